@@ -1,0 +1,13 @@
+#include <annulus/core/device.hpp>
+#include <annulus/core/host_stream.hpp>
+
+#include <utility>
+
+namespace annulus {
+
+std::unique_ptr<Stream> HostDevice::make_stream(std::string name, Watchdog watchdog,
+                                                Tracer* tracer) {
+  return std::make_unique<HostStream>(std::move(name), watchdog, tracer);
+}
+
+}  // namespace annulus

@@ -1,0 +1,41 @@
+#include <annulus/core/environment.hpp>
+#include <annulus/core/error.hpp>
+
+#include <array>
+#include <cstdlib>
+
+namespace annulus {
+namespace {
+
+constexpr std::array kVariables{
+    EnvironmentVariable{"ANNULUS_LOG_LEVEL", "off",
+                        "messages on standard error: trace, debug, info, warning, error, off"},
+    EnvironmentVariable{"ANNULUS_FORCE_NATIVE", "0",
+                        "1: the native implementation runs whatever --impl says"},
+};
+
+}  // namespace
+
+std::span<const EnvironmentVariable> environment_variables() { return kVariables; }
+
+std::string environment(std::string_view name) {
+  for (const auto& variable : kVariables) {
+    if (variable.name != name) continue;
+    const char* value = std::getenv(variable.name.data());
+    return value != nullptr ? std::string(value) : std::string(variable.default_value);
+  }
+  throw InternalError("environment variable " + std::string(name) + " is not in the table");
+}
+
+bool environment_flag(std::string_view name) {
+  const std::string value = environment(name);
+  for (const char* off : {"", "0", "off", "false", "no"}) {
+    if (value == off) return false;
+  }
+  for (const char* on : {"1", "on", "true", "yes"}) {
+    if (value == on) return true;
+  }
+  throw ArgumentError(std::string(name), "'" + value + "'", "0 or 1");
+}
+
+}  // namespace annulus

@@ -1,0 +1,131 @@
+#include <annulus/core/error.hpp>
+#include <annulus/core/host_stream.hpp>
+
+#include <utility>
+
+namespace annulus {
+
+// What is queued behind the front runs only after it; `completed` counts finished entries and
+// `submitted` queued ones, so an event is just the count that it waits for.
+struct HostStream::State {
+  struct Entry {
+    std::unique_ptr<HostOperation> operation;  // either an operation …
+    std::shared_ptr<Event> event;              // … or another stream's event to wait for
+    bool started = false;
+    std::int64_t begin_ns = 0;
+  };
+
+  std::string name;
+  Tracer* tracer = nullptr;
+  std::deque<Entry> queue;
+  std::uint64_t submitted = 0;
+  std::uint64_t completed = 0;
+  bool progressing = false;
+
+  void progress() {
+    // An event's is_complete() may come back here through a stream that waits for this one.
+    if (progressing) return;
+    progressing = true;
+    struct Reset {
+      bool& flag;
+      ~Reset() { flag = false; }
+    } reset{progressing};
+    while (!queue.empty() && advance(queue.front())) {
+      queue.pop_front();
+      ++completed;
+    }
+  }
+
+  [[nodiscard]] std::string describe() const {
+    if (queue.empty()) return name + ": nothing pending";
+    const Entry& front = queue.front();
+    return front.operation ? front.operation->describe() : name + ": waiting for another stream";
+  }
+
+ private:
+  bool advance(Entry& entry) const {
+    if (entry.event) return entry.event->is_complete();
+    if (!entry.started) {
+      entry.started = true;
+      if (tracer != nullptr && tracer->enabled()) entry.begin_ns = monotonic_ns();
+      entry.operation->start();
+    }
+    if (!entry.operation->test()) return false;
+    if (tracer != nullptr && tracer->enabled()) {
+      tracer->record({entry.operation->label(), name, entry.begin_ns, monotonic_ns()});
+    }
+    return true;
+  }
+};
+
+namespace {
+
+template <class State>
+class HostEvent final : public Event {
+ public:
+  HostEvent(std::shared_ptr<State> state, std::uint64_t count)
+      : state_(std::move(state)), count_(count) {}
+  [[nodiscard]] bool is_complete() const override {
+    if (state_->completed < count_) state_->progress();
+    return state_->completed >= count_;
+  }
+  [[nodiscard]] std::string describe() const { return state_->describe(); }
+
+ private:
+  std::shared_ptr<State> state_;
+  std::uint64_t count_;
+};
+
+}  // namespace
+
+HostStream::HostStream(std::string name, Watchdog watchdog, Tracer* tracer)
+    : name_(std::move(name)), watchdog_(watchdog), state_(std::make_shared<State>()) {
+  state_->name = name_;
+  state_->tracer = tracer;
+}
+
+HostStream::~HostStream() = default;
+
+std::shared_ptr<Event> HostStream::record() {
+  return std::make_shared<HostEvent<State>>(state_, state_->submitted);
+}
+
+void HostStream::wait(std::shared_ptr<Event> event) {
+  if (event->is_complete()) return;
+  if (!state_->queue.empty()) {
+    state_->queue.push_back({nullptr, std::move(event), false, 0});
+    ++state_->submitted;
+    return;
+  }
+  const auto* host = dynamic_cast<const HostEvent<State>*>(event.get());
+  watchdog_.wait([&] { return event->is_complete(); },
+                 [&] { return host != nullptr ? host->describe() : name_ + ": device event"; });
+}
+
+void HostStream::synchronize() {
+  watchdog_.wait(
+      [&] {
+        state_->progress();
+        return state_->queue.empty();
+      },
+      [&] { return state_->describe(); });
+}
+
+void HostStream::progress() { state_->progress(); }
+
+void HostStream::submit(std::unique_ptr<HostOperation> operation) {
+  state_->queue.push_back({std::move(operation), nullptr, false, 0});
+  ++state_->submitted;
+  state_->progress();
+}
+
+HostStream& HostStream::of(Stream& stream) {
+  auto* host = dynamic_cast<HostStream*>(&stream);
+  if (host == nullptr) {
+    throw InternalError("stream '" + stream.name() + "' on " + to_string(stream.place()) +
+                        " used as a host stream");
+  }
+  return *host;
+}
+
+}  // namespace annulus

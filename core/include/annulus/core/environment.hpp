@@ -1,0 +1,29 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace annulus {
+
+/// One environment variable that the library reads.
+struct EnvironmentVariable {
+  std::string_view name;
+  std::string_view default_value;
+  std::string_view description;
+};
+
+/// Every environment variable that the library reads: the one table. (Besides, the program takes
+/// each of its options from ANNULUS_<OPTION>.)
+[[nodiscard]] std::span<const EnvironmentVariable> environment_variables();
+
+/// The value of a variable of the table, its default if it is not set. Throws InternalError for a
+/// name that the table lacks.
+[[nodiscard]] std::string environment(std::string_view name);
+
+/// As environment(), for on/off variables: 0, off, false, no or empty are off; 1, on, true, yes are
+/// on. Throws ArgumentError for anything else.
+[[nodiscard]] bool environment_flag(std::string_view name);
+
+}  // namespace annulus

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace annulus {
+
+/// Exit codes of the program (0 right, 1 wrong numbers, 2 usage or input, 3 failure while running).
+enum class ExitCode : int { success = 0, wrong_numbers = 1, usage = 2, failure = 3 };
+
+/// Root of every exception that the library throws.
+///
+///     Error
+///     ├── UserError             what the caller gave is wrong; exit code 2
+///     │   ├── ArgumentError     one named argument
+///     │   ├── FileError         an input file
+///     │   ├── UnsupportedError  a valid request that this build or implementation refuses
+///     │   └── …                 the spec errors of partition/partition_spec.hpp
+///     └── LibraryError          the job cannot go on; exit code 3
+///         ├── SystemError       an operating-system call failed
+///         ├── TimeoutError      a peer did not answer in time
+///         ├── InternalError     an invariant of ours is broken
+///         └── …                 MpiError of mesh/mpi.hpp
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+  [[nodiscard]] virtual ExitCode exit_code() const noexcept = 0;
+};
+
+class UserError : public Error {
+ public:
+  using Error::Error;
+  [[nodiscard]] ExitCode exit_code() const noexcept override { return ExitCode::usage; }
+};
+
+class LibraryError : public Error {
+ public:
+  using Error::Error;
+  [[nodiscard]] ExitCode exit_code() const noexcept override { return ExitCode::failure; }
+};
+
+/// "argument: value, expected expected".
+class ArgumentError : public UserError {
+ public:
+  ArgumentError(std::string argument, std::string value, std::string expected);
+  [[nodiscard]] const std::string& argument() const noexcept { return argument_; }
+  [[nodiscard]] const std::string& value() const noexcept { return value_; }
+  [[nodiscard]] const std::string& expected() const noexcept { return expected_; }
+
+ private:
+  std::string argument_;
+  std::string value_;
+  std::string expected_;
+};
+
+/// An input file that is missing, malformed, or of the wrong dtype or shape.
+class FileError : public UserError {
+ public:
+  FileError(std::string path, const std::string& problem);
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+
+ private:
+  std::string path_;
+};
+
+/// A well-formed request that this build, implementation or schedule cannot honour.
+class UnsupportedError : public UserError {
+ public:
+  using UserError::UserError;
+};
+
+/// "not available yet: feature".
+class NotAvailableError : public UnsupportedError {
+ public:
+  explicit NotAvailableError(const std::string& feature);
+};
+
+/// An operating-system call failed; the message ends with the text of errno.
+class SystemError : public LibraryError {
+ public:
+  SystemError(const std::string& operation, int error_number);
+};
+
+/// Nothing moved for the whole timeout. The message says which step waited for which peer.
+class TimeoutError : public LibraryError {
+ public:
+  using LibraryError::LibraryError;
+};
+
+class InternalError : public LibraryError {
+ public:
+  using LibraryError::LibraryError;
+};
+
+}  // namespace annulus

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <annulus/core/stream.hpp>
+#include <annulus/core/trace.hpp>
+#include <annulus/core/watchdog.hpp>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+
+namespace annulus {
+
+/// Work on a host stream that does not finish at once: a transfer between ranks.
+class HostOperation {
+ public:
+  virtual ~HostOperation() = default;
+  /// Called once, when all earlier work of the stream has finished.
+  virtual void start() = 0;
+  /// Moves the work along; true once it has finished. Never blocks.
+  virtual bool test() = 0;
+  /// "step 2: waiting for 1.5 MiB of key/value from rank 3": for a timeout.
+  [[nodiscard]] virtual std::string describe() const = 0;
+  /// What the trace shows.
+  [[nodiscard]] virtual TraceLabel label() const = 0;
+};
+
+/// A stream on the CPU. Computation is immediate: it runs where it is called, so recording after it
+/// gives a complete event. Operations queue: each starts when the one before it has finished, and
+/// moves only inside progress(), wait() or synchronize() of this or of a waiting stream.
+/// Not thread-safe: one thread drives all host streams of a rank.
+class HostStream final : public Stream {
+ public:
+  HostStream(std::string name, Watchdog watchdog, Tracer* tracer);
+  ~HostStream() override;
+
+  [[nodiscard]] const std::string& name() const noexcept override { return name_; }
+  [[nodiscard]] Place place() const noexcept override { return Place::host(); }
+  [[nodiscard]] std::shared_ptr<Event> record() override;
+  /// On a stream with queued operations, queues the wait; otherwise blocks, moving the other
+  /// stream's work along.
+  void wait(std::shared_ptr<Event> event) override;
+  void synchronize() override;
+  void progress() override;
+
+  /// Queues an operation, starting it at once if nothing is before it.
+  void submit(std::unique_ptr<HostOperation> operation);
+
+  /// The host stream behind `stream`; throws InternalError for a device stream.
+  static HostStream& of(Stream& stream);
+
+ private:
+  struct State;
+  std::string name_;
+  Watchdog watchdog_;
+  std::shared_ptr<State> state_;  // shared with events, which may outlive the stream
+};
+
+}  // namespace annulus

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <annulus/core/place.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace annulus {
+
+class MemoryPool;
+
+/// Move-only piece of a pool; goes back to it when destroyed. The pool must outlive it.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(MemoryPool* pool, void* data, std::size_t bytes) noexcept
+      : pool_(pool), data_(data), bytes_(bytes) {}
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    Buffer(std::move(other)).swap(*this);
+    return *this;
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer();
+
+  [[nodiscard]] void* data() const noexcept { return data_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] Place place() const noexcept;
+
+ private:
+  void swap(Buffer& other) noexcept {
+    std::swap(pool_, other.pool_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+  }
+  MemoryPool* pool_ = nullptr;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+struct MemoryStatistics {
+  std::size_t in_use = 0;         ///< bytes handed out now
+  std::size_t peak_in_use = 0;    ///< the most ever handed out at once
+  std::size_t reserved = 0;       ///< bytes held from the system, free ones included
+  std::uint64_t system_calls = 0; ///< times that the system was asked for memory
+};
+
+/// Hands out memory of one place and keeps what comes back for the next request of the same size,
+/// so that a repeated call allocates nothing. Safe to use from several threads.
+class MemoryPool {
+ public:
+  /// Every buffer starts at a multiple of this many bytes.
+  static constexpr std::size_t kAlignment = 256;
+
+  explicit MemoryPool(Place place) : place_(place) {}
+  virtual ~MemoryPool() = default;
+  MemoryPool(const MemoryPool&) = delete;
+  MemoryPool& operator=(const MemoryPool&) = delete;
+
+  [[nodiscard]] Buffer allocate(std::size_t bytes);
+  [[nodiscard]] Place place() const noexcept { return place_; }
+  [[nodiscard]] MemoryStatistics statistics() const;
+  /// Returns free memory to the system.
+  void trim();
+
+ protected:
+  /// Called with a multiple of kAlignment; throws if there is no memory.
+  virtual void* system_allocate(std::size_t bytes) = 0;
+  virtual void system_free(void* data, std::size_t bytes) noexcept = 0;
+
+ private:
+  friend class Buffer;
+  void give_back(void* data, std::size_t bytes) noexcept;
+
+  const Place place_;
+  mutable std::mutex mutex_;
+  std::map<std::size_t, std::vector<void*>> free_;
+  MemoryStatistics statistics_;
+};
+
+/// Ordinary host memory.
+class HostMemoryPool final : public MemoryPool {
+ public:
+  HostMemoryPool() : MemoryPool(Place::host()) {}
+  ~HostMemoryPool() override { trim(); }
+
+ protected:
+  void* system_allocate(std::size_t bytes) override;
+  void system_free(void* data, std::size_t bytes) noexcept override;
+};
+
+}  // namespace annulus

@@ -1,0 +1,169 @@
+#pragma once
+
+#include <annulus/core/dtype.hpp>
+#include <annulus/core/error.hpp>
+#include <annulus/core/memory.hpp>
+#include <annulus/core/place.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace annulus {
+
+/// Up to kMaxRank sizes or strides, held in place (making a view never allocates).
+class Extents {
+ public:
+  static constexpr int kMaxRank = 6;
+
+  Extents() = default;
+  Extents(std::initializer_list<std::int64_t> values)
+      : Extents(std::span(values.begin(), values.size())) {}
+  explicit Extents(std::span<const std::int64_t> values);
+
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] std::int64_t operator[](int dim) const noexcept { return values_[index(dim)]; }
+  [[nodiscard]] std::int64_t& operator[](int dim) noexcept { return values_[index(dim)]; }
+  [[nodiscard]] const std::int64_t* begin() const noexcept { return values_.data(); }
+  [[nodiscard]] const std::int64_t* end() const noexcept { return values_.data() + rank_; }
+  /// Product of the values; 1 for rank 0.
+  [[nodiscard]] std::int64_t product() const noexcept;
+  bool operator==(const Extents& other) const noexcept;
+
+ private:
+  static std::size_t index(int dim) noexcept { return static_cast<std::size_t>(dim); }
+  std::array<std::int64_t, kMaxRank> values_{};
+  int rank_ = 0;
+};
+
+/// "[2, 8, 64]".
+[[nodiscard]] std::string to_string(const Extents& extents);
+/// Row-major strides, in elements.
+[[nodiscard]] Extents contiguous_strides(const Extents& shape);
+
+/// A strided window on memory that someone else owns. Strides count elements, not bytes.
+/// `Void` is `void` for a writable view and `const void` for a read-only one.
+template <class Void>
+class BasicTensorView {
+ public:
+  template <class T>
+  using Pointer = std::conditional_t<std::is_const_v<Void>, const T*, T*>;
+
+  BasicTensorView() = default;
+  BasicTensorView(Void* data, DType dtype, const Extents& shape, Place place = Place::host())
+      : BasicTensorView(data, dtype, shape, contiguous_strides(shape), place) {}
+  BasicTensorView(Void* data, DType dtype, const Extents& shape, const Extents& strides,
+                  Place place = Place::host())
+      : data_(data), dtype_(dtype), shape_(shape), strides_(strides), place_(place) {}
+  /// A writable view converts to a read-only one.
+  BasicTensorView(const BasicTensorView<void>& other)
+    requires std::is_const_v<Void>
+      : BasicTensorView(other.data(), other.dtype(), other.shape(), other.strides(),
+                        other.place()) {}
+
+  [[nodiscard]] Void* data() const noexcept { return data_; }
+  [[nodiscard]] DType dtype() const noexcept { return dtype_; }
+  [[nodiscard]] const Extents& shape() const noexcept { return shape_; }
+  [[nodiscard]] const Extents& strides() const noexcept { return strides_; }
+  [[nodiscard]] Place place() const noexcept { return place_; }
+  [[nodiscard]] int rank() const noexcept { return shape_.rank(); }
+  [[nodiscard]] std::int64_t size(int dim) const noexcept { return shape_[dim]; }
+  [[nodiscard]] std::int64_t stride(int dim) const noexcept { return strides_[dim]; }
+  [[nodiscard]] std::int64_t elements() const noexcept { return shape_.product(); }
+  /// Bytes of the elements (not of the gaps between them).
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    return static_cast<std::size_t>(elements()) * size_of(dtype_);
+  }
+  [[nodiscard]] bool is_contiguous() const noexcept {
+    return strides_ == contiguous_strides(shape_);
+  }
+
+  /// The data as T; throws InternalError if T is not the dtype.
+  template <class T>
+  [[nodiscard]] Pointer<T> as() const {
+    if (dtype_of<T> != dtype_) {
+      throw InternalError("tensor of " + std::string(name_of(dtype_)) + " read as " +
+                          std::string(name_of(dtype_of<T>)));
+    }
+    return static_cast<Pointer<T>>(data_);
+  }
+
+  /// Address of the element at `index` (one entry per dimension).
+  [[nodiscard]] Void* address(std::initializer_list<std::int64_t> index) const noexcept {
+    std::int64_t offset = 0;
+    int dim = 0;
+    for (const std::int64_t i : index) offset += i * strides_[dim++];
+    return offset_by(offset);
+  }
+
+  template <class T>
+  [[nodiscard]] auto& at(std::initializer_list<std::int64_t> index) const {
+    return *static_cast<Pointer<T>>(address(index));
+  }
+
+  /// Entries [begin, begin + count) of one dimension.
+  [[nodiscard]] BasicTensorView slice(int dim, std::int64_t begin, std::int64_t count) const {
+    BasicTensorView view = *this;
+    view.data_ = offset_by(begin * strides_[dim]);
+    view.shape_[dim] = count;
+    return view;
+  }
+
+  /// Dimensions in a new order: result dimension i is this view's dimension order[i].
+  [[nodiscard]] BasicTensorView permute(std::initializer_list<int> order) const {
+    BasicTensorView view = *this;
+    int dim = 0;
+    for (const int from : order) {
+      view.shape_[dim] = shape_[from];
+      view.strides_[dim] = strides_[from];
+      ++dim;
+    }
+    return view;
+  }
+
+ private:
+  [[nodiscard]] Void* offset_by(std::int64_t elements) const noexcept {
+    using Byte = std::conditional_t<std::is_const_v<Void>, const std::byte, std::byte>;
+    return static_cast<Byte*>(data_) + elements * static_cast<std::int64_t>(size_of(dtype_));
+  }
+
+  Void* data_ = nullptr;
+  DType dtype_ = DType::float32;
+  Extents shape_;
+  Extents strides_;
+  Place place_;
+};
+
+using TensorView = BasicTensorView<void>;
+using ConstTensorView = BasicTensorView<const void>;
+
+/// Copies elements between host views of equal shape and dtype, whatever their strides.
+void copy(const ConstTensorView& source, const TensorView& destination);
+
+/// A contiguous tensor that owns its memory. Contents are uninitialised.
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(DType dtype, const Extents& shape, MemoryPool& pool);
+
+  [[nodiscard]] TensorView view() const noexcept {
+    return {buffer_.data(), dtype_, shape_, buffer_.place()};
+  }
+  [[nodiscard]] DType dtype() const noexcept { return dtype_; }
+  [[nodiscard]] const Extents& shape() const noexcept { return shape_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return view().bytes(); }
+  /// Host tensors only.
+  void fill_zero();
+
+ private:
+  Buffer buffer_;
+  DType dtype_ = DType::float32;
+  Extents shape_;
+};
+
+}  // namespace annulus

@@ -1,0 +1,32 @@
+#include <annulus/core/environment.hpp>
+#include <annulus/core/log.hpp>
+
+#include <fmt/format.h>
+#include <spdlog/logger.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+namespace annulus {
+namespace {
+
+std::shared_ptr<spdlog::logger> make_logger() {
+  auto logger = std::make_shared<spdlog::logger>(
+      "annulus", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  // spdlog turns an unknown level into "off".
+  logger->set_level(spdlog::level::from_str(environment("ANNULUS_LOG_LEVEL")));
+  logger->set_pattern("[annulus %H:%M:%S.%e %l] %v");
+  return logger;
+}
+
+}  // namespace
+
+spdlog::logger& log() {
+  static const std::shared_ptr<spdlog::logger> logger = make_logger();
+  return *logger;
+}
+
+void set_log_rank(int rank) {
+  log().set_pattern(fmt::format("[annulus %H:%M:%S.%e rank {} %l] %v", rank));
+}
+
+}  // namespace annulus

@@ -1,0 +1,76 @@
+#include <annulus/core/error.hpp>
+#include <annulus/core/memory.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+namespace annulus {
+namespace {
+
+std::size_t rounded_up(std::size_t bytes) {
+  const std::size_t at_least_one = std::max<std::size_t>(bytes, 1);
+  return (at_least_one + MemoryPool::kAlignment - 1) / MemoryPool::kAlignment *
+         MemoryPool::kAlignment;
+}
+
+}  // namespace
+
+Buffer::~Buffer() {
+  if (pool_ != nullptr) pool_->give_back(data_, bytes_);
+}
+
+Place Buffer::place() const noexcept { return pool_ == nullptr ? Place::host() : pool_->place(); }
+
+Buffer MemoryPool::allocate(std::size_t bytes) {
+  const std::size_t block = rounded_up(bytes);
+  const std::lock_guard lock(mutex_);
+  void* data = nullptr;
+  if (const auto found = free_.find(block); found != free_.end() && !found->second.empty()) {
+    data = found->second.back();
+    found->second.pop_back();
+  } else {
+    data = system_allocate(block);
+    // Giving back must not allocate: the free list keeps room for every block it may get.
+    auto& list = free_[block];
+    list.reserve(list.capacity() + 1);
+    statistics_.reserved += block;
+    ++statistics_.system_calls;
+  }
+  statistics_.in_use += block;
+  statistics_.peak_in_use = std::max(statistics_.peak_in_use, statistics_.in_use);
+  return {this, data, bytes};
+}
+
+void MemoryPool::give_back(void* data, std::size_t bytes) noexcept {
+  const std::size_t block = rounded_up(bytes);
+  const std::lock_guard lock(mutex_);
+  free_[block].push_back(data);
+  statistics_.in_use -= block;
+}
+
+MemoryStatistics MemoryPool::statistics() const {
+  const std::lock_guard lock(mutex_);
+  return statistics_;
+}
+
+void MemoryPool::trim() {
+  const std::lock_guard lock(mutex_);
+  for (auto& [block, list] : free_) {
+    for (void* data : list) system_free(data, block);
+    statistics_.reserved -= block * list.size();
+    list.clear();
+  }
+}
+
+void* HostMemoryPool::system_allocate(std::size_t bytes) {
+  void* data = std::aligned_alloc(kAlignment, bytes);
+  if (data == nullptr) {
+    throw LibraryError("out of host memory: asked for " + std::to_string(bytes) + " bytes");
+  }
+  return data;
+}
+
+void HostMemoryPool::system_free(void* data, std::size_t /*bytes*/) noexcept { std::free(data); }
+
+}  // namespace annulus

@@ -1,0 +1,32 @@
+#include <annulus/core/error.hpp>
+#include <annulus/core/watchdog.hpp>
+
+#include <fmt/format.h>
+
+#include <thread>
+
+namespace annulus {
+
+void Watchdog::wait(const std::function<bool()>& done,
+                    const std::function<std::string()>& describe) const {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kSpins = 200;
+  constexpr int kYields = 2000;
+  constexpr std::chrono::microseconds kSleep{50};
+  if (done()) return;
+  const auto start = Clock::now();
+  for (int poll = 1;; ++poll) {
+    if (done()) return;
+    if (poll <= kSpins) continue;
+    if (Clock::now() - start > timeout_) {
+      throw TimeoutError(fmt::format("{} (nothing for {:g} s)", describe(), timeout_.count()));
+    }
+    if (poll <= kYields) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kSleep);
+    }
+  }
+}
+
+}  // namespace annulus

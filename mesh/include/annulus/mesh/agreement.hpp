@@ -1,0 +1,46 @@
+#pragma once
+
+#include <annulus/core/error.hpp>
+#include <annulus/mesh/group.hpp>
+
+#include <exception>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+namespace annulus {
+
+/// Collective over `group`. If any rank brings an error, every rank throws: a UserError when all the
+/// errors are the user's, otherwise a LibraryError. The message is that of the lowest rank that
+/// failed, prefixed by "rank r: " when some rank succeeded (an error that all ranks share needs no
+/// name), with a count of further ranks whose error is a different one.
+void agree(Group& group, const Error* error);
+
+/// Runs `body` on every rank and agrees on its outcome: either all ranks return, or all throw.
+/// `body` itself must not communicate over `group`. Errors that do not derive from Error (such as
+/// std::bad_alloc) count as LibraryError.
+template <class Body>
+auto collectively(Group& group, Body&& body) -> std::invoke_result_t<Body> {
+  using Result = std::invoke_result_t<Body>;
+  const auto attempt = [&](auto&& run) {
+    try {
+      run();
+    } catch (const Error& error) {
+      agree(group, &error);
+    } catch (const std::exception& error) {
+      const LibraryError wrapped(error.what());
+      agree(group, &wrapped);
+    }
+  };
+  if constexpr (std::is_void_v<Result>) {
+    attempt(std::forward<Body>(body));
+    agree(group, nullptr);
+  } else {
+    std::optional<Result> result;
+    attempt([&] { result.emplace(std::forward<Body>(body)()); });
+    agree(group, nullptr);
+    return std::move(*result);
+  }
+}
+
+}  // namespace annulus

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <annulus/core/place.hpp>
+#include <annulus/core/stream.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace annulus {
+
+/// One outgoing message of an exchange.
+struct Send {
+  int peer = 0;  ///< rank in the group
+  const void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+/// One incoming message of an exchange.
+struct Receive {
+  int peer = 0;
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+/// What an exchange is for: shown by traces and by timeouts.
+struct ExchangeLabel {
+  std::string what = "data";  ///< "key/value"
+  int step = -1;              ///< step of the plan; −1 outside a plan
+};
+
+/// Ranks that exchange data: those along one mesh axis, or along a tuple of axes.
+///
+/// Data calls (exchange to reduce_scatter) are ordered by their stream: they return at once, and
+/// the buffers belong to the call until an event recorded after it is complete. They are collective
+/// over the ranks that they name: every send needs the matching receive, and between two ranks
+/// messages match in order of posting. Buffers must lie where the group works (see place()).
+///
+/// Control calls (barrier, agree, gather_text) block, and are collective over the whole group.
+///
+/// Errors: waiting longer than the watchdog's timeout throws TimeoutError naming step, peer and
+/// bytes; a transport that fails throws LibraryError. After either, only abort() is defined.
+class Group {
+ public:
+  virtual ~Group() = default;
+  Group() = default;
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  [[nodiscard]] virtual int rank() const noexcept = 0;
+  [[nodiscard]] virtual int size() const noexcept = 0;
+  [[nodiscard]] virtual Place place() const noexcept = 0;
+  /// "self", "mpi".
+  [[nodiscard]] virtual std::string transport() const = 0;
+
+  /// All sends and receives as one step: they may proceed at once in any order.
+  virtual void exchange(std::span<const Send> sends, std::span<const Receive> receives,
+                        Stream& stream, ExchangeLabel label) = 0;
+  /// Rank i's `bytes` bytes end at receive + i · bytes, on every rank.
+  virtual void all_gather(const void* send, void* receive, std::size_t bytes, Stream& stream) = 0;
+  /// Block i of `send` goes to rank i; block j of `receive` comes from rank j; `bytes` each.
+  virtual void all_to_all(const void* send, void* receive, std::size_t bytes, Stream& stream) = 0;
+  /// receive[k] = Σ over ranks of send[rank() · count + k], float32, summed in order of rank so
+  /// that repeats agree bit for bit.
+  virtual void reduce_scatter(const float* send, float* receive, std::size_t count,
+                              Stream& stream) = 0;
+
+  virtual void barrier() = 0;
+  /// Every rank's text, in order of rank, on every rank.
+  [[nodiscard]] virtual std::vector<std::string> gather_text(const std::string& text) = 0;
+  /// Elementwise sum or maximum of a few numbers over the ranks, in order of rank.
+  [[nodiscard]] virtual std::vector<double> sum(std::span<const double> values) = 0;
+  [[nodiscard]] virtual std::vector<double> max(std::span<const double> values) = 0;
+  /// Ends the job on every rank with `exit_code`. Does not return.
+  [[noreturn]] virtual void abort(int exit_code) noexcept = 0;
+};
+
+/// A group of one rank on the host.
+[[nodiscard]] std::unique_ptr<Group> make_self_group();
+
+}  // namespace annulus

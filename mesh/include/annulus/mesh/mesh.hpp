@@ -1,0 +1,48 @@
+#pragma once
+
+#include <annulus/core/watchdog.hpp>
+#include <annulus/mesh/group.hpp>
+#include <annulus/mesh/mesh_shape.hpp>
+#include <annulus/mesh/mpi.hpp>
+#include <annulus/mesh/topology.hpp>
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace annulus {
+
+/// The ranks of a communicator on named axes, with a group of ranks per axis and per tuple of axes.
+class Mesh {
+ public:
+  /// Collective over `communicator`, which is duplicated and may be freed afterwards. MPI must be
+  /// initialised unless `communicator` is MPI_COMM_NULL: that makes a mesh of one rank without MPI.
+  /// Throws ArgumentError on all ranks when the shape's product is not the communicator's size.
+  Mesh(MeshShape shape, MPI_Comm communicator, Watchdog watchdog);
+
+  [[nodiscard]] const MeshShape& shape() const noexcept { return shape_; }
+  [[nodiscard]] const Topology& topology() const noexcept { return topology_; }
+  [[nodiscard]] int rank() const noexcept { return world_->rank(); }
+  [[nodiscard]] int size() const noexcept { return world_->size(); }
+  [[nodiscard]] const Watchdog& watchdog() const noexcept { return watchdog_; }
+
+  /// All ranks of the mesh.
+  [[nodiscard]] Group& world() noexcept { return *world_; }
+  /// The ranks that differ from this one only along `axes`, in row-major order of those axes (first
+  /// = major). Collective over the mesh the first time that a tuple is asked for; kept afterwards.
+  /// Throws UnknownAxisError. No axes, or axes of size one: a self group.
+  [[nodiscard]] Group& group(std::span<const std::string> axes);
+  /// Whether neighbours along `axis` ever sit on different nodes.
+  [[nodiscard]] bool crosses_nodes(const std::string& axis) const;
+
+ private:
+  MeshShape shape_;
+  Watchdog watchdog_;
+  Communicator communicator_;
+  Topology topology_;
+  std::unique_ptr<Group> world_;
+  std::map<AxisNames, std::unique_ptr<Group>> groups_;
+};
+
+}  // namespace annulus

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+/// Positions along one dimension of a sharded array.
+///
+/// | from                        | to                  | by                                   |
+/// |-----------------------------|---------------------|--------------------------------------|
+/// | LocalPosition (of a shard)  | GlobalPosition      | PositionRanges::global(local)        |
+/// | GlobalPosition              | LocalPosition       | PositionRanges::local(global)        |
+/// | GlobalPosition              | rank on the axis    | SequenceLayout::owner(global)        |
+/// | rank on the axis            | PositionRanges      | SequenceLayout::positions(rank)      |
+/// | LocalRange (of a shard)     | PositionRanges      | PositionRanges::slice(range)         |
+///
+/// The two position types do not convert into each other or into integers by themselves.
+namespace annulus {
+
+template <class Tag>
+class StrongPosition {
+ public:
+  constexpr StrongPosition() = default;
+  constexpr explicit StrongPosition(std::int64_t value) : value_(value) {}
+  [[nodiscard]] constexpr std::int64_t value() const noexcept { return value_; }
+  constexpr auto operator<=>(const StrongPosition&) const = default;
+  friend constexpr StrongPosition operator+(StrongPosition a, std::int64_t n) {
+    return StrongPosition(a.value_ + n);
+  }
+  friend constexpr StrongPosition operator-(StrongPosition a, std::int64_t n) {
+    return StrongPosition(a.value_ - n);
+  }
+  /// The distance between two positions of the same kind.
+  friend constexpr std::int64_t operator-(StrongPosition a, StrongPosition b) {
+    return a.value_ - b.value_;
+  }
+
+ private:
+  std::int64_t value_ = 0;
+};
+
+/// An index into the whole, unsharded dimension.
+using GlobalPosition = StrongPosition<struct GlobalPositionTag>;
+/// An index into one rank's shard of the dimension.
+using LocalPosition = StrongPosition<struct LocalPositionTag>;
+
+/// Local positions [begin, begin + count).
+struct LocalRange {
+  LocalPosition begin;
+  std::int64_t count = 0;
+  [[nodiscard]] LocalPosition end() const { return begin + count; }
+  bool operator==(const LocalRange&) const = default;
+};
+
+/// Global positions start, start + stride, …: `length` of them. Stride is at least 1.
+struct PositionRange {
+  GlobalPosition start;
+  std::int64_t length = 0;
+  std::int64_t stride = 1;
+
+  [[nodiscard]] GlobalPosition at(std::int64_t i) const { return start + i * stride; }
+  /// Only for length > 0.
+  [[nodiscard]] GlobalPosition last() const { return at(length - 1); }
+  /// Entries [begin, begin + count) of this range.
+  [[nodiscard]] PositionRange slice(std::int64_t begin, std::int64_t count) const {
+    return {at(begin), count, stride};
+  }
+  /// How many entries are below `bound`.
+  [[nodiscard]] std::int64_t count_below(GlobalPosition bound) const;
+  /// Indices of the entries in [low, high): a run, as the entries are ordered.
+  [[nodiscard]] LocalRange indices_within(GlobalPosition low, GlobalPosition high) const;
+  bool operator==(const PositionRange&) const = default;
+};
+
+/// What one shard holds of a dimension, in local order: a short list of ranges. Local position 0 is
+/// the first entry of the first range. The ranges are non-empty and do not share positions.
+class PositionRanges {
+ public:
+  PositionRanges() = default;
+  explicit PositionRanges(std::vector<PositionRange> ranges);
+  /// Positions [0, size): an unsharded dimension.
+  static PositionRanges all(std::int64_t size);
+
+  [[nodiscard]] std::int64_t size() const noexcept { return size_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+  [[nodiscard]] const std::vector<PositionRange>& ranges() const noexcept { return ranges_; }
+
+  [[nodiscard]] GlobalPosition global(LocalPosition local) const;
+  [[nodiscard]] std::optional<LocalPosition> local(GlobalPosition global) const;
+  /// The global positions of a run of local ones.
+  [[nodiscard]] PositionRanges slice(LocalRange range) const;
+  bool operator==(const PositionRanges& other) const { return ranges_ == other.ranges_; }
+
+ private:
+  std::vector<PositionRange> ranges_;
+  std::int64_t size_ = 0;
+};
+
+/// "0:16", "3:16:4" (start:end:stride), joined by "+"; "-" when empty.
+[[nodiscard]] std::string to_string(const PositionRanges& ranges);
+
+/// Where the entries that two shards share lie in each of them.
+struct CommonRange {
+  PositionRange global;      ///< the shared positions
+  LocalPosition first;       ///< local position of global.start in the first shard …
+  std::int64_t first_step;   ///< … and the local distance between neighbours there
+  LocalPosition second;      ///< likewise in the second shard
+  std::int64_t second_step;
+};
+
+/// The positions that both hold, in ascending order within each pair of ranges.
+[[nodiscard]] std::vector<CommonRange> intersect(const PositionRanges& first,
+                                                 const PositionRanges& second);
+
+}  // namespace annulus

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <annulus/partition/position.hpp>
+
+#include <cstdint>
+#include <string_view>
+
+namespace annulus {
+
+/// How a sequence dimension is dealt out to the P ranks of its axes (SEMANTICS §4).
+enum class LayoutKind : std::uint8_t {
+  contiguous,  ///< rank r holds chunk r of P
+  zigzag,      ///< rank r holds chunks r and 2P−1−r of 2P: equal causal work
+  striped      ///< rank r holds positions r, r+P, r+2P, …
+};
+
+[[nodiscard]] std::string_view name_of(LayoutKind kind) noexcept;
+/// Throws ArgumentError("sequence layout", …).
+[[nodiscard]] LayoutKind parse_layout(std::string_view name);
+
+/// A bijection between global positions and (rank, local position). Chunk sizes differ by at most
+/// one granule; the ragged remainder goes last. Plain data; no communication.
+class SequenceLayout {
+ public:
+  /// `length` ≥ 0 positions on `ranks` ≥ 1 ranks; `granule` ≥ 1. Throws ArgumentError.
+  SequenceLayout(LayoutKind kind, std::int64_t length, int ranks, std::int64_t granule = 1);
+
+  [[nodiscard]] LayoutKind kind() const noexcept { return kind_; }
+  [[nodiscard]] std::int64_t length() const noexcept { return length_; }
+  [[nodiscard]] int ranks() const noexcept { return ranks_; }
+
+  /// What `rank` holds, in local order: one range per non-empty chunk.
+  [[nodiscard]] PositionRanges positions(int rank) const;
+  /// The rank that holds a position in [0, length).
+  [[nodiscard]] int owner(GlobalPosition position) const;
+  bool operator==(const SequenceLayout&) const = default;
+
+ private:
+  [[nodiscard]] PositionRange chunk(std::int64_t index) const;
+
+  LayoutKind kind_;
+  std::int64_t length_;
+  int ranks_;
+  std::int64_t granule_;
+};
+
+}  // namespace annulus

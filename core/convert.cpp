@@ -1,8 +1,8 @@
-#include <annulus/core/convert.hpp>
-#include <annulus/core/error.hpp>
-
 #include <cstring>
 #include <string>
+
+#include <annulus/core/convert.hpp>
+#include <annulus/core/error.hpp>
 
 // Highway compiles the part below once per instruction set and picks one at run time.
 #undef HWY_TARGET_INCLUDE

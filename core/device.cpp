@@ -1,7 +1,7 @@
+#include <utility>
+
 #include <annulus/core/device.hpp>
 #include <annulus/core/host_stream.hpp>
-
-#include <utility>
 
 namespace annulus {
 

@@ -1,9 +1,9 @@
-#include <annulus/core/dtype.hpp>
-#include <annulus/core/error.hpp>
-
 #include <array>
 #include <cmath>
 #include <string>
+
+#include <annulus/core/dtype.hpp>
+#include <annulus/core/error.hpp>
 
 namespace annulus {
 namespace {
@@ -26,14 +26,24 @@ constexpr std::array kInfos{
     DTypeInfo{DType::float64, "float64", 8, true, 53},
 };
 
-const DTypeInfo& info_of(DType dtype) noexcept { return kInfos[static_cast<std::size_t>(dtype)]; }
+const DTypeInfo& info_of(DType dtype) noexcept {
+  return kInfos[static_cast<std::size_t>(dtype)];
+}
 
 }  // namespace
 
-std::size_t size_of(DType dtype) noexcept { return info_of(dtype).size; }
-std::string_view name_of(DType dtype) noexcept { return info_of(dtype).name; }
-bool is_floating(DType dtype) noexcept { return info_of(dtype).floating; }
-double unit_roundoff(DType dtype) noexcept { return std::ldexp(1.0, -info_of(dtype).precision); }
+std::size_t size_of(DType dtype) noexcept {
+  return info_of(dtype).size;
+}
+std::string_view name_of(DType dtype) noexcept {
+  return info_of(dtype).name;
+}
+bool is_floating(DType dtype) noexcept {
+  return info_of(dtype).floating;
+}
+double unit_roundoff(DType dtype) noexcept {
+  return std::ldexp(1.0, -info_of(dtype).precision);
+}
 
 DType parse_dtype(std::string_view name) {
   for (const auto& info : kInfos) {

@@ -1,8 +1,8 @@
-#include <annulus/core/environment.hpp>
-#include <annulus/core/error.hpp>
-
 #include <array>
 #include <cstdlib>
+
+#include <annulus/core/environment.hpp>
+#include <annulus/core/error.hpp>
 
 namespace annulus {
 namespace {
@@ -16,7 +16,9 @@ constexpr std::array kVariables{
 
 }  // namespace
 
-std::span<const EnvironmentVariable> environment_variables() { return kVariables; }
+std::span<const EnvironmentVariable> environment_variables() {
+  return kVariables;
+}
 
 std::string environment(std::string_view name) {
   for (const auto& variable : kVariables) {

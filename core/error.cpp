@@ -1,9 +1,9 @@
-#include <annulus/core/error.hpp>
+#include <cstring>
+#include <utility>
 
 #include <fmt/format.h>
 
-#include <cstring>
-#include <utility>
+#include <annulus/core/error.hpp>
 
 namespace annulus {
 

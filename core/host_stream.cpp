@@ -1,9 +1,30 @@
+#include <utility>
+
 #include <annulus/core/error.hpp>
 #include <annulus/core/host_stream.hpp>
 
-#include <utility>
-
 namespace annulus {
+namespace {
+
+// An event of a host stream, whatever the stream.
+class HostEventBase : public Event {
+ public:
+  [[nodiscard]] virtual std::string describe() const = 0;
+  /// Entries that the event's stream has finished so far.
+  [[nodiscard]] virtual std::uint64_t finished() const = 0;
+};
+
+std::string describe(const Event& event) {
+  const auto* host = dynamic_cast<const HostEventBase*>(&event);
+  return host != nullptr ? host->describe() : "waiting for an event of a device";
+}
+
+std::uint64_t finished(const Event& event) {
+  const auto* host = dynamic_cast<const HostEventBase*>(&event);
+  return host != nullptr ? host->finished() : 0;
+}
+
+}  // namespace
 
 // What is queued behind the front runs only after it; `completed` counts finished entries and
 // `submitted` queued ones, so an event is just the count that it waits for.
@@ -39,7 +60,7 @@ struct HostStream::State {
   [[nodiscard]] std::string describe() const {
     if (queue.empty()) return name + ": nothing pending";
     const Entry& front = queue.front();
-    return front.operation ? front.operation->describe() : name + ": waiting for another stream";
+    return front.operation ? front.operation->describe() : annulus::describe(*front.event);
   }
 
  private:
@@ -61,7 +82,7 @@ struct HostStream::State {
 namespace {
 
 template <class State>
-class HostEvent final : public Event {
+class HostEvent final : public HostEventBase {
  public:
   HostEvent(std::shared_ptr<State> state, std::uint64_t count)
       : state_(std::move(state)), count_(count) {}
@@ -69,7 +90,10 @@ class HostEvent final : public Event {
     if (state_->completed < count_) state_->progress();
     return state_->completed >= count_;
   }
-  [[nodiscard]] std::string describe() const { return state_->describe(); }
+  [[nodiscard]] std::string describe() const override {
+    return state_->completed >= count_ ? "nothing pending" : state_->describe();
+  }
+  [[nodiscard]] std::uint64_t finished() const override { return state_->completed; }
 
  private:
   std::shared_ptr<State> state_;
@@ -97,21 +121,29 @@ void HostStream::wait(std::shared_ptr<Event> event) {
     ++state_->submitted;
     return;
   }
-  const auto* host = dynamic_cast<const HostEvent<State>*>(event.get());
-  watchdog_.wait([&] { return event->is_complete(); },
-                 [&] { return host != nullptr ? host->describe() : name_ + ": device event"; });
+  // The timeout bounds the time in which nothing moves, not that of the whole queue.
+  while (!event->is_complete()) {
+    const std::uint64_t before = finished(*event);
+    watchdog_.wait([&] { return event->is_complete() || finished(*event) != before; },
+                   [&] { return describe(*event); });
+  }
 }
 
 void HostStream::synchronize() {
-  watchdog_.wait(
-      [&] {
-        state_->progress();
-        return state_->queue.empty();
-      },
-      [&] { return state_->describe(); });
+  while (!state_->queue.empty()) {
+    const std::uint64_t before = state_->completed;
+    watchdog_.wait(
+        [&] {
+          state_->progress();
+          return state_->completed != before;
+        },
+        [&] { return state_->describe(); });
+  }
 }
 
-void HostStream::progress() { state_->progress(); }
+void HostStream::progress() {
+  state_->progress();
+}
 
 void HostStream::submit(std::unique_ptr<HostOperation> operation) {
   state_->queue.push_back({std::move(operation), nullptr, false, 0});

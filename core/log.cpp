@@ -1,17 +1,17 @@
-#include <annulus/core/environment.hpp>
-#include <annulus/core/log.hpp>
-
 #include <fmt/format.h>
 #include <spdlog/logger.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <annulus/core/environment.hpp>
+#include <annulus/core/log.hpp>
+
 namespace annulus {
 namespace {
 
 std::shared_ptr<spdlog::logger> make_logger() {
-  auto logger = std::make_shared<spdlog::logger>(
-      "annulus", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  auto logger = std::make_shared<spdlog::logger>("annulus",
+                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
   // spdlog turns an unknown level into "off".
   logger->set_level(spdlog::level::from_str(environment("ANNULUS_LOG_LEVEL")));
   logger->set_pattern("[annulus %H:%M:%S.%e %l] %v");

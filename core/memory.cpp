@@ -1,9 +1,9 @@
-#include <annulus/core/error.hpp>
-#include <annulus/core/memory.hpp>
-
 #include <algorithm>
 #include <cstdlib>
 #include <string>
+
+#include <annulus/core/error.hpp>
+#include <annulus/core/memory.hpp>
 
 namespace annulus {
 namespace {
@@ -20,7 +20,9 @@ Buffer::~Buffer() {
   if (pool_ != nullptr) pool_->give_back(data_, bytes_);
 }
 
-Place Buffer::place() const noexcept { return pool_ == nullptr ? Place::host() : pool_->place(); }
+Place Buffer::place() const noexcept {
+  return pool_ == nullptr ? Place::host() : pool_->place();
+}
 
 Buffer MemoryPool::allocate(std::size_t bytes) {
   const std::size_t block = rounded_up(bytes);
@@ -63,6 +65,8 @@ void MemoryPool::trim() {
   }
 }
 
+// The one place that takes memory from the system: what owns it is the pool.
+// NOLINTBEGIN(cppcoreguidelines-owning-memory)
 void* HostMemoryPool::system_allocate(std::size_t bytes) {
   void* data = std::aligned_alloc(kAlignment, bytes);
   if (data == nullptr) {
@@ -71,6 +75,9 @@ void* HostMemoryPool::system_allocate(std::size_t bytes) {
   return data;
 }
 
-void HostMemoryPool::system_free(void* data, std::size_t /*bytes*/) noexcept { std::free(data); }
+void HostMemoryPool::system_free(void* data, std::size_t /*bytes*/) noexcept {
+  std::free(data);
+}
+// NOLINTEND(cppcoreguidelines-owning-memory)
 
 }  // namespace annulus

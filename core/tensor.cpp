@@ -1,10 +1,10 @@
-#include <annulus/core/tensor.hpp>
+#include <algorithm>
+#include <cstring>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <cstring>
+#include <annulus/core/tensor.hpp>
 
 namespace annulus {
 
@@ -68,9 +68,8 @@ void copy(const ConstTensorView& source, const TensorView& destination) {
   if (source.elements() == 0) return;
   int inner = source.rank();
   std::int64_t run = 1;
-  while (inner > 0 &&
-         (source.size(inner - 1) == 1 ||
-          (source.stride(inner - 1) == run && destination.stride(inner - 1) == run))) {
+  while (inner > 0 && (source.size(inner - 1) == 1 ||
+                       (source.stride(inner - 1) == run && destination.stride(inner - 1) == run))) {
     run *= source.size(--inner);
   }
   copy_from(source, destination, 0, inner, static_cast<std::size_t>(run) * size_of(source.dtype()),
@@ -83,6 +82,8 @@ Tensor::Tensor(DType dtype, const Extents& shape, MemoryPool& pool)
       dtype_(dtype),
       shape_(shape) {}
 
-void Tensor::fill_zero() { std::memset(buffer_.data(), 0, bytes()); }
+void Tensor::fill_zero() {
+  std::memset(buffer_.data(), 0, bytes());
+}
 
 }  // namespace annulus

@@ -1,9 +1,9 @@
-#include <annulus/core/trace.hpp>
-
 #include <array>
 #include <chrono>
 #include <cstddef>
 #include <utility>
+
+#include <annulus/core/trace.hpp>
 
 namespace annulus {
 

@@ -1,14 +1,14 @@
-#include <annulus/core/trace.hpp>
-
-#include <fmt/format.h>
-#include <fmt/ostream.h>
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
 #include <map>
 #include <ostream>
 #include <tuple>
 #include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+#include <nlohmann/json.hpp>
+
+#include <annulus/core/trace.hpp>
 
 namespace annulus {
 namespace {
@@ -99,11 +99,16 @@ std::string chrome_trace_events(const std::vector<TraceSpan>& spans, int rank,
   int next = 0;
   for (auto& [stream, tid] : threads) {
     tid = next++;
-    append({{"ph", "M"}, {"name", "thread_name"}, {"pid", rank}, {"tid", tid},
+    append({{"ph", "M"},
+            {"name", "thread_name"},
+            {"pid", rank},
+            {"tid", tid},
             {"args", {{"name", stream}}}});
   }
   if (!spans.empty()) {
-    append({{"ph", "M"}, {"name", "process_name"}, {"pid", rank},
+    append({{"ph", "M"},
+            {"name", "process_name"},
+            {"pid", rank},
             {"args", {{"name", fmt::format("rank {}", rank)}}}});
   }
   for (const TraceSpan& span : spans) {

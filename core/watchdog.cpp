@@ -1,9 +1,9 @@
-#include <annulus/core/error.hpp>
-#include <annulus/core/watchdog.hpp>
+#include <thread>
 
 #include <fmt/format.h>
 
-#include <thread>
+#include <annulus/core/error.hpp>
+#include <annulus/core/watchdog.hpp>
 
 namespace annulus {
 

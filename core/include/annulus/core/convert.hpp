@@ -1,8 +1,8 @@
 #pragma once
 
-#include <annulus/core/dtype.hpp>
-
 #include <cstdint>
+
+#include <annulus/core/dtype.hpp>
 
 namespace annulus {
 

@@ -1,12 +1,12 @@
 #pragma once
 
+#include <memory>
+#include <string>
+
 #include <annulus/core/memory.hpp>
 #include <annulus/core/stream.hpp>
 #include <annulus/core/trace.hpp>
 #include <annulus/core/watchdog.hpp>
-
-#include <memory>
-#include <string>
 
 namespace annulus {
 

@@ -32,8 +32,8 @@ struct BFloat16 {
   explicit BFloat16(float value) noexcept {
     const auto word = std::bit_cast<std::uint32_t>(value);
     const bool nan = (word & 0x7fffffffU) > 0x7f800000U;
-    bits = static_cast<std::uint16_t>(
-        nan ? (word >> 16U) | 0x40U : (word + 0x7fffU + ((word >> 16U) & 1U)) >> 16U);
+    bits = static_cast<std::uint16_t>(nan ? (word >> 16U) | 0x40U
+                                          : (word + 0x7fffU + ((word >> 16U) & 1U)) >> 16U);
   }
   explicit operator float() const noexcept {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16U);

@@ -1,13 +1,13 @@
 #pragma once
 
-#include <annulus/core/stream.hpp>
-#include <annulus/core/trace.hpp>
-#include <annulus/core/watchdog.hpp>
-
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>
+
+#include <annulus/core/stream.hpp>
+#include <annulus/core/trace.hpp>
+#include <annulus/core/watchdog.hpp>
 
 namespace annulus {
 

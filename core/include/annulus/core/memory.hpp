@@ -1,7 +1,5 @@
 #pragma once
 
-#include <annulus/core/place.hpp>
-
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -9,6 +7,8 @@
 #include <mutex>
 #include <utility>
 #include <vector>
+
+#include <annulus/core/place.hpp>
 
 namespace annulus {
 
@@ -45,10 +45,10 @@ class Buffer {
 };
 
 struct MemoryStatistics {
-  std::size_t in_use = 0;         ///< bytes handed out now
-  std::size_t peak_in_use = 0;    ///< the most ever handed out at once
-  std::size_t reserved = 0;       ///< bytes held from the system, free ones included
-  std::uint64_t system_calls = 0; ///< times that the system was asked for memory
+  std::size_t in_use = 0;          ///< bytes handed out now
+  std::size_t peak_in_use = 0;     ///< the most ever handed out at once
+  std::size_t reserved = 0;        ///< bytes held from the system, free ones included
+  std::uint64_t system_calls = 0;  ///< times that the system was asked for memory
 };
 
 /// Hands out memory of one place and keeps what comes back for the next request of the same size,

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <annulus/core/place.hpp>
-
 #include <memory>
 #include <string>
+
+#include <annulus/core/place.hpp>
 
 namespace annulus {
 

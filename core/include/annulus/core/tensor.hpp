@@ -1,10 +1,5 @@
 #pragma once
 
-#include <annulus/core/dtype.hpp>
-#include <annulus/core/error.hpp>
-#include <annulus/core/memory.hpp>
-#include <annulus/core/place.hpp>
-
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +8,11 @@
 #include <string>
 #include <type_traits>
 #include <vector>
+
+#include <annulus/core/dtype.hpp>
+#include <annulus/core/error.hpp>
+#include <annulus/core/memory.hpp>
+#include <annulus/core/place.hpp>
 
 namespace annulus {
 
@@ -61,8 +61,10 @@ class BasicTensorView {
                   Place place = Place::host())
       : data_(data), dtype_(dtype), shape_(shape), strides_(strides), place_(place) {}
   /// A writable view converts to a read-only one.
-  BasicTensorView(const BasicTensorView<void>& other)
-    requires std::is_const_v<Void>
+  template <class Other>
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  BasicTensorView(const BasicTensorView<Other>& other) requires(std::is_const_v<Void> &&
+                                                                !std::is_const_v<Other>)
       : BasicTensorView(other.data(), other.dtype(), other.shape(), other.strides(),
                         other.place()) {}
 

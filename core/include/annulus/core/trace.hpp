@@ -92,8 +92,8 @@ struct TraceSummary {
   std::int64_t call = 0;
   std::int64_t kernel = 0;
   std::int64_t merge = 0;
-  std::int64_t wait = 0;                 ///< exposed transfer time
-  std::int64_t transfer = 0;             ///< message time, hidden or not
+  std::int64_t wait = 0;                   ///< exposed transfer time
+  std::int64_t transfer = 0;               ///< message time, hidden or not
   std::int64_t transfer_under_kernel = 0;  ///< message time that passed while a kernel ran
   /// call − kernel − wait: what was neither kernel nor transfer.
   [[nodiscard]] std::int64_t bookkeeping() const { return call - kernel - wait; }
@@ -104,9 +104,9 @@ struct TraceSummary {
 /// One row per category and name: count, total, mean.
 void write_text_summary(std::ostream& out, const std::vector<TraceSpan>& spans);
 
-/// Chrome trace-event JSON of one rank (pid = rank, tid = stream) without the enclosing brackets, so
-/// that the ranks' pieces can be joined with commas; empty when there are no spans. `epoch_ns` is
-/// subtracted from every time.
+/// Chrome trace-event JSON of one rank (pid = rank, tid = stream) without the enclosing brackets,
+/// so that the ranks' pieces can be joined with commas; empty when there are no spans. `epoch_ns`
+/// is subtracted from every time.
 [[nodiscard]] std::string chrome_trace_events(const std::vector<TraceSpan>& spans, int rank,
                                               std::int64_t epoch_ns);
 

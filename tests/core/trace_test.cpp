@@ -1,0 +1,161 @@
+#include <cstdint>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <annulus/core/trace.hpp>
+
+namespace annulus {
+namespace {
+
+using ::testing::HasSubstr;
+
+TraceSpan span(TraceCategory category, std::int64_t begin, std::int64_t end,
+               const std::string& stream = "compute") {
+  return {{category, std::string(name_of(category)), -1, -1, -1}, stream, begin, end};
+}
+
+TEST(TraceSummary, UnitesAndOverlaps) {
+  using enum TraceCategory;
+  const TraceSummary summary = summarize({
+      span(call, 0, 100),
+      span(kernel, 10, 30),
+      span(kernel, 20, 40),  // overlaps the one before: 10..40 counts once
+      span(kernel, 60, 80),
+      span(transfer, 0, 15, "communication"),
+      span(transfer, 35, 70, "communication"),
+      span(wait, 40, 60),
+      span(merge, 80, 85),
+      span(plan, 90, 95),
+  });
+  EXPECT_EQ(summary.call, 100);
+  EXPECT_EQ(summary.kernel, 50);
+  EXPECT_EQ(summary.merge, 5);
+  EXPECT_EQ(summary.wait, 20);
+  EXPECT_EQ(summary.transfer, 50);
+  EXPECT_EQ(summary.transfer_under_kernel, 5 + 5 + 10);
+  EXPECT_EQ(summary.bookkeeping(), 30);
+}
+
+TEST(TraceSummary, EmptyIsZero) {
+  const TraceSummary summary = summarize({});
+  EXPECT_EQ(summary.call, 0);
+  EXPECT_EQ(summary.bookkeeping(), 0);
+}
+
+TEST(TraceSummary, AgainstCountingTicks) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<TraceSpan> spans;
+    std::vector<bool> kernel(100);
+    std::vector<bool> transfer(100);
+    for (unsigned i = random() % 12; i > 0; --i) {
+      const bool is_kernel = random() % 2 == 0;
+      const auto begin = static_cast<std::int64_t>(random() % 90);
+      const auto end = begin + static_cast<std::int64_t>(random() % 10);
+      spans.push_back(
+          span(is_kernel ? TraceCategory::kernel : TraceCategory::transfer, begin, end));
+      for (auto t = begin; t < end; ++t) {
+        (is_kernel ? kernel : transfer)[static_cast<std::size_t>(t)] = true;
+      }
+    }
+    std::int64_t kernels = 0;
+    std::int64_t transfers = 0;
+    std::int64_t both = 0;
+    for (std::size_t t = 0; t < 100; ++t) {
+      kernels += kernel[t] ? 1 : 0;
+      transfers += transfer[t] ? 1 : 0;
+      both += kernel[t] && transfer[t] ? 1 : 0;
+    }
+    const TraceSummary summary = summarize(spans);
+    ASSERT_EQ(summary.kernel, kernels);
+    ASSERT_EQ(summary.transfer, transfers);
+    ASSERT_EQ(summary.transfer_under_kernel, both);
+  }
+}
+
+TEST(ChromeTrace, PiecesOfTwoRanksJoinIntoValidJson) {
+  std::vector<TraceSpan> spans{span(TraceCategory::kernel, 5'000, 7'500),
+                               span(TraceCategory::transfer, 5'500, 9'000, "communication")};
+  spans[1].label = {TraceCategory::transfer, "key/value \"quoted\"", 2, 3, 4096};
+  const std::string text = "[" + chrome_trace_events(spans, 0, 5'000) + ",\n" +
+                           chrome_trace_events(spans, 1, 5'000) + "]";
+  const auto events = nlohmann::json::parse(text);
+  int complete = 0;
+  int processes = 0;
+  int threads = 0;
+  for (const auto& event : events) {
+    const std::string phase = event.at("ph");
+    if (phase == "M") {
+      (event.at("name") == "process_name" ? processes : threads)++;
+      continue;
+    }
+    ASSERT_EQ(phase, "X");
+    ++complete;
+    if (event.at("cat") == "kernel") {
+      EXPECT_DOUBLE_EQ(event.at("ts"), 0.0);
+      EXPECT_DOUBLE_EQ(event.at("dur"), 2.5);
+      EXPECT_TRUE(event.at("args").empty());
+    } else {
+      EXPECT_EQ(event.at("cat"), "transfer");
+      EXPECT_EQ(event.at("name"), "key/value \"quoted\"");
+      EXPECT_DOUBLE_EQ(event.at("ts"), 0.5);
+      EXPECT_EQ(event.at("args"), (nlohmann::json{{"step", 2}, {"peer", 3}, {"bytes", 4096}}));
+    }
+  }
+  EXPECT_EQ(complete, 4);
+  EXPECT_EQ(processes, 2);
+  EXPECT_EQ(threads, 4);
+}
+
+TEST(ChromeTrace, NothingForNoSpans) {
+  EXPECT_EQ(chrome_trace_events({}, 0, 0), "");
+}
+
+TEST(TextSummary, OneRowPerCategoryAndName) {
+  std::ostringstream out;
+  write_text_summary(
+      out, {span(TraceCategory::kernel, 0, 2'000'000), span(TraceCategory::kernel, 0, 4'000'000),
+            span(TraceCategory::wait, 0, 1'000'000)});
+  std::istringstream lines(out.str());
+  std::string header;
+  std::string kernel;
+  std::string wait;
+  std::getline(lines, header);
+  std::getline(lines, kernel);
+  std::getline(lines, wait);
+  EXPECT_EQ(header.substr(0, 1), "#");
+  EXPECT_THAT(kernel, HasSubstr("kernel"));
+  EXPECT_THAT(kernel, HasSubstr("6.000"));
+  EXPECT_THAT(kernel, HasSubstr("3.0000"));
+  EXPECT_THAT(wait, HasSubstr("1.000"));
+}
+
+TEST(TraceScope, RecordsItsLifetime) {
+  TraceCollector collector;
+  Tracer tracer;
+  { const TraceScope unheard(&tracer, "compute", {}); }
+  tracer.add_sink(collector);
+  EXPECT_TRUE(tracer.enabled());
+  const std::int64_t before = monotonic_ns();
+  { const TraceScope scope(&tracer, "compute", {TraceCategory::merge, "merge", 1, -1, -1}); }
+  const std::int64_t after = monotonic_ns();
+  { const TraceScope nobody(nullptr, "compute", {}); }
+  ASSERT_EQ(collector.spans().size(), 1U);
+  const TraceSpan& recorded = collector.spans().front();
+  EXPECT_LE(before, recorded.begin_ns);
+  EXPECT_LE(recorded.begin_ns, recorded.end_ns);
+  EXPECT_LE(recorded.end_ns, after);
+  EXPECT_EQ(recorded.stream, "compute");
+  EXPECT_EQ(recorded.label.name, "merge");
+  collector.clear();
+  EXPECT_TRUE(collector.spans().empty());
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,42 @@
+#include <chrono>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/core/watchdog.hpp>
+
+namespace annulus {
+namespace {
+
+TEST(Watchdog, ReturnsOnceDone) {
+  int polls = 0;
+  const Watchdog watchdog{Watchdog::Seconds(30)};
+  watchdog.wait([&] { return ++polls == 3000; }, [] { return std::string("never shown"); });
+  EXPECT_EQ(polls, 3000);
+  EXPECT_EQ(watchdog.timeout().count(), 30.0);
+}
+
+TEST(Watchdog, TimesOutWithTheDescription) {
+  const Watchdog watchdog{Watchdog::Seconds(0.1)};
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    watchdog.wait([] { return false; }, [] { return std::string("step 2: waiting for rank 1"); });
+    FAIL() << "no timeout";
+  } catch (const TimeoutError& error) {
+    EXPECT_STREQ(error.what(), "step 2: waiting for rank 1 (nothing for 0.1 s)");
+  }
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+  EXPECT_GE(waited.count(), 0.1);
+}
+
+TEST(Watchdog, LetsErrorsThrough) {
+  const Watchdog watchdog{Watchdog::Seconds(30)};
+  EXPECT_THROW(watchdog.wait([]() -> bool { throw LibraryError("transport"); },
+                             [] { return std::string(); }),
+               LibraryError);
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,19 +1,27 @@
 #pragma once
 
-#include <annulus/core/error.hpp>
-#include <annulus/mesh/group.hpp>
-
 #include <exception>
 #include <optional>
 #include <type_traits>
 #include <utility>
 
+#include <annulus/core/error.hpp>
+#include <annulus/mesh/group.hpp>
+
 namespace annulus {
 
-/// Collective over `group`. If any rank brings an error, every rank throws: a UserError when all the
-/// errors are the user's, otherwise a LibraryError. The message is that of the lowest rank that
-/// failed, prefixed by "rank r: " when some rank succeeded (an error that all ranks share needs no
-/// name), with a count of further ranks whose error is a different one.
+/// A LibraryError that all ranks have agreed on: they left together and the group still works, so
+/// that the job can end in good order.
+class AgreedFailure : public LibraryError {
+ public:
+  using LibraryError::LibraryError;
+};
+
+/// Collective over `group`. If any rank brings an error, every rank throws: a UserError when all
+/// the errors are the user's, otherwise an AgreedFailure. The message is that of the lowest rank
+/// that failed, prefixed by "rank r: " unless every rank failed with this very message (an error
+/// that all ranks share needs no name), with a count of further ranks whose message is a different
+/// one.
 void agree(Group& group, const Error* error);
 
 /// Runs `body` on every rank and agrees on its outcome: either all ranks return, or all throw.

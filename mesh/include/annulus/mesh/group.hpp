@@ -1,14 +1,14 @@
 #pragma once
 
-#include <annulus/core/place.hpp>
-#include <annulus/core/stream.hpp>
-
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
+
+#include <annulus/core/place.hpp>
+#include <annulus/core/stream.hpp>
 
 namespace annulus {
 
@@ -37,12 +37,16 @@ struct ExchangeLabel {
 /// Data calls (exchange to reduce_scatter) are ordered by their stream: they return at once, and
 /// the buffers belong to the call until an event recorded after it is complete. They are collective
 /// over the ranks that they name: every send needs the matching receive, and between two ranks
-/// messages match in order of posting. Buffers must lie where the group works (see place()).
+/// messages match in order of posting, within one stream. A message to oneself must be received
+/// within the same exchange. Buffers must lie where the group works (see place()).
 ///
-/// Control calls (barrier, agree, gather_text) block, and are collective over the whole group.
+/// Control calls (barrier to max) block, and are collective over the whole group; all ranks make
+/// them in the same order.
 ///
 /// Errors: waiting longer than the watchdog's timeout throws TimeoutError naming step, peer and
-/// bytes; a transport that fails throws LibraryError. After either, only abort() is defined.
+/// bytes; a transport that fails, or a message whose length is not the one expected, throws
+/// LibraryError. After either, only abort() is defined. A peer that the group lacks, or a message
+/// to oneself without its counterpart, throws InternalError at once.
 class Group {
  public:
   virtual ~Group() = default;
@@ -71,7 +75,8 @@ class Group {
   virtual void barrier() = 0;
   /// Every rank's text, in order of rank, on every rank.
   [[nodiscard]] virtual std::vector<std::string> gather_text(const std::string& text) = 0;
-  /// Elementwise sum or maximum of a few numbers over the ranks, in order of rank.
+  /// Elementwise sum or maximum of a few numbers over the ranks, in order of rank: the same bits on
+  /// every rank and every time. A NaN anywhere makes the maximum NaN. All ranks give equally many.
   [[nodiscard]] virtual std::vector<double> sum(std::span<const double> values) = 0;
   [[nodiscard]] virtual std::vector<double> max(std::span<const double> values) = 0;
   /// Ends the job on every rank with `exit_code`. Does not return.

@@ -1,24 +1,30 @@
 #pragma once
 
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+
 #include <annulus/core/watchdog.hpp>
 #include <annulus/mesh/group.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/mesh/mpi.hpp>
 #include <annulus/mesh/topology.hpp>
 
-#include <map>
-#include <memory>
-#include <span>
-#include <string>
-
 namespace annulus {
+
+/// Whether ranks that differ only along `axis` ever sit on different nodes. Throws
+/// UnknownAxisError.
+[[nodiscard]] bool crosses_nodes(const MeshShape& shape, const Topology& topology,
+                                 const std::string& axis);
 
 /// The ranks of a communicator on named axes, with a group of ranks per axis and per tuple of axes.
 class Mesh {
  public:
   /// Collective over `communicator`, which is duplicated and may be freed afterwards. MPI must be
   /// initialised unless `communicator` is MPI_COMM_NULL: that makes a mesh of one rank without MPI.
-  /// Throws ArgumentError on all ranks when the shape's product is not the communicator's size.
+  /// Throws ArgumentError on all ranks when the shape's product is not the communicator's size, or
+  /// when ranks were given different shapes.
   Mesh(MeshShape shape, MPI_Comm communicator, Watchdog watchdog);
 
   [[nodiscard]] const MeshShape& shape() const noexcept { return shape_; }
@@ -31,10 +37,13 @@ class Mesh {
   [[nodiscard]] Group& world() noexcept { return *world_; }
   /// The ranks that differ from this one only along `axes`, in row-major order of those axes (first
   /// = major). Collective over the mesh the first time that a tuple is asked for; kept afterwards.
-  /// Throws UnknownAxisError. No axes, or axes of size one: a self group.
+  /// Throws UnknownAxisError, and ArgumentError for an axis named twice. No axes, or axes of size
+  /// one: a self group.
   [[nodiscard]] Group& group(std::span<const std::string> axes);
-  /// Whether neighbours along `axis` ever sit on different nodes.
-  [[nodiscard]] bool crosses_nodes(const std::string& axis) const;
+  /// As the free function, for this mesh.
+  [[nodiscard]] bool crosses_nodes(const std::string& axis) const {
+    return annulus::crosses_nodes(shape_, topology_, axis);
+  }
 
  private:
   MeshShape shape_;

@@ -1,12 +1,12 @@
 #pragma once
 
-#include <annulus/core/error.hpp>
-
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include <annulus/core/error.hpp>
 
 namespace annulus {
 
@@ -33,7 +33,8 @@ class MeshShape {
  public:
   /// One rank, no axes.
   MeshShape() = default;
-  /// Throws ArgumentError("mesh", …) for an empty or repeated name, or a size below 1.
+  /// Throws ArgumentError("mesh", …) for a repeated name, a name that is empty or has characters
+  /// other than letters, digits and underscores, a size below 1, or 2³¹ ranks and more.
   explicit MeshShape(std::vector<MeshAxis> axes);
   /// Parses "dp=2,sp=-1". One size may be −1: it becomes `ranks` over the product of the others.
   /// With `ranks` = 0 (no communicator), −1 is an error. Throws ArgumentError("mesh", …) also when
@@ -52,7 +53,8 @@ class MeshShape {
   [[nodiscard]] int coordinate(int rank, std::string_view axis) const;
   /// Position of `rank` along a tuple of axes taken as one (row-major, first = major).
   [[nodiscard]] int coordinate(int rank, std::span<const std::string> axes) const;
-  /// Ranks along a tuple of axes taken as one; 1 for no axes.
+  /// Ranks along a tuple of axes taken as one; 1 for no axes. Throws ArgumentError for an axis
+  /// named twice.
   [[nodiscard]] int size(std::span<const std::string> axes) const;
   /// The mesh ranks that differ from `rank` only along `axes`, in order of their coordinate.
   [[nodiscard]] std::vector<int> group(int rank, std::span<const std::string> axes) const;

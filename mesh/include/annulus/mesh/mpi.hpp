@@ -1,11 +1,12 @@
 #pragma once
 
-#include <annulus/core/error.hpp>
-#include <annulus/core/handle.hpp>
+#include <functional>
+#include <string>
 
 #include <mpi.h>
 
-#include <string>
+#include <annulus/core/error.hpp>
+#include <annulus/core/handle.hpp>
 
 namespace annulus {
 
@@ -26,12 +27,19 @@ struct CommunicatorTraits {
 /// Owning MPI communicator. Freeing is collective, so ranks must destroy in the same order.
 using Communicator = Handle<CommunicatorTraits>;
 
-/// MPI from construction to destruction, with MPI_THREAD_FUNNELED. Without a launcher it starts
-/// nothing: a single rank needs no MPI.
+/// The value of an environment variable, null if it is not set; std::getenv outside tests.
+using EnvironmentLookup = std::function<const char*(const char* name)>;
+
+/// Whether mpirun or srun started this process in a way that lets MPI connect the ranks. Throws
+/// LibraryError with the fix when Slurm started several tasks that cannot find each other.
+[[nodiscard]] bool started_by_launcher(const EnvironmentLookup& lookup);
+
+/// MPI from construction to destruction, with MPI_THREAD_FUNNELED and errors returned as codes.
+/// Without a launcher it starts nothing: a single rank needs no MPI. If MPI runs already, the
+/// session uses it and leaves its start and end to whoever started it.
 class MpiSession {
  public:
-  /// Initialises MPI if a launcher (mpirun, srun) started this process. Throws LibraryError with the
-  /// fix when Slurm started several tasks but gave them no way to find each other.
+  /// Initialises MPI if started_by_launcher(), whose LibraryError it lets through.
   MpiSession(int* argc, char*** argv);
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
@@ -44,6 +52,11 @@ class MpiSession {
 
  private:
   bool active_ = false;
+  bool owner_ = false;
 };
+
+/// Ends every rank of the job with `exit_code`, or just this process when MPI does not run. Flushes
+/// the C streams first; does not return.
+[[noreturn]] void abort_job(int exit_code) noexcept;
 
 }  // namespace annulus

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <mpi.h>
-
 #include <string>
 #include <vector>
+
+#include <mpi.h>
 
 namespace annulus {
 

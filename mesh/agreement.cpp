@@ -1,0 +1,63 @@
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/mesh/agreement.hpp>
+
+namespace annulus {
+namespace {
+
+// An error travels as one character, whether it is the user's ('u') or ours ('l'), and its message;
+// no error is the empty text.
+std::string encoded(const Error* error) {
+  if (error == nullptr) return {};
+  return (error->exit_code() == ExitCode::usage ? "u" : "l") + std::string(error->what());
+}
+
+std::vector<std::string> gather_errors(Group& group, const Error* error) {
+  try {
+    return group.gather_text(encoded(error));
+  } catch (const TimeoutError& timeout) {
+    // This rank's own error is what its user needs to see; the silence of the others comes second.
+    throw TimeoutError(error == nullptr
+                           ? fmt::format("agreement on errors: {}", timeout.what())
+                           : fmt::format("rank {}: {} (and in the agreement on errors: {})",
+                                         group.rank(), error->what(), timeout.what()));
+  }
+}
+
+}  // namespace
+
+void agree(Group& group, const Error* error) {
+  const std::vector<std::string> outcomes = gather_errors(group, error);
+  const auto failed = [](const std::string& outcome) { return !outcome.empty(); };
+  const auto first = std::find_if(outcomes.begin(), outcomes.end(), failed);
+  if (first == outcomes.end()) return;
+
+  const auto message_of = [](const std::string& outcome) {
+    return std::string_view(outcome).substr(1);
+  };
+  const auto differs = [&](const std::string& outcome) {
+    return failed(outcome) && message_of(outcome) != message_of(*first);
+  };
+  const auto others = std::count_if(first, outcomes.end(), differs);
+  std::string text(message_of(*first));
+  if (others > 0 || !std::all_of(outcomes.begin(), outcomes.end(), failed)) {
+    text = fmt::format("rank {}: {}", first - outcomes.begin(), text);
+  }
+  if (others > 0) {
+    text += fmt::format(" ({} more {} a different error)", others,
+                        others == 1 ? "rank has" : "ranks have");
+  }
+  const bool all_users = std::all_of(outcomes.begin(), outcomes.end(), [](const std::string& o) {
+    return o.empty() || o.front() == 'u';
+  });
+  if (all_users) throw UserError(text);
+  throw AgreedFailure(text);
+}
+
+}  // namespace annulus

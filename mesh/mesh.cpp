@@ -1,0 +1,83 @@
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/mesh/mpi_group.hpp>
+
+namespace annulus {
+namespace {
+
+Communicator duplicate(MPI_Comm communicator) {
+  if (communicator == MPI_COMM_NULL) return {};
+  MPI_Comm copy = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_dup(communicator, &copy), "MPI_Comm_dup");
+  Communicator owned(copy);
+  check_mpi(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return owned;
+}
+
+// Ranks that were given different meshes would wait for each other for ever: all of them see it.
+void check_shape(const MeshShape& shape, Group& world) {
+  const std::vector<std::string> shapes = world.gather_text(to_string(shape));
+  for (std::size_t rank = 1; rank < shapes.size(); ++rank) {
+    if (shapes[rank] != shapes[0]) {
+      throw ArgumentError("mesh", fmt::format("{} on rank {}", shapes[rank], rank),
+                          fmt::format("{}, as on rank 0", shapes[0]));
+    }
+  }
+  if (shape.ranks() != world.size()) {
+    throw ArgumentError(
+        "mesh", fmt::format("{} ({} ranks)", to_string(shape), shape.ranks()),
+        fmt::format("sizes whose product is {}, the number of ranks", world.size()));
+  }
+}
+
+}  // namespace
+
+bool crosses_nodes(const MeshShape& shape, const Topology& topology, const std::string& axis) {
+  const auto node_of = [&](int rank) {
+    return topology.node_of_rank.at(static_cast<std::size_t>(rank));
+  };
+  for (int rank = 0; rank < shape.ranks(); ++rank) {
+    const int first = shape.group(rank, {&axis, 1}).front();
+    if (node_of(rank) != node_of(first)) return true;
+  }
+  return false;
+}
+
+Mesh::Mesh(MeshShape shape, MPI_Comm communicator, Watchdog watchdog)
+    : shape_(std::move(shape)),
+      watchdog_(watchdog),
+      communicator_(duplicate(communicator)),
+      topology_(communicator_ ? Topology::discover(communicator_.get()) : Topology::single()),
+      world_(communicator_ ? make_mpi_group(duplicate(communicator_.get()), watchdog_)
+                           : make_self_group()) {
+  check_shape(shape_, *world_);
+}
+
+Group& Mesh::group(std::span<const std::string> axes) {
+  (void)shape_.size(axes);  // complains of unknown axes and of repetitions
+  // Axes of size one change nothing, so tuples that differ only by them share a group.
+  AxisNames key;
+  for (const std::string& axis : axes) {
+    if (shape_.axis_size(axis) > 1) key.push_back(axis);
+  }
+  const std::vector<int> members = shape_.group(rank(), key);
+  std::unique_ptr<Group>& group = groups_[key];
+  if (group) return *group;
+  if (members.size() == 1) {
+    group = make_self_group();
+  } else {
+    MPI_Comm raw = MPI_COMM_NULL;
+    check_mpi(
+        MPI_Comm_split(communicator_.get(), members.front(), shape_.coordinate(rank(), key), &raw),
+        "MPI_Comm_split");
+    group = make_mpi_group(Communicator(raw), watchdog_);
+  }
+  return *group;
+}
+
+}  // namespace annulus

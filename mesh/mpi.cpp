@@ -1,0 +1,122 @@
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include <annulus/mesh/mpi.hpp>
+
+namespace annulus {
+namespace {
+
+bool mpi_is_running() noexcept {
+  int initialized = 0;
+  int finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  return initialized != 0 && finalized == 0;
+}
+
+std::string mpi_text(int code) {
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  if (!mpi_is_running() || MPI_Error_string(code, text.data(), &length) != MPI_SUCCESS) {
+    return fmt::format("MPI error {}", code);
+  }
+  return {text.data(), static_cast<std::size_t>(length)};
+}
+
+// How many tasks the Slurm step of this process has; 1 outside a step.
+int slurm_tasks(const EnvironmentLookup& lookup) {
+  if (lookup("SLURM_PROCID") == nullptr) return 1;
+  const char* tasks = lookup("SLURM_STEP_NUM_TASKS");
+  if (tasks == nullptr) {
+    // A batch script has a SLURM_PROCID too, yet srun did not start what runs directly in it.
+    const char* kind = lookup("ENVIRONMENT");
+    if (kind != nullptr && std::string_view(kind) == "BATCH") return 1;
+    tasks = lookup("SLURM_NTASKS");
+  }
+  if (tasks == nullptr) return 1;
+  const std::string_view digits(tasks);
+  int count = 1;
+  std::from_chars(digits.data(), digits.data() + digits.size(), count);
+  return count;
+}
+
+}  // namespace
+
+MpiError::MpiError(const std::string& call, int code)
+    : LibraryError(fmt::format("{}: {}", call, mpi_text(code))) {}
+
+void check_mpi(int code, const char* call) {
+  if (code != MPI_SUCCESS) throw MpiError(call, code);
+}
+
+void CommunicatorTraits::release(Raw raw) noexcept {
+  // After MPI_Finalize nothing is left to free.
+  if (mpi_is_running()) MPI_Comm_free(&raw);
+}
+
+bool started_by_launcher(const EnvironmentLookup& lookup) {
+  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}) {
+    if (lookup(variable) != nullptr) return true;
+  }
+  if (const int tasks = slurm_tasks(lookup); tasks > 1) {
+    throw LibraryError(fmt::format(
+        "Slurm started {} tasks without the means for MPI to connect them, so each would "
+        "run alone; start them with `srun --mpi=pmix ...` (`srun --mpi=list` shows what "
+        "this cluster has) or with `mpirun -n {} ...` inside the allocation",
+        tasks, tasks));
+  }
+  return false;
+}
+
+MpiSession::MpiSession(int* argc, char*** argv) {
+  if (mpi_is_running()) {
+    active_ = true;
+    return;
+  }
+  if (!started_by_launcher([](const char* name) -> const char* { return std::getenv(name); })) {
+    return;
+  }
+  int provided = MPI_THREAD_SINGLE;
+  check_mpi(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+  active_ = true;
+  owner_ = true;
+  if (provided < MPI_THREAD_FUNNELED) {
+    MPI_Finalize();
+    throw LibraryError("this MPI library offers no MPI_THREAD_FUNNELED");
+  }
+  // Duplicates and splits inherit the handler, so errors come back as codes everywhere.
+  check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+}
+
+MpiSession::~MpiSession() {
+  if (owner_ && mpi_is_running()) MPI_Finalize();
+}
+
+MPI_Comm MpiSession::world() const noexcept {
+  return active_ ? MPI_COMM_WORLD : MPI_COMM_NULL;
+}
+
+int MpiSession::rank() const {
+  int rank = 0;
+  if (active_) check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
+  return rank;
+}
+
+int MpiSession::size() const {
+  int size = 1;
+  if (active_) check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+  return size;
+}
+
+void abort_job(int exit_code) noexcept {
+  std::fflush(nullptr);
+  if (mpi_is_running()) MPI_Abort(MPI_COMM_WORLD, exit_code);
+  std::_Exit(exit_code);
+}
+
+}  // namespace annulus

@@ -1,0 +1,366 @@
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/core/host_stream.hpp>
+
+#include "tests/mesh/world_group.hpp"
+
+namespace annulus {
+namespace {
+
+using ::testing::HasSubstr;
+
+using Bytes = std::vector<std::uint8_t>;
+
+// What rank `from` sends to rank `to` as message `number`: no two messages look alike.
+Bytes message(int from, int to, int number, std::size_t bytes) {
+  Bytes data(bytes);
+  auto state = static_cast<std::uint32_t>(from * 1000003 + to * 1009 + number * 31 + 1);
+  for (std::uint8_t& byte : data) {
+    state = state * 1664525U + 1013904223U;
+    byte = static_cast<std::uint8_t>(state >> 24U);
+  }
+  return data;
+}
+
+// The data calls, with messages whole and in pieces of several sizes.
+class GroupData : public ::testing::TestWithParam<std::size_t> {
+ protected:
+  const std::unique_ptr<Group> group_ = test::make_world_group(test::kWatchdog, GetParam());
+  const int rank_ = group_->rank();
+  const int size_ = group_->size();
+  HostStream stream_{"communication", test::kWatchdog, nullptr};
+};
+
+TEST_P(GroupData, ExchangesManySizesWithEverybody) {
+  const std::vector<std::size_t> sizes{0, 1, 6, 7, 8, 14, 100, 999, 1000, 1001, 5000};
+  const auto size_of_message = [&](int from, int to, int number) {
+    return sizes[static_cast<std::size_t>(from * 5 + to * 3 + number * 7) % sizes.size()];
+  };
+  constexpr int kMessages = 3;
+  std::vector<Bytes> out;
+  std::vector<Bytes> in;
+  std::vector<Send> sends;
+  std::vector<Receive> receives;
+  for (int peer = 0; peer < size_; ++peer) {
+    for (int number = 0; number < kMessages; ++number) {
+      out.push_back(message(rank_, peer, number, size_of_message(rank_, peer, number)));
+      sends.push_back({peer, out.back().data(), out.back().size()});
+      in.emplace_back(size_of_message(peer, rank_, number), std::uint8_t{0});
+      receives.push_back({peer, in.back().data(), in.back().size()});
+    }
+  }
+  group_->exchange(sends, receives, stream_, {"test", 0});
+  stream_.synchronize();
+  for (int peer = 0; peer < size_; ++peer) {
+    for (int number = 0; number < kMessages; ++number) {
+      const auto& got = in[static_cast<std::size_t>(peer * kMessages + number)];
+      EXPECT_EQ(got, message(peer, rank_, number, got.size())) << peer << " " << number;
+    }
+  }
+}
+
+TEST_P(GroupData, LargeMessagesRoundTheRing) {
+  constexpr std::size_t kBytes = 300'001;
+  if (GetParam() < 1000) GTEST_SKIP() << "too many pieces";
+  const int next = (rank_ + 1) % size_;
+  const int previous = (rank_ + size_ - 1) % size_;
+  const Bytes out = message(rank_, next, 0, kBytes);
+  Bytes in(kBytes);
+  const Send send{next, out.data(), kBytes};
+  const Receive receive{previous, in.data(), kBytes};
+  group_->exchange({&send, 1}, {&receive, 1}, stream_, {"test", 0});
+  stream_.synchronize();
+  EXPECT_EQ(in, message(previous, rank_, 0, kBytes));
+}
+
+TEST_P(GroupData, HopsOnAStreamRunInOrder) {
+  // Two buffers in turn: each hop forwards what the one before it brought.
+  const int next = (rank_ + 1) % size_;
+  const int previous = (rank_ + size_ - 1) % size_;
+  std::vector<Bytes> blocks{message(rank_, 0, 0, 500)};
+  for (int hop = 1; hop < size_; ++hop) blocks.emplace_back(500, std::uint8_t{0});
+  std::vector<std::shared_ptr<Event>> arrived;
+  for (int hop = 1; hop < size_; ++hop) {
+    const auto h = static_cast<std::size_t>(hop);
+    const Send send{next, blocks[h - 1].data(), 500};
+    const Receive receive{previous, blocks[h].data(), 500};
+    group_->exchange({&send, 1}, {&receive, 1}, stream_, {"key/value", hop});
+    arrived.push_back(stream_.record());
+  }
+  HostStream compute("compute", test::kWatchdog, nullptr);
+  for (int hop = 1; hop < size_; ++hop) {
+    compute.wait(arrived[static_cast<std::size_t>(hop) - 1]);
+    EXPECT_EQ(blocks[static_cast<std::size_t>(hop)],
+              message((rank_ + size_ - hop) % size_, 0, 0, 500));
+  }
+  stream_.synchronize();
+}
+
+TEST_P(GroupData, AllGather) {
+  for (const std::size_t bytes :
+       {std::size_t{0}, std::size_t{1}, std::size_t{50}, std::size_t{3000}}) {
+    const Bytes mine = message(rank_, 0, 1, bytes);
+    Bytes all(bytes * static_cast<std::size_t>(size_));
+    group_->all_gather(mine.data(), all.data(), bytes, stream_);
+    stream_.synchronize();
+    Bytes expected;
+    for (int peer = 0; peer < size_; ++peer) {
+      const Bytes theirs = message(peer, 0, 1, bytes);
+      expected.insert(expected.end(), theirs.begin(), theirs.end());
+    }
+    EXPECT_EQ(all, expected) << bytes;
+  }
+}
+
+TEST_P(GroupData, AllToAll) {
+  for (const std::size_t bytes :
+       {std::size_t{0}, std::size_t{1}, std::size_t{50}, std::size_t{3000}}) {
+    Bytes out;
+    Bytes expected;
+    for (int peer = 0; peer < size_; ++peer) {
+      const Bytes to = message(rank_, peer, 2, bytes);
+      const Bytes from = message(peer, rank_, 2, bytes);
+      out.insert(out.end(), to.begin(), to.end());
+      expected.insert(expected.end(), from.begin(), from.end());
+    }
+    Bytes in(out.size());
+    group_->all_to_all(out.data(), in.data(), bytes, stream_);
+    stream_.synchronize();
+    EXPECT_EQ(in, expected) << bytes;
+  }
+}
+
+TEST_P(GroupData, ReduceScatterAddsInOrderOfRank) {
+  constexpr std::size_t kCount = 257;
+  // Values whose sum depends on the order in which they are added.
+  const auto value = [](int from, int block, std::size_t k) {
+    const float large = (from + static_cast<int>(k)) % 2 == 0 ? 1e7F : -1e7F;
+    return large / static_cast<float>(from + 1) + 0.1F * static_cast<float>(block) +
+           std::sin(static_cast<float>(k + 1));
+  };
+  std::vector<float> out;
+  for (int block = 0; block < size_; ++block) {
+    for (std::size_t k = 0; k < kCount; ++k) out.push_back(value(rank_, block, k));
+  }
+  std::vector<float> sum(kCount, -1.0F);
+  group_->reduce_scatter(out.data(), sum.data(), kCount, stream_);
+  group_->reduce_scatter(out.data(), nullptr, 0, stream_);
+  stream_.synchronize();
+  for (std::size_t k = 0; k < kCount; ++k) {
+    float expected = value(0, rank_, k);
+    for (int from = 1; from < size_; ++from) expected += value(from, rank_, k);
+    ASSERT_EQ(std::bit_cast<std::uint32_t>(sum[k]), std::bit_cast<std::uint32_t>(expected)) << k;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(ChunkBytes, GroupData, ::testing::Values(7, 1000, kMpiChunkBytes));
+
+class GroupTest : public ::testing::Test {
+ protected:
+  const std::unique_ptr<Group> group_ = test::make_world_group();
+  const int rank_ = group_->rank();
+  const int size_ = group_->size();
+  HostStream stream_{"communication", test::kWatchdog, nullptr};
+};
+
+TEST_F(GroupTest, KnowsItself) {
+  EXPECT_EQ(rank_, test::session().rank());
+  EXPECT_EQ(size_, test::session().size());
+  EXPECT_EQ(group_->place(), Place::host());
+  EXPECT_EQ(group_->transport(), test::session().world() == MPI_COMM_NULL ? "self" : "mpi");
+}
+
+TEST_F(GroupTest, AnEmptyExchangeIsDone) {
+  group_->exchange({}, {}, stream_, {});
+  EXPECT_TRUE(stream_.record()->is_complete());
+}
+
+TEST_F(GroupTest, ExchangeReturnsAtOnce) {
+  // Everybody posts the receive long before the matching send: nobody may block in between.
+  const int next = (rank_ + 1) % size_;
+  const int previous = (rank_ + size_ - 1) % size_;
+  if (size_ == 1) GTEST_SKIP() << "needs 2 ranks";
+  HostStream sending("sending", test::kWatchdog, nullptr);
+  const int out = rank_;
+  int in = -1;
+  const Send send{next, &out, sizeof(out)};
+  const Receive receive{previous, &in, sizeof(in)};
+  group_->exchange({}, {&receive, 1}, stream_, {});
+  group_->barrier();
+  EXPECT_FALSE(stream_.record()->is_complete());
+  group_->barrier();
+  group_->exchange({&send, 1}, {}, sending, {});
+  stream_.synchronize();
+  sending.synchronize();
+  EXPECT_EQ(in, previous);
+}
+
+TEST_F(GroupTest, TracesATransfer) {
+  TraceCollector collector;
+  Tracer tracer;
+  tracer.add_sink(collector);
+  HostStream stream("communication", test::kWatchdog, &tracer);
+  const int next = (rank_ + 1) % size_;
+  const int previous = (rank_ + size_ - 1) % size_;
+  const Bytes out(100);
+  Bytes in(100);
+  const Send send{next, out.data(), 100};
+  const Receive receive{previous, in.data(), 100};
+  group_->exchange({&send, 1}, {&receive, 1}, stream, {"key/value", 4});
+  stream.synchronize();
+  ASSERT_EQ(collector.spans().size(), 1U);
+  const TraceLabel& label = collector.spans().front().label;
+  EXPECT_EQ(label.category, TraceCategory::transfer);
+  EXPECT_EQ(label.name, "key/value");
+  EXPECT_EQ(label.step, 4);
+  EXPECT_EQ(label.peer, previous);
+  EXPECT_EQ(label.bytes, size_ == 1 ? 0 : 200);
+}
+
+TEST_F(GroupTest, RefusesMessagesThatCannotMatch) {
+  int value = 0;
+  const auto text_of = [&](std::vector<Send> sends, std::vector<Receive> receives) {
+    try {
+      group_->exchange(sends, receives, stream_, {});
+    } catch (const InternalError& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(text_of({{size_, &value, 4}}, {}), HasSubstr("rank " + std::to_string(size_)));
+  EXPECT_THAT(text_of({}, {{-1, &value, 4}}), HasSubstr("rank -1"));
+  EXPECT_THAT(text_of({{rank_, &value, 4}}, {}), HasSubstr("without the counterpart"));
+  EXPECT_THAT(text_of({}, {{rank_, &value, 4}}), HasSubstr("without the counterpart"));
+  EXPECT_THAT(text_of({{rank_, &value, 4}}, {{rank_, &value, 3}}), HasSubstr("4 bytes"));
+  stream_.synchronize();
+}
+
+TEST_F(GroupTest, AMessageOfTheWrongLengthIsAnError) {
+  if (size_ == 1) GTEST_SKIP() << "needs 2 ranks";
+  for (const std::size_t expected : {std::size_t{20}, std::size_t{5}}) {
+    // A group of its own: after an error it is not used again.
+    const auto group = test::make_world_group();
+    HostStream stream("communication", test::kWatchdog, nullptr);
+    Bytes data(20);
+    std::string text = "no error";
+    try {
+      if (rank_ == 0) {
+        const Send send{1, data.data(), 10};
+        group->exchange({&send, 1}, {}, stream, {"key/value", 1});
+      } else if (rank_ == 1) {
+        const Receive receive{0, data.data(), expected};
+        group->exchange({}, {&receive, 1}, stream, {"key/value", 1});
+      }
+      stream.synchronize();
+    } catch (const LibraryError& error) {
+      text = error.what();
+    }
+    if (rank_ == 1) {
+      EXPECT_THAT(text, HasSubstr("key/value"));
+      EXPECT_THAT(text, HasSubstr("rank 0"));
+      EXPECT_THAT(text, HasSubstr(std::to_string(expected)));
+    } else {
+      EXPECT_EQ(text, "no error");
+    }
+    group_->barrier();
+  }
+}
+
+TEST_F(GroupTest, GathersTextsOfDifferentLengths) {
+  const auto text_of = [](int rank, int round) {
+    return std::string(static_cast<std::size_t>(rank * round * 37), static_cast<char>('a' + rank));
+  };
+  for (int round = 0; round < 5; ++round) {
+    const auto texts = group_->gather_text(text_of(rank_, round));
+    ASSERT_EQ(texts.size(), static_cast<std::size_t>(size_));
+    for (int peer = 0; peer < size_; ++peer) {
+      EXPECT_EQ(texts[static_cast<std::size_t>(peer)], text_of(peer, round));
+    }
+  }
+  const std::string binary("a\0b", 3);
+  EXPECT_EQ(group_->gather_text(binary).back(), binary);
+}
+
+TEST_F(GroupTest, SumsInOrderOfRankWithTheSameBitsEverywhere) {
+  const auto value = [](int rank, std::size_t k) {
+    return (rank % 2 == 0 ? 1e16 : -1e16) + 0.1 * (rank + 1) + static_cast<double>(k);
+  };
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    std::vector<double> mine;
+    for (std::size_t k = 0; k < 5; ++k) mine.push_back(value(rank_, k));
+    const std::vector<double> sums = group_->sum(mine);
+    ASSERT_EQ(sums.size(), 5U);
+    std::string bits;
+    for (std::size_t k = 0; k < 5; ++k) {
+      double expected = value(0, k);
+      for (int peer = 1; peer < size_; ++peer) expected += value(peer, k);
+      EXPECT_EQ(std::bit_cast<std::uint64_t>(sums[k]), std::bit_cast<std::uint64_t>(expected));
+      bits += std::to_string(std::bit_cast<std::uint64_t>(sums[k])) + " ";
+    }
+    for (const std::string& theirs : group_->gather_text(bits)) EXPECT_EQ(theirs, bits);
+  }
+  EXPECT_TRUE(group_->sum({}).empty());
+}
+
+TEST_F(GroupTest, MaximumPropagatesNan) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<double> mine{static_cast<double>(rank_), static_cast<double>(-rank_),
+                                 rank_ == size_ - 1 ? kNan : 5.0, rank_ == 0 ? kNan : 5.0,
+                                 -std::numeric_limits<double>::infinity()};
+  const std::vector<double> maxima = group_->max(mine);
+  ASSERT_EQ(maxima.size(), 5U);
+  EXPECT_EQ(maxima[0], size_ - 1);
+  EXPECT_EQ(maxima[1], 0.0);
+  EXPECT_TRUE(std::isnan(maxima[2]));
+  EXPECT_TRUE(std::isnan(maxima[3]));
+  EXPECT_EQ(maxima[4], -std::numeric_limits<double>::infinity());
+}
+
+TEST_F(GroupTest, UnequalCountsAreAnError) {
+  if (size_ == 1) GTEST_SKIP() << "needs 2 ranks";
+  const std::vector<double> values(rank_ == 0 ? 2 : 1, 1.0);
+  EXPECT_THROW((void)group_->sum(values), InternalError);
+}
+
+TEST_F(GroupTest, ControlCallsAndDataDoNotMix) {
+  // Data is on its way while control calls run.
+  const int next = (rank_ + 1) % size_;
+  const int previous = (rank_ + size_ - 1) % size_;
+  const std::uint64_t out = 1000U + static_cast<unsigned>(rank_);
+  std::uint64_t in = 0;
+  const Send send{next, &out, sizeof(out)};
+  const Receive receive{previous, &in, sizeof(in)};
+  group_->exchange({&send, 1}, {&receive, 1}, stream_, {});
+  group_->barrier();
+  const auto texts = group_->gather_text(std::to_string(rank_));
+  EXPECT_EQ(texts[static_cast<std::size_t>(next)], std::to_string(next));
+  stream_.synchronize();
+  EXPECT_EQ(in, 1000U + static_cast<unsigned>(previous));
+}
+
+TEST_F(GroupTest, AbortEndsTheProcessWithItsCode) {
+  if (test::session().world() != MPI_COMM_NULL) GTEST_SKIP() << "would end every rank";
+  EXPECT_EXIT(group_->abort(3), ::testing::ExitedWithCode(3), "");
+}
+
+TEST_F(GroupTest, ChunkSizesAreChecked) {
+  if (test::session().world() == MPI_COMM_NULL) GTEST_SKIP() << "no MPI";
+  EXPECT_THROW((void)test::make_world_group(test::kWatchdog, 0), ArgumentError);
+  EXPECT_THROW((void)test::make_world_group(test::kWatchdog, std::size_t{1} << 31), ArgumentError);
+}
+
+}  // namespace
+}  // namespace annulus

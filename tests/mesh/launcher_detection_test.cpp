@@ -1,0 +1,69 @@
+#include <map>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/mesh/mpi.hpp>
+
+namespace annulus {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using Environment = std::map<std::string, std::string>;
+
+bool started(const Environment& environment) {
+  return started_by_launcher([&](const char* name) -> const char* {
+    const auto found = environment.find(name);
+    return found == environment.end() ? nullptr : found->second.c_str();
+  });
+}
+
+TEST(LauncherDetection, NoLauncherNoMpi) {
+  EXPECT_FALSE(started({{"PATH", "/bin"}}));
+}
+
+TEST(LauncherDetection, LaunchersThatMpiUnderstands) {
+  EXPECT_TRUE(started({{"OMPI_COMM_WORLD_SIZE", "1"}}));
+  EXPECT_TRUE(started({{"PMIX_RANK", "0"}}));
+  EXPECT_TRUE(started({{"PMI_RANK", "3"}}));
+  // mpirun inside a Slurm allocation, and srun --mpi=pmix.
+  EXPECT_TRUE(
+      started({{"OMPI_COMM_WORLD_SIZE", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}}));
+  EXPECT_TRUE(started({{"PMIX_RANK", "1"}, {"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}}));
+}
+
+TEST(LauncherDetection, SrunWithoutPmiIsAnErrorThatPrintsTheFix) {
+  for (const char* variable : {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}) {
+    try {
+      (void)started({{"SLURM_PROCID", "2"}, {variable, "4"}});
+      FAIL() << "no error with " << variable;
+    } catch (const LibraryError& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("4 tasks"), HasSubstr("srun --mpi=pmix"),
+                                      HasSubstr("mpirun -n 4")));
+    }
+  }
+}
+
+TEST(LauncherDetection, OneSlurmTaskStandsAlone) {
+  EXPECT_FALSE(started({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}}));
+  EXPECT_FALSE(started({{"SLURM_PROCID", "0"}}));
+  // One task of a larger allocation: the step counts.
+  EXPECT_FALSE(
+      started({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_STEP_NUM_TASKS", "1"}}));
+  // An interactive allocation, outside srun.
+  EXPECT_FALSE(started({{"SLURM_NTASKS", "8"}}));
+}
+
+TEST(LauncherDetection, ABatchScriptStandsAloneButItsStepsDoNot) {
+  const Environment script{{"ENVIRONMENT", "BATCH"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}};
+  EXPECT_FALSE(started(script));
+  Environment step = script;
+  step["SLURM_STEP_NUM_TASKS"] = "8";
+  EXPECT_THROW((void)started(step), LibraryError);
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,160 @@
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/core/host_stream.hpp>
+#include <annulus/mesh/agreement.hpp>
+
+#include "tests/mesh/world_group.hpp"
+
+namespace annulus {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+const Watchdog kHasty{Watchdog::Seconds(1)};
+constexpr std::size_t kBytes = 3 << 19;  // 1.5 MiB: too much to leave before it is received
+
+std::string timeout_text(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const TimeoutError& error) {
+    return error.what();
+  }
+  return "no timeout";
+}
+
+// Rank 0 comes late; the patient group keeps the ranks in step around the timeouts.
+class TimeoutTest : public ::testing::Test {
+ protected:
+  const std::unique_ptr<Group> patient_ = test::make_world_group();
+  const int rank_ = patient_->rank();
+  const int size_ = patient_->size();
+  HostStream stream_{"communication", kHasty, nullptr};
+  std::vector<char> data_ = std::vector<char>(kBytes, static_cast<char>(rank_ + 1));
+};
+
+TEST_F(TimeoutTest, AMissingSenderIsNamedWithStepAndBytes) {
+  const auto group = test::make_world_group(kHasty);
+  const Receive receive{0, data_.data(), kBytes};
+  if (rank_ == 1) {
+    group->exchange({}, {&receive, 1}, stream_, {"key/value", 2});
+    EXPECT_THAT(timeout_text([&] { stream_.synchronize(); }),
+                StartsWith("step 2: waiting for 1.5 MiB of key/value from rank 0 (nothing for"));
+  }
+  patient_->barrier();
+  // The late message still arrives.
+  if (rank_ == 0) {
+    const Send send{1, data_.data(), kBytes};
+    group->exchange({&send, 1}, {}, stream_, {"key/value", 2});
+  }
+  stream_.synchronize();
+  if (rank_ == 1) {
+    EXPECT_EQ(data_, std::vector<char>(kBytes, 1));
+  }
+  patient_->barrier();
+}
+
+TEST_F(TimeoutTest, AMissingReceiverIsNamed) {
+  const auto group = test::make_world_group(kHasty);
+  if (rank_ == 1) {
+    const Send send{0, data_.data(), kBytes};
+    group->exchange({&send, 1}, {}, stream_, {"outputs", -1});
+    EXPECT_THAT(timeout_text([&] { stream_.synchronize(); }),
+                StartsWith("waiting for 1.5 MiB of outputs to be taken by rank 0"));
+  }
+  patient_->barrier();
+  if (rank_ == 0) {
+    const Receive receive{1, data_.data(), kBytes};
+    group->exchange({}, {&receive, 1}, stream_, {"outputs", -1});
+  }
+  stream_.synchronize();
+  patient_->barrier();
+}
+
+TEST_F(TimeoutTest, RanksOfAGroupAreTranslatedToThoseOfMpirun) {
+  const auto group = test::make_reversed_group(kHasty);
+  const int last = size_ - 1;  // mpirun's rank 0
+  int value = 0;
+  if (group->rank() == 0) {
+    const Receive receive{last, &value, sizeof(value)};
+    group->exchange({}, {&receive, 1}, stream_, {"lengths", 7});
+    EXPECT_THAT(timeout_text([&] { stream_.synchronize(); }),
+                StartsWith("step 7: waiting for 4 B of lengths from rank " + std::to_string(last) +
+                           " (mpirun rank 0)"));
+  }
+  patient_->barrier();
+  if (group->rank() == last) {
+    const Send send{0, &value, sizeof(value)};
+    group->exchange({&send, 1}, {}, stream_, {"lengths", 7});
+  }
+  stream_.synchronize();
+  patient_->barrier();
+}
+
+TEST_F(TimeoutTest, OnlyThePeersThatAreStillPendingAreNamed) {
+  if (size_ < 3) GTEST_SKIP() << "needs 3 ranks";
+  const auto group = test::make_world_group(kHasty);
+  std::vector<int> values(static_cast<std::size_t>(size_), -1);
+  const Send send{1, &rank_, sizeof(rank_)};
+  if (rank_ >= 2) group->exchange({&send, 1}, {}, stream_, {"data", 0});
+  stream_.synchronize();
+  patient_->barrier();
+  if (rank_ == 1) {
+    std::vector<Receive> receives;
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != 1) receives.push_back({peer, &values[static_cast<std::size_t>(peer)], 4});
+    }
+    group->exchange({}, receives, stream_, {"data", 0});
+    EXPECT_THAT(timeout_text([&] { stream_.synchronize(); }),
+                AllOf(HasSubstr("from rank 0"), Not(HasSubstr("from rank 2"))));
+  }
+  patient_->barrier();
+  if (rank_ == 0) group->exchange({&send, 1}, {}, stream_, {"data", 0});
+  stream_.synchronize();
+  if (rank_ == 1) {
+    EXPECT_EQ(values[0], 0);
+    EXPECT_EQ(values[2], 2);
+  }
+  patient_->barrier();
+}
+
+TEST_F(TimeoutTest, ControlCallsSayWhichCallWaitedForWhom) {
+  struct Call {
+    std::string expected;
+    std::function<void(Group&)> run;
+  };
+  const UserError error("bad window");
+  const std::vector<double> values{1.0};
+  const std::vector<Call> calls{
+      {"barrier: waiting for rank 0 (nothing", [](Group& group) { group.barrier(); }},
+      {"gather_text: waiting for rank 0 (nothing",
+       [](Group& group) { (void)group.gather_text("x"); }},
+      {"sum: waiting for rank 0 (nothing", [&](Group& group) { (void)group.sum(values); }},
+      {"max: waiting for rank 0 (nothing", [&](Group& group) { (void)group.max(values); }},
+      {"agreement on errors: gather_text: waiting for rank 0 (nothing",
+       [](Group& group) { agree(group, nullptr); }},
+      {"rank " + std::to_string(rank_) + ": bad window (and in the agreement on errors: ",
+       [&](Group& group) { agree(group, &error); }},
+  };
+  for (const Call& call : calls) {
+    // A group of its own, as nothing is defined after a timeout but to leave.
+    const auto group = test::make_world_group(kHasty);
+    if (rank_ != 0) {
+      EXPECT_THAT(timeout_text([&] { call.run(*group); }), StartsWith(call.expected));
+    }
+    patient_->barrier();
+  }
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include <annulus/mesh/group.hpp>
+#include <annulus/mesh/mpi_group.hpp>
+
+#include "tests/support/test_world.hpp"
+
+namespace annulus::test {
+
+/// All ranks of the test program on a communicator of their own, or a self group without mpirun.
+inline std::unique_ptr<Group> make_world_group(Watchdog watchdog = kWatchdog,
+                                               std::size_t chunk_bytes = kMpiChunkBytes) {
+  if (session().world() == MPI_COMM_NULL) return make_self_group();
+  MPI_Comm copy = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_dup(session().world(), &copy), "MPI_Comm_dup");
+  return make_mpi_group(Communicator(copy), watchdog, chunk_bytes);
+}
+
+/// As make_world_group(), with the ranks in reverse order.
+inline std::unique_ptr<Group> make_reversed_group(Watchdog watchdog = kWatchdog) {
+  if (session().world() == MPI_COMM_NULL) return make_self_group();
+  MPI_Comm reversed = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split(session().world(), 0, -session().rank(), &reversed), "MPI_Comm_split");
+  return make_mpi_group(Communicator(reversed), watchdog);
+}
+
+}  // namespace annulus::test

@@ -1,12 +1,12 @@
-#include <annulus/core/error.hpp>
-#include <annulus/partition/position.hpp>
-
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <numeric>
 #include <tuple>
 #include <utility>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/partition/position.hpp>
 
 namespace annulus {
 

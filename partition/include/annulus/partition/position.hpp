@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 /// Positions along one dimension of a sharded array.
@@ -85,7 +86,9 @@ class PositionRanges {
 
   [[nodiscard]] std::int64_t size() const noexcept { return size_; }
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
-  [[nodiscard]] const std::vector<PositionRange>& ranges() const noexcept { return ranges_; }
+  [[nodiscard]] const std::vector<PositionRange>& ranges() const& noexcept { return ranges_; }
+  /// By value, so that `for (… : layout.positions(rank).ranges())` does not dangle.
+  [[nodiscard]] std::vector<PositionRange> ranges() && noexcept { return std::move(ranges_); }
 
   [[nodiscard]] GlobalPosition global(LocalPosition local) const;
   [[nodiscard]] std::optional<LocalPosition> local(GlobalPosition global) const;
@@ -103,11 +106,11 @@ class PositionRanges {
 
 /// Where the entries that two shards share lie in each of them.
 struct CommonRange {
-  PositionRange global;      ///< the shared positions
-  LocalPosition first;       ///< local position of global.start in the first shard …
-  std::int64_t first_step;   ///< … and the local distance between neighbours there
-  LocalPosition second;      ///< likewise in the second shard
-  std::int64_t second_step;
+  PositionRange global;         ///< the shared positions
+  LocalPosition first;          ///< local position of global.start in the first shard …
+  std::int64_t first_step = 1;  ///< … and the local distance between neighbours there
+  LocalPosition second;         ///< likewise in the second shard
+  std::int64_t second_step = 1;
 };
 
 /// The positions that both hold, in ascending order within each pair of ranges.

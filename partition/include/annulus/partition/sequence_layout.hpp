@@ -1,9 +1,9 @@
 #pragma once
 
-#include <annulus/partition/position.hpp>
-
 #include <cstdint>
 #include <string_view>
+
+#include <annulus/partition/position.hpp>
 
 namespace annulus {
 
@@ -18,8 +18,13 @@ enum class LayoutKind : std::uint8_t {
 /// Throws ArgumentError("sequence layout", …).
 [[nodiscard]] LayoutKind parse_layout(std::string_view name);
 
-/// A bijection between global positions and (rank, local position). Chunk sizes differ by at most
-/// one granule; the ragged remainder goes last. Plain data; no communication.
+/// A bijection between global positions and (rank, local position). Plain data; no communication.
+///
+/// Chunks of contiguous and zigzag: the length is counted in whole granules, which are dealt
+/// evenly, the first chunks getting one more where they do not come out even (10 positions on 4
+/// ranks: 3, 3, 2, 2); what remains below a granule goes to the last chunk. So sizes differ by at
+/// most one granule. Striped deals single positions whatever the granule. There may be fewer
+/// positions than ranks: then some ranks hold nothing.
 class SequenceLayout {
  public:
   /// `length` ≥ 0 positions on `ranks` ≥ 1 ranks; `granule` ≥ 1. Throws ArgumentError.
@@ -28,6 +33,7 @@ class SequenceLayout {
   [[nodiscard]] LayoutKind kind() const noexcept { return kind_; }
   [[nodiscard]] std::int64_t length() const noexcept { return length_; }
   [[nodiscard]] int ranks() const noexcept { return ranks_; }
+  [[nodiscard]] std::int64_t granule() const noexcept { return granule_; }
 
   /// What `rank` holds, in local order: one range per non-empty chunk.
   [[nodiscard]] PositionRanges positions(int rank) const;
@@ -36,6 +42,7 @@ class SequenceLayout {
   bool operator==(const SequenceLayout&) const = default;
 
  private:
+  [[nodiscard]] std::int64_t chunks() const noexcept;
   [[nodiscard]] PositionRange chunk(std::int64_t index) const;
 
   LayoutKind kind_;

@@ -1,0 +1,126 @@
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/mesh/agreement.hpp>
+#include <annulus/partition/reshard.hpp>
+#include <annulus/partition/reshard_plan.hpp>
+
+namespace annulus {
+namespace {
+
+void check_view(const char* name, const ConstTensorView& view, const NamedSharding& sharding,
+                int rank) {
+  const Extents expected = sharding.local_shape(rank);
+  if (!(view.shape() == expected)) {
+    throw ArgumentError(
+        name, "shape " + to_string(view.shape()),
+        fmt::format("{}, this rank's part of {}", to_string(expected), to_string(sharding)));
+  }
+  if (!view.place().is_host()) {
+    throw UnsupportedError(fmt::format("resharding works in host memory; the {} lies on {}", name,
+                                       to_string(view.place())));
+  }
+}
+
+// The entries of `view` at begin, begin + step, … per dimension.
+template <class View>
+View window(const View& view, const Extents& shape, const Extents& begin, const Extents& step) {
+  View origin = view;
+  Extents strides = view.strides();
+  for (int dim = 0; dim < view.rank(); ++dim) {
+    origin = origin.slice(dim, begin[dim], shape[dim]);
+    strides[dim] *= step[dim];
+  }
+  return View(origin.data(), view.dtype(), shape, strides, view.place());
+}
+
+ConstTensorView source_window(const ConstTensorView& source, const ReshardBox& box) {
+  return window(source, box.shape, box.source_begin, box.source_step);
+}
+
+TensorView destination_window(const TensorView& destination, const ReshardBox& box) {
+  return window(destination, box.shape, box.destination_begin, box.destination_step);
+}
+
+// A part of a message buffer, cut off its front.
+class Cursor {
+ public:
+  explicit Cursor(void* data) : next_(static_cast<std::byte*>(data)) {}
+  [[nodiscard]] std::byte* at() const noexcept { return next_; }
+  TensorView take(DType dtype, const Extents& shape) {
+    const TensorView view(next_, dtype, shape);
+    next_ += view.bytes();
+    return view;
+  }
+
+ private:
+  std::byte* next_;
+};
+
+}  // namespace
+
+void reshard(Mesh& mesh, Stream& stream, MemoryPool& pool, const NamedSharding& from,
+             const ConstTensorView& source, const NamedSharding& to,
+             const TensorView& destination) {
+  const int self = mesh.rank();
+  const DType dtype = source.dtype();
+  const ReshardPlan plan = collectively(mesh.world(), [&] {
+    if (!(from.mesh() == mesh.shape())) {
+      throw ArgumentError("resharding", to_string(from), "the mesh " + to_string(mesh.shape()));
+    }
+    check_view("source", source, from, self);
+    check_view("destination", destination, to, self);
+    if (destination.dtype() != dtype) {
+      throw ArgumentError("destination", std::string(name_of(destination.dtype())),
+                          fmt::format("{}, as the source", name_of(dtype)));
+    }
+    return plan_reshard(from, to, self);
+  });
+  stream.synchronize();
+
+  std::size_t outgoing = 0;
+  std::size_t incoming = 0;
+  const auto bytes_of = [&](const ReshardTransfer& transfer) {
+    return static_cast<std::size_t>(transfer.elements()) * size_of(dtype);
+  };
+  for (const ReshardTransfer& transfer : plan.transfers) {
+    if (transfer.source == transfer.destination) continue;
+    (transfer.source == self ? outgoing : incoming) += bytes_of(transfer);
+  }
+
+  const Buffer send_buffer = pool.allocate(outgoing);
+  const Buffer receive_buffer = pool.allocate(incoming);
+  Cursor packed(send_buffer.data());
+  std::byte* arriving = static_cast<std::byte*>(receive_buffer.data());
+  std::vector<Send> sends;
+  std::vector<Receive> receives;
+  for (const ReshardTransfer& transfer : plan.transfers) {
+    if (transfer.source != self) {
+      receives.push_back({transfer.source, arriving, bytes_of(transfer)});
+      arriving += bytes_of(transfer);
+      continue;
+    }
+    const bool stays = transfer.destination == self;
+    if (!stays) sends.push_back({transfer.destination, packed.at(), bytes_of(transfer)});
+    for (const ReshardBox& box : transfer.boxes) {
+      copy(source_window(source, box),
+           stays ? destination_window(destination, box) : packed.take(dtype, box.shape));
+    }
+  }
+  mesh.world().exchange(sends, receives, stream, {.what = "resharding"});
+  stream.synchronize();
+
+  Cursor unpacked(receive_buffer.data());
+  for (const ReshardTransfer& transfer : plan.transfers) {
+    if (transfer.source == self) continue;
+    for (const ReshardBox& box : transfer.boxes) {
+      copy(unpacked.take(dtype, box.shape), destination_window(destination, box));
+    }
+  }
+}
+
+}  // namespace annulus

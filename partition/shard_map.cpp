@@ -1,0 +1,193 @@
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/mesh/agreement.hpp>
+#include <annulus/partition/reshard.hpp>
+#include <annulus/partition/shard_map.hpp>
+
+#include "digest.hpp"
+
+namespace annulus {
+namespace {
+
+void check_count(const char* specs, std::size_t given, std::size_t expected, const char* what) {
+  if (given != expected) {
+    throw ArgumentError(specs, fmt::format("{} specs", given),
+                        fmt::format("one for each of {} {}", expected, what));
+  }
+}
+
+std::vector<NamedSharding> in_shardings(const Mesh& mesh, const ShardMap& map,
+                                        const ShardedArguments& arguments) {
+  check_count("in_specs", map.in_specs.size(), arguments.size(), "arguments");
+  std::vector<NamedSharding> result;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const ShardSpec& spec = map.in_specs[i];
+    result.emplace_back(mesh.shape(), spec.spec, arguments[i].get().global_shape(),
+                        spec.distributions);
+  }
+  return result;
+}
+
+std::vector<Tensor> run_body(const ShardMap& map, std::span<const ConstTensorView> shards) {
+  std::vector<Tensor> results = map.body(shards);
+  check_count("out_specs", map.out_specs.size(), results.size(), "results of the body");
+  for (const Tensor& result : results) {
+    if (!result.view().place().is_host()) {
+      throw UnsupportedError("shard_map takes results in host memory");
+    }
+  }
+  return results;
+}
+
+// What a rank tells the others of one result.
+struct ResultInfo {
+  DType dtype = DType::float32;
+  Extents shape;
+  std::string digest;
+};
+
+std::string encoded(const ResultInfo& info) {
+  return fmt::format("{} {} {} {}", name_of(info.dtype), info.shape.rank(),
+                     fmt::join(info.shape.begin(), info.shape.end(), " "), info.digest);
+}
+
+ResultInfo decoded(const std::string& text) {
+  std::istringstream words(text);
+  ResultInfo info;
+  std::string dtype;
+  int rank = 0;
+  words >> dtype >> rank;
+  std::vector<std::int64_t> shape(static_cast<std::size_t>(rank));
+  for (std::int64_t& size : shape) words >> size;
+  words >> info.digest;
+  info.dtype = parse_dtype(dtype);
+  info.shape = Extents(shape);
+  return info;
+}
+
+// Every rank's word on one result, in order of rank.
+std::vector<ResultInfo> gather_info(Group& world, const Tensor& result, bool with_digest) {
+  ResultInfo mine{result.dtype(), result.shape(), "-"};
+  if (with_digest) mine.digest = digest(result.view().data(), result.bytes());
+  std::vector<ResultInfo> all;
+  for (const std::string& text : world.gather_text(encoded(mine))) all.push_back(decoded(text));
+  return all;
+}
+
+void check_dtypes(const std::vector<ResultInfo>& infos, int result) {
+  for (std::size_t rank = 1; rank < infos.size(); ++rank) {
+    if (infos[rank].dtype == infos[0].dtype) continue;
+    throw ArgumentError(fmt::format("result {} of rank {}", result, rank),
+                        std::string(name_of(infos[rank].dtype)),
+                        fmt::format("{}, as on rank 0", name_of(infos[0].dtype)));
+  }
+}
+
+void check_equal_along(const MeshShape& mesh, const std::string& axis,
+                       const std::vector<ResultInfo>& infos, int result) {
+  std::set<int> same;  // ranks with which others were compared …
+  std::set<int> different;
+  const std::vector<std::string> axes{axis};
+  for (int rank = 0; rank < mesh.ranks(); ++rank) {
+    const int first = mesh.group(rank, axes).front();
+    const auto digest_of = [&](int r) { return infos[static_cast<std::size_t>(r)].digest; };
+    if (digest_of(rank) == digest_of(first)) continue;
+    same.insert(first);
+    different.insert(rank);
+  }
+  if (different.empty()) return;
+  throw UserError(fmt::format(
+      "result {}: values differ along axis '{}', which its out_spec does not name and so promises "
+      "to be equal: {} {} from {} {}",
+      result, axis, different.size() == 1 ? "rank" : "ranks", fmt::join(different, ", "),
+      same.size() == 1 ? "rank" : "ranks", fmt::join(same, ", ")));
+}
+
+}  // namespace
+
+NamedSharding result_sharding(const MeshShape& mesh, const ShardSpec& spec,
+                              std::span<const Extents> local_shapes, int result) {
+  const std::string argument = fmt::format("result {}", result);
+  for (const Distribution& distribution : spec.distributions) {
+    if (distribution.kind() == Distribution::Kind::kv_heads) {
+      throw ArgumentError(argument, "kv_heads in its out_spec", "blocks or sequences");
+    }
+  }
+  for (std::size_t rank = 1; rank < local_shapes.size(); ++rank) {
+    if (local_shapes[rank].rank() != local_shapes[0].rank()) {
+      throw ArgumentError(
+          argument, fmt::format("shape {} on rank {}", to_string(local_shapes[rank]), rank),
+          fmt::format("as many dimensions as {} on rank 0", to_string(local_shapes[0])));
+    }
+  }
+  Extents global = local_shapes[0];
+  for (int dim = 0; dim < std::min(global.rank(), spec.spec.entries()); ++dim) {
+    global[dim] = 0;
+    for (const int rank : mesh.group(0, spec.spec[dim])) {
+      global[dim] += local_shapes[static_cast<std::size_t>(rank)][dim];
+    }
+  }
+  NamedSharding sharding(mesh, spec.spec, global, spec.distributions);
+  for (int rank = 0; rank < mesh.ranks(); ++rank) {
+    const Extents& shape = local_shapes[static_cast<std::size_t>(rank)];
+    if (!(shape == sharding.local_shape(rank))) {
+      throw ArgumentError(argument, fmt::format("shape {} on rank {}", to_string(shape), rank),
+                          fmt::format("{}, its part of {}", to_string(sharding.local_shape(rank)),
+                                      to_string(sharding)));
+    }
+  }
+  return sharding;
+}
+
+std::vector<ShardedTensor> shard_map(Mesh& mesh, Stream& stream, MemoryPool& pool,
+                                     const ShardMap& map, const ShardedArguments& arguments) {
+  Group& world = mesh.world();
+  const std::vector<NamedSharding> wanted =
+      collectively(world, [&] { return in_shardings(mesh, map, arguments); });
+
+  std::vector<Tensor> moved;  // shards of arguments that had to be resharded
+  moved.reserve(arguments.size());
+  std::vector<ConstTensorView> shards;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const ShardedTensor& argument = arguments[i];
+    if (same_placement(argument.sharding(), wanted[i])) {
+      shards.push_back(argument.local());
+      continue;
+    }
+    Tensor& shard = moved.emplace_back(argument.dtype(), wanted[i].local_shape(mesh.rank()), pool);
+    reshard(mesh, stream, pool, argument.sharding(), argument.local(), wanted[i], shard.view());
+    shards.push_back(shard.view());
+  }
+
+  std::vector<Tensor> results = collectively(world, [&] { return run_body(map, shards); });
+
+  // From here on every rank knows the same and decides the same.
+  std::vector<ShardedTensor> labelled;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const int number = static_cast<int>(i);
+    const ShardSpec& spec = map.out_specs[i];
+    const std::vector<ResultInfo> infos = gather_info(world, results[i], map.check_replication);
+    check_dtypes(infos, number);
+    std::vector<Extents> shapes;
+    for (const ResultInfo& info : infos) shapes.push_back(info.shape);
+    NamedSharding sharding = result_sharding(mesh.shape(), spec, shapes, number);
+    if (map.check_replication) {
+      for (const MeshAxis& axis : mesh.shape().axes()) {
+        if (!spec.spec.names(axis.name)) check_equal_along(mesh.shape(), axis.name, infos, number);
+      }
+    }
+    labelled.emplace_back(std::move(sharding), mesh.rank(), std::move(results[i]));
+  }
+  return labelled;
+}
+
+}  // namespace annulus

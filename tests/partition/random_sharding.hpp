@@ -1,0 +1,133 @@
+#pragma once
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <annulus/partition/named_sharding.hpp>
+
+namespace annulus::test {
+
+using Random = std::mt19937;
+
+inline int draw(Random& random, int low, int high) {
+  // Not std::uniform_int_distribution, whose numbers differ between libraries.
+  return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
+}
+
+/// `ranks` on one to three axes.
+inline MeshShape random_mesh(Random& random, int ranks) {
+  std::vector<MeshAxis> axes;
+  const int count = draw(random, 1, 3);
+  for (int i = 0; i < count; ++i) {
+    int size = ranks;
+    if (i + 1 < count) {
+      do size = draw(random, 1, ranks);
+      while (ranks % size != 0);
+    }
+    axes.push_back({std::string(1, static_cast<char>('x' + i)), size});
+    ranks /= size;
+  }
+  return MeshShape(axes);
+}
+
+/// How to lay dimensions out, before their sizes are known.
+struct RandomPlacement {
+  std::vector<AxisNames> entries;
+  std::vector<Distribution> distributions;
+};
+
+inline Distribution random_distribution(Random& random) {
+  switch (draw(random, 0, 3)) {
+    case 0:
+      return Distribution::block();
+    case 1:
+      return Distribution::kv_heads();
+    default:
+      return Distribution::sequence(static_cast<LayoutKind>(draw(random, 0, 2)),
+                                    draw(random, 1, 3));
+  }
+}
+
+inline RandomPlacement random_placement(Random& random, const MeshShape& mesh, int dims) {
+  RandomPlacement result;
+  result.entries.resize(static_cast<std::size_t>(dims));
+  std::vector<MeshAxis> axes = mesh.axes();
+  for (std::size_t i = axes.size(); i > 1; --i) {
+    std::swap(axes[i - 1],
+              axes[static_cast<std::size_t>(draw(random, 0, static_cast<int>(i) - 1))]);
+  }
+  for (const MeshAxis& axis : axes) {
+    const int dim = draw(random, -1, dims - 1);  // −1: replicated along this axis
+    if (dim >= 0) result.entries[static_cast<std::size_t>(dim)].push_back(axis.name);
+  }
+  for (int dim = 0; dim < dims; ++dim) result.distributions.push_back(random_distribution(random));
+  return result;
+}
+
+/// Two random shardings of one random shape on one mesh.
+inline std::pair<NamedSharding, NamedSharding> random_shardings(Random& random,
+                                                                const MeshShape& mesh) {
+  const int dims = draw(random, 1, 4);
+  for (;;) {
+    const RandomPlacement from = random_placement(random, mesh, dims);
+    const RandomPlacement to = random_placement(random, mesh, dims);
+    std::vector<std::int64_t> sizes;
+    bool fits = true;
+    for (int dim = 0; dim < dims && fits; ++dim) {
+      const auto d = static_cast<std::size_t>(dim);
+      std::vector<std::int64_t> candidates;
+      for (std::int64_t size = 0; size <= 17; ++size) {
+        if (from.distributions[d].fits(size, mesh.size(from.entries[d])) &&
+            to.distributions[d].fits(size, mesh.size(to.entries[d]))) {
+          candidates.push_back(size);
+        }
+      }
+      // An empty array shows little: draw it rarely.
+      if (candidates.size() > 1 && draw(random, 0, 19) != 0) candidates.erase(candidates.begin());
+      fits = !candidates.empty();
+      if (fits) {
+        const int last = static_cast<int>(candidates.size()) - 1;
+        sizes.push_back(candidates[static_cast<std::size_t>(draw(random, 0, last))]);
+      }
+    }
+    if (!fits) continue;
+    const Extents shape{std::span<const std::int64_t>(sizes)};
+    return {NamedSharding(mesh, PartitionSpec(from.entries), shape, from.distributions),
+            NamedSharding(mesh, PartitionSpec(to.entries), shape, to.distributions)};
+  }
+}
+
+/// Calls visit(local index, global index) for every element that `rank` holds, in row-major order;
+/// both indices have one entry per dimension.
+template <class Visit>
+void for_each_element(const NamedSharding& sharding, int rank, Visit&& visit) {
+  const std::vector<PositionRanges> index = sharding.index(rank);
+  const auto dims = static_cast<std::size_t>(sharding.dimensions());
+  std::vector<std::int64_t> local(dims);
+  std::vector<std::int64_t> global(dims);
+  const auto descend = [&](auto& self, std::size_t dim) -> void {
+    if (dim == dims) {
+      visit(std::as_const(local), std::as_const(global));
+      return;
+    }
+    for (local[dim] = 0; local[dim] < index[dim].size(); ++local[dim]) {
+      global[dim] = index[dim].global(LocalPosition(local[dim])).value();
+      self(self, dim + 1);
+    }
+  };
+  descend(descend, 0);
+}
+
+/// Row-major number of an index.
+inline std::int64_t linear(const Extents& shape, const std::vector<std::int64_t>& index) {
+  std::int64_t result = 0;
+  for (int dim = 0; dim < shape.rank(); ++dim) {
+    result = result * shape[dim] + index[static_cast<std::size_t>(dim)];
+  }
+  return result;
+}
+
+}  // namespace annulus::test

@@ -1,0 +1,173 @@
+#include <array>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/core/device.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/partition/reshard.hpp>
+
+#include "random_sharding.hpp"
+#include "tests/support/test_world.hpp"
+
+namespace annulus {
+namespace {
+
+using test::for_each_element;
+using test::linear;
+using test::Random;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+constexpr std::array kDTypes{DType::boolean,  DType::uint8,   DType::int32,  DType::float16,
+                             DType::bfloat16, DType::float32, DType::float64};
+
+class ReshardTest : public ::testing::Test {
+ protected:
+  Mesh mesh_of(const MeshShape& shape) const {
+    return {shape, test::session().world(), test::kWatchdog};
+  }
+
+  HostDevice device_;
+  std::unique_ptr<Stream> stream_ = device_.make_stream("test", test::kWatchdog, nullptr);
+};
+
+// Bytes that tell elements apart as far as their size allows; bools stay 0 or 1.
+std::vector<std::byte> value_of(std::int64_t number, DType dtype) {
+  std::vector<std::byte> bytes(size_of(dtype));
+  std::int64_t value = number * 2654435761 + 1;
+  if (dtype == DType::boolean) value = (value >> 7) & 1;
+  std::memcpy(bytes.data(), &value, bytes.size());
+  return bytes;
+}
+
+std::byte* at(const TensorView& view, const std::vector<std::int64_t>& index) {
+  std::int64_t offset = 0;
+  for (int dim = 0; dim < view.rank(); ++dim) {
+    offset += index[static_cast<std::size_t>(dim)] * view.stride(dim);
+  }
+  return static_cast<std::byte*>(view.data()) +
+         offset * static_cast<std::int64_t>(size_of(view.dtype()));
+}
+
+// A shard in memory of its own, with gaps and an order of dimensions drawn at random.
+class Shard {
+ public:
+  Shard(Random& random, DType dtype, const Extents& shape, MemoryPool& pool) {
+    Extents storage = shape;
+    std::vector<int> order;
+    for (int dim = 0; dim < shape.rank(); ++dim) {
+      order.insert(order.begin() + test::draw(random, 0, dim), dim);
+    }
+    for (int i = 0; i < shape.rank(); ++i) {
+      storage[i] = shape[order[static_cast<std::size_t>(i)]] + test::draw(random, 0, 2);
+    }
+    memory_ = Tensor(dtype, storage, pool);
+    std::memset(memory_.view().data(), kGap, memory_.bytes());
+    const Extents storage_strides = contiguous_strides(storage);
+    Extents strides = shape;
+    for (int i = 0; i < shape.rank(); ++i) {
+      strides[order[static_cast<std::size_t>(i)]] = storage_strides[i];
+    }
+    view_ = TensorView(memory_.view().data(), dtype, shape, strides);
+  }
+
+  [[nodiscard]] const TensorView& view() const { return view_; }
+
+  // Bytes that are not 0x5a once the shard's own elements are put back to it.
+  [[nodiscard]] std::size_t touched_gaps(const NamedSharding& sharding, int rank) {
+    for_each_element(sharding, rank, [&](const auto& local, const auto&) {
+      std::memset(at(view_, local), kGap, size_of(view_.dtype()));
+    });
+    std::size_t touched = 0;
+    for (std::size_t i = 0; i < memory_.bytes(); ++i) {
+      touched += static_cast<const unsigned char*>(memory_.view().data())[i] != kGap ? 1 : 0;
+    }
+    return touched;
+  }
+
+ private:
+  static constexpr unsigned char kGap = 0x5a;
+  Tensor memory_;
+  TensorView view_;
+};
+
+TEST_F(ReshardTest, MovesRandomShardingsOfAllTypes) {
+  Random random(31);  // the same numbers on every rank …
+  for (int trial = 0; trial < 60; ++trial) {
+    Mesh mesh = mesh_of(test::random_mesh(random, test::session().size()));
+    for (int pair = 0; pair < 4; ++pair) {
+      const auto [from, to] = test::random_shardings(random, mesh.shape());
+      const DType dtype = kDTypes[static_cast<std::size_t>(test::draw(random, 0, 6))];
+      SCOPED_TRACE(to_string(from) + " → " + to_string(to) + " " + std::string(name_of(dtype)));
+      Random mine(random() + static_cast<unsigned>(mesh.rank()));  // … but strides of its own
+      const Shard source(mine, dtype, from.local_shape(mesh.rank()), device_.memory());
+      Shard destination(mine, dtype, to.local_shape(mesh.rank()), device_.memory());
+      for_each_element(from, mesh.rank(), [&](const auto& local, const auto& global) {
+        const auto value = value_of(linear(from.global_shape(), global), dtype);
+        std::memcpy(at(source.view(), local), value.data(), value.size());
+      });
+
+      reshard(mesh, *stream_, device_.memory(), from, source.view(), to, destination.view());
+
+      int wrong = 0;
+      for_each_element(to, mesh.rank(), [&](const auto& local, const auto& global) {
+        const auto value = value_of(linear(to.global_shape(), global), dtype);
+        wrong += std::memcmp(at(destination.view(), local), value.data(), value.size()) != 0;
+      });
+      EXPECT_EQ(wrong, 0);
+      EXPECT_EQ(destination.touched_gaps(to, mesh.rank()), 0U);
+    }
+  }
+}
+
+TEST_F(ReshardTest, GivesItsMemoryBack) {
+  const int ranks = test::session().size();
+  Mesh mesh = mesh_of(MeshShape({{"sp", ranks}}));
+  HostMemoryPool pool;
+  const NamedSharding from(mesh.shape(), PartitionSpec::parse("sp"), {8 * ranks, 16},
+                           {Distribution::sequence(LayoutKind::zigzag)});
+  const NamedSharding to(mesh.shape(), PartitionSpec::parse("sp"), {8 * ranks, 16},
+                         {Distribution::sequence(LayoutKind::striped)});
+  const Tensor source(DType::float32, from.local_shape(mesh.rank()), device_.memory());
+  const Tensor destination(DType::float32, to.local_shape(mesh.rank()), device_.memory());
+  std::memset(source.view().data(), 0, source.bytes());
+  reshard(mesh, *stream_, pool, from, source.view(), to, destination.view());
+  EXPECT_EQ(pool.statistics().in_use, 0U);
+  // No more than what one shard sends and receives: nothing was gathered.
+  EXPECT_LE(pool.statistics().peak_in_use, 2 * source.bytes() + 2 * MemoryPool::kAlignment);
+}
+
+TEST_F(ReshardTest, AllRanksThrowForOneRanksBadView) {
+  const int ranks = test::session().size();
+  Mesh mesh = mesh_of(MeshShape({{"sp", ranks}}));
+  const NamedSharding sharding(mesh.shape(), PartitionSpec::parse("sp"), {2 * ranks, 3});
+  const bool guilty = mesh.rank() == ranks - 1;
+  const Tensor good(DType::float32, {2, 3}, device_.memory());
+  const Tensor bad_shape(DType::float32, {2, 4}, device_.memory());
+  const Tensor bad_dtype(DType::int32, {2, 3}, device_.memory());
+  std::memset(good.view().data(), 0, good.bytes());
+  const std::string prefix = ranks > 1 ? "rank " + std::to_string(ranks - 1) + ": " : std::string();
+  EXPECT_THAT(
+      [&] {
+        reshard(mesh, *stream_, device_.memory(), sharding, guilty ? bad_shape.view() : good.view(),
+                sharding, good.view());
+      },
+      ThrowsMessage<UserError>(HasSubstr(prefix + "source: got shape [2, 4], expected [2, 3]")));
+  EXPECT_THAT(
+      [&] {
+        reshard(mesh, *stream_, device_.memory(), sharding, good.view(), sharding,
+                guilty ? bad_dtype.view() : good.view());
+      },
+      ThrowsMessage<UserError>(HasSubstr(prefix + "destination: got int32, expected float32")));
+  const NamedSharding other(MeshShape({{"elsewhere", ranks}}), PartitionSpec(), {2, 3});
+  EXPECT_THAT(
+      [&] { reshard(mesh, *stream_, device_.memory(), other, good.view(), other, good.view()); },
+      ThrowsMessage<UserError>(HasSubstr("resharding")));
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,326 @@
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/core/device.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/partition/shard_map.hpp>
+
+#include "random_sharding.hpp"
+#include "tests/support/test_world.hpp"
+
+namespace annulus {
+namespace {
+
+using test::for_each_element;
+using test::linear;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+using Shards = std::span<const ConstTensorView>;
+
+class ShardMapTest : public ::testing::Test {
+ protected:
+  // dp=2 when the ranks allow it, and the rest on sp.
+  static MeshShape shape() {
+    const int ranks = test::session().size();
+    const int dp = ranks % 2 == 0 ? 2 : 1;
+    return MeshShape({{"dp", dp}, {"sp", ranks / dp}});
+  }
+
+  // A [4, length] array of its own element numbers.
+  ShardedTensor numbers(std::int64_t length, const char* spec, Distribution sequence = {}) {
+    NamedSharding sharding(mesh_.shape(), PartitionSpec::parse(spec), {4, length},
+                           {Distribution::block(), sequence});
+    ShardedTensor tensor(sharding, mesh_.rank(), DType::int32, device_.memory());
+    for_each_element(sharding, mesh_.rank(), [&](const auto& local, const auto& global) {
+      tensor.local().at<std::int32_t>({local[0], local[1]}) =
+          static_cast<std::int32_t>(linear(sharding.global_shape(), global));
+    });
+    return tensor;
+  }
+
+  void expect_numbers(const ShardedTensor& tensor) {
+    const NamedSharding& sharding = tensor.sharding();
+    int wrong = 0;
+    for_each_element(sharding, mesh_.rank(), [&](const auto& local, const auto& global) {
+      const auto expected = linear(sharding.global_shape(), global);
+      wrong += tensor.local().at<std::int32_t>({local[0], local[1]}) != expected ? 1 : 0;
+    });
+    EXPECT_EQ(wrong, 0) << to_string(sharding);
+  }
+
+  Tensor copy_of(const ConstTensorView& view) {
+    Tensor result(view.dtype(), view.shape(), device_.memory());
+    copy(view, result.view());
+    return result;
+  }
+
+  Tensor single(std::int32_t value) {
+    Tensor result(DType::int32, {1}, device_.memory());
+    result.view().at<std::int32_t>({0}) = value;
+    return result;
+  }
+
+  static std::vector<Tensor> one(Tensor tensor) {
+    std::vector<Tensor> results;
+    results.push_back(std::move(tensor));
+    return results;
+  }
+
+  std::vector<ShardedTensor> run(const ShardMap& map, const ShardedArguments& arguments) {
+    return shard_map(mesh_, *stream_, device_.memory(), map, arguments);
+  }
+
+  [[nodiscard]] bool last() const { return mesh_.rank() == mesh_.size() - 1; }
+  // How an error that only the last rank has begins.
+  [[nodiscard]] std::string blame() const {
+    return mesh_.size() == 1 ? "" : "rank " + std::to_string(mesh_.size() - 1) + ": ";
+  }
+
+  HostDevice device_;
+  std::unique_ptr<Stream> stream_ = device_.make_stream("test", test::kWatchdog, nullptr);
+  Mesh mesh_{shape(), test::session().world(), test::kWatchdog};
+};
+
+const Distribution kZigzag = Distribution::sequence(LayoutKind::zigzag);
+const Distribution kStriped = Distribution::sequence(LayoutKind::striped);
+
+TEST_F(ShardMapTest, IdentityKeepsTheArray) {
+  for (const std::int64_t length : {0, 1, 7, 16}) {
+    const ShardedTensor array = numbers(length, "dp,sp", kZigzag);
+    const ShardSpec spec(PartitionSpec::parse("dp,sp"), {{}, kZigzag});
+    const void* seen = nullptr;
+    const ShardMap map{.body =
+                           [&](Shards shards) {
+                             seen = shards[0].data();
+                             return one(copy_of(shards[0]));
+                           },
+                       .in_specs = {spec},
+                       .out_specs = {spec}};
+    const auto results = run(map, {array});
+    ASSERT_EQ(results.size(), 1U);
+    EXPECT_EQ(results[0].global_shape(), (Extents{4, length}));
+    EXPECT_EQ(seen, array.local().data());  // nothing moved
+    expect_numbers(results[0]);
+  }
+}
+
+TEST_F(ShardMapTest, ReshardsArgumentsToTheirSpecs) {
+  const ShardedTensor array = numbers(11, "dp,sp", kZigzag);
+  const ShardMap map{
+      .body =
+          [&](Shards shards) {
+            std::vector<Tensor> results = one(copy_of(shards[0]));
+            results.push_back(copy_of(shards[1]));
+            return results;
+          },
+      .in_specs = {{PartitionSpec::parse("-,sp"), {{}, kStriped}}, PartitionSpec()},
+      .out_specs = {{PartitionSpec::parse("-,sp"), {{}, kStriped}}, PartitionSpec()}};
+  const auto results = run(map, {array, array});
+  ASSERT_EQ(results.size(), 2U);
+  EXPECT_EQ(results[0].sharding().spec(), PartitionSpec::parse("-,sp"));
+  EXPECT_EQ(results[1].sharding().spec(), PartitionSpec());
+  expect_numbers(results[0]);
+  expect_numbers(results[1]);
+}
+
+TEST_F(ShardMapTest, ReshardsEvenWhereTheShapesAgree) {
+  const ShardedTensor array = numbers(4 * mesh_.size(), "dp,sp", kZigzag);
+  const ShardSpec striped(PartitionSpec::parse("dp,sp"), {{}, kStriped});
+  const ShardMap map{.body = [&](Shards shards) { return one(copy_of(shards[0])); },
+                     .in_specs = {striped},
+                     .out_specs = {striped}};
+  expect_numbers(run(map, {array})[0]);
+}
+
+TEST_F(ShardMapTest, ABodyMayCommunicateAlongAnAxis) {
+  const ShardedTensor array = numbers(12, "dp,sp", kStriped);
+  const AxisNames axes{"dp", "sp"};
+  const ShardMap map{.body =
+                         [&](Shards shards) {
+                           double sum = 0;
+                           for (std::int64_t i = 0; i < shards[0].size(0); ++i) {
+                             for (std::int64_t j = 0; j < shards[0].size(1); ++j) {
+                               sum += shards[0].at<std::int32_t>({i, j});
+                             }
+                           }
+                           const double total = mesh_.group(axes).sum({&sum, 1}).front();
+                           return one(single(static_cast<std::int32_t>(total)));
+                         },
+                     .in_specs = {{PartitionSpec::parse("dp,sp"), {{}, kStriped}}},
+                     .out_specs = {PartitionSpec()}};
+  const auto results = run(map, {array});
+  EXPECT_EQ(results[0].global_shape(), (Extents{1}));
+  EXPECT_EQ(results[0].local().at<std::int32_t>({0}), 47 * 48 / 2);
+}
+
+TEST_F(ShardMapTest, ResultsGrowWithTheAxesThatTheyName) {
+  const ShardMap map{.body = [&](Shards) { return one(single(mesh_.rank())); },
+                     .in_specs = {},
+                     .out_specs = {PartitionSpec::parse("dp+sp")}};
+  const auto results = run(map, {});
+  EXPECT_EQ(results[0].global_shape(), (Extents{mesh_.size()}));
+}
+
+TEST_F(ShardMapTest, FindsWhatIsNotReplicated) {
+  ShardMap map{.body =
+                   [&](Shards) {
+                     std::vector<Tensor> results = one(single(5));
+                     results.push_back(single(last() ? 6 : 5));
+                     return results;
+                   },
+               .in_specs = {},
+               .out_specs = {PartitionSpec(), PartitionSpec()}};
+  if (mesh_.size() == 1) {
+    EXPECT_NO_THROW((void)run(map, {}));
+    return;
+  }
+  const int sp = mesh_.shape().axis_size("sp");
+  const std::string axis = mesh_.shape().axis_size("dp") > 1 ? "dp" : "sp";  // the first that shows
+  const int partner = axis == "dp" ? mesh_.size() - 1 - sp : 0;
+  const std::string ranks =
+      "rank " + std::to_string(mesh_.size() - 1) + " from rank " + std::to_string(partner);
+  EXPECT_THAT([&] { (void)run(map, {}); },
+              ThrowsMessage<UserError>(
+                  AllOf(HasSubstr("result 1"), HasSubstr("'" + axis + "'"), HasSubstr(ranks))));
+  map.check_replication = false;
+  EXPECT_NO_THROW((void)run(map, {}));
+}
+
+TEST_F(ShardMapTest, AnAxisThatTheSpecNamesMayDiffer) {
+  // Equal along dp, different along sp.
+  const auto body = [&](Shards) {
+    return one(single(mesh_.shape().coordinate(mesh_.rank(), "sp")));
+  };
+  EXPECT_NO_THROW(
+      (void)run({.body = body, .in_specs = {}, .out_specs = {PartitionSpec::parse("sp")}}, {}));
+  if (mesh_.shape().axis_size("sp") == 1) return;
+  EXPECT_THAT(
+      [&] {
+        (void)run({.body = body, .in_specs = {}, .out_specs = {PartitionSpec::parse("dp")}}, {});
+      },
+      ThrowsMessage<UserError>(AllOf(HasSubstr("result 0"), HasSubstr("'sp'"))));
+}
+
+TEST_F(ShardMapTest, OneBitIsADifference) {
+  const ShardMap map{.body =
+                         [&](Shards) {
+                           Tensor result(DType::uint8, {1027}, device_.memory());
+                           result.fill_zero();
+                           if (last()) result.view().at<std::uint8_t>({1026}) = 128;
+                           return one(std::move(result));
+                         },
+                     .in_specs = {},
+                     .out_specs = {PartitionSpec()}};
+  if (mesh_.size() == 1) {
+    EXPECT_NO_THROW((void)run(map, {}));
+  } else {
+    EXPECT_THROW((void)run(map, {}), UserError);
+  }
+}
+
+TEST_F(ShardMapTest, CountsItsSpecs) {
+  const ShardedTensor array = numbers(8, "-");
+  const auto body = [&](Shards shards) { return one(copy_of(shards[0])); };
+  const PartitionSpec whole;
+  EXPECT_THAT(
+      [&] {
+        (void)run({body, {whole, whole}, {whole}}, {array});
+      },
+      ThrowsMessage<UserError>(HasSubstr("in_specs: got 2 specs, expected one for each of 1 "
+                                         "arguments")));
+  EXPECT_THAT(
+      [&] {
+        (void)run({body, {whole}, {whole, whole}}, {array});
+      },
+      ThrowsMessage<UserError>(HasSubstr("out_specs: got 2 specs, expected one for each of 1 "
+                                         "results")));
+}
+
+TEST_F(ShardMapTest, AllRanksThrowWhatOneBodyThrows) {
+  const auto user_error = [&](Shards) -> std::vector<Tensor> {
+    if (last()) throw ArgumentError("window", "-3", "-1 or more");
+    return one(single(1));
+  };
+  const PartitionSpec whole;
+  EXPECT_THAT(
+      [&] {
+        (void)run({user_error, {}, {whole}}, {});
+      },
+      ThrowsMessage<UserError>(HasSubstr(blame() + "window: got -3, expected -1 or more")));
+  const auto other_error = [&](Shards) -> std::vector<Tensor> {
+    if (last()) throw std::runtime_error("disk on fire");
+    return one(single(1));
+  };
+  EXPECT_THAT(
+      [&] {
+        (void)run({other_error, {}, {whole}}, {});
+      },
+      ThrowsMessage<LibraryError>(HasSubstr(blame() + "disk on fire")));
+}
+
+TEST_F(ShardMapTest, ResultsMustFitTogether) {
+  if (mesh_.size() == 1) GTEST_SKIP() << "needs two ranks";
+  const std::string rank = "rank " + std::to_string(mesh_.size() - 1);
+  const PartitionSpec whole;
+  const auto dtypes = [&](Shards) {
+    Tensor result(last() ? DType::float32 : DType::int32, {1}, device_.memory());
+    result.fill_zero();
+    return one(std::move(result));
+  };
+  EXPECT_THAT(
+      [&] {
+        (void)run({dtypes, {}, {whole}}, {});
+      },
+      ThrowsMessage<UserError>(AllOf(HasSubstr(rank), HasSubstr("float32"))));
+  const auto shapes = [&](Shards) {
+    Tensor result(DType::int32, {last() ? 2 : 1}, device_.memory());
+    result.fill_zero();
+    return one(std::move(result));
+  };
+  EXPECT_THAT(
+      [&] {
+        (void)run({shapes, {}, {whole}}, {});
+      },
+      ThrowsMessage<UserError>(AllOf(HasSubstr(rank), HasSubstr("[2]"))));
+}
+
+TEST_F(ShardMapTest, BadSpecsAreErrorsOnAllRanks) {
+  const ShardedTensor array = numbers(8, "-");
+  const auto body = [&](Shards shards) { return one(copy_of(shards[0])); };
+  const PartitionSpec whole;
+  EXPECT_THAT(
+      [&] {
+        (void)run({body, {PartitionSpec::parse("tp")}, {whole}}, {array});
+      },
+      ThrowsMessage<UserError>(HasSubstr("unknown mesh axis 'tp'")));
+  EXPECT_THAT(
+      [&] {
+        (void)run({body, {PartitionSpec::parse("-,-,sp")}, {whole}}, {array});
+      },
+      ThrowsMessage<UserError>(HasSubstr("3 entries")));
+  EXPECT_THAT(
+      [&] {
+        (void)run({body, {whole}, {PartitionSpec::parse("-,-,sp")}}, {array});
+      },
+      ThrowsMessage<UserError>(HasSubstr("3 entries")));
+}
+
+TEST_F(ShardMapTest, ShardsMustHaveTheShapeOfTheirSharding) {
+  const NamedSharding sharding(mesh_.shape(), PartitionSpec(), {2, 2});
+  EXPECT_THAT(
+      [&] {
+        const ShardedTensor tensor(sharding, mesh_.rank(),
+                                   Tensor(DType::int32, {2, 3}, device_.memory()));
+      },
+      ThrowsMessage<ArgumentError>(HasSubstr("shard: got shape [2, 3], expected [2, 2]")));
+}
+
+}  // namespace
+}  // namespace annulus

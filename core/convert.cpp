@@ -26,6 +26,18 @@ void widen_float16(const Float16* source, float* destination, std::int64_t count
   for (; i < count; ++i) destination[i] = static_cast<float>(source[i]);
 }
 
+void round_to_float16(const float* source, Float16* destination, std::int64_t count) {
+  const hn::ScalableTag<float> f32;
+  const hn::Rebind<hwy::float16_t, decltype(f32)> f16;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(f32));
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto half = hn::DemoteTo(f16, hn::LoadU(f32, source + i));
+    hn::StoreU(half, f16, reinterpret_cast<hwy::float16_t*>(destination + i));
+  }
+  for (; i < count; ++i) destination[i] = Float16(source[i]);
+}
+
 }  // namespace annulus::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -33,8 +45,10 @@ HWY_AFTER_NAMESPACE();
 namespace annulus {
 
 HWY_EXPORT(widen_float16);
+HWY_EXPORT(round_to_float16);
 
 void to_float32(const void* source, DType dtype, float* destination, std::int64_t count) {
+  if (count == 0) return;  // the pointers may be null
   switch (dtype) {
     case DType::float32:
       std::memcpy(destination, source, static_cast<std::size_t>(count) * sizeof(float));
@@ -54,15 +68,15 @@ void to_float32(const void* source, DType dtype, float* destination, std::int64_
 }
 
 void from_float32(const float* source, DType dtype, void* destination, std::int64_t count) {
+  if (count == 0) return;  // the pointers may be null
   switch (dtype) {
     case DType::float32:
       std::memcpy(destination, source, static_cast<std::size_t>(count) * sizeof(float));
       return;
-    case DType::float16: {
-      auto* values = static_cast<Float16*>(destination);
-      for (std::int64_t i = 0; i < count; ++i) values[i] = Float16(source[i]);
+    case DType::float16:
+      HWY_DYNAMIC_DISPATCH(round_to_float16)
+      (source, static_cast<Float16*>(destination), count);
       return;
-    }
     case DType::bfloat16: {
       auto* values = static_cast<BFloat16*>(destination);
       for (std::int64_t i = 0; i < count; ++i) values[i] = BFloat16(source[i]);

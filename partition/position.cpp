@@ -12,7 +12,7 @@ namespace annulus {
 
 std::int64_t PositionRange::count_below(GlobalPosition bound) const {
   if (bound <= start) return 0;
-  return std::min(length, (bound - start + stride - 1) / stride);
+  return std::min(length, (bound - start - 1) / stride + 1);
 }
 
 LocalRange PositionRange::indices_within(GlobalPosition low, GlobalPosition high) const {

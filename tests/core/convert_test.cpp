@@ -69,6 +69,34 @@ TEST(Convert, BFloat16AnyLength) {
   check_odd_lengths_and_offsets<BFloat16>();
 }
 
+TEST(Convert, Float16RoundsLikeTheScalarForArbitraryBits) {
+  std::mt19937 random(11);
+  std::vector<float> source(1 << 16);
+  for (float& value : source) value = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
+  // Ties between neighbouring halves, and one float to either side of each.
+  for (std::uint32_t bits = 0; bits < 0x7c00; bits += 7) {
+    Float16 below;
+    Float16 above;
+    below.bits = static_cast<std::uint16_t>(bits);
+    above.bits = static_cast<std::uint16_t>(bits + 1);
+    const float tie = (static_cast<float>(below) + static_cast<float>(above)) / 2;
+    for (const float value : {tie, std::nextafter(tie, 0.0F), std::nextafter(tie, 1e30F)}) {
+      source.push_back(value);
+      source.push_back(-value);
+    }
+  }
+  std::vector<Float16> rounded(source.size());
+  from_float32(source.data(), DType::float16, rounded.data(),
+               static_cast<std::int64_t>(source.size()));
+  for (std::size_t i = 0; i < source.size(); ++i) {
+    if (std::isnan(source[i])) {
+      ASSERT_TRUE(std::isnan(static_cast<float>(rounded[i])));
+    } else {
+      ASSERT_EQ(rounded[i].bits, Float16(source[i]).bits) << source[i];
+    }
+  }
+}
+
 TEST(Convert, RoundsSpecialValuesInBulk) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const std::vector<float> source{0.0F,     -0.0F,  kInfinity, -kInfinity, 65519.9F, 65520.0F,

@@ -1,0 +1,25 @@
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include <annulus/attention/accuracy.hpp>
+#include <annulus/core/error.hpp>
+
+namespace annulus {
+
+AccuracyBound accuracy_bound(DType dtype, std::int64_t kv_length) {
+  switch (dtype) {
+    case DType::float32: {
+      const double length = static_cast<double>(std::max<std::int64_t>(kv_length, 2));
+      return {2e-6 * std::sqrt(std::log2(length)), 1e-5};
+    }
+    case DType::float16:
+      return {1e-3, 2e-3};
+    case DType::bfloat16:
+      return {6e-3, 2e-3};
+    default:
+      throw InternalError("no accuracy bound for " + std::string(name_of(dtype)));
+  }
+}
+
+}  // namespace annulus

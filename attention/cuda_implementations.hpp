@@ -1,0 +1,19 @@
+#pragma once
+
+#include <memory>
+
+#include <annulus/attention/implementation.hpp>
+
+namespace annulus {
+
+// The kernels for CUDA devices. Every build defines these functions; one without CUDA defines them
+// in no_cuda.cpp, and what they make refuses every problem with the reason.
+
+/// cuDNN's scaled dot-product attention: "sdpa", "cudnn", "cuda_flash_attn2".
+[[nodiscard]] std::unique_ptr<Implementation> make_sdpa_implementation();
+/// Our dense flash kernel: "flash_attn2".
+[[nodiscard]] std::unique_ptr<Implementation> make_flash_implementation();
+/// Our block-sparse kernel: "blocksparse".
+[[nodiscard]] std::unique_ptr<Implementation> make_blocksparse_implementation();
+
+}  // namespace annulus

@@ -1,0 +1,148 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <annulus/partition/position.hpp>
+
+namespace annulus {
+
+/// Visible iff low ≤ j − i ≤ high, for query position i and key position j.
+struct Band {
+  static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
+  std::int64_t low = -kUnlimited;
+  std::int64_t high = kUnlimited;
+  [[nodiscard]] bool limited() const { return low != -kUnlimited || high != kUnlimited; }
+};
+
+/// What a mask leaves visible of a tile (rows × columns).
+struct Visibility {
+  std::int64_t pairs = 0;  ///< visible (row, column) pairs, summed over the batches asked about
+  bool full = false;       ///< every pair is visible
+  LocalRange rows;         ///< entries of the rows outside which nothing is visible
+  LocalRange columns;      ///< likewise for the columns
+  [[nodiscard]] bool empty() const { return pairs == 0; }
+};
+
+/// Which keys a query sees, in global coordinates: (batch, head, query position, key position).
+///
+/// A mask is the intersection of its parts (SEMANTICS §1). It holds no shard: segment ids and
+/// lengths are those of the whole batch and sequence, so every rank can ask about any rank's rows
+/// and columns, and a tile means the same under every sharding. Tiles are given as strided position
+/// ranges. Dense and block masks, which may differ by head, are further parts of the same kind:
+/// they would narrow `visible` and `examine` and change nothing for callers.
+class Mask {
+ public:
+  /// Everything visible.
+  Mask() = default;
+
+  /// i sees j only if j ≤ i + offset().
+  void set_causal(bool causal) { causal_ = causal; }
+  /// Shifts the diagonal of causal and window: S − T aligns it with the bottom right.
+  /// Throws ArgumentError beyond ±2^48.
+  void set_offset(std::int64_t offset);
+  /// i sees j only if i + offset − left ≤ j ≤ i + offset + right; −1 is unlimited.
+  /// Throws ArgumentError("window", …) for values below −1.
+  void set_window(std::int64_t left, std::int64_t right);
+  /// i sees j only if both ids are equal and ≥ 0. Row-major [batch, T] and [batch, S].
+  /// Throws ArgumentError("segment ids", …) when sizes do not fit `batch`.
+  void set_segments(std::int64_t batch, std::vector<std::int32_t> query_ids,
+                    std::vector<std::int32_t> kv_ids);
+  /// Rows (keys) at or past the length of their batch are padding. Empty: no limit.
+  /// Throws ArgumentError for a negative length.
+  void set_query_lengths(std::vector<std::int32_t> lengths);
+  void set_kv_lengths(std::vector<std::int32_t> lengths);
+
+  [[nodiscard]] bool causal() const noexcept { return causal_; }
+  [[nodiscard]] std::int64_t offset() const noexcept { return offset_; }
+  [[nodiscard]] std::int64_t window_left() const noexcept { return window_left_; }
+  [[nodiscard]] std::int64_t window_right() const noexcept { return window_right_; }
+  [[nodiscard]] bool has_segments() const noexcept { return !query_segments_.empty(); }
+  [[nodiscard]] const std::vector<std::int32_t>& query_lengths() const { return query_lengths_; }
+  [[nodiscard]] const std::vector<std::int32_t>& kv_lengths() const { return kv_lengths_; }
+  /// Causal and window together.
+  [[nodiscard]] Band band() const;
+  /// Whether the answer can differ from one batch to another.
+  [[nodiscard]] bool depends_on_batch() const {
+    return has_segments() || !query_lengths_.empty() || !kv_lengths_.empty();
+  }
+  /// Throws ArgumentError unless segments and lengths fit [batch, T] and [batch, S].
+  void validate(std::int64_t batch, std::int64_t query_length, std::int64_t kv_length) const;
+
+  /// The definition. `head` is the global query head.
+  [[nodiscard]] bool visible(std::int64_t batch, std::int64_t head, GlobalPosition row,
+                             GlobalPosition column) const;
+
+  /// What is visible of a tile in batches [batch, batch + batches). Pairs and `full` are exact,
+  /// except that with very many short segments `pairs` is an upper bound and `full` is false. The
+  /// hulls are exact for one batch of unstrided ranges; otherwise they may be wider than need be.
+  [[nodiscard]] Visibility examine(std::int64_t batch, std::int64_t batches,
+                                   const PositionRange& rows, const PositionRange& columns) const;
+
+  /// For kernels, one row at a time: columns outside [begin, end) are invisible …
+  struct Interval {
+    GlobalPosition begin;
+    GlobalPosition end;
+  };
+  [[nodiscard]] Interval row_interval(std::int64_t batch, GlobalPosition row) const;
+  /// … and inside, those whose segment id differs from the row's or is negative. By global
+  /// position; empty without segments.
+  [[nodiscard]] std::span<const std::int32_t> query_segments(std::int64_t batch) const;
+  [[nodiscard]] std::span<const std::int32_t> kv_segments(std::int64_t batch) const;
+
+ private:
+  /// Neighbouring positions with the same id ≥ 0.
+  struct Run {
+    std::int32_t id;
+    GlobalPosition begin;
+    GlobalPosition end;
+  };
+  /// Ids of every position, and their runs: per batch, query runs in order of position, key runs in
+  /// order of (id, position).
+  class Segments {
+   public:
+    Segments() = default;
+    Segments(std::int64_t batch, std::vector<std::int32_t> ids, bool by_id);
+    [[nodiscard]] bool empty() const noexcept { return runs_.empty(); }
+    [[nodiscard]] std::int64_t length() const noexcept { return length_; }
+    [[nodiscard]] std::int64_t batches() const noexcept {
+      return static_cast<std::int64_t>(runs_.size());
+    }
+    [[nodiscard]] std::span<const std::int32_t> ids(std::int64_t batch) const;
+    [[nodiscard]] const std::vector<Run>& runs(std::int64_t batch) const {
+      return runs_[static_cast<std::size_t>(batch)];
+    }
+
+   private:
+    std::int64_t length_ = 0;
+    std::vector<std::int32_t> ids_;
+    std::vector<std::vector<Run>> runs_;
+  };
+
+  [[nodiscard]] Visibility examine_one(std::int64_t batch, const PositionRange& rows,
+                                       const PositionRange& columns) const;
+
+  bool causal_ = false;
+  std::int64_t offset_ = 0;
+  std::int64_t window_left_ = -1;
+  std::int64_t window_right_ = -1;
+  Segments query_segments_;
+  Segments kv_segments_;
+  std::vector<std::int32_t> query_lengths_;
+  std::vector<std::int32_t> kv_lengths_;
+};
+
+/// Segment ids 0, 1, … of packed documents from their prefix sum (SEMANTICS §1): starts at 0, never
+/// falls (a document may be empty), ends at `length`. Throws ArgumentError("cu_seqlens", …) naming
+/// the first wrong entry.
+[[nodiscard]] std::vector<std::int32_t> segments_from_cu_seqlens(
+    std::span<const std::int32_t> cu_seqlens, std::int64_t length);
+
+/// "causal, offset 3, window 100,0, segments"; "none" when everything is visible.
+[[nodiscard]] std::string to_string(const Mask& mask);
+
+}  // namespace annulus

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <annulus/attention/mask.hpp>
+#include <annulus/core/dtype.hpp>
+#include <annulus/core/tensor.hpp>
+
+namespace annulus {
+
+/// Sizes of an attention problem: query [B,T,N,D], key [B,S,K,D], value [B,S,K,Dv], output
+/// [B,T,N,Dv].
+struct AttentionShape {
+  std::int64_t batch = 1;         ///< B
+  std::int64_t query_length = 0;  ///< T
+  std::int64_t kv_length = 0;     ///< S
+  std::int64_t heads = 1;         ///< N, query heads: a multiple of K
+  std::int64_t kv_heads = 1;      ///< K; query head n reads key/value head n / (N/K)
+  std::int64_t head_dim = 1;      ///< D
+  std::int64_t value_dim = 1;     ///< Dv
+
+  [[nodiscard]] std::int64_t heads_per_kv_head() const { return heads / kv_heads; }
+  bool operator==(const AttentionShape&) const = default;
+};
+
+/// "B=1 T=1024 S=1024 N=8 K=2 D=64 Dv=64".
+[[nodiscard]] std::string to_string(const AttentionShape& shape);
+
+/// What to compute, without tensors and without ranks: the whole, unsharded problem.
+///
+/// A logit is s = scale · q·k, then soft_cap · tanh(s / soft_cap) if capped; masked entries become
+/// −∞ before the softmax. A row that sees nothing gives output 0 and LSE −∞ (SEMANTICS §1).
+struct AttentionProblem {
+  AttentionShape shape;
+  DType dtype = DType::float32;    ///< of query, key, value and output
+  std::optional<double> scale;     ///< 1/√D if absent
+  std::optional<double> soft_cap;  ///< none if absent
+  Mask mask;
+
+  [[nodiscard]] double logit_scale() const;
+  /// Throws ArgumentError naming the field: sizes below 0 (heads and dims: 1), N not a multiple of
+  /// K, a dtype other than float16, bfloat16, float32, a scale that is not finite, a soft cap that
+  /// is not positive and finite, a mask that does not fit.
+  void validate() const;
+};
+
+/// 4 · pairs · N · D operations for D = Dv (2 · N · (D + Dv) per visible pair): the field's count.
+[[nodiscard]] double forward_flops(const AttentionShape& shape, double visible_pairs);
+
+}  // namespace annulus

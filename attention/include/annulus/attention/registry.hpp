@@ -1,0 +1,47 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <annulus/attention/implementation.hpp>
+
+namespace annulus {
+
+/// Why one implementation was chosen and the others were not.
+struct Selection {
+  const Implementation* implementation = nullptr;
+  /// (name, reason) of every implementation passed over before it, best first.
+  std::vector<std::pair<std::string, std::string>> passed_over;
+};
+
+/// The implementations by name. Names are case-sensitive.
+class Registry {
+ public:
+  /// Every implementation that this build knows, best first. One whose backend was not built in is
+  /// listed too, and refuses every problem with the reason.
+  static Registry standard();
+
+  /// Later registrations are tried later by `auto`. Throws ArgumentError for a name taken twice.
+  void add(std::unique_ptr<Implementation> implementation);
+
+  /// By name or alias. Throws ArgumentError listing the known names.
+  [[nodiscard]] const Implementation& get(std::string_view name) const;
+  /// Names in order of registration, an implementation's aliases right after its name.
+  [[nodiscard]] std::vector<std::string> names() const;
+  [[nodiscard]] const std::vector<std::unique_ptr<Implementation>>& implementations() const {
+    return implementations_;
+  }
+
+  /// `name` = "auto": the first that can run the problem at `place`. Otherwise that one, or
+  /// UnsupportedError with its reason. ANNULUS_FORCE_NATIVE=1 makes every name mean "native".
+  [[nodiscard]] Selection select(std::string_view name, const AttentionProblem& problem,
+                                 Place place) const;
+
+ private:
+  std::vector<std::unique_ptr<Implementation>> implementations_;
+};
+
+}  // namespace annulus

@@ -1,0 +1,347 @@
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <annulus/attention/mask.hpp>
+#include <annulus/core/error.hpp>
+
+namespace annulus {
+namespace {
+
+// Beyond this many pairs of runs, a tile's visibility is bounded instead of counted.
+constexpr std::int64_t kMaxRunPairs = 1 << 16;
+
+// Bounds what users may ask for, so that sums of positions and distances cannot overflow.
+constexpr std::int64_t kMaxDistance = std::int64_t{1} << 48;
+
+// A length beyond every position, with room for sums too.
+constexpr std::int64_t kNoLimit = std::int64_t{1} << 60;
+
+constexpr std::int64_t floor_div(std::int64_t a, std::int64_t b) {
+  return a / b - static_cast<std::int64_t>((a % b != 0) && ((a < 0) != (b < 0)));
+}
+
+// Pairs (a, b), 0 ≤ a < n, 0 ≤ b < m, with b − a ≤ d.
+std::int64_t pairs_up_to(std::int64_t n, std::int64_t m, std::int64_t d) {
+  const std::int64_t first = std::clamp<std::int64_t>(-d, 0, n);  // the first a that sees any b
+  const std::int64_t all =
+      std::clamp<std::int64_t>(m - d - 1, 0, n);  // the first a that sees all b
+  const std::int64_t rising = all - first;
+  return rising * (first + d + 1 + all + d) / 2 + m * (n - all);
+}
+
+// Pairs of the two ranges with column − row ≤ d.
+std::int64_t pairs_up_to(const PositionRange& rows, const PositionRange& columns, std::int64_t d) {
+  if (d == -Band::kUnlimited) return 0;
+  if (d == Band::kUnlimited) return rows.length * columns.length;
+  if (rows.stride == columns.stride) {
+    return pairs_up_to(rows.length, columns.length,
+                       floor_div(d - (columns.start - rows.start), rows.stride));
+  }
+  std::int64_t pairs = 0;
+  for (std::int64_t i = 0; i < rows.length; ++i) pairs += columns.count_below(rows.at(i) + d + 1);
+  return pairs;
+}
+
+std::int64_t band_pairs(const Band& band, const PositionRange& rows, const PositionRange& columns) {
+  const std::int64_t below = band.low == -Band::kUnlimited ? band.low : band.low - 1;
+  return pairs_up_to(rows, columns, band.high) - pairs_up_to(rows, columns, below);
+}
+
+// The entries of `seen` at a distance in [low, high] from some point of the hull of `from`.
+LocalRange within_band(const PositionRange& seen, const PositionRange& from, std::int64_t low,
+                       std::int64_t high) {
+  std::int64_t begin = 0;
+  std::int64_t end = seen.length;
+  if (low != -Band::kUnlimited) begin = seen.count_below(from.start + low);
+  if (high != Band::kUnlimited) end = seen.count_below(from.last() + high + 1);
+  return {LocalPosition(begin), std::max<std::int64_t>(0, end - begin)};
+}
+
+LocalRange hull(const LocalRange& a, const LocalRange& b) {
+  if (a.count == 0) return b;
+  if (b.count == 0) return a;
+  const LocalPosition begin = std::min(a.begin, b.begin);
+  return {begin, std::max(a.end(), b.end()) - begin};
+}
+
+// Adds what is visible in a part of a tile: `rows` and `columns` start at these entries of it.
+void add_part(Visibility& total, const Band& band, const PositionRange& rows,
+              std::int64_t first_row, const PositionRange& columns, std::int64_t first_column) {
+  if (rows.length == 0 || columns.length == 0) return;
+  const std::int64_t pairs = band_pairs(band, rows, columns);
+  if (pairs == 0) return;
+  total.pairs += pairs;
+  LocalRange seen = within_band(columns, rows, band.low, band.high);
+  LocalRange seeing = within_band(rows, columns, -band.high, -band.low);
+  seen.begin = seen.begin + first_column;
+  seeing.begin = seeing.begin + first_row;
+  total.columns = hull(total.columns, seen);
+  total.rows = hull(total.rows, seeing);
+}
+
+std::int64_t length_limit(const std::vector<std::int32_t>& lengths, std::int64_t batch) {
+  return lengths.empty() ? kNoLimit : lengths[static_cast<std::size_t>(batch)];
+}
+
+void check_lengths(const char* name, const std::vector<std::int32_t>& lengths) {
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    if (lengths[i] < 0) {
+      throw ArgumentError(fmt::format("{}[{}]", name, i), std::to_string(lengths[i]),
+                          "a length of at least 0");
+    }
+  }
+}
+
+void check_batch(const char* name, std::size_t got, std::int64_t batch) {
+  if (got != 0 && static_cast<std::int64_t>(got) != batch) {
+    throw ArgumentError(name, fmt::format("{} entries", got),
+                        fmt::format("one entry per batch: {}", batch));
+  }
+}
+
+void check_bound(const char* name, const std::vector<std::int32_t>& lengths, std::int64_t size) {
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    if (lengths[i] > size) {
+      throw ArgumentError(fmt::format("{}[{}]", name, i), std::to_string(lengths[i]),
+                          fmt::format("at most the sequence length {}", size));
+    }
+  }
+}
+
+}  // namespace
+
+Mask::Segments::Segments(std::int64_t batch, std::vector<std::int32_t> ids, bool by_id)
+    : length_(batch > 0 ? static_cast<std::int64_t>(ids.size()) / batch : 0),
+      ids_(std::move(ids)),
+      runs_(static_cast<std::size_t>(batch)) {
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::span<const std::int32_t> row = this->ids(b);
+    std::vector<Run>& runs = runs_[static_cast<std::size_t>(b)];
+    for (std::int64_t i = 0; i < length_; ++i) {
+      const std::int32_t id = row[static_cast<std::size_t>(i)];
+      if (id < 0) continue;
+      if (!runs.empty() && runs.back().id == id && runs.back().end == GlobalPosition(i)) {
+        runs.back().end = GlobalPosition(i + 1);
+      } else {
+        runs.push_back({id, GlobalPosition(i), GlobalPosition(i + 1)});
+      }
+    }
+    if (by_id) {
+      std::stable_sort(runs.begin(), runs.end(),
+                       [](const Run& x, const Run& y) { return x.id < y.id; });
+    }
+  }
+}
+
+std::span<const std::int32_t> Mask::Segments::ids(std::int64_t batch) const {
+  return std::span(ids_).subspan(static_cast<std::size_t>(batch * length_),
+                                 static_cast<std::size_t>(length_));
+}
+
+void Mask::set_window(std::int64_t left, std::int64_t right) {
+  for (const std::int64_t side : {left, right}) {
+    if (side < -1 || side > kMaxDistance) {
+      throw ArgumentError("window", std::to_string(side),
+                          fmt::format("0 to {}, or -1 for unlimited", kMaxDistance));
+    }
+  }
+  window_left_ = left;
+  window_right_ = right;
+}
+
+void Mask::set_offset(std::int64_t offset) {
+  if (offset < -kMaxDistance || offset > kMaxDistance) {
+    throw ArgumentError("causal offset", std::to_string(offset),
+                        fmt::format("a distance of at most {}", kMaxDistance));
+  }
+  offset_ = offset;
+}
+
+void Mask::set_segments(std::int64_t batch, std::vector<std::int32_t> query_ids,
+                        std::vector<std::int32_t> kv_ids) {
+  for (const std::vector<std::int32_t>* ids : {&query_ids, &kv_ids}) {
+    const auto count = static_cast<std::int64_t>(ids->size());
+    if (batch < 0 || (batch == 0 ? count != 0 : count % batch != 0)) {
+      throw ArgumentError("segment ids", fmt::format("{} ids", count),
+                          fmt::format("the same number for each of {} batches", batch));
+    }
+  }
+  query_segments_ = Segments(batch, std::move(query_ids), false);
+  kv_segments_ = Segments(batch, std::move(kv_ids), true);
+}
+
+void Mask::set_query_lengths(std::vector<std::int32_t> lengths) {
+  check_lengths("q_lengths", lengths);
+  query_lengths_ = std::move(lengths);
+}
+
+void Mask::set_kv_lengths(std::vector<std::int32_t> lengths) {
+  check_lengths("kv_lengths", lengths);
+  kv_lengths_ = std::move(lengths);
+}
+
+void Mask::validate(std::int64_t batch, std::int64_t query_length, std::int64_t kv_length) const {
+  check_batch("q_lengths", query_lengths_.size(), batch);
+  check_batch("kv_lengths", kv_lengths_.size(), batch);
+  check_bound("q_lengths", query_lengths_, query_length);
+  check_bound("kv_lengths", kv_lengths_, kv_length);
+  if (!has_segments()) return;
+  const auto check = [&](const char* name, const Segments& segments, std::int64_t length) {
+    if (segments.batches() != batch || segments.length() != length) {
+      throw ArgumentError(name, fmt::format("[{}, {}]", segments.batches(), segments.length()),
+                          fmt::format("[{}, {}]", batch, length));
+    }
+  };
+  check("query segment ids", query_segments_, query_length);
+  check("kv segment ids", kv_segments_, kv_length);
+}
+
+Band Mask::band() const {
+  Band band;
+  if (window_left_ >= 0) band.low = offset_ - window_left_;
+  if (window_right_ >= 0) band.high = offset_ + window_right_;
+  if (causal_) band.high = std::min(band.high, offset_);
+  return band;
+}
+
+bool Mask::visible(std::int64_t batch, std::int64_t /*head*/, GlobalPosition row,
+                   GlobalPosition column) const {
+  const std::int64_t i = row.value();
+  const std::int64_t j = column.value();
+  if (causal_ && j > i + offset_) return false;
+  if (window_left_ >= 0 && j < i + offset_ - window_left_) return false;
+  if (window_right_ >= 0 && j > i + offset_ + window_right_) return false;
+  if (i >= length_limit(query_lengths_, batch) || j >= length_limit(kv_lengths_, batch)) {
+    return false;
+  }
+  if (!has_segments()) return true;
+  const std::int32_t id = query_segments(batch)[static_cast<std::size_t>(i)];
+  return id >= 0 && id == kv_segments(batch)[static_cast<std::size_t>(j)];
+}
+
+Visibility Mask::examine(std::int64_t batch, std::int64_t batches, const PositionRange& rows,
+                         const PositionRange& columns) const {
+  if (rows.length == 0 || columns.length == 0 || batches == 0) return {};
+  if (!depends_on_batch()) {
+    Visibility result = examine_one(batch, rows, columns);
+    result.pairs *= batches;
+    return result;
+  }
+  Visibility total;
+  total.full = true;
+  for (std::int64_t b = batch; b < batch + batches; ++b) {
+    const Visibility one = examine_one(b, rows, columns);
+    total.pairs += one.pairs;
+    total.full = total.full && one.full;
+    total.rows = hull(total.rows, one.rows);
+    total.columns = hull(total.columns, one.columns);
+  }
+  return total;
+}
+
+Visibility Mask::examine_one(std::int64_t batch, const PositionRange& all_rows,
+                             const PositionRange& all_columns) const {
+  const GlobalPosition row_limit(length_limit(query_lengths_, batch));
+  const GlobalPosition column_limit(length_limit(kv_lengths_, batch));
+  const PositionRange rows = all_rows.slice(0, all_rows.count_below(row_limit));
+  const PositionRange columns = all_columns.slice(0, all_columns.count_below(column_limit));
+  const Band band = this->band();
+  Visibility result;
+  if (!has_segments()) {
+    add_part(result, band, rows, 0, columns, 0);
+    result.full = result.pairs == all_rows.length * all_columns.length;
+    return result;
+  }
+  if (rows.length == 0 || columns.length == 0) return result;
+
+  const std::vector<Run>& query_runs = query_segments_.runs(batch);
+  const std::vector<Run>& kv_runs = kv_segments_.runs(batch);
+  std::int64_t budget = kMaxRunPairs;
+  auto query_run = std::partition_point(query_runs.begin(), query_runs.end(),
+                                        [&](const Run& run) { return run.end <= rows.start; });
+  for (; query_run != query_runs.end() && query_run->begin <= rows.last(); ++query_run) {
+    const LocalRange row_part = rows.indices_within(query_run->begin, query_run->end);
+    if (row_part.count == 0) continue;
+    auto kv_run = std::partition_point(kv_runs.begin(), kv_runs.end(), [&](const Run& run) {
+      return run.id < query_run->id || (run.id == query_run->id && run.end <= columns.start);
+    });
+    for (;
+         kv_run != kv_runs.end() && kv_run->id == query_run->id && kv_run->begin <= columns.last();
+         ++kv_run) {
+      if (--budget < 0) {
+        result.pairs = band_pairs(band, rows, columns);
+        result.rows = {LocalPosition(0), rows.length};
+        result.columns = {LocalPosition(0), columns.length};
+        return result;
+      }
+      const LocalRange column_part = columns.indices_within(kv_run->begin, kv_run->end);
+      add_part(result, band, rows.slice(row_part.begin.value(), row_part.count),
+               row_part.begin.value(), columns.slice(column_part.begin.value(), column_part.count),
+               column_part.begin.value());
+    }
+  }
+  result.full = result.pairs == all_rows.length * all_columns.length;
+  return result;
+}
+
+Mask::Interval Mask::row_interval(std::int64_t batch, GlobalPosition row) const {
+  constexpr GlobalPosition kFirst(0);
+  if (row.value() >= length_limit(query_lengths_, batch)) return {kFirst, kFirst};
+  const Band band = this->band();
+  Interval interval{kFirst, GlobalPosition(length_limit(kv_lengths_, batch))};
+  if (band.low != -Band::kUnlimited) interval.begin = std::max(kFirst, row + band.low);
+  if (band.high != Band::kUnlimited) interval.end = std::min(interval.end, row + band.high + 1);
+  if (interval.end < interval.begin) interval.end = interval.begin;
+  return interval;
+}
+
+std::span<const std::int32_t> Mask::query_segments(std::int64_t batch) const {
+  return has_segments() ? query_segments_.ids(batch) : std::span<const std::int32_t>();
+}
+
+std::span<const std::int32_t> Mask::kv_segments(std::int64_t batch) const {
+  return has_segments() ? kv_segments_.ids(batch) : std::span<const std::int32_t>();
+}
+
+std::vector<std::int32_t> segments_from_cu_seqlens(std::span<const std::int32_t> cu_seqlens,
+                                                   std::int64_t length) {
+  const auto fail = [&](std::size_t index, const std::string& expected) {
+    throw ArgumentError(fmt::format("cu_seqlens[{}]", index), std::to_string(cu_seqlens[index]),
+                        expected);
+  };
+  if (cu_seqlens.empty()) {
+    throw ArgumentError("cu_seqlens", "no entries", "number of documents + 1 entries");
+  }
+  if (cu_seqlens.front() != 0) fail(0, "0");
+  for (std::size_t i = 1; i < cu_seqlens.size(); ++i) {
+    if (cu_seqlens[i] < cu_seqlens[i - 1]) {
+      fail(i, fmt::format("at least the entry before it, {}", cu_seqlens[i - 1]));
+    }
+  }
+  if (cu_seqlens.back() != length) {
+    fail(cu_seqlens.size() - 1, fmt::format("the sequence length {}", length));
+  }
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(length));
+  for (std::size_t i = 1; i < cu_seqlens.size(); ++i) {
+    std::fill(ids.begin() + cu_seqlens[i - 1], ids.begin() + cu_seqlens[i],
+              static_cast<std::int32_t>(i - 1));
+  }
+  return ids;
+}
+
+std::string to_string(const Mask& mask) {
+  std::vector<std::string> parts;
+  if (mask.causal()) parts.emplace_back("causal");
+  if (mask.offset() != 0) parts.push_back(fmt::format("offset {}", mask.offset()));
+  if (mask.window_left() >= 0 || mask.window_right() >= 0) {
+    parts.push_back(fmt::format("window {},{}", mask.window_left(), mask.window_right()));
+  }
+  if (mask.has_segments()) parts.emplace_back("segments");
+  if (!mask.query_lengths().empty()) parts.emplace_back("q_lengths");
+  if (!mask.kv_lengths().empty()) parts.emplace_back("kv_lengths");
+  return parts.empty() ? "none" : fmt::format("{}", fmt::join(parts, ", "));
+}
+
+}  // namespace annulus

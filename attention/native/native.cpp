@@ -1,0 +1,150 @@
+#include "native/native.hpp"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <cblas.h>
+
+#include <annulus/core/error.hpp>
+
+#include "native/parallel.hpp"
+#include "native/tile_kernel.hpp"
+
+namespace annulus {
+namespace {
+
+void check_block(const AttentionBlock& block, const SoftmaxState& result) {
+  const auto check = [](bool fits, const char* what) {
+    if (!fits) throw InternalError(std::string("native attention: ") + what);
+  };
+  const Extents& query = block.query.shape();
+  const Extents& key = block.key.shape();
+  const Extents& value = block.value.shape();
+  check(query.rank() == 4 && key.rank() == 4 && value.rank() == 4, "tensors must have rank 4");
+  check(key == Extents{query[0], key[1], key[2], query[3]}, "key does not fit query");
+  check(value == Extents{key[0], key[1], key[2], value[3]}, "value does not fit key");
+  check(key[2] > 0 && query[2] % key[2] == 0, "query heads are no multiple of key/value heads");
+  check(block.rows.size() == query[1], "row positions do not fit query");
+  check(block.columns.size() == key[1], "column positions do not fit key");
+  check(result.output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
+            result.lse.shape() == Extents{query[0], query[2], query[1]},
+        "result does not fit");
+  check(result.output.dtype() == DType::float32, "output is not float32");
+  check(result.lse.dtype() == DType::float32 || result.lse.dtype() == DType::float64,
+        "LSE is neither float32 nor float64");
+  for (const ConstTensorView& tensor :
+       {block.query, block.key, block.value, ConstTensorView(result.output)}) {
+    check(tensor.size(3) == 1 || tensor.stride(3) == 1, "head dimension has a stride");
+  }
+}
+
+std::vector<HeadTile> head_tiles(std::int64_t heads, std::int64_t kv_heads) {
+  const std::int64_t per_kv_head = heads / kv_heads;
+  std::vector<HeadTile> tiles;
+  for (std::int64_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
+    for (std::int64_t begin = 0; begin < per_kv_head; begin += kTileRows) {
+      tiles.push_back(
+          {kv_head * per_kv_head + begin, std::min(kTileRows, per_kv_head - begin), kv_head});
+    }
+  }
+  return tiles;
+}
+
+// Heaviest first, so that threads which take them in turn finish together.
+std::vector<RowTile> row_tiles(const AttentionProblem& problem, const AttentionBlock& block,
+                               std::int64_t length) {
+  std::vector<std::pair<std::int64_t, RowTile>> weighted;
+  for (std::int64_t batch = 0; batch < block.query.size(0); ++batch) {
+    std::int64_t before = 0;
+    for (const PositionRange& range : block.rows.ranges()) {
+      for (std::int64_t begin = 0; begin < range.length; begin += length) {
+        const PositionRange rows = range.slice(begin, std::min(length, range.length - begin));
+        std::int64_t pairs = rows.length * block.columns.size();
+        if (!block.unmasked) {
+          pairs = 0;
+          for (const PositionRange& columns : block.columns.ranges()) {
+            pairs += problem.mask.examine(block.first_batch + batch, 1, rows, columns).pairs;
+          }
+        }
+        weighted.push_back({pairs, {batch, LocalPosition(before + begin), rows}});
+      }
+      before += range.length;
+    }
+  }
+  std::stable_sort(weighted.begin(), weighted.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<RowTile> tiles;
+  tiles.reserve(weighted.size());
+  for (const auto& [pairs, tile] : weighted) tiles.push_back(tile);
+  return tiles;
+}
+
+class NativeImplementation final : public Implementation {
+ public:
+  [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
+
+  [[nodiscard]] Capability capability(const AttentionProblem& problem, Place place) const override {
+    if (!place.is_host()) return Capability::no("runs on the CPU only, not on " + to_string(place));
+    switch (problem.dtype) {
+      case DType::float16:
+      case DType::bfloat16:
+      case DType::float32:
+        return Capability::yes();
+      default:
+        return Capability::no("computes float16, bfloat16 and float32, not " +
+                              std::string(name_of(problem.dtype)));
+    }
+  }
+
+  void forward(const AttentionProblem& problem, const AttentionBlock& block,
+               const SoftmaxState& result, const ExecutionContext& context) const override {
+    check_block(block, result);
+    // Our threads run the tiles; OpenBLAS must not start more for each of them.
+    [[maybe_unused]] static const bool single_threaded = [] {
+      openblas_set_num_threads(1);
+      return true;
+    }();
+    context.stream.synchronize();  // the stream's earlier work comes first
+
+    const std::vector<HeadTile> heads = head_tiles(block.query.size(2), block.key.size(2));
+    const std::int64_t stacked = heads.front().count;
+    const std::int64_t length = std::max<std::int64_t>(1, kTileRows / stacked);
+    const std::vector<RowTile> rows = row_tiles(problem, block, length);
+    const auto head_count = static_cast<std::int64_t>(heads.size());
+    const std::int64_t tasks = static_cast<std::int64_t>(rows.size()) * head_count;
+    if (tasks == 0) return;
+
+    const int workers = static_cast<int>(std::clamp<std::int64_t>(context.threads, 1, tasks));
+    const std::int64_t max_rows = std::min(length, block.rows.size()) * stacked;
+    std::vector<TileKernel> kernels;
+    kernels.reserve(static_cast<std::size_t>(workers));
+    for (int i = 0; i < workers; ++i) {
+      kernels.emplace_back(problem, block, result, max_rows, context.memory);
+    }
+    // Host streams belong to the calling thread, which is worker 0.
+    const std::function<void()> progress = [&] {
+      if (context.background != nullptr) context.background->progress();
+    };
+    const std::function<void()> nothing = [] {};
+    parallel_for(
+        tasks, workers,
+        [&](std::int64_t task, int worker) {
+          kernels[static_cast<std::size_t>(worker)].run(
+              rows[static_cast<std::size_t>(task / head_count)],
+              heads[static_cast<std::size_t>(task % head_count)], worker == 0 ? progress : nothing);
+        },
+        progress);
+  }
+
+ private:
+  std::vector<std::string> names_{"native"};
+};
+
+}  // namespace
+
+std::unique_ptr<Implementation> make_native_implementation() {
+  return std::make_unique<NativeImplementation>();
+}
+
+}  // namespace annulus

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+namespace annulus {
+
+/// Row buffers start at a multiple of this many floats and are padded to one.
+inline constexpr std::int64_t kRowAlignment = 16;
+
+/// Softmax over the part of a row seen so far: its largest logit, and Σ exp(logit − max).
+struct RowSoftmax {
+  float max = -std::numeric_limits<float>::infinity();
+  double sum = 0;  // float64, so that it does not lose terms over many tiles
+};
+
+/// logits[i] = cap · tanh(logits[i] / cap).
+void cap_row(float* logits, std::int64_t count, float cap);
+
+/// Takes the next `count` logits of a row into `row` and overwrites them with exp(logit − row.max).
+/// Those outside [begin, end) count as −∞; so do those that are −∞. The padding is overwritten too.
+/// Returns what earlier weights must be multiplied by: exp(old max − new max). A logit of +∞
+/// (a product beyond float32) counts as the largest float.
+[[nodiscard]] float softmax_row(float* logits, std::int64_t count, std::int64_t begin,
+                                std::int64_t end, RowSoftmax& row);
+
+}  // namespace annulus

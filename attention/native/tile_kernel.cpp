@@ -1,0 +1,201 @@
+#include "native/tile_kernel.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+
+#include <cblas.h>
+
+#include <annulus/core/convert.hpp>
+
+namespace annulus {
+namespace {
+
+// Rows of logits are a cache line longer than a tile, so that they do not all fall into one set.
+constexpr std::int64_t kLogitStride = kTileColumns + kRowAlignment;
+
+constexpr std::int64_t round_up(std::int64_t count) {
+  return (count + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
+}
+
+void hide_other_segments(float* logits, std::int64_t count, const std::int32_t* ids,
+                         std::int64_t stride, std::int32_t wanted) {
+  constexpr float kHidden = -std::numeric_limits<float>::infinity();
+  for (std::int64_t i = 0; i < count; ++i) {
+    logits[i] = ids[i * stride] == wanted ? logits[i] : kHidden;
+  }
+}
+
+void scale_row(float* row, std::int64_t count, float factor) {
+  for (std::int64_t i = 0; i < count; ++i) row[i] *= factor;
+}
+
+}  // namespace
+
+TileKernel::TileKernel(const AttentionProblem& problem, const AttentionBlock& block,
+                       const SoftmaxState& result, std::int64_t max_rows, MemoryPool& memory)
+    : problem_(problem),
+      block_(block),
+      result_(result),
+      dim_(block.query.size(3)),
+      value_dim_(block.value.size(3)),
+      row_softmax_(static_cast<std::size_t>(max_rows)) {
+  const std::int64_t columns = std::min(kTileColumns, block.key.size(1));
+  const std::int64_t sizes[] = {max_rows * dim_, max_rows * kLogitStride, max_rows * value_dim_,
+                                columns * dim_, columns * value_dim_};
+  float** const parts[] = {&queries_, &logits_, &accumulator_, &keys_, &values_};
+  std::int64_t total = 0;
+  for (const std::int64_t size : sizes) total += round_up(size);
+  workspace_ = memory.allocate(static_cast<std::size_t>(total) * sizeof(float));
+  auto* next = static_cast<float*>(workspace_.data());
+  for (std::size_t i = 0; i < std::size(sizes); ++i) {
+    *parts[i] = next;
+    next += round_up(sizes[i]);
+  }
+}
+
+void TileKernel::run(const RowTile& tile, const HeadTile& heads,
+                     const std::function<void()>& between) {
+  const std::int64_t rows = tile.rows.length * heads.count;
+  load_queries(tile, heads);
+  std::fill_n(row_softmax_.begin(), rows, RowSoftmax{});
+  std::fill_n(accumulator_, rows * value_dim_, 0.0F);
+  std::int64_t first_column = 0;
+  for (const PositionRange& columns : block_.columns.ranges()) {
+    visit(tile, heads, columns, first_column, between);
+    first_column += columns.length;
+  }
+  store(tile, heads);
+}
+
+void TileKernel::load_queries(const RowTile& tile, const HeadTile& heads) {
+  float* next = queries_;
+  for (std::int64_t r = 0; r < tile.rows.length; ++r) {
+    for (std::int64_t h = 0; h < heads.count; ++h, next += dim_) {
+      to_float32(block_.query.address({tile.batch, tile.begin.value() + r, heads.begin + h}),
+                 block_.query.dtype(), next, dim_);
+    }
+  }
+}
+
+Visibility TileKernel::examine(std::int64_t batch, const PositionRange& rows,
+                               const PositionRange& columns) const {
+  if (!block_.unmasked) {
+    return problem_.mask.examine(block_.first_batch + batch, 1, rows, columns);
+  }
+  return {rows.length * columns.length,
+          true,
+          {LocalPosition(0), rows.length},
+          {LocalPosition(0), columns.length}};
+}
+
+void TileKernel::visit(const RowTile& tile, const HeadTile& heads, const PositionRange& columns,
+                       std::int64_t first_column, const std::function<void()>& between) {
+  const Visibility all = examine(tile.batch, tile.rows, columns);
+  if (all.empty()) return;
+  const std::int64_t end = all.columns.end().value();
+  for (std::int64_t begin = all.columns.begin.value(); begin < end; begin += kTileColumns) {
+    const PositionRange piece = columns.slice(begin, std::min(kTileColumns, end - begin));
+    const Visibility seen = examine(tile.batch, tile.rows, piece);
+    if (seen.empty()) continue;
+    const std::int64_t skipped = seen.columns.begin.value();
+    multiply(tile, heads, seen.rows, piece.slice(skipped, seen.columns.count),
+             first_column + begin + skipped, seen.full);
+    between();
+  }
+}
+
+TileKernel::Operand TileKernel::load(const ConstTensorView& tensor, std::int64_t batch,
+                                     std::int64_t head, std::int64_t begin, std::int64_t count,
+                                     float* workspace) {
+  const std::int64_t dim = tensor.size(3);
+  const std::int64_t stride = tensor.stride(1);
+  const void* first = tensor.address({batch, begin, head});
+  const bool usable = stride >= dim && stride <= std::numeric_limits<blasint>::max();
+  if (tensor.dtype() == DType::float32 && usable) return {static_cast<const float*>(first), stride};
+  if (stride == dim) {
+    to_float32(first, tensor.dtype(), workspace, count * dim);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) {
+      to_float32(tensor.address({batch, begin + i, head}), tensor.dtype(), workspace + i * dim,
+                 dim);
+    }
+  }
+  return {workspace, dim};
+}
+
+void TileKernel::multiply(const RowTile& tile, const HeadTile& heads, LocalRange rows,
+                          const PositionRange& columns, std::int64_t first_column, bool full) {
+  const auto blas = [](std::int64_t size) { return static_cast<blasint>(size); };
+  const std::int64_t first = rows.begin.value() * heads.count;
+  const std::int64_t count = rows.count * heads.count;
+  const Operand keys =
+      load(block_.key, tile.batch, heads.kv_head, first_column, columns.length, keys_);
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, blas(count), blas(columns.length),
+              blas(dim_), static_cast<float>(problem_.logit_scale()), queries_ + first * dim_,
+              blas(dim_), keys.data, blas(keys.stride), 0.0F, logits_ + first * kLogitStride,
+              blas(kLogitStride));
+  softmax(tile, heads, rows, columns, full);
+  const Operand values =
+      load(block_.value, tile.batch, heads.kv_head, first_column, columns.length, values_);
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, blas(count), blas(value_dim_),
+              blas(columns.length), 1.0F, logits_ + first * kLogitStride, blas(kLogitStride),
+              values.data, blas(values.stride), 1.0F, accumulator_ + first * value_dim_,
+              blas(value_dim_));
+}
+
+void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, LocalRange rows,
+                         const PositionRange& columns, bool full) {
+  const Mask& mask = problem_.mask;
+  const std::int64_t batch = block_.first_batch + tile.batch;
+  const std::span<const std::int32_t> row_ids = mask.query_segments(batch);
+  const std::span<const std::int32_t> column_ids = mask.kv_segments(batch);
+  for (std::int64_t r = rows.begin.value(); r < rows.end().value(); ++r) {
+    const GlobalPosition row = tile.rows.at(r);
+    LocalRange seen{LocalPosition(0), columns.length};
+    const std::int32_t id = row_ids.empty() ? 0 : row_ids[static_cast<std::size_t>(row.value())];
+    if (!full) {
+      const Mask::Interval interval = mask.row_interval(batch, row);
+      seen = columns.indices_within(interval.begin, interval.end);
+      if (id < 0) seen.count = 0;  // padding sees nothing, not even padding
+    }
+    const std::int64_t begin = seen.begin.value();
+    for (std::int64_t h = 0; h < heads.count; ++h) {
+      const std::int64_t index = r * heads.count + h;
+      float* logits = logits_ + index * kLogitStride;
+      if (problem_.soft_cap) {
+        cap_row(logits, columns.length, static_cast<float>(*problem_.soft_cap));
+      }
+      if (!full && !row_ids.empty() && seen.count > 0) {
+        const auto* ids = column_ids.data() + columns.at(begin).value();
+        hide_other_segments(logits + begin, seen.count, ids, columns.stride, id);
+      }
+      const float rescale = softmax_row(logits, columns.length, begin, begin + seen.count,
+                                        row_softmax_[static_cast<std::size_t>(index)]);
+      if (rescale != 1.0F) scale_row(accumulator_ + index * value_dim_, value_dim_, rescale);
+    }
+  }
+}
+
+void TileKernel::store(const RowTile& tile, const HeadTile& heads) {
+  const float* accumulator = accumulator_;
+  const RowSoftmax* softmax = row_softmax_.data();
+  for (std::int64_t r = 0; r < tile.rows.length; ++r) {
+    const std::int64_t row = tile.begin.value() + r;
+    for (std::int64_t h = 0; h < heads.count; ++h, accumulator += value_dim_, ++softmax) {
+      const std::int64_t head = heads.begin + h;
+      auto* output = static_cast<float*>(result_.output.address({tile.batch, row, head}));
+      const bool empty = softmax->sum == 0;
+      const double inverse = empty ? 0.0 : 1.0 / softmax->sum;
+      for (std::int64_t d = 0; d < value_dim_; ++d) {
+        output[d] = static_cast<float>(accumulator[d] * inverse);
+      }
+      // log(0) = −∞ is the empty element.
+      result_.set_lse_at(tile.batch, head, row,
+                         empty ? std::log(0.0) : softmax->max + std::log(softmax->sum));
+    }
+  }
+}
+
+}  // namespace annulus

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include <annulus/attention/implementation.hpp>
+#include <annulus/core/memory.hpp>
+#include <annulus/partition/position.hpp>
+
+#include "native/row_softmax.hpp"
+
+namespace annulus {
+
+/// Rows of a tile, (query position, head) pairs, at most; and its columns. Both logits and the
+/// tiles of key and value fit a level-2 cache, and the products run near the peak of the core.
+inline constexpr std::int64_t kTileRows = 256;
+inline constexpr std::int64_t kTileColumns = 512;
+
+/// Query rows of one batch that lie in one range.
+struct RowTile {
+  std::int64_t batch = 0;  ///< local
+  LocalPosition begin;     ///< local position of rows.start
+  PositionRange rows;
+};
+
+/// Query heads that read the same key/value head; local.
+struct HeadTile {
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+  std::int64_t kv_head = 0;
+};
+
+/// Computes tiles of one block, one after the other, in a workspace of its own. The heads of a tile
+/// are stacked: row r · heads + h of the workspace is head h of query row r, so one key tile serves
+/// all of them, and neighbouring query rows are neighbours.
+class TileKernel {
+ public:
+  /// Everything referred to must outlive the kernel. No tile may have more than `max_rows` stacked
+  /// rows.
+  TileKernel(const AttentionProblem& problem, const AttentionBlock& block,
+             const SoftmaxState& result, std::int64_t max_rows, MemoryPool& memory);
+
+  /// Writes the result of the tile's rows and heads. Calls `between` after each product of tiles.
+  void run(const RowTile& tile, const HeadTile& heads, const std::function<void()>& between);
+
+ private:
+  /// A tile of key or value as float32, row-major.
+  struct Operand {
+    const float* data;
+    std::int64_t stride;
+  };
+
+  void load_queries(const RowTile& tile, const HeadTile& heads);
+  void visit(const RowTile& tile, const HeadTile& heads, const PositionRange& columns,
+             std::int64_t first_column, const std::function<void()>& between);
+  void multiply(const RowTile& tile, const HeadTile& heads, LocalRange rows,
+                const PositionRange& columns, std::int64_t first_column, bool full);
+  void softmax(const RowTile& tile, const HeadTile& heads, LocalRange rows,
+               const PositionRange& columns, bool full);
+  void store(const RowTile& tile, const HeadTile& heads);
+  [[nodiscard]] Visibility examine(std::int64_t batch, const PositionRange& rows,
+                                   const PositionRange& columns) const;
+  [[nodiscard]] static Operand load(const ConstTensorView& tensor, std::int64_t batch,
+                                    std::int64_t head, std::int64_t begin, std::int64_t count,
+                                    float* workspace);
+
+  const AttentionProblem& problem_;
+  const AttentionBlock& block_;
+  const SoftmaxState& result_;
+  const std::int64_t dim_;
+  const std::int64_t value_dim_;
+  std::vector<RowSoftmax> row_softmax_;  // per stacked row
+  Buffer workspace_;
+  float* queries_;      // [max_rows, D]
+  float* logits_;       // [max_rows, kLogitStride]
+  float* accumulator_;  // [max_rows, Dv], not yet divided by the sum
+  float* keys_;         // [kTileColumns, D], for keys that cannot be read in place
+  float* values_;       // [kTileColumns, Dv], likewise
+};
+
+}  // namespace annulus

@@ -1,0 +1,112 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include <annulus/attention/softmax_state.hpp>
+#include <annulus/core/convert.hpp>
+#include <annulus/core/error.hpp>
+
+namespace annulus {
+namespace {
+
+constexpr double kEmpty = -std::numeric_limits<double>::infinity();
+
+void check_state(const SoftmaxState& state) {
+  const Extents& output = state.output.shape();
+  const bool fits = output.rank() == 4 && state.output.dtype() == DType::float32 &&
+                    (state.lse.dtype() == DType::float32 || state.lse.dtype() == DType::float64) &&
+                    state.lse.shape() == Extents{output[0], output[2], output[1]};
+  if (!fits || (output[3] > 1 && state.output.stride(3) != 1)) {
+    throw InternalError("softmax state: output " + to_string(output) + " strides " +
+                        to_string(state.output.strides()) + " with LSE " +
+                        to_string(state.lse.shape()));
+  }
+}
+
+// Calls body(b, t, n) for every row, in the order in which rows usually lie in memory.
+template <class Body>
+void for_each_row(const TensorView& output, const Body& body) {
+  for (std::int64_t b = 0; b < output.size(0); ++b) {
+    for (std::int64_t t = 0; t < output.size(1); ++t) {
+      for (std::int64_t n = 0; n < output.size(2); ++n) body(b, t, n);
+    }
+  }
+}
+
+// row += weight · (partial − row), rounded once.
+void blend(float* __restrict row, const float* __restrict partial, double weight,
+           std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const double old = row[i];
+    row[i] = static_cast<float>(old + weight * (partial[i] - old));
+  }
+}
+
+}  // namespace
+
+void reset(const SoftmaxState& state) {
+  check_state(state);
+  const std::int64_t dim = state.output.size(3);
+  for_each_row(state.output, [&](std::int64_t b, std::int64_t t, std::int64_t n) {
+    std::fill_n(static_cast<float*>(state.output.address({b, t, n})), dim, 0.0F);
+    state.set_lse_at(b, n, t, kEmpty);
+  });
+}
+
+void merge(const SoftmaxState& state, const SoftmaxState& partial) {
+  check_state(state);
+  check_state(partial);
+  if (!(state.output.shape() == partial.output.shape())) {
+    throw InternalError("merge of " + to_string(partial.output.shape()) + " into " +
+                        to_string(state.output.shape()));
+  }
+  const std::int64_t dim = state.output.size(3);
+  for_each_row(state.output, [&](std::int64_t b, std::int64_t t, std::int64_t n) {
+    const double lse = state.lse_at(b, n, t);
+    const double partial_lse = partial.lse_at(b, n, t);
+    if (partial_lse == kEmpty) return;
+    auto* row = static_cast<float*>(state.output.address({b, t, n}));
+    const auto* partial_row = static_cast<const float*>(partial.output.address({b, t, n}));
+    if (lse == kEmpty) {
+      std::copy_n(partial_row, dim, row);
+      state.set_lse_at(b, n, t, partial_lse);
+      return;
+    }
+    // The weights exp(lᵢ − l) follow from the difference of the LSEs alone and sum to one exactly.
+    // In float64 they cost nothing beside the rows, and leave one rounding per element and merge.
+    const double ahead = lse - partial_lse;
+    const double smaller = std::exp(-std::abs(ahead));
+    blend(row, partial_row, (ahead > 0 ? smaller : 1.0) / (1.0 + smaller), dim);
+    state.set_lse_at(b, n, t, std::max(lse, partial_lse) + std::log1p(smaller));
+  });
+}
+
+void round_output(const SoftmaxState& state, const TensorView& output) {
+  check_state(state);
+  if (!(output.shape() == state.output.shape())) {
+    throw InternalError("softmax state of " + to_string(state.output.shape()) + " rounded into " +
+                        to_string(output.shape()));
+  }
+  if (state.output.is_contiguous() && output.is_contiguous()) {
+    from_float32(state.output.as<float>(), output.dtype(), output.data(), output.elements());
+    return;
+  }
+  for_each_row(state.output, [&](std::int64_t b, std::int64_t t, std::int64_t n) {
+    from_float32(static_cast<const float*>(state.output.address({b, t, n})), output.dtype(),
+                 output.address({b, t, n}), output.size(3));
+  });
+}
+
+void round_lse(const SoftmaxState& state, const TensorView& lse) {
+  check_state(state);
+  if (!(lse.shape() == state.lse.shape()) || lse.dtype() != DType::float32) {
+    throw InternalError("LSE of " + to_string(state.lse.shape()) + " rounded into " +
+                        std::string(name_of(lse.dtype())) + " " + to_string(lse.shape()));
+  }
+  for_each_row(state.output, [&](std::int64_t b, std::int64_t t, std::int64_t n) {
+    lse.at<float>({b, n, t}) = static_cast<float>(state.lse_at(b, n, t));
+  });
+}
+
+}  // namespace annulus

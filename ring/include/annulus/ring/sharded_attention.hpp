@@ -1,0 +1,48 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <annulus/attention/registry.hpp>
+#include <annulus/core/device.hpp>
+#include <annulus/core/trace.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/ring/executor.hpp>
+#include <annulus/ring/planner.hpp>
+#include <annulus/ring/sharded_operands.hpp>
+
+namespace annulus::ring {
+
+struct ShardedAttentionOptions {
+  std::string implementation = "auto";
+  PlanOptions plan;
+  CostModel cost_model = CostModel::cpu_core();
+  ExecutorOptions executor;
+};
+
+/// The one line through the house: problem + mesh + shardings → plan → executor → output.
+///
+///     ShardedAttention attention(problem, operands, mesh, registry, device, options);
+///     attention.run({query, key, value, output, lse});   // as often as wanted
+class ShardedAttention {
+ public:
+  /// Collective over the mesh: either all ranks get the object, or all throw the same error. The
+  /// references must outlive it.
+  ShardedAttention(const AttentionProblem& problem, const ShardedOperands& operands, Mesh& mesh,
+                   const Registry& registry, Device& device,
+                   const ShardedAttentionOptions& options);
+
+  /// Collective over the mesh; see Executor::run.
+  void run(const LocalTensors& tensors) { executor_->run(tensors); }
+
+  [[nodiscard]] const RankPlan& rank_plan() const noexcept { return executor_->plan(); }
+  [[nodiscard]] const ScheduleChoice& schedule() const noexcept { return schedule_; }
+  [[nodiscard]] const Selection& selection() const noexcept { return selection_; }
+
+ private:
+  ScheduleChoice schedule_;
+  Selection selection_;
+  std::unique_ptr<Executor> executor_;
+};
+
+}  // namespace annulus::ring

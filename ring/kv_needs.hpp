@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include <annulus/attention/problem.hpp>
+#include <annulus/partition/position.hpp>
+#include <annulus/ring/sharded_operands.hpp>
+
+namespace annulus::ring {
+
+/// A run of an origin's columns, within one of its chunks.
+struct ColumnPiece {
+  LocalRange columns;       ///< local columns of the origin
+  PositionRange positions;  ///< their global positions
+  bool operator==(const ColumnPiece&) const = default;
+};
+
+/// Which columns the ranks of one key/value group need of each other. Pure, and the same on every
+/// rank that asks.
+class KvNeeds {
+ public:
+  /// `group`: the mesh ranks of the group, by group rank. The references must outlive the object.
+  KvNeeds(const AttentionProblem& problem, const ShardedOperands& operands, std::vector<int> group);
+
+  [[nodiscard]] int size() const noexcept { return static_cast<int>(group_.size()); }
+  [[nodiscard]] const std::vector<int>& group() const noexcept { return group_; }
+
+  /// The columns of `origin` that some row of `receiver` sees, one hull per chunk, in local order.
+  [[nodiscard]] const std::vector<ColumnPiece>& of(int receiver, int origin) const;
+
+ private:
+  const AttentionProblem& problem_;
+  const ShardedOperands& operands_;
+  std::vector<int> group_;
+  mutable std::unordered_map<std::int64_t, std::vector<ColumnPiece>> known_;
+};
+
+}  // namespace annulus::ring

@@ -1,0 +1,102 @@
+#include <algorithm>
+#include <cstddef>
+
+#include "schedules/schedules.hpp"
+#include "schedules/step_builder.hpp"
+
+// Every rank gets all the columns that it needs at once, straight from their owners, in order of
+// global position. To bound memory this happens for one group of key/value heads after another; a
+// group travels while the one before it is computed, and the first while the own columns are.
+namespace annulus::ring {
+namespace {
+
+std::vector<HeadRange> head_groups(const RankContext& context, const PlanOptions& options) {
+  const Extents key = context.operands.key.local_shape(context.rank);
+  const AttentionShape& shape = context.problem.shape;
+  // Bounded by the whole sequence, so that every rank of the group finds the same groups.
+  const std::int64_t bytes_per_head = shape.kv_length * key[0] *
+                                      (shape.head_dim + shape.value_dim) *
+                                      static_cast<std::int64_t>(size_of(context.problem.dtype));
+  const std::int64_t heads =
+      std::clamp(options.gather_bytes / std::max<std::int64_t>(bytes_per_head, 1), std::int64_t{1},
+                 std::max<std::int64_t>(key[2], 1));
+  std::vector<HeadRange> groups;
+  for (std::int64_t begin = 0; begin < key[2]; begin += heads) {
+    groups.push_back({begin, std::min(heads, key[2] - begin)});
+  }
+  return groups;
+}
+
+// A piece on its way from `origin`.
+struct Arrival {
+  int origin;
+  PlacedPiece placed;
+};
+
+std::vector<Arrival> arrivals_of(const KvNeeds& needs, int receiver) {
+  std::vector<Arrival> arrivals;
+  for (int origin = 0; origin < needs.size(); ++origin) {
+    if (origin == receiver) continue;
+    for (const ColumnPiece& piece : needs.of(receiver, origin)) {
+      arrivals.push_back({origin, {piece, 0}});
+    }
+  }
+  std::stable_sort(arrivals.begin(), arrivals.end(), [](const Arrival& a, const Arrival& b) {
+    return a.placed.piece.positions.start < b.placed.piece.positions.start;
+  });
+  std::int64_t slot = 0;
+  for (Arrival& arrival : arrivals) {
+    arrival.placed.slot = slot;
+    slot += arrival.placed.piece.columns.count;
+  }
+  return arrivals;
+}
+
+}  // namespace
+
+RankPlan plan_allgather(const RankContext& context, const PlanOptions& options) {
+  const KvNeeds& needs = context.needs;
+  const int me = context.group_rank;
+  const std::vector<HeadRange> groups = head_groups(context, options);
+  const std::vector<Arrival> arrivals = arrivals_of(needs, me);
+  StepBuilder builder(context);
+
+  LocalRange sent;
+  for (int receiver = 0; receiver < needs.size(); ++receiver) {
+    if (receiver == me) continue;
+    for (const ColumnPiece& piece : needs.of(receiver, me)) sent = hull(sent, piece.columns);
+  }
+
+  std::vector<PlacedPiece> placed;
+  for (const Arrival& arrival : arrivals) placed.push_back(arrival.placed);
+  const std::int64_t slots =
+      placed.empty() ? 0 : placed.back().slot + placed.back().piece.columns.count;
+
+  int receive[2] = {-1, -1};
+  builder.add_block(0, 0, builder.own_columns());
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    if (sent.count > 0) {
+      const int packed = builder.add_packed(sent, groups[g]);
+      // Receivers sort their arrivals, but those from one origin stay in the order of positions,
+      // which is that of the chunks: messages between two ranks match.
+      for (int receiver = 0; receiver < needs.size(); ++receiver) {
+        if (receiver == me) continue;
+        for (const ColumnPiece& piece : needs.of(receiver, me)) {
+          builder.add_send(g, receiver, me, packed,
+                           {LocalPosition(piece.columns.begin - sent.begin), piece.columns.count});
+        }
+      }
+    }
+    if (slots == 0) continue;
+    int& buffer = receive[g % 2];
+    buffer = builder.add_buffer({BufferKind::receive, slots, groups[g], {}, buffer});
+    for (const Arrival& arrival : arrivals) {
+      builder.add_receive(g, arrival.origin, arrival.origin, buffer,
+                          {LocalPosition(arrival.placed.slot), arrival.placed.piece.columns.count});
+    }
+    builder.add_block(g + 1, buffer, placed);
+  }
+  return builder.finish();
+}
+
+}  // namespace annulus::ring

@@ -1,0 +1,141 @@
+#include "schedules/step_builder.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace annulus::ring {
+namespace {
+
+// First global position of a dimension of a shard; 0 for an empty one.
+std::int64_t first_of(const NamedSharding& sharding, int rank, int dim) {
+  const PositionRanges positions = sharding.positions(rank, dim);
+  return positions.empty() ? 0 : positions.global(LocalPosition(0)).value();
+}
+
+bool overlap(const LocalRange& a, const LocalRange& b) {
+  return a.begin < b.end() && b.begin < a.end();
+}
+
+bool overlap(const HeadRange& a, const HeadRange& b) {
+  return a.begin < b.begin + b.count && b.begin < a.begin + a.count;
+}
+
+}  // namespace
+
+LocalRange hull(const LocalRange& a, const LocalRange& b) {
+  if (a.count == 0) return b;
+  if (b.count == 0) return a;
+  const LocalPosition begin = std::min(a.begin, b.begin);
+  return {begin, std::max(a.end(), b.end()) - begin};
+}
+
+StepBuilder::StepBuilder(const RankContext& context)
+    : context_(context), rows_(context.operands.query.positions(context.rank, 1)) {
+  const Extents query = context.operands.query.local_shape(context.rank);
+  const Extents key = context.operands.key.local_shape(context.rank);
+  plan_.rank = context.rank;
+  plan_.group_rank = context.group_rank;
+  plan_.local = {
+      query[0], query[1], key[1], query[2], key[2], query[3], context.problem.shape.value_dim};
+  plan_.first_batch = first_of(context.operands.query, context.rank, 0);
+  plan_.first_head = first_of(context.operands.query, context.rank, 2);
+  add_buffer({BufferKind::input, key[1], {0, key[2]}, {LocalPosition(0), key[1]}, -1});
+}
+
+int StepBuilder::add_buffer(const KvBuffer& buffer) {
+  plan_.buffers.push_back(buffer);
+  return static_cast<int>(plan_.buffers.size()) - 1;
+}
+
+int StepBuilder::add_packed(LocalRange columns, HeadRange kv_heads) {
+  return add_buffer({BufferKind::packed, columns.count, kv_heads, columns, -1});
+}
+
+void StepBuilder::reserve(int buffer, std::int64_t slots) {
+  std::int64_t& held = plan_.buffers[static_cast<std::size_t>(buffer)].slots;
+  held = std::max(held, slots);
+}
+
+Step& StepBuilder::step(std::size_t index) {
+  if (plan_.steps.size() <= index) plan_.steps.resize(index + 1);
+  return plan_.steps[index];
+}
+
+std::vector<PlacedPiece> StepBuilder::own_columns() const {
+  std::vector<PlacedPiece> placed;
+  std::int64_t slot = 0;
+  const PositionRanges columns = context_.operands.key.positions(context_.rank, 1);
+  for (const PositionRange& chunk : columns.ranges()) {
+    placed.push_back({{{LocalPosition(slot), chunk.length}, chunk}, slot});
+    slot += chunk.length;
+  }
+  return placed;
+}
+
+void StepBuilder::add_block(std::size_t step_index, int buffer,
+                            const std::vector<PlacedPiece>& columns) {
+  Block block;
+  block.buffer = buffer;
+  for (const PlacedPiece& placed : columns) {
+    std::int64_t first_row = 0;
+    for (const PositionRange& rows : rows_.ranges()) {
+      const Visibility seen = context_.problem.mask.examine(plan_.first_batch, plan_.local.batch,
+                                                            rows, placed.piece.positions);
+      if (!seen.empty()) {
+        block.pairs += seen.pairs;
+        block.rows = hull(block.rows, {seen.rows.begin + first_row, seen.rows.count});
+        block.slots = hull(block.slots, {seen.columns.begin + placed.slot, seen.columns.count});
+      }
+      first_row += rows.length;
+    }
+  }
+  if (block.pairs == 0) return;
+
+  std::vector<PositionRange> positions;
+  for (const PlacedPiece& placed : columns) {
+    const std::int64_t begin = std::max(block.slots.begin.value() - placed.slot, std::int64_t{0});
+    const std::int64_t end =
+        std::min(block.slots.end().value() - placed.slot, placed.piece.positions.length);
+    if (begin < end) positions.push_back(placed.piece.positions.slice(begin, end - begin));
+  }
+  block.column_positions = PositionRanges(std::move(positions));
+  block.row_positions = rows_.slice(block.rows);
+  block.full = block.pairs == block.rows.count * block.slots.count * plan_.local.batch;
+  const HeadRange kv_heads = plan_.buffers[static_cast<std::size_t>(buffer)].kv_heads;
+  const std::int64_t ratio = plan_.local.heads_per_kv_head();
+  block.heads = {kv_heads.begin * ratio, kv_heads.count * ratio};
+  for (const Step& earlier : plan_.steps) {
+    for (const Block& other : earlier.blocks) {
+      block.merge =
+          block.merge || (overlap(block.rows, other.rows) && overlap(block.heads, other.heads));
+    }
+  }
+  step(step_index).blocks.push_back(std::move(block));
+}
+
+void StepBuilder::add_transfer(std::vector<Transfer>& transfers, int peer, int origin, int buffer,
+                               LocalRange slots) const {
+  const std::int64_t bytes =
+      slots.count *
+      plan_.slot_bytes(plan_.buffers[static_cast<std::size_t>(buffer)], context_.problem.dtype);
+  transfers.push_back({Payload::key_value, peer, origin, buffer, slots, bytes});
+}
+
+void StepBuilder::add_send(std::size_t index, int peer, int origin, int buffer, LocalRange slots) {
+  add_transfer(step(index).sends, peer, origin, buffer, slots);
+}
+
+void StepBuilder::add_receive(std::size_t index, int peer, int origin, int buffer,
+                              LocalRange slots) {
+  add_transfer(step(index).receives, peer, origin, buffer, slots);
+}
+
+RankPlan StepBuilder::finish() {
+  while (!plan_.steps.empty() && plan_.steps.back().blocks.empty() &&
+         plan_.steps.back().sends.empty() && plan_.steps.back().receives.empty()) {
+    plan_.steps.pop_back();
+  }
+  return std::move(plan_);
+}
+
+}  // namespace annulus::ring

@@ -1,0 +1,265 @@
+#include <gtest/gtest.h>
+
+#include <annulus/attention/mask.hpp>
+#include <annulus/core/error.hpp>
+
+#include "tests/attention/random_mask.hpp"
+
+namespace annulus::test {
+namespace {
+
+constexpr std::int64_t kBatch = 3;
+constexpr std::int64_t kQueryLength = 37;
+constexpr std::int64_t kKvLength = 53;
+
+PositionRange random_range(Random& random, std::int64_t size, std::int64_t stride) {
+  const std::int64_t start = draw(random, 0, size - 1);
+  return {GlobalPosition(start), draw(random, 0, (size - 1 - start) / stride + 1), stride};
+}
+
+LocalRange hull_of(const std::vector<bool>& seen) {
+  std::int64_t begin = 0;
+  auto end = static_cast<std::int64_t>(seen.size());
+  while (begin < end && !seen[static_cast<std::size_t>(begin)]) ++begin;
+  while (end > begin && !seen[static_cast<std::size_t>(end - 1)]) --end;
+  return {LocalPosition(begin), end - begin};
+}
+
+void expect_within(const LocalRange& inner, const LocalRange& outer, std::int64_t length) {
+  EXPECT_LE(outer.begin, inner.begin);
+  EXPECT_GE(outer.end(), inner.end());
+  EXPECT_GE(outer.begin.value(), 0);
+  EXPECT_LE(outer.end().value(), length);
+}
+
+struct BruteForce {
+  std::int64_t pairs = 0;
+  LocalRange rows;
+  LocalRange columns;
+};
+
+BruteForce count(const Mask& mask, std::int64_t batch, std::int64_t batches,
+                 const PositionRange& rows, const PositionRange& columns) {
+  BruteForce result;
+  std::vector<bool> seeing(static_cast<std::size_t>(rows.length));
+  std::vector<bool> seen(static_cast<std::size_t>(columns.length));
+  for (std::int64_t b = batch; b < batch + batches; ++b) {
+    for (std::int64_t i = 0; i < rows.length; ++i) {
+      for (std::int64_t j = 0; j < columns.length; ++j) {
+        if (!mask.visible(b, 0, rows.at(i), columns.at(j))) continue;
+        ++result.pairs;
+        seeing[static_cast<std::size_t>(i)] = true;
+        seen[static_cast<std::size_t>(j)] = true;
+      }
+    }
+  }
+  result.rows = hull_of(seeing);
+  result.columns = hull_of(seen);
+  return result;
+}
+
+// Pairs and `full` are exact; the hulls cover, and are exact for one batch of unstrided positions.
+void expect_examined(const Mask& mask, std::int64_t batch, std::int64_t batches,
+                     const PositionRange& rows, const PositionRange& columns) {
+  const BruteForce truth = count(mask, batch, batches, rows, columns);
+  const Visibility got = mask.examine(batch, batches, rows, columns);
+  EXPECT_EQ(got.pairs, truth.pairs);
+  EXPECT_EQ(got.empty(), truth.pairs == 0);
+  if (truth.pairs == 0) return;
+  EXPECT_EQ(got.full, truth.pairs == batches * rows.length * columns.length);
+  expect_within(truth.rows, got.rows, rows.length);
+  expect_within(truth.columns, got.columns, columns.length);
+  if (batches == 1 && rows.stride == 1 && columns.stride == 1) {
+    EXPECT_EQ(got.rows, truth.rows);
+    EXPECT_EQ(got.columns, truth.columns);
+  }
+}
+
+TEST(Mask, ExaminesLikeTheDefinition) {
+  Random random(1);
+  for (const std::vector<MaskKind>& kinds : mask_combinations()) {
+    for (int repeat = 0; repeat < 12; ++repeat) {
+      const Mask mask = random_mask(random, kinds, kBatch, kQueryLength, kKvLength);
+      for (int tile = 0; tile < 12; ++tile) {
+        const std::int64_t stride = tile % 3 == 0 ? 1 : draw(random, 1, 5);
+        const std::int64_t other = tile % 3 == 2 ? draw(random, 1, 5) : stride;
+        const PositionRange rows = random_range(random, kQueryLength, stride);
+        const PositionRange columns = random_range(random, kKvLength, other);
+        const std::int64_t batch = draw(random, 0, kBatch - 1);
+        SCOPED_TRACE(to_string(mask) + " rows " + to_string(PositionRanges({rows})) + " columns " +
+                     to_string(PositionRanges({columns})));
+        expect_examined(mask, batch, draw(random, 1, kBatch - batch), rows, columns);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(Mask, RowIntervalsAndSegmentsAreTheDefinition) {
+  Random random(2);
+  for (const std::vector<MaskKind>& kinds : mask_combinations()) {
+    const Mask mask = random_mask(random, kinds, kBatch, kQueryLength, kKvLength);
+    SCOPED_TRACE(to_string(mask));
+    for (std::int64_t b = 0; b < kBatch; ++b) {
+      const auto query_ids = mask.query_segments(b);
+      const auto kv_ids = mask.kv_segments(b);
+      ASSERT_EQ(mask.has_segments(), !query_ids.empty());
+      for (std::int64_t i = 0; i < kQueryLength; ++i) {
+        const Mask::Interval interval = mask.row_interval(b, GlobalPosition(i));
+        ASSERT_LE(interval.begin, interval.end);
+        for (std::int64_t j = 0; j < kKvLength; ++j) {
+          const GlobalPosition column(j);
+          bool visible = column >= interval.begin && column < interval.end;
+          if (visible && mask.has_segments()) {
+            const std::int32_t id = query_ids[static_cast<std::size_t>(i)];
+            visible = id >= 0 && kv_ids[static_cast<std::size_t>(j)] == id;
+          }
+          ASSERT_EQ(visible, mask.visible(b, 0, GlobalPosition(i), column)) << i << " " << j;
+        }
+      }
+    }
+  }
+}
+
+TEST(Mask, WithoutPartsEverythingIsVisible) {
+  const Mask mask;
+  for (const std::int64_t stride : {1, 2, 7, 1000}) {
+    const PositionRange rows{GlobalPosition(0), 5, stride};
+    const PositionRange columns{GlobalPosition(3), 4, stride + 1};
+    const Visibility seen = mask.examine(0, 2, rows, columns);
+    EXPECT_EQ(seen.pairs, 40);
+    EXPECT_TRUE(seen.full);
+    EXPECT_EQ(seen.rows, (LocalRange{LocalPosition(0), 5}));
+    EXPECT_EQ(seen.columns, (LocalRange{LocalPosition(0), 4}));
+    const Mask::Interval interval = mask.row_interval(0, rows.last());
+    EXPECT_EQ(columns.indices_within(interval.begin, interval.end).count, 4);
+  }
+}
+
+TEST(Mask, EmptyTilesAreEmpty) {
+  Mask mask;
+  const PositionRange some{GlobalPosition(4), 3, 2};
+  const PositionRange none{GlobalPosition(4), 0, 2};
+  EXPECT_TRUE(mask.examine(0, 1, none, some).empty());
+  EXPECT_TRUE(mask.examine(0, 1, some, none).empty());
+  EXPECT_TRUE(mask.examine(0, 0, some, some).empty());
+  mask.set_causal(true);
+  EXPECT_TRUE(mask.examine(0, 1, {GlobalPosition(0), 4, 1}, {GlobalPosition(4), 4, 1}).empty());
+}
+
+TEST(Mask, FarPositionsAndDistancesDoNotOverflow) {
+  const std::int64_t far = std::int64_t{1} << 40;
+  const std::int64_t count = std::int64_t{1} << 20;
+  const PositionRange near{GlobalPosition(0), count, 1};
+  const PositionRange rows{GlobalPosition(far), count, 1};
+  Mask causal;
+  causal.set_causal(true);
+  EXPECT_EQ(causal.examine(0, 1, rows, rows).pairs, count * (count + 1) / 2);
+  EXPECT_TRUE(causal.examine(0, 1, rows, near).full);
+  EXPECT_TRUE(causal.examine(0, 1, near, rows).empty());
+  const PositionRange striped{GlobalPosition(far), count, 1024};
+  EXPECT_EQ(causal.examine(0, 1, striped, striped).pairs, count * (count + 1) / 2);
+
+  const std::int64_t furthest = std::int64_t{1} << 48;
+  for (const std::int64_t offset : {-furthest, furthest}) {
+    Mask mask;
+    mask.set_causal(true);
+    mask.set_offset(offset);
+    EXPECT_EQ(mask.examine(0, 1, rows, near).full, offset > 0);
+    EXPECT_EQ(mask.examine(0, 1, rows, near).empty(), offset < 0);
+    mask.set_window(furthest, furthest);
+    EXPECT_EQ(mask.examine(0, 1, rows, near).full, false);
+    const Mask::Interval interval = mask.row_interval(0, rows.last());
+    EXPECT_LE(interval.begin, interval.end);
+  }
+}
+
+TEST(Mask, ManyShortSegmentsAreBoundedNotCounted) {
+  // Alternating ids: every query run meets half of the key runs, more than it pays to count.
+  const std::int64_t length = 2048;
+  std::vector<std::int32_t> ids;
+  for (std::int64_t i = 0; i < length; ++i) ids.push_back(static_cast<std::int32_t>(i % 2));
+  Mask mask;
+  mask.set_segments(1, ids, ids);
+  mask.set_causal(true);
+  const PositionRange all{GlobalPosition(0), length, 1};
+  const Visibility seen = mask.examine(0, 1, all, all);
+  const BruteForce truth = count(mask, 0, 1, all, all);
+  EXPECT_GE(seen.pairs, truth.pairs);
+  EXPECT_EQ(seen.pairs, length * (length + 1) / 2) << "what causality alone leaves";
+  EXPECT_FALSE(seen.full);
+  expect_within(truth.rows, seen.rows, length);
+  expect_within(truth.columns, seen.columns, length);
+  // Small tiles of the same mask are counted.
+  expect_examined(mask, 0, 1, all.slice(100, 64), all.slice(80, 64));
+}
+
+template <class Action>
+void expect_argument_error(const std::string& argument, const Action& action) {
+  try {
+    action();
+    ADD_FAILURE() << "no error about " << argument;
+  } catch (const ArgumentError& error) {
+    EXPECT_EQ(error.argument(), argument);
+  }
+}
+
+TEST(Mask, RefusesBadArguments) {
+  Mask mask;
+  const std::int64_t furthest = std::int64_t{1} << 48;
+  expect_argument_error("window", [&] { mask.set_window(-2, 0); });
+  expect_argument_error("window", [&] { mask.set_window(0, -2); });
+  expect_argument_error("window", [&] { mask.set_window(furthest + 1, 0); });
+  expect_argument_error("causal offset", [&] { mask.set_offset(furthest + 1); });
+  expect_argument_error("causal offset", [&] { mask.set_offset(-furthest - 1); });
+  expect_argument_error("segment ids", [&] { mask.set_segments(2, {0, 0, 0}, {0, 0}); });
+  expect_argument_error("segment ids", [&] { mask.set_segments(2, {0, 0}, {0, 0, 0}); });
+  expect_argument_error("segment ids", [&] { mask.set_segments(0, {0}, {}); });
+  expect_argument_error("q_lengths[1]", [&] { mask.set_query_lengths({3, -1}); });
+  expect_argument_error("kv_lengths[0]", [&] { mask.set_kv_lengths({-5}); });
+  EXPECT_EQ(to_string(mask), "none") << "a refused argument must change nothing";
+}
+
+TEST(Mask, ValidatesAgainstTheShape) {
+  Mask segments;
+  segments.set_segments(2, {0, 0, 1, 1}, {0, 0, 0, 1, 1, 1});
+  EXPECT_NO_THROW(segments.validate(2, 2, 3));
+  expect_argument_error("query segment ids", [&] { segments.validate(2, 3, 3); });
+  expect_argument_error("kv segment ids", [&] { segments.validate(2, 2, 2); });
+  expect_argument_error("query segment ids", [&] { segments.validate(1, 2, 3); });
+  Mask lengths;
+  lengths.set_query_lengths({2, 4});
+  lengths.set_kv_lengths({5, 0});
+  EXPECT_NO_THROW(lengths.validate(2, 4, 5));
+  expect_argument_error("q_lengths", [&] { lengths.validate(3, 4, 5); });
+  expect_argument_error("q_lengths[1]", [&] { lengths.validate(2, 3, 5); });
+  expect_argument_error("kv_lengths[0]", [&] { lengths.validate(2, 4, 4); });
+}
+
+TEST(Mask, CuSeqlensBecomeSegments) {
+  const std::vector<std::int32_t> sums{0, 2, 2, 5};
+  EXPECT_EQ(segments_from_cu_seqlens(sums, 5), (std::vector<std::int32_t>{0, 0, 2, 2, 2}));
+  EXPECT_EQ(segments_from_cu_seqlens(std::vector<std::int32_t>{0}, 0), std::vector<std::int32_t>{});
+  const auto parse = [](std::vector<std::int32_t> values, std::int64_t length) {
+    return [values = std::move(values), length] { (void)segments_from_cu_seqlens(values, length); };
+  };
+  expect_argument_error("cu_seqlens", parse({}, 0));
+  expect_argument_error("cu_seqlens[0]", parse({1, 5}, 5));
+  expect_argument_error("cu_seqlens[2]", parse({0, 3, 2, 5}, 5));
+  expect_argument_error("cu_seqlens[1]", parse({0, 4}, 5));
+  expect_argument_error("cu_seqlens[1]", parse({0, 6}, 5));
+}
+
+TEST(Mask, DescribesItself) {
+  Mask mask;
+  mask.set_causal(true);
+  mask.set_offset(3);
+  mask.set_window(100, 0);
+  mask.set_segments(1, {0}, {0});
+  mask.set_kv_lengths({1});
+  EXPECT_EQ(to_string(mask), "causal, offset 3, window 100,0, segments, kv_lengths");
+  EXPECT_TRUE(mask.depends_on_batch());
+}
+
+}  // namespace
+}  // namespace annulus::test

@@ -1,0 +1,163 @@
+// How the native kernel runs: threads, workspace, streams and errors.
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include <annulus/core/error.hpp>
+
+#include "tests/attention/native_run.hpp"
+
+namespace annulus::test {
+namespace {
+
+WholeAttention causal_attention(Random& random, std::int64_t rows, std::int64_t columns) {
+  AttentionProblem problem;
+  problem.shape = {2, rows, columns, 4, 2, 32, 16};
+  problem.mask.set_causal(true);
+  problem.mask.set_offset(columns - rows);
+  return random_attention(random, problem);
+}
+
+// A background stream that calls back whenever it is moved along.
+class CallbackStream final : public Stream {
+ public:
+  explicit CallbackStream(std::function<void()> callback) : callback_(std::move(callback)) {}
+  [[nodiscard]] const std::string& name() const noexcept override { return name_; }
+  [[nodiscard]] Place place() const noexcept override { return Place::host(); }
+  [[nodiscard]] std::shared_ptr<Event> record() override { return nullptr; }
+  void wait(std::shared_ptr<Event> /*event*/) override {}
+  void synchronize() override {}
+  void progress() override { callback_(); }
+
+ private:
+  std::string name_ = "background";
+  std::function<void()> callback_;
+};
+
+TEST(NativeExecution, ThreadsDoNotChangeABit) {
+  Random random(22);
+  const WholeAttention whole = causal_attention(random, 700, 900);
+  const Result one = run_native(whole.problem, whole.block(), 1);
+  for (const int threads : {2, 3, 64}) {
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      EXPECT_TRUE(run_native(whole.problem, whole.block(), threads) == one) << threads;
+    }
+  }
+}
+
+TEST(NativeExecution, WorkspaceDoesNotGrowWithTheSequence) {
+  Random random(23);
+  const auto peak = [&](std::int64_t rows, std::int64_t columns, DType dtype) {
+    AttentionProblem problem;
+    problem.shape = {1, rows, columns, 1, 1, 16, 16};
+    problem.dtype = dtype;
+    problem.mask.set_window(1000, 0);
+    const WholeAttention whole = random_attention(random, problem);
+    const Result result(whole.block());
+    HostMemoryPool memory;
+    HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
+    native().forward(problem, whole.block(), result.state(), {stream, nullptr, memory, 2});
+    EXPECT_EQ(memory.statistics().in_use, 0U);
+    return memory.statistics().peak_in_use;
+  };
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    const std::size_t at_1k = peak(1024, 1024, dtype);
+    EXPECT_EQ(peak(32768, 32768, dtype), at_1k);
+    EXPECT_LT(at_1k, std::size_t{2} << 20) << "for two threads";
+  }
+}
+
+TEST(NativeExecution, MovesTheBackgroundOnFromTheCallingThreadOnly) {
+  Random random(24);
+  const WholeAttention whole = causal_attention(random, 600, 2100);
+  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
+  for (const int threads : {1, 3}) {
+    int calls = 0;
+    bool elsewhere = false;
+    const std::thread::id caller = std::this_thread::get_id();
+    CallbackStream background([&] {
+      ++calls;
+      elsewhere = elsewhere || std::this_thread::get_id() != caller;
+    });
+    const Result result(whole.block());
+    native().forward(whole.problem, whole.block(), result.state(),
+                     {stream, &background, test_memory(), threads});
+    EXPECT_FALSE(elsewhere);
+    // One thread pauses after each of at least 4 column tiles of each of 5 row tiles of 2 kv heads
+    // in 2 batches; of three threads, the caller does some of that or waits.
+    EXPECT_GE(calls, threads == 1 ? 80 : 1);
+    EXPECT_TRUE(result == run_native(whole.problem, whole.block()));
+  }
+}
+
+TEST(NativeExecution, AnErrorWhileComputingComesOut) {
+  Random random(25);
+  const WholeAttention whole = causal_attention(random, 600, 600);
+  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
+  for (const int threads : {1, 3}) {
+    CallbackStream background([] { throw TimeoutError("peer is gone"); });
+    const Result result(whole.block());
+    EXPECT_THROW(native().forward(whole.problem, whole.block(), result.state(),
+                                  {stream, &background, test_memory(), threads}),
+                 TimeoutError);
+  }
+  const OracleOutput truth = whole.oracle();
+  expect_accurate(run_native(whole.problem, whole.block(), 2), whole, truth);
+}
+
+TEST(NativeExecution, WaitsForEarlierWorkOfItsStream) {
+  Random random(26);
+  const WholeAttention whole = causal_attention(random, 8, 8);
+  // The query arrives only when the operation has been tested a few times.
+  class LateQuery final : public HostOperation {
+   public:
+    LateQuery(TensorView query, float value) : query_(query), value_(value) {}
+    void start() override {}
+    bool test() override {
+      if (++tests_ < 5) return false;
+      std::fill_n(query_.as<float>(), query_.elements(), value_);
+      return true;
+    }
+    [[nodiscard]] std::string describe() const override { return "waiting for the query"; }
+    [[nodiscard]] TraceLabel label() const override { return {}; }
+
+   private:
+    TensorView query_;
+    float value_;
+    int tests_ = 0;
+  };
+  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
+  stream.submit(std::make_unique<LateQuery>(whole.query.view(), 0.25F));
+  const Result result(whole.block());
+  native().forward(whole.problem, whole.block(), result.state(),
+                   {stream, nullptr, test_memory(), 1});
+  EXPECT_EQ(*whole.query.view().as<float>(), 0.25F);
+  EXPECT_TRUE(result == run_native(whole.problem, whole.block()));
+}
+
+TEST(NativeExecution, RefusesBlocksThatDoNotFit) {
+  Random random(27);
+  const WholeAttention whole = causal_attention(random, 8, 8);
+  const AttentionBlock good = whole.block();
+  const auto refused = [&](const std::function<void(AttentionBlock&)>& spoil) {
+    AttentionBlock block = good;
+    spoil(block);
+    const Result result(good);
+    HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
+    EXPECT_THROW(
+        native().forward(whole.problem, block, result.state(), {stream, nullptr, test_memory(), 1}),
+        InternalError);
+  };
+  refused([](AttentionBlock& block) { block.rows = PositionRanges::all(7); });
+  refused([](AttentionBlock& block) { block.columns = PositionRanges::all(9); });
+  refused([](AttentionBlock& block) { block.key = block.key.slice(3, 0, 31); });
+  refused([](AttentionBlock& block) { block.value = block.value.slice(1, 0, 7); });
+  refused([](AttentionBlock& block) { block.value = block.value.slice(3, 0, 15); });
+  refused([](AttentionBlock& block) { block.query = block.query.slice(2, 0, 3); });
+  refused([](AttentionBlock& block) { block.query = block.query.permute({0, 1, 3, 2}); });
+}
+
+}  // namespace
+}  // namespace annulus::test

@@ -1,0 +1,136 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <annulus/attention/accuracy.hpp>
+#include <annulus/attention/oracle.hpp>
+#include <annulus/attention/registry.hpp>
+#include <annulus/core/host_stream.hpp>
+
+#include "tests/attention/random_tensor.hpp"
+
+namespace annulus::test {
+
+inline const Implementation& native() {
+  static const Registry registry = Registry::standard();
+  return registry.get("native");
+}
+
+/// A problem with its whole, unsharded tensors.
+struct WholeAttention {
+  AttentionProblem problem;
+  Tensor query;
+  Tensor key;
+  Tensor value;
+
+  [[nodiscard]] PositionRanges rows() const {
+    return PositionRanges::all(problem.shape.query_length);
+  }
+  [[nodiscard]] PositionRanges columns() const {
+    return PositionRanges::all(problem.shape.kv_length);
+  }
+  [[nodiscard]] AttentionBlock block() const {
+    return {query.view(), key.view(), value.view(), rows(), columns()};
+  }
+  [[nodiscard]] OracleOutput oracle() const {
+    return oracle_attention(problem, query.view(), key.view(), value.view(), rows());
+  }
+};
+
+inline WholeAttention random_attention(Random& random, const AttentionProblem& problem) {
+  const AttentionShape& s = problem.shape;
+  return {problem,
+          random_tensor(random, problem.dtype, {s.batch, s.query_length, s.heads, s.head_dim}),
+          random_tensor(random, problem.dtype, {s.batch, s.kv_length, s.kv_heads, s.head_dim}),
+          random_tensor(random, problem.dtype, {s.batch, s.kv_length, s.kv_heads, s.value_dim})};
+}
+
+/// The entries at `positions` of dimension 1, stored as [B,N,T,D] and seen as [B,T,N,D].
+inline Tensor gather(const ConstTensorView& whole, const PositionRanges& positions) {
+  Tensor part(whole.dtype(), {whole.size(0), whole.size(2), positions.size(), whole.size(3)},
+              test_memory());
+  const TensorView view = part.view().permute({0, 2, 1, 3});
+  for (std::int64_t i = 0; i < positions.size(); ++i) {
+    copy(whole.slice(1, positions.global(LocalPosition(i)).value(), 1), view.slice(1, i, 1));
+  }
+  return part;
+}
+
+inline TensorView as_bthd(const Tensor& bhtd) {
+  return bhtd.view().permute({0, 2, 1, 3});
+}
+
+struct Result {
+  explicit Result(const AttentionBlock& block, DType lse_dtype = DType::float32)
+      : output(DType::float32,
+               {block.query.size(0), block.query.size(1), block.query.size(2), block.value.size(3)},
+               test_memory()),
+        lse(lse_dtype, {block.query.size(0), block.query.size(2), block.query.size(1)},
+            test_memory()) {
+    // Whatever forward() leaves unwritten shows.
+    std::fill_n(output.view().as<float>(), output.shape().product(), std::nanf(""));
+    std::memset(lse.view().data(), 0xff, lse.bytes());  // NaN in either dtype
+  }
+  [[nodiscard]] SoftmaxState state() const { return {output.view(), lse.view()}; }
+  bool operator==(const Result& other) const {
+    return std::memcmp(output.view().data(), other.output.view().data(), output.bytes()) == 0 &&
+           std::memcmp(lse.view().data(), other.lse.view().data(), lse.bytes()) == 0;
+  }
+  Tensor output;
+  Tensor lse;
+};
+
+inline Result run_native(const AttentionProblem& problem, const AttentionBlock& block,
+                         int threads = 1, DType lse_dtype = DType::float32) {
+  Result result(block, lse_dtype);
+  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
+  native().forward(problem, block, result.state(), {stream, nullptr, test_memory(), threads});
+  return result;
+}
+
+/// Relative Frobenius error of the output, rounded to `dtype` first, and largest error of the LSE.
+struct Error {
+  double output = 0;
+  double lse = 0;
+};
+
+inline Error error_of(const Result& result, DType dtype, const OracleOutput& truth) {
+  const Tensor rounded(dtype, result.output.shape(), test_memory());
+  round_output(result.state(), rounded.view());
+  std::vector<float> output(truth.output.size());
+  to_float32(rounded.view().data(), dtype, output.data(), static_cast<std::int64_t>(output.size()));
+  double difference = 0;
+  double norm = 0;
+  for (std::size_t i = 0; i < output.size(); ++i) {
+    difference += std::pow(output[i] - truth.output[i], 2);
+    norm += std::pow(truth.output[i], 2);
+  }
+  Error error{norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference), 0};
+  const Tensor rounded_lse(DType::float32, result.lse.shape(), test_memory());
+  round_lse(result.state(), rounded_lse.view());
+  const auto* lse = rounded_lse.view().as<float>();
+  for (std::size_t i = 0; i < truth.lse.size(); ++i) {
+    // Equal infinities differ by nothing; anything else that is not finite is caught here.
+    const double miss = lse[i] == truth.lse[i] ? 0 : std::abs(lse[i] - truth.lse[i]);
+    error.lse =
+        std::isnan(miss) ? std::numeric_limits<double>::infinity() : std::max(error.lse, miss);
+  }
+  if (std::isnan(error.output)) error.output = std::numeric_limits<double>::infinity();
+  return error;
+}
+
+inline void expect_accurate(const Result& result, const WholeAttention& whole,
+                            const OracleOutput& truth) {
+  const AccuracyBound bound = accuracy_bound(whole.problem.dtype, whole.problem.shape.kv_length);
+  const Error error = error_of(result, whole.problem.dtype, truth);
+  EXPECT_LE(error.output, bound.output);
+  EXPECT_LE(error.lse, bound.lse);
+}
+
+}  // namespace annulus::test

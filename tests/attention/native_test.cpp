@@ -1,0 +1,319 @@
+// The native kernel's numbers, against the oracle.
+#include <gtest/gtest.h>
+
+#include <annulus/partition/sequence_layout.hpp>
+
+#include "tests/attention/native_run.hpp"
+
+namespace annulus::test {
+namespace {
+
+AttentionProblem problem_of(const AttentionShape& shape, DType dtype = DType::float32) {
+  AttentionProblem problem;
+  problem.shape = shape;
+  problem.dtype = dtype;
+  return problem;
+}
+
+std::string describe(const AttentionProblem& problem) {
+  return to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
+         to_string(problem.mask);
+}
+
+void expect_whole_accurate(Random& random, const AttentionProblem& problem) {
+  SCOPED_TRACE(describe(problem));
+  problem.validate();
+  const WholeAttention whole = random_attention(random, problem);
+  expect_accurate(run_native(problem, whole.block()), whole, whole.oracle());
+}
+
+TEST(Native, EveryMaskAloneAndInPairs) {
+  Random random(11);
+  int i = 0;
+  for (const std::vector<MaskKind>& kinds : mask_combinations()) {
+    // Several tiles of rows and columns, neither a multiple of the tile.
+    AttentionProblem problem =
+        problem_of({2, 301, 1093, 2, 1, 16, 8}, i++ % 3 == 0 ? DType::bfloat16 : DType::float32);
+    problem.mask = random_mask(random, kinds, 2, 301, 1093);
+    expect_whole_accurate(random, problem);
+  }
+}
+
+TEST(Native, HeadsAndDimensions) {
+  Random random(12);
+  for (const auto& [heads, kv_heads] :
+       {std::pair{4, 4}, std::pair{6, 2}, std::pair{8, 1}, std::pair{300, 1}}) {
+    AttentionProblem problem = problem_of({1, 19, 70, heads, kv_heads, 8, 4});
+    problem.mask.set_causal(true);
+    problem.mask.set_offset(51);
+    expect_whole_accurate(random, problem);
+  }
+  for (const std::int64_t dim : {1, 3, 40, 64, 80, 128}) {
+    for (const std::int64_t value_dim : {dim, std::int64_t{1}, std::int64_t{48}}) {
+      for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+        expect_whole_accurate(random, problem_of({1, 33, 65, 2, 1, dim, value_dim}, dtype));
+      }
+    }
+  }
+}
+
+TEST(Native, OddAndEmptySizes) {
+  Random random(13);
+  for (const std::int64_t rows : {0, 1, 2, 15, 257}) {
+    for (const std::int64_t columns : {0, 1, 15, 16, 17, 511, 512, 513, 1025}) {
+      expect_whole_accurate(random, problem_of({1, rows, columns, 2, 2, 5, 3}));
+    }
+  }
+  expect_whole_accurate(random, problem_of({0, 4, 4, 2, 2, 5, 3}));
+}
+
+TEST(Native, ScalesAndSoftCaps) {
+  Random random(14);
+  for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+    for (const double scale : {-0.3, 0.0, 0.05, 0.125, 0.5}) {
+      for (const double cap : {0.0, 0.5, 2.0, 30.0}) {
+        AttentionProblem problem = problem_of({1, 40, 600, 2, 1, 32, 32}, dtype);
+        problem.scale = scale;
+        if (cap > 0) problem.soft_cap = cap;
+        problem.mask.set_window(50, 400);
+        SCOPED_TRACE("scale " + std::to_string(scale) + " cap " + std::to_string(cap));
+        expect_whole_accurate(random, problem);
+      }
+    }
+  }
+}
+
+// Small whole numbers, whose products float32 holds exactly however large the scale.
+TEST(Native, HugeLogits) {
+  Random random(15);
+  for (const double scale : {32.0, -64.0, 1024.0}) {
+    AttentionProblem problem = problem_of({1, 30, 700, 1, 1, 16, 8});
+    problem.scale = scale;
+    WholeAttention whole = random_attention(random, problem);
+    for (const Tensor* tensor : {&whole.query, &whole.key}) {
+      auto* values = tensor->view().as<float>();
+      for (std::int64_t i = 0; i < tensor->shape().product(); ++i)
+        values[i] = std::round(values[i]);
+    }
+    const OracleOutput truth = whole.oracle();
+    const Error error = error_of(run_native(problem, whole.block()), DType::float32, truth);
+    double largest = 0;
+    for (const double lse : truth.lse) largest = std::max(largest, std::abs(lse));
+    EXPECT_GT(largest, 500);
+    EXPECT_LE(error.output, accuracy_bound(DType::float32, 700).output);
+    EXPECT_LE(error.lse, largest * 0x1p-24) << "one rounding of the LSE";
+  }
+}
+
+TEST(Native, ProductsBeyondFloat32Saturate) {
+  const AttentionProblem problem = problem_of({1, 1, 3, 1, 1, 1, 1});
+  const Tensor query = tensor_of(DType::float32, {1, 1, 1, 1}, {1e30F});
+  const Tensor key = tensor_of(DType::float32, {1, 3, 1, 1}, {-1e30F, 1e30F, 1.0F});
+  const Tensor value = tensor_of(DType::float32, {1, 3, 1, 1}, {1.0F, 2.0F, 3.0F});
+  const AttentionBlock block{query.view(), key.view(), value.view(), PositionRanges::all(1),
+                             PositionRanges::all(3)};
+  const Result result = run_native(problem, block);
+  EXPECT_EQ(*result.output.view().as<float>(), 2.0F);
+  EXPECT_EQ(*result.lse.view().as<float>(), std::numeric_limits<float>::max());
+}
+
+TEST(Native, StronglyNegativeLogitsKeepTheirWeights) {
+  // Every logit is −10000 or −10000 + ln 3, up to rounding: weights 1 and 3.
+  AttentionProblem problem = problem_of({1, 1, 2, 1, 1, 1, 1});
+  problem.scale = 1.0;
+  const Tensor query = tensor_of(DType::float32, {1, 1, 1, 1}, {1.0F});
+  const Tensor key =
+      tensor_of(DType::float32, {1, 2, 1, 1}, {-10000.0F, -10000.0F + std::log(3.0F)});
+  const Tensor value = tensor_of(DType::float32, {1, 2, 1, 1}, {0.0F, 1.0F});
+  const AttentionBlock block{query.view(), key.view(), value.view(), PositionRanges::all(1),
+                             PositionRanges::all(2)};
+  const Result result = run_native(problem, block);
+  EXPECT_NEAR(*result.output.view().as<float>(), 0.75, 1e-3);
+  EXPECT_NEAR(*result.lse.view().as<float>(), -10000 + std::log(4.0), 1e-3);
+}
+
+TEST(Native, RowsThatSeeNothingAreEmpty) {
+  Random random(16);
+  AttentionProblem problem = problem_of({2, 20, 30, 2, 1, 4, 4});
+  problem.mask.set_query_lengths({7, 0});
+  problem.mask.set_causal(true);
+  problem.mask.set_offset(-3);
+  const WholeAttention whole = random_attention(random, problem);
+  const Result result = run_native(problem, whole.block());
+  for (std::int64_t b = 0; b < 2; ++b) {
+    for (std::int64_t t = 0; t < 20; ++t) {
+      const bool sees = b == 0 && t >= 3 && t < 7;
+      EXPECT_EQ(std::isfinite(result.lse.view().at<float>({b, 1, t})), sees);
+      EXPECT_EQ(result.output.view().at<float>({b, t, 1, 0}) != 0.0F, sees);
+    }
+  }
+  expect_accurate(result, whole, whole.oracle());
+}
+
+TEST(Native, PaddingDoesNotSeePadding) {
+  // Padding in the middle, on both sides, between documents that are seen.
+  Random random(28);
+  AttentionProblem problem = problem_of({1, 6, 9, 1, 1, 4, 4});
+  problem.mask.set_segments(1, {0, -1, -1, 0, 1, -1}, {0, -1, 0, 1, 1, -1, 0, -1, 1});
+  const WholeAttention whole = random_attention(random, problem);
+  const Result result = run_native(problem, whole.block());
+  for (const std::int64_t row : {1, 2, 5}) {
+    EXPECT_EQ(result.output.view().at<float>({0, row, 0, 0}), 0.0F);
+    EXPECT_EQ(result.state().lse_at(0, 0, row), -std::numeric_limits<double>::infinity());
+  }
+  expect_accurate(result, whole, whole.oracle());
+}
+
+struct LayoutPair {
+  LayoutKind rows;
+  LayoutKind columns;
+};
+
+class NativeShards : public ::testing::TestWithParam<LayoutPair> {};
+
+// Every pair of shards, stored head-major, computed apart and merged: equals the whole.
+TEST_P(NativeShards, MergeIntoTheWhole) {
+  Random random(17);
+  const std::int64_t length = 643;
+  const int ranks = 3;
+  const SequenceLayout row_layout(GetParam().rows, length, ranks);
+  const SequenceLayout column_layout(GetParam().columns, length, ranks);
+  for (const std::vector<MaskKind>& kinds : {std::vector<MaskKind>{},
+                                             {MaskKind::causal},
+                                             {MaskKind::window},
+                                             {MaskKind::documents},
+                                             {MaskKind::causal, MaskKind::segments},
+                                             {MaskKind::offset, MaskKind::kv_lengths},
+                                             {MaskKind::left_window, MaskKind::query_lengths}}) {
+    for (const DType dtype : {DType::float32, DType::float16}) {
+      AttentionProblem problem = problem_of({2, length, length, 2, 1, 16, 12}, dtype);
+      problem.mask = random_mask(random, kinds, 2, length, length);
+      SCOPED_TRACE(describe(problem));
+      const WholeAttention whole = random_attention(random, problem);
+      const OracleOutput truth = whole.oracle();
+      const Result together(whole.block(), DType::float64);
+      for (int r = 0; r < ranks; ++r) {
+        const PositionRanges rows = row_layout.positions(r);
+        const Tensor query = gather(whole.query.view(), rows);
+        AttentionBlock block{as_bthd(query), whole.key.view(), whole.value.view(), rows,
+                             whole.columns()};
+        const Result merged(block, DType::float64);
+        reset(merged.state());
+        for (int c = 0; c < ranks; ++c) {
+          block.columns = column_layout.positions(c);
+          const Tensor key = gather(whole.key.view(), block.columns);
+          const Tensor value = gather(whole.value.view(), block.columns);
+          block.key = as_bthd(key);
+          block.value = as_bthd(value);
+          merge(merged.state(), run_native(problem, block, 1, DType::float64).state());
+        }
+        for (std::int64_t i = 0; i < rows.size(); ++i) {
+          const std::int64_t to = rows.global(LocalPosition(i)).value();
+          copy(merged.output.view().slice(1, i, 1), together.output.view().slice(1, to, 1));
+          copy(merged.lse.view().slice(2, i, 1), together.lse.view().slice(2, to, 1));
+        }
+      }
+      expect_accurate(together, whole, truth);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, NativeShards,
+    ::testing::Values(LayoutPair{LayoutKind::contiguous, LayoutKind::contiguous},
+                      LayoutPair{LayoutKind::zigzag, LayoutKind::zigzag},
+                      LayoutPair{LayoutKind::striped, LayoutKind::striped},
+                      LayoutPair{LayoutKind::striped, LayoutKind::zigzag},
+                      LayoutPair{LayoutKind::contiguous, LayoutKind::striped}));
+
+TEST(Native, PartsOfTheBatchAndOfTheHeads) {
+  // A block of batches 1 and 2 and query heads 2 and 3 of 4 asks the mask about those batches.
+  Random random(18);
+  AttentionProblem problem = problem_of({3, 70, 90, 4, 2, 8, 8});
+  problem.mask = random_mask(random, {MaskKind::segments, MaskKind::kv_lengths}, 3, 70, 90);
+  const WholeAttention whole = random_attention(random, problem);
+  const Result all = run_native(problem, whole.block());
+  AttentionBlock block = whole.block();
+  block.first_batch = 1;
+  block.first_head = 2;
+  block.query = block.query.slice(0, 1, 2).slice(2, 2, 2);
+  block.key = block.key.slice(0, 1, 2).slice(2, 1, 1);
+  block.value = block.value.slice(0, 1, 2).slice(2, 1, 1);
+  const Result part = run_native(problem, block);
+  const Result expected(block);
+  copy(all.output.view().slice(0, 1, 2).slice(2, 2, 2), expected.output.view());
+  copy(all.lse.view().slice(0, 1, 2).slice(1, 2, 2), expected.lse.view());
+  EXPECT_TRUE(part == expected);
+}
+
+TEST(Native, AnUnmaskedBlockIsNotAskedAbout) {
+  Random random(19);
+  AttentionProblem problem = problem_of({1, 50, 60, 2, 1, 8, 8});
+  const WholeAttention whole = random_attention(random, problem);
+  const Result plain = run_native(problem, whole.block());
+  AttentionBlock block = whole.block();
+  block.unmasked = true;
+  problem.mask.set_query_lengths({0});  // would hide everything
+  EXPECT_TRUE(run_native(problem, block) == plain);
+}
+
+TEST(Native, KeysThatDoNotLieRowByRow) {
+  // One key and value for all positions (stride 0), and a head-minor order of the output.
+  Random random(20);
+  const AttentionProblem problem = problem_of({1, 9, 40, 2, 1, 8, 8});
+  WholeAttention whole = random_attention(random, problem);
+  AttentionBlock block = whole.block();
+  const Extents strides{0, 0, 0, 1};
+  block.key = ConstTensorView(whole.key.view().data(), DType::float32, {1, 40, 1, 8}, strides);
+  block.value = ConstTensorView(whole.value.view().data(), DType::float32, {1, 40, 1, 8}, strides);
+  const OracleOutput truth =
+      oracle_attention(problem, block.query, block.key, block.value, block.rows);
+  expect_accurate(run_native(problem, block), whole, truth);
+}
+
+double error_in_pieces(const WholeAttention& whole, const OracleOutput& truth, int pieces,
+                       DType lse_dtype) {
+  AttentionBlock block = whole.block();
+  const Result merged(block, lse_dtype);
+  reset(merged.state());
+  const std::int64_t length = whole.problem.shape.kv_length;
+  for (int i = 0; i < pieces; ++i) {
+    const std::int64_t begin = length * i / pieces;
+    const std::int64_t count = length * (i + 1) / pieces - begin;
+    block.key = whole.key.view().slice(1, begin, count);
+    block.value = whole.value.view().slice(1, begin, count);
+    block.columns = whole.columns().slice({LocalPosition(begin), count});
+    merge(merged.state(), run_native(whole.problem, block, 1, lse_dtype).state());
+  }
+  const Error error = error_of(merged, whole.problem.dtype, truth);
+  EXPECT_LE(error.lse, accuracy_bound(whole.problem.dtype, length).lse);
+  return error.output;
+}
+
+// SEMANTICS §6: merging pieces costs at most a tenth over computing at once. A float32 LSE would
+// cost more in float32 runs; how much is on record.
+TEST(Native, MergedPiecesAreAsAccurateAsTheWhole) {
+  Random random(21);
+  for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+    for (const std::int64_t length : {256, 1024, 8192}) {
+      AttentionProblem problem = problem_of({1, 64, length, 2, 1, 64, 64}, dtype);
+      problem.scale = length == 1024 ? 0.3 : 0.125;
+      const WholeAttention whole = random_attention(random, problem);
+      const OracleOutput truth = whole.oracle();
+      const double at_once = error_in_pieces(whole, truth, 1, DType::float32);
+      for (const int pieces : {2, 8, 16}) {
+        const double ratio = error_in_pieces(whole, truth, pieces, DType::float64) / at_once;
+        EXPECT_LE(ratio, kShardedErrorFactor)
+            << name_of(dtype) << " S=" << length << " pieces " << pieces << " error " << at_once;
+        const double narrow = error_in_pieces(whole, truth, pieces, DType::float32) / at_once;
+        const std::string name = std::string(name_of(dtype)) + "_" + std::to_string(length) + "_" +
+                                 std::to_string(pieces);
+        RecordProperty("ratio_" + name, std::to_string(ratio));
+        RecordProperty("ratio_float32_lse_" + name, std::to_string(narrow));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace annulus::test

@@ -1,0 +1,167 @@
+#include <cmath>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include <annulus/attention/oracle.hpp>
+
+#include "tests/attention/random_tensor.hpp"
+
+namespace annulus::test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+AttentionProblem problem_of(const AttentionShape& shape) {
+  AttentionProblem problem;
+  problem.shape = shape;
+  return problem;
+}
+
+float element(const Tensor& tensor, std::initializer_list<std::int64_t> index) {
+  return tensor.view().at<float>(index);
+}
+
+TEST(Oracle, EqualLogitsGiveTheMeanOfTheVisibleValues) {
+  Random random(6);
+  const AttentionShape shape{2, 5, 9, 4, 2, 3, 2};
+  AttentionProblem problem = problem_of(shape);
+  problem.mask.set_causal(true);
+  problem.mask.set_offset(2);
+  problem.mask.set_kv_lengths({9, 4});
+  const Tensor query = random_tensor(random, DType::float32, {2, 5, 4, 3});
+  const Tensor value = random_tensor(random, DType::float32, {2, 9, 2, 2});
+  const Tensor key = tensor_of(DType::float32, {2, 9, 2, 3}, std::vector<float>(2 * 9 * 2 * 3));
+  const OracleOutput got =
+      oracle_attention(problem, query.view(), key.view(), value.view(), PositionRanges::all(5));
+  for (std::int64_t b = 0; b < 2; ++b) {
+    for (std::int64_t t = 0; t < 5; ++t) {
+      const std::int64_t count = std::min<std::int64_t>(t + 3, b == 0 ? 9 : 4);
+      for (std::int64_t n = 0; n < 4; ++n) {
+        const auto row = static_cast<std::size_t>((b * 5 + t) * 4 + n);
+        for (std::int64_t d = 0; d < 2; ++d) {
+          double mean = 0;
+          for (std::int64_t j = 0; j < count; ++j) mean += element(value, {b, j, n / 2, d});
+          EXPECT_NEAR(got.output[row * 2 + static_cast<std::size_t>(d)],
+                      mean / static_cast<double>(count), 1e-14);
+        }
+        EXPECT_NEAR(got.lse[static_cast<std::size_t>((b * 4 + n) * 5 + t)],
+                    std::log(static_cast<double>(count)), 1e-14);
+      }
+    }
+  }
+}
+
+TEST(Oracle, OneVisibleKeyGivesItsValueAndItsLogit) {
+  Random random(7);
+  const std::int64_t length = 6;
+  AttentionProblem problem = problem_of({1, length, length, 2, 1, 3, 4});
+  problem.mask.set_window(0, 0);  // the diagonal alone
+  const Tensor query = random_tensor(random, DType::float32, {1, length, 2, 3});
+  const Tensor key = random_tensor(random, DType::float32, {1, length, 1, 3});
+  const Tensor value = random_tensor(random, DType::float32, {1, length, 1, 4});
+  for (const bool capped : {false, true}) {
+    problem.scale = -1.5;
+    if (capped) problem.soft_cap = 0.7;
+    const OracleOutput got = oracle_attention(problem, query.view(), key.view(), value.view(),
+                                              PositionRanges::all(length));
+    for (std::int64_t t = 0; t < length; ++t) {
+      for (std::int64_t n = 0; n < 2; ++n) {
+        double logit = 0;
+        for (std::int64_t d = 0; d < 3; ++d) {
+          logit += -1.5 * element(query, {0, t, n, d}) * element(key, {0, t, 0, d});
+        }
+        if (capped) logit = 0.7 * std::tanh(logit / 0.7);
+        EXPECT_NEAR(got.lse[static_cast<std::size_t>(n * length + t)], logit, 1e-14);
+        for (std::int64_t d = 0; d < 4; ++d) {
+          EXPECT_EQ(got.output[static_cast<std::size_t>((t * 2 + n) * 4 + d)],
+                    element(value, {0, t, 0, d}));
+        }
+      }
+    }
+  }
+}
+
+TEST(Oracle, TwoKeysShareByTheSigmoidOfTheirDifference) {
+  AttentionProblem problem = problem_of({1, 1, 2, 1, 1, 1, 1});
+  const Tensor query = tensor_of(DType::float32, {1, 1, 1, 1}, {2.0F});
+  const Tensor key = tensor_of(DType::float32, {1, 2, 1, 1}, {0.5F, 1.25F});
+  const Tensor value = tensor_of(DType::float32, {1, 2, 1, 1}, {1.0F, 0.0F});
+  const OracleOutput got =
+      oracle_attention(problem, query.view(), key.view(), value.view(), PositionRanges::all(1));
+  EXPECT_NEAR(got.output[0], 1.0 / (1.0 + std::exp(1.5)), 1e-15);
+  EXPECT_NEAR(got.lse[0], std::log(std::exp(1.0) + std::exp(2.5)), 1e-15);
+}
+
+TEST(Oracle, RowsThatSeeNothingAreEmpty) {
+  Random random(8);
+  AttentionProblem problem = problem_of({1, 3, 4, 1, 1, 2, 2});
+  problem.mask.set_segments(1, {-1, 0, 5}, {0, -1, 0, 1});
+  const Tensor query = random_tensor(random, DType::float32, {1, 3, 1, 2});
+  const Tensor key = random_tensor(random, DType::float32, {1, 4, 1, 2});
+  const OracleOutput got =
+      oracle_attention(problem, query.view(), key.view(), key.view(), PositionRanges::all(3));
+  EXPECT_EQ(got.lse[0], -kInfinity);
+  EXPECT_GT(got.lse[1], -kInfinity);
+  EXPECT_EQ(got.lse[2], -kInfinity);
+  for (const std::size_t i : {0U, 1U, 4U, 5U}) EXPECT_EQ(got.output[i], 0.0);
+
+  const Tensor none = random_tensor(random, DType::float32, {1, 0, 1, 2});
+  const OracleOutput empty =
+      oracle_attention(problem, query.view(), none.view(), none.view(), PositionRanges::all(3));
+  EXPECT_EQ(empty.output, std::vector<double>(6));
+  EXPECT_EQ(empty.lse, std::vector<double>(3, -kInfinity));
+}
+
+TEST(Oracle, ShardsAreSlicesOfTheWhole) {
+  // Rows, batches and heads of a shard mean the same as in the whole, through BHTD strides too.
+  Random random(9);
+  AttentionProblem problem = problem_of({2, 8, 8, 4, 2, 3, 3});
+  problem.mask.set_causal(true);
+  problem.mask.set_query_lengths({8, 5});
+  const Tensor query = random_tensor(random, DType::float32, {2, 4, 8, 3});
+  const Tensor key = random_tensor(random, DType::float32, {2, 2, 8, 3});
+  const TensorView q = query.view().permute({0, 2, 1, 3});
+  const TensorView k = key.view().permute({0, 2, 1, 3});
+  const OracleOutput whole = oracle_attention(problem, q, k, k, PositionRanges::all(8));
+  const PositionRanges rows({{GlobalPosition(3), 2, 4}});
+  const Tensor part(DType::float32, {1, 2, 2, 3}, test_memory());
+  copy(q.slice(0, 1, 1).slice(2, 2, 2).slice(1, 3, 1), part.view().slice(1, 0, 1));
+  copy(q.slice(0, 1, 1).slice(2, 2, 2).slice(1, 7, 1), part.view().slice(1, 1, 1));
+  const TensorView head = k.slice(0, 1, 1).slice(2, 1, 1);
+  const OracleOutput got = oracle_attention(problem, part.view(), head, head, rows, 1, 2);
+  for (std::size_t t = 0; t < 2; ++t) {
+    for (std::size_t n = 0; n < 2; ++n) {
+      const std::size_t global = t == 0 ? 3 : 7;
+      EXPECT_EQ(got.lse[n * 2 + t], whole.lse[(4 + 2 + n) * 8 + global]);
+      for (std::size_t d = 0; d < 3; ++d) {
+        EXPECT_EQ(got.output[(t * 2 + n) * 3 + d],
+                  whole.output[((8 + global) * 4 + 2 + n) * 3 + d]);
+      }
+    }
+  }
+}
+
+TEST(Oracle, ReadsHalfTypesExactly) {
+  Random random(10);
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    AttentionProblem problem = problem_of({1, 3, 5, 1, 1, 4, 4});
+    const Tensor query = random_tensor(random, dtype, {1, 3, 1, 4});
+    const Tensor key = random_tensor(random, dtype, {1, 5, 1, 4});
+    Tensor wide[2];
+    for (int i = 0; i < 2; ++i) {
+      const Tensor& source = i == 0 ? query : key;
+      wide[i] = Tensor(DType::float32, source.shape(), test_memory());
+      to_float32(source.view().data(), dtype, wide[i].view().as<float>(), source.shape().product());
+    }
+    const PositionRanges rows = PositionRanges::all(3);
+    const OracleOutput half = oracle_attention(problem, query.view(), key.view(), key.view(), rows);
+    const OracleOutput full =
+        oracle_attention(problem, wide[0].view(), wide[1].view(), wide[1].view(), rows);
+    EXPECT_EQ(half.output, full.output);
+    EXPECT_EQ(half.lse, full.lse);
+  }
+}
+
+}  // namespace
+}  // namespace annulus::test

@@ -1,0 +1,79 @@
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include <annulus/attention/accuracy.hpp>
+#include <annulus/attention/problem.hpp>
+#include <annulus/core/error.hpp>
+
+namespace annulus::test {
+namespace {
+
+AttentionProblem good_problem() {
+  AttentionProblem problem;
+  problem.shape = {2, 5, 7, 6, 3, 16, 8};
+  return problem;
+}
+
+TEST(AttentionProblem, AcceptsWhatIsLegal) {
+  EXPECT_NO_THROW(good_problem().validate());
+  AttentionProblem empty = good_problem();
+  empty.shape.batch = empty.shape.query_length = empty.shape.kv_length = 0;
+  empty.scale = -2.5;
+  EXPECT_NO_THROW(empty.validate());
+}
+
+TEST(AttentionProblem, RefusesNamingTheField) {
+  const auto expect = [](const char* argument,
+                         const std::function<void(AttentionProblem&)>& spoil) {
+    AttentionProblem problem = good_problem();
+    spoil(problem);
+    try {
+      problem.validate();
+      ADD_FAILURE() << "no error about " << argument;
+    } catch (const ArgumentError& error) {
+      EXPECT_EQ(error.argument(), argument);
+    }
+  };
+  const double infinity = std::numeric_limits<double>::infinity();
+  expect("batch B", [](auto& p) { p.shape.batch = -1; });
+  expect("query length T", [](auto& p) { p.shape.query_length = -1; });
+  expect("key/value length S", [](auto& p) { p.shape.kv_length = -1; });
+  expect("query heads N", [](auto& p) { p.shape.heads = 0; });
+  expect("query heads N", [](auto& p) { p.shape.heads = 4; });
+  expect("key/value heads K", [](auto& p) { p.shape.kv_heads = 0; });
+  expect("head dimension D", [](auto& p) { p.shape.head_dim = 0; });
+  expect("value head dimension Dv", [](auto& p) { p.shape.value_dim = 0; });
+  expect("dtype", [](auto& p) { p.dtype = DType::float64; });
+  expect("dtype", [](auto& p) { p.dtype = DType::int32; });
+  expect("scale", [&](auto& p) { p.scale = infinity; });
+  expect("soft cap", [](auto& p) { p.soft_cap = 0.0; });
+  expect("soft cap", [&](auto& p) { p.soft_cap = std::nan(""); });
+  expect("kv_lengths", [](auto& p) { p.mask.set_kv_lengths({1}); });
+}
+
+TEST(AttentionProblem, ScaleAndOperations) {
+  AttentionProblem problem = good_problem();
+  EXPECT_EQ(problem.logit_scale(), 0.25);
+  problem.scale = 0.0;
+  EXPECT_EQ(problem.logit_scale(), 0.0);
+  // 2 · N · (D + Dv) for each pair.
+  EXPECT_EQ(forward_flops(problem.shape, 10), 10 * 2 * 6 * (16 + 8));
+  EXPECT_EQ(to_string(problem.shape), "B=2 T=5 S=7 N=6 K=3 D=16 Dv=8");
+}
+
+TEST(Accuracy, BoundsOfTheContract) {
+  EXPECT_DOUBLE_EQ(accuracy_bound(DType::float32, 1 << 16).output, 8e-6);
+  EXPECT_DOUBLE_EQ(accuracy_bound(DType::float32, 0).output, 2e-6);
+  EXPECT_DOUBLE_EQ(accuracy_bound(DType::float32, 1).output, 2e-6);
+  EXPECT_DOUBLE_EQ(accuracy_bound(DType::float32, 64).lse, 1e-5);
+  EXPECT_DOUBLE_EQ(accuracy_bound(DType::float16, 64).output, 1e-3);
+  EXPECT_DOUBLE_EQ(accuracy_bound(DType::bfloat16, 64).output, 6e-3);
+  EXPECT_DOUBLE_EQ(accuracy_bound(DType::bfloat16, 64).lse, 2e-3);
+  EXPECT_THROW((void)accuracy_bound(DType::int32, 64), InternalError);
+}
+
+}  // namespace
+}  // namespace annulus::test

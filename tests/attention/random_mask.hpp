@@ -1,0 +1,136 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <annulus/attention/mask.hpp>
+
+namespace annulus::test {
+
+using Random = std::mt19937_64;
+
+/// Uniform in [low, high].
+inline std::int64_t draw(Random& random, std::int64_t low, std::int64_t high) {
+  return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+}
+
+enum class MaskKind : std::uint8_t {
+  causal,
+  offset,  // causal with an offset
+  window,
+  left_window,
+  right_window,
+  segments,   // any order, with padding
+  documents,  // cu_seqlens, some empty
+  query_lengths,
+  kv_lengths
+};
+
+inline constexpr std::array kMaskKinds{
+    MaskKind::causal,      MaskKind::offset,        MaskKind::window,
+    MaskKind::left_window, MaskKind::right_window,  MaskKind::segments,
+    MaskKind::documents,   MaskKind::query_lengths, MaskKind::kv_lengths};
+
+/// Every kind alone and every pair of kinds.
+inline std::vector<std::vector<MaskKind>> mask_combinations() {
+  std::vector<std::vector<MaskKind>> all;
+  for (std::size_t i = 0; i < kMaskKinds.size(); ++i) {
+    all.push_back({kMaskKinds[i]});
+    for (std::size_t j = i + 1; j < kMaskKinds.size(); ++j) {
+      all.push_back({kMaskKinds[i], kMaskKinds[j]});
+    }
+  }
+  return all;
+}
+
+inline std::vector<std::int32_t> random_lengths(Random& random, std::int64_t batch,
+                                                std::int64_t length) {
+  std::vector<std::int32_t> lengths;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    lengths.push_back(static_cast<std::int32_t>(draw(random, 0, length)));
+  }
+  return lengths;
+}
+
+/// Ids of every position: runs of random length, ids from −1 to 3 in any order.
+inline std::vector<std::int32_t> random_segments(Random& random, std::int64_t batch,
+                                                 std::int64_t length) {
+  std::vector<std::int32_t> ids;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t end = (b + 1) * length;
+    while (static_cast<std::int64_t>(ids.size()) < end) {
+      const auto left = end - static_cast<std::int64_t>(ids.size());
+      const std::int64_t run =
+          std::min(left, draw(random, 1, std::max<std::int64_t>(1, length / 3)));
+      ids.insert(ids.end(), static_cast<std::size_t>(run),
+                 static_cast<std::int32_t>(draw(random, -1, 3)));
+    }
+  }
+  return ids;
+}
+
+/// Five documents, some of them often empty.
+inline std::vector<std::int32_t> random_documents(Random& random, std::int64_t batch,
+                                                  std::int64_t length) {
+  std::vector<std::int32_t> ids;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    std::vector<std::int32_t> sums{0, static_cast<std::int32_t>(length)};
+    for (int i = 0; i < 4; ++i) sums.push_back(static_cast<std::int32_t>(draw(random, 0, length)));
+    sums.push_back(sums.back());
+    std::sort(sums.begin(), sums.end());
+    const std::vector<std::int32_t> one = segments_from_cu_seqlens(sums, length);
+    ids.insert(ids.end(), one.begin(), one.end());
+  }
+  return ids;
+}
+
+inline Mask random_mask(Random& random, const std::vector<MaskKind>& kinds, std::int64_t batch,
+                        std::int64_t query_length, std::int64_t kv_length) {
+  Mask mask;
+  std::int64_t left = -1;
+  std::int64_t right = -1;
+  const auto reach = [&] { return draw(random, 0, std::max<std::int64_t>(1, kv_length / 2)); };
+  for (const MaskKind kind : kinds) {
+    switch (kind) {
+      case MaskKind::causal:
+        mask.set_causal(true);
+        break;
+      case MaskKind::offset:
+        mask.set_causal(true);
+        mask.set_offset(draw(random, -query_length, kv_length));
+        break;
+      case MaskKind::window:
+        left = reach();
+        right = reach();
+        break;
+      case MaskKind::left_window:
+        left = reach();
+        break;
+      case MaskKind::right_window:
+        right = reach();
+        break;
+      case MaskKind::segments:
+        mask.set_segments(batch, random_segments(random, batch, query_length),
+                          random_segments(random, batch, kv_length));
+        break;
+      case MaskKind::documents:
+        mask.set_segments(batch, random_documents(random, batch, query_length),
+                          random_documents(random, batch, kv_length));
+        break;
+      case MaskKind::query_lengths:
+        mask.set_query_lengths(random_lengths(random, batch, query_length));
+        break;
+      case MaskKind::kv_lengths:
+        mask.set_kv_lengths(random_lengths(random, batch, kv_length));
+        break;
+    }
+  }
+  mask.set_window(left, right);
+  return mask;
+}
+
+}  // namespace annulus::test

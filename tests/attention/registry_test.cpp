@@ -1,0 +1,153 @@
+#include <cstdlib>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/attention/registry.hpp>
+#include <annulus/core/error.hpp>
+
+namespace annulus::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class FakeImplementation final : public Implementation {
+ public:
+  FakeImplementation(std::vector<std::string> names, std::string reason)
+      : names_(std::move(names)), reason_(std::move(reason)) {}
+  [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
+  [[nodiscard]] Capability capability(const AttentionProblem& /*problem*/,
+                                      Place /*place*/) const override {
+    return reason_.empty() ? Capability::yes() : Capability::no(reason_);
+  }
+  void forward(const AttentionProblem& /*problem*/, const AttentionBlock& /*block*/,
+               const SoftmaxState& /*result*/, const ExecutionContext& /*context*/) const override {
+  }
+
+ private:
+  std::vector<std::string> names_;
+  std::string reason_;
+};
+
+std::unique_ptr<Implementation> fake(std::vector<std::string> names, std::string reason = "") {
+  return std::make_unique<FakeImplementation>(std::move(names), std::move(reason));
+}
+
+template <class Exception, class Action>
+std::string message_of(const Action& action) {
+  try {
+    action();
+  } catch (const Exception& error) {
+    return error.what();
+  }
+  return "nothing thrown";
+}
+
+class ForceNative {
+ public:
+  explicit ForceNative(const char* value) { setenv("ANNULUS_FORCE_NATIVE", value, 1); }
+  ~ForceNative() { unsetenv("ANNULUS_FORCE_NATIVE"); }
+};
+
+TEST(Registry, KnowsItsNamesInOrder) {
+  EXPECT_THAT(Registry::standard().names(), ElementsAre("sdpa", "cudnn", "cuda_flash_attn2",
+                                                        "flash_attn2", "blocksparse", "native"));
+}
+
+TEST(Registry, AliasesAreTheSameImplementation) {
+  const Registry registry = Registry::standard();
+  EXPECT_EQ(&registry.get("sdpa"), &registry.get("cudnn"));
+  EXPECT_EQ(&registry.get("sdpa"), &registry.get("cuda_flash_attn2"));
+  EXPECT_NE(&registry.get("sdpa"), &registry.get("native"));
+}
+
+TEST(Registry, UnknownNamesListTheKnown) {
+  const Registry registry = Registry::standard();
+  for (const char* name : {"Native", "flash", ""}) {
+    const std::string message = message_of<ArgumentError>([&] { (void)registry.get(name); });
+    EXPECT_THAT(message, HasSubstr(name));
+    EXPECT_THAT(message, HasSubstr("sdpa, cudnn, cuda_flash_attn2, flash_attn2, blocksparse, "
+                                   "native"));
+  }
+}
+
+TEST(Registry, NamesAreTakenOnce) {
+  Registry registry;
+  registry.add(fake({"one", "uno"}));
+  EXPECT_THROW(registry.add(fake({"one"})), ArgumentError);
+  EXPECT_THROW(registry.add(fake({"two", "uno"})), ArgumentError);
+  EXPECT_THROW(registry.add(fake({"three", "three"})), ArgumentError);
+  EXPECT_THROW(registry.add(fake({"auto"})), ArgumentError);
+  EXPECT_THAT(registry.names(), ElementsAre("one", "uno"));
+}
+
+TEST(Registry, AutoTakesTheFirstThatCan) {
+  Registry registry;
+  registry.add(fake({"best", "alias"}, "too good"));
+  registry.add(fake({"good"}));
+  registry.add(fake({"worse"}));
+  const Selection selection = registry.select("auto", {}, Place::host());
+  EXPECT_EQ(selection.implementation, &registry.get("good"));
+  EXPECT_THAT(selection.passed_over,
+              ElementsAre(std::pair<std::string, std::string>("best", "too good")));
+  EXPECT_EQ(registry.select("worse", {}, Place::host()).implementation, &registry.get("worse"));
+}
+
+TEST(Registry, AutoSaysWhyNobodyCan) {
+  Registry registry;
+  registry.add(fake({"one"}, "reason of one"));
+  registry.add(fake({"two"}, "reason of two"));
+  const std::string message =
+      message_of<UnsupportedError>([&] { (void)registry.select("auto", {}, Place::host()); });
+  EXPECT_THAT(message, HasSubstr("one: reason of one"));
+  EXPECT_THAT(message, HasSubstr("two: reason of two"));
+}
+
+TEST(Registry, ThisBuildRefusesCudaWithTheReason) {
+  const Registry registry = Registry::standard();
+  for (const char* name : {"sdpa", "cudnn", "flash_attn2", "blocksparse"}) {
+    for (const Place place : {Place::host(), Place::cuda(0)}) {
+      const std::string message =
+          message_of<UnsupportedError>([&] { (void)registry.select(name, {}, place); });
+      EXPECT_THAT(message, HasSubstr(name));
+      EXPECT_THAT(message, HasSubstr("not available yet"));
+      EXPECT_THAT(message, HasSubstr("build with CUDA"));
+    }
+  }
+  const Selection selection = registry.select("auto", {}, Place::host());
+  EXPECT_EQ(selection.implementation, &registry.get("native"));
+  ASSERT_EQ(selection.passed_over.size(), 3U);
+  EXPECT_EQ(selection.passed_over[0].first, "sdpa");
+  EXPECT_THAT(selection.passed_over[2].second, HasSubstr("build with CUDA"));
+}
+
+TEST(Registry, NativeRunsOnTheHostInThreeDtypes) {
+  const Registry registry = Registry::standard();
+  AttentionProblem problem;
+  for (const DType dtype : {DType::float16, DType::bfloat16, DType::float32}) {
+    problem.dtype = dtype;
+    EXPECT_TRUE(registry.get("native").capability(problem, Place::host()));
+  }
+  EXPECT_THAT(registry.get("native").capability(problem, Place::cuda(1)).reason(),
+              HasSubstr("cuda:1"));
+  problem.dtype = DType::float64;
+  EXPECT_THAT(registry.get("native").capability(problem, Place::host()).reason(),
+              HasSubstr("float64"));
+}
+
+TEST(Registry, ForceNativeOverridesEveryName) {
+  const Registry registry = Registry::standard();
+  {
+    const ForceNative on("1");
+    for (const char* name : {"auto", "cudnn", "native"}) {
+      EXPECT_EQ(registry.select(name, {}, Place::host()).implementation, &registry.get("native"));
+    }
+    EXPECT_THROW((void)registry.select("auto", {}, Place::cuda(0)), UnsupportedError);
+  }
+  const ForceNative off("0");
+  EXPECT_THROW((void)registry.select("cudnn", {}, Place::host()), UnsupportedError);
+}
+
+}  // namespace
+}  // namespace annulus::test

@@ -1,0 +1,166 @@
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <annulus/launcher/random_problem.hpp>
+#include <annulus/launcher/verification.hpp>
+
+#include "tests/support/test_world.hpp"
+
+// Sharded attention against the oracle: drawn problems, and every combination that could interact.
+// Each problem runs twice and must repeat every bit.
+namespace annulus::ring {
+namespace {
+
+using launcher::ShardedCase;
+using launcher::Verification;
+
+class ShardedAttentionSweep : public ::testing::Test {
+ protected:
+  static int ranks() { return test::session().size(); }
+
+  Mesh& mesh(const MeshShape& shape) {
+    std::unique_ptr<Mesh>& mesh = meshes_[to_string(shape)];
+    if (!mesh) mesh = std::make_unique<Mesh>(shape, test::session().world(), test::kWatchdog);
+    return *mesh;
+  }
+
+  // The same on every rank.
+  [[nodiscard]] std::string failure(const ShardedCase& sharded_case, const MeshShape& shape) {
+    return verify_sharded(sharded_case, mesh(shape), registry_, device_).failure();
+  }
+
+ private:
+  std::map<std::string, std::unique_ptr<Mesh>> meshes_;
+  Registry registry_ = Registry::standard();
+  HostDevice device_;
+};
+
+TEST_F(ShardedAttentionSweep, DrawnProblems) {
+  for (int index = 0; index < 150; ++index) {
+    const launcher::RandomProblem drawn = launcher::draw_problem(2024, index, ranks());
+    ASSERT_EQ(failure({drawn.problem, drawn.layout, drawn.plan, "auto", 1, drawn.seed}, drawn.mesh),
+              "")
+        << drawn.command;
+  }
+}
+
+constexpr std::int64_t kBatch = 2;
+
+void set_causal(Mask& mask, const AttentionShape& /*shape*/) {
+  mask.set_causal(true);
+}
+
+void set_window(Mask& mask, const AttentionShape& shape) {
+  mask.set_window(shape.kv_length / 4, 3);
+}
+
+void set_bottom_right(Mask& mask, const AttentionShape& shape) {
+  mask.set_causal(true);
+  mask.set_offset(shape.kv_length - shape.query_length);
+}
+
+// Three interleaved segments in one batch, runs in falling order with padding in the other.
+void set_segments(Mask& mask, const AttentionShape& shape) {
+  const auto ids = [](std::int64_t length) {
+    std::vector<std::int32_t> result;
+    for (std::int64_t i = 0; i < length; ++i) result.push_back(static_cast<std::int32_t>(i % 3));
+    for (std::int64_t i = 0; i < length; ++i) {
+      result.push_back(static_cast<std::int32_t>(2 - 4 * i / length));
+    }
+    return result;
+  };
+  mask.set_segments(kBatch, ids(shape.query_length), ids(shape.kv_length));
+}
+
+// One document per third, the middle one empty in the query.
+void set_documents(Mask& mask, const AttentionShape& shape) {
+  const auto ids = [](std::int64_t length, std::int64_t middle) {
+    const auto at = [](std::int64_t i) { return static_cast<std::int32_t>(i); };
+    std::vector<std::int32_t> row = segments_from_cu_seqlens(
+        std::vector<std::int32_t>{0, at(length / 3), at(length / 3 + middle), at(length)}, length);
+    row.insert(row.end(), row.begin(), row.end());
+    return row;
+  };
+  mask.set_segments(kBatch, ids(shape.query_length, 0), ids(shape.kv_length, shape.kv_length / 3));
+}
+
+void set_query_lengths(Mask& mask, const AttentionShape& shape) {
+  const auto length = static_cast<std::int32_t>(shape.query_length);
+  mask.set_query_lengths({length, length / 2});
+}
+
+void set_kv_lengths(Mask& mask, const AttentionShape& shape) {
+  const auto length = static_cast<std::int32_t>(shape.kv_length);
+  mask.set_kv_lengths({length / 3, length});
+}
+
+using SetMask = void (*)(Mask&, const AttentionShape&);
+const std::vector<std::pair<std::string, SetMask>> kMasks{
+    {"causal", set_causal},        {"bottom right", set_bottom_right},
+    {"window", set_window},        {"segments", set_segments},
+    {"documents", set_documents},  {"q_lengths", set_query_lengths},
+    {"kv_lengths", set_kv_lengths}};
+
+// Every mask alone and in pairs, under every schedule, layout, grouping of heads and dtype, with
+// lengths that no number of ranks divides.
+TEST_F(ShardedAttentionSweep, EveryCombination) {
+  const MeshShape shape({{"sp", ranks()}});
+  std::uint64_t seed = 0;
+  for (std::size_t first = 0; first < kMasks.size(); ++first) {
+    for (std::size_t second = first; second < kMasks.size(); ++second) {
+      for (const char* schedule : {"ring", "allgather"}) {
+        for (const LayoutKind layout :
+             {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
+          for (const std::int64_t kv_heads : {1, 2, 4}) {
+            // dtypes alternate from case to case, and meet every mask, schedule and layout.
+            const DType dtype =
+                std::vector{DType::float32, DType::float16, DType::bfloat16}[seed % 3];
+            ShardedCase c;
+            c.problem.shape = {kBatch, 29, 43, 4, kv_heads, 8, 6};
+            if (seed % 2 == 1) std::swap(c.problem.shape.query_length, c.problem.shape.kv_length);
+            c.problem.dtype = dtype;
+            kMasks[first].second(c.problem.mask, c.problem.shape);
+            kMasks[second].second(c.problem.mask, c.problem.shape);
+            c.layout = {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout, 1};
+            c.plan.schedule = schedule;
+            c.seed = ++seed;
+            ASSERT_EQ(failure(c, shape), "") << fmt::format(
+                "{} and {}, {}, {}, {} kv heads, {}", kMasks[first].first, kMasks[second].first,
+                schedule, name_of(layout), kv_heads, name_of(dtype));
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(seed, 28U * 2 * 3 * 3);
+}
+
+TEST_F(ShardedAttentionSweep, EveryLengthFromNothingOn) {
+  const MeshShape shape({{"sp", ranks()}});
+  for (const char* schedule : {"ring", "allgather"}) {
+    for (const LayoutKind layout :
+         {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
+      for (std::int64_t query_length = 0; query_length <= 2 * ranks() + 1; query_length += 2) {
+        for (std::int64_t kv_length = 0; kv_length <= 2 * ranks() + 1; kv_length += 3) {
+          ShardedCase c;
+          c.problem.shape = {1, query_length, kv_length, 2, 1, 4, 4};
+          c.problem.mask.set_causal(kv_length % 2 == 0);
+          c.layout = {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout, 1};
+          c.plan.schedule = schedule;
+          ASSERT_EQ(failure(c, shape), "")
+              << fmt::format("{}, {}, {}", to_string(c.problem.shape), schedule, name_of(layout));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace annulus::ring

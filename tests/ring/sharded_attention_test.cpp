@@ -1,0 +1,197 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include <annulus/launcher/verification.hpp>
+#include <annulus/ring/sharded_attention.hpp>
+
+#include "tests/support/test_world.hpp"
+
+namespace annulus::ring {
+namespace {
+
+using launcher::CaseShards;
+
+class ShardedAttentionTest : public ::testing::Test {
+ protected:
+  ShardedAttentionTest()
+      : mesh_(MeshShape({{"sp", test::session().size()}}), test::session().world(),
+              test::kWatchdog) {
+    problem_.shape = {2, 61, 83, 4, 2, 16, 8};
+    problem_.mask.set_causal(true);
+    problem_.mask.set_offset(22);
+    layout_.query = layout_.kv = PartitionSpec::parse("-,sp");
+    layout_.sequence = LayoutKind::zigzag;
+    options_.plan.schedule = "ring";
+  }
+
+  [[nodiscard]] ShardedOperands operands() const {
+    return shard_operands(problem_, mesh_.shape(), layout_);
+  }
+  [[nodiscard]] CaseShards shards(std::uint64_t seed = 1) {
+    return {operands(), problem_.dtype, seed, mesh_.rank(), device_.memory()};
+  }
+  [[nodiscard]] ShardedAttention attention() {
+    return {problem_, operands(), mesh_, registry_, device_, options_};
+  }
+  [[nodiscard]] CaseShards computed(std::uint64_t seed = 1) {
+    CaseShards result = shards(seed);
+    attention().run(result.local_tensors());
+    return result;
+  }
+
+  static void expect_same_bits(const CaseShards& a, const CaseShards& b) {
+    ASSERT_EQ(a.output.bytes(), b.output.bytes());
+    EXPECT_EQ(std::memcmp(a.output.view().data(), b.output.view().data(), a.output.bytes()), 0);
+    EXPECT_EQ(std::memcmp(a.lse.view().data(), b.lse.view().data(), a.lse.bytes()), 0);
+  }
+  // What a different order of merging may change: a few roundings.
+  static void expect_close(const CaseShards& a, const CaseShards& b) {
+    ASSERT_EQ(a.output.shape(), b.output.shape());
+    const auto compare = [](const Tensor& x, const Tensor& y) {
+      for (std::int64_t i = 0; i < x.shape().product(); ++i) {
+        const float left = x.view().as<float>()[i];
+        const float right = y.view().as<float>()[i];
+        if (left == right) continue;  // −∞ too
+        ASSERT_NEAR(left, right, 2e-6 * std::max(1.0F, std::abs(left))) << "element " << i;
+      }
+    };
+    compare(a.output, b.output);
+    compare(a.lse, b.lse);
+  }
+
+  Mesh mesh_;
+  HostDevice device_;
+  Registry registry_ = Registry::standard();
+  AttentionProblem problem_;
+  OperandLayout layout_;
+  ShardedAttentionOptions options_;
+};
+
+TEST_F(ShardedAttentionTest, RunsAgainAndAgain) {
+  ShardedAttention attention = this->attention();
+  CaseShards other = shards(2);
+  attention.run(other.local_tensors());
+  for (int i = 0; i < 3; ++i) {
+    CaseShards mine = shards(1);
+    attention.run(mine.local_tensors());
+    expect_same_bits(mine, computed(1));
+  }
+}
+
+TEST_F(ShardedAttentionTest, RunningAllocatesNothingNew) {
+  ShardedAttention attention = this->attention();
+  const CaseShards mine = shards();
+  attention.run(mine.local_tensors());
+  const MemoryStatistics before = device_.memory().statistics();
+  for (int i = 0; i < 3; ++i) attention.run(mine.local_tensors());
+  const MemoryStatistics after = device_.memory().statistics();
+  EXPECT_EQ(after.system_calls, before.system_calls);
+  EXPECT_EQ(after.in_use, before.in_use);
+}
+
+TEST_F(ShardedAttentionTest, LeavesItsInputsAlone) {
+  const CaseShards before = shards();
+  const CaseShards after = computed();
+  for (const auto& [a, b] :
+       {std::pair(&before.query, &after.query), std::pair(&before.key, &after.key),
+        std::pair(&before.value, &after.value)}) {
+    EXPECT_EQ(std::memcmp(a->view().data(), b->view().data(), a->bytes()), 0);
+  }
+}
+
+TEST_F(ShardedAttentionTest, SchedulesAgree) {
+  const CaseShards ring = computed();
+  options_.plan.schedule = "allgather";
+  const CaseShards allgather = computed();
+  options_.plan.schedule = "auto";
+  const CaseShards chosen = computed();
+  expect_close(ring, allgather);
+  expect_close(ring, chosen);
+}
+
+TEST_F(ShardedAttentionTest, SmallGathersAgreeWithLargeOnes) {
+  options_.plan.schedule = "allgather";
+  const CaseShards large = computed();
+  for (const std::int64_t bytes : {std::int64_t{1}, std::int64_t{4000}}) {
+    options_.plan.gather_bytes = bytes;
+    const CaseShards small = computed();
+    expect_close(large, small);
+    // And each repeats itself.
+    expect_same_bits(small, computed());
+  }
+}
+
+TEST_F(ShardedAttentionTest, ThreadsChangeNoBit) {
+  const CaseShards one = computed();
+  options_.executor.threads = 3;
+  expect_same_bits(one, computed());
+}
+
+TEST_F(ShardedAttentionTest, TracingChangesNoBitAndSeesEveryBlock) {
+  const CaseShards silent = computed();
+  TraceCollector collector;
+  Tracer tracer;
+  tracer.add_sink(collector);
+  options_.executor.tracer = &tracer;
+  ShardedAttention attention = this->attention();
+  const CaseShards traced = shards();
+  attention.run(traced.local_tensors());
+  expect_same_bits(silent, traced);
+  std::size_t blocks = 0;
+  for (const Step& step : attention.rank_plan().steps) blocks += step.blocks.size();
+  const auto kernels = std::count_if(
+      collector.spans().begin(), collector.spans().end(),
+      [](const TraceSpan& span) { return span.label.category == TraceCategory::kernel; });
+  EXPECT_EQ(static_cast<std::size_t>(kernels), blocks);
+  EXPECT_GT(summarize(collector.spans()).call, 0);
+}
+
+// [B,N,T,D] in memory, given through strides.
+TEST_F(ShardedAttentionTest, HeadMajorTensorsGiveTheSame) {
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    problem_.dtype = dtype;
+    for (const char* schedule : {"ring", "allgather"}) {
+      options_.plan.schedule = schedule;
+      const CaseShards straight = computed();
+      const auto head_major = [&](const Tensor& tensor) {
+        const Extents& s = tensor.shape();
+        Tensor result(tensor.dtype(), {s[0], s[2], s[1], s[3]}, device_.memory());
+        copy(tensor.view().permute({0, 2, 1, 3}), result.view());
+        return result;
+      };
+      CaseShards empty = shards();
+      const Tensor query = head_major(empty.query);
+      const Tensor key = head_major(empty.key);
+      const Tensor value = head_major(empty.value);
+      const Tensor output = head_major(empty.output);
+      const auto bthd = [](const Tensor& tensor) { return tensor.view().permute({0, 2, 1, 3}); };
+      attention().run({bthd(query), bthd(key), bthd(value), bthd(output), empty.lse.view()});
+      copy(bthd(output), empty.output.view());
+      expect_same_bits(straight, empty);
+    }
+  }
+}
+
+TEST_F(ShardedAttentionTest, AllRanksThrowWhatOneWould) {
+  options_.plan.schedule = "unheard of";
+  EXPECT_THROW(attention(), UserError);
+  options_.plan.schedule = "ulysses";
+  EXPECT_THROW(attention(), UserError);
+  options_.plan.schedule = "ring";
+  options_.implementation = "sdpa";
+  EXPECT_THROW(attention(), UserError);
+  options_.implementation = "auto";
+  options_.plan.schedule = "local";
+  if (mesh_.size() > 1) {
+    EXPECT_THROW(attention(), UserError);
+  } else {
+    EXPECT_NO_THROW(attention());
+  }
+}
+
+}  // namespace
+}  // namespace annulus::ring

@@ -6,11 +6,13 @@ set(annulus_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/annulus)
 set(annulus_installed_rooms "")  # for the configuration file
 foreach(room IN ITEMS core mesh partition attention ring files launcher)
   if(TARGET annulus_${room})
-    install(TARGETS annulus_${room} EXPORT annulusTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    install(TARGETS annulus_${room} EXPORT annulusTargets
+      ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
     list(APPEND annulus_installed_rooms ${room})
   endif()
   if(EXISTS ${PROJECT_SOURCE_DIR}/${room}/include)
-    install(DIRECTORY ${PROJECT_SOURCE_DIR}/${room}/include/ TYPE INCLUDE FILES_MATCHING PATTERN *.hpp)
+    install(DIRECTORY ${PROJECT_SOURCE_DIR}/${room}/include/ TYPE INCLUDE
+      FILES_MATCHING PATTERN *.hpp)
   endif()
 endforeach()
 if(TARGET annulus)

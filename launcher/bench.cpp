@@ -1,0 +1,323 @@
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/attention/oracle.hpp>
+#include <annulus/core/device.hpp>
+#include <annulus/core/trace.hpp>
+#include <annulus/launcher/commands.hpp>
+#include <annulus/launcher/problem_setup.hpp>
+#include <annulus/launcher/report.hpp>
+#include <annulus/launcher/threads.hpp>
+#include <annulus/launcher/verification.hpp>
+#include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/ring/sharded_attention.hpp>
+
+#include "bench_local.hpp"
+#include "explain.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+constexpr double kMiB = 1 << 20;
+// Rows that each rank compares with the oracle.
+constexpr std::int64_t kSampledRows = 8;
+
+// Times of several calls, in seconds.
+struct Timing {
+  double least = 0;
+  double median = 0;
+  double most = 0;
+};
+
+Timing timing_of(std::vector<double> seconds) {
+  std::sort(seconds.begin(), seconds.end());
+  const std::size_t count = seconds.size();
+  return {seconds.front(), (seconds[(count - 1) / 2] + seconds[count / 2]) / 2, seconds.back()};
+}
+
+// Calls of `body`, each begun together; the time of a call is that of the slowest rank.
+template <class Body>
+Timing time_calls(int iterations, Group& world, const Body& body) {
+  std::vector<double> seconds;
+  for (int i = 0; i < iterations; ++i) {
+    world.barrier();
+    const std::int64_t begin = monotonic_ns();
+    body();
+    const double own = static_cast<double>(monotonic_ns() - begin) * 1e-9;
+    seconds.push_back(world.max(std::array{own})[0]);
+  }
+  return timing_of(std::move(seconds));
+}
+
+double visible_pairs(const AttentionProblem& problem) {
+  const AttentionShape& s = problem.shape;
+  return static_cast<double>(problem.mask
+                                 .examine(0, s.batch, {GlobalPosition(0), s.query_length, 1},
+                                          {GlobalPosition(0), s.kv_length, 1})
+                                 .pairs);
+}
+
+// A few rows of the rank's first batch and its first key/value head, evenly spread.
+Deviation sampled_deviation(const AttentionProblem& problem, const ring::ShardedOperands& operands,
+                            const CaseShards& shards, std::uint64_t seed, int rank,
+                            MemoryPool& memory) {
+  std::vector<PositionRanges> index = operands.key.index(rank);
+  const std::int64_t length = shards.output.shape()[1];
+  if (length == 0 || index[0].empty()) return {};
+  const auto first = [](const PositionRanges& positions) {
+    return positions.slice({LocalPosition(0), 1});
+  };
+  index[0] = first(index[0]);
+  index[1] = PositionRanges::all(problem.shape.kv_length);
+  index[2] = first(index[2]);
+  const auto columns = [&](const NamedSharding& sharding, Operand operand) {
+    index[3] = PositionRanges::all(sharding.global_shape()[3]);
+    return random_part(index, sharding.global_shape(), problem.dtype, seed, operand, memory);
+  };
+  const Tensor key = columns(operands.key, Operand::key);
+  const Tensor value = columns(operands.value, Operand::value);
+
+  const std::int64_t heads = shards.query.shape()[2] / shards.key.shape()[2];
+  const std::int64_t first_head =
+      operands.query.positions(rank, 2).global(LocalPosition(0)).value();
+  const std::int64_t samples = std::min(kSampledRows, length);
+  Deviation total;
+  for (std::int64_t i = 0; i < samples; ++i) {
+    const LocalRange row{LocalPosition(samples == 1 ? 0 : i * (length - 1) / (samples - 1)), 1};
+    const auto part = [&](const Tensor& tensor) {
+      return tensor.view().slice(0, 0, 1).slice(1, row.begin.value(), 1).slice(2, 0, heads);
+    };
+    const OracleOutput truth =
+        oracle_attention(problem, part(shards.query), key.view(), value.view(),
+                         operands.query.positions(rank, 1).slice(row),
+                         index[0].global(LocalPosition(0)).value(), first_head);
+    const Deviation one =
+        compare(truth, part(shards.output),
+                shards.lse.view().slice(0, 0, 1).slice(1, 0, heads).slice(2, row.begin.value(), 1));
+    total.add(one);
+  }
+  return total;
+}
+
+// What was measured of one case, over all ranks; the same on every rank.
+struct Measurement {
+  Timing time;
+  Timing local;                  // of the kernels alone
+  double flops = 0;              // of the whole problem
+  double bytes = 0;              // received by the rank that receives most
+  double exposed = 0;            // seconds per call, of the rank that waits longest
+  std::optional<double> hidden;  // part of the transfer time under kernels
+  double bookkeeping = 0;        // largest part of a rank's time
+  double peak_memory = 0;        // bytes, of the rank with most
+  Accuracy accuracy;
+  AccuracyBound bound;
+};
+
+Report make_report(const Options& options, Mesh& mesh, int threads) {
+  Report report("bench", {{"shape", "B,T,S,N,K,D,Dv", 24},
+                          {"dtype", "", 8},
+                          {"schedule", "", 9},
+                          {"layout", "", 10},
+                          {"time", "ms, median", 10},
+                          {"least", "ms", 10},
+                          {"most", "ms", 10},
+                          {"rate", "GFLOP/s/rank", 12},
+                          {"local", "GFLOP/s/rank", 12},
+                          {"of local", "%", 8},
+                          {"moved", "MiB/rank", 9},
+                          {"wait", "ms", 8},
+                          {"hidden", "%", 6},
+                          {"bookkeeping", "%", 11},
+                          {"memory", "MiB/rank", 9},
+                          {"error", "", 8},
+                          {"verdict", "", 7}});
+  report.add_meta("options", options.given);
+  report.add_meta(
+      "mesh", fmt::format("{}: {} ranks on {} nodes, {} threads per rank", to_string(mesh.shape()),
+                          mesh.size(), mesh.topology().nodes(), threads));
+  report.add_meta("calls", fmt::format("{} timed after {} to warm up; a call takes as long as its "
+                                       "slowest rank",
+                                       options.iterations, options.warmup));
+  report.add_meta("rate", "2 N (D + Dv) operations per visible pair, over time and ranks");
+  report.add_meta("local", "rate of the same blocks by the same kernel, without hops and merges");
+  report.add_meta("wait", "for transfers, with nothing to compute; of the rank that waits longest");
+  report.add_meta("hidden", "part of the transfer time that passed under kernels");
+  report.add_meta("memory", "most that was taken from the rank's memory pool, shards included");
+  report.add_meta("error", fmt::format("relative Frobenius, against a float64 oracle, of up to {} "
+                                       "rows of each rank",
+                                       kSampledRows));
+  return report;
+}
+
+void add_row(Report& report, const ProblemSetup& setup, const ring::ShardedAttention& attention,
+             const Measurement& measured, int ranks) {
+  const AttentionShape& s = setup.problem.shape;
+  const auto milliseconds = [](double seconds) { return fmt::format("{:.3f}", seconds * 1e3); };
+  const auto rate = [&](const Timing& timing) {
+    return timing.median > 0 ? fmt::format("{:.2f}", measured.flops / timing.median / ranks * 1e-9)
+                             : "-";
+  };
+  const double of_local = measured.local.median / measured.time.median;
+  report.add_row({fmt::format("{},{},{},{},{},{},{}", s.batch, s.query_length, s.kv_length, s.heads,
+                              s.kv_heads, s.head_dim, s.value_dim),
+                  std::string(annulus::name_of(setup.problem.dtype)),
+                  std::string(ring::name_of(attention.schedule().schedule)),
+                  std::string(annulus::name_of(setup.layout.sequence)),
+                  milliseconds(measured.time.median), milliseconds(measured.time.least),
+                  milliseconds(measured.time.most), rate(measured.time), rate(measured.local),
+                  fmt::format("{:.1f}", of_local * 100),
+                  fmt::format("{:.3f}", measured.bytes / kMiB), milliseconds(measured.exposed),
+                  measured.hidden ? fmt::format("{:.1f}", *measured.hidden * 100) : "-",
+                  fmt::format("{:.1f}", measured.bookkeeping * 100),
+                  fmt::format("{:.1f}", measured.peak_memory / kMiB),
+                  fmt::format("{:.2e}", measured.accuracy.output),
+                  measured.accuracy.within(measured.bound) ? "OK" : "FAILED"});
+}
+
+class Bench {
+ public:
+  Bench(const CommandContext& context, Mesh& mesh, int threads, Report& report)
+      : options_(context.options), mesh_(mesh), threads_(threads), report_(report) {}
+
+  /// Collective. Measures one shape and adds its row.
+  void run(const AttentionShape& shape) {
+    Group& world = mesh_.world();
+    const ProblemSetup setup = collectively(world, [&] {
+      return set_up_problem(options_, shape, options_.dtype.value_or(DType::float32), mesh_.size());
+    });
+    const AttentionProblem& problem = setup.problem;
+    const ring::ShardedOperands operands = collectively(
+        world, [&] { return ring::shard_operands(problem, setup.mesh, setup.layout); });
+    HostDevice device;
+    TraceCollector collector;
+    Tracer tracer;
+    tracer.add_sink(collector);
+    ring::ShardedAttentionOptions attention_options;
+    attention_options.implementation = options_.implementation;
+    attention_options.plan.schedule = options_.schedule;
+    attention_options.executor = {threads_, &tracer};
+    ring::ShardedAttention attention(problem, operands, mesh_, registry_, device,
+                                     attention_options);
+    const CaseShards shards = collectively(world, [&] {
+      return CaseShards(operands, problem.dtype, options_.seed, mesh_.rank(), device.memory());
+    });
+
+    Measurement measured;
+    const auto call = [&] { attention.run(shards.local_tensors()); };
+    for (int i = 0; i < options_.warmup; ++i) call();
+    collector.clear();
+    measured.time = time_calls(options_.iterations, world, call);
+    const MemoryStatistics memory = device.memory().statistics();
+    account(measured, summarize(collector.spans()), attention.rank_plan(), memory);
+    measured.flops = forward_flops(shape, visible_pairs(problem));
+
+    const Deviation deviation = collectively(world, [&] {
+      return sampled_deviation(problem, operands, shards, options_.seed, mesh_.rank(),
+                               device.memory());
+    });
+    measured.accuracy = accuracy(deviation, world);
+    measured.bound = accuracy_bound(problem.dtype, shape.kv_length);
+
+    LocalBlocks local = collectively(world, [&] {
+      return LocalBlocks(problem, attention.rank_plan(), *attention.selection().implementation,
+                         shards, device, mesh_.watchdog(), threads_);
+    });
+    if (options_.warmup > 0) local.run();
+    measured.local = time_calls(options_.iterations, world, [&] { local.run(); });
+
+    if (options_.explain) {
+      explain(attention.selection(), report_);
+      explain(attention.schedule(), report_);
+    }
+    add_row(report_, setup, attention, measured, mesh_.size());
+    ++cases_;
+    if (!measured.accuracy.within(measured.bound)) ++failed_;
+  }
+
+  [[nodiscard]] bool passed() const { return failed_ == 0; }
+  [[nodiscard]] std::string verdict() const {
+    return fmt::format("{} ({} of {} within bounds)", passed() ? "OK" : "FAILED", cases_ - failed_,
+                       cases_);
+  }
+
+ private:
+  // Brings together what the ranks saw of the timed calls.
+  void account(Measurement& measured, const TraceSummary& summary, const ring::RankPlan& plan,
+               const MemoryStatistics& memory) {
+    const auto call = static_cast<double>(summary.call);
+    const std::vector<double> most = mesh_.world().max(
+        std::array{static_cast<double>(plan.bytes_received()),
+                   static_cast<double>(summary.wait) * 1e-9 / options_.iterations,
+                   call > 0 ? static_cast<double>(summary.bookkeeping()) / call : 0.0,
+                   static_cast<double>(memory.peak_in_use)});
+    const std::vector<double> total = mesh_.world().sum(std::array{
+        static_cast<double>(summary.transfer), static_cast<double>(summary.transfer_under_kernel)});
+    measured.bytes = most[0];
+    measured.exposed = most[1];
+    measured.bookkeeping = most[2];
+    measured.peak_memory = most[3];
+    if (total[0] > 0) measured.hidden = total[1] / total[0];
+  }
+
+  const Options& options_;
+  Mesh& mesh_;
+  int threads_;
+  Report& report_;
+  Registry registry_ = Registry::standard();
+  int cases_ = 0;
+  int failed_ = 0;
+};
+
+// The given shape, or one of each length of the sweep (with the sizes that --shape gives, or a
+// usual model's).
+std::vector<AttentionShape> shapes_of(const Options& options) {
+  if (!options.sequence_sweep) {
+    if (options.shape) return {*options.shape};
+    throw ArgumentError("--shape", "nothing",
+                        "B,T,S,N,K,D or B,T,S,N,K,D,Dv (or --sweep BEGIN:END[:FACTOR])");
+  }
+  const AttentionShape usual{1, 0, 0, 8, 8, 64, 64};
+  std::vector<AttentionShape> shapes;
+  const SweepRange& sweep = *options.sequence_sweep;
+  for (std::int64_t length = sweep.begin; length <= sweep.end; length *= sweep.factor) {
+    AttentionShape shape = options.shape.value_or(usual);
+    shape.query_length = shape.kv_length = length;
+    shapes.push_back(shape);
+  }
+  return shapes;
+}
+
+}  // namespace
+
+ExitCode bench_command(const CommandContext& context) {
+  const Options& options = context.options;
+  // Depends on the options alone, which are the same on every rank.
+  const std::vector<AttentionShape> shapes = shapes_of(options);
+  Mesh mesh(set_up_mesh(options, context.session.size()), context.session.world(),
+            Watchdog(Watchdog::Seconds(options.timeout)));
+  const int threads = threads_per_rank(options, mesh);
+  std::optional<ReportFiles> files;
+  collectively(mesh.world(), [&] {
+    if (mesh.rank() == 0) files.emplace(options.json, options.csv);
+  });
+
+  Report report = make_report(options, mesh, threads);
+  if (files && !files->replace_table()) report.follow(context.out);
+  Bench bench(context, mesh, threads, report);
+  for (const AttentionShape& shape : shapes) bench.run(shape);
+  report.set_verdict(bench.verdict(), bench.passed());
+  collectively(mesh.world(), [&] {
+    if (files) files->write(report, context.out);
+  });
+  return bench.passed() ? ExitCode::success : ExitCode::wrong_numbers;
+}
+
+}  // namespace annulus::launcher

@@ -1,0 +1,75 @@
+#include "bench_local.hpp"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace annulus::launcher {
+namespace {
+
+// The tokens of `shard` [b,s,k,D], repeated until there are `length`.
+Tensor repeated(const Tensor& shard, std::int64_t length, MemoryPool& memory) {
+  Extents shape = shard.shape();
+  const std::int64_t period = shape[1];
+  shape[1] = length;
+  Tensor result(shard.dtype(), shape, memory);
+  result.fill_zero();
+  for (std::int64_t begin = 0; period > 0 && begin < length; begin += period) {
+    const std::int64_t count = std::min(period, length - begin);
+    copy(shard.view().slice(1, 0, count), result.view().slice(1, begin, count));
+  }
+  return result;
+}
+
+}  // namespace
+
+LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::RankPlan& plan,
+                         const Implementation& implementation, const CaseShards& shards,
+                         Device& device, Watchdog watchdog, int threads)
+    : problem_(problem),
+      implementation_(implementation),
+      device_(device),
+      threads_(threads),
+      stream_(device.make_stream("local", watchdog, nullptr)),
+      output_(DType::float32, shards.output.shape(), device.memory()),
+      lse_(DType::float32, shards.lse.shape(), device.memory()) {
+  std::int64_t longest = 0;
+  for (const ring::Step& step : plan.steps) {
+    for (const ring::Block& block : step.blocks) longest = std::max(longest, block.slots.count);
+  }
+  key_ = repeated(shards.key, longest, device.memory());
+  value_ = repeated(shards.value, longest, device.memory());
+
+  const std::int64_t ratio = plan.local.heads_per_kv_head();
+  for (const ring::Step& step : plan.steps) {
+    for (const ring::Block& block : step.blocks) {
+      const auto columns = [&](const Tensor& tensor) {
+        return tensor.view()
+            .slice(1, 0, block.slots.count)
+            .slice(2, block.heads.begin / ratio, block.heads.count / ratio);
+      };
+      const std::int64_t row = block.rows.begin.value();
+      calls_.push_back(
+          {{shards.query.view()
+                .slice(1, row, block.rows.count)
+                .slice(2, block.heads.begin, block.heads.count),
+            columns(key_), columns(value_), block.row_positions, block.column_positions,
+            plan.first_batch, plan.first_head + block.heads.begin, block.full},
+           {output_.view()
+                .slice(1, row, block.rows.count)
+                .slice(2, block.heads.begin, block.heads.count),
+            lse_.view()
+                .slice(1, block.heads.begin, block.heads.count)
+                .slice(2, row, block.rows.count)}});
+    }
+  }
+}
+
+void LocalBlocks::run() {
+  for (const Call& call : calls_) {
+    implementation_.forward(problem_, call.block, call.result,
+                            {*stream_, nullptr, device_.memory(), threads_});
+  }
+  stream_->synchronize();
+}
+
+}  // namespace annulus::launcher

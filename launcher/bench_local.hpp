@@ -1,0 +1,40 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <annulus/attention/implementation.hpp>
+#include <annulus/attention/problem.hpp>
+#include <annulus/core/device.hpp>
+#include <annulus/launcher/verification.hpp>
+#include <annulus/ring/plan.hpp>
+
+namespace annulus::launcher {
+
+/// The blocks of one rank's plan, without the hops between them and the merges after them: what the
+/// local kernel alone can do. Keys and values are those of the rank's own shard, over and over, as
+/// the time does not depend on the numbers.
+class LocalBlocks {
+ public:
+  /// The references must outlive it. Not collective.
+  LocalBlocks(const AttentionProblem& problem, const ring::RankPlan& plan,
+              const Implementation& implementation, const CaseShards& shards, Device& device,
+              Watchdog watchdog, int threads);
+  /// Computes every block once.
+  void run();
+
+ private:
+  const AttentionProblem& problem_;
+  const Implementation& implementation_;
+  Device& device_;
+  int threads_;
+  std::unique_ptr<Stream> stream_;
+  Tensor key_, value_, output_, lse_;
+  struct Call {
+    AttentionBlock block;
+    SoftmaxState result;
+  };
+  std::vector<Call> calls_;
+};
+
+}  // namespace annulus::launcher

@@ -1,0 +1,78 @@
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/launcher/files/array_file.hpp>
+
+#include "npy.hpp"
+#include "safetensors.hpp"
+#include "slice_runs.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+// Reading this much for nothing costs less than another system call.
+constexpr std::int64_t kMaxReadGap = std::int64_t{16} << 10;
+
+}  // namespace
+
+ArrayFile::ArrayFile(std::string path, std::string_view tensor, std::optional<DType> dtype)
+    : path_(std::move(path)), file_(open_for_reading(path_)) {
+  info_ = is_safetensors(path_) ? find_tensor(read_safetensors_header(file_, path_), path_, tensor)
+                                : read_npy_header(file_, path_, dtype);
+  if (dtype && info_.dtype != *dtype) {
+    throw FileError(path_, fmt::format("{}dtype {}, expected {}",
+                                       info_.name.empty() ? "" : "tensor '" + info_.name + "': ",
+                                       name_of(info_.dtype), name_of(*dtype)));
+  }
+}
+
+void ArrayFile::read_slice(std::span<const PositionRanges> index,
+                           const TensorView& destination) const {
+  if (destination.dtype() != info_.dtype) {
+    throw InternalError(fmt::format("{} of {} read as {}", path_, name_of(info_.dtype),
+                                    name_of(destination.dtype())));
+  }
+  auto* const memory = static_cast<std::byte*>(destination.data());
+  const auto size = [](std::int64_t bytes) { return static_cast<std::size_t>(bytes); };
+  std::vector<std::byte> staging;
+  for_each_transfer(info_.shape, index, destination, kMaxReadGap, [&](std::span<const Run> runs) {
+    const Run& first = runs.front();
+    if (runs.size() == 1) {
+      read_at(file_, path_, info_.offset + first.file, {memory + first.memory, size(first.bytes)});
+    } else {
+      staging.resize(size(runs.back().file_end() - first.file));
+      read_at(file_, path_, info_.offset + first.file, staging);
+      for (const Run& run : runs) {
+        std::memcpy(memory + run.memory, staging.data() + (run.file - first.file), size(run.bytes));
+      }
+    }
+    if (info_.dtype != DType::boolean) return;
+    // A C++ bool of any other value is undefined behaviour.
+    for (const Run& run : runs) {
+      const std::byte* begin = memory + run.memory;
+      const std::byte* end = begin + run.bytes;
+      const auto* bad = std::find_if(begin, end, [](std::byte b) { return b > std::byte{1}; });
+      if (bad == end) continue;
+      throw FileError(
+          path_, fmt::format("a bool of value {}, expected 0 or 1", std::to_integer<int>(*bad)));
+    }
+  });
+}
+
+bool is_safetensors(std::string_view path) {
+  return path.ends_with(".safetensors");
+}
+
+std::vector<std::string> tensor_names(const std::string& path) {
+  std::vector<std::string> names;
+  for (SafetensorsEntry& entry : read_safetensors_header(open_for_reading(path), path)) {
+    names.push_back(std::move(entry.name));
+  }
+  return names;
+}
+
+}  // namespace annulus::launcher

@@ -1,0 +1,26 @@
+#include <algorithm>
+
+#include <annulus/launcher/files/array_info.hpp>
+
+namespace annulus::launcher {
+
+std::optional<std::int64_t> byte_count(DType dtype, const Extents& shape) {
+  auto bytes = static_cast<std::int64_t>(size_of(dtype));
+  bool empty = false;
+  for (const std::int64_t size : shape) {
+    if (size < 0) return std::nullopt;
+    empty = empty || size == 0;
+    if (__builtin_mul_overflow(bytes, std::max<std::int64_t>(size, 1), &bytes)) {
+      return std::nullopt;
+    }
+  }
+  return empty ? 0 : bytes;
+}
+
+std::vector<PositionRanges> whole(const Extents& shape) {
+  std::vector<PositionRanges> index;
+  for (const std::int64_t size : shape) index.push_back(PositionRanges::all(size));
+  return index;
+}
+
+}  // namespace annulus::launcher

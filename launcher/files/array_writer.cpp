@@ -1,0 +1,193 @@
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/launcher/files/array_file.hpp>
+#include <annulus/launcher/files/array_writer.hpp>
+#include <annulus/mesh/agreement.hpp>
+
+#include "npy.hpp"
+#include "safetensors.hpp"
+#include "slice_runs.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+// The user's doing: a directory or a name that cannot be written to.
+bool is_bad_path(int error_number) {
+  switch (error_number) {
+    case ENOENT:
+    case ENOTDIR:
+    case EISDIR:
+    case EACCES:
+    case EPERM:
+    case EROFS:
+    case ENAMETOOLONG:
+    case ELOOP:
+      return true;
+    default:
+      return false;
+  }
+}
+
+[[noreturn]] void throw_cannot_create(const std::string& path, int error_number) {
+  if (is_bad_path(error_number)) {
+    throw FileError(path, std::string("cannot be written: ") + std::strerror(error_number));
+  }
+  throw SystemError("create " + path, error_number);
+}
+
+// Renaming would happily replace a device.
+void check_replaceable(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    throw FileError(path, "cannot be written: exists and is not a regular file");
+  }
+}
+
+std::string header_of(const std::string& path, std::vector<ArrayInfo>& arrays) {
+  for (const ArrayInfo& array : arrays) {
+    if (!byte_count(array.dtype, array.shape)) {
+      throw InternalError(path + ": cannot write an array of " + to_string(array.shape));
+    }
+  }
+  if (is_safetensors(path)) return make_safetensors_header(arrays);
+  if (arrays.size() != 1) {
+    throw InternalError(fmt::format("{}: a .npy file holds 1 array, not {}", path, arrays.size()));
+  }
+  std::string header = make_npy_header(arrays[0].dtype, arrays[0].shape);
+  arrays[0].offset = static_cast<std::int64_t>(header.size());
+  return header;
+}
+
+void sync(const FileDescriptor& file, const std::string& path) {
+  // Some file systems cannot sync a directory and say so.
+  if (::fsync(file.get()) != 0 && errno != EINVAL) throw SystemError("fsync " + path, errno);
+}
+
+void sync_directory_of(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path();
+  const std::string directory = parent.empty() ? "." : parent;
+  const FileDescriptor file(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!file) throw SystemError("open " + directory, errno);
+  sync(file, directory);
+}
+
+}  // namespace
+
+ArrayWriter::ArrayWriter(Group& group, std::string path, std::vector<ArraySpec> arrays)
+    : group_(group), path_(std::move(path)), written_(arrays.size(), 0.0) {
+  for (ArraySpec& array : arrays) {
+    arrays_.push_back({std::move(array.name), array.dtype, array.shape, 0});
+  }
+  collectively(group_, [&] {
+    const std::string header = header_of(path_, arrays_);
+    if (group_.rank() != 0) return;
+    auto end = static_cast<std::int64_t>(header.size());
+    for (const ArrayInfo& array : arrays_) {
+      end = std::max(end, array.offset + byte_count(array.dtype, array.shape).value());
+    }
+    create(header, end);
+  });
+  // Rank 0 chose the name.
+  const std::string temporary = group_.gather_text(temporary_.path()).front();
+  collectively(group_, [&] {
+    if (group_.rank() == 0) return;
+    file_.reset(::open(temporary.c_str(), O_WRONLY | O_CLOEXEC));
+    if (!file_) {
+      throw SystemError(
+          temporary + ", created by rank 0, cannot be opened (do all nodes share it?)", errno);
+    }
+  });
+}
+
+void ArrayWriter::create(const std::string& header, std::int64_t bytes) {
+  check_replaceable(path_);
+  // O_EXCL keeps two jobs that write the same path apart.
+  constexpr int kAttempts = 100;
+  std::string name;
+  for (int attempt = 0; !file_ && attempt < kAttempts; ++attempt) {
+    name = fmt::format("{}.{}-{}.tmp", path_, ::getpid(), attempt);
+    file_.reset(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (!file_ && errno != EEXIST) break;
+  }
+  if (!file_) throw_cannot_create(path_, errno);
+  temporary_ = TemporaryPath(std::move(name));
+  if (::ftruncate(file_.get(), bytes) != 0) throw SystemError("ftruncate " + path_, errno);
+  write_at(file_, path_, 0, std::as_bytes(std::span(header)));
+}
+
+void ArrayWriter::write_slice(std::span<const PositionRanges> index, const ConstTensorView& source,
+                              std::size_t array) noexcept {
+  if (failure_) return;
+  try {
+    write(index, source, array);
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+}
+
+void ArrayWriter::write(std::span<const PositionRanges> index, const ConstTensorView& source,
+                        std::size_t array) {
+  const ArrayInfo& info = arrays_.at(array);
+  if (source.dtype() != info.dtype) {
+    throw InternalError(fmt::format("{} of {} written from {}", path_, name_of(info.dtype),
+                                    name_of(source.dtype())));
+  }
+  const auto* const memory = static_cast<const std::byte*>(source.data());
+  const auto size = [](std::int64_t bytes) { return static_cast<std::size_t>(bytes); };
+  std::vector<std::byte> staging;
+  // No gaps: what lies between two runs belongs to other ranks.
+  for_each_transfer(info.shape, index, source, 0, [&](std::span<const Run> runs) {
+    const Run& first = runs.front();
+    std::span<const std::byte> bytes(memory + first.memory, size(first.bytes));
+    if (runs.size() > 1) {
+      staging.resize(size(runs.back().file_end() - first.file));
+      for (const Run& run : runs) {
+        std::memcpy(staging.data() + (run.file - first.file), memory + run.memory, size(run.bytes));
+      }
+      bytes = staging;
+    }
+    write_at(file_, path_, info.offset + first.file, bytes);
+  });
+  written_[array] += static_cast<double>(source.elements());
+}
+
+void ArrayWriter::commit() {
+  // Removed on the way out, unless all goes well.
+  TemporaryPath temporary = std::move(temporary_);
+  collectively(group_, [&] {
+    if (failure_) std::rethrow_exception(failure_);
+    if (!file_) throw InternalError(path_ + ": committed twice");
+    sync(file_, path_);
+    // A network file system may report a failed write only here.
+    if (::close(file_.release()) != 0) throw SystemError("close " + path_, errno);
+  });
+  const std::vector<double> written = group_.sum(written_);
+  for (std::size_t i = 0; i < arrays_.size(); ++i) {
+    const std::int64_t elements = arrays_[i].shape.product();
+    if (written[i] != static_cast<double>(elements)) {
+      throw InternalError(
+          fmt::format("{}: {} of {} entries were written", path_, written[i], elements));
+    }
+  }
+  collectively(group_, [&] {
+    if (group_.rank() != 0) return;
+    if (std::rename(temporary.path().c_str(), path_.c_str()) != 0) {
+      throw SystemError("rename " + temporary.path() + " to " + path_, errno);
+    }
+    static_cast<void>(temporary.keep());
+    sync_directory_of(path_);
+  });
+}
+
+}  // namespace annulus::launcher

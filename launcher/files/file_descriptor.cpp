@@ -1,0 +1,75 @@
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/launcher/files/file_descriptor.hpp>
+
+namespace annulus::launcher {
+
+void FileDescriptorTraits::release(Raw raw) noexcept {
+  ::close(raw);
+}
+
+FileDescriptor open_for_reading(const std::string& path) {
+  // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file) throw FileError(path, std::string("cannot be opened: ") + std::strerror(errno));
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) throw SystemError("fstat " + path, errno);
+  if (!S_ISREG(status.st_mode)) throw FileError(path, "is not a regular file");
+  return file;
+}
+
+std::int64_t file_size(const FileDescriptor& file, const std::string& path) {
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) throw SystemError("fstat " + path, errno);
+  return status.st_size;
+}
+
+void read_at(const FileDescriptor& file, const std::string& path, std::int64_t offset,
+             std::span<std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t got = ::pread(file.get(), bytes.data(), bytes.size(), offset);
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      throw SystemError("read " + path, errno);
+    }
+    if (got == 0) {
+      throw FileError(path, "ends at byte " + std::to_string(offset) + ", where " +
+                                std::to_string(bytes.size()) + " more bytes are expected");
+    }
+    bytes = bytes.subspan(static_cast<std::size_t>(got));
+    offset += got;
+  }
+}
+
+void write_at(const FileDescriptor& file, const std::string& path, std::int64_t offset,
+              std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t put = ::pwrite(file.get(), bytes.data(), bytes.size(), offset);
+    if (put < 0) {
+      if (errno == EINTR) continue;
+      throw SystemError("write " + path, errno);
+    }
+    bytes = bytes.subspan(static_cast<std::size_t>(put));
+    offset += put;
+  }
+}
+
+TemporaryPath& TemporaryPath::operator=(TemporaryPath&& other) noexcept {
+  if (this != &other) {
+    remove();
+    path_ = other.keep();
+  }
+  return *this;
+}
+
+void TemporaryPath::remove() noexcept {
+  if (!path_.empty()) ::unlink(path_.c_str());
+  path_.clear();
+}
+
+}  // namespace annulus::launcher

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+#include <annulus/core/handle.hpp>
+
+namespace annulus::launcher {
+
+struct FileDescriptorTraits {
+  using Raw = int;
+  static Raw null() noexcept { return -1; }
+  static void release(Raw raw) noexcept;
+};
+/// Owning POSIX file descriptor.
+using FileDescriptor = Handle<FileDescriptorTraits>;
+
+/// Opens a regular file for reading. Throws FileError when it is missing, unreadable or something
+/// else than a regular file (a directory, a pipe).
+[[nodiscard]] FileDescriptor open_for_reading(const std::string& path);
+/// Size in bytes. Throws SystemError.
+[[nodiscard]] std::int64_t file_size(const FileDescriptor& file, const std::string& path);
+
+/// Fills `bytes` from `offset` on. Throws FileError when the file ends before, SystemError when the
+/// system refuses. `path` is only for the message.
+void read_at(const FileDescriptor& file, const std::string& path, std::int64_t offset,
+             std::span<std::byte> bytes);
+/// Writes all of `bytes` from `offset` on. Throws SystemError.
+void write_at(const FileDescriptor& file, const std::string& path, std::int64_t offset,
+              std::span<const std::byte> bytes);
+
+/// The name of a file that is removed unless somebody keeps it.
+class TemporaryPath {
+ public:
+  TemporaryPath() = default;
+  explicit TemporaryPath(std::string path) : path_(std::move(path)) {}
+  TemporaryPath(TemporaryPath&& other) noexcept : path_(other.keep()) {}
+  TemporaryPath& operator=(TemporaryPath&& other) noexcept;
+  TemporaryPath(const TemporaryPath&) = delete;
+  TemporaryPath& operator=(const TemporaryPath&) = delete;
+  ~TemporaryPath() { remove(); }
+
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  /// Gives up the duty to remove.
+  [[nodiscard]] std::string keep() noexcept { return std::exchange(path_, {}); }
+
+ private:
+  void remove() noexcept;
+
+  std::string path_;  // empty: nothing to remove
+};
+
+}  // namespace annulus::launcher

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <annulus/attention/problem.hpp>
+#include <annulus/core/dtype.hpp>
+
+namespace annulus::launcher {
+
+enum class Command : std::uint8_t { run, verify, bench, plan, info };
+
+[[nodiscard]] std::string_view name_of(Command command) noexcept;
+
+/// Sizes begin, begin · factor, … up to end, as given to --sweep.
+struct SweepRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t factor = 2;
+};
+
+/// Keys visible to the left and to the right of the diagonal; −1 is unlimited.
+struct WindowSize {
+  std::int64_t left = -1;
+  std::int64_t right = -1;
+};
+
+/// Where the diagonal of causal and window lies: the offset, or S − T for the bottom right.
+struct CausalOffset {
+  bool bottom_right = false;
+  std::int64_t value = 0;
+};
+
+/// One problem of the random generator (see draw_problem).
+struct RandomCase {
+  std::uint64_t seed = 0;
+  int index = 0;
+};
+
+/// Every option of the program, parsed and checked one by one; what they mean together is settled
+/// in problem_setup.hpp. Absent optionals were not given anywhere.
+struct Options {
+  Command command = Command::info;
+
+  // Mesh and sharding.
+  std::optional<std::string> mesh;  ///< "dp=2,sp=-1"; default: all ranks on sp
+  std::optional<std::string> query_spec;
+  std::optional<std::string> kv_spec;
+  std::string sequence_layout = "auto";  ///< auto: zigzag if causal, else contiguous
+  std::string schedule = "auto";
+  std::string implementation = "auto";
+  std::optional<std::string> mode;
+  std::string device = "auto";
+  int threads = 0;  ///< 0: cores of the node over its ranks; see threads.hpp
+
+  // Problem.
+  std::optional<AttentionShape> shape;  ///< verify, bench, plan
+  std::optional<DType> dtype;
+  bool causal = false;
+  std::optional<CausalOffset> causal_offset;
+  std::optional<WindowSize> window;
+  std::optional<double> scale;
+  std::optional<double> soft_cap;
+  std::uint64_t seed = 0;
+  bool bhtd = false;  ///< tensors in files are [B,N,T,D]
+
+  // Files. Empty: not given. json and csv may be "-": standard output, in place of the table.
+  std::string query, key, value, input;
+  std::string query_segments, kv_segments, cu_seqlens, query_lengths, kv_lengths;
+  std::string output, lse, trace, json, csv;
+
+  // Running.
+  double timeout = 300;  ///< seconds
+  bool explain = false;
+
+  // verify
+  int random = 0;  ///< number of random problems
+  std::optional<RandomCase> random_case;
+  // bench
+  int warmup = 2;
+  int iterations = 10;
+  std::optional<SweepRange> sequence_sweep;  ///< T = S from begin to end by factor
+  // plan
+  int show_ranks = 0;  ///< ranks whose steps are printed
+
+  /// The options given and their values, wherever from: "--causal=true --mesh=sp=4". Must be the
+  /// same on every rank.
+  std::string given;
+  /// What the user should know though it is no error, one sentence each.
+  std::vector<std::string> warnings;
+};
+
+/// Parses the words after the program's name. A value is taken from the command line, else from the
+/// file that --config names, else from the environment (--causal-offset from
+/// ANNULUS_CAUSAL_OFFSET), else it is the default. File and environment may serve several commands:
+/// options that another command has are passed over there, while on the command line they are
+/// errors.
+///
+/// Throws ArgumentError naming the option, its value and what was expected, FileError for the
+/// --config file, NotAvailableError for options of later versions. When help or the version was
+/// asked for, returns nothing and puts the text into `help`. Does not communicate.
+[[nodiscard]] std::optional<Options> parse_options(const std::vector<std::string>& words,
+                                                   std::string& help);
+
+}  // namespace annulus::launcher

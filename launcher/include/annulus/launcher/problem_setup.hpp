@@ -1,0 +1,28 @@
+#pragma once
+
+#include <annulus/attention/problem.hpp>
+#include <annulus/launcher/options.hpp>
+#include <annulus/mesh/mesh_shape.hpp>
+#include <annulus/ring/sharded_operands.hpp>
+
+namespace annulus::launcher {
+
+/// What the options mean together: the problem and how it lies on the mesh.
+struct ProblemSetup {
+  AttentionProblem problem;
+  MeshShape mesh;
+  ring::OperandLayout layout;
+};
+
+/// The mesh that the options ask for; by default all `ranks` on sp. `ranks` = 0: no communicator,
+/// the mesh must be given in full. Depends on nothing else, so that all ranks agree without
+/// talking.
+[[nodiscard]] MeshShape set_up_mesh(const Options& options, int ranks);
+
+/// Settles mesh, specs (given, else the sharding rules of the mode), sequence layout, dtype and
+/// mask of a problem of `shape`. Reads the small files that the mask needs (segment ids,
+/// cu_seqlens, lengths): whole, on every rank. Does not communicate. Throws UserErrors.
+[[nodiscard]] ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
+                                          DType dtype, int ranks);
+
+}  // namespace annulus::launcher

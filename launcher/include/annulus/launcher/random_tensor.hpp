@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include <annulus/core/tensor.hpp>
+#include <annulus/partition/position.hpp>
+
+namespace annulus::launcher {
+
+/// The three operands that the generator fills.
+enum class Operand : std::uint8_t { query = 0, key = 1, value = 2 };
+
+/// Fills a shard with the random numbers of a seed: standard normal, rounded to the view's dtype.
+/// An element depends only on (seed, operand, its global index), so every rank makes just what it
+/// holds and every sharding sees the same tensor. `index` gives the global positions held along
+/// each of the view's dimensions, the last of which has stride 1. Host tensors of float16, bfloat16
+/// or float32; throws InternalError where view and index do not fit together.
+void fill_random(const TensorView& view, std::span<const PositionRanges> index,
+                 const Extents& global_shape, std::uint64_t seed, Operand operand);
+
+}  // namespace annulus::launcher

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include <annulus/launcher/files/file_descriptor.hpp>
+
+namespace annulus::launcher {
+
+/// A text file that appears complete under its name or not at all. Not collective: one rank has it.
+class TextFile {
+ public:
+  /// Opens a temporary file beside `path`, so that an impossible name fails before the work. Throws
+  /// FileError.
+  explicit TextFile(std::string path);
+  /// Writes the text and gives the file its name. Throws SystemError.
+  void commit(std::string_view text);
+
+ private:
+  std::string path_;
+  TemporaryPath temporary_;
+  FileDescriptor file_;
+};
+
+}  // namespace annulus::launcher

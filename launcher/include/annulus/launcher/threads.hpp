@@ -1,0 +1,12 @@
+#pragma once
+
+#include <annulus/launcher/options.hpp>
+#include <annulus/mesh/mesh.hpp>
+
+namespace annulus::launcher {
+
+/// CPU threads of this rank: --threads, else an even part of the cores that the ranks of the node
+/// may use together. Collective over the mesh.
+[[nodiscard]] int threads_per_rank(const Options& options, Mesh& mesh);
+
+}  // namespace annulus::launcher

@@ -1,0 +1,177 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <annulus/attention/oracle.hpp>
+#include <annulus/launcher/verification.hpp>
+#include <annulus/mesh/agreement.hpp>
+#include <annulus/ring/sharded_attention.hpp>
+
+namespace annulus::launcher {
+namespace {
+
+using Index = std::vector<PositionRanges>;
+
+std::vector<std::byte> bytes_of(const Tensor& tensor) {
+  const auto* data = static_cast<const std::byte*>(tensor.view().data());
+  return {data, data + tensor.bytes()};
+}
+
+// Not a number in any of the dtypes: what is not written shows.
+void fill_nan(const Tensor& tensor) {
+  std::memset(tensor.view().data(), 0xff, tensor.bytes());
+}
+
+// See verify_sharded().
+double allowed_error(double unsharded, int kv_shards) {
+  return kShardedErrorFactor * unsharded +
+         unit_roundoff(DType::float32) * std::max(1, kv_shards - 1);
+}
+
+std::int64_t first_of(const PositionRanges& positions) {
+  return positions.empty() ? 0 : positions.global(LocalPosition(0)).value();
+}
+
+// All keys and values that the rows of a rank may see.
+struct WholeColumns {
+  WholeColumns(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed, int rank,
+               MemoryPool& memory) {
+    const auto part = [&](const NamedSharding& sharding, Operand operand) {
+      Index index = sharding.index(rank);
+      index[1] = PositionRanges::all(sharding.global_shape()[1]);
+      return random_part(std::move(index), sharding.global_shape(), dtype, seed, operand, memory);
+    };
+    key = part(operands.key, Operand::key);
+    value = part(operands.value, Operand::value);
+  }
+  Tensor key, value;
+};
+
+// The same rows by the same implementation, in one call.
+void run_unsharded(const AttentionProblem& problem, const AttentionBlock& block,
+                   const Implementation& implementation, const CaseShards& shards, Device& device,
+                   Watchdog watchdog, int threads) {
+  const Tensor accumulator(DType::float32, shards.output.shape(), device.memory());
+  const SoftmaxState state{accumulator.view(), shards.lse.view()};
+  const auto stream = device.make_stream("unsharded", watchdog, nullptr);
+  implementation.forward(problem, block, state, {*stream, nullptr, device.memory(), threads});
+  stream->synchronize();
+  round_output(state, shards.output.view());
+}
+
+}  // namespace
+
+Tensor random_part(Index index, const Extents& global_shape, DType dtype, std::uint64_t seed,
+                   Operand operand, MemoryPool& memory) {
+  Extents shape = global_shape;
+  for (int dim = 0; dim < shape.rank(); ++dim) {
+    shape[dim] = index[static_cast<std::size_t>(dim)].size();
+  }
+  Tensor tensor(dtype, shape, memory);
+  fill_random(tensor.view(), index, global_shape, seed, operand);
+  return tensor;
+}
+
+CaseShards::CaseShards(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed,
+                       int rank, MemoryPool& memory)
+    : output(dtype, operands.output.local_shape(rank), memory),
+      lse(DType::float32, operands.lse.local_shape(rank), memory) {
+  const auto part = [&](const NamedSharding& sharding, Operand operand) {
+    return random_part(sharding.index(rank), sharding.global_shape(), dtype, seed, operand, memory);
+  };
+  query = part(operands.query, Operand::query);
+  key = part(operands.key, Operand::key);
+  value = part(operands.value, Operand::value);
+}
+
+ring::LocalTensors CaseShards::local_tensors() const {
+  return {query.view(), key.view(), value.view(), output.view(), lse.view()};
+}
+
+double Verification::ratio() const {
+  if (sharded.output == unsharded.output) return 1;
+  return sharded.output / unsharded.output;
+}
+
+std::string Verification::failure() const {
+  if (!(sharded.output <= bound.output)) {
+    return fmt::format("output error {:.2e} above {:.2e}", sharded.output, bound.output);
+  }
+  if (!(sharded.lse <= bound.lse)) {
+    return fmt::format("LSE error {:.2e} above {:.2e}", sharded.lse, bound.lse);
+  }
+  if (!(sharded.output <= allowance)) {
+    return fmt::format("output error {:.2e} against {:.2e} unsharded", sharded.output,
+                       unsharded.output);
+  }
+  return repeats ? "" : "a repeated run gave other bits";
+}
+
+Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const Registry& registry,
+                            Device& device) {
+  const AttentionProblem& problem = sharded_case.problem;
+  Group& world = mesh.world();
+  const int rank = mesh.rank();
+  const ring::ShardedOperands operands = collectively(
+      world, [&] { return shard_operands(problem, mesh.shape(), sharded_case.layout); });
+
+  ring::ShardedAttentionOptions options;
+  options.implementation = sharded_case.implementation;
+  options.plan = sharded_case.plan;
+  options.executor.threads = sharded_case.threads;
+  ring::ShardedAttention attention(problem, operands, mesh, registry, device, options);
+
+  const CaseShards shards = collectively(world, [&] {
+    return CaseShards(operands, problem.dtype, sharded_case.seed, rank, device.memory());
+  });
+  const auto run = [&] {
+    fill_nan(shards.output);
+    fill_nan(shards.lse);
+    attention.run(shards.local_tensors());
+  };
+  run();
+  const std::vector<std::byte> output = bytes_of(shards.output);
+  const std::vector<std::byte> lse = bytes_of(shards.lse);
+  run();
+  const bool repeats = bytes_of(shards.output) == output && bytes_of(shards.lse) == lse;
+
+  struct Deviations {
+    Deviation sharded;
+    Deviation unsharded;
+  };
+  const Deviations deviations = collectively(world, [&]() -> Deviations {
+    const WholeColumns columns(operands, problem.dtype, sharded_case.seed, rank, device.memory());
+    const AttentionBlock block{shards.query.view(),
+                               columns.key.view(),
+                               columns.value.view(),
+                               operands.query.positions(rank, 1),
+                               PositionRanges::all(problem.shape.kv_length),
+                               first_of(operands.query.positions(rank, 0)),
+                               first_of(operands.query.positions(rank, 2))};
+    const OracleOutput truth = oracle_attention(problem, block.query, block.key, block.value,
+                                                block.rows, block.first_batch, block.first_head);
+    Deviations result;
+    result.sharded = compare(truth, shards.output.view(), shards.lse.view());
+    fill_nan(shards.output);
+    fill_nan(shards.lse);
+    run_unsharded(problem, block, *attention.selection().implementation, shards, device,
+                  mesh.watchdog(), sharded_case.threads);
+    result.unsharded = compare(truth, shards.output.view(), shards.lse.view());
+    return result;
+  });
+
+  Verification result;
+  result.schedule = attention.schedule();
+  result.selection = attention.selection();
+  result.bound = accuracy_bound(problem.dtype, problem.shape.kv_length);
+  result.sharded = accuracy(deviations.sharded, world);
+  result.unsharded = accuracy(deviations.unsharded, world);
+  result.allowance = allowed_error(result.unsharded.output, operands.key.shards(1));
+  result.repeats = world.max(std::vector{repeats ? 0.0 : 1.0})[0] == 0;
+  return result;
+}
+
+}  // namespace annulus::launcher

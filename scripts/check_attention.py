@@ -1,0 +1,288 @@
+#!/usr/bin/env python3
+"""Checks an attention output file against NumPy in float64.
+
+    scripts/check_attention.py --query q.npy --key k.npy --value v.npy --causal \\
+        --output o.npy --lse lse.npy
+
+The options have the meaning and the spelling of `annulus run`; nothing of its code is used. Rows
+are computed block by block, so memory stays small. Prints the relative Frobenius error of the
+output and the largest error of the LSE beside their bounds. Exit code: 0 within the bounds, 1 over,
+2 usage.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+
+import numpy as np
+
+SAFETENSORS_DTYPES = {
+    "BOOL": "?", "U8": "u1", "I32": "<i4", "F16": "<f2", "BF16": "<u2", "F32": "<f4",
+}
+
+
+def usage_error(message):
+    print(f"check_attention: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def load(path, tensor=None):
+    """The array in a .npy file, or a tensor of a .safetensors file. bfloat16 comes as its bits."""
+    try:
+        if not path.endswith(".safetensors"):
+            return np.load(path, mmap_mode="r")
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        if tensor not in header:
+            usage_error(f"{path}: no tensor '{tensor}' among {', '.join(header)}")
+        entry = header[tensor]
+        begin, end = entry["data_offsets"]
+        dtype = np.dtype(SAFETENSORS_DTYPES[entry["dtype"]])
+        if begin == end:
+            return np.zeros(entry["shape"], dtype)
+        data = np.memmap(path, dtype, "r", 8 + length + begin, (end - begin) // dtype.itemsize)
+        return data.reshape(entry["shape"])
+    except (OSError, ValueError, KeyError) as error:
+        usage_error(f"{path}: {error}")
+
+
+def widened(array):
+    """float64 values; uint16 is bfloat16 bits."""
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return array.astype(np.float64)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument("--input", help=".safetensors file with query, key and value")
+    parser.add_argument("--query")
+    parser.add_argument("--key")
+    parser.add_argument("--value")
+    parser.add_argument("--output", required=True, help="the output to check")
+    parser.add_argument("--lse", help="the LSE to check, float32 [B,N,T]")
+    parser.add_argument("--layout", choices=["bthd", "bhtd"], default="bthd")
+    parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--causal-offset", default="0", metavar="N|bottom-right")
+    parser.add_argument("--window", metavar="L[,R]", help="--window=-1,0 when L is negative")
+    parser.add_argument("--scale", type=float)
+    parser.add_argument("--soft-cap", type=float)
+    parser.add_argument("--cu-seqlens")
+    parser.add_argument("--q-lengths")
+    parser.add_argument("--kv-lengths")
+    parser.add_argument("--q-segments")
+    parser.add_argument("--kv-segments")
+    parser.add_argument("--mask", help="bool, broadcastable to [B,N,T,S]")
+    parser.add_argument("--bias", help="float32, broadcastable to [B,N,T,S]")
+    parser.add_argument("--sinks", help="float32 [N,M] or [M]")
+    return parser.parse_args()
+
+
+class Problem:
+    """Query, key and value as [B,T,N,D], and everything that decides who sees whom."""
+
+    def __init__(self, arguments):
+        self.layout = arguments.layout
+        self.query, self.key, self.value = (
+            self.to_bthd(self.operand(arguments, name)) for name in ("query", "key", "value"))
+        self.batch, self.rows, self.heads, self.width = self.query.shape
+        self.columns, self.kv_heads = self.key.shape[1:3]
+        self.value_width = self.value.shape[3]
+        consistent = (
+            self.key.shape == (self.batch, self.columns, self.kv_heads, self.width)
+            and self.value.shape[:3] == self.key.shape[:3]
+            and self.kv_heads > 0 and self.heads % self.kv_heads == 0
+            and self.query.dtype == self.key.dtype == self.value.dtype)
+        if not consistent:
+            usage_error("query, key and value do not fit together: "
+                        f"{self.query.shape}, {self.key.shape}, {self.value.shape}")
+        self.scale = arguments.scale if arguments.scale is not None else 1 / math.sqrt(self.width)
+        self.soft_cap = arguments.soft_cap
+        self.causal = arguments.causal
+        bottom_right = arguments.causal_offset == "bottom-right"
+        self.offset = self.columns - self.rows if bottom_right else int(arguments.causal_offset)
+        self.left, self.right = self.window(arguments.window)
+        self.q_segments, self.kv_segments = self.segments(arguments)
+        self.q_lengths = self.lengths(arguments.q_lengths, self.rows)
+        self.kv_lengths = self.lengths(arguments.kv_lengths, self.columns)
+        shape = (self.batch, self.heads, self.rows, self.columns)
+        self.mask = np.broadcast_to(load(arguments.mask), shape) if arguments.mask else None
+        self.bias = np.broadcast_to(load(arguments.bias), shape) if arguments.bias else None
+        sinks = load(arguments.sinks) if arguments.sinks else np.zeros((self.heads, 0))
+        self.sinks = np.broadcast_to(sinks, (self.heads, sinks.shape[-1])).astype(np.float64)
+
+    @staticmethod
+    def operand(arguments, name):
+        path = getattr(arguments, name)
+        if path is None and arguments.input is None:
+            usage_error(f"--{name} or --input is needed")
+        array = load(path or arguments.input, name)
+        if array.ndim != 4:
+            usage_error(f"{name} has shape {array.shape}, expected 4 dimensions")
+        return array
+
+    def to_bthd(self, array):
+        return array.transpose(0, 2, 1, 3) if self.layout == "bhtd" else array
+
+    @staticmethod
+    def window(text):
+        if text is None:
+            return None, None
+        sides = [int(side) for side in text.split(",")]
+        left, right = sides if len(sides) == 2 else (sides[0], sides[0])
+        return (None if left == -1 else left), (None if right == -1 else right)
+
+    def segments(self, arguments):
+        if arguments.cu_seqlens:
+            bounds = np.asarray(load(arguments.cu_seqlens))
+            if bounds[0] != 0 or bounds[-1] != self.rows or self.rows != self.columns:
+                usage_error(f"cu_seqlens {bounds} with T={self.rows}, S={self.columns}")
+            ids = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+            ids = np.broadcast_to(ids, (self.batch, self.rows))
+            return ids, ids
+        if (arguments.q_segments is None) != (arguments.kv_segments is None):
+            usage_error("--q-segments and --kv-segments come together")
+        if arguments.q_segments is None:
+            return None, None
+        return load(arguments.q_segments), load(arguments.kv_segments)
+
+    def lengths(self, path, default):
+        return np.asarray(load(path)) if path else np.full(self.batch, default)
+
+    def column_range(self, begin, end):
+        """Columns outside it are invisible to all rows in [begin, end)."""
+        low, high = 0, self.columns
+        if self.left is not None:
+            low = begin + self.offset - self.left
+        if self.right is not None:
+            high = min(high, end + self.offset + self.right)
+        if self.causal:
+            high = min(high, end + self.offset)
+        low = min(max(low, 0), self.columns)
+        return low, min(max(high, low), self.columns)
+
+    def visible(self, b, n, rows, columns):
+        i = rows[:, None] + self.offset
+        j = columns[None, :]
+        seen = np.broadcast_to(j < self.kv_lengths[b], (len(rows), len(columns)))
+        seen = seen & (rows[:, None] < self.q_lengths[b])
+        if self.causal:
+            seen &= j <= i
+        if self.left is not None:
+            seen &= j >= i - self.left
+        if self.right is not None:
+            seen &= j <= i + self.right
+        if self.q_segments is not None:
+            q, kv = self.q_segments[b][rows][:, None], self.kv_segments[b][columns][None, :]
+            seen &= (q == kv) & (q >= 0)
+        if self.mask is not None:
+            seen &= self.mask[b, n][np.ix_(rows, columns)].astype(bool)
+        return seen
+
+    def attention(self, b, n, key, value, begin, end):
+        """Output and LSE of rows [begin, end) of one head."""
+        low, high = self.column_range(begin, end)
+        rows, columns = np.arange(begin, end), np.arange(low, high)
+        logits = widened(self.query[b, begin:end, n]) @ key[low:high].T
+        logits *= self.scale
+        if self.soft_cap is not None:
+            logits = self.soft_cap * np.tanh(logits / self.soft_cap)
+        if self.bias is not None:
+            logits += self.bias[b, n, begin:end, low:high]
+        logits[~self.visible(b, n, rows, columns)] = -np.inf
+        sinks = np.broadcast_to(self.sinks[n], (end - begin, self.sinks.shape[1]))
+        largest = np.max(np.concatenate([logits, sinks], axis=1), axis=1, initial=-np.inf,
+                         keepdims=True)
+        # A row without anything to see has no finite maximum; its weights are all zero.
+        shift = np.where(np.isfinite(largest), largest, 0)
+        weights = np.exp(logits - shift)
+        total = weights.sum(axis=1) + np.exp(sinks - shift).sum(axis=1)
+        with np.errstate(divide="ignore"):
+            lse = np.log(total) + shift[:, 0]
+        output = weights @ value[low:high]
+        return output / np.where(total > 0, total, 1)[:, None], lse
+
+
+class Comparison:
+    def __init__(self):
+        self.difference = 0.0
+        self.norm = 0.0
+        self.lse_error = 0.0
+
+    def add_output(self, actual, expected):
+        self.difference += float(np.sum((actual - expected) ** 2))
+        self.norm += float(np.sum(expected**2))
+
+    def add_lse(self, actual, expected):
+        same = actual == expected  # −inf and −inf, whose difference is no number
+        error = np.where(same, 0, np.abs(actual - np.where(same, 0, expected)))
+        self.lse_error = max(self.lse_error, float(np.max(np.where(np.isnan(error), np.inf, error),
+                                                          initial=0)))
+
+    def relative_error(self):
+        if self.difference == 0:
+            return 0.0
+        return math.sqrt(self.difference / self.norm) if self.norm > 0 else math.inf
+
+
+def bounds(dtype, columns):
+    """Relative Frobenius error of the output, largest absolute error of the LSE."""
+    if dtype == np.float32:
+        return 2e-6 * math.sqrt(math.log2(max(columns, 2))), 1e-5
+    if dtype == np.float16:
+        return 1e-3, 2e-3
+    if dtype == np.uint16:
+        return 6e-3, 2e-3
+    usage_error(f"query of dtype {dtype}; expected float32, float16 or bfloat16 (as uint16)")
+
+
+def compare(problem, output, lse):
+    comparison = Comparison()
+    # About 32 MiB per block of logits, of which a few exist at once.
+    block = max(1, (1 << 22) // max(problem.columns, 1))
+    for b in range(problem.batch):
+        for kv_head in range(problem.kv_heads):
+            key, value = widened(problem.key[b, :, kv_head]), widened(problem.value[b, :, kv_head])
+            group = problem.heads // problem.kv_heads
+            for n in range(kv_head * group, (kv_head + 1) * group):
+                for begin in range(0, problem.rows, block):
+                    end = min(begin + block, problem.rows)
+                    expected, expected_lse = problem.attention(b, n, key, value, begin, end)
+                    comparison.add_output(widened(output[b, begin:end, n]), expected)
+                    if lse is not None:
+                        comparison.add_lse(lse[b, n, begin:end].astype(np.float64), expected_lse)
+    return comparison
+
+
+def main():
+    arguments = parse_arguments()
+    problem = Problem(arguments)
+    output = problem.to_bthd(load(arguments.output, "output"))
+    expected_shape = (problem.batch, problem.rows, problem.heads, problem.value_width)
+    if output.shape != expected_shape or output.dtype != problem.query.dtype:
+        usage_error(f"{arguments.output}: {output.dtype} {output.shape}, "
+                    f"expected {problem.query.dtype} {expected_shape}")
+    lse = load(arguments.lse, "lse") if arguments.lse else None
+    if lse is not None and lse.shape != (problem.batch, problem.heads, problem.rows):
+        usage_error(f"{arguments.lse}: shape {lse.shape}, expected [B,N,T]")
+
+    comparison = compare(problem, output, lse)
+    output_bound, lse_bound = bounds(problem.query.dtype, problem.columns)
+    error = comparison.relative_error()
+    good = error <= output_bound
+    print(f"# {os.path.basename(arguments.output)} against NumPy float64")
+    print(f"output  relative Frobenius error {error:.3e}  bound {output_bound:.3e}  "
+          f"{'ok' if good else 'WRONG'}")
+    if lse is not None:
+        lse_good = comparison.lse_error <= lse_bound
+        good = good and lse_good
+        print(f"lse     largest absolute error   {comparison.lse_error:.3e}  "
+              f"bound {lse_bound:.3e}  {'ok' if lse_good else 'WRONG'}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Ranks that see different things, a full disk, ranks that die or hang: nobody is left waiting."""
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+import numpy as np
+
+from cli_support import MPIEXEC, OPERANDS, OUTPUT, PROGRAM, TIMEOUT, CliTest, command, main
+
+
+class RanksDiffer(CliTest):
+    """mpirun starts every rank with words, folder or variables of its own."""
+
+    def two_ranks(self, first, second):
+        """`first` and `second` are (flags of mpirun, words of annulus)."""
+        (flags0, words0), (flags1, words1) = first, second
+        return self.execute([*MPIEXEC, "1", *flags0, PROGRAM, *words0,
+                             ":", "-n", "1", *flags1, PROGRAM, *words1])
+
+    def run_with_a_bad_folder(self, damage):
+        self.save_operands()
+        other = self.path("other")
+        os.mkdir(other)
+        for name in ["query.npy", "key.npy", "value.npy"]:
+            shutil.copy(self.path(name), other)
+        damage(other)
+        words = ["run", *OPERANDS, "--output", self.path("output.npy")]
+        result = self.two_ranks(([], words), (["-wdir", other], words))
+        self.expect_no_files("output.npy")
+        return result
+
+    def test_file_missing_on_one_rank(self):
+        result = self.run_with_a_bad_folder(lambda folder: os.remove(folder + "/key.npy"))
+        self.expect_error(result, 2, "annulus: error: rank 1: key.npy: cannot be opened")
+
+    def test_other_shape_on_one_rank(self):
+        def damage(folder):
+            np.save(folder + "/query.npy", self.random(1, 32, 4, 16))
+
+        self.expect_error(self.run_with_a_bad_folder(damage), 2, "rank 1: input files", "T=32", "T=64")
+
+    def test_other_options_on_one_rank(self):
+        words = ["plan", "--mesh", "sp=4", "--shape", "1,64,64,4,4,8"]
+        result = self.two_ranks(([], words), ([], [*words, "--causal"]))
+        self.expect_error(result, 2, "rank 1: options", "--causal")
+
+    def test_other_variables_on_one_rank(self):
+        words = ["plan", "--mesh", "sp=4", "--shape", "1,64,64,4,4,8"]
+        result = self.two_ranks(([], words), (["-x", "ANNULUS_WINDOW=wide"], words))
+        self.expect_error(result, 2, "rank 1: ANNULUS_WINDOW: got 'wide'")
+
+
+class FullDisk(CliTest):
+    @staticmethod
+    def limit_files():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    def test_is_a_failure_with_one_message_and_no_file(self):
+        self.save_operands()
+        result = self.annulus("run", *OPERANDS, *OUTPUT, preexec_fn=self.limit_files,
+                              restore_signals=False)
+        self.expect_error(result, 3, "output.npy", "File too large")
+        self.expect_no_files("output.npy")
+
+
+class RankFails(CliTest):
+    """A rank dies or stops in the middle of a computation of many seconds."""
+
+    WAITING = 5  # seconds that a rank waits for another one
+
+    def ranks_of(self, mpirun):
+        """Process ids of the program's ranks, by rank."""
+        found = {}
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{entry}/stat") as file:
+                    parent = int(file.read().rsplit(")", 1)[1].split()[1])
+                if parent != mpirun:
+                    continue
+                if os.path.realpath(f"/proc/{entry}/exe") != os.path.realpath(PROGRAM):
+                    continue
+                with open(f"/proc/{entry}/environ", "rb") as file:
+                    variables = dict(item.split(b"=", 1) for item in file.read().split(b"\0") if item)
+                found[int(variables[b"OMPI_COMM_WORLD_RANK"])] = int(entry)
+            except (OSError, KeyError):
+                continue  # gone, or not there yet
+        return found
+
+    def interrupt(self, rank, which):
+        """Starts a long run on three ranks, sends one of them a signal once all compute, and returns exit
+        code, messages and the seconds from the signal to the end."""
+        self.save_operands(rows=24000, heads=16, kv_heads=1, dim=32)
+        words = command("run", *OPERANDS, *OUTPUT, "--timeout", self.WAITING, "--threads", 1, ranks=3)
+        job = subprocess.Popen(words, cwd=self.directory, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+        try:
+            deadline = time.monotonic() + TIMEOUT / 2
+            # The temporary output file is there right before the operands are read.
+            while not any(name.endswith(".tmp") for name in os.listdir(self.directory)):
+                self.assertIsNone(job.poll(), "ended before the computation")
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.05)
+            time.sleep(2)
+            ranks = self.ranks_of(job.pid)
+            self.assertEqual(set(ranks), {0, 1, 2})
+            self.assertIsNone(job.poll(), "too fast to be interrupted")
+            os.kill(ranks[rank], which)
+            start = time.monotonic()
+            _, messages = job.communicate(timeout=TIMEOUT / 2)
+            return job.returncode, messages, time.monotonic() - start
+        finally:
+            for process in self.ranks_of(job.pid).values():
+                os.kill(process, signal.SIGKILL)
+            job.kill()
+            job.communicate()
+
+    def test_killed(self):
+        code, messages, seconds = self.interrupt(1, signal.SIGKILL)
+        self.assertNotEqual(code, 0)
+        self.assertIn("signal 9", messages)
+        self.assertLess(seconds, self.WAITING + 5)
+        self.assertFalse(os.path.exists(self.path("output.npy")))
+
+    def test_stopped(self):
+        code, messages, seconds = self.interrupt(2, signal.SIGSTOP)
+        self.assertEqual(code, 3, messages)
+        self.assertRegex(messages, r"annulus: error: rank [01]: .*(from|by) rank 2")
+        # The others first finish the block that they compute.
+        self.assertLess(seconds, 60)
+        self.assertFalse(os.path.exists(self.path("output.npy")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""annulus run from files to files, against an independent NumPy computation."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+
+from cli_support import (CHECKER, OPERANDS, OUTPUT, CliTest, as_bfloat16, main, safetensors_bytes)
+
+
+def half(array):
+    return array.astype(np.float16)
+
+
+class Numbers(CliTest):
+    def check(self, meaning=(), ranks=None, files=(*OPERANDS, *OUTPUT, "--lse", "lse.npy"), how=()):
+        """Runs with options that decide what is computed (`meaning`, which the checker gets too), how, and
+        from and to which `files`."""
+        self.expect_success(self.annulus("run", *files, *meaning, *how, ranks=ranks))
+        self.expect_no_files()
+        checked = subprocess.run([sys.executable, CHECKER, *files, *meaning], cwd=self.directory,
+                                 capture_output=True, text=True, timeout=240)
+        self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
+
+    def test_one_rank_without_mpirun(self):
+        self.save_operands(batch=2, rows=97)
+        self.check(["--causal"])
+
+    def test_zigzag_over_batch_and_sequence(self):
+        self.save_operands(batch=2, rows=997)
+        self.check(["--causal"], ranks=4,
+                   how=["--mesh", "dp=2,sp=2", "--sequence-layout", "zigzag"])
+
+    def test_float16_over_heads_and_sequence(self):
+        self.save_operands(rows=997, convert=half)
+        self.check(["--causal"], ranks=4, how=["--mesh", "tp=2,sp=2"])
+
+    def test_three_axes(self):
+        self.save_operands(batch=2, rows=997)
+        self.check(["--causal"], ranks=8, how=["--mesh", "dp=2,sp=2,tp=2"])
+
+    def test_more_head_ranks_than_kv_heads(self):
+        self.save_operands(rows=97, kv_heads=1)
+        self.check(["--causal"], ranks=4, how=["--mesh", "tp=2,sp=2"])
+
+    def test_allgather(self):
+        self.save_operands(rows=997)
+        self.check(["--causal"], ranks=4, how=["--schedule", "allgather"])
+
+    def test_striped_ring(self):
+        self.save_operands(rows=997)
+        self.check(["--causal"], ranks=3,
+                   how=["--schedule", "ring", "--sequence-layout", "striped"])
+
+    def test_window(self):
+        self.save_operands(rows=997)
+        self.check(["--window", "100,0"], ranks=4)
+
+    def test_window_on_both_sides(self):
+        self.save_operands(rows=997, convert=half)
+        self.check(["--window", "13"], ranks=3)
+
+    def test_packed_documents(self):
+        self.save_operands(batch=2, rows=997)
+        self.save("cu.npy", np.array([0, 1, 300, 300, 611, 997], np.int32))
+        self.check(["--causal", "--cu-seqlens", "cu.npy"], ranks=4, how=["--mesh", "dp=2,sp=2"])
+
+    def test_segments(self):
+        self.save_operands(batch=2, rows=60, columns=45)
+        generator = np.random.default_rng(5)
+        self.save("q.npy", generator.integers(-1, 3, (2, 60)).astype(np.int32))
+        self.save("kv.npy", generator.integers(-1, 3, (2, 45)).astype(np.int32))
+        self.check(["--q-segments", "q.npy", "--kv-segments", "kv.npy"], ranks=3)
+
+    def test_lengths(self):
+        self.save_operands(batch=3, rows=97, columns=120)
+        self.save("kv.npy", np.array([120, 0, 33], np.int32))
+        self.save("q.npy", np.array([97, 97, 50], np.int32))
+        self.check(["--kv-lengths", "kv.npy", "--q-lengths", "q.npy"], ranks=4)
+
+    def test_soft_cap_and_scale(self):
+        self.save_operands(rows=301)
+        self.check(["--causal", "--soft-cap", "5", "--scale", "0.7"], ranks=2)
+
+    def test_bottom_right(self):
+        self.save_operands(rows=300, columns=997)
+        self.check(["--causal", "--causal-offset", "bottom-right"], ranks=4)
+
+    def test_more_queries_than_keys(self):
+        self.save_operands(rows=300, columns=97)
+        self.check(["--causal", "--causal-offset", "bottom-right"], ranks=4)
+
+    def test_decoding(self):
+        self.save_operands(batch=2, rows=1, columns=997)
+        self.check(["--causal", "--causal-offset", "996"], ranks=4)
+
+    def test_replicated_query(self):
+        self.save_operands(rows=7, columns=997)
+        self.check(ranks=4, how=["--query-spec", "-", "--kv-spec", "-,sp"])
+
+    def test_another_value_dimension(self):
+        self.save_operands(rows=97, value_dim=40)
+        self.check(["--causal"], ranks=2)
+
+    def test_heads_before_positions(self):
+        self.save_operands(batch=2, rows=97, bhtd=True)
+        self.check(["--causal", "--layout", "bhtd"], ranks=4, how=["--mesh", "sp=2,tp=2"])
+
+    def test_bfloat16_bits(self):
+        self.save_operands(rows=97, convert=as_bfloat16)
+        self.check(["--causal"], ranks=2, how=["--dtype", "bfloat16"])
+
+    def test_safetensors(self):
+        tensors = self.save_operands(rows=97, convert=half)
+        with open(self.path("in.safetensors"), "wb") as file:
+            file.write(safetensors_bytes(tensors))
+        both = "out.safetensors"
+        self.check(["--causal"], ranks=2,
+                   files=["--input", "in.safetensors", "--output", both, "--lse", both])
+
+    def test_mask_tensors_of_the_input_file(self):
+        tensors = self.save_operands(batch=2, rows=97)
+        lengths = np.array([97, 20], np.int32)
+        self.save("lengths.npy", lengths)
+        with open(self.path("in.safetensors"), "wb") as file:
+            file.write(safetensors_bytes({**tensors, "kv_lengths": lengths}))
+        files = ["--input", "in.safetensors", *OUTPUT]
+        self.expect_success(self.annulus("run", *files, ranks=2))
+        checked = subprocess.run([sys.executable, CHECKER, *files, "--kv-lengths", "lengths.npy"],
+                                 cwd=self.directory, capture_output=True, text=True)
+        self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
+
+    def test_nothing_to_see(self):
+        self.save_operands(rows=5, columns=0)
+        self.expect_success(self.annulus("run", *OPERANDS, *OUTPUT, "--lse", "lse.npy", ranks=2))
+        self.assertTrue(np.all(np.load(self.path("output.npy")) == 0))
+        self.assertTrue(np.all(np.load(self.path("lse.npy")) == -np.inf))
+
+    def test_no_queries(self):
+        self.save_operands(rows=0, columns=5)
+        self.expect_success(self.annulus("run", *OPERANDS, *OUTPUT, ranks=2))
+        self.assertEqual(np.load(self.path("output.npy")).shape, (1, 0, 4, 16))
+
+
+class BadInput(CliTest):
+    def expect_refused(self, *texts, words=(), ranks=2):
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--lse", "lse.npy", *words, ranks=ranks)
+        self.expect_error(result, 2, *texts)
+        self.expect_no_files("output.npy", "lse.npy")
+
+    def test_files_that_are_not_given(self):
+        self.save_operands()
+        self.expect_error(self.annulus("run", *OPERANDS), 2, "--output: got nothing")
+        self.expect_error(self.annulus("run", "--query", "query.npy", *OUTPUT), 2,
+                          "--key: got nothing")
+
+    def test_missing_file(self):
+        self.save_operands()
+        os.remove(self.path("key.npy"))
+        self.expect_refused("key.npy")
+
+    def test_damaged_file(self):
+        self.save_operands()
+        with open(self.path("value.npy"), "r+b") as file:
+            file.truncate(200)
+        self.expect_refused("value.npy")
+
+    def test_shapes_that_do_not_fit(self):
+        cases = {"key": [((2, 64, 2, 16), "batch B is 2"), ((1, 64, 2, 8), "head dimension D is 8"),
+                         ((1, 64, 3, 16), "heads K is 3"), ((64, 2, 16), "4 dimensions")],
+                 "value": [((2, 64, 2, 16), "batch B is 2"), ((1, 63, 2, 16), "length S is 63"),
+                           ((1, 64, 1, 16), "heads K is 1")]}
+        for name, variants in cases.items():
+            for shape, text in variants:
+                with self.subTest(name, shape=shape):
+                    self.save_operands()
+                    self.save(name + ".npy", self.random(*shape))
+                    self.expect_refused(name + ".npy", text, ranks=None)
+
+    def test_dtypes_that_do_not_fit(self):
+        self.save_operands()
+        self.save("key.npy", self.random(1, 64, 2, 16).astype(np.float16))
+        self.expect_refused("key.npy", "float16", "float32")
+        self.save_operands(convert=lambda array: array.astype(np.float64))
+        self.expect_refused("query.npy", "float64")
+        self.save_operands()
+        self.expect_refused("query.npy", "float32", "float16", words=["--dtype", "float16"])
+
+    def test_mask_files_that_do_not_fit(self):
+        self.save_operands()
+        self.save("cu.npy", np.array([0, 10, 63], np.int32))
+        self.expect_refused("--cu-seqlens", "cu.npy", words=["--cu-seqlens", "cu.npy"])
+        self.save("cu.npy", np.array([0, 10, 64], np.int64))
+        self.expect_refused("cu.npy", "<i8", words=["--cu-seqlens", "cu.npy"])
+        self.save("lengths.npy", np.array([1, 2], np.int32))
+        self.expect_refused("lengths.npy", "[2]", "[1]", words=["--kv-lengths", "lengths.npy"])
+
+    def test_heads_that_do_not_divide(self):
+        self.save_operands(heads=6, kv_heads=3)
+        self.expect_refused("tp", ranks=4, words=["--mesh", "tp=4"])
+
+    def test_output_that_cannot_be_written(self):
+        self.save_operands()
+        for option in ["--output", "--lse", "--trace", "--json", "--csv"]:
+            with self.subTest(option):
+                files = {"--output": "output.npy", option: "no/such/file"}
+                words = [word for item in files.items() for word in item]
+                result = self.annulus("run", *OPERANDS, *words, ranks=2)
+                self.expect_error(result, 2, "no/such/file")
+                self.expect_no_files("output.npy")
+
+    def test_output_and_lse_in_one_npy_file(self):
+        self.save_operands()
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--lse", "output.npy")
+        self.expect_error(result, 2, "--lse", "output.npy")
+
+    def test_tensor_missing_in_safetensors(self):
+        tensors = self.save_operands()
+        del tensors["value"]
+        with open(self.path("in.safetensors"), "wb") as file:
+            file.write(safetensors_bytes(tensors))
+        result = self.annulus("run", "--input", "in.safetensors", *OUTPUT)
+        self.expect_error(result, 2, "in.safetensors", "value")
+
+    def test_local_schedule_on_a_sharded_sequence(self):
+        self.save_operands()
+        self.expect_refused("local", "sp", words=["--schedule", "local"])
+
+
+if __name__ == "__main__":
+    main()

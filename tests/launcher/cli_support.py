@@ -1,0 +1,115 @@
+"""Runs the program as its users do, for the cli_*_test.py beside this file.
+
+The environment says what to run: ANNULUS_TEST_PROGRAM, ANNULUS_TEST_MPIEXEC (with its flags up to the
+number of ranks) and ANNULUS_TEST_CHECKER, the independent NumPy check.
+"""
+
+import json
+import os
+import shlex
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import numpy as np
+
+PROGRAM = os.environ.pop("ANNULUS_TEST_PROGRAM")
+MPIEXEC = shlex.split(os.environ.pop("ANNULUS_TEST_MPIEXEC"))
+CHECKER = os.environ.pop("ANNULUS_TEST_CHECKER")
+TIMEOUT = 240  # seconds; machines may be busy
+
+
+def command(*words, ranks=None):
+    """The words that run annulus on its own, or under mpirun if `ranks` is given."""
+    words = [str(word) for word in words]
+    return [PROGRAM, *words] if ranks is None else [*MPIEXEC, str(ranks), PROGRAM, *words]
+
+
+def safetensors_bytes(tensors):
+    """A .safetensors file of NumPy arrays; uint16 is taken as bfloat16."""
+    names = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int32": "I32"}
+    header, data = {}, b""
+    for name, array in tensors.items():
+        raw = np.ascontiguousarray(array).tobytes()
+        header[name] = {"dtype": names[array.dtype.name], "shape": list(array.shape),
+                        "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def as_bfloat16(array):
+    """Bits of the nearest bfloat16 values (finite input)."""
+    bits = array.astype(np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+class CliTest(unittest.TestCase):
+    """Runs in a directory of its own."""
+
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory()
+        self.addCleanup(holder.cleanup)
+        self.directory = holder.name
+
+    def path(self, name):
+        return os.path.join(self.directory, name)
+
+    def annulus(self, *words, ranks=None, environment=None, **arguments):
+        """Runs the program to its end; standard output and error come as text."""
+        return self.execute(command(*words, ranks=ranks), environment, **arguments)
+
+    def execute(self, words, environment=None, **arguments):
+        return subprocess.run(words, cwd=self.directory, env={**os.environ, **(environment or {})},
+                              capture_output=True, text=True, timeout=TIMEOUT, **arguments)
+
+    def errors_of(self, result):
+        return [line for line in result.stderr.splitlines() if "annulus: error: " in line]
+
+    def expect_success(self, result):
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def expect_error(self, result, code, *texts):
+        """One message with all `texts`, and the exit code."""
+        self.assertEqual(result.returncode, code, result.stdout + result.stderr)
+        errors = self.errors_of(result)
+        self.assertEqual(len(errors), 1, result.stderr)
+        for text in texts:
+            self.assertIn(text, errors[0])
+
+    def expect_no_files(self, *names):
+        """Neither files of these names nor temporary ones."""
+        for left in os.listdir(self.directory):
+            self.assertNotIn(left, names)
+            self.assertFalse(left.endswith(".tmp"), left)
+
+    def random(self, *shape, seed=0):
+        return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+    def save(self, name, array):
+        np.save(self.path(name), array)
+        return name
+
+    def save_operands(self, batch=1, rows=64, columns=None, heads=4, kv_heads=2, dim=16,
+                      value_dim=None, bhtd=False, convert=lambda array: array):
+        """query.npy, key.npy and value.npy of random numbers."""
+        columns = rows if columns is None else columns
+        shapes = {"query": (batch, rows, heads, dim), "key": (batch, columns, kv_heads, dim),
+                  "value": (batch, columns, kv_heads, value_dim or dim)}
+        operands = {}
+        for seed, (name, shape) in enumerate(shapes.items()):
+            array = self.random(*shape, seed=seed)
+            array = convert(array.transpose(0, 2, 1, 3).copy() if bhtd else array)
+            operands[name] = array
+            self.save(name + ".npy", array)
+        return operands
+
+
+OPERANDS = ["--query", "query.npy", "--key", "key.npy", "--value", "value.npy"]
+OUTPUT = ["--output", "output.npy"]
+
+
+def main():
+    unittest.main(argv=sys.argv, verbosity=2)

@@ -1,0 +1,221 @@
+"""Help, options, exit codes, reports: what a user of the command line meets."""
+
+import csv
+import io
+import json
+import os
+import resource
+
+from cli_support import OPERANDS, OUTPUT, CliTest, main
+
+COMMANDS = ["run", "verify", "bench", "plan", "info"]
+PLAN = ["plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64"]
+
+
+class Help(CliTest):
+    def test_program(self):
+        result = self.annulus("--help")
+        self.expect_success(result)
+        for name in COMMANDS:
+            self.assertIn(name, result.stdout)
+        self.assertEqual(self.annulus("--version").stdout.split()[0], "annulus")
+
+    def test_every_command_lists_just_its_options(self):
+        own = {"run": "--output", "verify": "--random", "bench": "--iters", "plan": "--show-ranks"}
+        for name in COMMANDS:
+            result = self.annulus(name, "--help")
+            self.expect_success(result)
+            self.assertIn("usage:", result.stdout)
+            for owner, option in own.items():
+                self.assertEqual(option + " " in result.stdout, owner == name, (name, option))
+
+    def test_printed_once_under_mpirun(self):
+        result = self.annulus("run", "--help", ranks=2)
+        self.expect_success(result)
+        self.assertEqual(result.stdout.count("usage:"), 1)
+
+
+class Options(CliTest):
+    def test_nothing_given(self):
+        self.expect_error(self.annulus(), 2, "command: got nothing")
+
+    def test_unknown_command_and_option(self):
+        self.expect_error(self.annulus("paln"), 2, "'paln'", "plan")
+        self.expect_error(self.annulus("run", "--quary", "q.npy"), 2, "--quary", "--query")
+        self.expect_error(self.annulus("run", "--shape", "1,2,3,4,5,6"), 2, "not of annulus run")
+
+    def test_not_available_yet(self):
+        later = [["--bias", "b.npy"], ["--bias-spec", "-"], ["--mask", "m.npy"],
+                 ["--mask-spec", "-"], ["--block-mask", "m.npy"], ["--block-size", "64,64"],
+                 ["--sinks", "s.npy"], ["--dropout", "0.1"], ["--device", "cuda"],
+                 ["--inner-size", "2"], ["--ulysses-degree", "2"], ["--schedule", "ulysses"],
+                 ["--schedule", "hybrid"], ["--schedule", "double_ring"], ["--schedule", "pass_q"]]
+        self.save_operands()
+        for words in later:
+            with self.subTest(words[0]):
+                result = self.annulus("run", *OPERANDS, *OUTPUT, *words)
+                self.expect_error(result, 2, f"not available yet: {words[0]} ", words[0])
+                self.expect_no_files("output.npy")
+
+    def test_implementation_that_cannot(self):
+        self.save_operands()
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "sdpa")
+        self.expect_error(result, 2, "sdpa", "CUDA")
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "fastest")
+        self.expect_error(result, 2, "fastest", "native")
+
+    def test_one_message_under_mpirun(self):
+        self.expect_error(self.annulus("plan", "--mesh", "sp=x", ranks=3), 2, "annulus: error: --shape")
+        self.expect_error(self.annulus("run", "--window", "x", ranks=3), 2,
+                          "annulus: error: --window: got 'x'")
+
+    def test_config_file(self):
+        self.save_operands()
+        with open(self.path("run.cfg"), "w") as file:
+            file.write("# the operands\nquery = query.npy\nkey = key.npy\nvalue = value.npy\n"
+                       "output = output.npy\ncausal = true\nwindow = 3\nshow-ranks = 2\n")
+        result = self.annulus("run", "--config", "run.cfg", "--window", "5,0", "--json", "-",
+                              environment={"ANNULUS_WINDOW": "7", "ANNULUS_SCALE": "0.5"})
+        self.expect_success(result)
+        meta = json.loads(result.stdout)["meta"]
+        self.assertIn("--window=5,0", meta["options"])
+        self.assertIn("--scale=0.5", meta["options"])
+        self.assertIn("--causal=true", meta["options"])
+        self.assertTrue(os.path.exists(self.path("output.npy")))
+        self.expect_error(self.annulus("run", "--config", "no.cfg"), 2, "no.cfg")
+
+    def test_unknown_variable_warns(self):
+        result = self.annulus(*PLAN, environment={"ANNULUS_MASH": "sp=4"})
+        self.expect_success(result)
+        self.assertIn("annulus: warning: environment variable ANNULUS_MASH", result.stderr)
+
+    def test_mesh_that_does_not_fit_the_ranks(self):
+        self.save_operands()
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--mesh", "sp=3", ranks=2)
+        self.expect_error(result, 2, "--mesh", "sp=3", "2")
+
+
+class Reports(CliTest):
+    NUMBERS = ["time", "rate", "moved", "wait", "bookkeeping", "memory"]
+
+    def run_reported(self, *words, **arguments):
+        self.save_operands()
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--causal", *words, **arguments)
+        self.expect_success(result)
+        return result
+
+    def check_report(self, report):
+        self.assertEqual(report["schema"], "annulus.run")
+        self.assertEqual(report["version"], 1)
+        (row,) = report["rows"]
+        self.assertEqual(set(row), {column["name"] for column in report["columns"]})
+        self.assertEqual(row["shape"], "1,64,64,4,2,16,16")
+        self.assertEqual(row["dtype"], "float32")
+        self.assertEqual(row["impl"], "native")
+        for name in self.NUMBERS:
+            self.assertIsInstance(row[name], (int, float), name)
+        self.assertGreater(row["time"], 0)
+        return row
+
+    def test_table(self):
+        result = self.run_reported()
+        lines = result.stdout.splitlines()
+        self.assertTrue(lines[0].startswith("#"))
+        self.assertIn("GFLOP/s", result.stdout)
+        self.assertEqual(sum(not line.startswith("#") for line in lines), 1)
+
+    def test_json_and_csv_files(self):
+        self.run_reported("--json", "report.json", "--csv", "report.csv", ranks=2)
+        with open(self.path("report.json")) as file:
+            row = self.check_report(json.load(file))
+        self.assertEqual((row["mesh"], row["schedule"], row["layout"]), ("sp=2", "ring", "zigzag"))
+        # Every rank needs one half of the other's 32 keys or all of them: K + V, 2 heads of 16.
+        self.assertGreater(row["moved"], 0)
+        with open(self.path("report.csv"), newline="") as file:
+            (line,) = csv.DictReader(file)
+        self.assertEqual(line["schema"], "annulus.run/1")
+        self.assertEqual(line["mesh"], "sp=2")
+        self.assertEqual(float(line["time (ms)"]), row["time"])
+
+    def test_standard_output(self):
+        self.check_report(json.loads(self.run_reported("--json", "-").stdout))
+        (line,) = csv.DictReader(io.StringIO(self.run_reported("--csv", "-").stdout))
+        self.assertEqual(line["schedule"], "local")
+
+    def test_trace(self):
+        self.run_reported("--trace", "trace.json", ranks=3)
+        with open(self.path("trace.json")) as file:
+            events = json.load(file)["traceEvents"]
+        spans = [event for event in events if event["ph"] == "X"]
+        self.assertEqual({event["pid"] for event in spans}, {0, 1, 2})
+        self.assertEqual(min(event["ts"] for event in spans), 0)
+        self.assertLessEqual({"kernel", "transfer", "call", "file"}, {event["cat"] for event in spans})
+        self.expect_no_files()
+
+    def test_explain(self):
+        result = self.run_reported("--explain", ranks=2)
+        for text in ["implementation chosen: native", "passed over, sdpa", "schedule chosen: ",
+                     "schedule passed over, local", "rank 1"]:
+            self.assertIn(text, result.stdout)
+
+
+class Plan(CliTest):
+    def test_long_sequence_takes_under_a_second(self):
+        words = ["plan", "--mesh", "sp=8", "--shape", "1,1M,1M,64,8,128", "--causal"]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        result = self.annulus(*words)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.expect_success(result)
+        self.assertLess(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1)
+        rows = [line.split() for line in result.stdout.splitlines() if "zigzag" in line]
+        (chosen,) = [row for row in rows if row[:2] == ["zigzag", "yes"]]
+        self.assertLess(float(chosen[3]), 1)  # imbalance, %
+        (contiguous,) = [line.split() for line in result.stdout.splitlines()
+                         if line.split()[:1] == ["contiguous"]]
+        self.assertGreater(float(contiguous[3]), 50)
+
+    def test_json(self):
+        result = self.annulus(*PLAN, "--json", "-")
+        self.expect_success(result)
+        plan = json.loads(result.stdout)
+        self.assertEqual(plan["version"], 1)
+        self.assertEqual(len(plan["ranks"]), 4)
+        self.annulus(*PLAN, "--json", "plan.json")
+        with open(self.path("plan.json")) as file:
+            self.assertEqual(json.load(file), plan)
+
+    def test_steps_and_explanation(self):
+        result = self.annulus(*PLAN, "--show-ranks", "2", "--explain")
+        self.expect_success(result)
+        self.assertIn("schedule passed over, local", result.stdout)
+        self.assertIn("# rank 1 ", result.stdout)
+        self.assertNotIn("# rank 2 ", result.stdout)
+        self.assertIn("assumed", result.stdout)
+
+    def test_rank_zero_prints_for_all(self):
+        alone = self.annulus(*PLAN)
+        self.assertEqual(self.annulus(*PLAN, ranks=2).stdout, alone.stdout)
+
+    def test_errors(self):
+        self.expect_error(self.annulus("plan", "--mesh", "sp=4"), 2, "--shape: got nothing")
+        self.expect_error(self.annulus("plan", "--shape", "1,8,8,1,1,8"), 2, "--mesh: got nothing")
+        self.expect_error(self.annulus(*PLAN, "--query-spec", "-,xp"), 2, "xp")
+        self.expect_error(self.annulus(*PLAN, "--kv-spec", "sp"), 2, "key/value spec", "sp")
+        self.expect_error(self.annulus("plan", "--mesh", "dp=3", "--shape", "2,8,8,1,1,8"), 2, "dp")
+
+
+class Info(CliTest):
+    def test_text_and_json(self):
+        result = self.annulus("info", ranks=2)
+        self.expect_success(result)
+        for text in ["OpenBLAS", "Highway", "MPI", "2 on 1 nodes", "native", "allgather",
+                     "ANNULUS_LOG_LEVEL", "CUDA", "not built"]:
+            self.assertIn(text, result.stdout)
+        info = json.loads(self.annulus("info", "--json", "-").stdout)
+        self.assertEqual(info["implementations"]["native"], "yes")
+        self.assertEqual(info["schedules"]["ulysses"], "not available yet")
+        self.assertTrue(info["implementations"]["sdpa"].startswith("no: "))
+
+
+if __name__ == "__main__":
+    main()

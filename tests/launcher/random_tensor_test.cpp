@@ -1,0 +1,165 @@
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <annulus/attention/philox.hpp>
+#include <annulus/core/convert.hpp>
+#include <annulus/core/error.hpp>
+#include <annulus/launcher/random_tensor.hpp>
+#include <annulus/partition/named_sharding.hpp>
+
+namespace annulus::launcher {
+namespace {
+
+using Index = std::vector<PositionRanges>;
+
+Index whole(const Extents& shape) {
+  Index index;
+  for (const std::int64_t size : shape) index.push_back(PositionRanges::all(size));
+  return index;
+}
+
+Extents shape_of(const Index& index) {
+  std::vector<std::int64_t> sizes;
+  for (const PositionRanges& positions : index) sizes.push_back(positions.size());
+  return Extents(sizes);
+}
+
+Tensor part(const Index& index, const Extents& global_shape, DType dtype, std::uint64_t seed,
+            Operand operand, MemoryPool& memory) {
+  Tensor tensor(dtype, shape_of(index), memory);
+  fill_random(tensor.view(), index, global_shape, seed, operand);
+  return tensor;
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.bytes() == b.bytes() && std::memcmp(a.view().data(), b.view().data(), a.bytes()) == 0;
+}
+
+TEST(RandomTensor, EveryShardingSeesTheSameTensor) {
+  HostMemoryPool memory;
+  const Extents shape{4, 37, 6, 13};
+  const MeshShape mesh({{"dp", 2}, {"tp", 3}, {"sp", 4}});
+  for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+    const Tensor all = part(whole(shape), shape, dtype, 7, Operand::key, memory);
+    for (const LayoutKind layout :
+         {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
+      const NamedSharding sharding(mesh, PartitionSpec::parse("dp,sp,tp"), shape,
+                                   {Distribution::block(), Distribution::sequence(layout)});
+      for (int rank = 0; rank < mesh.ranks(); ++rank) {
+        const Index index = sharding.index(rank);
+        const Tensor shard = part(index, shape, dtype, 7, Operand::key, memory);
+        const auto at = [&](int dim, std::int64_t local) {
+          return index[static_cast<std::size_t>(dim)].global(LocalPosition(local)).value();
+        };
+        const std::size_t row = static_cast<std::size_t>(shape[3]) * size_of(dtype);
+        for (std::int64_t b = 0; b < shard.shape()[0]; ++b) {
+          for (std::int64_t t = 0; t < shard.shape()[1]; ++t) {
+            for (std::int64_t n = 0; n < shard.shape()[2]; ++n) {
+              const void* expected = all.view().address({at(0, b), at(1, t), at(2, n), 0});
+              ASSERT_EQ(std::memcmp(shard.view().address({b, t, n, 0}), expected, row), 0)
+                  << name_of(layout) << ", rank " << rank << ", row " << b << "," << t << "," << n;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(RandomTensor, StridesDoNotMatter) {
+  HostMemoryPool memory;
+  const Extents shape{2, 5, 3, 4};
+  const Tensor straight = part(whole(shape), shape, DType::float32, 1, Operand::query, memory);
+  const Tensor bhtd(DType::float32, {2, 3, 5, 4}, memory);
+  fill_random(bhtd.view().permute({0, 2, 1, 3}), whole(shape), shape, 1, Operand::query);
+  const Tensor back(DType::float32, shape, memory);
+  copy(bhtd.view().permute({0, 2, 1, 3}), back.view());
+  EXPECT_TRUE(same_bits(straight, back));
+}
+
+TEST(RandomTensor, HalfTypesAreTheRoundedFloats) {
+  HostMemoryPool memory;
+  const Extents shape{1, 50, 2, 8};
+  const Tensor exact = part(whole(shape), shape, DType::float32, 3, Operand::value, memory);
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    const Tensor rounded(dtype, shape, memory);
+    from_float32(exact.view().as<float>(), dtype, rounded.view().data(), shape.product());
+    EXPECT_TRUE(same_bits(rounded, part(whole(shape), shape, dtype, 3, Operand::value, memory)));
+  }
+}
+
+TEST(RandomTensor, SeedsAndOperandsDiffer) {
+  HostMemoryPool memory;
+  const Extents shape{1, 8, 1, 8};
+  const auto make = [&](std::uint64_t seed, Operand operand) {
+    return part(whole(shape), shape, DType::float32, seed, operand, memory);
+  };
+  const Tensor first = make(1, Operand::query);
+  EXPECT_TRUE(same_bits(first, make(1, Operand::query)));
+  EXPECT_FALSE(same_bits(first, make(2, Operand::query)));
+  EXPECT_FALSE(same_bits(first, make(std::uint64_t{1} << 32U, Operand::query)));
+  EXPECT_FALSE(same_bits(first, make(1, Operand::key)));
+  EXPECT_FALSE(same_bits(make(1, Operand::key), make(1, Operand::value)));
+}
+
+TEST(RandomTensor, IsStandardNormal) {
+  HostMemoryPool memory;
+  const Extents shape{1, 1000, 1, 100};
+  const Tensor tensor = part(whole(shape), shape, DType::float32, 11, Operand::query, memory);
+  const float* numbers = tensor.view().as<float>();
+  const auto count = static_cast<std::size_t>(shape.product());
+  double sum = 0;
+  double squares = 0;
+  double fourths = 0;
+  double neighbours = 0;
+  std::size_t within_one = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const double x = numbers[i];
+    sum += x;
+    squares += x * x;
+    fourths += x * x * x * x;
+    neighbours += x * numbers[(i + 1) % count];
+    within_one += std::abs(x) < 1 ? 1 : 0;
+  }
+  const auto n = static_cast<double>(count);
+  // Four standard deviations of each estimate.
+  EXPECT_NEAR(sum / n, 0, 4 / std::sqrt(n));
+  EXPECT_NEAR(squares / n, 1, 4 * std::sqrt(2 / n));
+  EXPECT_NEAR(fourths / n, 3, 4 * std::sqrt(96 / n));
+  EXPECT_NEAR(neighbours / n, 0, 4 / std::sqrt(n));
+  EXPECT_NEAR(static_cast<double>(within_one) / n, std::erf(std::sqrt(0.5)),
+              4 * 0.466 / std::sqrt(n));
+}
+
+// The transform itself, worked out by hand from the generator's words.
+TEST(RandomTensor, FirstNumbersAreThoseOfTheGenerator) {
+  HostMemoryPool memory;
+  const Extents shape{1, 1, 1, 4};
+  const Tensor tensor = part(whole(shape), shape, DType::float32, 5, Operand::key, memory);
+  const PhiloxCounter words = philox({0, 0, 1, 0x74656e73}, philox_key(5));
+  const double radius = std::sqrt(-2 * std::log((words[0] + 0.5) / 4294967296.0));
+  const double angle = 2 * std::acos(-1.0) * words[1] / 4294967296.0;
+  EXPECT_FLOAT_EQ(tensor.view().as<float>()[0], static_cast<float>(radius * std::cos(angle)));
+  EXPECT_FLOAT_EQ(tensor.view().as<float>()[1], static_cast<float>(radius * std::sin(angle)));
+}
+
+TEST(RandomTensor, EmptyShardsAreFine) {
+  HostMemoryPool memory;
+  const Extents shape{2, 0, 3, 4};
+  EXPECT_EQ(part(whole(shape), shape, DType::float32, 1, Operand::query, memory).bytes(), 0U);
+}
+
+TEST(RandomTensor, RefusesAnIndexThatDoesNotFit) {
+  HostMemoryPool memory;
+  const Extents shape{1, 4, 1, 2};
+  const Tensor tensor(DType::float32, {1, 3, 1, 2}, memory);
+  EXPECT_THROW(fill_random(tensor.view(), whole(shape), shape, 1, Operand::query), InternalError);
+}
+
+}  // namespace
+}  // namespace annulus::launcher

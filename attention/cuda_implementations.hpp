@@ -6,8 +6,8 @@
 
 namespace annulus {
 
-// The kernels for CUDA devices. Every build defines these functions; one without CUDA defines them
-// in no_cuda.cpp, and what they make refuses every problem with the reason.
+// The kernels for CUDA devices. Every build defines these functions; what is not there is an
+// AbsentImplementation, which refuses every problem with the reason.
 
 /// cuDNN's scaled dot-product attention: "sdpa", "cudnn", "cuda_flash_attn2".
 [[nodiscard]] std::unique_ptr<Implementation> make_sdpa_implementation();

@@ -65,21 +65,36 @@ Selection Registry::select(std::string_view name, const AttentionProblem& proble
     if (const Capability capability = chosen.capability(problem, place); !capability) {
       throw UnsupportedError(fmt::format("implementation {}: {}", name, capability.reason()));
     }
-    return {&chosen, {}};
+    return {{&chosen}, {}};
   }
   Selection selection;
   std::string reasons;
   for (const auto& implementation : implementations_) {
     const Capability capability = implementation->capability(problem, place);
     if (capability) {
-      selection.implementation = implementation.get();
-      return selection;
+      selection.candidates.push_back(implementation.get());
+      continue;
     }
     selection.passed_over.emplace_back(implementation->names().front(), capability.reason());
     reasons += fmt::format("; {}: {}", implementation->names().front(), capability.reason());
   }
-  throw UnsupportedError(
-      fmt::format("no implementation can run the problem on {}{}", to_string(place), reasons));
+  if (selection.candidates.empty()) {
+    throw UnsupportedError(
+        fmt::format("no implementation can run the problem on {}{}", to_string(place), reasons));
+  }
+  return selection;
+}
+
+const Implementation& Selection::for_block(const AttentionProblem& problem,
+                                           const AttentionBlock& block) const {
+  std::string reasons;
+  for (const Implementation* candidate : candidates) {
+    const Capability capability = candidate->block_capability(problem, block);
+    if (capability) return *candidate;
+    reasons += fmt::format("; {}: {}", candidate->names().front(), capability.reason());
+  }
+  throw UnsupportedError(fmt::format("no implementation can compute rows {} against columns {}{}",
+                                     to_string(block.rows), to_string(block.columns), reasons));
 }
 
 }  // namespace annulus

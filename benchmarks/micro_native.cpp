@@ -67,11 +67,12 @@ void native(benchmark::State& state, DType dtype, bool causal) {
   const PositionRanges all = PositionRanges::all(length);
   const AttentionBlock block{query.view(), key.view(), value.view(), all, all};
   HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-  const ExecutionContext context{stream, nullptr, pool(), static_cast<int>(state.range(2))};
+  const ExecutionContext context{stream, nullptr, static_cast<int>(state.range(2))};
   const Registry registry = Registry::standard();
-  const Implementation& implementation = registry.get("native");
+  HostDevice device;
+  const auto kernel = registry.get("native").make_kernel(problem, device);
   for (auto _ : state) {
-    implementation.forward(problem, block, {output.view(), lse.view()}, context);
+    kernel->forward(block, {output.view(), lse.view()}, context);
   }
   const PositionRange range = all.ranges().front();
   const auto pairs = static_cast<double>(problem.mask.examine(0, 1, range, range).pairs);

@@ -10,4 +10,9 @@ std::unique_ptr<Stream> HostDevice::make_stream(std::string name, Watchdog watch
   return std::make_unique<HostStream>(std::move(name), watchdog, tracer);
 }
 
+void HostDevice::copy(const ConstTensorView& source, const TensorView& destination,
+                      Stream& /*stream*/) {
+  annulus::copy(source, destination);
+}
+
 }  // namespace annulus

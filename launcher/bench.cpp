@@ -21,7 +21,9 @@
 #include <annulus/ring/sharded_attention.hpp>
 
 #include "bench_local.hpp"
+#include "device_tensors.hpp"
 #include "explain.hpp"
+#include "open_device.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -196,7 +198,9 @@ class Bench {
     const AttentionProblem& problem = setup.problem;
     const ring::ShardedOperands operands = collectively(
         world, [&] { return ring::shard_operands(problem, setup.mesh, setup.layout); });
-    HostDevice device;
+    const std::unique_ptr<Device> opened = open_device(options_.device, mesh_);
+    Device& device = *opened;
+    HostMemoryPool host;
     TraceCollector collector;
     Tracer tracer;
     tracer.add_sink(collector);
@@ -207,11 +211,15 @@ class Bench {
     ring::ShardedAttention attention(problem, operands, mesh_, registry_, device,
                                      attention_options);
     const CaseShards shards = collectively(world, [&] {
-      return CaseShards(operands, problem.dtype, options_.seed, mesh_.rank(), device.memory());
+      return CaseShards(operands, problem.dtype, options_.seed, mesh_.rank(), host);
     });
+    DeviceTensors moved = collectively(world, [&] {
+      return DeviceTensors(shards.local_tensors(), device, mesh_.watchdog());
+    });
+    moved.upload();
 
     Measurement measured;
-    const auto call = [&] { attention.run(shards.local_tensors()); };
+    const auto call = [&] { attention.run(moved.tensors()); };
     for (int i = 0; i < options_.warmup; ++i) call();
     collector.clear();
     measured.time = time_calls(options_.iterations, world, call);
@@ -219,16 +227,17 @@ class Bench {
     account(measured, summarize(collector.spans()), attention.rank_plan(), memory);
     measured.flops = forward_flops(shape, visible_pairs(problem));
 
+    moved.download();
     const Deviation deviation = collectively(world, [&] {
       return sampled_deviation(problem, operands, shards, options_.seed, mesh_.rank(),
-                               device.memory());
+                               host);
     });
     measured.accuracy = accuracy(deviation, world);
     measured.bound = accuracy_bound(problem.dtype, shape.kv_length);
 
     LocalBlocks local = collectively(world, [&] {
-      return LocalBlocks(problem, attention.rank_plan(), *attention.selection().implementation,
-                         shards, device, mesh_.watchdog(), threads_);
+      return LocalBlocks(problem, attention.rank_plan(), attention.selection(),
+                         moved.tensors(), device, mesh_.watchdog(), threads_);
     });
     if (options_.warmup > 0) local.run();
     measured.local = time_calls(options_.iterations, world, [&] { local.run(); });

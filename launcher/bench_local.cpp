@@ -2,20 +2,24 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
+
+#include <annulus/ring/local_operations.hpp>
 
 namespace annulus::launcher {
 namespace {
 
-// The tokens of `shard` [b,s,k,D], repeated until there are `length`.
-Tensor repeated(const Tensor& shard, std::int64_t length, MemoryPool& memory) {
+// The tokens of `shard` [b,s,k,D], repeated until there are `length`. A shard without tokens leaves
+// the memory as it is.
+Tensor repeated(const ConstTensorView& shard, std::int64_t length, Device& device, Stream& stream) {
   Extents shape = shard.shape();
   const std::int64_t period = shape[1];
   shape[1] = length;
-  Tensor result(shard.dtype(), shape, memory);
-  result.fill_zero();
+  Tensor result(shard.dtype(), shape, device.memory());
+  const auto operations = ring::make_local_operations(device.place());
   for (std::int64_t begin = 0; period > 0 && begin < length; begin += period) {
     const std::int64_t count = std::min(period, length - begin);
-    copy(shard.view().slice(1, 0, count), result.view().slice(1, begin, count));
+    operations->copy(shard.slice(1, 0, count), result.view().slice(1, begin, count), stream);
   }
   return result;
 }
@@ -23,11 +27,9 @@ Tensor repeated(const Tensor& shard, std::int64_t length, MemoryPool& memory) {
 }  // namespace
 
 LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::RankPlan& plan,
-                         const Implementation& implementation, const CaseShards& shards,
+                         const Selection& selection, const ring::LocalTensors& shards,
                          Device& device, Watchdog watchdog, int threads)
     : problem_(problem),
-      implementation_(implementation),
-      device_(device),
       threads_(threads),
       stream_(device.make_stream("local", watchdog, nullptr)),
       output_(DType::float32, shards.output.shape(), device.memory()),
@@ -36,8 +38,8 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::RankPlan& 
   for (const ring::Step& step : plan.steps) {
     for (const ring::Block& block : step.blocks) longest = std::max(longest, block.slots.count);
   }
-  key_ = repeated(shards.key, longest, device.memory());
-  value_ = repeated(shards.value, longest, device.memory());
+  key_ = repeated(shards.key, longest, device, *stream_);
+  value_ = repeated(shards.value, longest, device, *stream_);
 
   const std::int64_t ratio = plan.local.heads_per_kv_head();
   for (const ring::Step& step : plan.steps) {
@@ -48,26 +50,31 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::RankPlan& 
             .slice(2, block.heads.begin / ratio, block.heads.count / ratio);
       };
       const std::int64_t row = block.rows.begin.value();
-      calls_.push_back(
-          {{shards.query.view()
-                .slice(1, row, block.rows.count)
-                .slice(2, block.heads.begin, block.heads.count),
-            columns(key_), columns(value_), block.row_positions, block.column_positions,
-            plan.first_batch, plan.first_head + block.heads.begin, block.full},
-           {output_.view()
-                .slice(1, row, block.rows.count)
-                .slice(2, block.heads.begin, block.heads.count),
-            lse_.view()
-                .slice(1, block.heads.begin, block.heads.count)
-                .slice(2, row, block.rows.count)}});
+      Call call{{shards.query
+                     .slice(1, row, block.rows.count)
+                     .slice(2, block.heads.begin, block.heads.count),
+                 columns(key_), columns(value_), block.row_positions, block.column_positions,
+                 plan.first_batch, plan.first_head + block.heads.begin, block.full},
+                {output_.view()
+                     .slice(1, row, block.rows.count)
+                     .slice(2, block.heads.begin, block.heads.count),
+                 lse_.view()
+                     .slice(1, block.heads.begin, block.heads.count)
+                     .slice(2, row, block.rows.count)},
+                nullptr};
+      const Implementation& chosen = selection.for_block(problem_, call.block);
+      std::unique_ptr<Kernel>& kernel = kernels_[&chosen];
+      if (!kernel) kernel = chosen.make_kernel(problem_, device);
+      call.kernel = kernel.get();
+      call.kernel->prepare(call.block);
+      calls_.push_back(std::move(call));
     }
   }
 }
 
 void LocalBlocks::run() {
   for (const Call& call : calls_) {
-    implementation_.forward(problem_, call.block, call.result,
-                            {*stream_, nullptr, device_.memory(), threads_});
+    call.kernel->forward(call.block, call.result, {*stream_, nullptr, threads_});
   }
   stream_->synchronize();
 }

@@ -1,12 +1,13 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <vector>
 
-#include <annulus/attention/implementation.hpp>
+#include <annulus/attention/registry.hpp>
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/device.hpp>
-#include <annulus/launcher/verification.hpp>
+#include <annulus/ring/executor.hpp>
 #include <annulus/ring/plan.hpp>
 
 namespace annulus::launcher {
@@ -18,22 +19,22 @@ class LocalBlocks {
  public:
   /// The references must outlive it. Not collective.
   LocalBlocks(const AttentionProblem& problem, const ring::RankPlan& plan,
-              const Implementation& implementation, const CaseShards& shards, Device& device,
+              const Selection& selection, const ring::LocalTensors& shards, Device& device,
               Watchdog watchdog, int threads);
   /// Computes every block once.
   void run();
 
  private:
   const AttentionProblem& problem_;
-  const Implementation& implementation_;
-  Device& device_;
   int threads_;
   std::unique_ptr<Stream> stream_;
   Tensor key_, value_, output_, lse_;
   struct Call {
     AttentionBlock block;
     SoftmaxState result;
+    Kernel* kernel;
   };
+  std::map<const Implementation*, std::unique_ptr<Kernel>> kernels_;
   std::vector<Call> calls_;
 };
 

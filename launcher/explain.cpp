@@ -9,7 +9,11 @@
 namespace annulus::launcher {
 
 void explain(const Selection& selection, Report& report) {
-  report.add_meta("implementation chosen", selection.implementation->names().front());
+  std::string candidates;
+  for (const Implementation* candidate : selection.candidates) {
+    candidates += (candidates.empty() ? "" : ", then ") + candidate->names().front();
+  }
+  report.add_meta("implementation of a block", candidates);
   for (const auto& [name, reason] : selection.passed_over) {
     report.add_meta("implementation passed over, " + name, reason);
   }

@@ -83,10 +83,7 @@ std::string parse_mode_name(const std::string& option, const std::string& text) 
 }
 
 std::string parse_device(const std::string& option, const std::string& text) {
-  if (text == "cuda") {
-    throw NotAvailableError(fmt::format("{} cuda (this build computes on the CPU)", option));
-  }
-  return parse_choice(option, text, {"auto", "cpu"});
+  return parse_choice(option, text, {"auto", "cpu", "cuda"});
 }
 
 bool parse_axis_order(const std::string& option, const std::string& text) {
@@ -160,7 +157,7 @@ void add_sharding(TableBuilder& table) {
   table.add("impl", "NAME", kComputing, text_into(&Options::implementation),
             "auto or the name of a local kernel; annulus info lists them (default: auto)");
   table.add("device", "DEVICE", kComputing, parsed_into(&Options::device, parse_device),
-            "auto or cpu (default: auto)");
+            "auto, cpu or cuda, one GPU per rank (default: auto: cuda where every rank has one)");
   table.add("threads", "N", kComputing, int_into(&Options::threads, 0, 4096),
             "CPU threads per rank; 0: the cores of the node over its ranks (default: 0)");
 }

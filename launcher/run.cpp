@@ -15,8 +15,10 @@
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
+#include "device_tensors.hpp"
 #include "explain.hpp"
 #include "input_tensors.hpp"
+#include "open_device.hpp"
 #include "output_files.hpp"
 #include "same_on_ranks.hpp"
 #include "trace_file.hpp"
@@ -99,7 +101,7 @@ void add_result(Report& report, const ProblemSetup& setup, const ring::ShardedAt
                   std::string(annulus::name_of(setup.problem.dtype)), to_string(setup.mesh),
                   std::string(ring::name_of(attention.schedule().schedule)),
                   std::string(annulus::name_of(setup.layout.sequence)),
-                  attention.selection().implementation->names().front(),
+                  attention.implementations(),
                   fmt::format("{:.3f}", measured.seconds * 1e3), fmt::format("{:.2f}", rate),
                   fmt::format("{:.3f}", measured.bytes / kMiB),
                   fmt::format("{:.3f}", measured.exposed_seconds * 1e3),
@@ -131,7 +133,8 @@ ExitCode run_command(const CommandContext& context) {
   TraceCollector collector;
   Tracer tracer;
   tracer.add_sink(collector);
-  HostDevice device;
+  const std::unique_ptr<Device> opened = open_device(options.device, mesh);
+  Device& device = *opened;
   const Registry registry = Registry::standard();
   ring::ShardedAttentionOptions attention_options;
   attention_options.implementation = options.implementation;
@@ -147,10 +150,10 @@ ExitCode run_command(const CommandContext& context) {
     if (leader) report_files.emplace(options.json, options.csv);
   });
 
+  HostMemoryPool memory;
   Tensor query, key, value, output, lse;
   collectively(world, [&] {
     const TraceScope scope(&tracer, "files", {TraceCategory::file, "read"});
-    MemoryPool& memory = device.memory();
     query = read_shard(inputs.query, operands.query, mesh.rank(), options.bhtd, memory);
     key = read_shard(inputs.key, operands.key, mesh.rank(), options.bhtd, memory);
     value = read_shard(inputs.value, operands.value, mesh.rank(), options.bhtd, memory);
@@ -159,8 +162,12 @@ ExitCode run_command(const CommandContext& context) {
   });
   const ring::LocalTensors tensors{query.view(), key.view(), value.view(), output.view(),
                                    lse.view()};
+  DeviceTensors moved =
+      collectively(world, [&] { return DeviceTensors(tensors, device, mesh.watchdog()); });
+  moved.upload();
   world.barrier();
-  attention.run(tensors);
+  attention.run(moved.tensors());
+  moved.download();
 
   const Measurement measured = measure(summarize(collector.spans()), attention, operands, problem,
                                        device.memory().statistics(), mesh);

@@ -8,7 +8,10 @@
 #include <annulus/attention/oracle.hpp>
 #include <annulus/launcher/verification.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/ring/local_operations.hpp>
 #include <annulus/ring/sharded_attention.hpp>
+
+#include "device_tensors.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -52,14 +55,22 @@ struct WholeColumns {
 
 // The same rows by the same implementation, in one call.
 void run_unsharded(const AttentionProblem& problem, const AttentionBlock& block,
-                   const Implementation& implementation, const CaseShards& shards, Device& device,
+                   const Selection& selection, const CaseShards& shards, Device& device,
                    Watchdog watchdog, int threads) {
+  DeviceTensors moved({block.query, block.key, block.value, shards.output.view(), shards.lse.view()},
+                      device, watchdog);
+  moved.upload();
+  const ring::LocalTensors& tensors = moved.tensors();
+  const AttentionBlock there{tensors.query, tensors.key,       tensors.value,   block.rows,
+                             block.columns, block.first_batch, block.first_head};
   const Tensor accumulator(DType::float32, shards.output.shape(), device.memory());
-  const SoftmaxState state{accumulator.view(), shards.lse.view()};
+  const SoftmaxState state{accumulator.view(), tensors.lse};
   const auto stream = device.make_stream("unsharded", watchdog, nullptr);
-  implementation.forward(problem, block, state, {*stream, nullptr, device.memory(), threads});
+  const auto kernel = selection.for_block(problem, there).make_kernel(problem, device);
+  kernel->forward(there, state, {*stream, nullptr, threads});
+  ring::make_local_operations(device.place())->round_output(state, tensors.output, *stream);
   stream->synchronize();
-  round_output(state, shards.output.view());
+  moved.download();
 }
 
 }  // namespace
@@ -124,13 +135,18 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   options.executor.threads = sharded_case.threads;
   ring::ShardedAttention attention(problem, operands, mesh, registry, device, options);
 
+  HostMemoryPool host;
   const CaseShards shards = collectively(world, [&] {
-    return CaseShards(operands, problem.dtype, sharded_case.seed, rank, device.memory());
+    return CaseShards(operands, problem.dtype, sharded_case.seed, rank, host);
   });
+  DeviceTensors moved = collectively(
+      world, [&] { return DeviceTensors(shards.local_tensors(), device, mesh.watchdog()); });
+  moved.upload();
   const auto run = [&] {
     fill_nan(shards.output);
     fill_nan(shards.lse);
-    attention.run(shards.local_tensors());
+    attention.run(moved.tensors());
+    moved.download();
   };
   run();
   const std::vector<std::byte> output = bytes_of(shards.output);
@@ -143,7 +159,7 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
     Deviation unsharded;
   };
   const Deviations deviations = collectively(world, [&]() -> Deviations {
-    const WholeColumns columns(operands, problem.dtype, sharded_case.seed, rank, device.memory());
+    const WholeColumns columns(operands, problem.dtype, sharded_case.seed, rank, host);
     const AttentionBlock block{shards.query.view(),
                                columns.key.view(),
                                columns.value.view(),
@@ -157,7 +173,7 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
     result.sharded = compare(truth, shards.output.view(), shards.lse.view());
     fill_nan(shards.output);
     fill_nan(shards.lse);
-    run_unsharded(problem, block, *attention.selection().implementation, shards, device,
+    run_unsharded(problem, block, attention.selection(), shards, device,
                   mesh.watchdog(), sharded_case.threads);
     result.unsharded = compare(truth, shards.output.view(), shards.lse.view());
     return result;

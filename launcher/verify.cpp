@@ -20,6 +20,7 @@
 #include <annulus/mesh/mesh.hpp>
 
 #include "explain.hpp"
+#include "open_device.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -215,7 +216,7 @@ class Verifier {
   void verify_given(NamedCase named) {
     Mesh& mesh = meshes_.get(named.mesh);
     named.sharded.threads = threads_per_rank(context_.options, mesh);
-    const Verification found = verify_sharded(named.sharded, mesh, registry_, device_);
+    const Verification found = verify_sharded(named.sharded, mesh, registry_, device(mesh));
     if (context_.options.explain) {
       explain(found.selection, report_);
       explain(found.schedule, report_);
@@ -226,7 +227,8 @@ class Verifier {
   /// A drawn problem: it is legal, so an error that all ranks share is a failure like any other.
   void verify_drawn(const NamedCase& named) {
     try {
-      add_result(named, verify_sharded(named.sharded, meshes_.get(named.mesh), registry_, device_));
+      Mesh& mesh = meshes_.get(named.mesh);
+      add_result(named, verify_sharded(named.sharded, mesh, registry_, device(mesh)));
     } catch (const UserError& error) {
       add_refused(named, error);
     } catch (const AgreedFailure& error) {
@@ -237,6 +239,11 @@ class Verifier {
   [[nodiscard]] const Tally& tally() const { return tally_; }
 
  private:
+  Device& device(Mesh& mesh) {
+    if (!device_) device_ = open_device(context_.options.device, mesh);
+    return *device_;
+  }
+
   void add_result(const NamedCase& named, const Verification& found) {
     const std::string failure = found.failure();
     add_row(report_, named, &found, failure.empty() ? "OK" : "FAILED");
@@ -254,7 +261,7 @@ class Verifier {
   Report& report_;
   MeshCache meshes_;
   Registry registry_ = Registry::standard();
-  HostDevice device_;
+  std::unique_ptr<Device> device_;
   Tally tally_;
 };
 

@@ -6,6 +6,7 @@
 
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/mpi_group.hpp>
+#include <annulus/mesh/nccl_group.hpp>
 
 namespace annulus {
 namespace {
@@ -58,13 +59,26 @@ Mesh::Mesh(MeshShape shape, MPI_Comm communicator, Watchdog watchdog)
   check_shape(shape_, *world_);
 }
 
-Group& Mesh::group(std::span<const std::string> axes) {
+// Axes of size one change nothing, so tuples that differ only by them share a group.
+AxisNames Mesh::group_key(std::span<const std::string> axes) const {
   (void)shape_.size(axes);  // complains of unknown axes and of repetitions
-  // Axes of size one change nothing, so tuples that differ only by them share a group.
   AxisNames key;
   for (const std::string& axis : axes) {
     if (shape_.axis_size(axis) > 1) key.push_back(axis);
   }
+  return key;
+}
+
+Group& Mesh::group(std::span<const std::string> axes, Place place) {
+  Group& host = group(axes);
+  if (place.is_host() || host.size() == 1) return host;
+  std::unique_ptr<Group>& group = device_groups_[group_key(axes)];
+  if (!group) group = make_nccl_group(host, place, watchdog_);
+  return *group;
+}
+
+Group& Mesh::group(std::span<const std::string> axes) {
+  const AxisNames key = group_key(axes);
   const std::vector<int> members = shape_.group(rank(), key);
   std::unique_ptr<Group>& group = groups_[key];
   if (group) return *group;

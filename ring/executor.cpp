@@ -6,11 +6,10 @@
 
 namespace annulus::ring {
 
-Executor::Executor(AttentionProblem problem, RankPlan plan, const Implementation& implementation,
+Executor::Executor(AttentionProblem problem, RankPlan plan, const Selection& selection,
                    Group& group, Device& device, Watchdog watchdog, ExecutorOptions options)
     : problem_(std::move(problem)),
       plan_(std::move(plan)),
-      implementation_(implementation),
       group_(group),
       device_(device),
       options_(options),
@@ -18,6 +17,7 @@ Executor::Executor(AttentionProblem problem, RankPlan plan, const Implementation
       communication_stream_(device.make_stream("communication", watchdog, options.tracer)),
       operations_(make_local_operations(device.place())) {
   allocate();
+  choose_kernels(selection);
 }
 
 Executor::~Executor() = default;
@@ -29,8 +29,10 @@ void Executor::allocate() {
     accumulator_ = Tensor(DType::float32,
                           {local.batch, local.query_length, local.heads, local.value_dim}, memory);
   }
-  // The LSE of the state is float64: rounding it at every merge would cost more than all the rest.
-  lse_ = Tensor(DType::float64, {local.batch, local.heads, local.query_length}, memory);
+  // On the CPU the LSE of the state is float64: in float32, rounding it at every merge would cost more
+  // accuracy than all the rest. Devices compute half types, where it does not show.
+  const DType lse_dtype = device_.place().is_host() ? DType::float64 : DType::float32;
+  lse_ = Tensor(lse_dtype, {local.batch, local.heads, local.query_length}, memory);
   std::int64_t partial_rows = 0;
   std::int64_t partial_heads = 0;
   std::size_t most_sends = 0;
@@ -48,7 +50,7 @@ void Executor::allocate() {
   receives_.reserve(most_receives);
   partial_output_ =
       Tensor(DType::float32, {local.batch, partial_rows, partial_heads, local.value_dim}, memory);
-  partial_lse_ = Tensor(DType::float64, {local.batch, partial_heads, partial_rows}, memory);
+  partial_lse_ = Tensor(lse_dtype, {local.batch, partial_heads, partial_rows}, memory);
 
   // A slot holds a token's K for all batches and heads of the buffer, batch by batch with its V
   // behind it: [slot][batch][K heads · D | K heads · Dv].
@@ -66,7 +68,8 @@ void Executor::allocate() {
       storage.memory = Tensor(problem_.dtype, {buffer.slots, local.batch, record}, memory);
       data = storage.memory.view().data();
     }
-    const TensorView records(data, problem_.dtype, {buffer.slots, local.batch, record});
+    const TensorView records(data, problem_.dtype, {buffer.slots, local.batch, record},
+                             device_.place());
     const auto part = [&](std::int64_t begin, std::int64_t dim) {
       return TensorView(records.address({0, 0, begin}), problem_.dtype,
                         {local.batch, buffer.slots, heads, dim},
@@ -156,7 +159,7 @@ void Executor::post(const Step& step, int index) {
                   {std::string(name_of(Payload::key_value)), index});
 }
 
-void Executor::compute(const Block& block, int step) {
+AttentionBlock Executor::call_of(const Block& block) const {
   const KvBuffer& buffer = plan_.buffers[static_cast<std::size_t>(block.buffer)];
   const std::int64_t ratio = plan_.local.heads_per_kv_head();
   const std::int64_t first_kv_head = block.heads.begin / ratio - buffer.kv_heads.begin;
@@ -165,15 +168,49 @@ void Executor::compute(const Block& block, int step) {
     return view.slice(1, block.slots.begin.value(), block.slots.count)
         .slice(2, first_kv_head, kv_heads);
   };
-  const AttentionBlock call{tensors_.query.slice(1, block.rows.begin.value(), block.rows.count)
-                                .slice(2, block.heads.begin, block.heads.count),
-                            columns(key_of(block.buffer)),
-                            columns(value_of(block.buffer)),
-                            block.row_positions,
-                            block.column_positions,
-                            plan_.first_batch,
-                            plan_.first_head + block.heads.begin,
-                            block.full};
+  return {tensors_.query.slice(1, block.rows.begin.value(), block.rows.count)
+              .slice(2, block.heads.begin, block.heads.count),
+          columns(key_of(block.buffer)),
+          columns(value_of(block.buffer)),
+          block.row_positions,
+          block.column_positions,
+          plan_.first_batch,
+          plan_.first_head + block.heads.begin,
+          block.full};
+}
+
+void Executor::choose_kernels(const Selection& selection) {
+  // The addresses of the caller's tensors are not known yet, and do not matter here.
+  const AttentionShape& local = plan_.local;
+  const auto absent = [&](std::int64_t length, std::int64_t heads, std::int64_t dim) {
+    return ConstTensorView(nullptr, problem_.dtype, {local.batch, length, heads, dim},
+                           device_.place());
+  };
+  tensors_.query = absent(local.query_length, local.heads, local.head_dim);
+  tensors_.key = absent(local.kv_length, local.kv_heads, local.head_dim);
+  tensors_.value = absent(local.kv_length, local.kv_heads, local.value_dim);
+  for (const Step& step : plan_.steps) {
+    for (const Block& block : step.blocks) {
+      const AttentionBlock call = call_of(block);
+      const Implementation& chosen = selection.for_block(problem_, call);
+      std::unique_ptr<Kernel>& kernel = kernels_[&chosen];
+      if (!kernel) kernel = chosen.make_kernel(problem_, device_);
+      kernel->prepare(call);
+      implementations_[&block] = &chosen;
+    }
+  }
+}
+
+std::string Executor::implementations() const {
+  std::string names;
+  for (const auto& [implementation, kernel] : kernels_) {
+    names += (names.empty() ? "" : "+") + implementation->names().front();
+  }
+  return names.empty() ? "none" : names;
+}
+
+void Executor::compute(const Block& block, int step) {
+  const Implementation* implementation = implementations_.at(&block);
   const SoftmaxState rows = state_.rows(block.rows);
   const SoftmaxState target{rows.output.slice(2, block.heads.begin, block.heads.count),
                             rows.lse.slice(1, block.heads.begin, block.heads.count)};
@@ -185,10 +222,10 @@ void Executor::compute(const Block& block, int step) {
                                  .slice(2, 0, block.merge ? block.rows.count : 0)};
   {
     const TraceScope scope(options_.tracer, compute_stream_->name(),
-                           {TraceCategory::kernel, implementation_.names().front(), step});
-    implementation_.forward(
-        problem_, call, block.merge ? partial : target,
-        {*compute_stream_, communication_stream_.get(), device_.memory(), options_.threads});
+                           {TraceCategory::kernel, implementation->names().front(), step});
+    kernels_.at(implementation)
+        ->forward(call_of(block), block.merge ? partial : target,
+                  {*compute_stream_, communication_stream_.get(), options_.threads});
   }
   if (!block.merge) return;
   const TraceScope scope(options_.tracer, compute_stream_->name(),

@@ -1,5 +1,6 @@
-#include <annulus/core/error.hpp>
 #include <annulus/ring/local_operations.hpp>
+
+#include "cuda/cuda_operations.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -31,7 +32,7 @@ class HostOperations final : public LocalOperations {
 }  // namespace
 
 std::unique_ptr<LocalOperations> make_local_operations(Place place) {
-  if (!place.is_host()) throw NotAvailableError("attention on " + to_string(place));
+  if (!place.is_host()) return make_cuda_operations();
   return std::make_unique<HostOperations>();
 }
 

@@ -8,6 +8,7 @@
 
 #include <annulus/core/error.hpp>
 
+#include "cuda/native_cuda.hpp"
 #include "native/parallel.hpp"
 #include "native/tile_kernel.hpp"
 
@@ -80,25 +81,13 @@ std::vector<RowTile> row_tiles(const AttentionProblem& problem, const AttentionB
   return tiles;
 }
 
-class NativeImplementation final : public Implementation {
+class NativeKernel final : public Kernel {
  public:
-  [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
+  NativeKernel(const AttentionProblem& problem, MemoryPool& memory)
+      : problem_(problem), memory_(memory) {}
 
-  [[nodiscard]] Capability capability(const AttentionProblem& problem, Place place) const override {
-    if (!place.is_host()) return Capability::no("runs on the CPU only, not on " + to_string(place));
-    switch (problem.dtype) {
-      case DType::float16:
-      case DType::bfloat16:
-      case DType::float32:
-        return Capability::yes();
-      default:
-        return Capability::no("computes float16, bfloat16 and float32, not " +
-                              std::string(name_of(problem.dtype)));
-    }
-  }
-
-  void forward(const AttentionProblem& problem, const AttentionBlock& block,
-               const SoftmaxState& result, const ExecutionContext& context) const override {
+  void forward(const AttentionBlock& block, const SoftmaxState& result,
+               const ExecutionContext& context) override {
     check_block(block, result);
     // Our threads run the tiles; OpenBLAS must not start more for each of them.
     [[maybe_unused]] static const bool single_threaded = [] {
@@ -110,7 +99,7 @@ class NativeImplementation final : public Implementation {
     const std::vector<HeadTile> heads = head_tiles(block.query.size(2), block.key.size(2));
     const std::int64_t stacked = heads.front().count;
     const std::int64_t length = std::max<std::int64_t>(1, kTileRows / stacked);
-    const std::vector<RowTile> rows = row_tiles(problem, block, length);
+    const std::vector<RowTile> rows = row_tiles(problem_, block, length);
     const auto head_count = static_cast<std::int64_t>(heads.size());
     const std::int64_t tasks = static_cast<std::int64_t>(rows.size()) * head_count;
     if (tasks == 0) return;
@@ -120,7 +109,7 @@ class NativeImplementation final : public Implementation {
     std::vector<TileKernel> kernels;
     kernels.reserve(static_cast<std::size_t>(workers));
     for (int i = 0; i < workers; ++i) {
-      kernels.emplace_back(problem, block, result, max_rows, context.memory);
+      kernels.emplace_back(problem_, block, result, max_rows, memory_);
     }
     // Host streams belong to the calling thread, which is worker 0.
     const std::function<void()> progress = [&] {
@@ -135,6 +124,34 @@ class NativeImplementation final : public Implementation {
               heads[static_cast<std::size_t>(task % head_count)], worker == 0 ? progress : nothing);
         },
         progress);
+  }
+
+ private:
+  const AttentionProblem& problem_;
+  MemoryPool& memory_;  // for workspace
+};
+
+class NativeImplementation final : public Implementation {
+ public:
+  [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
+
+  [[nodiscard]] Capability capability(const AttentionProblem& problem, Place place) const override {
+    if (!place.is_host()) return native_cuda_capability(problem, place);
+    switch (problem.dtype) {
+      case DType::float16:
+      case DType::bfloat16:
+      case DType::float32:
+        return Capability::yes();
+      default:
+        return Capability::no("computes float16, bfloat16 and float32, not " +
+                              std::string(name_of(problem.dtype)));
+    }
+  }
+
+  [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
+                                                    Device& device) const override {
+    if (!device.place().is_host()) return make_native_cuda_kernel(problem, device);
+    return std::make_unique<NativeKernel>(problem, device.memory());
   }
 
  private:

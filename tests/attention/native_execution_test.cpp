@@ -56,11 +56,11 @@ TEST(NativeExecution, WorkspaceDoesNotGrowWithTheSequence) {
     problem.mask.set_window(1000, 0);
     const WholeAttention whole = random_attention(random, problem);
     const Result result(whole.block());
-    HostMemoryPool memory;
+    HostDevice device;
     HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-    native().forward(problem, whole.block(), result.state(), {stream, nullptr, memory, 2});
-    EXPECT_EQ(memory.statistics().in_use, 0U);
-    return memory.statistics().peak_in_use;
+    native_forward(problem, whole.block(), result.state(), {stream, nullptr, 2}, device);
+    EXPECT_EQ(device.memory().statistics().in_use, 0U);
+    return device.memory().statistics().peak_in_use;
   };
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     const std::size_t at_1k = peak(1024, 1024, dtype);
@@ -82,8 +82,8 @@ TEST(NativeExecution, MovesTheBackgroundOnFromTheCallingThreadOnly) {
       elsewhere = elsewhere || std::this_thread::get_id() != caller;
     });
     const Result result(whole.block());
-    native().forward(whole.problem, whole.block(), result.state(),
-                     {stream, &background, test_memory(), threads});
+    native_forward(whole.problem, whole.block(), result.state(),
+                     {stream, &background, threads});
     EXPECT_FALSE(elsewhere);
     // One thread pauses after each of at least 4 column tiles of each of 5 row tiles of 2 kv heads
     // in 2 batches; of three threads, the caller does some of that or waits.
@@ -99,8 +99,8 @@ TEST(NativeExecution, AnErrorWhileComputingComesOut) {
   for (const int threads : {1, 3}) {
     CallbackStream background([] { throw TimeoutError("peer is gone"); });
     const Result result(whole.block());
-    EXPECT_THROW(native().forward(whole.problem, whole.block(), result.state(),
-                                  {stream, &background, test_memory(), threads}),
+    EXPECT_THROW(native_forward(whole.problem, whole.block(), result.state(),
+                                  {stream, &background, threads}),
                  TimeoutError);
   }
   const OracleOutput truth = whole.oracle();
@@ -131,8 +131,8 @@ TEST(NativeExecution, WaitsForEarlierWorkOfItsStream) {
   HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
   stream.submit(std::make_unique<LateQuery>(whole.query.view(), 0.25F));
   const Result result(whole.block());
-  native().forward(whole.problem, whole.block(), result.state(),
-                   {stream, nullptr, test_memory(), 1});
+  native_forward(whole.problem, whole.block(), result.state(),
+                   {stream, nullptr, 1});
   EXPECT_EQ(*whole.query.view().as<float>(), 0.25F);
   EXPECT_TRUE(result == run_native(whole.problem, whole.block()));
 }
@@ -147,7 +147,7 @@ TEST(NativeExecution, RefusesBlocksThatDoNotFit) {
     const Result result(good);
     HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
     EXPECT_THROW(
-        native().forward(whole.problem, block, result.state(), {stream, nullptr, test_memory(), 1}),
+        native_forward(whole.problem, block, result.state(), {stream, nullptr, 1}),
         InternalError);
   };
   refused([](AttentionBlock& block) { block.rows = PositionRanges::all(7); });

@@ -11,6 +11,7 @@
 #include <annulus/attention/accuracy.hpp>
 #include <annulus/attention/oracle.hpp>
 #include <annulus/attention/registry.hpp>
+#include <annulus/core/device.hpp>
 #include <annulus/core/host_stream.hpp>
 
 #include "tests/attention/random_tensor.hpp"
@@ -86,11 +87,24 @@ struct Result {
   Tensor lse;
 };
 
+/// One call of the native kernel on a device of its own or the one given.
+inline void native_forward(const AttentionProblem& problem, const AttentionBlock& block,
+                           const SoftmaxState& result, const ExecutionContext& context,
+                           HostDevice& device) {
+  native().make_kernel(problem, device)->forward(block, result, context);
+}
+
+inline void native_forward(const AttentionProblem& problem, const AttentionBlock& block,
+                           const SoftmaxState& result, const ExecutionContext& context) {
+  HostDevice device;
+  native_forward(problem, block, result, context, device);
+}
+
 inline Result run_native(const AttentionProblem& problem, const AttentionBlock& block,
                          int threads = 1, DType lse_dtype = DType::float32) {
   Result result(block, lse_dtype);
   HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-  native().forward(problem, block, result.state(), {stream, nullptr, test_memory(), threads});
+  native_forward(problem, block, result.state(), {stream, nullptr, threads});
   return result;
 }
 

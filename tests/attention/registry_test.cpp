@@ -14,24 +14,34 @@ using ::testing::HasSubstr;
 
 class FakeImplementation final : public Implementation {
  public:
-  FakeImplementation(std::vector<std::string> names, std::string reason)
-      : names_(std::move(names)), reason_(std::move(reason)) {}
+  FakeImplementation(std::vector<std::string> names, std::string reason, std::string block_reason)
+      : names_(std::move(names)),
+        reason_(std::move(reason)),
+        block_reason_(std::move(block_reason)) {}
   [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
   [[nodiscard]] Capability capability(const AttentionProblem& /*problem*/,
                                       Place /*place*/) const override {
     return reason_.empty() ? Capability::yes() : Capability::no(reason_);
   }
-  void forward(const AttentionProblem& /*problem*/, const AttentionBlock& /*block*/,
-               const SoftmaxState& /*result*/, const ExecutionContext& /*context*/) const override {
+  [[nodiscard]] Capability block_capability(const AttentionProblem& /*problem*/,
+                                            const AttentionBlock& /*block*/) const override {
+    return block_reason_.empty() ? Capability::yes() : Capability::no(block_reason_);
+  }
+  [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& /*problem*/,
+                                                    Device& /*device*/) const override {
+    return nullptr;
   }
 
  private:
   std::vector<std::string> names_;
   std::string reason_;
+  std::string block_reason_;
 };
 
-std::unique_ptr<Implementation> fake(std::vector<std::string> names, std::string reason = "") {
-  return std::make_unique<FakeImplementation>(std::move(names), std::move(reason));
+std::unique_ptr<Implementation> fake(std::vector<std::string> names, std::string reason = "",
+                                     std::string block_reason = "") {
+  return std::make_unique<FakeImplementation>(std::move(names), std::move(reason),
+                                              std::move(block_reason));
 }
 
 template <class Exception, class Action>
@@ -88,10 +98,21 @@ TEST(Registry, AutoTakesTheFirstThatCan) {
   registry.add(fake({"good"}));
   registry.add(fake({"worse"}));
   const Selection selection = registry.select("auto", {}, Place::host());
-  EXPECT_EQ(selection.implementation, &registry.get("good"));
+  EXPECT_EQ(selection.candidates.front(), &registry.get("good"));
   EXPECT_THAT(selection.passed_over,
               ElementsAre(std::pair<std::string, std::string>("best", "too good")));
-  EXPECT_EQ(registry.select("worse", {}, Place::host()).implementation, &registry.get("worse"));
+  EXPECT_EQ(registry.select("worse", {}, Place::host()).candidates.front(), &registry.get("worse"));
+}
+
+TEST(Registry, ABlockGoesToTheFirstCandidateThatCanRunIt) {
+  Registry registry;
+  registry.add(fake({"picky"}, "", "rows too many"));
+  registry.add(fake({"patient"}));
+  EXPECT_EQ(&registry.select("auto", {}, Place::host()).for_block({}, {}),
+            &registry.get("patient"));
+  const std::string message = message_of<UnsupportedError>(
+      [&] { (void)registry.select("picky", {}, Place::host()).for_block({}, {}); });
+  EXPECT_THAT(message, HasSubstr("picky: rows too many"));
 }
 
 TEST(Registry, AutoSaysWhyNobodyCan) {
@@ -104,22 +125,24 @@ TEST(Registry, AutoSaysWhyNobodyCan) {
   EXPECT_THAT(message, HasSubstr("two: reason of two"));
 }
 
-TEST(Registry, ThisBuildRefusesCudaWithTheReason) {
+TEST(Registry, WhatCannotRunHereSaysWhy) {
   const Registry registry = Registry::standard();
   for (const char* name : {"sdpa", "cudnn", "flash_attn2", "blocksparse"}) {
-    for (const Place place : {Place::host(), Place::cuda(0)}) {
-      const std::string message =
-          message_of<UnsupportedError>([&] { (void)registry.select(name, {}, place); });
-      EXPECT_THAT(message, HasSubstr(name));
-      EXPECT_THAT(message, HasSubstr("not available yet"));
-      EXPECT_THAT(message, HasSubstr("build with CUDA"));
-    }
+    const std::string message =
+        message_of<UnsupportedError>([&] { (void)registry.select(name, {}, Place::host()); });
+    EXPECT_THAT(message, HasSubstr(name));
+    EXPECT_THAT(message, HasSubstr("CUDA"));
+  }
+  for (const char* name : {"flash_attn2", "blocksparse"}) {
+    const std::string message =
+        message_of<UnsupportedError>([&] { (void)registry.select(name, {}, Place::cuda(0)); });
+    EXPECT_THAT(message, HasSubstr("not available yet"));
   }
   const Selection selection = registry.select("auto", {}, Place::host());
-  EXPECT_EQ(selection.implementation, &registry.get("native"));
+  EXPECT_EQ(selection.candidates.front(), &registry.get("native"));
   ASSERT_EQ(selection.passed_over.size(), 3U);
   EXPECT_EQ(selection.passed_over[0].first, "sdpa");
-  EXPECT_THAT(selection.passed_over[2].second, HasSubstr("build with CUDA"));
+  EXPECT_THAT(selection.passed_over[2].second, HasSubstr("CUDA"));
 }
 
 TEST(Registry, NativeRunsOnTheHostInThreeDtypes) {
@@ -141,7 +164,7 @@ TEST(Registry, ForceNativeOverridesEveryName) {
   {
     const ForceNative on("1");
     for (const char* name : {"auto", "cudnn", "native"}) {
-      EXPECT_EQ(registry.select(name, {}, Place::host()).implementation, &registry.get("native"));
+      EXPECT_EQ(registry.select(name, {}, Place::host()).candidates.front(), &registry.get("native"));
     }
     EXPECT_THROW((void)registry.select("auto", {}, Place::cuda(0)), UnsupportedError);
   }

@@ -29,13 +29,28 @@ class Spoiled final : public Implementation {
                                       Place /*place*/) const override {
     return Capability::yes();
   }
-  void forward(const AttentionProblem& problem, const AttentionBlock& block,
-               const SoftmaxState& result, const ExecutionContext& context) const override {
-    native_.get("native").forward(problem, block, result, context);
-    if (result.lse.elements() > 0) spoil_(block, result);
+  [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
+                                                    Device& device) const override {
+    return std::make_unique<SpoiledKernel>(native_.get("native").make_kernel(problem, device),
+                                           spoil_);
   }
 
  private:
+  class SpoiledKernel final : public Kernel {
+   public:
+    SpoiledKernel(std::unique_ptr<Kernel> kernel, const Spoil& spoil)
+        : kernel_(std::move(kernel)), spoil_(spoil) {}
+    void forward(const AttentionBlock& block, const SoftmaxState& result,
+                 const ExecutionContext& context) override {
+      kernel_->forward(block, result, context);
+      if (result.lse.elements() > 0) spoil_(block, result);
+    }
+
+   private:
+    std::unique_ptr<Kernel> kernel_;
+    const Spoil& spoil_;
+  };
+
   std::vector<std::string> names_{"spoiled"};
   Registry native_ = Registry::standard();
   Spoil spoil_;
@@ -78,7 +93,7 @@ TEST_F(VerifySharded, PassesWhatIsRight) {
   EXPECT_GT(found.unsharded.output, 0);
   EXPECT_LT(found.ratio(), 2);
   EXPECT_EQ(found.schedule.schedule, ring::Schedule::ring);
-  EXPECT_EQ(found.selection.implementation->names().front(), "spoiled");
+  EXPECT_EQ(found.selection.candidates.front()->names().front(), "spoiled");
 }
 
 TEST_F(VerifySharded, FailsAWrongOutputOnAnyRank) {

@@ -1,12 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <annulus/attention/problem.hpp>
 #include <annulus/attention/softmax_state.hpp>
-#include <annulus/core/memory.hpp>
+#include <annulus/core/device.hpp>
 #include <annulus/core/stream.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/partition/position.hpp>
@@ -45,24 +46,53 @@ struct AttentionBlock {
 struct ExecutionContext {
   Stream& stream;      ///< the work is submitted here
   Stream* background;  ///< moved along while a CPU kernel runs; may be null
-  MemoryPool& memory;  ///< for workspace, of the stream's place
   int threads = 1;     ///< CPU threads that the call may use
 };
 
-/// A local attention kernel. Stateless: one object serves all problems and threads.
+/// A local attention kernel made ready for one problem and one device: it may hold plans, workspace and
+/// copies of the mask there. One kernel serves one executor, one call at a time.
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  Kernel() = default;
+  Kernel(const Kernel&) = delete;
+  Kernel& operator=(const Kernel&) = delete;
+
+  /// Does once what a block of this geometry needs (building a plan, taking workspace), so that
+  /// forward() allocates and waits for nothing. The tensors' addresses do not matter yet.
+  virtual void prepare(const AttentionBlock& /*block*/) {}
+  /// Likewise for results like this one, by its dtype and strides: needed where a kernel on a device
+  /// is to write an output of the problem's own dtype.
+  virtual void prepare(const AttentionBlock& block, const SoftmaxState& /*result*/) {
+    prepare(block);
+  }
+  /// Computes the softmax state of `block` over its columns alone, overwriting `result` ([b,t,n,Dv]
+  /// and [b,n,t]). Rows that see no column get (0, −∞). Ordered by context.stream. On the CPU the
+  /// output is float32 and the LSE float32 or float64; on a device the output is float32 or of the
+  /// problem's dtype (one rounding, one pass over memory less), the LSE float32.
+  virtual void forward(const AttentionBlock& block, const SoftmaxState& result,
+                       const ExecutionContext& context) = 0;
+};
+
+/// A way to compute attention locally. Stateless: one object serves all problems and threads.
 class Implementation {
  public:
   virtual ~Implementation() = default;
   /// The name and its aliases, the name first.
   [[nodiscard]] virtual const std::vector<std::string>& names() const noexcept = 0;
+  /// Whether some blocks of the problem can run here.
   [[nodiscard]] virtual Capability capability(const AttentionProblem& problem,
                                               Place place) const = 0;
-  /// Computes the softmax state of `block` over its columns alone, overwriting `result` ([b,t,n,Dv]
-  /// and [b,n,t], the LSE float32 or float64). `problem` gives dtype, scale, cap and mask; its
-  /// shape is the whole one. Rows that see no column get (0, −∞). Ordered by context.stream. Throws
-  /// InternalError for a block whose shapes do not fit together.
-  virtual void forward(const AttentionProblem& problem, const AttentionBlock& block,
-                       const SoftmaxState& result, const ExecutionContext& context) const = 0;
+  /// Whether this block of such a problem can: its positions, shapes and strides count, its addresses
+  /// do not.
+  [[nodiscard]] virtual Capability block_capability(const AttentionProblem& /*problem*/,
+                                                    const AttentionBlock& /*block*/) const {
+    return Capability::yes();
+  }
+  /// A kernel for a problem that it is capable of: `problem` gives dtype, scale, cap and mask; its
+  /// shape is the whole one. It and `device` must outlive the kernel.
+  [[nodiscard]] virtual std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
+                                                            Device& device) const = 0;
 };
 
 }  // namespace annulus

@@ -10,11 +10,16 @@
 
 namespace annulus {
 
-/// Why one implementation was chosen and the others were not.
+/// Who may compute a problem's blocks, and why the others may not.
 struct Selection {
-  const Implementation* implementation = nullptr;
-  /// (name, reason) of every implementation passed over before it, best first.
+  /// Best first; each block goes to the first that can run it. Just one when it was named.
+  std::vector<const Implementation*> candidates;
+  /// (name, reason) of every implementation that cannot run the problem at all, best first.
   std::vector<std::pair<std::string, std::string>> passed_over;
+
+  /// The first candidate that can run `block`. Throws UnsupportedError with every reason.
+  [[nodiscard]] const Implementation& for_block(const AttentionProblem& problem,
+                                                const AttentionBlock& block) const;
 };
 
 /// The implementations by name. Names are case-sensitive.
@@ -35,7 +40,7 @@ class Registry {
     return implementations_;
   }
 
-  /// `name` = "auto": the first that can run the problem at `place`. Otherwise that one, or
+  /// `name` = "auto": all that can run the problem at `place`. Otherwise that one, or
   /// UnsupportedError with its reason. ANNULUS_FORCE_NATIVE=1 makes every name mean "native".
   [[nodiscard]] Selection select(std::string_view name, const AttentionProblem& problem,
                                  Place place) const;

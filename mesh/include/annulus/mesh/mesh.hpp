@@ -40,18 +40,25 @@ class Mesh {
   /// Throws UnknownAxisError, and ArgumentError for an axis named twice. No axes, or axes of size
   /// one: a self group.
   [[nodiscard]] Group& group(std::span<const std::string> axes);
+  /// The same ranks, for memory at `place`: the group itself for host memory, NCCL's for a CUDA device.
+  /// Collective over the mesh the first time that a tuple is asked for; kept afterwards. A group of one
+  /// rank moves nothing and is the host's.
+  [[nodiscard]] Group& group(std::span<const std::string> axes, Place place);
   /// As the free function, for this mesh.
   [[nodiscard]] bool crosses_nodes(const std::string& axis) const {
     return annulus::crosses_nodes(shape_, topology_, axis);
   }
 
  private:
+  [[nodiscard]] AxisNames group_key(std::span<const std::string> axes) const;
+
   MeshShape shape_;
   Watchdog watchdog_;
   Communicator communicator_;
   Topology topology_;
   std::unique_ptr<Group> world_;
   std::map<AxisNames, std::unique_ptr<Group>> groups_;
+  std::map<AxisNames, std::unique_ptr<Group>> device_groups_;  // over those in groups_
 };
 
 }  // namespace annulus

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
-#include <annulus/attention/implementation.hpp>
+#include <annulus/attention/registry.hpp>
 #include <annulus/core/device.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/core/trace.hpp>
@@ -35,10 +37,11 @@ struct ExecutorOptions {
 /// are posted before its blocks are computed; while a CPU kernel computes, it moves them along.
 class Executor {
  public:
-  /// `group` is the group along the plan's key/value sequence axes. `implementation`, `group` and
-  /// `device` must outlive the executor.
-  Executor(AttentionProblem problem, RankPlan plan, const Implementation& implementation,
-           Group& group, Device& device, Watchdog watchdog, ExecutorOptions options);
+  /// `group` is the group along the plan's key/value sequence axes, for memory of `device`. What
+  /// `selection` points to, `group` and `device` must outlive the executor. Throws UnsupportedError
+  /// when no candidate can compute one of the plan's blocks.
+  Executor(AttentionProblem problem, RankPlan plan, const Selection& selection, Group& group,
+           Device& device, Watchdog watchdog, ExecutorOptions options);
   ~Executor();
 
   /// Collective over the group. When it returns, the tensors are the caller's again. Throws
@@ -46,6 +49,8 @@ class Executor {
   void run(const LocalTensors& tensors);
 
   [[nodiscard]] const RankPlan& plan() const noexcept { return plan_; }
+  /// Names of the implementations that compute the blocks, joined by "+"; "none" without blocks.
+  [[nodiscard]] std::string implementations() const;
 
  private:
   /// A packed or receive buffer of the plan: K and V as tensors [b, slots, k, D or Dv], interleaved
@@ -60,6 +65,9 @@ class Executor {
   void pack();
   void post(const Step& step, int index);
   void compute(const Block& block, int step);
+  void choose_kernels(const Selection& selection);
+  /// What the kernel is called with.
+  [[nodiscard]] AttentionBlock call_of(const Block& block) const;
   /// K and V of any buffer of the plan, the input included.
   [[nodiscard]] ConstTensorView key_of(int buffer) const;
   [[nodiscard]] ConstTensorView value_of(int buffer) const;
@@ -67,16 +75,17 @@ class Executor {
 
   AttentionProblem problem_;
   RankPlan plan_;
-  const Implementation& implementation_;
   Group& group_;
   Device& device_;
   ExecutorOptions options_;
   std::unique_ptr<Stream> compute_stream_;
   std::unique_ptr<Stream> communication_stream_;
   std::unique_ptr<LocalOperations> operations_;
+  std::map<const Implementation*, std::unique_ptr<Kernel>> kernels_;
+  std::map<const Block*, const Implementation*> implementations_;  // of the blocks of plan_
   std::vector<KvStorage> buffers_;  // by plan index; that of the input is unused
   Tensor accumulator_;              // float32 [b,t,n,Dv]; unused when the output itself is float32
-  Tensor lse_;          // float64 [b,n,t]
+  Tensor lse_;          // [b,n,t]; float64 on the CPU, float32 on a device
   Tensor partial_output_;
   Tensor partial_lse_;
   std::vector<Send> sends_;

@@ -37,6 +37,8 @@ class ShardedAttention {
 
   [[nodiscard]] const RankPlan& rank_plan() const noexcept { return executor_->plan(); }
   [[nodiscard]] const ScheduleChoice& schedule() const noexcept { return schedule_; }
+  /// Names of the implementations that compute this rank's blocks: "sdpa+native".
+  [[nodiscard]] std::string implementations() const { return executor_->implementations(); }
   [[nodiscard]] const Selection& selection() const noexcept { return selection_; }
 
  private:

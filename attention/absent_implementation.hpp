@@ -1,0 +1,34 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <annulus/attention/implementation.hpp>
+#include <annulus/core/error.hpp>
+
+namespace annulus {
+
+/// Holds the names of an implementation that this build does not have, and says so.
+class AbsentImplementation final : public Implementation {
+ public:
+  AbsentImplementation(std::vector<std::string> names, const std::string& what)
+      : names_(std::move(names)), error_(what) {}
+
+  [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
+  [[nodiscard]] Capability capability(const AttentionProblem& /*problem*/,
+                                      Place /*place*/) const override {
+    return Capability::no(error_.what());
+  }
+  [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& /*problem*/,
+                                                    Device& /*device*/) const override {
+    throw error_;
+  }
+
+ private:
+  std::vector<std::string> names_;
+  NotAvailableError error_;
+};
+
+}  // namespace annulus

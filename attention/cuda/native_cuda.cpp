@@ -1,0 +1,240 @@
+#include "cuda/native_cuda.hpp"
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/attention/softmax_state_cuda.hpp>
+#include <annulus/core/cuda.hpp>
+#include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/error.hpp>
+
+#include "cuda/native_kernel.cuh"
+
+namespace annulus {
+namespace {
+
+// The kernel keeps a row's query and sum in shared memory, for several rows at once.
+constexpr std::int64_t kMostDims = 4096;
+
+cuda::NativeType native_type(DType dtype) {
+  switch (dtype) {
+    case DType::float16:
+      return cuda::NativeType::float16;
+    case DType::bfloat16:
+      return cuda::NativeType::bfloat16;
+    default:
+      return cuda::NativeType::float32;
+  }
+}
+
+// A host array on the device; empty stays empty.
+Tensor upload(std::span<const std::int32_t> values, MemoryPool& memory) {
+  if (values.empty()) return {};
+  Tensor tensor(DType::int32, {static_cast<std::int64_t>(values.size())}, memory);
+  check_cuda(cudaMemcpy(tensor.view().data(), values.data(), values.size_bytes(),
+                        cudaMemcpyHostToDevice),
+             "copying a mask to the device");
+  return tensor;
+}
+
+const std::int32_t* address(const Tensor& tensor) {
+  return static_cast<const std::int32_t*>(tensor.view().data());
+}
+
+template <class View>
+void set_strides(const View& view, std::int64_t (&strides)[3]) {
+  for (int dim = 0; dim < 3; ++dim) strides[dim] = view.stride(dim);
+}
+
+using Ranges = std::vector<cuda::DeviceRange>;
+
+// The ranges with the local index of their first entries, as many at a time as one launch takes.
+std::vector<Ranges> launches_of(const PositionRanges& positions) {
+  std::vector<Ranges> launches;
+  std::int64_t first = 0;
+  for (const PositionRange& range : positions.ranges()) {
+    if (launches.empty() || launches.back().size() == cuda::NativeArguments::kMaxRanges) {
+      launches.emplace_back();
+    }
+    launches.back().push_back({range.start.value(), range.length, range.stride, first});
+    first += range.length;
+  }
+  return launches;
+}
+
+class NativeCudaKernel final : public Kernel {
+ public:
+  NativeCudaKernel(const AttentionProblem& problem, Device& device)
+      : problem_(problem), device_(device) {
+    const Mask& mask = problem.mask;
+    MemoryPool& memory = device.memory();
+    query_lengths_ = upload(mask.query_lengths(), memory);
+    kv_lengths_ = upload(mask.kv_lengths(), memory);
+    if (mask.has_segments()) {
+      std::vector<std::int32_t> query;
+      std::vector<std::int32_t> kv;
+      for (std::int64_t batch = 0; batch < problem.shape.batch; ++batch) {
+        const auto query_ids = mask.query_segments(batch);
+        const auto kv_ids = mask.kv_segments(batch);
+        query.insert(query.end(), query_ids.begin(), query_ids.end());
+        kv.insert(kv.end(), kv_ids.begin(), kv_ids.end());
+      }
+      query_segments_ = upload(query, memory);
+      kv_segments_ = upload(kv, memory);
+    }
+    // Copies from pageable memory may still be under way, on no stream of ours.
+    check_cuda(cudaStreamSynchronize(nullptr), "copying a mask to the device");
+  }
+
+  void prepare(const AttentionBlock& block, const SoftmaxState& result) override {
+    if (result.output.dtype() != DType::float32) grow(block);
+  }
+
+  void forward(const AttentionBlock& block, const SoftmaxState& result,
+               const ExecutionContext& context) override {
+    check(block, result);
+    if (block.query.elements() == 0) return;
+    const bool rounds = result.output.dtype() != DType::float32;
+    if (rounds) grow(block);
+    const SoftmaxState state = rounds ? SoftmaxState{wide_output(block), result.lse} : result;
+    launch(block, state, CudaStream::of(context.stream).raw());
+    if (rounds) cuda::round_output(state, result.output, context.stream);
+  }
+
+ private:
+  void check(const AttentionBlock& block, const SoftmaxState& result) const {
+    const auto require = [](bool fits, const char* what) {
+      if (!fits) throw InternalError(std::string("native attention on the device: ") + what);
+    };
+    const Extents& query = block.query.shape();
+    const Extents& key = block.key.shape();
+    const Extents& value = block.value.shape();
+    require(query.rank() == 4 && key.rank() == 4 && value.rank() == 4, "tensors must have rank 4");
+    require(key == Extents{query[0], key[1], key[2], query[3]}, "key does not fit query");
+    require(value == Extents{key[0], key[1], key[2], value[3]}, "value does not fit key");
+    require(key[2] > 0 && query[2] % key[2] == 0,
+            "query heads are no multiple of key/value heads");
+    require(block.rows.size() == query[1], "row positions do not fit query");
+    require(block.columns.size() == key[1], "column positions do not fit key");
+    require(result.output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
+                result.lse.shape() == Extents{query[0], query[2], query[1]},
+            "result does not fit");
+    require(result.output.dtype() == DType::float32 || result.output.dtype() == problem_.dtype,
+            "output is neither float32 nor of the problem's dtype");
+    require(result.lse.dtype() == DType::float32, "LSE is not float32");
+    for (const ConstTensorView& tensor : {block.query, block.key, block.value}) {
+      require(tensor.dtype() == problem_.dtype, "a tensor has not the problem's dtype");
+    }
+    for (const ConstTensorView& tensor :
+         {block.query, block.key, block.value, ConstTensorView(result.output)}) {
+      require(tensor.size(3) == 1 || tensor.stride(3) == 1, "head dimension has a stride");
+    }
+  }
+
+  void launch(const AttentionBlock& block, const SoftmaxState& state, cudaStream_t stream) const {
+    cuda::NativeArguments a{};
+    a.key = block.key.data();
+    a.value = block.value.data();
+    set_strides(block.query, a.query_strides);
+    set_strides(block.key, a.key_strides);
+    set_strides(block.value, a.value_strides);
+    set_strides(state.output, a.output_strides);
+    set_strides(state.lse, a.lse_strides);
+    a.batch = block.query.size(0);
+    a.heads = block.query.size(2);
+    a.heads_per_kv_head = block.query.size(2) / block.key.size(2);
+    a.head_dim = static_cast<int>(block.query.size(3));
+    a.value_dim = static_cast<int>(block.value.size(3));
+    a.scale = static_cast<float>(problem_.logit_scale());
+    a.soft_cap = static_cast<float>(problem_.soft_cap.value_or(0.0));
+    const Band band = block.unmasked ? Band{} : problem_.mask.band();
+    a.band_low = band.low;
+    a.band_high = band.high;
+    if (!block.unmasked) {
+      a.query_lengths = address(query_lengths_);
+      a.kv_lengths = address(kv_lengths_);
+      a.query_segments = address(query_segments_);
+      a.kv_segments = address(kv_segments_);
+    }
+    a.query_length = problem_.shape.query_length;
+    a.kv_length = problem_.shape.kv_length;
+    a.first_batch = block.first_batch;
+
+    std::vector<Ranges> row_launches = launches_of(block.rows);
+    std::vector<Ranges> column_launches = launches_of(block.columns);
+    if (column_launches.empty()) column_launches.emplace_back();  // rows that see nothing
+    for (Ranges& rows : row_launches) {
+      const std::int64_t first = rows.front().first;
+      a.query = block.query.slice(1, first, 0).data();
+      a.output = static_cast<float*>(state.output.slice(1, first, 0).data());
+      a.lse = static_cast<float*>(state.lse.slice(2, first, 0).data());
+      a.rows = 0;
+      for (cuda::DeviceRange& range : rows) {
+        range.first -= first;
+        a.rows += range.length;
+      }
+      a.row_ranges = static_cast<int>(rows.size());
+      std::copy(rows.begin(), rows.end(), a.row_range);
+      a.accumulate = false;
+      for (const Ranges& columns : column_launches) {
+        a.column_ranges = static_cast<int>(columns.size());
+        std::copy(columns.begin(), columns.end(), a.column_range);
+        check_cuda(cuda::launch_native(a, native_type(problem_.dtype), stream),
+                   "launching native attention");
+        a.accumulate = true;
+      }
+    }
+  }
+
+  // Outputs of the problem's dtype are computed here and rounded once.
+  [[nodiscard]] TensorView wide_output(const AttentionBlock& block) const {
+    const Extents& query = block.query.shape();
+    return {wide_output_.data(), DType::float32,
+            {query[0], query[1], query[2], block.value.size(3)}, device_.place()};
+  }
+
+  void grow(const AttentionBlock& block) {
+    const std::size_t bytes = wide_output(block).bytes();
+    if (bytes <= wide_output_.bytes()) return;
+    // Work in flight may still use the smaller one.
+    outgrown_.push_back(std::move(wide_output_));
+    wide_output_ = device_.memory().allocate(bytes);
+  }
+
+  const AttentionProblem& problem_;
+  Device& device_;
+  Tensor query_lengths_;
+  Tensor kv_lengths_;
+  Tensor query_segments_;
+  Tensor kv_segments_;
+  Buffer wide_output_;
+  std::vector<Buffer> outgrown_;
+};
+
+}  // namespace
+
+Capability native_cuda_capability(const AttentionProblem& problem, Place place) {
+  if (const std::string reason = cuda_unavailable_reason(); !reason.empty()) {
+    return Capability::no(reason + ", so nothing runs on " + to_string(place));
+  }
+  if (problem.dtype != DType::float16 && problem.dtype != DType::bfloat16 &&
+      problem.dtype != DType::float32) {
+    return Capability::no("computes float16, bfloat16 and float32, not " +
+                          std::string(name_of(problem.dtype)));
+  }
+  if (problem.shape.head_dim + problem.shape.value_dim > kMostDims) {
+    return Capability::no(fmt::format("head dimensions beyond {} together do not fit on the device",
+                                      kMostDims));
+  }
+  return Capability::yes();
+}
+
+std::unique_ptr<Kernel> make_native_cuda_kernel(const AttentionProblem& problem, Device& device) {
+  return std::make_unique<NativeCudaKernel>(problem, device);
+}
+
+}  // namespace annulus

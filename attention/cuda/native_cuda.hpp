@@ -1,0 +1,15 @@
+#pragma once
+
+#include <memory>
+
+#include <annulus/attention/implementation.hpp>
+
+namespace annulus {
+
+// The native kernel on a CUDA device. A build without CUDA refuses with the reason.
+
+[[nodiscard]] Capability native_cuda_capability(const AttentionProblem& problem, Place place);
+[[nodiscard]] std::unique_ptr<Kernel> make_native_cuda_kernel(const AttentionProblem& problem,
+                                                              Device& device);
+
+}  // namespace annulus

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+namespace annulus::cuda {
+
+/// As PositionRange, for device code.
+struct DeviceRange {
+  std::int64_t start;
+  std::int64_t length;
+  std::int64_t stride;
+  std::int64_t first;  ///< local index of its first entry
+};
+
+/// One launch of the native kernel: every (batch, head, row) against the columns of up to kMaxRanges
+/// ranges. Arrays are device memory unless they are part of the struct; they travel by value.
+struct NativeArguments {
+  static constexpr int kMaxRanges = 24;
+
+  const void* query;
+  const void* key;
+  const void* value;
+  float* output;
+  float* lse;
+  // Strides in elements.
+  std::int64_t query_strides[3];   // b, t, n
+  std::int64_t key_strides[3];     // b, s, k
+  std::int64_t value_strides[3];   // b, s, k
+  std::int64_t output_strides[3];  // b, t, n
+  std::int64_t lse_strides[3];     // b, n, t
+  std::int64_t batch, rows, heads, heads_per_kv_head;
+  int head_dim, value_dim;
+  float scale;     // of q·k
+  float soft_cap;  // 0: none
+  // Mask, in global positions.
+  std::int64_t band_low, band_high;
+  const std::int32_t* query_lengths;   // [B], null: none
+  const std::int32_t* kv_lengths;      // [B], null: none
+  const std::int32_t* query_segments;  // [B,T], null: none
+  const std::int32_t* kv_segments;     // [B,S]
+  std::int64_t query_length, kv_length;
+  std::int64_t first_batch;
+  int row_ranges, column_ranges;
+  DeviceRange row_range[kMaxRanges];
+  DeviceRange column_range[kMaxRanges];
+  bool accumulate;  // go on from what output and lse hold
+};
+
+enum class NativeType { float16, bfloat16, float32 };
+
+/// Ordered by the stream. Shared memory: (head_dim + value_dim) floats per row.
+cudaError_t launch_native(const NativeArguments& arguments, NativeType type, cudaStream_t stream);
+
+}  // namespace annulus::cuda

@@ -1,0 +1,310 @@
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <cudnn.h>
+#include <fmt/format.h>
+
+#include <annulus/attention/softmax_state_cuda.hpp>
+#include <annulus/core/cuda.hpp>
+#include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/error.hpp>
+
+#include "cuda/cudnn_handle.hpp"
+#include "cuda/local_mask.hpp"
+#include "cuda/sdpa_plan.hpp"
+#include "cuda_implementations.hpp"
+
+namespace annulus {
+namespace {
+
+constexpr std::size_t kOldestVersion = 91200;       // strided LSE
+constexpr std::size_t kBrokenWindowVersion = 91400;  // see mask_obstacle
+constexpr std::int64_t kVector = 8;                 // elements of 16 bytes
+
+bool is_limited(std::int64_t side) {
+  return side != Band::kUnlimited && side != -Band::kUnlimited;
+}
+
+// Why cuDNN cannot take this band over `rows` × `columns`; empty if it can.
+std::string mask_obstacle(const Band& band, std::int64_t rows, std::int64_t columns) {
+  if (!band.limited()) return {};
+  if (rows == 1) return "a mask over a single row, which cuDNN gets wrong with grouped heads";
+  const bool left = is_limited(band.low);
+  const bool right = is_limited(band.high);
+  if ((right && band.high < 0) || (left && band.low > columns - rows) || band.low > band.high) {
+    return "some rows see nothing, for which cuDNN gives NaN";
+  }
+  if (left && band.low > 0) return "the window begins behind the first column for every row";
+  if (left && rows > columns) return "a window over more rows than columns";
+  if (left && !right && columns > 1024 && cudnnGetVersion() == kBrokenWindowVersion) {
+    return "cuDNN 9.14.0 gets windows without a right side wrong beyond 1024 columns";
+  }
+  return {};
+}
+
+std::string shape_obstacle(const AttentionBlock& block) {
+  const std::pair<const char*, const ConstTensorView*> tensors[] = {
+      {"query", &block.query}, {"key", &block.key}, {"value", &block.value}};
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor->stride(3) != 1) return fmt::format("the head dimension of {} has a stride", name);
+    for (int dim = 0; dim < 3; ++dim) {
+      if (tensor->size(dim) > 1 && tensor->stride(dim) % kVector != 0) {
+        return fmt::format("{} has strides {}, not multiples of {}", name,
+                           to_string(tensor->strides()), kVector);
+      }
+    }
+  }
+  return {};
+}
+
+SdpaDescriptor::Strides first_strides(const ConstTensorView& view) {
+  return {view.stride(0), view.stride(1), view.stride(2)};
+}
+
+Capability block_capability_of(const AttentionProblem& problem, const AttentionBlock& block) {
+  if (std::string obstacle = shape_obstacle(block); !obstacle.empty()) {
+    return Capability::no(std::move(obstacle));
+  }
+  LocalMask mask = local_mask(problem.mask, block);
+  if (mask.obstacle.empty()) {
+    mask.obstacle = mask_obstacle(mask.band, block.query.size(1), block.key.size(1));
+  }
+  return mask.obstacle.empty() ? Capability::yes() : Capability::no(std::move(mask.obstacle));
+}
+
+bool fits(const AttentionBlock& block) {
+  const Extents& query = block.query.shape();
+  const Extents& key = block.key.shape();
+  return query.rank() == 4 && key == Extents{query[0], key[1], key[2], query[3]} &&
+         block.value.shape() == Extents{key[0], key[1], key[2], block.value.size(3)} &&
+         key[2] > 0 && query[2] % key[2] == 0 && block.rows.size() == query[1] &&
+         block.columns.size() == key[1];
+}
+
+class SdpaKernel final : public Kernel {
+ public:
+  SdpaKernel(const AttentionProblem& problem, Device& device)
+      : problem_(problem), device_(device), handle_(make_cudnn_handle()) {}
+
+  void prepare(const AttentionBlock& block) override {
+    if (!is_empty(block)) (void)find(block, nullptr);
+  }
+
+  void prepare(const AttentionBlock& block, const SoftmaxState& result) override {
+    if (!is_empty(block)) (void)find(block, narrow(result) ? &result : nullptr);
+  }
+
+  void forward(const AttentionBlock& block, const SoftmaxState& result,
+               const ExecutionContext& context) override {
+    check(block, result);
+    if (is_empty(block)) return cuda::reset(result, context.stream);
+    const bool direct = narrow(result);
+    const Entry& entry = find(block, direct ? &result : nullptr);
+    const SoftmaxState target = direct ? result : half_state(block);
+    const cudaStream_t stream = CudaStream::of(context.stream).raw();
+    if (stream != stream_) {
+      check_cudnn(cudnnSetStream(handle_.get(), stream), "cudnnSetStream");
+      stream_ = stream;
+    }
+    entry.plan->run(handle_.get(),
+                    {block.query.data(), block.key.data(), block.value.data(),
+                     target.output.data(), target.lse.data(), workspace_.data()});
+    // cuDNN rounds its output to the inputs' dtype; a fused kernel of ours would save this pass.
+    if (!direct) cuda::widen(target, result, context.stream);
+  }
+
+ private:
+  // What a block looks like, and its plan. Blocks of different positions may share one.
+  struct Entry {
+    SdpaDescriptor shape;  // without the mask
+    PositionRanges rows;
+    PositionRanges columns;
+    std::int64_t first_batch;
+    bool unmasked;
+    std::shared_ptr<SdpaPlan> plan;
+  };
+
+  static bool is_empty(const AttentionBlock& block) {
+    return block.query.elements() == 0 || block.key.elements() == 0;
+  }
+
+  [[nodiscard]] bool narrow(const SoftmaxState& result) const {
+    return result.output.dtype() == problem_.dtype;
+  }
+
+  void check(const AttentionBlock& block, const SoftmaxState& result) const {
+    const Extents& query = block.query.shape();
+    const bool good =
+        fits(block) && block.query.dtype() == problem_.dtype &&
+        block.key.dtype() == problem_.dtype && block.value.dtype() == problem_.dtype &&
+        (narrow(result) || result.output.dtype() == DType::float32) &&
+        result.lse.dtype() == DType::float32 &&
+        result.output.shape() == Extents{query[0], query[1], query[2], block.value.size(3)} &&
+        result.lse.shape() == Extents{query[0], query[2], query[1]};
+    if (good) return;
+    throw InternalError(fmt::format("cuDNN attention: query {}, key {}, value {}, {} output {}, {} LSE {}",
+                                    to_string(query), to_string(block.key.shape()),
+                                    to_string(block.value.shape()),
+                                    name_of(result.output.dtype()),
+                                    to_string(result.output.shape()), name_of(result.lse.dtype()),
+                                    to_string(result.lse.shape())));
+  }
+
+  // Where cuDNN writes when the result is float32: contiguous, like the result.
+  [[nodiscard]] SoftmaxState half_state(const AttentionBlock& block) const {
+    const Extents& query = block.query.shape();
+    const Place place = device_.place();
+    return {TensorView(half_output_.data(), problem_.dtype,
+                       {query[0], query[1], query[2], block.value.size(3)}, place),
+            TensorView(half_lse_.data(), DType::float32, {query[0], query[2], query[1]}, place)};
+  }
+
+  [[nodiscard]] SdpaDescriptor describe(const AttentionBlock& block,
+                                        const SoftmaxState& target) const {
+    SdpaDescriptor d;
+    d.dtype = problem_.dtype;
+    d.batch = block.query.size(0);
+    d.rows = block.query.size(1);
+    d.columns = block.key.size(1);
+    d.heads = block.query.size(2);
+    d.kv_heads = block.key.size(2);
+    d.head_dim = block.query.size(3);
+    d.value_dim = block.value.size(3);
+    d.query = first_strides(block.query);
+    d.key = first_strides(block.key);
+    d.value = first_strides(block.value);
+    d.output = first_strides(target.output);
+    d.lse = first_strides(target.lse);
+    d.scale = static_cast<float>(problem_.logit_scale());
+    return d;
+  }
+
+  // `result` is null for a float32 one, which cuDNN does not write itself.
+  const Entry& find(const AttentionBlock& block, const SoftmaxState* result) {
+    const SdpaDescriptor shape = describe(block, result != nullptr ? *result : half_state(block));
+    for (const Entry& entry : entries_) {
+      if (entry.shape == shape && entry.unmasked == block.unmasked &&
+          (block.unmasked || (entry.first_batch == block.first_batch &&
+                              entry.rows == block.rows && entry.columns == block.columns))) {
+        return entry;
+      }
+    }
+    if (!fits(block)) throw InternalError("cuDNN attention: tensors do not fit together");
+    if (const Capability can = block_capability_of(problem_, block); !can) {
+      throw UnsupportedError("cuDNN attention: " + can.reason());
+    }
+    SdpaDescriptor descriptor = shape;
+    set_mask(descriptor, local_mask(problem_.mask, block).band);
+    std::shared_ptr<SdpaPlan> plan = plan_of(descriptor);
+    grow(workspace_, plan->workspace_bytes());
+    if (result == nullptr) {
+      const SoftmaxState half = half_state(block);
+      grow(half_output_, half.output.bytes());
+      grow(half_lse_, half.lse.bytes());
+    }
+    entries_.push_back({shape, block.rows, block.columns, block.first_batch, block.unmasked,
+                        std::move(plan)});
+    return entries_.back();
+  }
+
+  static void set_mask(SdpaDescriptor& d, const Band& band) {
+    if (is_limited(band.low)) d.left = 1 - band.low;
+    if (is_limited(band.high)) d.right = band.high;
+    // A diagonal that ends in the corner has kernels of its own in cuDNN.
+    const std::int64_t shift = d.columns - d.rows;
+    if (shift > 0 && d.right == shift) {
+      d.bottom_right = true;
+      d.right = 0;
+      if (d.left) *d.left += shift;
+    }
+  }
+
+  std::shared_ptr<SdpaPlan> plan_of(const SdpaDescriptor& descriptor) {
+    for (const auto& [known, plan] : plans_) {
+      if (known == descriptor) return plan;
+    }
+    plans_.emplace_back(descriptor, std::make_shared<SdpaPlan>(descriptor, handle_.get()));
+    return plans_.back().second;
+  }
+
+  void grow(Buffer& buffer, std::size_t bytes) {
+    if (bytes <= buffer.bytes()) return;
+    // Work in flight may still use the smaller one.
+    outgrown_.push_back(std::move(buffer));
+    buffer = device_.memory().allocate(bytes);
+  }
+
+  const AttentionProblem& problem_;
+  Device& device_;
+  Handle<CudnnHandleTraits> handle_;
+  cudaStream_t stream_ = nullptr;
+  std::vector<Entry> entries_;
+  std::vector<std::pair<SdpaDescriptor, std::shared_ptr<SdpaPlan>>> plans_;
+  Buffer workspace_;
+  Buffer half_output_;
+  Buffer half_lse_;
+  std::vector<Buffer> outgrown_;
+};
+
+class SdpaImplementation final : public Implementation {
+ public:
+  [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
+
+  [[nodiscard]] Capability capability(const AttentionProblem& problem, Place place) const override {
+    if (place.is_host()) return Capability::no("cuDNN runs on CUDA devices, not on the CPU");
+    if (problem.dtype != DType::float16 && problem.dtype != DType::bfloat16) {
+      return Capability::no("cuDNN computes float16 and bfloat16, not " +
+                            std::string(name_of(problem.dtype)));
+    }
+    if (problem.soft_cap) return Capability::no("cuDNN has no soft cap");
+    if (!(problem.logit_scale() > 0)) {
+      return Capability::no("cuDNN takes the largest logit before scaling: the scale must be positive");
+    }
+    const std::int64_t dim = problem.shape.head_dim;
+    const std::int64_t value_dim = problem.shape.value_dim;
+    const bool known = (dim == value_dim && dim <= 256) || (dim == 192 && value_dim == 128);
+    if (!known || dim % kVector != 0) {
+      return Capability::no(fmt::format(
+          "cuDNN takes equal head dimensions, multiples of {} up to 256, or 192 with 128 for "
+          "values, not {} with {}",
+          kVector, dim, value_dim));
+    }
+    if (cudnnGetVersion() < kOldestVersion) {
+      return Capability::no(fmt::format("cuDNN {} is loaded, but {} or newer is needed",
+                                        cudnnGetVersion(), kOldestVersion));
+    }
+    if (const std::string reason = cuda_unavailable_reason(); !reason.empty()) {
+      return Capability::no(reason);
+    }
+    int major = 0;
+    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, place.device),
+               "cudaDeviceGetAttribute");
+    if (major < 8) return Capability::no("cuDNN attention needs compute capability 8.0");
+    return Capability::yes();
+  }
+
+  /// What cuDNN itself says about a block is known only when its plan is built: Kernel::prepare
+  /// throws UnsupportedError then.
+  [[nodiscard]] Capability block_capability(const AttentionProblem& problem,
+                                            const AttentionBlock& block) const override {
+    return block_capability_of(problem, block);
+  }
+
+  [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
+                                                    Device& device) const override {
+    return std::make_unique<SdpaKernel>(problem, device);
+  }
+
+ private:
+  std::vector<std::string> names_{"sdpa", "cudnn", "cuda_flash_attn2"};
+};
+
+}  // namespace
+
+std::unique_ptr<Implementation> make_sdpa_implementation() {
+  return std::make_unique<SdpaImplementation>();
+}
+
+}  // namespace annulus

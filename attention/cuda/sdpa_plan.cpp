@@ -1,0 +1,124 @@
+// The one source that sees cudnn-frontend, which takes long to compile.
+#include "cuda/sdpa_plan.hpp"
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <cudnn_frontend.h>
+#include <fmt/format.h>
+
+#include <annulus/attention/cuda_versions.hpp>
+
+#include "cuda/cudnn_handle.hpp"
+
+namespace annulus {
+namespace {
+
+namespace fe = cudnn_frontend;
+
+using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+enum Uid : std::int64_t { kQuery = 1, kKey, kValue, kOutput, kLse };
+
+fe::DataType_t data_type(DType dtype) {
+  return dtype == DType::float16 ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16;
+}
+
+// cuDNN's dimensions are [b, heads, positions, D].
+std::vector<std::int64_t> head_major(const SdpaDescriptor::Strides& strides) {
+  return {strides[0], strides[2], strides[1], 1};
+}
+
+std::string version_text(std::size_t version) {
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+}  // namespace
+
+struct SdpaPlan::Graph {
+  fe::graph::Graph graph;
+  std::size_t workspace = 0;
+  std::unordered_map<std::int64_t, void*> pointers;
+};
+
+SdpaPlan::SdpaPlan(const SdpaDescriptor& d, cudnnHandle_t handle)
+    : graph_(std::make_unique<Graph>()) {
+  fe::graph::Graph& graph = graph_->graph;
+  graph.set_io_data_type(data_type(d.dtype))
+      .set_intermediate_data_type(fe::DataType_t::FLOAT)
+      .set_compute_data_type(fe::DataType_t::FLOAT);
+  const auto input = [&](const char* name, Uid uid, std::vector<std::int64_t> dims,
+                         const SdpaDescriptor::Strides& strides) {
+    return graph.tensor(fe::graph::Tensor_attributes()
+                            .set_name(name)
+                            .set_uid(uid)
+                            .set_dim(dims)
+                            .set_stride(head_major(strides)));
+  };
+  const Tensor query =
+      input("query", kQuery, {d.batch, d.heads, d.rows, d.head_dim}, d.query);
+  const Tensor key = input("key", kKey, {d.batch, d.kv_heads, d.columns, d.head_dim}, d.key);
+  const Tensor value =
+      input("value", kValue, {d.batch, d.kv_heads, d.columns, d.value_dim}, d.value);
+
+  auto attributes = fe::graph::SDPA_attributes()
+                        .set_name("sdpa")
+                        .set_generate_stats(true)
+                        .set_attn_scale(d.scale)
+                        .set_implementation(fe::AttentionImplementation_t::COMPOSITE)
+                        .set_diagonal_alignment(d.bottom_right
+                                                    ? fe::DiagonalAlignment_t::BOTTOM_RIGHT
+                                                    : fe::DiagonalAlignment_t::TOP_LEFT);
+  if (d.left) attributes.set_diagonal_band_left_bound(static_cast<int>(*d.left));
+  if (d.right) attributes.set_diagonal_band_right_bound(static_cast<int>(*d.right));
+  const auto [output, stats] = graph.sdpa(query, key, value, attributes);
+  output->set_output(true)
+      .set_uid(kOutput)
+      .set_dim({d.batch, d.heads, d.rows, d.value_dim})
+      .set_stride(head_major(d.output));
+  stats->set_output(true)
+      .set_uid(kLse)
+      .set_data_type(fe::DataType_t::FLOAT)
+      .set_dim({d.batch, d.heads, d.rows, 1})
+      .set_stride({d.lse[0], d.lse[1], d.lse[2], 1});
+
+  const auto check = [](const fe::error_t& status, const char* step) {
+    if (status.is_good()) return;
+    throw UnsupportedError(fmt::format("cuDNN attention: {}: {}", step, status.get_message()));
+  };
+  check(graph.validate(), "checking the graph");
+  check(graph.build_operation_graph(handle), "building the graph");
+  check(graph.create_execution_plans({fe::HeurMode_t::A}), "looking for an engine");
+  check(graph.check_support(), "looking for an engine");
+  check(graph.build_plans(), "building the plan");
+  std::int64_t bytes = 0;
+  check(graph.get_workspace_size(bytes), "asking for the workspace");
+  graph_->workspace = static_cast<std::size_t>(bytes);
+}
+
+SdpaPlan::~SdpaPlan() = default;
+
+std::size_t SdpaPlan::workspace_bytes() const noexcept {
+  return graph_->workspace;
+}
+
+void SdpaPlan::run(cudnnHandle_t handle, const Arguments& arguments) {
+  // cuDNN takes its inputs through the same map as its outputs.
+  std::unordered_map<std::int64_t, void*>& pointers = graph_->pointers;
+  pointers[kQuery] = const_cast<void*>(arguments.query);
+  pointers[kKey] = const_cast<void*>(arguments.key);
+  pointers[kValue] = const_cast<void*>(arguments.value);
+  pointers[kOutput] = arguments.output;
+  pointers[kLse] = arguments.lse;
+  const fe::error_t status = graph_->graph.execute(handle, pointers, arguments.workspace);
+  if (status.is_bad()) throw CudnnError("cuDNN attention: " + status.get_message());
+}
+
+CudnnVersions cudnn_versions() {
+  return {version_text(CUDNN_VERSION), version_text(cudnnGetVersion()),
+          fmt::format("{}.{}.{}", CUDNN_FRONTEND_MAJOR_VERSION, CUDNN_FRONTEND_MINOR_VERSION,
+                      CUDNN_FRONTEND_PATCH_VERSION)};
+}
+
+}  // namespace annulus

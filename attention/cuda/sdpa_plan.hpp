@@ -1,0 +1,61 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include <cudnn.h>
+
+#include <annulus/core/dtype.hpp>
+
+namespace annulus {
+
+/// All that a plan for cuDNN's scaled dot-product attention depends on. Strides count elements; the
+/// head dimensions have stride 1.
+struct SdpaDescriptor {
+  using Strides = std::array<std::int64_t, 3>;
+
+  DType dtype = DType::bfloat16;  ///< of query, key, value and output
+  std::int64_t batch = 0, rows = 0, columns = 0, heads = 0, kv_heads = 0;
+  std::int64_t head_dim = 0, value_dim = 0;
+  Strides query{}, key{}, value{}, output{};  ///< of batch, position, head
+  Strides lse{};                              ///< of batch, head, position
+  float scale = 1;
+  /// Local row r sees local column c only if c ≤ r + right, and only if c > r − left. With
+  /// bottom_right the r of both is counted so that the last row stands on the last column.
+  std::optional<std::int64_t> left, right;
+  bool bottom_right = false;
+
+  bool operator==(const SdpaDescriptor&) const = default;
+};
+
+/// One built plan: slow to make, cheap to run. Output of the inputs' dtype, LSE float32.
+class SdpaPlan {
+ public:
+  /// Throws UnsupportedError with cuDNN's words if it has no engine for this.
+  SdpaPlan(const SdpaDescriptor& descriptor, cudnnHandle_t handle);
+  ~SdpaPlan();
+  SdpaPlan(const SdpaPlan&) = delete;
+  SdpaPlan& operator=(const SdpaPlan&) = delete;
+
+  [[nodiscard]] std::size_t workspace_bytes() const noexcept;
+
+  struct Arguments {
+    const void* query;
+    const void* key;
+    const void* value;
+    void* output;
+    void* lse;
+    void* workspace;  ///< workspace_bytes()
+  };
+  /// On the handle's stream. Throws CudnnError, among others for addresses that are no multiple of 16.
+  void run(cudnnHandle_t handle, const Arguments& arguments);
+
+ private:
+  struct Graph;
+  std::unique_ptr<Graph> graph_;
+};
+
+}  // namespace annulus

@@ -1,0 +1,127 @@
+#include <annulus/core/cuda.hpp>
+#include <annulus/core/cuda_stream.hpp>
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace annulus {
+namespace {
+
+std::string version_text(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+class CudaMemoryPool final : public MemoryPool {
+ public:
+  explicit CudaMemoryPool(int device) : MemoryPool(Place::cuda(device)) {}
+  ~CudaMemoryPool() override { trim(); }
+
+ protected:
+  void* system_allocate(std::size_t bytes) override {
+    void* data = nullptr;
+    if (const cudaError_t code = cudaMalloc(&data, bytes); code != cudaSuccess) {
+      (void)cudaGetLastError();
+      throw CudaError(fmt::format("{}: allocating {} bytes", to_string(place()), bytes), code);
+    }
+    return data;
+  }
+  void system_free(void* data, std::size_t /*bytes*/) noexcept override { (void)cudaFree(data); }
+};
+
+class PinnedMemoryPool final : public MemoryPool {
+ public:
+  PinnedMemoryPool() : MemoryPool(Place::host()) {}
+  ~PinnedMemoryPool() override { trim(); }
+
+ protected:
+  void* system_allocate(std::size_t bytes) override {
+    void* data = nullptr;
+    check_cuda(cudaMallocHost(&data, bytes), "cudaMallocHost");
+    return data;
+  }
+  void system_free(void* data, std::size_t /*bytes*/) noexcept override {
+    (void)cudaFreeHost(data);
+  }
+};
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(int index) : index_(index), memory_(index) {}
+  [[nodiscard]] Place place() const noexcept override { return Place::cuda(index_); }
+  [[nodiscard]] MemoryPool& memory() noexcept override { return memory_; }
+  [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string name, Watchdog watchdog,
+                                                    Tracer* /*tracer*/) override {
+    return std::make_unique<CudaStream>(std::move(name), index_, watchdog);
+  }
+  void copy(const ConstTensorView& source, const TensorView& destination,
+            Stream& stream) override {
+    if (!source.is_contiguous() || !destination.is_contiguous() ||
+        !(source.shape() == destination.shape()) || source.dtype() != destination.dtype()) {
+      throw InternalError("copy between host and device of tensors that differ or have gaps");
+    }
+    check_cuda(cudaMemcpyAsync(destination.data(), source.data(), source.bytes(),
+                               cudaMemcpyDefault, CudaStream::of(stream).raw()),
+               "cudaMemcpyAsync");
+  }
+
+ private:
+  int index_;
+  CudaMemoryPool memory_;
+};
+
+}  // namespace
+
+std::string cuda_unavailable_reason() {
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code != cudaSuccess) {
+    (void)cudaGetLastError();
+    return fmt::format("no CUDA device: {}", cudaGetErrorString(code));
+  }
+  return count > 0 ? "" : "no CUDA device is visible";
+}
+
+std::vector<CudaDeviceInfo> cuda_devices() {
+  std::vector<CudaDeviceInfo> devices;
+  if (!cuda_unavailable_reason().empty()) return devices;
+  int count = 0;
+  check_cuda(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  for (int index = 0; index < count; ++index) {
+    cudaDeviceProp properties{};
+    check_cuda(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+    std::string uuid;
+    for (const char byte : properties.uuid.bytes) {
+      uuid += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+    }
+    devices.push_back({properties.name, properties.major * 10 + properties.minor,
+                       properties.multiProcessorCount, properties.totalGlobalMem, uuid});
+  }
+  return devices;
+}
+
+CudaVersions cuda_versions() {
+  int runtime = 0;
+  int driver = 0;
+  (void)cudaRuntimeGetVersion(&runtime);
+  (void)cudaDriverGetVersion(&driver);
+  return {version_text(CUDART_VERSION), version_text(runtime),
+          driver == 0 ? "no driver" : version_text(driver)};
+}
+
+std::unique_ptr<Device> make_cuda_device(int index) {
+  if (const std::string reason = cuda_unavailable_reason(); !reason.empty()) {
+    throw UnsupportedError(reason);
+  }
+  check_cuda(cudaSetDevice(index), "cudaSetDevice");
+  return std::make_unique<CudaDevice>(index);
+}
+
+std::unique_ptr<MemoryPool> make_pinned_memory_pool() {
+  if (const std::string reason = cuda_unavailable_reason(); !reason.empty()) {
+    throw UnsupportedError(reason);
+  }
+  return std::make_unique<PinnedMemoryPool>();
+}
+
+}  // namespace annulus

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <annulus/core/device.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+/// The CUDA side of core, without CUDA's own types: callers look the same in a build without CUDA.
+namespace annulus {
+
+struct CudaDeviceInfo {
+  std::string name;            ///< "NVIDIA H200"
+  int compute_capability = 0;  ///< 90 for 9.0
+  int multiprocessors = 0;
+  std::size_t memory_bytes = 0;
+  std::string uuid;
+};
+
+struct CudaVersions {
+  std::string built;   ///< runtime that the build saw; "not built"
+  std::string loaded;  ///< runtime in use
+  std::string driver;  ///< newest CUDA that the driver serves
+};
+
+/// Why there is no GPU to be had: "" if there is one, otherwise "this build has no CUDA", "no device: …".
+[[nodiscard]] std::string cuda_unavailable_reason();
+/// Devices that CUDA_VISIBLE_DEVICES leaves visible; empty when there are none or no CUDA.
+[[nodiscard]] std::vector<CudaDeviceInfo> cuda_devices();
+[[nodiscard]] CudaVersions cuda_versions();
+
+/// The device with this index among the visible ones, made current for the calling thread. Throws
+/// UnsupportedError with the reason when there is none.
+[[nodiscard]] std::unique_ptr<Device> make_cuda_device(int index);
+
+/// Page-locked host memory, for staging between files and device.
+[[nodiscard]] std::unique_ptr<MemoryPool> make_pinned_memory_pool();
+
+}  // namespace annulus

@@ -1,0 +1,63 @@
+#pragma once
+
+// Only for sources that are compiled with CUDA.
+
+#include <annulus/core/error.hpp>
+#include <annulus/core/handle.hpp>
+#include <annulus/core/stream.hpp>
+#include <annulus/core/trace.hpp>
+#include <annulus/core/watchdog.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <string>
+
+namespace annulus {
+
+/// A CUDA call returned an error; the message has the call and CUDA's own text.
+class CudaError : public LibraryError {
+ public:
+  CudaError(const std::string& call, cudaError_t code);
+};
+
+/// Throws CudaError unless `code` is cudaSuccess.
+void check_cuda(cudaError_t code, const char* call);
+
+struct CudaStreamTraits {
+  using Raw = cudaStream_t;
+  static Raw null() noexcept { return nullptr; }
+  static void release(Raw raw) noexcept;
+};
+struct CudaEventTraits {
+  using Raw = cudaEvent_t;
+  static Raw null() noexcept { return nullptr; }
+  static void release(Raw raw) noexcept;
+};
+
+/// A CUDA stream of the current device.
+class CudaStream final : public Stream {
+ public:
+  CudaStream(std::string name, int device, Watchdog watchdog);
+
+  [[nodiscard]] const std::string& name() const noexcept override { return name_; }
+  [[nodiscard]] Place place() const noexcept override { return Place::cuda(device_); }
+  [[nodiscard]] std::shared_ptr<Event> record() override;
+  /// A CUDA event makes the stream wait; any other makes the calling thread wait.
+  void wait(std::shared_ptr<Event> event) override;
+  void synchronize() override;
+  /// The device advances by itself.
+  void progress() override {}
+
+  [[nodiscard]] cudaStream_t raw() const noexcept { return stream_.get(); }
+  /// The CUDA stream behind `stream`; throws InternalError for another kind.
+  static CudaStream& of(Stream& stream);
+
+ private:
+  std::string name_;
+  int device_;
+  Watchdog watchdog_;
+  Handle<CudaStreamTraits> stream_;
+};
+
+}  // namespace annulus

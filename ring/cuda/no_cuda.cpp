@@ -1,0 +1,11 @@
+#include <annulus/core/error.hpp>
+
+#include "cuda/cuda_operations.hpp"
+
+namespace annulus::ring {
+
+std::unique_ptr<LocalOperations> make_cuda_operations() {
+  throw UnsupportedError("this build has no CUDA");
+}
+
+}  // namespace annulus::ring

@@ -12,21 +12,23 @@ namespace {
 class AbsentImplementation final : public Implementation {
  public:
   AbsentImplementation(std::vector<std::string> names, const std::string& what)
-      : names_(std::move(names)), error_(what + " needs a build with CUDA") {}
+      : names_(std::move(names)), what_(what + " needs a build with CUDA") {}
 
   [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
   [[nodiscard]] Capability capability(const AttentionProblem& /*problem*/,
                                       Place /*place*/) const override {
-    return Capability::no(error_.what());
+    return Capability::no(error().what());
   }
   void forward(const AttentionProblem& /*problem*/, const AttentionBlock& /*block*/,
                const SoftmaxState& /*result*/, const ExecutionContext& /*context*/) const override {
-    throw error_;
+    throw error();
   }
 
  private:
+  [[nodiscard]] NotAvailableError error() const { return NotAvailableError(what_); }
+
   std::vector<std::string> names_;
-  NotAvailableError error_;
+  std::string what_;
 };
 
 }  // namespace

@@ -43,10 +43,10 @@ struct AttentionBlock {
 
 /// What a local call runs on.
 struct ExecutionContext {
-  Stream& stream;      ///< the work is submitted here
-  Stream* background;  ///< moved along while a CPU kernel runs; may be null
-  MemoryPool& memory;  ///< for workspace, of the stream's place
-  int threads = 1;     ///< CPU threads that the call may use
+  Stream& stream;                ///< the work is submitted here
+  Stream* background = nullptr;  ///< moved along while a CPU kernel runs; may be null
+  MemoryPool& memory;            ///< for workspace, of the stream's place
+  int threads = 1;               ///< CPU threads that the call may use
 };
 
 /// A local attention kernel. Stateless: one object serves all problems and threads.

@@ -76,7 +76,7 @@ class Executor {
   std::unique_ptr<LocalOperations> operations_;
   std::vector<KvStorage> buffers_;  // by plan index; that of the input is unused
   Tensor accumulator_;              // float32 [b,t,n,Dv]; unused when the output itself is float32
-  Tensor lse_;          // float64 [b,n,t]
+  Tensor lse_;                      // float64 [b,n,t]
   Tensor partial_output_;
   Tensor partial_lse_;
   std::vector<Send> sends_;

@@ -29,8 +29,11 @@ elseif(ANNULUS_CUDA)
       set(CMAKE_CUDA_COMPILER_LAUNCHER ${ANNULUS_CCACHE})
     endif()
     enable_language(CUDA)
-    # CMake 3.25 does not know that nvcc has C++20.
-    string(APPEND CMAKE_CUDA_FLAGS " -std=c++20")
+    # CMake takes CMAKE_CXX_STANDARD for CUDA too, but 3.25 does not know that nvcc has C++20.
+    if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+    endif()
     find_package(CUDAToolkit 12.0 REQUIRED)
     set(ANNULUS_HAS_CUDA TRUE)
 

@@ -200,7 +200,8 @@ class Bench {
         world, [&] { return ring::shard_operands(problem, setup.mesh, setup.layout); });
     const std::unique_ptr<Device> opened = open_device(options_.device, mesh_);
     Device& device = *opened;
-    HostMemoryPool host;
+    HostMemoryPool staging;
+    MemoryPool& host = device.place().is_host() ? device.memory() : staging;
     TraceCollector collector;
     Tracer tracer;
     tracer.add_sink(collector);

@@ -134,7 +134,7 @@ void draw_heads(Draws& draws, int shards, AttentionShape& shape) {
     return;
   }
   shape.kv_heads = shards * draws.between(1, std::max(1, 4 / shards));
-  const std::int64_t ratio = draws.pick<std::int64_t>({1, 1, 2, 2, 3, 4, 8});
+  const auto ratio = draws.pick<std::int64_t>({1, 1, 2, 2, 3, 4, 8});
   shape.heads = shape.kv_heads * std::min(ratio, std::max<std::int64_t>(1, 8 / shape.kv_heads));
 }
 

@@ -150,7 +150,8 @@ ExitCode run_command(const CommandContext& context) {
     if (leader) report_files.emplace(options.json, options.csv);
   });
 
-  HostMemoryPool memory;
+  HostMemoryPool staging;
+  MemoryPool& memory = device.place().is_host() ? device.memory() : staging;
   Tensor query, key, value, output, lse;
   collectively(world, [&] {
     const TraceScope scope(&tracer, "files", {TraceCategory::file, "read"});

@@ -140,7 +140,9 @@ Report make_report(const Options& options, int ranks) {
 // "causal+offset:3+window:8,0": no spaces, so that columns stay columns.
 std::string mask_cell(const Mask& mask) {
   std::string cell = to_string(mask);
-  for (std::size_t at; (at = cell.find(", ")) != std::string::npos;) cell.replace(at, 2, "+");
+  for (auto at = cell.find(", "); at != std::string::npos; at = cell.find(", ")) {
+    cell.replace(at, 2, "+");
+  }
   std::replace(cell.begin(), cell.end(), ' ', ':');
   return cell;
 }

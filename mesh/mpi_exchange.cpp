@@ -1,6 +1,7 @@
 #include "mpi_exchange.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <utility>
 
@@ -16,7 +17,7 @@ namespace {
 
 std::string human_bytes(std::int64_t bytes) {
   if (bytes < 1024) return fmt::format("{} B", bytes);
-  constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB"};
+  constexpr std::array<const char*, 4> kUnits{"KiB", "MiB", "GiB", "TiB"};
   auto value = static_cast<double>(bytes) / 1024;
   std::size_t unit = 0;
   while (value >= 1024 && unit + 1 < std::size(kUnits)) {

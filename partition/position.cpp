@@ -53,14 +53,14 @@ std::optional<LocalPosition> PositionRanges::local(GlobalPosition global) const 
   return std::nullopt;
 }
 
-PositionRanges PositionRanges::slice(LocalRange wanted) const {
+PositionRanges PositionRanges::slice(LocalRange range) const {
   std::vector<PositionRange> pieces;
   std::int64_t before = 0;
-  for (const PositionRange& range : ranges_) {
-    const std::int64_t begin = std::max(wanted.begin.value() - before, std::int64_t{0});
-    const std::int64_t end = std::min(wanted.end().value() - before, range.length);
-    if (begin < end) pieces.push_back(range.slice(begin, end - begin));
-    before += range.length;
+  for (const PositionRange& held : ranges_) {
+    const std::int64_t begin = std::max(range.begin.value() - before, std::int64_t{0});
+    const std::int64_t end = std::min(range.end().value() - before, held.length);
+    if (begin < end) pieces.push_back(held.slice(begin, end - begin));
+    before += held.length;
   }
   return PositionRanges(std::move(pieces));
 }

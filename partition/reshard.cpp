@@ -95,7 +95,7 @@ void reshard(Mesh& mesh, Stream& stream, MemoryPool& pool, const NamedSharding& 
   const Buffer send_buffer = pool.allocate(outgoing);
   const Buffer receive_buffer = pool.allocate(incoming);
   Cursor packed(send_buffer.data());
-  std::byte* arriving = static_cast<std::byte*>(receive_buffer.data());
+  auto* arriving = static_cast<std::byte*>(receive_buffer.data());
   std::vector<Send> sends;
   std::vector<Receive> receives;
   for (const ReshardTransfer& transfer : plan.transfers) {

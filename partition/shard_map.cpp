@@ -165,7 +165,7 @@ std::vector<ShardedTensor> shard_map(Mesh& mesh, Stream& stream, MemoryPool& poo
     }
     Tensor& shard = moved.emplace_back(argument.dtype(), wanted[i].local_shape(mesh.rank()), pool);
     reshard(mesh, stream, pool, argument.sharding(), argument.local(), wanted[i], shard.view());
-    shards.push_back(shard.view());
+    shards.emplace_back(shard.view());
   }
 
   std::vector<Tensor> results = collectively(world, [&] { return run_body(map, shards); });

@@ -1,6 +1,7 @@
 #include "native/tile_kernel.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -42,9 +43,9 @@ TileKernel::TileKernel(const AttentionProblem& problem, const AttentionBlock& bl
       value_dim_(block.value.size(3)),
       row_softmax_(static_cast<std::size_t>(max_rows)) {
   const std::int64_t columns = std::min(kTileColumns, block.key.size(1));
-  const std::int64_t sizes[] = {max_rows * dim_, max_rows * kLogitStride, max_rows * value_dim_,
-                                columns * dim_, columns * value_dim_};
-  float** const parts[] = {&queries_, &logits_, &accumulator_, &keys_, &values_};
+  const std::array sizes{max_rows * dim_, max_rows * kLogitStride, max_rows * value_dim_,
+                         columns * dim_, columns * value_dim_};
+  const std::array parts{&queries_, &logits_, &accumulator_, &keys_, &values_};
   std::int64_t total = 0;
   for (const std::int64_t size : sizes) total += round_up(size);
   workspace_ = memory.allocate(static_cast<std::size_t>(total) * sizeof(float));

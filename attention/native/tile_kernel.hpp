@@ -72,11 +72,11 @@ class TileKernel {
   const std::int64_t value_dim_;
   std::vector<RowSoftmax> row_softmax_;  // per stacked row
   Buffer workspace_;
-  float* queries_;      // [max_rows, D]
-  float* logits_;       // [max_rows, kLogitStride]
-  float* accumulator_;  // [max_rows, Dv], not yet divided by the sum
-  float* keys_;         // [kTileColumns, D], for keys that cannot be read in place
-  float* values_;       // [kTileColumns, Dv], likewise
+  float* queries_ = nullptr;      // [max_rows, D]
+  float* logits_ = nullptr;       // [max_rows, kLogitStride]
+  float* accumulator_ = nullptr;  // [max_rows, Dv], not yet divided by the sum
+  float* keys_ = nullptr;         // [kTileColumns, D], for keys that cannot be read in place
+  float* values_ = nullptr;       // [kTileColumns, Dv], likewise
 };
 
 }  // namespace annulus

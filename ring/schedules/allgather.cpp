@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cstddef>
 
 #include "schedules/schedules.hpp"
@@ -72,7 +73,7 @@ RankPlan plan_allgather(const RankContext& context, const PlanOptions& options) 
   const std::int64_t slots =
       placed.empty() ? 0 : placed.back().slot + placed.back().piece.columns.count;
 
-  int receive[2] = {-1, -1};
+  std::array<int, 2> receive{-1, -1};
   builder.add_block(0, 0, builder.own_columns());
   for (std::size_t g = 0; g < groups.size(); ++g) {
     if (sent.count > 0) {

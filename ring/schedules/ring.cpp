@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <utility>
 
@@ -112,8 +113,10 @@ RankPlan plan_ring(const RankContext& context) {
 
   const HeadRange kv_heads{0, context.operands.key.local_shape(context.rank)[2]};
   const int packed = sent_own.count > 0 ? builder.add_packed(sent_own, kv_heads) : -1;
-  int receive[2] = {-1, -1};
-  const auto buffer_of = [&](int hop) -> int& { return receive[hop % 2]; };
+  std::array<int, 2> receive{-1, -1};
+  const auto buffer_of = [&](int hop) -> int& {
+    return receive[static_cast<std::size_t>(hop % 2)];
+  };
 
   builder.add_block(0, 0, builder.own_columns());
   for (int hop = 1; hop < ranks; ++hop) {

@@ -72,7 +72,7 @@ std::vector<PlacedPiece> StepBuilder::own_columns() const {
   return placed;
 }
 
-void StepBuilder::add_block(std::size_t step_index, int buffer,
+void StepBuilder::add_block(std::size_t index, int buffer,
                             const std::vector<PlacedPiece>& columns) {
   Block block;
   block.buffer = buffer;
@@ -110,7 +110,7 @@ void StepBuilder::add_block(std::size_t step_index, int buffer,
           block.merge || (overlap(block.rows, other.rows) && overlap(block.heads, other.heads));
     }
   }
-  step(step_index).blocks.push_back(std::move(block));
+  step(index).blocks.push_back(std::move(block));
 }
 
 void StepBuilder::add_transfer(std::vector<Transfer>& transfers, int peer, int origin, int buffer,

@@ -32,14 +32,14 @@ class StepBuilder {
 
   /// The rank's own columns, as they lie in the input buffer.
   [[nodiscard]] std::vector<PlacedPiece> own_columns() const;
-  /// Adds to a step the block of all rows that see any of these columns of `buffer`, which lie
-  /// there without gaps between them. Nothing is added if none does. Blocks must be added in the
-  /// order of the steps.
-  void add_block(std::size_t step, int buffer, const std::vector<PlacedPiece>& columns);
+  /// Adds to step `index` the block of all rows that see any of these columns of `buffer`, which
+  /// lie there without gaps between them. Nothing is added if none does. Blocks must be added in
+  /// the order of the steps.
+  void add_block(std::size_t index, int buffer, const std::vector<PlacedPiece>& columns);
 
-  /// Adds one message.
-  void add_send(std::size_t step, int peer, int origin, int buffer, LocalRange slots);
-  void add_receive(std::size_t step, int peer, int origin, int buffer, LocalRange slots);
+  /// Adds one message to step `index`.
+  void add_send(std::size_t index, int peer, int origin, int buffer, LocalRange slots);
+  void add_receive(std::size_t index, int peer, int origin, int buffer, LocalRange slots);
 
   /// Drops steps at the end that do nothing, and hands the plan over.
   [[nodiscard]] RankPlan finish();

@@ -45,7 +45,7 @@ struct AttentionBlock {
 /// What a local call runs on.
 struct ExecutionContext {
   Stream& stream;      ///< the work is submitted here
-  Stream* background;  ///< moved along while a CPU kernel runs; may be null
+  Stream* background = nullptr;  ///< moved along while a CPU kernel runs; may be null
   int threads = 1;     ///< CPU threads that the call may use
 };
 

@@ -97,7 +97,7 @@ class Mask {
  private:
   /// Neighbouring positions with the same id ≥ 0.
   struct Run {
-    std::int32_t id;
+    std::int32_t id = -1;
     GlobalPosition begin;
     GlobalPosition end;
   };

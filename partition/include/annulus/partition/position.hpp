@@ -26,7 +26,8 @@ class StrongPosition {
   constexpr StrongPosition() = default;
   constexpr explicit StrongPosition(std::int64_t value) : value_(value) {}
   [[nodiscard]] constexpr std::int64_t value() const noexcept { return value_; }
-  constexpr auto operator<=>(const StrongPosition&) const = default;
+  constexpr auto operator<=>(const StrongPosition&) const =
+      default;  // NOLINT(modernize-use-nullptr)
   friend constexpr StrongPosition operator+(StrongPosition a, std::int64_t n) {
     return StrongPosition(a.value_ + n);
   }

@@ -28,4 +28,6 @@ set(version ${PROJECT_BINARY_DIR}/annulus-config-version.cmake)
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/annulus-config.cmake.in ${config}
   INSTALL_DESTINATION ${annulus_package_dir} NO_SET_AND_CHECK_MACRO)
 write_basic_package_version_file(${version} COMPATIBILITY SameMinorVersion)
-install(FILES ${config} ${version} DESTINATION ${annulus_package_dir})
+install(FILES ${config} ${version}
+  ${PROJECT_SOURCE_DIR}/cmake/FindCUDNN.cmake ${PROJECT_SOURCE_DIR}/cmake/FindNCCL.cmake
+  DESTINATION ${annulus_package_dir})

@@ -228,9 +228,10 @@ class Verifier {
 
   /// A drawn problem: it is legal, so an error that all ranks share is a failure like any other.
   void verify_drawn(const NamedCase& named) {
+    Mesh& mesh = meshes_.get(named.mesh);
+    Device& computing = device(mesh);  // that there is none is no failure of the problem
     try {
-      Mesh& mesh = meshes_.get(named.mesh);
-      add_result(named, verify_sharded(named.sharded, mesh, registry_, device(mesh)));
+      add_result(named, verify_sharded(named.sharded, mesh, registry_, computing));
     } catch (const UserError& error) {
       add_refused(named, error);
     } catch (const AgreedFailure& error) {

@@ -39,9 +39,8 @@ View with_four_dimensions(const View& view) {
 template <int bytes, class View>
 auto in_units(const View& view, int width) {
   using Byte = Unit<bytes>;
-  using Pointer =
-      std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(view.data())>>, const Byte,
-                         Byte>;
+  using Pointer = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(view.data())>>,
+                                     const Byte, Byte>;
   auto units = strided<Pointer>(view);
   for (std::int64_t& stride : units.strides) stride /= width;
   return units;
@@ -62,18 +61,17 @@ void launch(const ConstTensorView& from, const TensorView& to, int width, cudaSt
 void copy(const ConstTensorView& source, const TensorView& destination, Stream& stream) {
   if (!(source.shape() == destination.shape()) || source.dtype() != destination.dtype() ||
       source.rank() > 4) {
-    throw InternalError("copy of " + std::string(name_of(source.dtype())) + " " +
-                        to_string(source.shape()) + " to " +
-                        std::string(name_of(destination.dtype())) + " " +
-                        to_string(destination.shape()));
+    throw InternalError(
+        "copy of " + std::string(name_of(source.dtype())) + " " + to_string(source.shape()) +
+        " to " + std::string(name_of(destination.dtype())) + " " + to_string(destination.shape()));
   }
   if (destination.elements() == 0) return;
   const cudaStream_t raw = CudaStream::of(stream).raw();
   const ConstTensorView from = with_four_dimensions(source);
   const TensorView to = with_four_dimensions(destination);
   const int element = static_cast<int>(size_of(from.dtype()));
-  const bool together = (from.size(3) == 1 || from.stride(3) == 1) &&
-                        (to.size(3) == 1 || to.stride(3) == 1);
+  const bool together =
+      (from.size(3) == 1 || from.stride(3) == 1) && (to.size(3) == 1 || to.stride(3) == 1);
   const int width = 16 / element;
   if (together && width > 1 && tiled_by(from, width) && tiled_by(to, width)) {
     launch<16>(from, to, width, raw);

@@ -1,11 +1,10 @@
 #pragma once
 
+#include <cudnn.h>
+#include <string>
+
 #include <annulus/core/error.hpp>
 #include <annulus/core/handle.hpp>
-
-#include <cudnn.h>
-
-#include <string>
 
 namespace annulus {
 

@@ -25,8 +25,8 @@ std::vector<PositionRange> joined(const PositionRanges& positions) {
     if (!runs.empty()) {
       PositionRange& last = runs.back();
       const std::int64_t step = range.start - last.last();
-      const bool fits = (last.length == 1 || last.stride == step) &&
-                        (range.length == 1 || range.stride == step);
+      const bool fits =
+          (last.length == 1 || last.stride == step) && (range.length == 1 || range.stride == step);
       if (fits && step > 0) {
         last.stride = step;
         last.length += range.length;
@@ -84,8 +84,9 @@ LocalMask local_mask(const Mask& mask, const AttentionBlock& block) {
   } else if (rows == columns && ascending(rows) && global.low == -kUnlimited && global.high == 0) {
     band.high = 0;
   } else {
-    return {{}, fmt::format("rows {} against columns {} do not keep the mask's diagonal straight",
-                            to_string(block.rows), to_string(block.columns))};
+    return {{},
+            fmt::format("rows {} against columns {} do not keep the mask's diagonal straight",
+                        to_string(block.rows), to_string(block.columns))};
   }
   if (band.low <= 1 - row_count) band.low = -kUnlimited;
   if (band.high >= column_count - 1) band.high = kUnlimited;

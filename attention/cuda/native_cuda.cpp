@@ -35,9 +35,9 @@ cuda::NativeType native_type(DType dtype) {
 Tensor upload(std::span<const std::int32_t> values, MemoryPool& memory) {
   if (values.empty()) return {};
   Tensor tensor(DType::int32, {static_cast<std::int64_t>(values.size())}, memory);
-  check_cuda(cudaMemcpy(tensor.view().data(), values.data(), values.size_bytes(),
-                        cudaMemcpyHostToDevice),
-             "copying a mask to the device");
+  check_cuda(
+      cudaMemcpy(tensor.view().data(), values.data(), values.size_bytes(), cudaMemcpyHostToDevice),
+      "copying a mask to the device");
   return tensor;
 }
 
@@ -116,8 +116,7 @@ class NativeCudaKernel final : public Kernel {
     require(query.rank() == 4 && key.rank() == 4 && value.rank() == 4, "tensors must have rank 4");
     require(key == Extents{query[0], key[1], key[2], query[3]}, "key does not fit query");
     require(value == Extents{key[0], key[1], key[2], value[3]}, "value does not fit key");
-    require(key[2] > 0 && query[2] % key[2] == 0,
-            "query heads are no multiple of key/value heads");
+    require(key[2] > 0 && query[2] % key[2] == 0, "query heads are no multiple of key/value heads");
     require(block.rows.size() == query[1], "row positions do not fit query");
     require(block.columns.size() == key[1], "column positions do not fit key");
     require(result.output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
@@ -193,8 +192,10 @@ class NativeCudaKernel final : public Kernel {
   // Outputs of the problem's dtype are computed here and rounded once.
   [[nodiscard]] TensorView wide_output(const AttentionBlock& block) const {
     const Extents& query = block.query.shape();
-    return {wide_output_.data(), DType::float32,
-            {query[0], query[1], query[2], block.value.size(3)}, device_.place()};
+    return {wide_output_.data(),
+            DType::float32,
+            {query[0], query[1], query[2], block.value.size(3)},
+            device_.place()};
   }
 
   void grow(const AttentionBlock& block) {
@@ -227,8 +228,8 @@ Capability native_cuda_capability(const AttentionProblem& problem, Place place) 
                           std::string(name_of(problem.dtype)));
   }
   if (problem.shape.head_dim + problem.shape.value_dim > kMostDims) {
-    return Capability::no(fmt::format("head dimensions beyond {} together do not fit on the device",
-                                      kMostDims));
+    return Capability::no(
+        fmt::format("head dimensions beyond {} together do not fit on the device", kMostDims));
   }
   return Capability::yes();
 }

@@ -1,9 +1,8 @@
+#include <cfloat>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "cuda/native_kernel.cuh"
-
-#include <cfloat>
 
 // The plain kernel: one warp per (batch, head, row), 32 keys at a time, online softmax in float32.
 // Everything the CPU's native kernel can mask, in O(S) memory; speed is not its purpose.
@@ -14,9 +13,15 @@ constexpr int kWarp = 32;
 constexpr int kWarps = 4;
 constexpr unsigned kAll = 0xffffffffU;
 
-__device__ float widen(float value) { return value; }
-__device__ float widen(__half value) { return __half2float(value); }
-__device__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ float widen(float value) {
+  return value;
+}
+__device__ float widen(__half value) {
+  return __half2float(value);
+}
+__device__ float widen(__nv_bfloat16 value) {
+  return __bfloat162float(value);
+}
 
 __device__ float warp_max(float value) {
   for (int step = kWarp / 2; step > 0; step /= 2) {
@@ -63,8 +68,8 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
     const std::int64_t kv_head = head / a.heads_per_kv_head;
     const std::int64_t batch = a.first_batch + b;
     const std::int64_t i = row_position(a, row);
-    float* const output = a.output + b * a.output_strides[0] + row * a.output_strides[1] +
-                          head * a.output_strides[2];
+    float* const output =
+        a.output + b * a.output_strides[0] + row * a.output_strides[1] + head * a.output_strides[2];
     float* const lse =
         a.lse + b * a.lse_strides[0] + head * a.lse_strides[1] + row * a.lse_strides[2];
     const T* const q = static_cast<const T*>(a.query) + b * a.query_strides[0] +

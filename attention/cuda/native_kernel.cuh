@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-
 #include <cuda_runtime_api.h>
 
 namespace annulus::cuda {
@@ -14,8 +13,9 @@ struct DeviceRange {
   std::int64_t first;  ///< local index of its first entry
 };
 
-/// One launch of the native kernel: every (batch, head, row) against the columns of up to kMaxRanges
-/// ranges. Arrays are device memory unless they are part of the struct; they travel by value.
+/// One launch of the native kernel: every (batch, head, row) against the columns of up to
+/// kMaxRanges ranges. Arrays are device memory unless they are part of the struct; they travel by
+/// value.
 struct NativeArguments {
   static constexpr int kMaxRanges = 24;
 

@@ -10,8 +10,7 @@ Capability native_cuda_capability(const AttentionProblem& /*problem*/, Place pla
 
 std::unique_ptr<Kernel> make_native_cuda_kernel(const AttentionProblem& /*problem*/,
                                                 Device& device) {
-  throw UnsupportedError("this build has no CUDA, so nothing runs on " +
-                         to_string(device.place()));
+  throw UnsupportedError("this build has no CUDA, so nothing runs on " + to_string(device.place()));
 }
 
 }  // namespace annulus

@@ -1,9 +1,9 @@
 #include <algorithm>
+#include <cudnn.h>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include <cudnn.h>
 #include <fmt/format.h>
 
 #include <annulus/attention/softmax_state_cuda.hpp>
@@ -19,9 +19,9 @@
 namespace annulus {
 namespace {
 
-constexpr std::size_t kOldestVersion = 91200;       // strided LSE
+constexpr std::size_t kOldestVersion = 91200;        // strided LSE
 constexpr std::size_t kBrokenWindowVersion = 91400;  // see mask_obstacle
-constexpr std::int64_t kVector = 8;                 // elements of 16 bytes
+constexpr std::int64_t kVector = 8;                  // elements of 16 bytes
 
 bool is_limited(std::int64_t side) {
   return side != Band::kUnlimited && side != -Band::kUnlimited;
@@ -108,9 +108,8 @@ class SdpaKernel final : public Kernel {
       check_cudnn(cudnnSetStream(handle_.get(), stream), "cudnnSetStream");
       stream_ = stream;
     }
-    entry.plan->run(handle_.get(),
-                    {block.query.data(), block.key.data(), block.value.data(),
-                     target.output.data(), target.lse.data(), workspace_.data()});
+    entry.plan->run(handle_.get(), {block.query.data(), block.key.data(), block.value.data(),
+                                    target.output.data(), target.lse.data(), workspace_.data()});
     // cuDNN rounds its output to the inputs' dtype; a fused kernel of ours would save this pass.
     if (!direct) cuda::widen(target, result, context.stream);
   }
@@ -144,12 +143,11 @@ class SdpaKernel final : public Kernel {
         result.output.shape() == Extents{query[0], query[1], query[2], block.value.size(3)} &&
         result.lse.shape() == Extents{query[0], query[2], query[1]};
     if (good) return;
-    throw InternalError(fmt::format("cuDNN attention: query {}, key {}, value {}, {} output {}, {} LSE {}",
-                                    to_string(query), to_string(block.key.shape()),
-                                    to_string(block.value.shape()),
-                                    name_of(result.output.dtype()),
-                                    to_string(result.output.shape()), name_of(result.lse.dtype()),
-                                    to_string(result.lse.shape())));
+    throw InternalError(
+        fmt::format("cuDNN attention: query {}, key {}, value {}, {} output {}, {} LSE {}",
+                    to_string(query), to_string(block.key.shape()), to_string(block.value.shape()),
+                    name_of(result.output.dtype()), to_string(result.output.shape()),
+                    name_of(result.lse.dtype()), to_string(result.lse.shape())));
   }
 
   // Where cuDNN writes when the result is float32: contiguous, like the result.
@@ -186,8 +184,8 @@ class SdpaKernel final : public Kernel {
     const SdpaDescriptor shape = describe(block, result != nullptr ? *result : half_state(block));
     for (const Entry& entry : entries_) {
       if (entry.shape == shape && entry.unmasked == block.unmasked &&
-          (block.unmasked || (entry.first_batch == block.first_batch &&
-                              entry.rows == block.rows && entry.columns == block.columns))) {
+          (block.unmasked || (entry.first_batch == block.first_batch && entry.rows == block.rows &&
+                              entry.columns == block.columns))) {
         return entry;
       }
     }
@@ -204,8 +202,8 @@ class SdpaKernel final : public Kernel {
       grow(half_output_, half.output.bytes());
       grow(half_lse_, half.lse.bytes());
     }
-    entries_.push_back({shape, block.rows, block.columns, block.first_batch, block.unmasked,
-                        std::move(plan)});
+    entries_.push_back(
+        {shape, block.rows, block.columns, block.first_batch, block.unmasked, std::move(plan)});
     return entries_.back();
   }
 
@@ -260,7 +258,8 @@ class SdpaImplementation final : public Implementation {
     }
     if (problem.soft_cap) return Capability::no("cuDNN has no soft cap");
     if (!(problem.logit_scale() > 0)) {
-      return Capability::no("cuDNN takes the largest logit before scaling: the scale must be positive");
+      return Capability::no(
+          "cuDNN takes the largest logit before scaling: the scale must be positive");
     }
     const std::int64_t dim = problem.shape.head_dim;
     const std::int64_t value_dim = problem.shape.value_dim;

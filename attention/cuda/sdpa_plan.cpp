@@ -1,11 +1,11 @@
 // The one source that sees cudnn-frontend, which takes long to compile.
 #include "cuda/sdpa_plan.hpp"
 
+#include <cudnn_frontend.h>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
-#include <cudnn_frontend.h>
 #include <fmt/format.h>
 
 #include <annulus/attention/cuda_versions.hpp>
@@ -50,26 +50,23 @@ SdpaPlan::SdpaPlan(const SdpaDescriptor& d, cudnnHandle_t handle)
       .set_compute_data_type(fe::DataType_t::FLOAT);
   const auto input = [&](const char* name, Uid uid, std::vector<std::int64_t> dims,
                          const SdpaDescriptor::Strides& strides) {
-    return graph.tensor(fe::graph::Tensor_attributes()
-                            .set_name(name)
-                            .set_uid(uid)
-                            .set_dim(dims)
-                            .set_stride(head_major(strides)));
+    return graph.tensor(
+        fe::graph::Tensor_attributes().set_name(name).set_uid(uid).set_dim(dims).set_stride(
+            head_major(strides)));
   };
-  const Tensor query =
-      input("query", kQuery, {d.batch, d.heads, d.rows, d.head_dim}, d.query);
+  const Tensor query = input("query", kQuery, {d.batch, d.heads, d.rows, d.head_dim}, d.query);
   const Tensor key = input("key", kKey, {d.batch, d.kv_heads, d.columns, d.head_dim}, d.key);
   const Tensor value =
       input("value", kValue, {d.batch, d.kv_heads, d.columns, d.value_dim}, d.value);
 
-  auto attributes = fe::graph::SDPA_attributes()
-                        .set_name("sdpa")
-                        .set_generate_stats(true)
-                        .set_attn_scale(d.scale)
-                        .set_implementation(fe::AttentionImplementation_t::COMPOSITE)
-                        .set_diagonal_alignment(d.bottom_right
-                                                    ? fe::DiagonalAlignment_t::BOTTOM_RIGHT
-                                                    : fe::DiagonalAlignment_t::TOP_LEFT);
+  auto attributes =
+      fe::graph::SDPA_attributes()
+          .set_name("sdpa")
+          .set_generate_stats(true)
+          .set_attn_scale(d.scale)
+          .set_implementation(fe::AttentionImplementation_t::COMPOSITE)
+          .set_diagonal_alignment(d.bottom_right ? fe::DiagonalAlignment_t::BOTTOM_RIGHT
+                                                 : fe::DiagonalAlignment_t::TOP_LEFT);
   if (d.left) attributes.set_diagonal_band_left_bound(static_cast<int>(*d.left));
   if (d.right) attributes.set_diagonal_band_right_bound(static_cast<int>(*d.right));
   const auto [output, stats] = graph.sdpa(query, key, value, attributes);
@@ -83,7 +80,7 @@ SdpaPlan::SdpaPlan(const SdpaDescriptor& d, cudnnHandle_t handle)
       .set_dim({d.batch, d.heads, d.rows, 1})
       .set_stride({d.lse[0], d.lse[1], d.lse[2], 1});
 
-  const auto check = [](const fe::error_t& status, const char* step) {
+  const auto check = [](fe::error_t status, const char* step) {
     if (status.is_good()) return;
     throw UnsupportedError(fmt::format("cuDNN attention: {}: {}", step, status.get_message()));
   };
@@ -111,7 +108,7 @@ void SdpaPlan::run(cudnnHandle_t handle, const Arguments& arguments) {
   pointers[kValue] = const_cast<void*>(arguments.value);
   pointers[kOutput] = arguments.output;
   pointers[kLse] = arguments.lse;
-  const fe::error_t status = graph_->graph.execute(handle, pointers, arguments.workspace);
+  fe::error_t status = graph_->graph.execute(handle, pointers, arguments.workspace);
   if (status.is_bad()) throw CudnnError("cuDNN attention: " + status.get_message());
 }
 

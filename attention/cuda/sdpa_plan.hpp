@@ -3,10 +3,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cudnn.h>
 #include <memory>
 #include <optional>
-
-#include <cudnn.h>
 
 #include <annulus/core/dtype.hpp>
 
@@ -50,7 +49,8 @@ class SdpaPlan {
     void* lse;
     void* workspace;  ///< workspace_bytes()
   };
-  /// On the handle's stream. Throws CudnnError, among others for addresses that are no multiple of 16.
+  /// On the handle's stream. Throws CudnnError, among others for addresses that are no multiple
+  /// of 16.
   void run(cudnnHandle_t handle, const Arguments& arguments);
 
  private:

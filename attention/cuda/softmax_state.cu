@@ -146,8 +146,8 @@ void widen(const SoftmaxState& narrow, const SoftmaxState& result, Stream& strea
   const cudaStream_t raw = CudaStream::of(stream).raw();
   with_type(narrow.output.dtype(), [&](auto type) {
     launch_convert<decltype(type), float>(
-        narrow.output, result.output, {strided<const float>(narrow.lse), strided<float>(result.lse)},
-        raw);
+        narrow.output, result.output,
+        {strided<const float>(narrow.lse), strided<float>(result.lse)}, raw);
   });
   check_cuda(cudaGetLastError(), "widening a softmax state");
 }

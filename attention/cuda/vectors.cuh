@@ -1,15 +1,14 @@
 #pragma once
 
-#include <annulus/core/error.hpp>
-#include <annulus/core/tensor.hpp>
-
+#include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-
-#include <cstdint>
 #include <initializer_list>
 #include <limits>
 #include <string>
+
+#include <annulus/core/error.hpp>
+#include <annulus/core/tensor.hpp>
 
 // Elementwise kernels over [b, t, n, D] arrays, whose unit of work is one vector of D elements.
 namespace annulus::cuda {
@@ -51,8 +50,8 @@ __device__ void for_each_vector(const VectorGrid& grid, Body body) {
   const unsigned groups = blockDim.x / lanes;
   const unsigned first = threadIdx.x % kWarp / lanes * lanes;
   const unsigned mask = (lanes == kWarp ? ~0U : (1U << lanes) - 1U) << first;
-  for (std::uint64_t i = std::uint64_t{blockIdx.x} * groups + threadIdx.x / lanes;
-       i < grid.vectors; i += std::uint64_t{gridDim.x} * groups) {
+  for (std::uint64_t i = std::uint64_t{blockIdx.x} * groups + threadIdx.x / lanes; i < grid.vectors;
+       i += std::uint64_t{gridDim.x} * groups) {
     const unsigned vector = static_cast<unsigned>(i);
     const unsigned n = vector % grid.heads;
     const unsigned t = vector / grid.heads % grid.rows;
@@ -96,11 +95,21 @@ bool tiled_by(const View& view, int width) {
   return true;
 }
 
-__device__ inline float to_float(float value) { return value; }
-__device__ inline float to_float(__half value) { return __half2float(value); }
-__device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
-__device__ inline void round_to(float value, float& target) { target = value; }
-__device__ inline void round_to(float value, __half& target) { target = __float2half_rn(value); }
+__device__ inline float to_float(float value) {
+  return value;
+}
+__device__ inline float to_float(__half value) {
+  return __half2float(value);
+}
+__device__ inline float to_float(__nv_bfloat16 value) {
+  return __bfloat162float(value);
+}
+__device__ inline void round_to(float value, float& target) {
+  target = value;
+}
+__device__ inline void round_to(float value, __half& target) {
+  target = __float2half_rn(value);
+}
 __device__ inline void round_to(float value, __nv_bfloat16& target) {
   target = __float2bfloat16_rn(value);
 }

@@ -164,7 +164,8 @@ TEST(Registry, ForceNativeOverridesEveryName) {
   {
     const ForceNative on("1");
     for (const char* name : {"auto", "cudnn", "native"}) {
-      EXPECT_EQ(registry.select(name, {}, Place::host()).candidates.front(), &registry.get("native"));
+      EXPECT_EQ(registry.select(name, {}, Place::host()).candidates.front(),
+                &registry.get("native"));
     }
     EXPECT_THROW((void)registry.select("auto", {}, Place::cuda(0)), UnsupportedError);
   }

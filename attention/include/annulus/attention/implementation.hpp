@@ -44,13 +44,13 @@ struct AttentionBlock {
 
 /// What a local call runs on.
 struct ExecutionContext {
-  Stream& stream;      ///< the work is submitted here
+  Stream& stream;                ///< the work is submitted here
   Stream* background = nullptr;  ///< moved along while a CPU kernel runs; may be null
-  int threads = 1;     ///< CPU threads that the call may use
+  int threads = 1;               ///< CPU threads that the call may use
 };
 
-/// A local attention kernel made ready for one problem and one device: it may hold plans, workspace and
-/// copies of the mask there. One kernel serves one executor, one call at a time.
+/// A local attention kernel made ready for one problem and one device: it may hold plans, workspace
+/// and copies of the mask there. One kernel serves one executor, one call at a time.
 class Kernel {
  public:
   virtual ~Kernel() = default;
@@ -61,8 +61,8 @@ class Kernel {
   /// Does once what a block of this geometry needs (building a plan, taking workspace), so that
   /// forward() allocates and waits for nothing. The tensors' addresses do not matter yet.
   virtual void prepare(const AttentionBlock& /*block*/) {}
-  /// Likewise for results like this one, by its dtype and strides: needed where a kernel on a device
-  /// is to write an output of the problem's own dtype.
+  /// Likewise for results like this one, by its dtype and strides: needed where a kernel on a
+  /// device is to write an output of the problem's own dtype.
   virtual void prepare(const AttentionBlock& block, const SoftmaxState& /*result*/) {
     prepare(block);
   }
@@ -83,8 +83,8 @@ class Implementation {
   /// Whether some blocks of the problem can run here.
   [[nodiscard]] virtual Capability capability(const AttentionProblem& problem,
                                               Place place) const = 0;
-  /// Whether this block of such a problem can: its positions, shapes and strides count, its addresses
-  /// do not.
+  /// Whether this block of such a problem can: its positions, shapes and strides count, its
+  /// addresses do not.
   [[nodiscard]] virtual Capability block_capability(const AttentionProblem& /*problem*/,
                                                     const AttentionBlock& /*block*/) const {
     return Capability::yes();

@@ -1,0 +1,128 @@
+// The native kernel on a GPU, against the oracle and the CPU.
+#include <annulus/core/error.hpp>
+#include <annulus/partition/sequence_layout.hpp>
+
+#include "tests/attention/cuda_run.hpp"
+
+namespace annulus::test {
+namespace {
+
+class CudaNative : public CudaTest {
+ protected:
+  void expect_whole_accurate(const WholeAttention& whole) {
+    SCOPED_TRACE(to_string(whole.problem.shape) + " " + std::string(name_of(whole.problem.dtype)) +
+                 " mask " + to_string(whole.problem.mask));
+    const OracleOutput truth = whole.oracle();
+    expect_accurate(run_on_device(native(), whole, *device_, *stream_), whole, truth);
+    expect_accurate(run_on_device(native(), whole, *device_, *stream_, whole.problem.dtype), whole,
+                    truth);
+  }
+};
+
+TEST_F(CudaNative, EveryMaskAloneAndInPairs) {
+  Random random(51);
+  const DType dtypes[] = {DType::float32, DType::bfloat16, DType::float16};
+  int i = 0;
+  for (const std::vector<MaskKind>& kinds : mask_combinations()) {
+    AttentionProblem problem;
+    problem.shape = {2, 131, 293, 4, 2, 16, 40};
+    problem.dtype = dtypes[i++ % 3];
+    problem.mask = random_mask(random, kinds, 2, 131, 293);
+    expect_whole_accurate(random_attention(random, problem));
+  }
+}
+
+TEST_F(CudaNative, ShapesScalesAndSoftCaps) {
+  Random random(52);
+  for (const AttentionShape& shape :
+       {AttentionShape{1, 1, 1, 1, 1, 1, 1}, AttentionShape{1, 5, 33, 8, 1, 3, 70},
+        AttentionShape{2, 64, 64, 3, 3, 128, 128}, AttentionShape{1, 7, 0, 2, 2, 8, 8},
+        AttentionShape{1, 2, 40, 2, 1, 2000, 1600}}) {
+    for (const DType dtype : {DType::float32, DType::bfloat16}) {
+      AttentionProblem problem;
+      problem.shape = shape;
+      problem.dtype = dtype;
+      expect_whole_accurate(random_attention(random, problem));
+      problem.scale = -1.5 * problem.logit_scale();
+      problem.soft_cap = 2.0;
+      expect_whole_accurate(random_attention(random, problem));
+    }
+  }
+}
+
+// More ranges than one launch takes, of rows and of columns.
+TEST_F(CudaNative, ManyRanges) {
+  Random random(53);
+  const std::int64_t length = 400;
+  std::vector<PositionRange> ranges;
+  for (std::int64_t start = 0; start < length; start += 8) {
+    ranges.push_back({GlobalPosition(start), 3, 2});
+  }
+  const PositionRanges positions(ranges);
+  ASSERT_GT(positions.ranges().size(), 48U);
+  AttentionProblem problem;
+  problem.shape = {2, length, length, 4, 2, 16, 16};
+  problem.mask = random_mask(random, {MaskKind::window, MaskKind::segments}, 2, length, length);
+  const WholeAttention whole = random_attention(random, problem);
+  const Tensor query = gather(whole.query.view(), positions);
+  const Tensor key = gather(whole.key.view(), positions);
+  const Tensor value = gather(whole.value.view(), positions);
+  const AttentionBlock block{as_bthd(query), as_bthd(key), as_bthd(value), positions, positions};
+  expect_accurate(run_on_device(native(), problem, block, {query, key, value}, *device_, *stream_),
+                  whole, reference_of(problem, block));
+}
+
+TEST_F(CudaNative, PartsOfTheBatchAndOfTheHeads) {
+  Random random(54);
+  AttentionProblem problem;
+  problem.shape = {3, 70, 90, 4, 2, 8, 8};
+  problem.mask = random_mask(random, {MaskKind::segments, MaskKind::kv_lengths}, 3, 70, 90);
+  const WholeAttention whole = random_attention(random, problem);
+  AttentionBlock block = whole.block();
+  block.first_batch = 1;
+  block.first_head = 2;
+  block.query = block.query.slice(0, 1, 2).slice(2, 2, 2);
+  block.key = block.key.slice(0, 1, 2).slice(2, 1, 1);
+  block.value = block.value.slice(0, 1, 2).slice(2, 1, 1);
+  expect_accurate(run_on_device(native(), problem, block, {whole.query, whole.key, whole.value},
+                                *device_, *stream_),
+                  whole, reference_of(problem, block));
+}
+
+TEST_F(CudaNative, ProductsBeyondFloat32Saturate) {
+  AttentionProblem problem;
+  problem.shape = {1, 1, 3, 1, 1, 1, 1};
+  const WholeAttention whole{problem, tensor_of(DType::float32, {1, 1, 1, 1}, {1e30F}),
+                             tensor_of(DType::float32, {1, 3, 1, 1}, {-1e30F, 1e30F, 1.0F}),
+                             tensor_of(DType::float32, {1, 3, 1, 1}, {1.0F, 2.0F, 3.0F})};
+  const Result result = run_on_device(native(), whole, *device_, *stream_);
+  EXPECT_EQ(*result.output.view().as<float>(), 2.0F);
+  EXPECT_EQ(*result.lse.view().as<float>(), std::numeric_limits<float>::max());
+}
+
+TEST_F(CudaNative, RunsRepeatEveryBit) {
+  Random random(55);
+  AttentionProblem problem;
+  problem.shape = {1, 200, 500, 4, 2, 64, 64};
+  problem.mask.set_causal(true);
+  const WholeAttention whole = random_attention(random, problem);
+  const Result first = run_on_device(native(), whole, *device_, *stream_);
+  EXPECT_TRUE(run_on_device(native(), whole, *device_, *stream_) == first);
+}
+
+TEST_F(CudaNative, RefusesWhatDoesNotFit) {
+  Random random(56);
+  AttentionProblem problem;
+  problem.shape = {1, 4, 6, 2, 1, 8, 8};
+  const WholeAttention whole = random_attention(random, problem);
+  const std::unique_ptr<Kernel> kernel = native().make_kernel(problem, *device_);
+  const Result result(whole.block(), DType::float64);
+  EXPECT_THROW(kernel->forward(whole.block(), result.state(), {*stream_, nullptr, 1}),
+               InternalError)
+      << "the LSE of a device is float32";
+  problem.dtype = DType::float64;
+  EXPECT_FALSE(native().capability(problem, device_->place()));
+}
+
+}  // namespace
+}  // namespace annulus::test

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <annulus/core/cuda.hpp>
+#include <annulus/core/cuda_stream.hpp>
+
+#include "tests/attention/native_run.hpp"
+#include "tests/support/test_world.hpp"
+
+namespace annulus::test {
+
+/// A device and a stream, or a skipped test.
+class CudaTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = cuda_unavailable_reason(); !reason.empty()) {
+      GTEST_SKIP() << reason;
+    }
+    device_ = make_cuda_device(0);
+    stream_ = device_->make_stream("compute", kWatchdog, nullptr);
+  }
+
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> stream_;
+};
+
+/// The memory of a host tensor on the device; views of the one become views of the other.
+class Mirror {
+ public:
+  Mirror(const Tensor& host, Device& device)
+      : host_(host), device_(host.dtype(), host.shape(), device.memory()) {
+    if (host.bytes() == 0) return;
+    check_cuda(
+        cudaMemcpy(device_.view().data(), host.view().data(), host.bytes(), cudaMemcpyHostToDevice),
+        "upload");
+    check_cuda(cudaDeviceSynchronize(), "upload");
+  }
+
+  [[nodiscard]] TensorView at(const ConstTensorView& view) const {
+    const auto offset = static_cast<const std::byte*>(view.data()) -
+                        static_cast<const std::byte*>(host_.view().data());
+    return {static_cast<std::byte*>(device_.view().data()) + offset, view.dtype(), view.shape(),
+            view.strides(), device_.view().place()};
+  }
+  [[nodiscard]] TensorView view() const { return device_.view(); }
+
+  /// Overwrites the host tensor. The stream's work must have finished.
+  void download() const {
+    if (host_.bytes() == 0) return;
+    check_cuda(cudaMemcpy(host_.view().data(), device_.view().data(), host_.bytes(),
+                          cudaMemcpyDeviceToHost),
+               "download");
+  }
+
+ private:
+  const Tensor& host_;
+  Tensor device_;
+};
+
+/// The host tensors that a block's views lie in.
+struct Sources {
+  const Tensor& query;
+  const Tensor& key;
+  const Tensor& value;
+};
+
+/// A block of host tensors run on the device. `output` is float32, or the problem's dtype, which is
+/// widened here; the result comes back in host memory.
+inline Result run_on_device(const Implementation& implementation, const AttentionProblem& problem,
+                            const AttentionBlock& host_block, const Sources& sources,
+                            Device& device, Stream& stream, DType output = DType::float32) {
+  const Mirror query(sources.query, device);
+  const Mirror key(sources.key, device);
+  const Mirror value(sources.value, device);
+  AttentionBlock block = host_block;
+  block.query = query.at(block.query);
+  block.key = key.at(block.key);
+  block.value = value.at(block.value);
+  Result result(host_block);
+  const Tensor narrow(output, result.output.shape(), test_memory());
+  std::memset(narrow.view().data(), 0xff, narrow.bytes());  // NaN
+  const Mirror output_mirror(narrow, device);
+  const Mirror lse_mirror(result.lse, device);
+  const SoftmaxState state{output_mirror.view(), lse_mirror.view()};
+  const std::unique_ptr<Kernel> kernel = implementation.make_kernel(problem, device);
+  kernel->prepare(block, state);
+  kernel->forward(block, state, {stream, nullptr, 1});
+  stream.synchronize();
+  output_mirror.download();
+  lse_mirror.download();
+  to_float32(narrow.view().data(), output, result.output.view().as<float>(),
+             narrow.view().elements());
+  return result;
+}
+
+inline Result run_on_device(const Implementation& implementation, const WholeAttention& whole,
+                            Device& device, Stream& stream, DType output = DType::float32) {
+  return run_on_device(implementation, whole.problem, whole.block(),
+                       {whole.query, whole.key, whole.value}, device, stream, output);
+}
+
+/// What a part of the columns must give: the CPU's kernel, which native_test holds to the oracle.
+inline OracleOutput reference_of(const AttentionProblem& problem, const AttentionBlock& block) {
+  const Result result = run_native(problem, block, 2);
+  const auto* output = result.output.view().as<float>();
+  const auto* lse = result.lse.view().as<float>();
+  return {std::vector<double>(output, output + result.output.shape().product()),
+          std::vector<double>(lse, lse + result.lse.shape().product())};
+}
+
+}  // namespace annulus::test

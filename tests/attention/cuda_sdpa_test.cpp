@@ -1,0 +1,297 @@
+// cuDNN attention against the oracle, and what it refuses.
+#include <gmock/gmock.h>
+
+#include <annulus/attention/cuda_versions.hpp>
+#include <annulus/core/error.hpp>
+#include <annulus/partition/sequence_layout.hpp>
+
+#include "tests/attention/cuda_run.hpp"
+
+namespace annulus::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+const Implementation& sdpa() {
+  static const Registry registry = Registry::standard();
+  return registry.get("sdpa");
+}
+
+AttentionProblem problem_of(const AttentionShape& shape, DType dtype = DType::bfloat16) {
+  AttentionProblem problem;
+  problem.shape = shape;
+  problem.dtype = dtype;
+  return problem;
+}
+
+class CudaSdpa : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    const Capability can = sdpa().capability(problem_of({1, 8, 8, 1, 1, 64, 64}), device_->place());
+    if (!can) GTEST_SKIP() << can.reason();
+  }
+
+  // Into a float32 result, and directly into one of the problem's dtype.
+  void expect_block_accurate(const AttentionProblem& problem, const AttentionBlock& block,
+                             const Sources& sources, const OracleOutput& truth) {
+    SCOPED_TRACE(to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
+                 to_string(problem.mask) + " rows " + to_string(block.rows) + " columns " +
+                 to_string(block.columns));
+    ASSERT_EQ(sdpa().capability(problem, device_->place()).reason(), "");
+    ASSERT_EQ(sdpa().block_capability(problem, block).reason(), "");
+    const WholeAttention bounds{problem, {}, {}, {}};
+    for (const DType output : {DType::float32, problem.dtype}) {
+      expect_accurate(run_on_device(sdpa(), problem, block, sources, *device_, *stream_, output),
+                      bounds, truth);
+    }
+  }
+
+  void expect_whole_accurate(const WholeAttention& whole) {
+    expect_block_accurate(whole.problem, whole.block(), {whole.query, whole.key, whole.value},
+                          whole.oracle());
+  }
+
+  // Rows and columns of the whole, stored head by head.
+  void expect_part_accurate(const WholeAttention& whole, const PositionRanges& rows,
+                            const PositionRanges& columns) {
+    const Tensor query = gather(whole.query.view(), rows);
+    const Tensor key = gather(whole.key.view(), columns);
+    const Tensor value = gather(whole.value.view(), columns);
+    const AttentionBlock block{as_bthd(query), as_bthd(key), as_bthd(value), rows, columns};
+    expect_block_accurate(whole.problem, block, {query, key, value},
+                          reference_of(whole.problem, block));
+  }
+};
+
+TEST_F(CudaSdpa, FullAndCausal) {
+  Random random(71);
+  for (const DType dtype : {DType::bfloat16, DType::float16}) {
+    for (const std::int64_t dim : {64, 128, 256}) {
+      for (const bool causal : {false, true}) {
+        AttentionProblem problem = problem_of({2, 384, 384, 4, 2, dim, dim}, dtype);
+        problem.mask.set_causal(causal);
+        expect_whole_accurate(random_attention(random, problem));
+      }
+    }
+  }
+}
+
+TEST_F(CudaSdpa, GroupedHeads) {
+  Random random(72);
+  for (const auto& [heads, kv_heads] :
+       {std::pair{4, 4}, std::pair{8, 2}, std::pair{8, 1}, std::pair{1, 1}}) {
+    AttentionProblem problem = problem_of({1, 256, 256, heads, kv_heads, 128, 128});
+    problem.mask.set_causal(true);
+    expect_whole_accurate(random_attention(random, problem));
+  }
+}
+
+TEST_F(CudaSdpa, OddLengths) {
+  Random random(73);
+  // Among them key lengths of 64 beyond a multiple of 128, and single rows and columns.
+  for (const auto& [rows, columns] :
+       {std::pair{301, 517}, std::pair{517, 301}, std::pair{128, 192}, std::pair{192, 320},
+        std::pair{1, 200}, std::pair{77, 1}, std::pair{3, 5}}) {
+    expect_whole_accurate(random_attention(random, problem_of({2, rows, columns, 4, 2, 64, 64})));
+    if (rows == 1) continue;
+    AttentionProblem causal = problem_of({1, rows, columns, 4, 2, 128, 128});
+    causal.mask.set_causal(true);
+    expect_whole_accurate(random_attention(random, causal));
+    if (rows > columns) continue;
+    causal.mask.set_offset(columns - rows);  // bottom-right
+    expect_whole_accurate(random_attention(random, causal));
+  }
+}
+
+TEST_F(CudaSdpa, Bands) {
+  Random random(74);
+  for (const auto& [left, right] : {std::pair{100, 0}, std::pair{100, 70}, std::pair{-1, 50},
+                                    std::pair{0, 0}, std::pair{130, -1}, std::pair{200, 0}}) {
+    for (const std::int64_t offset : {0, 40, 133}) {
+      AttentionProblem problem = problem_of({1, 387, 520, 4, 2, 64, 64});
+      problem.mask.set_window(left, right);
+      problem.mask.set_offset(offset);
+      const WholeAttention whole = random_attention(random, problem);
+      const LocalRange half{LocalPosition(0), 200};
+      if (sdpa().block_capability(problem, whole.block())) expect_whole_accurate(whole);
+      expect_part_accurate(
+          whole, PositionRanges({{GlobalPosition(100 - offset % 100), 200}}),
+          PositionRanges({{GlobalPosition(100 + offset - offset % 100), 400}}).slice(half));
+    }
+  }
+}
+
+TEST_F(CudaSdpa, RanksOwnBlocksAndPrefixes) {
+  Random random(75);
+  AttentionProblem problem = problem_of({1, 1024, 1024, 8, 2, 128, 128});
+  problem.mask.set_causal(true);
+  const WholeAttention whole = random_attention(random, problem);
+  for (const LayoutKind kind : {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
+    const PositionRanges own = SequenceLayout(kind, 1024, 4).positions(1);
+    expect_part_accurate(whole, own, own);
+  }
+  // The second chunk of a zigzag shard against all that it sees, gathered in pieces.
+  const PositionRanges chunk({{GlobalPosition(640), 128}});
+  expect_part_accurate(whole, chunk,
+                       PositionRanges({{GlobalPosition(0), 256}, {GlobalPosition(256), 512}}));
+  expect_part_accurate(whole, chunk, PositionRanges({{GlobalPosition(0), 1024}}));
+}
+
+TEST_F(CudaSdpa, StridedRecords) {
+  // K and V of a token together, batch by batch, as they travel; a slice of the heads and slots.
+  Random random(76);
+  const std::int64_t batch = 2;
+  const std::int64_t slots = 300;
+  const std::int64_t kv_heads = 3;
+  const std::int64_t dim = 64;
+  const std::int64_t record = 2 * kv_heads * dim;
+  AttentionProblem problem = problem_of({batch, 200, 256, 4, 2, dim, dim});
+  problem.mask.set_causal(true);
+  problem.mask.set_offset(56);
+  const Tensor records = random_tensor(random, problem.dtype, {slots, batch, record});
+  const Tensor query = random_tensor(random, problem.dtype, {batch, 200, 6, dim});
+  const auto part = [&](std::int64_t begin) {
+    return TensorView(records.view().address({0, 0, begin}), problem.dtype,
+                      {batch, slots, kv_heads, dim}, {record, batch * record, dim, 1})
+        .slice(1, 44, 256)
+        .slice(2, 1, 2);
+  };
+  const AttentionBlock block{query.view().slice(2, 1, 4), part(0), part(kv_heads * dim),
+                             PositionRanges::all(200), PositionRanges::all(256)};
+  const OracleOutput truth =
+      oracle_attention(problem, block.query, block.key, block.value, block.rows);
+  expect_block_accurate(problem, block, {query, records, records}, truth);
+}
+
+TEST_F(CudaSdpa, StronglyNegativeLogits) {
+  Random random(77);
+  for (const std::int64_t columns : {192, 256, 320}) {
+    AttentionProblem problem = problem_of({1, 256, columns, 4, 2, 64, 64});
+    problem.scale = 1.0;
+    WholeAttention whole = random_attention(random, problem);
+    const auto shift = [&](const Tensor& tensor, float by) {
+      std::vector<float> values(static_cast<std::size_t>(tensor.shape().product()));
+      to_float32(tensor.view().data(), problem.dtype, values.data(), tensor.shape().product());
+      for (float& value : values) value = by + 0.1F * value;
+      return tensor_of(problem.dtype, tensor.shape(), values);
+    };
+    whole.query = shift(whole.query, 1.0F);
+    whole.key = shift(whole.key, -4.0F);
+    const OracleOutput truth = whole.oracle();
+    EXPECT_LT(*std::max_element(truth.lse.begin(), truth.lse.end()), -150);
+    expect_whole_accurate(whole);
+  }
+}
+
+TEST_F(CudaSdpa, NoColumnsAndNoRows) {
+  Random random(78);
+  const WholeAttention blind = random_attention(random, problem_of({1, 6, 0, 2, 1, 64, 64}));
+  for (const DType output : {DType::float32, DType::bfloat16}) {
+    expect_accurate(run_on_device(sdpa(), blind, *device_, *stream_, output), blind,
+                    blind.oracle());
+  }
+  const WholeAttention none = random_attention(random, problem_of({1, 0, 6, 2, 1, 64, 64}));
+  (void)run_on_device(sdpa(), none, *device_, *stream_);
+}
+
+TEST_F(CudaSdpa, OneKernelServesManyBlocksAndRepeatsEveryBit) {
+  Random random(79);
+  AttentionProblem problem = problem_of({1, 512, 512, 4, 2, 64, 64});
+  problem.mask.set_causal(true);
+  const WholeAttention whole = random_attention(random, problem);
+  const Mirror query(whole.query, *device_);
+  const Mirror key(whole.key, *device_);
+  const Mirror value(whole.value, *device_);
+  const std::unique_ptr<Kernel> kernel = sdpa().make_kernel(problem, *device_);
+  const auto run = [&](std::int64_t rows) {
+    AttentionBlock block = whole.block();
+    block.query = block.query.slice(1, 512 - rows, rows);
+    block.rows = block.rows.slice({LocalPosition(512 - rows), rows});
+    Result result(block);
+    const Mirror output(result.output, *device_);
+    const Mirror lse(result.lse, *device_);
+    block.query = query.at(block.query);
+    block.key = key.at(block.key);
+    block.value = value.at(block.value);
+    kernel->forward(block, {output.view(), lse.view()}, {*stream_, nullptr, 1});
+    stream_->synchronize();
+    output.download();
+    lse.download();
+    return result;
+  };
+  const Result small = run(128);
+  const Result large = run(512);
+  const std::size_t calls = device_->memory().statistics().system_calls;
+  EXPECT_TRUE(run(128) == small);
+  EXPECT_TRUE(run(512) == large);
+  EXPECT_EQ(device_->memory().statistics().system_calls, calls) << "allocated in a repeated call";
+  expect_accurate(large, whole, whole.oracle());
+}
+
+// No device needed from here on.
+
+TEST(SdpaCapability, RefusesProblemsWithTheReason) {
+  const Place place = Place::cuda(0);
+  const auto reason = [&](const AttentionProblem& problem) {
+    return sdpa().capability(problem, place).reason();
+  };
+  const AttentionShape shape{1, 8, 8, 2, 1, 64, 64};
+  EXPECT_THAT(sdpa().capability(problem_of(shape), Place::host()).reason(), HasSubstr("CPU"));
+  EXPECT_THAT(reason(problem_of(shape, DType::float32)), HasSubstr("float32"));
+  AttentionProblem capped = problem_of(shape);
+  capped.soft_cap = 30.0;
+  EXPECT_THAT(reason(capped), HasSubstr("soft cap"));
+  AttentionProblem negative = problem_of(shape);
+  negative.scale = -1.0;
+  EXPECT_THAT(reason(negative), HasSubstr("scale"));
+  EXPECT_THAT(reason(problem_of({1, 8, 8, 2, 1, 60, 60})), HasSubstr("60"));
+  EXPECT_THAT(reason(problem_of({1, 8, 8, 2, 1, 264, 264})), HasSubstr("264"));
+  EXPECT_THAT(reason(problem_of({1, 8, 8, 2, 1, 64, 32})), HasSubstr("32"));
+}
+
+TEST(SdpaCapability, RefusesBlocksWithTheReason) {
+  const auto reason = [](const Mask& mask, std::int64_t rows, std::int64_t columns,
+                         std::int64_t stride = 8) {
+    AttentionProblem problem = problem_of({1, rows, columns, 1, 1, 8, 8});
+    problem.mask = mask;
+    const auto view = [&](std::int64_t length) {
+      return ConstTensorView(nullptr, problem.dtype, {1, length, 1, 8},
+                             {length * stride, stride, 8, 1});
+    };
+    return sdpa()
+        .block_capability(problem, {view(rows), view(columns), view(columns),
+                                    PositionRanges::all(rows), PositionRanges::all(columns)})
+        .reason();
+  };
+  Mask causal;
+  causal.set_causal(true);
+  EXPECT_EQ(reason(causal, 16, 16), "");
+  EXPECT_EQ(reason(causal, 16, 8), "");
+  EXPECT_THAT(reason(causal, 1, 16), HasSubstr("single row"));
+  EXPECT_THAT(reason(causal, 16, 16, 9), HasSubstr("multiples of 8"));
+  Mask early = causal;
+  early.set_offset(-1);
+  EXPECT_THAT(reason(early, 16, 16), HasSubstr("see nothing"));
+  Mask window;
+  window.set_window(3, 3);
+  EXPECT_EQ(reason(window, 16, 16), "");
+  EXPECT_THAT(reason(window, 16, 15), HasSubstr("more rows than columns"));
+  EXPECT_THAT(reason(window, 20, 16), HasSubstr("see nothing"));
+  window.set_offset(5);
+  EXPECT_THAT(reason(window, 16, 40), HasSubstr("behind the first column"));
+  Mask lengths;
+  lengths.set_kv_lengths({7});
+  EXPECT_THAT(reason(lengths, 16, 16), HasSubstr("lengths"));
+}
+
+TEST(SdpaCapability, VersionsAreKnown) {
+  const CudnnVersions versions = cudnn_versions();
+  EXPECT_THAT(versions.built, HasSubstr("9."));
+  EXPECT_THAT(versions.loaded, HasSubstr("9."));
+  EXPECT_THAT(versions.frontend, HasSubstr("1."));
+}
+
+}  // namespace
+}  // namespace annulus::test

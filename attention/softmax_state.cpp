@@ -34,12 +34,11 @@ void for_each_row(const TensorView& output, const Body& body) {
   }
 }
 
-// row += weight · (partial − row), rounded once.
+// row := (1 − weight) · row + weight · partial, rounded once.
 void blend(float* __restrict row, const float* __restrict partial, double weight,
            std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
-    const double old = row[i];
-    row[i] = static_cast<float>(old + weight * (partial[i] - old));
+    row[i] = static_cast<float>((1 - weight) * row[i] + weight * partial[i]);
   }
 }
 

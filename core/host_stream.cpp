@@ -142,6 +142,8 @@ void HostStream::synchronize() {
 }
 
 void HostStream::progress() {
+  // Whoever calls this has something else to do: it computes, and the others may be waiting for it.
+  watchdog_.give_life_sign();
   state_->progress();
 }
 

@@ -14,11 +14,12 @@ void Watchdog::wait(const std::function<bool()>& done,
   constexpr int kYields = 2000;
   constexpr std::chrono::microseconds kSleep{50};
   if (done()) return;
-  const auto start = Clock::now();
+  auto silent_since = Clock::now();
   for (int poll = 1;; ++poll) {
     if (done()) return;
     if (poll <= kSpins) continue;
-    if (Clock::now() - start > timeout_) {
+    if (life_signs_ && life_signs_->heard()) silent_since = Clock::now();
+    if (Clock::now() - silent_since > timeout_) {
       throw TimeoutError(fmt::format("{} (nothing for {:g} s)", describe(), timeout_.count()));
     }
     if (poll <= kYields) {

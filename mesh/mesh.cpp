@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 #include <vector>
@@ -7,6 +8,8 @@
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/mpi_group.hpp>
 #include <annulus/mesh/nccl_group.hpp>
+
+#include "mpi_life_signs.hpp"
 
 namespace annulus {
 namespace {
@@ -18,6 +21,13 @@ Communicator duplicate(MPI_Comm communicator) {
   Communicator owned(copy);
   check_mpi(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   return owned;
+}
+
+// Four signs fit into a timeout, so that one that is late does no harm.
+Watchdog with_life_signs(const Watchdog& watchdog, MPI_Comm communicator) {
+  if (communicator == MPI_COMM_NULL) return watchdog;
+  const Watchdog::Seconds interval = std::min(Watchdog::Seconds(1), watchdog.timeout() / 4);
+  return Watchdog(watchdog.timeout(), make_mpi_life_signs(duplicate(communicator), interval));
 }
 
 // Ranks that were given different meshes would wait for each other for ever: all of them see it.
@@ -51,7 +61,7 @@ bool crosses_nodes(const MeshShape& shape, const Topology& topology, const std::
 
 Mesh::Mesh(MeshShape shape, MPI_Comm communicator, Watchdog watchdog)
     : shape_(std::move(shape)),
-      watchdog_(watchdog),
+      watchdog_(with_life_signs(watchdog, communicator)),
       communicator_(duplicate(communicator)),
       topology_(communicator_ ? Topology::discover(communicator_.get()) : Topology::single()),
       world_(communicator_ ? make_mpi_group(duplicate(communicator_.get()), watchdog_)

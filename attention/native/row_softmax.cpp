@@ -24,21 +24,35 @@ void cap_vectors(float* HWY_RESTRICT logits, std::int64_t count, float cap) {
   const auto inverse = hn::Set(f32, 1.0F / cap);
   for (std::int64_t i = 0; i < count; i += lanes) {
     const auto logit = hn::Load(f32, logits + i);
-    hn::Store(hn::Mul(scale, hn::Tanh(f32, hn::Mul(logit, inverse))), f32, logits + i);
+    const auto capped = hn::Mul(scale, hn::Tanh(f32, hn::Mul(logit, inverse)));
+    hn::Store(hn::IfThenElse(hn::IsNaN(logit), logit, capped), f32, logits + i);
   }
 }
 
+// NaN if any of them is.
 float max_of_vectors(const float* HWY_RESTRICT logits, std::int64_t count) {
   const Tag f32;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(f32));
   auto max = hn::Set(f32, -std::numeric_limits<float>::infinity());
   auto max2 = max;
+  // Which operand Max takes beside a NaN depends on the instruction set.
+  auto nan = hn::IsNaN(max);  // none
+  auto nan2 = nan;
   std::int64_t i = 0;
   for (; i + 2 * lanes <= count; i += 2 * lanes) {
-    max = hn::Max(max, hn::Load(f32, logits + i));
-    max2 = hn::Max(max2, hn::Load(f32, logits + i + lanes));
+    const auto logit = hn::Load(f32, logits + i);
+    const auto logit2 = hn::Load(f32, logits + i + lanes);
+    max = hn::Max(max, logit);
+    max2 = hn::Max(max2, logit2);
+    nan = hn::Or(nan, hn::IsNaN(logit));
+    nan2 = hn::Or(nan2, hn::IsNaN(logit2));
   }
-  if (i < count) max = hn::Max(max, hn::Load(f32, logits + i));
+  if (i < count) {
+    const auto logit = hn::Load(f32, logits + i);
+    max = hn::Max(max, logit);
+    nan = hn::Or(nan, hn::IsNaN(logit));
+  }
+  if (!hn::AllFalse(f32, hn::Or(nan, nan2))) return std::numeric_limits<float>::quiet_NaN();
   return hn::GetLane(hn::MaxOfLanes(f32, hn::Max(max, max2)));
 }
 
@@ -50,7 +64,7 @@ float exp_vectors(float* HWY_RESTRICT logits, std::int64_t count, float max) {
   // Below this the exponential is denormal: slow to multiply, and nothing beside a sum ≥ 1.
   const auto smallest = hn::Set(f32, -87.0F);
   const auto weight_of = [&](std::int64_t i) HWY_ATTR {
-    const auto x = hn::Sub(hn::Min(hn::Load(f32, logits + i), shift), shift);
+    const auto x = hn::Sub(hn::Load(f32, logits + i), shift);
     const auto weight = hn::IfThenElseZero(hn::Ge(x, smallest), hn::Exp(f32, x));
     hn::Store(weight, f32, logits + i);
     return weight;
@@ -106,7 +120,13 @@ float softmax_row(float* logits, std::int64_t count, std::int64_t begin, std::in
   std::fill(logits + last, logits + std::max(last, count), 0.0F);
 
   const float tile_max = HWY_DYNAMIC_DISPATCH(max_of_vectors)(logits + first, last - first);
-  const float max = std::min(std::max(row.max, tile_max), std::numeric_limits<float>::max());
+  if (!(tile_max < kInfinity)) {
+    // A NaN or an infinite logit: the row has no softmax, and must not look as if it had.
+    std::fill(logits + first, logits + last, 0.0F);
+    row.sum = std::numeric_limits<double>::quiet_NaN();
+    return 1.0F;
+  }
+  const float max = std::max(row.max, tile_max);
   if (max == -kInfinity) {
     std::fill(logits + first, logits + last, 0.0F);
     return 1.0F;

@@ -57,6 +57,47 @@ TEST(Native, HeadsAndDimensions) {
   }
 }
 
+// A model that has diverged must not look healthy.
+TEST(Native, NanAndInfinityComeOutOfTheRowsThatSeeThem) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  Random random(31);
+  for (const float poison : {kNan, kInfinity}) {
+    for (const bool capped : {false, true}) {
+      if (capped && poison == kInfinity) continue;  // the cap makes it finite
+      AttentionProblem problem = problem_of({1, 700, 700, 2, 1, 8, 4});
+      problem.mask.set_causal(true);
+      if (capped) problem.soft_cap = 5;
+      const WholeAttention whole = random_attention(random, problem);
+      // Key 300 sees to it that its logits are NaN or ±∞ in every row from 300 on.
+      for (std::int64_t d = 0; d < 8; ++d) whole.key.view().at<float>({0, 300, 0, d}) = poison;
+      const Result result = run_native(problem, whole.block());
+      std::int64_t lost = 0;
+      for (std::int64_t t = 0; t < 700; ++t) {
+        for (std::int64_t n = 0; n < 2; ++n) {
+          const float output = result.output.view().at<float>({0, t, n, 0});
+          const float lse = result.lse.view().at<float>({0, n, t});
+          if (t < 300) {
+            ASSERT_TRUE(std::isfinite(output) && std::isfinite(lse)) << t;
+          } else if (poison != poison) {
+            ASSERT_TRUE(std::isnan(output) && std::isnan(lse)) << t;
+          } else {
+            // An infinite key gives +∞, −∞ or, from both, NaN: only −∞ leaves the row finite.
+            lost += static_cast<int>(std::isnan(output) && std::isnan(lse));
+          }
+        }
+      }
+      if (poison == kInfinity) {
+        EXPECT_GT(lost, 700);
+      }
+      // Merging keeps it.
+      const Result clean = run_native(problem_of({1, 700, 700, 2, 1, 8, 4}), whole.block());
+      merge(clean.state(), result.state());
+      EXPECT_TRUE(std::isnan(clean.output.view().at<float>({0, 500, 0, 0})));
+    }
+  }
+}
+
 TEST(Native, OddAndEmptySizes) {
   Random random(13);
   for (const std::int64_t rows : {0, 1, 2, 15, 257}) {
@@ -105,7 +146,7 @@ TEST(Native, HugeLogits) {
   }
 }
 
-TEST(Native, ProductsBeyondFloat32Saturate) {
+TEST(Native, ProductsBeyondFloat32ShowAsNan) {
   const AttentionProblem problem = problem_of({1, 1, 3, 1, 1, 1, 1});
   const Tensor query = tensor_of(DType::float32, {1, 1, 1, 1}, {1e30F});
   const Tensor key = tensor_of(DType::float32, {1, 3, 1, 1}, {-1e30F, 1e30F, 1.0F});
@@ -113,8 +154,8 @@ TEST(Native, ProductsBeyondFloat32Saturate) {
   const AttentionBlock block{query.view(), key.view(), value.view(), PositionRanges::all(1),
                              PositionRanges::all(3)};
   const Result result = run_native(problem, block);
-  EXPECT_EQ(*result.output.view().as<float>(), 2.0F);
-  EXPECT_EQ(*result.lse.view().as<float>(), std::numeric_limits<float>::max());
+  EXPECT_TRUE(std::isnan(*result.output.view().as<float>()));
+  EXPECT_TRUE(std::isnan(*result.lse.view().as<float>()));
 }
 
 TEST(Native, StronglyNegativeLogitsKeepTheirWeights) {

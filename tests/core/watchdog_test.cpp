@@ -1,4 +1,5 @@
 #include <chrono>
+#include <memory>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -29,6 +30,27 @@ TEST(Watchdog, TimesOutWithTheDescription) {
   }
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(waited.count(), 0.1);
+}
+
+TEST(Watchdog, CountsSilenceOnly) {
+  class Signs final : public LifeSigns {
+   public:
+    void give() override { ++given; }
+    bool heard() override { return left > 0 && --left > 0; }
+    int given = 0;
+    int left = 4000;
+  };
+  const auto signs = std::make_shared<Signs>();
+  const Watchdog watchdog(Watchdog::Seconds(0.05), signs);
+  const auto begin = std::chrono::steady_clock::now();
+  // Signs of life keep the wait alive well beyond the timeout; when they end, so does it.
+  EXPECT_THROW(watchdog.wait([] { return false; }, [] { return std::string("x"); }), TimeoutError);
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+  EXPECT_EQ(signs->left, 0);
+  EXPECT_GE(waited.count(), 0.15);
+  EXPECT_EQ(signs->given, 0);  // a rank that waits says nothing
+  watchdog.give_life_sign();
+  EXPECT_EQ(signs->given, 1);
 }
 
 TEST(Watchdog, LetsErrorsThrough) {

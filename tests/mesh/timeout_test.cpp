@@ -1,3 +1,4 @@
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -10,6 +11,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/core/host_stream.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/mesh.hpp>
 
 #include "tests/mesh/world_group.hpp"
 
@@ -154,6 +156,21 @@ TEST_F(TimeoutTest, ControlCallsSayWhichCallWaitedForWhom) {
     }
     patient_->barrier();
   }
+}
+
+// One rank computes for several timeouts and moves its streams along meanwhile, as a kernel does.
+TEST(LifeSigns, AHealthyRankMayComputeLongerThanTheTimeout) {
+  const int size = test::session().size();
+  if (size < 2) GTEST_SKIP() << "needs 2 ranks";
+  using Clock = std::chrono::steady_clock;
+  Mesh mesh(MeshShape({{"sp", size}}), test::session().world(), Watchdog(Watchdog::Seconds(0.5)));
+  HostStream stream("communication", mesh.watchdog(), nullptr);
+  if (mesh.rank() == 0) {
+    for (const auto begin = Clock::now(); Clock::now() - begin < std::chrono::seconds(2);) {
+      stream.progress();
+    }
+  }
+  EXPECT_NO_THROW(mesh.world().barrier());
 }
 
 }  // namespace

@@ -31,6 +31,8 @@ class Mesh {
   [[nodiscard]] const Topology& topology() const noexcept { return topology_; }
   [[nodiscard]] int rank() const noexcept { return world_->rank(); }
   [[nodiscard]] int size() const noexcept { return world_->size(); }
+  /// The watchdog given, with signs of life between the mesh's ranks: a stream that waits with it does
+  /// not give up while another rank computes on one of its own.
   [[nodiscard]] const Watchdog& watchdog() const noexcept { return watchdog_; }
 
   /// All ranks of the mesh.

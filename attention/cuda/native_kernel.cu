@@ -111,9 +111,12 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
           for (int d = 0; d < a.head_dim; ++d) dot = fmaf(query[d], widen(k[d]), dot);
           logit = dot * a.scale;
           if (a.soft_cap > 0.0F) logit = a.soft_cap * tanhf(logit / a.soft_cap);
-          // Products beyond float32 saturate, so that no difference of logits is NaN.
-          if (logit > FLT_MAX) logit = FLT_MAX;
-          if (logit < -FLT_MAX) logit = -FLT_MAX;
+        }
+        // A NaN or infinite logit leaves the row without a softmax, and must show.
+        if (__any_sync(kAll, !(logit < INFINITY))) {
+          total = NAN;
+          if (high == -INFINITY) high = 0.0F;
+          continue;
         }
         const float next = fmaxf(high, warp_max(logit));
         if (next == -INFINITY) continue;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <exception>
 #include <string>
 #include <utility>
 #include <vector>
@@ -124,7 +125,10 @@ class NcclGroup final : public Group {
   [[nodiscard]] std::vector<double> max(std::span<const double> values) override {
     return host_.max(values);
   }
-  [[noreturn]] void abort(int exit_code) noexcept override { host_.abort(exit_code); }
+  [[noreturn]] void abort(int exit_code) noexcept override {
+    host_.abort(exit_code);
+    std::terminate();  // never reached; the compiler cannot know
+  }
 
  private:
   void finish_group(const char* what) {

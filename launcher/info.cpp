@@ -19,12 +19,15 @@
 #include <nlohmann/json.hpp>
 #include <spdlog/version.h>
 
+#include <annulus/attention/cuda_versions.hpp>
 #include <annulus/attention/registry.hpp>
+#include <annulus/core/cuda.hpp>
 #include <annulus/core/environment.hpp>
 #include <annulus/launcher/commands.hpp>
 #include <annulus/launcher/text_file.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/mesh.hpp>
+#include <annulus/mesh/nccl_group.hpp>
 #include <annulus/ring/planner.hpp>
 
 #include "version.hpp"
@@ -74,6 +77,12 @@ std::string best_simd_target() {
   return hwy::TargetName(targets & -targets);
 }
 
+std::string built_and_loaded(const std::string& built, const std::string& loaded) {
+  if (built == "not built") return built;
+  return fmt::format("built against {}; loaded {}{}", built, loaded,
+                     built == loaded ? "" : " (they differ)");
+}
+
 Section libraries_section() {
   Section section{"libraries", {}};
   section.add("MPI", fmt::format("built against MPI {}.{}; loaded {}", MPI_VERSION, MPI_SUBVERSION,
@@ -92,7 +101,13 @@ Section libraries_section() {
   section.add("nlohmann-json",
               fmt::format("{}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
                           NLOHMANN_JSON_VERSION_PATCH));
-  for (const char* absent : {"CUDA", "NCCL", "cuDNN"}) section.add(absent, "not built");
+  const CudaVersions cuda = cuda_versions();
+  section.add("CUDA", built_and_loaded(cuda.built, cuda.loaded) + ", driver " + cuda.driver);
+  const NcclVersions nccl = nccl_versions();
+  section.add("NCCL", built_and_loaded(nccl.built, nccl.loaded));
+  const CudnnVersions cudnn = cudnn_versions();
+  section.add("cuDNN",
+              built_and_loaded(cudnn.built, cudnn.loaded) + ", frontend " + cudnn.frontend);
   return section;
 }
 
@@ -122,22 +137,31 @@ Section machine_section(Mesh& everyone) {
   const double memory =
       static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
   section.add("memory", fmt::format("{:.1f} GiB", memory / (1 << 30)));
-  section.add("devices", "cpu (CUDA is not built)");
+  const std::vector<CudaDeviceInfo> gpus = cuda_devices();
+  for (std::size_t i = 0; i < gpus.size(); ++i) {
+    section.add(fmt::format("GPU {}", i),
+                fmt::format("{}, compute capability {}.{}, {} multiprocessors, {:.1f} GiB",
+                            gpus[i].name, gpus[i].compute_capability / 10,
+                            gpus[i].compute_capability % 10, gpus[i].multiprocessors,
+                            static_cast<double>(gpus[i].memory_bytes) / (1 << 30)));
+  }
+  if (gpus.empty()) section.add("GPUs", cuda_unavailable_reason());
   return section;
 }
 
-Section implementations_section() {
+Section implementations_section(Place place) {
   // What most training calls look like.
   AttentionProblem typical;
   typical.shape = {1, 1024, 1024, 8, 2, 64, 64};
+  typical.dtype = DType::bfloat16;
   typical.mask.set_causal(true);
   Section section{fmt::format("implementations for {}, {}, causal, on {}", to_string(typical.shape),
-                              annulus::name_of(typical.dtype), to_string(Place::host())),
+                              annulus::name_of(typical.dtype), to_string(place)),
                   {}};
   const Registry registry = Registry::standard();
   for (const auto& implementation : registry.implementations()) {
     const std::vector<std::string>& names = implementation->names();
-    const Capability capability = implementation->capability(typical, Place::host());
+    const Capability capability = implementation->capability(typical, place);
     std::string text = capability ? "yes" : "no: " + capability.reason();
     if (names.size() > 1) {
       text += fmt::format(" (aliases {})", fmt::join(names.begin() + 1, names.end(), ", "));
@@ -203,9 +227,14 @@ ExitCode info_command(const CommandContext& context) {
                 Watchdog(Watchdog::Seconds(options.timeout)));
   collectively(everyone.world(), [&] {
     if (everyone.rank() != 0) return;
-    const std::vector<Section> sections{program_section(),         libraries_section(),
-                                        machine_section(everyone), implementations_section(),
-                                        schedules_section(),       environment_section()};
+    std::vector<Section> sections{program_section(), libraries_section(),
+                                  machine_section(everyone),
+                                  implementations_section(Place::host())};
+    if (cuda_unavailable_reason().empty()) {
+      sections.push_back(implementations_section(Place::cuda(0)));
+    }
+    sections.push_back(schedules_section());
+    sections.push_back(environment_section());
     if (!options.json.empty() && options.json != "-") {
       TextFile(options.json).commit(to_json(sections).dump(2) + "\n");
     }

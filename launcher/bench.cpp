@@ -24,6 +24,7 @@
 #include "device_tensors.hpp"
 #include "explain.hpp"
 #include "open_device.hpp"
+#include "warnings.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -143,8 +144,9 @@ Report make_report(const Options& options, Mesh& mesh, int threads) {
                           {"verdict", "", 7}});
   report.add_meta("options", options.given);
   report.add_meta(
-      "mesh", fmt::format("{}: {} ranks on {} nodes, {} threads per rank", to_string(mesh.shape()),
-                          mesh.size(), mesh.topology().nodes(), threads));
+      "mesh", fmt::format("{}: {} on {}, {} per rank", to_string(mesh.shape()),
+                          counted(mesh.size(), "rank"), counted(mesh.topology().nodes(), "node"),
+                          counted(threads, "thread")));
   report.add_meta("calls", fmt::format("{} timed after {} to warm up; a call takes as long as its "
                                        "slowest rank",
                                        options.iterations, options.warmup));
@@ -196,8 +198,9 @@ class Bench {
       return set_up_problem(options_, shape, options_.dtype.value_or(DType::float32), mesh_.size());
     });
     const AttentionProblem& problem = setup.problem;
-    const ring::ShardedOperands operands = collectively(
-        world, [&] { return ring::shard_operands(problem, setup.mesh, setup.layout); });
+    const ring::ShardedOperands operands =
+        collectively(world, [&] { return shard_operands(setup); });
+    if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
     const std::unique_ptr<Device> opened = open_device(options_.device, mesh_);
     Device& device = *opened;
     HostMemoryPool staging;

@@ -24,6 +24,7 @@
 #include <annulus/core/cuda.hpp>
 #include <annulus/core/environment.hpp>
 #include <annulus/launcher/commands.hpp>
+#include <annulus/launcher/report.hpp>
 #include <annulus/launcher/text_file.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/mesh.hpp>
@@ -125,12 +126,13 @@ std::string cpu_name() {
 Section machine_section(Mesh& everyone) {
   const Topology& topology = everyone.topology();
   Section section{"machine", {}};
-  section.add("ranks", fmt::format("{} on {} nodes, transport {}", everyone.size(),
-                                   topology.nodes(), everyone.world().transport()));
+  section.add("ranks",
+              fmt::format("{} on {}, transport {}", everyone.size(),
+                          counted(topology.nodes(), "node"), everyone.world().transport()));
   for (int node = 0; node < topology.nodes(); ++node) {
     section.add(fmt::format("node {}", node),
-                fmt::format("{}, {} ranks", topology.node_names[static_cast<std::size_t>(node)],
-                            topology.ranks_on_node(node)));
+                fmt::format("{}, {}", topology.node_names[static_cast<std::size_t>(node)],
+                            counted(topology.ranks_on_node(node), "rank")));
   }
   section.add("CPU", cpu_name());
   section.add("cores", std::to_string(std::thread::hardware_concurrency()));

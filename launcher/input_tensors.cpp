@@ -7,16 +7,28 @@
 
 #include <annulus/core/error.hpp>
 
+#include "as_option.hpp"
+
 namespace annulus::launcher {
 namespace {
 
-const std::string& path_of(const Options& options, const std::string& given, const char* option) {
-  if (!options.input.empty()) return options.input;
-  if (given.empty()) {
+// A tensor's option and file, as messages name them.
+std::string shown(const Options& options, const char* option, const std::string& given) {
+  if (!options.input.empty()) return "--input " + options.input;
+  return fmt::format("{} {}", option, given);
+}
+
+ArrayFile open(const Options& options, const char* option, const std::string& given,
+               const char* name) {
+  if (options.input.empty() && given.empty()) {
     throw ArgumentError(option, "nothing",
                         "a .npy or .safetensors file (or --input with query, key and value)");
   }
-  return given;
+  std::vector<DType> accepted{DType::float32, DType::float16, DType::bfloat16};
+  if (options.dtype) accepted = {*options.dtype};
+  return as_option(shown(options, option, given), [&] {
+    return ArrayFile(options.input.empty() ? given : options.input, name, accepted);
+  });
 }
 
 /// Sizes of one tensor, whatever the order in its file.
@@ -72,50 +84,52 @@ TensorView file_order(const TensorView& view, bool bhtd) {
 }
 
 InputTensors open_inputs(const Options& options) {
-  InputTensors inputs{ArrayFile(path_of(options, options.query, "--query"), "query", options.dtype),
-                      ArrayFile(path_of(options, options.key, "--key"), "key", options.dtype),
-                      ArrayFile(path_of(options, options.value, "--value"), "value", options.dtype),
+  InputTensors inputs{open(options, "--query", options.query, "query"),
+                      open(options, "--key", options.key, "key"),
+                      open(options, "--value", options.value, "value"),
                       {},
                       DType::float32};
   inputs.dtype = inputs.query.dtype();
-  if (inputs.dtype != DType::float32 && inputs.dtype != DType::float16 &&
-      inputs.dtype != DType::bfloat16) {
-    throw FileError(inputs.query.path(),
-                    fmt::format("query: {}, expected float32, float16 or bfloat16",
-                                annulus::name_of(inputs.dtype)));
-  }
-  check_dtype(inputs.key, "key", inputs.dtype, inputs.query);
-  check_dtype(inputs.value, "value", inputs.dtype, inputs.query);
-
-  const TensorSizes query = sizes_of(inputs.query, "query", options.bhtd);
-  const TensorSizes key = sizes_of(inputs.key, "key", options.bhtd);
-  const TensorSizes value = sizes_of(inputs.value, "value", options.bhtd);
-  if (query.heads < 1 || query.dim < 1) {
-    throw FileError(inputs.query.path(), fmt::format("query: shape {}, expected heads N and head "
-                                                     "dimension D of 1 or more",
-                                                     to_string(inputs.query.shape())));
-  }
   const auto against_query = [&](const ArrayFile& file, const char* name, const char* what,
                                  std::int64_t found, std::int64_t expected) {
     check_size(file, name, what, found, expected, inputs.query, "query");
   };
-  against_query(inputs.key, "key", "batch B", key.batch, query.batch);
-  against_query(inputs.key, "key", "head dimension D", key.dim, query.dim);
-  if (key.heads < 1 || query.heads % key.heads != 0) {
-    throw FileError(inputs.key.path(),
-                    fmt::format("key: heads K is {}, expected a divisor of the {} heads N that "
-                                "query has in {}",
-                                key.heads, query.heads, inputs.query.path()));
-  }
-  against_query(inputs.value, "value", "batch B", value.batch, query.batch);
-  check_size(inputs.value, "value", "length S", value.length, key.length, inputs.key, "key");
-  check_size(inputs.value, "value", "heads K", value.heads, key.heads, inputs.key, "key");
-  if (value.dim < 1) {
-    throw FileError(inputs.value.path(),
-                    fmt::format("value: shape {}, expected a head dimension Dv "
-                                "of 1 or more",
-                                to_string(inputs.value.shape())));
-  }
+
+  const auto query = as_option(shown(options, "--query", options.query), [&] {
+    const TensorSizes sizes = sizes_of(inputs.query, "query", options.bhtd);
+    if (sizes.heads < 1 || sizes.dim < 1) {
+      throw FileError(inputs.query.path(), fmt::format("query: shape {}, expected heads N and head "
+                                                       "dimension D of 1 or more",
+                                                       to_string(inputs.query.shape())));
+    }
+    return sizes;
+  });
+  const auto key = as_option(shown(options, "--key", options.key), [&] {
+    check_dtype(inputs.key, "key", inputs.dtype, inputs.query);
+    const TensorSizes sizes = sizes_of(inputs.key, "key", options.bhtd);
+    against_query(inputs.key, "key", "batch B", sizes.batch, query.batch);
+    against_query(inputs.key, "key", "head dimension D", sizes.dim, query.dim);
+    if (sizes.heads < 1 || query.heads % sizes.heads != 0) {
+      throw FileError(inputs.key.path(),
+                      fmt::format("key: heads K is {}, expected a divisor of the {} heads N that "
+                                  "query has in {}",
+                                  sizes.heads, query.heads, inputs.query.path()));
+    }
+    return sizes;
+  });
+  const auto value = as_option(shown(options, "--value", options.value), [&] {
+    check_dtype(inputs.value, "value", inputs.dtype, inputs.query);
+    const TensorSizes sizes = sizes_of(inputs.value, "value", options.bhtd);
+    against_query(inputs.value, "value", "batch B", sizes.batch, query.batch);
+    check_size(inputs.value, "value", "length S", sizes.length, key.length, inputs.key, "key");
+    check_size(inputs.value, "value", "heads K", sizes.heads, key.heads, inputs.key, "key");
+    if (sizes.dim < 1) {
+      throw FileError(inputs.value.path(),
+                      fmt::format("value: shape {}, expected a head dimension Dv of 1 or more",
+                                  to_string(inputs.value.shape())));
+    }
+    return sizes;
+  });
   inputs.shape = {query.batch, query.length, key.length, query.heads,
                   key.heads,   query.dim,    value.dim};
   return inputs;

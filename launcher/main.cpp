@@ -9,10 +9,12 @@
 
 #include <annulus/core/log.hpp>
 #include <annulus/launcher/commands.hpp>
+#include <annulus/launcher/files/temporary_file.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/mesh.hpp>
 
 #include "same_on_ranks.hpp"
+#include "warnings.hpp"
 
 namespace {
 
@@ -60,11 +62,7 @@ ExitCode run_program(const MpiSession& session, const std::vector<std::string>& 
     if (leader) std::cout << help << std::flush;
     return ExitCode::success;
   }
-  if (leader) {
-    for (const std::string& warning : options->warnings) {
-      std::cerr << "annulus: warning: " << warning << '\n';
-    }
-  }
+  if (leader) launcher::print_warnings(options->warnings);
   return dispatch({session, *options, std::cout});
 }
 
@@ -99,6 +97,7 @@ int main(int argc, char** argv) {
   std::string who;
   try {
     const MpiSession session(&argc, &argv);
+    launcher::remove_temporary_files_on_signals();  // MPI has set up its own handlers now
     if (session.size() > 1) {
       who = fmt::format("rank {}: ", session.rank());
       set_log_rank(session.rank());

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/partition/attention_mode.hpp>
 #include <annulus/partition/partition_spec.hpp>
@@ -75,6 +76,16 @@ std::string parse_schedule_name(const std::string& option, const std::string& te
   return text;
 }
 
+std::string parse_implementation_name(const std::string& option, const std::string& text) {
+  if (text == "auto") return text;
+  try {
+    static_cast<void>(Registry::standard().get(text));
+  } catch (const ArgumentError& error) {
+    throw ArgumentError(option, fmt::format("'{}'", text), error.expected());
+  }
+  return text;
+}
+
 std::string parse_mode_name(const std::string& option, const std::string& text) {
   std::vector<std::string> names;
   names.reserve(kAttentionModes.size());
@@ -130,6 +141,7 @@ class TableBuilder {
 const Commands kComputing{Command::run, Command::verify, Command::bench};
 const Commands kPlanned{Command::run, Command::verify, Command::bench, Command::plan};
 const Commands kShaped{Command::verify, Command::bench, Command::plan};
+const Commands kTimed{Command::run, Command::verify, Command::bench, Command::info};
 const Commands kTables{Command::run, Command::verify, Command::bench};
 const Commands kAll{Command::run, Command::verify, Command::bench, Command::plan, Command::info};
 
@@ -152,9 +164,10 @@ void add_sharding(TableBuilder& table) {
   table.add("schedule", "NAME", kPlanned, parsed_into(&Options::schedule, parse_schedule_name),
             "auto, local, ring or allgather: how key/value travels (default: auto)");
   table.add("mode", "MODE", kPlanned, parsed_into(&Options::mode, parse_mode_name),
-            "train, prefill, autoregressive or insert: whose sharding rules apply (default: "
-            "autoregressive if T = 1, else train)");
-  table.add("impl", "NAME", kComputing, text_into(&Options::implementation),
+            "train, prefill, autoregressive or insert: decides the default of --query-spec and "
+            "--kv-spec, nothing else (default: autoregressive if T = 1, else train)");
+  table.add("impl", "NAME", kComputing,
+            parsed_into(&Options::implementation, parse_implementation_name),
             "auto or the name of a local kernel; annulus info lists them (default: auto)");
   table.add("device", "DEVICE", kComputing, parsed_into(&Options::device, parse_device),
             "auto, cpu or cuda, one GPU per rank (default: auto: cuda where every rank has one)");
@@ -169,7 +182,7 @@ void add_problem(TableBuilder& table) {
       "B,T,S,N,K,D[,Dv]: batch, query length, key/value length, query heads, key/value heads, "
       "head dimensions; k is 1024, M is 1024^2");
   table.add("dtype", "DTYPE", kPlanned, parsed_into(&Options::dtype, parse_tensor_dtype),
-            "float32, float16 or bfloat16 (default: that of the files, else float32)");
+            "float32, float16 or bfloat16 (default: float32; for run: that of the files)");
   table.add("causal", "", kPlanned, flag_into(&Options::causal),
             "query i sees key j only if j <= i + offset");
   table.add("causal-offset", "N", kPlanned,
@@ -238,7 +251,7 @@ void add_output(TableBuilder& table) {
 void add_running(TableBuilder& table) {
   const Options defaults;
   table.group("Running");
-  table.add("timeout", "SECONDS", kAll, parsed_into(&Options::timeout, parse_positive),
+  table.add("timeout", "SECONDS", kTimed, parsed_into(&Options::timeout, parse_positive),
             fmt::format("longest wait of a rank for another one (default: {})", defaults.timeout));
   table.add("random", "N", {Command::verify}, int_into(&Options::random, 1),
             "verify N problems drawn at random from --seed");
@@ -255,10 +268,11 @@ void add_running(TableBuilder& table) {
                         SweepRange().factor));
   table.add(
       "show-ranks", "N", {Command::plan}, int_into(&Options::show_ranks, 0),
-      fmt::format("print every step of the first N ranks (default: {})", defaults.show_ranks));
-  table.add(
-      "config", "FILE", kAll, [](Options&, const std::string&, const std::string&) {},
-      "options as lines name = value; the command line wins over it");
+      fmt::format("print every step of the first N ranks, and list more than 32 ranks if N is more "
+                  "(default: {})",
+                  defaults.show_ranks));
+  table.add("config", "FILE", kAll, text_into(&Options::config),
+            "options as lines name = value; the command line wins over it");
 }
 
 void add_later(TableBuilder& table) {

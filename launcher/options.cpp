@@ -1,9 +1,12 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <numeric>
+#include <sstream>
 #include <unistd.h>
 #include <utility>
 
@@ -14,6 +17,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/launcher/options.hpp>
 
+#include "file_names.hpp"
 #include "option_help.hpp"
 #include "option_table.hpp"
 #include "version.hpp"
@@ -49,11 +53,15 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
-  return *std::min_element(candidates.begin(), candidates.end(),
-                           [&](const std::string& a, const std::string& b) {
-                             return edit_distance(word, a) < edit_distance(word, b);
-                           });
+// "; the nearest is --window", or nothing where no candidate looks like a typing error away.
+std::string suggestion(std::string_view word, std::string_view prefix,
+                       const std::vector<std::string>& candidates) {
+  const std::string& nearest = *std::min_element(
+      candidates.begin(), candidates.end(), [&](const std::string& a, const std::string& b) {
+        return edit_distance(word, a) < edit_distance(word, b);
+      });
+  if (edit_distance(word, nearest) > std::max<std::size_t>(2, word.size() / 3)) return {};
+  return fmt::format("; the nearest is {}{}", prefix, nearest);
 }
 
 std::vector<std::string> options_of(Command command) {
@@ -71,9 +79,8 @@ Command parse_command(const std::string& word) {
     names.emplace_back(name_of(command));
   }
   throw ArgumentError("command", fmt::format("'{}'", word),
-                      fmt::format("run, verify, bench, plan or info; the nearest is {} "
-                                  "(annulus --help says more)",
-                                  nearest(word, names)));
+                      fmt::format("run, verify, bench, plan or info{} (annulus --help says more)",
+                                  suggestion(word, "", names)));
 }
 
 // What Boost needs to split words and lines into options: all options of all commands, so that one
@@ -90,9 +97,8 @@ po::options_description descriptions() {
 
 [[noreturn]] void throw_unknown(const std::string& option, std::string_view name, Command command) {
   const std::string program = fmt::format("annulus {}", name_of(command));
-  throw ArgumentError("option", option,
-                      fmt::format("one of {0}; the nearest is --{1} ({0} --help lists all)",
-                                  program, nearest(name, options_of(command))));
+  throw UserError(fmt::format("{0}: no option of {1}{2} ({1} --help lists all)", option, program,
+                              suggestion(name, "--", options_of(command))));
 }
 
 void insert(GivenValues& values, const std::string& name, GivenValue value) {
@@ -155,18 +161,54 @@ GivenValues from_command_line(const std::vector<std::string>& words, Command com
   return values;
 }
 
-GivenValues from_config(const std::string& path, Command command) {
+bool is_option_name(std::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return c < 0x80 && (std::isalnum(c) != 0 || c == '-' || c == '_');
+  });
+}
+
+// The text of the file, in lines that are empty, a comment, or name = value.
+std::string read_config(const std::string& path) {
+  const std::string shown = "--config " + path;
   std::ifstream file(path);
-  if (!file) throw FileError(path, "cannot be opened (--config)");
+  if (!file) throw FileError(shown, fmt::format("cannot be opened: {}", std::strerror(errno)));
+  std::string text;
+  int number = 1;
+  for (std::string line; std::getline(file, line); ++number) {
+    const auto fail = [&](const char* problem) {
+      throw FileError(shown, fmt::format("line {}: {}", number, problem));
+    };
+    if (std::any_of(line.begin(), line.end(), [](unsigned char c) {
+          return std::iscntrl(c) != 0 && c != '\t' && c != '\r';
+        })) {
+      fail("is not text");
+    }
+    const std::string content = line.substr(0, line.find('#'));
+    const std::size_t begin = content.find_first_not_of(" \t\r");
+    if (begin != std::string::npos) {
+      if (content[begin] == '[') fail("a [section], expected name = value");
+      const std::string name = content.substr(begin, content.find_first_of(" \t=", begin) - begin);
+      if (content.find('=') == std::string::npos || !is_option_name(name)) {
+        fail("expected name = value");
+      }
+    }
+    text += line + '\n';
+  }
+  if (file.bad()) throw FileError(shown, "cannot be read");
+  return text;
+}
+
+GivenValues from_config(const std::string& path, Command command) {
+  const std::string text = read_config(path);
+  std::istringstream file(text);
   GivenValues values;
   const po::options_description known = descriptions();
   po::parsed_options parsed(nullptr);
   try {
     parsed = po::parse_config_file(file, known, true);
   } catch (const po::error& error) {
-    throw FileError(path, error.what());
+    throw FileError("--config " + path, error.what());
   }
-  if (file.bad()) throw FileError(path, "cannot be read (--config)");
   for (const po::option& option : parsed.options) {
     const std::string shown = fmt::format("{} in {}", option.string_key, path);
     const OptionEntry* const entry = find_option(option.string_key);
@@ -175,6 +217,19 @@ GivenValues from_config(const std::string& path, Command command) {
     insert(values, entry->name, {shown, value_of(option)});
   }
   return values;
+}
+
+constexpr std::array<std::string_view, 9> kLogLevels{
+    "trace", "debug", "info", "warning", "warn", "error", "err", "critical", "off"};
+
+// The logger takes a level that it does not know for off.
+void check_log_level(std::vector<std::string>& warnings) {
+  const std::string level = environment("ANNULUS_LOG_LEVEL");
+  if (std::find(kLogLevels.begin(), kLogLevels.end(), level) != kLogLevels.end()) return;
+  warnings.push_back(fmt::format(
+      "ANNULUS_LOG_LEVEL: got '{}', taken as off; expected trace, debug, info, warning, error or "
+      "off",
+      level));
 }
 
 GivenValues from_environment(std::vector<std::string>& warnings) {
@@ -245,6 +300,7 @@ Options options_from(const GivenValues& values, Command command) {
         fmt::format("{}--{}={}", options.given.empty() ? "" : " ", entry.name, value.text);
   }
   check_together(options);
+  check_file_names(options);
   return options;
 }
 
@@ -278,6 +334,7 @@ std::optional<Options> parse_options(const std::vector<std::string>& words, std:
   std::vector<std::string> warnings;
   GivenValues values = from_command_line({words.begin() + 1, words.end()}, command);
   GivenValues environment = from_environment(warnings);
+  check_log_level(warnings);
   // merge() keeps what is there already: first come, first served.
   if (!values.contains("config") && environment.contains("config")) {
     values.insert(environment.extract("config"));

@@ -4,31 +4,19 @@
 #include <string>
 
 #include <annulus/core/error.hpp>
-#include <annulus/launcher/files/array_file.hpp>
 
+#include "file_names.hpp"
 #include "input_tensors.hpp"
 
 namespace annulus::launcher {
-namespace {
-
-bool share_a_file(const Options& options) {
-  return options.lse == options.output;
-}
-
-}  // namespace
-
-void check_output_names(const Options& options) {
+void check_output_is_given(const Options& options) {
   if (options.output.empty()) {
     throw ArgumentError("--output", "nothing", "a .npy or .safetensors file");
-  }
-  if (share_a_file(options) && !is_safetensors(options.output)) {
-    throw ArgumentError("--lse", options.lse,
-                        "a file other than --output, unless that is a .safetensors file");
   }
 }
 
 OutputFiles::OutputFiles(const Options& options, const AttentionProblem& problem, Group& group)
-    : group_(group), bhtd_(options.bhtd), lse_beside_output_(share_a_file(options)) {
+    : group_(group), bhtd_(options.bhtd), lse_beside_output_(lse_beside_output(options)) {
   const AttentionShape& shape = problem.shape;
   const Extents output{shape.batch, shape.query_length, shape.heads, shape.value_dim};
   const ArraySpec lse{"lse", DType::float32, {shape.batch, shape.heads, shape.query_length}};

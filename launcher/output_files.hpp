@@ -34,7 +34,7 @@ class OutputFiles {
   bool lse_beside_output_ = false;
 };
 
-/// Throws ArgumentError unless --output and --lse name files that can hold what they shall.
-void check_output_names(const Options& options);
+/// Throws ArgumentError without --output.
+void check_output_is_given(const Options& options);
 
 }  // namespace annulus::launcher

@@ -19,6 +19,7 @@
 #include <annulus/ring/simulate.hpp>
 
 #include "explain.hpp"
+#include "warnings.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -44,7 +45,7 @@ PlannedCase plan_case(const Options& options) {
   }
   ProblemSetup setup =
       set_up_problem(options, *options.shape, options.dtype.value_or(DType::float32), /*ranks=*/0);
-  ring::ShardedOperands operands = ring::shard_operands(setup.problem, setup.mesh, setup.layout);
+  ring::ShardedOperands operands = shard_operands(setup);
   PlannedCase planned{
       std::move(setup), std::move(operands), {}, ring::CostModel::cpu_core(), {}, {}};
   planned.options.schedule = options.schedule;
@@ -132,6 +133,11 @@ Report layouts_report(const PlannedCase& planned, const Options& options) {
   report.add_meta("key", to_string(planned.operands.key));
   report.add_meta("schedule", std::string(ring::name_of(planned.choice.schedule)));
   if (options.explain) explain(planned.choice, report);
+  report.add_meta("most", "of the rank with most");
+  report.add_meta("work", "2 N (D + Dv) operations per visible pair");
+  report.add_meta("imbalance", "work of the rank with most, above the mean of all");
+  report.add_meta("hops, hop", "steps in which key/value travels; bytes that a rank gets in one");
+  report.add_meta("wait", "for transfers, with nothing to compute; of the rank that waits longest");
   report.add_meta("predicted times", cost_assumptions(planned.model));
   for (const LayoutKind layout : kLayouts) {
     const bool chosen = layout == planned.setup.layout.sequence;
@@ -150,7 +156,7 @@ Report layouts_report(const PlannedCase& planned, const Options& options) {
   return report;
 }
 
-Report ranks_report(const PlannedCase& planned) {
+Report ranks_report(const PlannedCase& planned, std::size_t listed) {
   Report report("plan.ranks", {{"rank", "", 6},
                                {"queries", "", 24},
                                {"keys", "", 24},
@@ -161,11 +167,11 @@ Report ranks_report(const PlannedCase& planned) {
                                {"wait", "ms, predicted", 10},
                                {"finish", "ms, predicted", 10}});
   const ring::Plan& plan = planned.plan;
-  if (plan.ranks.size() > kListedRanks) {
-    report.add_meta("ranks listed", fmt::format("{} of {}", kListedRanks, plan.ranks.size()));
-  }
+  report.add_meta("queries, keys", "positions that the rank holds");
+  report.add_meta("sent, received", "key/value, over all steps");
+  report.add_meta("finish", "when the rank is done, waiting included");
   const std::vector<ring::RankTimeline> timelines = ring::simulate(plan, planned.model);
-  for (std::size_t i = 0; i < std::min(plan.ranks.size(), kListedRanks); ++i) {
+  for (std::size_t i = 0; i < listed; ++i) {
     const ring::RankPlan& rank = plan.ranks[i];
     const auto mib = [](std::int64_t bytes) {
       return fmt::format("{:.3f}", static_cast<double>(bytes) / kMiB);
@@ -185,7 +191,13 @@ void print(const PlannedCase& planned, const Options& options, std::ostream& out
   print_plan(planned.plan, options.show_ranks, out);
   layouts_report(planned, options).write_table(out);
   out << '\n';
-  ranks_report(planned).write_table(out);
+  const std::size_t ranks = planned.plan.ranks.size();
+  const std::size_t listed =
+      std::min(ranks, std::max(kListedRanks, static_cast<std::size_t>(options.show_ranks)));
+  ranks_report(planned, listed).write_table(out);
+  if (listed < ranks) {
+    out << fmt::format("# … {} more ranks (--show-ranks {})\n", ranks - listed, ranks);
+  }
 }
 
 }  // namespace
@@ -198,6 +210,7 @@ ExitCode plan_command(const CommandContext& context) {
   collectively(everyone.world(), [&] {
     const PlannedCase planned = plan_case(options);
     if (everyone.rank() != 0) return;
+    print_warnings(planned.setup.warnings);
     if (options.json == "-") {
       context.out << ring::to_json(planned.plan) << '\n';
       return;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -9,25 +10,25 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/launcher/files/array_file.hpp>
-#include <annulus/launcher/files/array_info.hpp>
+#include <annulus/launcher/files/integer_file.hpp>
 #include <annulus/launcher/problem_setup.hpp>
 #include <annulus/partition/attention_mode.hpp>
+#include <annulus/partition/partition_spec.hpp>
 #include <annulus/partition/sharding_rules.hpp>
+
+#include "as_option.hpp"
 
 namespace annulus::launcher {
 namespace {
 
-// Lower floors name their own arguments; the user knows the options.
-template <class Body>
-auto as_option(const std::string& option, Body&& body) {
-  try {
-    return std::forward<Body>(body)();
-  } catch (const ArgumentError& error) {
-    throw ArgumentError(option, error.value(), error.expected());
-  }
-}
+/// A file of a mask, and what messages call it; no path where there is none.
+struct MaskFile {
+  std::string path;
+  std::string shown;  ///< "--kv-lengths kv.npy"
+  [[nodiscard]] bool empty() const { return path.empty(); }
+};
 
-/// The small int32 arrays that masks need: each from its own option, else from --input.
+/// The small arrays of whole numbers that masks need: each from its own option, else from --input.
 class MaskFiles {
  public:
   explicit MaskFiles(const Options& options) : input_(options.input) {
@@ -40,10 +41,12 @@ class MaskFiles {
     }
   }
 
-  /// The file that holds a tensor; empty if there is none. `given` is what its option says.
-  [[nodiscard]] std::string locate(const std::string& given, const std::string& tensor) const {
-    if (!given.empty() || !in_input(tensor)) return given;
-    return input_;
+  /// The file that holds a tensor. `given` is what its option says.
+  [[nodiscard]] MaskFile locate(const char* option, const std::string& given,
+                                const std::string& tensor) const {
+    if (!given.empty()) return {given, fmt::format("{} {}", option, given)};
+    if (!in_input(tensor)) return {};
+    return {input_, fmt::format("--input {}, tensor {}", input_, tensor)};
   }
 
  private:
@@ -55,39 +58,38 @@ class MaskFiles {
   std::vector<std::string> input_tensors_;
 };
 
-/// Reads a whole int32 array; `dimensions` is "[B, T]" for the message.
-std::vector<std::int32_t> read_int32(const std::string& path, const std::string& tensor,
-                                     const Extents& shape, const char* dimensions) {
-  const ArrayFile file(path, tensor, DType::int32);
-  if (file.shape() != shape) {
-    throw FileError(path, fmt::format("{}: shape {}, expected {} = {}", tensor,
-                                      to_string(file.shape()), dimensions, to_string(shape)));
-  }
-  std::vector<std::int32_t> values(static_cast<std::size_t>(shape.product()));
-  file.read_slice(whole(shape), TensorView(values.data(), DType::int32, shape));
-  return values;
+/// Reads a whole array; `dimensions` is "[B, T]" for the message.
+std::vector<std::int32_t> read_integers(const MaskFile& file, const char* tensor,
+                                        const Extents& shape, const char* dimensions) {
+  return as_option(file.shown, [&] {
+    const IntegerFile integers(file.path, tensor);
+    if (integers.shape() != shape) {
+      throw FileError(file.path,
+                      fmt::format("shape {}, expected {} = {}", to_string(integers.shape()),
+                                  dimensions, to_string(shape)));
+    }
+    return integers.read();
+  });
 }
 
 std::vector<std::int32_t> read_cu_seqlens(const std::string& path) {
-  const ArrayFile file(path, "cu_seqlens", DType::int32);
+  const IntegerFile file(path, "cu_seqlens");
   if (file.shape().rank() != 1) {
-    throw FileError(path, fmt::format("cu_seqlens: shape {}, expected [documents + 1]",
-                                      to_string(file.shape())));
+    throw FileError(path,
+                    fmt::format("shape {}, expected [documents + 1]", to_string(file.shape())));
   }
-  std::vector<std::int32_t> values(static_cast<std::size_t>(file.shape()[0]));
-  file.read_slice(whole(file.shape()), TensorView(values.data(), DType::int32, file.shape()));
-  return values;
+  return file.read();
 }
 
 // The same packing for every batch row.
-void set_packing(Mask& mask, const std::string& path, const AttentionShape& shape) {
+void set_packing(Mask& mask, const MaskFile& file, const AttentionShape& shape) {
   if (shape.query_length != shape.kv_length) {
     throw ArgumentError("--cu-seqlens",
                         fmt::format("T = {} and S = {}", shape.query_length, shape.kv_length),
                         "T equal to S; use --q-segments and --kv-segments for two packings");
   }
-  const std::vector<std::int32_t> row = as_option("--cu-seqlens (" + path + ")", [&] {
-    return segments_from_cu_seqlens(read_cu_seqlens(path), shape.query_length);
+  const std::vector<std::int32_t> row = as_option(file.shown, [&] {
+    return segments_from_cu_seqlens(read_cu_seqlens(file.path), shape.query_length);
   });
   std::vector<std::int32_t> ids;
   ids.reserve(row.size() * static_cast<std::size_t>(shape.batch));
@@ -97,9 +99,9 @@ void set_packing(Mask& mask, const std::string& path, const AttentionShape& shap
 
 void set_segments(Mask& mask, const MaskFiles& files, const Options& options,
                   const AttentionShape& shape) {
-  const std::string queries = files.locate(options.query_segments, "q_segments");
-  const std::string keys = files.locate(options.kv_segments, "kv_segments");
-  const std::string packing = files.locate(options.cu_seqlens, "cu_seqlens");
+  const MaskFile queries = files.locate("--q-segments", options.query_segments, "q_segments");
+  const MaskFile keys = files.locate("--kv-segments", options.kv_segments, "kv_segments");
+  const MaskFile packing = files.locate("--cu-seqlens", options.cu_seqlens, "cu_seqlens");
   if (!packing.empty()) {
     if (!queries.empty() || !keys.empty()) {
       throw UserError(
@@ -114,9 +116,10 @@ void set_segments(Mask& mask, const MaskFiles& files, const Options& options,
                         "segment ids of both sides, or of neither");
   }
   if (queries.empty()) return;
-  mask.set_segments(shape.batch,
-                    read_int32(queries, "q_segments", {shape.batch, shape.query_length}, "[B, T]"),
-                    read_int32(keys, "kv_segments", {shape.batch, shape.kv_length}, "[B, S]"));
+  mask.set_segments(
+      shape.batch,
+      read_integers(queries, "q_segments", {shape.batch, shape.query_length}, "[B, T]"),
+      read_integers(keys, "kv_segments", {shape.batch, shape.kv_length}, "[B, S]"));
 }
 
 Mask set_up_mask(const Options& options, const AttentionShape& shape) {
@@ -136,13 +139,22 @@ Mask set_up_mask(const Options& options, const AttentionShape& shape) {
   }
   const MaskFiles files(options);
   set_segments(mask, files, options, shape);
-  if (const auto path = files.locate(options.query_lengths, "q_lengths"); !path.empty()) {
-    as_option("--q-lengths (" + path + ")",
-              [&] { mask.set_query_lengths(read_int32(path, "q_lengths", {shape.batch}, "[B]")); });
+  const auto check = [&] { mask.validate(shape.batch, shape.query_length, shape.kv_length); };
+  if (const auto file = files.locate("--q-lengths", options.query_lengths, "q_lengths");
+      !file.empty()) {
+    const auto lengths = read_integers(file, "q_lengths", {shape.batch}, "[B]");
+    as_option(file.shown, [&] {
+      mask.set_query_lengths(lengths);
+      check();
+    });
   }
-  if (const auto path = files.locate(options.kv_lengths, "kv_lengths"); !path.empty()) {
-    as_option("--kv-lengths (" + path + ")",
-              [&] { mask.set_kv_lengths(read_int32(path, "kv_lengths", {shape.batch}, "[B]")); });
+  if (const auto file = files.locate("--kv-lengths", options.kv_lengths, "kv_lengths");
+      !file.empty()) {
+    const auto lengths = read_integers(file, "kv_lengths", {shape.batch}, "[B]");
+    as_option(file.shown, [&] {
+      mask.set_kv_lengths(lengths);
+      check();
+    });
   }
   return mask;
 }
@@ -185,7 +197,33 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   setup.layout.query = spec(options.query_spec, "--query-spec", rules.query_spec(mode));
   setup.layout.kv = spec(options.kv_spec, "--kv-spec", rules.kv_spec(mode));
   setup.layout.sequence = sequence_layout(options);
+  for (const auto& axis : setup.mesh.axes()) {
+    if (axis.size == 1 || setup.layout.query.names(axis.name) || setup.layout.kv.names(axis.name)) {
+      continue;
+    }
+    setup.warnings.push_back(fmt::format(
+        "mesh axis {} shards nothing: its {} ranks do the same work", axis.name, axis.size));
+  }
   return setup;
+}
+
+ring::ShardedOperands shard_operands(const ProblemSetup& setup) {
+  try {
+    return ring::shard_operands(setup.problem, setup.mesh, setup.layout);
+  } catch (const IndivisibleError& error) {
+    const auto dim = static_cast<std::size_t>(error.dimension());
+    const AttentionShape& shape = setup.problem.shape;
+    const std::array query{shape.batch, shape.query_length, shape.heads, shape.head_dim};
+    // Query is laid out first: what equals its dimension is its dimension.
+    const bool of_query =
+        error.axes() == setup.layout.query[error.dimension()] && error.size() == query.at(dim);
+    constexpr std::array kNames{"batch", "length", "heads", "head dimension"};
+    throw UserError(fmt::format("--mesh/{}: {} of {}: {}", of_query ? "--query-spec" : "--kv-spec",
+                                kNames.at(dim), of_query ? "query" : "key and value",
+                                error.what()));
+  } catch (const UserError& error) {
+    throw UserError(fmt::format("--mesh/--query-spec/--kv-spec: {}", error.what()));
+  }
 }
 
 }  // namespace annulus::launcher

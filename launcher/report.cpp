@@ -76,10 +76,14 @@ void write_json(const Report& report, std::ostream& out) {
 
 std::optional<TextFile> open_unless_output(const std::string& path) {
   if (path.empty() || path == kNothing) return std::nullopt;
-  return TextFile(path);
+  return std::optional<TextFile>(std::in_place, path);
 }
 
 }  // namespace
+
+std::string counted(std::int64_t count, const char* what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
 
 Report::Report(std::string command, std::vector<Column> columns)
     : command_(std::move(command)), columns_(std::move(columns)) {}
@@ -106,6 +110,28 @@ void Report::set_verdict(std::string verdict, bool passed) {
   verdict_ = std::move(verdict);
   passed_ = passed;
   if (follower_ != nullptr) write_verdict(*follower_);
+}
+
+Report Report::in_readable_units() const {
+  constexpr double kLongest = 10e3;  // ms
+  Report shown = *this;
+  for (std::size_t i = 0; i < columns_.size(); ++i) {
+    std::string& unit = shown.columns_[i].unit;
+    const auto milliseconds = [i](const std::vector<std::string>& cells) {
+      double number = 0;
+      return reads_as(cells[i], number) ? number : 0;
+    };
+    if (!unit.starts_with("ms") || std::none_of(rows_.begin(), rows_.end(), [&](const auto& row) {
+          return milliseconds(row) >= kLongest;
+        })) {
+      continue;
+    }
+    unit.erase(0, 1);
+    for (auto& row : shown.rows_) {
+      if (row[i] != kNothing) row[i] = fmt::format("{:.3f}", milliseconds(row) * 1e-3);
+    }
+  }
+  return shown;
 }
 
 std::vector<int> Report::widths() const {
@@ -143,9 +169,10 @@ void Report::write_verdict(std::ostream& out) const {
 }
 
 void Report::write_table(std::ostream& out) const {
-  const std::vector<int> widths = this->widths();
-  write_header(out, widths);
-  for (const auto& row : rows_) write_row(out, row, widths);
+  const Report shown = in_readable_units();
+  const std::vector<int> widths = shown.widths();
+  shown.write_header(out, widths);
+  for (const auto& row : shown.rows_) write_row(out, row, widths);
   write_verdict(out);
 }
 

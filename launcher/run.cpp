@@ -22,6 +22,7 @@
 #include "output_files.hpp"
 #include "same_on_ranks.hpp"
 #include "trace_file.hpp"
+#include "warnings.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -76,12 +77,19 @@ Report make_report(const Options& options, const ProblemSetup& setup, Mesh& mesh
                         {"bookkeeping", "%", 8},
                         {"memory", "MiB/rank", 10}});
   report.add_meta("options", options.given);
+  report.add_meta("rate",
+                  "2 N (D + Dv) operations per visible pair, over time, all ranks together");
+  report.add_meta("moved", "key/value received by all ranks together");
+  report.add_meta("wait", "for transfers, with nothing to compute; of the rank that waits longest");
+  report.add_meta("bookkeeping", "largest part of a rank's time that is neither kernel nor wait");
+  report.add_meta("memory", "most that was taken from a rank's memory pool, shards included");
   report.add_meta("problem", fmt::format("{} {}", to_string(setup.problem.shape),
                                          annulus::name_of(setup.problem.dtype)));
   report.add_meta("mask", to_string(setup.problem.mask));
   report.add_meta(
-      "mesh", fmt::format("{}: {} ranks on {} nodes, {} threads per rank", to_string(setup.mesh),
-                          mesh.size(), mesh.topology().nodes(), threads));
+      "mesh",
+      fmt::format("{}: {} on {}, {} per rank", to_string(setup.mesh), counted(mesh.size(), "rank"),
+                  counted(mesh.topology().nodes(), "node"), counted(threads, "thread")));
   report.add_meta("specs", fmt::format("query {}, key/value {}", to_string(setup.layout.query),
                                        to_string(setup.layout.kv)));
   if (options.explain) {
@@ -114,7 +122,7 @@ void add_result(Report& report, const ProblemSetup& setup, const ring::ShardedAt
 ExitCode run_command(const CommandContext& context) {
   const Options& options = context.options;
   // Depends on the options alone, which are the same on every rank.
-  check_output_names(options);
+  check_output_is_given(options);
   Mesh mesh(set_up_mesh(options, context.session.size()), context.session.world(),
             Watchdog(Watchdog::Seconds(options.timeout)));
   Group& world = mesh.world();
@@ -127,8 +135,8 @@ ExitCode run_command(const CommandContext& context) {
   const ProblemSetup setup = collectively(
       world, [&] { return set_up_problem(options, inputs.shape, inputs.dtype, mesh.size()); });
   const AttentionProblem& problem = setup.problem;
-  const ring::ShardedOperands operands =
-      collectively(world, [&] { return ring::shard_operands(problem, setup.mesh, setup.layout); });
+  const ring::ShardedOperands operands = collectively(world, [&] { return shard_operands(setup); });
+  if (leader) print_warnings(setup.warnings);
 
   TraceCollector collector;
   Tracer tracer;

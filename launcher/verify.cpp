@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -21,6 +22,7 @@
 
 #include "explain.hpp"
 #include "open_device.hpp"
+#include "warnings.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -31,6 +33,7 @@ struct NamedCase {
   MeshShape mesh;
   ShardedCase sharded;
   std::string command;  // that repeats it
+  std::vector<std::string> warnings;
 };
 
 // Making a mesh costs more than a small problem, so those of the same shape share one.
@@ -100,8 +103,10 @@ NamedCase given_case(const Options& options, int ranks) {
   }
   ProblemSetup setup =
       set_up_problem(options, *options.shape, options.dtype.value_or(DType::float32), ranks);
+  static_cast<void>(shard_operands(setup));  // for its messages
   NamedCase result;
   result.index = "0";
+  result.warnings = std::move(setup.warnings);
   result.mesh = std::move(setup.mesh);
   result.sharded.problem = std::move(setup.problem);
   result.sharded.layout = std::move(setup.layout);
@@ -290,6 +295,7 @@ ExitCode verify_command(const CommandContext& context) {
 
   Verifier verifier(context, report);
   if (given) {
+    if (everyone.rank() == 0) print_warnings(given->warnings);
     verifier.verify_given(std::move(*given));
   } else if (options.random_case) {
     verifier.verify_drawn(random_case(*options.random_case, options, ranks));

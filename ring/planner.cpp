@@ -88,10 +88,12 @@ ScheduleChoice choose_schedule(const AttentionProblem& problem, const ShardedOpe
   constexpr double kNoise = 1.01;
   const bool take_ring = ring <= allgather * kNoise;
   choice.schedule = take_ring ? Schedule::ring : Schedule::allgather;
-  choice.passed_over.emplace_back(take_ring ? Schedule::allgather : Schedule::ring,
-                                  fmt::format("predicted {:.3g} ms against {:.3g} ms ({})",
-                                              (take_ring ? allgather : ring) * 1e3,
-                                              (take_ring ? ring : allgather) * 1e3, model.source));
+  const bool tie = take_ring && allgather <= ring * kNoise;
+  choice.passed_over.emplace_back(
+      take_ring ? Schedule::allgather : Schedule::ring,
+      fmt::format("predicted {:.3g} ms against {:.3g} ms{} ({})",
+                  (take_ring ? allgather : ring) * 1e3, (take_ring ? ring : allgather) * 1e3,
+                  tie ? ", a tie, in which the ring needs less memory" : "", model.source));
   return choice;
 }
 

@@ -19,14 +19,16 @@ constexpr std::int64_t kMaxReadGap = std::int64_t{16} << 10;
 
 }  // namespace
 
-ArrayFile::ArrayFile(std::string path, std::string_view tensor, std::optional<DType> dtype)
+ArrayFile::ArrayFile(std::string path, std::string_view tensor, const std::vector<DType>& accepted)
     : path_(std::move(path)), file_(open_for_reading(path_)) {
-  info_ = is_safetensors(path_) ? find_tensor(read_safetensors_header(file_, path_), path_, tensor)
-                                : read_npy_header(file_, path_, dtype);
-  if (dtype && info_.dtype != *dtype) {
+  info_ = is_safetensors(path_)
+              ? find_tensor(read_safetensors_header(file_, path_), path_, tensor, accepted)
+              : find_array(read_npy_header(file_, path_), path_, accepted);
+  if (!accepted.empty() &&
+      std::find(accepted.begin(), accepted.end(), info_.dtype) == accepted.end()) {
     throw FileError(path_, fmt::format("{}dtype {}, expected {}",
                                        info_.name.empty() ? "" : "tensor '" + info_.name + "': ",
-                                       name_of(info_.dtype), name_of(*dtype)));
+                                       name_of(info_.dtype), list_of(accepted)));
   }
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 
 #include <annulus/launcher/files/array_info.hpp>
 
@@ -15,6 +16,18 @@ std::optional<std::int64_t> byte_count(DType dtype, const Extents& shape) {
     }
   }
   return empty ? 0 : bytes;
+}
+
+std::string list_of(std::span<const DType> dtypes) {
+  constexpr std::array kAll{DType::boolean,  DType::uint8,   DType::int32,  DType::float16,
+                            DType::bfloat16, DType::float32, DType::float64};
+  if (dtypes.empty()) dtypes = kAll;
+  std::string list(name_of(dtypes.front()));
+  for (std::size_t i = 1; i < dtypes.size(); ++i) {
+    list += i + 1 < dtypes.size() ? ", " : " or ";
+    list += name_of(dtypes[i]);
+  }
+  return list;
 }
 
 std::vector<PositionRanges> whole(const Extents& shape) {

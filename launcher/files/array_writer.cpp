@@ -1,10 +1,7 @@
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <fcntl.h>
-#include <filesystem>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
 
@@ -22,38 +19,6 @@
 namespace annulus::launcher {
 namespace {
 
-// The user's doing: a directory or a name that cannot be written to.
-bool is_bad_path(int error_number) {
-  switch (error_number) {
-    case ENOENT:
-    case ENOTDIR:
-    case EISDIR:
-    case EACCES:
-    case EPERM:
-    case EROFS:
-    case ENAMETOOLONG:
-    case ELOOP:
-      return true;
-    default:
-      return false;
-  }
-}
-
-[[noreturn]] void throw_cannot_create(const std::string& path, int error_number) {
-  if (is_bad_path(error_number)) {
-    throw FileError(path, std::string("cannot be written: ") + std::strerror(error_number));
-  }
-  throw SystemError("create " + path, error_number);
-}
-
-// Renaming would happily replace a device.
-void check_replaceable(const std::string& path) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
-    throw FileError(path, "cannot be written: exists and is not a regular file");
-  }
-}
-
 std::string header_of(const std::string& path, std::vector<ArrayInfo>& arrays) {
   for (const ArrayInfo& array : arrays) {
     if (!byte_count(array.dtype, array.shape)) {
@@ -67,19 +32,6 @@ std::string header_of(const std::string& path, std::vector<ArrayInfo>& arrays) {
   std::string header = make_npy_header(arrays[0].dtype, arrays[0].shape);
   arrays[0].offset = static_cast<std::int64_t>(header.size());
   return header;
-}
-
-void sync(const FileDescriptor& file, const std::string& path) {
-  // Some file systems cannot sync a directory and say so.
-  if (::fsync(file.get()) != 0 && errno != EINVAL) throw SystemError("fsync " + path, errno);
-}
-
-void sync_directory_of(const std::string& path) {
-  const std::string parent = std::filesystem::path(path).parent_path();
-  const std::string directory = parent.empty() ? "." : parent;
-  const FileDescriptor file(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!file) throw SystemError("open " + directory, errno);
-  sync(file, directory);
 }
 
 }  // namespace
@@ -99,7 +51,7 @@ ArrayWriter::ArrayWriter(Group& group, std::string path, std::vector<ArraySpec> 
     create(header, end);
   });
   // Rank 0 chose the name.
-  const std::string temporary = group_.gather_text(temporary_.path()).front();
+  const std::string temporary = group_.gather_text(temporary_ ? temporary_->path() : "").front();
   collectively(group_, [&] {
     if (group_.rank() == 0) return;
     file_.reset(::open(temporary.c_str(), O_WRONLY | O_CLOEXEC));
@@ -111,17 +63,8 @@ ArrayWriter::ArrayWriter(Group& group, std::string path, std::vector<ArraySpec> 
 }
 
 void ArrayWriter::create(const std::string& header, std::int64_t bytes) {
-  check_replaceable(path_);
-  // O_EXCL keeps two jobs that write the same path apart.
-  constexpr int kAttempts = 100;
-  std::string name;
-  for (int attempt = 0; !file_ && attempt < kAttempts; ++attempt) {
-    name = fmt::format("{}.{}-{}.tmp", path_, ::getpid(), attempt);
-    file_.reset(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-    if (!file_ && errno != EEXIST) break;
-  }
-  if (!file_) throw_cannot_create(path_, errno);
-  temporary_ = TemporaryPath(std::move(name));
+  temporary_ = std::make_unique<TemporaryFile>(path_);
+  file_ = temporary_->take_descriptor();
   if (::ftruncate(file_.get(), bytes) != 0) throw SystemError("ftruncate " + path_, errno);
   write_at(file_, path_, 0, std::as_bytes(std::span(header)));
 }
@@ -164,13 +107,11 @@ void ArrayWriter::write(std::span<const PositionRanges> index, const ConstTensor
 
 void ArrayWriter::commit() {
   // Removed on the way out, unless all goes well.
-  TemporaryPath temporary = std::move(temporary_);
+  const std::unique_ptr<TemporaryFile> temporary = std::move(temporary_);
   collectively(group_, [&] {
     if (failure_) std::rethrow_exception(failure_);
     if (!file_) throw InternalError(path_ + ": committed twice");
-    sync(file_, path_);
-    // A network file system may report a failed write only here.
-    if (::close(file_.release()) != 0) throw SystemError("close " + path_, errno);
+    sync_and_close(std::move(file_), path_);
   });
   const std::vector<double> written = group_.sum(written_);
   for (std::size_t i = 0; i < arrays_.size(); ++i) {
@@ -181,12 +122,7 @@ void ArrayWriter::commit() {
     }
   }
   collectively(group_, [&] {
-    if (group_.rank() != 0) return;
-    if (std::rename(temporary.path().c_str(), path_.c_str()) != 0) {
-      throw SystemError("rename " + temporary.path() + " to " + path_, errno);
-    }
-    static_cast<void>(temporary.keep());
-    sync_directory_of(path_);
+    if (temporary) temporary->commit();
   });
 }
 

@@ -59,17 +59,15 @@ void write_at(const FileDescriptor& file, const std::string& path, std::int64_t 
   }
 }
 
-TemporaryPath& TemporaryPath::operator=(TemporaryPath&& other) noexcept {
-  if (this != &other) {
-    remove();
-    path_ = other.keep();
-  }
-  return *this;
+void sync(const FileDescriptor& file, const std::string& path) {
+  // Some file systems cannot sync a directory and say so.
+  if (::fsync(file.get()) != 0 && errno != EINVAL) throw SystemError("fsync " + path, errno);
 }
 
-void TemporaryPath::remove() noexcept {
-  if (!path_.empty()) ::unlink(path_.c_str());
-  path_.clear();
+void sync_and_close(FileDescriptor file, const std::string& path) {
+  sync(file, path);
+  // A network file system may report a failed write only here.
+  if (::close(file.release()) != 0) throw SystemError("close " + path, errno);
 }
 
 }  // namespace annulus::launcher

@@ -32,10 +32,6 @@ constexpr std::array kDescrs{
     Descr{"<f8", DType::float64},
 };
 
-constexpr std::string_view kAccepted =
-    "accepted are '|b1', '|u1', '<i4', '<f2', '<f4', '<f8', and '<u2' as bfloat16 when bfloat16 is "
-    "asked for";
-
 // Bytes of the file in a message: what does not print is shown as "?".
 std::string shown(std::string_view text) {
   std::string result(text.substr(0, 80));
@@ -205,19 +201,11 @@ std::pair<std::string, std::int64_t> read_dictionary(const FileDescriptor& file,
 
 }  // namespace
 
-ArrayInfo read_npy_header(const FileDescriptor& file, const std::string& path,
-                          std::optional<DType> dtype) {
+NpyHeader read_npy_header(const FileDescriptor& file, const std::string& path) {
   const std::int64_t size = file_size(file, path);
   const auto [text, offset] = read_dictionary(file, path, size);
   HeaderParser header(text, path);
   header.parse();
-
-  const auto* const descr =
-      std::find_if(kDescrs.begin(), kDescrs.end(),
-                   [&](const Descr& candidate) { return candidate.text == header.descr(); });
-  if (descr == kDescrs.end() || (descr->dtype == DType::bfloat16 && dtype != DType::bfloat16)) {
-    throw FileError(path, fmt::format("dtype '{}'; {}", shown(header.descr()), kAccepted));
-  }
   if (header.fortran_order()) {
     throw FileError(path, "is in Fortran order; accepted is C order (numpy.ascontiguousarray)");
   }
@@ -225,11 +213,28 @@ ArrayInfo read_npy_header(const FileDescriptor& file, const std::string& path,
     throw FileError(path, fmt::format("has {} dimensions; accepted are up to {}",
                                       header.shape().size(), Extents::kMaxRank));
   }
-  ArrayInfo info{{}, descr->dtype, Extents(header.shape()), offset};
+  return {shown(header.descr()), Extents(header.shape()), offset, size - offset};
+}
+
+ArrayInfo find_array(const NpyHeader& header, const std::string& path,
+                     std::span<const DType> accepted) {
+  const bool bits = accepted.size() == 1 && accepted.front() == DType::bfloat16;
+  const auto* const descr =
+      std::find_if(kDescrs.begin(), kDescrs.end(),
+                   [&](const Descr& candidate) { return candidate.text == header.descr; });
+  if (descr == kDescrs.end() || (descr->dtype == DType::bfloat16 && !bits)) {
+    throw FileError(path,
+                    fmt::format("dtype '{}', expected {}{}", header.descr, list_of(accepted),
+                                descr == kDescrs.end()
+                                    ? ""
+                                    : " (uint16 is taken as bfloat16 only with --dtype bfloat16)"));
+  }
+  ArrayInfo info{{}, descr->dtype, header.shape, header.offset};
   const auto bytes = byte_count(info.dtype, info.shape);
-  if (!bytes || *bytes > size - offset) {
-    throw FileError(path, fmt::format("shape {} of {} does not fit the {} bytes of data",
-                                      to_string(info.shape), name_of(info.dtype), size - offset));
+  if (!bytes || *bytes > header.data_bytes) {
+    throw FileError(
+        path, fmt::format("shape {} of {} does not fit the {} bytes of data", to_string(info.shape),
+                          name_of(info.dtype), header.data_bytes));
   }
   return info;
 }

@@ -136,8 +136,8 @@ std::vector<SafetensorsEntry> read_safetensors_header(const FileDescriptor& file
   return entries;
 }
 
-ArrayInfo find_tensor(std::span<const SafetensorsEntry> entries, const std::string& path,
-                      std::string_view name) {
+const SafetensorsEntry& find_entry(std::span<const SafetensorsEntry> entries,
+                                   const std::string& path, std::string_view name) {
   const auto found = std::find_if(entries.begin(), entries.end(),
                                   [&](const auto& entry) { return entry.name == name; });
   if (found == entries.end()) {
@@ -146,22 +146,27 @@ ArrayInfo find_tensor(std::span<const SafetensorsEntry> entries, const std::stri
     throw FileError(
         path, fmt::format("has no tensor '{}'; its tensors are: {}", name, fmt::join(names, ", ")));
   }
-  const auto* const dtype = std::find_if(kNames.begin(), kNames.end(), [&](const Name& candidate) {
-    return candidate.text == found->dtype;
-  });
-  if (dtype == kNames.end()) {
-    throw FileError(path, fmt::format("tensor '{}': dtype {}; accepted are BOOL, U8, I32, F16, "
-                                      "BF16, F32 and F64",
-                                      name, found->dtype));
-  }
   if (found->shape.size() > Extents::kMaxRank) {
     throw FileError(path, fmt::format("tensor '{}' has {} dimensions; accepted are up to {}", name,
                                       found->shape.size(), Extents::kMaxRank));
   }
-  ArrayInfo info{found->name, dtype->dtype, Extents(found->shape), found->offset};
-  if (byte_count(info.dtype, info.shape) != found->bytes) {
+  return *found;
+}
+
+ArrayInfo find_tensor(std::span<const SafetensorsEntry> entries, const std::string& path,
+                      std::string_view name, std::span<const DType> accepted) {
+  const SafetensorsEntry& found = find_entry(entries, path, name);
+  const auto* const dtype = std::find_if(kNames.begin(), kNames.end(), [&](const Name& candidate) {
+    return candidate.text == found.dtype;
+  });
+  if (dtype == kNames.end()) {
+    throw FileError(path, fmt::format("tensor '{}': dtype {}, expected {}", name, found.dtype,
+                                      list_of(accepted)));
+  }
+  ArrayInfo info{found.name, dtype->dtype, Extents(found.shape), found.offset};
+  if (byte_count(info.dtype, info.shape) != found.bytes) {
     throw FileError(path, fmt::format("tensor '{}': shape {} of {} does not fit its {} bytes", name,
-                                      to_string(info.shape), found->dtype, found->bytes));
+                                      to_string(info.shape), found.dtype, found.bytes));
   }
   return info;
 }

@@ -25,10 +25,15 @@ struct SafetensorsEntry {
 [[nodiscard]] std::vector<SafetensorsEntry> read_safetensors_header(const FileDescriptor& file,
                                                                     const std::string& path);
 
+/// The entry of a name. Throws FileError naming those there are, or for too many dimensions.
+[[nodiscard]] const SafetensorsEntry& find_entry(std::span<const SafetensorsEntry> entries,
+                                                 const std::string& path, std::string_view name);
+
 /// The tensor called `name`, with a dtype and a shape that we can read. Throws FileError listing
 /// the names that there are.
 [[nodiscard]] ArrayInfo find_tensor(std::span<const SafetensorsEntry> entries,
-                                    const std::string& path, std::string_view name);
+                                    const std::string& path, std::string_view name,
+                                    std::span<const DType> accepted);
 
 /// Places the arrays one after another (setting their offsets) and returns the header.
 [[nodiscard]] std::string make_safetensors_header(std::span<ArrayInfo> arrays);

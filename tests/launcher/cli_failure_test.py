@@ -36,7 +36,7 @@ class RanksDiffer(CliTest):
 
     def test_file_missing_on_one_rank(self):
         result = self.run_with_a_bad_folder(lambda folder: os.remove(folder + "/key.npy"))
-        self.expect_error(result, 2, "annulus: error: rank 1: key.npy: cannot be opened")
+        self.expect_error(result, 2, "annulus: error: rank 1: --key key.npy: cannot be opened")
 
     def test_other_shape_on_one_rank(self):
         def damage(folder):
@@ -120,12 +120,33 @@ class RankFails(CliTest):
             job.kill()
             job.communicate()
 
+    def test_signals_remove_temporary_files(self):
+        self.save_operands(rows=24000, heads=16, kv_heads=1, dim=32)
+        for which in [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]:
+            with self.subTest(which):
+                words = command("run", *OPERANDS, *OUTPUT, "--lse", "lse.npy", "--json", "report.json",
+                                "--trace", "trace.json", "--threads", 1)
+                job = subprocess.Popen(words, cwd=self.directory, stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.DEVNULL)
+                try:
+                    deadline = time.monotonic() + TIMEOUT / 2
+                    while sum(name.endswith(".tmp") for name in os.listdir(self.directory)) < 4:
+                        self.assertIsNone(job.poll(), "ended before the computation")
+                        self.assertLess(time.monotonic(), deadline)
+                        time.sleep(0.05)
+                    job.send_signal(which)
+                    self.assertEqual(job.wait(timeout=TIMEOUT / 2), -which)
+                finally:
+                    job.kill()
+                    job.wait()
+                self.expect_no_files("output.npy", "lse.npy", "report.json", "trace.json")
+
     def test_killed(self):
         code, messages, seconds = self.interrupt(1, signal.SIGKILL)
         self.assertNotEqual(code, 0)
         self.assertIn("signal 9", messages)
         self.assertLess(seconds, self.WAITING + 5)
-        self.assertFalse(os.path.exists(self.path("output.npy")))
+        self.expect_no_files("output.npy")
 
     def test_stopped(self):
         code, messages, seconds = self.interrupt(2, signal.SIGSTOP)
@@ -133,7 +154,7 @@ class RankFails(CliTest):
         self.assertRegex(messages, r"annulus: error: rank [01]: .*(from|by) rank 2")
         # The others first finish the block that they compute.
         self.assertLess(seconds, 60)
-        self.assertFalse(os.path.exists(self.path("output.npy")))
+        self.expect_no_files("output.npy")
 
 
 if __name__ == "__main__":

@@ -73,6 +73,12 @@ class Numbers(CliTest):
         self.save("kv.npy", generator.integers(-1, 3, (2, 45)).astype(np.int32))
         self.check(["--q-segments", "q.npy", "--kv-segments", "kv.npy"], ranks=3)
 
+    def test_packed_documents_as_int64(self):
+        self.save_operands(rows=97)
+        self.save("cu.npy", np.array([0, 1, 30, 97]))
+        self.save("lengths.npy", np.array([90]))
+        self.check(["--causal", "--cu-seqlens", "cu.npy", "--kv-lengths", "lengths.npy"], ranks=2)
+
     def test_lengths(self):
         self.save_operands(batch=3, rows=97, columns=120)
         self.save("kv.npy", np.array([120, 0, 33], np.int32))
@@ -183,7 +189,9 @@ class BadInput(CliTest):
         self.save("key.npy", self.random(1, 64, 2, 16).astype(np.float16))
         self.expect_refused("key.npy", "float16", "float32")
         self.save_operands(convert=lambda array: array.astype(np.float64))
-        self.expect_refused("query.npy", "float64")
+        self.expect_refused("--query query.npy: dtype float64, expected float32, float16 or bfloat16")
+        self.save_operands(convert=as_bfloat16)
+        self.expect_refused("--query query.npy: dtype '<u2'", "--dtype bfloat16")
         self.save_operands()
         self.expect_refused("query.npy", "float32", "float16", words=["--dtype", "float16"])
 
@@ -191,29 +199,63 @@ class BadInput(CliTest):
         self.save_operands()
         self.save("cu.npy", np.array([0, 10, 63], np.int32))
         self.expect_refused("--cu-seqlens", "cu.npy", words=["--cu-seqlens", "cu.npy"])
-        self.save("cu.npy", np.array([0, 10, 64], np.int64))
-        self.expect_refused("cu.npy", "<i8", words=["--cu-seqlens", "cu.npy"])
+        self.save("cu.npy", np.array([0, 10, 64], np.float32))
+        self.expect_refused("--cu-seqlens cu.npy: dtype '<f4', expected int32 or int64",
+                            words=["--cu-seqlens", "cu.npy"])
+        self.save("lengths.npy", np.array([999], np.int32))
+        self.expect_refused("--kv-lengths lengths.npy, entry 0: got 999",
+                            words=["--kv-lengths", "lengths.npy"])
+        self.save("lengths.npy", np.array([1 << 40], np.int64))
+        self.expect_refused(f"--q-lengths lengths.npy, entry 0: got {1 << 40}",
+                            words=["--q-lengths", "lengths.npy"])
         self.save("lengths.npy", np.array([1, 2], np.int32))
         self.expect_refused("lengths.npy", "[2]", "[1]", words=["--kv-lengths", "lengths.npy"])
 
     def test_heads_that_do_not_divide(self):
         self.save_operands(heads=6, kv_heads=3)
-        self.expect_refused("tp", ranks=4, words=["--mesh", "tp=4"])
+        self.expect_refused("--mesh/--query-spec: heads of query", "tp", ranks=4,
+                            words=["--mesh", "tp=4"])
 
     def test_output_that_cannot_be_written(self):
         self.save_operands()
         for option in ["--output", "--lse", "--trace", "--json", "--csv"]:
             with self.subTest(option):
-                files = {"--output": "output.npy", option: "no/such/file"}
+                files = {"--output": "output.npy", option: "no/such/file.npy"}
                 words = [word for item in files.items() for word in item]
                 result = self.annulus("run", *OPERANDS, *words, ranks=2)
-                self.expect_error(result, 2, "no/such/file")
+                self.expect_error(result, 2, "no/such/file.npy: cannot be written")
                 self.expect_no_files("output.npy")
 
     def test_output_and_lse_in_one_npy_file(self):
         self.save_operands()
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--lse", "output.npy")
         self.expect_error(result, 2, "--lse", "output.npy")
+
+    def test_one_file_for_two_options(self):
+        self.save_operands()
+        before = os.stat(self.path("query.npy")).st_mtime_ns
+        os.symlink("key.npy", self.path("link.npy"))
+        os.link(self.path("value.npy"), self.path("other.npy"))
+        folder = os.path.basename(self.directory)
+        cases = [(["--output", f"../{folder}/query.npy"], "--output", "--query"),
+                 (["--output", "link.npy"], "--output", "--key"),
+                 (["--output", "other.npy"], "--output", "--value"),
+                 ([*OUTPUT, "--lse", "./output.npy"], "--lse", "--output"),
+                 ([*OUTPUT, "--json", "j", "--csv", "j"], "--csv", "--json"),
+                 ([*OUTPUT, "--trace", "query.npy"], "--trace", "--query")]
+        for words, first, second in cases:
+            with self.subTest(words):
+                result = self.annulus("run", *OPERANDS, *words)
+                self.expect_error(result, 2, f"{first} ", f"is the same file as {second} ")
+        self.assertEqual(os.stat(self.path("query.npy")).st_mtime_ns, before)
+        self.expect_no_files("output.npy", "j")
+
+    def test_names_that_are_no_arrays(self):
+        self.save_operands()
+        self.expect_error(self.annulus("run", *OPERANDS, "--output", "o.txt"), 2, "--output", ".npy",
+                          ".safetensors")
+        self.expect_error(self.annulus("run", "--input", "query.npy", *OUTPUT), 2,
+                          "--input query.npy: is not a .safetensors file")
 
     def test_tensor_missing_in_safetensors(self):
         tensors = self.save_operands()

@@ -62,7 +62,7 @@ class Options(CliTest):
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "sdpa")
         self.expect_error(result, 2, "sdpa", "CUDA")
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "fastest")
-        self.expect_error(result, 2, "fastest", "native")
+        self.expect_error(result, 2, "--impl: got 'fastest'", "native")
 
     def test_one_message_under_mpirun(self):
         self.expect_error(self.annulus("plan", "--mesh", "sp=x", ranks=3), 2, "annulus: error: --shape")
@@ -83,6 +83,29 @@ class Options(CliTest):
         self.assertIn("--causal=true", meta["options"])
         self.assertTrue(os.path.exists(self.path("output.npy")))
         self.expect_error(self.annulus("run", "--config", "no.cfg"), 2, "no.cfg")
+
+    def test_damaged_config_file(self):
+        for content, text in [(b"mesh = sp=4\n\x00\x1b[2J\xff\n", "line 2: is not text"),
+                              (b"[plan]\nmesh = sp=4\n", "line 1: a [section]"),
+                              (b"mesh = sp=4\n\xff\xfe = 3\n", "line 2: expected name = value")]:
+            with self.subTest(text):
+                with open(self.path("bad.cfg"), "wb") as file:
+                    file.write(content)
+                result = self.annulus("plan", "--config", "bad.cfg", "--shape", "1,8,8,1,1,8")
+                self.expect_error(result, 2, "--config bad.cfg: " + text)
+
+    def test_axis_that_shards_nothing_warns_once(self):
+        result = self.annulus("plan", "--mesh", "ps=4", "--shape", "1,8,8,1,1,8", ranks=2)
+        self.expect_success(result)
+        self.assertEqual(result.stderr.count("annulus: warning: "), 1)
+        self.assertIn("annulus: warning: mesh axis ps shards nothing: its 4 ranks do the same work",
+                      result.stderr)
+        self.assertNotIn("warning", self.annulus(*PLAN).stderr)
+
+    def test_unknown_log_level_warns(self):
+        result = self.annulus(*PLAN, environment={"ANNULUS_LOG_LEVEL": "loud"})
+        self.expect_success(result)
+        self.assertIn("annulus: warning: ANNULUS_LOG_LEVEL: got 'loud'", result.stderr)
 
     def test_unknown_variable_warns(self):
         result = self.annulus(*PLAN, environment={"ANNULUS_MASH": "sp=4"})
@@ -192,6 +215,16 @@ class Plan(CliTest):
         self.assertNotIn("# rank 2 ", result.stdout)
         self.assertIn("assumed", result.stdout)
 
+    def test_more_ranks_on_demand(self):
+        words = ["plan", "--mesh", "sp=40", "--shape", "1,1M,1M,64,8,128"]
+        short = self.annulus(*words).stdout
+        self.assertIn("8 more ranks (--show-ranks 40)", short)
+        full = self.annulus(*words, "--show-ranks", "40").stdout
+        self.assertNotIn("more ranks", full)
+        ranks = [line.split()[0] for line in full.splitlines() if not line.startswith("#") and line]
+        self.assertEqual(ranks[3:], [str(rank) for rank in range(40)])
+        self.assertIn("(s, predicted)", full)
+
     def test_rank_zero_prints_for_all(self):
         alone = self.annulus(*PLAN)
         self.assertEqual(self.annulus(*PLAN, ranks=2).stdout, alone.stdout)
@@ -208,7 +241,7 @@ class Info(CliTest):
     def test_text_and_json(self):
         result = self.annulus("info", ranks=2)
         self.expect_success(result)
-        for text in ["OpenBLAS", "Highway", "MPI", "2 on 1 nodes", "native", "allgather",
+        for text in ["OpenBLAS", "Highway", "MPI", "2 on 1 node,", "native", "allgather",
                      "ANNULUS_LOG_LEVEL", "CUDA", "not built"]:
             self.assertIn(text, result.stdout)
         info = json.loads(self.annulus("info", "--json", "-").stdout)

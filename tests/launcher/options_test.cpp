@@ -151,6 +151,30 @@ TEST(Options, UnknownVariablesWarn) {
   EXPECT_THAT(options.warnings[0], HasSubstr("ANNULUS_CASUAL"));
 }
 
+TEST(Options, UnknownLogLevelWarns) {
+  const Variable level("ANNULUS_LOG_LEVEL", "loud");
+  const Options options = parse({"bench"});
+  ASSERT_EQ(options.warnings.size(), 1U);
+  EXPECT_THAT(options.warnings[0], AllOf(HasSubstr("ANNULUS_LOG_LEVEL"), HasSubstr("'loud'")));
+}
+
+TEST(Options, FilesOfTwoOptionsDiffer) {
+  const Words run{"run", "--output", "o.safetensors"};
+  const auto with = [&run](const Words& more) {
+    Words words = run;
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  EXPECT_EQ(parse(with({"--lse", "./o.safetensors"})).lse, "./o.safetensors");
+  EXPECT_THAT(error_of(with({"--query", "x/../o.safetensors"})),
+              AllOf(HasSubstr("--output"), HasSubstr("--query")));
+  EXPECT_THAT(error_of(with({"--trace", "j", "--json", "./j"})),
+              AllOf(HasSubstr("--trace"), HasSubstr("--json")));
+  EXPECT_THAT(error_of({"run", "--output", "o.txt"}),
+              AllOf(HasSubstr("--output"), HasSubstr(".npy"), HasSubstr(".safetensors")));
+  EXPECT_THAT(error_of({"run", "--input", "q.npy"}), HasSubstr("is not a .safetensors file"));
+}
+
 TEST(Options, ShapeWithSuffixes) {
   const AttentionShape shape = parse({"plan", "--shape", "2,1k,1M,64,8,128"}).shape.value();
   EXPECT_EQ(shape.batch, 2);
@@ -289,6 +313,8 @@ TEST(Options, UnknownOptionsAreNamedWithTheNearest) {
   EXPECT_THAT(error_of({"run", "--win", "3"}), HasSubstr("--win"));  // no guessing
   EXPECT_THAT(error_of({"run", "file.npy"}), HasSubstr("file.npy"));
   EXPECT_THAT(error_of({"run", "-x"}), HasSubstr("-x"));
+  EXPECT_THAT(error_of({"run", "--completely-else", "3"}), Not(HasSubstr("nearest")));
+  EXPECT_THAT(error_of({"bananas"}), Not(HasSubstr("nearest")));
 }
 
 TEST(Options, OptionsOfOtherCommandsSaySo) {

@@ -50,6 +50,27 @@ TEST(Report, ColumnsAreWideEnoughForNamesUnitsAndCells) {
             "            1             2 µµµµµ\n");
 }
 
+TEST(Report, LongTimesAreShownInSeconds) {
+  Report report("bench", {{"time", "ms, median", 1}, {"wait", "ms", 1}});
+  report.add_row({"12345.678", "9999"});
+  report.add_row({"-", "1"});
+  std::ostringstream out;
+  report.write_table(out);
+  EXPECT_EQ(out.str(),
+            "#\n"
+            "#        time wait\n"
+            "# (s, median) (ms)\n"
+            "       12.346 9999\n"
+            "            -    1\n");
+  EXPECT_EQ(report.to_json()["rows"][0]["time"], 12345.678);
+}
+
+TEST(Report, CountedNounsAgree) {
+  EXPECT_EQ(counted(1, "node"), "1 node");
+  EXPECT_EQ(counted(0, "node"), "0 nodes");
+  EXPECT_EQ(counted(2, "node"), "2 nodes");
+}
+
 TEST(Report, FollowingPrintsLineByLine) {
   Report report("verify", {{"index", "", 5}});
   report.add_meta("ranks", "2");

@@ -68,7 +68,7 @@ struct Options {
   bool bhtd = false;  ///< tensors in files are [B,N,T,D]
 
   // Files. Empty: not given. json and csv may be "-": standard output, in place of the table.
-  std::string query, key, value, input;
+  std::string query, key, value, input, config;
   std::string query_segments, kv_segments, cu_seqlens, query_lengths, kv_lengths;
   std::string output, lse, trace, json, csv;
 

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include <annulus/attention/problem.hpp>
 #include <annulus/launcher/options.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
@@ -12,6 +15,7 @@ struct ProblemSetup {
   AttentionProblem problem;
   MeshShape mesh;
   ring::OperandLayout layout;
+  std::vector<std::string> warnings;  ///< one sentence each
 };
 
 /// The mesh that the options ask for; by default all `ranks` on sp. `ranks` = 0: no communicator,
@@ -24,5 +28,8 @@ struct ProblemSetup {
 /// cu_seqlens, lengths): whole, on every rank. Does not communicate. Throws UserErrors.
 [[nodiscard]] ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
                                           DType dtype, int ranks);
+
+/// ring::shard_operands() with errors that name options and dimensions.
+[[nodiscard]] ring::ShardedOperands shard_operands(const ProblemSetup& setup);
 
 }  // namespace annulus::launcher

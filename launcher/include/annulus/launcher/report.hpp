@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <iosfwd>
 #include <optional>
 #include <string>
@@ -11,6 +12,9 @@
 #include <annulus/launcher/text_file.hpp>
 
 namespace annulus::launcher {
+
+/// "1 node", "2 nodes".
+[[nodiscard]] std::string counted(std::int64_t count, const char* what);
 
 /// A table in the manner of nccl-tests: "#" lines of meta data, two header rows (names, units), one
 /// row per case, a verdict at the end. The same rows go to JSON and CSV.
@@ -38,7 +42,8 @@ class Report {
   void set_verdict(std::string verdict, bool passed);
   [[nodiscard]] bool passed() const noexcept { return passed_; }
 
-  /// Everything at once, columns as wide as their widest cell.
+  /// Everything at once, columns as wide as their widest cell. Columns in ms that reach 10 s are
+  /// shown in s; JSON and CSV, for programs, never change units.
   void write_table(std::ostream& out) const;
   /// The same line by line: prints meta data and header now, each row as it is added (columns
   /// cannot widen any more), and the verdict when it is set. `out` must outlive the report.
@@ -53,6 +58,7 @@ class Report {
   void write_csv(std::ostream& out) const;
 
  private:
+  [[nodiscard]] Report in_readable_units() const;
   [[nodiscard]] std::vector<int> widths() const;
   void write_header(std::ostream& out, const std::vector<int>& widths) const;
   void write_verdict(std::ostream& out) const;

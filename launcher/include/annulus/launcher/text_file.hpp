@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include <annulus/launcher/files/file_descriptor.hpp>
+#include <annulus/launcher/files/temporary_file.hpp>
 
 namespace annulus::launcher {
 
@@ -11,14 +12,14 @@ namespace annulus::launcher {
 class TextFile {
  public:
   /// Opens a temporary file beside `path`, so that an impossible name fails before the work. Throws
-  /// FileError.
+  /// as TemporaryFile does.
   explicit TextFile(std::string path);
   /// Writes the text and gives the file its name. Throws SystemError.
   void commit(std::string_view text);
 
  private:
   std::string path_;
-  TemporaryPath temporary_;
+  TemporaryFile temporary_;
   FileDescriptor file_;
 };
 

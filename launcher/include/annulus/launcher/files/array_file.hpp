@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,11 +23,11 @@ namespace annulus::launcher {
 class ArrayFile {
  public:
   /// Opens the file and checks its header against the file's size; reads no data. `tensor` names
-  /// the tensor of a .safetensors file and means nothing for .npy. `dtype` is what the caller
-  /// needs, if it must be one; only bfloat16 makes uint16 of a .npy file acceptable. Throws
-  /// FileError naming the path, what was found and what is accepted.
+  /// the tensor of a .safetensors file and means nothing for .npy. `accepted` is what the caller
+  /// can take, anything if empty; only bfloat16 alone makes uint16 of a .npy file acceptable.
+  /// Throws FileError naming the path, what was found and what is accepted.
   explicit ArrayFile(std::string path, std::string_view tensor = {},
-                     std::optional<DType> dtype = std::nullopt);
+                     const std::vector<DType>& accepted = {});
 
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] DType dtype() const noexcept { return info_.dtype; }

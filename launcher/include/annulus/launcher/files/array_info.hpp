@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,9 @@ struct ArrayInfo {
 /// Bytes of a dense array; nothing when a size is negative or the count does not fit 63 bits.
 /// (Sizes of zero are counted as one in that test, so that strides are safe to compute as well.)
 [[nodiscard]] std::optional<std::int64_t> byte_count(DType dtype, const Extents& shape);
+
+/// "float32, float16 or bfloat16"; of no dtypes, all that files may have.
+[[nodiscard]] std::string list_of(std::span<const DType> dtypes);
 
 /// The index of a whole array: all positions of every dimension.
 [[nodiscard]] std::vector<PositionRanges> whole(const Extents& shape);

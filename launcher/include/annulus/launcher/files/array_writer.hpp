@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <exception>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include <annulus/core/tensor.hpp>
 #include <annulus/launcher/files/array_info.hpp>
 #include <annulus/launcher/files/file_descriptor.hpp>
+#include <annulus/launcher/files/temporary_file.hpp>
 #include <annulus/mesh/group.hpp>
 #include <annulus/partition/position.hpp>
 
@@ -57,9 +59,9 @@ class ArrayWriter {
   std::string path_;
   std::vector<ArrayInfo> arrays_;
   FileDescriptor file_;
-  TemporaryPath temporary_;      // rank 0 only
-  std::vector<double> written_;  // entries that this rank wrote, per array
-  std::exception_ptr failure_;   // the first of this rank
+  std::unique_ptr<TemporaryFile> temporary_;  // rank 0 only
+  std::vector<double> written_;               // entries that this rank wrote, per array
+  std::exception_ptr failure_;                // the first of this rank
 };
 
 }  // namespace annulus::launcher

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <utility>
 
 #include <annulus/core/handle.hpp>
 
@@ -32,25 +31,9 @@ void read_at(const FileDescriptor& file, const std::string& path, std::int64_t o
 void write_at(const FileDescriptor& file, const std::string& path, std::int64_t offset,
               std::span<const std::byte> bytes);
 
-/// The name of a file that is removed unless somebody keeps it.
-class TemporaryPath {
- public:
-  TemporaryPath() = default;
-  explicit TemporaryPath(std::string path) : path_(std::move(path)) {}
-  TemporaryPath(TemporaryPath&& other) noexcept : path_(other.keep()) {}
-  TemporaryPath& operator=(TemporaryPath&& other) noexcept;
-  TemporaryPath(const TemporaryPath&) = delete;
-  TemporaryPath& operator=(const TemporaryPath&) = delete;
-  ~TemporaryPath() { remove(); }
-
-  [[nodiscard]] const std::string& path() const noexcept { return path_; }
-  /// Gives up the duty to remove.
-  [[nodiscard]] std::string keep() noexcept { return std::exchange(path_, {}); }
-
- private:
-  void remove() noexcept;
-
-  std::string path_;  // empty: nothing to remove
-};
+/// Brings a file or a directory to disk. Throws SystemError.
+void sync(const FileDescriptor& file, const std::string& path);
+/// Brings the file to disk and closes it. Throws SystemError.
+void sync_and_close(FileDescriptor file, const std::string& path);
 
 }  // namespace annulus::launcher

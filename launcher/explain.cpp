@@ -13,7 +13,7 @@ void explain(const Selection& selection, Report& report) {
   for (const Implementation* candidate : selection.candidates) {
     candidates += (candidates.empty() ? "" : ", then ") + candidate->names().front();
   }
-  report.add_meta("implementation of a block", candidates);
+  report.add_meta("implementation chosen", candidates);
   for (const auto& [name, reason] : selection.passed_over) {
     report.add_meta("implementation passed over, " + name, reason);
   }

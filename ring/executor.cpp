@@ -14,9 +14,9 @@ Executor::Executor(AttentionProblem problem, RankPlan plan, const Implementation
       group_(group),
       device_(device),
       options_(options),
+      operations_(make_local_operations(device.place())),
       compute_stream_(device.make_stream("compute", watchdog, options.tracer)),
-      communication_stream_(device.make_stream("communication", watchdog, options.tracer)),
-      operations_(make_local_operations(device.place())) {
+      communication_stream_(device.make_stream("communication", watchdog, options.tracer)) {
   allocate();
 }
 

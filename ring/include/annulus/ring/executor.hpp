@@ -71,8 +71,6 @@ class Executor {
   Group& group_;
   Device& device_;
   ExecutorOptions options_;
-  std::unique_ptr<Stream> compute_stream_;
-  std::unique_ptr<Stream> communication_stream_;
   std::unique_ptr<LocalOperations> operations_;
   std::vector<KvStorage> buffers_;  // by plan index; that of the input is unused
   Tensor accumulator_;              // float32 [b,t,n,Dv]; unused when the output itself is float32
@@ -83,6 +81,9 @@ class Executor {
   std::vector<Receive> receives_;
   LocalTensors tensors_;
   SoftmaxState state_;
+  // Last, so that they go first: what they still have in flight uses the buffers above.
+  std::unique_ptr<Stream> compute_stream_;
+  std::unique_ptr<Stream> communication_stream_;
 };
 
 }  // namespace annulus::ring

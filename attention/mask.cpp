@@ -206,6 +206,28 @@ Band Mask::band() const {
   return band;
 }
 
+std::uint64_t Mask::digest() const {
+  std::uint64_t hash = 0xcbf29ce484222325U;  // FNV-1a, a word at a time
+  const auto add = [&hash](std::int64_t value) {
+    hash = (hash ^ static_cast<std::uint64_t>(value)) * 0x100000001b3U;
+  };
+  const auto add_all = [&](const auto& values) {
+    add(static_cast<std::int64_t>(values.size()));
+    for (const std::int32_t value : values) add(value);
+  };
+  for (const std::int64_t value :
+       {static_cast<std::int64_t>(causal_), offset_, window_left_, window_right_}) {
+    add(value);
+  }
+  for (std::int64_t b = 0; b < query_segments_.batches(); ++b) {
+    add_all(query_segments_.ids(b));
+    add_all(kv_segments_.ids(b));
+  }
+  add_all(query_lengths_);
+  add_all(kv_lengths_);
+  return hash;
+}
+
 bool Mask::visible(std::int64_t batch, std::int64_t /*head*/, GlobalPosition row,
                    GlobalPosition column) const {
   const std::int64_t i = row.value();
@@ -235,6 +257,7 @@ Visibility Mask::examine(std::int64_t batch, std::int64_t batches, const Positio
     const Visibility one = examine_one(b, rows, columns);
     total.pairs += one.pairs;
     total.full = total.full && one.full;
+    total.exact = total.exact && one.exact;
     total.rows = hull(total.rows, one.rows);
     total.columns = hull(total.columns, one.columns);
   }
@@ -271,6 +294,7 @@ Visibility Mask::examine_one(std::int64_t batch, const PositionRange& all_rows,
          kv_run != kv_runs.end() && kv_run->id == query_run->id && kv_run->begin <= columns.last();
          ++kv_run) {
       if (--budget < 0) {
+        result.exact = false;
         result.pairs = band_pairs(band, rows, columns);
         result.rows = {LocalPosition(0), rows.length};
         result.columns = {LocalPosition(0), columns.length};

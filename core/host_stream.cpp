@@ -10,8 +10,8 @@ namespace {
 class HostEventBase : public Event {
  public:
   [[nodiscard]] virtual std::string describe() const = 0;
-  /// Entries that the event's stream has finished so far.
-  [[nodiscard]] virtual std::uint64_t finished() const = 0;
+  /// Rises whenever the event's stream moves.
+  [[nodiscard]] virtual std::uint64_t moved() const = 0;
 };
 
 std::string describe(const Event& event) {
@@ -19,9 +19,9 @@ std::string describe(const Event& event) {
   return host != nullptr ? host->describe() : "waiting for an event of a device";
 }
 
-std::uint64_t finished(const Event& event) {
+std::uint64_t moved(const Event& event) {
   const auto* host = dynamic_cast<const HostEventBase*>(&event);
-  return host != nullptr ? host->finished() : 0;
+  return host != nullptr ? host->moved() : 0;
 }
 
 }  // namespace
@@ -41,7 +41,14 @@ struct HostStream::State {
   std::deque<Entry> queue;
   std::uint64_t submitted = 0;
   std::uint64_t completed = 0;
+  std::uint64_t pieces_before = 0;  // finished pieces of operations that are complete
   bool progressing = false;
+
+  // Rises whenever anything moves.
+  [[nodiscard]] std::uint64_t moved() const {
+    const bool running = !queue.empty() && queue.front().operation;
+    return completed + pieces_before + (running ? queue.front().operation->pieces_finished() : 0);
+  }
 
   void progress() {
     // An event's is_complete() may come back here through a stream that waits for this one.
@@ -52,6 +59,7 @@ struct HostStream::State {
       ~Reset() { flag = false; }
     } reset{progressing};
     while (!queue.empty() && advance(queue.front())) {
+      if (queue.front().operation) pieces_before += queue.front().operation->pieces_finished();
       queue.pop_front();
       ++completed;
     }
@@ -93,7 +101,7 @@ class HostEvent final : public HostEventBase {
   [[nodiscard]] std::string describe() const override {
     return state_->completed >= count_ ? "nothing pending" : state_->describe();
   }
-  [[nodiscard]] std::uint64_t finished() const override { return state_->completed; }
+  [[nodiscard]] std::uint64_t moved() const override { return state_->moved(); }
 
  private:
   std::shared_ptr<State> state_;
@@ -123,19 +131,19 @@ void HostStream::wait(std::shared_ptr<Event> event) {
   }
   // The timeout bounds the time in which nothing moves, not that of the whole queue.
   while (!event->is_complete()) {
-    const std::uint64_t before = finished(*event);
-    watchdog_.wait([&] { return event->is_complete() || finished(*event) != before; },
+    const std::uint64_t before = moved(*event);
+    watchdog_.wait([&] { return event->is_complete() || moved(*event) != before; },
                    [&] { return describe(*event); });
   }
 }
 
 void HostStream::synchronize() {
   while (!state_->queue.empty()) {
-    const std::uint64_t before = state_->completed;
+    const std::uint64_t before = state_->moved();
     watchdog_.wait(
         [&] {
           state_->progress();
-          return state_->completed != before;
+          return state_->queue.empty() || state_->moved() != before;
         },
         [&] { return state_->describe(); });
   }

@@ -217,9 +217,8 @@ class Bench {
     const CaseShards shards = collectively(world, [&] {
       return CaseShards(operands, problem.dtype, options_.seed, mesh_.rank(), host);
     });
-    DeviceTensors moved = collectively(world, [&] {
-      return DeviceTensors(shards.local_tensors(), device, mesh_.watchdog());
-    });
+    DeviceTensors moved = collectively(
+        world, [&] { return DeviceTensors(shards.local_tensors(), device, mesh_.watchdog()); });
     moved.upload();
 
     Measurement measured;
@@ -233,15 +232,14 @@ class Bench {
 
     moved.download();
     const Deviation deviation = collectively(world, [&] {
-      return sampled_deviation(problem, operands, shards, options_.seed, mesh_.rank(),
-                               host);
+      return sampled_deviation(problem, operands, shards, options_.seed, mesh_.rank(), host);
     });
     measured.accuracy = accuracy(deviation, world);
     measured.bound = accuracy_bound(problem.dtype, shape.kv_length);
 
     LocalBlocks local = collectively(world, [&] {
-      return LocalBlocks(problem, attention.rank_plan(), attention.selection(),
-                         moved.tensors(), device, mesh_.watchdog(), threads_);
+      return LocalBlocks(problem, attention.rank_plan(), attention.selection(), moved.tensors(),
+                         device, mesh_.watchdog(), threads_);
     });
     if (options_.warmup > 0) local.run();
     measured.local = time_calls(options_.iterations, world, [&] { local.run(); });

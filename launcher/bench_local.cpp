@@ -50,8 +50,7 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::RankPlan& 
             .slice(2, block.heads.begin / ratio, block.heads.count / ratio);
       };
       const std::int64_t row = block.rows.begin.value();
-      Call call{{shards.query
-                     .slice(1, row, block.rows.count)
+      Call call{{shards.query.slice(1, row, block.rows.count)
                      .slice(2, block.heads.begin, block.heads.count),
                  columns(key_), columns(value_), block.row_positions, block.column_positions,
                  plan.first_batch, plan.first_head + block.heads.begin, block.full},

@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include <annulus/attention/registry.hpp>
 #include <annulus/attention/problem.hpp>
+#include <annulus/attention/registry.hpp>
 #include <annulus/core/device.hpp>
 #include <annulus/ring/executor.hpp>
 #include <annulus/ring/plan.hpp>

@@ -229,8 +229,7 @@ ExitCode info_command(const CommandContext& context) {
                 Watchdog(Watchdog::Seconds(options.timeout)));
   collectively(everyone.world(), [&] {
     if (everyone.rank() != 0) return;
-    std::vector<Section> sections{program_section(), libraries_section(),
-                                  machine_section(everyone),
+    std::vector<Section> sections{program_section(), libraries_section(), machine_section(everyone),
                                   implementations_section(Place::host())};
     if (cuda_unavailable_reason().empty()) {
       sections.push_back(implementations_section(Place::cuda(0)));

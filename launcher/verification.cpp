@@ -57,8 +57,9 @@ struct WholeColumns {
 void run_unsharded(const AttentionProblem& problem, const AttentionBlock& block,
                    const Selection& selection, const CaseShards& shards, Device& device,
                    Watchdog watchdog, int threads) {
-  DeviceTensors moved({block.query, block.key, block.value, shards.output.view(), shards.lse.view()},
-                      device, watchdog);
+  DeviceTensors moved(
+      {block.query, block.key, block.value, shards.output.view(), shards.lse.view()}, device,
+      watchdog);
   moved.upload();
   const ring::LocalTensors& tensors = moved.tensors();
   const AttentionBlock there{tensors.query, tensors.key,       tensors.value,   block.rows,
@@ -136,9 +137,8 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   ring::ShardedAttention attention(problem, operands, mesh, registry, device, options);
 
   HostMemoryPool host;
-  const CaseShards shards = collectively(world, [&] {
-    return CaseShards(operands, problem.dtype, sharded_case.seed, rank, host);
-  });
+  const CaseShards shards = collectively(
+      world, [&] { return CaseShards(operands, problem.dtype, sharded_case.seed, rank, host); });
   DeviceTensors moved = collectively(
       world, [&] { return DeviceTensors(shards.local_tensors(), device, mesh.watchdog()); });
   moved.upload();
@@ -173,8 +173,8 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
     result.sharded = compare(truth, shards.output.view(), shards.lse.view());
     fill_nan(shards.output);
     fill_nan(shards.lse);
-    run_unsharded(problem, block, attention.selection(), shards, device,
-                  mesh.watchdog(), sharded_case.threads);
+    run_unsharded(problem, block, attention.selection(), shards, device, mesh.watchdog(),
+                  sharded_case.threads);
     result.unsharded = compare(truth, shards.output.view(), shards.lse.view());
     return result;
   });

@@ -27,6 +27,10 @@ std::vector<std::string> gather_errors(Group& group, const Error* error) {
                            ? fmt::format("agreement on errors: {}", timeout.what())
                            : fmt::format("rank {}: {} (and in the agreement on errors: {})",
                                          group.rank(), error->what(), timeout.what()));
+  } catch (const Error& failure) {
+    if (error == nullptr) throw;
+    throw LibraryError(fmt::format("rank {}: {} (and in the agreement on errors: {})", group.rank(),
+                                   error->what(), failure.what()));
   }
 }
 

@@ -46,6 +46,18 @@ void check_shape(const MeshShape& shape, Group& world) {
   }
 }
 
+// Ranks that asked for different groups would split into wrong ones, or wait in vain.
+void check_same_axes(const AxisNames& axes, Group& world) {
+  const std::string mine = fmt::format("{}", fmt::join(axes, "+"));
+  const std::vector<std::string> all = world.gather_text(mine);
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] != all[0]) {
+      throw ArgumentError("axes of a group", fmt::format("'{}' on rank {}", all[rank], rank),
+                          fmt::format("'{}', as on rank 0", all[0]));
+    }
+  }
+}
+
 }  // namespace
 
 bool crosses_nodes(const MeshShape& shape, const Topology& topology, const std::string& axis) {
@@ -92,6 +104,7 @@ Group& Mesh::group(std::span<const std::string> axes) {
   const std::vector<int> members = shape_.group(rank(), key);
   std::unique_ptr<Group>& group = groups_[key];
   if (group) return *group;
+  check_same_axes(key, *world_);
   if (members.size() == 1) {
     group = make_self_group();
   } else {

@@ -69,6 +69,15 @@ MpiExchange::~MpiExchange() {
 }
 
 void MpiExchange::start() {
+  // Room for all of them first: nothing may fail between posting a request and keeping it.
+  std::size_t pieces = 0;
+  const auto count = [&](std::size_t bytes) {
+    for_each_piece(bytes, endpoint_.chunk_bytes, [&](std::size_t, std::size_t) { ++pieces; });
+  };
+  for (const Receive& receive : receives_) count(receive.bytes);
+  for (const Send& send : sends_) count(send.bytes);
+  requests_.reserve(pieces);
+  pieces_.reserve(pieces);
   // Receives first, so that no message arrives unexpected because of this rank's own order.
   for (const Receive& receive : receives_) {
     if (receive.peer != endpoint_.rank) post_receive(receive);
@@ -117,6 +126,11 @@ bool MpiExchange::test() {
   }
   return std::all_of(requests_.begin(), requests_.end(),
                      [](MPI_Request request) { return request == MPI_REQUEST_NULL; });
+}
+
+std::uint64_t MpiExchange::pieces_finished() const {
+  return static_cast<std::uint64_t>(
+      std::count(requests_.begin(), requests_.end(), MPI_REQUEST_NULL));
 }
 
 void MpiExchange::check_length(const Piece& piece, const MPI_Status& status) const {

@@ -39,6 +39,7 @@ class MpiExchange final : public HostOperation {
 
   void start() override;
   bool test() override;
+  [[nodiscard]] std::uint64_t pieces_finished() const override;
   [[nodiscard]] std::string describe() const override;
   [[nodiscard]] TraceLabel label() const override;
   /// "rank 3, rank 5": the peers that something is still to come from.

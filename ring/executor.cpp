@@ -13,9 +13,9 @@ Executor::Executor(AttentionProblem problem, RankPlan plan, const Selection& sel
       group_(group),
       device_(device),
       options_(options),
+      operations_(make_local_operations(device.place())),
       compute_stream_(device.make_stream("compute", watchdog, options.tracer)),
-      communication_stream_(device.make_stream("communication", watchdog, options.tracer)),
-      operations_(make_local_operations(device.place())) {
+      communication_stream_(device.make_stream("communication", watchdog, options.tracer)) {
   allocate();
   choose_kernels(selection);
 }
@@ -29,8 +29,8 @@ void Executor::allocate() {
     accumulator_ = Tensor(DType::float32,
                           {local.batch, local.query_length, local.heads, local.value_dim}, memory);
   }
-  // On the CPU the LSE of the state is float64: in float32, rounding it at every merge would cost more
-  // accuracy than all the rest. Devices compute half types, where it does not show.
+  // On the CPU the LSE of the state is float64: in float32, rounding it at every merge would cost
+  // more accuracy than all the rest. Devices compute half types, where it does not show.
   const DType lse_dtype = device_.place().is_host() ? DType::float64 : DType::float32;
   lse_ = Tensor(lse_dtype, {local.batch, local.heads, local.query_length}, memory);
   std::int64_t partial_rows = 0;

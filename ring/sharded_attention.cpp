@@ -1,15 +1,48 @@
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
 namespace annulus::ring {
+namespace {
+
+// All that decides what a rank plans, in short. Ranks that differ in it would send each other other
+// messages than expected.
+std::string fingerprint(const AttentionProblem& problem, const ShardedOperands& operands,
+                        Schedule schedule, const PlanOptions& options) {
+  return fmt::format(
+      "{} {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, gather bytes {}",
+      to_string(problem.shape), annulus::name_of(problem.dtype), to_string(problem.mask),
+      problem.mask.digest(), to_string(operands.query), to_string(operands.key), name_of(schedule),
+      options.gather_bytes);
+}
+
+void check_same_plan(Group& world, const std::string& mine) {
+  const std::vector<std::string> all = world.gather_text(mine);
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw ArgumentError(fmt::format("attention on rank {}", rank), all[rank],
+                        "what rank 0 computes, " + all[0]);
+  }
+}
+
+}  // namespace
 
 ShardedAttention::ShardedAttention(const AttentionProblem& problem, const ShardedOperands& operands,
                                    Mesh& mesh, const Registry& registry, Device& device,
                                    const ShardedAttentionOptions& options) {
-  Group& group = mesh.group(operands.key.spec()[1], device.place());
-  executor_ = collectively(mesh.world(), [&] {
+  collectively(mesh.world(), [&] {
     problem.validate();
     schedule_ = choose_schedule(problem, operands, options.plan, options.cost_model);
+  });
+  check_same_plan(mesh.world(), fingerprint(problem, operands, schedule_.schedule, options.plan));
+  Group& group = mesh.group(operands.key.spec()[1], device.place());
+  executor_ = collectively(mesh.world(), [&] {
     selection_ = registry.select(options.implementation, problem, device.place());
     return std::make_unique<Executor>(
         problem, make_rank_plan(problem, operands, schedule_.schedule, options.plan, mesh.rank()),

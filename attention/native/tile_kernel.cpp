@@ -87,6 +87,7 @@ Visibility TileKernel::examine(std::int64_t batch, const PositionRange& rows,
   }
   return {rows.length * columns.length,
           true,
+          true,
           {LocalPosition(0), rows.length},
           {LocalPosition(0), columns.length}};
 }

@@ -1,9 +1,9 @@
-#include <annulus/core/cuda.hpp>
-#include <annulus/core/cuda_stream.hpp>
+#include <utility>
 
 #include <fmt/format.h>
 
-#include <utility>
+#include <annulus/core/cuda.hpp>
+#include <annulus/core/cuda_stream.hpp>
 
 namespace annulus {
 namespace {
@@ -54,14 +54,13 @@ class CudaDevice final : public Device {
                                                     Tracer* /*tracer*/) override {
     return std::make_unique<CudaStream>(std::move(name), index_, watchdog);
   }
-  void copy(const ConstTensorView& source, const TensorView& destination,
-            Stream& stream) override {
+  void copy(const ConstTensorView& source, const TensorView& destination, Stream& stream) override {
     if (!source.is_contiguous() || !destination.is_contiguous() ||
         !(source.shape() == destination.shape()) || source.dtype() != destination.dtype()) {
       throw InternalError("copy between host and device of tensors that differ or have gaps");
     }
-    check_cuda(cudaMemcpyAsync(destination.data(), source.data(), source.bytes(),
-                               cudaMemcpyDefault, CudaStream::of(stream).raw()),
+    check_cuda(cudaMemcpyAsync(destination.data(), source.data(), source.bytes(), cudaMemcpyDefault,
+                               CudaStream::of(stream).raw()),
                "cudaMemcpyAsync");
   }
 

@@ -1,8 +1,8 @@
-#include <annulus/core/cuda_stream.hpp>
+#include <utility>
 
 #include <fmt/format.h>
 
-#include <utility>
+#include <annulus/core/cuda_stream.hpp>
 
 namespace annulus {
 namespace {
@@ -30,15 +30,19 @@ class CudaEvent final : public Event {
 }  // namespace
 
 CudaError::CudaError(const std::string& call, cudaError_t code)
-    : LibraryError(fmt::format("{}: {} ({})", call, cudaGetErrorString(code),
-                               cudaGetErrorName(code))) {}
+    : LibraryError(
+          fmt::format("{}: {} ({})", call, cudaGetErrorString(code), cudaGetErrorName(code))) {}
 
 void check_cuda(cudaError_t code, const char* call) {
   if (code != cudaSuccess) throw CudaError(call, code);
 }
 
-void CudaStreamTraits::release(Raw raw) noexcept { (void)cudaStreamDestroy(raw); }
-void CudaEventTraits::release(Raw raw) noexcept { (void)cudaEventDestroy(raw); }
+void CudaStreamTraits::release(Raw raw) noexcept {
+  (void)cudaStreamDestroy(raw);
+}
+void CudaEventTraits::release(Raw raw) noexcept {
+  (void)cudaEventDestroy(raw);
+}
 
 CudaStream::CudaStream(std::string name, int device, Watchdog watchdog)
     : name_(std::move(name)), device_(device), watchdog_(watchdog) {
@@ -47,7 +51,9 @@ CudaStream::CudaStream(std::string name, int device, Watchdog watchdog)
   stream_.reset(raw);
 }
 
-std::shared_ptr<Event> CudaStream::record() { return std::make_shared<CudaEvent>(stream_.get()); }
+std::shared_ptr<Event> CudaStream::record() {
+  return std::make_shared<CudaEvent>(stream_.get());
+}
 
 void CudaStream::wait(std::shared_ptr<Event> event) {
   if (const auto* cuda = dynamic_cast<const CudaEvent*>(event.get())) {

@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <exception>
+#include <nccl.h>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
-#include <nccl.h>
 
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
@@ -85,9 +85,9 @@ class NcclGroup final : public Group {
                  "ncclSend");
     }
     for (const Receive& receive : receives) {
-      check_nccl(ncclRecv(receive.data, receive.bytes, ncclInt8, receive.peer,
-                          communicator_.get(), raw),
-                 "ncclRecv");
+      check_nccl(
+          ncclRecv(receive.data, receive.bytes, ncclInt8, receive.peer, communicator_.get(), raw),
+          "ncclRecv");
     }
     finish_group(fmt::format("step {}: posting {}", label.step, label.what).c_str());
   }
@@ -136,7 +136,8 @@ class NcclGroup final : public Group {
     wait_until_settled(what);
   }
 
-  // A non-blocking communicator takes its time to accept work; errors of earlier work show here too.
+  // A non-blocking communicator takes its time to accept work; errors of earlier work show here
+  // too.
   void wait_until_settled(const char* what) {
     ncclResult_t state = ncclInProgress;
     watchdog_.wait(

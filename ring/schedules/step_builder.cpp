@@ -76,6 +76,7 @@ void StepBuilder::add_block(std::size_t index, int buffer,
                             const std::vector<PlacedPiece>& columns) {
   Block block;
   block.buffer = buffer;
+  bool exact = true;
   for (const PlacedPiece& placed : columns) {
     std::int64_t first_row = 0;
     for (const PositionRange& rows : rows_.ranges()) {
@@ -83,6 +84,7 @@ void StepBuilder::add_block(std::size_t index, int buffer,
                                                             rows, placed.piece.positions);
       if (!seen.empty()) {
         block.pairs += seen.pairs;
+        exact = exact && seen.exact;
         block.rows = hull(block.rows, {seen.rows.begin + first_row, seen.rows.count});
         block.slots = hull(block.slots, {seen.columns.begin + placed.slot, seen.columns.count});
       }
@@ -100,7 +102,7 @@ void StepBuilder::add_block(std::size_t index, int buffer,
   }
   block.column_positions = PositionRanges(std::move(positions));
   block.row_positions = rows_.slice(block.rows);
-  block.full = block.pairs == block.rows.count * block.slots.count * plan_.local.batch;
+  block.full = exact && block.pairs == block.rows.count * block.slots.count * plan_.local.batch;
   const HeadRange kv_heads = plan_.buffers[static_cast<std::size_t>(buffer)].kv_heads;
   const std::int64_t ratio = plan_.local.heads_per_kv_head();
   block.heads = {kv_heads.begin * ratio, kv_heads.count * ratio};

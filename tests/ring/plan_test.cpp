@@ -378,6 +378,26 @@ TEST(Plan, AllgatherByHeadGroupsBoundsMemory) {
   }
 }
 
+// More pairs of segment runs than the mask counts one by one.
+TEST(Plan, ABoundedCountNeverPassesForFullVisibility) {
+  AttentionProblem problem = causal_problem(1024, 1, 1);
+  std::vector<std::int32_t> ids(1024);
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i % 2);
+  for (const bool causal : {false, true}) {
+    problem.mask = Mask();
+    problem.mask.set_causal(causal);
+    problem.mask.set_segments(1, ids, ids);
+    for (const int ranks : {1, 2, 4}) {
+      for (const RankPlan& rank :
+           sequence_plan(problem, ranks, LayoutKind::contiguous, Schedule::ring).ranks) {
+        for (const Step& step : rank.steps) {
+          for (const Block& block : step.blocks) EXPECT_FALSE(block.full);
+        }
+      }
+    }
+  }
+}
+
 TEST(Plan, ReplicatedQueryAgainstShardedKeysIsComplete) {
   AttentionProblem problem = causal_problem(40, 4, 2);
   problem.shape.query_length = 1;

@@ -176,6 +176,17 @@ TEST_F(ShardedAttentionTest, HeadMajorTensorsGiveTheSame) {
   }
 }
 
+TEST_F(ShardedAttentionTest, RanksThatWantDifferentThingsAllHearOfIt) {
+  if (mesh_.size() == 1) GTEST_SKIP() << "needs 2 ranks";
+  if (mesh_.rank() == 1) problem_.mask.set_offset(21);
+  EXPECT_THROW(attention(), ArgumentError);
+  problem_.mask.set_offset(22);
+  if (mesh_.rank() == 1) options_.plan.schedule = "allgather";
+  EXPECT_THROW(attention(), ArgumentError);
+  options_.plan.schedule = "ring";
+  EXPECT_NO_THROW(attention());
+}
+
 TEST_F(ShardedAttentionTest, AllRanksThrowWhatOneWould) {
   options_.plan.schedule = "unheard of";
   EXPECT_THROW(attention(), UserError);

@@ -23,6 +23,7 @@ struct Band {
 struct Visibility {
   std::int64_t pairs = 0;  ///< visible (row, column) pairs, summed over the batches asked about
   bool full = false;       ///< every pair is visible
+  bool exact = true;       ///< `pairs` is the number itself, not an upper bound of it
   LocalRange rows;         ///< entries of the rows outside which nothing is visible
   LocalRange columns;      ///< likewise for the columns
   [[nodiscard]] bool empty() const { return pairs == 0; }
@@ -72,6 +73,9 @@ class Mask {
   }
   /// Throws ArgumentError unless segments and lengths fit [batch, T] and [batch, S].
   void validate(std::int64_t batch, std::int64_t query_length, std::int64_t kv_length) const;
+
+  /// A number that differs, but for bad luck, between masks that differ: to compare across ranks.
+  [[nodiscard]] std::uint64_t digest() const;
 
   /// The definition. `head` is the global query head.
   [[nodiscard]] bool visible(std::int64_t batch, std::int64_t head, GlobalPosition row,

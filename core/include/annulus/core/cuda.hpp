@@ -1,10 +1,10 @@
 #pragma once
 
-#include <annulus/core/device.hpp>
-
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <annulus/core/device.hpp>
 
 /// The CUDA side of core, without CUDA's own types: callers look the same in a build without CUDA.
 namespace annulus {
@@ -23,7 +23,8 @@ struct CudaVersions {
   std::string driver;  ///< newest CUDA that the driver serves
 };
 
-/// Why there is no GPU to be had: "" if there is one, otherwise "this build has no CUDA", "no device: …".
+/// Why there is no GPU to be had: "" if there is one, otherwise "this build has no CUDA", "no
+/// device: …".
 [[nodiscard]] std::string cuda_unavailable_reason();
 /// Devices that CUDA_VISIBLE_DEVICES leaves visible; empty when there are none or no CUDA.
 [[nodiscard]] std::vector<CudaDeviceInfo> cuda_devices();

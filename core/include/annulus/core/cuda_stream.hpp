@@ -2,16 +2,15 @@
 
 // Only for sources that are compiled with CUDA.
 
+#include <cuda_runtime_api.h>
+#include <memory>
+#include <string>
+
 #include <annulus/core/error.hpp>
 #include <annulus/core/handle.hpp>
 #include <annulus/core/stream.hpp>
 #include <annulus/core/trace.hpp>
 #include <annulus/core/watchdog.hpp>
-
-#include <cuda_runtime_api.h>
-
-#include <memory>
-#include <string>
 
 namespace annulus {
 

@@ -20,8 +20,8 @@ class Device {
   /// `tracer` may be null; otherwise it must outlive the stream.
   [[nodiscard]] virtual std::unique_ptr<Stream> make_stream(std::string name, Watchdog watchdog,
                                                             Tracer* tracer) = 0;
-  /// Copies between contiguous tensors of equal shape and dtype, each on the host or here. Ordered by
-  /// `stream`, one of this device.
+  /// Copies between contiguous tensors of equal shape and dtype, each on the host or here. Ordered
+  /// by `stream`, one of this device.
   virtual void copy(const ConstTensorView& source, const TensorView& destination,
                     Stream& stream) = 0;
 };
@@ -33,8 +33,7 @@ class HostDevice final : public Device {
   [[nodiscard]] MemoryPool& memory() noexcept override { return memory_; }
   [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string name, Watchdog watchdog,
                                                     Tracer* tracer) override;
-  void copy(const ConstTensorView& source, const TensorView& destination,
-            Stream& stream) override;
+  void copy(const ConstTensorView& source, const TensorView& destination, Stream& stream) override;
 
  private:
   HostMemoryPool memory_;

@@ -19,6 +19,8 @@ class HostOperation {
   virtual void start() = 0;
   /// Moves the work along; true once it has finished. Never blocks.
   virtual bool test() = 0;
+  /// How many of its pieces have finished: rises while it moves, however long it takes.
+  [[nodiscard]] virtual std::uint64_t pieces_finished() const { return 0; }
   /// "step 2: waiting for 1.5 MiB of key/value from rank 3": for a timeout.
   [[nodiscard]] virtual std::string describe() const = 0;
   /// What the trace shows.

@@ -10,7 +10,7 @@
 namespace annulus {
 
 /// Longest single MPI message: larger ones travel in pieces, so that counts fit an int.
-inline constexpr std::size_t kMpiChunkBytes = std::size_t{1} << 30;
+inline constexpr std::size_t kMpiChunkBytes = std::size_t{64} << 20;
 
 /// The ranks of `communicator` as a group that moves host memory. Owns the communicator, which must
 /// carry no other traffic; local apart from that. Work submitted to streams must finish before the

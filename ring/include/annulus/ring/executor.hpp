@@ -78,20 +78,21 @@ class Executor {
   Group& group_;
   Device& device_;
   ExecutorOptions options_;
-  std::unique_ptr<Stream> compute_stream_;
-  std::unique_ptr<Stream> communication_stream_;
   std::unique_ptr<LocalOperations> operations_;
   std::map<const Implementation*, std::unique_ptr<Kernel>> kernels_;
   std::map<const Block*, const Implementation*> implementations_;  // of the blocks of plan_
   std::vector<KvStorage> buffers_;  // by plan index; that of the input is unused
   Tensor accumulator_;              // float32 [b,t,n,Dv]; unused when the output itself is float32
-  Tensor lse_;          // [b,n,t]; float64 on the CPU, float32 on a device
+  Tensor lse_;                      // [b,n,t]; float64 on the CPU, float32 on a device
   Tensor partial_output_;
   Tensor partial_lse_;
   std::vector<Send> sends_;
   std::vector<Receive> receives_;
   LocalTensors tensors_;
   SoftmaxState state_;
+  // Last, so that they go first: what they still have in flight uses the buffers above.
+  std::unique_ptr<Stream> compute_stream_;
+  std::unique_ptr<Stream> communication_stream_;
 };
 
 }  // namespace annulus::ring

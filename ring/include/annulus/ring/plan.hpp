@@ -69,9 +69,10 @@ struct Block {
   int buffer = 0;
   LocalRange slots;
   PositionRanges column_positions;
-  HeadRange heads;         ///< query heads
-  std::int64_t pairs = 0;  ///< visible (row, column) pairs over the batches of the rank, per head
-  bool full = false;       ///< no pair is masked
+  HeadRange heads;  ///< query heads
+  /// Visible (row, column) pairs over the batches of the rank, per head; see Mask::examine.
+  std::int64_t pairs = 0;
+  bool full = false;  ///< no pair is masked
   /// Whether the result is merged into the state of its rows, or becomes it (first touch).
   bool merge = false;
 };

@@ -82,8 +82,7 @@ TEST(NativeExecution, MovesTheBackgroundOnFromTheCallingThreadOnly) {
       elsewhere = elsewhere || std::this_thread::get_id() != caller;
     });
     const Result result(whole.block());
-    native_forward(whole.problem, whole.block(), result.state(),
-                     {stream, &background, threads});
+    native_forward(whole.problem, whole.block(), result.state(), {stream, &background, threads});
     EXPECT_FALSE(elsewhere);
     // One thread pauses after each of at least 4 column tiles of each of 5 row tiles of 2 kv heads
     // in 2 batches; of three threads, the caller does some of that or waits.
@@ -100,7 +99,7 @@ TEST(NativeExecution, AnErrorWhileComputingComesOut) {
     CallbackStream background([] { throw TimeoutError("peer is gone"); });
     const Result result(whole.block());
     EXPECT_THROW(native_forward(whole.problem, whole.block(), result.state(),
-                                  {stream, &background, threads}),
+                                {stream, &background, threads}),
                  TimeoutError);
   }
   const OracleOutput truth = whole.oracle();
@@ -131,8 +130,7 @@ TEST(NativeExecution, WaitsForEarlierWorkOfItsStream) {
   HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
   stream.submit(std::make_unique<LateQuery>(whole.query.view(), 0.25F));
   const Result result(whole.block());
-  native_forward(whole.problem, whole.block(), result.state(),
-                   {stream, nullptr, 1});
+  native_forward(whole.problem, whole.block(), result.state(), {stream, nullptr, 1});
   EXPECT_EQ(*whole.query.view().as<float>(), 0.25F);
   EXPECT_TRUE(result == run_native(whole.problem, whole.block()));
 }
@@ -146,9 +144,8 @@ TEST(NativeExecution, RefusesBlocksThatDoNotFit) {
     spoil(block);
     const Result result(good);
     HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-    EXPECT_THROW(
-        native_forward(whole.problem, block, result.state(), {stream, nullptr, 1}),
-        InternalError);
+    EXPECT_THROW(native_forward(whole.problem, block, result.state(), {stream, nullptr, 1}),
+                 InternalError);
   };
   refused([](AttentionBlock& block) { block.rows = PositionRanges::all(7); });
   refused([](AttentionBlock& block) { block.columns = PositionRanges::all(9); });

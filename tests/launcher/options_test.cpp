@@ -360,9 +360,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Words{"--mask-spec", "-"}, Words{"--block-mask", "m.npy"},
                       Words{"--block-size", "64,64"}, Words{"--sinks", "s.npy"},
                       Words{"--ulysses-degree", "2"}, Words{"--inner-size", "2"},
-                      Words{"--dropout", "0.1"},
-                      Words{"--schedule", "ulysses"}, Words{"--schedule", "hybrid"},
-                      Words{"--schedule", "double_ring"}, Words{"--schedule", "pass_q"}));
+                      Words{"--dropout", "0.1"}, Words{"--schedule", "ulysses"},
+                      Words{"--schedule", "hybrid"}, Words{"--schedule", "double_ring"},
+                      Words{"--schedule", "pass_q"}));
 
 TEST(Options, NoDropoutIsAvailable) {
   EXPECT_EQ(parse({"run", "--dropout", "0"}).command, Command::run);

@@ -31,8 +31,8 @@ class Mesh {
   [[nodiscard]] const Topology& topology() const noexcept { return topology_; }
   [[nodiscard]] int rank() const noexcept { return world_->rank(); }
   [[nodiscard]] int size() const noexcept { return world_->size(); }
-  /// The watchdog given, with signs of life between the mesh's ranks: a stream that waits with it does
-  /// not give up while another rank computes on one of its own.
+  /// The watchdog given, with signs of life between the mesh's ranks: a stream that waits with it
+  /// does not give up while another rank computes on one of its own.
   [[nodiscard]] const Watchdog& watchdog() const noexcept { return watchdog_; }
 
   /// All ranks of the mesh.
@@ -42,9 +42,9 @@ class Mesh {
   /// Throws UnknownAxisError, and ArgumentError for an axis named twice. No axes, or axes of size
   /// one: a self group.
   [[nodiscard]] Group& group(std::span<const std::string> axes);
-  /// The same ranks, for memory at `place`: the group itself for host memory, NCCL's for a CUDA device.
-  /// Collective over the mesh the first time that a tuple is asked for; kept afterwards. A group of one
-  /// rank moves nothing and is the host's.
+  /// The same ranks, for memory at `place`: the group itself for host memory, NCCL's for a CUDA
+  /// device. Collective over the mesh the first time that a tuple is asked for; kept afterwards. A
+  /// group of one rank moves nothing and is the host's.
   [[nodiscard]] Group& group(std::span<const std::string> axes, Place place);
   /// As the free function, for this mesh.
   [[nodiscard]] bool crosses_nodes(const std::string& axis) const {

@@ -17,9 +17,9 @@ struct NcclVersions {
 [[nodiscard]] NcclVersions nccl_versions();
 
 /// A group for memory of the CUDA device `place`, over the ranks of `host`, which takes the control
-/// calls and must outlive it. Collective over `host`. Communicators are non-blocking; waiting for one
-/// to come up is bounded by the watchdog. Throws UnsupportedError without NCCL, LibraryError when two
-/// ranks share a device (NCCL cannot) or NCCL fails.
+/// calls and must outlive it. Collective over `host`. Communicators are non-blocking; waiting for
+/// one to come up is bounded by the watchdog. Throws UnsupportedError without NCCL, LibraryError
+/// when two ranks share a device (NCCL cannot) or NCCL fails.
 [[nodiscard]] std::unique_ptr<Group> make_nccl_group(Group& host, Place place, Watchdog watchdog);
 
 }  // namespace annulus

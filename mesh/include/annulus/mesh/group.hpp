@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <annulus/core/memory.hpp>
 #include <annulus/core/place.hpp>
 #include <annulus/core/stream.hpp>
 
@@ -30,6 +31,17 @@ struct Receive {
 struct ExchangeLabel {
   std::string what = "data";  ///< "key/value"
   int step = -1;              ///< step of the plan; −1 outside a plan
+};
+
+/// An exchange whose messages and buffers are known beforehand, to be posted over and over.
+class PreparedExchange {
+ public:
+  virtual ~PreparedExchange() = default;
+  PreparedExchange() = default;
+  PreparedExchange(const PreparedExchange&) = delete;
+  PreparedExchange& operator=(const PreparedExchange&) = delete;
+  /// As Group::exchange, with its order and errors; takes no memory and waits for nothing.
+  virtual void post(Stream& stream) = 0;
 };
 
 /// Ranks that exchange data: those along one mesh axis, or along a tuple of axes.
@@ -63,6 +75,18 @@ class Group {
   /// All sends and receives as one step: they may proceed at once in any order.
   virtual void exchange(std::span<const Send> sends, std::span<const Receive> receives,
                         Stream& stream, ExchangeLabel label) = 0;
+  /// Makes an exchange ready. Collective over the ranks that it names, like the exchange itself, and
+  /// may block until they have made the matching calls. Buffers that come from exchange_memory() are
+  /// the ones that travel fastest, or at all. The group must outlive the result.
+  [[nodiscard]] virtual std::unique_ptr<PreparedExchange> prepare(std::vector<Send> sends,
+                                                                  std::vector<Receive> receives,
+                                                                  ExchangeLabel label);
+  /// Where to take memory for the buffers of exchanges from: a pool of the group's own if the
+  /// transport must know its buffers, else `ordinary`.
+  [[nodiscard]] virtual MemoryPool& exchange_memory(MemoryPool& ordinary) { return ordinary; }
+  /// Throws LibraryError if the transport has noticed a failure since; never blocks. For whoever
+  /// waits for work that was posted here.
+  virtual void check() {}
   /// Rank i's `bytes` bytes end at receive + i · bytes, on every rank.
   virtual void all_gather(const void* send, void* receive, std::size_t bytes, Stream& stream) = 0;
   /// Block i of `send` goes to rank i; block j of `receive` comes from rank j; `bytes` each.

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include <annulus/attention/softmax_state.hpp>
 #include <annulus/core/convert.hpp>
@@ -42,7 +43,51 @@ void blend(float* __restrict row, const float* __restrict partial, double weight
   }
 }
 
+// Merges a partial row into `row`; the LSE of both together.
+double blend_rows(float* row, double lse, const float* partial, double partial_lse,
+                  std::int64_t count) {
+  // The weights exp(lᵢ − l) follow from the difference of the LSEs alone and sum to one exactly.
+  // In float64 they cost nothing beside the rows, and leave one rounding per element and merge.
+  const double ahead = lse - partial_lse;
+  const double smaller = std::exp(-std::abs(ahead));
+  blend(row, partial, (ahead > 0 ? smaller : 1.0) / (1.0 + smaller), count);
+  return std::max(lse, partial_lse) + std::log1p(smaller);
+}
+
 }  // namespace
+
+void combine(std::span<const PartialState> parts, const SoftmaxState& result) {
+  for (const PartialState& part : parts) check_state(part.state);
+  const std::int64_t dim = result.output.size(3);
+  std::vector<float> scratch(static_cast<std::size_t>(dim));
+  for_each_row(result.output, [&](std::int64_t b, std::int64_t t, std::int64_t n) {
+    double lse = kEmpty;
+    const float* sum = nullptr;  // of the parts so far: one of them, or `scratch`
+    for (const PartialState& part : parts) {
+      if (!part.covers(t, n)) continue;
+      const std::int64_t row = t - part.first_row;
+      const std::int64_t head = n - part.first_head;
+      const double part_lse = part.state.lse_at(b, head, row);
+      const auto* values = static_cast<const float*>(part.state.output.address({b, row, head}));
+      if (part_lse == kEmpty) continue;
+      if (sum == nullptr) {
+        sum = values;
+        lse = part_lse;
+        continue;
+      }
+      if (sum != scratch.data()) std::copy_n(sum, dim, scratch.data());
+      sum = scratch.data();
+      lse = blend_rows(scratch.data(), lse, values, part_lse, dim);
+    }
+    void* target = result.output.address({b, t, n});
+    if (sum == nullptr) {
+      std::fill(scratch.begin(), scratch.end(), 0.0F);
+      sum = scratch.data();
+    }
+    if (sum != target) from_float32(sum, result.output.dtype(), target, dim);
+    result.set_lse_at(b, n, t, lse);
+  });
+}
 
 void reset(const SoftmaxState& state) {
   check_state(state);
@@ -72,12 +117,7 @@ void merge(const SoftmaxState& state, const SoftmaxState& partial) {
       state.set_lse_at(b, n, t, partial_lse);
       return;
     }
-    // The weights exp(lᵢ − l) follow from the difference of the LSEs alone and sum to one exactly.
-    // In float64 they cost nothing beside the rows, and leave one rounding per element and merge.
-    const double ahead = lse - partial_lse;
-    const double smaller = std::exp(-std::abs(ahead));
-    blend(row, partial_row, (ahead > 0 ? smaller : 1.0) / (1.0 + smaller), dim);
-    state.set_lse_at(b, n, t, std::max(lse, partial_lse) + std::log1p(smaller));
+    state.set_lse_at(b, n, t, blend_rows(row, lse, partial_row, partial_lse, dim));
   });
 }
 

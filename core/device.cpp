@@ -5,8 +5,8 @@
 
 namespace annulus {
 
-std::unique_ptr<Stream> HostDevice::make_stream(std::string name, Watchdog watchdog,
-                                                Tracer* tracer) {
+std::unique_ptr<Stream> HostDevice::make_stream(std::string name, Watchdog watchdog, Tracer* tracer,
+                                                bool /*urgent*/) {
   return std::make_unique<HostStream>(std::move(name), watchdog, tracer);
 }
 

@@ -137,11 +137,12 @@ void HostStream::wait(std::shared_ptr<Event> event) {
   }
 }
 
-void HostStream::synchronize() {
+void HostStream::synchronize(const Waiting& waiting) {
   while (!state_->queue.empty()) {
     const std::uint64_t before = state_->moved();
     watchdog_.wait(
         [&] {
+          if (waiting.check) waiting.check();
           state_->progress();
           return state_->queue.empty() || state_->moved() != before;
         },
@@ -153,6 +154,18 @@ void HostStream::progress() {
   // Whoever calls this has something else to do: it computes, and the others may be waiting for it.
   watchdog_.give_life_sign();
   state_->progress();
+}
+
+void HostStream::begin_span(TraceLabel label) {
+  if (state_->tracer == nullptr || !state_->tracer->enabled()) return;
+  open_spans_.push_back({std::move(label), name_, monotonic_ns(), 0});
+}
+
+void HostStream::end_span() {
+  if (open_spans_.empty()) return;
+  open_spans_.back().end_ns = monotonic_ns();
+  state_->tracer->record(open_spans_.back());
+  open_spans_.pop_back();
 }
 
 void HostStream::submit(std::unique_ptr<HostOperation> operation) {

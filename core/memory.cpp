@@ -4,6 +4,7 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/core/memory.hpp>
+#include <annulus/core/setup_counter.hpp>
 
 namespace annulus {
 namespace {
@@ -38,6 +39,7 @@ Buffer MemoryPool::allocate(std::size_t bytes) {
     list.reserve(list.capacity() + 1);
     statistics_.reserved += block;
     ++statistics_.system_calls;
+    count_setup();
   }
   statistics_.in_use += block;
   statistics_.peak_in_use = std::max(statistics_.peak_in_use, statistics_.in_use);

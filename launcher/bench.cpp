@@ -210,6 +210,7 @@ class Bench {
     tracer.add_sink(collector);
     ring::ShardedAttentionOptions attention_options;
     attention_options.implementation = options_.implementation;
+    attention_options.plan = ring::PlanOptions::for_place(device.place());
     attention_options.plan.schedule = options_.schedule;
     attention_options.executor = {threads_, &tracer};
     ring::ShardedAttention attention(problem, operands, mesh_, registry_, device,

@@ -30,9 +30,9 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::RankPlan& 
                          const Selection& selection, const ring::LocalTensors& shards,
                          Device& device, Watchdog watchdog, int threads)
     : problem_(problem),
+      device_(device),
       threads_(threads),
       stream_(device.make_stream("local", watchdog, nullptr)),
-      output_(DType::float32, shards.output.shape(), device.memory()),
       lse_(DType::float32, shards.lse.shape(), device.memory()) {
   std::int64_t longest = 0;
   for (const ring::Step& step : plan.steps) {
@@ -54,28 +54,43 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::RankPlan& 
                      .slice(2, block.heads.begin, block.heads.count),
                  columns(key_), columns(value_), block.row_positions, block.column_positions,
                  plan.first_batch, plan.first_head + block.heads.begin, block.full},
-                {output_.view()
-                     .slice(1, row, block.rows.count)
-                     .slice(2, block.heads.begin, block.heads.count),
-                 lse_.view()
-                     .slice(1, block.heads.begin, block.heads.count)
-                     .slice(2, row, block.rows.count)},
+                {},
                 nullptr};
       const Implementation& chosen = selection.for_block(problem_, call.block);
       std::unique_ptr<Kernel>& kernel = kernels_[&chosen];
       if (!kernel) kernel = chosen.make_kernel(problem_, device);
       call.kernel = kernel.get();
-      call.kernel->prepare(call.block);
+      Tensor& output = outputs_[kernel->output_dtype()];
+      if (output.bytes() == 0) {
+        output = Tensor(kernel->output_dtype(), shards.output.shape(), device.memory());
+      }
+      call.result = {output.view()
+                         .slice(1, row, block.rows.count)
+                         .slice(2, block.heads.begin, block.heads.count),
+                     lse_.view()
+                         .slice(1, block.heads.begin, block.heads.count)
+                         .slice(2, row, block.rows.count)};
+      call.kernel->prepare(call.block, call.result);
       calls_.push_back(std::move(call));
     }
   }
 }
 
 void LocalBlocks::run() {
+  if (warm_ && !recording_) recording_ = device_.record(*stream_, [this] { submit(); });
+  if (recording_) {
+    recording_->submit(*stream_);
+  } else {
+    submit();
+  }
+  warm_ = true;
+  stream_->synchronize();
+}
+
+void LocalBlocks::submit() {
   for (const Call& call : calls_) {
     call.kernel->forward(call.block, call.result, {*stream_, nullptr, threads_});
   }
-  stream_->synchronize();
 }
 
 }  // namespace annulus::launcher

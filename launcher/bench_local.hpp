@@ -13,22 +13,26 @@
 namespace annulus::launcher {
 
 /// The blocks of one rank's plan, without the hops between them and the merges after them: what the
-/// local kernel alone can do. Keys and values are those of the rank's own shard, over and over, as
-/// the time does not depend on the numbers.
+/// local kernel alone can do. A device records and replays them. Keys and values are those of the
+/// rank's own shard, over and over, as the time does not depend on the numbers.
 class LocalBlocks {
  public:
   /// The references must outlive it. Not collective.
   LocalBlocks(const AttentionProblem& problem, const ring::RankPlan& plan,
               const Selection& selection, const ring::LocalTensors& shards, Device& device,
               Watchdog watchdog, int threads);
-  /// Computes every block once.
+  /// Computes every block once; the first call prepares the others.
   void run();
 
  private:
+  void submit();
+
   const AttentionProblem& problem_;
+  Device& device_;
   int threads_;
   std::unique_ptr<Stream> stream_;
-  Tensor key_, value_, output_, lse_;
+  Tensor key_, value_, lse_;
+  std::map<DType, Tensor> outputs_;
   struct Call {
     AttentionBlock block;
     SoftmaxState result;
@@ -36,6 +40,8 @@ class LocalBlocks {
   };
   std::map<const Implementation*, std::unique_ptr<Kernel>> kernels_;
   std::vector<Call> calls_;
+  std::unique_ptr<Recording> recording_;
+  bool warm_ = false;
 };
 
 }  // namespace annulus::launcher

@@ -312,6 +312,8 @@ ring::PlanOptions draw_plan(Draws& draws, int kv_shards) {
                       ? draws.pick({"local", "auto", "ring", "allgather"})
                       : draws.pick({"ring", "ring", "ring", "allgather", "allgather", "auto"});
   if (draws.chance(40)) plan.gather_bytes = draws.pick<std::int64_t>({1, 4096, 65536});
+  if (draws.chance(40)) plan.merge_bytes = draws.pick<std::int64_t>({1, 4096, 65536});
+  plan.straight_blocks = draws.chance(50);
   return plan;
 }
 

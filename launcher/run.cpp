@@ -145,6 +145,7 @@ ExitCode run_command(const CommandContext& context) {
   const Registry registry = Registry::standard();
   ring::ShardedAttentionOptions attention_options;
   attention_options.implementation = options.implementation;
+  attention_options.plan = ring::PlanOptions::for_place(device.place());
   attention_options.plan.schedule = options.schedule;
   attention_options.executor = {threads_per_rank(options, mesh), &tracer};
   ring::ShardedAttention attention(problem, operands, mesh, registry, device, attention_options);

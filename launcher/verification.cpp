@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <utility>
@@ -8,7 +9,6 @@
 #include <annulus/attention/oracle.hpp>
 #include <annulus/launcher/verification.hpp>
 #include <annulus/mesh/agreement.hpp>
-#include <annulus/ring/local_operations.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
 #include "device_tensors.hpp"
@@ -29,8 +29,9 @@ void fill_nan(const Tensor& tensor) {
 }
 
 // See verify_sharded().
-double allowed_error(double unsharded, int kv_shards) {
-  return kShardedErrorFactor * unsharded +
+double allowed_error(double unsharded, int kv_shards, double rounding) {
+  // A rounding is off by up to a unit roundoff, evenly spread: by 1/√3 of that in the mean square.
+  return kShardedErrorFactor * std::sqrt(unsharded * unsharded + rounding * rounding / 3) +
          unit_roundoff(DType::float32) * std::max(1, kv_shards - 1);
 }
 
@@ -53,25 +54,26 @@ struct WholeColumns {
   Tensor key, value;
 };
 
-// The same rows by the same implementation, in one call.
-void run_unsharded(const AttentionProblem& problem, const AttentionBlock& block,
-                   const Selection& selection, const CaseShards& shards, Device& device,
-                   Watchdog watchdog, int threads) {
-  DeviceTensors moved(
-      {block.query, block.key, block.value, shards.output.view(), shards.lse.view()}, device,
-      watchdog);
-  moved.upload();
-  const ring::LocalTensors& tensors = moved.tensors();
-  const AttentionBlock there{tensors.query, tensors.key,       tensors.value,   block.rows,
-                             block.columns, block.first_batch, block.first_head};
-  const Tensor accumulator(DType::float32, shards.output.shape(), device.memory());
-  const SoftmaxState state{accumulator.view(), tensors.lse};
-  const auto stream = device.make_stream("unsharded", watchdog, nullptr);
-  const auto kernel = selection.for_block(problem, there).make_kernel(problem, device);
-  kernel->forward(there, state, {*stream, nullptr, threads});
-  ring::make_local_operations(device.place())->round_output(state, tensors.output, *stream);
-  stream->synchronize();
-  moved.download();
+// The same, with all keys and values on every rank.
+ShardedCase unsharded_case(const ShardedCase& sharded_case) {
+  ShardedCase whole = sharded_case;
+  const PartitionSpec& kv = sharded_case.layout.kv;
+  whole.layout.kv = PartitionSpec({kv[0], {}, kv[2], kv[3]});
+  whole.plan.schedule = "local";
+  return whole;
+}
+
+ring::ShardedAttentionOptions attention_options(const ShardedCase& sharded_case, Place place) {
+  ring::ShardedAttentionOptions options;
+  options.implementation = sharded_case.implementation;
+  options.plan = sharded_case.plan;
+  if (!place.is_host()) {
+    const ring::PlanOptions suited = ring::PlanOptions::for_place(place);
+    options.plan.straight_blocks = suited.straight_blocks;
+    if (options.plan.merge_bytes == 0) options.plan.merge_bytes = suited.merge_bytes;
+  }
+  options.executor.threads = sharded_case.threads;
+  return options;
 }
 
 }  // namespace
@@ -122,6 +124,32 @@ std::string Verification::failure() const {
   return repeats ? "" : "a repeated run gave other bits";
 }
 
+namespace {
+
+// Collective over the mesh.
+Deviation run_unsharded(const ShardedCase& whole, const OracleOutput& truth, Mesh& mesh,
+                        const Registry& registry, Device& device) {
+  const AttentionProblem& problem = whole.problem;
+  Group& world = mesh.world();
+  const ring::ShardedOperands operands =
+      collectively(world, [&] { return shard_operands(problem, mesh.shape(), whole.layout); });
+  ring::ShardedAttention attention(problem, operands, mesh, registry, device,
+                                   attention_options(whole, device.place()));
+  HostMemoryPool host;
+  const CaseShards shards = collectively(
+      world, [&] { return CaseShards(operands, problem.dtype, whole.seed, mesh.rank(), host); });
+  fill_nan(shards.output);
+  fill_nan(shards.lse);
+  DeviceTensors moved = collectively(
+      world, [&] { return DeviceTensors(shards.local_tensors(), device, mesh.watchdog()); });
+  moved.upload();
+  attention.run(moved.tensors());
+  moved.download();
+  return compare(truth, shards.output.view(), shards.lse.view());
+}
+
+}  // namespace
+
 Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const Registry& registry,
                             Device& device) {
   const AttentionProblem& problem = sharded_case.problem;
@@ -130,21 +158,18 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   const ring::ShardedOperands operands = collectively(
       world, [&] { return shard_operands(problem, mesh.shape(), sharded_case.layout); });
 
-  ring::ShardedAttentionOptions options;
-  options.implementation = sharded_case.implementation;
-  options.plan = sharded_case.plan;
-  options.executor.threads = sharded_case.threads;
-  ring::ShardedAttention attention(problem, operands, mesh, registry, device, options);
+  ring::ShardedAttention attention(problem, operands, mesh, registry, device,
+                                   attention_options(sharded_case, device.place()));
 
   HostMemoryPool host;
   const CaseShards shards = collectively(
       world, [&] { return CaseShards(operands, problem.dtype, sharded_case.seed, rank, host); });
   DeviceTensors moved = collectively(
       world, [&] { return DeviceTensors(shards.local_tensors(), device, mesh.watchdog()); });
-  moved.upload();
   const auto run = [&] {
     fill_nan(shards.output);
     fill_nan(shards.lse);
+    moved.upload();
     attention.run(moved.tensors());
     moved.download();
   };
@@ -154,38 +179,26 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   run();
   const bool repeats = bytes_of(shards.output) == output && bytes_of(shards.lse) == lse;
 
-  struct Deviations {
-    Deviation sharded;
-    Deviation unsharded;
-  };
-  const Deviations deviations = collectively(world, [&]() -> Deviations {
+  const OracleOutput truth = collectively(world, [&] {
     const WholeColumns columns(operands, problem.dtype, sharded_case.seed, rank, host);
-    const AttentionBlock block{shards.query.view(),
-                               columns.key.view(),
-                               columns.value.view(),
-                               operands.query.positions(rank, 1),
-                               PositionRanges::all(problem.shape.kv_length),
-                               first_of(operands.query.positions(rank, 0)),
-                               first_of(operands.query.positions(rank, 2))};
-    const OracleOutput truth = oracle_attention(problem, block.query, block.key, block.value,
-                                                block.rows, block.first_batch, block.first_head);
-    Deviations result;
-    result.sharded = compare(truth, shards.output.view(), shards.lse.view());
-    fill_nan(shards.output);
-    fill_nan(shards.lse);
-    run_unsharded(problem, block, attention.selection(), shards, device, mesh.watchdog(),
-                  sharded_case.threads);
-    result.unsharded = compare(truth, shards.output.view(), shards.lse.view());
-    return result;
+    return oracle_attention(problem, shards.query.view(), columns.key.view(), columns.value.view(),
+                            operands.query.positions(rank, 1),
+                            first_of(operands.query.positions(rank, 0)),
+                            first_of(operands.query.positions(rank, 2)));
   });
+  const Deviation sharded = compare(truth, shards.output.view(), shards.lse.view());
+  const Deviation unsharded =
+      run_unsharded(unsharded_case(sharded_case), truth, mesh, registry, device);
 
   Verification result;
   result.schedule = attention.schedule();
   result.selection = attention.selection();
   result.bound = accuracy_bound(problem.dtype, problem.shape.kv_length);
-  result.sharded = accuracy(deviations.sharded, world);
-  result.unsharded = accuracy(deviations.unsharded, world);
-  result.allowance = allowed_error(result.unsharded.output, operands.key.shards(1));
+  result.sharded = accuracy(sharded, world);
+  result.unsharded = accuracy(unsharded, world);
+  result.merges_rounded = world.max(std::vector{attention.merges_rounded() ? 1.0 : 0.0})[0] > 0;
+  result.allowance = allowed_error(result.unsharded.output, operands.key.shards(1),
+                                   result.merges_rounded ? unit_roundoff(problem.dtype) : 0);
   result.repeats = world.max(std::vector{repeats ? 0.0 : 1.0})[0] == 0;
   return result;
 }

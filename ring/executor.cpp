@@ -1,10 +1,28 @@
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
 #include <annulus/ring/executor.hpp>
 
 namespace annulus::ring {
+namespace {
+
+// Recordings that are kept: of so many sets of tensors that take turns.
+constexpr std::size_t kReplays = 16;
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + MemoryPool::kAlignment - 1) / MemoryPool::kAlignment * MemoryPool::kAlignment;
+}
+
+std::size_t elements_of(const Extents& shape) {
+  return static_cast<std::size_t>(shape.product());
+}
+
+}  // namespace
 
 Executor::Executor(AttentionProblem problem, RankPlan plan, const Selection& selection,
                    Group& group, Device& device, Watchdog watchdog, ExecutorOptions options)
@@ -13,119 +31,257 @@ Executor::Executor(AttentionProblem problem, RankPlan plan, const Selection& sel
       group_(group),
       device_(device),
       options_(options),
+      // In float32, rounding the LSE of a partial result costs more accuracy than all the rest.
+      // Kernels of devices for half types give float32, where that does not show.
+      lse_dtype_(device.place().is_host() || problem_.dtype == DType::float32 ? DType::float64
+                                                                              : DType::float32),
       operations_(make_local_operations(device.place())),
       compute_stream_(device.make_stream("compute", watchdog, options.tracer)),
-      communication_stream_(device.make_stream("communication", watchdog, options.tracer)) {
-  allocate();
+      communication_stream_(device.make_stream("communication", watchdog, options.tracer, true)),
+      exchanges_(plan_.steps.size()) {
+  const AttentionShape& local = plan_.local;
+  // Addresses are not known yet, and do not matter before the first call; contiguous is a guess.
+  const auto absent = [&](DType dtype, const Extents& shape) {
+    return TensorView(nullptr, dtype, shape, device_.place());
+  };
+  tensors_ = {
+      absent(problem_.dtype, {local.batch, local.query_length, local.heads, local.head_dim}),
+      absent(problem_.dtype, {local.batch, local.kv_length, local.kv_heads, local.head_dim}),
+      absent(problem_.dtype, {local.batch, local.kv_length, local.kv_heads, local.value_dim}),
+      absent(problem_.dtype, {local.batch, local.query_length, local.heads, local.value_dim}),
+      absent(DType::float32, {local.batch, local.heads, local.query_length})};
+  allocate_exchange();
   choose_kernels(selection);
+  plan_results();
+  prepare_kernels();
 }
 
 Executor::~Executor() = default;
 
-void Executor::allocate() {
+// All packed and receive buffers lie in one piece, which a transport registers or maps once. A slot
+// holds a token's K for all batches and heads of the buffer, batch by batch with its V behind it:
+// [slot][batch][K heads · D | K heads · Dv].
+void Executor::allocate_exchange() {
   const AttentionShape& local = plan_.local;
-  MemoryPool& memory = device_.memory();
-  if (problem_.dtype != DType::float32) {
-    accumulator_ = Tensor(DType::float32,
-                          {local.batch, local.query_length, local.heads, local.value_dim}, memory);
-  }
-  // On the CPU the LSE of the state is float64: in float32, rounding it at every merge would cost
-  // more accuracy than all the rest. Devices compute half types, where it does not show.
-  const DType lse_dtype = device_.place().is_host() ? DType::float64 : DType::float32;
-  lse_ = Tensor(lse_dtype, {local.batch, local.heads, local.query_length}, memory);
-  std::int64_t partial_rows = 0;
-  std::int64_t partial_heads = 0;
-  std::size_t most_sends = 0;
-  std::size_t most_receives = 0;
-  for (const Step& step : plan_.steps) {
-    most_sends = std::max(most_sends, step.sends.size());
-    most_receives = std::max(most_receives, step.receives.size());
-    for (const Block& block : step.blocks) {
-      if (!block.merge) continue;
-      partial_rows = std::max(partial_rows, block.rows.count);
-      partial_heads = std::max(partial_heads, block.heads.count);
+  std::vector<std::size_t> offsets(plan_.buffers.size());
+  std::size_t bytes = 0;
+  for (std::size_t i = 1; i < plan_.buffers.size(); ++i) {
+    const KvBuffer& buffer = plan_.buffers[i];
+    if (buffer.reuses >= 0) {
+      offsets[i] = offsets[static_cast<std::size_t>(buffer.reuses)];
+      continue;
     }
+    offsets[i] = bytes;
+    bytes +=
+        aligned(static_cast<std::size_t>(buffer.slots * plan_.slot_bytes(buffer, problem_.dtype)));
   }
-  sends_.reserve(most_sends);
-  receives_.reserve(most_receives);
-  partial_output_ =
-      Tensor(DType::float32, {local.batch, partial_rows, partial_heads, local.value_dim}, memory);
-  partial_lse_ = Tensor(lse_dtype, {local.batch, partial_heads, partial_rows}, memory);
+  if (bytes > 0) exchange_ = group_.exchange_memory(device_.memory()).allocate(bytes);
 
-  // A slot holds a token's K for all batches and heads of the buffer, batch by batch with its V
-  // behind it: [slot][batch][K heads · D | K heads · Dv].
   buffers_.resize(plan_.buffers.size());
   for (std::size_t i = 1; i < plan_.buffers.size(); ++i) {
     const KvBuffer& buffer = plan_.buffers[i];
     const std::int64_t heads = buffer.kv_heads.count;
     const std::int64_t keys = heads * local.head_dim;
     const std::int64_t record = keys + heads * local.value_dim;
-    KvStorage& storage = buffers_[i];
-    void* data = nullptr;
-    if (buffer.reuses >= 0) {
-      data = buffers_[static_cast<std::size_t>(buffer.reuses)].key.data();
-    } else {
-      storage.memory = Tensor(problem_.dtype, {buffer.slots, local.batch, record}, memory);
-      data = storage.memory.view().data();
-    }
-    const TensorView records(data, problem_.dtype, {buffer.slots, local.batch, record},
-                             device_.place());
+    const TensorView records(static_cast<std::byte*>(exchange_.data()) + offsets[i], problem_.dtype,
+                             {buffer.slots, local.batch, record}, device_.place());
     const auto part = [&](std::int64_t begin, std::int64_t dim) {
       return TensorView(records.address({0, 0, begin}), problem_.dtype,
                         {local.batch, buffer.slots, heads, dim},
                         {record, local.batch * record, dim, 1}, device_.place());
     };
-    storage.key = part(0, local.head_dim);
-    storage.value = part(keys, local.value_dim);
+    buffers_[i] = {part(0, local.head_dim), part(keys, local.value_dim)};
+  }
+}
+
+void Executor::choose_kernels(const Selection& selection) {
+  for (const Step& step : plan_.steps) {
+    for (const Block& block : step.blocks) {
+      const Implementation& chosen = selection.for_block(problem_, arguments_of(block));
+      std::unique_ptr<Kernel>& kernel = kernels_[&chosen];
+      if (!kernel) kernel = chosen.make_kernel(problem_, device_);
+      calls_.push_back({&block, &chosen, kernel.get()});
+    }
+  }
+}
+
+void Executor::plan_results() {
+  const AttentionShape& local = plan_.local;
+  const bool host = device_.place().is_host();
+  std::map<const Block*, DType> dtypes;
+  std::int64_t heads = 0;
+  std::size_t element = 0;
+  for (const Call& call : calls_) {
+    const DType dtype = dtypes[call.block] = call.kernel->output_dtype();
+    heads = std::max(heads, call.block->heads.count);
+    element = std::max(element, size_of(dtype));
+  }
+  MergeRules rules;
+  rules.dtype_of = [&](const Block& block) { return dtypes.at(&block); };
+  // Kernels of the CPU compute float32: half types are rounded once, at the end.
+  rules.first_dtype = host ? DType::float32 : problem_.dtype;
+  rules.first_is_output = rules.first_dtype == problem_.dtype && lse_dtype_ == DType::float32;
+  if (!host) {
+    // A result takes as much memory traffic alone as with others: combine as many as there is room.
+    const std::size_t rows = elements_of({local.batch, local.query_length});
+    const std::size_t values = rows * static_cast<std::size_t>(local.value_dim);
+    const std::size_t most =
+        std::max(static_cast<std::size_t>(kMergeBytes),
+                 values * static_cast<std::size_t>(local.heads) * sizeof(float));
+    const std::size_t each =
+        std::max<std::size_t>(1, values * static_cast<std::size_t>(heads) * element);
+    rules.slots = 1 + static_cast<int>(std::clamp<std::size_t>(
+                          most / each, 1, static_cast<std::size_t>(rules.most_parts) - 1));
+  }
+  merges_ = plan_merges(plan_, rules);
+
+  const LocalRange all{LocalPosition(0), local.query_length};
+  slots_.resize(static_cast<std::size_t>(std::max(merges_.slots, merges_.fold_slot + 1)));
+  for (std::size_t i = 0; i < calls_.size(); ++i) {
+    SlotStorage& slot = slots_[static_cast<std::size_t>(merges_.blocks[i].slot)];
+    const LocalRange rows = calls_[i].block->rows;
+    if (slot.rows.count == 0) slot.rows = rows;
+    const LocalPosition begin = std::min(slot.rows.begin, rows.begin);
+    slot.rows = {begin, std::max(slot.rows.end(), rows.end()) - begin};
+    slot.heads = merges_.group_heads;
+  }
+  if (merges_.fold_slot > 0) {
+    slots_[static_cast<std::size_t>(merges_.fold_slot)] = {all, merges_.group_heads, {}, {}};
+  }
+  if (!slots_.empty()) slots_.front() = {all, local.heads, {}, {}};
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    SlotStorage& slot = slots_[i];
+    const std::size_t rows = elements_of({local.batch, slot.rows.count, slot.heads});
+    const bool output_is_first = i == 0 && rules.first_dtype == problem_.dtype;
+    const bool folds = static_cast<int>(i) == merges_.fold_slot;
+    const std::size_t size = i == 0 || folds ? sizeof(float) : element;
+    if (!output_is_first) {
+      slot.output =
+          device_.memory().allocate(rows * static_cast<std::size_t>(local.value_dim) * size);
+    }
+    if (!(i == 0 && rules.first_is_output)) {
+      slot.lse = device_.memory().allocate(rows * size_of(lse_dtype_));
+    }
+  }
+}
+
+void Executor::prepare_kernels() {
+  for (std::size_t i = 0; i < calls_.size(); ++i) {
+    const Block& block = *calls_[i].block;
+    calls_[i].kernel->prepare(arguments_of(block),
+                              results({merges_.blocks[i].slot, calls_[i].kernel->output_dtype(),
+                                       block.rows, block.heads}));
+  }
+}
+
+void Executor::connect() {
+  for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
+    const Step& step = plan_.steps[s];
+    if (step.sends.empty() && step.receives.empty()) continue;
+    std::vector<Send> sends;
+    std::vector<Receive> receives;
+    for (const Transfer& send : step.sends) {
+      sends.push_back({send.peer, slot_address(send), static_cast<std::size_t>(send.bytes)});
+    }
+    for (const Transfer& receive : step.receives) {
+      receives.push_back(
+          {receive.peer, slot_address(receive), static_cast<std::size_t>(receive.bytes)});
+    }
+    exchanges_[s] = group_.prepare(std::move(sends), std::move(receives),
+                                   {std::string(name_of(Payload::key_value)), static_cast<int>(s)});
   }
 }
 
 void Executor::run(const LocalTensors& tensors) {
   const TraceScope call(options_.tracer, "call", {TraceCategory::call, "attention"});
   tensors_ = tensors;
-  const bool rounds = problem_.dtype != DType::float32;
-  state_ = {rounds ? accumulator_.view() : tensors.output, lse_.view()};
-  if (!plan_.covers_all_rows()) operations_->reset(state_, *compute_stream_);
-  pack();
+  if (Recording* recording = replay_for(tensors)) {
+    recording->submit(*compute_stream_);
+  } else {
+    submit();
+  }
+  wait_for_all();
+}
 
+// A recording for these tensors, once they have been seen before.
+Recording* Executor::replay_for(const LocalTensors& tensors) {
+  const bool traced = options_.tracer != nullptr && options_.tracer->enabled();
+  if (!options_.replay || traced || device_.place().is_host()) return nullptr;
+  const auto known = std::find_if(replays_.begin(), replays_.end(),
+                                  [&](const Replay& replay) { return replay.tensors == tensors; });
+  if (known == replays_.end()) {
+    // What is new runs as it is: kernels are loaded, and it may never come again.
+    if (replays_.size() == kReplays) replays_.erase(replays_.begin());
+    replays_.push_back({tensors, nullptr});
+    return nullptr;
+  }
+  if (!known->recording) {
+    known->recording = device_.record(*compute_stream_, [this] { submit(); });
+  }
+  return known->recording.get();
+}
+
+void Executor::submit() {
+  compute_stream_->mark(0);
+  communication_stream_->wait(compute_stream_->record());
+  communication_stream_->mark(0);
+  pack();
+  std::size_t call = 0;
   for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
     const Step& step = plan_.steps[s];
-    const bool moves = !step.sends.empty() || !step.receives.empty();
     std::shared_ptr<Event> arrived;
-    if (moves) {
+    if (exchanges_[s]) {
       // What is received now takes the place of what the last step computed on.
-      communication_stream_->wait(compute_stream_->record());
-      post(step, static_cast<int>(s));
+      if (s > 0) communication_stream_->wait(compute_stream_->record());
+      exchanges_[s]->post(*communication_stream_);
+      communication_stream_->mark(static_cast<std::uint32_t>(s) + 1);
       arrived = communication_stream_->record();
     }
-    for (const Block& block : step.blocks) compute(block, static_cast<int>(s));
-    if (moves) {
-      const TraceScope wait(options_.tracer, compute_stream_->name(),
+    for (std::size_t b = 0; b < step.blocks.size(); ++b) compute(call++, static_cast<int>(s));
+    compute_stream_->mark(static_cast<std::uint32_t>(s) + 1);
+    if (arrived) {
+      const StreamSpan wait(*compute_stream_,
                             {TraceCategory::wait, "transfer", static_cast<int>(s)});
       compute_stream_->wait(arrived);
     }
   }
+  for (const Combination& combination : merges_.rest) combine(combination, -1);
+  compute_stream_->wait(communication_stream_->record());
+}
 
-  {
-    const TraceScope scope(options_.tracer, compute_stream_->name(),
-                           {TraceCategory::merge, "round"});
-    if (rounds) operations_->round_output(state_, tensors.output, *compute_stream_);
-    operations_->round_lse(state_, tensors.lse, *compute_stream_);
+void Executor::wait_for_all() {
+  const Waiting waiting{[this] { group_.check(); }, [this] { return describe_wait(); }};
+  communication_stream_->synchronize(waiting);
+  compute_stream_->synchronize(waiting);
+}
+
+// Of a device, which can only say how far it has come.
+std::string Executor::describe_wait() const {
+  for (std::size_t s = communication_stream_->marked(); s < plan_.steps.size(); ++s) {
+    const Step& step = plan_.steps[s];
+    if (!exchanges_[s]) continue;
+    std::vector<std::string> parts;
+    for (const Transfer& receive : step.receives) {
+      parts.push_back(fmt::format("{} bytes from rank {}", receive.bytes, receive.peer));
+    }
+    for (const Transfer& send : step.sends) {
+      parts.push_back(fmt::format("rank {} to take {} bytes", send.peer, send.bytes));
+    }
+    return fmt::format("step {}: waiting for key/value: {}", s, fmt::join(parts, ", "));
   }
-  communication_stream_->synchronize();
-  compute_stream_->synchronize();
+  return fmt::format("step {}: waiting for {} to compute", compute_stream_->marked(),
+                     to_string(device_.place()));
 }
 
 void Executor::pack() {
   for (std::size_t i = 1; i < plan_.buffers.size(); ++i) {
     const KvBuffer& buffer = plan_.buffers[i];
     if (buffer.kind != BufferKind::packed) continue;
-    const TraceScope scope(options_.tracer, compute_stream_->name(),
-                           {TraceCategory::other, "pack"});
+    const StreamSpan span(*communication_stream_, {TraceCategory::other, "pack"});
     const auto copy_part = [&](const ConstTensorView& from, const TensorView& to) {
       operations_->copy(from.slice(1, buffer.source.begin.value(), buffer.source.count)
                             .slice(2, buffer.kv_heads.begin, buffer.kv_heads.count),
-                        to, *compute_stream_);
+                        to, *communication_stream_);
     };
     copy_part(tensors_.key, buffers_[i].key);
     copy_part(tensors_.value, buffers_[i].value);
@@ -145,21 +301,7 @@ void* Executor::slot_address(const Transfer& transfer) const {
   return storage.key.address({0, transfer.slots.begin.value(), 0, 0});
 }
 
-void Executor::post(const Step& step, int index) {
-  sends_.clear();
-  receives_.clear();
-  for (const Transfer& send : step.sends) {
-    sends_.push_back({send.peer, slot_address(send), static_cast<std::size_t>(send.bytes)});
-  }
-  for (const Transfer& receive : step.receives) {
-    receives_.push_back(
-        {receive.peer, slot_address(receive), static_cast<std::size_t>(receive.bytes)});
-  }
-  group_.exchange(sends_, receives_, *communication_stream_,
-                  {std::string(name_of(Payload::key_value)), index});
-}
-
-AttentionBlock Executor::call_of(const Block& block) const {
+AttentionBlock Executor::arguments_of(const Block& block) const {
   const KvBuffer& buffer = plan_.buffers[static_cast<std::size_t>(block.buffer)];
   const std::int64_t ratio = plan_.local.heads_per_kv_head();
   const std::int64_t first_kv_head = block.heads.begin / ratio - buffer.kv_heads.begin;
@@ -179,26 +321,24 @@ AttentionBlock Executor::call_of(const Block& block) const {
           block.full};
 }
 
-void Executor::choose_kernels(const Selection& selection) {
-  // The addresses of the caller's tensors are not known yet, and do not matter here.
+SoftmaxState Executor::results(const Part& part) const {
   const AttentionShape& local = plan_.local;
-  const auto absent = [&](std::int64_t length, std::int64_t heads, std::int64_t dim) {
-    return ConstTensorView(nullptr, problem_.dtype, {local.batch, length, heads, dim},
-                           device_.place());
-  };
-  tensors_.query = absent(local.query_length, local.heads, local.head_dim);
-  tensors_.key = absent(local.kv_length, local.kv_heads, local.head_dim);
-  tensors_.value = absent(local.kv_length, local.kv_heads, local.value_dim);
-  for (const Step& step : plan_.steps) {
-    for (const Block& block : step.blocks) {
-      const AttentionBlock call = call_of(block);
-      const Implementation& chosen = selection.for_block(problem_, call);
-      std::unique_ptr<Kernel>& kernel = kernels_[&chosen];
-      if (!kernel) kernel = chosen.make_kernel(problem_, device_);
-      kernel->prepare(call);
-      implementations_[&block] = &chosen;
-    }
-  }
+  const SlotStorage& slot = slots_[static_cast<std::size_t>(part.slot)];
+  const TensorView outputs =
+      slot.output.data() == nullptr
+          ? tensors_.output
+          : TensorView(slot.output.data(), part.dtype,
+                       {local.batch, slot.rows.count, slot.heads, local.value_dim},
+                       device_.place());
+  const TensorView lses =
+      slot.lse.data() == nullptr
+          ? tensors_.lse
+          : TensorView(slot.lse.data(), lse_dtype_, {local.batch, slot.heads, slot.rows.count},
+                       device_.place());
+  const std::int64_t row = part.rows.begin - slot.rows.begin;
+  const std::int64_t head = part.slot == 0 ? part.heads.begin : 0;
+  return {outputs.slice(1, row, part.rows.count).slice(2, head, part.heads.count),
+          lses.slice(1, head, part.heads.count).slice(2, row, part.rows.count)};
 }
 
 std::string Executor::implementations() const {
@@ -209,28 +349,54 @@ std::string Executor::implementations() const {
   return names.empty() ? "none" : names;
 }
 
-void Executor::compute(const Block& block, int step) {
-  const Implementation* implementation = implementations_.at(&block);
-  const SoftmaxState rows = state_.rows(block.rows);
-  const SoftmaxState target{rows.output.slice(2, block.heads.begin, block.heads.count),
-                            rows.lse.slice(1, block.heads.begin, block.heads.count)};
-  const SoftmaxState partial{partial_output_.view()
-                                 .slice(1, 0, block.merge ? block.rows.count : 0)
-                                 .slice(2, 0, block.merge ? block.heads.count : 0),
-                             partial_lse_.view()
-                                 .slice(1, 0, block.merge ? block.heads.count : 0)
-                                 .slice(2, 0, block.merge ? block.rows.count : 0)};
+std::size_t Executor::merge_bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const SlotStorage& slot : slots_) bytes += slot.output.bytes() + slot.lse.bytes();
+  return bytes;
+}
+
+bool Executor::merges_rounded() const {
+  const auto rounded = [](const Combination& combination) {
+    return std::any_of(combination.parts.begin(), combination.parts.end(),
+                       [](const Part& part) { return part.dtype != DType::float32; });
+  };
+  return std::any_of(merges_.blocks.begin(), merges_.blocks.end(), [&](const BlockMerge& merge) {
+    return (merge.before && rounded(*merge.before)) || (merge.after && rounded(*merge.after));
+  });
+}
+
+void Executor::compute(std::size_t index, int step) {
+  const Call& call = calls_[index];
+  const BlockMerge& merge = merges_.blocks[index];
+  if (merge.before) combine(*merge.before, step);
   {
-    const TraceScope scope(options_.tracer, compute_stream_->name(),
-                           {TraceCategory::kernel, implementation->names().front(), step});
-    kernels_.at(implementation)
-        ->forward(call_of(block), block.merge ? partial : target,
-                  {*compute_stream_, communication_stream_.get(), options_.threads});
+    const StreamSpan span(*compute_stream_,
+                          {TraceCategory::kernel, call.implementation->names().front(), step});
+    call.kernel->forward(
+        arguments_of(*call.block),
+        results({merge.slot, call.kernel->output_dtype(), call.block->rows, call.block->heads}),
+        {*compute_stream_, communication_stream_.get(), options_.threads});
   }
-  if (!block.merge) return;
-  const TraceScope scope(options_.tracer, compute_stream_->name(),
-                         {TraceCategory::merge, "merge", step});
-  operations_->merge(target, partial, *compute_stream_);
+  if (merge.after) combine(*merge.after, step);
+}
+
+void Executor::combine(const Combination& combination, int step) {
+  const StreamSpan span(*compute_stream_, {TraceCategory::merge, "combine", step});
+  std::array<PartialState, 32> parts;
+  std::size_t count = 0;
+  for (const Part& part : combination.parts) {
+    parts.at(count++) = {results(part), part.rows.begin.value(),
+                         part.heads.begin - combination.heads.begin};
+  }
+  const HeadRange& heads = combination.heads;
+  const SoftmaxState whole = combination.into == Combination::kOutput
+                                 ? SoftmaxState{tensors_.output.slice(2, heads.begin, heads.count),
+                                                tensors_.lse.slice(1, heads.begin, heads.count)}
+                                 : results({combination.into,
+                                            DType::float32,
+                                            {LocalPosition(0), plan_.local.query_length},
+                                            heads});
+  operations_->combine(std::span(parts.data(), count), whole, *compute_stream_);
 }
 
 }  // namespace annulus::ring

@@ -8,20 +8,9 @@ namespace {
 // On the CPU a stream is immediate.
 class HostOperations final : public LocalOperations {
  public:
-  void reset(const SoftmaxState& state, Stream& /*stream*/) const override {
-    annulus::reset(state);
-  }
-  void merge(const SoftmaxState& state, const SoftmaxState& partial,
-             Stream& /*stream*/) const override {
-    annulus::merge(state, partial);
-  }
-  void round_output(const SoftmaxState& state, const TensorView& output,
-                    Stream& /*stream*/) const override {
-    annulus::round_output(state, output);
-  }
-  void round_lse(const SoftmaxState& state, const TensorView& lse,
-                 Stream& /*stream*/) const override {
-    annulus::round_lse(state, lse);
+  void combine(std::span<const PartialState> parts, const SoftmaxState& result,
+               Stream& /*stream*/) const override {
+    annulus::combine(parts, result);
   }
   void copy(const ConstTensorView& source, const TensorView& destination,
             Stream& /*stream*/) const override {

@@ -53,16 +53,6 @@ int RankPlan::merges() const {
   return static_cast<int>(merges);
 }
 
-bool RankPlan::covers_all_rows() const {
-  std::int64_t covered = 0;  // blocks that do not merge are disjoint
-  for (const Step& step : steps) {
-    for (const Block& block : step.blocks) {
-      if (!block.merge) covered += block.rows.count * block.heads.count;
-    }
-  }
-  return covered == local.query_length * local.heads;
-}
-
 std::int64_t RankPlan::slot_bytes(const KvBuffer& buffer, DType dtype) const {
   return local.batch * buffer.kv_heads.count * (local.head_dim + local.value_dim) *
          static_cast<std::int64_t>(size_of(dtype));

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/ring/merge_plan.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/simulate.hpp>
 
@@ -29,7 +30,7 @@ RankPlan plan_rank(Schedule schedule, const RankContext& context, const PlanOpti
     case Schedule::local:
       return plan_local(context);
     case Schedule::ring:
-      return plan_ring(context);
+      return plan_ring(context, options);
     case Schedule::allgather:
       return plan_allgather(context, options);
   }
@@ -38,7 +39,8 @@ RankPlan plan_rank(Schedule schedule, const RankContext& context, const PlanOpti
 
 RankPlan plan_rank(const AttentionProblem& problem, const ShardedOperands& operands,
                    Schedule schedule, const PlanOptions& options, const KvNeeds& needs, int rank) {
-  const RankContext context{problem, operands, needs, rank, operands.key.coordinate(rank, 1)};
+  const RankContext context{
+      problem, operands, needs, rank, operands.key.coordinate(rank, 1), options.straight_blocks};
   return plan_rank(schedule, context, options);
 }
 
@@ -47,6 +49,14 @@ std::vector<int> kv_group(const ShardedOperands& operands, int rank) {
 }
 
 }  // namespace
+
+PlanOptions PlanOptions::for_place(Place place) {
+  PlanOptions options;
+  if (place.is_host()) return options;
+  options.merge_bytes = kMergeBytes;
+  options.straight_blocks = true;
+  return options;
+}
 
 Schedule parse_schedule(std::string_view name) {
   for (const Schedule schedule : {Schedule::local, Schedule::ring, Schedule::allgather}) {

@@ -16,10 +16,11 @@ namespace {
 std::string fingerprint(const AttentionProblem& problem, const ShardedOperands& operands,
                         Schedule schedule, const PlanOptions& options) {
   return fmt::format(
-      "{} {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, gather bytes {}",
+      "{} {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, gather bytes {}, merge bytes "
+      "{}, {} blocks",
       to_string(problem.shape), annulus::name_of(problem.dtype), to_string(problem.mask),
       problem.mask.digest(), to_string(operands.query), to_string(operands.key), name_of(schedule),
-      options.gather_bytes);
+      options.gather_bytes, options.merge_bytes, options.straight_blocks ? "straight" : "whole");
 }
 
 void check_same_plan(Group& world, const std::string& mine) {
@@ -48,6 +49,7 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
         problem, make_rank_plan(problem, operands, schedule_.schedule, options.plan, mesh.rank()),
         selection_, group, device, mesh.watchdog(), options.executor);
   });
+  collectively(mesh.world(), [&] { executor_->connect(); });
 }
 
 }  // namespace annulus::ring

@@ -7,7 +7,6 @@
 
 #include <fmt/format.h>
 
-#include <annulus/attention/softmax_state_cuda.hpp>
 #include <annulus/core/cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
@@ -68,8 +67,7 @@ std::vector<Ranges> launches_of(const PositionRanges& positions) {
 
 class NativeCudaKernel final : public Kernel {
  public:
-  NativeCudaKernel(const AttentionProblem& problem, Device& device)
-      : problem_(problem), device_(device) {
+  NativeCudaKernel(const AttentionProblem& problem, Device& device) : problem_(problem) {
     const Mask& mask = problem.mask;
     MemoryPool& memory = device.memory();
     query_lengths_ = upload(mask.query_lengths(), memory);
@@ -90,19 +88,11 @@ class NativeCudaKernel final : public Kernel {
     check_cuda(cudaStreamSynchronize(nullptr), "copying a mask to the device");
   }
 
-  void prepare(const AttentionBlock& block, const SoftmaxState& result) override {
-    if (result.output.dtype() != DType::float32) grow(block);
-  }
-
   void forward(const AttentionBlock& block, const SoftmaxState& result,
                const ExecutionContext& context) override {
     check(block, result);
     if (block.query.elements() == 0) return;
-    const bool rounds = result.output.dtype() != DType::float32;
-    if (rounds) grow(block);
-    const SoftmaxState state = rounds ? SoftmaxState{wide_output(block), result.lse} : result;
-    launch(block, state, CudaStream::of(context.stream).raw());
-    if (rounds) cuda::round_output(state, result.output, context.stream);
+    launch(block, result, CudaStream::of(context.stream).raw());
   }
 
  private:
@@ -122,9 +112,9 @@ class NativeCudaKernel final : public Kernel {
     require(result.output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
                 result.lse.shape() == Extents{query[0], query[2], query[1]},
             "result does not fit");
-    require(result.output.dtype() == DType::float32 || result.output.dtype() == problem_.dtype,
-            "output is neither float32 nor of the problem's dtype");
-    require(result.lse.dtype() == DType::float32, "LSE is not float32");
+    require(result.output.dtype() == DType::float32, "output is not float32");
+    require(result.lse.dtype() == DType::float32 || result.lse.dtype() == DType::float64,
+            "LSE is neither float32 nor float64");
     for (const ConstTensorView& tensor : {block.query, block.key, block.value}) {
       require(tensor.dtype() == problem_.dtype, "a tensor has not the problem's dtype");
     }
@@ -170,7 +160,8 @@ class NativeCudaKernel final : public Kernel {
       const std::int64_t first = rows.front().first;
       a.query = block.query.slice(1, first, 0).data();
       a.output = static_cast<float*>(state.output.slice(1, first, 0).data());
-      a.lse = static_cast<float*>(state.lse.slice(2, first, 0).data());
+      a.lse = state.lse.slice(2, first, 0).data();
+      a.wide_lse = state.lse.dtype() == DType::float64;
       a.rows = 0;
       for (cuda::DeviceRange& range : rows) {
         range.first -= first;
@@ -189,31 +180,11 @@ class NativeCudaKernel final : public Kernel {
     }
   }
 
-  // Outputs of the problem's dtype are computed here and rounded once.
-  [[nodiscard]] TensorView wide_output(const AttentionBlock& block) const {
-    const Extents& query = block.query.shape();
-    return {wide_output_.data(),
-            DType::float32,
-            {query[0], query[1], query[2], block.value.size(3)},
-            device_.place()};
-  }
-
-  void grow(const AttentionBlock& block) {
-    const std::size_t bytes = wide_output(block).bytes();
-    if (bytes <= wide_output_.bytes()) return;
-    // Work in flight may still use the smaller one.
-    outgrown_.push_back(std::move(wide_output_));
-    wide_output_ = device_.memory().allocate(bytes);
-  }
-
   const AttentionProblem& problem_;
-  Device& device_;
   Tensor query_lengths_;
   Tensor kv_lengths_;
   Tensor query_segments_;
   Tensor kv_segments_;
-  Buffer wide_output_;
-  std::vector<Buffer> outgrown_;
 };
 
 }  // namespace

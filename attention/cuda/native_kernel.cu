@@ -70,8 +70,8 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
     const std::int64_t i = row_position(a, row);
     float* const output =
         a.output + b * a.output_strides[0] + row * a.output_strides[1] + head * a.output_strides[2];
-    float* const lse =
-        a.lse + b * a.lse_strides[0] + head * a.lse_strides[1] + row * a.lse_strides[2];
+    const std::int64_t lse_index =
+        b * a.lse_strides[0] + head * a.lse_strides[1] + row * a.lse_strides[2];
     const T* const q = static_cast<const T*>(a.query) + b * a.query_strides[0] +
                        row * a.query_strides[1] + head * a.query_strides[2];
     const T* const keys =
@@ -81,14 +81,20 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
 
     __syncwarp();
     for (int d = lane; d < a.head_dim; d += kWarp) query[d] = widen(q[d]);
-    // What came before counts as one key of logit *lse and value *output.
+    // What came before counts as exp(LSE − high) keys of logit high and value *output, where high
+    // is the LSE in float32.
     float high = -INFINITY;
     float total = 0.0F;
     if (a.accumulate) {
-      high = *lse;
-      total = high == -INFINITY ? 0.0F : 1.0F;
+      const double lse = a.wide_lse
+                             ? static_cast<const double*>(a.lse)[lse_index]
+                             : static_cast<double>(static_cast<const float*>(a.lse)[lse_index]);
+      high = static_cast<float>(lse);
+      total = high == -INFINITY ? 0.0F : static_cast<float>(exp(lse - high));
     }
-    for (int d = lane; d < a.value_dim; d += kWarp) sum[d] = a.accumulate ? output[d] : 0.0F;
+    for (int d = lane; d < a.value_dim; d += kWarp) {
+      sum[d] = a.accumulate ? output[d] * total : 0.0F;
+    }
     __syncwarp();
 
     std::int32_t segment = -1;
@@ -143,7 +149,12 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
     }
     const bool empty = high == -INFINITY;
     for (int d = lane; d < a.value_dim; d += kWarp) output[d] = empty ? 0.0F : sum[d] / total;
-    if (lane == 0) *lse = empty ? -INFINITY : high + logf(total);
+    if (lane == 0 && a.wide_lse) {
+      static_cast<double*>(a.lse)[lse_index] =
+          empty ? -INFINITY : static_cast<double>(high) + log(static_cast<double>(total));
+    } else if (lane == 0) {
+      static_cast<float*>(a.lse)[lse_index] = empty ? -INFINITY : high + logf(total);
+    }
     __syncwarp();
   }
 }

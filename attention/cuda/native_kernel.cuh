@@ -23,7 +23,8 @@ struct NativeArguments {
   const void* key;
   const void* value;
   float* output;
-  float* lse;
+  void* lse;      // float32 or float64
+  bool wide_lse;  // float64
   // Strides in elements.
   std::int64_t query_strides[3];   // b, t, n
   std::int64_t key_strides[3];     // b, s, k

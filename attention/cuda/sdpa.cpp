@@ -6,13 +6,13 @@
 
 #include <fmt/format.h>
 
+#include <annulus/attention/local_mask.hpp>
 #include <annulus/attention/softmax_state_cuda.hpp>
 #include <annulus/core/cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
 
 #include "cuda/cudnn_handle.hpp"
-#include "cuda/local_mask.hpp"
 #include "cuda/sdpa_plan.hpp"
 #include "cuda_implementations.hpp"
 
@@ -63,11 +63,17 @@ SdpaDescriptor::Strides first_strides(const ConstTensorView& view) {
   return {view.stride(0), view.stride(1), view.stride(2)};
 }
 
+LocalMask mask_of(const AttentionProblem& problem, const AttentionBlock& block) {
+  if (block.unmasked) return {};
+  return local_mask(problem.mask, block.first_batch, block.query.size(0), block.rows,
+                    block.columns);
+}
+
 Capability block_capability_of(const AttentionProblem& problem, const AttentionBlock& block) {
   if (std::string obstacle = shape_obstacle(block); !obstacle.empty()) {
     return Capability::no(std::move(obstacle));
   }
-  LocalMask mask = local_mask(problem.mask, block);
+  LocalMask mask = mask_of(problem, block);
   if (mask.obstacle.empty()) {
     mask.obstacle = mask_obstacle(mask.band, block.query.size(1), block.key.size(1));
   }
@@ -88,30 +94,24 @@ class SdpaKernel final : public Kernel {
   SdpaKernel(const AttentionProblem& problem, Device& device)
       : problem_(problem), device_(device), handle_(make_cudnn_handle()) {}
 
-  void prepare(const AttentionBlock& block) override {
-    if (!is_empty(block)) (void)find(block, nullptr);
-  }
+  [[nodiscard]] DType output_dtype() const override { return problem_.dtype; }
 
   void prepare(const AttentionBlock& block, const SoftmaxState& result) override {
-    if (!is_empty(block)) (void)find(block, narrow(result) ? &result : nullptr);
+    if (!is_empty(block)) (void)find(block, result);
   }
 
   void forward(const AttentionBlock& block, const SoftmaxState& result,
                const ExecutionContext& context) override {
     check(block, result);
     if (is_empty(block)) return cuda::reset(result, context.stream);
-    const bool direct = narrow(result);
-    const Entry& entry = find(block, direct ? &result : nullptr);
-    const SoftmaxState target = direct ? result : half_state(block);
+    const Entry& entry = find(block, result);
     const cudaStream_t stream = CudaStream::of(context.stream).raw();
     if (stream != stream_) {
       check_cudnn(cudnnSetStream(handle_.get(), stream), "cudnnSetStream");
       stream_ = stream;
     }
     entry.plan->run(handle_.get(), {block.query.data(), block.key.data(), block.value.data(),
-                                    target.output.data(), target.lse.data(), workspace_.data()});
-    // cuDNN rounds its output to the inputs' dtype; a fused kernel of ours would save this pass.
-    if (!direct) cuda::widen(target, result, context.stream);
+                                    result.output.data(), result.lse.data(), workspace_.data()});
   }
 
  private:
@@ -129,17 +129,12 @@ class SdpaKernel final : public Kernel {
     return block.query.elements() == 0 || block.key.elements() == 0;
   }
 
-  [[nodiscard]] bool narrow(const SoftmaxState& result) const {
-    return result.output.dtype() == problem_.dtype;
-  }
-
   void check(const AttentionBlock& block, const SoftmaxState& result) const {
     const Extents& query = block.query.shape();
     const bool good =
         fits(block) && block.query.dtype() == problem_.dtype &&
         block.key.dtype() == problem_.dtype && block.value.dtype() == problem_.dtype &&
-        (narrow(result) || result.output.dtype() == DType::float32) &&
-        result.lse.dtype() == DType::float32 &&
+        result.output.dtype() == problem_.dtype && result.lse.dtype() == DType::float32 &&
         result.output.shape() == Extents{query[0], query[1], query[2], block.value.size(3)} &&
         result.lse.shape() == Extents{query[0], query[2], query[1]};
     if (good) return;
@@ -150,17 +145,8 @@ class SdpaKernel final : public Kernel {
                     name_of(result.lse.dtype()), to_string(result.lse.shape())));
   }
 
-  // Where cuDNN writes when the result is float32: contiguous, like the result.
-  [[nodiscard]] SoftmaxState half_state(const AttentionBlock& block) const {
-    const Extents& query = block.query.shape();
-    const Place place = device_.place();
-    return {TensorView(half_output_.data(), problem_.dtype,
-                       {query[0], query[1], query[2], block.value.size(3)}, place),
-            TensorView(half_lse_.data(), DType::float32, {query[0], query[2], query[1]}, place)};
-  }
-
   [[nodiscard]] SdpaDescriptor describe(const AttentionBlock& block,
-                                        const SoftmaxState& target) const {
+                                        const SoftmaxState& result) const {
     SdpaDescriptor d;
     d.dtype = problem_.dtype;
     d.batch = block.query.size(0);
@@ -173,15 +159,14 @@ class SdpaKernel final : public Kernel {
     d.query = first_strides(block.query);
     d.key = first_strides(block.key);
     d.value = first_strides(block.value);
-    d.output = first_strides(target.output);
-    d.lse = first_strides(target.lse);
+    d.output = first_strides(result.output);
+    d.lse = first_strides(result.lse);
     d.scale = static_cast<float>(problem_.logit_scale());
     return d;
   }
 
-  // `result` is null for a float32 one, which cuDNN does not write itself.
-  const Entry& find(const AttentionBlock& block, const SoftmaxState* result) {
-    const SdpaDescriptor shape = describe(block, result != nullptr ? *result : half_state(block));
+  const Entry& find(const AttentionBlock& block, const SoftmaxState& result) {
+    const SdpaDescriptor shape = describe(block, result);
     for (const Entry& entry : entries_) {
       if (entry.shape == shape && entry.unmasked == block.unmasked &&
           (block.unmasked || (entry.first_batch == block.first_batch && entry.rows == block.rows &&
@@ -194,14 +179,9 @@ class SdpaKernel final : public Kernel {
       throw UnsupportedError("cuDNN attention: " + can.reason());
     }
     SdpaDescriptor descriptor = shape;
-    set_mask(descriptor, local_mask(problem_.mask, block).band);
+    set_mask(descriptor, mask_of(problem_, block).band);
     std::shared_ptr<SdpaPlan> plan = plan_of(descriptor);
     grow(workspace_, plan->workspace_bytes());
-    if (result == nullptr) {
-      const SoftmaxState half = half_state(block);
-      grow(half_output_, half.output.bytes());
-      grow(half_lse_, half.lse.bytes());
-    }
     entries_.push_back(
         {shape, block.rows, block.columns, block.first_batch, block.unmasked, std::move(plan)});
     return entries_.back();
@@ -241,8 +221,6 @@ class SdpaKernel final : public Kernel {
   std::vector<Entry> entries_;
   std::vector<std::pair<SdpaDescriptor, std::shared_ptr<SdpaPlan>>> plans_;
   Buffer workspace_;
-  Buffer half_output_;
-  Buffer half_lse_;
   std::vector<Buffer> outgrown_;
 };
 

@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include <annulus/attention/softmax_state_cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
 
@@ -11,156 +13,251 @@ constexpr int kWidth = 8;
 
 void check(bool fits, const SoftmaxState& state, const char* what) {
   if (fits) return;
-  throw InternalError(std::string(what) + ": output " + to_string(state.output.shape()) +
-                      " strides " + to_string(state.output.strides()) + " with LSE " +
+  throw InternalError(std::string(what) + ": " + std::string(name_of(state.output.dtype())) +
+                      " output " + to_string(state.output.shape()) + " strides " +
+                      to_string(state.output.strides()) + " with LSE " +
                       std::string(name_of(state.lse.dtype())) + " " + to_string(state.lse.shape()));
 }
 
-void check_state(const SoftmaxState& state, bool narrow_allowed, const char* what) {
+void check_state(const SoftmaxState& state, const char* what) {
   const TensorView& output = state.output;
   check(output.rank() == 4 && (output.size(3) <= 1 || output.stride(3) == 1), state, what);
-  check(state.lse.dtype() == DType::float32 &&
+  check((state.lse.dtype() == DType::float32 || state.lse.dtype() == DType::float64) &&
             state.lse.shape() == Extents{output.size(0), output.size(2), output.size(1)},
         state, what);
-  check(narrow_allowed || output.dtype() == DType::float32, state, what);
 }
 
-void check_same_shape(const SoftmaxState& state, const Extents& shape, const char* what) {
-  check(state.output.shape() == shape, state, what);
+// An LSE of either dtype, [b,n,t].
+struct Lse {
+  void* data;
+  std::int64_t strides[3];
+  bool wide;  // float64
+
+  __device__ std::int64_t at(unsigned b, unsigned n, unsigned t) const {
+    return b * strides[0] + n * strides[1] + t * strides[2];
+  }
+  __device__ double get(unsigned b, unsigned n, unsigned t) const {
+    return wide ? static_cast<const double*>(data)[at(b, n, t)]
+                : static_cast<double>(static_cast<const float*>(data)[at(b, n, t)]);
+  }
+  __device__ void set(unsigned b, unsigned n, unsigned t, double value) const {
+    if (wide) {
+      static_cast<double*>(data)[at(b, n, t)] = value;
+    } else {
+      static_cast<float*>(data)[at(b, n, t)] = static_cast<float>(value);
+    }
+  }
+};
+
+Lse lse_of(const TensorView& view) {
+  return {view.data(),
+          {view.stride(0), view.stride(1), view.stride(2)},
+          view.dtype() == DType::float64};
 }
 
 template <class T>
-__global__ void reset_kernel(Strided<T> output, Strided<float> lse, VectorGrid grid) {
+__global__ void reset_kernel(Strided<T> output, Lse lse, VectorGrid grid) {
   for_each_vector(grid, [&](unsigned b, unsigned t, unsigned n, int lane, unsigned /*mask*/) {
     T* const row = output.at(b, t, n);
     for (int d = lane; d < grid.packs; d += grid.lanes) round_to(0.0F, row[d]);
-    if (lane == 0) *lse.at(b, n, t) = -INFINITY;
+    if (lane == 0) lse.set(b, n, t, -INFINITY);
   });
+}
+
+struct Part {
+  const void* output;
+  std::int64_t strides[3];
+  Lse lse;
+  unsigned first_row, rows, first_head, heads;
+  bool wide;  // float32 output; else of the narrow dtype
+
+  __device__ bool covers(unsigned t, unsigned n) const {
+    return t - first_row < rows && n - first_head < heads;  // unsigned: below wraps
+  }
+  __device__ double lse_at(unsigned b, unsigned t, unsigned n) const {
+    return lse.get(b, n - first_head, t - first_row);
+  }
+  template <class T>
+  __device__ const T* at(unsigned b, unsigned t, unsigned n) const {
+    return static_cast<const T*>(output) + b * strides[0] + (t - first_row) * strides[1] +
+           (n - first_head) * strides[2];
+  }
+};
+
+template <int most>
+struct Parts {
+  Part at[most];
+  int count;
+};
+
+template <class T, int width>
+__device__ Pack<T, width> load(const Part& part, unsigned b, unsigned t, unsigned n, int pack) {
+  return reinterpret_cast<const Pack<T, width>*>(part.at<T>(b, t, n))[pack];
 }
 
 template <class T, int width>
-__global__ void merge_kernel(Strided<float> output, Strided<float> lse, Strided<const T> other,
-                             Strided<const float> other_lse, VectorGrid grid) {
-  using Wide = Pack<float, width>;
-  using Narrow = Pack<T, width>;
+__device__ void add(float (&sum)[width], const Pack<T, width>& values, float weight) {
+  for (int i = 0; i < width; ++i) sum[i] = fmaf(weight, to_float(values.at[i]), sum[i]);
+}
+
+// Parts that are all of type Narrow and few are loaded at once, to keep the memory busy; `most` is
+// small then. Otherwise one after the other.
+template <class Narrow, class Out, int width, int most, bool uniform>
+__global__ void combine_kernel(const __grid_constant__ Parts<most> parts, Strided<Out> output,
+                               Lse lse, VectorGrid grid) {
+  constexpr int kUnroll = uniform ? most : 1;
   for_each_vector(grid, [&](unsigned b, unsigned t, unsigned n, int lane, unsigned mask) {
-    float& here = *lse.at(b, n, t);
-    const float a = here;
-    const float c = *other_lse.at(b, n, t);
-    __syncwarp(mask);  // all have read the LSE that lane 0 is going to overwrite
-    if (c == -INFINITY) return;
-    // The weights exp(lᵢ − l) follow from the difference of the LSEs alone.
-    const bool empty = a == -INFINITY;
-    const float ratio = empty ? 0.0F : expf(-fabsf(a - c));
-    const float smaller = ratio / (1.0F + ratio);
-    const float weight = c > a ? 1.0F - smaller : smaller;  // of the other; 0.5 when equal
-    auto* const row = reinterpret_cast<Wide*>(output.at(b, t, n));
-    const auto* const other_row = reinterpret_cast<const Narrow*>(other.at(b, t, n));
-    for (int d = lane; d < grid.packs; d += grid.lanes) {
-      const Narrow added = other_row[d];
-      Wide sum;
-      if (empty) {
-        // What an empty row holds does not matter.
-        for (int i = 0; i < width; ++i) sum.at[i] = to_float(added.at[i]);
+    double own[most];  // −∞ for a part that has nothing here
+    double high = -INFINITY;
+    int covering = 0;
+    int last = 0;
+#pragma unroll kUnroll
+    for (int p = 0; p < most; ++p) {
+      if (p >= parts.count) break;
+      own[p] = parts.at[p].covers(t, n) ? parts.at[p].lse_at(b, t, n) : -INFINITY;
+      if (own[p] == -INFINITY) continue;
+      // exp of the distance to the largest never overflows; a NaN stays one in its weight.
+      high = fmax(high, own[p]);
+      ++covering;
+      last = p;
+    }
+    float weights[most];
+    double total = 0;
+#pragma unroll kUnroll
+    for (int p = 0; p < most; ++p) {
+      weights[p] = 0.0F;
+      if (p >= parts.count || own[p] == -INFINITY) continue;
+      const double weight = lse.wide ? exp(own[p] - high) : expf(static_cast<float>(own[p] - high));
+      weights[p] = static_cast<float>(weight);
+      total += weight;
+    }
+    const float scale = covering == 0 ? 0.0F : static_cast<float>(1.0 / total);
+    Out* const row = output.at(b, t, n);
+    const Part& alone = parts.at[last];
+    const void* const its_row = alone.wide ? static_cast<const void*>(alone.at<float>(b, t, n))
+                                           : static_cast<const void*>(alone.at<Narrow>(b, t, n));
+    const bool in_place = covering == 1 && its_row == row;
+    for (int d = lane; d < grid.packs && !in_place; d += grid.lanes) {
+      float sum[width] = {};
+      if constexpr (uniform) {
+        Pack<Narrow, width> values[most];
+#pragma unroll
+        for (int p = 0; p < most; ++p) {
+          if (weights[p] != 0.0F) values[p] = load<Narrow, width>(parts.at[p], b, t, n, d);
+        }
+#pragma unroll
+        for (int p = 0; p < most; ++p) {
+          if (weights[p] != 0.0F) add(sum, values[p], weights[p] * scale);
+        }
       } else {
-        sum = row[d];
-        for (int i = 0; i < width; ++i) {
-          sum.at[i] = fmaf(weight, to_float(added.at[i]) - sum.at[i], sum.at[i]);
+        for (int p = 0; p < parts.count; ++p) {
+          const Part& part = parts.at[p];
+          if (weights[p] == 0.0F) continue;
+          if (part.wide) {
+            add(sum, load<float, width>(part, b, t, n, d), weights[p] * scale);
+          } else {
+            add(sum, load<Narrow, width>(part, b, t, n, d), weights[p] * scale);
+          }
         }
       }
-      row[d] = sum;
+      Pack<Out, width> rounded;
+      for (int i = 0; i < width; ++i) round_to(sum[i], rounded.at[i]);
+      reinterpret_cast<Pack<Out, width>*>(row)[d] = rounded;
     }
-    if (lane == 0) here = empty ? c : fmaxf(a, c) + log1pf(ratio);
+    __syncwarp(mask);  // all have read the LSE that lane 0 may overwrite in place
+    if (lane == 0) {
+      lse.set(b, n, t,
+              covering == 0 ? -INFINITY
+                            : high + (lse.wide ? log(total) : logf(static_cast<float>(total))));
+    }
   });
 }
 
-// The LSE goes along unless it is null.
-struct LsePair {
-  Strided<const float> from{};
-  Strided<float> to{};
-};
-
-template <class From, class To, int width>
-__global__ void convert_kernel(Strided<const From> from, Strided<To> to, LsePair lse,
-                               VectorGrid grid) {
-  for_each_vector(grid, [&](unsigned b, unsigned t, unsigned n, int lane, unsigned /*mask*/) {
-    const auto* const source = reinterpret_cast<const Pack<From, width>*>(from.at(b, t, n));
-    auto* const target = reinterpret_cast<Pack<To, width>*>(to.at(b, t, n));
-    for (int d = lane; d < grid.packs; d += grid.lanes) {
-      const Pack<From, width> values = source[d];
-      Pack<To, width> converted;
-      for (int i = 0; i < width; ++i) round_to(to_float(values.at[i]), converted.at[i]);
-      target[d] = converted;
-    }
-    if (lse.to.data != nullptr && lane == 0) *lse.to.at(b, n, t) = *lse.from.at(b, n, t);
-  });
+Part device_part(const PartialState& part) {
+  const TensorView& output = part.state.output;
+  return {output.data(),
+          {output.stride(0), output.stride(1), output.stride(2)},
+          lse_of(part.state.lse),
+          static_cast<unsigned>(part.first_row),
+          static_cast<unsigned>(output.size(1)),
+          static_cast<unsigned>(part.first_head),
+          static_cast<unsigned>(output.size(2)),
+          output.dtype() == DType::float32};
 }
 
-template <class From, class To>
-void launch_convert(const ConstTensorView& from, const TensorView& to, const LsePair& lse,
+template <class Narrow, class Out, int most, bool uniform>
+void launch_combine(std::span<const PartialState> parts, const SoftmaxState& result, bool tiled,
                     cudaStream_t stream) {
-  const bool tiled = tiled_by(from, kWidth) && tiled_by(to, kWidth);
-  const VectorGrid grid = vector_grid(to.shape(), tiled ? kWidth : 1);
-  const auto kernel = tiled ? convert_kernel<From, To, kWidth> : convert_kernel<From, To, 1>;
-  kernel<<<grid.blocks(), kThreads, 0, stream>>>(strided<const From>(from), strided<To>(to), lse,
-                                                 grid);
+  Parts<most> arguments{};
+  for (const PartialState& part : parts) arguments.at[arguments.count++] = device_part(part);
+  const VectorGrid grid = vector_grid(result.output.shape(), tiled ? kWidth : 1);
+  const auto kernel = tiled ? combine_kernel<Narrow, Out, kWidth, most, uniform>
+                            : combine_kernel<Narrow, Out, 1, most, uniform>;
+  kernel<<<grid.blocks(), kThreads, 0, stream>>>(arguments, strided<Out>(result.output),
+                                                 lse_of(result.lse), grid);
+}
+
+// The one dtype besides float32 that occurs; float32 if none does.
+DType narrow_dtype(std::span<const PartialState> parts, const SoftmaxState& result) {
+  DType narrow = result.output.dtype();
+  for (const PartialState& part : parts) {
+    const DType dtype = part.state.output.dtype();
+    if (dtype == DType::float32) continue;
+    check(narrow == DType::float32 || narrow == dtype, part.state, "combine of other dtypes");
+    narrow = dtype;
+  }
+  return narrow;
 }
 
 }  // namespace
 
 void reset(const SoftmaxState& state, Stream& stream) {
-  check_state(state, true, "reset");
+  check_state(state, "reset");
   if (state.lse.elements() == 0) return;
   const VectorGrid grid = vector_grid(state.output.shape(), 1);
   with_type(state.output.dtype(), [&](auto type) {
     using T = decltype(type);
     reset_kernel<<<grid.blocks(), kThreads, 0, CudaStream::of(stream).raw()>>>(
-        strided<T>(state.output), strided<float>(state.lse), grid);
+        strided<T>(state.output), lse_of(state.lse), grid);
   });
   check_cuda(cudaGetLastError(), "reset of a softmax state");
 }
 
-void merge(const SoftmaxState& state, const SoftmaxState& partial, Stream& stream) {
-  check_state(state, false, "merge");
-  check_state(partial, true, "merge");
-  check_same_shape(partial, state.output.shape(), "merge");
-  if (state.lse.elements() == 0) return;
-  const cudaStream_t raw = CudaStream::of(stream).raw();
-  const bool tiled = tiled_by(state.output, kWidth) && tiled_by(partial.output, kWidth);
-  const VectorGrid grid = vector_grid(state.output.shape(), tiled ? kWidth : 1);
-  with_type(partial.output.dtype(), [&](auto type) {
-    using T = decltype(type);
-    const auto kernel = tiled ? merge_kernel<T, kWidth> : merge_kernel<T, 1>;
-    kernel<<<grid.blocks(), kThreads, 0, raw>>>(
-        strided<float>(state.output), strided<float>(state.lse), strided<const T>(partial.output),
-        strided<const float>(partial.lse), grid);
-  });
-  check_cuda(cudaGetLastError(), "merge of softmax states");
-}
-
-void widen(const SoftmaxState& narrow, const SoftmaxState& result, Stream& stream) {
-  check_state(narrow, true, "widen");
-  check_state(result, false, "widen");
-  check_same_shape(narrow, result.output.shape(), "widen");
+void combine(std::span<const PartialState> parts, const SoftmaxState& result, Stream& stream) {
+  constexpr int kFew = 4;
+  check_state(result, "combine");
+  check(parts.size() <= kMostParts, result, "combine of too many parts");
+  const Extents& shape = result.output.shape();
+  bool tiled = tiled_by(result.output, kWidth);
+  bool uniform = parts.size() <= kFew;
+  const DType narrow = narrow_dtype(parts, result);
+  for (const PartialState& part : parts) {
+    const Extents& own = part.state.output.shape();
+    check_state(part.state, "combine");
+    check(own[0] == shape[0] && own[3] == shape[3] && part.first_row >= 0 &&
+              part.first_row + own[1] <= shape[1] && part.first_head >= 0 &&
+              part.first_head + own[2] <= shape[2],
+          part.state, "combine: a part that lies outside");
+    tiled = tiled && tiled_by(part.state.output, kWidth);
+    uniform = uniform && part.state.output.dtype() == narrow;
+  }
   if (result.lse.elements() == 0) return;
   const cudaStream_t raw = CudaStream::of(stream).raw();
-  with_type(narrow.output.dtype(), [&](auto type) {
-    launch_convert<decltype(type), float>(
-        narrow.output, result.output,
-        {strided<const float>(narrow.lse), strided<float>(result.lse)}, raw);
+  with_type(narrow, [&](auto type) {
+    using Narrow = decltype(type);
+    with_type(result.output.dtype(), [&](auto out) {
+      using Out = decltype(out);
+      // Any other pair has no narrow part, or was refused.
+      if constexpr (std::is_same_v<Out, Narrow> || std::is_same_v<Out, float>) {
+        if (uniform) {
+          launch_combine<Narrow, Out, kFew, true>(parts, result, tiled, raw);
+        } else {
+          launch_combine<Narrow, Out, kMostParts, false>(parts, result, tiled, raw);
+        }
+      }
+    });
   });
-  check_cuda(cudaGetLastError(), "widening a softmax state");
-}
-
-void round_output(const SoftmaxState& state, const TensorView& output, Stream& stream) {
-  check_state(state, false, "rounding");
-  check_same_shape(state, output.shape(), "rounding");
-  if (state.lse.elements() == 0) return;
-  const cudaStream_t raw = CudaStream::of(stream).raw();
-  with_type(output.dtype(), [&](auto type) {
-    launch_convert<float, decltype(type)>(state.output, output, {}, raw);
-  });
-  check_cuda(cudaGetLastError(), "rounding the output");
+  check_cuda(cudaGetLastError(), "combining softmax states");
 }
 
 }  // namespace annulus::cuda

@@ -5,6 +5,8 @@
 #include <annulus/core/cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
 
+#include "cuda/cuda_recording.hpp"
+
 namespace annulus {
 namespace {
 
@@ -50,9 +52,14 @@ class CudaDevice final : public Device {
   explicit CudaDevice(int index) : index_(index), memory_(index) {}
   [[nodiscard]] Place place() const noexcept override { return Place::cuda(index_); }
   [[nodiscard]] MemoryPool& memory() noexcept override { return memory_; }
+  using Device::make_stream;
   [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string name, Watchdog watchdog,
-                                                    Tracer* /*tracer*/) override {
-    return std::make_unique<CudaStream>(std::move(name), index_, watchdog);
+                                                    Tracer* tracer, bool urgent) override {
+    return std::make_unique<CudaStream>(std::move(name), index_, watchdog, tracer, urgent);
+  }
+  [[nodiscard]] std::unique_ptr<Recording> record(Stream& stream,
+                                                  const std::function<void()>& body) override {
+    return record_graph(CudaStream::of(stream), body);
   }
   void copy(const ConstTensorView& source, const TensorView& destination, Stream& stream) override {
     if (!source.is_contiguous() || !destination.is_contiguous() ||

@@ -1,20 +1,69 @@
+#include <chrono>
+#include <cmath>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include <annulus/core/cuda.hpp>
+#include <annulus/core/cuda_driver.hpp>
 #include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/setup_counter.hpp>
 
 namespace annulus {
 namespace {
 
-class CudaEvent final : public Event {
+Handle<CudaEventTraits> make_event(unsigned flags) {
+  count_setup();
+  cudaEvent_t raw = nullptr;
+  check_cuda(cudaEventCreateWithFlags(&raw, flags), "cudaEventCreate");
+  return Handle<CudaEventTraits>(raw);
+}
+
+Handle<CudaStreamTraits> make_raw_stream(bool urgent) {
+  count_setup();
+  int least = 0;
+  int greatest = 0;
+  check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest),
+             "cudaDeviceGetStreamPriorityRange");
+  cudaStream_t raw = nullptr;
+  check_cuda(cudaStreamCreateWithPriority(&raw, cudaStreamNonBlocking, urgent ? greatest : least),
+             "cudaStreamCreate");
+  return Handle<CudaStreamTraits>(raw);
+}
+
+// Page-locked words that streams mark their progress in: taken from one page for all streams.
+MemoryPool& marks() {
+  static const std::unique_ptr<MemoryPool> pool = make_pinned_memory_pool();
+  return *pool;
+}
+
+}  // namespace
+
+// Events without times, for use again and again.
+class CudaStream::EventPool {
  public:
-  explicit CudaEvent(cudaStream_t stream) {
-    cudaEvent_t raw = nullptr;
-    check_cuda(cudaEventCreateWithFlags(&raw, cudaEventDisableTiming), "cudaEventCreate");
-    event_ = Handle<CudaEventTraits>(raw);
-    check_cuda(cudaEventRecord(raw, stream), "cudaEventRecord");
+  [[nodiscard]] Handle<CudaEventTraits> take() {
+    if (free_.empty()) return make_event(cudaEventDisableTiming);
+    Handle<CudaEventTraits> event = std::move(free_.back());
+    free_.pop_back();
+    return event;
   }
+  void give_back(Handle<CudaEventTraits> event) { free_.push_back(std::move(event)); }
+
+ private:
+  std::vector<Handle<CudaEventTraits>> free_;
+};
+
+class CudaStream::PooledEvent final : public Event {
+ public:
+  PooledEvent(std::shared_ptr<EventPool> pool, cudaStream_t stream)
+      : pool_(std::move(pool)), event_(pool_->take()) {
+    check_cuda(cudaEventRecord(event_.get(), stream), "cudaEventRecord");
+  }
+  ~PooledEvent() override { pool_->give_back(std::move(event_)); }
+  PooledEvent(const PooledEvent&) = delete;
+  PooledEvent& operator=(const PooledEvent&) = delete;
+
   [[nodiscard]] bool is_complete() const override {
     const cudaError_t state = cudaEventQuery(event_.get());
     if (state == cudaErrorNotReady) return false;
@@ -24,10 +73,15 @@ class CudaEvent final : public Event {
   [[nodiscard]] cudaEvent_t raw() const noexcept { return event_.get(); }
 
  private:
+  std::shared_ptr<EventPool> pool_;
   Handle<CudaEventTraits> event_;
 };
 
-}  // namespace
+struct CudaStream::Span {
+  TraceLabel label;
+  Handle<CudaEventTraits> begin;
+  Handle<CudaEventTraits> end;
+};
 
 CudaError::CudaError(const std::string& call, cudaError_t code)
     : LibraryError(
@@ -44,19 +98,25 @@ void CudaEventTraits::release(Raw raw) noexcept {
   (void)cudaEventDestroy(raw);
 }
 
-CudaStream::CudaStream(std::string name, int device, Watchdog watchdog)
-    : name_(std::move(name)), device_(device), watchdog_(watchdog) {
-  cudaStream_t raw = nullptr;
-  check_cuda(cudaStreamCreateWithFlags(&raw, cudaStreamNonBlocking), "cudaStreamCreate");
-  stream_.reset(raw);
+CudaStream::CudaStream(std::string name, int device, Watchdog watchdog, Tracer* tracer, bool urgent)
+    : name_(std::move(name)),
+      device_(device),
+      watchdog_(std::move(watchdog)),
+      tracer_(tracer),
+      stream_(make_raw_stream(urgent)),
+      events_(std::make_shared<EventPool>()),
+      marked_(marks().allocate(sizeof(std::uint32_t))) {
+  *static_cast<std::uint32_t*>(marked_.data()) = 0;
 }
 
+CudaStream::~CudaStream() = default;
+
 std::shared_ptr<Event> CudaStream::record() {
-  return std::make_shared<CudaEvent>(stream_.get());
+  return std::make_shared<PooledEvent>(events_, stream_.get());
 }
 
 void CudaStream::wait(std::shared_ptr<Event> event) {
-  if (const auto* cuda = dynamic_cast<const CudaEvent*>(event.get())) {
+  if (const auto* cuda = dynamic_cast<const PooledEvent*>(event.get())) {
     check_cuda(cudaStreamWaitEvent(stream_.get(), cuda->raw(), 0), "cudaStreamWaitEvent");
     return;
   }
@@ -64,15 +124,86 @@ void CudaStream::wait(std::shared_ptr<Event> event) {
                  [&] { return name_ + ": waiting for work on the host"; });
 }
 
-void CudaStream::synchronize() {
-  watchdog_.wait(
-      [&] {
-        const cudaError_t state = cudaStreamQuery(stream_.get());
-        if (state == cudaErrorNotReady) return false;
-        check_cuda(state, "cudaStreamQuery");
-        return true;
-      },
-      [&] { return fmt::format("{}: waiting for {}", name_, to_string(place())); });
+void CudaStream::synchronize(const Waiting& waiting) {
+  using Clock = std::chrono::steady_clock;
+  // A call of a few milliseconds would feel the naps of the watchdog.
+  constexpr std::chrono::milliseconds kSpin{20};
+  const auto idle = [&] {
+    const cudaError_t state = cudaStreamQuery(stream_.get());
+    if (state == cudaErrorNotReady) return false;
+    check_cuda(state, "cudaStreamQuery");
+    return true;
+  };
+  const auto spin_until = Clock::now() + kSpin;
+  bool done = idle();
+  while (!done && Clock::now() < spin_until) done = idle();
+  while (!done) {
+    const std::uint32_t before = marked();
+    watchdog_.wait(
+        [&] {
+          if (waiting.check) waiting.check();
+          done = idle();
+          return done || marked() != before;
+        },
+        [&] {
+          return waiting.describe ? waiting.describe()
+                                  : fmt::format("{}: waiting for {}", name_, to_string(place()));
+        });
+    watchdog_.give_life_sign();
+  }
+  report_spans();
+}
+
+void CudaStream::mark(std::uint32_t value) {
+  cuda::write_value(stream_.get(), static_cast<std::uint32_t*>(marked_.data()), value);
+}
+
+std::uint32_t CudaStream::marked() const {
+  return *static_cast<const volatile std::uint32_t*>(marked_.data());
+}
+
+void CudaStream::begin_span(TraceLabel label) {
+  if (tracer_ == nullptr || !tracer_->enabled()) return;
+  cudaStreamCaptureStatus capture{};
+  check_cuda(cudaStreamIsCapturing(stream_.get(), &capture), "cudaStreamIsCapturing");
+  if (capture != cudaStreamCaptureStatusNone) return;
+  open_spans_.push_back({std::move(label), timed_event(), {}});
+}
+
+void CudaStream::end_span() {
+  if (open_spans_.empty()) return;
+  Span span = std::move(open_spans_.back());
+  open_spans_.pop_back();
+  try {
+    span.end = timed_event();
+  } catch (const CudaError&) {
+    return;  // spans end in destructors; the next call reports the error
+  }
+  closed_spans_.push_back(std::move(span));
+}
+
+Handle<CudaEventTraits> CudaStream::timed_event() {
+  Handle<CudaEventTraits> event = make_event(cudaEventDefault);
+  check_cuda(cudaEventRecord(event.get(), stream_.get()), "cudaEventRecord");
+  return event;
+}
+
+// The stream is idle now: an event here ties the device's clock to the host's.
+void CudaStream::report_spans() {
+  if (closed_spans_.empty()) return;
+  const Handle<CudaEventTraits> last = timed_event();
+  check_cuda(cudaEventSynchronize(last.get()), "cudaEventSynchronize");
+  const std::int64_t now = monotonic_ns();
+  const auto time_of = [&](const Handle<CudaEventTraits>& event) {
+    float milliseconds = 0;
+    check_cuda(cudaEventElapsedTime(&milliseconds, event.get(), last.get()),
+               "cudaEventElapsedTime");
+    return now - std::llround(static_cast<double>(milliseconds) * 1e6);
+  };
+  for (Span& span : closed_spans_) {
+    tracer_->record({std::move(span.label), name_, time_of(span.begin), time_of(span.end)});
+  }
+  closed_spans_.clear();
 }
 
 CudaStream& CudaStream::of(Stream& stream) {

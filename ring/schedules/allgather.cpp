@@ -7,7 +7,7 @@
 
 // Every rank gets all the columns that it needs at once, straight from their owners, in order of
 // global position. To bound memory this happens for one group of key/value heads after another; a
-// group travels while the one before it is computed, and the first while the own columns are.
+// group travels while its own columns, and what came of the group before, are computed.
 namespace annulus::ring {
 namespace {
 
@@ -74,8 +74,8 @@ RankPlan plan_allgather(const RankContext& context, const PlanOptions& options) 
       placed.empty() ? 0 : placed.back().slot + placed.back().piece.columns.count;
 
   std::array<int, 2> receive{-1, -1};
-  builder.add_block(0, 0, builder.own_columns());
   for (std::size_t g = 0; g < groups.size(); ++g) {
+    builder.add_block(g, 0, groups[g], builder.own_columns());
     if (sent.count > 0) {
       const int packed = builder.add_packed(sent, groups[g]);
       // Receivers sort their arrivals, but those from one origin stay in the order of positions,
@@ -95,7 +95,7 @@ RankPlan plan_allgather(const RankContext& context, const PlanOptions& options) 
       builder.add_receive(g, arrival.origin, arrival.origin, buffer,
                           {LocalPosition(arrival.placed.slot), arrival.placed.piece.columns.count});
     }
-    builder.add_block(g + 1, buffer, placed);
+    builder.add_block(g + 1, buffer, groups[g], placed);
   }
   return builder.finish();
 }

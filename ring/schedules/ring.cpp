@@ -84,18 +84,50 @@ class RingTraffic {
 
 }  // namespace
 
-RankPlan plan_ring(const RankContext& context) {
+namespace {
+
+// What leaves from here: my own columns straight to whoever cannot get them from a neighbour, and
+// what I got in the last hop on to my neighbour.
+struct Departure {
+  int receiver;
+  Message message;
+};
+
+// Groups of key/value heads that go round one after the other; the same on every rank of the group.
+std::vector<HeadRange> head_groups(const RankContext& context, const PlanOptions& options) {
+  const std::int64_t kv_heads = context.operands.key.local_shape(context.rank)[2];
+  if (options.merge_bytes == 0 || kv_heads == 0) return {{0, kv_heads}};
+  std::int64_t rows = 0;
+  for (const int rank : context.needs.group()) {
+    const Extents query = context.operands.query.local_shape(rank);
+    rows = std::max(rows, query[0] * query[1]);
+  }
+  const AttentionShape& shape = context.problem.shape;
+  const std::int64_t per_head = rows * shape.value_dim * (shape.heads / shape.kv_heads);
+  const std::int64_t most = std::max<std::int64_t>(
+      options.merge_bytes, per_head * kv_heads * static_cast<std::int64_t>(sizeof(float)));
+  // One result a step; the first may lie in the output.
+  const std::int64_t each = per_head * static_cast<std::int64_t>(size_of(context.problem.dtype)) *
+                            (context.needs.size() - 1);
+  const std::int64_t heads =
+      std::clamp<std::int64_t>(each == 0 ? kv_heads : most / each, 1, kv_heads);
+  const std::int64_t groups = (kv_heads + heads - 1) / heads;
+  const std::int64_t most_heads = (kv_heads + groups - 1) / groups;
+  std::vector<HeadRange> result;
+  for (std::int64_t begin = 0; begin < kv_heads; begin += most_heads) {
+    result.push_back({begin, std::min(most_heads, kv_heads - begin)});
+  }
+  return result;
+}
+
+}  // namespace
+
+RankPlan plan_ring(const RankContext& context, const PlanOptions& options) {
   const RingTraffic traffic(context.needs);
   const int ranks = context.needs.size();
   const int me = context.group_rank;
   StepBuilder builder(context);
 
-  // What leaves from here: my own columns straight to whoever cannot get them from a neighbour, and
-  // what I got in the last hop on to my neighbour.
-  struct Departure {
-    int receiver;
-    Message message;
-  };
   std::vector<std::vector<Departure>> departures(static_cast<std::size_t>(ranks));
   LocalRange sent_own;
   for (int hop = 1; hop < ranks; ++hop) {
@@ -110,39 +142,44 @@ RankPlan plan_ring(const RankContext& context) {
     add(traffic.wrap(me + 1));
     if (hop > 1) add(traffic.wrap(me + hop));
   }
-
-  const HeadRange kv_heads{0, context.operands.key.local_shape(context.rank)[2]};
-  const int packed = sent_own.count > 0 ? builder.add_packed(sent_own, kv_heads) : -1;
-  std::array<int, 2> receive{-1, -1};
-  const auto buffer_of = [&](int hop) -> int& {
-    return receive[static_cast<std::size_t>(hop % 2)];
-  };
-
-  builder.add_block(0, 0, builder.own_columns());
+  std::array<std::int64_t, 2> slots{};  // of the two receive buffers
   for (int hop = 1; hop < ranks; ++hop) {
-    const auto posted = static_cast<std::size_t>(hop - 1);
     const std::vector<PlacedPiece> arrivals = traffic.arrivals(me, hop);
-    if (!arrivals.empty()) {
-      int& buffer = buffer_of(hop);
-      if (buffer < 0) buffer = builder.add_buffer({BufferKind::receive, 0, kv_heads, {}, -1});
-      builder.reserve(buffer, arrivals.back().slot + arrivals.back().piece.columns.count);
+    if (arrivals.empty()) continue;
+    std::int64_t& most = slots[static_cast<std::size_t>(hop % 2)];
+    most = std::max(most, arrivals.back().slot + arrivals.back().piece.columns.count);
+  }
+
+  std::array<int, 2> receive{-1, -1};
+  const std::vector<HeadRange> groups = head_groups(context, options);
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const int packed = sent_own.count > 0 ? builder.add_packed(sent_own, groups[g]) : -1;
+    for (std::size_t i = 0; i < 2; ++i) {
+      if (slots[i] == 0) continue;
+      // The first group is the largest.
+      receive[i] = builder.add_buffer({BufferKind::receive, slots[i], groups[g], {}, receive[i]});
+    }
+    const std::size_t first_step = g * static_cast<std::size_t>(ranks);
+    builder.add_block(first_step, 0, groups[g], builder.own_columns());
+    for (int hop = 1; hop < ranks; ++hop) {
+      const std::size_t posted = first_step + static_cast<std::size_t>(hop) - 1;
+      const int buffer = receive[static_cast<std::size_t>(hop % 2)];
       for (const Message& message : traffic.messages(me, hop)) {
         builder.add_receive(posted, message.source, message.origin, buffer,
                             {LocalPosition(message.slot), message.columns.count});
       }
-    }
-    for (const auto& [receiver, message] : departures[static_cast<std::size_t>(hop)]) {
-      if (message.origin == me) {
-        builder.add_send(
-            posted, receiver, me, packed,
-            {LocalPosition(message.columns.begin - sent_own.begin), message.columns.count});
-      } else {
-        builder.add_send(posted, receiver, message.origin, buffer_of(hop - 1),
-                         traffic.slots_of(me, hop - 1, message.columns));
+      for (const auto& [receiver, message] : departures[static_cast<std::size_t>(hop)]) {
+        if (message.origin == me) {
+          builder.add_send(
+              posted, receiver, me, packed,
+              {LocalPosition(message.columns.begin - sent_own.begin), message.columns.count});
+        } else {
+          builder.add_send(posted, receiver, message.origin,
+                           receive[static_cast<std::size_t>((hop - 1) % 2)],
+                           traffic.slots_of(me, hop - 1, message.columns));
+        }
       }
-    }
-    if (!arrivals.empty()) {
-      builder.add_block(static_cast<std::size_t>(hop), buffer_of(hop), arrivals);
+      builder.add_block(posted + 1, buffer, groups[g], traffic.arrivals(me, hop));
     }
   }
   return builder.finish();

@@ -13,13 +13,14 @@ struct RankContext {
   const AttentionProblem& problem;
   const ShardedOperands& operands;
   const KvNeeds& needs;
-  int rank = 0;        ///< in the mesh
-  int group_rank = 0;  ///< in the group
+  int rank = 0;                  ///< in the mesh
+  int group_rank = 0;            ///< in the group
+  bool straight_blocks = false;  ///< see PlanOptions
 };
 
 /// One schedule, one function, one file. Each starts from StepBuilder (step_builder.hpp).
 [[nodiscard]] RankPlan plan_local(const RankContext& context);
-[[nodiscard]] RankPlan plan_ring(const RankContext& context);
+[[nodiscard]] RankPlan plan_ring(const RankContext& context, const PlanOptions& options);
 [[nodiscard]] RankPlan plan_allgather(const RankContext& context, const PlanOptions& options);
 
 }  // namespace annulus::ring

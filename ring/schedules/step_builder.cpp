@@ -1,7 +1,11 @@
 #include "schedules/step_builder.hpp"
 
 #include <algorithm>
+#include <cstddef>
+#include <span>
 #include <utility>
+
+#include <annulus/attention/local_mask.hpp>
 
 namespace annulus::ring {
 namespace {
@@ -51,11 +55,6 @@ int StepBuilder::add_packed(LocalRange columns, HeadRange kv_heads) {
   return add_buffer({BufferKind::packed, columns.count, kv_heads, columns, -1});
 }
 
-void StepBuilder::reserve(int buffer, std::int64_t slots) {
-  std::int64_t& held = plan_.buffers[static_cast<std::size_t>(buffer)].slots;
-  held = std::max(held, slots);
-}
-
 Step& StepBuilder::step(std::size_t index) {
   if (plan_.steps.size() <= index) plan_.steps.resize(index + 1);
   return plan_.steps[index];
@@ -72,26 +71,56 @@ std::vector<PlacedPiece> StepBuilder::own_columns() const {
   return placed;
 }
 
-void StepBuilder::add_block(std::size_t index, int buffer,
+void StepBuilder::add_block(std::size_t index, int buffer, HeadRange kv_heads,
                             const std::vector<PlacedPiece>& columns) {
+  Block frame;
+  frame.buffer = buffer;
+  const std::int64_t ratio = plan_.local.heads_per_kv_head();
+  frame.heads = {kv_heads.begin * ratio, kv_heads.count * ratio};
+  add_blocks(step(index), frame, {LocalPosition(0), rows_.size()}, columns);
+}
+
+void StepBuilder::add_blocks(Step& step, const Block& frame, LocalRange rows,
+                             const std::vector<PlacedPiece>& columns) {
+  Block block = hull_of(rows, columns);
+  if (block.pairs == 0) return;
+  if (context_.straight_blocks && !is_straight(block)) {
+    const std::vector<LocalRange> parts = cut(rows);
+    if (parts.size() > 1) {
+      for (const LocalRange& part : parts) add_blocks(step, frame, part, columns);
+      return;
+    }
+  }
+  block.buffer = frame.buffer;
+  block.heads = frame.heads;
+  for (const Step& earlier : plan_.steps) {
+    for (const Block& other : earlier.blocks) {
+      block.merge =
+          block.merge || (overlap(block.rows, other.rows) && overlap(block.heads, other.heads));
+    }
+  }
+  step.blocks.push_back(std::move(block));
+}
+
+Block StepBuilder::hull_of(LocalRange rows, const std::vector<PlacedPiece>& columns) const {
   Block block;
-  block.buffer = buffer;
   bool exact = true;
   for (const PlacedPiece& placed : columns) {
-    std::int64_t first_row = 0;
-    for (const PositionRange& rows : rows_.ranges()) {
+    std::int64_t first_row = rows.begin.value();
+    const PositionRanges row_positions = rows_.slice(rows);
+    for (const PositionRange& range : row_positions.ranges()) {
       const Visibility seen = context_.problem.mask.examine(plan_.first_batch, plan_.local.batch,
-                                                            rows, placed.piece.positions);
+                                                            range, placed.piece.positions);
       if (!seen.empty()) {
         block.pairs += seen.pairs;
         exact = exact && seen.exact;
         block.rows = hull(block.rows, {seen.rows.begin + first_row, seen.rows.count});
         block.slots = hull(block.slots, {seen.columns.begin + placed.slot, seen.columns.count});
       }
-      first_row += rows.length;
+      first_row += range.length;
     }
   }
-  if (block.pairs == 0) return;
+  if (block.pairs == 0) return block;
 
   std::vector<PositionRange> positions;
   for (const PlacedPiece& placed : columns) {
@@ -103,16 +132,42 @@ void StepBuilder::add_block(std::size_t index, int buffer,
   block.column_positions = PositionRanges(std::move(positions));
   block.row_positions = rows_.slice(block.rows);
   block.full = exact && block.pairs == block.rows.count * block.slots.count * plan_.local.batch;
-  const HeadRange kv_heads = plan_.buffers[static_cast<std::size_t>(buffer)].kv_heads;
-  const std::int64_t ratio = plan_.local.heads_per_kv_head();
-  block.heads = {kv_heads.begin * ratio, kv_heads.count * ratio};
-  for (const Step& earlier : plan_.steps) {
-    for (const Block& other : earlier.blocks) {
-      block.merge =
-          block.merge || (overlap(block.rows, other.rows) && overlap(block.heads, other.heads));
+  return block;
+}
+
+bool StepBuilder::is_straight(const Block& block) const {
+  return block.full || local_mask(context_.problem.mask, plan_.first_batch, plan_.local.batch,
+                                  block.row_positions, block.column_positions)
+                           .obstacle.empty();
+}
+
+std::vector<LocalRange> StepBuilder::cut(LocalRange rows) const {
+  const PositionRanges positions = rows_.slice(rows);
+  std::vector<LocalRange> parts;
+  LocalPosition begin = rows.begin;
+  if (positions.ranges().size() > 1) {
+    for (const PositionRange& range : positions.ranges()) {
+      parts.push_back({begin, range.length});
+      begin = begin + range.length;
     }
+    return parts;
   }
-  step(index).blocks.push_back(std::move(block));
+  const Mask& mask = context_.problem.mask;
+  // Batches with documents of their own could only be cut one by one.
+  if (!mask.has_segments() || plan_.local.batch != 1) return {rows};
+  const std::span<const std::int32_t> ids = mask.query_segments(plan_.first_batch);
+  const auto id_of = [&](LocalPosition row) {
+    return ids[static_cast<std::size_t>(rows_.global(row).value())];
+  };
+  for (LocalPosition row = begin + 1;; row = row + 1) {
+    if (row < rows.end() && id_of(row) == id_of(begin)) continue;
+    parts.push_back({begin, row - begin});
+    if (row == rows.end()) break;
+    begin = row;
+  }
+  // Calls for many short documents would cost more than one kernel that knows the mask.
+  constexpr std::size_t kMostDocuments = 64;
+  return parts.size() > kMostDocuments ? std::vector<LocalRange>{rows} : parts;
 }
 
 void StepBuilder::add_transfer(std::vector<Transfer>& transfers, int peer, int origin, int buffer,

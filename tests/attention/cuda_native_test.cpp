@@ -14,7 +14,7 @@ class CudaNative : public CudaTest {
                  " mask " + to_string(whole.problem.mask));
     const OracleOutput truth = whole.oracle();
     expect_accurate(run_on_device(native(), whole, *device_, *stream_), whole, truth);
-    expect_accurate(run_on_device(native(), whole, *device_, *stream_, whole.problem.dtype), whole,
+    expect_accurate(run_on_device(native(), whole, *device_, *stream_, DType::float64), whole,
                     truth);
   }
 };

@@ -69,11 +69,11 @@ struct Sources {
   const Tensor& value;
 };
 
-/// A block of host tensors run on the device. `output` is float32, or the problem's dtype, which is
-/// widened here; the result comes back in host memory.
+/// A block of host tensors run on the device. The result comes back in host memory, the output as
+/// float32 whatever dtype the kernel hands it over in.
 inline Result run_on_device(const Implementation& implementation, const AttentionProblem& problem,
                             const AttentionBlock& host_block, const Sources& sources,
-                            Device& device, Stream& stream, DType output = DType::float32) {
+                            Device& device, Stream& stream, DType lse_dtype = DType::float32) {
   const Mirror query(sources.query, device);
   const Mirror key(sources.key, device);
   const Mirror value(sources.value, device);
@@ -81,27 +81,28 @@ inline Result run_on_device(const Implementation& implementation, const Attentio
   block.query = query.at(block.query);
   block.key = key.at(block.key);
   block.value = value.at(block.value);
-  Result result(host_block);
-  const Tensor narrow(output, result.output.shape(), test_memory());
-  std::memset(narrow.view().data(), 0xff, narrow.bytes());  // NaN
-  const Mirror output_mirror(narrow, device);
+  Result result(host_block, lse_dtype);
+  const std::unique_ptr<Kernel> kernel = implementation.make_kernel(problem, device);
+  const DType dtype = kernel->output_dtype();
+  const Tensor output(dtype, result.output.shape(), test_memory());
+  std::memset(output.view().data(), 0xff, output.bytes());  // NaN
+  const Mirror output_mirror(output, device);
   const Mirror lse_mirror(result.lse, device);
   const SoftmaxState state{output_mirror.view(), lse_mirror.view()};
-  const std::unique_ptr<Kernel> kernel = implementation.make_kernel(problem, device);
   kernel->prepare(block, state);
   kernel->forward(block, state, {stream, nullptr, 1});
   stream.synchronize();
   output_mirror.download();
   lse_mirror.download();
-  to_float32(narrow.view().data(), output, result.output.view().as<float>(),
-             narrow.view().elements());
+  to_float32(output.view().data(), dtype, result.output.view().as<float>(),
+             output.view().elements());
   return result;
 }
 
 inline Result run_on_device(const Implementation& implementation, const WholeAttention& whole,
-                            Device& device, Stream& stream, DType output = DType::float32) {
+                            Device& device, Stream& stream, DType lse_dtype = DType::float32) {
   return run_on_device(implementation, whole.problem, whole.block(),
-                       {whole.query, whole.key, whole.value}, device, stream, output);
+                       {whole.query, whole.key, whole.value}, device, stream, lse_dtype);
 }
 
 /// What a part of the columns must give: the CPU's kernel, which native_test holds to the oracle.

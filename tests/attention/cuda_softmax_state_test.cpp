@@ -1,4 +1,8 @@
 // The elementwise work on a GPU, against the same functions on the CPU.
+#include <cmath>
+#include <vector>
+
+#include <annulus/attention/accuracy.hpp>
 #include <annulus/attention/softmax_state_cuda.hpp>
 #include <annulus/core/error.hpp>
 
@@ -86,49 +90,112 @@ const StateShape kShapes[] = {{{2, 33, 4, 128}, 128}, {{1, 17, 3, 64}, 72}, {{2,
 
 using CudaSoftmaxState = CudaTest;
 
-TEST_F(CudaSoftmaxState, MergesAsOnTheCpu) {
+// Parts of a whole as combine() takes them: some cover everything, some a corner of it.
+std::vector<PartialState> parts_of(const std::vector<SoftmaxState>& states, const Extents& shape) {
+  std::vector<PartialState> parts;
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    const std::int64_t row = i % 2 == 0 ? 0 : shape[1] / 2;
+    const std::int64_t head = i % 3 == 0 ? 0 : shape[2] / 2;
+    const SoftmaxState rows = states[i].rows({LocalPosition(row), shape[1] - row});
+    parts.push_back(
+        {{rows.output.slice(2, head, shape[2] - head), rows.lse.slice(1, head, shape[2] - head)},
+         row,
+         head});
+  }
+  return parts;
+}
+
+TEST_F(CudaSoftmaxState, CombinesAsOnTheCpu) {
   Random random(61);
   for (const auto& [shape, padded] : kShapes) {
     for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
-      SCOPED_TRACE(to_string(shape) + " " + std::string(name_of(dtype)));
-      const HostState state(random, DType::float32, shape, padded);
-      const HostState partial(random, dtype, shape, padded);
-      state.make_empty(0, 0, 0);
-      partial.make_empty(0, shape[1] - 1, shape[2] - 1);
-      const HostState expected = widened(random, state, shape);
-      const HostState wide_partial = widened(random, partial, shape);
-      const DeviceState on_device(state, *device_);
-      const DeviceState partial_on_device(partial, *device_);
-      cuda::merge(on_device.state(), partial_on_device.state(), *stream_);
-      stream_->synchronize();
-      on_device.download();
-      merge(expected.state(), wide_partial.state());
-      expect_near(state.state(), expected.state(), 4e-6);
+      // Few of one dtype, few of two, and many take different ways.
+      for (const std::size_t count :
+           {std::size_t{0}, std::size_t{1}, std::size_t{3}, std::size_t{7}}) {
+        for (const bool mixed : {false, true}) {
+          SCOPED_TRACE(to_string(shape) + " " + std::string(name_of(dtype)) + " parts " +
+                       std::to_string(count) + (mixed ? " mixed" : ""));
+          std::vector<HostState> hosts;
+          std::vector<HostState> wide;
+          for (std::size_t i = 0; i < count; ++i) {
+            hosts.emplace_back(random, mixed && i % 2 == 1 ? DType::float32 : dtype, shape, padded);
+            hosts.back().make_empty(0, static_cast<std::int64_t>(i) % shape[1], 0);
+            hosts.back().make_empty(0, shape[1] - 1, shape[2] - 1);
+            wide.push_back(widened(random, hosts.back(), shape));
+          }
+          std::vector<DeviceState> devices;
+          devices.reserve(count);
+          std::vector<SoftmaxState> there;
+          std::vector<SoftmaxState> here;
+          for (std::size_t i = 0; i < count; ++i) {
+            devices.emplace_back(hosts[i], *device_);
+            there.push_back(devices.back().state());
+            here.push_back(wide[i].state());
+          }
+          for (const DType out : {dtype, DType::float32}) {
+            const HostState result(random, out, shape, padded);
+            const DeviceState target(result, *device_);
+            cuda::combine(parts_of(there, shape), target.state(), *stream_);
+            stream_->synchronize();
+            target.download();
+            const HostState expected(random, DType::float32, shape, shape[3]);
+            combine(parts_of(here, shape), expected.state());
+            const double rounding = out == DType::float32 ? 4e-6 : unit_roundoff(out) * 1.01;
+            expect_near(widened(random, result, shape).state(), expected.state(), rounding);
+          }
+        }
+      }
     }
   }
 }
 
-TEST_F(CudaSoftmaxState, EmptyElementsChangeNoBit) {
+TEST_F(CudaSoftmaxState, CombinesInPlaceWithFloat64Lse) {
   Random random(62);
-  const Extents shape{1, 8, 2, 16};
-  const HostState original(random, DType::float32, shape, 16);
-  const HostState empty(random, DType::float32, shape, 16);
-  const DeviceState state(original, *device_);
-  const DeviceState nothing(empty, *device_);
-  const HostState before = widened(random, original, shape);
-  cuda::reset(nothing.state(), *stream_);
-  cuda::merge(state.state(), nothing.state(), *stream_);  // state · empty
-  cuda::merge(nothing.state(), state.state(), *stream_);  // empty · state
-  stream_->synchronize();
-  state.download();
-  nothing.download();
-  for (const HostState* after : {&original, &empty}) {
-    EXPECT_EQ(std::memcmp(after->output.view().data(), before.output.view().data(),
-                          before.output.bytes()),
-              0);
-    EXPECT_EQ(std::memcmp(after->lse.view().data(), before.lse.view().data(), before.lse.bytes()),
-              0);
+  const Extents shape{1, 9, 3, 64};
+  const HostState first(random, DType::float32, shape, 64);
+  const HostState second(random, DType::float32, shape, 64);
+  const DeviceState on_device(first, *device_);
+  const DeviceState other(second, *device_);
+  const Tensor lse(DType::float64, first.lse.shape(), test_memory());
+  for (std::int64_t i = 0; i < lse.view().elements(); ++i) {
+    // A fraction that float32 cannot hold beside 8.
+    lse.view().as<double>()[i] = 8 + 1e-9 * static_cast<double>(i);
   }
+  const Mirror lse_there(lse, *device_);
+  const SoftmaxState state{on_device.state().output, lse_there.view()};
+  cuda::combine(std::vector<PartialState>{{state, 0, 0}}, state, *stream_);
+  stream_->synchronize();
+  Tensor before(DType::float64, lse.shape(), test_memory());
+  copy(lse.view(), before.view());
+  lse_there.download();
+  EXPECT_EQ(std::memcmp(lse.view().data(), before.view().data(), lse.bytes()), 0);
+
+  const HostState copy_of_first = widened(random, first, shape);
+  const SoftmaxState host{copy_of_first.state().output, before.view()};
+  cuda::combine(std::vector<PartialState>{{state, 0, 0}, {other.state(), 0, 0}}, state, *stream_);
+  stream_->synchronize();
+  on_device.download();
+  lse_there.download();
+  combine(std::vector<PartialState>{{host, 0, 0}, {second.state(), 0, 0}}, host);
+  expect_near({first.state().output, lse.view()}, host, 4e-7);
+}
+
+TEST_F(CudaSoftmaxState, NotANumberShows) {
+  Random random(67);
+  const Extents shape{1, 1, 1, 16};
+  const HostState good(random, DType::bfloat16, shape, 16);
+  const HostState bad(random, DType::bfloat16, shape, 16);
+  bad.state().set_lse_at(0, 0, 0, std::nan(""));
+  const DeviceState first(good, *device_);
+  const DeviceState second(bad, *device_);
+  const HostState result(random, DType::bfloat16, shape, 16);
+  const DeviceState target(result, *device_);
+  cuda::combine(std::vector<PartialState>{{first.state(), 0, 0}, {second.state(), 0, 0}},
+                target.state(), *stream_);
+  stream_->synchronize();
+  target.download();
+  EXPECT_TRUE(std::isnan(result.state().lse_at(0, 0, 0)));
+  EXPECT_TRUE(std::isnan(*widened(random, result, shape).output.view().as<float>()));
 }
 
 TEST_F(CudaSoftmaxState, ResetsEveryDtype) {
@@ -146,33 +213,6 @@ TEST_F(CudaSoftmaxState, ResetsEveryDtype) {
     }
     for (std::int64_t i = 0; i < wide.lse.view().elements(); ++i) {
       EXPECT_EQ(wide.lse.view().as<float>()[i], -std::numeric_limits<float>::infinity());
-    }
-  }
-}
-
-TEST_F(CudaSoftmaxState, RoundsAndWidensEveryBitAsOnTheCpu) {
-  Random random(64);
-  for (const auto& [shape, padded] : kShapes) {
-    for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
-      SCOPED_TRACE(to_string(shape) + " " + std::string(name_of(dtype)));
-      const HostState host(random, DType::float32, shape, padded);
-      const DeviceState state(host, *device_);
-      const HostState rounded(random, dtype, shape, padded);
-      const DeviceState target(rounded, *device_);
-      cuda::round_output(state.state(), target.state().output, *stream_);
-      const HostState back(random, DType::float32, shape, shape[3]);
-      const DeviceState wide(back, *device_);
-      cuda::widen(target.state(), wide.state(), *stream_);
-      stream_->synchronize();
-      wide.download();
-      target.download();
-      const Tensor expected(dtype, shape, test_memory());
-      round_output(host.state(), expected.view());
-      std::vector<float> values(static_cast<std::size_t>(shape.product()));
-      to_float32(expected.view().data(), dtype, values.data(), shape.product());
-      EXPECT_EQ(std::memcmp(back.output.view().data(), values.data(), back.output.bytes()), 0);
-      EXPECT_EQ(std::memcmp(back.lse.view().data(), rounded.lse.view().data(), back.lse.bytes()),
-                0);
     }
   }
 }
@@ -205,8 +245,17 @@ TEST_F(CudaSoftmaxState, RefusesWhatDoesNotFit) {
   const HostState wide(random, DType::float32, {1, 2, 3, 8}, 8);
   const DeviceState narrow(host, *device_);
   const DeviceState state(wide, *device_);
-  EXPECT_THROW(cuda::merge(narrow.state(), state.state(), *stream_), InternalError);
-  EXPECT_THROW(cuda::widen(state.state(), narrow.state(), *stream_), InternalError);
+  const HostState half(random, DType::float16, {1, 2, 3, 8}, 8);
+  const DeviceState other(half, *device_);
+  const std::vector<PartialState> two{{narrow.state(), 0, 0}, {other.state(), 0, 0}};
+  EXPECT_THROW(cuda::combine(two, state.state(), *stream_), InternalError);
+  EXPECT_THROW(
+      cuda::combine(std::vector<PartialState>{{narrow.state(), 1, 0}}, state.state(), *stream_),
+      InternalError);
+  EXPECT_THROW(cuda::combine(std::vector<PartialState>(cuda::kMostParts + 1,
+                                                       PartialState{state.state(), 0, 0}),
+                             state.state(), *stream_),
+               InternalError);
   EXPECT_THROW(cuda::copy(narrow.state().output, state.state().output, *stream_), InternalError);
 }
 

@@ -1,9 +1,8 @@
 // The band that cuDNN is given, against the mask's definition, pair by pair.
-#include "attention/cuda/local_mask.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <annulus/attention/local_mask.hpp>
 #include <annulus/partition/sequence_layout.hpp>
 
 #include "tests/attention/random_mask.hpp"
@@ -14,11 +13,17 @@ namespace {
 constexpr std::int64_t kLength = 60;
 constexpr std::int64_t kBatch = 2;
 
-AttentionBlock block_of(const PositionRanges& rows, const PositionRanges& columns) {
-  const auto view = [](std::int64_t length) {
-    return ConstTensorView(nullptr, DType::bfloat16, {kBatch, length, 1, 8});
-  };
-  return {view(rows.size()), view(columns.size()), view(columns.size()), rows, columns};
+struct Block {
+  PositionRanges rows;
+  PositionRanges columns;
+};
+
+Block block_of(const PositionRanges& rows, const PositionRanges& columns) {
+  return {rows, columns};
+}
+
+LocalMask local_mask(const Mask& mask, const Block& block) {
+  return annulus::local_mask(mask, 0, kBatch, block.rows, block.columns);
 }
 
 bool shows(const Band& band, std::int64_t row, std::int64_t column) {
@@ -26,7 +31,7 @@ bool shows(const Band& band, std::int64_t row, std::int64_t column) {
   return distance >= band.low && distance <= band.high;
 }
 
-void expect_as_defined(const Mask& mask, const AttentionBlock& block, const Band& band) {
+void expect_as_defined(const Mask& mask, const Block& block, const Band& band) {
   for (std::int64_t b = 0; b < kBatch; ++b) {
     for (std::int64_t r = 0; r < block.rows.size(); ++r) {
       for (std::int64_t c = 0; c < block.columns.size(); ++c) {
@@ -59,7 +64,7 @@ TEST(LocalMask, SaysWhatTheMaskSays) {
       const Mask mask = random_mask(random, kinds, kBatch, kLength, kLength);
       const PositionRanges rows = random_positions(random);
       const PositionRanges columns = draw(random, 0, 2) == 0 ? rows : random_positions(random);
-      const AttentionBlock block = block_of(rows, columns);
+      const Block block = block_of(rows, columns);
       const LocalMask local = local_mask(mask, block);
       if (!local.obstacle.empty()) {
         ++obstacles;
@@ -79,7 +84,7 @@ TEST(LocalMask, OwnBlocksAndPrefixesOfCausalRings) {
   for (const LayoutKind kind : {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
     for (int rank = 0; rank < 4; ++rank) {
       const PositionRanges own = SequenceLayout(kind, kLength, 4).positions(rank);
-      const AttentionBlock block = block_of(own, own);
+      const Block block = block_of(own, own);
       const LocalMask local = local_mask(mask, block);
       ASSERT_EQ(local.obstacle, "");
       EXPECT_EQ(local.band.high, 0);
@@ -87,9 +92,8 @@ TEST(LocalMask, OwnBlocksAndPrefixesOfCausalRings) {
     }
   }
   // A prefix gathered in pieces.
-  const AttentionBlock block =
-      block_of(PositionRanges({{GlobalPosition(20), 10}}),
-               PositionRanges({{GlobalPosition(0), 10}, {GlobalPosition(10), 20}}));
+  const Block block = block_of(PositionRanges({{GlobalPosition(20), 10}}),
+                               PositionRanges({{GlobalPosition(0), 10}, {GlobalPosition(10), 20}}));
   const LocalMask local = local_mask(mask, block);
   ASSERT_EQ(local.obstacle, "");
   EXPECT_EQ(local.band.high, 20);
@@ -100,8 +104,8 @@ TEST(LocalMask, SidesThatHideNothingAreUnlimited) {
   Mask mask;
   mask.set_causal(true);
   mask.set_window(25, -1);
-  const AttentionBlock block = block_of(PositionRanges({{GlobalPosition(20), 10}}),
-                                        PositionRanges({{GlobalPosition(5), 15}}));
+  const Block block = block_of(PositionRanges({{GlobalPosition(20), 10}}),
+                               PositionRanges({{GlobalPosition(5), 15}}));
   EXPECT_FALSE(local_mask(mask, block).band.limited());
   mask.set_window(23, -1);
   EXPECT_EQ(local_mask(mask, block).band.low, -8);
@@ -111,16 +115,13 @@ TEST(LocalMask, SidesThatHideNothingAreUnlimited) {
 TEST(LocalMask, ObstaclesAreNamed) {
   Mask mask;
   mask.set_kv_lengths({30, 60});
-  const AttentionBlock block = block_of(PositionRanges::all(kLength), PositionRanges::all(kLength));
+  const Block block = block_of(PositionRanges::all(kLength), PositionRanges::all(kLength));
   EXPECT_THAT(local_mask(mask, block).obstacle, ::testing::HasSubstr("lengths"));
   Mask window;
   window.set_window(3, 3);
   const PositionRanges zigzag = SequenceLayout(LayoutKind::zigzag, kLength, 4).positions(1);
   EXPECT_THAT(local_mask(window, block_of(zigzag, zigzag)).obstacle,
               ::testing::HasSubstr("diagonal"));
-  AttentionBlock unmasked = block;
-  unmasked.unmasked = true;
-  EXPECT_EQ(local_mask(mask, unmasked).obstacle, "");
 }
 
 }  // namespace

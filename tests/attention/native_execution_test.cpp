@@ -28,8 +28,10 @@ class CallbackStream final : public Stream {
   [[nodiscard]] Place place() const noexcept override { return Place::host(); }
   [[nodiscard]] std::shared_ptr<Event> record() override { return nullptr; }
   void wait(std::shared_ptr<Event> /*event*/) override {}
-  void synchronize() override {}
+  void synchronize(const Waiting& /*waiting*/) override {}
   void progress() override { callback_(); }
+  void begin_span(TraceLabel /*label*/) override {}
+  void end_span() override {}
 
  private:
   std::string name_ = "background";

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -108,6 +109,63 @@ TEST_P(SoftmaxStateAround, MergingPartsInAnyOrderGivesTheWhole) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Lse, SoftmaxStateAround, ::testing::Values(0.0F, 8.0F, -1e4F, 1e4F));
+
+TEST(SoftmaxState, CombiningIsMergingInOrder) {
+  Random random(5);
+  const Extents shape{2, 6, 4, 8};
+  std::vector<OwnedState> states;
+  for (int i = 0; i < 4; ++i) states.push_back(random_state(random, shape, 3.0F));
+  states[1].state().set_lse_at(0, 0, 0, -kInfinity);
+  // The second covers the lower rows, the third some heads, the fourth everything.
+  const auto part = [&](std::size_t i, std::int64_t row, std::int64_t head) {
+    const SoftmaxState rows = states[i].state().rows({LocalPosition(row), shape[1] - row});
+    return PartialState{
+        {rows.output.slice(2, head, shape[2] - head), rows.lse.slice(1, head, shape[2] - head)},
+        row,
+        head};
+  };
+  const std::vector<PartialState> parts{part(0, 1, 1), part(1, 3, 1), part(2, 1, 2), part(3, 2, 1)};
+  OwnedState expected(shape);
+  reset(expected.state());
+  for (const PartialState& one : parts) {
+    const SoftmaxState rows =
+        expected.state().rows({LocalPosition(one.first_row), one.state.output.size(1)});
+    merge({rows.output.slice(2, one.first_head, one.state.output.size(2)),
+           rows.lse.slice(1, one.first_head, one.state.output.size(2))},
+          one.state);
+  }
+  OwnedState result = random_state(random, shape, 0.0F);
+  combine(parts, result.state());
+  // Merging rounds the LSE every time, combining at the end.
+  const std::vector<float> got = result.all();
+  const std::vector<float> want_all = expected.all();
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    if (got[i] != want_all[i]) {
+      EXPECT_NEAR(got[i], want_all[i], 2e-6) << i;
+    }
+  }
+  // Rows and heads that no part covers are empty.
+  EXPECT_EQ(result.state().lse_at(1, 2, 0), -kInfinity);
+  EXPECT_EQ(result.state().output.at<float>({1, 4, 0, 3}), 0.0F);
+
+  const Tensor rounded(DType::bfloat16, shape, test_memory());
+  combine(parts, {rounded.view(), result.lse.view()});
+  const Tensor want(DType::bfloat16, shape, test_memory());
+  round_output(result.state(), want.view());
+  EXPECT_EQ(std::memcmp(rounded.view().data(), want.view().data(), want.bytes()), 0);
+}
+
+TEST(SoftmaxState, CombinesInPlace) {
+  Random random(6);
+  const Extents shape{1, 5, 2, 3};
+  const OwnedState first = random_state(random, shape, 1.0F);
+  const OwnedState second = random_state(random, shape, 1.0F);
+  OwnedState expected(shape);
+  combine(std::vector<PartialState>{{first.state(), 0, 0}, {second.state(), 0, 0}},
+          expected.state());
+  combine(std::vector<PartialState>{{first.state(), 0, 0}, {second.state(), 0, 0}}, first.state());
+  EXPECT_TRUE(same_bits(first, expected));
+}
 
 TEST(SoftmaxState, EqualPartsWeighTheSame) {
   OwnedState state({1, 1, 1, 2});

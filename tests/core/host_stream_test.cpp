@@ -224,8 +224,10 @@ class OtherStream final : public Stream {
   [[nodiscard]] Place place() const noexcept override { return Place::cuda(2); }
   [[nodiscard]] std::shared_ptr<Event> record() override { return nullptr; }
   void wait(std::shared_ptr<Event> /*event*/) override {}
-  void synchronize() override {}
+  void synchronize(const Waiting& /*waiting*/) override {}
   void progress() override {}
+  void begin_span(TraceLabel /*label*/) override {}
+  void end_span() override {}
 
  private:
   std::string name_ = "compute";

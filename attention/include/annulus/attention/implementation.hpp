@@ -58,18 +58,16 @@ class Kernel {
   Kernel(const Kernel&) = delete;
   Kernel& operator=(const Kernel&) = delete;
 
-  /// Does once what a block of this geometry needs (building a plan, taking workspace), so that
-  /// forward() allocates and waits for nothing. The tensors' addresses do not matter yet.
-  virtual void prepare(const AttentionBlock& /*block*/) {}
-  /// Likewise for results like this one, by its dtype and strides: needed where a kernel on a
-  /// device is to write an output of the problem's own dtype.
-  virtual void prepare(const AttentionBlock& block, const SoftmaxState& /*result*/) {
-    prepare(block);
-  }
-  /// Computes the softmax state of `block` over its columns alone, overwriting `result` ([b,t,n,Dv]
-  /// and [b,n,t]). Rows that see no column get (0, −∞). Ordered by context.stream. On the CPU the
-  /// output is float32 and the LSE float32 or float64; on a device the output is float32 or of the
-  /// problem's dtype (one rounding, one pass over memory less), the LSE float32.
+  /// The dtype in which outputs are handed over: float32, or the problem's where the kernel of a
+  /// device rounds to it.
+  [[nodiscard]] virtual DType output_dtype() const { return DType::float32; }
+  /// Does once what a block of this geometry with a result of these strides needs (building a plan,
+  /// taking workspace), so that forward() allocates and waits for nothing. The tensors' addresses
+  /// do not matter yet.
+  virtual void prepare(const AttentionBlock& /*block*/, const SoftmaxState& /*result*/) {}
+  /// Computes the softmax state of `block` over its columns alone, overwriting `result`: output
+  /// [b,t,n,Dv] of output_dtype() and LSE [b,n,t], float32, or float64 where the output is float32.
+  /// Rows that see no column get (0, −∞). Ordered by context.stream.
   virtual void forward(const AttentionBlock& block, const SoftmaxState& result,
                        const ExecutionContext& context) = 0;
 };

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include <annulus/core/tensor.hpp>
 #include <annulus/partition/position.hpp>
@@ -46,6 +47,25 @@ struct SoftmaxState {
     }
   }
 };
+
+/// A partial result of some rows and heads of a larger one: row r and head n of `state` are row
+/// first_row + r and head first_head + n of the whole.
+struct PartialState {
+  SoftmaxState state;
+  std::int64_t first_row = 0;
+  std::int64_t first_head = 0;
+
+  [[nodiscard]] bool covers(std::int64_t row, std::int64_t head) const noexcept {
+    return row >= first_row && row < first_row + state.output.size(1) && head >= first_head &&
+           head < first_head + state.output.size(2);
+  }
+};
+
+/// result := the product, row by row, of the parts that cover the row, in their order; the empty
+/// element where none does. The output of `result` may be float32, float16 or bfloat16 and is
+/// rounded once; its LSE may be float32 or float64. Output and LSE may each lie exactly where those
+/// of one of the parts do.
+void combine(std::span<const PartialState> parts, const SoftmaxState& result);
 
 /// Makes every row the empty element.
 void reset(const SoftmaxState& state);

@@ -5,9 +5,11 @@
 #include <cuda_runtime_api.h>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <annulus/core/error.hpp>
 #include <annulus/core/handle.hpp>
+#include <annulus/core/memory.hpp>
 #include <annulus/core/stream.hpp>
 #include <annulus/core/trace.hpp>
 #include <annulus/core/watchdog.hpp>
@@ -37,26 +39,47 @@ struct CudaEventTraits {
 /// A CUDA stream of the current device.
 class CudaStream final : public Stream {
  public:
-  CudaStream(std::string name, int device, Watchdog watchdog);
+  /// `tracer` may be null; otherwise it must outlive the stream.
+  CudaStream(std::string name, int device, Watchdog watchdog, Tracer* tracer, bool urgent);
+  ~CudaStream() override;
 
   [[nodiscard]] const std::string& name() const noexcept override { return name_; }
   [[nodiscard]] Place place() const noexcept override { return Place::cuda(device_); }
   [[nodiscard]] std::shared_ptr<Event> record() override;
   /// A CUDA event makes the stream wait; any other makes the calling thread wait.
   void wait(std::shared_ptr<Event> event) override;
-  void synchronize() override;
+  using Stream::synchronize;
+  /// As long as marked() changes, waiting goes on. Spans reach the tracer here.
+  void synchronize(const Waiting& waiting) override;
   /// The device advances by itself.
   void progress() override {}
+  void mark(std::uint32_t value) override;
+  [[nodiscard]] std::uint32_t marked() const override;
+  /// Measured by the device. Work that is being recorded has no spans.
+  void begin_span(TraceLabel label) override;
+  void end_span() override;
 
   [[nodiscard]] cudaStream_t raw() const noexcept { return stream_.get(); }
   /// The CUDA stream behind `stream`; throws InternalError for another kind.
   static CudaStream& of(Stream& stream);
 
  private:
+  class EventPool;
+  class PooledEvent;
+  struct Span;
+
+  [[nodiscard]] Handle<CudaEventTraits> timed_event();
+  void report_spans();
+
   std::string name_;
   int device_;
   Watchdog watchdog_;
+  Tracer* tracer_;
   Handle<CudaStreamTraits> stream_;
+  std::shared_ptr<EventPool> events_;  // shared with events, which may outlive the stream
+  Buffer marked_;                      // one word of host memory that the device writes
+  std::vector<Span> open_spans_;
+  std::vector<Span> closed_spans_;
 };
 
 }  // namespace annulus

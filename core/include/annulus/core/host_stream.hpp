@@ -4,6 +4,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <annulus/core/stream.hpp>
 #include <annulus/core/trace.hpp>
@@ -42,8 +43,11 @@ class HostStream final : public Stream {
   /// On a stream with queued operations, queues the wait; otherwise blocks, moving the other
   /// stream's work along.
   void wait(std::shared_ptr<Event> event) override;
-  void synchronize() override;
+  using Stream::synchronize;
+  void synchronize(const Waiting& waiting) override;
   void progress() override;
+  void begin_span(TraceLabel label) override;
+  void end_span() override;
 
   /// Queues an operation, starting it at once if nothing is before it.
   void submit(std::unique_ptr<HostOperation> operation);
@@ -56,6 +60,7 @@ class HostStream final : public Stream {
   std::string name_;
   Watchdog watchdog_;
   std::shared_ptr<State> state_;  // shared with events, which may outlive the stream
+  std::vector<TraceSpan> open_spans_;
 };
 
 }  // namespace annulus

@@ -1,9 +1,13 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <annulus/core/place.hpp>
+#include <annulus/core/trace.hpp>
 
 namespace annulus {
 
@@ -13,6 +17,12 @@ class Event {
   virtual ~Event() = default;
   /// True once everything before the event has finished. Never blocks.
   [[nodiscard]] virtual bool is_complete() const = 0;
+};
+
+/// What a thread does while it waits for a stream; either may be empty.
+struct Waiting {
+  std::function<void()> check;            ///< called now and then: throws to give up
+  std::function<std::string()> describe;  ///< for a stream that cannot say what it waits for
 };
 
 /// An ordered queue of work. Work submitted to one stream runs in order; two streams are ordered
@@ -32,10 +42,42 @@ class Stream {
   /// Work submitted from now on starts only after `event`.
   virtual void wait(std::shared_ptr<Event> event) = 0;
   /// Blocks the calling thread until all submitted work has finished; throws TimeoutError.
-  virtual void synchronize() = 0;
+  void synchronize() { synchronize({}); }
+  virtual void synchronize(const Waiting& waiting) = 0;
   /// Moves pending work along without blocking; cheap enough to call from inside a kernel's loop.
   /// A stream that advances by itself does nothing here.
   virtual void progress() = 0;
+
+  /// Once all work submitted so far has finished, marked() returns `value`: how far a device has
+  /// come, without asking it. Does nothing on a stream that knows that itself.
+  virtual void mark(std::uint32_t /*value*/) {}
+  [[nodiscard]] virtual std::uint32_t marked() const { return 0; }
+
+  /// Work between these two makes a span of the trace, if the stream has a tracer. Spans nest.
+  virtual void begin_span(TraceLabel label) = 0;
+  virtual void end_span() = 0;
+};
+
+/// A span of the stream's trace, from its construction to its destruction.
+class StreamSpan {
+ public:
+  StreamSpan(Stream& stream, TraceLabel label) : stream_(stream) {
+    stream_.begin_span(std::move(label));
+  }
+  ~StreamSpan() { stream_.end_span(); }
+  StreamSpan(const StreamSpan&) = delete;
+  StreamSpan& operator=(const StreamSpan&) = delete;
+
+ private:
+  Stream& stream_;
+};
+
+/// Work that was recorded instead of done, to be submitted over and over.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  /// The recorded work runs in the order of `stream`.
+  virtual void submit(Stream& stream) = 0;
 };
 
 }  // namespace annulus

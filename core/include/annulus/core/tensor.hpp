@@ -68,6 +68,9 @@ class BasicTensorView {
       : BasicTensorView(other.data(), other.dtype(), other.shape(), other.strides(),
                         other.place()) {}
 
+  /// The same window on the same memory.
+  bool operator==(const BasicTensorView&) const = default;
+
   [[nodiscard]] Void* data() const noexcept { return data_; }
   [[nodiscard]] DType dtype() const noexcept { return dtype_; }
   [[nodiscard]] const Extents& shape() const noexcept { return shape_; }

@@ -54,13 +54,16 @@ class Tracer {
  public:
   /// `sink` must outlive the tracer.
   void add_sink(TraceSink& sink) { sinks_.push_back(&sink); }
-  [[nodiscard]] bool enabled() const noexcept { return !sinks_.empty(); }
+  [[nodiscard]] bool enabled() const noexcept { return !paused_ && !sinks_.empty(); }
+  /// While paused, spans are neither measured nor recorded. Not between the ends of a span.
+  void pause(bool paused) noexcept { paused_ = paused; }
   void record(const TraceSpan& span) {
     for (TraceSink* sink : sinks_) sink->record(span);
   }
 
  private:
   std::vector<TraceSink*> sinks_;
+  bool paused_ = false;
 };
 
 /// Records the time from its construction to its destruction. A null tracer is allowed.

@@ -50,6 +50,8 @@ struct Verification {
   Accuracy unsharded;    ///< of the same implementation, given all keys at once
   double allowance = 0;  ///< largest error allowed by comparison with the unsharded run
   bool repeats = true;   ///< a second run gave the same bits
+  /// Some rank merged partial results that its kernel had rounded to the problem's dtype.
+  bool merges_rounded = false;
 
   /// Error over that of the unsharded run; 1 if neither has any.
   [[nodiscard]] double ratio() const;
@@ -65,7 +67,9 @@ struct Verification {
 /// The sharded error may be kShardedErrorFactor times that of the unsharded run, and a unit
 /// roundoff of float32 more for each merge of key/value shards, as each rounds the state once (for
 /// at least one, as blocks may be cut differently). Where errors are a few roundings of a few
-/// elements, their ratio alone would be a matter of luck.
+/// elements, their ratio alone would be a matter of luck. Where a kernel hands over partial results
+/// that it has rounded to the problem's dtype (cuDNN knows no other), one rounding to it is allowed
+/// more, added in squares as independent errors are.
 [[nodiscard]] Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh,
                                           const Registry& registry, Device& device);
 

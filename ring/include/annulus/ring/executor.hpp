@@ -7,11 +7,13 @@
 
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/device.hpp>
+#include <annulus/core/memory.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/core/trace.hpp>
 #include <annulus/core/watchdog.hpp>
 #include <annulus/mesh/group.hpp>
 #include <annulus/ring/local_operations.hpp>
+#include <annulus/ring/merge_plan.hpp>
 #include <annulus/ring/plan.hpp>
 
 namespace annulus::ring {
@@ -23,18 +25,24 @@ struct LocalTensors {
   ConstTensorView value;  ///< [b,s,k,Dv]
   TensorView output;      ///< [b,t,n,Dv], the problem's dtype
   TensorView lse;         ///< [b,n,t], float32
+
+  bool operator==(const LocalTensors&) const = default;
 };
 
 struct ExecutorOptions {
   int threads = 1;           ///< CPU threads per rank
   Tracer* tracer = nullptr;  ///< must outlive the executor
+  /// Whether a device records the call and replays it while the tensors stay where they are.
+  bool replay = true;
 };
 
 /// Obeys the plan of one rank, over and over. All memory is taken when it is made: run() allocates
 /// nothing of its own.
 ///
 /// Two streams: transfers go to "communication", everything else to "compute". A step's transfers
-/// are posted before its blocks are computed; while a CPU kernel computes, it moves them along.
+/// are posted before its blocks are computed; while a CPU kernel computes, it moves them along. A
+/// device records the second call with the same tensors and replays it from then on: the host then
+/// submits one graph. A tracer that is enabled sees calls that are not replayed.
 class Executor {
  public:
   /// `group` is the group along the plan's key/value sequence axes, for memory of `device`. What
@@ -44,6 +52,9 @@ class Executor {
            Device& device, Watchdog watchdog, ExecutorOptions options);
   ~Executor();
 
+  /// Makes the transfers ready. Collective over the group, once, before run().
+  void connect();
+
   /// Collective over the group. When it returns, the tensors are the caller's again. Throws
   /// TimeoutError or LibraryError, after which the job can only be aborted (Group::abort).
   void run(const LocalTensors& tensors);
@@ -51,48 +62,79 @@ class Executor {
   [[nodiscard]] const RankPlan& plan() const noexcept { return plan_; }
   /// Names of the implementations that compute the blocks, joined by "+"; "none" without blocks.
   [[nodiscard]] std::string implementations() const;
+  /// Bytes taken beyond the caller's tensors: buffers of transfers, and what merging needs.
+  [[nodiscard]] std::size_t buffer_bytes() const noexcept { return exchange_.bytes(); }
+  [[nodiscard]] std::size_t merge_bytes() const noexcept;
+  /// Whether results are merged that a kernel has rounded to the problem's dtype, which is not
+  /// float32: it costs one more rounding than an unsharded call has.
+  [[nodiscard]] bool merges_rounded() const;
 
  private:
   /// A packed or receive buffer of the plan: K and V as tensors [b, slots, k, D or Dv], interleaved
   /// in one piece of memory.
   struct KvStorage {
-    Tensor memory;  // empty when the buffer reuses another's
     TensorView key;
     TensorView value;
   };
+  /// A block with what it needs, apart from the caller's tensors.
+  struct Call {
+    const Block* block;
+    const Implementation* implementation;
+    Kernel* kernel;
+  };
+  /// Memory of results: outputs of `rows` of the rank for up to `heads` heads, and their LSE.
+  struct SlotStorage {
+    LocalRange rows;
+    std::int64_t heads = 0;
+    Buffer output;  // none for a slot that is the output itself
+    Buffer lse;
+  };
+  /// One call that was recorded, and the tensors it is for.
+  struct Replay {
+    LocalTensors tensors;
+    std::unique_ptr<Recording> recording;
+  };
 
-  void allocate();
-  void pack();
-  void post(const Step& step, int index);
-  void compute(const Block& block, int step);
   void choose_kernels(const Selection& selection);
+  void plan_results();
+  void prepare_kernels();
+  void allocate_exchange();
+  void submit();
+  void pack();
+  void compute(std::size_t call, int step);
+  void combine(const Combination& combination, int step);
+  void wait_for_all();
+  [[nodiscard]] Recording* replay_for(const LocalTensors& tensors);
   /// What the kernel is called with.
-  [[nodiscard]] AttentionBlock call_of(const Block& block) const;
+  [[nodiscard]] AttentionBlock arguments_of(const Block& block) const;
+  /// Where results of these rows and heads lie. Heads of slots after the first are counted from the
+  /// first of their group.
+  [[nodiscard]] SoftmaxState results(const Part& part) const;
   /// K and V of any buffer of the plan, the input included.
   [[nodiscard]] ConstTensorView key_of(int buffer) const;
   [[nodiscard]] ConstTensorView value_of(int buffer) const;
   [[nodiscard]] void* slot_address(const Transfer& transfer) const;
+  [[nodiscard]] std::string describe_wait() const;
 
   AttentionProblem problem_;
   RankPlan plan_;
   Group& group_;
   Device& device_;
   ExecutorOptions options_;
+  DType lse_dtype_;
   std::unique_ptr<LocalOperations> operations_;
   std::map<const Implementation*, std::unique_ptr<Kernel>> kernels_;
-  std::map<const Block*, const Implementation*> implementations_;  // of the blocks of plan_
+  std::vector<Call> calls_;  // of all steps, in their order
+  MergePlan merges_;
+  std::vector<SlotStorage> slots_;
+  Buffer exchange_;                 // of all packed and receive buffers
   std::vector<KvStorage> buffers_;  // by plan index; that of the input is unused
-  Tensor accumulator_;              // float32 [b,t,n,Dv]; unused when the output itself is float32
-  Tensor lse_;                      // [b,n,t]; float64 on the CPU, float32 on a device
-  Tensor partial_output_;
-  Tensor partial_lse_;
-  std::vector<Send> sends_;
-  std::vector<Receive> receives_;
   LocalTensors tensors_;
-  SoftmaxState state_;
-  // Last, so that they go first: what they still have in flight uses the buffers above.
+  // After what they use, so that they go first: work in flight uses the buffers above.
   std::unique_ptr<Stream> compute_stream_;
   std::unique_ptr<Stream> communication_stream_;
+  std::vector<std::unique_ptr<PreparedExchange>> exchanges_;  // by step; null where nothing moves
+  std::vector<Replay> replays_;
 };
 
 }  // namespace annulus::ring

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include <annulus/attention/softmax_state.hpp>
 #include <annulus/core/stream.hpp>
@@ -13,14 +14,9 @@ namespace annulus::ring {
 class LocalOperations {
  public:
   virtual ~LocalOperations() = default;
-  /// See softmax_state.hpp for the first four.
-  virtual void reset(const SoftmaxState& state, Stream& stream) const = 0;
-  virtual void merge(const SoftmaxState& state, const SoftmaxState& partial,
-                     Stream& stream) const = 0;
-  virtual void round_output(const SoftmaxState& state, const TensorView& output,
-                            Stream& stream) const = 0;
-  virtual void round_lse(const SoftmaxState& state, const TensorView& lse,
-                         Stream& stream) const = 0;
+  /// See softmax_state.hpp.
+  virtual void combine(std::span<const PartialState> parts, const SoftmaxState& result,
+                       Stream& stream) const = 0;
   virtual void copy(const ConstTensorView& source, const TensorView& destination,
                     Stream& stream) const = 0;
 };

@@ -98,9 +98,6 @@ struct RankPlan {
   [[nodiscard]] std::int64_t bytes_received() const;
   [[nodiscard]] std::int64_t bytes_sent() const;
   [[nodiscard]] int merges() const;
-  /// Whether the blocks that do not merge cover every row of every head, so that no part of the
-  /// state needs to be made empty beforehand.
-  [[nodiscard]] bool covers_all_rows() const;
   /// Bytes of one slot of a packed or receive buffer: K and V of one token.
   [[nodiscard]] std::int64_t slot_bytes(const KvBuffer& buffer, DType dtype) const;
   /// Bytes of the packed and receive buffers together.

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <annulus/core/place.hpp>
 #include <annulus/ring/cost_model.hpp>
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/sharded_operands.hpp>
@@ -21,6 +22,16 @@ struct PlanOptions {
   std::string schedule = "auto";
   /// Allgather gathers by groups of key/value heads so that one group's buffer stays below this.
   std::int64_t gather_bytes = std::int64_t{256} << 20;
+  /// The ring goes round for one group of key/value heads after the other, so that the partial
+  /// results of a group take no more than this, or than the output would in float32 where that is
+  /// more. 0: all heads at once.
+  std::int64_t merge_bytes = 0;
+  /// Blocks are cut, by rows and by documents, until each has a mask that is one straight band: for
+  /// kernels that know no other.
+  bool straight_blocks = false;
+
+  /// What suits the kernels and the memory of a place.
+  static PlanOptions for_place(Place place);
 };
 
 /// Why `auto` chose as it did.

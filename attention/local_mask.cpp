@@ -1,9 +1,9 @@
-#include "cuda/local_mask.hpp"
-
 #include <algorithm>
 #include <vector>
 
 #include <fmt/format.h>
+
+#include <annulus/attention/local_mask.hpp>
 
 namespace annulus {
 namespace {
@@ -45,11 +45,11 @@ bool ascending(const std::vector<PositionRange>& runs) {
   return std::adjacent_find(runs.begin(), runs.end(), out_of_order) == runs.end();
 }
 
-bool shows_everything(const Mask& mask, const AttentionBlock& block) {
-  const std::int64_t batches = block.query.size(0);
-  for (const PositionRange& rows : block.rows.ranges()) {
-    for (const PositionRange& columns : block.columns.ranges()) {
-      if (!mask.examine(block.first_batch, batches, rows, columns).full) return false;
+bool shows_everything(const Mask& mask, std::int64_t first_batch, std::int64_t batches,
+                      const PositionRanges& rows, const PositionRanges& columns) {
+  for (const PositionRange& some_rows : rows.ranges()) {
+    for (const PositionRange& some_columns : columns.ranges()) {
+      if (!mask.examine(first_batch, batches, some_rows, some_columns).full) return false;
     }
   }
   return true;
@@ -57,23 +57,25 @@ bool shows_everything(const Mask& mask, const AttentionBlock& block) {
 
 }  // namespace
 
-LocalMask local_mask(const Mask& mask, const AttentionBlock& block) {
-  const std::int64_t row_count = block.rows.size();
-  const std::int64_t column_count = block.columns.size();
-  if (block.unmasked || row_count == 0 || column_count == 0 || block.query.size(0) == 0) return {};
-  if (shows_everything(mask, block)) return {};
+LocalMask local_mask(const Mask& mask, std::int64_t first_batch, std::int64_t batches,
+                     const PositionRanges& row_positions, const PositionRanges& column_positions) {
+  const std::int64_t row_count = row_positions.size();
+  const std::int64_t column_count = column_positions.size();
+  if (row_count == 0 || column_count == 0 || batches == 0) return {};
+  const auto shows_all = [&](const Mask& some) {
+    return shows_everything(some, first_batch, batches, row_positions, column_positions);
+  };
+  if (shows_all(mask)) return {};
   if (mask.depends_on_batch()) {
     Mask without_band = mask;
     without_band.set_causal(false);
     without_band.set_window(-1, -1);
-    if (!shows_everything(without_band, block)) {
-      return {{}, "segments or lengths hide a part of the block"};
-    }
+    if (!shows_all(without_band)) return {{}, "segments or lengths hide a part of the block"};
   }
 
   const Band global = mask.band();
-  const std::vector<PositionRange> rows = joined(block.rows);
-  const std::vector<PositionRange> columns = joined(block.columns);
+  const std::vector<PositionRange> rows = joined(row_positions);
+  const std::vector<PositionRange> columns = joined(column_positions);
   Band band;
   if (rows.size() == 1 && columns.size() == 1 &&
       (rows[0].length == 1 || columns[0].length == 1 || rows[0].stride == columns[0].stride)) {
@@ -86,7 +88,7 @@ LocalMask local_mask(const Mask& mask, const AttentionBlock& block) {
   } else {
     return {{},
             fmt::format("rows {} against columns {} do not keep the mask's diagonal straight",
-                        to_string(block.rows), to_string(block.columns))};
+                        to_string(row_positions), to_string(column_positions))};
   }
   if (band.low <= 1 - row_count) band.low = -kUnlimited;
   if (band.high >= column_count - 1) band.high = kUnlimited;

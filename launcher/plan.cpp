@@ -93,11 +93,13 @@ PlanTotals totals_of(const ring::Plan& plan) {
 }
 
 std::string cost_assumptions(const ring::CostModel& model) {
+  constexpr double kLong = 16 << 10;  // rows
+  constexpr double kLarge = 64 * kMiB;
   return fmt::format(
-      "{}: kernel {:.0f} GFLOP/s, transfers {:.1f} GB/s and {:.1f} us each, merging {:.1f} GB/s, "
-      "{:.1f} us per call",
-      model.source, model.flops_per_second * 1e-9, model.transfer_bytes_per_second * 1e-9,
-      model.transfer_latency * 1e6, model.merge_bytes_per_second * 1e-9, model.call_latency * 1e6);
+      "{}: kernel {:.0f} GFLOP/s on 16k rows, {:.1f} us per call, 64 MiB by {} at {:.1f} GB/s, "
+      "merging {:.1f} GB/s",
+      model.source, model.kernel.clamped(kLong) * 1e-9, model.call_latency * 1e6, model.transport,
+      kLarge / model.transfer_seconds(kLarge) * 1e-9, model.merge_bytes_per_second * 1e-9);
 }
 
 void add_layout(Report& report, const ring::Plan& plan, LayoutKind layout, bool chosen,

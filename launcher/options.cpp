@@ -280,6 +280,9 @@ void check_together(const Options& options) {
       !(options.query.empty() && options.key.empty() && options.value.empty())) {
     throw UserError("--input: stands in place of --query, --key and --value, not beside them");
   }
+  if (options.hops && !options.calibrate.empty()) {
+    throw UserError("--hops: --calibrate measures the hops too, so it cannot stand beside it");
+  }
   if (options.random > 0 && options.random_case) {
     throw UserError("--random-case: repeats one problem, so --random cannot stand beside it");
   }

@@ -18,6 +18,7 @@
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/simulate.hpp>
 
+#include "cost_model_option.hpp"
 #include "explain.hpp"
 #include "warnings.hpp"
 
@@ -34,7 +35,7 @@ struct PlannedCase {
   ProblemSetup setup;
   ring::ShardedOperands operands;
   ring::PlanOptions options;
-  ring::CostModel model = ring::CostModel::cpu_core();
+  ring::CostModel model;
   ring::ScheduleChoice choice;
   ring::Plan plan;
 };
@@ -46,8 +47,10 @@ PlannedCase plan_case(const Options& options) {
   ProblemSetup setup =
       set_up_problem(options, *options.shape, options.dtype.value_or(DType::float32), /*ranks=*/0);
   ring::ShardedOperands operands = shard_operands(setup);
+  // The ranks need not exist: what they compute with is what the user says.
+  const Place place = options.device == "cuda" ? Place::cuda(0) : Place::host();
   PlannedCase planned{
-      std::move(setup), std::move(operands), {}, ring::CostModel::cpu_core(), {}, {}};
+      std::move(setup), std::move(operands), {}, cost_model_of(options, place), {}, {}};
   planned.options.schedule = options.schedule;
   planned.choice = ring::choose_schedule(planned.setup.problem, planned.operands, planned.options,
                                          planned.model);

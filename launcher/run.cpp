@@ -15,6 +15,7 @@
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
+#include "cost_model_option.hpp"
 #include "device_tensors.hpp"
 #include "explain.hpp"
 #include "input_tensors.hpp"
@@ -147,6 +148,8 @@ ExitCode run_command(const CommandContext& context) {
   attention_options.implementation = options.implementation;
   attention_options.plan.schedule = options.schedule;
   attention_options.executor = {threads_per_rank(options, mesh), &tracer};
+  attention_options.cost_model =
+      collectively(world, [&] { return cost_model_of(options, device.place()); });
   ring::ShardedAttention attention(problem, operands, mesh, registry, device, attention_options);
 
   OutputFiles outputs(options, problem, world);

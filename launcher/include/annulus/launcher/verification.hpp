@@ -22,6 +22,7 @@ struct ShardedCase {
   AttentionProblem problem;
   ring::OperandLayout layout;
   ring::PlanOptions plan;
+  ring::CostModel cost_model = ring::CostModel::cpu_core();
   std::string implementation = "auto";
   int threads = 1;
   std::uint64_t seed = 0;  ///< of the tensors

@@ -50,7 +50,7 @@ class KernelBlocks {
         heads_(heads),
         device_(device),
         threads_(threads),
-        stream_(device.make_stream("compute", watchdog, nullptr)),
+        stream_(device.make_stream("compute", std::move(watchdog), nullptr)),
         query_(random(Operand::query, heads.heads, heads.head_dim, most_rows)),
         key_(random(Operand::key, heads.kv_heads, heads.head_dim, most_rows)),
         value_(random(Operand::value, heads.kv_heads, heads.value_dim, most_rows)) {

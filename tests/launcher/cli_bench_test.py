@@ -11,8 +11,8 @@ CALIBRATE = ["bench", "--device", "cpu", "--calibrate", "model.json", "--shape",
 
 class Hops(CliTest):
     def hops(self, *words, ranks=2):
-        return self.annulus("bench", "--device", "cpu", "--hops", "--sweep", "1k:64k:4", "--iters", "3",
-                            *words, ranks=ranks)
+        return self.annulus("bench", "--device", "cpu", "--hops", "--sweep", "1k:64k:4", "--iters",
+                            "3", *words, ranks=ranks)
 
     def test_every_size_once(self):
         for ranks in [2, 3]:
@@ -100,7 +100,8 @@ class CostModel(CliTest):
         return float(row[-2]), float(row[-1])
 
     def test_plan_predicts_by_it(self):
-        # Three hops of 250 ms, and 34.36 GFLOP at 1 TFLOP/s in four equal steps, under the first three.
+        # Three hops of 250 ms, and 34.36 GFLOP at 1 TFLOP/s in four equal steps, three of them under
+        # the hops.
         wait, time = self.predicted_ms(self.plan_ring())
         self.assertAlmostEqual(time, 3 * 250 + 34.36 / 4, delta=0.02)
         self.assertAlmostEqual(wait, 3 * (250 - 34.36 / 4), delta=0.02)
@@ -127,7 +128,8 @@ class CostModel(CliTest):
     def test_damaged_files(self):
         self.expect_error(self.plan(speed=3), 2, "--cost-model model.json: speed is no key")
         self.expect_error(self.plan(version=2), 2, "--cost-model model.json: ", "version 2")
-        self.expect_error(self.plan(kernel=[{"rows": 1}]), 2, "kernel[0].flops_per_second is missing")
+        self.expect_error(self.plan(kernel=[{"rows": 1}]), 2,
+                          "kernel[0].flops_per_second is missing")
         self.expect_error(self.annulus(*PLAN, "--cost-model", "none.json"), 2,
                           "--cost-model none.json: cannot be read: No such file")
         with open(self.path("model.json"), "w") as file:

@@ -22,10 +22,10 @@ struct ShardedCase {
   AttentionProblem problem;
   ring::OperandLayout layout;
   ring::PlanOptions plan;
-  ring::CostModel cost_model = ring::CostModel::cpu_core();
   std::string implementation = "auto";
   int threads = 1;
   std::uint64_t seed = 0;  ///< of the tensors
+  ring::CostModel cost_model = ring::CostModel::cpu_core();
 };
 
 /// A random tensor of the seed, or a part of it: its entries at `index` (positions per dimension).

@@ -201,7 +201,7 @@ class Bench {
     const ring::ShardedOperands operands =
         collectively(world, [&] { return shard_operands(setup); });
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
-    const std::unique_ptr<Device> opened = open_device(options_.device, mesh_);
+    const std::unique_ptr<Device> opened = open_device(options_, mesh_);
     Device& device = *opened;
     HostMemoryPool staging;
     MemoryPool& host = device.place().is_host() ? device.memory() : staging;
@@ -212,6 +212,7 @@ class Bench {
     attention_options.implementation = options_.implementation;
     attention_options.plan.schedule = options_.schedule;
     attention_options.executor = {threads_, &tracer};
+    attention_options.transport = options_.transport;
     ring::ShardedAttention attention(problem, operands, mesh_, registry_, device,
                                      attention_options);
     const CaseShards shards = collectively(world, [&] {

@@ -97,6 +97,10 @@ std::string parse_device(const std::string& option, const std::string& text) {
   return parse_choice(option, text, {"auto", "cpu", "cuda"});
 }
 
+Transport parse_transport_name(const std::string& option, const std::string& text) {
+  return annulus::parse_transport(parse_choice(option, text, {"auto", "nccl", "peer"}));
+}
+
 bool parse_axis_order(const std::string& option, const std::string& text) {
   return parse_choice(option, text, {"bthd", "bhtd"}) == "bhtd";
 }
@@ -171,6 +175,11 @@ void add_sharding(TableBuilder& table) {
             "auto or the name of a local kernel; annulus info lists them (default: auto)");
   table.add("device", "DEVICE", kComputing, parsed_into(&Options::device, parse_device),
             "auto, cpu or cuda, one GPU per rank (default: auto: cuda where every rank has one)");
+  table.add("transport", "NAME", kComputing, parsed_into(&Options::transport, parse_transport_name),
+            "auto, nccl or peer: what carries data between GPUs; peer is copy engines, inside a "
+            "node (default: auto: peer where the GPUs can access each other, else nccl)");
+  table.add("share-gpus", "", kComputing, flag_into(&Options::share_gpus),
+            "let more ranks than GPUs take turns on them, with transport peer");
   table.add("threads", "N", kComputing, int_into(&Options::threads, 0, 4096),
             "CPU threads per rank; 0: the cores of the node over its ranks (default: 0)");
 }

@@ -26,6 +26,19 @@ class PeerCopyGroup final : public Group {
         watchdog_(std::move(watchdog)),
         memory_(place.device),
         flags_(memory_, watchdog_) {}
+  // As with communicators, ranks end their groups together: nobody frees what is mapped elsewhere.
+  // Unless something failed, when the others may never come.
+  ~PeerCopyGroup() override {
+    pending_.clear();
+    mappings_.clear();
+    if (std::uncaught_exceptions() > exceptions_) return;
+    try {
+      host_.barrier();
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): who is missing will say why
+    }
+  }
+  PeerCopyGroup(const PeerCopyGroup&) = delete;
+  PeerCopyGroup& operator=(const PeerCopyGroup&) = delete;
 
   [[nodiscard]] int rank() const noexcept override { return host_.rank(); }
   [[nodiscard]] int size() const noexcept override { return host_.size(); }
@@ -136,6 +149,7 @@ class PeerCopyGroup final : public Group {
   peer::FlagBlock flags_;
   peer::PeerMappings mappings_;
   std::list<Pending> pending_;
+  int exceptions_ = std::uncaught_exceptions();
 };
 
 }  // namespace

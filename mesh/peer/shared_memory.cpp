@@ -17,8 +17,12 @@ SharedAddress share(const void* address) {
   check_driver(driver_calls().mem_get_address_range(&base, &bytes, raw),
                "cuMemGetAddressRange (is the buffer device memory?)");
   SharedAddress shared;
-  check_cuda(cudaIpcGetMemHandle(&shared.allocation, reinterpret_cast<void*>(base)),
-             "cudaIpcGetMemHandle (is the buffer from cudaMalloc?)");
+  if (const cudaError_t code =
+          cudaIpcGetMemHandle(&shared.allocation, reinterpret_cast<void*>(base));
+      code != cudaSuccess) {
+    (void)cudaGetLastError();
+    throw CudaError("cudaIpcGetMemHandle (is the buffer from cudaMalloc?)", code);
+  }
   shared.offset = raw - base;
   return shared;
 }

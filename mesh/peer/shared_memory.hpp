@@ -37,6 +37,8 @@ class PeerMappings {
  public:
   /// The peer's address as it is here. Maps the allocation the first time; throws LibraryError.
   [[nodiscard]] void* map(int peer, const SharedAddress& address);
+  /// Unmaps all.
+  void clear() { mapped_.clear(); }
 
  private:
   struct MappingTraits {

@@ -20,12 +20,16 @@ __global__ void sum_kernel(const float* values, int parts, std::size_t count, fl
 
 void sum_parts(const float* values, int parts, std::size_t count, float* sum, cudaStream_t stream) {
   if (count == 0) return;
-  constexpr std::size_t kThreads = 256;
+  constexpr unsigned kThreads = 256;
   constexpr std::size_t kMostBlocks = 4096;
   const auto blocks =
       static_cast<unsigned>(std::min((count + kThreads - 1) / kThreads, kMostBlocks));
-  sum_kernel<<<blocks, kThreads, 0, stream>>>(values, parts, count, sum);
-  check_cuda(cudaGetLastError(), "launching the sum of a reduce-scatter");
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  check_cuda(cudaLaunchKernelEx(&config, sum_kernel, values, parts, count, sum),
+             "launching the sum of a reduce-scatter");
 }
 
 }  // namespace annulus::peer

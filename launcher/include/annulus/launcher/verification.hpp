@@ -11,6 +11,7 @@
 #include <annulus/launcher/comparison.hpp>
 #include <annulus/launcher/random_tensor.hpp>
 #include <annulus/mesh/mesh.hpp>
+#include <annulus/mesh/transport.hpp>
 #include <annulus/ring/executor.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/sharded_operands.hpp>
@@ -23,6 +24,7 @@ struct ShardedCase {
   ring::OperandLayout layout;
   ring::PlanOptions plan;
   std::string implementation = "auto";
+  Transport transport = Transport::automatic;
   int threads = 1;
   std::uint64_t seed = 0;  ///< of the tensors
 };

@@ -178,7 +178,7 @@ class Bench {
     const ring::ShardedOperands operands =
         collectively(world, [&] { return shard_operands(setup); });
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
-    const std::unique_ptr<Device> opened = open_device(options_.device, mesh_);
+    const std::unique_ptr<Device> opened = open_device(options_, mesh_);
     Device& device = *opened;
     HostMemoryPool staging;
     MemoryPool& host = device.place().is_host() ? device.memory() : staging;
@@ -191,6 +191,7 @@ class Bench {
     attention_options.executor = {threads_, &tracer};
     attention_options.cost_model =
         collectively(world, [&] { return cost_model_of(options_, device.place()); });
+    attention_options.transport = options_.transport;
     ring::ShardedAttention attention(problem, operands, mesh_, registry_, device,
                                      attention_options);
     const CaseShards shards = collectively(world, [&] {

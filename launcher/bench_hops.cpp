@@ -30,14 +30,6 @@ AxisNames all_axes(const Mesh& mesh) {
   return names;
 }
 
-// The group of all ranks by one transport. Throws UserErrors alike on all ranks.
-Group& ring_of(Mesh& mesh, Place place, Transport transport) {
-  if (transport == Transport::peer) {
-    throw NotAvailableError("copy engines between GPUs");
-  }
-  return mesh.group(all_axes(mesh), place);
-}
-
 // Sends to the next rank and receives from the one before, over and over.
 class RingHop {
  public:
@@ -133,8 +125,8 @@ ring::CostCurve TransportHops::curve() const {
   return {std::move(points), "hops"};
 }
 
-std::vector<TransportHops> measure_hops(Mesh& mesh, Device& device, const SweepRange& sizes,
-                                        int warmup, int iterations) {
+std::vector<TransportHops> measure_hops(Mesh& mesh, Device& device, Transport asked,
+                                        const SweepRange& sizes, int warmup, int iterations) {
   if (mesh.size() < 2) throw ArgumentError("ring hops", "1 rank", "2 or more, under mpirun");
   std::vector<TransportHops> all;
   if (device.place().is_host()) {
@@ -143,11 +135,13 @@ std::vector<TransportHops> measure_hops(Mesh& mesh, Device& device, const SweepR
             warmup, iterations);
     return all;
   }
-  for (const Transport transport : {Transport::nccl, Transport::peer}) {
+  std::vector<Transport> transports{Transport::nccl, Transport::peer};
+  if (asked != Transport::automatic) transports = {asked};
+  for (const Transport transport : transports) {
     TransportHops& found = all.emplace_back(TransportHops{std::string(name_of(transport)), {}, {}});
     Group* group = nullptr;
     try {
-      group = &ring_of(mesh, device.place(), transport);
+      group = &mesh.group(all_axes(mesh), device.place(), transport);
     } catch (const UserError& error) {
       found.skipped = error.what();
       continue;
@@ -167,10 +161,10 @@ ExitCode bench_hops(const CommandContext& context) {
   collectively(mesh.world(), [&] {
     if (mesh.rank() == 0) files.emplace(options.json, options.csv);
   });
-  const std::unique_ptr<Device> device = open_device(options.device, mesh);
+  const std::unique_ptr<Device> device = open_device(options, mesh);
   const std::vector<TransportHops> all =
-      measure_hops(mesh, *device, options.sequence_sweep.value_or(kUsualSizes), options.warmup,
-                   options.iterations);
+      measure_hops(mesh, *device, options.transport, options.sequence_sweep.value_or(kUsualSizes),
+                   options.warmup, options.iterations);
   collectively(mesh.world(), [&] {
     if (!files) return;
     Report report("bench.hops", {{"transport", "", 9},

@@ -9,6 +9,7 @@
 #include <annulus/launcher/commands.hpp>
 #include <annulus/launcher/options.hpp>
 #include <annulus/mesh/mesh.hpp>
+#include <annulus/mesh/transport.hpp>
 #include <annulus/ring/cost_curve.hpp>
 
 #include "timing.hpp"
@@ -30,9 +31,10 @@ struct TransportHops {
   [[nodiscard]] ring::CostCurve curve() const;
 };
 
-/// Times the hops of a ring over all ranks of the mesh, by each transport that memory of `device`
-/// knows. Collective over the mesh. Throws ArgumentError for a mesh of one rank.
-[[nodiscard]] std::vector<TransportHops> measure_hops(Mesh& mesh, Device& device,
+/// Times the hops of a ring over all ranks of the mesh, by the transport that was asked for, or by
+/// each that memory of `device` knows for automatic. Collective over the mesh. Throws ArgumentError
+/// for a mesh of one rank.
+[[nodiscard]] std::vector<TransportHops> measure_hops(Mesh& mesh, Device& device, Transport asked,
                                                       const SweepRange& sizes, int warmup,
                                                       int iterations);
 

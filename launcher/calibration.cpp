@@ -247,7 +247,7 @@ ExitCode calibrate(const CommandContext& context) {
     as_option("--calibrate " + options.calibrate, [&] { file.emplace(options.calibrate); });
     files.emplace(options.json, options.csv);
   });
-  const std::unique_ptr<Device> device = open_device(options.device, mesh);
+  const std::unique_ptr<Device> device = open_device(options, mesh);
   Extent extent = device->place().is_host() ? kOnHost : kOnGpu;
   if (options.sequence_sweep) extent.rows = *options.sequence_sweep;
   const int threads = threads_per_rank(options, mesh);
@@ -270,9 +270,10 @@ ExitCode calibrate(const CommandContext& context) {
         s.value_dim, annulus::name_of(blocks.problem().dtype), to_string(blocks.problem().mask),
         blocks.implementation());
   }
-  measure_transports(
-      model, measure_hops(mesh, *device, extent.hop_bytes, options.warmup, options.iterations),
-      report);
+  measure_transports(model,
+                     measure_hops(mesh, *device, options.transport, extent.hop_bytes,
+                                  options.warmup, options.iterations),
+                     report);
   collectively(world, [&] {
     if (!file) return;
     report.add_meta("source", model.source);

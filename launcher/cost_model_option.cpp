@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/mesh/transport.hpp>
 
 #include "as_option.hpp"
 
@@ -29,12 +30,19 @@ std::string read_text(const std::string& path) {
 }  // namespace
 
 ring::CostModel cost_model_of(const Options& options, Place place) {
-  if (options.cost_model.empty()) {
-    return place.is_host() ? ring::CostModel::cpu_core() : ring::CostModel::hopper_nvlink();
+  const auto chosen = [&] {
+    if (options.cost_model.empty()) {
+      return place.is_host() ? ring::CostModel::cpu_core() : ring::CostModel::hopper_nvlink();
+    }
+    return as_option("--cost-model " + options.cost_model, [&] {
+      return ring::parse_cost_model(read_text(options.cost_model), options.cost_model);
+    });
+  };
+  ring::CostModel model = chosen();
+  if (!place.is_host() && options.transport != Transport::automatic) {
+    as_option("--transport", [&] { model.use_transport(annulus::name_of(options.transport)); });
   }
-  return as_option("--cost-model " + options.cost_model, [&] {
-    return ring::parse_cost_model(read_text(options.cost_model), options.cost_model);
-  });
+  return model;
 }
 
 }  // namespace annulus::launcher

@@ -97,6 +97,10 @@ std::string parse_device(const std::string& option, const std::string& text) {
   return parse_choice(option, text, {"auto", "cpu", "cuda"});
 }
 
+Transport parse_transport_name(const std::string& option, const std::string& text) {
+  return annulus::parse_transport(parse_choice(option, text, {"auto", "nccl", "peer"}));
+}
+
 bool parse_axis_order(const std::string& option, const std::string& text) {
   return parse_choice(option, text, {"bthd", "bhtd"}) == "bhtd";
 }
@@ -175,6 +179,11 @@ void add_sharding(TableBuilder& table) {
   table.add("cost-model", "FILE", kPlanned, text_into(&Options::cost_model),
             "what predicted times and --schedule auto rest on, as bench --calibrate writes it "
             "(default: what is assumed of a CPU core or of a Hopper GPU)");
+  table.add("transport", "NAME", kComputing, parsed_into(&Options::transport, parse_transport_name),
+            "auto, nccl or peer: what carries data between GPUs; peer is copy engines, inside a "
+            "node (default: auto: peer where the GPUs can access each other, else nccl)");
+  table.add("share-gpus", "", kComputing, flag_into(&Options::share_gpus),
+            "let more ranks than GPUs take turns on them, with transport peer");
   table.add("threads", "N", kComputing, int_into(&Options::threads, 0, 4096),
             "CPU threads per rank; 0: the cores of the node over its ranks (default: 0)");
 }

@@ -141,7 +141,7 @@ ExitCode run_command(const CommandContext& context) {
   TraceCollector collector;
   Tracer tracer;
   tracer.add_sink(collector);
-  const std::unique_ptr<Device> opened = open_device(options.device, mesh);
+  const std::unique_ptr<Device> opened = open_device(options, mesh);
   Device& device = *opened;
   const Registry registry = Registry::standard();
   ring::ShardedAttentionOptions attention_options;
@@ -150,6 +150,7 @@ ExitCode run_command(const CommandContext& context) {
   attention_options.executor = {threads_per_rank(options, mesh), &tracer};
   attention_options.cost_model =
       collectively(world, [&] { return cost_model_of(options, device.place()); });
+  attention_options.transport = options.transport;
   ring::ShardedAttention attention(problem, operands, mesh, registry, device, attention_options);
 
   OutputFiles outputs(options, problem, world);

@@ -132,6 +132,7 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
 
   ring::ShardedAttentionOptions options;
   options.implementation = sharded_case.implementation;
+  options.transport = sharded_case.transport;
   options.plan = sharded_case.plan;
   options.cost_model = sharded_case.cost_model;
   options.executor.threads = sharded_case.threads;

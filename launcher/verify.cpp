@@ -91,9 +91,15 @@ NamedCase random_case(const RandomCase& which, const Options& options, int ranks
   result.sharded.plan = std::move(drawn.plan);
   result.sharded.seed = drawn.seed;
   result.sharded.implementation = options.implementation;
+  result.sharded.transport = options.transport;
   result.sharded.threads = std::max(1, options.threads);
   result.command = std::move(drawn.command);
   if (options.implementation != "auto") result.command += " --impl " + options.implementation;
+  if (options.share_gpus) {
+    result.command += " --share-gpus";
+  } else if (options.transport != Transport::automatic) {
+    result.command += fmt::format(" --transport {}", annulus::name_of(options.transport));
+  }
   return result;
 }
 
@@ -113,6 +119,7 @@ NamedCase given_case(const Options& options, int ranks) {
   result.sharded.layout = std::move(setup.layout);
   result.sharded.plan.schedule = options.schedule;
   result.sharded.implementation = options.implementation;
+  result.sharded.transport = options.transport;
   result.sharded.seed = options.seed;
   result.command = fmt::format("mpirun -np {} annulus verify {}", ranks, options.given);
   return result;
@@ -251,7 +258,7 @@ class Verifier {
 
  private:
   Device& device(Mesh& mesh) {
-    if (!device_) device_ = open_device(context_.options.device, mesh);
+    if (!device_) device_ = open_device(context_.options, mesh);
     return *device_;
   }
 

@@ -8,6 +8,7 @@
 
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/dtype.hpp>
+#include <annulus/mesh/transport.hpp>
 
 namespace annulus::launcher {
 
@@ -54,6 +55,8 @@ struct Options {
   std::string implementation = "auto";
   std::optional<std::string> mode;
   std::string device = "auto";
+  Transport transport = Transport::automatic;  ///< between GPU ranks; peer if share_gpus
+  bool share_gpus = false;                     ///< more ranks than GPUs take turns on them
   int threads = 0;  ///< 0: cores of the node over its ranks; see threads.hpp
 
   // Problem.

@@ -34,7 +34,7 @@ elseif(ANNULUS_CUDA)
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
     endif()
-    find_package(CUDAToolkit 12.0 REQUIRED)
+    find_package(CUDAToolkit 12.5 REQUIRED)
     set(ANNULUS_HAS_CUDA TRUE)
 
     find_package(CUDNN 9.12)

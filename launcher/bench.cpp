@@ -20,10 +20,14 @@
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
+#include "bench_hops.hpp"
 #include "bench_local.hpp"
+#include "calibration.hpp"
+#include "cost_model_option.hpp"
 #include "device_tensors.hpp"
 #include "explain.hpp"
 #include "open_device.hpp"
+#include "timing.hpp"
 #include "warnings.hpp"
 
 namespace annulus::launcher {
@@ -32,33 +36,6 @@ namespace {
 constexpr double kMiB = 1 << 20;
 // Rows that each rank compares with the oracle.
 constexpr std::int64_t kSampledRows = 8;
-
-// Times of several calls, in seconds.
-struct Timing {
-  double least = 0;
-  double median = 0;
-  double most = 0;
-};
-
-Timing timing_of(std::vector<double> seconds) {
-  std::sort(seconds.begin(), seconds.end());
-  const std::size_t count = seconds.size();
-  return {seconds.front(), (seconds[(count - 1) / 2] + seconds[count / 2]) / 2, seconds.back()};
-}
-
-// Calls of `body`, each begun together; the time of a call is that of the slowest rank.
-template <class Body>
-Timing time_calls(int iterations, Group& world, const Body& body) {
-  std::vector<double> seconds;
-  for (int i = 0; i < iterations; ++i) {
-    world.barrier();
-    const std::int64_t begin = monotonic_ns();
-    body();
-    const double own = static_cast<double>(monotonic_ns() - begin) * 1e-9;
-    seconds.push_back(world.max(std::array{own})[0]);
-  }
-  return timing_of(std::move(seconds));
-}
 
 double visible_pairs(const AttentionProblem& problem) {
   const AttentionShape& s = problem.shape;
@@ -201,7 +178,7 @@ class Bench {
     const ring::ShardedOperands operands =
         collectively(world, [&] { return shard_operands(setup); });
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
-    const std::unique_ptr<Device> opened = open_device(options_.device, mesh_);
+    const std::unique_ptr<Device> opened = open_device(options_, mesh_);
     Device& device = *opened;
     HostMemoryPool staging;
     MemoryPool& host = device.place().is_host() ? device.memory() : staging;
@@ -213,6 +190,9 @@ class Bench {
     attention_options.plan = ring::PlanOptions::for_place(device.place());
     attention_options.plan.schedule = options_.schedule;
     attention_options.executor = {threads_, &tracer};
+    attention_options.cost_model =
+        collectively(world, [&] { return cost_model_of(options_, device.place()); });
+    attention_options.transport = options_.transport;
     ring::ShardedAttention attention(problem, operands, mesh_, registry_, device,
                                      attention_options);
     const CaseShards shards = collectively(world, [&] {
@@ -311,6 +291,8 @@ std::vector<AttentionShape> shapes_of(const Options& options) {
 
 ExitCode bench_command(const CommandContext& context) {
   const Options& options = context.options;
+  if (options.hops) return bench_hops(context);
+  if (!options.calibrate.empty()) return calibrate(context);
   // Depends on the options alone, which are the same on every rank.
   const std::vector<AttentionShape> shapes = shapes_of(options);
   Mesh mesh(set_up_mesh(options, context.session.size()), context.session.world(),

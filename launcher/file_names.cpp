@@ -41,6 +41,7 @@ std::vector<NamedFile> inputs_of(const Options& options) {
           {"--cu-seqlens", options.cu_seqlens},
           {"--q-lengths", options.query_lengths},
           {"--kv-lengths", options.kv_lengths},
+          {"--cost-model", options.cost_model},
           {"--config", options.config}};
 }
 
@@ -77,6 +78,7 @@ void check_file_names(const Options& options) {
   take(output);
   if (!lse_beside_output(options)) take(lse);
   take({"--trace", options.trace});
+  take({"--calibrate", options.calibrate});
   take({"--json", options.json});
   take({"--csv", options.csv});
 }

@@ -1,6 +1,8 @@
 #include "open_device.hpp"
 
 #include <cstddef>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -12,31 +14,56 @@
 namespace annulus::launcher {
 namespace {
 
-// Why the rank has no GPU of its own; empty if it has.
-std::string missing_gpu(std::size_t local_rank, int ranks_on_node) {
-  if (const std::string reason = cuda_unavailable_reason(); !reason.empty()) return reason;
-  const std::size_t gpus = cuda_devices().size();
-  if (local_rank < gpus) return "";
-  return fmt::format("{} ranks on this node for {} visible GPUs: one rank per GPU", ranks_on_node,
-                     gpus);
+/// The GPU of a rank among those that it sees.
+struct GpuChoice {
+  int index = 0;
+  std::string missing;  ///< why there is none; empty if there is one
+};
+
+GpuChoice choose_gpu(int local_rank, int ranks_on_node, bool share_gpus) {
+  if (std::string reason = cuda_unavailable_reason(); !reason.empty()) {
+    return {0, std::move(reason)};
+  }
+  const int gpus = static_cast<int>(cuda_devices().size());
+  if (share_gpus) return {local_rank % gpus, ""};
+  if (local_rank < gpus) return {local_rank, ""};
+  return {0, fmt::format("{} ranks on this node for {} visible GPUs: one rank per GPU, or "
+                         "--share-gpus",
+                         ranks_on_node, gpus)};
+}
+
+// Whoever names a transport between GPUs does not want to compute on the CPU.
+void check_cpu_is_meant(const Options& options, const GpuChoice& gpu, Mesh& mesh) {
+  if (options.transport == Transport::automatic) return;
+  collectively(mesh.world(), [&] {
+    const std::string option = options.share_gpus
+                                   ? "--share-gpus"
+                                   : fmt::format("--transport {}", name_of(options.transport));
+    throw UnsupportedError(
+        fmt::format("{}: needs GPU ranks: {}", option,
+                    gpu.missing.empty() ? "another rank has no GPU" : gpu.missing));
+  });
 }
 
 }  // namespace
 
-std::unique_ptr<Device> open_device(const std::string& name, Mesh& mesh) {
-  if (name == "cpu") return std::make_unique<HostDevice>();
+std::unique_ptr<Device> open_device(const Options& options, Mesh& mesh) {
+  if (options.device == "cpu") return std::make_unique<HostDevice>();
   const Topology& topology = mesh.topology();
   const auto rank = static_cast<std::size_t>(mesh.rank());
-  const int local_rank = topology.local_rank_of_rank[rank];
-  const std::string missing = missing_gpu(static_cast<std::size_t>(local_rank),
-                                          topology.ranks_on_node(topology.node_of_rank[rank]));
-  if (name == "auto") {
-    const bool all = mesh.world().max(std::vector{missing.empty() ? 0.0 : 1.0})[0] == 0;
-    if (!all) return std::make_unique<HostDevice>();
+  const GpuChoice gpu =
+      choose_gpu(topology.local_rank_of_rank[rank],
+                 topology.ranks_on_node(topology.node_of_rank[rank]), options.share_gpus);
+  if (options.device == "auto") {
+    const bool all = mesh.world().max(std::vector{gpu.missing.empty() ? 0.0 : 1.0})[0] == 0;
+    if (!all) {
+      check_cpu_is_meant(options, gpu, mesh);
+      return std::make_unique<HostDevice>();
+    }
   }
   return collectively(mesh.world(), [&] {
-    if (!missing.empty()) throw UnsupportedError("--device cuda: " + missing);
-    return make_cuda_device(local_rank);
+    if (!gpu.missing.empty()) throw UnsupportedError("--device cuda: " + gpu.missing);
+    return make_cuda_device(gpu.index);
   });
 }
 

@@ -97,6 +97,10 @@ std::string parse_device(const std::string& option, const std::string& text) {
   return parse_choice(option, text, {"auto", "cpu", "cuda"});
 }
 
+Transport parse_transport_name(const std::string& option, const std::string& text) {
+  return annulus::parse_transport(parse_choice(option, text, {"auto", "nccl", "peer"}));
+}
+
 bool parse_axis_order(const std::string& option, const std::string& text) {
   return parse_choice(option, text, {"bthd", "bhtd"}) == "bhtd";
 }
@@ -169,8 +173,17 @@ void add_sharding(TableBuilder& table) {
   table.add("impl", "NAME", kComputing,
             parsed_into(&Options::implementation, parse_implementation_name),
             "auto or the name of a local kernel; annulus info lists them (default: auto)");
-  table.add("device", "DEVICE", kComputing, parsed_into(&Options::device, parse_device),
-            "auto, cpu or cuda, one GPU per rank (default: auto: cuda where every rank has one)");
+  table.add("device", "DEVICE", kPlanned, parsed_into(&Options::device, parse_device),
+            "auto, cpu or cuda, one GPU per rank (default: auto: cuda where every rank has one; "
+            "for plan, which predicts for such ranks without having them: cpu)");
+  table.add("cost-model", "FILE", kPlanned, text_into(&Options::cost_model),
+            "what predicted times and --schedule auto rest on, as bench --calibrate writes it "
+            "(default: what is assumed of a CPU core or of a Hopper GPU)");
+  table.add("transport", "NAME", kComputing, parsed_into(&Options::transport, parse_transport_name),
+            "auto, nccl or peer: what carries data between GPUs; peer is copy engines, inside a "
+            "node (default: auto: peer where the GPUs can access each other, else nccl)");
+  table.add("share-gpus", "", kComputing, flag_into(&Options::share_gpus),
+            "let more ranks than GPUs take turns on them, with transport peer");
   table.add("threads", "N", kComputing, int_into(&Options::threads, 0, 4096),
             "CPU threads per rank; 0: the cores of the node over its ranks (default: 0)");
 }
@@ -266,6 +279,12 @@ void add_running(TableBuilder& table) {
             parsed_into(&Options::sequence_sweep, parse_sweep),
             fmt::format("T = S from BEGIN to END, growing by FACTOR (default factor: {})",
                         SweepRange().factor));
+  table.add("hops", "", {Command::bench}, flag_into(&Options::hops),
+            "time the hops of a ring over all ranks instead, for each transport; --sweep gives "
+            "bytes (default: 64k:256M:4)");
+  table.add("calibrate", "FILE", {Command::bench}, text_into(&Options::calibrate),
+            "measure a cost model for --cost-model instead: kernel (heads of --shape, rows of "
+            "--sweep), merges and hops");
   table.add(
       "show-ranks", "N", {Command::plan}, int_into(&Options::show_ranks, 0),
       fmt::format("print every step of the first N ranks, and list more than 32 ranks if N is more "

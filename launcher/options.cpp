@@ -271,6 +271,25 @@ void drop_foreign(GivenValues& values, Command command) {
   });
 }
 
+void settle_transport(Options& options) {
+  if (options.share_gpus && options.transport == Transport::nccl) {
+    throw ArgumentError("--transport", "nccl",
+                        "auto or peer beside --share-gpus, as NCCL cannot have two ranks on a GPU");
+  }
+  if (options.device == "cpu") {
+    if (options.transport != Transport::automatic) {
+      throw UserError(
+          fmt::format("--transport {}: needs GPU ranks, so --device cpu cannot stand "
+                      "beside it",
+                      annulus::name_of(options.transport)));
+    }
+    if (options.share_gpus) {
+      throw UserError("--share-gpus: needs GPU ranks, so --device cpu cannot stand beside it");
+    }
+  }
+  if (options.share_gpus) options.transport = Transport::peer;
+}
+
 // What options mean to each other, as far as no file and no rank is needed to tell.
 void check_together(const Options& options) {
   if (options.json == "-" && options.csv == "-") {
@@ -279,6 +298,9 @@ void check_together(const Options& options) {
   if (!options.input.empty() &&
       !(options.query.empty() && options.key.empty() && options.value.empty())) {
     throw UserError("--input: stands in place of --query, --key and --value, not beside them");
+  }
+  if (options.hops && !options.calibrate.empty()) {
+    throw UserError("--hops: --calibrate measures the hops too, so it cannot stand beside it");
   }
   if (options.random > 0 && options.random_case) {
     throw UserError("--random-case: repeats one problem, so --random cannot stand beside it");
@@ -300,6 +322,7 @@ Options options_from(const GivenValues& values, Command command) {
         fmt::format("{}--{}={}", options.given.empty() ? "" : " ", entry.name, value.text);
   }
   check_together(options);
+  settle_transport(options);
   check_file_names(options);
   return options;
 }

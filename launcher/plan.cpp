@@ -18,6 +18,7 @@
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/simulate.hpp>
 
+#include "cost_model_option.hpp"
 #include "explain.hpp"
 #include "warnings.hpp"
 
@@ -34,7 +35,7 @@ struct PlannedCase {
   ProblemSetup setup;
   ring::ShardedOperands operands;
   ring::PlanOptions options;
-  ring::CostModel model = ring::CostModel::cpu_core();
+  ring::CostModel model;
   ring::ScheduleChoice choice;
   ring::Plan plan;
 };
@@ -46,8 +47,10 @@ PlannedCase plan_case(const Options& options) {
   ProblemSetup setup =
       set_up_problem(options, *options.shape, options.dtype.value_or(DType::float32), /*ranks=*/0);
   ring::ShardedOperands operands = shard_operands(setup);
+  // The ranks need not exist: what they compute with is what the user says.
+  const Place place = options.device == "cuda" ? Place::cuda(0) : Place::host();
   PlannedCase planned{
-      std::move(setup), std::move(operands), {}, ring::CostModel::cpu_core(), {}, {}};
+      std::move(setup), std::move(operands), {}, cost_model_of(options, place), {}, {}};
   planned.options.schedule = options.schedule;
   planned.choice = ring::choose_schedule(planned.setup.problem, planned.operands, planned.options,
                                          planned.model);
@@ -93,11 +96,13 @@ PlanTotals totals_of(const ring::Plan& plan) {
 }
 
 std::string cost_assumptions(const ring::CostModel& model) {
+  constexpr double kLong = 16 << 10;  // rows
+  constexpr double kLarge = 64 * kMiB;
   return fmt::format(
-      "{}: kernel {:.0f} GFLOP/s, transfers {:.1f} GB/s and {:.1f} us each, merging {:.1f} GB/s, "
-      "{:.1f} us per call",
-      model.source, model.flops_per_second * 1e-9, model.transfer_bytes_per_second * 1e-9,
-      model.transfer_latency * 1e6, model.merge_bytes_per_second * 1e-9, model.call_latency * 1e6);
+      "{}: kernel {:.0f} GFLOP/s on 16k rows, {:.1f} us per call, 64 MiB by {} at {:.1f} GB/s, "
+      "merging {:.1f} GB/s",
+      model.source, model.kernel.clamped(kLong) * 1e-9, model.call_latency * 1e6, model.transport,
+      kLarge / model.transfer_seconds(kLarge) * 1e-9, model.merge_bytes_per_second * 1e-9);
 }
 
 void add_layout(Report& report, const ring::Plan& plan, LayoutKind layout, bool chosen,

@@ -15,6 +15,7 @@
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
+#include "cost_model_option.hpp"
 #include "device_tensors.hpp"
 #include "explain.hpp"
 #include "input_tensors.hpp"
@@ -140,7 +141,7 @@ ExitCode run_command(const CommandContext& context) {
   TraceCollector collector;
   Tracer tracer;
   tracer.add_sink(collector);
-  const std::unique_ptr<Device> opened = open_device(options.device, mesh);
+  const std::unique_ptr<Device> opened = open_device(options, mesh);
   Device& device = *opened;
   const Registry registry = Registry::standard();
   ring::ShardedAttentionOptions attention_options;
@@ -148,6 +149,9 @@ ExitCode run_command(const CommandContext& context) {
   attention_options.plan = ring::PlanOptions::for_place(device.place());
   attention_options.plan.schedule = options.schedule;
   attention_options.executor = {threads_per_rank(options, mesh), &tracer};
+  attention_options.cost_model =
+      collectively(world, [&] { return cost_model_of(options, device.place()); });
+  attention_options.transport = options.transport;
   ring::ShardedAttention attention(problem, operands, mesh, registry, device, attention_options);
 
   OutputFiles outputs(options, problem, world);

@@ -66,7 +66,9 @@ ShardedCase unsharded_case(const ShardedCase& sharded_case) {
 ring::ShardedAttentionOptions attention_options(const ShardedCase& sharded_case, Place place) {
   ring::ShardedAttentionOptions options;
   options.implementation = sharded_case.implementation;
+  options.transport = sharded_case.transport;
   options.plan = sharded_case.plan;
+  options.cost_model = sharded_case.cost_model;
   if (!place.is_host()) {
     const ring::PlanOptions suited = ring::PlanOptions::for_place(place);
     options.plan.straight_blocks = suited.straight_blocks;

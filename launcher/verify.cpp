@@ -20,6 +20,7 @@
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/mesh.hpp>
 
+#include "cost_model_option.hpp"
 #include "explain.hpp"
 #include "open_device.hpp"
 #include "warnings.hpp"
@@ -90,9 +91,15 @@ NamedCase random_case(const RandomCase& which, const Options& options, int ranks
   result.sharded.plan = std::move(drawn.plan);
   result.sharded.seed = drawn.seed;
   result.sharded.implementation = options.implementation;
+  result.sharded.transport = options.transport;
   result.sharded.threads = std::max(1, options.threads);
   result.command = std::move(drawn.command);
   if (options.implementation != "auto") result.command += " --impl " + options.implementation;
+  if (options.share_gpus) {
+    result.command += " --share-gpus";
+  } else if (options.transport != Transport::automatic) {
+    result.command += fmt::format(" --transport {}", annulus::name_of(options.transport));
+  }
   return result;
 }
 
@@ -112,6 +119,7 @@ NamedCase given_case(const Options& options, int ranks) {
   result.sharded.layout = std::move(setup.layout);
   result.sharded.plan.schedule = options.schedule;
   result.sharded.implementation = options.implementation;
+  result.sharded.transport = options.transport;
   result.sharded.seed = options.seed;
   result.command = fmt::format("mpirun -np {} annulus verify {}", ranks, options.given);
   return result;
@@ -223,6 +231,7 @@ class Verifier {
   void verify_given(NamedCase named) {
     Mesh& mesh = meshes_.get(named.mesh);
     named.sharded.threads = threads_per_rank(context_.options, mesh);
+    named.sharded.cost_model = cost_model(mesh);
     const Verification found = verify_sharded(named.sharded, mesh, registry_, device(mesh));
     if (context_.options.explain) {
       explain(found.selection, report_);
@@ -232,9 +241,10 @@ class Verifier {
   }
 
   /// A drawn problem: it is legal, so an error that all ranks share is a failure like any other.
-  void verify_drawn(const NamedCase& named) {
+  void verify_drawn(NamedCase named) {
     Mesh& mesh = meshes_.get(named.mesh);
     Device& computing = device(mesh);  // that there is none is no failure of the problem
+    named.sharded.cost_model = cost_model(mesh);
     try {
       add_result(named, verify_sharded(named.sharded, mesh, registry_, computing));
     } catch (const UserError& error) {
@@ -248,8 +258,18 @@ class Verifier {
 
  private:
   Device& device(Mesh& mesh) {
-    if (!device_) device_ = open_device(context_.options.device, mesh);
+    if (!device_) device_ = open_device(context_.options, mesh);
     return *device_;
+  }
+
+  // The same for all problems.
+  const ring::CostModel& cost_model(Mesh& mesh) {
+    const Place place = device(mesh).place();
+    if (!cost_model_) {
+      cost_model_ =
+          collectively(mesh.world(), [&] { return cost_model_of(context_.options, place); });
+    }
+    return *cost_model_;
   }
 
   void add_result(const NamedCase& named, const Verification& found) {
@@ -270,6 +290,7 @@ class Verifier {
   MeshCache meshes_;
   Registry registry_ = Registry::standard();
   std::unique_ptr<Device> device_;
+  std::optional<ring::CostModel> cost_model_;
   Tally tally_;
 };
 

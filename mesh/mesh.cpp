@@ -1,13 +1,15 @@
 #include <algorithm>
 #include <cstddef>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/mpi_group.hpp>
-#include <annulus/mesh/nccl_group.hpp>
+#include <annulus/mesh/peer_copy_group.hpp>
 
 #include "mpi_life_signs.hpp"
 
@@ -47,8 +49,8 @@ void check_shape(const MeshShape& shape, Group& world) {
 }
 
 // Ranks that asked for different groups would split into wrong ones, or wait in vain.
-void check_same_axes(const AxisNames& axes, Group& world) {
-  const std::string mine = fmt::format("{}", fmt::join(axes, "+"));
+void check_same_axes(const AxisNames& axes, std::string_view carrier, Group& world) {
+  const std::string mine = fmt::format("{}{}", fmt::join(axes, "+"), carrier);
   const std::vector<std::string> all = world.gather_text(mine);
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] != all[0]) {
@@ -91,12 +93,38 @@ AxisNames Mesh::group_key(std::span<const std::string> axes) const {
   return key;
 }
 
-Group& Mesh::group(std::span<const std::string> axes, Place place) {
+Group& Mesh::group(std::span<const std::string> axes, Place place, Transport transport) {
   Group& host = group(axes);
   if (place.is_host() || host.size() == 1) return host;
-  std::unique_ptr<Group>& group = device_groups_[group_key(axes)];
-  if (!group) group = make_nccl_group(host, place, watchdog_);
+  const AxisNames key = group_key(axes);
+  if (transport == Transport::automatic) {
+    transport = peer_obstacle(key, host, place).empty() ? Transport::peer : Transport::nccl;
+  }
+  std::unique_ptr<Group>& group = device_groups_[{key, transport}];
+  if (!group) group = make_device_group(key, host, place, transport);
   return *group;
+}
+
+const std::string& Mesh::peer_obstacle(const AxisNames& key, Group& host, Place place) {
+  const auto [found, is_new] = peer_obstacles_.try_emplace(key);
+  if (!is_new) return found->second;
+  // One group's obstacle is everybody's: the ranks of a mesh take the same transport.
+  for (const std::string& reason : world_->gather_text(peer_copy_obstacle(host, place))) {
+    if (found->second.empty()) found->second = reason;
+  }
+  return found->second;
+}
+
+std::unique_ptr<Group> Mesh::make_device_group(const AxisNames& key, Group& host, Place place,
+                                               Transport transport) {
+  check_same_axes(key, fmt::format(" by transport {}", name_of(transport)), *world_);
+  if (transport == Transport::peer) {
+    const std::string& obstacle = peer_obstacle(key, host, place);
+    if (!obstacle.empty()) throw UnsupportedError("transport peer: " + obstacle);
+    return collectively(*world_, [&] { return make_peer_copy_group(host, place, watchdog_); });
+  }
+  if (!nccl_) nccl_ = make_nccl_world(*world_, place, watchdog_);
+  return nccl_->split(host, shape_.group(rank(), key).front(), shape_.coordinate(rank(), key));
 }
 
 Group& Mesh::group(std::span<const std::string> axes) {
@@ -104,7 +132,7 @@ Group& Mesh::group(std::span<const std::string> axes) {
   const std::vector<int> members = shape_.group(rank(), key);
   std::unique_ptr<Group>& group = groups_[key];
   if (group) return *group;
-  check_same_axes(key, *world_);
+  check_same_axes(key, "", *world_);
   if (members.size() == 1) {
     group = make_self_group();
   } else {

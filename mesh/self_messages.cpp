@@ -8,27 +8,6 @@
 #include <annulus/core/error.hpp>
 
 namespace annulus {
-namespace {
-
-// Calls pair(send, receive) for the messages of `rank` to itself, in order; a side that has run out
-// is null.
-template <class Pair>
-void for_each_self_message(std::span<const Send> sends, std::span<const Receive> receives, int rank,
-                           Pair&& pair) {
-  const auto is_self = [rank](const auto& message) { return message.peer == rank; };
-  auto send = std::find_if(sends.begin(), sends.end(), is_self);
-  auto receive = std::find_if(receives.begin(), receives.end(), is_self);
-  while (send != sends.end() || receive != receives.end()) {
-    const bool has_send = send != sends.end();
-    const bool has_receive = receive != receives.end();
-    pair(has_send ? &*send : nullptr, has_receive ? &*receive : nullptr);
-    if (has_send) send = std::find_if(send + 1, sends.end(), is_self);
-    if (has_receive) receive = std::find_if(receive + 1, receives.end(), is_self);
-  }
-}
-
-}  // namespace
-
 void check_messages(std::span<const Send> sends, std::span<const Receive> receives, int rank,
                     int size) {
   const auto check_peer = [size](const auto& message) {

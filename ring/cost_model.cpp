@@ -1,14 +1,68 @@
+#include <string>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
 #include <annulus/ring/cost_model.hpp>
 
 namespace annulus::ring {
+namespace {
+
+constexpr double kMiB = 1 << 20;
+
+}  // namespace
 
 CostModel CostModel::cpu_core() {
-  return {.flops_per_second = 5e10,
-          .transfer_bytes_per_second = 3e9,
-          .transfer_latency = 2e-6,
-          .merge_bytes_per_second = 8e9,
+  return {.source = "assumed: one CPU core per rank, ranks of one node",
+          .kernel = CostCurve::constant(5e10),
           .call_latency = 1e-6,
-          .source = "assumed: one CPU core per rank, ranks of one node"};
+          .merge_bytes_per_second = 8e9,
+          .transports = {{"mpi", CostCurve::transfer(2e-6, 3e9)}},
+          .transport = "mpi"};
+}
+
+// Round figures of H200 GPUs, four of them in a ring: cuDNN in bfloat16, head dimension 128.
+CostModel CostModel::hopper_nvlink() {
+  const CostCurve copy_engine({{kMiB / 16, 0.017e-3},
+                               {1 * kMiB, 0.022e-3},
+                               {8 * kMiB, 0.042e-3},
+                               {32 * kMiB, 0.110e-3},
+                               {64 * kMiB, 0.199e-3},
+                               {256 * kMiB, 0.738e-3}},
+                              "peer");
+  const CostCurve nccl({{1 * kMiB, 1 * kMiB / 38e9},
+                        {8 * kMiB, 8 * kMiB / 123e9},
+                        {64 * kMiB, 64 * kMiB / 162e9},
+                        {256 * kMiB, 256 * kMiB / 300e9}},
+                       "nccl");
+  return {.source = "assumed: one Hopper GPU per rank, NVLink",
+          .kernel = CostCurve::constant(600e12),
+          .call_latency = 5e-6,
+          .merge_bytes_per_second = 3.5e12,
+          .transports = {{"nccl", nccl}, {"peer", copy_engine}},
+          .transport = "peer"};
+}
+
+void CostModel::use_transport(std::string_view name) {
+  if (!transports.contains(std::string(name))) {
+    std::string known;
+    for (const auto& entry : transports) known += (known.empty() ? "" : ", ") + entry.first;
+    throw ArgumentError(fmt::format("transport of the cost model ({})", source),
+                        fmt::format("'{}'", name), "one that it knows: " + known);
+  }
+  transport = name;
+}
+
+double CostModel::kernel_seconds(double flops, double rows) const {
+  return call_latency + flops / kernel.clamped(rows);
+}
+
+double CostModel::transfer_seconds(double bytes) const {
+  const auto curve = transports.find(transport);
+  if (curve == transports.end()) {
+    throw InternalError(fmt::format("cost model without a curve of transport '{}'", transport));
+  }
+  return curve->second.extended(bytes);
 }
 
 }  // namespace annulus::ring

@@ -14,13 +14,14 @@ namespace {
 // All that decides what a rank plans, in short. Ranks that differ in it would send each other other
 // messages than expected.
 std::string fingerprint(const AttentionProblem& problem, const ShardedOperands& operands,
-                        Schedule schedule, const PlanOptions& options) {
+                        Schedule schedule, const ShardedAttentionOptions& options) {
   return fmt::format(
       "{} {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, gather bytes {}, merge bytes "
-      "{}, {} blocks",
+      "{}, {} blocks, transport {}",
       to_string(problem.shape), annulus::name_of(problem.dtype), to_string(problem.mask),
       problem.mask.digest(), to_string(operands.query), to_string(operands.key), name_of(schedule),
-      options.gather_bytes, options.merge_bytes, options.straight_blocks ? "straight" : "whole");
+      options.plan.gather_bytes, options.plan.merge_bytes,
+      options.plan.straight_blocks ? "straight" : "whole", name_of(options.transport));
 }
 
 void check_same_plan(Group& world, const std::string& mine) {
@@ -41,8 +42,8 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
     problem.validate();
     schedule_ = choose_schedule(problem, operands, options.plan, options.cost_model);
   });
-  check_same_plan(mesh.world(), fingerprint(problem, operands, schedule_.schedule, options.plan));
-  Group& group = mesh.group(operands.key.spec()[1], device.place());
+  check_same_plan(mesh.world(), fingerprint(problem, operands, schedule_.schedule, options));
+  Group& group = mesh.group(operands.key.spec()[1], device.place(), options.transport);
   executor_ = collectively(mesh.world(), [&] {
     selection_ = registry.select(options.implementation, problem, device.place());
     return std::make_unique<Executor>(

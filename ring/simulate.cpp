@@ -13,7 +13,7 @@ double compute_seconds(const Plan& plan, const RankPlan& rank, const Step& step,
     const double flops = 2.0 * static_cast<double>(block.pairs) *
                          static_cast<double>(block.heads.count) *
                          static_cast<double>(rank.local.head_dim + rank.local.value_dim);
-    seconds += model.call_latency + flops / model.flops_per_second;
+    seconds += model.kernel_seconds(flops, static_cast<double>(block.rows.count));
     if (block.merge) {
       // Reads both partial results and writes one, in float32.
       const double values = static_cast<double>(rank.local.batch) *
@@ -29,8 +29,7 @@ double compute_seconds(const Plan& plan, const RankPlan& rank, const Step& step,
 double side_seconds(const std::vector<Transfer>& transfers, const CostModel& model) {
   double seconds = 0;
   for (const Transfer& transfer : transfers) {
-    seconds += model.transfer_latency +
-               static_cast<double>(transfer.bytes) / model.transfer_bytes_per_second;
+    seconds += model.transfer_seconds(static_cast<double>(transfer.bytes));
   }
   return seconds;
 }

@@ -13,6 +13,8 @@
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/nccl_group.hpp>
 
+#include "peer/device_seat.hpp"
+
 namespace annulus {
 namespace {
 
@@ -49,27 +51,33 @@ ncclUniqueId from_hexadecimal(const std::string& text) {
   return id;
 }
 
+// A non-blocking communicator takes its time to accept work; errors of earlier work show here too.
+void wait_until_settled(ncclComm_t communicator, const Watchdog& watchdog,
+                        const std::string& what) {
+  ncclResult_t state = ncclInProgress;
+  watchdog.wait(
+      [&] {
+        check_nccl(ncclCommGetAsyncError(communicator, &state), "ncclCommGetAsyncError");
+        check_nccl(state, what.c_str());
+        return state != ncclInProgress;
+      },
+      [&] { return fmt::format("{}: waiting for the other ranks of the NCCL group", what); });
+}
+
+ncclConfig_t non_blocking() {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  return config;
+}
+
 class NcclGroup final : public Group {
  public:
-  NcclGroup(Group& host, Place place, Watchdog watchdog)
-      : host_(host), place_(place), watchdog_(watchdog) {
-    const std::string mine = collectively(host_, [&] {
-      if (host_.rank() != 0) return std::string();
-      ncclUniqueId id{};
-      check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
-      return hexadecimal(id);
-    });
-    const ncclUniqueId id = from_hexadecimal(host_.gather_text(mine).front());
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    ncclComm_t raw = nullptr;
-    collectively(host_, [&] {
-      check_nccl(ncclCommInitRankConfig(&raw, host_.size(), id, host_.rank(), &config),
-                 "ncclCommInitRankConfig");
-      communicator_.reset(raw);
-      wait_until_settled("bringing up NCCL");
-    });
-  }
+  NcclGroup(Group& host, Place place, Watchdog watchdog,
+            Handle<NcclCommunicatorTraits> communicator)
+      : host_(host),
+        place_(place),
+        watchdog_(std::move(watchdog)),
+        communicator_(std::move(communicator)) {}
 
   [[nodiscard]] int rank() const noexcept override { return host_.rank(); }
   [[nodiscard]] int size() const noexcept override { return host_.size(); }
@@ -89,13 +97,15 @@ class NcclGroup final : public Group {
           ncclRecv(receive.data, receive.bytes, ncclInt8, receive.peer, communicator_.get(), raw),
           "ncclRecv");
     }
-    finish_group(fmt::format("step {}: posting {}", label.step, label.what).c_str());
+    check_nccl(ncclGroupEnd(), "ncclGroupEnd");
+    settle(label.step < 0 ? "posting " + label.what
+                          : fmt::format("step {}: posting {}", label.step, label.what));
   }
   void all_gather(const void* send, void* receive, std::size_t bytes, Stream& stream) override {
     check_nccl(ncclAllGather(send, receive, bytes, ncclInt8, communicator_.get(),
                              CudaStream::of(stream).raw()),
                "ncclAllGather");
-    wait_until_settled("all-gather");
+    settle("all-gather");
   }
   void all_to_all(const void* send, void* receive, std::size_t bytes, Stream& stream) override {
     std::vector<Send> sends;
@@ -112,7 +122,7 @@ class NcclGroup final : public Group {
     check_nccl(ncclReduceScatter(send, receive, count, ncclFloat32, ncclSum, communicator_.get(),
                                  CudaStream::of(stream).raw()),
                "ncclReduceScatter");
-    wait_until_settled("reduce-scatter");
+    settle("reduce-scatter");
   }
 
   void barrier() override { host_.barrier(); }
@@ -125,31 +135,83 @@ class NcclGroup final : public Group {
   [[nodiscard]] std::vector<double> max(std::span<const double> values) override {
     return host_.max(values);
   }
+  void check() override {
+    ncclResult_t state = ncclSuccess;
+    check_nccl(ncclCommGetAsyncError(communicator_.get(), &state), "ncclCommGetAsyncError");
+    check_nccl(state, "NCCL");
+  }
   [[noreturn]] void abort(int exit_code) noexcept override {
     host_.abort(exit_code);
     std::terminate();  // never reached; the compiler cannot know
   }
 
  private:
-  void finish_group(const char* what) {
-    check_nccl(ncclGroupEnd(), what);
-    wait_until_settled(what);
-  }
-
-  // A non-blocking communicator takes its time to accept work; errors of earlier work show here
-  // too.
-  void wait_until_settled(const char* what) {
-    ncclResult_t state = ncclInProgress;
-    watchdog_.wait(
-        [&] {
-          check_nccl(ncclCommGetAsyncError(communicator_.get(), &state), "ncclCommGetAsyncError");
-          check_nccl(state, what);
-          return state != ncclInProgress;
-        },
-        [&] { return fmt::format("{}: waiting for the other ranks of the NCCL group", what); });
+  void settle(const std::string& what) const {
+    wait_until_settled(communicator_.get(), watchdog_, what);
   }
 
   Group& host_;
+  Place place_;
+  Watchdog watchdog_;
+  Handle<NcclCommunicatorTraits> communicator_;
+};
+
+// NCCL says no more than "invalid usage", and only on some ranks.
+void check_devices_differ(Group& world, Place place) {
+  const std::string mine = collectively(world, [&] {
+    return fmt::format("{} {}", peer::node_identity(), peer::pci_bus_id(place.device));
+  });
+  const std::vector<std::string> seats = world.gather_text(mine);
+  for (std::size_t rank = 0; rank < seats.size(); ++rank) {
+    const auto other =
+        std::find(seats.begin(), seats.begin() + static_cast<std::ptrdiff_t>(rank), seats[rank]);
+    if (other == seats.begin() + static_cast<std::ptrdiff_t>(rank)) continue;
+    throw UnsupportedError(
+        fmt::format("transport nccl: ranks {} and {} share a GPU, which NCCL cannot have "
+                    "(--transport peer --share-gpus can)",
+                    other - seats.begin(), rank));
+  }
+}
+
+class StandardNcclWorld final : public NcclWorld {
+ public:
+  StandardNcclWorld(Group& world, Place place, Watchdog watchdog)
+      : world_(world), place_(place), watchdog_(std::move(watchdog)) {
+    check_devices_differ(world_, place_);
+    const std::string mine = collectively(world_, [&] {
+      if (world_.rank() != 0) return std::string();
+      ncclUniqueId id{};
+      check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
+      return hexadecimal(id);
+    });
+    const ncclUniqueId id = from_hexadecimal(world_.gather_text(mine).front());
+    collectively(world_, [&] {
+      ncclConfig_t config = non_blocking();
+      ncclComm_t raw = nullptr;
+      check_nccl(ncclCommInitRankConfig(&raw, world_.size(), id, world_.rank(), &config),
+                 "ncclCommInitRankConfig");
+      communicator_.reset(raw);
+      wait_until_settled(raw, watchdog_, "bringing up NCCL");
+    });
+  }
+
+  [[nodiscard]] std::unique_ptr<Group> split(Group& host, int color, int key) override {
+    return collectively(world_, [&]() -> std::unique_ptr<Group> {
+      constexpr const char* kWhat = "splitting the NCCL communicator";
+      ncclConfig_t config = non_blocking();
+      ncclComm_t raw = nullptr;
+      check_nccl(ncclCommSplit(communicator_.get(), color, key, &raw, &config), "ncclCommSplit");
+      // The parent is at work first; only then is there a child to ask.
+      wait_until_settled(communicator_.get(), watchdog_, kWhat);
+      Handle<NcclCommunicatorTraits> child(raw);
+      if (!child) throw LibraryError("ncclCommSplit: gave no communicator");
+      wait_until_settled(child.get(), watchdog_, kWhat);
+      return std::make_unique<NcclGroup>(host, place_, watchdog_, std::move(child));
+    });
+  }
+
+ private:
+  Group& world_;
   Place place_;
   Watchdog watchdog_;
   Handle<NcclCommunicatorTraits> communicator_;
@@ -163,8 +225,8 @@ NcclVersions nccl_versions() {
   return {version_text(NCCL_VERSION_CODE), version_text(loaded)};
 }
 
-std::unique_ptr<Group> make_nccl_group(Group& host, Place place, Watchdog watchdog) {
-  return std::make_unique<NcclGroup>(host, place, watchdog);
+std::unique_ptr<NcclWorld> make_nccl_world(Group& world, Place place, Watchdog watchdog) {
+  return std::make_unique<StandardNcclWorld>(world, place, std::move(watchdog));
 }
 
 }  // namespace annulus

@@ -7,8 +7,9 @@ NcclVersions nccl_versions() {
   return {"not built", "not built"};
 }
 
-std::unique_ptr<Group> make_nccl_group(Group& /*host*/, Place /*place*/, Watchdog /*watchdog*/) {
-  throw UnsupportedError("this build has no NCCL");
+std::unique_ptr<NcclWorld> make_nccl_world(Group& /*world*/, Place /*place*/,
+                                           Watchdog /*watchdog*/) {
+  throw UnsupportedError("transport nccl: this build has no NCCL");
 }
 
 }  // namespace annulus

@@ -64,6 +64,19 @@ class Options(CliTest):
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "fastest")
         self.expect_error(result, 2, "--impl: got 'fastest'", "native")
 
+    def test_transport_without_gpus(self):
+        words = ["bench", "--shape", "1,64,64,4,2,16"]
+        nothing = {"CUDA_VISIBLE_DEVICES": ""}
+        for named in [["--transport", "nccl"], ["--transport", "peer"], ["--share-gpus"]]:
+            with self.subTest(named):
+                for device in [[], ["--device", "cpu"]]:
+                    result = self.annulus(*words, *named, *device, ranks=2, environment=nothing)
+                    self.expect_error(result, 2, " ".join(named) + ": needs GPU ranks")
+                result = self.annulus(*words, *named, "--device", "cuda", environment=nothing)
+                self.expect_error(result, 2, "--device cuda", "CUDA")
+        self.expect_error(self.annulus(*words, "--share-gpus", "--transport", "nccl"), 2,
+                          "--transport: got nccl", "--share-gpus")
+
     def test_one_message_under_mpirun(self):
         self.expect_error(self.annulus("plan", "--mesh", "sp=x", ranks=3), 2, "annulus: error: --shape")
         self.expect_error(self.annulus("run", "--window", "x", ranks=3), 2,

@@ -252,6 +252,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{{"plan", "--sequence-layout", "zig"}, "auto, zigzag, contiguous, striped"},
         BadValue{{"plan", "--schedule", "rings"}, "ring"},
         BadValue{{"run", "--device", "gpu"}, "auto, cpu"},
+        BadValue{{"run", "--transport", "mpi"}, "auto, nccl, peer"},
+        BadValue{{"run", "--share-gpus", "perhaps"}, "true"},
         BadValue{{"run", "--layout", "tbhd"}, "bthd, bhtd"},
         BadValue{{"run", "--threads", "-1"}, "from 0"},
         BadValue{{"run", "--threads", "two"}, "whole number"},
@@ -336,6 +338,28 @@ TEST(Options, OptionsThatExcludeEachOther) {
               HasSubstr("--input"));
   EXPECT_THAT(error_of({"verify", "--random", "3", "--random-case", "1:1"}),
               HasSubstr("--random-case"));
+}
+
+TEST(Options, TransportsBetweenGpus) {
+  EXPECT_EQ(parse({"bench"}).transport, Transport::automatic);
+  EXPECT_EQ(parse({"run", "--transport", "nccl"}).transport, Transport::nccl);
+  EXPECT_EQ(parse({"verify", "--transport", "peer", "--device", "cuda"}).transport,
+            Transport::peer);
+  EXPECT_FALSE(parse({"bench", "--transport", "peer"}).share_gpus);
+  const Options shared = parse({"bench", "--share-gpus"});
+  EXPECT_TRUE(shared.share_gpus);
+  EXPECT_EQ(shared.transport, Transport::peer);
+  EXPECT_EQ(parse({"bench", "--device", "cpu", "--transport", "auto"}).transport,
+            Transport::automatic);
+  EXPECT_THAT(error_of({"bench", "--share-gpus", "--transport", "nccl"}),
+              AllOf(HasSubstr("--transport"), HasSubstr("--share-gpus")));
+  for (const char* const name : {"nccl", "peer"}) {
+    EXPECT_THAT(error_of({"run", "--device", "cpu", "--transport", name}),
+                AllOf(HasSubstr(name), HasSubstr("needs GPU ranks")));
+  }
+  EXPECT_THAT(error_of({"run", "--device", "cpu", "--share-gpus"}),
+              AllOf(HasSubstr("--share-gpus"), HasSubstr("needs GPU ranks")));
+  EXPECT_THAT(error_of({"plan", "--transport", "peer"}), HasSubstr("not of annulus plan"));
 }
 
 class OptionsOfLaterVersions : public ::testing::TestWithParam<Words> {};

@@ -491,9 +491,9 @@ TEST(Planner, AutoTakesLocalWhenNothingIsShardedAndSaysWhy) {
 TEST(Planner, AutoTakesTheScheduleThatThePredictionPrefers) {
   const AttentionProblem problem = causal_problem(4096);
   const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
-  for (const double latency : {0.0, 1.0}) {
+  for (const double latency : {1e-9, 1.0}) {
     CostModel model = CostModel::cpu_core();
-    model.transfer_latency = latency;
+    model.transports.at("mpi") = CostCurve::transfer(latency, 3e9);
     const double ring = predicted_seconds(make_plan(problem, operands, Schedule::ring, {}), model);
     const double allgather =
         predicted_seconds(make_plan(problem, operands, Schedule::allgather, {}), model);
@@ -547,12 +547,9 @@ TEST(ShardedOperands, RefusesWhatCannotLieTogether) {
 TEST(Simulate, OneRankTakesItsComputeTime) {
   const AttentionProblem problem = causal_problem(1024);
   const Plan plan = sequence_plan(problem, 1, LayoutKind::contiguous, Schedule::local);
-  CostModel model{.flops_per_second = 1e9,
-                  .transfer_bytes_per_second = 1,
-                  .transfer_latency = 1,
-                  .merge_bytes_per_second = 1,
-                  .call_latency = 0,
-                  .source = "test"};
+  CostModel model = CostModel::cpu_core();
+  model.kernel = CostCurve::constant(1e9);
+  model.call_latency = 0;
   EXPECT_NEAR(predicted_seconds(plan, model), forward_flops(problem.shape, 1024.0 * 1025 / 2) / 1e9,
               1e-12);
 }
@@ -560,10 +557,9 @@ TEST(Simulate, OneRankTakesItsComputeTime) {
 TEST(Simulate, SlowLinksAreExposedAndFastOnesHide) {
   const Plan plan = sequence_plan(causal_problem(4096), 4, LayoutKind::zigzag, Schedule::ring);
   CostModel model = CostModel::cpu_core();
-  model.transfer_bytes_per_second = 1e15;
-  model.transfer_latency = 0;
+  model.transports.at("mpi") = CostCurve::transfer(1e-12, 1e15);
   for (const RankTimeline& rank : simulate(plan, model)) EXPECT_NEAR(rank.exposed, 0, 1e-4);
-  model.transfer_bytes_per_second = 1e6;
+  model.transports.at("mpi") = CostCurve::transfer(1e-12, 1e6);
   for (const RankTimeline& rank : simulate(plan, model)) {
     EXPECT_GT(rank.exposed, 0.5 * rank.transfer);
     EXPECT_GE(rank.finish, rank.compute);

@@ -8,6 +8,7 @@
 
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/dtype.hpp>
+#include <annulus/mesh/transport.hpp>
 
 namespace annulus::launcher {
 
@@ -54,6 +55,8 @@ struct Options {
   std::string implementation = "auto";
   std::optional<std::string> mode;
   std::string device = "auto";
+  Transport transport = Transport::automatic;  ///< between GPU ranks; peer if share_gpus
+  bool share_gpus = false;                     ///< more ranks than GPUs take turns on them
   int threads = 0;  ///< 0: cores of the node over its ranks; see threads.hpp
 
   // Problem.
@@ -71,6 +74,7 @@ struct Options {
   std::string query, key, value, input, config;
   std::string query_segments, kv_segments, cu_seqlens, query_lengths, kv_lengths;
   std::string output, lse, trace, json, csv;
+  std::string cost_model;  ///< what predictions rest on
 
   // Running.
   double timeout = 300;  ///< seconds
@@ -82,7 +86,10 @@ struct Options {
   // bench
   int warmup = 2;
   int iterations = 10;
-  std::optional<SweepRange> sequence_sweep;  ///< T = S from begin to end by factor
+  /// T = S from begin to end by factor; with hops: bytes; with calibrate: rows.
+  std::optional<SweepRange> sequence_sweep;
+  bool hops = false;      ///< time ring hops, nothing else
+  std::string calibrate;  ///< file of the cost model to be measured
   // plan
   int show_ranks = 0;  ///< ranks whose steps are printed
 

@@ -11,6 +11,7 @@
 #include <annulus/launcher/comparison.hpp>
 #include <annulus/launcher/random_tensor.hpp>
 #include <annulus/mesh/mesh.hpp>
+#include <annulus/mesh/transport.hpp>
 #include <annulus/ring/executor.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/sharded_operands.hpp>
@@ -25,6 +26,8 @@ struct ShardedCase {
   std::string implementation = "auto";
   int threads = 1;
   std::uint64_t seed = 0;  ///< of the tensors
+  Transport transport = Transport::automatic;
+  ring::CostModel cost_model = ring::CostModel::cpu_core();
 };
 
 /// A random tensor of the seed, or a part of it: its entries at `index` (positions per dimension).

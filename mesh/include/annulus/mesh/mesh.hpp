@@ -4,12 +4,15 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include <annulus/core/watchdog.hpp>
 #include <annulus/mesh/group.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/mesh/mpi.hpp>
+#include <annulus/mesh/nccl_group.hpp>
 #include <annulus/mesh/topology.hpp>
+#include <annulus/mesh/transport.hpp>
 
 namespace annulus {
 
@@ -42,10 +45,13 @@ class Mesh {
   /// Throws UnknownAxisError, and ArgumentError for an axis named twice. No axes, or axes of size
   /// one: a self group.
   [[nodiscard]] Group& group(std::span<const std::string> axes);
-  /// The same ranks, for memory at `place`: the group itself for host memory, NCCL's for a CUDA
-  /// device. Collective over the mesh the first time that a tuple is asked for; kept afterwards. A
-  /// group of one rank moves nothing and is the host's.
-  [[nodiscard]] Group& group(std::span<const std::string> axes, Place place);
+  /// The same ranks, for memory at `place`: the group itself for host memory, one of `transport`
+  /// for a CUDA device; automatic is peer where nothing stands in its way on any rank (see
+  /// peer_copy_obstacle()), else NCCL. Collective over the mesh the first time that a tuple is
+  /// asked for with a transport; kept afterwards. A group of one rank moves nothing and is the
+  /// host's. Throws UnsupportedError with the reason, on all ranks, for a transport that cannot.
+  [[nodiscard]] Group& group(std::span<const std::string> axes, Place place,
+                             Transport transport = Transport::automatic);
   /// As the free function, for this mesh.
   [[nodiscard]] bool crosses_nodes(const std::string& axis) const {
     return annulus::crosses_nodes(shape_, topology_, axis);
@@ -53,6 +59,10 @@ class Mesh {
 
  private:
   [[nodiscard]] AxisNames group_key(std::span<const std::string> axes) const;
+  /// What stands in the way of transport peer anywhere in the mesh, along these axes.
+  [[nodiscard]] const std::string& peer_obstacle(const AxisNames& key, Group& host, Place place);
+  [[nodiscard]] std::unique_ptr<Group> make_device_group(const AxisNames& key, Group& host,
+                                                         Place place, Transport transport);
 
   MeshShape shape_;
   Watchdog watchdog_;
@@ -60,7 +70,10 @@ class Mesh {
   Topology topology_;
   std::unique_ptr<Group> world_;
   std::map<AxisNames, std::unique_ptr<Group>> groups_;
-  std::map<AxisNames, std::unique_ptr<Group>> device_groups_;  // over those in groups_
+  std::map<AxisNames, std::string> peer_obstacles_;  // "": none
+  std::unique_ptr<NcclWorld> nccl_;                  // made when first needed
+  // Over those in groups_, by the transport that automatic came to.
+  std::map<std::pair<AxisNames, Transport>, std::unique_ptr<Group>> device_groups_;
 };
 
 }  // namespace annulus

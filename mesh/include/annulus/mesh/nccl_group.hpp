@@ -16,10 +16,26 @@ struct NcclVersions {
 
 [[nodiscard]] NcclVersions nccl_versions();
 
-/// A group for memory of the CUDA device `place`, over the ranks of `host`, which takes the control
-/// calls and must outlive it. Collective over `host`. Communicators are non-blocking; waiting for
-/// one to come up is bounded by the watchdog. Throws UnsupportedError without NCCL, LibraryError
-/// when two ranks share a device (NCCL cannot) or NCCL fails.
-[[nodiscard]] std::unique_ptr<Group> make_nccl_group(Group& host, Place place, Watchdog watchdog);
+/// NCCL among all ranks of a mesh: one communicator, from which those of groups are split.
+class NcclWorld {
+ public:
+  virtual ~NcclWorld() = default;
+  NcclWorld() = default;
+  NcclWorld(const NcclWorld&) = delete;
+  NcclWorld& operator=(const NcclWorld&) = delete;
+
+  /// A group over the ranks of `host`, which takes the control calls and must outlive it.
+  /// Collective over the world: ranks with the same `color` (≥ 0) form a group, in order of `key`,
+  /// and those are the ranks of `host` in their order. Either all ranks get their group, or all
+  /// throw.
+  [[nodiscard]] virtual std::unique_ptr<Group> split(Group& host, int color, int key) = 0;
+};
+
+/// Brings NCCL up for memory of the CUDA device `place`. Collective over `world`, which must
+/// outlive the result. Communicators are non-blocking; waiting for one to come up is bounded by the
+/// watchdog. Throws UnsupportedError on all ranks without NCCL or when two ranks share a device
+/// (NCCL cannot), LibraryError when NCCL fails.
+[[nodiscard]] std::unique_ptr<NcclWorld> make_nccl_world(Group& world, Place place,
+                                                         Watchdog watchdog);
 
 }  // namespace annulus

@@ -1,21 +1,48 @@
 #pragma once
 
-#include <cstdint>
+#include <map>
 #include <string>
+#include <string_view>
+
+#include <annulus/ring/cost_curve.hpp>
 
 namespace annulus::ring {
 
-/// Rates that turn a plan into time. They are assumptions: `source` says whose.
+/// Rates that turn a plan into time: assumed, or measured on a machine (annulus bench --calibrate).
+/// `source` says which.
 struct CostModel {
-  double flops_per_second = 0;           ///< of the local kernel on one rank
-  double transfer_bytes_per_second = 0;  ///< of one rank, sending and receiving at once
-  double transfer_latency = 0;           ///< seconds per message
-  double merge_bytes_per_second = 0;     ///< memory rate of merging partial results
-  double call_latency = 0;               ///< seconds per kernel call
   std::string source;
+  /// Operations per second of the local kernel on one rank, by the rows of the block.
+  CostCurve kernel = CostCurve::constant(1);
+  double call_latency = 0;            ///< seconds per kernel call
+  double merge_bytes_per_second = 1;  ///< memory rate of merging partial results
+  /// Seconds of a message by its bytes, while the rank sends one and receives one; by the name of
+  /// the transport ("mpi", "nccl", "peer").
+  std::map<std::string, CostCurve> transports;
+  std::string transport;  ///< the one in use
 
   /// One CPU core of today per rank with shared memory between ranks.
   static CostModel cpu_core();
+  /// One GPU of the Hopper kind per rank, NVLink between ranks, half-precision kernels.
+  static CostModel hopper_nvlink();
+
+  /// Throws ArgumentError when the model does not know the transport.
+  void use_transport(std::string_view name);
+  /// Seconds of one kernel call of `flops` operations on a block of `rows` rows.
+  [[nodiscard]] double kernel_seconds(double flops, double rows) const;
+  /// Seconds of one message by the transport in use.
+  [[nodiscard]] double transfer_seconds(double bytes) const;
 };
+
+/// JSON of a model, every number exact:
+///
+///     {"schema": "annulus.cost_model", "version": 1, "source": "…",
+///      "kernel": [{"rows": 1024, "flops_per_second": 1e11}, …],
+///      "call_latency_seconds": 1e-6, "merge_bytes_per_second": 8e9, "transport": "mpi",
+///      "transports": {"mpi": [{"bytes": 65536, "seconds": 2e-5}, …]}}
+[[nodiscard]] std::string to_json(const CostModel& model);
+/// Reads it back. Throws FileError naming `path` and the key for a key that is missing, unknown or
+/// of another kind, and for another schema or version.
+[[nodiscard]] CostModel parse_cost_model(std::string_view text, const std::string& path);
 
 }  // namespace annulus::ring

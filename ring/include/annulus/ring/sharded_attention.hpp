@@ -7,6 +7,7 @@
 #include <annulus/core/device.hpp>
 #include <annulus/core/trace.hpp>
 #include <annulus/mesh/mesh.hpp>
+#include <annulus/mesh/transport.hpp>
 #include <annulus/ring/executor.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/sharded_operands.hpp>
@@ -18,6 +19,7 @@ struct ShardedAttentionOptions {
   PlanOptions plan;
   CostModel cost_model = CostModel::cpu_core();
   ExecutorOptions executor;
+  Transport transport = Transport::automatic;  ///< between GPUs; of no meaning to host memory
 };
 
 /// The one line through the house: problem + mesh + shardings → plan → executor → output.

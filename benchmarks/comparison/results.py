@@ -1,0 +1,146 @@
+"""The results of a comparison: what benchmarks/compare records, and what follows from it.
+
+A results file is one JSON object:
+
+    schema       "annulus.comparison"
+    version      1; larger when a reader of this version would go wrong
+    settings     gpus, rounds, iters, warmup, batch, head_dim, dtype
+    environment  system -> what its program reports of itself: versions, names of GPUs
+    commands     system -> the commands of one round, paths relative to the repository
+    cases        one entry a case: heads, kv_heads, mask ("causal" or "full"), length, and
+        systems  series -> its rounds, in order; each {"ms": …} or {"error": …}
+
+The series local-kernel is our local kernel alone, on the blocks of the same plan, without hops and
+merges: the ceiling of what we can reach.
+
+Rates are never stored: every one is 4·B·N·S²·D operations, half of them when causal, over the
+median of a series' rounds and over the GPUs.
+"""
+
+import json
+import os
+import statistics
+import tempfile
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from peers.peer_cases import Case
+
+SCHEMA = "annulus.comparison"
+VERSION = 1
+
+OURS = "annulus"
+CEILING = "local-kernel"
+# Series in the order in which they are shown, with the names that people read.
+TITLES = {OURS: "Annulus", "pytorch-allgather": "PyTorch all-gather",
+          "pytorch-alltoall": "PyTorch all-to-all", "jax-ring": "JAX ring",
+          CEILING: "local kernel"}
+PEERS = [series for series in TITLES if series not in (OURS, CEILING)]
+
+
+class ResultsError(Exception):
+    """A results file that is not what it should be."""
+
+
+@dataclass
+class Round:
+    """One measurement, or why there is none."""
+
+    ms: Optional[float] = None
+    error: Optional[str] = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ms": self.ms} if self.error is None else {"error": self.error}
+
+
+@dataclass
+class CaseResults:
+    """All rounds of one case."""
+
+    case: Case
+    systems: dict[str, list[Round]] = field(default_factory=dict)
+
+    def failed(self, series: str) -> bool:
+        """Whether no round succeeded."""
+        return self.median_ms(series) is None
+
+    def median_ms(self, series: str) -> Optional[float]:
+        times = [one.ms for one in self.systems.get(series, []) if one.ms is not None]
+        return statistics.median(times) if times else None
+
+
+@dataclass
+class Results:
+    settings: dict[str, Any]
+    environment: dict[str, Any] = field(default_factory=dict)
+    commands: dict[str, list[str]] = field(default_factory=dict)
+    cases: list[CaseResults] = field(default_factory=list)
+
+    def rate(self, entry: CaseResults, series: str) -> Optional[float]:
+        """TFLOP/s per GPU; None if the series failed."""
+        ms = entry.median_ms(series)
+        if not ms:
+            return None
+        return self.operations(entry.case) / (ms * 1e-3) / self.settings["gpus"] * 1e-12
+
+    def best_peer(self, entry: CaseResults) -> Optional[float]:
+        """The highest rate of a peer; None if all failed."""
+        rates = [self.rate(entry, series) for series in PEERS]
+        return max((rate for rate in rates if rate is not None), default=None)
+
+    def operations(self, case: Case) -> float:
+        return case.operations(self.settings["batch"], self.settings["head_dim"])
+
+    def to_json(self) -> dict[str, Any]:
+        cases = [{"heads": entry.case.heads, "kv_heads": entry.case.kv_heads,
+                  "mask": entry.case.mask, "length": entry.case.length,
+                  "systems": {series: [one.to_json() for one in rounds]
+                              for series, rounds in entry.systems.items()}}
+                 for entry in self.cases]
+        return {"schema": SCHEMA, "version": VERSION, "settings": self.settings,
+                "environment": self.environment, "commands": self.commands, "cases": cases}
+
+
+def to_text(results: Results) -> str:
+    """What the results file holds."""
+    return json.dumps(results.to_json(), indent=1) + "\n"
+
+
+def load(path: str) -> Results:
+    """Reads a results file. Raises ResultsError naming file and entry."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            data = json.load(file)
+        if (data["schema"], data["version"]) != (SCHEMA, VERSION):
+            raise ResultsError(f"{path}: is {data['schema']} version {data['version']}; "
+                               f"expected {SCHEMA} version {VERSION}")
+        results = Results(data["settings"], data["environment"], data["commands"])
+        for key in ("gpus", "batch", "head_dim"):
+            if results.settings[key] < 1:
+                raise ResultsError(f"{path}: settings: {key} is not above zero")
+        for entry in data["cases"]:
+            case = Case(entry["heads"], entry["kv_heads"], entry["mask"] == "causal",
+                        entry["length"])
+            systems = {series: [Round(one.get("ms"), one.get("error")) for one in rounds]
+                       for series, rounds in entry["systems"].items()}
+            results.cases.append(CaseResults(case, systems))
+        return results
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be read: {error.strerror}") from error
+    except KeyError as error:
+        raise ResultsError(f"{path}: lacks {error.args[0]!r}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ResultsError(f"{path}: is not a results file: {error}") from error
+
+
+def write_whole(path: str, text: str) -> None:
+    """The file appears complete under its name, or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,229 @@
+"""How each system is started, and what its output says."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any, Optional, Sequence
+
+from peers.peer_cases import Case
+
+from .results import CEILING, OURS, Round
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PYTORCH = "pytorch"
+JAX = "jax"
+# The series that a system measures.
+SERIES = {OURS: [OURS, CEILING], PYTORCH: ["pytorch-allgather", "pytorch-alltoall"],
+          JAX: ["jax-ring"]}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all systems are run with."""
+
+    annulus: str
+    annulus_options: Sequence[str]
+    mpirun: Sequence[str]
+    python: str
+    gpus: int
+    batch: int
+    head_dim: int
+    iters: int
+    warmup: int
+    timeout: float
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a program, for some cases."""
+
+    system: str
+    words: tuple[str, ...]
+    cases: tuple[Case, ...]
+
+
+@dataclass
+class Found:
+    """What one start measured; a case that is missing has no measurement."""
+
+    rounds: dict[tuple[str, Case], Round] = field(default_factory=dict)
+    environment: Optional[dict[str, Any]] = None
+
+
+def without_folders(text: str) -> str:
+    """Absolute paths become the names of their files: a results file tells of no machine."""
+    return re.sub(r"(?<![\w./])/(?:[^\s/:'\",]+/)*", "", text.replace(ROOT + "/", ""))
+
+
+def shown(words: Sequence[str]) -> str:
+    """A command as the results record it."""
+    return " ".join(without_folders(word) for word in words)
+
+
+def starts_of_round(setup: Setup, cases: Sequence[Case]) -> list[Start]:
+    """The programs of one round, each system once for all its cases."""
+    starts = [Start(OURS, (*setup.mpirun, "-np", str(setup.gpus), *_bench_words(setup, group)),
+                    tuple(group)) for group in _sweeps(cases)]
+    common = []
+    for case in cases:
+        common += ["--case", f"{case.heads}/{case.kv_heads}:{case.mask}:{case.length}"]
+    common += ["--batch", str(setup.batch), "--head-dim", str(setup.head_dim),
+               "--iters", str(setup.iters), "--warmup", str(setup.warmup)]
+    peers = os.path.join(ROOT, "benchmarks", "peers")
+    pytorch = (setup.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+               str(setup.gpus), os.path.join(peers, "pytorch_context_parallel.py"), *common)
+    jax = (setup.python, os.path.join(peers, "jax_ring.py"), "--gpus", str(setup.gpus), *common)
+    return [*starts, Start(PYTORCH, pytorch, tuple(cases)), Start(JAX, jax, tuple(cases))]
+
+
+def _bench_words(setup: Setup, group: Sequence[Case]) -> list[str]:
+    case = group[0]
+    sizes = (setup.batch, case.length, case.length, case.heads, case.kv_heads, setup.head_dim)
+    words = [setup.annulus, "bench", "--device", "cuda", "--dtype", "bfloat16",
+             "--shape", ",".join(str(size) for size in sizes)]
+    if len(group) > 1:
+        factor = group[1].length // case.length
+        words += ["--sweep", f"{case.length}:{group[-1].length}:{factor}"]
+    if case.causal:
+        words.append("--causal")
+    return [*words, "--iters", str(setup.iters), "--warmup", str(setup.warmup),
+            *setup.annulus_options, "--json", "-"]
+
+
+def _sweeps(cases: Sequence[Case]) -> list[list[Case]]:
+    """Groups that one `annulus bench --sweep` covers: lengths that grow by one factor."""
+    groups: list[list[Case]] = []
+    for case in sorted(cases, key=lambda one: (-one.heads, one.kv_heads, one.mask, one.length)):
+        group = groups[-1] if groups else []
+        last = group[-1] if group else None
+        fits = (last is not None and case.length > last.length and case.length % last.length == 0
+                and (last.heads, last.kv_heads, last.causal)
+                == (case.heads, case.kv_heads, case.causal)
+                and (len(group) == 1
+                     or case.length // last.length == last.length // group[-2].length))
+        if fits:
+            group.append(case)
+        else:
+            groups.append([case])
+    return groups
+
+
+def run(start: Start, timeout: float) -> tuple[str, Optional[str]]:
+    """Runs a program to its end: its standard output, and why it failed if it did."""
+    try:
+        process = subprocess.Popen(start.words, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True, errors="replace", start_new_session=True)
+    except OSError as error:
+        return "", f"{os.path.basename(start.words[0])} cannot be started: {error.strerror}"
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        # The program has ranks of its own, which end with it only as a process group.
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        return output, f"did not end within {timeout:g} s"
+    sys.stderr.write(errors)
+    if process.returncode == 0:
+        return output, None
+    return output, f"exit code {process.returncode}: {_telling_line(errors)}"
+
+
+def _telling_line(errors: str) -> str:
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"error", line, re.IGNORECASE)]
+    line = (telling or lines or ["nothing on standard error"])[-1]
+    return without_folders(line)[:300]
+
+
+def read_output(start: Start, output: str) -> Found:
+    """What a program's standard output says, as far as it got."""
+    return _read_bench(start, output) if start.system == OURS else _read_peer(output)
+
+
+def _read_peer(output: str) -> Found:
+    found = Found()
+    for line in output.splitlines():
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            continue  # libraries print what they like
+        if not isinstance(fields, dict):
+            continue
+        if "environment" in fields:
+            found.environment = fields["environment"]
+        elif "system" in fields:
+            case = Case(fields["heads"], fields["kv_heads"], fields["mask"] == "causal",
+                        fields["length"])
+            error = fields.get("error")
+            found.rounds[fields["system"], case] = Round(
+                fields.get("ms"), None if error is None else without_folders(error))
+    return found
+
+
+def _read_bench(start: Start, output: str) -> Found:
+    found = Found()
+    brace = output.find("{")
+    try:
+        report = json.loads(output[brace:]) if brace >= 0 else {}
+    except ValueError:
+        report = {}
+    units = {column["name"]: column["unit"] for column in report.get("columns", [])}
+    for row in report.get("rows", []):
+        case = _case_of_row(row, units, start.cases)
+        if case is None:
+            continue
+        verdict = row.get("verdict", "OK")
+        ms = _scaled(row, units, "time", {"ms": 1.0, "s": 1e3, "us": 1e-3, "µs": 1e-3})
+        if verdict != "OK" or not ms:
+            found.rounds[OURS, case] = Round(error=f"verdict {verdict}, time {row.get('time')}")
+            continue
+        found.rounds[OURS, case] = Round(ms)
+        rates = {"GFLOP/s": 1e-3, "TFLOP/s": 1.0}
+        rate, local = (_scaled(row, units, name, rates) for name in ("rate", "local"))
+        if rate and local:
+            # As a time, since our program counts operations in its own way.
+            found.rounds[CEILING, case] = Round(ms * rate / local)
+    return found
+
+
+def _case_of_row(row: dict[str, Any], units: dict[str, str],
+                 cases: Sequence[Case]) -> Optional[Case]:
+    names = units.get("shape", "").split(",")
+    sizes = dict(zip(names, str(row.get("shape", "")).split(",")))
+    for case in cases:
+        expected = {"S": case.length, "N": case.heads, "K": case.kv_heads}
+        if all(sizes.get(name) == str(size) for name, size in expected.items()):
+            return case
+    return None
+
+
+def _scaled(row: dict[str, Any], units: dict[str, str], name: str,
+            scales: dict[str, float]) -> Optional[float]:
+    """A cell in the unit of scale 1; a unit may go on, as "ms, median" does."""
+    unit = units.get(name, "")
+    for prefix, scale in scales.items():
+        if re.match(re.escape(prefix) + r"(?![A-Za-z])", unit):
+            value = row.get(name)
+            return value * scale if isinstance(value, (int, float)) else None
+    return None
+
+
+def annulus_environment(annulus: str) -> dict[str, str]:
+    """Versions, as `annulus info` reports them."""
+    try:
+        result = subprocess.run([annulus, "info"], capture_output=True, text=True, timeout=120,
+                                check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"error": f"annulus info: {type(error).__name__}"}
+    wanted = ("version", "build type", "compiler", "MPI", "CUDA", "NCCL", "cuDNN", "GPUs")
+    found = {}
+    for line in result.stdout.splitlines():
+        for name in wanted:
+            match = re.match(rf"  {name}\s{{1,}}(\S.*)", line)
+            if match and name not in found:
+                found[name] = without_folders(match[1].split(", package")[0].strip())
+    return found

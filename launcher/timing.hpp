@@ -1,0 +1,43 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <annulus/core/trace.hpp>
+#include <annulus/mesh/group.hpp>
+
+namespace annulus::launcher {
+
+/// Times of several calls, in seconds.
+struct Timing {
+  double least = 0;
+  double median = 0;
+  double most = 0;
+};
+
+inline Timing timing_of(std::vector<double> seconds) {
+  std::sort(seconds.begin(), seconds.end());
+  const std::size_t count = seconds.size();
+  return {seconds.front(), (seconds[(count - 1) / 2] + seconds[count / 2]) / 2, seconds.back()};
+}
+
+/// Calls of `body`, each begun together; the time of a call is that of the slowest rank.
+/// Collective.
+template <class Body>
+Timing time_calls(int iterations, Group& world, const Body& body) {
+  std::vector<double> seconds;
+  for (int i = 0; i < iterations; ++i) {
+    world.barrier();
+    const std::int64_t begin = monotonic_ns();
+    body();
+    const double own = static_cast<double>(monotonic_ns() - begin) * 1e-9;
+    seconds.push_back(world.max(std::array{own})[0]);
+  }
+  return timing_of(std::move(seconds));
+}
+
+}  // namespace annulus::launcher

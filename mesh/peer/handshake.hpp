@@ -1,0 +1,24 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <annulus/core/watchdog.hpp>
+#include <annulus/mesh/group.hpp>
+
+#include "peer/flags.hpp"
+#include "peer/peer_exchange.hpp"
+#include "peer/shared_memory.hpp"
+
+namespace annulus::peer {
+
+/// Makes an exchange between the ranks of `host` ready: every pair tells each other where data and
+/// flags are. Collective over the ranks that the messages name. What goes wrong on one rank is told
+/// to its peers, so that both throw LibraryError.
+[[nodiscard]] std::unique_ptr<PeerExchange> shake_hands(Group& host, const Watchdog& watchdog,
+                                                        const std::vector<Send>& sends,
+                                                        const std::vector<Receive>& receives,
+                                                        const ExchangeLabel& label,
+                                                        FlagBlock& flags, PeerMappings& mappings);
+
+}  // namespace annulus::peer

@@ -1,0 +1,15 @@
+#include <annulus/core/error.hpp>
+#include <annulus/mesh/peer_copy_group.hpp>
+
+namespace annulus {
+
+std::string peer_copy_obstacle(Group& /*host*/, Place /*place*/) {
+  return "this build has no CUDA";
+}
+
+std::unique_ptr<Group> make_peer_copy_group(Group& /*host*/, Place /*place*/,
+                                            Watchdog /*watchdog*/) {
+  throw UnsupportedError("transport peer: this build has no CUDA");
+}
+
+}  // namespace annulus

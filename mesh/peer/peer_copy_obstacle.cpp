@@ -1,0 +1,125 @@
+#include <cstddef>
+#include <cstring>
+#include <cuda_runtime_api.h>
+#include <exception>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/error.hpp>
+#include <annulus/mesh/peer_copy_group.hpp>
+
+#include "peer/device_seat.hpp"
+#include "peer/flags.hpp"
+#include "peer/shared_memory.hpp"
+
+namespace annulus {
+namespace {
+
+// Far more than a device needs that can wait for flags.
+constexpr Watchdog::Seconds kTrial{30};
+
+/// What every rank tells the others about its device.
+struct Seat {
+  std::string node;
+  std::string bus_id;
+  std::string error;  // why the rank has nothing to share
+  peer::SharedAddress memory;
+};
+
+// Three lines of text, then the address as it is.
+std::string encoded(const Seat& seat) {
+  static_assert(std::is_trivially_copyable_v<peer::SharedAddress>);
+  std::string error = seat.error;
+  for (char& c : error) c = c == '\n' ? ' ' : c;
+  return seat.node + '\n' + seat.bus_id + '\n' + error + '\n' +
+         std::string(reinterpret_cast<const char*>(&seat.memory), sizeof(seat.memory));
+}
+
+Seat decoded(const std::string& text) {
+  Seat seat;
+  std::size_t begin = 0;
+  for (std::string* line : {&seat.node, &seat.bus_id, &seat.error}) {
+    const std::size_t end = text.find('\n', begin);
+    *line = text.substr(begin, end - begin);
+    begin = end + 1;
+  }
+  std::memcpy(&seat.memory, text.data() + begin, sizeof(seat.memory));
+  return seat;
+}
+
+// A device that this process does not see cannot be asked for; opening its memory will tell.
+bool access_is_denied(int device, const std::string& other_bus_id) {
+  int other = 0;
+  if (cudaDeviceGetByPCIBusId(&other, other_bus_id.c_str()) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return false;
+  }
+  int possible = 1;
+  check_cuda(cudaDeviceCanAccessPeer(&possible, device, other), "cudaDeviceCanAccessPeer");
+  return possible == 0;
+}
+
+// Why this rank cannot reach the memory of another; "" if it can.
+std::string obstacle_between(int rank, const Seat& mine, int device, int peer, const Seat& theirs) {
+  if (theirs.node != mine.node) {
+    return fmt::format("ranks {} and {} are on different nodes", rank, peer);
+  }
+  try {
+    if (theirs.bus_id != mine.bus_id && access_is_denied(device, theirs.bus_id)) {
+      return fmt::format("the GPUs of ranks {} and {} ({} and {}) cannot access each other", rank,
+                         peer, mine.bus_id, theirs.bus_id);
+    }
+    peer::PeerMappings trial;
+    (void)trial.map(peer, theirs.memory);
+  } catch (const Error& error) {
+    return fmt::format("rank {}: {}", rank, error.what());
+  }
+  return "";
+}
+
+std::string first_of(const std::vector<std::string>& reasons) {
+  for (const std::string& reason : reasons) {
+    if (!reason.empty()) return reason;
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string peer_copy_obstacle(Group& host, Place place) {
+  Seat mine;
+  // Lives until all have tried to open it.
+  std::optional<peer::SharedMemoryPool> pool;
+  std::optional<peer::FlagBlock> flags;
+  try {
+    mine.node = peer::node_identity();
+    mine.bus_id = peer::pci_bus_id(place.device);
+    pool.emplace(place.device);
+    flags.emplace(*pool, Watchdog(kTrial));
+    mine.memory = peer::share(flags->take().address());
+  } catch (const std::exception& error) {
+    mine.error = fmt::format("rank {}: {}", host.rank(), error.what());
+  }
+  std::vector<Seat> seats;
+  std::vector<std::string> errors;
+  for (const std::string& text : host.gather_text(encoded(mine))) {
+    seats.push_back(decoded(text));
+    errors.push_back(seats.back().error);
+  }
+  if (const std::string error = first_of(errors); !error.empty()) return error;
+
+  std::string reason;
+  for (int other = 0; other < host.size() && reason.empty(); ++other) {
+    if (other == host.rank()) continue;
+    reason = obstacle_between(host.rank(), mine, place.device, other,
+                              seats[static_cast<std::size_t>(other)]);
+  }
+  return first_of(host.gather_text(reason));
+}
+
+}  // namespace annulus

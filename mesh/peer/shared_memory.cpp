@@ -1,0 +1,63 @@
+#include "peer/shared_memory.hpp"
+
+#include <cstddef>
+
+#include <fmt/format.h>
+
+#include <annulus/core/cuda_stream.hpp>
+
+#include "peer/driver_calls.hpp"
+
+namespace annulus::peer {
+
+SharedAddress share(const void* address) {
+  const auto raw = reinterpret_cast<CUdeviceptr>(address);
+  CUdeviceptr base = 0;
+  std::size_t bytes = 0;
+  check_driver(driver_calls().mem_get_address_range(&base, &bytes, raw),
+               "cuMemGetAddressRange (is the buffer device memory?)");
+  SharedAddress shared;
+  if (const cudaError_t code =
+          cudaIpcGetMemHandle(&shared.allocation, reinterpret_cast<void*>(base));
+      code != cudaSuccess) {
+    (void)cudaGetLastError();
+    throw CudaError("cudaIpcGetMemHandle (is the buffer from cudaMalloc?)", code);
+  }
+  shared.offset = raw - base;
+  return shared;
+}
+
+void* SharedMemoryPool::system_allocate(std::size_t bytes) {
+  // Smaller allocations share a page of the driver, and a handle gives away the whole page.
+  constexpr std::size_t kPage = std::size_t{2} << 20;
+  void* data = nullptr;
+  if (const cudaError_t code = cudaMalloc(&data, (bytes + kPage - 1) / kPage * kPage);
+      code != cudaSuccess) {
+    (void)cudaGetLastError();
+    throw CudaError(fmt::format("{}: allocating {} bytes for exchanges", to_string(place()), bytes),
+                    code);
+  }
+  return data;
+}
+
+void SharedMemoryPool::system_free(void* data, std::size_t /*bytes*/) noexcept {
+  (void)cudaFree(data);
+}
+
+void* PeerMappings::map(int peer, const SharedAddress& address) {
+  const std::string handle(address.allocation.reserved, sizeof(address.allocation.reserved));
+  Handle<MappingTraits>& mapping = mapped_[{peer, handle}];
+  if (!mapping) {
+    void* base = nullptr;
+    const cudaError_t code =
+        cudaIpcOpenMemHandle(&base, address.allocation, cudaIpcMemLazyEnablePeerAccess);
+    if (code != cudaSuccess) {
+      (void)cudaGetLastError();
+      throw CudaError(fmt::format("cudaIpcOpenMemHandle of memory of rank {}", peer), code);
+    }
+    mapping.reset(base);
+  }
+  return static_cast<std::byte*>(mapping.get()) + address.offset;
+}
+
+}  // namespace annulus::peer

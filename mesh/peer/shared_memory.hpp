@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <cuda_runtime_api.h>
+#include <map>
+#include <string>
+#include <utility>
+
+#include <annulus/core/handle.hpp>
+#include <annulus/core/memory.hpp>
+
+namespace annulus::peer {
+
+/// An address in device memory, as other processes can find it.
+struct SharedAddress {
+  cudaIpcMemHandle_t allocation{};
+  std::uint64_t offset = 0;
+};
+
+/// `address` may lie anywhere in memory from cudaMalloc; throws LibraryError for other memory.
+[[nodiscard]] SharedAddress share(const void* address);
+
+/// Device memory that can be shared. What is handed back is kept until the pool ends, so that
+/// nothing is freed that a peer has mapped.
+class SharedMemoryPool final : public MemoryPool {
+ public:
+  explicit SharedMemoryPool(int device) : MemoryPool(Place::cuda(device)) {}
+  ~SharedMemoryPool() override { trim(); }
+
+ protected:
+  void* system_allocate(std::size_t bytes) override;
+  void system_free(void* data, std::size_t bytes) noexcept override;
+};
+
+/// The allocations of peers that this process has mapped, each once, until the object ends.
+class PeerMappings {
+ public:
+  /// The peer's address as it is here. Maps the allocation the first time; throws LibraryError.
+  [[nodiscard]] void* map(int peer, const SharedAddress& address);
+  /// Unmaps all.
+  void clear() { mapped_.clear(); }
+
+ private:
+  struct MappingTraits {
+    using Raw = void*;
+    static Raw null() noexcept { return nullptr; }
+    static void release(Raw raw) noexcept { (void)cudaIpcCloseMemHandle(raw); }
+  };
+  std::map<std::pair<int, std::string>, Handle<MappingTraits>> mapped_;  // by peer and handle
+};
+
+}  // namespace annulus::peer

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+namespace annulus::peer {
+
+/// Collects writes to and waits for flags, and hands them to a stream in as few calls as possible.
+/// Takes no memory. They run in order, after what the stream was given before submit().
+class StreamOperations {
+ public:
+  explicit StreamOperations(cudaStream_t stream) : stream_(stream) {}
+
+  /// After everything before it in the stream is visible to all devices.
+  void write(std::uint32_t* flag, std::uint32_t value);
+  /// Until the flag is up; then it is down.
+  void wait_and_lower(std::uint32_t* flag);
+  /// Gives the stream what was collected; throws LibraryError.
+  void submit();
+
+ private:
+  CUstreamBatchMemOpParams& next();
+
+  cudaStream_t stream_;
+  std::array<CUstreamBatchMemOpParams, 64> operations_{};  // the driver takes up to 255 at once
+  std::size_t count_ = 0;
+};
+
+}  // namespace annulus::peer

@@ -1,0 +1,152 @@
+#include <cmath>
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <annulus/core/error.hpp>
+#include <annulus/ring/cost_model.hpp>
+
+namespace annulus::ring {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kSchema = "annulus.cost_model";
+constexpr int kVersion = 1;
+
+json curve_json(const CostCurve& curve, const char* size, const char* value) {
+  json points = json::array();
+  for (const CostCurve::Point& point : curve.points()) {
+    points.push_back({{size, point.size}, {value, point.value}});
+  }
+  return points;
+}
+
+/// An object of the file, and where it stands: "transports.mpi[2]".
+class Reader {
+ public:
+  Reader(const json& object, std::string where, const std::string& path)
+      : object_(object), where_(std::move(where)), path_(path) {
+    if (!object.is_object()) fail(where_.empty() ? "the file" : where_, "is not an object");
+  }
+
+  /// Throws unless the object has these keys and no others.
+  void expect_keys(std::initializer_list<const char*> keys) const {
+    for (const char* key : keys) {
+      if (!object_.contains(key)) fail(name(key), "is missing");
+    }
+    for (const auto& item : object_.items()) {
+      bool known = false;
+      for (const char* key : keys) known = known || item.key() == key;
+      if (!known) fail(name(item.key()), "is no key of a cost model");
+    }
+  }
+
+  [[nodiscard]] const json& at(const char* key) const { return object_.at(key); }
+
+  [[nodiscard]] double positive(const char* key) const {
+    const json& value = object_.at(key);
+    if (!value.is_number() || !(value.get<double>() > 0)) {
+      fail(name(key), fmt::format("is {}, expected a positive number", value.dump()));
+    }
+    return value.get<double>();
+  }
+
+  [[nodiscard]] double not_negative(const char* key) const {
+    const json& value = object_.at(key);
+    if (!value.is_number() || !(value.get<double>() >= 0)) {
+      fail(name(key), fmt::format("is {}, expected a number of 0 or more", value.dump()));
+    }
+    return value.get<double>();
+  }
+
+  [[nodiscard]] std::string text(const char* key) const {
+    const json& value = object_.at(key);
+    if (!value.is_string()) fail(name(key), fmt::format("is {}, expected a text", value.dump()));
+    return value.get<std::string>();
+  }
+
+  [[nodiscard]] CostCurve curve(const char* key, const char* size, const char* value) const {
+    const json& list = object_.at(key);
+    if (!list.is_array()) fail(name(key), "is not a list of points");
+    std::vector<CostCurve::Point> points;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const Reader point(list[i], fmt::format("{}[{}]", name(key), i), path_);
+      point.expect_keys({size, value});
+      points.push_back({point.not_negative(size), point.positive(value)});
+    }
+    try {
+      return {std::move(points), key};
+    } catch (const ArgumentError& error) {
+      fail(name(key), fmt::format("has {}, expected {}", error.value(), error.expected()));
+    }
+  }
+
+  [[noreturn]] void fail(const std::string& key, const std::string& problem) const {
+    throw FileError(path_, key + " " + problem);
+  }
+
+ private:
+  [[nodiscard]] std::string name(const std::string& key) const {
+    return where_.empty() ? key : where_ + "." + key;
+  }
+
+  const json& object_;
+  std::string where_;
+  const std::string& path_;
+};
+
+}  // namespace
+
+std::string to_json(const CostModel& model) {
+  json transports = json::object();
+  for (const auto& [name, curve] : model.transports) {
+    transports[name] = curve_json(curve, "bytes", "seconds");
+  }
+  return json{{"schema", kSchema},
+              {"version", kVersion},
+              {"source", model.source},
+              {"kernel", curve_json(model.kernel, "rows", "flops_per_second")},
+              {"call_latency_seconds", model.call_latency},
+              {"merge_bytes_per_second", model.merge_bytes_per_second},
+              {"transport", model.transport},
+              {"transports", transports}}
+      .dump(2);
+}
+
+CostModel parse_cost_model(std::string_view text, const std::string& path) {
+  json data;
+  try {
+    data = json::parse(text);
+  } catch (const json::parse_error& error) {
+    throw FileError(path, fmt::format("is not JSON (byte {})", error.byte));
+  }
+  const Reader file(data, "", path);
+  file.expect_keys({"schema", "version", "source", "kernel", "call_latency_seconds",
+                    "merge_bytes_per_second", "transport", "transports"});
+  if (file.at("schema") != kSchema || file.at("version") != kVersion) {
+    file.fail("schema",
+              fmt::format("is {} version {}, expected {} version {}", file.at("schema").dump(),
+                          file.at("version").dump(), kSchema, kVersion));
+  }
+  CostModel model;
+  model.source = file.text("source");
+  model.kernel = file.curve("kernel", "rows", "flops_per_second");
+  model.call_latency = file.not_negative("call_latency_seconds");
+  model.merge_bytes_per_second = file.positive("merge_bytes_per_second");
+  const Reader transports(file.at("transports"), "transports", path);
+  for (const auto& item : file.at("transports").items()) {
+    model.transports.emplace(item.key(), transports.curve(item.key().c_str(), "bytes", "seconds"));
+  }
+  model.transport = file.text("transport");
+  if (!model.transports.contains(model.transport)) {
+    file.fail("transport", fmt::format("is '{}', which transports lacks", model.transport));
+  }
+  return model;
+}
+
+}  // namespace annulus::ring

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <vector>
+
+namespace annulus::ring {
+
+/// A quantity that was measured at some sizes and changes linearly between them.
+class CostCurve {
+ public:
+  struct Point {
+    double size = 0;
+    double value = 0;
+    bool operator==(const Point&) const = default;
+  };
+
+  /// Throws ArgumentError unless there is a point, sizes are not negative and rise from point to
+  /// point, and values are positive and finite. `what` names the curve in the message.
+  CostCurve(std::vector<Point> points, const char* what);
+  /// The same value at every size.
+  static CostCurve constant(double value);
+  /// Seconds of a message: `latency`, and its bytes at `bytes_per_second` from the first one on.
+  static CostCurve transfer(double latency, double bytes_per_second);
+
+  /// Beyond the first and the last point: their values.
+  [[nodiscard]] double clamped(double size) const noexcept;
+  /// Below the first point its value; past the last one, on along the last segment, which never
+  /// falls there.
+  [[nodiscard]] double extended(double size) const noexcept;
+  [[nodiscard]] const std::vector<Point>& points() const noexcept { return points_; }
+  bool operator==(const CostCurve&) const = default;
+
+ private:
+  std::vector<Point> points_;
+};
+
+/// The smallest size, within the range of both, from which on `b` stays at or below `a` up to the
+/// end of that range; −1 if there is none.
+[[nodiscard]] double crossover(const CostCurve& a, const CostCurve& b);
+
+}  // namespace annulus::ring

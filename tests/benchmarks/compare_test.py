@@ -1,0 +1,275 @@
+"""benchmarks/compare without GPUs: commands, ratios, table, plot, failures, bad options.
+
+The first argument is the folder of benchmarks.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree as ElementTree
+
+BENCHMARKS = sys.argv.pop(1)
+sys.path.insert(0, BENCHMARKS)
+
+from comparison import results, systems, table  # noqa: E402
+from peers.peer_cases import Case  # noqa: E402
+
+SVG = "{http://www.w3.org/2000/svg}"
+CASE = Case(64, 8, True, 8192)
+
+# Stands in for every program that compare starts: what it prints follows from its words.
+STUB = """#!{python}
+import json, sys
+words = sys.argv[1:]
+if "info" in words:
+    print("# libraries\\n  NCCL           2.28")
+elif "bench" in words:
+    begin, end, factor = (int(x) for x in words[words.index("--sweep") + 1].split(":"))
+    rows, length = [], begin
+    while length <= end:
+        rows.append({{"shape": f"1,{{length}},{{length}},64,8,128,128", "verdict": "OK",
+                     "time": 2.0, "local": 600.0, "rate": 500000.0}})
+        length *= factor
+    units = {{"shape": "B,T,S,N,K,D,Dv", "verdict": "", "time": "ms, median",
+             "local": "TFLOP/s/GPU", "rate": "GFLOP/s/rank"}}
+    print("a line of the launcher")
+    print(json.dumps({{"columns": [{{"name": n, "unit": u}} for n, u in units.items()],
+                      "rows": rows}}, indent=2))
+elif any(word.endswith("jax_ring.py") for word in words):
+    print("RuntimeError: no cuDNN in /opt/some/folder/libcudnn.so", file=sys.stderr)
+    sys.exit(1)
+else:
+    print(json.dumps({{"environment": {{"torch": "2.11", "gpus": ["H200", "H200"]}}}}))
+    for case in [b for a, b in zip(words, words[1:]) if a == "--case"]:
+        heads, mask, length = case.split(":")
+        fields = {{"heads": 64, "kv_heads": 8, "mask": mask, "length": int(length)}}
+        print(json.dumps({{"system": "pytorch-allgather", **fields, "ms": 4.0}}))
+        print(json.dumps({{"system": "pytorch-alltoall", **fields, "error": "OutOfMemory: x"}}))
+"""
+
+
+def recorded():
+    """Two lengths of one shape: at 8k a peer is ahead of us, at 32k one fails."""
+    found = results.Results({"gpus": 4, "rounds": 3, "iters": 20, "warmup": 5, "batch": 1,
+                             "head_dim": 128, "dtype": "bfloat16"},
+                            {"pytorch": {"gpus": ["H200"] * 4}})
+    times = lambda *all_ms: [results.Round(ms) for ms in all_ms]  # noqa: E731
+    found.cases = [
+        results.CaseResults(CASE, {
+            "annulus": times(1.2, 1.0, 0.9), "local-kernel": times(0.5, 0.5, 0.5),
+            "pytorch-allgather": times(2.0, 2.0, 2.0), "pytorch-alltoall": times(4.0, 4.0, 4.0),
+            "jax-ring": times(0.8, 0.8, 0.8)}),
+        results.CaseResults(Case(64, 8, True, 32768), {
+            "annulus": times(10.0, 10.0, 10.0), "local-kernel": times(8.0, 8.0, 8.0),
+            "pytorch-allgather": [*times(20.0, 20.0), results.Round(error="did not end")],
+            "pytorch-alltoall": times(16.0, 16.0, 16.0),
+            "jax-ring": [results.Round(error="XlaRuntimeError: out of memory")] * 3})]
+    return found
+
+
+def cells(markdown, row):
+    """The cells of a row of the table, by column."""
+    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    split = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return dict(zip(split[0], split[2 + row]))
+
+
+class CompareTest(unittest.TestCase):
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory()
+        self.addCleanup(holder.cleanup)
+        self.directory = holder.name
+
+    def path(self, *names):
+        return os.path.join(self.directory, *names)
+
+    def compare(self, *words):
+        return subprocess.run([sys.executable, os.path.join(BENCHMARKS, "compare"), *words],
+                              cwd=self.directory, capture_output=True, text=True, timeout=60)
+
+    def expect_success(self, result):
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def read(self, *names):
+        with open(self.path(*names), encoding="utf-8") as file:
+            return file.read()
+
+
+class Numbers(CompareTest):
+    def test_rates_and_ratios(self):
+        found = recorded()
+        # 4·64·8192²·128/2 operations in 1 ms on 4 GPUs.
+        self.assertAlmostEqual(found.rate(found.cases[0], "annulus"), 274.877906944, places=6)
+        first = cells(table.markdown(found), 0)
+        self.assertEqual(first["Annulus"], "275")
+        self.assertEqual(first["PyTorch all-gather"], "137")
+        self.assertEqual(first["JAX ring"], "344")
+        self.assertEqual(first["ours / best peer"], "0.80")
+        self.assertEqual(first["local kernel"], "550")
+        self.assertEqual(first["ours / local kernel"], "0.50")
+
+    def test_full_mask_counts_twice(self):
+        full = Case(64, 8, False, 8192)
+        self.assertEqual(full.operations(2, 128), 2 * CASE.operations(2, 128))
+        self.assertEqual(full.operations(1, 128), 4 * 64 * 8192**2 * 128)
+
+    def test_failed_peer_is_shown(self):
+        second = cells(table.markdown(recorded()), 1)
+        self.assertEqual(second["JAX ring"], "failed")
+        self.assertEqual(second["PyTorch all-gather"], "220 (2 of 3 rounds)")
+        self.assertEqual(second["ours / best peer"], "1.60")
+        self.assertIn("- JAX ring, 64/8 causal 32k: `XlaRuntimeError: out of memory`",
+                      table.markdown(recorded()))
+
+    def test_lengths_that_no_sweep_covers(self):
+        setup = systems.Setup("annulus", [], ["mpirun"], "python3", 4, 1, 128, 20, 5, 60)
+        cases = [Case(64, 8, True, length) for length in (8192, 16384, 32768, 49152)]
+        starts = [start for start in systems.starts_of_round(setup, cases)
+                  if start.system == "annulus"]
+        self.assertEqual([len(start.cases) for start in starts], [3, 1])
+        self.assertIn("8192:32768:2", starts[0].words)
+        self.assertNotIn("--sweep", starts[1].words)
+
+
+class Files(CompareTest):
+    def draw(self, found):
+        with open(self.path("in.json"), "w", encoding="utf-8") as file:
+            json.dump(found.to_json(), file)
+        return self.compare("--from-json", "in.json", "--output-dir", "out")
+
+    def test_round_trip(self):
+        self.expect_success(self.draw(recorded()))
+        self.assertEqual(self.read("out", "comparison.md"), table.markdown(recorded()))
+        self.assertEqual(results.load(self.path("in.json")).to_json(), recorded().to_json())
+
+    def test_plot(self):
+        self.expect_success(self.draw(recorded()))
+        root = ElementTree.fromstring(self.read("out", "comparison.svg"))
+        lines = {line.find(SVG + "title").text: line for line in root.iter(SVG + "polyline")}
+        self.assertEqual(set(lines), {"Annulus", "PyTorch all-gather", "PyTorch all-to-all",
+                                      "JAX ring", "local kernel"})
+        points = lambda name: lines[name].get("points").split()  # noqa: E731
+        self.assertEqual(len(points("Annulus")), 2)
+        self.assertEqual(len(points("JAX ring")), 1)
+        self.assertIn("stroke-dasharray", lines["local kernel"].attrib)
+        height = lambda name, i: float(points(name)[i].split(",")[1])  # noqa: E731
+        self.assertLess(height("JAX ring", 0), height("Annulus", 0))
+        self.assertLess(height("local kernel", 1), height("Annulus", 1))
+        texts = [text.text for text in root.iter(SVG + "text")]
+        self.assertIn("64/8 heads, causal", texts)
+        self.assertIn("32k", texts)
+
+    def test_nothing_measured(self):
+        found = recorded()
+        for entry in found.cases:
+            entry.systems = {"annulus": [results.Round(error="no GPU")]}
+        self.expect_success(self.draw(found))
+        self.assertEqual(cells(self.read("out", "comparison.md"), 0)["Annulus"], "failed")
+        ElementTree.fromstring(self.read("out", "comparison.svg"))
+
+    def test_damaged_file(self):
+        for change, text in [(lambda data: data.pop("cases"), "lacks 'cases'"),
+                             (lambda data: data.update(version=9), "version 9"),
+                             (lambda data: data["settings"].update(gpus=0), "gpus"),
+                             (lambda data: data.update(cases=[3]), "not a results file")]:
+            with self.subTest(text):
+                data = recorded().to_json()
+                change(data)
+                with open(self.path("bad.json"), "w", encoding="utf-8") as file:
+                    json.dump(data, file)
+                result = self.compare("--from-json", "bad.json")
+                self.assertEqual(result.returncode, 2)
+                self.assertIn("--from-json: bad.json: ", result.stderr)
+                self.assertIn(text, result.stderr)
+        self.assertEqual(self.compare("--from-json", "none.json").returncode, 2)
+
+
+class Runs(CompareTest):
+    """Programs that only pretend to measure."""
+
+    def run_stub(self, *words):
+        stub = self.path("stub")
+        with open(stub, "w", encoding="utf-8") as file:
+            file.write(STUB.format(python=sys.executable))
+        os.chmod(stub, 0o755)
+        return self.compare("--annulus", stub, "--mpirun", stub, "--python", stub, "--gpus", "2",
+                            "--heads", "64/8", "--masks", "causal", "--seq", "8k,32k",
+                            "--rounds", "2", "--output-dir", "out", *words)
+
+    def test_all_is_recorded(self):
+        result = self.run_stub()
+        self.expect_success(result)
+        data = json.loads(self.read("out", "comparison.json"))
+        self.assertEqual(data["schema"], "annulus.comparison")
+        self.assertEqual(data["environment"]["annulus"], {"NCCL": "2.28"})
+        self.assertEqual(data["environment"]["pytorch"]["torch"], "2.11")
+        self.assertEqual([entry["length"] for entry in data["cases"]], [8192, 32768])
+        for entry in data["cases"]:
+            series = entry["systems"]
+            self.assertEqual(series["annulus"], [{"ms": 2.0}] * 2)
+            self.assertAlmostEqual(series["local-kernel"][0]["ms"], 2.0 * 500 / 600)
+            self.assertEqual(series["pytorch-allgather"], [{"ms": 4.0}] * 2)
+            self.assertEqual(series["pytorch-alltoall"], [{"error": "OutOfMemory: x"}] * 2)
+            self.assertEqual(series["jax-ring"], [
+                {"error": "exit code 1: RuntimeError: no cuDNN in libcudnn.so"}] * 2)
+        self.assertNotIn(self.directory, self.read("out", "comparison.json"))
+        self.assertEqual(cells(result.stdout, 0)["ours / best peer"], "2.00")
+        # Rounds interleave the systems.
+        order = [line.split()[1:4] for line in result.stderr.splitlines() if line.startswith("# ")]
+        self.assertEqual(order[:3], order[3:])
+
+    def test_ours_failing_is_told_by_the_exit_code(self):
+        self.run_stub()
+        result = self.run_stub("--annulus-options=--broken", "--mpirun", "false")
+        self.assertEqual(result.returncode, 3, result.stderr)
+        self.assertEqual(cells(result.stdout, 0)["Annulus"], "failed")
+        self.assertEqual(cells(result.stdout, 0)["PyTorch all-to-all"], "failed")
+
+    def test_dry_run(self):
+        result = self.run_stub("--dry-run", "--annulus-options=--schedule ring")
+        self.expect_success(result)
+        bench, pytorch, jax = result.stdout.splitlines()
+        self.assertIn("--sweep 8192:32768:4 --causal", bench)
+        self.assertIn("--schedule ring", bench)
+        self.assertIn("benchmarks/peers/pytorch_context_parallel.py --case 64/8:causal:8192 "
+                      "--case 64/8:causal:32768", pytorch)
+        self.assertIn("benchmarks/peers/jax_ring.py --gpus 2", jax)
+        self.assertNotIn(self.directory, result.stdout)
+        self.assertFalse(os.path.exists(self.path("out")))
+
+    def test_chosen_cases(self):
+        result = self.run_stub("--dry-run", "--cases", "32/32:full:1k", "--cases", "8/2:causal:4k")
+        self.expect_success(result)
+        self.assertIn("--case 32/32:full:1024 --case 8/2:causal:4096 --batch", result.stdout)
+        self.assertNotIn("64/8", result.stdout)
+
+
+class Options(CompareTest):
+    def test_bad_values_name_the_option(self):
+        for option, value in [("--seq", "8x"), ("--seq", "0"), ("--seq", "8191"),
+                              ("--heads", "64"), ("--heads", "8/3"), ("--masks", "half"),
+                              ("--cases", "64/8:causal"), ("--cases", "64/8:none:8k"),
+                              ("--rounds", "0"), ("--gpus", "-1"), ("--iters", "many")]:
+            with self.subTest(f"{option} {value}"):
+                result = self.compare("--dry-run", f"{option}={value}")
+                self.assertEqual(result.returncode, 2)
+                self.assertIn(f"argument {option}: got ", result.stderr)
+
+    def test_unknown_option(self):
+        result = self.compare("--round", "2", "--dry")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--round", result.stderr)
+
+
+class PeerPrograms(CompareTest):
+    def test_they_are_python(self):
+        for name in ["peer_cases.py", "pytorch_context_parallel.py", "jax_ring.py"]:
+            with open(os.path.join(BENCHMARKS, "peers", name), encoding="utf-8") as file:
+                compile(file.read(), name, "exec")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,360 @@
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/core/error.hpp>
+
+#include "tests/mesh/device_group_fixture.hpp"
+
+namespace annulus::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+/// A message to the right neighbour and one from the left, prepared.
+struct Hop {
+  Hop(Group& group, std::size_t bytes, Buffer to, Buffer from, int left, int right)
+      : out(std::move(to)), in(std::move(from)) {
+    exchange =
+        group.prepare({{right, out.data(), bytes}}, {{left, in.data(), bytes}}, {"key/value", 3});
+  }
+  Buffer out;
+  Buffer in;
+  std::unique_ptr<PreparedExchange> exchange;
+};
+
+class DeviceGroup : public DeviceGroupTest {
+ protected:
+  Hop make_hop(std::size_t bytes) {
+    return {group(), bytes, allocate(bytes), allocate(bytes), left(), right()};
+  }
+  static std::uint32_t key(int from, int round) {
+    return static_cast<std::uint32_t>(from * 1000 + round);
+  }
+  /// One round of a hop, with data of its own, started by `start`.
+  void check_round(Hop& hop, int round, const std::function<void()>& start) {
+    const std::size_t bytes = hop.out.bytes();
+    upload(hop.out, pattern(bytes, key(rank(), round)));
+    start();
+    ASSERT_EQ(download(hop.in), pattern(bytes, key(left(), round)))
+        << bytes << " bytes, round " << round;
+  }
+  void check_rounds(Hop& hop, int rounds) {
+    for (int round = 0; round < rounds; ++round) {
+      check_round(hop, round, [&] { hop.exchange->post(stream()); });
+    }
+  }
+};
+
+std::string library_error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const LibraryError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST_P(DeviceGroup, SaysWhatItIs) {
+  EXPECT_EQ(group().rank(), rank());
+  EXPECT_EQ(group().size(), size());
+  EXPECT_EQ(group().place(), device().place());
+  EXPECT_EQ(group().transport(), name_of(GetParam()));
+  EXPECT_NO_THROW(group().check());
+}
+
+TEST_P(DeviceGroup, APreparedHopIsPostedOverAndOver) {
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{12345}, kMiB}) {
+    Hop hop = make_hop(bytes);
+    check_rounds(hop, 20);
+    stream().synchronize();
+  }
+  Hop hop = make_hop(64 * kMiB);
+  check_rounds(hop, 4);
+  EXPECT_NO_THROW(group().check());
+}
+
+TEST_P(DeviceGroup, ManyPostsMayBeInFlight) {
+  constexpr int kPosts = 100;
+  constexpr std::size_t kBytes = 4096;
+  // Every post hands on what the one before brought: after all of them the data of the rank that is
+  // as many places to the left is here.
+  Hop hop = make_hop(kBytes);
+  upload(hop.out, pattern(kBytes, key(rank(), 0)));
+  for (int i = 0; i < kPosts; ++i) {
+    hop.exchange->post(stream());
+    check_cuda(
+        cudaMemcpyAsync(hop.out.data(), hop.in.data(), kBytes, cudaMemcpyDefault, raw_stream()),
+        "handing on");
+  }
+  const int origin = ((rank() - kPosts) % size() + size()) % size();
+  EXPECT_EQ(download(hop.in), pattern(kBytes, key(origin, 0)));
+}
+
+TEST_P(DeviceGroup, SeveralMessagesBothWays) {
+  const std::vector<std::size_t> rightward{1, 70001, 0, 300000};
+  const std::vector<std::size_t> leftward{513, kMiB};
+  std::vector<Buffer> out;
+  std::vector<Buffer> in;
+  std::vector<Send> sends;
+  std::vector<Receive> receives;
+  const auto add = [&](const std::vector<std::size_t>& sizes, int to, int from) {
+    for (const std::size_t bytes : sizes) {
+      out.push_back(allocate(bytes));
+      in.push_back(allocate(bytes));
+      sends.push_back({to, out.back().data(), bytes});
+      receives.push_back({from, in.back().data(), bytes});
+    }
+  };
+  add(rightward, right(), left());
+  add(leftward, left(), right());
+  const auto exchange = group().prepare(sends, receives, {"blocks", 0});
+  for (int round = 0; round < 5; ++round) {
+    const auto number = [&](std::size_t i) { return round * 10 + static_cast<int>(i); };
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      upload(out[i], pattern(out[i].bytes(), key(rank(), number(i))));
+    }
+    exchange->post(stream());
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      const int from = i < rightward.size() ? left() : right();
+      EXPECT_EQ(download(in[i]), pattern(in[i].bytes(), key(from, number(i)))) << "message " << i;
+    }
+  }
+}
+
+TEST_P(DeviceGroup, ACapturedExchangeCanBeReplayed) {
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{12345}, 8 * kMiB}) {
+    Hop hop = make_hop(bytes);
+    check_rounds(hop, 1);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    check_cuda(cudaStreamBeginCapture(raw_stream(), cudaStreamCaptureModeRelaxed), "begin capture");
+    hop.exchange->post(stream());
+    check_cuda(cudaStreamEndCapture(raw_stream(), &graph), "end capture");
+    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+    for (int round = 1; round <= 20; ++round) {
+      check_round(hop, round,
+                  [&] { check_cuda(cudaGraphLaunch(executable, raw_stream()), "replay"); });
+    }
+    // A replay leaves nothing behind that an ordinary post would stumble over.
+    check_rounds(hop, 2);
+    check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+    check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  }
+}
+
+TEST_P(DeviceGroup, ExchangesRunBesideOtherWork) {
+  const std::unique_ptr<Stream> other = device().make_stream("compute", kWatchdog, nullptr);
+  const Buffer from = device().memory().allocate(64 * kMiB);
+  const Buffer to = device().memory().allocate(64 * kMiB);
+  Hop hop = make_hop(kMiB);
+  for (int round = 0; round < 10; ++round) {
+    for (int i = 0; i < 20; ++i) {
+      check_cuda(cudaMemcpyAsync(to.data(), from.data(), from.bytes(), cudaMemcpyDefault,
+                                 CudaStream::of(*other).raw()),
+                 "load");
+    }
+    check_round(hop, round, [&] { hop.exchange->post(stream()); });
+  }
+  other->synchronize();
+}
+
+TEST_P(DeviceGroup, UnpreparedExchange) {
+  constexpr std::size_t kBytes = 5000;
+  const Buffer out = allocate(kBytes);
+  const Buffer in = allocate(kBytes);
+  const Send send{right(), out.data(), kBytes};
+  const Receive receive{left(), in.data(), kBytes};
+  for (int round = 0; round < 3; ++round) {
+    upload(out, pattern(kBytes, key(rank(), round)));
+    group().exchange({&send, 1}, {&receive, 1}, stream(), {"key/value", round});
+    EXPECT_EQ(download(in), pattern(kBytes, key(left(), round)));
+  }
+}
+
+TEST_P(DeviceGroup, AllGatherAndAllToAll) {
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{1000}, 3 * kMiB + 1}) {
+    const auto ranks = static_cast<std::size_t>(size());
+    const Buffer all = allocate(ranks * bytes);
+    const Buffer mine = allocate(bytes);
+    const Buffer blocks = allocate(ranks * bytes);
+    upload(mine, pattern(bytes, key(rank(), 0)));
+    group().all_gather(mine.data(), all.data(), bytes, stream());
+    const Bytes gathered = download(all);
+    Bytes sent;
+    for (int peer = 0; peer < size(); ++peer) {
+      const Bytes block = pattern(bytes, key(rank(), 100 + peer));
+      sent.insert(sent.end(), block.begin(), block.end());
+    }
+    upload(blocks, sent);
+    group().all_to_all(blocks.data(), all.data(), bytes, stream());
+    const Bytes swapped = download(all);
+    Bytes expected_gathered;
+    Bytes expected_swapped;
+    for (int peer = 0; peer < size(); ++peer) {
+      const Bytes part = pattern(bytes, key(peer, 0));
+      expected_gathered.insert(expected_gathered.end(), part.begin(), part.end());
+      const Bytes block = pattern(bytes, key(peer, 100 + rank()));
+      expected_swapped.insert(expected_swapped.end(), block.begin(), block.end());
+    }
+    EXPECT_EQ(gathered, expected_gathered) << bytes;
+    EXPECT_EQ(swapped, expected_swapped) << bytes;
+  }
+}
+
+// NCCL adds in an order of its own, so that only sums without rounding can be foretold.
+float summand(Transport transport, int from, std::size_t index) {
+  const auto number =
+      static_cast<float>((static_cast<std::size_t>(from) * 7919 + index * 31) % 997);
+  return transport == Transport::nccl ? number : number * 0.1F + 1.0F / (number + 3.0F);
+}
+
+TEST_P(DeviceGroup, ReduceScatterAddsInOrderOfRank) {
+  for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{100003}}) {
+    const auto ranks = static_cast<std::size_t>(size());
+    const Buffer parts = allocate(ranks * count * sizeof(float));
+    const Buffer total = allocate(count * sizeof(float));
+    std::vector<float> mine(ranks * count);
+    for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = summand(GetParam(), rank(), i);
+    upload_values(parts, mine);
+    std::vector<float> expected(count);
+    for (std::size_t k = 0; k < count; ++k) {
+      const std::size_t index = static_cast<std::size_t>(rank()) * count + k;
+      expected[k] = summand(GetParam(), 0, index);
+      for (int from = 1; from < size(); ++from) expected[k] += summand(GetParam(), from, index);
+    }
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      group().reduce_scatter(static_cast<const float*>(parts.data()),
+                             static_cast<float*>(total.data()), count, stream());
+      EXPECT_EQ(download_values<float>(total), expected) << count;
+    }
+  }
+}
+
+TEST_P(DeviceGroup, SizesThatDifferAreTheErrorOfBothSides) {
+  if (size() < 2) GTEST_SKIP() << "needs 2 ranks";
+  if (GetParam() != Transport::peer) GTEST_SKIP() << "NCCL does not compare sizes";
+  const Buffer buffer = allocate(16);
+  std::string error = "not asked";
+  if (rank() == 0) {
+    error = library_error_of([&] {
+      (void)group().prepare({{1, buffer.data(), 8}}, {}, {"key/value", 0});
+    });
+  } else if (rank() == 1) {
+    error = library_error_of([&] {
+      (void)group().prepare({}, {{0, buffer.data(), 16}}, {"key/value", 0});
+    });
+  }
+  if (rank() < 2) {
+    EXPECT_EQ(error, "key/value: rank 0 sends 8 bytes to rank 1, which expects 16");
+  }
+  Hop hop = make_hop(1000);
+  check_rounds(hop, 2);
+}
+
+TEST_P(DeviceGroup, AnErrorOfOneRankReachesItsPeer) {
+  if (size() < 2) GTEST_SKIP() << "needs 2 ranks";
+  if (GetParam() != Transport::peer) GTEST_SKIP() << "NCCL prepares nothing";
+  const Buffer buffer = allocate(16);
+  const Bytes on_host(16);
+  if (rank() == 0) {
+    EXPECT_THAT(library_error_of([&] {
+                  (void)group().prepare({{1, on_host.data(), 16}}, {}, {"key/value", 0});
+                }),
+                HasSubstr("is the buffer"));
+  } else if (rank() == 1) {
+    EXPECT_THAT(library_error_of([&] {
+                  (void)group().prepare({}, {{0, buffer.data(), 16}}, {"key/value", 0});
+                }),
+                AllOf(HasSubstr("rank 0: "), HasSubstr("is the buffer")));
+  }
+  Hop hop = make_hop(1000);
+  check_rounds(hop, 2);
+}
+
+TEST_P(DeviceGroup, ARankThatNeverPostsIsATimeoutOfTheOther) {
+  if (size() < 2) GTEST_SKIP() << "needs 2 ranks";
+  constexpr std::size_t kBytes = 4096;
+  const Watchdog hasty{Watchdog::Seconds(1)};
+  const std::unique_ptr<Stream> impatient = device().make_stream("hasty", hasty, nullptr);
+  Hop hop = make_hop(kBytes);
+  check_rounds(hop, 1);  // NCCL connects at the first post, which takes both
+  upload(hop.out, pattern(kBytes, key(rank(), 9)));
+  stream().synchronize();
+  if (rank() != 0) {
+    hop.exchange->post(*impatient);
+    if (rank() == 1) {  // whose left neighbour is missing
+      const auto begin = std::chrono::steady_clock::now();
+      EXPECT_THROW(impatient->synchronize(), TimeoutError);
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+    }
+  }
+  world().barrier();
+  // The late one is still welcome.
+  if (rank() == 0) hop.exchange->post(*impatient);
+  stream().wait(impatient->record());
+  EXPECT_EQ(download(hop.in), pattern(kBytes, key(left(), 9)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, DeviceGroup,
+                         ::testing::Values(Transport::peer, Transport::nccl),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
+
+class DeviceMesh : public DeviceGroupTest {};
+
+TEST_P(DeviceMesh, GroupsAlongTwoAxes) {
+  if (size() != 4) GTEST_SKIP() << "needs 4 ranks";
+  Mesh mesh(MeshShape({{"dp", 2}, {"sp", 2}}), session().world(), kWatchdog);
+  for (const AxisNames& axes :
+       {AxisNames{"dp"}, AxisNames{"sp"}, AxisNames{"dp", "sp"}, AxisNames{"sp", "dp"}}) {
+    Group& along = mesh.group(axes, device().place(), GetParam());
+    EXPECT_EQ(along.transport(), name_of(GetParam()));
+    EXPECT_EQ(&mesh.group(axes, device().place(), GetParam()), &along);
+    const std::vector<int> members = mesh.shape().group(rank(), axes);
+    MemoryPool& pool = along.exchange_memory(device().memory());
+    const Buffer mine = pool.allocate(sizeof(int));
+    const Buffer all = pool.allocate(members.size() * sizeof(int));
+    upload_values(mine, std::vector<int>{rank()});
+    along.all_gather(mine.data(), all.data(), sizeof(int), stream());
+    EXPECT_EQ(download_values<int>(all), members);
+  }
+}
+
+TEST_P(DeviceMesh, AutomaticTakesPeerWhereNothingStandsInItsWay) {
+  if (size() < 2) GTEST_SKIP() << "needs 2 ranks";
+  Mesh mesh(MeshShape({{"sp", size()}}), session().world(), kWatchdog);
+  const AxisNames axes{"sp"};
+  const bool can = peer_copy_obstacle(mesh.world(), device().place()).empty();
+  Group& chosen = mesh.group(axes, device().place());
+  EXPECT_EQ(chosen.transport(), can ? "peer" : "nccl");
+  EXPECT_EQ(&mesh.group(axes, device().place(), can ? Transport::peer : Transport::nccl), &chosen);
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, DeviceMesh,
+                         ::testing::Values(Transport::peer, Transport::nccl),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
+
+TEST(SharedGpu, IsRefusedByNcclWithAWayOut) {
+  if (const std::string reason = cuda_unavailable_reason(); !reason.empty()) GTEST_SKIP() << reason;
+  if (nccl_versions().built == "not built") GTEST_SKIP() << "this build has no NCCL";
+  if (session().size() < 2) GTEST_SKIP() << "needs 2 ranks";
+  const std::unique_ptr<Device> device = make_cuda_device(0);
+  Mesh mesh(MeshShape({{"sp", session().size()}}), session().world(), kWatchdog);
+  const AxisNames axes{"sp"};
+  try {
+    (void)mesh.group(axes, device->place(), Transport::nccl);
+    FAIL() << "no error";
+  } catch (const UnsupportedError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("ranks 0 and 1 share a GPU"),
+                                    HasSubstr("--transport peer --share-gpus")));
+  }
+}
+
+}  // namespace
+}  // namespace annulus::test

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <annulus/core/cuda.hpp>
+#include <annulus/mesh/topology.hpp>
+
+#include "tests/support/test_world.hpp"
+
+namespace annulus::test {
+
+/// The GPU of this rank of the test program: ranks that outnumber the GPUs of their node share
+/// them. Null, with the reason, where there is none.
+struct RankDevice {
+  std::unique_ptr<Device> device;
+  bool shared = false;  ///< there are more ranks on the node than GPUs
+  std::string missing;
+};
+
+/// Collective over the ranks of the program.
+[[nodiscard]] inline RankDevice open_rank_device() {
+  const Topology topology = session().world() == MPI_COMM_NULL
+                                ? Topology::single()
+                                : Topology::discover(session().world());
+  if (std::string reason = cuda_unavailable_reason(); !reason.empty()) {
+    return {nullptr, false, std::move(reason)};
+  }
+  const int gpus = static_cast<int>(cuda_devices().size());
+  const auto rank = static_cast<std::size_t>(session().rank());
+  return {make_cuda_device(topology.local_rank_of_rank[rank] % gpus),
+          topology.ranks_on_node(topology.node_of_rank[rank]) > gpus, ""};
+}
+
+}  // namespace annulus::test

@@ -20,10 +20,10 @@ namespace {
 
 class PeerCopyGroup final : public Group {
  public:
-  PeerCopyGroup(Group& host, Place place, Watchdog watchdog)
+  PeerCopyGroup(Group& host, Place place, const Watchdog& watchdog)
       : host_(host),
         place_(place),
-        watchdog_(std::move(watchdog)),
+        watchdog_(watchdog),
         memory_(place.device),
         flags_(memory_, watchdog_) {}
   // As with communicators, ranks end their groups together: nobody frees what is mapped elsewhere.
@@ -154,9 +154,9 @@ class PeerCopyGroup final : public Group {
 
 }  // namespace
 
-std::unique_ptr<Group> make_peer_copy_group(Group& host, Place place, Watchdog watchdog) {
+std::unique_ptr<Group> make_peer_copy_group(Group& host, Place place, const Watchdog& watchdog) {
   return collectively(host, [&]() -> std::unique_ptr<Group> {
-    return std::make_unique<PeerCopyGroup>(host, place, std::move(watchdog));
+    return std::make_unique<PeerCopyGroup>(host, place, watchdog);
   });
 }
 

@@ -20,10 +20,10 @@ namespace {
 
 class PeerCopyGroup final : public Group {
  public:
-  PeerCopyGroup(Group& host, Place place, const Watchdog& watchdog)
+  PeerCopyGroup(Group& host, Place place, Watchdog watchdog)
       : host_(host),
         place_(place),
-        watchdog_(watchdog),
+        watchdog_(std::move(watchdog)),
         memory_(place.device),
         flags_(memory_, watchdog_) {}
   // As with communicators, ranks end their groups together: nobody frees what is mapped elsewhere.

@@ -86,7 +86,7 @@ class NcclGroup final : public Group {
 
   void exchange(std::span<const Send> sends, std::span<const Receive> receives, Stream& stream,
                 ExchangeLabel label) override {
-    const cudaStream_t raw = CudaStream::of(stream).raw();
+    auto* const raw = CudaStream::of(stream).raw();
     check_nccl(ncclGroupStart(), "ncclGroupStart");
     for (const Send& send : sends) {
       check_nccl(ncclSend(send.data, send.bytes, ncclInt8, send.peer, communicator_.get(), raw),

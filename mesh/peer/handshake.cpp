@@ -193,7 +193,9 @@ class Handshake {
     text = theirs.begin();
     for (const int peer : peers_) {
       if (const std::string error = (text++)->get(); !error.empty()) {
-        throw LibraryError(fmt::format("rank {}: {}", peer, error));
+        // What the peer has from a third rank says so already.
+        throw LibraryError(error.starts_with("rank ") ? error
+                                                      : fmt::format("rank {}: {}", peer, error));
       }
     }
   }

@@ -8,7 +8,7 @@ std::string peer_copy_obstacle(Group& /*host*/, Place /*place*/) {
 }
 
 std::unique_ptr<Group> make_peer_copy_group(Group& /*host*/, Place /*place*/,
-                                            Watchdog /*watchdog*/) {
+                                            const Watchdog& /*watchdog*/) {
   throw UnsupportedError("transport peer: this build has no CUDA");
 }
 

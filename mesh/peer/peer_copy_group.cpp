@@ -154,9 +154,9 @@ class PeerCopyGroup final : public Group {
 
 }  // namespace
 
-std::unique_ptr<Group> make_peer_copy_group(Group& host, Place place, Watchdog watchdog) {
+std::unique_ptr<Group> make_peer_copy_group(Group& host, Place place, const Watchdog& watchdog) {
   return collectively(host, [&]() -> std::unique_ptr<Group> {
-    return std::make_unique<PeerCopyGroup>(host, place, std::move(watchdog));
+    return std::make_unique<PeerCopyGroup>(host, place, watchdog);
   });
 }
 

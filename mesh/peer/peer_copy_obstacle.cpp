@@ -111,7 +111,7 @@ std::string peer_copy_obstacle(Group& host, Place place) {
     seats.push_back(decoded(text));
     errors.push_back(seats.back().error);
   }
-  if (const std::string error = first_of(errors); !error.empty()) return error;
+  if (std::string error = first_of(errors); !error.empty()) return error;
 
   std::string reason;
   for (int other = 0; other < host.size() && reason.empty(); ++other) {

@@ -29,7 +29,7 @@ PeerExchange::~PeerExchange() {
 
 void PeerExchange::post(Stream& stream) {
   flags_.check();
-  const cudaStream_t raw = CudaStream::of(stream).raw();
+  auto* const raw = CudaStream::of(stream).raw();
   StreamOperations operations(raw);
   // First of all, so that no rank waits for one that waits itself.
   for (const OutgoingMessage& message : outgoing_) operations.write(message.peer_ready, kRaised);

@@ -17,8 +17,9 @@ SharedAddress share(const void* address) {
   check_driver(driver_calls().mem_get_address_range(&base, &bytes, raw),
                "cuMemGetAddressRange (is the buffer device memory?)");
   SharedAddress shared;
-  if (const cudaError_t code =
-          cudaIpcGetMemHandle(&shared.allocation, reinterpret_cast<void*>(base));
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are integers
+  auto* const start = reinterpret_cast<void*>(base);
+  if (const cudaError_t code = cudaIpcGetMemHandle(&shared.allocation, start);
       code != cudaSuccess) {
     (void)cudaGetLastError();
     throw CudaError("cudaIpcGetMemHandle (is the buffer from cudaMalloc?)", code);

@@ -12,6 +12,7 @@ CUstreamBatchMemOpParams& StreamOperations::next() {
   return operation;
 }
 
+// NOLINTNEXTLINE(readability-non-const-parameter): the device writes
 void StreamOperations::write(std::uint32_t* flag, std::uint32_t value) {
   auto& operation = next().writeValue;
   operation.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;

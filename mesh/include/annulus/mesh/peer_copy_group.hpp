@@ -28,6 +28,6 @@ namespace annulus {
 /// is kept until the group ends. Others must not be freed before it either: the peers have them
 /// mapped. A prepared exchange, its posted work done, must be destroyed before the group.
 [[nodiscard]] std::unique_ptr<Group> make_peer_copy_group(Group& host, Place place,
-                                                          Watchdog watchdog);
+                                                          const Watchdog& watchdog);
 
 }  // namespace annulus

@@ -58,6 +58,11 @@ MemoryStatistics MemoryPool::statistics() const {
   return statistics_;
 }
 
+void MemoryPool::reset_peak() {
+  const std::lock_guard lock(mutex_);
+  statistics_.peak_in_use = statistics_.in_use;
+}
+
 void MemoryPool::trim() {
   const std::lock_guard lock(mutex_);
   for (auto& [block, list] : free_) {

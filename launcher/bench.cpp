@@ -36,6 +36,8 @@ namespace {
 constexpr double kMiB = 1 << 20;
 // Rows that each rank compares with the oracle.
 constexpr std::int64_t kSampledRows = 8;
+// Calls of a device that are traced, after those that are timed.
+constexpr int kTracedCalls = 3;
 
 double visible_pairs(const AttentionProblem& problem) {
   const AttentionShape& s = problem.shape;
@@ -97,26 +99,31 @@ struct Measurement {
   std::optional<double> hidden;  // part of the transfer time under kernels
   double bookkeeping = 0;        // largest part of a rank's time
   double peak_memory = 0;        // bytes, of the rank with most
+  double extra_memory = 0;       // likewise
   Accuracy accuracy;
   AccuracyBound bound;
 };
 
-Report make_report(const Options& options, Mesh& mesh, int threads) {
+Report make_report(const Options& options, Mesh& mesh, const Device& device, int threads) {
+  const std::string rate = device.place().is_host() ? "GFLOP/s/rank" : "TFLOP/s/rank";
   Report report("bench", {{"shape", "B,T,S,N,K,D,Dv", 24},
                           {"dtype", "", 8},
                           {"schedule", "", 9},
                           {"layout", "", 10},
+                          {"impl", "", 8},
+                          {"transport", "", 9},
                           {"time", "ms, median", 10},
                           {"least", "ms", 10},
-                          {"most", "ms", 10},
-                          {"rate", "GFLOP/s/rank", 12},
-                          {"local", "GFLOP/s/rank", 12},
+                          {"p99", "ms", 10},
+                          {"rate", rate, 12},
+                          {"local", rate, 12},
                           {"of local", "%", 8},
                           {"moved", "MiB/rank", 9},
                           {"wait", "ms", 8},
                           {"hidden", "%", 6},
                           {"bookkeeping", "%", 11},
                           {"memory", "MiB/rank", 9},
+                          {"extra", "MiB/rank", 9},
                           {"error", "", 8},
                           {"verdict", "", 7}});
   report.add_meta("options", options.given);
@@ -128,10 +135,12 @@ Report make_report(const Options& options, Mesh& mesh, int threads) {
                                        "slowest rank",
                                        options.iterations, options.warmup));
   report.add_meta("rate", "2 N (D + Dv) operations per visible pair, over time and ranks");
-  report.add_meta("local", "rate of the same blocks by the same kernel, without hops and merges");
+  report.add_meta("local", "rate of the same blocks by the same kernel, without hops and merges" +
+                               std::string(device.place().is_host() ? "" : ", replayed"));
   report.add_meta("wait", "for transfers, with nothing to compute; of the rank that waits longest");
   report.add_meta("hidden", "part of the transfer time that passed under kernels");
   report.add_meta("memory", "most that was taken from the rank's memory pool, shards included");
+  report.add_meta("extra", "beyond inputs and outputs: buffers of transfers, partial results");
   report.add_meta("error", fmt::format("relative Frobenius, against a float64 oracle, of up to {} "
                                        "rows of each rank",
                                        kSampledRows));
@@ -139,11 +148,12 @@ Report make_report(const Options& options, Mesh& mesh, int threads) {
 }
 
 void add_row(Report& report, const ProblemSetup& setup, const ring::ShardedAttention& attention,
-             const Measurement& measured, int ranks) {
+             const Measurement& measured, const Device& device, int ranks) {
   const AttentionShape& s = setup.problem.shape;
   const auto milliseconds = [](double seconds) { return fmt::format("{:.3f}", seconds * 1e3); };
   const auto rate = [&](const Timing& timing) {
-    return timing.median > 0 ? fmt::format("{:.2f}", measured.flops / timing.median / ranks * 1e-9)
+    const double unit = device.place().is_host() ? 1e-9 : 1e-12;
+    return timing.median > 0 ? fmt::format("{:.2f}", measured.flops / timing.median / ranks * unit)
                              : "-";
   };
   const double of_local = measured.local.median / measured.time.median;
@@ -152,21 +162,32 @@ void add_row(Report& report, const ProblemSetup& setup, const ring::ShardedAtten
                   std::string(annulus::name_of(setup.problem.dtype)),
                   std::string(ring::name_of(attention.schedule().schedule)),
                   std::string(annulus::name_of(setup.layout.sequence)),
-                  milliseconds(measured.time.median), milliseconds(measured.time.least),
-                  milliseconds(measured.time.most), rate(measured.time), rate(measured.local),
+                  attention.implementations(),
+                  attention.transport(),
+                  milliseconds(measured.time.median),
+                  milliseconds(measured.time.least),
+                  milliseconds(measured.time.p99),
+                  rate(measured.time),
+                  rate(measured.local),
                   fmt::format("{:.1f}", of_local * 100),
-                  fmt::format("{:.3f}", measured.bytes / kMiB), milliseconds(measured.exposed),
+                  fmt::format("{:.3f}", measured.bytes / kMiB),
+                  milliseconds(measured.exposed),
                   measured.hidden ? fmt::format("{:.1f}", *measured.hidden * 100) : "-",
                   fmt::format("{:.1f}", measured.bookkeeping * 100),
                   fmt::format("{:.1f}", measured.peak_memory / kMiB),
+                  fmt::format("{:.1f}", measured.extra_memory / kMiB),
                   fmt::format("{:.2e}", measured.accuracy.output),
                   measured.accuracy.within(measured.bound) ? "OK" : "FAILED"});
 }
 
 class Bench {
  public:
-  Bench(const CommandContext& context, Mesh& mesh, int threads, Report& report)
-      : options_(context.options), mesh_(mesh), threads_(threads), report_(report) {}
+  Bench(const CommandContext& context, Mesh& mesh, Device& device, int threads, Report& report)
+      : options_(context.options),
+        mesh_(mesh),
+        device_(device),
+        threads_(threads),
+        report_(report) {}
 
   /// Collective. Measures one shape and adds its row.
   void run(const AttentionShape& shape) {
@@ -178,37 +199,45 @@ class Bench {
     const ring::ShardedOperands operands =
         collectively(world, [&] { return shard_operands(setup); });
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
-    const std::unique_ptr<Device> opened = open_device(options_, mesh_);
-    Device& device = *opened;
-    HostMemoryPool staging;
-    MemoryPool& host = device.place().is_host() ? device.memory() : staging;
+    device_.memory().trim();
+    device_.memory().reset_peak();
+    MemoryPool& host = device_.staging();
     TraceCollector collector;
     Tracer tracer;
     tracer.add_sink(collector);
     ring::ShardedAttentionOptions attention_options;
     attention_options.implementation = options_.implementation;
-    attention_options.plan = ring::PlanOptions::for_place(device.place());
+    attention_options.plan = ring::PlanOptions::for_place(device_.place());
     attention_options.plan.schedule = options_.schedule;
     attention_options.executor = {threads_, &tracer};
     attention_options.cost_model =
-        collectively(world, [&] { return cost_model_of(options_, device.place()); });
+        collectively(world, [&] { return cost_model_of(options_, device_.place()); });
     attention_options.transport = options_.transport;
-    ring::ShardedAttention attention(problem, operands, mesh_, registry_, device,
+    ring::ShardedAttention attention(problem, operands, mesh_, registry_, device_,
                                      attention_options);
     const CaseShards shards = collectively(world, [&] {
       return CaseShards(operands, problem.dtype, options_.seed, mesh_.rank(), host);
     });
     DeviceTensors moved = collectively(
-        world, [&] { return DeviceTensors(shards.local_tensors(), device, mesh_.watchdog()); });
+        world, [&] { return DeviceTensors(shards.local_tensors(), device_, mesh_.watchdog()); });
     moved.upload();
 
     Measurement measured;
     const auto call = [&] { attention.run(moved.tensors()); };
+    // Tracing would keep a device from replaying: what its time goes to is seen in calls apart.
+    const bool apart = !device_.place().is_host();
+    tracer.pause(apart);
     for (int i = 0; i < options_.warmup; ++i) call();
     collector.clear();
     measured.time = time_calls(options_.iterations, world, call);
-    const MemoryStatistics memory = device.memory().statistics();
-    account(measured, summarize(collector.spans()), attention.rank_plan(), memory);
+    int traced = options_.iterations;
+    if (apart) {
+      tracer.pause(false);
+      traced = kTracedCalls;
+      static_cast<void>(time_calls(traced, world, call));
+      tracer.pause(true);
+    }
+    account(measured, summarize(collector.spans()), attention, traced);
     measured.flops = forward_flops(shape, visible_pairs(problem));
 
     moved.download();
@@ -220,7 +249,7 @@ class Bench {
 
     LocalBlocks local = collectively(world, [&] {
       return LocalBlocks(problem, attention.rank_plan(), attention.selection(), moved.tensors(),
-                         device, mesh_.watchdog(), threads_);
+                         device_, mesh_.watchdog(), threads_);
     });
     if (options_.warmup > 0) local.run();
     measured.local = time_calls(options_.iterations, world, [&] { local.run(); });
@@ -229,7 +258,7 @@ class Bench {
       explain(attention.selection(), report_);
       explain(attention.schedule(), report_);
     }
-    add_row(report_, setup, attention, measured, mesh_.size());
+    add_row(report_, setup, attention, measured, device_, mesh_.size());
     ++cases_;
     if (!measured.accuracy.within(measured.bound)) ++failed_;
   }
@@ -241,26 +270,29 @@ class Bench {
   }
 
  private:
-  // Brings together what the ranks saw of the timed calls.
-  void account(Measurement& measured, const TraceSummary& summary, const ring::RankPlan& plan,
-               const MemoryStatistics& memory) {
+  // Brings together what the ranks saw of the traced calls.
+  void account(Measurement& measured, const TraceSummary& summary,
+               const ring::ShardedAttention& attention, int calls) {
     const auto call = static_cast<double>(summary.call);
     const std::vector<double> most = mesh_.world().max(
-        std::array{static_cast<double>(plan.bytes_received()),
-                   static_cast<double>(summary.wait) * 1e-9 / options_.iterations,
+        std::array{static_cast<double>(attention.rank_plan().bytes_received()),
+                   static_cast<double>(summary.wait) * 1e-9 / calls,
                    call > 0 ? static_cast<double>(summary.bookkeeping()) / call : 0.0,
-                   static_cast<double>(memory.peak_in_use)});
+                   static_cast<double>(device_.memory().statistics().peak_in_use),
+                   static_cast<double>(attention.extra_bytes())});
     const std::vector<double> total = mesh_.world().sum(std::array{
         static_cast<double>(summary.transfer), static_cast<double>(summary.transfer_under_kernel)});
     measured.bytes = most[0];
     measured.exposed = most[1];
     measured.bookkeeping = most[2];
     measured.peak_memory = most[3];
+    measured.extra_memory = most[4];
     if (total[0] > 0) measured.hidden = total[1] / total[0];
   }
 
   const Options& options_;
   Mesh& mesh_;
+  Device& device_;
   int threads_;
   Report& report_;
   Registry registry_ = Registry::standard();
@@ -303,9 +335,10 @@ ExitCode bench_command(const CommandContext& context) {
     if (mesh.rank() == 0) files.emplace(options.json, options.csv);
   });
 
-  Report report = make_report(options, mesh, threads);
+  const std::unique_ptr<Device> device = open_device(options, mesh);
+  Report report = make_report(options, mesh, *device, threads);
   if (files && !files->replace_table()) report.follow(context.out);
-  Bench bench(context, mesh, threads, report);
+  Bench bench(context, mesh, *device, threads, report);
   for (const AttentionShape& shape : shapes) bench.run(shape);
   report.set_verdict(bench.verdict(), bench.passed());
   collectively(mesh.world(), [&] {

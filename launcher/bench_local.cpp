@@ -61,7 +61,7 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::RankPlan& 
       if (!kernel) kernel = chosen.make_kernel(problem_, device);
       call.kernel = kernel.get();
       Tensor& output = outputs_[kernel->output_dtype()];
-      if (output.bytes() == 0) {
+      if (output.shape().rank() == 0) {
         output = Tensor(kernel->output_dtype(), shards.output.shape(), device.memory());
       }
       call.result = {output.view()

@@ -55,8 +55,6 @@ class KernelBlocks {
         key_(random(Operand::key, heads.kv_heads, heads.head_dim, most_rows)),
         value_(random(Operand::value, heads.kv_heads, heads.value_dim, most_rows)) {
     for (State& state : states_) {
-      state.output = Tensor(DType::float32, {heads.batch, most_rows, heads.heads, heads.value_dim},
-                            device.memory());
       state.lse = Tensor(DType::float32, {heads.batch, heads.heads, most_rows}, device.memory());
     }
   }
@@ -90,6 +88,13 @@ class KernelBlocks {
     const Implementation& chosen = selection.for_block(problem_, block_);
     implementation_ = chosen.names().front();
     kernel_ = chosen.make_kernel(problem_, device_);
+    for (State& state : states_) {
+      if (state.output.shape().rank() > 0 && state.output.view().dtype() == kernel_->output_dtype())
+        continue;
+      state.output = Tensor(kernel_->output_dtype(),
+                            {heads_.batch, query_.shape()[1], heads_.heads, heads_.value_dim},
+                            device_.memory());
+    }
     kernel_->prepare(block_, state(0, rows));
   }
 
@@ -106,15 +111,17 @@ class KernelBlocks {
   /// Merges one state into the other, `calls` times, and waits for the end.
   void merge(int calls) {
     const std::int64_t rows = block_.query.shape()[1];
-    for (int i = 0; i < calls; ++i) operations_->merge(state(0, rows), state(1, rows), *stream_);
+    const std::vector<PartialState> parts{{state(0, rows), 0, 0}, {state(1, rows), 0, 0}};
+    for (int i = 0; i < calls; ++i) operations_->combine(parts, state(0, rows), *stream_);
     stream_->synchronize();
   }
 
   [[nodiscard]] double flops() const noexcept { return flops_; }
-  /// Bytes of one merge as simulate() counts them: two states read, one written, in float32.
+  /// Bytes of one merge as simulate() counts them: two results read, one written.
   [[nodiscard]] double merge_bytes() const {
     const Extents shape = cut(states_[0].output, block_.query.shape()[1]).shape();
-    return 3.0 * sizeof(float) * static_cast<double>(shape.product());
+    return 3.0 * static_cast<double>(size_of(states_[0].output.view().dtype())) *
+           static_cast<double>(shape.product());
   }
   [[nodiscard]] const std::string& implementation() const noexcept { return implementation_; }
   [[nodiscard]] const AttentionProblem& problem() const noexcept { return problem_; }

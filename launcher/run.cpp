@@ -162,8 +162,7 @@ ExitCode run_command(const CommandContext& context) {
     if (leader) report_files.emplace(options.json, options.csv);
   });
 
-  HostMemoryPool staging;
-  MemoryPool& memory = device.place().is_host() ? device.memory() : staging;
+  MemoryPool& memory = device.staging();
   Tensor query, key, value, output, lse;
   collectively(world, [&] {
     const TraceScope scope(&tracer, "files", {TraceCategory::file, "read"});

@@ -16,13 +16,15 @@ namespace annulus::launcher {
 struct Timing {
   double least = 0;
   double median = 0;
+  double p99 = 0;  ///< all but one call in a hundred took at most this: the longest of fewer calls
   double most = 0;
 };
 
 inline Timing timing_of(std::vector<double> seconds) {
   std::sort(seconds.begin(), seconds.end());
   const std::size_t count = seconds.size();
-  return {seconds.front(), (seconds[(count - 1) / 2] + seconds[count / 2]) / 2, seconds.back()};
+  return {seconds.front(), (seconds[(count - 1) / 2] + seconds[count / 2]) / 2,
+          seconds[(count * 99 + 99) / 100 - 1], seconds.back()};
 }
 
 /// Calls of `body`, each begun together; the time of a call is that of the slowest rank.

@@ -349,8 +349,8 @@ std::string Executor::implementations() const {
   return names.empty() ? "none" : names;
 }
 
-std::size_t Executor::merge_bytes() const noexcept {
-  std::size_t bytes = 0;
+std::size_t Executor::extra_bytes() const noexcept {
+  std::size_t bytes = exchange_.bytes();
   for (const SlotStorage& slot : slots_) bytes += slot.output.bytes() + slot.lse.bytes();
   return bytes;
 }

@@ -38,12 +38,14 @@ void check_same_plan(Group& world, const std::string& mine) {
 ShardedAttention::ShardedAttention(const AttentionProblem& problem, const ShardedOperands& operands,
                                    Mesh& mesh, const Registry& registry, Device& device,
                                    const ShardedAttentionOptions& options) {
-  collectively(mesh.world(), [&] {
-    problem.validate();
-    schedule_ = choose_schedule(problem, operands, options.plan, options.cost_model);
-  });
-  check_same_plan(mesh.world(), fingerprint(problem, operands, schedule_.schedule, options));
+  collectively(mesh.world(), [&] { problem.validate(); });
   Group& group = mesh.group(operands.key.spec()[1], device.place(), options.transport);
+  transport_ = group.transport();
+  CostModel model = options.cost_model;
+  if (model.transports.contains(transport_)) model.use_transport(transport_);
+  schedule_ = collectively(mesh.world(),
+                           [&] { return choose_schedule(problem, operands, options.plan, model); });
+  check_same_plan(mesh.world(), fingerprint(problem, operands, schedule_.schedule, options));
   executor_ = collectively(mesh.world(), [&] {
     selection_ = registry.select(options.implementation, problem, device.place());
     return std::make_unique<Executor>(

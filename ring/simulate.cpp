@@ -15,12 +15,13 @@ double compute_seconds(const Plan& plan, const RankPlan& rank, const Step& step,
                          static_cast<double>(rank.local.head_dim + rank.local.value_dim);
     seconds += model.kernel_seconds(flops, static_cast<double>(block.rows.count));
     if (block.merge) {
-      // Reads both partial results and writes one, in float32.
+      // Reads two partial results and writes one.
       const double values = static_cast<double>(rank.local.batch) *
                             static_cast<double>(block.rows.count) *
                             static_cast<double>(block.heads.count) *
                             static_cast<double>(plan.problem.shape.value_dim);
-      seconds += 3 * 4 * values / model.merge_bytes_per_second;
+      seconds += 3 * static_cast<double>(size_of(plan.problem.dtype)) * values /
+                 model.merge_bytes_per_second;
     }
   }
   return seconds;

@@ -52,6 +52,7 @@ class CudaDevice final : public Device {
   explicit CudaDevice(int index) : index_(index), memory_(index) {}
   [[nodiscard]] Place place() const noexcept override { return Place::cuda(index_); }
   [[nodiscard]] MemoryPool& memory() noexcept override { return memory_; }
+  [[nodiscard]] MemoryPool& staging() override { return staging_; }
   using Device::make_stream;
   [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string name, Watchdog watchdog,
                                                     Tracer* tracer, bool urgent) override {
@@ -74,6 +75,7 @@ class CudaDevice final : public Device {
  private:
   int index_;
   CudaMemoryPool memory_;
+  PinnedMemoryPool staging_;
 };
 
 }  // namespace

@@ -1,49 +1,52 @@
-#include <cuda.h>
-#include <string>
+#include <cuda_runtime_api.h>
+
+#include <fmt/format.h>
 
 #include <annulus/core/cuda_driver.hpp>
 #include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/error.hpp>
 
 namespace annulus::cuda {
 namespace {
 
-using WriteValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned int);
-using WaitValue = WriteValue;
-
-template <class Function>
-Function driver_function(const char* name) {
-  constexpr unsigned int kVersion = 12000;
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  check_cuda(cudaGetDriverEntryPointByVersion(name, &function, kVersion, cudaEnableDefault, &found),
-             name);
-  if (found != cudaDriverEntryPointSuccess || function == nullptr) {
-    throw LibraryError(std::string("the CUDA driver lacks ") + name);
+// `version` is the CUDA in which the function got the form that `call` has.
+template <class Call>
+void look_up(const char* name, unsigned version, Call& call) {
+  void* address = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  check_cuda(cudaGetDriverEntryPointByVersion(name, &address, version, cudaEnableDefault, &found),
+             "cudaGetDriverEntryPointByVersion");
+  if (found != cudaDriverEntryPointSuccess || address == nullptr) {
+    throw LibraryError(fmt::format("the CUDA driver lacks {}, which CUDA {}.{} and later have",
+                                   name, version / 1000, version % 1000 / 10));
   }
-  return reinterpret_cast<Function>(function);
+  call = reinterpret_cast<Call>(address);
 }
 
-void check_driver(CUresult code, const char* call) {
-  if (code == CUDA_SUCCESS) return;
-  throw LibraryError(std::string(call) + ": CUDA driver error " + std::to_string(code));
-}
-
-CUdeviceptr device_pointer(std::uint32_t* address) {
-  return reinterpret_cast<CUdeviceptr>(address);
+DriverCalls look_up_all() {
+  DriverCalls calls;
+  look_up("cuStreamBatchMemOp", 11070, calls.stream_batch_mem_op);
+  look_up("cuStreamWriteValue32", 11070, calls.stream_write_value);
+  look_up("cuMemGetAddressRange", 3020, calls.mem_get_address_range);
+  look_up("cuCtxGetCurrent", 4000, calls.ctx_get_current);
+  look_up("cuCtxRecordEvent", 12050, calls.ctx_record_event);
+  look_up("cuGetErrorString", 6000, calls.get_error_string);
+  return calls;
 }
 
 }  // namespace
 
-void write_value(cudaStream_t stream, std::uint32_t* address, std::uint32_t value) {
-  static const auto function = driver_function<WriteValue>("cuStreamWriteValue32");
-  check_driver(function(stream, device_pointer(address), value, CU_STREAM_WRITE_VALUE_DEFAULT),
-               "cuStreamWriteValue32");
+const DriverCalls& driver_calls() {
+  static const DriverCalls calls = look_up_all();
+  return calls;
 }
 
-void wait_value(cudaStream_t stream, std::uint32_t* address, std::uint32_t value) {
-  static const auto function = driver_function<WaitValue>("cuStreamWaitValue32");
-  check_driver(function(stream, device_pointer(address), value, CU_STREAM_WAIT_VALUE_EQ),
-               "cuStreamWaitValue32");
+void check_driver(CUresult code, const char* call) {
+  if (code == CUDA_SUCCESS) return;
+  const char* text = nullptr;
+  (void)driver_calls().get_error_string(code, &text);
+  throw LibraryError(
+      fmt::format("{}: {} ({})", call, text == nullptr ? "unknown error" : text, int{code}));
 }
 
 }  // namespace annulus::cuda

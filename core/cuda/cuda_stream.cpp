@@ -155,7 +155,10 @@ void CudaStream::synchronize(const Waiting& waiting) {
 }
 
 void CudaStream::mark(std::uint32_t value) {
-  cuda::write_value(stream_.get(), static_cast<std::uint32_t*>(marked_.data()), value);
+  cuda::check_driver(cuda::driver_calls().stream_write_value(
+                         stream_.get(), reinterpret_cast<CUdeviceptr>(marked_.data()), value,
+                         CU_STREAM_WRITE_VALUE_DEFAULT),
+                     "cuStreamWriteValue32");
 }
 
 std::uint32_t CudaStream::marked() const {

@@ -5,9 +5,9 @@
 
 #include <fmt/format.h>
 
+#include <annulus/core/cuda_driver.hpp>
 #include <annulus/core/error.hpp>
 
-#include "peer/driver_calls.hpp"
 #include "peer/stream_operations.hpp"
 
 namespace annulus::peer {
@@ -25,7 +25,7 @@ Flag::~Flag() {
 
 FlagBlock::FlagBlock(MemoryPool& pool, const Watchdog& watchdog)
     : memory_(pool.allocate(kFlags * kStrideBytes)),
-      stream_("flags", pool.place().device, watchdog) {
+      stream_("flags", pool.place().device, watchdog, nullptr, true) {
   check_cuda(cudaMemsetAsync(memory_.data(), 0, memory_.bytes(), stream_.raw()), "cudaMemsetAsync");
   free_.reserve(kFlags);
   for (std::size_t i = kFlags; i-- > 0;) {
@@ -56,10 +56,10 @@ void FlagBlock::let_everybody_pass() noexcept {
   constexpr std::chrono::seconds kMost{5};
   CUcontext context = nullptr;
   cudaEvent_t raw = nullptr;
-  if (driver_calls().ctx_get_current(&context) != CUDA_SUCCESS) return;
+  if (cuda::driver_calls().ctx_get_current(&context) != CUDA_SUCCESS) return;
   if (cudaEventCreateWithFlags(&raw, cudaEventDisableTiming) != cudaSuccess) return;
   const Handle<CudaEventTraits> all_done(raw);
-  if (driver_calls().ctx_record_event(context, raw) != CUDA_SUCCESS) return;
+  if (cuda::driver_calls().ctx_record_event(context, raw) != CUDA_SUCCESS) return;
   const auto begin = Clock::now();
   while (cudaEventQuery(raw) == cudaErrorNotReady && Clock::now() - begin < kMost) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

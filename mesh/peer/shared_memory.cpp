@@ -4,9 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <annulus/core/cuda_driver.hpp>
 #include <annulus/core/cuda_stream.hpp>
-
-#include "peer/driver_calls.hpp"
 
 namespace annulus::peer {
 
@@ -14,8 +13,8 @@ SharedAddress share(const void* address) {
   const auto raw = reinterpret_cast<CUdeviceptr>(address);
   CUdeviceptr base = 0;
   std::size_t bytes = 0;
-  check_driver(driver_calls().mem_get_address_range(&base, &bytes, raw),
-               "cuMemGetAddressRange (is the buffer device memory?)");
+  cuda::check_driver(cuda::driver_calls().mem_get_address_range(&base, &bytes, raw),
+                     "cuMemGetAddressRange (is the buffer device memory?)");
   SharedAddress shared;
   // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are integers
   auto* const start = reinterpret_cast<void*>(base);

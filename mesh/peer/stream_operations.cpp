@@ -1,6 +1,7 @@
 #include "peer/stream_operations.hpp"
 
-#include "peer/driver_calls.hpp"
+#include <annulus/core/cuda_driver.hpp>
+
 #include "peer/flags.hpp"
 
 namespace annulus::peer {
@@ -32,9 +33,9 @@ void StreamOperations::wait_and_lower(std::uint32_t* flag) {
 
 void StreamOperations::submit() {
   if (count_ == 0) return;
-  check_driver(driver_calls().stream_batch_mem_op(stream_, static_cast<unsigned>(count_),
-                                                  operations_.data(), 0),
-               "cuStreamBatchMemOp (can the device wait for memory?)");
+  cuda::check_driver(cuda::driver_calls().stream_batch_mem_op(
+                         stream_, static_cast<unsigned>(count_), operations_.data(), 0),
+                     "cuStreamBatchMemOp (can the device wait for memory?)");
   count_ = 0;
 }
 

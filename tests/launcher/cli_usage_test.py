@@ -255,7 +255,7 @@ class Info(CliTest):
         result = self.annulus("info", ranks=2)
         self.expect_success(result)
         for text in ["OpenBLAS", "Highway", "MPI", "2 on 1 node,", "native", "allgather",
-                     "ANNULUS_LOG_LEVEL", "CUDA", "not built"]:
+                     "ANNULUS_LOG_LEVEL", "CUDA", "NCCL", "cuDNN"]:
             self.assertIn(text, result.stdout)
         info = json.loads(self.annulus("info", "--json", "-").stdout)
         self.assertEqual(info["implementations"]["native"], "yes")

@@ -1,17 +1,27 @@
 #pragma once
 
-// Only for sources that are compiled with CUDA. Stream-ordered access to single words, through the
-// driver, which is looked up when first needed: a program starts without one.
+// Only for sources that are compiled with CUDA.
 
-#include <cstdint>
-#include <cuda_runtime_api.h>
+#include <cuda.h>
+#include <cudaTypedefs.h>
 
 namespace annulus::cuda {
 
-/// Writes `value` to `address` (mapped device or host memory, also another device's) after all
-/// earlier work of the stream, which everybody who sees the value sees too.
-void write_value(cudaStream_t stream, std::uint32_t* address, std::uint32_t value);
-/// Holds later work of the stream back until the word at `address` equals `value`.
-void wait_value(cudaStream_t stream, std::uint32_t* address, std::uint32_t value);
+/// Functions of the driver that the runtime does not wrap. They are looked up at run time: linked
+/// against, they would keep the program from starting where there is no driver.
+struct DriverCalls {
+  PFN_cuStreamBatchMemOp_v11070 stream_batch_mem_op = nullptr;
+  PFN_cuStreamWriteValue32_v11070 stream_write_value = nullptr;
+  PFN_cuMemGetAddressRange_v3020 mem_get_address_range = nullptr;
+  PFN_cuCtxGetCurrent_v4000 ctx_get_current = nullptr;
+  PFN_cuCtxRecordEvent_v12050 ctx_record_event = nullptr;
+  PFN_cuGetErrorString_v6000 get_error_string = nullptr;
+};
+
+/// Throws LibraryError naming the function that the driver lacks.
+[[nodiscard]] const DriverCalls& driver_calls();
+
+/// Throws LibraryError with the call and the driver's text unless `code` is CUDA_SUCCESS.
+void check_driver(CUresult code, const char* call);
 
 }  // namespace annulus::cuda

@@ -19,6 +19,8 @@ class Device {
   virtual ~Device() = default;
   [[nodiscard]] virtual Place place() const noexcept = 0;
   [[nodiscard]] virtual MemoryPool& memory() noexcept = 0;
+  /// Host memory that is copied from and to here fastest: page-locked, for a GPU.
+  [[nodiscard]] virtual MemoryPool& staging() = 0;
   /// `tracer` may be null; otherwise it must outlive the stream. What waits on an urgent stream
   /// goes first where the device must choose.
   [[nodiscard]] virtual std::unique_ptr<Stream> make_stream(std::string name, Watchdog watchdog,
@@ -45,6 +47,7 @@ class HostDevice final : public Device {
  public:
   [[nodiscard]] Place place() const noexcept override { return Place::host(); }
   [[nodiscard]] MemoryPool& memory() noexcept override { return memory_; }
+  [[nodiscard]] MemoryPool& staging() override { return memory_; }
   using Device::make_stream;
   [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string name, Watchdog watchdog,
                                                     Tracer* tracer, bool urgent) override;

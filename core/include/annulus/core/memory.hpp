@@ -66,6 +66,8 @@ class MemoryPool {
   [[nodiscard]] Buffer allocate(std::size_t bytes);
   [[nodiscard]] Place place() const noexcept { return place_; }
   [[nodiscard]] MemoryStatistics statistics() const;
+  /// From now on, the peak is that of what is in use from now on.
+  void reset_peak();
   /// Returns free memory to the system.
   void trim();
 

@@ -62,9 +62,9 @@ class Executor {
   [[nodiscard]] const RankPlan& plan() const noexcept { return plan_; }
   /// Names of the implementations that compute the blocks, joined by "+"; "none" without blocks.
   [[nodiscard]] std::string implementations() const;
-  /// Bytes taken beyond the caller's tensors: buffers of transfers, and what merging needs.
-  [[nodiscard]] std::size_t buffer_bytes() const noexcept { return exchange_.bytes(); }
-  [[nodiscard]] std::size_t merge_bytes() const noexcept;
+  /// Bytes taken beyond the caller's tensors, apart from the workspace of kernels: buffers of
+  /// transfers and partial results.
+  [[nodiscard]] std::size_t extra_bytes() const noexcept;
   /// Whether results are merged that a kernel has rounded to the problem's dtype, which is not
   /// float32: it costs one more rounding than an unsharded call has.
   [[nodiscard]] bool merges_rounded() const;

@@ -41,15 +41,17 @@ class ShardedAttention {
   [[nodiscard]] const ScheduleChoice& schedule() const noexcept { return schedule_; }
   /// Names of the implementations that compute this rank's blocks: "sdpa+native".
   [[nodiscard]] std::string implementations() const { return executor_->implementations(); }
-  /// Bytes that the rank takes beyond the caller's tensors; see Executor.
-  [[nodiscard]] std::size_t buffer_bytes() const { return executor_->buffer_bytes(); }
-  [[nodiscard]] std::size_t merge_bytes() const { return executor_->merge_bytes(); }
+  /// See Executor::extra_bytes.
+  [[nodiscard]] std::size_t extra_bytes() const { return executor_->extra_bytes(); }
+  /// What carries the transfers: "mpi", "nccl", "peer", "self".
+  [[nodiscard]] const std::string& transport() const noexcept { return transport_; }
   /// Whether partial results were rounded to the problem's dtype before they are merged.
   [[nodiscard]] bool merges_rounded() const { return executor_->merges_rounded(); }
   [[nodiscard]] const Selection& selection() const noexcept { return selection_; }
 
  private:
   ScheduleChoice schedule_;
+  std::string transport_;
   Selection selection_;
   std::unique_ptr<Executor> executor_;
 };

@@ -1,0 +1,280 @@
+// Sharded attention on GPU ranks: every transport, schedule and implementation against the oracle,
+// and what a steady state may not do. More ranks than GPUs share them, and then only copy engines
+// carry data.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <annulus/attention/oracle.hpp>
+#include <annulus/core/convert.hpp>
+#include <annulus/core/setup_counter.hpp>
+#include <annulus/launcher/comparison.hpp>
+#include <annulus/launcher/random_problem.hpp>
+#include <annulus/launcher/verification.hpp>
+#include <annulus/ring/sharded_attention.hpp>
+
+#include "tests/support/rank_device.hpp"
+
+namespace annulus::ring {
+namespace {
+
+using launcher::CaseShards;
+using launcher::ShardedCase;
+
+// Host shards and their twins on the device.
+class Twins {
+ public:
+  Twins(const CaseShards& host, Device& device)
+      : host_(host),
+        device_(device),
+        stream_(device.make_stream("copies", test::kWatchdog, nullptr)) {
+    for (const Tensor* tensor : {&host.query, &host.key, &host.value, &host.output, &host.lse}) {
+      twins_.emplace_back(tensor->view().dtype(), tensor->shape(), device.memory());
+    }
+  }
+  [[nodiscard]] LocalTensors tensors() const {
+    return {twins_[0].view(), twins_[1].view(), twins_[2].view(), twins_[3].view(),
+            twins_[4].view()};
+  }
+  void upload() {
+    copy(host_.query.view(), twins_[0].view());
+    copy(host_.key.view(), twins_[1].view());
+    copy(host_.value.view(), twins_[2].view());
+  }
+  void download() {
+    copy(twins_[3].view(), host_.output.view());
+    copy(twins_[4].view(), host_.lse.view());
+  }
+
+ private:
+  void copy(const ConstTensorView& from, const TensorView& to) {
+    device_.copy(from, to, *stream_);
+    stream_->synchronize();
+  }
+  const CaseShards& host_;
+  Device& device_;
+  std::unique_ptr<Stream> stream_;
+  std::vector<Tensor> twins_;
+};
+
+std::vector<std::byte> bits_of(const CaseShards& shards) {
+  std::vector<std::byte> bits;
+  for (const Tensor* tensor : {&shards.output, &shards.lse}) {
+    const auto* data = static_cast<const std::byte*>(tensor->view().data());
+    bits.insert(bits.end(), data, data + tensor->bytes());
+  }
+  return bits;
+}
+
+// Entries become entry · factor + shift.
+void transform(const TensorView& tensor, float factor, float shift) {
+  std::vector<float> values(static_cast<std::size_t>(tensor.elements()));
+  to_float32(tensor.data(), tensor.dtype(), values.data(), tensor.elements());
+  for (float& value : values) value = value * factor + shift;
+  from_float32(values.data(), tensor.dtype(), tensor.data(), tensor.elements());
+}
+
+class DeviceAttention : public ::testing::Test {
+ public:
+  static void SetUpTestSuite() { rank_ = test::open_rank_device(); }
+  static void TearDownTestSuite() { rank_ = {}; }
+
+ protected:
+  void SetUp() override {
+    if (!rank_.device) GTEST_SKIP() << rank_.missing;
+    mesh_ = std::make_unique<Mesh>(MeshShape({{"sp", test::session().size()}}),
+                                   test::session().world(), test::kWatchdog);
+  }
+
+  [[nodiscard]] std::vector<Transport> transports() const {
+    if (rank_.shared) return {Transport::peer};
+    return {Transport::peer, Transport::nccl};
+  }
+
+  [[nodiscard]] static ShardedCase case_of(std::int64_t length, std::int64_t heads,
+                                           std::int64_t kv_heads, std::int64_t dim) {
+    ShardedCase result;
+    result.problem.shape = {1, length, length, heads, kv_heads, dim, dim};
+    result.problem.dtype = DType::bfloat16;
+    result.problem.mask.set_causal(true);
+    result.layout.query = result.layout.kv = PartitionSpec::parse("-,sp");
+    result.layout.sequence = LayoutKind::zigzag;
+    result.plan.schedule = "ring";
+    return result;
+  }
+
+  // Collective.
+  void expect_verified(const ShardedCase& one) {
+    const launcher::Verification found =
+        launcher::verify_sharded(one, *mesh_, registry_, *rank_.device);
+    EXPECT_EQ(found.failure(), "")
+        << to_string(one.problem.shape) << " " << annulus::name_of(one.problem.dtype) << " mask "
+        << to_string(one.problem.mask) << " " << one.plan.schedule << " by "
+        << name_of(one.transport) << ", " << one.implementation;
+  }
+
+  [[nodiscard]] ShardedAttentionOptions options_of(const ShardedCase& one) const {
+    ShardedAttentionOptions options;
+    options.implementation = one.implementation;
+    options.transport = one.transport;
+    options.plan = PlanOptions::for_place(rank_.device->place());
+    options.plan.schedule = one.plan.schedule;
+    return options;
+  }
+
+  // One for all tests: a device outlives what other ranks have mapped of it.
+  static test::RankDevice rank_;
+  Registry registry_ = Registry::standard();
+  std::unique_ptr<Mesh> mesh_;
+};
+
+test::RankDevice DeviceAttention::rank_ = {};
+
+TEST_F(DeviceAttention, RandomProblems) {
+  for (const Transport transport : transports()) {
+    for (int index = 0; index < 40; ++index) {
+      const launcher::RandomProblem drawn =
+          launcher::draw_problem(17, index, test::session().size());
+      ShardedCase one;
+      one.problem = drawn.problem;
+      one.layout = drawn.layout;
+      one.plan = drawn.plan;
+      one.seed = drawn.seed;
+      one.transport = transport;
+      mesh_ = std::make_unique<Mesh>(drawn.mesh, test::session().world(), test::kWatchdog);
+      SCOPED_TRACE(drawn.command);
+      expect_verified(one);
+    }
+  }
+}
+
+TEST_F(DeviceAttention, EveryScheduleTransportAndImplementation) {
+  const int ranks = test::session().size();
+  const std::int64_t length = 256 * ranks;
+  std::vector<std::int32_t> documents{0, 100, 101, static_cast<std::int32_t>(length)};
+  const auto ids = segments_from_cu_seqlens(documents, length);
+  for (const Transport transport : transports()) {
+    for (const std::string schedule : {"ring", "allgather"}) {
+      if (ranks == 1) continue;
+      for (const std::string implementation : {"auto", "native"}) {
+        for (int mask = 0; mask < 4; ++mask) {
+          ShardedCase one = case_of(length, 8, 2, 64);
+          one.transport = transport;
+          one.plan.schedule = schedule;
+          one.implementation = implementation;
+          one.problem.mask.set_causal(mask != 0);
+          if (mask == 2) one.problem.mask.set_window(130, -1);
+          if (mask == 3) one.problem.mask.set_segments(1, ids, ids);
+          expect_verified(one);
+        }
+      }
+      ShardedCase fused = case_of(length, 8, 2, 128);
+      fused.transport = transport;
+      fused.plan.schedule = schedule;
+      fused.implementation = "sdpa";
+      expect_verified(fused);
+      fused.problem.dtype = DType::float16;
+      fused.problem.mask.set_causal(false);
+      expect_verified(fused);
+    }
+  }
+}
+
+// A fold into float32, and rings by groups of heads.
+TEST_F(DeviceAttention, LittleMemoryForPartialResults) {
+  for (const std::int64_t bytes : {std::int64_t{1}, std::int64_t{200000}}) {
+    ShardedCase one = case_of(512 * test::session().size(), 8, 4, 64);
+    one.plan.merge_bytes = bytes;
+    if (test::session().size() == 1) one.plan.schedule = "local";
+    expect_verified(one);
+  }
+}
+
+TEST_F(DeviceAttention, ReplayedCallsSeeNewDataAndSetNothingUp) {
+  for (const Transport transport : transports()) {
+    ShardedCase one = case_of(384 * test::session().size(), 8, 2, 128);
+    one.transport = transport;
+    if (test::session().size() == 1) one.plan.schedule = "local";
+    const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
+    ShardedAttention attention(one.problem, operands, *mesh_, registry_, *rank_.device,
+                               options_of(one));
+    HostMemoryPool memory;
+    const CaseShards shards(operands, one.problem.dtype, 1, mesh_->rank(), memory);
+    Twins twins(shards, *rank_.device);
+    const auto run = [&] {
+      twins.upload();
+      mesh_->world().barrier();  // nobody writes what another one still reads
+      attention.run(twins.tensors());
+      twins.download();
+      return bits_of(shards);
+    };
+    const auto first = run();   // as it is
+    const auto second = run();  // recorded
+    EXPECT_TRUE(first == second);
+    const std::uint64_t before = setup_count();
+    EXPECT_TRUE(run() == first);
+    transform(shards.value.view(), 0.5F, 1.0F);
+    const auto other = run();
+    EXPECT_FALSE(other == first);
+    transform(shards.value.view(), 1.0F, -1.0F);
+    EXPECT_EQ(run().size(), first.size());
+    EXPECT_EQ(setup_count(), before) << "a repeated call set something up";
+
+    // Without replay the numbers are the same, to the bit.
+    ShardedAttentionOptions options = options_of(one);
+    options.executor.replay = false;
+    ShardedAttention plain(one.problem, operands, *mesh_, registry_, *rank_.device, options);
+    const auto replayed = bits_of(shards);
+    plain.run(twins.tensors());
+    twins.download();
+    EXPECT_TRUE(bits_of(shards) == replayed);
+  }
+}
+
+// Logits near −128, below the exponents that float32 has: and shards whose lengths are 64 more than
+// a multiple of 128.
+TEST_F(DeviceAttention, StronglyNegativeLse) {
+  const int ranks = test::session().size();
+  for (const bool causal : {true, false}) {
+    ShardedCase one = case_of(192 * ranks, 4, 2, 64);
+    one.problem.mask.set_causal(causal);
+    if (ranks == 1) one.plan.schedule = "local";
+    one.layout.sequence = LayoutKind::contiguous;
+    const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
+    ShardedAttention attention(one.problem, operands, *mesh_, registry_, *rank_.device,
+                               options_of(one));
+    HostMemoryPool memory;
+    const CaseShards shards(operands, one.problem.dtype, 3, mesh_->rank(), memory);
+    const auto whole = [&](const NamedSharding& sharding, launcher::Operand operand) {
+      auto index = sharding.index(mesh_->rank());
+      index[1] = PositionRanges::all(one.problem.shape.kv_length);
+      return launcher::random_part(index, sharding.global_shape(), one.problem.dtype, 3, operand,
+                                   memory);
+    };
+    const Tensor key = whole(operands.key, launcher::Operand::key);
+    const Tensor value = whole(operands.value, launcher::Operand::value);
+    transform(shards.query.view(), 0.2F, 4.0F);
+    transform(shards.key.view(), 0.2F, -4.0F);
+    transform(key.view(), 0.2F, -4.0F);
+    Twins twins(shards, *rank_.device);
+    twins.upload();
+    mesh_->world().barrier();
+    attention.run(twins.tensors());
+    twins.download();
+    const OracleOutput truth =
+        oracle_attention(one.problem, shards.query.view(), key.view(), value.view(),
+                         operands.query.positions(mesh_->rank(), 1), 0, 0);
+    EXPECT_LT(*std::max_element(truth.lse.begin(), truth.lse.end()), -100);
+    const launcher::Accuracy found = launcher::accuracy(
+        launcher::compare(truth, shards.output.view(), shards.lse.view()), mesh_->world());
+    EXPECT_LE(found.output, 6e-3);
+    EXPECT_LE(found.lse, 2e-3);
+  }
+}
+
+}  // namespace
+}  // namespace annulus::ring

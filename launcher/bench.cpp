@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -50,7 +51,7 @@ double visible_pairs(const AttentionProblem& problem) {
 // A few rows of the rank's first batch and its first key/value head, evenly spread.
 Deviation sampled_deviation(const AttentionProblem& problem, const ring::ShardedOperands& operands,
                             const CaseShards& shards, std::uint64_t seed, int rank,
-                            MemoryPool& memory) {
+                            MemoryPool& memory, int threads) {
   std::vector<PositionRanges> index = operands.key.index(rank);
   const std::int64_t length = shards.output.shape()[1];
   if (length == 0 || index[0].empty()) return {};
@@ -62,7 +63,8 @@ Deviation sampled_deviation(const AttentionProblem& problem, const ring::Sharded
   index[2] = first(index[2]);
   const auto columns = [&](const NamedSharding& sharding, Operand operand) {
     index[3] = PositionRanges::all(sharding.global_shape()[3]);
-    return random_part(index, sharding.global_shape(), problem.dtype, seed, operand, memory);
+    return random_part(index, sharding.global_shape(), problem.dtype, seed, operand, memory,
+                       threads);
   };
   const Tensor key = columns(operands.key, Operand::key);
   const Tensor value = columns(operands.value, Operand::value);
@@ -216,7 +218,7 @@ class Bench {
     ring::ShardedAttention attention(problem, operands, mesh_, registry_, device_,
                                      attention_options);
     const CaseShards shards = collectively(world, [&] {
-      return CaseShards(operands, problem.dtype, options_.seed, mesh_.rank(), host);
+      return CaseShards(operands, problem.dtype, options_.seed, mesh_.rank(), host, threads_);
     });
     DeviceTensors moved = collectively(
         world, [&] { return DeviceTensors(shards.local_tensors(), device_, mesh_.watchdog()); });
@@ -228,8 +230,15 @@ class Bench {
     const bool apart = !device_.place().is_host();
     tracer.pause(apart);
     for (int i = 0; i < options_.warmup; ++i) call();
+    measured.peak_memory = static_cast<double>(device_.memory().statistics().peak_in_use);
+    LocalBlocks local = collectively(world, [&] {
+      return LocalBlocks(problem, attention.rank_plan(), attention.selection(), moved.tensors(),
+                         device_, mesh_.watchdog(), threads_);
+    });
+    for (int i = 0; i < options_.warmup; ++i) local.run();
     collector.clear();
-    measured.time = time_calls(options_.iterations, world, call);
+    std::tie(measured.time, measured.local) =
+        time_in_turns(options_.iterations, world, call, [&] { local.run(); });
     int traced = options_.iterations;
     if (apart) {
       tracer.pause(false);
@@ -242,17 +251,11 @@ class Bench {
 
     moved.download();
     const Deviation deviation = collectively(world, [&] {
-      return sampled_deviation(problem, operands, shards, options_.seed, mesh_.rank(), host);
+      return sampled_deviation(problem, operands, shards, options_.seed, mesh_.rank(), host,
+                               threads_);
     });
     measured.accuracy = accuracy(deviation, world);
     measured.bound = accuracy_bound(problem.dtype, shape.kv_length);
-
-    LocalBlocks local = collectively(world, [&] {
-      return LocalBlocks(problem, attention.rank_plan(), attention.selection(), moved.tensors(),
-                         device_, mesh_.watchdog(), threads_);
-    });
-    if (options_.warmup > 0) local.run();
-    measured.local = time_calls(options_.iterations, world, [&] { local.run(); });
 
     if (options_.explain) {
       explain(attention.selection(), report_);
@@ -278,8 +281,7 @@ class Bench {
         std::array{static_cast<double>(attention.rank_plan().bytes_received()),
                    static_cast<double>(summary.wait) * 1e-9 / calls,
                    call > 0 ? static_cast<double>(summary.bookkeeping()) / call : 0.0,
-                   static_cast<double>(device_.memory().statistics().peak_in_use),
-                   static_cast<double>(attention.extra_bytes())});
+                   measured.peak_memory, static_cast<double>(attention.extra_bytes())});
     const std::vector<double> total = mesh_.world().sum(std::array{
         static_cast<double>(summary.transfer), static_cast<double>(summary.transfer_under_kernel)});
     measured.bytes = most[0];

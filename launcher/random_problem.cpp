@@ -313,6 +313,7 @@ ring::PlanOptions draw_plan(Draws& draws, int kv_shards) {
                       : draws.pick({"ring", "ring", "ring", "allgather", "allgather", "auto"});
   if (draws.chance(40)) plan.gather_bytes = draws.pick<std::int64_t>({1, 4096, 65536});
   if (draws.chance(40)) plan.merge_bytes = draws.pick<std::int64_t>({1, 4096, 65536});
+  if (draws.chance(50)) plan.prefetch_bytes = std::int64_t{1} << 20;
   plan.straight_blocks = draws.chance(50);
   return plan;
 }

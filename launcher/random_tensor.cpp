@@ -1,7 +1,9 @@
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
 #include <numbers>
+#include <thread>
 #include <vector>
 
 #include <annulus/attention/philox.hpp>
@@ -94,7 +96,7 @@ class Filler {
 }  // namespace
 
 void fill_random(const TensorView& view, std::span<const PositionRanges> index,
-                 const Extents& global_shape, std::uint64_t seed, Operand operand) {
+                 const Extents& global_shape, std::uint64_t seed, Operand operand, int threads) {
   bool fits = view.rank() > 0 && static_cast<std::size_t>(view.rank()) == index.size() &&
               view.rank() == global_shape.rank();
   for (int dim = 0; fits && dim < view.rank(); ++dim) {
@@ -104,7 +106,23 @@ void fill_random(const TensorView& view, std::span<const PositionRanges> index,
     throw InternalError("random numbers for a view of " + to_string(view.shape()) + ", strides " +
                         to_string(view.strides()) + ", of a tensor of " + to_string(global_shape));
   }
-  Filler(view, index, global_shape, NormalNumbers(seed, operand)).fill(0, 0, 0);
+  if (view.rank() < 2) {
+    Filler(view, index, global_shape, NormalNumbers(seed, operand)).fill(0, 0, 0);
+    return;
+  }
+  const std::int64_t parts = std::clamp<std::int64_t>(view.size(1), 1, std::max(threads, 1));
+  const auto fill_part = [&](std::int64_t part) {
+    const std::int64_t begin = part * view.size(1) / parts;
+    const std::int64_t count = (part + 1) * view.size(1) / parts - begin;
+    std::vector<PositionRanges> own(index.begin(), index.end());
+    own[1] = own[1].slice({LocalPosition(begin), count});
+    const TensorView part_view = view.slice(1, begin, count);
+    Filler(part_view, own, global_shape, NormalNumbers(seed, operand)).fill(0, 0, 0);
+  };
+  std::vector<std::thread> others;
+  for (std::int64_t part = 1; part < parts; ++part) others.emplace_back(fill_part, part);
+  fill_part(0);
+  for (std::thread& other : others) other.join();
 }
 
 }  // namespace annulus::launcher

@@ -27,19 +27,36 @@ inline Timing timing_of(std::vector<double> seconds) {
           seconds[(count * 99 + 99) / 100 - 1], seconds.back()};
 }
 
-/// Calls of `body`, each begun together; the time of a call is that of the slowest rank.
-/// Collective.
+/// One call of `body`, begun together: the seconds of the slowest rank. Collective.
+template <class Body>
+double seconds_of(Group& world, const Body& body) {
+  world.barrier();
+  const std::int64_t begin = monotonic_ns();
+  body();
+  const double own = static_cast<double>(monotonic_ns() - begin) * 1e-9;
+  return world.max(std::array{own})[0];
+}
+
+/// Calls of `body`. Collective.
 template <class Body>
 Timing time_calls(int iterations, Group& world, const Body& body) {
   std::vector<double> seconds;
-  for (int i = 0; i < iterations; ++i) {
-    world.barrier();
-    const std::int64_t begin = monotonic_ns();
-    body();
-    const double own = static_cast<double>(monotonic_ns() - begin) * 1e-9;
-    seconds.push_back(world.max(std::array{own})[0]);
-  }
+  for (int i = 0; i < iterations; ++i) seconds.push_back(seconds_of(world, body));
   return timing_of(std::move(seconds));
+}
+
+/// Calls of two bodies in turns, so that whatever the machine does besides meets both alike: a
+/// device that has worked for a while runs slower. Collective.
+template <class First, class Second>
+std::pair<Timing, Timing> time_in_turns(int iterations, Group& world, const First& first,
+                                        const Second& second) {
+  std::vector<double> first_seconds;
+  std::vector<double> second_seconds;
+  for (int i = 0; i < iterations; ++i) {
+    first_seconds.push_back(seconds_of(world, first));
+    second_seconds.push_back(seconds_of(world, second));
+  }
+  return {timing_of(std::move(first_seconds)), timing_of(std::move(second_seconds))};
 }
 
 }  // namespace annulus::launcher

@@ -81,22 +81,23 @@ ring::ShardedAttentionOptions attention_options(const ShardedCase& sharded_case,
 }  // namespace
 
 Tensor random_part(Index index, const Extents& global_shape, DType dtype, std::uint64_t seed,
-                   Operand operand, MemoryPool& memory) {
+                   Operand operand, MemoryPool& memory, int threads) {
   Extents shape = global_shape;
   for (int dim = 0; dim < shape.rank(); ++dim) {
     shape[dim] = index[static_cast<std::size_t>(dim)].size();
   }
   Tensor tensor(dtype, shape, memory);
-  fill_random(tensor.view(), index, global_shape, seed, operand);
+  fill_random(tensor.view(), index, global_shape, seed, operand, threads);
   return tensor;
 }
 
 CaseShards::CaseShards(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed,
-                       int rank, MemoryPool& memory)
+                       int rank, MemoryPool& memory, int threads)
     : output(dtype, operands.output.local_shape(rank), memory),
       lse(DType::float32, operands.lse.local_shape(rank), memory) {
   const auto part = [&](const NamedSharding& sharding, Operand operand) {
-    return random_part(sharding.index(rank), sharding.global_shape(), dtype, seed, operand, memory);
+    return random_part(sharding.index(rank), sharding.global_shape(), dtype, seed, operand, memory,
+                       threads);
   };
   query = part(operands.query, Operand::query);
   key = part(operands.key, Operand::key);

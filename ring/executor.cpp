@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -51,6 +52,7 @@ Executor::Executor(AttentionProblem problem, RankPlan plan, const Selection& sel
       absent(problem_.dtype, {local.batch, local.query_length, local.heads, local.value_dim}),
       absent(DType::float32, {local.batch, local.heads, local.query_length})};
   allocate_exchange();
+  find_overwrites();
   choose_kernels(selection);
   plan_results();
   prepare_kernels();
@@ -91,6 +93,23 @@ void Executor::allocate_exchange() {
                         {record, local.batch * record, dim, 1}, device_.place());
     };
     buffers_[i] = {part(0, local.head_dim), part(keys, local.value_dim)};
+  }
+}
+
+// A step that receives into memory which an earlier step computed on must wait for it.
+void Executor::find_overwrites() {
+  const auto memory_of = [&](int buffer) {
+    while (plan_.buffers[static_cast<std::size_t>(buffer)].reuses >= 0) {
+      buffer = plan_.buffers[static_cast<std::size_t>(buffer)].reuses;
+    }
+    return buffer;
+  };
+  std::set<int> used;
+  for (const Step& step : plan_.steps) {
+    overwrites_.push_back(std::any_of(
+        step.receives.begin(), step.receives.end(),
+        [&](const Transfer& receive) { return used.contains(memory_of(receive.buffer)); }));
+    for (const Block& block : step.blocks) used.insert(memory_of(block.buffer));
   }
 }
 
@@ -222,7 +241,6 @@ Recording* Executor::replay_for(const LocalTensors& tensors) {
 }
 
 void Executor::submit() {
-  compute_stream_->mark(0);
   communication_stream_->wait(compute_stream_->record());
   communication_stream_->mark(0);
   pack();
@@ -231,14 +249,12 @@ void Executor::submit() {
     const Step& step = plan_.steps[s];
     std::shared_ptr<Event> arrived;
     if (exchanges_[s]) {
-      // What is received now takes the place of what the last step computed on.
-      if (s > 0) communication_stream_->wait(compute_stream_->record());
-      exchanges_[s]->post(*communication_stream_);
+      if (overwrites_[s]) communication_stream_->wait(compute_stream_->record());
+      post(s);
       communication_stream_->mark(static_cast<std::uint32_t>(s) + 1);
       arrived = communication_stream_->record();
     }
     for (std::size_t b = 0; b < step.blocks.size(); ++b) compute(call++, static_cast<int>(s));
-    compute_stream_->mark(static_cast<std::uint32_t>(s) + 1);
     if (arrived) {
       const StreamSpan wait(*compute_stream_,
                             {TraceCategory::wait, "transfer", static_cast<int>(s)});
@@ -247,6 +263,23 @@ void Executor::submit() {
   }
   for (const Combination& combination : merges_.rest) combine(combination, -1);
   compute_stream_->wait(communication_stream_->record());
+}
+
+void Executor::post(std::size_t index) {
+  const Step& step = plan_.steps[index];
+  if (device_.place().is_host()) {
+    // The stream of a host notes every message itself.
+    exchanges_[index]->post(*communication_stream_);
+    return;
+  }
+  TraceLabel label{TraceCategory::transfer, std::string(name_of(Payload::key_value)),
+                   static_cast<int>(index)};
+  for (const Transfer& receive : step.receives) {
+    label.peer = receive.peer;
+    label.bytes = std::max<std::int64_t>(label.bytes, 0) + receive.bytes;
+  }
+  const StreamSpan span(*communication_stream_, std::move(label));
+  exchanges_[index]->post(*communication_stream_);
 }
 
 void Executor::wait_for_all() {
@@ -269,8 +302,7 @@ std::string Executor::describe_wait() const {
     }
     return fmt::format("step {}: waiting for key/value: {}", s, fmt::join(parts, ", "));
   }
-  return fmt::format("step {}: waiting for {} to compute", compute_stream_->marked(),
-                     to_string(device_.place()));
+  return fmt::format("waiting for {} to compute", to_string(device_.place()));
 }
 
 void Executor::pack() {

@@ -54,6 +54,7 @@ PlanOptions PlanOptions::for_place(Place place) {
   PlanOptions options;
   if (place.is_host()) return options;
   options.merge_bytes = kMergeBytes;
+  options.prefetch_bytes = std::int64_t{256} << 20;
   options.straight_blocks = true;
   return options;
 }

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <numeric>
 #include <utility>
 
 #include "schedules/schedules.hpp"
@@ -120,6 +121,17 @@ std::vector<HeadRange> head_groups(const RankContext& context, const PlanOptions
   return result;
 }
 
+// Whether every hop can have a receive buffer of its own.
+bool fits_at_once(const RankContext& context, HeadRange kv_heads,
+                  const std::vector<std::int64_t>& arriving, const PlanOptions& options) {
+  const AttentionShape& shape = context.problem.shape;
+  const std::int64_t batch = context.operands.key.local_shape(context.rank)[0];
+  const std::int64_t slots = std::accumulate(arriving.begin(), arriving.end(), std::int64_t{0});
+  return slots * batch * kv_heads.count * (shape.head_dim + shape.value_dim) *
+             static_cast<std::int64_t>(size_of(context.problem.dtype)) <=
+         options.prefetch_bytes;
+}
+
 }  // namespace
 
 RankPlan plan_ring(const RankContext& context, const PlanOptions& options) {
@@ -142,19 +154,26 @@ RankPlan plan_ring(const RankContext& context, const PlanOptions& options) {
     add(traffic.wrap(me + 1));
     if (hop > 1) add(traffic.wrap(me + hop));
   }
-  std::array<std::int64_t, 2> slots{};  // of the two receive buffers
+  std::vector<std::int64_t> arriving(static_cast<std::size_t>(ranks));  // slots, by hop
   for (int hop = 1; hop < ranks; ++hop) {
     const std::vector<PlacedPiece> arrivals = traffic.arrivals(me, hop);
     if (arrivals.empty()) continue;
-    std::int64_t& most = slots[static_cast<std::size_t>(hop % 2)];
-    most = std::max(most, arrivals.back().slot + arrivals.back().piece.columns.count);
+    arriving[static_cast<std::size_t>(hop)] =
+        arrivals.back().slot + arrivals.back().piece.columns.count;
   }
-
-  std::array<int, 2> receive{-1, -1};
   const std::vector<HeadRange> groups = head_groups(context, options);
+  const std::size_t buffers =
+      fits_at_once(context, groups.front(), arriving, options) ? arriving.size() : 2;
+  std::vector<std::int64_t> slots(buffers);
+  for (std::size_t hop = 0; hop < arriving.size(); ++hop) {
+    std::int64_t& most = slots[hop % buffers];
+    most = std::max(most, arriving[hop]);
+  }
+  std::vector<int> receive(buffers, -1);
+  const auto buffer_of = [&](int hop) { return receive[static_cast<std::size_t>(hop) % buffers]; };
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const int packed = sent_own.count > 0 ? builder.add_packed(sent_own, groups[g]) : -1;
-    for (std::size_t i = 0; i < 2; ++i) {
+    for (std::size_t i = 0; i < buffers; ++i) {
       if (slots[i] == 0) continue;
       // The first group is the largest.
       receive[i] = builder.add_buffer({BufferKind::receive, slots[i], groups[g], {}, receive[i]});
@@ -163,7 +182,7 @@ RankPlan plan_ring(const RankContext& context, const PlanOptions& options) {
     builder.add_block(first_step, 0, groups[g], builder.own_columns());
     for (int hop = 1; hop < ranks; ++hop) {
       const std::size_t posted = first_step + static_cast<std::size_t>(hop) - 1;
-      const int buffer = receive[static_cast<std::size_t>(hop % 2)];
+      const int buffer = buffer_of(hop);
       for (const Message& message : traffic.messages(me, hop)) {
         builder.add_receive(posted, message.source, message.origin, buffer,
                             {LocalPosition(message.slot), message.columns.count});
@@ -174,8 +193,7 @@ RankPlan plan_ring(const RankContext& context, const PlanOptions& options) {
               posted, receiver, me, packed,
               {LocalPosition(message.columns.begin - sent_own.begin), message.columns.count});
         } else {
-          builder.add_send(posted, receiver, message.origin,
-                           receive[static_cast<std::size_t>((hop - 1) % 2)],
+          builder.add_send(posted, receiver, message.origin, buffer_of(hop - 1),
                            traffic.slots_of(me, hop - 1, message.columns));
         }
       }

@@ -116,10 +116,12 @@ TEST_F(CudaNative, RefusesWhatDoesNotFit) {
   problem.shape = {1, 4, 6, 2, 1, 8, 8};
   const WholeAttention whole = random_attention(random, problem);
   const std::unique_ptr<Kernel> kernel = native().make_kernel(problem, *device_);
-  const Result result(whole.block(), DType::float64);
-  EXPECT_THROW(kernel->forward(whole.block(), result.state(), {*stream_, nullptr, 1}),
-               InternalError)
-      << "the LSE of a device is float32";
+  const Result result(whole.block());
+  const Tensor half(DType::bfloat16, result.output.shape(), test_memory());
+  EXPECT_THROW(
+      kernel->forward(whole.block(), {half.view(), result.lse.view()}, {*stream_, nullptr, 1}),
+      InternalError)
+      << "the output is float32";
   problem.dtype = DType::float64;
   EXPECT_FALSE(native().capability(problem, device_->place()));
 }

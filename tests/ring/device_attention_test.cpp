@@ -136,7 +136,7 @@ test::RankDevice DeviceAttention::rank_ = {};
 
 TEST_F(DeviceAttention, RandomProblems) {
   for (const Transport transport : transports()) {
-    for (int index = 0; index < 40; ++index) {
+    for (int index = 0; index < 16; ++index) {
       const launcher::RandomProblem drawn =
           launcher::draw_problem(17, index, test::session().size());
       ShardedCase one;

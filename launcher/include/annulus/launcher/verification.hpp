@@ -33,12 +33,12 @@ struct ShardedCase {
 /// A random tensor of the seed, or a part of it: its entries at `index` (positions per dimension).
 [[nodiscard]] Tensor random_part(std::vector<PositionRanges> index, const Extents& global_shape,
                                  DType dtype, std::uint64_t seed, Operand operand,
-                                 MemoryPool& memory);
+                                 MemoryPool& memory, int threads = 1);
 
 /// What one rank holds of a case: random operands, and output and LSE to be computed.
 struct CaseShards {
   CaseShards(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed, int rank,
-             MemoryPool& memory);
+             MemoryPool& memory, int threads = 1);
   [[nodiscard]] ring::LocalTensors local_tensors() const;
 
   Tensor query, key, value, output, lse;

@@ -95,12 +95,14 @@ class Executor {
     std::unique_ptr<Recording> recording;
   };
 
+  void find_overwrites();
   void choose_kernels(const Selection& selection);
   void plan_results();
   void prepare_kernels();
   void allocate_exchange();
   void submit();
   void pack();
+  void post(std::size_t step);
   void compute(std::size_t call, int step);
   void combine(const Combination& combination, int step);
   void wait_for_all();
@@ -129,6 +131,7 @@ class Executor {
   std::vector<SlotStorage> slots_;
   Buffer exchange_;                 // of all packed and receive buffers
   std::vector<KvStorage> buffers_;  // by plan index; that of the input is unused
+  std::vector<bool> overwrites_;    // by step: it receives where an earlier one computed
   LocalTensors tensors_;
   // After what they use, so that they go first: work in flight uses the buffers above.
   std::unique_ptr<Stream> compute_stream_;

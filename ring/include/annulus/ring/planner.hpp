@@ -26,6 +26,9 @@ struct PlanOptions {
   /// results of a group take no more than this, or than the output would in float32 where that is
   /// more. 0: all heads at once.
   std::int64_t merge_bytes = 0;
+  /// Each hop of the ring has a receive buffer of its own while they all fit in this: transfers then
+  /// run ahead of the computation. Else two take turns.
+  std::int64_t prefetch_bytes = 0;
   /// Blocks are cut, by rows and by documents, until each has a mask that is one straight band: for
   /// kernels that know no other.
   bool straight_blocks = false;

@@ -1,9 +1,10 @@
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <string>
-#include <tuple>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -39,6 +40,7 @@ constexpr double kMiB = 1 << 20;
 constexpr std::int64_t kSampledRows = 8;
 // Calls of a device that are traced, after those that are timed.
 constexpr int kTracedCalls = 3;
+constexpr std::chrono::milliseconds kRest{300};
 
 double visible_pairs(const AttentionProblem& problem) {
   const AttentionShape& s = problem.shape;
@@ -229,16 +231,21 @@ class Bench {
     // Tracing would keep a device from replaying: what its time goes to is seen in calls apart.
     const bool apart = !device_.place().is_host();
     tracer.pause(apart);
-    for (int i = 0; i < options_.warmup; ++i) call();
+    call();
     measured.peak_memory = static_cast<double>(device_.memory().statistics().peak_in_use);
     LocalBlocks local = collectively(world, [&] {
       return LocalBlocks(problem, attention.rank_plan(), attention.selection(), moved.tensors(),
                          device_, mesh_.watchdog(), threads_);
     });
-    for (int i = 0; i < options_.warmup; ++i) local.run();
-    collector.clear();
-    std::tie(measured.time, measured.local) =
-        time_in_turns(options_.iterations, world, call, [&] { local.run(); });
+    const auto timed = [&](const auto& body) {
+      // A GPU that has worked for a while runs slower: both begin rested.
+      if (apart) std::this_thread::sleep_for(kRest);
+      for (int i = 0; i < options_.warmup; ++i) body();
+      collector.clear();
+      return time_calls(options_.iterations, world, body);
+    };
+    measured.local = timed([&] { local.run(); });
+    measured.time = timed(call);
     int traced = options_.iterations;
     if (apart) {
       tracer.pause(false);

@@ -314,6 +314,7 @@ ring::PlanOptions draw_plan(Draws& draws, int kv_shards) {
   if (draws.chance(40)) plan.gather_bytes = draws.pick<std::int64_t>({1, 4096, 65536});
   if (draws.chance(40)) plan.merge_bytes = draws.pick<std::int64_t>({1, 4096, 65536});
   if (draws.chance(50)) plan.prefetch_bytes = std::int64_t{1} << 20;
+  plan.direct = draws.chance(50);
   plan.straight_blocks = draws.chance(50);
   return plan;
 }

@@ -45,18 +45,4 @@ Timing time_calls(int iterations, Group& world, const Body& body) {
   return timing_of(std::move(seconds));
 }
 
-/// Calls of two bodies in turns, so that whatever the machine does besides meets both alike: a
-/// device that has worked for a while runs slower. Collective.
-template <class First, class Second>
-std::pair<Timing, Timing> time_in_turns(int iterations, Group& world, const First& first,
-                                        const Second& second) {
-  std::vector<double> first_seconds;
-  std::vector<double> second_seconds;
-  for (int i = 0; i < iterations; ++i) {
-    first_seconds.push_back(seconds_of(world, first));
-    second_seconds.push_back(seconds_of(world, second));
-  }
-  return {timing_of(std::move(first_seconds)), timing_of(std::move(second_seconds))};
-}
-
 }  // namespace annulus::launcher

@@ -15,7 +15,7 @@ class RememberedExchange final : public PreparedExchange {
         receives_(std::move(receives)),
         label_(std::move(label)) {}
 
-  void post(Stream& stream) override { group_.exchange(sends_, receives_, stream, label_); }
+  void take(Stream& stream) override { group_.exchange(sends_, receives_, stream, label_); }
 
  private:
   Group& group_;

@@ -1,8 +1,7 @@
-#include <annulus/mesh/transport.hpp>
-
 #include <string>
 
 #include <annulus/core/error.hpp>
+#include <annulus/mesh/transport.hpp>
 
 namespace annulus {
 

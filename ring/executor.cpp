@@ -52,7 +52,7 @@ Executor::Executor(AttentionProblem problem, RankPlan plan, const Selection& sel
       absent(problem_.dtype, {local.batch, local.query_length, local.heads, local.value_dim}),
       absent(DType::float32, {local.batch, local.heads, local.query_length})};
   allocate_exchange();
-  find_overwrites();
+  find_dependencies();
   choose_kernels(selection);
   plan_results();
   prepare_kernels();
@@ -96,8 +96,9 @@ void Executor::allocate_exchange() {
   }
 }
 
-// A step that receives into memory which an earlier step computed on must wait for it.
-void Executor::find_overwrites() {
+// A step that receives into memory which an earlier step computed on must wait for it. What a step
+// sends of what it has received is there only then; its own columns are there from the beginning.
+void Executor::find_dependencies() {
   const auto memory_of = [&](int buffer) {
     while (plan_.buffers[static_cast<std::size_t>(buffer)].reuses >= 0) {
       buffer = plan_.buffers[static_cast<std::size_t>(buffer)].reuses;
@@ -110,6 +111,10 @@ void Executor::find_overwrites() {
         step.receives.begin(), step.receives.end(),
         [&](const Transfer& receive) { return used.contains(memory_of(receive.buffer)); }));
     for (const Block& block : step.blocks) used.insert(memory_of(block.buffer));
+    forwards_.push_back(
+        std::any_of(step.sends.begin(), step.sends.end(), [&](const Transfer& send) {
+          return plan_.buffers[static_cast<std::size_t>(send.buffer)].kind == BufferKind::receive;
+        }));
   }
 }
 
@@ -244,6 +249,9 @@ void Executor::submit() {
   communication_stream_->wait(compute_stream_->record());
   communication_stream_->mark(0);
   pack();
+  for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
+    if (exchanges_[s] && !forwards_[s]) exchanges_[s]->offer(*communication_stream_);
+  }
   std::size_t call = 0;
   for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
     const Step& step = plan_.steps[s];
@@ -261,17 +269,25 @@ void Executor::submit() {
       compute_stream_->wait(arrived);
     }
   }
+  for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
+    if (exchanges_[s] && !forwards_[s]) exchanges_[s]->reclaim(*communication_stream_);
+  }
   for (const Combination& combination : merges_.rest) combine(combination, -1);
   compute_stream_->wait(communication_stream_->record());
 }
 
 void Executor::post(std::size_t index) {
   const Step& step = plan_.steps[index];
-  if (device_.place().is_host()) {
-    // The stream of a host notes every message itself.
-    exchanges_[index]->post(*communication_stream_);
-    return;
-  }
+  PreparedExchange& exchange = *exchanges_[index];
+  const auto go = [&] {
+    if (forwards_[index]) {
+      exchange.post(*communication_stream_);
+    } else {
+      exchange.take(*communication_stream_);
+    }
+  };
+  // The stream of a host notes every message itself.
+  if (device_.place().is_host()) return go();
   TraceLabel label{TraceCategory::transfer, std::string(name_of(Payload::key_value)),
                    static_cast<int>(index)};
   for (const Transfer& receive : step.receives) {
@@ -279,7 +295,7 @@ void Executor::post(std::size_t index) {
     label.bytes = std::max<std::int64_t>(label.bytes, 0) + receive.bytes;
   }
   const StreamSpan span(*communication_stream_, std::move(label));
-  exchanges_[index]->post(*communication_stream_);
+  go();
 }
 
 void Executor::wait_for_all() {

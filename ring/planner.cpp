@@ -54,7 +54,8 @@ PlanOptions PlanOptions::for_place(Place place) {
   PlanOptions options;
   if (place.is_host()) return options;
   options.merge_bytes = kMergeBytes;
-  options.prefetch_bytes = std::int64_t{256} << 20;
+  options.prefetch_bytes = std::int64_t{1} << 30;
+  options.direct = true;
   options.straight_blocks = true;
   return options;
 }

@@ -17,11 +17,12 @@ std::string fingerprint(const AttentionProblem& problem, const ShardedOperands& 
                         Schedule schedule, const ShardedAttentionOptions& options) {
   return fmt::format(
       "{} {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, gather bytes {}, merge bytes "
-      "{}, {} blocks, transport {}",
+      "{}, {} blocks, {}, transport {}",
       to_string(problem.shape), annulus::name_of(problem.dtype), to_string(problem.mask),
       problem.mask.digest(), to_string(operands.query), to_string(operands.key), name_of(schedule),
       options.plan.gather_bytes, options.plan.merge_bytes,
-      options.plan.straight_blocks ? "straight" : "whole", name_of(options.transport));
+      options.plan.straight_blocks ? "straight" : "whole",
+      options.plan.direct ? "direct" : "from neighbours", name_of(options.transport));
 }
 
 void check_same_plan(Group& world, const std::string& mine) {

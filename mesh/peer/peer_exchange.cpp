@@ -27,13 +27,16 @@ PeerExchange::~PeerExchange() {
   if (std::uncaught_exceptions() > exceptions_) flags_.let_everybody_pass();
 }
 
-void PeerExchange::post(Stream& stream) {
+void PeerExchange::offer(Stream& stream) {
   flags_.check();
+  StreamOperations operations(CudaStream::of(stream).raw());
+  for (const OutgoingMessage& message : outgoing_) operations.write(message.peer_ready, kRaised);
+  operations.submit();
+}
+
+void PeerExchange::take(Stream& stream) {
   auto* const raw = CudaStream::of(stream).raw();
   StreamOperations operations(raw);
-  // First of all, so that no rank waits for one that waits itself.
-  for (const OutgoingMessage& message : outgoing_) operations.write(message.peer_ready, kRaised);
-  if (!copies_.empty()) operations.submit();
   for (const OwnCopy& own : copies_) copy(own.destination, own.source, own.bytes, raw);
   for (const IncomingMessage& message : incoming_) {
     operations.wait_and_lower(message.ready.address());
@@ -41,6 +44,11 @@ void PeerExchange::post(Stream& stream) {
     copy(message.destination, message.source, message.bytes, raw);
     operations.write(message.peer_done, kRaised);
   }
+  operations.submit();
+}
+
+void PeerExchange::reclaim(Stream& stream) {
+  StreamOperations operations(CudaStream::of(stream).raw());
   for (const OutgoingMessage& message : outgoing_) {
     operations.wait_and_lower(message.done.address());
   }

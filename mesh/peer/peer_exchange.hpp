@@ -43,7 +43,9 @@ class PeerExchange final : public PreparedExchange {
   PeerExchange(const PeerExchange&) = delete;
   PeerExchange& operator=(const PeerExchange&) = delete;
 
-  void post(Stream& stream) override;
+  void offer(Stream& stream) override;
+  void take(Stream& stream) override;
+  void reclaim(Stream& stream) override;
 
  private:
   FlagBlock& flags_;

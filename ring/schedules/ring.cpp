@@ -7,7 +7,8 @@
 #include "schedules/schedules.hpp"
 #include "schedules/step_builder.hpp"
 
-// In hop h (1 ≤ h < P) rank r gets what it needs of rank r − h's columns. They come from the
+// In hop h (1 ≤ h < P) rank r gets what it needs of rank r − h's columns. Unless all of them are to
+// come straight from their owner, they come from the
 // neighbour r − 1 if that one got them, or more, in the hop before; otherwise straight from their
 // owner, which always has them. So nothing travels through, or to, a rank that does not need it,
 // and every rank forwards only what it is computing on: two receive buffers suffice.
@@ -25,7 +26,7 @@ struct Message {
 
 class RingTraffic {
  public:
-  explicit RingTraffic(const KvNeeds& needs) : needs_(needs) {}
+  RingTraffic(const KvNeeds& needs, bool direct) : needs_(needs), direct_(direct) {}
 
   [[nodiscard]] int wrap(int rank) const { return (rank + needs_.size()) % needs_.size(); }
 
@@ -72,7 +73,7 @@ class RingTraffic {
  private:
   // Whether a rank holds all of these columns after a hop, to pass them on.
   [[nodiscard]] bool forwards(int rank, int hop, LocalRange columns) const {
-    if (hop == 0) return false;
+    if (direct_ || hop == 0) return false;
     const std::vector<PlacedPiece> held = arrivals(rank, hop);
     return std::any_of(held.begin(), held.end(), [&](const PlacedPiece& piece) {
       const LocalRange& have = piece.piece.columns;
@@ -81,6 +82,7 @@ class RingTraffic {
   }
 
   const KvNeeds& needs_;
+  bool direct_;
 };
 
 }  // namespace
@@ -135,7 +137,7 @@ bool fits_at_once(const RankContext& context, HeadRange kv_heads,
 }  // namespace
 
 RankPlan plan_ring(const RankContext& context, const PlanOptions& options) {
-  const RingTraffic traffic(context.needs);
+  const RingTraffic traffic(context.needs, options.direct);
   const int ranks = context.needs.size();
   const int me = context.group_rank;
   StepBuilder builder(context);

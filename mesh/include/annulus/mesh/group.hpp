@@ -33,15 +33,28 @@ struct ExchangeLabel {
   int step = -1;              ///< step of the plan; −1 outside a plan
 };
 
-/// An exchange whose messages and buffers are known beforehand, to be posted over and over.
+/// An exchange whose messages and buffers are known beforehand, to be posted over and over: as a
+/// whole, or in three parts, in this order, with other work between them. All are ordered by the
+/// stream, take no memory and wait for nothing; errors are those of Group::exchange.
 class PreparedExchange {
  public:
   virtual ~PreparedExchange() = default;
   PreparedExchange() = default;
   PreparedExchange(const PreparedExchange&) = delete;
   PreparedExchange& operator=(const PreparedExchange&) = delete;
-  /// As Group::exchange, with its order and errors; takes no memory and waits for nothing.
-  virtual void post(Stream& stream) = 0;
+  /// As Group::exchange.
+  void post(Stream& stream) {
+    offer(stream);
+    take(stream);
+    reclaim(stream);
+  }
+  /// The data to be sent are in place: peers that take by themselves may do so from now on.
+  virtual void offer(Stream& /*stream*/) {}
+  /// Receives, once the peers have offered; sends, where the transport needs both sides. Between
+  /// two ranks, exchanges are taken in the same order.
+  virtual void take(Stream& stream) = 0;
+  /// After this the buffers of the sends are free again.
+  virtual void reclaim(Stream& /*stream*/) {}
 };
 
 /// Ranks that exchange data: those along one mesh axis, or along a tuple of axes.
@@ -75,9 +88,10 @@ class Group {
   /// All sends and receives as one step: they may proceed at once in any order.
   virtual void exchange(std::span<const Send> sends, std::span<const Receive> receives,
                         Stream& stream, ExchangeLabel label) = 0;
-  /// Makes an exchange ready. Collective over the ranks that it names, like the exchange itself, and
-  /// may block until they have made the matching calls. Buffers that come from exchange_memory() are
-  /// the ones that travel fastest, or at all. The group must outlive the result.
+  /// Makes an exchange ready. Collective over the ranks that it names, like the exchange itself,
+  /// and may block until they have made the matching calls. Buffers that come from
+  /// exchange_memory() are the ones that travel fastest, or at all. The group must outlive the
+  /// result.
   [[nodiscard]] virtual std::unique_ptr<PreparedExchange> prepare(std::vector<Send> sends,
                                                                   std::vector<Receive> receives,
                                                                   ExchangeLabel label);

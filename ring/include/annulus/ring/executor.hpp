@@ -95,7 +95,7 @@ class Executor {
     std::unique_ptr<Recording> recording;
   };
 
-  void find_overwrites();
+  void find_dependencies();
   void choose_kernels(const Selection& selection);
   void plan_results();
   void prepare_kernels();
@@ -132,6 +132,7 @@ class Executor {
   Buffer exchange_;                 // of all packed and receive buffers
   std::vector<KvStorage> buffers_;  // by plan index; that of the input is unused
   std::vector<bool> overwrites_;    // by step: it receives where an earlier one computed
+  std::vector<bool> forwards_;      // by step: it sends what an earlier one has received
   LocalTensors tensors_;
   // After what they use, so that they go first: work in flight uses the buffers above.
   std::unique_ptr<Stream> compute_stream_;

@@ -26,6 +26,9 @@ struct PlanOptions {
   /// results of a group take no more than this, or than the output would in float32 where that is
   /// more. 0: all heads at once.
   std::int64_t merge_bytes = 0;
+  /// In the ring, columns come straight from their owners instead of from neighbour to neighbour:
+  /// the same bytes, without waiting for each other, where all ranks are linked alike.
+  bool direct = false;
   /// Each hop of the ring has a receive buffer of its own while they all fit in this: transfers then
   /// run ahead of the computation. Else two take turns.
   std::int64_t prefetch_bytes = 0;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <type_traits>
 
 #include <annulus/attention/softmax_state_cuda.hpp>
@@ -173,6 +174,85 @@ __global__ void combine_kernel(const __grid_constant__ Parts<most> parts, Stride
   });
 }
 
+// What combine_few works on: every block takes some rows and kHeadsPerBlock heads.
+constexpr int kFew = 4;
+constexpr unsigned kHeadsPerBlock = 8;
+constexpr unsigned kHeadsAtOnce = 2;
+
+struct FewShape {
+  unsigned rows, heads;
+  unsigned packs;  // of a vector
+  unsigned lanes;  // that share a vector: a power of two, at least `packs`
+};
+
+// The common case: few parts, all of one dtype, with float32 LSEs. It is bound by memory, so
+// everything that a thread needs for two vectors is on its way before it waits for any of it.
+template <class Narrow, class Out>
+__global__ void combine_few_kernel(const __grid_constant__ Parts<kFew> parts, Strided<Out> output,
+                                   Lse lse, FewShape shape) {
+  const unsigned group = threadIdx.x / shape.lanes;
+  const unsigned lane = threadIdx.x % shape.lanes;
+  const unsigned rows_per_block = blockDim.x / shape.lanes / kHeadsAtOnce;
+  const unsigned b = blockIdx.z;
+  const unsigned t = blockIdx.x * rows_per_block + group / kHeadsAtOnce;
+  if (t >= shape.rows) return;
+  const unsigned first_head = blockIdx.y * kHeadsPerBlock + group % kHeadsAtOnce;
+  const bool holds = lane < shape.packs;
+  const unsigned mask = (shape.lanes == kWarp ? ~0U : (1U << shape.lanes) - 1U)
+                        << (threadIdx.x % kWarp / shape.lanes * shape.lanes);
+  for (unsigned i = 0; i < kHeadsPerBlock; i += 2 * kHeadsAtOnce) {
+    Pack<Narrow, kWidth> values[2][kFew];
+    float own[2][kFew];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const unsigned n = first_head + i + static_cast<unsigned>(h) * kHeadsAtOnce;
+#pragma unroll
+      for (int p = 0; p < kFew; ++p) {
+        own[h][p] = -INFINITY;
+        const Part& part = parts.at[p];
+        if (p >= parts.count || n >= shape.heads || !part.covers(t, n)) continue;
+        own[h][p] = static_cast<const float*>(
+            part.lse.data)[part.lse.at(b, n - part.first_head, t - part.first_row)];
+        if (holds) values[h][p] = load<Narrow, kWidth>(part, b, t, n, static_cast<int>(lane));
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const unsigned n = first_head + i + static_cast<unsigned>(h) * kHeadsAtOnce;
+      if (n >= shape.heads) continue;
+      float high = -INFINITY;
+      bool any = false;
+#pragma unroll
+      for (int p = 0; p < kFew; ++p) {
+        any = any || own[h][p] != -INFINITY;
+        high = fmaxf(high, own[h][p]);
+      }
+      float weights[kFew];
+      float total = 0.0F;
+#pragma unroll
+      for (int p = 0; p < kFew; ++p) {
+        weights[p] = own[h][p] == -INFINITY ? 0.0F : expf(own[h][p] - high);
+        total += weights[p];
+      }
+      const float scale = any ? 1.0F / total : 0.0F;
+      if (holds) {
+        float sum[kWidth] = {};
+#pragma unroll
+        for (int p = 0; p < kFew; ++p) {
+          if (weights[p] != 0.0F) add(sum, values[h][p], weights[p] * scale);
+        }
+        Pack<Out, kWidth> rounded;
+        for (int k = 0; k < kWidth; ++k) round_to(sum[k], rounded.at[k]);
+        reinterpret_cast<Pack<Out, kWidth>*>(output.at(b, t, n))[lane] = rounded;
+      }
+      __syncwarp(mask);  // all have read the LSE that lane 0 may overwrite in place
+      if (lane == 0) {
+        static_cast<float*>(lse.data)[lse.at(b, n, t)] = any ? high + logf(total) : -INFINITY;
+      }
+    }
+  }
+}
+
 Part device_part(const PartialState& part) {
   const TensorView& output = part.state.output;
   return {output.data(),
@@ -195,6 +275,33 @@ void launch_combine(std::span<const PartialState> parts, const SoftmaxState& res
                             : combine_kernel<Narrow, Out, 1, most, uniform>;
   kernel<<<grid.blocks(), kThreads, 0, stream>>>(arguments, strided<Out>(result.output),
                                                  lse_of(result.lse), grid);
+}
+
+// Whether combine_few_kernel can do it.
+bool is_common(std::span<const PartialState> parts, const SoftmaxState& result, bool tiled,
+               bool uniform) {
+  const auto plain = [](const SoftmaxState& state) { return state.lse.dtype() == DType::float32; };
+  return tiled && uniform && result.output.size(3) / kWidth <= kWarp && plain(result) &&
+         result.output.size(0) < 65536 && result.output.size(2) < 65536 &&
+         std::all_of(parts.begin(), parts.end(),
+                     [&](const PartialState& part) { return plain(part.state); });
+}
+
+template <class Narrow, class Out>
+void launch_combine_few(std::span<const PartialState> parts, const SoftmaxState& result,
+                        cudaStream_t stream) {
+  Parts<kFew> arguments{};
+  for (const PartialState& part : parts) arguments.at[arguments.count++] = device_part(part);
+  const Extents& whole = result.output.shape();
+  FewShape shape{static_cast<unsigned>(whole[1]), static_cast<unsigned>(whole[2]),
+                 static_cast<unsigned>(whole[3] / kWidth), 1};
+  while (shape.lanes < shape.packs) shape.lanes *= 2;
+  const unsigned rows_per_block = kThreads / shape.lanes / kHeadsAtOnce;
+  const dim3 blocks((shape.rows + rows_per_block - 1) / rows_per_block,
+                    (shape.heads + kHeadsPerBlock - 1) / kHeadsPerBlock,
+                    static_cast<unsigned>(whole[0]));
+  combine_few_kernel<Narrow, Out><<<blocks, kThreads, 0, stream>>>(
+      arguments, strided<Out>(result.output), lse_of(result.lse), shape);
 }
 
 // The one dtype besides float32 that occurs; float32 if none does.
@@ -224,7 +331,6 @@ void reset(const SoftmaxState& state, Stream& stream) {
 }
 
 void combine(std::span<const PartialState> parts, const SoftmaxState& result, Stream& stream) {
-  constexpr int kFew = 4;
   check_state(result, "combine");
   check(parts.size() <= kMostParts, result, "combine of too many parts");
   const Extents& shape = result.output.shape();
@@ -249,7 +355,9 @@ void combine(std::span<const PartialState> parts, const SoftmaxState& result, St
       using Out = decltype(out);
       // Any other pair has no narrow part, or was refused.
       if constexpr (std::is_same_v<Out, Narrow> || std::is_same_v<Out, float>) {
-        if (uniform) {
+        if (is_common(parts, result, tiled, uniform)) {
+          launch_combine_few<Narrow, Out>(parts, result, raw);
+        } else if (uniform) {
           launch_combine<Narrow, Out, kFew, true>(parts, result, tiled, raw);
         } else {
           launch_combine<Narrow, Out, kMostParts, false>(parts, result, tiled, raw);

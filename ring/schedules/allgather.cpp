@@ -80,8 +80,9 @@ RankPlan plan_allgather(const RankContext& context, const PlanOptions& options) 
       const int packed = builder.add_packed(sent, groups[g]);
       // Receivers sort their arrivals, but those from one origin stay in the order of positions,
       // which is that of the chunks: messages between two ranks match.
-      for (int receiver = 0; receiver < needs.size(); ++receiver) {
-        if (receiver == me) continue;
+      // Every rank begins with its right neighbour, so that not all send to one at a time.
+      for (int i = 1; i < needs.size(); ++i) {
+        const int receiver = (me + i) % needs.size();
         for (const ColumnPiece& piece : needs.of(receiver, me)) {
           builder.add_send(g, receiver, me, packed,
                            {LocalPosition(piece.columns.begin - sent.begin), piece.columns.count});

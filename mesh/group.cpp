@@ -15,23 +15,13 @@ class RememberedExchange final : public PreparedExchange {
         receives_(std::move(receives)),
         label_(std::move(label)) {}
 
-  void start(Stream& stream) override {
-    group_.exchange(sends_, receives_, stream, label_);
-    posted_on_ = &stream;
-    done_ = stream.record();
-  }
-  void finish(Stream& stream, std::uint32_t mark) override {
-    if (&stream != posted_on_) stream.wait(done_);
-    if (mark != 0) stream.mark(mark);
-  }
+  void take(Stream& stream) override { group_.exchange(sends_, receives_, stream, label_); }
 
  private:
   Group& group_;
   std::vector<Send> sends_;
   std::vector<Receive> receives_;
   ExchangeLabel label_;
-  Stream* posted_on_ = nullptr;
-  std::shared_ptr<Event> done_;
 };
 
 }  // namespace

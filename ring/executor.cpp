@@ -96,8 +96,8 @@ void Executor::allocate_exchange() {
   }
 }
 
-// A step that receives into memory which an earlier step computed on must wait for it; one that
-// receives what a later step sends on must have received it by then.
+// A step that receives into memory which an earlier step computed on must wait for it. What a step
+// sends of what it has received is there only then; its own columns are there from the beginning.
 void Executor::find_dependencies() {
   const auto memory_of = [&](int buffer) {
     while (plan_.buffers[static_cast<std::size_t>(buffer)].reuses >= 0) {
@@ -106,24 +106,15 @@ void Executor::find_dependencies() {
     return buffer;
   };
   std::set<int> used;
-  relayed_.resize(plan_.steps.size());
-  for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
-    const Step& step = plan_.steps[s];
-    for (const Transfer& send : step.sends) {
-      if (plan_.buffers[static_cast<std::size_t>(send.buffer)].kind != BufferKind::receive)
-        continue;
-      for (std::size_t earlier = 0; earlier < s; ++earlier) {
-        const auto& receives = plan_.steps[earlier].receives;
-        if (std::any_of(receives.begin(), receives.end(),
-                        [&](const Transfer& receive) { return receive.buffer == send.buffer; })) {
-          relayed_[earlier] = true;
-        }
-      }
-    }
+  for (const Step& step : plan_.steps) {
     overwrites_.push_back(std::any_of(
         step.receives.begin(), step.receives.end(),
         [&](const Transfer& receive) { return used.contains(memory_of(receive.buffer)); }));
     for (const Block& block : step.blocks) used.insert(memory_of(block.buffer));
+    forwards_.push_back(
+        std::any_of(step.sends.begin(), step.sends.end(), [&](const Transfer& send) {
+          return plan_.buffers[static_cast<std::size_t>(send.buffer)].kind == BufferKind::receive;
+        }));
   }
 }
 
@@ -228,8 +219,6 @@ void Executor::connect() {
 void Executor::run(const LocalTensors& tensors) {
   const TraceScope call(options_.tracer, "call", {TraceCategory::call, "attention"});
   tensors_ = tensors;
-  compute_stream_->unmark();
-  communication_stream_->unmark();
   if (Recording* recording = replay_for(tensors)) {
     recording->submit(*compute_stream_);
   } else {
@@ -258,35 +247,47 @@ Recording* Executor::replay_for(const LocalTensors& tensors) {
 
 void Executor::submit() {
   communication_stream_->wait(compute_stream_->record());
-  for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
-    if (exchanges_[s] && !overwrites_[s]) exchanges_[s]->open(*communication_stream_);
-  }
+  communication_stream_->mark(0);
   pack();
+  for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
+    if (exchanges_[s] && !forwards_[s]) exchanges_[s]->offer(*communication_stream_);
+  }
   std::size_t call = 0;
   for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
-    if (exchanges_[s]) start(s);
-    for (std::size_t b = 0; b < plan_.steps[s].blocks.size(); ++b) {
-      compute(call++, static_cast<int>(s));
+    const Step& step = plan_.steps[s];
+    std::shared_ptr<Event> arrived;
+    if (exchanges_[s]) {
+      if (overwrites_[s]) communication_stream_->wait(compute_stream_->record());
+      post(s);
+      communication_stream_->mark(static_cast<std::uint32_t>(s) + 1);
+      arrived = communication_stream_->record();
     }
-    if (exchanges_[s]) finish(s);
+    for (std::size_t b = 0; b < step.blocks.size(); ++b) compute(call++, static_cast<int>(s));
+    if (arrived) {
+      const StreamSpan wait(*compute_stream_,
+                            {TraceCategory::wait, "transfer", static_cast<int>(s)});
+      compute_stream_->wait(arrived);
+    }
+  }
+  for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
+    if (exchanges_[s] && !forwards_[s]) exchanges_[s]->reclaim(*communication_stream_);
   }
   for (const Combination& combination : merges_.rest) combine(combination, -1);
   compute_stream_->wait(communication_stream_->record());
 }
 
-void Executor::start(std::size_t index) {
+void Executor::post(std::size_t index) {
   const Step& step = plan_.steps[index];
   PreparedExchange& exchange = *exchanges_[index];
-  if (overwrites_[index]) {
-    // What is received takes the place of what earlier steps computed on.
-    exchange.open(*compute_stream_);
-    communication_stream_->wait(compute_stream_->record());
-  }
-  if (device_.place().is_host()) {
-    // The stream of a host notes every message itself.
-    exchange.start(*communication_stream_);
-    return;
-  }
+  const auto go = [&] {
+    if (forwards_[index]) {
+      exchange.post(*communication_stream_);
+    } else {
+      exchange.take(*communication_stream_);
+    }
+  };
+  // The stream of a host notes every message itself.
+  if (device_.place().is_host()) return go();
   TraceLabel label{TraceCategory::transfer, std::string(name_of(Payload::key_value)),
                    static_cast<int>(index)};
   for (const Transfer& receive : step.receives) {
@@ -294,19 +295,7 @@ void Executor::start(std::size_t index) {
     label.bytes = std::max<std::int64_t>(label.bytes, 0) + receive.bytes;
   }
   const StreamSpan span(*communication_stream_, std::move(label));
-  exchange.start(*communication_stream_);
-  if (relayed_[index])
-    exchange.finish(*communication_stream_, static_cast<std::uint32_t>(index) + 1);
-}
-
-void Executor::finish(std::size_t index) {
-  const StreamSpan wait(*compute_stream_,
-                        {TraceCategory::wait, "transfer", static_cast<int>(index)});
-  if (relayed_[index] && !device_.place().is_host()) {
-    compute_stream_->wait(communication_stream_->record());
-  } else {
-    exchanges_[index]->finish(*compute_stream_, static_cast<std::uint32_t>(index) + 1);
-  }
+  go();
 }
 
 void Executor::wait_for_all() {
@@ -317,8 +306,7 @@ void Executor::wait_for_all() {
 
 // Of a device, which can only say how far it has come.
 std::string Executor::describe_wait() const {
-  const std::uint32_t done = std::max(communication_stream_->marked(), compute_stream_->marked());
-  for (std::size_t s = done; s < plan_.steps.size(); ++s) {
+  for (std::size_t s = communication_stream_->marked(); s < plan_.steps.size(); ++s) {
     const Step& step = plan_.steps[s];
     if (!exchanges_[s]) continue;
     std::vector<std::string> parts;

@@ -165,10 +165,6 @@ std::uint32_t CudaStream::marked() const {
   return *static_cast<const volatile std::uint32_t*>(marked_.data());
 }
 
-void CudaStream::unmark() {
-  *static_cast<volatile std::uint32_t*>(marked_.data()) = 0;
-}
-
 void CudaStream::begin_span(TraceLabel label) {
   if (tracer_ == nullptr || !tracer_->enabled()) return;
   cudaStreamCaptureStatus capture{};

@@ -38,7 +38,7 @@ enum class Side : std::uint8_t { sender, receiver };
 struct Card {
   Side side = Side::sender;
   std::uint64_t bytes = 0;
-  SharedAddress data;  ///< of the receiver
+  SharedAddress data;  ///< of the sender
   SharedAddress flag;  ///< that the other side will raise
   ShortText error;
 };
@@ -118,7 +118,7 @@ class Handshake {
       if (message.bytes == 0) continue;  // nothing travels, not even a flag
       message.flag = flags_.take();
       message.mine.flag = share(message.flag.address());
-      if (message.side == Side::receiver) message.mine.data = share(message.destination);
+      if (message.side == Side::sender) message.mine.data = share(message.source);
     }
   }
 
@@ -167,10 +167,11 @@ class Handshake {
       auto* const flag =
           static_cast<std::uint32_t*>(mappings_.map(message.peer, message.theirs.flag));
       if (message.side == Side::sender) {
-        outgoing.push_back({std::move(message.flag), flag, message.source,
-                            mappings_.map(message.peer, message.theirs.data), message.bytes});
+        outgoing.push_back({std::move(message.flag), flag});
       } else {
-        incoming.push_back({std::move(message.flag), flag});
+        incoming.push_back({std::move(message.flag), flag,
+                            mappings_.map(message.peer, message.theirs.data), message.destination,
+                            message.bytes});
       }
     }
   }

@@ -27,33 +27,31 @@ PeerExchange::~PeerExchange() {
   if (std::uncaught_exceptions() > exceptions_) flags_.let_everybody_pass();
 }
 
-void PeerExchange::open(Stream& stream) {
+void PeerExchange::offer(Stream& stream) {
   flags_.check();
   StreamOperations operations(CudaStream::of(stream).raw());
-  for (const IncomingMessage& message : incoming_) operations.write(message.peer_open, kRaised);
+  for (const OutgoingMessage& message : outgoing_) operations.write(message.peer_ready, kRaised);
   operations.submit();
 }
 
-void PeerExchange::start(Stream& stream) {
+void PeerExchange::take(Stream& stream) {
   auto* const raw = CudaStream::of(stream).raw();
   StreamOperations operations(raw);
   for (const OwnCopy& own : copies_) copy(own.destination, own.source, own.bytes, raw);
-  for (const OutgoingMessage& message : outgoing_) {
-    operations.wait_and_lower(message.open.address());
+  for (const IncomingMessage& message : incoming_) {
+    operations.wait_and_lower(message.ready.address());
     operations.submit();
     copy(message.destination, message.source, message.bytes, raw);
-    operations.write(message.peer_arrived, kRaised);
+    operations.write(message.peer_done, kRaised);
   }
   operations.submit();
 }
 
-void PeerExchange::finish(Stream& stream, std::uint32_t mark) {
-  CudaStream& cuda_stream = CudaStream::of(stream);
-  StreamOperations operations(cuda_stream.raw());
-  for (const IncomingMessage& message : incoming_) {
-    operations.wait_and_lower(message.arrived.address());
+void PeerExchange::reclaim(Stream& stream) {
+  StreamOperations operations(CudaStream::of(stream).raw());
+  for (const OutgoingMessage& message : outgoing_) {
+    operations.wait_and_lower(message.done.address());
   }
-  if (mark != 0) operations.write(cuda_stream.mark_address(), mark);
   operations.submit();
 }
 

@@ -11,19 +11,19 @@
 
 namespace annulus::peer {
 
-/// A message that this rank writes into the memory of a peer.
+/// A message that a peer pulls.
 struct OutgoingMessage {
-  Flag open;                              ///< raised by the peer: its buffer may be overwritten
-  std::uint32_t* peer_arrived = nullptr;  ///< the peer's flag: the data are there
-  const void* source = nullptr;
-  void* destination = nullptr;  ///< the peer's memory, mapped
-  std::size_t bytes = 0;
+  Flag done;                            ///< raised by the peer: the data has been read
+  std::uint32_t* peer_ready = nullptr;  ///< the peer's flag: the data may be read
 };
 
-/// A message that a peer writes here.
+/// A message that this rank pulls.
 struct IncomingMessage {
-  Flag arrived;
-  std::uint32_t* peer_open = nullptr;
+  Flag ready;
+  std::uint32_t* peer_done = nullptr;
+  const void* source = nullptr;  ///< the peer's memory, mapped
+  void* destination = nullptr;
+  std::size_t bytes = 0;
 };
 
 struct OwnCopy {
@@ -32,9 +32,8 @@ struct OwnCopy {
   std::size_t bytes = 0;
 };
 
-/// An exchange of which everything is mapped. The sender's copy engines write: they move more than
-/// reading ones do, and owe nothing to the receiver but its consent. All flags are down between two
-/// posts: a post, or a replay of a captured one, leaves no trace for the next.
+/// An exchange of which everything is mapped. All flags are down between two posts: a post, or a
+/// replay of a captured one, leaves no trace for the next.
 class PeerExchange final : public PreparedExchange {
  public:
   PeerExchange(FlagBlock& flags, std::vector<OutgoingMessage> outgoing,
@@ -44,9 +43,9 @@ class PeerExchange final : public PreparedExchange {
   PeerExchange(const PeerExchange&) = delete;
   PeerExchange& operator=(const PeerExchange&) = delete;
 
-  void open(Stream& stream) override;
-  void start(Stream& stream) override;
-  void finish(Stream& stream, std::uint32_t mark) override;
+  void offer(Stream& stream) override;
+  void take(Stream& stream) override;
+  void reclaim(Stream& stream) override;
 
  private:
   FlagBlock& flags_;

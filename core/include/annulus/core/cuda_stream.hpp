@@ -55,11 +55,6 @@ class CudaStream final : public Stream {
   void progress() override {}
   void mark(std::uint32_t value) override;
   [[nodiscard]] std::uint32_t marked() const override;
-  void unmark() override;
-  /// The word that marked() reads, as the device may write it.
-  [[nodiscard]] std::uint32_t* mark_address() const noexcept {
-    return static_cast<std::uint32_t*>(marked_.data());
-  }
   /// Measured by the device. Work that is being recorded has no spans.
   void begin_span(TraceLabel label) override;
   void end_span() override;

@@ -52,8 +52,6 @@ class Stream {
   /// come, without asking it. Does nothing on a stream that knows that itself.
   virtual void mark(std::uint32_t /*value*/) {}
   [[nodiscard]] virtual std::uint32_t marked() const { return 0; }
-  /// Makes marked() 0. Only while nothing is under way.
-  virtual void unmark() {}
 
   /// Work between these two makes a span of the trace, if the stream has a tracer. Spans nest.
   virtual void begin_span(TraceLabel label) = 0;

@@ -34,8 +34,8 @@ struct ExchangeLabel {
 };
 
 /// An exchange whose messages and buffers are known beforehand, to be posted over and over: as a
-/// whole, or in three parts, in this order, with other work between them. All are ordered by their
-/// streams, take no memory and wait for nothing; errors are those of Group::exchange.
+/// whole, or in three parts, in this order, with other work between them. All are ordered by the
+/// stream, take no memory and wait for nothing; errors are those of Group::exchange.
 class PreparedExchange {
  public:
   virtual ~PreparedExchange() = default;
@@ -44,18 +44,17 @@ class PreparedExchange {
   PreparedExchange& operator=(const PreparedExchange&) = delete;
   /// As Group::exchange.
   void post(Stream& stream) {
-    open(stream);
-    start(stream);
-    finish(stream, 0);
+    offer(stream);
+    take(stream);
+    reclaim(stream);
   }
-  /// The receive buffers may be overwritten once `stream` has come here.
-  virtual void open(Stream& /*stream*/) {}
-  /// Sends once `stream` has come here; then the send buffers are free again. Between two ranks,
-  /// exchanges are started in the same order.
-  virtual void start(Stream& stream) = 0;
-  /// Later work of `stream`, which may be another one, finds what was received, and the stream is
-  /// marked with `mark` (Stream::mark) unless that is 0.
-  virtual void finish(Stream& stream, std::uint32_t mark) = 0;
+  /// The data to be sent are in place: peers that take by themselves may do so from now on.
+  virtual void offer(Stream& /*stream*/) {}
+  /// Receives, once the peers have offered; sends, where the transport needs both sides. Between
+  /// two ranks, exchanges are taken in the same order.
+  virtual void take(Stream& stream) = 0;
+  /// After this the buffers of the sends are free again.
+  virtual void reclaim(Stream& /*stream*/) {}
 };
 
 /// Ranks that exchange data: those along one mesh axis, or along a tuple of axes.

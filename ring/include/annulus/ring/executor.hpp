@@ -102,8 +102,7 @@ class Executor {
   void allocate_exchange();
   void submit();
   void pack();
-  void start(std::size_t step);
-  void finish(std::size_t step);
+  void post(std::size_t step);
   void compute(std::size_t call, int step);
   void combine(const Combination& combination, int step);
   void wait_for_all();
@@ -133,7 +132,7 @@ class Executor {
   Buffer exchange_;                 // of all packed and receive buffers
   std::vector<KvStorage> buffers_;  // by plan index; that of the input is unused
   std::vector<bool> overwrites_;    // by step: it receives where an earlier one computed
-  std::vector<bool> relayed_;       // by step: a later one sends on what it receives
+  std::vector<bool> forwards_;      // by step: it sends what an earlier one has received
   LocalTensors tensors_;
   // After what they use, so that they go first: work in flight uses the buffers above.
   std::unique_ptr<Stream> compute_stream_;

@@ -10,7 +10,8 @@ import unittest
 
 import numpy as np
 
-from cli_support import MPIEXEC, OPERANDS, OUTPUT, PROGRAM, TIMEOUT, CliTest, command, main
+from cli_support import (MPIEXEC, OPERANDS, OUTPUT, PROGRAM, TIMEOUT, CliTest, command, main,
+                         ranks_of)
 
 
 class RanksDiffer(CliTest):
@@ -74,24 +75,6 @@ class RankFails(CliTest):
 
     WAITING = 5  # seconds that a rank waits for another one
 
-    def ranks_of(self, mpirun):
-        """Process ids of the program's ranks, by rank."""
-        found = {}
-        for entry in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{entry}/stat") as file:
-                    parent = int(file.read().rsplit(")", 1)[1].split()[1])
-                if parent != mpirun:
-                    continue
-                if os.path.realpath(f"/proc/{entry}/exe") != os.path.realpath(PROGRAM):
-                    continue
-                with open(f"/proc/{entry}/environ", "rb") as file:
-                    variables = dict(item.split(b"=", 1) for item in file.read().split(b"\0") if item)
-                found[int(variables[b"OMPI_COMM_WORLD_RANK"])] = int(entry)
-            except (OSError, KeyError):
-                continue  # gone, or not there yet
-        return found
-
     def interrupt(self, rank, which):
         """Starts a long run on three ranks, sends one of them a signal once all compute, and returns exit
         code, messages and the seconds from the signal to the end."""
@@ -107,7 +90,7 @@ class RankFails(CliTest):
                 self.assertLess(time.monotonic(), deadline)
                 time.sleep(0.05)
             time.sleep(2)
-            ranks = self.ranks_of(job.pid)
+            ranks = ranks_of(job.pid)
             self.assertEqual(set(ranks), {0, 1, 2})
             self.assertIsNone(job.poll(), "too fast to be interrupted")
             os.kill(ranks[rank], which)
@@ -115,7 +98,7 @@ class RankFails(CliTest):
             _, messages = job.communicate(timeout=TIMEOUT / 2)
             return job.returncode, messages, time.monotonic() - start
         finally:
-            for process in self.ranks_of(job.pid).values():
+            for process in ranks_of(job.pid).values():
                 os.kill(process, signal.SIGKILL)
             job.kill()
             job.communicate()

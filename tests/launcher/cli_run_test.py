@@ -6,23 +6,11 @@ import sys
 
 import numpy as np
 
-from cli_support import (CHECKER, OPERANDS, OUTPUT, CliTest, as_bfloat16, main, safetensors_bytes)
-
-
-def half(array):
-    return array.astype(np.float16)
+from cli_support import (CHECKER, OPERANDS, OUTPUT, CliTest, as_bfloat16, as_float16, main,
+                         safetensors_bytes)
 
 
 class Numbers(CliTest):
-    def check(self, meaning=(), ranks=None, files=(*OPERANDS, *OUTPUT, "--lse", "lse.npy"), how=()):
-        """Runs with options that decide what is computed (`meaning`, which the checker gets too), how, and
-        from and to which `files`."""
-        self.expect_success(self.annulus("run", *files, *meaning, *how, ranks=ranks))
-        self.expect_no_files()
-        checked = subprocess.run([sys.executable, CHECKER, *files, *meaning], cwd=self.directory,
-                                 capture_output=True, text=True, timeout=240)
-        self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
-
     def test_one_rank_without_mpirun(self):
         self.save_operands(batch=2, rows=97)
         self.check(["--causal"])
@@ -33,7 +21,7 @@ class Numbers(CliTest):
                    how=["--mesh", "dp=2,sp=2", "--sequence-layout", "zigzag"])
 
     def test_float16_over_heads_and_sequence(self):
-        self.save_operands(rows=997, convert=half)
+        self.save_operands(rows=997, convert=as_float16)
         self.check(["--causal"], ranks=4, how=["--mesh", "tp=2,sp=2"])
 
     def test_three_axes(self):
@@ -58,7 +46,7 @@ class Numbers(CliTest):
         self.check(["--window", "100,0"], ranks=4)
 
     def test_window_on_both_sides(self):
-        self.save_operands(rows=997, convert=half)
+        self.save_operands(rows=997, convert=as_float16)
         self.check(["--window", "13"], ranks=3)
 
     def test_packed_documents(self):
@@ -118,7 +106,7 @@ class Numbers(CliTest):
         self.check(["--causal"], ranks=2, how=["--dtype", "bfloat16"])
 
     def test_safetensors(self):
-        tensors = self.save_operands(rows=97, convert=half)
+        tensors = self.save_operands(rows=97, convert=as_float16)
         with open(self.path("in.safetensors"), "wb") as file:
             file.write(safetensors_bytes(tensors))
         both = "out.safetensors"

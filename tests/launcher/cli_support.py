@@ -46,6 +46,33 @@ def as_bfloat16(array):
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
+def as_float16(array):
+    return array.astype(np.float16)
+
+
+def ranks_of(mpirun):
+    """Process ids of the program's ranks that the process `mpirun` has started, by rank."""
+    found = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{entry}/stat") as file:
+                parent = int(file.read().rsplit(")", 1)[1].split()[1])
+            if parent != mpirun:
+                continue
+            if os.path.realpath(f"/proc/{entry}/exe") != os.path.realpath(PROGRAM):
+                continue
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                variables = dict(item.split(b"=", 1) for item in file.read().split(b"\0") if item)
+            found[int(variables[b"OMPI_COMM_WORLD_RANK"])] = int(entry)
+        except (OSError, KeyError):
+            continue  # gone, or not there yet
+    return found
+
+
+OPERANDS = ["--query", "query.npy", "--key", "key.npy", "--value", "value.npy"]
+OUTPUT = ["--output", "output.npy"]
+
+
 class CliTest(unittest.TestCase):
     """Runs in a directory of its own."""
 
@@ -106,9 +133,14 @@ class CliTest(unittest.TestCase):
             self.save(name + ".npy", array)
         return operands
 
-
-OPERANDS = ["--query", "query.npy", "--key", "key.npy", "--value", "value.npy"]
-OUTPUT = ["--output", "output.npy"]
+    def check(self, meaning=(), ranks=None, files=(*OPERANDS, *OUTPUT, "--lse", "lse.npy"), how=()):
+        """annulus run with options that decide what is computed (`meaning`, which the checker gets
+        too), how, and from and to which `files`."""
+        self.expect_success(self.annulus("run", *files, *meaning, *how, ranks=ranks))
+        self.expect_no_files()
+        checked = subprocess.run([sys.executable, CHECKER, *files, *meaning], cwd=self.directory,
+                                 capture_output=True, text=True, timeout=TIMEOUT)
+        self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
 
 
 def main():

@@ -1,0 +1,276 @@
+"""annulus on GPU ranks: numbers, bench, refusals, and ranks that die or hang.
+
+Ranks that outnumber the GPUs share them, so that one GPU is enough. Without any, all is skipped.
+"""
+
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from cli_support import (OPERANDS, OUTPUT, TIMEOUT, CliTest, as_bfloat16, as_float16, command, main,
+                         ranks_of)
+
+SKIPPED = 77  # for ctest
+CONVERSIONS = {"float32": lambda array: array, "float16": as_float16, "bfloat16": as_bfloat16}
+
+
+@functools.cache
+def info():
+    result = subprocess.run(command("info", "--json", "-"), stdout=subprocess.PIPE, text=True,
+                            check=True, timeout=TIMEOUT)
+    return json.loads(result.stdout)
+
+
+def gpu_count():
+    return sum(re.fullmatch(r"GPU \d+", key) is not None for key in info()["machine"])
+
+
+def on_gpus(ranks, transport=None):
+    """The options that put so many ranks on the GPUs that there are."""
+    words = ["--device", "cuda"]
+    if ranks > gpu_count():
+        return [*words, "--share-gpus", "--transport", "peer"]
+    return words if transport is None else [*words, "--transport", transport]
+
+
+class Numbers(CliTest):
+    """From files to files, against an independent NumPy computation."""
+
+    def check_on_gpus(self, ranks, meaning, dtype, how=()):
+        self.check(meaning, ranks=ranks, how=["--dtype", dtype, *on_gpus(ranks), *how])
+
+    def save_uneven(self, dtype, rows=997, dim=64, **sizes):
+        self.save_operands(rows=rows, dim=dim, convert=CONVERSIONS[dtype], **sizes)
+
+    def test_one_rank(self):
+        for dtype in CONVERSIONS:
+            with self.subTest(dtype):
+                self.save_uneven(dtype, batch=2)
+                self.check_on_gpus(1, ["--causal"], dtype)
+
+    def test_two_ranks_and_the_same_bits_twice(self):
+        for dtype in CONVERSIONS:
+            with self.subTest(dtype):
+                self.save_uneven(dtype)
+                self.check_on_gpus(2, ["--causal"], dtype)
+                again = ["--output", "output2.npy", "--lse", "lse2.npy"]
+                self.expect_success(self.annulus("run", *OPERANDS, *again, "--causal", "--dtype",
+                                                 dtype, *on_gpus(2), ranks=2))
+                for name in ["output", "lse"]:
+                    with open(self.path(name + ".npy"), "rb") as first:
+                        with open(self.path(name + "2.npy"), "rb") as second:
+                            self.assertEqual(first.read(), second.read(), name)
+
+    def test_four_ranks(self):
+        for dtype in CONVERSIONS:
+            with self.subTest(dtype):
+                self.save_uneven(dtype, rows=2000, heads=8, dim=128)
+                self.check_on_gpus(4, ["--causal"], dtype)
+
+    def test_not_causal(self):
+        self.save_uneven("bfloat16", columns=1203)
+        self.check_on_gpus(2, [], "bfloat16")
+
+    def test_schedules(self):
+        self.save_uneven("bfloat16")
+        for schedule in ["ring", "allgather"]:
+            with self.subTest(schedule):
+                self.check_on_gpus(4, ["--causal"], "bfloat16", ["--schedule", schedule])
+
+    def test_window(self):
+        for dtype in ["float32", "bfloat16"]:
+            with self.subTest(dtype):
+                self.save_uneven(dtype)
+                self.check_on_gpus(4, ["--window", "100,0"], dtype)
+
+    def test_packed_documents(self):
+        self.save_uneven("float16", batch=2)
+        self.save("cu.npy", np.array([0, 1, 300, 300, 611, 997], np.int32))
+        self.check_on_gpus(2, ["--causal", "--cu-seqlens", "cu.npy"], "float16")
+
+    def test_lengths(self):
+        self.save_uneven("bfloat16", batch=3, columns=1203)
+        self.save("kv.npy", np.array([1203, 0, 333], np.int32))
+        self.check_on_gpus(2, ["--kv-lengths", "kv.npy"], "bfloat16")
+
+    def test_heads_before_positions(self):
+        self.save_uneven("float16", batch=2, bhtd=True)
+        self.check_on_gpus(4, ["--causal", "--layout", "bhtd"], "float16", ["--mesh", "sp=2,tp=2"])
+
+
+class Bench(CliTest):
+    def report(self, *words):
+        result = self.annulus("bench", *words, *on_gpus(2), "--json", "-", ranks=2)
+        self.expect_success(result)
+        return json.loads(result.stdout)
+
+    def test_columns(self):
+        report = self.report("--shape", "1,8k,8k,8,2,128", "--dtype", "bfloat16", "--causal",
+                             "--iters", "20")
+        units = {column["name"]: column["unit"] for column in report["columns"]}
+        for name, unit in {"time": "ms, median", "p99": "ms", "rate": "TFLOP/s/rank",
+                           "local": "TFLOP/s/rank", "extra": "MiB/rank"}.items():
+            self.assertEqual(units[name], unit)
+        (row,) = report["rows"]
+        self.assertLess(0, row["least"])
+        self.assertLessEqual(row["least"], row["time"])
+        self.assertLessEqual(row["time"], row["p99"])
+        for name in ["rate", "local", "extra"]:
+            self.assertGreater(row[name], 0, name)
+        operations_per_rank = 2 * 8 * (128 + 128) * (8192 * 8193 / 2) / 2
+        self.assertAlmostEqual(row["rate"], operations_per_rank / row["time"] * 1e-9,
+                               delta=0.01 + row["rate"] * 0.001 / row["time"])
+        self.assertIn(row["transport"], ["peer"] if gpu_count() < 2 else ["peer", "nccl"])
+        self.assertLessEqual(set(row["impl"].split("+")), set(info()["implementations"]))
+        self.assertEqual(row["verdict"], "OK")
+        self.assertTrue(report["verdict"]["passed"])
+        self.assertEqual(report["verdict"]["text"], "OK (1 of 1 within bounds)")
+
+    def test_hops(self):
+        report = self.report("--hops", "--sweep", "1M:16M:4", "--iters", "5")
+        if "peer skipped" in report["meta"]:
+            self.skipTest(report["meta"]["peer skipped"])
+        sizes = {}
+        for row in report["rows"]:
+            sizes.setdefault(row["transport"], []).append(row["size"])
+            self.assertLess(0, row["least"])
+            self.assertLessEqual(row["least"], row["time"])
+        self.assertEqual(sizes["peer"], [1 << 20, 4 << 20, 16 << 20])
+        if gpu_count() < 2:
+            self.assertEqual(list(sizes), ["peer"])
+
+
+class BadInput(CliTest):
+    BENCH = ["bench", "--shape", "1,64,64,4,2,64", "--iters", "1", "--device", "cuda"]
+
+    def test_more_ranks_than_gpus(self):
+        ranks = gpu_count() + 1
+        self.expect_error(self.annulus(*self.BENCH, ranks=ranks), 2, "--device cuda",
+                          f"{ranks} ranks on this node for {gpu_count()} visible GPUs",
+                          "--share-gpus")
+
+    def test_nccl_on_shared_gpus(self):
+        result = self.annulus(*self.BENCH, "--transport", "nccl", "--share-gpus", ranks=2)
+        self.expect_error(result, 2, "--transport: got nccl", "--share-gpus")
+
+    def test_implementation_that_cannot(self):
+        sdpa = info()["implementations"]["sdpa"]
+        if not sdpa.startswith("yes"):
+            self.skipTest("sdpa: " + sdpa)
+        words = ["--impl", "sdpa", "--dtype", "float32"]
+        for ranks in [1, 2]:
+            result = self.annulus("bench", "--shape", "1,64,64,4,2,64", "--iters", "1", *words,
+                                  *on_gpus(ranks), ranks=ranks)
+            self.expect_error(result, 2, "sdpa", "float16 and bfloat16, not float32")
+        self.save_operands(dim=64)
+        result = self.annulus("run", *OPERANDS, *OUTPUT, *words, *on_gpus(2), ranks=2)
+        self.expect_error(result, 2, "sdpa", "float16 and bfloat16, not float32")
+        self.expect_no_files("output.npy")
+
+
+def is_running(process):
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def gpu_holders():
+    """Process ids, perhaps of another namespace, of all that compute on a GPU; none where
+    nvidia-smi is missing or does not tell."""
+    if shutil.which("nvidia-smi") is None:
+        return set()
+    result = subprocess.run(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"],
+                            capture_output=True, text=True, timeout=TIMEOUT)
+    return {int(line) for line in result.stdout.split() if line.isdigit()}
+
+
+class RankFails(CliTest):
+    """One of two ranks dies or stops while both compute."""
+
+    WAITING = 5  # seconds that a rank waits for another one
+    GRACE = 15  # seconds beyond, in which all is over
+    SETTLING = 10  # seconds in which a rank opens its GPU and begins to compute
+    # Both would go on for many minutes: kernels first, then sharded calls; and exchanges alone.
+    CALLS = ["--shape", "1,16k,16k,16,16,128", "--dtype", "bfloat16", "--causal", "--iters",
+             "1000000"]
+    HOPS = ["--hops", "--sweep", "256M:256M", "--iters", "1000000"]
+
+    def transports(self):
+        return ["peer", "nccl"] if gpu_count() > 1 else ["peer"]
+
+    def wait_for(self, condition, seconds, what):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            self.assertLess(time.monotonic(), deadline, what)
+            time.sleep(0.1)
+
+    def interrupt(self, words, transport, which):
+        """Sends rank 1 a signal once both compute, checks that the job is over in time and leaves
+        nothing behind, and returns its exit code and messages."""
+        held_before = gpu_holders()
+        job = subprocess.Popen(command("bench", *words, *on_gpus(2, transport), "--timeout",
+                                       self.WAITING, ranks=2),
+                               cwd=self.directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True)
+        ranks = {}
+        try:
+            self.wait_for(lambda: job.poll() is not None or len(ranks_of(job.pid)) == 2,
+                          TIMEOUT / 2, "ranks do not start")
+            ranks = ranks_of(job.pid)
+            time.sleep(self.SETTLING)
+            if job.poll() is not None:
+                self.fail("ended before the signal: " + "".join(job.communicate()))
+            held_by_job = gpu_holders() - held_before
+            end = time.monotonic() + self.WAITING + self.GRACE
+            os.kill(ranks[1], which)
+            _, messages = job.communicate(timeout=self.WAITING + self.GRACE)
+            self.wait_for(lambda: not any(map(is_running, ranks.values())), end - time.monotonic(),
+                          f"ranks are left: {ranks}")
+            self.wait_for(lambda: not held_by_job & gpu_holders(), end - time.monotonic(),
+                          f"a GPU is still held by one of {held_by_job}")
+            return job.returncode, messages
+        finally:
+            for process in filter(is_running, {**ranks_of(job.pid), **ranks}.values()):
+                os.kill(process, signal.SIGKILL)
+            job.kill()
+            job.communicate()
+
+    def expect_killed(self, words):
+        for transport in self.transports():
+            with self.subTest(transport):
+                code, messages = self.interrupt(words, transport, signal.SIGKILL)
+                self.assertNotEqual(code, 0)
+                self.assertIn("signal 9", messages)
+
+    def test_killed(self):
+        self.expect_killed(self.CALLS)
+
+    def test_killed_among_hops(self):
+        # The other rank's GPU waits for what never comes, and its process must end nevertheless.
+        self.expect_killed(self.HOPS)
+
+    def test_stopped(self):
+        for transport in self.transports():
+            with self.subTest(transport):
+                code, messages = self.interrupt(self.CALLS, transport, signal.SIGSTOP)
+                self.assertEqual(code, 3, messages)
+                errors = [line for line in messages.splitlines() if "annulus: error: " in line]
+                self.assertEqual(len(errors), 1, messages)
+                self.assertRegex(errors[0], r"annulus: error: rank 0: .*(for|from) rank 1\b")
+
+
+if __name__ == "__main__":
+    if gpu_count() == 0:
+        print("skipped: annulus info lists no GPU:", info()["machine"]["GPUs"])
+        sys.exit(SKIPPED)
+    main()

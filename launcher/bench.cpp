@@ -50,45 +50,44 @@ double visible_pairs(const AttentionProblem& problem) {
                                  .pairs);
 }
 
-// A few rows of the rank's first batch and its first key/value head, evenly spread.
+// A few rows of the rank, evenly spread, each of another batch and key/value head.
 Deviation sampled_deviation(const AttentionProblem& problem, const ring::ShardedOperands& operands,
                             const CaseShards& shards, std::uint64_t seed, int rank,
                             MemoryPool& memory, int threads) {
-  std::vector<PositionRanges> index = operands.key.index(rank);
-  const std::int64_t length = shards.output.shape()[1];
-  if (length == 0 || index[0].empty()) return {};
-  const auto first = [](const PositionRanges& positions) {
-    return positions.slice({LocalPosition(0), 1});
-  };
-  index[0] = first(index[0]);
-  index[1] = PositionRanges::all(problem.shape.kv_length);
-  index[2] = first(index[2]);
-  const auto columns = [&](const NamedSharding& sharding, Operand operand) {
-    index[3] = PositionRanges::all(sharding.global_shape()[3]);
-    return random_part(index, sharding.global_shape(), problem.dtype, seed, operand, memory,
-                       threads);
-  };
-  const Tensor key = columns(operands.key, Operand::key);
-  const Tensor value = columns(operands.value, Operand::value);
-
-  const std::int64_t heads = shards.query.shape()[2] / shards.key.shape()[2];
+  const std::vector<PositionRanges> held = operands.key.index(rank);
+  const Extents& local = shards.output.shape();
+  if (local.product() == 0 || held[2].empty()) return {};
+  const std::int64_t kv_heads = held[2].size();
+  const std::int64_t heads = local[2] / kv_heads;  // that share one
   const std::int64_t first_head =
       operands.query.positions(rank, 2).global(LocalPosition(0)).value();
-  const std::int64_t samples = std::min(kSampledRows, length);
+  const std::int64_t samples = std::min(kSampledRows, local[1]);
   Deviation total;
   for (std::int64_t i = 0; i < samples; ++i) {
-    const LocalRange row{LocalPosition(samples == 1 ? 0 : i * (length - 1) / (samples - 1)), 1};
+    const std::int64_t batch = i % local[0];
+    const std::int64_t kv_head = i % kv_heads;
+    const std::int64_t row = samples == 1 ? 0 : i * (local[1] - 1) / (samples - 1);
+    std::vector<PositionRanges> index = held;
+    index[0] = held[0].slice({LocalPosition(batch), 1});
+    index[1] = PositionRanges::all(problem.shape.kv_length);
+    index[2] = held[2].slice({LocalPosition(kv_head), 1});
+    const auto columns = [&](const NamedSharding& sharding, Operand operand) {
+      index[3] = PositionRanges::all(sharding.global_shape()[3]);
+      return random_part(index, sharding.global_shape(), problem.dtype, seed, operand, memory,
+                         threads);
+    };
+    const Tensor key = columns(operands.key, Operand::key);
+    const Tensor value = columns(operands.value, Operand::value);
     const auto part = [&](const Tensor& tensor) {
-      return tensor.view().slice(0, 0, 1).slice(1, row.begin.value(), 1).slice(2, 0, heads);
+      return tensor.view().slice(0, batch, 1).slice(1, row, 1).slice(2, kv_head * heads, heads);
     };
     const OracleOutput truth =
         oracle_attention(problem, part(shards.query), key.view(), value.view(),
-                         operands.query.positions(rank, 1).slice(row),
-                         index[0].global(LocalPosition(0)).value(), first_head);
-    const Deviation one =
-        compare(truth, part(shards.output),
-                shards.lse.view().slice(0, 0, 1).slice(1, 0, heads).slice(2, row.begin.value(), 1));
-    total.add(one);
+                         operands.query.positions(rank, 1).slice({LocalPosition(row), 1}),
+                         index[0].global(LocalPosition(0)).value(), first_head + kv_head * heads);
+    total.add(compare(
+        truth, part(shards.output),
+        shards.lse.view().slice(0, batch, 1).slice(1, kv_head * heads, heads).slice(2, row, 1)));
   }
   return total;
 }
@@ -143,7 +142,9 @@ Report make_report(const Options& options, Mesh& mesh, const Device& device, int
                                std::string(device.place().is_host() ? "" : ", replayed"));
   report.add_meta("wait", "for transfers, with nothing to compute; of the rank that waits longest");
   report.add_meta("hidden", "part of the transfer time that passed under kernels");
-  report.add_meta("memory", "most that was taken from the rank's memory pool, shards included");
+  report.add_meta("memory",
+                  "most that was taken from the rank's memory pool, shards included, but not "
+                  "what a transport keeps for transfers");
   report.add_meta("extra", "beyond inputs and outputs: buffers of transfers, partial results");
   report.add_meta("error", fmt::format("relative Frobenius, against a float64 oracle, of up to {} "
                                        "rows of each rank",

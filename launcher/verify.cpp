@@ -118,6 +118,7 @@ NamedCase given_case(const Options& options, int ranks) {
   result.sharded.problem = std::move(setup.problem);
   result.sharded.layout = std::move(setup.layout);
   result.sharded.plan.schedule = options.schedule;
+  result.sharded.usual_plan = true;
   result.sharded.implementation = options.implementation;
   result.sharded.transport = options.transport;
   result.sharded.seed = options.seed;

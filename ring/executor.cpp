@@ -219,12 +219,21 @@ void Executor::connect() {
 void Executor::run(const LocalTensors& tensors) {
   const TraceScope call(options_.tracer, "call", {TraceCategory::call, "attention"});
   tensors_ = tensors;
-  if (Recording* recording = replay_for(tensors)) {
-    recording->submit(*compute_stream_);
-  } else {
-    submit();
+  try {
+    if (Recording* recording = replay_for(tensors)) {
+      recording->submit(*compute_stream_);
+    } else {
+      submit();
+    }
+    wait_for_all();
+  } catch (const UserError& error) {
+    // Transfers may be under way: the other ranks do not know, and cannot agree any more.
+    group_.give_up();
+    throw LibraryError(error.what());
+  } catch (...) {
+    group_.give_up();
+    throw;
   }
-  wait_for_all();
 }
 
 // A recording for these tensors, once they have been seen before.
@@ -248,7 +257,7 @@ Recording* Executor::replay_for(const LocalTensors& tensors) {
 void Executor::submit() {
   communication_stream_->wait(compute_stream_->record());
   communication_stream_->mark(0);
-  pack();
+  if (pack()) compute_stream_->wait(communication_stream_->record());
   for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
     if (exchanges_[s] && !forwards_[s]) exchanges_[s]->offer(*communication_stream_);
   }
@@ -272,6 +281,7 @@ void Executor::submit() {
   for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
     if (exchanges_[s] && !forwards_[s]) exchanges_[s]->reclaim(*communication_stream_);
   }
+  communication_stream_->mark(static_cast<std::uint32_t>(plan_.steps.size()) + 1);
   for (const Combination& combination : merges_.rest) combine(combination, -1);
   compute_stream_->wait(communication_stream_->record());
 }
@@ -299,7 +309,9 @@ void Executor::post(std::size_t index) {
 }
 
 void Executor::wait_for_all() {
-  const Waiting waiting{[this] { group_.check(); }, [this] { return describe_wait(); }};
+  const Waiting waiting{[this] { group_.check(); }, [this] { return describe_wait(); },
+                        // Then only kernels of this rank are left, however long they take.
+                        [this] { return communication_stream_->marked() > plan_.steps.size(); }};
   communication_stream_->synchronize(waiting);
   compute_stream_->synchronize(waiting);
 }
@@ -318,13 +330,24 @@ std::string Executor::describe_wait() const {
     }
     return fmt::format("step {}: waiting for key/value: {}", s, fmt::join(parts, ", "));
   }
+  std::set<int> peers;
+  for (const Step& step : plan_.steps) {
+    for (const Transfer& send : step.sends) peers.insert(send.peer);
+  }
+  if (communication_stream_->marked() <= plan_.steps.size() && !peers.empty()) {
+    return fmt::format("waiting for rank {} to take key/value", fmt::join(peers, ", rank "));
+  }
   return fmt::format("waiting for {} to compute", to_string(device_.place()));
 }
 
-void Executor::pack() {
+// Whether there was anything to pack. On a device nothing is computed beside it: kernels that take
+// all multiprocessors would delay the first transfer by more than the packing takes.
+bool Executor::pack() {
+  bool any = false;
   for (std::size_t i = 1; i < plan_.buffers.size(); ++i) {
     const KvBuffer& buffer = plan_.buffers[i];
     if (buffer.kind != BufferKind::packed) continue;
+    any = true;
     const StreamSpan span(*communication_stream_, {TraceCategory::other, "pack"});
     const auto copy_part = [&](const ConstTensorView& from, const TensorView& to) {
       operations_->copy(from.slice(1, buffer.source.begin.value(), buffer.source.count)
@@ -334,6 +357,7 @@ void Executor::pack() {
     copy_part(tensors_.key, buffers_[i].key);
     copy_part(tensors_.value, buffers_[i].value);
   }
+  return any;
 }
 
 ConstTensorView Executor::key_of(int buffer) const {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <type_traits>
 
 #include <annulus/attention/softmax_state_cuda.hpp>
@@ -185,9 +186,10 @@ struct FewShape {
   unsigned lanes;  // that share a vector: a power of two, at least `packs`
 };
 
-// The common case: few parts, all of one dtype, with float32 LSEs. It is bound by memory, so
-// everything that a thread needs for two vectors is on its way before it waits for any of it.
-template <class Narrow, class Out>
+// The common case: few parts, all of one half type, with float32 LSEs. It is bound by memory: what
+// a thread needs for two vectors is on its way before it waits for any of it. That takes loads
+// without conditions, so a part that does not cover a row reads something else and weighs nothing.
+template <class Narrow, class Out, int count>
 __global__ void combine_few_kernel(const __grid_constant__ Parts<kFew> parts, Strided<Out> output,
                                    Lse lse, FewShape shape) {
   const unsigned group = threadIdx.x / shape.lanes;
@@ -198,22 +200,29 @@ __global__ void combine_few_kernel(const __grid_constant__ Parts<kFew> parts, St
   if (t >= shape.rows) return;
   const unsigned first_head = blockIdx.y * kHeadsPerBlock + group % kHeadsAtOnce;
   const bool holds = lane < shape.packs;
+  const unsigned pack = holds ? lane : 0;
   const unsigned mask = (shape.lanes == kWarp ? ~0U : (1U << shape.lanes) - 1U)
                         << (threadIdx.x % kWarp / shape.lanes * shape.lanes);
   for (unsigned i = 0; i < kHeadsPerBlock; i += 2 * kHeadsAtOnce) {
-    Pack<Narrow, kWidth> values[2][kFew];
-    float own[2][kFew];
+    uint4 values[2][count];
+    float own[2][count];
+    bool covers[2][count];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const unsigned n = first_head + i + static_cast<unsigned>(h) * kHeadsAtOnce;
+      const unsigned wanted = first_head + i + static_cast<unsigned>(h) * kHeadsAtOnce;
+      const unsigned n = wanted < shape.heads ? wanted : 0;
 #pragma unroll
-      for (int p = 0; p < kFew; ++p) {
-        own[h][p] = -INFINITY;
+      for (int p = 0; p < count; ++p) {
         const Part& part = parts.at[p];
-        if (p >= parts.count || n >= shape.heads || !part.covers(t, n)) continue;
-        own[h][p] = static_cast<const float*>(
-            part.lse.data)[part.lse.at(b, n - part.first_head, t - part.first_row)];
-        if (holds) values[h][p] = load<Narrow, kWidth>(part, b, t, n, static_cast<int>(lane));
+        covers[h][p] = part.covers(t, n);
+        const void* const row = covers[h][p] ? static_cast<const void*>(part.at<Narrow>(b, t, n))
+                                             : static_cast<const void*>(output.at(b, t, n));
+        const float* const at = covers[h][p]
+                                    ? static_cast<const float*>(part.lse.data) +
+                                          part.lse.at(b, n - part.first_head, t - part.first_row)
+                                    : static_cast<const float*>(lse.data) + lse.at(b, n, t);
+        values[h][p] = static_cast<const uint4*>(row)[pack];
+        own[h][p] = *at;
       }
     }
 #pragma unroll
@@ -223,14 +232,15 @@ __global__ void combine_few_kernel(const __grid_constant__ Parts<kFew> parts, St
       float high = -INFINITY;
       bool any = false;
 #pragma unroll
-      for (int p = 0; p < kFew; ++p) {
+      for (int p = 0; p < count; ++p) {
+        if (!covers[h][p]) own[h][p] = -INFINITY;
         any = any || own[h][p] != -INFINITY;
         high = fmaxf(high, own[h][p]);
       }
-      float weights[kFew];
+      float weights[count];
       float total = 0.0F;
 #pragma unroll
-      for (int p = 0; p < kFew; ++p) {
+      for (int p = 0; p < count; ++p) {
         weights[p] = own[h][p] == -INFINITY ? 0.0F : expf(own[h][p] - high);
         total += weights[p];
       }
@@ -238,8 +248,12 @@ __global__ void combine_few_kernel(const __grid_constant__ Parts<kFew> parts, St
       if (holds) {
         float sum[kWidth] = {};
 #pragma unroll
-        for (int p = 0; p < kFew; ++p) {
-          if (weights[p] != 0.0F) add(sum, values[h][p], weights[p] * scale);
+        for (int p = 0; p < count; ++p) {
+          const auto* const narrow = reinterpret_cast<const Narrow*>(&values[h][p]);
+          if (weights[p] == 0.0F) continue;
+          for (int k = 0; k < kWidth; ++k) {
+            sum[k] = fmaf(weights[p] * scale, to_float(narrow[k]), sum[k]);
+          }
         }
         Pack<Out, kWidth> rounded;
         for (int k = 0; k < kWidth; ++k) round_to(sum[k], rounded.at[k]);
@@ -281,8 +295,8 @@ void launch_combine(std::span<const PartialState> parts, const SoftmaxState& res
 bool is_common(std::span<const PartialState> parts, const SoftmaxState& result, bool tiled,
                bool uniform) {
   const auto plain = [](const SoftmaxState& state) { return state.lse.dtype() == DType::float32; };
-  return tiled && uniform && result.output.size(3) / kWidth <= kWarp && plain(result) &&
-         result.output.size(0) < 65536 && result.output.size(2) < 65536 &&
+  return tiled && uniform && !parts.empty() && result.output.size(3) / kWidth <= kWarp &&
+         plain(result) && result.output.size(0) < 65536 && result.output.size(2) < 65536 &&
          std::all_of(parts.begin(), parts.end(),
                      [&](const PartialState& part) { return plain(part.state); });
 }
@@ -300,7 +314,10 @@ void launch_combine_few(std::span<const PartialState> parts, const SoftmaxState&
   const dim3 blocks((shape.rows + rows_per_block - 1) / rows_per_block,
                     (shape.heads + kHeadsPerBlock - 1) / kHeadsPerBlock,
                     static_cast<unsigned>(whole[0]));
-  combine_few_kernel<Narrow, Out><<<blocks, kThreads, 0, stream>>>(
+  constexpr auto kKernels =
+      std::array{combine_few_kernel<Narrow, Out, 1>, combine_few_kernel<Narrow, Out, 2>,
+                 combine_few_kernel<Narrow, Out, 3>, combine_few_kernel<Narrow, Out, kFew>};
+  kKernels[parts.size() - 1]<<<blocks, kThreads, 0, stream>>>(
       arguments, strided<Out>(result.output), lse_of(result.lse), shape);
 }
 
@@ -355,9 +372,12 @@ void combine(std::span<const PartialState> parts, const SoftmaxState& result, St
       using Out = decltype(out);
       // Any other pair has no narrow part, or was refused.
       if constexpr (std::is_same_v<Out, Narrow> || std::is_same_v<Out, float>) {
-        if (is_common(parts, result, tiled, uniform)) {
-          launch_combine_few<Narrow, Out>(parts, result, raw);
-        } else if (uniform) {
+        if constexpr (sizeof(Narrow) * kWidth == sizeof(uint4)) {
+          if (is_common(parts, result, tiled, uniform)) {
+            return launch_combine_few<Narrow, Out>(parts, result, raw);
+          }
+        }
+        if (uniform) {
           launch_combine<Narrow, Out, kFew, true>(parts, result, tiled, raw);
         } else {
           launch_combine<Narrow, Out, kMostParts, false>(parts, result, tiled, raw);

@@ -31,7 +31,7 @@ Handle<CudaStreamTraits> make_raw_stream(bool urgent) {
   return Handle<CudaStreamTraits>(raw);
 }
 
-// Page-locked words that streams mark their progress in: taken from one page for all streams.
+// Page-locked words that streams mark their progress in.
 MemoryPool& marks() {
   static const std::unique_ptr<MemoryPool> pool = make_pinned_memory_pool();
   return *pool;
@@ -139,11 +139,13 @@ void CudaStream::synchronize(const Waiting& waiting) {
   while (!done && Clock::now() < spin_until) done = idle();
   while (!done) {
     const std::uint32_t before = marked();
+    const auto sign_due = Clock::now() + watchdog_.timeout() / 8;
     watchdog_.wait(
         [&] {
           if (waiting.check) waiting.check();
           done = idle();
-          return done || marked() != before;
+          const bool alive = Clock::now() > sign_due && waiting.computing && waiting.computing();
+          return done || alive || marked() != before;
         },
         [&] {
           return waiting.describe ? waiting.describe()

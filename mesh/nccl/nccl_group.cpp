@@ -135,6 +135,7 @@ class NcclGroup final : public Group {
   [[nodiscard]] std::vector<double> max(std::span<const double> values) override {
     return host_.max(values);
   }
+  void give_up() noexcept override { communicator_.reset(); }
   void check() override {
     ncclResult_t state = ncclSuccess;
     check_nccl(ncclCommGetAsyncError(communicator_.get(), &state), "ncclCommGetAsyncError");

@@ -52,6 +52,7 @@ class PeerCopyGroup final : public Group {
   }
   [[nodiscard]] MemoryPool& exchange_memory(MemoryPool& /*ordinary*/) override { return memory_; }
   void check() override { flags_.check(); }
+  void give_up() noexcept override { flags_.let_everybody_pass(); }
 
   void exchange(std::span<const Send> sends, std::span<const Receive> receives, Stream& stream,
                 ExchangeLabel label) override {

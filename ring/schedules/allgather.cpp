@@ -80,7 +80,6 @@ RankPlan plan_allgather(const RankContext& context, const PlanOptions& options) 
       const int packed = builder.add_packed(sent, groups[g]);
       // Receivers sort their arrivals, but those from one origin stay in the order of positions,
       // which is that of the chunks: messages between two ranks match.
-      // Every rank begins with its right neighbour, so that not all send to one at a time.
       for (int i = 1; i < needs.size(); ++i) {
         const int receiver = (me + i) % needs.size();
         for (const ColumnPiece& piece : needs.of(receiver, me)) {
@@ -92,9 +91,14 @@ RankPlan plan_allgather(const RankContext& context, const PlanOptions& options) 
     if (slots == 0) continue;
     int& buffer = receive[g % 2];
     buffer = builder.add_buffer({BufferKind::receive, slots, groups[g], {}, buffer});
-    for (const Arrival& arrival : arrivals) {
-      builder.add_receive(g, arrival.origin, arrival.origin, buffer,
-                          {LocalPosition(arrival.placed.slot), arrival.placed.piece.columns.count});
+    // Every rank begins with its left neighbour, so that not all take from one at a time.
+    for (int i = 1; i < needs.size(); ++i) {
+      for (const Arrival& arrival : arrivals) {
+        if (arrival.origin != (me + needs.size() - i) % needs.size()) continue;
+        builder.add_receive(
+            g, arrival.origin, arrival.origin, buffer,
+            {LocalPosition(arrival.placed.slot), arrival.placed.piece.columns.count});
+      }
     }
     builder.add_block(g + 1, buffer, groups[g], placed);
   }

@@ -7,11 +7,10 @@
 #include "schedules/schedules.hpp"
 #include "schedules/step_builder.hpp"
 
-// In hop h (1 ≤ h < P) rank r gets what it needs of rank r − h's columns. Unless all of them are to
-// come straight from their owner, they come from the
-// neighbour r − 1 if that one got them, or more, in the hop before; otherwise straight from their
-// owner, which always has them. So nothing travels through, or to, a rank that does not need it,
-// and every rank forwards only what it is computing on: two receive buffers suffice.
+// In hop h (1 ≤ h < P) rank r gets what it needs of rank r − h's columns: straight from their
+// owner, or, where neighbours are nearer, from r − 1 if that one got them, or more, in the hop
+// before. So nothing travels through, or to, a rank that does not need it, and every rank forwards
+// only what it is computing on: two receive buffers suffice.
 namespace annulus::ring {
 namespace {
 

@@ -19,10 +19,11 @@ class Event {
   [[nodiscard]] virtual bool is_complete() const = 0;
 };
 
-/// What a thread does while it waits for a stream; either may be empty.
+/// What a thread does while it waits for a stream; any may be empty.
 struct Waiting {
   std::function<void()> check;            ///< called now and then: throws to give up
   std::function<std::string()> describe;  ///< for a stream that cannot say what it waits for
+  std::function<bool()> computing;        ///< nothing but own work is left: no time is too long
 };
 
 /// An ordered queue of work. Work submitted to one stream runs in order; two streams are ordered

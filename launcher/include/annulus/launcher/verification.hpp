@@ -26,6 +26,8 @@ struct ShardedCase {
   std::string implementation = "auto";
   int threads = 1;
   std::uint64_t seed = 0;  ///< of the tensors
+  /// Whether a device plans as it does for users; else `plan` holds, as it was drawn.
+  bool usual_plan = false;
   Transport transport = Transport::automatic;
   ring::CostModel cost_model = ring::CostModel::cpu_core();
 };

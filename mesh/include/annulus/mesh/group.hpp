@@ -101,6 +101,9 @@ class Group {
   /// Throws LibraryError if the transport has noticed a failure since; never blocks. For whoever
   /// waits for work that was posted here.
   virtual void check() {}
+  /// For a rank that gives up on work that was posted here: lets go of what waits for peers on a
+  /// device, which would otherwise block whoever frees memory. Only abort() is defined afterwards.
+  virtual void give_up() noexcept {}
   /// Rank i's `bytes` bytes end at receive + i · bytes, on every rank.
   virtual void all_gather(const void* send, void* receive, std::size_t bytes, Stream& stream) = 0;
   /// Block i of `send` goes to rank i; block j of `receive` comes from rank j; `bytes` each.

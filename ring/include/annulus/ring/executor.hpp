@@ -101,7 +101,7 @@ class Executor {
   void prepare_kernels();
   void allocate_exchange();
   void submit();
-  void pack();
+  bool pack();
   void post(std::size_t step);
   void compute(std::size_t call, int step);
   void combine(const Combination& combination, int step);
@@ -134,7 +134,7 @@ class Executor {
   std::vector<bool> overwrites_;    // by step: it receives where an earlier one computed
   std::vector<bool> forwards_;      // by step: it sends what an earlier one has received
   LocalTensors tensors_;
-  // After what they use, so that they go first: work in flight uses the buffers above.
+  // After what they use, so that they go first.
   std::unique_ptr<Stream> compute_stream_;
   std::unique_ptr<Stream> communication_stream_;
   std::vector<std::unique_ptr<PreparedExchange>> exchanges_;  // by step; null where nothing moves

@@ -37,8 +37,8 @@ CostModel CostModel::hopper_nvlink() {
                        "nccl");
   return {.source = "assumed: one Hopper GPU per rank, NVLink",
           .kernel = CostCurve::constant(600e12),
-          .call_latency = 5e-6,
-          .merge_bytes_per_second = 3.5e12,
+          .call_latency = 9e-6,
+          .merge_bytes_per_second = 3.3e12,
           .transports = {{"nccl", nccl}, {"peer", copy_engine}},
           .transport = "peer"};
 }

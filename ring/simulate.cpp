@@ -28,9 +28,12 @@ double compute_seconds(const Plan& plan, const RankPlan& rank, const Step& step,
 }
 
 double side_seconds(const std::vector<Transfer>& transfers, const CostModel& model) {
-  double seconds = 0;
+  // Messages of one step follow each other without a pause: what a message costs however short it is
+  // counts once.
+  const double pause = model.transfer_seconds(0);
+  double seconds = transfers.empty() ? 0 : pause;
   for (const Transfer& transfer : transfers) {
-    seconds += model.transfer_seconds(static_cast<double>(transfer.bytes));
+    seconds += model.transfer_seconds(static_cast<double>(transfer.bytes)) - pause;
   }
   return seconds;
 }

@@ -21,7 +21,7 @@ class LocalOperations {
                     Stream& stream) const = 0;
 };
 
-/// For tensors at `place`. Throws NotAvailableError for a place that this build cannot serve.
+/// For tensors at `place`. Throws UnsupportedError for a place that this build cannot serve.
 [[nodiscard]] std::unique_ptr<LocalOperations> make_local_operations(Place place);
 
 }  // namespace annulus::ring

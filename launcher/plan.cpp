@@ -49,8 +49,12 @@ PlannedCase plan_case(const Options& options) {
   ring::ShardedOperands operands = shard_operands(setup);
   // The ranks need not exist: what they compute with is what the user says.
   const Place place = options.device == "cuda" ? Place::cuda(0) : Place::host();
-  PlannedCase planned{
-      std::move(setup), std::move(operands), {}, cost_model_of(options, place), {}, {}};
+  PlannedCase planned{std::move(setup),
+                      std::move(operands),
+                      ring::PlanOptions::for_place(place),
+                      cost_model_of(options, place),
+                      {},
+                      {}};
   planned.options.schedule = options.schedule;
   planned.choice = ring::choose_schedule(planned.setup.problem, planned.operands, planned.options,
                                          planned.model);

@@ -13,6 +13,10 @@ def length_text(length: int) -> str:
     return str(length)
 
 
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def markdown(results: Results) -> str:
     """One row a case; a series without any result is shown as failed, its reason below."""
     settings = results.settings
@@ -20,8 +24,9 @@ def markdown(results: Results) -> str:
               *(TITLES[peer] for peer in PEERS), TITLES[CEILING], "ours / local kernel"]
     lines = [f"TFLOP/s per GPU on {settings['gpus']} GPUs{_gpu_names(results)}: forward, "
              f"{settings['dtype']}, B = {settings['batch']}, D = {settings['head_dim']}, "
-             f"4·B·N·S²·D operations, half of them when causal. Medians of {settings['rounds']} "
-             f"rounds of {settings['iters']} calls; systems take turns within a round.", "",
+             f"4·B·N·S²·D operations, half of them when causal. Medians of "
+             f"{_counted(settings['rounds'], 'round')} of {_counted(settings['iters'], 'call')}; "
+             "systems take turns within a round.", "",
              _row(header), _row(["---"] * len(header))]
     lines += [_row(_cells(results, entry)) for entry in results.cases]
     failures = _failures(results)

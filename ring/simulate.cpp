@@ -28,8 +28,8 @@ double compute_seconds(const Plan& plan, const RankPlan& rank, const Step& step,
 }
 
 double side_seconds(const std::vector<Transfer>& transfers, const CostModel& model) {
-  // Messages of one step follow each other without a pause: what a message costs however short it is
-  // counts once.
+  // Messages of one step follow each other without a pause: what a message costs however short it
+  // is counts once.
   const double pause = model.transfer_seconds(0);
   double seconds = transfers.empty() ? 0 : pause;
   for (const Transfer& transfer : transfers) {

@@ -19,8 +19,7 @@ struct LocalMask {
 /// A straight diagonal stays one where rows and columns are each one run of positions of the same
 /// stride, and where both are the same ascending positions under a plain causal mask (a rank's own
 /// block, under any layout). Lengths and segments are allowed where they hide nothing of the block.
-[[nodiscard]] LocalMask local_mask(const Mask& mask, std::int64_t first_batch,
-                                   std::int64_t batches, const PositionRanges& rows,
-                                   const PositionRanges& columns);
+[[nodiscard]] LocalMask local_mask(const Mask& mask, std::int64_t first_batch, std::int64_t batches,
+                                   const PositionRanges& rows, const PositionRanges& columns);
 
 }  // namespace annulus

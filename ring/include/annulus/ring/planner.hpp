@@ -29,8 +29,8 @@ struct PlanOptions {
   /// In the ring, columns come straight from their owners instead of from neighbour to neighbour:
   /// the same bytes, without waiting for each other, where all ranks are linked alike.
   bool direct = false;
-  /// Each hop of the ring has a receive buffer of its own while they all fit in this: transfers then
-  /// run ahead of the computation. Else two take turns.
+  /// Each hop of the ring has a receive buffer of its own while they all fit in this: transfers
+  /// then run ahead of the computation. Else two take turns.
   std::int64_t prefetch_bytes = 0;
   /// Blocks are cut, by rows and by documents, until each has a mask that is one straight band: for
   /// kernels that know no other.

@@ -7,15 +7,6 @@
 #include <annulus/core/setup_counter.hpp>
 
 namespace annulus {
-namespace {
-
-std::size_t rounded_up(std::size_t bytes) {
-  const std::size_t at_least_one = std::max<std::size_t>(bytes, 1);
-  return (at_least_one + MemoryPool::kAlignment - 1) / MemoryPool::kAlignment *
-         MemoryPool::kAlignment;
-}
-
-}  // namespace
 
 Buffer::~Buffer() {
   if (pool_ != nullptr) pool_->give_back(data_, bytes_);
@@ -25,8 +16,13 @@ Place Buffer::place() const noexcept {
   return pool_ == nullptr ? Place::host() : pool_->place();
 }
 
+std::size_t MemoryPool::block_bytes(std::size_t bytes) const noexcept {
+  const std::size_t at_least_one = std::max<std::size_t>(bytes, 1);
+  return (at_least_one + kAlignment - 1) / kAlignment * kAlignment;
+}
+
 Buffer MemoryPool::allocate(std::size_t bytes) {
-  const std::size_t block = rounded_up(bytes);
+  const std::size_t block = block_bytes(bytes);
   const std::lock_guard lock(mutex_);
   void* data = nullptr;
   if (const auto found = free_.find(block); found != free_.end() && !found->second.empty()) {
@@ -47,7 +43,7 @@ Buffer MemoryPool::allocate(std::size_t bytes) {
 }
 
 void MemoryPool::give_back(void* data, std::size_t bytes) noexcept {
-  const std::size_t block = rounded_up(bytes);
+  const std::size_t block = block_bytes(bytes);
   const std::lock_guard lock(mutex_);
   free_[block].push_back(data);
   statistics_.in_use -= block;

@@ -1,5 +1,7 @@
 #include "peer/shared_memory.hpp"
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 
 #include <fmt/format.h>
@@ -25,6 +27,12 @@ SharedAddress share(const void* address) {
   }
   shared.offset = raw - base;
   return shared;
+}
+
+std::size_t SharedMemoryPool::block_bytes(std::size_t bytes) const noexcept {
+  constexpr std::size_t kLeast = std::size_t{2} << 20;
+  const std::size_t step = std::max(kLeast, std::bit_floor(std::max<std::size_t>(bytes, 1)) / 8);
+  return (std::max<std::size_t>(bytes, 1) + step - 1) / step * step;
 }
 
 void* SharedMemoryPool::system_allocate(std::size_t bytes) {

@@ -1,4 +1,8 @@
+#include <algorithm>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -74,6 +78,34 @@ TEST(MemoryPool, BuffersMove) {
   EXPECT_EQ(pool.statistics().in_use, 512U);
   c = Buffer();
   EXPECT_EQ(pool.statistics().in_use, 0U);
+}
+
+// Blocks of powers of two.
+class CoarsePool final : public MemoryPool {
+ public:
+  CoarsePool() : MemoryPool(Place::host()) {}
+  ~CoarsePool() override { trim(); }
+  std::vector<std::size_t> asked;
+
+ protected:
+  [[nodiscard]] std::size_t block_bytes(std::size_t bytes) const noexcept override {
+    return std::max(kAlignment, std::bit_ceil(bytes));
+  }
+  void* system_allocate(std::size_t bytes) override {
+    asked.push_back(bytes);
+    return std::aligned_alloc(kAlignment, bytes);
+  }
+  void system_free(void* data, std::size_t /*bytes*/) noexcept override { std::free(data); }
+};
+
+TEST(MemoryPool, ServesRequestsOfOneStepFromOneBlock) {
+  CoarsePool pool;
+  const void* first = pool.allocate(5000).data();
+  EXPECT_EQ(pool.allocate(8192).data(), first);
+  EXPECT_EQ(pool.allocate(4097).data(), first);
+  EXPECT_EQ(pool.allocate(1).bytes(), 1U);
+  EXPECT_EQ(pool.asked, (std::vector<std::size_t>{8192, 256}));
+  EXPECT_EQ(pool.statistics().reserved, 8192U + 256U);
 }
 
 TEST(MemoryPool, ServesSeveralThreads) {

@@ -27,7 +27,7 @@ class Device {
                                                             Tracer* tracer, bool urgent) = 0;
   [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string name, Watchdog watchdog,
                                                     Tracer* tracer) {
-    return make_stream(std::move(name), watchdog, tracer, false);
+    return make_stream(std::move(name), std::move(watchdog), tracer, false);
   }
   /// Records what `body` submits to `stream`, and to streams that it orders behind it and whose
   /// work `stream` waits for in the end, instead of doing it. `body` must not synchronize. Null,

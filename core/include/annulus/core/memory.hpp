@@ -72,7 +72,10 @@ class MemoryPool {
   void trim();
 
  protected:
-  /// Called with a multiple of kAlignment; throws if there is no memory.
+  /// What is taken from the system for a request of this many bytes: at least as much, and a
+  /// multiple of kAlignment. Requests with the same answer can share a block, one after the other.
+  [[nodiscard]] virtual std::size_t block_bytes(std::size_t bytes) const noexcept;
+  /// Called with what block_bytes() said; throws if there is no memory.
   virtual void* system_allocate(std::size_t bytes) = 0;
   virtual void system_free(void* data, std::size_t bytes) noexcept = 0;
 

@@ -14,7 +14,7 @@ namespace annulus {
 class AbsentImplementation final : public Implementation {
  public:
   AbsentImplementation(std::vector<std::string> names, const std::string& what)
-      : names_(std::move(names)), error_(what) {}
+      : names_(std::move(names)), error_(what) {}  // NOLINT(bugprone-throw-keyword-missing)
 
   [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
   [[nodiscard]] Capability capability(const AttentionProblem& /*problem*/,

@@ -111,7 +111,7 @@ class HostEvent final : public HostEventBase {
 }  // namespace
 
 HostStream::HostStream(std::string name, Watchdog watchdog, Tracer* tracer)
-    : name_(std::move(name)), watchdog_(watchdog), state_(std::make_shared<State>()) {
+    : name_(std::move(name)), watchdog_(std::move(watchdog)), state_(std::make_shared<State>()) {
   state_->name = name_;
   state_->tracer = tracer;
 }

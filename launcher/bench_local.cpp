@@ -32,7 +32,7 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::RankPlan& 
     : problem_(problem),
       device_(device),
       threads_(threads),
-      stream_(device.make_stream("local", watchdog, nullptr)),
+      stream_(device.make_stream("local", std::move(watchdog), nullptr)),
       lse_(DType::float32, shards.lse.shape(), device.memory()) {
   std::int64_t longest = 0;
   for (const ring::Step& step : plan.steps) {

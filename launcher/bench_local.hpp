@@ -36,7 +36,7 @@ class LocalBlocks {
   struct Call {
     AttentionBlock block;
     SoftmaxState result;
-    Kernel* kernel;
+    Kernel* kernel = nullptr;
   };
   std::map<const Implementation*, std::unique_ptr<Kernel>> kernels_;
   std::vector<Call> calls_;

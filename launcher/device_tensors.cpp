@@ -1,11 +1,13 @@
 #include "device_tensors.hpp"
 
+#include <utility>
+
 namespace annulus::launcher {
 
 DeviceTensors::DeviceTensors(const ring::LocalTensors& host, Device& device, Watchdog watchdog)
     : host_(host),
       device_(device),
-      stream_(device.make_stream("copies", watchdog, nullptr)),
+      stream_(device.make_stream("copies", std::move(watchdog), nullptr)),
       twins_(host) {
   if (device.place().is_host()) return;
   const auto twin = [&](const ConstTensorView& tensor) {

@@ -41,7 +41,7 @@ struct NamedCase {
 class MeshCache {
  public:
   MeshCache(const MpiSession& session, Watchdog watchdog)
-      : session_(session), watchdog_(watchdog) {}
+      : session_(session), watchdog_(std::move(watchdog)) {}
 
   Mesh& get(const MeshShape& shape) {
     std::unique_ptr<Mesh>& mesh = meshes_[to_string(shape)];

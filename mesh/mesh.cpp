@@ -73,7 +73,7 @@ bool crosses_nodes(const MeshShape& shape, const Topology& topology, const std::
   return false;
 }
 
-Mesh::Mesh(MeshShape shape, MPI_Comm communicator, Watchdog watchdog)
+Mesh::Mesh(MeshShape shape, MPI_Comm communicator, const Watchdog& watchdog)
     : shape_(std::move(shape)),
       watchdog_(with_life_signs(watchdog, communicator)),
       communicator_(duplicate(communicator)),

@@ -94,7 +94,7 @@ class MpiGroup final : public Group {
  public:
   MpiGroup(Communicator communicator, Watchdog watchdog, std::size_t chunk_bytes)
       : communicator_(std::move(communicator)),
-        watchdog_(watchdog),
+        watchdog_(std::move(watchdog)),
         endpoint_(make_endpoint(communicator_.get(), chunk_bytes)) {}
 
   [[nodiscard]] int rank() const noexcept override { return endpoint_.rank; }
@@ -224,7 +224,7 @@ class MpiGroup final : public Group {
 
 std::unique_ptr<Group> make_mpi_group(Communicator communicator, Watchdog watchdog,
                                       std::size_t chunk_bytes) {
-  return std::make_unique<MpiGroup>(std::move(communicator), watchdog, chunk_bytes);
+  return std::make_unique<MpiGroup>(std::move(communicator), std::move(watchdog), chunk_bytes);
 }
 
 }  // namespace annulus

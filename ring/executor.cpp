@@ -26,7 +26,7 @@ std::size_t elements_of(const Extents& shape) {
 }  // namespace
 
 Executor::Executor(AttentionProblem problem, RankPlan plan, const Selection& selection,
-                   Group& group, Device& device, Watchdog watchdog, ExecutorOptions options)
+                   Group& group, Device& device, const Watchdog& watchdog, ExecutorOptions options)
     : problem_(std::move(problem)),
       plan_(std::move(plan)),
       group_(group),

@@ -45,6 +45,7 @@ const std::int32_t* address(const Tensor& tensor) {
 }
 
 template <class View>
+// NOLINTNEXTLINE(modernize-avoid-c-arrays): as device code has them
 void set_strides(const View& view, std::int64_t (&strides)[3]) {
   for (int dim = 0; dim < 3; ++dim) strides[dim] = view.stride(dim);
 }

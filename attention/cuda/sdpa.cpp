@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cudnn.h>
 #include <memory>
 #include <utility>
@@ -45,8 +46,8 @@ std::string mask_obstacle(const Band& band, std::int64_t rows, std::int64_t colu
 }
 
 std::string shape_obstacle(const AttentionBlock& block) {
-  const std::pair<const char*, const ConstTensorView*> tensors[] = {
-      {"query", &block.query}, {"key", &block.key}, {"value", &block.value}};
+  const std::array<std::pair<const char*, const ConstTensorView*>, 3> tensors{
+      {{"query", &block.query}, {"key", &block.key}, {"value", &block.value}}};
   for (const auto& [name, tensor] : tensors) {
     if (tensor->stride(3) != 1) return fmt::format("the head dimension of {} has a stride", name);
     for (int dim = 0; dim < 3; ++dim) {
@@ -105,7 +106,7 @@ class SdpaKernel final : public Kernel {
     check(block, result);
     if (is_empty(block)) return cuda::reset(result, context.stream);
     const Entry& entry = find(block, result);
-    const cudaStream_t stream = CudaStream::of(context.stream).raw();
+    auto* const stream = CudaStream::of(context.stream).raw();
     if (stream != stream_) {
       check_cudnn(cudnnSetStream(handle_.get(), stream), "cudnnSetStream");
       stream_ = stream;

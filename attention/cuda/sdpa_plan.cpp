@@ -19,7 +19,12 @@ namespace fe = cudnn_frontend;
 
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-enum Uid : std::int64_t { kQuery = 1, kKey, kValue, kOutput, kLse };
+// Names of the tensors for cuDNN.
+constexpr std::int64_t kQueryUid = 1;
+constexpr std::int64_t kKeyUid = 2;
+constexpr std::int64_t kValueUid = 3;
+constexpr std::int64_t kOutputUid = 4;
+constexpr std::int64_t kLseUid = 5;
 
 fe::DataType_t data_type(DType dtype) {
   return dtype == DType::float16 ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16;
@@ -48,16 +53,16 @@ SdpaPlan::SdpaPlan(const SdpaDescriptor& d, cudnnHandle_t handle)
   graph.set_io_data_type(data_type(d.dtype))
       .set_intermediate_data_type(fe::DataType_t::FLOAT)
       .set_compute_data_type(fe::DataType_t::FLOAT);
-  const auto input = [&](const char* name, Uid uid, std::vector<std::int64_t> dims,
+  const auto input = [&](const char* name, std::int64_t uid, const std::vector<std::int64_t>& dims,
                          const SdpaDescriptor::Strides& strides) {
     return graph.tensor(
         fe::graph::Tensor_attributes().set_name(name).set_uid(uid).set_dim(dims).set_stride(
             head_major(strides)));
   };
-  const Tensor query = input("query", kQuery, {d.batch, d.heads, d.rows, d.head_dim}, d.query);
-  const Tensor key = input("key", kKey, {d.batch, d.kv_heads, d.columns, d.head_dim}, d.key);
+  const Tensor query = input("query", kQueryUid, {d.batch, d.heads, d.rows, d.head_dim}, d.query);
+  const Tensor key = input("key", kKeyUid, {d.batch, d.kv_heads, d.columns, d.head_dim}, d.key);
   const Tensor value =
-      input("value", kValue, {d.batch, d.kv_heads, d.columns, d.value_dim}, d.value);
+      input("value", kValueUid, {d.batch, d.kv_heads, d.columns, d.value_dim}, d.value);
 
   auto attributes =
       fe::graph::SDPA_attributes()
@@ -71,11 +76,11 @@ SdpaPlan::SdpaPlan(const SdpaDescriptor& d, cudnnHandle_t handle)
   if (d.right) attributes.set_diagonal_band_right_bound(static_cast<int>(*d.right));
   const auto [output, stats] = graph.sdpa(query, key, value, attributes);
   output->set_output(true)
-      .set_uid(kOutput)
+      .set_uid(kOutputUid)
       .set_dim({d.batch, d.heads, d.rows, d.value_dim})
       .set_stride(head_major(d.output));
   stats->set_output(true)
-      .set_uid(kLse)
+      .set_uid(kLseUid)
       .set_data_type(fe::DataType_t::FLOAT)
       .set_dim({d.batch, d.heads, d.rows, 1})
       .set_stride({d.lse[0], d.lse[1], d.lse[2], 1});
@@ -103,11 +108,11 @@ std::size_t SdpaPlan::workspace_bytes() const noexcept {
 void SdpaPlan::run(cudnnHandle_t handle, const Arguments& arguments) {
   // cuDNN takes its inputs through the same map as its outputs.
   std::unordered_map<std::int64_t, void*>& pointers = graph_->pointers;
-  pointers[kQuery] = const_cast<void*>(arguments.query);
-  pointers[kKey] = const_cast<void*>(arguments.key);
-  pointers[kValue] = const_cast<void*>(arguments.value);
-  pointers[kOutput] = arguments.output;
-  pointers[kLse] = arguments.lse;
+  pointers[kQueryUid] = const_cast<void*>(arguments.query);
+  pointers[kKeyUid] = const_cast<void*>(arguments.key);
+  pointers[kValueUid] = const_cast<void*>(arguments.value);
+  pointers[kOutputUid] = arguments.output;
+  pointers[kLseUid] = arguments.lse;
   fe::error_t status = graph_->graph.execute(handle, pointers, arguments.workspace);
   if (status.is_bad()) throw CudnnError("cuDNN attention: " + status.get_message());
 }

@@ -20,6 +20,7 @@ struct LocalMask {
 /// stride, and where both are the same ascending positions under a plain causal mask (a rank's own
 /// block, under any layout). Lengths and segments are allowed where they hide nothing of the block.
 [[nodiscard]] LocalMask local_mask(const Mask& mask, std::int64_t first_batch, std::int64_t batches,
-                                   const PositionRanges& rows, const PositionRanges& columns);
+                                   const PositionRanges& row_positions,
+                                   const PositionRanges& column_positions);
 
 }  // namespace annulus

@@ -28,7 +28,7 @@ class Mesh {
   /// initialised unless `communicator` is MPI_COMM_NULL: that makes a mesh of one rank without MPI.
   /// Throws ArgumentError on all ranks when the shape's product is not the communicator's size, or
   /// when ranks were given different shapes.
-  Mesh(MeshShape shape, MPI_Comm communicator, Watchdog watchdog);
+  Mesh(MeshShape shape, MPI_Comm communicator, const Watchdog& watchdog);
 
   [[nodiscard]] const MeshShape& shape() const noexcept { return shape_; }
   [[nodiscard]] const Topology& topology() const noexcept { return topology_; }

@@ -49,7 +49,7 @@ class Executor {
   /// `selection` points to, `group` and `device` must outlive the executor. Throws UnsupportedError
   /// when no candidate can compute one of the plan's blocks.
   Executor(AttentionProblem problem, RankPlan plan, const Selection& selection, Group& group,
-           Device& device, Watchdog watchdog, ExecutorOptions options);
+           Device& device, const Watchdog& watchdog, ExecutorOptions options);
   ~Executor();
 
   /// Makes the transfers ready. Collective over the group, once, before run().
@@ -102,8 +102,8 @@ class Executor {
   void allocate_exchange();
   void submit();
   bool pack();
-  void post(std::size_t step);
-  void compute(std::size_t call, int step);
+  void post(std::size_t index);
+  void compute(std::size_t index, int step);
   void combine(const Combination& combination, int step);
   void wait_for_all();
   [[nodiscard]] Recording* replay_for(const LocalTensors& tensors);

@@ -16,6 +16,8 @@ namespace annulus::ring {
 
 struct ShardedAttentionOptions {
   std::string implementation = "auto";
+  /// For the CPU. On a GPU, start from PlanOptions::for_place(device.place()) and
+  /// CostModel::hopper_nvlink(), or its kernels get blocks that only the slow one can take.
   PlanOptions plan;
   CostModel cost_model = CostModel::cpu_core();
   ExecutorOptions executor;

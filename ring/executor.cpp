@@ -454,7 +454,7 @@ void Executor::compute(std::size_t index, int step) {
 
 void Executor::combine(const Combination& combination, int step) {
   const StreamSpan span(*compute_stream_, {TraceCategory::merge, "combine", step});
-  std::array<PartialState, 32> parts;
+  std::array<PartialState, kMostParts> parts;
   std::size_t count = 0;
   for (const Part& part : combination.parts) {
     parts.at(count++) = {results(part), part.rows.begin.value(),

@@ -13,6 +13,7 @@
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/nccl_group.hpp>
 
+#include "device_group.hpp"
 #include "peer/device_seat.hpp"
 
 namespace annulus {
@@ -70,18 +71,14 @@ ncclConfig_t non_blocking() {
   return config;
 }
 
-class NcclGroup final : public Group {
+class NcclGroup final : public DeviceGroup {
  public:
   NcclGroup(Group& host, Place place, Watchdog watchdog,
             Handle<NcclCommunicatorTraits> communicator)
-      : host_(host),
-        place_(place),
+      : DeviceGroup(host, place),
         watchdog_(std::move(watchdog)),
         communicator_(std::move(communicator)) {}
 
-  [[nodiscard]] int rank() const noexcept override { return host_.rank(); }
-  [[nodiscard]] int size() const noexcept override { return host_.size(); }
-  [[nodiscard]] Place place() const noexcept override { return place_; }
   [[nodiscard]] std::string transport() const override { return "nccl"; }
 
   void exchange(std::span<const Send> sends, std::span<const Receive> receives, Stream& stream,
@@ -125,25 +122,11 @@ class NcclGroup final : public Group {
     settle("reduce-scatter");
   }
 
-  void barrier() override { host_.barrier(); }
-  [[nodiscard]] std::vector<std::string> gather_text(const std::string& text) override {
-    return host_.gather_text(text);
-  }
-  [[nodiscard]] std::vector<double> sum(std::span<const double> values) override {
-    return host_.sum(values);
-  }
-  [[nodiscard]] std::vector<double> max(std::span<const double> values) override {
-    return host_.max(values);
-  }
   void give_up() noexcept override { communicator_.reset(); }
   void check() override {
     ncclResult_t state = ncclSuccess;
     check_nccl(ncclCommGetAsyncError(communicator_.get(), &state), "ncclCommGetAsyncError");
     check_nccl(state, "NCCL");
-  }
-  [[noreturn]] void abort(int exit_code) noexcept override {
-    host_.abort(exit_code);
-    std::terminate();  // never reached; the compiler cannot know
   }
 
  private:
@@ -151,8 +134,6 @@ class NcclGroup final : public Group {
     wait_until_settled(communicator_.get(), watchdog_, what);
   }
 
-  Group& host_;
-  Place place_;
   Watchdog watchdog_;
   Handle<NcclCommunicatorTraits> communicator_;
 };

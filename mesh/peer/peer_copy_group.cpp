@@ -10,6 +10,7 @@
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/peer_copy_group.hpp>
 
+#include "device_group.hpp"
 #include "peer/flags.hpp"
 #include "peer/handshake.hpp"
 #include "peer/shared_memory.hpp"
@@ -18,11 +19,10 @@
 namespace annulus {
 namespace {
 
-class PeerCopyGroup final : public Group {
+class PeerCopyGroup final : public DeviceGroup {
  public:
   PeerCopyGroup(Group& host, Place place, Watchdog watchdog)
-      : host_(host),
-        place_(place),
+      : DeviceGroup(host, place),
         watchdog_(std::move(watchdog)),
         memory_(place.device),
         flags_(memory_, watchdog_) {}
@@ -33,16 +33,13 @@ class PeerCopyGroup final : public Group {
     mappings_.clear();
     if (std::uncaught_exceptions() > exceptions_) return;
     try {
-      host_.barrier();
+      host().barrier();
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): who is missing will say why
     }
   }
   PeerCopyGroup(const PeerCopyGroup&) = delete;
   PeerCopyGroup& operator=(const PeerCopyGroup&) = delete;
 
-  [[nodiscard]] int rank() const noexcept override { return host_.rank(); }
-  [[nodiscard]] int size() const noexcept override { return host_.size(); }
-  [[nodiscard]] Place place() const noexcept override { return place_; }
   [[nodiscard]] std::string transport() const override { return "peer"; }
 
   [[nodiscard]] std::unique_ptr<PreparedExchange> prepare(std::vector<Send> sends,
@@ -74,21 +71,6 @@ class PeerCopyGroup final : public Group {
     keep(std::move(posted), std::move(parts), stream);
   }
 
-  void barrier() override { host_.barrier(); }
-  [[nodiscard]] std::vector<std::string> gather_text(const std::string& text) override {
-    return host_.gather_text(text);
-  }
-  [[nodiscard]] std::vector<double> sum(std::span<const double> values) override {
-    return host_.sum(values);
-  }
-  [[nodiscard]] std::vector<double> max(std::span<const double> values) override {
-    return host_.max(values);
-  }
-  [[noreturn]] void abort(int exit_code) noexcept override {
-    host_.abort(exit_code);
-    std::terminate();  // never reached; the compiler cannot know
-  }
-
  private:
   /// What an unprepared call needs until the device has done it.
   struct Pending {
@@ -100,7 +82,7 @@ class PeerCopyGroup final : public Group {
   std::unique_ptr<peer::PeerExchange> shake_hands(const std::vector<Send>& sends,
                                                   const std::vector<Receive>& receives,
                                                   const ExchangeLabel& label) {
-    return peer::shake_hands(host_, watchdog_, sends, receives, label, flags_, mappings_);
+    return peer::shake_hands(host(), watchdog_, sends, receives, label, flags_, mappings_);
   }
 
   std::unique_ptr<PreparedExchange> post_unprepared(std::span<const Send> sends,
@@ -143,8 +125,6 @@ class PeerCopyGroup final : public Group {
     pending_.push_back({std::move(exchange), std::move(scratch), stream.record()});
   }
 
-  Group& host_;
-  Place place_;
   Watchdog watchdog_;
   peer::SharedMemoryPool memory_;
   peer::FlagBlock flags_;

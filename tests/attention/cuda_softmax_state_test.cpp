@@ -252,10 +252,10 @@ TEST_F(CudaSoftmaxState, RefusesWhatDoesNotFit) {
   EXPECT_THROW(
       cuda::combine(std::vector<PartialState>{{narrow.state(), 1, 0}}, state.state(), *stream_),
       InternalError);
-  EXPECT_THROW(cuda::combine(std::vector<PartialState>(cuda::kMostParts + 1,
-                                                       PartialState{state.state(), 0, 0}),
-                             state.state(), *stream_),
-               InternalError);
+  EXPECT_THROW(
+      cuda::combine(std::vector<PartialState>(kMostParts + 1, PartialState{state.state(), 0, 0}),
+                    state.state(), *stream_),
+      InternalError);
   EXPECT_THROW(cuda::copy(narrow.state().output, state.state().output, *stream_), InternalError);
 }
 

@@ -61,6 +61,9 @@ struct PartialState {
   }
 };
 
+/// The most parts that one combine() needs to take: what a device gets with one launch.
+inline constexpr int kMostParts = 32;
+
 /// result := the product, row by row, of the parts that cover the row, in their order; the empty
 /// element where none does. The output of `result` may be float32, float16 or bfloat16 and is
 /// rounded once; its LSE may be float32 or float64. Output and LSE may each lie exactly where those

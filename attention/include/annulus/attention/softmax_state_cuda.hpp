@@ -12,9 +12,6 @@
 /// strides, float32 or float64. Throws InternalError for anything else.
 namespace annulus::cuda {
 
-/// The most parts that one combine() takes.
-inline constexpr int kMostParts = 32;
-
 /// Makes every row the empty element.
 void reset(const SoftmaxState& state, Stream& stream);
 /// See annulus::combine. The weights and sums are float32, and every row is rounded once. The

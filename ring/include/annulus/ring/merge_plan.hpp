@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include <annulus/attention/softmax_state.hpp>
 #include <annulus/ring/plan.hpp>
 
 /// Where the results of a rank's blocks lie, and when they are brought together: what the executor
@@ -32,7 +33,7 @@ struct MergeRules {
   /// Whether slot 0 is the output itself, so that results which are alone there are done.
   bool first_is_output = false;
   /// The most results that can be combined at once.
-  int most_parts = 32;
+  int most_parts = kMostParts;
 };
 
 /// A result in a slot.

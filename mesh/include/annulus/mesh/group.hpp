@@ -108,8 +108,8 @@ class Group {
   virtual void all_gather(const void* send, void* receive, std::size_t bytes, Stream& stream) = 0;
   /// Block i of `send` goes to rank i; block j of `receive` comes from rank j; `bytes` each.
   virtual void all_to_all(const void* send, void* receive, std::size_t bytes, Stream& stream) = 0;
-  /// receive[k] = Σ over ranks of send[rank() · count + k], float32, summed in order of rank so
-  /// that repeats agree bit for bit.
+  /// receive[k] = Σ over ranks of send[rank() · count + k], float32, summed in an order that
+  /// does not change, so that repeats agree bit for bit: that of the ranks, except with NCCL.
   virtual void reduce_scatter(const float* send, float* receive, std::size_t count,
                               Stream& stream) = 0;
 

@@ -502,6 +502,21 @@ TEST(Planner, AutoTakesTheScheduleThatThePredictionPrefers) {
   }
 }
 
+// Four GPUs that are linked alike: few key/value heads hide a gathering under a rank's own block,
+// many do not. As measured, see benchmarks/NOTES.md.
+TEST(Planner, AutoForGpusFollowsTheMeasurements) {
+  const PlanOptions options = PlanOptions::for_place(Place::cuda(0));
+  for (const auto& [heads, kv_heads, expected] :
+       {std::tuple{64, 8, Schedule::allgather}, {32, 32, Schedule::ring}}) {
+    AttentionProblem problem = causal_problem(8192, heads, kv_heads);
+    problem.shape.head_dim = problem.shape.value_dim = 128;
+    const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
+    EXPECT_EQ(choose_schedule(problem, operands, options, CostModel::hopper_nvlink()).schedule,
+              expected)
+        << heads << "/" << kv_heads;
+  }
+}
+
 TEST(Planner, LocalWithAShardedSequenceIsRefusedWithTheReason) {
   const AttentionProblem problem = causal_problem(64);
   PlanOptions options;

@@ -68,13 +68,15 @@ class Planner {
     pending_.push_back(part);
   }
 
-  // The first slot with room for the result; −1 if there is none.
+  // The first slot with room for the result; −1 if there is none. Where rows lie in a slot depends
+  // on the dtype, so that one slot never holds two.
   [[nodiscard]] int free_slot(const Block& block) const {
-    const bool fits_first = rules_.dtype_of(block) == rules_.first_dtype;
+    const DType dtype = rules_.dtype_of(block);
+    const bool fits_first = dtype == rules_.first_dtype;
     for (int slot = fits_first ? 0 : 1; slot < rules_.slots; ++slot) {
       const bool taken = std::any_of(pending_.begin(), pending_.end(), [&](const Part& part) {
-        return part.slot == slot && overlap(part.rows, block.rows) &&
-               overlap(part.heads, block.heads);
+        return part.slot == slot && (part.dtype != dtype || (overlap(part.rows, block.rows) &&
+                                                             overlap(part.heads, block.heads)));
       });
       if (!taken) return slot;
     }

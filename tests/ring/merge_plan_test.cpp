@@ -41,8 +41,12 @@ class MergePlayer {
           ASSERT_EQ(rules_.dtype_of(block), rules_.first_dtype);
         }
         ASSERT_LE(block.heads.count, merges_.group_heads);
+        for (const auto& [cell, dtype] : waiting_[merge.slot]) {
+          ASSERT_EQ(dtype, rules_.dtype_of(block)) << "two dtypes in slot " << merge.slot;
+        }
         for_each_cell(block.rows, block.heads, [&](const auto& cell) {
           slots_[merge.slot][cell] = {index};
+          waiting_[merge.slot][cell] = rules_.dtype_of(block);
           expected[cell].insert(index);
         });
         if (merge.after) combine(*merge.after);
@@ -77,6 +81,7 @@ class MergePlayer {
       for_each_cell(part.rows, part.heads, [&](const auto& cell) {
         ASSERT_TRUE(slots_[part.slot].contains(cell));
         for (const std::size_t block : slots_[part.slot][cell]) sum[cell].insert(block);
+        waiting_[part.slot].erase(cell);
       });
     }
     if (combination.into != Combination::kOutput) {
@@ -91,6 +96,8 @@ class MergePlayer {
   const MergeRules& rules_;
   MergePlan merges_;
   std::map<int, Cells> slots_;
+  // The dtypes of results that wait in a slot to be combined.
+  std::map<int, std::map<std::pair<std::int64_t, std::int64_t>, DType>> waiting_;
   Cells output_;
 };
 

@@ -12,8 +12,8 @@
 /// does around its kernels, as plain data. A pure function of the rank's plan and of the memory
 /// that merging may take.
 ///
-/// Results lie in slots, each of which holds rows × heads of partial output and LSE; results that
-/// share no row and head may share a slot. Slot 0 is as large as the rank's output; the others as
+/// Results lie in slots, each of which holds rows × heads of partial output and LSE; results of one
+/// dtype that share no row and head may share a slot. Slot 0 is as large as the rank's output; the others as
 /// the largest group of heads, the heads that some blocks have in common. When the last block of a
 /// group is done, its results are combined into the output, all at once and rounded once. When the
 /// slots do not suffice, what there is so far is folded into one of them, in float32.

@@ -7,9 +7,9 @@
 #include <cblas.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/core/parallel.hpp>
 
 #include "cuda/native_cuda.hpp"
-#include "native/parallel.hpp"
 #include "native/tile_kernel.hpp"
 
 namespace annulus {

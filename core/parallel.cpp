@@ -1,11 +1,11 @@
-#include "native/parallel.hpp"
-
 #include <atomic>
 #include <chrono>
 #include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include <annulus/core/parallel.hpp>
 
 namespace annulus {
 namespace {
@@ -70,6 +70,7 @@ void parallel_for(std::int64_t tasks, int workers,
     });
     queue.work(0);
     queue.attempt([&] {
+      if (!wait) return;
       for (wait(); busy > 0 && !queue.failed(); wait()) {
         std::this_thread::sleep_for(std::chrono::microseconds(20));
       }

@@ -1,0 +1,51 @@
+#include <atomic>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <annulus/core/parallel.hpp>
+
+namespace annulus {
+namespace {
+
+TEST(Parallel, RunsEveryTaskOnce) {
+  for (const int workers : {1, 2, 5}) {
+    std::vector<std::atomic<int>> runs(100);
+    std::atomic<bool> known_worker = true;
+    const std::thread::id caller = std::this_thread::get_id();
+    parallel_for(100, workers, [&](std::int64_t task, int worker) {
+      ++runs[static_cast<std::size_t>(task)];
+      const bool right = worker >= 0 && worker < workers &&
+                         (worker == 0) == (std::this_thread::get_id() == caller);
+      if (!right) known_worker = false;
+    });
+    for (const std::atomic<int>& count : runs) EXPECT_EQ(count, 1);
+    EXPECT_TRUE(known_worker);
+  }
+}
+
+TEST(Parallel, NothingToDo) {
+  parallel_for(0, 3, [](std::int64_t /*task*/, int /*worker*/) { FAIL(); });
+}
+
+TEST(Parallel, ThrowsWhatATaskThrew) {
+  for (const int workers : {1, 4}) {
+    EXPECT_THROW(parallel_for(50, workers,
+                              [](std::int64_t task, int /*worker*/) {
+                                if (task == 7) throw std::runtime_error("seven");
+                              }),
+                 std::runtime_error);
+  }
+}
+
+TEST(Parallel, TheCallerWaitsInItsOwnWay) {
+  int waits = 0;
+  parallel_for(
+      4, 2, [](std::int64_t /*task*/, int /*worker*/) {}, [&] { ++waits; });
+  EXPECT_GE(waits, 1);
+}
+
+}  // namespace
+}  // namespace annulus

@@ -14,12 +14,16 @@ HWY_BEFORE_NAMESPACE();
 namespace annulus::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// What Highway does where the CPU has no such instructions neither rounds nor knows infinities.
+constexpr bool kConvertsFloat16 =
+    (HWY_TARGET & (HWY_SSE4 | HWY_SSSE3 | HWY_EMU128 | HWY_SCALAR)) == 0;
+
 void widen_float16(const Float16* source, float* destination, std::int64_t count) {
   const hn::ScalableTag<float> f32;
   const hn::Rebind<hwy::float16_t, decltype(f32)> f16;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(f32));
   std::int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
+  for (; kConvertsFloat16 && i + lanes <= count; i += lanes) {
     const auto half = hn::LoadU(f16, reinterpret_cast<const hwy::float16_t*>(source + i));
     hn::StoreU(hn::PromoteTo(f32, half), f32, destination + i);
   }
@@ -31,7 +35,7 @@ void round_to_float16(const float* source, Float16* destination, std::int64_t co
   const hn::Rebind<hwy::float16_t, decltype(f32)> f16;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(f32));
   std::int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
+  for (; kConvertsFloat16 && i + lanes <= count; i += lanes) {
     const auto half = hn::DemoteTo(f16, hn::LoadU(f32, source + i));
     hn::StoreU(half, f16, reinterpret_cast<hwy::float16_t*>(destination + i));
   }

@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <hwy/highway.h>
 
 #include <annulus/core/convert.hpp>
 #include <annulus/core/error.hpp>
@@ -56,20 +58,27 @@ void check_odd_lengths_and_offsets() {
   }
 }
 
-TEST(Convert, Float16EveryPattern) {
+// On each instruction set of this CPU.
+class Convert : public ::testing::TestWithParam<std::int64_t> {
+ protected:
+  void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }
+  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
+};
+
+TEST_P(Convert, Float16EveryPattern) {
   check_all_patterns<Float16>();
 }
-TEST(Convert, BFloat16EveryPattern) {
+TEST_P(Convert, BFloat16EveryPattern) {
   check_all_patterns<BFloat16>();
 }
-TEST(Convert, Float16AnyLength) {
+TEST_P(Convert, Float16AnyLength) {
   check_odd_lengths_and_offsets<Float16>();
 }
-TEST(Convert, BFloat16AnyLength) {
+TEST_P(Convert, BFloat16AnyLength) {
   check_odd_lengths_and_offsets<BFloat16>();
 }
 
-TEST(Convert, Float16RoundsLikeTheScalarForArbitraryBits) {
+TEST_P(Convert, Float16RoundsLikeTheScalarForArbitraryBits) {
   std::mt19937 random(11);
   std::vector<float> source(1 << 16);
   for (float& value : source) value = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
@@ -97,7 +106,7 @@ TEST(Convert, Float16RoundsLikeTheScalarForArbitraryBits) {
   }
 }
 
-TEST(Convert, RoundsSpecialValuesInBulk) {
+TEST_P(Convert, RoundsSpecialValuesInBulk) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const std::vector<float> source{0.0F,     -0.0F,  kInfinity, -kInfinity, 65519.9F, 65520.0F,
                                   0x1p-24F, 1e-40F, 1e38F,     -1e38F,     0x1p-25F, std::nanf("")};
@@ -112,7 +121,7 @@ TEST(Convert, RoundsSpecialValuesInBulk) {
   }
 }
 
-TEST(Convert, Float32IsACopy) {
+TEST_P(Convert, Float32IsACopy) {
   const std::vector<float> source{1.5F, -2.0F, 3e-41F};
   std::vector<float> copied(3);
   std::vector<float> back(3);
@@ -122,12 +131,17 @@ TEST(Convert, Float32IsACopy) {
   EXPECT_EQ(back, source);
 }
 
-TEST(Convert, RefusesOtherTypes) {
+TEST_P(Convert, RefusesOtherTypes) {
   float value = 0;
   std::int32_t number = 0;
   EXPECT_THROW(to_float32(&number, DType::int32, &value, 1), InternalError);
   EXPECT_THROW(from_float32(&value, DType::int32, &number, 1), InternalError);
 }
+
+INSTANTIATE_TEST_SUITE_P(, Convert, ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
+                         [](const auto& target) {
+                           return std::string(hwy::TargetName(target.param));
+                         });
 
 }  // namespace
 }  // namespace annulus

@@ -138,7 +138,7 @@ class KernelBlocks {
     HostMemoryPool staging;
     const Tensor values =
         random_part(std::move(index), shape, options_.dtype.value_or(DType::float32), options_.seed,
-                    operand, staging);
+                    operand, staging, threads_);
     Tensor result(values.view().dtype(), shape, device_.memory());
     device_.copy(values.view(), result.view(), *stream_);
     stream_->synchronize();

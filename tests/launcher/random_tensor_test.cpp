@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <hwy/highway.h>
 
 #include <annulus/attention/philox.hpp>
 #include <annulus/core/convert.hpp>
@@ -136,16 +137,85 @@ TEST(RandomTensor, IsStandardNormal) {
               4 * 0.466 / std::sqrt(n));
 }
 
-// The transform itself, worked out by hand from the generator's words.
-TEST(RandomTensor, FirstNumbersAreThoseOfTheGenerator) {
+// The number of an index, from its definition in float64.
+double number_at(std::uint64_t index, std::uint64_t seed, Operand operand) {
+  const std::uint64_t counter = index / 4;
+  const PhiloxCounter words =
+      philox({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32U),
+              static_cast<std::uint32_t>(operand), 0x74656e73},
+             philox_key(seed));
+  const std::size_t pair = index % 4 / 2 * 2;
+  const double radius = std::sqrt(-2 * std::log((words[pair] + 0.5) / 4294967296.0));
+  const double angle = 2 * std::acos(-1.0) * words[pair + 1] / 4294967296.0;
+  return radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle));
+}
+
+TEST(RandomTensor, NumbersAreThoseOfTheGenerator) {
   HostMemoryPool memory;
-  const Extents shape{1, 1, 1, 4};
+  const Extents shape{1, 20000, 1, 53};
   const Tensor tensor = part(whole(shape), shape, DType::float32, 5, Operand::key, memory);
-  const PhiloxCounter words = philox({0, 0, 1, 0x74656e73}, philox_key(5));
-  const double radius = std::sqrt(-2 * std::log((words[0] + 0.5) / 4294967296.0));
-  const double angle = 2 * std::acos(-1.0) * words[1] / 4294967296.0;
-  EXPECT_FLOAT_EQ(tensor.view().as<float>()[0], static_cast<float>(radius * std::cos(angle)));
-  EXPECT_FLOAT_EQ(tensor.view().as<float>()[1], static_cast<float>(radius * std::sin(angle)));
+  for (std::int64_t i = 0; i < shape.product(); ++i) {
+    const double expected = number_at(static_cast<std::uint64_t>(i), 5, Operand::key);
+    // Relative, however small the number: neither logarithm nor angle may cancel.
+    ASSERT_NEAR(tensor.view().as<float>()[i], expected, 4e-7 * std::abs(expected)) << i;
+  }
+}
+
+TEST(RandomTensor, EveryPieceOfARowIsTheSame) {
+  HostMemoryPool memory;
+  const Extents shape{2, 150};
+  const Tensor all = part(whole(shape), shape, DType::float32, 9, Operand::query, memory);
+  for (std::int64_t begin = 0; begin < 9; ++begin) {
+    for (std::int64_t count = 1; begin + count <= shape[1]; count += 1 + count / 7) {
+      for (const std::int64_t stride : {1, 3}) {
+        const std::int64_t length = (count + stride - 1) / stride;
+        const Index index{PositionRanges({{GlobalPosition(1), 1}}),
+                          PositionRanges({{GlobalPosition(begin), length, stride}})};
+        const Tensor piece = part(index, shape, DType::float32, 9, Operand::query, memory);
+        for (std::int64_t i = 0; i < length; ++i) {
+          ASSERT_EQ(piece.view().at<float>({0, i}), all.view().at<float>({1, begin + i * stride}))
+              << begin << " + " << i << " * " << stride;
+        }
+      }
+    }
+  }
+}
+
+TEST(RandomTensor, CountersHaveMoreThan32Bits) {
+  HostMemoryPool memory;
+  const std::int64_t boundary = std::int64_t{1} << 34;  // where the low word of the counter wraps
+  const Extents shape{2 * boundary};
+  const Index index{PositionRanges({{GlobalPosition(boundary - 21), 50}})};
+  const Tensor tensor = part(index, shape, DType::float32, 1, Operand::value, memory);
+  for (std::int64_t i = 0; i < 50; ++i) {
+    const auto position = static_cast<std::uint64_t>(boundary - 21 + i);
+    EXPECT_FLOAT_EQ(tensor.view().as<float>()[i],
+                    static_cast<float>(number_at(position, 1, Operand::value)));
+  }
+}
+
+TEST(RandomTensor, ThreadsDoNotMatter) {
+  HostMemoryPool memory;
+  const Extents shape{2, 37, 3, 13};
+  const Tensor one = part(whole(shape), shape, DType::bfloat16, 1, Operand::query, memory);
+  const Tensor many(DType::bfloat16, shape, memory);
+  fill_random(many.view(), whole(shape), shape, 1, Operand::query, 5);
+  EXPECT_TRUE(same_bits(one, many));
+}
+
+// Ranks of one job may run on different CPUs.
+TEST(RandomTensor, EveryInstructionSetMakesTheSameBits) {
+  HostMemoryPool memory;
+  const Extents shape{1, 2000, 3, 61};
+  for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+    const Tensor best = part(whole(shape), shape, dtype, 4, Operand::value, memory);
+    for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
+      hwy::SetSupportedTargetsForTest(target);
+      const Tensor other = part(whole(shape), shape, dtype, 4, Operand::value, memory);
+      hwy::SetSupportedTargetsForTest(0);
+      EXPECT_TRUE(same_bits(best, other)) << hwy::TargetName(target) << ", " << name_of(dtype);
+    }
+  }
 }
 
 TEST(RandomTensor, EmptyShardsAreFine) {

@@ -12,14 +12,12 @@ namespace {
 std::vector<double> widen(const ConstTensorView& tensor, std::int64_t batch, std::int64_t head) {
   const std::int64_t length = tensor.size(1);
   const std::int64_t dim = tensor.size(3);
+  std::vector<float> row(static_cast<std::size_t>(dim));
   std::vector<double> wide;
   wide.reserve(static_cast<std::size_t>(length * dim));
   for (std::int64_t i = 0; i < length; ++i) {
-    for (std::int64_t d = 0; d < dim; ++d) {
-      float element = 0;
-      to_float32(tensor.address({batch, i, head, d}), tensor.dtype(), &element, 1);
-      wide.push_back(element);
-    }
+    to_float32(tensor.address({batch, i, head}), tensor.dtype(), row.data(), dim);
+    wide.insert(wide.end(), row.begin(), row.end());
   }
   return wide;
 }
@@ -35,13 +33,13 @@ double dot(const double* a, const double* b, std::int64_t count) {
 OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensorView& query,
                               const ConstTensorView& key, const ConstTensorView& value,
                               const PositionRanges& rows, std::int64_t first_batch,
-                              std::int64_t first_head) {
+                              std::int64_t first_head, std::int64_t first_column) {
   constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
   const std::int64_t batch = query.size(0);
   const std::int64_t row_count = query.size(1);
   const std::int64_t heads = query.size(2);
   const std::int64_t dim = query.size(3);
-  const std::int64_t kv_length = key.size(1);
+  const std::int64_t columns = key.size(1);
   const std::int64_t heads_per_kv_head = heads / key.size(2);
   const std::int64_t value_dim = value.size(3);
   const double scale = problem.logit_scale();
@@ -49,22 +47,25 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
   OracleOutput result;
   result.output.assign(static_cast<std::size_t>(batch * row_count * heads * value_dim), 0.0);
   result.lse.assign(static_cast<std::size_t>(batch * heads * row_count), kMinusInfinity);
-  std::vector<double> logits(static_cast<std::size_t>(kv_length));
+  std::vector<double> logits(static_cast<std::size_t>(columns));
 
   for (std::int64_t b = 0; b < batch; ++b) {
+    std::vector<double> keys;
+    std::vector<double> values;
     for (std::int64_t head = 0; head < heads; ++head) {
+      if (head % heads_per_kv_head == 0) {  // else those of the head before
+        keys = widen(key, b, head / heads_per_kv_head);
+        values = widen(value, b, head / heads_per_kv_head);
+      }
       const std::vector<double> queries = widen(query, b, head);
-      const std::vector<double> keys = widen(key, b, head / heads_per_kv_head);
-      const std::vector<double> values = widen(value, b, head / heads_per_kv_head);
       for (std::int64_t t = 0; t < row_count; ++t) {
         const GlobalPosition row = rows.global(LocalPosition(t));
         double max = kMinusInfinity;
-        for (std::int64_t j = 0; j < kv_length; ++j) {
+        for (std::int64_t j = 0; j < columns; ++j) {
           double& logit = logits[static_cast<std::size_t>(j)];
           logit = kMinusInfinity;
-          if (!problem.mask.visible(first_batch + b, first_head + head, row, GlobalPosition(j))) {
-            continue;
-          }
+          const GlobalPosition column(first_column + j);
+          if (!problem.mask.visible(first_batch + b, first_head + head, row, column)) continue;
           logit = scale * dot(&queries[static_cast<std::size_t>(t * dim)],
                               &keys[static_cast<std::size_t>(j * dim)], dim);
           if (problem.soft_cap) logit = *problem.soft_cap * std::tanh(logit / *problem.soft_cap);
@@ -75,7 +76,7 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
         double* output = &result.output[static_cast<std::size_t>(
             ((b * row_count + t) * heads + head) * value_dim)];
         double sum = 0;
-        for (std::int64_t j = 0; j < kv_length; ++j) {
+        for (std::int64_t j = 0; j < columns; ++j) {
           const double weight = std::exp(logits[static_cast<std::size_t>(j)] - max);
           if (weight == 0) continue;
           sum += weight;

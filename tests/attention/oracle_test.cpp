@@ -142,6 +142,37 @@ TEST(Oracle, ShardsAreSlicesOfTheWhole) {
   }
 }
 
+TEST(Oracle, ColumnsInPiecesAreThoseOfTheWhole) {
+  Random random(11);
+  AttentionProblem problem = problem_of({1, 4, 9, 2, 1, 3, 3});
+  problem.mask.set_causal(true);
+  problem.mask.set_offset(3);
+  const Tensor query = random_tensor(random, DType::float32, {1, 4, 2, 3});
+  const Tensor key = random_tensor(random, DType::float32, {1, 9, 1, 3});
+  const auto columns = [&](std::int64_t first, std::int64_t count) {
+    const ConstTensorView piece = key.view().slice(1, first, count);
+    return oracle_attention(problem, query.view(), piece, piece, PositionRanges::all(4), 0, 0,
+                            first);
+  };
+  const OracleOutput whole = columns(0, 9);
+  const OracleOutput left = columns(0, 5);
+  const OracleOutput right = columns(5, 4);
+  for (std::size_t t = 0; t < 4; ++t) {
+    for (std::size_t n = 0; n < 2; ++n) {
+      const double lse = whole.lse[n * 4 + t];
+      const double left_weight = std::exp(left.lse[n * 4 + t] - lse);
+      const double right_weight = std::exp(right.lse[n * 4 + t] - lse);
+      EXPECT_NEAR(left_weight + right_weight, 1, 1e-14);
+      // The diagonal has reached the right piece by row 2.
+      EXPECT_EQ(right.lse[n * 4 + t] == -kInfinity, t < 2);
+      for (std::size_t i = (t * 2 + n) * 3; i < (t * 2 + n + 1) * 3; ++i) {
+        EXPECT_NEAR(left_weight * left.output[i] + right_weight * right.output[i], whole.output[i],
+                    1e-14);
+      }
+    }
+  }
+}
+
 TEST(Oracle, ReadsHalfTypesExactly) {
   Random random(10);
   for (const DType dtype : {DType::float16, DType::bfloat16}) {

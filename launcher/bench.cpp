@@ -10,7 +10,6 @@
 
 #include <fmt/format.h>
 
-#include <annulus/attention/oracle.hpp>
 #include <annulus/core/device.hpp>
 #include <annulus/core/trace.hpp>
 #include <annulus/launcher/commands.hpp>
@@ -29,6 +28,7 @@
 #include "device_tensors.hpp"
 #include "explain.hpp"
 #include "open_device.hpp"
+#include "sampled_rows.hpp"
 #include "timing.hpp"
 #include "warnings.hpp"
 
@@ -36,8 +36,6 @@ namespace annulus::launcher {
 namespace {
 
 constexpr double kMiB = 1 << 20;
-// Rows that each rank compares with the oracle.
-constexpr std::int64_t kSampledRows = 8;
 // Calls of a device that are traced, after those that are timed.
 constexpr int kTracedCalls = 3;
 constexpr std::chrono::milliseconds kRest{300};
@@ -48,48 +46,6 @@ double visible_pairs(const AttentionProblem& problem) {
                                  .examine(0, s.batch, {GlobalPosition(0), s.query_length, 1},
                                           {GlobalPosition(0), s.kv_length, 1})
                                  .pairs);
-}
-
-// A few rows of the rank, evenly spread, each of another batch and key/value head.
-Deviation sampled_deviation(const AttentionProblem& problem, const ring::ShardedOperands& operands,
-                            const CaseShards& shards, std::uint64_t seed, int rank,
-                            MemoryPool& memory, int threads) {
-  const std::vector<PositionRanges> held = operands.key.index(rank);
-  const Extents& local = shards.output.shape();
-  if (local.product() == 0 || held[2].empty()) return {};
-  const std::int64_t kv_heads = held[2].size();
-  const std::int64_t heads = local[2] / kv_heads;  // that share one
-  const std::int64_t first_head =
-      operands.query.positions(rank, 2).global(LocalPosition(0)).value();
-  const std::int64_t samples = std::min(kSampledRows, local[1]);
-  Deviation total;
-  for (std::int64_t i = 0; i < samples; ++i) {
-    const std::int64_t batch = i % local[0];
-    const std::int64_t kv_head = i % kv_heads;
-    const std::int64_t row = samples == 1 ? 0 : i * (local[1] - 1) / (samples - 1);
-    std::vector<PositionRanges> index = held;
-    index[0] = held[0].slice({LocalPosition(batch), 1});
-    index[1] = PositionRanges::all(problem.shape.kv_length);
-    index[2] = held[2].slice({LocalPosition(kv_head), 1});
-    const auto columns = [&](const NamedSharding& sharding, Operand operand) {
-      index[3] = PositionRanges::all(sharding.global_shape()[3]);
-      return random_part(index, sharding.global_shape(), problem.dtype, seed, operand, memory,
-                         threads);
-    };
-    const Tensor key = columns(operands.key, Operand::key);
-    const Tensor value = columns(operands.value, Operand::value);
-    const auto part = [&](const Tensor& tensor) {
-      return tensor.view().slice(0, batch, 1).slice(1, row, 1).slice(2, kv_head * heads, heads);
-    };
-    const OracleOutput truth =
-        oracle_attention(problem, part(shards.query), key.view(), value.view(),
-                         operands.query.positions(rank, 1).slice({LocalPosition(row), 1}),
-                         index[0].global(LocalPosition(0)).value(), first_head + kv_head * heads);
-    total.add(compare(
-        truth, part(shards.output),
-        shards.lse.view().slice(0, batch, 1).slice(1, kv_head * heads, heads).slice(2, row, 1)));
-  }
-  return total;
 }
 
 // What was measured of one case, over all ranks; the same on every rank.
@@ -259,8 +215,7 @@ class Bench {
 
     moved.download();
     const Deviation deviation = collectively(world, [&] {
-      return sampled_deviation(problem, operands, shards, options_.seed, mesh_.rank(), host,
-                               threads_);
+      return sampled_deviation(problem, operands, shards, options_.seed, mesh_.rank(), threads_);
     });
     measured.accuracy = accuracy(deviation, world);
     measured.bound = accuracy_bound(problem.dtype, shape.kv_length);

@@ -64,10 +64,15 @@ def shown(words: Sequence[str]) -> str:
     return " ".join(without_folders(word) for word in words)
 
 
+def our_starts(setup: Setup, cases: Sequence[Case]) -> list[Start]:
+    """Our own program, once for all lengths of a shape."""
+    return [Start(OURS, (*setup.mpirun, "-np", str(setup.gpus), *_bench_words(setup, group)),
+                  tuple(group)) for group in _sweeps(cases)]
+
+
 def starts_of_round(setup: Setup, cases: Sequence[Case]) -> list[Start]:
     """The programs of one round, each system once for all its cases."""
-    starts = [Start(OURS, (*setup.mpirun, "-np", str(setup.gpus), *_bench_words(setup, group)),
-                    tuple(group)) for group in _sweeps(cases)]
+    starts = our_starts(setup, cases)
     common = []
     for case in cases:
         common += ["--case", f"{case.heads}/{case.kv_heads}:{case.mask}:{case.length}"]

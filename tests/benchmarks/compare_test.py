@@ -1,4 +1,4 @@
-"""benchmarks/compare without GPUs: commands, ratios, table, plot, failures, bad options.
+"""benchmarks/compare and choices without GPUs: commands, ratios, table, plot, failures, bad options.
 
 The first argument is the folder of benchmarks.
 """
@@ -11,7 +11,7 @@ import tempfile
 import unittest
 import xml.etree.ElementTree as ElementTree
 
-BENCHMARKS = sys.argv.pop(1)
+BENCHMARKS = os.path.abspath(sys.argv.pop(1))
 sys.path.insert(0, BENCHMARKS)
 
 from comparison import results, systems, table  # noqa: E402
@@ -31,7 +31,7 @@ elif "bench" in words:
     rows, length = [], begin
     while length <= end:
         rows.append({{"shape": f"1,{{length}},{{length}},64,8,128,128", "verdict": "OK",
-                     "time": 2.0, "local": 600.0, "rate": 500000.0}})
+                     "time": 1.0 if "nccl" in words and length > 8192 else 2.0, "local": 600.0, "rate": 500000.0}})
         length *= factor
     units = {{"shape": "B,T,S,N,K,D,Dv", "verdict": "", "time": "ms, median",
              "local": "TFLOP/s/GPU", "rate": "GFLOP/s/rank"}}
@@ -245,6 +245,35 @@ class Runs(CompareTest):
         self.expect_success(result)
         self.assertIn("--case 32/32:full:1024 --case 8/2:causal:4096 --batch", result.stdout)
         self.assertNotIn("64/8", result.stdout)
+
+
+class Choices(CompareTest):
+    def choices(self, *words, mpirun=None):
+        stub = self.path("stub")
+        with open(stub, "w", encoding="utf-8") as file:
+            file.write(STUB.format(python=sys.executable))
+        os.chmod(stub, 0o755)
+        return subprocess.run(
+            [sys.executable, os.path.join(BENCHMARKS, "choices"), "--annulus", stub, "--mpirun",
+             mpirun or stub, "--case", "64/8:causal:8192", "--case", "64/8:causal:16384",
+             "--output", "choices.json", *words],
+            cwd=self.directory, capture_output=True, text=True, timeout=60)
+
+    def test_a_better_choice_is_told_by_the_exit_code(self):
+        result = self.choices("--rounds", "2")
+        self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
+        first, second = cells(result.stdout, 0), cells(result.stdout, 1)
+        self.assertEqual(first["auto / best"], "1.000")
+        self.assertEqual(second["auto / best"], "2.000")
+        self.assertEqual(second["ring, nccl"], "1.000")
+        cases = json.loads(self.read("choices.json"))["cases"]
+        self.assertEqual(cases["64/8 causal 16k"]["allgather, nccl"], [{"ms": 1.0}] * 2)
+        self.expect_success(self.choices("--within", "1.01"))
+
+    def test_a_run_that_fails(self):
+        result = self.choices(mpirun="false")
+        self.assertEqual(result.returncode, 3, result.stderr)
+        self.assertEqual(cells(result.stdout, 0)["auto"], "failed")
 
 
 class Options(CompareTest):

@@ -206,7 +206,7 @@ class Bench {
     int traced = options_.iterations;
     if (apart) {
       tracer.pause(false);
-      traced = kTracedCalls;
+      traced = std::min(kTracedCalls, options_.iterations);
       static_cast<void>(time_calls(traced, world, call));
       tracer.pause(true);
     }

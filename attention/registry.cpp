@@ -86,15 +86,21 @@ Selection Registry::select(std::string_view name, const AttentionProblem& proble
 }
 
 const Implementation& Selection::for_block(const AttentionProblem& problem,
-                                           const AttentionBlock& block) const {
-  std::string reasons;
-  for (const Implementation* candidate : candidates) {
-    const Capability capability = candidate->block_capability(problem, block);
-    if (capability) return *candidate;
-    reasons += fmt::format("; {}: {}", candidate->names().front(), capability.reason());
+                                           const AttentionBlock& block) {
+  while (!candidates.empty()) {
+    const Capability capability = candidates.front()->block_capability(problem, block);
+    if (capability) return *candidates.front();
+    pass_over(*candidates.front(), capability.reason());
   }
+  std::string reasons;
+  for (const auto& [name, reason] : passed_over) reasons += fmt::format("; {}: {}", name, reason);
   throw UnsupportedError(fmt::format("no implementation can compute rows {} against columns {}{}",
                                      to_string(block.rows), to_string(block.columns), reasons));
+}
+
+void Selection::pass_over(const Implementation& candidate, std::string reason) {
+  std::erase(candidates, &candidate);
+  passed_over.emplace_back(candidate.names().front(), std::move(reason));
 }
 
 }  // namespace annulus

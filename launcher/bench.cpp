@@ -191,8 +191,7 @@ class Bench {
     call();
     measured.peak_memory = static_cast<double>(device_.memory().statistics().peak_in_use);
     LocalBlocks local = collectively(world, [&] {
-      return LocalBlocks(problem, attention.rank_plan(), attention.selection(), moved.tensors(),
-                         device_, mesh_.watchdog(), threads_);
+      return LocalBlocks(problem, attention, moved.tensors(), device_, mesh_.watchdog(), threads_);
     });
     const auto timed = [&](const auto& body) {
       // A GPU that has worked for a while runs slower: both begin rested.

@@ -26,14 +26,16 @@ Tensor repeated(const ConstTensorView& shard, std::int64_t length, Device& devic
 
 }  // namespace
 
-LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::RankPlan& plan,
-                         const Selection& selection, const ring::LocalTensors& shards,
-                         Device& device, Watchdog watchdog, int threads)
+LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAttention& attention,
+                         const ring::LocalTensors& shards, Device& device, Watchdog watchdog,
+                         int threads)
     : problem_(problem),
       device_(device),
       threads_(threads),
       stream_(device.make_stream("local", std::move(watchdog), nullptr)),
       lse_(DType::float32, shards.lse.shape(), device.memory()) {
+  const ring::RankPlan& plan = attention.rank_plan();
+  const std::vector<const Implementation*> implementations = attention.block_implementations();
   std::int64_t longest = 0;
   for (const ring::Step& step : plan.steps) {
     for (const ring::Block& block : step.blocks) longest = std::max(longest, block.slots.count);
@@ -56,7 +58,7 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::RankPlan& 
                  plan.first_batch, plan.first_head + block.heads.begin, block.full},
                 {},
                 nullptr};
-      const Implementation& chosen = selection.for_block(problem_, call.block);
+      const Implementation& chosen = *implementations[calls_.size()];
       std::unique_ptr<Kernel>& kernel = kernels_[&chosen];
       if (!kernel) kernel = chosen.make_kernel(problem_, device);
       call.kernel = kernel.get();

@@ -5,22 +5,20 @@
 #include <vector>
 
 #include <annulus/attention/problem.hpp>
-#include <annulus/attention/registry.hpp>
 #include <annulus/core/device.hpp>
-#include <annulus/ring/executor.hpp>
-#include <annulus/ring/plan.hpp>
+#include <annulus/ring/sharded_attention.hpp>
 
 namespace annulus::launcher {
 
 /// The blocks of one rank's plan, without the hops between them and the merges after them: what the
 /// local kernel alone can do. A device records and replays them. Keys and values are those of the
-/// rank's own shard, over and over, as the time does not depend on the numbers.
+/// rank's own shard, over and over, as the time does not depend on the numbers. Each block is
+/// computed by the implementation that computes it there.
 class LocalBlocks {
  public:
   /// The references must outlive it. Not collective.
-  LocalBlocks(const AttentionProblem& problem, const ring::RankPlan& plan,
-              const Selection& selection, const ring::LocalTensors& shards, Device& device,
-              Watchdog watchdog, int threads);
+  LocalBlocks(const AttentionProblem& problem, const ring::ShardedAttention& attention,
+              const ring::LocalTensors& shards, Device& device, Watchdog watchdog, int threads);
   /// Computes every block once; the first call prepares the others.
   void run();
 

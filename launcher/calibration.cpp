@@ -12,6 +12,7 @@
 
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/cuda.hpp>
+#include <annulus/core/error.hpp>
 #include <annulus/launcher/problem_setup.hpp>
 #include <annulus/launcher/report.hpp>
 #include <annulus/launcher/text_file.hpp>
@@ -83,19 +84,16 @@ class KernelBlocks {
               0,
               0,
               seen.full};
-    const Selection selection =
-        registry_.select(options_.implementation, problem_, device_.place());
-    const Implementation& chosen = selection.for_block(problem_, block_);
-    implementation_ = chosen.names().front();
-    kernel_ = chosen.make_kernel(problem_, device_);
-    for (State& state : states_) {
-      if (state.output.shape().rank() > 0 && state.output.view().dtype() == kernel_->output_dtype())
-        continue;
-      state.output = Tensor(kernel_->output_dtype(),
-                            {heads_.batch, query_.shape()[1], heads_.heads, heads_.value_dim},
-                            device_.memory());
+    Selection selection = registry_.select(options_.implementation, problem_, device_.place());
+    while (!kernel_) {
+      const Implementation& chosen = selection.for_block(problem_, block_);
+      try {
+        prepare(chosen);
+      } catch (const UnsupportedError& refusal) {
+        kernel_.reset();
+        selection.pass_over(chosen, refusal.what());
+      }
     }
-    kernel_->prepare(block_, state(0, rows));
   }
 
   /// Computes the block into both states, `calls` times in all, and waits for the end.
@@ -130,6 +128,19 @@ class KernelBlocks {
   struct State {
     Tensor output, lse;
   };
+
+  void prepare(const Implementation& chosen) {
+    implementation_ = chosen.names().front();
+    kernel_ = chosen.make_kernel(problem_, device_);
+    for (State& state : states_) {
+      if (state.output.shape().rank() > 0 && state.output.view().dtype() == kernel_->output_dtype())
+        continue;
+      state.output = Tensor(kernel_->output_dtype(),
+                            {heads_.batch, query_.shape()[1], heads_.heads, heads_.value_dim},
+                            device_.memory());
+    }
+    kernel_->prepare(block_, state(0, block_.query.size(1)));
+  }
 
   Tensor random(Operand operand, std::int64_t heads, std::int64_t dim, std::int64_t rows) {
     const Extents shape{heads_.batch, rows, heads, dim};

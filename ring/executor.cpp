@@ -25,10 +25,11 @@ std::size_t elements_of(const Extents& shape) {
 
 }  // namespace
 
-Executor::Executor(AttentionProblem problem, RankPlan plan, const Selection& selection,
-                   Group& group, Device& device, const Watchdog& watchdog, ExecutorOptions options)
+Executor::Executor(AttentionProblem problem, RankPlan plan, Selection selection, Group& group,
+                   Device& device, const Watchdog& watchdog, ExecutorOptions options)
     : problem_(std::move(problem)),
       plan_(std::move(plan)),
+      selection_(std::move(selection)),
       group_(group),
       device_(device),
       options_(options),
@@ -53,9 +54,7 @@ Executor::Executor(AttentionProblem problem, RankPlan plan, const Selection& sel
       absent(DType::float32, {local.batch, local.heads, local.query_length})};
   allocate_exchange();
   find_dependencies();
-  choose_kernels(selection);
-  plan_results();
-  prepare_kernels();
+  set_up();
 }
 
 Executor::~Executor() = default;
@@ -118,10 +117,30 @@ void Executor::find_dependencies() {
   }
 }
 
-void Executor::choose_kernels(const Selection& selection) {
+// Some kernels refuse a block only when they are prepared for it, with the place of its result. The
+// one that steps in may hand its results over in another dtype, and then all results may lie
+// elsewhere: the choice starts over, without those that refused.
+void Executor::set_up() {
+  std::size_t blocks = 0;
+  for (const Step& step : plan_.steps) blocks += step.blocks.size();
+  std::vector<Selection> selections(blocks, selection_);
+  do {
+    choose_kernels(selections);
+    plan_results();
+  } while (!prepare_kernels(selections));
+  std::erase_if(kernels_, [&](const auto& kernel) {
+    return std::none_of(calls_.begin(), calls_.end(),
+                        [&](const Call& call) { return call.implementation == kernel.first; });
+  });
+  explain(selections);
+}
+
+void Executor::choose_kernels(std::vector<Selection>& selections) {
+  calls_.clear();
   for (const Step& step : plan_.steps) {
     for (const Block& block : step.blocks) {
-      const Implementation& chosen = selection.for_block(problem_, arguments_of(block));
+      const Implementation& chosen =
+          selections[calls_.size()].for_block(problem_, arguments_of(block));
       std::unique_ptr<Kernel>& kernel = kernels_[&chosen];
       if (!kernel) kernel = chosen.make_kernel(problem_, device_);
       calls_.push_back({&block, &chosen, kernel.get()});
@@ -160,7 +179,8 @@ void Executor::plan_results() {
   merges_ = plan_merges(plan_, rules);
 
   const LocalRange all{LocalPosition(0), local.query_length};
-  slots_.resize(static_cast<std::size_t>(std::max(merges_.slots, merges_.fold_slot + 1)));
+  slots_ = std::vector<SlotStorage>(
+      static_cast<std::size_t>(std::max(merges_.slots, merges_.fold_slot + 1)));
   for (std::size_t i = 0; i < calls_.size(); ++i) {
     SlotStorage& slot = slots_[static_cast<std::size_t>(merges_.blocks[i].slot)];
     const LocalRange rows = calls_[i].block->rows;
@@ -189,12 +209,41 @@ void Executor::plan_results() {
   }
 }
 
-void Executor::prepare_kernels() {
+// Whether none refused.
+bool Executor::prepare_kernels(std::vector<Selection>& selections) {
+  bool all = true;
   for (std::size_t i = 0; i < calls_.size(); ++i) {
     const Block& block = *calls_[i].block;
-    calls_[i].kernel->prepare(arguments_of(block),
-                              results({merges_.blocks[i].slot, calls_[i].kernel->output_dtype(),
-                                       block.rows, block.heads}));
+    try {
+      calls_[i].kernel->prepare(arguments_of(block),
+                                results({merges_.blocks[i].slot, calls_[i].kernel->output_dtype(),
+                                         block.rows, block.heads}));
+    } catch (const UnsupportedError& refusal) {
+      selections[i].pass_over(*calls_[i].implementation, refusal.what());
+      all = false;
+    }
+  }
+  return all;
+}
+
+// Who was passed over for some blocks only: for how many, and why for the first.
+void Executor::explain(const std::vector<Selection>& selections) {
+  struct Refusals {
+    std::size_t blocks = 0;
+    std::string reason;
+  };
+  std::map<std::string, Refusals> refusals;
+  for (const Selection& selection : selections) {
+    for (std::size_t i = selection_.passed_over.size(); i < selection.passed_over.size(); ++i) {
+      const auto& [name, reason] = selection.passed_over[i];
+      Refusals& known = refusals[name];
+      if (known.blocks++ == 0) known.reason = reason;
+    }
+  }
+  passed_over_.clear();
+  for (const auto& [name, known] : refusals) {
+    passed_over_.emplace_back(name, fmt::format("{} of {} blocks of rank {}: {}", known.blocks,
+                                                selections.size(), plan_.rank, known.reason));
   }
 }
 
@@ -415,10 +464,18 @@ SoftmaxState Executor::results(const Part& part) const {
 
 std::string Executor::implementations() const {
   std::string names;
-  for (const auto& [implementation, kernel] : kernels_) {
-    names += (names.empty() ? "" : "+") + implementation->names().front();
+  std::set<const Implementation*> named;
+  for (const Call& call : calls_) {
+    if (!named.insert(call.implementation).second) continue;
+    names += (names.empty() ? "" : "+") + call.implementation->names().front();
   }
   return names.empty() ? "none" : names;
+}
+
+std::vector<const Implementation*> Executor::block_implementations() const {
+  std::vector<const Implementation*> result;
+  for (const Call& call : calls_) result.push_back(call.implementation);
+  return result;
 }
 
 std::size_t Executor::extra_bytes() const noexcept {

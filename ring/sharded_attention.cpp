@@ -56,4 +56,11 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
   collectively(mesh.world(), [&] { executor_->connect(); });
 }
 
+Selection ShardedAttention::selection() const {
+  Selection selection = selection_;
+  const auto& of_blocks = executor_->passed_over();
+  selection.passed_over.insert(selection.passed_over.end(), of_blocks.begin(), of_blocks.end());
+  return selection;
+}
+
 }  // namespace annulus::ring

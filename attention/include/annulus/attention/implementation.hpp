@@ -63,7 +63,8 @@ class Kernel {
   [[nodiscard]] virtual DType output_dtype() const { return DType::float32; }
   /// Does once what a block of this geometry with a result of these strides needs (building a plan,
   /// taking workspace), so that forward() allocates and waits for nothing. The tensors' addresses
-  /// do not matter yet.
+  /// do not matter yet. Throws UnsupportedError when only this shows that it cannot: the block then
+  /// goes to another implementation.
   virtual void prepare(const AttentionBlock& /*block*/, const SoftmaxState& /*result*/) {}
   /// Computes the softmax state of `block` over its columns alone, overwriting `result`: output
   /// [b,t,n,Dv] of output_dtype() and LSE [b,n,t], float32, or float64 where the output is float32.

@@ -10,16 +10,20 @@
 
 namespace annulus {
 
-/// Who may compute a problem's blocks, and why the others may not.
+/// Who may compute a problem's blocks, or one of them, and why the others may not.
 struct Selection {
   /// Best first; each block goes to the first that can run it. Just one when it was named.
   std::vector<const Implementation*> candidates;
-  /// (name, reason) of every implementation that cannot run the problem at all, best first.
+  /// (name, reason) of every implementation that cannot, in the order in which that was found.
   std::vector<std::pair<std::string, std::string>> passed_over;
 
-  /// The first candidate that can run `block`. Throws UnsupportedError with every reason.
+  /// The first candidate that can run `block`; those before it are passed over. Throws
+  /// UnsupportedError with every reason when none is left. What a kernel refuses only when it is
+  /// prepared for the block is the caller's to pass over.
   [[nodiscard]] const Implementation& for_block(const AttentionProblem& problem,
-                                                const AttentionBlock& block) const;
+                                                const AttentionBlock& block);
+  /// Strikes off a candidate that cannot after all.
+  void pass_over(const Implementation& candidate, std::string reason);
 };
 
 /// The implementations by name. Names are case-sensitive.

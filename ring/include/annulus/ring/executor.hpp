@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <annulus/attention/registry.hpp>
@@ -46,9 +47,10 @@ struct ExecutorOptions {
 class Executor {
  public:
   /// `group` is the group along the plan's key/value sequence axes, for memory of `device`. What
-  /// `selection` points to, `group` and `device` must outlive the executor. Throws UnsupportedError
-  /// when no candidate can compute one of the plan's blocks.
-  Executor(AttentionProblem problem, RankPlan plan, const Selection& selection, Group& group,
+  /// `selection` points to, `group` and `device` must outlive the executor. Each block goes to the
+  /// first candidate that can compute it, and whose kernel can be prepared for it; throws
+  /// UnsupportedError with every reason when there is none.
+  Executor(AttentionProblem problem, RankPlan plan, Selection selection, Group& group,
            Device& device, const Watchdog& watchdog, ExecutorOptions options);
   ~Executor();
 
@@ -62,6 +64,13 @@ class Executor {
   [[nodiscard]] const RankPlan& plan() const noexcept { return plan_; }
   /// Names of the implementations that compute the blocks, joined by "+"; "none" without blocks.
   [[nodiscard]] std::string implementations() const;
+  /// Who computes the blocks of all steps, in their order.
+  [[nodiscard]] std::vector<const Implementation*> block_implementations() const;
+  /// (name, reason) of every candidate that could not compute some blocks.
+  [[nodiscard]] const std::vector<std::pair<std::string, std::string>>& passed_over()
+      const noexcept {
+    return passed_over_;
+  }
   /// Bytes taken beyond the caller's tensors, apart from the workspace of kernels: buffers of
   /// transfers and partial results.
   [[nodiscard]] std::size_t extra_bytes() const noexcept;
@@ -96,9 +105,11 @@ class Executor {
   };
 
   void find_dependencies();
-  void choose_kernels(const Selection& selection);
+  void set_up();
+  void choose_kernels(std::vector<Selection>& selections);
   void plan_results();
-  void prepare_kernels();
+  [[nodiscard]] bool prepare_kernels(std::vector<Selection>& selections);
+  void explain(const std::vector<Selection>& selections);
   void allocate_exchange();
   void submit();
   bool pack();
@@ -120,6 +131,7 @@ class Executor {
 
   AttentionProblem problem_;
   RankPlan plan_;
+  Selection selection_;
   Group& group_;
   Device& device_;
   ExecutorOptions options_;
@@ -127,6 +139,7 @@ class Executor {
   std::unique_ptr<LocalOperations> operations_;
   std::map<const Implementation*, std::unique_ptr<Kernel>> kernels_;
   std::vector<Call> calls_;  // of all steps, in their order
+  std::vector<std::pair<std::string, std::string>> passed_over_;
   MergePlan merges_;
   std::vector<SlotStorage> slots_;
   Buffer exchange_;                 // of all packed and receive buffers

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/device.hpp>
@@ -49,7 +50,13 @@ class ShardedAttention {
   [[nodiscard]] const std::string& transport() const noexcept { return transport_; }
   /// Whether partial results were rounded to the problem's dtype before they are merged.
   [[nodiscard]] bool merges_rounded() const { return executor_->merges_rounded(); }
-  [[nodiscard]] const Selection& selection() const noexcept { return selection_; }
+  /// Who could compute the problem, and why the others cannot: some of them just some of this
+  /// rank's blocks.
+  [[nodiscard]] Selection selection() const;
+  /// See Executor::block_implementations.
+  [[nodiscard]] std::vector<const Implementation*> block_implementations() const {
+    return executor_->block_implementations();
+  }
 
  private:
   ScheduleChoice schedule_;

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <set>
+#include <string>
 #include <utility>
 
 #include <fmt/format.h>
@@ -21,6 +23,37 @@ std::size_t aligned(std::size_t bytes) {
 
 std::size_t elements_of(const Extents& shape) {
   return static_cast<std::size_t>(shape.product());
+}
+
+void check_tensor(const char* name, const ConstTensorView& tensor,
+                  const ConstTensorView& expected) {
+  if (!(tensor.shape() == expected.shape())) {
+    throw ArgumentError(name, "shape " + to_string(tensor.shape()), to_string(expected.shape()));
+  }
+  if (tensor.dtype() != expected.dtype()) {
+    throw ArgumentError(name, std::string(annulus::name_of(tensor.dtype())),
+                        std::string(annulus::name_of(expected.dtype())));
+  }
+  if (!(tensor.place() == expected.place())) {
+    throw ArgumentError(name, "memory of " + to_string(tensor.place()),
+                        to_string(expected.place()));
+  }
+  if (tensor.data() == nullptr && tensor.elements() > 0) {
+    throw ArgumentError(name, "a null pointer", "memory for " + to_string(tensor.shape()));
+  }
+  // Of [b,t,n,D]; an LSE [b,n,t] may lie as it likes.
+  if (tensor.rank() == 4 && tensor.size(3) > 1 && tensor.stride(3) != 1) {
+    throw ArgumentError(name, "strides " + to_string(tensor.strides()), "1 for the head dimension");
+  }
+}
+
+// Whether kernels make no difference between them.
+bool lie_alike(const ConstTensorView& a, const ConstTensorView& b) {
+  constexpr std::uintptr_t kVector = 16;
+  const auto misaligned = [&](const ConstTensorView& tensor) {
+    return reinterpret_cast<std::uintptr_t>(tensor.data()) % kVector;
+  };
+  return a.strides() == b.strides() && misaligned(a) == misaligned(b);
 }
 
 }  // namespace
@@ -55,6 +88,7 @@ Executor::Executor(AttentionProblem problem, RankPlan plan, Selection selection,
   allocate_exchange();
   find_dependencies();
   set_up();
+  ready_ = true;
 }
 
 Executor::~Executor() = default;
@@ -265,10 +299,29 @@ void Executor::connect() {
   }
 }
 
+void Executor::prepare(const LocalTensors& tensors) {
+  check_tensor("query", tensors.query, tensors_.query);
+  check_tensor("key", tensors.key, tensors_.key);
+  check_tensor("value", tensors.value, tensors_.value);
+  check_tensor("output", tensors.output, tensors_.output);
+  check_tensor("LSE", tensors.lse, tensors_.lse);
+  if (ready_ && lie_alike(tensors.query, tensors_.query) && lie_alike(tensors.key, tensors_.key) &&
+      lie_alike(tensors.value, tensors_.value) && lie_alike(tensors.output, tensors_.output) &&
+      lie_alike(tensors.lse, tensors_.lse)) {
+    return;
+  }
+  ready_ = false;
+  tensors_ = tensors;
+  replays_.clear();  // they point into memory that is laid out anew
+  set_up();
+  ready_ = true;
+}
+
 void Executor::run(const LocalTensors& tensors) {
   const TraceScope call(options_.tracer, "call", {TraceCategory::call, "attention"});
-  tensors_ = tensors;
   try {
+    prepare(tensors);
+    tensors_ = tensors;
     if (Recording* recording = replay_for(tensors)) {
       recording->submit(*compute_stream_);
     } else {
@@ -278,7 +331,7 @@ void Executor::run(const LocalTensors& tensors) {
   } catch (const UserError& error) {
     // Transfers may be under way: the other ranks do not know, and cannot agree any more.
     group_.give_up();
-    throw LibraryError(error.what());
+    throw LibraryError(fmt::format("rank {}: {}", plan_.rank, error.what()));
   } catch (...) {
     group_.give_up();
     throw;

@@ -38,7 +38,8 @@ void check_same_plan(Group& world, const std::string& mine) {
 
 ShardedAttention::ShardedAttention(const AttentionProblem& problem, const ShardedOperands& operands,
                                    Mesh& mesh, const Registry& registry, Device& device,
-                                   const ShardedAttentionOptions& options) {
+                                   const ShardedAttentionOptions& options)
+    : world_(mesh.world()) {
   collectively(mesh.world(), [&] { problem.validate(); });
   Group& group = mesh.group(operands.key.spec()[1], device.place(), options.transport);
   transport_ = group.transport();
@@ -54,6 +55,16 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
         selection_, group, device, mesh.watchdog(), options.executor);
   });
   collectively(mesh.world(), [&] { executor_->connect(); });
+}
+
+void ShardedAttention::prepare(const LocalTensors& tensors) {
+  collectively(world_, [&] { executor_->prepare(tensors); });
+  prepared_ = true;
+}
+
+void ShardedAttention::run(const LocalTensors& tensors) {
+  if (!prepared_) prepare(tensors);
+  executor_->run(tensors);
 }
 
 Selection ShardedAttention::selection() const {

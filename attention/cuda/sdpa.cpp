@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cudnn.h>
 #include <memory>
 #include <utility>
@@ -22,7 +23,8 @@ namespace {
 
 constexpr std::size_t kOldestVersion = 91200;        // strided LSE
 constexpr std::size_t kBrokenWindowVersion = 91400;  // see mask_obstacle
-constexpr std::int64_t kVector = 8;                  // elements of 16 bytes
+constexpr std::uintptr_t kVectorBytes = 16;
+constexpr std::int64_t kVector = 8;  // elements of that
 
 bool is_limited(std::int64_t side) {
   return side != Band::kUnlimited && side != -Band::kUnlimited;
@@ -45,17 +47,25 @@ std::string mask_obstacle(const Band& band, std::int64_t rows, std::int64_t colu
   return {};
 }
 
-std::string shape_obstacle(const AttentionBlock& block) {
+std::string layout_obstacle(const char* name, const ConstTensorView& tensor) {
+  if (tensor.stride(3) != 1) return fmt::format("the head dimension of {} has a stride", name);
+  for (int dim = 0; dim < 3; ++dim) {
+    if (tensor.size(dim) > 1 && tensor.stride(dim) % kVector != 0) {
+      return fmt::format("{} has strides {}, not multiples of {}", name,
+                         to_string(tensor.strides()), kVector);
+    }
+  }
+  if (reinterpret_cast<std::uintptr_t>(tensor.data()) % kVectorBytes != 0) {
+    return fmt::format("{} does not begin at a multiple of {} bytes", name, kVectorBytes);
+  }
+  return {};
+}
+
+std::string layout_obstacle(const AttentionBlock& block) {
   const std::array<std::pair<const char*, const ConstTensorView*>, 3> tensors{
       {{"query", &block.query}, {"key", &block.key}, {"value", &block.value}}};
   for (const auto& [name, tensor] : tensors) {
-    if (tensor->stride(3) != 1) return fmt::format("the head dimension of {} has a stride", name);
-    for (int dim = 0; dim < 3; ++dim) {
-      if (tensor->size(dim) > 1 && tensor->stride(dim) % kVector != 0) {
-        return fmt::format("{} has strides {}, not multiples of {}", name,
-                           to_string(tensor->strides()), kVector);
-      }
-    }
+    if (std::string obstacle = layout_obstacle(name, *tensor); !obstacle.empty()) return obstacle;
   }
   return {};
 }
@@ -71,7 +81,7 @@ LocalMask mask_of(const AttentionProblem& problem, const AttentionBlock& block) 
 }
 
 Capability block_capability_of(const AttentionProblem& problem, const AttentionBlock& block) {
-  if (std::string obstacle = shape_obstacle(block); !obstacle.empty()) {
+  if (std::string obstacle = layout_obstacle(block); !obstacle.empty()) {
     return Capability::no(std::move(obstacle));
   }
   LocalMask mask = mask_of(problem, block);
@@ -98,7 +108,11 @@ class SdpaKernel final : public Kernel {
   [[nodiscard]] DType output_dtype() const override { return problem_.dtype; }
 
   void prepare(const AttentionBlock& block, const SoftmaxState& result) override {
-    if (!is_empty(block)) (void)find(block, result);
+    if (is_empty(block)) return;
+    if (const std::string obstacle = layout_obstacle("output", result.output); !obstacle.empty()) {
+      throw UnsupportedError("cuDNN attention: " + obstacle);
+    }
+    (void)find(block, result);
   }
 
   void forward(const AttentionBlock& block, const SoftmaxState& result,

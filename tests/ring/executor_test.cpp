@@ -173,5 +173,119 @@ TEST_F(ExecutorTest, WhatAllKernelsRefuseIsAnErrorWithEveryReason) {
   EXPECT_THAT(named, Not(HasSubstr("second")));
 }
 
+// The same tensors, head-major in memory.
+struct HeadMajor {
+  HeadMajor(const CaseShards& shards, MemoryPool& memory) : lse(shards.lse.view()) {
+    for (const Tensor* tensor : {&shards.query, &shards.key, &shards.value, &shards.output}) {
+      const Extents& s = tensor->shape();
+      tensors.emplace_back(tensor->dtype(), Extents{s[0], s[2], s[1], s[3]}, memory);
+      copy(tensor->view(), bthd(tensors.back()));
+    }
+  }
+  static TensorView bthd(const Tensor& tensor) { return tensor.view().permute({0, 2, 1, 3}); }
+  [[nodiscard]] LocalTensors local_tensors() const {
+    return {bthd(tensors[0]), bthd(tensors[1]), bthd(tensors[2]), bthd(tensors[3]), lse};
+  }
+
+  std::vector<Tensor> tensors;
+  TensorView lse;
+};
+
+// Strides that an unsharded call with [b,t,n,D] in memory would not have.
+std::string head_major(const AttentionBlock& block, const SoftmaxState& /*result*/) {
+  return block.query.stride(1) < block.query.stride(2) ? "head-major" : "";
+}
+
+TEST_F(ExecutorTest, TensorsThatLieOtherwiseAreSetUpForAnew) {
+  register_two(head_major, nothing);
+  for (const bool agreed : {true, false}) {
+    ShardedAttention attention = this->attention();
+    const CaseShards mine = shards();
+    const HeadMajor other(mine, device_.memory());
+    const CaseShards right = expected();
+    for (int i = 0; i < 2; ++i) {
+      attention.run(mine.local_tensors());
+      EXPECT_EQ(attention.implementations(), "first");
+      expect_same_bits(mine, right);
+      if (agreed) attention.prepare(other.local_tensors());
+      attention.run(other.local_tensors());
+      EXPECT_EQ(attention.implementations(), "second");
+      copy(HeadMajor::bthd(other.tensors[3]), mine.output.view());
+      expect_same_bits(mine, right);
+    }
+  }
+}
+
+TEST_F(ExecutorTest, AllRanksHearOfTensorsThatDoNotFitOne) {
+  register_two(nothing, nothing);
+  const int culprit = mesh_.size() - 1;
+  const CaseShards mine = shards();
+  const LocalTensors good = mine.local_tensors();
+  const Tensor half(DType::float16, mine.key.shape(), device_.memory());
+  const auto with = [&](const std::function<void(LocalTensors&)>& change) {
+    LocalTensors bad = good;
+    if (mesh_.rank() == culprit) change(bad);
+    return bad;
+  };
+  const std::vector<std::pair<LocalTensors, std::vector<std::string>>> cases{
+      {with([&](LocalTensors& t) { t.query = good.query.slice(2, 0, 3); }),
+       {"query: got shape", to_string(good.query.shape())}},
+      {with([&](LocalTensors& t) { t.key = good.key.slice(3, 0, 15); }), {"key: got shape"}},
+      {with([&](LocalTensors& t) { t.key = half.view(); }), {"key: got float16, expected float32"}},
+      {with([&](LocalTensors& t) {
+         t.value = {good.value.data(), DType::float32, good.value.shape(), {1, 2, 2, 2}};
+       }),
+       {"value: got strides [1, 2, 2, 2]", "head dimension"}},
+      {with([&](LocalTensors& t) {
+         t.output = {good.output.data(), DType::float32, good.output.shape(), Place::cuda(0)};
+       }),
+       {"output: got memory of cuda:0, expected cpu"}},
+      {with([&](LocalTensors& t) {
+         t.lse = {nullptr, DType::float32, good.lse.shape()};
+       }),
+       {"LSE: got a null pointer"}}};
+  ShardedAttention attention = this->attention();
+  for (const auto& [tensors, texts] : cases) {
+    const std::string message = message_of<UserError>([&] { attention.run(tensors); });
+    for (const std::string& text : texts) EXPECT_THAT(message, HasSubstr(text));
+    if (!alone()) {
+      EXPECT_THAT(message, HasSubstr("rank " + std::to_string(culprit) + ": "));
+    }
+  }
+  attention.run(good);
+  expect_same_bits(mine, expected());
+  // What was agreed on once can be agreed on again.
+  for (const auto& [tensors, texts] : cases) {
+    EXPECT_THROW(attention.prepare(tensors), UserError);
+    attention.run(good);
+  }
+  expect_same_bits(mine, expected());
+}
+
+// Nobody waits for a rank whose first tensors no kernel can take.
+TEST_F(ExecutorTest, AllRanksHearOfStridesThatNoKernelTakes) {
+  register_two(head_major, head_major);
+  const CaseShards mine = shards();
+  const HeadMajor other(mine, device_.memory());
+  ShardedAttention attention = this->attention();
+  const bool culprit = mesh_.rank() == 0;
+  const std::string message = message_of<UserError>(
+      [&] { attention.run(culprit ? other.local_tensors() : mine.local_tensors()); });
+  EXPECT_THAT(message, HasSubstr("first: head-major; second: head-major"));
+  attention.run(mine.local_tensors());
+  expect_same_bits(mine, expected());
+}
+
+TEST_F(ExecutorTest, TensorsThatDoNotFitALaterCallAreAFailureThatNamesTheRank) {
+  register_two(nothing, nothing);
+  const CaseShards mine = shards();
+  ShardedAttention attention = this->attention();
+  attention.run(mine.local_tensors());
+  LocalTensors bad = mine.local_tensors();
+  bad.query = bad.query.slice(2, 0, 3);
+  const std::string message = message_of<LibraryError>([&] { attention.run(bad); });
+  EXPECT_THAT(message, HasSubstr("rank " + std::to_string(mesh_.rank()) + ": query: got shape"));
+}
+
 }  // namespace
 }  // namespace annulus::ring

@@ -62,9 +62,9 @@ class Kernel {
   /// device rounds to it.
   [[nodiscard]] virtual DType output_dtype() const { return DType::float32; }
   /// Does once what a block of this geometry with a result of these strides needs (building a plan,
-  /// taking workspace), so that forward() allocates and waits for nothing. The tensors' addresses
-  /// do not matter yet. Throws UnsupportedError when only this shows that it cannot: the block then
-  /// goes to another implementation.
+  /// taking workspace), so that forward() allocates and waits for nothing. Of the tensors'
+  /// addresses only the alignment matters. Throws UnsupportedError when only this shows that it
+  /// cannot: the block then goes to another implementation.
   virtual void prepare(const AttentionBlock& /*block*/, const SoftmaxState& /*result*/) {}
   /// Computes the softmax state of `block` over its columns alone, overwriting `result`: output
   /// [b,t,n,Dv] of output_dtype() and LSE [b,n,t], float32, or float64 where the output is float32.
@@ -82,8 +82,8 @@ class Implementation {
   /// Whether some blocks of the problem can run here.
   [[nodiscard]] virtual Capability capability(const AttentionProblem& problem,
                                               Place place) const = 0;
-  /// Whether this block of such a problem can: its positions, shapes and strides count, its
-  /// addresses do not.
+  /// Whether this block of such a problem can: its positions, shapes and strides count, and how
+  /// well its addresses are aligned.
   [[nodiscard]] virtual Capability block_capability(const AttentionProblem& /*problem*/,
                                                     const AttentionBlock& /*block*/) const {
     return Capability::yes();

@@ -19,7 +19,9 @@
 
 namespace annulus::ring {
 
-/// Local shards of one call. Head dimensions are innermost with stride 1; other strides are free.
+/// Local shards of one call, where the device computes. Head dimensions are innermost with stride
+/// 1; other strides are free, but choose the kernels: those for half types on GPUs want multiples
+/// of 16 bytes, addresses too.
 struct LocalTensors {
   ConstTensorView query;  ///< [b,t,n,D]
   ConstTensorView key;    ///< [b,s,k,D]
@@ -37,8 +39,8 @@ struct ExecutorOptions {
   bool replay = true;
 };
 
-/// Obeys the plan of one rank, over and over. All memory is taken when it is made: run() allocates
-/// nothing of its own.
+/// Obeys the plan of one rank, over and over. All memory is taken when it is made ready for tensors
+/// of certain strides: run() allocates nothing of its own, as long as they do not change.
 ///
 /// Two streams: transfers go to "communication", everything else to "compute". A step's transfers
 /// are posted before its blocks are computed; while a CPU kernel computes, it moves them along. A
@@ -57,8 +59,17 @@ class Executor {
   /// Makes the transfers ready. Collective over the group, once, before run().
   void connect();
 
+  /// Makes ready for tensors of these strides (and of addresses that are as well aligned), instead
+  /// of the contiguous ones assumed at first: kernels are chosen and prepared anew. Nothing happens
+  /// if it is ready for them already. Not collective: ranks that agree on the outcome before run()
+  /// leave nobody waiting. Throws ArgumentError naming a tensor whose shape, dtype, place or
+  /// strides do not fit, and UnsupportedError as the constructor; run() may follow all the same,
+  /// with others.
+  void prepare(const LocalTensors& tensors);
+
   /// Collective over the group. When it returns, the tensors are the caller's again. Throws
-  /// TimeoutError or LibraryError, after which the job can only be aborted (Group::abort).
+  /// TimeoutError or LibraryError, after which the job can only be aborted (Group::abort): also for
+  /// tensors that prepare() would refuse, since the other ranks may be under way.
   void run(const LocalTensors& tensors);
 
   [[nodiscard]] const RankPlan& plan() const noexcept { return plan_; }
@@ -147,6 +158,7 @@ class Executor {
   std::vector<bool> overwrites_;    // by step: it receives where an earlier one computed
   std::vector<bool> forwards_;      // by step: it sends what an earlier one has received
   LocalTensors tensors_;
+  bool ready_ = false;  // for tensors that lie as tensors_ do
   // After what they use, so that they go first.
   std::unique_ptr<Stream> compute_stream_;
   std::unique_ptr<Stream> communication_stream_;

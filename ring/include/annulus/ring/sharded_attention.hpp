@@ -7,6 +7,7 @@
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/device.hpp>
 #include <annulus/core/trace.hpp>
+#include <annulus/mesh/group.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/transport.hpp>
 #include <annulus/ring/executor.hpp>
@@ -37,8 +38,16 @@ class ShardedAttention {
                    const Registry& registry, Device& device,
                    const ShardedAttentionOptions& options);
 
-  /// Collective over the mesh; see Executor::run.
-  void run(const LocalTensors& tensors) { executor_->run(tensors); }
+  /// Makes ready for tensors of these strides; see Executor::prepare. Collective over the mesh: all
+  /// ranks throw the same UserError when the tensors of one do not fit, and the object is as good
+  /// as before.
+  void prepare(const LocalTensors& tensors);
+  /// Collective over the mesh. The first call prepares, and so do all ranks agree on its tensors
+  /// before anything travels. Later ones do not, which would cost more than they do on the host:
+  /// tensors that lie otherwise than before are best prepared. Where that is left out, a rank makes
+  /// itself ready when it sees them, and tensors that do not fit are a failure of that rank alone;
+  /// see Executor::run.
+  void run(const LocalTensors& tensors);
 
   [[nodiscard]] const RankPlan& rank_plan() const noexcept { return executor_->plan(); }
   [[nodiscard]] const ScheduleChoice& schedule() const noexcept { return schedule_; }
@@ -59,10 +68,12 @@ class ShardedAttention {
   }
 
  private:
+  Group& world_;
   ScheduleChoice schedule_;
   std::string transport_;
   Selection selection_;
   std::unique_ptr<Executor> executor_;
+  bool prepared_ = false;  // on all ranks
 };
 
 }  // namespace annulus::ring

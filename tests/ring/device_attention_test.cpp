@@ -15,6 +15,7 @@
 #include <annulus/launcher/comparison.hpp>
 #include <annulus/launcher/random_problem.hpp>
 #include <annulus/launcher/verification.hpp>
+#include <annulus/ring/local_operations.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
 #include "tests/support/rank_device.hpp"
@@ -232,6 +233,63 @@ TEST_F(DeviceAttention, ReplayedCallsSeeNewDataAndSetNothingUp) {
     plain.run(twins.tensors());
     twins.download();
     EXPECT_TRUE(bits_of(shards) == replayed);
+  }
+}
+
+// Head-major tensors, those whose strides are no multiples of 16 bytes, and those that begin at
+// none, after contiguous ones: prepared or not.
+TEST_F(DeviceAttention, TensorsThatLieOtherwise) {
+  ShardedCase one = case_of(256 * test::session().size(), 8, 2, 64);
+  if (test::session().size() == 1) one.plan.schedule = "local";
+  const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
+  ShardedAttention attention(one.problem, operands, *mesh_, registry_, *rank_.device,
+                             options_of(one));
+  HostMemoryPool memory;
+  const CaseShards shards(operands, one.problem.dtype, 1, mesh_->rank(), memory);
+  Twins twins(shards, *rank_.device);
+  twins.upload();
+  mesh_->world().barrier();
+  attention.run(twins.tensors());
+  twins.download();
+  const auto values = [&] {
+    std::vector<float> result(static_cast<std::size_t>(shards.output.shape().product()));
+    to_float32(shards.output.view().data(), one.problem.dtype, result.data(),
+               shards.output.shape().product());
+    return result;
+  };
+  const std::vector<float> right = values();
+
+  const auto operations = make_local_operations(rank_.device->place());
+  const auto stream = rank_.device->make_stream("copies", test::kWatchdog, nullptr);
+  enum class Way { head_major, padded, shifted };
+  for (const Way way : {Way::head_major, Way::padded, Way::shifted}) {
+    std::vector<Tensor> owners;
+    const auto like = [&](const ConstTensorView& tensor) {
+      const Extents& s = tensor.shape();
+      const std::int64_t pad = way == Way::head_major ? 0 : way == Way::padded ? 4 : 8;
+      owners.emplace_back(tensor.dtype(), Extents{s[0], s[2], s[1], s[3] + pad},
+                          rank_.device->memory());
+      const TensorView view =
+          owners.back().view().permute({0, 2, 1, 3}).slice(3, way == Way::shifted ? 1 : 0, s[3]);
+      operations->copy(tensor, view, *stream);
+      return view;
+    };
+    const LocalTensors plain = twins.tensors();
+    const LocalTensors other{like(plain.query), like(plain.key), like(plain.value),
+                             like(plain.output), plain.lse};
+    stream->synchronize();
+    for (const bool prepared : {true, false}) {
+      if (prepared) attention.prepare(other);
+      for (int i = 0; i < 3; ++i) attention.run(other);
+      operations->copy(other.output, plain.output, *stream);
+      stream->synchronize();
+      twins.download();
+      const std::vector<float> found = values();
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        ASSERT_NEAR(found[i], right[i], 0.02 * std::max(1.0F, std::abs(right[i]))) << i;
+      }
+      attention.run(plain);
+    }
   }
 }
 

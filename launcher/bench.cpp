@@ -168,8 +168,7 @@ class Bench {
     tracer.add_sink(collector);
     ring::ShardedAttentionOptions attention_options;
     attention_options.implementation = options_.implementation;
-    attention_options.plan = ring::PlanOptions::for_place(device_.place());
-    attention_options.plan.schedule = options_.schedule;
+    attention_options.schedule = options_.schedule;
     attention_options.executor = {threads_, &tracer};
     attention_options.cost_model =
         collectively(world, [&] { return cost_model_of(options_, device_.place()); });

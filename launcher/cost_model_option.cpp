@@ -31,9 +31,7 @@ std::string read_text(const std::string& path) {
 
 ring::CostModel cost_model_of(const Options& options, Place place) {
   const auto chosen = [&] {
-    if (options.cost_model.empty()) {
-      return place.is_host() ? ring::CostModel::cpu_core() : ring::CostModel::hopper_nvlink();
-    }
+    if (options.cost_model.empty()) return ring::CostModel::for_place(place);
     return as_option("--cost-model " + options.cost_model, [&] {
       return ring::parse_cost_model(read_text(options.cost_model), options.cost_model);
     });

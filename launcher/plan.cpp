@@ -55,9 +55,8 @@ PlannedCase plan_case(const Options& options) {
                       cost_model_of(options, place),
                       {},
                       {}};
-  planned.options.schedule = options.schedule;
-  planned.choice = ring::choose_schedule(planned.setup.problem, planned.operands, planned.options,
-                                         planned.model);
+  planned.choice = ring::choose_schedule(planned.setup.problem, planned.operands, options.schedule,
+                                         planned.options, planned.model);
   planned.plan = ring::make_plan(planned.setup.problem, planned.operands, planned.choice.schedule,
                                  planned.options);
   return planned;

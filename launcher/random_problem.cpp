@@ -306,11 +306,13 @@ Mask draw_mask(Draws& draws, const AttentionShape& shape) {
   return mask;
 }
 
-ring::PlanOptions draw_plan(Draws& draws, int kv_shards) {
+std::string draw_schedule(Draws& draws, int kv_shards) {
+  if (kv_shards == 1) return draws.pick({"local", "auto", "ring", "allgather"});
+  return draws.pick({"ring", "ring", "ring", "allgather", "allgather", "auto"});
+}
+
+ring::PlanOptions draw_plan(Draws& draws) {
   ring::PlanOptions plan;
-  plan.schedule = kv_shards == 1
-                      ? draws.pick({"local", "auto", "ring", "allgather"})
-                      : draws.pick({"ring", "ring", "ring", "allgather", "allgather", "auto"});
   if (draws.chance(40)) plan.gather_bytes = draws.pick<std::int64_t>({1, 4096, 65536});
   if (draws.chance(40)) plan.merge_bytes = draws.pick<std::int64_t>({1, 4096, 65536});
   if (draws.chance(50)) plan.prefetch_bytes = std::int64_t{1} << 20;
@@ -339,7 +341,8 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks) {
   if (draws.chance(25)) problem.soft_cap = draws.pick({1.5, 10.0, 30.0});
   problem.mask = draw_mask(draws, problem.shape);
 
-  drawn.plan = draw_plan(draws, drawn.mesh.size(placement.kv_sequence));
+  drawn.schedule = draw_schedule(draws, drawn.mesh.size(placement.kv_sequence));
+  drawn.plan = draw_plan(draws);
   drawn.seed = std::uint64_t{draws.word()} << 32U;
   drawn.seed |= draws.word();
   drawn.command =

@@ -146,8 +146,7 @@ ExitCode run_command(const CommandContext& context) {
   const Registry registry = Registry::standard();
   ring::ShardedAttentionOptions attention_options;
   attention_options.implementation = options.implementation;
-  attention_options.plan = ring::PlanOptions::for_place(device.place());
-  attention_options.plan.schedule = options.schedule;
+  attention_options.schedule = options.schedule;
   attention_options.executor = {threads_per_rank(options, mesh), &tracer};
   attention_options.cost_model =
       collectively(world, [&] { return cost_model_of(options, device.place()); });
@@ -196,7 +195,7 @@ ExitCode run_command(const CommandContext& context) {
     if (!report_files->replace_table()) {
       if (options.explain) {
         print_plan(ring::make_plan(problem, operands, attention.schedule().schedule,
-                                   attention_options.plan),
+                                   ring::PlanOptions::for_place(device.place())),
                    kExplainedRanks, context.out);
       }
       report.write_table(context.out);

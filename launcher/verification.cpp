@@ -59,7 +59,7 @@ ShardedCase unsharded_case(const ShardedCase& sharded_case) {
   ShardedCase whole = sharded_case;
   const PartitionSpec& kv = sharded_case.layout.kv;
   whole.layout.kv = PartitionSpec({kv[0], {}, kv[2], kv[3]});
-  whole.plan.schedule = "local";
+  whole.schedule = "local";
   return whole;
 }
 
@@ -67,16 +67,13 @@ ring::ShardedAttentionOptions attention_options(const ShardedCase& sharded_case,
   ring::ShardedAttentionOptions options;
   options.implementation = sharded_case.implementation;
   options.transport = sharded_case.transport;
+  options.schedule = sharded_case.schedule;
   options.plan = sharded_case.plan;
   options.cost_model = sharded_case.cost_model;
-  if (!place.is_host()) {
-    ring::PlanOptions usual = ring::PlanOptions::for_place(place);
-    options.plan.straight_blocks = usual.straight_blocks;
-    if (options.plan.merge_bytes == 0) options.plan.merge_bytes = usual.merge_bytes;
-    if (sharded_case.usual_plan) {
-      usual.schedule = options.plan.schedule;
-      options.plan = usual;
-    }
+  if (options.plan && !place.is_host()) {
+    const ring::PlanOptions usual = ring::PlanOptions::for_place(place);
+    options.plan->straight_blocks = usual.straight_blocks;
+    if (options.plan->merge_bytes == 0) options.plan->merge_bytes = usual.merge_bytes;
   }
   options.executor.threads = sharded_case.threads;
   return options;

@@ -88,7 +88,8 @@ NamedCase random_case(const RandomCase& which, const Options& options, int ranks
   result.mesh = std::move(drawn.mesh);
   result.sharded.problem = std::move(drawn.problem);
   result.sharded.layout = std::move(drawn.layout);
-  result.sharded.plan = std::move(drawn.plan);
+  result.sharded.schedule = std::move(drawn.schedule);
+  result.sharded.plan = drawn.plan;
   result.sharded.seed = drawn.seed;
   result.sharded.implementation = options.implementation;
   result.sharded.transport = options.transport;
@@ -117,8 +118,7 @@ NamedCase given_case(const Options& options, int ranks) {
   result.mesh = std::move(setup.mesh);
   result.sharded.problem = std::move(setup.problem);
   result.sharded.layout = std::move(setup.layout);
-  result.sharded.plan.schedule = options.schedule;
-  result.sharded.usual_plan = true;
+  result.sharded.schedule = options.schedule;
   result.sharded.implementation = options.implementation;
   result.sharded.transport = options.transport;
   result.sharded.seed = options.seed;
@@ -176,7 +176,7 @@ void add_row(Report& report, const NamedCase& named, const Verification* found,
              std::string_view verdict) {
   const AttentionProblem& problem = named.sharded.problem;
   const AttentionShape& s = problem.shape;
-  std::string schedule = named.sharded.plan.schedule;
+  std::string schedule = named.sharded.schedule;
   if (found != nullptr && schedule == "auto") {
     schedule += ":" + std::string(ring::name_of(found->schedule.schedule));
   }

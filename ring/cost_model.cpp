@@ -43,6 +43,10 @@ CostModel CostModel::hopper_nvlink() {
           .transport = "peer"};
 }
 
+CostModel CostModel::for_place(Place place) {
+  return place.is_host() ? cpu_core() : hopper_nvlink();
+}
+
 void CostModel::use_transport(std::string_view name) {
   if (!transports.contains(std::string(name))) {
     std::string known;

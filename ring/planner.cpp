@@ -73,14 +73,15 @@ Schedule parse_schedule(std::string_view name) {
 }
 
 ScheduleChoice choose_schedule(const AttentionProblem& problem, const ShardedOperands& operands,
-                               const PlanOptions& options, const CostModel& model) {
+                               std::string_view name, const PlanOptions& options,
+                               const CostModel& model) {
   const bool sharded = is_sharded(operands);
   const std::string whole = "the key/value sequence is not sharded: nothing has to travel";
   const std::string cut =
       fmt::format("the key/value sequence is sharded along {}", to_string(sequence_axes(operands)));
   ScheduleChoice choice;
-  if (options.schedule != "auto") {
-    choice.schedule = parse_schedule(options.schedule);
+  if (name != "auto") {
+    choice.schedule = parse_schedule(name);
     if (choice.schedule == Schedule::local && sharded) {
       throw UnsupportedError("schedule local cannot run: " + cut);
     }

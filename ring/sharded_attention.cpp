@@ -14,15 +14,14 @@ namespace {
 // All that decides what a rank plans, in short. Ranks that differ in it would send each other other
 // messages than expected.
 std::string fingerprint(const AttentionProblem& problem, const ShardedOperands& operands,
-                        Schedule schedule, const ShardedAttentionOptions& options) {
+                        Schedule schedule, const PlanOptions& plan, Transport transport) {
   return fmt::format(
       "{} {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, gather bytes {}, merge bytes "
       "{}, {} blocks, {}, transport {}",
       to_string(problem.shape), annulus::name_of(problem.dtype), to_string(problem.mask),
       problem.mask.digest(), to_string(operands.query), to_string(operands.key), name_of(schedule),
-      options.plan.gather_bytes, options.plan.merge_bytes,
-      options.plan.straight_blocks ? "straight" : "whole",
-      options.plan.direct ? "direct" : "from neighbours", name_of(options.transport));
+      plan.gather_bytes, plan.merge_bytes, plan.straight_blocks ? "straight" : "whole",
+      plan.direct ? "direct" : "from neighbours", name_of(transport));
 }
 
 void check_same_plan(Group& world, const std::string& mine) {
@@ -43,15 +42,18 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
   collectively(mesh.world(), [&] { problem.validate(); });
   Group& group = mesh.group(operands.key.spec()[1], device.place(), options.transport);
   transport_ = group.transport();
-  CostModel model = options.cost_model;
+  const PlanOptions plan = options.plan.value_or(PlanOptions::for_place(device.place()));
+  CostModel model = options.cost_model.value_or(CostModel::for_place(device.place()));
   if (model.transports.contains(transport_)) model.use_transport(transport_);
-  schedule_ = collectively(mesh.world(),
-                           [&] { return choose_schedule(problem, operands, options.plan, model); });
-  check_same_plan(mesh.world(), fingerprint(problem, operands, schedule_.schedule, options));
+  schedule_ = collectively(mesh.world(), [&] {
+    return choose_schedule(problem, operands, options.schedule, plan, model);
+  });
+  check_same_plan(mesh.world(),
+                  fingerprint(problem, operands, schedule_.schedule, plan, options.transport));
   executor_ = collectively(mesh.world(), [&] {
     selection_ = registry.select(options.implementation, problem, device.place());
     return std::make_unique<Executor>(
-        problem, make_rank_plan(problem, operands, schedule_.schedule, options.plan, mesh.rank()),
+        problem, make_rank_plan(problem, operands, schedule_.schedule, plan, mesh.rank()),
         selection_, group, device, mesh.watchdog(), options.executor);
   });
   collectively(mesh.world(), [&] { executor_->connect(); });

@@ -20,8 +20,8 @@ std::string description(const RandomProblem& drawn) {
       "straight {} seed {} ",
       to_string(p.shape), name_of(p.dtype), p.scale.value_or(-1), p.soft_cap.value_or(-1),
       to_string(drawn.mesh), to_string(drawn.layout.query), to_string(drawn.layout.kv),
-      name_of(drawn.layout.sequence), drawn.layout.granule, drawn.plan.schedule,
-      drawn.plan.gather_bytes, drawn.plan.merge_bytes, drawn.plan.straight_blocks, drawn.seed);
+      name_of(drawn.layout.sequence), drawn.layout.granule, drawn.schedule, drawn.plan.gather_bytes,
+      drawn.plan.merge_bytes, drawn.plan.straight_blocks, drawn.seed);
   text += to_string(p.mask);
   const auto append = [&](const auto& numbers) {
     for (const std::int32_t number : numbers) text += fmt::format(" {}", number);
@@ -77,8 +77,8 @@ TEST(RandomProblem, EveryDrawIsLegalAndSmall) {
       ASSERT_NO_THROW(drawn.problem.validate());
       const ring::ShardedOperands operands =
           ring::shard_operands(drawn.problem, drawn.mesh, drawn.layout);
-      ASSERT_NO_THROW(static_cast<void>(
-          ring::choose_schedule(drawn.problem, operands, drawn.plan, ring::CostModel::cpu_core())));
+      ASSERT_NO_THROW(static_cast<void>(ring::choose_schedule(
+          drawn.problem, operands, drawn.schedule, drawn.plan, ring::CostModel::cpu_core())));
     }
   }
 }
@@ -171,7 +171,7 @@ std::set<std::string> features(const RandomProblem& drawn) {
   note(drawn.mesh.size(drawn.layout.query.axes()) < ranks, "copies of the output");
   found.insert(std::string(name_of(drawn.layout.sequence)));
   note(drawn.layout.granule > 1, "granule");
-  found.insert("schedule " + drawn.plan.schedule);
+  found.insert("schedule " + drawn.schedule);
   note(drawn.plan.gather_bytes < 1 << 20, "small gather");
   found.insert("mesh " + to_string(drawn.mesh));
   return found;

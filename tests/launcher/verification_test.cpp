@@ -65,7 +65,7 @@ class VerifySharded : public ::testing::Test {
     case_.problem.shape = {2, 40, 40, 4, 2, 8, 8};
     case_.problem.mask.set_window(30, 30);
     case_.layout.query = case_.layout.kv = PartitionSpec::parse("-,sp");
-    case_.plan.schedule = "ring";
+    case_.schedule = "ring";
     case_.seed = 4;
   }
 

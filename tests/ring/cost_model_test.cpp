@@ -78,6 +78,11 @@ TEST(CostModel, HopperKnowsBothTransports) {
   }
 }
 
+TEST(CostModel, SuitsThePlace) {
+  EXPECT_EQ(CostModel::for_place(Place::host()).source, CostModel::cpu_core().source);
+  EXPECT_EQ(CostModel::for_place(Place::cuda(3)).source, CostModel::hopper_nvlink().source);
+}
+
 TEST(CostModel, JsonKeepsEveryBit) {
   for (const CostModel& model : {CostModel::cpu_core(), CostModel::hopper_nvlink()}) {
     const CostModel again = parse_cost_model(to_json(model), "model.json");

@@ -100,7 +100,7 @@ class ExecutorTest : public ::testing::Test {
               test::kWatchdog) {
     problem_.shape = {1, 48, 48, 4, 2, 16, 8};
     layout_.query = layout_.kv = PartitionSpec::parse("-,sp");
-    options_.plan.schedule = "ring";
+    options_.schedule = "ring";
   }
 
   [[nodiscard]] bool alone() const { return mesh_.size() == 1; }

@@ -107,8 +107,9 @@ TEST(MergePlan, EveryResultEndsInTheOutputOnce) {
     for (int index = 0; index < 60; ++index) {
       const launcher::RandomProblem drawn = launcher::draw_problem(11, index, ranks);
       const ShardedOperands operands = shard_operands(drawn.problem, drawn.mesh, drawn.layout);
-      const Schedule schedule =
-          choose_schedule(drawn.problem, operands, drawn.plan, CostModel::cpu_core()).schedule;
+      const Schedule schedule = choose_schedule(drawn.problem, operands, drawn.schedule, drawn.plan,
+                                                CostModel::cpu_core())
+                                    .schedule;
       const Plan plan = make_plan(drawn.problem, operands, schedule, drawn.plan);
       for (const RankPlan& rank : plan.ranks) {
         for (const int slots : {2, 3, 8}) {

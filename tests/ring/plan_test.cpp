@@ -326,7 +326,8 @@ TEST(Plan, RandomProblemsAreComputedCompletely) {
       const ShardedOperands operands = shard_operands(drawn.problem, drawn.mesh, drawn.layout);
       const PlanOptions& options = drawn.plan;
       const Schedule schedule =
-          choose_schedule(drawn.problem, operands, options, CostModel::cpu_core()).schedule;
+          choose_schedule(drawn.problem, operands, drawn.schedule, options, CostModel::cpu_core())
+              .schedule;
       const Plan plan = make_plan(drawn.problem, operands, schedule, options);
       expect_valid(plan, operands);
       expect_merge_flags(plan);
@@ -481,8 +482,9 @@ TEST(Plan, TextShowsTheStepsOfTheRanksAskedFor) {
 
 TEST(Planner, AutoTakesLocalWhenNothingIsShardedAndSaysWhy) {
   const AttentionProblem problem = causal_problem(64);
-  const ScheduleChoice choice = choose_schedule(
-      problem, sequence_operands(problem, 1, LayoutKind::contiguous), {}, CostModel::cpu_core());
+  const ScheduleChoice choice =
+      choose_schedule(problem, sequence_operands(problem, 1, LayoutKind::contiguous), "auto", {},
+                      CostModel::cpu_core());
   EXPECT_EQ(choice.schedule, Schedule::local);
   ASSERT_EQ(choice.passed_over.size(), 2U);
   EXPECT_NE(choice.passed_over[0].second.find("not sharded"), std::string::npos);
@@ -497,7 +499,7 @@ TEST(Planner, AutoTakesTheScheduleThatThePredictionPrefers) {
     const double ring = predicted_seconds(make_plan(problem, operands, Schedule::ring, {}), model);
     const double allgather =
         predicted_seconds(make_plan(problem, operands, Schedule::allgather, {}), model);
-    const ScheduleChoice choice = choose_schedule(problem, operands, {}, model);
+    const ScheduleChoice choice = choose_schedule(problem, operands, "auto", {}, model);
     EXPECT_EQ(choice.schedule, ring <= 1.01 * allgather ? Schedule::ring : Schedule::allgather);
   }
 }
@@ -511,19 +513,18 @@ TEST(Planner, AutoForGpusFollowsTheMeasurements) {
     AttentionProblem problem = causal_problem(8192, heads, kv_heads);
     problem.shape.head_dim = problem.shape.value_dim = 128;
     const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
-    EXPECT_EQ(choose_schedule(problem, operands, options, CostModel::hopper_nvlink()).schedule,
-              expected)
+    EXPECT_EQ(
+        choose_schedule(problem, operands, "auto", options, CostModel::hopper_nvlink()).schedule,
+        expected)
         << heads << "/" << kv_heads;
   }
 }
 
 TEST(Planner, LocalWithAShardedSequenceIsRefusedWithTheReason) {
   const AttentionProblem problem = causal_problem(64);
-  PlanOptions options;
-  options.schedule = "local";
   try {
-    (void)choose_schedule(problem, sequence_operands(problem, 2, LayoutKind::contiguous), options,
-                          CostModel::cpu_core());
+    (void)choose_schedule(problem, sequence_operands(problem, 2, LayoutKind::contiguous), "local",
+                          {}, CostModel::cpu_core());
     FAIL() << "no error";
   } catch (const UnsupportedError& error) {
     EXPECT_NE(std::string(error.what()).find("sharded along sp"), std::string::npos);

@@ -45,9 +45,13 @@ class ShardedAttentionSweep : public ::testing::Test {
 TEST_F(ShardedAttentionSweep, DrawnProblems) {
   for (int index = 0; index < 150; ++index) {
     const launcher::RandomProblem drawn = launcher::draw_problem(2024, index, ranks());
-    ASSERT_EQ(failure({drawn.problem, drawn.layout, drawn.plan, "auto", 1, drawn.seed}, drawn.mesh),
-              "")
-        << drawn.command;
+    ShardedCase c;
+    c.problem = drawn.problem;
+    c.layout = drawn.layout;
+    c.schedule = drawn.schedule;
+    c.plan = drawn.plan;
+    c.seed = drawn.seed;
+    ASSERT_EQ(failure(c, drawn.mesh), "") << drawn.command;
   }
 }
 
@@ -129,7 +133,7 @@ TEST_F(ShardedAttentionSweep, EveryCombination) {
             kMasks[first].second(c.problem.mask, c.problem.shape);
             kMasks[second].second(c.problem.mask, c.problem.shape);
             c.layout = {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout, 1};
-            c.plan.schedule = schedule;
+            c.schedule = schedule;
             c.seed = ++seed;
             ASSERT_EQ(failure(c, shape), "") << fmt::format(
                 "{} and {}, {}, {}, {} kv heads, {}", kMasks[first].first, kMasks[second].first,
@@ -153,7 +157,7 @@ TEST_F(ShardedAttentionSweep, EveryLengthFromNothingOn) {
           c.problem.shape = {1, query_length, kv_length, 2, 1, 4, 4};
           c.problem.mask.set_causal(kv_length % 2 == 0);
           c.layout = {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout, 1};
-          c.plan.schedule = schedule;
+          c.schedule = schedule;
           ASSERT_EQ(failure(c, shape), "")
               << fmt::format("{}, {}, {}", to_string(c.problem.shape), schedule, name_of(layout));
         }

@@ -25,7 +25,7 @@ class ShardedAttentionTest : public ::testing::Test {
     problem_.mask.set_offset(22);
     layout_.query = layout_.kv = PartitionSpec::parse("-,sp");
     layout_.sequence = LayoutKind::zigzag;
-    options_.plan.schedule = "ring";
+    options_.schedule = "ring";
   }
 
   [[nodiscard]] ShardedOperands operands() const {
@@ -105,19 +105,19 @@ TEST_F(ShardedAttentionTest, LeavesItsInputsAlone) {
 
 TEST_F(ShardedAttentionTest, SchedulesAgree) {
   const CaseShards ring = computed();
-  options_.plan.schedule = "allgather";
+  options_.schedule = "allgather";
   const CaseShards allgather = computed();
-  options_.plan.schedule = "auto";
+  options_.schedule = "auto";
   const CaseShards chosen = computed();
   expect_close(ring, allgather);
   expect_close(ring, chosen);
 }
 
 TEST_F(ShardedAttentionTest, SmallGathersAgreeWithLargeOnes) {
-  options_.plan.schedule = "allgather";
+  options_.schedule = "allgather";
   const CaseShards large = computed();
   for (const std::int64_t bytes : {std::int64_t{1}, std::int64_t{4000}}) {
-    options_.plan.gather_bytes = bytes;
+    options_.plan.emplace().gather_bytes = bytes;
     const CaseShards small = computed();
     expect_close(large, small);
     // And each repeats itself.
@@ -155,7 +155,7 @@ TEST_F(ShardedAttentionTest, HeadMajorTensorsGiveTheSame) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     problem_.dtype = dtype;
     for (const char* schedule : {"ring", "allgather"}) {
-      options_.plan.schedule = schedule;
+      options_.schedule = schedule;
       const CaseShards straight = computed();
       const auto head_major = [&](const Tensor& tensor) {
         const Extents& s = tensor.shape();
@@ -181,22 +181,22 @@ TEST_F(ShardedAttentionTest, RanksThatWantDifferentThingsAllHearOfIt) {
   if (mesh_.rank() == 1) problem_.mask.set_offset(21);
   EXPECT_THROW(attention(), ArgumentError);
   problem_.mask.set_offset(22);
-  if (mesh_.rank() == 1) options_.plan.schedule = "allgather";
+  if (mesh_.rank() == 1) options_.schedule = "allgather";
   EXPECT_THROW(attention(), ArgumentError);
-  options_.plan.schedule = "ring";
+  options_.schedule = "ring";
   EXPECT_NO_THROW(attention());
 }
 
 TEST_F(ShardedAttentionTest, AllRanksThrowWhatOneWould) {
-  options_.plan.schedule = "unheard of";
+  options_.schedule = "unheard of";
   EXPECT_THROW(attention(), UserError);
-  options_.plan.schedule = "ulysses";
+  options_.schedule = "ulysses";
   EXPECT_THROW(attention(), UserError);
-  options_.plan.schedule = "ring";
+  options_.schedule = "ring";
   options_.implementation = "sdpa";
   EXPECT_THROW(attention(), UserError);
   options_.implementation = "auto";
-  options_.plan.schedule = "local";
+  options_.schedule = "local";
   if (mesh_.size() > 1) {
     EXPECT_THROW(attention(), UserError);
   } else {

@@ -15,6 +15,7 @@ struct RandomProblem {
   AttentionProblem problem;
   MeshShape mesh;
   ring::OperandLayout layout;
+  std::string schedule;
   ring::PlanOptions plan;
   std::uint64_t seed = 0;  ///< of the tensors; see fill_random()
   /// The command that repeats just this problem:

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,14 +23,15 @@ namespace annulus::launcher {
 struct ShardedCase {
   AttentionProblem problem;
   ring::OperandLayout layout;
-  ring::PlanOptions plan;
+  std::string schedule = "auto";
+  /// As it was drawn; users' if not given. A device has its blocks cut, and its partial results
+  /// bounded, in either.
+  std::optional<ring::PlanOptions> plan;
   std::string implementation = "auto";
   int threads = 1;
   std::uint64_t seed = 0;  ///< of the tensors
-  /// Whether a device plans as it does for users; else `plan` holds, as it was drawn.
-  bool usual_plan = false;
   Transport transport = Transport::automatic;
-  ring::CostModel cost_model = ring::CostModel::cpu_core();
+  std::optional<ring::CostModel> cost_model;  ///< users' if not given
 };
 
 /// A random tensor of the seed, or a part of it: its entries at `index` (positions per dimension).

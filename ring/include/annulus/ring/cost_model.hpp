@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 
+#include <annulus/core/place.hpp>
 #include <annulus/ring/cost_curve.hpp>
 
 namespace annulus::ring {
@@ -25,6 +26,8 @@ struct CostModel {
   static CostModel cpu_core();
   /// One GPU of the Hopper kind per rank, NVLink between ranks, half-precision kernels.
   static CostModel hopper_nvlink();
+  /// The one of these that is nearer to ranks of this place.
+  static CostModel for_place(Place place);
 
   /// Throws ArgumentError when the model does not know the transport.
   void use_transport(std::string_view name);

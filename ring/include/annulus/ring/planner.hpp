@@ -17,9 +17,8 @@ namespace annulus::ring {
 /// this version lacks.
 [[nodiscard]] Schedule parse_schedule(std::string_view name);
 
+/// How a schedule is carried out. What is best depends on the place: see for_place().
 struct PlanOptions {
-  /// "auto", or a name of SEMANTICS §5.
-  std::string schedule = "auto";
   /// Allgather gathers by groups of key/value heads so that one group's buffer stays below this.
   std::int64_t gather_bytes = std::int64_t{256} << 20;
   /// The ring goes round for one group of key/value heads after the other, so that the partial
@@ -46,10 +45,10 @@ struct ScheduleChoice {
   std::vector<std::pair<Schedule, std::string>> passed_over;
 };
 
-/// Resolves options.schedule. Throws UnsupportedError when a named schedule cannot run: local, with
-/// a sharded key/value sequence.
+/// `name` is "auto" or one of SEMANTICS §5. Throws the errors of parse_schedule(), and
+/// UnsupportedError when a named schedule cannot run: local, with a sharded key/value sequence.
 [[nodiscard]] ScheduleChoice choose_schedule(const AttentionProblem& problem,
-                                             const ShardedOperands& operands,
+                                             const ShardedOperands& operands, std::string_view name,
                                              const PlanOptions& options, const CostModel& model);
 
 /// The plan of one rank; what that rank's executor needs.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,10 +19,9 @@ namespace annulus::ring {
 
 struct ShardedAttentionOptions {
   std::string implementation = "auto";
-  /// For the CPU. On a GPU, start from PlanOptions::for_place(device.place()) and
-  /// CostModel::hopper_nvlink(), or its kernels get blocks that only the slow one can take.
-  PlanOptions plan;
-  CostModel cost_model = CostModel::cpu_core();
+  std::string schedule = "auto";        ///< or a name of SEMANTICS §5
+  std::optional<PlanOptions> plan;      ///< PlanOptions::for_place(device.place()) if not given
+  std::optional<CostModel> cost_model;  ///< CostModel::for_place(device.place()) if not given
   ExecutorOptions executor;
   Transport transport = Transport::automatic;  ///< between GPUs; of no meaning to host memory
 };

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <exception>
+#include <memory>
 #include <nccl.h>
 #include <string>
 #include <utility>
@@ -9,7 +10,6 @@
 
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
-#include <annulus/core/handle.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/nccl_group.hpp>
 
@@ -18,14 +18,6 @@
 
 namespace annulus {
 namespace {
-
-struct NcclCommunicatorTraits {
-  using Raw = ncclComm_t;
-  static Raw null() noexcept { return nullptr; }
-  // Abort, not destroy: destroying waits for peers, and at this point nothing is in flight that
-  // anybody still wants.
-  static void release(Raw raw) noexcept { (void)ncclCommAbort(raw); }
-};
 
 std::string version_text(int version) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
@@ -71,13 +63,56 @@ ncclConfig_t non_blocking() {
   return config;
 }
 
+// Whether a communicator of the world has failed: then none of them is at rest.
+using Failed = std::shared_ptr<bool>;
+
+// Owns a communicator. Letting go of it is collective, in the same order on every rank, as long as
+// all goes well.
+class NcclCommunicator {
+ public:
+  NcclCommunicator(ncclComm_t raw, Watchdog watchdog, Failed failed)
+      : raw_(raw), watchdog_(std::move(watchdog)), failed_(std::move(failed)) {}
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+  ~NcclCommunicator() {
+    // Peers may free what this rank still uses, so they part together. Those that have failed, or
+    // are on their way out with an error, do not come; nor does this one wait for them.
+    if (!*failed_ && std::uncaught_exceptions() == 0 && finalized()) {
+      (void)ncclCommDestroy(raw_);
+    } else {
+      abort();
+    }
+  }
+
+  [[nodiscard]] ncclComm_t get() const noexcept { return raw_; }
+  void settle(const std::string& what) const { wait_until_settled(raw_, watchdog_, what); }
+  void abort() noexcept {
+    *failed_ = true;
+    (void)ncclCommAbort(std::exchange(raw_, nullptr));
+  }
+
+ private:
+  // Flushes what was posted and waits for the peers to do so too; a communicator that does not
+  // block does that meanwhile.
+  [[nodiscard]] bool finalized() const noexcept {
+    try {
+      check_nccl(ncclCommFinalize(raw_), "ncclCommFinalize");
+      settle("letting go of NCCL");
+      return true;
+    } catch (const std::exception&) {
+      return false;  // the peer that is missing has its own error to tell
+    }
+  }
+
+  ncclComm_t raw_;
+  Watchdog watchdog_;
+  Failed failed_;
+};
+
 class NcclGroup final : public DeviceGroup {
  public:
-  NcclGroup(Group& host, Place place, Watchdog watchdog,
-            Handle<NcclCommunicatorTraits> communicator)
-      : DeviceGroup(host, place),
-        watchdog_(std::move(watchdog)),
-        communicator_(std::move(communicator)) {}
+  NcclGroup(Group& host, Place place, std::unique_ptr<NcclCommunicator> communicator)
+      : DeviceGroup(host, place), communicator_(std::move(communicator)) {}
 
   [[nodiscard]] std::string transport() const override { return "nccl"; }
 
@@ -86,23 +121,24 @@ class NcclGroup final : public DeviceGroup {
     auto* const raw = CudaStream::of(stream).raw();
     check_nccl(ncclGroupStart(), "ncclGroupStart");
     for (const Send& send : sends) {
-      check_nccl(ncclSend(send.data, send.bytes, ncclInt8, send.peer, communicator_.get(), raw),
+      check_nccl(ncclSend(send.data, send.bytes, ncclInt8, send.peer, communicator_->get(), raw),
                  "ncclSend");
     }
     for (const Receive& receive : receives) {
       check_nccl(
-          ncclRecv(receive.data, receive.bytes, ncclInt8, receive.peer, communicator_.get(), raw),
+          ncclRecv(receive.data, receive.bytes, ncclInt8, receive.peer, communicator_->get(), raw),
           "ncclRecv");
     }
     check_nccl(ncclGroupEnd(), "ncclGroupEnd");
-    settle(label.step < 0 ? "posting " + label.what
-                          : fmt::format("step {}: posting {}", label.step, label.what));
+    communicator_->settle(label.step < 0
+                              ? "posting " + label.what
+                              : fmt::format("step {}: posting {}", label.step, label.what));
   }
   void all_gather(const void* send, void* receive, std::size_t bytes, Stream& stream) override {
-    check_nccl(ncclAllGather(send, receive, bytes, ncclInt8, communicator_.get(),
+    check_nccl(ncclAllGather(send, receive, bytes, ncclInt8, communicator_->get(),
                              CudaStream::of(stream).raw()),
                "ncclAllGather");
-    settle("all-gather");
+    communicator_->settle("all-gather");
   }
   void all_to_all(const void* send, void* receive, std::size_t bytes, Stream& stream) override {
     std::vector<Send> sends;
@@ -116,26 +152,21 @@ class NcclGroup final : public DeviceGroup {
   }
   void reduce_scatter(const float* send, float* receive, std::size_t count,
                       Stream& stream) override {
-    check_nccl(ncclReduceScatter(send, receive, count, ncclFloat32, ncclSum, communicator_.get(),
+    check_nccl(ncclReduceScatter(send, receive, count, ncclFloat32, ncclSum, communicator_->get(),
                                  CudaStream::of(stream).raw()),
                "ncclReduceScatter");
-    settle("reduce-scatter");
+    communicator_->settle("reduce-scatter");
   }
 
-  void give_up() noexcept override { communicator_.reset(); }
+  void give_up() noexcept override { communicator_->abort(); }
   void check() override {
     ncclResult_t state = ncclSuccess;
-    check_nccl(ncclCommGetAsyncError(communicator_.get(), &state), "ncclCommGetAsyncError");
+    check_nccl(ncclCommGetAsyncError(communicator_->get(), &state), "ncclCommGetAsyncError");
     check_nccl(state, "NCCL");
   }
 
  private:
-  void settle(const std::string& what) const {
-    wait_until_settled(communicator_.get(), watchdog_, what);
-  }
-
-  Watchdog watchdog_;
-  Handle<NcclCommunicatorTraits> communicator_;
+  std::unique_ptr<NcclCommunicator> communicator_;
 };
 
 // NCCL says no more than "invalid usage", and only on some ranks.
@@ -172,8 +203,8 @@ class StandardNcclWorld final : public NcclWorld {
       ncclComm_t raw = nullptr;
       check_nccl(ncclCommInitRankConfig(&raw, world_.size(), id, world_.rank(), &config),
                  "ncclCommInitRankConfig");
-      communicator_.reset(raw);
-      wait_until_settled(raw, watchdog_, "bringing up NCCL");
+      communicator_ = own(raw);
+      communicator_->settle("bringing up NCCL");
     });
   }
 
@@ -182,21 +213,26 @@ class StandardNcclWorld final : public NcclWorld {
       constexpr const char* kWhat = "splitting the NCCL communicator";
       ncclConfig_t config = non_blocking();
       ncclComm_t raw = nullptr;
-      check_nccl(ncclCommSplit(communicator_.get(), color, key, &raw, &config), "ncclCommSplit");
+      check_nccl(ncclCommSplit(communicator_->get(), color, key, &raw, &config), "ncclCommSplit");
       // The parent is at work first; only then is there a child to ask.
-      wait_until_settled(communicator_.get(), watchdog_, kWhat);
-      Handle<NcclCommunicatorTraits> child(raw);
-      if (!child) throw LibraryError("ncclCommSplit: gave no communicator");
-      wait_until_settled(child.get(), watchdog_, kWhat);
-      return std::make_unique<NcclGroup>(host, place_, watchdog_, std::move(child));
+      communicator_->settle(kWhat);
+      if (raw == nullptr) throw LibraryError("ncclCommSplit: gave no communicator");
+      std::unique_ptr<NcclCommunicator> child = own(raw);
+      child->settle(kWhat);
+      return std::make_unique<NcclGroup>(host, place_, std::move(child));
     });
   }
 
  private:
+  [[nodiscard]] std::unique_ptr<NcclCommunicator> own(ncclComm_t raw) const {
+    return std::make_unique<NcclCommunicator>(raw, watchdog_, failed_);
+  }
+
   Group& world_;
   Place place_;
   Watchdog watchdog_;
-  Handle<NcclCommunicatorTraits> communicator_;
+  Failed failed_ = std::make_shared<bool>(false);
+  std::unique_ptr<NcclCommunicator> communicator_;
 };
 
 }  // namespace

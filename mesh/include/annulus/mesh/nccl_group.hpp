@@ -32,9 +32,10 @@ class NcclWorld {
 };
 
 /// Brings NCCL up for memory of the CUDA device `place`. Collective over `world`, which must
-/// outlive the result. Communicators are non-blocking; waiting for one to come up is bounded by the
-/// watchdog. Throws UnsupportedError on all ranks without NCCL or when two ranks share a device
-/// (NCCL cannot), LibraryError when NCCL fails.
+/// outlive the result. Communicators are non-blocking; waiting for one to come up, or to be let go
+/// of, is bounded by the watchdog. Ranks let go of the world and its groups together, in the same
+/// order, unless one has failed or an exception is on its way. Throws UnsupportedError on all ranks
+/// without NCCL or when two ranks share a device (NCCL cannot), LibraryError when NCCL fails.
 [[nodiscard]] std::unique_ptr<NcclWorld> make_nccl_world(Group& world, Place place,
                                                          Watchdog watchdog);
 

@@ -13,15 +13,30 @@ namespace {
 
 constexpr double kEmpty = -std::numeric_limits<double>::infinity();
 
+[[noreturn]] void refuse(const SoftmaxState& state, const char* why) {
+  throw InternalError(
+      std::string("combining softmax states: ") + why + ": " +
+      std::string(name_of(state.output.dtype())) + " output " + to_string(state.output.shape()) +
+      " strides " + to_string(state.output.strides()) + ", " +
+      std::string(name_of(state.lse.dtype())) + " LSE " + to_string(state.lse.shape()));
+}
+
 void check_state(const SoftmaxState& state) {
   const Extents& output = state.output.shape();
-  const bool fits = output.rank() == 4 && state.output.dtype() == DType::float32 &&
+  const bool fits = output.rank() == 4 &&
                     (state.lse.dtype() == DType::float32 || state.lse.dtype() == DType::float64) &&
                     state.lse.shape() == Extents{output[0], output[2], output[1]};
-  if (!fits || (output[3] > 1 && state.output.stride(3) != 1)) {
-    throw InternalError("softmax state: output " + to_string(output) + " strides " +
-                        to_string(state.output.strides()) + " with LSE " +
-                        to_string(state.lse.shape()));
+  if (!fits) refuse(state, "output and LSE do not fit");
+  if (output[3] > 1 && state.output.stride(3) != 1) refuse(state, "the vectors have a stride");
+}
+
+void check_part(const PartialState& part, const Extents& whole) {
+  check_state(part.state);
+  const Extents& own = part.state.output.shape();
+  if (part.state.output.dtype() != DType::float32) refuse(part.state, "a part is not float32");
+  if (own[0] != whole[0] || own[3] != whole[3] || part.first_row < 0 || part.first_head < 0 ||
+      part.first_row + own[1] > whole[1] || part.first_head + own[2] > whole[2]) {
+    refuse(part.state, "a part lies outside");
   }
 }
 
@@ -57,7 +72,8 @@ double blend_rows(float* row, double lse, const float* partial, double partial_l
 }  // namespace
 
 void combine(std::span<const PartialState> parts, const SoftmaxState& result) {
-  for (const PartialState& part : parts) check_state(part.state);
+  check_state(result);
+  for (const PartialState& part : parts) check_part(part, result.output.shape());
   const std::int64_t dim = result.output.size(3);
   std::vector<float> scratch(static_cast<std::size_t>(dim));
   for_each_row(result.output, [&](std::int64_t b, std::int64_t t, std::int64_t n) {
@@ -86,65 +102,6 @@ void combine(std::span<const PartialState> parts, const SoftmaxState& result) {
     }
     if (sum != target) from_float32(sum, result.output.dtype(), target, dim);
     result.set_lse_at(b, n, t, lse);
-  });
-}
-
-void reset(const SoftmaxState& state) {
-  check_state(state);
-  const std::int64_t dim = state.output.size(3);
-  for_each_row(state.output, [&](std::int64_t b, std::int64_t t, std::int64_t n) {
-    std::fill_n(static_cast<float*>(state.output.address({b, t, n})), dim, 0.0F);
-    state.set_lse_at(b, n, t, kEmpty);
-  });
-}
-
-void merge(const SoftmaxState& state, const SoftmaxState& partial) {
-  check_state(state);
-  check_state(partial);
-  if (!(state.output.shape() == partial.output.shape())) {
-    throw InternalError("merge of " + to_string(partial.output.shape()) + " into " +
-                        to_string(state.output.shape()));
-  }
-  const std::int64_t dim = state.output.size(3);
-  for_each_row(state.output, [&](std::int64_t b, std::int64_t t, std::int64_t n) {
-    const double lse = state.lse_at(b, n, t);
-    const double partial_lse = partial.lse_at(b, n, t);
-    if (partial_lse == kEmpty) return;
-    auto* row = static_cast<float*>(state.output.address({b, t, n}));
-    const auto* partial_row = static_cast<const float*>(partial.output.address({b, t, n}));
-    if (lse == kEmpty) {
-      std::copy_n(partial_row, dim, row);
-      state.set_lse_at(b, n, t, partial_lse);
-      return;
-    }
-    state.set_lse_at(b, n, t, blend_rows(row, lse, partial_row, partial_lse, dim));
-  });
-}
-
-void round_output(const SoftmaxState& state, const TensorView& output) {
-  check_state(state);
-  if (!(output.shape() == state.output.shape())) {
-    throw InternalError("softmax state of " + to_string(state.output.shape()) + " rounded into " +
-                        to_string(output.shape()));
-  }
-  if (state.output.is_contiguous() && output.is_contiguous()) {
-    from_float32(state.output.as<float>(), output.dtype(), output.data(), output.elements());
-    return;
-  }
-  for_each_row(state.output, [&](std::int64_t b, std::int64_t t, std::int64_t n) {
-    from_float32(static_cast<const float*>(state.output.address({b, t, n})), output.dtype(),
-                 output.address({b, t, n}), output.size(3));
-  });
-}
-
-void round_lse(const SoftmaxState& state, const TensorView& lse) {
-  check_state(state);
-  if (!(lse.shape() == state.lse.shape()) || lse.dtype() != DType::float32) {
-    throw InternalError("LSE of " + to_string(state.lse.shape()) + " rounded into " +
-                        std::string(name_of(lse.dtype())) + " " + to_string(lse.shape()));
-  }
-  for_each_row(state.output, [&](std::int64_t b, std::int64_t t, std::int64_t n) {
-    lse.at<float>({b, n, t}) = static_cast<float>(state.lse_at(b, n, t));
   });
 }
 

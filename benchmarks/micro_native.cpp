@@ -90,7 +90,7 @@ BENCHMARK_CAPTURE(native, float32_causal, DType::float32, true)->Apply(native_si
 BENCHMARK_CAPTURE(native, bfloat16, DType::bfloat16, false)->Apply(native_sizes);
 BENCHMARK_CAPTURE(native, float16, DType::float16, false)->Apply(native_sizes);
 
-void merge_states(benchmark::State& state) {
+void combine_states(benchmark::State& state) {
   const std::int64_t length = state.range(0);
   const std::int64_t dim = state.range(1);
   const Extents shape{1, length, 8, dim};
@@ -98,14 +98,15 @@ void merge_states(benchmark::State& state) {
   const Tensor partial = random_tensor(DType::float32, shape, 2);
   const Tensor lse = random_tensor(DType::float32, {1, 8, length}, 3);
   const Tensor partial_lse = random_tensor(DType::float32, {1, 8, length}, 4);
-  for (auto _ : state) {
-    merge({output.view(), lse.view()}, {partial.view(), partial_lse.view()});
-  }
+  const SoftmaxState whole{output.view(), lse.view()};
+  const std::vector<PartialState> parts{{whole, 0, 0},
+                                        {{partial.view(), partial_lse.view()}, 0, 0}};
+  for (auto _ : state) combine(parts, whole);
   // Two reads and a write.
   state.SetBytesProcessed(static_cast<std::int64_t>(3 * output.bytes()) *
                           static_cast<std::int64_t>(state.iterations()));
 }
-BENCHMARK(merge_states)->ArgNames({"T", "Dv"})->Args({4096, 64})->Args({4096, 128});
+BENCHMARK(combine_states)->ArgNames({"T", "Dv"})->Args({4096, 64})->Args({4096, 128});
 
 }  // namespace
 }  // namespace annulus

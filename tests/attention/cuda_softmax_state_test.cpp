@@ -96,9 +96,9 @@ std::vector<PartialState> parts_of(const std::vector<SoftmaxState>& states, cons
   for (std::size_t i = 0; i < states.size(); ++i) {
     const std::int64_t row = i % 2 == 0 ? 0 : shape[1] / 2;
     const std::int64_t head = i % 3 == 0 ? 0 : shape[2] / 2;
-    const SoftmaxState rows = states[i].rows({LocalPosition(row), shape[1] - row});
     parts.push_back(
-        {{rows.output.slice(2, head, shape[2] - head), rows.lse.slice(1, head, shape[2] - head)},
+        {{states[i].output.slice(1, row, shape[1] - row).slice(2, head, shape[2] - head),
+          states[i].lse.slice(1, head, shape[2] - head).slice(2, row, shape[1] - row)},
          row,
          head});
   }

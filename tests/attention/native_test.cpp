@@ -92,7 +92,8 @@ TEST(Native, NanAndInfinityComeOutOfTheRowsThatSeeThem) {
       }
       // Merging keeps it.
       const Result clean = run_native(problem_of({1, 700, 700, 2, 1, 8, 4}), whole.block());
-      merge(clean.state(), result.state());
+      combine(std::vector<PartialState>{{clean.state(), 0, 0}, {result.state(), 0, 0}},
+              clean.state());
       EXPECT_TRUE(std::isnan(clean.output.view().at<float>({0, 500, 0, 0})));
     }
   }
@@ -212,6 +213,13 @@ struct LayoutPair {
 
 class NativeShards : public ::testing::TestWithParam<LayoutPair> {};
 
+// Results for the same rows and heads.
+void combine_all(const std::vector<Result>& results, const Result& whole) {
+  std::vector<PartialState> parts;
+  for (const Result& result : results) parts.push_back({result.state(), 0, 0});
+  combine(parts, whole.state());
+}
+
 // Every pair of shards, stored head-major, computed apart and merged: equals the whole.
 TEST_P(NativeShards, MergeIntoTheWhole) {
   Random random(17);
@@ -239,15 +247,16 @@ TEST_P(NativeShards, MergeIntoTheWhole) {
         AttentionBlock block{as_bthd(query), whole.key.view(), whole.value.view(), rows,
                              whole.columns()};
         const Result merged(block, DType::float64);
-        reset(merged.state());
+        std::vector<Result> parts;
         for (int c = 0; c < ranks; ++c) {
           block.columns = column_layout.positions(c);
           const Tensor key = gather(whole.key.view(), block.columns);
           const Tensor value = gather(whole.value.view(), block.columns);
           block.key = as_bthd(key);
           block.value = as_bthd(value);
-          merge(merged.state(), run_native(problem, block, 1, DType::float64).state());
+          parts.push_back(run_native(problem, block, 1, DType::float64));
         }
+        combine_all(parts, merged);
         for (std::int64_t i = 0; i < rows.size(); ++i) {
           const std::int64_t to = rows.global(LocalPosition(i)).value();
           copy(merged.output.view().slice(1, i, 1), together.output.view().slice(1, to, 1));
@@ -316,7 +325,7 @@ double error_in_pieces(const WholeAttention& whole, const OracleOutput& truth, i
                        DType lse_dtype) {
   AttentionBlock block = whole.block();
   const Result merged(block, lse_dtype);
-  reset(merged.state());
+  std::vector<Result> parts;
   const std::int64_t length = whole.problem.shape.kv_length;
   for (int i = 0; i < pieces; ++i) {
     const std::int64_t begin = length * i / pieces;
@@ -324,8 +333,9 @@ double error_in_pieces(const WholeAttention& whole, const OracleOutput& truth, i
     block.key = whole.key.view().slice(1, begin, count);
     block.value = whole.value.view().slice(1, begin, count);
     block.columns = whole.columns().slice({LocalPosition(begin), count});
-    merge(merged.state(), run_native(whole.problem, block, 1, lse_dtype).state());
+    parts.push_back(run_native(whole.problem, block, 1, lse_dtype));
   }
+  combine_all(parts, merged);
   const Error error = error_of(merged, whole.problem.dtype, truth);
   EXPECT_LE(error.lse, accuracy_bound(whole.problem.dtype, length).lse);
   return error.output;

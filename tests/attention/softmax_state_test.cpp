@@ -71,6 +71,13 @@ void fill(const OwnedState& state, const Sums& sums, std::size_t begin, std::siz
   *state.lse.view().as<float>() = static_cast<float>(max + std::log(sum));
 }
 
+// All of them cover the whole result.
+void combine_whole(const std::vector<SoftmaxState>& states, const SoftmaxState& result) {
+  std::vector<PartialState> parts;
+  for (const SoftmaxState& state : states) parts.push_back({state, 0, 0});
+  combine(parts, result);
+}
+
 class SoftmaxStateAround : public ::testing::TestWithParam<float> {};
 
 TEST_P(SoftmaxStateAround, MergingPartsInAnyOrderGivesTheWhole) {
@@ -94,12 +101,14 @@ TEST_P(SoftmaxStateAround, MergingPartsInAnyOrderGivesTheWhole) {
     std::iota(order.begin(), order.end(), 0U);
     std::shuffle(order.begin(), order.end(), random);
     OwnedState merged({1, 1, 1, 1});
-    reset(merged.state());
+    std::vector<OwnedState> pieces;
+    std::vector<SoftmaxState> states;
     for (const std::size_t part : order) {
-      OwnedState one({1, 1, 1, 1});
-      fill(one, sums, cuts[part], cuts[part + 1]);
-      merge(merged.state(), one.state());
+      pieces.emplace_back(Extents{1, 1, 1, 1});
+      fill(pieces.back(), sums, cuts[part], cuts[part + 1]);
+      states.push_back(pieces.back().state());
     }
+    combine_whole(states, merged.state());
     const std::vector<float> got = merged.all();
     const std::vector<float> want = whole.all();
     const double tolerance = parts * (2 * lse_rounding + 0x1p-23);
@@ -110,48 +119,57 @@ TEST_P(SoftmaxStateAround, MergingPartsInAnyOrderGivesTheWhole) {
 
 INSTANTIATE_TEST_SUITE_P(Lse, SoftmaxStateAround, ::testing::Values(0.0F, 8.0F, -1e4F, 1e4F));
 
-TEST(SoftmaxState, CombiningIsMergingInOrder) {
+TEST(SoftmaxState, EveryRowCombinesThePartsThatCoverIt) {
   Random random(5);
   const Extents shape{2, 6, 4, 8};
   std::vector<OwnedState> states;
   for (int i = 0; i < 4; ++i) states.push_back(random_state(random, shape, 3.0F));
   states[1].state().set_lse_at(0, 0, 0, -kInfinity);
-  // The second covers the lower rows, the third some heads, the fourth everything.
+  // The second covers the lower rows, the third some heads, the fourth nearly everything.
   const auto part = [&](std::size_t i, std::int64_t row, std::int64_t head) {
-    const SoftmaxState rows = states[i].state().rows({LocalPosition(row), shape[1] - row});
-    return PartialState{
-        {rows.output.slice(2, head, shape[2] - head), rows.lse.slice(1, head, shape[2] - head)},
-        row,
-        head};
+    const SoftmaxState state = states[i].state();
+    return PartialState{{state.output.slice(1, row, shape[1] - row).slice(2, head, shape[2] - head),
+                         state.lse.slice(1, head, shape[2] - head).slice(2, row, shape[1] - row)},
+                        row,
+                        head};
   };
   const std::vector<PartialState> parts{part(0, 1, 1), part(1, 3, 1), part(2, 1, 2), part(3, 2, 1)};
-  OwnedState expected(shape);
-  reset(expected.state());
-  for (const PartialState& one : parts) {
-    const SoftmaxState rows =
-        expected.state().rows({LocalPosition(one.first_row), one.state.output.size(1)});
-    merge({rows.output.slice(2, one.first_head, one.state.output.size(2)),
-           rows.lse.slice(1, one.first_head, one.state.output.size(2))},
-          one.state);
-  }
-  OwnedState result = random_state(random, shape, 0.0F);
+  const OwnedState result = random_state(random, shape, 0.0F);
   combine(parts, result.state());
-  // Merging rounds the LSE every time, combining at the end.
-  const std::vector<float> got = result.all();
-  const std::vector<float> want_all = expected.all();
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    if (got[i] != want_all[i]) {
-      EXPECT_NEAR(got[i], want_all[i], 2e-6) << i;
+  for (std::int64_t b = 0; b < shape[0]; ++b) {
+    for (std::int64_t t = 0; t < shape[1]; ++t) {
+      for (std::int64_t n = 0; n < shape[2]; ++n) {
+        double sum = 0;
+        std::vector<double> output(static_cast<std::size_t>(shape[3]));
+        for (const PartialState& one : parts) {
+          if (!one.covers(t, n)) continue;
+          const std::int64_t row = t - one.first_row;
+          const std::int64_t head = n - one.first_head;
+          const double weight = std::exp(one.state.lse_at(b, head, row));
+          sum += weight;
+          for (std::int64_t d = 0; d < shape[3]; ++d) {
+            output[static_cast<std::size_t>(d)] +=
+                weight * one.state.output.at<float>({b, row, head, d});
+          }
+        }
+        for (std::int64_t d = 0; d < shape[3]; ++d) {
+          const double want = sum > 0 ? output[static_cast<std::size_t>(d)] / sum : 0;
+          EXPECT_NEAR(result.state().output.at<float>({b, t, n, d}), want, 2e-6);
+        }
+        if (sum > 0) {
+          EXPECT_NEAR(result.state().lse_at(b, n, t), std::log(sum), 1e-6);
+        } else {
+          EXPECT_EQ(result.state().lse_at(b, n, t), -kInfinity);
+        }
+      }
     }
   }
-  // Rows and heads that no part covers are empty.
-  EXPECT_EQ(result.state().lse_at(1, 2, 0), -kInfinity);
-  EXPECT_EQ(result.state().output.at<float>({1, 4, 0, 3}), 0.0F);
 
   const Tensor rounded(DType::bfloat16, shape, test_memory());
   combine(parts, {rounded.view(), result.lse.view()});
   const Tensor want(DType::bfloat16, shape, test_memory());
-  round_output(result.state(), want.view());
+  from_float32(result.output.view().as<float>(), DType::bfloat16, want.view().data(),
+               shape.product());
   EXPECT_EQ(std::memcmp(rounded.view().data(), want.view().data(), want.bytes()), 0);
 }
 
@@ -173,7 +191,7 @@ TEST(SoftmaxState, EqualPartsWeighTheSame) {
   std::copy_n(std::array{1.0F, -2.0F}.begin(), 2, state.output.view().as<float>());
   std::copy_n(std::array{3.0F, 2.0F}.begin(), 2, partial.output.view().as<float>());
   *state.lse.view().as<float>() = *partial.lse.view().as<float>() = 5.0F;
-  merge(state.state(), partial.state());
+  combine_whole({state.state(), partial.state()}, state.state());
   EXPECT_EQ(state.all(), (std::vector<float>{2.0F, 0.0F, 5.0F + std::log(2.0F)}));
 }
 
@@ -182,25 +200,24 @@ TEST(SoftmaxState, EmptyElementsChangeNoBit) {
   const Extents shape{2, 3, 4, 5};
   const OwnedState original = random_state(random, shape, -1e4F);
   OwnedState empty(shape);
-  reset(empty.state());
   // What an empty partial holds in its output must not matter.
   std::fill_n(empty.output.view().as<float>(), shape.product(), std::nanf(""));
+  std::fill_n(empty.lse.view().as<float>(), empty.lse.view().elements(), -kInfinity);
 
   OwnedState state(shape);
-  reset(state.state());
-  merge(state.state(), original.state());
+  combine_whole({empty.state(), original.state()}, state.state());
   EXPECT_TRUE(same_bits(state, original)) << "empty · partial";
-  merge(state.state(), empty.state());
-  EXPECT_TRUE(same_bits(state, original)) << "state · empty";
+  combine_whole({original.state(), empty.state()}, state.state());
+  EXPECT_TRUE(same_bits(state, original)) << "partial · empty";
 
-  OwnedState nothing(shape);
-  reset(nothing.state());
-  merge(nothing.state(), empty.state());
-  for (const float value : std::vector<float>(nothing.output.view().as<float>(),
-                                              nothing.output.view().as<float>() + 120)) {
-    EXPECT_EQ(value, 0.0F);
+  for (const std::vector<SoftmaxState>& parts :
+       {std::vector<SoftmaxState>{}, {empty.state(), empty.state()}}) {
+    OwnedState nothing = random_state(random, shape, 0);
+    combine_whole(parts, nothing.state());
+    const auto* values = nothing.output.view().as<float>();
+    EXPECT_TRUE(std::all_of(values, values + 120, [](float value) { return value == 0.0F; }));
+    for (int i = 0; i < 24; ++i) EXPECT_EQ(nothing.lse.view().as<float>()[i], -kInfinity);
   }
-  for (int i = 0; i < 24; ++i) EXPECT_EQ(nothing.lse.view().as<float>()[i], -kInfinity);
 }
 
 TEST(SoftmaxState, FarApartPartsDoNotOverflow) {
@@ -211,13 +228,11 @@ TEST(SoftmaxState, FarApartPartsDoNotOverflow) {
     *state.lse.view().as<float>() = -far;
     *partial.output.view().as<float>() = 2.0F;
     *partial.lse.view().as<float>() = far;
-    OwnedState other({1, 1, 1, 1});
-    merge(state.state(), partial.state());
-    EXPECT_EQ(state.all(), partial.all());
-    *other.output.view().as<float>() = 1.0F;
-    *other.lse.view().as<float>() = -far;
-    merge(partial.state(), other.state());
-    EXPECT_EQ(state.all(), partial.all());
+    const OwnedState result({1, 1, 1, 1});
+    combine_whole({state.state(), partial.state()}, result.state());
+    EXPECT_EQ(result.all(), partial.all());
+    combine_whole({partial.state(), state.state()}, result.state());
+    EXPECT_EQ(result.all(), partial.all());
   }
 }
 
@@ -228,40 +243,30 @@ TEST(SoftmaxState, WorksThroughAnyStrides) {
   const std::int64_t heads = 4;
   const std::int64_t dim = 7;
   const Extents shape{batch, rows, heads, dim};
-  OwnedState plain = random_state(random, shape, 0);
+  const OwnedState plain = random_state(random, shape, 0);
   const OwnedState partial = random_state(random, shape, 0);
   // The same state with heads outermost, and rows padded.
   const Tensor output(DType::float32, {batch, heads, rows, dim + 2}, test_memory());
   const Tensor lse(DType::float32, {batch, rows, heads}, test_memory());
   const SoftmaxState strided{output.view().permute({0, 2, 1, 3}).slice(3, 0, dim),
                              lse.view().permute({0, 2, 1})};
-  reset(strided);
-  merge(strided, plain.state());
-  // Row by row there; all at once here.
-  for (std::int64_t t = 0; t < rows; ++t) {
-    const LocalRange row{LocalPosition(t), 1};
-    merge(strided.rows(row), partial.state().rows(row));
-  }
-  merge(plain.state(), partial.state());
+  copy(plain.output.view(), strided.output);
+  copy(plain.lse.view(), strided.lse);
+  combine_whole({strided, partial.state()}, strided);
+  combine_whole({plain.state(), partial.state()}, plain.state());
   const OwnedState back(shape);
   copy(strided.output, back.output.view());
   copy(strided.lse, back.lse.view());
   EXPECT_TRUE(same_bits(back, plain));
 
   for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
-    const Tensor together(dtype, shape, test_memory());
-    const Tensor apart(dtype, shape, test_memory());
-    round_output(plain.state(), together.view());
-    round_output(strided, apart.view());
-    const auto* a = static_cast<const std::byte*>(together.view().data());
-    const auto* b = static_cast<const std::byte*>(apart.view().data());
-    EXPECT_TRUE(std::equal(a, a + together.bytes(), b));
-    const Tensor rounded =
+    const Tensor rounded(dtype, shape, test_memory());
+    combine_whole({strided}, {rounded.view(), back.lse.view()});
+    const Tensor want =
         tensor_of(dtype, shape,
                   std::vector<float>(plain.output.view().as<float>(),
                                      plain.output.view().as<float>() + shape.product()));
-    const auto* c = static_cast<const std::byte*>(rounded.view().data());
-    EXPECT_TRUE(std::equal(a, a + together.bytes(), c));
+    EXPECT_EQ(std::memcmp(rounded.view().data(), want.view().data(), want.bytes()), 0);
   }
 }
 
@@ -273,34 +278,35 @@ TEST(SoftmaxState, KeepsAFloat64LseExactly) {
   const Tensor output(DType::float32, shape, test_memory());
   const Tensor lse(DType::float64, {1, 2, 5}, test_memory());
   const SoftmaxState wide{output.view(), lse.view()};
-  reset(wide);
+  combine_whole({}, wide);
   EXPECT_EQ(wide.lse_at(0, 1, 4), -std::numeric_limits<double>::infinity());
-  merge(wide, first.state());
-  merge(wide, second.state());
-  const Tensor rounded(DType::float32, {1, 2, 5}, test_memory());
-  round_lse(wide, rounded.view());
+  combine_whole({first.state(), second.state()}, wide);
+  const OwnedState narrow(shape);
+  combine_whole({first.state(), second.state()}, narrow.state());
   for (std::int64_t n = 0; n < 2; ++n) {
     for (std::int64_t t = 0; t < 5; ++t) {
       const double sum =
           std::exp(first.state().lse_at(0, n, t)) + std::exp(second.state().lse_at(0, n, t));
       EXPECT_NEAR(wide.lse_at(0, n, t), std::log(sum), 1e-14);
-      EXPECT_EQ(rounded.view().at<float>({0, n, t}), static_cast<float>(wide.lse_at(0, n, t)));
+      EXPECT_EQ(narrow.state().lse_at(0, n, t), static_cast<float>(wide.lse_at(0, n, t)));
     }
   }
-  merge(first.state(), second.state());
-  EXPECT_EQ(std::memcmp(first.output.view().data(), output.view().data(), output.bytes()), 0);
+  EXPECT_EQ(std::memcmp(narrow.output.view().data(), output.view().data(), output.bytes()), 0);
 }
 
 TEST(SoftmaxState, RefusesWhatDoesNotFit) {
   const OwnedState state({1, 2, 3, 4});
   const OwnedState other({1, 2, 3, 5});
-  EXPECT_THROW(merge(state.state(), other.state()), InternalError);
-  EXPECT_THROW(reset({state.output.view(), state.output.view()}), InternalError);
-  EXPECT_THROW(reset({state.output.view().permute({0, 1, 3, 2}), state.lse.view()}), InternalError);
-  EXPECT_THROW(round_output(state.state(), other.output.view()), InternalError);
-  EXPECT_THROW(round_lse(state.state(), state.lse.view().slice(2, 0, 1)), InternalError);
   const Tensor half(DType::float16, {1, 2, 3, 4}, test_memory());
-  EXPECT_THROW(reset({half.view(), state.lse.view()}), InternalError);
+  const SoftmaxState whole = state.state();
+  EXPECT_THROW(combine_whole({other.state()}, whole), InternalError);
+  EXPECT_THROW(combine_whole({{half.view(), whole.lse}}, whole), InternalError);
+  EXPECT_THROW(combine(std::vector<PartialState>{{whole, 1, 0}}, whole), InternalError);
+  EXPECT_THROW(combine(std::vector<PartialState>{{whole, 0, -1}}, whole), InternalError);
+  EXPECT_THROW(combine_whole({}, {whole.output, whole.output}), InternalError);
+  EXPECT_THROW(combine_whole({}, {whole.output, whole.lse.slice(2, 0, 1)}), InternalError);
+  EXPECT_THROW(combine_whole({}, {whole.output.permute({0, 1, 3, 2}), whole.lse}), InternalError);
+  EXPECT_THROW(combine_whole({}, {whole.output, half.view()}), InternalError);
 }
 
 }  // namespace

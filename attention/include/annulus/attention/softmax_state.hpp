@@ -4,14 +4,13 @@
 #include <span>
 
 #include <annulus/core/tensor.hpp>
-#include <annulus/partition/position.hpp>
 
 namespace annulus {
 
-/// A softmax-weighted sum over some of the keys: float32 output [B,t,N,Dv], normalised over those
-/// keys, and the log of the sum of their exponentials, LSE, float32 or float64 [B,N,t].
+/// A softmax-weighted sum over some of the keys: output [B,t,N,Dv], normalised over those keys, and
+/// the log of the sum of their exponentials, LSE, float32 or float64 [B,N,t].
 ///
-/// Partial results form a commutative monoid: its empty element is (0, −∞), its product the merge
+/// Partial results form a commutative monoid: its empty element is (0, −∞), its product the merging
 /// of SEMANTICS §1 (the online softmax of Milakov & Gimelshein 2018, blockwise as in Liu et al.
 /// 2023, Ring Attention, §3). The order of merging is the caller's; the same order repeats every
 /// bit.
@@ -20,18 +19,9 @@ namespace annulus {
 /// only good to 5e-7: as much as everything else in a float32 run. States that will be merged
 /// should therefore keep it in float64 (little beside Dv outputs) and round it to float32 at the
 /// end.
-///
-/// These functions work on host memory, whatever the strides, except that Dv is innermost with
-/// stride 1. They throw InternalError for other shapes, strides or dtypes.
 struct SoftmaxState {
   TensorView output;
   TensorView lse;
-
-  /// Rows [begin, begin + count) of both.
-  [[nodiscard]] SoftmaxState rows(LocalRange range) const {
-    return {output.slice(1, range.begin.value(), range.count),
-            lse.slice(2, range.begin.value(), range.count)};
-  }
 
   [[nodiscard]] double lse_at(std::int64_t batch, std::int64_t head, std::int64_t row) const {
     const void* address = lse.address({batch, head, row});
@@ -67,21 +57,9 @@ inline constexpr int kMostParts = 32;
 /// result := the product, row by row, of the parts that cover the row, in their order; the empty
 /// element where none does. The output of `result` may be float32, float16 or bfloat16 and is
 /// rounded once; its LSE may be float32 or float64. Output and LSE may each lie exactly where those
-/// of one of the parts do.
+/// of one of the parts do. Works on host memory, whatever the strides, except that Dv is innermost
+/// with stride 1. Throws InternalError for other strides, for dtypes other than these (a part's
+/// output is float32), and for a part that does not lie within the result.
 void combine(std::span<const PartialState> parts, const SoftmaxState& result);
-
-/// Makes every row the empty element.
-void reset(const SoftmaxState& state);
-
-/// state := state · partial, row by row; both of the same shape. An empty partial row changes
-/// nothing, not a bit; an empty state row becomes the partial.
-void merge(const SoftmaxState& state, const SoftmaxState& partial);
-
-/// Rounds the output once, to nearest even, into `output` (float16, bfloat16 or float32, of the
-/// shape of the state's).
-void round_output(const SoftmaxState& state, const TensorView& output);
-
-/// Likewise the LSE into `lse`, float32.
-void round_lse(const SoftmaxState& state, const TensorView& lse);
 
 }  // namespace annulus

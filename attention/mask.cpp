@@ -247,14 +247,14 @@ Visibility Mask::examine(std::int64_t batch, std::int64_t batches, const Positio
                          const PositionRange& columns) const {
   if (rows.length == 0 || columns.length == 0 || batches == 0) return {};
   if (!depends_on_batch()) {
-    Visibility result = examine_one(batch, rows, columns);
+    Visibility result = examine_one(band(), batch, rows, columns);
     result.pairs *= batches;
     return result;
   }
   Visibility total;
   total.full = true;
   for (std::int64_t b = batch; b < batch + batches; ++b) {
-    const Visibility one = examine_one(b, rows, columns);
+    const Visibility one = examine_one(band(), b, rows, columns);
     total.pairs += one.pairs;
     total.full = total.full && one.full;
     total.exact = total.exact && one.exact;
@@ -264,13 +264,18 @@ Visibility Mask::examine(std::int64_t batch, std::int64_t batches, const Positio
   return total;
 }
 
-Visibility Mask::examine_one(std::int64_t batch, const PositionRange& all_rows,
+Visibility Mask::examine_without_band(std::int64_t batch, const PositionRange& rows,
+                                      const PositionRange& columns) const {
+  if (rows.length == 0 || columns.length == 0) return {};
+  return examine_one({}, batch, rows, columns);
+}
+
+Visibility Mask::examine_one(const Band& band, std::int64_t batch, const PositionRange& all_rows,
                              const PositionRange& all_columns) const {
   const GlobalPosition row_limit(length_limit(query_lengths_, batch));
   const GlobalPosition column_limit(length_limit(kv_lengths_, batch));
   const PositionRange rows = all_rows.slice(0, all_rows.count_below(row_limit));
   const PositionRange columns = all_columns.slice(0, all_columns.count_below(column_limit));
-  const Band band = this->band();
   Visibility result;
   if (!has_segments()) {
     add_part(result, band, rows, 0, columns, 0);

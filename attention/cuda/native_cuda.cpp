@@ -12,6 +12,7 @@
 #include <annulus/core/error.hpp>
 
 #include "cuda/native_kernel.cuh"
+#include "cuda/upload.hpp"
 
 namespace annulus {
 namespace {
@@ -28,16 +29,6 @@ cuda::NativeType native_type(DType dtype) {
     default:
       return cuda::NativeType::float32;
   }
-}
-
-// A host array on the device; empty stays empty.
-Tensor upload(std::span<const std::int32_t> values, MemoryPool& memory) {
-  if (values.empty()) return {};
-  Tensor tensor(DType::int32, {static_cast<std::int64_t>(values.size())}, memory);
-  check_cuda(
-      cudaMemcpy(tensor.view().data(), values.data(), values.size_bytes(), cudaMemcpyHostToDevice),
-      "copying a mask to the device");
-  return tensor;
 }
 
 const std::int32_t* address(const Tensor& tensor) {
@@ -85,8 +76,6 @@ class NativeCudaKernel final : public Kernel {
       query_segments_ = upload(query, memory);
       kv_segments_ = upload(kv, memory);
     }
-    // Copies from pageable memory may still be under way, on no stream of ours.
-    check_cuda(cudaStreamSynchronize(nullptr), "copying a mask to the device");
   }
 
   void forward(const AttentionBlock& block, const SoftmaxState& result,

@@ -16,6 +16,7 @@
 
 #include "cuda/cudnn_handle.hpp"
 #include "cuda/sdpa_plan.hpp"
+#include "cuda/upload.hpp"
 #include "cuda_implementations.hpp"
 
 namespace annulus {
@@ -30,17 +31,20 @@ bool is_limited(std::int64_t side) {
   return side != Band::kUnlimited && side != -Band::kUnlimited;
 }
 
-// Why cuDNN cannot take this band over `rows` × `columns`; empty if it can.
-std::string mask_obstacle(const Band& band, std::int64_t rows, std::int64_t columns) {
+// Why cuDNN cannot take this band over `rows` × `columns`; empty if it can. Where batches have
+// lengths of their own, these leave no row without a column at the left side of the band.
+std::string mask_obstacle(const LocalMask& mask, std::int64_t rows, std::int64_t columns) {
+  const Band& band = mask.band;
   if (!band.limited()) return {};
   if (rows == 1) return "a mask over a single row, which cuDNN gets wrong with grouped heads";
   const bool left = is_limited(band.low);
   const bool right = is_limited(band.high);
-  if ((right && band.high < 0) || (left && band.low > columns - rows) || band.low > band.high) {
+  if ((right && band.high < 0) || (left && !mask.padded() && band.low > columns - rows) ||
+      band.low > band.high) {
     return "some rows see nothing, for which cuDNN gives NaN";
   }
   if (left && band.low > 0) return "the window begins behind the first column for every row";
-  if (left && rows > columns) return "a window over more rows than columns";
+  if (left && !mask.padded() && rows > columns) return "a window over more rows than columns";
   if (left && !right && columns > 1024 && cudnnGetVersion() == kBrokenWindowVersion) {
     return "cuDNN 9.14.0 gets windows without a right side wrong beyond 1024 columns";
   }
@@ -80,13 +84,18 @@ LocalMask mask_of(const AttentionProblem& problem, const AttentionBlock& block) 
                     block.columns);
 }
 
+std::vector<std::int32_t> at_least_one(std::vector<std::int32_t> lengths) {
+  for (std::int32_t& length : lengths) length = std::max(length, 1);
+  return lengths;
+}
+
 Capability block_capability_of(const AttentionProblem& problem, const AttentionBlock& block) {
   if (std::string obstacle = layout_obstacle(block); !obstacle.empty()) {
     return Capability::no(std::move(obstacle));
   }
   LocalMask mask = mask_of(problem, block);
   if (mask.obstacle.empty()) {
-    mask.obstacle = mask_obstacle(mask.band, block.query.size(1), block.key.size(1));
+    mask.obstacle = mask_obstacle(mask, block.query.size(1), block.key.size(1));
   }
   return mask.obstacle.empty() ? Capability::yes() : Capability::no(std::move(mask.obstacle));
 }
@@ -125,8 +134,13 @@ class SdpaKernel final : public Kernel {
       check_cudnn(cudnnSetStream(handle_.get(), stream), "cudnnSetStream");
       stream_ = stream;
     }
-    entry.plan->run(handle_.get(), {block.query.data(), block.key.data(), block.value.data(),
-                                    result.output.data(), result.lse.data(), workspace_.data()});
+    entry.plan->run(handle_.get(),
+                    {block.query.data(), block.key.data(), block.value.data(), result.output.data(),
+                     result.lse.data(), workspace_.data(), entry.query_lengths.view().data(),
+                     entry.kv_lengths.view().data()});
+    if (entry.visible_rows.view().data() != nullptr) {
+      cuda::reset_beyond(entry.visible_rows.view(), result, context.stream);
+    }
   }
 
  private:
@@ -138,6 +152,11 @@ class SdpaKernel final : public Kernel {
     std::int64_t first_batch;
     bool unmasked;
     std::shared_ptr<SdpaPlan> plan;
+    // Per batch, on the device; all empty where batches have no lengths of their own. cuDNN gives
+    // NaN for batches of no length, and promises nothing for rows past a length: it gets at least
+    // one row and column, and the rows from the visible ones on are emptied afterwards.
+    Tensor query_lengths, kv_lengths;
+    Tensor visible_rows;
   };
 
   static bool is_empty(const AttentionBlock& block) {
@@ -193,21 +212,25 @@ class SdpaKernel final : public Kernel {
     if (const Capability can = block_capability_of(problem_, block); !can) {
       throw UnsupportedError("cuDNN attention: " + can.reason());
     }
+    const LocalMask mask = mask_of(problem_, block);
     SdpaDescriptor descriptor = shape;
-    set_mask(descriptor, mask_of(problem_, block).band);
+    set_mask(descriptor, mask);
     std::shared_ptr<SdpaPlan> plan = plan_of(descriptor);
     grow(workspace_, plan->workspace_bytes());
-    entries_.push_back(
-        {shape, block.rows, block.columns, block.first_batch, block.unmasked, std::move(plan)});
+    entries_.push_back({shape, block.rows, block.columns, block.first_batch, block.unmasked,
+                        std::move(plan), upload(at_least_one(mask.row_lengths), device_.memory()),
+                        upload(at_least_one(mask.column_lengths), device_.memory()),
+                        upload(mask.row_lengths, device_.memory())});
     return entries_.back();
   }
 
-  static void set_mask(SdpaDescriptor& d, const Band& band) {
-    if (is_limited(band.low)) d.left = 1 - band.low;
-    if (is_limited(band.high)) d.right = band.high;
+  static void set_mask(SdpaDescriptor& d, const LocalMask& mask) {
+    if (is_limited(mask.band.low)) d.left = 1 - mask.band.low;
+    if (is_limited(mask.band.high)) d.right = mask.band.high;
+    d.padded = mask.padded();
     // A diagonal that ends in the corner has kernels of its own in cuDNN.
     const std::int64_t shift = d.columns - d.rows;
-    if (shift > 0 && d.right == shift) {
+    if (shift > 0 && d.right == shift && !d.padded) {
       d.bottom_right = true;
       d.right = 0;
       if (d.left) *d.left += shift;

@@ -25,6 +25,8 @@ constexpr std::int64_t kKeyUid = 2;
 constexpr std::int64_t kValueUid = 3;
 constexpr std::int64_t kOutputUid = 4;
 constexpr std::int64_t kLseUid = 5;
+constexpr std::int64_t kQueryLengthsUid = 6;
+constexpr std::int64_t kKvLengthsUid = 7;
 
 fe::DataType_t data_type(DType dtype) {
   return dtype == DType::float16 ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16;
@@ -74,6 +76,19 @@ SdpaPlan::SdpaPlan(const SdpaDescriptor& d, cudnnHandle_t handle)
                                                  : fe::DiagonalAlignment_t::TOP_LEFT);
   if (d.left) attributes.set_diagonal_band_left_bound(static_cast<int>(*d.left));
   if (d.right) attributes.set_diagonal_band_right_bound(static_cast<int>(*d.right));
+  if (d.padded) {
+    const auto lengths = [&](const char* name, std::int64_t uid) {
+      return graph.tensor(fe::graph::Tensor_attributes()
+                              .set_name(name)
+                              .set_uid(uid)
+                              .set_dim({d.batch, 1, 1, 1})
+                              .set_stride({1, 1, 1, 1})
+                              .set_data_type(fe::DataType_t::INT32));
+    };
+    attributes.set_padding_mask(true)
+        .set_seq_len_q(lengths("query lengths", kQueryLengthsUid))
+        .set_seq_len_kv(lengths("kv lengths", kKvLengthsUid));
+  }
   const auto [output, stats] = graph.sdpa(query, key, value, attributes);
   output->set_output(true)
       .set_uid(kOutputUid)
@@ -113,6 +128,10 @@ void SdpaPlan::run(cudnnHandle_t handle, const Arguments& arguments) {
   pointers[kValueUid] = const_cast<void*>(arguments.value);
   pointers[kOutputUid] = arguments.output;
   pointers[kLseUid] = arguments.lse;
+  if (arguments.query_lengths != nullptr) {
+    pointers[kQueryLengthsUid] = const_cast<void*>(arguments.query_lengths);
+    pointers[kKvLengthsUid] = const_cast<void*>(arguments.kv_lengths);
+  }
   fe::error_t status = graph_->graph.execute(handle, pointers, arguments.workspace);
   if (status.is_bad()) throw CudnnError("cuDNN attention: " + status.get_message());
 }

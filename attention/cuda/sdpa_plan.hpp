@@ -26,11 +26,15 @@ struct SdpaDescriptor {
   /// bottom_right the r of both is counted so that the last row stands on the last column.
   std::optional<std::int64_t> left, right;
   bool bottom_right = false;
+  /// Each batch has lengths of its own, which run() is given. Not with bottom_right: cuDNN would
+  /// take that for the corner of the lengths.
+  bool padded = false;
 
   bool operator==(const SdpaDescriptor&) const = default;
 };
 
-/// One built plan: slow to make, cheap to run. Output of the inputs' dtype, LSE float32.
+/// One built plan: slow to make, cheap to run. Output of the inputs' dtype, LSE float32. What rows
+/// at or past the length of their batch get is not defined.
 class SdpaPlan {
  public:
   /// Throws UnsupportedError with cuDNN's words if it has no engine for this.
@@ -48,6 +52,9 @@ class SdpaPlan {
     void* output;
     void* lse;
     void* workspace;  ///< workspace_bytes()
+    /// int32 [batch] on the device, at least 1 each; null unless padded.
+    const void* query_lengths;
+    const void* kv_lengths;
   };
   /// On the handle's stream. Throws CudnnError, among others for addresses that are no multiple
   /// of 16.

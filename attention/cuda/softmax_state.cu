@@ -57,13 +57,36 @@ Lse lse_of(const TensorView& view) {
           view.dtype() == DType::float64};
 }
 
+// Rows of batch b from lengths[b] on, or all; `grid` is that of one batch.
 template <class T>
-__global__ void reset_kernel(Strided<T> output, Lse lse, VectorGrid grid) {
-  for_each_vector(grid, [&](unsigned b, unsigned t, unsigned n, int lane, unsigned /*mask*/) {
-    T* const row = output.at(b, t, n);
-    for (int d = lane; d < grid.packs; d += grid.lanes) round_to(0.0F, row[d]);
-    if (lane == 0) lse.set(b, n, t, -INFINITY);
+__global__ void reset_kernel(const std::int32_t* lengths, Strided<T> output, Lse lse,
+                             unsigned batches, VectorGrid grid) {
+  const unsigned all_rows = grid.rows;
+  for (unsigned b = blockIdx.y; b < batches; b += gridDim.y) {
+    const unsigned first = lengths == nullptr ? 0 : static_cast<unsigned>(lengths[b]);
+    grid.rows = all_rows - first;
+    grid.vectors = grid.rows * grid.heads;
+    for_each_vector(grid, [&](unsigned, unsigned t, unsigned n, int lane, unsigned /*mask*/) {
+      T* const row = output.at(b, first + t, n);
+      for (int d = lane; d < grid.packs; d += grid.lanes) round_to(0.0F, row[d]);
+      if (lane == 0) lse.set(b, n, first + t, -INFINITY);
+    });
+  }
+}
+
+void launch_reset(const std::int32_t* lengths, const SoftmaxState& state, Stream& stream) {
+  if (state.lse.elements() == 0) return;
+  const Extents& shape = state.output.shape();
+  const VectorGrid grid = vector_grid({1, shape[1], shape[2], shape[3]}, 1);
+  const auto batches = static_cast<unsigned>(shape[0]);
+  constexpr unsigned kMostBlocksDown = 65535;
+  const dim3 blocks(grid.blocks(), std::min(batches, kMostBlocksDown));
+  with_type(state.output.dtype(), [&](auto type) {
+    using T = decltype(type);
+    reset_kernel<<<blocks, kThreads, 0, CudaStream::of(stream).raw()>>>(
+        lengths, strided<T>(state.output), lse_of(state.lse), batches, grid);
   });
+  check_cuda(cudaGetLastError(), "reset of a softmax state");
 }
 
 struct Part {
@@ -337,14 +360,14 @@ DType narrow_dtype(std::span<const PartialState> parts, const SoftmaxState& resu
 
 void reset(const SoftmaxState& state, Stream& stream) {
   check_state(state, "reset");
-  if (state.lse.elements() == 0) return;
-  const VectorGrid grid = vector_grid(state.output.shape(), 1);
-  with_type(state.output.dtype(), [&](auto type) {
-    using T = decltype(type);
-    reset_kernel<<<grid.blocks(), kThreads, 0, CudaStream::of(stream).raw()>>>(
-        strided<T>(state.output), lse_of(state.lse), grid);
-  });
-  check_cuda(cudaGetLastError(), "reset of a softmax state");
+  launch_reset(nullptr, state, stream);
+}
+
+void reset_beyond(const ConstTensorView& lengths, const SoftmaxState& state, Stream& stream) {
+  check_state(state, "reset of the rows beyond lengths");
+  check(lengths.dtype() == DType::int32 && lengths.shape() == Extents{state.output.size(0)}, state,
+        "reset of the rows beyond other lengths");
+  launch_reset(static_cast<const std::int32_t*>(lengths.data()), state, stream);
 }
 
 void combine(std::span<const PartialState> parts, const SoftmaxState& result, Stream& stream) {

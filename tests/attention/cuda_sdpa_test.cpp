@@ -1,4 +1,8 @@
 // cuDNN attention against the oracle, and what it refuses.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
 #include <gmock/gmock.h>
 
 #include <annulus/attention/cuda_versions.hpp>
@@ -41,8 +45,26 @@ class CudaSdpa : public CudaTest {
     ASSERT_EQ(sdpa().capability(problem, device_->place()).reason(), "");
     ASSERT_EQ(sdpa().block_capability(problem, block).reason(), "");
     const WholeAttention bounds{problem, {}, {}, {}};
-    expect_accurate(run_on_device(sdpa(), problem, block, sources, *device_, *stream_), bounds,
-                    truth);
+    const Result result = run_on_device(sdpa(), problem, block, sources, *device_, *stream_);
+    expect_accurate(result, bounds, truth);
+    expect_blind_rows_empty(result, truth);
+  }
+
+  // The LSE is compared exactly where it is infinite; outputs there must be nothing but zeros.
+  static void expect_blind_rows_empty(const Result& result, const OracleOutput& truth) {
+    const Extents& shape = result.output.shape();
+    const auto* output = result.output.view().as<float>();
+    std::size_t row = 0;
+    for (std::int64_t b = 0; b < shape[0]; ++b) {
+      for (std::int64_t n = 0; n < shape[2]; ++n) {
+        for (std::int64_t t = 0; t < shape[1]; ++t, ++row) {
+          if (std::isfinite(truth.lse[row])) continue;
+          const float* const values = output + ((b * shape[1] + t) * shape[2] + n) * shape[3];
+          ASSERT_TRUE(std::all_of(values, values + shape[3], [](float x) { return x == 0.0F; }))
+              << "batch " << b << " row " << t << " head " << n;
+        }
+      }
+    }
   }
 
   void expect_whole_accurate(const WholeAttention& whole) {
@@ -182,6 +204,153 @@ TEST_F(CudaSdpa, StronglyNegativeLogits) {
   }
 }
 
+TEST_F(CudaSdpa, Padding) {
+  Random random(80);
+  for (const DType dtype : {DType::bfloat16, DType::float16}) {
+    for (const std::int64_t dim : {64, 128}) {
+      for (const auto& [heads, kv_heads] : {std::pair{4, 4}, std::pair{8, 2}, std::pair{4, 1}}) {
+        for (const bool causal : {false, true}) {
+          AttentionProblem problem = problem_of({8, 384, 384, heads, kv_heads, dim, dim}, dtype);
+          problem.mask.set_causal(causal);
+          problem.mask.set_query_lengths({384, 0, 1, 77, 128, 200, 383, 384});
+          problem.mask.set_kv_lengths({384, 384, 200, 1, 128, 301, 65, 0});
+          expect_whole_accurate(random_attention(random, problem));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaSdpa, PaddingOfOneSide) {
+  Random random(81);
+  for (const auto& [rows, columns] :
+       {std::pair{301, 517}, std::pair{517, 301}, std::pair{128, 192}, std::pair{3, 5}}) {
+    for (const bool causal : {false, true}) {
+      AttentionProblem problem = problem_of({3, rows, columns, 4, 2, 128, 128});
+      problem.mask.set_causal(causal);
+      problem.mask.set_kv_lengths({columns, 2, columns / 2});
+      expect_whole_accurate(random_attention(random, problem));
+      problem.mask.set_kv_lengths({});
+      problem.mask.set_query_lengths({2, rows, rows / 2});
+      expect_whole_accurate(random_attention(random, problem));
+    }
+  }
+}
+
+TEST_F(CudaSdpa, PaddingUnderWindows) {
+  Random random(82);
+  for (const DType dtype : {DType::bfloat16, DType::float16}) {
+    for (const std::int64_t dim : {64, 128}) {
+      for (const auto& [left, right] : {std::pair{100, 0}, std::pair{100, 70}, std::pair{-1, 50},
+                                        std::pair{0, 0}, std::pair{130, -1}}) {
+        AttentionProblem problem = problem_of({6, 387, 520, 4, 2, dim, dim}, dtype);
+        problem.mask.set_window(left, right);
+        // Never more rows than columns.
+        problem.mask.set_query_lengths({387, 0, 1, 77, 256, 300});
+        problem.mask.set_kv_lengths({520, 520, 3, 99, 256, 333});
+        expect_whole_accurate(random_attention(random, problem));
+      }
+    }
+  }
+}
+
+TEST_F(CudaSdpa, PaddingUnderWindowsOverMoreRowsThanColumns) {
+  Random random(83);
+  for (const auto& [left, right] :
+       {std::pair{100, 0}, std::pair{100, 70}, std::pair{0, 0}, std::pair{130, -1}}) {
+    AttentionProblem problem = problem_of({5, 520, 387, 4, 2, 64, 64});
+    problem.mask.set_window(left, right);
+    // The last rows see nothing.
+    problem.mask.set_query_lengths({520, 300, 520, 200, 387});
+    problem.mask.set_kv_lengths({387, 250, 1, 64, 387});
+    expect_whole_accurate(random_attention(random, problem));
+  }
+}
+
+TEST_F(CudaSdpa, PaddingOfSingleRows) {
+  Random random(84);
+  for (const auto& [heads, kv_heads] : {std::pair{4, 4}, std::pair{8, 2}, std::pair{8, 1}}) {
+    AttentionProblem problem = problem_of({5, 1, 700, heads, kv_heads, 128, 128});
+    problem.mask.set_kv_lengths({700, 0, 1, 333, 640});
+    problem.mask.set_query_lengths({1, 1, 1, 1, 0});
+    expect_whole_accurate(random_attention(random, problem));
+  }
+}
+
+TEST_F(CudaSdpa, PaddingBySegments) {
+  Random random(85);
+  AttentionProblem problem = problem_of({3, 256, 256, 4, 2, 64, 64});
+  problem.mask.set_causal(true);
+  std::vector<std::int32_t> ids(3 * 256, 7);
+  std::fill(ids.begin() + 201, ids.begin() + 256, -1);
+  std::fill(ids.begin() + 512, ids.end(), -1);
+  problem.mask.set_segments(3, ids, ids);
+  expect_whole_accurate(random_attention(random, problem));
+}
+
+TEST_F(CudaSdpa, PaddingOfRanksBlocks) {
+  Random random(86);
+  AttentionProblem problem = problem_of({3, 1024, 1024, 8, 2, 128, 128});
+  problem.mask.set_causal(true);
+  problem.mask.set_query_lengths({1024, 700, 200});
+  problem.mask.set_kv_lengths({701, 1024, 150});
+  const WholeAttention whole = random_attention(random, problem);
+  for (const LayoutKind kind : {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
+    const SequenceLayout layout(kind, 1024, 4);
+    expect_part_accurate(whole, layout.positions(1), layout.positions(1));
+  }
+  const PositionRanges zigzag = SequenceLayout(LayoutKind::zigzag, 1024, 4).positions(1);
+  // Without its last columns, and without its last rows.
+  expect_part_accurate(whole, zigzag, zigzag.slice({LocalPosition(0), 200}));
+  expect_part_accurate(whole, zigzag.slice({LocalPosition(0), 200}), zigzag);
+  // The second chunk against all that it sees, gathered in pieces.
+  expect_part_accurate(whole, PositionRanges({{GlobalPosition(640), 128}}),
+                       PositionRanges({{GlobalPosition(0), 256}, {GlobalPosition(256), 512}}));
+}
+
+TEST_F(CudaSdpa, PaddedBlocksOfOneShapeHaveLengthsOfTheirOwn) {
+  Random random(87);
+  AttentionProblem problem = problem_of({4, 256, 256, 4, 2, 64, 64});
+  problem.mask.set_query_lengths({256, 100, 13, 256});
+  problem.mask.set_kv_lengths({77, 256, 256, 0});
+  const WholeAttention whole = random_attention(random, problem);
+  const Mirror query(whole.query, *device_);
+  const Mirror key(whole.key, *device_);
+  const Mirror value(whole.value, *device_);
+  const std::unique_ptr<Kernel> kernel = sdpa().make_kernel(problem, *device_);
+  const auto run = [&](std::int64_t first_batch) {
+    AttentionBlock block = whole.block();
+    block.first_batch = first_batch;
+    block.query = block.query.slice(0, first_batch, 2);
+    block.key = block.key.slice(0, first_batch, 2);
+    block.value = block.value.slice(0, first_batch, 2);
+    const OracleOutput truth = reference_of(problem, block);
+    Result result(block);
+    const Tensor rounded(problem.dtype, result.output.shape(), test_memory());
+    std::memset(rounded.view().data(), 0xff, rounded.bytes());
+    const Mirror output(rounded, *device_);
+    const Mirror lse(result.lse, *device_);
+    block.query = query.at(block.query);
+    block.key = key.at(block.key);
+    block.value = value.at(block.value);
+    kernel->forward(block, {output.view(), lse.view()}, {*stream_, nullptr, 1});
+    stream_->synchronize();
+    output.download();
+    lse.download();
+    to_float32(rounded.view().data(), problem.dtype, result.output.view().as<float>(),
+               result.output.shape().product());
+    expect_accurate(result, whole, truth);
+    expect_blind_rows_empty(result, truth);
+    return result;
+  };
+  const Result first = run(0);
+  const Result second = run(2);
+  const std::size_t calls = device_->memory().statistics().system_calls;
+  EXPECT_TRUE(run(0) == first);
+  EXPECT_TRUE(run(2) == second);
+  EXPECT_EQ(device_->memory().statistics().system_calls, calls) << "allocated in a repeated call";
+}
+
 TEST_F(CudaSdpa, NoColumnsAndNoRows) {
   Random random(78);
   const WholeAttention blind = random_attention(random, problem_of({1, 6, 0, 2, 1, 64, 64}));
@@ -278,9 +447,43 @@ TEST(SdpaCapability, RefusesBlocksWithTheReason) {
   EXPECT_THAT(reason(window, 20, 16), HasSubstr("see nothing"));
   window.set_offset(5);
   EXPECT_THAT(reason(window, 16, 40), HasSubstr("behind the first column"));
-  Mask lengths;
-  lengths.set_kv_lengths({7});
-  EXPECT_THAT(reason(lengths, 16, 16), HasSubstr("lengths"));
+}
+
+TEST(SdpaCapability, TakesLengthsUnlessRowsWithinSeeNothing) {
+  const auto reason = [](const Mask& mask, std::int64_t rows, std::int64_t columns) {
+    AttentionProblem problem = problem_of({2, rows, columns, 1, 1, 8, 8});
+    problem.mask = mask;
+    const auto view = [&](std::int64_t length) {
+      return ConstTensorView(nullptr, problem.dtype, {2, length, 1, 8}, {length * 8, 8, 8, 1});
+    };
+    return sdpa()
+        .block_capability(problem, {view(rows), view(columns), view(columns),
+                                    PositionRanges::all(rows), PositionRanges::all(columns)})
+        .reason();
+  };
+  Mask mask;
+  mask.set_kv_lengths({7, 0});
+  mask.set_query_lengths({16, 3});
+  EXPECT_EQ(reason(mask, 16, 16), "");
+  mask.set_causal(true);
+  EXPECT_EQ(reason(mask, 16, 16), "");
+  mask.set_window(3, -1);
+  EXPECT_EQ(reason(mask, 16, 16), "");
+  mask.set_offset(-1);
+  EXPECT_THAT(reason(mask, 16, 16), HasSubstr("see nothing"));
+  Mask decode;
+  decode.set_kv_lengths({7, 16});
+  EXPECT_EQ(reason(decode, 1, 16), "");
+  decode.set_causal(true);
+  EXPECT_THAT(reason(decode, 1, 16), HasSubstr("single row"));
+  Mask documents;
+  std::vector<std::int32_t> ids(32, 0);
+  std::fill(ids.begin() + 24, ids.end(), -1);
+  documents.set_segments(2, ids, ids);
+  EXPECT_EQ(reason(documents, 16, 16), "");
+  std::fill(ids.begin() + 24, ids.end(), 1);
+  documents.set_segments(2, ids, ids);
+  EXPECT_THAT(reason(documents, 16, 16), HasSubstr("batch 1"));
 }
 
 TEST(SdpaCapability, VersionsAreKnown) {

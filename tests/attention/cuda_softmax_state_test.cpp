@@ -1,4 +1,5 @@
 // The elementwise work on a GPU, against the same functions on the CPU.
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -214,6 +215,29 @@ TEST_F(CudaSoftmaxState, ResetsEveryDtype) {
     for (std::int64_t i = 0; i < wide.lse.view().elements(); ++i) {
       EXPECT_EQ(wide.lse.view().as<float>()[i], -std::numeric_limits<float>::infinity());
     }
+  }
+}
+
+TEST_F(CudaSoftmaxState, ResetsRowsBeyondLengths) {
+  Random random(68);
+  const Extents shape{4, 5, 3, 40};
+  const std::vector<std::int32_t> kept{5, 0, 1, 4};
+  const Tensor lengths(DType::int32, {4}, test_memory());
+  std::copy(kept.begin(), kept.end(), lengths.view().as<std::int32_t>());
+  const Mirror lengths_there(lengths, *device_);
+  for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+    const HostState host(random, dtype, shape, 41);
+    const HostState expected = widened(random, host, shape);
+    for (std::int64_t b = 0; b < shape[0]; ++b) {
+      const std::int64_t first = kept[static_cast<std::size_t>(b)];
+      const SoftmaxState rows = expected.state().rows({LocalPosition(first), shape[1] - first});
+      reset({rows.output.slice(0, b, 1), rows.lse.slice(0, b, 1)});
+    }
+    const DeviceState state(host, *device_);
+    cuda::reset_beyond(lengths_there.view(), state.state(), *stream_);
+    stream_->synchronize();
+    state.download();
+    expect_near(widened(random, host, shape).state(), expected.state(), 0);
   }
 }
 

@@ -300,6 +300,36 @@ TEST(Plan, StraightBlocksAreStraightOrCannotBeCut) {
   }
 }
 
+TEST(Plan, LengthsDoNotCutBlocks) {
+  AttentionProblem problem = causal_problem(256, 4, 2);
+  problem.shape.batch = 3;
+  problem.mask.set_query_lengths({256, 100, 201});
+  problem.mask.set_kv_lengths({190, 100, 0});
+  PlanOptions options;
+  options.straight_blocks = true;
+  // Striped columns that were gathered are no band even without lengths.
+  for (const auto& [layout, schedule] : {std::pair{LayoutKind::contiguous, Schedule::ring},
+                                         std::pair{LayoutKind::zigzag, Schedule::ring},
+                                         std::pair{LayoutKind::striped, Schedule::ring},
+                                         std::pair{LayoutKind::contiguous, Schedule::allgather},
+                                         std::pair{LayoutKind::zigzag, Schedule::allgather}}) {
+    SCOPED_TRACE(testing::Message() << name_of(layout) << ", " << name_of(schedule));
+    const Plan plan = sequence_plan(problem, 4, layout, schedule, options);
+    for (const RankPlan& rank : plan.ranks) {
+      for (const Step& step : rank.steps) {
+        // The two ranges of a zigzag shard end at different columns of those gathered.
+        const bool apart = layout == LayoutKind::zigzag && schedule == Schedule::allgather;
+        EXPECT_LE(step.blocks.size(), apart ? 2U : 1U);
+        for (const Block& block : step.blocks) {
+          EXPECT_EQ(
+              local_mask(problem.mask, 0, 3, block.row_positions, block.column_positions).obstacle,
+              "");
+        }
+      }
+    }
+  }
+}
+
 TEST(Plan, RingsByHeadsKeepPartialResultsSmall) {
   const AttentionProblem problem = causal_problem(4096, 8, 4);
   PlanOptions options;

@@ -2,23 +2,35 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <annulus/attention/mask.hpp>
 #include <annulus/partition/position.hpp>
 
 namespace annulus {
 
-/// A block's mask in local indices, for kernels that know nothing but one diagonal band: row r sees
-/// column c iff band.low ≤ c − r ≤ band.high. A side of the band that hides nothing is unlimited.
+/// A block's mask in local indices, for kernels that know nothing but one diagonal band and one
+/// length per batch: in batch i row r sees column c iff band.low ≤ c − r ≤ band.high,
+/// r < row_lengths[i] and c < column_lengths[i]. A side of the band that hides nothing is
+/// unlimited.
 struct LocalMask {
   Band band;
-  /// Why no band says it; empty if `band` does.
+  /// Of each batch of the block; both empty if no batch is cut short. Both are 0 in a batch that
+  /// shows nothing.
+  std::vector<std::int32_t> row_lengths, column_lengths;
+  /// Why nothing of the kind says it; empty if the above does.
   std::string obstacle;
+
+  /// Whether batches have lengths of their own.
+  [[nodiscard]] bool padded() const { return !row_lengths.empty(); }
 };
 
 /// A straight diagonal stays one where rows and columns are each one run of positions of the same
-/// stride, and where both are the same ascending positions under a plain causal mask (a rank's own
-/// block, under any layout). Lengths and segments are allowed where they hide nothing of the block.
+/// stride, and where the runs that a block is pieced together of keep it by themselves: a rank's
+/// own block under a plain causal mask and any layout, or such pieces as see all of each other or
+/// nothing. Lengths and segments are allowed where every batch has left the first so many rows and
+/// columns of the block, in one document. Rows at the end of these for which a window leaves
+/// nothing of the columns are not counted.
 [[nodiscard]] LocalMask local_mask(const Mask& mask, std::int64_t first_batch, std::int64_t batches,
                                    const PositionRanges& row_positions,
                                    const PositionRanges& column_positions);

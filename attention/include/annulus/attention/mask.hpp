@@ -86,6 +86,10 @@ class Mask {
   /// hulls are exact for one batch of unstrided ranges; otherwise they may be wider than need be.
   [[nodiscard]] Visibility examine(std::int64_t batch, std::int64_t batches,
                                    const PositionRange& rows, const PositionRange& columns) const;
+  /// What segments and lengths alone leave visible in one batch, whatever causal and window hide.
+  /// Where pairs are exact, the hulls are too.
+  [[nodiscard]] Visibility examine_without_band(std::int64_t batch, const PositionRange& rows,
+                                                const PositionRange& columns) const;
 
   /// For kernels, one row at a time: columns outside [begin, end) are invisible …
   struct Interval {
@@ -127,7 +131,8 @@ class Mask {
     std::vector<std::vector<Run>> runs_;
   };
 
-  [[nodiscard]] Visibility examine_one(std::int64_t batch, const PositionRange& rows,
+  [[nodiscard]] Visibility examine_one(const Band& band, std::int64_t batch,
+                                       const PositionRange& rows,
                                        const PositionRange& columns) const;
 
   bool causal_ = false;

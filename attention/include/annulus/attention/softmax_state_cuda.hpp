@@ -14,6 +14,9 @@ namespace annulus::cuda {
 
 /// Makes every row the empty element.
 void reset(const SoftmaxState& state, Stream& stream);
+/// Makes the rows of batch i from lengths[i] on the empty element; `lengths` is int32 [b],
+/// contiguous, on the device.
+void reset_beyond(const ConstTensorView& lengths, const SoftmaxState& state, Stream& stream);
 /// See annulus::combine. The weights and sums are float32, and every row is rounded once. The
 /// outputs that are not float32 share one dtype. What lies in place and has nothing to merge with
 /// is not touched.

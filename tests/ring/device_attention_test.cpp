@@ -197,6 +197,27 @@ TEST_F(DeviceAttention, DefaultOptionsSuitTheDevice) {
   }
 }
 
+TEST_F(DeviceAttention, PaddedBatchesStayWithCudnn) {
+  const int ranks = test::session().size();
+  const auto length = static_cast<std::int32_t>(384 * ranks);
+  for (const Transport transport : transports()) {
+    for (const std::string schedule : {"ring", "allgather"}) {
+      for (const bool causal : {false, true}) {
+        ShardedCase one = case_of(length, 8, 2, 128);
+        one.transport = transport;
+        one.schedule = ranks == 1 ? "local" : schedule;
+        one.implementation = "sdpa";
+        one.problem.shape.batch = 4;
+        one.problem.mask.set_causal(causal);
+        one.problem.mask.set_kv_lengths({length, length / 3, 1, 0});
+        expect_verified(one);
+        one.problem.mask.set_query_lengths({length / 2, length, 77, length});
+        expect_verified(one);
+      }
+    }
+  }
+}
+
 // A fold into float32, and rings by groups of heads.
 TEST_F(DeviceAttention, LittleMemoryForPartialResults) {
   for (const std::int64_t bytes : {std::int64_t{1}, std::int64_t{200000}}) {
@@ -208,43 +229,51 @@ TEST_F(DeviceAttention, LittleMemoryForPartialResults) {
 }
 
 TEST_F(DeviceAttention, ReplayedCallsSeeNewDataAndSetNothingUp) {
+  const auto length = static_cast<std::int32_t>(384 * test::session().size());
   for (const Transport transport : transports()) {
-    ShardedCase one = case_of(384 * test::session().size(), 8, 2, 128);
-    one.transport = transport;
-    if (test::session().size() == 1) one.schedule = "local";
-    const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
-    ShardedAttention attention(one.problem, operands, *mesh_, registry_, *rank_.device,
-                               options_of(one));
-    HostMemoryPool memory;
-    const CaseShards shards(operands, one.problem.dtype, 1, mesh_->rank(), memory);
-    Twins twins(shards, *rank_.device);
-    const auto run = [&] {
-      twins.upload();
-      mesh_->world().barrier();  // nobody writes what another one still reads
-      attention.run(twins.tensors());
-      twins.download();
-      return bits_of(shards);
-    };
-    const auto first = run();   // as it is
-    const auto second = run();  // recorded
-    EXPECT_TRUE(first == second);
-    const std::uint64_t before = setup_count();
-    EXPECT_TRUE(run() == first);
-    transform(shards.value.view(), 0.5F, 1.0F);
-    const auto other = run();
-    EXPECT_FALSE(other == first);
-    transform(shards.value.view(), 1.0F, -1.0F);
-    EXPECT_EQ(run().size(), first.size());
-    EXPECT_EQ(setup_count(), before) << "a repeated call set something up";
+    for (const bool padded : {false, true}) {
+      ShardedCase one = case_of(length, 8, 2, 128);
+      one.transport = transport;
+      if (padded) {
+        one.problem.shape.batch = 2;
+        one.problem.mask.set_kv_lengths({length, length / 3});
+        one.problem.mask.set_query_lengths({length / 2, length});
+      }
+      if (test::session().size() == 1) one.schedule = "local";
+      const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
+      ShardedAttention attention(one.problem, operands, *mesh_, registry_, *rank_.device,
+                                 options_of(one));
+      HostMemoryPool memory;
+      const CaseShards shards(operands, one.problem.dtype, 1, mesh_->rank(), memory);
+      Twins twins(shards, *rank_.device);
+      const auto run = [&] {
+        twins.upload();
+        mesh_->world().barrier();  // nobody writes what another one still reads
+        attention.run(twins.tensors());
+        twins.download();
+        return bits_of(shards);
+      };
+      const auto first = run();   // as it is
+      const auto second = run();  // recorded
+      EXPECT_TRUE(first == second);
+      const std::uint64_t before = setup_count();
+      EXPECT_TRUE(run() == first);
+      transform(shards.value.view(), 0.5F, 1.0F);
+      const auto other = run();
+      EXPECT_FALSE(other == first);
+      transform(shards.value.view(), 1.0F, -1.0F);
+      EXPECT_EQ(run().size(), first.size());
+      EXPECT_EQ(setup_count(), before) << "a repeated call set something up";
 
-    // Without replay the numbers are the same, to the bit.
-    ShardedAttentionOptions options = options_of(one);
-    options.executor.replay = false;
-    ShardedAttention plain(one.problem, operands, *mesh_, registry_, *rank_.device, options);
-    const auto replayed = bits_of(shards);
-    plain.run(twins.tensors());
-    twins.download();
-    EXPECT_TRUE(bits_of(shards) == replayed);
+      // Without replay the numbers are the same, to the bit.
+      ShardedAttentionOptions options = options_of(one);
+      options.executor.replay = false;
+      ShardedAttention plain(one.problem, operands, *mesh_, registry_, *rank_.device, options);
+      const auto replayed = bits_of(shards);
+      plain.run(twins.tensors());
+      twins.download();
+      EXPECT_TRUE(bits_of(shards) == replayed);
+    }
   }
 }
 

@@ -26,11 +26,11 @@ struct LocalMask {
 };
 
 /// A straight diagonal stays one where rows and columns are each one run of positions of the same
-/// stride, and where the runs that a block is pieced together of keep it by themselves: a rank's
-/// own block under a plain causal mask and any layout, or such pieces as see all of each other or
-/// nothing. Lengths and segments are allowed where every batch has left the first so many rows and
-/// columns of the block, in one document. Rows at the end of these for which a window leaves
-/// nothing of the columns are not counted.
+/// stride, and where several runs keep it together: a rank's own block under a plain causal mask
+/// and any layout, or columns in front of a run's own that the band shows all of. Lengths and
+/// segments are allowed where each batch keeps the first so many rows and columns of the block, in
+/// one document. Rows at the end of these to which a window leaves none of the columns do not
+/// count.
 [[nodiscard]] LocalMask local_mask(const Mask& mask, std::int64_t first_batch, std::int64_t batches,
                                    const PositionRanges& row_positions,
                                    const PositionRanges& column_positions);

@@ -31,8 +31,8 @@ struct PlanOptions {
   /// Each hop of the ring has a receive buffer of its own while they all fit in this: transfers
   /// then run ahead of the computation. Else two take turns.
   std::int64_t prefetch_bytes = 0;
-  /// Blocks are cut, by rows and by documents, until each has a mask that is one straight band: for
-  /// kernels that know no other.
+  /// Blocks are cut, by rows and by documents, until each has a mask that is one straight band with
+  /// a length per batch (see LocalMask): for kernels that know no other.
   bool straight_blocks = false;
 
   /// What suits the kernels and the memory of a place.

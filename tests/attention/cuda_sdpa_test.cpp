@@ -281,7 +281,7 @@ TEST_F(CudaSdpa, PaddingBySegments) {
   Random random(85);
   AttentionProblem problem = problem_of({3, 256, 256, 4, 2, 64, 64});
   problem.mask.set_causal(true);
-  std::vector<std::int32_t> ids(3 * 256, 7);
+  std::vector<std::int32_t> ids(768, 7);
   std::fill(ids.begin() + 201, ids.begin() + 256, -1);
   std::fill(ids.begin() + 512, ids.end(), -1);
   problem.mask.set_segments(3, ids, ids);

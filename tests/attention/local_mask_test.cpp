@@ -174,7 +174,7 @@ TEST(LocalMask, LengthsAreThoseOfTheBlock) {
 
 TEST(LocalMask, SegmentsArePaddingWhereOneDocumentIsLeft) {
   // Batch 0: documents of 20, 30 and 10. Batch 1: one of 45, and padding.
-  std::vector<std::int32_t> ids(2 * kLength, 0);
+  std::vector<std::int32_t> ids(kBatch * kLength, 0);
   std::fill(ids.begin() + 20, ids.begin() + 50, 1);
   std::fill(ids.begin() + 50, ids.begin() + 60, 2);
   std::fill(ids.begin() + 60 + 45, ids.end(), -1);

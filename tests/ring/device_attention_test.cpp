@@ -222,7 +222,8 @@ TEST_F(DeviceAttention, PaddedBatchesStayWithCudnn) {
 TEST_F(DeviceAttention, LittleMemoryForPartialResults) {
   for (const std::int64_t bytes : {std::int64_t{1}, std::int64_t{200000}}) {
     ShardedCase one = case_of(512 * test::session().size(), 8, 4, 64);
-    one.plan.emplace().merge_bytes = bytes;
+    one.plan = PlanOptions::for_place(rank_.device->place());
+    one.plan->merge_bytes = bytes;
     if (test::session().size() == 1) one.schedule = "local";
     expect_verified(one);
   }

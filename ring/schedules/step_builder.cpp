@@ -153,14 +153,17 @@ std::vector<LocalRange> StepBuilder::cut(LocalRange rows) const {
     return parts;
   }
   const Mask& mask = context_.problem.mask;
-  // Batches with documents of their own could only be cut one by one.
-  if (!mask.has_segments() || plan_.local.batch != 1) return {rows};
-  const std::span<const std::int32_t> ids = mask.query_segments(plan_.first_batch);
-  const auto id_of = [&](LocalPosition row) {
-    return ids[static_cast<std::size_t>(rows_.global(row).value())];
+  if (!mask.has_segments()) return {rows};
+  const auto id_of = [&](std::int64_t batch, LocalPosition row) {
+    return mask.query_segments(plan_.first_batch +
+                               batch)[static_cast<std::size_t>(rows_.global(row).value())];
   };
   for (LocalPosition row = begin + 1;; row = row + 1) {
-    if (row < rows.end() && id_of(row) == id_of(begin)) continue;
+    // Batches with documents of their own could only be cut one by one.
+    for (std::int64_t batch = 1; batch < plan_.local.batch; ++batch) {
+      if (id_of(batch, row - 1) != id_of(0, row - 1)) return {rows};
+    }
+    if (row < rows.end() && id_of(0, row) == id_of(0, begin)) continue;
     parts.push_back({begin, row - begin});
     if (row == rows.end()) break;
     begin = row;

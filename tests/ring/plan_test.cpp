@@ -273,12 +273,18 @@ TEST(Plan, StraightBlocksAreStraightOrCannotBeCut) {
   // 32 tokens a document, whatever the shards.
   std::vector<std::int32_t> cu;
   for (std::int32_t end = 0; end <= 256; end += 32) cu.push_back(end);
-  const auto ids = segments_from_cu_seqlens(cu, 256);
+  const auto row = segments_from_cu_seqlens(cu, 256);
   for (const LayoutKind layout : {LayoutKind::contiguous, LayoutKind::zigzag}) {
     for (const Schedule schedule : {Schedule::ring, Schedule::allgather}) {
-      for (const bool packed : {false, true}) {
+      for (const int batches : {0, 1, 2}) {  // that are packed
+        const bool packed = batches > 0;
         AttentionProblem problem = causal_problem(256, 4, 2);
-        if (packed) problem.mask.set_segments(1, ids, ids);
+        if (packed) {
+          std::vector<std::int32_t> ids;
+          for (int b = 0; b < batches; ++b) ids.insert(ids.end(), row.begin(), row.end());
+          problem.shape.batch = batches;
+          problem.mask.set_segments(batches, ids, ids);
+        }
         PlanOptions options;
         options.straight_blocks = true;
         const Plan plan = sequence_plan(problem, 4, layout, schedule, options);
@@ -287,7 +293,8 @@ TEST(Plan, StraightBlocksAreStraightOrCannotBeCut) {
           for (const Step& step : rank.steps) {
             blocks += step.blocks.size();
             for (const Block& block : step.blocks) {
-              EXPECT_EQ(local_mask(problem.mask, 0, 1, block.row_positions, block.column_positions)
+              EXPECT_EQ(local_mask(problem.mask, 0, problem.shape.batch, block.row_positions,
+                                   block.column_positions)
                             .obstacle,
                         "");
             }

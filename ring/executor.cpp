@@ -11,6 +11,8 @@
 #include <annulus/core/error.hpp>
 #include <annulus/ring/executor.hpp>
 
+#include "step_dependencies.hpp"
+
 namespace annulus::ring {
 namespace {
 
@@ -86,7 +88,9 @@ Executor::Executor(AttentionProblem problem, RankPlan plan, Selection selection,
       absent(problem_.dtype, {local.batch, local.query_length, local.heads, local.value_dim}),
       absent(DType::float32, {local.batch, local.heads, local.query_length})};
   allocate_exchange();
-  find_dependencies();
+  StepDependencies dependencies = find_dependencies(plan_);
+  overwrites_ = std::move(dependencies.overwrites);
+  forwards_ = std::move(dependencies.forwards);
   set_up();
   ready_ = true;
 }
@@ -126,28 +130,6 @@ void Executor::allocate_exchange() {
                         {record, local.batch * record, dim, 1}, device_.place());
     };
     buffers_[i] = {part(0, local.head_dim), part(keys, local.value_dim)};
-  }
-}
-
-// A step that receives into memory which an earlier step computed on must wait for it. What a step
-// sends of what it has received is there only then; its own columns are there from the beginning.
-void Executor::find_dependencies() {
-  const auto memory_of = [&](int buffer) {
-    while (plan_.buffers[static_cast<std::size_t>(buffer)].reuses >= 0) {
-      buffer = plan_.buffers[static_cast<std::size_t>(buffer)].reuses;
-    }
-    return buffer;
-  };
-  std::set<int> used;
-  for (const Step& step : plan_.steps) {
-    overwrites_.push_back(std::any_of(
-        step.receives.begin(), step.receives.end(),
-        [&](const Transfer& receive) { return used.contains(memory_of(receive.buffer)); }));
-    for (const Block& block : step.blocks) used.insert(memory_of(block.buffer));
-    forwards_.push_back(
-        std::any_of(step.sends.begin(), step.sends.end(), [&](const Transfer& send) {
-          return plan_.buffers[static_cast<std::size_t>(send.buffer)].kind == BufferKind::receive;
-        }));
   }
 }
 

@@ -1,30 +1,78 @@
 #include <algorithm>
 #include <cstddef>
+#include <string_view>
 
 #include <annulus/ring/simulate.hpp>
+
+#include "step_dependencies.hpp"
 
 namespace annulus::ring {
 namespace {
 
-double compute_seconds(const Plan& plan, const RankPlan& rank, const Step& step,
-                       const CostModel& model) {
-  double seconds = 0;
-  for (const Block& block : step.blocks) {
-    const double flops = 2.0 * static_cast<double>(block.pairs) *
-                         static_cast<double>(block.heads.count) *
-                         static_cast<double>(rank.local.head_dim + rank.local.value_dim);
-    seconds += model.kernel_seconds(flops, static_cast<double>(block.rows.count));
-    if (block.merge) {
-      // Reads two partial results and writes one.
-      const double values = static_cast<double>(rank.local.batch) *
-                            static_cast<double>(block.rows.count) *
-                            static_cast<double>(block.heads.count) *
-                            static_cast<double>(plan.problem.shape.value_dim);
-      seconds += 3 * static_cast<double>(size_of(plan.problem.dtype)) * values /
-                 model.merge_bytes_per_second;
+// How the transfers of a transport go about it; the executor's and the groups' ways, in short.
+struct Conduct {
+  bool ahead = false;  // of the computation: they have a stream of their own
+  bool takes = false;  // a receiver takes by itself what its peer has offered
+};
+
+Conduct conduct_of(std::string_view transport) {
+  if (transport == "peer") return {true, true};
+  return {transport == "nccl", false};
+}
+
+// What one rank has come to.
+struct Progress {
+  std::vector<double> work;  // seconds of each step's blocks, and of combining what they end
+  StepDependencies dependencies;
+  double packed = 0;         // when its own columns can leave
+  double compute = 0;        // when the compute stream is done
+  double communication = 0;  // when the communication stream is
+  double begin = 0;          // when it comes to the transfers of the step
+  double taken = 0;          // when peers have all that it has offered
+};
+
+// The results for heads that some blocks have in common are combined when the last of these blocks
+// is done: all of them are read, and the whole is written.
+std::vector<double> work_of(const RankPlan& rank, DType dtype, const CostModel& model) {
+  const double value = static_cast<double>(size_of(dtype)) *
+                       static_cast<double>(rank.local.batch * rank.local.value_dim);
+  std::vector<double> work(rank.steps.size());
+  double parts = 0;  // rows · heads of the results since the heads have changed
+  bool merge = false;
+  const Block* last = nullptr;
+  std::size_t last_step = 0;
+  const auto combine = [&] {
+    if (merge) {
+      const auto whole = static_cast<double>(rank.local.query_length * last->heads.count);
+      work[last_step] += (parts + whole) * value / model.merge_bytes_per_second;
+    }
+    parts = 0;
+    merge = false;
+  };
+  for (std::size_t s = 0; s < rank.steps.size(); ++s) {
+    for (const Block& block : rank.steps[s].blocks) {
+      if (last != nullptr && !(block.heads == last->heads)) combine();
+      const double flops = 2.0 * static_cast<double>(block.pairs) *
+                           static_cast<double>(block.heads.count) *
+                           static_cast<double>(rank.local.head_dim + rank.local.value_dim);
+      work[s] += model.kernel_seconds(flops, static_cast<double>(block.rows.count));
+      parts += static_cast<double>(block.rows.count * block.heads.count);
+      merge = merge || block.merge;
+      last = &block;
+      last_step = s;
     }
   }
-  return seconds;
+  combine();
+  return work;
+}
+
+double packing_seconds(const RankPlan& rank, DType dtype, const CostModel& model) {
+  double bytes = 0;
+  for (const KvBuffer& buffer : rank.buffers) {
+    if (buffer.kind != BufferKind::packed) continue;
+    bytes += static_cast<double>(buffer.slots * rank.slot_bytes(buffer, dtype));
+  }
+  return 2 * bytes / model.merge_bytes_per_second;
 }
 
 double side_seconds(const std::vector<Transfer>& transfers, const CostModel& model) {
@@ -38,46 +86,109 @@ double side_seconds(const std::vector<Transfer>& transfers, const CostModel& mod
   return seconds;
 }
 
+class Simulation {
+ public:
+  Simulation(const Plan& plan, const CostModel& model)
+      : plan_(plan),
+        model_(model),
+        conduct_(conduct_of(model.transport)),
+        timelines_(plan.ranks.size()) {
+    for (const RankPlan& rank : plan.ranks) {
+      groups_.push_back(plan.mesh.group(rank.rank, plan.sequence_axes));
+      Progress progress;
+      progress.work = work_of(rank, plan.problem.dtype, model);
+      progress.dependencies = find_dependencies(rank);
+      progress.packed = packing_seconds(rank, plan.problem.dtype, model);
+      progress.compute = progress.communication = progress.taken = progress.packed;
+      timelines_[progress_.size()].compute = progress.packed;
+      progress_.push_back(std::move(progress));
+      steps_ = std::max(steps_, rank.steps.size());
+    }
+  }
+
+  std::vector<RankTimeline> run() {
+    for (std::size_t s = 0; s < steps_; ++s) {
+      for_each_rank(s, [&](std::size_t r, const Step& /*step*/) { reach(r, s); });
+      for_each_rank(s, [&](std::size_t r, const Step& step) { transfer(r, s, step); });
+      for_each_rank(s, [&](std::size_t r, const Step& step) { compute(r, s, step); });
+    }
+    for (std::size_t r = 0; r < timelines_.size(); ++r) {
+      const Progress& mine = progress_[r];
+      RankTimeline& timeline = timelines_[r];
+      timeline.finish = std::max({mine.compute, mine.communication, mine.taken});
+      timeline.exposed = timeline.finish - timeline.compute;
+    }
+    return std::move(timelines_);
+  }
+
+ private:
+  template <class Body>
+  void for_each_rank(std::size_t s, const Body& body) {
+    for (std::size_t r = 0; r < plan_.ranks.size(); ++r) {
+      if (s < plan_.ranks[r].steps.size()) body(r, plan_.ranks[r].steps[s]);
+    }
+  }
+
+  [[nodiscard]] Progress& peer_of(std::size_t r, const Transfer& transfer) {
+    return progress_[static_cast<std::size_t>(groups_[r][static_cast<std::size_t>(transfer.peer)])];
+  }
+
+  void reach(std::size_t r, std::size_t s) {
+    Progress& mine = progress_[r];
+    mine.begin = mine.communication;
+    if (!conduct_.ahead || mine.dependencies.overwrites[s]) {
+      mine.begin = std::max(mine.begin, mine.compute);
+    }
+  }
+
+  void transfer(std::size_t r, std::size_t s, const Step& step) {
+    if (step.sends.empty() && step.receives.empty()) return;
+    Progress& mine = progress_[r];
+    double start = mine.begin;
+    for (const Transfer& receive : step.receives) {
+      const Progress& peer = peer_of(r, receive);
+      const bool early = conduct_.takes && !peer.dependencies.forwards[s];
+      start = std::max(start, early ? peer.packed : peer.begin);
+    }
+    double seconds = side_seconds(step.receives, model_);
+    if (!conduct_.takes) {
+      for (const Transfer& send : step.sends) start = std::max(start, peer_of(r, send).begin);
+      seconds = std::max(seconds, side_seconds(step.sends, model_));
+    }
+    mine.communication = start + seconds;
+    timelines_[r].transfer += seconds;
+    if (!conduct_.takes) return;
+    for (const Transfer& receive : step.receives) {
+      Progress& peer = peer_of(r, receive);
+      peer.taken = std::max(peer.taken, mine.communication);
+    }
+  }
+
+  void compute(std::size_t r, std::size_t s, const Step& step) {
+    Progress& mine = progress_[r];
+    // What is passed on gives its buffer back at once, other columns at the end.
+    if (mine.dependencies.forwards[s]) {
+      mine.communication = std::max(mine.communication, mine.taken);
+    }
+    mine.compute += mine.work[s];
+    timelines_[r].compute += mine.work[s];
+    if (step.sends.empty() && step.receives.empty()) return;
+    mine.compute = std::max(mine.compute, mine.communication);
+  }
+
+  const Plan& plan_;
+  const CostModel& model_;
+  Conduct conduct_;
+  std::vector<std::vector<int>> groups_;
+  std::vector<Progress> progress_;
+  std::vector<RankTimeline> timelines_;
+  std::size_t steps_ = 0;
+};
+
 }  // namespace
 
 std::vector<RankTimeline> simulate(const Plan& plan, const CostModel& model) {
-  const std::size_t ranks = plan.ranks.size();
-  std::vector<RankTimeline> timelines(ranks);
-  std::vector<std::vector<int>> groups(ranks);
-  std::size_t steps = 0;
-  for (std::size_t r = 0; r < ranks; ++r) {
-    groups[r] = plan.mesh.group(static_cast<int>(r), plan.sequence_axes);
-    steps = std::max(steps, plan.ranks[r].steps.size());
-  }
-  std::vector<double> ready(ranks, 0.0);
-  for (std::size_t s = 0; s < steps; ++s) {
-    std::vector<double> next = ready;
-    for (std::size_t r = 0; r < ranks; ++r) {
-      const RankPlan& rank = plan.ranks[r];
-      if (s >= rank.steps.size()) continue;
-      const Step& step = rank.steps[s];
-      double start = ready[r];
-      for (const auto* side : {&step.sends, &step.receives}) {
-        for (const Transfer& transfer : *side) {
-          const int peer = groups[r][static_cast<std::size_t>(transfer.peer)];
-          start = std::max(start, ready[static_cast<std::size_t>(peer)]);
-        }
-      }
-      const bool moves = !step.sends.empty() || !step.receives.empty();
-      const double transfer =
-          std::max(side_seconds(step.sends, model), side_seconds(step.receives, model));
-      const double compute = compute_seconds(plan, rank, step, model);
-      const double computed = ready[r] + compute;
-      const double arrived = moves ? start + transfer : ready[r];
-      next[r] = std::max(computed, arrived);
-      timelines[r].compute += compute;
-      timelines[r].transfer += transfer;
-      timelines[r].exposed += std::max(0.0, arrived - computed);
-      timelines[r].finish = next[r];
-    }
-    ready = next;
-  }
-  return timelines;
+  return Simulation(plan, model).run();
 }
 
 double predicted_seconds(const Plan& plan, const CostModel& model) {

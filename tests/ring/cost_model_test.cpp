@@ -7,8 +7,6 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/ring/cost_model.hpp>
-#include <annulus/ring/planner.hpp>
-#include <annulus/ring/simulate.hpp>
 
 namespace annulus::ring {
 namespace {
@@ -130,24 +128,6 @@ TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
                     "transports.mpi has size 0 at point 1");
   expect_file_error(damaged([](json& d) { d["transport"] = "pigeon"; }),
                     "transport is 'pigeon', which transports lacks");
-}
-
-TEST(Simulate, UsesTheCurveOfTheTransportInUse) {
-  AttentionProblem problem;
-  problem.shape = {1, 4096, 4096, 8, 2, 64, 64};
-  problem.dtype = DType::bfloat16;
-  const ShardedOperands operands = shard_operands(
-      problem, MeshShape({{"sp", 4}}),
-      {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), LayoutKind::contiguous, 1});
-  const Plan plan = make_plan(problem, operands, Schedule::ring, {});
-  const auto bytes = static_cast<double>(plan.ranks[0].steps[0].receives.at(0).bytes);
-  CostModel model = CostModel::hopper_nvlink();
-  for (const char* transport : {"peer", "nccl"}) {
-    model.use_transport(transport);
-    // Three hops of one message each.
-    EXPECT_NEAR(simulate(plan, model)[0].transfer,
-                3 * model.transports.at(transport).extended(bytes), 1e-12);
-  }
 }
 
 }  // namespace

@@ -597,27 +597,5 @@ TEST(ShardedOperands, RefusesWhatCannotLieTogether) {
   }
 }
 
-TEST(Simulate, OneRankTakesItsComputeTime) {
-  const AttentionProblem problem = causal_problem(1024);
-  const Plan plan = sequence_plan(problem, 1, LayoutKind::contiguous, Schedule::local);
-  CostModel model = CostModel::cpu_core();
-  model.kernel = CostCurve::constant(1e9);
-  model.call_latency = 0;
-  EXPECT_NEAR(predicted_seconds(plan, model), forward_flops(problem.shape, 1024.0 * 1025 / 2) / 1e9,
-              1e-12);
-}
-
-TEST(Simulate, SlowLinksAreExposedAndFastOnesHide) {
-  const Plan plan = sequence_plan(causal_problem(4096), 4, LayoutKind::zigzag, Schedule::ring);
-  CostModel model = CostModel::cpu_core();
-  model.transports.at("mpi") = CostCurve::transfer(1e-12, 1e15);
-  for (const RankTimeline& rank : simulate(plan, model)) EXPECT_NEAR(rank.exposed, 0, 1e-4);
-  model.transports.at("mpi") = CostCurve::transfer(1e-12, 1e6);
-  for (const RankTimeline& rank : simulate(plan, model)) {
-    EXPECT_GT(rank.exposed, 0.5 * rank.transfer);
-    EXPECT_GE(rank.finish, rank.compute);
-  }
-}
-
 }  // namespace
 }  // namespace annulus::ring

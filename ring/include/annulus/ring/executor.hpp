@@ -115,7 +115,6 @@ class Executor {
     std::unique_ptr<Recording> recording;
   };
 
-  void find_dependencies();
   void set_up();
   void choose_kernels(std::vector<Selection>& selections);
   void plan_results();

@@ -9,15 +9,19 @@ namespace annulus::ring {
 
 /// Predicted seconds of one rank.
 struct RankTimeline {
-  double compute = 0;   ///< kernels and merges
+  double compute = 0;   ///< packing, kernels, and combining their results
   double transfer = 0;  ///< messages, hidden or not
   double exposed = 0;   ///< waiting for messages with nothing to compute
   double finish = 0;
 };
 
-/// Plays a plan step by step: a rank computes a step's blocks while its transfers run, a transfer
-/// starts when both sides have reached its step, and the next step starts when both have finished.
-/// Messages of one rank share its bandwidth; links are otherwise free of contention.
+/// Plays a plan as the executor obeys it. A rank packs, then computes its blocks in order; those of
+/// a step wait for what the step before has received. Its transfers run beside that, step after
+/// step, and start by the ways of the model's transport: between hosts ("mpi") when both sides have
+/// computed the steps before; between GPUs ahead of the computation, unless they overwrite what it
+/// uses, when both sides have come to the step ("nccl"), or when the sender has what it sends, be
+/// it from the beginning ("peer"). Messages of one rank and step follow each other; links are
+/// otherwise free of contention.
 [[nodiscard]] std::vector<RankTimeline> simulate(const Plan& plan, const CostModel& model);
 
 /// The finish of the slowest rank.

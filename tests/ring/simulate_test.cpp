@@ -1,0 +1,172 @@
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include <annulus/launcher/random_problem.hpp>
+#include <annulus/ring/planner.hpp>
+#include <annulus/ring/simulate.hpp>
+
+namespace annulus::ring {
+namespace {
+
+constexpr double kEndless = 1e30;
+
+AttentionProblem problem_of(std::int64_t length, bool causal) {
+  AttentionProblem problem;
+  problem.shape = {1, length, length, 8, 2, 64, 64};
+  problem.dtype = DType::bfloat16;
+  problem.mask.set_causal(causal);
+  return problem;
+}
+
+Plan sequence_plan(const AttentionProblem& problem, int ranks, LayoutKind layout, Schedule schedule,
+                   const PlanOptions& options = {}) {
+  const PartitionSpec spec = PartitionSpec::parse("-,sp");
+  const ShardedOperands operands =
+      shard_operands(problem, MeshShape({{"sp", ranks}}), {spec, spec, layout, 1});
+  return make_plan(problem, operands, schedule, options);
+}
+
+// Kernels of `flops` operations a second, messages of the given time, and nothing else.
+CostModel plain_model(const std::string& transport, double flops, const CostCurve& messages) {
+  return {.source = "test",
+          .kernel = CostCurve::constant(flops),
+          .call_latency = 0,
+          .merge_bytes_per_second = kEndless,
+          .transports = {{transport, messages}},
+          .transport = transport};
+}
+
+TEST(Simulate, OneRankTakesItsComputeTime) {
+  const AttentionProblem problem = problem_of(1024, true);
+  const Plan plan = sequence_plan(problem, 1, LayoutKind::contiguous, Schedule::local);
+  const CostModel model = plain_model("mpi", 1e9, CostCurve::constant(1));
+  EXPECT_NEAR(predicted_seconds(plan, model), forward_flops(problem.shape, 1024.0 * 1025 / 2) / 1e9,
+              1e-12);
+}
+
+TEST(Simulate, SlowLinksAreExposedAndFastOnesHide) {
+  const Plan plan = sequence_plan(problem_of(4096, true), 4, LayoutKind::zigzag, Schedule::ring);
+  CostModel model = CostModel::cpu_core();
+  model.transports.at("mpi") = CostCurve::transfer(1e-12, 1e15);
+  for (const RankTimeline& rank : simulate(plan, model)) EXPECT_NEAR(rank.exposed, 0, 1e-4);
+  model.transports.at("mpi") = CostCurve::transfer(1e-12, 1e6);
+  for (const RankTimeline& rank : simulate(plan, model)) {
+    EXPECT_GT(rank.exposed, 0.5 * rank.transfer);
+    EXPECT_GE(rank.finish, rank.compute);
+  }
+}
+
+TEST(Simulate, UsesTheCurveOfTheTransportInUse) {
+  const Plan plan =
+      sequence_plan(problem_of(4096, false), 4, LayoutKind::contiguous, Schedule::ring);
+  const auto bytes = static_cast<double>(plan.ranks[0].steps[0].receives.at(0).bytes);
+  CostModel model = CostModel::hopper_nvlink();
+  for (const char* transport : {"peer", "nccl"}) {
+    model.use_transport(transport);
+    // Three hops of one message each.
+    EXPECT_NEAR(simulate(plan, model)[0].transfer,
+                3 * model.transports.at(transport).extended(bytes), 1e-12);
+  }
+}
+
+// Four ranks in a ring, whose first blocks take as long as four of the others; a message takes as
+// long as two of these.
+TEST(Simulate, TransfersOfGpusRunAheadWhereMemoryAllows) {
+  const auto blocks = [](const std::string& transport, bool direct, bool prefetch) {
+    PlanOptions options;
+    options.direct = direct;
+    options.prefetch_bytes = prefetch ? std::int64_t{1} << 30 : 0;
+    Plan plan =
+        sequence_plan(problem_of(4096, false), 4, LayoutKind::contiguous, Schedule::ring, options);
+    const Block& block = plan.ranks[0].steps[1].blocks.at(0);
+    const double flops =
+        2.0 * static_cast<double>(block.pairs) * static_cast<double>(block.heads.count) * 128;
+    for (RankPlan& rank : plan.ranks) rank.steps[0].blocks.at(0).pairs *= 4;
+    return predicted_seconds(plan, plain_model(transport, flops, CostCurve::constant(2)));
+  };
+  for (const bool direct : {true, false}) {
+    for (const bool prefetch : {true, false}) {
+      // A hop begins when the blocks before it are done: 4 + 2 + 2 + 1.
+      EXPECT_NEAR(blocks("mpi", direct, prefetch), 9, 1e-9);
+    }
+    for (const char* transport : {"nccl", "peer"}) {
+      // Arrivals at 2, 4 and 6, when the blocks before them are done or nearly so.
+      EXPECT_NEAR(blocks(transport, direct, true), 7, 1e-9);
+      // The third hop takes the memory of the first one, whose block ends at 5: arrival at 7.
+      EXPECT_NEAR(blocks(transport, direct, false), 8, 1e-9);
+    }
+  }
+}
+
+// A receiver that takes by itself need not wait for its peer to come so far.
+TEST(Simulate, WhoTakesDoesNotWaitForTheOtherSide) {
+  PlanOptions options = PlanOptions::for_place(Place::cuda(0));
+  Plan plan =
+      sequence_plan(problem_of(4096, false), 4, LayoutKind::contiguous, Schedule::ring, options);
+  // Rank 1 has much to receive before it comes to its second step.
+  plan.ranks[1].steps[0].receives.at(0).bytes *= 10;
+  const double bytes = static_cast<double>(plan.ranks[0].steps[0].receives.at(0).bytes);
+  const CostCurve second_a_message({{0, 1e-9}, {bytes, 1}}, "test");
+  const auto finish = [&](const char* transport, std::size_t rank) {
+    return simulate(plan, plain_model(transport, kEndless, second_a_message))[rank].finish;
+  };
+  EXPECT_NEAR(finish("peer", 1), 12, 1e-6);
+  EXPECT_NEAR(finish("nccl", 1), 12, 1e-6);
+  // Rank 3 has all by 3, but does not leave before rank 1 has taken its columns, in its last but
+  // one step, at 11.
+  EXPECT_NEAR(finish("peer", 3), 11, 1e-6);
+  EXPECT_NEAR(finish("nccl", 3), 12, 1e-6);
+}
+
+TEST(Simulate, PackingComesFirstAndCombiningLast) {
+  const AttentionProblem problem = problem_of(4096, false);
+  const Plan plan = sequence_plan(problem, 4, LayoutKind::contiguous, Schedule::ring,
+                                  PlanOptions::for_place(Place::cuda(0)));
+  const double shard = 1024.0 * 64 * 2;  // bytes of a head
+  CostModel model = plain_model("peer", kEndless, CostCurve::constant(1e-3));
+  model.merge_bytes_per_second = 1e9;
+  const double packing = 2 * (2 * 2 * shard) / 1e9;      // K and V of two heads: read, written
+  const double combining = (4 + 1) * (8 * shard) / 1e9;  // four results read, one written
+  for (const RankTimeline& rank : simulate(plan, model)) {
+    EXPECT_NEAR(rank.compute, packing + combining, 1e-12);
+    EXPECT_NEAR(rank.finish, packing + 3e-3 + combining, 1e-12);
+    EXPECT_NEAR(rank.exposed, 3e-3, 1e-12);
+  }
+}
+
+// Whatever the plan: nobody waits without a reason, and nobody gains by waiting for both sides.
+TEST(Simulate, RandomProblemsFinishInTime) {
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    for (int index = 0; index < 60; ++index) {
+      const launcher::RandomProblem drawn = launcher::draw_problem(13, index, ranks);
+      SCOPED_TRACE(drawn.command);
+      const ShardedOperands operands = shard_operands(drawn.problem, drawn.mesh, drawn.layout);
+      const Schedule schedule = choose_schedule(drawn.problem, operands, drawn.schedule, drawn.plan,
+                                                CostModel::cpu_core())
+                                    .schedule;
+      const Plan plan = make_plan(drawn.problem, operands, schedule, drawn.plan);
+      const CostCurve messages = CostCurve::transfer(1e-6, 1e9);
+      const double mpi = predicted_seconds(plan, plain_model("mpi", 1e9, messages));
+      const double nccl = predicted_seconds(plan, plain_model("nccl", 1e9, messages));
+      const double peer = predicted_seconds(plan, plain_model("peer", 1e9, messages));
+      EXPECT_LE(nccl, mpi * (1 + 1e-9));
+      EXPECT_LE(peer, mpi * (1 + 1e-9));
+      for (const char* transport : {"mpi", "nccl", "peer"}) {
+        const CostModel free = plain_model(transport, 1e9, CostCurve::constant(1e-30));
+        double work = 0;
+        for (const RankTimeline& rank : simulate(plan, free)) work = std::max(work, rank.compute);
+        const double finish = predicted_seconds(plan, free);
+        EXPECT_GE(finish, work);
+        if (std::string(transport) == "peer" && schedule == Schedule::allgather) {
+          EXPECT_NEAR(finish, work, 1e-9);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace annulus::ring

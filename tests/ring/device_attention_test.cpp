@@ -118,7 +118,7 @@ class DeviceAttention : public ::testing::Test {
         << ", " << one.implementation;
   }
 
-  [[nodiscard]] ShardedAttentionOptions options_of(const ShardedCase& one) const {
+  [[nodiscard]] static ShardedAttentionOptions options_of(const ShardedCase& one) {
     ShardedAttentionOptions options;
     options.implementation = one.implementation;
     options.transport = one.transport;

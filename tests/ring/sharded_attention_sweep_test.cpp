@@ -19,7 +19,6 @@ namespace annulus::ring {
 namespace {
 
 using launcher::ShardedCase;
-using launcher::Verification;
 
 class ShardedAttentionSweep : public ::testing::Test {
  protected:

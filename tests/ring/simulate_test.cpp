@@ -108,7 +108,7 @@ TEST(Simulate, WhoTakesDoesNotWaitForTheOtherSide) {
       sequence_plan(problem_of(4096, false), 4, LayoutKind::contiguous, Schedule::ring, options);
   // Rank 1 has much to receive before it comes to its second step.
   plan.ranks[1].steps[0].receives.at(0).bytes *= 10;
-  const double bytes = static_cast<double>(plan.ranks[0].steps[0].receives.at(0).bytes);
+  const auto bytes = static_cast<double>(plan.ranks[0].steps[0].receives.at(0).bytes);
   const CostCurve second_a_message({{0, 1e-9}, {bytes, 1}}, "test");
   const auto finish = [&](const char* transport, std::size_t rank) {
     return simulate(plan, plain_model(transport, kEndless, second_a_message))[rank].finish;

@@ -88,9 +88,7 @@ Executor::Executor(AttentionProblem problem, RankPlan plan, Selection selection,
       absent(problem_.dtype, {local.batch, local.query_length, local.heads, local.value_dim}),
       absent(DType::float32, {local.batch, local.heads, local.query_length})};
   allocate_exchange();
-  StepDependencies dependencies = find_dependencies(plan_);
-  overwrites_ = std::move(dependencies.overwrites);
-  forwards_ = std::move(dependencies.forwards);
+  overwrites_ = overwriting_steps(plan_);
   set_up();
   ready_ = true;
 }
@@ -338,20 +336,24 @@ Recording* Executor::replay_for(const LocalTensors& tensors) {
   return known->recording.get();
 }
 
+// A step's transfers are offered once those of the step before have been taken on both sides: then
+// each of the ranks that take from this one has the link for itself, and a buffer that is forwarded
+// is free again before the next but one step receives into it.
 void Executor::submit() {
   communication_stream_->wait(compute_stream_->record());
   communication_stream_->mark(0);
   if (pack()) compute_stream_->wait(communication_stream_->record());
-  for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
-    if (exchanges_[s] && !forwards_[s]) exchanges_[s]->offer(*communication_stream_);
-  }
   std::size_t call = 0;
+  PreparedExchange* last = nullptr;
   for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
     const Step& step = plan_.steps[s];
     std::shared_ptr<Event> arrived;
     if (exchanges_[s]) {
+      if (last != nullptr) last->reclaim(*communication_stream_);
+      last = exchanges_[s].get();
+      last->offer(*communication_stream_);
       if (overwrites_[s]) communication_stream_->wait(compute_stream_->record());
-      post(s);
+      take(s);
       communication_stream_->mark(static_cast<std::uint32_t>(s) + 1);
       arrived = communication_stream_->record();
     }
@@ -362,26 +364,16 @@ void Executor::submit() {
       compute_stream_->wait(arrived);
     }
   }
-  for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
-    if (exchanges_[s] && !forwards_[s]) exchanges_[s]->reclaim(*communication_stream_);
-  }
+  if (last != nullptr) last->reclaim(*communication_stream_);
   communication_stream_->mark(static_cast<std::uint32_t>(plan_.steps.size()) + 1);
   for (const Combination& combination : merges_.rest) combine(combination, -1);
   compute_stream_->wait(communication_stream_->record());
 }
 
-void Executor::post(std::size_t index) {
+void Executor::take(std::size_t index) {
   const Step& step = plan_.steps[index];
-  PreparedExchange& exchange = *exchanges_[index];
-  const auto go = [&] {
-    if (forwards_[index]) {
-      exchange.post(*communication_stream_);
-    } else {
-      exchange.take(*communication_stream_);
-    }
-  };
   // The stream of a host notes every message itself.
-  if (device_.place().is_host()) return go();
+  if (device_.place().is_host()) return exchanges_[index]->take(*communication_stream_);
   TraceLabel label{TraceCategory::transfer, std::string(name_of(Payload::key_value)),
                    static_cast<int>(index)};
   for (const Transfer& receive : step.receives) {
@@ -389,7 +381,7 @@ void Executor::post(std::size_t index) {
     label.bytes = std::max<std::int64_t>(label.bytes, 0) + receive.bytes;
   }
   const StreamSpan span(*communication_stream_, std::move(label));
-  go();
+  exchanges_[index]->take(*communication_stream_);
 }
 
 void Executor::wait_for_all() {
@@ -402,24 +394,30 @@ void Executor::wait_for_all() {
 
 // Of a device, which can only say how far it has come.
 std::string Executor::describe_wait() const {
-  for (std::size_t s = communication_stream_->marked(); s < plan_.steps.size(); ++s) {
-    const Step& step = plan_.steps[s];
-    if (!exchanges_[s]) continue;
+  const std::size_t done = communication_stream_->marked();
+  if (done <= plan_.steps.size()) {
     std::vector<std::string> parts;
-    for (const Transfer& receive : step.receives) {
-      parts.push_back(fmt::format("{} bytes from rank {}", receive.bytes, receive.peer));
+    const auto add_sends = [&](std::size_t s) {
+      for (const Transfer& send : plan_.steps[s].sends) {
+        parts.push_back(
+            fmt::format("rank {} to take {} bytes of step {}", send.peer, send.bytes, s));
+      }
+    };
+    std::size_t now = done;
+    while (now < plan_.steps.size() && !exchanges_[now]) ++now;
+    // What was offered before must be gone by then.
+    std::size_t before = now;
+    while (before > 0 && !exchanges_[before - 1]) --before;
+    if (now < plan_.steps.size()) {
+      for (const Transfer& receive : plan_.steps[now].receives) {
+        parts.push_back(fmt::format("{} bytes from rank {}", receive.bytes, receive.peer));
+      }
+      add_sends(now);
     }
-    for (const Transfer& send : step.sends) {
-      parts.push_back(fmt::format("rank {} to take {} bytes", send.peer, send.bytes));
+    if (before > 0) add_sends(before - 1);
+    if (!parts.empty()) {
+      return fmt::format("step {}: waiting for key/value: {}", now, fmt::join(parts, ", "));
     }
-    return fmt::format("step {}: waiting for key/value: {}", s, fmt::join(parts, ", "));
-  }
-  std::set<int> peers;
-  for (const Step& step : plan_.steps) {
-    for (const Transfer& send : step.sends) peers.insert(send.peer);
-  }
-  if (communication_stream_->marked() <= plan_.steps.size() && !peers.empty()) {
-    return fmt::format("waiting for rank {} to take key/value", fmt::join(peers, ", rank "));
   }
   return fmt::format("waiting for {} to compute", to_string(device_.place()));
 }

@@ -22,13 +22,13 @@ Conduct conduct_of(std::string_view transport) {
 
 // What one rank has come to.
 struct Progress {
-  std::vector<double> work;  // seconds of each step's blocks, and of combining what they end
-  StepDependencies dependencies;
-  double packed = 0;         // when its own columns can leave
-  double compute = 0;        // when the compute stream is done
-  double communication = 0;  // when the communication stream is
-  double begin = 0;          // when it comes to the transfers of the step
-  double taken = 0;          // when peers have all that it has offered
+  std::vector<double> work;      // seconds of each step's blocks, and of combining what they end
+  std::vector<bool> overwrites;  // see overwriting_steps()
+  double compute = 0;            // when the compute stream is done
+  double communication = 0;      // when the communication stream is
+  double offered = 0;            // when peers can take what it sends in the step
+  double begin = 0;              // when it can receive in the step
+  double taken = 0;              // when peers have all that it has offered before
 };
 
 // The results for heads that some blocks have in common are combined when the last of these blocks
@@ -97,10 +97,10 @@ class Simulation {
       groups_.push_back(plan.mesh.group(rank.rank, plan.sequence_axes));
       Progress progress;
       progress.work = work_of(rank, plan.problem.dtype, model);
-      progress.dependencies = find_dependencies(rank);
-      progress.packed = packing_seconds(rank, plan.problem.dtype, model);
-      progress.compute = progress.communication = progress.taken = progress.packed;
-      timelines_[progress_.size()].compute = progress.packed;
+      progress.overwrites = overwriting_steps(rank);
+      const double packed = packing_seconds(rank, plan.problem.dtype, model);
+      progress.compute = progress.communication = packed;
+      timelines_[progress_.size()].compute = packed;
       progress_.push_back(std::move(progress));
       steps_ = std::max(steps_, rank.steps.size());
     }
@@ -135,10 +135,9 @@ class Simulation {
 
   void reach(std::size_t r, std::size_t s) {
     Progress& mine = progress_[r];
-    mine.begin = mine.communication;
-    if (!conduct_.ahead || mine.dependencies.overwrites[s]) {
-      mine.begin = std::max(mine.begin, mine.compute);
-    }
+    mine.offered = std::max(mine.communication, mine.taken);
+    mine.begin = mine.offered;
+    if (!conduct_.ahead || mine.overwrites[s]) mine.begin = std::max(mine.begin, mine.compute);
   }
 
   void transfer(std::size_t r, std::size_t s, const Step& step) {
@@ -147,8 +146,7 @@ class Simulation {
     double start = mine.begin;
     for (const Transfer& receive : step.receives) {
       const Progress& peer = peer_of(r, receive);
-      const bool early = conduct_.takes && !peer.dependencies.forwards[s];
-      start = std::max(start, early ? peer.packed : peer.begin);
+      start = std::max(start, conduct_.takes ? peer.offered : peer.begin);
     }
     double seconds = side_seconds(step.receives, model_);
     if (!conduct_.takes) {
@@ -166,10 +164,6 @@ class Simulation {
 
   void compute(std::size_t r, std::size_t s, const Step& step) {
     Progress& mine = progress_[r];
-    // What is passed on gives its buffer back at once, other columns at the end.
-    if (mine.dependencies.forwards[s]) {
-      mine.communication = std::max(mine.communication, mine.taken);
-    }
     mine.compute += mine.work[s];
     timelines_[r].compute += mine.work[s];
     if (step.sends.empty() && step.receives.empty()) return;

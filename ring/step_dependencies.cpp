@@ -6,24 +6,20 @@
 
 namespace annulus::ring {
 
-StepDependencies find_dependencies(const RankPlan& plan) {
+std::vector<bool> overwriting_steps(const RankPlan& plan) {
   const auto memory_of = [&](int buffer) {
     while (plan.buffers[static_cast<std::size_t>(buffer)].reuses >= 0) {
       buffer = plan.buffers[static_cast<std::size_t>(buffer)].reuses;
     }
     return buffer;
   };
-  StepDependencies result;
+  std::vector<bool> result;
   std::set<int> used;
   for (const Step& step : plan.steps) {
-    result.overwrites.push_back(std::any_of(
+    result.push_back(std::any_of(
         step.receives.begin(), step.receives.end(),
         [&](const Transfer& receive) { return used.contains(memory_of(receive.buffer)); }));
     for (const Block& block : step.blocks) used.insert(memory_of(block.buffer));
-    result.forwards.push_back(
-        std::any_of(step.sends.begin(), step.sends.end(), [&](const Transfer& send) {
-          return plan.buffers[static_cast<std::size_t>(send.buffer)].kind == BufferKind::receive;
-        }));
   }
   return result;
 }

@@ -6,15 +6,8 @@
 
 namespace annulus::ring {
 
-/// What the transfers of a rank's steps wait for, besides those of earlier steps.
-struct StepDependencies {
-  /// By step: it receives into memory that an earlier step computes on.
-  std::vector<bool> overwrites;
-  /// By step: it sends what an earlier one has received. What others send of a rank's own columns
-  /// is there from the beginning.
-  std::vector<bool> forwards;
-};
-
-[[nodiscard]] StepDependencies find_dependencies(const RankPlan& plan);
+/// By step: whether it receives into memory that an earlier step computes on, so that its transfers
+/// wait for that.
+[[nodiscard]] std::vector<bool> overwriting_steps(const RankPlan& plan);
 
 }  // namespace annulus::ring

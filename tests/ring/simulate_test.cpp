@@ -101,24 +101,25 @@ TEST(Simulate, TransfersOfGpusRunAheadWhereMemoryAllows) {
   }
 }
 
-// A receiver that takes by itself need not wait for its peer to come so far.
-TEST(Simulate, WhoTakesDoesNotWaitForTheOtherSide) {
-  PlanOptions options = PlanOptions::for_place(Place::cuda(0));
+// Who takes by itself need not wait until its peer can receive, too.
+TEST(Simulate, WhoTakesDoesNotWaitForTheOtherSideToReceive) {
+  PlanOptions options;
+  options.direct = true;
   Plan plan =
       sequence_plan(problem_of(4096, false), 4, LayoutKind::contiguous, Schedule::ring, options);
-  // Rank 1 has much to receive before it comes to its second step.
-  plan.ranks[1].steps[0].receives.at(0).bytes *= 10;
-  const auto bytes = static_cast<double>(plan.ranks[0].steps[0].receives.at(0).bytes);
-  const CostCurve second_a_message({{0, 1e-9}, {bytes, 1}}, "test");
+  Block& first = plan.ranks[1].steps[0].blocks.at(0);
+  const double flops =
+      2.0 * static_cast<double>(first.pairs) * static_cast<double>(first.heads.count) * 128;
+  // Blocks of one second, but rank 1 begins with one of twenty. Its third hop takes the memory that
+  // its second block uses until 21.
+  first.pairs *= 20;
   const auto finish = [&](const char* transport, std::size_t rank) {
-    return simulate(plan, plain_model(transport, kEndless, second_a_message))[rank].finish;
+    return simulate(plan, plain_model(transport, flops, CostCurve::constant(2)))[rank].finish;
   };
-  EXPECT_NEAR(finish("peer", 1), 12, 1e-6);
-  EXPECT_NEAR(finish("nccl", 1), 12, 1e-6);
-  // Rank 3 has all by 3, but does not leave before rank 1 has taken its columns, in its last but
-  // one step, at 11.
-  EXPECT_NEAR(finish("peer", 3), 11, 1e-6);
-  EXPECT_NEAR(finish("nccl", 3), 12, 1e-6);
+  // Rank 0 gets columns of rank 1 in its third hop: by 6, or when that one comes to its own, by 23.
+  EXPECT_NEAR(finish("peer", 0), 7, 1e-9);
+  EXPECT_NEAR(finish("nccl", 0), 24, 1e-9);
+  for (const char* transport : {"peer", "nccl"}) EXPECT_NEAR(finish(transport, 1), 24, 1e-9);
 }
 
 TEST(Simulate, PackingComesFirstAndCombiningLast) {

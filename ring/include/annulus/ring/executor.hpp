@@ -123,7 +123,7 @@ class Executor {
   void allocate_exchange();
   void submit();
   bool pack();
-  void post(std::size_t index);
+  void take(std::size_t index);
   void compute(std::size_t index, int step);
   void combine(const Combination& combination, int step);
   void wait_for_all();
@@ -155,7 +155,6 @@ class Executor {
   Buffer exchange_;                 // of all packed and receive buffers
   std::vector<KvStorage> buffers_;  // by plan index; that of the input is unused
   std::vector<bool> overwrites_;    // by step: it receives where an earlier one computed
-  std::vector<bool> forwards_;      // by step: it sends what an earlier one has received
   LocalTensors tensors_;
   bool ready_ = false;  // for tensors that lie as tensors_ do
   // After what they use, so that they go first.

@@ -13,10 +13,11 @@
 /// that merging may take.
 ///
 /// Results lie in slots, each of which holds rows × heads of partial output and LSE; results of one
-/// dtype that share no row and head may share a slot. Slot 0 is as large as the rank's output; the others as
-/// the largest group of heads, the heads that some blocks have in common. When the last block of a
-/// group is done, its results are combined into the output, all at once and rounded once. When the
-/// slots do not suffice, what there is so far is folded into one of them, in float32.
+/// dtype that share no row and head may share a slot. Slot 0 is as large as the rank's output; the
+/// others as the largest group of heads, the heads that some blocks have in common. When the last
+/// block of a group is done, its results are combined into the output, all at once and rounded
+/// once. When the slots do not suffice, what there is so far is folded into one of them, in
+/// float32.
 namespace annulus::ring {
 
 /// What the partial results of a device may take, unless the output in float32 would take more.

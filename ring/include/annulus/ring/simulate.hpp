@@ -19,9 +19,9 @@ struct RankTimeline {
 /// a step wait for what the step before has received. Its transfers run beside that, step after
 /// step, and start by the ways of the model's transport: between hosts ("mpi") when both sides have
 /// computed the steps before; between GPUs ahead of the computation, unless they overwrite what it
-/// uses, when both sides have come to the step ("nccl"), or when the sender has what it sends, be
-/// it from the beginning ("peer"). Messages of one rank and step follow each other; links are
-/// otherwise free of contention.
+/// uses, when both sides can ("nccl"), or when the receiver can and the sender has come to the step
+/// ("peer"). Messages of one rank and step follow each other; links are otherwise free of
+/// contention.
 [[nodiscard]] std::vector<RankTimeline> simulate(const Plan& plan, const CostModel& model);
 
 /// The finish of the slowest rank.

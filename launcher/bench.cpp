@@ -94,8 +94,11 @@ Report make_report(const Options& options, Mesh& mesh, const Device& device, int
                                        "slowest rank",
                                        options.iterations, options.warmup));
   report.add_meta("rate", "2 N (D + Dv) operations per visible pair, over time and ranks");
-  report.add_meta("local", "rate of the same blocks by the same kernel, without hops and merges" +
-                               std::string(device.place().is_host() ? "" : ", replayed"));
+  report.add_meta(
+      "local",
+      "rate of the same blocks by the same kernel, without hops and merges, timed before and "
+      "after" +
+          std::string(device.place().is_host() ? "" : ", replayed"));
   report.add_meta("wait", "for transfers, with nothing to compute; of the rank that waits longest");
   report.add_meta("hidden", "part of the transfer time that passed under kernels");
   report.add_meta("memory",
@@ -192,15 +195,24 @@ class Bench {
     LocalBlocks local = collectively(world, [&] {
       return LocalBlocks(problem, attention, moved.tensors(), device_, mesh_.watchdog(), threads_);
     });
-    const auto timed = [&](const auto& body) {
-      // A GPU that has worked for a while runs slower: both begin rested.
+    const auto append_timed = [&](std::vector<double>& seconds, int calls, const auto& body) {
+      // A GPU that has worked for a while runs slower: all begin rested.
       if (apart) std::this_thread::sleep_for(kRest);
       for (int i = 0; i < options_.warmup; ++i) body();
       collector.clear();
-      return time_calls(options_.iterations, world, body);
+      append_times(seconds, calls, world, body);
     };
-    measured.local = timed([&] { local.run(); });
-    measured.time = timed(call);
+    // And warmer, so that the kernels alone are measured before and after.
+    std::vector<double> alone;
+    std::vector<double> whole;
+    const int half = (options_.iterations + 1) / 2;
+    const auto run_alone = [&] { local.run(); };
+    append_timed(alone, half, run_alone);
+    append_timed(whole, options_.iterations, call);
+    const TraceSummary steady = summarize(collector.spans());
+    append_timed(alone, half, run_alone);
+    measured.local = timing_of(std::move(alone));
+    measured.time = timing_of(std::move(whole));
     int traced = options_.iterations;
     if (apart) {
       tracer.pause(false);
@@ -208,7 +220,7 @@ class Bench {
       static_cast<void>(time_calls(traced, world, call));
       tracer.pause(true);
     }
-    account(measured, summarize(collector.spans()), attention, traced);
+    account(measured, apart ? summarize(collector.spans()) : steady, attention, traced);
     measured.flops = forward_flops(shape, visible_pairs(problem));
 
     moved.download();

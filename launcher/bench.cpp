@@ -38,7 +38,9 @@ namespace {
 constexpr double kMiB = 1 << 20;
 // Calls of a device that are traced, after those that are timed.
 constexpr int kTracedCalls = 3;
-constexpr std::chrono::milliseconds kRest{300};
+// How long a GPU rests before it is timed: as long as it has worked, within these.
+constexpr std::chrono::milliseconds kLeastRest{300};
+constexpr std::chrono::milliseconds kMostRest{3000};
 
 double visible_pairs(const AttentionProblem& problem) {
   const AttentionShape& s = problem.shape;
@@ -195,22 +197,24 @@ class Bench {
     LocalBlocks local = collectively(world, [&] {
       return LocalBlocks(problem, attention, moved.tensors(), device_, mesh_.watchdog(), threads_);
     });
+    std::chrono::nanoseconds worked{0};
     const auto append_timed = [&](std::vector<double>& seconds, int calls, const auto& body) {
       // A GPU that has worked for a while runs slower: all begin rested.
-      if (apart) std::this_thread::sleep_for(kRest);
+      if (apart) std::this_thread::sleep_for(std::clamp(worked, {kLeastRest}, {kMostRest}));
+      const auto begin = std::chrono::steady_clock::now();
       for (int i = 0; i < options_.warmup; ++i) body();
       collector.clear();
       append_times(seconds, calls, world, body);
+      worked = std::chrono::steady_clock::now() - begin;
     };
-    // And warmer, so that the kernels alone are measured before and after.
+    // And warmer, so that the kernels alone are measured before and after, each time as long.
     std::vector<double> alone;
     std::vector<double> whole;
-    const int half = (options_.iterations + 1) / 2;
     const auto run_alone = [&] { local.run(); };
-    append_timed(alone, half, run_alone);
+    append_timed(alone, options_.iterations, run_alone);
     append_timed(whole, options_.iterations, call);
     const TraceSummary steady = summarize(collector.spans());
-    append_timed(alone, half, run_alone);
+    append_timed(alone, options_.iterations, run_alone);
     measured.local = timing_of(std::move(alone));
     measured.time = timing_of(std::move(whole));
     int traced = options_.iterations;

@@ -15,8 +15,11 @@ namespace annulus::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // What Highway does where the CPU has no such instructions neither rounds nor knows infinities.
-constexpr bool kConvertsFloat16 =
-    (HWY_TARGET & (HWY_SSE4 | HWY_SSSE3 | HWY_EMU128 | HWY_SCALAR)) == 0;
+constexpr bool kConvertsFloat16 = (HWY_TARGET & (HWY_SSE4 | HWY_SSSE3 |
+#ifdef HWY_SSE2  // of later versions of Highway
+                                                 HWY_SSE2 |
+#endif
+                                                 HWY_EMU128 | HWY_SCALAR)) == 0;
 
 void widen_float16(const Float16* source, float* destination, std::int64_t count) {
   const hn::ScalableTag<float> f32;

@@ -53,7 +53,7 @@ double visible_pairs(const AttentionProblem& problem) {
 // What was measured of one case, over all ranks; the same on every rank.
 struct Measurement {
   Timing time;
-  Timing local;                  // of the kernels alone
+  double local = 0;              // seconds of the kernels alone, median
   double flops = 0;              // of the whole problem
   double bytes = 0;              // received by the rank that receives most
   double exposed = 0;            // seconds per call, of the rank that waits longest
@@ -117,12 +117,11 @@ void add_row(Report& report, const ProblemSetup& setup, const ring::ShardedAtten
              const Measurement& measured, const Device& device, int ranks) {
   const AttentionShape& s = setup.problem.shape;
   const auto milliseconds = [](double seconds) { return fmt::format("{:.3f}", seconds * 1e3); };
-  const auto rate = [&](const Timing& timing) {
+  const auto rate = [&](double seconds) {
     const double unit = device.place().is_host() ? 1e-9 : 1e-12;
-    return timing.median > 0 ? fmt::format("{:.2f}", measured.flops / timing.median / ranks * unit)
-                             : "-";
+    return seconds > 0 ? fmt::format("{:.2f}", measured.flops / seconds / ranks * unit) : "-";
   };
-  const double of_local = measured.local.median / measured.time.median;
+  const double of_local = measured.local / measured.time.median;
   report.add_row({fmt::format("{},{},{},{},{},{},{}", s.batch, s.query_length, s.kv_length, s.heads,
                               s.kv_heads, s.head_dim, s.value_dim),
                   std::string(annulus::name_of(setup.problem.dtype)),
@@ -133,7 +132,7 @@ void add_row(Report& report, const ProblemSetup& setup, const ring::ShardedAtten
                   milliseconds(measured.time.median),
                   milliseconds(measured.time.least),
                   milliseconds(measured.time.p99),
-                  rate(measured.time),
+                  rate(measured.time.median),
                   rate(measured.local),
                   fmt::format("{:.1f}", of_local * 100),
                   fmt::format("{:.3f}", measured.bytes / kMiB),
@@ -197,26 +196,23 @@ class Bench {
     LocalBlocks local = collectively(world, [&] {
       return LocalBlocks(problem, attention, moved.tensors(), device_, mesh_.watchdog(), threads_);
     });
+    // A GPU that has worked for a while runs slower, and rest does not undo all of it. So each
+    // series begins rested, and the kernels alone are timed before and after, each time as long.
     std::chrono::nanoseconds worked{0};
-    const auto append_timed = [&](std::vector<double>& seconds, int calls, const auto& body) {
-      // A GPU that has worked for a while runs slower: all begin rested.
+    const auto timed = [&](const auto& body) {
       if (apart) std::this_thread::sleep_for(std::clamp(worked, {kLeastRest}, {kMostRest}));
       const auto begin = std::chrono::steady_clock::now();
       for (int i = 0; i < options_.warmup; ++i) body();
       collector.clear();
-      append_times(seconds, calls, world, body);
+      const Timing timing = time_calls(options_.iterations, world, body);
       worked = std::chrono::steady_clock::now() - begin;
+      return timing;
     };
-    // And warmer, so that the kernels alone are measured before and after, each time as long.
-    std::vector<double> alone;
-    std::vector<double> whole;
     const auto run_alone = [&] { local.run(); };
-    append_timed(alone, options_.iterations, run_alone);
-    append_timed(whole, options_.iterations, call);
+    const Timing before = timed(run_alone);
+    measured.time = timed(call);
     const TraceSummary steady = summarize(collector.spans());
-    append_timed(alone, options_.iterations, run_alone);
-    measured.local = timing_of(std::move(alone));
-    measured.time = timing_of(std::move(whole));
+    measured.local = (before.median + timed(run_alone).median) / 2;
     int traced = options_.iterations;
     if (apart) {
       tracer.pause(false);

@@ -35,12 +35,14 @@ class RingHop {
  public:
   RingHop(Group& group, Stream& stream, const Buffer& send, const Buffer& receive,
           std::int64_t bytes)
-      : stream_(stream),
-        repeats_(std::clamp<std::int64_t>(kBytesPerTime / bytes, 1, kMostHopsPerTime)) {
-    const int next = (group.rank() + 1) % group.size();
-    const int before = (group.rank() + group.size() - 1) % group.size();
+      : group_(group),
+        stream_(stream),
+        bytes_(bytes),
+        repeats_(std::clamp<std::int64_t>(kBytesPerTime / bytes, 1, kMostHopsPerTime)),
+        next_((group.rank() + 1) % group.size()),
+        before_((group.rank() + group.size() - 1) % group.size()) {
     const auto size = static_cast<std::size_t>(bytes);
-    exchange_ = group.prepare({{next, send.data(), size}}, {{before, receive.data(), size}},
+    exchange_ = group.prepare({{next_, send.data(), size}}, {{before_, receive.data(), size}},
                               {"hop", /*step=*/-1});
   }
 
@@ -55,11 +57,21 @@ class RingHop {
  private:
   void run() {
     for (std::int64_t i = 0; i < repeats_; ++i) exchange_->post(stream_);
-    stream_.synchronize();
+    Waiting waiting;
+    waiting.check = [this] { group_.check(); };
+    waiting.describe = [this] {
+      return fmt::format("hop: waiting for {} bytes from rank {}, or for rank {} to take as many",
+                         bytes_, before_, next_);
+    };
+    stream_.synchronize(waiting);
   }
 
+  Group& group_;
   Stream& stream_;
+  std::int64_t bytes_;
   std::int64_t repeats_;
+  int next_;
+  int before_;
   std::unique_ptr<PreparedExchange> exchange_;
 };
 

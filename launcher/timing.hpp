@@ -37,17 +37,11 @@ double seconds_of(Group& world, const Body& body) {
   return world.max(std::array{own})[0];
 }
 
-/// Adds the seconds of so many calls of `body`. Collective.
-template <class Body>
-void append_times(std::vector<double>& seconds, int calls, Group& world, const Body& body) {
-  for (int i = 0; i < calls; ++i) seconds.push_back(seconds_of(world, body));
-}
-
 /// Calls of `body`. Collective.
 template <class Body>
 Timing time_calls(int iterations, Group& world, const Body& body) {
   std::vector<double> seconds;
-  append_times(seconds, iterations, world, body);
+  for (int i = 0; i < iterations; ++i) seconds.push_back(seconds_of(world, body));
   return timing_of(std::move(seconds));
 }
 

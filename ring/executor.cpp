@@ -10,14 +10,18 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/ring/executor.hpp>
+#include <annulus/ring/transfer_wait.hpp>
 
-#include "step_dependencies.hpp"
+#include "overwriting_steps.hpp"
 
 namespace annulus::ring {
 namespace {
 
 // Recordings that are kept: of so many sets of tensors that take turns.
 constexpr std::size_t kReplays = 16;
+// A block of so many operations takes a device a millisecond or more: to mark its end costs nothing
+// beside that.
+constexpr double kMarkedFlops = 1e12;
 
 std::size_t aligned(std::size_t bytes) {
   return (bytes + MemoryPool::kAlignment - 1) / MemoryPool::kAlignment * MemoryPool::kAlignment;
@@ -89,6 +93,7 @@ Executor::Executor(AttentionProblem problem, RankPlan plan, Selection selection,
       absent(DType::float32, {local.batch, local.heads, local.query_length})};
   allocate_exchange();
   overwrites_ = overwriting_steps(plan_);
+  find_long_blocks();
   set_up();
   ready_ = true;
 }
@@ -131,6 +136,21 @@ void Executor::allocate_exchange() {
   }
 }
 
+void Executor::find_long_blocks() {
+  std::uint32_t call = 0;
+  for (const Step& step : plan_.steps) {
+    marked_before_.push_back(marked_call_);
+    for (const Block& block : step.blocks) {
+      const double flops = 2.0 * static_cast<double>(block.pairs) *
+                           static_cast<double>(block.heads.count) *
+                           static_cast<double>(plan_.local.head_dim + plan_.local.value_dim);
+      ++call;
+      is_long_.push_back(flops >= kMarkedFlops);
+      if (is_long_.back()) marked_call_ = call;
+    }
+  }
+}
+
 // Some kernels refuse a block only when they are prepared for it, with the place of its result. The
 // one that steps in may hand its results over in another dtype, and then all results may lie
 // elsewhere: the choice starts over, without those that refused.
@@ -138,6 +158,7 @@ void Executor::set_up() {
   std::size_t blocks = 0;
   for (const Step& step : plan_.steps) blocks += step.blocks.size();
   std::vector<Selection> selections(blocks, selection_);
+  kernels_.clear();  // what they keep is for tensors that lay otherwise
   do {
     choose_kernels(selections);
     plan_results();
@@ -310,12 +331,17 @@ void Executor::run(const LocalTensors& tensors) {
     wait_for_all();
   } catch (const UserError& error) {
     // Transfers may be under way: the other ranks do not know, and cannot agree any more.
-    group_.give_up();
+    give_up();
     throw LibraryError(fmt::format("rank {}: {}", plan_.rank, error.what()));
   } catch (...) {
-    group_.give_up();
+    give_up();
     throw;
   }
+}
+
+void Executor::give_up() noexcept {
+  replays_.clear();  // NCCL would wait for what was recorded to go
+  group_.give_up();
 }
 
 // A recording for these tensors, once they have been seen before.
@@ -336,10 +362,11 @@ Recording* Executor::replay_for(const LocalTensors& tensors) {
   return known->recording.get();
 }
 
-// A step's transfers are offered once those of the step before have been taken on both sides: then
-// each of the ranks that take from this one has the link for itself, and a buffer that is forwarded
-// is free again before the next but one step receives into it.
+// A step's transfers are offered once those of the step before have been taken on both sides: so
+// the hops of a ring do not read from one rank at a time, and a buffer that is forwarded is free
+// again before the step after receives into it.
 void Executor::submit() {
+  if (marked_call_ > 0) compute_stream_->mark(0);
   communication_stream_->wait(compute_stream_->record());
   communication_stream_->mark(0);
   if (pack()) compute_stream_->wait(communication_stream_->record());
@@ -352,9 +379,10 @@ void Executor::submit() {
       if (last != nullptr) last->reclaim(*communication_stream_);
       last = exchanges_[s].get();
       last->offer(*communication_stream_);
+      communication_stream_->mark(taking_mark(s));
       if (overwrites_[s]) communication_stream_->wait(compute_stream_->record());
       take(s);
-      communication_stream_->mark(static_cast<std::uint32_t>(s) + 1);
+      communication_stream_->mark(taken_mark(s));
       arrived = communication_stream_->record();
     }
     for (std::size_t b = 0; b < step.blocks.size(); ++b) compute(call++, static_cast<int>(s));
@@ -365,7 +393,7 @@ void Executor::submit() {
     }
   }
   if (last != nullptr) last->reclaim(*communication_stream_);
-  communication_stream_->mark(static_cast<std::uint32_t>(plan_.steps.size()) + 1);
+  communication_stream_->mark(finished_mark(plan_));
   for (const Combination& combination : merges_.rest) combine(combination, -1);
   compute_stream_->wait(communication_stream_->record());
 }
@@ -386,40 +414,34 @@ void Executor::take(std::size_t index) {
 
 void Executor::wait_for_all() {
   const Waiting waiting{[this] { group_.check(); }, [this] { return describe_wait(); },
-                        // Then only kernels of this rank are left, however long they take.
-                        [this] { return communication_stream_->marked() > plan_.steps.size(); }};
+                        [this] { return awaits_only_itself(); },
+                        // A replayed call is work of the compute stream alone.
+                        [this] {
+                          return std::uint64_t{communication_stream_->marked()} << 32U |
+                                 compute_stream_->marked();
+                        }};
   communication_stream_->synchronize(waiting);
   compute_stream_->synchronize(waiting);
 }
 
-// Of a device, which can only say how far it has come.
-std::string Executor::describe_wait() const {
-  const std::size_t done = communication_stream_->marked();
-  if (done <= plan_.steps.size()) {
-    std::vector<std::string> parts;
-    const auto add_sends = [&](std::size_t s) {
-      for (const Transfer& send : plan_.steps[s].sends) {
-        parts.push_back(
-            fmt::format("rank {} to take {} bytes of step {}", send.peer, send.bytes, s));
-      }
-    };
-    std::size_t now = done;
-    while (now < plan_.steps.size() && !exchanges_[now]) ++now;
-    // What was offered before must be gone by then.
-    std::size_t before = now;
-    while (before > 0 && !exchanges_[before - 1]) --before;
-    if (now < plan_.steps.size()) {
-      for (const Transfer& receive : plan_.steps[now].receives) {
-        parts.push_back(fmt::format("{} bytes from rank {}", receive.bytes, receive.peer));
-      }
-      add_sends(now);
-    }
-    if (before > 0) add_sends(before - 1);
-    if (!parts.empty()) {
-      return fmt::format("step {}: waiting for key/value: {}", now, fmt::join(parts, ", "));
+// Of a device, which can only say how far it has come: whether nothing but kernels of this rank is
+// left, or some of them hold up what it receives.
+bool Executor::awaits_only_itself() const {
+  const std::uint32_t mark = communication_stream_->marked();
+  if (mark == finished_mark(plan_)) return true;
+  for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
+    if (mark == taking_mark(s)) {
+      return overwrites_[s] && compute_stream_->marked() < marked_before_[s];
     }
   }
-  return fmt::format("waiting for {} to compute", to_string(device_.place()));
+  return false;
+}
+
+std::string Executor::describe_wait() const {
+  const std::string transfers =
+      describe_transfers(plan_, communication_stream_->marked(), group_.is_one_sided());
+  return transfers.empty() ? fmt::format("waiting for {} to compute", to_string(device_.place()))
+                           : transfers;
 }
 
 // Whether there was anything to pack. On a device nothing is computed beside it: kernels that take
@@ -539,6 +561,7 @@ void Executor::compute(std::size_t index, int step) {
         results({merge.slot, call.kernel->output_dtype(), call.block->rows, call.block->heads}),
         {*compute_stream_, communication_stream_.get(), options_.threads});
   }
+  if (is_long_[index]) compute_stream_->mark(static_cast<std::uint32_t>(index) + 1);
   if (merge.after) combine(*merge.after, step);
 }
 

@@ -4,7 +4,7 @@
 
 #include <annulus/ring/simulate.hpp>
 
-#include "step_dependencies.hpp"
+#include "overwriting_steps.hpp"
 
 namespace annulus::ring {
 namespace {

@@ -134,18 +134,19 @@ void CudaStream::synchronize(const Waiting& waiting) {
     check_cuda(state, "cudaStreamQuery");
     return true;
   };
+  const auto moved = [&] { return waiting.moved ? waiting.moved() : marked(); };
   const auto spin_until = Clock::now() + kSpin;
   bool done = idle();
   while (!done && Clock::now() < spin_until) done = idle();
   while (!done) {
-    const std::uint32_t before = marked();
+    const std::uint64_t before = moved();
     const auto sign_due = Clock::now() + watchdog_.timeout() / 8;
     watchdog_.wait(
         [&] {
           if (waiting.check) waiting.check();
           done = idle();
           const bool alive = Clock::now() > sign_due && waiting.computing && waiting.computing();
-          return done || alive || marked() != before;
+          return done || alive || moved() != before;
         },
         [&] {
           return waiting.describe ? waiting.describe()

@@ -1,8 +1,11 @@
 #include <algorithm>
+#include <chrono>
 #include <exception>
+#include <future>
 #include <memory>
 #include <nccl.h>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -66,6 +69,23 @@ ncclConfig_t non_blocking() {
 // Whether a communicator of the world has failed: then none of them is at rest.
 using Failed = std::shared_ptr<bool>;
 
+// Lets NCCL go about `what` for that long; it may wait for a peer that hangs, or for what keeps it
+// from ending, and nothing is said about a failure until this rank has left.
+template <class What>
+void within(std::chrono::duration<double> patience, What what) noexcept {
+  try {
+    auto done = std::make_shared<std::promise<void>>();
+    const std::future<void> end = done->get_future();
+    std::thread([what, done] {
+      what();
+      done->set_value();
+    }).detach();
+    (void)end.wait_for(patience);
+  } catch (const std::exception&) {
+    what();  // no thread to be had
+  }
+}
+
 // Owns a communicator. Letting go of it is collective, in the same order on every rank, as long as
 // all goes well.
 class NcclCommunicator {
@@ -77,8 +97,8 @@ class NcclCommunicator {
   ~NcclCommunicator() {
     // Peers may free what this rank still uses, so they part together. Those that have failed, or
     // are on their way out with an error, do not come; nor does this one wait for them.
-    if (!*failed_ && std::uncaught_exceptions() == 0 && finalized()) {
-      (void)ncclCommDestroy(raw_);
+    if (!*failed_ && std::uncaught_exceptions() <= exceptions_ && finalized()) {
+      within(watchdog_.timeout(), [raw = raw_] { (void)ncclCommDestroy(raw); });
     } else {
       abort();
     }
@@ -87,13 +107,15 @@ class NcclCommunicator {
   [[nodiscard]] ncclComm_t get() const noexcept { return raw_; }
   void settle(const std::string& what) const { wait_until_settled(raw_, watchdog_, what); }
   void abort() noexcept {
+    constexpr std::chrono::seconds kPatience{5};
     *failed_ = true;
-    (void)ncclCommAbort(std::exchange(raw_, nullptr));
+    if (ncclComm_t raw = std::exchange(raw_, nullptr); raw != nullptr) {
+      within(kPatience, [raw] { (void)ncclCommAbort(raw); });
+    }
   }
 
  private:
-  // Flushes what was posted and waits for the peers to do so too; a communicator that does not
-  // block does that meanwhile.
+  // Flushes what was posted; a communicator that does not block does that meanwhile.
   [[nodiscard]] bool finalized() const noexcept {
     try {
       check_nccl(ncclCommFinalize(raw_), "ncclCommFinalize");
@@ -107,6 +129,7 @@ class NcclCommunicator {
   ncclComm_t raw_;
   Watchdog watchdog_;
   Failed failed_;
+  int exceptions_ = std::uncaught_exceptions();
 };
 
 class NcclGroup final : public DeviceGroup {

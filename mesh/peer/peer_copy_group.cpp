@@ -41,6 +41,7 @@ class PeerCopyGroup final : public DeviceGroup {
   PeerCopyGroup& operator=(const PeerCopyGroup&) = delete;
 
   [[nodiscard]] std::string transport() const override { return "peer"; }
+  [[nodiscard]] bool is_one_sided() const noexcept override { return true; }
 
   [[nodiscard]] std::unique_ptr<PreparedExchange> prepare(std::vector<Send> sends,
                                                           std::vector<Receive> receives,

@@ -259,14 +259,20 @@ class RankFails(CliTest):
         # The other rank's GPU waits for what never comes, and its process must end nevertheless.
         self.expect_killed(self.HOPS)
 
-    def test_stopped(self):
+    def expect_stopped(self, words):
         for transport in self.transports():
             with self.subTest(transport):
-                code, messages = self.interrupt(self.CALLS, transport, signal.SIGSTOP)
+                code, messages = self.interrupt(words, transport, signal.SIGSTOP)
                 self.assertEqual(code, 3, messages)
                 errors = [line for line in messages.splitlines() if "annulus: error: " in line]
                 self.assertEqual(len(errors), 1, messages)
                 self.assertRegex(errors[0], r"annulus: error: rank 0: .*(for|from) rank 1\b")
+
+    def test_stopped(self):
+        self.expect_stopped(self.CALLS)
+
+    def test_stopped_among_hops(self):
+        self.expect_stopped(self.HOPS)
 
 
 if __name__ == "__main__":

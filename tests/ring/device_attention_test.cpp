@@ -2,15 +2,18 @@
 // and what a steady state may not do. More ranks than GPUs share them, and then only copy engines
 // carry data.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <annulus/attention/oracle.hpp>
 #include <annulus/core/convert.hpp>
+#include <annulus/core/error.hpp>
 #include <annulus/core/setup_counter.hpp>
 #include <annulus/launcher/comparison.hpp>
 #include <annulus/launcher/random_problem.hpp>
@@ -25,6 +28,7 @@ namespace {
 
 using launcher::CaseShards;
 using launcher::ShardedCase;
+using ::testing::HasSubstr;
 
 // Host shards and their twins on the device.
 class Twins {
@@ -337,6 +341,43 @@ TEST_F(DeviceAttention, TensorsThatLieOtherwise) {
 
 // Logits near −128, below the exponents that float32 has: and shards whose lengths are 64 more than
 // a multiple of 128.
+// The first call as it is, and one that is replayed.
+TEST_F(DeviceAttention, ARankThatStaysAwayIsATimeoutOfTheOthers) {
+  const int ranks = test::session().size();
+  if (ranks < 2) GTEST_SKIP() << "needs 2 ranks";
+  const bool stays_away = test::session().rank() + 1 == ranks;
+  for (const Transport transport : transports()) {
+    for (const int calls_before : {1, 3}) {
+      SCOPED_TRACE(testing::Message() << name_of(transport) << " after " << calls_before);
+      const Watchdog hasty{Watchdog::Seconds(2)};
+      Mesh mesh(mesh_->shape(), test::session().world(), hasty);
+      ShardedCase one = case_of(384 * ranks, 8, 2, 128);
+      one.transport = transport;
+      const ShardedOperands operands = shard_operands(one.problem, mesh.shape(), one.layout);
+      ShardedAttention attention(one.problem, operands, mesh, registry_, *rank_.device,
+                                 options_of(one));
+      HostMemoryPool memory;
+      const CaseShards shards(operands, one.problem.dtype, 1, mesh.rank(), memory);
+      Twins twins(shards, *rank_.device);
+      twins.upload();
+      for (int i = 0; i < calls_before; ++i) attention.run(twins.tensors());
+      mesh_->world().barrier();
+      if (!stays_away) {
+        const auto begin = std::chrono::steady_clock::now();
+        try {
+          attention.run(twins.tensors());
+          ADD_FAILURE() << "ended without the last rank";
+        } catch (const TimeoutError& error) {
+          EXPECT_THAT(error.what(), HasSubstr("waiting for key/value: "));
+          EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(ranks - 1)));
+        }
+        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+      }
+      mesh_->world().barrier();
+    }
+  }
+}
+
 TEST_F(DeviceAttention, StronglyNegativeLse) {
   const int ranks = test::session().size();
   for (const bool causal : {true, false}) {

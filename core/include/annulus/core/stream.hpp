@@ -23,7 +23,8 @@ class Event {
 struct Waiting {
   std::function<void()> check;            ///< called now and then: throws to give up
   std::function<std::string()> describe;  ///< for a stream that cannot say what it waits for
-  std::function<bool()> computing;        ///< nothing but own work is left: no time is too long
+  std::function<bool()> computing;        ///< only own work is awaited: no time is too long
+  std::function<std::uint64_t()> moved;   ///< changes as the work goes on; else marked() is asked
 };
 
 /// An ordered queue of work. Work submitted to one stream runs in order; two streams are ordered

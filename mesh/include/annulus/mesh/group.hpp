@@ -101,8 +101,13 @@ class Group {
   /// Throws LibraryError if the transport has noticed a failure since; never blocks. For whoever
   /// waits for work that was posted here.
   virtual void check() {}
+  /// Whether a receiver takes by itself what a prepared exchange has offered: then take() waits for
+  /// nothing that is sent, and reclaim() for nothing else.
+  [[nodiscard]] virtual bool is_one_sided() const noexcept { return false; }
   /// For a rank that gives up on work that was posted here: lets go of what waits for peers on a
-  /// device, which would otherwise block whoever frees memory. Only abort() is defined afterwards.
+  /// device, which would otherwise block whoever frees memory. Recordings of it must be gone
+  /// before. What is under way may end with anything, here and on peers to which it is passed on.
+  /// Only abort() is defined afterwards.
   virtual void give_up() noexcept {}
   /// Rank i's `bytes` bytes end at receive + i · bytes, on every rank.
   virtual void all_gather(const void* send, void* receive, std::size_t bytes, Stream& stream) = 0;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -115,6 +116,7 @@ class Executor {
     std::unique_ptr<Recording> recording;
   };
 
+  void find_long_blocks();
   void set_up();
   void choose_kernels(std::vector<Selection>& selections);
   void plan_results();
@@ -138,6 +140,8 @@ class Executor {
   [[nodiscard]] ConstTensorView value_of(int buffer) const;
   [[nodiscard]] void* slot_address(const Transfer& transfer) const;
   [[nodiscard]] std::string describe_wait() const;
+  [[nodiscard]] bool awaits_only_itself() const;
+  void give_up() noexcept;
 
   AttentionProblem problem_;
   RankPlan plan_;
@@ -152,9 +156,12 @@ class Executor {
   std::vector<std::pair<std::string, std::string>> passed_over_;
   MergePlan merges_;
   std::vector<SlotStorage> slots_;
-  Buffer exchange_;                 // of all packed and receive buffers
-  std::vector<KvStorage> buffers_;  // by plan index; that of the input is unused
-  std::vector<bool> overwrites_;    // by step: it receives where an earlier one computed
+  Buffer exchange_;                           // of all packed and receive buffers
+  std::vector<KvStorage> buffers_;            // by plan index; that of the input is unused
+  std::vector<bool> overwrites_;              // by step: it receives where an earlier one computed
+  std::vector<bool> is_long_;                 // by call: its end is marked
+  std::uint32_t marked_call_ = 0;             // the last call whose end is marked, counted from 1
+  std::vector<std::uint32_t> marked_before_;  // by step: the last such call of earlier steps
   LocalTensors tensors_;
   bool ready_ = false;  // for tensors that lie as tensors_ do
   // After what they use, so that they go first.

@@ -26,7 +26,7 @@ struct PlanOptions {
   /// more. 0: all heads at once.
   std::int64_t merge_bytes = 0;
   /// In the ring, columns come straight from their owners instead of from neighbour to neighbour:
-  /// the same bytes, without waiting for each other, where all ranks are linked alike.
+  /// the same bytes, none of which pass through other ranks, where all are linked alike.
   bool direct = false;
   /// Each hop of the ring has a receive buffer of its own while they all fit in this: transfers
   /// then run ahead of the computation. Else two take turns.

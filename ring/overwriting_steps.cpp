@@ -1,4 +1,4 @@
-#include "step_dependencies.hpp"
+#include "overwriting_steps.hpp"
 
 #include <algorithm>
 #include <cstddef>

@@ -369,7 +369,11 @@ TEST_F(DeviceAttention, ARankThatStaysAwayIsATimeoutOfTheOthers) {
           ADD_FAILURE() << "ended without the last rank";
         } catch (const TimeoutError& error) {
           EXPECT_THAT(error.what(), HasSubstr("waiting for key/value: "));
-          EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(ranks - 1)));
+          // Where both sides of a transfer wait for each other, so do ranks that others keep
+          // waiting.
+          if (transport == Transport::peer || mesh.rank() == 0) {
+            EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(ranks - 1)));
+          }
         }
         EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
       }

@@ -133,6 +133,15 @@ def load(path: str) -> Results:
         raise ResultsError(f"{path}: is not a results file: {error}") from error
 
 
+def obstacle_to_writing(folder: str) -> str:
+    """Why no file can be written there; empty if one can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder or "."):
+            return ""
+    except OSError as error:
+        return f"{folder} cannot be written to: {error.strerror}"
+
+
 def write_whole(path: str, text: str) -> None:
     """The file appears complete under its name, or not at all."""
     handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", suffix=".tmp")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,6 +53,11 @@ class Found:
 
     rounds: dict[tuple[str, Case], Round] = field(default_factory=dict)
     environment: Optional[dict[str, Any]] = None
+
+
+def program_obstacle(program: str) -> str:
+    """Why there is no such program to start; empty if there is one."""
+    return "" if shutil.which(program) else f"{program} is no program that can be started"
 
 
 def without_folders(text: str) -> str:
@@ -138,7 +144,8 @@ def run(start: Start, timeout: float) -> tuple[str, Optional[str]]:
 
 
 def _telling_line(errors: str) -> str:
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    # Without the rules that mpirun draws.
+    lines = [line.strip() for line in errors.splitlines() if line.strip(" -=*\t")]
     telling = [line for line in lines if re.search(r"error", line, re.IGNORECASE)]
     line = (telling or lines or ["nothing on standard error"])[-1]
     return without_folders(line)[:300]

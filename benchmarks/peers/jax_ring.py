@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times ring attention written in JAX, forward, bfloat16: shard_map, ppermute and cuDNN kernels.
 
-    python3 jax_ring.py --gpus 4 --case 64/8:causal:32768
+    python3 jax_ring.py --gpus 4 --case 64/8:causal:32k
 
 One process drives all GPUs. Each holds one contiguous chunk of the sequence; key/value chunks go
 round the ring while the one before is computed on, and partial results are merged in float32. Under

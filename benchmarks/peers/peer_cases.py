@@ -1,6 +1,6 @@
 """What the peer programs share: the cases they are given and the lines they print.
 
-A case is one attention problem, written HEADS/KV_HEADS:MASK:LENGTH, as in 64/8:causal:32768. Every
+A case is one attention problem, written HEADS/KV_HEADS:MASK:LENGTH, as in 64/8:causal:32k. Every
 program prints one JSON object a line: first its environment, then one object a case and variant,
 with either times or an error. benchmarks/compare reads them.
 """
@@ -37,11 +37,12 @@ class Case:
 
 def parse_case(text: str) -> Case:
     """Reads HEADS/KV_HEADS:MASK:LENGTH; for argparse's `type`."""
-    match = re.fullmatch(r"(\d+)/(\d+):(causal|full):(\d+)", text)
+    match = re.fullmatch(r"(\d+)/(\d+):(causal|full):(\d+)([kM]?)", text)
     if match is None:
         raise argparse.ArgumentTypeError(
-            f"got '{text}'; expected HEADS/KV_HEADS:causal|full:LENGTH, as in 64/8:causal:32768")
+            f"got '{text}'; expected HEADS/KV_HEADS:causal|full:LENGTH, as in 64/8:causal:32k")
     heads, kv_heads, length = (int(match[i]) for i in (1, 2, 4))
+    length <<= {"": 0, "k": 10, "M": 20}[match[5]]
     if 0 in (heads, kv_heads, length) or heads % kv_heads != 0:
         raise argparse.ArgumentTypeError(
             f"got '{text}'; expected sizes above zero, and heads a multiple of kv heads")
@@ -52,7 +53,7 @@ def peer_parser(description: str) -> argparse.ArgumentParser:
     """The options that every peer has."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--case", dest="cases", type=parse_case, action="append", required=True,
-                        metavar="N/K:MASK:S", help="a case, as in 64/8:causal:32768; repeatable")
+                        metavar="N/K:MASK:S", help="a case, as in 64/8:causal:32k; repeatable")
     parser.add_argument("--batch", type=int, default=1, help="batch size (default: %(default)s)")
     parser.add_argument("--head-dim", type=int, default=128,
                         help="head dimension (default: %(default)s)")

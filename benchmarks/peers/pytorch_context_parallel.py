@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times PyTorch's context-parallel attention, forward, bfloat16, cuDNN kernels.
 
-    torchrun --standalone --nproc-per-node 4 pytorch_context_parallel.py --case 64/8:causal:32768
+    torchrun --standalone --nproc-per-node 4 pytorch_context_parallel.py --case 64/8:causal:32k
 
 One process per GPU. Both ways in which PyTorch moves key/value are timed, each as a system of its
 own. A call takes as long as its slowest rank, by CUDA events on each.

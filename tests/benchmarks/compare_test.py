@@ -1,4 +1,4 @@
-"""benchmarks/compare and choices without GPUs: commands, ratios, table, plot, failures, bad options.
+"""benchmarks/compare and choices without GPUs: commands, ratios, table, plot, failures, options.
 
 The first argument is the folder of benchmarks.
 """
@@ -31,7 +31,8 @@ elif "bench" in words:
     rows, length = [], begin
     while length <= end:
         rows.append({{"shape": f"1,{{length}},{{length}},64,8,128,128", "verdict": "OK",
-                     "time": 1.0 if "nccl" in words and length > 8192 else 2.0, "local": 600.0, "rate": 500000.0}})
+                     "time": 1.0 if "nccl" in words and length > 8192 else 2.0,
+                     "local": 600.0, "rate": 500000.0}})
         length *= factor
     units = {{"shape": "B,T,S,N,K,D,Dv", "verdict": "", "time": "ms, median",
              "local": "TFLOP/s/GPU", "rate": "GFLOP/s/rank"}}
@@ -228,6 +229,15 @@ class Runs(CompareTest):
         self.assertEqual(cells(result.stdout, 0)["Annulus"], "failed")
         self.assertEqual(cells(result.stdout, 0)["PyTorch all-to-all"], "failed")
 
+    def test_what_cannot_be_is_said_before_anything_runs(self):
+        for option, value in [("--output-dir", self.path("stub", "below-a-file")),
+                              ("--annulus", self.path("missing"))]:
+            with self.subTest(option):
+                result = self.run_stub(option, value)
+                self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+                self.assertIn(f"argument {option}: ", result.stderr)
+                self.assertNotIn("# ", result.stderr)
+
     def test_dry_run(self):
         result = self.run_stub("--dry-run", "--annulus-options=--schedule ring")
         self.expect_success(result)
@@ -255,7 +265,7 @@ class Choices(CompareTest):
         os.chmod(stub, 0o755)
         return subprocess.run(
             [sys.executable, os.path.join(BENCHMARKS, "choices"), "--annulus", stub, "--mpirun",
-             mpirun or stub, "--case", "64/8:causal:8192", "--case", "64/8:causal:16384",
+             mpirun or stub, "--case", "64/8:causal:8192", "--case", "64/8:causal:16k",
              "--output", "choices.json", *words],
             cwd=self.directory, capture_output=True, text=True, timeout=60)
 
@@ -269,6 +279,14 @@ class Choices(CompareTest):
         cases = json.loads(self.read("choices.json"))["cases"]
         self.assertEqual(cases["64/8 causal 16k"]["allgather, nccl"], [{"ms": 1.0}] * 2)
         self.expect_success(self.choices("--within", "1.01"))
+
+    def test_what_cannot_be_is_said_before_anything_runs(self):
+        for option, value in [("--output", self.path("missing", "choices.json")),
+                              ("--annulus", self.path("missing")), ("--case", "64/8:causal")]:
+            with self.subTest(option):
+                result = self.choices(option, value)
+                self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+                self.assertIn(f"argument {option}: ", result.stderr)
 
     def test_a_run_that_fails(self):
         result = self.choices(mpirun="false")

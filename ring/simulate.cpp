@@ -109,7 +109,7 @@ class Simulation {
   std::vector<RankTimeline> run() {
     for (std::size_t s = 0; s < steps_; ++s) {
       for_each_rank(s, [&](std::size_t r, const Step& /*step*/) { reach(r, s); });
-      for_each_rank(s, [&](std::size_t r, const Step& step) { transfer(r, s, step); });
+      for_each_rank(s, [&](std::size_t r, const Step& step) { transfer(r, step); });
       for_each_rank(s, [&](std::size_t r, const Step& step) { compute(r, s, step); });
     }
     for (std::size_t r = 0; r < timelines_.size(); ++r) {
@@ -140,7 +140,7 @@ class Simulation {
     if (!conduct_.ahead || mine.overwrites[s]) mine.begin = std::max(mine.begin, mine.compute);
   }
 
-  void transfer(std::size_t r, std::size_t s, const Step& step) {
+  void transfer(std::size_t r, const Step& step) {
     if (step.sends.empty() && step.receives.empty()) return;
     Progress& mine = progress_[r];
     double start = mine.begin;

@@ -95,7 +95,7 @@ class DeviceAttention : public ::testing::Test {
                                    test::session().world(), test::kWatchdog);
   }
 
-  [[nodiscard]] std::vector<Transport> transports() const {
+  [[nodiscard]] static std::vector<Transport> transports() {
     if (rank_.shared) return {Transport::peer};
     return {Transport::peer, Transport::nccl};
   }
@@ -131,7 +131,7 @@ class DeviceAttention : public ::testing::Test {
   }
 
   // One for all tests: a device outlives what other ranks have mapped of it.
-  static test::RankDevice rank_;
+  static test::RankDevice rank_;  // NOLINT(readability-identifier-naming): as a member
   Registry registry_ = Registry::standard();
   std::unique_ptr<Mesh> mesh_;
 };
@@ -159,7 +159,7 @@ TEST_F(DeviceAttention, RandomProblems) {
 
 TEST_F(DeviceAttention, EveryScheduleTransportAndImplementation) {
   const int ranks = test::session().size();
-  const std::int64_t length = 256 * ranks;
+  const std::int64_t length = std::int64_t{256} * ranks;
   std::vector<std::int32_t> documents{0, 100, 101, static_cast<std::int32_t>(length)};
   const auto ids = segments_from_cu_seqlens(documents, length);
   for (const Transport transport : transports()) {
@@ -192,7 +192,7 @@ TEST_F(DeviceAttention, EveryScheduleTransportAndImplementation) {
 // Options that nobody has thought about give the blocks that cuDNN can take.
 TEST_F(DeviceAttention, DefaultOptionsSuitTheDevice) {
   for (const LayoutKind layout : {LayoutKind::contiguous, LayoutKind::zigzag}) {
-    ShardedCase one = case_of(256 * test::session().size(), 8, 2, 128);
+    ShardedCase one = case_of(std::int64_t{256} * test::session().size(), 8, 2, 128);
     one.layout.sequence = layout;
     const ShardedAttention attention(one.problem,
                                      shard_operands(one.problem, mesh_->shape(), one.layout),
@@ -225,7 +225,7 @@ TEST_F(DeviceAttention, PaddedBatchesStayWithCudnn) {
 // A fold into float32, and rings by groups of heads.
 TEST_F(DeviceAttention, LittleMemoryForPartialResults) {
   for (const std::int64_t bytes : {std::int64_t{1}, std::int64_t{200000}}) {
-    ShardedCase one = case_of(512 * test::session().size(), 8, 4, 64);
+    ShardedCase one = case_of(std::int64_t{512} * test::session().size(), 8, 4, 64);
     one.plan = PlanOptions::for_place(rank_.device->place());
     one.plan->merge_bytes = bytes;
     if (test::session().size() == 1) one.schedule = "local";
@@ -285,7 +285,7 @@ TEST_F(DeviceAttention, ReplayedCallsSeeNewDataAndSetNothingUp) {
 // Head-major tensors, those whose strides are no multiples of 16 bytes, and those that begin at
 // none, after contiguous ones: prepared or not.
 TEST_F(DeviceAttention, TensorsThatLieOtherwise) {
-  ShardedCase one = case_of(256 * test::session().size(), 8, 2, 64);
+  ShardedCase one = case_of(std::int64_t{256} * test::session().size(), 8, 2, 64);
   if (test::session().size() == 1) one.schedule = "local";
   const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
   ShardedAttention attention(one.problem, operands, *mesh_, registry_, *rank_.device,
@@ -351,7 +351,7 @@ TEST_F(DeviceAttention, ARankThatStaysAwayIsATimeoutOfTheOthers) {
       SCOPED_TRACE(testing::Message() << name_of(transport) << " after " << calls_before);
       const Watchdog hasty{Watchdog::Seconds(2)};
       Mesh mesh(mesh_->shape(), test::session().world(), hasty);
-      ShardedCase one = case_of(384 * ranks, 8, 2, 128);
+      ShardedCase one = case_of(std::int64_t{384} * ranks, 8, 2, 128);
       one.transport = transport;
       const ShardedOperands operands = shard_operands(one.problem, mesh.shape(), one.layout);
       ShardedAttention attention(one.problem, operands, mesh, registry_, *rank_.device,
@@ -385,7 +385,7 @@ TEST_F(DeviceAttention, ARankThatStaysAwayIsATimeoutOfTheOthers) {
 TEST_F(DeviceAttention, StronglyNegativeLse) {
   const int ranks = test::session().size();
   for (const bool causal : {true, false}) {
-    ShardedCase one = case_of(192 * ranks, 4, 2, 64);
+    ShardedCase one = case_of(std::int64_t{192} * ranks, 4, 2, 64);
     one.problem.mask.set_causal(causal);
     if (ranks == 1) one.schedule = "local";
     one.layout.sequence = LayoutKind::contiguous;

@@ -1,4 +1,7 @@
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
+#include <limits>
 
 #include <fmt/format.h>
 
@@ -14,6 +17,18 @@ void check_at_least(const char* name, std::int64_t value, std::int64_t bound) {
   }
 }
 
+// Whether the product stays below `bound`. A size of 0 counts as 1: strides and parts of the
+// product leave it out.
+bool product_is_below(std::int64_t bound, std::initializer_list<std::int64_t> sizes) {
+  std::int64_t product = 1;
+  for (const std::int64_t size : sizes) {
+    const std::int64_t factor = std::max<std::int64_t>(size, 1);
+    if (product > (bound - 1) / factor) return false;
+    product *= factor;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::string to_string(const AttentionShape& shape) {
@@ -25,26 +40,43 @@ double AttentionProblem::logit_scale() const {
   return scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
 }
 
-void AttentionProblem::validate() const {
-  check_at_least("batch B", shape.batch, 0);
-  check_at_least("query length T", shape.query_length, 0);
-  check_at_least("key/value length S", shape.kv_length, 0);
-  check_at_least("query heads N", shape.heads, 1);
-  check_at_least("key/value heads K", shape.kv_heads, 1);
-  check_at_least("head dimension D", shape.head_dim, 1);
-  check_at_least("value head dimension Dv", shape.value_dim, 1);
-  if (shape.heads % shape.kv_heads != 0) {
-    throw ArgumentError("query heads N", std::to_string(shape.heads),
-                        fmt::format("a multiple of the {} key/value heads", shape.kv_heads));
+void AttentionShape::validate() const {
+  check_at_least("batch B", batch, 0);
+  check_at_least("query length T", query_length, 0);
+  check_at_least("key/value length S", kv_length, 0);
+  check_at_least("query heads N", heads, 1);
+  check_at_least("key/value heads K", kv_heads, 1);
+  check_at_least("head dimension D", head_dim, 1);
+  check_at_least("value head dimension Dv", value_dim, 1);
+  if (heads % kv_heads != 0) {
+    throw ArgumentError("query heads N", std::to_string(heads),
+                        fmt::format("a multiple of the {} key/value heads", kv_heads));
   }
+  constexpr std::int64_t kElements = std::int64_t{1} << 60;
+  if (!product_is_below(kElements, {batch, query_length, heads, std::max(head_dim, value_dim)}) ||
+      !product_is_below(kElements, {batch, kv_length, kv_heads, std::max(head_dim, value_dim)})) {
+    throw ArgumentError("shape", to_string(*this), "tensors of fewer than 2^60 elements");
+  }
+  // Counting them under a diagonal doubles them on the way.
+  if (!product_is_below(std::int64_t{1} << 62, {batch, query_length, kv_length})) {
+    throw ArgumentError("shape", to_string(*this), "fewer than 2^62 pairs of a query and a key");
+  }
+}
+
+void AttentionProblem::validate() const {
+  shape.validate();
   if (dtype != DType::float16 && dtype != DType::bfloat16 && dtype != DType::float32) {
     throw ArgumentError("dtype", std::string(name_of(dtype)), "float16, bfloat16 or float32");
   }
-  if (scale && !std::isfinite(*scale)) {
-    throw ArgumentError("scale", fmt::format("{}", *scale), "a finite number");
+  // Kernels compute with them in float32.
+  using Float = std::numeric_limits<float>;
+  if (scale && !(std::abs(*scale) <= Float::max())) {
+    throw ArgumentError("scale", fmt::format("{}", *scale), "a number that is finite in float32");
   }
-  if (soft_cap && !(std::isfinite(*soft_cap) && *soft_cap > 0)) {
-    throw ArgumentError("soft cap", fmt::format("{}", *soft_cap), "a positive finite number");
+  if (soft_cap && !(*soft_cap >= Float::min() && *soft_cap <= Float::max())) {
+    throw ArgumentError("soft cap", fmt::format("{}", *soft_cap),
+                        fmt::format("a positive number from {:.2g} to {:.2g}, as float32 has it",
+                                    Float::min(), Float::max()));
   }
   mask.validate(shape.batch, shape.query_length, shape.kv_length);
 }

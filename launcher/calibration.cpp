@@ -269,6 +269,9 @@ ExitCode calibrate(const CommandContext& context) {
   Extent extent = device->place().is_host() ? kOnHost : kOnGpu;
   if (options.sequence_sweep) extent.rows = *options.sequence_sweep;
   const int threads = threads_per_rank(options, mesh);
+  AttentionShape largest = *options.shape;
+  largest.query_length = largest.kv_length = std::max(extent.rows.end, extent.call_rows);
+  collectively(world, [&] { as_option("--shape", [&] { largest.validate(); }); });
 
   Report report("bench.calibrate",
                 {{"what", "", 8}, {"size", "", 16}, {"value", "", 12}, {"unit", "", 8}});
@@ -276,8 +279,8 @@ ExitCode calibrate(const CommandContext& context) {
   ring::CostModel model;
   {
     KernelBlocks blocks = collectively(world, [&] {
-      return KernelBlocks(options, *options.shape, std::max(extent.rows.end, extent.call_rows),
-                          *device, mesh.watchdog(), threads);
+      return KernelBlocks(options, *options.shape, largest.query_length, *device, mesh.watchdog(),
+                          threads);
     });
     measure_kernel(model, blocks, extent, options, world);
     const AttentionShape& s = blocks.problem().shape;

@@ -16,6 +16,8 @@ namespace {
 
 // Beyond this, products of sizes no longer fit 63 bits, whatever memory there is.
 constexpr std::int64_t kLargestSize = std::int64_t{1} << 48;
+// Times the largest size it still fits.
+constexpr std::int64_t kLargestFactor = std::int64_t{1} << 14;
 
 template <class Number>
 std::optional<Number> number_of(std::string_view text) {
@@ -158,12 +160,15 @@ SweepRange parse_sweep(const std::string& option, std::string_view text) {
     const auto end = size_of_text(parts[1]);
     const auto factor = parts.size() == 3 ? number_of<std::int64_t>(parts[2]) : range.factor;
     if (begin && end && factor && *begin >= 1 && *begin <= *end && *factor >= 2 &&
-        *factor <= kLargestSize) {
+        *factor <= kLargestFactor) {
       return {*begin, *end, *factor};
     }
   }
-  throw ArgumentError(option, quoted(text),
-                      "BEGIN:END or BEGIN:END:FACTOR with 1 <= BEGIN <= END and FACTOR >= 2");
+  throw ArgumentError(
+      option, quoted(text),
+      fmt::format("BEGIN:END or BEGIN:END:FACTOR with 1 <= BEGIN <= END and FACTOR from 2 "
+                  "to {}",
+                  kLargestFactor));
 }
 
 RandomCase parse_random_case(const std::string& option, std::string_view text) {

@@ -77,7 +77,7 @@ struct PlanTotals {
   double most_work = 0;
   std::int64_t hops = 0;       ///< most steps of a rank in which something travels
   std::int64_t hop_bytes = 0;  ///< most that a rank receives in one step
-  std::int64_t bytes = 0;      ///< received by all ranks
+  double bytes = 0;            ///< received by all ranks
   std::int64_t buffers = 0;    ///< most buffer memory of a rank
 };
 
@@ -89,7 +89,7 @@ PlanTotals totals_of(const ring::Plan& plan) {
       const std::int64_t bytes = bytes_received(step);
       hops += step.sends.empty() && step.receives.empty() ? 0 : 1;
       totals.hop_bytes = std::max(totals.hop_bytes, bytes);
-      totals.bytes += bytes;
+      totals.bytes += static_cast<double>(bytes);
     }
     totals.hops = std::max(totals.hops, hops);
     totals.most_work = std::max(totals.most_work, rank.work());
@@ -121,7 +121,7 @@ void add_layout(Report& report, const ring::Plan& plan, LayoutKind layout, bool 
                   fmt::format("{:.3f}", gflop(plan.problem.shape, totals.most_work)),
                   fmt::format("{:.2f}", plan.imbalance() * 100), std::to_string(totals.hops),
                   fmt::format("{:.3f}", static_cast<double>(totals.hop_bytes) / kMiB),
-                  fmt::format("{:.3f}", static_cast<double>(totals.bytes) / kMiB),
+                  fmt::format("{:.3f}", totals.bytes / kMiB),
                   fmt::format("{:.3f}", static_cast<double>(totals.buffers) / kMiB),
                   fmt::format("{:.3f}", exposed * 1e3), fmt::format("{:.3f}", finish * 1e3)});
 }

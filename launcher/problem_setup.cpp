@@ -159,6 +159,21 @@ Mask set_up_mask(const Options& options, const AttentionShape& shape) {
   return mask;
 }
 
+// Runs body() and lets its errors call the fields of a problem by the options that gave them.
+template <class Body>
+void named_by_options(const Options& options, const Body& body) {
+  try {
+    body();
+  } catch (const ArgumentError& error) {
+    const std::string& name = error.argument();
+    const std::string option = name == "scale"                    ? "--scale"
+                               : name == "soft cap"               ? "--soft-cap"
+                               : name == "shape" && options.shape ? "--shape"
+                                                                  : name;
+    throw ArgumentError(option, error.value(), error.expected());
+  }
+}
+
 LayoutKind sequence_layout(const Options& options) {
   if (options.sequence_layout != "auto") return parse_layout(options.sequence_layout);
   return options.causal ? LayoutKind::zigzag : LayoutKind::contiguous;
@@ -184,8 +199,10 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   setup.problem.dtype = dtype;
   setup.problem.scale = options.scale;
   setup.problem.soft_cap = options.soft_cap;
+  const auto check = [&] { named_by_options(options, [&] { setup.problem.validate(); }); };
+  check();  // the mask's files are read for a shape that can be
   setup.problem.mask = set_up_mask(options, shape);
-  setup.problem.validate();
+  check();
 
   const AttentionMode mode =
       options.mode ? parse_attention_mode(*options.mode) : infer_attention_mode(shape.query_length);

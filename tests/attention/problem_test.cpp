@@ -23,6 +23,11 @@ TEST(AttentionProblem, AcceptsWhatIsLegal) {
   empty.shape.batch = empty.shape.query_length = empty.shape.kv_length = 0;
   empty.scale = -2.5;
   EXPECT_NO_THROW(empty.validate());
+  AttentionProblem largest = good_problem();
+  largest.shape = {1, (std::int64_t{1} << 31) - 1, std::int64_t{1} << 31, 4, 2, 64, 64};
+  largest.scale = 3e38;
+  largest.soft_cap = 3e38;
+  EXPECT_NO_THROW(largest.validate());
 }
 
 TEST(AttentionProblem, RefusesNamingTheField) {
@@ -46,11 +51,20 @@ TEST(AttentionProblem, RefusesNamingTheField) {
   expect("key/value heads K", [](auto& p) { p.shape.kv_heads = 0; });
   expect("head dimension D", [](auto& p) { p.shape.head_dim = 0; });
   expect("value head dimension Dv", [](auto& p) { p.shape.value_dim = 0; });
+  const std::int64_t huge = std::int64_t{1} << 48;
+  expect("shape", [&](auto& p) { p.shape = {huge, huge, huge, 1, 1, 1, 1}; });
+  expect("shape", [&](auto& p) { p.shape = {0, huge, 1, huge, huge, 1, 1}; });
+  expect("shape", [&](auto& p) { p.shape = {1, 1, huge, 4, 4, 1, 1024}; });
+  expect("shape", [&](auto& p) { p.shape = {1, huge / 4, 1, 64, 64, 1, 1024}; });
+  expect("shape", [&](auto& p) { p.shape = {1, std::int64_t{1} << 31, std::int64_t{1} << 31}; });
   expect("dtype", [](auto& p) { p.dtype = DType::float64; });
   expect("dtype", [](auto& p) { p.dtype = DType::int32; });
   expect("scale", [&](auto& p) { p.scale = infinity; });
+  expect("scale", [](auto& p) { p.scale = -1e300; });
   expect("soft cap", [](auto& p) { p.soft_cap = 0.0; });
   expect("soft cap", [&](auto& p) { p.soft_cap = std::nan(""); });
+  expect("soft cap", [](auto& p) { p.soft_cap = 1e300; });
+  expect("soft cap", [](auto& p) { p.soft_cap = 1e-300; });
   expect("kv_lengths", [](auto& p) { p.mask.set_kv_lengths({1}); });
 }
 

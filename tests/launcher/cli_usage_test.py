@@ -6,6 +6,8 @@ import json
 import os
 import resource
 
+import numpy as np
+
 from cli_support import OPERANDS, OUTPUT, CliTest, main
 
 COMMANDS = ["run", "verify", "bench", "plan", "info"]
@@ -129,6 +131,38 @@ class Options(CliTest):
         self.save_operands()
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--mesh", "sp=3", ranks=2)
         self.expect_error(result, 2, "--mesh", "sp=3", "2")
+
+
+class Numbers(CliTest):
+    """Values that overflow somewhere on their way."""
+
+    def test_shapes_beyond_64_bits(self):
+        elements = "tensors of fewer than 2^60 elements"
+        pairs = "fewer than 2^62 pairs"
+        for shape, text in [("4294967296,4294967296,4294967296,1,1,1", elements),
+                            ("4000000000,4000000000,4000000000,4,2,32", elements),
+                            ("1,16384M,16384M,64,8,128", pairs)]:
+            for words in [["verify"], ["bench"], ["plan", "--mesh", "sp=4", "--schedule", "ring"]]:
+                with self.subTest(shape=shape, words=words):
+                    self.expect_error(self.annulus(*words, "--shape", shape), 2, "--shape: got B=", text)
+        result = self.annulus("bench", "--calibrate", "m.json", "--shape", "1M,1,1,1M,1M,1k", ranks=2)
+        self.expect_error(result, 2, "--shape: got B=", elements)
+        self.expect_no_files("m.json")
+
+    def test_shape_beyond_the_mask_files(self):
+        self.save("cu.npy", np.array([0, 8], np.int32))
+        result = self.annulus("verify", "--shape", "256M,1M,1M,1k,1k,64", "--cu-seqlens", "cu.npy")
+        self.expect_error(result, 2, "--shape: got B=", "2^60")
+
+    def test_scale_and_cap_beyond_float32(self):
+        words = ["verify", "--shape", "1,8,8,1,1,8"]
+        for option, value in [("--scale", "1e300"), ("--soft-cap", "1e300"), ("--soft-cap", "1e-300")]:
+            with self.subTest(option + value):
+                self.expect_error(self.annulus(*words, option, value), 2, option + ": got 1e", "float32")
+
+    def test_sweep_factor(self):
+        result = self.annulus("bench", "--sweep", "64k:1M:281474976710656")
+        self.expect_error(result, 2, "--sweep: got", "FACTOR")
 
 
 class Reports(CliTest):

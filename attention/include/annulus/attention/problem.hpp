@@ -23,6 +23,10 @@ struct AttentionShape {
 
   [[nodiscard]] std::int64_t heads_per_kv_head() const { return heads / kv_heads; }
   bool operator==(const AttentionShape&) const = default;
+  /// Throws ArgumentError naming the field: sizes below 0 (heads and dims: 1), N not a multiple of
+  /// K; naming the shape: a tensor of 2^60 elements or more, 2^62 (query, key) pairs or more. What
+  /// passes can be counted, in bytes too, in 64 bits.
+  void validate() const;
 };
 
 /// "B=1 T=1024 S=1024 N=8 K=2 D=64 Dv=64".
@@ -40,9 +44,9 @@ struct AttentionProblem {
   Mask mask;
 
   [[nodiscard]] double logit_scale() const;
-  /// Throws ArgumentError naming the field: sizes below 0 (heads and dims: 1), N not a multiple of
-  /// K, a dtype other than float16, bfloat16, float32, a scale that is not finite, a soft cap that
-  /// is not positive and finite, a mask that does not fit.
+  /// Throws ArgumentError naming the field: what AttentionShape::validate() refuses, a dtype other
+  /// than float16, bfloat16, float32, a scale that is not finite in float32, a soft cap that is not
+  /// a normal positive number in float32, a mask that does not fit.
   void validate() const;
 };
 

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <annulus/core/error.hpp>
 #include <annulus/core/log.hpp>
 #include <annulus/launcher/commands.hpp>
 #include <annulus/launcher/files/temporary_file.hpp>
@@ -76,6 +77,13 @@ bool names_its_rank(const std::string& text) {
          std::isdigit(static_cast<unsigned char>(text[5])) != 0;
 }
 
+// A full disk must not pass for a result. Only rank 0 writes; the others need not know.
+ExitCode with_output_written(ExitCode exit_code) {
+  if (std::cout.flush()) return exit_code;
+  print_error("standard output: cannot be written in full");
+  return ExitCode::failure;
+}
+
 // Errors that all ranks share end the program in good order, with one message.
 ExitCode guarded(const MpiSession& session, const std::vector<std::string>& words) {
   const auto shared = [&](const Error& error) {
@@ -83,7 +91,7 @@ ExitCode guarded(const MpiSession& session, const std::vector<std::string>& word
     return error.exit_code();
   };
   try {
-    return run_program(session, words);
+    return with_output_written(run_program(session, words));
   } catch (const UserError& error) {
     return shared(error);
   } catch (const AgreedFailure& error) {

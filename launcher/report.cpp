@@ -44,6 +44,11 @@ void write_row(std::ostream& out, const std::vector<std::string>& cells,
   out << '\n';
 }
 
+// Work of hours must not go on for a table that nobody will see.
+void flush_followed(std::ostream& out) {
+  if (!out.flush()) throw LibraryError("standard output: cannot be written in full");
+}
+
 template <class Number>
 bool reads_as(const std::string& cell, Number& number) {
   const char* end = cell.data() + cell.size();
@@ -103,7 +108,7 @@ void Report::add_row(std::vector<std::string> cells) {
   rows_.push_back(std::move(cells));
   if (follower_ == nullptr) return;
   write_row(*follower_, rows_.back(), follower_widths_);
-  follower_->flush();
+  flush_followed(*follower_);
 }
 
 void Report::set_verdict(std::string verdict, bool passed) {
@@ -181,7 +186,7 @@ void Report::follow(std::ostream& out) {
   follower_widths_ = widths();
   write_header(out, follower_widths_);
   for (const auto& row : rows_) write_row(out, row, follower_widths_);
-  out.flush();
+  flush_followed(out);
 }
 
 nlohmann::json Report::to_json() const {

@@ -70,6 +70,23 @@ class FullDisk(CliTest):
         self.expect_no_files("output.npy")
 
 
+class FullOutput(CliTest):
+    def test_is_a_failure(self):
+        shape = ["--shape", "1,64,64,4,2,16"]
+        plan = ["plan", "--mesh", "sp=2", *shape]
+        for words in [["--help"], ["verify", *shape], ["verify", *shape, "--json", "-"],
+                      ["verify", "--random", 2], plan, [*plan, "--json", "-"], ["info"],
+                      ["info", "--json", "-"],
+                      ["bench", "--iters", 1, "--warmup", 0, *shape, "--csv", "-"]]:
+            with self.subTest(words), open("/dev/full", "w") as full:
+                result = subprocess.run(command(*words), cwd=self.directory, stdout=full,
+                                        stderr=subprocess.PIPE, text=True, timeout=TIMEOUT)
+                self.assertEqual(result.returncode, 3, result.stderr)
+                self.assertIn("annulus: error: standard output: cannot be written in full",
+                              result.stderr)
+                self.assertEqual(result.stderr.count("standard output"), 1)
+
+
 class RankFails(CliTest):
     """A rank dies or stops in the middle of a computation of many seconds."""
 

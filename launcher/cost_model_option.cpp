@@ -19,7 +19,12 @@ namespace {
 std::string read_text(const std::string& path) {
   errno = 0;
   std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  std::string text;
+  try {
+    text.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  } catch (const std::ios_base::failure&) {
+    file.setstate(std::ios_base::badbit);  // a directory, a disk that fails
+  }
   if (!file) {
     throw FileError(path, fmt::format("cannot be read: {}",
                                       errno != 0 ? std::strerror(errno) : "unknown reason"));

@@ -26,6 +26,17 @@ json curve_json(const CostCurve& curve, const char* size, const char* value) {
   return points;
 }
 
+/// What a number may be: with these, no prediction overflows.
+struct Bounds {
+  double least;
+  double most;
+};
+constexpr Bounds kSizes{0, 0x1p63};
+constexpr Bounds kRates{1, 1e30};  // per second
+constexpr Bounds kLatencies{0, 3600};
+constexpr Bounds kTransfers{1e-12, 3600};
+constexpr double kSlowest = 1;  // seconds per byte
+
 /// An object of the file, and where it stands: "transports.mpi[2]".
 class Reader {
  public:
@@ -48,20 +59,15 @@ class Reader {
 
   [[nodiscard]] const json& at(const char* key) const { return object_.at(key); }
 
-  [[nodiscard]] double positive(const char* key) const {
+  /// A number within the bounds.
+  [[nodiscard]] double number(const char* key, Bounds bounds) const {
     const json& value = object_.at(key);
-    if (!value.is_number() || !(value.get<double>() > 0)) {
-      fail(name(key), fmt::format("is {}, expected a positive number", value.dump()));
+    const double given = value.is_number() ? value.get<double>() : -1;
+    if (!(given >= bounds.least && given <= bounds.most)) {
+      fail(name(key), fmt::format("is {}, expected a number from {} to {}", value.dump(),
+                                  bounds.least, bounds.most));
     }
-    return value.get<double>();
-  }
-
-  [[nodiscard]] double not_negative(const char* key) const {
-    const json& value = object_.at(key);
-    if (!value.is_number() || !(value.get<double>() >= 0)) {
-      fail(name(key), fmt::format("is {}, expected a number of 0 or more", value.dump()));
-    }
-    return value.get<double>();
+    return given;
   }
 
   [[nodiscard]] std::string text(const char* key) const {
@@ -70,14 +76,15 @@ class Reader {
     return value.get<std::string>();
   }
 
-  [[nodiscard]] CostCurve curve(const char* key, const char* size, const char* value) const {
+  [[nodiscard]] CostCurve curve(const char* key, const char* size, const char* value,
+                                Bounds bounds) const {
     const json& list = object_.at(key);
     if (!list.is_array()) fail(name(key), "is not a list of points");
     std::vector<CostCurve::Point> points;
     for (std::size_t i = 0; i < list.size(); ++i) {
       const Reader point(list[i], fmt::format("{}[{}]", name(key), i), path_);
       point.expect_keys({size, value});
-      points.push_back({point.not_negative(size), point.positive(value)});
+      points.push_back({point.number(size, kSizes), point.number(value, bounds)});
     }
     try {
       return {std::move(points), key};
@@ -124,6 +131,8 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
     data = json::parse(text);
   } catch (const json::parse_error& error) {
     throw FileError(path, fmt::format("is not JSON (byte {})", error.byte));
+  } catch (const json::out_of_range&) {
+    throw FileError(path, "has a number beyond what float64 holds");
   }
   const Reader file(data, "", path);
   file.expect_keys({"schema", "version", "source", "kernel", "call_latency_seconds",
@@ -135,12 +144,17 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
   }
   CostModel model;
   model.source = file.text("source");
-  model.kernel = file.curve("kernel", "rows", "flops_per_second");
-  model.call_latency = file.not_negative("call_latency_seconds");
-  model.merge_bytes_per_second = file.positive("merge_bytes_per_second");
+  model.kernel = file.curve("kernel", "rows", "flops_per_second", kRates);
+  model.call_latency = file.number("call_latency_seconds", kLatencies);
+  model.merge_bytes_per_second = file.number("merge_bytes_per_second", kRates);
   const Reader transports(file.at("transports"), "transports", path);
   for (const auto& item : file.at("transports").items()) {
-    model.transports.emplace(item.key(), transports.curve(item.key().c_str(), "bytes", "seconds"));
+    const CostCurve curve = transports.curve(item.key().c_str(), "bytes", "seconds", kTransfers);
+    if (!(curve.extended(kSizes.most) <= kSizes.most * kSlowest)) {
+      file.fail("transports." + item.key(),
+                fmt::format("takes more than {} s per byte for large messages", kSlowest));
+    }
+    model.transports.emplace(item.key(), curve);
   }
   model.transport = file.text("transport");
   if (!model.transports.contains(model.transport)) {

@@ -1,6 +1,7 @@
 """annulus bench --hops and --calibrate, and what --cost-model does with the result."""
 
 import json
+import os
 
 from cli_support import CliTest, main
 
@@ -98,6 +99,17 @@ class CostModel(CliTest):
         (row,) = [line.split() for line in result.stdout.splitlines()
                   if line.split()[1:2] == ["yes"]]
         return float(row[-2]), float(row[-1])
+
+    def test_unreadable_file(self):
+        os.mkdir(self.path("folder"))
+        self.expect_error(self.annulus(*PLAN, "--cost-model", "folder"), 2,
+                          "--cost-model folder: cannot be read: Is a directory")
+        with open(self.path("huge.json"), "w") as file:
+            file.write('{"call_latency_seconds": 1e400}')
+        self.expect_error(self.annulus(*PLAN, "--cost-model", "huge.json"), 2,
+                          "--cost-model huge.json: has a number beyond")
+        self.expect_error(self.plan(call_latency_seconds=1e308), 2,
+                          "--cost-model model.json: call_latency_seconds is 1e+308")
 
     def test_plan_predicts_by_it(self):
         # Three hops of 250 ms, and 34.36 GFLOP at 1 TFLOP/s in four equal steps, three of them under

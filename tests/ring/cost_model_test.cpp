@@ -111,6 +111,17 @@ TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
   };
   expect_file_error("{", "is not JSON");
   expect_file_error("[]", "is not an object");
+  expect_file_error("[1e400]", "beyond what float64 holds");
+  expect_file_error(damaged([](json& d) { d["call_latency_seconds"] = 1e308; }),
+                    "call_latency_seconds is 1e+308, expected a number from 0 to 3600");
+  expect_file_error(damaged([](json& d) { d["merge_bytes_per_second"] = 1e-300; }),
+                    "merge_bytes_per_second is 1e-300");
+  expect_file_error(damaged([](json& d) { d["kernel"][0]["flops_per_second"] = 1e-300; }),
+                    "kernel[0].flops_per_second is 1e-300");
+  expect_file_error(damaged([](json& d) { d["transports"]["mpi"][0]["seconds"] = 1e308; }),
+                    "transports.mpi[0].seconds is 1e+308");
+  expect_file_error(damaged([](json& d) { d["transports"]["mpi"][1]["bytes"] = 1e-300; }),
+                    "transports.mpi takes more than 1 s per byte");
   expect_file_error(damaged([](json& d) { d.erase("source"); }), "source is missing");
   expect_file_error(damaged([](json& d) { d["speed"] = 1; }), "speed is no key");
   expect_file_error(damaged([](json& d) { d["version"] = 2; }), "version 2");

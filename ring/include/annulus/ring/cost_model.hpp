@@ -45,7 +45,8 @@ struct CostModel {
 ///      "transports": {"mpi": [{"bytes": 65536, "seconds": 2e-5}, …]}}
 [[nodiscard]] std::string to_json(const CostModel& model);
 /// Reads it back. Throws FileError naming `path` and the key for a key that is missing, unknown or
-/// of another kind, and for another schema or version.
+/// of another kind or so large or small that predictions overflow (a latency above an hour, a rate
+/// below 1 per second), and for another schema or version.
 [[nodiscard]] CostModel parse_cost_model(std::string_view text, const std::string& path);
 
 }  // namespace annulus::ring

@@ -69,7 +69,7 @@ std::string mpi_library() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
   int length = 0;
   check_mpi(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");
-  return first_line({text.data(), static_cast<std::size_t>(length)});
+  return first_line(text.data());  // the length may count the terminating zero
 }
 
 std::string best_simd_target() {

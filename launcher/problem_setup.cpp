@@ -21,6 +21,9 @@
 namespace annulus::launcher {
 namespace {
 
+// Of a mesh that need not exist: a plan is held in memory for all its ranks.
+constexpr int kMostPlannedRanks = 1 << 16;
+
 /// A file of a mask, and what messages call it; no path where there is none.
 struct MaskFile {
   std::string path;
@@ -183,7 +186,12 @@ LayoutKind sequence_layout(const Options& options) {
 
 MeshShape set_up_mesh(const Options& options, int ranks) {
   if (options.mesh) {
-    return as_option("--mesh", [&] { return MeshShape::parse(*options.mesh, ranks); });
+    MeshShape mesh = as_option("--mesh", [&] { return MeshShape::parse(*options.mesh, ranks); });
+    if (ranks == 0 && mesh.ranks() > kMostPlannedRanks) {
+      throw ArgumentError("--mesh", fmt::format("{} ranks", mesh.ranks()),
+                          fmt::format("a plan of at most {} ranks", kMostPlannedRanks));
+    }
+    return mesh;
   }
   if (ranks == 0) {
     throw ArgumentError("--mesh", "nothing", "the axes and their sizes, such as dp=1,sp=4,tp=1");

@@ -282,6 +282,8 @@ class Plan(CliTest):
         self.expect_error(self.annulus(*PLAN, "--query-spec", "-,xp"), 2, "xp")
         self.expect_error(self.annulus(*PLAN, "--kv-spec", "sp"), 2, "key/value spec", "sp")
         self.expect_error(self.annulus("plan", "--mesh", "dp=3", "--shape", "2,8,8,1,1,8"), 2, "dp")
+        self.expect_error(self.annulus("plan", "--mesh", "sp=2000000000", "--shape", "1,8,8,1,1,8"), 2,
+                          "--mesh: got 2000000000 ranks", "at most 65536 ranks")
 
 
 class Info(CliTest):
@@ -291,6 +293,7 @@ class Info(CliTest):
         for text in ["OpenBLAS", "Highway", "MPI", "2 on 1 node,", "native", "allgather",
                      "ANNULUS_LOG_LEVEL", "CUDA", "NCCL", "cuDNN"]:
             self.assertIn(text, result.stdout)
+        self.assertNotIn("\0", result.stdout)
         info = json.loads(self.annulus("info", "--json", "-").stdout)
         self.assertEqual(info["implementations"]["native"], "yes")
         self.assertEqual(info["schedules"]["ulysses"], "not available yet")

@@ -31,6 +31,7 @@
 #include <annulus/mesh/nccl_group.hpp>
 #include <annulus/ring/planner.hpp>
 
+#include "as_option.hpp"
 #include "version.hpp"
 
 namespace annulus::launcher {
@@ -237,7 +238,8 @@ ExitCode info_command(const CommandContext& context) {
     sections.push_back(schedules_section());
     sections.push_back(environment_section());
     if (!options.json.empty() && options.json != "-") {
-      TextFile(options.json).commit(to_json(sections).dump(2) + "\n");
+      as_option("--json " + options.json,
+                [&] { TextFile(options.json).commit(to_json(sections).dump(2) + "\n"); });
     }
     if (options.json == "-") {
       context.out << to_json(sections).dump(2) << '\n';

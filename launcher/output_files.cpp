@@ -22,9 +22,11 @@ OutputFiles::OutputFiles(const Options& options, const AttentionProblem& problem
   const ArraySpec lse{"lse", DType::float32, {shape.batch, shape.heads, shape.query_length}};
   std::vector<ArraySpec> arrays{{"output", problem.dtype, file_order(output, bhtd_)}};
   if (lse_beside_output_) arrays.push_back(lse);
-  output_ = std::make_unique<ArrayWriter>(group, options.output, std::move(arrays));
+  output_ = std::make_unique<ArrayWriter>(group, options.output, std::move(arrays),
+                                          "--output " + options.output);
   if (!options.lse.empty() && !lse_beside_output_) {
-    lse_ = std::make_unique<ArrayWriter>(group, options.lse, std::vector<ArraySpec>{lse});
+    lse_ = std::make_unique<ArrayWriter>(group, options.lse, std::vector<ArraySpec>{lse},
+                                         "--lse " + options.lse);
   }
 }
 

@@ -18,6 +18,7 @@
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/simulate.hpp>
 
+#include "as_option.hpp"
 #include "cost_model_option.hpp"
 #include "explain.hpp"
 #include "warnings.hpp"
@@ -223,7 +224,9 @@ ExitCode plan_command(const CommandContext& context) {
       context.out << ring::to_json(planned.plan) << '\n';
       return;
     }
-    if (!options.json.empty()) TextFile(options.json).commit(ring::to_json(planned.plan) + "\n");
+    if (!options.json.empty())
+      as_option("--json " + options.json,
+                [&] { TextFile(options.json).commit(ring::to_json(planned.plan) + "\n"); });
     print(planned, options, context.out);
   });
   return ExitCode::success;

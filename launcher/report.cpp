@@ -13,6 +13,8 @@
 #include <annulus/core/error.hpp>
 #include <annulus/launcher/report.hpp>
 
+#include "as_option.hpp"
+
 namespace annulus::launcher {
 namespace {
 
@@ -79,9 +81,10 @@ void write_json(const Report& report, std::ostream& out) {
   out << report.to_json().dump(2) << '\n';
 }
 
-std::optional<TextFile> open_unless_output(const std::string& path) {
+std::optional<TextFile> open_unless_output(const char* option, const std::string& path) {
   if (path.empty() || path == kNothing) return std::nullopt;
-  return std::optional<TextFile>(std::in_place, path);
+  return as_option(fmt::format("{} {}", option, path),
+                   [&] { return std::optional<TextFile>(std::in_place, path); });
 }
 
 }  // namespace
@@ -227,8 +230,8 @@ void Report::write_csv(std::ostream& out) const {
 ReportFiles::ReportFiles(const std::string& json_path, const std::string& csv_path)
     : json_to_output_(json_path == kNothing),
       csv_to_output_(csv_path == kNothing),
-      json_(open_unless_output(json_path)),
-      csv_(open_unless_output(csv_path)) {}
+      json_(open_unless_output("--json", json_path)),
+      csv_(open_unless_output("--csv", csv_path)) {}
 
 void ReportFiles::write(const Report& report, std::ostream& out) {
   if (json_to_output_) write_json(report, out);

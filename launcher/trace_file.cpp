@@ -7,6 +7,8 @@
 
 #include <annulus/mesh/agreement.hpp>
 
+#include "as_option.hpp"
+
 namespace annulus::launcher {
 namespace {
 
@@ -23,7 +25,8 @@ std::int64_t earliest(const std::vector<TraceSpan>& spans, Group& group) {
 
 TraceFile::TraceFile(const std::string& path, Group& group) : group_(group) {
   collectively(group_, [&] {
-    if (group_.rank() == 0) file_.emplace(path);
+    if (group_.rank() != 0) return;
+    as_option("--trace " + path, [&] { file_.emplace(path); });
   });
 }
 

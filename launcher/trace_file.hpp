@@ -13,7 +13,7 @@ namespace annulus::launcher {
 /// The file of --trace: one Chrome trace-event file of all ranks, written by rank 0.
 class TraceFile {
  public:
-  /// Collective over `group`. Opens a temporary file beside `path`; all ranks throw FileError if
+  /// Collective over `group`. Opens a temporary file beside `path`; all ranks throw UserError if
   /// that fails.
   TraceFile(const std::string& path, Group& group);
   /// Collective. Times count from the earliest span of any rank. Throws SystemError.

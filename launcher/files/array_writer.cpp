@@ -12,6 +12,7 @@
 #include <annulus/launcher/files/array_writer.hpp>
 #include <annulus/mesh/agreement.hpp>
 
+#include "../as_option.hpp"
 #include "npy.hpp"
 #include "safetensors.hpp"
 #include "slice_runs.hpp"
@@ -36,7 +37,8 @@ std::string header_of(const std::string& path, std::vector<ArrayInfo>& arrays) {
 
 }  // namespace
 
-ArrayWriter::ArrayWriter(Group& group, std::string path, std::vector<ArraySpec> arrays)
+ArrayWriter::ArrayWriter(Group& group, std::string path, std::vector<ArraySpec> arrays,
+                         const std::string& shown)
     : group_(group), path_(std::move(path)), written_(arrays.size(), 0.0) {
   for (ArraySpec& array : arrays) {
     arrays_.push_back({std::move(array.name), array.dtype, array.shape, 0});
@@ -48,7 +50,7 @@ ArrayWriter::ArrayWriter(Group& group, std::string path, std::vector<ArraySpec> 
     for (const ArrayInfo& array : arrays_) {
       end = std::max(end, array.offset + byte_count(array.dtype, array.shape).value());
     }
-    create(header, end);
+    as_option(shown.empty() ? path_ : shown, [&] { create(header, end); });
   });
   // Rank 0 chose the name.
   const std::string temporary = group_.gather_text(temporary_ ? temporary_->path() : "").front();

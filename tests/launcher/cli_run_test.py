@@ -211,7 +211,7 @@ class BadInput(CliTest):
                 files = {"--output": "output.npy", option: "no/such/file.npy"}
                 words = [word for item in files.items() for word in item]
                 result = self.annulus("run", *OPERANDS, *words, ranks=2)
-                self.expect_error(result, 2, "no/such/file.npy: cannot be written")
+                self.expect_error(result, 2, option + " no/such/file.npy: cannot be written")
                 self.expect_no_files("output.npy")
 
     def test_output_and_lse_in_one_npy_file(self):

@@ -180,8 +180,8 @@ TEST_F(ReportFilesTest, DashIsTheOutput) {
 }
 
 TEST_F(ReportFilesTest, AnImpossibleNameFailsAtOnce) {
-  EXPECT_THROW(ReportFiles(path("missing/a.json"), ""), FileError);
-  EXPECT_THROW(ReportFiles("", path(".")), FileError);
+  EXPECT_THROW(ReportFiles(path("missing/a.json"), ""), UserError);
+  EXPECT_THROW(ReportFiles("", path(".")), UserError);
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ class Report {
 class ReportFiles {
  public:
   /// Empty paths: nowhere. Opens the files, so that an impossible name fails before the work.
-  /// Throws FileError.
+  /// Throws UserError naming the option.
   ReportFiles(const std::string& json_path, const std::string& csv_path);
   /// Whether the table must give way on standard output.
   [[nodiscard]] bool replace_table() const noexcept { return json_to_output_ || csv_to_output_; }

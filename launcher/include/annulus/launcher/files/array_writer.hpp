@@ -33,7 +33,9 @@ class ArrayWriter {
   /// Collective over `group`, which must outlive the writer; its ranks must see one file system.
   /// All ranks throw UserError (a directory that is missing or not writable, a name that is taken
   /// by something else than a file) or LibraryError (a full disk), as agree() does.
-  ArrayWriter(Group& group, std::string path, std::vector<ArraySpec> arrays);
+  /// `shown` is what errors about the name call the file ("--output o.npy"); by default its path.
+  ArrayWriter(Group& group, std::string path, std::vector<ArraySpec> arrays,
+              const std::string& shown = "");
   /// Not collective. Without commit() nothing of the file remains.
   ~ArrayWriter() = default;
   ArrayWriter(const ArrayWriter&) = delete;

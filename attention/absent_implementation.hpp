@@ -13,8 +13,8 @@ namespace annulus {
 /// Holds the names of an implementation that this build does not have, and says so.
 class AbsentImplementation final : public Implementation {
  public:
-  AbsentImplementation(std::vector<std::string> names, const std::string& what)
-      : names_(std::move(names)), error_(what) {}  // NOLINT(bugprone-throw-keyword-missing)
+  AbsentImplementation(std::vector<std::string> names, const UnsupportedError& reason)
+      : names_(std::move(names)), error_(reason) {}
 
   [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
   [[nodiscard]] Capability capability(const AttentionProblem& /*problem*/,
@@ -28,7 +28,7 @@ class AbsentImplementation final : public Implementation {
 
  private:
   std::vector<std::string> names_;
-  NotAvailableError error_;
+  UnsupportedError error_;
 };
 
 }  // namespace annulus

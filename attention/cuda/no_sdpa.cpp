@@ -8,7 +8,8 @@ namespace annulus {
 std::unique_ptr<Implementation> make_sdpa_implementation() {
   return std::make_unique<AbsentImplementation>(
       std::vector<std::string>{"sdpa", "cudnn", "cuda_flash_attn2"},
-      "cuDNN attention needs a build with CUDA and cuDNN");
+      UnsupportedError(
+          "not in this build: cuDNN attention for CUDA devices needs " ANNULUS_SDPA_NEEDS));
 }
 
 CudnnVersions cudnn_versions() {

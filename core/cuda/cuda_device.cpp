@@ -85,6 +85,10 @@ std::string cuda_unavailable_reason() {
   const cudaError_t code = cudaGetDeviceCount(&count);
   if (code != cudaSuccess) {
     (void)cudaGetLastError();
+    int driver = 0;
+    if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) {
+      return "no CUDA device: no NVIDIA driver";  // the runtime calls it an old one
+    }
     return fmt::format("no CUDA device: {}", cudaGetErrorString(code));
   }
   return count > 0 ? "" : "no CUDA device is visible";

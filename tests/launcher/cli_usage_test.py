@@ -79,6 +79,13 @@ class Options(CliTest):
         self.expect_error(self.annulus(*words, "--share-gpus", "--transport", "nccl"), 2,
                           "--transport: got nccl", "--share-gpus")
 
+    def test_no_driver_is_called_that(self):
+        versions = json.loads(self.annulus("info", "--json", "-").stdout)["libraries"]["CUDA"]
+        if not versions.endswith("driver no driver"):
+            self.skipTest("CUDA: " + versions)
+        result = self.annulus("bench", "--shape", "1,8,8,1,1,8", "--device", "cuda")
+        self.expect_error(result, 2, "--device cuda: no CUDA device: no NVIDIA driver")
+
     def test_one_message_under_mpirun(self):
         self.expect_error(self.annulus("plan", "--mesh", "sp=x", ranks=3), 2, "annulus: error: --shape")
         self.expect_error(self.annulus("run", "--window", "x", ranks=3), 2,

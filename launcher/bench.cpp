@@ -163,6 +163,8 @@ class Bench {
     const AttentionProblem& problem = setup.problem;
     const ring::ShardedOperands operands =
         collectively(world, [&] { return shard_operands(setup); });
+    collectively(world,
+                 [&] { check_choices(options_, problem, operands, registry_, device_.place()); });
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
     device_.memory().trim();
     device_.memory().reset_peak();

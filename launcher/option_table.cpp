@@ -52,7 +52,11 @@ Apply parsed_into(Field Options::*field, Parse parse) {
 }
 
 std::string parse_spec(const std::string& option, const std::string& text) {
-  static_cast<void>(PartitionSpec::parse(text, option));
+  try {
+    static_cast<void>(PartitionSpec::parse(text, option));
+  } catch (const DuplicateSpecError& error) {
+    throw UserError(fmt::format("{}: {}", option, error.what()));
+  }
   return text;
 }
 

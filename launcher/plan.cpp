@@ -56,6 +56,7 @@ PlannedCase plan_case(const Options& options) {
                       cost_model_of(options, place),
                       {},
                       {}};
+  check_choices(options, planned.setup.problem, planned.operands, Registry::standard(), place);
   planned.choice = ring::choose_schedule(planned.setup.problem, planned.operands, options.schedule,
                                          planned.options, planned.model);
   planned.plan = ring::make_plan(planned.setup.problem, planned.operands, planned.choice.schedule,

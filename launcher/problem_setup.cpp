@@ -15,6 +15,7 @@
 #include <annulus/partition/attention_mode.hpp>
 #include <annulus/partition/partition_spec.hpp>
 #include <annulus/partition/sharding_rules.hpp>
+#include <annulus/ring/planner.hpp>
 
 #include "as_option.hpp"
 
@@ -248,6 +249,21 @@ ring::ShardedOperands shard_operands(const ProblemSetup& setup) {
                                 error.what()));
   } catch (const UserError& error) {
     throw UserError(fmt::format("--mesh/--query-spec/--kv-spec: {}", error.what()));
+  }
+}
+
+void check_choices(const Options& options, const AttentionProblem& problem,
+                   const ring::ShardedOperands& operands, const Registry& registry, Place place) {
+  if (options.schedule != "auto") {
+    as_option("--schedule " + options.schedule, [&] {
+      static_cast<void>(ring::choose_schedule(problem, operands, options.schedule,
+                                              ring::PlanOptions::for_place(place),
+                                              ring::CostModel::for_place(place)));
+    });
+  }
+  if (options.implementation != "auto") {
+    as_option("--impl " + options.implementation,
+              [&] { static_cast<void>(registry.select(options.implementation, problem, place)); });
   }
 }
 

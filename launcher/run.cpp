@@ -144,6 +144,7 @@ ExitCode run_command(const CommandContext& context) {
   const std::unique_ptr<Device> opened = open_device(options, mesh);
   Device& device = *opened;
   const Registry registry = Registry::standard();
+  collectively(world, [&] { check_choices(options, problem, operands, registry, device.place()); });
   ring::ShardedAttentionOptions attention_options;
   attention_options.implementation = options.implementation;
   attention_options.schedule = options.schedule;

@@ -241,6 +241,12 @@ class Verifier {
     Mesh& mesh = meshes_.get(named.mesh);
     named.sharded.threads = threads_per_rank(context_.options, mesh);
     named.sharded.cost_model = cost_model(mesh);
+    collectively(mesh.world(), [&] {
+      const ShardedCase& sharded = named.sharded;
+      check_choices(context_.options, sharded.problem,
+                    ring::shard_operands(sharded.problem, named.mesh, sharded.layout), registry_,
+                    device(mesh).place());
+    });
     const Verification found = verify_sharded(named.sharded, mesh, registry_, device(mesh));
     if (context_.options.explain) {
       explain(found.selection, report_);

@@ -62,9 +62,23 @@ class Options(CliTest):
     def test_implementation_that_cannot(self):
         self.save_operands()
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "sdpa")
-        self.expect_error(result, 2, "sdpa", "CUDA")
+        self.expect_error(result, 2, "annulus: error: --impl sdpa: ", "CUDA")
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "fastest")
         self.expect_error(result, 2, "--impl: got 'fastest'", "native")
+
+    def test_schedule_that_cannot(self):
+        self.save_operands()
+        shape = ["--shape", "1,64,64,4,2,16"]
+        for words, ranks in [(["run", *OPERANDS, *OUTPUT], 2), (["verify", *shape], 2),
+                             (["bench", *shape], 2), (["plan", "--mesh", "sp=2", *shape], None)]:
+            with self.subTest(words[0]):
+                result = self.annulus(*words, "--schedule", "local", ranks=ranks)
+                self.expect_error(result, 2, "annulus: error: --schedule local: ", "sharded along sp")
+
+    def test_axis_twice_in_a_spec(self):
+        for option in ["--query-spec", "--kv-spec"]:
+            result = self.annulus(*PLAN, option, "sp,sp,-,-")
+            self.expect_error(result, 2, f"annulus: error: {option}: ", "sp,sp,-,-")
 
     def test_transport_without_gpus(self):
         words = ["bench", "--shape", "1,64,64,4,2,16"]

@@ -4,6 +4,8 @@
 #include <vector>
 
 #include <annulus/attention/problem.hpp>
+#include <annulus/attention/registry.hpp>
+#include <annulus/core/place.hpp>
 #include <annulus/launcher/options.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/ring/sharded_operands.hpp>
@@ -19,8 +21,8 @@ struct ProblemSetup {
 };
 
 /// The mesh that the options ask for; by default all `ranks` on sp. `ranks` = 0: no communicator,
-/// the mesh must be given in full. Depends on nothing else, so that all ranks agree without
-/// talking.
+/// the mesh must be given in full, with 65536 ranks at most. Depends on nothing else, so that all
+/// ranks agree without talking.
 [[nodiscard]] MeshShape set_up_mesh(const Options& options, int ranks);
 
 /// Settles mesh, specs (given, else the sharding rules of the mode), sequence layout, dtype and
@@ -31,5 +33,10 @@ struct ProblemSetup {
 
 /// ring::shard_operands() with errors that name options and dimensions.
 [[nodiscard]] ring::ShardedOperands shard_operands(const ProblemSetup& setup);
+
+/// Throws UserErrors naming --schedule or --impl if what they name cannot do this. Does not
+/// communicate.
+void check_choices(const Options& options, const AttentionProblem& problem,
+                   const ring::ShardedOperands& operands, const Registry& registry, Place place);
 
 }  // namespace annulus::launcher

@@ -274,7 +274,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{{"bench", "--iters", "0"}, "from 1"},
         BadValue{{"bench", "--warmup", "99999999999"}, "from 0"},
         BadValue{{"bench", "--sweep", "8:4"}, "BEGIN <= END"},
-        BadValue{{"bench", "--sweep", "4:8:1"}, "FACTOR >= 2"},
+        BadValue{{"bench", "--sweep", "4:8:1"}, "FACTOR from 2 to 16384"},
         BadValue{{"bench", "--sweep", "0:8"}, "1 <= BEGIN"},
         BadValue{{"plan", "--show-ranks", "-3"}, "from 0"}));
 

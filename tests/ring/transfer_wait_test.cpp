@@ -5,15 +5,22 @@
 namespace annulus::ring {
 namespace {
 
+Transfer with(int peer, std::int64_t bytes) {
+  Transfer transfer;
+  transfer.peer = peer;
+  transfer.bytes = bytes;
+  return transfer;
+}
+
 // Receives and sends in its first two steps, and only sends in the third; nothing in the fourth.
 RankPlan plan_of_four_steps() {
   RankPlan plan;
   plan.steps.resize(4);
-  plan.steps[0].receives = {{.peer = 3, .bytes = 100}};
-  plan.steps[0].sends = {{.peer = 1, .bytes = 200}};
-  plan.steps[1].receives = {{.peer = 2, .bytes = 300}, {.peer = 3, .bytes = 400}};
-  plan.steps[1].sends = {{.peer = 1, .bytes = 500}};
-  plan.steps[2].sends = {{.peer = 0, .bytes = 600}};
+  plan.steps[0].receives = {with(3, 100)};
+  plan.steps[0].sends = {with(1, 200)};
+  plan.steps[1].receives = {with(2, 300), with(3, 400)};
+  plan.steps[1].sends = {with(1, 500)};
+  plan.steps[2].sends = {with(0, 600)};
   return plan;
 }
 

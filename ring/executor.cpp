@@ -141,11 +141,8 @@ void Executor::find_long_blocks() {
   for (const Step& step : plan_.steps) {
     marked_before_.push_back(marked_call_);
     for (const Block& block : step.blocks) {
-      const double flops = 2.0 * static_cast<double>(block.pairs) *
-                           static_cast<double>(block.heads.count) *
-                           static_cast<double>(plan_.local.head_dim + plan_.local.value_dim);
       ++call;
-      is_long_.push_back(flops >= kMarkedFlops);
+      is_long_.push_back(plan_.flops(block) >= kMarkedFlops);
       if (is_long_.back()) marked_call_ = call;
     }
   }

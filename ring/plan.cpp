@@ -37,6 +37,11 @@ std::int64_t total_bytes(const std::vector<Step>& steps, std::vector<Transfer> S
 
 }  // namespace
 
+double RankPlan::flops(const Block& block) const {
+  return 2.0 * static_cast<double>(block.pairs) * static_cast<double>(block.heads.count) *
+         static_cast<double>(local.head_dim + local.value_dim);
+}
+
 std::int64_t RankPlan::bytes_received() const {
   return total_bytes(steps, &Step::receives);
 }

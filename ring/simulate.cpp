@@ -52,10 +52,7 @@ std::vector<double> work_of(const RankPlan& rank, DType dtype, const CostModel& 
   for (std::size_t s = 0; s < rank.steps.size(); ++s) {
     for (const Block& block : rank.steps[s].blocks) {
       if (last != nullptr && !(block.heads == last->heads)) combine();
-      const double flops = 2.0 * static_cast<double>(block.pairs) *
-                           static_cast<double>(block.heads.count) *
-                           static_cast<double>(rank.local.head_dim + rank.local.value_dim);
-      work[s] += model.kernel_seconds(flops, static_cast<double>(block.rows.count));
+      work[s] += model.kernel_seconds(rank.flops(block), static_cast<double>(block.rows.count));
       parts += static_cast<double>(block.rows.count * block.heads.count);
       merge = merge || block.merge;
       last = &block;

@@ -142,33 +142,34 @@ TEST(LocalMask, SidesThatHideNothingAreUnlimited) {
   EXPECT_EQ(local_mask(mask, block).band.high, Band::kUnlimited);
 }
 
+void expect_lengths(const Mask& mask, const Block& block, const std::vector<std::int32_t>& rows,
+                    const std::vector<std::int32_t>& columns) {
+  const LocalMask local = local_mask(mask, block);
+  ASSERT_EQ(local.obstacle, "");
+  EXPECT_EQ(local.row_lengths, rows);
+  EXPECT_EQ(local.column_lengths, columns);
+  expect_as_defined(mask, block, local);
+}
+
 TEST(LocalMask, LengthsAreThoseOfTheBlock) {
   Mask mask;
   mask.set_causal(true);
   mask.set_query_lengths({60, 25});
   mask.set_kv_lengths({43, 60});
-  const auto expect = [&](const Block& block, const std::vector<std::int32_t>& rows,
-                          const std::vector<std::int32_t>& columns) {
-    const LocalMask local = local_mask(mask, block);
-    ASSERT_EQ(local.obstacle, "");
-    EXPECT_EQ(local.row_lengths, rows);
-    EXPECT_EQ(local.column_lengths, columns);
-    expect_as_defined(mask, block, local);
-  };
   const PositionRanges all = PositionRanges::all(kLength);
-  expect(block_of(all, all), {60, 25}, {43, 60});
+  expect_lengths(mask, block_of(all, all), {60, 25}, {43, 60});
   // Nothing of batch 1 is left.
   const PositionRanges late({{GlobalPosition(30), 20}});
-  expect(block_of(late, late), {20, 0}, {13, 0});
+  expect_lengths(mask, block_of(late, late), {20, 0}, {13, 0});
   // Nobody is cut.
   const PositionRanges early({{GlobalPosition(5), 20}});
-  expect(block_of(early, early), {}, {});
+  expect_lengths(mask, block_of(early, early), {}, {});
   const PositionRanges striped = SequenceLayout(LayoutKind::striped, kLength, 4).positions(1);
-  expect(block_of(striped, striped), {15, 6}, {11, 15});
+  expect_lengths(mask, block_of(striped, striped), {15, 6}, {11, 15});
   // Both ranges of a zigzag shard at once, 16 to 23 and 39 to 45, some columns missing or not.
   const PositionRanges zigzag = SequenceLayout(LayoutKind::zigzag, kLength, 4).positions(2);
-  expect(block_of(zigzag, zigzag), {15, 8}, {12, 15});
-  expect(block_of(zigzag, zigzag.slice({LocalPosition(0), 13})), {15, 8}, {12, 13});
+  expect_lengths(mask, block_of(zigzag, zigzag), {15, 8}, {12, 15});
+  expect_lengths(mask, block_of(zigzag, zigzag.slice({LocalPosition(0), 13})), {15, 8}, {12, 13});
   EXPECT_EQ(local_mask(mask, block_of(zigzag, zigzag)).band.high, 0);
 }
 
@@ -180,23 +181,15 @@ TEST(LocalMask, SegmentsArePaddingWhereOneDocumentIsLeft) {
   std::fill(ids.begin() + 60 + 45, ids.end(), -1);
   Mask mask;
   mask.set_segments(kBatch, ids, ids);
-  const auto expect = [&](const Block& block, const std::vector<std::int32_t>& rows,
-                          const std::vector<std::int32_t>& columns) {
-    const LocalMask local = local_mask(mask, block);
-    ASSERT_EQ(local.obstacle, "");
-    EXPECT_EQ(local.row_lengths, rows);
-    EXPECT_EQ(local.column_lengths, columns);
-    expect_as_defined(mask, block, local);
-  };
   const PositionRanges third({{GlobalPosition(40), 20}});
   const PositionRanges second({{GlobalPosition(20), 20}});
   const PositionRanges first({{GlobalPosition(0), 20}});
   // Rows of two documents, columns of the first of them.
-  expect(block_of(third, second), {10, 5}, {20, 20});
-  expect(block_of(second, third), {20, 20}, {10, 5});
+  expect_lengths(mask, block_of(third, second), {10, 5}, {20, 20});
+  expect_lengths(mask, block_of(second, third), {20, 20}, {10, 5});
   // Nothing of batch 0.
-  expect(block_of(third, first), {0, 5}, {0, 20});
-  expect(block_of(second, second), {}, {});
+  expect_lengths(mask, block_of(third, first), {0, 5}, {0, 20});
+  expect_lengths(mask, block_of(second, second), {}, {});
   // Two documents.
   EXPECT_THAT(local_mask(mask, block_of(third, third)).obstacle, ::testing::HasSubstr("batch 0"));
   // The second of them: no prefix.

@@ -11,32 +11,14 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include <annulus/attention/local_mask.hpp>
 #include <annulus/launcher/random_problem.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/simulate.hpp>
 
+#include "tests/ring/sequence_plan.hpp"
+
 namespace annulus::ring {
 namespace {
-
-AttentionProblem causal_problem(std::int64_t length, std::int64_t heads = 8,
-                                std::int64_t kv_heads = 2) {
-  AttentionProblem problem;
-  problem.shape = {1, length, length, heads, kv_heads, 64, 64};
-  problem.dtype = DType::bfloat16;
-  problem.mask.set_causal(true);
-  return problem;
-}
-
-ShardedOperands sequence_operands(const AttentionProblem& problem, int ranks, LayoutKind layout) {
-  return shard_operands(problem, MeshShape({{"sp", ranks}}),
-                        {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout, 1});
-}
-
-Plan sequence_plan(const AttentionProblem& problem, int ranks, LayoutKind layout, Schedule schedule,
-                   const PlanOptions& options = {}) {
-  return make_plan(problem, sequence_operands(problem, ranks, layout), schedule, options);
-}
 
 // Plays a plan with the global position of every token in place of its key and value, and notes
 // which pairs each rank computes. A slot that holds nothing is −1.
@@ -263,74 +245,6 @@ TEST(Plan, EveryVisiblePairIsComputedOnceUnderEveryLayoutScheduleAndMask) {
             expect_merge_flags(plan);
             if (HasFatalFailure()) return;
           }
-        }
-      }
-    }
-  }
-}
-
-TEST(Plan, StraightBlocksAreStraightOrCannotBeCut) {
-  // 32 tokens a document, whatever the shards.
-  std::vector<std::int32_t> cu;
-  for (std::int32_t end = 0; end <= 256; end += 32) cu.push_back(end);
-  const auto row = segments_from_cu_seqlens(cu, 256);
-  for (const LayoutKind layout : {LayoutKind::contiguous, LayoutKind::zigzag}) {
-    for (const Schedule schedule : {Schedule::ring, Schedule::allgather}) {
-      for (const int batches : {0, 1, 2}) {  // that are packed
-        const bool packed = batches > 0;
-        AttentionProblem problem = causal_problem(256, 4, 2);
-        if (packed) {
-          std::vector<std::int32_t> ids;
-          for (int b = 0; b < batches; ++b) ids.insert(ids.end(), row.begin(), row.end());
-          problem.shape.batch = batches;
-          problem.mask.set_segments(batches, ids, ids);
-        }
-        PlanOptions options;
-        options.straight_blocks = true;
-        const Plan plan = sequence_plan(problem, 4, layout, schedule, options);
-        for (const RankPlan& rank : plan.ranks) {
-          std::size_t blocks = 0;
-          for (const Step& step : rank.steps) {
-            blocks += step.blocks.size();
-            for (const Block& block : step.blocks) {
-              EXPECT_EQ(local_mask(problem.mask, 0, problem.shape.batch, block.row_positions,
-                                   block.column_positions)
-                            .obstacle,
-                        "");
-            }
-          }
-          // Documents that lie within a shard never meet another one.
-          EXPECT_LE(blocks, packed ? 8U : 7U) << name_of(layout) << " " << name_of(schedule);
-        }
-      }
-    }
-  }
-}
-
-TEST(Plan, LengthsDoNotCutBlocks) {
-  AttentionProblem problem = causal_problem(256, 4, 2);
-  problem.shape.batch = 3;
-  problem.mask.set_query_lengths({256, 100, 201});
-  problem.mask.set_kv_lengths({190, 100, 0});
-  PlanOptions options;
-  options.straight_blocks = true;
-  // Striped columns that were gathered are no band even without lengths.
-  for (const auto& [layout, schedule] : {std::pair{LayoutKind::contiguous, Schedule::ring},
-                                         std::pair{LayoutKind::zigzag, Schedule::ring},
-                                         std::pair{LayoutKind::striped, Schedule::ring},
-                                         std::pair{LayoutKind::contiguous, Schedule::allgather},
-                                         std::pair{LayoutKind::zigzag, Schedule::allgather}}) {
-    SCOPED_TRACE(testing::Message() << name_of(layout) << ", " << name_of(schedule));
-    const Plan plan = sequence_plan(problem, 4, layout, schedule, options);
-    for (const RankPlan& rank : plan.ranks) {
-      for (const Step& step : rank.steps) {
-        // The two ranges of a zigzag shard end at different columns of those gathered.
-        const bool apart = layout == LayoutKind::zigzag && schedule == Schedule::allgather;
-        EXPECT_LE(step.blocks.size(), apart ? 2U : 1U);
-        for (const Block& block : step.blocks) {
-          EXPECT_EQ(
-              local_mask(problem.mask, 0, 3, block.row_positions, block.column_positions).obstacle,
-              "");
         }
       }
     }

@@ -8,25 +8,17 @@
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/simulate.hpp>
 
+#include "tests/ring/sequence_plan.hpp"
+
 namespace annulus::ring {
 namespace {
 
 constexpr double kEndless = 1e30;
 
 AttentionProblem problem_of(std::int64_t length, bool causal) {
-  AttentionProblem problem;
-  problem.shape = {1, length, length, 8, 2, 64, 64};
-  problem.dtype = DType::bfloat16;
+  AttentionProblem problem = causal_problem(length);
   problem.mask.set_causal(causal);
   return problem;
-}
-
-Plan sequence_plan(const AttentionProblem& problem, int ranks, LayoutKind layout, Schedule schedule,
-                   const PlanOptions& options = {}) {
-  const PartitionSpec spec = PartitionSpec::parse("-,sp");
-  const ShardedOperands operands =
-      shard_operands(problem, MeshShape({{"sp", ranks}}), {spec, spec, layout, 1});
-  return make_plan(problem, operands, schedule, options);
 }
 
 // Kernels of `flops` operations a second, messages of the given time, and nothing else.

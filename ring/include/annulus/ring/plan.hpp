@@ -95,6 +95,8 @@ struct RankPlan {
 
   /// Visible pairs times query heads.
   [[nodiscard]] double work() const;
+  /// Operations of one of its blocks: 2 (D + Dv) for every visible pair and query head.
+  [[nodiscard]] double flops(const Block& block) const;
   [[nodiscard]] std::int64_t bytes_received() const;
   [[nodiscard]] std::int64_t bytes_sent() const;
   [[nodiscard]] int merges() const;

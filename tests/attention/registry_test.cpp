@@ -6,6 +6,8 @@
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
 
+#include "tests/support/message_of.hpp"
+
 namespace annulus::test {
 namespace {
 
@@ -44,16 +46,6 @@ std::unique_ptr<Implementation> fake(std::vector<std::string> names, std::string
                                               std::move(block_reason));
 }
 
-template <class Exception, class Action>
-std::string message_of(const Action& action) {
-  try {
-    action();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  return "nothing thrown";
-}
-
 class ForceNative {
  public:
   explicit ForceNative(const char* value) { setenv("ANNULUS_FORCE_NATIVE", value, 1); }
@@ -75,7 +67,7 @@ TEST(Registry, AliasesAreTheSameImplementation) {
 TEST(Registry, UnknownNamesListTheKnown) {
   const Registry registry = Registry::standard();
   for (const char* name : {"Native", "flash", ""}) {
-    const std::string message = message_of<ArgumentError>([&] { (void)registry.get(name); });
+    const std::string message = test::message_of<ArgumentError>([&] { (void)registry.get(name); });
     EXPECT_THAT(message, HasSubstr(name));
     EXPECT_THAT(message, HasSubstr("sdpa, cudnn, cuda_flash_attn2, flash_attn2, blocksparse, "
                                    "native"));
@@ -110,7 +102,7 @@ TEST(Registry, ABlockGoesToTheFirstCandidateThatCanRunIt) {
   registry.add(fake({"patient"}));
   EXPECT_EQ(&registry.select("auto", {}, Place::host()).for_block({}, {}),
             &registry.get("patient"));
-  const std::string message = message_of<UnsupportedError>(
+  const std::string message = test::message_of<UnsupportedError>(
       [&] { (void)registry.select("picky", {}, Place::host()).for_block({}, {}); });
   EXPECT_THAT(message, HasSubstr("picky: rows too many"));
 }
@@ -120,7 +112,7 @@ TEST(Registry, AutoSaysWhyNobodyCan) {
   registry.add(fake({"one"}, "reason of one"));
   registry.add(fake({"two"}, "reason of two"));
   const std::string message =
-      message_of<UnsupportedError>([&] { (void)registry.select("auto", {}, Place::host()); });
+      test::message_of<UnsupportedError>([&] { (void)registry.select("auto", {}, Place::host()); });
   EXPECT_THAT(message, HasSubstr("one: reason of one"));
   EXPECT_THAT(message, HasSubstr("two: reason of two"));
 }
@@ -129,13 +121,13 @@ TEST(Registry, WhatCannotRunHereSaysWhy) {
   const Registry registry = Registry::standard();
   for (const char* name : {"sdpa", "cudnn", "flash_attn2", "blocksparse"}) {
     const std::string message =
-        message_of<UnsupportedError>([&] { (void)registry.select(name, {}, Place::host()); });
+        test::message_of<UnsupportedError>([&] { (void)registry.select(name, {}, Place::host()); });
     EXPECT_THAT(message, HasSubstr(name));
     EXPECT_THAT(message, HasSubstr("CUDA"));
   }
   for (const char* name : {"flash_attn2", "blocksparse"}) {
-    const std::string message =
-        message_of<UnsupportedError>([&] { (void)registry.select(name, {}, Place::cuda(0)); });
+    const std::string message = test::message_of<UnsupportedError>(
+        [&] { (void)registry.select(name, {}, Place::cuda(0)); });
     EXPECT_THAT(message, HasSubstr("not available yet"));
   }
   const Selection selection = registry.select("auto", {}, Place::host());

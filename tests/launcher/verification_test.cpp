@@ -11,6 +11,7 @@
 #include <annulus/launcher/random_problem.hpp>
 #include <annulus/launcher/verification.hpp>
 
+#include "tests/attention/wrapped_native.hpp"
 #include "tests/support/test_world.hpp"
 
 namespace annulus::launcher {
@@ -18,41 +19,21 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The native kernel, with its result spoiled.
-class Spoiled final : public Implementation {
- public:
-  using Spoil = std::function<void(const AttentionBlock& block, const SoftmaxState& result)>;
-  explicit Spoiled(Spoil spoil) : spoil_(std::move(spoil)) {}
+using Spoil = std::function<void(const AttentionBlock& block, const SoftmaxState& result)>;
 
-  [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
-  [[nodiscard]] Capability capability(const AttentionProblem& /*problem*/,
-                                      Place /*place*/) const override {
-    return Capability::yes();
-  }
-  [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
-                                                    Device& device) const override {
-    return std::make_unique<SpoiledKernel>(native_.get("native").make_kernel(problem, device),
-                                           spoil_);
+// Spoils the results of another kernel.
+class SpoiledKernel final : public Kernel {
+ public:
+  SpoiledKernel(std::unique_ptr<Kernel> kernel, Spoil spoil)
+      : kernel_(std::move(kernel)), spoil_(std::move(spoil)) {}
+  void forward(const AttentionBlock& block, const SoftmaxState& result,
+               const ExecutionContext& context) override {
+    kernel_->forward(block, result, context);
+    if (result.lse.elements() > 0) spoil_(block, result);
   }
 
  private:
-  class SpoiledKernel final : public Kernel {
-   public:
-    SpoiledKernel(std::unique_ptr<Kernel> kernel, const Spoil& spoil)
-        : kernel_(std::move(kernel)), spoil_(spoil) {}
-    void forward(const AttentionBlock& block, const SoftmaxState& result,
-                 const ExecutionContext& context) override {
-      kernel_->forward(block, result, context);
-      if (result.lse.elements() > 0) spoil_(block, result);
-    }
-
-   private:
-    std::unique_ptr<Kernel> kernel_;
-    const Spoil& spoil_;
-  };
-
-  std::vector<std::string> names_{"spoiled"};
-  Registry native_ = Registry::standard();
+  std::unique_ptr<Kernel> kernel_;
   Spoil spoil_;
 };
 
@@ -71,9 +52,12 @@ class VerifySharded : public ::testing::Test {
 
   [[nodiscard]] bool alone() const { return mesh_.size() == 1; }
 
-  Verification verify_with(Spoiled::Spoil spoil) {
+  Verification verify_with(Spoil spoil) {
     registry_ = Registry();
-    registry_.add(std::make_unique<Spoiled>(std::move(spoil)));
+    registry_.add(std::make_unique<test::WrappedNative>(
+        "spoiled", [spoil = std::move(spoil)](std::unique_ptr<Kernel> native) {
+          return std::make_unique<SpoiledKernel>(std::move(native), spoil);
+        }));
     return verify_sharded(case_, mesh_, registry_, device_);
   }
 

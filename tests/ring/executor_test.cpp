@@ -13,6 +13,8 @@
 #include <annulus/launcher/verification.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
+#include "tests/attention/wrapped_native.hpp"
+#include "tests/support/message_of.hpp"
 #include "tests/support/test_world.hpp"
 
 namespace annulus::ring {
@@ -27,49 +29,35 @@ using ::testing::SizeIs;
 // What a kernel says when it is prepared for a block; empty: it can.
 using Refuse = std::function<std::string(const AttentionBlock&, const SoftmaxState&)>;
 
-// The native kernel, which refuses some blocks when it is prepared for them, and no others than
-// those that it was prepared for.
-class Picky final : public Implementation {
+// Refuses some blocks when it is prepared for them, and computes no others than those that it was
+// prepared for.
+class PickyKernel final : public Kernel {
  public:
-  Picky(std::string name, Refuse refuse) : names_{std::move(name)}, refuse_(std::move(refuse)) {}
-
-  [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
-  [[nodiscard]] Capability capability(const AttentionProblem& /*problem*/,
-                                      Place /*place*/) const override {
-    return Capability::yes();
+  PickyKernel(std::unique_ptr<Kernel> kernel, Refuse refuse)
+      : kernel_(std::move(kernel)), refuse_(std::move(refuse)) {}
+  void prepare(const AttentionBlock& block, const SoftmaxState& result) override {
+    const std::string reason = refuse_(block, result);
+    if (!reason.empty()) throw UnsupportedError(reason);
+    prepared_.push_back(block.query.strides());
   }
-  [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
-                                                    Device& device) const override {
-    return std::make_unique<PickyKernel>(native_.get("native").make_kernel(problem, device),
-                                         refuse_);
+  void forward(const AttentionBlock& block, const SoftmaxState& result,
+               const ExecutionContext& context) override {
+    EXPECT_THAT(prepared_, ::testing::Contains(block.query.strides()));
+    kernel_->forward(block, result, context);
   }
 
  private:
-  class PickyKernel final : public Kernel {
-   public:
-    PickyKernel(std::unique_ptr<Kernel> kernel, const Refuse& refuse)
-        : kernel_(std::move(kernel)), refuse_(refuse) {}
-    void prepare(const AttentionBlock& block, const SoftmaxState& result) override {
-      const std::string reason = refuse_(block, result);
-      if (!reason.empty()) throw UnsupportedError(reason);
-      prepared_.push_back(block.query.strides());
-    }
-    void forward(const AttentionBlock& block, const SoftmaxState& result,
-                 const ExecutionContext& context) override {
-      EXPECT_THAT(prepared_, ::testing::Contains(block.query.strides()));
-      kernel_->forward(block, result, context);
-    }
-
-   private:
-    std::unique_ptr<Kernel> kernel_;
-    const Refuse& refuse_;
-    std::vector<Extents> prepared_;
-  };
-
-  std::vector<std::string> names_;
-  Registry native_ = Registry::standard();
+  std::unique_ptr<Kernel> kernel_;
   Refuse refuse_;
+  std::vector<Extents> prepared_;
 };
+
+std::unique_ptr<Implementation> picky(std::string name, Refuse refuse) {
+  return std::make_unique<test::WrappedNative>(
+      std::move(name), [refuse = std::move(refuse)](std::unique_ptr<Kernel> native) {
+        return std::make_unique<PickyKernel>(std::move(native), refuse);
+      });
+}
 
 std::string nothing(const AttentionBlock& /*block*/, const SoftmaxState& /*result*/) {
   return "";
@@ -80,16 +68,6 @@ std::string everything(const AttentionBlock& /*block*/, const SoftmaxState& /*re
 // Blocks above or below the diagonal: those whose columns came from another rank.
 std::string foreign(const AttentionBlock& block, const SoftmaxState& /*result*/) {
   return block.rows == block.columns ? "" : "not my columns";
-}
-
-template <class Exception, class Action>
-std::string message_of(const Action& action) {
-  try {
-    action();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  return "nothing thrown";
 }
 
 class ExecutorTest : public ::testing::Test {
@@ -114,8 +92,8 @@ class ExecutorTest : public ::testing::Test {
   }
   void register_two(Refuse first, Refuse second) {
     registry_ = Registry();
-    registry_.add(std::make_unique<Picky>("first", std::move(first)));
-    registry_.add(std::make_unique<Picky>("second", std::move(second)));
+    registry_.add(picky("first", std::move(first)));
+    registry_.add(picky("second", std::move(second)));
   }
   [[nodiscard]] CaseShards expected() {
     const Registry standard = Registry::standard();
@@ -163,11 +141,11 @@ TEST_F(ExecutorTest, AKernelThatRefusesEveryBlockIsNotNamed) {
 
 TEST_F(ExecutorTest, WhatAllKernelsRefuseIsAnErrorWithEveryReason) {
   register_two(everything, [](const auto&, const auto&) { return "no memory"; });
-  const std::string message = message_of<UserError>([&] { (void)attention(); });
+  const std::string message = test::message_of<UserError>([&] { (void)attention(); });
   EXPECT_THAT(message, HasSubstr("first: no engine"));
   EXPECT_THAT(message, HasSubstr("second: no memory"));
   options_.implementation = "first";
-  const std::string named = message_of<UserError>([&] { (void)attention(); });
+  const std::string named = test::message_of<UserError>([&] { (void)attention(); });
   EXPECT_THAT(named, HasSubstr("first: no engine"));
   EXPECT_THAT(named, Not(HasSubstr("second")));
 }
@@ -245,7 +223,7 @@ TEST_F(ExecutorTest, AllRanksHearOfTensorsThatDoNotFitOne) {
        {"LSE: got a null pointer"}}};
   ShardedAttention attention = this->attention();
   for (const auto& one : cases) {
-    const std::string message = message_of<UserError>([&] { attention.run(one.first); });
+    const std::string message = test::message_of<UserError>([&] { attention.run(one.first); });
     for (const std::string& text : one.second) EXPECT_THAT(message, HasSubstr(text));
     if (!alone()) {
       EXPECT_THAT(message, HasSubstr("rank " + std::to_string(culprit) + ": "));
@@ -268,7 +246,7 @@ TEST_F(ExecutorTest, AllRanksHearOfStridesThatNoKernelTakes) {
   const HeadMajor other(mine, device_.memory());
   ShardedAttention attention = this->attention();
   const bool culprit = mesh_.rank() == 0;
-  const std::string message = message_of<UserError>(
+  const std::string message = test::message_of<UserError>(
       [&] { attention.run(culprit ? other.local_tensors() : mine.local_tensors()); });
   EXPECT_THAT(message, HasSubstr("first: head-major; second: head-major"));
   attention.run(mine.local_tensors());
@@ -282,7 +260,7 @@ TEST_F(ExecutorTest, TensorsThatDoNotFitALaterCallAreAFailureThatNamesTheRank) {
   attention.run(mine.local_tensors());
   LocalTensors bad = mine.local_tensors();
   bad.query = bad.query.slice(2, 0, 3);
-  const std::string message = message_of<LibraryError>([&] { attention.run(bad); });
+  const std::string message = test::message_of<LibraryError>([&] { attention.run(bad); });
   EXPECT_THAT(message, HasSubstr("rank " + std::to_string(mesh_.rank()) + ": query: got shape"));
 }
 

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <annulus/attention/registry.hpp>
+
+namespace annulus::test {
+
+/// The native kernel under another name, with something around it.
+class WrappedNative final : public Implementation {
+ public:
+  using Wrap = std::function<std::unique_ptr<Kernel>(std::unique_ptr<Kernel> native)>;
+
+  WrappedNative(std::string name, Wrap wrap) : names_{std::move(name)}, wrap_(std::move(wrap)) {}
+
+  [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
+  [[nodiscard]] Capability capability(const AttentionProblem& /*problem*/,
+                                      Place /*place*/) const override {
+    return Capability::yes();
+  }
+  [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
+                                                    Device& device) const override {
+    return wrap_(native_.get("native").make_kernel(problem, device));
+  }
+
+ private:
+  std::vector<std::string> names_;
+  Wrap wrap_;
+  Registry native_ = Registry::standard();
+};
+
+}  // namespace annulus::test

@@ -9,71 +9,12 @@
 
 #include <annulus/attention/local_mask.hpp>
 
+#include "position_runs.hpp"
+
 namespace annulus {
 namespace {
 
 constexpr std::int64_t kUnlimited = Band::kUnlimited;
-
-std::int64_t floor_divide(std::int64_t a, std::int64_t b) {
-  return a / b - (a % b < 0 ? 1 : 0);
-}
-
-// Positions with a common stride that lie side by side in a block, from local index `first` on.
-struct Run {
-  PositionRange range;
-  std::int64_t first = 0;
-
-  [[nodiscard]] std::int64_t last() const { return first + range.length - 1; }
-};
-
-// Neighbouring ranges that go on where the last one ended, joined.
-std::vector<Run> runs_of(const PositionRanges& positions) {
-  std::vector<Run> runs;
-  std::int64_t first = 0;
-  for (const PositionRange& range : positions.ranges()) {
-    const std::int64_t index = std::exchange(first, first + range.length);
-    if (!runs.empty()) {
-      PositionRange& last = runs.back().range;
-      const std::int64_t step = range.start - last.last();
-      const bool fits =
-          (last.length == 1 || last.stride == step) && (range.length == 1 || range.stride == step);
-      if (fits && step > 0) {
-        last.stride = step;
-        last.length += range.length;
-        continue;
-      }
-    }
-    runs.push_back({range, index});
-  }
-  return runs;
-}
-
-// The limit of to − from in local indices that says what `limit` says of their positions, if there
-// is one. Where two runs meet, either all distances are below the limit, or none is, or the local
-// limit is known.
-std::optional<std::int64_t> local_limit(std::int64_t limit, const std::vector<Run>& from,
-                                        const std::vector<Run>& to) {
-  std::int64_t least = -kUnlimited;
-  std::int64_t most = kUnlimited;
-  for (const Run& f : from) {
-    for (const Run& t : to) {
-      if (t.range.last() - f.range.start <= limit) {
-        least = std::max(least, t.last() - f.first);
-      } else if (t.range.start - f.range.last() > limit) {
-        most = std::min(most, t.first - f.last() - 1);
-      } else if (f.range.length == 1 || t.range.length == 1 || f.range.stride == t.range.stride) {
-        const std::int64_t stride = f.range.length == 1 ? t.range.stride : f.range.stride;
-        const std::int64_t local =
-            t.first - f.first + floor_divide(limit - (t.range.start - f.range.start), stride);
-        least = std::max(least, local);
-        most = std::min(most, local);
-      } else {
-        return std::nullopt;
-      }
-    }
-  }
-  return least <= most ? std::optional(most) : std::nullopt;
-}
 
 // What one batch shows apart from the band: that many rows, each of which sees that many columns,
 // the first ones of the block.
@@ -83,12 +24,12 @@ struct Lengths {
 };
 
 // Null where it is no such rectangle.
-std::optional<Lengths> lengths_of(const Mask& mask, std::int64_t batch,
-                                  const std::vector<Run>& rows, const std::vector<Run>& columns) {
+std::optional<Lengths> lengths_of(const Mask& mask, std::int64_t batch, const PositionRuns& rows,
+                                  const PositionRuns& columns) {
   Lengths lengths;
   std::int64_t pairs = 0;
-  for (const Run& r : rows) {
-    for (const Run& c : columns) {
+  for (const PositionRun& r : rows) {
+    for (const PositionRun& c : columns) {
       const Visibility seen = mask.examine_without_band(batch, r.range, c.range);
       if (seen.empty()) continue;
       if (!seen.exact) return std::nullopt;
@@ -114,19 +55,20 @@ LocalMask local_mask(const Mask& mask, std::int64_t first_batch, std::int64_t ba
   const std::int64_t row_count = row_positions.size();
   const std::int64_t column_count = column_positions.size();
   if (row_count == 0 || column_count == 0 || batches == 0) return {};
-  const std::vector<Run> rows = runs_of(row_positions);
-  const std::vector<Run> columns = runs_of(column_positions);
+  const PositionRuns rows = runs_of(row_positions);
+  const PositionRuns columns = runs_of(column_positions);
 
-  const Band global = mask.band();
-  const std::optional<std::int64_t> high = local_limit(global.high, rows, columns);
-  const std::optional<std::int64_t> low = local_limit(-global.low, columns, rows);
-  if (!high || !low) {
+  LocalBand band(mask.band());
+  for (const PositionRun& r : rows) {
+    for (const PositionRun& c : columns) band.add(r, c);
+  }
+  if (!band.straight()) {
     return refusal(
         fmt::format("rows {} against columns {} do not keep the mask's diagonal straight",
                     to_string(row_positions), to_string(column_positions)));
   }
   LocalMask local;
-  local.band = {-*low, *high};
+  local.band = band.band();
   if (!mask.depends_on_batch()) return local;
 
   bool cut = false;

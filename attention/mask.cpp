@@ -6,6 +6,8 @@
 #include <annulus/attention/mask.hpp>
 #include <annulus/core/error.hpp>
 
+#include "band_pairs.hpp"
+
 namespace annulus {
 namespace {
 
@@ -17,37 +19,6 @@ constexpr std::int64_t kMaxDistance = std::int64_t{1} << 48;
 
 // A length beyond every position, with room for sums too.
 constexpr std::int64_t kNoLimit = std::int64_t{1} << 60;
-
-constexpr std::int64_t floor_div(std::int64_t a, std::int64_t b) {
-  return a / b - static_cast<std::int64_t>((a % b != 0) && ((a < 0) != (b < 0)));
-}
-
-// Pairs (a, b), 0 ≤ a < n, 0 ≤ b < m, with b − a ≤ d.
-std::int64_t pairs_up_to(std::int64_t n, std::int64_t m, std::int64_t d) {
-  const std::int64_t first = std::clamp<std::int64_t>(-d, 0, n);  // the first a that sees any b
-  const std::int64_t all =
-      std::clamp<std::int64_t>(m - d - 1, 0, n);  // the first a that sees all b
-  const std::int64_t rising = all - first;
-  return rising * (first + d + 1 + all + d) / 2 + m * (n - all);
-}
-
-// Pairs of the two ranges with column − row ≤ d.
-std::int64_t pairs_up_to(const PositionRange& rows, const PositionRange& columns, std::int64_t d) {
-  if (d == -Band::kUnlimited) return 0;
-  if (d == Band::kUnlimited) return rows.length * columns.length;
-  if (rows.stride == columns.stride) {
-    return pairs_up_to(rows.length, columns.length,
-                       floor_div(d - (columns.start - rows.start), rows.stride));
-  }
-  std::int64_t pairs = 0;
-  for (std::int64_t i = 0; i < rows.length; ++i) pairs += columns.count_below(rows.at(i) + d + 1);
-  return pairs;
-}
-
-std::int64_t band_pairs(const Band& band, const PositionRange& rows, const PositionRange& columns) {
-  const std::int64_t below = band.low == -Band::kUnlimited ? band.low : band.low - 1;
-  return pairs_up_to(rows, columns, band.high) - pairs_up_to(rows, columns, below);
-}
 
 // The entries of `seen` at a distance in [low, high] from some point of the hull of `from`.
 LocalRange within_band(const PositionRange& seen, const PositionRange& from, std::int64_t low,
@@ -85,6 +56,15 @@ std::int64_t length_limit(const std::vector<std::int32_t>& lengths, std::int64_t
   return lengths.empty() ? kNoLimit : lengths[static_cast<std::size_t>(batch)];
 }
 
+// Those of the runs, which are in order of position, that reach into [begin, end).
+std::span<const SegmentRun> overlapping(std::span<const SegmentRun> runs, GlobalPosition begin,
+                                        GlobalPosition end) {
+  const auto first = std::partition_point(runs.begin(), runs.end(),
+                                          [&](const SegmentRun& run) { return run.end <= begin; });
+  return {first, std::partition_point(first, runs.end(),
+                                      [&](const SegmentRun& run) { return run.begin < end; })};
+}
+
 void check_lengths(const char* name, const std::vector<std::int32_t>& lengths) {
   for (std::size_t i = 0; i < lengths.size(); ++i) {
     if (lengths[i] < 0) {
@@ -115,10 +95,11 @@ void check_bound(const char* name, const std::vector<std::int32_t>& lengths, std
 Mask::Segments::Segments(std::int64_t batch, std::vector<std::int32_t> ids, bool by_id)
     : length_(batch > 0 ? static_cast<std::int64_t>(ids.size()) / batch : 0),
       ids_(std::move(ids)),
-      runs_(static_cast<std::size_t>(batch)) {
+      runs_(static_cast<std::size_t>(batch)),
+      ascending_(static_cast<std::size_t>(batch)) {
   for (std::int64_t b = 0; b < batch; ++b) {
     const std::span<const std::int32_t> row = this->ids(b);
-    std::vector<Run>& runs = runs_[static_cast<std::size_t>(b)];
+    std::vector<SegmentRun>& runs = runs_[static_cast<std::size_t>(b)];
     for (std::int64_t i = 0; i < length_; ++i) {
       const std::int32_t id = row[static_cast<std::size_t>(i)];
       if (id < 0) continue;
@@ -128,9 +109,13 @@ Mask::Segments::Segments(std::int64_t batch, std::vector<std::int32_t> ids, bool
         runs.push_back({id, GlobalPosition(i), GlobalPosition(i + 1)});
       }
     }
+    ascending_[static_cast<std::size_t>(b)] =
+        std::adjacent_find(runs.begin(), runs.end(), [](const SegmentRun& x, const SegmentRun& y) {
+          return x.id >= y.id;
+        }) == runs.end();
     if (by_id) {
       std::stable_sort(runs.begin(), runs.end(),
-                       [](const Run& x, const Run& y) { return x.id < y.id; });
+                       [](const SegmentRun& x, const SegmentRun& y) { return x.id < y.id; });
     }
   }
 }
@@ -284,19 +269,29 @@ Visibility Mask::examine_one(const Band& band, std::int64_t batch, const Positio
   }
   if (rows.length == 0 || columns.length == 0) return result;
 
-  const std::vector<Run>& query_runs = query_segments_.runs(batch);
-  const std::vector<Run>& kv_runs = kv_segments_.runs(batch);
-  std::int64_t budget = kMaxRunPairs;
-  auto query_run = std::partition_point(query_runs.begin(), query_runs.end(),
-                                        [&](const Run& run) { return run.end <= rows.start; });
-  for (; query_run != query_runs.end() && query_run->begin <= rows.last(); ++query_run) {
-    const LocalRange row_part = rows.indices_within(query_run->begin, query_run->end);
-    if (row_part.count == 0) continue;
-    auto kv_run = std::partition_point(kv_runs.begin(), kv_runs.end(), [&](const Run& run) {
-      return run.id < query_run->id || (run.id == query_run->id && run.end <= columns.start);
+  const std::vector<SegmentRun>& kv_runs = kv_segments_.runs(batch);
+  std::span<const SegmentRun> query_runs = this->query_runs(batch, rows.start, rows.last() + 1);
+  if (kv_segments_.ascending(batch) && query_segments_.ascending(batch)) {
+    // Only ids that the columns have: both are in order of ids.
+    const std::span<const SegmentRun> reached =
+        overlapping(kv_runs, columns.start, columns.last() + 1);
+    if (reached.empty()) return result;
+    const auto first =
+        std::partition_point(query_runs.begin(), query_runs.end(),
+                             [&](const SegmentRun& run) { return run.id < reached.front().id; });
+    const auto last = std::partition_point(first, query_runs.end(), [&](const SegmentRun& run) {
+      return run.id <= reached.back().id;
     });
-    for (;
-         kv_run != kv_runs.end() && kv_run->id == query_run->id && kv_run->begin <= columns.last();
+    query_runs = {first, last};
+  }
+  std::int64_t budget = kMaxRunPairs;
+  for (const SegmentRun& query_run : query_runs) {
+    const LocalRange row_part = rows.indices_within(query_run.begin, query_run.end);
+    if (row_part.count == 0) continue;
+    auto kv_run = std::partition_point(kv_runs.begin(), kv_runs.end(), [&](const SegmentRun& run) {
+      return run.id < query_run.id || (run.id == query_run.id && run.end <= columns.start);
+    });
+    for (; kv_run != kv_runs.end() && kv_run->id == query_run.id && kv_run->begin <= columns.last();
          ++kv_run) {
       if (--budget < 0) {
         result.exact = false;
@@ -332,6 +327,21 @@ std::span<const std::int32_t> Mask::query_segments(std::int64_t batch) const {
 
 std::span<const std::int32_t> Mask::kv_segments(std::int64_t batch) const {
   return has_segments() ? kv_segments_.ids(batch) : std::span<const std::int32_t>();
+}
+
+std::span<const SegmentRun> Mask::query_runs(std::int64_t batch, GlobalPosition begin,
+                                             GlobalPosition end) const {
+  if (!has_segments()) return {};
+  return overlapping(query_segments_.runs(batch), begin, end);
+}
+
+std::span<const SegmentRun> Mask::kv_runs(std::int64_t batch, std::int32_t id) const {
+  if (!has_segments()) return {};
+  const std::vector<SegmentRun>& runs = kv_segments_.runs(batch);
+  const auto first = std::partition_point(runs.begin(), runs.end(),
+                                          [&](const SegmentRun& run) { return run.id < id; });
+  return {first, std::partition_point(first, runs.end(),
+                                      [&](const SegmentRun& run) { return run.id == id; })};
 }
 
 std::vector<std::int32_t> segments_from_cu_seqlens(std::span<const std::int32_t> cu_seqlens,

@@ -1,3 +1,5 @@
+#include <chrono>
+
 #include <gtest/gtest.h>
 
 #include <annulus/attention/mask.hpp>
@@ -248,6 +250,64 @@ TEST(Mask, CuSeqlensBecomeSegments) {
   expect_argument_error("cu_seqlens[2]", parse({0, 3, 2, 5}, 5));
   expect_argument_error("cu_seqlens[1]", parse({0, 4}, 5));
   expect_argument_error("cu_seqlens[1]", parse({0, 6}, 5));
+}
+
+TEST(Mask, CountsPairsOfDifferentStridesWhateverTheLength) {
+  // Too many rows to go through one by one.
+  constexpr std::int64_t kMany = std::int64_t{1} << 30;
+  Mask below;
+  below.set_causal(true);
+  Mask above;
+  above.set_window(0, -1);  // j ≥ i + offset
+  above.set_offset(1);
+  Random random(5);
+  for (int repeat = 0; repeat < 20000; ++repeat) {
+    const PositionRange rows{GlobalPosition(draw(random, 0, kMany)), kMany, draw(random, 1, 9)};
+    const PositionRange columns{GlobalPosition(draw(random, 0, kMany)), kMany, draw(random, 1, 9)};
+    ASSERT_EQ(below.examine(0, 1, rows, columns).pairs + above.examine(0, 1, rows, columns).pairs,
+              kMany * kMany);
+  }
+}
+
+// Looking at every document in every call would take minutes.
+TEST(Mask, TilesFarApartCostNothing) {
+  constexpr std::int64_t kDocuments = 100000;
+  constexpr std::int64_t kEach = 4;
+  std::vector<std::int32_t> ids;
+  for (std::int32_t id = 0; id < kDocuments; ++id) ids.insert(ids.end(), kEach, id);
+  Mask mask;
+  mask.set_segments(1, ids, ids);
+  const std::int64_t half = kDocuments * kEach / 2;
+  const auto start = std::chrono::steady_clock::now();
+  for (std::int64_t i = 0; i < 100000; ++i) {
+    const PositionRange rows{GlobalPosition(i % 4), half};
+    // One document in the half of the rows, and one beyond.
+    ASSERT_EQ(mask.examine(0, 1, rows, {GlobalPosition(half - kEach), kEach}).pairs, kEach * kEach);
+    ASSERT_TRUE(mask.examine(0, 1, rows, {GlobalPosition(half + kEach), half - kEach}).empty());
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+}
+
+TEST(Mask, RunsAreThoseOfTheIds) {
+  Mask mask;
+  EXPECT_TRUE(mask.query_runs(0, GlobalPosition(0), GlobalPosition(9)).empty());
+  EXPECT_TRUE(mask.kv_runs(0, 0).empty());
+  mask.set_segments(2, {0, 0, -1, 2, 2, 0, 5, 5, 5, 5, 5, 5},
+                    {3, 0, 0, -1, 0, 3, 5, 5, 5, 5, 5, 5});
+  const auto query = mask.query_runs(0, GlobalPosition(1), GlobalPosition(5));
+  ASSERT_EQ(query.size(), 2U);
+  EXPECT_EQ(query[0].id, 0);
+  EXPECT_EQ(query[0].begin, GlobalPosition(0));
+  EXPECT_EQ(query[0].end, GlobalPosition(2));
+  EXPECT_EQ(query[1].id, 2);
+  EXPECT_TRUE(mask.query_runs(0, GlobalPosition(2), GlobalPosition(3)).empty());
+  const auto kv = mask.kv_runs(0, 0);
+  ASSERT_EQ(kv.size(), 2U);
+  EXPECT_EQ(kv[0].begin, GlobalPosition(1));
+  EXPECT_EQ(kv[0].end, GlobalPosition(3));
+  EXPECT_EQ(kv[1].begin, GlobalPosition(4));
+  EXPECT_TRUE(mask.kv_runs(0, 5).empty());
+  EXPECT_EQ(mask.kv_runs(1, 5).size(), 1U);
 }
 
 TEST(Mask, DescribesItself) {

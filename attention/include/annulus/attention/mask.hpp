@@ -29,6 +29,13 @@ struct Visibility {
   [[nodiscard]] bool empty() const { return pairs == 0; }
 };
 
+/// Neighbouring positions with the same segment id ≥ 0: a document, or a part of one.
+struct SegmentRun {
+  std::int32_t id = -1;
+  GlobalPosition begin;
+  GlobalPosition end;
+};
+
 /// Which keys a query sees, in global coordinates: (batch, head, query position, key position).
 ///
 /// A mask is the intersection of its parts (SEMANTICS §1). It holds no shard: segment ids and
@@ -81,9 +88,11 @@ class Mask {
   [[nodiscard]] bool visible(std::int64_t batch, std::int64_t head, GlobalPosition row,
                              GlobalPosition column) const;
 
-  /// What is visible of a tile in batches [batch, batch + batches). Pairs and `full` are exact,
-  /// except that with very many short segments `pairs` is an upper bound and `full` is false. The
-  /// hulls are exact for one batch of unstrided ranges; otherwise they may be wider than need be.
+  /// What is visible of a tile in batches [batch, batch + batches), at the cost of the documents
+  /// that its rows and columns share where ids ascend with the position (as those of packed
+  /// sequences do), else of all documents of its rows. Pairs and `full` are exact, except that with
+  /// very many short segments `pairs` is an upper bound and `full` is false. The hulls are exact
+  /// for one batch of unstrided ranges; otherwise they may be wider than need be.
   [[nodiscard]] Visibility examine(std::int64_t batch, std::int64_t batches,
                                    const PositionRange& rows, const PositionRange& columns) const;
   /// What segments and lengths alone leave visible in one batch, whatever causal and window hide.
@@ -102,15 +111,16 @@ class Mask {
   [[nodiscard]] std::span<const std::int32_t> query_segments(std::int64_t batch) const;
   [[nodiscard]] std::span<const std::int32_t> kv_segments(std::int64_t batch) const;
 
+  /// For planners, one document at a time: the runs of a batch that reach into [begin, end) of the
+  /// queries, in order of position; empty without segments …
+  [[nodiscard]] std::span<const SegmentRun> query_runs(std::int64_t batch, GlobalPosition begin,
+                                                       GlobalPosition end) const;
+  /// … and all runs of keys with this id, in order of position.
+  [[nodiscard]] std::span<const SegmentRun> kv_runs(std::int64_t batch, std::int32_t id) const;
+
  private:
-  /// Neighbouring positions with the same id ≥ 0.
-  struct Run {
-    std::int32_t id = -1;
-    GlobalPosition begin;
-    GlobalPosition end;
-  };
   /// Ids of every position, and their runs: per batch, query runs in order of position, key runs in
-  /// order of (id, position).
+  /// order of (id, position). `ascending` where these are one order and no id comes twice.
   class Segments {
    public:
     Segments() = default;
@@ -121,14 +131,18 @@ class Mask {
       return static_cast<std::int64_t>(runs_.size());
     }
     [[nodiscard]] std::span<const std::int32_t> ids(std::int64_t batch) const;
-    [[nodiscard]] const std::vector<Run>& runs(std::int64_t batch) const {
+    [[nodiscard]] const std::vector<SegmentRun>& runs(std::int64_t batch) const {
       return runs_[static_cast<std::size_t>(batch)];
+    }
+    [[nodiscard]] bool ascending(std::int64_t batch) const {
+      return ascending_[static_cast<std::size_t>(batch)];
     }
 
    private:
     std::int64_t length_ = 0;
     std::vector<std::int32_t> ids_;
-    std::vector<std::vector<Run>> runs_;
+    std::vector<std::vector<SegmentRun>> runs_;
+    std::vector<bool> ascending_;
   };
 
   [[nodiscard]] Visibility examine_one(const Band& band, std::int64_t batch,

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cstdint>
+
+#include <annulus/attention/mask.hpp>
+#include <annulus/partition/position.hpp>
+
+namespace annulus {
+
+/// How many (row, column) pairs of two ranges lie in a band. Costs the logarithm of the strides,
+/// whatever the lengths.
+[[nodiscard]] std::int64_t band_pairs(const Band& band, const PositionRange& rows,
+                                      const PositionRange& columns);
+
+}  // namespace annulus

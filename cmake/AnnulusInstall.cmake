@@ -4,7 +4,7 @@ include(GNUInstallDirs)
 
 set(annulus_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/annulus)
 set(annulus_installed_rooms "")  # for the configuration file
-foreach(room IN ITEMS core mesh partition attention ring files launcher)
+foreach(room IN ITEMS core mesh partition attention ring)
   if(TARGET annulus_${room})
     install(TARGETS annulus_${room} EXPORT annulusTargets
       ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})

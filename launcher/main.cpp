@@ -9,13 +9,13 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/core/log.hpp>
-#include <annulus/launcher/commands.hpp>
-#include <annulus/launcher/files/temporary_file.hpp>
+#include <annulus/files/temporary_file.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/mesh.hpp>
 
-#include "same_on_ranks.hpp"
-#include "warnings.hpp"
+#include "launcher/commands/commands.hpp"
+#include "launcher/report/warnings.hpp"
+#include "launcher/setup/same_on_ranks.hpp"
 
 namespace {
 
@@ -105,7 +105,7 @@ int main(int argc, char** argv) {
   std::string who;
   try {
     const MpiSession session(&argc, &argv);
-    launcher::remove_temporary_files_on_signals();  // MPI has set up its own handlers now
+    files::remove_temporary_files_on_signals();  // MPI has set up its own handlers now
     if (session.size() > 1) {
       who = fmt::format("rank {}: ", session.rank());
       set_log_rank(session.rank());

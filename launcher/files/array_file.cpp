@@ -5,13 +5,13 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/launcher/files/array_file.hpp>
+#include <annulus/files/array_file.hpp>
 
-#include "npy.hpp"
-#include "safetensors.hpp"
+#include "formats/npy.hpp"
+#include "formats/safetensors.hpp"
 #include "slice_runs.hpp"
 
-namespace annulus::launcher {
+namespace annulus::files {
 namespace {
 
 // Reading this much for nothing costs less than another system call.
@@ -77,4 +77,4 @@ std::vector<std::string> tensor_names(const std::string& path) {
   return names;
 }
 
-}  // namespace annulus::launcher
+}  // namespace annulus::files

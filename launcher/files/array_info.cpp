@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <array>
 
-#include <annulus/launcher/files/array_info.hpp>
+#include <annulus/files/array_info.hpp>
 
-namespace annulus::launcher {
+namespace annulus::files {
 
 std::optional<std::int64_t> byte_count(DType dtype, const Extents& shape) {
   auto bytes = static_cast<std::int64_t>(size_of(dtype));
@@ -36,4 +36,4 @@ std::vector<PositionRanges> whole(const Extents& shape) {
   return index;
 }
 
-}  // namespace annulus::launcher
+}  // namespace annulus::files

@@ -8,16 +8,15 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/launcher/files/array_file.hpp>
-#include <annulus/launcher/files/array_writer.hpp>
+#include <annulus/files/array_file.hpp>
+#include <annulus/files/array_writer.hpp>
 #include <annulus/mesh/agreement.hpp>
 
-#include "../as_option.hpp"
-#include "npy.hpp"
-#include "safetensors.hpp"
+#include "formats/npy.hpp"
+#include "formats/safetensors.hpp"
 #include "slice_runs.hpp"
 
-namespace annulus::launcher {
+namespace annulus::files {
 namespace {
 
 std::string header_of(const std::string& path, std::vector<ArrayInfo>& arrays) {
@@ -50,7 +49,12 @@ ArrayWriter::ArrayWriter(Group& group, std::string path, std::vector<ArraySpec> 
     for (const ArrayInfo& array : arrays_) {
       end = std::max(end, array.offset + byte_count(array.dtype, array.shape).value());
     }
-    as_option(shown.empty() ? path_ : shown, [&] { create(header, end); });
+    try {
+      create(header, end);
+    } catch (const FileError& error) {
+      if (shown.empty()) throw;
+      throw UserError(shown + std::string(error.what()).substr(error.path().size()));
+    }
   });
   // Rank 0 chose the name.
   const std::string temporary = group_.gather_text(temporary_ ? temporary_->path() : "").front();
@@ -128,4 +132,4 @@ void ArrayWriter::commit() {
   });
 }
 
-}  // namespace annulus::launcher
+}  // namespace annulus::files

@@ -5,9 +5,9 @@
 #include <unistd.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/launcher/files/file_descriptor.hpp>
+#include <annulus/files/file_descriptor.hpp>
 
-namespace annulus::launcher {
+namespace annulus::files {
 
 void FileDescriptorTraits::release(Raw raw) noexcept {
   ::close(raw);
@@ -70,4 +70,4 @@ void sync_and_close(FileDescriptor file, const std::string& path) {
   if (::close(file.release()) != 0) throw SystemError("close " + path, errno);
 }
 
-}  // namespace annulus::launcher
+}  // namespace annulus::files

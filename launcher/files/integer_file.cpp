@@ -6,14 +6,14 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/launcher/files/array_file.hpp>
-#include <annulus/launcher/files/array_info.hpp>
-#include <annulus/launcher/files/integer_file.hpp>
+#include <annulus/files/array_file.hpp>
+#include <annulus/files/array_info.hpp>
+#include <annulus/files/integer_file.hpp>
 
-#include "npy.hpp"
-#include "safetensors.hpp"
+#include "formats/npy.hpp"
+#include "formats/safetensors.hpp"
 
-namespace annulus::launcher {
+namespace annulus::files {
 
 IntegerFile::IntegerFile(std::string path, std::string_view tensor)
     : path_(std::move(path)), tensor_(tensor), file_(open_for_reading(path_)) {
@@ -67,4 +67,4 @@ std::vector<std::int32_t> IntegerFile::read() const {
   return values;
 }
 
-}  // namespace annulus::launcher
+}  // namespace annulus::files

@@ -6,7 +6,7 @@
 
 #include <annulus/core/error.hpp>
 
-namespace annulus::launcher {
+namespace annulus::files {
 namespace {
 
 // Joins runs to longer ones, and those that lie close in the file to one transfer.
@@ -134,4 +134,4 @@ void for_each_transfer(const Extents& shape, std::span<const PositionRanges> ind
   builder.flush();
 }
 
-}  // namespace annulus::launcher
+}  // namespace annulus::files

@@ -7,7 +7,7 @@
 #include <annulus/core/tensor.hpp>
 #include <annulus/partition/position.hpp>
 
-namespace annulus::launcher {
+namespace annulus::files {
 
 /// Bytes that lie together both in the file's data and in memory. Both offsets are in bytes, from
 /// the first element of the array and of the view.
@@ -32,4 +32,4 @@ using Transfer = std::function<void(std::span<const Run>)>;
 void for_each_transfer(const Extents& shape, std::span<const PositionRanges> index,
                        const ConstTensorView& view, std::int64_t max_gap, const Transfer& transfer);
 
-}  // namespace annulus::launcher
+}  // namespace annulus::files

@@ -14,9 +14,9 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/launcher/files/temporary_file.hpp>
+#include <annulus/files/temporary_file.hpp>
 
-namespace annulus::launcher {
+namespace annulus::files {
 namespace {
 
 /// A path for the signal handler, which must neither allocate nor lock.
@@ -130,4 +130,4 @@ void remove_temporary_files_on_signals() {
   }
 }
 
-}  // namespace annulus::launcher
+}  // namespace annulus::files

@@ -15,20 +15,20 @@
 #include <annulus/core/convert.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/core/setup_counter.hpp>
-#include <annulus/launcher/comparison.hpp>
-#include <annulus/launcher/random_problem.hpp>
-#include <annulus/launcher/verification.hpp>
 #include <annulus/ring/local_operations.hpp>
 #include <annulus/ring/sharded_attention.hpp>
+#include <annulus/verification/comparison.hpp>
+#include <annulus/verification/random_problem.hpp>
+#include <annulus/verification/verification.hpp>
 
 #include "tests/support/rank_device.hpp"
 
 namespace annulus::ring {
 namespace {
 
-using launcher::CaseShards;
-using launcher::ShardedCase;
 using ::testing::HasSubstr;
+using verification::CaseShards;
+using verification::ShardedCase;
 
 // Host shards and their twins on the device.
 class Twins {
@@ -114,8 +114,8 @@ class DeviceAttention : public ::testing::Test {
 
   // Collective.
   void expect_verified(const ShardedCase& one) {
-    const launcher::Verification found =
-        launcher::verify_sharded(one, *mesh_, registry_, *rank_.device);
+    const verification::Verification found =
+        verification::verify_sharded(one, *mesh_, registry_, *rank_.device);
     EXPECT_EQ(found.failure(), "")
         << to_string(one.problem.shape) << " " << annulus::name_of(one.problem.dtype) << " mask "
         << to_string(one.problem.mask) << " " << one.schedule << " by " << name_of(one.transport)
@@ -141,8 +141,8 @@ test::RankDevice DeviceAttention::rank_ = {};
 TEST_F(DeviceAttention, RandomProblems) {
   for (const Transport transport : transports()) {
     for (int index = 0; index < 16; ++index) {
-      const launcher::RandomProblem drawn =
-          launcher::draw_problem(17, index, test::session().size());
+      const verification::RandomProblem drawn =
+          verification::draw_problem(17, index, test::session().size());
       ShardedCase one;
       one.problem = drawn.problem;
       one.layout = drawn.layout;
@@ -394,14 +394,14 @@ TEST_F(DeviceAttention, StronglyNegativeLse) {
                                options_of(one));
     HostMemoryPool memory;
     const CaseShards shards(operands, one.problem.dtype, 3, mesh_->rank(), memory);
-    const auto whole = [&](const NamedSharding& sharding, launcher::Operand operand) {
+    const auto whole = [&](const NamedSharding& sharding, verification::Operand operand) {
       auto index = sharding.index(mesh_->rank());
       index[1] = PositionRanges::all(one.problem.shape.kv_length);
-      return launcher::random_part(index, sharding.global_shape(), one.problem.dtype, 3, operand,
-                                   memory);
+      return verification::random_part(index, sharding.global_shape(), one.problem.dtype, 3,
+                                       operand, memory);
     };
-    const Tensor key = whole(operands.key, launcher::Operand::key);
-    const Tensor value = whole(operands.value, launcher::Operand::value);
+    const Tensor key = whole(operands.key, verification::Operand::key);
+    const Tensor value = whole(operands.value, verification::Operand::value);
     transform(shards.query.view(), 0.2F, 4.0F);
     transform(shards.key.view(), 0.2F, -4.0F);
     transform(key.view(), 0.2F, -4.0F);
@@ -414,8 +414,8 @@ TEST_F(DeviceAttention, StronglyNegativeLse) {
         oracle_attention(one.problem, shards.query.view(), key.view(), value.view(),
                          operands.query.positions(mesh_->rank(), 1), 0, 0);
     EXPECT_LT(*std::max_element(truth.lse.begin(), truth.lse.end()), -100);
-    const launcher::Accuracy found = launcher::accuracy(
-        launcher::compare(truth, shards.output.view(), shards.lse.view()), mesh_->world());
+    const verification::Accuracy found = verification::accuracy(
+        verification::compare(truth, shards.output.view(), shards.lse.view()), mesh_->world());
     EXPECT_LE(found.output, 6e-3);
     EXPECT_LE(found.lse, 2e-3);
   }

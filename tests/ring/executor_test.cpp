@@ -10,8 +10,8 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/launcher/verification.hpp>
 #include <annulus/ring/sharded_attention.hpp>
+#include <annulus/verification/verification.hpp>
 
 #include "tests/attention/wrapped_native.hpp"
 #include "tests/support/message_of.hpp"
@@ -20,11 +20,11 @@
 namespace annulus::ring {
 namespace {
 
-using launcher::CaseShards;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
+using verification::CaseShards;
 
 // What a kernel says when it is prepared for a block; empty: it can.
 using Refuse = std::function<std::string(const AttentionBlock&, const SoftmaxState&)>;

@@ -5,9 +5,9 @@
 
 #include <gtest/gtest.h>
 
-#include <annulus/launcher/random_problem.hpp>
 #include <annulus/ring/merge_plan.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/verification/random_problem.hpp>
 
 namespace annulus::ring {
 namespace {
@@ -105,7 +105,7 @@ TEST(MergePlan, EveryResultEndsInTheOutputOnce) {
   int folds = 0;
   for (const int ranks : {1, 3, 4}) {
     for (int index = 0; index < 60; ++index) {
-      const launcher::RandomProblem drawn = launcher::draw_problem(11, index, ranks);
+      const verification::RandomProblem drawn = verification::draw_problem(11, index, ranks);
       const ShardedOperands operands = shard_operands(drawn.problem, drawn.mesh, drawn.layout);
       const Schedule schedule = choose_schedule(drawn.problem, operands, drawn.schedule, drawn.plan,
                                                 CostModel::cpu_core())

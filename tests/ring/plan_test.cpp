@@ -11,9 +11,9 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include <annulus/launcher/random_problem.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/simulate.hpp>
+#include <annulus/verification/random_problem.hpp>
 
 #include "tests/ring/sequence_plan.hpp"
 
@@ -271,7 +271,7 @@ TEST(Plan, RingsByHeadsKeepPartialResultsSmall) {
 TEST(Plan, RandomProblemsAreComputedCompletely) {
   for (const int ranks : {1, 2, 3, 4, 8}) {
     for (int index = 0; index < 60; ++index) {
-      const launcher::RandomProblem drawn = launcher::draw_problem(7, index, ranks);
+      const verification::RandomProblem drawn = verification::draw_problem(7, index, ranks);
       SCOPED_TRACE(drawn.command + ": " + to_string(drawn.problem.shape) + ", mask " +
                    to_string(drawn.problem.mask));
       const ShardedOperands operands = shard_operands(drawn.problem, drawn.mesh, drawn.layout);

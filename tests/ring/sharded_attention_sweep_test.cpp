@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <annulus/launcher/random_problem.hpp>
-#include <annulus/launcher/verification.hpp>
+#include <annulus/verification/random_problem.hpp>
+#include <annulus/verification/verification.hpp>
 
 #include "tests/support/test_world.hpp"
 
@@ -18,7 +18,7 @@
 namespace annulus::ring {
 namespace {
 
-using launcher::ShardedCase;
+using verification::ShardedCase;
 
 class ShardedAttentionSweep : public ::testing::Test {
  protected:
@@ -43,7 +43,7 @@ class ShardedAttentionSweep : public ::testing::Test {
 
 TEST_F(ShardedAttentionSweep, DrawnProblems) {
   for (int index = 0; index < 150; ++index) {
-    const launcher::RandomProblem drawn = launcher::draw_problem(2024, index, ranks());
+    const verification::RandomProblem drawn = verification::draw_problem(2024, index, ranks());
     ShardedCase c;
     c.problem = drawn.problem;
     c.layout = drawn.layout;

@@ -5,15 +5,15 @@
 
 #include <gtest/gtest.h>
 
-#include <annulus/launcher/verification.hpp>
 #include <annulus/ring/sharded_attention.hpp>
+#include <annulus/verification/verification.hpp>
 
 #include "tests/support/test_world.hpp"
 
 namespace annulus::ring {
 namespace {
 
-using launcher::CaseShards;
+using verification::CaseShards;
 
 class ShardedAttentionTest : public ::testing::Test {
  protected:

@@ -4,9 +4,9 @@
 
 #include <gtest/gtest.h>
 
-#include <annulus/launcher/random_problem.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/simulate.hpp>
+#include <annulus/verification/random_problem.hpp>
 
 #include "tests/ring/sequence_plan.hpp"
 
@@ -134,7 +134,7 @@ TEST(Simulate, PackingComesFirstAndCombiningLast) {
 TEST(Simulate, RandomProblemsFinishInTime) {
   for (const int ranks : {1, 2, 3, 4, 8}) {
     for (int index = 0; index < 60; ++index) {
-      const launcher::RandomProblem drawn = launcher::draw_problem(13, index, ranks);
+      const verification::RandomProblem drawn = verification::draw_problem(13, index, ranks);
       SCOPED_TRACE(drawn.command);
       const ShardedOperands operands = shard_operands(drawn.problem, drawn.mesh, drawn.layout);
       const Schedule schedule = choose_schedule(drawn.problem, operands, drawn.schedule, drawn.plan,

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <annulus/core/device.hpp>
+#include <annulus/core/error.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/mesh/transport.hpp>
+#include <annulus/ring/cost_curve.hpp>
+
+#include "launcher/bench/timing.hpp"
+#include "launcher/commands/commands.hpp"
+#include "launcher/options/options.hpp"
+
+namespace annulus::launcher {
+
+/// What one hop costs by one transport: every rank sends to the next one and receives as much from
+/// the one before, nothing else running.
+struct TransportHops {
+  struct Hop {
+    std::int64_t bytes = 0;
+    Timing time;  ///< of the slowest rank
+  };
+  std::string transport;
+  std::string skipped;  ///< why it could not be measured; empty if it was
+  std::vector<Hop> hops;
+
+  /// Median seconds by bytes.
+  [[nodiscard]] ring::CostCurve curve() const;
+};
+
+/// Times the hops of a ring over all ranks of the mesh, by the transport that was asked for, or by
+/// each that memory of `device` knows for automatic. Collective over the mesh. Throws ArgumentError
+/// for a mesh of one rank.
+[[nodiscard]] std::vector<TransportHops> measure_hops(Mesh& mesh, Device& device, Transport asked,
+                                                      const SweepRange& sizes, int warmup,
+                                                      int iterations);
+
+/// annulus bench --hops.
+[[nodiscard]] ExitCode bench_hops(const CommandContext& context);
+
+}  // namespace annulus::launcher

@@ -1,0 +1,98 @@
+#include "launcher/bench/bench_local.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include <annulus/ring/local_operations.hpp>
+
+namespace annulus::launcher {
+namespace {
+
+// The tokens of `shard` [b,s,k,D], repeated until there are `length`. A shard without tokens leaves
+// the memory as it is.
+Tensor repeated(const ConstTensorView& shard, std::int64_t length, Device& device, Stream& stream) {
+  Extents shape = shard.shape();
+  const std::int64_t period = shape[1];
+  shape[1] = length;
+  Tensor result(shard.dtype(), shape, device.memory());
+  const auto operations = ring::make_local_operations(device.place());
+  for (std::int64_t begin = 0; period > 0 && begin < length; begin += period) {
+    const std::int64_t count = std::min(period, length - begin);
+    operations->copy(shard.slice(1, 0, count), result.view().slice(1, begin, count), stream);
+  }
+  return result;
+}
+
+}  // namespace
+
+LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAttention& attention,
+                         const ring::LocalTensors& shards, Device& device, Watchdog watchdog,
+                         int threads)
+    : problem_(problem),
+      device_(device),
+      threads_(threads),
+      stream_(device.make_stream("local", std::move(watchdog), nullptr)),
+      lse_(DType::float32, shards.lse.shape(), device.memory()) {
+  const ring::RankPlan& plan = attention.rank_plan();
+  const std::vector<const Implementation*> implementations = attention.block_implementations();
+  std::int64_t longest = 0;
+  for (const ring::Step& step : plan.steps) {
+    for (const ring::Block& block : step.blocks) longest = std::max(longest, block.slots.count);
+  }
+  key_ = repeated(shards.key, longest, device, *stream_);
+  value_ = repeated(shards.value, longest, device, *stream_);
+
+  const std::int64_t ratio = plan.local.heads_per_kv_head();
+  for (const ring::Step& step : plan.steps) {
+    for (const ring::Block& block : step.blocks) {
+      const auto columns = [&](const Tensor& tensor) {
+        return tensor.view()
+            .slice(1, 0, block.slots.count)
+            .slice(2, block.heads.begin / ratio, block.heads.count / ratio);
+      };
+      const std::int64_t row = block.rows.begin.value();
+      Call call{{shards.query.slice(1, row, block.rows.count)
+                     .slice(2, block.heads.begin, block.heads.count),
+                 columns(key_), columns(value_), block.row_positions, block.column_positions,
+                 plan.first_batch, plan.first_head + block.heads.begin, block.full},
+                {},
+                nullptr};
+      const Implementation& chosen = *implementations[calls_.size()];
+      std::unique_ptr<Kernel>& kernel = kernels_[&chosen];
+      if (!kernel) kernel = chosen.make_kernel(problem_, device);
+      call.kernel = kernel.get();
+      Tensor& output = outputs_[kernel->output_dtype()];
+      if (output.shape().rank() == 0) {
+        output = Tensor(kernel->output_dtype(), shards.output.shape(), device.memory());
+      }
+      call.result = {output.view()
+                         .slice(1, row, block.rows.count)
+                         .slice(2, block.heads.begin, block.heads.count),
+                     lse_.view()
+                         .slice(1, block.heads.begin, block.heads.count)
+                         .slice(2, row, block.rows.count)};
+      call.kernel->prepare(call.block, call.result);
+      calls_.push_back(std::move(call));
+    }
+  }
+}
+
+void LocalBlocks::run() {
+  if (warm_ && !recording_) recording_ = device_.record(*stream_, [this] { submit(); });
+  if (recording_) {
+    recording_->submit(*stream_);
+  } else {
+    submit();
+  }
+  warm_ = true;
+  stream_->synchronize();
+}
+
+void LocalBlocks::submit() {
+  for (const Call& call : calls_) {
+    call.kernel->forward(call.block, call.result, {*stream_, nullptr, threads_});
+  }
+}
+
+}  // namespace annulus::launcher

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <iosfwd>
+
+#include <annulus/core/error.hpp>
+#include <annulus/mesh/mpi.hpp>
+
+#include "launcher/options/options.hpp"
+
+namespace annulus::launcher {
+
+/// What every command works with.
+struct CommandContext {
+  const MpiSession& session;
+  const Options& options;
+  /// Where tables and texts go, standard output unless a test says otherwise. Only mesh rank 0
+  /// writes to it.
+  std::ostream& out;
+};
+
+/// The commands of the program. Collective over the session's ranks: all return the same code, or
+/// all throw the same UserError (a LibraryError may come on one rank alone, after which only
+/// abort_job() is left). They write nothing but
+/// warnings to standard error.
+[[nodiscard]] ExitCode run_command(const CommandContext& context);
+[[nodiscard]] ExitCode verify_command(const CommandContext& context);
+[[nodiscard]] ExitCode bench_command(const CommandContext& context);
+[[nodiscard]] ExitCode plan_command(const CommandContext& context);
+[[nodiscard]] ExitCode info_command(const CommandContext& context);
+
+}  // namespace annulus::launcher

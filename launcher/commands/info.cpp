@@ -1,0 +1,253 @@
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <openblas_config.h>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include <boost/version.hpp>
+#include <cblas.h>
+#include <fmt/format.h>
+#include <hwy/targets.h>
+#include <nlohmann/json.hpp>
+#include <spdlog/version.h>
+
+#include <annulus/attention/cuda_versions.hpp>
+#include <annulus/attention/registry.hpp>
+#include <annulus/core/cuda.hpp>
+#include <annulus/core/environment.hpp>
+#include <annulus/files/text_file.hpp>
+#include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/mesh/nccl_group.hpp>
+#include <annulus/ring/planner.hpp>
+
+#include "launcher/commands/commands.hpp"
+#include "launcher/options/as_option.hpp"
+#include "launcher/options/version.hpp"
+#include "launcher/report/report.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+/// Lines under a heading, printed as a table and written as a JSON object.
+struct Section {
+  std::string title;
+  std::vector<std::pair<std::string, std::string>> lines;
+
+  void add(std::string key, std::string value) {
+    lines.emplace_back(std::move(key), std::move(value));
+  }
+};
+
+std::string first_line(std::string text) {
+  text.resize(std::min(text.find('\n'), text.size()));
+  return text;
+}
+
+Section program_section() {
+  Section section{"program", {}};
+  section.add("version", std::string(kVersion));
+  section.add("build type", std::string(kBuildType));
+#if defined(__clang__)
+  section.add("compiler", fmt::format("Clang {}", __clang_version__));
+#else
+  section.add("compiler", fmt::format("GCC {}", __VERSION__));
+#endif
+  section.add("C++ standard", std::to_string(__cplusplus));
+  return section;
+}
+
+std::string mpi_library() {
+  // Allowed at any time, before MPI_Init as well.
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  check_mpi(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");
+  return first_line(text.data());  // the length may count the terminating zero
+}
+
+std::string best_simd_target() {
+  // Better targets have lower bits.
+  const std::int64_t targets = hwy::SupportedTargets();
+  return hwy::TargetName(targets & -targets);
+}
+
+std::string built_and_loaded(const std::string& built, const std::string& loaded) {
+  if (built == "not built") return built;
+  return fmt::format("built against {}; loaded {}{}", built, loaded,
+                     built == loaded ? "" : " (they differ)");
+}
+
+Section libraries_section() {
+  Section section{"libraries", {}};
+  section.add("MPI", fmt::format("built against MPI {}.{}; loaded {}", MPI_VERSION, MPI_SUBVERSION,
+                                 mpi_library()));
+  section.add("OpenBLAS", fmt::format("built against{}; loaded {}, kernels for {}",
+                                      std::string(OPENBLAS_VERSION), openblas_get_config(),
+                                      openblas_get_corename()));
+  section.add("Highway",
+              fmt::format("{}; best target of this CPU {}", kHighwayVersion, best_simd_target()));
+  section.add("fmt", fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100,
+                                 FMT_VERSION % 100));
+  section.add("spdlog",
+              fmt::format("{}.{}.{}", SPDLOG_VER_MAJOR, SPDLOG_VER_MINOR, SPDLOG_VER_PATCH));
+  section.add("Boost", fmt::format("{}.{}.{}", BOOST_VERSION / 100000, BOOST_VERSION / 100 % 1000,
+                                   BOOST_VERSION % 100));
+  section.add("nlohmann-json",
+              fmt::format("{}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
+                          NLOHMANN_JSON_VERSION_PATCH));
+  const CudaVersions cuda = cuda_versions();
+  section.add("CUDA", built_and_loaded(cuda.built, cuda.loaded) + ", driver " + cuda.driver);
+  const NcclVersions nccl = nccl_versions();
+  section.add("NCCL", built_and_loaded(nccl.built, nccl.loaded));
+  const CudnnVersions cudnn = cudnn_versions();
+  section.add("cuDNN",
+              built_and_loaded(cudnn.built, cudnn.loaded) + ", frontend " + cudnn.frontend);
+  return section;
+}
+
+std::string cpu_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) {
+      return line.substr(colon + 2);
+    }
+  }
+  return "unknown";
+}
+
+Section machine_section(Mesh& everyone) {
+  const Topology& topology = everyone.topology();
+  Section section{"machine", {}};
+  section.add("ranks",
+              fmt::format("{} on {}, transport {}", everyone.size(),
+                          counted(topology.nodes(), "node"), everyone.world().transport()));
+  for (int node = 0; node < topology.nodes(); ++node) {
+    section.add(fmt::format("node {}", node),
+                fmt::format("{}, {}", topology.node_names[static_cast<std::size_t>(node)],
+                            counted(topology.ranks_on_node(node), "rank")));
+  }
+  section.add("CPU", cpu_name());
+  section.add("cores", std::to_string(std::thread::hardware_concurrency()));
+  const double memory =
+      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  section.add("memory", fmt::format("{:.1f} GiB", memory / (1 << 30)));
+  const std::vector<CudaDeviceInfo> gpus = cuda_devices();
+  for (std::size_t i = 0; i < gpus.size(); ++i) {
+    section.add(fmt::format("GPU {}", i),
+                fmt::format("{}, compute capability {}.{}, {} multiprocessors, {:.1f} GiB",
+                            gpus[i].name, gpus[i].compute_capability / 10,
+                            gpus[i].compute_capability % 10, gpus[i].multiprocessors,
+                            static_cast<double>(gpus[i].memory_bytes) / (1 << 30)));
+  }
+  if (gpus.empty()) section.add("GPUs", cuda_unavailable_reason());
+  return section;
+}
+
+Section implementations_section(Place place) {
+  // What most training calls look like.
+  AttentionProblem typical;
+  typical.shape = {1, 1024, 1024, 8, 2, 64, 64};
+  typical.dtype = DType::bfloat16;
+  typical.mask.set_causal(true);
+  Section section{fmt::format("implementations for {}, {}, causal, on {}", to_string(typical.shape),
+                              annulus::name_of(typical.dtype), to_string(place)),
+                  {}};
+  const Registry registry = Registry::standard();
+  for (const auto& implementation : registry.implementations()) {
+    const std::vector<std::string>& names = implementation->names();
+    const Capability capability = implementation->capability(typical, place);
+    std::string text = capability ? "yes" : "no: " + capability.reason();
+    if (names.size() > 1) {
+      text += fmt::format(" (aliases {})", fmt::join(names.begin() + 1, names.end(), ", "));
+    }
+    section.add(names.front(), std::move(text));
+  }
+  return section;
+}
+
+Section schedules_section() {
+  Section section{"schedules", {}};
+  for (const char* name :
+       {"local", "ring", "allgather", "ulysses", "hybrid", "double_ring", "pass_q"}) {
+    try {
+      static_cast<void>(ring::parse_schedule(name));
+      section.add(name, "yes");
+    } catch (const NotAvailableError&) {
+      section.add(name, "not available yet");
+    }
+  }
+  return section;
+}
+
+Section environment_section() {
+  Section section{"environment", {}};
+  for (const EnvironmentVariable& variable : environment_variables()) {
+    const bool given = std::getenv(std::string(variable.name).c_str()) != nullptr;
+    section.add(
+        std::string(variable.name),
+        fmt::format("{} ({}; default {}): {}", environment(variable.name),
+                    given ? "set" : "not set", variable.default_value, variable.description));
+  }
+  section.add("ANNULUS_<OPTION>", "any option: --causal-offset is ANNULUS_CAUSAL_OFFSET");
+  return section;
+}
+
+void print(const std::vector<Section>& sections, std::ostream& out) {
+  for (const Section& section : sections) {
+    out << "# " << section.title << '\n';
+    std::size_t width = 0;
+    for (const auto& [key, value] : section.lines) width = std::max(width, key.size());
+    for (const auto& [key, value] : section.lines) {
+      out << fmt::format("  {:<{}}  {}\n", key, width, value);
+    }
+  }
+}
+
+nlohmann::json to_json(const std::vector<Section>& sections) {
+  nlohmann::json json{{"schema", "annulus.info"}, {"version", 1}};
+  for (const Section& section : sections) {
+    // The key is the title's first word.
+    nlohmann::json& lines = json[section.title.substr(0, section.title.find(' '))];
+    for (const auto& [key, value] : section.lines) lines[key] = value;
+  }
+  return json;
+}
+
+}  // namespace
+
+ExitCode info_command(const CommandContext& context) {
+  const Options& options = context.options;
+  Mesh everyone(MeshShape({{"ranks", context.session.size()}}), context.session.world(),
+                Watchdog(Watchdog::Seconds(options.timeout)));
+  collectively(everyone.world(), [&] {
+    if (everyone.rank() != 0) return;
+    std::vector<Section> sections{program_section(), libraries_section(), machine_section(everyone),
+                                  implementations_section(Place::host())};
+    if (cuda_unavailable_reason().empty()) {
+      sections.push_back(implementations_section(Place::cuda(0)));
+    }
+    sections.push_back(schedules_section());
+    sections.push_back(environment_section());
+    if (!options.json.empty() && options.json != "-") {
+      as_option("--json " + options.json,
+                [&] { files::TextFile(options.json).commit(to_json(sections).dump(2) + "\n"); });
+    }
+    if (options.json == "-") {
+      context.out << to_json(sections).dump(2) << '\n';
+    } else {
+      print(sections, context.out);
+    }
+  });
+  return ExitCode::success;
+}
+
+}  // namespace annulus::launcher

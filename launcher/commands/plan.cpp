@@ -1,0 +1,236 @@
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/files/text_file.hpp>
+#include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/ring/planner.hpp>
+#include <annulus/ring/simulate.hpp>
+
+#include "launcher/commands/commands.hpp"
+#include "launcher/options/as_option.hpp"
+#include "launcher/report/explain.hpp"
+#include "launcher/report/report.hpp"
+#include "launcher/report/warnings.hpp"
+#include "launcher/setup/cost_model_option.hpp"
+#include "launcher/setup/problem_setup.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+constexpr double kMiB = 1 << 20;
+// Rows of the table of ranks; the largest and the mean of all ranks stand in the other table.
+constexpr std::size_t kListedRanks = 32;
+constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped};
+
+/// A problem laid on a mesh, and the plan that follows.
+struct PlannedCase {
+  ProblemSetup setup;
+  ring::ShardedOperands operands;
+  ring::PlanOptions options;
+  ring::CostModel model;
+  ring::ScheduleChoice choice;
+  ring::Plan plan;
+};
+
+PlannedCase plan_case(const Options& options) {
+  if (!options.shape) {
+    throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
+  }
+  ProblemSetup setup =
+      set_up_problem(options, *options.shape, options.dtype.value_or(DType::float32), /*ranks=*/0);
+  ring::ShardedOperands operands = shard_operands(setup);
+  // The ranks need not exist: what they compute with is what the user says.
+  const Place place = options.device == "cuda" ? Place::cuda(0) : Place::host();
+  PlannedCase planned{std::move(setup),
+                      std::move(operands),
+                      ring::PlanOptions::for_place(place),
+                      cost_model_of(options, place),
+                      {},
+                      {}};
+  check_choices(options, planned.setup.problem, planned.operands, Registry::standard(), place);
+  planned.choice = ring::choose_schedule(planned.setup.problem, planned.operands, options.schedule,
+                                         planned.options, planned.model);
+  planned.plan = ring::make_plan(planned.setup.problem, planned.operands, planned.choice.schedule,
+                                 planned.options);
+  return planned;
+}
+
+double gflop(const AttentionShape& shape, double work) {
+  return forward_flops(shape, work / static_cast<double>(shape.heads)) * 1e-9;
+}
+
+std::int64_t bytes_received(const ring::Step& step) {
+  std::int64_t bytes = 0;
+  for (const ring::Transfer& transfer : step.receives) bytes += transfer.bytes;
+  return bytes;
+}
+
+/// Totals of a plan for the table of layouts.
+struct PlanTotals {
+  double most_work = 0;
+  std::int64_t hops = 0;       ///< most steps of a rank in which something travels
+  std::int64_t hop_bytes = 0;  ///< most that a rank receives in one step
+  double bytes = 0;            ///< received by all ranks
+  std::int64_t buffers = 0;    ///< most buffer memory of a rank
+};
+
+PlanTotals totals_of(const ring::Plan& plan) {
+  PlanTotals totals;
+  for (const ring::RankPlan& rank : plan.ranks) {
+    std::int64_t hops = 0;
+    for (const ring::Step& step : rank.steps) {
+      const std::int64_t bytes = bytes_received(step);
+      hops += step.sends.empty() && step.receives.empty() ? 0 : 1;
+      totals.hop_bytes = std::max(totals.hop_bytes, bytes);
+      totals.bytes += static_cast<double>(bytes);
+    }
+    totals.hops = std::max(totals.hops, hops);
+    totals.most_work = std::max(totals.most_work, rank.work());
+    totals.buffers = std::max(totals.buffers, rank.buffer_bytes(plan.problem.dtype));
+  }
+  return totals;
+}
+
+std::string cost_assumptions(const ring::CostModel& model) {
+  constexpr double kLong = 16 << 10;  // rows
+  constexpr double kLarge = 64 * kMiB;
+  return fmt::format(
+      "{}: kernel {:.0f} GFLOP/s on 16k rows, {:.1f} us per call, 64 MiB by {} at {:.1f} GB/s, "
+      "merging {:.1f} GB/s",
+      model.source, model.kernel.clamped(kLong) * 1e-9, model.call_latency * 1e6, model.transport,
+      kLarge / model.transfer_seconds(kLarge) * 1e-9, model.merge_bytes_per_second * 1e-9);
+}
+
+void add_layout(Report& report, const ring::Plan& plan, LayoutKind layout, bool chosen,
+                const ring::CostModel& model) {
+  const PlanTotals totals = totals_of(plan);
+  double finish = 0;
+  double exposed = 0;
+  for (const ring::RankTimeline& timeline : ring::simulate(plan, model)) {
+    finish = std::max(finish, timeline.finish);
+    exposed = std::max(exposed, timeline.exposed);
+  }
+  report.add_row({std::string(annulus::name_of(layout)), chosen ? "yes" : "no",
+                  fmt::format("{:.3f}", gflop(plan.problem.shape, totals.most_work)),
+                  fmt::format("{:.2f}", plan.imbalance() * 100), std::to_string(totals.hops),
+                  fmt::format("{:.3f}", static_cast<double>(totals.hop_bytes) / kMiB),
+                  fmt::format("{:.3f}", totals.bytes / kMiB),
+                  fmt::format("{:.3f}", static_cast<double>(totals.buffers) / kMiB),
+                  fmt::format("{:.3f}", exposed * 1e3), fmt::format("{:.3f}", finish * 1e3)});
+}
+
+Report layouts_report(const PlannedCase& planned, const Options& options) {
+  Report report("plan", {{"layout", "", 10},
+                         {"chosen", "", 6},
+                         {"work", "GFLOP, most", 12},
+                         {"imbalance", "%", 9},
+                         {"hops", "most", 6},
+                         {"hop", "MiB/rank, most", 10},
+                         {"moved", "MiB, total", 10},
+                         {"buffers", "MiB/rank, most", 10},
+                         {"wait", "ms, predicted", 10},
+                         {"time", "ms, predicted", 10}});
+  report.add_meta("query", to_string(planned.operands.query));
+  report.add_meta("key", to_string(planned.operands.key));
+  report.add_meta("schedule", std::string(ring::name_of(planned.choice.schedule)));
+  if (options.explain) explain(planned.choice, report);
+  report.add_meta("most", "of the rank with most");
+  report.add_meta("work", "2 N (D + Dv) operations per visible pair");
+  report.add_meta("imbalance", "work of the rank with most, above the mean of all");
+  report.add_meta("hops, hop", "steps in which key/value travels; bytes that a rank gets in one");
+  report.add_meta("wait", "for transfers, with nothing to compute; of the rank that waits longest");
+  report.add_meta("predicted times", cost_assumptions(planned.model));
+  for (const LayoutKind layout : kLayouts) {
+    const bool chosen = layout == planned.setup.layout.sequence;
+    if (chosen) {
+      add_layout(report, planned.plan, layout, true, planned.model);
+      continue;
+    }
+    ring::OperandLayout other = planned.setup.layout;
+    other.sequence = layout;
+    const ring::Plan plan =
+        ring::make_plan(planned.setup.problem,
+                        ring::shard_operands(planned.setup.problem, planned.setup.mesh, other),
+                        planned.choice.schedule, planned.options);
+    add_layout(report, plan, layout, false, planned.model);
+  }
+  return report;
+}
+
+Report ranks_report(const PlannedCase& planned, std::size_t listed) {
+  Report report("plan.ranks", {{"rank", "", 6},
+                               {"queries", "", 24},
+                               {"keys", "", 24},
+                               {"work", "GFLOP", 10},
+                               {"sent", "MiB", 10},
+                               {"received", "MiB", 10},
+                               {"buffers", "MiB", 10},
+                               {"wait", "ms, predicted", 10},
+                               {"finish", "ms, predicted", 10}});
+  const ring::Plan& plan = planned.plan;
+  report.add_meta("queries, keys", "positions that the rank holds");
+  report.add_meta("sent, received", "key/value, over all steps");
+  report.add_meta("finish", "when the rank is done, waiting included");
+  const std::vector<ring::RankTimeline> timelines = ring::simulate(plan, planned.model);
+  for (std::size_t i = 0; i < listed; ++i) {
+    const ring::RankPlan& rank = plan.ranks[i];
+    const auto mib = [](std::int64_t bytes) {
+      return fmt::format("{:.3f}", static_cast<double>(bytes) / kMiB);
+    };
+    report.add_row(
+        {std::to_string(rank.rank), to_string(planned.operands.query.positions(rank.rank, 1)),
+         to_string(planned.operands.key.positions(rank.rank, 1)),
+         fmt::format("{:.3f}", gflop(plan.problem.shape, rank.work())), mib(rank.bytes_sent()),
+         mib(rank.bytes_received()), mib(rank.buffer_bytes(plan.problem.dtype)),
+         fmt::format("{:.3f}", timelines[i].exposed * 1e3),
+         fmt::format("{:.3f}", timelines[i].finish * 1e3)});
+  }
+  return report;
+}
+
+void print(const PlannedCase& planned, const Options& options, std::ostream& out) {
+  print_plan(planned.plan, options.show_ranks, out);
+  layouts_report(planned, options).write_table(out);
+  out << '\n';
+  const std::size_t ranks = planned.plan.ranks.size();
+  const std::size_t listed =
+      std::min(ranks, std::max(kListedRanks, static_cast<std::size_t>(options.show_ranks)));
+  ranks_report(planned, listed).write_table(out);
+  if (listed < ranks) {
+    out << fmt::format("# … {} more ranks (--show-ranks {})\n", ranks - listed, ranks);
+  }
+}
+
+}  // namespace
+
+ExitCode plan_command(const CommandContext& context) {
+  const Options& options = context.options;
+  // The ranks of the plan are those of --mesh; the ones that happen to run only agree on errors.
+  Mesh everyone(MeshShape({{"ranks", context.session.size()}}), context.session.world(),
+                Watchdog(Watchdog::Seconds(options.timeout)));
+  collectively(everyone.world(), [&] {
+    const PlannedCase planned = plan_case(options);
+    if (everyone.rank() != 0) return;
+    print_warnings(planned.setup.warnings);
+    if (options.json == "-") {
+      context.out << ring::to_json(planned.plan) << '\n';
+      return;
+    }
+    if (!options.json.empty())
+      as_option("--json " + options.json,
+                [&] { files::TextFile(options.json).commit(ring::to_json(planned.plan) + "\n"); });
+    print(planned, options, context.out);
+  });
+  return ExitCode::success;
+}
+
+}  // namespace annulus::launcher

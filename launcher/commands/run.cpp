@@ -1,0 +1,209 @@
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+
+#include <fmt/format.h>
+
+#include <annulus/core/device.hpp>
+#include <annulus/core/trace.hpp>
+#include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/verification/device_tensors.hpp>
+
+#include "launcher/commands/commands.hpp"
+#include "launcher/report/explain.hpp"
+#include "launcher/report/report.hpp"
+#include "launcher/report/trace_file.hpp"
+#include "launcher/report/warnings.hpp"
+#include "launcher/setup/cost_model_option.hpp"
+#include "launcher/setup/input_tensors.hpp"
+#include "launcher/setup/open_device.hpp"
+#include "launcher/setup/output_files.hpp"
+#include "launcher/setup/problem_setup.hpp"
+#include "launcher/setup/same_on_ranks.hpp"
+#include "launcher/setup/threads.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+// Ranks whose steps --explain prints: more would bury the rest.
+constexpr int kExplainedRanks = 8;
+
+/// What was measured, over all ranks; the same on every rank.
+struct Measurement {
+  double seconds = 0;          ///< of the slowest rank
+  double exposed_seconds = 0;  ///< longest wait of a rank for transfers
+  double bookkeeping = 0;      ///< largest part of a rank's time that was neither kernel nor wait
+  double flops = 0;            ///< of the problem, each visible pair counted once
+  double bytes = 0;            ///< received by all ranks
+  double peak_memory = 0;      ///< bytes, of the rank with most
+};
+
+Measurement measure(const TraceSummary& summary, const ring::ShardedAttention& attention,
+                    const ring::ShardedOperands& operands, const AttentionProblem& problem,
+                    const MemoryStatistics& memory, Mesh& mesh) {
+  const auto call = static_cast<double>(summary.call);
+  const std::vector<double> most = mesh.world().max(
+      std::array{call, static_cast<double>(summary.wait),
+                 call > 0 ? static_cast<double>(summary.bookkeeping()) / call : 0.0,
+                 static_cast<double>(memory.peak_in_use)});
+  // Ranks that hold copies of the same rows do the same work: it counts once.
+  const ring::RankPlan& plan = attention.rank_plan();
+  const std::vector<double> total =
+      mesh.world().sum(std::array{operands.output.is_primary(mesh.rank()) ? plan.work() : 0.0,
+                                  static_cast<double>(plan.bytes_received())});
+  return {
+      .seconds = most[0] * 1e-9,
+      .exposed_seconds = most[1] * 1e-9,
+      .bookkeeping = most[2],
+      .flops = forward_flops(problem.shape, total[0] / static_cast<double>(problem.shape.heads)),
+      .bytes = total[1],
+      .peak_memory = most[3]};
+}
+
+Report make_report(const Options& options, const ProblemSetup& setup, Mesh& mesh, int threads,
+                   const ring::ShardedAttention& attention) {
+  Report report("run", {{"shape", "B,T,S,N,K,D,Dv", 24},
+                        {"dtype", "", 8},
+                        {"mesh", "", 8},
+                        {"schedule", "", 9},
+                        {"layout", "", 10},
+                        {"impl", "", 8},
+                        {"time", "ms", 10},
+                        {"rate", "GFLOP/s", 10},
+                        {"moved", "MiB", 10},
+                        {"wait", "ms", 8},
+                        {"bookkeeping", "%", 8},
+                        {"memory", "MiB/rank", 10}});
+  report.add_meta("options", options.given);
+  report.add_meta("rate",
+                  "2 N (D + Dv) operations per visible pair, over time, all ranks together");
+  report.add_meta("moved", "key/value received by all ranks together");
+  report.add_meta("wait", "for transfers, with nothing to compute; of the rank that waits longest");
+  report.add_meta("bookkeeping", "largest part of a rank's time that is neither kernel nor wait");
+  report.add_meta("memory", "most that was taken from a rank's memory pool, shards included");
+  report.add_meta("problem", fmt::format("{} {}", to_string(setup.problem.shape),
+                                         annulus::name_of(setup.problem.dtype)));
+  report.add_meta("mask", to_string(setup.problem.mask));
+  report.add_meta(
+      "mesh",
+      fmt::format("{}: {} on {}, {} per rank", to_string(setup.mesh), counted(mesh.size(), "rank"),
+                  counted(mesh.topology().nodes(), "node"), counted(threads, "thread")));
+  report.add_meta("specs", fmt::format("query {}, key/value {}", to_string(setup.layout.query),
+                                       to_string(setup.layout.kv)));
+  if (options.explain) {
+    explain(attention.selection(), report);
+    explain(attention.schedule(), report);
+  }
+  return report;
+}
+
+void add_result(Report& report, const ProblemSetup& setup, const ring::ShardedAttention& attention,
+                const Measurement& measured) {
+  const AttentionShape& s = setup.problem.shape;
+  constexpr double kMiB = 1 << 20;
+  const double rate = measured.seconds > 0 ? measured.flops / measured.seconds * 1e-9 : 0;
+  report.add_row({fmt::format("{},{},{},{},{},{},{}", s.batch, s.query_length, s.kv_length, s.heads,
+                              s.kv_heads, s.head_dim, s.value_dim),
+                  std::string(annulus::name_of(setup.problem.dtype)), to_string(setup.mesh),
+                  std::string(ring::name_of(attention.schedule().schedule)),
+                  std::string(annulus::name_of(setup.layout.sequence)), attention.implementations(),
+                  fmt::format("{:.3f}", measured.seconds * 1e3), fmt::format("{:.2f}", rate),
+                  fmt::format("{:.3f}", measured.bytes / kMiB),
+                  fmt::format("{:.3f}", measured.exposed_seconds * 1e3),
+                  fmt::format("{:.1f}", measured.bookkeeping * 100),
+                  fmt::format("{:.1f}", measured.peak_memory / kMiB)});
+}
+
+}  // namespace
+
+ExitCode run_command(const CommandContext& context) {
+  const Options& options = context.options;
+  // Depends on the options alone, which are the same on every rank.
+  check_output_is_given(options);
+  Mesh mesh(set_up_mesh(options, context.session.size()), context.session.world(),
+            Watchdog(Watchdog::Seconds(options.timeout)));
+  Group& world = mesh.world();
+  const bool leader = mesh.rank() == 0;
+
+  // All that may be wrong with the input shows before any work.
+  const InputTensors inputs = collectively(world, [&] { return open_inputs(options); });
+  require_same(world, "input files",
+               fmt::format("{} {}", to_string(inputs.shape), annulus::name_of(inputs.dtype)));
+  const ProblemSetup setup = collectively(
+      world, [&] { return set_up_problem(options, inputs.shape, inputs.dtype, mesh.size()); });
+  const AttentionProblem& problem = setup.problem;
+  const ring::ShardedOperands operands = collectively(world, [&] { return shard_operands(setup); });
+  if (leader) print_warnings(setup.warnings);
+
+  TraceCollector collector;
+  Tracer tracer;
+  tracer.add_sink(collector);
+  const std::unique_ptr<Device> opened = open_device(options, mesh);
+  Device& device = *opened;
+  const Registry registry = Registry::standard();
+  collectively(world, [&] { check_choices(options, problem, operands, registry, device.place()); });
+  ring::ShardedAttentionOptions attention_options;
+  attention_options.implementation = options.implementation;
+  attention_options.schedule = options.schedule;
+  attention_options.executor = {threads_per_rank(options, mesh), &tracer};
+  attention_options.cost_model =
+      collectively(world, [&] { return cost_model_of(options, device.place()); });
+  attention_options.transport = options.transport;
+  ring::ShardedAttention attention(problem, operands, mesh, registry, device, attention_options);
+
+  OutputFiles outputs(options, problem, world);
+  std::optional<TraceFile> trace;
+  if (!options.trace.empty()) trace.emplace(options.trace, world);
+  std::optional<ReportFiles> report_files;
+  collectively(world, [&] {
+    if (leader) report_files.emplace(options.json, options.csv);
+  });
+
+  MemoryPool& memory = device.staging();
+  Tensor query, key, value, output, lse;
+  collectively(world, [&] {
+    const TraceScope scope(&tracer, "files", {TraceCategory::file, "read"});
+    query = read_shard(inputs.query, operands.query, mesh.rank(), options.bhtd, memory);
+    key = read_shard(inputs.key, operands.key, mesh.rank(), options.bhtd, memory);
+    value = read_shard(inputs.value, operands.value, mesh.rank(), options.bhtd, memory);
+    output = Tensor(problem.dtype, operands.output.local_shape(mesh.rank()), memory);
+    lse = Tensor(DType::float32, operands.lse.local_shape(mesh.rank()), memory);
+  });
+  const ring::LocalTensors tensors{query.view(), key.view(), value.view(), output.view(),
+                                   lse.view()};
+  verification::DeviceTensors moved = collectively(
+      world, [&] { return verification::DeviceTensors(tensors, device, mesh.watchdog()); });
+  moved.upload();
+  world.barrier();
+  attention.run(moved.tensors());
+  moved.download();
+
+  const Measurement measured = measure(summarize(collector.spans()), attention, operands, problem,
+                                       device.memory().statistics(), mesh);
+  {
+    const TraceScope scope(&tracer, "files", {TraceCategory::file, "write"});
+    outputs.commit(tensors, operands);
+  }
+  if (trace) trace->commit(collector.spans());
+  collectively(world, [&] {
+    if (!leader) return;
+    Report report =
+        make_report(options, setup, mesh, attention_options.executor.threads, attention);
+    add_result(report, setup, attention, measured);
+    if (!report_files->replace_table()) {
+      if (options.explain) {
+        print_plan(ring::make_plan(problem, operands, attention.schedule().schedule,
+                                   ring::PlanOptions::for_place(device.place())),
+                   kExplainedRanks, context.out);
+      }
+      report.write_table(context.out);
+    }
+    report_files->write(report, context.out);
+  });
+  return ExitCode::success;
+}
+
+}  // namespace annulus::launcher

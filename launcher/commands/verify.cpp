@@ -1,0 +1,351 @@
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/core/device.hpp>
+#include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/verification/random_problem.hpp>
+#include <annulus/verification/verification.hpp>
+
+#include "launcher/commands/commands.hpp"
+#include "launcher/report/explain.hpp"
+#include "launcher/report/report.hpp"
+#include "launcher/report/warnings.hpp"
+#include "launcher/setup/cost_model_option.hpp"
+#include "launcher/setup/open_device.hpp"
+#include "launcher/setup/problem_setup.hpp"
+#include "launcher/setup/threads.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+// One problem of the run, as the table names it.
+struct NamedCase {
+  std::string index;
+  MeshShape mesh;
+  verification::ShardedCase sharded;
+  std::string command;  // that repeats it
+  std::vector<std::string> warnings;
+};
+
+// Making a mesh costs more than a small problem, so those of the same shape share one.
+class MeshCache {
+ public:
+  MeshCache(const MpiSession& session, Watchdog watchdog)
+      : session_(session), watchdog_(std::move(watchdog)) {}
+
+  Mesh& get(const MeshShape& shape) {
+    std::unique_ptr<Mesh>& mesh = meshes_[to_string(shape)];
+    if (!mesh) mesh = std::make_unique<Mesh>(shape, session_.world(), watchdog_);
+    return *mesh;
+  }
+
+ private:
+  const MpiSession& session_;
+  Watchdog watchdog_;
+  std::map<std::string, std::unique_ptr<Mesh>> meshes_;
+};
+
+// The generator decides what these say.
+void check_nothing_drawn_is_given(const Options& options) {
+  const auto check = [](bool given, const char* option) {
+    if (!given) return;
+    throw UserError(fmt::format("{}: drawn at random, so it cannot stand beside --random", option));
+  };
+  check(options.shape.has_value(), "--shape");
+  check(options.mesh.has_value(), "--mesh");
+  check(options.query_spec.has_value(), "--query-spec");
+  check(options.kv_spec.has_value(), "--kv-spec");
+  check(options.sequence_layout != "auto", "--sequence-layout");
+  check(options.schedule != "auto", "--schedule");
+  check(options.mode.has_value(), "--mode");
+  check(options.dtype.has_value(), "--dtype");
+  check(options.causal, "--causal");
+  check(options.causal_offset.has_value(), "--causal-offset");
+  check(options.window.has_value(), "--window");
+  check(options.scale.has_value(), "--scale");
+  check(options.soft_cap.has_value(), "--soft-cap");
+  check(!options.query_segments.empty(), "--q-segments");
+  check(!options.kv_segments.empty(), "--kv-segments");
+  check(!options.cu_seqlens.empty(), "--cu-seqlens");
+  check(!options.query_lengths.empty(), "--q-lengths");
+  check(!options.kv_lengths.empty(), "--kv-lengths");
+}
+
+NamedCase random_case(const RandomCase& which, const Options& options, int ranks) {
+  verification::RandomProblem drawn = verification::draw_problem(which.seed, which.index, ranks);
+  NamedCase result;
+  result.index = std::to_string(which.index);
+  result.mesh = std::move(drawn.mesh);
+  result.sharded.problem = std::move(drawn.problem);
+  result.sharded.layout = std::move(drawn.layout);
+  result.sharded.schedule = std::move(drawn.schedule);
+  result.sharded.plan = drawn.plan;
+  result.sharded.seed = drawn.seed;
+  result.sharded.implementation = options.implementation;
+  result.sharded.transport = options.transport;
+  result.sharded.threads = std::max(1, options.threads);
+  result.command = std::move(drawn.command);
+  if (options.implementation != "auto") result.command += " --impl " + options.implementation;
+  if (options.share_gpus) {
+    result.command += " --share-gpus";
+  } else if (options.transport != Transport::automatic) {
+    result.command += fmt::format(" --transport {}", annulus::name_of(options.transport));
+  }
+  return result;
+}
+
+NamedCase given_case(const Options& options, int ranks) {
+  if (!options.shape) {
+    throw ArgumentError("--shape", "nothing",
+                        "B,T,S,N,K,D or B,T,S,N,K,D,Dv (or --random N for random problems)");
+  }
+  ProblemSetup setup =
+      set_up_problem(options, *options.shape, options.dtype.value_or(DType::float32), ranks);
+  static_cast<void>(shard_operands(setup));  // for its messages
+  NamedCase result;
+  result.index = "0";
+  result.warnings = std::move(setup.warnings);
+  result.mesh = std::move(setup.mesh);
+  result.sharded.problem = std::move(setup.problem);
+  result.sharded.layout = std::move(setup.layout);
+  result.sharded.schedule = options.schedule;
+  result.sharded.implementation = options.implementation;
+  result.sharded.transport = options.transport;
+  result.sharded.seed = options.seed;
+  result.command = fmt::format("mpirun -np {} annulus verify {}", ranks, options.given);
+  return result;
+}
+
+Report make_report(const Options& options, int ranks) {
+  Report report("verify", {{"index", "", 5},
+                           {"shape", "B,T,S,N,K,D,Dv", 22},
+                           {"dtype", "", 8},
+                           {"mesh", "", 24},
+                           {"query", "spec", 12},
+                           {"key/value", "spec", 12},
+                           {"layout", "", 13},
+                           {"schedule", "", 14},
+                           {"mask", "", 32},
+                           {"scale", "", 7},
+                           {"cap", "", 4},
+                           {"error", "", 8},
+                           {"bound", "", 8},
+                           {"ratio", "unsharded", 11},
+                           {"LSE error", "", 9},
+                           {"verdict", "", 7},
+                           {"command", "", 0}});
+  report.add_meta("options", options.given);
+  report.add_meta("ranks", std::to_string(ranks));
+  report.add_meta("error", "relative Frobenius, over all ranks, against a float64 oracle");
+  report.add_meta("ratio", "to the error of the same implementation unsharded");
+  return report;
+}
+
+// "causal+offset:3+window:8,0": no spaces, so that columns stay columns.
+std::string mask_cell(const Mask& mask) {
+  std::string cell = to_string(mask);
+  for (auto at = cell.find(", "); at != std::string::npos; at = cell.find(", ")) {
+    cell.replace(at, 2, "+");
+  }
+  std::replace(cell.begin(), cell.end(), ' ', ':');
+  return cell;
+}
+
+std::string layout_cell(const ring::OperandLayout& layout) {
+  std::string cell(annulus::name_of(layout.sequence));
+  if (layout.granule != 1) cell += fmt::format(":{}", layout.granule);
+  return cell;
+}
+
+std::string number_cell(const std::optional<double>& value) {
+  return value ? fmt::format("{}", *value) : "-";
+}
+
+// One row: a problem, and either what was found or why it could not run.
+void add_row(Report& report, const NamedCase& named, const verification::Verification* found,
+             std::string_view verdict) {
+  const AttentionProblem& problem = named.sharded.problem;
+  const AttentionShape& s = problem.shape;
+  std::string schedule = named.sharded.schedule;
+  if (found != nullptr && schedule == "auto") {
+    schedule += ":" + std::string(ring::name_of(found->schedule.schedule));
+  }
+  const auto measured = [&](const auto& text) { return found == nullptr ? "-" : text(*found); };
+  report.add_row({named.index,
+                  fmt::format("{},{},{},{},{},{},{}", s.batch, s.query_length, s.kv_length, s.heads,
+                              s.kv_heads, s.head_dim, s.value_dim),
+                  std::string(annulus::name_of(problem.dtype)),
+                  named.mesh.axes().empty() ? "-" : to_string(named.mesh),
+                  to_string(named.sharded.layout.query), to_string(named.sharded.layout.kv),
+                  layout_cell(named.sharded.layout), schedule, mask_cell(problem.mask),
+                  number_cell(problem.scale), number_cell(problem.soft_cap),
+                  measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.output); }),
+                  measured([](const auto& v) { return fmt::format("{:.2e}", v.bound.output); }),
+                  measured([](const auto& v) { return fmt::format("{:.3f}", v.ratio()); }),
+                  measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.lse); }),
+                  std::string(verdict), named.command});
+}
+
+// Counts verdicts, and keeps the worst ratio.
+class Tally {
+ public:
+  void add(const verification::Verification& found) {
+    ++problems_;
+    merges_rounded_ += found.merges_rounded ? 1 : 0;
+    if (!found.failure().empty()) ++failed_;
+    if (!(found.ratio() <= worst_ratio_)) worst_ratio_ = found.ratio();
+  }
+  void add_refused() {
+    ++problems_;
+    ++failed_;
+  }
+  [[nodiscard]] bool passed() const { return failed_ == 0; }
+  [[nodiscard]] std::string text() const {
+    // Of these more was allowed; see verify_sharded().
+    const std::string rounded =
+        merges_rounded_ == 0
+            ? ""
+            : fmt::format("; {} with partial results that a kernel had rounded", merges_rounded_);
+    return fmt::format("{} ({} of {} within bounds; largest ratio to the unsharded error {:.2f}{})",
+                       passed() ? "OK" : "FAILED", problems_ - failed_, problems_, worst_ratio_,
+                       rounded);
+  }
+
+ private:
+  int problems_ = 0;
+  int failed_ = 0;
+  int merges_rounded_ = 0;
+  double worst_ratio_ = 0;
+};
+
+// Everything that the command needs while it goes from problem to problem.
+class Verifier {
+ public:
+  Verifier(const CommandContext& context, Report& report)
+      : context_(context),
+        report_(report),
+        meshes_(context.session, Watchdog(Watchdog::Seconds(context.options.timeout))) {}
+
+  /// A problem that the user gave: errors are the user's.
+  void verify_given(NamedCase named) {
+    Mesh& mesh = meshes_.get(named.mesh);
+    named.sharded.threads = threads_per_rank(context_.options, mesh);
+    named.sharded.cost_model = cost_model(mesh);
+    collectively(mesh.world(), [&] {
+      const verification::ShardedCase& sharded = named.sharded;
+      check_choices(context_.options, sharded.problem,
+                    ring::shard_operands(sharded.problem, named.mesh, sharded.layout), registry_,
+                    device(mesh).place());
+    });
+    const verification::Verification found =
+        verification::verify_sharded(named.sharded, mesh, registry_, device(mesh));
+    if (context_.options.explain) {
+      explain(found.selection, report_);
+      explain(found.schedule, report_);
+    }
+    add_result(named, found);
+  }
+
+  /// A drawn problem: it is legal, so an error that all ranks share is a failure like any other.
+  void verify_drawn(NamedCase named) {
+    Mesh& mesh = meshes_.get(named.mesh);
+    Device& computing = device(mesh);  // that there is none is no failure of the problem
+    named.sharded.cost_model = cost_model(mesh);
+    try {
+      add_result(named, verification::verify_sharded(named.sharded, mesh, registry_, computing));
+    } catch (const UserError& error) {
+      add_refused(named, error);
+    } catch (const AgreedFailure& error) {
+      add_refused(named, error);
+    }
+  }
+
+  [[nodiscard]] const Tally& tally() const { return tally_; }
+
+ private:
+  Device& device(Mesh& mesh) {
+    if (!device_) device_ = open_device(context_.options, mesh);
+    return *device_;
+  }
+
+  // The same for all problems.
+  const ring::CostModel& cost_model(Mesh& mesh) {
+    const Place place = device(mesh).place();
+    if (!cost_model_) {
+      cost_model_ =
+          collectively(mesh.world(), [&] { return cost_model_of(context_.options, place); });
+    }
+    return *cost_model_;
+  }
+
+  void add_result(const NamedCase& named, const verification::Verification& found) {
+    const std::string failure = found.failure();
+    add_row(report_, named, &found, failure.empty() ? "OK" : "FAILED");
+    if (!failure.empty()) report_.add_meta("problem " + named.index + " failed", failure);
+    tally_.add(found);
+  }
+
+  void add_refused(const NamedCase& named, const Error& error) {
+    add_row(report_, named, nullptr, "FAILED");
+    report_.add_meta("problem " + named.index + " failed", error.what());
+    tally_.add_refused();
+  }
+
+  const CommandContext& context_;
+  Report& report_;
+  MeshCache meshes_;
+  Registry registry_ = Registry::standard();
+  std::unique_ptr<Device> device_;
+  std::optional<ring::CostModel> cost_model_;
+  Tally tally_;
+};
+
+}  // namespace
+
+ExitCode verify_command(const CommandContext& context) {
+  const Options& options = context.options;
+  const int ranks = context.session.size();
+  const bool random = options.random > 0 || options.random_case.has_value();
+  if (random) check_nothing_drawn_is_given(options);
+  Mesh everyone(MeshShape({{"ranks", ranks}}), context.session.world(),
+                Watchdog(Watchdog::Seconds(options.timeout)));
+
+  // All that may be wrong with the input shows before any work.
+  std::optional<NamedCase> given;
+  std::optional<ReportFiles> files;
+  Report report = make_report(options, ranks);
+  collectively(everyone.world(), [&] {
+    if (!random) given = given_case(options, ranks);
+    if (everyone.rank() == 0) files.emplace(options.json, options.csv);
+  });
+  if (files && !files->replace_table()) report.follow(context.out);
+
+  Verifier verifier(context, report);
+  if (given) {
+    if (everyone.rank() == 0) print_warnings(given->warnings);
+    verifier.verify_given(std::move(*given));
+  } else if (options.random_case) {
+    verifier.verify_drawn(random_case(*options.random_case, options, ranks));
+  } else {
+    for (int i = 0; i < options.random; ++i) {
+      verifier.verify_drawn(random_case({options.seed, i}, options, ranks));
+    }
+  }
+  report.set_verdict(verifier.tally().text(), verifier.tally().passed());
+  collectively(everyone.world(), [&] {
+    if (files) files->write(report, context.out);
+  });
+  return verifier.tally().passed() ? ExitCode::success : ExitCode::wrong_numbers;
+}
+
+}  // namespace annulus::launcher

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <annulus/core/dtype.hpp>
+#include <annulus/core/tensor.hpp>
+#include <annulus/partition/position.hpp>
+
+namespace annulus::files {
+
+/// One array of a file: C order, little-endian.
+struct ArrayInfo {
+  std::string name;  ///< of a tensor in a .safetensors file; a .npy file has one array, unnamed
+  DType dtype = DType::float32;
+  Extents shape;
+  std::int64_t offset = 0;  ///< of the first element from the start of the file, in bytes
+};
+
+/// Bytes of a dense array; nothing when a size is negative or the count does not fit 63 bits.
+/// (Sizes of zero are counted as one in that test, so that strides are safe to compute as well.)
+[[nodiscard]] std::optional<std::int64_t> byte_count(DType dtype, const Extents& shape);
+
+/// "float32, float16 or bfloat16"; of no dtypes, all that files may have.
+[[nodiscard]] std::string list_of(std::span<const DType> dtypes);
+
+/// The index of a whole array: all positions of every dimension.
+[[nodiscard]] std::vector<PositionRanges> whole(const Extents& shape);
+
+}  // namespace annulus::files

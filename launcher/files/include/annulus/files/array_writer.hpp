@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <annulus/core/tensor.hpp>
+#include <annulus/files/array_info.hpp>
+#include <annulus/files/file_descriptor.hpp>
+#include <annulus/files/temporary_file.hpp>
+#include <annulus/mesh/group.hpp>
+#include <annulus/partition/position.hpp>
+
+namespace annulus::files {
+
+/// An array to be written.
+struct ArraySpec {
+  std::string name;  ///< of the tensor; not used in a .npy file
+  DType dtype = DType::float32;
+  Extents shape;  ///< of the whole array
+};
+
+/// Ranks writing one file together, each its own slices. The file appears complete under its name
+/// when all have committed, or not at all: until then it has a temporary name beside it.
+///
+/// ".safetensors" takes one or more arrays; any other name becomes .npy 1.0 and takes one. bfloat16
+/// is written to .npy as its bits, uint16.
+class ArrayWriter {
+ public:
+  /// Collective over `group`, which must outlive the writer; its ranks must see one file system.
+  /// All ranks throw UserError (a directory that is missing or not writable, a name that is taken
+  /// by something else than a file) or LibraryError (a full disk), as agree() does.
+  /// `shown` is what errors about the name call the file ("--output o.npy"); by default its path.
+  ArrayWriter(Group& group, std::string path, std::vector<ArraySpec> arrays,
+              const std::string& shown = "");
+  /// Not collective. Without commit() nothing of the file remains.
+  ~ArrayWriter() = default;
+  ArrayWriter(const ArrayWriter&) = delete;
+  ArrayWriter& operator=(const ArrayWriter&) = delete;
+
+  /// Writes a host view to the entries at `index` (positions per dimension) of one array. Not
+  /// collective. Together the ranks write every entry once: of ranks with equal data, one writes.
+  /// Throws nothing: a failure is kept for commit(), so that no rank leaves the others waiting.
+  void write_slice(std::span<const PositionRanges> index, const ConstTensorView& source,
+                   std::size_t array = 0) noexcept;
+
+  /// Collective. Brings the data to disk and gives the file its name. On failure of any rank all
+  /// throw LibraryError (as agree() does), also when the entries written are fewer or more than the
+  /// arrays have; then neither the new file nor the temporary one remains.
+  void commit();
+
+ private:
+  void create(const std::string& header, std::int64_t bytes);
+  void write(std::span<const PositionRanges> index, const ConstTensorView& source,
+             std::size_t array);
+
+  Group& group_;
+  std::string path_;
+  std::vector<ArrayInfo> arrays_;
+  FileDescriptor file_;
+  std::unique_ptr<TemporaryFile> temporary_;  // rank 0 only
+  std::vector<double> written_;               // entries that this rank wrote, per array
+  std::exception_ptr failure_;                // the first of this rank
+};
+
+}  // namespace annulus::files

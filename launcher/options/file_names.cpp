@@ -1,0 +1,91 @@
+#include "launcher/options/file_names.hpp"
+
+#include <filesystem>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/files/array_file.hpp>
+
+namespace annulus::launcher {
+namespace {
+
+struct NamedFile {
+  const char* option;
+  const std::string& path;
+};
+
+bool same_file(const std::string& a, const std::string& b) {
+  if (a == b) return true;
+  std::error_code error;
+  // Device and inode, where both exist.
+  if (std::filesystem::equivalent(a, b, error) && !error) return true;
+  const std::filesystem::path canonical_a =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(a), error);
+  if (error) return false;
+  const std::filesystem::path canonical_b =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(b), error);
+  return !error && canonical_a == canonical_b;
+}
+
+std::vector<NamedFile> inputs_of(const Options& options) {
+  return {{"--query", options.query},
+          {"--key", options.key},
+          {"--value", options.value},
+          {"--input", options.input},
+          {"--q-segments", options.query_segments},
+          {"--kv-segments", options.kv_segments},
+          {"--cu-seqlens", options.cu_seqlens},
+          {"--q-lengths", options.query_lengths},
+          {"--kv-lengths", options.kv_lengths},
+          {"--cost-model", options.cost_model},
+          {"--config", options.config}};
+}
+
+void check_array_name(const NamedFile& file) {
+  if (file.path.empty() || files::is_safetensors(file.path) || file.path.ends_with(".npy")) return;
+  throw ArgumentError(file.option, fmt::format("'{}'", file.path), "a .npy or .safetensors file");
+}
+
+// `output` against all that come before it.
+void check_distinct(const NamedFile& output, const std::vector<NamedFile>& others) {
+  for (const NamedFile& other : others) {
+    if (other.path.empty() || !same_file(output.path, other.path)) continue;
+    throw UserError(fmt::format("{} {}: is the same file as {} {}", output.option, output.path,
+                                other.option, other.path));
+  }
+}
+
+}  // namespace
+
+void check_file_names(const Options& options) {
+  if (!options.input.empty() && !files::is_safetensors(options.input)) {
+    throw FileError("--input " + options.input, "is not a .safetensors file");
+  }
+  const NamedFile output{"--output", options.output};
+  const NamedFile lse{"--lse", options.lse};
+  check_array_name(output);
+  check_array_name(lse);
+  std::vector<NamedFile> taken = inputs_of(options);
+  const auto take = [&taken](const NamedFile& file) {
+    if (file.path.empty() || file.path == "-") return;
+    check_distinct(file, taken);
+    taken.push_back(file);
+  };
+  take(output);
+  if (!lse_beside_output(options)) take(lse);
+  take({"--trace", options.trace});
+  take({"--calibrate", options.calibrate});
+  take({"--json", options.json});
+  take({"--csv", options.csv});
+}
+
+bool lse_beside_output(const Options& options) {
+  return !options.lse.empty() && files::is_safetensors(options.output) &&
+         files::is_safetensors(options.lse) && same_file(options.lse, options.output);
+}
+
+}  // namespace annulus::launcher

@@ -1,0 +1,91 @@
+#include "launcher/options/option_help.hpp"
+
+#include <array>
+#include <sstream>
+#include <string_view>
+
+#include <boost/program_options.hpp>
+#include <fmt/format.h>
+
+#include "launcher/options/option_table.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+namespace po = boost::program_options;
+
+constexpr unsigned kLineLength = 100;
+constexpr unsigned kDescriptionLength = 70;
+
+struct CommandText {
+  Command command;
+  std::string_view summary;
+  std::string_view usage;
+};
+
+constexpr std::array<CommandText, 5> kCommands{{
+    {Command::run, "attention over tensors in files; every rank reads and writes just its slices",
+     "[mpirun -n RANKS] annulus run --query FILE --key FILE --value FILE --output FILE [options]"},
+    {Command::verify, "makes a problem, computes it sharded and compares with a float64 oracle",
+     "[mpirun -n RANKS] annulus verify --shape SIZES | --random N | --random-case SEED:INDEX "
+     "[options]"},
+    {Command::bench, "times sharded attention over random tensors",
+     "[mpirun -n RANKS] annulus bench --shape SIZES [--sweep BEGIN:END] [options]"},
+    {Command::plan, "what every rank would do, for any number of ranks; needs no MPI",
+     "annulus plan --mesh AXES --shape SIZES [options]"},
+    {Command::info, "versions, devices, implementations, environment",
+     "[mpirun -n RANKS] annulus info [options]"},
+}};
+
+}  // namespace
+
+std::string program_help() {
+  std::string text =
+      "annulus: exact attention over sequences sharded across MPI ranks\n\n"
+      "usage: [mpirun -n RANKS] annulus COMMAND [options]\n\n";
+  for (const CommandText& entry : kCommands) {
+    text += fmt::format("  {:<8}{}\n", name_of(entry.command), entry.summary);
+  }
+  text +=
+      "\n  annulus COMMAND --help  lists a command's options\n"
+      "  annulus --version       prints the version\n\n"
+      "Exit codes: 0 right, 1 wrong numbers, 2 usage or input, 3 failure while running.\n";
+  return text;
+}
+
+std::string command_help(Command command) {
+  std::ostringstream out;
+  for (const CommandText& entry : kCommands) {
+    if (entry.command != command) continue;
+    out << fmt::format("annulus {}: {}\n\nusage: {}\n", name_of(command), entry.summary,
+                       entry.usage);
+  }
+  // One description per group; groups come in order, each in one piece.
+  std::string later;
+  const std::vector<OptionEntry>& table = option_table();
+  for (auto entry = table.begin(); entry != table.end();) {
+    const std::string& group = entry->group;
+    po::options_description description(group, kLineLength, kDescriptionLength);
+    bool any = false;
+    for (; entry != table.end() && entry->group == group; ++entry) {
+      if (!entry->later.empty()) later += (later.empty() ? "--" : ", --") + entry->name;
+      if (!entry->belongs_to(command)) continue;
+      any = true;
+      if (entry->is_flag()) {
+        description.add_options()(entry->name.c_str(), entry->help.c_str());
+      } else {
+        description.add_options()(entry->name.c_str(),
+                                  po::value<std::string>()->value_name(entry->value),
+                                  entry->help.c_str());
+      }
+    }
+    if (any) out << '\n' << description;
+  }
+  out << "\nEvery option can also come from the --config file (window = 100,0) or the environment\n"
+         "(ANNULUS_WINDOW=100,0); the command line wins over the file, the file over the "
+         "environment.\nA flag can be taken back: --causal=false.\n";
+  if (command != Command::info) out << "Not available yet: " << later << ".\n";
+  return out.str();
+}
+
+}  // namespace annulus::launcher

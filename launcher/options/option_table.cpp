@@ -1,0 +1,343 @@
+#include "launcher/options/option_table.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <annulus/attention/registry.hpp>
+#include <annulus/core/error.hpp>
+#include <annulus/partition/attention_mode.hpp>
+#include <annulus/partition/partition_spec.hpp>
+#include <annulus/partition/sequence_layout.hpp>
+#include <annulus/ring/planner.hpp>
+
+#include "launcher/options/option_values.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+using Commands = std::vector<Command>;
+using Apply = OptionEntry::Apply;
+
+// A whole number of the command line that ends up in an int.
+constexpr std::int64_t kMostInt = std::numeric_limits<int>::max();
+
+Apply text_into(std::string Options::*field) {
+  return [field](Options& options, const std::string& option, const std::string& text) {
+    if (text.empty()) throw ArgumentError(option, "''", "a name");
+    options.*field = text;
+  };
+}
+
+Apply flag_into(bool Options::*field) {
+  return [field](Options& options, const std::string& option, const std::string& text) {
+    options.*field = parse_flag(option, text);
+  };
+}
+
+Apply int_into(int Options::*field, std::int64_t least, std::int64_t most = kMostInt) {
+  return [=](Options& options, const std::string& option, const std::string& text) {
+    options.*field = static_cast<int>(parse_integer(option, text, least, most));
+  };
+}
+
+/// `parse`(option, text) gives the field's value.
+template <class Field, class Parse>
+Apply parsed_into(Field Options::*field, Parse parse) {
+  return [=](Options& options, const std::string& option, const std::string& text) {
+    options.*field = parse(option, text);
+  };
+}
+
+std::string parse_spec(const std::string& option, const std::string& text) {
+  try {
+    static_cast<void>(PartitionSpec::parse(text, option));
+  } catch (const DuplicateSpecError& error) {
+    throw UserError(fmt::format("{}: {}", option, error.what()));
+  }
+  return text;
+}
+
+DType parse_tensor_dtype(const std::string& option, const std::string& text) {
+  return annulus::parse_dtype(parse_choice(option, text, {"float32", "float16", "bfloat16"}));
+}
+
+std::string parse_layout_name(const std::string& option, const std::string& text) {
+  return parse_choice(option, text, {"auto", "zigzag", "contiguous", "striped"});
+}
+
+std::string parse_schedule_name(const std::string& option, const std::string& text) {
+  if (text == "auto") return text;
+  try {
+    static_cast<void>(ring::parse_schedule(text));
+  } catch (const ArgumentError& error) {
+    throw ArgumentError(option, error.value(), error.expected());
+  } catch (const NotAvailableError&) {
+    throw NotAvailableError(fmt::format("{} {} (see --help for those that are)", option, text));
+  }
+  return text;
+}
+
+std::string parse_implementation_name(const std::string& option, const std::string& text) {
+  if (text == "auto") return text;
+  try {
+    static_cast<void>(Registry::standard().get(text));
+  } catch (const ArgumentError& error) {
+    throw ArgumentError(option, fmt::format("'{}'", text), error.expected());
+  }
+  return text;
+}
+
+std::string parse_mode_name(const std::string& option, const std::string& text) {
+  std::vector<std::string> names;
+  names.reserve(kAttentionModes.size());
+  for (const AttentionMode mode : kAttentionModes) names.emplace_back(annulus::name_of(mode));
+  return parse_choice(option, text, names);
+}
+
+std::string parse_device(const std::string& option, const std::string& text) {
+  return parse_choice(option, text, {"auto", "cpu", "cuda"});
+}
+
+Transport parse_transport_name(const std::string& option, const std::string& text) {
+  return annulus::parse_transport(parse_choice(option, text, {"auto", "nccl", "peer"}));
+}
+
+bool parse_axis_order(const std::string& option, const std::string& text) {
+  return parse_choice(option, text, {"bthd", "bhtd"}) == "bhtd";
+}
+
+// Probability 0 is what this version does anyway.
+void apply_dropout(Options& /*options*/, const std::string& option, const std::string& text) {
+  const double probability = parse_number(option, text);
+  if (probability < 0 || probability >= 1) {
+    throw ArgumentError(option, text, "a probability from 0 to below 1");
+  }
+  if (probability > 0) {
+    throw NotAvailableError(option + " (dropping attention probabilities)");
+  }
+}
+
+class TableBuilder {
+ public:
+  void group(std::string title) { group_ = std::move(title); }
+
+  void add(std::string name, std::string value, Commands commands, Apply apply, std::string help) {
+    table_.push_back({group_,
+                      std::move(name),
+                      std::move(value),
+                      std::move(help),
+                      std::move(commands),
+                      std::move(apply),
+                      {}});
+  }
+
+  /// An option of a later version: known, refused.
+  void later(std::string name, std::string value, std::string does) {
+    table_.push_back({group_, std::move(name), std::move(value), {}, {}, {}, std::move(does)});
+  }
+
+  [[nodiscard]] std::vector<OptionEntry> take() { return std::move(table_); }
+
+ private:
+  std::string group_;
+  std::vector<OptionEntry> table_;
+};
+
+const Commands kComputing{Command::run, Command::verify, Command::bench};
+const Commands kPlanned{Command::run, Command::verify, Command::bench, Command::plan};
+const Commands kShaped{Command::verify, Command::bench, Command::plan};
+const Commands kTimed{Command::run, Command::verify, Command::bench, Command::info};
+const Commands kTables{Command::run, Command::verify, Command::bench};
+const Commands kAll{Command::run, Command::verify, Command::bench, Command::plan, Command::info};
+
+void add_sharding(TableBuilder& table) {
+  table.group("Mesh and sharding");
+  table.add("mesh", "AXES", kPlanned,
+            parsed_into(&Options::mesh, [](const auto&, const auto& text) { return text; }),
+            "named axes with sizes, the last one fastest: dp=1,sp=4,tp=1; one size may be -1 where "
+            "the number of ranks is known (default: all ranks on sp)");
+  table.add(
+      "query-spec", "SPEC", kPlanned, parsed_into(&Options::query_spec, parse_spec),
+      "axes of each dimension of query and output, B,T,N,D: an axis, a+b for a tuple (a major), "
+      "- for none (default: what the mesh has of fsdp+dp,sp,tp,-)");
+  table.add("kv-spec", "SPEC", kPlanned, parsed_into(&Options::kv_spec, parse_spec),
+            "likewise of key and value, B,S,K,D");
+  table.add("sequence-layout", "LAYOUT", kPlanned,
+            parsed_into(&Options::sequence_layout, parse_layout_name),
+            "auto, zigzag, contiguous or striped: how positions are dealt out (default: auto: "
+            "zigzag if causal, else contiguous)");
+  table.add("schedule", "NAME", kPlanned, parsed_into(&Options::schedule, parse_schedule_name),
+            "auto, local, ring or allgather: how key/value travels (default: auto)");
+  table.add("mode", "MODE", kPlanned, parsed_into(&Options::mode, parse_mode_name),
+            "train, prefill, autoregressive or insert: decides the default of --query-spec and "
+            "--kv-spec, nothing else (default: autoregressive if T = 1, else train)");
+  table.add("impl", "NAME", kComputing,
+            parsed_into(&Options::implementation, parse_implementation_name),
+            "auto or the name of a local kernel; annulus info lists them (default: auto)");
+  table.add("device", "DEVICE", kPlanned, parsed_into(&Options::device, parse_device),
+            "auto, cpu or cuda, one GPU per rank (default: auto: cuda where every rank has one; "
+            "for plan, which predicts for such ranks without having them: cpu)");
+  table.add("cost-model", "FILE", kPlanned, text_into(&Options::cost_model),
+            "what predicted times and --schedule auto rest on, as bench --calibrate writes it "
+            "(default: what is assumed of a CPU core or of a Hopper GPU)");
+  table.add("transport", "NAME", kComputing, parsed_into(&Options::transport, parse_transport_name),
+            "auto, nccl or peer: what carries data between GPUs; peer is copy engines, inside a "
+            "node (default: auto: peer where the GPUs can access each other, else nccl)");
+  table.add("share-gpus", "", kComputing, flag_into(&Options::share_gpus),
+            "let more ranks than GPUs take turns on them, with transport peer");
+  table.add("threads", "N", kComputing, int_into(&Options::threads, 0, 4096),
+            "CPU threads per rank; 0: the cores of the node over its ranks (default: 0)");
+}
+
+void add_problem(TableBuilder& table) {
+  table.group("Problem");
+  table.add(
+      "shape", "SIZES", kShaped, parsed_into(&Options::shape, parse_shape),
+      "B,T,S,N,K,D[,Dv]: batch, query length, key/value length, query heads, key/value heads, "
+      "head dimensions; k is 1024, M is 1024^2");
+  table.add("dtype", "DTYPE", kPlanned, parsed_into(&Options::dtype, parse_tensor_dtype),
+            "float32, float16 or bfloat16 (default: float32; for run: that of the files)");
+  table.add("causal", "", kPlanned, flag_into(&Options::causal),
+            "query i sees key j only if j <= i + offset");
+  table.add("causal-offset", "N", kPlanned,
+            parsed_into(&Options::causal_offset, parse_causal_offset),
+            "the offset of --causal and --window: a whole number, or bottom-right for S - T "
+            "(default: 0)");
+  table.add("window", "L[,R]", kPlanned, parsed_into(&Options::window, parse_window),
+            "query i sees key j only if i + offset - L <= j <= i + offset + R; -1: no limit; one "
+            "number: for both (default: no limit)");
+  table.add("scale", "X", kPlanned, parsed_into(&Options::scale, parse_number),
+            "factor of query times key (default: 1/sqrt(D))");
+  table.add("soft-cap", "X", kPlanned, parsed_into(&Options::soft_cap, parse_positive),
+            "logits become X tanh(logit / X) (default: no cap)");
+  table.add("seed", "N", {Command::verify, Command::bench}, parsed_into(&Options::seed, parse_seed),
+            "of the random tensors (default: 0)");
+  table.add("dropout", "P", kPlanned, apply_dropout,
+            "probability of dropping an attention probability; this version takes 0 only "
+            "(default: 0)");
+}
+
+void add_input(TableBuilder& table) {
+  const Commands run{Command::run};
+  table.group(
+      "Input files (.npy, or .safetensors with tensors named as the options, q_segments "
+      "for --q-segments)");
+  table.add("query", "FILE", run, text_into(&Options::query), "query [B,T,N,D]");
+  table.add("key", "FILE", run, text_into(&Options::key), "key [B,S,K,D]");
+  table.add("value", "FILE", run, text_into(&Options::value), "value [B,S,K,Dv]");
+  table.add("input", "FILE", run, text_into(&Options::input),
+            "one .safetensors file with tensors query, key and value, and those of the options "
+            "below if it has them and they are not given");
+  table.add("layout", "ORDER", run, parsed_into(&Options::bhtd, parse_axis_order),
+            "order of dimensions in the files of query, key, value and output: bthd or bhtd "
+            "(default: bthd)");
+  table.add("q-segments", "FILE", kPlanned, text_into(&Options::query_segments),
+            "int32 [B,T], -1 is padding: a query sees the keys of its segment");
+  table.add("kv-segments", "FILE", kPlanned, text_into(&Options::kv_segments), "int32 [B,S]");
+  table.add(
+      "cu-seqlens", "FILE", kPlanned, text_into(&Options::cu_seqlens),
+      "int32 [documents + 1] from 0 to T = S: ends of the documents packed into the sequence, "
+      "the same for every batch row");
+  table.add("q-lengths", "FILE", kPlanned, text_into(&Options::query_lengths),
+            "int32 [B]: queries at or past the length are padding");
+  table.add("kv-lengths", "FILE", kPlanned, text_into(&Options::kv_lengths),
+            "int32 [B]: likewise for keys");
+}
+
+void add_output(TableBuilder& table) {
+  const Commands run{Command::run};
+  table.group("Output");
+  table.add("output", "FILE", run, text_into(&Options::output),
+            "output [B,T,N,Dv], .npy or .safetensors (tensor output)");
+  table.add("lse", "FILE", run, text_into(&Options::lse),
+            "log of the sum of exponentials, float32 [B,N,T] (tensor lse); may be the "
+            ".safetensors file of --output");
+  table.add("trace", "FILE", run, text_into(&Options::trace),
+            "what every rank did when, as Chrome trace events (JSON)");
+  table.add("json", "FILE", kAll, text_into(&Options::json),
+            "results as JSON; - is standard output, in place of the table");
+  table.add("csv", "FILE", kTables, text_into(&Options::csv),
+            "results as CSV; - is standard output, in place of the table");
+  table.add("explain", "", kPlanned, flag_into(&Options::explain),
+            "say why implementations and schedules were chosen or passed over");
+}
+
+void add_running(TableBuilder& table) {
+  const Options defaults;
+  table.group("Running");
+  table.add("timeout", "SECONDS", kTimed, parsed_into(&Options::timeout, parse_positive),
+            fmt::format("longest wait of a rank for another one (default: {})", defaults.timeout));
+  table.add("random", "N", {Command::verify}, int_into(&Options::random, 1),
+            "verify N problems drawn at random from --seed");
+  table.add("random-case", "SEED:INDEX", {Command::verify},
+            parsed_into(&Options::random_case, parse_random_case),
+            "repeat one problem that --random drew");
+  table.add("warmup", "N", {Command::bench}, int_into(&Options::warmup, 0),
+            fmt::format("calls before the timing starts (default: {})", defaults.warmup));
+  table.add("iters", "N", {Command::bench}, int_into(&Options::iterations, 1),
+            fmt::format("calls that are timed (default: {})", defaults.iterations));
+  table.add("sweep", "BEGIN:END[:FACTOR]", {Command::bench},
+            parsed_into(&Options::sequence_sweep, parse_sweep),
+            fmt::format("T = S from BEGIN to END, growing by FACTOR (default factor: {})",
+                        SweepRange().factor));
+  table.add("hops", "", {Command::bench}, flag_into(&Options::hops),
+            "time the hops of a ring over all ranks instead, for each transport; --sweep gives "
+            "bytes (default: 64k:256M:4)");
+  table.add("calibrate", "FILE", {Command::bench}, text_into(&Options::calibrate),
+            "measure a cost model for --cost-model instead: kernel (heads of --shape, rows of "
+            "--sweep), merges and hops");
+  table.add(
+      "show-ranks", "N", {Command::plan}, int_into(&Options::show_ranks, 0),
+      fmt::format("print every step of the first N ranks, and list more than 32 ranks if N is more "
+                  "(default: {})",
+                  defaults.show_ranks));
+  table.add("config", "FILE", kAll, text_into(&Options::config),
+            "options as lines name = value; the command line wins over it");
+}
+
+void add_later(TableBuilder& table) {
+  table.group("Not available yet");
+  table.later("bias", "FILE", "a bias on the logits");
+  table.later("bias-spec", "SPEC", "the sharding of a bias");
+  table.later("mask", "FILE", "a dense mask");
+  table.later("mask-spec", "SPEC", "the sharding of a dense mask");
+  table.later("block-mask", "FILE", "a mask by blocks");
+  table.later("block-size", "Q,K", "the block sizes of a mask by blocks");
+  table.later("sinks", "FILE", "extra logits in the softmax denominator");
+  table.later("ulysses-degree", "N", "the all-to-all part of the hybrid schedule");
+  table.later("inner-size", "N", "the inner ring of the double_ring schedule");
+}
+
+std::vector<OptionEntry> make_table() {
+  TableBuilder table;
+  add_sharding(table);
+  add_problem(table);
+  add_input(table);
+  add_output(table);
+  add_running(table);
+  add_later(table);
+  return table.take();
+}
+
+}  // namespace
+
+bool OptionEntry::belongs_to(Command command) const {
+  return std::find(commands.begin(), commands.end(), command) != commands.end();
+}
+
+const std::vector<OptionEntry>& option_table() {
+  static const std::vector<OptionEntry> table = make_table();
+  return table;
+}
+
+const OptionEntry* find_option(std::string_view name) {
+  const std::vector<OptionEntry>& table = option_table();
+  const auto found = std::find_if(table.begin(), table.end(),
+                                  [&](const OptionEntry& entry) { return entry.name == name; });
+  return found == table.end() ? nullptr : &*found;
+}
+
+}  // namespace annulus::launcher

@@ -1,0 +1,184 @@
+#include "launcher/options/option_values.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <annulus/core/error.hpp>
+
+namespace annulus::launcher {
+namespace {
+
+// Beyond this, products of sizes no longer fit 63 bits, whatever memory there is.
+constexpr std::int64_t kLargestSize = std::int64_t{1} << 48;
+// Times the largest size it still fits.
+constexpr std::int64_t kLargestFactor = std::int64_t{1} << 14;
+
+template <class Number>
+std::optional<Number> number_of(std::string_view text) {
+  Number number{};
+  const char* const end = text.data() + text.size();
+  const auto [stop, code] = std::from_chars(text.data(), end, number);
+  if (code != std::errc() || stop != end) return std::nullopt;
+  return number;
+}
+
+std::optional<std::int64_t> size_of_text(std::string_view text) {
+  std::int64_t unit = 1;
+  if (!text.empty()) {
+    if (text.back() == 'k' || text.back() == 'K') unit = std::int64_t{1} << 10;
+    if (text.back() == 'M') unit = std::int64_t{1} << 20;
+    if (unit > 1) text.remove_suffix(1);
+  }
+  const auto number = number_of<std::int64_t>(text);
+  if (!number || *number < 0 || *number > kLargestSize / unit) return std::nullopt;
+  return *number * unit;
+}
+
+std::string quoted(std::string_view text) {
+  return fmt::format("'{}'", text);
+}
+
+}  // namespace
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  for (;;) {
+    const std::size_t end = text.find(separator);
+    parts.push_back(text.substr(0, end));
+    if (end == std::string_view::npos) return parts;
+    text.remove_prefix(end + 1);
+  }
+}
+
+std::int64_t parse_size(const std::string& option, std::string_view text) {
+  if (const auto size = size_of_text(text)) return *size;
+  throw ArgumentError(option, quoted(text),
+                      "a size such as 1500, 64k (k = 1024) or 1M (M = 1024^2)");
+}
+
+std::int64_t parse_integer(const std::string& option, std::string_view text, std::int64_t least,
+                           std::int64_t most) {
+  const auto number = number_of<std::int64_t>(text);
+  if (number && *number >= least && *number <= most) return *number;
+  throw ArgumentError(option, quoted(text),
+                      fmt::format("a whole number from {} to {}", least, most));
+}
+
+std::uint64_t parse_seed(const std::string& option, std::string_view text) {
+  if (const auto seed = number_of<std::uint64_t>(text)) return *seed;
+  throw ArgumentError(option, quoted(text), "a whole number from 0 to 2^64-1");
+}
+
+double parse_number(const std::string& option, std::string_view text) {
+  const auto number = number_of<double>(text);
+  if (number && std::isfinite(*number)) return *number;
+  throw ArgumentError(option, quoted(text), "a finite number");
+}
+
+double parse_positive(const std::string& option, std::string_view text) {
+  const auto number = number_of<double>(text);
+  if (number && std::isfinite(*number) && *number > 0) return *number;
+  throw ArgumentError(option, quoted(text), "a positive finite number");
+}
+
+bool parse_flag(const std::string& option, std::string_view text) {
+  for (const char* yes : {"true", "on", "yes", "1"}) {
+    if (text == yes) return true;
+  }
+  for (const char* no : {"false", "off", "no", "0"}) {
+    if (text == no) return false;
+  }
+  throw ArgumentError(option, quoted(text), "true or false");
+}
+
+std::string parse_choice(const std::string& option, std::string_view text,
+                         const std::vector<std::string>& choices) {
+  if (std::find(choices.begin(), choices.end(), text) != choices.end()) return std::string(text);
+  throw ArgumentError(option, quoted(text), fmt::format("one of {}", fmt::join(choices, ", ")));
+}
+
+AttentionShape parse_shape(const std::string& option, std::string_view text) {
+  const std::vector<std::string_view> parts = split(text, ',');
+  std::vector<std::int64_t> sizes;
+  for (const std::string_view part : parts) {
+    const auto size = size_of_text(part);
+    if (!size) break;
+    sizes.push_back(*size);
+  }
+  if (sizes.size() != parts.size() || sizes.size() < 6 || sizes.size() > 7) {
+    throw ArgumentError(option, quoted(text),
+                        "B,T,S,N,K,D or B,T,S,N,K,D,Dv, each a size such as 4, 64k or 1M");
+  }
+  AttentionShape shape{sizes[0],
+                       sizes[1],
+                       sizes[2],
+                       sizes[3],
+                       sizes[4],
+                       sizes[5],
+                       sizes.size() == 7 ? sizes[6] : sizes[5]};
+  if (shape.heads < 1 || shape.kv_heads < 1 || shape.heads % shape.kv_heads != 0) {
+    throw ArgumentError(option, quoted(text), "N and K of 1 or more, N a multiple of K");
+  }
+  if (shape.head_dim < 1 || shape.value_dim < 1) {
+    throw ArgumentError(option, quoted(text), "D and Dv of 1 or more");
+  }
+  return shape;
+}
+
+WindowSize parse_window(const std::string& option, std::string_view text) {
+  const std::vector<std::string_view> parts = split(text, ',');
+  const auto left = number_of<std::int64_t>(parts.front());
+  const auto right = number_of<std::int64_t>(parts.back());
+  const auto valid = [](const std::optional<std::int64_t>& size) {
+    return size && *size >= -1 && *size <= kLargestSize;
+  };
+  if (parts.size() > 2 || !valid(left) || !valid(right)) {
+    throw ArgumentError(option, quoted(text),
+                        "L,R (or one number for both), each 0 or more, or -1 for no limit");
+  }
+  return {*left, *right};
+}
+
+CausalOffset parse_causal_offset(const std::string& option, std::string_view text) {
+  if (text == "bottom-right") return {true, 0};
+  const auto offset = number_of<std::int64_t>(text);
+  if (offset && *offset >= -kLargestSize && *offset <= kLargestSize) return {false, *offset};
+  throw ArgumentError(option, quoted(text), "a whole number or bottom-right");
+}
+
+SweepRange parse_sweep(const std::string& option, std::string_view text) {
+  const std::vector<std::string_view> parts = split(text, ':');
+  SweepRange range;
+  if (parts.size() == 2 || parts.size() == 3) {
+    const auto begin = size_of_text(parts[0]);
+    const auto end = size_of_text(parts[1]);
+    const auto factor = parts.size() == 3 ? number_of<std::int64_t>(parts[2]) : range.factor;
+    if (begin && end && factor && *begin >= 1 && *begin <= *end && *factor >= 2 &&
+        *factor <= kLargestFactor) {
+      return {*begin, *end, *factor};
+    }
+  }
+  throw ArgumentError(
+      option, quoted(text),
+      fmt::format("BEGIN:END or BEGIN:END:FACTOR with 1 <= BEGIN <= END and FACTOR from 2 "
+                  "to {}",
+                  kLargestFactor));
+}
+
+RandomCase parse_random_case(const std::string& option, std::string_view text) {
+  const std::vector<std::string_view> parts = split(text, ':');
+  if (parts.size() == 2) {
+    const auto seed = number_of<std::uint64_t>(parts[0]);
+    const auto index = number_of<int>(parts[1]);
+    if (seed && index && *index >= 0) return {*seed, *index};
+  }
+  throw ArgumentError(option, quoted(text), "SEED:INDEX, two whole numbers of 0 or more");
+}
+
+}  // namespace annulus::launcher

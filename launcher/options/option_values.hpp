@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <annulus/attention/problem.hpp>
+
+#include "launcher/options/options.hpp"
+
+/// Readers of option values. Each throws ArgumentError(option, text, what it expected).
+namespace annulus::launcher {
+
+/// "1500", "64k", "1M": k is 1024, M is 1024².
+[[nodiscard]] std::int64_t parse_size(const std::string& option, std::string_view text);
+/// A whole number from `least` to `most`, without suffixes.
+[[nodiscard]] std::int64_t parse_integer(const std::string& option, std::string_view text,
+                                         std::int64_t least, std::int64_t most);
+[[nodiscard]] std::uint64_t parse_seed(const std::string& option, std::string_view text);
+/// A finite number.
+[[nodiscard]] double parse_number(const std::string& option, std::string_view text);
+[[nodiscard]] double parse_positive(const std::string& option, std::string_view text);
+/// "true", "on", "yes", "1" or "false", "off", "no", "0".
+[[nodiscard]] bool parse_flag(const std::string& option, std::string_view text);
+/// One of a few words.
+[[nodiscard]] std::string parse_choice(const std::string& option, std::string_view text,
+                                       const std::vector<std::string>& choices);
+
+/// "B,T,S,N,K,D[,Dv]"; Dv is D by default.
+[[nodiscard]] AttentionShape parse_shape(const std::string& option, std::string_view text);
+/// "L,R"; "w" means w,w.
+[[nodiscard]] WindowSize parse_window(const std::string& option, std::string_view text);
+/// A whole number or "bottom-right".
+[[nodiscard]] CausalOffset parse_causal_offset(const std::string& option, std::string_view text);
+/// "BEGIN:END[:FACTOR]".
+[[nodiscard]] SweepRange parse_sweep(const std::string& option, std::string_view text);
+/// "SEED:INDEX".
+[[nodiscard]] RandomCase parse_random_case(const std::string& option, std::string_view text);
+
+/// What stands between separators: "a,,b" gives three parts, "" one.
+[[nodiscard]] std::vector<std::string_view> split(std::string_view text, char separator);
+
+}  // namespace annulus::launcher

@@ -1,0 +1,378 @@
+#include "launcher/options/options.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <numeric>
+#include <sstream>
+#include <unistd.h>
+#include <utility>
+
+#include <boost/program_options.hpp>
+#include <fmt/format.h>
+
+#include <annulus/core/environment.hpp>
+#include <annulus/core/error.hpp>
+
+#include "launcher/options/file_names.hpp"
+#include "launcher/options/option_help.hpp"
+#include "launcher/options/option_table.hpp"
+#include "launcher/options/version.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+namespace po = boost::program_options;
+
+constexpr std::array kCommands{Command::run, Command::verify, Command::bench, Command::plan,
+                               Command::info};
+constexpr std::string_view kPrefix = "ANNULUS_";
+
+/// A value and how its giver would call the option: "--window", "window in run.cfg".
+struct GivenValue {
+  std::string option;
+  std::string text;
+};
+/// By the option's name.
+using GivenValues = std::map<std::string, GivenValue>;
+
+// Edits (insert, delete, replace a character) that make one word the other.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, replaced}));
+    }
+  }
+  return row.back();
+}
+
+// "; the nearest is --window", or nothing where no candidate looks like a typing error away.
+std::string suggestion(std::string_view word, std::string_view prefix,
+                       const std::vector<std::string>& candidates) {
+  const std::string& nearest = *std::min_element(
+      candidates.begin(), candidates.end(), [&](const std::string& a, const std::string& b) {
+        return edit_distance(word, a) < edit_distance(word, b);
+      });
+  if (edit_distance(word, nearest) > std::max<std::size_t>(2, word.size() / 3)) return {};
+  return fmt::format("; the nearest is {}{}", prefix, nearest);
+}
+
+std::vector<std::string> options_of(Command command) {
+  std::vector<std::string> names;
+  for (const OptionEntry& entry : option_table()) {
+    if (entry.belongs_to(command)) names.push_back(entry.name);
+  }
+  return names;
+}
+
+Command parse_command(const std::string& word) {
+  std::vector<std::string> names;
+  for (const Command command : kCommands) {
+    if (word == name_of(command)) return command;
+    names.emplace_back(name_of(command));
+  }
+  throw ArgumentError("command", fmt::format("'{}'", word),
+                      fmt::format("run, verify, bench, plan or info{} (annulus --help says more)",
+                                  suggestion(word, "", names)));
+}
+
+// What Boost needs to split words and lines into options: all options of all commands, so that one
+// of another command is told from a misspelt one.
+po::options_description descriptions() {
+  po::options_description all;
+  for (const OptionEntry& entry : option_table()) {
+    auto* const value = po::value<std::string>();
+    if (entry.is_flag()) value->implicit_value("true");
+    all.add_options()(entry.name.c_str(), value);
+  }
+  return all;
+}
+
+[[noreturn]] void throw_unknown(const std::string& option, std::string_view name, Command command) {
+  const std::string program = fmt::format("annulus {}", name_of(command));
+  throw UserError(fmt::format("{0}: no option of {1}{2} ({1} --help lists all)", option, program,
+                              suggestion(name, "--", options_of(command))));
+}
+
+void insert(GivenValues& values, const std::string& name, GivenValue value) {
+  const std::string option = value.option;
+  if (!values.emplace(name, std::move(value)).second) {
+    throw UserError(option + ": given twice");
+  }
+}
+
+// A flag alone is on.
+std::string value_of(const po::option& option) {
+  return option.value.empty() ? "true" : option.value.front();
+}
+
+void check_belongs(const OptionEntry& entry, Command command) {
+  if (!entry.later.empty() || entry.belongs_to(command)) return;
+  std::string owners;
+  for (const Command owner : entry.commands) {
+    owners += fmt::format("{}annulus {}", owners.empty() ? "" : ", ", name_of(owner));
+  }
+  throw UserError(fmt::format("--{}: an option of {}, not of annulus {}", entry.name, owners,
+                              name_of(command)));
+}
+
+GivenValues from_command_line(const std::vector<std::string>& words, Command command) {
+  namespace style = po::command_line_style;
+  po::parsed_options parsed(nullptr);
+  const po::options_description known = descriptions();
+  try {
+    parsed = po::command_line_parser(words)
+                 .options(known)
+                 .style(style::allow_long | style::long_allow_adjacent | style::long_allow_next)
+                 .allow_unregistered()
+                 .run();
+  } catch (const po::error_with_option_name& error) {
+    const std::string name = error.get_option_name();
+    const OptionEntry* const entry = find_option(
+        std::string_view(name).substr(std::min(name.find_first_not_of('-'), name.size())));
+    throw ArgumentError(name, "no value", entry == nullptr ? "a value" : entry->value);
+  } catch (const po::error& error) {
+    throw UserError(fmt::format("command line: {}", error.what()));
+  }
+  GivenValues values;
+  for (const po::option& option : parsed.options) {
+    if (option.position_key >= 0) {
+      throw ArgumentError("command line", fmt::format("'{}'", value_of(option)),
+                          "options, as --name value");
+    }
+    const std::string shown = "--" + option.string_key;
+    const OptionEntry* const entry = find_option(option.string_key);
+    if (option.unregistered || entry == nullptr) throw_unknown(shown, option.string_key, command);
+    check_belongs(*entry, command);
+    const std::string value = value_of(option);
+    // After a flag, Boost takes what is no option of ours for the flag's value.
+    if (entry->is_flag() && value.starts_with("--")) {
+      throw_unknown(value, std::string_view(value).substr(2), command);
+    }
+    insert(values, entry->name, {shown, value});
+  }
+  return values;
+}
+
+bool is_option_name(std::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return c < 0x80 && (std::isalnum(c) != 0 || c == '-' || c == '_');
+  });
+}
+
+// The text of the file, in lines that are empty, a comment, or name = value.
+std::string read_config(const std::string& path) {
+  const std::string shown = "--config " + path;
+  std::ifstream file(path);
+  if (!file) throw FileError(shown, fmt::format("cannot be opened: {}", std::strerror(errno)));
+  std::string text;
+  int number = 1;
+  for (std::string line; std::getline(file, line); ++number) {
+    const auto fail = [&](const char* problem) {
+      throw FileError(shown, fmt::format("line {}: {}", number, problem));
+    };
+    if (std::any_of(line.begin(), line.end(), [](unsigned char c) {
+          return std::iscntrl(c) != 0 && c != '\t' && c != '\r';
+        })) {
+      fail("is not text");
+    }
+    const std::string content = line.substr(0, line.find('#'));
+    const std::size_t begin = content.find_first_not_of(" \t\r");
+    if (begin != std::string::npos) {
+      if (content[begin] == '[') fail("a [section], expected name = value");
+      const std::string name = content.substr(begin, content.find_first_of(" \t=", begin) - begin);
+      if (content.find('=') == std::string::npos || !is_option_name(name)) {
+        fail("expected name = value");
+      }
+    }
+    text += line + '\n';
+  }
+  if (file.bad()) throw FileError(shown, "cannot be read");
+  return text;
+}
+
+GivenValues from_config(const std::string& path, Command command) {
+  const std::string text = read_config(path);
+  std::istringstream file(text);
+  GivenValues values;
+  const po::options_description known = descriptions();
+  po::parsed_options parsed(nullptr);
+  try {
+    parsed = po::parse_config_file(file, known, true);
+  } catch (const po::error& error) {
+    throw FileError("--config " + path, error.what());
+  }
+  for (const po::option& option : parsed.options) {
+    const std::string shown = fmt::format("{} in {}", option.string_key, path);
+    const OptionEntry* const entry = find_option(option.string_key);
+    if (option.unregistered || entry == nullptr) throw_unknown(shown, option.string_key, command);
+    if (entry->name == "config") throw FileError(path, "names a further --config");
+    insert(values, entry->name, {shown, value_of(option)});
+  }
+  return values;
+}
+
+constexpr std::array<std::string_view, 9> kLogLevels{
+    "trace", "debug", "info", "warning", "warn", "error", "err", "critical", "off"};
+
+// The logger takes a level that it does not know for off.
+void check_log_level(std::vector<std::string>& warnings) {
+  const std::string level = environment("ANNULUS_LOG_LEVEL");
+  if (std::find(kLogLevels.begin(), kLogLevels.end(), level) != kLogLevels.end()) return;
+  warnings.push_back(fmt::format(
+      "ANNULUS_LOG_LEVEL: got '{}', taken as off; expected trace, debug, info, warning, error or "
+      "off",
+      level));
+}
+
+GivenValues from_environment(std::vector<std::string>& warnings) {
+  GivenValues values;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    const std::size_t equals = text.find('=');
+    if (!text.starts_with(kPrefix) || equals == std::string_view::npos) continue;
+    const std::string variable_name(text.substr(0, equals));
+    const auto library = environment_variables();
+    if (std::any_of(library.begin(), library.end(), [&](const EnvironmentVariable& known) {
+          return known.name == variable_name;
+        })) {
+      continue;
+    }
+    std::string name = variable_name.substr(kPrefix.size());
+    for (char& c : name) {
+      c = c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    }
+    const std::string value(text.substr(equals + 1));
+    const OptionEntry* const entry = find_option(name);
+    if (entry == nullptr) {
+      warnings.push_back(fmt::format(
+          "environment variable {} is ignored: it names no option (annulus info lists the "
+          "variables)",
+          variable_name));
+    } else if (!value.empty()) {
+      insert(values, name, {variable_name, value});
+    }
+  }
+  return values;
+}
+
+// File and environment may serve several commands.
+void drop_foreign(GivenValues& values, Command command) {
+  std::erase_if(values, [command](const auto& item) {
+    const OptionEntry& entry = *find_option(item.first);
+    return entry.later.empty() ? !entry.belongs_to(command) : command == Command::info;
+  });
+}
+
+void settle_transport(Options& options) {
+  if (options.share_gpus && options.transport == Transport::nccl) {
+    throw ArgumentError("--transport", "nccl",
+                        "auto or peer beside --share-gpus, as NCCL cannot have two ranks on a GPU");
+  }
+  if (options.device == "cpu") {
+    if (options.transport != Transport::automatic) {
+      throw UserError(
+          fmt::format("--transport {}: needs GPU ranks, so --device cpu cannot stand "
+                      "beside it",
+                      annulus::name_of(options.transport)));
+    }
+    if (options.share_gpus) {
+      throw UserError("--share-gpus: needs GPU ranks, so --device cpu cannot stand beside it");
+    }
+  }
+  if (options.share_gpus) options.transport = Transport::peer;
+}
+
+// What options mean to each other, as far as no file and no rank is needed to tell.
+void check_together(const Options& options) {
+  if (options.json == "-" && options.csv == "-") {
+    throw ArgumentError("--csv", "'-'", "a file, as --json has standard output already");
+  }
+  if (!options.input.empty() &&
+      !(options.query.empty() && options.key.empty() && options.value.empty())) {
+    throw UserError("--input: stands in place of --query, --key and --value, not beside them");
+  }
+  if (options.hops && !options.calibrate.empty()) {
+    throw UserError("--hops: --calibrate measures the hops too, so it cannot stand beside it");
+  }
+  if (options.random > 0 && options.random_case) {
+    throw UserError("--random-case: repeats one problem, so --random cannot stand beside it");
+  }
+}
+
+Options options_from(const GivenValues& values, Command command) {
+  Options options;
+  options.command = command;
+  for (const OptionEntry& entry : option_table()) {
+    const auto found = values.find(entry.name);
+    if (found == values.end()) continue;
+    const GivenValue& value = found->second;
+    if (!entry.later.empty()) {
+      throw NotAvailableError(fmt::format("{} ({})", value.option, entry.later));
+    }
+    entry.apply(options, value.option, value.text);
+    options.given +=
+        fmt::format("{}--{}={}", options.given.empty() ? "" : " ", entry.name, value.text);
+  }
+  check_together(options);
+  settle_transport(options);
+  check_file_names(options);
+  return options;
+}
+
+}  // namespace
+
+std::string_view name_of(Command command) noexcept {
+  constexpr std::array<std::string_view, kCommands.size()> kNames{"run", "verify", "bench", "plan",
+                                                                  "info"};
+  return kNames[static_cast<std::size_t>(command)];
+}
+
+std::optional<Options> parse_options(const std::vector<std::string>& words, std::string& help) {
+  const auto is_help = [](const std::string& word) { return word == "--help" || word == "-h"; };
+  if (words.empty()) {
+    throw ArgumentError("command", "nothing",
+                        "run, verify, bench, plan or info (annulus --help says more)");
+  }
+  if (is_help(words.front())) {
+    help = program_help();
+    return std::nullopt;
+  }
+  if (words.front() == "--version") {
+    help = fmt::format("annulus {}\n", kVersion);
+    return std::nullopt;
+  }
+  const Command command = parse_command(words.front());
+  if (std::any_of(words.begin() + 1, words.end(), is_help)) {
+    help = command_help(command);
+    return std::nullopt;
+  }
+  std::vector<std::string> warnings;
+  GivenValues values = from_command_line({words.begin() + 1, words.end()}, command);
+  GivenValues environment = from_environment(warnings);
+  check_log_level(warnings);
+  // merge() keeps what is there already: first come, first served.
+  if (!values.contains("config") && environment.contains("config")) {
+    values.insert(environment.extract("config"));
+  }
+  if (const auto config = values.find("config"); config != values.end()) {
+    GivenValues file = from_config(config->second.text, command);
+    drop_foreign(file, command);
+    values.merge(file);
+  }
+  drop_foreign(environment, command);
+  values.merge(environment);
+  Options options = options_from(values, command);
+  options.warnings = std::move(warnings);
+  return options;
+}
+
+}  // namespace annulus::launcher

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <annulus/core/trace.hpp>
+#include <annulus/files/text_file.hpp>
+#include <annulus/mesh/group.hpp>
+
+namespace annulus::launcher {
+
+/// The file of --trace: one Chrome trace-event file of all ranks, written by rank 0.
+class TraceFile {
+ public:
+  /// Collective over `group`. Opens a temporary file beside `path`; all ranks throw UserError if
+  /// that fails.
+  TraceFile(const std::string& path, Group& group);
+  /// Collective. Times count from the earliest span of any rank. Throws SystemError.
+  void commit(const std::vector<TraceSpan>& spans);
+
+ private:
+  Group& group_;
+  std::optional<files::TextFile> file_;  // rank 0 only
+};
+
+}  // namespace annulus::launcher

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <annulus/core/place.hpp>
+#include <annulus/ring/cost_model.hpp>
+
+#include "launcher/options/options.hpp"
+
+namespace annulus::launcher {
+
+/// The model that --cost-model names, else what is assumed of ranks that compute at `place`; its
+/// transport between GPUs is that of --transport, if given. Reads the file; does not communicate.
+/// Throws UserErrors naming option, file and key.
+[[nodiscard]] ring::CostModel cost_model_of(const Options& options, Place place);
+
+}  // namespace annulus::launcher

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include <annulus/attention/problem.hpp>
+#include <annulus/files/array_writer.hpp>
+#include <annulus/mesh/group.hpp>
+#include <annulus/ring/executor.hpp>
+#include <annulus/ring/sharded_operands.hpp>
+
+#include "launcher/options/options.hpp"
+
+namespace annulus::launcher {
+
+/// The files of --output and --lse. Made before the work, so that a name that cannot be written
+/// fails early; without commit() nothing of them remains.
+class OutputFiles {
+ public:
+  /// Collective over `group`. Throws as ArrayWriter does.
+  OutputFiles(const Options& options, const AttentionProblem& problem, Group& group);
+
+  /// Collective. Every rank writes its shards; then the files get their names.
+  void commit(const ring::LocalTensors& tensors, const ring::ShardedOperands& operands);
+
+ private:
+  void write(const NamedSharding& sharding, const TensorView& shard, bool bhtd,
+             files::ArrayWriter& writer, std::size_t array);
+
+  Group& group_;
+  bool bhtd_;
+  std::unique_ptr<files::ArrayWriter> output_;
+  std::unique_ptr<files::ArrayWriter>
+      lse_;  ///< null if there is none, or if it lies in the output's file
+  bool lse_beside_output_ = false;
+};
+
+/// Throws ArgumentError without --output.
+void check_output_is_given(const Options& options);
+
+}  // namespace annulus::launcher

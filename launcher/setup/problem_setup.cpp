@@ -1,0 +1,271 @@
+#include "launcher/setup/problem_setup.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/files/array_file.hpp>
+#include <annulus/files/integer_file.hpp>
+#include <annulus/partition/attention_mode.hpp>
+#include <annulus/partition/partition_spec.hpp>
+#include <annulus/partition/sharding_rules.hpp>
+#include <annulus/ring/planner.hpp>
+
+#include "launcher/options/as_option.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+// Of a mesh that need not exist: a plan is held in memory for all its ranks.
+constexpr int kMostPlannedRanks = 1 << 16;
+
+/// A file of a mask, and what messages call it; no path where there is none.
+struct MaskFile {
+  std::string path;
+  std::string shown;  ///< "--kv-lengths kv.npy"
+  [[nodiscard]] bool empty() const { return path.empty(); }
+};
+
+/// The small arrays of whole numbers that masks need: each from its own option, else from --input.
+class MaskFiles {
+ public:
+  explicit MaskFiles(const Options& options) : input_(options.input) {
+    if (input_.empty()) return;
+    input_tensors_ = files::tensor_names(input_);
+    for (const char* later : {"bias", "mask", "block_mask", "sinks"}) {
+      if (in_input(later)) {
+        throw NotAvailableError(fmt::format("tensor {} of {}", later, input_));
+      }
+    }
+  }
+
+  /// The file that holds a tensor. `given` is what its option says.
+  [[nodiscard]] MaskFile locate(const char* option, const std::string& given,
+                                const std::string& tensor) const {
+    if (!given.empty()) return {given, fmt::format("{} {}", option, given)};
+    if (!in_input(tensor)) return {};
+    return {input_, fmt::format("--input {}, tensor {}", input_, tensor)};
+  }
+
+ private:
+  [[nodiscard]] bool in_input(const std::string& tensor) const {
+    return std::find(input_tensors_.begin(), input_tensors_.end(), tensor) != input_tensors_.end();
+  }
+
+  std::string input_;
+  std::vector<std::string> input_tensors_;
+};
+
+/// Reads a whole array; `dimensions` is "[B, T]" for the message.
+std::vector<std::int32_t> read_integers(const MaskFile& file, const char* tensor,
+                                        const Extents& shape, const char* dimensions) {
+  return as_option(file.shown, [&] {
+    const files::IntegerFile integers(file.path, tensor);
+    if (integers.shape() != shape) {
+      throw FileError(file.path,
+                      fmt::format("shape {}, expected {} = {}", to_string(integers.shape()),
+                                  dimensions, to_string(shape)));
+    }
+    return integers.read();
+  });
+}
+
+std::vector<std::int32_t> read_cu_seqlens(const std::string& path) {
+  const files::IntegerFile file(path, "cu_seqlens");
+  if (file.shape().rank() != 1) {
+    throw FileError(path,
+                    fmt::format("shape {}, expected [documents + 1]", to_string(file.shape())));
+  }
+  return file.read();
+}
+
+// The same packing for every batch row.
+void set_packing(Mask& mask, const MaskFile& file, const AttentionShape& shape) {
+  if (shape.query_length != shape.kv_length) {
+    throw ArgumentError("--cu-seqlens",
+                        fmt::format("T = {} and S = {}", shape.query_length, shape.kv_length),
+                        "T equal to S; use --q-segments and --kv-segments for two packings");
+  }
+  const std::vector<std::int32_t> row = as_option(file.shown, [&] {
+    return segments_from_cu_seqlens(read_cu_seqlens(file.path), shape.query_length);
+  });
+  std::vector<std::int32_t> ids;
+  ids.reserve(row.size() * static_cast<std::size_t>(shape.batch));
+  for (std::int64_t b = 0; b < shape.batch; ++b) ids.insert(ids.end(), row.begin(), row.end());
+  mask.set_segments(shape.batch, ids, ids);
+}
+
+void set_segments(Mask& mask, const MaskFiles& files, const Options& options,
+                  const AttentionShape& shape) {
+  const MaskFile queries = files.locate("--q-segments", options.query_segments, "q_segments");
+  const MaskFile keys = files.locate("--kv-segments", options.kv_segments, "kv_segments");
+  const MaskFile packing = files.locate("--cu-seqlens", options.cu_seqlens, "cu_seqlens");
+  if (!packing.empty()) {
+    if (!queries.empty() || !keys.empty()) {
+      throw UserError(
+          "--cu-seqlens: makes segment ids itself, so --q-segments and --kv-segments "
+          "cannot stand beside it");
+    }
+    set_packing(mask, packing, shape);
+    return;
+  }
+  if (queries.empty() != keys.empty()) {
+    throw ArgumentError(queries.empty() ? "--q-segments" : "--kv-segments", "nothing",
+                        "segment ids of both sides, or of neither");
+  }
+  if (queries.empty()) return;
+  mask.set_segments(
+      shape.batch,
+      read_integers(queries, "q_segments", {shape.batch, shape.query_length}, "[B, T]"),
+      read_integers(keys, "kv_segments", {shape.batch, shape.kv_length}, "[B, S]"));
+}
+
+Mask set_up_mask(const Options& options, const AttentionShape& shape) {
+  Mask mask;
+  mask.set_causal(options.causal);
+  if (options.causal_offset) {
+    if (!options.causal && !options.window) {
+      throw UserError("--causal-offset: shifts --causal or --window, and neither is given");
+    }
+    const std::int64_t offset = options.causal_offset->bottom_right
+                                    ? shape.kv_length - shape.query_length
+                                    : options.causal_offset->value;
+    as_option("--causal-offset", [&] { mask.set_offset(offset); });
+  }
+  if (options.window) {
+    as_option("--window", [&] { mask.set_window(options.window->left, options.window->right); });
+  }
+  const MaskFiles files(options);
+  set_segments(mask, files, options, shape);
+  const auto check = [&] { mask.validate(shape.batch, shape.query_length, shape.kv_length); };
+  if (const auto file = files.locate("--q-lengths", options.query_lengths, "q_lengths");
+      !file.empty()) {
+    const auto lengths = read_integers(file, "q_lengths", {shape.batch}, "[B]");
+    as_option(file.shown, [&] {
+      mask.set_query_lengths(lengths);
+      check();
+    });
+  }
+  if (const auto file = files.locate("--kv-lengths", options.kv_lengths, "kv_lengths");
+      !file.empty()) {
+    const auto lengths = read_integers(file, "kv_lengths", {shape.batch}, "[B]");
+    as_option(file.shown, [&] {
+      mask.set_kv_lengths(lengths);
+      check();
+    });
+  }
+  return mask;
+}
+
+// Runs body() and lets its errors call the fields of a problem by the options that gave them.
+template <class Body>
+void named_by_options(const Options& options, const Body& body) {
+  try {
+    body();
+  } catch (const ArgumentError& error) {
+    const std::string& name = error.argument();
+    const std::string option = name == "scale"                    ? "--scale"
+                               : name == "soft cap"               ? "--soft-cap"
+                               : name == "shape" && options.shape ? "--shape"
+                                                                  : name;
+    throw ArgumentError(option, error.value(), error.expected());
+  }
+}
+
+LayoutKind sequence_layout(const Options& options) {
+  if (options.sequence_layout != "auto") return parse_layout(options.sequence_layout);
+  return options.causal ? LayoutKind::zigzag : LayoutKind::contiguous;
+}
+
+}  // namespace
+
+MeshShape set_up_mesh(const Options& options, int ranks) {
+  if (options.mesh) {
+    MeshShape mesh = as_option("--mesh", [&] { return MeshShape::parse(*options.mesh, ranks); });
+    if (ranks == 0 && mesh.ranks() > kMostPlannedRanks) {
+      throw ArgumentError("--mesh", fmt::format("{} ranks", mesh.ranks()),
+                          fmt::format("a plan of at most {} ranks", kMostPlannedRanks));
+    }
+    return mesh;
+  }
+  if (ranks == 0) {
+    throw ArgumentError("--mesh", "nothing", "the axes and their sizes, such as dp=1,sp=4,tp=1");
+  }
+  return MeshShape({{"sp", ranks}});
+}
+
+ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape, DType dtype,
+                            int ranks) {
+  ProblemSetup setup;
+  setup.mesh = set_up_mesh(options, ranks);
+  setup.problem.shape = shape;
+  setup.problem.dtype = dtype;
+  setup.problem.scale = options.scale;
+  setup.problem.soft_cap = options.soft_cap;
+  const auto check = [&] { named_by_options(options, [&] { setup.problem.validate(); }); };
+  check();  // the mask's files are read for a shape that can be
+  setup.problem.mask = set_up_mask(options, shape);
+  check();
+
+  const AttentionMode mode =
+      options.mode ? parse_attention_mode(*options.mode) : infer_attention_mode(shape.query_length);
+  const ShardingRules rules = ShardingRules().for_mesh(setup.mesh);
+  const auto spec = [](const std::optional<std::string>& given, const char* option,
+                       const PartitionSpec& otherwise) {
+    return given ? PartitionSpec::parse(*given, option) : otherwise;
+  };
+  setup.layout.query = spec(options.query_spec, "--query-spec", rules.query_spec(mode));
+  setup.layout.kv = spec(options.kv_spec, "--kv-spec", rules.kv_spec(mode));
+  setup.layout.sequence = sequence_layout(options);
+  for (const auto& axis : setup.mesh.axes()) {
+    if (axis.size == 1 || setup.layout.query.names(axis.name) || setup.layout.kv.names(axis.name)) {
+      continue;
+    }
+    setup.warnings.push_back(fmt::format(
+        "mesh axis {} shards nothing: its {} ranks do the same work", axis.name, axis.size));
+  }
+  return setup;
+}
+
+ring::ShardedOperands shard_operands(const ProblemSetup& setup) {
+  try {
+    return ring::shard_operands(setup.problem, setup.mesh, setup.layout);
+  } catch (const IndivisibleError& error) {
+    const auto dim = static_cast<std::size_t>(error.dimension());
+    const AttentionShape& shape = setup.problem.shape;
+    const std::array query{shape.batch, shape.query_length, shape.heads, shape.head_dim};
+    // Query is laid out first: what equals its dimension is its dimension.
+    const bool of_query =
+        error.axes() == setup.layout.query[error.dimension()] && error.size() == query.at(dim);
+    constexpr std::array kNames{"batch", "length", "heads", "head dimension"};
+    throw UserError(fmt::format("--mesh/{}: {} of {}: {}", of_query ? "--query-spec" : "--kv-spec",
+                                kNames.at(dim), of_query ? "query" : "key and value",
+                                error.what()));
+  } catch (const UserError& error) {
+    throw UserError(fmt::format("--mesh/--query-spec/--kv-spec: {}", error.what()));
+  }
+}
+
+void check_choices(const Options& options, const AttentionProblem& problem,
+                   const ring::ShardedOperands& operands, const Registry& registry, Place place) {
+  if (options.schedule != "auto") {
+    as_option("--schedule " + options.schedule, [&] {
+      static_cast<void>(ring::choose_schedule(problem, operands, options.schedule,
+                                              ring::PlanOptions::for_place(place),
+                                              ring::CostModel::for_place(place)));
+    });
+  }
+  if (options.implementation != "auto") {
+    as_option("--impl " + options.implementation,
+              [&] { static_cast<void>(registry.select(options.implementation, problem, place)); });
+  }
+}
+
+}  // namespace annulus::launcher

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <annulus/attention/problem.hpp>
+#include <annulus/attention/registry.hpp>
+#include <annulus/core/place.hpp>
+#include <annulus/mesh/mesh_shape.hpp>
+#include <annulus/ring/sharded_operands.hpp>
+
+#include "launcher/options/options.hpp"
+
+namespace annulus::launcher {
+
+/// What the options mean together: the problem and how it lies on the mesh.
+struct ProblemSetup {
+  AttentionProblem problem;
+  MeshShape mesh;
+  ring::OperandLayout layout;
+  std::vector<std::string> warnings;  ///< one sentence each
+};
+
+/// The mesh that the options ask for; by default all `ranks` on sp. `ranks` = 0: no communicator,
+/// the mesh must be given in full, with 65536 ranks at most. Depends on nothing else, so that all
+/// ranks agree without talking.
+[[nodiscard]] MeshShape set_up_mesh(const Options& options, int ranks);
+
+/// Settles mesh, specs (given, else the sharding rules of the mode), sequence layout, dtype and
+/// mask of a problem of `shape`. Reads the small files that the mask needs (segment ids,
+/// cu_seqlens, lengths): whole, on every rank. Does not communicate. Throws UserErrors.
+[[nodiscard]] ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
+                                          DType dtype, int ranks);
+
+/// ring::shard_operands() with errors that name options and dimensions.
+[[nodiscard]] ring::ShardedOperands shard_operands(const ProblemSetup& setup);
+
+/// Throws UserErrors naming --schedule or --impl if what they name cannot do this. Does not
+/// communicate.
+void check_choices(const Options& options, const AttentionProblem& problem,
+                   const ring::ShardedOperands& operands, const Registry& registry, Place place);
+
+}  // namespace annulus::launcher

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <annulus/attention/accuracy.hpp>
+#include <annulus/attention/oracle.hpp>
+#include <annulus/core/tensor.hpp>
+#include <annulus/mesh/group.hpp>
+
+namespace annulus::verification {
+
+/// How far some rows are from the truth. Sums over rows, so that those of several ranks add up.
+struct Deviation {
+  double difference = 0;  ///< Σ (output − oracle)²
+  double reference = 0;   ///< Σ oracle²
+  double lse = 0;         ///< the largest |LSE − oracle's|
+
+  void add(const Deviation& other);
+};
+
+/// Compares output [b,t,n,Dv] and LSE [b,n,t], float32, with the oracle's of the same rows. NaN
+/// stays NaN. A row that sees nothing must be exactly (0, −∞), and only such a row may have that
+/// LSE: where not, the deviation is infinite. Throws InternalError when the shapes do not fit.
+[[nodiscard]] Deviation compare(const OracleOutput& truth, const ConstTensorView& output,
+                                const ConstTensorView& lse);
+
+/// The errors of SEMANTICS §6.
+struct Accuracy {
+  double output = 0;  ///< relative Frobenius error; 0 if both are zero
+  double lse = 0;     ///< largest absolute error
+
+  /// NaN is not within anything.
+  [[nodiscard]] bool within(const AccuracyBound& bound) const {
+    return output <= bound.output && lse <= bound.lse;
+  }
+};
+
+/// The errors of all ranks together. Collective over the group.
+[[nodiscard]] Accuracy accuracy(const Deviation& local, Group& group);
+
+}  // namespace annulus::verification

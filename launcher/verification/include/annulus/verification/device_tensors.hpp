@@ -1,0 +1,33 @@
+#pragma once
+
+#include <memory>
+
+#include <annulus/core/device.hpp>
+#include <annulus/core/watchdog.hpp>
+#include <annulus/ring/executor.hpp>
+
+namespace annulus::verification {
+
+/// Twins, on a device, of tensors in host memory; on the CPU, those tensors themselves.
+class DeviceTensors {
+ public:
+  /// Makes the twins; `host` has contiguous tensors, which must outlive the object, as must
+  /// `device`.
+  DeviceTensors(const ring::LocalTensors& host, Device& device, Watchdog watchdog);
+
+  [[nodiscard]] const ring::LocalTensors& tensors() const noexcept { return twins_; }
+  /// Copies all of them to the device, output and LSE too, so that what is not written shows.
+  /// Returns when they are there.
+  void upload();
+  /// Copies output and LSE back. Returns when they are there.
+  void download();
+
+ private:
+  ring::LocalTensors host_;
+  Device& device_;
+  std::unique_ptr<Stream> stream_;
+  Tensor query_, key_, value_, output_, lse_;  // empty on the CPU
+  ring::LocalTensors twins_;
+};
+
+}  // namespace annulus::verification

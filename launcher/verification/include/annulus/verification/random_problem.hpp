@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <annulus/attention/problem.hpp>
+#include <annulus/mesh/mesh_shape.hpp>
+#include <annulus/ring/planner.hpp>
+#include <annulus/ring/sharded_operands.hpp>
+
+namespace annulus::verification {
+
+/// One problem drawn at random, with all that is needed to run it.
+struct RandomProblem {
+  AttentionProblem problem;
+  MeshShape mesh;
+  ring::OperandLayout layout;
+  std::string schedule;
+  ring::PlanOptions plan;
+  std::uint64_t seed = 0;  ///< of the tensors; see fill_random()
+  /// The command that repeats just this problem:
+  /// "mpirun -np RANKS annulus verify --random-case SEED:INDEX".
+  std::string command;
+};
+
+/// Draw number `index` of `seed` for a job of `ranks` ranks: shape (odd and uneven sizes, a few
+/// empty), dtype, heads, masks alone and combined, scale, soft cap, mesh, specs, layout and
+/// schedule. Every draw is a legal problem, small enough for a few milliseconds of one core, and
+/// the same on every machine. No communication.
+[[nodiscard]] RandomProblem draw_problem(std::uint64_t seed, int index, int ranks);
+
+}  // namespace annulus::verification

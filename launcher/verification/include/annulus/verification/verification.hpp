@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <annulus/attention/problem.hpp>
+#include <annulus/attention/registry.hpp>
+#include <annulus/core/device.hpp>
+#include <annulus/core/tensor.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/mesh/transport.hpp>
+#include <annulus/ring/executor.hpp>
+#include <annulus/ring/planner.hpp>
+#include <annulus/ring/sharded_operands.hpp>
+#include <annulus/verification/comparison.hpp>
+#include <annulus/verification/random_tensor.hpp>
+
+namespace annulus::verification {
+
+/// A problem on random tensors and how to compute it; the mesh comes apart.
+struct ShardedCase {
+  AttentionProblem problem;
+  ring::OperandLayout layout;
+  std::string schedule = "auto";
+  /// As it was drawn; users' if not given. A device has its blocks cut, and its partial results
+  /// bounded, in either.
+  std::optional<ring::PlanOptions> plan;
+  std::string implementation = "auto";
+  int threads = 1;
+  std::uint64_t seed = 0;  ///< of the tensors
+  Transport transport = Transport::automatic;
+  std::optional<ring::CostModel> cost_model;  ///< users' if not given
+};
+
+/// A random tensor of the seed, or a part of it: its entries at `index` (positions per dimension).
+[[nodiscard]] Tensor random_part(std::vector<PositionRanges> index, const Extents& global_shape,
+                                 DType dtype, std::uint64_t seed, Operand operand,
+                                 MemoryPool& memory, int threads = 1);
+
+/// What one rank holds of a case: random operands, and output and LSE to be computed.
+struct CaseShards {
+  CaseShards(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed, int rank,
+             MemoryPool& memory, int threads = 1);
+  [[nodiscard]] ring::LocalTensors local_tensors() const;
+
+  Tensor query, key, value, output, lse;
+};
+
+/// What verify_sharded() found: the same on every rank.
+struct Verification {
+  ring::ScheduleChoice schedule;
+  Selection selection;  ///< points into the registry
+  AccuracyBound bound;
+  Accuracy sharded;
+  Accuracy unsharded;    ///< of the same implementation, given all keys at once
+  double allowance = 0;  ///< largest error allowed by comparison with the unsharded run
+  bool repeats = true;   ///< a second run gave the same bits
+  /// Some rank merged partial results that its kernel had rounded to the problem's dtype.
+  bool merges_rounded = false;
+
+  /// Error over that of the unsharded run; 1 if neither has any.
+  [[nodiscard]] double ratio() const;
+  /// What is wrong, in a few words; empty if nothing.
+  [[nodiscard]] std::string failure() const;
+};
+
+/// Runs the case sharded, twice, and compares every rank's output with the oracle's of its rows.
+/// Where ranks hold copies of the same rows, every copy counts. Nothing is gathered: each rank
+/// makes the keys and values that it needs. Collective over the mesh; throws alike on all ranks,
+/// except for a failing transport (see Executor::run).
+///
+/// The sharded error may be kShardedErrorFactor times that of the unsharded run, and a unit
+/// roundoff of float32 more for each merge of key/value shards, as each rounds the state once (for
+/// at least one, as blocks may be cut differently). Where errors are a few roundings of a few
+/// elements, their ratio alone would be a matter of luck. Where a kernel hands over partial results
+/// that it has rounded to the problem's dtype (cuDNN knows no other), one rounding to it is allowed
+/// more, added in squares as independent errors are.
+[[nodiscard]] Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh,
+                                          const Registry& registry, Device& device);
+
+}  // namespace annulus::verification

@@ -1,0 +1,353 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <initializer_list>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/attention/mask.hpp>
+#include <annulus/attention/philox.hpp>
+#include <annulus/verification/random_problem.hpp>
+
+namespace annulus::verification {
+namespace {
+
+// Keeps these counters apart from other uses of the same seed.
+constexpr std::uint32_t kDrawStream = 0x64726177;
+
+// Multiplications of the oracle, all ranks together: what a problem may cost.
+constexpr double kWorkBudget = 1.5e7;
+constexpr std::int64_t kLongestSequence = 200;
+
+// The random choices of one problem, in order. (Those of <random> differ between libraries.)
+// Beware of two draws among the arguments of one call: their order is not defined.
+class Draws {
+ public:
+  Draws(std::uint64_t seed, int index)
+      : key_(philox_key(seed)), index_(static_cast<std::uint32_t>(index)) {}
+
+  std::uint32_t word() {
+    if (used_ == words_.size()) {
+      words_ = philox({block_++, index_, 0, kDrawStream}, key_);
+      used_ = 0;
+    }
+    return words_[used_++];
+  }
+  /// 0 … n − 1, for n up to 2³² (biased by less than n / 2³²).
+  std::int64_t below(std::int64_t n) {
+    return static_cast<std::int64_t>((std::uint64_t{word()} * static_cast<std::uint64_t>(n)) >>
+                                     32U);
+  }
+  /// low … high, both included.
+  std::int64_t between(std::int64_t low, std::int64_t high) { return low + below(high - low + 1); }
+  bool chance(int percent) { return below(100) < percent; }
+  template <class T>
+  T pick(std::initializer_list<T> choices) {
+    return pick(std::span(choices.begin(), choices.size()));
+  }
+  template <class T>
+  T pick(std::span<const T> choices) {
+    return choices[static_cast<std::size_t>(below(static_cast<std::int64_t>(choices.size())))];
+  }
+
+ private:
+  PhiloxKey key_;
+  std::uint32_t index_;
+  std::uint32_t block_ = 0;
+  PhiloxCounter words_{};
+  std::size_t used_ = words_.size();
+};
+
+MeshShape draw_mesh(Draws& draws, int ranks) {
+  using Sizes = std::array<int, 4>;
+  std::vector<Sizes> all;
+  std::vector<Sizes> with_sequence;
+  for (int dp = 1; dp <= ranks; ++dp) {
+    for (int fsdp = 1; dp * fsdp <= ranks; ++fsdp) {
+      for (int tp = 1; dp * fsdp * tp <= ranks; ++tp) {
+        if (ranks % (dp * fsdp * tp) != 0) continue;
+        const Sizes sizes{dp, fsdp, tp, ranks / (dp * fsdp * tp)};
+        all.push_back(sizes);
+        if (sizes[3] > 1) with_sequence.push_back(sizes);
+      }
+    }
+  }
+  const bool sequence = draws.chance(80) && !with_sequence.empty();
+  const Sizes sizes = draws.pick(std::span<const Sizes>(sequence ? with_sequence : all));
+  // Axes of size one are sometimes named and sometimes not there at all.
+  const bool terse = draws.chance(50);
+  const std::array names{"dp", "fsdp", "tp", "sp"};
+  std::vector<MeshAxis> axes;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] > 1 || !terse) axes.push_back({names[i], sizes[i]});
+  }
+  return MeshShape(std::move(axes));
+}
+
+// Which mesh axes each kind of dimension is laid on.
+struct Placement {
+  AxisNames batch;
+  AxisNames heads;
+  AxisNames query_sequence;
+  AxisNames kv_sequence;
+};
+
+Placement draw_placement(Draws& draws, const MeshShape& mesh) {
+  Placement placement{{"fsdp", "dp"}, {"tp"}, {"sp"}, {"sp"}};
+  const std::int64_t roll = draws.below(100);
+  if (roll < 10) {  // a tuple of axes for the sequences
+    placement.batch = {"dp"};
+    placement.query_sequence = placement.kv_sequence =
+        draws.chance(50) ? AxisNames{"fsdp", "sp"} : AxisNames{"sp", "fsdp"};
+  } else if (roll < 16) {
+    placement.heads = {};
+    placement.query_sequence = placement.kv_sequence = {"sp", "tp"};
+  } else if (roll < 24) {  // a replicated query, as in decoding
+    placement.query_sequence = {};
+  } else if (roll < 30) {
+    placement.kv_sequence = {};
+  } else if (roll < 36) {  // different axes for the two sequences
+    placement.batch = {"dp"};
+    placement.kv_sequence = {"fsdp"};
+  } else if (roll < 40) {  // everything replicated along the batch's axes
+    placement.batch = {};
+  }
+  for (AxisNames* axes :
+       {&placement.batch, &placement.heads, &placement.query_sequence, &placement.kv_sequence}) {
+    std::erase_if(*axes, [&](const std::string& axis) { return !mesh.has_axis(axis); });
+  }
+  return placement;
+}
+
+void draw_heads(Draws& draws, int shards, AttentionShape& shape) {
+  if (shards > 1 && draws.chance(40)) {  // fewer key/value heads than ranks: shared
+    std::vector<std::int64_t> divisors;
+    for (std::int64_t d = 1; d < shards; ++d) {
+      if (shards % d == 0) divisors.push_back(d);
+    }
+    shape.kv_heads = draws.pick(std::span<const std::int64_t>(divisors));
+    shape.heads = shards * draws.between(1, std::max(1, 8 / shards));
+    return;
+  }
+  shape.kv_heads = shards * draws.between(1, std::max(1, 4 / shards));
+  const auto ratio = draws.pick<std::int64_t>({1, 1, 2, 2, 3, 4, 8});
+  shape.heads = shape.kv_heads * std::min(ratio, std::max<std::int64_t>(1, 8 / shape.kv_heads));
+}
+
+bool is_prime(std::int64_t n) {
+  for (std::int64_t d = 2; d * d <= n; ++d) {
+    if (n % d == 0) return false;
+  }
+  return n > 1;
+}
+
+std::int64_t draw_length(Draws& draws, int ranks, std::int64_t longest) {
+  const std::int64_t roll = draws.below(100);
+  if (roll < 3) return 0;
+  if (roll < 8) return 1;
+  if (roll < 16) return draws.between(1, ranks);  // often fewer than one per rank
+  std::int64_t length = draws.between(2, longest);
+  if (roll < 40) {
+    while (!is_prime(length)) --length;
+  } else if (roll < 55) {
+    length = std::max<std::int64_t>(8, length / 8 * 8);
+  }
+  return length;
+}
+
+AttentionShape draw_shape(Draws& draws, const MeshShape& mesh, const Placement& placement) {
+  AttentionShape shape;
+  const int batch_shards = mesh.size(placement.batch);
+  const int head_shards = mesh.size(placement.heads);
+  shape.batch = batch_shards * draws.between(1, std::max(1, 4 / batch_shards));
+  if (draws.chance(1)) shape.batch = 0;
+  draw_heads(draws, head_shards, shape);
+  const auto draw_dim = [&] {
+    return draws.pick<std::int64_t>({1, 4, 8, 13, 16, 16, 24, 31, 32, 32, 40, 64});
+  };
+  shape.head_dim = draw_dim();
+  shape.value_dim = draws.chance(65) ? shape.head_dim : draw_dim();
+
+  const double copies = mesh.ranks() / static_cast<double>(batch_shards) / head_shards /
+                        mesh.size(placement.query_sequence);
+  const double per_pair =
+      copies * static_cast<double>(std::max<std::int64_t>(1, shape.batch) * shape.heads *
+                                   (shape.head_dim + shape.value_dim));
+  const auto longest = std::clamp<std::int64_t>(
+      static_cast<std::int64_t>(std::sqrt(kWorkBudget / per_pair)), 16, kLongestSequence);
+  shape.query_length = draw_length(draws, mesh.ranks(), longest);
+  shape.kv_length =
+      draws.chance(50) ? shape.query_length : draw_length(draws, mesh.ranks(), longest);
+  return shape;
+}
+
+// Ids of one batch row: tidy runs with padding at the end, runs in any order, or anything anywhere.
+void append_segment_ids(Draws& draws, std::int64_t length, std::vector<std::int32_t>& ids) {
+  const std::int64_t kinds = draws.between(1, 4);
+  const std::int64_t manner = draws.below(3);
+  const auto any_id = [&] { return static_cast<std::int32_t>(draws.between(-1, kinds - 1)); };
+  std::int32_t id = manner == 0 ? 0 : any_id();
+  for (std::int64_t i = 0; i < length; ++i) {
+    ids.push_back(id);
+    if (manner == 2) {
+      id = any_id();
+    } else if (draws.below(std::max<std::int64_t>(2, length / 5)) == 0) {
+      if (manner == 1) {
+        id = any_id();
+      } else if (id >= 0) {
+        id = id + 1 < kinds ? id + 1 : -1;
+      }
+    }
+  }
+}
+
+void draw_segments(Draws& draws, const AttentionShape& shape, Mask& mask) {
+  std::vector<std::int32_t> query_ids;
+  std::vector<std::int32_t> kv_ids;
+  for (std::int64_t b = 0; b < shape.batch; ++b) {
+    append_segment_ids(draws, shape.query_length, query_ids);
+    append_segment_ids(draws, shape.kv_length, kv_ids);
+  }
+  if (shape.query_length == shape.kv_length && draws.chance(60)) kv_ids = query_ids;
+  mask.set_segments(shape.batch, std::move(query_ids), std::move(kv_ids));
+}
+
+// Packed documents, some of them empty.
+void draw_documents(Draws& draws, const AttentionShape& shape, Mask& mask) {
+  const std::int64_t documents = draws.between(1, 6);
+  const auto ids_of = [&](std::int64_t length) {
+    std::vector<std::int32_t> cu_seqlens{0, static_cast<std::int32_t>(length)};
+    for (std::int64_t i = 1; i < documents; ++i) {
+      cu_seqlens.push_back(static_cast<std::int32_t>(draws.between(0, length)));
+    }
+    std::sort(cu_seqlens.begin(), cu_seqlens.end());
+    const std::vector<std::int32_t> row = segments_from_cu_seqlens(cu_seqlens, length);
+    std::vector<std::int32_t> ids;
+    for (std::int64_t b = 0; b < shape.batch; ++b) ids.insert(ids.end(), row.begin(), row.end());
+    return ids;
+  };
+  std::vector<std::int32_t> query_ids = ids_of(shape.query_length);
+  std::vector<std::int32_t> kv_ids =
+      shape.query_length == shape.kv_length ? query_ids : ids_of(shape.kv_length);
+  mask.set_segments(shape.batch, std::move(query_ids), std::move(kv_ids));
+}
+
+std::vector<std::int32_t> draw_lengths(Draws& draws, std::int64_t batch, std::int64_t length) {
+  std::vector<std::int32_t> lengths;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t drawn = draws.between(0, length);
+    lengths.push_back(static_cast<std::int32_t>(draws.chance(20) ? length : drawn));
+  }
+  return lengths;
+}
+
+void draw_window(Draws& draws, const AttentionShape& shape, Mask& mask) {
+  const std::int64_t widest = std::max<std::int64_t>(1, shape.kv_length / 2);
+  const std::int64_t left = draws.between(0, widest);
+  const std::int64_t right = draws.between(0, widest);
+  switch (draws.below(4)) {
+    case 0:
+      return mask.set_window(left, left);
+    case 1:
+      return mask.set_window(left, -1);
+    case 2:
+      return mask.set_window(-1, right);
+    default:
+      return mask.set_window(left, right);
+  }
+}
+
+// The diagonal of causal and window.
+std::int64_t draw_offset(Draws& draws, const AttentionShape& shape) {
+  const std::int64_t roll = draws.below(100);
+  const std::int64_t distance =
+      draws.between(1, std::max<std::int64_t>(1, (shape.query_length + shape.kv_length) / 4));
+  if (roll < 40) return 0;
+  if (roll < 65) return shape.kv_length - shape.query_length;
+  return roll < 83 ? -distance : distance;
+}
+
+Mask draw_mask(Draws& draws, const AttentionShape& shape) {
+  enum class Part { causal, window, segments, query_lengths, kv_lengths };
+  std::vector<Part> parts{Part::causal,   Part::causal,        Part::window,
+                          Part::segments, Part::query_lengths, Part::kv_lengths};
+  Mask mask;
+  const int count = draws.pick({0, 1, 1, 2, 2, 3});
+  for (int i = 0; i < count; ++i) {
+    const Part part = draws.pick(std::span<const Part>(parts));
+    std::erase(parts, part);
+    switch (part) {
+      case Part::causal:
+        mask.set_causal(true);
+        break;
+      case Part::window:
+        draw_window(draws, shape, mask);
+        break;
+      case Part::segments:
+        if (draws.chance(60)) {
+          draw_segments(draws, shape, mask);
+        } else {
+          draw_documents(draws, shape, mask);
+        }
+        break;
+      case Part::query_lengths:
+        mask.set_query_lengths(draw_lengths(draws, shape.batch, shape.query_length));
+        break;
+      case Part::kv_lengths:
+        mask.set_kv_lengths(draw_lengths(draws, shape.batch, shape.kv_length));
+        break;
+    }
+  }
+  if (mask.band().limited()) mask.set_offset(draw_offset(draws, shape));
+  return mask;
+}
+
+std::string draw_schedule(Draws& draws, int kv_shards) {
+  if (kv_shards == 1) return draws.pick({"local", "auto", "ring", "allgather"});
+  return draws.pick({"ring", "ring", "ring", "allgather", "allgather", "auto"});
+}
+
+ring::PlanOptions draw_plan(Draws& draws) {
+  ring::PlanOptions plan;
+  if (draws.chance(40)) plan.gather_bytes = draws.pick<std::int64_t>({1, 4096, 65536});
+  if (draws.chance(40)) plan.merge_bytes = draws.pick<std::int64_t>({1, 4096, 65536});
+  if (draws.chance(50)) plan.prefetch_bytes = std::int64_t{1} << 20;
+  plan.direct = draws.chance(50);
+  plan.straight_blocks = draws.chance(50);
+  return plan;
+}
+
+}  // namespace
+
+RandomProblem draw_problem(std::uint64_t seed, int index, int ranks) {
+  Draws draws(seed, index);
+  RandomProblem drawn;
+  drawn.mesh = draw_mesh(draws, ranks);
+  const Placement placement = draw_placement(draws, drawn.mesh);
+  drawn.layout.query = PartitionSpec({placement.batch, placement.query_sequence, placement.heads});
+  drawn.layout.kv = PartitionSpec({placement.batch, placement.kv_sequence, placement.heads});
+  drawn.layout.sequence =
+      draws.pick({LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped});
+  if (draws.chance(25)) drawn.layout.granule = draws.pick<std::int64_t>({2, 4, 16});
+
+  AttentionProblem& problem = drawn.problem;
+  problem.shape = draw_shape(draws, drawn.mesh, placement);
+  problem.dtype = draws.pick({DType::float32, DType::float32, DType::float16, DType::bfloat16});
+  if (draws.chance(30)) problem.scale = draws.pick({0.0, 0.03125, 0.125, 0.3, -0.2});
+  if (draws.chance(25)) problem.soft_cap = draws.pick({1.5, 10.0, 30.0});
+  problem.mask = draw_mask(draws, problem.shape);
+
+  drawn.schedule = draw_schedule(draws, drawn.mesh.size(placement.kv_sequence));
+  drawn.plan = draw_plan(draws);
+  drawn.seed = std::uint64_t{draws.word()} << 32U;
+  drawn.seed |= draws.word();
+  drawn.command =
+      fmt::format("mpirun -np {} annulus verify --random-case {}:{}", ranks, seed, index);
+  return drawn;
+}
+
+}  // namespace annulus::verification

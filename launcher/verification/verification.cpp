@@ -1,0 +1,220 @@
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <annulus/attention/oracle.hpp>
+#include <annulus/mesh/agreement.hpp>
+#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/verification/device_tensors.hpp>
+#include <annulus/verification/verification.hpp>
+
+namespace annulus::verification {
+namespace {
+
+using Index = std::vector<PositionRanges>;
+
+std::vector<std::byte> bytes_of(const Tensor& tensor) {
+  const auto* data = static_cast<const std::byte*>(tensor.view().data());
+  return {data, data + tensor.bytes()};
+}
+
+// Not a number in any of the dtypes: what is not written shows.
+void fill_nan(const Tensor& tensor) {
+  std::memset(tensor.view().data(), 0xff, tensor.bytes());
+}
+
+// See verify_sharded().
+double allowed_error(double unsharded, int kv_shards, double rounding) {
+  // A rounding is off by up to a unit roundoff, evenly spread: by 1/√3 of that in the mean square.
+  return kShardedErrorFactor * std::sqrt(unsharded * unsharded + rounding * rounding / 3) +
+         unit_roundoff(DType::float32) * std::max(1, kv_shards - 1);
+}
+
+std::int64_t first_of(const PositionRanges& positions) {
+  return positions.empty() ? 0 : positions.global(LocalPosition(0)).value();
+}
+
+// All keys and values that the rows of a rank may see.
+struct WholeColumns {
+  WholeColumns(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed, int rank,
+               MemoryPool& memory) {
+    const auto part = [&](const NamedSharding& sharding, Operand operand) {
+      Index index = sharding.index(rank);
+      index[1] = PositionRanges::all(sharding.global_shape()[1]);
+      return random_part(std::move(index), sharding.global_shape(), dtype, seed, operand, memory);
+    };
+    key = part(operands.key, Operand::key);
+    value = part(operands.value, Operand::value);
+  }
+  Tensor key, value;
+};
+
+// The same, with all keys and values on every rank.
+ShardedCase unsharded_case(const ShardedCase& sharded_case) {
+  ShardedCase whole = sharded_case;
+  const PartitionSpec& kv = sharded_case.layout.kv;
+  whole.layout.kv = PartitionSpec({kv[0], {}, kv[2], kv[3]});
+  whole.schedule = "local";
+  return whole;
+}
+
+ring::ShardedAttentionOptions attention_options(const ShardedCase& sharded_case, Place place) {
+  ring::ShardedAttentionOptions options;
+  options.implementation = sharded_case.implementation;
+  options.transport = sharded_case.transport;
+  options.schedule = sharded_case.schedule;
+  options.plan = sharded_case.plan;
+  options.cost_model = sharded_case.cost_model;
+  if (options.plan && !place.is_host()) {
+    const ring::PlanOptions usual = ring::PlanOptions::for_place(place);
+    options.plan->straight_blocks = usual.straight_blocks;
+    if (options.plan->merge_bytes == 0) options.plan->merge_bytes = usual.merge_bytes;
+  }
+  options.executor.threads = sharded_case.threads;
+  return options;
+}
+
+}  // namespace
+
+Tensor random_part(Index index, const Extents& global_shape, DType dtype, std::uint64_t seed,
+                   Operand operand, MemoryPool& memory, int threads) {
+  Extents shape = global_shape;
+  for (int dim = 0; dim < shape.rank(); ++dim) {
+    shape[dim] = index[static_cast<std::size_t>(dim)].size();
+  }
+  Tensor tensor(dtype, shape, memory);
+  fill_random(tensor.view(), index, global_shape, seed, operand, threads);
+  return tensor;
+}
+
+CaseShards::CaseShards(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed,
+                       int rank, MemoryPool& memory, int threads)
+    : output(dtype, operands.output.local_shape(rank), memory),
+      lse(DType::float32, operands.lse.local_shape(rank), memory) {
+  const auto part = [&](const NamedSharding& sharding, Operand operand) {
+    return random_part(sharding.index(rank), sharding.global_shape(), dtype, seed, operand, memory,
+                       threads);
+  };
+  query = part(operands.query, Operand::query);
+  key = part(operands.key, Operand::key);
+  value = part(operands.value, Operand::value);
+}
+
+ring::LocalTensors CaseShards::local_tensors() const {
+  return {query.view(), key.view(), value.view(), output.view(), lse.view()};
+}
+
+double Verification::ratio() const {
+  if (sharded.output == unsharded.output) return 1;
+  return sharded.output / unsharded.output;
+}
+
+std::string Verification::failure() const {
+  if (!(sharded.output <= bound.output)) {
+    return fmt::format("output error {:.2e} above {:.2e}", sharded.output, bound.output);
+  }
+  if (!(sharded.lse <= bound.lse)) {
+    return fmt::format("LSE error {:.2e} above {:.2e}", sharded.lse, bound.lse);
+  }
+  if (!(sharded.output <= allowance)) {
+    return fmt::format("output error {:.2e} against {:.2e} unsharded", sharded.output,
+                       unsharded.output);
+  }
+  return repeats ? "" : "a repeated run gave other bits";
+}
+
+namespace {
+
+// Collective over the mesh.
+Deviation run_unsharded(const ShardedCase& whole, const OracleOutput& truth, Mesh& mesh,
+                        const Registry& registry, Device& device) {
+  const AttentionProblem& problem = whole.problem;
+  Group& world = mesh.world();
+  const ring::ShardedOperands operands =
+      collectively(world, [&] { return shard_operands(problem, mesh.shape(), whole.layout); });
+  ring::ShardedAttention attention(problem, operands, mesh, registry, device,
+                                   attention_options(whole, device.place()));
+  HostMemoryPool host;
+  const CaseShards shards = collectively(
+      world, [&] { return CaseShards(operands, problem.dtype, whole.seed, mesh.rank(), host); });
+  fill_nan(shards.output);
+  fill_nan(shards.lse);
+  DeviceTensors moved = collectively(
+      world, [&] { return DeviceTensors(shards.local_tensors(), device, mesh.watchdog()); });
+  moved.upload();
+  attention.run(moved.tensors());
+  moved.download();
+  return compare(truth, shards.output.view(), shards.lse.view());
+}
+
+}  // namespace
+
+Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const Registry& registry,
+                            Device& device) {
+  const AttentionProblem& problem = sharded_case.problem;
+  Group& world = mesh.world();
+  const int rank = mesh.rank();
+  const ring::ShardedOperands operands = collectively(
+      world, [&] { return shard_operands(problem, mesh.shape(), sharded_case.layout); });
+
+  ring::ShardedAttention attention(problem, operands, mesh, registry, device,
+                                   attention_options(sharded_case, device.place()));
+
+  HostMemoryPool host;
+  const CaseShards shards = collectively(
+      world, [&] { return CaseShards(operands, problem.dtype, sharded_case.seed, rank, host); });
+  DeviceTensors moved = collectively(
+      world, [&] { return DeviceTensors(shards.local_tensors(), device, mesh.watchdog()); });
+  const auto run = [&] {
+    fill_nan(shards.output);
+    fill_nan(shards.lse);
+    moved.upload();
+    attention.run(moved.tensors());
+    moved.download();
+  };
+  run();
+  const std::vector<std::byte> output = bytes_of(shards.output);
+  const std::vector<std::byte> lse = bytes_of(shards.lse);
+  // What a run leaves behind must not serve the next one: in between, keys and values are others.
+  const auto with_other_columns = [&] {
+    const std::vector<std::byte> key = bytes_of(shards.key);
+    const std::vector<std::byte> value = bytes_of(shards.value);
+    std::memset(shards.key.view().data(), 0, shards.key.bytes());
+    std::memset(shards.value.view().data(), 0, shards.value.bytes());
+    run();
+    std::copy(key.begin(), key.end(), static_cast<std::byte*>(shards.key.view().data()));
+    std::copy(value.begin(), value.end(), static_cast<std::byte*>(shards.value.view().data()));
+  };
+  with_other_columns();
+  run();
+  const bool repeats = bytes_of(shards.output) == output && bytes_of(shards.lse) == lse;
+
+  const OracleOutput truth = collectively(world, [&] {
+    const WholeColumns columns(operands, problem.dtype, sharded_case.seed, rank, host);
+    return oracle_attention(problem, shards.query.view(), columns.key.view(), columns.value.view(),
+                            operands.query.positions(rank, 1),
+                            first_of(operands.query.positions(rank, 0)),
+                            first_of(operands.query.positions(rank, 2)));
+  });
+  const Deviation sharded = compare(truth, shards.output.view(), shards.lse.view());
+  const Deviation unsharded =
+      run_unsharded(unsharded_case(sharded_case), truth, mesh, registry, device);
+
+  Verification result;
+  result.schedule = attention.schedule();
+  result.selection = attention.selection();
+  result.bound = accuracy_bound(problem.dtype, problem.shape.kv_length);
+  result.sharded = accuracy(sharded, world);
+  result.unsharded = accuracy(unsharded, world);
+  result.merges_rounded = world.max(std::vector{attention.merges_rounded() ? 1.0 : 0.0})[0] > 0;
+  result.allowance = allowed_error(result.unsharded.output, operands.key.shards(1),
+                                   result.merges_rounded ? unit_roundoff(problem.dtype) : 0);
+  result.repeats = world.max(std::vector{repeats ? 0.0 : 1.0})[0] == 0;
+  return result;
+}
+
+}  // namespace annulus::verification

@@ -1,0 +1,89 @@
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "launcher/commands/commands.hpp"
+#include "tests/support/test_world.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string bench(std::vector<std::string> words) {
+  words.insert(words.begin(), "bench");
+  std::string help;
+  const auto options = parse_options(words, help);
+  std::ostringstream out;
+  EXPECT_EQ(bench_command({test::session(), options.value(), out}), ExitCode::success);
+  return out.str();
+}
+
+int ranks() {
+  return test::session().size();
+}
+bool leader() {
+  return test::session().rank() == 0;
+}
+
+TEST(Bench, MeasuresOneShape) {
+  const std::string out =
+      bench({"--shape", "1,96,96,4,2,16", "--causal", "--schedule", "ring", "--sequence-layout",
+             "contiguous", "--iters", "3", "--threads", "1", "--json", "-"});
+  if (!leader()) {
+    EXPECT_EQ(out, "");
+    return;
+  }
+  const nlohmann::json report = nlohmann::json::parse(out);
+  EXPECT_EQ(report["schema"], "annulus.bench");
+  ASSERT_EQ(report["rows"].size(), 1U);
+  const nlohmann::json& row = report["rows"][0];
+  EXPECT_EQ(row["shape"], "1,96,96,4,2,16,16");
+  EXPECT_EQ(row["schedule"], "ring");
+  const double time = row["time"];
+  EXPECT_GT(time, 0);
+  EXPECT_LE(row["least"], time);
+  EXPECT_GE(row["p99"], time);
+  // 2 · N · (D + Dv) operations for each of the 96 · 97 / 2 visible pairs; times have three digits.
+  const double flops = 2 * 4 * 32 * (96 * 97 / 2);
+  EXPECT_NEAR(row["rate"].get<double>() * time * 1e6 * ranks(), flops,
+              flops * (0.0005 / time + 0.005 / row["rate"].get<double>()));
+  // The last rank sees all other chunks: K and V of 2 heads of 16 floats for each token.
+  const double moved = 96.0 * (ranks() - 1) / ranks() * 2 * 2 * 16 * 4 / (1 << 20);
+  EXPECT_NEAR(row["moved"], moved, 0.0005);
+  EXPECT_EQ(row["hidden"].is_null(), ranks() == 1);
+  EXPECT_GT(row["local"], 0);
+  EXPECT_GT(row["memory"], 0);
+  EXPECT_LT(row["error"], 1e-6);
+  EXPECT_GT(row["error"], 1e-9);
+  EXPECT_EQ(row["verdict"], "OK");
+}
+
+TEST(Bench, SweepsLengths) {
+  const std::string out =
+      bench({"--sweep", "16:64", "--shape", "1,1,1,2,1,8", "--iters", "1", "--warmup", "0"});
+  if (!leader()) return;
+  for (const char* shape : {"1,16,16,2,1,8,8", "1,32,32,2,1,8,8", "1,64,64,2,1,8,8"}) {
+    EXPECT_THAT(out, HasSubstr(shape));
+  }
+  EXPECT_THAT(out, HasSubstr("# Verdict: OK (3 of 3 within bounds)"));
+}
+
+TEST(Bench, EmptyAndUnevenShapesWork) {
+  for (const char* shape : {"1,0,8,1,1,8", "1,8,0,1,1,8", "2,7,5,2,2,13,3", "1,1,31,4,1,8"}) {
+    const std::string out = bench({"--shape", shape, "--iters", "1", "--schedule", "allgather"});
+    EXPECT_TRUE(!leader() || out.find("(1 of 1 within bounds)") != std::string::npos) << shape;
+  }
+}
+
+TEST(Bench, RefusesWhatItCannotRun) {
+  EXPECT_THROW(bench({}), UserError);
+  EXPECT_THROW(bench({"--shape", "1,8,8,1,1,8", "--impl", "sdpa"}), UserError);
+}
+
+}  // namespace
+}  // namespace annulus::launcher

@@ -1,0 +1,102 @@
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "launcher/commands/commands.hpp"
+#include "tests/support/test_world.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Outcome {
+  ExitCode code;
+  std::string out;
+};
+
+Outcome verify(std::vector<std::string> words) {
+  words.insert(words.begin(), "verify");
+  std::string help;
+  const auto options = parse_options(words, help);
+  std::ostringstream out;
+  const ExitCode code = verify_command({test::session(), options.value(), out});
+  return {code, out.str()};
+}
+
+bool leader() {
+  return test::session().rank() == 0;
+}
+
+TEST(Verify, RandomProblemsPass) {
+  const Outcome outcome = verify({"--random", "25", "--seed", "5"});
+  EXPECT_EQ(outcome.code, ExitCode::success) << outcome.out;
+  if (!leader()) {
+    EXPECT_EQ(outcome.out, "");
+    return;
+  }
+  EXPECT_THAT(outcome.out, HasSubstr("# Verdict: OK (25 of 25 within bounds"));
+  EXPECT_THAT(outcome.out, HasSubstr("annulus verify --random-case 5:24"));
+}
+
+TEST(Verify, OneProblemRepeatsAsDrawn) {
+  const Outcome many = verify({"--random", "4", "--seed", "11"});
+  const Outcome one = verify({"--random-case", "11:3"});
+  EXPECT_EQ(one.code, ExitCode::success);
+  if (!leader()) return;
+  const auto row = [](const std::string& text) {
+    const auto end = text.find("--random-case 11:3");
+    return text.substr(text.rfind('\n', end), end - text.rfind('\n', end));
+  };
+  EXPECT_EQ(row(one.out), row(many.out)) << "errors and all";
+}
+
+TEST(Verify, TakesAProblemFromOptions) {
+  const Outcome outcome = verify({"--shape", "2,33,47,6,2,16,8", "--causal", "--causal-offset",
+                                  "bottom-right", "--dtype", "bfloat16", "--json", "-"});
+  EXPECT_EQ(outcome.code, ExitCode::success);
+  if (!leader()) return;
+  const nlohmann::json report = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(report["schema"], "annulus.verify");
+  EXPECT_EQ(report["verdict"]["passed"], true);
+  ASSERT_EQ(report["rows"].size(), 1U);
+  const nlohmann::json& row = report["rows"][0];
+  EXPECT_EQ(row["shape"], "2,33,47,6,2,16,8");
+  EXPECT_EQ(row["dtype"], "bfloat16");
+  EXPECT_EQ(row["mask"], "causal+offset:14");
+  EXPECT_GT(row["error"], 1e-4);
+  EXPECT_LT(row["error"], 6e-3);
+  EXPECT_THAT(row["command"].get<std::string>(), HasSubstr("--shape=2,33,47,6,2,16,8"));
+}
+
+TEST(Verify, ExplainsItsChoices) {
+  const Outcome outcome = verify({"--shape", "1,16,16,2,2,8", "--explain"});
+  if (!leader()) return;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("# implementation chosen: native"),
+                                 HasSubstr("# schedule chosen: ")));
+}
+
+TEST(Verify, RefusesWhatItCannotHonour) {
+  EXPECT_THROW(verify({}), UserError);
+  EXPECT_THROW(verify({"--random", "3", "--causal"}), UserError);
+  EXPECT_THROW(verify({"--random", "3", "--shape", "1,8,8,1,1,8"}), UserError);
+  EXPECT_THROW(verify({"--random", "1", "--json", "/nowhere/at/all.json"}), UserError);
+  EXPECT_THROW(verify({"--shape", "1,8,8,3,2,8"}), UserError);
+}
+
+// Draws are legal, so an implementation that refuses them is a failure and not a usage error.
+TEST(Verify, ADrawnProblemThatCannotRunFails) {
+  const Outcome outcome = verify({"--random", "2", "--impl", "sdpa"});
+  EXPECT_EQ(outcome.code, ExitCode::wrong_numbers);
+  if (!leader()) return;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("# Verdict: FAILED (0 of 2 within bounds"),
+                                 HasSubstr("# problem 1 failed: "), HasSubstr("--impl sdpa")));
+}
+
+}  // namespace
+}  // namespace annulus::launcher

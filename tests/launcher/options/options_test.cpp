@@ -1,0 +1,416 @@
+#include "launcher/options/options.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/core/error.hpp>
+
+namespace annulus::launcher {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Words = std::vector<std::string>;
+
+/// An environment variable for the length of a test.
+class Variable {
+ public:
+  Variable(std::string name, const std::string& value) : name_(std::move(name)) {
+    ::setenv(name_.c_str(), value.c_str(), 1);
+  }
+  ~Variable() { ::unsetenv(name_.c_str()); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  std::string name_;
+};
+
+/// A --config file for the length of a test.
+class ConfigFile {
+ public:
+  explicit ConfigFile(const std::string& text)
+      : path_(::testing::TempDir() + "annulus_options_" + std::to_string(::getpid()) + ".cfg") {
+    std::ofstream(path_) << text;
+  }
+  ~ConfigFile() { std::remove(path_.c_str()); }
+  ConfigFile(const ConfigFile&) = delete;
+  ConfigFile& operator=(const ConfigFile&) = delete;
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+Options parse(const Words& words) {
+  std::string help;
+  auto options = parse_options(words, help);
+  EXPECT_TRUE(options.has_value());
+  EXPECT_EQ(help, "");
+  return std::move(options).value();
+}
+
+std::string help_of(const Words& words) {
+  std::string help;
+  EXPECT_FALSE(parse_options(words, help).has_value());
+  return help;
+}
+
+/// The message of the UserError that parsing throws.
+std::string error_of(const Words& words) {
+  std::string help;
+  try {
+    static_cast<void>(parse_options(words, help));
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return {};
+}
+
+TEST(Options, DefaultsWithoutAnythingGiven) {
+  const Options options = parse({"bench"});
+  EXPECT_EQ(options.command, Command::bench);
+  EXPECT_EQ(options.schedule, "auto");
+  EXPECT_EQ(options.sequence_layout, "auto");
+  EXPECT_EQ(options.timeout, 300);
+  EXPECT_EQ(options.warmup, 2);
+  EXPECT_EQ(options.iterations, 10);
+  EXPECT_FALSE(options.causal);
+  EXPECT_FALSE(options.window.has_value());
+  EXPECT_FALSE(options.mesh.has_value());
+  EXPECT_EQ(options.given, "");
+}
+
+TEST(Options, CommandLineOverFileOverEnvironmentOverDefault) {
+  const ConfigFile config("iters = 20\nwarmup = 20  # a comment\n\n");
+  const Variable iterations("ANNULUS_ITERS", "30");
+  const Variable warmup("ANNULUS_WARMUP", "30");
+  const Variable seed("ANNULUS_SEED", "30");
+  const Options options = parse({"bench", "--config", config.path(), "--iters", "10"});
+  EXPECT_EQ(options.iterations, 10);              // command line
+  EXPECT_EQ(options.warmup, 20);                  // file
+  EXPECT_EQ(options.seed, 30U);                   // environment
+  EXPECT_EQ(options.timeout, Options().timeout);  // default
+}
+
+TEST(Options, EachSourceAlone) {
+  EXPECT_EQ(parse({"bench", "--iters=7"}).iterations, 7);
+  {
+    const ConfigFile config("iters=8\ncausal = true\n");
+    const Options options = parse({"bench", "--config", config.path()});
+    EXPECT_EQ(options.iterations, 8);
+    EXPECT_TRUE(options.causal);
+  }
+  const Variable variable("ANNULUS_CAUSAL_OFFSET", "-3");
+  const Options options = parse({"bench"});
+  ASSERT_TRUE(options.causal_offset.has_value());
+  EXPECT_EQ(options.causal_offset->value, -3);
+}
+
+TEST(Options, ConfigFileMayComeFromTheEnvironment) {
+  const ConfigFile config("iters = 9\n");
+  const Variable variable("ANNULUS_CONFIG", config.path());
+  EXPECT_EQ(parse({"bench"}).iterations, 9);
+}
+
+TEST(Options, FlagsCanBeTakenBack) {
+  const Variable variable("ANNULUS_CAUSAL", "1");
+  EXPECT_TRUE(parse({"bench"}).causal);
+  EXPECT_FALSE(parse({"bench", "--causal=false"}).causal);
+  EXPECT_TRUE(parse({"bench", "--causal", "--explain"}).explain);
+}
+
+TEST(Options, FileAndEnvironmentMayServeOtherCommands) {
+  const ConfigFile config("show-ranks = 3\nmesh = sp=4\n");
+  const Variable variable("ANNULUS_ITERS", "nonsense");
+  const Options options = parse({"run", "--config", config.path(), "--output", "o.npy"});
+  EXPECT_EQ(options.mesh, "sp=4");
+  EXPECT_THAT(options.given, Not(HasSubstr("show-ranks")));
+}
+
+TEST(Options, GivenListsWhatWasGivenWhereverFrom) {
+  const Variable variable("ANNULUS_CAUSAL", "1");
+  EXPECT_THAT(parse({"bench", "--mesh", "sp=4"}).given,
+              AllOf(HasSubstr("--mesh=sp=4"), HasSubstr("--causal=1")));
+}
+
+TEST(Options, UnknownVariablesWarn) {
+  const Variable known("ANNULUS_LOG_LEVEL", "off");
+  const Variable unknown("ANNULUS_CASUAL", "1");
+  const Options options = parse({"bench"});
+  ASSERT_EQ(options.warnings.size(), 1U);
+  EXPECT_THAT(options.warnings[0], HasSubstr("ANNULUS_CASUAL"));
+}
+
+TEST(Options, UnknownLogLevelWarns) {
+  const Variable level("ANNULUS_LOG_LEVEL", "loud");
+  const Options options = parse({"bench"});
+  ASSERT_EQ(options.warnings.size(), 1U);
+  EXPECT_THAT(options.warnings[0], AllOf(HasSubstr("ANNULUS_LOG_LEVEL"), HasSubstr("'loud'")));
+}
+
+TEST(Options, FilesOfTwoOptionsDiffer) {
+  const Words run{"run", "--output", "o.safetensors"};
+  const auto with = [&run](const Words& more) {
+    Words words = run;
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  EXPECT_EQ(parse(with({"--lse", "./o.safetensors"})).lse, "./o.safetensors");
+  EXPECT_THAT(error_of(with({"--query", "x/../o.safetensors"})),
+              AllOf(HasSubstr("--output"), HasSubstr("--query")));
+  EXPECT_THAT(error_of(with({"--trace", "j", "--json", "./j"})),
+              AllOf(HasSubstr("--trace"), HasSubstr("--json")));
+  EXPECT_THAT(error_of({"run", "--output", "o.txt"}),
+              AllOf(HasSubstr("--output"), HasSubstr(".npy"), HasSubstr(".safetensors")));
+  EXPECT_THAT(error_of({"run", "--input", "q.npy"}), HasSubstr("is not a .safetensors file"));
+}
+
+TEST(Options, ShapeWithSuffixes) {
+  const AttentionShape shape = parse({"plan", "--shape", "2,1k,1M,64,8,128"}).shape.value();
+  EXPECT_EQ(shape.batch, 2);
+  EXPECT_EQ(shape.query_length, 1024);
+  EXPECT_EQ(shape.kv_length, 1024 * 1024);
+  EXPECT_EQ(shape.heads, 64);
+  EXPECT_EQ(shape.kv_heads, 8);
+  EXPECT_EQ(shape.head_dim, 128);
+  EXPECT_EQ(shape.value_dim, 128);
+  EXPECT_EQ(parse({"plan", "--shape", "1,4,4,1,1,8,16"}).shape->value_dim, 16);
+}
+
+TEST(Options, WindowsAndOffsets) {
+  const WindowSize both = parse({"plan", "--window", "100"}).window.value();
+  EXPECT_EQ(both.left, 100);
+  EXPECT_EQ(both.right, 100);
+  const WindowSize open = parse({"plan", "--window", "-1,0"}).window.value();
+  EXPECT_EQ(open.left, -1);
+  EXPECT_EQ(open.right, 0);
+  EXPECT_TRUE(parse({"plan", "--causal-offset", "bottom-right"}).causal_offset->bottom_right);
+  EXPECT_EQ(parse({"plan", "--causal-offset", "-5"}).causal_offset->value, -5);
+}
+
+TEST(Options, SpecsMayBeginWithNone) {
+  EXPECT_EQ(parse({"plan", "--query-spec", "-,sp,-,-"}).query_spec, "-,sp,-,-");
+}
+
+TEST(Options, SweepsAndRandomCases) {
+  const SweepRange sweep = parse({"bench", "--sweep", "1k:16k:4"}).sequence_sweep.value();
+  EXPECT_EQ(sweep.begin, 1024);
+  EXPECT_EQ(sweep.end, 16384);
+  EXPECT_EQ(sweep.factor, 4);
+  EXPECT_EQ(parse({"bench", "--sweep", "5:10"}).sequence_sweep->factor, 2);
+  const RandomCase random =
+      parse({"verify", "--random-case", "18446744073709551615:7"}).random_case.value();
+  EXPECT_EQ(random.seed, 18446744073709551615U);
+  EXPECT_EQ(random.index, 7);
+}
+
+struct BadValue {
+  Words words;  // the value comes last
+  const char* expected;
+};
+
+class OptionsBadValue : public ::testing::TestWithParam<BadValue> {};
+
+TEST_P(OptionsBadValue, NamesOptionValueAndExpectation) {
+  const BadValue& bad = GetParam();
+  const std::string& option = bad.words[bad.words.size() - 2];
+  const std::string& value = bad.words.back();
+  std::string help;
+  try {
+    static_cast<void>(parse_options(bad.words, help));
+    FAIL() << "no error";
+  } catch (const ArgumentError& error) {
+    EXPECT_THAT(error.argument(), HasSubstr(option));
+    EXPECT_THAT(error.value(), HasSubstr(value));
+    EXPECT_THAT(error.expected(), HasSubstr(bad.expected));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Values, OptionsBadValue,
+    ::testing::Values(
+        BadValue{{"plan", "--shape", "1,2,3"}, "B,T,S,N,K,D"},
+        BadValue{{"plan", "--shape", "1,2,3,4,5,6,7,8"}, "B,T,S,N,K,D"},
+        BadValue{{"plan", "--shape", "1,2,3,4,4,x"}, "B,T,S,N,K,D"},
+        BadValue{{"plan", "--shape", "1,2,-3,4,4,8"}, "B,T,S,N,K,D"},
+        BadValue{{"plan", "--shape", "1,2,3,4,3,8"}, "multiple of K"},
+        BadValue{{"plan", "--shape", "1,2,3,4,0,8"}, "multiple of K"},
+        BadValue{{"plan", "--shape", "1,2,3,4,4,0"}, "D and Dv"},
+        BadValue{{"plan", "--shape", "1,9999999999999999M,3,4,4,8"}, "B,T,S,N,K,D"},
+        BadValue{{"plan", "--dtype", "float64"}, "float32, float16, bfloat16"},
+        BadValue{{"plan", "--mode", "training"}, "train, prefill, autoregressive, insert"},
+        BadValue{{"plan", "--sequence-layout", "zig"}, "auto, zigzag, contiguous, striped"},
+        BadValue{{"plan", "--schedule", "rings"}, "ring"},
+        BadValue{{"run", "--device", "gpu"}, "auto, cpu"},
+        BadValue{{"run", "--transport", "mpi"}, "auto, nccl, peer"},
+        BadValue{{"run", "--share-gpus", "perhaps"}, "true"},
+        BadValue{{"run", "--layout", "tbhd"}, "bthd, bhtd"},
+        BadValue{{"run", "--threads", "-1"}, "from 0"},
+        BadValue{{"run", "--threads", "two"}, "whole number"},
+        BadValue{{"run", "--timeout", "0"}, "positive"},
+        BadValue{{"run", "--timeout", "soon"}, "positive"},
+        BadValue{{"run", "--timeout", "inf"}, "finite"},
+        BadValue{{"run", "--scale", "nan"}, "finite"},
+        BadValue{{"run", "--scale", "1.0x"}, "finite number"},
+        BadValue{{"run", "--soft-cap", "-2"}, "positive"},
+        BadValue{{"run", "--window", "-2"}, "-1"}, BadValue{{"run", "--window", "1,2,3"}, "L,R"},
+        BadValue{{"run", "--causal-offset", "top-left"}, "bottom-right"},
+        BadValue{{"run", "--query-spec", "sp,,tp"}, ""},
+        BadValue{{"run", "--dropout", "1.5"}, "probability"},
+        BadValue{{"verify", "--seed", "-1"}, "whole number"},
+        BadValue{{"verify", "--random", "0"}, "from 1"},
+        BadValue{{"verify", "--random-case", "5"}, "SEED:INDEX"},
+        BadValue{{"verify", "--random-case", "5:-1"}, "SEED:INDEX"},
+        BadValue{{"bench", "--iters", "0"}, "from 1"},
+        BadValue{{"bench", "--warmup", "99999999999"}, "from 0"},
+        BadValue{{"bench", "--sweep", "8:4"}, "BEGIN <= END"},
+        BadValue{{"bench", "--sweep", "4:8:1"}, "FACTOR from 2 to 16384"},
+        BadValue{{"bench", "--sweep", "0:8"}, "1 <= BEGIN"},
+        BadValue{{"plan", "--show-ranks", "-3"}, "from 0"}));
+
+TEST(Options, MessagesNameTheSource) {
+  {
+    const ConfigFile config("window = wide\n");
+    EXPECT_THAT(error_of({"plan", "--config", config.path()}),
+                AllOf(HasSubstr("window in " + config.path()), HasSubstr("'wide'")));
+  }
+  const Variable variable("ANNULUS_WINDOW", "wide");
+  EXPECT_THAT(error_of({"plan"}), AllOf(HasSubstr("ANNULUS_WINDOW"), HasSubstr("'wide'")));
+}
+
+TEST(Options, ConfigFileErrors) {
+  EXPECT_THAT(error_of({"plan", "--config", "/no/such.cfg"}), HasSubstr("/no/such.cfg"));
+  {
+    const ConfigFile config("causal\n");
+    EXPECT_THAT(error_of({"plan", "--config", config.path()}), HasSubstr(config.path()));
+  }
+  {
+    const ConfigFile config("windoww = 3\n");
+    EXPECT_THAT(error_of({"plan", "--config", config.path()}),
+                AllOf(HasSubstr("windoww"), HasSubstr("--window")));
+  }
+  {
+    const ConfigFile config("mesh = sp=2\nmesh = sp=4\n");
+    EXPECT_THAT(error_of({"plan", "--config", config.path()}), HasSubstr("given twice"));
+  }
+  const ConfigFile config("config = other.cfg\n");
+  EXPECT_THAT(error_of({"plan", "--config", config.path()}), HasSubstr("further --config"));
+}
+
+TEST(Options, UnknownOptionsAreNamedWithTheNearest) {
+  EXPECT_THAT(error_of({"run", "--wndow", "3"}),
+              AllOf(HasSubstr("--wndow"), HasSubstr("--window")));
+  EXPECT_THAT(error_of({"run", "--causal", "--expalin"}),
+              AllOf(HasSubstr("--expalin"), HasSubstr("--explain")));
+  EXPECT_THAT(error_of({"run", "--win", "3"}), HasSubstr("--win"));  // no guessing
+  EXPECT_THAT(error_of({"run", "file.npy"}), HasSubstr("file.npy"));
+  EXPECT_THAT(error_of({"run", "-x"}), HasSubstr("-x"));
+  EXPECT_THAT(error_of({"run", "--completely-else", "3"}), Not(HasSubstr("nearest")));
+  EXPECT_THAT(error_of({"bananas"}), Not(HasSubstr("nearest")));
+}
+
+TEST(Options, OptionsOfOtherCommandsSaySo) {
+  EXPECT_THAT(
+      error_of({"run", "--iters", "3"}),
+      AllOf(HasSubstr("--iters"), HasSubstr("annulus bench"), HasSubstr("not of annulus run")));
+  EXPECT_THAT(error_of({"info", "--mesh", "sp=4"}), HasSubstr("not of annulus info"));
+}
+
+TEST(Options, MissingAndRepeatedValues) {
+  EXPECT_THAT(error_of({"run", "--window"}), AllOf(HasSubstr("--window"), HasSubstr("L[,R]")));
+  EXPECT_THAT(error_of({"run", "--window", "--causal"}), HasSubstr("--window"));
+  EXPECT_THAT(error_of({"run", "--window", "1", "--window", "2"}), HasSubstr("given twice"));
+}
+
+TEST(Options, OptionsThatExcludeEachOther) {
+  EXPECT_THAT(error_of({"run", "--json", "-", "--csv", "-"}), HasSubstr("--csv"));
+  EXPECT_THAT(error_of({"run", "--input", "x.safetensors", "--key", "k.npy"}),
+              HasSubstr("--input"));
+  EXPECT_THAT(error_of({"verify", "--random", "3", "--random-case", "1:1"}),
+              HasSubstr("--random-case"));
+}
+
+TEST(Options, TransportsBetweenGpus) {
+  EXPECT_EQ(parse({"bench"}).transport, Transport::automatic);
+  EXPECT_EQ(parse({"run", "--transport", "nccl"}).transport, Transport::nccl);
+  EXPECT_EQ(parse({"verify", "--transport", "peer", "--device", "cuda"}).transport,
+            Transport::peer);
+  EXPECT_FALSE(parse({"bench", "--transport", "peer"}).share_gpus);
+  const Options shared = parse({"bench", "--share-gpus"});
+  EXPECT_TRUE(shared.share_gpus);
+  EXPECT_EQ(shared.transport, Transport::peer);
+  EXPECT_EQ(parse({"bench", "--device", "cpu", "--transport", "auto"}).transport,
+            Transport::automatic);
+  EXPECT_THAT(error_of({"bench", "--share-gpus", "--transport", "nccl"}),
+              AllOf(HasSubstr("--transport"), HasSubstr("--share-gpus")));
+  for (const char* const name : {"nccl", "peer"}) {
+    EXPECT_THAT(error_of({"run", "--device", "cpu", "--transport", name}),
+                AllOf(HasSubstr(name), HasSubstr("needs GPU ranks")));
+  }
+  EXPECT_THAT(error_of({"run", "--device", "cpu", "--share-gpus"}),
+              AllOf(HasSubstr("--share-gpus"), HasSubstr("needs GPU ranks")));
+  EXPECT_THAT(error_of({"plan", "--transport", "peer"}), HasSubstr("not of annulus plan"));
+}
+
+class OptionsOfLaterVersions : public ::testing::TestWithParam<Words> {};
+
+TEST_P(OptionsOfLaterVersions, AreKnownAndRefused) {
+  std::string help;
+  Words words{"run"};
+  words.insert(words.end(), GetParam().begin(), GetParam().end());
+  try {
+    static_cast<void>(parse_options(words, help));
+    FAIL() << "no error";
+  } catch (const NotAvailableError& error) {
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("not available yet"), HasSubstr(GetParam().front() + " ")));
+    EXPECT_EQ(error.exit_code(), ExitCode::usage);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, OptionsOfLaterVersions,
+    ::testing::Values(Words{"--bias", "b.npy"}, Words{"--bias-spec", "-"}, Words{"--mask", "m.npy"},
+                      Words{"--mask-spec", "-"}, Words{"--block-mask", "m.npy"},
+                      Words{"--block-size", "64,64"}, Words{"--sinks", "s.npy"},
+                      Words{"--ulysses-degree", "2"}, Words{"--inner-size", "2"},
+                      Words{"--dropout", "0.1"}, Words{"--schedule", "ulysses"},
+                      Words{"--schedule", "hybrid"}, Words{"--schedule", "double_ring"},
+                      Words{"--schedule", "pass_q"}));
+
+TEST(Options, NoDropoutIsAvailable) {
+  EXPECT_EQ(parse({"run", "--dropout", "0"}).command, Command::run);
+}
+
+TEST(Options, Commands) {
+  EXPECT_THAT(error_of({}), HasSubstr("run, verify, bench, plan or info"));
+  EXPECT_THAT(error_of({"rnu"}), AllOf(HasSubstr("'rnu'"), HasSubstr("nearest is run")));
+  EXPECT_THAT(error_of({"--mesh", "sp=4"}), HasSubstr("'--mesh'"));
+}
+
+TEST(Options, Help) {
+  EXPECT_THAT(help_of({"--help"}), AllOf(HasSubstr("verify"), HasSubstr("Exit codes")));
+  EXPECT_THAT(help_of({"--version"}), ::testing::MatchesRegex("annulus [0-9.]+\n"));
+  const std::string run = help_of({"run", "--help"});
+  EXPECT_THAT(run,
+              AllOf(HasSubstr("--query-spec"), HasSubstr("(default: 300)"), HasSubstr("SECONDS"),
+                    Not(HasSubstr("--iters")), Not(HasSubstr("--shape"))));
+  EXPECT_THAT(help_of({"bench", "--help"}),
+              AllOf(HasSubstr("--iters"), HasSubstr("(default: 10)"), Not(HasSubstr("--output"))));
+  EXPECT_THAT(help_of({"info", "-h"}), AllOf(HasSubstr("--json"), Not(HasSubstr("--mesh"))));
+  EXPECT_EQ(run, help_of({"run", "--mesh", "sp=4", "--help"}));
+}
+
+}  // namespace
+}  // namespace annulus::launcher

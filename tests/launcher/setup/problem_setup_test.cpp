@@ -1,0 +1,204 @@
+#include "launcher/setup/problem_setup.hpp"
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/files/array_writer.hpp>
+
+namespace annulus::launcher {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Ids = std::vector<std::int32_t>;
+
+class ProblemSetupTest : public ::testing::Test {
+ protected:
+  ProblemSetupTest()
+      : directory_(std::filesystem::path(::testing::TempDir()) /
+                   ("annulus_setup_" + std::to_string(::getpid()))) {
+    std::filesystem::create_directories(directory_);
+  }
+  ~ProblemSetupTest() override { std::filesystem::remove_all(directory_); }
+
+  [[nodiscard]] std::string path(const std::string& name) const { return directory_ / name; }
+
+  /// Writes arrays of int32 to a file and gives its path.
+  std::string write(const std::string& name, const std::string& tensor, const Extents& shape,
+                    Ids values) {
+    const std::unique_ptr<Group> group = make_self_group();
+    files::ArrayWriter writer(*group, path(name), {{tensor, DType::int32, shape}});
+    writer.write_slice(files::whole(shape), TensorView(values.data(), DType::int32, shape));
+    writer.commit();
+    return path(name);
+  }
+  std::string write(const std::string& name, const Extents& shape, const Ids& values) {
+    return write(name, "", shape, values);
+  }
+
+  [[nodiscard]] ProblemSetup set_up(int ranks = 4) const {
+    return set_up_problem(options_, shape_, DType::float32, ranks);
+  }
+  [[nodiscard]] std::string error(int ranks = 4) const {
+    try {
+      static_cast<void>(set_up(ranks));
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    ADD_FAILURE() << "no error";
+    return {};
+  }
+  /// Whether query `row` sees key `column` of a batch.
+  [[nodiscard]] static bool visible(const ProblemSetup& setup, std::int64_t batch, std::int64_t row,
+                                    std::int64_t column) {
+    return setup.problem.mask.visible(batch, 0, GlobalPosition(row), GlobalPosition(column));
+  }
+
+  std::filesystem::path directory_;
+  Options options_;
+  AttentionShape shape_{.batch = 2,
+                        .query_length = 6,
+                        .kv_length = 6,
+                        .heads = 4,
+                        .kv_heads = 2,
+                        .head_dim = 8,
+                        .value_dim = 8};
+};
+
+TEST_F(ProblemSetupTest, AllRanksGoOnTheSequenceByDefault) {
+  const ProblemSetup setup = set_up();
+  EXPECT_EQ(to_string(setup.mesh), "sp=4");
+  EXPECT_EQ(to_string(setup.layout.query), "-,sp,-,-");
+  EXPECT_EQ(to_string(setup.layout.kv), "-,sp,-,-");
+  EXPECT_FALSE(setup.problem.mask.causal());
+  EXPECT_EQ(setup.problem.shape, shape_);
+}
+
+TEST_F(ProblemSetupTest, SpecsComeFromTheRulesForTheMesh) {
+  options_.mesh = "dp=2,sp=-1,tp=2";
+  const ProblemSetup setup = set_up(8);
+  EXPECT_EQ(to_string(setup.mesh), "dp=2,sp=2,tp=2");
+  EXPECT_EQ(to_string(setup.layout.query), "dp,sp,tp,-");
+  EXPECT_EQ(to_string(setup.layout.kv), "dp,sp,tp,-");
+}
+
+TEST_F(ProblemSetupTest, GivenSpecsWin) {
+  options_.mesh = "x=2,y=2";
+  options_.query_spec = "x,-,-,-";
+  options_.kv_spec = "x,y";
+  const ProblemSetup setup = set_up();
+  EXPECT_EQ(to_string(setup.layout.query), "x,-,-,-");
+  EXPECT_EQ(to_string(setup.layout.kv), "x,y");
+}
+
+TEST_F(ProblemSetupTest, WithoutRanksTheMeshMustBeGiven) {
+  EXPECT_THAT(error(0), HasSubstr("--mesh: got nothing"));
+  options_.mesh = "sp=-1";
+  EXPECT_THAT(error(0), HasSubstr("--mesh"));
+  options_.mesh = "sp=1000";
+  EXPECT_EQ(set_up(0).mesh.ranks(), 1000);
+}
+
+TEST_F(ProblemSetupTest, MeshErrorsNameTheOption) {
+  options_.mesh = "sp=3";
+  EXPECT_THAT(error(), AllOf(HasSubstr("--mesh"), HasSubstr("sp=3"), HasSubstr("4")));
+}
+
+TEST_F(ProblemSetupTest, LayoutFollowsTheMask) {
+  EXPECT_EQ(set_up().layout.sequence, LayoutKind::contiguous);
+  options_.causal = true;
+  EXPECT_EQ(set_up().layout.sequence, LayoutKind::zigzag);
+  options_.sequence_layout = "striped";
+  EXPECT_EQ(set_up().layout.sequence, LayoutKind::striped);
+}
+
+TEST_F(ProblemSetupTest, BottomRightOffset) {
+  shape_.kv_length = 10;
+  options_.causal = true;
+  options_.causal_offset = CausalOffset{.bottom_right = true, .value = 0};
+  EXPECT_EQ(set_up().problem.mask.offset(), 4);
+  options_.causal_offset = CausalOffset{.bottom_right = false, .value = -2};
+  EXPECT_EQ(set_up().problem.mask.offset(), -2);
+  options_.causal = false;
+  EXPECT_THAT(error(), HasSubstr("--causal-offset"));
+}
+
+TEST_F(ProblemSetupTest, ScaleCapAndWindow) {
+  options_.scale = 0.25;
+  options_.soft_cap = 30;
+  options_.window = WindowSize{.left = 2, .right = -1};
+  const AttentionProblem problem = set_up().problem;
+  EXPECT_EQ(problem.scale, 0.25);
+  EXPECT_EQ(problem.soft_cap, 30);
+  EXPECT_EQ(problem.mask.window_left(), 2);
+  EXPECT_EQ(problem.mask.window_right(), -1);
+}
+
+TEST_F(ProblemSetupTest, PackedDocumentsBecomeTheSegmentsOfEveryBatchRow) {
+  options_.cu_seqlens = write("cu.npy", {3}, {0, 2, 6});
+  const ProblemSetup setup = set_up();
+  for (const std::int64_t batch : {0, 1}) {
+    EXPECT_TRUE(visible(setup, batch, 0, 1));
+    EXPECT_FALSE(visible(setup, batch, 1, 2));
+    EXPECT_TRUE(visible(setup, batch, 5, 2));
+  }
+}
+
+TEST_F(ProblemSetupTest, PackingErrors) {
+  options_.cu_seqlens = write("cu.npy", {3}, {0, 2, 5});
+  EXPECT_THAT(error(), AllOf(HasSubstr("--cu-seqlens"), HasSubstr("cu.npy")));
+  options_.cu_seqlens = write("cu.npy", {1, 3}, {0, 2, 6});
+  EXPECT_THAT(error(), AllOf(HasSubstr("cu.npy"), HasSubstr("[1, 3]")));
+  options_.cu_seqlens = write("cu.npy", {3}, {0, 2, 6});
+  shape_.kv_length = 7;
+  EXPECT_THAT(error(), AllOf(HasSubstr("--cu-seqlens"), HasSubstr("T = 6 and S = 7")));
+  shape_.kv_length = 6;
+  options_.query_segments = options_.kv_segments = write("ids.npy", {2, 6}, Ids(12, 0));
+  EXPECT_THAT(error(), HasSubstr("--cu-seqlens"));
+}
+
+TEST_F(ProblemSetupTest, Segments) {
+  shape_.kv_length = 3;
+  options_.query_segments = write("q.npy", {2, 6}, {0, 0, 0, 1, 1, -1, 0, 0, 0, 0, 0, 0});
+  EXPECT_THAT(error(), HasSubstr("--kv-segments: got nothing"));
+  options_.kv_segments = write("kv.npy", {2, 3}, {0, 1, -1, 0, 0, 1});
+  const ProblemSetup setup = set_up();
+  EXPECT_TRUE(visible(setup, 0, 0, 0));
+  EXPECT_FALSE(visible(setup, 0, 0, 1));
+  EXPECT_TRUE(visible(setup, 0, 3, 1));
+  EXPECT_FALSE(visible(setup, 0, 5, 2));
+  EXPECT_TRUE(visible(setup, 1, 0, 1));
+  options_.kv_segments = write("kv.npy", {3, 2}, {0, 1, -1, 0, 0, 1});
+  EXPECT_THAT(error(), AllOf(HasSubstr("kv.npy"), HasSubstr("[3, 2]"), HasSubstr("[2, 3]")));
+}
+
+TEST_F(ProblemSetupTest, Lengths) {
+  options_.kv_lengths = write("kv.npy", {2}, {3, 6});
+  options_.query_lengths = write("q.npy", {2}, {6, 1});
+  const ProblemSetup setup = set_up();
+  EXPECT_FALSE(visible(setup, 0, 0, 3));
+  EXPECT_TRUE(visible(setup, 0, 5, 2));
+  EXPECT_FALSE(visible(setup, 1, 1, 0));
+  options_.kv_lengths = write("kv.npy", {2}, {3, -1});
+  EXPECT_THAT(error(), AllOf(HasSubstr("--kv-lengths"), HasSubstr("-1")));
+  options_.kv_lengths = path("missing.npy");
+  EXPECT_THAT(error(), HasSubstr("missing.npy"));
+}
+
+TEST_F(ProblemSetupTest, MaskTensorsOfTheInputFileCount) {
+  options_.input = write("in.safetensors", "kv_lengths", {2}, {3, 6});
+  EXPECT_FALSE(visible(set_up(), 0, 0, 3));
+  options_.input = write("in.safetensors", "sinks", {2}, {3, 6});
+  EXPECT_THAT(error(), AllOf(HasSubstr("not available yet"), HasSubstr("sinks")));
+}
+
+}  // namespace
+}  // namespace annulus::launcher

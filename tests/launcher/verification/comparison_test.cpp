@@ -1,0 +1,153 @@
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <memory>
+
+#include <gtest/gtest.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/verification/comparison.hpp>
+
+namespace annulus::verification {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// A right answer of [1, 3, 2, 4], whose last row of head 1 sees nothing, to be spoiled.
+class Comparison : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    float next = 0.5F;
+    for (double& x : truth_.output) x = next += 0.25F;
+    for (double& x : truth_.lse) x = next += 0.25F;
+    for (std::size_t d = 20; d < 24; ++d) truth_.output[d] = 0;
+    truth_.lse[5] = -kInfinity;
+    for (std::size_t i = 0; i < truth_.output.size(); ++i) {
+      outputs()[i] = static_cast<float>(truth_.output[i]);
+    }
+    for (std::size_t i = 0; i < truth_.lse.size(); ++i) {
+      lses()[i] = static_cast<float>(truth_.lse[i]);
+    }
+  }
+
+  float* outputs() { return output_.view().as<float>(); }
+  float* lses() { return lse_.view().as<float>(); }
+  Accuracy result() { return accuracy(compare(truth_, output_.view(), lse_.view()), *self_); }
+  bool passes() { return result().within(accuracy_bound(DType::float32, 64)); }
+
+  HostMemoryPool memory_;
+  OracleOutput truth_{std::vector<double>(24), std::vector<double>(6)};
+  Tensor output_{DType::float32, {1, 3, 2, 4}, memory_};
+  Tensor lse_{DType::float32, {1, 2, 3}, memory_};
+  std::unique_ptr<Group> self_ = make_self_group();
+};
+
+TEST_F(Comparison, TheRightAnswerHasNoError) {
+  EXPECT_EQ(result().output, 0);
+  EXPECT_EQ(result().lse, 0);
+  EXPECT_TRUE(passes());
+}
+
+TEST_F(Comparison, OneWrongElementFails) {
+  const float right = outputs()[7];
+  outputs()[7] = right * 1.001F;
+  EXPECT_FALSE(passes());
+  outputs()[7] = std::nextafter(right, 10.0F);
+  EXPECT_TRUE(passes());
+}
+
+TEST_F(Comparison, ErrorIsRelativeFrobenius) {
+  double reference = 0;
+  for (const double x : truth_.output) reference += x * x;
+  outputs()[0] += 0.25F;
+  outputs()[9] -= 0.5F;
+  EXPECT_NEAR(result().output, std::sqrt((0.0625 + 0.25) / reference), 1e-12);
+}
+
+TEST_F(Comparison, SwappedRowsFail) {
+  std::swap_ranges(outputs(), outputs() + 4, outputs() + 8);
+  EXPECT_FALSE(passes());
+}
+
+TEST_F(Comparison, OneWrongLseFails) {
+  lses()[2] += 1e-4F;
+  EXPECT_NEAR(result().lse, 1e-4, 1e-6);
+  EXPECT_EQ(result().output, 0);
+  EXPECT_FALSE(passes());
+}
+
+TEST_F(Comparison, NanFailsWhereverItIs) {
+  for (const int i : {0, 7, 21}) {
+    SetUp();
+    outputs()[i] = kNan;
+    EXPECT_FALSE(passes()) << "output " << i;
+  }
+  for (const int i : {0, 5}) {
+    SetUp();
+    lses()[i] = kNan;
+    EXPECT_FALSE(passes()) << "LSE " << i;
+  }
+  // Neither before nor after a larger deviation is it lost.
+  SetUp();
+  lses()[0] = kNan;
+  lses()[1] += 1;
+  EXPECT_FALSE(passes());
+}
+
+TEST_F(Comparison, ARowThatSeesNothingMustBeExactlyEmpty) {
+  outputs()[20] = 1e-30F;
+  EXPECT_FALSE(passes());
+  SetUp();
+  lses()[5] = -100;
+  EXPECT_FALSE(passes());
+  SetUp();
+  lses()[1] = -kInfinity;
+  EXPECT_FALSE(passes());
+}
+
+TEST_F(Comparison, AnAnswerThatIsZeroThroughoutIsRightOnlyIfTheTruthIs) {
+  for (double& x : truth_.output) x = 0;
+  EXPECT_FALSE(passes());
+  for (float* x = outputs(); x < outputs() + 24; ++x) *x = 0;
+  EXPECT_TRUE(passes());
+  truth_.output[3] = 1e-3;
+  EXPECT_FALSE(passes());
+}
+
+TEST_F(Comparison, ReadsStridedViewsAndHalfTypes) {
+  const Tensor half(DType::bfloat16, {1, 2, 3, 4}, memory_);
+  const TensorView view = half.view().permute({0, 2, 1, 3});
+  for (std::int64_t t = 0; t < 3; ++t) {
+    for (std::int64_t n = 0; n < 2; ++n) {
+      for (std::int64_t d = 0; d < 4; ++d) {
+        view.at<BFloat16>({0, t, n, d}) = BFloat16(output_.view().at<float>({0, t, n, d}));
+      }
+    }
+  }
+  // The truth has few bits: bfloat16 holds it.
+  EXPECT_EQ(accuracy(compare(truth_, view, lse_.view()), *self_).output, 0);
+}
+
+TEST_F(Comparison, DeviationsAddUp) {
+  outputs()[0] += 1;
+  lses()[0] += 2;
+  Deviation sum = compare(truth_, output_.view(), lse_.view());
+  const Deviation once = sum;
+  sum.add({3, 4, 0.5});
+  EXPECT_EQ(sum.difference, once.difference + 3);
+  EXPECT_EQ(sum.reference, once.reference + 4);
+  EXPECT_EQ(sum.lse, 2);
+  sum.add({0, 0, kNan});
+  sum.add({0, 0, 1});
+  EXPECT_TRUE(std::isnan(sum.lse));
+}
+
+TEST_F(Comparison, RefusesOtherRows) {
+  EXPECT_THROW(static_cast<void>(compare(truth_, output_.view().slice(1, 0, 2), lse_.view())),
+               InternalError);
+}
+
+}  // namespace
+}  // namespace annulus::verification

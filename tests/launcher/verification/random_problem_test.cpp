@@ -1,0 +1,271 @@
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <annulus/verification/random_problem.hpp>
+
+namespace annulus::verification {
+namespace {
+
+// Everything that a draw decides, mask and all.
+std::string description(const RandomProblem& drawn) {
+  const AttentionProblem& p = drawn.problem;
+  std::string text = fmt::format(
+      "{} {} scale {} cap {} mesh {} query {} kv {} layout {}:{} schedule {} gather {} merge {} "
+      "straight {} seed {} ",
+      to_string(p.shape), name_of(p.dtype), p.scale.value_or(-1), p.soft_cap.value_or(-1),
+      to_string(drawn.mesh), to_string(drawn.layout.query), to_string(drawn.layout.kv),
+      name_of(drawn.layout.sequence), drawn.layout.granule, drawn.schedule, drawn.plan.gather_bytes,
+      drawn.plan.merge_bytes, drawn.plan.straight_blocks, drawn.seed);
+  text += to_string(p.mask);
+  const auto append = [&](const auto& numbers) {
+    for (const std::int32_t number : numbers) text += fmt::format(" {}", number);
+  };
+  append(p.mask.query_lengths());
+  append(p.mask.kv_lengths());
+  for (std::int64_t b = 0; p.mask.has_segments() && b < p.shape.batch; ++b) {
+    append(p.mask.query_segments(b));
+    append(p.mask.kv_segments(b));
+  }
+  return text + " " + drawn.command;
+}
+
+std::uint64_t fnv1a(const std::string& text, std::uint64_t hash) {
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return hash;
+}
+
+TEST(RandomProblem, IsAFunctionOfSeedIndexAndRanks) {
+  EXPECT_EQ(description(draw_problem(3, 5, 4)), description(draw_problem(3, 5, 4)));
+  std::set<std::string> different;
+  for (const std::uint64_t seed : {1ULL, 2ULL, 1ULL << 40U}) {
+    for (int index = 0; index < 50; ++index) {
+      different.insert(description(draw_problem(seed, index, 4)));
+    }
+  }
+  EXPECT_EQ(different.size(), 150U);
+}
+
+// The same problems on every machine, so that a reported seed can be tried elsewhere. Changing what
+// is drawn changes this number: that is fine, but should not come as a surprise.
+TEST(RandomProblem, DrawsWhatItDrewBefore) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (int index = 0; index < 200; ++index)
+    hash = fnv1a(description(draw_problem(1, index, 8)), hash);
+  EXPECT_EQ(hash, 12700233162585151285U);
+}
+
+TEST(RandomProblem, NamesTheCommandThatRepeatsIt) {
+  EXPECT_EQ(draw_problem(7, 17, 8).command, "mpirun -np 8 annulus verify --random-case 7:17");
+}
+
+TEST(RandomProblem, EveryDrawIsLegalAndSmall) {
+  for (const int ranks : {1, 2, 3, 4, 6, 7, 8, 16}) {
+    for (int index = 0; index < 300; ++index) {
+      const RandomProblem drawn = draw_problem(9, index, ranks);
+      SCOPED_TRACE(description(drawn));
+      ASSERT_EQ(drawn.mesh.ranks(), ranks);
+      const AttentionShape& shape = drawn.problem.shape;
+      EXPECT_LE(shape.query_length, 200);
+      EXPECT_LE(shape.kv_length, 200);
+      EXPECT_LE(shape.heads, std::max(8, ranks));
+      ASSERT_NO_THROW(drawn.problem.validate());
+      const ring::ShardedOperands operands =
+          ring::shard_operands(drawn.problem, drawn.mesh, drawn.layout);
+      ASSERT_NO_THROW(static_cast<void>(ring::choose_schedule(
+          drawn.problem, operands, drawn.schedule, drawn.plan, ring::CostModel::cpu_core())));
+    }
+  }
+}
+
+bool is_prime(std::int64_t n) {
+  for (std::int64_t d = 2; d * d <= n; ++d) {
+    if (n % d == 0) return false;
+  }
+  return n > 1;
+}
+
+// The shapes, masks and shardings that a draw has, by name.
+std::set<std::string> features(const RandomProblem& drawn) {
+  std::set<std::string> found;
+  const auto note = [&](bool has, const std::string& name) {
+    if (has) found.insert(name);
+  };
+  const AttentionProblem& p = drawn.problem;
+  const AttentionShape& s = p.shape;
+  const int ranks = drawn.mesh.ranks();
+  const int query_shards = drawn.mesh.size(drawn.layout.query[1]);
+  const int kv_shards = drawn.mesh.size(drawn.layout.kv[1]);
+  const int head_shards = drawn.mesh.size(drawn.layout.query[2]);
+  note(s.batch == 0, "B = 0");
+  note(s.batch > 1, "B > 1");
+  note(s.query_length == 0, "T = 0");
+  note(s.kv_length == 0, "S = 0");
+  note(s.query_length == 1 && s.kv_length > 1, "T = 1");
+  note(s.kv_length == 1, "S = 1");
+  note(s.query_length > s.kv_length, "T > S");
+  note(s.query_length < s.kv_length, "T < S");
+  note(s.query_length == s.kv_length, "T = S");
+  note(is_prime(s.query_length) && s.query_length > ranks, "T prime");
+  note(is_prime(s.kv_length) && s.kv_length > ranks, "S prime");
+  note(s.query_length > 0 && s.query_length < query_shards, "T < shards");
+  note(s.kv_length > 0 && s.kv_length < kv_shards, "S < shards");
+  note(s.query_length > query_shards && s.query_length % query_shards != 0, "T uneven");
+  note(s.kv_length > kv_shards && s.kv_length % kv_shards != 0, "S uneven");
+  note(s.heads == s.kv_heads && s.heads > 1, "MHA");
+  note(s.kv_heads == 1 && s.heads > 1, "MQA");
+  note(s.heads > s.kv_heads && s.kv_heads > 1, "GQA");
+  note(s.kv_heads < head_shards, "shared kv heads");
+  note(s.head_dim != s.value_dim, "Dv != D");
+  note(s.head_dim % 8 != 0, "odd D");
+  note(s.head_dim == 64, "D = 64");
+  found.insert(std::string(name_of(p.dtype)));
+  note(p.scale.has_value(), "scale");
+  note(p.soft_cap.has_value(), "soft cap");
+
+  const Mask& mask = p.mask;
+  const bool window = mask.window_left() >= 0 || mask.window_right() >= 0;
+  note(mask.causal(), "causal");
+  note(mask.causal() && mask.offset() == 0, "causal, offset 0");
+  note(mask.causal() && mask.offset() < 0, "negative offset");
+  note(mask.causal() && mask.offset() > 0, "positive offset");
+  note(mask.offset() != 0 && mask.offset() == s.kv_length - s.query_length, "bottom right");
+  note(window && mask.window_left() < 0, "right window");
+  note(window && mask.window_right() < 0, "left window");
+  note(mask.window_left() >= 0 && mask.window_right() >= 0, "two-sided window");
+  bool padding = false;
+  bool out_of_order = false;
+  for (std::int64_t b = 0; mask.has_segments() && b < s.batch; ++b) {
+    const auto ids = mask.kv_segments(b);
+    padding = padding || std::find(ids.begin(), ids.end(), -1) != ids.end();
+    out_of_order = out_of_order || !std::is_sorted(ids.begin(), ids.end());
+  }
+  note(padding, "padding ids");
+  note(out_of_order, "segments in any order");
+  note(mask.has_segments() && !padding && !out_of_order, "documents");
+  const std::map<std::string, bool> parts{{"causal", mask.causal()},
+                                          {"window", window},
+                                          {"segments", mask.has_segments()},
+                                          {"q_lengths", !mask.query_lengths().empty()},
+                                          {"kv_lengths", !mask.kv_lengths().empty()}};
+  int count = 0;
+  for (const auto& [a, has_a] : parts) {
+    count += has_a ? 1 : 0;
+    for (const auto& [b, has_b] : parts) note(a < b && has_a && has_b, a + " + " + b);
+  }
+  found.insert(fmt::format("{} masks", count));
+
+  note(query_shards > 1 && kv_shards > 1, "sharded sequences");
+  note(query_shards == 1 && kv_shards > 1, "replicated query");
+  note(query_shards > 1 && kv_shards == 1, "whole key/value");
+  note(drawn.layout.kv[1].size() > 1, "tuple of sequence axes");
+  note(query_shards > 1 && kv_shards > 1 && drawn.layout.query[1] != drawn.layout.kv[1],
+       "different sequence axes");
+  note(head_shards > 1, "sharded heads");
+  note(drawn.mesh.size(drawn.layout.query[0]) > 1, "sharded batch");
+  note(drawn.mesh.size(drawn.layout.query.axes()) < ranks, "copies of the output");
+  found.insert(std::string(name_of(drawn.layout.sequence)));
+  note(drawn.layout.granule > 1, "granule");
+  found.insert("schedule " + drawn.schedule);
+  note(drawn.plan.gather_bytes < 1 << 20, "small gather");
+  found.insert("mesh " + to_string(drawn.mesh));
+  return found;
+}
+
+TEST(RandomProblem, CoversEverythingIn500Draws) {
+  std::map<std::string, int> counts;
+  for (int index = 0; index < 500; ++index) {
+    for (const std::string& feature : features(draw_problem(1, index, 8))) ++counts[feature];
+  }
+  for (const char* feature : {"B = 0",
+                              "B > 1",
+                              "T = 0",
+                              "S = 0",
+                              "T = 1",
+                              "S = 1",
+                              "T > S",
+                              "T < S",
+                              "T = S",
+                              "T prime",
+                              "S prime",
+                              "T < shards",
+                              "S < shards",
+                              "T uneven",
+                              "S uneven",
+                              "MHA",
+                              "MQA",
+                              "GQA",
+                              "shared kv heads",
+                              "Dv != D",
+                              "odd D",
+                              "D = 64",
+                              "float32",
+                              "float16",
+                              "bfloat16",
+                              "scale",
+                              "soft cap",
+                              "causal",
+                              "causal, offset 0",
+                              "negative offset",
+                              "positive offset",
+                              "bottom right",
+                              "right window",
+                              "left window",
+                              "two-sided window",
+                              "padding ids",
+                              "segments in any order",
+                              "documents",
+                              "0 masks",
+                              "1 masks",
+                              "2 masks",
+                              "3 masks",
+                              "causal + window",
+                              "causal + segments",
+                              "causal + q_lengths",
+                              "causal + kv_lengths",
+                              "segments + window",
+                              "q_lengths + window",
+                              "kv_lengths + window",
+                              "q_lengths + segments",
+                              "kv_lengths + segments",
+                              "kv_lengths + q_lengths",
+                              "sharded sequences",
+                              "replicated query",
+                              "whole key/value",
+                              "tuple of sequence axes",
+                              "different sequence axes",
+                              "sharded heads",
+                              "sharded batch",
+                              "copies of the output",
+                              "contiguous",
+                              "zigzag",
+                              "striped",
+                              "granule",
+                              "schedule local",
+                              "schedule ring",
+                              "schedule allgather",
+                              "schedule auto",
+                              "small gather"}) {
+    EXPECT_GT(counts[feature], 0) << feature;
+  }
+  EXPECT_GT(counts["sharded sequences"], 250) << "the point of it all";
+  // All 20 ways to write 8 as a product of the four axes, and some of them without the ones.
+  std::set<std::map<std::string, int>> factorizations;
+  for (int index = 0; index < 500; ++index) {
+    std::map<std::string, int> sizes;
+    const MeshShape mesh = draw_problem(1, index, 8).mesh;
+    for (const MeshAxis& axis : mesh.axes()) {
+      if (axis.size > 1) sizes[axis.name] = axis.size;
+    }
+    factorizations.insert(sizes);
+  }
+  EXPECT_EQ(factorizations.size(), 20U);
+}
+
+}  // namespace
+}  // namespace annulus::verification

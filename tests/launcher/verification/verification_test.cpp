@@ -1,0 +1,168 @@
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/verification/random_problem.hpp>
+#include <annulus/verification/verification.hpp>
+
+#include "tests/attention/wrapped_native.hpp"
+#include "tests/support/test_world.hpp"
+
+namespace annulus::verification {
+namespace {
+
+using ::testing::HasSubstr;
+
+using Spoil = std::function<void(const AttentionBlock& block, const SoftmaxState& result)>;
+
+// Spoils the results of another kernel.
+class SpoiledKernel final : public Kernel {
+ public:
+  SpoiledKernel(std::unique_ptr<Kernel> kernel, Spoil spoil)
+      : kernel_(std::move(kernel)), spoil_(std::move(spoil)) {}
+  void forward(const AttentionBlock& block, const SoftmaxState& result,
+               const ExecutionContext& context) override {
+    kernel_->forward(block, result, context);
+    if (result.lse.elements() > 0) spoil_(block, result);
+  }
+
+ private:
+  std::unique_ptr<Kernel> kernel_;
+  Spoil spoil_;
+};
+
+class VerifySharded : public ::testing::Test {
+ protected:
+  // A long enough ring that every rank merges, with the diagonal in every shard.
+  VerifySharded()
+      : mesh_(MeshShape({{"sp", test::session().size()}}), test::session().world(),
+              test::kWatchdog) {
+    case_.problem.shape = {2, 40, 40, 4, 2, 8, 8};
+    case_.problem.mask.set_window(30, 30);
+    case_.layout.query = case_.layout.kv = PartitionSpec::parse("-,sp");
+    case_.schedule = "ring";
+    case_.seed = 4;
+  }
+
+  [[nodiscard]] bool alone() const { return mesh_.size() == 1; }
+
+  Verification verify_with(Spoil spoil) {
+    registry_ = Registry();
+    registry_.add(std::make_unique<test::WrappedNative>(
+        "spoiled", [spoil = std::move(spoil)](std::unique_ptr<Kernel> native) {
+          return std::make_unique<SpoiledKernel>(std::move(native), spoil);
+        }));
+    return verify_sharded(case_, mesh_, registry_, device_);
+  }
+
+  static float& first_output(const SoftmaxState& result) {
+    return result.output.at<float>({0, 0, 0, 0});
+  }
+
+  Mesh mesh_;
+  HostDevice device_;
+  Registry registry_;
+  ShardedCase case_;
+};
+
+TEST_F(VerifySharded, PassesWhatIsRight) {
+  const Verification found = verify_with([](const auto&, const auto&) {});
+  EXPECT_EQ(found.failure(), "");
+  EXPECT_GT(found.unsharded.output, 0);
+  EXPECT_LT(found.ratio(), 2);
+  EXPECT_EQ(found.schedule.schedule, ring::Schedule::ring);
+  EXPECT_EQ(found.selection.candidates.front()->names().front(), "spoiled");
+}
+
+TEST_F(VerifySharded, FailsAWrongOutputOnAnyRank) {
+  for (int rank = 0; rank < mesh_.size(); ++rank) {
+    const Verification found = verify_with([&](const auto&, const SoftmaxState& result) {
+      if (mesh_.rank() == rank) first_output(result) += 0.01F;
+    });
+    EXPECT_THAT(found.failure(), HasSubstr("output error")) << rank;
+  }
+}
+
+TEST_F(VerifySharded, FailsAWrongLse) {
+  const Verification found = verify_with([](const auto&, const SoftmaxState& result) {
+    result.set_lse_at(0, 0, 0, result.lse_at(0, 0, 0) + 1e-3);
+  });
+  EXPECT_FALSE(found.failure().empty());
+}
+
+TEST_F(VerifySharded, FailsWhatIsNotWritten) {
+  case_.problem.shape.query_length = case_.problem.shape.kv_length = 3 * mesh_.size();
+  case_.problem.mask = {};
+  const Verification found = verify_with([](const auto&, const SoftmaxState& result) {
+    first_output(result) = std::numeric_limits<float>::quiet_NaN();
+  });
+  EXPECT_FALSE(found.failure().empty());
+}
+
+// Within the bound against the oracle, but far worse than unsharded.
+TEST_F(VerifySharded, FailsALossByShardingAlone) {
+  if (alone()) GTEST_SKIP() << "one rank has one block";
+  const std::int64_t whole = case_.problem.shape.kv_length;
+  const Verification found = verify_with([&](const AttentionBlock& block, const auto& result) {
+    if (block.columns.size() == whole) return;
+    for (std::int64_t t = 0; t < result.output.size(1); ++t) {
+      for (std::int64_t d = 0; d < result.output.size(3); ++d) {
+        result.output.template at<float>({0, t, 0, d}) *= 1 + 4e-6F;
+      }
+    }
+  });
+  EXPECT_LE(found.sharded.output, found.bound.output);
+  EXPECT_THAT(found.failure(), HasSubstr("unsharded"));
+}
+
+TEST_F(VerifySharded, FailsARunThatDoesNotRepeat) {
+  int calls = 0;
+  const Verification found = verify_with([&](const auto&, const SoftmaxState& result) {
+    first_output(result) *= 1 + static_cast<float>(++calls) * 1.2e-7F;
+  });
+  EXPECT_FALSE(found.repeats);
+  EXPECT_FALSE(found.failure().empty());
+}
+
+TEST_F(VerifySharded, FailsACopyThatDiffers) {
+  case_.layout.query = PartitionSpec();
+  const Verification found = verify_with([&](const auto&, const SoftmaxState& result) {
+    if (mesh_.rank() == mesh_.size() - 1) first_output(result) += 0.01F;
+  });
+  EXPECT_FALSE(found.failure().empty());
+}
+
+TEST_F(VerifySharded, ErrorsAreTheSameOnAllRanks) {
+  case_.problem.shape.heads = 3;
+  EXPECT_THROW(static_cast<void>(verify_with([](const auto&, const auto&) {})), UserError);
+  case_.problem.shape.heads = 4;
+  case_.implementation = "unheard of";
+  EXPECT_THROW(static_cast<void>(verify_with([](const auto&, const auto&) {})), UserError);
+}
+
+TEST(Verification, NamesWhatFailed) {
+  Verification found;
+  found.bound = {1e-6, 1e-5};
+  found.allowance = 5e-7;
+  found.sharded = {4e-7, 1e-6};
+  found.unsharded = {4e-7, 1e-6};
+  EXPECT_EQ(found.failure(), "");
+  EXPECT_EQ(found.ratio(), 1);
+  found.repeats = false;
+  EXPECT_THAT(found.failure(), HasSubstr("other bits"));
+  found.sharded.output = 6e-7;
+  EXPECT_THAT(found.failure(), HasSubstr("against 4.00e-07 unsharded"));
+  found.sharded.lse = 1e-4;
+  EXPECT_THAT(found.failure(), HasSubstr("LSE error 1.00e-04"));
+  found.sharded.output = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THAT(found.failure(), HasSubstr("output error nan"));
+}
+
+}  // namespace
+}  // namespace annulus::verification

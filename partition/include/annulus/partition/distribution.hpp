@@ -8,7 +8,7 @@
 
 namespace annulus {
 
-/// How one dimension is dealt out to the ranks along its axes. Plain data.
+/// How one dimension is divided among the ranks along its axes. Plain data.
 ///
 /// | kind     | ranks A, size n           | rank t holds                                      |
 /// |----------|---------------------------|---------------------------------------------------|
@@ -17,8 +17,8 @@ namespace annulus {
 /// | kv_heads | A divides n, or n ≥ 1     | the t-th block of n/A, or                         |
 /// |          | divides A                 | the one head t·n/A, shared by A/n ranks           |
 ///
-/// kv_heads fits query heads that are blocks on the same axes: each rank holds just the key/value
-/// heads that its query heads read.
+/// kv_heads is for key/value heads on the axes of query heads that are divided in blocks: each rank
+/// holds exactly the key/value heads that its query heads read.
 class Distribution {
  public:
   enum class Kind : std::uint8_t { block, sequence, kv_heads };
@@ -32,15 +32,15 @@ class Distribution {
   static Distribution kv_heads();
 
   [[nodiscard]] Kind kind() const noexcept { return kind_; }
-  /// Of a sequence.
+  /// Layout and granule are meaningful for sequences only.
   [[nodiscard]] LayoutKind layout() const noexcept { return layout_; }
   [[nodiscard]] std::int64_t granule() const noexcept { return granule_; }
 
-  /// Whether `size` entries can be dealt out to `ranks` ranks.
+  /// Whether `size` entries can be divided among `ranks` ranks in this way.
   [[nodiscard]] bool fits(std::int64_t size, int ranks) const noexcept;
-  /// What rank `coordinate` of `ranks` holds of `size` entries. Only if fits(size, ranks).
+  /// The entries, of `size`, that rank `coordinate` of `ranks` holds. Requires fits(size, ranks).
   [[nodiscard]] PositionRanges positions(std::int64_t size, int ranks, int coordinate) const;
-  /// How many neighbouring ranks hold the same entries: 1 except for shared kv heads.
+  /// How many neighbouring ranks hold the same entries: 1, except for shared key/value heads.
   [[nodiscard]] int copies(std::int64_t size, int ranks) const noexcept;
 
   bool operator==(const Distribution&) const = default;

@@ -11,43 +11,44 @@
 
 namespace annulus {
 
-/// Who holds what of one array: every rank of a mesh holds, per dimension, some of its positions,
-/// and all combinations of them. Along axes that the spec does not name, ranks hold the same. Plain
-/// data, the same on every rank; no communication.
+/// Which rank of a mesh holds which part of an array. In each dimension a rank holds some of the
+/// positions; its shard is the product of these sets. Ranks that differ only along axes that the
+/// spec does not name hold the same shard. Plain data, equal on every rank; no communication.
 class NamedSharding {
  public:
-  /// `distributions` has one entry per dimension of `shape`; missing trailing ones are blocks.
-  /// Throws as validate() does; ArgumentError for a negative size or surplus distributions.
+  /// `distributions` has one entry per dimension of `global_shape`; missing trailing entries are
+  /// blocks. Throws what validate() throws, and ArgumentError for a negative size or for more
+  /// distributions than dimensions.
   NamedSharding(MeshShape mesh, PartitionSpec spec, const Extents& global_shape,
                 std::vector<Distribution> distributions = {});
 
   [[nodiscard]] const MeshShape& mesh() const noexcept { return mesh_; }
   [[nodiscard]] const PartitionSpec& spec() const noexcept { return spec_; }
   [[nodiscard]] const Extents& global_shape() const noexcept { return global_shape_; }
-  /// Dimensions of the array.
+  /// Number of dimensions of the array.
   [[nodiscard]] int dimensions() const noexcept { return global_shape_.rank(); }
   [[nodiscard]] const Distribution& distribution(int dim) const noexcept {
     return distributions_[static_cast<std::size_t>(dim)];
   }
-  /// Ranks along the axes of one dimension.
+  /// Number of ranks along the axes of one dimension.
   [[nodiscard]] int shards(int dim) const { return mesh_.size(spec_[dim]); }
-  /// Position of a rank along the axes of one dimension, in [0, shards(dim)).
+  /// Where a rank stands along the axes of one dimension, in [0, shards(dim)).
   [[nodiscard]] int coordinate(int rank, int dim) const {
     return mesh_.coordinate(rank, spec_[dim]);
   }
 
-  /// What rank `coordinate` along the axes of a dimension holds of it.
+  /// The positions of dimension `dim` that the rank at `coordinate` along its axes holds.
   [[nodiscard]] PositionRanges shard(int coordinate, int dim) const;
-  /// What a rank of the mesh holds of one dimension, in local order.
+  /// The positions of dimension `dim` that a rank of the mesh holds, in local order.
   [[nodiscard]] PositionRanges positions(int rank, int dim) const {
     return shard(coordinate(rank, dim), dim);
   }
-  /// Likewise for all dimensions: the rank holds their product.
+  /// The same for every dimension. The shard is their product.
   [[nodiscard]] std::vector<PositionRanges> index(int rank) const;
   [[nodiscard]] Extents local_shape(int rank) const;
 
-  /// True for exactly one rank of each set of ranks that hold the same shard: the one that writes
-  /// it to a file.
+  /// True for exactly one rank of each set of ranks that hold the same shard. That rank writes the
+  /// shard to files.
   [[nodiscard]] bool is_primary(int rank) const;
 
  private:
@@ -57,7 +58,7 @@ class NamedSharding {
   std::vector<Distribution> distributions_;
 };
 
-/// Whether every rank holds the same entries in the same order under both.
+/// Whether both shardings give every rank the same entries in the same order.
 [[nodiscard]] bool same_placement(const NamedSharding& a, const NamedSharding& b);
 
 /// "[2, 10, 4] on dp=2,sp=2 as dp,sp(zigzag),-".

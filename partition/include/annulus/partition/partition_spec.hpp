@@ -29,7 +29,7 @@ class SpecRankError : public UserError {
   SpecRankError(std::string_view spec, int entries, const Extents& shape);
 };
 
-/// The ranks along the axes of a dimension do not divide its size.
+/// The number of ranks along the axes of a dimension does not divide its size.
 class IndivisibleError : public UserError {
  public:
   IndivisibleError(int dimension, std::int64_t size, AxisNames axes, int ranks);
@@ -43,49 +43,50 @@ class IndivisibleError : public UserError {
   AxisNames axes_;
 };
 
-/// Which mesh axes each dimension of an array is laid on, first axis of an entry = major; an empty
-/// entry is "none" (the dimension is whole on every rank). No axis occurs twice.
+/// The mesh axes along which each dimension of an array is sharded. The first axis of an entry is
+/// the major one. An empty entry means "none": every rank holds the whole dimension. No axis occurs
+/// twice.
 class PartitionSpec {
  public:
-  /// Everything whole.
+  /// No dimension is sharded.
   PartitionSpec() = default;
   /// Throws DuplicateSpecError; ArgumentError for an empty axis name.
   explicit PartitionSpec(std::vector<AxisNames> entries);
   /// One entry per dimension, separated by commas: an axis, "a+b" for a tuple, "-" for none, as in
-  /// "fsdp+dp,sp,tp,-". Spaces around names are ignored; the empty text has no entries. Throws
-  /// DuplicateSpecError, and ArgumentError(argument, …) for an entry or name that is missing.
+  /// "fsdp+dp,sp,tp,-". Spaces around names are ignored; an empty text is a spec without entries.
+  /// Throws DuplicateSpecError, and ArgumentError(argument, …) if an entry or a name is empty.
   static PartitionSpec parse(std::string_view text, std::string argument = "partition spec");
 
-  /// Entries as given, trailing nones included.
+  /// Number of entries as given, including trailing nones.
   [[nodiscard]] int entries() const noexcept { return static_cast<int>(entries_.size()); }
-  /// The axes of one dimension; none past the last entry.
+  /// The axes of one dimension; empty past the last entry.
   [[nodiscard]] const AxisNames& operator[](int dim) const noexcept;
   [[nodiscard]] bool names(std::string_view axis) const noexcept;
-  /// Every axis named, in order.
+  /// All axes that the spec names, in order.
   [[nodiscard]] AxisNames axes() const;
 
-  /// Missing trailing entries equal none.
+  /// Missing trailing entries count as none.
   friend bool operator==(const PartitionSpec& a, const PartitionSpec& b);
 
  private:
   std::vector<AxisNames> entries_;
 };
 
-/// As PartitionSpec::parse reads it: "fsdp+dp,sp,tp,-"; "-" for a spec without entries.
+/// The text that PartitionSpec::parse reads: "fsdp+dp,sp,tp,-"; "-" for a spec without entries.
 [[nodiscard]] std::string to_string(const PartitionSpec& spec);
 /// "fsdp+dp"; "-" for none.
 [[nodiscard]] std::string to_string(const AxisNames& axes);
 
-/// Throws UnknownAxisError, SpecRankError or IndivisibleError for the first dimension that is
-/// wrong. `distributions` has one entry per dimension, missing trailing ones being blocks:
-/// sequences may be uneven, kv heads may be fewer than ranks.
+/// Throws UnknownAxisError, SpecRankError or IndivisibleError for the first dimension that does not
+/// fit. `distributions` has one entry per dimension; missing trailing entries are blocks. Sequences
+/// may have shards of different sizes, and there may be fewer key/value heads than ranks.
 void validate(const PartitionSpec& spec, const MeshShape& mesh, const Extents& shape,
               std::span<const Distribution> distributions = {});
 
-/// One entry of a spec that could not be honoured.
+/// An entry of a spec that could not be honoured.
 struct SpecCorrection {
   int dimension = 0;
-  AxisNames axes;  ///< what the entry was
+  AxisNames axes;  ///< the entry before the correction
   std::string reason;
   bool operator==(const SpecCorrection&) const = default;
 };
@@ -95,8 +96,8 @@ struct CorrectedSpec {
   std::vector<SpecCorrection> corrections;  ///< in order of dimension; empty if nothing changed
 };
 
-/// The lenient twin of validate(): each entry that it would refuse becomes none, surplus entries
-/// go.
+/// The lenient twin of validate(): entries that it would refuse become none, and surplus entries
+/// are dropped.
 [[nodiscard]] CorrectedSpec corrected_spec(const PartitionSpec& spec, const MeshShape& mesh,
                                            const Extents& shape,
                                            std::span<const Distribution> distributions = {});

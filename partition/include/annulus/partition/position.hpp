@@ -17,7 +17,7 @@
 /// | rank on the axis            | PositionRanges      | SequenceLayout::positions(rank)      |
 /// | LocalRange (of a shard)     | PositionRanges      | PositionRanges::slice(range)         |
 ///
-/// The two position types do not convert into each other or into integers by themselves.
+/// The two position types do not convert implicitly, neither into each other nor into integers.
 namespace annulus {
 
 template <class Tag>
@@ -56,28 +56,29 @@ struct LocalRange {
   bool operator==(const LocalRange&) const = default;
 };
 
-/// Global positions start, start + stride, …: `length` of them. Stride is at least 1.
+/// The `length` global positions start, start + stride, …; the stride is at least 1.
 struct PositionRange {
   GlobalPosition start;
   std::int64_t length = 0;
   std::int64_t stride = 1;
 
   [[nodiscard]] GlobalPosition at(std::int64_t i) const { return start + i * stride; }
-  /// Only for length > 0.
+  /// Requires length > 0.
   [[nodiscard]] GlobalPosition last() const { return at(length - 1); }
   /// Entries [begin, begin + count) of this range.
   [[nodiscard]] PositionRange slice(std::int64_t begin, std::int64_t count) const {
     return {at(begin), count, stride};
   }
-  /// How many entries are below `bound`.
+  /// The number of entries below `bound`.
   [[nodiscard]] std::int64_t count_below(GlobalPosition bound) const;
-  /// Indices of the entries in [low, high): a run, as the entries are ordered.
+  /// Indices of the entries in [low, high). They are consecutive, because the entries are sorted.
   [[nodiscard]] LocalRange indices_within(GlobalPosition low, GlobalPosition high) const;
   bool operator==(const PositionRange&) const = default;
 };
 
-/// What one shard holds of a dimension, in local order: a short list of ranges. Local position 0 is
-/// the first entry of the first range. The ranges are non-empty and do not share positions.
+/// The global positions that one shard holds of a dimension, in local order, as a short list of
+/// ranges. Local position 0 is the first entry of the first range. No range is empty, and no two
+/// ranges share a position.
 class PositionRanges {
  public:
   PositionRanges() = default;
@@ -88,12 +89,12 @@ class PositionRanges {
   [[nodiscard]] std::int64_t size() const noexcept { return size_; }
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
   [[nodiscard]] const std::vector<PositionRange>& ranges() const& noexcept { return ranges_; }
-  /// By value, so that `for (… : layout.positions(rank).ranges())` does not dangle.
+  /// By value on a temporary, so that `for (… : layout.positions(rank).ranges())` is safe.
   [[nodiscard]] std::vector<PositionRange> ranges() && noexcept { return std::move(ranges_); }
 
   [[nodiscard]] GlobalPosition global(LocalPosition local) const;
   [[nodiscard]] std::optional<LocalPosition> local(GlobalPosition global) const;
-  /// The global positions of a run of local ones.
+  /// The global positions of consecutive local ones.
   [[nodiscard]] PositionRanges slice(LocalRange range) const;
   bool operator==(const PositionRanges& other) const { return ranges_ == other.ranges_; }
 
@@ -105,7 +106,7 @@ class PositionRanges {
 /// "0:16", "3:16:4" (start:end:stride), joined by "+"; "-" when empty.
 [[nodiscard]] std::string to_string(const PositionRanges& ranges);
 
-/// Where the entries that two shards share lie in each of them.
+/// Positions that two shards share, and where they lie in each of the two.
 struct CommonRange {
   PositionRange global;         ///< the shared positions
   LocalPosition first;          ///< local position of global.start in the first shard …
@@ -114,7 +115,7 @@ struct CommonRange {
   std::int64_t second_step = 1;
 };
 
-/// The positions that both hold, in ascending order within each pair of ranges.
+/// The positions that both shards hold, in ascending order within each pair of ranges.
 [[nodiscard]] std::vector<CommonRange> intersect(const PositionRanges& first,
                                                  const PositionRanges& second);
 

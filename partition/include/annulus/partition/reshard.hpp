@@ -8,16 +8,17 @@
 
 namespace annulus {
 
-/// Moves an array from one sharding to another (see plan_reshard): every rank sends to each other
-/// rank just what that one lacks, in a single exchange; nothing is gathered anywhere. Extra memory:
-/// what is sent and what is received, from `pool`.
+/// Moves an array from one sharding to another. In a single exchange, each rank sends every other
+/// rank exactly the elements that the latter lacks (see plan_reshard); no rank ever holds the whole
+/// array. Takes memory from `pool` for what this rank sends and receives.
 ///
-/// `source` and `destination` are this rank's shards: of the local shapes that the shardings give
-/// it, of one dtype, any strides, in host memory, not overlapping. Work submitted to `stream`
-/// before the call is done before it reads; the destination is complete when it returns.
+/// `source` and `destination` are this rank's shards. They have the local shapes that the shardings
+/// give, the same dtype and any strides; they lie in host memory and do not overlap. The call reads
+/// after the work that was submitted to `stream` before it. It returns when the destination is
+/// complete.
 ///
-/// Collective over the mesh; all ranks give the same shardings and dtype. Bad views are agreed on:
-/// every rank throws (a UserError, or as agree() says).
+/// Collective over the mesh; all ranks pass the same shardings and dtype. If the views of one rank
+/// do not fit, every rank throws a UserError.
 void reshard(Mesh& mesh, Stream& stream, MemoryPool& pool, const NamedSharding& from,
              const ConstTensorView& source, const NamedSharding& to, const TensorView& destination);
 

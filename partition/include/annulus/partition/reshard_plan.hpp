@@ -9,8 +9,8 @@
 
 namespace annulus {
 
-/// Entries that one rank copies out of its source shard, and where they go in the destination shard
-/// of another: per dimension, shape[d] entries from local position begin[d] on, step[d] apart.
+/// Entries of one rank's source shard and their place in another rank's destination shard. In each
+/// dimension d, these are shape[d] entries, starting at local position begin[d], step[d] apart.
 struct ReshardBox {
   Extents shape;
   Extents source_begin;
@@ -20,26 +20,26 @@ struct ReshardBox {
   bool operator==(const ReshardBox&) const = default;
 };
 
-/// What one rank of the mesh gives another (or itself). One message: its boxes one after the other,
-/// each in row-major order.
+/// What one rank of the mesh sends to another, or keeps for itself. The message holds the boxes one
+/// after the other, each in row-major order.
 struct ReshardTransfer {
   int source = 0;
   int destination = 0;
-  std::vector<ReshardBox> boxes;  ///< not empty, and none of them empty
+  std::vector<ReshardBox> boxes;  ///< at least one; no box is empty
   [[nodiscard]] std::int64_t elements() const noexcept;
   bool operator==(const ReshardTransfer&) const = default;
 };
 
-/// Every element of every destination shard, fetched once. Ordered by destination.
+/// Transfers that deliver every element of every destination shard once, in order of destination.
 struct ReshardPlan {
   std::vector<ReshardTransfer> transfers;
 };
 
-/// How to turn one sharding of an array into another. Where several ranks hold what a rank needs,
-/// it takes it from itself if it can, otherwise from the one that has been asked for the fewest
-/// elements so far (the lowest of them), which spreads the load and depends on nothing but the two
-/// shardings. With `rank`, only the transfers that it takes part in. Throws ArgumentError unless
-/// the shardings share global shape and mesh.
+/// The transfers that turn one sharding of an array into another. A rank takes what it already
+/// holds from itself. Otherwise, if several ranks hold it, the one that has the fewest elements to
+/// send so far is chosen (the lowest such rank), which spreads the load. The result depends only on
+/// the two shardings. If `rank` is given, it contains only the transfers of that rank. Throws
+/// ArgumentError unless both shardings have the same global shape and mesh.
 [[nodiscard]] ReshardPlan plan_reshard(const NamedSharding& from, const NamedSharding& to,
                                        std::optional<int> rank = std::nullopt);
 

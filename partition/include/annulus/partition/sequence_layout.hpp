@@ -7,7 +7,7 @@
 
 namespace annulus {
 
-/// How a sequence dimension is dealt out to the P ranks of its axes (SEMANTICS §4).
+/// How a sequence is divided among the P ranks of its axes (docs/semantics.md §4).
 enum class LayoutKind : std::uint8_t {
   contiguous,  ///< rank r holds chunk r of P
   zigzag,      ///< rank r holds chunks r and 2P−1−r of 2P: equal causal work
@@ -15,16 +15,15 @@ enum class LayoutKind : std::uint8_t {
 };
 
 [[nodiscard]] std::string_view name_of(LayoutKind kind) noexcept;
-/// Throws ArgumentError("sequence layout", …).
+/// Throws ArgumentError("sequence layout", …) for an unknown name.
 [[nodiscard]] LayoutKind parse_layout(std::string_view name);
 
 /// A bijection between global positions and (rank, local position). Plain data; no communication.
 ///
-/// Chunks of contiguous and zigzag: the length is counted in whole granules, which are dealt
-/// evenly, the first chunks getting one more where they do not come out even (10 positions on 4
-/// ranks: 3, 3, 2, 2); what remains below a granule goes to the last chunk. So sizes differ by at
-/// most one granule. Striped deals single positions whatever the granule. There may be fewer
-/// positions than ranks: then some ranks hold nothing.
+/// Contiguous and zigzag cut the sequence into chunks of whole granules. If the number of granules
+/// is not divisible, the first chunks get one more: 10 positions on 4 ranks are 3, 3, 2 and 2. A
+/// remainder shorter than a granule goes to the last chunk, so sizes differ by at most one granule.
+/// Striped ignores the granule. If there are fewer positions than ranks, some ranks hold nothing.
 class SequenceLayout {
  public:
   /// `length` ≥ 0 positions on `ranks` ≥ 1 ranks; `granule` ≥ 1. Throws ArgumentError.
@@ -35,7 +34,7 @@ class SequenceLayout {
   [[nodiscard]] int ranks() const noexcept { return ranks_; }
   [[nodiscard]] std::int64_t granule() const noexcept { return granule_; }
 
-  /// What `rank` holds, in local order: one range per non-empty chunk.
+  /// The positions that `rank` holds, in local order: one range per non-empty chunk.
   [[nodiscard]] PositionRanges positions(int rank) const;
   /// The rank that holds a position in [0, length).
   [[nodiscard]] int owner(GlobalPosition position) const;

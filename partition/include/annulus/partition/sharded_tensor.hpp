@@ -6,13 +6,13 @@
 
 namespace annulus {
 
-/// An array spread over the ranks of a mesh: its sharding, and this rank's shard. Move-only.
+/// A sharded array as one rank sees it: the sharding, and this rank's shard. Move-only.
 class ShardedTensor {
  public:
-  /// Throws ArgumentError unless `local` has the shape that `sharding` gives `rank`. Local: every
-  /// rank makes its own.
+  /// Throws ArgumentError unless `local` has the shape that `sharding` gives `rank`. Not
+  /// collective.
   ShardedTensor(NamedSharding sharding, int rank, Tensor local);
-  /// With an uninitialised shard from `pool`.
+  /// The shard comes from `pool`, uninitialised.
   ShardedTensor(NamedSharding sharding, int rank, DType dtype, MemoryPool& pool);
 
   [[nodiscard]] const NamedSharding& sharding() const noexcept { return sharding_; }

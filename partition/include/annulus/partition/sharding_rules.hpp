@@ -14,12 +14,12 @@
 
 namespace annulus {
 
-/// What a dimension of an attention tensor means.
+/// The meaning of a dimension of an attention tensor.
 enum class SemanticAxis : std::uint8_t {
   batch,
   query_length,
   kv_length,
-  head,  ///< query heads; those of masks, biases and sinks too
+  head,  ///< query heads, also those of masks, biases and sinks
   kv_head,
   head_dim  ///< D and Dv
 };
@@ -32,8 +32,8 @@ inline constexpr std::array kSemanticAxes{SemanticAxis::batch,     SemanticAxis:
 /// Throws ArgumentError("semantic axis", …).
 [[nodiscard]] SemanticAxis parse_semantic_axis(std::string_view name);
 
-/// What the user asked for: a semantic axis on these mesh axes, in one mode or in all. No axes is
-/// an explicit "none".
+/// A rule of the user: the mesh axes of a semantic axis, in one mode or, without a mode, in all of
+/// them. An empty list of axes is an explicit "none".
 struct ShardingRule {
   SemanticAxis axis = SemanticAxis::batch;
   std::optional<AttentionMode> mode;
@@ -41,26 +41,26 @@ struct ShardingRule {
   bool operator==(const ShardingRule&) const = default;
 };
 
-/// Which mesh axes each semantic axis is laid on, per mode (SEMANTICS §3). The user's rule for a
-/// mode wins over the user's rule for all modes, which wins over the default: batch = (fsdp, dp),
+/// The mesh axes of each semantic axis, per mode (docs/semantics.md §3). A rule of the user for one
+/// mode takes precedence over one for all modes, and that over the default: batch = (fsdp, dp),
 /// query and kv length = sp, head and kv head = tp, head dim = none.
 class ShardingRules {
  public:
   /// The defaults.
   ShardingRules();
 
-  /// Adds a rule, in place of one for the same axis and mode.
+  /// Adds a rule. It replaces an earlier one for the same axis and mode.
   void set(ShardingRule rule);
-  /// The user's rules, in order of first setting.
+  /// The user's rules, in the order in which they were first set.
   [[nodiscard]] const std::vector<ShardingRule>& rules() const noexcept { return rules_; }
   [[nodiscard]] const AxisNames& axes(SemanticAxis axis, AttentionMode mode) const noexcept;
 
-  /// These rules with the defaults cut down to the axes that `mesh` has. Throws UnknownAxisError if
-  /// a rule of the user names another.
+  /// These rules, with the defaults reduced to the axes that `mesh` has. Throws UnknownAxisError if
+  /// a rule of the user names an axis that it lacks.
   [[nodiscard]] ShardingRules for_mesh(const MeshShape& mesh) const;
 
-  // The specs that follow. All throw DuplicateSpecError if the rules lay two dimensions of one
-  // tensor on the same mesh axis.
+  // The resulting specs. All throw DuplicateSpecError if the rules shard two dimensions of one
+  // tensor along the same mesh axis.
 
   /// Query [B,T,N,D] and output [B,T,N,Dv].
   [[nodiscard]] PartitionSpec query_spec(AttentionMode mode) const;
@@ -69,15 +69,15 @@ class ShardingRules {
   [[nodiscard]] PartitionSpec output_spec(AttentionMode mode) const { return query_spec(mode); }
   /// LSE [B,N,T].
   [[nodiscard]] PartitionSpec lse_spec(AttentionMode mode) const;
-  /// Bias, dense mask and attention weights: `shape` is broadcastable to [B,N,T,S], so of rank 4 at
-  /// most. Dimensions of size 1 broadcast and stay whole, and so does S.
+  /// Bias, dense mask and attention weights. `shape` is broadcastable to [B,N,T,S] and has at most
+  /// 4 dimensions. Dimensions of size 1 are not sharded, nor is S.
   [[nodiscard]] PartitionSpec bias_spec(AttentionMode mode, const Extents& shape) const;
   /// Segment ids [B,T] of queries and [B,S] of keys.
   [[nodiscard]] PartitionSpec query_segments_spec(AttentionMode mode) const;
   [[nodiscard]] PartitionSpec kv_segments_spec(AttentionMode mode) const;
   /// Lengths [B].
   [[nodiscard]] PartitionSpec lengths_spec(AttentionMode mode) const;
-  /// Sinks [N,M]; [M] (rank 1) is whole.
+  /// Sinks [N,M]; sinks [M] (rank 1) are not sharded.
   [[nodiscard]] PartitionSpec sinks_spec(AttentionMode mode, int rank) const;
 
   bool operator==(const ShardingRules&) const = default;
@@ -87,10 +87,9 @@ class ShardingRules {
   std::array<AxisNames, kSemanticAxes.size()> defaults_;
 };
 
-/// The spec of a tensor that comes from `spec` but is cut only along `preserved` dimensions.
-/// Without a mesh (null) the spec comes back unchanged; otherwise, without a tensor to depend on,
-/// there is no spec; without `preserved`, all dimensions keep their axes. Throws ArgumentError for
-/// a negative dimension.
+/// `spec`, reduced to the `preserved` dimensions; the others become none. Without `preserved` all
+/// dimensions keep their axes. Without a mesh (null) the result is `spec` itself. With a mesh but
+/// without a tensor to depend on, there is no spec. Throws ArgumentError for a negative dimension.
 [[nodiscard]] std::optional<PartitionSpec> create_stable_sharding(
     const PartitionSpec& spec, const MeshShape* mesh, bool has_dependency,
     const std::optional<std::vector<int>>& preserved);

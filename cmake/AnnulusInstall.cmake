@@ -1,27 +1,22 @@
-# Installs the libraries, their headers and the program, and what find_package(annulus) needs.
+# Installs the libraries, their public headers and the program, and what find_package(annulus) and
+# pkg-config need. The launcher's libraries belong to the program and stay here.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
 set(annulus_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/annulus)
-set(annulus_installed_rooms "")  # for the configuration file
-foreach(room IN ITEMS core mesh partition attention ring)
-  if(TARGET annulus_${room})
-    install(TARGETS annulus_${room} EXPORT annulusTargets
-      ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-    list(APPEND annulus_installed_rooms ${room})
-  endif()
-  if(EXISTS ${PROJECT_SOURCE_DIR}/${room}/include)
-    install(DIRECTORY ${PROJECT_SOURCE_DIR}/${room}/include/ TYPE INCLUDE
-      FILES_MATCHING PATTERN *.hpp)
-  endif()
-endforeach()
+set(annulus_installed core mesh partition attention ring)
+list(TRANSFORM annulus_installed PREPEND annulus_ OUTPUT_VARIABLE annulus_targets)
+install(TARGETS ${annulus_targets} EXPORT annulusTargets
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(TARGETS annulus_all EXPORT annulusTargets)
 if(TARGET annulus)
   install(TARGETS annulus RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 install(EXPORT annulusTargets NAMESPACE annulus:: DESTINATION ${annulus_package_dir})
-list(JOIN annulus_installed_rooms " " annulus_installed_rooms)
+list(JOIN annulus_installed " " annulus_installed_rooms)  # for the configuration file
 # In lower case it is found under any spelling of the name.
 set(config ${PROJECT_BINARY_DIR}/annulus-config.cmake)
 set(version ${PROJECT_BINARY_DIR}/annulus-config-version.cmake)
@@ -31,3 +26,26 @@ write_basic_package_version_file(${version} COMPATIBILITY SameMinorVersion)
 install(FILES ${config} ${version}
   ${PROJECT_SOURCE_DIR}/cmake/FindCUDNN.cmake ${PROJECT_SOURCE_DIR}/cmake/FindNCCL.cmake
   DESTINATION ${annulus_package_dir})
+
+# pkg-config. The libraries are static, so whoever links them needs all that they use; those who
+# depend come first.
+list(REVERSE annulus_targets)
+list(TRANSFORM annulus_targets PREPEND -l)
+set(annulus_pc_libraries ${annulus_targets} ${MPI_CXX_LIBRARIES})
+if(ANNULUS_HAS_CUDNN)
+  list(APPEND annulus_pc_libraries ${CUDNN_LIBRARY} ${CUDA_nvrtc_LIBRARY})
+endif()
+if(ANNULUS_HAS_NCCL)
+  list(APPEND annulus_pc_libraries ${NCCL_LIBRARY})
+endif()
+if(ANNULUS_HAS_CUDA)
+  list(APPEND annulus_pc_libraries ${CUDA_cudart_static_LIBRARY} -lrt -ldl)
+endif()
+list(APPEND annulus_pc_libraries -pthread)
+list(JOIN annulus_pc_libraries " " annulus_pc_libraries)
+list(TRANSFORM MPI_CXX_INCLUDE_DIRS PREPEND -I OUTPUT_VARIABLE annulus_pc_includes)
+list(JOIN annulus_pc_includes " " annulus_pc_includes)
+# From where the file will lie to the prefix, so that the tree can be moved.
+file(RELATIVE_PATH annulus_pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+configure_file(${PROJECT_SOURCE_DIR}/cmake/annulus.pc.in ${PROJECT_BINARY_DIR}/annulus.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/annulus.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

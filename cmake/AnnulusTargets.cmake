@@ -1,11 +1,13 @@
-# annulus_library(<folder> SOURCES <...> USES <folders...> LINKS <public targets...>
-#                 PRIVATE_LINKS <targets...>)
+# annulus_library(<folder> SOURCES <...> PUBLIC_HEADERS <...> USES <folders...>
+#                 LINKS <public targets...> PRIVATE_LINKS <targets...>)
 #
-# One static library for one folder of the house. Public headers live in
-# <folder>/include/annulus/<folder>/, sources and private headers beside them in <folder>/.
-# USES names the floors below; a folder not named there neither compiles nor links.
+# One static library for one folder of the house. Sources and the headers that only they include lie
+# in <folder>/; headers that other folders include lie in <folder>/include/annulus/<folder>/. Those
+# of them that a user of the library may include are PUBLIC_HEADERS, and only they are installed;
+# docs/library.md says which they are. USES names the floors below; a folder not named there neither
+# compiles nor links.
 function(annulus_library folder)
-  cmake_parse_arguments(ARG "" "" "SOURCES;USES;LINKS;PRIVATE_LINKS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC_HEADERS;USES;LINKS;PRIVATE_LINKS" ${ARGN})
   set(target annulus_${folder})
   add_library(${target} STATIC ${ARG_SOURCES})
   add_library(annulus::${folder} ALIAS ${target})
@@ -13,8 +15,12 @@ function(annulus_library folder)
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_include_directories(${target}
     PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>
-           $<INSTALL_INTERFACE:include>
     PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+  if(ARG_PUBLIC_HEADERS)
+    list(TRANSFORM ARG_PUBLIC_HEADERS PREPEND include/annulus/)
+    target_sources(${target}
+      PUBLIC FILE_SET HEADERS BASE_DIRS include FILES ${ARG_PUBLIC_HEADERS})
+  endif()
   foreach(used IN LISTS ARG_USES)
     target_link_libraries(${target} PUBLIC annulus::${used})
   endforeach()

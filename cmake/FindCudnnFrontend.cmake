@@ -1,6 +1,7 @@
 # The headers of cudnn-frontend: CudnnFrontend::headers, CudnnFrontend_VERSION. Looks into
 # CudnnFrontend_ROOT, then where scripts/get_cudnn_frontend puts them.
 file(GLOB _cudnn_frontend_fetched ${PROJECT_SOURCE_DIR}/third_party/cudnn-frontend-*)
+list(SORT _cudnn_frontend_fetched COMPARE NATURAL ORDER DESCENDING)
 find_path(CudnnFrontend_INCLUDE_DIR cudnn_frontend.h
   HINTS ${_cudnn_frontend_fetched}
   PATH_SUFFIXES include)

@@ -18,26 +18,27 @@ std::string encoded(const Error* error) {
   return (error->exit_code() == ExitCode::usage ? "u" : "l") + std::string(error->what());
 }
 
-std::vector<std::string> gather_errors(Group& group, const Error* error) {
+std::vector<std::string> gather_errors(Control& ranks, const Error* error) {
   try {
-    return group.gather_text(encoded(error));
+    return ranks.gather_text(encoded(error));
   } catch (const TimeoutError& timeout) {
     // This rank's own error is what its user needs to see; the silence of the others comes second.
     throw TimeoutError(error == nullptr
                            ? fmt::format("agreement on errors: {}", timeout.what())
                            : fmt::format("rank {}: {} (and in the agreement on errors: {})",
-                                         group.rank(), error->what(), timeout.what()));
+                                         ranks.mesh_rank(ranks.rank()), error->what(),
+                                         timeout.what()));
   } catch (const Error& failure) {
     if (error == nullptr) throw;
-    throw LibraryError(fmt::format("rank {}: {} (and in the agreement on errors: {})", group.rank(),
-                                   error->what(), failure.what()));
+    throw LibraryError(fmt::format("rank {}: {} (and in the agreement on errors: {})",
+                                   ranks.mesh_rank(ranks.rank()), error->what(), failure.what()));
   }
 }
 
 }  // namespace
 
-void agree(Group& group, const Error* error) {
-  const std::vector<std::string> outcomes = gather_errors(group, error);
+void agree(Control& ranks, const Error* error) {
+  const std::vector<std::string> outcomes = gather_errors(ranks, error);
   const auto failed = [](const std::string& outcome) { return !outcome.empty(); };
   const auto first = std::find_if(outcomes.begin(), outcomes.end(), failed);
   if (first == outcomes.end()) return;
@@ -51,7 +52,8 @@ void agree(Group& group, const Error* error) {
   const auto others = std::count_if(first, outcomes.end(), differs);
   std::string text(message_of(*first));
   if (others > 0 || !std::all_of(outcomes.begin(), outcomes.end(), failed)) {
-    text = fmt::format("rank {}: {}", first - outcomes.begin(), text);
+    text = fmt::format("rank {}: {}", ranks.mesh_rank(static_cast<int>(first - outcomes.begin())),
+                       text);
   }
   if (others > 0) {
     text += fmt::format(" ({} more {} a different error)", others,

@@ -11,29 +11,34 @@
 #include <annulus/mesh/mpi_group.hpp>
 #include <annulus/mesh/peer_copy_group.hpp>
 
-#include "mpi_life_signs.hpp"
+#include "mpi/duplicate.hpp"
+#include "mpi/mpi_life_signs.hpp"
 
 namespace annulus {
 namespace {
 
-Communicator duplicate(MPI_Comm communicator) {
+constexpr const char* kStart = "start of the mesh";
+
+Communicator duplicate_if_any(MPI_Comm communicator, const Watchdog& watchdog) {
   if (communicator == MPI_COMM_NULL) return {};
-  MPI_Comm copy = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_dup(communicator, &copy), "MPI_Comm_dup");
-  Communicator owned(copy);
-  check_mpi(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  return owned;
+  return duplicate(communicator, watchdog, kStart);
 }
 
 // Four signs fit into a timeout, so that one that is late does no harm.
-Watchdog with_life_signs(const Watchdog& watchdog, MPI_Comm communicator) {
-  if (communicator == MPI_COMM_NULL) return watchdog;
+Watchdog with_life_signs(const Watchdog& watchdog, const Communicator& communicator) {
+  if (!communicator) return watchdog;
   const Watchdog::Seconds interval = std::min(Watchdog::Seconds(1), watchdog.timeout() / 4);
-  return Watchdog(watchdog.timeout(), make_mpi_life_signs(duplicate(communicator), interval));
+  return Watchdog(watchdog.timeout(),
+                  make_mpi_life_signs(duplicate(communicator.get(), watchdog, kStart), interval));
+}
+
+std::shared_ptr<Control> make_world(const Communicator& communicator, const Watchdog& watchdog) {
+  if (!communicator) return make_self_group()->shared_control();
+  return make_mpi_control(duplicate(communicator.get(), watchdog, kStart), watchdog);
 }
 
 // Ranks that were given different meshes would wait for each other for ever: all of them see it.
-void check_shape(const MeshShape& shape, Group& world) {
+void check_shape(const MeshShape& shape, Control& world) {
   const std::vector<std::string> shapes = world.gather_text(to_string(shape));
   for (std::size_t rank = 1; rank < shapes.size(); ++rank) {
     if (shapes[rank] != shapes[0]) {
@@ -49,7 +54,7 @@ void check_shape(const MeshShape& shape, Group& world) {
 }
 
 // Ranks that asked for different groups would split into wrong ones, or wait in vain.
-void check_same_axes(const AxisNames& axes, std::string_view carrier, Group& world) {
+void check_same_axes(const AxisNames& axes, std::string_view carrier, Control& world) {
   const std::string mine = fmt::format("{}{}", fmt::join(axes, "+"), carrier);
   const std::vector<std::string> all = world.gather_text(mine);
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
@@ -75,11 +80,10 @@ bool crosses_nodes(const MeshShape& shape, const Topology& topology, const std::
 
 Mesh::Mesh(MeshShape shape, MPI_Comm communicator, const Watchdog& watchdog)
     : shape_(std::move(shape)),
-      watchdog_(with_life_signs(watchdog, communicator)),
-      communicator_(duplicate(communicator)),
-      topology_(communicator_ ? Topology::discover(communicator_.get()) : Topology::single()),
-      world_(communicator_ ? make_mpi_group(duplicate(communicator_.get()), watchdog_)
-                           : make_self_group()) {
+      communicator_(duplicate_if_any(communicator, watchdog)),
+      watchdog_(with_life_signs(watchdog, communicator_)),
+      world_(make_world(communicator_, watchdog_)),
+      topology_(Topology::discover(*world_)) {
   check_shape(shape_, *world_);
 }
 
@@ -134,15 +138,19 @@ Group& Mesh::group(std::span<const std::string> axes) {
   if (group) return *group;
   check_same_axes(key, "", *world_);
   if (members.size() == 1) {
-    group = make_self_group();
+    group = make_self_group(rank());
   } else {
-    MPI_Comm raw = MPI_COMM_NULL;
-    check_mpi(
-        MPI_Comm_split(communicator_.get(), members.front(), shape_.coordinate(rank(), key), &raw),
-        "MPI_Comm_split");
-    group = make_mpi_group(Communicator(raw), watchdog_);
+    group = make_mpi_group(duplicate(communicator_.get(), watchdog_,
+                                     fmt::format("group of axes {}", fmt::join(key, "+"))),
+                           members, watchdog_);
   }
   return *group;
+}
+
+Group& Mesh::group() {
+  AxisNames all;
+  for (const MeshAxis& axis : shape_.axes()) all.push_back(axis.name);
+  return group(all);
 }
 
 }  // namespace annulus

@@ -111,7 +111,7 @@ void reshard(Mesh& mesh, Stream& stream, MemoryPool& pool, const NamedSharding& 
            stays ? destination_window(destination, box) : packed.take(dtype, box.shape));
     }
   }
-  mesh.world().exchange(sends, receives, stream, {.what = "resharding"});
+  mesh.group().exchange(sends, receives, stream, {.what = "resharding"});
   stream.synchronize();
 
   Cursor unpacked(receive_buffer.data());

@@ -75,7 +75,7 @@ ResultInfo decoded(const std::string& text) {
 }
 
 // Every rank's word on one result, in order of rank.
-std::vector<ResultInfo> gather_info(Group& world, const Tensor& result, bool with_digest) {
+std::vector<ResultInfo> gather_info(Control& world, const Tensor& result, bool with_digest) {
   ResultInfo mine{result.dtype(), result.shape(), "-"};
   if (with_digest) mine.digest = digest(result.view().data(), result.bytes());
   std::vector<ResultInfo> all;
@@ -150,7 +150,7 @@ NamedSharding result_sharding(const MeshShape& mesh, const ShardSpec& spec,
 
 std::vector<ShardedTensor> shard_map(Mesh& mesh, Stream& stream, MemoryPool& pool,
                                      const ShardMap& map, const ShardedArguments& arguments) {
-  Group& world = mesh.world();
+  Control& world = mesh.world();
   const std::vector<NamedSharding> wanted =
       collectively(world, [&] { return in_shardings(mesh, map, arguments); });
 

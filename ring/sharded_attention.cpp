@@ -24,7 +24,7 @@ std::string fingerprint(const AttentionProblem& problem, const ShardedOperands& 
       plan.direct ? "direct" : "from neighbours", name_of(transport));
 }
 
-void check_same_plan(Group& world, const std::string& mine) {
+void check_same_plan(Control& world, const std::string& mine) {
   const std::vector<std::string> all = world.gather_text(mine);
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;

@@ -156,7 +156,7 @@ class Bench {
 
   /// Collective. Measures one shape and adds its row.
   void run(const AttentionShape& shape) {
-    Group& world = mesh_.world();
+    Control& world = mesh_.world();
     const ProblemSetup setup = collectively(world, [&] {
       return set_up_problem(options_, shape, options_.dtype.value_or(DType::float32), mesh_.size());
     });

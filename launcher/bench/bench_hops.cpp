@@ -46,7 +46,7 @@ class RingHop {
                               {"hop", /*step=*/-1});
   }
 
-  [[nodiscard]] Timing time(int warmup, int iterations, Group& world) {
+  [[nodiscard]] Timing time(int warmup, int iterations, Control& world) {
     for (int i = 0; i < warmup; ++i) run();
     Timing timing = time_calls(iterations, world, [this] { run(); });
     const auto repeats = static_cast<double>(repeats_);
@@ -148,7 +148,7 @@ std::vector<TransportHops> measure_hops(Mesh& mesh, Device& device, Transport as
             warmup, iterations);
     return all;
   }
-  std::vector<Transport> transports{Transport::nccl, Transport::peer};
+  std::vector<Transport> transports = device_transports();
   if (asked != Transport::automatic) transports = {asked};
   for (const Transport transport : transports) {
     TransportHops& found = all.emplace_back(TransportHops{std::string(name_of(transport)), {}, {}});

@@ -183,13 +183,13 @@ class KernelBlocks {
 
 // Median seconds of one of several calls in a row.
 template <class Body>
-double seconds_per_call(const Options& options, Group& world, const Body& body) {
+double seconds_per_call(const Options& options, Control& world, const Body& body) {
   for (int i = 0; i < options.warmup; ++i) body(kCallsPerTime);
   return time_calls(options.iterations, world, [&] { body(kCallsPerTime); }).median / kCallsPerTime;
 }
 
 void measure_kernel(ring::CostModel& model, KernelBlocks& blocks, const Extent& extent,
-                    const Options& options, Group& world) {
+                    const Options& options, Control& world) {
   const auto seconds = [&](std::int64_t rows) {
     collectively(world, [&] { blocks.select(rows); });
     return seconds_per_call(options, world, [&](int calls) { blocks.compute(calls); });
@@ -258,7 +258,7 @@ ExitCode calibrate(const CommandContext& context) {
   }
   Mesh mesh(set_up_mesh(options, context.session.size()), context.session.world(),
             Watchdog(Watchdog::Seconds(options.timeout)));
-  Group& world = mesh.world();
+  Control& world = mesh.world();
   std::optional<files::TextFile> file;
   std::optional<ReportFiles> files;
   collectively(world, [&] {

@@ -29,7 +29,7 @@ inline Timing timing_of(std::vector<double> seconds) {
 
 /// One call of `body`, begun together: the seconds of the slowest rank. Collective.
 template <class Body>
-double seconds_of(Group& world, const Body& body) {
+double seconds_of(Control& world, const Body& body) {
   world.barrier();
   const std::int64_t begin = monotonic_ns();
   body();
@@ -39,7 +39,7 @@ double seconds_of(Group& world, const Body& body) {
 
 /// Calls of `body`. Collective.
 template <class Body>
-Timing time_calls(int iterations, Group& world, const Body& body) {
+Timing time_calls(int iterations, Control& world, const Body& body) {
   std::vector<double> seconds;
   for (int i = 0; i < iterations; ++i) seconds.push_back(seconds_of(world, body));
   return timing_of(std::move(seconds));

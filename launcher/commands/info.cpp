@@ -124,12 +124,11 @@ std::string cpu_name() {
   return "unknown";
 }
 
-Section machine_section(Mesh& everyone) {
+Section machine_section(const Mesh& everyone, const std::string& transport) {
   const Topology& topology = everyone.topology();
   Section section{"machine", {}};
-  section.add("ranks",
-              fmt::format("{} on {}, transport {}", everyone.size(),
-                          counted(topology.nodes(), "node"), everyone.world().transport()));
+  section.add("ranks", fmt::format("{} on {}, transport {}", everyone.size(),
+                                   counted(topology.nodes(), "node"), transport));
   for (int node = 0; node < topology.nodes(); ++node) {
     section.add(fmt::format("node {}", node),
                 fmt::format("{}, {}", topology.node_names[static_cast<std::size_t>(node)],
@@ -228,9 +227,11 @@ ExitCode info_command(const CommandContext& context) {
   const Options& options = context.options;
   Mesh everyone(MeshShape({{"ranks", context.session.size()}}), context.session.world(),
                 Watchdog(Watchdog::Seconds(options.timeout)));
+  const std::string transport = everyone.group().transport();
   collectively(everyone.world(), [&] {
     if (everyone.rank() != 0) return;
-    std::vector<Section> sections{program_section(), libraries_section(), machine_section(everyone),
+    std::vector<Section> sections{program_section(), libraries_section(),
+                                  machine_section(everyone, transport),
                                   implementations_section(Place::host())};
     if (cuda_unavailable_reason().empty()) {
       sections.push_back(implementations_section(Place::cuda(0)));

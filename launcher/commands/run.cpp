@@ -125,7 +125,7 @@ ExitCode run_command(const CommandContext& context) {
   check_output_is_given(options);
   Mesh mesh(set_up_mesh(options, context.session.size()), context.session.world(),
             Watchdog(Watchdog::Seconds(options.timeout)));
-  Group& world = mesh.world();
+  Control& world = mesh.world();
   const bool leader = mesh.rank() == 0;
 
   // All that may be wrong with the input shows before any work.

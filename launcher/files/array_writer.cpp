@@ -36,7 +36,7 @@ std::string header_of(const std::string& path, std::vector<ArrayInfo>& arrays) {
 
 }  // namespace
 
-ArrayWriter::ArrayWriter(Group& group, std::string path, std::vector<ArraySpec> arrays,
+ArrayWriter::ArrayWriter(Control& group, std::string path, std::vector<ArraySpec> arrays,
                          const std::string& shown)
     : group_(group), path_(std::move(path)), written_(arrays.size(), 0.0) {
   for (ArraySpec& array : arrays) {

@@ -102,7 +102,9 @@ std::string parse_device(const std::string& option, const std::string& text) {
 }
 
 Transport parse_transport_name(const std::string& option, const std::string& text) {
-  return annulus::parse_transport(parse_choice(option, text, {"auto", "nccl", "peer"}));
+  const std::vector<std::string_view> names = transport_choices();
+  return annulus::parse_transport(
+      parse_choice(option, text, std::vector<std::string>(names.begin(), names.end())));
 }
 
 bool parse_axis_order(const std::string& option, const std::string& text) {

@@ -14,7 +14,7 @@ namespace {
 
 // The earliest begin of the spans of all ranks. Nanoseconds since boot are exact in a double for
 // 104 days; later they lose a nanosecond or two, which only moves the origin.
-std::int64_t earliest(const std::vector<TraceSpan>& spans, Group& group) {
+std::int64_t earliest(const std::vector<TraceSpan>& spans, Control& group) {
   double first = std::numeric_limits<double>::max();
   for (const TraceSpan& span : spans) first = std::min(first, static_cast<double>(span.begin_ns));
   const double earliest = -group.max(std::array{-first}).front();
@@ -23,7 +23,7 @@ std::int64_t earliest(const std::vector<TraceSpan>& spans, Group& group) {
 
 }  // namespace
 
-TraceFile::TraceFile(const std::string& path, Group& group) : group_(group) {
+TraceFile::TraceFile(const std::string& path, Control& group) : group_(group) {
   collectively(group_, [&] {
     if (group_.rank() != 0) return;
     as_option("--trace " + path, [&] { file_.emplace(path); });
@@ -33,7 +33,7 @@ TraceFile::TraceFile(const std::string& path, Group& group) : group_(group) {
 void TraceFile::commit(const std::vector<TraceSpan>& spans) {
   const std::int64_t epoch = earliest(spans, group_);
   const std::vector<std::string> pieces =
-      group_.gather_text(chrome_trace_events(spans, group_.rank(), epoch));
+      group_.collect_text(chrome_trace_events(spans, group_.rank(), epoch));
   collectively(group_, [&] {
     if (group_.rank() != 0) return;
     std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";

@@ -6,7 +6,7 @@
 
 #include <annulus/core/trace.hpp>
 #include <annulus/files/text_file.hpp>
-#include <annulus/mesh/group.hpp>
+#include <annulus/mesh/control.hpp>
 
 namespace annulus::launcher {
 
@@ -15,12 +15,12 @@ class TraceFile {
  public:
   /// Collective over `group`. Opens a temporary file beside `path`; all ranks throw UserError if
   /// that fails.
-  TraceFile(const std::string& path, Group& group);
+  TraceFile(const std::string& path, Control& group);
   /// Collective. Times count from the earliest span of any rank. Throws SystemError.
   void commit(const std::vector<TraceSpan>& spans);
 
  private:
-  Group& group_;
+  Control& group_;
   std::optional<files::TextFile> file_;  // rank 0 only
 };
 

@@ -15,7 +15,7 @@ void check_output_is_given(const Options& options) {
   }
 }
 
-OutputFiles::OutputFiles(const Options& options, const AttentionProblem& problem, Group& group)
+OutputFiles::OutputFiles(const Options& options, const AttentionProblem& problem, Control& group)
     : group_(group), bhtd_(options.bhtd), lse_beside_output_(lse_beside_output(options)) {
   const AttentionShape& shape = problem.shape;
   const Extents output{shape.batch, shape.query_length, shape.heads, shape.value_dim};

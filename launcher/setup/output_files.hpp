@@ -6,7 +6,7 @@
 
 #include <annulus/attention/problem.hpp>
 #include <annulus/files/array_writer.hpp>
-#include <annulus/mesh/group.hpp>
+#include <annulus/mesh/control.hpp>
 #include <annulus/ring/executor.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 
@@ -19,7 +19,7 @@ namespace annulus::launcher {
 class OutputFiles {
  public:
   /// Collective over `group`. Throws as ArrayWriter does.
-  OutputFiles(const Options& options, const AttentionProblem& problem, Group& group);
+  OutputFiles(const Options& options, const AttentionProblem& problem, Control& group);
 
   /// Collective. Every rank writes its shards; then the files get their names.
   void commit(const ring::LocalTensors& tensors, const ring::ShardedOperands& operands);
@@ -28,7 +28,7 @@ class OutputFiles {
   void write(const NamedSharding& sharding, const TensorView& shard, bool bhtd,
              files::ArrayWriter& writer, std::size_t array);
 
-  Group& group_;
+  Control& group_;
   bool bhtd_;
   std::unique_ptr<files::ArrayWriter> output_;
   std::unique_ptr<files::ArrayWriter>

@@ -8,14 +8,14 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/mesh/group.hpp>
+#include <annulus/mesh/control.hpp>
 
 namespace annulus::launcher {
 
 /// Collective. Throws a UserError on every rank, naming the first rank whose `text` is not rank
 /// 0's.
-inline void require_same(Group& group, std::string_view what, const std::string& text) {
-  const std::vector<std::string> texts = group.gather_text(text);
+inline void require_same(Control& ranks, std::string_view what, const std::string& text) {
+  const std::vector<std::string> texts = ranks.gather_text(text);
   const auto other = std::find_if(texts.begin(), texts.end(),
                                   [&](const std::string& t) { return t != texts.front(); });
   if (other == texts.end()) return;

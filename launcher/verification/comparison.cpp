@@ -64,7 +64,7 @@ Deviation compare(const OracleOutput& truth, const ConstTensorView& output,
   return result;
 }
 
-Accuracy accuracy(const Deviation& local, Group& group) {
+Accuracy accuracy(const Deviation& local, Control& group) {
   const std::vector<double> sums = group.sum(std::vector{local.difference, local.reference});
   const double relative = std::sqrt(sums[0] / sums[1]);
   return {sums[0] == 0 ? 0 : relative, group.max(std::vector{local.lse})[0]};

@@ -133,7 +133,7 @@ namespace {
 Deviation run_unsharded(const ShardedCase& whole, const OracleOutput& truth, Mesh& mesh,
                         const Registry& registry, Device& device) {
   const AttentionProblem& problem = whole.problem;
-  Group& world = mesh.world();
+  Control& world = mesh.world();
   const ring::ShardedOperands operands =
       collectively(world, [&] { return shard_operands(problem, mesh.shape(), whole.layout); });
   ring::ShardedAttention attention(problem, operands, mesh, registry, device,
@@ -156,7 +156,7 @@ Deviation run_unsharded(const ShardedCase& whole, const OracleOutput& truth, Mes
 Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const Registry& registry,
                             Device& device) {
   const AttentionProblem& problem = sharded_case.problem;
-  Group& world = mesh.world();
+  Control& world = mesh.world();
   const int rank = mesh.rank();
   const ring::ShardedOperands operands = collectively(
       world, [&] { return shard_operands(problem, mesh.shape(), sharded_case.layout); });

@@ -17,6 +17,8 @@
 #include <annulus/mesh/nccl_group.hpp>
 
 #include "device_group.hpp"
+#include "nccl/traits.hpp"
+#include "node_identity.hpp"
 #include "peer/device_seat.hpp"
 
 namespace annulus {
@@ -137,7 +139,7 @@ class NcclGroup final : public DeviceGroup {
   NcclGroup(Group& host, Place place, std::unique_ptr<NcclCommunicator> communicator)
       : DeviceGroup(host, place), communicator_(std::move(communicator)) {}
 
-  [[nodiscard]] std::string transport() const override { return "nccl"; }
+  [[nodiscard]] const TransportTraits& traits() const noexcept override { return kNcclTraits; }
 
   void exchange(std::span<const Send> sends, std::span<const Receive> receives, Stream& stream,
                 ExchangeLabel label) override {
@@ -157,30 +159,6 @@ class NcclGroup final : public DeviceGroup {
                               ? "posting " + label.what
                               : fmt::format("step {}: posting {}", label.step, label.what));
   }
-  void all_gather(const void* send, void* receive, std::size_t bytes, Stream& stream) override {
-    check_nccl(ncclAllGather(send, receive, bytes, ncclInt8, communicator_->get(),
-                             CudaStream::of(stream).raw()),
-               "ncclAllGather");
-    communicator_->settle("all-gather");
-  }
-  void all_to_all(const void* send, void* receive, std::size_t bytes, Stream& stream) override {
-    std::vector<Send> sends;
-    std::vector<Receive> receives;
-    for (int peer = 0; peer < size(); ++peer) {
-      const std::size_t offset = static_cast<std::size_t>(peer) * bytes;
-      sends.push_back({peer, static_cast<const char*>(send) + offset, bytes});
-      receives.push_back({peer, static_cast<char*>(receive) + offset, bytes});
-    }
-    exchange(sends, receives, stream, {"all-to-all", -1});
-  }
-  void reduce_scatter(const float* send, float* receive, std::size_t count,
-                      Stream& stream) override {
-    check_nccl(ncclReduceScatter(send, receive, count, ncclFloat32, ncclSum, communicator_->get(),
-                                 CudaStream::of(stream).raw()),
-               "ncclReduceScatter");
-    communicator_->settle("reduce-scatter");
-  }
-
   void give_up() noexcept override { communicator_->abort(); }
   void check() override {
     ncclResult_t state = ncclSuccess;
@@ -193,10 +171,9 @@ class NcclGroup final : public DeviceGroup {
 };
 
 // NCCL says no more than "invalid usage", and only on some ranks.
-void check_devices_differ(Group& world, Place place) {
-  const std::string mine = collectively(world, [&] {
-    return fmt::format("{} {}", peer::node_identity(), peer::pci_bus_id(place.device));
-  });
+void check_devices_differ(Control& world, Place place) {
+  const std::string mine = collectively(
+      world, [&] { return fmt::format("{} {}", node_identity(), peer::pci_bus_id(place.device)); });
   const std::vector<std::string> seats = world.gather_text(mine);
   for (std::size_t rank = 0; rank < seats.size(); ++rank) {
     const auto other =
@@ -211,7 +188,7 @@ void check_devices_differ(Group& world, Place place) {
 
 class StandardNcclWorld final : public NcclWorld {
  public:
-  StandardNcclWorld(Group& world, Place place, Watchdog watchdog)
+  StandardNcclWorld(Control& world, Place place, Watchdog watchdog)
       : world_(world), place_(place), watchdog_(std::move(watchdog)) {
     check_devices_differ(world_, place_);
     const std::string mine = collectively(world_, [&] {
@@ -251,7 +228,7 @@ class StandardNcclWorld final : public NcclWorld {
     return std::make_unique<NcclCommunicator>(raw, watchdog_, failed_);
   }
 
-  Group& world_;
+  Control& world_;
   Place place_;
   Watchdog watchdog_;
   Failed failed_ = std::make_shared<bool>(false);
@@ -266,7 +243,7 @@ NcclVersions nccl_versions() {
   return {version_text(NCCL_VERSION_CODE), version_text(loaded)};
 }
 
-std::unique_ptr<NcclWorld> make_nccl_world(Group& world, Place place, Watchdog watchdog) {
+std::unique_ptr<NcclWorld> make_nccl_world(Control& world, Place place, Watchdog watchdog) {
   return std::make_unique<StandardNcclWorld>(world, place, std::move(watchdog));
 }
 

@@ -7,7 +7,7 @@ NcclVersions nccl_versions() {
   return {"not built", "not built"};
 }
 
-std::unique_ptr<NcclWorld> make_nccl_world(Group& /*world*/, Place /*place*/,
+std::unique_ptr<NcclWorld> make_nccl_world(Control& /*world*/, Place /*place*/,
                                            Watchdog /*watchdog*/) {
   throw UnsupportedError("transport nccl: this build has no NCCL");
 }

@@ -4,8 +4,6 @@
 
 namespace annulus::peer {
 
-/// Equal for processes on one node, containers on it included.
-[[nodiscard]] std::string node_identity();
 /// "0000:1b:00.0": the same in every process of a node, whatever CUDA_VISIBLE_DEVICES says.
 [[nodiscard]] std::string pci_bus_id(int device);
 

@@ -13,7 +13,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/core/host_stream.hpp>
 
-#include "self_messages.hpp"
+#include "self/self_messages.hpp"
 
 namespace annulus::peer {
 namespace {

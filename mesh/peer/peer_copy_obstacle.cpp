@@ -13,6 +13,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/peer_copy_group.hpp>
 
+#include "node_identity.hpp"
 #include "peer/device_seat.hpp"
 #include "peer/flags.hpp"
 #include "peer/shared_memory.hpp"
@@ -97,7 +98,7 @@ std::string peer_copy_obstacle(Group& host, Place place) {
   std::optional<peer::SharedMemoryPool> pool;
   std::optional<peer::FlagBlock> flags;
   try {
-    mine.node = peer::node_identity();
+    mine.node = node_identity();
     mine.bus_id = peer::pci_bus_id(place.device);
     pool.emplace(place.device);
     flags.emplace(*pool, Watchdog(kTrial));
@@ -107,7 +108,7 @@ std::string peer_copy_obstacle(Group& host, Place place) {
   }
   std::vector<Seat> seats;
   std::vector<std::string> errors;
-  for (const std::string& text : host.gather_text(encoded(mine))) {
+  for (const std::string& text : host.control().gather_text(encoded(mine))) {
     seats.push_back(decoded(text));
     errors.push_back(seats.back().error);
   }
@@ -119,7 +120,7 @@ std::string peer_copy_obstacle(Group& host, Place place) {
     reason = obstacle_between(host.rank(), mine, place.device, other,
                               seats[static_cast<std::size_t>(other)]);
   }
-  return first_of(host.gather_text(reason));
+  return first_of(host.control().gather_text(reason));
 }
 
 }  // namespace annulus

@@ -19,9 +19,9 @@ struct Outcome {
 };
 
 // Runs `body`, which gets the rank, on every rank and tells how it ended here.
-Outcome outcome_of(Group& group, const std::function<void(int rank)>& body) {
+Outcome outcome_of(Control& ranks, const std::function<void(int rank)>& body) {
   try {
-    collectively(group, [&] { body(group.rank()); });
+    collectively(ranks, [&] { body(ranks.rank()); });
   } catch (const UserError& error) {
     return {true, error.what()};
   } catch (const LibraryError& error) {
@@ -32,7 +32,7 @@ Outcome outcome_of(Group& group, const std::function<void(int rank)>& body) {
 
 class AgreementTest : public ::testing::Test {
  protected:
-  const std::unique_ptr<Group> group_ = test::make_world_group();
+  const std::shared_ptr<Control> group_ = test::make_world_group()->shared_control();
   const int size_ = group_->size();
 };
 

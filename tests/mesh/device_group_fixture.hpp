@@ -54,7 +54,7 @@ class DeviceGroupTest : public ::testing::TestWithParam<Transport> {
       if (state_->gpu.shared) GTEST_SKIP() << "NCCL needs a GPU for each of the ranks";
     } else if (!state_->obstacle) {
       state_->obstacle =
-          std::make_unique<std::string>(peer_copy_obstacle(world(), device().place()));
+          std::make_unique<std::string>(peer_copy_obstacle(host(), device().place()));
     }
     if (GetParam() == Transport::peer && !state_->obstacle->empty()) {
       GTEST_SKIP() << *state_->obstacle;
@@ -67,7 +67,8 @@ class DeviceGroupTest : public ::testing::TestWithParam<Transport> {
 
   static Device& device() { return *state_->gpu.device; }
   static bool shared_gpus() { return state_->gpu.shared; }
-  static Group& world() { return state_->mesh->world(); }
+  static Control& world() { return state_->mesh->world(); }
+  static Group& host() { return state_->mesh->group(); }
   Group& group() { return *group_; }
   Stream& stream() { return *stream_; }
   [[nodiscard]] cudaStream_t raw_stream() const { return CudaStream::of(*stream_).raw(); }
@@ -114,10 +115,10 @@ class DeviceGroupTest : public ::testing::TestWithParam<Transport> {
   // Directly rather than from the mesh, which needs none for one rank.
   static std::unique_ptr<Group> make_group() {
     if (GetParam() == Transport::peer) {
-      return make_peer_copy_group(world(), device().place(), kWatchdog);
+      return make_peer_copy_group(host(), device().place(), kWatchdog);
     }
     state_->nccl = make_nccl_world(world(), device().place(), kWatchdog);
-    return state_->nccl->split(world(), 0, rank());
+    return state_->nccl->split(host(), 0, rank());
   }
 
   void copy(void* to, const void* from, std::size_t bytes) {

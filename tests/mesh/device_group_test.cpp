@@ -178,65 +178,6 @@ TEST_P(DeviceGroup, UnpreparedExchange) {
   }
 }
 
-TEST_P(DeviceGroup, AllGatherAndAllToAll) {
-  for (const std::size_t bytes : {std::size_t{1}, std::size_t{1000}, 3 * kMiB + 1}) {
-    const auto ranks = static_cast<std::size_t>(size());
-    const Buffer all = allocate(ranks * bytes);
-    const Buffer mine = allocate(bytes);
-    const Buffer blocks = allocate(ranks * bytes);
-    upload(mine, pattern(bytes, key(rank(), 0)));
-    group().all_gather(mine.data(), all.data(), bytes, stream());
-    const Bytes gathered = download(all);
-    Bytes sent;
-    for (int peer = 0; peer < size(); ++peer) {
-      const Bytes block = pattern(bytes, key(rank(), 100 + peer));
-      sent.insert(sent.end(), block.begin(), block.end());
-    }
-    upload(blocks, sent);
-    group().all_to_all(blocks.data(), all.data(), bytes, stream());
-    const Bytes swapped = download(all);
-    Bytes expected_gathered;
-    Bytes expected_swapped;
-    for (int peer = 0; peer < size(); ++peer) {
-      const Bytes part = pattern(bytes, key(peer, 0));
-      expected_gathered.insert(expected_gathered.end(), part.begin(), part.end());
-      const Bytes block = pattern(bytes, key(peer, 100 + rank()));
-      expected_swapped.insert(expected_swapped.end(), block.begin(), block.end());
-    }
-    EXPECT_EQ(gathered, expected_gathered) << bytes;
-    EXPECT_EQ(swapped, expected_swapped) << bytes;
-  }
-}
-
-// NCCL adds in an order of its own, so that only sums without rounding can be foretold.
-float summand(Transport transport, int from, std::size_t index) {
-  const auto number =
-      static_cast<float>((static_cast<std::size_t>(from) * 7919 + index * 31) % 997);
-  return transport == Transport::nccl ? number : number * 0.1F + 1.0F / (number + 3.0F);
-}
-
-TEST_P(DeviceGroup, ReduceScatterAddsInOrderOfRank) {
-  for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{100003}}) {
-    const auto ranks = static_cast<std::size_t>(size());
-    const Buffer parts = allocate(ranks * count * sizeof(float));
-    const Buffer total = allocate(count * sizeof(float));
-    std::vector<float> mine(ranks * count);
-    for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = summand(GetParam(), rank(), i);
-    upload_values(parts, mine);
-    std::vector<float> expected(count);
-    for (std::size_t k = 0; k < count; ++k) {
-      const std::size_t index = static_cast<std::size_t>(rank()) * count + k;
-      expected[k] = summand(GetParam(), 0, index);
-      for (int from = 1; from < size(); ++from) expected[k] += summand(GetParam(), from, index);
-    }
-    for (int repeat = 0; repeat < 3; ++repeat) {
-      group().reduce_scatter(static_cast<const float*>(parts.data()),
-                             static_cast<float*>(total.data()), count, stream());
-      EXPECT_EQ(download_values<float>(total), expected) << count;
-    }
-  }
-}
-
 TEST_P(DeviceGroup, SizesThatDifferAreTheErrorOfBothSides) {
   if (size() < 2) GTEST_SKIP() << "needs 2 ranks";
   if (GetParam() != Transport::peer) GTEST_SKIP() << "NCCL does not compare sizes";
@@ -321,7 +262,14 @@ TEST_P(DeviceMesh, GroupsAlongTwoAxes) {
     const Buffer mine = pool.allocate(sizeof(int));
     const Buffer all = pool.allocate(members.size() * sizeof(int));
     upload_values(mine, std::vector<int>{rank()});
-    along.all_gather(mine.data(), all.data(), sizeof(int), stream());
+    std::vector<Send> sends;
+    std::vector<Receive> receives;
+    for (int peer = 0; peer < along.size(); ++peer) {
+      EXPECT_EQ(along.mesh_rank(peer), members[static_cast<std::size_t>(peer)]);
+      sends.push_back({peer, mine.data(), sizeof(int)});
+      receives.push_back({peer, static_cast<int*>(all.data()) + peer, sizeof(int)});
+    }
+    along.exchange(sends, receives, stream(), {"ranks", -1});
     EXPECT_EQ(download_values<int>(all), members);
   }
 }
@@ -330,7 +278,7 @@ TEST_P(DeviceMesh, AutomaticTakesPeerWhereNothingStandsInItsWay) {
   if (size() < 2) GTEST_SKIP() << "needs 2 ranks";
   Mesh mesh(MeshShape({{"sp", size()}}), session().world(), kWatchdog);
   const AxisNames axes{"sp"};
-  const bool can = peer_copy_obstacle(mesh.world(), device().place()).empty();
+  const bool can = peer_copy_obstacle(mesh.group(), device().place()).empty();
   Group& chosen = mesh.group(axes, device().place());
   EXPECT_EQ(chosen.transport(), can ? "peer" : "nccl");
   EXPECT_EQ(&mesh.group(axes, device().place(), can ? Transport::peer : Transport::nccl), &chosen);

@@ -109,63 +109,6 @@ TEST_P(GroupData, HopsOnAStreamRunInOrder) {
   stream_.synchronize();
 }
 
-TEST_P(GroupData, AllGather) {
-  for (const std::size_t bytes :
-       {std::size_t{0}, std::size_t{1}, std::size_t{50}, std::size_t{3000}}) {
-    const Bytes mine = message(rank_, 0, 1, bytes);
-    Bytes all(bytes * static_cast<std::size_t>(size_));
-    group_->all_gather(mine.data(), all.data(), bytes, stream_);
-    stream_.synchronize();
-    Bytes expected;
-    for (int peer = 0; peer < size_; ++peer) {
-      const Bytes theirs = message(peer, 0, 1, bytes);
-      expected.insert(expected.end(), theirs.begin(), theirs.end());
-    }
-    EXPECT_EQ(all, expected) << bytes;
-  }
-}
-
-TEST_P(GroupData, AllToAll) {
-  for (const std::size_t bytes :
-       {std::size_t{0}, std::size_t{1}, std::size_t{50}, std::size_t{3000}}) {
-    Bytes out;
-    Bytes expected;
-    for (int peer = 0; peer < size_; ++peer) {
-      const Bytes to = message(rank_, peer, 2, bytes);
-      const Bytes from = message(peer, rank_, 2, bytes);
-      out.insert(out.end(), to.begin(), to.end());
-      expected.insert(expected.end(), from.begin(), from.end());
-    }
-    Bytes in(out.size());
-    group_->all_to_all(out.data(), in.data(), bytes, stream_);
-    stream_.synchronize();
-    EXPECT_EQ(in, expected) << bytes;
-  }
-}
-
-TEST_P(GroupData, ReduceScatterAddsInOrderOfRank) {
-  constexpr std::size_t kCount = 257;
-  // Values whose sum depends on the order in which they are added.
-  const auto value = [](int from, int block, std::size_t k) {
-    const float large = (from + static_cast<int>(k)) % 2 == 0 ? 1e7F : -1e7F;
-    return large / static_cast<float>(from + 1) + 0.1F * static_cast<float>(block) +
-           std::sin(static_cast<float>(k + 1));
-  };
-  std::vector<float> out;
-  for (int block = 0; block < size_; ++block) {
-    for (std::size_t k = 0; k < kCount; ++k) out.push_back(value(rank_, block, k));
-  }
-  std::vector<float> sum(kCount, -1.0F);
-  group_->reduce_scatter(out.data(), sum.data(), kCount, stream_);
-  group_->reduce_scatter(out.data(), nullptr, 0, stream_);
-  stream_.synchronize();
-  for (std::size_t k = 0; k < kCount; ++k) {
-    float expected = value(0, rank_, k);
-    for (int from = 1; from < size_; ++from) expected += value(from, rank_, k);
-    ASSERT_EQ(std::bit_cast<std::uint32_t>(sum[k]), std::bit_cast<std::uint32_t>(expected)) << k;
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(ChunkBytes, GroupData, ::testing::Values(7, 1000, kMpiChunkBytes));
 
 class GroupTest : public ::testing::Test {
@@ -199,9 +142,9 @@ TEST_F(GroupTest, ExchangeReturnsAtOnce) {
   const Send send{next, &out, sizeof(out)};
   const Receive receive{previous, &in, sizeof(in)};
   group_->exchange({}, {&receive, 1}, stream_, {});
-  group_->barrier();
+  group_->control().barrier();
   EXPECT_FALSE(stream_.record()->is_complete());
-  group_->barrier();
+  group_->control().barrier();
   group_->exchange({&send, 1}, {}, sending, {});
   stream_.synchronize();
   sending.synchronize();
@@ -275,7 +218,7 @@ TEST_F(GroupTest, AMessageOfTheWrongLengthIsAnError) {
     } else {
       EXPECT_EQ(text, "no error");
     }
-    group_->barrier();
+    group_->control().barrier();
   }
 }
 
@@ -284,35 +227,77 @@ TEST_F(GroupTest, GathersTextsOfDifferentLengths) {
     return std::string(static_cast<std::size_t>(rank * round * 37), static_cast<char>('a' + rank));
   };
   for (int round = 0; round < 5; ++round) {
-    const auto texts = group_->gather_text(text_of(rank_, round));
+    const auto texts = group_->control().gather_text(text_of(rank_, round));
     ASSERT_EQ(texts.size(), static_cast<std::size_t>(size_));
     for (int peer = 0; peer < size_; ++peer) {
       EXPECT_EQ(texts[static_cast<std::size_t>(peer)], text_of(peer, round));
     }
   }
   const std::string binary("a\0b", 3);
-  EXPECT_EQ(group_->gather_text(binary).back(), binary);
+  EXPECT_EQ(group_->control().gather_text(binary).back(), binary);
 }
 
-TEST_F(GroupTest, SumsInOrderOfRankWithTheSameBitsEverywhere) {
+TEST_F(GroupTest, CollectsTextsOnRankZeroOnly) {
+  // Long enough to travel in pieces, one of them empty.
+  const auto text_of = [](int rank) {
+    return std::string(static_cast<std::size_t>(rank) * 3000, static_cast<char>('a' + rank));
+  };
+  for (int round = 0; round < 3; ++round) {
+    const auto texts = group_->control().collect_text(text_of(rank_));
+    if (rank_ != 0) {
+      EXPECT_TRUE(texts.empty());
+      continue;
+    }
+    ASSERT_EQ(texts.size(), static_cast<std::size_t>(size_));
+    for (int peer = 0; peer < size_; ++peer) {
+      EXPECT_EQ(texts[static_cast<std::size_t>(peer)], text_of(peer));
+    }
+  }
+}
+
+TEST_F(GroupTest, LongTextsTravelInPieces) {
+  const auto group = test::make_world_group(test::kWatchdog, 1000);
+  const auto text_of = [](int rank) {
+    const Bytes bytes = message(rank, 0, 5, 4090 + 1503 * static_cast<std::size_t>(rank));
+    return std::string(bytes.begin(), bytes.end());
+  };
+  const auto texts = group->control().gather_text(text_of(rank_));
+  ASSERT_EQ(texts.size(), static_cast<std::size_t>(size_));
+  for (int peer = 0; peer < size_; ++peer) {
+    EXPECT_EQ(texts[static_cast<std::size_t>(peer)], text_of(peer));
+  }
+}
+
+TEST_F(GroupTest, SumsHaveTheSameBitsEverywhereAndEveryTime) {
   const auto value = [](int rank, std::size_t k) {
     return (rank % 2 == 0 ? 1e16 : -1e16) + 0.1 * (rank + 1) + static_cast<double>(k);
   };
+  std::vector<double> mine;
+  for (std::size_t k = 0; k < 5; ++k) mine.push_back(value(rank_, k));
+  // Neighbours first, then pairs of them, and so on: the order that the ranks' number gives.
+  const std::function<double(int, int, std::size_t)> tree = [&](int begin, int width,
+                                                                std::size_t k) {
+    double total = value(begin, k);
+    for (int step = 1; step < width && begin + step < size_; step <<= 1) {
+      total += tree(begin + step, step, k);
+    }
+    return total;
+  };
+  std::string first_bits;
   for (int repeat = 0; repeat < 3; ++repeat) {
-    std::vector<double> mine;
-    for (std::size_t k = 0; k < 5; ++k) mine.push_back(value(rank_, k));
-    const std::vector<double> sums = group_->sum(mine);
+    const std::vector<double> sums = group_->control().sum(mine);
     ASSERT_EQ(sums.size(), 5U);
     std::string bits;
     for (std::size_t k = 0; k < 5; ++k) {
-      double expected = value(0, k);
-      for (int peer = 1; peer < size_; ++peer) expected += value(peer, k);
-      EXPECT_EQ(std::bit_cast<std::uint64_t>(sums[k]), std::bit_cast<std::uint64_t>(expected));
+      EXPECT_EQ(std::bit_cast<std::uint64_t>(sums[k]),
+                std::bit_cast<std::uint64_t>(tree(0, size_, k)));
       bits += std::to_string(std::bit_cast<std::uint64_t>(sums[k])) + " ";
     }
-    for (const std::string& theirs : group_->gather_text(bits)) EXPECT_EQ(theirs, bits);
+    for (const std::string& theirs : group_->control().gather_text(bits)) EXPECT_EQ(theirs, bits);
+    if (repeat == 0) first_bits = bits;
+    EXPECT_EQ(bits, first_bits);
   }
-  EXPECT_TRUE(group_->sum({}).empty());
+  EXPECT_TRUE(group_->control().sum({}).empty());
 }
 
 TEST_F(GroupTest, MaximumPropagatesNan) {
@@ -320,7 +305,7 @@ TEST_F(GroupTest, MaximumPropagatesNan) {
   const std::vector<double> mine{static_cast<double>(rank_), static_cast<double>(-rank_),
                                  rank_ == size_ - 1 ? kNan : 5.0, rank_ == 0 ? kNan : 5.0,
                                  -std::numeric_limits<double>::infinity()};
-  const std::vector<double> maxima = group_->max(mine);
+  const std::vector<double> maxima = group_->control().max(mine);
   ASSERT_EQ(maxima.size(), 5U);
   EXPECT_EQ(maxima[0], size_ - 1);
   EXPECT_EQ(maxima[1], 0.0);
@@ -332,7 +317,21 @@ TEST_F(GroupTest, MaximumPropagatesNan) {
 TEST_F(GroupTest, UnequalCountsAreAnError) {
   if (size_ == 1) GTEST_SKIP() << "needs 2 ranks";
   const std::vector<double> values(rank_ == 0 ? 2 : 1, 1.0);
-  EXPECT_THROW((void)group_->sum(values), InternalError);
+  EXPECT_THROW((void)group_->control().sum(values), InternalError);
+}
+
+TEST_F(GroupTest, DifferentCallsAreAnErrorOfEveryRank) {
+  if (size_ == 1) GTEST_SKIP() << "needs 2 ranks";
+  try {
+    if (rank_ == size_ - 1) {
+      (void)group_->control().max(std::vector{1.0});
+    } else {
+      (void)group_->control().sum(std::vector{1.0});
+    }
+    FAIL() << "no error";
+  } catch (const InternalError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(size_ - 1)));
+  }
 }
 
 TEST_F(GroupTest, ControlCallsAndDataDoNotMix) {
@@ -344,8 +343,8 @@ TEST_F(GroupTest, ControlCallsAndDataDoNotMix) {
   const Send send{next, &out, sizeof(out)};
   const Receive receive{previous, &in, sizeof(in)};
   group_->exchange({&send, 1}, {&receive, 1}, stream_, {});
-  group_->barrier();
-  const auto texts = group_->gather_text(std::to_string(rank_));
+  group_->control().barrier();
+  const auto texts = group_->control().gather_text(std::to_string(rank_));
   EXPECT_EQ(texts[static_cast<std::size_t>(next)], std::to_string(next));
   stream_.synchronize();
   EXPECT_EQ(in, 1000U + static_cast<unsigned>(previous));
@@ -353,7 +352,7 @@ TEST_F(GroupTest, ControlCallsAndDataDoNotMix) {
 
 TEST_F(GroupTest, AbortEndsTheProcessWithItsCode) {
   if (test::session().world() != MPI_COMM_NULL) GTEST_SKIP() << "would end every rank";
-  EXPECT_EXIT(group_->abort(3), ::testing::ExitedWithCode(3), "");
+  EXPECT_EXIT(group_->control().abort(3), ::testing::ExitedWithCode(3), "");
 }
 
 TEST_F(GroupTest, ChunkSizesAreChecked) {

@@ -61,7 +61,7 @@ TEST(Mesh, GroupsOfEveryTupleOfAxes) {
       const std::vector<int> members = shape.group(mesh.rank(), axes);
       ASSERT_EQ(group.size(), static_cast<int>(members.size()));
       ASSERT_EQ(group.rank(), shape.coordinate(mesh.rank(), axes));
-      const auto ranks = group.gather_text(std::to_string(mesh.rank()));
+      const auto ranks = group.control().gather_text(std::to_string(mesh.rank()));
       for (std::size_t i = 0; i < members.size(); ++i) {
         ASSERT_EQ(ranks[i], std::to_string(members[i]));
       }
@@ -101,7 +101,7 @@ TEST(Mesh, OverASubCommunicator) {
   Mesh mesh(MeshShape::parse("sp=-1", size), Communicator(raw).get(), test::kWatchdog);
   EXPECT_EQ(mesh.size(), size);
   const AxisNames axes{"sp"};
-  const auto ranks = mesh.group(axes).gather_text(std::to_string(test::session().rank()));
+  const auto ranks = mesh.group(axes).control().gather_text(std::to_string(test::session().rank()));
   std::vector<std::string> expected;
   for (int rank = world_size() - 1; rank >= 0; --rank) {
     if (rank % 2 == parity) expected.push_back(std::to_string(rank));
@@ -177,11 +177,18 @@ TEST(Topology, AxesThatCrossNodes) {
   EXPECT_EQ(crossing({0, 0, 0, 0, 0, 0, 0, 1}), "dp tp sp ");
 }
 
-TEST(Topology, Single) {
-  const Topology topology = Topology::single();
-  EXPECT_EQ(topology.nodes(), 1);
-  EXPECT_THAT(topology.node_of_rank, ElementsAre(0));
-  EXPECT_THAT(topology.local_rank_of_rank, ElementsAre(0));
+TEST(Topology, RanksOfANodeSayTheSame) {
+  const Topology single = Topology::from_seats({"a\n1"});
+  EXPECT_EQ(single.nodes(), 1);
+  EXPECT_THAT(single.node_of_rank, ElementsAre(0));
+  EXPECT_THAT(single.local_rank_of_rank, ElementsAre(0));
+  // Two nodes may have one host name, and one kernel may go by two names.
+  const Topology topology =
+      Topology::from_seats({"a\n1", "a\n2", "b\n1", "a\n1", "a\n2", "a\n1"});
+  EXPECT_THAT(topology.node_of_rank, ElementsAre(0, 1, 2, 0, 1, 0));
+  EXPECT_THAT(topology.local_rank_of_rank, ElementsAre(0, 0, 0, 1, 1, 2));
+  EXPECT_THAT(topology.node_names, ElementsAre("a", "a", "b"));
+  EXPECT_EQ(topology.ranks_on_node(0), 3);
 }
 
 TEST(Communicator, NullMeansNothingToFree) {

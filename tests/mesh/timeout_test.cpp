@@ -53,7 +53,7 @@ TEST_F(TimeoutTest, AMissingSenderIsNamedWithStepAndBytes) {
     EXPECT_THAT(timeout_text([&] { stream_.synchronize(); }),
                 StartsWith("step 2: waiting for 1.5 MiB of key/value from rank 0 (nothing for"));
   }
-  patient_->barrier();
+  patient_->control().barrier();
   // The late message still arrives.
   if (rank_ == 0) {
     const Send send{1, data_.data(), kBytes};
@@ -63,7 +63,7 @@ TEST_F(TimeoutTest, AMissingSenderIsNamedWithStepAndBytes) {
   if (rank_ == 1) {
     EXPECT_EQ(data_, std::vector<char>(kBytes, 1));
   }
-  patient_->barrier();
+  patient_->control().barrier();
 }
 
 TEST_F(TimeoutTest, AMissingReceiverIsNamed) {
@@ -74,33 +74,43 @@ TEST_F(TimeoutTest, AMissingReceiverIsNamed) {
     EXPECT_THAT(timeout_text([&] { stream_.synchronize(); }),
                 StartsWith("waiting for 1.5 MiB of outputs to be taken by rank 0"));
   }
-  patient_->barrier();
+  patient_->control().barrier();
   if (rank_ == 0) {
     const Receive receive{1, data_.data(), kBytes};
     group->exchange({}, {&receive, 1}, stream_, {"outputs", -1});
   }
   stream_.synchronize();
-  patient_->barrier();
+  patient_->control().barrier();
 }
 
-TEST_F(TimeoutTest, RanksOfAGroupAreTranslatedToThoseOfMpirun) {
+TEST_F(TimeoutTest, RanksOfAGroupAreNamedByTheMesh) {
   const auto group = test::make_reversed_group(kHasty);
-  const int last = size_ - 1;  // mpirun's rank 0
+  const int last = size_ - 1;  // rank 0 of the mesh
   int value = 0;
   if (group->rank() == 0) {
     const Receive receive{last, &value, sizeof(value)};
     group->exchange({}, {&receive, 1}, stream_, {"lengths", 7});
     EXPECT_THAT(timeout_text([&] { stream_.synchronize(); }),
-                StartsWith("step 7: waiting for 4 B of lengths from rank " + std::to_string(last) +
-                           " (mpirun rank 0)"));
+                StartsWith("step 7: waiting for 4 B of lengths from rank 0 (nothing"));
   }
-  patient_->barrier();
+  patient_->control().barrier();
   if (group->rank() == last) {
     const Send send{0, &value, sizeof(value)};
     group->exchange({&send, 1}, {}, stream_, {"lengths", 7});
   }
   stream_.synchronize();
-  patient_->barrier();
+  patient_->control().barrier();
+}
+
+TEST_F(TimeoutTest, RanksOfTheMeshAreTranslatedToThoseOfMpirun) {
+  const auto group = test::make_renumbered_group(kHasty);
+  const int last = size_ - 1;  // mpirun's rank 0
+  if (group->rank() != last) {
+    EXPECT_THAT(
+        timeout_text([&] { group->control().barrier(); }),
+        StartsWith("barrier: waiting for rank " + std::to_string(last) + " (mpirun rank 0)"));
+  }
+  patient_->control().barrier();
 }
 
 TEST_F(TimeoutTest, OnlyThePeersThatAreStillPendingAreNamed) {
@@ -110,7 +120,7 @@ TEST_F(TimeoutTest, OnlyThePeersThatAreStillPendingAreNamed) {
   const Send send{1, &rank_, sizeof(rank_)};
   if (rank_ >= 2) group->exchange({&send, 1}, {}, stream_, {"data", 0});
   stream_.synchronize();
-  patient_->barrier();
+  patient_->control().barrier();
   if (rank_ == 1) {
     std::vector<Receive> receives;
     for (int peer = 0; peer < size_; ++peer) {
@@ -120,41 +130,41 @@ TEST_F(TimeoutTest, OnlyThePeersThatAreStillPendingAreNamed) {
     EXPECT_THAT(timeout_text([&] { stream_.synchronize(); }),
                 AllOf(HasSubstr("from rank 0"), Not(HasSubstr("from rank 2"))));
   }
-  patient_->barrier();
+  patient_->control().barrier();
   if (rank_ == 0) group->exchange({&send, 1}, {}, stream_, {"data", 0});
   stream_.synchronize();
   if (rank_ == 1) {
     EXPECT_EQ(values[0], 0);
     EXPECT_EQ(values[2], 2);
   }
-  patient_->barrier();
+  patient_->control().barrier();
 }
 
 TEST_F(TimeoutTest, ControlCallsSayWhichCallWaitedForWhom) {
   struct Call {
     std::string expected;
-    std::function<void(Group&)> run;
+    std::function<void(Control&)> run;
   };
   const UserError error("bad window");
   const std::vector<double> values{1.0};
   const std::vector<Call> calls{
-      {"barrier: waiting for rank 0 (nothing", [](Group& group) { group.barrier(); }},
+      {"barrier: waiting for rank 0 (nothing", [](Control& ranks) { ranks.barrier(); }},
       {"gather_text: waiting for rank 0 (nothing",
-       [](Group& group) { (void)group.gather_text("x"); }},
-      {"sum: waiting for rank 0 (nothing", [&](Group& group) { (void)group.sum(values); }},
-      {"max: waiting for rank 0 (nothing", [&](Group& group) { (void)group.max(values); }},
+       [](Control& ranks) { (void)ranks.gather_text("x"); }},
+      {"sum: waiting for rank 0 (nothing", [&](Control& ranks) { (void)ranks.sum(values); }},
+      {"max: waiting for rank 0 (nothing", [&](Control& ranks) { (void)ranks.max(values); }},
       {"agreement on errors: gather_text: waiting for rank 0 (nothing",
-       [](Group& group) { agree(group, nullptr); }},
+       [](Control& ranks) { agree(ranks, nullptr); }},
       {"rank " + std::to_string(rank_) + ": bad window (and in the agreement on errors: ",
-       [&](Group& group) { agree(group, &error); }},
+       [&](Control& ranks) { agree(ranks, &error); }},
   };
   for (const Call& call : calls) {
     // A group of its own, as nothing is defined after a timeout but to leave.
     const auto group = test::make_world_group(kHasty);
     if (rank_ != 0) {
-      EXPECT_THAT(timeout_text([&] { call.run(*group); }), StartsWith(call.expected));
+      EXPECT_THAT(timeout_text([&] { call.run(group->control()); }), StartsWith(call.expected));
     }
-    patient_->barrier();
+    patient_->control().barrier();
   }
 }
 

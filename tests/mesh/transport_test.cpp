@@ -7,13 +7,51 @@
 namespace annulus {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 TEST(Transport, NamesGoBothWays) {
-  for (const Transport transport : {Transport::automatic, Transport::nccl, Transport::peer}) {
-    EXPECT_EQ(parse_transport(name_of(transport)), transport);
+  for (const std::string_view name : transport_choices()) {
+    EXPECT_EQ(name_of(parse_transport(name)), name);
   }
-  EXPECT_EQ(name_of(Transport::automatic), "auto");
+  EXPECT_THAT(transport_choices(), ElementsAre("auto", "nccl", "peer"));
+  EXPECT_EQ(parse_transport("auto"), Transport::automatic);
+  EXPECT_EQ(parse_transport("nccl"), Transport::nccl);
+  EXPECT_EQ(parse_transport("peer"), Transport::peer);
+}
+
+TEST(Transport, AutomaticPrefersCopyEngines) {
+  EXPECT_THAT(device_transports(), ElementsAre(Transport::peer, Transport::nccl));
+}
+
+TEST(Transport, TraitsByNameAndByChoice) {
+  for (const TransportTraits* traits : transports()) {
+    EXPECT_EQ(&transport_traits(traits->name), traits);
+    if (traits->choice == Transport::automatic) continue;
+    EXPECT_EQ(&transport_traits(traits->choice), traits);
+    EXPECT_EQ(name_of(traits->choice), traits->name);
+  }
+  EXPECT_THROW((void)transport_traits(Transport::automatic), InternalError);
+  try {
+    (void)transport_traits("pigeon");
+    FAIL() << "no error";
+  } catch (const ArgumentError& error) {
+    EXPECT_EQ(error.expected(), "self, mpi, peer or nccl");
+  }
+}
+
+TEST(Transport, TraitsSayWhatTheTransportsDo) {
+  const TransportTraits& peer = transport_traits("peer");
+  EXPECT_TRUE(peer.ahead && peer.one_sided && peer.shares_devices);
+  EXPECT_FALSE(peer.uniform_calls);
+  const TransportTraits& nccl = transport_traits("nccl");
+  EXPECT_TRUE(nccl.ahead && nccl.uniform_calls);
+  EXPECT_FALSE(nccl.one_sided || nccl.shares_devices);
+  for (const char* const name : {"self", "mpi"}) {
+    const TransportTraits& host = transport_traits(name);
+    EXPECT_EQ(host.choice, Transport::automatic);
+    EXPECT_FALSE(host.ahead || host.one_sided || host.uniform_calls);
+  }
 }
 
 TEST(Transport, OtherNamesAreRefused) {

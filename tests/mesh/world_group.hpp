@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include <annulus/mesh/group.hpp>
 #include <annulus/mesh/mpi_group.hpp>
@@ -21,6 +22,16 @@ inline std::unique_ptr<Group> make_world_group(Watchdog watchdog = kWatchdog,
 
 /// As make_world_group(), with the ranks in reverse order.
 inline std::unique_ptr<Group> make_reversed_group(Watchdog watchdog = kWatchdog) {
+  if (session().world() == MPI_COMM_NULL) return make_self_group();
+  MPI_Comm copy = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_dup(session().world(), &copy), "MPI_Comm_dup");
+  std::vector<int> members;
+  for (int rank = session().size(); rank-- > 0;) members.push_back(rank);
+  return make_mpi_group(Communicator(copy), members, watchdog);
+}
+
+/// As make_world_group() on a communicator whose ranks are numbered in reverse order.
+inline std::unique_ptr<Group> make_renumbered_group(Watchdog watchdog = kWatchdog) {
   if (session().world() == MPI_COMM_NULL) return make_self_group();
   MPI_Comm reversed = MPI_COMM_NULL;
   check_mpi(MPI_Comm_split(session().world(), 0, -session().rank(), &reversed), "MPI_Comm_split");

@@ -150,7 +150,7 @@ TEST_F(ShardMapTest, ABodyMayCommunicateAlongAnAxis) {
                                sum += shards[0].at<std::int32_t>({i, j});
                              }
                            }
-                           const double total = mesh_.group(axes).sum({&sum, 1}).front();
+                           const double total = mesh_.group(axes).control().sum({&sum, 1}).front();
                            return one(single(static_cast<std::int32_t>(total)));
                          },
                      .in_specs = {{PartitionSpec::parse("dp,sp"), {{}, kStriped}}},

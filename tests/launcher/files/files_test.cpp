@@ -42,7 +42,7 @@ std::string read_all(const ArrayFile& file) {
 class Files : public ::testing::Test {
  protected:
   test::ScratchDirectory scratch_;
-  std::unique_ptr<Group> group_ = make_self_group();
+  std::shared_ptr<Control> group_ = make_self_group()->shared_control();
 };
 
 TEST_F(Files, EveryDTypeAndRankSurvivesARoundTrip) {

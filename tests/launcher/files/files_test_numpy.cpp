@@ -60,7 +60,7 @@ TEST_F(NumPy, FilesThatItWritesAreRead) {
 }
 
 TEST_F(NumPy, ReadsWhatWeWrite) {
-  const auto group = make_self_group();
+  const auto group = make_self_group()->shared_control();
   for (const Extents& shape : {Extents{}, Extents{6}, Extents{2, 3}, Extents{0, 4}}) {
     const std::string path = scratch_.file("b.npy");
     std::vector<float> values(static_cast<std::size_t>(shape.product()));

@@ -76,7 +76,7 @@ class Slices : public ::testing::Test {
   }
 
   test::ScratchDirectory scratch_;
-  std::unique_ptr<Group> group_ = make_self_group();
+  std::shared_ptr<Control> group_ = make_self_group()->shared_control();
   std::mt19937 random_{7};
 };
 

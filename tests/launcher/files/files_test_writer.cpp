@@ -34,7 +34,7 @@ class Writer : public ::testing::Test {
   }
   void TearDown() override { world().barrier(); }
 
-  Group& world() { return mesh_->world(); }
+  Control& world() { return mesh_->world(); }
   [[nodiscard]] int rank() const { return mesh_->rank(); }
   [[nodiscard]] bool is_last() const { return rank() == mesh_->size() - 1; }
 

@@ -34,7 +34,7 @@ class ProblemSetupTest : public ::testing::Test {
   /// Writes arrays of int32 to a file and gives its path.
   std::string write(const std::string& name, const std::string& tensor, const Extents& shape,
                     Ids values) {
-    const std::unique_ptr<Group> group = make_self_group();
+    const std::shared_ptr<Control> group = make_self_group()->shared_control();
     files::ArrayWriter writer(*group, path(name), {{tensor, DType::int32, shape}});
     writer.write_slice(files::whole(shape), TensorView(values.data(), DType::int32, shape));
     writer.commit();

@@ -41,7 +41,7 @@ class Comparison : public ::testing::Test {
   OracleOutput truth_{std::vector<double>(24), std::vector<double>(6)};
   Tensor output_{DType::float32, {1, 3, 2, 4}, memory_};
   Tensor lse_{DType::float32, {1, 2, 3}, memory_};
-  std::unique_ptr<Group> self_ = make_self_group();
+  std::shared_ptr<Control> self_ = make_self_group()->shared_control();
 };
 
 TEST_F(Comparison, TheRightAnswerHasNoError) {

@@ -6,47 +6,47 @@
 #include <utility>
 
 #include <annulus/core/error.hpp>
-#include <annulus/mesh/group.hpp>
+#include <annulus/mesh/control.hpp>
 
 namespace annulus {
 
-/// A LibraryError that all ranks have agreed on: they left together and the group still works, so
+/// A LibraryError that all ranks have agreed on: they left together and those ranks can go on, so
 /// that the job can end in good order.
 class AgreedFailure : public LibraryError {
  public:
   using LibraryError::LibraryError;
 };
 
-/// Collective over `group`. If any rank brings an error, every rank throws: a UserError when all
+/// Collective over `ranks`. If any rank brings an error, every rank throws: a UserError when all
 /// the errors are the user's, otherwise an AgreedFailure. The message is that of the lowest rank
 /// that failed, prefixed by "rank r: " unless every rank failed with this very message (an error
 /// that all ranks share needs no name), with a count of further ranks whose message is a different
 /// one.
-void agree(Group& group, const Error* error);
+void agree(Control& ranks, const Error* error);
 
 /// Runs `body` on every rank and agrees on its outcome: either all ranks return, or all throw.
-/// `body` itself must not communicate over `group`. Errors that do not derive from Error (such as
+/// `body` itself must not communicate over `ranks`. Errors that do not derive from Error (such as
 /// std::bad_alloc) count as LibraryError.
 template <class Body>
-auto collectively(Group& group, Body&& body) -> std::invoke_result_t<Body> {
+auto collectively(Control& ranks, Body&& body) -> std::invoke_result_t<Body> {
   using Result = std::invoke_result_t<Body>;
   const auto attempt = [&](auto&& run) {
     try {
       run();
     } catch (const Error& error) {
-      agree(group, &error);
+      agree(ranks, &error);
     } catch (const std::exception& error) {
       const LibraryError wrapped(error.what());
-      agree(group, &wrapped);
+      agree(ranks, &wrapped);
     }
   };
   if constexpr (std::is_void_v<Result>) {
     attempt(std::forward<Body>(body));
-    agree(group, nullptr);
+    agree(ranks, nullptr);
   } else {
     std::optional<Result> result;
     attempt([&] { result.emplace(std::forward<Body>(body)()); });
-    agree(group, nullptr);
+    agree(ranks, nullptr);
     return std::move(*result);
   }
 }

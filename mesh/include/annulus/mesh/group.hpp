@@ -5,11 +5,14 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <annulus/core/memory.hpp>
 #include <annulus/core/place.hpp>
 #include <annulus/core/stream.hpp>
+#include <annulus/mesh/control.hpp>
+#include <annulus/mesh/transport.hpp>
 
 namespace annulus {
 
@@ -57,33 +60,37 @@ class PreparedExchange {
   virtual void reclaim(Stream& /*stream*/) {}
 };
 
-/// Ranks that exchange data: those along one mesh axis, or along a tuple of axes.
+/// Ranks that exchange data: those along one mesh axis, or along a tuple of axes. To meet and agree
+/// they have their control().
 ///
-/// Data calls (exchange to reduce_scatter) are ordered by their stream: they return at once, and
-/// the buffers belong to the call until an event recorded after it is complete. They are collective
-/// over the ranks that they name: every send needs the matching receive, and between two ranks
-/// messages match in order of posting, within one stream. A message to oneself must be received
-/// within the same exchange. Buffers must lie where the group works (see place()).
+/// Exchanges are ordered by their stream: they return at once, and the buffers belong to the call
+/// until an event recorded after it is complete. They are collective over the ranks that they name:
+/// every send needs the matching receive, and between two ranks messages match in order of posting,
+/// within one stream. A message to oneself must be received within the same exchange. Buffers must
+/// lie where the group works (see place()).
 ///
-/// Control calls (barrier to max) block, and are collective over the whole group; all ranks make
-/// them in the same order.
-///
-/// Errors: waiting longer than the watchdog's timeout throws TimeoutError naming step, peer and
-/// bytes; a transport that fails, or a message whose length is not the one expected, throws
-/// LibraryError. After either, only abort() is defined. A peer that the group lacks, or a message
-/// to oneself without its counterpart, throws InternalError at once.
+/// Errors: waiting longer than the watchdog's timeout throws TimeoutError naming step, peer (its
+/// rank in the mesh) and bytes; a transport that fails, or a message whose length is not the one
+/// expected, throws LibraryError. After either, only control().abort() is defined. A peer that the
+/// group lacks, or a message to oneself without its counterpart, throws InternalError at once.
 class Group {
  public:
   virtual ~Group() = default;
-  Group() = default;
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  [[nodiscard]] virtual int rank() const noexcept = 0;
-  [[nodiscard]] virtual int size() const noexcept = 0;
+  [[nodiscard]] Control& control() noexcept { return *control_; }
+  /// For another group of the same ranks.
+  [[nodiscard]] const std::shared_ptr<Control>& shared_control() const noexcept { return control_; }
+  [[nodiscard]] int rank() const noexcept { return control_->rank(); }
+  [[nodiscard]] int size() const noexcept { return control_->size(); }
+  /// What rank `rank` of the group is in the mesh.
+  [[nodiscard]] int mesh_rank(int rank) const { return control_->mesh_rank(rank); }
   [[nodiscard]] virtual Place place() const noexcept = 0;
+  [[nodiscard]] virtual const TransportTraits& traits() const noexcept = 0;
   /// "self", "mpi".
-  [[nodiscard]] virtual std::string transport() const = 0;
+  [[nodiscard]] std::string transport() const { return std::string(traits().name); }
+  [[nodiscard]] bool is_one_sided() const noexcept { return traits().one_sided; }
 
   /// All sends and receives as one step: they may proceed at once in any order.
   virtual void exchange(std::span<const Send> sends, std::span<const Receive> receives,
@@ -101,35 +108,20 @@ class Group {
   /// Throws LibraryError if the transport has noticed a failure since; never blocks. For whoever
   /// waits for work that was posted here.
   virtual void check() {}
-  /// Whether a receiver takes by itself what a prepared exchange has offered: then take() waits for
-  /// nothing that is sent, and reclaim() for nothing else.
-  [[nodiscard]] virtual bool is_one_sided() const noexcept { return false; }
   /// For a rank that gives up on work that was posted here: lets go of what waits for peers on a
   /// device, which would otherwise block whoever frees memory. Recordings of it must be gone
   /// before. What is under way may end with anything, here and on peers to which it is passed on.
-  /// Only abort() is defined afterwards.
+  /// Only control().abort() is defined afterwards.
   virtual void give_up() noexcept {}
-  /// Rank i's `bytes` bytes end at receive + i · bytes, on every rank.
-  virtual void all_gather(const void* send, void* receive, std::size_t bytes, Stream& stream) = 0;
-  /// Block i of `send` goes to rank i; block j of `receive` comes from rank j; `bytes` each.
-  virtual void all_to_all(const void* send, void* receive, std::size_t bytes, Stream& stream) = 0;
-  /// receive[k] = Σ over ranks of send[rank() · count + k], float32, summed in an order that
-  /// does not change, so that repeats agree bit for bit: that of the ranks, except with NCCL.
-  virtual void reduce_scatter(const float* send, float* receive, std::size_t count,
-                              Stream& stream) = 0;
 
-  virtual void barrier() = 0;
-  /// Every rank's text, in order of rank, on every rank.
-  [[nodiscard]] virtual std::vector<std::string> gather_text(const std::string& text) = 0;
-  /// Elementwise sum or maximum of a few numbers over the ranks, in order of rank: the same bits on
-  /// every rank and every time. A NaN anywhere makes the maximum NaN. All ranks give equally many.
-  [[nodiscard]] virtual std::vector<double> sum(std::span<const double> values) = 0;
-  [[nodiscard]] virtual std::vector<double> max(std::span<const double> values) = 0;
-  /// Ends the job on every rank with `exit_code`. Does not return.
-  [[noreturn]] virtual void abort(int exit_code) noexcept = 0;
+ protected:
+  explicit Group(std::shared_ptr<Control> control) : control_(std::move(control)) {}
+
+ private:
+  std::shared_ptr<Control> control_;
 };
 
-/// A group of one rank on the host.
-[[nodiscard]] std::unique_ptr<Group> make_self_group();
+/// A group of one rank on the host: rank `mesh_rank` of its mesh.
+[[nodiscard]] std::unique_ptr<Group> make_self_group(int mesh_rank = 0);
 
 }  // namespace annulus

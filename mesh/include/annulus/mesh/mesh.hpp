@@ -38,8 +38,10 @@ class Mesh {
   /// does not give up while another rank computes on one of its own.
   [[nodiscard]] const Watchdog& watchdog() const noexcept { return watchdog_; }
 
-  /// All ranks of the mesh.
-  [[nodiscard]] Group& world() noexcept { return *world_; }
+  /// All ranks of the mesh, to meet and agree.
+  [[nodiscard]] Control& world() noexcept { return *world_; }
+  /// All ranks of the mesh, to exchange host memory. Collective over the mesh the first time.
+  [[nodiscard]] Group& group();
   /// The ranks that differ from this one only along `axes`, in row-major order of those axes (first
   /// = major). Collective over the mesh the first time that a tuple is asked for; kept afterwards.
   /// Throws UnknownAxisError, and ArgumentError for an axis named twice. No axes, or axes of size
@@ -65,10 +67,10 @@ class Mesh {
                                                          Place place, Transport transport);
 
   MeshShape shape_;
+  Communicator communicator_;  // those of groups are copies of it
   Watchdog watchdog_;
-  Communicator communicator_;
+  std::shared_ptr<Control> world_;
   Topology topology_;
-  std::unique_ptr<Group> world_;
   std::map<AxisNames, std::unique_ptr<Group>> groups_;
   std::map<AxisNames, std::string> peer_obstacles_;  // "": none
   std::unique_ptr<NcclWorld> nccl_;                  // made when first needed

@@ -36,7 +36,7 @@ class NcclWorld {
 /// of, is bounded by the watchdog. Ranks let go of the world and its groups together, in the same
 /// order, unless one has failed or an exception is on its way. Throws UnsupportedError on all ranks
 /// without NCCL or when two ranks share a device (NCCL cannot), LibraryError when NCCL fails.
-[[nodiscard]] std::unique_ptr<NcclWorld> make_nccl_world(Group& world, Place place,
+[[nodiscard]] std::unique_ptr<NcclWorld> make_nccl_world(Control& world, Place place,
                                                          Watchdog watchdog);
 
 }  // namespace annulus

@@ -22,7 +22,7 @@ namespace annulus {
 /// Prepared exchanges are what it is made for: their posts consist of copies and of writes to and
 /// waits for flags in device memory, so they can be captured into a CUDA graph and replayed. An
 /// exchange that is not prepared is prepared for the occasion, which blocks until its peers make
-/// theirs, and cannot be captured; all_gather, all_to_all and reduce_scatter are made of such.
+/// theirs, and cannot be captured.
 ///
 /// Buffers must be of the kind that cudaMalloc returns; those of exchange_memory() are. That memory
 /// is kept until the group ends. Others must not be freed before it either: the peers have them

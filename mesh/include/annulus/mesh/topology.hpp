@@ -3,11 +3,11 @@
 #include <string>
 #include <vector>
 
-#include <mpi.h>
+#include <annulus/mesh/control.hpp>
 
 namespace annulus {
 
-/// Which ranks share a node, found by a shared-memory split.
+/// Which ranks share a node: those that see the same host name on the same running kernel.
 struct Topology {
   std::vector<int> node_of_rank;        ///< node index of every rank; nodes count from 0
   std::vector<int> local_rank_of_rank;  ///< position of every rank within its node
@@ -16,10 +16,10 @@ struct Topology {
   [[nodiscard]] int nodes() const noexcept { return static_cast<int>(node_names.size()); }
   [[nodiscard]] int ranks_on_node(int node) const;
 
-  /// One rank on this host, without MPI.
-  static Topology single();
-  /// Collective over `communicator`.
-  static Topology discover(MPI_Comm communicator);
+  /// Collective over `ranks`.
+  static Topology discover(Control& ranks);
+  /// From what every rank says of its place, equal on the same node: "host name\nidentity".
+  static Topology from_seats(const std::vector<std::string>& seats);
 };
 
 }  // namespace annulus

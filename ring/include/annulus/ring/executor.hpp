@@ -69,8 +69,8 @@ class Executor {
   void prepare(const LocalTensors& tensors);
 
   /// Collective over the group. When it returns, the tensors are the caller's again. Throws
-  /// TimeoutError or LibraryError, after which the job can only be aborted (Group::abort): also for
-  /// tensors that prepare() would refuse, since the other ranks may be under way.
+  /// TimeoutError or LibraryError, after which the job can only be aborted (Control::abort): also
+  /// for tensors that prepare() would refuse, since the other ranks may be under way.
   void run(const LocalTensors& tensors);
 
   [[nodiscard]] const RankPlan& plan() const noexcept { return plan_; }

@@ -68,7 +68,7 @@ class ShardedAttention {
   }
 
  private:
-  Group& world_;
+  Control& world_;
   ScheduleChoice schedule_;
   std::string transport_;
   Selection selection_;

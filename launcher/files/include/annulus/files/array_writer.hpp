@@ -11,7 +11,7 @@
 #include <annulus/files/array_info.hpp>
 #include <annulus/files/file_descriptor.hpp>
 #include <annulus/files/temporary_file.hpp>
-#include <annulus/mesh/group.hpp>
+#include <annulus/mesh/control.hpp>
 #include <annulus/partition/position.hpp>
 
 namespace annulus::files {
@@ -34,7 +34,7 @@ class ArrayWriter {
   /// All ranks throw UserError (a directory that is missing or not writable, a name that is taken
   /// by something else than a file) or LibraryError (a full disk), as agree() does.
   /// `shown` is what errors about the name call the file ("--output o.npy"); by default its path.
-  ArrayWriter(Group& group, std::string path, std::vector<ArraySpec> arrays,
+  ArrayWriter(Control& group, std::string path, std::vector<ArraySpec> arrays,
               const std::string& shown = "");
   /// Not collective. Without commit() nothing of the file remains.
   ~ArrayWriter() = default;
@@ -57,7 +57,7 @@ class ArrayWriter {
   void write(std::span<const PositionRanges> index, const ConstTensorView& source,
              std::size_t array);
 
-  Group& group_;
+  Control& group_;
   std::string path_;
   std::vector<ArrayInfo> arrays_;
   FileDescriptor file_;

@@ -3,7 +3,7 @@
 #include <annulus/attention/accuracy.hpp>
 #include <annulus/attention/oracle.hpp>
 #include <annulus/core/tensor.hpp>
-#include <annulus/mesh/group.hpp>
+#include <annulus/mesh/control.hpp>
 
 namespace annulus::verification {
 
@@ -34,6 +34,6 @@ struct Accuracy {
 };
 
 /// The errors of all ranks together. Collective over the group.
-[[nodiscard]] Accuracy accuracy(const Deviation& local, Group& group);
+[[nodiscard]] Accuracy accuracy(const Deviation& local, Control& group);
 
 }  // namespace annulus::verification

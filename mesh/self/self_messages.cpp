@@ -1,4 +1,4 @@
-#include "self_messages.hpp"
+#include "self/self_messages.hpp"
 
 #include <algorithm>
 #include <cstring>

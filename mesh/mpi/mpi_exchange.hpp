@@ -9,29 +9,16 @@
 #include <annulus/core/host_stream.hpp>
 #include <annulus/mesh/group.hpp>
 
+#include "mpi/mpi_endpoint.hpp"
+
 namespace annulus {
-
-/// What every message of a group needs to know.
-struct MpiEndpoint {
-  MPI_Comm communicator = MPI_COMM_NULL;
-  int rank = 0;
-  int size = 1;
-  std::size_t chunk_bytes = 0;
-  std::vector<int> world_ranks;  ///< rank in MPI_COMM_WORLD of every rank of the group
-
-  /// "rank 1", or "rank 1 (mpirun rank 5)" where the two differ.
-  [[nodiscard]] std::string name_of(int peer) const;
-};
-
-/// Data and control calls of a group share its communicator but never each other's messages.
-enum class MpiTag : int { data = 1, control = 2 };
 
 /// Nonblocking sends and receives that count as one operation.
 class MpiExchange final : public HostOperation {
  public:
   /// `endpoint` must outlive the operation's work.
-  MpiExchange(const MpiEndpoint& endpoint, MpiTag tag, std::vector<Send> sends,
-              std::vector<Receive> receives, ExchangeLabel label);
+  MpiExchange(const MpiEndpoint& endpoint, std::vector<Send> sends, std::vector<Receive> receives,
+              ExchangeLabel label);
   /// Withdraws what is still pending, as after a timeout.
   ~MpiExchange() override;
   MpiExchange(const MpiExchange&) = delete;
@@ -42,8 +29,6 @@ class MpiExchange final : public HostOperation {
   [[nodiscard]] std::uint64_t pieces_finished() const override;
   [[nodiscard]] std::string describe() const override;
   [[nodiscard]] TraceLabel label() const override;
-  /// "rank 3, rank 5": the peers that something is still to come from.
-  [[nodiscard]] std::string missing_senders() const;
 
  private:
   enum class Direction : std::uint8_t { receive, send };
@@ -62,7 +47,6 @@ class MpiExchange final : public HostOperation {
   [[noreturn]] void fail(int code, int completed) const;
 
   const MpiEndpoint& endpoint_;
-  MpiTag tag_;
   std::vector<Send> sends_;
   std::vector<Receive> receives_;
   ExchangeLabel label_;

@@ -1,4 +1,4 @@
-#include "mpi_exchange.hpp"
+#include "mpi/mpi_exchange.hpp"
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/mpi.hpp>
 
-#include "self_messages.hpp"
+#include "self/self_messages.hpp"
 
 namespace annulus {
 namespace {
@@ -40,20 +40,13 @@ void for_each_piece(std::size_t bytes, std::size_t chunk_bytes, Piece&& piece) {
 
 }  // namespace
 
-std::string MpiEndpoint::name_of(int peer) const {
-  const int world_rank = world_ranks[static_cast<std::size_t>(peer)];
-  return world_rank == peer ? fmt::format("rank {}", peer)
-                            : fmt::format("rank {} (mpirun rank {})", peer, world_rank);
-}
-
-MpiExchange::MpiExchange(const MpiEndpoint& endpoint, MpiTag tag, std::vector<Send> sends,
+MpiExchange::MpiExchange(const MpiEndpoint& endpoint, std::vector<Send> sends,
                          std::vector<Receive> receives, ExchangeLabel label)
     : endpoint_(endpoint),
-      tag_(tag),
       sends_(std::move(sends)),
       receives_(std::move(receives)),
       label_(std::move(label)) {
-  check_messages(sends_, receives_, endpoint_.rank, endpoint_.size);
+  check_messages(sends_, receives_, endpoint_.rank, endpoint_.size());
 }
 
 MpiExchange::~MpiExchange() {
@@ -91,10 +84,10 @@ void MpiExchange::start() {
 void MpiExchange::post_receive(const Receive& receive) {
   for_each_piece(receive.bytes, endpoint_.chunk_bytes, [&](std::size_t offset, std::size_t bytes) {
     MPI_Request request = MPI_REQUEST_NULL;
-    check_mpi(
-        MPI_Irecv(static_cast<std::byte*>(receive.data) + offset, static_cast<int>(bytes), MPI_BYTE,
-                  receive.peer, static_cast<int>(tag_), endpoint_.communicator, &request),
-        "MPI_Irecv");
+    check_mpi(MPI_Irecv(static_cast<std::byte*>(receive.data) + offset, static_cast<int>(bytes),
+                        MPI_BYTE, endpoint_.member(receive.peer), static_cast<int>(MpiTag::data),
+                        endpoint_.communicator.get(), &request),
+              "MPI_Irecv");
     requests_.push_back(request);
     pieces_.push_back({Direction::receive, receive.peer, bytes});
   });
@@ -103,10 +96,10 @@ void MpiExchange::post_receive(const Receive& receive) {
 void MpiExchange::post_send(const Send& send) {
   for_each_piece(send.bytes, endpoint_.chunk_bytes, [&](std::size_t offset, std::size_t bytes) {
     MPI_Request request = MPI_REQUEST_NULL;
-    check_mpi(
-        MPI_Isend(static_cast<const std::byte*>(send.data) + offset, static_cast<int>(bytes),
-                  MPI_BYTE, send.peer, static_cast<int>(tag_), endpoint_.communicator, &request),
-        "MPI_Isend");
+    check_mpi(MPI_Isend(static_cast<const std::byte*>(send.data) + offset, static_cast<int>(bytes),
+                        MPI_BYTE, endpoint_.member(send.peer), static_cast<int>(MpiTag::data),
+                        endpoint_.communicator.get(), &request),
+              "MPI_Isend");
     requests_.push_back(request);
     pieces_.push_back({Direction::send, send.peer, bytes});
   });
@@ -160,7 +153,7 @@ void MpiExchange::fail(int code, int completed) const {
 }
 
 std::vector<std::int64_t> MpiExchange::pending(Direction direction) const {
-  std::vector<std::int64_t> bytes(static_cast<std::size_t>(endpoint_.size), -1);
+  std::vector<std::int64_t> bytes(static_cast<std::size_t>(endpoint_.size()), -1);
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     const Piece& piece = pieces_[i];
     if (requests_[i] == MPI_REQUEST_NULL || piece.direction != direction) continue;
@@ -174,7 +167,7 @@ std::string MpiExchange::describe() const {
   std::string waits;
   const auto append = [&](Direction direction, const char* format) {
     const auto bytes = pending(direction);
-    for (int peer = 0; peer < endpoint_.size; ++peer) {
+    for (int peer = 0; peer < endpoint_.size(); ++peer) {
       const std::int64_t count = bytes[static_cast<std::size_t>(peer)];
       if (count < 0) continue;
       waits += waits.empty() ? "" : ", ";
@@ -186,16 +179,6 @@ std::string MpiExchange::describe() const {
   append(Direction::send, "{} of {} to be taken by {}");
   const std::string step = label_.step >= 0 ? fmt::format("step {}: ", label_.step) : "";
   return step + (waits.empty() ? label_.what + ": nothing pending" : "waiting for " + waits);
-}
-
-std::string MpiExchange::missing_senders() const {
-  std::string names;
-  const auto bytes = pending(Direction::receive);
-  for (int peer = 0; peer < endpoint_.size; ++peer) {
-    if (bytes[static_cast<std::size_t>(peer)] < 0) continue;
-    names += (names.empty() ? "" : ", ") + endpoint_.name_of(peer);
-  }
-  return names;
 }
 
 TraceLabel MpiExchange::label() const {

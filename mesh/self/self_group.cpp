@@ -1,11 +1,11 @@
-#include <cstring>
 #include <utility>
 
 #include <annulus/core/host_stream.hpp>
 #include <annulus/mesh/group.hpp>
 #include <annulus/mesh/mpi.hpp>
 
-#include "self_messages.hpp"
+#include "self/self_messages.hpp"
+#include "self/traits.hpp"
 
 namespace annulus {
 namespace {
@@ -31,32 +31,17 @@ class SelfExchange final : public HostOperation {
   ExchangeLabel label_;
 };
 
-class SelfGroup final : public Group {
+class SelfControl final : public Control {
  public:
+  explicit SelfControl(int mesh_rank) : mesh_rank_(mesh_rank) {}
   [[nodiscard]] int rank() const noexcept override { return 0; }
   [[nodiscard]] int size() const noexcept override { return 1; }
-  [[nodiscard]] Place place() const noexcept override { return Place::host(); }
-  [[nodiscard]] std::string transport() const override { return "self"; }
-
-  void exchange(std::span<const Send> sends, std::span<const Receive> receives, Stream& stream,
-                ExchangeLabel label) override {
-    check_messages(sends, receives, rank(), size());
-    HostStream::of(stream).submit(
-        std::make_unique<SelfExchange>(sends, receives, std::move(label)));
-  }
-  void all_gather(const void* send, void* receive, std::size_t bytes, Stream& stream) override {
-    copy(send, receive, bytes, stream, "all-gather");
-  }
-  void all_to_all(const void* send, void* receive, std::size_t bytes, Stream& stream) override {
-    copy(send, receive, bytes, stream, "all-to-all");
-  }
-  void reduce_scatter(const float* send, float* receive, std::size_t count,
-                      Stream& stream) override {
-    copy(send, receive, count * sizeof(float), stream, "reduce-scatter");
-  }
-
-  void barrier() override {}
+  [[nodiscard]] int mesh_rank(int /*rank*/) const override { return mesh_rank_; }
+  void barrier(std::string_view /*what*/) override {}
   [[nodiscard]] std::vector<std::string> gather_text(const std::string& text) override {
+    return {text};
+  }
+  [[nodiscard]] std::vector<std::string> collect_text(const std::string& text) override {
     return {text};
   }
   [[nodiscard]] std::vector<double> sum(std::span<const double> values) override {
@@ -68,17 +53,27 @@ class SelfGroup final : public Group {
   [[noreturn]] void abort(int exit_code) noexcept override { abort_job(exit_code); }
 
  private:
-  void copy(const void* send, void* receive, std::size_t bytes, Stream& stream, const char* what) {
-    const Send out{0, send, bytes};
-    const Receive in{0, receive, bytes};
-    exchange({&out, 1}, {&in, 1}, stream, {what, -1});
+  int mesh_rank_;
+};
+
+class SelfGroup final : public Group {
+ public:
+  explicit SelfGroup(int mesh_rank) : Group(std::make_shared<SelfControl>(mesh_rank)) {}
+  [[nodiscard]] Place place() const noexcept override { return Place::host(); }
+  [[nodiscard]] const TransportTraits& traits() const noexcept override { return kSelfTraits; }
+
+  void exchange(std::span<const Send> sends, std::span<const Receive> receives, Stream& stream,
+                ExchangeLabel label) override {
+    check_messages(sends, receives, rank(), size());
+    HostStream::of(stream).submit(
+        std::make_unique<SelfExchange>(sends, receives, std::move(label)));
   }
 };
 
 }  // namespace
 
-std::unique_ptr<Group> make_self_group() {
-  return std::make_unique<SelfGroup>();
+std::unique_ptr<Group> make_self_group(int mesh_rank) {
+  return std::make_unique<SelfGroup>(mesh_rank);
 }
 
 }  // namespace annulus

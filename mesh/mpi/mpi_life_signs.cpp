@@ -1,8 +1,10 @@
-#include "mpi_life_signs.hpp"
+#include "mpi/mpi_life_signs.hpp"
 
 #include <chrono>
 #include <utility>
 #include <vector>
+
+#include "mpi/mpi_endpoint.hpp"
 
 namespace annulus {
 namespace {
@@ -62,7 +64,7 @@ class MpiLifeSigns final : public LifeSigns {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr int kTag = 1;
+  static constexpr int kTag = static_cast<int>(MpiTag::life);
 
   Communicator communicator_;
   Watchdog::Seconds interval_;

@@ -1,0 +1,52 @@
+#include "mpi/duplicate.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "mpi/roll_call.hpp"
+
+namespace annulus {
+namespace {
+
+// On communicators of the caller's, who will hardly have messages with these tags: MPI promises
+// tags up to 32767.
+constexpr int kTagCall = 32650;
+constexpr int kTagHere = 32651;
+constexpr int kPollsPerAnswer = 8;
+constexpr Watchdog::Seconds kRollCall{2};
+
+}  // namespace
+
+Communicator duplicate(MPI_Comm communicator, const Watchdog& watchdog, std::string_view what) {
+  int size = 0;
+  check_mpi(MPI_Comm_size(communicator, &size), "MPI_Comm_size");
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const RollCall roll_call(communicator, std::move(ranks), kTagCall, kTagHere);
+  MPI_Comm copy = MPI_COMM_NULL;
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Comm_idup(communicator, &copy, &request), "MPI_Comm_idup");
+  int polls = 0;
+  watchdog.wait(
+      [&] {
+        int done = 0;
+        check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+        if (done == 0 && ++polls % kPollsPerAnswer == 0) roll_call.answer();
+        return done != 0;
+      },
+      [&] {
+        const std::vector<int> absent = roll_call.absent(std::min(kRollCall, watchdog.timeout()));
+        if (absent.empty()) return fmt::format("{}: waiting for MPI_Comm_idup", what);
+        return fmt::format("{}: waiting for rank {}", what, fmt::join(absent, ", rank "));
+      });
+  Communicator owned(copy);
+  check_mpi(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return owned;
+}
+
+}  // namespace annulus

@@ -1,0 +1,246 @@
+#include "mpi/mpi_control.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+
+namespace annulus {
+namespace {
+
+// A part begins with the call it belongs to, or with this and the text of an error.
+constexpr char kError = '!';
+// A message carries so much of a text beside its length; what is longer follows in pieces.
+constexpr std::size_t kFirstBytes = 4096;
+
+// Polls between two looks for ranks that ask who is here.
+constexpr int kPollsPerAnswer = 8;
+constexpr Watchdog::Seconds kRollCall{2};
+
+template <class Value>
+void append(std::string& text, const Value& value) {
+  text.append(reinterpret_cast<const char*>(&value), sizeof(Value));
+}
+
+template <class Value>
+Value value_at(const std::string& text, std::size_t offset) {
+  Value value;
+  std::memcpy(&value, text.data() + offset, sizeof(Value));
+  return value;
+}
+
+// "sum" → "s": ranks that make different calls must not take each other's parts.
+char mark_of(std::string_view call) {
+  return call.front();
+}
+
+}  // namespace
+
+MpiControl::MpiControl(std::shared_ptr<const MpiEndpoint> endpoint, Watchdog watchdog)
+    : endpoint_(std::move(endpoint)),
+      watchdog_(std::move(watchdog)),
+      roll_call_(endpoint_->communicator.get(), endpoint_->members,
+                 static_cast<int>(MpiTag::roll_call), static_cast<int>(MpiTag::here)) {
+  const int own = rank();
+  if (own > 0) parent_ = own & (own - 1);
+  for (int bit = 1; (own & bit) == 0 && own + bit < size(); bit <<= 1) {
+    children_.push_back(own + bit);
+  }
+}
+
+void MpiControl::barrier(std::string_view what) {
+  (void)combine_all(what, {}, [](std::string& /*whole*/, const std::string& /*part*/) {});
+}
+
+// Ranks that have nothing to say are not mentioned, so that most agreements are short.
+std::vector<std::string> MpiControl::gather_text(const std::string& text) {
+  std::string mine;
+  if (!text.empty()) {
+    append(mine, rank());
+    append(mine, std::uint64_t{text.size()});
+    mine += text;
+  }
+  const std::string all =
+      combine_all("gather_text", std::move(mine),
+                  [](std::string& whole, const std::string& part) { whole += part; });
+  std::vector<std::string> texts(static_cast<std::size_t>(size()));
+  for (std::size_t at = 0; at < all.size();) {
+    const int from = value_at<int>(all, at);
+    const auto length = value_at<std::uint64_t>(all, at + sizeof(int));
+    at += sizeof(int) + sizeof(std::uint64_t);
+    texts.at(static_cast<std::size_t>(from)) = all.substr(at, length);
+    at += length;
+  }
+  return texts;
+}
+
+// Straight to rank 0, which takes them one by one: the texts may be long.
+std::vector<std::string> MpiControl::collect_text(const std::string& text) {
+  constexpr const char* kCall = "collect_text";
+  if (rank() > 0) {
+    send(kCall, {0}, MpiTag::text, text);
+    return {};
+  }
+  std::vector<std::string> texts{text};
+  for (int peer = 1; peer < size(); ++peer) {
+    texts.push_back(receive(kCall, peer, MpiTag::text));
+  }
+  return texts;
+}
+
+std::vector<double> MpiControl::sum(std::span<const double> values) {
+  return reduce("sum", values, [](double a, double b) { return a + b; });
+}
+
+std::vector<double> MpiControl::max(std::span<const double> values) {
+  return reduce("max", values, [](double a, double b) { return std::isnan(b) || b > a ? b : a; });
+}
+
+void MpiControl::abort(int exit_code) noexcept {
+  abort_job(exit_code);
+}
+
+std::vector<double> MpiControl::reduce(std::string_view call, std::span<const double> values,
+                                       const std::function<double(double, double)>& combine) {
+  const auto add = [&](std::string& whole, const std::string& part) {
+    if (part.size() != whole.size()) {
+      throw InternalError(fmt::format("{}: one rank gave {} numbers and another one {}", call,
+                                      whole.size() / sizeof(double), part.size() / sizeof(double)));
+    }
+    for (std::size_t at = 0; at < whole.size(); at += sizeof(double)) {
+      const double both = combine(value_at<double>(whole, at), value_at<double>(part, at));
+      std::memcpy(whole.data() + at, &both, sizeof(double));
+    }
+  };
+  const std::string all = combine_all(
+      call, std::string(reinterpret_cast<const char*>(values.data()), values.size_bytes()), add);
+  std::vector<double> result(values.size());
+  if (!result.empty()) std::memcpy(result.data(), all.data(), all.size());
+  return result;
+}
+
+std::string MpiControl::combine_all(std::string_view call, std::string part,
+                                    const Combine& combine) {
+  std::string whole = std::move(part);
+  std::string error;
+  for (const int child : children_) {
+    const std::string theirs = receive(call, child, MpiTag::up);
+    if (!error.empty()) continue;
+    try {
+      if (theirs.front() == kError) throw InternalError(theirs.substr(1));
+      if (theirs.front() != mark_of(call)) {
+        throw InternalError(fmt::format("{} is in another call than {}, which is in {}",
+                                        endpoint_->name_of(child), endpoint_->name_of(rank()),
+                                        call));
+      }
+      combine(whole, theirs.substr(1));
+    } catch (const InternalError& failure) {
+      error = failure.what();
+    }
+  }
+  // An error goes the same way as a result, so that it is everybody's.
+  std::string message = error.empty() ? mark_of(call) + whole : kError + error;
+  if (parent_ >= 0) {
+    send(call, {parent_}, MpiTag::up, message);
+    message = receive(call, parent_, MpiTag::down);
+  }
+  // The ranks of the largest subtree have the longest way.
+  send(call, {children_.rbegin(), children_.rend()}, MpiTag::down, message);
+  if (message.front() == kError) throw InternalError(message.substr(1));
+  return message.substr(1);
+}
+
+void MpiControl::send(std::string_view call, const std::vector<int>& to, MpiTag tag,
+                      const std::string& text) {
+  std::string first;
+  append(first, std::uint64_t{text.size()});
+  first.append(text, 0, kFirstBytes);
+  std::vector<std::pair<int, MPI_Request>> requests;
+  for (const int peer : to) {
+    const auto post = [&](const char* data, std::size_t bytes) {
+      requests.emplace_back(peer, MPI_REQUEST_NULL);
+      check_mpi(
+          MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, endpoint_->member(peer),
+                    static_cast<int>(tag), endpoint_->communicator.get(), &requests.back().second),
+          "MPI_Isend");
+    };
+    post(first.data(), first.size());
+    for (std::size_t at = kFirstBytes; at < text.size(); at += endpoint_->chunk_bytes) {
+      post(text.data() + at, std::min(endpoint_->chunk_bytes, text.size() - at));
+    }
+  }
+  for (auto& [peer, request] : requests) {
+    wait(call, peer, [&posted = request] {
+      int done = 0;
+      check_mpi(MPI_Test(&posted, &done, MPI_STATUS_IGNORE), "MPI_Test");
+      return done != 0;
+    });
+  }
+}
+
+std::string MpiControl::receive(std::string_view call, int from, MpiTag tag) {
+  const auto take = [&](char* data, std::size_t bytes) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Status status;
+    check_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, endpoint_->member(from),
+                        static_cast<int>(tag), endpoint_->communicator.get(), &request),
+              "MPI_Irecv");
+    try {
+      wait(call, from, [&] {
+        int done = 0;
+        check_mpi(MPI_Test(&request, &done, &status), "MPI_Test");
+        return done != 0;
+      });
+    } catch (...) {
+      // What comes late must not be written where nothing is any more.
+      if (request != MPI_REQUEST_NULL) {
+        MPI_Cancel(&request);
+        MPI_Request_free(&request);
+      }
+      throw;
+    }
+    int count = 0;
+    check_mpi(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
+    return static_cast<std::size_t>(count);
+  };
+  std::string first(sizeof(std::uint64_t) + kFirstBytes, '\0');
+  first.resize(take(first.data(), first.size()));
+  const auto length = value_at<std::uint64_t>(first, 0);
+  std::string text = first.substr(sizeof(std::uint64_t));
+  text.resize(length);
+  for (std::size_t at = kFirstBytes; at < length; at += endpoint_->chunk_bytes) {
+    (void)take(text.data() + at, std::min(endpoint_->chunk_bytes, length - at));
+  }
+  return text;
+}
+
+void MpiControl::wait(std::string_view call, int peer, const std::function<bool()>& done) const {
+  int polls = 0;
+  watchdog_.wait(
+      [&] {
+        if (++polls % kPollsPerAnswer == 0) roll_call_.answer();
+        return done();
+      },
+      [&] { return describe_wait(call, peer); });
+}
+
+std::string MpiControl::describe_wait(std::string_view call, int peer) const {
+  std::vector<int> absent = roll_call_.absent(std::min(kRollCall, watchdog_.timeout()));
+  std::string names;
+  for (int i = 0; i < size(); ++i) {
+    if (std::find(absent.begin(), absent.end(), endpoint_->member(i)) == absent.end()) continue;
+    names += (names.empty() ? "" : ", ") + endpoint_->name_of(i);
+  }
+  if (!names.empty()) return fmt::format("{}: waiting for {}", call, names);
+  return fmt::format("{}: waiting for a message of {}, which answers", call,
+                     endpoint_->name_of(peer));
+}
+
+}  // namespace annulus

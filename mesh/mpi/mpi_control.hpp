@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <annulus/core/watchdog.hpp>
+#include <annulus/mesh/control.hpp>
+
+#include "mpi/mpi_endpoint.hpp"
+#include "mpi/roll_call.hpp"
+
+namespace annulus {
+
+/// Control calls as messages along a binomial tree over the ranks: up to rank 0, and down again.
+/// Plain messages rather than MPI's collectives, so that no wait is without the watchdog.
+class MpiControl final : public Control {
+ public:
+  MpiControl(std::shared_ptr<const MpiEndpoint> endpoint, Watchdog watchdog);
+
+  [[nodiscard]] int rank() const noexcept override { return endpoint_->rank; }
+  [[nodiscard]] int size() const noexcept override { return endpoint_->size(); }
+  [[nodiscard]] int mesh_rank(int rank) const override { return endpoint_->member(rank); }
+  void barrier(std::string_view what) override;
+  [[nodiscard]] std::vector<std::string> gather_text(const std::string& text) override;
+  [[nodiscard]] std::vector<std::string> collect_text(const std::string& text) override;
+  [[nodiscard]] std::vector<double> sum(std::span<const double> values) override;
+  [[nodiscard]] std::vector<double> max(std::span<const double> values) override;
+  [[noreturn]] void abort(int exit_code) noexcept override;
+
+ private:
+  /// Adds a child's part to that of this rank and of the children before; throws InternalError.
+  using Combine = std::function<void(std::string& whole, const std::string& part)>;
+
+  /// Every rank's part combined, in order of rank, on every rank.
+  [[nodiscard]] std::string combine_all(std::string_view call, std::string part,
+                                        const Combine& combine);
+  [[nodiscard]] std::vector<double> reduce(std::string_view call, std::span<const double> values,
+                                           const std::function<double(double, double)>& combine);
+  void send(std::string_view call, const std::vector<int>& to, MpiTag tag, const std::string& text);
+  [[nodiscard]] std::string receive(std::string_view call, int from, MpiTag tag);
+  /// Waits for `done`; a timeout names who has not come to a control call.
+  void wait(std::string_view call, int peer, const std::function<bool()>& done) const;
+  [[nodiscard]] std::string describe_wait(std::string_view call, int peer) const;
+
+  std::shared_ptr<const MpiEndpoint> endpoint_;
+  Watchdog watchdog_;
+  RollCall roll_call_;
+  int parent_ = -1;            // rank 0 has none
+  std::vector<int> children_;  // in order of rank: each stands for the ranks up to the next
+};
+
+}  // namespace annulus

@@ -1,0 +1,54 @@
+#include "mpi/mpi_endpoint.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+
+namespace annulus {
+namespace {
+
+std::vector<int> ranks_in_world(MPI_Comm communicator, const std::vector<int>& ranks) {
+  std::vector<int> translated(ranks.size());
+  MPI_Group group = MPI_GROUP_NULL;
+  MPI_Group world = MPI_GROUP_NULL;
+  check_mpi(MPI_Comm_group(communicator, &group), "MPI_Comm_group");
+  check_mpi(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+  check_mpi(MPI_Group_translate_ranks(group, static_cast<int>(ranks.size()), ranks.data(), world,
+                                      translated.data()),
+            "MPI_Group_translate_ranks");
+  MPI_Group_free(&group);
+  MPI_Group_free(&world);
+  return translated;
+}
+
+}  // namespace
+
+MpiEndpoint::MpiEndpoint(Communicator ranks, std::vector<int> group_members, std::size_t chunk)
+    : communicator(std::move(ranks)), members(std::move(group_members)), chunk_bytes(chunk) {
+  if (chunk_bytes < 1 || chunk_bytes > std::numeric_limits<int>::max()) {
+    throw ArgumentError("chunk_bytes", std::to_string(chunk_bytes), "1 to 2^31 - 1");
+  }
+  check_mpi(MPI_Comm_set_errhandler(communicator.get(), MPI_ERRORS_RETURN),
+            "MPI_Comm_set_errhandler");
+  int own = 0;
+  check_mpi(MPI_Comm_rank(communicator.get(), &own), "MPI_Comm_rank");
+  const auto found = std::find(members.begin(), members.end(), own);
+  if (found == members.end()) {
+    throw InternalError(fmt::format("rank {} makes a group that it is not in", own));
+  }
+  rank = static_cast<int>(found - members.begin());
+  world_ranks = ranks_in_world(communicator.get(), members);
+}
+
+std::string MpiEndpoint::name_of(int peer) const {
+  const int world_rank = world_ranks[static_cast<std::size_t>(peer)];
+  return world_rank == member(peer)
+             ? fmt::format("rank {}", member(peer))
+             : fmt::format("rank {} (mpirun rank {})", member(peer), world_rank);
+}
+
+}  // namespace annulus

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <annulus/mesh/mpi.hpp>
+
+namespace annulus {
+
+/// Tags of the messages that share a group's communicator.
+enum class MpiTag : int { life = 1, data, up, down, text, roll_call, here };
+
+/// The ranks of a group on a communicator of their own.
+struct MpiEndpoint {
+  /// `members` are the communicator's ranks in order of the group; each is also what errors call
+  /// the rank. Throws ArgumentError for bad `chunk_bytes`.
+  MpiEndpoint(Communicator ranks, std::vector<int> members, std::size_t chunk_bytes);
+
+  Communicator communicator;
+  std::vector<int> members;
+  std::vector<int> world_ranks;  ///< of the members, in MPI_COMM_WORLD
+  int rank = 0;                  ///< of this process in the group
+  std::size_t chunk_bytes = 0;   ///< longest single message
+
+  [[nodiscard]] int size() const noexcept { return static_cast<int>(members.size()); }
+  /// Of a rank of the group.
+  [[nodiscard]] int member(int peer) const { return members[static_cast<std::size_t>(peer)]; }
+  /// "rank 1", by its number in the mesh; "rank 1 (mpirun rank 5)" where mpirun's is another.
+  [[nodiscard]] std::string name_of(int peer) const;
+};
+
+}  // namespace annulus

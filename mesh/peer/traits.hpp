@@ -1,0 +1,14 @@
+#pragma once
+
+#include <annulus/mesh/transport.hpp>
+
+namespace annulus {
+
+/// The receiver's copy engines pull from the sender's memory, mapped by CUDA IPC.
+inline constexpr TransportTraits kPeerTraits{.name = "peer",
+                                             .choice = Transport::peer,
+                                             .ahead = true,
+                                             .one_sided = true,
+                                             .shares_devices = true};
+
+}  // namespace annulus

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include <annulus/core/cuda.hpp>
-#include <annulus/mesh/topology.hpp>
+#include <annulus/mesh/mesh.hpp>
 
 #include "tests/support/test_world.hpp"
 
@@ -22,9 +22,8 @@ struct RankDevice {
 
 /// Collective over the ranks of the program.
 [[nodiscard]] inline RankDevice open_rank_device() {
-  const Topology topology = session().world() == MPI_COMM_NULL
-                                ? Topology::single()
-                                : Topology::discover(session().world());
+  const Mesh everyone(MeshShape({{"ranks", session().size()}}), session().world(), kWatchdog);
+  const Topology& topology = everyone.topology();
   if (std::string reason = cuda_unavailable_reason(); !reason.empty()) {
     return {nullptr, false, std::move(reason)};
   }

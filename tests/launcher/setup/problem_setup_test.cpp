@@ -12,6 +12,7 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/files/array_writer.hpp>
+#include <annulus/mesh/group.hpp>
 
 namespace annulus::launcher {
 namespace {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/mesh/group.hpp>
 #include <annulus/verification/comparison.hpp>
 
 namespace annulus::verification {

@@ -1,0 +1,126 @@
+"""scripts/setup: what it asks CMake for, and when it fetches the headers that cuDNN needs.
+
+    setup_test.py SCRIPTS-FOLDER
+
+Runs a copy of the script among stand-ins for cmake, dpkg-query, nvidia-smi and get_cudnn_frontend.
+"""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+SCRIPTS = Path(sys.argv.pop(1))
+# Whether this machine has a GPU is something that the script sees for itself.
+HAS_GPU = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
+
+# Notes its arguments. Configuring leaves the cache that a test asked for, with the headers of
+# cudnn-frontend in it once they were fetched.
+CMAKE = """#!/usr/bin/env bash
+echo "cmake $*" >> "$NOTES"
+[[ $1 == --build ]] && exit 0
+mkdir -p build
+cuda=AUTO
+for word in "$@"; do [[ $word == -DANNULUS_CUDA=* ]] && cuda=${word#*=}; done
+{
+  echo "ANNULUS_CUDA:STRING=$cuda"
+  echo "$CACHE"
+  if [[ -e fetched ]]; then echo "CudnnFrontend_INCLUDE_DIR:PATH=/here"
+  else echo "CudnnFrontend_INCLUDE_DIR:PATH=CudnnFrontend_INCLUDE_DIR-NOTFOUND"; fi
+} > build/CMakeCache.txt
+"""
+FETCH = """#!/usr/bin/env bash
+echo "fetch" >> "$NOTES"
+[[ -z $NO_NETWORK ]] || exit 3
+touch fetched
+"""
+CUDNN = "CUDNN_LIBRARY:FILEPATH=/lib/libcudnn.so\nCUDNN_INCLUDE_DIR:PATH=/include"
+NO_CUDNN = "CUDNN_LIBRARY:FILEPATH=CUDNN_LIBRARY-NOTFOUND\nCUDNN_INCLUDE_DIR:PATH=/include"
+
+
+class Setup(unittest.TestCase):
+    def setUp(self):
+        self.tree = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.tree)
+        (self.tree / "scripts").mkdir()
+        (self.tree / "bin").mkdir()
+        shutil.copy(SCRIPTS / "setup", self.tree / "scripts")
+        self.program("scripts/get_cudnn_frontend", FETCH)
+        self.program("bin/cmake", CMAKE)
+        self.program("bin/dpkg-query", "#!/bin/sh\necho installed\n")
+        self.program("bin/nvidia-smi", "#!/bin/sh\nexit 9\n")
+
+    def program(self, name, text):
+        path = self.tree / name
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def run_setup(self, *arguments, cache=NO_CUDNN, no_network=""):
+        """The result, and the calls that were noted."""
+        notes = self.tree / "notes"
+        notes.write_text("")
+        environment = dict(os.environ, PATH=f"{self.tree / 'bin'}:{os.environ['PATH']}",
+                           NOTES=str(notes), CACHE=cache, NO_NETWORK=no_network)
+        result = subprocess.run([self.tree / "scripts" / "setup", *arguments], env=environment,
+                                capture_output=True, text=True, check=False)
+        return result, notes.read_text().splitlines()
+
+    def test_configures_and_builds(self):
+        result, calls = self.run_setup("--preset", "release", "--target=annulus", "--cuda", "off")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(calls[0], "cmake --preset release -DANNULUS_CUDA=OFF")
+        self.assertEqual(calls[1], f"cmake --build --preset release --target annulus "
+                                   f"--parallel {len(os.sched_getaffinity(0))}")
+        self.assertEqual(len(calls), 2)
+
+    def test_hands_options_on(self):
+        _, calls = self.run_setup("--cuda=on", "--", "-DANNULUS_WERROR=ON", "-DX=a b")
+        self.assertEqual(calls[0], "cmake --preset default -DANNULUS_CUDA=ON "
+                                   "-DANNULUS_WERROR=ON -DX=a b")
+
+    def test_refuses_what_it_does_not_know(self):
+        for arguments in (["--fast"], ["--cuda", "maybe"], ["--preset", "none"], ["--target"]):
+            result, calls = self.run_setup(*arguments)
+            self.assertEqual(result.returncode, 2, arguments)
+            self.assertIn("usage:", result.stderr)
+            self.assertEqual(calls, [])
+
+    @unittest.skipIf(HAS_GPU, "this machine has a GPU")
+    def test_without_a_gpu_a_new_build_is_for_the_cpu(self):
+        _, calls = self.run_setup()
+        self.assertEqual(calls[0], "cmake --preset default -DANNULUS_CUDA=OFF")
+
+    def test_with_a_gpu_a_new_build_is_for_it(self):
+        self.program("bin/nvidia-smi", "#!/bin/sh\nexit 0\n")
+        _, calls = self.run_setup()
+        self.assertEqual(calls[0], "cmake --preset default -DANNULUS_CUDA=AUTO")
+
+    def test_a_build_keeps_what_it_was_configured_with(self):
+        self.run_setup("--cuda", "on")
+        _, calls = self.run_setup()
+        self.assertEqual(calls[0], "cmake --preset default")
+
+    def test_fetches_headers_once_for_cudnn(self):
+        result, calls = self.run_setup("--cuda", "auto", cache=CUDNN)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual([call.split()[0] for call in calls], ["cmake", "fetch", "cmake", "cmake"])
+        _, calls = self.run_setup("--cuda", "auto", cache=CUDNN)
+        self.assertNotIn("fetch", calls)
+
+    def test_fetches_nothing_without_cudnn_or_cuda(self):
+        _, calls = self.run_setup("--cuda", "auto")
+        self.assertNotIn("fetch", calls)
+        _, calls = self.run_setup("--cuda", "off", cache=CUDNN)
+        self.assertNotIn("fetch", calls)
+
+    def test_goes_on_without_the_headers_and_says_so(self):
+        result, calls = self.run_setup("--cuda", "auto", cache=CUDNN, no_network="1")
+        self.assertEqual(result.returncode, 0)
+        self.assertIn("WARNING: without these headers cuDNN is left out", result.stderr)
+        self.assertIn("--build", calls[-1])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -79,13 +79,17 @@ void combine(std::span<const PartialState> parts, const SoftmaxState& result) {
   for_each_row(result.output, [&](std::int64_t b, std::int64_t t, std::int64_t n) {
     double lse = kEmpty;
     const float* sum = nullptr;  // of the parts so far: one of them, or `scratch`
+    float nothing = 0.0F;        // the output where no part has weight
     for (const PartialState& part : parts) {
       if (!part.covers(t, n)) continue;
       const std::int64_t row = t - part.first_row;
       const std::int64_t head = n - part.first_head;
       const double part_lse = part.state.lse_at(b, head, row);
       const auto* values = static_cast<const float*>(part.state.output.address({b, row, head}));
-      if (part_lse == kEmpty) continue;
+      if (part_lse == kEmpty) {
+        if (dim > 0 && std::isnan(*values)) nothing = *values;
+        continue;
+      }
       if (sum == nullptr) {
         sum = values;
         lse = part_lse;
@@ -97,7 +101,7 @@ void combine(std::span<const PartialState> parts, const SoftmaxState& result) {
     }
     void* target = result.output.address({b, t, n});
     if (sum == nullptr) {
-      std::fill(scratch.begin(), scratch.end(), 0.0F);
+      std::fill(scratch.begin(), scratch.end(), nothing);
       sum = scratch.data();
     }
     if (sum != target) from_float32(sum, result.output.dtype(), target, dim);

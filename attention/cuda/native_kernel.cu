@@ -85,15 +85,18 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
     // is the LSE in float32.
     float high = -INFINITY;
     float total = 0.0F;
+    // It saw keys, but so far only logits of −∞: see SoftmaxState.
+    bool weightless = false;
     if (a.accumulate) {
       const double lse = a.wide_lse
                              ? static_cast<const double*>(a.lse)[lse_index]
                              : static_cast<double>(static_cast<const float*>(a.lse)[lse_index]);
       high = static_cast<float>(lse);
       total = high == -INFINITY ? 0.0F : static_cast<float>(exp(lse - high));
+      weightless = high == -INFINITY && isnan(output[0]);
     }
     for (int d = lane; d < a.value_dim; d += kWarp) {
-      sum[d] = a.accumulate ? output[d] * total : 0.0F;
+      sum[d] = high == -INFINITY ? 0.0F : output[d] * total;
     }
     __syncwarp();
 
@@ -109,7 +112,8 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
         const std::int64_t c = first + lane;
         const std::int64_t j = range.start + c * range.stride;
         const bool seen = c < range.length && visible(a, batch, i, segment, j);
-        if (__ballot_sync(kAll, seen) == 0) continue;
+        const unsigned seen_by = __ballot_sync(kAll, seen);
+        if (seen_by == 0) continue;
         float logit = -INFINITY;
         if (seen) {
           const T* const k = keys + (range.first + c) * a.key_strides[1];
@@ -125,7 +129,10 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
           continue;
         }
         const float next = fmaxf(high, warp_max(logit));
-        if (next == -INFINITY) continue;
+        if (next == -INFINITY) {
+          weightless = true;
+          continue;
+        }
         const float keep = expf(high - next);
         const float weight = expf(logit - next);
         total = total * keep + warp_sum(weight);
@@ -137,7 +144,8 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
           float partial = 0.0F;
           for (int k = 0; k < count; ++k) {
             const float w = __shfl_sync(kAll, weight, k);
-            if (w != 0.0F && d < a.value_dim) {
+            // A value that is seen counts, however small its weight; a hidden one is not read.
+            if ((seen_by >> k & 1U) != 0 && d < a.value_dim) {
               partial = fmaf(w, widen(values[(range.first + first + k) * a.value_strides[1] + d]),
                              partial);
             }
@@ -148,7 +156,9 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
       }
     }
     const bool empty = high == -INFINITY;
-    for (int d = lane; d < a.value_dim; d += kWarp) output[d] = empty ? 0.0F : sum[d] / total;
+    for (int d = lane; d < a.value_dim; d += kWarp) {
+      output[d] = !empty ? sum[d] / total : (weightless ? NAN : 0.0F);
+    }
     if (lane == 0 && a.wide_lse) {
       static_cast<double*>(a.lse)[lse_index] =
           empty ? -INFINITY : static_cast<double>(high) + log(static_cast<double>(total));

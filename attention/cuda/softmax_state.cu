@@ -125,6 +125,14 @@ __device__ void add(float (&sum)[width], const Pack<T, width>& values, float wei
   for (int i = 0; i < width; ++i) sum[i] = fmaf(weight, to_float(values.at[i]), sum[i]);
 }
 
+// For rows of no weight: a part whose row is NaN passes that on; see SoftmaxState.
+template <class T, int width>
+__device__ void add_nan(float (&sum)[width], const Pack<T, width>& values) {
+  for (int i = 0; i < width; ++i) {
+    if (isnan(to_float(values.at[i]))) sum[i] = NAN;
+  }
+}
+
 // Parts that are all of type Narrow and few are loaded at once, to keep the memory busy; `most` is
 // small then. Otherwise one after the other.
 template <class Narrow, class Out, int width, int most, bool uniform>
@@ -134,7 +142,7 @@ __global__ void combine_kernel(const __grid_constant__ Parts<most> parts, Stride
   for_each_vector(grid, [&](unsigned b, unsigned t, unsigned n, int lane, unsigned mask) {
     double own[most];  // −∞ for a part that has nothing here
     double high = -INFINITY;
-    int covering = 0;
+    unsigned weighty = 0;  // the parts with an LSE above −∞
     int last = 0;
 #pragma unroll kUnroll
     for (int p = 0; p < most; ++p) {
@@ -143,7 +151,7 @@ __global__ void combine_kernel(const __grid_constant__ Parts<most> parts, Stride
       if (own[p] == -INFINITY) continue;
       // exp of the distance to the largest never overflows; a NaN stays one in its weight.
       high = fmax(high, own[p]);
-      ++covering;
+      weighty |= 1U << p;
       last = p;
     }
     float weights[most];
@@ -151,38 +159,47 @@ __global__ void combine_kernel(const __grid_constant__ Parts<most> parts, Stride
 #pragma unroll kUnroll
     for (int p = 0; p < most; ++p) {
       weights[p] = 0.0F;
-      if (p >= parts.count || own[p] == -INFINITY) continue;
+      if ((weighty >> p & 1U) == 0) continue;
       const double weight = lse.wide ? exp(own[p] - high) : expf(static_cast<float>(own[p] - high));
       weights[p] = static_cast<float>(weight);
       total += weight;
     }
-    const float scale = covering == 0 ? 0.0F : static_cast<float>(1.0 / total);
+    const float scale = weighty == 0 ? 0.0F : static_cast<float>(1.0 / total);
     Out* const row = output.at(b, t, n);
     const Part& alone = parts.at[last];
     const void* const its_row = alone.wide ? static_cast<const void*>(alone.at<float>(b, t, n))
                                            : static_cast<const void*>(alone.at<Narrow>(b, t, n));
-    const bool in_place = covering == 1 && its_row == row;
+    const bool in_place = weighty == 1U << last && its_row == row;
     for (int d = lane; d < grid.packs && !in_place; d += grid.lanes) {
       float sum[width] = {};
       if constexpr (uniform) {
         Pack<Narrow, width> values[most];
 #pragma unroll
         for (int p = 0; p < most; ++p) {
-          if (weights[p] != 0.0F) values[p] = load<Narrow, width>(parts.at[p], b, t, n, d);
+          if ((weighty >> p & 1U) != 0) values[p] = load<Narrow, width>(parts.at[p], b, t, n, d);
         }
 #pragma unroll
         for (int p = 0; p < most; ++p) {
-          if (weights[p] != 0.0F) add(sum, values[p], weights[p] * scale);
+          if ((weighty >> p & 1U) != 0) add(sum, values[p], weights[p] * scale);
         }
       } else {
         for (int p = 0; p < parts.count; ++p) {
           const Part& part = parts.at[p];
-          if (weights[p] == 0.0F) continue;
+          if ((weighty >> p & 1U) == 0) continue;
           if (part.wide) {
             add(sum, load<float, width>(part, b, t, n, d), weights[p] * scale);
           } else {
             add(sum, load<Narrow, width>(part, b, t, n, d), weights[p] * scale);
           }
+        }
+      }
+      for (int p = 0; p < parts.count && weighty == 0; ++p) {
+        const Part& part = parts.at[p];
+        if (!part.covers(t, n)) continue;
+        if (part.wide) {
+          add_nan(sum, load<float, width>(part, b, t, n, d));
+        } else {
+          add_nan(sum, load<Narrow, width>(part, b, t, n, d));
         }
       }
       Pack<Out, width> rounded;
@@ -192,8 +209,8 @@ __global__ void combine_kernel(const __grid_constant__ Parts<most> parts, Stride
     __syncwarp(mask);  // all have read the LSE that lane 0 may overwrite in place
     if (lane == 0) {
       lse.set(b, n, t,
-              covering == 0 ? -INFINITY
-                            : high + (lse.wide ? log(total) : logf(static_cast<float>(total))));
+              weighty == 0 ? -INFINITY
+                           : high + (lse.wide ? log(total) : logf(static_cast<float>(total))));
     }
   });
 }
@@ -273,7 +290,10 @@ __global__ void combine_few_kernel(const __grid_constant__ Parts<kFew> parts, St
 #pragma unroll
         for (int p = 0; p < count; ++p) {
           const auto* const narrow = reinterpret_cast<const Narrow*>(&values[h][p]);
-          if (weights[p] == 0.0F) continue;
+          if (!any && covers[h][p]) {
+            add_nan(sum, *reinterpret_cast<const Pack<Narrow, kWidth>*>(narrow));
+          }
+          if (own[h][p] == -INFINITY) continue;
           for (int k = 0; k < kWidth; ++k) {
             sum[k] = fmaf(weights[p] * scale, to_float(narrow[k]), sum[k]);
           }

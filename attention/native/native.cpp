@@ -4,12 +4,11 @@
 #include <utility>
 #include <vector>
 
-#include <cblas.h>
-
 #include <annulus/core/error.hpp>
 #include <annulus/core/parallel.hpp>
 
 #include "cuda/native_cuda.hpp"
+#include "native/single_threaded_blas.hpp"
 #include "native/tile_kernel.hpp"
 
 namespace annulus {
@@ -89,11 +88,6 @@ class NativeKernel final : public Kernel {
   void forward(const AttentionBlock& block, const SoftmaxState& result,
                const ExecutionContext& context) override {
     check_block(block, result);
-    // Our threads run the tiles; OpenBLAS must not start more for each of them.
-    [[maybe_unused]] static const bool single_threaded = [] {
-      openblas_set_num_threads(1);
-      return true;
-    }();
     context.stream.synchronize();  // the stream's earlier work comes first
 
     const std::vector<HeadTile> heads = head_tiles(block.query.size(2), block.key.size(2));
@@ -116,6 +110,7 @@ class NativeKernel final : public Kernel {
       if (context.background != nullptr) context.background->progress();
     };
     const std::function<void()> nothing = [] {};
+    const SingleThreadedBlas single_threaded_blas;
     parallel_for(
         tasks, workers,
         [&](std::int64_t task, int worker) {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <span>
 
@@ -26,6 +28,19 @@ void hide_other_segments(float* logits, std::int64_t count, const std::int32_t* 
   for (std::int64_t i = 0; i < count; ++i) {
     logits[i] = ids[i * stride] == wanted ? logits[i] : kHidden;
   }
+}
+
+// Whether no infinity or NaN is among them. Their exponent is all ones, so that adding to it sets
+// the sign.
+bool all_finite(const float* values, std::int64_t count) {
+  constexpr std::uint32_t kExponent = 0x7f800000;
+  constexpr std::uint32_t kOne = 0x00800000;
+  constexpr std::uint32_t kSign = 0x80000000;
+  std::uint32_t any = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    any |= (std::bit_cast<std::uint32_t>(values[i]) & kExponent) + kOne;
+  }
+  return (any & kSign) == 0;
 }
 
 void scale_row(float* row, std::int64_t count, float factor) {
@@ -139,12 +154,60 @@ void TileKernel::multiply(const RowTile& tile, const HeadTile& heads, LocalRange
               blas(dim_), keys.data, blas(keys.stride), 0.0F, logits_ + first * kLogitStride,
               blas(kLogitStride));
   softmax(tile, heads, rows, columns, full);
-  const Operand values =
+  Operand values =
       load(block_.value, tile.batch, heads.kv_head, first_column, columns.length, values_);
+  // A product takes 0 · NaN for NaN, also in rows that do not see the key.
+  if (!full) values = without_poison(values, columns.length);
   cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, blas(count), blas(value_dim_),
               blas(columns.length), 1.0F, logits_ + first * kLogitStride, blas(kLogitStride),
               values.data, blas(values.stride), 1.0F, accumulator_ + first * value_dim_,
               blas(value_dim_));
+  if (!full && !poisoned_.empty()) add_poison(tile, heads, rows, columns, first_column);
+}
+
+TileKernel::Operand TileKernel::without_poison(Operand values, std::int64_t columns) {
+  poisoned_.clear();
+  if (values.stride == value_dim_ && all_finite(values.data, columns * value_dim_)) return values;
+  for (std::int64_t c = 0; c < columns; ++c) {
+    if (!all_finite(values.data + c * values.stride, value_dim_)) poisoned_.push_back(c);
+  }
+  if (poisoned_.empty()) return values;
+  if (values.data != values_) {
+    for (std::int64_t c = 0; c < columns; ++c) {
+      std::copy_n(values.data + c * values.stride, value_dim_, values_ + c * value_dim_);
+    }
+  }
+  for (const std::int64_t c : poisoned_) {
+    for (float* v = values_ + c * value_dim_; v != values_ + (c + 1) * value_dim_; ++v) {
+      if (!std::isfinite(*v)) *v = 0.0F;
+    }
+  }
+  return {values_, value_dim_};
+}
+
+void TileKernel::add_poison(const RowTile& tile, const HeadTile& heads, LocalRange rows,
+                            const PositionRange& columns, std::int64_t first_column) {
+  std::vector<float> value(static_cast<std::size_t>(value_dim_));
+  for (const std::int64_t c : poisoned_) {
+    to_float32(block_.value.address({tile.batch, first_column + c, heads.kv_head}),
+               block_.value.dtype(), value.data(), value_dim_);
+    for (std::int64_t r = rows.begin.value(); r < rows.end().value(); ++r) {
+      for (std::int64_t h = 0; h < heads.count; ++h) {
+        if (!problem_.mask.visible(block_.first_batch + tile.batch,
+                                   block_.first_head + heads.begin + h, tile.rows.at(r),
+                                   columns.at(c))) {
+          continue;
+        }
+        const std::int64_t index = r * heads.count + h;
+        const float weight = logits_[index * kLogitStride + c];
+        float* const sum = accumulator_ + index * value_dim_;
+        for (std::int64_t d = 0; d < value_dim_; ++d) {
+          const float v = value[static_cast<std::size_t>(d)];
+          if (!std::isfinite(v)) sum[d] += weight * v;
+        }
+      }
+    }
+  }
 }
 
 void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, LocalRange rows,
@@ -163,6 +226,13 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, LocalRange 
       if (id < 0) seen.count = 0;  // padding sees nothing, not even padding
     }
     const std::int64_t begin = seen.begin.value();
+    const auto sees = [&] {
+      if (full || row_ids.empty()) return seen.count > 0;
+      for (std::int64_t i = begin; i < begin + seen.count; ++i) {
+        if (column_ids[static_cast<std::size_t>(columns.at(i).value())] == id) return true;
+      }
+      return false;
+    };
     for (std::int64_t h = 0; h < heads.count; ++h) {
       const std::int64_t index = r * heads.count + h;
       float* logits = logits_ + index * kLogitStride;
@@ -173,8 +243,10 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, LocalRange 
         const auto* ids = column_ids.data() + columns.at(begin).value();
         hide_other_segments(logits + begin, seen.count, ids, columns.stride, id);
       }
-      const float rescale = softmax_row(logits, columns.length, begin, begin + seen.count,
-                                        row_softmax_[static_cast<std::size_t>(index)]);
+      RowSoftmax& row_softmax = row_softmax_[static_cast<std::size_t>(index)];
+      const float rescale =
+          softmax_row(logits, columns.length, begin, begin + seen.count, row_softmax);
+      if (row_softmax.sum == 0 && !row_softmax.sees) row_softmax.sees = sees();
       if (rescale != 1.0F) scale_row(accumulator_ + index * value_dim_, value_dim_, rescale);
     }
   }
@@ -189,7 +261,8 @@ void TileKernel::store(const RowTile& tile, const HeadTile& heads) {
       const std::int64_t head = heads.begin + h;
       auto* output = static_cast<float*>(result_.output.address({tile.batch, row, head}));
       const bool empty = softmax->sum == 0;
-      const double inverse = empty ? 0.0 : 1.0 / softmax->sum;
+      // What is empty has an accumulator of zeros; 0/0 is what keys of no weight are.
+      const double inverse = empty && !softmax->sees ? 0.0 : 1.0 / softmax->sum;
       for (std::int64_t d = 0; d < value_dim_; ++d) {
         output[d] = static_cast<float>(accumulator[d] * inverse);
       }

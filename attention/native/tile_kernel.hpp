@@ -58,6 +58,11 @@ class TileKernel {
                 const PositionRange& columns, std::int64_t first_column, bool full);
   void softmax(const RowTile& tile, const HeadTile& heads, LocalRange rows,
                const PositionRange& columns, bool full);
+  /// `values` without what is not finite, if there is any; its columns are `poisoned_` then.
+  [[nodiscard]] Operand without_poison(Operand values, std::int64_t columns);
+  /// Adds what without_poison() left out to the rows that see it.
+  void add_poison(const RowTile& tile, const HeadTile& heads, LocalRange rows,
+                  const PositionRange& columns, std::int64_t first_column);
   void store(const RowTile& tile, const HeadTile& heads);
   [[nodiscard]] Visibility examine(std::int64_t batch, const PositionRange& rows,
                                    const PositionRange& columns) const;
@@ -71,6 +76,7 @@ class TileKernel {
   const std::int64_t dim_;
   const std::int64_t value_dim_;
   std::vector<RowSoftmax> row_softmax_;  // per stacked row
+  std::vector<std::int64_t> poisoned_;
   Buffer workspace_;
   float* queries_ = nullptr;      // [max_rows, D]
   float* logits_ = nullptr;       // [max_rows, kLogitStride]

@@ -47,7 +47,8 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
   OracleOutput result;
   result.output.assign(static_cast<std::size_t>(batch * row_count * heads * value_dim), 0.0);
   result.lse.assign(static_cast<std::size_t>(batch * heads * row_count), kMinusInfinity);
-  std::vector<double> logits(static_cast<std::size_t>(columns));
+  std::vector<double> logits;         // of the columns that a row sees …
+  std::vector<std::int64_t> visible;  // … and which those are
 
   for (std::int64_t b = 0; b < batch; ++b) {
     std::vector<double> keys;
@@ -60,33 +61,38 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
       const std::vector<double> queries = widen(query, b, head);
       for (std::int64_t t = 0; t < row_count; ++t) {
         const GlobalPosition row = rows.global(LocalPosition(t));
+        logits.clear();
+        visible.clear();
         double max = kMinusInfinity;
         for (std::int64_t j = 0; j < columns; ++j) {
-          double& logit = logits[static_cast<std::size_t>(j)];
-          logit = kMinusInfinity;
           const GlobalPosition column(first_column + j);
           if (!problem.mask.visible(first_batch + b, first_head + head, row, column)) continue;
-          logit = scale * dot(&queries[static_cast<std::size_t>(t * dim)],
-                              &keys[static_cast<std::size_t>(j * dim)], dim);
+          double logit = scale * dot(&queries[static_cast<std::size_t>(t * dim)],
+                                     &keys[static_cast<std::size_t>(j * dim)], dim);
           if (problem.soft_cap) logit = *problem.soft_cap * std::tanh(logit / *problem.soft_cap);
-          max = std::max(max, logit);
+          logits.push_back(logit);
+          visible.push_back(j);
+          if (!(logit <= max)) max = logit;
         }
-        if (max == kMinusInfinity) continue;  // sees nothing: output 0, LSE −∞
+        if (visible.empty()) continue;  // output 0, LSE −∞
 
         double* output = &result.output[static_cast<std::size_t>(
             ((b * row_count + t) * heads + head) * value_dim)];
+        double& lse = result.lse[static_cast<std::size_t>((b * heads + head) * row_count + t)];
+        if (max == kMinusInfinity) {  // logits of −∞ alone: 0/0, and the log of 0
+          std::fill_n(output, value_dim, std::numeric_limits<double>::quiet_NaN());
+          continue;
+        }
         double sum = 0;
-        for (std::int64_t j = 0; j < columns; ++j) {
-          const double weight = std::exp(logits[static_cast<std::size_t>(j)] - max);
-          if (weight == 0) continue;
+        for (std::size_t i = 0; i < visible.size(); ++i) {
+          const double weight = std::exp(logits[i] - max);
           sum += weight;
           for (std::int64_t d = 0; d < value_dim; ++d) {
-            output[d] += weight * values[static_cast<std::size_t>(j * value_dim + d)];
+            output[d] += weight * values[static_cast<std::size_t>(visible[i] * value_dim + d)];
           }
         }
         for (std::int64_t d = 0; d < value_dim; ++d) output[d] /= sum;
-        result.lse[static_cast<std::size_t>((b * heads + head) * row_count + t)] =
-            max + std::log(sum);
+        lse = max + std::log(sum);
       }
     }
   }

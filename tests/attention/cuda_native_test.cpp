@@ -3,6 +3,7 @@
 #include <annulus/partition/sequence_layout.hpp>
 
 #include "tests/attention/cuda_run.hpp"
+#include "tests/attention/poison.hpp"
 
 namespace annulus::test {
 namespace {
@@ -98,6 +99,26 @@ TEST_F(CudaNative, ProductsBeyondFloat32ShowAsNan) {
   const Result result = run_on_device(native(), whole, *device_, *stream_);
   EXPECT_TRUE(std::isnan(*result.output.view().as<float>()));
   EXPECT_TRUE(std::isnan(*result.lse.view().as<float>()));
+}
+
+TEST_F(CudaNative, HiddenNansAndInfinitiesReachNoRow) {
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    expect_poison_confined(dtype, [&](const WholeAttention& whole) {
+      return run_on_device(native(), whole, *device_, *stream_);
+    });
+  }
+}
+
+TEST_F(CudaNative, RowsOfNoWeightAreNotEmpty) {
+  const WholeAttention whole = weightless_attention();
+  expect_weightless_shown(run_on_device(native(), whole, *device_, *stream_));
+  // Columns in more ranges than one launch takes: the later launches go on from the earlier ones.
+  AttentionBlock block = whole.block();
+  std::vector<PositionRange> ranges;
+  for (std::int64_t i = 0; i < 600; i += 10) ranges.push_back({GlobalPosition(i), 10});
+  block.columns = PositionRanges(ranges);
+  expect_weightless_shown(run_on_device(native(), whole.problem, block,
+                                        {whole.query, whole.key, whole.value}, *device_, *stream_));
 }
 
 TEST_F(CudaNative, RunsRepeatEveryBit) {

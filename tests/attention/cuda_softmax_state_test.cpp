@@ -181,6 +181,52 @@ TEST_F(CudaSoftmaxState, CombinesInPlaceWithFloat64Lse) {
   expect_near({first.state().output, lse.view()}, host, 4e-7);
 }
 
+TEST_F(CudaSoftmaxState, PartsOfNoWeightYieldToOthersButNotToNothing) {
+  Random random(68);
+  // By the three kernels: few parts of a half type, few, and many.
+  for (const DType dtype : {DType::bfloat16, DType::float32}) {
+    for (const std::size_t empties : {std::size_t{0}, std::size_t{1}, std::size_t{6}}) {
+      for (const bool weight : {false, true}) {
+        const Extents shape{1, 3, 2, 16};
+        std::vector<HostState> hosts;
+        for (std::size_t i = 0; i < empties + 1; ++i) {
+          hosts.emplace_back(random, dtype, shape, 16);
+          const float value = i == 0 ? std::nanf("") : 0.0F;
+          for (std::int64_t t = 0; t < 3; ++t) {
+            for (std::int64_t n = 0; n < 2; ++n) {
+              hosts.back().state().set_lse_at(0, n, t, -std::numeric_limits<double>::infinity());
+              for (std::int64_t d = 0; d < 16; ++d) {
+                from_float32(&value, dtype, hosts.back().state().output.address({0, t, n, d}), 1);
+              }
+            }
+          }
+        }
+        if (weight) hosts.emplace_back(random, dtype, shape, 16);
+        std::vector<DeviceState> devices;
+        devices.reserve(hosts.size());
+        std::vector<PartialState> parts;
+        for (const HostState& host : hosts) {
+          devices.emplace_back(host, *device_);
+          parts.push_back({devices.back().state(), 0, 0});
+        }
+        const HostState result(random, dtype, shape, 16);
+        const DeviceState target(result, *device_);
+        cuda::combine(parts, target.state(), *stream_);
+        stream_->synchronize();
+        target.download();
+        const HostState got = widened(random, result, shape);
+        for (std::int64_t t = 0; t < 3; ++t) {
+          for (std::int64_t n = 0; n < 2; ++n) {
+            const float value = got.state().output.at<float>({0, t, n, 5});
+            EXPECT_EQ(std::isnan(value), !weight);
+            EXPECT_EQ(std::isinf(result.state().lse_at(0, n, t)), !weight);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_F(CudaSoftmaxState, NotANumberShows) {
   Random random(67);
   const Extents shape{1, 1, 1, 16};

@@ -1,8 +1,11 @@
 // How the native kernel runs: threads, workspace, streams and errors.
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <thread>
+#include <vector>
 
+#include <cblas.h>
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
@@ -106,6 +109,36 @@ TEST(NativeExecution, AnErrorWhileComputingComesOut) {
   }
   const OracleOutput truth = whole.oracle();
   expect_accurate(run_native(whole.problem, whole.block(), 2), whole, truth);
+}
+
+// OpenBLAS has one number of threads for the whole process, and the process is not ours.
+TEST(NativeExecution, LeavesTheThreadsOfBlasAsTheyWere) {
+  Random random(29);
+  const WholeAttention whole = causal_attention(random, 600, 600);
+  const int before = openblas_get_num_threads();
+  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
+  for (const int threads : {1, 2}) {
+    openblas_set_num_threads(threads);
+    int most = 0;
+    CallbackStream background([&] { most = std::max(most, openblas_get_num_threads()); });
+    const Result result(whole.block());
+    native_forward(whole.problem, whole.block(), result.state(), {stream, &background, 2});
+    EXPECT_EQ(most, 1) << "while our own threads multiply";
+    EXPECT_EQ(openblas_get_num_threads(), threads);
+    // Also after an error, and after calls of several threads at once.
+    CallbackStream failing([] { throw TimeoutError("peer is gone"); });
+    EXPECT_THROW(
+        native_forward(whole.problem, whole.block(), result.state(), {stream, &failing, 2}),
+        TimeoutError);
+    EXPECT_EQ(openblas_get_num_threads(), threads);
+    std::vector<std::thread> callers;
+    for (int i = 0; i < 4; ++i) {
+      callers.emplace_back([&] { (void)run_native(whole.problem, whole.block()); });
+    }
+    for (std::thread& caller : callers) caller.join();
+    EXPECT_EQ(openblas_get_num_threads(), threads);
+  }
+  openblas_set_num_threads(before);
 }
 
 TEST(NativeExecution, WaitsForEarlierWorkOfItsStream) {

@@ -4,6 +4,7 @@
 #include <annulus/partition/sequence_layout.hpp>
 
 #include "tests/attention/native_run.hpp"
+#include "tests/attention/poison.hpp"
 
 namespace annulus::test {
 namespace {
@@ -97,6 +98,74 @@ TEST(Native, NanAndInfinityComeOutOfTheRowsThatSeeThem) {
       EXPECT_TRUE(std::isnan(clean.output.view().at<float>({0, 500, 0, 0})));
     }
   }
+}
+
+TEST(Native, HiddenNansAndInfinitiesReachNoRow) {
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    expect_poison_confined(dtype, [](const WholeAttention& whole) {
+      return run_native(whole.problem, whole.block(), 2);
+    });
+  }
+}
+
+// Queries of rows that are padding, and values that do not lie row by row.
+TEST(Native, PoisonedPaddingReachesNoRow) {
+  Random random(33);
+  AttentionProblem problem = problem_of({1, 20, 600, 1, 1, 8, 8});
+  problem.mask.set_query_lengths({13});
+  problem.mask.set_kv_lengths({555});
+  const WholeAttention whole = random_attention(random, problem);
+  const Result clean = run_native(problem, whole.block());
+  const auto fill = [](const TensorView& view) {
+    for (std::int64_t i = 0; i < view.size(1); ++i) {
+      for (std::int64_t d = 0; d < 8; ++d) view.at<float>({0, i, 0, d}) = std::nanf("");
+    }
+  };
+  fill(whole.query.view().slice(1, 13, 7));
+  fill(whole.key.view().slice(1, 555, 45));
+  fill(whole.value.view().slice(1, 555, 45));
+  EXPECT_TRUE(run_native(problem, whole.block()) == clean);
+  AttentionBlock block = whole.block();
+  const Tensor key = gather(whole.key.view(), whole.columns());
+  const Tensor value = gather(whole.value.view(), whole.columns());
+  block.key = as_bthd(key);
+  block.value = as_bthd(value);
+  EXPECT_TRUE(run_native(problem, block) == clean);
+}
+
+TEST(Native, RowsOfNoWeightAreNotEmpty) {
+  const WholeAttention whole = weightless_attention();
+  for (const DType lse_dtype : {DType::float32, DType::float64}) {
+    expect_weightless_shown(run_native(whole.problem, whole.block(), 1, lse_dtype));
+    // The same in pieces: those of no weight yield to the others, however they are cut.
+    for (const int pieces : {2, 6}) {
+      const Result merged(whole.block(), lse_dtype);
+      std::vector<Result> parts;
+      for (int i = 0; i < pieces; ++i) {
+        const LocalRange part{LocalPosition(600 * i / pieces), 600 / pieces};
+        AttentionBlock block = whole.block();
+        block.key = block.key.slice(1, part.begin.value(), part.count);
+        block.value = block.value.slice(1, part.begin.value(), part.count);
+        block.columns = block.columns.slice(part);
+        parts.push_back(run_native(whole.problem, block, 1, lse_dtype));
+      }
+      std::vector<PartialState> states;
+      for (const Result& part : parts) states.push_back({part.state(), 0, 0});
+      combine(states, merged.state());
+      expect_weightless_shown(merged);
+    }
+  }
+  // Segments hide keys one by one.
+  AttentionProblem problem = problem_of({1, 3, 4, 1, 1, 1, 1});
+  problem.mask.set_segments(1, {0, 1, 2}, {0, 1, 1, 3});
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const Tensor query = tensor_of(DType::float32, {1, 3, 1, 1}, {1.0F, 1.0F, 1.0F});
+  const Tensor key = tensor_of(DType::float32, {1, 4, 1, 1}, {-kInfinity, -kInfinity, 1.0F, 1.0F});
+  const Result result = run_native(problem, {query.view(), key.view(), key.view(),
+                                             PositionRanges::all(3), PositionRanges::all(4)});
+  EXPECT_TRUE(std::isnan(result.output.view().at<float>({0, 0, 0, 0})));
+  EXPECT_EQ(result.state().lse_at(0, 0, 1), 1.0);
+  EXPECT_EQ(result.output.view().at<float>({0, 2, 0, 0}), 0.0F);
 }
 
 TEST(Native, OddAndEmptySizes) {

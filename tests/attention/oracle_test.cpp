@@ -5,6 +5,7 @@
 
 #include <annulus/attention/oracle.hpp>
 
+#include "tests/attention/poison.hpp"
 #include "tests/attention/random_tensor.hpp"
 
 namespace annulus::test {
@@ -111,6 +112,35 @@ TEST(Oracle, RowsThatSeeNothingAreEmpty) {
       oracle_attention(problem, query.view(), none.view(), none.view(), PositionRanges::all(3));
   EXPECT_EQ(empty.output, std::vector<double>(6));
   EXPECT_EQ(empty.lse, std::vector<double>(3, -kInfinity));
+}
+
+// As the contract has it: in float64, with NaN where there is no number.
+Result oracle_result(const WholeAttention& whole) {
+  const OracleOutput truth = whole.oracle();
+  Result result(whole.block());
+  std::copy(truth.output.begin(), truth.output.end(), result.output.view().as<float>());
+  std::copy(truth.lse.begin(), truth.lse.end(), result.lse.view().as<float>());
+  return result;
+}
+
+TEST(Oracle, HiddenNansAndInfinitiesReachNoRow) {
+  expect_poison_confined(DType::float32, oracle_result);
+}
+
+TEST(Oracle, RowsOfNoWeightAreNotEmpty) {
+  expect_weightless_shown(oracle_result(weightless_attention()));
+}
+
+// A value counts, however small its weight.
+TEST(Oracle, NansOfTinyWeightShow) {
+  AttentionProblem problem = problem_of({1, 1, 2, 1, 1, 1, 1});
+  const Tensor query = tensor_of(DType::float32, {1, 1, 1, 1}, {1.0F});
+  const Tensor key = tensor_of(DType::float32, {1, 2, 1, 1}, {-1e4F, 1e4F});
+  const Tensor value = tensor_of(DType::float32, {1, 2, 1, 1}, {std::nanf(""), 1.0F});
+  const OracleOutput got =
+      oracle_attention(problem, query.view(), key.view(), value.view(), PositionRanges::all(1));
+  EXPECT_TRUE(std::isnan(got.output[0]));
+  EXPECT_EQ(got.lse[0], 1e4);
 }
 
 TEST(Oracle, ShardsAreSlicesOfTheWhole) {

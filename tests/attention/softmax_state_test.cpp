@@ -200,8 +200,8 @@ TEST(SoftmaxState, EmptyElementsChangeNoBit) {
   const Extents shape{2, 3, 4, 5};
   const OwnedState original = random_state(random, shape, -1e4F);
   OwnedState empty(shape);
-  // What an empty partial holds in its output must not matter.
-  std::fill_n(empty.output.view().as<float>(), shape.product(), std::nanf(""));
+  // What an empty partial holds in its output must not matter, unless it is NaN.
+  std::fill_n(empty.output.view().as<float>(), shape.product(), 3.0F);
   std::fill_n(empty.lse.view().as<float>(), empty.lse.view().elements(), -kInfinity);
 
   OwnedState state(shape);
@@ -217,6 +217,32 @@ TEST(SoftmaxState, EmptyElementsChangeNoBit) {
     const auto* values = nothing.output.view().as<float>();
     EXPECT_TRUE(std::all_of(values, values + 120, [](float value) { return value == 0.0F; }));
     for (int i = 0; i < 24; ++i) EXPECT_EQ(nothing.lse.view().as<float>()[i], -kInfinity);
+  }
+}
+
+TEST(SoftmaxState, PartsOfNoWeightYieldToOthersButNotToNothing) {
+  Random random(6);
+  const Extents shape{2, 3, 4, 5};
+  const OwnedState original = random_state(random, shape, -1e4F);
+  OwnedState empty(shape);
+  OwnedState weightless(shape);
+  for (OwnedState* state : {&empty, &weightless}) {
+    std::fill_n(state->lse.view().as<float>(), state->lse.view().elements(), -kInfinity);
+    std::fill_n(state->output.view().as<float>(), shape.product(),
+                state == &empty ? 0.0F : std::nanf(""));
+  }
+  OwnedState result(shape);
+  combine_whole({weightless.state(), original.state()}, result.state());
+  EXPECT_TRUE(same_bits(result, original));
+  combine_whole({original.state(), weightless.state()}, result.state());
+  EXPECT_TRUE(same_bits(result, original));
+  for (const std::vector<SoftmaxState>& parts : {std::vector<SoftmaxState>{weightless.state()},
+                                                 {empty.state(), weightless.state()},
+                                                 {weightless.state(), empty.state()}}) {
+    combine_whole(parts, result.state());
+    const auto* values = result.output.view().as<float>();
+    EXPECT_TRUE(std::all_of(values, values + 120, [](float value) { return std::isnan(value); }));
+    for (int i = 0; i < 24; ++i) EXPECT_EQ(result.lse.view().as<float>()[i], -kInfinity);
   }
 }
 

@@ -15,6 +15,10 @@ namespace annulus {
 /// 2023, Ring Attention, §3). The order of merging is the caller's; the same order repeats every
 /// bit.
 ///
+/// A row that sees keys, but whose every logit is −∞ (an input that was so, or products beyond
+/// float32), weighs as little as an empty one, though alone it is 0/0: its element is (NaN, −∞),
+/// which yields to anything of weight and stays where there is nothing else.
+///
 /// A weight has the absolute error of its LSE for its relative one, and a float32 LSE near 10 is
 /// only good to 5e-7: as much as everything else in a float32 run. States that will be merged
 /// should therefore keep it in float64 (little beside Dv outputs) and round it to float32 at the
@@ -55,11 +59,12 @@ struct PartialState {
 inline constexpr int kMostParts = 32;
 
 /// result := the product, row by row, of the parts that cover the row, in their order; the empty
-/// element where none does. The output of `result` may be float32, float16 or bfloat16 and is
-/// rounded once; its LSE may be float32 or float64. Output and LSE may each lie exactly where those
-/// of one of the parts do. Works on host memory, whatever the strides, except that Dv is innermost
-/// with stride 1. Throws InternalError for other strides, for dtypes other than these (a part's
-/// output is float32), and for a part that does not lie within the result.
+/// element where none does. Of the output of a part whose LSE is −∞ it only matters whether it
+/// begins with a NaN. The output of `result` may be float32, float16 or bfloat16 and is rounded
+/// once; its LSE may be float32 or float64. Output and LSE may each lie exactly where those of one
+/// of the parts do. Works on host memory, whatever the strides, except that Dv is innermost with
+/// stride 1. Throws InternalError for other strides, for dtypes other than these (a part's output
+/// is float32), and for a part that does not lie within the result.
 void combine(std::span<const PartialState> parts, const SoftmaxState& result);
 
 }  // namespace annulus

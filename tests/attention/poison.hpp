@@ -1,0 +1,151 @@
+#pragma once
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <set>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/attention/native_run.hpp"
+
+/// Infinities and NaNs among the inputs: they must reach the rows that see them, and no others.
+namespace annulus::test {
+
+struct Poison {
+  bool in_keys = false;  ///< else in the values
+  float what = std::numeric_limits<float>::quiet_NaN();
+  std::set<std::int64_t> positions;  ///< in every batch, in key/value head 0
+
+  /// Of values: the one dimension that it is in.
+  static constexpr std::int64_t kDim = 1;
+};
+
+inline WholeAttention poisoned(const WholeAttention& clean, const Poison& poison) {
+  const AttentionShape& s = clean.problem.shape;
+  const auto copy_of = [](const Tensor& tensor) {
+    Tensor same(tensor.dtype(), tensor.shape(), test_memory());
+    copy(tensor.view(), same.view());
+    return same;
+  };
+  WholeAttention bad{clean.problem, copy_of(clean.query), copy_of(clean.key), copy_of(clean.value)};
+  const TensorView target = poison.in_keys ? bad.key.view() : bad.value.view();
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    for (const std::int64_t j : poison.positions) {
+      void* const address = target.address({b, j, 0, poison.in_keys ? 0 : Poison::kDim});
+      from_float32(&poison.what, bad.problem.dtype, address, 1);
+    }
+  }
+  return bad;
+}
+
+/// `clean` and `bad` are results of the same kernel, the latter with the poison. The row of a batch
+/// and a head that sees none of it has kept every bit. Of one that does, NaN in a key has taken
+/// everything, in a value the one dimension.
+inline void expect_confined(const WholeAttention& whole, const Poison& poison, const Result& clean,
+                            const Result& bad) {
+  const AttentionShape& s = whole.problem.shape;
+  std::int64_t reached = 0;
+  std::int64_t spared = 0;
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    for (std::int64_t n = 0; n < s.heads; ++n) {
+      for (std::int64_t t = 0; t < s.query_length; ++t) {
+        bool sees = false;
+        for (const std::int64_t j : poison.positions) {
+          sees = sees || (n < s.heads_per_kv_head() &&
+                          whole.problem.mask.visible(b, n, GlobalPosition(t), GlobalPosition(j)));
+        }
+        ++(sees ? reached : spared);
+        const float lse = bad.lse.view().at<float>({b, n, t});
+        const bool same_lse = lse == clean.lse.view().at<float>({b, n, t});
+        for (std::int64_t d = 0; d < s.value_dim; ++d) {
+          const float value = bad.output.view().at<float>({b, t, n, d});
+          const bool hit = sees && (poison.in_keys || d == Poison::kDim);
+          if (!hit) {
+            ASSERT_EQ(value, clean.output.view().at<float>({b, t, n, d}))
+                << "batch " << b << " head " << n << " row " << t << " dimension " << d;
+          } else if (std::isnan(poison.what)) {
+            ASSERT_TRUE(std::isnan(value)) << "batch " << b << " head " << n << " row " << t;
+          } else {
+            ASSERT_FALSE(std::isfinite(value)) << "batch " << b << " head " << n << " row " << t;
+          }
+        }
+        if (sees && poison.in_keys) {
+          ASSERT_TRUE(std::isnan(lse)) << "batch " << b << " head " << n << " row " << t;
+        } else {
+          ASSERT_TRUE(same_lse) << "batch " << b << " head " << n << " row " << t;
+        }
+      }
+    }
+  }
+  // The cases that follow have both.
+  EXPECT_GT(reached, 0);
+  EXPECT_GT(spared, 0);
+}
+
+/// Poison in keys and values behind every kind of mask.
+inline void expect_poison_confined(DType dtype,
+                                   const std::function<Result(const WholeAttention&)>& run) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr std::int64_t kLength = 700;
+  Random random(31);
+  std::vector<Mask> masks(5);
+  masks[0].set_causal(true);
+  masks[1].set_window(40, 3);
+  std::vector<std::int32_t> ids = random_documents(random, 2, kLength);
+  masks[2].set_segments(2, ids, ids);
+  ids = random_segments(random, 2, kLength);
+  masks[3].set_causal(true);
+  masks[3].set_segments(2, ids, ids);
+  masks[4].set_kv_lengths({650, 250});
+  masks[4].set_query_lengths({400, 700});
+  for (const Mask& mask : masks) {
+    AttentionProblem problem;
+    problem.shape = {2, kLength, kLength, 4, 2, 8, 4};
+    problem.dtype = dtype;
+    problem.mask = mask;
+    const WholeAttention whole = random_attention(random, problem);
+    const Result clean = run(whole);
+    for (const bool in_keys : {false, true}) {
+      for (const float what : {kNan, kInfinity, -kInfinity}) {
+        if (in_keys && !std::isnan(what)) continue;  // −∞ is a logit like any other
+        const Poison poison{in_keys, what, {300, 303, 699}};
+        SCOPED_TRACE(to_string(mask) + (in_keys ? ": keys " : ": values ") + std::to_string(what));
+        expect_confined(whole, poison, clean, run(poisoned(whole, poison)));
+        if (testing::Test::HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+/// Rows of queries (1, 1) against keys of which some have a logit of −∞. Batch 0 sees nothing else;
+/// batch 1 sees others too; batch 2 sees nothing at all.
+inline WholeAttention weightless_attention() {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  AttentionProblem problem;
+  problem.shape = {3, 3, 600, 1, 1, 1, 2};
+  problem.mask.set_kv_lengths({500, 600, 0});
+  std::vector<float> keys(1800, -kInfinity);
+  std::fill(keys.begin() + 500, keys.begin() + 600, 1.0F);  // hidden
+  std::fill(keys.begin() + 1100, keys.begin() + 1200, 1.0F);
+  return {problem, tensor_of(DType::float32, {3, 3, 1, 1}, std::vector<float>(9, 1.0F)),
+          tensor_of(DType::float32, {3, 600, 1, 1}, keys),
+          tensor_of(DType::float32, {3, 600, 1, 2}, std::vector<float>(3600, 2.0F))};
+}
+
+inline void expect_weightless_shown(const Result& result) {
+  for (std::int64_t t = 0; t < 3; ++t) {
+    for (std::int64_t d = 0; d < 2; ++d) {
+      EXPECT_TRUE(std::isnan(result.output.view().at<float>({0, t, 0, d})));
+      EXPECT_EQ(result.output.view().at<float>({1, t, 0, d}), 2.0F);
+      EXPECT_EQ(result.output.view().at<float>({2, t, 0, d}), 0.0F);
+    }
+    EXPECT_EQ(result.state().lse_at(0, 0, t), -std::numeric_limits<double>::infinity());
+    EXPECT_NEAR(result.state().lse_at(1, 0, t), 1 + std::log(100.0), 1e-5);
+    EXPECT_EQ(result.state().lse_at(2, 0, t), -std::numeric_limits<double>::infinity());
+  }
+}
+
+}  // namespace annulus::test

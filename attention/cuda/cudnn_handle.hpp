@@ -4,7 +4,6 @@
 #include <string>
 
 #include <annulus/core/error.hpp>
-#include <annulus/core/handle.hpp>
 
 namespace annulus {
 
@@ -19,17 +18,9 @@ inline void check_cudnn(cudnnStatus_t status, const char* call) {
   throw CudnnError(std::string(call) + ": " + cudnnGetErrorString(status));
 }
 
-struct CudnnHandleTraits {
-  using Raw = cudnnHandle_t;
-  static Raw null() noexcept { return nullptr; }
-  static void release(Raw raw) noexcept { (void)cudnnDestroy(raw); }
-};
-
-/// For the current device.
-inline Handle<CudnnHandleTraits> make_cudnn_handle() {
-  cudnnHandle_t raw = nullptr;
-  check_cudnn(cudnnCreate(&raw), "cudnnCreate");
-  return Handle<CudnnHandleTraits>(raw);
-}
+/// The calling thread's handle for the current device, working on `stream` from now on: making one
+/// takes long, and a handle serves one thread at a time. Handles of threads that end serve later
+/// ones; none is destroyed, since CUDA may be gone when the process ends.
+[[nodiscard]] cudnnHandle_t cudnn_handle(cudaStream_t stream);
 
 }  // namespace annulus

@@ -2,7 +2,9 @@
 #include <array>
 #include <cstdint>
 #include <cudnn.h>
+#include <functional>
 #include <memory>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include <annulus/core/error.hpp>
 
 #include "cuda/cudnn_handle.hpp"
+#include "cuda/device_scope.hpp"
 #include "cuda/sdpa_plan.hpp"
 #include "cuda/upload.hpp"
 #include "cuda_implementations.hpp"
@@ -112,7 +115,7 @@ bool fits(const AttentionBlock& block) {
 class SdpaKernel final : public Kernel {
  public:
   SdpaKernel(const AttentionProblem& problem, Device& device)
-      : problem_(problem), device_(device), handle_(make_cudnn_handle()) {}
+      : problem_(problem), device_(device) {}
 
   [[nodiscard]] DType output_dtype() const override { return problem_.dtype; }
 
@@ -121,25 +124,22 @@ class SdpaKernel final : public Kernel {
     if (const std::string obstacle = layout_obstacle("output", result.output); !obstacle.empty()) {
       throw UnsupportedError("cuDNN attention: " + obstacle);
     }
+    const DeviceScope scope(device_.place().device);
     (void)find(block, result);
   }
 
   void forward(const AttentionBlock& block, const SoftmaxState& result,
                const ExecutionContext& context) override {
     check(block, result);
+    const DeviceScope scope(device_.place().device);
     if (is_empty(block)) return cuda::reset(result, context.stream);
     const Entry& entry = find(block, result);
-    auto* const stream = CudaStream::of(context.stream).raw();
-    if (stream != stream_) {
-      check_cudnn(cudnnSetStream(handle_.get(), stream), "cudnnSetStream");
-      stream_ = stream;
-    }
-    entry.plan->run(handle_.get(),
+    entry.plan->run(cudnn_handle(CudaStream::of(context.stream).raw()),
                     {block.query.data(), block.key.data(), block.value.data(), result.output.data(),
-                     result.lse.data(), workspace_.data(), entry.query_lengths.view().data(),
-                     entry.kv_lengths.view().data()});
-    if (entry.visible_rows.view().data() != nullptr) {
-      cuda::reset_beyond(entry.visible_rows.view(), result, context.stream);
+                     result.lse.data(), workspace_.data(), entry.query_lengths.data(),
+                     entry.kv_lengths.data()});
+    if (entry.visible_rows.data() != nullptr) {
+      cuda::reset_beyond(entry.visible_rows, result, context.stream);
     }
   }
 
@@ -151,13 +151,29 @@ class SdpaKernel final : public Kernel {
     PositionRanges columns;
     std::int64_t first_batch;
     bool unmasked;
-    std::shared_ptr<SdpaPlan> plan;
-    // Per batch, on the device; all empty where batches have no lengths of their own. cuDNN gives
+    std::shared_ptr<const SdpaPlan> plan;
+    // Per batch, on the device; all null where batches have no lengths of their own. cuDNN gives
     // NaN for batches of no length, and promises nothing for rows past a length: it gets at least
     // one row and column, and the rows from the visible ones on are emptied afterwards.
-    Tensor query_lengths, kv_lengths;
-    Tensor visible_rows;
+    Tensor lengths;  // all three
+    ConstTensorView query_lengths, kv_lengths, visible_rows;
   };
+
+  static std::size_t hash_of(const SdpaDescriptor& shape, const AttentionBlock& block) {
+    std::size_t hash = annulus::hash_of(shape);
+    if (block.unmasked) return hash;
+    const auto add = [&hash](std::int64_t value) {
+      hash = hash * 0x100000001b3U ^ std::hash<std::int64_t>()(value);
+    };
+    add(block.first_batch);
+    for (const PositionRanges* positions : {&block.rows, &block.columns}) {
+      for (const PositionRange& range : positions->ranges()) {
+        add(range.start.value());
+        add(range.length);
+      }
+    }
+    return hash;
+  }
 
   static bool is_empty(const AttentionBlock& block) {
     return block.query.elements() == 0 || block.key.elements() == 0;
@@ -201,7 +217,10 @@ class SdpaKernel final : public Kernel {
 
   const Entry& find(const AttentionBlock& block, const SoftmaxState& result) {
     const SdpaDescriptor shape = describe(block, result);
-    for (const Entry& entry : entries_) {
+    const std::size_t hash = hash_of(shape, block);
+    const auto [first, last] = entries_.equal_range(hash);
+    for (auto known = first; known != last; ++known) {
+      const Entry& entry = known->second;
       if (entry.shape == shape && entry.unmasked == block.unmasked &&
           (block.unmasked || (entry.first_batch == block.first_batch && entry.rows == block.rows &&
                               entry.columns == block.columns))) {
@@ -215,13 +234,36 @@ class SdpaKernel final : public Kernel {
     const LocalMask mask = mask_of(problem_, block);
     SdpaDescriptor descriptor = shape;
     set_mask(descriptor, mask);
-    std::shared_ptr<SdpaPlan> plan = plan_of(descriptor);
-    grow(workspace_, plan->workspace_bytes());
-    entries_.push_back({shape, block.rows, block.columns, block.first_batch, block.unmasked,
-                        std::move(plan), upload(at_least_one(mask.row_lengths), device_.memory()),
-                        upload(at_least_one(mask.column_lengths), device_.memory()),
-                        upload(mask.row_lengths, device_.memory())});
-    return entries_.back();
+    Entry entry{shape,
+                block.rows,
+                block.columns,
+                block.first_batch,
+                block.unmasked,
+                shared_sdpa_plan(descriptor),
+                {},
+                {},
+                {},
+                {}};
+    grow(workspace_, entry.plan->workspace_bytes());
+    set_lengths(entry, mask);
+    return entries_.emplace(hash, std::move(entry))->second;
+  }
+
+  void set_lengths(Entry& entry, const LocalMask& mask) {
+    if (!mask.padded()) return;
+    std::vector<std::int32_t> all = at_least_one(mask.row_lengths);
+    for (const std::vector<std::int32_t>& more :
+         {at_least_one(mask.column_lengths), mask.row_lengths}) {
+      all.insert(all.end(), more.begin(), more.end());
+    }
+    entry.lengths = upload(all, device_.memory());
+    const auto batches = static_cast<std::int64_t>(mask.row_lengths.size());
+    const auto part = [&](std::int64_t i) {
+      return entry.lengths.view().slice(0, i * batches, batches);
+    };
+    entry.query_lengths = part(0);
+    entry.kv_lengths = part(1);
+    entry.visible_rows = part(2);
   }
 
   static void set_mask(SdpaDescriptor& d, const LocalMask& mask) {
@@ -237,14 +279,6 @@ class SdpaKernel final : public Kernel {
     }
   }
 
-  std::shared_ptr<SdpaPlan> plan_of(const SdpaDescriptor& descriptor) {
-    for (const auto& [known, plan] : plans_) {
-      if (known == descriptor) return plan;
-    }
-    plans_.emplace_back(descriptor, std::make_shared<SdpaPlan>(descriptor, handle_.get()));
-    return plans_.back().second;
-  }
-
   void grow(Buffer& buffer, std::size_t bytes) {
     if (bytes <= buffer.bytes()) return;
     // Work in flight may still use the smaller one.
@@ -254,10 +288,7 @@ class SdpaKernel final : public Kernel {
 
   const AttentionProblem& problem_;
   Device& device_;
-  Handle<CudnnHandleTraits> handle_;
-  cudaStream_t stream_ = nullptr;
-  std::vector<Entry> entries_;
-  std::vector<std::pair<SdpaDescriptor, std::shared_ptr<SdpaPlan>>> plans_;
+  std::unordered_multimap<std::size_t, Entry> entries_;  // by hash_of
   Buffer workspace_;
   std::vector<Buffer> outgrown_;
 };

@@ -1,16 +1,20 @@
 // The one source that sees cudnn-frontend, which takes long to compile.
 #include "cuda/sdpa_plan.hpp"
 
+#include <array>
 #include <cudnn_frontend.h>
+#include <functional>
+#include <mutex>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include <annulus/attention/cuda_versions.hpp>
+#include <annulus/core/cuda_stream.hpp>
 
 #include "cuda/cudnn_handle.hpp"
+#include "cuda/plan_cache.hpp"
 
 namespace annulus {
 namespace {
@@ -19,7 +23,7 @@ namespace fe = cudnn_frontend;
 
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-// Names of the tensors for cuDNN.
+// Names of the tensors for cuDNN, in the order in which run() lists them.
 constexpr std::int64_t kQueryUid = 1;
 constexpr std::int64_t kKeyUid = 2;
 constexpr std::int64_t kValueUid = 3;
@@ -46,7 +50,9 @@ std::string version_text(std::size_t version) {
 struct SdpaPlan::Graph {
   fe::graph::Graph graph;
   std::size_t workspace = 0;
-  std::unordered_map<std::int64_t, void*> pointers;
+  int tensors = 0;
+  // cuDNN does not promise that all its engines may run one plan from several threads at once.
+  std::mutex mutex;
 };
 
 SdpaPlan::SdpaPlan(const SdpaDescriptor& d, cudnnHandle_t handle)
@@ -112,6 +118,7 @@ SdpaPlan::SdpaPlan(const SdpaDescriptor& d, cudnnHandle_t handle)
   std::int64_t bytes = 0;
   check(graph.get_workspace_size(bytes), "asking for the workspace");
   graph_->workspace = static_cast<std::size_t>(bytes);
+  graph_->tensors = d.padded ? kKvLengthsUid : kLseUid;
 }
 
 SdpaPlan::~SdpaPlan() = default;
@@ -120,20 +127,61 @@ std::size_t SdpaPlan::workspace_bytes() const noexcept {
   return graph_->workspace;
 }
 
-void SdpaPlan::run(cudnnHandle_t handle, const Arguments& arguments) {
-  // cuDNN takes its inputs through the same map as its outputs.
-  std::unordered_map<std::int64_t, void*>& pointers = graph_->pointers;
-  pointers[kQueryUid] = const_cast<void*>(arguments.query);
-  pointers[kKeyUid] = const_cast<void*>(arguments.key);
-  pointers[kValueUid] = const_cast<void*>(arguments.value);
-  pointers[kOutputUid] = arguments.output;
-  pointers[kLseUid] = arguments.lse;
-  if (arguments.query_lengths != nullptr) {
-    pointers[kQueryLengthsUid] = const_cast<void*>(arguments.query_lengths);
-    pointers[kKvLengthsUid] = const_cast<void*>(arguments.kv_lengths);
-  }
-  fe::error_t status = graph_->graph.execute(handle, pointers, arguments.workspace);
+void SdpaPlan::run(cudnnHandle_t handle, const Arguments& a) const {
+  // cuDNN takes its inputs through the same list as its outputs.
+  const auto input = [](const void* pointer) { return const_cast<void*>(pointer); };
+  std::array<void*, kKvLengthsUid> pointers{
+      input(a.query), input(a.key),           input(a.value),     a.output,
+      a.lse,          input(a.query_lengths), input(a.kv_lengths)};
+  const std::lock_guard lock(graph_->mutex);
+  fe::error_t status = graph_->graph.execute(handle, pointers.data(), graph_->tensors, a.workspace);
   if (status.is_bad()) throw CudnnError("cuDNN attention: " + status.get_message());
+}
+
+std::size_t hash_of(const SdpaDescriptor& d) noexcept {
+  std::size_t hash = 0;
+  const auto add = [&hash](std::int64_t value) {
+    hash ^= std::hash<std::int64_t>()(value) + 0x9e3779b97f4a7c15U + (hash << 6) + (hash >> 2);
+  };
+  for (const std::int64_t value :
+       {static_cast<std::int64_t>(d.dtype), d.batch, d.rows, d.columns, d.heads, d.kv_heads,
+        d.head_dim, d.value_dim, d.left.value_or(-1), d.right.value_or(-1),
+        static_cast<std::int64_t>(d.bottom_right), static_cast<std::int64_t>(d.padded)}) {
+    add(value);
+  }
+  for (const SdpaDescriptor::Strides* strides : {&d.query, &d.key, &d.value, &d.output, &d.lse}) {
+    for (const std::int64_t stride : *strides) add(stride);
+  }
+  add(static_cast<std::int64_t>(std::hash<float>()(d.scale)));
+  return hash;
+}
+
+namespace {
+
+struct PlanKey {
+  int device;
+  SdpaDescriptor descriptor;
+  bool operator==(const PlanKey&) const = default;
+};
+
+struct PlanKeyHash {
+  std::size_t operator()(const PlanKey& key) const noexcept {
+    return hash_of(key.descriptor) + static_cast<std::size_t>(key.device);
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<const SdpaPlan> shared_sdpa_plan(const SdpaDescriptor& descriptor) {
+  // Documents of every length have plans of their own. The cache is never destroyed: CUDA may be
+  // gone when the process ends.
+  constexpr std::size_t kMostPlans = 1024;
+  static auto* const cache = new PlanCache<PlanKey, SdpaPlan, PlanKeyHash>(kMostPlans);
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  return cache->get({device, descriptor}, [&] {
+    return std::make_shared<const SdpaPlan>(descriptor, cudnn_handle(nullptr));
+  });
 }
 
 CudnnVersions cudnn_versions() {

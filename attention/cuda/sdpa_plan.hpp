@@ -33,8 +33,10 @@ struct SdpaDescriptor {
   bool operator==(const SdpaDescriptor&) const = default;
 };
 
-/// One built plan: slow to make, cheap to run. Output of the inputs' dtype, LSE float32. What rows
-/// at or past the length of their batch get is not defined.
+[[nodiscard]] std::size_t hash_of(const SdpaDescriptor& descriptor) noexcept;
+
+/// One built plan: slow to make, cheap to run, for the device that it was built on. Output of the
+/// inputs' dtype, LSE float32. What rows at or past the length of their batch get is not defined.
 class SdpaPlan {
  public:
   /// Throws UnsupportedError with cuDNN's words if it has no engine for this.
@@ -56,13 +58,17 @@ class SdpaPlan {
     const void* query_lengths;
     const void* kv_lengths;
   };
-  /// On the handle's stream. Throws CudnnError, among others for addresses that are no multiple
-  /// of 16.
-  void run(cudnnHandle_t handle, const Arguments& arguments);
+  /// On the handle's stream; any thread, any handle of the device. Throws CudnnError, among others
+  /// for addresses that are no multiple of 16.
+  void run(cudnnHandle_t handle, const Arguments& arguments) const;
 
  private:
   struct Graph;
   std::unique_ptr<Graph> graph_;
 };
+
+/// The plan for the current device, which all of the process share: built unless it is known.
+/// Throws what the constructor of SdpaPlan does, also from memory.
+[[nodiscard]] std::shared_ptr<const SdpaPlan> shared_sdpa_plan(const SdpaDescriptor& descriptor);
 
 }  // namespace annulus

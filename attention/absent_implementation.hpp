@@ -17,9 +17,17 @@ class AbsentImplementation final : public Implementation {
       : names_(std::move(names)), error_(reason) {}
 
   [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
-  [[nodiscard]] Capability capability(const AttentionProblem& /*problem*/,
-                                      Place /*place*/) const override {
+  [[nodiscard]] const Declaration& declares() const noexcept override { return declaration_; }
+  [[nodiscard]] Capability accepts(const AttentionProblem& /*problem*/,
+                                   Place /*place*/) const override {
     return Capability::no(error_.what());
+  }
+  [[nodiscard]] Capability available(Place /*place*/) const override {
+    return Capability::no(error_.what());
+  }
+  [[nodiscard]] double assumed_rate(const AttentionProblem& /*problem*/,
+                                    Place /*place*/) const override {
+    throw error_;
   }
   [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& /*problem*/,
                                                     Device& /*device*/) const override {
@@ -28,6 +36,7 @@ class AbsentImplementation final : public Implementation {
 
  private:
   std::vector<std::string> names_;
+  Declaration declaration_{.features = FeatureSet::all()};
   UnsupportedError error_;
 };
 

@@ -58,11 +58,15 @@ std::vector<std::string> Registry::names() const {
 }
 
 Selection Registry::select(std::string_view name, const AttentionProblem& problem,
-                           Place place) const {
+                           Place place, Presence presence) const {
+  const auto can = [&](const Implementation& implementation) {
+    return presence == Presence::assumed ? implementation.fits(problem, place)
+                                         : implementation.capability(problem, place);
+  };
   if (environment_flag("ANNULUS_FORCE_NATIVE")) name = "native";
   if (name != "auto") {
     const Implementation& chosen = get(name);
-    if (const Capability capability = chosen.capability(problem, place); !capability) {
+    if (const Capability capability = can(chosen); !capability) {
       throw UnsupportedError(fmt::format("implementation {}: {}", name, capability.reason()));
     }
     return {{&chosen}, {}};
@@ -70,7 +74,7 @@ Selection Registry::select(std::string_view name, const AttentionProblem& proble
   Selection selection;
   std::string reasons;
   for (const auto& implementation : implementations_) {
-    const Capability capability = implementation->capability(problem, place);
+    const Capability capability = can(*implementation);
     if (capability) {
       selection.candidates.push_back(implementation.get());
       continue;
@@ -83,24 +87,6 @@ Selection Registry::select(std::string_view name, const AttentionProblem& proble
         fmt::format("no implementation can run the problem on {}{}", to_string(place), reasons));
   }
   return selection;
-}
-
-const Implementation& Selection::for_block(const AttentionProblem& problem,
-                                           const AttentionBlock& block) {
-  while (!candidates.empty()) {
-    const Capability capability = candidates.front()->block_capability(problem, block);
-    if (capability) return *candidates.front();
-    pass_over(*candidates.front(), capability.reason());
-  }
-  std::string reasons;
-  for (const auto& [name, reason] : passed_over) reasons += fmt::format("; {}: {}", name, reason);
-  throw UnsupportedError(fmt::format("no implementation can compute rows {} against columns {}{}",
-                                     to_string(block.rows), to_string(block.columns), reasons));
-}
-
-void Selection::pass_over(const Implementation& candidate, std::string reason) {
-  std::erase(candidates, &candidate);
-  passed_over.emplace_back(candidate.names().front(), std::move(reason));
 }
 
 }  // namespace annulus

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <map>
 
 #include <annulus/ring/plan.hpp>
 
@@ -11,75 +12,112 @@ std::string_view name_of(Schedule schedule) noexcept {
   return kNames[static_cast<std::size_t>(schedule)];
 }
 
-std::string_view name_of(Payload /*payload*/) noexcept {
-  return "key/value";
+std::string_view name_of(Content content) noexcept {
+  constexpr std::array<std::string_view, 10> kNames{"query",      "key",      "value",
+                                                    "output",     "LSE",      "delta",
+                                                    "grad output", "grad query", "grad key",
+                                                    "grad value"};
+  return kNames[static_cast<std::size_t>(content)];
+}
+
+bool has_query_heads(Content content) noexcept {
+  return content != Content::key && content != Content::value && content != Content::grad_key &&
+         content != Content::grad_value;
+}
+
+std::string_view name_of(Reduction reduction) noexcept {
+  return reduction == Reduction::softmax ? "softmax" : "sum";
+}
+
+int RankPlan::memory_of(int buffer) const {
+  while (this->buffer(buffer).reuses >= 0) buffer = this->buffer(buffer).reuses;
+  return buffer;
+}
+
+std::int64_t RankPlan::width(Content content) const {
+  switch (content) {
+    case Content::query:
+    case Content::key:
+    case Content::grad_query:
+    case Content::grad_key:
+      return local.head_dim;
+    case Content::value:
+    case Content::output:
+    case Content::grad_output:
+    case Content::grad_value:
+      return local.value_dim;
+    case Content::lse:
+    case Content::delta:
+      return 1;
+  }
+  return 0;
+}
+
+std::int64_t RankPlan::token_bytes(const Buffer& buffer) const {
+  std::int64_t numbers = 0;
+  for (const Content content : buffer.contents) numbers += width(content);
+  return local.batch * buffer.heads.count * numbers * static_cast<std::int64_t>(size_of(buffer.dtype));
 }
 
 double RankPlan::work() const {
   double work = 0;
-  for (const Step& step : steps) {
-    for (const Block& block : step.blocks) {
-      work += static_cast<double>(block.pairs) * static_cast<double>(block.heads.count);
-    }
+  for (const Block* block : all<Block>()) {
+    work += static_cast<double>(block->pairs) * static_cast<double>(block->heads.count);
   }
   return work;
 }
-
-namespace {
-
-std::int64_t total_bytes(const std::vector<Step>& steps, std::vector<Transfer> Step::*side) {
-  std::int64_t bytes = 0;
-  for (const Step& step : steps) {
-    for (const Transfer& transfer : step.*side) bytes += transfer.bytes;
-  }
-  return bytes;
-}
-
-}  // namespace
 
 double RankPlan::flops(const Block& block) const {
   return 2.0 * static_cast<double>(block.pairs) * static_cast<double>(block.heads.count) *
          static_cast<double>(local.head_dim + local.value_dim);
 }
 
-std::int64_t RankPlan::bytes_received() const {
-  return total_bytes(steps, &Step::receives);
-}
-std::int64_t RankPlan::bytes_sent() const {
-  return total_bytes(steps, &Step::sends);
-}
+namespace {
 
-int RankPlan::merges() const {
-  std::ptrdiff_t merges = 0;
-  for (const Step& step : steps) {
-    merges += std::count_if(step.blocks.begin(), step.blocks.end(),
-                            [](const Block& block) { return block.merge; });
-  }
-  return static_cast<int>(merges);
-}
-
-std::int64_t RankPlan::slot_bytes(const KvBuffer& buffer, DType dtype) const {
-  return local.batch * buffer.kv_heads.count * (local.head_dim + local.value_dim) *
-         static_cast<std::int64_t>(size_of(dtype));
-}
-
-std::int64_t RankPlan::buffer_bytes(DType dtype) const {
+std::int64_t total_bytes(const RankPlan& plan, std::vector<Transfer> Exchange::*side) {
   std::int64_t bytes = 0;
-  for (const KvBuffer& buffer : buffers) {
-    if (buffer.kind == BufferKind::input || buffer.reuses >= 0) continue;
-    bytes += buffer.slots * slot_bytes(buffer, dtype);
+  for (const Exchange* exchange : plan.all<Exchange>()) {
+    for (const Transfer& transfer : exchange->*side) bytes += transfer.bytes;
   }
   return bytes;
 }
 
-double Plan::imbalance() const {
-  double most = 0;
-  double total = 0;
-  for (const RankPlan& rank : ranks) {
-    most = std::max(most, rank.work());
-    total += rank.work();
+}  // namespace
+
+std::int64_t RankPlan::bytes_received() const {
+  return total_bytes(*this, &Exchange::receives);
+}
+std::int64_t RankPlan::bytes_sent() const {
+  return total_bytes(*this, &Exchange::sends);
+}
+
+std::int64_t RankPlan::buffer_bytes(BufferKind kind) const {
+  std::map<int, std::int64_t> memory;
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    if (buffers[i].kind != kind) continue;
+    std::int64_t& bytes = memory[memory_of(static_cast<int>(i))];
+    bytes = std::max(bytes, buffers[i].tokens.count * token_bytes(buffers[i]));
   }
-  return total > 0 ? most * static_cast<double>(ranks.size()) / total - 1 : 0;
+  std::int64_t total = 0;
+  for (const auto& [buffer, bytes] : memory) total += bytes;
+  return total;
+}
+
+bool RankPlan::reduces_rounded() const {
+  const std::vector<const Reduce*> reductions = all<Reduce>();
+  return std::any_of(reductions.begin(), reductions.end(), [&](const Reduce* reduce) {
+    return std::any_of(reduce->parts.begin(), reduce->parts.end(), [&](const Result& part) {
+      return buffer(part.output.buffer).dtype != DType::float32;
+    });
+  });
+}
+
+double Plan::imbalance() const {
+  return mean_work > 0 ? most_work / mean_work - 1 : 0;
+}
+
+bool Plan::is_sample() const {
+  return static_cast<int>(ranks.size()) < mesh.ranks();
 }
 
 }  // namespace annulus::ring

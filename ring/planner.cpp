@@ -1,140 +1,272 @@
+#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
+#include <set>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <annulus/core/error.hpp>
-#include <annulus/ring/merge_plan.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/simulate.hpp>
 
 #include "kv_needs.hpp"
+#include "schedules/block_finder.hpp"
 #include "schedules/schedules.hpp"
 
 namespace annulus::ring {
 namespace {
 
-// Axes along which key/value is sharded. An axis of one rank shards nothing.
-AxisNames sequence_axes(const ShardedOperands& operands) {
-  return operands.key.spec()[1];
-}
-
-bool is_sharded(const ShardedOperands& operands) {
-  return operands.key.shards(1) > 1;
-}
-
-// The one line per schedule.
-RankPlan plan_rank(Schedule schedule, const RankContext& context, const PlanOptions& options) {
-  switch (schedule) {
-    case Schedule::local:
-      return plan_local(context);
-    case Schedule::ring:
-      return plan_ring(context, options);
-    case Schedule::allgather:
-      return plan_allgather(context, options);
-  }
-  throw InternalError("schedule without a planner");
-}
-
-RankPlan plan_rank(const AttentionProblem& problem, const ShardedOperands& operands,
-                   Schedule schedule, const PlanOptions& options, const KvNeeds& needs, int rank) {
-  const RankContext context{
-      problem, operands, needs, rank, operands.key.coordinate(rank, 1), options.straight_blocks};
-  return plan_rank(schedule, context, options);
-}
-
 std::vector<int> kv_group(const ShardedOperands& operands, int rank) {
-  return operands.key.mesh().group(rank, sequence_axes(operands));
+  return operands.key.mesh().group(rank, operands.key.spec()[1]);
+}
+
+RankPlan plan_rank(const PlanInput& input, Schedule schedule, const KvNeeds& needs, int rank) {
+  return entry_of(schedule).plan({input, needs, rank, input.operands.key.coordinate(rank, 1)});
+}
+
+// Visible pairs times query heads of a rank, whatever the schedule.
+double work_of(const PlanInput& input, int rank) {
+  const ShardedOperands& operands = input.operands;
+  const PositionRanges batches = operands.query.positions(rank, 0);
+  if (batches.empty()) return 0;
+  const PositionRange keys{GlobalPosition(0), input.problem.shape.kv_length, 1};
+  double pairs = 0;
+  for (const PositionRange& rows : operands.query.positions(rank, 1).ranges()) {
+    pairs += static_cast<double>(
+        input.problem.mask
+            .examine(batches.global(LocalPosition(0)).value(), batches.size(), rows, keys)
+            .pairs);
+  }
+  return pairs * static_cast<double>(operands.query.local_shape(rank)[2]);
+}
+
+std::vector<double> work_of_all(const PlanInput& input) {
+  std::vector<double> work;
+  for (int rank = 0; rank < input.operands.key.mesh().ranks(); ++rank) {
+    work.push_back(work_of(input, rank));
+  }
+  return work;
+}
+
+nlohmann::json to_json(const PositionRanges& positions) {
+  nlohmann::json ranges = nlohmann::json::array();
+  for (const PositionRange& range : positions.ranges()) {
+    ranges.push_back({range.start.value(), range.length, range.stride});
+  }
+  return ranges;
+}
+
+PositionRanges parse_positions(const nlohmann::json& json) {
+  std::vector<PositionRange> ranges;
+  for (const auto& range : json) {
+    ranges.push_back({GlobalPosition(range.at(0).get<std::int64_t>()),
+                      range.at(1).get<std::int64_t>(), range.at(2).get<std::int64_t>()});
+  }
+  return PositionRanges(std::move(ranges));
+}
+
+std::string describe(double seconds) {
+  return fmt::format("{:.3g} ms", seconds * 1e3);
 }
 
 }  // namespace
 
+PlanInput make_plan_input(const AttentionProblem& problem, const ShardedOperands& operands,
+                          std::vector<const Implementation*> candidates, Place place,
+                          CostModel model, const PlanOptions& options) {
+  for (const Implementation* candidate : candidates) {
+    model.kernels.try_emplace(candidate->names().front(),
+                              CostCurve::constant(candidate->assumed_rate(problem, place)));
+  }
+  return {problem, operands, std::move(candidates), std::move(model), options};
+}
+
 PlanOptions PlanOptions::for_place(Place place) {
   PlanOptions options;
   if (place.is_host()) return options;
-  options.merge_bytes = kMergeBytes;
+  options.result_bytes = std::int64_t{512} << 20;
   options.prefetch_bytes = std::int64_t{1} << 30;
   options.direct = true;
-  options.straight_blocks = true;
+  options.lse_dtype = DType::float32;
   return options;
 }
 
-Schedule parse_schedule(std::string_view name) {
-  for (const Schedule schedule : {Schedule::local, Schedule::ring, Schedule::allgather}) {
-    if (name == name_of(schedule)) return schedule;
+std::string to_json(std::span<const Refusal> refusals) {
+  nlohmann::json all = nlohmann::json::array();
+  for (const Refusal& refusal : refusals) {
+    all.push_back({{"implementation", refusal.implementation},
+                   {"rows", to_json(refusal.rows)},
+                   {"columns", to_json(refusal.columns)},
+                   {"heads", refusal.heads},
+                   {"reason", refusal.reason}});
   }
-  for (const std::string_view later : {"ulysses", "hybrid", "double_ring", "pass_q"}) {
-    if (name == later) throw NotAvailableError(fmt::format("schedule {}", later));
-  }
-  throw ArgumentError(
-      "schedule", fmt::format("'{}'", name),
-      "auto, local, ring or allgather (later: ulysses, hybrid, double_ring, pass_q)");
+  return all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-ScheduleChoice choose_schedule(const AttentionProblem& problem, const ShardedOperands& operands,
-                               std::string_view name, const PlanOptions& options,
-                               const CostModel& model) {
-  const bool sharded = is_sharded(operands);
-  const std::string whole = "the key/value sequence is not sharded: nothing has to travel";
-  const std::string cut =
-      fmt::format("the key/value sequence is sharded along {}", to_string(sequence_axes(operands)));
+std::vector<Refusal> parse_refusals(std::string_view text) {
+  std::vector<Refusal> refusals;
+  try {
+    for (const auto& refusal : nlohmann::json::parse(text)) {
+      refusals.push_back({refusal.at("implementation").get<std::string>(),
+                          parse_positions(refusal.at("rows")),
+                          parse_positions(refusal.at("columns")),
+                          refusal.at("heads").get<std::int64_t>(),
+                          refusal.at("reason").get<std::string>()});
+    }
+  } catch (const nlohmann::json::exception& error) {
+    throw InternalError(fmt::format("refusals of kernels: {}", error.what()));
+  }
+  return refusals;
+}
+
+Schedule parse_schedule(std::string_view name) {
+  std::string known = "auto";
+  for (const ScheduleEntry& entry : schedule_table()) {
+    if (name == name_of(entry.schedule)) return entry.schedule;
+    known += fmt::format(", {}", name_of(entry.schedule));
+  }
+  constexpr std::array<std::string_view, 4> kLater{"ulysses", "hybrid", "double_ring", "pass_q"};
+  if (std::find(kLater.begin(), kLater.end(), name) != kLater.end()) {
+    throw NotAvailableError(fmt::format("schedule {}", name));
+  }
+  throw ArgumentError("schedule", fmt::format("'{}'", name),
+                      fmt::format("{} (later: {})", known, fmt::join(kLater, ", ")));
+}
+
+ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
   ScheduleChoice choice;
   if (name != "auto") {
     choice.schedule = parse_schedule(name);
-    if (choice.schedule == Schedule::local && sharded) {
-      throw UnsupportedError("schedule local cannot run: " + cut);
+    const std::string obstacle = entry_of(choice.schedule).obstacle(input);
+    if (!obstacle.empty()) {
+      throw UnsupportedError(fmt::format("schedule {} cannot run: {}", name, obstacle));
     }
     return choice;
   }
-  if (!sharded) {
-    choice.schedule = Schedule::local;
-    choice.passed_over = {{Schedule::ring, whole}, {Schedule::allgather, whole}};
-    return choice;
+  struct Candidate {
+    Schedule schedule;
+    double seconds = 0;
+  };
+  std::vector<Candidate> candidates;
+  for (const ScheduleEntry& entry : schedule_table()) {
+    std::string reason = entry.obstacle(input);
+    if (reason.empty()) reason = entry.pointless(input);
+    if (reason.empty()) {
+      candidates.push_back({entry.schedule});
+    } else {
+      choice.passed_over.push_back({entry.schedule, reason});
+    }
   }
-  choice.passed_over.emplace_back(Schedule::local, cut);
-  const double ring =
-      predicted_seconds(make_plan(problem, operands, Schedule::ring, options), model);
-  const double allgather =
-      predicted_seconds(make_plan(problem, operands, Schedule::allgather, options), model);
-  // The ring needs less memory: allgather must be faster by more than the prediction's noise.
+  if (candidates.empty()) {
+    throw InternalError("no schedule can run");  // one is always there
+  }
+  choice.schedule = candidates.front().schedule;
+  if (candidates.size() == 1) return choice;
+
+  const std::vector<int> ranks = sample_ranks(input);
+  for (Candidate& candidate : candidates) {
+    candidate.seconds =
+        predicted_seconds(make_plan(input, candidate.schedule, ranks), input.model);
+  }
+  // Of those that differ by less than the prediction's noise, the one that needs least memory.
   constexpr double kNoise = 1.01;
-  const bool take_ring = ring <= allgather * kNoise;
-  choice.schedule = take_ring ? Schedule::ring : Schedule::allgather;
-  const bool tie = take_ring && allgather <= ring * kNoise;
-  choice.passed_over.emplace_back(
-      take_ring ? Schedule::allgather : Schedule::ring,
-      fmt::format("predicted {:.3g} ms against {:.3g} ms{} ({})",
-                  (take_ring ? allgather : ring) * 1e3, (take_ring ? ring : allgather) * 1e3,
-                  tie ? ", a tie, in which the ring needs less memory" : "", model.source));
+  const double fastest =
+      std::min_element(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
+        return a.seconds < b.seconds;
+      })->seconds;
+  const auto chosen = std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& c) {
+    return c.seconds <= fastest * kNoise;
+  });
+  choice.schedule = chosen->schedule;
+  choice.seconds = chosen->seconds;
+  for (const Candidate& candidate : candidates) {
+    if (candidate.schedule == chosen->schedule) continue;
+    const bool tie = candidate.seconds <= chosen->seconds * kNoise;
+    choice.passed_over.push_back(
+        {candidate.schedule,
+         fmt::format("predicted {} against {}{} ({})", describe(candidate.seconds),
+                     describe(chosen->seconds),
+                     tie ? fmt::format(", a tie, in which {} needs less memory",
+                                       name_of(chosen->schedule))
+                         : "",
+                     input.model.source),
+         candidate.seconds});
+  }
   return choice;
 }
 
-RankPlan make_rank_plan(const AttentionProblem& problem, const ShardedOperands& operands,
-                        Schedule schedule, const PlanOptions& options, int rank) {
-  const KvNeeds needs(problem, operands, kv_group(operands, rank));
-  return plan_rank(problem, operands, schedule, options, needs, rank);
+RankPlan make_rank_plan(const PlanInput& input, Schedule schedule, int rank) {
+  const KvNeeds needs(input.problem, input.operands, kv_group(input.operands, rank));
+  return plan_rank(input, schedule, needs, rank);
 }
 
-Plan make_plan(const AttentionProblem& problem, const ShardedOperands& operands, Schedule schedule,
-               const PlanOptions& options) {
-  const MeshShape& mesh = operands.key.mesh();
-  Plan plan{problem,
-            mesh,
-            sequence_axes(operands),
+Plan make_plan(const PlanInput& input, Schedule schedule, const std::vector<int>& ranks) {
+  const ShardedOperands& operands = input.operands;
+  Plan plan{input.problem,
+            operands.key.mesh(),
             schedule,
-            std::string(name_of(operands.key.distribution(1).layout())),
-            {}};
+            std::string(annulus::name_of(operands.key.distribution(1).layout())),
+            {},
+            0,
+            0};
+  const std::vector<double> work = work_of_all(input);
+  for (const double one : work) {
+    plan.most_work = std::max(plan.most_work, one);
+    plan.mean_work += one / static_cast<double>(work.size());
+  }
   // The ranks of a group ask about the same needs.
   std::map<std::vector<int>, std::unique_ptr<KvNeeds>> needs;
-  plan.ranks.reserve(static_cast<std::size_t>(mesh.ranks()));
-  for (int rank = 0; rank < mesh.ranks(); ++rank) {
+  plan.ranks.reserve(ranks.size());
+  for (const int rank : ranks) {
     const std::vector<int> group = kv_group(operands, rank);
     std::unique_ptr<KvNeeds>& of_group = needs[group];
-    if (!of_group) of_group = std::make_unique<KvNeeds>(problem, operands, group);
-    plan.ranks.push_back(plan_rank(problem, operands, schedule, options, *of_group, rank));
+    if (!of_group) of_group = std::make_unique<KvNeeds>(input.problem, operands, group);
+    plan.ranks.push_back(plan_rank(input, schedule, *of_group, rank));
   }
   return plan;
+}
+
+Plan make_plan(const PlanInput& input, Schedule schedule) {
+  std::vector<int> ranks(static_cast<std::size_t>(input.operands.key.mesh().ranks()));
+  for (std::size_t i = 0; i < ranks.size(); ++i) ranks[i] = static_cast<int>(i);
+  return make_plan(input, schedule, ranks);
+}
+
+std::vector<int> sample_ranks(const PlanInput& input, int most) {
+  const int all = input.operands.key.mesh().ranks();
+  std::set<int> sample;
+  if (all > most) {
+    const std::vector<double> work = work_of_all(input);
+    sample.insert(
+        static_cast<int>(std::max_element(work.begin(), work.end()) - work.begin()));
+  }
+  const int spread = std::min(all, most - static_cast<int>(sample.size()));
+  for (int i = 0; i < spread; ++i) {
+    sample.insert(spread == 1 ? 0
+                              : static_cast<int>(std::int64_t{i} * (all - 1) / (spread - 1)));
+  }
+  return {sample.begin(), sample.end()};
+}
+
+std::vector<std::pair<std::string, std::string>> passed_over_blocks(const PlanInput& input,
+                                                                    const RankPlan& plan) {
+  const std::vector<const Block*> blocks = plan.all<Block>();
+  std::vector<std::pair<std::string, std::string>> result;
+  for (std::size_t i = 0; i < input.candidates.size(); ++i) {
+    std::size_t count = 0;
+    std::string first;
+    for (const Block* block : blocks) {
+      if (static_cast<std::size_t>(block->implementation) <= i) continue;
+      std::string reason = obstacle_of(*input.candidates[i], input, plan, *block);
+      if (count++ == 0) first = std::move(reason);
+    }
+    if (count == 0) continue;
+    result.emplace_back(plan.implementations[i], fmt::format("{} of {} blocks of rank {}: {}", count,
+                                                             blocks.size(), plan.rank, first));
+  }
+  return result;
 }
 
 }  // namespace annulus::ring

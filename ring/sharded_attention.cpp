@@ -1,5 +1,7 @@
-#include <cstddef>
+#include <array>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -13,19 +15,23 @@ namespace {
 
 // All that decides what a rank plans, in short. Ranks that differ in it would send each other other
 // messages than expected.
-std::string fingerprint(const AttentionProblem& problem, const ShardedOperands& operands,
-                        Schedule schedule, const PlanOptions& plan, Transport transport) {
+std::string fingerprint(const PlanInput& input, std::string_view schedule, Transport transport) {
+  const PlanOptions& plan = input.options;
+  std::string candidates;
+  for (const Implementation* candidate : input.candidates) {
+    candidates += (candidates.empty() ? "" : "+") + candidate->names().front();
+  }
   return fmt::format(
-      "{} {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, gather bytes {}, merge bytes "
-      "{}, {} blocks, {}, transport {}",
-      to_string(problem.shape), annulus::name_of(problem.dtype), to_string(problem.mask),
-      problem.mask.digest(), to_string(operands.query), to_string(operands.key), name_of(schedule),
-      plan.gather_bytes, plan.merge_bytes, plan.straight_blocks ? "straight" : "whole",
-      plan.direct ? "direct" : "from neighbours", name_of(transport));
+      "{} {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, implementations {}, gather "
+      "bytes {}, result bytes {}, prefetch bytes {}, {}, transport {}",
+      to_string(input.problem.shape), annulus::name_of(input.problem.dtype),
+      to_string(input.problem.mask), input.problem.mask.digest(), to_string(input.operands.query),
+      to_string(input.operands.key), schedule, candidates, plan.gather_bytes, plan.result_bytes,
+      plan.prefetch_bytes, plan.direct ? "direct" : "from neighbours", name_of(transport));
 }
 
-void check_same_plan(Control& world, const std::string& mine) {
-  const std::vector<std::string> all = world.gather_text(mine);
+void check_same_plan(Control& control, const std::string& mine) {
+  const std::vector<std::string> all = control.gather_text(mine);
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     throw ArgumentError(fmt::format("attention on rank {}", rank), all[rank],
@@ -33,46 +39,149 @@ void check_same_plan(Control& world, const std::string& mine) {
   }
 }
 
+// The runner only reads its inputs.
+TensorView writable(const ConstTensorView& view) {
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
+  return {const_cast<void*>(view.data()), view.dtype(), view.shape(), view.strides(),
+          view.place()};
+}
+
+// In the order of the plan's buffers; see PlanBuilder.
+std::vector<TensorView> in_order(const LocalTensors& tensors) {
+  return {writable(tensors.query), writable(tensors.key), writable(tensors.value), tensors.output,
+          tensors.lse};
+}
+
 }  // namespace
 
 ShardedAttention::ShardedAttention(const AttentionProblem& problem, const ShardedOperands& operands,
                                    Mesh& mesh, const Registry& registry, Device& device,
                                    const ShardedAttentionOptions& options)
-    : world_(mesh.world()) {
-  collectively(mesh.world(), [&] { problem.validate(); });
-  Group& group = mesh.group(operands.key.spec()[1], device.place(), options.transport);
-  transport_ = group.transport();
-  const PlanOptions plan = options.plan.value_or(PlanOptions::for_place(device.place()));
-  CostModel model = options.cost_model.value_or(CostModel::for_place(device.place()));
-  if (model.transports.contains(transport_)) model.use_transport(transport_);
-  schedule_ = collectively(mesh.world(), [&] {
-    return choose_schedule(problem, operands, options.schedule, plan, model);
+    : problem_(problem),
+      operands_(operands),
+      mesh_(mesh),
+      group_(mesh.group(operands.key.spec()[1], device.place(), options.transport)),
+      device_(device),
+      schedule_name_(options.schedule),
+      runner_options_(options.runner),
+      asked_transport_(options.transport),
+      transport_(group_.transport()) {
+  Control& control = mesh.world();
+  collectively(control, [&] {
+    problem_.validate();
+    selection_ = registry.select(options.implementation, problem_, device.place());
+    CostModel model = options.cost_model.value_or(CostModel::for_place(device.place()));
+    if (model.transports.contains(transport_)) model.use_transport(transport_);
+    input_ = std::make_unique<PlanInput>(
+        make_plan_input(problem_, operands_, selection_.candidates, device.place(),
+                        std::move(model),
+                        options.plan.value_or(PlanOptions::for_place(device.place()))));
   });
-  check_same_plan(mesh.world(),
-                  fingerprint(problem, operands, schedule_.schedule, plan, options.transport));
-  executor_ = collectively(mesh.world(), [&] {
-    selection_ = registry.select(options.implementation, problem, device.place());
-    return std::make_unique<Executor>(
-        problem, make_rank_plan(problem, operands, schedule_.schedule, plan, mesh.rank()),
-        selection_, group, device, mesh.watchdog(), options.executor);
+  check_same_plan(control, fingerprint(*input_, schedule_name_, asked_transport_));
+  plan_until_prepared(nullptr);
+}
+
+// One rank chooses: it looks at other ranks' plans too, and all must come to the same.
+void ShardedAttention::choose() {
+  Control& control = mesh_.world();
+  schedule_ = collectively(control, [&] {
+    return control.rank() == 0 ? choose_schedule(*input_, schedule_name_) : ScheduleChoice{};
   });
-  collectively(mesh.world(), [&] { executor_->connect(); });
+  const std::string chosen =
+      control.gather_text(std::string(control.rank() == 0 ? name_of(schedule_.schedule) : ""))[0];
+  schedule_.schedule = parse_schedule(chosen);
+}
+
+// Plans until no kernel of any rank refuses a block. Every round strikes off at least one pair of
+// an implementation and a block.
+void ShardedAttention::plan_until_prepared(const std::vector<TensorView>* tensors) {
+  Control& control = mesh_.world();
+  while (true) {
+    const bool fresh = !runner_;
+    if (fresh) choose();
+    const std::vector<Refusal> refusals = collectively(control, [&] {
+      if (fresh) {
+        runner_ = std::make_unique<Runner>(
+            problem_, make_rank_plan(*input_, schedule_.schedule, mesh_.rank()),
+            input_->candidates, std::vector<Group*>{&group_}, device_, mesh_.watchdog(),
+            runner_options_);
+      }
+      // Addresses are not known before the first call; contiguous is a guess.
+      return runner_->prepare(tensors == nullptr ? runner_->expected() : *tensors);
+    });
+    if (!anywhere(!refusals.empty())) break;
+    for (const std::string& text : control.gather_text(to_json(refusals))) {
+      for (Refusal& refusal : parse_refusals(text)) {
+        input_->refusals.push_back(std::move(refusal));
+      }
+    }
+    runner_.reset();
+    connected_ = false;
+  }
+  if (connected_) return;
+  collectively(control, [&] { runner_->connect(); });
+  connected_ = true;
+}
+
+bool ShardedAttention::anywhere(bool here) const {
+  return mesh_.world().max(std::array{here ? 1.0 : 0.0})[0] > 0;
 }
 
 void ShardedAttention::prepare(const LocalTensors& tensors) {
-  collectively(world_, [&] { executor_->prepare(tensors); });
+  const std::vector<TensorView> views = in_order(tensors);
+  collectively(mesh_.world(), [&] { runner_->check(views); });
   prepared_ = true;
+  if (!anywhere(!runner_->is_ready_for(views))) return;
+  // What kernels refused when tensors lay otherwise, they may take now; and if nobody takes it now,
+  // the plan that was good for the other tensors is kept.
+  const std::vector<Refusal> refusals = std::exchange(input_->refusals, {});
+  std::unique_ptr<Runner> runner;
+  if (!refusals.empty()) {
+    runner = std::exchange(runner_, nullptr);
+    connected_ = false;
+  }
+  const ScheduleChoice schedule = schedule_;
+  try {
+    plan_until_prepared(&views);
+  } catch (const UserError&) {
+    prepared_ = false;
+    input_->refusals = refusals;
+    schedule_ = schedule;
+    if (runner) {
+      runner_ = std::move(runner);
+      connected_ = true;
+    }
+    if (!runner_) plan_until_prepared(nullptr);
+    throw;
+  }
+}
+
+void ShardedAttention::submit(const LocalTensors& tensors, Stream* caller) {
+  if (!prepared_) prepare(tensors);
+  runner_->submit(in_order(tensors), caller);
 }
 
 void ShardedAttention::run(const LocalTensors& tensors) {
-  if (!prepared_) prepare(tensors);
-  executor_->run(tensors);
+  const TraceScope call(runner_options_.tracer, "call", {TraceCategory::call, "attention"});
+  submit(tensors, nullptr);
+  wait();
+}
+
+std::string ShardedAttention::implementations() const {
+  std::string names;
+  std::set<int> named;
+  for (const Block* block : rank_plan().all<Block>()) {
+    if (!named.insert(block->implementation).second) continue;
+    names += (names.empty() ? "" : "+") + implementation_of(*block).names().front();
+  }
+  return names.empty() ? "none" : names;
 }
 
 Selection ShardedAttention::selection() const {
   Selection selection = selection_;
-  const auto& of_blocks = executor_->passed_over();
-  selection.passed_over.insert(selection.passed_over.end(), of_blocks.begin(), of_blocks.end());
+  for (auto& reason : passed_over_blocks(*input_, rank_plan())) {
+    selection.passed_over.push_back(std::move(reason));
+  }
   return selection;
 }
 

@@ -1,179 +1,285 @@
 #include <algorithm>
 #include <cstddef>
-#include <string_view>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
 
+#include <annulus/core/error.hpp>
+#include <annulus/mesh/transport.hpp>
 #include <annulus/ring/simulate.hpp>
 
-#include "overwriting_steps.hpp"
+#include "cost/cost.hpp"
 
 namespace annulus::ring {
 namespace {
 
-// How the transfers of a transport go about it; the executor's and the groups' ways, in short.
-struct Conduct {
-  bool ahead = false;  // of the computation: they have a stream of their own
-  bool takes = false;  // a receiver takes by itself what its peer has offered
+// When a task has come to what, in seconds.
+struct Moments {
+  double ready = 0;     // of an exchange: it can receive
+  double offered = 0;   // of an exchange: peers can take what it sends
+  double done = 0;      // computed, or received
+  double released = 0;  // of an exchange: peers have taken what it has sent
 };
 
-Conduct conduct_of(std::string_view transport) {
-  if (transport == "peer") return {true, true};
-  return {transport == "nccl", false};
-}
+// What an exchange has come to: an exchange that has offered may wait for its peers.
+enum class Phase : std::uint8_t { waiting, offered, received, released };
 
-// What one rank has come to.
-struct Progress {
-  std::vector<double> work;      // seconds of each step's blocks, and of combining what they end
-  std::vector<bool> overwrites;  // see overwriting_steps()
-  double compute = 0;            // when the compute stream is done
-  double communication = 0;      // when the communication stream is
-  double offered = 0;            // when peers can take what it sends in the step
-  double begin = 0;              // when it can receive in the step
-  double taken = 0;              // when peers have all that it has offered before
+// The other side of a transfer: a task of a rank of the sample.
+struct Other {
+  std::size_t rank;
+  std::size_t task;
 };
 
-// The results for heads that some blocks have in common are combined when the last of these blocks
-// is done: all of them are read, and the whole is written.
-std::vector<double> work_of(const RankPlan& rank, DType dtype, const CostModel& model) {
-  const double value = static_cast<double>(size_of(dtype)) *
-                       static_cast<double>(rank.local.batch * rank.local.value_dim);
-  std::vector<double> work(rank.steps.size());
-  double parts = 0;  // rows · heads of the results since the heads have changed
-  bool merge = false;
-  const Block* last = nullptr;
-  std::size_t last_step = 0;
-  const auto combine = [&] {
-    if (merge) {
-      const auto whole = static_cast<double>(rank.local.query_length * last->heads.count);
-      work[last_step] += (parts + whole) * value / model.merge_bytes_per_second;
-    }
-    parts = 0;
-    merge = false;
-  };
-  for (std::size_t s = 0; s < rank.steps.size(); ++s) {
-    for (const Block& block : rank.steps[s].blocks) {
-      if (last != nullptr && !(block.heads == last->heads)) combine();
-      work[s] += model.kernel_seconds(rank.flops(block), static_cast<double>(block.rows.count));
-      parts += static_cast<double>(block.rows.count * block.heads.count);
-      merge = merge || block.merge;
-      last = &block;
-      last_step = s;
-    }
-  }
-  combine();
-  return work;
-}
+struct ExchangeState {
+  Phase phase = Phase::waiting;
+  std::vector<Other> senders;    // to me
+  std::vector<Other> receivers;  // from me
+};
 
-double packing_seconds(const RankPlan& rank, DType dtype, const CostModel& model) {
-  double bytes = 0;
-  for (const KvBuffer& buffer : rank.buffers) {
-    if (buffer.kind != BufferKind::packed) continue;
-    bytes += static_cast<double>(buffer.slots * rank.slot_bytes(buffer, dtype));
-  }
-  return 2 * bytes / model.merge_bytes_per_second;
-}
+struct Queue {
+  std::vector<std::size_t> tasks;
+  std::size_t next = 0;
+  double time = 0;
+};
 
-double side_seconds(const std::vector<Transfer>& transfers, const CostModel& model) {
-  // Messages of one step follow each other without a pause: what a message costs however short it
-  // is counts once.
-  const double pause = model.transfer_seconds(0);
-  double seconds = transfers.empty() ? 0 : pause;
-  for (const Transfer& transfer : transfers) {
-    seconds += model.transfer_seconds(static_cast<double>(transfer.bytes)) - pause;
-  }
-  return seconds;
-}
+struct RankState {
+  std::vector<Moments> moments;           // by task
+  std::map<std::size_t, ExchangeState> exchanges;
+  std::vector<int> computed_before;       // by task: the last computing task before it; −1 for none
+  std::vector<bool> finished;             // by task: its moments are final
+  Queue computing;
+  std::map<int, Queue> transferring;      // by group
+};
 
 class Simulation {
  public:
   Simulation(const Plan& plan, const CostModel& model)
       : plan_(plan),
         model_(model),
-        conduct_(conduct_of(model.transport)),
+        traits_(transport_traits(model.transport)),
+        states_(plan.ranks.size()),
         timelines_(plan.ranks.size()) {
-    for (const RankPlan& rank : plan.ranks) {
-      groups_.push_back(plan.mesh.group(rank.rank, plan.sequence_axes));
-      Progress progress;
-      progress.work = work_of(rank, plan.problem.dtype, model);
-      progress.overwrites = overwriting_steps(rank);
-      const double packed = packing_seconds(rank, plan.problem.dtype, model);
-      progress.compute = progress.communication = packed;
-      timelines_[progress_.size()].compute = packed;
-      progress_.push_back(std::move(progress));
-      steps_ = std::max(steps_, rank.steps.size());
-    }
+    for (std::size_t r = 0; r < plan.ranks.size(); ++r) set_up(r);
+    match();
   }
 
   std::vector<RankTimeline> run() {
-    for (std::size_t s = 0; s < steps_; ++s) {
-      for_each_rank(s, [&](std::size_t r, const Step& /*step*/) { reach(r, s); });
-      for_each_rank(s, [&](std::size_t r, const Step& step) { transfer(r, step); });
-      for_each_rank(s, [&](std::size_t r, const Step& step) { compute(r, s, step); });
+    bool moved = true;
+    while (moved) {
+      moved = false;
+      for (std::size_t r = 0; r < states_.size(); ++r) moved = advance(r) || moved;
     }
-    for (std::size_t r = 0; r < timelines_.size(); ++r) {
-      const Progress& mine = progress_[r];
-      RankTimeline& timeline = timelines_[r];
-      timeline.finish = std::max({mine.compute, mine.communication, mine.taken});
-      timeline.exposed = timeline.finish - timeline.compute;
-    }
+    for (std::size_t r = 0; r < states_.size(); ++r) finish(r);
     return std::move(timelines_);
   }
 
  private:
-  template <class Body>
-  void for_each_rank(std::size_t s, const Body& body) {
-    for (std::size_t r = 0; r < plan_.ranks.size(); ++r) {
-      if (s < plan_.ranks[r].steps.size()) body(r, plan_.ranks[r].steps[s]);
+  void set_up(std::size_t r) {
+    const RankPlan& rank = plan_.ranks[r];
+    RankState& state = states_[r];
+    state.moments.resize(rank.tasks.size());
+    state.finished.resize(rank.tasks.size());
+    int computed = -1;
+    for (std::size_t t = 0; t < rank.tasks.size(); ++t) {
+      state.computed_before.push_back(computed);
+      if (const auto* exchange = std::get_if<Exchange>(&rank.tasks[t].work)) {
+        state.transferring[exchange->group].tasks.push_back(t);
+        state.exchanges[t];
+      } else {
+        state.computing.tasks.push_back(t);
+        computed = static_cast<int>(t);
+      }
     }
   }
 
-  [[nodiscard]] Progress& peer_of(std::size_t r, const Transfer& transfer) {
-    return progress_[static_cast<std::size_t>(groups_[r][static_cast<std::size_t>(transfer.peer)])];
+  // Between two ranks of a group, messages match in order.
+  void match() {
+    std::map<int, std::size_t> index;  // of a mesh rank in the sample
+    for (std::size_t r = 0; r < plan_.ranks.size(); ++r) index[plan_.ranks[r].rank] = r;
+    using Route = std::tuple<AxisNames, int, int>;  // from one mesh rank to another
+    std::map<Route, std::vector<std::size_t>> sent;
+    const auto each = [&](std::vector<Transfer> Exchange::*side, const auto& body) {
+      for (std::size_t r = 0; r < plan_.ranks.size(); ++r) {
+        const RankPlan& rank = plan_.ranks[r];
+        for (std::size_t t = 0; t < rank.tasks.size(); ++t) {
+          const auto* exchange = std::get_if<Exchange>(&rank.tasks[t].work);
+          if (exchange == nullptr) continue;
+          const PlanGroup& group = rank.groups[static_cast<std::size_t>(exchange->group)];
+          for (const Transfer& transfer : exchange->*side) {
+            const int peer = group.ranks[static_cast<std::size_t>(transfer.peer)];
+            if (index.contains(peer)) body(r, t, group.axes, rank.rank, peer);
+          }
+        }
+      }
+    };
+    each(&Exchange::sends, [&](std::size_t, std::size_t t, const AxisNames& axes, int from,
+                               int to) { sent[{axes, from, to}].push_back(t); });
+    std::map<Route, std::size_t> taken;
+    each(&Exchange::receives, [&](std::size_t r, std::size_t t, const AxisNames& axes, int to,
+                                  int from) {
+      const Route route{axes, from, to};
+      const std::size_t ordinal = taken[route]++;
+      const std::vector<std::size_t>& messages = sent[route];
+      if (ordinal >= messages.size()) {
+        throw InternalError("a plan receives what nobody sends");
+      }
+      const std::size_t sender = index.at(from);
+      states_[r].exchanges[t].senders.push_back({sender, messages[ordinal]});
+      states_[sender].exchanges[messages[ordinal]].receivers.push_back({r, t});
+    });
   }
 
-  void reach(std::size_t r, std::size_t s) {
-    Progress& mine = progress_[r];
-    mine.offered = std::max(mine.communication, mine.taken);
-    mine.begin = mine.offered;
-    if (!conduct_.ahead || mine.overwrites[s]) mine.begin = std::max(mine.begin, mine.compute);
+  // Everything that this rank can do by now.
+  bool advance(std::size_t r) {
+    bool moved = false;
+    bool again = true;
+    while (again) {
+      again = compute(r);
+      for (auto& [group, queue] : states_[r].transferring) again = transfer(r, queue) || again;
+      moved = moved || again;
+    }
+    return moved;
   }
 
-  void transfer(std::size_t r, const Step& step) {
-    if (step.sends.empty() && step.receives.empty()) return;
-    Progress& mine = progress_[r];
-    double start = mine.begin;
-    for (const Transfer& receive : step.receives) {
-      const Progress& peer = peer_of(r, receive);
-      start = std::max(start, conduct_.takes ? peer.offered : peer.begin);
+  // When all of these are there; none if some are not known yet.
+  [[nodiscard]] std::optional<double> when(const RankState& state,
+                                           const std::vector<Dependency>& dependencies) const {
+    double time = 0;
+    for (const Dependency& dependency : dependencies) {
+      const auto task = static_cast<std::size_t>(dependency.task);
+      const auto exchange = state.exchanges.find(task);
+      if (exchange == state.exchanges.end()) {
+        if (!state.finished[task]) return std::nullopt;
+        time = std::max(time, state.moments[task].done);
+        continue;
+      }
+      const Phase wanted =
+          dependency.stage == Stage::released ? Phase::released : Phase::received;
+      if (exchange->second.phase < wanted) return std::nullopt;
+      time = std::max(time, dependency.stage == Stage::released ? state.moments[task].released
+                                                                : state.moments[task].done);
     }
-    double seconds = side_seconds(step.receives, model_);
-    if (!conduct_.takes) {
-      for (const Transfer& send : step.sends) start = std::max(start, peer_of(r, send).begin);
-      seconds = std::max(seconds, side_seconds(step.sends, model_));
+    return time;
+  }
+
+  bool compute(std::size_t r) {
+    const RankPlan& rank = plan_.ranks[r];
+    RankState& state = states_[r];
+    Queue& queue = state.computing;
+    bool moved = false;
+    while (queue.next < queue.tasks.size()) {
+      const std::size_t t = queue.tasks[queue.next];
+      const std::optional<double> begin = when(state, rank.tasks[t].after);
+      if (!begin) break;
+      const double seconds = std::visit([&](const auto& work) { return cost(rank, work); },
+                                        rank.tasks[t].work);
+      queue.time = std::max(queue.time, *begin) + seconds;
+      timelines_[r].compute += seconds;
+      state.moments[t].done = queue.time;
+      state.finished[t] = true;
+      ++queue.next;
+      moved = true;
     }
-    mine.communication = start + seconds;
+    return moved;
+  }
+
+  template <class Work>
+  [[nodiscard]] double cost(const RankPlan& rank, const Work& work) const {
+    return seconds_of(rank, work, model_);
+  }
+  [[nodiscard]] double cost(const RankPlan& /*rank*/, const Exchange& /*work*/) const { return 0; }
+
+  bool transfer(std::size_t r, Queue& queue) {
+    const RankPlan& rank = plan_.ranks[r];
+    RankState& state = states_[r];
+    bool moved = false;
+    while (queue.next < queue.tasks.size()) {
+      const std::size_t t = queue.tasks[queue.next];
+      const auto& exchange = std::get<Exchange>(rank.tasks[t].work);
+      ExchangeState& progress = state.exchanges[t];
+      Moments& moments = state.moments[t];
+      if (progress.phase == Phase::waiting) {
+        const std::optional<double> offer = when(state, rank.tasks[t].after);
+        const std::optional<double> take = when(state, exchange.receive_after);
+        if (!offer || !take) return moved;
+        double begin = std::max(queue.time, *offer);
+        if (!traits_.ahead) {
+          const int before = state.computed_before[t];
+          if (before >= 0) {
+            if (!state.finished[static_cast<std::size_t>(before)]) return moved;
+            begin = std::max(begin, state.moments[static_cast<std::size_t>(before)].done);
+          }
+        }
+        moments.offered = begin;
+        moments.ready = std::max(begin, *take);
+        progress.phase = Phase::offered;
+        moved = true;
+      }
+      if (progress.phase == Phase::offered && !receive(r, t, exchange, progress)) return moved;
+      if (!release(t, state, progress)) return moved;
+      queue.time = moments.released;
+      ++queue.next;
+      moved = true;
+    }
+    return moved;
+  }
+
+  bool receive(std::size_t r, std::size_t t, const Exchange& exchange, ExchangeState& progress) {
+    Moments& moments = states_[r].moments[t];
+    double start = moments.ready;
+    double seconds = seconds_of(exchange.receives, model_);
+    for (const Other& sender : progress.senders) {
+      if (states_[sender.rank].exchanges[sender.task].phase < Phase::offered) return false;
+      const Moments& theirs = states_[sender.rank].moments[sender.task];
+      start = std::max(start, traits_.one_sided ? theirs.offered : theirs.ready);
+    }
+    if (!traits_.one_sided) {
+      for (const Other& receiver : progress.receivers) {
+        if (states_[receiver.rank].exchanges[receiver.task].phase < Phase::offered) return false;
+        start = std::max(start, states_[receiver.rank].moments[receiver.task].ready);
+      }
+      seconds = std::max(seconds, seconds_of(exchange.sends, model_));
+    }
+    moments.done = start + seconds;
     timelines_[r].transfer += seconds;
-    if (!conduct_.takes) return;
-    for (const Transfer& receive : step.receives) {
-      Progress& peer = peer_of(r, receive);
-      peer.taken = std::max(peer.taken, mine.communication);
-    }
+    progress.phase = Phase::received;
+    return true;
   }
 
-  void compute(std::size_t r, std::size_t s, const Step& step) {
-    Progress& mine = progress_[r];
-    mine.compute += mine.work[s];
-    timelines_[r].compute += mine.work[s];
-    if (step.sends.empty() && step.receives.empty()) return;
-    mine.compute = std::max(mine.compute, mine.communication);
+  bool release(std::size_t t, RankState& state, ExchangeState& progress) {
+    Moments& moments = state.moments[t];
+    moments.released = moments.done;
+    if (traits_.one_sided) {
+      for (const Other& receiver : progress.receivers) {
+        if (states_[receiver.rank].exchanges[receiver.task].phase < Phase::received) return false;
+        moments.released =
+            std::max(moments.released, states_[receiver.rank].moments[receiver.task].done);
+      }
+    }
+    progress.phase = Phase::released;
+    return true;
+  }
+
+  void finish(std::size_t r) {
+    const RankState& state = states_[r];
+    bool complete = state.computing.next == state.computing.tasks.size();
+    RankTimeline& timeline = timelines_[r];
+    timeline.finish = state.computing.time;
+    for (const auto& [group, queue] : state.transferring) {
+      complete = complete && queue.next == queue.tasks.size();
+      timeline.finish = std::max(timeline.finish, queue.time);
+    }
+    if (!complete) throw InternalError("the tasks of a plan wait for each other");
+    timeline.exposed = timeline.finish - timeline.compute;
   }
 
   const Plan& plan_;
   const CostModel& model_;
-  Conduct conduct_;
-  std::vector<std::vector<int>> groups_;
-  std::vector<Progress> progress_;
+  TransportTraits traits_;
+  std::vector<RankState> states_;
   std::vector<RankTimeline> timelines_;
-  std::size_t steps_ = 0;
 };
 
 }  // namespace

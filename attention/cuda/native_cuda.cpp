@@ -18,9 +18,6 @@
 namespace annulus {
 namespace {
 
-// The kernel keeps a row's query and sum in shared memory, for several rows at once.
-constexpr std::int64_t kMostDims = 4096;
-
 cuda::NativeType native_type(DType dtype) {
   switch (dtype) {
     case DType::float16:
@@ -184,18 +181,9 @@ class NativeCudaKernel final : public Kernel {
 
 }  // namespace
 
-Capability native_cuda_capability(const AttentionProblem& problem, Place place) {
+Capability native_cuda_available(Place place) {
   if (const std::string reason = cuda_unavailable_reason(); !reason.empty()) {
     return Capability::no(reason + ", so nothing runs on " + to_string(place));
-  }
-  if (problem.dtype != DType::float16 && problem.dtype != DType::bfloat16 &&
-      problem.dtype != DType::float32) {
-    return Capability::no("computes float16, bfloat16 and float32, not " +
-                          std::string(name_of(problem.dtype)));
-  }
-  if (problem.shape.head_dim + problem.shape.value_dim > kMostDims) {
-    return Capability::no(
-        fmt::format("head dimensions beyond {} together do not fit on the device", kMostDims));
   }
   return Capability::yes();
 }

@@ -4,7 +4,7 @@
 
 namespace annulus {
 
-Capability native_cuda_capability(const AttentionProblem& /*problem*/, Place place) {
+Capability native_cuda_available(Place place) {
   return Capability::no("this build has no CUDA, so nothing runs on " + to_string(place));
 }
 

@@ -1,15 +1,23 @@
 #include <annulus/attention/cuda_versions.hpp>
+#include <annulus/core/error.hpp>
 
-#include "absent_implementation.hpp"
-#include "cuda_implementations.hpp"
+#include "cuda/sdpa.hpp"
 
 namespace annulus {
+namespace {
 
-std::unique_ptr<Implementation> make_sdpa_implementation() {
-  return std::make_unique<AbsentImplementation>(
-      std::vector<std::string>{"sdpa", "cudnn", "cuda_flash_attn2"},
-      UnsupportedError(
-          "not in this build: cuDNN attention for CUDA devices needs " ANNULUS_SDPA_NEEDS));
+constexpr const char* kReason =
+    "not in this build: cuDNN attention for CUDA devices needs " ANNULUS_SDPA_NEEDS;
+
+}  // namespace
+
+Capability sdpa_available(Place /*place*/) {
+  return Capability::no(kReason);
+}
+
+std::unique_ptr<Kernel> make_sdpa_kernel(const AttentionProblem& /*problem*/,
+                                         Device& /*device*/) {
+  throw UnsupportedError(kReason);
 }
 
 CudnnVersions cudnn_versions() {

@@ -18,37 +18,22 @@
 
 #include "cuda/cudnn_handle.hpp"
 #include "cuda/device_scope.hpp"
+#include "cuda/sdpa.hpp"
 #include "cuda/sdpa_plan.hpp"
 #include "cuda/upload.hpp"
-#include "cuda_implementations.hpp"
 
 namespace annulus {
 namespace {
 
 constexpr std::size_t kOldestVersion = 91200;        // strided LSE
-constexpr std::size_t kBrokenWindowVersion = 91400;  // see mask_obstacle
+constexpr std::size_t kBrokenWindowVersion = 91400;  // see version_obstacle
 constexpr std::uintptr_t kVectorBytes = 16;
-constexpr std::int64_t kVector = 8;  // elements of that
 
-bool is_limited(std::int64_t side) {
-  return side != Band::kUnlimited && side != -Band::kUnlimited;
-}
 
-// Why cuDNN cannot take this band over `rows` × `columns`; empty if it can. Where batches have
-// lengths of their own, these leave no row without a column at the left side of the band.
-std::string mask_obstacle(const LocalMask& mask, std::int64_t rows, std::int64_t columns) {
-  const Band& band = mask.band;
-  if (!band.limited()) return {};
-  if (rows == 1) return "a mask over a single row, which cuDNN gets wrong with grouped heads";
-  const bool left = is_limited(band.low);
-  const bool right = is_limited(band.high);
-  if ((right && band.high < 0) || (left && !mask.padded() && band.low > columns - rows) ||
-      band.low > band.high) {
-    return "some rows see nothing, for which cuDNN gives NaN";
-  }
-  if (left && band.low > 0) return "the window begins behind the first column for every row";
-  if (left && !mask.padded() && rows > columns) return "a window over more rows than columns";
-  if (left && !right && columns > 1024 && cudnnGetVersion() == kBrokenWindowVersion) {
+// A bug of one version, which plans for other machines do not know.
+std::string version_obstacle(const LocalMask& mask, std::int64_t columns) {
+  if (is_limited(mask.band.low) && !is_limited(mask.band.high) && columns > 1024 &&
+      cudnnGetVersion() == kBrokenWindowVersion) {
     return "cuDNN 9.14.0 gets windows without a right side wrong beyond 1024 columns";
   }
   return {};
@@ -57,9 +42,9 @@ std::string mask_obstacle(const LocalMask& mask, std::int64_t rows, std::int64_t
 std::string layout_obstacle(const char* name, const ConstTensorView& tensor) {
   if (tensor.stride(3) != 1) return fmt::format("the head dimension of {} has a stride", name);
   for (int dim = 0; dim < 3; ++dim) {
-    if (tensor.size(dim) > 1 && tensor.stride(dim) % kVector != 0) {
+    if (tensor.size(dim) > 1 && tensor.stride(dim) % kSdpaVector != 0) {
       return fmt::format("{} has strides {}, not multiples of {}", name,
-                         to_string(tensor.strides()), kVector);
+                         to_string(tensor.strides()), kSdpaVector);
     }
   }
   if (reinterpret_cast<std::uintptr_t>(tensor.data()) % kVectorBytes != 0) {
@@ -81,26 +66,9 @@ SdpaDescriptor::Strides first_strides(const ConstTensorView& view) {
   return {view.stride(0), view.stride(1), view.stride(2)};
 }
 
-LocalMask mask_of(const AttentionProblem& problem, const AttentionBlock& block) {
-  if (block.unmasked) return {};
-  return local_mask(problem.mask, block.first_batch, block.query.size(0), block.rows,
-                    block.columns);
-}
-
 std::vector<std::int32_t> at_least_one(std::vector<std::int32_t> lengths) {
   for (std::int32_t& length : lengths) length = std::max(length, 1);
   return lengths;
-}
-
-Capability block_capability_of(const AttentionProblem& problem, const AttentionBlock& block) {
-  if (std::string obstacle = layout_obstacle(block); !obstacle.empty()) {
-    return Capability::no(std::move(obstacle));
-  }
-  LocalMask mask = mask_of(problem, block);
-  if (mask.obstacle.empty()) {
-    mask.obstacle = mask_obstacle(mask, block.query.size(1), block.key.size(1));
-  }
-  return mask.obstacle.empty() ? Capability::yes() : Capability::no(std::move(mask.obstacle));
 }
 
 bool fits(const AttentionBlock& block) {
@@ -116,8 +84,6 @@ class SdpaKernel final : public Kernel {
  public:
   SdpaKernel(const AttentionProblem& problem, Device& device)
       : problem_(problem), device_(device) {}
-
-  [[nodiscard]] DType output_dtype() const override { return problem_.dtype; }
 
   void prepare(const AttentionBlock& block, const SoftmaxState& result) override {
     if (is_empty(block)) return;
@@ -228,10 +194,13 @@ class SdpaKernel final : public Kernel {
       }
     }
     if (!fits(block)) throw InternalError("cuDNN attention: tensors do not fit together");
-    if (const Capability can = block_capability_of(problem_, block); !can) {
-      throw UnsupportedError("cuDNN attention: " + can.reason());
+    const BlockGeometry geometry = geometry_of(block);
+    const Capability can = sdpa_takes(problem_, geometry);
+    const LocalMask mask = sdpa_mask(problem_, geometry);
+    for (const std::string& obstacle :
+         {can.reason(), layout_obstacle(block), version_obstacle(mask, block.key.size(1))}) {
+      if (!obstacle.empty()) throw UnsupportedError("cuDNN attention: " + obstacle);
     }
-    const LocalMask mask = mask_of(problem_, block);
     SdpaDescriptor descriptor = shape;
     set_mask(descriptor, mask);
     Entry entry{shape,
@@ -293,64 +262,25 @@ class SdpaKernel final : public Kernel {
   std::vector<Buffer> outgrown_;
 };
 
-class SdpaImplementation final : public Implementation {
- public:
-  [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
-
-  [[nodiscard]] Capability capability(const AttentionProblem& problem, Place place) const override {
-    if (place.is_host()) return Capability::no("cuDNN runs on CUDA devices, not on the CPU");
-    if (problem.dtype != DType::float16 && problem.dtype != DType::bfloat16) {
-      return Capability::no("cuDNN computes float16 and bfloat16, not " +
-                            std::string(name_of(problem.dtype)));
-    }
-    if (problem.soft_cap) return Capability::no("cuDNN has no soft cap");
-    if (!(problem.logit_scale() > 0)) {
-      return Capability::no(
-          "cuDNN takes the largest logit before scaling: the scale must be positive");
-    }
-    const std::int64_t dim = problem.shape.head_dim;
-    const std::int64_t value_dim = problem.shape.value_dim;
-    const bool known = (dim == value_dim && dim <= 256) || (dim == 192 && value_dim == 128);
-    if (!known || dim % kVector != 0) {
-      return Capability::no(fmt::format(
-          "cuDNN takes equal head dimensions, multiples of {} up to 256, or 192 with 128 for "
-          "values, not {} with {}",
-          kVector, dim, value_dim));
-    }
-    if (cudnnGetVersion() < kOldestVersion) {
-      return Capability::no(fmt::format("cuDNN {} is loaded, but {} or newer is needed",
-                                        cudnnGetVersion(), kOldestVersion));
-    }
-    if (const std::string reason = cuda_unavailable_reason(); !reason.empty()) {
-      return Capability::no(reason);
-    }
-    int major = 0;
-    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, place.device),
-               "cudaDeviceGetAttribute");
-    if (major < 8) return Capability::no("cuDNN attention needs compute capability 8.0");
-    return Capability::yes();
-  }
-
-  /// What cuDNN itself says about a block is known only when its plan is built: Kernel::prepare
-  /// throws UnsupportedError then.
-  [[nodiscard]] Capability block_capability(const AttentionProblem& problem,
-                                            const AttentionBlock& block) const override {
-    return block_capability_of(problem, block);
-  }
-
-  [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
-                                                    Device& device) const override {
-    return std::make_unique<SdpaKernel>(problem, device);
-  }
-
- private:
-  std::vector<std::string> names_{"sdpa", "cudnn", "cuda_flash_attn2"};
-};
-
 }  // namespace
 
-std::unique_ptr<Implementation> make_sdpa_implementation() {
-  return std::make_unique<SdpaImplementation>();
+Capability sdpa_available(Place place) {
+  if (cudnnGetVersion() < kOldestVersion) {
+    return Capability::no(fmt::format("cuDNN {} is loaded, but {} or newer is needed",
+                                      cudnnGetVersion(), kOldestVersion));
+  }
+  if (const std::string reason = cuda_unavailable_reason(); !reason.empty()) {
+    return Capability::no(reason);
+  }
+  int major = 0;
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, place.device),
+             "cudaDeviceGetAttribute");
+  if (major < 8) return Capability::no("cuDNN attention needs compute capability 8.0");
+  return Capability::yes();
+}
+
+std::unique_ptr<Kernel> make_sdpa_kernel(const AttentionProblem& problem, Device& device) {
+  return std::make_unique<SdpaKernel>(problem, device);
 }
 
 }  // namespace annulus

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include <annulus/core/error.hpp>
 #include <annulus/core/parallel.hpp>
 
@@ -130,17 +132,35 @@ class NativeImplementation final : public Implementation {
  public:
   [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
 
-  [[nodiscard]] Capability capability(const AttentionProblem& problem, Place place) const override {
-    if (!place.is_host()) return native_cuda_capability(problem, place);
+  [[nodiscard]] const Declaration& declares() const noexcept override { return declaration_; }
+
+  [[nodiscard]] Capability accepts(const AttentionProblem& problem, Place place) const override {
     switch (problem.dtype) {
       case DType::float16:
       case DType::bfloat16:
       case DType::float32:
-        return Capability::yes();
+        break;
       default:
         return Capability::no("computes float16, bfloat16 and float32, not " +
                               std::string(name_of(problem.dtype)));
     }
+    // A device keeps a row's query and sum in shared memory, for several rows at once.
+    constexpr std::int64_t kMostDims = 4096;
+    if (!place.is_host() && problem.shape.head_dim + problem.shape.value_dim > kMostDims) {
+      return Capability::no(
+          fmt::format("head dimensions beyond {} together do not fit on the device", kMostDims));
+    }
+    return Capability::yes();
+  }
+
+  [[nodiscard]] Capability available(Place place) const override {
+    return place.is_host() ? Capability::yes() : native_cuda_available(place);
+  }
+
+  // As measured: of a CPU core, and of the plain kernel of an H200.
+  [[nodiscard]] double assumed_rate(const AttentionProblem& /*problem*/,
+                                    Place place) const override {
+    return place.is_host() ? 5e10 : 0.85e12;
   }
 
   [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
@@ -151,6 +171,7 @@ class NativeImplementation final : public Implementation {
 
  private:
   std::vector<std::string> names_{"native"};
+  Declaration declaration_{.features = FeatureSet::all()};
 };
 
 }  // namespace

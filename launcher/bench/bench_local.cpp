@@ -35,46 +35,50 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAtt
       stream_(device.make_stream("local", std::move(watchdog), nullptr)),
       lse_(DType::float32, shards.lse.shape(), device.memory()) {
   const ring::RankPlan& plan = attention.rank_plan();
-  const std::vector<const Implementation*> implementations = attention.block_implementations();
+  const std::vector<const ring::Block*> blocks = plan.all<ring::Block>();
   std::int64_t longest = 0;
-  for (const ring::Step& step : plan.steps) {
-    for (const ring::Block& block : step.blocks) longest = std::max(longest, block.slots.count);
-  }
+  for (const ring::Block* block : blocks) longest = std::max(longest, block->columns.count);
   key_ = repeated(shards.key, longest, device, *stream_);
   value_ = repeated(shards.value, longest, device, *stream_);
 
   const std::int64_t ratio = plan.local.heads_per_kv_head();
-  for (const ring::Step& step : plan.steps) {
-    for (const ring::Block& block : step.blocks) {
-      const auto columns = [&](const Tensor& tensor) {
-        return tensor.view()
-            .slice(1, 0, block.slots.count)
-            .slice(2, block.heads.begin / ratio, block.heads.count / ratio);
-      };
-      const std::int64_t row = block.rows.begin.value();
-      Call call{{shards.query.slice(1, row, block.rows.count)
-                     .slice(2, block.heads.begin, block.heads.count),
-                 columns(key_), columns(value_), block.row_positions, block.column_positions,
-                 plan.first_batch, plan.first_head + block.heads.begin, block.full},
-                {},
-                nullptr};
-      const Implementation& chosen = *implementations[calls_.size()];
-      std::unique_ptr<Kernel>& kernel = kernels_[&chosen];
-      if (!kernel) kernel = chosen.make_kernel(problem_, device);
-      call.kernel = kernel.get();
-      Tensor& output = outputs_[kernel->output_dtype()];
-      if (output.shape().rank() == 0) {
-        output = Tensor(kernel->output_dtype(), shards.output.shape(), device.memory());
-      }
-      call.result = {output.view()
-                         .slice(1, row, block.rows.count)
-                         .slice(2, block.heads.begin, block.heads.count),
-                     lse_.view()
-                         .slice(1, block.heads.begin, block.heads.count)
-                         .slice(2, row, block.rows.count)};
-      call.kernel->prepare(call.block, call.result);
-      calls_.push_back(std::move(call));
+  for (const ring::Block* one : blocks) {
+    const ring::Block& block = *one;
+    const auto in_batches = [&](const auto& view) {
+      return view.slice(0, block.batches.begin, block.batches.count);
+    };
+    const auto columns = [&](const Tensor& tensor) {
+      return in_batches(tensor.view())
+          .slice(1, 0, block.columns.count)
+          .slice(2, block.heads.begin / ratio, block.heads.count / ratio);
+    };
+    const std::int64_t row = block.rows.begin.value();
+    Call call{{in_batches(shards.query)
+                   .slice(1, row, block.rows.count)
+                   .slice(2, block.heads.begin, block.heads.count),
+               columns(key_), columns(value_), block.row_positions, block.column_positions,
+               plan.first_batch + block.batches.begin, plan.first_head + block.heads.begin,
+               block.full, {}},
+              {},
+              nullptr};
+    const Implementation& chosen = attention.implementation_of(block);
+    std::unique_ptr<Kernel>& kernel = kernels_[&chosen];
+    if (!kernel) kernel = chosen.make_kernel(problem_, device);
+    call.kernel = kernel.get();
+    const DType dtype = plan.buffer(block.result.output.buffer).dtype;
+    Tensor& output = outputs_[dtype];
+    if (output.shape().rank() == 0) {
+      output = Tensor(dtype, shards.output.shape(), device.memory());
     }
+    call.result = {in_batches(output.view())
+                       .slice(1, row, block.rows.count)
+                       .slice(2, block.heads.begin, block.heads.count),
+                   in_batches(lse_.view())
+                       .slice(1, block.heads.begin, block.heads.count)
+                       .slice(2, row, block.rows.count)};
+    if (block.state) call.block.state = call.result;
+    call.kernel->prepare(call.block, call.result);
+    calls_.push_back(std::move(call));
   }
 }
 

@@ -83,17 +83,18 @@ class KernelBlocks {
               PositionRanges::all(rows),
               0,
               0,
-              seen.full};
+              seen.full,
+              {}};
     Selection selection = registry_.select(options_.implementation, problem_, device_.place());
-    while (!kernel_) {
-      const Implementation& chosen = selection.for_block(problem_, block_);
-      try {
-        prepare(chosen);
-      } catch (const UnsupportedError& refusal) {
-        kernel_.reset();
-        selection.pass_over(chosen, refusal.what());
-      }
+    std::string reasons;
+    for (const Implementation* candidate : selection.candidates) {
+      std::string reason = candidate->takes(problem_, geometry_of(block_)).reason();
+      if (reason.empty()) reason = prepare(*candidate);
+      if (reason.empty()) return;
+      reasons += fmt::format("; {}: {}", candidate->names().front(), reason);
     }
+    throw UnsupportedError(
+        fmt::format("--calibrate: no implementation can compute {} rows{}", rows, reasons));
   }
 
   /// Computes the block into both states, `calls` times in all, and waits for the end.
@@ -115,7 +116,7 @@ class KernelBlocks {
   }
 
   [[nodiscard]] double flops() const noexcept { return flops_; }
-  /// Bytes of one merge as simulate() counts them: two results read, one written.
+  /// Bytes of one merge as a reduction counts them: two results read, one written.
   [[nodiscard]] double merge_bytes() const {
     const Extents shape = cut(states_[0].output, block_.query.shape()[1]).shape();
     return 3.0 * static_cast<double>(size_of(states_[0].output.view().dtype())) *
@@ -129,17 +130,26 @@ class KernelBlocks {
     Tensor output, lse;
   };
 
-  void prepare(const Implementation& chosen) {
+  // Why it cannot; empty if it is ready.
+  std::string prepare(const Implementation& chosen) {
     implementation_ = chosen.names().front();
     kernel_ = chosen.make_kernel(problem_, device_);
+    // Partial results, as the blocks of a ring have them.
+    const DType dtype = chosen.declares().results == ResultForm::rounded ? problem_.dtype
+                                                                         : DType::float32;
     for (State& state : states_) {
-      if (state.output.shape().rank() > 0 && state.output.view().dtype() == kernel_->output_dtype())
-        continue;
-      state.output = Tensor(kernel_->output_dtype(),
+      if (state.output.shape().rank() > 0 && state.output.view().dtype() == dtype) continue;
+      state.output = Tensor(dtype,
                             {heads_.batch, query_.shape()[1], heads_.heads, heads_.value_dim},
                             device_.memory());
     }
-    kernel_->prepare(block_, state(0, block_.query.size(1)));
+    try {
+      kernel_->prepare(block_, state(0, block_.query.size(1)));
+    } catch (const UnsupportedError& refusal) {
+      kernel_.reset();
+      return refusal.what();
+    }
+    return {};
   }
 
   Tensor random(verification::Operand operand, std::int64_t heads, std::int64_t dim,
@@ -203,7 +213,7 @@ void measure_kernel(ring::CostModel& model, KernelBlocks& blocks, const Extent& 
     const double computing = std::max(time - model.call_latency, time / 2);
     points.push_back({static_cast<double>(rows), blocks.flops() / computing});
   }
-  model.kernel = ring::CostCurve(std::move(points), "kernel");
+  model.kernels.emplace(blocks.implementation(), ring::CostCurve(std::move(points), "kernel"));
   const double merge = seconds_per_call(options, world, [&](int calls) { blocks.merge(calls); });
   model.merge_bytes_per_second = blocks.merge_bytes() / merge;
 }
@@ -228,8 +238,10 @@ void add_rows(Report& report, const ring::CostModel& model) {
     report.add_row({std::move(what), size, fmt::format("{:.3f}", value), unit});
   };
   add("call", "-", model.call_latency * 1e6, "µs");
-  for (const auto& point : model.kernel.points()) {
-    add("kernel", fmt::format("{:.0f} rows", point.size), point.value * 1e-9, "GFLOP/s");
+  for (const auto& [name, curve] : model.kernels) {
+    for (const auto& point : curve.points()) {
+      add(name, fmt::format("{:.0f} rows", point.size), point.value * 1e-9, "GFLOP/s");
+    }
   }
   add("merge", "-", model.merge_bytes_per_second * 1e-9, "GB/s");
   for (const auto& [name, curve] : model.transports) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <ostream>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,13 +36,20 @@ constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, Layout
 struct PlannedCase {
   ProblemSetup setup;
   ring::ShardedOperands operands;
-  ring::PlanOptions options;
+  std::vector<const Implementation*> candidates;
+  Place place;
   ring::CostModel model;
   ring::ScheduleChoice choice;
   ring::Plan plan;
+
+  /// What plans of this problem are made from, laid out in some way.
+  [[nodiscard]] ring::PlanInput input(const ring::ShardedOperands& laid_out) const {
+    return ring::make_plan_input(setup.problem, laid_out, candidates, place, model,
+                                 ring::PlanOptions::for_place(place));
+  }
 };
 
-PlannedCase plan_case(const Options& options) {
+PlannedCase plan_case(const Options& options, const Registry& registry) {
   if (!options.shape) {
     throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
   }
@@ -50,17 +58,19 @@ PlannedCase plan_case(const Options& options) {
   ring::ShardedOperands operands = shard_operands(setup);
   // The ranks need not exist: what they compute with is what the user says.
   const Place place = options.device == "cuda" ? Place::cuda(0) : Place::host();
-  PlannedCase planned{std::move(setup),
-                      std::move(operands),
-                      ring::PlanOptions::for_place(place),
-                      cost_model_of(options, place),
-                      {},
-                      {}};
-  check_choices(options, planned.setup.problem, planned.operands, Registry::standard(), place);
-  planned.choice = ring::choose_schedule(planned.setup.problem, planned.operands, options.schedule,
-                                         planned.options, planned.model);
-  planned.plan = ring::make_plan(planned.setup.problem, planned.operands, planned.choice.schedule,
-                                 planned.options);
+  PlannedCase planned{std::move(setup), std::move(operands), {}, place,
+                      cost_model_of(options, place), {}, {}};
+  check_choices(options, planned.setup.problem, planned.operands, registry, place,
+                Presence::assumed);
+  // The machine that computes need not be this one.
+  planned.candidates = registry
+                           .select(options.implementation, planned.setup.problem, place,
+                                   Presence::assumed)
+                           .candidates;
+  const ring::PlanInput input = planned.input(planned.operands);
+  planned.choice = ring::choose_schedule(input, options.schedule);
+  planned.model = input.model;
+  planned.plan = ring::make_plan(input, planned.choice.schedule, ring::sample_ranks(input));
   return planned;
 }
 
@@ -68,9 +78,9 @@ double gflop(const AttentionShape& shape, double work) {
   return forward_flops(shape, work / static_cast<double>(shape.heads)) * 1e-9;
 }
 
-std::int64_t bytes_received(const ring::Step& step) {
+std::int64_t bytes_received(const ring::Exchange& exchange) {
   std::int64_t bytes = 0;
-  for (const ring::Transfer& transfer : step.receives) bytes += transfer.bytes;
+  for (const ring::Transfer& transfer : exchange.receives) bytes += transfer.bytes;
   return bytes;
 }
 
@@ -86,27 +96,42 @@ struct PlanTotals {
 PlanTotals totals_of(const ring::Plan& plan) {
   PlanTotals totals;
   for (const ring::RankPlan& rank : plan.ranks) {
-    std::int64_t hops = 0;
-    for (const ring::Step& step : rank.steps) {
-      const std::int64_t bytes = bytes_received(step);
-      hops += step.sends.empty() && step.receives.empty() ? 0 : 1;
+    const std::vector<const ring::Exchange*> exchanges = rank.all<ring::Exchange>();
+    for (const ring::Exchange* exchange : exchanges) {
+      const std::int64_t bytes = bytes_received(*exchange);
       totals.hop_bytes = std::max(totals.hop_bytes, bytes);
       totals.bytes += static_cast<double>(bytes);
     }
-    totals.hops = std::max(totals.hops, hops);
-    totals.most_work = std::max(totals.most_work, rank.work());
-    totals.buffers = std::max(totals.buffers, rank.buffer_bytes(plan.problem.dtype));
+    totals.hops = std::max(totals.hops, static_cast<std::int64_t>(exchanges.size()));
+    totals.buffers = std::max(totals.buffers, rank.buffer_bytes(ring::BufferKind::exchange));
+  }
+  totals.most_work = plan.most_work;
+  // Of a sample, what all ranks receive is estimated.
+  if (!plan.ranks.empty()) {
+    totals.bytes *= static_cast<double>(plan.mesh.ranks()) / static_cast<double>(plan.ranks.size());
   }
   return totals;
 }
 
-std::string cost_assumptions(const ring::CostModel& model) {
+// What predictions count on, for the implementations that compute blocks.
+std::string cost_assumptions(const ring::CostModel& model, const ring::Plan& plan) {
   constexpr double kLong = 16 << 10;  // rows
   constexpr double kLarge = 64 * kMiB;
+  std::set<std::string> used;
+  for (const ring::RankPlan& rank : plan.ranks) {
+    for (const ring::Block* block : rank.all<ring::Block>()) {
+      used.insert(rank.implementations[static_cast<std::size_t>(block->implementation)]);
+    }
+  }
+  std::string kernels;
+  for (const std::string& name : used) {
+    kernels += fmt::format("{} {:.0f} GFLOP/s on 16k rows, ", name,
+                           model.kernels.at(name).clamped(kLong) * 1e-9);
+  }
   return fmt::format(
-      "{}: kernel {:.0f} GFLOP/s on 16k rows, {:.1f} us per call, 64 MiB by {} at {:.1f} GB/s, "
+      "{}: {}{:.1f} us per call, 64 MiB by {} at {:.1f} GB/s, "
       "merging {:.1f} GB/s",
-      model.source, model.kernel.clamped(kLong) * 1e-9, model.call_latency * 1e6, model.transport,
+      model.source, kernels, model.call_latency * 1e6, model.transport,
       kLarge / model.transfer_seconds(kLarge) * 1e-9, model.merge_bytes_per_second * 1e-9);
 }
 
@@ -148,7 +173,7 @@ Report layouts_report(const PlannedCase& planned, const Options& options) {
   report.add_meta("imbalance", "work of the rank with most, above the mean of all");
   report.add_meta("hops, hop", "steps in which key/value travels; bytes that a rank gets in one");
   report.add_meta("wait", "for transfers, with nothing to compute; of the rank that waits longest");
-  report.add_meta("predicted times", cost_assumptions(planned.model));
+  report.add_meta("predicted times", cost_assumptions(planned.model, planned.plan));
   for (const LayoutKind layout : kLayouts) {
     const bool chosen = layout == planned.setup.layout.sequence;
     if (chosen) {
@@ -157,10 +182,11 @@ Report layouts_report(const PlannedCase& planned, const Options& options) {
     }
     ring::OperandLayout other = planned.setup.layout;
     other.sequence = layout;
+    const ring::ShardedOperands operands =
+        ring::shard_operands(planned.setup.problem, planned.setup.mesh, other);
+    const ring::PlanInput input = planned.input(operands);
     const ring::Plan plan =
-        ring::make_plan(planned.setup.problem,
-                        ring::shard_operands(planned.setup.problem, planned.setup.mesh, other),
-                        planned.choice.schedule, planned.options);
+        ring::make_plan(input, planned.choice.schedule, ring::sample_ranks(input));
     add_layout(report, plan, layout, false, planned.model);
   }
   return report;
@@ -190,7 +216,7 @@ Report ranks_report(const PlannedCase& planned, std::size_t listed) {
         {std::to_string(rank.rank), to_string(planned.operands.query.positions(rank.rank, 1)),
          to_string(planned.operands.key.positions(rank.rank, 1)),
          fmt::format("{:.3f}", gflop(plan.problem.shape, rank.work())), mib(rank.bytes_sent()),
-         mib(rank.bytes_received()), mib(rank.buffer_bytes(plan.problem.dtype)),
+         mib(rank.bytes_received()), mib(rank.buffer_bytes(ring::BufferKind::exchange)),
          fmt::format("{:.3f}", timelines[i].exposed * 1e3),
          fmt::format("{:.3f}", timelines[i].finish * 1e3)});
   }
@@ -218,7 +244,8 @@ ExitCode plan_command(const CommandContext& context) {
   Mesh everyone(MeshShape({{"ranks", context.session.size()}}), context.session.world(),
                 Watchdog(Watchdog::Seconds(options.timeout)));
   collectively(everyone.world(), [&] {
-    const PlannedCase planned = plan_case(options);
+    const Registry registry = Registry::standard();
+    const PlannedCase planned = plan_case(options, registry);
     if (everyone.rank() != 0) return;
     print_warnings(planned.setup.warnings);
     if (options.json == "-") {

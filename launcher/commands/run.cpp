@@ -148,7 +148,7 @@ ExitCode run_command(const CommandContext& context) {
   ring::ShardedAttentionOptions attention_options;
   attention_options.implementation = options.implementation;
   attention_options.schedule = options.schedule;
-  attention_options.executor = {threads_per_rank(options, mesh), &tracer};
+  attention_options.runner = {threads_per_rank(options, mesh), &tracer};
   attention_options.cost_model =
       collectively(world, [&] { return cost_model_of(options, device.place()); });
   attention_options.transport = options.transport;
@@ -191,12 +191,11 @@ ExitCode run_command(const CommandContext& context) {
   collectively(world, [&] {
     if (!leader) return;
     Report report =
-        make_report(options, setup, mesh, attention_options.executor.threads, attention);
+        make_report(options, setup, mesh, attention_options.runner.threads, attention);
     add_result(report, setup, attention, measured);
     if (!report_files->replace_table()) {
       if (options.explain) {
-        print_plan(ring::make_plan(problem, operands, attention.schedule().schedule,
-                                   ring::PlanOptions::for_place(device.place())),
+        print_plan(ring::make_plan(attention.plan_input(), attention.schedule().schedule),
                    kExplainedRanks, context.out);
       }
       report.write_table(context.out);

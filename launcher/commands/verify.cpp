@@ -201,7 +201,7 @@ class Tally {
  public:
   void add(const verification::Verification& found) {
     ++problems_;
-    merges_rounded_ += found.merges_rounded ? 1 : 0;
+    reduces_rounded_ += found.reduces_rounded ? 1 : 0;
     if (!found.failure().empty()) ++failed_;
     if (!(found.ratio() <= worst_ratio_)) worst_ratio_ = found.ratio();
   }
@@ -213,9 +213,9 @@ class Tally {
   [[nodiscard]] std::string text() const {
     // Of these more was allowed; see verify_sharded().
     const std::string rounded =
-        merges_rounded_ == 0
+        reduces_rounded_ == 0
             ? ""
-            : fmt::format("; {} with partial results that a kernel had rounded", merges_rounded_);
+            : fmt::format("; {} with partial results that a kernel had rounded", reduces_rounded_);
     return fmt::format("{} ({} of {} within bounds; largest ratio to the unsharded error {:.2f}{})",
                        passed() ? "OK" : "FAILED", problems_ - failed_, problems_, worst_ratio_,
                        rounded);
@@ -224,7 +224,7 @@ class Tally {
  private:
   int problems_ = 0;
   int failed_ = 0;
-  int merges_rounded_ = 0;
+  int reduces_rounded_ = 0;
   double worst_ratio_ = 0;
 };
 

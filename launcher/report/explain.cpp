@@ -21,8 +21,9 @@ void explain(const Selection& selection, Report& report) {
 
 void explain(const ring::ScheduleChoice& choice, Report& report) {
   report.add_meta("schedule chosen", std::string(ring::name_of(choice.schedule)));
-  for (const auto& [schedule, reason] : choice.passed_over) {
-    report.add_meta(fmt::format("schedule passed over, {}", ring::name_of(schedule)), reason);
+  for (const auto& other : choice.passed_over) {
+    report.add_meta(fmt::format("schedule passed over, {}", ring::name_of(other.schedule)),
+                    other.reason);
   }
 }
 

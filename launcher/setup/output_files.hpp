@@ -7,7 +7,7 @@
 #include <annulus/attention/problem.hpp>
 #include <annulus/files/array_writer.hpp>
 #include <annulus/mesh/control.hpp>
-#include <annulus/ring/executor.hpp>
+#include <annulus/ring/sharded_attention.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 
 #include "launcher/options/options.hpp"

@@ -254,17 +254,22 @@ ring::ShardedOperands shard_operands(const ProblemSetup& setup) {
 }
 
 void check_choices(const Options& options, const AttentionProblem& problem,
-                   const ring::ShardedOperands& operands, const Registry& registry, Place place) {
+                   const ring::ShardedOperands& operands, const Registry& registry, Place place,
+                   Presence presence) {
   if (options.schedule != "auto") {
     as_option("--schedule " + options.schedule, [&] {
-      static_cast<void>(ring::choose_schedule(problem, operands, options.schedule,
-                                              ring::PlanOptions::for_place(place),
-                                              ring::CostModel::for_place(place)));
+      static_cast<void>(ring::choose_schedule(
+          ring::make_plan_input(problem, operands, {}, place, ring::CostModel::for_place(place),
+                                ring::PlanOptions::for_place(place)),
+          options.schedule));
     });
   }
   if (options.implementation != "auto") {
     as_option("--impl " + options.implementation,
-              [&] { static_cast<void>(registry.select(options.implementation, problem, place)); });
+              [&] {
+                static_cast<void>(
+                    registry.select(options.implementation, problem, place, presence));
+              });
   }
 }
 

@@ -38,6 +38,7 @@ struct ProblemSetup {
 /// Throws UserErrors naming --schedule or --impl if what they name cannot do this. Does not
 /// communicate.
 void check_choices(const Options& options, const AttentionProblem& problem,
-                   const ring::ShardedOperands& operands, const Registry& registry, Place place);
+                   const ring::ShardedOperands& operands, const Registry& registry, Place place,
+                   Presence presence = Presence::required);
 
 }  // namespace annulus::launcher

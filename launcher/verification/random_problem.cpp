@@ -314,10 +314,9 @@ std::string draw_schedule(Draws& draws, int kv_shards) {
 ring::PlanOptions draw_plan(Draws& draws) {
   ring::PlanOptions plan;
   if (draws.chance(40)) plan.gather_bytes = draws.pick<std::int64_t>({1, 4096, 65536});
-  if (draws.chance(40)) plan.merge_bytes = draws.pick<std::int64_t>({1, 4096, 65536});
+  if (draws.chance(40)) plan.result_bytes = draws.pick<std::int64_t>({1, 4096, 65536});
   if (draws.chance(50)) plan.prefetch_bytes = std::int64_t{1} << 20;
   plan.direct = draws.chance(50);
-  plan.straight_blocks = draws.chance(50);
   return plan;
 }
 

@@ -71,10 +71,10 @@ ring::ShardedAttentionOptions attention_options(const ShardedCase& sharded_case,
   options.cost_model = sharded_case.cost_model;
   if (options.plan && !place.is_host()) {
     const ring::PlanOptions usual = ring::PlanOptions::for_place(place);
-    options.plan->straight_blocks = usual.straight_blocks;
-    if (options.plan->merge_bytes == 0) options.plan->merge_bytes = usual.merge_bytes;
+    options.plan->lse_dtype = usual.lse_dtype;
+    if (options.plan->result_bytes == 0) options.plan->result_bytes = usual.result_bytes;
   }
-  options.executor.threads = sharded_case.threads;
+  options.runner.threads = sharded_case.threads;
   return options;
 }
 
@@ -210,9 +210,9 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   result.bound = accuracy_bound(problem.dtype, problem.shape.kv_length);
   result.sharded = accuracy(sharded, world);
   result.unsharded = accuracy(unsharded, world);
-  result.merges_rounded = world.max(std::vector{attention.merges_rounded() ? 1.0 : 0.0})[0] > 0;
+  result.reduces_rounded = world.max(std::vector{attention.reduces_rounded() ? 1.0 : 0.0})[0] > 0;
   result.allowance = allowed_error(result.unsharded.output, operands.key.shards(1),
-                                   result.merges_rounded ? unit_roundoff(problem.dtype) : 0);
+                                   result.reduces_rounded ? unit_roundoff(problem.dtype) : 0);
   result.repeats = world.max(std::vector{repeats ? 0.0 : 1.0})[0] == 0;
   return result;
 }

@@ -2,8 +2,8 @@
 #include <array>
 #include <cstddef>
 
+#include "schedules/plan_builder.hpp"
 #include "schedules/schedules.hpp"
-#include "schedules/step_builder.hpp"
 
 // Every rank gets all the columns that it needs at once, straight from their owners, in order of
 // global position. To bound memory this happens for one group of key/value heads after another; a
@@ -11,15 +11,16 @@
 namespace annulus::ring {
 namespace {
 
-std::vector<HeadRange> head_groups(const RankContext& context, const PlanOptions& options) {
-  const Extents key = context.operands.key.local_shape(context.rank);
-  const AttentionShape& shape = context.problem.shape;
+std::vector<HeadRange> head_groups(const RankContext& context) {
+  const PlanInput& input = context.input;
+  const Extents key = input.operands.key.local_shape(context.rank);
+  const AttentionShape& shape = input.problem.shape;
   // Bounded by the whole sequence, so that every rank of the group finds the same groups.
   const std::int64_t bytes_per_head = shape.kv_length * key[0] *
                                       (shape.head_dim + shape.value_dim) *
-                                      static_cast<std::int64_t>(size_of(context.problem.dtype));
+                                      static_cast<std::int64_t>(size_of(input.problem.dtype));
   const std::int64_t heads =
-      std::clamp(options.gather_bytes / std::max<std::int64_t>(bytes_per_head, 1), std::int64_t{1},
+      std::clamp(input.options.gather_bytes / std::max<std::int64_t>(bytes_per_head, 1), std::int64_t{1},
                  std::max<std::int64_t>(key[2], 1));
   std::vector<HeadRange> groups;
   for (std::int64_t begin = 0; begin < key[2]; begin += heads) {
@@ -45,22 +46,22 @@ std::vector<Arrival> arrivals_of(const KvNeeds& needs, int receiver) {
   std::stable_sort(arrivals.begin(), arrivals.end(), [](const Arrival& a, const Arrival& b) {
     return a.placed.piece.positions.start < b.placed.piece.positions.start;
   });
-  std::int64_t slot = 0;
+  std::int64_t token = 0;
   for (Arrival& arrival : arrivals) {
-    arrival.placed.slot = slot;
-    slot += arrival.placed.piece.columns.count;
+    arrival.placed.token = token;
+    token += arrival.placed.piece.columns.count;
   }
   return arrivals;
 }
 
 }  // namespace
 
-RankPlan plan_allgather(const RankContext& context, const PlanOptions& options) {
+RankPlan plan_allgather(const RankContext& context) {
   const KvNeeds& needs = context.needs;
   const int me = context.group_rank;
-  const std::vector<HeadRange> groups = head_groups(context, options);
+  const std::vector<HeadRange> groups = head_groups(context);
   const std::vector<Arrival> arrivals = arrivals_of(needs, me);
-  StepBuilder builder(context);
+  PlanBuilder builder(context);
 
   LocalRange sent;
   for (int receiver = 0; receiver < needs.size(); ++receiver) {
@@ -70,12 +71,18 @@ RankPlan plan_allgather(const RankContext& context, const PlanOptions& options) 
 
   std::vector<PlacedPiece> placed;
   for (const Arrival& arrival : arrivals) placed.push_back(arrival.placed);
-  const std::int64_t slots =
-      placed.empty() ? 0 : placed.back().slot + placed.back().piece.columns.count;
+  const std::int64_t tokens =
+      placed.empty() ? 0 : placed.back().token + placed.back().piece.columns.count;
 
   std::array<int, 2> receive{-1, -1};
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    builder.add_block(g, 0, groups[g], builder.own_columns());
+    const int step = static_cast<int>(g);
+    // What came of the group before goes first: results of one group of heads come together.
+    if (g > 0 && tokens > 0) {
+      const int gathered = receive[(g - 1) % 2];
+      builder.compute(step, gathered, gathered, groups[g - 1], placed);
+    }
+    builder.compute_own(step, groups[g]);
     if (sent.count > 0) {
       const int packed = builder.add_packed(sent, groups[g]);
       // Receivers sort their arrivals, but those from one origin stay in the order of positions,
@@ -83,24 +90,26 @@ RankPlan plan_allgather(const RankContext& context, const PlanOptions& options) 
       for (int i = 1; i < needs.size(); ++i) {
         const int receiver = (me + i) % needs.size();
         for (const ColumnPiece& piece : needs.of(receiver, me)) {
-          builder.add_send(g, receiver, me, packed,
-                           {LocalPosition(piece.columns.begin - sent.begin), piece.columns.count});
+          builder.send(step, receiver, me, packed, piece.columns);
         }
       }
     }
-    if (slots == 0) continue;
+    if (tokens == 0) continue;
     int& buffer = receive[g % 2];
-    buffer = builder.add_buffer({BufferKind::receive, slots, groups[g], {}, buffer});
+    buffer = builder.add_key_value({LocalPosition(0), tokens}, groups[g], buffer);
     // Every rank begins with its left neighbour, so that not all take from one at a time.
     for (int i = 1; i < needs.size(); ++i) {
       for (const Arrival& arrival : arrivals) {
         if (arrival.origin != (me + needs.size() - i) % needs.size()) continue;
-        builder.add_receive(
-            g, arrival.origin, arrival.origin, buffer,
-            {LocalPosition(arrival.placed.slot), arrival.placed.piece.columns.count});
+        builder.receive(
+            step, arrival.origin, arrival.origin, buffer,
+            {LocalPosition(arrival.placed.token), arrival.placed.piece.columns.count});
       }
     }
-    builder.add_block(g + 1, buffer, groups[g], placed);
+  }
+  if (tokens > 0 && !groups.empty()) {
+    const int gathered = receive[(groups.size() - 1) % 2];
+    builder.compute(static_cast<int>(groups.size()), gathered, gathered, groups.back(), placed);
   }
   return builder.finish();
 }

@@ -1,12 +1,11 @@
+#include "schedules/plan_builder.hpp"
 #include "schedules/schedules.hpp"
-#include "schedules/step_builder.hpp"
 
 namespace annulus::ring {
 
 RankPlan plan_local(const RankContext& context) {
-  StepBuilder builder(context);
-  const HeadRange kv_heads{0, context.operands.key.local_shape(context.rank)[2]};
-  builder.add_block(0, 0, kv_heads, builder.own_columns());
+  PlanBuilder builder(context);
+  builder.compute_own(0, {0, context.input.operands.key.local_shape(context.rank)[2]});
   return builder.finish();
 }
 

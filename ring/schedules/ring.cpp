@@ -4,8 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "schedules/plan_builder.hpp"
 #include "schedules/schedules.hpp"
-#include "schedules/step_builder.hpp"
 
 // In hop h (1 ≤ h < P) rank r gets what it needs of rank r − h's columns: straight from their
 // owner, or, where neighbours are nearer, from r − 1 if that one got them, or more, in the hop
@@ -14,13 +14,13 @@
 namespace annulus::ring {
 namespace {
 
-// One message of a hop: columns of `origin` that `receiver` gets from `source`, ending at `slot` of
-// its receive buffer.
+// One message of a hop: columns of `origin` that `receiver` gets from `source`, ending at token
+// `token` of its receive buffer.
 struct Message {
   int source;
   int origin;
   LocalRange columns;
-  std::int64_t slot;
+  std::int64_t token;
 };
 
 class RingTraffic {
@@ -29,13 +29,13 @@ class RingTraffic {
 
   [[nodiscard]] int wrap(int rank) const { return (rank + needs_.size()) % needs_.size(); }
 
-  // What `receiver` gets in a hop, packed densely into slots 0, 1, ….
+  // What `receiver` gets in a hop, side by side from token 0 on.
   [[nodiscard]] std::vector<PlacedPiece> arrivals(int receiver, int hop) const {
     std::vector<PlacedPiece> placed;
-    std::int64_t slot = 0;
+    std::int64_t token = 0;
     for (const ColumnPiece& piece : needs_.of(receiver, wrap(receiver - hop))) {
-      placed.push_back({piece, slot});
-      slot += piece.columns.count;
+      placed.push_back({piece, token});
+      token += piece.columns.count;
     }
     return placed;
   }
@@ -52,18 +52,18 @@ class RingTraffic {
           result.back().columns.end() == columns.begin) {
         result.back().columns.count += columns.count;
       } else {
-        result.push_back({source, origin, columns, placed.slot});
+        result.push_back({source, origin, columns, placed.token});
       }
     }
     return result;
   }
 
-  // The slots where a rank keeps these columns after a hop.
-  [[nodiscard]] LocalRange slots_of(int rank, int hop, LocalRange columns) const {
+  // Where a rank keeps these columns after a hop.
+  [[nodiscard]] LocalRange tokens_of(int rank, int hop, LocalRange columns) const {
     for (const PlacedPiece& held : arrivals(rank, hop)) {
       const LocalRange& have = held.piece.columns;
       if (have.begin <= columns.begin && columns.begin < have.end()) {
-        return {LocalPosition(held.slot + (columns.begin - have.begin)), columns.count};
+        return {LocalPosition(held.token + (columns.begin - have.begin)), columns.count};
       }
     }
     return {};
@@ -84,10 +84,6 @@ class RingTraffic {
   bool direct_;
 };
 
-}  // namespace
-
-namespace {
-
 // What leaves from here: my own columns straight to whoever cannot get them from a neighbour, and
 // what I got in the last hop on to my neighbour.
 struct Departure {
@@ -96,21 +92,23 @@ struct Departure {
 };
 
 // Groups of key/value heads that go round one after the other; the same on every rank of the group.
-std::vector<HeadRange> head_groups(const RankContext& context, const PlanOptions& options) {
-  const std::int64_t kv_heads = context.operands.key.local_shape(context.rank)[2];
-  if (options.merge_bytes == 0 || kv_heads == 0) return {{0, kv_heads}};
+std::vector<HeadRange> head_groups(const RankContext& context) {
+  const PlanInput& input = context.input;
+  const std::int64_t kv_heads = input.operands.key.local_shape(context.rank)[2];
+  if (input.options.result_bytes == 0 || kv_heads == 0) return {{0, kv_heads}};
   std::int64_t rows = 0;
   for (const int rank : context.needs.group()) {
-    const Extents query = context.operands.query.local_shape(rank);
+    const Extents query = input.operands.query.local_shape(rank);
     rows = std::max(rows, query[0] * query[1]);
   }
-  const AttentionShape& shape = context.problem.shape;
+  const AttentionShape& shape = input.problem.shape;
   const std::int64_t per_head = rows * shape.value_dim * (shape.heads / shape.kv_heads);
   const std::int64_t most = std::max<std::int64_t>(
-      options.merge_bytes, per_head * kv_heads * static_cast<std::int64_t>(sizeof(float)));
-  // One result a step; the first may lie in the output.
-  const std::int64_t each = per_head * static_cast<std::int64_t>(size_of(context.problem.dtype)) *
-                            (context.needs.size() - 1);
+      input.options.result_bytes, per_head * kv_heads * static_cast<std::int64_t>(sizeof(float)));
+  // One result a step, the first of which may lie in the output; more than can be combined at once
+  // are folded.
+  const std::int64_t each = per_head * static_cast<std::int64_t>(size_of(input.problem.dtype)) *
+                            std::min(context.needs.size() - 1, kMostParts - 1);
   const std::int64_t heads =
       std::clamp<std::int64_t>(each == 0 ? kv_heads : most / each, 1, kv_heads);
   const std::int64_t groups = (kv_heads + heads - 1) / heads;
@@ -124,22 +122,23 @@ std::vector<HeadRange> head_groups(const RankContext& context, const PlanOptions
 
 // Whether every hop can have a receive buffer of its own.
 bool fits_at_once(const RankContext& context, HeadRange kv_heads,
-                  const std::vector<std::int64_t>& arriving, const PlanOptions& options) {
-  const AttentionShape& shape = context.problem.shape;
-  const std::int64_t batch = context.operands.key.local_shape(context.rank)[0];
-  const std::int64_t slots = std::accumulate(arriving.begin(), arriving.end(), std::int64_t{0});
-  return slots * batch * kv_heads.count * (shape.head_dim + shape.value_dim) *
-             static_cast<std::int64_t>(size_of(context.problem.dtype)) <=
-         options.prefetch_bytes;
+                  const std::vector<std::int64_t>& arriving) {
+  const PlanInput& input = context.input;
+  const AttentionShape& shape = input.problem.shape;
+  const std::int64_t batch = input.operands.key.local_shape(context.rank)[0];
+  const std::int64_t tokens = std::accumulate(arriving.begin(), arriving.end(), std::int64_t{0});
+  return tokens * batch * kv_heads.count * (shape.head_dim + shape.value_dim) *
+             static_cast<std::int64_t>(size_of(input.problem.dtype)) <=
+         input.options.prefetch_bytes;
 }
 
 }  // namespace
 
-RankPlan plan_ring(const RankContext& context, const PlanOptions& options) {
-  const RingTraffic traffic(context.needs, options.direct);
+RankPlan plan_ring(const RankContext& context) {
+  const RingTraffic traffic(context.needs, context.input.options.direct);
   const int ranks = context.needs.size();
   const int me = context.group_rank;
-  StepBuilder builder(context);
+  PlanBuilder builder(context);
 
   std::vector<std::vector<Departure>> departures(static_cast<std::size_t>(ranks));
   LocalRange sent_own;
@@ -155,19 +154,19 @@ RankPlan plan_ring(const RankContext& context, const PlanOptions& options) {
     add(traffic.wrap(me + 1));
     if (hop > 1) add(traffic.wrap(me + hop));
   }
-  std::vector<std::int64_t> arriving(static_cast<std::size_t>(ranks));  // slots, by hop
+  std::vector<std::int64_t> arriving(static_cast<std::size_t>(ranks));  // tokens, by hop
   for (int hop = 1; hop < ranks; ++hop) {
     const std::vector<PlacedPiece> arrivals = traffic.arrivals(me, hop);
     if (arrivals.empty()) continue;
     arriving[static_cast<std::size_t>(hop)] =
-        arrivals.back().slot + arrivals.back().piece.columns.count;
+        arrivals.back().token + arrivals.back().piece.columns.count;
   }
-  const std::vector<HeadRange> groups = head_groups(context, options);
+  const std::vector<HeadRange> groups = head_groups(context);
   const std::size_t buffers =
-      fits_at_once(context, groups.front(), arriving, options) ? arriving.size() : 2;
-  std::vector<std::int64_t> slots(buffers);
+      fits_at_once(context, groups.front(), arriving) ? arriving.size() : 2;
+  std::vector<std::int64_t> tokens(buffers);
   for (std::size_t hop = 0; hop < arriving.size(); ++hop) {
-    std::int64_t& most = slots[hop % buffers];
+    std::int64_t& most = tokens[hop % buffers];
     most = std::max(most, arriving[hop]);
   }
   std::vector<int> receive(buffers, -1);
@@ -175,30 +174,27 @@ RankPlan plan_ring(const RankContext& context, const PlanOptions& options) {
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const int packed = sent_own.count > 0 ? builder.add_packed(sent_own, groups[g]) : -1;
     for (std::size_t i = 0; i < buffers; ++i) {
-      if (slots[i] == 0) continue;
-      // The first group is the largest.
-      receive[i] = builder.add_buffer({BufferKind::receive, slots[i], groups[g], {}, receive[i]});
+      if (tokens[i] == 0) continue;
+      receive[i] = builder.add_key_value({LocalPosition(0), tokens[i]}, groups[g], receive[i]);
     }
-    const std::size_t first_step = g * static_cast<std::size_t>(ranks);
-    builder.add_block(first_step, 0, groups[g], builder.own_columns());
+    const int first_step = static_cast<int>(g) * ranks;
+    builder.compute_own(first_step, groups[g]);
     for (int hop = 1; hop < ranks; ++hop) {
-      const std::size_t posted = first_step + static_cast<std::size_t>(hop) - 1;
+      const int posted = first_step + hop - 1;
       const int buffer = buffer_of(hop);
       for (const Message& message : traffic.messages(me, hop)) {
-        builder.add_receive(posted, message.source, message.origin, buffer,
-                            {LocalPosition(message.slot), message.columns.count});
+        builder.receive(posted, message.source, message.origin, buffer,
+                        {LocalPosition(message.token), message.columns.count});
       }
       for (const auto& [receiver, message] : departures[static_cast<std::size_t>(hop)]) {
         if (message.origin == me) {
-          builder.add_send(
-              posted, receiver, me, packed,
-              {LocalPosition(message.columns.begin - sent_own.begin), message.columns.count});
+          builder.send(posted, receiver, me, packed, message.columns);
         } else {
-          builder.add_send(posted, receiver, message.origin, buffer_of(hop - 1),
-                           traffic.slots_of(me, hop - 1, message.columns));
+          builder.send(posted, receiver, message.origin, buffer_of(hop - 1),
+                       traffic.tokens_of(me, hop - 1, message.columns));
         }
       }
-      builder.add_block(posted + 1, buffer, groups[g], traffic.arrivals(me, hop));
+      builder.compute(posted + 1, buffer, buffer, groups[g], traffic.arrivals(me, hop));
     }
   }
   return builder.finish();

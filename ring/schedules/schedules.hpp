@@ -1,8 +1,10 @@
 #pragma once
 
+#include <span>
+#include <string>
+
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/planner.hpp>
-#include <annulus/ring/sharded_operands.hpp>
 
 #include "kv_needs.hpp"
 
@@ -10,17 +12,27 @@ namespace annulus::ring {
 
 /// What a schedule plans with: one rank of one key/value group.
 struct RankContext {
-  const AttentionProblem& problem;
-  const ShardedOperands& operands;
+  const PlanInput& input;
   const KvNeeds& needs;
-  int rank = 0;                  ///< in the mesh
-  int group_rank = 0;            ///< in the group
-  bool straight_blocks = false;  ///< see PlanOptions
+  int rank = 0;        ///< in the mesh
+  int group_rank = 0;  ///< in the group
 };
 
-/// One schedule, one function, one file. Each starts from StepBuilder (step_builder.hpp).
+/// One schedule, one function, one file, one line of the table. Each starts from PlanBuilder.
 [[nodiscard]] RankPlan plan_local(const RankContext& context);
-[[nodiscard]] RankPlan plan_ring(const RankContext& context, const PlanOptions& options);
-[[nodiscard]] RankPlan plan_allgather(const RankContext& context, const PlanOptions& options);
+[[nodiscard]] RankPlan plan_ring(const RankContext& context);
+[[nodiscard]] RankPlan plan_allgather(const RankContext& context);
+
+struct ScheduleEntry {
+  Schedule schedule;
+  RankPlan (*plan)(const RankContext& context);
+  /// Why it cannot run, or is not worth considering; empty if neither.
+  std::string (*obstacle)(const PlanInput& input);
+  std::string (*pointless)(const PlanInput& input);
+};
+
+/// Every schedule, the one that needs least memory first: between equals, `auto` takes that.
+[[nodiscard]] std::span<const ScheduleEntry> schedule_table();
+[[nodiscard]] const ScheduleEntry& entry_of(Schedule schedule);
 
 }  // namespace annulus::ring

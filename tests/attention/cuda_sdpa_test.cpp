@@ -47,7 +47,7 @@ class CudaSdpa : public CudaTest {
                  to_string(problem.mask) + " rows " + to_string(block.rows) + " columns " +
                  to_string(block.columns));
     ASSERT_EQ(sdpa().capability(problem, device_->place()).reason(), "");
-    ASSERT_EQ(sdpa().block_capability(problem, block).reason(), "");
+    ASSERT_EQ(sdpa().takes(problem, geometry_of(block)).reason(), "");
     const WholeAttention bounds{problem, {}, {}, {}};
     const Result result = run_on_device(sdpa(), problem, block, sources, *device_, *stream_);
     expect_accurate(result, bounds, truth);
@@ -139,7 +139,7 @@ TEST_F(CudaSdpa, Bands) {
       problem.mask.set_offset(offset);
       const WholeAttention whole = random_attention(random, problem);
       const LocalRange half{LocalPosition(0), 200};
-      if (sdpa().block_capability(problem, whole.block())) {
+      if (sdpa().takes(problem, geometry_of(whole.block()))) {
         ++whole_blocks;
         expect_whole_accurate(whole);
       }
@@ -516,17 +516,11 @@ TEST(SdpaCapability, RefusesProblemsWithTheReason) {
 }
 
 TEST(SdpaCapability, RefusesBlocksWithTheReason) {
-  const auto reason = [](const Mask& mask, std::int64_t rows, std::int64_t columns,
-                         std::int64_t stride = 8) {
+  const auto reason = [](const Mask& mask, std::int64_t rows, std::int64_t columns) {
     AttentionProblem problem = problem_of({1, rows, columns, 1, 1, 8, 8});
     problem.mask = mask;
-    const auto view = [&](std::int64_t length) {
-      return ConstTensorView(nullptr, problem.dtype, {1, length, 1, 8},
-                             {length * stride, stride, 8, 1});
-    };
     return sdpa()
-        .block_capability(problem, {view(rows), view(columns), view(columns),
-                                    PositionRanges::all(rows), PositionRanges::all(columns)})
+        .takes(problem, {PositionRanges::all(rows), PositionRanges::all(columns), 0, 1, false})
         .reason();
   };
   Mask causal;
@@ -534,7 +528,6 @@ TEST(SdpaCapability, RefusesBlocksWithTheReason) {
   EXPECT_EQ(reason(causal, 16, 16), "");
   EXPECT_EQ(reason(causal, 16, 8), "");
   EXPECT_THAT(reason(causal, 1, 16), HasSubstr("single row"));
-  EXPECT_THAT(reason(causal, 16, 16, 9), HasSubstr("multiples of 8"));
   Mask early = causal;
   early.set_offset(-1);
   EXPECT_THAT(reason(early, 16, 16), HasSubstr("see nothing"));
@@ -551,12 +544,8 @@ TEST(SdpaCapability, TakesLengthsUnlessRowsWithinSeeNothing) {
   const auto reason = [](const Mask& mask, std::int64_t rows, std::int64_t columns) {
     AttentionProblem problem = problem_of({2, rows, columns, 1, 1, 8, 8});
     problem.mask = mask;
-    const auto view = [&](std::int64_t length) {
-      return ConstTensorView(nullptr, problem.dtype, {2, length, 1, 8}, {length * 8, 8, 8, 1});
-    };
     return sdpa()
-        .block_capability(problem, {view(rows), view(columns), view(columns),
-                                    PositionRanges::all(rows), PositionRanges::all(columns)})
+        .takes(problem, {PositionRanges::all(rows), PositionRanges::all(columns), 0, 2, false})
         .reason();
   };
   Mask mask;

@@ -16,18 +16,20 @@ using ::testing::HasSubstr;
 
 class FakeImplementation final : public Implementation {
  public:
-  FakeImplementation(std::vector<std::string> names, std::string reason, std::string block_reason)
-      : names_(std::move(names)),
-        reason_(std::move(reason)),
-        block_reason_(std::move(block_reason)) {}
+  FakeImplementation(std::vector<std::string> names, std::string reason, std::string absence)
+      : names_(std::move(names)), reason_(std::move(reason)), absence_(std::move(absence)) {}
   [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
-  [[nodiscard]] Capability capability(const AttentionProblem& /*problem*/,
-                                      Place /*place*/) const override {
+  [[nodiscard]] const Declaration& declares() const noexcept override { return declaration_; }
+  [[nodiscard]] Capability accepts(const AttentionProblem& /*problem*/,
+                                   Place /*place*/) const override {
     return reason_.empty() ? Capability::yes() : Capability::no(reason_);
   }
-  [[nodiscard]] Capability block_capability(const AttentionProblem& /*problem*/,
-                                            const AttentionBlock& /*block*/) const override {
-    return block_reason_.empty() ? Capability::yes() : Capability::no(block_reason_);
+  [[nodiscard]] Capability available(Place /*place*/) const override {
+    return absence_.empty() ? Capability::yes() : Capability::no(absence_);
+  }
+  [[nodiscard]] double assumed_rate(const AttentionProblem& /*problem*/,
+                                    Place /*place*/) const override {
+    return 1;
   }
   [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& /*problem*/,
                                                     Device& /*device*/) const override {
@@ -37,13 +39,14 @@ class FakeImplementation final : public Implementation {
  private:
   std::vector<std::string> names_;
   std::string reason_;
-  std::string block_reason_;
+  std::string absence_;
+  Declaration declaration_{.features = {Feature::causal}};
 };
 
 std::unique_ptr<Implementation> fake(std::vector<std::string> names, std::string reason = "",
-                                     std::string block_reason = "") {
+                                     std::string absence = "") {
   return std::make_unique<FakeImplementation>(std::move(names), std::move(reason),
-                                              std::move(block_reason));
+                                              std::move(absence));
 }
 
 class ForceNative {
@@ -96,15 +99,45 @@ TEST(Registry, AutoTakesTheFirstThatCan) {
   EXPECT_EQ(registry.select("worse", {}, Place::host()).candidates.front(), &registry.get("worse"));
 }
 
-TEST(Registry, ABlockGoesToTheFirstCandidateThatCanRunIt) {
+TEST(Registry, AFeatureThatIsNotDeclaredIsRefusedByName) {
   Registry registry;
-  registry.add(fake({"picky"}, "", "rows too many"));
-  registry.add(fake({"patient"}));
-  EXPECT_EQ(&registry.select("auto", {}, Place::host()).for_block({}, {}),
-            &registry.get("patient"));
+  registry.add(fake({"plain"}));
+  AttentionProblem problem;
+  problem.mask.set_causal(true);
+  EXPECT_TRUE(registry.get("plain").capability(problem, Place::host()));
+  problem.soft_cap = 30.0;
+  problem.mask.set_kv_lengths({1});
+  EXPECT_EQ(registry.get("plain").capability(problem, Place::host()).reason(),
+            "does not honour lengths, a soft cap");
+  problem.soft_cap.reset();
+  problem.mask = Mask();
+  problem.mask.set_window(3, -1);
+  EXPECT_EQ(registry.get("plain").capability(problem, Place::host()).reason(),
+            "does not honour windows");
+  problem.mask = Mask();
+  problem.shape.query_length = problem.shape.kv_length = 2;
+  problem.mask.set_segments(1, {0, 0}, {0, 0});
+  EXPECT_EQ(registry.get("plain").capability(problem, Place::host()).reason(),
+            "does not honour segment ids");
+}
+
+TEST(Registry, PlansForOtherMachinesAskForNoPresence) {
+  Registry registry;
+  registry.add(fake({"absent"}, "", "no such device"));
   const std::string message = test::message_of<UnsupportedError>(
-      [&] { (void)registry.select("picky", {}, Place::host()).for_block({}, {}); });
-  EXPECT_THAT(message, HasSubstr("picky: rows too many"));
+      [&] { (void)registry.select("absent", {}, Place::host()); });
+  EXPECT_THAT(message, HasSubstr("absent: no such device"));
+  EXPECT_EQ(registry.select("auto", {}, Place::host(), Presence::assumed).candidates.size(), 1U);
+  // What cuDNN takes is known without it.
+  AttentionProblem problem;
+  problem.dtype = DType::bfloat16;
+  problem.shape.head_dim = problem.shape.value_dim = 128;
+  const Registry standard = Registry::standard();
+  const auto planned = standard.select("auto", problem, Place::cuda(0), Presence::assumed);
+  EXPECT_EQ(planned.candidates.front(), &standard.get("sdpa"));
+  problem.soft_cap = 2.0;
+  EXPECT_THAT(standard.get("sdpa").fits(problem, Place::cuda(0)).reason(),
+              HasSubstr("a soft cap"));
 }
 
 TEST(Registry, AutoSaysWhyNobodyCan) {

@@ -18,9 +18,16 @@ class WrappedNative final : public Implementation {
   WrappedNative(std::string name, Wrap wrap) : names_{std::move(name)}, wrap_(std::move(wrap)) {}
 
   [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
-  [[nodiscard]] Capability capability(const AttentionProblem& /*problem*/,
-                                      Place /*place*/) const override {
+  [[nodiscard]] const Declaration& declares() const noexcept override {
+    return native_.get("native").declares();
+  }
+  [[nodiscard]] Capability accepts(const AttentionProblem& /*problem*/,
+                                   Place /*place*/) const override {
     return Capability::yes();
+  }
+  [[nodiscard]] Capability available(Place /*place*/) const override { return Capability::yes(); }
+  [[nodiscard]] double assumed_rate(const AttentionProblem& problem, Place place) const override {
+    return native_.get("native").assumed_rate(problem, place);
   }
   [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
                                                     Device& device) const override {

@@ -53,11 +53,12 @@ TEST(CostCurve, CrossoverIsWhereOneStaysBelow) {
 
 TEST(CostModel, KernelRateFollowsTheRows) {
   CostModel model = CostModel::cpu_core();
-  model.kernel = CostCurve({{100, 1e9}, {200, 2e9}}, "test");
+  model.kernels.emplace("native", CostCurve({{100, 1e9}, {200, 2e9}}, "test"));
   model.call_latency = 0.5;
-  EXPECT_DOUBLE_EQ(model.kernel_seconds(1e9, 50), 1.5);
-  EXPECT_DOUBLE_EQ(model.kernel_seconds(1.5e9, 150), 1.5);
-  EXPECT_DOUBLE_EQ(model.kernel_seconds(1e9, 1000), 1);
+  EXPECT_DOUBLE_EQ(model.kernel_seconds("native", 1e9, 50), 1.5);
+  EXPECT_DOUBLE_EQ(model.kernel_seconds("native", 1.5e9, 150), 1.5);
+  EXPECT_DOUBLE_EQ(model.kernel_seconds("native", 1e9, 1000), 1);
+  EXPECT_THROW((void)model.kernel_seconds("sdpa", 1, 1), InternalError);
 }
 
 TEST(CostModel, HopperKnowsBothTransports) {
@@ -82,10 +83,11 @@ TEST(CostModel, SuitsThePlace) {
 }
 
 TEST(CostModel, JsonKeepsEveryBit) {
-  for (const CostModel& model : {CostModel::cpu_core(), CostModel::hopper_nvlink()}) {
+  for (CostModel model : {CostModel::cpu_core(), CostModel::hopper_nvlink()}) {
+    model.kernels.emplace("native", CostCurve({{100, 1e9 / 3}, {200, 2e9}}, "test"));
     const CostModel again = parse_cost_model(to_json(model), "model.json");
     EXPECT_EQ(again.source, model.source);
-    EXPECT_EQ(again.kernel, model.kernel);
+    EXPECT_EQ(again.kernels, model.kernels);
     EXPECT_EQ(again.call_latency, model.call_latency);
     EXPECT_EQ(again.merge_bytes_per_second, model.merge_bytes_per_second);
     EXPECT_EQ(again.transports, model.transports);
@@ -105,7 +107,9 @@ void expect_file_error(const std::string& text, const std::string& expected) {
 
 TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
   const auto damaged = [](const std::function<void(json&)>& damage) {
-    json data = json::parse(to_json(CostModel::cpu_core()));
+    CostModel model = CostModel::cpu_core();
+    model.kernels.emplace("native", CostCurve::constant(5e10));
+    json data = json::parse(to_json(model));
     damage(data);
     return data.dump();
   };
@@ -116,23 +120,25 @@ TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
                     "call_latency_seconds is 1e+308, expected a number from 0 to 3600");
   expect_file_error(damaged([](json& d) { d["merge_bytes_per_second"] = 1e-300; }),
                     "merge_bytes_per_second is 1e-300");
-  expect_file_error(damaged([](json& d) { d["kernel"][0]["flops_per_second"] = 1e-300; }),
-                    "kernel[0].flops_per_second is 1e-300");
+  expect_file_error(damaged([](json& d) { d["kernels"]["native"][0]["flops_per_second"] = 1e-300; }),
+                    "kernels.native[0].flops_per_second is 1e-300");
   expect_file_error(damaged([](json& d) { d["transports"]["mpi"][0]["seconds"] = 1e308; }),
                     "transports.mpi[0].seconds is 1e+308");
   expect_file_error(damaged([](json& d) { d["transports"]["mpi"][1]["bytes"] = 1e-300; }),
                     "transports.mpi takes more than 1 s per byte");
   expect_file_error(damaged([](json& d) { d.erase("source"); }), "source is missing");
   expect_file_error(damaged([](json& d) { d["speed"] = 1; }), "speed is no key");
-  expect_file_error(damaged([](json& d) { d["version"] = 2; }), "version 2");
+  expect_file_error(damaged([](json& d) { d["version"] = 1; }), "version 1");
   expect_file_error(damaged([](json& d) { d["call_latency_seconds"] = "1"; }),
                     "call_latency_seconds is \"1\"");
   expect_file_error(damaged([](json& d) { d["merge_bytes_per_second"] = 0; }),
                     "merge_bytes_per_second is 0");
-  expect_file_error(damaged([](json& d) { d["kernel"] = json::array(); }), "kernel has no point");
-  expect_file_error(damaged([](json& d) { d["kernel"] = 3; }), "kernel is not a list");
-  expect_file_error(damaged([](json& d) { d["kernel"][0].erase("rows"); }),
-                    "kernel[0].rows is missing");
+  expect_file_error(damaged([](json& d) { d["kernels"]["native"] = json::array(); }),
+                    "kernels.native has no point");
+  expect_file_error(damaged([](json& d) { d["kernels"]["native"] = 3; }),
+                    "kernels.native is not a list");
+  expect_file_error(damaged([](json& d) { d["kernels"]["native"][0].erase("rows"); }),
+                    "kernels.native[0].rows is missing");
   expect_file_error(damaged([](json& d) { d["transports"]["mpi"][1]["seconds"] = -1; }),
                     "transports.mpi[1].seconds is -1");
   expect_file_error(damaged([](json& d) { d["transports"]["mpi"][1]["bytes"] = 0; }),

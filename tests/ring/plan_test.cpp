@@ -1,7 +1,6 @@
 #include <algorithm>
+#include <array>
 #include <cstdint>
-#include <deque>
-#include <map>
 #include <set>
 #include <string>
 #include <tuple>
@@ -15,204 +14,11 @@
 #include <annulus/ring/simulate.hpp>
 #include <annulus/verification/random_problem.hpp>
 
+#include "tests/ring/plan_player.hpp"
 #include "tests/ring/sequence_plan.hpp"
 
 namespace annulus::ring {
 namespace {
-
-// Plays a plan with the global position of every token in place of its key and value, and notes
-// which pairs each rank computes. A slot that holds nothing is −1.
-class PlanPlayer {
- public:
-  explicit PlanPlayer(const Plan& plan, const ShardedOperands& operands)
-      : plan_(plan), operands_(operands), buffers_(plan.ranks.size()), pairs_(plan.ranks.size()) {}
-
-  void play() {
-    std::size_t steps = 0;
-    for (const RankPlan& rank : plan_.ranks) {
-      start(rank);
-      steps = std::max(steps, rank.steps.size());
-    }
-    for (std::size_t s = 0; s < steps; ++s) {
-      // Transfers of a step run under its blocks, so they read and write what blocks of the same
-      // step must not touch: apply the sends first, the blocks next, and the arrivals last.
-      for (const RankPlan& rank : plan_.ranks) {
-        if (s < rank.steps.size()) send(rank, rank.steps[s]);
-      }
-      for (const RankPlan& rank : plan_.ranks) {
-        if (s < rank.steps.size()) compute(rank, rank.steps[s]);
-      }
-      for (const RankPlan& rank : plan_.ranks) {
-        if (s < rank.steps.size()) receive(rank, rank.steps[s]);
-      }
-    }
-    for (const auto& [route, messages] : wires_) {
-      EXPECT_TRUE(messages.empty())
-          << "rank " << route.first << " sent to rank " << route.second << " what nobody received";
-    }
-  }
-
-  // Every visible pair of every head exactly once, on every rank that holds its row.
-  void expect_complete() const {
-    const AttentionProblem& problem = plan_.problem;
-    for (const RankPlan& rank : plan_.ranks) {
-      const PositionRanges rows = operands_.query.positions(rank.rank, 1);
-      const auto& counts = pairs_[static_cast<std::size_t>(rank.rank)];
-      for (std::int64_t b = 0; b < rank.local.batch; ++b) {
-        for (std::int64_t h = 0; h < rank.local.heads; ++h) {
-          for (std::int64_t i = 0; i < rows.size(); ++i) {
-            const GlobalPosition row = rows.global(LocalPosition(i));
-            for (std::int64_t j = 0; j < problem.shape.kv_length; ++j) {
-              if (!problem.mask.visible(rank.first_batch + b, rank.first_head + h, row,
-                                        GlobalPosition(j))) {
-                continue;
-              }
-              const auto found = counts.find({h, row.value(), j});
-              ASSERT_TRUE(found != counts.end() && found->second == 1)
-                  << "rank " << rank.rank << " computes row " << row.value() << ", column " << j
-                  << ", head " << h << " " << (found == counts.end() ? 0 : found->second)
-                  << " times";
-            }
-          }
-        }
-      }
-    }
-  }
-
- private:
-  using Slots = std::vector<std::int64_t>;
-  using Pairs = std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, int>;
-
-  Slots& slots(const RankPlan& rank, int buffer) {
-    const int reused = rank.buffers[static_cast<std::size_t>(buffer)].reuses;
-    if (reused >= 0) return slots(rank, reused);
-    return buffers_[static_cast<std::size_t>(rank.rank)][buffer];
-  }
-
-  int mesh_rank(const RankPlan& rank, int group_rank) const {
-    return plan_.mesh.group(rank.rank, plan_.sequence_axes)[static_cast<std::size_t>(group_rank)];
-  }
-
-  void start(const RankPlan& rank) {
-    const PositionRanges columns = operands_.key.positions(rank.rank, 1);
-    for (std::size_t i = 0; i < rank.buffers.size(); ++i) {
-      const KvBuffer& buffer = rank.buffers[i];
-      Slots& held = slots(rank, static_cast<int>(i));
-      if (buffer.reuses >= 0) {
-        ASSERT_LE(buffer.slots, static_cast<std::int64_t>(held.size()));
-        continue;
-      }
-      held.assign(static_cast<std::size_t>(buffer.slots), -1);
-      if (buffer.kind == BufferKind::receive) continue;
-      ASSERT_EQ(buffer.slots, buffer.source.count);
-      for (std::int64_t s = 0; s < buffer.slots; ++s) {
-        held[static_cast<std::size_t>(s)] = columns.global(buffer.source.begin + s).value();
-      }
-    }
-  }
-
-  void send(const RankPlan& rank, const Step& step) {
-    for (const Transfer& transfer : step.sends) {
-      const KvBuffer& buffer = rank.buffers[static_cast<std::size_t>(transfer.buffer)];
-      EXPECT_NE(buffer.kind, BufferKind::input);
-      EXPECT_GT(transfer.bytes, 0);
-      EXPECT_EQ(transfer.bytes,
-                transfer.slots.count * rank.slot_bytes(buffer, plan_.problem.dtype));
-      const Slots& held = slots(rank, transfer.buffer);
-      ASSERT_LE(transfer.slots.end().value(), static_cast<std::int64_t>(held.size()));
-      const auto begin = held.begin() + transfer.slots.begin.value();
-      const Slots message(begin, begin + transfer.slots.count);
-      EXPECT_EQ(std::count(message.begin(), message.end(), -1), 0) << "an empty slot was sent";
-      wires_[{rank.rank, mesh_rank(rank, transfer.peer)}].push_back(
-          {message, buffer.kv_heads, transfer.origin});
-    }
-  }
-
-  void receive(const RankPlan& rank, const Step& step) {
-    for (const Transfer& transfer : step.receives) {
-      auto& wire = wires_[{mesh_rank(rank, transfer.peer), rank.rank}];
-      ASSERT_FALSE(wire.empty()) << "rank " << rank.rank << " waits for what nobody sends";
-      const Message message = wire.front();
-      wire.pop_front();
-      const KvBuffer& buffer = rank.buffers[static_cast<std::size_t>(transfer.buffer)];
-      ASSERT_EQ(message.slots.size(), static_cast<std::size_t>(transfer.slots.count));
-      EXPECT_EQ(message.heads, buffer.kv_heads);
-      EXPECT_EQ(message.origin, transfer.origin);
-      // No block of this step may compute on what arrives meanwhile, and nothing may be sent from
-      // it.
-      for (const Block& block : step.blocks) {
-        EXPECT_NE(&slots(rank, block.buffer), &slots(rank, transfer.buffer));
-      }
-      for (const Transfer& sent : step.sends) {
-        EXPECT_NE(&slots(rank, sent.buffer), &slots(rank, transfer.buffer));
-      }
-      std::copy(message.slots.begin(), message.slots.end(),
-                slots(rank, transfer.buffer).begin() + transfer.slots.begin.value());
-    }
-  }
-
-  void compute(const RankPlan& rank, const Step& step) {
-    const PositionRanges rows = operands_.query.positions(rank.rank, 1);
-    Pairs& counts = pairs_[static_cast<std::size_t>(rank.rank)];
-    for (const Block& block : step.blocks) {
-      ASSERT_EQ(block.row_positions, rows.slice(block.rows));
-      const Slots& held = slots(rank, block.buffer);
-      ASSERT_EQ(block.column_positions.size(), block.slots.count);
-      std::int64_t visible = 0;
-      for (std::int64_t s = 0; s < block.slots.count; ++s) {
-        const std::int64_t column = block.column_positions.global(LocalPosition(s)).value();
-        ASSERT_EQ(held[static_cast<std::size_t>(block.slots.begin.value() + s)], column);
-        for (std::int64_t i = 0; i < block.rows.count; ++i) {
-          const GlobalPosition row = block.row_positions.global(LocalPosition(i));
-          for (std::int64_t b = 0; b < rank.local.batch; ++b) {
-            visible += static_cast<int>(
-                plan_.problem.mask.visible(rank.first_batch + b, 0, row, GlobalPosition(column)));
-          }
-          for (std::int64_t h = 0; h < block.heads.count; ++h) {
-            ++counts[{block.heads.begin + h, row.value(), column}];
-          }
-        }
-      }
-      EXPECT_EQ(block.pairs, visible);
-      EXPECT_EQ(block.full, visible == block.rows.count * block.slots.count * rank.local.batch);
-    }
-  }
-
-  struct Message {
-    Slots slots;
-    HeadRange heads;
-    int origin;
-  };
-  const Plan& plan_;
-  const ShardedOperands& operands_;
-  std::vector<std::map<int, Slots>> buffers_;
-  std::vector<Pairs> pairs_;
-  std::map<std::pair<int, int>, std::deque<Message>> wires_;
-};
-
-void expect_valid(const Plan& plan, const ShardedOperands& operands) {
-  PlanPlayer player(plan, operands);
-  player.play();
-  player.expect_complete();
-}
-
-// Rows of a rank are first written, then merged into: merge flags must say which.
-void expect_merge_flags(const Plan& plan) {
-  for (const RankPlan& rank : plan.ranks) {
-    std::set<std::pair<std::int64_t, std::int64_t>> touched;
-    for (const Step& step : rank.steps) {
-      for (const Block& block : step.blocks) {
-        bool any = false;
-        for (std::int64_t h = 0; h < block.heads.count; ++h) {
-          for (std::int64_t i = 0; i < block.rows.count; ++i) {
-            any |= !touched.emplace(block.heads.begin + h, block.rows.begin.value() + i).second;
-          }
-        }
-        EXPECT_EQ(block.merge, any);
-      }
-    }
-  }
-}
 
 TEST(Plan, EveryVisiblePairIsComputedOnceUnderEveryLayoutScheduleAndMask) {
   for (const int ranks : {1, 2, 3, 4, 8}) {
@@ -238,11 +44,17 @@ TEST(Plan, EveryVisiblePairIsComputedOnceUnderEveryLayoutScheduleAndMask) {
             const ShardedOperands operands = sequence_operands(problem, ranks, layout);
             PlanOptions options;
             options.gather_bytes = few ? 1 : std::int64_t{1} << 30;
-            options.merge_bytes = few ? 1 : 0;
-            options.straight_blocks = few;
-            const Plan plan = make_plan(problem, operands, schedule, options);
-            expect_valid(plan, operands);
-            expect_merge_flags(plan);
+            options.result_bytes = few ? 1 : 0;
+            const unsigned seed = static_cast<unsigned>(ranks * 10 + mask);
+            expect_valid(make_plan(native_input(problem, operands, options), schedule), operands,
+                         seed);
+            // As for a GPU: cut into straight blocks where that is faster.
+            PlanOptions on_gpus = options;
+            on_gpus.direct = few;
+            on_gpus.prefetch_bytes = few ? 0 : std::int64_t{1} << 30;
+            on_gpus.lse_dtype = DType::float32;
+            expect_valid(make_plan(gpu_input(problem, operands, on_gpus), schedule), operands,
+                         seed);
             if (HasFatalFailure()) return;
           }
         }
@@ -255,16 +67,14 @@ TEST(Plan, RingsByHeadsKeepPartialResultsSmall) {
   const AttentionProblem problem = causal_problem(4096, 8, 4);
   PlanOptions options;
   // Three partial results in bfloat16 beside the output may take what the output takes in float32.
-  options.merge_bytes = 1;
+  options.result_bytes = 1;
   const Plan plan = sequence_plan(problem, 4, LayoutKind::zigzag, Schedule::ring, options);
   for (const RankPlan& rank : plan.ranks) {
     const double values = static_cast<double>(rank.local.query_length * problem.shape.value_dim);
     std::int64_t most = 0;
-    for (const Step& step : rank.steps) {
-      for (const Block& block : step.blocks) most = std::max(most, block.heads.count);
-    }
+    for (const Block* block : rank.all<Block>()) most = std::max(most, block->heads.count);
     EXPECT_LE(3 * values * static_cast<double>(most) * 2, values * 8 * 4);
-    EXPECT_EQ(rank.steps.size(), 8U);
+    EXPECT_EQ(rank.all<Exchange>().size(), 6U);  // three hops, twice
   }
 }
 
@@ -275,14 +85,13 @@ TEST(Plan, RandomProblemsAreComputedCompletely) {
       SCOPED_TRACE(drawn.command + ": " + to_string(drawn.problem.shape) + ", mask " +
                    to_string(drawn.problem.mask));
       const ShardedOperands operands = shard_operands(drawn.problem, drawn.mesh, drawn.layout);
-      const PlanOptions& options = drawn.plan;
-      const Schedule schedule =
-          choose_schedule(drawn.problem, operands, drawn.schedule, options, CostModel::cpu_core())
-              .schedule;
-      const Plan plan = make_plan(drawn.problem, operands, schedule, options);
-      expect_valid(plan, operands);
-      expect_merge_flags(plan);
-      const RankPlan alone = make_rank_plan(drawn.problem, operands, schedule, options, ranks - 1);
+      const PlanInput input = native_input(drawn.problem, operands, drawn.plan);
+      const Schedule schedule = choose_schedule(input, drawn.schedule).schedule;
+      const Plan plan = make_plan(input, schedule);
+      expect_valid(plan, operands, static_cast<unsigned>(index));
+      expect_valid(make_plan(gpu_input(drawn.problem, operands, drawn.plan), schedule), operands,
+                   static_cast<unsigned>(index));
+      const RankPlan alone = make_rank_plan(input, schedule, ranks - 1);
       EXPECT_EQ(alone.work(), plan.ranks.back().work());
       EXPECT_EQ(alone.bytes_sent(), plan.ranks.back().bytes_sent());
       if (HasFatalFailure()) return;
@@ -315,7 +124,7 @@ TEST(Plan, CausalContiguousRingSendsNothingToEarlierRanks) {
   const std::int64_t block = 16 * 2 * (64 + 64) * 2;  // tokens · kv heads · (D + Dv) · bytes
   for (int rank = 0; rank < 4; ++rank) {
     EXPECT_EQ(plan.ranks[static_cast<std::size_t>(rank)].bytes_received(), rank * block);
-    EXPECT_EQ(plan.ranks[static_cast<std::size_t>(rank)].steps.size(), rank + 1U);
+    EXPECT_EQ(plan.ranks[static_cast<std::size_t>(rank)].all<Block>().size(), rank + 1U);
   }
 }
 
@@ -325,11 +134,9 @@ TEST(Plan, ZigzagCausalRanksGetOnlyTheFirstChunkOfEarlierOnes) {
   for (int rank = 0; rank < 4; ++rank) {
     EXPECT_EQ(plan.ranks[static_cast<std::size_t>(rank)].bytes_received(),
               (rank + 2 * (3 - rank)) * chunk);
-    for (const Step& step : plan.ranks[static_cast<std::size_t>(rank)].steps) {
-      EXPECT_LE(step.blocks.size(), 1U);
-      if (&step == &plan.ranks[static_cast<std::size_t>(rank)].steps.front()) continue;
-      for (const Block& block : step.blocks) EXPECT_TRUE(block.full);
-    }
+    const auto blocks = plan.ranks[static_cast<std::size_t>(rank)].all<Block>();
+    EXPECT_LE(blocks.size(), 4U);
+    for (std::size_t i = 1; i < blocks.size(); ++i) EXPECT_TRUE(blocks[i]->full);
   }
 }
 
@@ -354,10 +161,14 @@ TEST(Plan, RingNeverHoldsMoreThanTwoReceiveBuffersOfTheLocalSize) {
     const Plan plan = sequence_plan(problem, 5, layout, Schedule::ring);
     for (const RankPlan& rank : plan.ranks) {
       int receive = 0;
-      for (const KvBuffer& buffer : rank.buffers) {
-        if (buffer.kind != BufferKind::receive) continue;
+      std::set<int> received;
+      for (const Exchange* exchange : rank.all<Exchange>()) {
+        for (const Transfer& transfer : exchange->receives) received.insert(transfer.buffer);
+      }
+      for (const int buffer : received) {
+        if (rank.buffer(buffer).reuses >= 0) continue;
         ++receive;
-        EXPECT_LE(buffer.slots, 201 + 1);
+        EXPECT_LE(rank.buffer(buffer).tokens.count, 201 + 1);
       }
       EXPECT_EQ(receive, 2);
     }
@@ -372,8 +183,8 @@ TEST(Plan, AllgatherByHeadGroupsBoundsMemory) {
   const Plan plan = sequence_plan(problem, 4, LayoutKind::zigzag, Schedule::allgather, options);
   const std::int64_t local = 256 * 8 * (64 + 64) * 2;
   for (const RankPlan& rank : plan.ranks) {
-    EXPECT_EQ(rank.steps.size(), 5U);  // own columns, then four groups of two heads
-    EXPECT_LE(rank.buffer_bytes(problem.dtype), local + 2 * options.gather_bytes);
+    EXPECT_EQ(rank.all<Exchange>().size(), 4U);  // groups of two heads
+    EXPECT_LE(rank.buffer_bytes(BufferKind::exchange), local + 2 * options.gather_bytes);
   }
 }
 
@@ -389,9 +200,7 @@ TEST(Plan, ABoundedCountNeverPassesForFullVisibility) {
     for (const int ranks : {1, 2, 4}) {
       for (const RankPlan& rank :
            sequence_plan(problem, ranks, LayoutKind::contiguous, Schedule::ring).ranks) {
-        for (const Step& step : rank.steps) {
-          for (const Block& block : step.blocks) EXPECT_FALSE(block.full);
-        }
+        for (const Block* block : rank.all<Block>()) EXPECT_FALSE(block->full);
       }
     }
   }
@@ -404,41 +213,56 @@ TEST(Plan, ReplicatedQueryAgainstShardedKeysIsComplete) {
   const ShardedOperands operands =
       shard_operands(problem, MeshShape({{"sp", 4}}),
                      {PartitionSpec(), PartitionSpec::parse("-,sp"), LayoutKind::contiguous, 1});
-  expect_valid(make_plan(problem, operands, Schedule::ring, {}), operands);
+  expect_valid(make_plan(native_input(problem, operands), Schedule::ring), operands);
 }
 
-TEST(Plan, JsonCarriesEveryRankAndStep) {
+TEST(Plan, JsonCarriesEveryRankAndTask) {
   const Plan plan = sequence_plan(causal_problem(64), 4, LayoutKind::zigzag, Schedule::ring);
   const auto json = nlohmann::json::parse(to_json(plan));
-  EXPECT_EQ(json.at("version"), 1);
+  EXPECT_EQ(json.at("version"), 2);
   EXPECT_EQ(json.at("schedule"), "ring");
   EXPECT_EQ(json.at("layout"), "zigzag");
   ASSERT_EQ(json.at("ranks").size(), 4U);
   for (std::size_t r = 0; r < 4; ++r) {
     const auto& rank = json.at("ranks")[r];
-    ASSERT_EQ(rank.at("steps").size(), plan.ranks[r].steps.size());
+    const std::vector<Task>& tasks = plan.ranks[r].tasks;
+    ASSERT_EQ(rank.at("tasks").size(), tasks.size());
     EXPECT_EQ(rank.at("bytes_received"), plan.ranks[r].bytes_received());
-    EXPECT_EQ(rank.at("steps")[0].at("blocks").size(), plan.ranks[r].steps[0].blocks.size());
+    EXPECT_EQ(rank.at("buffers").size(), plan.ranks[r].buffers.size());
+    for (std::size_t t = 0; t < tasks.size(); ++t) {
+      constexpr std::array kKinds{"copy", "exchange", "block", "reduce"};
+      EXPECT_EQ(rank.at("tasks")[t].at("kind"), kKinds.at(tasks[t].work.index()));
+      EXPECT_EQ(rank.at("tasks")[t].at("after").size(), tasks[t].after.size());
+      if (const auto* block = std::get_if<Block>(&tasks[t].work)) {
+        EXPECT_EQ(rank.at("tasks")[t].at("implementation"), "native");
+        EXPECT_EQ(rank.at("tasks")[t].at("result").at("lse"), block->result.lse);
+      }
+    }
   }
 }
 
-TEST(Plan, TextShowsTheStepsOfTheRanksAskedFor) {
+TEST(Plan, TextShowsTheTasksOfTheRanksAskedFor) {
   const Plan plan = sequence_plan(causal_problem(64), 4, LayoutKind::zigzag, Schedule::ring);
   EXPECT_EQ(to_text(plan).find("step 0"), std::string::npos);
   const std::string text = to_text(plan, 2);
-  EXPECT_NE(text.find("rank 1 (group rank 1)"), std::string::npos);
-  EXPECT_EQ(text.find("rank 2 (group rank 2)"), std::string::npos);
+  EXPECT_NE(text.find("\nrank 1\n"), std::string::npos);
+  EXPECT_EQ(text.find("\nrank 2\n"), std::string::npos);
   EXPECT_NE(text.find("compute rows 0:8+56:64 x columns 0:8+56:64"), std::string::npos);
+  for (const char* part : {"by native", "reduce (softmax) into buffer 3", "send to rank 1: key/value",
+                           "copy key from buffer 1", "; after "}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part;
+  }
 }
 
 TEST(Planner, AutoTakesLocalWhenNothingIsShardedAndSaysWhy) {
   const AttentionProblem problem = causal_problem(64);
-  const ScheduleChoice choice =
-      choose_schedule(problem, sequence_operands(problem, 1, LayoutKind::contiguous), "auto", {},
-                      CostModel::cpu_core());
+  const ShardedOperands operands = sequence_operands(problem, 1, LayoutKind::contiguous);
+  const ScheduleChoice choice = choose_schedule(native_input(problem, operands), "auto");
   EXPECT_EQ(choice.schedule, Schedule::local);
   ASSERT_EQ(choice.passed_over.size(), 2U);
-  EXPECT_NE(choice.passed_over[0].second.find("not sharded"), std::string::npos);
+  for (const auto& other : choice.passed_over) {
+    EXPECT_NE(other.reason.find("not sharded"), std::string::npos);
+  }
 }
 
 TEST(Planner, AutoTakesTheScheduleThatThePredictionPrefers) {
@@ -447,10 +271,10 @@ TEST(Planner, AutoTakesTheScheduleThatThePredictionPrefers) {
   for (const double latency : {1e-9, 1.0}) {
     CostModel model = CostModel::cpu_core();
     model.transports.at("mpi") = CostCurve::transfer(latency, 3e9);
-    const double ring = predicted_seconds(make_plan(problem, operands, Schedule::ring, {}), model);
-    const double allgather =
-        predicted_seconds(make_plan(problem, operands, Schedule::allgather, {}), model);
-    const ScheduleChoice choice = choose_schedule(problem, operands, "auto", {}, model);
+    const PlanInput input = native_input(problem, operands, {}, model);
+    const double ring = predicted_seconds(make_plan(input, Schedule::ring), input.model);
+    const double allgather = predicted_seconds(make_plan(input, Schedule::allgather), input.model);
+    const ScheduleChoice choice = choose_schedule(input, "auto");
     EXPECT_EQ(choice.schedule, ring <= 1.01 * allgather ? Schedule::ring : Schedule::allgather);
   }
 }
@@ -458,15 +282,12 @@ TEST(Planner, AutoTakesTheScheduleThatThePredictionPrefers) {
 // Four GPUs that are linked alike: few key/value heads hide a gathering under a rank's own block,
 // many do not. As measured, see benchmarks/NOTES.md.
 TEST(Planner, AutoForGpusFollowsTheMeasurements) {
-  const PlanOptions options = PlanOptions::for_place(Place::cuda(0));
   for (const auto& [heads, kv_heads, expected] :
        {std::tuple{64, 8, Schedule::allgather}, {32, 32, Schedule::ring}}) {
     AttentionProblem problem = causal_problem(8192, heads, kv_heads);
     problem.shape.head_dim = problem.shape.value_dim = 128;
     const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
-    EXPECT_EQ(
-        choose_schedule(problem, operands, "auto", options, CostModel::hopper_nvlink()).schedule,
-        expected)
+    EXPECT_EQ(choose_schedule(gpu_input(problem, operands), "auto").schedule, expected)
         << heads << "/" << kv_heads;
   }
 }
@@ -474,8 +295,8 @@ TEST(Planner, AutoForGpusFollowsTheMeasurements) {
 TEST(Planner, LocalWithAShardedSequenceIsRefusedWithTheReason) {
   const AttentionProblem problem = causal_problem(64);
   try {
-    (void)choose_schedule(problem, sequence_operands(problem, 2, LayoutKind::contiguous), "local",
-                          {}, CostModel::cpu_core());
+    const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
+    (void)choose_schedule(native_input(problem, operands), "local");
     FAIL() << "no error";
   } catch (const UnsupportedError& error) {
     EXPECT_NE(std::string(error.what()).find("sharded along sp"), std::string::npos);
@@ -486,6 +307,65 @@ TEST(Planner, SchedulesOfLaterVersionsAndUnknownOnesAreToldApart) {
   EXPECT_EQ(parse_schedule("ring"), Schedule::ring);
   EXPECT_THROW((void)parse_schedule("ulysses"), NotAvailableError);
   EXPECT_THROW((void)parse_schedule("rign"), ArgumentError);
+}
+
+TEST(Planner, RefusedBlocksGoToTheNextCandidateOnly) {
+  AttentionProblem problem = causal_problem(1024, 8, 2);
+  const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
+  PlanInput input = gpu_input(problem, operands);
+  const RankPlan before = make_rank_plan(input, Schedule::ring, 1);
+  const auto names = [](const RankPlan& plan) {
+    std::vector<std::string> result;
+    for (const Block* block : plan.all<Block>()) {
+      result.push_back(plan.implementations.at(static_cast<std::size_t>(block->implementation)));
+    }
+    return result;
+  };
+  EXPECT_EQ(names(before), (std::vector<std::string>{"sdpa", "sdpa"}));
+  const Block& own = *before.all<Block>().front();
+  const std::vector<Refusal> refusals{
+      {"sdpa", own.row_positions, own.column_positions, own.heads.count, "no \"engine\""}};
+  input.refusals = parse_refusals(to_json(refusals));
+  const RankPlan after = make_rank_plan(input, Schedule::ring, 1);
+  EXPECT_EQ(names(after), (std::vector<std::string>{"native", "sdpa"}));
+  const auto reasons = passed_over_blocks(input, after);
+  ASSERT_EQ(reasons.size(), 1U);
+  EXPECT_EQ(reasons[0].first, "sdpa");
+  EXPECT_EQ(reasons[0].second, "1 of 2 blocks of rank 1: no \"engine\"");
+  EXPECT_THROW((void)parse_refusals("[{]"), InternalError);
+}
+
+TEST(Planner, ABlockThatNobodyTakesIsAnErrorWithEveryReason) {
+  AttentionProblem problem = causal_problem(1024, 8, 2);
+  const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
+  PlanInput input = gpu_input(problem, operands);
+  input.candidates.pop_back();
+  const Block own = *make_rank_plan(input, Schedule::ring, 0).all<Block>().front();
+  input.refusals = {{"sdpa", own.row_positions, own.column_positions, own.heads.count, "tired"}};
+  try {
+    (void)make_rank_plan(input, Schedule::ring, 0);
+    FAIL() << "no error";
+  } catch (const UnsupportedError& error) {
+    EXPECT_NE(std::string(error.what()).find("sdpa: tired"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Planner, LargeMeshesAreJudgedByTheBusiestRankAndOthers) {
+  AttentionProblem problem = causal_problem(1 << 16);
+  const ShardedOperands operands = sequence_operands(problem, 512, LayoutKind::contiguous);
+  const PlanInput input = native_input(problem, operands);
+  const std::vector<int> ranks = sample_ranks(input, 16);
+  EXPECT_LE(ranks.size(), 16U);
+  EXPECT_EQ(ranks.front(), 0);
+  EXPECT_EQ(ranks.back(), 511);  // the last chunk sees everything
+  const Plan plan = make_plan(input, Schedule::ring, ranks);
+  EXPECT_TRUE(plan.is_sample());
+  EXPECT_EQ(plan.most_work, plan.ranks.back().work());
+  EXPECT_NEAR(plan.imbalance(), 2 - 1.0 / 512 - 1, 1e-3);
+  EXPECT_GT(predicted_seconds(plan, input.model), 0);
+  EXPECT_EQ(sample_ranks(native_input(problem, sequence_operands(problem, 8, LayoutKind::zigzag)))
+                .size(),
+            8U);
 }
 
 TEST(ShardedOperands, RefusesWhatCannotLieTogether) {

@@ -1,10 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
+#include <annulus/attention/local_mask.hpp>
 #include <annulus/ring/planner.hpp>
 
-/// Self-attention whose sequences are sharded over all ranks.
+#include "tests/attention/wrapped_native.hpp"
+
+/// Self-attention whose sequences are sharded over all ranks, and what plans of it are made from.
 namespace annulus::ring {
 
 inline AttentionProblem causal_problem(std::int64_t length, std::int64_t heads = 8,
@@ -22,9 +27,28 @@ inline ShardedOperands sequence_operands(const AttentionProblem& problem, int ra
                         {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout, 1});
 }
 
+/// The native kernel alone, of which nothing is asked but that it takes everything.
+inline PlanInput native_input(const AttentionProblem& problem, const ShardedOperands& operands,
+                              const PlanOptions& options = {},
+                              const CostModel& model = CostModel::cpu_core()) {
+  static const Registry registry = Registry::standard();
+  return make_plan_input(problem, operands, {&registry.get("native")}, Place::host(), model,
+                         options);
+}
+
+/// cuDNN in front of the native kernel, on GPUs that need not exist.
+inline PlanInput gpu_input(const AttentionProblem& problem, const ShardedOperands& operands,
+                           const PlanOptions& options = PlanOptions::for_place(Place::cuda(0)),
+                           const CostModel& model = CostModel::hopper_nvlink()) {
+  static const Registry registry = Registry::standard();
+  return make_plan_input(problem, operands, {&registry.get("sdpa"), &registry.get("native")},
+                         Place::cuda(0), model, options);
+}
+
 inline Plan sequence_plan(const AttentionProblem& problem, int ranks, LayoutKind layout,
                           Schedule schedule, const PlanOptions& options = {}) {
-  return make_plan(problem, sequence_operands(problem, ranks, layout), schedule, options);
+  const ShardedOperands operands = sequence_operands(problem, ranks, layout);
+  return make_plan(native_input(problem, operands, options), schedule);
 }
 
 }  // namespace annulus::ring

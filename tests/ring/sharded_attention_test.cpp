@@ -127,7 +127,7 @@ TEST_F(ShardedAttentionTest, SmallGathersAgreeWithLargeOnes) {
 
 TEST_F(ShardedAttentionTest, ThreadsChangeNoBit) {
   const CaseShards one = computed();
-  options_.executor.threads = 3;
+  options_.runner.threads = 3;
   expect_same_bits(one, computed());
 }
 
@@ -136,13 +136,12 @@ TEST_F(ShardedAttentionTest, TracingChangesNoBitAndSeesEveryBlock) {
   TraceCollector collector;
   Tracer tracer;
   tracer.add_sink(collector);
-  options_.executor.tracer = &tracer;
+  options_.runner.tracer = &tracer;
   ShardedAttention attention = this->attention();
   const CaseShards traced = shards();
   attention.run(traced.local_tensors());
   expect_same_bits(silent, traced);
-  std::size_t blocks = 0;
-  for (const Step& step : attention.rank_plan().steps) blocks += step.blocks.size();
+  const std::size_t blocks = attention.rank_plan().all<Block>().size();
   const auto kernels = std::count_if(
       collector.spans().begin(), collector.spans().end(),
       [](const TraceSpan& span) { return span.label.category == TraceCategory::kernel; });

@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 
 #include <gtest/gtest.h>
 
+#include <annulus/core/error.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/simulate.hpp>
 #include <annulus/verification/random_problem.hpp>
@@ -24,11 +26,18 @@ AttentionProblem problem_of(std::int64_t length, bool causal) {
 // Kernels of `flops` operations a second, messages of the given time, and nothing else.
 CostModel plain_model(const std::string& transport, double flops, const CostCurve& messages) {
   return {.source = "test",
-          .kernel = CostCurve::constant(flops),
+          .kernels = {{"native", CostCurve::constant(flops)}, {"sdpa", CostCurve::constant(flops)}},
           .call_latency = 0,
           .merge_bytes_per_second = kEndless,
           .transports = {{transport, messages}},
           .transport = transport};
+}
+
+Block& first_block(RankPlan& plan) {
+  for (Task& task : plan.tasks) {
+    if (auto* block = std::get_if<Block>(&task.work)) return *block;
+  }
+  throw std::logic_error("a plan without blocks");
 }
 
 TEST(Simulate, OneRankTakesItsComputeTime) {
@@ -42,6 +51,7 @@ TEST(Simulate, OneRankTakesItsComputeTime) {
 TEST(Simulate, SlowLinksAreExposedAndFastOnesHide) {
   const Plan plan = sequence_plan(problem_of(4096, true), 4, LayoutKind::zigzag, Schedule::ring);
   CostModel model = CostModel::cpu_core();
+  model.kernels.emplace("native", CostCurve::constant(5e10));
   model.transports.at("mpi") = CostCurve::transfer(1e-12, 1e15);
   for (const RankTimeline& rank : simulate(plan, model)) EXPECT_NEAR(rank.exposed, 0, 1e-4);
   model.transports.at("mpi") = CostCurve::transfer(1e-12, 1e6);
@@ -54,8 +64,9 @@ TEST(Simulate, SlowLinksAreExposedAndFastOnesHide) {
 TEST(Simulate, UsesTheCurveOfTheTransportInUse) {
   const Plan plan =
       sequence_plan(problem_of(4096, false), 4, LayoutKind::contiguous, Schedule::ring);
-  const auto bytes = static_cast<double>(plan.ranks[0].steps[0].receives.at(0).bytes);
+  const auto bytes = static_cast<double>(plan.ranks[0].all<Exchange>()[0]->receives.at(0).bytes);
   CostModel model = CostModel::hopper_nvlink();
+  model.kernels.emplace("native", CostCurve::constant(1e12));
   for (const char* transport : {"peer", "nccl"}) {
     model.use_transport(transport);
     // Three hops of one message each.
@@ -73,10 +84,10 @@ TEST(Simulate, TransfersOfGpusRunAheadWhereMemoryAllows) {
     options.prefetch_bytes = prefetch ? std::int64_t{1} << 30 : 0;
     Plan plan =
         sequence_plan(problem_of(4096, false), 4, LayoutKind::contiguous, Schedule::ring, options);
-    const Block& block = plan.ranks[0].steps[1].blocks.at(0);
+    const Block& block = *plan.ranks[0].all<Block>().at(1);
     const double flops =
         2.0 * static_cast<double>(block.pairs) * static_cast<double>(block.heads.count) * 128;
-    for (RankPlan& rank : plan.ranks) rank.steps[0].blocks.at(0).pairs *= 4;
+    for (RankPlan& rank : plan.ranks) first_block(rank).pairs *= 4;
     return predicted_seconds(plan, plain_model(transport, flops, CostCurve::constant(2)));
   };
   for (const bool direct : {true, false}) {
@@ -99,7 +110,7 @@ TEST(Simulate, WhoTakesDoesNotWaitForTheOtherSideToReceive) {
   options.direct = true;
   Plan plan =
       sequence_plan(problem_of(4096, false), 4, LayoutKind::contiguous, Schedule::ring, options);
-  Block& first = plan.ranks[1].steps[0].blocks.at(0);
+  Block& first = first_block(plan.ranks[1]);
   const double flops =
       2.0 * static_cast<double>(first.pairs) * static_cast<double>(first.heads.count) * 128;
   // Blocks of one second, but rank 1 begins with one of twenty. Its third hop takes the memory that
@@ -116,8 +127,8 @@ TEST(Simulate, WhoTakesDoesNotWaitForTheOtherSideToReceive) {
 
 TEST(Simulate, PackingComesFirstAndCombiningLast) {
   const AttentionProblem problem = problem_of(4096, false);
-  const Plan plan = sequence_plan(problem, 4, LayoutKind::contiguous, Schedule::ring,
-                                  PlanOptions::for_place(Place::cuda(0)));
+  const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::contiguous);
+  const Plan plan = make_plan(gpu_input(problem, operands), Schedule::ring);
   const double shard = 1024.0 * 64 * 2;  // bytes of a head
   CostModel model = plain_model("peer", kEndless, CostCurve::constant(1e-3));
   model.merge_bytes_per_second = 1e9;
@@ -137,10 +148,9 @@ TEST(Simulate, RandomProblemsFinishInTime) {
       const verification::RandomProblem drawn = verification::draw_problem(13, index, ranks);
       SCOPED_TRACE(drawn.command);
       const ShardedOperands operands = shard_operands(drawn.problem, drawn.mesh, drawn.layout);
-      const Schedule schedule = choose_schedule(drawn.problem, operands, drawn.schedule, drawn.plan,
-                                                CostModel::cpu_core())
-                                    .schedule;
-      const Plan plan = make_plan(drawn.problem, operands, schedule, drawn.plan);
+      const PlanInput input = native_input(drawn.problem, operands, drawn.plan);
+      const Schedule schedule = choose_schedule(input, drawn.schedule).schedule;
+      const Plan plan = make_plan(input, schedule);
       const CostCurve messages = CostCurve::transfer(1e-6, 1e9);
       const double mpi = predicted_seconds(plan, plain_model("mpi", 1e9, messages));
       const double nccl = predicted_seconds(plan, plain_model("nccl", 1e9, messages));
@@ -159,6 +169,31 @@ TEST(Simulate, RandomProblemsFinishInTime) {
       }
     }
   }
+}
+
+// Ranks that are left out are as far as those that they meet.
+TEST(Simulate, ASampleOfEqualRanksTakesAsLongAsAllOfThem) {
+  const AttentionProblem problem = problem_of(4096, false);
+  const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);
+  const PlanInput input = native_input(problem, operands);
+  for (const char* transport : {"mpi", "nccl", "peer"}) {
+    const CostModel model = plain_model(transport, 1e9, CostCurve::transfer(1e-3, 1e8));
+    const double all = predicted_seconds(make_plan(input, Schedule::ring), model);
+    EXPECT_NEAR(predicted_seconds(make_plan(input, Schedule::ring, {0, 3}), model), all,
+                1e-9 * all);
+  }
+}
+
+TEST(Simulate, TasksThatWaitForEachOtherAreAnError) {
+  Plan plan = sequence_plan(problem_of(1024, false), 2, LayoutKind::contiguous, Schedule::ring);
+  for (std::size_t t = 0; t < plan.ranks[0].tasks.size(); ++t) {
+    Task& task = plan.ranks[0].tasks[t];
+    if (std::holds_alternative<Exchange>(task.work)) {
+      task.after.push_back({static_cast<int>(plan.ranks[0].tasks.size()) - 1, Stage::done});
+    }
+  }
+  const CostModel model = plain_model("nccl", 1e9, CostCurve::constant(1));
+  EXPECT_THROW((void)simulate(plan, model), InternalError);
 }
 
 }  // namespace

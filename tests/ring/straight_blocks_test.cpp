@@ -1,4 +1,7 @@
-// Blocks for kernels that know no other mask than one band with a length per batch.
+// Blocks for kernels that know no other mask than one band with a length per batch, such as cuDNN's:
+// what the planner cuts so that they can take it.
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -8,46 +11,89 @@
 #include <annulus/attention/local_mask.hpp>
 #include <annulus/ring/planner.hpp>
 
+#include "tests/ring/plan_player.hpp"
 #include "tests/ring/sequence_plan.hpp"
 
 namespace annulus::ring {
 namespace {
 
-TEST(StraightBlocks, AreStraightOrCannotBeCut) {
-  // 32 tokens a document, whatever the shards.
-  std::vector<std::int32_t> cu;
-  for (std::int32_t end = 0; end <= 256; end += 32) cu.push_back(end);
-  const auto row = segments_from_cu_seqlens(cu, 256);
-  for (const LayoutKind layout : {LayoutKind::contiguous, LayoutKind::zigzag}) {
-    for (const Schedule schedule : {Schedule::ring, Schedule::allgather}) {
-      for (const int batches : {0, 1, 2}) {  // that are packed
-        const bool packed = batches > 0;
-        AttentionProblem problem = causal_problem(256, 4, 2);
-        if (packed) {
-          std::vector<std::int32_t> ids;
-          for (int b = 0; b < batches; ++b) ids.insert(ids.end(), row.begin(), row.end());
-          problem.shape.batch = batches;
-          problem.mask.set_segments(batches, ids, ids);
-        }
-        PlanOptions options;
-        options.straight_blocks = true;
-        const Plan plan = sequence_plan(problem, 4, layout, schedule, options);
-        for (const RankPlan& rank : plan.ranks) {
-          std::size_t blocks = 0;
-          for (const Step& step : rank.steps) {
-            blocks += step.blocks.size();
-            for (const Block& block : step.blocks) {
-              EXPECT_EQ(local_mask(problem.mask, 0, problem.shape.batch, block.row_positions,
-                                   block.column_positions)
-                            .obstacle,
-                        "");
-            }
-          }
-          // Documents that lie within a shard never meet another one.
-          EXPECT_LE(blocks, packed ? 8U : 7U) << name_of(layout) << " " << name_of(schedule);
-        }
-      }
+constexpr int kRanks = 4;
+
+// That cuDNN computes every block, each of which is straight; returns the most blocks of a rank.
+std::size_t expect_straight(const AttentionProblem& problem, LayoutKind layout, Schedule schedule) {
+  SCOPED_TRACE(testing::Message() << name_of(layout) << ", " << name_of(schedule) << ", mask "
+                                  << to_string(problem.mask));
+  const ShardedOperands operands = sequence_operands(problem, kRanks, layout);
+  // Small problems would be faster as they are: the other kernel must be slower still.
+  CostModel model = CostModel::hopper_nvlink();
+  model.kernels.emplace("native", CostCurve::constant(1e6));
+  const Plan plan = make_plan(
+      gpu_input(problem, operands, PlanOptions::for_place(Place::cuda(0)), model), schedule);
+  std::size_t most = 0;
+  for (const RankPlan& rank : plan.ranks) {
+    const std::vector<const Block*> blocks = rank.all<Block>();
+    most = std::max(most, blocks.size());
+    for (const Block* block : blocks) {
+      EXPECT_EQ(rank.implementations.at(static_cast<std::size_t>(block->implementation)), "sdpa");
+      EXPECT_EQ(local_mask(problem.mask, rank.first_batch + block->batches.begin,
+                           block->batches.count, block->row_positions, block->column_positions)
+                    .obstacle,
+                "");
     }
+  }
+  expect_valid(plan, operands);
+  return most;
+}
+
+std::vector<std::int32_t> documents_of(std::int32_t size, std::int32_t length) {
+  std::vector<std::int32_t> cu;
+  for (std::int32_t end = 0; end < length; end += size) cu.push_back(end);
+  cu.push_back(length);
+  return segments_from_cu_seqlens(cu, length);
+}
+
+constexpr std::array kCuttable{std::pair{LayoutKind::contiguous, Schedule::ring},
+                               std::pair{LayoutKind::zigzag, Schedule::ring},
+                               std::pair{LayoutKind::contiguous, Schedule::allgather},
+                               std::pair{LayoutKind::zigzag, Schedule::allgather}};
+
+TEST(StraightBlocks, CausalAndPackedShardsAreCut) {
+  for (const auto& [layout, schedule] : kCuttable) {
+    for (const int batches : {0, 1, 2}) {  // that are packed
+      const bool packed = batches > 0;
+      AttentionProblem problem = causal_problem(256, 4, 2);
+      if (packed) {
+        // 32 tokens a document, whatever the shards.
+        const auto row = documents_of(32, 256);
+        std::vector<std::int32_t> ids;
+        for (int b = 0; b < batches; ++b) ids.insert(ids.end(), row.begin(), row.end());
+        problem.shape.batch = batches;
+        problem.mask.set_segments(batches, ids, ids);
+      }
+      // Documents that lie within a shard never meet another one.
+      EXPECT_LE(expect_straight(problem, layout, schedule), packed ? 8U : 7U);
+    }
+  }
+}
+
+TEST(StraightBlocks, BatchesWithOtherDocumentsAreTakenOneByOne) {
+  for (const auto& [layout, schedule] : kCuttable) {
+    AttentionProblem problem = causal_problem(256, 4, 2);
+    problem.shape.batch = 2;
+    std::vector<std::int32_t> ids = documents_of(32, 256);
+    const auto other = documents_of(48, 256);
+    ids.insert(ids.end(), other.begin(), other.end());
+    problem.mask.set_segments(2, ids, ids);
+    (void)expect_straight(problem, layout, schedule);
+  }
+}
+
+TEST(StraightBlocks, GatheredColumnsOfStripedShardsAreCutByOwner) {
+  for (const bool causal : {true, false}) {
+    AttentionProblem problem = causal_problem(256, 4, 2);
+    problem.mask.set_causal(causal);
+    EXPECT_LE(expect_straight(problem, LayoutKind::striped, Schedule::ring), 4U);
+    EXPECT_LE(expect_straight(problem, LayoutKind::striped, Schedule::allgather), 4U);
   }
 }
 
@@ -56,27 +102,39 @@ TEST(StraightBlocks, AreNotCutByLengths) {
   problem.shape.batch = 3;
   problem.mask.set_query_lengths({256, 100, 201});
   problem.mask.set_kv_lengths({190, 100, 0});
-  PlanOptions options;
-  options.straight_blocks = true;
-  // Striped columns that were gathered are no band even without lengths.
-  for (const auto& [layout, schedule] : {std::pair{LayoutKind::contiguous, Schedule::ring},
-                                         std::pair{LayoutKind::zigzag, Schedule::ring},
-                                         std::pair{LayoutKind::striped, Schedule::ring},
-                                         std::pair{LayoutKind::contiguous, Schedule::allgather},
-                                         std::pair{LayoutKind::zigzag, Schedule::allgather}}) {
-    SCOPED_TRACE(testing::Message() << name_of(layout) << ", " << name_of(schedule));
-    const Plan plan = sequence_plan(problem, 4, layout, schedule, options);
+  for (const auto& [layout, schedule] : kCuttable) {
+    // The two ranges of a zigzag shard end at different columns of those gathered.
+    const bool apart = layout == LayoutKind::zigzag && schedule == Schedule::allgather;
+    const std::size_t gathered = schedule == Schedule::allgather ? 2 : 4;
+    EXPECT_LE(expect_straight(problem, layout, schedule), apart ? 4U : gathered);
+  }
+}
+
+// Calls for many short documents may cost more than one kernel that knows the mask.
+TEST(StraightBlocks, AreCutOnlyWhereThatIsFaster) {
+  AttentionProblem problem = causal_problem(256, 4, 2);
+  const auto row = documents_of(32, 256);
+  problem.mask.set_segments(1, row, row);
+  const ShardedOperands operands = sequence_operands(problem, 1, LayoutKind::contiguous);
+  CostModel model = CostModel::hopper_nvlink();
+  for (const auto& [latency, blocks] : {std::pair{1e-9, 8U}, std::pair{1.0, 1U}}) {
+    model.call_latency = latency;
+    const PlanInput input =
+        gpu_input(problem, operands, PlanOptions::for_place(Place::cuda(0)), model);
+    EXPECT_EQ(make_rank_plan(input, Schedule::local, 0).all<Block>().size(), blocks);
+  }
+}
+
+// Nothing is cut for a kernel that takes everything.
+TEST(StraightBlocks, AKernelThatTakesEverythingGetsWholeBlocks) {
+  AttentionProblem problem = causal_problem(256, 4, 2);
+  const auto row = documents_of(32, 256);
+  problem.mask.set_segments(1, row, row);
+  for (const auto& [layout, schedule] : kCuttable) {
+    const ShardedOperands operands = sequence_operands(problem, kRanks, layout);
+    const Plan plan = make_plan(native_input(problem, operands), schedule);
     for (const RankPlan& rank : plan.ranks) {
-      for (const Step& step : rank.steps) {
-        // The two ranges of a zigzag shard end at different columns of those gathered.
-        const bool apart = layout == LayoutKind::zigzag && schedule == Schedule::allgather;
-        EXPECT_LE(step.blocks.size(), apart ? 2U : 1U);
-        for (const Block& block : step.blocks) {
-          EXPECT_EQ(
-              local_mask(problem.mask, 0, 3, block.row_positions, block.column_positions).obstacle,
-              "");
-        }
-      }
+      EXPECT_LE(rank.all<Block>().size(), schedule == Schedule::ring ? 4U : 2U);
     }
   }
 }

@@ -1,6 +1,9 @@
+#include <utility>
+#include <vector>
+
 #include <gtest/gtest.h>
 
-#include <annulus/ring/transfer_wait.hpp>
+#include "runner/transfer_wait.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -12,41 +15,51 @@ Transfer with(int peer, std::int64_t bytes) {
   return transfer;
 }
 
-// Receives and sends in its first two steps, and only sends in the third; nothing in the fourth.
-RankPlan plan_of_four_steps() {
+// Receives and sends in its first two exchanges, and only sends in the third. Its group are the odd
+// ranks of the mesh, and another group's exchange stands between.
+RankPlan plan_of_three_exchanges() {
   RankPlan plan;
-  plan.steps.resize(4);
-  plan.steps[0].receives = {with(3, 100)};
-  plan.steps[0].sends = {with(1, 200)};
-  plan.steps[1].receives = {with(2, 300), with(3, 400)};
-  plan.steps[1].sends = {with(1, 500)};
-  plan.steps[2].sends = {with(0, 600)};
+  plan.groups = {{{"sp"}, {1, 3, 5, 7}, 0}, {{"tp"}, {0, 1}, 1}};
+  plan.buffers = {{BufferKind::exchange, {Content::key, Content::value}, DType::float32, {}, {}, -1}};
+  const auto add = [&](int group, int step, std::vector<Transfer> sends,
+                       std::vector<Transfer> receives) {
+    plan.tasks.push_back({Exchange{group, std::move(sends), std::move(receives), {}}, step, {}});
+  };
+  add(0, 0, {with(1, 200)}, {with(3, 100)});
+  add(1, 1, {with(0, 7)}, {});
+  add(0, 1, {with(1, 500)}, {with(2, 300), with(3, 400)});
+  add(0, 2, {with(0, 600)}, {});
   return plan;
 }
 
 TEST(TransferWait, OneSidedGroupsWaitForOneSideAtATime) {
-  const RankPlan plan = plan_of_four_steps();
-  EXPECT_EQ(describe_transfers(plan, 0, true), "");
-  EXPECT_EQ(describe_transfers(plan, taking_mark(0), true),
-            "step 0: waiting for key/value: 100 bytes from rank 3");
-  EXPECT_EQ(describe_transfers(plan, taken_mark(0), true),
-            "step 0: waiting for key/value: rank 1 to take 200 bytes");
-  EXPECT_EQ(describe_transfers(plan, taking_mark(1), true),
-            "step 1: waiting for key/value: 300 bytes from rank 2, 400 bytes from rank 3");
-  EXPECT_EQ(describe_transfers(plan, taking_mark(2), true), "");
-  EXPECT_EQ(describe_transfers(plan, taken_mark(2), true),
-            "step 2: waiting for key/value: rank 0 to take 600 bytes");
-  EXPECT_EQ(describe_transfers(plan, finished_mark(plan), true), "");
+  const RankPlan plan = plan_of_three_exchanges();
+  EXPECT_EQ(describe_transfers(plan, 0, 0, true), "");
+  EXPECT_EQ(describe_transfers(plan, 0, taking_mark(0), true),
+            "step 0: waiting for key/value: 100 bytes from rank 7");
+  EXPECT_EQ(describe_transfers(plan, 0, taken_mark(0), true),
+            "step 0: waiting for key/value: rank 3 to take 200 bytes");
+  EXPECT_EQ(describe_transfers(plan, 0, taking_mark(1), true),
+            "step 1: waiting for key/value: 300 bytes from rank 5, 400 bytes from rank 7");
+  EXPECT_EQ(describe_transfers(plan, 0, taking_mark(2), true), "");
+  EXPECT_EQ(describe_transfers(plan, 0, taken_mark(2), true),
+            "step 2: waiting for key/value: rank 1 to take 600 bytes");
+  EXPECT_EQ(describe_transfers(plan, 0, finished_mark(3), true), "");
 }
 
 TEST(TransferWait, OthersWaitForBothSidesTogether) {
-  const RankPlan plan = plan_of_four_steps();
-  EXPECT_EQ(describe_transfers(plan, taking_mark(0), false),
-            "step 0: waiting for key/value: 100 bytes from rank 3, rank 1 to take 200 bytes");
-  EXPECT_EQ(describe_transfers(plan, taken_mark(0), false), "");
-  EXPECT_EQ(describe_transfers(plan, taking_mark(2), false),
-            "step 2: waiting for key/value: rank 0 to take 600 bytes");
-  EXPECT_EQ(describe_transfers(plan, finished_mark(plan), false), "");
+  const RankPlan plan = plan_of_three_exchanges();
+  EXPECT_EQ(describe_transfers(plan, 0, taking_mark(0), false),
+            "step 0: waiting for key/value: 100 bytes from rank 7, rank 3 to take 200 bytes");
+  EXPECT_EQ(describe_transfers(plan, 0, taken_mark(0), false), "");
+  EXPECT_EQ(describe_transfers(plan, 0, taking_mark(2), false),
+            "step 2: waiting for key/value: rank 1 to take 600 bytes");
+  EXPECT_EQ(describe_transfers(plan, 0, finished_mark(3), false), "");
+}
+
+TEST(TransferWait, GroupsAreToldApart) {
+  EXPECT_EQ(describe_transfers(plan_of_three_exchanges(), 1, taking_mark(0), false),
+            "step 1: waiting for key/value: rank 0 to take 7 bytes");
 }
 
 }  // namespace

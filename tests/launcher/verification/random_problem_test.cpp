@@ -21,7 +21,7 @@ std::string description(const RandomProblem& drawn) {
       to_string(p.shape), name_of(p.dtype), p.scale.value_or(-1), p.soft_cap.value_or(-1),
       to_string(drawn.mesh), to_string(drawn.layout.query), to_string(drawn.layout.kv),
       name_of(drawn.layout.sequence), drawn.layout.granule, drawn.schedule, drawn.plan.gather_bytes,
-      drawn.plan.merge_bytes, drawn.plan.straight_blocks, drawn.seed);
+      drawn.plan.result_bytes, drawn.seed);
   text += to_string(p.mask);
   const auto append = [&](const auto& numbers) {
     for (const std::int32_t number : numbers) text += fmt::format(" {}", number);

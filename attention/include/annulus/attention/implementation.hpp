@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include <annulus/attention/features.hpp>
 #include <annulus/attention/problem.hpp>
 #include <annulus/attention/softmax_state.hpp>
 #include <annulus/core/device.hpp>
@@ -40,7 +42,23 @@ struct AttentionBlock {
   std::int64_t first_batch = 0;
   std::int64_t first_head = 0;
   bool unmasked = false;  ///< the plan found every pair visible; the mask need not be asked
+  /// The softmax state of these rows over other columns, float32: the result is then that of all.
+  /// It may lie where the result lies.
+  std::optional<SoftmaxState> state;
 };
+
+/// What of a block is known without its tensors: for planning.
+struct BlockGeometry {
+  PositionRanges rows;     ///< global positions
+  PositionRanges columns;  ///< likewise
+  std::int64_t first_batch = 0;
+  std::int64_t batches = 0;
+  bool unmasked = false;
+};
+
+[[nodiscard]] inline BlockGeometry geometry_of(const AttentionBlock& block) {
+  return {block.rows, block.columns, block.first_batch, block.query.size(0), block.unmasked};
+}
 
 /// What a local call runs on.
 struct ExecutionContext {
@@ -58,40 +76,72 @@ class Kernel {
   Kernel(const Kernel&) = delete;
   Kernel& operator=(const Kernel&) = delete;
 
-  /// The dtype in which outputs are handed over: float32, or the problem's where the kernel of a
-  /// device rounds to it.
-  [[nodiscard]] virtual DType output_dtype() const { return DType::float32; }
   /// Does once what a block of this geometry with a result of these strides needs (building a plan,
   /// taking workspace), so that forward() allocates and waits for nothing. Of the tensors'
   /// addresses only the alignment matters. Throws UnsupportedError when only this shows that it
   /// cannot: the block then goes to another implementation.
   virtual void prepare(const AttentionBlock& /*block*/, const SoftmaxState& /*result*/) {}
-  /// Computes the softmax state of `block` over its columns alone, overwriting `result`: output
-  /// [b,t,n,Dv] of output_dtype() and LSE [b,n,t], float32, or float64 where the output is float32.
-  /// Rows that see no column get (0, −∞). Ordered by context.stream.
+  /// Computes the softmax state of `block` over its columns, and those of block.state if there is
+  /// one, overwriting `result`: output [b,t,n,Dv] of a dtype that the implementation declares, and
+  /// LSE [b,n,t], float32, or float64 where the output is float32. Rows that see no column get
+  /// (0, −∞). Ordered by context.stream.
   virtual void forward(const AttentionBlock& block, const SoftmaxState& result,
                        const ExecutionContext& context) = 0;
 };
 
+/// Which blocks an implementation takes.
+enum class BlockForm : std::uint8_t {
+  any,      ///< whatever the positions of rows and columns
+  straight  ///< where the mask is one straight band, with a length per batch (see LocalMask)
+};
+
+/// In which dtype an implementation hands results over.
+enum class ResultForm : std::uint8_t {
+  float32,
+  rounded,  ///< the problem's dtype
+  either    ///< as asked for
+};
+
+/// What an implementation honours, and how it hands results over.
+struct Declaration {
+  FeatureSet features;
+  BlockForm blocks = BlockForm::any;
+  ResultForm results = ResultForm::float32;
+  bool continues_state = false;  ///< see AttentionBlock::state
+};
+
 /// A way to compute attention locally. Stateless: one object serves all problems and threads.
+///
+/// What it declares, accepts() and takes() depend on nothing but their arguments, so that plans can
+/// be made for machines that are elsewhere; available() asks this machine.
 class Implementation {
  public:
   virtual ~Implementation() = default;
   /// The name and its aliases, the name first.
   [[nodiscard]] virtual const std::vector<std::string>& names() const noexcept = 0;
-  /// Whether some blocks of the problem can run here.
-  [[nodiscard]] virtual Capability capability(const AttentionProblem& problem,
-                                              Place place) const = 0;
-  /// Whether this block of such a problem can: its positions, shapes and strides count, and how
-  /// well its addresses are aligned.
-  [[nodiscard]] virtual Capability block_capability(const AttentionProblem& /*problem*/,
-                                                    const AttentionBlock& /*block*/) const {
+  [[nodiscard]] virtual const Declaration& declares() const noexcept = 0;
+  /// Whether it computes problems of these dtypes and sizes at such a place, apart from what it
+  /// declares.
+  [[nodiscard]] virtual Capability accepts(const AttentionProblem& problem, Place place) const = 0;
+  /// Whether this build and this machine have what it needs.
+  [[nodiscard]] virtual Capability available(Place place) const = 0;
+  /// Whether it takes this block of a problem that it accepts. What strides and addresses forbid
+  /// shows in Kernel::prepare.
+  [[nodiscard]] virtual Capability takes(const AttentionProblem& /*problem*/,
+                                         const BlockGeometry& /*block*/) const {
     return Capability::yes();
   }
+  /// Operations per second that a plan may count on where nothing was measured.
+  [[nodiscard]] virtual double assumed_rate(const AttentionProblem& problem, Place place) const = 0;
   /// A kernel for a problem that it is capable of: `problem` gives dtype, scale, cap and mask; its
   /// shape is the whole one. It and `device` must outlive the kernel.
   [[nodiscard]] virtual std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
                                                             Device& device) const = 0;
+
+  /// Whether it could compute the problem at such a place: what it declares and accepts.
+  [[nodiscard]] Capability fits(const AttentionProblem& problem, Place place) const;
+  /// Whether it can compute the problem here.
+  [[nodiscard]] Capability capability(const AttentionProblem& problem, Place place) const;
 };
 
 }  // namespace annulus

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -10,21 +11,16 @@
 
 namespace annulus {
 
-/// Who may compute a problem's blocks, or one of them, and why the others may not.
+/// Who may compute a problem, and why the others may not.
 struct Selection {
-  /// Best first; each block goes to the first that can run it. Just one when it was named.
+  /// Best first; each block goes to the first that takes it. Just one when it was named.
   std::vector<const Implementation*> candidates;
-  /// (name, reason) of every implementation that cannot, in the order in which that was found.
+  /// (name, reason) of every implementation that cannot.
   std::vector<std::pair<std::string, std::string>> passed_over;
-
-  /// The first candidate that can run `block`; those before it are passed over. Throws
-  /// UnsupportedError with every reason when none is left. What a kernel refuses only when it is
-  /// prepared for the block is the caller's to pass over.
-  [[nodiscard]] const Implementation& for_block(const AttentionProblem& problem,
-                                                const AttentionBlock& block);
-  /// Strikes off a candidate that cannot after all.
-  void pass_over(const Implementation& candidate, std::string reason);
 };
+
+/// Whether this machine is asked, or a plan is for another.
+enum class Presence : std::uint8_t { required, assumed };
 
 /// The implementations by name. Names are case-sensitive.
 class Registry {
@@ -47,7 +43,7 @@ class Registry {
   /// `name` = "auto": all that can run the problem at `place`. Otherwise that one, or
   /// UnsupportedError with its reason. ANNULUS_FORCE_NATIVE=1 makes every name mean "native".
   [[nodiscard]] Selection select(std::string_view name, const AttentionProblem& problem,
-                                 Place place) const;
+                                 Place place, Presence presence = Presence::required) const;
 
  private:
   std::vector<std::unique_ptr<Implementation>> implementations_;

@@ -13,8 +13,9 @@ namespace annulus::ring {
 /// `source` says which.
 struct CostModel {
   std::string source;
-  /// Operations per second of the local kernel on one rank, by the rows of the block.
-  CostCurve kernel = CostCurve::constant(1);
+  /// Operations per second of a local kernel on one rank, by the rows of the block; by the name of
+  /// the implementation. One that is not here counts with the rate that it assumes of itself.
+  std::map<std::string, CostCurve> kernels;
   double call_latency = 0;            ///< seconds per kernel call
   double merge_bytes_per_second = 1;  ///< memory rate of merging partial results
   /// Seconds of a message by its bytes, while the rank sends one and receives one; by the name of
@@ -31,16 +32,20 @@ struct CostModel {
 
   /// Throws ArgumentError when the model does not know the transport.
   void use_transport(std::string_view name);
-  /// Seconds of one kernel call of `flops` operations on a block of `rows` rows.
-  [[nodiscard]] double kernel_seconds(double flops, double rows) const;
+  /// Seconds of one call of an implementation, of `flops` operations on a block of `rows` rows.
+  /// Throws InternalError for one that is not in `kernels`.
+  [[nodiscard]] double kernel_seconds(const std::string& implementation, double flops,
+                                      double rows) const;
+  /// Seconds of combining or copying, by the bytes that are read and written.
+  [[nodiscard]] double memory_seconds(double bytes) const { return bytes / merge_bytes_per_second; }
   /// Seconds of one message by the transport in use.
   [[nodiscard]] double transfer_seconds(double bytes) const;
 };
 
 /// JSON of a model, every number exact:
 ///
-///     {"schema": "annulus.cost_model", "version": 1, "source": "…",
-///      "kernel": [{"rows": 1024, "flops_per_second": 1e11}, …],
+///     {"schema": "annulus.cost_model", "version": 2, "source": "…",
+///      "kernels": {"native": [{"rows": 1024, "flops_per_second": 1e11}, …]},
 ///      "call_latency_seconds": 1e-6, "merge_bytes_per_second": 8e9, "transport": "mpi",
 ///      "transports": {"mpi": [{"bytes": 65536, "seconds": 2e-5}, …]}}
 [[nodiscard]] std::string to_json(const CostModel& model);

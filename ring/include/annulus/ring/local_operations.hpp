@@ -9,7 +9,7 @@
 
 namespace annulus::ring {
 
-/// The elementwise work that the executor does around the kernels, on one kind of memory. Every
+/// The elementwise work that the runner does around the kernels, on one kind of memory. Every
 /// call is ordered by its stream.
 class LocalOperations {
  public:
@@ -17,6 +17,10 @@ class LocalOperations {
   /// See softmax_state.hpp.
   virtual void combine(std::span<const PartialState> parts, const SoftmaxState& result,
                        Stream& stream) const = 0;
+  /// result := the sum of the parts, in their order; 0 without parts. All are float32 and of one
+  /// shape, with stride 1 in the last dimension; one of the parts may lie where the result does.
+  virtual void sum(std::span<const ConstTensorView> parts, const TensorView& result,
+                   Stream& stream) const = 0;
   virtual void copy(const ConstTensorView& source, const TensorView& destination,
                     Stream& stream) const = 0;
 };

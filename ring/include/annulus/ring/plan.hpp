@@ -1,97 +1,223 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include <annulus/attention/problem.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/partition/position.hpp>
 
-/// What every rank does, as plain data. A plan is made by pure functions (planner.hpp), printed,
-/// costed and simulated without MPI; the executor only obeys it.
+/// What every rank does, as plain data, and the only description of it: the runner obeys it, the
+/// simulation plays it, and costs, reports and traces read it. A plan is made by pure functions
+/// (planner.hpp) without MPI and without a GPU.
 ///
-/// A rank keeps its rows and sees columns pass. Columns live in buffers, whose tokens are counted
-/// in slots: buffer 0 is the rank's own key and value as the caller gave them; packed buffers hold
-/// copies of parts of it, laid out for sending; receive buffers hold what came from others. In
-/// packed and receive buffers a token's K and V for all batches and heads of the buffer lie
-/// together, so that any run of slots is one message.
-///
-/// The steps of a rank run in order. Step s posts its transfers, then computes its blocks under
-/// them; what it receives is computed on in step s + 1. The two sides of a transfer stand in the
-/// same step of their ranks, and between two ranks transfers match in order.
+/// A rank has buffers and tasks. A buffer holds tokens of one or more contents; the caller's tensors
+/// are buffers too. Tasks copy, exchange, compute and reduce. Those that compute (copies, blocks and
+/// reductions) run one after the other in the order of the list, and so do the exchanges of one
+/// group. Between these queues nothing is ordered except by the dependencies that a task names.
 namespace annulus::ring {
 
-/// How key/value blocks travel (SEMANTICS §5).
+/// How data travel (docs/semantics.md, schedules).
 enum class Schedule : std::uint8_t { local, ring, allgather };
 
 [[nodiscard]] std::string_view name_of(Schedule schedule) noexcept;
 
-/// What a transfer carries. The backward pass will add the gradients of key and value, which travel
-/// while those of the query stay; pass_q will add queries.
-enum class Payload : std::uint8_t { key_value };
+/// What the tokens of a buffer are. Query, output, LSE and delta have query heads; the others have
+/// key/value heads.
+enum class Content : std::uint8_t {
+  query,
+  key,
+  value,
+  output,
+  lse,
+  delta,  ///< rowsum(dO ∘ O) of the backward pass
+  grad_output,
+  grad_query,
+  grad_key,
+  grad_value
+};
 
-[[nodiscard]] std::string_view name_of(Payload payload) noexcept;
+[[nodiscard]] std::string_view name_of(Content content) noexcept;
+/// Whether its heads are query heads.
+[[nodiscard]] bool has_query_heads(Content content) noexcept;
 
 /// Heads [begin, begin + count) of a rank's shard.
 struct HeadRange {
   std::int64_t begin = 0;
   std::int64_t count = 0;
+  [[nodiscard]] std::int64_t end() const noexcept { return begin + count; }
   bool operator==(const HeadRange&) const = default;
 };
 
-enum class BufferKind : std::uint8_t { input, packed, receive };
+/// Batches [begin, begin + count) of a rank's shard.
+struct BatchRange {
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+  [[nodiscard]] std::int64_t end() const noexcept { return begin + count; }
+  bool operator==(const BatchRange&) const = default;
+};
 
-struct KvBuffer {
-  BufferKind kind = BufferKind::input;
-  std::int64_t slots = 0;
-  HeadRange kv_heads;
-  /// Input and packed: the local columns that slots 0, 1, … hold.
-  LocalRange source;
-  /// Index of an earlier buffer, at least as large, whose memory this one takes over; −1 for none.
+enum class BufferKind : std::uint8_t {
+  caller,    ///< a tensor of the caller, of one content, all heads
+  exchange,  ///< sent from or received into: the tokens lie one after the other, so that any run of
+             ///< them is one message; of a token, all batches, and of a batch, all contents
+  local      ///< of one content, laid out as a tensor of the caller: [batch, tokens, heads, width]
+};
+
+/// Memory for all batches of the rank.
+struct Buffer {
+  BufferKind kind = BufferKind::caller;
+  std::vector<Content> contents;
+  DType dtype = DType::float32;
+  /// How its tokens are numbered: by the rank's local positions where it holds some of these, from
+  /// 0 where it holds tokens of others.
+  LocalRange tokens;
+  HeadRange heads;
+  /// Index of an earlier buffer whose memory this one takes over; −1 for none.
   int reuses = -1;
 };
 
+/// Part of a buffer.
+struct Region {
+  int buffer = -1;
+  LocalRange tokens;
+  HeadRange heads;
+  BatchRange batches;
+  bool operator==(const Region&) const = default;
+};
+
+/// One message: whole tokens of an exchange buffer.
 struct Transfer {
-  Payload payload = Payload::key_value;
-  int peer = 0;    ///< group rank on the other side
-  int origin = 0;  ///< group rank that owns the columns
-  int buffer = 0;  ///< index of the buffer on this side
-  LocalRange slots;
+  int peer = 0;    ///< rank in the group, on the other side
+  int origin = 0;  ///< rank in the group whose tokens they are
+  int buffer = 0;  ///< on this side
+  LocalRange tokens;
   std::int64_t bytes = 0;
 };
 
-/// A tile of work: some rows of the rank against some slots of one buffer, for some heads.
-struct Block {
-  LocalRange rows;  ///< local rows
-  PositionRanges row_positions;
-  int buffer = 0;
-  LocalRange slots;
-  PositionRanges column_positions;
-  HeadRange heads;  ///< query heads
-  /// Visible (row, column) pairs over the batches of the rank, per head; see Mask::examine.
-  std::int64_t pairs = 0;
-  bool full = false;  ///< no pair is masked
-  /// Whether the result is merged into the state of its rows, or becomes it (first touch).
-  bool merge = false;
+/// What of a task is waited for.
+enum class Stage : std::uint8_t {
+  done,     ///< computed, or received
+  released  ///< of an exchange: what it has sent may be overwritten
 };
 
-struct Step {
+/// A task of another queue, earlier in the list. Those before it in its queue count too.
+struct Dependency {
+  int task = 0;
+  Stage stage = Stage::done;
+  bool operator==(const Dependency&) const = default;
+};
+
+/// Messages that go at once, in any order. Both sides list their exchanges of a group such that
+/// messages between two ranks match in order.
+struct Exchange {
+  int group = 0;  ///< index into RankPlan::groups
   std::vector<Transfer> sends;
   std::vector<Transfer> receives;
-  std::vector<Block> blocks;  ///< computed and merged in this order
+  /// What receiving waits for beside what the task waits for: memory that is still in use. What it
+  /// sends does not wait for that.
+  std::vector<Dependency> receive_after;
+};
+
+/// Copies one content: the tokens of `to`, from those of the buffer `from` that begin at
+/// `from_begin`. Both number heads and batches alike.
+struct Copy {
+  Content content = Content::key;
+  int from = 0;
+  LocalPosition from_begin;
+  Region to;
+
+  [[nodiscard]] Region source() const {
+    return {from, {from_begin, to.tokens.count}, to.heads, to.batches};
+  }
+};
+
+/// Partial results, or their sum: an output and its LSE. Without an LSE (−1), plain numbers.
+struct Result {
+  Region output;
+  int lse = -1;  ///< buffer of the LSE of the same tokens, heads and batches
+  bool operator==(const Result&) const = default;
+};
+
+/// A tile of attention: some rows against some columns, for some heads and batches.
+struct Block {
+  LocalRange rows;  ///< tokens of the query buffer
+  PositionRanges row_positions;
+  LocalRange columns;  ///< tokens of the key and value buffers
+  PositionRanges column_positions;
+  HeadRange heads;  ///< query heads
+  BatchRange batches;
+  int query = 0, key = 0, value = 0;  ///< buffers
+  /// Visible (row, column) pairs over the batches, per head; see Mask::examine.
+  std::int64_t pairs = 0;
+  bool full = false;       ///< no pair is masked
+  int implementation = 0;  ///< that computes it; index into RankPlan::implementations
+  Result result;                ///< where its softmax state is put
+  std::optional<Result> state;  ///< of the same rows over other columns: continued
+};
+
+enum class Reduction : std::uint8_t {
+  softmax,  ///< partial results are weighted by their LSE
+  sum       ///< of plain numbers, float32
+};
+
+[[nodiscard]] std::string_view name_of(Reduction reduction) noexcept;
+
+/// Brings parts together, in this order, and rounds once. Rows of `into` that no part covers become
+/// those that see nothing: output 0, LSE −∞; sums become 0.
+struct Reduce {
+  Reduction reduction = Reduction::softmax;
+  std::vector<Result> parts;
+  Result into;
+};
+
+struct Task {
+  std::variant<Copy, Exchange, Block, Reduce> work;
+  int step = 0;  ///< round of the schedule that it belongs to, for people
+  std::vector<Dependency> after;
+};
+
+/// Ranks that exchange data.
+struct PlanGroup {
+  AxisNames axes;
+  std::vector<int> ranks;  ///< in the mesh, by rank in the group
+  int rank = 0;            ///< of this rank
 };
 
 struct RankPlan {
-  int rank = 0;        ///< in the mesh
-  int group_rank = 0;  ///< in the group along the key/value sequence axes
+  int rank = 0;  ///< in the mesh
   /// Sizes of the rank's shard; query_length and kv_length count local rows and columns.
   AttentionShape local;
-  std::int64_t first_batch = 0;
+  std::int64_t first_batch = 0;  ///< global index
   std::int64_t first_head = 0;
-  std::vector<KvBuffer> buffers;
-  std::vector<Step> steps;
+  std::vector<PlanGroup> groups;
+  std::vector<std::string> implementations;  ///< names
+  std::vector<Buffer> buffers;
+  std::vector<Task> tasks;
+
+  /// The tasks of one kind, in order.
+  template <class Kind>
+  [[nodiscard]] std::vector<const Kind*> all() const {
+    std::vector<const Kind*> found;
+    for (const Task& task : tasks) {
+      if (const Kind* work = std::get_if<Kind>(&task.work)) found.push_back(work);
+    }
+    return found;
+  }
+  [[nodiscard]] const Buffer& buffer(int index) const {
+    return buffers[static_cast<std::size_t>(index)];
+  }
+  /// The first buffer of the chain that shares memory with this one.
+  [[nodiscard]] int memory_of(int buffer) const;
+  /// Numbers of one head of a token: D, Dv, or 1 for LSE and delta.
+  [[nodiscard]] std::int64_t width(Content content) const;
+  /// Bytes of one token of a buffer, for all batches.
+  [[nodiscard]] std::int64_t token_bytes(const Buffer& buffer) const;
 
   /// Visible pairs times query heads.
   [[nodiscard]] double work() const;
@@ -99,30 +225,33 @@ struct RankPlan {
   [[nodiscard]] double flops(const Block& block) const;
   [[nodiscard]] std::int64_t bytes_received() const;
   [[nodiscard]] std::int64_t bytes_sent() const;
-  [[nodiscard]] int merges() const;
-  /// Bytes of one slot of a packed or receive buffer: K and V of one token.
-  [[nodiscard]] std::int64_t slot_bytes(const KvBuffer& buffer, DType dtype) const;
-  /// Bytes of the packed and receive buffers together.
-  [[nodiscard]] std::int64_t buffer_bytes(DType dtype) const;
+  /// Bytes of the memory of its buffers of one kind.
+  [[nodiscard]] std::int64_t buffer_bytes(BufferKind kind) const;
+  /// Whether partial results are combined that a kernel has rounded to less than float32: one more
+  /// rounding than an unsharded call has.
+  [[nodiscard]] bool reduces_rounded() const;
 };
 
-/// The plans of all ranks of a mesh.
+/// The plans of the ranks of a mesh: of all of them, or of those that were asked for.
 struct Plan {
   AttentionProblem problem;
   MeshShape mesh;
-  AxisNames sequence_axes;  ///< along which key/value is sharded
   Schedule schedule = Schedule::local;
-  std::string layout;  ///< of the key/value sequence: "zigzag"
-  std::vector<RankPlan> ranks;
+  std::string layout;           ///< of the key/value sequence: "zigzag"
+  std::vector<RankPlan> ranks;  ///< in order of rank
+  double most_work = 0;         ///< of the most loaded rank of all
+  double mean_work = 0;         ///< of all
 
   /// Work of the most loaded rank over the mean, minus 1; 0 if there is no work.
   [[nodiscard]] double imbalance() const;
+  /// Whether ranks of the mesh are left out.
+  [[nodiscard]] bool is_sample() const;
 };
 
 /// A readable account of the whole plan: mesh, shards, totals per rank, and for up to `max_ranks`
-/// ranks every step.
+/// ranks every task.
 [[nodiscard]] std::string to_text(const Plan& plan, int max_ranks = 0);
-/// The whole plan as JSON, every field named as here; "version": 1.
+/// The whole plan as JSON, every field named as here; "version": 2.
 [[nodiscard]] std::string to_json(const Plan& plan);
 
 }  // namespace annulus::ring

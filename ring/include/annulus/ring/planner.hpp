@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include <annulus/attention/registry.hpp>
 #include <annulus/core/place.hpp>
 #include <annulus/ring/cost_model.hpp>
 #include <annulus/ring/plan.hpp>
@@ -21,43 +23,89 @@ namespace annulus::ring {
 struct PlanOptions {
   /// Allgather gathers by groups of key/value heads so that one group's buffer stays below this.
   std::int64_t gather_bytes = std::int64_t{256} << 20;
-  /// The ring goes round for one group of key/value heads after the other, so that the partial
-  /// results of a group take no more than this, or than the output would in float32 where that is
-  /// more. 0: all heads at once.
-  std::int64_t merge_bytes = 0;
+  /// What the partial results of a rank may take, unless its output in float32 takes more: the ring
+  /// goes round for one group of key/value heads after the other where it must. 0: all heads at
+  /// once, and results are brought together as soon as there are two.
+  std::int64_t result_bytes = 0;
   /// In the ring, columns come straight from their owners instead of from neighbour to neighbour:
   /// the same bytes, none of which pass through other ranks, where all are linked alike.
   bool direct = false;
   /// Each hop of the ring has a receive buffer of its own while they all fit in this: transfers
   /// then run ahead of the computation. Else two take turns.
   std::int64_t prefetch_bytes = 0;
-  /// Blocks are cut, by rows and by documents, until each has a mask that is one straight band with
-  /// a length per batch (see LocalMask): for kernels that know no other.
-  bool straight_blocks = false;
+  /// Of the LSE of partial results: in float32, rounding it costs a float32 run more accuracy than
+  /// all the rest; half types come from devices in float32. float32 problems always take float64.
+  DType lse_dtype = DType::float64;
 
   /// What suits the kernels and the memory of a place.
   static PlanOptions for_place(Place place);
 };
 
+/// A block that a kernel refused when it was prepared: the planner gives such blocks to others.
+struct Refusal {
+  std::string implementation;
+  PositionRanges rows;
+  PositionRanges columns;
+  std::int64_t heads = 0;
+  std::string reason;
+};
+
+/// JSON of refusals, to share them with other ranks, and back. Throws InternalError for a text that
+/// is none.
+[[nodiscard]] std::string to_json(std::span<const Refusal> refusals);
+[[nodiscard]] std::vector<Refusal> parse_refusals(std::string_view text);
+
+/// What plans are made from. What it refers to must outlive it.
+struct PlanInput {
+  const AttentionProblem& problem;
+  const ShardedOperands& operands;
+  /// Best first. Each block goes to the first that takes it, or, cut into smaller ones, to those
+  /// that compute these faster. Must not be empty.
+  std::vector<const Implementation*> candidates;
+  CostModel model;
+  PlanOptions options;
+  std::vector<Refusal> refusals = {};
+};
+
+/// Candidates whose rate `model` does not know get the one that they assume at `place`.
+[[nodiscard]] PlanInput make_plan_input(const AttentionProblem& problem,
+                                        const ShardedOperands& operands,
+                                        std::vector<const Implementation*> candidates, Place place,
+                                        CostModel model, const PlanOptions& options);
+
 /// Why `auto` chose as it did.
 struct ScheduleChoice {
+  struct PassedOver {
+    Schedule schedule;
+    std::string reason;
+    double seconds = 0;  ///< predicted; 0 if it cannot run
+  };
   Schedule schedule = Schedule::local;
-  std::vector<std::pair<Schedule, std::string>> passed_over;
+  double seconds = 0;  ///< predicted; 0 if nobody asked
+  std::vector<PassedOver> passed_over;
 };
 
 /// `name` is "auto" or one of SEMANTICS §5. Throws the errors of parse_schedule(), and
 /// UnsupportedError when a named schedule cannot run: local, with a sharded key/value sequence.
-[[nodiscard]] ScheduleChoice choose_schedule(const AttentionProblem& problem,
-                                             const ShardedOperands& operands, std::string_view name,
-                                             const PlanOptions& options, const CostModel& model);
+/// Large meshes are judged by some of their ranks; see sample_ranks().
+[[nodiscard]] ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name);
 
-/// The plan of one rank; what that rank's executor needs.
-[[nodiscard]] RankPlan make_rank_plan(const AttentionProblem& problem,
-                                      const ShardedOperands& operands, Schedule schedule,
-                                      const PlanOptions& options, int rank);
+/// The plan of one rank; what that rank's runner needs. Throws UnsupportedError with every reason
+/// when no candidate takes a block.
+[[nodiscard]] RankPlan make_rank_plan(const PlanInput& input, Schedule schedule, int rank);
 
+/// The plans of these ranks, in ascending order.
+[[nodiscard]] Plan make_plan(const PlanInput& input, Schedule schedule,
+                             const std::vector<int>& ranks);
 /// The plans of all ranks.
-[[nodiscard]] Plan make_plan(const AttentionProblem& problem, const ShardedOperands& operands,
-                             Schedule schedule, const PlanOptions& options);
+[[nodiscard]] Plan make_plan(const PlanInput& input, Schedule schedule);
+
+/// All ranks of a small mesh; else at most `most` of them: the one with most work, and others
+/// spread over the mesh.
+[[nodiscard]] std::vector<int> sample_ranks(const PlanInput& input, int most = 48);
+
+/// Who was passed over for blocks of this plan, and why: "3 of 8 blocks of rank 2: …".
+[[nodiscard]] std::vector<std::pair<std::string, std::string>> passed_over_blocks(
+    const PlanInput& input, const RankPlan& plan);
 
 }  // namespace annulus::ring

@@ -11,68 +11,107 @@
 #include <annulus/mesh/group.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/transport.hpp>
-#include <annulus/ring/executor.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/runner.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 
 namespace annulus::ring {
+
+/// Local shards of one call, where the device computes. Head dimensions are innermost with stride
+/// 1; other strides are free, but choose the kernels: those for half types on GPUs want multiples
+/// of 16 bytes, addresses too.
+struct LocalTensors {
+  ConstTensorView query;  ///< [b,t,n,D]
+  ConstTensorView key;    ///< [b,s,k,D]
+  ConstTensorView value;  ///< [b,s,k,Dv]
+  TensorView output;      ///< [b,t,n,Dv], the problem's dtype
+  TensorView lse;         ///< [b,n,t], float32
+
+  bool operator==(const LocalTensors&) const = default;
+};
 
 struct ShardedAttentionOptions {
   std::string implementation = "auto";
   std::string schedule = "auto";        ///< or a name of SEMANTICS §5
   std::optional<PlanOptions> plan;      ///< PlanOptions::for_place(device.place()) if not given
   std::optional<CostModel> cost_model;  ///< CostModel::for_place(device.place()) if not given
-  ExecutorOptions executor;
+  RunnerOptions runner;
   Transport transport = Transport::automatic;  ///< between GPUs; of no meaning to host memory
 };
 
-/// The one line through the house: problem + mesh + shardings → plan → executor → output.
+/// The one line through the house: problem + mesh + shardings → plan → runner → output.
 ///
 ///     ShardedAttention attention(problem, operands, mesh, registry, device, options);
 ///     attention.run({query, key, value, output, lse});   // as often as wanted
 class ShardedAttention {
  public:
   /// Collective over the mesh: either all ranks get the object, or all throw the same error. The
-  /// references must outlive it.
+  /// references must outlive it. What a kernel refuses when it is prepared is planned for others,
+  /// by all ranks.
   ShardedAttention(const AttentionProblem& problem, const ShardedOperands& operands, Mesh& mesh,
                    const Registry& registry, Device& device,
                    const ShardedAttentionOptions& options);
+  ShardedAttention(const ShardedAttention&) = delete;
+  ShardedAttention& operator=(const ShardedAttention&) = delete;
 
-  /// Makes ready for tensors of these strides; see Executor::prepare. Collective over the mesh: all
-  /// ranks throw the same UserError when the tensors of one do not fit, and the object is as good
-  /// as before.
+  /// Makes ready for tensors of these strides, with a new plan where kernels refuse them.
+  /// Collective over the mesh: all ranks throw the same UserError when the tensors of one do not
+  /// fit, and the object is as good as before.
   void prepare(const LocalTensors& tensors);
-  /// Collective over the mesh. The first call prepares, and so do all ranks agree on its tensors
-  /// before anything travels. Later ones do not, which would cost more than they do on the host:
-  /// tensors that lie otherwise than before are best prepared. Where that is left out, a rank makes
-  /// itself ready when it sees them, and tensors that do not fit are a failure of that rank alone;
-  /// see Executor::run.
+  /// Submits a call and returns: see Runner::submit. Collective over the mesh. The first call
+  /// prepares, and so do all ranks agree on its tensors before anything travels. Later ones do not,
+  /// which would cost more than they do on the host: tensors that lie otherwise than before are
+  /// best prepared. Where that is left out, a rank makes itself ready when it sees them, and
+  /// tensors that do not fit or that a kernel refuses are a failure of that rank alone.
+  void submit(const LocalTensors& tensors, Stream* caller);
+  /// See Runner::wait.
+  void wait() { runner_->wait(); }
+  /// submit() and wait().
   void run(const LocalTensors& tensors);
 
-  [[nodiscard]] const RankPlan& rank_plan() const noexcept { return executor_->plan(); }
+  [[nodiscard]] const RankPlan& rank_plan() const noexcept { return runner_->plan(); }
+  /// Why others were passed over is known to rank 0 alone.
   [[nodiscard]] const ScheduleChoice& schedule() const noexcept { return schedule_; }
-  /// Names of the implementations that compute this rank's blocks: "sdpa+native".
-  [[nodiscard]] std::string implementations() const { return executor_->implementations(); }
-  /// See Executor::extra_bytes.
-  [[nodiscard]] std::size_t extra_bytes() const { return executor_->extra_bytes(); }
+  /// Names of the implementations that compute this rank's blocks: "sdpa+native"; "none" without
+  /// blocks.
+  [[nodiscard]] std::string implementations() const;
+  /// See Runner::extra_bytes.
+  [[nodiscard]] std::size_t extra_bytes() const { return runner_->extra_bytes(); }
+  /// See Runner::replays.
+  [[nodiscard]] std::size_t replays() const { return runner_->replays(); }
   /// What carries the transfers: "mpi", "nccl", "peer", "self".
   [[nodiscard]] const std::string& transport() const noexcept { return transport_; }
-  /// Whether partial results were rounded to the problem's dtype before they are merged.
-  [[nodiscard]] bool merges_rounded() const { return executor_->merges_rounded(); }
+  /// See RankPlan::reduces_rounded.
+  [[nodiscard]] bool reduces_rounded() const { return rank_plan().reduces_rounded(); }
   /// Who could compute the problem, and why the others cannot: some of them just some of this
   /// rank's blocks.
   [[nodiscard]] Selection selection() const;
-  /// See Executor::block_implementations.
-  [[nodiscard]] std::vector<const Implementation*> block_implementations() const {
-    return executor_->block_implementations();
+  /// Who computes a block of the rank's plan.
+  [[nodiscard]] const Implementation& implementation_of(const Block& block) const {
+    return *input_->candidates[static_cast<std::size_t>(block.implementation)];
   }
+  /// What the plan was made from.
+  [[nodiscard]] const PlanInput& plan_input() const noexcept { return *input_; }
 
  private:
-  Control& world_;
-  ScheduleChoice schedule_;
+  void choose();
+  void plan_until_prepared(const std::vector<TensorView>* tensors);
+  [[nodiscard]] bool anywhere(bool here) const;
+
+  AttentionProblem problem_;
+  ShardedOperands operands_;
+  Mesh& mesh_;
+  Group& group_;
+  Device& device_;
+  std::string schedule_name_;
+  RunnerOptions runner_options_;
+  Transport asked_transport_;
   std::string transport_;
   Selection selection_;
-  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<PlanInput> input_;
+  ScheduleChoice schedule_;
+  std::unique_ptr<Runner> runner_;
+  bool connected_ = false;
   bool prepared_ = false;  // on all ranks
 };
 

@@ -11,7 +11,7 @@
 #include <annulus/core/tensor.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/transport.hpp>
-#include <annulus/ring/executor.hpp>
+#include <annulus/ring/sharded_attention.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 #include <annulus/verification/comparison.hpp>
@@ -58,7 +58,7 @@ struct Verification {
   double allowance = 0;  ///< largest error allowed by comparison with the unsharded run
   bool repeats = true;   ///< a second run gave the same bits
   /// Some rank merged partial results that its kernel had rounded to the problem's dtype.
-  bool merges_rounded = false;
+  bool reduces_rounded = false;
 
   /// Error over that of the unsharded run; 1 if neither has any.
   [[nodiscard]] double ratio() const;
@@ -69,7 +69,7 @@ struct Verification {
 /// Runs the case sharded, twice, and compares every rank's output with the oracle's of its rows.
 /// Where ranks hold copies of the same rows, every copy counts. Nothing is gathered: each rank
 /// makes the keys and values that it needs. Collective over the mesh; throws alike on all ranks,
-/// except for a failing transport (see Executor::run).
+/// except for a failing transport (see Runner::submit).
 ///
 /// The sharded error may be kShardedErrorFactor times that of the unsharded run, and a unit
 /// roundoff of float32 more for each merge of key/value shards, as each rounds the state once (for

@@ -1,6 +1,6 @@
 #include <annulus/core/error.hpp>
 
-#include "cuda/cuda_operations.hpp"
+#include "runner/cuda/cuda_operations.hpp"
 
 namespace annulus::ring {
 

@@ -16,7 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kSchema = "annulus.cost_model";
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 
 json curve_json(const CostCurve& curve, const char* size, const char* value) {
   json points = json::array();
@@ -110,6 +110,10 @@ class Reader {
 }  // namespace
 
 std::string to_json(const CostModel& model) {
+  json kernels = json::object();
+  for (const auto& [name, curve] : model.kernels) {
+    kernels[name] = curve_json(curve, "rows", "flops_per_second");
+  }
   json transports = json::object();
   for (const auto& [name, curve] : model.transports) {
     transports[name] = curve_json(curve, "bytes", "seconds");
@@ -117,7 +121,7 @@ std::string to_json(const CostModel& model) {
   return json{{"schema", kSchema},
               {"version", kVersion},
               {"source", model.source},
-              {"kernel", curve_json(model.kernel, "rows", "flops_per_second")},
+              {"kernels", kernels},
               {"call_latency_seconds", model.call_latency},
               {"merge_bytes_per_second", model.merge_bytes_per_second},
               {"transport", model.transport},
@@ -135,7 +139,7 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
     throw FileError(path, "has a number beyond what float64 holds");
   }
   const Reader file(data, "", path);
-  file.expect_keys({"schema", "version", "source", "kernel", "call_latency_seconds",
+  file.expect_keys({"schema", "version", "source", "kernels", "call_latency_seconds",
                     "merge_bytes_per_second", "transport", "transports"});
   if (file.at("schema") != kSchema || file.at("version") != kVersion) {
     file.fail("schema",
@@ -144,7 +148,11 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
   }
   CostModel model;
   model.source = file.text("source");
-  model.kernel = file.curve("kernel", "rows", "flops_per_second", kRates);
+  const Reader kernels(file.at("kernels"), "kernels", path);
+  for (const auto& item : file.at("kernels").items()) {
+    const char* name = item.key().c_str();
+    model.kernels.emplace(name, kernels.curve(name, "rows", "flops_per_second", kRates));
+  }
   model.call_latency = file.number("call_latency_seconds", kLatencies);
   model.merge_bytes_per_second = file.number("merge_bytes_per_second", kRates);
   const Reader transports(file.at("transports"), "transports", path);

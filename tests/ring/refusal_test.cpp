@@ -70,9 +70,9 @@ std::string foreign(const AttentionBlock& block, const SoftmaxState& /*result*/)
   return block.rows == block.columns ? "" : "not my columns";
 }
 
-class ExecutorTest : public ::testing::Test {
+class RefusalTest : public ::testing::Test {
  protected:
-  ExecutorTest()
+  RefusalTest()
       : mesh_(MeshShape({{"sp", test::session().size()}}), test::session().world(),
               test::kWatchdog) {
     problem_.shape = {1, 48, 48, 4, 2, 16, 8};
@@ -115,7 +115,7 @@ class ExecutorTest : public ::testing::Test {
   ShardedAttentionOptions options_;
 };
 
-TEST_F(ExecutorTest, ABlockThatAKernelRefusesGoesToTheNextOne) {
+TEST_F(RefusalTest, ABlockThatAKernelRefusesGoesToTheNextOne) {
   register_two(foreign, nothing);
   ShardedAttention attention = this->attention();
   EXPECT_EQ(attention.implementations(), alone() ? "first" : "first+second");
@@ -134,12 +134,12 @@ TEST_F(ExecutorTest, ABlockThatAKernelRefusesGoesToTheNextOne) {
   expect_same_bits(mine, expected());
 }
 
-TEST_F(ExecutorTest, AKernelThatRefusesEveryBlockIsNotNamed) {
+TEST_F(RefusalTest, AKernelThatRefusesEveryBlockIsNotNamed) {
   register_two(everything, nothing);
   EXPECT_EQ(attention().implementations(), "second");
 }
 
-TEST_F(ExecutorTest, WhatAllKernelsRefuseIsAnErrorWithEveryReason) {
+TEST_F(RefusalTest, WhatAllKernelsRefuseIsAnErrorWithEveryReason) {
   register_two(everything, [](const auto&, const auto&) { return "no memory"; });
   const std::string message = test::message_of<UserError>([&] { (void)attention(); });
   EXPECT_THAT(message, HasSubstr("first: no engine"));
@@ -173,27 +173,53 @@ std::string head_major(const AttentionBlock& block, const SoftmaxState& /*result
   return block.query.stride(1) < block.query.stride(2) ? "head-major" : "";
 }
 
-TEST_F(ExecutorTest, TensorsThatLieOtherwiseAreSetUpForAnew) {
+TEST_F(RefusalTest, TensorsThatLieOtherwiseArePlannedForAnew) {
   register_two(head_major, nothing);
-  for (const bool agreed : {true, false}) {
-    ShardedAttention attention = this->attention();
-    const CaseShards mine = shards();
-    const HeadMajor other(mine, device_.memory());
-    const CaseShards right = expected();
-    for (int i = 0; i < 2; ++i) {
-      attention.run(mine.local_tensors());
-      EXPECT_EQ(attention.implementations(), "first");
-      expect_same_bits(mine, right);
-      if (agreed) attention.prepare(other.local_tensors());
-      attention.run(other.local_tensors());
-      EXPECT_EQ(attention.implementations(), "second");
-      copy(HeadMajor::bthd(other.tensors[3]), mine.output.view());
-      expect_same_bits(mine, right);
-    }
+  ShardedAttention attention = this->attention();
+  const CaseShards mine = shards();
+  const HeadMajor other(mine, device_.memory());
+  const CaseShards right = expected();
+  for (int i = 0; i < 2; ++i) {
+    attention.prepare(mine.local_tensors());
+    attention.run(mine.local_tensors());
+    EXPECT_EQ(attention.implementations(), "first");
+    expect_same_bits(mine, right);
+    attention.prepare(other.local_tensors());
+    attention.run(other.local_tensors());
+    EXPECT_EQ(attention.implementations(), "second");
+    copy(HeadMajor::bthd(other.tensors[3]), mine.output.view());
+    expect_same_bits(mine, right);
   }
 }
 
-TEST_F(ExecutorTest, AllRanksHearOfTensorsThatDoNotFitOne) {
+// Ranks agree on the tensors of the first call by themselves.
+TEST_F(RefusalTest, ARefusalOfOneRankIsPlannedForByAll) {
+  const int culprit = mesh_.size() - 1;
+  register_two(head_major, nothing);
+  ShardedAttention attention = this->attention();
+  const CaseShards mine = shards();
+  const HeadMajor other(mine, device_.memory());
+  const bool odd = mesh_.rank() == culprit;
+  attention.run(odd ? other.local_tensors() : mine.local_tensors());
+  if (odd) copy(HeadMajor::bthd(other.tensors[3]), mine.output.view());
+  expect_same_bits(mine, expected());
+  if (odd) {
+    EXPECT_EQ(attention.implementations(), "second");
+  }
+}
+
+TEST_F(RefusalTest, StridesThatNobodyPreparedForAndAKernelRefusesAreAFailure) {
+  register_two(head_major, nothing);
+  ShardedAttention attention = this->attention();
+  const CaseShards mine = shards();
+  const HeadMajor other(mine, device_.memory());
+  attention.run(mine.local_tensors());
+  const std::string message =
+      test::message_of<LibraryError>([&] { attention.run(other.local_tensors()); });
+  EXPECT_THAT(message, HasSubstr("nobody has prepared for: first: head-major"));
+}
+
+TEST_F(RefusalTest, AllRanksHearOfTensorsThatDoNotFitOne) {
   register_two(nothing, nothing);
   const int culprit = mesh_.size() - 1;
   const CaseShards mine = shards();
@@ -240,7 +266,7 @@ TEST_F(ExecutorTest, AllRanksHearOfTensorsThatDoNotFitOne) {
 }
 
 // Nobody waits for a rank whose first tensors no kernel can take.
-TEST_F(ExecutorTest, AllRanksHearOfStridesThatNoKernelTakes) {
+TEST_F(RefusalTest, AllRanksHearOfStridesThatNoKernelTakes) {
   register_two(head_major, head_major);
   const CaseShards mine = shards();
   const HeadMajor other(mine, device_.memory());
@@ -253,7 +279,7 @@ TEST_F(ExecutorTest, AllRanksHearOfStridesThatNoKernelTakes) {
   expect_same_bits(mine, expected());
 }
 
-TEST_F(ExecutorTest, TensorsThatDoNotFitALaterCallAreAFailureThatNamesTheRank) {
+TEST_F(RefusalTest, TensorsThatDoNotFitALaterCallAreAFailureThatNamesTheRank) {
   register_two(nothing, nothing);
   const CaseShards mine = shards();
   ShardedAttention attention = this->attention();

@@ -1,6 +1,8 @@
-#include "cuda/cuda_operations.hpp"
+#include "runner/cuda/cuda_operations.hpp"
 
 #include <annulus/attention/softmax_state_cuda.hpp>
+
+#include "runner/cuda/sum.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -9,11 +11,15 @@ class CudaOperations final : public LocalOperations {
  public:
   void combine(std::span<const PartialState> parts, const SoftmaxState& result,
                Stream& stream) const override {
-    cuda::combine(parts, result, stream);
+    annulus::cuda::combine(parts, result, stream);
+  }
+  void sum(std::span<const ConstTensorView> parts, const TensorView& result,
+           Stream& stream) const override {
+    cuda::sum(parts, result, stream);
   }
   void copy(const ConstTensorView& source, const TensorView& destination,
             Stream& stream) const override {
-    cuda::copy(source, destination, stream);
+    annulus::cuda::copy(source, destination, stream);
   }
 };
 

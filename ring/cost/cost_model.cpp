@@ -14,14 +14,14 @@ constexpr double kMiB = 1 << 20;
 
 CostModel CostModel::cpu_core() {
   return {.source = "assumed: one CPU core per rank, ranks of one node",
-          .kernel = CostCurve::constant(5e10),
+          .kernels = {},
           .call_latency = 1e-6,
           .merge_bytes_per_second = 8e9,
           .transports = {{"mpi", CostCurve::transfer(2e-6, 3e9)}},
           .transport = "mpi"};
 }
 
-// Round figures of H200 GPUs, four of them in a ring: cuDNN in bfloat16, head dimension 128.
+// Round figures of H200 GPUs, four of them in a ring.
 CostModel CostModel::hopper_nvlink() {
   const CostCurve copy_engine({{kMiB / 16, 0.017e-3},
                                {1 * kMiB, 0.022e-3},
@@ -36,7 +36,7 @@ CostModel CostModel::hopper_nvlink() {
                         {256 * kMiB, 256 * kMiB / 300e9}},
                        "nccl");
   return {.source = "assumed: one Hopper GPU per rank, NVLink",
-          .kernel = CostCurve::constant(600e12),
+          .kernels = {},
           .call_latency = 9e-6,
           .merge_bytes_per_second = 3.3e12,
           .transports = {{"nccl", nccl}, {"peer", copy_engine}},
@@ -57,8 +57,13 @@ void CostModel::use_transport(std::string_view name) {
   transport = name;
 }
 
-double CostModel::kernel_seconds(double flops, double rows) const {
-  return call_latency + flops / kernel.clamped(rows);
+double CostModel::kernel_seconds(const std::string& implementation, double flops,
+                                 double rows) const {
+  const auto curve = kernels.find(implementation);
+  if (curve == kernels.end()) {
+    throw InternalError(fmt::format("cost model without a rate of '{}'", implementation));
+  }
+  return call_latency + flops / curve->second.clamped(rows);
 }
 
 double CostModel::transfer_seconds(double bytes) const {

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include <annulus/attention/implementation.hpp>
+#include <annulus/attention/local_mask.hpp>
+
+namespace annulus {
+
+// cuDNN's scaled dot-product attention: what it takes, which every build knows …
+
+inline constexpr std::int64_t kSdpaVector = 8;  ///< elements; head dimensions and strides are multiples
+
+[[nodiscard]] Capability sdpa_accepts(const AttentionProblem& problem, Place place);
+[[nodiscard]] Capability sdpa_takes(const AttentionProblem& problem, const BlockGeometry& block);
+/// The mask of a block in local indices.
+[[nodiscard]] LocalMask sdpa_mask(const AttentionProblem& problem, const BlockGeometry& block);
+/// Whether a side of a band hides anything.
+[[nodiscard]] bool is_limited(std::int64_t side);
+
+// … and cuDNN itself, which a build may lack.
+
+[[nodiscard]] Capability sdpa_available(Place place);
+[[nodiscard]] std::unique_ptr<Kernel> make_sdpa_kernel(const AttentionProblem& problem,
+                                                       Device& device);
+
+}  // namespace annulus

@@ -1,0 +1,107 @@
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "cuda/sdpa.hpp"
+#include "cuda_implementations.hpp"
+
+namespace annulus {
+namespace {
+
+// Why cuDNN cannot take this band over `rows` × `columns`; empty if it can. Where batches have
+// lengths of their own, these leave no row without a column at the left side of the band.
+std::string mask_obstacle(const LocalMask& mask, std::int64_t rows, std::int64_t columns) {
+  const Band& band = mask.band;
+  if (!band.limited()) return {};
+  if (rows == 1) return "a mask over a single row, which cuDNN gets wrong with grouped heads";
+  const bool left = is_limited(band.low);
+  const bool right = is_limited(band.high);
+  if ((right && band.high < 0) || (left && !mask.padded() && band.low > columns - rows) ||
+      band.low > band.high) {
+    return "some rows see nothing, for which cuDNN gives NaN";
+  }
+  if (left && band.low > 0) return "the window begins behind the first column for every row";
+  if (left && !mask.padded() && rows > columns) return "a window over more rows than columns";
+  return {};
+}
+
+class SdpaImplementation final : public Implementation {
+ public:
+  [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
+  [[nodiscard]] const Declaration& declares() const noexcept override { return declaration_; }
+  [[nodiscard]] Capability accepts(const AttentionProblem& problem, Place place) const override {
+    return sdpa_accepts(problem, place);
+  }
+  [[nodiscard]] Capability available(Place place) const override { return sdpa_available(place); }
+  [[nodiscard]] Capability takes(const AttentionProblem& problem,
+                                 const BlockGeometry& block) const override {
+    return sdpa_takes(problem, block);
+  }
+  // Round figures of an H200 (benchmarks/NOTES.md).
+  [[nodiscard]] double assumed_rate(const AttentionProblem& problem,
+                                    Place /*place*/) const override {
+    const std::int64_t dim = problem.shape.head_dim;
+    if (dim == 64) return 450e12;
+    if (dim == 128) return 600e12;
+    return dim == 256 ? 680e12 : 400e12;
+  }
+  [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
+                                                    Device& device) const override {
+    return make_sdpa_kernel(problem, device);
+  }
+
+ private:
+  std::vector<std::string> names_{"sdpa", "cudnn", "cuda_flash_attn2"};
+  Declaration declaration_{
+      .features = {Feature::causal, Feature::window, Feature::segments, Feature::lengths},
+      .blocks = BlockForm::straight,
+      .results = ResultForm::rounded};
+};
+
+}  // namespace
+
+bool is_limited(std::int64_t side) {
+  return side != Band::kUnlimited && side != -Band::kUnlimited;
+}
+
+Capability sdpa_accepts(const AttentionProblem& problem, Place place) {
+  if (place.is_host()) return Capability::no("cuDNN runs on CUDA devices, not on the CPU");
+  if (problem.dtype != DType::float16 && problem.dtype != DType::bfloat16) {
+    return Capability::no("cuDNN computes float16 and bfloat16, not " +
+                          std::string(name_of(problem.dtype)));
+  }
+  if (!(problem.logit_scale() > 0)) {
+    return Capability::no(
+        "cuDNN takes the largest logit before scaling: the scale must be positive");
+  }
+  const std::int64_t dim = problem.shape.head_dim;
+  const std::int64_t value_dim = problem.shape.value_dim;
+  const bool known = (dim == value_dim && dim <= 256) || (dim == 192 && value_dim == 128);
+  if (!known || dim % kSdpaVector != 0) {
+    return Capability::no(fmt::format(
+        "cuDNN takes equal head dimensions, multiples of {} up to 256, or 192 with 128 for "
+        "values, not {} with {}",
+        kSdpaVector, dim, value_dim));
+  }
+  return Capability::yes();
+}
+
+LocalMask sdpa_mask(const AttentionProblem& problem, const BlockGeometry& block) {
+  if (block.unmasked) return {};
+  return local_mask(problem.mask, block.first_batch, block.batches, block.rows, block.columns);
+}
+
+Capability sdpa_takes(const AttentionProblem& problem, const BlockGeometry& block) {
+  LocalMask mask = sdpa_mask(problem, block);
+  if (mask.obstacle.empty()) {
+    mask.obstacle = mask_obstacle(mask, block.rows.size(), block.columns.size());
+  }
+  return mask.obstacle.empty() ? Capability::yes() : Capability::no(std::move(mask.obstacle));
+}
+
+std::unique_ptr<Implementation> make_sdpa_implementation() {
+  return std::make_unique<SdpaImplementation>();
+}
+
+}  // namespace annulus

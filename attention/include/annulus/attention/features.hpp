@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <annulus/attention/problem.hpp>
+
+namespace annulus {
+
+/// What a problem may ask for beside the plain product: parts of its mask, and modifiers of its
+/// logits. A kernel declares those that it honours; a problem that asks for another is refused.
+enum class Feature : std::uint8_t {
+  causal,    ///< with any offset
+  window,    ///< likewise
+  segments,  ///< segment ids, and packed documents
+  lengths,   ///< of queries or keys
+  soft_cap
+};
+
+[[nodiscard]] std::string_view name_of(Feature feature) noexcept;
+
+class FeatureSet {
+ public:
+  constexpr FeatureSet() = default;
+  constexpr FeatureSet(std::initializer_list<Feature> features) {
+    for (const Feature feature : features) bits_ |= bit(feature);
+  }
+  /// Everything that a problem can ask for today.
+  static constexpr FeatureSet all() {
+    return {Feature::causal, Feature::window, Feature::segments, Feature::lengths,
+            Feature::soft_cap};
+  }
+  void add(Feature feature) noexcept { bits_ |= bit(feature); }
+  [[nodiscard]] constexpr bool contains(Feature feature) const noexcept {
+    return (bits_ & bit(feature)) != 0;
+  }
+  /// Those of these that `other` lacks.
+  [[nodiscard]] std::vector<Feature> missing_in(const FeatureSet& other) const;
+  bool operator==(const FeatureSet&) const = default;
+
+ private:
+  static constexpr std::uint32_t bit(Feature feature) {
+    return std::uint32_t{1} << static_cast<std::uint32_t>(feature);
+  }
+  std::uint32_t bits_ = 0;
+};
+
+/// What a problem asks for.
+[[nodiscard]] FeatureSet features_of(const AttentionProblem& problem);
+
+/// "causal, soft cap"; "none".
+[[nodiscard]] std::string to_string(const FeatureSet& features);
+
+}  // namespace annulus

@@ -1,0 +1,50 @@
+#include "cost/cost.hpp"
+
+#include <cstddef>
+
+namespace annulus::ring {
+namespace {
+
+double bytes_of(const RankPlan& plan, const Region& region) {
+  const Buffer& buffer = plan.buffer(region.buffer);
+  const double all = static_cast<double>(plan.token_bytes(buffer)) *
+                     static_cast<double>(region.tokens.count);
+  const std::int64_t whole = buffer.heads.count * plan.local.batch;
+  return whole == 0 ? 0
+                    : all * static_cast<double>(region.heads.count * region.batches.count) /
+                          static_cast<double>(whole);
+}
+
+}  // namespace
+
+double seconds_of(const RankPlan& plan, const Block& block, const CostModel& model) {
+  return model.kernel_seconds(plan.implementations[static_cast<std::size_t>(block.implementation)],
+                              plan.flops(block), static_cast<double>(block.rows.count));
+}
+
+double seconds_of(const RankPlan& plan, const Copy& copy, const CostModel& model) {
+  const double bytes = static_cast<double>(copy.to.tokens.count * copy.to.heads.count *
+                                           copy.to.batches.count * plan.width(copy.content)) *
+                       static_cast<double>(size_of(plan.buffer(copy.to.buffer).dtype));
+  return model.memory_seconds(2 * bytes);
+}
+
+// The LSE is little beside the outputs.
+double seconds_of(const RankPlan& plan, const Reduce& reduce, const CostModel& model) {
+  double bytes = bytes_of(plan, reduce.into.output);
+  for (const Result& part : reduce.parts) bytes += bytes_of(plan, part.output);
+  return model.memory_seconds(bytes);
+}
+
+// Messages that go at once follow each other without a pause: what a message costs however short it
+// is counts once.
+double seconds_of(const std::vector<Transfer>& transfers, const CostModel& model) {
+  const double pause = model.transfer_seconds(0);
+  double seconds = transfers.empty() ? 0 : pause;
+  for (const Transfer& transfer : transfers) {
+    seconds += model.transfer_seconds(static_cast<double>(transfer.bytes)) - pause;
+  }
+  return seconds;
+}
+
+}  // namespace annulus::ring

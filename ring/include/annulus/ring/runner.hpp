@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <annulus/attention/implementation.hpp>
+#include <annulus/core/device.hpp>
+#include <annulus/core/tensor.hpp>
+#include <annulus/core/trace.hpp>
+#include <annulus/core/watchdog.hpp>
+#include <annulus/mesh/group.hpp>
+#include <annulus/ring/plan.hpp>
+#include <annulus/ring/planner.hpp>
+
+namespace annulus::ring {
+
+struct RunnerOptions {
+  int threads = 1;           ///< CPU threads per rank
+  Tracer* tracer = nullptr;  ///< must outlive the runner
+  /// Whether a device records calls and replays them while the tensors stay where they are.
+  bool replay = true;
+};
+
+/// Obeys the plan of one rank, any plan, over and over. All memory is taken when it is made ready
+/// for tensors of certain strides: calls allocate nothing of their own, as long as they do not
+/// change.
+///
+/// What computes goes to the stream "compute", the exchanges of a group to one of their own; a
+/// stream waits for another where the plan says so. While a CPU kernel computes, it moves transfers
+/// along. A device records a call with tensors that it has seen before and replays it from then on:
+/// the host then submits one graph. Where the transport wants calls to be alike on all ranks, the
+/// first call is the only one that is not recorded. A tracer that is enabled sees calls that are
+/// not replayed; all ranks enable theirs for the same calls.
+class Runner {
+ public:
+  /// `implementations` are those that the plan names, `groups` those of the plan, for memory of
+  /// `device`. What is referred to must outlive the runner. Not collective.
+  Runner(const AttentionProblem& problem, const RankPlan& plan,
+         std::span<const Implementation* const> implementations, std::vector<Group*> groups,
+         Device& device, const Watchdog& watchdog, RunnerOptions options);
+  ~Runner();
+  Runner(Runner&& other) noexcept;
+  Runner& operator=(Runner&& other) noexcept;
+
+  /// Makes the transfers ready. Collective over the groups, once, before any call.
+  void connect();
+
+  /// What the caller's tensors must look like: contiguous, without memory.
+  [[nodiscard]] std::vector<TensorView> expected() const;
+  /// Throws ArgumentError naming a tensor whose shape, dtype, place or strides do not fit the
+  /// plan. `tensors`: the caller's, one for each buffer of that kind, in their order.
+  void check(std::span<const TensorView> tensors) const;
+  /// Whether it is ready for tensors that lie like these.
+  [[nodiscard]] bool is_ready_for(std::span<const TensorView> tensors) const;
+  /// Makes ready for tensors of these strides, and of addresses that are as well aligned; tensors
+  /// without memory count as aligned. The blocks that a kernel refuses are returned: unless there
+  /// are none, it is not ready. Not collective.
+  [[nodiscard]] std::vector<Refusal> prepare(std::span<const TensorView> tensors);
+
+  /// Submits a call. It runs after what `caller` was given before, and what `caller` is given
+  /// afterwards sees its results; null: nothing else is ordered by it. Collective over the groups.
+  /// On a device the host does not wait for anything. Throws LibraryError or TimeoutError, after
+  /// which the job can only be aborted (Control::abort); also for tensors that it is not ready for
+  /// and that a kernel refuses, since the other ranks may be under way.
+  void submit(std::span<const TensorView> tensors, Stream* caller);
+  /// Returns when all calls are done, with the tensors the caller's again. Throws like submit().
+  void wait();
+
+  [[nodiscard]] const RankPlan& plan() const noexcept;
+  /// Bytes taken beyond the caller's tensors, apart from the workspace of kernels.
+  [[nodiscard]] std::size_t extra_bytes() const noexcept;
+  /// How many calls were replayed from a recording.
+  [[nodiscard]] std::size_t replays() const noexcept;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace annulus::ring

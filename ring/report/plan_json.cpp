@@ -1,0 +1,167 @@
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include <annulus/partition/partition_spec.hpp>
+#include <annulus/ring/plan.hpp>
+
+#include "report/names.hpp"
+
+namespace annulus::ring {
+namespace {
+
+using nlohmann::json;
+
+template <class Range>
+json range_json(const Range& range) {
+  return json::array({range.begin, range.begin + range.count});
+}
+
+json range_json(const LocalRange& range) {
+  return json::array({range.begin.value(), range.end().value()});
+}
+
+json shape_json(const AttentionShape& shape) {
+  return {{"batch", shape.batch},         {"query_length", shape.query_length},
+          {"kv_length", shape.kv_length}, {"heads", shape.heads},
+          {"kv_heads", shape.kv_heads},   {"head_dim", shape.head_dim},
+          {"value_dim", shape.value_dim}};
+}
+
+json region_json(const Region& region) {
+  return {{"buffer", region.buffer},
+          {"tokens", range_json(region.tokens)},
+          {"heads", range_json(region.heads)},
+          {"batches", range_json(region.batches)}};
+}
+
+json result_json(const Result& result) {
+  return {{"output", region_json(result.output)}, {"lse", result.lse}};
+}
+
+json dependencies_json(const std::vector<Dependency>& dependencies) {
+  json all = json::array();
+  for (const Dependency& dependency : dependencies) {
+    all.push_back({{"task", dependency.task},
+                   {"stage", dependency.stage == Stage::released ? "released" : "done"}});
+  }
+  return all;
+}
+
+json transfers_json(const std::vector<Transfer>& transfers) {
+  json all = json::array();
+  for (const Transfer& transfer : transfers) {
+    all.push_back({{"peer", transfer.peer},
+                   {"origin", transfer.origin},
+                   {"buffer", transfer.buffer},
+                   {"tokens", range_json(transfer.tokens)},
+                   {"bytes", transfer.bytes}});
+  }
+  return all;
+}
+
+json work_json(const RankPlan& /*plan*/, const Copy& copy) {
+  return {{"kind", "copy"},
+          {"content", name_of(copy.content)},
+          {"from", copy.from},
+          {"from_begin", copy.from_begin.value()},
+          {"to", region_json(copy.to)}};
+}
+
+json work_json(const RankPlan& /*plan*/, const Exchange& exchange) {
+  return {{"kind", "exchange"},
+          {"group", exchange.group},
+          {"sends", transfers_json(exchange.sends)},
+          {"receives", transfers_json(exchange.receives)},
+          {"receive_after", dependencies_json(exchange.receive_after)}};
+}
+
+json work_json(const RankPlan& plan, const Block& block) {
+  json result{
+      {"kind", "block"},
+      {"rows", range_json(block.rows)},
+      {"row_positions", to_string(block.row_positions)},
+      {"columns", range_json(block.columns)},
+      {"column_positions", to_string(block.column_positions)},
+      {"heads", range_json(block.heads)},
+      {"batches", range_json(block.batches)},
+      {"query", block.query},
+      {"key", block.key},
+      {"value", block.value},
+      {"pairs", block.pairs},
+      {"full", block.full},
+      {"implementation", plan.implementations[static_cast<std::size_t>(block.implementation)]},
+      {"result", result_json(block.result)}};
+  if (block.state) result["state"] = result_json(*block.state);
+  return result;
+}
+
+json work_json(const RankPlan& /*plan*/, const Reduce& reduce) {
+  json parts = json::array();
+  for (const Result& part : reduce.parts) parts.push_back(result_json(part));
+  return {{"kind", "reduce"},
+          {"reduction", name_of(reduce.reduction)},
+          {"parts", parts},
+          {"into", result_json(reduce.into)}};
+}
+
+json buffer_json(const Buffer& buffer) {
+  json contents = json::array();
+  for (const Content content : buffer.contents) contents.push_back(name_of(content));
+  json result{{"kind", name_of(buffer.kind)},
+              {"contents", contents},
+              {"dtype", annulus::name_of(buffer.dtype)},
+              {"tokens", range_json(buffer.tokens)},
+              {"heads", range_json(buffer.heads)}};
+  if (buffer.reuses >= 0) result["reuses"] = buffer.reuses;
+  return result;
+}
+
+json rank_json(const RankPlan& plan) {
+  json groups = json::array();
+  for (const PlanGroup& group : plan.groups) {
+    groups.push_back({{"axes", group.axes}, {"ranks", group.ranks}, {"rank", group.rank}});
+  }
+  json tasks = json::array();
+  for (const Task& task : plan.tasks) {
+    json entry = std::visit([&](const auto& work) { return work_json(plan, work); }, task.work);
+    entry["step"] = task.step;
+    entry["after"] = dependencies_json(task.after);
+    tasks.push_back(std::move(entry));
+  }
+  json buffers = json::array();
+  for (const Buffer& buffer : plan.buffers) buffers.push_back(buffer_json(buffer));
+  return {{"rank", plan.rank},
+          {"local", shape_json(plan.local)},
+          {"first_batch", plan.first_batch},
+          {"first_head", plan.first_head},
+          {"work", plan.work()},
+          {"bytes_sent", plan.bytes_sent()},
+          {"bytes_received", plan.bytes_received()},
+          {"groups", groups},
+          {"buffers", buffers},
+          {"tasks", tasks}};
+}
+
+}  // namespace
+
+std::string to_json(const Plan& plan) {
+  json mesh = json::array();
+  for (const MeshAxis& axis : plan.mesh.axes()) {
+    mesh.push_back({{"name", axis.name}, {"size", axis.size}});
+  }
+  json ranks = json::array();
+  for (const RankPlan& rank : plan.ranks) ranks.push_back(rank_json(rank));
+  return json{{"version", 2},
+              {"shape", shape_json(plan.problem.shape)},
+              {"dtype", annulus::name_of(plan.problem.dtype)},
+              {"mask", to_string(plan.problem.mask)},
+              {"mesh", mesh},
+              {"schedule", name_of(plan.schedule)},
+              {"layout", plan.layout},
+              {"imbalance", plan.imbalance()},
+              {"ranks", ranks}}
+      .dump(1);
+}
+
+}  // namespace annulus::ring

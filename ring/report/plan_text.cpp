@@ -1,0 +1,137 @@
+#include <algorithm>
+#include <iterator>
+
+#include <fmt/format.h>
+
+#include <annulus/partition/partition_spec.hpp>
+#include <annulus/ring/plan.hpp>
+
+#include "report/names.hpp"
+
+namespace annulus::ring {
+namespace {
+
+template <class Range>
+std::string range_text(const Range& range) {
+  return fmt::format("{}:{}", range.begin, range.begin + range.count);
+}
+
+std::string range_text(const LocalRange& range) {
+  return fmt::format("{}:{}", range.begin.value(), range.end().value());
+}
+
+std::string contents_text(const Buffer& buffer) {
+  std::vector<std::string_view> names;
+  for (const Content content : buffer.contents) names.push_back(name_of(content));
+  return fmt::format("{}", fmt::join(names, "/"));
+}
+
+std::string region_text(const Region& region) {
+  return fmt::format("buffer {} tokens {} heads {} batches {}", region.buffer,
+                     range_text(region.tokens), range_text(region.heads),
+                     range_text(region.batches));
+}
+
+std::string after_text(std::string_view what, const std::vector<Dependency>& dependencies) {
+  std::string text;
+  for (const Dependency& dependency : dependencies) {
+    text += fmt::format("{}{}{}", text.empty() ? "" : ", ", dependency.task,
+                        dependency.stage == Stage::released ? " released" : "");
+  }
+  return text.empty() ? "" : fmt::format("; {} {}", what, text);
+}
+
+std::string transfer_text(const RankPlan& plan, const Exchange& exchange, const Transfer& transfer,
+                          std::string_view direction) {
+  const PlanGroup& group = plan.groups[static_cast<std::size_t>(exchange.group)];
+  return fmt::format("{} rank {}: {} of rank {}, buffer {} tokens {}, {} bytes", direction,
+                     group.ranks[static_cast<std::size_t>(transfer.peer)],
+                     contents_text(plan.buffer(transfer.buffer)),
+                     group.ranks[static_cast<std::size_t>(transfer.origin)], transfer.buffer,
+                     range_text(transfer.tokens), transfer.bytes);
+}
+
+std::string work_text(const RankPlan& /*plan*/, const Copy& copy) {
+  return fmt::format("copy {} from buffer {} token {} to {}", name_of(copy.content), copy.from,
+                     copy.from_begin.value(), region_text(copy.to));
+}
+
+std::string work_text(const RankPlan& plan, const Exchange& exchange) {
+  std::string text = fmt::format("exchange along {}", to_string(
+      plan.groups[static_cast<std::size_t>(exchange.group)].axes));
+  text += after_text("receives after", exchange.receive_after);
+  for (const Transfer& send : exchange.sends) {
+    text += "\n        " + transfer_text(plan, exchange, send, "send to");
+  }
+  for (const Transfer& receive : exchange.receives) {
+    text += "\n        " + transfer_text(plan, exchange, receive, "receive from");
+  }
+  return text;
+}
+
+std::string work_text(const RankPlan& plan, const Block& block) {
+  std::string text = fmt::format(
+      "compute rows {} x columns {} (buffer {}), heads {}, batches {}, {}, {} pairs, by {}, into "
+      "buffer {}",
+      to_string(block.row_positions), to_string(block.column_positions), block.key,
+      range_text(block.heads), range_text(block.batches), block.full ? "full" : "masked",
+      block.pairs, plan.implementations[static_cast<std::size_t>(block.implementation)],
+      block.result.output.buffer);
+  if (block.state) text += fmt::format(", continuing buffer {}", block.state->output.buffer);
+  return text;
+}
+
+std::string work_text(const RankPlan& /*plan*/, const Reduce& reduce) {
+  std::string text =
+      fmt::format("reduce ({}) into {}", name_of(reduce.reduction), region_text(reduce.into.output));
+  for (const Result& part : reduce.parts) text += "\n        " + region_text(part.output);
+  return text;
+}
+
+void append_rank(std::string& text, const RankPlan& plan) {
+  auto out = std::back_inserter(text);
+  fmt::format_to(out, "\nrank {}\n", plan.rank);
+  for (const PlanGroup& group : plan.groups) {
+    fmt::format_to(out, "  group along {}: rank {} of {}\n", to_string(group.axes), group.rank,
+                   group.ranks.size());
+  }
+  for (std::size_t i = 0; i < plan.buffers.size(); ++i) {
+    const Buffer& buffer = plan.buffers[i];
+    fmt::format_to(out, "  buffer {}: {}, {} {}, tokens {}, heads {}{}\n", i,
+                   name_of(buffer.kind), contents_text(buffer), annulus::name_of(buffer.dtype),
+                   range_text(buffer.tokens), range_text(buffer.heads),
+                   buffer.reuses >= 0 ? fmt::format(", memory of buffer {}", buffer.reuses) : "");
+  }
+  int step = -1;
+  for (std::size_t i = 0; i < plan.tasks.size(); ++i) {
+    const Task& task = plan.tasks[i];
+    if (task.step != step) fmt::format_to(out, "  step {}\n", task.step);
+    step = task.step;
+    const std::string work =
+        std::visit([&](const auto& one) { return work_text(plan, one); }, task.work);
+    const auto line = std::min(work.find('\n'), work.size());
+    fmt::format_to(out, "    {:>3} {}{}{}\n", i, work.substr(0, line),
+                   after_text("after", task.after), work.substr(line));
+  }
+}
+
+}  // namespace
+
+std::string to_text(const Plan& plan, int max_ranks) {
+  std::string text;
+  auto out = std::back_inserter(text);
+  fmt::format_to(out, "{} {} mask {}\n", to_string(plan.problem.shape),
+                 annulus::name_of(plan.problem.dtype), to_string(plan.problem.mask));
+  const AxisNames axes = plan.ranks.empty() ? AxisNames{} : plan.ranks.front().groups.front().axes;
+  fmt::format_to(out, "mesh {}, key/value sequence on {}, layout {}, schedule {}\n",
+                 to_string(plan.mesh), to_string(axes), plan.layout, name_of(plan.schedule));
+  fmt::format_to(out, "imbalance {:.2f} %\n", plan.imbalance() * 100);
+  if (plan.is_sample()) {
+    fmt::format_to(out, "{} of {} ranks planned\n", plan.ranks.size(), plan.mesh.ranks());
+  }
+  const auto shown = std::min(plan.ranks.size(), static_cast<std::size_t>(std::max(max_ranks, 0)));
+  for (std::size_t i = 0; i < shown; ++i) append_rank(text, plan.ranks[i]);
+  return text;
+}
+
+}  // namespace annulus::ring

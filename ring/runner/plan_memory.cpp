@@ -1,0 +1,181 @@
+#include "runner/plan_memory.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include <annulus/core/error.hpp>
+
+namespace annulus::ring {
+namespace {
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + MemoryPool::kAlignment - 1) / MemoryPool::kAlignment * MemoryPool::kAlignment;
+}
+
+bool by_heads(Content content) {
+  return content == Content::lse || content == Content::delta;
+}
+
+// Tokens of a view from shape_of() or its like.
+int token_dim(Content content) {
+  return by_heads(content) ? 2 : 1;
+}
+int head_dim(Content content) {
+  return by_heads(content) ? 1 : 2;
+}
+
+}  // namespace
+
+PlanMemory::PlanMemory(const RankPlan& plan, std::span<Group* const> groups, Device& device)
+    : plan_(plan),
+      place_(device.place()),
+      data_(plan.buffers.size()),
+      caller_index_(plan.buffers.size()) {
+  std::size_t callers = 0;
+  for (std::size_t i = 0; i < plan.buffers.size(); ++i) {
+    if (plan.buffers[i].kind == BufferKind::caller) caller_index_[i] = callers++;
+  }
+  caller_ = expected();
+  allocate_exchange(groups, device);
+  allocate_local(device);
+}
+
+void PlanMemory::allocate_exchange(std::span<Group* const> groups, Device& device) {
+  // By the first buffer of a chain: its group, and its bytes.
+  std::map<int, std::size_t> group_of;
+  for (const Exchange* exchange : plan_.all<Exchange>()) {
+    for (const auto* side : {&exchange->sends, &exchange->receives}) {
+      for (const Transfer& transfer : *side) {
+        group_of.try_emplace(plan_.memory_of(transfer.buffer),
+                             static_cast<std::size_t>(exchange->group));
+      }
+    }
+  }
+  std::map<int, std::size_t> bytes_of;
+  for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
+    const Buffer& buffer = plan_.buffers[i];
+    if (buffer.kind != BufferKind::exchange) continue;
+    std::size_t& bytes = bytes_of[plan_.memory_of(static_cast<int>(i))];
+    bytes = std::max(bytes,
+                     static_cast<std::size_t>(buffer.tokens.count * plan_.token_bytes(buffer)));
+  }
+  std::vector<std::size_t> totals(groups.size() + 1);  // the last one: what nobody exchanges
+  std::map<int, std::size_t> offsets;
+  const auto index_of = [&](int memory) {
+    const auto group = group_of.find(memory);
+    return group == group_of.end() ? groups.size() : group->second;
+  };
+  for (const auto& [memory, bytes] : bytes_of) {
+    std::size_t& total = totals[index_of(memory)];
+    offsets[memory] = total;
+    total += aligned(bytes);
+  }
+  std::vector<void*> begins(totals.size());
+  for (std::size_t i = 0; i < totals.size(); ++i) {
+    if (totals[i] == 0) continue;
+    MemoryPool& pool =
+        i < groups.size() ? groups[i]->exchange_memory(device.memory()) : device.memory();
+    memory_.push_back(pool.allocate(totals[i]));
+    begins[i] = memory_.back().data();
+  }
+  for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
+    if (plan_.buffers[i].kind != BufferKind::exchange) continue;
+    const int memory = plan_.memory_of(static_cast<int>(i));
+    auto* const begin = static_cast<std::byte*>(begins[index_of(memory)]);
+    data_[i] = begin == nullptr ? nullptr : begin + offsets.at(memory);
+  }
+}
+
+void PlanMemory::allocate_local(Device& device) {
+  std::map<int, std::size_t> bytes_of;
+  for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
+    const Buffer& buffer = plan_.buffers[i];
+    if (buffer.kind != BufferKind::local) continue;
+    std::size_t& bytes = bytes_of[plan_.memory_of(static_cast<int>(i))];
+    bytes = std::max(bytes,
+                     static_cast<std::size_t>(buffer.tokens.count * plan_.token_bytes(buffer)));
+  }
+  std::map<int, void*> begins;
+  for (const auto& [memory, bytes] : bytes_of) {
+    memory_.push_back(device.memory().allocate(bytes));
+    begins[memory] = memory_.back().data();
+  }
+  for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
+    if (plan_.buffers[i].kind == BufferKind::local) {
+      data_[i] = begins.at(plan_.memory_of(static_cast<int>(i)));
+    }
+  }
+}
+
+Extents PlanMemory::shape_of(const Buffer& buffer, Content content) const {
+  if (by_heads(content)) return {plan_.local.batch, buffer.heads.count, buffer.tokens.count};
+  return {plan_.local.batch, buffer.tokens.count, buffer.heads.count, plan_.width(content)};
+}
+
+std::vector<TensorView> PlanMemory::expected() const {
+  std::vector<TensorView> tensors;
+  for (const Buffer& buffer : plan_.buffers) {
+    if (buffer.kind != BufferKind::caller) continue;
+    tensors.emplace_back(nullptr, buffer.dtype, shape_of(buffer, buffer.contents.front()), place_);
+  }
+  return tensors;
+}
+
+// [token][batch][contents, one after the other, each heads · width].
+TensorView PlanMemory::in_records(const Buffer& buffer, void* data, Content content) const {
+  std::int64_t record = 0;
+  std::int64_t before = 0;
+  for (const Content one : buffer.contents) {
+    if (one == content) before = record;
+    record += buffer.heads.count * plan_.width(one);
+  }
+  void* const begin = static_cast<std::byte*>(data) +
+                      before * static_cast<std::int64_t>(size_of(buffer.dtype));
+  const std::int64_t token = plan_.local.batch * record;
+  const Extents strides = by_heads(content)
+                              ? Extents{record, 1, token}
+                              : Extents{record, token, plan_.width(content), 1};
+  return {begin, buffer.dtype, shape_of(buffer, content), strides, place_};
+}
+
+TensorView PlanMemory::whole(int buffer, Content content) const {
+  const auto index = static_cast<std::size_t>(buffer);
+  const Buffer& description = plan_.buffers[index];
+  switch (description.kind) {
+    case BufferKind::caller:
+      return caller_[caller_index_[index]];
+    case BufferKind::exchange:
+      return in_records(description, data_[index], content);
+    case BufferKind::local:
+      break;
+  }
+  return {data_[index], description.dtype, shape_of(description, content), place_};
+}
+
+TensorView PlanMemory::view(const Region& region, Content content) const {
+  const Buffer& buffer = plan_.buffer(region.buffer);
+  return whole(region.buffer, content)
+      .slice(0, region.batches.begin, region.batches.count)
+      .slice(token_dim(content), region.tokens.begin - buffer.tokens.begin, region.tokens.count)
+      .slice(head_dim(content), region.heads.begin - buffer.heads.begin, region.heads.count);
+}
+
+SoftmaxState PlanMemory::state(const Result& result) const {
+  Region lse = result.output;
+  lse.buffer = result.lse;
+  return {view(result.output, Content::output), view(lse, Content::lse)};
+}
+
+void* PlanMemory::address(int buffer, LocalRange tokens) const {
+  const Buffer& description = plan_.buffer(buffer);
+  return static_cast<std::byte*>(data_[static_cast<std::size_t>(buffer)]) +
+         (tokens.begin - description.tokens.begin) * plan_.token_bytes(description);
+}
+
+std::size_t PlanMemory::bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const annulus::Buffer& memory : memory_) bytes += memory.bytes();
+  return bytes;
+}
+
+}  // namespace annulus::ring

@@ -1,0 +1,52 @@
+#include "runner/recordings.hpp"
+
+#include <algorithm>
+
+namespace annulus::ring {
+namespace {
+
+// Sets of tensors that take turns, as those of the layers of a model do.
+constexpr std::size_t kMostEntries = 256;
+
+}  // namespace
+
+Recording* Recordings::find(std::span<const TensorView> tensors,
+                            const std::function<std::unique_ptr<Recording>()>& record) {
+  const bool first_call = calls_++ == 0;
+  Entry* entry = known(tensors);
+  // What is new runs as it is: kernels are loaded, and it may never come again.
+  const bool as_it_is = uniform_ ? first_call : entry == nullptr;
+  if (entry == nullptr) entry = &add(tensors);
+  entry->used = calls_;
+  if (as_it_is) return nullptr;
+  if (!entry->recording) entry->recording = record();
+  return entry->recording.get();
+}
+
+void Recordings::clear() {
+  entries_.clear();
+  next_ = 0;
+  calls_ = 0;
+}
+
+Recordings::Entry* Recordings::known(std::span<const TensorView> tensors) {
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const std::size_t index = (next_ + i) % entries_.size();
+    if (std::ranges::equal(entries_[index].tensors, tensors)) {
+      next_ = index + 1;
+      return &entries_[index];
+    }
+  }
+  return nullptr;
+}
+
+Recordings::Entry& Recordings::add(std::span<const TensorView> tensors) {
+  if (entries_.size() == kMostEntries) {
+    entries_.erase(std::ranges::min_element(entries_, {}, &Entry::used));
+  }
+  entries_.push_back({{tensors.begin(), tensors.end()}, nullptr, 0});
+  next_ = entries_.size();
+  return entries_.back();
+}
+
+}  // namespace annulus::ring

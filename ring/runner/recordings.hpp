@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <annulus/core/stream.hpp>
+#include <annulus/core/tensor.hpp>
+
+namespace annulus::ring {
+
+/// Calls that were recorded, by the tensors that they are for. Layers that take turns find theirs
+/// again.
+class Recordings {
+ public:
+  /// `uniform`: whether all ranks must agree, without a word, on which calls are recorded. Then
+  /// only their number counts.
+  explicit Recordings(bool uniform) : uniform_(uniform) {}
+
+  /// The recording to submit for these tensors; null if the call is to run as it is. `record` makes
+  /// one, or null where work cannot be recorded.
+  [[nodiscard]] Recording* find(std::span<const TensorView> tensors,
+                                const std::function<std::unique_ptr<Recording>()>& record);
+  void clear();
+
+ private:
+  struct Entry {
+    std::vector<TensorView> tensors;
+    std::unique_ptr<Recording> recording;
+    std::size_t used = 0;  // the call that used it last
+  };
+  [[nodiscard]] Entry* known(std::span<const TensorView> tensors);
+  Entry& add(std::span<const TensorView> tensors);
+
+  bool uniform_;
+  std::vector<Entry> entries_;
+  std::size_t next_ = 0;   // that will probably be asked for
+  std::size_t calls_ = 0;
+};
+
+}  // namespace annulus::ring

@@ -1,0 +1,505 @@
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/ring/local_operations.hpp>
+#include <annulus/ring/runner.hpp>
+
+#include "runner/plan_memory.hpp"
+#include "runner/recordings.hpp"
+#include "runner/transfer_wait.hpp"
+
+namespace annulus::ring {
+namespace {
+
+// A block of so many operations takes a device a millisecond or more: to mark its end costs nothing
+// beside that.
+constexpr double kMarkedFlops = 1e12;
+
+// Whether kernels make no difference between them.
+bool lie_alike(const TensorView& a, const TensorView& b) {
+  constexpr std::uintptr_t kVector = 16;
+  const auto misaligned = [](const TensorView& tensor) {
+    return reinterpret_cast<std::uintptr_t>(tensor.data()) % kVector;
+  };
+  return a.strides() == b.strides() && misaligned(a) == misaligned(b);
+}
+
+bool wants_uniform_calls(const std::vector<Group*>& groups) {
+  return std::any_of(groups.begin(), groups.end(),
+                     [](const Group* group) { return group->traits().uniform_calls; });
+}
+
+}  // namespace
+
+class Runner::Impl {
+ public:
+  Impl(const AttentionProblem& problem, RankPlan plan,
+       std::span<const Implementation* const> implementations, std::vector<Group*> groups,
+       Device& device, const Watchdog& watchdog, RunnerOptions options)
+      : problem_(problem),
+        plan_(std::move(plan)),
+        implementations_(implementations.begin(), implementations.end()),
+        groups_(std::move(groups)),
+        device_(device),
+        options_(options),
+        operations_(make_local_operations(device.place())),
+        memory_(plan_, groups_, device),
+        kernels_(implementations_.size()),
+        done_(plan_.tasks.size()),
+        computing_(device.make_stream("compute", watchdog, options.tracer)),
+        recordings_(wants_uniform_calls(groups_)) {
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const std::string name =
+          groups_.size() == 1 ? "communication" : fmt::format("communication {}", g);
+      queues_.push_back({groups_[g],
+                         device.make_stream(name, watchdog, options.tracer, true),
+                         exchanges_of(plan_, static_cast<int>(g)),
+                         {},
+                         {}});
+      queues_.back().prepared.resize(queues_.back().tasks.size());
+      queues_.back().released.resize(queues_.back().tasks.size());
+    }
+    number_tasks();
+  }
+
+  void connect() {
+    for (Queue& queue : queues_) {
+      for (std::size_t e = 0; e < queue.tasks.size(); ++e) {
+        const Task& task = plan_.tasks[queue.tasks[e]];
+        const auto& exchange = std::get<Exchange>(task.work);
+        std::vector<Send> sends;
+        std::vector<Receive> receives;
+        for (const Transfer& send : exchange.sends) {
+          sends.push_back({send.peer, memory_.address(send.buffer, send.tokens),
+                           static_cast<std::size_t>(send.bytes)});
+        }
+        for (const Transfer& receive : exchange.receives) {
+          receives.push_back({receive.peer, memory_.address(receive.buffer, receive.tokens),
+                              static_cast<std::size_t>(receive.bytes)});
+        }
+        queue.prepared[e] = queue.group->prepare(std::move(sends), std::move(receives),
+                                                 {contents_of(plan_, exchange), task.step});
+      }
+    }
+  }
+
+  [[nodiscard]] std::vector<TensorView> expected() const { return memory_.expected(); }
+
+  void check(std::span<const TensorView> tensors) const {
+    const std::vector<TensorView> expected = memory_.expected();
+    if (tensors.size() != expected.size()) {
+      throw InternalError(fmt::format("{} tensors for a plan of {}", tensors.size(),
+                                      expected.size()));
+    }
+    std::size_t i = 0;
+    for (const ring::Buffer& buffer : plan_.buffers) {
+      if (buffer.kind != BufferKind::caller) continue;
+      check(std::string(ring::name_of(buffer.contents.front())), tensors[i], expected[i]);
+      ++i;
+    }
+  }
+
+  [[nodiscard]] bool is_ready_for(std::span<const TensorView> tensors) const {
+    return ready_ && std::ranges::equal(tensors, memory_.bound(), lie_alike);
+  }
+
+  std::vector<Refusal> prepare(std::span<const TensorView> tensors) {
+    if (is_ready_for(tensors)) return {};
+    ready_ = false;
+    recordings_.clear();  // they point into memory that is laid out anew
+    kernels_.clear();     // what they keep is for tensors that lay otherwise
+    kernels_.resize(implementations_.size());
+    memory_.bind({tensors.begin(), tensors.end()});
+    std::vector<Refusal> refusals;
+    for (const Task& task : plan_.tasks) {
+      const auto* block = std::get_if<Block>(&task.work);
+      if (block == nullptr) continue;
+      try {
+        kernel_of(*block).prepare(arguments_of(*block), memory_.state(block->result));
+      } catch (const UnsupportedError& refusal) {
+        refusals.push_back({name_of(*block), block->row_positions, block->column_positions,
+                            block->heads.count, refusal.what()});
+      }
+    }
+    ready_ = refusals.empty();
+    return refusals;
+  }
+
+  void submit(std::span<const TensorView> tensors, Stream* caller) {
+    try {
+      check(tensors);
+      if (const std::vector<Refusal> refusals = prepare(tensors); !refusals.empty()) {
+        throw UnsupportedError(fmt::format(
+            "tensors that nobody has prepared for: {}: {}", refusals.front().implementation,
+            refusals.front().reason));
+      }
+      memory_.bind({tensors.begin(), tensors.end()});
+      if (caller != nullptr) computing_->wait(caller->record());
+      if (Recording* recording = recording_for(tensors)) {
+        recording->submit(*computing_);
+        ++replays_;
+      } else {
+        submit_tasks();
+      }
+      if (caller != nullptr) caller->wait(computing_->record());
+    } catch (const UserError& error) {
+      // Transfers may be under way: the other ranks do not know, and cannot agree any more.
+      give_up();
+      throw LibraryError(fmt::format("rank {}: {}", plan_.rank, error.what()));
+    } catch (...) {
+      give_up();
+      throw;
+    }
+  }
+
+  void wait() {
+    const Waiting waiting{
+        [this] {
+          for (Group* group : groups_) group->check();
+        },
+        [this] { return describe_wait(); }, [this] { return awaits_only_itself(); },
+        // A replayed call is work of the compute stream alone.
+        [this] {
+          std::uint64_t marks = computing_->marked();
+          for (const Queue& queue : queues_) marks = marks << 20U ^ queue.stream->marked();
+          return marks;
+        }};
+    try {
+      for (Queue& queue : queues_) queue.stream->synchronize(waiting);
+      computing_->synchronize(waiting);
+    } catch (...) {
+      give_up();
+      throw;
+    }
+  }
+
+  [[nodiscard]] const RankPlan& plan() const noexcept { return plan_; }
+  [[nodiscard]] std::size_t extra_bytes() const noexcept { return memory_.bytes(); }
+  [[nodiscard]] std::size_t replays() const noexcept { return replays_; }
+
+ private:
+  // The exchanges of one group, in their order.
+  struct Queue {
+    Group* group;
+    std::unique_ptr<Stream> stream;
+    std::vector<std::size_t> tasks;
+    std::vector<std::unique_ptr<PreparedExchange>> prepared;
+    std::vector<std::shared_ptr<Event>> released;
+    std::size_t reclaimed = 0;  // so many of them, in the call that is being submitted
+    std::size_t posted = 0;
+  };
+
+  // Which tasks others wait for, and where exchanges stand in their queues; which blocks are long.
+  void number_tasks() {
+    awaited_.resize(plan_.tasks.size());
+    ordinal_.resize(plan_.tasks.size());
+    marked_through_.resize(plan_.tasks.size());
+    for (const Queue& queue : queues_) {
+      for (std::size_t e = 0; e < queue.tasks.size(); ++e) ordinal_[queue.tasks[e]] = e;
+    }
+    std::uint32_t marks = 0;
+    for (std::size_t t = 0; t < plan_.tasks.size(); ++t) {
+      const Task& task = plan_.tasks[t];
+      const auto await = [&](const std::vector<Dependency>& dependencies) {
+        for (const Dependency& dependency : dependencies) {
+          awaited_[static_cast<std::size_t>(dependency.task)] = true;
+        }
+      };
+      await(task.after);
+      if (const auto* exchange = std::get_if<Exchange>(&task.work)) await(exchange->receive_after);
+      const auto* block = std::get_if<Block>(&task.work);
+      if (block != nullptr && plan_.flops(*block) >= kMarkedFlops) ++marks;
+      marked_through_[t] = marks;
+    }
+    marks_ = marks > 0;
+  }
+
+  static void check(const std::string& name, const TensorView& tensor,
+                    const TensorView& expected) {
+    if (!(tensor.shape() == expected.shape())) {
+      throw ArgumentError(name, "shape " + to_string(tensor.shape()), to_string(expected.shape()));
+    }
+    if (tensor.dtype() != expected.dtype()) {
+      throw ArgumentError(name, std::string(annulus::name_of(tensor.dtype())),
+                          std::string(annulus::name_of(expected.dtype())));
+    }
+    if (!(tensor.place() == expected.place())) {
+      throw ArgumentError(name, "memory of " + to_string(tensor.place()),
+                          to_string(expected.place()));
+    }
+    if (tensor.data() == nullptr && tensor.elements() > 0) {
+      throw ArgumentError(name, "a null pointer", "memory for " + to_string(tensor.shape()));
+    }
+    // Of [b,t,n,D]; an LSE [b,n,t] may lie as it likes.
+    if (tensor.rank() == 4 && tensor.size(3) > 1 && tensor.stride(3) != 1) {
+      throw ArgumentError(name, "strides " + to_string(tensor.strides()),
+                          "1 for the head dimension");
+    }
+  }
+
+  [[nodiscard]] Recording* recording_for(std::span<const TensorView> tensors) {
+    const bool traced = options_.tracer != nullptr && options_.tracer->enabled();
+    if (!options_.replay || traced || device_.place().is_host()) return nullptr;
+    return recordings_.find(
+        tensors, [this] { return device_.record(*computing_, [this] { submit_tasks(); }); });
+  }
+
+  // An exchange is offered once the one before has been taken on both sides: so the hops of a ring
+  // do not read from one rank at a time, and a buffer that is forwarded is free again before it
+  // receives anew.
+  void submit_tasks() {
+    if (marks_) computing_->mark(0);
+    for (Queue& queue : queues_) {
+      queue.reclaimed = queue.posted = 0;
+      queue.stream->wait(computing_->record());
+      queue.stream->mark(0);
+    }
+    for (std::size_t t = 0; t < plan_.tasks.size(); ++t) {
+      std::visit([&](const auto& work) { submit(t, work); }, plan_.tasks[t].work);
+    }
+    for (Queue& queue : queues_) {
+      reclaim(queue, queue.posted);
+      queue.stream->mark(finished_mark(queue.tasks.size()));
+      computing_->wait(queue.stream->record());
+    }
+  }
+
+  void submit(std::size_t index, const Exchange& exchange) {
+    Queue& queue = queues_[static_cast<std::size_t>(exchange.group)];
+    const std::size_t e = ordinal_[index];
+    reclaim(queue, e);
+    wait_for(*queue.stream, plan_.tasks[index].after);
+    queue.prepared[e]->offer(*queue.stream);
+    queue.stream->mark(taking_mark(e));
+    wait_for(*queue.stream, exchange.receive_after);
+    take(queue, e, plan_.tasks[index].step, exchange);
+    queue.stream->mark(taken_mark(e));
+    if (awaited_[index]) done_[index] = queue.stream->record();
+    queue.posted = e + 1;
+  }
+
+  // What the first exchanges of a queue have sent is free again.
+  void reclaim(Queue& queue, std::size_t exchanges) {
+    for (; queue.reclaimed < exchanges; ++queue.reclaimed) {
+      queue.prepared[queue.reclaimed]->reclaim(*queue.stream);
+      if (awaited_[queue.tasks[queue.reclaimed]]) {
+        queue.released[queue.reclaimed] = queue.stream->record();
+      }
+    }
+  }
+
+  void take(Queue& queue, std::size_t e, int step, const Exchange& exchange) {
+    // The stream of a host notes every message itself.
+    if (device_.place().is_host()) return queue.prepared[e]->take(*queue.stream);
+    TraceLabel label{TraceCategory::transfer, contents_of(plan_, exchange), step};
+    for (const Transfer& receive : exchange.receives) {
+      label.peer = receive.peer;
+      label.bytes = std::max<std::int64_t>(label.bytes, 0) + receive.bytes;
+    }
+    const StreamSpan span(*queue.stream, std::move(label));
+    queue.prepared[e]->take(*queue.stream);
+  }
+
+  void submit(std::size_t index, const Copy& copy) {
+    begin(index);
+    const StreamSpan span(*computing_, {TraceCategory::other, "copy", plan_.tasks[index].step});
+    operations_->copy(memory_.view(copy.source(), copy.content), memory_.view(copy.to, copy.content),
+                      *computing_);
+    end(index);
+  }
+
+  void submit(std::size_t index, const Block& block) {
+    begin(index);
+    {
+      const StreamSpan span(*computing_,
+                            {TraceCategory::kernel, name_of(block), plan_.tasks[index].step});
+      Stream* const background = queues_.empty() ? nullptr : queues_.front().stream.get();
+      kernel_of(block).forward(arguments_of(block), memory_.state(block.result),
+                               {*computing_, background, options_.threads});
+    }
+    if (plan_.flops(block) >= kMarkedFlops) computing_->mark(marked_through_[index]);
+    end(index);
+  }
+
+  void submit(std::size_t index, const Reduce& reduce) {
+    begin(index);
+    const StreamSpan span(*computing_, {TraceCategory::merge, "reduce", plan_.tasks[index].step});
+    if (reduce.reduction == Reduction::softmax) {
+      std::vector<PartialState> parts;
+      for (const Result& part : reduce.parts) {
+        parts.push_back({memory_.state(part),
+                         part.output.tokens.begin - reduce.into.output.tokens.begin,
+                         part.output.heads.begin - reduce.into.output.heads.begin});
+      }
+      operations_->combine(parts, memory_.state(reduce.into), *computing_);
+    } else {
+      for (const Content content : plan_.buffer(reduce.into.output.buffer).contents) {
+        std::vector<ConstTensorView> parts;
+        for (const Result& part : reduce.parts) {
+          parts.emplace_back(memory_.view(part.output, content));
+        }
+        operations_->sum(parts, memory_.view(reduce.into.output, content), *computing_);
+      }
+    }
+    end(index);
+  }
+
+  void begin(std::size_t index) {
+    const Task& task = plan_.tasks[index];
+    if (task.after.empty()) return;
+    const StreamSpan wait(*computing_, {TraceCategory::wait, "transfer", task.step});
+    wait_for(*computing_, task.after);
+  }
+
+  void end(std::size_t index) {
+    if (awaited_[index]) done_[index] = computing_->record();
+  }
+
+  void wait_for(Stream& stream, const std::vector<Dependency>& dependencies) {
+    for (const Dependency& dependency : dependencies) {
+      const auto task = static_cast<std::size_t>(dependency.task);
+      if (dependency.stage == Stage::done) {
+        stream.wait(done_[task]);
+        continue;
+      }
+      Queue& queue = queues_[static_cast<std::size_t>(
+          std::get<Exchange>(plan_.tasks[task].work).group)];
+      reclaim(queue, ordinal_[task] + 1);
+      stream.wait(queue.released[ordinal_[task]]);
+    }
+  }
+
+  [[nodiscard]] const Implementation& implementation_of(const Block& block) const {
+    return *implementations_[static_cast<std::size_t>(block.implementation)];
+  }
+
+  [[nodiscard]] std::string name_of(const Block& block) const {
+    return implementation_of(block).names().front();
+  }
+
+  [[nodiscard]] Kernel& kernel_of(const Block& block) {
+    std::unique_ptr<Kernel>& kernel = kernels_[static_cast<std::size_t>(block.implementation)];
+    if (!kernel) kernel = implementation_of(block).make_kernel(problem_, device_);
+    return *kernel;
+  }
+
+  [[nodiscard]] AttentionBlock arguments_of(const Block& block) const {
+    const std::int64_t ratio = plan_.local.heads_per_kv_head();
+    const HeadRange kv_heads{block.heads.begin / ratio, block.heads.count / ratio};
+    std::optional<SoftmaxState> state;
+    if (block.state) state = memory_.state(*block.state);
+    return {memory_.view({block.query, block.rows, block.heads, block.batches}, Content::query),
+            memory_.view({block.key, block.columns, kv_heads, block.batches}, Content::key),
+            memory_.view({block.value, block.columns, kv_heads, block.batches}, Content::value),
+            block.row_positions,
+            block.column_positions,
+            plan_.first_batch + block.batches.begin,
+            plan_.first_head + block.heads.begin,
+            block.full,
+            state};
+  }
+
+  // Of a device, which can only say how far it has come: whether nothing but work of this rank is
+  // left, or some of that holds up what it exchanges.
+  [[nodiscard]] bool awaits_only_itself() const {
+    return std::all_of(queues_.begin(), queues_.end(), [&](const Queue& queue) {
+      const std::uint32_t mark = queue.stream->marked();
+      if (mark == finished_mark(queue.tasks.size())) return true;
+      const bool taking = mark % 2 == 1;
+      const std::size_t next = mark / 2;  // the exchange that is under way, or comes next
+      if (next >= queue.tasks.size()) return false;
+      const Task& task = plan_.tasks[queue.tasks[next]];
+      const auto& dependencies =
+          taking ? std::get<Exchange>(task.work).receive_after : task.after;
+      return std::any_of(dependencies.begin(), dependencies.end(), [&](const Dependency& d) {
+        return computing_->marked() < marked_through_[static_cast<std::size_t>(d.task)];
+      });
+    });
+  }
+
+  [[nodiscard]] std::string describe_wait() const {
+    for (std::size_t g = 0; g < queues_.size(); ++g) {
+      std::string text =
+          describe_transfers(plan_, static_cast<int>(g), queues_[g].stream->marked(),
+                             queues_[g].group->traits().one_sided);
+      if (!text.empty()) return text;
+    }
+    return fmt::format("waiting for {} to compute", to_string(device_.place()));
+  }
+
+  void give_up() noexcept {
+    recordings_.clear();  // NCCL would wait for what was recorded to go
+    for (Group* group : groups_) group->give_up();
+  }
+
+  const AttentionProblem& problem_;
+  const RankPlan plan_;
+  std::vector<const Implementation*> implementations_;
+  std::vector<Group*> groups_;
+  Device& device_;
+  RunnerOptions options_;
+  std::unique_ptr<LocalOperations> operations_;
+  PlanMemory memory_;
+  std::vector<std::unique_ptr<Kernel>> kernels_;  // by implementation; null until needed
+  bool ready_ = false;
+  std::vector<bool> awaited_;           // by task: others wait for it
+  std::vector<std::size_t> ordinal_;    // by task: of an exchange, in its queue
+  // By task: what the last long block up to it marks.
+  std::vector<std::uint32_t> marked_through_;
+  bool marks_ = false;  // there are long blocks
+  std::vector<std::shared_ptr<Event>> done_;
+  std::size_t replays_ = 0;
+  // After what they use, so that they go first.
+  std::unique_ptr<Stream> computing_;
+  std::vector<Queue> queues_;
+  Recordings recordings_;
+};
+
+Runner::Runner(const AttentionProblem& problem, const RankPlan& plan,
+               std::span<const Implementation* const> implementations, std::vector<Group*> groups,
+               Device& device, const Watchdog& watchdog, RunnerOptions options)
+    : impl_(std::make_unique<Impl>(problem, plan, implementations, std::move(groups), device,
+                                   watchdog, options)) {}
+Runner::~Runner() = default;
+Runner::Runner(Runner&& other) noexcept = default;
+Runner& Runner::operator=(Runner&& other) noexcept = default;
+
+void Runner::connect() {
+  impl_->connect();
+}
+std::vector<TensorView> Runner::expected() const {
+  return impl_->expected();
+}
+void Runner::check(std::span<const TensorView> tensors) const {
+  impl_->check(tensors);
+}
+bool Runner::is_ready_for(std::span<const TensorView> tensors) const {
+  return impl_->is_ready_for(tensors);
+}
+std::vector<Refusal> Runner::prepare(std::span<const TensorView> tensors) {
+  return impl_->prepare(tensors);
+}
+void Runner::submit(std::span<const TensorView> tensors, Stream* caller) {
+  impl_->submit(tensors, caller);
+}
+void Runner::wait() {
+  impl_->wait();
+}
+const RankPlan& Runner::plan() const noexcept {
+  return impl_->plan();
+}
+std::size_t Runner::extra_bytes() const noexcept {
+  return impl_->extra_bytes();
+}
+std::size_t Runner::replays() const noexcept {
+  return impl_->replays();
+}
+
+}  // namespace annulus::ring

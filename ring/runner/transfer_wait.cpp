@@ -1,0 +1,55 @@
+#include "runner/transfer_wait.hpp"
+
+#include <fmt/format.h>
+
+namespace annulus::ring {
+
+std::vector<std::size_t> exchanges_of(const RankPlan& plan, int group) {
+  std::vector<std::size_t> tasks;
+  for (std::size_t i = 0; i < plan.tasks.size(); ++i) {
+    const auto* exchange = std::get_if<Exchange>(&plan.tasks[i].work);
+    if (exchange != nullptr && exchange->group == group) tasks.push_back(i);
+  }
+  return tasks;
+}
+
+std::string contents_of(const RankPlan& plan, const Exchange& exchange) {
+  const std::vector<Transfer>& some = exchange.sends.empty() ? exchange.receives : exchange.sends;
+  if (some.empty()) return "nothing";
+  std::vector<std::string_view> names;
+  for (const Content content : plan.buffer(some.front().buffer).contents) {
+    names.push_back(name_of(content));
+  }
+  return fmt::format("{}", fmt::join(names, "/"));
+}
+
+std::string describe_transfers(const RankPlan& plan, int group, std::uint32_t mark,
+                               bool one_sided) {
+  const std::vector<std::size_t> tasks = exchanges_of(plan, group);
+  const std::vector<int>& ranks = plan.groups[static_cast<std::size_t>(group)].ranks;
+  for (std::size_t e = 0; e < tasks.size(); ++e) {
+    const bool taking = mark == taking_mark(e);
+    if (!taking && mark != taken_mark(e)) continue;
+    const Task& task = plan.tasks[tasks[e]];
+    const auto& exchange = std::get<Exchange>(task.work);
+    std::vector<std::string> parts;
+    if (taking) {
+      for (const Transfer& receive : exchange.receives) {
+        parts.push_back(fmt::format("{} bytes from rank {}", receive.bytes,
+                                    ranks[static_cast<std::size_t>(receive.peer)]));
+      }
+    }
+    if (taking != one_sided) {
+      for (const Transfer& send : exchange.sends) {
+        parts.push_back(fmt::format("rank {} to take {} bytes",
+                                    ranks[static_cast<std::size_t>(send.peer)], send.bytes));
+      }
+    }
+    if (parts.empty()) return {};
+    return fmt::format("step {}: waiting for {}: {}", task.step, contents_of(plan, exchange),
+                       fmt::join(parts, ", "));
+  }
+  return {};
+}
+
+}  // namespace annulus::ring

@@ -1,0 +1,193 @@
+#include "schedules/block_finder.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+
+#include "cost/cost.hpp"
+
+namespace annulus::ring {
+namespace {
+
+// Calls for many short documents cost more than one kernel that knows the mask, if only because
+// each length needs a kernel plan of its own.
+constexpr std::size_t kMostDocuments = 64;
+
+}  // namespace
+
+LocalRange hull(const LocalRange& a, const LocalRange& b) {
+  if (a.count == 0) return b;
+  if (b.count == 0) return a;
+  const LocalPosition begin = std::min(a.begin, b.begin);
+  return {begin, std::max(a.end(), b.end()) - begin};
+}
+
+std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
+                        const RankPlan& plan, const Block& block) {
+  const Capability can =
+      candidate.takes(input.problem, {block.row_positions, block.column_positions,
+                                      plan.first_batch + block.batches.begin, block.batches.count,
+                                      block.full});
+  if (!can) return can.reason();
+  for (const Refusal& refusal : input.refusals) {
+    if (refusal.implementation == candidate.names().front() &&
+        refusal.heads == block.heads.count && refusal.rows == block.row_positions &&
+        refusal.columns == block.column_positions) {
+      return refusal.reason;
+    }
+  }
+  return {};
+}
+
+BlockFinder::BlockFinder(const RankContext& context, const RankPlan& plan)
+    : context_(context),
+      plan_(plan),
+      rows_(context.input.operands.query.positions(context.rank, 1)),
+      may_cut_(std::any_of(context.input.candidates.begin(), context.input.candidates.end(),
+                           [](const Implementation* candidate) {
+                             return candidate->declares().blocks == BlockForm::straight;
+                           })) {}
+
+std::vector<Block> BlockFinder::find(HeadRange heads,
+                                     const std::vector<PlacedPiece>& columns) const {
+  Priced found =
+      solve(heads, {{LocalPosition(0), rows_.size()}, {0, plan_.local.batch}, columns});
+  if (!found.obstacle.empty()) throw UnsupportedError(found.obstacle);
+  return std::move(found.blocks);
+}
+
+BlockFinder::Priced BlockFinder::solve(HeadRange heads, const Tile& tile) const {
+  Block block = hull_of(tile);
+  if (block.pairs == 0) return {};
+  block.heads = heads;
+  Priced whole;
+  const int chosen = first_candidate(block, whole.obstacle);
+  if (chosen >= 0) {
+    block.implementation = chosen;
+    whole.seconds = seconds_of(plan_, block, context_.input.model);
+    whole.blocks.push_back(std::move(block));
+  }
+  if (chosen == 0 || !may_cut_) return whole;
+
+  Priced parts;
+  const std::vector<Tile> tiles = cut(tile);
+  for (const Tile& part : tiles) {
+    Priced solved = solve(heads, part);
+    if (!solved.obstacle.empty()) return whole;
+    parts.seconds += solved.seconds;
+    std::move(solved.blocks.begin(), solved.blocks.end(), std::back_inserter(parts.blocks));
+  }
+  const bool better = chosen < 0 || parts.seconds < whole.seconds;
+  return !tiles.empty() && better ? std::move(parts) : std::move(whole);
+}
+
+int BlockFinder::first_candidate(const Block& block, std::string& obstacle) const {
+  std::string reasons;
+  const auto& candidates = context_.input.candidates;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const std::string reason = obstacle_of(*candidates[i], context_.input, plan_, block);
+    if (reason.empty()) return static_cast<int>(i);
+    reasons += fmt::format("; {}: {}", candidates[i]->names().front(), reason);
+  }
+  obstacle = fmt::format("no implementation can compute rows {} against columns {}{}",
+                         to_string(block.row_positions), to_string(block.column_positions),
+                         reasons);
+  return -1;
+}
+
+Block BlockFinder::hull_of(const Tile& tile) const {
+  Block block;
+  block.batches = tile.batches;
+  bool exact = true;
+  const PositionRanges row_positions = rows_.slice(tile.rows);
+  for (const PlacedPiece& placed : tile.columns) {
+    std::int64_t first_row = tile.rows.begin.value();
+    for (const PositionRange& range : row_positions.ranges()) {
+      const Visibility seen = context_.input.problem.mask.examine(
+          plan_.first_batch + tile.batches.begin, tile.batches.count, range,
+          placed.piece.positions);
+      if (!seen.empty()) {
+        block.pairs += seen.pairs;
+        exact = exact && seen.exact;
+        block.rows = hull(block.rows, {seen.rows.begin + first_row, seen.rows.count});
+        block.columns =
+            hull(block.columns, {seen.columns.begin + placed.token, seen.columns.count});
+      }
+      first_row += range.length;
+    }
+  }
+  if (block.pairs == 0) return block;
+
+  std::vector<PositionRange> positions;
+  for (const PlacedPiece& placed : tile.columns) {
+    const std::int64_t begin = std::max(block.columns.begin.value() - placed.token, std::int64_t{0});
+    const std::int64_t end =
+        std::min(block.columns.end().value() - placed.token, placed.piece.positions.length);
+    if (begin < end) positions.push_back(placed.piece.positions.slice(begin, end - begin));
+  }
+  block.column_positions = PositionRanges(std::move(positions));
+  block.row_positions = rows_.slice(block.rows);
+  block.full = exact && block.pairs == block.rows.count * block.columns.count * tile.batches.count;
+  return block;
+}
+
+// Coarse cuts first: what is still not simple is cut again.
+std::vector<BlockFinder::Tile> BlockFinder::cut(const Tile& tile) const {
+  std::vector<Tile> tiles;
+  const PositionRanges positions = rows_.slice(tile.rows);
+  if (positions.ranges().size() > 1) {
+    LocalPosition begin = tile.rows.begin;
+    for (const PositionRange& range : positions.ranges()) {
+      tiles.push_back({{begin, range.length}, tile.batches, tile.columns});
+      begin = begin + range.length;
+    }
+    return tiles;
+  }
+  tiles = cut_documents(tile);
+  if (tiles.empty() && tile.columns.size() > 1) {
+    for (const PlacedPiece& piece : tile.columns) {
+      tiles.push_back({tile.rows, tile.batches, {piece}});
+    }
+  }
+  return tiles;
+}
+
+// Rows of one range. Batches whose documents differ are taken one by one.
+std::vector<BlockFinder::Tile> BlockFinder::cut_documents(const Tile& tile) const {
+  const Mask& mask = context_.input.problem.mask;
+  if (!mask.has_segments() || tile.rows.count == 0) return {};
+  const auto id_of = [&](std::int64_t batch, LocalPosition row) {
+    return mask.query_segments(plan_.first_batch +
+                               batch)[static_cast<std::size_t>(rows_.global(row).value())];
+  };
+  const std::int64_t first = tile.batches.begin;
+  std::vector<Tile> tiles;
+  LocalPosition begin = tile.rows.begin;
+  for (LocalPosition row = begin + 1;; row = row + 1) {
+    for (std::int64_t batch = first + 1; batch < tile.batches.end(); ++batch) {
+      if (id_of(batch, row - 1) != id_of(first, row - 1)) return by_batch(tile);
+    }
+    if (row < tile.rows.end() && id_of(first, row) == id_of(first, begin)) continue;
+    tiles.push_back({{begin, row - begin}, tile.batches, tile.columns});
+    if (tiles.size() > kMostDocuments) return {};
+    if (row == tile.rows.end()) break;
+    begin = row;
+  }
+  if (tiles.size() > 1) return tiles;
+  // One document of queries; keys may still differ from batch to batch.
+  return tile.batches.count > 1 ? by_batch(tile) : std::vector<Tile>{};
+}
+
+std::vector<BlockFinder::Tile> BlockFinder::by_batch(const Tile& tile) {
+  std::vector<Tile> tiles;
+  for (std::int64_t batch = tile.batches.begin; batch < tile.batches.end(); ++batch) {
+    tiles.push_back({tile.rows, {batch, 1}, tile.columns});
+  }
+  return tiles;
+}
+
+}  // namespace annulus::ring

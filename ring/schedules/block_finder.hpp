@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <annulus/ring/plan.hpp>
+
+#include "schedules/schedules.hpp"
+
+namespace annulus::ring {
+
+/// Columns at rest in a buffer, from token `token` on.
+struct PlacedPiece {
+  ColumnPiece piece;
+  std::int64_t token = 0;
+};
+
+/// Finds the blocks of a rank's rows against some columns, and who computes them: the first
+/// candidate that takes the whole tile, or, where that is predicted to be faster, those that take
+/// its parts. A tile is cut by batches, by ranges of positions, by documents, or by pieces of
+/// columns.
+class BlockFinder {
+ public:
+  explicit BlockFinder(const RankContext& context, const RankPlan& plan);
+
+  /// Blocks of all rows that see any of these columns, for these query heads. The columns lie in the
+  /// buffer without gaps between them. Buffers and results are left to the caller.
+  [[nodiscard]] std::vector<Block> find(HeadRange heads,
+                                        const std::vector<PlacedPiece>& columns) const;
+
+ private:
+  struct Tile {
+    LocalRange rows;
+    BatchRange batches;
+    std::vector<PlacedPiece> columns;
+  };
+  /// Blocks and their predicted seconds.
+  struct Priced {
+    std::vector<Block> blocks;
+    double seconds = 0;
+    std::string obstacle;  ///< nobody takes it
+  };
+
+  [[nodiscard]] Priced solve(HeadRange heads, const Tile& tile) const;
+  /// The block of those rows that see any of the columns; no pairs if none does.
+  [[nodiscard]] Block hull_of(const Tile& tile) const;
+  /// Index of the first candidate that takes the block; −1 if none does.
+  [[nodiscard]] int first_candidate(const Block& block, std::string& obstacle) const;
+  /// Smaller tiles that may be simpler; empty if there is nothing to cut.
+  [[nodiscard]] std::vector<Tile> cut(const Tile& tile) const;
+  [[nodiscard]] std::vector<Tile> cut_documents(const Tile& tile) const;
+  [[nodiscard]] static std::vector<Tile> by_batch(const Tile& tile);
+
+  const RankContext& context_;
+  const RankPlan& plan_;
+  PositionRanges rows_;
+  bool may_cut_ = false;  // some candidate wants simple blocks
+};
+
+/// Why a candidate does not compute this block: what it says itself, or has said when it was
+/// prepared. Empty if it does.
+[[nodiscard]] std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
+                                      const RankPlan& plan, const Block& block);
+
+/// The smallest run that holds both.
+[[nodiscard]] LocalRange hull(const LocalRange& a, const LocalRange& b);
+
+}  // namespace annulus::ring

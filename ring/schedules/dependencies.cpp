@@ -1,0 +1,165 @@
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "schedules/plan_builder.hpp"
+
+namespace annulus::ring {
+namespace {
+
+constexpr int kComputing = -1;  // the queue of all that is no exchange; exchanges have their group's
+
+bool overlap(const LocalRange& a, const LocalRange& b) {
+  return a.begin < b.end() && b.begin < a.end();
+}
+
+template <class Range>
+bool overlap(const Range& a, const Range& b) {
+  return a.begin < b.end() && b.begin < a.end();
+}
+
+bool overlap(const Region& a, const Region& b) {
+  // Two buffers in one memory lie in it each in its own way.
+  if (a.buffer != b.buffer) return true;
+  return overlap(a.tokens, b.tokens) && overlap(a.heads, b.heads) &&
+         overlap(a.batches, b.batches);
+}
+
+struct Access {
+  int task;
+  Region region;
+};
+
+// Who uses a piece of memory, by queue, in order.
+struct Uses {
+  std::map<int, std::vector<Access>> reads, writes;
+};
+
+// What one side of a task has to wait for: of each queue the latest.
+using Latest = std::map<std::pair<int, Stage>, int>;
+
+class Analysis {
+ public:
+  explicit Analysis(RankPlan& plan) : plan_(plan) {}
+
+  void run() {
+    for (std::size_t i = 0; i < plan_.tasks.size(); ++i) {
+      task_ = static_cast<int>(i);
+      std::visit([&](auto& work) { visit(plan_.tasks[i], work); }, plan_.tasks[i].work);
+    }
+  }
+
+ private:
+  [[nodiscard]] Region all_heads(int buffer, LocalRange tokens) const {
+    return {buffer, tokens, plan_.buffer(buffer).heads, {0, plan_.local.batch}};
+  }
+
+  void visit(Task& task, Copy& copy) {
+    queue_ = kComputing;
+    Latest latest;
+    read(copy.source(), latest);
+    write(copy.to, latest);
+    task.after = settle(latest);
+  }
+
+  void visit(Task& task, Block& block) {
+    queue_ = kComputing;
+    const std::int64_t ratio = plan_.local.heads_per_kv_head();
+    const HeadRange kv_heads{block.heads.begin / ratio, block.heads.count / ratio};
+    Latest latest;
+    read({block.query, block.rows, block.heads, block.batches}, latest);
+    read({block.key, block.columns, kv_heads, block.batches}, latest);
+    read({block.value, block.columns, kv_heads, block.batches}, latest);
+    if (block.state) each_region(*block.state, [&](const Region& region) { read(region, latest); });
+    each_region(block.result, [&](const Region& region) { write(region, latest); });
+    task.after = settle(latest);
+  }
+
+  void visit(Task& task, Reduce& reduce) {
+    queue_ = kComputing;
+    Latest latest;
+    for (const Result& part : reduce.parts) {
+      each_region(part, [&](const Region& region) { read(region, latest); });
+    }
+    each_region(reduce.into, [&](const Region& region) { write(region, latest); });
+    task.after = settle(latest);
+  }
+
+  void visit(Task& task, Exchange& exchange) {
+    queue_ = exchange.group;
+    Latest offer;
+    for (const Transfer& send : exchange.sends) read(all_heads(send.buffer, send.tokens), offer);
+    task.after = settle(offer);
+    Latest take;
+    for (const Transfer& receive : exchange.receives) {
+      write(all_heads(receive.buffer, receive.tokens), take);
+    }
+    exchange.receive_after = settle(take);
+  }
+
+  template <class Body>
+  void each_region(const Result& result, const Body& body) const {
+    body(result.output);
+    if (result.lse < 0) return;
+    Region lse = result.output;
+    lse.buffer = result.lse;
+    body(lse);
+  }
+
+  void read(const Region& region, Latest& latest) {
+    Uses& uses = uses_[plan_.memory_of(region.buffer)];
+    wait_for(uses.writes, region, Stage::done, latest);
+    uses.reads[queue_].push_back({task_, region});
+  }
+
+  void write(const Region& region, Latest& latest) {
+    Uses& uses = uses_[plan_.memory_of(region.buffer)];
+    wait_for(uses.writes, region, Stage::done, latest);
+    wait_for(uses.reads, region, Stage::released, latest);
+    uses.writes[queue_].push_back({task_, region});
+  }
+
+  // Tasks of one queue run in order: its latest use stands for those before.
+  void wait_for(const std::map<int, std::vector<Access>>& uses, const Region& region, Stage stage,
+                Latest& latest) const {
+    for (const auto& [queue, accesses] : uses) {
+      if (queue == queue_) continue;
+      const auto found =
+          std::find_if(accesses.rbegin(), accesses.rend(),
+                       [&](const Access& access) { return overlap(access.region, region); });
+      if (found == accesses.rend()) continue;
+      // Only exchanges go on reading after they are done.
+      const Stage awaited = queue == kComputing ? Stage::done : stage;
+      int& task = latest.try_emplace({queue, awaited}, -1).first->second;
+      task = std::max(task, found->task);
+    }
+  }
+
+  // Without what this queue has waited for before.
+  std::vector<Dependency> settle(const Latest& latest) {
+    std::vector<Dependency> dependencies;
+    for (const auto& [what, task] : latest) {
+      int& known = waited_[queue_].try_emplace(what, -1).first->second;
+      if (task <= known) continue;
+      known = task;
+      dependencies.push_back({task, what.second});
+    }
+    return dependencies;
+  }
+
+  RankPlan& plan_;
+  int task_ = 0;
+  int queue_ = kComputing;
+  std::map<int, Uses> uses_;
+  std::map<int, Latest> waited_;
+};
+
+}  // namespace
+
+void add_dependencies(RankPlan& plan) {
+  Analysis(plan).run();
+}
+
+}  // namespace annulus::ring

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include <annulus/ring/plan.hpp>
+
+#include "schedules/block_finder.hpp"
+#include "schedules/schedules.hpp"
+
+namespace annulus::ring {
+
+/// What every schedule needs to fill a RankPlan. A schedule says what is copied, exchanged and
+/// computed in which step; where results lie, how they are reduced, and what waits for what follows
+/// from that.
+///
+/// Within a step, copies come first, then exchanges, then blocks: what a step receives is computed
+/// on in a later step.
+class PlanBuilder {
+ public:
+  /// The buffers of every plan: the caller's tensors.
+  static constexpr int kQuery = 0, kKey = 1, kValue = 2, kOutput = 3, kLse = 4;
+
+  /// Starts a plan with these buffers and the group along the key/value sequence axes, group 0.
+  explicit PlanBuilder(const RankContext& context);
+
+  /// Index of a new buffer for keys and values of `tokens`, to send from or to receive into.
+  int add_key_value(LocalRange tokens, HeadRange kv_heads, int reuses = -1);
+  /// Likewise, holding copies of the rank's own `tokens`, for sending.
+  int add_packed(LocalRange tokens, HeadRange kv_heads);
+
+  /// The rank's own columns, as they lie in the caller's tensors.
+  [[nodiscard]] std::vector<PlacedPiece> own_columns() const;
+  /// Computes all rows that see any of these columns, which lie in the buffers `key` and `value`
+  /// without gaps between them, for the query heads that read `kv_heads`.
+  void compute(int step, int key, int value, HeadRange kv_heads,
+               const std::vector<PlacedPiece>& columns);
+  void compute_own(int step, HeadRange kv_heads) {
+    compute(step, kKey, kValue, kv_heads, own_columns());
+  }
+
+  /// Adds one message to the exchange of a step.
+  void send(int step, int peer, int origin, int buffer, LocalRange tokens);
+  void receive(int step, int peer, int origin, int buffer, LocalRange tokens);
+
+  /// Hands the plan over.
+  [[nodiscard]] RankPlan finish();
+
+ private:
+  [[nodiscard]] Exchange& exchange_of(int step);
+  [[nodiscard]] Transfer transfer(int peer, int origin, int buffer, LocalRange tokens) const;
+
+  const RankContext& context_;
+  RankPlan plan_;
+  BlockFinder finder_;
+  std::map<int, std::size_t> exchanges_;  // index of the task, by step
+};
+
+/// Gives the blocks of a plan the places of their results, and adds the buffers and the reductions
+/// that bring results together into the caller's output and LSE. Tasks are in their final order.
+///
+/// Results that are alone in covering the output of their heads lie there directly where dtypes
+/// permit. Else partial results lie side by side in buffers until the last block of a group of heads
+/// is done, and are reduced all at once and rounded once. When `input.options.result_bytes` do not
+/// hold them all, what there is so far is folded in float32.
+void place_results(const PlanInput& input, RankPlan& plan);
+
+/// Names for every task what it waits for in other queues, from the buffers that tasks read and
+/// write.
+void add_dependencies(RankPlan& plan);
+
+}  // namespace annulus::ring

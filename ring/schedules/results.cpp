@@ -1,0 +1,307 @@
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <annulus/attention/softmax_state.hpp>
+#include <annulus/core/error.hpp>
+
+#include "schedules/plan_builder.hpp"
+
+// Partial results lie in places: pieces of memory for the rows and heads of a group, one result
+// beside the other as long as they share no row. Place 0 is as large as the output, and is the
+// output itself where dtypes permit.
+namespace annulus::ring {
+namespace {
+
+template <class Range>
+bool overlap(const Range& a, const Range& b) {
+  return a.begin < b.end() && b.begin < a.end();
+}
+
+bool covers(const LocalRange& whole, const LocalRange& part) {
+  return whole.begin <= part.begin && part.end() <= whole.end();
+}
+
+template <class Range>
+bool covers(const Range& whole, const Range& part) {
+  return whole.begin <= part.begin && part.end() <= whole.end();
+}
+
+// A result that waits to be reduced.
+struct Pending {
+  int place = 0;
+  DType dtype = DType::float32;
+  LocalRange rows;
+  BatchRange batches;
+};
+
+class Placer {
+ public:
+  Placer(const PlanInput& input, RankPlan& plan)
+      : input_(input),
+        plan_(plan),
+        dtype_(input.problem.dtype),
+        lse_dtype_(dtype_ == DType::float32 ? DType::float64 : input.options.lse_dtype),
+        all_rows_{LocalPosition(0), plan.local.query_length},
+        all_batches_{0, plan.local.batch},
+        tasks_(std::exchange(plan.tasks, {})) {}
+
+  void run() {
+    choose_places();
+    std::int64_t done = 0;  // heads that are finished; groups come in order
+    for (std::size_t i = 0; i < tasks_.size(); ++i) {
+      if (const auto* block = std::get_if<Block>(&tasks_[i].work)) {
+        if (group_ && !(*group_ == block->heads)) {
+          throw InternalError("blocks of different groups of heads overlap or alternate");
+        }
+        if (!group_) {
+          leave_out({done, block->heads.begin - done}, tasks_[i].step);
+          begin_group(i);
+        }
+        const int step = tasks_[i].step;
+        const HeadRange heads = block->heads;
+        place(std::move(tasks_[i]));
+        if (i == last_of_group_) {
+          done = heads.end();
+          finish_group(step);
+        }
+      } else {
+        plan_.tasks.push_back(std::move(tasks_[i]));
+      }
+    }
+    leave_out({done, plan_.local.heads - done}, plan_.tasks.empty() ? 0 : plan_.tasks.back().step);
+  }
+
+ private:
+  [[nodiscard]] const Declaration& declaration_of(const Block& block) const {
+    return input_.candidates[static_cast<std::size_t>(block.implementation)]->declares();
+  }
+
+  // How many places there may be, and what the first one is.
+  void choose_places() {
+    std::int64_t heads = 0;
+    bool rounded = false;
+    for (const Task& task : tasks_) {
+      const auto* block = std::get_if<Block>(&task.work);
+      if (block == nullptr) continue;
+      heads = std::max(heads, block->heads.count);
+      rounded = rounded || declaration_of(*block).results == ResultForm::rounded;
+    }
+    first_dtype_ = rounded ? dtype_ : DType::float32;
+    if (input_.options.result_bytes == 0) return;
+    // A result takes as much memory traffic alone as with others: combine as many as there is room.
+    const std::int64_t values =
+        plan_.local.batch * plan_.local.query_length * plan_.local.value_dim;
+    const std::int64_t most =
+        std::max(input_.options.result_bytes,
+                 values * plan_.local.heads * static_cast<std::int64_t>(sizeof(float)));
+    const std::int64_t each = std::max<std::int64_t>(
+        1, values * heads * static_cast<std::int64_t>(size_of(first_dtype_)));
+    places_ = 1 + static_cast<int>(std::clamp<std::int64_t>(most / each, 1, kMostParts - 1));
+  }
+
+  void begin_group(std::size_t first) {
+    const HeadRange heads = std::get<Block>(tasks_[first].work).heads;
+    group_ = heads;
+    buffers_.clear();
+    last_of_group_ = first;
+    for (std::size_t i = first; i < tasks_.size(); ++i) {
+      const auto* block = std::get_if<Block>(&tasks_[i].work);
+      if (block != nullptr && block->heads == heads) last_of_group_ = i;
+    }
+    blocks_of_group_ = static_cast<std::size_t>(std::count_if(
+        tasks_.begin() + static_cast<std::ptrdiff_t>(first),
+        tasks_.begin() + static_cast<std::ptrdiff_t>(last_of_group_) + 1,
+        [](const Task& task) { return std::holds_alternative<Block>(task.work); }));
+  }
+
+  void place(Task task) {
+    auto& block = std::get<Block>(task.work);
+    if (input_.candidates[static_cast<std::size_t>(block.implementation)]
+            ->declares()
+            .continues_state) {
+      if (const Pending* known = state_of(block)) {
+        block.result = result_of(*known, block.rows, block.batches);
+        block.state = block.result;
+        plan_.tasks.push_back(std::move(task));
+        return;
+      }
+    }
+    const DType dtype = dtype_of(block);
+    int place = static_cast<int>(pending_.size()) < kMostParts ? free_place(block, dtype) : -1;
+    if (place < 0) {
+      fold(task.step);
+      place = free_place(block, dtype);
+    }
+    const Pending part{place, dtype, block.rows, block.batches};
+    make_room(part);
+    block.result = result_of(part, block.rows, block.batches);
+    plan_.tasks.push_back(std::move(task));
+    keep(part);
+  }
+
+  // Alone in covering the output, a result that can be rounded is.
+  [[nodiscard]] DType dtype_of(const Block& block) const {
+    switch (declaration_of(block).results) {
+      case ResultForm::float32:
+        return DType::float32;
+      case ResultForm::rounded:
+        return dtype_;
+      case ResultForm::either:
+        break;
+    }
+    const bool alone = blocks_of_group_ == 1 && block.rows == all_rows_ &&
+                       block.batches == all_batches_ && lse_dtype_ == DType::float32;
+    return alone ? dtype_ : DType::float32;
+  }
+
+  [[nodiscard]] const Pending* state_of(const Block& block) const {
+    const auto known = std::find_if(pending_.begin(), pending_.end(), [&](const Pending& part) {
+      return part.dtype == DType::float32 && covers(part.rows, block.rows) &&
+             covers(part.batches, block.batches);
+    });
+    return known == pending_.end() ? nullptr : &*known;
+  }
+
+  // Results that continue each other make one part.
+  void keep(const Pending& part) {
+    for (Pending& other : pending_) {
+      if (other.place == part.place && other.dtype == part.dtype &&
+          other.batches == part.batches && other.rows.end() == part.rows.begin) {
+        other.rows.count += part.rows.count;
+        return;
+      }
+    }
+    pending_.push_back(part);
+  }
+
+  // The first place with room for the result; −1 if there is none. Where rows lie depends on the
+  // dtype, so that one place never holds two.
+  [[nodiscard]] int free_place(const Block& block, DType dtype) const {
+    const bool fits_first = dtype == first_dtype_ || dtype == dtype_;
+    for (int place = fits_first ? 0 : 1; place < places_; ++place) {
+      const bool taken = std::any_of(pending_.begin(), pending_.end(), [&](const Pending& part) {
+        return part.place == place &&
+               (part.dtype != dtype ||
+                (overlap(part.rows, block.rows) && overlap(part.batches, block.batches)));
+      });
+      if (!taken) return place;
+    }
+    return -1;
+  }
+
+  // The buffers of a place for results of the group: its output and its LSE.
+  struct Pair {
+    int output = -1;
+    int lse = -1;
+  };
+
+  // Makes the buffers of a part's place, or extends them to its rows.
+  void make_room(const Pending& part) {
+    const auto [known, fresh] = buffers_.try_emplace({part.place, part.dtype});
+    Pair& pair = known->second;
+    if (fresh) {
+      const bool as_output = part.place == 0 && part.dtype == dtype_;
+      pair.output = as_output ? PlanBuilder::kOutput
+                              : make(part.place, Content::output, part.dtype);
+      pair.lse = as_output && lse_dtype_ == DType::float32
+                     ? PlanBuilder::kLse
+                     : make(part.place, Content::lse, lse_dtype_);
+    }
+    for (const int index : {pair.output, pair.lse}) {
+      LocalRange& tokens = plan_.buffers[static_cast<std::size_t>(index)].tokens;
+      tokens = hull(tokens, part.rows);
+    }
+  }
+
+  int make(int place, Content content, DType dtype) {
+    const auto [memory, first] = memory_.try_emplace({place, content}, -1);
+    plan_.buffers.push_back({BufferKind::local, {content}, dtype, {}, *group_, memory->second});
+    const int index = static_cast<int>(plan_.buffers.size()) - 1;
+    if (first) memory->second = index;
+    return index;
+  }
+
+  [[nodiscard]] Result result_of(const Pending& part, LocalRange rows, BatchRange batches) const {
+    const Pair& pair = buffers_.at({part.place, part.dtype});
+    return {{pair.output, rows, *group_, batches}, pair.lse};
+  }
+
+  [[nodiscard]] Result output_of(HeadRange heads, BatchRange batches) const {
+    return {{PlanBuilder::kOutput, all_rows_, heads, batches}, PlanBuilder::kLse};
+  }
+
+  // Where parts do not all cover all batches, batches are reduced one by one.
+  void reduce(const Result& into, int step) {
+    const bool together = std::all_of(pending_.begin(), pending_.end(), [&](const Pending& part) {
+      return part.batches == all_batches_;
+    });
+    if (together) return reduce(into, all_batches_, step);
+    for (std::int64_t batch = 0; batch < all_batches_.count; ++batch) {
+      reduce(into, {batch, 1}, step);
+    }
+  }
+
+  void reduce(Result into, BatchRange batches, int step) {
+    Reduce reduction;
+    into.output.batches = batches;
+    reduction.into = into;
+    for (const Pending& part : pending_) {
+      if (covers(part.batches, batches)) {
+        reduction.parts.push_back(result_of(part, part.rows, batches));
+      }
+    }
+    plan_.tasks.push_back({std::move(reduction), step, {}});
+  }
+
+  // What there is so far goes into one place, in float32.
+  void fold(int step) {
+    const Pending whole{first_dtype_ == DType::float32 ? 0 : places_, DType::float32, all_rows_,
+                        all_batches_};
+    make_room(whole);
+    reduce(result_of(whole, all_rows_, all_batches_), step);
+    pending_ = {whole};
+  }
+
+  void finish_group(int step) {
+    const Result output = output_of(*group_, all_batches_);
+    const bool alone =
+        pending_.size() == 1 &&
+        result_of(pending_.front(), pending_.front().rows, pending_.front().batches) == output;
+    if (!alone) reduce(output, step);
+    pending_.clear();
+    group_.reset();
+  }
+
+  void leave_out(HeadRange heads, int step) {
+    if (heads.count == 0) return;
+    plan_.tasks.push_back({Reduce{Reduction::softmax, {}, output_of(heads, all_batches_)}, step, {}});
+  }
+
+  const PlanInput& input_;
+  RankPlan& plan_;
+  DType dtype_;
+  DType lse_dtype_;
+  LocalRange all_rows_;
+  BatchRange all_batches_;
+  std::vector<Task> tasks_;
+  int places_ = 2;
+  DType first_dtype_ = DType::float32;
+  std::optional<HeadRange> group_;
+  std::size_t last_of_group_ = 0;
+  std::size_t blocks_of_group_ = 0;
+  std::map<std::pair<int, DType>, Pair> buffers_;      // of the group
+  std::map<std::pair<int, Content>, int> memory_;      // first buffer of a place
+  std::vector<Pending> pending_;
+};
+
+}  // namespace
+
+void place_results(const PlanInput& input, RankPlan& plan) {
+  Placer(input, plan).run();
+}
+
+}  // namespace annulus::ring

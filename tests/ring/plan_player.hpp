@@ -1,0 +1,404 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <annulus/ring/plan.hpp>
+#include <annulus/ring/sharded_operands.hpp>
+
+namespace annulus::ring {
+
+/// Plays a plan with the global position of every token in place of its key and value, and with the
+/// blocks that it holds in place of every result. Tasks run in a random order, any that the queues
+/// and the dependencies of the plan permit; what an exchange sends is read as late as it may be.
+class PlanPlayer {
+ public:
+  PlanPlayer(const Plan& plan, const ShardedOperands& operands, unsigned seed = 1)
+      : plan_(plan), operands_(operands), random_(seed), states_(plan.ranks.size()) {
+    for (const RankPlan& rank : plan.ranks) start(rank);
+    match();
+  }
+
+  void play() {
+    std::vector<std::size_t> order(states_.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    bool moved = true;
+    while (moved && !testing::Test::HasFatalFailure()) {
+      moved = false;
+      std::shuffle(order.begin(), order.end(), random_);
+      for (const std::size_t r : order) moved = step(r) || moved;
+    }
+    for (std::size_t r = 0; r < states_.size(); ++r) {
+      for (const auto& [queue, tasks] : states_[r].queues) {
+        EXPECT_TRUE(tasks.next == tasks.tasks.size())
+            << "rank " << r << " waits for ever in task " << tasks.tasks[tasks.next];
+      }
+    }
+  }
+
+  /// Every visible pair of every head exactly once, on every rank that holds its row; and the
+  /// output of every row holds each of the row's blocks exactly once.
+  void expect_complete() const {
+    for (std::size_t r = 0; r < states_.size(); ++r) {
+      expect_pairs(plan_.ranks[r], states_[r]);
+      expect_results(plan_.ranks[r], states_[r]);
+    }
+  }
+
+ private:
+  static constexpr int kComputing = -1;
+  static constexpr std::int64_t kNothing = -1;
+  using Tokens = std::vector<std::int64_t>;
+  using Cell = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // batch, row, head
+  using Results = std::map<Cell, std::multiset<std::size_t>>;         // blocks, by index of the task
+  using Pairs = std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>, int>;
+
+  enum class Phase : std::uint8_t { waiting, offered, taken, released };
+  struct Other {
+    std::size_t rank;
+    std::size_t task;
+    std::size_t transfer;  // index in its list
+  };
+  struct Queue {
+    std::vector<std::size_t> tasks;
+    std::size_t next = 0;
+  };
+  struct State {
+    std::map<int, Queue> queues;
+    std::vector<Phase> phases;  // by task; what is no exchange goes straight to released
+    std::map<std::pair<int, Content>, Tokens> tokens;  // by memory
+    std::map<int, Results> results;                    // by memory of the output
+    std::map<std::size_t, std::vector<Other>> senders, receivers;
+    Pairs pairs;
+  };
+
+  Tokens& tokens(std::size_t r, int buffer, Content content) {
+    return states_[r].tokens[{plan_.ranks[r].memory_of(buffer), content}];
+  }
+
+  void start(const RankPlan& rank) {
+    const auto r = static_cast<std::size_t>(rank.rank);
+    State& state = states_[r];
+    state.phases.assign(rank.tasks.size(), Phase::waiting);
+    for (std::size_t t = 0; t < rank.tasks.size(); ++t) {
+      const auto* exchange = std::get_if<Exchange>(&rank.tasks[t].work);
+      state.queues[exchange == nullptr ? kComputing : exchange->group].tasks.push_back(t);
+    }
+    for (std::size_t i = 0; i < rank.buffers.size(); ++i) {
+      const Buffer& buffer = rank.buffers[i];
+      const int index = static_cast<int>(i);
+      ASSERT_LT(buffer.reuses, index);
+      for (const Content content : buffer.contents) {
+        if (content != Content::key && content != Content::value) continue;
+        Tokens& held = tokens(r, index, content);
+        held.resize(std::max(held.size(), static_cast<std::size_t>(buffer.tokens.count)), kNothing);
+        if (buffer.kind != BufferKind::caller) continue;
+        const PositionRanges columns = operands_.key.positions(rank.rank, 1);
+        ASSERT_EQ(buffer.tokens.count, columns.size());
+        for (std::int64_t s = 0; s < columns.size(); ++s) {
+          held[static_cast<std::size_t>(s)] = columns.global(LocalPosition(s)).value();
+        }
+      }
+    }
+  }
+
+  void match() {
+    std::map<std::tuple<AxisNames, int, int>, std::vector<Other>> sent;
+    each_transfer(&Exchange::sends, [&](const Other& mine, const AxisNames& axes, int me, int peer,
+                                        const Transfer&) { sent[{axes, me, peer}].push_back(mine); });
+    std::map<std::tuple<AxisNames, int, int>, std::size_t> received;
+    each_transfer(&Exchange::receives, [&](const Other& mine, const AxisNames& axes, int me,
+                                           int peer, const Transfer& transfer) {
+      const auto& messages = sent[{axes, peer, me}];
+      const std::size_t ordinal = received[{axes, peer, me}]++;
+      ASSERT_LT(ordinal, messages.size()) << "rank " << me << " waits for what nobody sends";
+      const Other& sender = messages[ordinal];
+      const auto& exchange = std::get<Exchange>(plan_.ranks[sender.rank].tasks[sender.task].work);
+      const Transfer& message = exchange.sends[sender.transfer];
+      EXPECT_EQ(message.tokens.count, transfer.tokens.count);
+      EXPECT_EQ(message.bytes, transfer.bytes);
+      EXPECT_EQ(message.origin, transfer.origin);
+      EXPECT_EQ(plan_.ranks[sender.rank].buffer(message.buffer).heads,
+                plan_.ranks[mine.rank].buffer(transfer.buffer).heads);
+      states_[mine.rank].senders[mine.task].push_back(sender);
+      states_[sender.rank].receivers[sender.task].push_back(mine);
+    });
+    for (const auto& [route, messages] : sent) {
+      EXPECT_EQ(messages.size(), received[route]) << "something is sent that nobody receives";
+    }
+  }
+
+  template <class Body>
+  void each_transfer(std::vector<Transfer> Exchange::*side, const Body& body) const {
+    for (std::size_t r = 0; r < plan_.ranks.size(); ++r) {
+      const RankPlan& rank = plan_.ranks[r];
+      for (std::size_t t = 0; t < rank.tasks.size(); ++t) {
+        const auto* exchange = std::get_if<Exchange>(&rank.tasks[t].work);
+        if (exchange == nullptr) continue;
+        const PlanGroup& group = rank.groups[static_cast<std::size_t>(exchange->group)];
+        const std::vector<Transfer>& transfers = exchange->*side;
+        for (std::size_t i = 0; i < transfers.size(); ++i) {
+          body({r, t, i}, group.axes, rank.rank,
+               group.ranks[static_cast<std::size_t>(transfers[i].peer)], transfers[i]);
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] bool met(const State& state, const std::vector<Dependency>& dependencies) const {
+    return std::all_of(dependencies.begin(), dependencies.end(), [&](const Dependency& d) {
+      const Phase phase = state.phases[static_cast<std::size_t>(d.task)];
+      return phase >= (d.stage == Stage::done ? Phase::taken : Phase::released);
+    });
+  }
+
+  // One action of one queue, if there is any.
+  bool step(std::size_t r) {
+    State& state = states_[r];
+    std::vector<int> queues;
+    for (const auto& entry : state.queues) queues.push_back(entry.first);
+    std::shuffle(queues.begin(), queues.end(), random_);
+    for (const int q : queues) {
+      Queue& queue = state.queues[q];
+      if (queue.next == queue.tasks.size()) continue;
+      const std::size_t t = queue.tasks[queue.next];
+      const Task& task = plan_.ranks[r].tasks[t];
+      if (q == kComputing) {
+        if (!met(state, task.after)) continue;
+        std::visit([&](const auto& work) { run(r, t, work); }, task.work);
+        state.phases[t] = Phase::released;
+        ++queue.next;
+        return true;
+      }
+      if (advance(r, t, std::get<Exchange>(task.work))) {
+        if (state.phases[t] == Phase::released) ++queue.next;
+        return true;
+      }
+    }
+    return false;
+  }
+
+  bool advance(std::size_t r, std::size_t t, const Exchange& exchange) {
+    State& state = states_[r];
+    Phase& phase = state.phases[t];
+    if (phase == Phase::waiting) {
+      if (!met(state, plan_.ranks[r].tasks[t].after)) return false;
+      check_sends(r, exchange);
+      phase = Phase::offered;
+      return true;
+    }
+    if (phase == Phase::offered) {
+      if (!met(state, exchange.receive_after)) return false;
+      const auto& senders = state.senders[t];
+      for (const Other& sender : senders) {
+        if (states_[sender.rank].phases[sender.task] < Phase::offered) return false;
+      }
+      for (std::size_t i = 0; i < senders.size(); ++i) take(r, exchange.receives[i], senders[i]);
+      phase = Phase::taken;
+      return true;
+    }
+    for (const Other& receiver : state.receivers[t]) {
+      if (states_[receiver.rank].phases[receiver.task] < Phase::taken) return false;
+    }
+    phase = Phase::released;
+    return true;
+  }
+
+  void check_sends(std::size_t r, const Exchange& exchange) {
+    const RankPlan& rank = plan_.ranks[r];
+    for (const Transfer& transfer : exchange.sends) {
+      const Buffer& buffer = rank.buffer(transfer.buffer);
+      EXPECT_EQ(buffer.kind, BufferKind::exchange);
+      EXPECT_GT(transfer.bytes, 0);
+      EXPECT_EQ(transfer.bytes, transfer.tokens.count * rank.token_bytes(buffer));
+      EXPECT_GE(transfer.tokens.begin, buffer.tokens.begin);
+      EXPECT_LE(transfer.tokens.end(), buffer.tokens.end());
+    }
+  }
+
+  void take(std::size_t r, const Transfer& transfer, const Other& sender) {
+    const RankPlan& theirs = plan_.ranks[sender.rank];
+    const Transfer& message =
+        std::get<Exchange>(theirs.tasks[sender.task].work).sends[sender.transfer];
+    const Buffer& from = theirs.buffer(message.buffer);
+    const Buffer& to = plan_.ranks[r].buffer(transfer.buffer);
+    ASSERT_EQ(from.contents, to.contents);
+    for (const Content content : to.contents) {
+      const Tokens& source = tokens(sender.rank, message.buffer, content);
+      Tokens& target = tokens(r, transfer.buffer, content);
+      for (std::int64_t i = 0; i < transfer.tokens.count; ++i) {
+        const std::int64_t token =
+            source.at(static_cast<std::size_t>(message.tokens.begin + i - from.tokens.begin));
+        EXPECT_NE(token, kNothing) << "what was never written is sent";
+        target.at(static_cast<std::size_t>(transfer.tokens.begin + i - to.tokens.begin)) = token;
+      }
+    }
+  }
+
+  void run(std::size_t /*r*/, std::size_t /*t*/, const Exchange& /*exchange*/) {}
+
+  void run(std::size_t r, std::size_t /*t*/, const Copy& copy) {
+    const RankPlan& rank = plan_.ranks[r];
+    const Buffer& from = rank.buffer(copy.from);
+    const Buffer& to = rank.buffer(copy.to.buffer);
+    for (std::int64_t i = 0; i < copy.to.tokens.count; ++i) {
+      const LocalPosition source = copy.from_begin + i;
+      const LocalPosition target = copy.to.tokens.begin + i;
+      tokens(r, copy.to.buffer, copy.content)
+          .at(static_cast<std::size_t>(target - to.tokens.begin)) =
+          tokens(r, copy.from, copy.content)
+              .at(static_cast<std::size_t>(source - from.tokens.begin));
+    }
+  }
+
+  template <class Body>
+  static void each_cell(const Region& region, const Body& body) {
+    for (std::int64_t b = region.batches.begin; b < region.batches.end(); ++b) {
+      for (LocalPosition i = region.tokens.begin; i < region.tokens.end(); i = i + 1) {
+        for (std::int64_t h = region.heads.begin; h < region.heads.end(); ++h) {
+          body(Cell{b, i.value(), h});
+        }
+      }
+    }
+  }
+
+  void expect_within(const RankPlan& rank, const Result& result) {
+    for (const int index : {result.output.buffer, result.lse}) {
+      const Buffer& buffer = rank.buffer(index);
+      EXPECT_GE(result.output.tokens.begin, buffer.tokens.begin);
+      EXPECT_LE(result.output.tokens.end(), buffer.tokens.end());
+      EXPECT_GE(result.output.heads.begin, buffer.heads.begin);
+      EXPECT_LE(result.output.heads.end(), buffer.heads.end());
+    }
+    EXPECT_EQ(rank.buffer(result.output.buffer).contents, std::vector{Content::output});
+    EXPECT_EQ(rank.buffer(result.lse).contents, std::vector{Content::lse});
+  }
+
+  void run(std::size_t r, std::size_t t, const Block& block) {
+    const RankPlan& rank = plan_.ranks[r];
+    State& state = states_[r];
+    ASSERT_EQ(block.row_positions, operands_.query.positions(rank.rank, 1).slice(block.rows));
+    ASSERT_EQ(block.column_positions.size(), block.columns.count);
+    std::int64_t visible = 0;
+    for (std::int64_t s = 0; s < block.columns.count; ++s) {
+      const std::int64_t column = block.column_positions.global(LocalPosition(s)).value();
+      for (const auto& [buffer, content] :
+           {std::pair(block.key, Content::key), std::pair(block.value, Content::value)}) {
+        const auto at = static_cast<std::size_t>(block.columns.begin + s -
+                                                 rank.buffer(buffer).tokens.begin);
+        ASSERT_EQ(tokens(r, buffer, content).at(at), column);
+      }
+      for (std::int64_t i = 0; i < block.rows.count; ++i) {
+        const GlobalPosition row = block.row_positions.global(LocalPosition(i));
+        for (std::int64_t b = block.batches.begin; b < block.batches.end(); ++b) {
+          visible += static_cast<int>(
+              plan_.problem.mask.visible(rank.first_batch + b, 0, row, GlobalPosition(column)));
+          for (std::int64_t h = 0; h < block.heads.count; ++h) {
+            ++state.pairs[{b, block.heads.begin + h, row.value(), column}];
+          }
+        }
+      }
+    }
+    EXPECT_EQ(block.pairs, visible);
+    EXPECT_EQ(block.full,
+              visible == block.rows.count * block.columns.count * block.batches.count);
+    expect_within(rank, block.result);
+    Results& results = state.results[rank.memory_of(block.result.output.buffer)];
+    if (block.state) {
+      EXPECT_EQ(*block.state, block.result);
+    }
+    each_cell(block.result.output, [&](const Cell& cell) {
+      if (!block.state) results[cell].clear();
+      results[cell].insert(t);
+    });
+  }
+
+  void run(std::size_t r, std::size_t /*t*/, const Reduce& reduce) {
+    const RankPlan& rank = plan_.ranks[r];
+    State& state = states_[r];
+    Results sum;
+    each_cell(reduce.into.output, [&](const Cell& cell) { sum[cell]; });
+    for (const Result& part : reduce.parts) {
+      expect_within(rank, part);
+      const Results& held = state.results[rank.memory_of(part.output.buffer)];
+      each_cell(part.output, [&](const Cell& cell) {
+        ASSERT_TRUE(sum.contains(cell)) << "a part lies outside of the whole";
+        ASSERT_TRUE(held.contains(cell)) << "a part that nobody has computed";
+        sum[cell].insert(held.at(cell).begin(), held.at(cell).end());
+      });
+    }
+    expect_within(rank, reduce.into);
+    Results& into = state.results[rank.memory_of(reduce.into.output.buffer)];
+    for (auto& [cell, blocks] : sum) into[cell] = std::move(blocks);
+  }
+
+  void expect_pairs(const RankPlan& rank, const State& state) const {
+    const AttentionProblem& problem = plan_.problem;
+    const PositionRanges rows = operands_.query.positions(rank.rank, 1);
+    for (std::int64_t b = 0; b < rank.local.batch; ++b) {
+      for (std::int64_t h = 0; h < rank.local.heads; ++h) {
+        for (std::int64_t i = 0; i < rows.size(); ++i) {
+          const GlobalPosition row = rows.global(LocalPosition(i));
+          for (std::int64_t j = 0; j < problem.shape.kv_length; ++j) {
+            if (!problem.mask.visible(rank.first_batch + b, rank.first_head + h, row,
+                                      GlobalPosition(j))) {
+              continue;
+            }
+            const auto found = state.pairs.find({b, h, row.value(), j});
+            ASSERT_TRUE(found != state.pairs.end() && found->second == 1)
+                << "rank " << rank.rank << " computes row " << row.value() << ", column " << j
+                << ", batch " << b << ", head " << h << " "
+                << (found == state.pairs.end() ? 0 : found->second) << " times";
+          }
+        }
+      }
+    }
+  }
+
+  void expect_results(const RankPlan& rank, const State& state) const {
+    Results expected;
+    const Region all{0,
+                     {LocalPosition(0), rank.local.query_length},
+                     {0, rank.local.heads},
+                     {0, rank.local.batch}};
+    each_cell(all, [&](const Cell& cell) { expected[cell]; });
+    int output = -1;
+    for (std::size_t i = 0; i < rank.buffers.size(); ++i) {
+      const Buffer& buffer = rank.buffers[i];
+      if (buffer.kind == BufferKind::caller && buffer.contents.front() == Content::output) {
+        output = static_cast<int>(i);
+      }
+    }
+    for (std::size_t t = 0; t < rank.tasks.size(); ++t) {
+      if (const auto* block = std::get_if<Block>(&rank.tasks[t].work)) {
+        each_cell({0, block->rows, block->heads, block->batches},
+                  [&](const Cell& cell) { expected[cell].insert(t); });
+      }
+    }
+    if (expected.empty()) return;
+    const auto found = state.results.find(output);
+    ASSERT_TRUE(found != state.results.end());
+    EXPECT_EQ(found->second, expected) << "rank " << rank.rank;
+  }
+
+  const Plan& plan_;
+  const ShardedOperands& operands_;
+  std::mt19937 random_;
+  std::vector<State> states_;
+};
+
+inline void expect_valid(const Plan& plan, const ShardedOperands& operands, unsigned seed = 1) {
+  PlanPlayer player(plan, operands, seed);
+  player.play();
+  player.expect_complete();
+}
+
+}  // namespace annulus::ring

@@ -31,9 +31,20 @@ class KvNeeds {
   [[nodiscard]] const std::vector<ColumnPiece>& of(int receiver, int origin) const;
 
  private:
+  /// What a rank of the group holds; asked for over and over.
+  struct Shard {
+    bool known = false;
+    std::int64_t first_batch = 0;
+    std::int64_t batches = 0;
+    PositionRanges rows;
+    PositionRanges columns;
+  };
+  [[nodiscard]] const Shard& shard(int group_rank) const;
+
   const AttentionProblem& problem_;
   const ShardedOperands& operands_;
   std::vector<int> group_;
+  mutable std::vector<Shard> shards_;
   mutable std::unordered_map<std::int64_t, std::vector<ColumnPiece>> known_;
 };
 

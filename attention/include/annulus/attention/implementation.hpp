@@ -68,7 +68,7 @@ struct ExecutionContext {
 };
 
 /// A local attention kernel made ready for one problem and one device: it may hold plans, workspace
-/// and copies of the mask there. One kernel serves one executor, one call at a time.
+/// and copies of the mask there. One kernel serves one runner, one call at a time.
 class Kernel {
  public:
   virtual ~Kernel() = default;

@@ -97,6 +97,16 @@ class Setup(unittest.TestCase):
         _, calls = self.run_setup()
         self.assertEqual(calls[0], "cmake --preset default -DANNULUS_CUDA=AUTO")
 
+    def test_a_gpu_without_a_compiler_is_said(self):
+        self.program("bin/nvidia-smi", "#!/bin/sh\nexit 0\n")
+        result, _ = self.run_setup()
+        self.assertIn("WARNING: this machine has a GPU, but CMake found no CUDA compiler",
+                      result.stderr)
+        result, _ = self.run_setup(cache="ANNULUS_NVCC:FILEPATH=/usr/local/cuda/bin/nvcc")
+        self.assertNotIn("WARNING", result.stderr)
+        result, _ = self.run_setup("--cuda", "off")
+        self.assertNotIn("WARNING", result.stderr)
+
     def test_a_build_keeps_what_it_was_configured_with(self):
         self.run_setup("--cuda", "on")
         _, calls = self.run_setup()

@@ -76,8 +76,7 @@ LocalMask local_mask(const Mask& mask, std::int64_t first_batch, std::int64_t ba
     std::optional<Lengths> lengths = lengths_of(mask, batch, rows, columns);
     if (!lengths) {
       return refusal(fmt::format(
-          "segments or lengths leave batch {} more than the first rows and columns of one document",
-          batch));
+          "in batch {} more than the first rows and columns of one document is visible", batch));
     }
     if (local.band.low != -kUnlimited) {
       lengths->rows = std::clamp<std::int64_t>(lengths->columns - local.band.low, 0, lengths->rows);

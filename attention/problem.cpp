@@ -75,7 +75,7 @@ void AttentionProblem::validate() const {
   }
   if (soft_cap && !(*soft_cap >= Float::min() && *soft_cap <= Float::max())) {
     throw ArgumentError("soft cap", fmt::format("{}", *soft_cap),
-                        fmt::format("a positive number from {:.2g} to {:.2g}, as float32 has it",
+                        fmt::format("a positive number in float32's normal range, {:.2g} to {:.2g}",
                                     Float::min(), Float::max()));
   }
   mask.validate(shape.batch, shape.query_length, shape.kv_length);

@@ -20,7 +20,7 @@ void Watchdog::wait(const std::function<bool()>& done,
     if (poll <= kSpins) continue;
     if (life_signs_ && life_signs_->heard()) silent_since = Clock::now();
     if (Clock::now() - silent_since > timeout_) {
-      throw TimeoutError(fmt::format("{} (nothing for {:g} s)", describe(), timeout_.count()));
+      throw TimeoutError(fmt::format("{} (no progress for {:g} s)", describe(), timeout_.count()));
     }
     if (poll <= kYields) {
       std::this_thread::yield();

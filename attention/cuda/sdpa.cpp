@@ -1,3 +1,5 @@
+#include "cuda/sdpa.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -18,7 +20,6 @@
 
 #include "cuda/cudnn_handle.hpp"
 #include "cuda/device_scope.hpp"
-#include "cuda/sdpa.hpp"
 #include "cuda/sdpa_plan.hpp"
 #include "cuda/upload.hpp"
 
@@ -28,7 +29,6 @@ namespace {
 constexpr std::size_t kOldestVersion = 91200;        // strided LSE
 constexpr std::size_t kBrokenWindowVersion = 91400;  // see version_obstacle
 constexpr std::uintptr_t kVectorBytes = 16;
-
 
 // A bug of one version, which plans for other machines do not know.
 std::string version_obstacle(const LocalMask& mask, std::int64_t columns) {
@@ -40,10 +40,11 @@ std::string version_obstacle(const LocalMask& mask, std::int64_t columns) {
 }
 
 std::string layout_obstacle(const char* name, const ConstTensorView& tensor) {
-  if (tensor.stride(3) != 1) return fmt::format("the head dimension of {} has a stride", name);
+  if (tensor.stride(3) != 1)
+    return fmt::format("the head dimension of {} has a stride other than 1", name);
   for (int dim = 0; dim < 3; ++dim) {
     if (tensor.size(dim) > 1 && tensor.stride(dim) % kSdpaVector != 0) {
-      return fmt::format("{} has strides {}, not multiples of {}", name,
+      return fmt::format("{} has strides {}, which are not multiples of {}", name,
                          to_string(tensor.strides()), kSdpaVector);
     }
   }

@@ -65,7 +65,7 @@ bool started_by_launcher(const EnvironmentLookup& lookup) {
   }
   if (const int tasks = slurm_tasks(lookup); tasks > 1) {
     throw LibraryError(fmt::format(
-        "Slurm started {} tasks without the means for MPI to connect them, so each would "
+        "Slurm started {} tasks but gave MPI no way to connect them, so each would "
         "run alone; start them with `srun --mpi=pmix ...` (`srun --mpi=list` shows what "
         "this cluster has) or with `mpirun -n {} ...` inside the allocation",
         tasks, tasks));

@@ -180,8 +180,8 @@ void check_devices_differ(Control& world, Place place) {
         std::find(seats.begin(), seats.begin() + static_cast<std::ptrdiff_t>(rank), seats[rank]);
     if (other == seats.begin() + static_cast<std::ptrdiff_t>(rank)) continue;
     throw UnsupportedError(
-        fmt::format("transport nccl: ranks {} and {} share a GPU, which NCCL cannot have "
-                    "(--transport peer --share-gpus can)",
+        fmt::format("transport nccl: ranks {} and {} share a GPU, which NCCL does not support "
+                    "(--transport peer with --share-gpus does)",
                     other - seats.begin(), rank));
   }
 }

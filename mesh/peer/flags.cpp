@@ -71,7 +71,7 @@ void FlagBlock::let_everybody_pass() noexcept {
 }
 
 void FlagBlock::check() const {
-  if (useless_) throw LibraryError("transport peer: an exchange failed before");
+  if (useless_) throw LibraryError("transport peer: unusable after an exchange that failed");
 }
 
 }  // namespace annulus::peer

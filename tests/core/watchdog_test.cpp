@@ -26,7 +26,7 @@ TEST(Watchdog, TimesOutWithTheDescription) {
     watchdog.wait([] { return false; }, [] { return std::string("step 2: waiting for rank 1"); });
     FAIL() << "no timeout";
   } catch (const TimeoutError& error) {
-    EXPECT_STREQ(error.what(), "step 2: waiting for rank 1 (nothing for 0.1 s)");
+    EXPECT_STREQ(error.what(), "step 2: waiting for rank 1 (no progress for 0.1 s)");
   }
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(waited.count(), 0.1);

@@ -50,8 +50,9 @@ TEST_F(TimeoutTest, AMissingSenderIsNamedWithStepAndBytes) {
   const Receive receive{0, data_.data(), kBytes};
   if (rank_ == 1) {
     group->exchange({}, {&receive, 1}, stream_, {"key/value", 2});
-    EXPECT_THAT(timeout_text([&] { stream_.synchronize(); }),
-                StartsWith("step 2: waiting for 1.5 MiB of key/value from rank 0 (nothing for"));
+    EXPECT_THAT(
+        timeout_text([&] { stream_.synchronize(); }),
+        StartsWith("step 2: waiting for 1.5 MiB of key/value from rank 0 (no progress for"));
   }
   patient_->control().barrier();
   // The late message still arrives.

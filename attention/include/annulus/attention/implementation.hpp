@@ -16,7 +16,7 @@
 
 namespace annulus {
 
-/// "Can you run this problem here?": yes, or the reason why not.
+/// The answer to "can you run this problem here?": yes, or the reason why not.
 class Capability {
  public:
   static Capability yes() { return Capability({}); }
@@ -29,8 +29,8 @@ class Capability {
   std::string reason_;
 };
 
-/// One local call: some rows of the problem against some of its columns. Strides are free except
-/// that the head dimensions are innermost with stride 1.
+/// One local call: some rows of the problem against some of its columns. The innermost dimension of
+/// every tensor has stride 1; the other strides are free.
 struct AttentionBlock {
   ConstTensorView query;   ///< [b,t,n,D]
   ConstTensorView key;     ///< [b,s,k,D]
@@ -41,7 +41,7 @@ struct AttentionBlock {
   /// evenly over the k key/value heads: local head i reads local key/value head i / (n/k).
   std::int64_t first_batch = 0;
   std::int64_t first_head = 0;
-  bool unmasked = false;  ///< the plan found every pair visible; the mask need not be asked
+  bool unmasked = false;  ///< the plan found every pair visible, so the mask can be skipped
   /// The softmax state of these rows over other columns, float32: the result is then that of all.
   /// It may lie where the result lies.
   std::optional<SoftmaxState> state;
@@ -63,7 +63,7 @@ struct BlockGeometry {
 /// What a local call runs on.
 struct ExecutionContext {
   Stream& stream;                ///< the work is submitted here
-  Stream* background = nullptr;  ///< moved along while a CPU kernel runs; may be null
+  Stream* background = nullptr;  ///< advanced while a CPU kernel runs; may be null
   int threads = 1;               ///< CPU threads that the call may use
 };
 
@@ -76,10 +76,10 @@ class Kernel {
   Kernel(const Kernel&) = delete;
   Kernel& operator=(const Kernel&) = delete;
 
-  /// Does once what a block of this geometry with a result of these strides needs (building a plan,
-  /// taking workspace), so that forward() allocates and waits for nothing. Of the tensors'
-  /// addresses only the alignment matters. Throws UnsupportedError when only this shows that it
-  /// cannot: the block then goes to another implementation.
+  /// Prepares for blocks of this geometry with results of these strides (builds a plan, takes
+  /// workspace), so that forward() neither allocates nor waits. Of the tensors' addresses only the
+  /// alignment matters. Throws UnsupportedError if the kernel finds only now that it cannot compute
+  /// the block, which then goes to another implementation.
   virtual void prepare(const AttentionBlock& /*block*/, const SoftmaxState& /*result*/) {}
   /// Computes the softmax state of `block` over its columns, and those of block.state if there is
   /// one, overwriting `result`: output [b,t,n,Dv] of a dtype that the implementation declares, and
@@ -133,8 +133,8 @@ class Implementation {
   }
   /// Operations per second that a plan may count on where nothing was measured.
   [[nodiscard]] virtual double assumed_rate(const AttentionProblem& problem, Place place) const = 0;
-  /// A kernel for a problem that it is capable of: `problem` gives dtype, scale, cap and mask; its
-  /// shape is the whole one. It and `device` must outlive the kernel.
+  /// A kernel for a problem of which capability() is yes. `problem` is the whole, unsharded
+  /// problem. It and `device` must outlive the kernel.
   [[nodiscard]] virtual std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
                                                             Device& device) const = 0;
 

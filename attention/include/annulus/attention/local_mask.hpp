@@ -9,16 +9,16 @@
 
 namespace annulus {
 
-/// A block's mask in local indices, for kernels that know nothing but one diagonal band and one
-/// length per batch: in batch i row r sees column c iff band.low ≤ c − r ≤ band.high,
+/// A block's mask in local indices, for kernels that know only one diagonal band and one length per
+/// batch: in batch i row r sees column c iff band.low ≤ c − r ≤ band.high,
 /// r < row_lengths[i] and c < column_lengths[i]. A side of the band that hides nothing is
 /// unlimited.
 struct LocalMask {
   Band band;
-  /// Of each batch of the block; both empty if no batch is cut short. Both are 0 in a batch that
-  /// shows nothing.
+  /// One per batch of the block; both empty if no batch is cut short. Both are 0 for a batch in
+  /// which nothing is visible.
   std::vector<std::int32_t> row_lengths, column_lengths;
-  /// Why nothing of the kind says it; empty if the above does.
+  /// Why the mask cannot be expressed in this way; empty if it is.
   std::string obstacle;
 
   /// Whether batches have lengths of their own.

@@ -23,9 +23,9 @@ struct Band {
 struct Visibility {
   std::int64_t pairs = 0;  ///< visible (row, column) pairs, summed over the batches asked about
   bool full = false;       ///< every pair is visible
-  bool exact = true;       ///< `pairs` is the number itself, not an upper bound of it
-  LocalRange rows;         ///< entries of the rows outside which nothing is visible
-  LocalRange columns;      ///< likewise for the columns
+  bool exact = true;       ///< `pairs` is exact, not an upper bound
+  LocalRange rows;         ///< no row outside these sees anything
+  LocalRange columns;      ///< no column outside these is visible
   [[nodiscard]] bool empty() const { return pairs == 0; }
 };
 
@@ -36,13 +36,13 @@ struct SegmentRun {
   GlobalPosition end;
 };
 
-/// Which keys a query sees, in global coordinates: (batch, head, query position, key position).
+/// Which keys each query sees, by (batch, head, query position, key position), all of them global.
 ///
-/// A mask is the intersection of its parts (SEMANTICS §1). It holds no shard: segment ids and
-/// lengths are those of the whole batch and sequence, so every rank can ask about any rank's rows
-/// and columns, and a tile means the same under every sharding. Tiles are given as strided position
-/// ranges. Dense and block masks, which may differ by head, are further parts of the same kind:
-/// they would narrow `visible` and `examine` and change nothing for callers.
+/// A mask is the intersection of its parts (SEMANTICS §1). It describes the whole batch and
+/// sequence, not a shard: every rank can ask about the rows and columns of any rank, and the
+/// answers do not depend on the sharding. Tiles are given as strided position ranges. Dense and
+/// block masks, which may differ by head, are further parts of the same kind: they would narrow
+/// `visible` and `examine` and change nothing for callers.
 class Mask {
  public:
   /// Everything visible.
@@ -60,7 +60,7 @@ class Mask {
   /// Throws ArgumentError("segment ids", …) when sizes do not fit `batch`.
   void set_segments(std::int64_t batch, std::vector<std::int32_t> query_ids,
                     std::vector<std::int32_t> kv_ids);
-  /// Rows (keys) at or past the length of their batch are padding. Empty: no limit.
+  /// Rows (keys) at or past the length of their batch are padding. An empty list means no limit.
   /// Throws ArgumentError for a negative length.
   void set_query_lengths(std::vector<std::int32_t> lengths);
   void set_kv_lengths(std::vector<std::int32_t> lengths);
@@ -74,29 +74,29 @@ class Mask {
   [[nodiscard]] const std::vector<std::int32_t>& kv_lengths() const { return kv_lengths_; }
   /// Causal and window together.
   [[nodiscard]] Band band() const;
-  /// Whether the answer can differ from one batch to another.
+  /// Whether visibility can differ between batches.
   [[nodiscard]] bool depends_on_batch() const {
     return has_segments() || !query_lengths_.empty() || !kv_lengths_.empty();
   }
   /// Throws ArgumentError unless segments and lengths fit [batch, T] and [batch, S].
   void validate(std::int64_t batch, std::int64_t query_length, std::int64_t kv_length) const;
 
-  /// A number that differs, but for bad luck, between masks that differ: to compare across ranks.
+  /// A 64-bit hash, for comparing masks between ranks.
   [[nodiscard]] std::uint64_t digest() const;
 
-  /// The definition. `head` is the global query head.
+  /// Defines the mask: whether `row` sees `column`. `head` is the global query head.
   [[nodiscard]] bool visible(std::int64_t batch, std::int64_t head, GlobalPosition row,
                              GlobalPosition column) const;
 
-  /// What is visible of a tile in batches [batch, batch + batches), at the cost of the documents
-  /// that its rows and columns share where ids ascend with the position (as those of packed
-  /// sequences do), else of all documents of its rows. Pairs and `full` are exact, except that with
-  /// very many short segments `pairs` is an upper bound and `full` is false. The hulls are exact
-  /// for one batch of unstrided ranges; otherwise they may be wider than need be.
+  /// What is visible of a tile in batches [batch, batch + batches). Pairs and `full` are exact,
+  /// except that with very many short segments `pairs` is an upper bound and `full` is false. The
+  /// hulls are exact for one batch of unstrided ranges; otherwise they may be too wide. The cost is
+  /// linear in the documents that rows and columns share if ids ascend with the position, as those
+  /// of packed sequences do; otherwise in all documents of the rows.
   [[nodiscard]] Visibility examine(std::int64_t batch, std::int64_t batches,
                                    const PositionRange& rows, const PositionRange& columns) const;
-  /// What segments and lengths alone leave visible in one batch, whatever causal and window hide.
-  /// Where pairs are exact, the hulls are too.
+  /// The same for segments and lengths alone, without causal and window, in one batch. If the pairs
+  /// are exact, so are the hulls.
   [[nodiscard]] Visibility examine_without_band(std::int64_t batch, const PositionRange& rows,
                                                 const PositionRange& columns) const;
 
@@ -111,7 +111,7 @@ class Mask {
   [[nodiscard]] std::span<const std::int32_t> query_segments(std::int64_t batch) const;
   [[nodiscard]] std::span<const std::int32_t> kv_segments(std::int64_t batch) const;
 
-  /// For planners, one document at a time: the runs of a batch that reach into [begin, end) of the
+  /// For planners, one document at a time: the runs of a batch that overlap [begin, end) of the
   /// queries, in order of position; empty without segments …
   [[nodiscard]] std::span<const SegmentRun> query_runs(std::int64_t batch, GlobalPosition begin,
                                                        GlobalPosition end) const;

@@ -9,17 +9,17 @@
 
 namespace annulus {
 
-/// The truth: sequential, float64, one row at a time, written to be read.
+/// The reference: sequential, float64, one row at a time, written to be read.
 struct OracleOutput {
   std::vector<double> output;  ///< [B, rows, N, Dv]
   std::vector<double> lse;     ///< [B, N, rows]
 };
 
-/// Attention of the given query rows over the given columns. Host tensors of the problem's dtype,
-/// the last dimension of stride 1: query [b,rows,n,D] holds the rows `rows` (global positions) of
-/// batches from `first_batch` and heads from `first_head`; key [b,columns,k,D] and value
-/// [b,columns,k,Dv] hold the columns from `first_column` on, mostly the whole sequence, their heads
-/// those that the n query heads read (n a multiple of k).
+/// Attention of some query rows over some columns. The tensors lie on the host, have the problem's
+/// dtype, and the stride of their last dimension is 1. query [b,rows,n,D] holds the rows at global
+/// positions `rows`, of the batches from `first_batch` on and the heads from `first_head` on.
+/// key [b,columns,k,D] and value [b,columns,k,Dv] hold the columns from `first_column` on (mostly
+/// the whole sequence) and the heads that the n query heads read; n is a multiple of k.
 [[nodiscard]] OracleOutput oracle_attention(
     const AttentionProblem& problem, const ConstTensorView& query, const ConstTensorView& key,
     const ConstTensorView& value, const PositionRanges& rows, std::int64_t first_batch = 0,

@@ -23,16 +23,17 @@ struct AttentionShape {
 
   [[nodiscard]] std::int64_t heads_per_kv_head() const { return heads / kv_heads; }
   bool operator==(const AttentionShape&) const = default;
-  /// Throws ArgumentError naming the field: sizes below 0 (heads and dims: 1), N not a multiple of
-  /// K; naming the shape: a tensor of 2^60 elements or more, 2^62 (query, key) pairs or more. What
-  /// passes can be counted, in bytes too, in 64 bits.
+  /// Throws ArgumentError, naming the field, for sizes below 0 (heads and dims: below 1) and if N
+  /// is not a multiple of K; naming the shape, for a tensor of 2^60 elements or more and for 2^62
+  /// (query, key) pairs or more. Elements, bytes and pairs of a valid shape can be counted in 64
+  /// bits.
   void validate() const;
 };
 
 /// "B=1 T=1024 S=1024 N=8 K=2 D=64 Dv=64".
 [[nodiscard]] std::string to_string(const AttentionShape& shape);
 
-/// What to compute, without tensors and without ranks: the whole, unsharded problem.
+/// What to compute: the whole, unsharded problem, without its tensors.
 ///
 /// A logit is s = scale · q·k, then soft_cap · tanh(s / soft_cap) if capped; masked entries become
 /// −∞ before the softmax. A row that sees nothing gives output 0 and LSE −∞ (SEMANTICS §1).
@@ -44,13 +45,14 @@ struct AttentionProblem {
   Mask mask;
 
   [[nodiscard]] double logit_scale() const;
-  /// Throws ArgumentError naming the field: what AttentionShape::validate() refuses, a dtype other
-  /// than float16, bfloat16, float32, a scale that is not finite in float32, a soft cap that is not
-  /// a normal positive number in float32, a mask that does not fit.
+  /// Throws ArgumentError, naming the field, for what AttentionShape::validate() refuses; a dtype
+  /// other than float16, bfloat16 or float32; a scale that is not finite in float32; a soft cap
+  /// that is not a normal positive number in float32; a mask that does not fit the shape.
   void validate() const;
 };
 
-/// 4 · pairs · N · D operations for D = Dv (2 · N · (D + Dv) per visible pair): the field's count.
+/// 2 · N · (D + Dv) operations per visible pair, as the field counts them: 4 · pairs · N · D if
+/// D = Dv.
 [[nodiscard]] double forward_flops(const AttentionShape& shape, double visible_pairs);
 
 }  // namespace annulus

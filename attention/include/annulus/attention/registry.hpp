@@ -25,23 +25,25 @@ enum class Presence : std::uint8_t { required, assumed };
 /// The implementations by name. Names are case-sensitive.
 class Registry {
  public:
-  /// Every implementation that this build knows, best first. One whose backend was not built in is
-  /// listed too, and refuses every problem with the reason.
+  /// All implementations, best first. One whose backend is not in this build is listed too; it
+  /// refuses every problem with that reason.
   static Registry standard();
 
-  /// Later registrations are tried later by `auto`. Throws ArgumentError for a name taken twice.
+  /// `auto` tries implementations in order of registration. Throws ArgumentError if a name is
+  /// taken.
   void add(std::unique_ptr<Implementation> implementation);
 
   /// By name or alias. Throws ArgumentError listing the known names.
   [[nodiscard]] const Implementation& get(std::string_view name) const;
-  /// Names in order of registration, an implementation's aliases right after its name.
+  /// Names in order of registration. The aliases of an implementation follow its name.
   [[nodiscard]] std::vector<std::string> names() const;
   [[nodiscard]] const std::vector<std::unique_ptr<Implementation>>& implementations() const {
     return implementations_;
   }
 
-  /// `name` = "auto": all that can run the problem at `place`. Otherwise that one, or
-  /// UnsupportedError with its reason. ANNULUS_FORCE_NATIVE=1 makes every name mean "native".
+  /// For "auto", all implementations that can run the problem at `place`. Otherwise the named one;
+  /// throws UnsupportedError with its reason if it cannot. ANNULUS_FORCE_NATIVE=1 makes every name
+  /// mean "native".
   [[nodiscard]] Selection select(std::string_view name, const AttentionProblem& problem,
                                  Place place, Presence presence = Presence::required) const;
 

@@ -10,19 +10,19 @@ namespace annulus {
 /// A softmax-weighted sum over some of the keys: output [B,t,N,Dv], normalised over those keys, and
 /// the log of the sum of their exponentials, LSE, float32 or float64 [B,N,t].
 ///
-/// Partial results form a commutative monoid: its empty element is (0, −∞), its product the merging
-/// of SEMANTICS §1 (the online softmax of Milakov & Gimelshein 2018, blockwise as in Liu et al.
-/// 2023, Ring Attention, §3). The order of merging is the caller's; the same order repeats every
-/// bit.
+/// Partial results form a commutative monoid. The empty element is (0, −∞); the product is the
+/// merge of SEMANTICS §1 (the online softmax of Milakov & Gimelshein 2018, blockwise as in Liu et
+/// al. 2023, Ring Attention, §3). The caller chooses the order of merging; the same order gives the
+/// same bits.
 ///
-/// A row that sees keys, but whose every logit is −∞ (an input that was so, or products beyond
-/// float32), weighs as little as an empty one, though alone it is 0/0: its element is (NaN, −∞),
-/// which yields to anything of weight and stays where there is nothing else.
+/// A row may see keys and still have only logits of −∞, from the input or from products beyond
+/// float32. It has no weight, and alone it is 0/0. Its element is (NaN, −∞): it disappears in a
+/// merge with anything of weight, and stays otherwise.
 ///
-/// A weight has the absolute error of its LSE for its relative one, and a float32 LSE near 10 is
-/// only good to 5e-7: as much as everything else in a float32 run. States that will be merged
-/// should therefore keep it in float64 (little beside Dv outputs) and round it to float32 at the
-/// end.
+/// The absolute error of an LSE becomes the relative error of a weight. A float32 LSE near 10 is
+/// good to 5e-7 only, as much as all other errors of a float32 run together. States that will be
+/// merged should therefore keep the LSE in float64, which costs little beside Dv outputs, and round
+/// it to float32 at the end.
 struct SoftmaxState {
   TensorView output;
   TensorView lse;
@@ -42,7 +42,7 @@ struct SoftmaxState {
   }
 };
 
-/// A partial result of some rows and heads of a larger one: row r and head n of `state` are row
+/// A result for some rows and heads of a larger one. Row r and head n of `state` are row
 /// first_row + r and head first_head + n of the whole.
 struct PartialState {
   SoftmaxState state;
@@ -55,16 +55,16 @@ struct PartialState {
   }
 };
 
-/// The most parts that one combine() needs to take: what a device gets with one launch.
+/// The most parts that one combine() must accept: as many as a device takes in one launch.
 inline constexpr int kMostParts = 32;
 
-/// result := the product, row by row, of the parts that cover the row, in their order; the empty
-/// element where none does. Of the output of a part whose LSE is −∞ it only matters whether it
-/// begins with a NaN. The output of `result` may be float32, float16 or bfloat16 and is rounded
-/// once; its LSE may be float32 or float64. Output and LSE may each lie exactly where those of one
-/// of the parts do. Works on host memory, whatever the strides, except that Dv is innermost with
-/// stride 1. Throws InternalError for other strides, for dtypes other than these (a part's output
-/// is float32), and for a part that does not lie within the result.
+/// Sets each row of `result` to the product of the parts that cover it, in their order, or to the
+/// empty element if none does. If the LSE of a part is −∞, only the first element of its output is
+/// looked at, which may be NaN. The output of `result` is float32, float16 or bfloat16 and is
+/// rounded once; its LSE is float32 or float64. The outputs of the parts are float32. Output and
+/// LSE of `result` may each be the same memory as those of one part. All tensors lie in host
+/// memory; Dv is innermost with stride 1, and other strides are free. Throws InternalError for
+/// other strides or dtypes, and for a part that does not lie within the result.
 void combine(std::span<const PartialState> parts, const SoftmaxState& result);
 
 }  // namespace annulus

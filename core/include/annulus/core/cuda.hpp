@@ -6,7 +6,8 @@
 
 #include <annulus/core/device.hpp>
 
-/// The CUDA side of core, without CUDA's own types: callers look the same in a build without CUDA.
+/// The CUDA side of core without CUDA's own types, so that callers are the same with and without
+/// CUDA.
 namespace annulus {
 
 struct CudaDeviceInfo {
@@ -23,8 +24,8 @@ struct CudaVersions {
   std::string driver;  ///< newest CUDA that the driver serves
 };
 
-/// Why there is no GPU to be had: "" if there is one, otherwise "this build has no CUDA", "no
-/// device: …".
+/// Why no GPU can be used, such as "this build has no CUDA" or "no CUDA device: …"; empty if one
+/// can.
 [[nodiscard]] std::string cuda_unavailable_reason();
 /// Devices that CUDA_VISIBLE_DEVICES leaves visible; empty when there are none or no CUDA.
 [[nodiscard]] std::vector<CudaDeviceInfo> cuda_devices();

@@ -19,25 +19,25 @@ class Device {
   virtual ~Device() = default;
   [[nodiscard]] virtual Place place() const noexcept = 0;
   [[nodiscard]] virtual MemoryPool& memory() noexcept = 0;
-  /// Host memory that is copied from and to here fastest: page-locked, for a GPU.
+  /// The host memory that this device copies from and to fastest: page-locked memory for a GPU.
   [[nodiscard]] virtual MemoryPool& staging() = 0;
-  /// `tracer` may be null; otherwise it must outlive the stream. What waits on an urgent stream
-  /// goes first where the device must choose.
+  /// `tracer` may be null; otherwise it must outlive the stream. A device that must choose runs the
+  /// work of urgent streams first.
   [[nodiscard]] virtual std::unique_ptr<Stream> make_stream(std::string name, Watchdog watchdog,
                                                             Tracer* tracer, bool urgent) = 0;
   [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string name, Watchdog watchdog,
                                                     Tracer* tracer) {
     return make_stream(std::move(name), std::move(watchdog), tracer, false);
   }
-  /// Records what `body` submits to `stream`, and to streams that it orders behind it and whose
-  /// work `stream` waits for in the end, instead of doing it. `body` must not synchronize. Null,
-  /// without calling `body`, where work cannot be recorded.
+  /// Records what `body` submits instead of executing it: the work of `stream`, and of streams that
+  /// `body` orders after it and that `stream` waits for in the end. `body` must not synchronize.
+  /// Returns null, without calling `body`, if the device cannot record.
   [[nodiscard]] virtual std::unique_ptr<Recording> record(Stream& /*stream*/,
                                                           const std::function<void()>& /*body*/) {
     return nullptr;
   }
-  /// Copies between contiguous tensors of equal shape and dtype, each on the host or here. Ordered
-  /// by `stream`, one of this device.
+  /// Copies between contiguous tensors of equal shape and dtype. Each lies on the host or on this
+  /// device. Ordered by `stream`, which must belong to this device.
   virtual void copy(const ConstTensorView& source, const TensorView& destination,
                     Stream& stream) = 0;
 };

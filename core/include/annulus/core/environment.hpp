@@ -14,12 +14,12 @@ struct EnvironmentVariable {
   std::string_view description;
 };
 
-/// Every environment variable that the library reads: the one table. (Besides, the program takes
-/// each of its options from ANNULUS_<OPTION>.)
+/// The table of all environment variables that the library reads. The program also takes each of
+/// its options from ANNULUS_<OPTION>.
 [[nodiscard]] std::span<const EnvironmentVariable> environment_variables();
 
-/// The value of a variable of the table, its default if it is not set. Throws InternalError for a
-/// name that the table lacks.
+/// The value of a variable of the table, or its default if it is not set. Throws InternalError for
+/// a name that the table lacks.
 [[nodiscard]] std::string environment(std::string_view name);
 
 /// As environment(), for on/off variables: 0, off, false, no or empty are off; 1, on, true, yes are

@@ -12,15 +12,15 @@ enum class ExitCode : int { success = 0, wrong_numbers = 1, usage = 2, failure =
 /// Root of every exception that the library throws.
 ///
 ///     Error
-///     ├── UserError             what the caller gave is wrong; exit code 2
+///     ├── UserError             the caller's input is wrong; exit code 2
 ///     │   ├── ArgumentError     one named argument
 ///     │   ├── FileError         an input file
 ///     │   ├── UnsupportedError  a valid request that this build or implementation refuses
 ///     │   └── …                 the spec errors of partition/partition_spec.hpp
-///     └── LibraryError          the job cannot go on; exit code 3
+///     └── LibraryError          the job cannot continue; exit code 3
 ///         ├── SystemError       an operating-system call failed
 ///         ├── TimeoutError      a peer did not answer in time
-///         ├── InternalError     an invariant of ours is broken
+///         ├── InternalError     a bug of this library
 ///         └── …                 MpiError of mesh/mpi.hpp
 class Error : public std::runtime_error {
  public:
@@ -40,7 +40,7 @@ class LibraryError : public Error {
   [[nodiscard]] ExitCode exit_code() const noexcept override { return ExitCode::failure; }
 };
 
-/// "argument: value, expected expected".
+/// The message is "<argument>: got <value>, expected <expected>".
 class ArgumentError : public UserError {
  public:
   ArgumentError(std::string argument, std::string value, std::string expected);
@@ -70,7 +70,7 @@ class UnsupportedError : public UserError {
   using UserError::UserError;
 };
 
-/// "not available yet: feature".
+/// The message is "not available yet: <feature>".
 class NotAvailableError : public UnsupportedError {
  public:
   explicit NotAvailableError(const std::string& feature);
@@ -82,7 +82,7 @@ class SystemError : public LibraryError {
   SystemError(const std::string& operation, int error_number);
 };
 
-/// Nothing moved for the whole timeout. The message says which step waited for which peer.
+/// No peer made progress for the whole timeout. The message says which step waited for which peer.
 class TimeoutError : public LibraryError {
  public:
   using LibraryError::LibraryError;

@@ -12,15 +12,15 @@
 
 namespace annulus {
 
-/// Work on a host stream that does not finish at once: a transfer between ranks.
+/// Work on a host stream that takes time without using the CPU: a transfer between ranks.
 class HostOperation {
  public:
   virtual ~HostOperation() = default;
   /// Called once, when all earlier work of the stream has finished.
   virtual void start() = 0;
-  /// Moves the work along; true once it has finished. Never blocks.
+  /// Advances the work. Returns true once it has finished. Never blocks.
   virtual bool test() = 0;
-  /// How many of its pieces have finished: rises while it moves, however long it takes.
+  /// The number of its pieces that have finished, which shows that a long transfer makes progress.
   [[nodiscard]] virtual std::uint64_t pieces_finished() const { return 0; }
   /// "step 2: waiting for 1.5 MiB of key/value from rank 3": for a timeout.
   [[nodiscard]] virtual std::string describe() const = 0;
@@ -28,10 +28,10 @@ class HostOperation {
   [[nodiscard]] virtual TraceLabel label() const = 0;
 };
 
-/// A stream on the CPU. Computation is immediate: it runs where it is called, so recording after it
-/// gives a complete event. Operations queue: each starts when the one before it has finished, and
-/// moves only inside progress(), wait() or synchronize() of this or of a waiting stream.
-/// Not thread-safe: one thread drives all host streams of a rank.
+/// A stream on the CPU. Computation runs at once in the calling thread, so an event recorded after
+/// it is complete. Operations are queued: each starts when the one before it has finished, and
+/// advances only inside progress(), wait() or synchronize() of this stream or of one that waits for
+/// it. Not thread-safe: one thread drives all host streams of a rank.
 class HostStream final : public Stream {
  public:
   HostStream(std::string name, Watchdog watchdog, Tracer* tracer);
@@ -40,8 +40,8 @@ class HostStream final : public Stream {
   [[nodiscard]] const std::string& name() const noexcept override { return name_; }
   [[nodiscard]] Place place() const noexcept override { return Place::host(); }
   [[nodiscard]] std::shared_ptr<Event> record() override;
-  /// On a stream with queued operations, queues the wait; otherwise blocks, moving the other
-  /// stream's work along.
+  /// Queues the wait if this stream has queued operations. Otherwise blocks, and advances the other
+  /// stream's work meanwhile.
   void wait(std::shared_ptr<Event> event) override;
   using Stream::synchronize;
   void synchronize(const Waiting& waiting) override;
@@ -49,7 +49,7 @@ class HostStream final : public Stream {
   void begin_span(TraceLabel label) override;
   void end_span() override;
 
-  /// Queues an operation, starting it at once if nothing is before it.
+  /// Queues an operation, and starts it at once if the queue was empty.
   void submit(std::unique_ptr<HostOperation> operation);
 
   /// The host stream behind `stream`; throws InternalError for a device stream.

@@ -14,7 +14,7 @@ namespace annulus {
 
 class MemoryPool;
 
-/// Move-only piece of a pool; goes back to it when destroyed. The pool must outlive it.
+/// A move-only piece of a pool. Its destructor returns it to the pool, which must outlive it.
 class Buffer {
  public:
   Buffer() = default;
@@ -46,9 +46,9 @@ class Buffer {
 
 struct MemoryStatistics {
   std::size_t in_use = 0;          ///< bytes handed out now
-  std::size_t peak_in_use = 0;     ///< the most ever handed out at once
+  std::size_t peak_in_use = 0;     ///< the most handed out at once so far
   std::size_t reserved = 0;        ///< bytes held from the system, free ones included
-  std::uint64_t system_calls = 0;  ///< times that the system was asked for memory
+  std::uint64_t system_calls = 0;  ///< number of requests to the system
 };
 
 /// Hands out memory of one place and keeps what comes back for the next request of the same size,
@@ -66,16 +66,16 @@ class MemoryPool {
   [[nodiscard]] Buffer allocate(std::size_t bytes);
   [[nodiscard]] Place place() const noexcept { return place_; }
   [[nodiscard]] MemoryStatistics statistics() const;
-  /// From now on, the peak is that of what is in use from now on.
+  /// Makes the peak what is in use now.
   void reset_peak();
   /// Returns free memory to the system.
   void trim();
 
  protected:
-  /// What is taken from the system for a request of this many bytes: at least as much, and a
-  /// multiple of kAlignment. Requests with the same answer can share a block, one after the other.
+  /// The bytes to take from the system for a request of `bytes`: at least as many, and a multiple
+  /// of kAlignment. Requests with the same answer can use the same block, one after the other.
   [[nodiscard]] virtual std::size_t block_bytes(std::size_t bytes) const noexcept;
-  /// Called with what block_bytes() said; throws if there is no memory.
+  /// Called with a result of block_bytes(); throws if there is no memory.
   virtual void* system_allocate(std::size_t bytes) = 0;
   virtual void system_free(void* data, std::size_t bytes) noexcept = 0;
 

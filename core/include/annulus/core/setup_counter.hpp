@@ -4,9 +4,9 @@
 
 namespace annulus {
 
-/// How often this process has done something that belongs before the steady state: taken memory
-/// from the system, built a kernel's plan, made a stream or an event, recorded or mapped something.
-/// A repeated call must leave it as it is; tests hold it to that.
+/// Counts what this process should do only while it prepares: taking memory from the system,
+/// building a kernel's plan, making a stream or an event, recording or mapping something. A
+/// repeated attention call must not raise the count; tests check that.
 [[nodiscard]] std::uint64_t setup_count() noexcept;
 void count_setup() noexcept;
 

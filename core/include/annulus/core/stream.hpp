@@ -19,12 +19,12 @@ class Event {
   [[nodiscard]] virtual bool is_complete() const = 0;
 };
 
-/// What a thread does while it waits for a stream; any may be empty.
+/// What a thread does while it waits for a stream. Each may be empty.
 struct Waiting {
-  std::function<void()> check;            ///< called now and then: throws to give up
-  std::function<std::string()> describe;  ///< for a stream that cannot say what it waits for
-  std::function<bool()> computing;        ///< only own work is awaited: no time is too long
-  std::function<std::uint64_t()> moved;   ///< changes as the work goes on; else marked() is asked
+  std::function<void()> check;            ///< called now and then; throws to give up
+  std::function<std::string()> describe;  ///< what is waited for, if the stream cannot say
+  std::function<bool()> computing;        ///< no peer is waited for, so no timeout applies
+  std::function<std::uint64_t()> moved;   ///< changes with progress; marked(), if empty
 };
 
 /// An ordered queue of work. Work submitted to one stream runs in order; two streams are ordered
@@ -46,16 +46,17 @@ class Stream {
   /// Blocks the calling thread until all submitted work has finished; throws TimeoutError.
   void synchronize() { synchronize({}); }
   virtual void synchronize(const Waiting& waiting) = 0;
-  /// Moves pending work along without blocking; cheap enough to call from inside a kernel's loop.
-  /// A stream that advances by itself does nothing here.
+  /// Advances pending work without blocking. Cheap enough to be called from a kernel's loop. Does
+  /// nothing on a stream that advances by itself.
   virtual void progress() = 0;
 
-  /// Once all work submitted so far has finished, marked() returns `value`: how far a device has
-  /// come, without asking it. Does nothing on a stream that knows that itself.
+  /// marked() returns `value` once all work submitted so far has finished. It shows how far a
+  /// device has come without a call to it. Does nothing on a stream that knows its progress anyway.
   virtual void mark(std::uint32_t /*value*/) {}
   [[nodiscard]] virtual std::uint32_t marked() const { return 0; }
 
-  /// Work between these two makes a span of the trace, if the stream has a tracer. Spans nest.
+  /// Work submitted between these two calls is one span of the trace, if the stream has a tracer.
+  /// Spans nest.
   virtual void begin_span(TraceLabel label) = 0;
   virtual void end_span() = 0;
 };
@@ -74,11 +75,11 @@ class StreamSpan {
   Stream& stream_;
 };
 
-/// Work that was recorded instead of done, to be submitted over and over.
+/// Work that was recorded instead of executed, and can be submitted any number of times.
 class Recording {
  public:
   virtual ~Recording() = default;
-  /// The recorded work runs in the order of `stream`.
+  /// Submits the recorded work to `stream`.
   virtual void submit(Stream& stream) = 0;
 };
 

@@ -16,7 +16,7 @@
 
 namespace annulus {
 
-/// Up to kMaxRank sizes or strides, held in place (making a view never allocates).
+/// Up to kMaxRank sizes or strides, stored in place: making a view never allocates.
 class Extents {
  public:
   static constexpr int kMaxRank = 6;
@@ -46,7 +46,7 @@ class Extents {
 /// Row-major strides, in elements.
 [[nodiscard]] Extents contiguous_strides(const Extents& shape);
 
-/// A strided window on memory that someone else owns. Strides count elements, not bytes.
+/// A strided view of memory that someone else owns. Strides count elements, not bytes.
 /// `Void` is `void` for a writable view and `const void` for a read-only one.
 template <class Void>
 class BasicTensorView {
@@ -68,7 +68,7 @@ class BasicTensorView {
       : BasicTensorView(other.data(), other.dtype(), other.shape(), other.strides(),
                         other.place()) {}
 
-  /// The same window on the same memory.
+  /// The same view of the same memory.
   bool operator==(const BasicTensorView&) const = default;
 
   [[nodiscard]] Void* data() const noexcept { return data_; }

@@ -8,14 +8,14 @@
 
 namespace annulus {
 
-/// What kind of time a span is. Everything of a call that is neither kernel nor transfer is
-/// bookkeeping.
+/// What the time of a span was spent on. Time of a call that is neither kernel nor transfer counts
+/// as bookkeeping.
 enum class TraceCategory : std::uint8_t {
   call,      ///< one whole sharded attention call
   kernel,    ///< a local attention kernel
   merge,     ///< merging partial results
   transfer,  ///< a message on its way, from post to completion
-  wait,      ///< nothing to do but wait for a transfer
+  wait,      ///< waiting for a transfer with nothing to compute
   plan,
   file,
   other
@@ -23,7 +23,7 @@ enum class TraceCategory : std::uint8_t {
 
 [[nodiscard]] std::string_view name_of(TraceCategory category) noexcept;
 
-/// What a span is about. Negative numbers are "does not apply" and are not shown.
+/// What a span is about. A negative number means "does not apply" and is not shown.
 struct TraceLabel {
   TraceCategory category = TraceCategory::other;
   std::string name;
@@ -49,13 +49,13 @@ class TraceSink {
 /// Nanoseconds of the monotonic clock, the same for every process of a node.
 [[nodiscard]] std::int64_t monotonic_ns() noexcept;
 
-/// Hands spans to its sinks. Without sinks, tracing costs one test.
+/// Passes spans to its sinks. Without a sink, tracing costs one comparison.
 class Tracer {
  public:
   /// `sink` must outlive the tracer.
   void add_sink(TraceSink& sink) { sinks_.push_back(&sink); }
   [[nodiscard]] bool enabled() const noexcept { return !paused_ && !sinks_.empty(); }
-  /// While paused, spans are neither measured nor recorded. Not between the ends of a span.
+  /// While paused, spans are neither measured nor recorded. Must not be called inside a span.
   void pause(bool paused) noexcept { paused_ = paused; }
   void record(const TraceSpan& span) {
     for (TraceSink* sink : sinks_) sink->record(span);
@@ -75,7 +75,7 @@ class TraceScope {
   TraceScope& operator=(const TraceScope&) = delete;
 
  private:
-  Tracer* tracer_;  // null when nobody listens
+  Tracer* tracer_;  // null without a sink
   TraceSpan span_;
 };
 

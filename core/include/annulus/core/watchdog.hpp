@@ -8,21 +8,21 @@
 
 namespace annulus {
 
-/// How a rank that computes tells those that wait for it that it is alive.
+/// How a computing rank tells the ranks that wait for it that it is alive.
 class LifeSigns {
  public:
   virtual ~LifeSigns() = default;
-  /// Says "alive" to the others, at most every so often: cheap enough for a kernel's loop.
+  /// Tells the other ranks "alive", at a limited rate: cheap enough for a kernel's loop.
   virtual void give() = 0;
-  /// Whether any other rank has said so since the last call. Never blocks.
+  /// Whether any other rank has done so since the last call. Never blocks.
   virtual bool heard() = 0;
 };
 
 /// Bounds every wait for another rank or device. Waiting polls: first spinning, then yielding the
 /// core, then sleeping for short spells, so that oversubscribed ranks do not starve each other.
 ///
-/// What counts is silence: as long as some rank says that it is still computing, waiting for it is
-/// no failure, however uneven the work. A rank that waits says nothing.
+/// The timeout limits silence, not work: it does not expire while some rank reports that it is
+/// still computing, however unevenly the work is distributed. A waiting rank reports nothing.
 class Watchdog {
  public:
   using Seconds = std::chrono::duration<double>;
@@ -32,13 +32,13 @@ class Watchdog {
 
   [[nodiscard]] Seconds timeout() const noexcept { return timeout_; }
 
-  /// Called now and then by a rank that computes.
+  /// To be called now and then by a computing rank.
   void give_life_sign() const {
     if (life_signs_) life_signs_->give();
   }
 
   /// Polls `done` until it returns true. Throws TimeoutError with the text of `describe` ("step 2:
-  /// waiting for …") once there was neither an end nor a sign of life for the timeout.
+  /// waiting for …") when neither the end nor a sign of life came within the timeout.
   void wait(const std::function<bool()>& done, const std::function<std::string()>& describe) const;
 
  private:

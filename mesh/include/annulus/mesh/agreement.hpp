@@ -10,18 +10,17 @@
 
 namespace annulus {
 
-/// A LibraryError that all ranks have agreed on: they left together and those ranks can go on, so
-/// that the job can end in good order.
+/// A LibraryError on which all ranks have agreed. They left together and can still communicate, so
+/// the job can end in an orderly way.
 class AgreedFailure : public LibraryError {
  public:
   using LibraryError::LibraryError;
 };
 
-/// Collective over `ranks`. If any rank brings an error, every rank throws: a UserError when all
-/// the errors are the user's, otherwise an AgreedFailure. The message is that of the lowest rank
-/// that failed, prefixed by "rank r: " unless every rank failed with this very message (an error
-/// that all ranks share needs no name), with a count of further ranks whose message is a different
-/// one.
+/// Collective over `ranks`. If any rank passes an error, every rank throws: a UserError if all
+/// errors are UserErrors, otherwise an AgreedFailure. The message is that of the lowest rank that
+/// failed. It is prefixed by "rank r: " unless all ranks failed with the same message, and it
+/// counts the other ranks whose message differs.
 void agree(Control& ranks, const Error* error);
 
 /// Runs `body` on every rank and agrees on its outcome: either all ranks return, or all throw.

@@ -30,15 +30,16 @@ struct Receive {
   std::size_t bytes = 0;
 };
 
-/// What an exchange is for: shown by traces and by timeouts.
+/// The purpose of an exchange, for traces and for the messages of timeouts.
 struct ExchangeLabel {
   std::string what = "data";  ///< "key/value"
   int step = -1;              ///< step of the plan; −1 outside a plan
 };
 
-/// An exchange whose messages and buffers are known beforehand, to be posted over and over: as a
-/// whole, or in three parts, in this order, with other work between them. All are ordered by the
-/// stream, take no memory and wait for nothing; errors are those of Group::exchange.
+/// An exchange whose messages and buffers are known in advance, and that can be posted any number
+/// of times: as a whole, or as offer(), take() and reclaim(), in this order, with other work
+/// between them. All are ordered by the stream; none allocates or blocks. Errors are those of
+/// Group::exchange.
 class PreparedExchange {
  public:
   virtual ~PreparedExchange() = default;
@@ -51,28 +52,27 @@ class PreparedExchange {
     take(stream);
     reclaim(stream);
   }
-  /// The data to be sent are in place: peers that take by themselves may do so from now on.
+  /// The data to send are in place. Peers of a one-sided transport may fetch them from now on.
   virtual void offer(Stream& /*stream*/) {}
-  /// Receives, once the peers have offered; sends, where the transport needs both sides. Between
-  /// two ranks, exchanges are taken in the same order.
+  /// Receives, after the peers have offered; also sends, if the transport is two-sided. Two ranks
+  /// take their common exchanges in the same order.
   virtual void take(Stream& stream) = 0;
-  /// After this the buffers of the sends are free again.
+  /// Afterwards the buffers of the sends may be reused.
   virtual void reclaim(Stream& /*stream*/) {}
 };
 
-/// Ranks that exchange data: those along one mesh axis, or along a tuple of axes. To meet and agree
-/// they have their control().
+/// Ranks that exchange data: those along one mesh axis, or along a tuple of axes. control()
+/// coordinates them.
 ///
-/// Exchanges are ordered by their stream: they return at once, and the buffers belong to the call
-/// until an event recorded after it is complete. They are collective over the ranks that they name:
-/// every send needs the matching receive, and between two ranks messages match in order of posting,
-/// within one stream. A message to oneself must be received within the same exchange. Buffers must
-/// lie where the group works (see place()).
+/// Exchanges are ordered by their stream. They return at once, and the buffers must not be touched
+/// until an event recorded after the call is complete. Every send needs a matching receive; between
+/// two ranks, messages match in order of posting within one stream. A message to oneself is
+/// received in the same exchange. Buffers lie at place().
 ///
-/// Errors: waiting longer than the watchdog's timeout throws TimeoutError naming step, peer (its
-/// rank in the mesh) and bytes; a transport that fails, or a message whose length is not the one
-/// expected, throws LibraryError. After either, only control().abort() is defined. A peer that the
-/// group lacks, or a message to oneself without its counterpart, throws InternalError at once.
+/// Errors: a wait beyond the watchdog's timeout throws TimeoutError, which names step, peer (by its
+/// mesh rank) and bytes. A transport that fails, or a message of unexpected length, throws
+/// LibraryError. After either, only control().abort() is defined. A peer outside the group, or a
+/// message to oneself without its counterpart, throws InternalError at once.
 class Group {
  public:
   virtual ~Group() = default;
@@ -80,11 +80,11 @@ class Group {
   Group& operator=(const Group&) = delete;
 
   [[nodiscard]] Control& control() noexcept { return *control_; }
-  /// For another group of the same ranks.
+  /// For making another group of the same ranks.
   [[nodiscard]] const std::shared_ptr<Control>& shared_control() const noexcept { return control_; }
   [[nodiscard]] int rank() const noexcept { return control_->rank(); }
   [[nodiscard]] int size() const noexcept { return control_->size(); }
-  /// What rank `rank` of the group is in the mesh.
+  /// The mesh rank of rank `rank` of the group.
   [[nodiscard]] int mesh_rank(int rank) const { return control_->mesh_rank(rank); }
   [[nodiscard]] virtual Place place() const noexcept = 0;
   [[nodiscard]] virtual const TransportTraits& traits() const noexcept = 0;
@@ -92,26 +92,25 @@ class Group {
   [[nodiscard]] std::string transport() const { return std::string(traits().name); }
   [[nodiscard]] bool is_one_sided() const noexcept { return traits().one_sided; }
 
-  /// All sends and receives as one step: they may proceed at once in any order.
+  /// All sends and receives as one step. They may proceed concurrently and in any order.
   virtual void exchange(std::span<const Send> sends, std::span<const Receive> receives,
                         Stream& stream, ExchangeLabel label) = 0;
-  /// Makes an exchange ready. Collective over the ranks that it names, like the exchange itself,
-  /// and may block until they have made the matching calls. Buffers that come from
-  /// exchange_memory() are the ones that travel fastest, or at all. The group must outlive the
-  /// result.
+  /// Prepares an exchange. Collective over the ranks that take part in it; may block until they
+  /// have made the matching calls. Buffers from exchange_memory() are the fastest, and for some
+  /// transports the only ones possible. The group must outlive the result.
   [[nodiscard]] virtual std::unique_ptr<PreparedExchange> prepare(std::vector<Send> sends,
                                                                   std::vector<Receive> receives,
                                                                   ExchangeLabel label);
-  /// Where to take memory for the buffers of exchanges from: a pool of the group's own if the
-  /// transport must know its buffers, else `ordinary`.
+  /// The pool for the buffers of exchanges: one of the group's own if the transport must know its
+  /// buffers, else `ordinary`.
   [[nodiscard]] virtual MemoryPool& exchange_memory(MemoryPool& ordinary) { return ordinary; }
-  /// Throws LibraryError if the transport has noticed a failure since; never blocks. For whoever
-  /// waits for work that was posted here.
+  /// Throws LibraryError if the transport has noticed a failure. Never blocks. To be called by a
+  /// thread that waits for work that was posted here.
   virtual void check() {}
-  /// For a rank that gives up on work that was posted here: lets go of what waits for peers on a
-  /// device, which would otherwise block whoever frees memory. Recordings of it must be gone
-  /// before. What is under way may end with anything, here and on peers to which it is passed on.
-  /// Only control().abort() is defined afterwards.
+  /// Abandons the work that was posted here: releases what waits for peers on a device, and would
+  /// otherwise block every call that frees memory. Recordings of this work must be destroyed
+  /// before. Data in flight is undefined afterwards, also on the peers, and only control().abort()
+  /// may be called.
   virtual void give_up() noexcept {}
 
  protected:
@@ -121,7 +120,7 @@ class Group {
   std::shared_ptr<Control> control_;
 };
 
-/// A group of one rank on the host: rank `mesh_rank` of its mesh.
+/// A group of one rank, rank `mesh_rank` of its mesh, for host memory.
 [[nodiscard]] std::unique_ptr<Group> make_self_group(int mesh_rank = 0);
 
 }  // namespace annulus

@@ -34,24 +34,24 @@ class Mesh {
   [[nodiscard]] const Topology& topology() const noexcept { return topology_; }
   [[nodiscard]] int rank() const noexcept { return world_->rank(); }
   [[nodiscard]] int size() const noexcept { return world_->size(); }
-  /// The watchdog given, with signs of life between the mesh's ranks: a stream that waits with it
-  /// does not give up while another rank computes on one of its own.
+  /// The watchdog that was given, connected to all ranks of the mesh: a stream that waits with it
+  /// does not give up while another rank is computing.
   [[nodiscard]] const Watchdog& watchdog() const noexcept { return watchdog_; }
 
-  /// All ranks of the mesh, to meet and agree.
+  /// Coordinates all ranks of the mesh.
   [[nodiscard]] Control& world() noexcept { return *world_; }
-  /// All ranks of the mesh, to exchange host memory. Collective over the mesh the first time.
+  /// All ranks of the mesh, for exchanging host memory. The first call is collective over the mesh.
   [[nodiscard]] Group& group();
   /// The ranks that differ from this one only along `axes`, in row-major order of those axes (first
-  /// = major). Collective over the mesh the first time that a tuple is asked for; kept afterwards.
-  /// Throws UnknownAxisError, and ArgumentError for an axis named twice. No axes, or axes of size
-  /// one: a self group.
+  /// = major). The first request for a tuple is collective over the mesh; later ones return the
+  /// same group. Throws UnknownAxisError, and ArgumentError if an axis occurs twice. Without axes,
+  /// or with axes of size one, it is a group of this rank alone.
   [[nodiscard]] Group& group(std::span<const std::string> axes);
-  /// The same ranks, for memory at `place`: the group itself for host memory, one of `transport`
-  /// for a CUDA device; automatic is peer where nothing stands in its way on any rank (see
-  /// peer_copy_obstacle()), else NCCL. Collective over the mesh the first time that a tuple is
-  /// asked for with a transport; kept afterwards. A group of one rank moves nothing and is the
-  /// host's. Throws UnsupportedError with the reason, on all ranks, for a transport that cannot.
+  /// The same ranks, for memory at `place`: the group above for host memory, one of `transport` for
+  /// a CUDA device. automatic means peer if it is possible on all ranks (see peer_copy_obstacle()),
+  /// else NCCL. The first request for a tuple and a transport is collective over the mesh; later
+  /// ones return the same group. A group of one rank sends nothing, so it is the host's. Throws
+  /// UnsupportedError with the reason, on all ranks, if the transport is not possible.
   [[nodiscard]] Group& group(std::span<const std::string> axes, Place place,
                              Transport transport = Transport::automatic);
   /// As the free function, for this mesh.

@@ -10,7 +10,7 @@
 
 namespace annulus {
 
-/// Mesh axis names, major first: what a dimension is laid on.
+/// Names of mesh axes, major first, along which a dimension is sharded.
 using AxisNames = std::vector<std::string>;
 
 struct MeshAxis {
@@ -33,12 +33,12 @@ class MeshShape {
  public:
   /// One rank, no axes.
   MeshShape() = default;
-  /// Throws ArgumentError("mesh", …) for a repeated name, a name that is empty or has characters
-  /// other than letters, digits and underscores, a size below 1, or 2³¹ ranks and more.
+  /// Throws ArgumentError("mesh", …) for a repeated name; a name that is empty or has characters
+  /// other than letters, digits and underscores; a size below 1; 2³¹ or more ranks.
   explicit MeshShape(std::vector<MeshAxis> axes);
-  /// Parses "dp=2,sp=-1". One size may be −1: it becomes `ranks` over the product of the others.
-  /// With `ranks` = 0 (no communicator), −1 is an error. Throws ArgumentError("mesh", …) also when
-  /// the product differs from `ranks` > 0.
+  /// Parses "dp=2,sp=-1". One size may be −1; it becomes `ranks` divided by the product of the
+  /// others. `ranks` = 0 means that the number is unknown; −1 is then an error. Throws
+  /// ArgumentError("mesh", …), also if the product differs from `ranks` > 0.
   static MeshShape parse(std::string_view text, int ranks);
 
   [[nodiscard]] const std::vector<MeshAxis>& axes() const noexcept { return axes_; }
@@ -51,10 +51,10 @@ class MeshShape {
 
   /// Coordinate of `rank` along one axis.
   [[nodiscard]] int coordinate(int rank, std::string_view axis) const;
-  /// Position of `rank` along a tuple of axes taken as one (row-major, first = major).
+  /// Coordinate of `rank` along a tuple of axes taken as one axis (row-major, first = major).
   [[nodiscard]] int coordinate(int rank, std::span<const std::string> axes) const;
-  /// Ranks along a tuple of axes taken as one; 1 for no axes. Throws ArgumentError for an axis
-  /// named twice.
+  /// Number of ranks along a tuple of axes taken as one axis; 1 for no axes. Throws ArgumentError
+  /// if an axis occurs twice.
   [[nodiscard]] int size(std::span<const std::string> axes) const;
   /// The mesh ranks that differ from `rank` only along `axes`, in order of their coordinate.
   [[nodiscard]] std::vector<int> group(int rank, std::span<const std::string> axes) const;

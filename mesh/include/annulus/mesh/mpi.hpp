@@ -34,12 +34,12 @@ using EnvironmentLookup = std::function<const char*(const char* name)>;
 /// LibraryError with the fix when Slurm started several tasks that cannot find each other.
 [[nodiscard]] bool started_by_launcher(const EnvironmentLookup& lookup);
 
-/// MPI from construction to destruction, with MPI_THREAD_FUNNELED and errors returned as codes.
-/// Without a launcher it starts nothing: a single rank needs no MPI. If MPI runs already, the
-/// session uses it and leaves its start and end to whoever started it.
+/// Initialises MPI with MPI_THREAD_FUNNELED and errors returned as codes, and finalises it when
+/// destroyed. Does neither without a launcher, because a single rank needs no MPI, or if MPI is
+/// already initialised.
 class MpiSession {
  public:
-  /// Initialises MPI if started_by_launcher(), whose LibraryError it lets through.
+  /// Throws what started_by_launcher() throws.
   MpiSession(int* argc, char*** argv);
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;

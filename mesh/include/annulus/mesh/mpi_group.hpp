@@ -10,14 +10,14 @@
 
 namespace annulus {
 
-/// Longest single MPI message: larger ones travel in pieces, so that counts fit an int.
+/// Longest single MPI message. Larger ones are sent in pieces, so that counts fit an int.
 inline constexpr std::size_t kMpiChunkBytes = std::size_t{64} << 20;
 
-/// The ranks `members` of `communicator`, in this order, as a group that moves host memory. Errors
-/// call each rank by its number in the communicator, which is that in the mesh, with mpirun's in
-/// brackets where it is another. Owns the communicator, on which only groups without common ranks
-/// may have other traffic; local apart from that. Work submitted to streams must finish before the
-/// group is destroyed. `chunk_bytes` (1 … 2³¹−1) must be the same on every rank.
+/// The ranks `members` of `communicator`, in this order, as a group that moves host memory. Ranks
+/// of the communicator are mesh ranks; error messages name them, and mpirun's number in brackets
+/// where it differs. The group owns the communicator. Other groups may use it only if they have no
+/// rank in common with this one. The call is not collective. Work submitted to streams must finish
+/// before the group is destroyed. `chunk_bytes` (1 … 2³¹−1) is the same on every rank.
 ///
 /// Exchanges need a host stream. A trace shows each as one transfer span, whose peer is the first
 /// one received from and whose bytes are those received from and sent to other ranks.
@@ -27,7 +27,7 @@ inline constexpr std::size_t kMpiChunkBytes = std::size_t{64} << 20;
 /// All ranks of `communicator`.
 [[nodiscard]] std::unique_ptr<Group> make_mpi_group(Communicator communicator, Watchdog watchdog,
                                                     std::size_t chunk_bytes = kMpiChunkBytes);
-/// Their control calls alone.
+/// Only their control calls.
 [[nodiscard]] std::shared_ptr<Control> make_mpi_control(Communicator communicator,
                                                         Watchdog watchdog);
 

@@ -16,7 +16,7 @@ struct NcclVersions {
 
 [[nodiscard]] NcclVersions nccl_versions();
 
-/// NCCL among all ranks of a mesh: one communicator, from which those of groups are split.
+/// NCCL over all ranks of a mesh: one communicator, from which the groups are split.
 class NcclWorld {
  public:
   virtual ~NcclWorld() = default;
@@ -24,18 +24,18 @@ class NcclWorld {
   NcclWorld(const NcclWorld&) = delete;
   NcclWorld& operator=(const NcclWorld&) = delete;
 
-  /// A group over the ranks of `host`, which takes the control calls and must outlive it.
-  /// Collective over the world: ranks with the same `color` (≥ 0) form a group, in order of `key`,
-  /// and those are the ranks of `host` in their order. Either all ranks get their group, or all
+  /// A group of the ranks of `host`, which handles the control calls and must outlive it.
+  /// Collective over the world. Ranks with the same `color` (≥ 0) form a group, in order of `key`;
+  /// these must be the ranks of `host`, in its order. Either all ranks get their group, or all
   /// throw.
   [[nodiscard]] virtual std::unique_ptr<Group> split(Group& host, int color, int key) = 0;
 };
 
-/// Brings NCCL up for memory of the CUDA device `place`. Collective over `world`, which must
-/// outlive the result. Communicators are non-blocking; waiting for one to come up, or to be let go
-/// of, is bounded by the watchdog. Ranks let go of the world and its groups together, in the same
-/// order, unless one has failed or an exception is on its way. Throws UnsupportedError on all ranks
-/// without NCCL or when two ranks share a device (NCCL cannot), LibraryError when NCCL fails.
+/// Starts NCCL for memory of the CUDA device `place`. Collective over `world`, which must outlive
+/// the result. Communicators are non-blocking, and the watchdog bounds the wait for one to start or
+/// to end. Ranks destroy the world and its groups together and in the same order, except after a
+/// failure or during an exception. Throws, on all ranks, UnsupportedError if the build has no NCCL
+/// or if two ranks share a device, which NCCL does not support; and LibraryError if NCCL fails.
 [[nodiscard]] std::unique_ptr<NcclWorld> make_nccl_world(Control& world, Place place,
                                                          Watchdog watchdog);
 

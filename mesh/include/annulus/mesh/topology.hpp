@@ -7,7 +7,7 @@
 
 namespace annulus {
 
-/// Which ranks share a node: those that see the same host name on the same running kernel.
+/// Which ranks share a node. Ranks do if they see the same host name on the same running kernel.
 struct Topology {
   std::vector<int> node_of_rank;        ///< node index of every rank; nodes count from 0
   std::vector<int> local_rank_of_rank;  ///< position of every rank within its node
@@ -18,7 +18,7 @@ struct Topology {
 
   /// Collective over `ranks`.
   static Topology discover(Control& ranks);
-  /// From what every rank says of its place, equal on the same node: "host name\nidentity".
+  /// From one text per rank, "host name\nidentity", equal for ranks of the same node.
   static Topology from_seats(const std::vector<std::string>& seats);
 };
 

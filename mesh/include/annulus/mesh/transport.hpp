@@ -14,12 +14,12 @@ enum class Transport : std::uint8_t {
   peer  ///< copy engines over mapped memory, inside a node
 };
 
-/// What others must know of a transport. Plain data, the same in every build: for groups, and for
-/// those who only plan and predict.
+/// The properties of a transport that matter outside it. Plain data, the same in every build, so
+/// that plans and predictions need no transport.
 struct TransportTraits {
   std::string_view name;                    ///< "peer"
-  Transport choice = Transport::automatic;  ///< the user's word for it; automatic: none
-  bool ahead = false;                       ///< messages move while the ranks compute
+  Transport choice = Transport::automatic;  ///< how the user asks for it; automatic: cannot
+  bool ahead = false;                       ///< messages advance while the ranks compute
   bool one_sided = false;       ///< a receiver takes by itself what a prepared exchange offers:
                                 ///< take() waits for no send, reclaim() for nothing else
   bool shares_devices = false;  ///< several ranks may use one GPU
@@ -27,18 +27,18 @@ struct TransportTraits {
                                 ///< replayed by all of them
 };
 
-/// Every transport there is.
+/// All transports.
 [[nodiscard]] std::span<const TransportTraits* const> transports() noexcept;
-/// Those between GPUs, the ones that automatic prefers first.
+/// The transports between GPUs, in the order in which automatic prefers them.
 [[nodiscard]] std::vector<Transport> device_transports();
 /// Throws ArgumentError for a name that no transport has.
 [[nodiscard]] const TransportTraits& transport_traits(std::string_view name);
-/// Not of automatic: InternalError.
+/// Throws InternalError for automatic.
 [[nodiscard]] const TransportTraits& transport_traits(Transport transport);
 
 /// "auto", "nccl", "peer".
 [[nodiscard]] std::string_view name_of(Transport transport) noexcept;
-/// All that parse_transport() takes, automatic first.
+/// All names that parse_transport() accepts, "auto" first.
 [[nodiscard]] std::vector<std::string_view> transport_choices();
 /// Throws ArgumentError.
 [[nodiscard]] Transport parse_transport(std::string_view name);

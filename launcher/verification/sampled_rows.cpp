@@ -42,7 +42,8 @@ std::vector<Sample> samples_of(const Extents& output, std::int64_t kv_heads) {
   return samples;
 }
 
-// Makes one row's attention over some columns that over those of `part` as well (SEMANTICS §1).
+// Merges one row's attention over some columns with that over the columns of `part`
+// (docs/semantics.md §1).
 void merge(OracleOutput& row, const OracleOutput& part) {
   const std::size_t dim = row.output.size() / row.lse.size();
   for (std::size_t head = 0; head < part.lse.size(); ++head) {

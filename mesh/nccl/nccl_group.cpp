@@ -181,7 +181,7 @@ void check_devices_differ(Control& world, Place place) {
     if (other == seats.begin() + static_cast<std::ptrdiff_t>(rank)) continue;
     throw UnsupportedError(
         fmt::format("transport nccl: ranks {} and {} share a GPU, which NCCL does not support "
-                    "(--transport peer with --share-gpus does)",
+                    "(--transport peer --share-gpus does)",
                     other - seats.begin(), rank));
   }
 }

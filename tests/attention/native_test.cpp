@@ -410,8 +410,8 @@ double error_in_pieces(const WholeAttention& whole, const OracleOutput& truth, i
   return error.output;
 }
 
-// SEMANTICS §6: merging pieces costs at most a tenth over computing at once. A float32 LSE would
-// cost more in float32 runs; how much is on record.
+// docs/semantics.md §6: merging pieces costs at most a tenth over computing at once. A float32 LSE
+// would cost more in float32 runs; how much is on record.
 TEST(Native, MergedPiecesAreAsAccurateAsTheWhole) {
   Random random(21);
   for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {

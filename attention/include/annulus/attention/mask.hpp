@@ -38,7 +38,7 @@ struct SegmentRun {
 
 /// Which keys each query sees, by (batch, head, query position, key position), all of them global.
 ///
-/// A mask is the intersection of its parts (SEMANTICS §1). It describes the whole batch and
+/// A mask is the intersection of its parts (docs/semantics.md §1). It describes the whole batch and
 /// sequence, not a shard: every rank can ask about the rows and columns of any rank, and the
 /// answers do not depend on the sharding. Tiles are given as strided position ranges. Dense and
 /// block masks, which may differ by head, are further parts of the same kind: they would narrow
@@ -159,9 +159,9 @@ class Mask {
   std::vector<std::int32_t> kv_lengths_;
 };
 
-/// Segment ids 0, 1, … of packed documents from their prefix sum (SEMANTICS §1): starts at 0, never
-/// falls (a document may be empty), ends at `length`. Throws ArgumentError("cu_seqlens", …) naming
-/// the first wrong entry.
+/// Segment ids 0, 1, … of packed documents from their prefix sum (docs/semantics.md §1): starts at
+/// 0, never falls (a document may be empty), ends at `length`. Throws ArgumentError("cu_seqlens",
+/// …) naming the first wrong entry.
 [[nodiscard]] std::vector<std::int32_t> segments_from_cu_seqlens(
     std::span<const std::int32_t> cu_seqlens, std::int64_t length);
 

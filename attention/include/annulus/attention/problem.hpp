@@ -36,7 +36,7 @@ struct AttentionShape {
 /// What to compute: the whole, unsharded problem, without its tensors.
 ///
 /// A logit is s = scale · q·k, then soft_cap · tanh(s / soft_cap) if capped; masked entries become
-/// −∞ before the softmax. A row that sees nothing gives output 0 and LSE −∞ (SEMANTICS §1).
+/// −∞ before the softmax. A row that sees nothing gives output 0 and LSE −∞ (docs/semantics.md §1).
 struct AttentionProblem {
   AttentionShape shape;
   DType dtype = DType::float32;    ///< of query, key, value and output

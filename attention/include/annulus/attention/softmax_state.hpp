@@ -11,9 +11,9 @@ namespace annulus {
 /// the log of the sum of their exponentials, LSE, float32 or float64 [B,N,t].
 ///
 /// Partial results form a commutative monoid. The empty element is (0, −∞); the product is the
-/// merge of SEMANTICS §1 (the online softmax of Milakov & Gimelshein 2018, blockwise as in Liu et
-/// al. 2023, Ring Attention, §3). The caller chooses the order of merging; the same order gives the
-/// same bits.
+/// merge of docs/semantics.md §1 (the online softmax of Milakov & Gimelshein 2018, blockwise as in
+/// Liu et al. 2023, Ring Attention, §3). The caller chooses the order of merging; the same order
+/// gives the same bits.
 ///
 /// A row may see keys and still have only logits of −∞, from the input or from products beyond
 /// float32. It has no weight, and alone it is 0/0. Its element is (NaN, −∞): it disappears in a

@@ -27,8 +27,8 @@ class UnknownAxisError : public UserError {
   UnknownAxisError(std::string_view axis, const MeshShape& mesh);
 };
 
-/// Named axes with sizes; ranks in row-major order, the last axis fastest (SEMANTICS §3). Plain
-/// data: it needs no MPI, so plans can be made for any number of ranks.
+/// Named axes with sizes; ranks in row-major order, the last axis fastest (docs/semantics.md §3).
+/// Plain data: it needs no MPI, so plans can be made for any number of ranks.
 class MeshShape {
  public:
   /// One rank, no axes.

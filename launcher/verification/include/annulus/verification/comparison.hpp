@@ -22,7 +22,7 @@ struct Deviation {
 [[nodiscard]] Deviation compare(const OracleOutput& truth, const ConstTensorView& output,
                                 const ConstTensorView& lse);
 
-/// The errors of SEMANTICS §6.
+/// The errors of docs/semantics.md §6.
 struct Accuracy {
   double output = 0;  ///< relative Frobenius error; 0 if both are zero
   double lse = 0;     ///< largest absolute error

@@ -40,8 +40,7 @@ std::string version_obstacle(const LocalMask& mask, std::int64_t columns) {
 }
 
 std::string layout_obstacle(const char* name, const ConstTensorView& tensor) {
-  if (tensor.stride(3) != 1)
-    return fmt::format("the head dimension of {} has a stride other than 1", name);
+  if (tensor.stride(3) != 1) return fmt::format("the head dimension of {} is strided", name);
   for (int dim = 0; dim < 3; ++dim) {
     if (tensor.size(dim) > 1 && tensor.stride(dim) % kSdpaVector != 0) {
       return fmt::format("{} has strides {}, which are not multiples of {}", name,

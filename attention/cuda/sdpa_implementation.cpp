@@ -72,15 +72,14 @@ Capability sdpa_accepts(const AttentionProblem& problem, Place place) {
                           std::string(name_of(problem.dtype)));
   }
   if (!(problem.logit_scale() > 0)) {
-    return Capability::no(
-        "cuDNN takes the largest logit before scaling: the scale must be positive");
+    return Capability::no("cuDNN takes the maximum before it scales, so it needs a positive scale");
   }
   const std::int64_t dim = problem.shape.head_dim;
   const std::int64_t value_dim = problem.shape.value_dim;
   const bool known = (dim == value_dim && dim <= 256) || (dim == 192 && value_dim == 128);
   if (!known || dim % kSdpaVector != 0) {
     return Capability::no(fmt::format(
-        "cuDNN takes equal head dimensions, multiples of {} up to 256, or 192 with 128 for "
+        "cuDNN needs equal head dimensions that are multiples of {} up to 256, or 192 with 128 for "
         "values, not {} with {}",
         kSdpaVector, dim, value_dim));
   }

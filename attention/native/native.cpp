@@ -147,8 +147,8 @@ class NativeImplementation final : public Implementation {
     // A device keeps a row's query and sum in shared memory, for several rows at once.
     constexpr std::int64_t kMostDims = 4096;
     if (!place.is_host() && problem.shape.head_dim + problem.shape.value_dim > kMostDims) {
-      return Capability::no(
-          fmt::format("head dimensions beyond {} together do not fit on the device", kMostDims));
+      return Capability::no(fmt::format(
+          "head dimensions that add up to more than {} do not fit on the device", kMostDims));
     }
     return Capability::yes();
   }

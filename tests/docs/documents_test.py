@@ -8,7 +8,7 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(sys.argv.pop(1))
-ROOMS = ["core", "mesh", "partition", "attention", "launcher", "tests", "examples",
+ROOMS = ["core", "mesh", "partition", "attention", "ring", "launcher", "tests", "examples",
          "benchmarks", "scripts", "cmake"]
 CODE = {".hpp", ".cpp", ".cu", ".cuh", ".py", ".cmake", ".txt"}
 

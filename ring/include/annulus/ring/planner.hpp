@@ -15,8 +15,8 @@
 
 namespace annulus::ring {
 
-/// Throws ArgumentError for an unknown name, NotAvailableError for a schedule of SEMANTICS §5 that
-/// this version lacks.
+/// Throws ArgumentError for an unknown name, NotAvailableError for a schedule of docs/semantics.md
+/// §5 that this version lacks.
 [[nodiscard]] Schedule parse_schedule(std::string_view name);
 
 /// How a schedule is carried out. What is best depends on the place: see for_place().
@@ -85,7 +85,7 @@ struct ScheduleChoice {
   std::vector<PassedOver> passed_over;
 };
 
-/// `name` is "auto" or one of SEMANTICS §5. Throws the errors of parse_schedule(), and
+/// `name` is "auto" or one of docs/semantics.md §5. Throws the errors of parse_schedule(), and
 /// UnsupportedError when a named schedule cannot run: local, with a sharded key/value sequence.
 /// Large meshes are judged by some of their ranks; see sample_ranks().
 [[nodiscard]] ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name);

@@ -32,7 +32,7 @@ struct LocalTensors {
 
 struct ShardedAttentionOptions {
   std::string implementation = "auto";
-  std::string schedule = "auto";        ///< or a name of SEMANTICS §5
+  std::string schedule = "auto";        ///< or a name of docs/semantics.md §5
   std::optional<PlanOptions> plan;      ///< PlanOptions::for_place(device.place()) if not given
   std::optional<CostModel> cost_model;  ///< CostModel::for_place(device.place()) if not given
   RunnerOptions runner;

@@ -2,6 +2,9 @@
 #include <cstdlib>
 #include <string>
 
+#include <fmt/format.h>
+
+#include <annulus/core/bytes.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/core/memory.hpp>
 #include <annulus/core/setup_counter.hpp>
@@ -9,7 +12,7 @@
 namespace annulus {
 
 Buffer::~Buffer() {
-  if (pool_ != nullptr) pool_->give_back(data_, bytes_);
+  if (pool_ != nullptr) pool_->give_back(data_, block_);
 }
 
 Place Buffer::place() const noexcept {
@@ -21,15 +24,37 @@ std::size_t MemoryPool::block_bytes(std::size_t bytes) const noexcept {
   return (at_least_one + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-Buffer MemoryPool::allocate(std::size_t bytes) {
-  const std::size_t block = block_bytes(bytes);
-  const std::lock_guard lock(mutex_);
-  void* data = nullptr;
-  if (const auto found = free_.find(block); found != free_.end() && !found->second.empty()) {
-    data = found->second.back();
+std::pair<void*, std::size_t> MemoryPool::take_free(std::size_t block) noexcept {
+  const std::size_t most = block + block / 4;
+  for (auto found = free_.lower_bound(block); found != free_.end() && found->first <= most;
+       ++found) {
+    if (found->second.empty()) continue;
+    void* const data = found->second.back();
     found->second.pop_back();
-  } else {
+    return {data, found->first};
+  }
+  return {nullptr, 0};
+}
+
+Buffer MemoryPool::allocate(std::size_t bytes, std::string_view what) {
+  const std::size_t wanted = block_bytes(bytes);
+  const std::lock_guard lock(mutex_);
+  auto [data, block] = take_free(wanted);
+  if (data == nullptr) {
+    block = wanted;
     data = system_allocate(block);
+    if (data == nullptr && may_trim()) {
+      release_locked();
+      data = system_allocate(block);
+    }
+    if (data == nullptr) {
+      const std::string state = system_state();
+      throw LibraryError(fmt::format(
+          "{}: no memory for {}{}{}: this pool has handed out {} and keeps {}{}{}",
+          to_string(place_), human_bytes(bytes), what.empty() ? "" : " of ", what,
+          human_bytes(statistics_.in_use), human_bytes(statistics_.reserved - statistics_.in_use),
+          state.empty() ? "" : "; ", state));
+    }
     // Giving back must not allocate: the free list keeps room for every block it may get.
     auto& list = free_[block];
     list.reserve(list.capacity() + 1);
@@ -39,11 +64,10 @@ Buffer MemoryPool::allocate(std::size_t bytes) {
   }
   statistics_.in_use += block;
   statistics_.peak_in_use = std::max(statistics_.peak_in_use, statistics_.in_use);
-  return {this, data, bytes};
+  return {this, data, bytes, block};
 }
 
-void MemoryPool::give_back(void* data, std::size_t bytes) noexcept {
-  const std::size_t block = block_bytes(bytes);
+void MemoryPool::give_back(void* data, std::size_t block) noexcept {
   const std::lock_guard lock(mutex_);
   free_[block].push_back(data);
   statistics_.in_use -= block;
@@ -60,7 +84,15 @@ void MemoryPool::reset_peak() {
 }
 
 void MemoryPool::trim() {
+  if (may_trim()) release();
+}
+
+void MemoryPool::release() noexcept {
   const std::lock_guard lock(mutex_);
+  release_locked();
+}
+
+void MemoryPool::release_locked() noexcept {
   for (auto& [block, list] : free_) {
     for (void* data : list) system_free(data, block);
     statistics_.reserved -= block * list.size();
@@ -71,11 +103,7 @@ void MemoryPool::trim() {
 // The one place that takes memory from the system: what owns it is the pool.
 // NOLINTBEGIN(cppcoreguidelines-owning-memory)
 void* HostMemoryPool::system_allocate(std::size_t bytes) {
-  void* data = std::aligned_alloc(kAlignment, bytes);
-  if (data == nullptr) {
-    throw LibraryError("out of host memory: asked for " + std::to_string(bytes) + " bytes");
-  }
-  return data;
+  return std::aligned_alloc(kAlignment, bytes);
 }
 
 void HostMemoryPool::system_free(void* data, std::size_t /*bytes*/) noexcept {

@@ -1,3 +1,5 @@
+#include <condition_variable>
+#include <mutex>
 #include <thread>
 
 #include <fmt/format.h>
@@ -6,6 +8,53 @@
 #include <annulus/core/watchdog.hpp>
 
 namespace annulus {
+
+class Computing::Thread {
+ public:
+  Thread(std::shared_ptr<LifeSigns> signs, Watchdog::Seconds most)
+      : signs_(std::move(signs)), most_(most), thread_([this] { run(); }) {}
+  ~Thread() {
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    end_.notify_one();
+    thread_.join();
+  }
+  Thread(const Thread&) = delete;
+  Thread& operator=(const Thread&) = delete;
+
+ private:
+  void run() {
+    using Clock = std::chrono::steady_clock;
+    constexpr std::chrono::milliseconds kPause{20};  // give() knows how often is often enough
+    const auto begin = Clock::now();
+    std::unique_lock lock(mutex_);
+    while (!end_.wait_for(lock, kPause, [this] { return ended_; })) {
+      if (Clock::now() - begin > most_) return;
+      try {
+        signs_->give();
+      } catch (const Error&) {
+        return;  // the calls of the main thread will say what is wrong
+      }
+    }
+  }
+
+  std::shared_ptr<LifeSigns> signs_;
+  Watchdog::Seconds most_;
+  std::mutex mutex_;
+  std::condition_variable end_;
+  bool ended_ = false;
+  std::thread thread_;
+};
+
+Computing::Computing(std::shared_ptr<LifeSigns> life_signs, Watchdog::Seconds most) {
+  if (life_signs && life_signs->any_thread_may_give()) {
+    thread_ = std::make_unique<Thread>(std::move(life_signs), most);
+  }
+}
+
+Computing::~Computing() = default;
 
 void Watchdog::wait(const std::function<bool()>& done,
                     const std::function<std::string()>& describe) const {

@@ -1,8 +1,13 @@
+#include <algorithm>
 #include <cctype>
+#include <charconv>
+#include <cstddef>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
@@ -42,12 +47,29 @@ ExitCode dispatch(const launcher::CommandContext& context) {
   throw InternalError("a command that nobody runs");
 }
 
+// --timeout, or ANNULUS_TIMEOUT, before the options are read: the start has to end too. What is
+// wrong with it is told later.
+Watchdog::Seconds start_timeout(const std::vector<std::string>& words) {
+  std::string text;
+  if (const char* variable = std::getenv("ANNULUS_TIMEOUT"); variable != nullptr) text = variable;
+  constexpr std::string_view kOption = "--timeout";
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i] == kOption && i + 1 < words.size()) text = words[i + 1];
+    if (words[i].starts_with(std::string(kOption) + "="))
+      text = words[i].substr(kOption.size() + 1);
+  }
+  double seconds = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  const bool good = error == std::errc() && end == text.data() + text.size() && seconds > 0;
+  return Watchdog::Seconds(good ? seconds : launcher::Options().timeout);
+}
+
 // Every rank has its own environment and perhaps its own file system: they agree on what was asked
 // for before anything starts.
 std::optional<launcher::Options> agree_on_options(const MpiSession& session,
                                                   const std::vector<std::string>& words,
                                                   std::string& help) {
-  const Watchdog watchdog{Watchdog::Seconds(launcher::Options().timeout)};
+  const Watchdog watchdog{start_timeout(words)};
   Mesh everyone(MeshShape({{"ranks", session.size()}}), session.world(), watchdog);
   auto options =
       collectively(everyone.world(), [&] { return launcher::parse_options(words, help); });
@@ -104,14 +126,20 @@ ExitCode guarded(const MpiSession& session, const std::vector<std::string>& word
 int main(int argc, char** argv) {
   std::string who;
   try {
-    const MpiSession session(&argc, &argv);
+    const std::vector<std::string> words(argv + 1, argv + argc);
+    const Watchdog::Seconds timeout = start_timeout(words);
+    // Processes do not start at the same moment, however short the timeout.
+    constexpr Watchdog::Seconds kStart{30};
+    MpiSession session(&argc, &argv, std::max(timeout, kStart), print_error);
     files::remove_temporary_files_on_signals();  // MPI has set up its own handlers now
     if (session.size() > 1) {
       who = fmt::format("rank {}: ", session.rank());
       set_log_rank(session.rank());
     }
     try {
-      return code(guarded(session, {argv + 1, argv + argc}));
+      const ExitCode exit_code = guarded(session, words);
+      session.finish(Watchdog(timeout));
+      return code(exit_code);
     } catch (const std::exception& error) {
       // The other ranks do not know: they wait, and only the end of the job frees them.
       print_error(names_its_rank(error.what()) ? error.what() : who + error.what());

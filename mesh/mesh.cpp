@@ -11,7 +11,7 @@
 #include <annulus/mesh/mpi_group.hpp>
 #include <annulus/mesh/peer_copy_group.hpp>
 
-#include "mpi/duplicate.hpp"
+#include "mpi/bounded.hpp"
 #include "mpi/mpi_life_signs.hpp"
 
 namespace annulus {

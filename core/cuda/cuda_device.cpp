@@ -1,9 +1,13 @@
+#include <array>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include <annulus/core/bytes.hpp>
 #include <annulus/core/cuda.hpp>
+#include <annulus/core/cuda_memory.hpp>
 #include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/device_guard.hpp>
 
 #include "cuda/cuda_recording.hpp"
 
@@ -17,29 +21,33 @@ std::string version_text(int version) {
 class CudaMemoryPool final : public MemoryPool {
  public:
   explicit CudaMemoryPool(int device) : MemoryPool(Place::cuda(device)) {}
-  ~CudaMemoryPool() override { trim(); }
+  ~CudaMemoryPool() override { release(); }
 
  protected:
   void* system_allocate(std::size_t bytes) override {
-    void* data = nullptr;
-    if (const cudaError_t code = cudaMalloc(&data, bytes); code != cudaSuccess) {
-      (void)cudaGetLastError();
-      throw CudaError(fmt::format("{}: allocating {} bytes", to_string(place()), bytes), code);
-    }
-    return data;
+    const DeviceGuard guard(place().device);
+    return cuda::allocate(bytes);
   }
   void system_free(void* data, std::size_t /*bytes*/) noexcept override { (void)cudaFree(data); }
+  [[nodiscard]] std::string system_state() const override {
+    return cuda::memory_state(place().device);
+  }
 };
 
 class PinnedMemoryPool final : public MemoryPool {
  public:
   PinnedMemoryPool() : MemoryPool(Place::host()) {}
-  ~PinnedMemoryPool() override { trim(); }
+  ~PinnedMemoryPool() override { release(); }
 
  protected:
   void* system_allocate(std::size_t bytes) override {
     void* data = nullptr;
-    check_cuda(cudaMallocHost(&data, bytes), "cudaMallocHost");
+    const cudaError_t code = cudaMallocHost(&data, bytes);
+    if (code == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();
+      return nullptr;
+    }
+    check_cuda(code, "cudaMallocHost");
     return data;
   }
   void system_free(void* data, std::size_t /*bytes*/) noexcept override {
@@ -47,10 +55,21 @@ class PinnedMemoryPool final : public MemoryPool {
   }
 };
 
+class CurrentCudaDevice final : public CurrentDevice {
+ public:
+  explicit CurrentCudaDevice(int index) : guard_(index) {}
+
+ private:
+  DeviceGuard guard_;
+};
+
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(int index) : index_(index), memory_(index) {}
   [[nodiscard]] Place place() const noexcept override { return Place::cuda(index_); }
+  [[nodiscard]] std::unique_ptr<CurrentDevice> make_current() const override {
+    return std::make_unique<CurrentCudaDevice>(index_);
+  }
   [[nodiscard]] MemoryPool& memory() noexcept override { return memory_; }
   [[nodiscard]] MemoryPool& staging() override { return staging_; }
   using Device::make_stream;
@@ -60,6 +79,7 @@ class CudaDevice final : public Device {
   }
   [[nodiscard]] std::unique_ptr<Recording> record(Stream& stream,
                                                   const std::function<void()>& body) override {
+    const DeviceGuard guard(index_);
     return record_graph(CudaStream::of(stream), body);
   }
   void copy(const ConstTensorView& source, const TensorView& destination, Stream& stream) override {
@@ -67,6 +87,7 @@ class CudaDevice final : public Device {
         !(source.shape() == destination.shape()) || source.dtype() != destination.dtype()) {
       throw InternalError("copy between host and device of tensors that differ or have gaps");
     }
+    const DeviceGuard guard(index_);
     check_cuda(cudaMemcpyAsync(destination.data(), source.data(), source.bytes(), cudaMemcpyDefault,
                                CudaStream::of(stream).raw()),
                "cudaMemcpyAsync");
@@ -79,6 +100,36 @@ class CudaDevice final : public Device {
 };
 
 }  // namespace
+
+namespace cuda {
+
+void* allocate(std::size_t bytes) {
+  void* data = nullptr;
+  const cudaError_t code = cudaMalloc(&data, bytes);
+  if (code == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    return nullptr;
+  }
+  check_cuda(code, "cudaMalloc");
+  return data;
+}
+
+std::string memory_state(int device) {
+  const DeviceGuard guard(device);
+  std::size_t free = 0;
+  std::size_t total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return fmt::format("{} of the device's {} are free", human_bytes(free), human_bytes(total));
+}
+
+std::string bus_id(int device) {
+  std::array<char, 32> text{};
+  check_cuda(cudaDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()), device),
+             "cudaDeviceGetPCIBusId");
+  return text.data();
+}
+
+}  // namespace cuda
 
 std::string cuda_unavailable_reason() {
   int count = 0;
@@ -94,6 +145,15 @@ std::string cuda_unavailable_reason() {
   return count > 0 ? "" : "no CUDA device is visible";
 }
 
+bool cuda_is_broken() {
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  (void)cudaGetLastError();
+  int driver = 0;
+  const bool has_driver = cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0;
+  return has_driver && code != cudaSuccess && code != cudaErrorNoDevice;
+}
+
 std::vector<CudaDeviceInfo> cuda_devices() {
   std::vector<CudaDeviceInfo> devices;
   if (!cuda_unavailable_reason().empty()) return devices;
@@ -107,7 +167,8 @@ std::vector<CudaDeviceInfo> cuda_devices() {
       uuid += fmt::format("{:02x}", static_cast<unsigned char>(byte));
     }
     devices.push_back({properties.name, properties.major * 10 + properties.minor,
-                       properties.multiProcessorCount, properties.totalGlobalMem, uuid});
+                       properties.multiProcessorCount, properties.totalGlobalMem, uuid,
+                       cuda::bus_id(index)});
   }
   return devices;
 }

@@ -1,4 +1,3 @@
-#include <chrono>
 #include <cmath>
 #include <utility>
 
@@ -7,6 +6,8 @@
 #include <annulus/core/cuda.hpp>
 #include <annulus/core/cuda_driver.hpp>
 #include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/device_guard.hpp>
+#include <annulus/core/device_wait.hpp>
 #include <annulus/core/setup_counter.hpp>
 
 namespace annulus {
@@ -19,7 +20,8 @@ Handle<CudaEventTraits> make_event(unsigned flags) {
   return Handle<CudaEventTraits>(raw);
 }
 
-Handle<CudaStreamTraits> make_raw_stream(bool urgent) {
+Handle<CudaStreamTraits> make_raw_stream(int device, bool urgent) {
+  const DeviceGuard guard(device);
   count_setup();
   int least = 0;
   int greatest = 0;
@@ -103,7 +105,7 @@ CudaStream::CudaStream(std::string name, int device, Watchdog watchdog, Tracer* 
       device_(device),
       watchdog_(std::move(watchdog)),
       tracer_(tracer),
-      stream_(make_raw_stream(urgent)),
+      stream_(make_raw_stream(device, urgent)),
       events_(std::make_shared<EventPool>()),
       marked_(marks().allocate(sizeof(std::uint32_t))) {
   *static_cast<std::uint32_t*>(marked_.data()) = 0;
@@ -112,10 +114,12 @@ CudaStream::CudaStream(std::string name, int device, Watchdog watchdog, Tracer* 
 CudaStream::~CudaStream() = default;
 
 std::shared_ptr<Event> CudaStream::record() {
+  const DeviceGuard guard(device_);
   return std::make_shared<PooledEvent>(events_, stream_.get());
 }
 
 void CudaStream::wait(std::shared_ptr<Event> event) {
+  const DeviceGuard guard(device_);
   if (const auto* cuda = dynamic_cast<const PooledEvent*>(event.get())) {
     check_cuda(cudaStreamWaitEvent(stream_.get(), cuda->raw(), 0), "cudaStreamWaitEvent");
     return;
@@ -125,39 +129,21 @@ void CudaStream::wait(std::shared_ptr<Event> event) {
 }
 
 void CudaStream::synchronize(const Waiting& waiting) {
-  using Clock = std::chrono::steady_clock;
-  // A call of a few milliseconds would feel the naps of the watchdog.
-  constexpr std::chrono::milliseconds kSpin{20};
-  const auto idle = [&] {
+  const DeviceGuard guard(device_);
+  const auto idle = [this] {
     const cudaError_t state = cudaStreamQuery(stream_.get());
     if (state == cudaErrorNotReady) return false;
     check_cuda(state, "cudaStreamQuery");
     return true;
   };
-  const auto moved = [&] { return waiting.moved ? waiting.moved() : marked(); };
-  const auto spin_until = Clock::now() + kSpin;
-  bool done = idle();
-  while (!done && Clock::now() < spin_until) done = idle();
-  while (!done) {
-    const std::uint64_t before = moved();
-    const auto sign_due = Clock::now() + watchdog_.timeout() / 8;
-    watchdog_.wait(
-        [&] {
-          if (waiting.check) waiting.check();
-          done = idle();
-          const bool alive = Clock::now() > sign_due && waiting.computing && waiting.computing();
-          return done || alive || moved() != before;
-        },
-        [&] {
-          return waiting.describe ? waiting.describe()
-                                  : fmt::format("{}: waiting for {}", name_, to_string(place()));
-        });
-    watchdog_.give_life_sign();
-  }
+  wait_for_device({idle, [this] { return std::uint64_t{marked()}; },
+                   fmt::format("{}: waiting for {}", name_, to_string(place()))},
+                  waiting, watchdog_);
   report_spans();
 }
 
 void CudaStream::mark(std::uint32_t value) {
+  const DeviceGuard guard(device_);
   cuda::check_driver(cuda::driver_calls().stream_write_value(
                          stream_.get(), reinterpret_cast<CUdeviceptr>(marked_.data()), value,
                          CU_STREAM_WRITE_VALUE_DEFAULT),
@@ -189,6 +175,7 @@ void CudaStream::end_span() {
 }
 
 Handle<CudaEventTraits> CudaStream::timed_event() {
+  const DeviceGuard guard(device_);
   Handle<CudaEventTraits> event = make_event(cudaEventDefault);
   check_cuda(cudaEventRecord(event.get(), stream_.get()), "cudaEventRecord");
   return event;

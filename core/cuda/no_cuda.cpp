@@ -11,6 +11,9 @@ constexpr const char* kReason = "this build has no CUDA";
 std::string cuda_unavailable_reason() {
   return kReason;
 }
+bool cuda_is_broken() {
+  return false;
+}
 std::vector<CudaDeviceInfo> cuda_devices() {
   return {};
 }

@@ -229,6 +229,7 @@ class Bench {
 
     moved.download();
     const verification::Deviation deviation = collectively(world, [&] {
+      const Computing computing = world.computing();
       return verification::sampled_deviation(problem, operands, shards, options_.seed, mesh_.rank(),
                                              threads_);
     });

@@ -58,15 +58,14 @@ PlannedCase plan_case(const Options& options, const Registry& registry) {
   ring::ShardedOperands operands = shard_operands(setup);
   // The ranks need not exist: what they compute with is what the user says.
   const Place place = options.device == "cuda" ? Place::cuda(0) : Place::host();
-  PlannedCase planned{std::move(setup), std::move(operands), {}, place,
-                      cost_model_of(options, place), {}, {}};
+  PlannedCase planned{
+      std::move(setup), std::move(operands), {}, place, cost_model_of(options, place), {}, {}};
   check_choices(options, planned.setup.problem, planned.operands, registry, place,
                 Presence::assumed);
   // The machine that computes need not be this one.
-  planned.candidates = registry
-                           .select(options.implementation, planned.setup.problem, place,
-                                   Presence::assumed)
-                           .candidates;
+  planned.candidates =
+      registry.select(options.implementation, planned.setup.problem, place, Presence::assumed)
+          .candidates;
   const ring::PlanInput input = planned.input(planned.operands);
   planned.choice = ring::choose_schedule(input, options.schedule);
   planned.model = input.model;
@@ -244,6 +243,7 @@ ExitCode plan_command(const CommandContext& context) {
   Mesh everyone(MeshShape({{"ranks", context.session.size()}}), context.session.world(),
                 Watchdog(Watchdog::Seconds(options.timeout)));
   collectively(everyone.world(), [&] {
+    const Computing computing = everyone.world().computing();
     const Registry registry = Registry::standard();
     const PlannedCase planned = plan_case(options, registry);
     if (everyone.rank() != 0) return;

@@ -165,6 +165,8 @@ ExitCode run_command(const CommandContext& context) {
   MemoryPool& memory = device.staging();
   Tensor query, key, value, output, lse;
   collectively(world, [&] {
+    constexpr double kDiskTimeouts = 20;  // may pass before a disk counts as hung
+    const Computing reading = world.computing(kDiskTimeouts);
     const TraceScope scope(&tracer, "files", {TraceCategory::file, "read"});
     query = read_shard(inputs.query, operands.query, mesh.rank(), options.bhtd, memory);
     key = read_shard(inputs.key, operands.key, mesh.rank(), options.bhtd, memory);
@@ -190,8 +192,7 @@ ExitCode run_command(const CommandContext& context) {
   if (trace) trace->commit(collector.spans());
   collectively(world, [&] {
     if (!leader) return;
-    Report report =
-        make_report(options, setup, mesh, attention_options.runner.threads, attention);
+    Report report = make_report(options, setup, mesh, attention_options.runner.threads, attention);
     add_result(report, setup, attention, measured);
     if (!report_files->replace_table()) {
       if (options.explain) {

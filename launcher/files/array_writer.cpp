@@ -19,6 +19,9 @@
 namespace annulus::files {
 namespace {
 
+// A disk may take so many timeouts before it counts as hung.
+constexpr double kDiskTimeouts = 20;
+
 std::string header_of(const std::string& path, std::vector<ArrayInfo>& arrays) {
   for (const ArrayInfo& array : arrays) {
     if (!byte_count(array.dtype, array.shape)) {
@@ -79,6 +82,7 @@ void ArrayWriter::write_slice(std::span<const PositionRanges> index, const Const
                               std::size_t array) noexcept {
   if (failure_) return;
   try {
+    const Computing writing = group_.computing(kDiskTimeouts);
     write(index, source, array);
   } catch (...) {
     failure_ = std::current_exception();
@@ -117,6 +121,7 @@ void ArrayWriter::commit() {
   collectively(group_, [&] {
     if (failure_) std::rethrow_exception(failure_);
     if (!file_) throw InternalError(path_ + ": committed twice");
+    const Computing writing = group_.computing(kDiskTimeouts);
     sync_and_close(std::move(file_), path_);
   });
   const std::vector<double> written = group_.sum(written_);
@@ -128,6 +133,7 @@ void ArrayWriter::commit() {
     }
   }
   collectively(group_, [&] {
+    const Computing writing = group_.computing(kDiskTimeouts);
     if (temporary) temporary->commit();
   });
 }

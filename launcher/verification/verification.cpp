@@ -165,8 +165,10 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
                                    attention_options(sharded_case, device.place()));
 
   HostMemoryPool host;
-  const CaseShards shards = collectively(
-      world, [&] { return CaseShards(operands, problem.dtype, sharded_case.seed, rank, host); });
+  const CaseShards shards = collectively(world, [&] {
+    const Computing computing = world.computing();
+    return CaseShards(operands, problem.dtype, sharded_case.seed, rank, host);
+  });
   DeviceTensors moved = collectively(
       world, [&] { return DeviceTensors(shards.local_tensors(), device, mesh.watchdog()); });
   const auto run = [&] {
@@ -194,6 +196,7 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   const bool repeats = bytes_of(shards.output) == output && bytes_of(shards.lse) == lse;
 
   const OracleOutput truth = collectively(world, [&] {
+    const Computing computing = world.computing();
     const WholeColumns columns(operands, problem.dtype, sharded_case.seed, rank, host);
     return oracle_attention(problem, shards.query.view(), columns.key.view(), columns.value.view(),
                             operands.query.positions(rank, 1),

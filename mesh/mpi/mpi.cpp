@@ -1,15 +1,22 @@
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include <annulus/mesh/mpi.hpp>
 
+#include "mpi/bounded.hpp"
+#include "mpi/deadline.hpp"
+
 namespace annulus {
 namespace {
+
+constexpr int kExitCode = static_cast<int>(ExitCode::failure);
 
 bool mpi_is_running() noexcept {
   int initialized = 0;
@@ -73,7 +80,8 @@ bool started_by_launcher(const EnvironmentLookup& lookup) {
   return false;
 }
 
-MpiSession::MpiSession(int* argc, char*** argv) {
+MpiSession::MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout, LastWord last_word)
+    : timeout_(timeout), last_word_(std::move(last_word)) {
   if (mpi_is_running()) {
     active_ = true;
     return;
@@ -82,7 +90,13 @@ MpiSession::MpiSession(int* argc, char*** argv) {
     return;
   }
   int provided = MPI_THREAD_SINGLE;
-  check_mpi(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+  {
+    const Deadline deadline(
+        timeout_,
+        fmt::format("start of MPI: waiting for other ranks (nothing for {:g} s)", timeout_.count()),
+        last_word_, kExitCode);
+    check_mpi(MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+  }
   active_ = true;
   owner_ = true;
   if (provided < MPI_THREAD_FUNNELED) {
@@ -94,7 +108,25 @@ MpiSession::MpiSession(int* argc, char*** argv) {
 }
 
 MpiSession::~MpiSession() {
-  if (owner_ && mpi_is_running()) MPI_Finalize();
+  if (!owner_ || !mpi_is_running()) return;
+  // Ranks that fail alone must not keep their error to themselves until the others have come.
+  constexpr Watchdog::Seconds kFailing{5};
+  const bool failing = std::uncaught_exceptions() > exceptions_;
+  try {
+    finish(Watchdog(failing ? std::min(timeout_, kFailing) : timeout_));
+  } catch (const Error& error) {
+    if (!failing && last_word_) last_word_(error.what());
+  }
+}
+
+void MpiSession::finish(const Watchdog& watchdog) {
+  if (!owner_ || !mpi_is_running()) return;
+  meet(MPI_COMM_WORLD, watchdog, "end of the job");
+  const Deadline deadline(
+      timeout_,
+      fmt::format("end of MPI: waiting for other ranks (nothing for {:g} s)", timeout_.count()),
+      last_word_, kExitCode);
+  MPI_Finalize();
 }
 
 MPI_Comm MpiSession::world() const noexcept {
@@ -115,6 +147,9 @@ int MpiSession::size() const {
 
 void abort_job(int exit_code) noexcept {
   std::fflush(nullptr);
+  // The launcher may be out of reach, behind a network that has failed.
+  constexpr Watchdog::Seconds kPatience{10};
+  const Deadline deadline(kPatience, "", {}, exit_code);
   if (mpi_is_running()) MPI_Abort(MPI_COMM_WORLD, exit_code);
   std::_Exit(exit_code);
 }

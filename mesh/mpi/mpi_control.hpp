@@ -29,6 +29,10 @@ class MpiControl final : public Control {
   [[nodiscard]] std::vector<std::string> collect_text(const std::string& text) override;
   [[nodiscard]] std::vector<double> sum(std::span<const double> values) override;
   [[nodiscard]] std::vector<double> max(std::span<const double> values) override;
+  using Control::computing;
+  [[nodiscard]] Computing computing(double timeouts) const override {
+    return watchdog_.computing(timeouts);
+  }
   [[noreturn]] void abort(int exit_code) noexcept override;
 
  private:

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <annulus/core/bytes.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/mpi.hpp>
 
@@ -14,18 +15,6 @@
 
 namespace annulus {
 namespace {
-
-std::string human_bytes(std::int64_t bytes) {
-  if (bytes < 1024) return fmt::format("{} B", bytes);
-  constexpr std::array<const char*, 4> kUnits{"KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes) / 1024;
-  std::size_t unit = 0;
-  while (value >= 1024 && unit + 1 < std::size(kUnits)) {
-    value /= 1024;
-    ++unit;
-  }
-  return fmt::format("{:.4g} {}", value, kUnits[unit]);
-}
 
 // Calls piece(offset, bytes) for each MPI message that `bytes` travel in; an empty message is one.
 template <class Piece>
@@ -171,8 +160,8 @@ std::string MpiExchange::describe() const {
       const std::int64_t count = bytes[static_cast<std::size_t>(peer)];
       if (count < 0) continue;
       waits += waits.empty() ? "" : ", ";
-      waits += fmt::format(fmt::runtime(format), human_bytes(count), label_.what,
-                           endpoint_.name_of(peer));
+      waits += fmt::format(fmt::runtime(format), human_bytes(static_cast<std::uint64_t>(count)),
+                           label_.what, endpoint_.name_of(peer));
     }
   };
   append(Direction::receive, "{} of {} from {}");

@@ -17,6 +17,9 @@ class MpiLifeSigns final : public LifeSigns {
     int size = 0;
     check_mpi(MPI_Comm_size(communicator_.get(), &size), "MPI_Comm_size");
     sends_.assign(static_cast<std::size_t>(size), MPI_REQUEST_NULL);
+    int level = MPI_THREAD_SINGLE;
+    check_mpi(MPI_Query_thread(&level), "MPI_Query_thread");
+    any_thread_may_give_ = level >= MPI_THREAD_SERIALIZED;
   }
 
   ~MpiLifeSigns() override {
@@ -47,6 +50,8 @@ class MpiLifeSigns final : public LifeSigns {
     }
   }
 
+  [[nodiscard]] bool any_thread_may_give() const override { return any_thread_may_give_; }
+
   bool heard() override {
     bool any = false;
     for (;;) {
@@ -70,6 +75,7 @@ class MpiLifeSigns final : public LifeSigns {
   Watchdog::Seconds interval_;
   Clock::time_point last_given_;
   int rank_ = 0;
+  bool any_thread_may_give_ = false;
   std::vector<MPI_Request> sends_;  // by peer
 };
 

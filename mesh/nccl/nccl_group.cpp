@@ -11,7 +11,9 @@
 
 #include <fmt/format.h>
 
+#include <annulus/core/cuda_memory.hpp>
 #include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/device_guard.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/nccl_group.hpp>
@@ -19,7 +21,6 @@
 #include "device_group.hpp"
 #include "nccl/traits.hpp"
 #include "node_identity.hpp"
-#include "peer/device_seat.hpp"
 
 namespace annulus {
 namespace {
@@ -74,11 +75,12 @@ using Failed = std::shared_ptr<bool>;
 // Lets NCCL go about `what` for that long; it may wait for a peer that hangs, or for what keeps it
 // from ending, and nothing is said about a failure until this rank has left.
 template <class What>
-void within(std::chrono::duration<double> patience, What what) noexcept {
+void within(std::chrono::duration<double> patience, int device, What what) noexcept {
   try {
     auto done = std::make_shared<std::promise<void>>();
     const std::future<void> end = done->get_future();
-    std::thread([what, done] {
+    std::thread([device, what, done] {
+      (void)cudaSetDevice(device);  // the thread's own choice, which ends with it
       what();
       done->set_value();
     }).detach();
@@ -92,15 +94,15 @@ void within(std::chrono::duration<double> patience, What what) noexcept {
 // all goes well.
 class NcclCommunicator {
  public:
-  NcclCommunicator(ncclComm_t raw, Watchdog watchdog, Failed failed)
-      : raw_(raw), watchdog_(std::move(watchdog)), failed_(std::move(failed)) {}
+  NcclCommunicator(ncclComm_t raw, int device, Watchdog watchdog, Failed failed)
+      : raw_(raw), device_(device), watchdog_(std::move(watchdog)), failed_(std::move(failed)) {}
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
   ~NcclCommunicator() {
     // Peers may free what this rank still uses, so they part together. Those that have failed, or
     // are on their way out with an error, do not come; nor does this one wait for them.
     if (!*failed_ && std::uncaught_exceptions() <= exceptions_ && finalized()) {
-      within(watchdog_.timeout(), [raw = raw_] { (void)ncclCommDestroy(raw); });
+      within(watchdog_.timeout(), device_, [raw = raw_] { (void)ncclCommDestroy(raw); });
     } else {
       abort();
     }
@@ -112,7 +114,7 @@ class NcclCommunicator {
     constexpr std::chrono::seconds kPatience{5};
     *failed_ = true;
     if (ncclComm_t raw = std::exchange(raw_, nullptr); raw != nullptr) {
-      within(kPatience, [raw] { (void)ncclCommAbort(raw); });
+      within(kPatience, device_, [raw] { (void)ncclCommAbort(raw); });
     }
   }
 
@@ -120,8 +122,9 @@ class NcclCommunicator {
   // Flushes what was posted; a communicator that does not block does that meanwhile.
   [[nodiscard]] bool finalized() const noexcept {
     try {
+      const DeviceGuard guard(device_);
       check_nccl(ncclCommFinalize(raw_), "ncclCommFinalize");
-      settle("letting go of NCCL");
+      settle("end of NCCL");
       return true;
     } catch (const std::exception&) {
       return false;  // the peer that is missing has its own error to tell
@@ -129,6 +132,7 @@ class NcclCommunicator {
   }
 
   ncclComm_t raw_;
+  int device_;
   Watchdog watchdog_;
   Failed failed_;
   int exceptions_ = std::uncaught_exceptions();
@@ -143,6 +147,7 @@ class NcclGroup final : public DeviceGroup {
 
   void exchange(std::span<const Send> sends, std::span<const Receive> receives, Stream& stream,
                 ExchangeLabel label) override {
+    const DeviceGuard guard(place().device);
     auto* const raw = CudaStream::of(stream).raw();
     check_nccl(ncclGroupStart(), "ncclGroupStart");
     for (const Send& send : sends) {
@@ -161,6 +166,7 @@ class NcclGroup final : public DeviceGroup {
   }
   void give_up() noexcept override { communicator_->abort(); }
   void check() override {
+    const DeviceGuard guard(place().device);
     ncclResult_t state = ncclSuccess;
     check_nccl(ncclCommGetAsyncError(communicator_->get(), &state), "ncclCommGetAsyncError");
     check_nccl(state, "NCCL");
@@ -173,7 +179,7 @@ class NcclGroup final : public DeviceGroup {
 // NCCL says no more than "invalid usage", and only on some ranks.
 void check_devices_differ(Control& world, Place place) {
   const std::string mine = collectively(
-      world, [&] { return fmt::format("{} {}", node_identity(), peer::pci_bus_id(place.device)); });
+      world, [&] { return fmt::format("{} {}", node_identity(), cuda::bus_id(place.device)); });
   const std::vector<std::string> seats = world.gather_text(mine);
   for (std::size_t rank = 0; rank < seats.size(); ++rank) {
     const auto other =
@@ -199,6 +205,7 @@ class StandardNcclWorld final : public NcclWorld {
     });
     const ncclUniqueId id = from_hexadecimal(world_.gather_text(mine).front());
     collectively(world_, [&] {
+      const DeviceGuard guard(place_.device);
       ncclConfig_t config = non_blocking();
       ncclComm_t raw = nullptr;
       check_nccl(ncclCommInitRankConfig(&raw, world_.size(), id, world_.rank(), &config),
@@ -211,6 +218,7 @@ class StandardNcclWorld final : public NcclWorld {
   [[nodiscard]] std::unique_ptr<Group> split(Group& host, int color, int key) override {
     return collectively(world_, [&]() -> std::unique_ptr<Group> {
       constexpr const char* kWhat = "splitting the NCCL communicator";
+      const DeviceGuard guard(place_.device);
       ncclConfig_t config = non_blocking();
       ncclComm_t raw = nullptr;
       check_nccl(ncclCommSplit(communicator_->get(), color, key, &raw, &config), "ncclCommSplit");
@@ -225,7 +233,7 @@ class StandardNcclWorld final : public NcclWorld {
 
  private:
   [[nodiscard]] std::unique_ptr<NcclCommunicator> own(ncclComm_t raw) const {
-    return std::make_unique<NcclCommunicator>(raw, watchdog_, failed_);
+    return std::make_unique<NcclCommunicator>(raw, place_.device, watchdog_, failed_);
   }
 
   Control& world_;

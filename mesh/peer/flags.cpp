@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <annulus/core/cuda_driver.hpp>
+#include <annulus/core/device_guard.hpp>
 #include <annulus/core/error.hpp>
 
 #include "peer/stream_operations.hpp"
@@ -24,8 +25,9 @@ Flag::~Flag() {
 }
 
 FlagBlock::FlagBlock(MemoryPool& pool, const Watchdog& watchdog)
-    : memory_(pool.allocate(kFlags * kStrideBytes)),
+    : memory_(pool.allocate(kFlags * kStrideBytes, "flags of transport peer")),
       stream_("flags", pool.place().device, watchdog, nullptr, true) {
+  const DeviceGuard guard(pool.place().device);
   check_cuda(cudaMemsetAsync(memory_.data(), 0, memory_.bytes(), stream_.raw()), "cudaMemsetAsync");
   free_.reserve(kFlags);
   for (std::size_t i = kFlags; i-- > 0;) {
@@ -52,6 +54,14 @@ Flag FlagBlock::take() {
 
 void FlagBlock::let_everybody_pass() noexcept {
   if (useless_) return;  // done before
+  try {
+    const DeviceGuard guard(memory_.place().device);
+    raise_until_idle();
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the device is lost, and nothing waits
+  }
+}
+
+void FlagBlock::raise_until_idle() {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kGrace{200};
   constexpr std::chrono::seconds kMost{5};

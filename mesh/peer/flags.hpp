@@ -59,6 +59,7 @@ class FlagBlock {
 
  private:
   friend class Flag;
+  void raise_until_idle();
   void give_back(std::uint32_t* flag) noexcept { free_.push_back(flag); }
 
   Buffer memory_;

@@ -141,8 +141,9 @@ class Handshake {
   void check_cards() {
     for (const Message& message : messages_) {
       const bool sending = message.side == Side::sender;
-      const int sender = sending ? host_.rank() : message.peer;
-      const int receiver = sending ? message.peer : host_.rank();
+      const int own = host_.mesh_rank(host_.rank());
+      const int sender = sending ? own : host_.mesh_rank(message.peer);
+      const int receiver = sending ? host_.mesh_rank(message.peer) : own;
       if (message.theirs.side == message.side) {
         throw LibraryError(
             fmt::format("{}: ranks {} and {} disagree on who sends what", what_, sender, receiver));
@@ -156,7 +157,7 @@ class Handshake {
     }
     for (const Message& message : messages_) {
       if (const std::string error = message.theirs.error.get(); !error.empty()) {
-        throw LibraryError(fmt::format("rank {}: {}", message.peer, error));
+        throw LibraryError(fmt::format("rank {}: {}", host_.mesh_rank(message.peer), error));
       }
     }
   }
@@ -164,14 +165,14 @@ class Handshake {
   void connect(std::vector<OutgoingMessage>& outgoing, std::vector<IncomingMessage>& incoming) {
     for (Message& message : messages_) {
       if (message.bytes == 0) continue;
-      auto* const flag =
-          static_cast<std::uint32_t*>(mappings_.map(message.peer, message.theirs.flag));
+      auto* const flag = static_cast<std::uint32_t*>(
+          mappings_.map(host_.mesh_rank(message.peer), message.theirs.flag));
       if (message.side == Side::sender) {
         outgoing.push_back({std::move(message.flag), flag});
       } else {
         incoming.push_back({std::move(message.flag), flag,
-                            mappings_.map(message.peer, message.theirs.data), message.destination,
-                            message.bytes});
+                            mappings_.map(host_.mesh_rank(message.peer), message.theirs.data),
+                            message.destination, message.bytes});
       }
     }
   }
@@ -194,8 +195,9 @@ class Handshake {
     for (const int peer : peers_) {
       if (const std::string error = (text++)->get(); !error.empty()) {
         // What the peer has from a third rank says so already.
-        throw LibraryError(error.starts_with("rank ") ? error
-                                                      : fmt::format("rank {}: {}", peer, error));
+        throw LibraryError(error.starts_with("rank ")
+                               ? error
+                               : fmt::format("rank {}: {}", host_.mesh_rank(peer), error));
       }
     }
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/device_guard.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/peer_copy_group.hpp>
@@ -25,7 +26,8 @@ class PeerCopyGroup final : public DeviceGroup {
       : DeviceGroup(host, place),
         watchdog_(std::move(watchdog)),
         memory_(place.device),
-        flags_(memory_, watchdog_) {}
+        flags_(memory_, watchdog_),
+        mappings_(place.device) {}
   // As with communicators, ranks end their groups together: nobody frees what is mapped elsewhere.
   // Unless something failed, when the others may never come.
   ~PeerCopyGroup() override {
@@ -77,6 +79,7 @@ class PeerCopyGroup final : public DeviceGroup {
   std::unique_ptr<peer::PeerExchange> shake_hands(const std::vector<Send>& sends,
                                                   const std::vector<Receive>& receives,
                                                   const ExchangeLabel& label) {
+    const DeviceGuard guard(place().device);
     return peer::shake_hands(host(), watchdog_, sends, receives, label, flags_, mappings_);
   }
 

@@ -9,12 +9,13 @@
 
 #include <fmt/format.h>
 
+#include <annulus/core/cuda_memory.hpp>
 #include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/device_guard.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/peer_copy_group.hpp>
 
 #include "node_identity.hpp"
-#include "peer/device_seat.hpp"
 #include "peer/flags.hpp"
 #include "peer/shared_memory.hpp"
 
@@ -75,7 +76,7 @@ std::string obstacle_between(int rank, const Seat& mine, int device, int peer, c
       return fmt::format("the GPUs of ranks {} and {} ({} and {}) cannot access each other", rank,
                          peer, mine.bus_id, theirs.bus_id);
     }
-    peer::PeerMappings trial;
+    peer::PeerMappings trial(device);
     (void)trial.map(peer, theirs.memory);
   } catch (const Error& error) {
     return fmt::format("rank {}: {}", rank, error.what());
@@ -97,14 +98,16 @@ std::string peer_copy_obstacle(Group& host, Place place) {
   // Lives until all have tried to open it.
   std::optional<peer::SharedMemoryPool> pool;
   std::optional<peer::FlagBlock> flags;
+  std::optional<DeviceGuard> guard;
   try {
+    guard.emplace(place.device);
     mine.node = node_identity();
-    mine.bus_id = peer::pci_bus_id(place.device);
+    mine.bus_id = cuda::bus_id(place.device);
     pool.emplace(place.device);
     flags.emplace(*pool, Watchdog(kTrial));
     mine.memory = peer::share(flags->take().address());
   } catch (const std::exception& error) {
-    mine.error = fmt::format("rank {}: {}", host.rank(), error.what());
+    mine.error = fmt::format("rank {}: {}", host.mesh_rank(host.rank()), error.what());
   }
   std::vector<Seat> seats;
   std::vector<std::string> errors;
@@ -117,8 +120,8 @@ std::string peer_copy_obstacle(Group& host, Place place) {
   std::string reason;
   for (int other = 0; other < host.size() && reason.empty(); ++other) {
     if (other == host.rank()) continue;
-    reason = obstacle_between(host.rank(), mine, place.device, other,
-                              seats[static_cast<std::size_t>(other)]);
+    reason = obstacle_between(host.mesh_rank(host.rank()), mine, place.device,
+                              host.mesh_rank(other), seats[static_cast<std::size_t>(other)]);
   }
   return first_of(host.control().gather_text(reason));
 }

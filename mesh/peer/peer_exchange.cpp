@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/device_guard.hpp>
 
 #include "peer/stream_operations.hpp"
 
@@ -29,6 +30,7 @@ PeerExchange::~PeerExchange() {
 
 void PeerExchange::offer(Stream& stream) {
   flags_.check();
+  const DeviceGuard guard(stream.place().device);
   StreamOperations operations(CudaStream::of(stream).raw());
   for (const OutgoingMessage& message : outgoing_) operations.write(message.peer_ready, kRaised);
   operations.submit();
@@ -36,6 +38,7 @@ void PeerExchange::offer(Stream& stream) {
 
 void PeerExchange::take(Stream& stream) {
   auto* const raw = CudaStream::of(stream).raw();
+  const DeviceGuard guard(stream.place().device);
   StreamOperations operations(raw);
   for (const OwnCopy& own : copies_) copy(own.destination, own.source, own.bytes, raw);
   for (const IncomingMessage& message : incoming_) {
@@ -48,6 +51,7 @@ void PeerExchange::take(Stream& stream) {
 }
 
 void PeerExchange::reclaim(Stream& stream) {
+  const DeviceGuard guard(stream.place().device);
   StreamOperations operations(CudaStream::of(stream).raw());
   for (const OutgoingMessage& message : outgoing_) {
     operations.wait_and_lower(message.done.address());

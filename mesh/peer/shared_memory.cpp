@@ -7,7 +7,9 @@
 #include <fmt/format.h>
 
 #include <annulus/core/cuda_driver.hpp>
+#include <annulus/core/cuda_memory.hpp>
 #include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/device_guard.hpp>
 
 namespace annulus::peer {
 
@@ -38,14 +40,12 @@ std::size_t SharedMemoryPool::block_bytes(std::size_t bytes) const noexcept {
 void* SharedMemoryPool::system_allocate(std::size_t bytes) {
   // Smaller allocations share a page of the driver, and a handle gives away the whole page.
   constexpr std::size_t kPage = std::size_t{2} << 20;
-  void* data = nullptr;
-  if (const cudaError_t code = cudaMalloc(&data, (bytes + kPage - 1) / kPage * kPage);
-      code != cudaSuccess) {
-    (void)cudaGetLastError();
-    throw CudaError(fmt::format("{}: allocating {} bytes for exchanges", to_string(place()), bytes),
-                    code);
-  }
-  return data;
+  const DeviceGuard guard(place().device);
+  return cuda::allocate((bytes + kPage - 1) / kPage * kPage);
+}
+
+std::string SharedMemoryPool::system_state() const {
+  return cuda::memory_state(place().device);
 }
 
 void SharedMemoryPool::system_free(void* data, std::size_t /*bytes*/) noexcept {
@@ -56,6 +56,7 @@ void* PeerMappings::map(int peer, const SharedAddress& address) {
   const std::string handle(address.allocation.reserved, sizeof(address.allocation.reserved));
   Handle<MappingTraits>& mapping = mapped_[{peer, handle}];
   if (!mapping) {
+    const DeviceGuard guard(device_);
     void* base = nullptr;
     const cudaError_t code =
         cudaIpcOpenMemHandle(&base, address.allocation, cudaIpcMemLazyEnablePeerAccess);

@@ -25,7 +25,7 @@ struct SharedAddress {
 class SharedMemoryPool final : public MemoryPool {
  public:
   explicit SharedMemoryPool(int device) : MemoryPool(Place::cuda(device)) {}
-  ~SharedMemoryPool() override { trim(); }
+  ~SharedMemoryPool() override { release(); }
 
  protected:
   /// As nothing goes back to the system, sizes come in few steps: an eighth of the next lower power
@@ -33,11 +33,15 @@ class SharedMemoryPool final : public MemoryPool {
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes) const noexcept override;
   void* system_allocate(std::size_t bytes) override;
   void system_free(void* data, std::size_t bytes) noexcept override;
+  [[nodiscard]] bool may_trim() const noexcept override { return false; }
+  [[nodiscard]] std::string system_state() const override;
 };
 
 /// The allocations of peers that this process has mapped, each once, until the object ends.
 class PeerMappings {
  public:
+  /// For use by the CUDA device `device`.
+  explicit PeerMappings(int device) : device_(device) {}
   /// The peer's address as it is here. Maps the allocation the first time; throws LibraryError.
   [[nodiscard]] void* map(int peer, const SharedAddress& address);
   /// Unmaps all.
@@ -49,6 +53,7 @@ class PeerMappings {
     static Raw null() noexcept { return nullptr; }
     static void release(Raw raw) noexcept { (void)cudaIpcCloseMemHandle(raw); }
   };
+  int device_;
   std::map<std::pair<int, std::string>, Handle<MappingTraits>> mapped_;  // by peer and handle
 };
 

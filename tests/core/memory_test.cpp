@@ -4,12 +4,17 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <annulus/core/bytes.hpp>
+#include <annulus/core/error.hpp>
 #include <annulus/core/memory.hpp>
 
 namespace annulus {
@@ -84,7 +89,7 @@ TEST(MemoryPool, BuffersMove) {
 class CoarsePool final : public MemoryPool {
  public:
   CoarsePool() : MemoryPool(Place::host()) {}
-  ~CoarsePool() override { trim(); }
+  ~CoarsePool() override { release(); }
   std::vector<std::size_t> asked;
 
  protected:
@@ -106,6 +111,116 @@ TEST(MemoryPool, ServesRequestsOfOneStepFromOneBlock) {
   EXPECT_EQ(pool.allocate(1).bytes(), 1U);
   EXPECT_EQ(pool.asked, (std::vector<std::size_t>{8192, 256}));
   EXPECT_EQ(pool.statistics().reserved, 8192U + 256U);
+}
+
+TEST(MemoryPool, TakesTheSmallestFreeBlockThatFits) {
+  HostMemoryPool pool;
+  const void* large = nullptr;
+  const void* fitting = nullptr;
+  {
+    const Buffer a = pool.allocate(5120);
+    const Buffer b = pool.allocate(4864);
+    large = a.data();
+    fitting = b.data();
+  }
+  const Buffer first = pool.allocate(4608);
+  EXPECT_EQ(first.data(), fitting);
+  const Buffer second = pool.allocate(4608);
+  EXPECT_EQ(second.data(), large);
+  EXPECT_EQ(pool.statistics().system_calls, 2U);
+  EXPECT_EQ(pool.statistics().in_use, 5120U + 4864U);
+}
+
+TEST(MemoryPool, WastesNoMoreThanAQuarter) {
+  HostMemoryPool pool;
+  (void)pool.allocate(8192);
+  const Buffer small = pool.allocate(6144);
+  EXPECT_EQ(pool.statistics().system_calls, 2U);
+  const Buffer close = pool.allocate(6656);
+  EXPECT_EQ(pool.statistics().system_calls, 2U);
+  EXPECT_EQ(pool.statistics().in_use, 6144U + 8192U);
+}
+
+/// A system with so many bytes, which does not give what it has handed out.
+class SmallPool final : public MemoryPool {
+ public:
+  explicit SmallPool(std::size_t bytes, bool may_trim = true)
+      : MemoryPool(Place::host()), left_(bytes), may_trim_(may_trim) {}
+  ~SmallPool() override { release(); }
+
+ protected:
+  void* system_allocate(std::size_t bytes) override {
+    if (bytes > left_) return nullptr;
+    left_ -= bytes;
+    return std::aligned_alloc(kAlignment, bytes);
+  }
+  void system_free(void* data, std::size_t bytes) noexcept override {
+    left_ += bytes;
+    std::free(data);
+  }
+  [[nodiscard]] bool may_trim() const noexcept override { return may_trim_; }
+  [[nodiscard]] std::string system_state() const override {
+    return std::to_string(left_) + " bytes are left";
+  }
+
+ private:
+  std::size_t left_;
+  bool may_trim_;
+};
+
+TEST(MemoryPool, GivesFreeBlocksBackBeforeItFails) {
+  SmallPool pool(10 << 20);
+  const Buffer kept = pool.allocate(1 << 20);
+  (void)pool.allocate(4 << 20);
+  (void)pool.allocate(2 << 20);
+  const Buffer large = pool.allocate(9 << 20);
+  EXPECT_NE(large.data(), nullptr);
+  EXPECT_EQ(pool.statistics().reserved, std::size_t{10} << 20);
+}
+
+std::string error_of(MemoryPool& pool, std::size_t bytes, std::string_view what) {
+  try {
+    (void)pool.allocate(bytes, what);
+  } catch (const LibraryError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(MemoryPool, SaysWhatItHadNoMemoryFor) {
+  SmallPool pool(std::size_t{3} << 20);
+  const Buffer kept = pool.allocate(std::size_t{1} << 20);
+  EXPECT_EQ(
+      error_of(pool, std::size_t{5} << 29, "key/value blocks"),
+      "cpu: no memory for 2.5 GiB of key/value blocks: this pool has handed out 1 MiB and keeps "
+      "0 B; 2097152 bytes are left");
+  EXPECT_EQ(error_of(pool, 3 << 20, {}),
+            "cpu: no memory for 3 MiB: this pool has handed out 1 MiB and keeps 0 B; 2097152 bytes "
+            "are left");
+  EXPECT_EQ(pool.statistics().in_use, std::size_t{1} << 20);
+  EXPECT_NE(pool.allocate(std::size_t{2} << 20).data(), nullptr) << "the pool works on";
+}
+
+TEST(MemoryPool, KeepsWhatOthersMayHaveMapped) {
+  SmallPool pool(std::size_t{3} << 20, /*may_trim=*/false);
+  (void)pool.allocate(std::size_t{2} << 20);
+  pool.trim();
+  EXPECT_EQ(pool.statistics().reserved, std::size_t{2} << 20);
+  EXPECT_THAT(error_of(pool, 3 << 20, {}), ::testing::HasSubstr("keeps 2 MiB"));
+}
+
+TEST(MemoryPool, NoHostHasSoMuch) {
+  HostMemoryPool pool;
+  EXPECT_THAT(error_of(pool, std::size_t{1} << 60, "query"),
+              ::testing::HasSubstr("no memory for 1024 PiB of query"));
+}
+
+TEST(HumanBytes, ScaleByPowersOfTwo) {
+  EXPECT_EQ(human_bytes(0), "0 B");
+  EXPECT_EQ(human_bytes(1023), "1023 B");
+  EXPECT_EQ(human_bytes(1536), "1.5 KiB");
+  EXPECT_EQ(human_bytes(std::uint64_t{5} << 29), "2.5 GiB");
+  EXPECT_EQ(human_bytes(std::uint64_t{1} << 60), "1024 PiB");
 }
 
 TEST(MemoryPool, ServesSeveralThreads) {

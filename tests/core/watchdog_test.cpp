@@ -1,6 +1,8 @@
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -51,6 +53,54 @@ TEST(Watchdog, CountsSilenceOnly) {
   EXPECT_EQ(signs->given, 0);  // a rank that waits says nothing
   watchdog.give_life_sign();
   EXPECT_EQ(signs->given, 1);
+}
+
+class CountedSigns final : public LifeSigns {
+ public:
+  explicit CountedSigns(bool any_thread) : any_thread_(any_thread) {}
+  void give() override { ++given; }
+  bool heard() override { return false; }
+  [[nodiscard]] bool any_thread_may_give() const override { return any_thread_; }
+  std::atomic<int> given = 0;
+
+ private:
+  bool any_thread_;
+};
+
+TEST(Watchdog, ComputingGivesSignsUntilItEnds) {
+  const auto signs = std::make_shared<CountedSigns>(true);
+  const Watchdog watchdog(Watchdog::Seconds(1), signs);
+  {
+    const Computing computing = watchdog.computing();
+    const auto begin = std::chrono::steady_clock::now();
+    while (signs->given < 3 &&
+           std::chrono::steady_clock::now() - begin < std::chrono::seconds(20)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    EXPECT_GE(signs->given, 3);
+  }
+  const int given = signs->given;
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(signs->given, given);
+}
+
+TEST(Watchdog, WhatMightHangGivesSignsForSomeTimeOnly) {
+  const auto signs = std::make_shared<CountedSigns>(true);
+  const Watchdog watchdog(Watchdog::Seconds(1), signs);
+  const Computing computing = watchdog.computing(0.2);
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  const int given = signs->given;
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_EQ(signs->given, given);
+}
+
+TEST(Watchdog, OtherThreadsGiveNoSignsThatTheyMayNot) {
+  const auto signs = std::make_shared<CountedSigns>(false);
+  const Watchdog watchdog(Watchdog::Seconds(1), signs);
+  const Computing computing = watchdog.computing();
+  const Computing nobody = Watchdog(Watchdog::Seconds(1)).computing();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_EQ(signs->given, 0);
 }
 
 TEST(Watchdog, LetsErrorsThrough) {

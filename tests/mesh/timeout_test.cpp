@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -182,6 +183,35 @@ TEST(LifeSigns, AHealthyRankMayComputeLongerThanTheTimeout) {
     }
   }
   EXPECT_NO_THROW(mesh.world().barrier());
+}
+
+// One rank does what no stream knows of, as an oracle or a disk does.
+TEST(LifeSigns, ComputingIsNoSilence) {
+  const int size = test::session().size();
+  if (size < 2) GTEST_SKIP() << "needs 2 ranks";
+  Mesh mesh(MeshShape({{"sp", size}}), test::session().world(), Watchdog(Watchdog::Seconds(1)));
+  if (mesh.rank() == size - 1) {
+    const Computing computing = mesh.world().computing();
+    std::this_thread::sleep_for(std::chrono::seconds(3));
+  }
+  EXPECT_NO_THROW(mesh.world().barrier());
+}
+
+TEST(LifeSigns, WhatHangsIsSilentInTheEnd) {
+  const int size = test::session().size();
+  if (size < 2) GTEST_SKIP() << "needs 2 ranks";
+  const auto patient = test::make_world_group();
+  Mesh mesh(MeshShape({{"sp", size}}), test::session().world(), Watchdog(Watchdog::Seconds(1)));
+  if (mesh.rank() == size - 1) {
+    const Computing computing = mesh.world().computing(1);
+    std::this_thread::sleep_for(std::chrono::seconds(6));
+  } else {
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_THAT(timeout_text([&] { mesh.world().barrier(); }),
+                StartsWith("barrier: waiting for rank " + std::to_string(size - 1)));
+    EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1500));
+  }
+  patient->control().barrier();
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ struct CudaDeviceInfo {
   int multiprocessors = 0;
   std::size_t memory_bytes = 0;
   std::string uuid;
+  std::string bus_id;  ///< "0000:1b:00.0": the same in every process of a node
 };
 
 struct CudaVersions {
@@ -27,12 +28,16 @@ struct CudaVersions {
 /// Why no GPU can be used, such as "this build has no CUDA" or "no CUDA device: …"; empty if one
 /// can.
 [[nodiscard]] std::string cuda_unavailable_reason();
+/// Whether GPUs seem to be there all the same: a driver that fails, or is too old for this build.
+/// False where there is neither, and where CUDA_VISIBLE_DEVICES hides all.
+[[nodiscard]] bool cuda_is_broken();
 /// Devices that CUDA_VISIBLE_DEVICES leaves visible; empty when there are none or no CUDA.
 [[nodiscard]] std::vector<CudaDeviceInfo> cuda_devices();
 [[nodiscard]] CudaVersions cuda_versions();
 
-/// The device with this index among the visible ones, made current for the calling thread. Throws
-/// UnsupportedError with the reason when there is none.
+/// The device with this index among the visible ones, made current for the calling thread. Its
+/// calls, and those of its streams and memory, may come from any thread, whatever device is current
+/// there. Throws UnsupportedError with the reason when there is none.
 [[nodiscard]] std::unique_ptr<Device> make_cuda_device(int index);
 
 /// Page-locked host memory, for staging between files and device.

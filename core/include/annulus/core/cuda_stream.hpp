@@ -36,7 +36,7 @@ struct CudaEventTraits {
   static void release(Raw raw) noexcept;
 };
 
-/// A CUDA stream of the current device.
+/// A stream of a CUDA device. Its calls may come from any thread, whatever device is current there.
 class CudaStream final : public Stream {
  public:
   /// `tracer` may be null; otherwise it must outlive the stream.
@@ -49,7 +49,7 @@ class CudaStream final : public Stream {
   /// A CUDA event makes the stream wait; any other makes the calling thread wait.
   void wait(std::shared_ptr<Event> event) override;
   using Stream::synchronize;
-  /// As long as marked() changes, waiting goes on. Spans reach the tracer here.
+  /// See wait_for_device(). Spans reach the tracer here.
   void synchronize(const Waiting& waiting) override;
   /// The device advances by itself.
   void progress() override {}

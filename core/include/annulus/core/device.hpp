@@ -13,10 +13,19 @@
 
 namespace annulus {
 
+/// While it lives, work that the calling thread gives to a GPU by CUDA's own calls goes to the
+/// device that it comes from; what was current before is current again at the end.
+class CurrentDevice {
+ public:
+  virtual ~CurrentDevice() = default;
+};
+
 /// What a rank computes with: its memory and its streams.
 class Device {
  public:
   virtual ~Device() = default;
+  /// For callers that launch kernels of their own. Null where no device has to be current.
+  [[nodiscard]] virtual std::unique_ptr<CurrentDevice> make_current() const { return nullptr; }
   [[nodiscard]] virtual Place place() const noexcept = 0;
   [[nodiscard]] virtual MemoryPool& memory() noexcept = 0;
   /// The host memory that this device copies from and to fastest: page-locked memory for a GPU.

@@ -5,6 +5,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,8 +20,9 @@ class MemoryPool;
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(MemoryPool* pool, void* data, std::size_t bytes) noexcept
-      : pool_(pool), data_(data), bytes_(bytes) {}
+  /// `block` bytes belong to it, of which `bytes` were asked for.
+  Buffer(MemoryPool* pool, void* data, std::size_t bytes, std::size_t block) noexcept
+      : pool_(pool), data_(data), bytes_(bytes), block_(block) {}
   Buffer(Buffer&& other) noexcept { swap(other); }
   Buffer& operator=(Buffer&& other) noexcept {
     Buffer(std::move(other)).swap(*this);
@@ -38,10 +41,12 @@ class Buffer {
     std::swap(pool_, other.pool_);
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
+    std::swap(block_, other.block_);
   }
   MemoryPool* pool_ = nullptr;
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
+  std::size_t block_ = 0;
 };
 
 struct MemoryStatistics {
@@ -51,8 +56,10 @@ struct MemoryStatistics {
   std::uint64_t system_calls = 0;  ///< number of requests to the system
 };
 
-/// Hands out memory of one place and keeps what comes back for the next request of the same size,
-/// so that a repeated call allocates nothing. Safe to use from several threads.
+/// Hands out memory of one place and keeps what comes back for later requests, so that a repeated
+/// call allocates nothing. A request gets the smallest free block that fits and is at most a
+/// quarter larger. If the system has no memory left, free blocks are returned to it and it is asked
+/// again. Safe to use from several threads.
 class MemoryPool {
  public:
   /// Every buffer starts at a multiple of this many bytes.
@@ -63,29 +70,40 @@ class MemoryPool {
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  [[nodiscard]] Buffer allocate(std::size_t bytes);
+  /// `what` names the memory in the LibraryError that is thrown if there is none.
+  [[nodiscard]] Buffer allocate(std::size_t bytes, std::string_view what = {});
   [[nodiscard]] Place place() const noexcept { return place_; }
   [[nodiscard]] MemoryStatistics statistics() const;
   /// Makes the peak what is in use now.
   void reset_peak();
-  /// Returns free memory to the system.
+  /// Returns free memory to the system, if the pool may.
   void trim();
 
  protected:
   /// The bytes to take from the system for a request of `bytes`: at least as many, and a multiple
   /// of kAlignment. Requests with the same answer can use the same block, one after the other.
   [[nodiscard]] virtual std::size_t block_bytes(std::size_t bytes) const noexcept;
-  /// Called with a result of block_bytes(); throws if there is no memory.
+  /// Called with a result of block_bytes(). Null if there is no memory; throws if something else is
+  /// wrong.
   virtual void* system_allocate(std::size_t bytes) = 0;
   virtual void system_free(void* data, std::size_t bytes) noexcept = 0;
+  /// Whether free memory may go back to the system before the pool ends.
+  [[nodiscard]] virtual bool may_trim() const noexcept { return true; }
+  /// "3.2 GiB of 139.8 GiB are free": for the error of whoever gets no memory; may be empty.
+  [[nodiscard]] virtual std::string system_state() const { return {}; }
+  /// All that is free goes back to the system: for the destructors of derived pools.
+  void release() noexcept;
 
  private:
   friend class Buffer;
-  void give_back(void* data, std::size_t bytes) noexcept;
+  void give_back(void* data, std::size_t block) noexcept;
+  /// With the lock held.
+  [[nodiscard]] std::pair<void*, std::size_t> take_free(std::size_t block) noexcept;
+  void release_locked() noexcept;
 
   const Place place_;
   mutable std::mutex mutex_;
-  std::map<std::size_t, std::vector<void*>> free_;
+  std::map<std::size_t, std::vector<void*>> free_;  // by size of the block
   MemoryStatistics statistics_;
 };
 
@@ -93,7 +111,7 @@ class MemoryPool {
 class HostMemoryPool final : public MemoryPool {
  public:
   HostMemoryPool() : MemoryPool(Place::host()) {}
-  ~HostMemoryPool() override { trim(); }
+  ~HostMemoryPool() override { release(); }
 
  protected:
   void* system_allocate(std::size_t bytes) override;

@@ -23,9 +23,13 @@ class Event {
 struct Waiting {
   std::function<void()> check;            ///< called now and then; throws to give up
   std::function<std::string()> describe;  ///< what is waited for, if the stream cannot say
-  std::function<bool()> computing;        ///< no peer is waited for, so no timeout applies
+  std::function<bool()> computing;        ///< no peer is waited for: see kComputingTimeouts
   std::function<std::uint64_t()> moved;   ///< changes with progress; marked(), if empty
 };
+
+/// While a device computes, moved() may stay the same for so many timeouts; after that its kernel
+/// counts as hung.
+inline constexpr int kComputingTimeouts = 20;
 
 /// An ordered queue of work. Work submitted to one stream runs in order; two streams are ordered
 /// only by events.

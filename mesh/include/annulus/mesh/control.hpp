@@ -1,9 +1,12 @@
 #pragma once
 
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include <annulus/core/watchdog.hpp>
 
 namespace annulus {
 
@@ -38,6 +41,11 @@ class Control {
   /// maximum NaN. Throws InternalError if the ranks pass different counts.
   [[nodiscard]] virtual std::vector<double> sum(std::span<const double> values) = 0;
   [[nodiscard]] virtual std::vector<double> max(std::span<const double> values) = 0;
+  /// Signs of life for the ranks that wait for this one: see Watchdog::computing().
+  [[nodiscard]] virtual Computing computing(double timeouts) const = 0;
+  [[nodiscard]] Computing computing() const {
+    return computing(std::numeric_limits<double>::infinity());
+  }
   /// Ends the job on every rank with `exit_code`. Does not return.
   [[noreturn]] virtual void abort(int exit_code) noexcept = 0;
 };

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <string>
 
@@ -7,6 +8,7 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/core/handle.hpp>
+#include <annulus/core/watchdog.hpp>
 
 namespace annulus {
 
@@ -27,6 +29,9 @@ struct CommunicatorTraits {
 /// Owning MPI communicator. Freeing is collective, so ranks must destroy in the same order.
 using Communicator = Handle<CommunicatorTraits>;
 
+/// Longest start and end of MPI by default: thousands of ranks take their time.
+inline constexpr Watchdog::Seconds kStartTimeout{300};
+
 /// The value of an environment variable, null if it is not set; std::getenv outside tests.
 using EnvironmentLookup = std::function<const char*(const char* name)>;
 
@@ -34,13 +39,19 @@ using EnvironmentLookup = std::function<const char*(const char* name)>;
 /// LibraryError with the fix when Slurm started several tasks that cannot find each other.
 [[nodiscard]] bool started_by_launcher(const EnvironmentLookup& lookup);
 
-/// Initialises MPI with MPI_THREAD_FUNNELED and errors returned as codes, and finalises it when
-/// destroyed. Does neither without a launcher, because a single rank needs no MPI, or if MPI is
-/// already initialised.
+/// Initialises MPI with MPI_THREAD_SERIALIZED, if it offers that (see Watchdog::computing()), and
+/// errors returned as codes, and finalises it. Does neither without a launcher, because a single
+/// rank needs no MPI, or if MPI is already initialised.
 class MpiSession {
  public:
-  /// Throws what started_by_launcher() throws.
-  MpiSession(int* argc, char*** argv);
+  /// Gets the reason before this process ends itself.
+  using LastWord = std::function<void(const std::string& text)>;
+
+  /// Throws what started_by_launcher() throws. MPI_Init and MPI_Finalize cannot be interrupted: if
+  /// one of them takes longer than `timeout`, as it does when a rank has stopped, the process calls
+  /// `last_word` and exits with code 3.
+  MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout = kStartTimeout,
+             LastWord last_word = {});
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
@@ -50,13 +61,22 @@ class MpiSession {
   [[nodiscard]] int rank() const;
   [[nodiscard]] int size() const;
 
+  /// Ends MPI once all ranks have come here. Nothing of MPI may be used afterwards. Throws
+  /// TimeoutError naming the ranks that do not come. The destructor does the same for whoever has
+  /// not called it, with what it cannot throw as its last word; while an exception is on its way it
+  /// waits a few seconds at most and leaves MPI as it is, so that the job can be aborted.
+  void finish(const Watchdog& watchdog);
+
  private:
+  Watchdog::Seconds timeout_;
+  LastWord last_word_;
   bool active_ = false;
   bool owner_ = false;
+  int exceptions_ = std::uncaught_exceptions();
 };
 
-/// Ends every rank of the job with `exit_code`, or just this process when MPI does not run. Flushes
-/// the C streams first; does not return.
+/// Ends every rank of the job with `exit_code`, or just this process when MPI does not run, or when
+/// it does not manage to within some seconds. Flushes the C streams first; does not return.
 [[noreturn]] void abort_job(int exit_code) noexcept;
 
 }  // namespace annulus

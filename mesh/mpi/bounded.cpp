@@ -1,4 +1,4 @@
-#include "mpi/duplicate.hpp"
+#include "mpi/bounded.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -20,17 +20,13 @@ constexpr int kTagHere = 32651;
 constexpr int kPollsPerAnswer = 8;
 constexpr Watchdog::Seconds kRollCall{2};
 
-}  // namespace
-
-Communicator duplicate(MPI_Comm communicator, const Watchdog& watchdog, std::string_view what) {
+void finish(MPI_Request& request, MPI_Comm communicator, const Watchdog& watchdog,
+            std::string_view what) {
   int size = 0;
   check_mpi(MPI_Comm_size(communicator, &size), "MPI_Comm_size");
   std::vector<int> ranks(static_cast<std::size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
   const RollCall roll_call(communicator, std::move(ranks), kTagCall, kTagHere);
-  MPI_Comm copy = MPI_COMM_NULL;
-  MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Comm_idup(communicator, &copy, &request), "MPI_Comm_idup");
   int polls = 0;
   watchdog.wait(
       [&] {
@@ -41,12 +37,28 @@ Communicator duplicate(MPI_Comm communicator, const Watchdog& watchdog, std::str
       },
       [&] {
         const std::vector<int> absent = roll_call.absent(std::min(kRollCall, watchdog.timeout()));
-        if (absent.empty()) return fmt::format("{}: waiting for MPI_Comm_idup", what);
+        if (absent.empty())
+          return fmt::format("{}: waiting for MPI, though all ranks are here", what);
         return fmt::format("{}: waiting for rank {}", what, fmt::join(absent, ", rank "));
       });
+}
+
+}  // namespace
+
+Communicator duplicate(MPI_Comm communicator, const Watchdog& watchdog, std::string_view what) {
+  MPI_Comm copy = MPI_COMM_NULL;
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Comm_idup(communicator, &copy, &request), "MPI_Comm_idup");
+  finish(request, communicator, watchdog, what);
   Communicator owned(copy);
   check_mpi(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   return owned;
+}
+
+void meet(MPI_Comm communicator, const Watchdog& watchdog, std::string_view what) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Ibarrier(communicator, &request), "MPI_Ibarrier");
+  finish(request, communicator, watchdog, what);
 }
 
 }  // namespace annulus

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include <annulus/core/stream.hpp>
+#include <annulus/core/watchdog.hpp>
+
+namespace annulus {
+
+/// A device's queue of work, as somebody sees it who waits for its end.
+struct DeviceQueue {
+  std::function<bool()> idle;            ///< throws if the device has failed
+  std::function<std::uint64_t()> moved;  ///< changes as the work goes on
+  std::string description;               ///< "compute: waiting for cuda:0"
+};
+
+/// Waits until `queue` is idle, giving signs of life whenever it has moved or waiting.computing()
+/// says that only own work is awaited. Throws TimeoutError when nothing has moved for the
+/// watchdog's timeout, or for kComputingTimeouts of them while the device computes.
+void wait_for_device(const DeviceQueue& queue, const Waiting& waiting, const Watchdog& watchdog);
+
+}  // namespace annulus

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <annulus/mesh/control.hpp>
+#include <annulus/mesh/topology.hpp>
+
+namespace annulus {
+
+/// The GPUs that one rank sees.
+struct VisibleGpus {
+  std::vector<std::string> identities;  ///< of its devices, in order of their indices: the same
+                                        ///< for every process that sees the device
+  std::string missing;                  ///< why it sees none; "" if it does
+  bool broken = false;                  ///< there seem to be some, which cannot be used
+};
+
+/// Which GPU each rank computes with.
+struct GpuBinding {
+  std::vector<int>
+      device_of_rank;    ///< index among those that the rank sees; empty with an obstacle
+  std::string obstacle;  ///< why there is not one for every rank
+  bool any = false;      ///< whether there are GPUs, if only for some of the ranks
+};
+
+/// A GPU of its own for every rank, whether the ranks of a node see all of its GPUs, some, or one
+/// each; with `share`, ranks take turns on what they see. `visible` is by rank. Decided from this
+/// alone, so that all ranks decide the same.
+[[nodiscard]] GpuBinding bind_gpus(const Topology& topology,
+                                   const std::vector<VisibleGpus>& visible, bool share);
+/// The same for the GPUs there are. Collective over `ranks`.
+[[nodiscard]] GpuBinding bind_gpus(Control& ranks, const Topology& topology, bool share);
+
+}  // namespace annulus

@@ -1,0 +1,99 @@
+"""A rank that stops or dies, at whatever moment, ends the job: with a word on who is missing, within the
+timeout, and without leaving processes behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import unittest
+import uuid
+
+PROGRAM = sys.argv.pop(1)
+MPIRUN = sys.argv.pop(1)
+
+RANKS = 3
+MISSING = 1
+TIMEOUT = 4  # seconds that a rank waits for another one
+PATIENCE = 60  # for a machine that is busy with other things
+GONE = 5  # seconds after mpirun's end
+
+
+def processes_with(variable):
+    """Ids of the processes that have this in their environment, mpirun's own among them."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                if variable.encode() in file.read().split(b"\0"):
+                    found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+class Lifecycle(unittest.TestCase):
+    def run_job(self, stage, which):
+        """Exit code, messages and seconds of a job in which a rank sends itself the signal."""
+        mark = f"ANNULUS_TEST_JOB={uuid.uuid4()}"
+        name, value = mark.split("=")
+        words = [MPIRUN, "-n", str(RANKS), "--oversubscribe", "--bind-to", "none", PROGRAM,
+                 str(TIMEOUT), stage, str(MISSING), str(int(which))]
+        start = time.monotonic()
+        job = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, name: value})
+        try:
+            _, messages = job.communicate(timeout=PATIENCE)
+            seconds = time.monotonic() - start
+            time.sleep(GONE)
+            self.assertEqual(processes_with(mark), [], messages)
+            return job.returncode, messages, seconds
+        finally:
+            for process in processes_with(mark):
+                os.kill(process, signal.SIGKILL)
+            job.wait()
+
+    def test_a_job_without_incident(self):
+        code, messages, _ = self.run_job("nowhere", signal.SIGSTOP)
+        self.assertEqual(code, 0, messages)
+        self.assertNotIn("lifecycle:", messages)
+
+    def stopped(self, stage, expected):
+        code, messages, seconds = self.run_job(stage, signal.SIGSTOP)
+        self.assertEqual(code, 3, messages)
+        self.assertIn(expected, messages)
+        self.assertGreaterEqual(seconds, TIMEOUT)
+        self.assertNotIn("waiting for rank 0", messages)
+        self.assertNotIn("waiting for rank 2", messages)
+
+    def test_stopped_before_mpi(self):
+        self.stopped("start", "lifecycle: start of MPI: waiting for other ranks (nothing for 4 s)")
+
+    def test_stopped_before_the_mesh(self):
+        self.stopped("mesh", "lifecycle: start of the mesh: waiting for rank 1 (nothing for 4 s)")
+
+    def test_stopped_before_a_group(self):
+        self.stopped("group", "waiting for rank 1 (nothing for 4 s)")
+
+    def test_stopped_before_a_control_call(self):
+        self.stopped("barrier", "lifecycle: barrier: waiting for rank 1 (nothing for 4 s)")
+
+    def test_stopped_at_the_end(self):
+        self.stopped("end", "lifecycle: end of the job: waiting for rank 1 (nothing for 4 s)")
+
+    def test_stopped_where_nobody_asks_for_the_end(self):
+        code, messages, _ = self.run_job("destructor", signal.SIGSTOP)
+        self.assertNotEqual(code, 0, messages)
+        self.assertIn("lifecycle: end of the job: waiting for rank 1 (nothing for 4 s)", messages)
+
+    def test_killed_at_any_stage(self):
+        for stage in ["start", "mesh", "group", "barrier", "end"]:
+            with self.subTest(stage):
+                code, messages, _ = self.run_job(stage, signal.SIGKILL)
+                self.assertNotEqual(code, 0, messages)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <cuda.h>
+
+#include "flash/work.hpp"
+
+namespace annulus::flash {
+
+/// Strides in elements of a tensor [batch, sequence, head, dim].
+struct Strides {
+  std::int64_t batch = 0, sequence = 0, head = 0;
+};
+
+/// Output and LSE of a block.
+struct Result {
+  void* output = nullptr;
+  void* lse = nullptr;
+  Strides output_strides;
+  std::int64_t lse_batch_stride = 0, lse_head_stride = 0, lse_row_stride = 0;
+  std::int32_t wide_lse = 0;  ///< float64 rather than float32
+};
+
+inline constexpr int kCounters = 3;
+
+/// Everything of a call.
+struct Arguments {
+  CUtensorMap query, key, value;
+
+  // Work: `tiles` has tiles_per_list entries for each list, longest first.
+  const QueryTile* tiles = nullptr;
+  const KeySegment* segments = nullptr;
+  std::int32_t tiles_per_list = 0;
+  std::int32_t batch_has_list = 0;  ///< one list per batch rather than one for all
+  std::int32_t batches = 0;
+  std::int32_t heads = 0;
+  std::int32_t heads_per_kv_head = 1;
+  std::int32_t section_heads = 1;  ///< (batch, head) pairs whose keys and values fit in L2 together
+  std::int32_t* counters = nullptr;  ///< kCounters zeros; zeros again when the kernels end
+  /// Number and indices of the items that are left to repair(); the number is 0 before and after.
+  std::int32_t* repair = nullptr;
+
+  // Documents or ids of the rows, and ids of the columns, of each list; null where there are none.
+  const Document* row_documents = nullptr;
+  const std::int32_t* row_ids = nullptr;
+  const std::int32_t* column_ids = nullptr;
+  std::int32_t rows = 0;
+  std::int32_t columns = 0;
+
+  float scale = 1;                  ///< of q·k; with a soft cap, divided by it
+  float soft_cap = 0;               ///< 0: none
+  float small_tanh[3] = {};         ///< see SmallTanh
+  float scaled_small_tanh[3] = {};  ///< times the soft cap and log2 e
+  const float* sinks = nullptr;     ///< [heads][sinks_per_head]
+  std::int32_t sinks_per_head = 0;
+
+  Result result;
+  std::int32_t wide_output = 0;  ///< float32 rather than the inputs' type
+  /// The state that the call adds to, its output float32; null: none. It may be the result.
+  Result state;
+  std::int32_t value_dim = 0;
+};
+
+/// What the repair of items needs beside the arguments of the call.
+struct RepairArguments {
+  const void* query = nullptr;
+  const void* key = nullptr;
+  const void* value = nullptr;
+  Strides query_strides, key_strides, value_strides;
+  std::int32_t head_dim = 0;
+  std::int32_t tile_columns = 0;
+};
+
+}  // namespace annulus::flash

@@ -1,0 +1,328 @@
+#pragma once
+
+#include "flash/epilogue.cuh"
+#include "flash/hopper/wgmma.cuh"
+#include "flash/kernels.hpp"
+#include "flash/shared.cuh"
+#include "flash/small_tanh.hpp"
+#include "flash/softmax.cuh"
+
+namespace annulus::flash {
+
+/// Where the rows of an item begin in what has an entry for each row of each list.
+__device__ __forceinline__ std::int64_t first_row_of(const Arguments& a, const Item& item) {
+  return (a.batch_has_list ? static_cast<std::int64_t>(item.batch) * a.rows : 0) +
+         item.tile.first_row;
+}
+
+/// The columns of a segment that a thread's two rows may see, counted from the thread's own first.
+struct VisibleColumns {
+  std::int32_t first[2];
+  std::int32_t last[2];
+
+  VisibleColumns() = default;
+
+  __device__ __forceinline__ VisibleColumns(const Arguments& a, const Item& item,
+                                            const KeySegment& segment) {
+    const QueryTile& tile = item.tile;
+    const OwnPart own = own_part();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const std::int32_t r = own.row + 8 * h;
+      std::int32_t low = segment.low + tile.row_stride * r;
+      std::int32_t high = segment.high + tile.row_stride * r;
+      if (a.row_documents != nullptr) {
+        const Document document =
+            r < tile.rows ? a.row_documents[first_row_of(a, item) + r] : Document{};
+        low = max(low, document.begin - segment.start);
+        high = min(high, document.end - 1 - segment.start);
+      }
+      if (segment.stride != 1) {
+        low = ceil_divide(low, segment.stride);
+        high = -ceil_divide(-high, segment.stride);
+      }
+      first[h] = low - own.column;
+      last[h] = min(high, segment.columns - 1) - own.column;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static std::int32_t ceil_divide(std::int32_t a, std::int32_t b) {
+    const std::int32_t quotient = a / b;
+    return quotient + (quotient * b < a ? 1 : 0);
+  }
+};
+
+/// One warpgroup's part of the work: 64 rows of each query tile.
+///
+/// A step issues the scores of one key tile together with the weighted sum of the values of the
+/// tile before. Warpgroups take turns at issuing, so that the products of one run beside the
+/// softmax of another. The assembler moves the wait for the weighted sum in front of the
+/// exponentials, and that is faster than behind them: conversions and factors then fill the gaps
+/// between exponentials.
+template <class Shape, MaskClass kMask, bool kSoftCap>
+class Consumer {
+  using Element = typename Shape::Element;
+  using ScoreProduct = hopper::Product<Element, Shape::kColumns>;
+  using ValueProduct = hopper::Product<Element, Shape::kValueDim>;
+  static constexpr int kScores = Shape::kColumns / 2;
+  static constexpr int kOutputs = Shape::kValueDim / 2;
+  static constexpr int kFirstTurn = 1;  // named barrier of the first warpgroup
+  static constexpr int kTwoGroups = 256;
+  using Tiles = RingPosition<Shape::kStages>;
+
+ public:
+  __device__ __forceinline__ Consumer(const Arguments& arguments, Shared<Shape>& memory)
+      : a(arguments), shared(memory) {
+    group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128 - 1, 0);
+    lane = static_cast<int>(threadIdx.x) % 32;
+    scale = kSoftCap ? a.soft_cap * kLog2E : a.scale * kLog2E;
+  }
+
+  __device__ __forceinline__ void run() {
+    if (group == Shape::kConsumers - 1) hopper::named_arrive(kFirstTurn, kTwoGroups);
+    RingPosition<Shared<Shape>::kItems> item_at;
+    for (;; item_at.next()) {
+      shared.item_full[item_at.slot()].wait(item_at.parity());
+      const Item& item = shared.item[item_at.slot()];
+      if (item.index < 0) break;
+      OnlineSoftmax softmax;
+      float output[kOutputs];
+      const ResultRows<Shape> result(a, item);
+      result.load(output, softmax, scale);
+      if (item.tile.segments > 0) attend(item, output, softmax);
+      shared.verdict[item_at.slot()].wait(item_at.parity());
+      if (shared.left_to_repair[item_at.slot()] == 0) result.store(output, softmax, scale);
+      __syncwarp();
+      if (lane == 0) shared.item_empty[item_at.slot()].arrive();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void release(hopper::Barrier& barrier) const {
+    if (lane == 0) barrier.arrive();
+  }
+
+  __device__ __forceinline__ const KeySegment& segment_of(const Item& item, int i) const {
+    return i < Item::kInlineSegments ? item.segments[i] : a.segments[item.tile.first_segment + i];
+  }
+
+  // scores = Q·Kᵀ with the next tile of keys.
+  __device__ __forceinline__ void issue_scores(float (&scores)[kScores]) const {
+    const std::uint64_t query = hopper::operand_descriptor(shared.query[query_at.slot()][group]);
+    const std::uint64_t key = hopper::operand_descriptor(shared.key[key_at.slot()]);
+#pragma unroll
+    for (int dim = 0; dim < Shape::kHeadDim; dim += 16) {
+      // 64 columns of 128 bytes lie side by side, the next 64 behind all rows.
+      const std::uint32_t inside = dim % 64 * 2;
+      const std::uint64_t q = hopper::advance(query, dim / 64 * (64 * 128) + inside);
+      const std::uint64_t k = hopper::advance(key, dim / 64 * (Shape::kColumns * 128) + inside);
+      if (dim == 0) {
+        ScoreProduct::template shared_times_shared<false>(scores, q, k);
+      } else {
+        ScoreProduct::template shared_times_shared<true>(scores, q, k);
+      }
+    }
+    hopper::products_commit();
+  }
+
+  // output += weights·V with a tile of values.
+  __device__ __forceinline__ void issue_values(float (&output)[kOutputs],
+                                               const std::uint32_t (&weights)[kScores / 2],
+                                               const Tiles& value_at) const {
+    const std::uint64_t value =
+        hopper::operand_descriptor(shared.value[value_at.slot()], Shape::kColumns * 128);
+#pragma unroll
+    for (int column = 0; column < Shape::kColumns; column += 16) {
+      const int i = column / 4;
+      ValueProduct::registers_times_shared(output, weights[i], weights[i + 1], weights[i + 2],
+                                           weights[i + 3], hopper::advance(value, column * 128));
+    }
+    hopper::products_commit();
+  }
+
+  // Exponentials are what the softmax needs most of: scores well below the cap do without those of
+  // tanh. Others are capped here. Whether they are all below.
+  [[nodiscard]] __device__ __forceinline__ bool cap(float (&scores)[kScores]) const {
+    if constexpr (!kSoftCap) return false;
+    float largest = 0;
+#pragma unroll
+    for (const float score : scores) largest = fmaxf(largest, fabsf(score));
+    // Values must rise with scores.
+    const bool small =
+        a.scale > 0 && __all_sync(0xffffffff, largest * a.scale <= SmallTanh::kLimit) != 0;
+    if (!small) {
+#pragma unroll
+      for (float& score : scores) score = tanh_any(score * a.scale);
+    }
+    return small;
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void update(OnlineSoftmax& softmax, float (&scores)[kScores],
+                                         bool small, float (&factor)[2]) const {
+    if constexpr (kSoftCap) {
+      if (small) {
+        const SmallCappedLogits logits{a.small_tanh, a.scaled_small_tanh, scale};
+        return softmax.update<kMasked>(scores, logits, factor);
+      }
+    }
+    softmax.update<kMasked>(scores, PlainLogits{scale}, factor);
+  }
+
+  // Hides what this thread's rows must not see of the tile that begins at column `begin` of the
+  // segment.
+  __device__ __forceinline__ static void hide(float (&scores)[kScores],
+                                              const VisibleColumns& visible, std::int32_t begin,
+                                              const std::int32_t* ids,
+                                              const std::int32_t (&row_id)[2]) {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const int h = i / 2 % 2;
+      const std::int32_t column = i / 4 * 8 + i % 2;
+      bool shown = column >= visible.first[h] - begin && column <= visible.last[h] - begin;
+      if constexpr (kMask == MaskClass::ids) {
+        shown = shown && __ldg(ids + begin + column) == row_id[h];
+      }
+      if (!shown) scores[i] = -kInfinity;
+    }
+  }
+
+  // Of the columns of a segment, from the thread's own first on; null where ids are not asked.
+  __device__ __forceinline__ const std::int32_t* column_ids_of(const Item& item,
+                                                               const KeySegment& segment) const {
+    if constexpr (kMask != MaskClass::ids) return nullptr;
+    return a.column_ids + segment.first_column + own_part().column +
+           (a.batch_has_list ? static_cast<std::int64_t>(item.batch) * a.columns : 0);
+  }
+
+  __device__ __forceinline__ static void narrow(const float (&scores)[kScores],
+                                                std::uint32_t (&weights)[kScores / 2]) {
+#pragma unroll
+    for (int i = 0; i < kScores; i += 2) {
+      weights[i / 2] = pack<Element>(scores[i], scores[i + 1]);
+    }
+  }
+
+  __device__ __forceinline__ static void multiply(float (&output)[kOutputs],
+                                                  const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) output[i] *= factor[i / 2 % 2];
+  }
+
+  // Scores of the next tile, and values of the tile before.
+  template <bool kMasked>
+  __device__ __forceinline__ void step(float (&scores)[kScores], float (&output)[kOutputs],
+                                       std::uint32_t (&weights)[kScores / 2],
+                                       OnlineSoftmax& softmax, const VisibleColumns& visible,
+                                       std::int32_t begin, const std::int32_t* ids,
+                                       const std::int32_t (&row_id)[2]) {
+    float factor[2];
+    const Tiles value_at = key_at.before();
+    shared.key_full[key_at.slot()].wait(key_at.parity());
+    hopper::named_sync(kFirstTurn + group, kTwoGroups);
+    hopper::products_begin();
+    issue_scores(scores);
+    shared.value_full[value_at.slot()].wait(value_at.parity());
+    hopper::products_begin();
+    issue_values(output, weights, value_at);
+    hopper::named_arrive(kFirstTurn + (group + 1 == Shape::kConsumers ? 0 : group + 1), kTwoGroups);
+    hopper::products_wait<1>();
+    hopper::pin(scores);
+    release(shared.key_empty[key_at.slot()]);
+    key_at.next();
+    const bool small = cap(scores);
+    if constexpr (kMasked) hide(scores, visible, begin, ids, row_id);
+    update<kMasked>(softmax, scores, small, factor);
+    hopper::products_wait<0>();
+    hopper::pin(output);
+    release(shared.value_empty[value_at.slot()]);
+    narrow(scores, weights);
+    if (!Shape::kSkipsFactors || __any_sync(0xffffffff, factor[0] != 1 || factor[1] != 1)) {
+      multiply(output, factor);
+    }
+    hopper::pin(weights);
+    hopper::pin(output);
+  }
+
+  // Adds what the key tiles of an item, of which there are some, give to the state of its rows.
+  __device__ __forceinline__ void attend(const Item& item, float (&output)[kOutputs],
+                                         OnlineSoftmax& softmax) {
+    const QueryTile& tile = item.tile;
+    std::int32_t row_id[2] = {0, 0};
+    if constexpr (kMask == MaskClass::ids) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const std::int32_t r = own_part().row + 8 * h;
+        row_id[h] = r < tile.rows ? a.row_ids[first_row_of(a, item) + r] : kPadding;
+        if (row_id[h] < 0) row_id[h] = kPadding;
+      }
+    }
+
+    float scores[kScores];
+    std::uint32_t weights[kScores / 2];
+    float factor[2];
+    std::int32_t begin = (segment_of(item, 0).tiles - 1) * Shape::kColumns;
+
+    // The first tile: no values to add yet.
+#pragma unroll
+    for (float& score : scores) score = 0;
+    shared.query_full[query_at.slot()][group].wait(query_at.parity());
+    shared.key_full[key_at.slot()].wait(key_at.parity());
+    hopper::products_begin();
+    issue_scores(scores);
+    hopper::products_wait<0>();
+    hopper::pin(scores);
+    release(shared.key_empty[key_at.slot()]);
+    key_at.next();
+    const bool small = cap(scores);
+    if (const KeySegment& segment = segment_of(item, 0); segment.flags & KeySegment::kMasked) {
+      hide(scores, VisibleColumns(a, item, segment), begin, column_ids_of(item, segment), row_id);
+    }
+    update<true>(softmax, scores, small, factor);
+    if (a.state.output != nullptr) multiply(output, factor);
+    narrow(scores, weights);
+    hopper::pin(weights);
+    hopper::pin(output);
+
+    for (std::int32_t s = 0;;) {
+      const KeySegment& segment = segment_of(item, s);
+      if (segment.flags & KeySegment::kMasked) {
+        const VisibleColumns visible(a, item, segment);
+        const std::int32_t* const ids = column_ids_of(item, segment);
+        while (begin > 0) {
+          begin -= Shape::kColumns;
+          step<true>(scores, output, weights, softmax, visible, begin, ids, row_id);
+        }
+      } else {
+        while (begin > 0) {
+          begin -= Shape::kColumns;
+          step<false>(scores, output, weights, softmax, {}, begin, nullptr, row_id);
+        }
+      }
+      if (++s == tile.segments) break;
+      begin = segment_of(item, s).tiles * Shape::kColumns;
+    }
+
+    release(shared.query_empty[query_at.slot()][group]);
+    query_at.next();
+    const Tiles value_at = key_at.before();
+    shared.value_full[value_at.slot()].wait(value_at.parity());
+    hopper::products_begin();
+    issue_values(output, weights, value_at);
+    hopper::products_wait<0>();
+    hopper::pin(output);
+    release(shared.value_empty[value_at.slot()]);
+  }
+
+  static constexpr std::int32_t kPadding = -2;  // equal to no column's id
+
+  const Arguments& a;
+  Shared<Shape>& shared;
+  Tiles key_at;  // the next tile of keys
+  RingPosition<Shape::kQueryStages> query_at;
+  int group, lane;
+  float scale;
+};
+
+}  // namespace annulus::flash

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cuda_runtime_api.h>
+
+#include "flash/arguments.hpp"
+
+namespace annulus::flash {
+
+/// What masked tiles ask of a pair.
+enum class MaskClass : std::uint8_t {
+  position,  ///< where it lies: causal, window, lengths, documents
+  ids,       ///< and whether row and column have the same id
+};
+
+/// A compiled kernel, and how it is launched.
+struct KernelInfo {
+  const void* function = nullptr;
+  int tile_rows = 0;
+  int tile_columns = 0;
+  int threads = 0;
+  std::size_t shared_bytes = 0;
+};
+
+/// For head dimensions up to kHeadDim and kValueDim. Each is compiled by itself, from kernel.cu.in.
+template <int kHeadDim, int kValueDim, bool kHalf, MaskClass kMask, bool kSoftCap>
+[[nodiscard]] KernelInfo kernel_info();
+
+/// Enqueues repair(), which computes what attend() left out of a call with these arguments.
+[[nodiscard]] cudaError_t launch_repair(const Arguments& arguments, const RepairArguments& tensors,
+                                        bool half, int blocks, cudaStream_t stream);
+
+}  // namespace annulus::flash

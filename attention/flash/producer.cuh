@@ -1,0 +1,114 @@
+#pragma once
+
+#include "flash/hopper/tma.cuh"
+#include "flash/shared.cuh"
+
+namespace annulus::flash {
+
+/// Number of work items of a call: a query tile of one head of one batch each.
+__device__ __forceinline__ std::int32_t item_count(const Arguments& a) {
+  return a.tiles_per_list * a.batches * a.heads;
+}
+
+/// Item `index` in the order of work: by sections of heads whose keys and values fit in L2
+/// together, inside a section from the longest tile to the shortest, the heads of a tile side by
+/// side.
+__device__ __forceinline__ void describe_item(const Arguments& a, std::int32_t index, Item& item) {
+  const std::int32_t all_heads = a.batches * a.heads;
+  const std::int32_t section = index / (a.tiles_per_list * a.section_heads);
+  const std::int32_t first_head = section * a.section_heads;
+  const std::int32_t in_section = index - a.tiles_per_list * first_head;
+  const std::int32_t heads = min(a.section_heads, all_heads - first_head);
+  const std::int32_t rank = in_section / heads;
+  const std::int32_t head = first_head + in_section - rank * heads;
+  const std::int32_t batch = head / a.heads;
+  item.index = index;
+  item.batch = batch;
+  item.head = head - batch * a.heads;
+  const std::int32_t list = a.batch_has_list ? batch : 0;
+  item.tile = a.tiles[list * a.tiles_per_list + rank];
+  const KeySegment* segments = a.segments + item.tile.first_segment;
+  for (int i = 0; i < min(item.tile.segments, Item::kInlineSegments); ++i) {
+    item.segments[i] = segments[i];
+  }
+}
+
+/// What one thread does: deals out work items, and keeps the rings of key and value tiles full.
+template <class Shape>
+__device__ __forceinline__ void produce(const Arguments& a, Shared<Shape>& shared) {
+  using hopper::Cache;
+  using hopper::copy_box;
+  using Element = typename Shape::Element;
+  hopper::prefetch_map(&a.query);
+  hopper::prefetch_map(&a.key);
+  hopper::prefetch_map(&a.value);
+
+  RingPosition<Shared<Shape>::kItems> item_at;
+  RingPosition<Shape::kStages> tile_at;
+  RingPosition<Shape::kQueryStages> query_at;
+  const std::int32_t items = item_count(a);
+  std::int32_t index = static_cast<std::int32_t>(blockIdx.x);
+  for (;; item_at.next()) {
+    shared.item_empty[item_at.slot()].wait(item_at.parity() ^ 1);
+    Item& item = shared.item[item_at.slot()];
+    if (index >= items) break;
+    // Asked for early: the answer takes as long as some copies.
+    const std::int32_t next = atomicAdd(a.counters, 1) + static_cast<std::int32_t>(gridDim.x);
+    describe_item(a, index, item);
+    shared.left_to_repair[item_at.slot()] = 0;
+    shared.item_full[item_at.slot()].arrive();
+    if (item.tile.segments > 0) {
+      const std::int32_t first_row = item.tile.first_row;
+#pragma unroll
+      for (int group = 0; group < Shape::kConsumers; ++group) {
+        hopper::Barrier& full = shared.query_full[query_at.slot()][group];
+        shared.query_empty[query_at.slot()][group].wait(query_at.parity() ^ 1);
+        full.arrive_expecting(Shared<Shape>::kQueryElements * sizeof(Element));
+#pragma unroll
+        for (int dim = 0; dim < Shape::kHeadDim; dim += 64) {
+          copy_box(shared.query[query_at.slot()][group] + 64 * dim, &a.query, full,
+                   Cache::evict_first, dim, first_row + 64 * group, item.head, item.batch);
+        }
+      }
+      query_at.next();
+    }
+    const std::int32_t kv_head = item.head / a.heads_per_kv_head;
+    const std::int32_t batch = item.batch;
+    for (std::int32_t s = 0; s < item.tile.segments; ++s) {
+      const KeySegment* segment =
+          s < Item::kInlineSegments ? &item.segments[s] : &a.segments[item.tile.first_segment + s];
+      const std::int32_t first = segment->first_column;
+      for (std::int32_t column = first + (segment->tiles - 1) * Shape::kColumns; column >= first;
+           column -= Shape::kColumns) {
+        const std::int32_t slot = tile_at.slot();
+        shared.key_empty[slot].wait(tile_at.parity() ^ 1);
+        shared.key_full[slot].arrive_expecting(Shared<Shape>::kKeyElements * sizeof(Element));
+#pragma unroll
+        for (int dim = 0; dim < Shape::kHeadDim; dim += 64) {
+          copy_box(shared.key[slot] + Shape::kColumns * dim, &a.key, shared.key_full[slot],
+                   Cache::evict_last, dim, column, kv_head, batch);
+        }
+        shared.value_empty[slot].wait(tile_at.parity() ^ 1);
+        shared.value_full[slot].arrive_expecting(Shared<Shape>::kValueElements * sizeof(Element));
+#pragma unroll
+        for (int dim = 0; dim < Shape::kValueDim; dim += 64) {
+          copy_box(shared.value[slot] + Shape::kColumns * dim, &a.value, shared.value_full[slot],
+                   Cache::evict_last, dim, column, kv_head, batch);
+        }
+        tile_at.next();
+      }
+    }
+    index = next;
+  }
+  shared.item[item_at.slot()].index = -1;
+  shared.item_full[item_at.slot()].arrive();
+
+  // All blocks have taken their last item once all are here; the last one prepares the next launch.
+  __threadfence();
+  if (atomicAdd(a.counters + 1, 1) == static_cast<std::int32_t>(gridDim.x) - 1) {
+    a.counters[0] = 0;
+    a.counters[1] = 0;
+  }
+}
+
+}  // namespace annulus::flash

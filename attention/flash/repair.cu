@@ -1,0 +1,165 @@
+#include "flash/epilogue.cuh"
+#include "flash/kernels.hpp"
+#include "flash/producer.cuh"
+
+namespace annulus::flash {
+namespace {
+
+constexpr int kRepairThreads = 256;
+
+/// One row at a time, one warp for each, every visible column in turn.
+template <class Element>
+class RowRepair {
+  static constexpr int kMostDims = 256;
+  static constexpr int kPerLane = kMostDims / 32;
+
+ public:
+  __device__ RowRepair(const Arguments& arguments, const RepairArguments& tensors, const Item& work)
+      : a(arguments), t(tensors), item(work), lane(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ void run(std::int32_t row) {
+    float query[kPerLane];
+    load(t.query, t.query_strides, item.head, item.tile.first_row + row, t.head_dim, query);
+    float output[kPerLane] = {};
+    float maximum = -kInfinity;
+    float sum = 0;
+    if (a.state.output != nullptr) {
+      maximum = load_lse(a.state, item, row) * kLog2E;
+      if (maximum != -kInfinity) {
+        sum = 1;
+        const float* from =
+            static_cast<const float*>(a.state.output) + output_offset(a.state, item, row);
+        for (int i = 0; i < kPerLane; ++i) {
+          if (lane + 32 * i < a.value_dim) output[i] = from[lane + 32 * i];
+        }
+      }
+    }
+    if (row < item.tile.live_rows) {
+      for (std::int32_t s = 0; s < item.tile.segments; ++s) {
+        const KeySegment segment = a.segments[item.tile.first_segment + s];
+        const bool masked = (segment.flags & KeySegment::kMasked) != 0;
+        const std::int32_t columns = masked ? segment.columns : segment.tiles * t.tile_columns;
+        for (std::int32_t c = 0; c < columns; ++c) {
+          if (masked && !shows(segment, row, c)) continue;
+          add(query, segment.first_column + c, output, maximum, sum);
+        }
+      }
+    }
+    const bool sees = sum != 0;
+    if (sees && a.sinks != nullptr) {
+      const float* sink = a.sinks + item.head * a.sinks_per_head;
+      for (int i = 0; i < a.sinks_per_head; ++i) sum += exp2f(sink[i] * kLog2E - maximum);
+    }
+    const std::int64_t at = output_offset(a.result, item, row);
+    for (int i = 0; i < kPerLane; ++i) {
+      const int dim = lane + 32 * i;
+      if (dim >= a.value_dim) continue;
+      const float x = sees ? output[i] / sum : 0.0f;
+      if (a.wide_output) {
+        static_cast<float*>(a.result.output)[at + dim] = x;
+      } else {
+        static_cast<Element*>(a.result.output)[at + dim] = Element(x);
+      }
+    }
+    __syncwarp();  // the state may lie where the result does
+    const float lse = sees ? (maximum + log2f(sum)) * kLn2 : -kInfinity;
+    if (lane == 0) store_lse(a.result, item, row, lse);
+  }
+
+ private:
+  __device__ void load(const void* tensor, const Strides& strides, std::int32_t head,
+                       std::int64_t position, std::int32_t dims, float (&x)[kPerLane]) const {
+    const Element* row = static_cast<const Element*>(tensor) + item.batch * strides.batch +
+                         head * strides.head + position * strides.sequence;
+    for (int i = 0; i < kPerLane; ++i) {
+      x[i] = lane + 32 * i < dims ? static_cast<float>(row[lane + 32 * i]) : 0.0f;
+    }
+  }
+
+  [[nodiscard]] __device__ bool shows(const KeySegment& segment, std::int32_t row,
+                                      std::int32_t column) const {
+    const std::int32_t ahead = item.tile.row_stride * row;
+    const std::int32_t at = segment.stride * column;
+    if (at < segment.low + ahead || at > segment.high + ahead) return false;
+    const std::int64_t list = a.batch_has_list ? item.batch : 0;
+    const std::int64_t row_at = list * a.rows + item.tile.first_row + row;
+    if (a.row_documents != nullptr) {
+      const Document document = a.row_documents[row_at];
+      const std::int32_t position = segment.start + at;
+      return position >= document.begin && position < document.end;
+    }
+    if (a.row_ids != nullptr) {
+      return a.row_ids[row_at] >= 0 &&
+             a.row_ids[row_at] == a.column_ids[list * a.columns + segment.first_column + column];
+    }
+    return true;
+  }
+
+  // One column more, its logit in units of log 2.
+  __device__ void add(const float (&query)[kPerLane], std::int64_t column,
+                      float (&output)[kPerLane], float& maximum, float& sum) const {
+    const std::int32_t kv_head = item.head / a.heads_per_kv_head;
+    float x[kPerLane];
+    load(t.key, t.key_strides, kv_head, column, t.head_dim, x);
+    float logit = 0;
+    for (int i = 0; i < kPerLane; ++i) logit += query[i] * x[i];
+    for (int distance = 16; distance > 0; distance /= 2) {
+      logit += __shfl_xor_sync(0xffffffff, logit, distance);
+    }
+    logit *= a.scale;
+    if (a.soft_cap != 0) logit = a.soft_cap * tanhf(logit);
+    logit *= kLog2E;
+    const float larger = fmaxf(maximum, logit);
+    const float shift = larger == -kInfinity ? 0.0f : larger;
+    const float factor = exp2f(maximum - shift);
+    const float weight = exp2f(logit - shift);
+    maximum = larger;
+    sum = sum * factor + weight;
+    load(t.value, t.value_strides, kv_head, column, a.value_dim, x);
+    for (int i = 0; i < kPerLane; ++i) output[i] = output[i] * factor + weight * x[i];
+  }
+
+  const Arguments& a;
+  const RepairArguments& t;
+  const Item& item;
+  int lane;
+};
+
+/// Computes the items that attend() left out, and empties their list.
+template <class Element>
+__global__ void __launch_bounds__(kRepairThreads)
+    repair(const __grid_constant__ Arguments a, const __grid_constant__ RepairArguments tensors) {
+  __shared__ Item item;
+  const std::int32_t count = *a.repair;  // not emptied before all blocks are through
+  for (std::int32_t i = static_cast<std::int32_t>(blockIdx.x); i < count;
+       i += static_cast<std::int32_t>(gridDim.x)) {
+    __syncthreads();
+    if (threadIdx.x == 0) describe_item(a, a.repair[1 + i], item);
+    __syncthreads();
+    for (std::int32_t row = static_cast<std::int32_t>(threadIdx.x) / 32; row < item.tile.rows;
+         row += kRepairThreads / 32) {
+      RowRepair<Element>(a, tensors, item).run(row);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    if (atomicAdd(a.counters + 2, 1) == static_cast<std::int32_t>(gridDim.x) - 1) {
+      a.counters[2] = 0;
+      *a.repair = 0;
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_repair(const Arguments& arguments, const RepairArguments& tensors, bool half,
+                          int blocks, cudaStream_t stream) {
+  const auto launch = [&](auto* kernel) {
+    kernel<<<blocks, kRepairThreads, 0, stream>>>(arguments, tensors);
+    return cudaGetLastError();
+  };
+  return half ? launch(&repair<__half>) : launch(&repair<__nv_bfloat16>);
+}
+
+}  // namespace annulus::flash

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace annulus::flash {
+
+/// Tiles and threads of the kernel for head dimensions up to kHeadDim_ and kValueDim_ (multiples of
+/// 64; smaller ones are padded with zeros by the copies). One warpgroup brings keys and values, the
+/// others compute 64 rows each.
+template <class Element_, int kHeadDim_, int kValueDim_, int kConsumers_, int kColumns_,
+          bool kSkipsFactors_ = false>
+struct Shape {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kValueDim = kValueDim_;
+  static constexpr int kConsumers = kConsumers_;  ///< warpgroups that compute
+  static constexpr int kRows = 64 * kConsumers;   ///< of a query tile
+  static constexpr int kColumns = kColumns_;      ///< of a key tile
+  /// Whether the output is not multiplied by factors of 1: worth asking for wide values.
+  static constexpr bool kSkipsFactors = kSkipsFactors_;
+  static constexpr int kStages = 2;  ///< tiles of keys, and of values, in shared memory
+  /// Tiles of queries; two where they fit, so that the next one arrives early.
+  static constexpr int kQueryStages = kHeadDim <= 128 ? 2 : 1;
+  static constexpr int kWatchers = 3;  ///< warps that look for hidden values that are not finite
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+};
+
+/// The shape for head dimensions up to these. Three warpgroups of 64 rows where registers and
+/// shared memory suffice: S, P and O of a thread take 64, 32 and half the value dimension.
+template <class Element, int kHeadDim, int kValueDim>
+using ShapeFor = Shape<Element, kHeadDim, kValueDim, kValueDim <= 64 ? 3 : 2,
+                       kValueDim <= 128 ? 128 : 80, (kValueDim > 128)>;
+
+}  // namespace annulus::flash

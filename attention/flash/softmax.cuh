@@ -1,0 +1,107 @@
+#pragma once
+
+#include <cstdint>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <limits>
+
+namespace annulus::flash {
+
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+/// tanh(x) by an exponential and a division.
+__device__ __forceinline__ float tanh_any(float x) {
+  return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(x * (2 * kLog2E)));
+}
+
+/// Reduces over the four threads that share a row.
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+template <class Element>
+__device__ __forceinline__ std::uint32_t pack(float low, float high);
+template <>
+__device__ __forceinline__ std::uint32_t pack<__nv_bfloat16>(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const std::uint32_t&>(pair);
+}
+template <>
+__device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return reinterpret_cast<const std::uint32_t&>(pair);
+}
+
+/// What scores are to the softmax: exponent(x, shift) is the power of two of a score's weight.
+struct PlainLogits {
+  float scale;  ///< times log2 e
+  [[nodiscard]] __device__ __forceinline__ float value(float x) const { return x; }
+  [[nodiscard]] __device__ __forceinline__ float exponent(float x, float shift) const {
+    return fmaf(x, scale, -shift);
+  }
+};
+/// Scores before the soft cap, where SmallTanh serves: its values, and those times the scale.
+struct SmallCappedLogits {
+  const float (&tanh)[3];
+  const float (&scaled_tanh)[3];
+  float scale;
+  [[nodiscard]] __device__ __forceinline__ float value(float x) const {
+    const float u = x * x;
+    return x * fmaf(fmaf(tanh[2], u, tanh[1]), u, tanh[0]);
+  }
+  [[nodiscard]] __device__ __forceinline__ float exponent(float x, float shift) const {
+    const float u = x * x;
+    return fmaf(x, fmaf(fmaf(scaled_tanh[2], u, scaled_tanh[1]), u, scaled_tanh[0]), -shift);
+  }
+};
+
+/// The running maximum and sum of exponentials of a thread's two rows (Milakov & Gimelshein 2018).
+/// Element 4n + 2h + e of a tile of scores lies in row h. `sum` is this thread's share of the
+/// row's.
+struct OnlineSoftmax {
+  float maximum[2] = {-kInfinity, -kInfinity};  ///< of the values, before scaling
+  float sum[2] = {0, 0};
+
+  /// Replaces scores by their weights beside the new maximum, and gives the factors that earlier
+  /// results take with them. Only where kMasked may a row have no finite score.
+  template <bool kMasked, class Logits, int kScores>
+  __device__ __forceinline__ void update(float (&scores)[kScores], const Logits& logits,
+                                         float (&factor)[2]) {
+    float largest[2] = {-kInfinity, -kInfinity};
+#pragma unroll
+    for (int i = 0; i < kScores; i += 4) {
+      largest[0] = fmaxf(fmaxf(largest[0], scores[i]), scores[i + 1]);
+      largest[1] = fmaxf(fmaxf(largest[1], scores[i + 2]), scores[i + 3]);
+    }
+    float shift[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      // Values rise with scores.
+      largest[h] = fmaxf(maximum[h], logits.value(quad_max(largest[h])));
+      shift[h] = (kMasked && largest[h] == -kInfinity ? 0.0f : largest[h]) * logits.scale;
+      factor[h] = exp2_fast(maximum[h] * logits.scale - shift[h]);
+      maximum[h] = largest[h];
+      sum[h] *= factor[h];
+    }
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const int h = i / 2 % 2;
+      scores[i] = exp2_fast(logits.exponent(scores[i], shift[h]));
+      sum[h] += scores[i];
+    }
+  }
+};
+
+}  // namespace annulus::flash

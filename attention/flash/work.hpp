@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+
+namespace annulus::flash {
+
+// The work of a call: plain data that host and kernel read.
+
+/// Neighbouring key tiles that a query tile meets. They are walked from the last to the first.
+struct KeySegment {
+  std::int32_t first_column = 0;  ///< local index of the first column of the first tile
+  std::int32_t tiles = 0;
+  std::int32_t flags = 0;
+  /// For masked tiles: row r of the query tile sees column c of the segment iff c < columns and
+  /// low + row_stride · r ≤ stride · c ≤ high + row_stride · r, and their documents or ids agree
+  /// where there are any. `low` and `high` lie within ±kFar.
+  std::int32_t columns = 0;
+  std::int32_t low = 0;
+  std::int32_t high = 0;
+  std::int32_t stride = 1;
+  std::int32_t start = 0;  ///< global position of column 0
+
+  static constexpr std::int32_t kMasked = 1;  ///< pairs must be asked; otherwise all are visible
+  static constexpr std::int32_t kHidesValues =
+      2;  ///< some row must not see some value of its tiles
+  static constexpr std::int32_t kFar = 1 << 29;
+};
+
+/// Some rows of the block, neighbours in memory and in steps of row_stride in position.
+struct QueryTile {
+  std::int32_t first_row = 0;
+  std::int32_t rows = 0;       ///< at most the kernel's tile
+  std::int32_t live_rows = 0;  ///< those behind them see nothing
+  std::int32_t row_stride = 1;
+  std::int32_t first_segment = 0;
+  std::int32_t segments = 0;
+  std::int32_t key_tiles = 0;
+  std::int32_t reserved = 0;
+};
+
+/// The key positions [begin, end) of a row's document.
+struct Document {
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+};
+
+}  // namespace annulus::flash

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <annulus/attention/mask.hpp>
+#include <annulus/partition/position.hpp>
+
+#include "flash/work.hpp"
+
+namespace annulus::flash {
+
+/// What of a block the kernel has to visit: for every query tile the key tiles that some row sees.
+/// Heads share it; batches do where their masks agree.
+struct WorkList {
+  std::int64_t lists = 1;        ///< one per batch, or one for all
+  std::vector<QueryTile> tiles;  ///< those of a list from the longest to the shortest
+  std::vector<KeySegment> segments;
+  /// What masked tiles ask besides positions, [lists][rows] and [lists][columns] in local order.
+  /// Documents where the keys of every id are neighbours, ids where they are not, neither where
+  /// tiles decide it.
+  std::vector<Document> row_documents;
+  std::vector<std::int32_t> row_ids, column_ids;
+
+  std::int64_t key_tiles = 0;  ///< of all lists
+  bool hides_values = false;   ///< some segment does
+  bool asks_ids = false;       ///< some tile holds pairs that only their ids tell apart
+
+  [[nodiscard]] std::int32_t tiles_per_list() const {
+    return static_cast<std::int32_t>(static_cast<std::int64_t>(tiles.size()) / lists);
+  }
+};
+
+/// Tiles have tile_rows × tile_columns entries and begin anew with each position range. Takes
+/// O(tiles + segments), and O(rows + columns + keys of the whole sequence) per batch where there
+/// are segment ids. Positions must lie below 2^28.
+[[nodiscard]] WorkList list_work(const Mask& mask, std::int64_t first_batch, std::int64_t batches,
+                                 const PositionRanges& rows, const PositionRanges& columns,
+                                 int tile_rows, int tile_columns);
+
+}  // namespace annulus::flash

@@ -30,6 +30,7 @@ DriverCalls look_up_all() {
   look_up("cuMemGetAddressRange", 3020, calls.mem_get_address_range);
   look_up("cuCtxGetCurrent", 4000, calls.ctx_get_current);
   look_up("cuCtxRecordEvent", 12050, calls.ctx_record_event);
+  look_up("cuTensorMapEncodeTiled", 12000, calls.tensor_map_encode_tiled);
   look_up("cuGetErrorString", 6000, calls.get_error_string);
   return calls;
 }

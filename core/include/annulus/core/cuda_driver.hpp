@@ -15,6 +15,7 @@ struct DriverCalls {
   PFN_cuMemGetAddressRange_v3020 mem_get_address_range = nullptr;
   PFN_cuCtxGetCurrent_v4000 ctx_get_current = nullptr;
   PFN_cuCtxRecordEvent_v12050 ctx_record_event = nullptr;
+  PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encode_tiled = nullptr;
   PFN_cuGetErrorString_v6000 get_error_string = nullptr;
 };
 

@@ -1,0 +1,294 @@
+#include "flash/flash_attention.hpp"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <annulus/attention/softmax_state_cuda.hpp>
+#include <annulus/core/cuda_driver.hpp>
+#include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/error.hpp>
+
+#include "cuda/device_scope.hpp"
+#include "cuda/upload.hpp"
+#include "flash/small_tanh.hpp"
+
+namespace annulus::flash {
+namespace {
+
+// Keys and values of heads that are computed at a time should stay in L2 (50 or 60 MB).
+constexpr std::int64_t kSectionBytes = std::int64_t{36} << 20;
+
+constexpr std::int64_t kVectorBytes = 16;
+
+template <int kHeadDim, int kValueDim, bool kHalf, MaskClass kMask>
+KernelInfo pick(bool soft_cap) {
+  return soft_cap ? kernel_info<kHeadDim, kValueDim, kHalf, kMask, true>()
+                  : kernel_info<kHeadDim, kValueDim, kHalf, kMask, false>();
+}
+
+template <int kHeadDim, int kValueDim>
+KernelInfo pick(DType dtype, bool ids, bool soft_cap) {
+  if (dtype == DType::float16) {
+    return ids ? pick<kHeadDim, kValueDim, true, MaskClass::ids>(soft_cap)
+               : pick<kHeadDim, kValueDim, true, MaskClass::position>(soft_cap);
+  }
+  return ids ? pick<kHeadDim, kValueDim, false, MaskClass::ids>(soft_cap)
+             : pick<kHeadDim, kValueDim, false, MaskClass::position>(soft_cap);
+}
+
+// Of structs made of int32 alone.
+template <class T>
+Tensor upload_all(const std::vector<T>& values, MemoryPool& memory) {
+  static_assert(sizeof(T) % sizeof(std::int32_t) == 0);
+  return upload({reinterpret_cast<const std::int32_t*>(values.data()),
+                 values.size() * sizeof(T) / sizeof(std::int32_t)},
+                memory);
+}
+
+template <class T>
+const T* address(const Tensor& tensor) {
+  return static_cast<const T*>(tensor.view().data());
+}
+
+// [batch, sequence, head, dim] as TMA sees it, in boxes of 64 dims and `box_rows` positions.
+CUtensorMap tensor_map(const ConstTensorView& tensor, int box_rows) {
+  const auto size = [&](int dim) { return static_cast<cuuint64_t>(tensor.size(dim)); };
+  const auto stride = [&](int dim) {
+    const auto bytes = tensor.stride(dim) * static_cast<std::int64_t>(size_of(tensor.dtype()));
+    return static_cast<cuuint64_t>(tensor.size(dim) > 1 ? bytes : kVectorBytes);
+  };
+  const cuuint64_t sizes[] = {size(3), size(1), size(2), size(0)};
+  const cuuint64_t strides[] = {stride(1), stride(2), stride(0)};
+  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_rows), 1, 1};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  CUtensorMap map;
+  cuda::check_driver(cuda::driver_calls().tensor_map_encode_tiled(
+                         &map,
+                         tensor.dtype() == DType::float16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                          : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                         4, const_cast<void*>(tensor.data()), sizes, strides, box, steps,
+                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+                     "cuTensorMapEncodeTiled");
+  return map;
+}
+
+Strides strides_of(const ConstTensorView& tensor) {
+  return {tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
+
+Result result_of(const SoftmaxState& state) {
+  Result result;
+  result.output = state.output.data();
+  result.lse = state.lse.data();
+  result.output_strides = strides_of(state.output);
+  result.lse_batch_stride = state.lse.stride(0);
+  result.lse_head_stride = state.lse.stride(1);
+  result.lse_row_stride = state.lse.stride(2);
+  result.wide_lse = state.lse.dtype() == DType::float64 ? 1 : 0;
+  return result;
+}
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// Query heads, over all batches, that are computed at a time: as many in each section.
+std::int64_t heads_in_section(const AttentionBlock& block) {
+  const std::int64_t bytes = block.key.size(1) * (block.key.size(3) + block.value.size(3)) *
+                             static_cast<std::int64_t>(size_of(block.key.dtype()));
+  const std::int64_t all = block.key.size(0) * block.key.size(2);
+  const std::int64_t most = std::max<std::int64_t>(1, kSectionBytes / bytes);
+  return divide_up(all, divide_up(all, most)) * (block.query.size(2) / block.key.size(2));
+}
+
+}  // namespace
+
+KernelInfo find_kernel(const AttentionProblem& problem, bool ids) {
+  const std::int64_t dim = problem.shape.head_dim;
+  const std::int64_t value_dim = problem.shape.value_dim;
+  const bool cap = problem.soft_cap.has_value();
+  if (dim <= 64 && value_dim <= 64) return pick<64, 64>(problem.dtype, ids, cap);
+  if (dim <= 128 && value_dim <= 128) return pick<128, 128>(problem.dtype, ids, cap);
+  if (dim <= 192 && value_dim <= 128) return pick<192, 128>(problem.dtype, ids, cap);
+  return pick<256, 256>(problem.dtype, ids, cap);
+}
+
+FlashAttention::FlashAttention(const AttentionProblem& problem, Device& device)
+    : problem_(problem), device_(device) {
+  check_cuda(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount,
+                                    device.place().device),
+             "cudaDeviceGetAttribute");
+}
+
+std::string FlashAttention::layout_obstacle(const char* name, const ConstTensorView& tensor) {
+  if (tensor.stride(3) != 1) return fmt::format("the head dimension of {} has a stride", name);
+  const auto vector = kVectorBytes / static_cast<std::int64_t>(size_of(tensor.dtype()));
+  for (int dim = 0; dim < 3; ++dim) {
+    if (tensor.size(dim) > 1 && (tensor.stride(dim) % vector != 0 || tensor.stride(dim) <= 0)) {
+      return fmt::format("{} has strides {}, not positive multiples of {}", name,
+                         to_string(tensor.strides()), vector);
+    }
+  }
+  if (reinterpret_cast<std::uintptr_t>(tensor.data()) % kVectorBytes != 0) {
+    return fmt::format("{} does not begin at a multiple of {} bytes", name, kVectorBytes);
+  }
+  return {};
+}
+
+void FlashAttention::prepare(const AttentionBlock& block) {
+  if (block.query.elements() == 0 || block.key.elements() == 0) return;
+  const DeviceScope scope(device_.place().device);
+  (void)find(block);
+}
+
+const FlashAttention::Entry& FlashAttention::find(const AttentionBlock& block) {
+  for (const Entry& entry : entries_) {
+    if (entry.batches == block.query.size(0) && entry.heads == block.query.size(2) &&
+        entry.unmasked == block.unmasked &&
+        (block.unmasked ? entry.rows.size() == block.rows.size() &&
+                              entry.columns.size() == block.columns.size()
+                        : entry.first_batch == block.first_batch && entry.rows == block.rows &&
+                              entry.columns == block.columns)) {
+      return entry;
+    }
+  }
+  entries_.push_back(make_entry(block));
+  return entries_.back();
+}
+
+FlashAttention::Entry FlashAttention::make_entry(const AttentionBlock& block) {
+  Entry entry;
+  entry.rows = block.rows;
+  entry.columns = block.columns;
+  entry.first_batch = block.first_batch;
+  entry.batches = block.query.size(0);
+  entry.heads = block.query.size(2);
+  entry.unmasked = block.unmasked;
+
+  // Tiles are the same whether ids are asked or not.
+  entry.kernel = find_kernel(problem_, false);
+  const Mask everything;
+  const bool masked = !block.unmasked;
+  WorkList list = list_work(masked ? problem_.mask : everything, block.first_batch, entry.batches,
+                            masked ? block.rows : PositionRanges::all(block.rows.size()),
+                            masked ? block.columns : PositionRanges::all(block.columns.size()),
+                            entry.kernel.tile_rows, entry.kernel.tile_columns);
+  if (!list.column_ids.empty()) {
+    entry.kernel = find_kernel(problem_, true);
+    // A tile may reach beyond the last column.
+    list.column_ids.resize(list.column_ids.size() +
+                           static_cast<std::size_t>(entry.kernel.tile_columns));
+  }
+  check_cuda(
+      cudaFuncSetAttribute(entry.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(entry.kernel.shared_bytes)),
+      "cudaFuncSetAttribute");
+  entry.lists = list.lists;
+  entry.tiles_per_list = list.tiles_per_list();
+  entry.hides_values = list.hides_values;
+  MemoryPool& memory = device_.memory();
+  entry.tiles = upload_all(list.tiles, memory);
+  entry.segments = upload_all(list.segments, memory);
+  entry.row_documents = upload_all(list.row_documents, memory);
+  entry.row_ids = upload_all(list.row_ids, memory);
+  entry.column_ids = upload_all(list.column_ids, memory);
+  const std::int64_t items = entry.batches * entry.heads * entry.tiles_per_list;
+  entry.counters =
+      upload(std::vector<std::int32_t>(static_cast<std::size_t>(kCounters + 1 + items)), memory);
+  return entry;
+}
+
+void FlashAttention::check(const AttentionBlock& block, const SoftmaxState& result) const {
+  const Extents& query = block.query.shape();
+  const Extents& key = block.key.shape();
+  const bool good =
+      query.rank() == 4 && key == Extents{query[0], key[1], key[2], query[3]} &&
+      block.value.shape() == Extents{key[0], key[1], key[2], block.value.size(3)} && key[2] > 0 &&
+      query[2] % key[2] == 0 && block.rows.size() == query[1] && block.columns.size() == key[1] &&
+      block.query.dtype() == problem_.dtype && block.key.dtype() == problem_.dtype &&
+      block.value.dtype() == problem_.dtype &&
+      (result.output.dtype() == problem_.dtype || result.output.dtype() == DType::float32) &&
+      (result.lse.dtype() == DType::float32 || result.lse.dtype() == DType::float64) &&
+      result.output.shape() == Extents{query[0], query[1], query[2], block.value.size(3)} &&
+      result.lse.shape() == Extents{query[0], query[2], query[1]} &&
+      (!block.state || (block.state->output.dtype() == DType::float32 &&
+                        block.state->output.shape() == result.output.shape() &&
+                        block.state->lse.shape() == result.lse.shape()));
+  if (good) return;
+  throw InternalError(
+      fmt::format("flash attention: query {}, key {}, value {}, {} output {}, {} LSE {}",
+                  to_string(query), to_string(key), to_string(block.value.shape()),
+                  name_of(result.output.dtype()), to_string(result.output.shape()),
+                  name_of(result.lse.dtype()), to_string(result.lse.shape())));
+}
+
+Arguments FlashAttention::arguments_of(const Entry& entry, const AttentionBlock& block,
+                                       const SoftmaxState& result) const {
+  Arguments a;
+  a.query = tensor_map(block.query, 64);
+  a.key = tensor_map(block.key, entry.kernel.tile_columns);
+  a.value = tensor_map(block.value, entry.kernel.tile_columns);
+  a.tiles = address<QueryTile>(entry.tiles);
+  a.segments = address<KeySegment>(entry.segments);
+  a.tiles_per_list = entry.tiles_per_list;
+  a.batch_has_list = entry.lists > 1 ? 1 : 0;
+  a.batches = static_cast<std::int32_t>(entry.batches);
+  a.heads = static_cast<std::int32_t>(entry.heads);
+  a.heads_per_kv_head = static_cast<std::int32_t>(entry.heads / block.key.size(2));
+  a.section_heads = static_cast<std::int32_t>(heads_in_section(block));
+  a.counters = static_cast<std::int32_t*>(entry.counters.view().data());
+  a.repair = a.counters + kCounters;
+  a.row_documents = address<Document>(entry.row_documents);
+  a.row_ids = address<std::int32_t>(entry.row_ids);
+  a.column_ids = address<std::int32_t>(entry.column_ids);
+  a.rows = static_cast<std::int32_t>(block.query.size(1));
+  a.columns = static_cast<std::int32_t>(block.key.size(1));
+  a.soft_cap = static_cast<float>(problem_.soft_cap.value_or(0));
+  a.scale = static_cast<float>(problem_.logit_scale() / problem_.soft_cap.value_or(1));
+  SmallTanh::set_coefficients(a.scale, 1, a.small_tanh);
+  SmallTanh::set_coefficients(a.scale, a.soft_cap * 1.4426950408889634F, a.scaled_small_tanh);
+  a.result = result_of(result);
+  a.wide_output = result.output.dtype() == DType::float32 ? 1 : 0;
+  if (block.state) a.state = result_of(*block.state);
+  a.value_dim = static_cast<std::int32_t>(block.value.size(3));
+  return a;
+}
+
+void FlashAttention::run(const AttentionBlock& block, const SoftmaxState& result, Stream& stream) {
+  check(block, result);
+  if (block.query.elements() == 0) return;
+  if (block.key.elements() == 0) {
+    if (!block.state) return cuda::reset(result, stream);
+    const PartialState part{*block.state};
+    return cuda::combine({&part, 1}, result, stream);
+  }
+  const DeviceScope scope(device_.place().device);
+  const Entry& entry = find(block);
+  Arguments arguments = arguments_of(entry, block, result);
+  auto* const raw = CudaStream::of(stream).raw();
+  const std::int64_t items = entry.batches * entry.heads * entry.tiles_per_list;
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(multiprocessors_, items));
+  void* parameters[] = {&arguments};
+  check_cuda(cudaLaunchKernel(entry.kernel.function, dim3(blocks),
+                              dim3(static_cast<unsigned>(entry.kernel.threads)), parameters,
+                              entry.kernel.shared_bytes, raw),
+             "launching flash attention");
+  if (!entry.hides_values) return;
+  const RepairArguments tensors{block.query.data(),
+                                block.key.data(),
+                                block.value.data(),
+                                strides_of(block.query),
+                                strides_of(block.key),
+                                strides_of(block.value),
+                                static_cast<std::int32_t>(block.query.size(3)),
+                                entry.kernel.tile_columns};
+  check_cuda(
+      launch_repair(arguments, tensors, problem_.dtype == DType::float16, multiprocessors_, raw),
+      "launching the repair of flash attention");
+}
+
+}  // namespace annulus::flash

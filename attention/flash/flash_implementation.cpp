@@ -1,0 +1,81 @@
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "cuda_implementations.hpp"
+#include "flash/flash.hpp"
+
+namespace annulus {
+namespace {
+
+constexpr std::int64_t kVector = 8;  // elements of the 16 bytes that strides are multiples of
+constexpr std::int64_t kMostDims = 256;
+constexpr std::int64_t kMostPositions = std::int64_t{1} << 28;  // see flash::KeySegment::kFar
+
+class FlashImplementation final : public Implementation {
+ public:
+  [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
+  [[nodiscard]] const Declaration& declares() const noexcept override { return declaration_; }
+
+  [[nodiscard]] Capability accepts(const AttentionProblem& problem, Place place) const override {
+    if (place.is_host()) {
+      return Capability::no("the flash kernel runs on CUDA devices, not on the CPU");
+    }
+    if (problem.dtype != DType::float16 && problem.dtype != DType::bfloat16) {
+      return Capability::no("the flash kernel computes float16 and bfloat16, not " +
+                            std::string(name_of(problem.dtype)));
+    }
+    if (!problem.soft_cap && !(problem.logit_scale() > 0)) {
+      return Capability::no(
+          "the flash kernel takes the maximum before it scales, so it needs a positive scale");
+    }
+    const AttentionShape& shape = problem.shape;
+    if (shape.head_dim > kMostDims || shape.value_dim > kMostDims ||
+        shape.head_dim % kVector != 0 || shape.value_dim % kVector != 0) {
+      return Capability::no(
+          fmt::format("the flash kernel needs head dimensions that are multiples of {} up to {}, "
+                      "not {} with {}",
+                      kVector, kMostDims, shape.head_dim, shape.value_dim));
+    }
+    if (shape.query_length > kMostPositions || shape.kv_length > kMostPositions) {
+      return Capability::no(
+          fmt::format("the flash kernel takes sequences of up to {} positions", kMostPositions));
+    }
+    return Capability::yes();
+  }
+
+  [[nodiscard]] Capability available(Place place) const override { return flash_available(place); }
+
+  // Round figures of an H200 (benchmarks/NOTES.md).
+  [[nodiscard]] double assumed_rate(const AttentionProblem& problem,
+                                    Place /*place*/) const override {
+    const std::int64_t dim = problem.shape.head_dim;
+    if (dim == 64) return 540e12;
+    if (dim == 128 || dim == 192) return 630e12;
+    return dim == 256 ? 690e12 : 400e12;
+  }
+
+  [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
+                                                    Device& device) const override {
+    return make_flash_kernel(problem, device);
+  }
+
+ private:
+  std::vector<std::string> names_{"flash_attn2"};
+  Declaration declaration_{.features = {Feature::causal, Feature::window, Feature::segments,
+                                        Feature::lengths, Feature::soft_cap},
+                           .blocks = BlockForm::any,
+                           .results = ResultForm::either,
+                           .continues_state = true};
+};
+
+}  // namespace
+
+std::unique_ptr<Implementation> make_flash_implementation() {
+  return std::make_unique<FlashImplementation>();
+}
+
+}  // namespace annulus

@@ -1,0 +1,312 @@
+// The flash kernel against the oracle, what it must not see, and what it refuses.
+#include <cmath>
+#include <limits>
+
+#include <gmock/gmock.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/partition/sequence_layout.hpp>
+
+#include "flash/flash_attention.hpp"
+#include "tests/attention/cuda_run.hpp"
+#include "tests/support/message_of.hpp"
+
+namespace annulus::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+const Implementation& flash() {
+  static const Registry registry = Registry::standard();
+  return registry.get("flash_attn2");
+}
+
+AttentionProblem problem_of(const AttentionShape& shape, DType dtype = DType::bfloat16) {
+  AttentionProblem problem;
+  problem.shape = shape;
+  problem.dtype = dtype;
+  return problem;
+}
+
+class CudaFlash : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    const Capability can =
+        flash().capability(problem_of({1, 8, 8, 1, 1, 64, 64}), device_->place());
+    if (!can) GTEST_SKIP() << can.reason();
+  }
+
+  void expect_block_accurate(const AttentionProblem& problem, const AttentionBlock& block,
+                             const Sources& sources, const OracleOutput& truth) {
+    SCOPED_TRACE(to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
+                 to_string(problem.mask) + " rows " + to_string(block.rows) + " columns " +
+                 to_string(block.columns));
+    ASSERT_EQ(flash().capability(problem, device_->place()).reason(), "");
+    ASSERT_EQ(flash().takes(problem, geometry_of(block)).reason(), "");
+    const WholeAttention bounds{problem, {}, {}, {}};
+    for (const DType lse : {DType::float32, DType::float64}) {
+      expect_accurate(run_on_device(flash(), problem, block, sources, *device_, *stream_, lse),
+                      bounds, truth);
+    }
+  }
+
+  void expect_whole_accurate(const WholeAttention& whole) {
+    expect_block_accurate(whole.problem, whole.block(), {whole.query, whole.key, whole.value},
+                          whole.oracle());
+  }
+
+  // Rows and columns of the whole, stored head by head.
+  void expect_part_accurate(const WholeAttention& whole, const PositionRanges& rows,
+                            const PositionRanges& columns) {
+    const Tensor query = gather(whole.query.view(), rows);
+    const Tensor key = gather(whole.key.view(), columns);
+    const Tensor value = gather(whole.value.view(), columns);
+    const AttentionBlock block{as_bthd(query), as_bthd(key), as_bthd(value), rows, columns};
+    expect_block_accurate(whole.problem, block, {query, key, value},
+                          reference_of(whole.problem, block));
+  }
+};
+
+TEST_F(CudaFlash, EveryMaskAloneAndInPairs) {
+  Random random(81);
+  const std::int64_t dims[] = {64, 128, 256};
+  int i = 0;
+  for (const std::vector<MaskKind>& kinds : mask_combinations()) {
+    const std::int64_t dim = dims[i % 3];
+    AttentionProblem problem =
+        problem_of({2, 331, 493, 4, 2, dim, dim}, i % 2 == 0 ? DType::bfloat16 : DType::float16);
+    problem.mask = random_mask(random, kinds, 2, 331, 493);
+    if (i++ % 5 == 0) problem.soft_cap = 3.0;
+    expect_whole_accurate(random_attention(random, problem));
+  }
+}
+
+TEST_F(CudaFlash, HeadDimensions) {
+  Random random(82);
+  for (const DType dtype : {DType::bfloat16, DType::float16}) {
+    for (const auto& [dim, value_dim] :
+         {std::pair{64, 64}, std::pair{128, 128}, std::pair{192, 128}, std::pair{256, 256},
+          std::pair{8, 40}, std::pair{80, 80}, std::pair{96, 64}, std::pair{160, 104},
+          std::pair{200, 136}, std::pair{64, 256}}) {
+      AttentionProblem problem = problem_of({1, 200, 300, 2, 1, dim, value_dim}, dtype);
+      expect_whole_accurate(random_attention(random, problem));
+      problem.mask.set_causal(true);
+      problem.soft_cap = 20.0;
+      expect_whole_accurate(random_attention(random, problem));
+    }
+  }
+}
+
+TEST_F(CudaFlash, EdgesOfTiles) {
+  Random random(83);
+  for (const std::int64_t dim : {64, 128, 256}) {
+    for (const auto& [rows, columns] :
+         {std::pair{1, 1}, std::pair{1, 300}, std::pair{300, 1}, std::pair{64, 80},
+          std::pair{127, 129}, std::pair{128, 128}, std::pair{193, 257}, std::pair{384, 384}}) {
+      AttentionProblem problem = problem_of({2, rows, columns, 2, 2, dim, dim});
+      expect_whole_accurate(random_attention(random, problem));
+      problem.mask.set_causal(true);
+      expect_whole_accurate(random_attention(random, problem));
+      problem.mask.set_offset(columns - rows);  // bottom-right: rows may see nothing
+      expect_whole_accurate(random_attention(random, problem));
+    }
+  }
+}
+
+TEST_F(CudaFlash, GroupedHeadsAndManyItems) {
+  Random random(84);
+  for (const auto& [heads, kv_heads] :
+       {std::pair{4, 4}, std::pair{8, 2}, std::pair{9, 3}, std::pair{8, 1}}) {
+    AttentionProblem problem = problem_of({3, 700, 700, heads, kv_heads, 64, 64});
+    problem.mask.set_causal(true);
+    expect_whole_accurate(random_attention(random, problem));
+  }
+}
+
+TEST_F(CudaFlash, HugeAndTinyLogits) {
+  Random random(85);
+  for (const double scale : {1e-4, 3.0, 30.0}) {
+    for (const std::int64_t dim : {64, 128}) {
+      AttentionProblem problem = problem_of({1, 260, 260, 2, 2, dim, dim});
+      problem.scale = scale;
+      problem.mask.set_causal(true);
+      // Large logits have large errors of their own in LSE; their weights are compared.
+      const WholeAttention whole = random_attention(random, problem);
+      const Result result = run_on_device(flash(), whole, *device_, *stream_);
+      const Error error = error_of(result, problem.dtype, whole.oracle());
+      EXPECT_LE(error.output, accuracy_bound(problem.dtype, 260).output) << scale;
+      EXPECT_LE(error.lse, 2e-3 * std::max(1.0, scale)) << scale;
+    }
+  }
+}
+
+// Below and above the logits for which it does without exponentials.
+TEST_F(CudaFlash, SoftCaps) {
+  Random random(86);
+  for (const double cap : {0.5, 5.0, 50.0}) {
+    for (const double scale : {-0.1, 0.1, 1.0}) {
+      AttentionProblem problem = problem_of({1, 260, 390, 4, 2, 128, 128}, DType::float16);
+      problem.soft_cap = cap;
+      problem.scale = scale;
+      problem.mask.set_window(100, 200);
+      expect_whole_accurate(random_attention(random, problem));
+    }
+  }
+}
+
+TEST_F(CudaFlash, PartsOfSequenceLayouts) {
+  Random random(87);
+  AttentionProblem problem = problem_of({2, 1000, 1000, 2, 1, 128, 128});
+  for (const std::vector<MaskKind>& kinds :
+       {std::vector{MaskKind::causal}, std::vector{MaskKind::window, MaskKind::causal},
+        std::vector{MaskKind::causal, MaskKind::documents},
+        std::vector{MaskKind::causal, MaskKind::segments},
+        std::vector{MaskKind::query_lengths, MaskKind::kv_lengths}}) {
+    problem.mask = random_mask(random, kinds, 2, 1000, 1000);
+    const WholeAttention whole = random_attention(random, problem);
+    for (const LayoutKind kind :
+         {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
+      const SequenceLayout layout(kind, 1000, 3);
+      expect_part_accurate(whole, layout.positions(0), layout.positions(2));
+      expect_part_accurate(whole, layout.positions(1), layout.positions(1));
+    }
+  }
+}
+
+// What a row does not see never reaches it, whatever it holds; what it sees does.
+TEST_F(CudaFlash, HiddenNanAndInfinity) {
+  Random random(88);
+  for (const std::int64_t dim : {64, 128, 256}) {
+    AttentionProblem problem = problem_of({2, 400, 400, 2, 1, dim, dim});
+    problem.mask.set_causal(true);
+    problem.mask.set_kv_lengths({350, 400});
+    WholeAttention whole = random_attention(random, problem);
+    const Result clean = run_on_device(flash(), whole, *device_, *stream_);
+    const auto poison = [&](const Tensor& tensor, std::int64_t batch, std::int64_t position,
+                            float with) {
+      const TensorView row = tensor.view().slice(0, batch, 1).slice(1, position, 1);
+      const std::vector<float> values(static_cast<std::size_t>(row.elements()), with);
+      from_float32(values.data(), row.dtype(), row.data(), row.elements());
+    };
+    poison(whole.value, 0, 360, kNan);  // behind the length
+    poison(whole.key, 0, 380, kNan);
+    poison(whole.value, 1, 250, std::numeric_limits<float>::infinity());
+    poison(whole.key, 1, 300, kNan);
+    poison(whole.value, 1, 390, kNan);
+    const Result result = run_on_device(flash(), whole, *device_, *stream_);
+    for (std::int64_t b = 0; b < 2; ++b) {
+      for (std::int64_t t = 0; t < 400; ++t) {
+        for (std::int64_t n = 0; n < 2; ++n) {
+          for (std::int64_t d = 0; d < dim; ++d) {
+            const auto got = result.output.view().at<float>({b, t, n, d});
+            if (b == 1 && t >= 250) {
+              ASSERT_FALSE(std::isfinite(got)) << b << " " << t << " " << n << " " << d;
+            } else {
+              ASSERT_NEAR(got, clean.output.view().at<float>({b, t, n, d}), 2e-2)
+                  << b << " " << t << " " << n << " " << d;
+            }
+          }
+        }
+      }
+    }
+    // The list of what is left to repair is emptied: a kernel serves again.
+    expect_whole_accurate(random_attention(random, problem));
+  }
+}
+
+TEST_F(CudaFlash, RunsRepeatEveryBit) {
+  Random random(89);
+  AttentionProblem problem = problem_of({2, 700, 700, 8, 2, 128, 128});
+  problem.mask = random_mask(random, {MaskKind::causal, MaskKind::documents}, 2, 700, 700);
+  const WholeAttention whole = random_attention(random, problem);
+  const Result first = run_on_device(flash(), whole, *device_, *stream_);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(run_on_device(flash(), whole, *device_, *stream_) == first);
+  }
+}
+
+// Columns in parts, each continuing from the state of those before; the last one may round.
+TEST_F(CudaFlash, ContinuesAState) {
+  Random random(90);
+  for (const std::int64_t dim : {64, 128, 256}) {
+    for (const DType last : {DType::float32, DType::bfloat16}) {
+      for (const std::vector<MaskKind>& kinds :
+           {std::vector<MaskKind>{}, std::vector{MaskKind::causal},
+            std::vector{MaskKind::window, MaskKind::documents},
+            std::vector{MaskKind::query_lengths, MaskKind::kv_lengths}}) {
+        AttentionProblem problem = problem_of({2, 300, 500, 4, 2, dim, dim});
+        problem.mask = random_mask(random, kinds, 2, 300, 500);
+        const WholeAttention whole = random_attention(random, problem);
+        const Mirror query(whole.query, *device_);
+        const Mirror key(whole.key, *device_);
+        const Mirror value(whole.value, *device_);
+        Result result(whole.block(), DType::float64);
+        const Mirror output(result.output, *device_);
+        const Mirror lse(result.lse, *device_);
+        const SoftmaxState state{output.view(), lse.view()};
+        const Tensor rounded(last, result.output.shape(), test_memory());
+        const Mirror rounded_output(rounded, *device_);
+        const SoftmaxState end{rounded_output.view(), lse.view()};
+        flash::FlashAttention attention(problem, *device_);
+        bool first = true;
+        for (const auto& [begin, count] :
+             {std::pair{300, 200}, std::pair{0, 0}, std::pair{0, 170}, std::pair{170, 130}}) {
+          const LocalRange part{LocalPosition(begin), count};
+          AttentionBlock block{query.view(), key.view().slice(1, begin, count),
+                               value.view().slice(1, begin, count), whole.rows(),
+                               whole.columns().slice(part)};
+          if (!first) block.state = state;
+          attention.run(block, begin == 170 ? end : state, *stream_);
+          first = false;
+        }
+        stream_->synchronize();
+        rounded_output.download();
+        lse.download();
+        to_float32(rounded.view().data(), last, result.output.view().as<float>(),
+                   rounded.view().elements());
+        SCOPED_TRACE(to_string(problem.shape) + " mask " + to_string(problem.mask));
+        expect_accurate(result, whole, whole.oracle());
+      }
+    }
+  }
+}
+
+TEST_F(CudaFlash, RefusesWhatItCannot) {
+  const Place place = device_->place();
+  const auto reason = [&](const AttentionProblem& problem) {
+    return flash().capability(problem, place).reason();
+  };
+  EXPECT_THAT(reason(problem_of({1, 8, 8, 1, 1, 64, 64}, DType::float32)), HasSubstr("float32"));
+  EXPECT_THAT(reason(problem_of({1, 8, 8, 1, 1, 60, 64})), HasSubstr("60 with 64"));
+  EXPECT_THAT(reason(problem_of({1, 8, 8, 1, 1, 64, 264})), HasSubstr("64 with 264"));
+  EXPECT_THAT(reason(problem_of({1, 8, std::int64_t{1} << 29, 1, 1, 64, 64})),
+              HasSubstr("positions"));
+  AttentionProblem problem = problem_of({1, 8, 8, 1, 1, 64, 64});
+  problem.scale = -1.0;
+  EXPECT_THAT(reason(problem), HasSubstr("scale"));
+  EXPECT_THAT(flash().capability(problem, Place::host()).reason(), HasSubstr("CPU"));
+
+  Random random(91);
+  problem.scale = 1.0;
+  const WholeAttention whole = random_attention(random, problem);
+  const Result result(whole.block());
+  const std::unique_ptr<Kernel> kernel = flash().make_kernel(problem, *device_);
+  const auto refusal = [&](const AttentionBlock& block) {
+    return message_of<UnsupportedError>([&] { kernel->prepare(block, result.state()); });
+  };
+  AttentionBlock block = whole.block();
+  block.key = ConstTensorView(block.key.data(), block.key.dtype(), {1, 8, 1, 64},
+                              Extents{8 * 68, 68, 68, 1});
+  EXPECT_THAT(refusal(block), HasSubstr("key has strides"));
+  block = whole.block();
+  block.value = ConstTensorView(static_cast<const std::byte*>(block.value.data()) + 2,
+                                block.value.dtype(), block.value.shape());
+  EXPECT_THAT(refusal(block), HasSubstr("value does not begin"));
+}
+
+}  // namespace
+}  // namespace annulus::test

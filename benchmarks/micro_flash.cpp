@@ -1,0 +1,297 @@
+// The flash kernel beside cuDNN on one GPU, bfloat16: rounds alternate between the two and rest in
+// between, so that the ratios are those of one board at one temperature. Then what features cost at
+// equal visible work. Prints a table, and JSON into the file that is named.
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cuda_runtime_api.h>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/os.h>
+
+#include <annulus/attention/registry.hpp>
+#include <annulus/core/convert.hpp>
+#include <annulus/core/cuda.hpp>
+#include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/error.hpp>
+
+#include "flash/flash_attention.hpp"
+
+namespace annulus {
+namespace {
+
+struct Case {
+  std::string name;
+  AttentionProblem problem;
+  PositionRanges rows, columns;
+  DType output = DType::bfloat16;
+  bool continues_state = false;
+};
+
+struct Measured {
+  std::string name;
+  std::string kernel;
+  double milliseconds = 0;
+  double teraflops = 0;  // on visible pairs
+};
+
+Tensor random_tensor(const Extents& shape, Device& device, unsigned seed) {
+  // A million normal numbers again and again: the products are as busy as with fresh ones.
+  constexpr std::int64_t kPeriod = 1 << 20;
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(kPeriod);
+  for (float& value : values) value = normal(random);
+  std::vector<std::uint16_t> bits(kPeriod);
+  from_float32(values.data(), DType::bfloat16, bits.data(), kPeriod);
+  Tensor tensor(DType::bfloat16, shape, device.memory());
+  auto* to = static_cast<std::uint16_t*>(tensor.view().data());
+  for (std::int64_t begin = 0; begin < shape.product(); begin += kPeriod) {
+    const std::int64_t count = std::min(kPeriod, shape.product() - begin);
+    check_cuda(cudaMemcpy(to + begin, bits.data(), static_cast<std::size_t>(count) * 2,
+                          cudaMemcpyHostToDevice),
+               "cudaMemcpy");
+  }
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  return tensor;
+}
+
+double visible_pairs(const Case& one) {
+  double pairs = 0;
+  for (const PositionRange& rows : one.rows.ranges()) {
+    for (const PositionRange& columns : one.columns.ranges()) {
+      pairs += static_cast<double>(
+          one.problem.mask.examine(0, one.problem.shape.batch, rows, columns).pairs);
+    }
+  }
+  return pairs;
+}
+
+class Bench {
+ public:
+  Bench()
+      : device_(make_cuda_device(0)),
+        stream_(device_->make_stream("bench", Watchdog(Watchdog::Seconds(60)), nullptr)),
+        registry_(Registry::standard()) {}
+
+  [[nodiscard]] Capability can(const char* name, const Case& one) const {
+    return registry_.get(name).capability(one.problem, device_->place());
+  }
+
+  // Times all of them by turns. With `beside`, cuDNN computes each case too.
+  void measure(const std::vector<Case>& cases, bool beside) {
+    std::vector<std::unique_ptr<Prepared>> prepared;
+    std::vector<std::function<void()>> calls;
+    std::vector<Measured> results;
+    for (const Case& one : cases) {
+      prepared.push_back(prepare(one));
+      Prepared& p = *prepared.back();
+      if (beside && can("sdpa", one)) {
+        p.kernel = registry_.get("sdpa").make_kernel(p.problem, *device_);
+        p.kernel->prepare(p.block, p.result);
+        calls.emplace_back([&p, this] {
+          p.kernel->forward(p.block, p.result, {*stream_, nullptr, 1});
+        });
+        results.push_back({one.name, "sdpa"});
+      }
+      calls.emplace_back([&p, this] { p.flash->run(p.block, p.result, *stream_); });
+      results.push_back({one.name, "flash_attn2"});
+    }
+    std::vector<std::vector<double>> times(calls.size());
+    for (const auto& call : calls) time(call, 1);
+    for (int round = 0; round < kRounds; ++round) {
+      for (std::size_t i = 0; i < calls.size(); ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(kRest));
+        times[i].push_back(time(calls[i], kCalls));
+      }
+    }
+    std::size_t of_case = 0;
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      if (i > 0 && results[i].name != results[i - 1].name) ++of_case;
+      std::sort(times[i].begin(), times[i].end());
+      const Case& one = cases[of_case];
+      results[i].milliseconds = times[i][times[i].size() / 2];
+      results[i].teraflops =
+          forward_flops(one.problem.shape, visible_pairs(one)) / results[i].milliseconds * 1e-9;
+      fmt::print("{:36} {:12} {:9.3f} ms {:7.1f} TFLOP/s\n", results[i].name, results[i].kernel,
+                 results[i].milliseconds, results[i].teraflops);
+    }
+    all_.insert(all_.end(), results.begin(), results.end());
+  }
+
+  void write(const char* path) const {
+    auto file = fmt::output_file(path);
+    file.print("[\n");
+    for (const Measured& one : all_) {
+      file.print(
+          "  {{\"case\": \"{}\", \"kernel\": \"{}\", \"ms\": {:.4f}, \"tflops\": {:.1f}}}{}\n",
+          one.name, one.kernel, one.milliseconds, one.teraflops, &one == &all_.back() ? "" : ",");
+    }
+    file.print("]\n");
+  }
+
+ private:
+  static constexpr int kRounds = 5;
+  static constexpr int kCalls = 5;
+  static constexpr int kRest = 100;  // milliseconds
+
+  struct Prepared {
+    AttentionProblem problem;
+    Tensor query, key, value, output, lse;
+    AttentionBlock block;
+    SoftmaxState result;
+    std::unique_ptr<flash::FlashAttention> flash;
+    std::unique_ptr<Kernel> kernel;
+  };
+
+  [[nodiscard]] std::unique_ptr<Prepared> prepare(const Case& one) const {
+    auto p = std::make_unique<Prepared>();
+    p->problem = one.problem;
+    const AttentionShape& s = one.problem.shape;
+    p->query = random_tensor({s.batch, one.rows.size(), s.heads, s.head_dim}, *device_, 1);
+    p->key = random_tensor({s.batch, one.columns.size(), s.kv_heads, s.head_dim}, *device_, 2);
+    p->value = random_tensor({s.batch, one.columns.size(), s.kv_heads, s.value_dim}, *device_, 3);
+    p->output =
+        Tensor(one.output, {s.batch, one.rows.size(), s.heads, s.value_dim}, device_->memory());
+    p->lse = Tensor(DType::float32, {s.batch, s.heads, one.rows.size()}, device_->memory());
+    p->block = {p->query.view(), p->key.view(), p->value.view(), one.rows, one.columns};
+    p->result = {p->output.view(), p->lse.view()};
+    p->flash = std::make_unique<flash::FlashAttention>(p->problem, *device_);
+    p->flash->prepare(p->block);
+    p->flash->run(p->block, p->result, *stream_);
+    if (one.continues_state) p->block.state = p->result;
+    return p;
+  }
+
+  // The median of `count` calls, in milliseconds.
+  double time(const std::function<void()>& call, int count) {
+    cudaStream_t raw = CudaStream::of(*stream_).raw();
+    std::vector<cudaEvent_t> events(static_cast<std::size_t>(count) + 1);
+    for (cudaEvent_t& event : events) check_cuda(cudaEventCreate(&event), "cudaEventCreate");
+    check_cuda(cudaEventRecord(events[0], raw), "cudaEventRecord");
+    for (std::size_t i = 1; i < events.size(); ++i) {
+      call();
+      check_cuda(cudaEventRecord(events[i], raw), "cudaEventRecord");
+    }
+    stream_->synchronize();
+    std::vector<float> times;
+    for (std::size_t i = 1; i < events.size(); ++i) {
+      times.emplace_back();
+      check_cuda(cudaEventElapsedTime(&times.back(), events[i - 1], events[i]),
+                 "cudaEventElapsedTime");
+    }
+    for (cudaEvent_t event : events) check_cuda(cudaEventDestroy(event), "cudaEventDestroy");
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
+
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> stream_;
+  Registry registry_;
+  std::vector<Measured> all_;
+};
+
+Case make_case(std::string name, const AttentionShape& shape, bool causal) {
+  Case one{std::move(name),
+           {},
+           PositionRanges::all(shape.query_length),
+           PositionRanges::all(shape.kv_length)};
+  one.problem.shape = shape;
+  one.problem.dtype = DType::bfloat16;
+  one.problem.mask.set_causal(causal);
+  return one;
+}
+
+std::vector<std::int32_t> documents(std::int64_t length, int count, bool even) {
+  std::mt19937 random(7);
+  std::vector<std::int32_t> ends;
+  for (int i = 1; i < count; ++i) {
+    ends.push_back(static_cast<std::int32_t>(
+        even ? length * i / count
+             : std::uniform_int_distribution<std::int64_t>(1, length - 1)(random)));
+  }
+  ends.push_back(0);
+  ends.push_back(static_cast<std::int32_t>(length));
+  std::sort(ends.begin(), ends.end());
+  return segments_from_cu_seqlens(ends, length);
+}
+
+void beside_cudnn(Bench& bench) {
+  for (const auto& [heads, kv_heads] : {std::pair{32, 8}, std::pair{32, 32}}) {
+    for (const std::int64_t length : {4096, 16384, 32768}) {
+      for (const bool causal : {false, true}) {
+        bench.measure({make_case(fmt::format("D=128 {}/{} {} {}", heads, kv_heads, length,
+                                             causal ? "causal" : "full"),
+                                 {1, length, length, heads, kv_heads, 128, 128}, causal)},
+                      true);
+      }
+    }
+  }
+  for (const auto& [heads, dim, value_dim] :
+       {std::tuple{32, 64, 64}, std::tuple{16, 256, 256}, std::tuple{16, 192, 128}}) {
+    for (const bool causal : {false, true}) {
+      bench.measure({make_case(fmt::format("D={} Dv={} {}/{} 16384 {}", dim, value_dim, heads,
+                                           heads, causal ? "causal" : "full"),
+                               {1, 16384, 16384, heads, heads, dim, value_dim}, causal)},
+                    true);
+    }
+  }
+}
+
+void features(Bench& bench) {
+  const std::int64_t length = 16384;
+  const AttentionShape shape{1, length, length, 32, 8, 128, 128};
+  std::vector<Case> cases;
+  const auto add = [&](const char* name) -> Case& {
+    cases.push_back(make_case(std::string("features: ") + name, shape, true));
+    return cases.back();
+  };
+  add("causal");
+  add("window 4096").problem.mask.set_window(4096, -1);
+  add("window 1024").problem.mask.set_window(1024, -1);
+  const std::vector<std::int32_t> even = documents(length, 16, true);
+  add("16 documents of 1024").problem.mask.set_segments(1, even, even);
+  const std::vector<std::int32_t> few = documents(length, 4, false);
+  add("4 documents").problem.mask.set_segments(1, few, few);
+  const std::vector<std::int32_t> many = documents(length, 32, false);
+  add("32 documents").problem.mask.set_segments(1, many, many);
+  Case& striped = add("striped positions");
+  striped.problem.shape.query_length = striped.problem.shape.kv_length = 4 * length;
+  striped.rows = PositionRanges({{GlobalPosition(1), length, 4}});
+  striped.columns = PositionRanges({{GlobalPosition(0), length, 4}});
+  add("shifted by 100").problem.mask.set_offset(100);
+  add("soft cap 30").problem.soft_cap = 30.0;
+  add("float32 output").output = DType::float32;
+  Case& state = add("state in and out");
+  state.output = DType::float32;
+  state.continues_state = true;
+  bench.measure(cases, false);
+}
+
+}  // namespace
+}  // namespace annulus
+
+int main(int argc, char** argv) {
+  try {
+    annulus::Bench bench;
+    const annulus::Case probe = annulus::make_case("probe", {1, 128, 128, 1, 1, 128, 128}, false);
+    if (const annulus::Capability can = bench.can("flash_attn2", probe); !can) {
+      fmt::print(stderr, "annulus_micro_flash: {}\n", can.reason());
+      return 2;
+    }
+    annulus::beside_cudnn(bench);
+    annulus::features(bench);
+    if (argc > 1) bench.write(argv[1]);
+    return 0;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "annulus_micro_flash: {}\n", error.what());
+    return 3;
+  }
+}

@@ -81,7 +81,7 @@ struct HostStream::State {
     }
     if (!entry.operation->test()) return false;
     if (tracer != nullptr && tracer->enabled()) {
-      tracer->record({entry.operation->label(), name, entry.begin_ns, monotonic_ns()});
+      entry.operation->trace(*tracer, name, entry.begin_ns, monotonic_ns());
     }
     return true;
   }

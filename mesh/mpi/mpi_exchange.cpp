@@ -60,17 +60,21 @@ void MpiExchange::start() {
   for (const Send& send : sends_) count(send.bytes);
   requests_.reserve(pieces);
   pieces_.reserve(pieces);
+  finished_ns_.assign(receives_.size() + sends_.size(), 0);
+  std::int64_t* finished_ns = finished_ns_.data();
   // Receives first, so that no message arrives unexpected because of this rank's own order.
   for (const Receive& receive : receives_) {
-    if (receive.peer != endpoint_.rank) post_receive(receive);
+    if (receive.peer != endpoint_.rank) post_receive(receive, *finished_ns);
+    ++finished_ns;
   }
   for (const Send& send : sends_) {
-    if (send.peer != endpoint_.rank) post_send(send);
+    if (send.peer != endpoint_.rank) post_send(send, *finished_ns);
+    ++finished_ns;
   }
   copy_self_messages(sends_, receives_, endpoint_.rank);
 }
 
-void MpiExchange::post_receive(const Receive& receive) {
+void MpiExchange::post_receive(const Receive& receive, std::int64_t& finished_ns) {
   for_each_piece(receive.bytes, endpoint_.chunk_bytes, [&](std::size_t offset, std::size_t bytes) {
     MPI_Request request = MPI_REQUEST_NULL;
     check_mpi(MPI_Irecv(static_cast<std::byte*>(receive.data) + offset, static_cast<int>(bytes),
@@ -78,11 +82,11 @@ void MpiExchange::post_receive(const Receive& receive) {
                         endpoint_.communicator.get(), &request),
               "MPI_Irecv");
     requests_.push_back(request);
-    pieces_.push_back({Direction::receive, receive.peer, bytes});
+    pieces_.push_back({Direction::receive, receive.peer, bytes, &finished_ns});
   });
 }
 
-void MpiExchange::post_send(const Send& send) {
+void MpiExchange::post_send(const Send& send, std::int64_t& finished_ns) {
   for_each_piece(send.bytes, endpoint_.chunk_bytes, [&](std::size_t offset, std::size_t bytes) {
     MPI_Request request = MPI_REQUEST_NULL;
     check_mpi(MPI_Isend(static_cast<const std::byte*>(send.data) + offset, static_cast<int>(bytes),
@@ -90,7 +94,7 @@ void MpiExchange::post_send(const Send& send) {
                         endpoint_.communicator.get(), &request),
               "MPI_Isend");
     requests_.push_back(request);
-    pieces_.push_back({Direction::send, send.peer, bytes});
+    pieces_.push_back({Direction::send, send.peer, bytes, &finished_ns});
   });
 }
 
@@ -103,8 +107,11 @@ bool MpiExchange::test() {
                                 indices_.data(), statuses_.data());
   if (code != MPI_SUCCESS) fail(code, completed);
   if (completed == MPI_UNDEFINED) return true;  // all were complete before
+  const std::int64_t now = completed > 0 ? monotonic_ns() : 0;
   for (std::size_t i = 0; i < static_cast<std::size_t>(completed); ++i) {
-    check_length(pieces_[static_cast<std::size_t>(indices_[i])], statuses_[i]);
+    const Piece& piece = pieces_[static_cast<std::size_t>(indices_[i])];
+    check_length(piece, statuses_[i]);
+    *piece.finished_ns = now;
   }
   return std::all_of(requests_.begin(), requests_.end(),
                      [](MPI_Request request) { return request == MPI_REQUEST_NULL; });
@@ -171,21 +178,24 @@ std::string MpiExchange::describe() const {
 }
 
 TraceLabel MpiExchange::label() const {
-  std::int64_t bytes = 0;
-  const auto count = [&](const auto& messages) {
+  return {TraceCategory::transfer, label_.what, label_.step};
+}
+
+void MpiExchange::trace(Tracer& tracer, const std::string& stream, std::int64_t begin_ns,
+                        std::int64_t /*end_ns*/) const {
+  const std::int64_t* finished_ns = finished_ns_.data();
+  const auto record = [&](const auto& messages, bool incoming) {
     for (const auto& message : messages) {
-      if (message.peer != endpoint_.rank) bytes += static_cast<std::int64_t>(message.bytes);
+      const std::int64_t end_ns = *finished_ns++;
+      if (message.peer == endpoint_.rank) continue;
+      TraceSpan span{label(), stream, begin_ns, end_ns};
+      span.label.messages.push_back(
+          {endpoint_.member(message.peer), static_cast<std::int64_t>(message.bytes), incoming});
+      tracer.record(span);
     }
   };
-  count(receives_);
-  count(sends_);
-  int peer = -1;
-  if (!receives_.empty()) {
-    peer = receives_.front().peer;
-  } else if (!sends_.empty()) {
-    peer = sends_.front().peer;
-  }
-  return {TraceCategory::transfer, label_.what, label_.step, peer, bytes};
+  record(receives_, true);
+  record(sends_, false);
 }
 
 }  // namespace annulus

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,9 @@ class MpiExchange final : public HostOperation {
   [[nodiscard]] std::uint64_t pieces_finished() const override;
   [[nodiscard]] std::string describe() const override;
   [[nodiscard]] TraceLabel label() const override;
+  /// A span for every message to or from another rank, from its post to its completion.
+  void trace(Tracer& tracer, const std::string& stream, std::int64_t begin_ns,
+             std::int64_t end_ns) const override;
 
  private:
   enum class Direction : std::uint8_t { receive, send };
@@ -37,10 +41,11 @@ class MpiExchange final : public HostOperation {
     Direction direction;
     int peer;
     std::size_t bytes;
+    std::int64_t* finished_ns;  ///< of its message, in finished_ns_
   };
 
-  void post_receive(const Receive& receive);
-  void post_send(const Send& send);
+  void post_receive(const Receive& receive, std::int64_t& finished_ns);
+  void post_send(const Send& send, std::int64_t& finished_ns);
   void check_length(const Piece& piece, const MPI_Status& status) const;
   /// Bytes still pending with every peer in one direction; −1 where nothing is.
   [[nodiscard]] std::vector<std::int64_t> pending(Direction direction) const;
@@ -50,10 +55,11 @@ class MpiExchange final : public HostOperation {
   std::vector<Send> sends_;
   std::vector<Receive> receives_;
   ExchangeLabel label_;
-  std::vector<MPI_Request> requests_;  // MPI_REQUEST_NULL once complete
-  std::vector<Piece> pieces_;          // what requests_[i] is
-  std::vector<int> indices_;           // scratch of test()
-  std::vector<MPI_Status> statuses_;   // likewise
+  std::vector<MPI_Request> requests_;      // MPI_REQUEST_NULL once complete
+  std::vector<Piece> pieces_;              // what requests_[i] is
+  std::vector<std::int64_t> finished_ns_;  // receives, then sends: when the last piece was complete
+  std::vector<int> indices_;               // scratch of test()
+  std::vector<MPI_Status> statuses_;       // likewise
 };
 
 }  // namespace annulus

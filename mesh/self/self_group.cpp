@@ -22,7 +22,7 @@ class SelfExchange final : public HostOperation {
   bool test() override { return true; }
   [[nodiscard]] std::string describe() const override { return "copy of " + label_.what; }
   [[nodiscard]] TraceLabel label() const override {
-    return {TraceCategory::transfer, label_.what, label_.step, 0, 0};
+    return {TraceCategory::transfer, label_.what, label_.step};
   }
 
  private:

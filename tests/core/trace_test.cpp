@@ -1,19 +1,14 @@
 #include <cstdint>
 #include <random>
-#include <sstream>
 #include <string>
 #include <vector>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include <annulus/core/trace.hpp>
 
 namespace annulus {
 namespace {
-
-using ::testing::HasSubstr;
 
 TraceSpan span(TraceCategory category, std::int64_t begin, std::int64_t end,
                const std::string& stream = "compute") {
@@ -77,63 +72,6 @@ TEST(TraceSummary, AgainstCountingTicks) {
     ASSERT_EQ(summary.transfer, transfers);
     ASSERT_EQ(summary.transfer_under_kernel, both);
   }
-}
-
-TEST(ChromeTrace, PiecesOfTwoRanksJoinIntoValidJson) {
-  std::vector<TraceSpan> spans{span(TraceCategory::kernel, 5'000, 7'500),
-                               span(TraceCategory::transfer, 5'500, 9'000, "communication")};
-  spans[1].label = {TraceCategory::transfer, "key/value \"quoted\"", 2, 3, 4096};
-  const std::string text = "[" + chrome_trace_events(spans, 0, 5'000) + ",\n" +
-                           chrome_trace_events(spans, 1, 5'000) + "]";
-  const auto events = nlohmann::json::parse(text);
-  int complete = 0;
-  int processes = 0;
-  int threads = 0;
-  for (const auto& event : events) {
-    const std::string phase = event.at("ph");
-    if (phase == "M") {
-      (event.at("name") == "process_name" ? processes : threads)++;
-      continue;
-    }
-    ASSERT_EQ(phase, "X");
-    ++complete;
-    if (event.at("cat") == "kernel") {
-      EXPECT_DOUBLE_EQ(event.at("ts"), 0.0);
-      EXPECT_DOUBLE_EQ(event.at("dur"), 2.5);
-      EXPECT_TRUE(event.at("args").empty());
-    } else {
-      EXPECT_EQ(event.at("cat"), "transfer");
-      EXPECT_EQ(event.at("name"), "key/value \"quoted\"");
-      EXPECT_DOUBLE_EQ(event.at("ts"), 0.5);
-      EXPECT_EQ(event.at("args"), (nlohmann::json{{"step", 2}, {"peer", 3}, {"bytes", 4096}}));
-    }
-  }
-  EXPECT_EQ(complete, 4);
-  EXPECT_EQ(processes, 2);
-  EXPECT_EQ(threads, 4);
-}
-
-TEST(ChromeTrace, NothingForNoSpans) {
-  EXPECT_EQ(chrome_trace_events({}, 0, 0), "");
-}
-
-TEST(TextSummary, OneRowPerCategoryAndName) {
-  std::ostringstream out;
-  write_text_summary(
-      out, {span(TraceCategory::kernel, 0, 2'000'000), span(TraceCategory::kernel, 0, 4'000'000),
-            span(TraceCategory::wait, 0, 1'000'000)});
-  std::istringstream lines(out.str());
-  std::string header;
-  std::string kernel;
-  std::string wait;
-  std::getline(lines, header);
-  std::getline(lines, kernel);
-  std::getline(lines, wait);
-  EXPECT_EQ(header.substr(0, 1), "#");
-  EXPECT_THAT(kernel, HasSubstr("kernel"));
-  EXPECT_THAT(kernel, HasSubstr("6.000"));
-  EXPECT_THAT(kernel, HasSubstr("3.0000"));
-  EXPECT_THAT(wait, HasSubstr("1.000"));
 }
 
 TEST(TraceScope, RecordsItsLifetime) {

@@ -1,4 +1,5 @@
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -6,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -151,7 +153,7 @@ TEST_F(GroupTest, ExchangeReturnsAtOnce) {
   EXPECT_EQ(in, previous);
 }
 
-TEST_F(GroupTest, TracesATransfer) {
+TEST_F(GroupTest, TracesEveryMessage) {
   TraceCollector collector;
   Tracer tracer;
   tracer.add_sink(collector);
@@ -162,15 +164,60 @@ TEST_F(GroupTest, TracesATransfer) {
   Bytes in(100);
   const Send send{next, out.data(), 100};
   const Receive receive{previous, in.data(), 100};
+  const std::int64_t before = monotonic_ns();
   group_->exchange({&send, 1}, {&receive, 1}, stream, {"key/value", 4});
   stream.synchronize();
-  ASSERT_EQ(collector.spans().size(), 1U);
-  const TraceLabel& label = collector.spans().front().label;
-  EXPECT_EQ(label.category, TraceCategory::transfer);
-  EXPECT_EQ(label.name, "key/value");
-  EXPECT_EQ(label.step, 4);
-  EXPECT_EQ(label.peer, previous);
-  EXPECT_EQ(label.bytes, size_ == 1 ? 0 : 200);
+  std::vector<TraceMessage> messages;
+  for (const TraceSpan& span : collector.spans()) {
+    EXPECT_EQ(span.label.category, TraceCategory::transfer);
+    EXPECT_EQ(span.label.name, "key/value");
+    EXPECT_EQ(span.label.step, 4);
+    EXPECT_EQ(span.stream, "communication");
+    EXPECT_LE(before, span.begin_ns);
+    EXPECT_LE(span.begin_ns, span.end_ns);
+    messages.insert(messages.end(), span.label.messages.begin(), span.label.messages.end());
+  }
+  if (group_->transport() == "self") {
+    EXPECT_EQ(collector.spans().size(), 1U);
+    EXPECT_THAT(messages, ::testing::IsEmpty());
+  } else if (size_ > 1) {
+    EXPECT_THAT(messages, ::testing::ElementsAre(TraceMessage{previous, 100, true},
+                                                 TraceMessage{next, 100, false}));
+  }
+}
+
+// What came early does not seem to have taken as long as the rest.
+TEST_F(GroupTest, AMessageEndsWhenItIsComplete) {
+  if (size_ < 3) GTEST_SKIP() << "needs 3 ranks";
+  TraceCollector collector;
+  Tracer tracer;
+  tracer.add_sink(collector);
+  HostStream stream("communication", test::kWatchdog, &tracer);
+  constexpr std::chrono::milliseconds kLate{200};
+  Bytes from_next(10);
+  Bytes from_previous(10);
+  const Bytes out(10);
+  const int next = (rank_ + 1) % size_;
+  const int previous = (rank_ + size_ - 1) % size_;
+  group_->control().barrier();
+  if (rank_ == 1) std::this_thread::sleep_for(kLate);
+  const std::vector<Send> sends{{next, out.data(), 10}, {previous, out.data(), 10}};
+  const std::vector<Receive> receives{{next, from_next.data(), 10},
+                                      {previous, from_previous.data(), 10}};
+  group_->exchange(sends, receives, stream, {"data", 0});
+  stream.synchronize();
+  if (rank_ != 0) return;
+  ASSERT_EQ(collector.spans().size(), 4U);
+  for (const TraceSpan& span : collector.spans()) {
+    const TraceMessage& noted = span.label.messages.at(0);
+    if (!noted.incoming) continue;
+    const auto took = std::chrono::nanoseconds(span.end_ns - span.begin_ns);
+    if (noted.peer == 1) {
+      EXPECT_GT(took, kLate / 2);
+    } else {
+      EXPECT_LT(took, kLate / 2);
+    }
+  }
 }
 
 TEST_F(GroupTest, RefusesMessagesThatCannotMatch) {

@@ -26,6 +26,12 @@ class HostOperation {
   [[nodiscard]] virtual std::string describe() const = 0;
   /// What the trace shows.
   [[nodiscard]] virtual TraceLabel label() const = 0;
+  /// Records what the trace shows of it, once it has finished: one span from its start to its end,
+  /// unless it can tell its parts apart.
+  virtual void trace(Tracer& tracer, const std::string& stream, std::int64_t begin_ns,
+                     std::int64_t end_ns) const {
+    tracer.record({label(), stream, begin_ns, end_ns});
+  }
 };
 
 /// A stream on the CPU. Computation runs at once in the calling thread, so an event recorded after

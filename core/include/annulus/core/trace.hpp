@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <iosfwd>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,7 +13,7 @@ enum class TraceCategory : std::uint8_t {
   call,      ///< one whole sharded attention call
   kernel,    ///< a local attention kernel
   merge,     ///< merging partial results
-  transfer,  ///< a message on its way, from post to completion
+  transfer,  ///< messages on their way; see TraceSpan
   wait,      ///< waiting for a transfer with nothing to compute
   plan,
   file,
@@ -23,6 +22,15 @@ enum class TraceCategory : std::uint8_t {
 
 [[nodiscard]] std::string_view name_of(TraceCategory category) noexcept;
 
+/// One message of a transfer, as one of its two ranks sees it.
+struct TraceMessage {
+  int peer = 0;  ///< mesh rank on the other side
+  std::int64_t bytes = 0;
+  bool incoming = false;
+
+  bool operator==(const TraceMessage&) const = default;
+};
+
 /// What a span is about. A negative number means "does not apply" and is not shown.
 struct TraceLabel {
   TraceCategory category = TraceCategory::other;
@@ -30,14 +38,21 @@ struct TraceLabel {
   int step = -1;
   int peer = -1;
   std::int64_t bytes = -1;
+  /// What a transfer consists of: arrows lead from the sender's span to the receiver's.
+  std::vector<TraceMessage> messages = {};
 };
 
 /// One span on one stream of one rank. Times are nanoseconds of the monotonic clock.
+///
+/// A rank sees a message from the moment that it posts it to the moment that it notices its
+/// completion. When the other side was ready, only the spans of both tell; see
+/// begin_when_moving().
 struct TraceSpan {
   TraceLabel label;
   std::string stream;
   std::int64_t begin_ns = 0;
   std::int64_t end_ns = 0;
+  std::int64_t waited_ns = 0;  ///< before the begin: posted, with the other side not ready
 };
 
 class TraceSink {
@@ -103,14 +118,5 @@ struct TraceSummary {
 };
 
 [[nodiscard]] TraceSummary summarize(const std::vector<TraceSpan>& spans);
-
-/// One row per category and name: count, total, mean.
-void write_text_summary(std::ostream& out, const std::vector<TraceSpan>& spans);
-
-/// Chrome trace-event JSON of one rank (pid = rank, tid = stream) without the enclosing brackets,
-/// so that the ranks' pieces can be joined with commas; empty when there are no spans. `epoch_ns`
-/// is subtracted from every time.
-[[nodiscard]] std::string chrome_trace_events(const std::vector<TraceSpan>& spans, int rank,
-                                              std::int64_t epoch_ns);
 
 }  // namespace annulus

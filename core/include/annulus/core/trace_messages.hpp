@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <annulus/core/trace.hpp>
+
+/// The spans of several ranks together: which of them are the two sides of a message.
+namespace annulus {
+
+/// Spans of all ranks, by mesh rank, on one clock.
+using TraceOfRanks = std::vector<std::vector<TraceSpan>>;
+
+/// A message with both its sides. Messages of the same name, step, sender and receiver match in the
+/// order in which they were posted (see Group), and `index` counts them.
+struct TraceFlow {
+  struct Side {
+    std::size_t rank = 0;
+    std::size_t span = 0;  ///< among those of the rank
+  };
+  Side sender;
+  Side receiver;
+  std::size_t index = 0;
+};
+
+/// Every message that both its ranks have noted, in an order that depends on nothing else.
+[[nodiscard]] std::vector<TraceFlow> flows_of(const TraceOfRanks& ranks);
+
+/// Lets spans of transfers begin when their messages move instead of when they were posted: once
+/// both sides have posted the first message that the span receives, or sends if it receives none.
+/// A message that was sent before its receiver was ready (into a buffer) stays as it is.
+void begin_when_moving(TraceOfRanks& ranks);
+
+/// Spans as bytes, to be sent to another rank.
+[[nodiscard]] std::string pack_spans(const std::vector<TraceSpan>& spans);
+/// Throws InternalError for bytes that are no spans.
+[[nodiscard]] std::vector<TraceSpan> unpack_spans(const std::string& bytes);
+
+}  // namespace annulus

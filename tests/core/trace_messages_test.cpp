@@ -1,0 +1,125 @@
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/core/trace_messages.hpp>
+
+namespace annulus {
+namespace {
+
+TraceSpan transfer(int step, std::vector<TraceMessage> messages, std::int64_t begin,
+                   std::int64_t end) {
+  return {{TraceCategory::transfer, "key/value", step, -1, -1, std::move(messages)},
+          "communication",
+          begin,
+          end};
+}
+
+TraceMessage to(int peer) {
+  return {peer, 64, false};
+}
+TraceMessage from(int peer) {
+  return {peer, 64, true};
+}
+
+// (begin, waited) of every span of a rank.
+std::vector<std::pair<std::int64_t, std::int64_t>> begins(const std::vector<TraceSpan>& spans) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> result;
+  for (const TraceSpan& span : spans) result.emplace_back(span.begin_ns, span.waited_ns);
+  return result;
+}
+using Begins = std::vector<std::pair<std::int64_t, std::int64_t>>;
+
+TEST(TraceFlows, MatchSidesByStepNameAndOrder) {
+  // Rank 0 sends twice to rank 1 in step 2 (two calls), rank 1 once to rank 0, in step 3.
+  TraceOfRanks ranks(2);
+  ranks[0] = {transfer(2, {to(1)}, 50, 60), transfer(2, {to(1)}, 10, 20),
+              transfer(3, {from(1)}, 20, 30)};
+  ranks[1] = {transfer(2, {from(0)}, 11, 21), transfer(2, {from(0)}, 51, 61),
+              transfer(3, {to(0)}, 20, 30)};
+  const std::vector<TraceFlow> flows = flows_of(ranks);
+  ASSERT_EQ(flows.size(), 3U);
+  EXPECT_EQ(flows[0].sender.span, 1U);  // the earlier one, though it was recorded later
+  EXPECT_EQ(flows[0].receiver.span, 0U);
+  EXPECT_EQ(flows[0].index, 0U);
+  EXPECT_EQ(flows[1].sender.span, 0U);
+  EXPECT_EQ(flows[1].receiver.span, 1U);
+  EXPECT_EQ(flows[1].index, 1U);
+  EXPECT_EQ(flows[2].sender.rank, 1U);
+  EXPECT_EQ(flows[2].receiver.rank, 0U);
+}
+
+TEST(TraceFlows, NeedBothSides) {
+  TraceOfRanks ranks(2);
+  ranks[0] = {transfer(0, {to(1)}, 0, 9), transfer(1, {from(1)}, 0, 9)};
+  ranks[1] = {transfer(1, {from(0)}, 0, 9)};  // another step, and no send in step 1
+  EXPECT_TRUE(flows_of(ranks).empty());
+}
+
+TEST(TraceTransfers, BeginOnceBothSidesHavePosted) {
+  TraceOfRanks ranks(2);
+  ranks[0] = {transfer(0, {to(1)}, 100, 400)};
+  ranks[1] = {transfer(0, {from(0)}, 250, 410)};
+  begin_when_moving(ranks);
+  EXPECT_EQ(begins(ranks[0]), (Begins{{250, 150}}));  // the receiver was late
+  EXPECT_EQ(begins(ranks[1]), (Begins{{250, 0}}));
+  EXPECT_EQ(ranks[0][0].end_ns, 400);
+}
+
+TEST(TraceTransfers, ABufferedSendStaysWhereItWas) {
+  TraceOfRanks ranks(2);
+  ranks[0] = {transfer(0, {to(1)}, 100, 110)};
+  ranks[1] = {transfer(0, {from(0)}, 250, 260)};
+  begin_when_moving(ranks);
+  EXPECT_EQ(begins(ranks[0]), (Begins{{100, 0}}));
+  EXPECT_EQ(begins(ranks[1]), (Begins{{250, 0}}));
+}
+
+// As GPUs note them: all messages of a step in one span.
+TEST(TraceTransfers, ASpanOfSeveralMessagesBeginsWithTheFirstThatItReceives) {
+  TraceOfRanks ranks(3);
+  ranks[0] = {transfer(0, {from(1), from(2), to(1)}, 10, 100)};
+  ranks[1] = {transfer(0, {to(0), from(0)}, 40, 100)};
+  ranks[2] = {transfer(0, {to(0)}, 30, 100)};
+  begin_when_moving(ranks);
+  EXPECT_EQ(begins(ranks[0]), (Begins{{30, 20}}));
+  EXPECT_EQ(begins(ranks[1]), (Begins{{40, 0}}));
+  EXPECT_EQ(begins(ranks[2]), (Begins{{30, 0}}));
+}
+
+TEST(TraceTransfers, StayAsPostedWhereASideIsUnknown) {
+  TraceOfRanks ranks(2);
+  ranks[0] = {transfer(0, {from(1), from(1)}, 10, 100)};
+  ranks[1] = {transfer(0, {to(0)}, 40, 100)};
+  begin_when_moving(ranks);
+  EXPECT_EQ(begins(ranks[0]), (Begins{{10, 0}}));
+}
+
+TEST(TraceSpans, TravelAsBytes) {
+  std::vector<TraceSpan> spans{
+      transfer(3, {to(1), from(7)}, -5, 1'000'000'000'000'000'123),
+      {{TraceCategory::kernel, "native \"µ\"", 4, 2, 9}, "compute", 1, 2, 3}};
+  const std::vector<TraceSpan> back = unpack_spans(pack_spans(spans));
+  ASSERT_EQ(back.size(), spans.size());
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    EXPECT_EQ(back[i].label.category, spans[i].label.category);
+    EXPECT_EQ(back[i].label.name, spans[i].label.name);
+    EXPECT_EQ(back[i].label.step, spans[i].label.step);
+    EXPECT_EQ(back[i].label.peer, spans[i].label.peer);
+    EXPECT_EQ(back[i].label.bytes, spans[i].label.bytes);
+    EXPECT_EQ(back[i].label.messages, spans[i].label.messages);
+    EXPECT_EQ(back[i].stream, spans[i].stream);
+    EXPECT_EQ(back[i].begin_ns, spans[i].begin_ns);
+    EXPECT_EQ(back[i].end_ns, spans[i].end_ns);
+    EXPECT_EQ(back[i].waited_ns, spans[i].waited_ns);
+  }
+  EXPECT_TRUE(unpack_spans(pack_spans({})).empty());
+  EXPECT_THROW((void)unpack_spans("no spans"), InternalError);
+}
+
+}  // namespace
+}  // namespace annulus

@@ -9,7 +9,8 @@ namespace {
 
 constexpr std::array kVariables{
     EnvironmentVariable{"ANNULUS_LOG_LEVEL", "off",
-                        "messages on standard error: trace, debug, info, warning, error, off"},
+                        "what a run tells on standard error: off, info (its story), debug (every "
+                        "choice)"},
     EnvironmentVariable{"ANNULUS_FORCE_NATIVE", "0",
                         "1: the native implementation runs whatever --impl says"},
 };

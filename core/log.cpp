@@ -1,4 +1,5 @@
-#include <fmt/format.h>
+#include <memory>
+
 #include <spdlog/logger.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
@@ -18,15 +19,27 @@ std::shared_ptr<spdlog::logger> make_logger() {
   return logger;
 }
 
+spdlog::logger& logger() {
+  static const std::shared_ptr<spdlog::logger> instance = make_logger();
+  return *instance;
+}
+
+spdlog::level::level_enum level_of(LogLevel level) {
+  return level == LogLevel::info ? spdlog::level::info : spdlog::level::debug;
+}
+
 }  // namespace
 
-spdlog::logger& log() {
-  static const std::shared_ptr<spdlog::logger> logger = make_logger();
-  return *logger;
+bool logs(LogLevel level) {
+  return logger().should_log(level_of(level));
+}
+
+void write_log(LogLevel level, std::string_view text) {
+  logger().log(level_of(level), text);
 }
 
 void set_log_rank(int rank) {
-  log().set_pattern(fmt::format("[annulus %H:%M:%S.%e rank {} %l] %v", rank));
+  logger().set_pattern(fmt::format("[annulus %H:%M:%S.%e rank {} %l] %v", rank));
 }
 
 }  // namespace annulus

@@ -1,15 +1,35 @@
 #pragma once
 
-#include <memory>
+#include <cstdint>
+#include <string_view>
+#include <utility>
 
-namespace spdlog {
-class logger;
-}
+#include <fmt/format.h>
 
+/// What the library tells on standard error, line by line. Silent unless ANNULUS_LOG_LEVEL names a
+/// level.
 namespace annulus {
 
-/// The project's logger, on standard error. Silent unless ANNULUS_LOG_LEVEL names a level.
-[[nodiscard]] spdlog::logger& log();
+/// info tells the story of a run, from the first rank of a mesh alone where all would say the same;
+/// debug tells every choice, on every rank.
+enum class LogLevel : std::uint8_t { debug, info };
+
+[[nodiscard]] bool logs(LogLevel level);
+void write_log(LogLevel level, std::string_view text);
+
+/// Formats nothing when the level is off.
+template <class... Args>
+void log_info(fmt::format_string<Args...> format, Args&&... args) {
+  if (logs(LogLevel::info)) {
+    write_log(LogLevel::info, fmt::format(format, std::forward<Args>(args)...));
+  }
+}
+template <class... Args>
+void log_debug(fmt::format_string<Args...> format, Args&&... args) {
+  if (logs(LogLevel::debug)) {
+    write_log(LogLevel::debug, fmt::format(format, std::forward<Args>(args)...));
+  }
+}
 
 /// Prefixes every line with the rank from now on.
 void set_log_rank(int rank);

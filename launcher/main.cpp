@@ -19,6 +19,7 @@
 #include <annulus/mesh/mesh.hpp>
 
 #include "launcher/commands/commands.hpp"
+#include "launcher/commit.hpp"
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/same_on_ranks.hpp"
 
@@ -86,7 +87,7 @@ ExitCode run_program(const MpiSession& session, const std::vector<std::string>& 
     return ExitCode::success;
   }
   if (leader) launcher::print_warnings(options->warnings);
-  return dispatch({session, *options, std::cout});
+  return dispatch({session, *options, std::cout, launcher::commit()});
 }
 
 void print_error(const std::string& text) {

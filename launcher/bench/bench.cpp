@@ -21,11 +21,16 @@
 
 #include "launcher/bench/bench_hops.hpp"
 #include "launcher/bench/bench_local.hpp"
+#include "launcher/bench/bench_report.hpp"
 #include "launcher/bench/calibration.hpp"
 #include "launcher/bench/timing.hpp"
 #include "launcher/commands/commands.hpp"
+#include "launcher/report/cells.hpp"
 #include "launcher/report/explain.hpp"
+#include "launcher/report/progress.hpp"
 #include "launcher/report/report.hpp"
+#include "launcher/report/report_files.hpp"
+#include "launcher/report/trace_file.hpp"
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/cost_model_option.hpp"
 #include "launcher/setup/open_device.hpp"
@@ -35,7 +40,6 @@
 namespace annulus::launcher {
 namespace {
 
-constexpr double kMiB = 1 << 20;
 // Calls of a device that are traced, after those that are timed.
 constexpr int kTracedCalls = 3;
 // How long a GPU rests before it is timed: as long as it has worked, within these.
@@ -50,99 +54,17 @@ double visible_pairs(const AttentionProblem& problem) {
                                  .pairs);
 }
 
-// What was measured of one case, over all ranks; the same on every rank.
-struct Measurement {
-  Timing time;
-  double local = 0;              // seconds of the kernels alone, median
-  double flops = 0;              // of the whole problem
-  double bytes = 0;              // received by the rank that receives most
-  double exposed = 0;            // seconds per call, of the rank that waits longest
-  std::optional<double> hidden;  // part of the transfer time under kernels
-  double bookkeeping = 0;        // largest part of a rank's time
-  double peak_memory = 0;        // bytes, of the rank with most
-  double extra_memory = 0;       // likewise
-  verification::Accuracy accuracy;
-  AccuracyBound bound;
-};
-
-Report make_report(const Options& options, Mesh& mesh, const Device& device, int threads) {
-  const std::string rate = device.place().is_host() ? "GFLOP/s/rank" : "TFLOP/s/rank";
-  Report report("bench", {{"shape", "B,T,S,N,K,D,Dv", 24},
-                          {"dtype", "", 8},
-                          {"schedule", "", 9},
-                          {"layout", "", 10},
-                          {"impl", "", 8},
-                          {"transport", "", 9},
-                          {"time", "ms, median", 10},
-                          {"least", "ms", 10},
-                          {"p99", "ms", 10},
-                          {"rate", rate, 12},
-                          {"local", rate, 12},
-                          {"of local", "%", 8},
-                          {"moved", "MiB/rank", 9},
-                          {"wait", "ms", 8},
-                          {"hidden", "%", 6},
-                          {"bookkeeping", "%", 11},
-                          {"memory", "MiB/rank", 9},
-                          {"extra", "MiB/rank", 9},
-                          {"error", "", 8},
-                          {"verdict", "", 7}});
-  report.add_meta("options", options.given);
-  report.add_meta(
-      "mesh", fmt::format("{}: {} on {}, {} per rank", to_string(mesh.shape()),
-                          counted(mesh.size(), "rank"), counted(mesh.topology().nodes(), "node"),
-                          counted(threads, "thread")));
-  report.add_meta("calls", fmt::format("{} timed after {} to warm up; a call takes as long as its "
-                                       "slowest rank",
-                                       options.iterations, options.warmup));
-  report.add_meta("rate", "2 N (D + Dv) operations per visible pair, over time and ranks");
-  report.add_meta(
-      "local",
-      "rate of the same blocks by the same kernel, without hops and merges, timed before and "
-      "after" +
-          std::string(device.place().is_host() ? "" : ", replayed"));
-  report.add_meta("wait", "for transfers, with nothing to compute; of the rank that waits longest");
-  report.add_meta("hidden", "part of the transfer time that passed under kernels");
-  report.add_meta("memory",
-                  "most that was taken from the rank's memory pool, shards included, but not "
-                  "what a transport keeps for transfers");
-  report.add_meta("extra", "beyond inputs and outputs: buffers of transfers, partial results");
-  report.add_meta("error", fmt::format("relative Frobenius, against a float64 oracle, of up to {} "
-                                       "rows of each rank",
-                                       verification::kSampledRows));
-  return report;
-}
-
-void add_row(Report& report, const ProblemSetup& setup, const ring::ShardedAttention& attention,
-             const Measurement& measured, const Device& device, int ranks) {
-  const AttentionShape& s = setup.problem.shape;
-  const auto milliseconds = [](double seconds) { return fmt::format("{:.3f}", seconds * 1e3); };
-  const auto rate = [&](double seconds) {
-    const double unit = device.place().is_host() ? 1e-9 : 1e-12;
-    return seconds > 0 ? fmt::format("{:.2f}", measured.flops / seconds / ranks * unit) : "-";
-  };
-  const double of_local = measured.local / measured.time.median;
-  report.add_row({fmt::format("{},{},{},{},{},{},{}", s.batch, s.query_length, s.kv_length, s.heads,
-                              s.kv_heads, s.head_dim, s.value_dim),
-                  std::string(annulus::name_of(setup.problem.dtype)),
-                  std::string(ring::name_of(attention.schedule().schedule)),
-                  std::string(annulus::name_of(setup.layout.sequence)),
-                  attention.implementations(),
-                  attention.transport(),
-                  milliseconds(measured.time.median),
-                  milliseconds(measured.time.least),
-                  milliseconds(measured.time.p99),
-                  rate(measured.time.median),
-                  rate(measured.local),
-                  fmt::format("{:.1f}", of_local * 100),
-                  fmt::format("{:.3f}", measured.bytes / kMiB),
-                  milliseconds(measured.exposed),
-                  measured.hidden ? fmt::format("{:.1f}", *measured.hidden * 100) : "-",
-                  fmt::format("{:.1f}", measured.bookkeeping * 100),
-                  fmt::format("{:.1f}", measured.peak_memory / kMiB),
-                  fmt::format("{:.1f}", measured.extra_memory / kMiB),
-                  fmt::format("{:.2e}", measured.accuracy.output),
-                  measured.accuracy.within(measured.bound) ? "OK" : "FAILED"});
+// The traced calls of one case, on a row of their own.
+void name_case(TraceOfRanks& ranks, const std::string& name) {
+  for (std::vector<TraceSpan>& spans : ranks) {
+    if (spans.empty()) continue;
+    TraceSpan whole{{TraceCategory::other, name}, "case", spans[0].begin_ns, spans[0].end_ns};
+    for (const TraceSpan& span : spans) {
+      whole.begin_ns = std::min(whole.begin_ns, span.begin_ns);
+      whole.end_ns = std::max(whole.end_ns, span.end_ns);
+    }
+    spans.push_back(whole);
+  }
 }
 
 class Bench {
@@ -152,7 +74,8 @@ class Bench {
         mesh_(mesh),
         device_(device),
         threads_(threads),
-        report_(report) {}
+        report_(report),
+        progress_(mesh.rank() == 0 ? progress_terminal() : files::FileDescriptor()) {}
 
   /// Collective. Measures one shape and adds its row.
   void run(const AttentionShape& shape) {
@@ -166,6 +89,8 @@ class Bench {
     collectively(world,
                  [&] { check_choices(options_, problem, operands, registry_, device_.place()); });
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
+    // Three series, the first call and the oracle; a few traced calls more do not count.
+    progress_.begin(shape_cell(shape), 3 * (options_.warmup + options_.iterations) + 2);
     device_.memory().trim();
     device_.memory().reset_peak();
     MemoryPool& host = device_.staging();
@@ -181,6 +106,7 @@ class Bench {
     attention_options.transport = options_.transport;
     ring::ShardedAttention attention(problem, operands, mesh_, registry_, device_,
                                      attention_options);
+    log_choices(problem, operands, attention, mesh_);
     const verification::CaseShards shards = collectively(world, [&] {
       return verification::CaseShards(operands, problem.dtype, options_.seed, mesh_.rank(), host,
                                       threads_);
@@ -190,8 +116,11 @@ class Bench {
     });
     moved.upload();
 
-    Measurement measured;
-    const auto call = [&] { attention.run(moved.tensors()); };
+    BenchMeasurement measured;
+    const auto call = [&] {
+      attention.run(moved.tensors());
+      progress_.advance(1);
+    };
     // Tracing would keep a device from replaying: what its time goes to is seen in calls apart.
     const bool apart = !device_.place().is_host();
     tracer.pause(apart);
@@ -212,10 +141,13 @@ class Bench {
       worked = std::chrono::steady_clock::now() - begin;
       return timing;
     };
-    const auto run_alone = [&] { local.run(); };
+    const auto run_alone = [&] {
+      local.run();
+      progress_.advance(1);
+    };
     const Timing before = timed(run_alone);
     measured.time = timed(call);
-    const TraceSummary steady = summarize(collector.spans());
+    std::vector<TraceSpan> spans = collector.spans();
     measured.local = (before.median + timed(run_alone).median) / 2;
     int traced = options_.iterations;
     if (apart) {
@@ -223,8 +155,9 @@ class Bench {
       traced = std::min(kTracedCalls, options_.iterations);
       static_cast<void>(time_calls(traced, world, call));
       tracer.pause(true);
+      spans = collector.spans();
     }
-    account(measured, apart ? summarize(collector.spans()) : steady, attention, traced);
+    account(measured, summarize(spans), attention, traced);
     measured.flops = forward_flops(shape, visible_pairs(problem));
 
     moved.download();
@@ -236,14 +169,22 @@ class Bench {
     measured.accuracy = accuracy(deviation, world);
     measured.bound = accuracy_bound(problem.dtype, shape.kv_length);
 
-    if (options_.explain) {
-      explain(attention.selection(), report_);
-      explain(attention.schedule(), report_);
-    }
-    add_row(report_, setup, attention, measured, device_, mesh_.size());
+    progress_.aside([&] {
+      if (options_.explain) {
+        explain(attention.selection(), report_);
+        explain(attention.schedule(), report_);
+      }
+      add_bench_row(report_, setup, attention, measured, mesh_.size());
+    });
+    keep_trace(spans, shape_cell(shape));
     ++cases_;
     if (!measured.accuracy.within(measured.bound)) ++failed_;
   }
+
+  /// Shows nothing any more.
+  void end_progress() { progress_.end(); }
+  /// Of all cases, on rank 0, if --trace was given.
+  [[nodiscard]] const TraceOfRanks& trace() const { return trace_; }
 
   [[nodiscard]] bool passed() const { return failed_ == 0; }
   [[nodiscard]] std::string verdict() const {
@@ -253,7 +194,7 @@ class Bench {
 
  private:
   // Brings together what the ranks saw of the traced calls.
-  void account(Measurement& measured, const TraceSummary& summary,
+  void account(BenchMeasurement& measured, const TraceSummary& summary,
                const ring::ShardedAttention& attention, int calls) {
     const auto call = static_cast<double>(summary.call);
     const std::vector<double> most = mesh_.world().max(
@@ -271,11 +212,24 @@ class Bench {
     if (total[0] > 0) measured.hidden = total[1] / total[0];
   }
 
+  // Collective.
+  void keep_trace(const std::vector<TraceSpan>& spans, const std::string& name) {
+    if (options_.trace.empty()) return;
+    TraceOfRanks ranks = gather_trace(spans, mesh_);
+    name_case(ranks, name);
+    trace_.resize(ranks.size());
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      trace_[rank].insert(trace_[rank].end(), ranks[rank].begin(), ranks[rank].end());
+    }
+  }
+
   const Options& options_;
   Mesh& mesh_;
   Device& device_;
   int threads_;
   Report& report_;
+  Progress progress_;
+  TraceOfRanks trace_;
   Registry registry_ = Registry::standard();
   int cases_ = 0;
   int failed_ = 0;
@@ -304,6 +258,9 @@ std::vector<AttentionShape> shapes_of(const Options& options) {
 
 ExitCode bench_command(const CommandContext& context) {
   const Options& options = context.options;
+  if (!options.trace.empty() && (options.hops || !options.calibrate.empty())) {
+    throw UserError("--trace: shows calls of attention, and --hops and --calibrate make none");
+  }
   if (options.hops) return bench_hops(context);
   if (!options.calibrate.empty()) return calibrate(context);
   // Depends on the options alone, which are the same on every rank.
@@ -311,17 +268,20 @@ ExitCode bench_command(const CommandContext& context) {
   Mesh mesh(set_up_mesh(options, context.session.size()), context.session.world(),
             Watchdog(Watchdog::Seconds(options.timeout)));
   const int threads = threads_per_rank(options, mesh);
+  const std::unique_ptr<Device> device = open_device(options, mesh);
+  Report report = make_bench_report(context, mesh, device->place(), threads);
   std::optional<ReportFiles> files;
   collectively(mesh.world(), [&] {
-    if (mesh.rank() == 0) files.emplace(options.json, options.csv);
+    if (mesh.rank() == 0) files.emplace(options.json, options.csv, report);
   });
-
-  const std::unique_ptr<Device> device = open_device(options, mesh);
-  Report report = make_report(options, mesh, *device, threads);
+  std::optional<TraceFile> trace;
+  if (!options.trace.empty()) trace.emplace(options.trace, mesh.world());
   if (files && !files->replace_table()) report.follow(context.out);
   Bench bench(context, mesh, *device, threads, report);
   for (const AttentionShape& shape : shapes) bench.run(shape);
+  bench.end_progress();
   report.set_verdict(bench.verdict(), bench.passed());
+  if (trace) trace->commit(bench.trace(), report);
   collectively(mesh.world(), [&] {
     if (files) files->write(report, context.out);
   });

@@ -10,7 +10,10 @@
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/transport.hpp>
 
+#include "launcher/report/cells.hpp"
+#include "launcher/report/record.hpp"
 #include "launcher/report/report.hpp"
+#include "launcher/report/report_files.hpp"
 #include "launcher/setup/open_device.hpp"
 #include "launcher/setup/problem_setup.hpp"
 
@@ -104,12 +107,36 @@ std::string crossover_text(const TransportHops& a, const TransportHops& b) {
   return fmt::format("{} from {:.3f} MiB on", verdict, size / kMiB);
 }
 
-void add_rows(Report& report, const std::vector<TransportHops>& all) {
+Report make_report(const CommandContext& context, const Mesh& mesh, Place place) {
+  const Options& options = context.options;
+  Report report(
+      "bench.hops", make_record(context, mesh, place, /*threads=*/1),
+      {{"mesh", "", 0, 1},
+       {"transport", "", 9},
+       {"size", "bytes", 12, 0,
+        "that every rank sends to the next and receives from the one before"},
+       {"time", "µs, median", 10, 0,
+        fmt::format("of {} after {} to warm up, each of up to {} hops in a row, over their number; "
+                    "of the slowest rank",
+                    counted(options.iterations, "time"), options.warmup, kMostHopsPerTime)},
+       {"least", "µs", 10},
+       {"most", "µs", 10},
+       {"rate", "GB/s each way", 13}},
+      {options.wide, options.legend});
+  report.add_meta("options", options.given);
+  report.add_meta("mesh",
+                  fmt::format("{}: {} on {}", to_string(mesh.shape()), counted(mesh.size(), "rank"),
+                              counted(mesh.topology().nodes(), "node")));
+  return report;
+}
+
+void add_rows(Report& report, const std::vector<TransportHops>& all, const Mesh& mesh) {
   const auto microseconds = [](double seconds) { return fmt::format("{:.2f}", seconds * 1e6); };
   for (const TransportHops& one : all) {
     for (const TransportHops::Hop& hop : one.hops) {
-      report.add_row({one.transport, std::to_string(hop.bytes), microseconds(hop.time.median),
-                      microseconds(hop.time.least), microseconds(hop.time.most),
+      report.add_row({mesh_cell(mesh.shape()), one.transport, std::to_string(hop.bytes),
+                      microseconds(hop.time.median), microseconds(hop.time.least),
+                      microseconds(hop.time.most),
                       fmt::format("{:.2f}", gigabytes_per_second(hop, hop.time.median))});
     }
   }
@@ -170,33 +197,19 @@ ExitCode bench_hops(const CommandContext& context) {
     throw ArgumentError("--hops", "1 rank", "2 or more, under mpirun");
   Mesh mesh(set_up_mesh(options, context.session.size()), context.session.world(),
             Watchdog(Watchdog::Seconds(options.timeout)));
+  const std::unique_ptr<Device> device = open_device(options, mesh);
+  Report report = make_report(context, mesh, device->place());
   std::optional<ReportFiles> files;
   collectively(mesh.world(), [&] {
-    if (mesh.rank() == 0) files.emplace(options.json, options.csv);
+    if (mesh.rank() == 0) files.emplace(options.json, options.csv, report);
   });
-  const std::unique_ptr<Device> device = open_device(options, mesh);
   const std::vector<TransportHops> all =
       measure_hops(mesh, *device, options.transport, options.sequence_sweep.value_or(kUsualSizes),
                    options.warmup, options.iterations);
   collectively(mesh.world(), [&] {
     if (!files) return;
-    Report report("bench.hops", {{"transport", "", 9},
-                                 {"size", "bytes", 12},
-                                 {"time", "µs, median", 10},
-                                 {"least", "µs", 10},
-                                 {"most", "µs", 10},
-                                 {"rate", "GB/s each way", 13}});
-    report.add_meta("options", options.given);
-    report.add_meta(
-        "mesh", fmt::format("{}: {} on {}", to_string(mesh.shape()), counted(mesh.size(), "rank"),
-                            counted(mesh.topology().nodes(), "node")));
-    report.add_meta("hop", "every rank sends to the next and receives from the one before");
-    report.add_meta(
-        "times", fmt::format("{} after {} to warm up, each of up to {} hops in a row, over their "
-                             "number; of the slowest rank",
-                             options.iterations, options.warmup, kMostHopsPerTime));
     add_findings(report, all);
-    add_rows(report, all);
+    add_rows(report, all, mesh);
     if (!files->replace_table()) report.write_table(context.out);
     files->write(report, context.out);
   });

@@ -11,7 +11,6 @@
 #include <fmt/format.h>
 
 #include <annulus/attention/registry.hpp>
-#include <annulus/core/cuda.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/files/text_file.hpp>
 #include <annulus/mesh/agreement.hpp>
@@ -22,7 +21,10 @@
 #include "launcher/bench/bench_hops.hpp"
 #include "launcher/bench/timing.hpp"
 #include "launcher/options/as_option.hpp"
+#include "launcher/report/machine.hpp"
+#include "launcher/report/record.hpp"
 #include "launcher/report/report.hpp"
+#include "launcher/report/report_files.hpp"
 #include "launcher/setup/open_device.hpp"
 #include "launcher/setup/problem_setup.hpp"
 #include "launcher/setup/threads.hpp"
@@ -251,12 +253,6 @@ void add_rows(Report& report, const ring::CostModel& model) {
   }
 }
 
-std::string device_name(const Device& device) {
-  if (device.place().is_host()) return "CPU";
-  const std::vector<CudaDeviceInfo> gpus = cuda_devices();
-  return gpus.empty() ? "GPU" : gpus.front().name;
-}
-
 }  // namespace
 
 ExitCode calibrate(const CommandContext& context) {
@@ -271,24 +267,25 @@ ExitCode calibrate(const CommandContext& context) {
   Mesh mesh(set_up_mesh(options, context.session.size()), context.session.world(),
             Watchdog(Watchdog::Seconds(options.timeout)));
   Control& world = mesh.world();
-  std::optional<files::TextFile> file;
-  std::optional<ReportFiles> files;
-  collectively(world, [&] {
-    if (mesh.rank() != 0) return;
-    as_option("--calibrate " + options.calibrate, [&] { file.emplace(options.calibrate); });
-    files.emplace(options.json, options.csv);
-  });
   const std::unique_ptr<Device> device = open_device(options, mesh);
   Extent extent = device->place().is_host() ? kOnHost : kOnGpu;
   if (options.sequence_sweep) extent.rows = *options.sequence_sweep;
   const int threads = threads_per_rank(options, mesh);
+  Report report("bench.calibrate", make_record(context, mesh, device->place(), threads),
+                {{"what", "", 8}, {"size", "", 16}, {"value", "", 12}, {"unit", "", 8}},
+                {options.wide, options.legend});
+  report.add_meta("options", options.given);
+  std::optional<files::TextFile> file;
+  std::optional<ReportFiles> report_files;
+  collectively(world, [&] {
+    if (mesh.rank() != 0) return;
+    as_option("--calibrate " + options.calibrate, [&] { file.emplace(options.calibrate); });
+    report_files.emplace(options.json, options.csv, report);
+  });
   AttentionShape largest = *options.shape;
   largest.query_length = largest.kv_length = std::max(extent.rows.end, extent.call_rows);
   collectively(world, [&] { as_option("--shape", [&] { largest.validate(); }); });
 
-  Report report("bench.calibrate",
-                {{"what", "", 8}, {"size", "", 16}, {"value", "", 12}, {"unit", "", 8}});
-  report.add_meta("options", options.given);
   ring::CostModel model;
   {
     KernelBlocks blocks = collectively(world, [&] {
@@ -300,9 +297,9 @@ ExitCode calibrate(const CommandContext& context) {
     model.source = fmt::format(
         "measured: {} on {} ({}), {} per rank, B={} N={} K={} D={} Dv={} {}, mask {}, {}",
         counted(mesh.size(), "rank"), counted(mesh.topology().nodes(), "node"),
-        device_name(*device), counted(threads, "thread"), s.batch, s.heads, s.kv_heads, s.head_dim,
-        s.value_dim, annulus::name_of(blocks.problem().dtype), to_string(blocks.problem().mask),
-        blocks.implementation());
+        device_name(device->place()), counted(threads, "thread"), s.batch, s.heads, s.kv_heads,
+        s.head_dim, s.value_dim, annulus::name_of(blocks.problem().dtype),
+        to_string(blocks.problem().mask), blocks.implementation());
   }
   measure_transports(model,
                      measure_hops(mesh, *device, options.transport, extent.hop_bytes,
@@ -314,8 +311,8 @@ ExitCode calibrate(const CommandContext& context) {
     report.add_meta("transport", model.transport);
     add_rows(report, model);
     file->commit(ring::to_json(model) + "\n");
-    if (!files->replace_table()) report.write_table(context.out);
-    files->write(report, context.out);
+    if (!report_files->replace_table()) report.write_table(context.out);
+    report_files->write(report, context.out);
   });
   return ExitCode::success;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <iosfwd>
+#include <string_view>
 
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/mpi.hpp>
@@ -16,6 +17,7 @@ struct CommandContext {
   /// Where tables and texts go, standard output unless a test says otherwise. Only mesh rank 0
   /// writes to it.
   std::ostream& out;
+  std::string_view commit = "unknown";  ///< that the program was built from
 };
 
 /// The commands of the program. Collective over the session's ranks: all return the same code, or

@@ -1,8 +1,6 @@
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstdlib>
-#include <fstream>
 #include <openblas_config.h>
 #include <ostream>
 #include <string>
@@ -32,6 +30,7 @@
 #include "launcher/commands/commands.hpp"
 #include "launcher/options/as_option.hpp"
 #include "launcher/options/version.hpp"
+#include "launcher/report/machine.hpp"
 #include "launcher/report/report.hpp"
 
 namespace annulus::launcher {
@@ -47,14 +46,10 @@ struct Section {
   }
 };
 
-std::string first_line(std::string text) {
-  text.resize(std::min(text.find('\n'), text.size()));
-  return text;
-}
-
-Section program_section() {
+Section program_section(std::string_view commit) {
   Section section{"program", {}};
   section.add("version", std::string(kVersion));
+  section.add("commit", std::string(commit));
   section.add("build type", std::string(kBuildType));
 #if defined(__clang__)
   section.add("compiler", fmt::format("Clang {}", __clang_version__));
@@ -63,14 +58,6 @@ Section program_section() {
 #endif
   section.add("C++ standard", std::to_string(__cplusplus));
   return section;
-}
-
-std::string mpi_library() {
-  // Allowed at any time, before MPI_Init as well.
-  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
-  int length = 0;
-  check_mpi(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");
-  return first_line(text.data());  // the length may count the terminating zero
 }
 
 std::string best_simd_target() {
@@ -111,17 +98,6 @@ Section libraries_section() {
   section.add("cuDNN",
               built_and_loaded(cudnn.built, cudnn.loaded) + ", frontend " + cudnn.frontend);
   return section;
-}
-
-std::string cpu_name() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const std::size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) {
-      return line.substr(colon + 2);
-    }
-  }
-  return "unknown";
 }
 
 Section machine_section(const Mesh& everyone, const std::string& transport) {
@@ -230,7 +206,7 @@ ExitCode info_command(const CommandContext& context) {
   const std::string transport = everyone.group().transport();
   collectively(everyone.world(), [&] {
     if (everyone.rank() != 0) return;
-    std::vector<Section> sections{program_section(), libraries_section(),
+    std::vector<Section> sections{program_section(context.commit), libraries_section(),
                                   machine_section(everyone, transport),
                                   implementations_section(Place::host())};
     if (cuda_unavailable_reason().empty()) {

@@ -17,6 +17,7 @@
 #include <annulus/ring/simulate.hpp>
 
 #include "launcher/commands/commands.hpp"
+#include "launcher/commands/plan_json.hpp"
 #include "launcher/options/as_option.hpp"
 #include "launcher/report/explain.hpp"
 #include "launcher/report/report.hpp"
@@ -153,26 +154,24 @@ void add_layout(Report& report, const ring::Plan& plan, LayoutKind layout, bool 
 }
 
 Report layouts_report(const PlannedCase& planned, const Options& options) {
-  Report report("plan", {{"layout", "", 10},
-                         {"chosen", "", 6},
-                         {"work", "GFLOP, most", 12},
-                         {"imbalance", "%", 9},
-                         {"hops", "most", 6},
-                         {"hop", "MiB/rank, most", 10},
-                         {"moved", "MiB, total", 10},
-                         {"buffers", "MiB/rank, most", 10},
-                         {"wait", "ms, predicted", 10},
-                         {"time", "ms, predicted", 10}});
+  Report report("plan", {},
+                {{"layout", "", 10},
+                 {"chosen", "", 6},
+                 {"work", "GFLOP, most", 0, 0, "2 N (D + Dv) operations per visible pair"},
+                 {"imbalance", "%", 9, 0, "work of the rank with most, above the mean of all"},
+                 {"hops", "most", 6, 0, "steps in which something travels, of the rank with most"},
+                 {"hop", "MiB/rank, most", 0, 1, "that a rank receives in one step"},
+                 {"moved", "MiB, total", 10, 1, "received by all ranks"},
+                 {"buffers", "MiB/rank, most", 0, 2, "of transfers"},
+                 {"wait", "ms, predicted", 10, 0,
+                  "for transfers, with nothing to compute; of the rank that waits longest"},
+                 {"time", "ms, predicted", 10, 0, "of the slowest rank"}},
+                {options.wide, options.legend});
   report.add_meta("query", to_string(planned.operands.query));
   report.add_meta("key", to_string(planned.operands.key));
   report.add_meta("schedule", std::string(ring::name_of(planned.choice.schedule)));
   if (options.explain) explain(planned.choice, report);
-  report.add_meta("most", "of the rank with most");
-  report.add_meta("work", "2 N (D + Dv) operations per visible pair");
-  report.add_meta("imbalance", "work of the rank with most, above the mean of all");
-  report.add_meta("hops, hop", "steps in which key/value travels; bytes that a rank gets in one");
-  report.add_meta("wait", "for transfers, with nothing to compute; of the rank that waits longest");
-  report.add_meta("predicted times", cost_assumptions(planned.model, planned.plan));
+  report.add_meta("predicted by", cost_assumptions(planned.model, planned.plan));
   for (const LayoutKind layout : kLayouts) {
     const bool chosen = layout == planned.setup.layout.sequence;
     if (chosen) {
@@ -191,20 +190,19 @@ Report layouts_report(const PlannedCase& planned, const Options& options) {
   return report;
 }
 
-Report ranks_report(const PlannedCase& planned, std::size_t listed) {
-  Report report("plan.ranks", {{"rank", "", 6},
-                               {"queries", "", 24},
-                               {"keys", "", 24},
-                               {"work", "GFLOP", 10},
-                               {"sent", "MiB", 10},
-                               {"received", "MiB", 10},
-                               {"buffers", "MiB", 10},
-                               {"wait", "ms, predicted", 10},
-                               {"finish", "ms, predicted", 10}});
+Report ranks_report(const PlannedCase& planned, const Options& options, std::size_t listed) {
+  Report report("plan.ranks", {},
+                {{"rank", "", 6},
+                 {"queries", "", 12, 0, "positions that the rank holds"},
+                 {"keys", "", 12, 1, "likewise"},
+                 {"work", "GFLOP", 10},
+                 {"sent", "MiB", 10, 0, "over all steps"},
+                 {"received", "MiB", 10, 0, "over all steps"},
+                 {"buffers", "MiB", 10, 2, "of transfers"},
+                 {"wait", "ms, predicted", 10, 0, "for transfers, with nothing to compute"},
+                 {"finish", "ms, predicted", 10, 0, "when the rank is done, waiting included"}},
+                {options.wide, options.legend});
   const ring::Plan& plan = planned.plan;
-  report.add_meta("queries, keys", "positions that the rank holds");
-  report.add_meta("sent, received", "key/value, over all steps");
-  report.add_meta("finish", "when the rank is done, waiting included");
   const std::vector<ring::RankTimeline> timelines = ring::simulate(plan, planned.model);
   for (std::size_t i = 0; i < listed; ++i) {
     const ring::RankPlan& rank = plan.ranks[i];
@@ -222,14 +220,15 @@ Report ranks_report(const PlannedCase& planned, std::size_t listed) {
   return report;
 }
 
-void print(const PlannedCase& planned, const Options& options, std::ostream& out) {
+void print(const PlannedCase& planned, const Report& layouts, const Options& options,
+           std::ostream& out) {
   print_plan(planned.plan, options.show_ranks, out);
-  layouts_report(planned, options).write_table(out);
+  layouts.write_table(out);
   out << '\n';
   const std::size_t ranks = planned.plan.ranks.size();
   const std::size_t listed =
       std::min(ranks, std::max(kListedRanks, static_cast<std::size_t>(options.show_ranks)));
-  ranks_report(planned, listed).write_table(out);
+  ranks_report(planned, options, listed).write_table(out);
   if (listed < ranks) {
     out << fmt::format("# … {} more ranks (--show-ranks {})\n", ranks - listed, ranks);
   }
@@ -248,14 +247,17 @@ ExitCode plan_command(const CommandContext& context) {
     const PlannedCase planned = plan_case(options, registry);
     if (everyone.rank() != 0) return;
     print_warnings(planned.setup.warnings);
-    if (options.json == "-") {
-      context.out << ring::to_json(planned.plan) << '\n';
-      return;
+    const Report layouts = layouts_report(planned, options);
+    if (!options.json.empty()) {
+      const std::string text =
+          plan_json(planned.plan, planned.model, planned.choice, layouts) + '\n';
+      if (options.json == kNothing) {
+        context.out << text;
+        return;
+      }
+      as_option("--json " + options.json, [&] { files::TextFile(options.json).commit(text); });
     }
-    if (!options.json.empty())
-      as_option("--json " + options.json,
-                [&] { files::TextFile(options.json).commit(ring::to_json(planned.plan) + "\n"); });
-    print(planned, options, context.out);
+    print(planned, layouts, options, context.out);
   });
   return ExitCode::success;
 }

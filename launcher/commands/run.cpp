@@ -1,11 +1,14 @@
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include <fmt/format.h>
 
 #include <annulus/core/device.hpp>
+#include <annulus/core/log.hpp>
 #include <annulus/core/trace.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/mesh.hpp>
@@ -13,8 +16,12 @@
 #include <annulus/verification/device_tensors.hpp>
 
 #include "launcher/commands/commands.hpp"
+#include "launcher/report/cells.hpp"
 #include "launcher/report/explain.hpp"
+#include "launcher/report/progress.hpp"
+#include "launcher/report/record.hpp"
 #include "launcher/report/report.hpp"
+#include "launcher/report/report_files.hpp"
 #include "launcher/report/trace_file.hpp"
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/cost_model_option.hpp"
@@ -63,58 +70,68 @@ Measurement measure(const TraceSummary& summary, const ring::ShardedAttention& a
       .peak_memory = most[3]};
 }
 
-Report make_report(const Options& options, const ProblemSetup& setup, Mesh& mesh, int threads,
-                   const ring::ShardedAttention& attention) {
-  Report report("run", {{"shape", "B,T,S,N,K,D,Dv", 24},
-                        {"dtype", "", 8},
-                        {"mesh", "", 8},
-                        {"schedule", "", 9},
-                        {"layout", "", 10},
-                        {"impl", "", 8},
-                        {"time", "ms", 10},
-                        {"rate", "GFLOP/s", 10},
-                        {"moved", "MiB", 10},
-                        {"wait", "ms", 8},
-                        {"bookkeeping", "%", 8},
-                        {"memory", "MiB/rank", 10}});
+Report make_report(const CommandContext& context, const ProblemSetup& setup, const Mesh& mesh,
+                   Place place, int threads) {
+  const Options& options = context.options;
+  Report report(
+      "run", make_record(context, mesh, place, threads),
+      {{"shape", kShapeUnit, 18},
+       {"mask", "", 0, 9},
+       {"dtype", "", 8, 2},
+       {"mesh", "", 6},
+       {"schedule", "", 9},
+       {"layout", "", 8, 1},
+       {"impl", "", 6},
+       {"transport", "", 0, 4},
+       {"time", "ms", 8, 0, "of the slowest rank, without reading and writing files"},
+       {"rate", "GFLOP/s", 9, 0,
+        "2 N (D + Dv) operations per visible pair, over time, all ranks together"},
+       {"moved", "MiB", 8, 3, "received by all ranks together"},
+       {"wait", "ms", 7, 0,
+        "for transfers, with nothing to compute; of the rank that waits longest"},
+       {"bookkeeping", "%", 0, 5, "largest part of a rank's time that is neither kernel nor wait"},
+       {"memory", "MiB/rank", 0, 0,
+        "most that was taken from a rank's memory pool, shards included"}},
+      {options.wide, options.legend});
   report.add_meta("options", options.given);
-  report.add_meta("rate",
-                  "2 N (D + Dv) operations per visible pair, over time, all ranks together");
-  report.add_meta("moved", "key/value received by all ranks together");
-  report.add_meta("wait", "for transfers, with nothing to compute; of the rank that waits longest");
-  report.add_meta("bookkeeping", "largest part of a rank's time that is neither kernel nor wait");
-  report.add_meta("memory", "most that was taken from a rank's memory pool, shards included");
-  report.add_meta("problem", fmt::format("{} {}", to_string(setup.problem.shape),
-                                         annulus::name_of(setup.problem.dtype)));
-  report.add_meta("mask", to_string(setup.problem.mask));
-  report.add_meta(
-      "mesh",
-      fmt::format("{}: {} on {}, {} per rank", to_string(setup.mesh), counted(mesh.size(), "rank"),
-                  counted(mesh.topology().nodes(), "node"), counted(threads, "thread")));
-  report.add_meta("specs", fmt::format("query {}, key/value {}", to_string(setup.layout.query),
-                                       to_string(setup.layout.kv)));
-  if (options.explain) {
-    explain(attention.selection(), report);
-    explain(attention.schedule(), report);
-  }
+  report.add_meta("problem", problem_text(setup.problem, setup.layout));
+  report.add_meta("mesh", mesh_text(mesh, threads, place));
   return report;
 }
 
 void add_result(Report& report, const ProblemSetup& setup, const ring::ShardedAttention& attention,
                 const Measurement& measured) {
-  const AttentionShape& s = setup.problem.shape;
   constexpr double kMiB = 1 << 20;
   const double rate = measured.seconds > 0 ? measured.flops / measured.seconds * 1e-9 : 0;
-  report.add_row({fmt::format("{},{},{},{},{},{},{}", s.batch, s.query_length, s.kv_length, s.heads,
-                              s.kv_heads, s.head_dim, s.value_dim),
-                  std::string(annulus::name_of(setup.problem.dtype)), to_string(setup.mesh),
+  report.add_row({shape_cell(setup.problem.shape), mask_cell(setup.problem.mask),
+                  std::string(annulus::name_of(setup.problem.dtype)), mesh_cell(setup.mesh),
                   std::string(ring::name_of(attention.schedule().schedule)),
                   std::string(annulus::name_of(setup.layout.sequence)), attention.implementations(),
-                  fmt::format("{:.3f}", measured.seconds * 1e3), fmt::format("{:.2f}", rate),
-                  fmt::format("{:.3f}", measured.bytes / kMiB),
-                  fmt::format("{:.3f}", measured.exposed_seconds * 1e3),
+                  attention.transport(), milliseconds_cell(measured.seconds),
+                  fmt::format("{:.2f}", rate), fmt::format("{:.3f}", measured.bytes / kMiB),
+                  milliseconds_cell(measured.exposed_seconds),
                   fmt::format("{:.1f}", measured.bookkeeping * 100),
                   fmt::format("{:.1f}", measured.peak_memory / kMiB)});
+}
+
+// Counts the kernels that have run.
+class KernelCounter final : public TraceSink {
+ public:
+  explicit KernelCounter(Progress& progress) : progress_(progress) {}
+  void record(const TraceSpan& span) override {
+    if (span.label.category == TraceCategory::kernel) progress_.advance(1);
+  }
+
+ private:
+  Progress& progress_;
+};
+
+// How much work the counter will see one by one: a device reports only at the end, and two or three
+// kernels are no measure.
+double countable_kernels(const ring::ShardedAttention& attention, Place place) {
+  constexpr std::size_t kEnough = 4;
+  const std::size_t kernels = attention.rank_plan().all<ring::Block>().size();
+  return place.is_host() && kernels >= kEnough ? static_cast<double>(kernels) : 0;
 }
 
 }  // namespace
@@ -138,9 +155,12 @@ ExitCode run_command(const CommandContext& context) {
   const ring::ShardedOperands operands = collectively(world, [&] { return shard_operands(setup); });
   if (leader) print_warnings(setup.warnings);
 
+  Progress progress(leader ? progress_terminal() : files::FileDescriptor());
   TraceCollector collector;
+  KernelCounter counter(progress);
   Tracer tracer;
   tracer.add_sink(collector);
+  tracer.add_sink(counter);
   const std::unique_ptr<Device> opened = open_device(options, mesh);
   Device& device = *opened;
   const Registry registry = Registry::standard();
@@ -148,22 +168,31 @@ ExitCode run_command(const CommandContext& context) {
   ring::ShardedAttentionOptions attention_options;
   attention_options.implementation = options.implementation;
   attention_options.schedule = options.schedule;
-  attention_options.runner = {threads_per_rank(options, mesh), &tracer};
+  const int threads = threads_per_rank(options, mesh);
+  attention_options.runner = {threads, &tracer};
   attention_options.cost_model =
       collectively(world, [&] { return cost_model_of(options, device.place()); });
   attention_options.transport = options.transport;
+  progress.begin("planning and preparing kernels");
   ring::ShardedAttention attention(problem, operands, mesh, registry, device, attention_options);
+  log_choices(problem, operands, attention, mesh);
 
+  Report report = make_report(context, setup, mesh, device.place(), threads);
+  if (options.explain) {
+    explain(attention.selection(), report);
+    explain(attention.schedule(), report);
+  }
   OutputFiles outputs(options, problem, world);
   std::optional<TraceFile> trace;
   if (!options.trace.empty()) trace.emplace(options.trace, world);
   std::optional<ReportFiles> report_files;
   collectively(world, [&] {
-    if (leader) report_files.emplace(options.json, options.csv);
+    if (leader) report_files.emplace(options.json, options.csv, report);
   });
 
   MemoryPool& memory = device.staging();
   Tensor query, key, value, output, lse;
+  progress.begin("reading query, key and value");
   collectively(world, [&] {
     constexpr double kDiskTimeouts = 20;  // may pass before a disk counts as hung
     const Computing reading = world.computing(kDiskTimeouts);
@@ -180,20 +209,24 @@ ExitCode run_command(const CommandContext& context) {
       world, [&] { return verification::DeviceTensors(tensors, device, mesh.watchdog()); });
   moved.upload();
   world.barrier();
+  progress.begin("attention", countable_kernels(attention, device.place()));
   attention.run(moved.tensors());
   moved.download();
 
   const Measurement measured = measure(summarize(collector.spans()), attention, operands, problem,
                                        device.memory().statistics(), mesh);
+  if (leader) log_info("computed in {:.3f} ms, slowest rank", measured.seconds * 1e3);
+  progress.begin("writing output");
   {
     const TraceScope scope(&tracer, "files", {TraceCategory::file, "write"});
     outputs.commit(tensors, operands);
   }
-  if (trace) trace->commit(collector.spans());
+  if (leader) log_info("wrote {}", options.output);
+  add_result(report, setup, attention, measured);
+  if (trace) trace->commit(gather_trace(collector.spans(), mesh), report);
+  progress.end();
   collectively(world, [&] {
     if (!leader) return;
-    Report report = make_report(options, setup, mesh, attention_options.runner.threads, attention);
-    add_result(report, setup, attention, measured);
     if (!report_files->replace_table()) {
       if (options.explain) {
         print_plan(ring::make_plan(attention.plan_input(), attention.schedule().schedule),

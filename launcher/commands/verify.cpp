@@ -17,8 +17,12 @@
 #include <annulus/verification/verification.hpp>
 
 #include "launcher/commands/commands.hpp"
+#include "launcher/report/cells.hpp"
 #include "launcher/report/explain.hpp"
+#include "launcher/report/progress.hpp"
+#include "launcher/report/record.hpp"
 #include "launcher/report/report.hpp"
+#include "launcher/report/report_files.hpp"
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/cost_model_option.hpp"
 #include "launcher/setup/open_device.hpp"
@@ -126,39 +130,35 @@ NamedCase given_case(const Options& options, int ranks) {
   return result;
 }
 
-Report make_report(const Options& options, int ranks) {
-  Report report("verify", {{"index", "", 5},
-                           {"shape", "B,T,S,N,K,D,Dv", 22},
-                           {"dtype", "", 8},
-                           {"mesh", "", 24},
-                           {"query", "spec", 12},
-                           {"key/value", "spec", 12},
-                           {"layout", "", 13},
-                           {"schedule", "", 14},
-                           {"mask", "", 32},
-                           {"scale", "", 7},
-                           {"cap", "", 4},
-                           {"error", "", 8},
-                           {"bound", "", 8},
-                           {"ratio", "unsharded", 11},
-                           {"LSE error", "", 9},
-                           {"verdict", "", 7},
-                           {"command", "", 0}});
+Report make_report(const CommandContext& context, const Mesh& mesh, Place place, int threads) {
+  const Options& options = context.options;
+  Report report(
+      "verify", make_record(context, mesh, place, threads),
+      {{"index", "", 5},
+       {"shape", kShapeUnit, 19},
+       {"dtype", "", 8},
+       {"mesh", "", 24, 1},
+       {"query", "spec", 12, 6},
+       {"key/value", "spec", 12, 6},
+       {"layout", "", 13, 5},
+       {"schedule", "", 14},
+       {"transport", "", 0, 6},
+       {"impl", "", 6, 4},
+       {"mask", "", 24, 4},
+       {"scale", "", 7, 6},
+       {"cap", "", 4, 6},
+       {"error", "", 8, 0, "relative Frobenius, over all ranks, against a float64 oracle"},
+       {"bound", "", 8, 2, "that the error must not exceed"},
+       {"ratio", "unsharded", 11, 0, "to the error of the same implementation unsharded"},
+       {"LSE error", "", 9, 3, "largest absolute error of the log-sum-exp"},
+       {"verdict", "", 7},
+       {"command", "", 0, 9, "that repeats just this problem"}},
+      {options.wide, options.legend});
   report.add_meta("options", options.given);
-  report.add_meta("ranks", std::to_string(ranks));
-  report.add_meta("error", "relative Frobenius, over all ranks, against a float64 oracle");
-  report.add_meta("ratio", "to the error of the same implementation unsharded");
+  report.add_meta("ranks",
+                  fmt::format("{} on {}, {}", mesh.size(), counted(mesh.topology().nodes(), "node"),
+                              place.is_host() ? "cpu" : "cuda"));
   return report;
-}
-
-// "causal+offset:3+window:8,0": no spaces, so that columns stay columns.
-std::string mask_cell(const Mask& mask) {
-  std::string cell = to_string(mask);
-  for (auto at = cell.find(", "); at != std::string::npos; at = cell.find(", ")) {
-    cell.replace(at, 2, "+");
-  }
-  std::replace(cell.begin(), cell.end(), ' ', ':');
-  return cell;
 }
 
 std::string layout_cell(const ring::OperandLayout& layout) {
@@ -168,32 +168,32 @@ std::string layout_cell(const ring::OperandLayout& layout) {
 }
 
 std::string number_cell(const std::optional<double>& value) {
-  return value ? fmt::format("{}", *value) : "-";
+  return value ? fmt::format("{}", *value) : kNothing;
 }
 
 // One row: a problem, and either what was found or why it could not run.
 void add_row(Report& report, const NamedCase& named, const verification::Verification* found,
              std::string_view verdict) {
   const AttentionProblem& problem = named.sharded.problem;
-  const AttentionShape& s = problem.shape;
   std::string schedule = named.sharded.schedule;
   if (found != nullptr && schedule == "auto") {
     schedule += ":" + std::string(ring::name_of(found->schedule.schedule));
   }
-  const auto measured = [&](const auto& text) { return found == nullptr ? "-" : text(*found); };
-  report.add_row({named.index,
-                  fmt::format("{},{},{},{},{},{},{}", s.batch, s.query_length, s.kv_length, s.heads,
-                              s.kv_heads, s.head_dim, s.value_dim),
-                  std::string(annulus::name_of(problem.dtype)),
-                  named.mesh.axes().empty() ? "-" : to_string(named.mesh),
-                  to_string(named.sharded.layout.query), to_string(named.sharded.layout.kv),
-                  layout_cell(named.sharded.layout), schedule, mask_cell(problem.mask),
-                  number_cell(problem.scale), number_cell(problem.soft_cap),
-                  measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.output); }),
-                  measured([](const auto& v) { return fmt::format("{:.2e}", v.bound.output); }),
-                  measured([](const auto& v) { return fmt::format("{:.3f}", v.ratio()); }),
-                  measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.lse); }),
-                  std::string(verdict), named.command});
+  const auto measured = [&](const auto& text) {
+    return found == nullptr ? std::string(kNothing) : text(*found);
+  };
+  report.add_row(
+      {named.index, shape_cell(problem.shape), std::string(annulus::name_of(problem.dtype)),
+       mesh_cell(named.mesh), to_string(named.sharded.layout.query),
+       to_string(named.sharded.layout.kv), layout_cell(named.sharded.layout), schedule,
+       measured([](const auto& v) { return v.transport; }),
+       measured([](const auto& v) { return v.implementations; }), mask_cell(problem.mask),
+       number_cell(problem.scale), number_cell(problem.soft_cap),
+       measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.output); }),
+       measured([](const auto& v) { return fmt::format("{:.2e}", v.bound.output); }),
+       measured([](const auto& v) { return fmt::format("{:.3f}", v.ratio()); }),
+       measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.lse); }),
+       std::string(verdict), named.command});
 }
 
 // Counts verdicts, and keeps the worst ratio.
@@ -231,59 +231,66 @@ class Tally {
 // Everything that the command needs while it goes from problem to problem.
 class Verifier {
  public:
-  Verifier(const CommandContext& context, Report& report)
+  /// The references must outlive it. `device` is the same for all problems.
+  Verifier(const CommandContext& context, Device& device, Progress& progress, Report& report)
       : context_(context),
+        device_(device),
+        progress_(progress),
         report_(report),
         meshes_(context.session, Watchdog(Watchdog::Seconds(context.options.timeout))) {}
 
   /// A problem that the user gave: errors are the user's.
   void verify_given(NamedCase named) {
     Mesh& mesh = meshes_.get(named.mesh);
-    named.sharded.threads = threads_per_rank(context_.options, mesh);
     named.sharded.cost_model = cost_model(mesh);
     collectively(mesh.world(), [&] {
       const verification::ShardedCase& sharded = named.sharded;
       check_choices(context_.options, sharded.problem,
                     ring::shard_operands(sharded.problem, named.mesh, sharded.layout), registry_,
-                    device(mesh).place());
+                    device_.place());
     });
+    const auto show = [this](const char* what, double done, double total) {
+      if (done == 0) progress_.begin(what, total);
+      progress_.set_done(done);
+    };
     const verification::Verification found =
-        verification::verify_sharded(named.sharded, mesh, registry_, device(mesh));
-    if (context_.options.explain) {
-      explain(found.selection, report_);
-      explain(found.schedule, report_);
-    }
-    add_result(named, found);
+        verification::verify_sharded(named.sharded, mesh, registry_, device_, show);
+    progress_.aside([&] {
+      if (context_.options.explain) {
+        explain(found.selection, report_);
+        explain(found.schedule, report_);
+      }
+      add_result(named, found);
+    });
   }
 
   /// A drawn problem: it is legal, so an error that all ranks share is a failure like any other.
   void verify_drawn(NamedCase named) {
     Mesh& mesh = meshes_.get(named.mesh);
-    Device& computing = device(mesh);  // that there is none is no failure of the problem
     named.sharded.cost_model = cost_model(mesh);
+    const auto refused = [&](const Error& error) {
+      progress_.aside([&] { add_refused(named, error); });
+    };
     try {
-      add_result(named, verification::verify_sharded(named.sharded, mesh, registry_, computing));
+      const verification::Verification found =
+          verification::verify_sharded(named.sharded, mesh, registry_, device_);
+      progress_.aside([&] { add_result(named, found); });
     } catch (const UserError& error) {
-      add_refused(named, error);
+      refused(error);
     } catch (const AgreedFailure& error) {
-      add_refused(named, error);
+      refused(error);
     }
+    progress_.advance(1);
   }
 
   [[nodiscard]] const Tally& tally() const { return tally_; }
 
  private:
-  Device& device(Mesh& mesh) {
-    if (!device_) device_ = open_device(context_.options, mesh);
-    return *device_;
-  }
-
   // The same for all problems.
   const ring::CostModel& cost_model(Mesh& mesh) {
-    const Place place = device(mesh).place();
     if (!cost_model_) {
-      cost_model_ =
-          collectively(mesh.world(), [&] { return cost_model_of(context_.options, place); });
+      cost_model_ = collectively(mesh.world(),
+                                 [&] { return cost_model_of(context_.options, device_.place()); });
     }
     return *cost_model_;
   }
@@ -291,21 +298,27 @@ class Verifier {
   void add_result(const NamedCase& named, const verification::Verification& found) {
     const std::string failure = found.failure();
     add_row(report_, named, &found, failure.empty() ? "OK" : "FAILED");
-    if (!failure.empty()) report_.add_meta("problem " + named.index + " failed", failure);
+    if (!failure.empty()) add_failure(named, failure);
     tally_.add(found);
   }
 
   void add_refused(const NamedCase& named, const Error& error) {
     add_row(report_, named, nullptr, "FAILED");
-    report_.add_meta("problem " + named.index + " failed", error.what());
+    add_failure(named, error.what());
     tally_.add_refused();
   }
 
+  void add_failure(const NamedCase& named, const std::string& what) {
+    report_.add_meta("problem " + named.index + " failed", what);
+    report_.add_meta("problem " + named.index + " again", named.command);
+  }
+
   const CommandContext& context_;
+  Device& device_;
+  Progress& progress_;
   Report& report_;
   MeshCache meshes_;
   Registry registry_ = Registry::standard();
-  std::unique_ptr<Device> device_;
   std::optional<ring::CostModel> cost_model_;
   Tally tally_;
 };
@@ -322,28 +335,34 @@ ExitCode verify_command(const CommandContext& context) {
 
   // All that may be wrong with the input shows before any work.
   std::optional<NamedCase> given;
-  std::optional<ReportFiles> files;
-  Report report = make_report(options, ranks);
+  std::optional<ReportFiles> report_files;
+  const std::unique_ptr<Device> device = open_device(options, everyone);
+  const int threads = random ? std::max(1, options.threads) : threads_per_rank(options, everyone);
+  Report report = make_report(context, everyone, device->place(), threads);
   collectively(everyone.world(), [&] {
     if (!random) given = given_case(options, ranks);
-    if (everyone.rank() == 0) files.emplace(options.json, options.csv);
+    if (everyone.rank() == 0) report_files.emplace(options.json, options.csv, report);
   });
-  if (files && !files->replace_table()) report.follow(context.out);
+  if (report_files && !report_files->replace_table()) report.follow(context.out);
 
-  Verifier verifier(context, report);
+  Progress progress(everyone.rank() == 0 ? progress_terminal() : files::FileDescriptor());
+  Verifier verifier(context, *device, progress, report);
   if (given) {
     if (everyone.rank() == 0) print_warnings(given->warnings);
+    given->sharded.threads = threads;
     verifier.verify_given(std::move(*given));
   } else if (options.random_case) {
     verifier.verify_drawn(random_case(*options.random_case, options, ranks));
   } else {
+    progress.begin(counted(options.random, "problem"), options.random);
     for (int i = 0; i < options.random; ++i) {
       verifier.verify_drawn(random_case({options.seed, i}, options, ranks));
     }
   }
+  progress.end();
   report.set_verdict(verifier.tally().text(), verifier.tally().passed());
   collectively(everyone.world(), [&] {
-    if (files) files->write(report, context.out);
+    if (report_files) report_files->write(report, context.out);
   });
   return verifier.tally().passed() ? ExitCode::success : ExitCode::wrong_numbers;
 }

@@ -257,12 +257,17 @@ void add_output(TableBuilder& table) {
   table.add("lse", "FILE", run, text_into(&Options::lse),
             "log of the sum of exponentials, float32 [B,N,T] (tensor lse); may be the "
             ".safetensors file of --output");
-  table.add("trace", "FILE", run, text_into(&Options::trace),
-            "what every rank did when, as Chrome trace events (JSON)");
+  table.add("trace", "FILE", {Command::run, Command::bench}, text_into(&Options::trace),
+            "what every rank did when, as Chrome trace events (JSON), for Perfetto");
   table.add("json", "FILE", kAll, text_into(&Options::json),
             "results as JSON; - is standard output, in place of the table");
   table.add("csv", "FILE", kTables, text_into(&Options::csv),
-            "results as CSV; - is standard output, in place of the table");
+            "results as CSV, added to a file of the same columns if there is one; - is standard "
+            "output, in place of the table");
+  table.add("wide", "", kPlanned, flag_into(&Options::wide),
+            "show all columns of a table, not just those that fit into 120 characters");
+  table.add("legend", "", kPlanned, flag_into(&Options::legend),
+            "say what the columns of a table mean");
   table.add("explain", "", kPlanned, flag_into(&Options::explain),
             "say why implementations and schedules were chosen or passed over");
 }

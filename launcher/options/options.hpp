@@ -79,6 +79,8 @@ struct Options {
   // Running.
   double timeout = 300;  ///< seconds
   bool explain = false;
+  bool wide = false;    ///< tables show all columns
+  bool legend = false;  ///< and say what they mean
 
   // verify
   int random = 0;  ///< number of random problems

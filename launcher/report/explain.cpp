@@ -4,16 +4,27 @@
 
 #include <fmt/format.h>
 
+#include <annulus/core/log.hpp>
+
 #include "launcher/options/option_values.hpp"
 
 namespace annulus::launcher {
 
-void explain(const Selection& selection, Report& report) {
-  std::string candidates;
+namespace {
+
+// "sdpa, then native".
+std::string candidates_text(const Selection& selection) {
+  std::string text;
   for (const Implementation* candidate : selection.candidates) {
-    candidates += (candidates.empty() ? "" : ", then ") + candidate->names().front();
+    text += (text.empty() ? "" : ", then ") + candidate->names().front();
   }
-  report.add_meta("implementation chosen", candidates);
+  return text;
+}
+
+}  // namespace
+
+void explain(const Selection& selection, Report& report) {
+  report.add_meta("implementation chosen", candidates_text(selection));
   for (const auto& [name, reason] : selection.passed_over) {
     report.add_meta("implementation passed over, " + name, reason);
   }
@@ -25,6 +36,32 @@ void explain(const ring::ScheduleChoice& choice, Report& report) {
     report.add_meta(fmt::format("schedule passed over, {}", ring::name_of(other.schedule)),
                     other.reason);
   }
+}
+
+void log_choices(const AttentionProblem& problem, const ring::ShardedOperands& operands,
+                 const ring::ShardedAttention& attention, const Mesh& mesh) {
+  const int rank = mesh.rank();
+  log_debug("holds queries {} and keys {} of the sequence, {} kernel calls",
+            to_string(operands.query.positions(rank, 1)),
+            to_string(operands.key.positions(rank, 1)),
+            attention.rank_plan().all<ring::Block>().size());
+  const Selection selection = attention.selection();
+  for (const auto& [name, reason] : selection.passed_over) {
+    log_debug("implementation {} passed over: {}", name, reason);
+  }
+  if (rank != 0) return;
+  log_info("problem {} {}, mask {}", to_string(problem.shape), annulus::name_of(problem.dtype),
+           to_string(problem.mask));
+  log_info("shards: query {}, key/value {}; {} of them along the sequence, {}",
+           to_string(operands.query), to_string(operands.key), operands.key.shards(1),
+           annulus::name_of(operands.key.distribution(1).layout()));
+  const ring::ScheduleChoice& choice = attention.schedule();
+  log_info("schedule {}", ring::name_of(choice.schedule));
+  for (const auto& other : choice.passed_over) {
+    log_info("schedule {} passed over: {}", ring::name_of(other.schedule), other.reason);
+  }
+  log_info("implementation {} (candidates: {}), transport {}", attention.implementations(),
+           candidates_text(selection), attention.transport());
 }
 
 void print_plan(const ring::Plan& plan, int ranks, std::ostream& out) {

@@ -6,6 +6,8 @@
 #include <annulus/attention/registry.hpp>
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/ring/sharded_operands.hpp>
 
 #include "launcher/report/report.hpp"
 
@@ -14,6 +16,11 @@ namespace annulus::launcher {
 /// What --explain adds to a report: what was chosen, and why the rest was passed over.
 void explain(const Selection& selection, Report& report);
 void explain(const ring::ScheduleChoice& choice, Report& report);
+
+/// What was chosen, how and why, for the log: on rank 0 its story (info), on every rank what it
+/// holds (debug).
+void log_choices(const AttentionProblem& problem, const ring::ShardedOperands& operands,
+                 const ring::ShardedAttention& attention, const Mesh& mesh);
 
 /// A plan as "# " lines, with the steps of the first `ranks` ranks.
 void print_plan(const ring::Plan& plan, int ranks, std::ostream& out);

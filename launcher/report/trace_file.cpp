@@ -1,11 +1,69 @@
 #include "launcher/report/trace_file.hpp"
 
+#include <cstddef>
+#include <cstdint>
+
+#include <nlohmann/json.hpp>
+
 #include <annulus/core/chrome_trace.hpp>
 #include <annulus/mesh/agreement.hpp>
 
 #include "launcher/options/as_option.hpp"
+#include "launcher/report/clock_samples.hpp"
 
 namespace annulus::launcher {
+namespace {
+
+// Enough for one of them to be quick.
+constexpr int kClockRounds = 20;
+
+struct RankTrace {
+  std::vector<TraceSpan> spans;
+  ClockSamples clock;
+};
+
+std::string pack(const RankTrace& trace) {
+  using nlohmann::json;
+  std::string bytes;
+  json::to_cbor(json{{"spans", json::binary([&] {
+                        const std::string spans = pack_spans(trace.spans);
+                        return std::vector<std::uint8_t>(spans.begin(), spans.end());
+                      }())},
+                     {"before", trace.clock.before},
+                     {"after", trace.clock.after}},
+                bytes);
+  return bytes;
+}
+
+RankTrace unpack(const std::string& bytes) {
+  const nlohmann::json trace = nlohmann::json::from_cbor(bytes);
+  const auto& spans = trace.at("spans").get_binary();
+  return {unpack_spans({spans.begin(), spans.end()}), {trace.at("before"), trace.at("after")}};
+}
+
+}  // namespace
+
+TraceOfRanks gather_trace(const std::vector<TraceSpan>& spans, Mesh& mesh) {
+  const Topology& topology = mesh.topology();
+  const int rounds = topology.nodes() > 1 ? kClockRounds : 0;
+  const RankTrace own{spans, sample_clock(mesh.world(), rounds, monotonic_ns)};
+  const std::vector<std::string> packed = mesh.world().collect_text(pack(own));
+  if (mesh.rank() != 0) return {};
+  TraceOfRanks ranks;
+  for (std::size_t rank = 0; rank < packed.size(); ++rank) {
+    RankTrace trace = unpack(packed[rank]);
+    // Ranks of one node share a clock.
+    const bool far = topology.node_of_rank[rank] != topology.node_of_rank[0];
+    const std::int64_t offset = far ? clock_offset(trace.clock, own.clock) : 0;
+    for (TraceSpan& span : trace.spans) {
+      span.begin_ns -= offset;
+      span.end_ns -= offset;
+    }
+    ranks.push_back(std::move(trace.spans));
+  }
+  begin_when_moving(ranks);
+  return ranks;
+}
 
 TraceFile::TraceFile(const std::string& path, Control& group) : group_(group) {
   collectively(group_, [&] {
@@ -14,14 +72,9 @@ TraceFile::TraceFile(const std::string& path, Control& group) : group_(group) {
   });
 }
 
-void TraceFile::commit(const std::vector<TraceSpan>& spans) {
-  const std::vector<std::string> packed = group_.collect_text(pack_spans(spans));
+void TraceFile::commit(const TraceOfRanks& ranks, const Report& report) {
   collectively(group_, [&] {
-    if (group_.rank() != 0) return;
-    TraceOfRanks ranks;
-    for (const std::string& bytes : packed) ranks.push_back(unpack_spans(bytes));
-    begin_when_moving(ranks);
-    file_->commit(chrome_trace(ranks, {}));
+    if (file_) file_->commit(chrome_trace(ranks, report.about()));
   });
 }
 

@@ -4,11 +4,17 @@
 #include <string>
 #include <vector>
 
-#include <annulus/core/trace.hpp>
+#include <annulus/core/trace_messages.hpp>
 #include <annulus/files/text_file.hpp>
-#include <annulus/mesh/control.hpp>
+#include <annulus/mesh/mesh.hpp>
+
+#include "launcher/report/report.hpp"
 
 namespace annulus::launcher {
+
+/// The spans of all ranks, on rank 0; nothing on the others. Times are those of rank 0's clock,
+/// also for ranks on other nodes, and transfers begin when they move. Collective over the mesh.
+[[nodiscard]] TraceOfRanks gather_trace(const std::vector<TraceSpan>& spans, Mesh& mesh);
 
 /// The file of --trace: one Chrome trace-event file of all ranks, written by rank 0.
 class TraceFile {
@@ -16,8 +22,9 @@ class TraceFile {
   /// Collective over `group`. Opens a temporary file beside `path`; all ranks throw UserError if
   /// that fails.
   TraceFile(const std::string& path, Control& group);
-  /// Collective. Times count from the earliest span of any rank. Throws SystemError.
-  void commit(const std::vector<TraceSpan>& spans);
+  /// Collective. `ranks` as gather_trace() gives them; the trace is about what the report's meta
+  /// data and record say. Throws SystemError.
+  void commit(const TraceOfRanks& ranks, const Report& report);
 
  private:
   Control& group_;

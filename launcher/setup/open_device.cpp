@@ -7,8 +7,12 @@
 
 #include <annulus/core/cuda.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/core/log.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/gpu_binding.hpp>
+
+#include "launcher/report/machine.hpp"
+#include "launcher/report/report.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -31,7 +35,9 @@ void check_cpu_is_meant(const Options& options, const GpuBinding& gpus) {
 
 }  // namespace
 
-std::unique_ptr<Device> open_device(const Options& options, Mesh& mesh) {
+namespace {
+
+std::unique_ptr<Device> open_any(const Options& options, Mesh& mesh) {
   if (options.device == "cpu") return std::make_unique<HostDevice>();
   // The same on all ranks, and so are the errors that follow from it.
   const GpuBinding gpus = bind_gpus(mesh.world(), mesh.topology(), options.share_gpus);
@@ -43,6 +49,22 @@ std::unique_ptr<Device> open_device(const Options& options, Mesh& mesh) {
   return collectively(mesh.world(), [&] {
     return make_cuda_device(gpus.device_of_rank[static_cast<std::size_t>(mesh.rank())]);
   });
+}
+
+}  // namespace
+
+std::unique_ptr<Device> open_device(const Options& options, Mesh& mesh) {
+  std::unique_ptr<Device> device = open_any(options, mesh);
+  const std::string found =
+      fmt::format("computes on {} ({})", to_string(device->place()), device_name(device->place()));
+  if (mesh.rank() != 0) {
+    log_debug("{}", found);
+    return device;
+  }
+  log_info("mesh {}: {} on {}", to_string(mesh.shape()), counted(mesh.size(), "rank"),
+           counted(mesh.topology().nodes(), "node"));
+  log_info("{}", found);
+  return device;
 }
 
 }  // namespace annulus::launcher

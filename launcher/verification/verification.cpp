@@ -53,6 +53,37 @@ struct WholeColumns {
   Tensor key, value;
 };
 
+// The oracle's output of the rank's rows, a few rows at a time, so that its progress can be told.
+OracleOutput oracle_of_rank(const AttentionProblem& problem, const ring::ShardedOperands& operands,
+                            int rank, const ConstTensorView& query, const WholeColumns& columns,
+                            const Phase& phase) {
+  constexpr std::int64_t kRows = 16;
+  const PositionRanges positions = operands.query.positions(rank, 1);
+  const Extents& shape = query.shape();  // [b,t,n,D]
+  const std::int64_t rows = shape[1];
+  const std::int64_t heads = shape[2];
+  const std::int64_t dim = problem.shape.value_dim;
+  OracleOutput whole{std::vector<double>(static_cast<std::size_t>(shape[0] * rows * heads * dim)),
+                     std::vector<double>(static_cast<std::size_t>(shape[0] * heads * rows))};
+  for (std::int64_t begin = 0; begin < rows; begin += kRows) {
+    if (phase) phase("oracle", static_cast<double>(begin), static_cast<double>(rows));
+    const std::int64_t count = std::min(kRows, rows - begin);
+    const OracleOutput part = oracle_attention(
+        problem, query.slice(1, begin, count), columns.key.view(), columns.value.view(),
+        positions.slice({LocalPosition(begin), count}), first_of(operands.query.positions(rank, 0)),
+        first_of(operands.query.positions(rank, 2)));
+    for (std::int64_t b = 0; b < shape[0]; ++b) {
+      std::copy_n(part.output.data() + b * count * heads * dim, count * heads * dim,
+                  whole.output.data() + (b * rows + begin) * heads * dim);
+      for (std::int64_t n = 0; n < heads; ++n) {
+        std::copy_n(part.lse.data() + (b * heads + n) * count, count,
+                    whole.lse.data() + (b * heads + n) * rows + begin);
+      }
+    }
+  }
+  return whole;
+}
+
 // The same, with all keys and values on every rank.
 ShardedCase unsharded_case(const ShardedCase& sharded_case) {
   ShardedCase whole = sharded_case;
@@ -154,10 +185,14 @@ Deviation run_unsharded(const ShardedCase& whole, const OracleOutput& truth, Mes
 }  // namespace
 
 Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const Registry& registry,
-                            Device& device) {
+                            Device& device, const Phase& phase) {
   const AttentionProblem& problem = sharded_case.problem;
   Control& world = mesh.world();
   const int rank = mesh.rank();
+  const auto tell = [&](const char* what) {
+    if (phase) phase(what, 0, 0);
+  };
+  tell("sharded runs");
   const ring::ShardedOperands operands = collectively(
       world, [&] { return shard_operands(problem, mesh.shape(), sharded_case.layout); });
 
@@ -198,18 +233,18 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   const OracleOutput truth = collectively(world, [&] {
     const Computing computing = world.computing();
     const WholeColumns columns(operands, problem.dtype, sharded_case.seed, rank, host);
-    return oracle_attention(problem, shards.query.view(), columns.key.view(), columns.value.view(),
-                            operands.query.positions(rank, 1),
-                            first_of(operands.query.positions(rank, 0)),
-                            first_of(operands.query.positions(rank, 2)));
+    return oracle_of_rank(problem, operands, rank, shards.query.view(), columns, phase);
   });
   const Deviation sharded = compare(truth, shards.output.view(), shards.lse.view());
+  tell("unsharded run");
   const Deviation unsharded =
       run_unsharded(unsharded_case(sharded_case), truth, mesh, registry, device);
 
   Verification result;
   result.schedule = attention.schedule();
   result.selection = attention.selection();
+  result.transport = attention.transport();
+  result.implementations = attention.implementations();
   result.bound = accuracy_bound(problem.dtype, problem.shape.kv_length);
   result.sharded = accuracy(sharded, world);
   result.unsharded = accuracy(unsharded, world);

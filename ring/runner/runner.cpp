@@ -95,8 +95,8 @@ class Runner::Impl {
   void check(std::span<const TensorView> tensors) const {
     const std::vector<TensorView> expected = memory_.expected();
     if (tensors.size() != expected.size()) {
-      throw InternalError(fmt::format("{} tensors for a plan of {}", tensors.size(),
-                                      expected.size()));
+      throw InternalError(
+          fmt::format("{} tensors for a plan of {}", tensors.size(), expected.size()));
     }
     std::size_t i = 0;
     for (const ring::Buffer& buffer : plan_.buffers) {
@@ -136,9 +136,9 @@ class Runner::Impl {
     try {
       check(tensors);
       if (const std::vector<Refusal> refusals = prepare(tensors); !refusals.empty()) {
-        throw UnsupportedError(fmt::format(
-            "tensors that nobody has prepared for: {}: {}", refusals.front().implementation,
-            refusals.front().reason));
+        throw UnsupportedError(fmt::format("tensors that nobody has prepared for: {}: {}",
+                                           refusals.front().implementation,
+                                           refusals.front().reason));
       }
       memory_.bind({tensors.begin(), tensors.end()});
       if (caller != nullptr) computing_->wait(caller->record());
@@ -160,17 +160,18 @@ class Runner::Impl {
   }
 
   void wait() {
-    const Waiting waiting{
-        [this] {
-          for (Group* group : groups_) group->check();
-        },
-        [this] { return describe_wait(); }, [this] { return awaits_only_itself(); },
-        // A replayed call is work of the compute stream alone.
-        [this] {
-          std::uint64_t marks = computing_->marked();
-          for (const Queue& queue : queues_) marks = marks << 20U ^ queue.stream->marked();
-          return marks;
-        }};
+    const Waiting waiting{[this] {
+                            for (Group* group : groups_) group->check();
+                          },
+                          [this] { return describe_wait(); },
+                          [this] { return awaits_only_itself(); },
+                          // A replayed call is work of the compute stream alone.
+                          [this] {
+                            std::uint64_t marks = computing_->marked();
+                            for (const Queue& queue : queues_)
+                              marks = marks << 20U ^ queue.stream->marked();
+                            return marks;
+                          }};
     try {
       for (Queue& queue : queues_) queue.stream->synchronize(waiting);
       computing_->synchronize(waiting);
@@ -221,8 +222,7 @@ class Runner::Impl {
     marks_ = marks > 0;
   }
 
-  static void check(const std::string& name, const TensorView& tensor,
-                    const TensorView& expected) {
+  static void check(const std::string& name, const TensorView& tensor, const TensorView& expected) {
     if (!(tensor.shape() == expected.shape())) {
       throw ArgumentError(name, "shape " + to_string(tensor.shape()), to_string(expected.shape()));
     }
@@ -299,10 +299,15 @@ class Runner::Impl {
     // The stream of a host notes every message itself.
     if (device_.place().is_host()) return queue.prepared[e]->take(*queue.stream);
     TraceLabel label{TraceCategory::transfer, contents_of(plan_, exchange), step};
-    for (const Transfer& receive : exchange.receives) {
-      label.peer = receive.peer;
-      label.bytes = std::max<std::int64_t>(label.bytes, 0) + receive.bytes;
-    }
+    const std::vector<int>& ranks = plan_.groups[static_cast<std::size_t>(exchange.group)].ranks;
+    const auto add = [&](const std::vector<Transfer>& transfers, bool incoming) {
+      for (const Transfer& transfer : transfers) {
+        label.messages.push_back(
+            {ranks[static_cast<std::size_t>(transfer.peer)], transfer.bytes, incoming});
+      }
+    };
+    add(exchange.receives, true);
+    add(exchange.sends, false);
     const StreamSpan span(*queue.stream, std::move(label));
     queue.prepared[e]->take(*queue.stream);
   }
@@ -310,8 +315,8 @@ class Runner::Impl {
   void submit(std::size_t index, const Copy& copy) {
     begin(index);
     const StreamSpan span(*computing_, {TraceCategory::other, "copy", plan_.tasks[index].step});
-    operations_->copy(memory_.view(copy.source(), copy.content), memory_.view(copy.to, copy.content),
-                      *computing_);
+    operations_->copy(memory_.view(copy.source(), copy.content),
+                      memory_.view(copy.to, copy.content), *computing_);
     end(index);
   }
 
@@ -369,8 +374,8 @@ class Runner::Impl {
         stream.wait(done_[task]);
         continue;
       }
-      Queue& queue = queues_[static_cast<std::size_t>(
-          std::get<Exchange>(plan_.tasks[task].work).group)];
+      Queue& queue =
+          queues_[static_cast<std::size_t>(std::get<Exchange>(plan_.tasks[task].work).group)];
       reclaim(queue, ordinal_[task] + 1);
       stream.wait(queue.released[ordinal_[task]]);
     }
@@ -416,8 +421,7 @@ class Runner::Impl {
       const std::size_t next = mark / 2;  // the exchange that is under way, or comes next
       if (next >= queue.tasks.size()) return false;
       const Task& task = plan_.tasks[queue.tasks[next]];
-      const auto& dependencies =
-          taking ? std::get<Exchange>(task.work).receive_after : task.after;
+      const auto& dependencies = taking ? std::get<Exchange>(task.work).receive_after : task.after;
       return std::any_of(dependencies.begin(), dependencies.end(), [&](const Dependency& d) {
         return computing_->marked() < marked_through_[static_cast<std::size_t>(d.task)];
       });
@@ -426,9 +430,8 @@ class Runner::Impl {
 
   [[nodiscard]] std::string describe_wait() const {
     for (std::size_t g = 0; g < queues_.size(); ++g) {
-      std::string text =
-          describe_transfers(plan_, static_cast<int>(g), queues_[g].stream->marked(),
-                             queues_[g].group->traits().one_sided);
+      std::string text = describe_transfers(plan_, static_cast<int>(g), queues_[g].stream->marked(),
+                                            queues_[g].group->traits().one_sided);
       if (!text.empty()) return text;
     }
     return fmt::format("waiting for {} to compute", to_string(device_.place()));
@@ -449,8 +452,8 @@ class Runner::Impl {
   PlanMemory memory_;
   std::vector<std::unique_ptr<Kernel>> kernels_;  // by implementation; null until needed
   bool ready_ = false;
-  std::vector<bool> awaited_;           // by task: others wait for it
-  std::vector<std::size_t> ordinal_;    // by task: of an exchange, in its queue
+  std::vector<bool> awaited_;         // by task: others wait for it
+  std::vector<std::size_t> ordinal_;  // by task: of an exchange, in its queue
   // By task: what the last long block up to it marks.
   std::vector<std::uint32_t> marked_through_;
   bool marks_ = false;  // there are long blocks

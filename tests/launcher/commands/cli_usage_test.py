@@ -197,7 +197,7 @@ class Reports(CliTest):
 
     def check_report(self, report):
         self.assertEqual(report["schema"], "annulus.run")
-        self.assertEqual(report["version"], 1)
+        self.assertEqual(report["version"], 2)
         (row,) = report["rows"]
         self.assertEqual(set(row), {column["name"] for column in report["columns"]})
         self.assertEqual(row["shape"], "1,64,64,4,2,16,16")
@@ -206,6 +206,14 @@ class Reports(CliTest):
         for name in self.NUMBERS:
             self.assertIsInstance(row[name], (int, float), name)
         self.assertGreater(row["time"], 0)
+        # The row stands alone.
+        self.assertRegex(row["date"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
+        self.assertRegex(row["commit"], r"^([0-9a-f]{10,}(-dirty)?|unknown)$")
+        self.assertIn("MPI", row["libraries"])
+        self.assertIn("--causal=true", row["options"])
+        self.assertEqual((row["mask"], row["device"], row["nodes"]), ("causal", "cpu", 1))
+        for name in ["version", "device name", "transport"]:
+            self.assertTrue(row[name], name)
         return row
 
     def test_table(self):
@@ -214,19 +222,64 @@ class Reports(CliTest):
         self.assertTrue(lines[0].startswith("#"))
         self.assertIn("GFLOP/s", result.stdout)
         self.assertEqual(sum(not line.startswith("#") for line in lines), 1)
+        self.assertLess(len(lines), 9)
+        self.assertNotIn("visible pair", result.stdout)
+
+    def test_tables_fit_unless_wide(self):
+        shape = ["--shape", "1,96,96,4,2,16", "--causal"]
+        self.save_operands()
+        commands = [(["run", *OPERANDS, *OUTPUT], 2), (["verify", *shape], 2),
+                    (["verify", "--random", "5"], 4), (["bench", *shape, "--iters", "1"], 2),
+                    (["plan", "--mesh", "sp=4", *shape], None)]
+        for words, ranks in commands:
+            with self.subTest(words):
+                def table(*more):
+                    result = self.annulus(*words, *more, ranks=ranks)
+                    self.expect_success(result)
+                    lines = result.stdout.splitlines()
+                    start = lines.index("#")
+                    return [line for line in lines[start:] if not line.startswith("# Verdict")]
+                self.assertLessEqual(max(map(len, table())), 120)
+                if words[0] != "plan":
+                    self.assertGreater(max(map(len, table("--wide"))), 120)
+
+    def test_legend(self):
+        result = self.run_reported("--legend")
+        self.assertIn("# rate: 2 N (D + Dv) operations per visible pair", result.stdout)
+        self.assertNotIn("# bookkeeping: ", result.stdout)
+        result = self.run_reported("--legend", "--wide")
+        self.assertIn("# bookkeeping: largest part", result.stdout)
 
     def test_json_and_csv_files(self):
         self.run_reported("--json", "report.json", "--csv", "report.csv", ranks=2)
         with open(self.path("report.json")) as file:
             row = self.check_report(json.load(file))
         self.assertEqual((row["mesh"], row["schedule"], row["layout"]), ("sp=2", "ring", "zigzag"))
+        self.assertEqual((row["ranks"], row["transport"]), (2, "mpi"))
         # Every rank needs one half of the other's 32 keys or all of them: K + V, 2 heads of 16.
         self.assertGreater(row["moved"], 0)
         with open(self.path("report.csv"), newline="") as file:
             (line,) = csv.DictReader(file)
-        self.assertEqual(line["schema"], "annulus.run/1")
+        self.assertEqual(line["schema"], "annulus.run/2")
         self.assertEqual(line["mesh"], "sp=2")
         self.assertEqual(float(line["time (ms)"]), row["time"])
+        for name in ["date", "commit", "libraries", "options", "ranks", "device name"]:
+            self.assertEqual(line[name], str(row[name]))
+
+    def test_csv_rows_are_added(self):
+        for _ in range(2):
+            self.run_reported("--csv", "report.csv", "--json", "report.json")
+        with open(self.path("report.csv"), newline="") as file:
+            lines = list(csv.DictReader(file))
+        self.assertEqual(len(lines), 2)
+        self.assertEqual([line["mesh"] for line in lines], ["sp=1", "sp=1"])
+        with open(self.path("report.csv"), newline="") as file:
+            before = file.read()
+        bench = ["bench", "--shape", "1,8,8,1,1,8", "--csv", "report.csv"]
+        self.expect_error(self.annulus(*bench), 2, "--csv report.csv: cannot be added to: column ", "expected '")
+        with open(self.path("report.csv"), newline="") as file:
+            self.assertEqual(file.read(), before)
+        self.expect_no_files()
 
     def test_standard_output(self):
         self.check_report(json.loads(self.run_reported("--json", "-").stdout))
@@ -241,13 +294,90 @@ class Reports(CliTest):
         self.assertEqual({event["pid"] for event in spans}, {0, 1, 2})
         self.assertEqual(min(event["ts"] for event in spans), 0)
         self.assertLessEqual({"kernel", "transfer", "call", "file"}, {event["cat"] for event in spans})
+        self.check_arrows(events)
         self.expect_no_files()
+
+    def check_arrows(self, events):
+        """From every message that was sent to where it was received."""
+        spans = [event for event in events if event["ph"] == "X"]
+        sent = sum(len(span["args"].get("to", [])) for span in spans)
+        self.assertGreater(sent, 0)
+        ends = {phase: {event["id"]: event for event in events if event["ph"] == phase}
+                for phase in "sf"}
+        self.assertEqual(len(ends["s"]), sent)
+        self.assertEqual(set(ends["s"]), set(ends["f"]))
+        for identifier, start in ends["s"].items():
+            finish = ends["f"][identifier]
+            self.assertLessEqual(start["ts"], finish["ts"])
+            self.assertEqual(start["pid"], start["args"]["from"])
+            self.assertEqual(finish["pid"], finish["args"]["to"])
+            for end in start, finish:
+                around = [span for span in spans if span["cat"] == "transfer"
+                          and (span["pid"], span["tid"]) == (end["pid"], end["tid"])
+                          and span["ts"] <= end["ts"] <= span["ts"] + span["dur"]]
+                self.assertTrue(around)
+
+    def test_trace_says_what_it_is_about(self):
+        self.run_reported("--trace", "trace.json", ranks=2)
+        with open(self.path("trace.json")) as file:
+            about = json.load(file)["otherData"]
+        self.assertIn("T=64", about["problem"])
+        self.assertIn("causal", about["problem"])
+        self.assertIn("--trace=trace.json", about["options"])
+        self.assertIn("2 ranks", about["mesh"])
+        for name in ["version", "commit", "date", "device name"]:
+            self.assertTrue(about[name], name)
+
+    def test_trace_of_bench(self):
+        result = self.annulus("bench", "--sweep", "32:64", "--iters", "2", "--trace", "trace.json", ranks=2)
+        self.expect_success(result)
+        with open(self.path("trace.json")) as file:
+            events = json.load(file)["traceEvents"]
+        spans = [event for event in events if event["ph"] == "X"]
+        for shape in "1,32,32,8,8,64,64", "1,64,64,8,8,64,64":
+            self.assertEqual(sum(span["name"] == shape for span in spans), 2)
+        self.assertEqual(sum(span["cat"] == "call" for span in spans), 2 * 2 * 2)
+        self.check_arrows(events)
+        for other in ["--hops"], ["--calibrate", "model.json"]:
+            self.expect_error(self.annulus("bench", *other, "--trace", "other.json", ranks=2), 2, "--trace: ")
+        self.expect_no_files("other.json")
 
     def test_explain(self):
         result = self.run_reported("--explain", ranks=2)
         for text in ["implementation chosen: native", "passed over, sdpa", "schedule chosen: ",
                      "schedule passed over, local", "rank 1"]:
             self.assertIn(text, result.stdout)
+
+
+class Log(CliTest):
+    """ANNULUS_LOG_LEVEL."""
+
+    def log_of(self, level, *words, ranks):
+        self.save_operands()
+        result = self.annulus("run", *OPERANDS, *OUTPUT, *words, ranks=ranks,
+                              environment={"ANNULUS_LOG_LEVEL": level})
+        self.expect_success(result)
+        return [line for line in result.stderr.splitlines() if line.startswith("[annulus ")]
+
+    def test_info_tells_the_story(self):
+        lines = self.log_of("info", "--causal", ranks=2)
+        story = ["mesh sp=2: 2 ranks on 1 node", "computes on cpu", "problem B=1 T=64", "shards: ",
+                 "schedule ring", "schedule local passed over: ", "implementation native",
+                 "transport mpi", "computed in ", "wrote output.npy"]
+        found = [next((i for i, line in enumerate(lines) if text in line), None) for text in story]
+        self.assertNotIn(None, found, (story, lines))
+        self.assertEqual(found, sorted(found))
+        self.assertTrue(all(" rank 0 info] " in line for line in lines), lines)
+
+    def test_debug_tells_every_choice_on_every_rank(self):
+        lines = self.log_of("debug", ranks=2)
+        for rank in 0, 1:
+            of_rank = [line for line in lines if f" rank {rank} debug] " in line]
+            self.assertTrue(any("holds queries " in line for line in of_rank), lines)
+            self.assertTrue(any("implementation sdpa passed over: " in line for line in of_rank), lines)
+
+    def test_off_is_the_default(self):
+        self.assertEqual(self.log_of("off", ranks=1), [])
 
 
 class Plan(CliTest):
@@ -269,11 +399,40 @@ class Plan(CliTest):
         result = self.annulus(*PLAN, "--json", "-")
         self.expect_success(result)
         plan = json.loads(result.stdout)
-        self.assertEqual(plan["version"], 1)
+        self.assertEqual((plan["schema"], plan["version"]), ("annulus.plan", 2))
         self.assertEqual(len(plan["ranks"]), 4)
+        self.assertFalse(plan["tasks_left_out"])
+        finishes = []
+        for rank in plan["ranks"]:
+            self.assertTrue(rank["tasks"])
+            times = rank["predicted_ms"]
+            self.assertGreater(times["compute"], 0)
+            self.assertGreaterEqual(times["finish"], times["compute"])
+            finishes.append(times["finish"])
+        self.assertEqual(plan["predicted_ms"]["finish"], max(finishes))
+        self.assertIn("assumed", plan["predicted_by"])
+        self.assertEqual({one["name"] for one in plan["schedules"]}, {"ring", "local", "allgather"})
+        self.assertEqual([one["name"] for one in plan["schedules"] if one["chosen"]], [plan["schedule"]])
+        for one in plan["schedules"]:
+            self.assertNotEqual(one["chosen"], "passed_over" in one)
+        # The same comparison as in the text.
+        self.assertEqual([row["layout"] for row in plan["layouts"]], ["contiguous", "zigzag", "striped"])
+        (chosen,) = [row for row in plan["layouts"] if row["chosen"] == "yes"]
+        self.assertAlmostEqual(chosen["time"], plan["predicted_ms"]["finish"], delta=0.001)
         self.annulus(*PLAN, "--json", "plan.json")
         with open(self.path("plan.json")) as file:
             self.assertEqual(json.load(file), plan)
+
+    def test_json_of_many_ranks_is_short(self):
+        result = self.annulus("plan", "--mesh", "sp=65", "--shape", "1,64k,64k,8,2,64", "--json", "-")
+        self.expect_success(result)
+        plan = json.loads(result.stdout)
+        self.assertTrue(plan["tasks_left_out"])
+        self.assertEqual([rank["rank"] for rank in plan["ranks"]], list(range(65)))
+        self.assertGreater(plan["ranks"][64]["bytes_received"], 0)
+        self.assertGreater(plan["ranks"][64]["predicted_ms"]["finish"], 0)
+        self.assertNotIn("tasks", plan["ranks"][0])
+        self.assertLess(len(result.stdout), 65 * 1000)
 
     def test_steps_and_explanation(self):
         result = self.annulus(*PLAN, "--show-ranks", "2", "--explain")

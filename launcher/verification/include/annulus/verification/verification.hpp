@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -48,10 +49,16 @@ struct CaseShards {
   Tensor query, key, value, output, lse;
 };
 
-/// What verify_sharded() found: the same on every rank.
+/// Told what goes on: phase ("oracle"), and how much of it is done of how much; 0 of 0 where that
+/// is not known.
+using Phase = std::function<void(const char* what, double done, double total)>;
+
+/// What verify_sharded() found: the same on every rank, but for the implementations.
 struct Verification {
   ring::ScheduleChoice schedule;
   Selection selection;  ///< points into the registry
+  std::string transport;
+  std::string implementations;  ///< that computed this rank's blocks
   AccuracyBound bound;
   Accuracy sharded;
   Accuracy unsharded;    ///< of the same implementation, given all keys at once
@@ -78,6 +85,7 @@ struct Verification {
 /// that it has rounded to the problem's dtype (cuDNN knows no other), one rounding to it is allowed
 /// more, added in squares as independent errors are.
 [[nodiscard]] Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh,
-                                          const Registry& registry, Device& device);
+                                          const Registry& registry, Device& device,
+                                          const Phase& phase = {});
 
 }  // namespace annulus::verification

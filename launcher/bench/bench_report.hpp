@@ -1,0 +1,40 @@
+#pragma once
+
+#include <optional>
+
+#include <annulus/attention/accuracy.hpp>
+#include <annulus/core/place.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/verification/comparison.hpp>
+
+#include "launcher/bench/timing.hpp"
+#include "launcher/commands/commands.hpp"
+#include "launcher/report/report.hpp"
+#include "launcher/setup/problem_setup.hpp"
+
+namespace annulus::launcher {
+
+/// What was measured of one case, over all ranks; the same on every rank.
+struct BenchMeasurement {
+  Timing time;
+  double local = 0;              ///< seconds of the kernels alone, median
+  double flops = 0;              ///< of the whole problem
+  double bytes = 0;              ///< received by the rank that receives most
+  double exposed = 0;            ///< seconds per call, of the rank that waits longest
+  std::optional<double> hidden;  ///< part of the transfer time under kernels
+  double bookkeeping = 0;        ///< largest part of a rank's time
+  double peak_memory = 0;        ///< bytes, of the rank with most
+  double extra_memory = 0;       ///< likewise
+  verification::Accuracy accuracy;
+  AccuracyBound bound;
+};
+
+/// The report of annulus bench, without rows.
+[[nodiscard]] Report make_bench_report(const CommandContext& context, const Mesh& mesh, Place place,
+                                       int threads);
+void add_bench_row(Report& report, const ProblemSetup& setup,
+                   const ring::ShardedAttention& attention, const BenchMeasurement& measured,
+                   int ranks);
+
+}  // namespace annulus::launcher

@@ -1,0 +1,84 @@
+#include "launcher/commands/plan_json.hpp"
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+namespace annulus::launcher {
+namespace {
+
+using nlohmann::json;
+
+// What is left of a rank without its tasks.
+json short_rank(const ring::RankPlan& rank) {
+  return {{"rank", rank.rank},
+          {"work", rank.work()},
+          {"bytes_sent", rank.bytes_sent()},
+          {"bytes_received", rank.bytes_received()},
+          {"exchange_buffer_bytes", rank.buffer_bytes(ring::BufferKind::exchange)}};
+}
+
+json with_tasks(const ring::Plan& plan) {
+  return json::parse(ring::to_json(plan));
+}
+
+json without_tasks(const ring::Plan& plan) {
+  json result = with_tasks(
+      {plan.problem, plan.mesh, plan.schedule, plan.layout, {}, plan.most_work, plan.mean_work});
+  for (const ring::RankPlan& rank : plan.ranks) result["ranks"].push_back(short_rank(rank));
+  return result;
+}
+
+json milliseconds(const ring::RankTimeline& timeline) {
+  return {{"compute", timeline.compute * 1e3},
+          {"transfer", timeline.transfer * 1e3},
+          {"wait", timeline.exposed * 1e3},
+          {"finish", timeline.finish * 1e3}};
+}
+
+// Seconds that nobody predicted are 0.
+json predicted(double seconds) {
+  return seconds > 0 ? json(seconds * 1e3) : json(nullptr);
+}
+
+json schedules_json(const ring::ScheduleChoice& choice) {
+  json schedules = json::array();
+  schedules.push_back({{"name", ring::name_of(choice.schedule)},
+                       {"chosen", true},
+                       {"predicted_ms", predicted(choice.seconds)}});
+  for (const auto& other : choice.passed_over) {
+    schedules.push_back({{"name", ring::name_of(other.schedule)},
+                         {"chosen", false},
+                         {"predicted_ms", predicted(other.seconds)},
+                         {"passed_over", other.reason}});
+  }
+  return schedules;
+}
+
+}  // namespace
+
+std::string plan_json(const ring::Plan& plan, const ring::CostModel& model,
+                      const ring::ScheduleChoice& choice, const Report& layouts) {
+  const bool compact = plan.mesh.ranks() > kRanksWithTasks;
+  json result = compact ? without_tasks(plan) : with_tasks(plan);
+  result["schema"] = "annulus.plan";
+  result["tasks_left_out"] = compact;
+  result["ranks_left_out"] = plan.is_sample();
+  const std::vector<ring::RankTimeline> timelines = ring::simulate(plan, model);
+  ring::RankTimeline most;
+  for (std::size_t i = 0; i < timelines.size(); ++i) {
+    const ring::RankTimeline& timeline = timelines[i];
+    result["ranks"][i]["predicted_ms"] = milliseconds(timeline);
+    most.compute = std::max(most.compute, timeline.compute);
+    most.transfer = std::max(most.transfer, timeline.transfer);
+    most.exposed = std::max(most.exposed, timeline.exposed);
+    most.finish = std::max(most.finish, timeline.finish);
+  }
+  result["predicted_ms"] = milliseconds(most);
+  result["predicted_by"] = model.source;
+  result["schedules"] = schedules_json(choice);
+  result["layouts"] = layouts.to_json()["rows"];
+  return result.dump(1);
+}
+
+}  // namespace annulus::launcher

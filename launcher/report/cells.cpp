@@ -1,0 +1,45 @@
+#include "launcher/report/cells.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "launcher/report/report.hpp"
+
+namespace annulus::launcher {
+
+std::string shape_cell(const AttentionShape& shape) {
+  return fmt::format("{},{},{},{},{},{},{}", shape.batch, shape.query_length, shape.kv_length,
+                     shape.heads, shape.kv_heads, shape.head_dim, shape.value_dim);
+}
+
+std::string mask_cell(const Mask& mask) {
+  std::string cell = to_string(mask);
+  for (auto at = cell.find(", "); at != std::string::npos; at = cell.find(", ")) {
+    cell.replace(at, 2, "+");
+  }
+  std::replace(cell.begin(), cell.end(), ' ', ':');
+  return cell;
+}
+
+std::string mesh_cell(const MeshShape& mesh) {
+  return mesh.axes().empty() ? kNothing : to_string(mesh);
+}
+
+std::string milliseconds_cell(double seconds) {
+  return fmt::format("{:.3f}", seconds * 1e3);
+}
+
+std::string mesh_text(const Mesh& mesh, int threads, Place place) {
+  return fmt::format("{}: {} on {}, {} per rank, {}", to_string(mesh.shape()),
+                     counted(mesh.size(), "rank"), counted(mesh.topology().nodes(), "node"),
+                     counted(threads, "thread"), place.is_host() ? "cpu" : "cuda");
+}
+
+std::string problem_text(const AttentionProblem& problem, const ring::OperandLayout& layout) {
+  return fmt::format("{} {}, {}; query {}, key/value {}", to_string(problem.shape),
+                     annulus::name_of(problem.dtype), to_string(problem.mask),
+                     to_string(layout.query), to_string(layout.kv));
+}
+
+}  // namespace annulus::launcher

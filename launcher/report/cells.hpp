@@ -1,0 +1,30 @@
+#pragma once
+
+#include <string>
+
+#include <annulus/attention/problem.hpp>
+#include <annulus/core/place.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/ring/sharded_operands.hpp>
+
+namespace annulus::launcher {
+
+/// How reports write what many of them hold.
+
+/// "1,8192,8192,8,2,64,64", for a column of unit kShapeUnit.
+[[nodiscard]] std::string shape_cell(const AttentionShape& shape);
+inline constexpr const char* kShapeUnit = "B,T,S,N,K,D,Dv";
+/// "causal+offset:3+window:8,0": no spaces, so that columns stay columns.
+[[nodiscard]] std::string mask_cell(const Mask& mask);
+/// "sp=4"; "-" for a mesh without axes.
+[[nodiscard]] std::string mesh_cell(const MeshShape& mesh);
+/// "12.345", of seconds.
+[[nodiscard]] std::string milliseconds_cell(double seconds);
+
+/// "sp=4: 4 ranks on 1 node, 2 threads per rank, cpu".
+[[nodiscard]] std::string mesh_text(const Mesh& mesh, int threads, Place place);
+/// "B=1 T=64 S=64 N=4 K=2 D=16 Dv=16 float32, causal; query -,sp,-,-, key/value -,sp,-,-".
+[[nodiscard]] std::string problem_text(const AttentionProblem& problem,
+                                       const ring::OperandLayout& layout);
+
+}  // namespace annulus::launcher

@@ -1,0 +1,59 @@
+#include "launcher/report/machine.hpp"
+
+#include <array>
+#include <cstddef>
+#include <fstream>
+#include <openblas_config.h>
+#include <vector>
+
+#include <fmt/format.h>
+#include <mpi.h>
+
+#include <annulus/attention/cuda_versions.hpp>
+#include <annulus/core/cuda.hpp>
+#include <annulus/mesh/mpi.hpp>
+#include <annulus/mesh/nccl_group.hpp>
+
+namespace annulus::launcher {
+
+std::string mpi_library() {
+  // Allowed at any time, before MPI_Init as well.
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  check_mpi(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");
+  const std::string whole(text.data());  // the length may count the terminating zero
+  return whole.substr(0, whole.find('\n'));
+}
+
+std::string cpu_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) {
+      return line.substr(colon + 2);
+    }
+  }
+  return "unknown";
+}
+
+std::string device_name(Place place) {
+  if (place.is_host()) return cpu_name();
+  const std::vector<CudaDeviceInfo> gpus = cuda_devices();
+  const auto index = static_cast<std::size_t>(place.device);
+  return index < gpus.size() ? gpus[index].name : "unknown";
+}
+
+std::string library_versions(Place place) {
+  const std::string whole = mpi_library();
+  const std::string mpi = whole.substr(0, whole.find(','));
+  if (place.is_host()) {
+    const std::string blas(OPENBLAS_VERSION);  // " OpenBLAS 0.3.21 "
+    const std::size_t begin = blas.find_first_not_of(' ');
+    return fmt::format("{}, {}", mpi, blas.substr(begin, blas.find_last_not_of(' ') + 1 - begin));
+  }
+  const CudaVersions cuda = cuda_versions();
+  return fmt::format("{}, CUDA {}, driver {}, cuDNN {}, NCCL {}", mpi, cuda.loaded, cuda.driver,
+                     cudnn_versions().loaded, nccl_versions().loaded);
+}
+
+}  // namespace annulus::launcher

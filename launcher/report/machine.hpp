@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+
+#include <annulus/core/place.hpp>
+
+namespace annulus::launcher {
+
+/// What the program runs on, in words.
+
+/// "Open MPI v4.1.4, package: …", the first line of what the library says.
+[[nodiscard]] std::string mpi_library();
+/// "AMD EPYC 9654 96-Core Processor"; "unknown" where the system does not say.
+[[nodiscard]] std::string cpu_name();
+/// The CPU's or the GPU's name.
+[[nodiscard]] std::string device_name(Place place);
+/// The libraries that matter for work at `place`, as they were loaded: "Open MPI v4.1.4, OpenBLAS
+/// 0.3.21".
+[[nodiscard]] std::string library_versions(Place place);
+
+}  // namespace annulus::launcher

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <annulus/core/place.hpp>
+#include <annulus/mesh/mesh.hpp>
+
+#include "launcher/commands/commands.hpp"
+
+namespace annulus::launcher {
+
+/// Where and how rows of a report were made: what CSV and JSON repeat in each of them.
+struct RecordField {
+  std::string name;
+  std::variant<std::string, std::int64_t> value;
+};
+using Record = std::vector<RecordField>;
+
+/// The field as text.
+[[nodiscard]] std::string text_of(const RecordField& field);
+
+/// Date (UTC, ISO 8601), version and commit of the program, libraries, options, ranks, nodes,
+/// threads per rank, device and its name: always these fields in this order. Not collective.
+[[nodiscard]] Record make_record(const CommandContext& context, const Mesh& mesh, Place place,
+                                 int threads);
+
+}  // namespace annulus::launcher

@@ -1,0 +1,151 @@
+#include "launcher/report/report_files.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <ostream>
+#include <span>
+#include <string_view>
+#include <sys/file.h>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <annulus/core/error.hpp>
+
+#include "launcher/options/as_option.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+// Longer than any header: what follows is of no interest.
+constexpr std::int64_t kLongestHeader = 64 << 10;
+constexpr std::string_view kLineEnd = "\r\n";
+
+std::string json_text(const Report& report) {
+  // Options may name files whose names are no UTF-8.
+  return report.to_json().dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + '\n';
+}
+
+std::string read_text(const files::FileDescriptor& file, const std::string& path,
+                      std::int64_t begin, std::int64_t end) {
+  std::string text(static_cast<std::size_t>(end - begin), '\0');
+  files::read_at(file, path, begin, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+// The cells of a header line, as they stand there; commas between quotes do not part them.
+std::vector<std::string_view> cells_of(std::string_view line) {
+  std::vector<std::string_view> cells;
+  bool quoted = false;
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '"') quoted = !quoted;
+    if (line[i] != ',' || quoted) continue;
+    cells.push_back(line.substr(begin, i - begin));
+    begin = i + 1;
+  }
+  cells.push_back(line.substr(begin));
+  return cells;
+}
+
+// Where two headers part.
+std::string difference(std::string_view found, std::string_view expected) {
+  const auto theirs = cells_of(found);
+  const auto ours = cells_of(expected);
+  for (std::size_t i = 0; i < std::max(theirs.size(), ours.size()); ++i) {
+    const auto name = [&](const auto& cells) {
+      return i < cells.size() ? fmt::format("'{}'", cells[i]) : std::string("missing");
+    };
+    if (name(theirs) == name(ours)) continue;
+    return fmt::format("column {} is {}, expected {}", i + 1, name(theirs), name(ours));
+  }
+  return "its first line is another one";
+}
+
+}  // namespace
+
+CsvFile::CsvFile(std::string path, std::string header)
+    : path_(std::move(path)), header_(std::move(header)) {
+  if (std::filesystem::exists(path_)) {
+    check_header(open_existing());
+  } else {
+    fresh_.emplace(path_);
+  }
+}
+
+files::FileDescriptor CsvFile::open_existing() const {
+  if (!std::filesystem::is_regular_file(path_)) {
+    throw FileError(path_, "cannot be written: exists and is not a regular file");
+  }
+  files::FileDescriptor file(::open(path_.c_str(), O_RDWR | O_CLOEXEC));
+  if (!file) throw FileError(path_, std::string("cannot be written: ") + std::strerror(errno));
+  return file;
+}
+
+void CsvFile::check_header(const files::FileDescriptor& file) const {
+  const std::int64_t size = files::file_size(file, path_);
+  if (size == 0) return;
+  std::string line = read_text(file, path_, 0, std::min(size, kLongestHeader));
+  line.resize(std::min(line.find('\n'), line.size()));
+  if (line.ends_with('\r')) line.pop_back();
+  if (line == header_) return;
+  throw FileError(path_, fmt::format("cannot be added to: {} (rows are added to a file of the same "
+                                     "columns; name another one)",
+                                     difference(line, header_)));
+}
+
+void CsvFile::add(const std::string& rows) {
+  if (fresh_ && !std::filesystem::exists(path_)) {
+    fresh_->commit(header_ + std::string(kLineEnd) + rows);
+    return;
+  }
+  fresh_.reset();  // another job was first
+  const files::FileDescriptor file = open_existing();
+  if (::flock(file.get(), LOCK_EX) != 0 && errno != ENOLCK && errno != EOPNOTSUPP) {
+    throw SystemError("lock " + path_, errno);
+  }
+  check_header(file);
+  const std::int64_t size = files::file_size(file, path_);
+  std::string text = rows;
+  if (size == 0) {
+    text = header_ + std::string(kLineEnd) + rows;
+  } else if (read_text(file, path_, size - 1, size) != "\n") {
+    text = std::string(kLineEnd) + rows;
+  }
+  try {
+    files::write_at(file, path_, size, std::as_bytes(std::span(text)));
+    files::sync(file, path_);
+  } catch (const SystemError&) {
+    static_cast<void>(::ftruncate(file.get(), size));  // all rows or none
+    throw;
+  }
+}
+
+ReportFiles::ReportFiles(const std::string& json_path, const std::string& csv_path,
+                         const Report& report)
+    : json_to_output_(json_path == kNothing), csv_to_output_(csv_path == kNothing) {
+  if (!json_path.empty() && !json_to_output_) {
+    as_option("--json " + json_path, [&] { json_.emplace(json_path); });
+  }
+  if (!csv_path.empty() && !csv_to_output_) {
+    as_option("--csv " + csv_path, [&] { csv_.emplace(csv_path, report.csv_header()); });
+  }
+}
+
+void ReportFiles::write(const Report& report, std::ostream& out) {
+  if (json_to_output_) out << json_text(report);
+  if (csv_to_output_) out << report.csv_header() << kLineEnd << report.csv_rows();
+  out.flush();
+  if (json_) json_->commit(json_text(report));
+  if (csv_) csv_->add(report.csv_rows());
+}
+
+}  // namespace annulus::launcher

@@ -1,0 +1,136 @@
+#include "launcher/report/report_files.hpp"
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <unistd.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <annulus/core/error.hpp>
+
+namespace annulus::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+
+Report report_of(const std::string& unit = "ms") {
+  Report report("bench", {{"commit", "abc"}}, {{"shape", "B,T"}, {"time", unit}}, {});
+  report.add_row({"1,16", "0.250"});
+  return report;
+}
+
+class ReportFilesTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::path(::testing::TempDir()) /
+              ("annulus_report_" + std::to_string(::getpid()));
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  [[nodiscard]] std::string path(const std::string& name) const { return folder_ / name; }
+  [[nodiscard]] std::string content(const std::string& name) const {
+    std::ifstream file(path(name), std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  void write(const std::string& name, const std::string& text) const {
+    std::ofstream(path(name), std::ios::binary) << text;
+  }
+  [[nodiscard]] std::ptrdiff_t files() const {
+    const std::filesystem::directory_iterator begin(folder_);
+    return std::distance(begin, std::filesystem::directory_iterator{});
+  }
+  void report_to(const std::string& json, const std::string& csv) {
+    ReportFiles files(json, csv, report_of());
+    files.write(report_of(), out_);
+  }
+  std::ostringstream out_;
+
+ private:
+  std::filesystem::path folder_;
+};
+
+TEST_F(ReportFilesTest, FilesAppearOnlyWhenWritten) {
+  {
+    const ReportFiles abandoned(path("a.json"), path("a.csv"), report_of());
+    EXPECT_FALSE(std::filesystem::exists(path("a.json")));
+    EXPECT_FALSE(std::filesystem::exists(path("a.csv")));
+  }
+  EXPECT_EQ(files(), 0) << "a temporary file was left behind";
+  report_to(path("a.json"), path("a.csv"));
+  EXPECT_EQ(out_.str(), "");
+  EXPECT_EQ(nlohmann::json::parse(content("a.json")), report_of().to_json());
+  EXPECT_EQ(content("a.csv"),
+            "schema,commit,\"shape (B,T)\",time (ms)\r\nannulus.bench/2,abc,\"1,16\",0.250\r\n");
+  EXPECT_EQ(files(), 2);
+}
+
+TEST_F(ReportFilesTest, DashIsTheOutput) {
+  ReportFiles reports("-", "", report_of());
+  EXPECT_TRUE(reports.replace_table());
+  reports.write(report_of(), out_);
+  EXPECT_EQ(nlohmann::json::parse(out_.str()), report_of().to_json());
+  out_.str("");
+  report_to("", "-");
+  EXPECT_EQ(out_.str(), report_of().csv_header() + "\r\n" + report_of().csv_rows());
+}
+
+TEST_F(ReportFilesTest, AnImpossibleNameFailsAtOnce) {
+  EXPECT_THROW(ReportFiles(path("missing/a.json"), "", report_of()), UserError);
+  EXPECT_THROW(ReportFiles("", path("missing/a.csv"), report_of()), UserError);
+  EXPECT_THROW(ReportFiles("", path("."), report_of()), UserError);
+}
+
+TEST_F(ReportFilesTest, CsvRowsAreAddedToThoseOfTheSameColumns) {
+  report_to("", path("a.csv"));
+  const std::string once = content("a.csv");
+  report_to("", path("a.csv"));
+  EXPECT_EQ(content("a.csv"), once + report_of().csv_rows());
+  EXPECT_EQ(files(), 1);
+}
+
+TEST_F(ReportFilesTest, AnEmptyCsvFileGetsAHeader) {
+  write("a.csv", "");
+  report_to("", path("a.csv"));
+  EXPECT_EQ(content("a.csv"), report_of().csv_header() + "\r\n" + report_of().csv_rows());
+}
+
+TEST_F(ReportFilesTest, ACsvFileThatAnEditorSavedIsAddedTo) {
+  const std::string edited = report_of().csv_header() + "\nold,row,1,2";
+  write("a.csv", edited);
+  report_to("", path("a.csv"));
+  EXPECT_EQ(content("a.csv"), edited + "\r\n" + report_of().csv_rows());
+}
+
+TEST_F(ReportFilesTest, OtherColumnsAreRefusedBeforeTheWork) {
+  report_to("", path("a.csv"));
+  const std::string before = content("a.csv");
+  try {
+    const ReportFiles files("", path("a.csv"), report_of("s"));
+    FAIL() << "no error";
+  } catch (const UserError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("--csv " + path("a.csv")));
+    EXPECT_THAT(error.what(), HasSubstr("column 4 is 'time (ms)', expected 'time (s)'"));
+  }
+  write("b.csv", "schema,commit,shape\n");
+  EXPECT_THROW(ReportFiles("", path("b.csv"), report_of()), UserError);
+  write("c.csv", std::string(1 << 20, 'x'));
+  EXPECT_THROW(ReportFiles("", path("c.csv"), report_of()), UserError);
+  EXPECT_EQ(content("a.csv"), before);
+}
+
+// It appeared while this job worked.
+TEST_F(ReportFilesTest, AFileOfAnotherJobIsNotReplaced) {
+  ReportFiles files("", path("a.csv"), report_of());
+  write("a.csv", report_of().csv_header() + "\r\ntheirs\r\n");
+  files.write(report_of(), out_);
+  EXPECT_EQ(content("a.csv"), report_of().csv_header() + "\r\ntheirs\r\n" + report_of().csv_rows());
+}
+
+}  // namespace
+}  // namespace annulus::launcher

@@ -34,7 +34,7 @@ bool leader() {
 }
 
 TEST(Verify, RandomProblemsPass) {
-  const Outcome outcome = verify({"--random", "25", "--seed", "5"});
+  const Outcome outcome = verify({"--random", "25", "--seed", "5", "--wide"});
   EXPECT_EQ(outcome.code, ExitCode::success) << outcome.out;
   if (!leader()) {
     EXPECT_EQ(outcome.out, "");
@@ -45,12 +45,13 @@ TEST(Verify, RandomProblemsPass) {
 }
 
 TEST(Verify, OneProblemRepeatsAsDrawn) {
-  const Outcome many = verify({"--random", "4", "--seed", "11"});
-  const Outcome one = verify({"--random-case", "11:3"});
+  const Outcome many = verify({"--random", "4", "--seed", "11", "--wide"});
+  const Outcome one = verify({"--random-case", "11:3", "--wide"});
   EXPECT_EQ(one.code, ExitCode::success);
   if (!leader()) return;
   const auto row = [](const std::string& text) {
     const auto end = text.find("--random-case 11:3");
+    EXPECT_NE(end, std::string::npos) << text;
     return text.substr(text.rfind('\n', end), end - text.rfind('\n', end));
   };
   EXPECT_EQ(row(one.out), row(many.out)) << "errors and all";
@@ -95,7 +96,8 @@ TEST(Verify, ADrawnProblemThatCannotRunFails) {
   EXPECT_EQ(outcome.code, ExitCode::wrong_numbers);
   if (!leader()) return;
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("# Verdict: FAILED (0 of 2 within bounds"),
-                                 HasSubstr("# problem 1 failed: "), HasSubstr("--impl sdpa")));
+                                 HasSubstr("# problem 1 failed: "),
+                                 HasSubstr("# problem 1 again: "), HasSubstr("--impl sdpa")));
 }
 
 }  // namespace

@@ -428,9 +428,12 @@ class Plan(CliTest):
         self.expect_success(result)
         plan = json.loads(result.stdout)
         self.assertTrue(plan["tasks_left_out"])
-        self.assertEqual([rank["rank"] for rank in plan["ranks"]], list(range(65)))
-        self.assertGreater(plan["ranks"][64]["bytes_received"], 0)
-        self.assertGreater(plan["ranks"][64]["predicted_ms"]["finish"], 0)
+        self.assertTrue(plan["ranks_left_out"])
+        ranks = [rank["rank"] for rank in plan["ranks"]]
+        self.assertEqual(ranks, sorted(set(ranks)))
+        self.assertLess(len(ranks), 65)
+        self.assertGreater(plan["ranks"][-1]["bytes_received"], 0)
+        self.assertGreater(plan["ranks"][-1]["predicted_ms"]["finish"], 0)
         self.assertNotIn("tasks", plan["ranks"][0])
         self.assertLess(len(result.stdout), 65 * 1000)
 

@@ -84,8 +84,6 @@ json args_of(const TraceSpan& span) {
   const TraceLabel& label = span.label;
   json args = json::object();
   if (label.step >= 0) args["step"] = label.step;
-  if (label.peer >= 0) args["peer"] = label.peer;
-  if (label.bytes >= 0) args["bytes"] = label.bytes;
   for (const TraceMessage& message : label.messages) {
     const json one{{"rank", message.peer}, {"bytes", message.bytes}};
     args[message.incoming ? "from" : "to"].push_back(one);

@@ -126,8 +126,7 @@ std::string pack_spans(const std::vector<TraceSpan>& spans) {
       messages.push_back({message.peer, message.bytes, message.incoming});
     }
     all.push_back({static_cast<int>(span.label.category), span.label.name, span.label.step,
-                   span.label.peer, span.label.bytes, std::move(messages), span.stream,
-                   span.begin_ns, span.end_ns, span.waited_ns});
+                   std::move(messages), span.stream, span.begin_ns, span.end_ns, span.waited_ns});
   }
   std::string bytes;
   json::to_cbor(all, bytes);
@@ -140,15 +139,14 @@ std::vector<TraceSpan> unpack_spans(const std::string& bytes) {
     std::vector<TraceSpan> spans;
     for (const json& item : json::from_cbor(bytes)) {
       TraceSpan span;
-      span.label = {static_cast<TraceCategory>(item.at(0).get<int>()), item.at(1), item.at(2),
-                    item.at(3), item.at(4)};
-      for (const json& message : item.at(5)) {
+      span.label = {static_cast<TraceCategory>(item.at(0).get<int>()), item.at(1), item.at(2)};
+      for (const json& message : item.at(3)) {
         span.label.messages.push_back({message.at(0), message.at(1), message.at(2)});
       }
-      span.stream = item.at(6);
-      span.begin_ns = item.at(7);
-      span.end_ns = item.at(8);
-      span.waited_ns = item.at(9);
+      span.stream = item.at(4);
+      span.begin_ns = item.at(5);
+      span.end_ns = item.at(6);
+      span.waited_ns = item.at(7);
       spans.push_back(std::move(span));
     }
     return spans;

@@ -20,10 +20,8 @@ TraceSpan kernel(std::int64_t begin, std::int64_t end, const std::string& stream
 }
 
 TraceSpan transfer(TraceMessage message, std::int64_t begin, std::int64_t end) {
-  return {{TraceCategory::transfer, "key/value \"quoted\"", 2, -1, -1, {message}},
-          "communication",
-          begin,
-          end};
+  return {
+      {TraceCategory::transfer, "key/value \"quoted\"", 2, {message}}, "communication", begin, end};
 }
 
 std::vector<json> events(const TraceOfRanks& ranks, const std::string& phase) {

@@ -35,9 +35,7 @@ class FakeOperation final : public HostOperation {
     return true;
   }
   [[nodiscard]] std::string describe() const override { return "waiting for " + name_; }
-  [[nodiscard]] TraceLabel label() const override {
-    return {TraceCategory::transfer, name_, 3, 1, 64};
-  }
+  [[nodiscard]] TraceLabel label() const override { return {TraceCategory::transfer, name_, 3}; }
 
  private:
   std::string name_;
@@ -212,8 +210,6 @@ TEST_F(HostStreamTest, OperationsAreTraced) {
   EXPECT_EQ(span.label.category, TraceCategory::transfer);
   EXPECT_EQ(span.label.name, "hop");
   EXPECT_EQ(span.label.step, 3);
-  EXPECT_EQ(span.label.peer, 1);
-  EXPECT_EQ(span.label.bytes, 64);
   EXPECT_GT(span.begin_ns, 0);
   EXPECT_GE(span.end_ns, span.begin_ns);
 }

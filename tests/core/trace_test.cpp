@@ -12,7 +12,7 @@ namespace {
 
 TraceSpan span(TraceCategory category, std::int64_t begin, std::int64_t end,
                const std::string& stream = "compute") {
-  return {{category, std::string(name_of(category)), -1, -1, -1}, stream, begin, end};
+  return {{category, std::string(name_of(category))}, stream, begin, end};
 }
 
 TEST(TraceSummary, UnitesAndOverlaps) {
@@ -81,7 +81,7 @@ TEST(TraceScope, RecordsItsLifetime) {
   tracer.add_sink(collector);
   EXPECT_TRUE(tracer.enabled());
   const std::int64_t before = monotonic_ns();
-  { const TraceScope scope(&tracer, "compute", {TraceCategory::merge, "merge", 1, -1, -1}); }
+  { const TraceScope scope(&tracer, "compute", {TraceCategory::merge, "merge", 1}); }
   const std::int64_t after = monotonic_ns();
   { const TraceScope nobody(nullptr, "compute", {}); }
   ASSERT_EQ(collector.spans().size(), 1U);

@@ -31,13 +31,11 @@ struct TraceMessage {
   bool operator==(const TraceMessage&) const = default;
 };
 
-/// What a span is about. A negative number means "does not apply" and is not shown.
+/// What a span is about.
 struct TraceLabel {
   TraceCategory category = TraceCategory::other;
   std::string name;
-  int step = -1;
-  int peer = -1;
-  std::int64_t bytes = -1;
+  int step = -1;  ///< negative: does not apply
   /// What a transfer consists of: arrows lead from the sender's span to the receiver's.
   std::vector<TraceMessage> messages = {};
 };

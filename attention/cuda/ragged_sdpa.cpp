@@ -29,8 +29,6 @@ class RaggedSdpaKernel final : public Kernel {
   RaggedSdpaKernel(const AttentionProblem& problem, Device& device)
       : problem_(problem), device_(device) {}
 
-  [[nodiscard]] DType output_dtype() const override { return problem_.dtype; }
-
   void prepare(const AttentionBlock& block, const SoftmaxState& result) override {
     const DeviceScope scope(device_.place().device);
     (void)find(block, result);

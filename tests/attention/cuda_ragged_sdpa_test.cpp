@@ -14,9 +14,15 @@ namespace {
 class RaggedSdpa final : public Implementation {
  public:
   [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
-  [[nodiscard]] Capability capability(const AttentionProblem& /*problem*/,
-                                      Place /*place*/) const override {
+  [[nodiscard]] const Declaration& declares() const noexcept override { return declaration_; }
+  [[nodiscard]] Capability accepts(const AttentionProblem& /*problem*/,
+                                   Place /*place*/) const override {
     return Capability::yes();
+  }
+  [[nodiscard]] Capability available(Place /*place*/) const override { return Capability::yes(); }
+  [[nodiscard]] double assumed_rate(const AttentionProblem& /*problem*/,
+                                    Place /*place*/) const override {
+    return 1e12;
   }
   [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
                                                     Device& device) const override {
@@ -25,6 +31,7 @@ class RaggedSdpa final : public Implementation {
 
  private:
   std::vector<std::string> names_{"ragged"};
+  Declaration declaration_{.results = ResultForm::rounded};
 };
 
 class CudaRaggedSdpa : public CudaTest {

@@ -93,7 +93,7 @@ MpiSession::MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout, LastW
   {
     const Deadline deadline(
         timeout_,
-        fmt::format("start of MPI: waiting for other ranks (nothing for {:g} s)", timeout_.count()),
+        fmt::format("start of MPI: waiting for other ranks (no progress for {:g} s)", timeout_.count()),
         last_word_, kExitCode);
     check_mpi(MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
   }
@@ -124,7 +124,7 @@ void MpiSession::finish(const Watchdog& watchdog) {
   meet(MPI_COMM_WORLD, watchdog, "end of the job");
   const Deadline deadline(
       timeout_,
-      fmt::format("end of MPI: waiting for other ranks (nothing for {:g} s)", timeout_.count()),
+      fmt::format("end of MPI: waiting for other ranks (no progress for {:g} s)", timeout_.count()),
       last_word_, kExitCode);
   MPI_Finalize();
 }

@@ -52,7 +52,7 @@ TEST_F(DeviceWait, EndsWhenTheQueueIsIdle) {
 
 TEST_F(DeviceWait, SilenceIsATimeout) {
   EXPECT_THAT(timeout_of(queue(kNever, 1, 0), {}),
-              StartsWith("compute: waiting for cuda:0 (nothing for 0.1 s"));
+              StartsWith("compute: waiting for cuda:0 (no progress for 0.1 s"));
   EXPECT_GE(elapsed(), kTimeout);
   EXPECT_LT(elapsed(), kComputingTimeouts * kTimeout);
 }

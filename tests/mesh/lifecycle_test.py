@@ -69,24 +69,24 @@ class Lifecycle(unittest.TestCase):
         self.assertNotIn("waiting for rank 2", messages)
 
     def test_stopped_before_mpi(self):
-        self.stopped("start", "lifecycle: start of MPI: waiting for other ranks (nothing for 4 s)")
+        self.stopped("start", "lifecycle: start of MPI: waiting for other ranks (no progress for 4 s)")
 
     def test_stopped_before_the_mesh(self):
-        self.stopped("mesh", "lifecycle: start of the mesh: waiting for rank 1 (nothing for 4 s)")
+        self.stopped("mesh", "lifecycle: start of the mesh: waiting for rank 1 (no progress for 4 s)")
 
     def test_stopped_before_a_group(self):
-        self.stopped("group", "waiting for rank 1 (nothing for 4 s)")
+        self.stopped("group", "waiting for rank 1 (no progress for 4 s)")
 
     def test_stopped_before_a_control_call(self):
-        self.stopped("barrier", "lifecycle: barrier: waiting for rank 1 (nothing for 4 s)")
+        self.stopped("barrier", "lifecycle: barrier: waiting for rank 1 (no progress for 4 s)")
 
     def test_stopped_at_the_end(self):
-        self.stopped("end", "lifecycle: end of the job: waiting for rank 1 (nothing for 4 s)")
+        self.stopped("end", "lifecycle: end of the job: waiting for rank 1 (no progress for 4 s)")
 
     def test_stopped_where_nobody_asks_for_the_end(self):
         code, messages, _ = self.run_job("destructor", signal.SIGSTOP)
         self.assertNotEqual(code, 0, messages)
-        self.assertIn("lifecycle: end of the job: waiting for rank 1 (nothing for 4 s)", messages)
+        self.assertIn("lifecycle: end of the job: waiting for rank 1 (no progress for 4 s)", messages)
 
     def test_killed_at_any_stage(self):
         for stage in ["start", "mesh", "group", "barrier", "end"]:

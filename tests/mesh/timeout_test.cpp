@@ -93,7 +93,7 @@ TEST_F(TimeoutTest, RanksOfAGroupAreNamedByTheMesh) {
     const Receive receive{last, &value, sizeof(value)};
     group->exchange({}, {&receive, 1}, stream_, {"lengths", 7});
     EXPECT_THAT(timeout_text([&] { stream_.synchronize(); }),
-                StartsWith("step 7: waiting for 4 B of lengths from rank 0 (nothing"));
+                StartsWith("step 7: waiting for 4 B of lengths from rank 0 (no progress"));
   }
   patient_->control().barrier();
   if (group->rank() == last) {
@@ -150,12 +150,12 @@ TEST_F(TimeoutTest, ControlCallsSayWhichCallWaitedForWhom) {
   const UserError error("bad window");
   const std::vector<double> values{1.0};
   const std::vector<Call> calls{
-      {"barrier: waiting for rank 0 (nothing", [](Control& ranks) { ranks.barrier(); }},
-      {"gather_text: waiting for rank 0 (nothing",
+      {"barrier: waiting for rank 0 (no progress", [](Control& ranks) { ranks.barrier(); }},
+      {"gather_text: waiting for rank 0 (no progress",
        [](Control& ranks) { (void)ranks.gather_text("x"); }},
-      {"sum: waiting for rank 0 (nothing", [&](Control& ranks) { (void)ranks.sum(values); }},
-      {"max: waiting for rank 0 (nothing", [&](Control& ranks) { (void)ranks.max(values); }},
-      {"agreement on errors: gather_text: waiting for rank 0 (nothing",
+      {"sum: waiting for rank 0 (no progress", [&](Control& ranks) { (void)ranks.sum(values); }},
+      {"max: waiting for rank 0 (no progress", [&](Control& ranks) { (void)ranks.max(values); }},
+      {"agreement on errors: gather_text: waiting for rank 0 (no progress",
        [](Control& ranks) { agree(ranks, nullptr); }},
       {"rank " + std::to_string(rank_) + ": bad window (and in the agreement on errors: ",
        [&](Control& ranks) { agree(ranks, &error); }},

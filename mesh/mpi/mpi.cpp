@@ -93,7 +93,8 @@ MpiSession::MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout, LastW
   {
     const Deadline deadline(
         timeout_,
-        fmt::format("start of MPI: waiting for other ranks (no progress for {:g} s)", timeout_.count()),
+        fmt::format("start of MPI: waiting for other ranks (no progress for {:g} s)",
+                    timeout_.count()),
         last_word_, kExitCode);
     check_mpi(MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
   }

@@ -14,11 +14,11 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/core/log.hpp>
-#include <annulus/files/temporary_file.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/mesh.hpp>
 
 #include "launcher/commands/commands.hpp"
+#include "launcher/commands/interruption.hpp"
 #include "launcher/commit.hpp"
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/same_on_ranks.hpp"
@@ -27,8 +27,10 @@ namespace {
 
 using namespace annulus;
 
+// 1 is what mpirun and the shell fail with: wrong numbers have a code of their own.
 int code(ExitCode exit_code) {
-  return static_cast<int>(exit_code);
+  constexpr int kWrongNumbers = 4;
+  return exit_code == ExitCode::wrong_numbers ? kWrongNumbers : static_cast<int>(exit_code);
 }
 
 ExitCode dispatch(const launcher::CommandContext& context) {
@@ -87,6 +89,7 @@ ExitCode run_program(const MpiSession& session, const std::vector<std::string>& 
     return ExitCode::success;
   }
   if (leader) launcher::print_warnings(options->warnings);
+  launcher::begin_step(fmt::format("annulus {} was starting", launcher::name_of(options->command)));
   return dispatch({session, *options, std::cout, launcher::commit()});
 }
 
@@ -132,7 +135,7 @@ int main(int argc, char** argv) {
     // Processes do not start at the same moment, however short the timeout.
     constexpr Watchdog::Seconds kStart{30};
     MpiSession session(&argc, &argv, std::max(timeout, kStart), print_error);
-    files::remove_temporary_files_on_signals();  // MPI has set up its own handlers now
+    launcher::handle_interruptions(session.rank() == 0);  // MPI has set up its own handlers now
     if (session.size() > 1) {
       who = fmt::format("rank {}: ", session.rank());
       set_log_rank(session.rank());

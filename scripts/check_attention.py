@@ -32,7 +32,9 @@ def load(path, tensor=None):
     """The array in a .npy file, or a tensor of a .safetensors file. bfloat16 comes as its bits."""
     try:
         if not path.endswith(".safetensors"):
-            return np.load(path, mmap_mode="r")
+            array = np.load(path, mmap_mode="r")
+            # ml_dtypes writes bfloat16 as two bytes without a meaning.
+            return array.view("<u2") if array.dtype == np.dtype("V2") else array
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
@@ -47,6 +49,14 @@ def load(path, tensor=None):
         return data.reshape(entry["shape"])
     except (OSError, ValueError, KeyError) as error:
         usage_error(f"{path}: {error}")
+
+
+def size(text):
+    """4k, 1M and 2G are powers of 1024, 1e6 is a million."""
+    sign = -1 if text.startswith("-") else 1
+    text = text.lstrip("-")
+    unit = {"k": 1 << 10, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 0)
+    return sign * (int(text[:-1]) * unit if unit else int(float(text)))
 
 
 def widened(array):
@@ -103,7 +113,7 @@ class Problem:
         self.soft_cap = arguments.soft_cap
         self.causal = arguments.causal
         bottom_right = arguments.causal_offset == "bottom-right"
-        self.offset = self.columns - self.rows if bottom_right else int(arguments.causal_offset)
+        self.offset = self.columns - self.rows if bottom_right else size(arguments.causal_offset)
         self.left, self.right = self.window(arguments.window)
         self.q_segments, self.kv_segments = self.segments(arguments)
         self.q_lengths = self.lengths(arguments.q_lengths, self.rows)
@@ -131,7 +141,7 @@ class Problem:
     def window(text):
         if text is None:
             return None, None
-        sides = [int(side) for side in text.split(",")]
+        sides = [size(side) for side in text.split(",")]
         left, right = sides if len(sides) == 2 else (sides[0], sides[0])
         return (None if left == -1 else left), (None if right == -1 else right)
 

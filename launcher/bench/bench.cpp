@@ -25,6 +25,7 @@
 #include "launcher/bench/calibration.hpp"
 #include "launcher/bench/timing.hpp"
 #include "launcher/commands/commands.hpp"
+#include "launcher/commands/interruption.hpp"
 #include "launcher/report/cells.hpp"
 #include "launcher/report/explain.hpp"
 #include "launcher/report/progress.hpp"
@@ -278,7 +279,10 @@ ExitCode bench_command(const CommandContext& context) {
   if (!options.trace.empty()) trace.emplace(options.trace, mesh.world());
   if (files && !files->replace_table()) report.follow(context.out);
   Bench bench(context, mesh, *device, threads, report);
-  for (const AttentionShape& shape : shapes) bench.run(shape);
+  for (const AttentionShape& shape : shapes) {
+    begin_step("annulus bench was timing " + to_string(shape));
+    bench.run(shape);
+  }
   bench.end_progress();
   report.set_verdict(bench.verdict(), bench.passed());
   if (trace) trace->commit(bench.trace(), report);

@@ -16,6 +16,7 @@
 #include <annulus/verification/device_tensors.hpp>
 
 #include "launcher/commands/commands.hpp"
+#include "launcher/commands/interruption.hpp"
 #include "launcher/report/cells.hpp"
 #include "launcher/report/explain.hpp"
 #include "launcher/report/progress.hpp"
@@ -134,6 +135,16 @@ double countable_kernels(const ring::ShardedAttention& attention, Place place) {
   return place.is_host() && kernels >= kEnough ? static_cast<double>(kernels) : 0;
 }
 
+// Runs body() and lets its failure, a lack of memory say, name the tensor.
+template <class Body>
+auto for_tensor(const char* name, const Body& body) {
+  try {
+    return body();
+  } catch (const LibraryError& error) {
+    throw LibraryError(fmt::format("{}: {}", name, error.what()));
+  }
+}
+
 }  // namespace
 
 ExitCode run_command(const CommandContext& context) {
@@ -146,6 +157,7 @@ ExitCode run_command(const CommandContext& context) {
   const bool leader = mesh.rank() == 0;
 
   // All that may be wrong with the input shows before any work.
+  begin_step("annulus run was reading the headers of its input files");
   const InputTensors inputs = collectively(world, [&] { return open_inputs(options); });
   require_same(world, "input files",
                fmt::format("{} {}", to_string(inputs.shape), annulus::name_of(inputs.dtype)));
@@ -155,6 +167,7 @@ ExitCode run_command(const CommandContext& context) {
   const ring::ShardedOperands operands = collectively(world, [&] { return shard_operands(setup); });
   if (leader) print_warnings(setup.warnings);
 
+  begin_step("annulus run was preparing its plan and kernels");
   Progress progress(leader ? progress_terminal() : files::FileDescriptor());
   TraceCollector collector;
   KernelCounter counter(progress);
@@ -190,6 +203,7 @@ ExitCode run_command(const CommandContext& context) {
     if (leader) report_files.emplace(options.json, options.csv, report);
   });
 
+  begin_step("annulus run was reading query, key and value");
   MemoryPool& memory = device.staging();
   Tensor query, key, value, output, lse;
   progress.begin("reading query, key and value");
@@ -197,11 +211,20 @@ ExitCode run_command(const CommandContext& context) {
     constexpr double kDiskTimeouts = 20;  // may pass before a disk counts as hung
     const Computing reading = world.computing(kDiskTimeouts);
     const TraceScope scope(&tracer, "files", {TraceCategory::file, "read"});
-    query = read_shard(inputs.query, operands.query, mesh.rank(), options.bhtd, memory);
-    key = read_shard(inputs.key, operands.key, mesh.rank(), options.bhtd, memory);
-    value = read_shard(inputs.value, operands.value, mesh.rank(), options.bhtd, memory);
-    output = Tensor(problem.dtype, operands.output.local_shape(mesh.rank()), memory);
-    lse = Tensor(DType::float32, operands.lse.local_shape(mesh.rank()), memory);
+    const auto read = [&](const char* name, const files::ArrayFile& file,
+                          const NamedSharding& sharding) {
+      return for_tensor(
+          name, [&] { return read_shard(file, sharding, mesh.rank(), options.bhtd, memory); });
+    };
+    query = read("query", inputs.query, operands.query);
+    key = read("key", inputs.key, operands.key);
+    value = read("value", inputs.value, operands.value);
+    const auto make = [&](const char* name, DType dtype, const NamedSharding& sharding) {
+      return for_tensor(name,
+                        [&] { return Tensor(dtype, sharding.local_shape(mesh.rank()), memory); });
+    };
+    output = make("output", problem.dtype, operands.output);
+    lse = make("LSE", DType::float32, operands.lse);
   });
   const ring::LocalTensors tensors{query.view(), key.view(), value.view(), output.view(),
                                    lse.view()};
@@ -209,6 +232,7 @@ ExitCode run_command(const CommandContext& context) {
       world, [&] { return verification::DeviceTensors(tensors, device, mesh.watchdog()); });
   moved.upload();
   world.barrier();
+  begin_step("annulus run was computing");
   progress.begin("attention", countable_kernels(attention, device.place()));
   attention.run(moved.tensors());
   moved.download();
@@ -218,9 +242,11 @@ ExitCode run_command(const CommandContext& context) {
   if (leader) log_info("computed in {:.3f} ms, slowest rank", measured.seconds * 1e3);
   progress.begin("writing output");
   {
+    begin_step("annulus run was writing --output");
     const TraceScope scope(&tracer, "files", {TraceCategory::file, "write"});
     outputs.commit(tensors, operands);
   }
+  begin_step("annulus run, with --output complete, was reporting");
   if (leader) log_info("wrote {}", options.output);
   add_result(report, setup, attention, measured);
   if (trace) trace->commit(gather_trace(collector.spans(), mesh), report);

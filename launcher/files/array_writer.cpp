@@ -1,7 +1,7 @@
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
-#include <fcntl.h>
 #include <unistd.h>
 #include <utility>
 
@@ -12,6 +12,7 @@
 #include <annulus/files/array_writer.hpp>
 #include <annulus/mesh/agreement.hpp>
 
+#include "file_reference.hpp"
 #include "formats/npy.hpp"
 #include "formats/safetensors.hpp"
 #include "slice_runs.hpp"
@@ -59,23 +60,30 @@ ArrayWriter::ArrayWriter(Control& group, std::string path, std::vector<ArraySpec
       throw UserError(shown + std::string(error.what()).substr(error.path().size()));
     }
   });
-  // Rank 0 chose the name.
-  const std::string temporary = group_.gather_text(temporary_ ? temporary_->path() : "").front();
-  collectively(group_, [&] {
-    if (group_.rank() == 0) return;
-    file_.reset(::open(temporary.c_str(), O_WRONLY | O_CLOEXEC));
-    if (!file_) {
-      throw SystemError(
-          temporary + ", created by rank 0, cannot be opened (do all nodes share it?)", errno);
-    }
-  });
+  open_on_other_ranks();
 }
 
 void ArrayWriter::create(const std::string& header, std::int64_t bytes) {
   temporary_ = std::make_unique<TemporaryFile>(path_);
-  file_ = temporary_->take_descriptor();
-  if (::ftruncate(file_.get(), bytes) != 0) throw SystemError("ftruncate " + path_, errno);
-  write_at(file_, path_, 0, std::as_bytes(std::span(header)));
+  if (::ftruncate(file().get(), bytes) != 0) throw SystemError("ftruncate " + path_, errno);
+  write_at(file(), path_, 0, std::as_bytes(std::span(header)));
+}
+
+void ArrayWriter::open_on_other_ranks() {
+  const std::string own = collectively(
+      group_, [&] { return temporary_ ? to_string(reference_to(file())) : std::string(); });
+  const FileReference reference = parse_reference(group_.gather_text(own).front());
+  collectively(group_, [&] {
+    if (group_.rank() != 0) file_ = open_through_proc(reference);
+  });
+  if (group_.max(std::array{file() ? 0.0 : 1.0})[0] == 0) return;
+  collectively(group_, [&] {
+    if (temporary_) temporary_->give_name();
+  });
+  const std::string name = group_.gather_text(temporary_ ? temporary_->path() : "").front();
+  collectively(group_, [&] {
+    if (!file()) file_ = open_by_name(name, reference);
+  });
 }
 
 void ArrayWriter::write_slice(std::span<const PositionRanges> index, const ConstTensorView& source,
@@ -110,7 +118,7 @@ void ArrayWriter::write(std::span<const PositionRanges> index, const ConstTensor
       }
       bytes = staging;
     }
-    write_at(file_, path_, info.offset + first.file, bytes);
+    write_at(file(), path_, info.offset + first.file, bytes);
   });
   written_[array] += static_cast<double>(source.elements());
 }
@@ -120,9 +128,9 @@ void ArrayWriter::commit() {
   const std::unique_ptr<TemporaryFile> temporary = std::move(temporary_);
   collectively(group_, [&] {
     if (failure_) std::rethrow_exception(failure_);
-    if (!file_) throw InternalError(path_ + ": committed twice");
+    if (std::exchange(committed_, true)) throw InternalError(path_ + ": committed twice");
     const Computing writing = group_.computing(kDiskTimeouts);
-    sync_and_close(std::move(file_), path_);
+    if (file_) sync_and_close(std::move(file_), path_);
   });
   const std::vector<double> written = group_.sum(written_);
   for (std::size_t i = 0; i < arrays_.size(); ++i) {

@@ -2,11 +2,11 @@
 #include <atomic>
 #include <cerrno>
 #include <climits>
-#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
 #include <filesystem>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
@@ -47,13 +47,6 @@ void forget(int slot) noexcept {
   if (slot >= 0) slots[static_cast<std::size_t>(slot)].state = Slot::vacant;
 }
 
-extern "C" void remove_and_die(int signal) {
-  for (const Slot& slot : slots) {
-    if (slot.state == Slot::removable) ::unlink(slot.path.data());
-  }
-  ::raise(signal);  // SA_RESETHAND has restored the default action
-}
-
 // The user's doing: a directory or a name that cannot be written to.
 bool is_bad_path(int error_number) {
   switch (error_number) {
@@ -78,55 +71,155 @@ bool is_bad_path(int error_number) {
   throw SystemError("create " + path, error_number);
 }
 
-void sync_directory_of(const std::string& path) {
+std::string directory_of(const std::string& path) {
   const std::string parent = std::filesystem::path(path).parent_path();
-  const std::string directory = parent.empty() ? "." : parent;
-  const FileDescriptor file(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!file) throw SystemError("open " + directory, errno);
-  sync(file, directory);
+  return parent.empty() ? "." : parent;
+}
+
+// The directory of a target, opened early: once the file has its name, nothing may fail for want of
+// a descriptor. Who may write to a directory need not be allowed to read it.
+FileDescriptor open_directory_of(const std::string& path) {
+  FileDescriptor file(::open(directory_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!file && errno != EACCES) throw_cannot_create(path, errno);
+  return file;
+}
+
+// Some file systems cannot bring directories to disk, and keep names safe without.
+void sync_directory(const FileDescriptor& directory, const std::string& path) {
+  if (!directory || ::fsync(directory.get()) == 0) return;
+  if (errno != EINVAL && errno != ENOTSUP) throw SystemError("fsync " + directory_of(path), errno);
+}
+
+// Of an open file that has no name.
+std::string magic_link(const FileDescriptor& file) {
+  return fmt::format("/proc/self/fd/{}", file.get());
+}
+
+// Tells others that the writer lives; false if they hold the lock or have removed the file. Where
+// the file system has no locks, nobody can tell, and nobody removes anything.
+bool lock(const FileDescriptor& file) {
+  struct stat status {};
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
+  return ::fstat(file.get(), &status) == 0 && status.st_nlink > 0;
+}
+
+std::string temporary_name(const std::string& target, int attempt) {
+  return fmt::format("{}.{}-{}.tmp", target, ::getpid(), attempt);
+}
+constexpr int kAttempts = 100;
+
+// Whether `name` is temporary_name(target, …) of any process.
+bool is_temporary_name(std::string_view name, std::string_view target) {
+  constexpr std::string_view kEnd = ".tmp";
+  if (!name.starts_with(target) || !name.ends_with(kEnd)) return false;
+  name.remove_prefix(target.size());
+  if (name.size() <= kEnd.size() || name.front() != '.') return false;
+  name = name.substr(1, name.size() - 1 - kEnd.size());
+  const auto is_number = [](std::string_view text) {
+    return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+  };
+  const std::size_t dash = name.find('-');
+  return dash != std::string_view::npos && is_number(name.substr(0, dash)) &&
+         is_number(name.substr(dash + 1));
+}
+
+// Temporary files of the target whose writers were killed. What cannot be removed stays.
+void remove_stale_files(const std::string& target) {
+  const std::string name = std::filesystem::path(target).filename();
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory_of(target), error), end;
+       !error && entry != end; entry.increment(error)) {
+    if (!is_temporary_name(entry->path().filename().native(), name)) continue;
+    const FileDescriptor file(
+        ::open(entry->path().c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (file && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0) ::unlink(entry->path().c_str());
+  }
 }
 
 }  // namespace
 
-TemporaryFile::TemporaryFile(std::string target) : target_(std::move(target)) {
+std::string link_target(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as in Linux
+  std::filesystem::path target = path;
+  for (int links = 0;; ++links) {
+    std::error_code error;
+    const std::filesystem::path next = std::filesystem::read_symlink(target, error);
+    if (error) return target;  // no link
+    if (links == kMostLinks) throw_cannot_create(path, ELOOP);
+    target = target.parent_path() / next;  // an absolute `next` stands alone
+  }
+}
+
+TemporaryFile::TemporaryFile(std::string target, Naming naming)
+    : target_(link_target(target)), directory_(open_directory_of(target_)) {
   // Renaming would happily replace a device.
   struct stat status {};
   if (::stat(target_.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
-    throw FileError(target_, "cannot be written: exists and is not a regular file");
+    throw FileError(target, "cannot be written: exists and is not a regular file");
   }
+  remove_stale_files(target_);
+  if (naming == Naming::when_complete) {
+    file_.reset(::open(directory_of(target_).c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666));
+    // Without /proc it could never get a name.
+    if (file_ && ::access(magic_link(file_).c_str(), F_OK) == 0) {
+      ::flock(file_.get(), LOCK_EX | LOCK_NB);
+      return;
+    }
+  }
+  create_named();
+}
+
+void TemporaryFile::create_named() {
+  file_.reset();
   // O_EXCL keeps two jobs that write the same path apart.
-  constexpr int kAttempts = 100;
-  for (int attempt = 0; !file_ && attempt < kAttempts; ++attempt) {
-    path_ = fmt::format("{}.{}-{}.tmp", target_, ::getpid(), attempt);
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    path_ = temporary_name(target_, attempt);
     file_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (!file_ && errno != EEXIST) break;
+    if (file_ && lock(file_)) {
+      slot_ = remember(path_);
+      return;
+    }
   }
-  if (!file_) throw_cannot_create(target_, errno);
-  slot_ = remember(path_);
+  const int error_number = file_ ? EAGAIN : errno;
+  path_.clear();
+  throw_cannot_create(target_, error_number);
 }
 
 TemporaryFile::~TemporaryFile() {
-  if (!committed_) ::unlink(path_.c_str());
+  if (!path_.empty()) ::unlink(path_.c_str());
   forget(slot_);
 }
 
+void TemporaryFile::give_name() {
+  if (!path_.empty()) return;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    const std::string name = temporary_name(target_, attempt);
+    if (::linkat(AT_FDCWD, magic_link(file_).c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) ==
+        0) {
+      path_ = name;
+      slot_ = remember(path_);
+      return;
+    }
+    if (errno != EEXIST) break;
+  }
+  throw SystemError("link " + target_, errno);
+}
+
 void TemporaryFile::commit() {
+  sync(file_, target_);
+  give_name();  // a link cannot replace an older file: that takes a rename
+  sync_and_close(std::move(file_), target_);
   if (std::rename(path_.c_str(), target_.c_str()) != 0) {
     throw SystemError("rename " + path_ + " to " + target_, errno);
   }
-  committed_ = true;
-  sync_directory_of(target_);
+  path_.clear();
+  sync_directory(directory_, target_);
 }
 
-void remove_temporary_files_on_signals() {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    struct sigaction current {};
-    if (::sigaction(signal, nullptr, &current) != 0 || current.sa_handler != SIG_DFL) continue;
-    struct sigaction action {};
-    action.sa_handler = remove_and_die;
-    action.sa_flags = SA_RESETHAND;
-    sigemptyset(&action.sa_mask);
-    ::sigaction(signal, &action, nullptr);
+void remove_temporary_files() noexcept {
+  for (const Slot& slot : slots) {
+    if (slot.state == Slot::removable) ::unlink(slot.path.data());
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/files/array_file.hpp>
+#include <annulus/files/temporary_file.hpp>
 
 namespace annulus::launcher {
 namespace {
@@ -18,8 +19,10 @@ struct NamedFile {
   const std::string& path;
 };
 
-bool same_file(const std::string& a, const std::string& b) {
-  if (a == b) return true;
+bool same_file(const std::string& first, const std::string& second) {
+  if (first == second) return true;
+  const std::string a = files::link_target(first);
+  const std::string b = files::link_target(second);
   std::error_code error;
   // Device and inode, where both exist.
   if (std::filesystem::equivalent(a, b, error) && !error) return true;

@@ -1,5 +1,6 @@
 #include "launcher/setup/input_tensors.hpp"
 
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -85,7 +86,9 @@ TensorView file_order(const TensorView& view, bool bhtd) {
   return bhtd ? view.permute({0, 2, 1, 3}) : view;
 }
 
-InputTensors open_inputs(const Options& options) {
+namespace {
+
+InputTensors open_in_order(const Options& options) {
   InputTensors inputs{open(options, "--query", options.query, "query"),
                       open(options, "--key", options.key, "key"),
                       open(options, "--value", options.value, "value"),
@@ -135,6 +138,26 @@ InputTensors open_inputs(const Options& options) {
   inputs.shape = {query.batch, query.length, key.length, query.heads,
                   key.heads,   query.dim,    value.dim};
   return inputs;
+}
+
+}  // namespace
+
+InputTensors open_inputs(const Options& options) {
+  try {
+    return open_in_order(options);
+  } catch (const UserError& error) {
+    const std::exception_ptr original = std::current_exception();
+    // Where the files would fit in the other order, that is what was meant.
+    Options swapped = options;
+    swapped.bhtd = !options.bhtd;
+    try {
+      static_cast<void>(open_in_order(swapped));
+    } catch (const UserError&) {
+      std::rethrow_exception(original);
+    }
+    throw UserError(fmt::format("{} (with --layout {} they fit each other)", error.what(),
+                                swapped.bhtd ? "bhtd" : "bthd"));
+  }
 }
 
 Tensor read_shard(const files::ArrayFile& file, const NamedSharding& sharding, int rank, bool bhtd,

@@ -19,6 +19,7 @@
 #include <annulus/ring/planner.hpp>
 
 #include "launcher/options/as_option.hpp"
+#include "launcher/setup/hints.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -188,7 +189,14 @@ LayoutKind sequence_layout(const Options& options) {
 
 MeshShape set_up_mesh(const Options& options, int ranks) {
   if (options.mesh) {
-    MeshShape mesh = as_option("--mesh", [&] { return MeshShape::parse(*options.mesh, ranks); });
+    MeshShape mesh = as_option("--mesh", [&] {
+      try {
+        return MeshShape::parse(*options.mesh, ranks);
+      } catch (const ArgumentError& error) {
+        throw ArgumentError(error.argument(), error.value(),
+                            error.expected() + hint_of_ranks(options, ranks));
+      }
+    });
     if (ranks == 0 && mesh.ranks() > kMostPlannedRanks) {
       throw ArgumentError("--mesh", fmt::format("{} ranks", mesh.ranks()),
                           fmt::format("a plan of at most {} ranks", kMostPlannedRanks));
@@ -224,13 +232,7 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   setup.layout.query = spec(options.query_spec, "--query-spec", rules.query_spec(mode));
   setup.layout.kv = spec(options.kv_spec, "--kv-spec", rules.kv_spec(mode));
   setup.layout.sequence = sequence_layout(options);
-  for (const auto& axis : setup.mesh.axes()) {
-    if (axis.size == 1 || setup.layout.query.names(axis.name) || setup.layout.kv.names(axis.name)) {
-      continue;
-    }
-    setup.warnings.push_back(fmt::format(
-        "mesh axis {} shards nothing: its {} ranks do the same work", axis.name, axis.size));
-  }
+  setup.warnings = hints(options, shape, setup.mesh, setup.layout);
   return setup;
 }
 

@@ -26,10 +26,12 @@ struct Descr {
   std::string_view text;
   DType dtype;
 };
+// NumPy has no bfloat16: its bits come as uint16, or as two bytes without a meaning (ml_dtypes). Of
+// two names of a dtype the first is written.
 constexpr std::array kDescrs{
-    Descr{"|b1", DType::boolean}, Descr{"|u1", DType::uint8},    Descr{"<i4", DType::int32},
-    Descr{"<f2", DType::float16}, Descr{"<u2", DType::bfloat16}, Descr{"<f4", DType::float32},
-    Descr{"<f8", DType::float64},
+    Descr{"|b1", DType::boolean},  Descr{"|u1", DType::uint8},    Descr{"<i4", DType::int32},
+    Descr{"<f2", DType::float16},  Descr{"<u2", DType::bfloat16}, Descr{"<V2", DType::bfloat16},
+    Descr{"|V2", DType::bfloat16}, Descr{"<f4", DType::float32},  Descr{"<f8", DType::float64},
 };
 
 // Bytes of the file in a message: what does not print is shown as "?".
@@ -227,7 +229,7 @@ ArrayInfo find_array(const NpyHeader& header, const std::string& path,
                     fmt::format("dtype '{}', expected {}{}", header.descr, list_of(accepted),
                                 descr == kDescrs.end()
                                     ? ""
-                                    : " (uint16 is taken as bfloat16 only with --dtype bfloat16)"));
+                                    : " (uint16 and <V2 are taken as bfloat16 only with --dtype bfloat16)"));
   }
   ArrayInfo info{{}, descr->dtype, header.shape, header.offset};
   const auto bytes = byte_count(info.dtype, info.shape);

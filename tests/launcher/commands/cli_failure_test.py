@@ -10,8 +10,8 @@ import unittest
 
 import numpy as np
 
-from cli_support import (MPIEXEC, OPERANDS, OUTPUT, PROGRAM, TIMEOUT, CliTest, command, main,
-                         ranks_of)
+from cli_support import (MPIEXEC, OPERANDS, OUTPUT, PROGRAM, TIMEOUT, CliTest, command,
+                         holds_temporary, main, ranks_of)
 
 
 class RanksDiffer(CliTest):
@@ -70,6 +70,22 @@ class FullDisk(CliTest):
         self.expect_no_files("output.npy")
 
 
+class NoMemory(CliTest):
+    @staticmethod
+    def limit_memory():
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+
+    def test_names_the_tensor_and_how_much_it_wants(self):
+        self.save_operands(rows=1, heads=1, kv_heads=1, dim=64)
+        shape = (1, 32 << 20, 1, 64)  # 8 GiB, none of them on the disk
+        np.lib.format.open_memmap(self.path("key.npy"), "w+", np.float32, shape)
+        np.lib.format.open_memmap(self.path("value.npy"), "w+", np.float32, shape)
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--threads", 1,
+                              preexec_fn=self.limit_memory)
+        self.expect_error(result, 3, "annulus: error: key: cpu: no memory for 8", "GiB")
+        self.expect_no_files("output.npy")
+
+
 class FullOutput(CliTest):
     def test_is_a_failure(self):
         shape = ["--shape", "1,64,64,4,2,16"]
@@ -93,16 +109,18 @@ class RankFails(CliTest):
     WAITING = 5  # seconds that a rank waits for another one
 
     def interrupt(self, rank, which):
-        """Starts a long run on three ranks, sends one of them a signal once all compute, and returns exit
-        code, messages and the seconds from the signal to the end."""
+        """Starts a long run on three ranks, sends one of them (mpirun if `rank` is None) a signal once all
+        compute, and returns exit code, messages and the seconds from the signal to the end."""
         self.save_operands(rows=24000, heads=16, kv_heads=1, dim=32)
-        words = command("run", *OPERANDS, *OUTPUT, "--timeout", self.WAITING, "--threads", 1, ranks=3)
+        words = command("run", *OPERANDS, *OUTPUT, "--device", "cpu", "--timeout", self.WAITING,
+                        "--threads", 1, ranks=3)
         job = subprocess.Popen(words, cwd=self.directory, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True)
         try:
             deadline = time.monotonic() + TIMEOUT / 2
-            # The temporary output file is there right before the operands are read.
-            while not any(name.endswith(".tmp") for name in os.listdir(self.directory)):
+            # The output file is open right before the operands are read.
+            while not any(holds_temporary(process, self.directory)
+                          for process in ranks_of(job.pid).values()):
                 self.assertIsNone(job.poll(), "ended before the computation")
                 self.assertLess(time.monotonic(), deadline)
                 time.sleep(0.05)
@@ -110,7 +128,7 @@ class RankFails(CliTest):
             ranks = ranks_of(job.pid)
             self.assertEqual(set(ranks), {0, 1, 2})
             self.assertIsNone(job.poll(), "too fast to be interrupted")
-            os.kill(ranks[rank], which)
+            os.kill(job.pid if rank is None else ranks[rank], which)
             start = time.monotonic()
             _, messages = job.communicate(timeout=TIMEOUT / 2)
             return job.returncode, messages, time.monotonic() - start
@@ -120,26 +138,50 @@ class RankFails(CliTest):
             job.kill()
             job.communicate()
 
-    def test_signals_remove_temporary_files(self):
+    def interrupt_alone(self, which):
+        """The same with a run on one rank; returns its exit code and messages."""
         self.save_operands(rows=24000, heads=16, kv_heads=1, dim=32)
+        words = command("run", *OPERANDS, *OUTPUT, "--device", "cpu", "--lse", "lse.npy", "--json",
+                        "report.json", "--trace", "trace.json", "--threads", 1)
+        job = subprocess.Popen(words, cwd=self.directory, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True)
+        try:
+            deadline = time.monotonic() + TIMEOUT / 2
+            while holds_temporary(job.pid, self.directory) < 4:
+                self.assertIsNone(job.poll(), "ended before the computation")
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.05)
+            time.sleep(2)
+            job.send_signal(which)
+            _, messages = job.communicate(timeout=TIMEOUT / 2)
+            return job.returncode, messages
+        finally:
+            job.kill()
+            job.communicate()
+
+    def test_signals_say_what_they_interrupt_and_leave_no_file(self):
         for which in [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]:
             with self.subTest(which):
-                words = command("run", *OPERANDS, *OUTPUT, "--lse", "lse.npy", "--json", "report.json",
-                                "--trace", "trace.json", "--threads", 1)
-                job = subprocess.Popen(words, cwd=self.directory, stdout=subprocess.DEVNULL,
-                                       stderr=subprocess.DEVNULL)
-                try:
-                    deadline = time.monotonic() + TIMEOUT / 2
-                    while sum(name.endswith(".tmp") for name in os.listdir(self.directory)) < 4:
-                        self.assertIsNone(job.poll(), "ended before the computation")
-                        self.assertLess(time.monotonic(), deadline)
-                        time.sleep(0.05)
-                    job.send_signal(which)
-                    self.assertEqual(job.wait(timeout=TIMEOUT / 2), -which)
-                finally:
-                    job.kill()
-                    job.wait()
+                code, messages = self.interrupt_alone(which)
+                self.assertEqual(code, -which)
+                self.assertIn(f"annulus: interrupted by {which.name} while annulus run was computing",
+                              messages)
                 self.expect_no_files("output.npy", "lse.npy", "report.json", "trace.json")
+
+    def test_a_killed_run_leaves_no_file(self):
+        try:
+            os.close(os.open(self.directory, os.O_WRONLY | os.O_TMPFILE))
+        except OSError:
+            self.skipTest("no O_TMPFILE in " + self.directory)
+        self.interrupt_alone(signal.SIGKILL)
+        self.expect_no_files("output.npy", "lse.npy", "report.json", "trace.json")
+
+    def test_interrupted_mpirun_says_what_it_interrupts_once(self):
+        code, messages, _ = self.interrupt(None, signal.SIGINT)
+        self.assertNotIn(code, [0, 2, 3, 4], "codes of the program")
+        self.assertEqual(messages.count("annulus: interrupted by "), 1, messages)
+        self.assertIn("while annulus run was computing", messages)
+        self.expect_no_files("output.npy")
 
     def test_killed(self):
         code, messages, seconds = self.interrupt(1, signal.SIGKILL)

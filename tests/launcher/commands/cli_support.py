@@ -69,6 +69,19 @@ def ranks_of(mpirun):
     return found
 
 
+def holds_temporary(process, directory):
+    """How many files in `directory` a process has open that have a temporary name, or none yet."""
+    count = 0
+    try:
+        for entry in os.listdir(f"/proc/{process}/fd"):
+            path = os.readlink(f"/proc/{process}/fd/{entry}")
+            if path.startswith(os.path.realpath(directory) + "/"):
+                count += path.endswith((" (deleted)", ".tmp"))
+    except OSError:
+        pass  # gone
+    return count
+
+
 OPERANDS = ["--query", "query.npy", "--key", "key.npy", "--value", "value.npy"]
 OUTPUT = ["--output", "output.npy"]
 
@@ -89,7 +102,9 @@ class CliTest(unittest.TestCase):
         return self.execute(command(*words, ranks=ranks), environment, **arguments)
 
     def execute(self, words, environment=None, **arguments):
-        return subprocess.run(words, cwd=self.directory, env={**os.environ, **(environment or {})},
+        # Tests that mean GPUs say so; the others mean the CPU, on machines with GPUs too.
+        environment = {**os.environ, "ANNULUS_DEVICE": "cpu", **(environment or {})}
+        return subprocess.run(words, cwd=self.directory, env=environment,
                               capture_output=True, text=True, timeout=TIMEOUT, **arguments)
 
     def errors_of(self, result):

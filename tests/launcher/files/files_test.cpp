@@ -119,6 +119,13 @@ TEST_F(Files, DTypeIsWhatTheCallerNeeds) {
   test::write_bytes(bits, npy(1, npy_dictionary("<u2", "(2,)"), "abcd"));
   EXPECT_EQ(ArrayFile(bits, {}, {DType::bfloat16}).dtype(), DType::bfloat16);
   EXPECT_THROW(ArrayFile{bits}, FileError);
+  for (const char* const descr : {"<V2", "|V2"}) {  // as ml_dtypes writes it
+    test::write_bytes(bits, npy(1, npy_dictionary(descr, "(2,)"), "abcd"));
+    EXPECT_EQ(ArrayFile(bits, {}, {DType::bfloat16}).dtype(), DType::bfloat16);
+    EXPECT_EQ(read_all(ArrayFile(bits, {}, {DType::bfloat16})), "abcd");
+    EXPECT_THROW(ArrayFile{bits}, FileError);
+    EXPECT_THROW(ArrayFile(bits, {}, {DType::float16}), FileError);
+  }
   EXPECT_THROW(ArrayFile(bits, {}, {DType::float16}), FileError);
   const std::string halves = scratch_.file("halves.npy");
   test::write_bytes(halves, npy(1, npy_dictionary("<f2", "(2,)"), "abcd"));
@@ -209,6 +216,8 @@ TEST_F(Files, RefusesMalformedNpy) {
       {"complex", with("<c8", "(2,)"), "expected bool, uint8"},
       {"int64", with("<i8", "(2,)"), "dtype '<i8'"},
       {"object", with("|O", "(2,)"), "dtype '|O'"},
+      {"two bytes unasked", with("<V2", "(2,)"), "--dtype bfloat16"},
+      {"four bytes", with("<V4", "(1,)"), "<V4"},
       {"uint16 unasked", with("<u2", "(2,)"), "bfloat16"},
       {"structured",
        dictionary("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2,), }"),

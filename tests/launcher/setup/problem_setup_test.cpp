@@ -18,7 +18,10 @@ namespace annulus::launcher {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 using Ids = std::vector<std::int32_t>;
 
 class ProblemSetupTest : public ::testing::Test {
@@ -111,6 +114,58 @@ TEST_F(ProblemSetupTest, WithoutRanksTheMeshMustBeGiven) {
 TEST_F(ProblemSetupTest, MeshErrorsNameTheOption) {
   options_.mesh = "sp=3";
   EXPECT_THAT(error(), AllOf(HasSubstr("--mesh"), HasSubstr("sp=3"), HasSubstr("4")));
+}
+
+TEST_F(ProblemSetupTest, AMeshOfAnotherSizeComesWithTheCommandThatHasIt) {
+  options_.command = Command::verify;
+  options_.mesh = "sp=4,tp=2";
+  EXPECT_THAT(error(2), HasSubstr("mpirun -n 8 annulus verify ..."));
+  options_.mesh = "sp=-1,tp=3";  // any multiple of three
+  EXPECT_THAT(error(2), AllOf(HasSubstr("--mesh"), Not(HasSubstr("mpirun"))));
+  options_.mesh = "sp=x";
+  EXPECT_THAT(error(2), AllOf(HasSubstr("--mesh"), Not(HasSubstr("mpirun"))));
+}
+
+TEST_F(ProblemSetupTest, WarnsOfACausalMaskThatHidesTheLastKeys) {
+  options_.causal = true;
+  EXPECT_THAT(set_up().warnings, IsEmpty()) << "T = S";
+  shape_.kv_length = 10;
+  EXPECT_THAT(set_up().warnings,
+              ElementsAre(AllOf(HasSubstr("T = 6"), HasSubstr("S = 10"),
+                                HasSubstr("--causal-offset bottom-right"))));
+  options_.causal_offset = CausalOffset{};
+  EXPECT_THAT(set_up().warnings, IsEmpty()) << "meant as it is";
+  options_.causal_offset.reset();
+  shape_.kv_length = 5;
+  EXPECT_THAT(set_up().warnings, IsEmpty()) << "more queries than keys";
+  options_.causal = false;
+  shape_.kv_length = 10;
+  EXPECT_THAT(set_up().warnings, IsEmpty());
+}
+
+TEST_F(ProblemSetupTest, WarnsOfAnAxisThatShardsNothing) {
+  options_.mesh = "sp=2,ps=2,one=1";
+  EXPECT_THAT(set_up().warnings, ElementsAre(AllOf(HasSubstr("mesh axis ps"), HasSubstr("2 ranks"),
+                                                   HasSubstr("--query-spec=-,ps"))));
+  options_.query_spec = options_.kv_spec = "ps,sp";
+  EXPECT_THAT(set_up().warnings, IsEmpty());
+}
+
+TEST_F(ProblemSetupTest, WarnsOfHeadsAndPositionsThatLookSwapped) {
+  options_.command = Command::run;
+  shape_.heads = shape_.kv_heads = 4096;
+  shape_.query_length = shape_.kv_length = 32;
+  EXPECT_THAT(set_up().warnings, ElementsAre(HasSubstr("--layout bhtd")));
+  options_.bhtd = true;
+  EXPECT_THAT(set_up().warnings, ElementsAre(HasSubstr("--layout bthd")));
+  options_.command = Command::plan;  // where no file is read
+  EXPECT_THAT(set_up().warnings, IsEmpty());
+  options_.command = Command::run;
+  shape_.query_length = 1;  // decoding
+  EXPECT_THAT(set_up().warnings, IsEmpty());
+  shape_.query_length = 32;
+  shape_.kv_length = 10000;
+  EXPECT_THAT(set_up().warnings, IsEmpty());
 }
 
 TEST_F(ProblemSetupTest, LayoutFollowsTheMask) {

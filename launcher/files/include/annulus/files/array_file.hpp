@@ -17,15 +17,16 @@ namespace annulus::files {
 ///
 /// A path that ends in ".safetensors" is one: a tensor of it is chosen by name. Anything else is
 /// taken as .npy, format 1.0, 2.0 or 3.0. Arrays are bool, uint8, int32, float16, float32, float64
-/// or bfloat16, little-endian, in C order. NumPy has no bfloat16: its bits come as uint16.
+/// or bfloat16, little-endian, in C order. NumPy has no bfloat16: its bits come as uint16 or, from
+/// ml_dtypes, as '<V2'.
 ///
 /// Nothing here communicates: where ranks must agree on an error, call it inside collectively().
 class ArrayFile {
  public:
   /// Opens the file and checks its header against the file's size; reads no data. `tensor` names
   /// the tensor of a .safetensors file and means nothing for .npy. `accepted` is what the caller
-  /// can take, anything if empty; only bfloat16 alone makes uint16 of a .npy file acceptable.
-  /// Throws FileError naming the path, what was found and what is accepted.
+  /// can take, anything if empty; only bfloat16 alone makes uint16 or '<V2' of a .npy file
+  /// acceptable. Throws FileError naming the path, what was found and what is accepted.
   explicit ArrayFile(std::string path, std::string_view tensor = {},
                      const std::vector<DType>& accepted = {});
 

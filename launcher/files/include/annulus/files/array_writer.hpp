@@ -24,7 +24,8 @@ struct ArraySpec {
 };
 
 /// Ranks writing one file together, each its own slices. The file appears complete under its name
-/// when all have committed, or not at all: until then it has a temporary name beside it.
+/// when all have committed, or not at all: until then it is a TemporaryFile of rank 0. The ranks of
+/// its machine reach it through /proc; if any other rank is there, it has a temporary name.
 ///
 /// ".safetensors" takes one or more arrays; any other name becomes .npy 1.0 and takes one. bfloat16
 /// is written to .npy as its bits, uint16.
@@ -54,16 +55,21 @@ class ArrayWriter {
 
  private:
   void create(const std::string& header, std::int64_t bytes);
+  void open_on_other_ranks();
+  [[nodiscard]] const FileDescriptor& file() const {
+    return temporary_ ? temporary_->descriptor() : file_;
+  }
   void write(std::span<const PositionRanges> index, const ConstTensorView& source,
              std::size_t array);
 
   Control& group_;
   std::string path_;
   std::vector<ArrayInfo> arrays_;
-  FileDescriptor file_;
+  FileDescriptor file_;                       // not on rank 0
   std::unique_ptr<TemporaryFile> temporary_;  // rank 0 only
-  std::vector<double> written_;               // entries that this rank wrote, per array
-  std::exception_ptr failure_;                // the first of this rank
+  bool committed_ = false;
+  std::vector<double> written_;  // entries that this rank wrote, per array
+  std::exception_ptr failure_;   // the first of this rank
 };
 
 }  // namespace annulus::files

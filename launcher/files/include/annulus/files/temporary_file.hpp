@@ -1,41 +1,56 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
-#include <utility>
 
 #include <annulus/files/file_descriptor.hpp>
 
 namespace annulus::files {
 
-/// A file beside its target that takes the target's name when it is complete, and is removed if it
-/// never is. Not collective: one rank has it.
+/// A file that takes its target's name when it is complete, and is gone if it never is. Not
+/// collective: one rank has it.
+///
+/// Where the file system can (O_TMPFILE), it has no name until then, so that nothing is left
+/// however the process ends. Elsewhere it is TARGET.PID-N.tmp beside the target. A process that is
+/// killed cannot remove that, but the next TemporaryFile of the same target does: a lock (flock)
+/// tells whether the writer still lives.
 class TemporaryFile {
  public:
-  /// Creates the file under a name of its own. Throws FileError for a target that cannot be written
-  /// (a missing directory, a device), SystemError when the system fails.
-  explicit TemporaryFile(std::string target);
+  enum class Naming : std::uint8_t { when_complete, at_once };
+
+  /// Creates the file; a symbolic link as target means what it points to. Throws FileError for a
+  /// target that cannot be written (a missing directory, a device), SystemError when the system
+  /// fails.
+  explicit TemporaryFile(std::string target, Naming naming = Naming::when_complete);
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
   ~TemporaryFile();
 
+  /// The file as created, open for writing.
+  [[nodiscard]] const FileDescriptor& descriptor() const noexcept { return file_; }
+  /// Its temporary name; empty while it has none.
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
-  /// The file as created, open for writing. Once.
-  [[nodiscard]] FileDescriptor take_descriptor() noexcept { return std::move(file_); }
-  /// Gives the complete file the target's name. Once. Throws SystemError.
+  /// Gives it a temporary name unless it has one, for processes that cannot reach it otherwise.
+  /// Throws SystemError.
+  void give_name();
+  /// Brings the complete file to disk and gives it the target's name. Once. Throws SystemError.
   void commit();
 
  private:
-  std::string target_;
+  void create_named();
+
+  std::string target_;  // links resolved
   std::string path_;
+  FileDescriptor directory_;  // empty where it may be written to but not read
   FileDescriptor file_;
   int slot_ = -1;  // in the table of what signals remove
-  bool committed_ = false;
 };
 
-/// From now on SIGINT, SIGTERM and SIGHUP remove the temporary files of this process before they
-/// end it as ever; signals that are ignored or handled already are left alone. mpirun sends the
-/// ranks SIGTERM when one of them dies. A process that gets SIGKILL cannot clean up: its files
-/// named TARGET.PID-N.tmp remain.
-void remove_temporary_files_on_signals();
+/// Where writing to `path` ends up: symbolic links followed, also to what is not there yet. Throws
+/// FileError for links in a circle.
+[[nodiscard]] std::string link_target(const std::string& path);
+
+/// Removes the named temporary files of this process. For signal handlers.
+void remove_temporary_files() noexcept;
 
 }  // namespace annulus::files

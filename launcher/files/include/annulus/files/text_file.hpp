@@ -1,9 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
-#include <annulus/files/file_descriptor.hpp>
 #include <annulus/files/temporary_file.hpp>
 
 namespace annulus::files {
@@ -20,7 +20,13 @@ class TextFile {
  private:
   std::string path_;
   TemporaryFile temporary_;
-  FileDescriptor file_;
 };
+
+/// The most bytes that read_text() takes.
+inline constexpr std::size_t kMostText = std::size_t{4} << 20U;
+
+/// The whole of a small text file; a pipe will do. Throws FileError where it cannot be read or is
+/// longer than kMostText.
+[[nodiscard]] std::string read_text(const std::string& path);
 
 }  // namespace annulus::files

@@ -1,0 +1,91 @@
+#include "launcher/commands/interruption.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <cstddef>
+#include <cstring>
+#include <unistd.h>
+
+#include <annulus/files/temporary_file.hpp>
+
+namespace annulus::launcher {
+namespace {
+
+struct HandledSignal {
+  int number;
+  std::string_view name;
+};
+constexpr std::array kSignals{HandledSignal{SIGINT, "SIGINT"}, HandledSignal{SIGTERM, "SIGTERM"},
+                              HandledSignal{SIGHUP, "SIGHUP"}};
+
+/// A handler must neither allocate nor lock: it finds a text that is complete. The next step is
+/// written beside it.
+struct Step {
+  std::array<char, 200> text{};
+  std::size_t size = 0;
+};
+std::array<Step, 2> steps;
+std::atomic<std::size_t> current_step = 0;
+std::atomic<bool> speaking = false;
+static_assert(std::atomic<std::size_t>::is_always_lock_free);
+
+/// A line that grows without allocating.
+class Line {
+ public:
+  void add(std::string_view text) noexcept {
+    const std::size_t size = std::min(text.size(), text_.size() - size_);
+    std::memcpy(text_.data() + size_, text.data(), size);
+    size_ += size;
+  }
+  void print() const noexcept { static_cast<void>(::write(STDERR_FILENO, text_.data(), size_)); }
+
+ private:
+  std::array<char, 400> text_{};
+  std::size_t size_ = 0;
+};
+
+extern "C" void interrupt(int signal) {
+  files::remove_temporary_files();
+  if (speaking) {
+    Line line;
+    line.add("annulus: interrupted by ");
+    for (const HandledSignal& handled : kSignals) {
+      if (handled.number == signal) line.add(handled.name);
+    }
+    const Step& step = steps[current_step];
+    if (step.size > 0) line.add(" while ");
+    line.add({step.text.data(), step.size});
+    line.add("; no unfinished file is left\n");
+    line.print();
+  }
+  ::raise(signal);  // SA_RESETHAND has restored the default action
+}
+
+}  // namespace
+
+void handle_interruptions(bool speaks) {
+  speaking = speaks;
+  for (const HandledSignal& handled : kSignals) {
+    struct sigaction current {};
+    if (::sigaction(handled.number, nullptr, &current) != 0 || current.sa_handler != SIG_DFL) {
+      continue;
+    }
+    struct sigaction action {};
+    action.sa_handler = interrupt;
+    action.sa_flags = SA_RESETHAND;
+    sigemptyset(&action.sa_mask);
+    ::sigaction(handled.number, &action, nullptr);
+  }
+}
+
+void begin_step(std::string_view what) noexcept {
+  const std::size_t next = 1 - current_step;
+  Step& step = steps[next];
+  step.size = std::min(what.size(), step.text.size());
+  std::memcpy(step.text.data(), what.data(), step.size);
+  current_step = next;
+}
+
+}  // namespace annulus::launcher

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <annulus/files/file_descriptor.hpp>
+
+namespace annulus::files {
+
+/// How a process tells others which file it has created.
+struct FileReference {
+  std::string host;
+  std::string path;  ///< by which processes of that host can open it, while the creator has it open
+  std::uint64_t device = 0;
+  std::uint64_t inode = 0;
+};
+
+/// To an open file of this process. Throws SystemError.
+[[nodiscard]] FileReference reference_to(const FileDescriptor& file);
+[[nodiscard]] std::string to_string(const FileReference& reference);
+[[nodiscard]] FileReference parse_reference(const std::string& text);
+
+/// Opens the file for writing without its name. Empty where this process cannot: on another host,
+/// in another container.
+[[nodiscard]] FileDescriptor open_through_proc(const FileReference& reference);
+/// Opens the file for writing by a name that it has. Throws SystemError, or LibraryError where the
+/// name has come to mean another file.
+[[nodiscard]] FileDescriptor open_by_name(const std::string& name, const FileReference& reference);
+
+}  // namespace annulus::files

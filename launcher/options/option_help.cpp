@@ -47,9 +47,10 @@ std::string program_help() {
     text += fmt::format("  {:<8}{}\n", name_of(entry.command), entry.summary);
   }
   text +=
-      "\n  annulus COMMAND --help  lists a command's options\n"
+      "\n  annulus help COMMAND    lists a command's options\n"
       "  annulus --version       prints the version\n\n"
-      "Exit codes: 0 right, 1 wrong numbers, 2 usage or input, 3 failure while running.\n";
+      "Exit codes: 0 right, 2 usage or input, 3 failure while running, 4 wrong numbers (1 is "
+      "mpirun's).\n";
   return text;
 }
 
@@ -81,9 +82,10 @@ std::string command_help(Command command) {
     }
     if (any) out << '\n' << description;
   }
-  out << "\nEvery option can also come from the --config file (window = 100,0) or the environment\n"
-         "(ANNULUS_WINDOW=100,0); the command line wins over the file, the file over the "
-         "environment.\nA flag can be taken back: --causal=false.\n";
+  out << "\nEvery option can also come from the environment (ANNULUS_WINDOW=100,0) or the --config "
+         "file\n"
+         "(window = 100,0); the command line wins over the environment, the environment over the "
+         "file.\nA flag can be taken back: --causal=false.\n";
   if (command != Command::info) out << "Not available yet: " << later << ".\n";
   return out.str();
 }

@@ -199,7 +199,7 @@ void add_problem(TableBuilder& table) {
   table.add(
       "shape", "SIZES", kShaped, parsed_into(&Options::shape, parse_shape),
       "B,T,S,N,K,D[,Dv]: batch, query length, key/value length, query heads, key/value heads, "
-      "head dimensions; k is 1024, M is 1024^2");
+      "head dimensions; 4k is 4 * 1024, likewise M and G; 1e6 is a million");
   table.add("dtype", "DTYPE", kPlanned, parsed_into(&Options::dtype, parse_tensor_dtype),
             "float32, float16 or bfloat16 (default: float32; for run: that of the files)");
   table.add("causal", "", kPlanned, flag_into(&Options::causal),
@@ -210,7 +210,7 @@ void add_problem(TableBuilder& table) {
             "(default: 0)");
   table.add("window", "L[,R]", kPlanned, parsed_into(&Options::window, parse_window),
             "query i sees key j only if i + offset - L <= j <= i + offset + R; -1: no limit; one "
-            "number: for both (default: no limit)");
+            "number: for both; sizes as in --shape (default: no limit)");
   table.add("scale", "X", kPlanned, parsed_into(&Options::scale, parse_number),
             "factor of query times key (default: 1/sqrt(D))");
   table.add("soft-cap", "X", kPlanned, parsed_into(&Options::soft_cap, parse_positive),
@@ -302,7 +302,7 @@ void add_running(TableBuilder& table) {
                   "(default: {})",
                   defaults.show_ranks));
   table.add("config", "FILE", kAll, text_into(&Options::config),
-            "options as lines name = value; the command line wins over it");
+            "options as lines name = value; command line and environment win over it");
 }
 
 void add_later(TableBuilder& table) {

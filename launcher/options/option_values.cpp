@@ -28,16 +28,38 @@ std::optional<Number> number_of(std::string_view text) {
   return number;
 }
 
+// "1e6", "2.5e5": whole numbers of at most kLargestSize, which a double holds exactly.
+std::optional<std::int64_t> size_of_decimal(std::string_view text) {
+  const auto number = number_of<double>(text);
+  if (!number || !(*number >= 0 && *number <= static_cast<double>(kLargestSize))) {
+    return std::nullopt;
+  }
+  if (*number != std::floor(*number)) return std::nullopt;
+  return static_cast<std::int64_t>(*number);
+}
+
 std::optional<std::int64_t> size_of_text(std::string_view text) {
+  if (text.find_first_of("eE") != std::string_view::npos) return size_of_decimal(text);
   std::int64_t unit = 1;
   if (!text.empty()) {
     if (text.back() == 'k' || text.back() == 'K') unit = std::int64_t{1} << 10;
     if (text.back() == 'M') unit = std::int64_t{1} << 20;
+    if (text.back() == 'G') unit = std::int64_t{1} << 30;
     if (unit > 1) text.remove_suffix(1);
   }
   const auto number = number_of<std::int64_t>(text);
   if (!number || *number < 0 || *number > kLargestSize / unit) return std::nullopt;
   return *number * unit;
+}
+
+// A size that may be negative.
+std::optional<std::int64_t> signed_size_of_text(std::string_view text) {
+  const bool negative = text.starts_with('-');
+  if (negative) text.remove_prefix(1);
+  const auto size = size_of_text(text);
+  // "--5" is no number.
+  if (!size || text.starts_with('-')) return std::nullopt;
+  return negative ? -*size : *size;
 }
 
 std::string quoted(std::string_view text) {
@@ -54,12 +76,6 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
     if (end == std::string_view::npos) return parts;
     text.remove_prefix(end + 1);
   }
-}
-
-std::int64_t parse_size(const std::string& option, std::string_view text) {
-  if (const auto size = size_of_text(text)) return *size;
-  throw ArgumentError(option, quoted(text),
-                      "a size such as 1500, 64k (k = 1024) or 1M (M = 1024^2)");
 }
 
 std::int64_t parse_integer(const std::string& option, std::string_view text, std::int64_t least,
@@ -113,7 +129,7 @@ AttentionShape parse_shape(const std::string& option, std::string_view text) {
   }
   if (sizes.size() != parts.size() || sizes.size() < 6 || sizes.size() > 7) {
     throw ArgumentError(option, quoted(text),
-                        "B,T,S,N,K,D or B,T,S,N,K,D,Dv, each a size such as 4, 64k or 1M");
+                        "B,T,S,N,K,D or B,T,S,N,K,D,Dv, each a size such as 4, 64k, 1M, 2G or 1e6");
   }
   AttentionShape shape{sizes[0],
                        sizes[1],
@@ -133,11 +149,9 @@ AttentionShape parse_shape(const std::string& option, std::string_view text) {
 
 WindowSize parse_window(const std::string& option, std::string_view text) {
   const std::vector<std::string_view> parts = split(text, ',');
-  const auto left = number_of<std::int64_t>(parts.front());
-  const auto right = number_of<std::int64_t>(parts.back());
-  const auto valid = [](const std::optional<std::int64_t>& size) {
-    return size && *size >= -1 && *size <= kLargestSize;
-  };
+  const auto left = signed_size_of_text(parts.front());
+  const auto right = signed_size_of_text(parts.back());
+  const auto valid = [](const std::optional<std::int64_t>& size) { return size && *size >= -1; };
   if (parts.size() > 2 || !valid(left) || !valid(right)) {
     throw ArgumentError(option, quoted(text),
                         "L,R (or one number for both), each 0 or more, or -1 for no limit");
@@ -147,8 +161,7 @@ WindowSize parse_window(const std::string& option, std::string_view text) {
 
 CausalOffset parse_causal_offset(const std::string& option, std::string_view text) {
   if (text == "bottom-right") return {true, 0};
-  const auto offset = number_of<std::int64_t>(text);
-  if (offset && *offset >= -kLargestSize && *offset <= kLargestSize) return {false, *offset};
+  if (const auto offset = signed_size_of_text(text)) return {false, *offset};
   throw ArgumentError(option, quoted(text), "a whole number or bottom-right");
 }
 

@@ -9,11 +9,10 @@
 
 #include "launcher/options/options.hpp"
 
-/// Readers of option values. Each throws ArgumentError(option, text, what it expected).
+/// Readers of option values. Each throws ArgumentError(option, text, what it expected). Sizes may
+/// come as "1500", "64k", "1M", "2G" or "1e6": k is 1024, M 1024², G 1024³, and e6 a million.
 namespace annulus::launcher {
 
-/// "1500", "64k", "1M": k is 1024, M is 1024².
-[[nodiscard]] std::int64_t parse_size(const std::string& option, std::string_view text);
 /// A whole number from `least` to `most`, without suffixes.
 [[nodiscard]] std::int64_t parse_integer(const std::string& option, std::string_view text,
                                          std::int64_t least, std::int64_t most);
@@ -29,9 +28,9 @@ namespace annulus::launcher {
 
 /// "B,T,S,N,K,D[,Dv]"; Dv is D by default.
 [[nodiscard]] AttentionShape parse_shape(const std::string& option, std::string_view text);
-/// "L,R"; "w" means w,w.
+/// "L,R"; "w" means w,w. Each −1 or a size.
 [[nodiscard]] WindowSize parse_window(const std::string& option, std::string_view text);
-/// A whole number or "bottom-right".
+/// A size, which may be negative, or "bottom-right".
 [[nodiscard]] CausalOffset parse_causal_offset(const std::string& option, std::string_view text);
 /// "BEGIN:END[:FACTOR]".
 [[nodiscard]] SweepRange parse_sweep(const std::string& option, std::string_view text);

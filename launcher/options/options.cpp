@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <numeric>
 #include <sstream>
@@ -17,7 +14,9 @@
 
 #include <annulus/core/environment.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/files/text_file.hpp>
 
+#include "launcher/options/as_option.hpp"
 #include "launcher/options/file_names.hpp"
 #include "launcher/options/option_help.hpp"
 #include "launcher/options/option_table.hpp"
@@ -171,8 +170,7 @@ bool is_option_name(std::string_view text) {
 // The text of the file, in lines that are empty, a comment, or name = value.
 std::string read_config(const std::string& path) {
   const std::string shown = "--config " + path;
-  std::ifstream file(path);
-  if (!file) throw FileError(shown, fmt::format("cannot be opened: {}", std::strerror(errno)));
+  std::istringstream file(as_option(shown, [&] { return files::read_text(path); }));
   std::string text;
   int number = 1;
   for (std::string line; std::getline(file, line); ++number) {
@@ -195,7 +193,6 @@ std::string read_config(const std::string& path) {
     }
     text += line + '\n';
   }
-  if (file.bad()) throw FileError(shown, "cannot be read");
   return text;
 }
 
@@ -342,8 +339,15 @@ std::optional<Options> parse_options(const std::vector<std::string>& words, std:
     throw ArgumentError("command", "nothing",
                         "run, verify, bench, plan or info (annulus --help says more)");
   }
-  if (is_help(words.front())) {
+  if (is_help(words.front()) || words == std::vector<std::string>{"help"}) {
     help = program_help();
+    return std::nullopt;
+  }
+  if (words.front() == "help") {
+    if (words.size() > 2) {
+      throw ArgumentError("command line", fmt::format("'{}'", words[2]), "annulus help COMMAND");
+    }
+    help = command_help(parse_command(words[1]));
     return std::nullopt;
   }
   if (words.front() == "--version") {
@@ -360,16 +364,13 @@ std::optional<Options> parse_options(const std::vector<std::string>& words, std:
   GivenValues environment = from_environment(warnings);
   check_log_level(warnings);
   // merge() keeps what is there already: first come, first served.
-  if (!values.contains("config") && environment.contains("config")) {
-    values.insert(environment.extract("config"));
-  }
+  drop_foreign(environment, command);
+  values.merge(environment);
   if (const auto config = values.find("config"); config != values.end()) {
     GivenValues file = from_config(config->second.text, command);
     drop_foreign(file, command);
     values.merge(file);
   }
-  drop_foreign(environment, command);
-  values.merge(environment);
   Options options = options_from(values, command);
   options.warnings = std::move(warnings);
   return options;

@@ -103,8 +103,8 @@ struct Options {
 };
 
 /// Parses the words after the program's name. A value is taken from the command line, else from the
-/// file that --config names, else from the environment (--causal-offset from
-/// ANNULUS_CAUSAL_OFFSET), else it is the default. File and environment may serve several commands:
+/// environment (--causal-offset from ANNULUS_CAUSAL_OFFSET), else from the file that --config
+/// names, else it is the default. File and environment may serve several commands:
 /// options that another command has are passed over there, while on the command line they are
 /// errors.
 ///

@@ -143,7 +143,7 @@ class CostModel(CliTest):
         self.expect_error(self.plan(kernel=[{"rows": 1}]), 2,
                           "kernel[0].flops_per_second is missing")
         self.expect_error(self.annulus(*PLAN, "--cost-model", "none.json"), 2,
-                          "--cost-model none.json: cannot be read: No such file")
+                          "--cost-model none.json: cannot be opened: No such file")
         with open(self.path("model.json"), "w") as file:
             file.write("{")
         result = self.annulus("verify", "--shape", "1,8,8,1,1,8", "--cost-model", "model.json",

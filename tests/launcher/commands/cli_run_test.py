@@ -105,6 +105,29 @@ class Numbers(CliTest):
         self.save_operands(rows=97, convert=as_bfloat16)
         self.check(["--causal"], ranks=2, how=["--dtype", "bfloat16"])
 
+    def test_bfloat16_as_ml_dtypes_writes_it(self):
+        self.save_operands(rows=97, convert=lambda array: as_bfloat16(array).view("V2"))
+        self.check(["--causal"], ranks=2, how=["--dtype", "bfloat16"])
+        for name in ["query.npy", "key.npy", "value.npy"]:
+            with open(self.path(name), "r+b") as file:
+                header = file.read(64)
+                self.assertIn(b"'|V2'", header)
+                file.seek(0)
+                file.write(header.replace(b"'|V2'", b"'<V2'"))
+        self.check(["--causal"], ranks=2, how=["--dtype", "bfloat16"])
+
+    def test_output_through_a_link(self):
+        self.save_operands()
+        os.mkdir(self.path("scratch"))
+        os.symlink("scratch/real.npy", self.path("output.npy"))
+        self.check(["--causal"], ranks=2)
+        self.assertEqual(os.readlink(self.path("output.npy")), "scratch/real.npy")
+        self.assertEqual(np.load(self.path("scratch/real.npy")).shape, (1, 64, 4, 16))
+
+    def test_sizes_with_suffixes(self):
+        self.save_operands(rows=97, columns=1200)
+        self.check(["--window", "1k,-1", "--causal-offset", "1e2"], ranks=2)
+
     def test_safetensors(self):
         tensors = self.save_operands(rows=97, convert=as_float16)
         with open(self.path("in.safetensors"), "wb") as file:
@@ -182,6 +205,28 @@ class BadInput(CliTest):
         self.expect_refused("--query query.npy: dtype '<u2'", "--dtype bfloat16")
         self.save_operands()
         self.expect_refused("query.npy", "float32", "float16", words=["--dtype", "float16"])
+        self.save_operands(convert=lambda array: as_bfloat16(array).view("V2"))
+        self.expect_refused("--query query.npy: dtype '|V2'", "--dtype bfloat16")
+
+    def test_files_in_the_other_order(self):
+        self.save_operands(rows=1, bhtd=True)
+        self.save("key.npy", self.random(1, 2, 64, 16))
+        self.save("value.npy", self.random(1, 2, 64, 16))
+        self.expect_refused("key: heads K is 64", "with --layout bhtd they fit each other")
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--layout", "bhtd")
+        self.expect_success(result)
+        self.save_operands(rows=3, columns=64)
+        self.expect_refused("heads K", "with --layout bthd they fit each other",
+                            words=["--layout", "bhtd"])
+
+    def test_heads_and_positions_that_look_swapped_warn(self):
+        self.save_operands(rows=100, heads=4, kv_heads=4, bhtd=True)
+        result = self.annulus("run", *OPERANDS, *OUTPUT)
+        self.expect_success(result)
+        self.assertIn("annulus: warning: 100 heads and 4 positions of query look swapped: files of "
+                      "[B,N,T,D] need --layout bhtd", result.stderr)
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--layout", "bhtd")
+        self.assertNotIn("warning", result.stderr)
 
     def test_mask_files_that_do_not_fit(self):
         self.save_operands()
@@ -230,7 +275,9 @@ class BadInput(CliTest):
                  (["--output", "other.npy"], "--output", "--value"),
                  ([*OUTPUT, "--lse", "./output.npy"], "--lse", "--output"),
                  ([*OUTPUT, "--json", "j", "--csv", "j"], "--csv", "--json"),
-                 ([*OUTPUT, "--trace", "query.npy"], "--trace", "--query")]
+                 ([*OUTPUT, "--trace", "query.npy"], "--trace", "--query"),
+                 ([*OUTPUT, "--lse", "dangling.npy"], "--lse", "--output")]
+        os.symlink("output.npy", self.path("dangling.npy"))
         for words, first, second in cases:
             with self.subTest(words):
                 result = self.annulus("run", *OPERANDS, *words)

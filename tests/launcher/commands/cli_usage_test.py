@@ -31,6 +31,12 @@ class Help(CliTest):
             for owner, option in own.items():
                 self.assertEqual(option + " " in result.stdout, owner == name, (name, option))
 
+    def test_help_is_a_word_too(self):
+        for name in COMMANDS:
+            self.assertEqual(self.annulus("help", name).stdout, self.annulus(name, "--help").stdout)
+        self.assertEqual(self.annulus("help").stdout, self.annulus("--help").stdout)
+        self.expect_error(self.annulus("help", "paln"), 2, "'paln'", "plan")
+
     def test_printed_once_under_mpirun(self):
         result = self.annulus("run", "--help", ranks=2)
         self.expect_success(result)
@@ -82,7 +88,7 @@ class Options(CliTest):
 
     def test_transport_without_gpus(self):
         words = ["bench", "--shape", "1,64,64,4,2,16"]
-        nothing = {"CUDA_VISIBLE_DEVICES": ""}
+        nothing = {"CUDA_VISIBLE_DEVICES": "", "ANNULUS_DEVICE": "auto"}
         for named in [["--transport", "nccl"], ["--transport", "peer"], ["--share-gpus"]]:
             with self.subTest(named):
                 for device in [[], ["--device", "cpu"]]:
@@ -120,6 +126,11 @@ class Options(CliTest):
         self.assertTrue(os.path.exists(self.path("output.npy")))
         self.expect_error(self.annulus("run", "--config", "no.cfg"), 2, "no.cfg")
 
+    def test_endless_files(self):
+        for words in [["--config", "/dev/zero"], ["--cost-model", "/dev/zero"]]:
+            result = self.annulus("plan", "--mesh", "sp=2", "--shape", "1,8,8,1,1,8", *words)
+            self.expect_error(result, 2, " ".join(words) + ": is longer than 4 MiB")
+
     def test_damaged_config_file(self):
         for content, text in [(b"mesh = sp=4\n\x00\x1b[2J\xff\n", "line 2: is not text"),
                               (b"[plan]\nmesh = sp=4\n", "line 1: a [section]"),
@@ -151,7 +162,31 @@ class Options(CliTest):
     def test_mesh_that_does_not_fit_the_ranks(self):
         self.save_operands()
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--mesh", "sp=3", ranks=2)
-        self.expect_error(result, 2, "--mesh", "sp=3", "2")
+        self.expect_error(result, 2, "--mesh", "sp=3", "2", "mpirun -n 3 annulus run ...")
+
+    def test_wrong_numbers_are_4(self):
+        # The draws are legal: not to compute them is as bad as to compute them wrongly.
+        result = self.annulus("verify", "--random", "1", "--impl", "sdpa",
+                              environment={"CUDA_VISIBLE_DEVICES": ""}, ranks=2)
+        self.assertEqual(result.returncode, 4, result.stdout + result.stderr)
+        self.assertIn("# Verdict: FAILED (0 of 1 within bounds", result.stdout)
+
+    def test_causal_mask_that_hides_the_last_keys_warns(self):
+        words = ["plan", "--mesh", "sp=4", "--shape", "1,16,1k,8,2,64", "--causal"]
+        result = self.annulus(*words)
+        self.expect_success(result)
+        self.assertEqual(result.stderr.count("annulus: warning: "), 1)
+        self.assertIn("--causal-offset bottom-right", result.stderr)
+        for offset in ["bottom-right", "0"]:
+            self.assertNotIn("warning", self.annulus(*words, "--causal-offset", offset).stderr)
+
+    def test_environment_over_file(self):
+        with open(self.path("plan.cfg"), "w") as file:
+            file.write("mesh = sp=2\nshape = 1,8,8,1,1,8\n")
+        result = self.annulus("plan", "--config", "plan.cfg", "--json", "-",
+                              environment={"ANNULUS_MESH": "sp=3"})
+        self.expect_success(result)
+        self.assertEqual(len(json.loads(result.stdout)["ranks"]), 3)
 
 
 class Numbers(CliTest):

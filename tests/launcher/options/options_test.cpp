@@ -1,5 +1,7 @@
 #include "launcher/options/options.hpp"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -12,6 +14,8 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
+
+#include "launcher/options/option_table.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -91,16 +95,22 @@ TEST(Options, DefaultsWithoutAnythingGiven) {
   EXPECT_EQ(options.given, "");
 }
 
-TEST(Options, CommandLineOverFileOverEnvironmentOverDefault) {
-  const ConfigFile config("iters = 20\nwarmup = 20  # a comment\n\n");
+TEST(Options, CommandLineOverEnvironmentOverFileOverDefault) {
+  const ConfigFile config("iters = 20\nwarmup = 20  # a comment\n\nseed = 20\n");
   const Variable iterations("ANNULUS_ITERS", "30");
   const Variable warmup("ANNULUS_WARMUP", "30");
-  const Variable seed("ANNULUS_SEED", "30");
   const Options options = parse({"bench", "--config", config.path(), "--iters", "10"});
   EXPECT_EQ(options.iterations, 10);              // command line
-  EXPECT_EQ(options.warmup, 20);                  // file
-  EXPECT_EQ(options.seed, 30U);                   // environment
+  EXPECT_EQ(options.warmup, 30);                  // environment
+  EXPECT_EQ(options.seed, 20U);                   // file
   EXPECT_EQ(options.timeout, Options().timeout);  // default
+}
+
+TEST(Options, TheEnvironmentTakesAFlagOfTheFileBack) {
+  const ConfigFile config("causal = true\n");
+  const Variable variable("ANNULUS_CAUSAL", "false");
+  EXPECT_FALSE(parse({"bench", "--config", config.path()}).causal);
+  EXPECT_TRUE(parse({"bench", "--config", config.path(), "--causal"}).causal);
 }
 
 TEST(Options, EachSourceAlone) {
@@ -188,6 +198,22 @@ TEST(Options, ShapeWithSuffixes) {
   EXPECT_EQ(parse({"plan", "--shape", "1,4,4,1,1,8,16"}).shape->value_dim, 16);
 }
 
+TEST(Options, SizesInThousandsAndInPowersOf1024) {
+  const auto length = [](const std::string& size) {
+    return parse({"plan", "--shape", "1,1," + size + ",1,1,8"}).shape.value().kv_length;
+  };
+  EXPECT_EQ(length("2k"), 2048);
+  EXPECT_EQ(length("2K"), 2048);
+  EXPECT_EQ(length("3M"), std::int64_t{3} << 20);
+  EXPECT_EQ(length("1G"), std::int64_t{1} << 30);
+  EXPECT_EQ(length("1e6"), 1000000);
+  EXPECT_EQ(length("2.5e3"), 2500);
+  EXPECT_EQ(length("1E+2"), 100);
+  EXPECT_EQ(parse({"bench", "--sweep", "1e3:1G:4"}).sequence_sweep->begin, 1000);
+  EXPECT_EQ(parse({"plan", "--window", "4k,-1"}).window->left, 4096);
+  EXPECT_EQ(parse({"plan", "--causal-offset", "-1e3"}).causal_offset->value, -1000);
+}
+
 TEST(Options, WindowsAndOffsets) {
   const WindowSize both = parse({"plan", "--window", "100"}).window.value();
   EXPECT_EQ(both.left, 100);
@@ -237,47 +263,105 @@ TEST_P(OptionsBadValue, NamesOptionValueAndExpectation) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Values, OptionsBadValue,
-    ::testing::Values(
-        BadValue{{"plan", "--shape", "1,2,3"}, "B,T,S,N,K,D"},
-        BadValue{{"plan", "--shape", "1,2,3,4,5,6,7,8"}, "B,T,S,N,K,D"},
-        BadValue{{"plan", "--shape", "1,2,3,4,4,x"}, "B,T,S,N,K,D"},
-        BadValue{{"plan", "--shape", "1,2,-3,4,4,8"}, "B,T,S,N,K,D"},
-        BadValue{{"plan", "--shape", "1,2,3,4,3,8"}, "multiple of K"},
-        BadValue{{"plan", "--shape", "1,2,3,4,0,8"}, "multiple of K"},
-        BadValue{{"plan", "--shape", "1,2,3,4,4,0"}, "D and Dv"},
-        BadValue{{"plan", "--shape", "1,9999999999999999M,3,4,4,8"}, "B,T,S,N,K,D"},
-        BadValue{{"plan", "--dtype", "float64"}, "float32, float16, bfloat16"},
-        BadValue{{"plan", "--mode", "training"}, "train, prefill, autoregressive, insert"},
-        BadValue{{"plan", "--sequence-layout", "zig"}, "auto, zigzag, contiguous, striped"},
-        BadValue{{"plan", "--schedule", "rings"}, "ring"},
-        BadValue{{"run", "--device", "gpu"}, "auto, cpu"},
-        BadValue{{"run", "--transport", "mpi"}, "auto, nccl, peer"},
-        BadValue{{"run", "--share-gpus", "perhaps"}, "true"},
-        BadValue{{"run", "--layout", "tbhd"}, "bthd, bhtd"},
-        BadValue{{"run", "--threads", "-1"}, "from 0"},
-        BadValue{{"run", "--threads", "two"}, "whole number"},
-        BadValue{{"run", "--timeout", "0"}, "positive"},
-        BadValue{{"run", "--timeout", "soon"}, "positive"},
-        BadValue{{"run", "--timeout", "inf"}, "finite"},
-        BadValue{{"run", "--scale", "nan"}, "finite"},
-        BadValue{{"run", "--scale", "1.0x"}, "finite number"},
-        BadValue{{"run", "--soft-cap", "-2"}, "positive"},
-        BadValue{{"run", "--window", "-2"}, "-1"}, BadValue{{"run", "--window", "1,2,3"}, "L,R"},
-        BadValue{{"run", "--causal-offset", "top-left"}, "bottom-right"},
-        BadValue{{"run", "--query-spec", "sp,,tp"}, ""},
-        BadValue{{"run", "--dropout", "1.5"}, "probability"},
-        BadValue{{"verify", "--seed", "-1"}, "whole number"},
-        BadValue{{"verify", "--random", "0"}, "from 1"},
-        BadValue{{"verify", "--random-case", "5"}, "SEED:INDEX"},
-        BadValue{{"verify", "--random-case", "5:-1"}, "SEED:INDEX"},
-        BadValue{{"bench", "--iters", "0"}, "from 1"},
-        BadValue{{"bench", "--warmup", "99999999999"}, "from 0"},
-        BadValue{{"bench", "--sweep", "8:4"}, "BEGIN <= END"},
-        BadValue{{"bench", "--sweep", "4:8:1"}, "FACTOR from 2 to 16384"},
-        BadValue{{"bench", "--sweep", "0:8"}, "1 <= BEGIN"},
-        BadValue{{"plan", "--show-ranks", "-3"}, "from 0"}));
+const std::vector<BadValue> kBadValues{
+    BadValue{{"plan", "--shape", "1,2,3"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,5,6,7,8"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,x"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,-3,4,4,8"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,3,8"}, "multiple of K"},
+    BadValue{{"plan", "--shape", "1,2,3,4,0,8"}, "multiple of K"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,0"}, "D and Dv"},
+    BadValue{{"plan", "--shape", "1,9999999999999999M,3,4,4,8"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,2.5"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,25e-1"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,1e99"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,1e3k"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,-1e3"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,nane"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,k"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,4G4"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,999999999G,3,4,4,8"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", ""}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--dtype", "float64"}, "float32, float16, bfloat16"},
+    BadValue{{"plan", "--mode", "training"}, "train, prefill, autoregressive, insert"},
+    BadValue{{"plan", "--sequence-layout", "zig"}, "auto, zigzag, contiguous, striped"},
+    BadValue{{"plan", "--schedule", "rings"}, "ring"},
+    BadValue{{"run", "--device", "gpu"}, "auto, cpu"},
+    BadValue{{"run", "--transport", "mpi"}, "auto, nccl, peer"},
+    BadValue{{"run", "--share-gpus", "perhaps"}, "true"},
+    BadValue{{"run", "--layout", "tbhd"}, "bthd, bhtd"},
+    BadValue{{"run", "--threads", "-1"}, "from 0"},
+    BadValue{{"run", "--threads", "two"}, "whole number"},
+    BadValue{{"run", "--timeout", "0"}, "positive"},
+    BadValue{{"run", "--timeout", "soon"}, "positive"},
+    BadValue{{"run", "--timeout", "inf"}, "finite"},
+    BadValue{{"run", "--scale", "nan"}, "finite"},
+    BadValue{{"run", "--scale", "1.0x"}, "finite number"},
+    BadValue{{"run", "--soft-cap", "-2"}, "positive"},
+    BadValue{{"run", "--window", "-2"}, "-1"},
+    BadValue{{"run", "--window", "1,2,3"}, "L,R"},
+    BadValue{{"run", "--window", "--3"}, "-1"},
+    BadValue{{"run", "--window", ""}, "L,R"},
+    BadValue{{"run", "--window", "3,"}, "L,R"},
+    BadValue{{"run", "--causal-offset", "top-left"}, "bottom-right"},
+    BadValue{{"run", "--causal-offset", "1e99"}, "bottom-right"},
+    BadValue{{"run", "--causal", "maybe"}, "true or false"},
+    BadValue{{"run", "--explain", "2"}, "true or false"},
+    BadValue{{"bench", "--hops", "all"}, "true or false"},
+    BadValue{{"run", "--impl", "fastest"}, "native"},
+    BadValue{{"run", "--kv-spec", "sp,,tp"}, ""},
+    BadValue{{"run", "--dropout", "-0.1"}, "probability"},
+    BadValue{{"run", "--dropout", "1"}, "probability"},
+    BadValue{{"run", "--dropout", "half"}, "finite number"},
+    BadValue{{"run", "--soft-cap", "0"}, "positive"},
+    BadValue{{"run", "--scale", "inf"}, "finite"},
+    BadValue{{"run", "--threads", "4097"}, "to 4096"},
+    BadValue{{"run", "--query-spec", "sp,,tp"}, ""},
+    BadValue{{"run", "--dropout", "1.5"}, "probability"},
+    BadValue{{"verify", "--seed", "-1"}, "whole number"},
+    BadValue{{"verify", "--seed", "18446744073709551616"}, "2^64-1"},
+    BadValue{{"verify", "--random", "ten"}, "whole number"},
+    BadValue{{"verify", "--random-case", "x:1"}, "SEED:INDEX"},
+    BadValue{{"verify", "--random-case", "1:2:3"}, "SEED:INDEX"},
+    BadValue{{"bench", "--sweep", "4"}, "BEGIN:END"},
+    BadValue{{"bench", "--sweep", "4:x"}, "BEGIN:END"},
+    BadValue{{"bench", "--sweep", "4:8:2:2"}, "BEGIN:END"},
+    BadValue{{"verify", "--random", "0"}, "from 1"},
+    BadValue{{"verify", "--random-case", "5"}, "SEED:INDEX"},
+    BadValue{{"verify", "--random-case", "5:-1"}, "SEED:INDEX"},
+    BadValue{{"bench", "--iters", "0"}, "from 1"},
+    BadValue{{"bench", "--warmup", "99999999999"}, "from 0"},
+    BadValue{{"bench", "--sweep", "8:4"}, "BEGIN <= END"},
+    BadValue{{"bench", "--sweep", "4:8:1"}, "FACTOR from 2 to 16384"},
+    BadValue{{"bench", "--sweep", "0:8"}, "1 <= BEGIN"},
+    BadValue{{"plan", "--show-ranks", "-3"}, "from 0"}};
+
+INSTANTIATE_TEST_SUITE_P(Values, OptionsBadValue, ::testing::ValuesIn(kBadValues));
+
+bool has_bad_value(const std::string& option) {
+  return std::any_of(kBadValues.begin(), kBadValues.end(), [&](const BadValue& bad) {
+    return bad.words[bad.words.size() - 2] == option;
+  });
+}
+
+// An empty name would pass for "not given".
+TEST(Options, NamesOfFilesAreNotEmpty) {
+  for (const OptionEntry& entry : option_table()) {
+    if (entry.value != "FILE" || !entry.later.empty()) continue;
+    const std::string command(name_of(entry.commands.front()));
+    EXPECT_THAT(error_of({command, "--" + entry.name, ""}),
+                AllOf(HasSubstr("--" + entry.name), HasSubstr("a name")));
+  }
+}
+
+// A new option comes with its errors: all but flags and the names of files, specs and meshes are
+// among the bad values above.
+TEST(Options, EveryOptionThatCanBeWrongHasABadValue) {
+  for (const OptionEntry& entry : option_table()) {
+    if (!entry.later.empty() || entry.value == "FILE" || entry.name == "mesh") continue;
+    EXPECT_TRUE(has_bad_value("--" + entry.name)) << "--" << entry.name;
+  }
+}
 
 TEST(Options, MessagesNameTheSource) {
   {
@@ -290,7 +374,10 @@ TEST(Options, MessagesNameTheSource) {
 }
 
 TEST(Options, ConfigFileErrors) {
-  EXPECT_THAT(error_of({"plan", "--config", "/no/such.cfg"}), HasSubstr("/no/such.cfg"));
+  EXPECT_THAT(error_of({"plan", "--config", "/no/such.cfg"}),
+              AllOf(HasSubstr("--config /no/such.cfg"), HasSubstr("No such file")));
+  EXPECT_THAT(error_of({"plan", "--config", ::testing::TempDir()}), HasSubstr("Is a directory"));
+  EXPECT_THAT(error_of({"plan", "--config", "/dev/zero"}), HasSubstr("longer than 4 MiB"));
   {
     const ConfigFile config("causal\n");
     EXPECT_THAT(error_of({"plan", "--config", config.path()}), HasSubstr(config.path()));
@@ -410,6 +497,10 @@ TEST(Options, Help) {
               AllOf(HasSubstr("--iters"), HasSubstr("(default: 10)"), Not(HasSubstr("--output"))));
   EXPECT_THAT(help_of({"info", "-h"}), AllOf(HasSubstr("--json"), Not(HasSubstr("--mesh"))));
   EXPECT_EQ(run, help_of({"run", "--mesh", "sp=4", "--help"}));
+  EXPECT_EQ(run, help_of({"help", "run"}));
+  EXPECT_EQ(help_of({"--help"}), help_of({"help"}));
+  EXPECT_THAT(error_of({"help", "rnu"}), AllOf(HasSubstr("'rnu'"), HasSubstr("nearest is run")));
+  EXPECT_THAT(error_of({"help", "run", "--mesh"}), HasSubstr("annulus help COMMAND"));
 }
 
 }  // namespace

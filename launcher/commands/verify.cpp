@@ -17,6 +17,7 @@
 #include <annulus/verification/verification.hpp>
 
 #include "launcher/commands/commands.hpp"
+#include "launcher/commands/interruption.hpp"
 #include "launcher/report/cells.hpp"
 #include "launcher/report/explain.hpp"
 #include "launcher/report/progress.hpp"
@@ -85,8 +86,9 @@ void check_nothing_drawn_is_given(const Options& options) {
   check(!options.kv_lengths.empty(), "--kv-lengths");
 }
 
-NamedCase random_case(const RandomCase& which, const Options& options, int ranks) {
-  verification::RandomProblem drawn = verification::draw_problem(which.seed, which.index, ranks);
+NamedCase random_case(const RandomCase& which, const Options& options, int ranks, Place place) {
+  verification::RandomProblem drawn =
+      verification::draw_problem(which.seed, which.index, ranks, place.kind);
   NamedCase result;
   result.index = std::to_string(which.index);
   result.mesh = std::move(drawn.mesh);
@@ -204,12 +206,21 @@ class Tally {
     reduces_rounded_ += found.reduces_rounded ? 1 : 0;
     if (!found.failure().empty()) ++failed_;
     if (!(found.ratio() <= worst_ratio_)) worst_ratio_ = found.ratio();
+    ++computed_[found.implementations];
   }
   void add_refused() {
     ++problems_;
     ++failed_;
   }
   [[nodiscard]] bool passed() const { return failed_ == 0; }
+  /// How many problems each implementation, or several together, have computed: "native 3, sdpa 5".
+  [[nodiscard]] std::string computed() const {
+    std::string text;
+    for (const auto& [implementations, problems] : computed_) {
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", implementations, problems);
+    }
+    return text.empty() ? "none" : text;
+  }
   [[nodiscard]] std::string text() const {
     // Of these more was allowed; see verify_sharded().
     const std::string rounded =
@@ -226,6 +237,7 @@ class Tally {
   int failed_ = 0;
   int reduces_rounded_ = 0;
   double worst_ratio_ = 0;
+  std::map<std::string, int> computed_;
 };
 
 // Everything that the command needs while it goes from problem to problem.
@@ -350,16 +362,20 @@ ExitCode verify_command(const CommandContext& context) {
   if (given) {
     if (everyone.rank() == 0) print_warnings(given->warnings);
     given->sharded.threads = threads;
+    begin_step("annulus verify was computing the problem that was given");
     verifier.verify_given(std::move(*given));
   } else if (options.random_case) {
-    verifier.verify_drawn(random_case(*options.random_case, options, ranks));
+    begin_step(fmt::format("annulus verify was computing problem {}", options.random_case->index));
+    verifier.verify_drawn(random_case(*options.random_case, options, ranks, device->place()));
   } else {
     progress.begin(counted(options.random, "problem"), options.random);
     for (int i = 0; i < options.random; ++i) {
-      verifier.verify_drawn(random_case({options.seed, i}, options, ranks));
+      begin_step(fmt::format("annulus verify was computing problem {} of {}", i, options.random));
+      verifier.verify_drawn(random_case({options.seed, i}, options, ranks, device->place()));
     }
   }
   progress.end();
+  report.add_meta("computed by", verifier.tally().computed());
   report.set_verdict(verifier.tally().text(), verifier.tally().passed());
   collectively(everyone.world(), [&] {
     if (report_files) report_files->write(report, context.out);

@@ -19,9 +19,20 @@ namespace {
 // Keeps these counters apart from other uses of the same seed.
 constexpr std::uint32_t kDrawStream = 0x64726177;
 
-// Multiplications of the oracle, all ranks together: what a problem may cost.
-constexpr double kWorkBudget = 1.5e7;
-constexpr std::int64_t kLongestSequence = 200;
+/// What a problem may cost.
+struct Size {
+  double work;           ///< multiplications of the oracle, all ranks together
+  std::int64_t longest;  ///< sequence
+};
+constexpr Size kSmall{1.5e7, 200};
+constexpr Size kMedium{3e8, 1200};
+constexpr Size kLarge{1.2e9, 2048};
+
+/// What kind of problem is drawn.
+struct Kind {
+  Size size = kSmall;
+  bool fast = false;  ///< such as fast kernels of GPUs take
+};
 
 // The random choices of one problem, in order. (Those of <random> differ between libraries.)
 // Beware of two draws among the arguments of one call: their order is not defined.
@@ -145,6 +156,17 @@ bool is_prime(std::int64_t n) {
   return n > 1;
 }
 
+// Rows and columns of the tiles of fast kernels, or half of them, or twice.
+constexpr std::int64_t kTile = 128;
+
+std::int64_t draw_length_around_tiles(Draws& draws, std::int64_t longest) {
+  const std::int64_t roll = draws.below(100);
+  if (roll < 5) return 1;
+  if (roll < 40 || longest <= kTile) return draws.between(1, longest);
+  const std::int64_t tiles = draws.between(1, longest / kTile);
+  return std::min(longest, tiles * kTile + draws.between(-1, 1));
+}
+
 std::int64_t draw_length(Draws& draws, int ranks, std::int64_t longest) {
   const std::int64_t roll = draws.below(100);
   if (roll < 3) return 0;
@@ -159,18 +181,21 @@ std::int64_t draw_length(Draws& draws, int ranks, std::int64_t longest) {
   return length;
 }
 
-AttentionShape draw_shape(Draws& draws, const MeshShape& mesh, const Placement& placement) {
+AttentionShape draw_shape(Draws& draws, const Kind& kind, const MeshShape& mesh,
+                          const Placement& placement) {
   AttentionShape shape;
   const int batch_shards = mesh.size(placement.batch);
   const int head_shards = mesh.size(placement.heads);
-  shape.batch = batch_shards * draws.between(1, std::max(1, 4 / batch_shards));
+  const int most_rows = kind.fast ? 2 : 4;  // the work is better spent on positions
+  shape.batch = batch_shards * draws.between(1, std::max(1, most_rows / batch_shards));
   if (draws.chance(1)) shape.batch = 0;
   draw_heads(draws, head_shards, shape);
   const auto draw_dim = [&] {
+    if (kind.fast) return draws.pick<std::int64_t>({64, 64, 128, 128, 128, 256});
     return draws.pick<std::int64_t>({1, 4, 8, 13, 16, 16, 24, 31, 32, 32, 40, 64});
   };
   shape.head_dim = draw_dim();
-  shape.value_dim = draws.chance(65) ? shape.head_dim : draw_dim();
+  shape.value_dim = draws.chance(kind.fast ? 90 : 65) ? shape.head_dim : draw_dim();
 
   const double copies = mesh.ranks() / static_cast<double>(batch_shards) / head_shards /
                         mesh.size(placement.query_sequence);
@@ -178,10 +203,13 @@ AttentionShape draw_shape(Draws& draws, const MeshShape& mesh, const Placement& 
       copies * static_cast<double>(std::max<std::int64_t>(1, shape.batch) * shape.heads *
                                    (shape.head_dim + shape.value_dim));
   const auto longest = std::clamp<std::int64_t>(
-      static_cast<std::int64_t>(std::sqrt(kWorkBudget / per_pair)), 16, kLongestSequence);
-  shape.query_length = draw_length(draws, mesh.ranks(), longest);
-  shape.kv_length =
-      draws.chance(50) ? shape.query_length : draw_length(draws, mesh.ranks(), longest);
+      static_cast<std::int64_t>(std::sqrt(kind.size.work / per_pair)), 16, kind.size.longest);
+  const auto length = [&] {
+    return kind.fast ? draw_length_around_tiles(draws, longest)
+                     : draw_length(draws, mesh.ranks(), longest);
+  };
+  shape.query_length = length();
+  shape.kv_length = draws.chance(50) ? shape.query_length : length();
   return shape;
 }
 
@@ -216,18 +244,28 @@ void draw_segments(Draws& draws, const AttentionShape& shape, Mask& mask) {
   mask.set_segments(shape.batch, std::move(query_ids), std::move(kv_ids));
 }
 
-// Packed documents, some of them empty.
+// Packed documents, some of them empty: the same in every batch row, or others in each.
 void draw_documents(Draws& draws, const AttentionShape& shape, Mask& mask) {
-  const std::int64_t documents = draws.between(1, 6);
-  const auto ids_of = [&](std::int64_t length) {
+  const bool same = draws.chance(50);
+  std::int64_t documents = draws.between(1, 6);
+  const auto row_of = [&](std::int64_t length) {
     std::vector<std::int32_t> cu_seqlens{0, static_cast<std::int32_t>(length)};
     for (std::int64_t i = 1; i < documents; ++i) {
       cu_seqlens.push_back(static_cast<std::int32_t>(draws.between(0, length)));
     }
     std::sort(cu_seqlens.begin(), cu_seqlens.end());
-    const std::vector<std::int32_t> row = segments_from_cu_seqlens(cu_seqlens, length);
+    return segments_from_cu_seqlens(cu_seqlens, length);
+  };
+  const auto ids_of = [&](std::int64_t length) {
+    std::vector<std::int32_t> row = row_of(length);
     std::vector<std::int32_t> ids;
-    for (std::int64_t b = 0; b < shape.batch; ++b) ids.insert(ids.end(), row.begin(), row.end());
+    for (std::int64_t b = 0; b < shape.batch; ++b) {
+      if (b > 0 && !same) {
+        documents = draws.between(1, 6);
+        row = row_of(length);
+      }
+      ids.insert(ids.end(), row.begin(), row.end());
+    }
     return ids;
   };
   std::vector<std::int32_t> query_ids = ids_of(shape.query_length);
@@ -271,7 +309,7 @@ std::int64_t draw_offset(Draws& draws, const AttentionShape& shape) {
   return roll < 83 ? -distance : distance;
 }
 
-Mask draw_mask(Draws& draws, const AttentionShape& shape) {
+Mask draw_mask(Draws& draws, const Kind& kind, const AttentionShape& shape) {
   enum class Part { causal, window, segments, query_lengths, kv_lengths };
   std::vector<Part> parts{Part::causal,   Part::causal,        Part::window,
                           Part::segments, Part::query_lengths, Part::kv_lengths};
@@ -288,7 +326,7 @@ Mask draw_mask(Draws& draws, const AttentionShape& shape) {
         draw_window(draws, shape, mask);
         break;
       case Part::segments:
-        if (draws.chance(60)) {
+        if (draws.chance(kind.fast ? 20 : 60)) {
           draw_segments(draws, shape, mask);
         } else {
           draw_documents(draws, shape, mask);
@@ -322,8 +360,15 @@ ring::PlanOptions draw_plan(Draws& draws) {
 
 }  // namespace
 
-RandomProblem draw_problem(std::uint64_t seed, int index, int ranks) {
+RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind device) {
   Draws draws(seed, index);
+  const bool on_gpus = device == Place::Kind::cuda;
+  Kind kind;
+  if (on_gpus && draws.chance(50)) {
+    kind = {kLarge, true};
+  } else if (draws.chance(4)) {
+    kind.size = kMedium;
+  }
   RandomProblem drawn;
   drawn.mesh = draw_mesh(draws, ranks);
   const Placement placement = draw_placement(draws, drawn.mesh);
@@ -334,18 +379,20 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks) {
   if (draws.chance(25)) drawn.layout.granule = draws.pick<std::int64_t>({2, 4, 16});
 
   AttentionProblem& problem = drawn.problem;
-  problem.shape = draw_shape(draws, drawn.mesh, placement);
-  problem.dtype = draws.pick({DType::float32, DType::float32, DType::float16, DType::bfloat16});
+  problem.shape = draw_shape(draws, kind, drawn.mesh, placement);
+  problem.dtype =
+      kind.fast ? draws.pick({DType::float16, DType::bfloat16})
+                : draws.pick({DType::float32, DType::float32, DType::float16, DType::bfloat16});
   if (draws.chance(30)) problem.scale = draws.pick({0.0, 0.03125, 0.125, 0.3, -0.2});
-  if (draws.chance(25)) problem.soft_cap = draws.pick({1.5, 10.0, 30.0});
-  problem.mask = draw_mask(draws, problem.shape);
+  if (draws.chance(kind.fast ? 10 : 25)) problem.soft_cap = draws.pick({1.5, 10.0, 30.0});
+  problem.mask = draw_mask(draws, kind, problem.shape);
 
   drawn.schedule = draw_schedule(draws, drawn.mesh.size(placement.kv_sequence));
   drawn.plan = draw_plan(draws);
   drawn.seed = std::uint64_t{draws.word()} << 32U;
   drawn.seed |= draws.word();
-  drawn.command =
-      fmt::format("mpirun -np {} annulus verify --random-case {}:{}", ranks, seed, index);
+  drawn.command = fmt::format("mpirun -np {} annulus verify --random-case {}:{} --device {}", ranks,
+                              seed, index, on_gpus ? "cuda" : "cpu");
   return drawn;
 }
 

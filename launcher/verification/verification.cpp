@@ -2,9 +2,12 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <set>
+#include <sstream>
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <annulus/attention/oracle.hpp>
 #include <annulus/mesh/agreement.hpp>
@@ -25,6 +28,17 @@ std::vector<std::byte> bytes_of(const Tensor& tensor) {
 // Not a number in any of the dtypes: what is not written shows.
 void fill_nan(const Tensor& tensor) {
   std::memset(tensor.view().data(), 0xff, tensor.bytes());
+}
+
+// Names that every rank has joined by "+", each once.
+std::string joined(const std::vector<std::string>& ranks) {
+  std::set<std::string> names;
+  for (const std::string& rank : ranks) {
+    std::istringstream text(rank);
+    for (std::string name; std::getline(text, name, '+');) names.insert(name);
+  }
+  if (names.size() > 1) names.erase("none");
+  return fmt::format("{}", fmt::join(names, "+"));
 }
 
 // See verify_sharded().
@@ -244,7 +258,7 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   result.schedule = attention.schedule();
   result.selection = attention.selection();
   result.transport = attention.transport();
-  result.implementations = attention.implementations();
+  result.implementations = joined(world.gather_text(attention.implementations()));
   result.bound = accuracy_bound(problem.dtype, problem.shape.kv_length);
   result.sharded = accuracy(sharded, world);
   result.unsharded = accuracy(unsharded, world);

@@ -22,7 +22,7 @@ struct Outcome {
 };
 
 Outcome verify(std::vector<std::string> words) {
-  words.insert(words.begin(), "verify");
+  words.insert(words.begin(), {"verify", "--device", "cpu"});
   std::string help;
   const auto options = parse_options(words, help);
   std::ostringstream out;
@@ -42,7 +42,9 @@ TEST(Verify, RandomProblemsPass) {
     return;
   }
   EXPECT_THAT(outcome.out, HasSubstr("# Verdict: OK (25 of 25 within bounds"));
-  EXPECT_THAT(outcome.out, HasSubstr("annulus verify --random-case 5:24"));
+  EXPECT_THAT(outcome.out, HasSubstr("annulus verify --random-case 5:24 --device cpu"));
+  EXPECT_THAT(outcome.out,
+              ::testing::ContainsRegex("# computed by: native [0-9]+(, none [0-9]+)?\n"));
 }
 
 TEST(Verify, OneProblemRepeatsAsDrawn) {

@@ -61,24 +61,74 @@ TEST(RandomProblem, DrawsWhatItDrewBefore) {
 }
 
 TEST(RandomProblem, NamesTheCommandThatRepeatsIt) {
-  EXPECT_EQ(draw_problem(7, 17, 8).command, "mpirun -np 8 annulus verify --random-case 7:17");
+  EXPECT_EQ(draw_problem(7, 17, 8).command,
+            "mpirun -np 8 annulus verify --random-case 7:17 --device cpu");
+  EXPECT_EQ(draw_problem(7, 17, 8, Place::Kind::cuda).command,
+            "mpirun -np 8 annulus verify --random-case 7:17 --device cuda");
 }
 
-TEST(RandomProblem, EveryDrawIsLegalAndSmall) {
+std::int64_t longest_of(const RandomProblem& drawn) {
+  return std::max(drawn.problem.shape.query_length, drawn.problem.shape.kv_length);
+}
+
+void expect_legal(const RandomProblem& drawn, int ranks) {
+  SCOPED_TRACE(description(drawn));
+  ASSERT_EQ(drawn.mesh.ranks(), ranks);
+  EXPECT_LE(drawn.problem.shape.heads, std::max(8, ranks));
+  ASSERT_NO_THROW(drawn.problem.validate());
+  const ring::ShardedOperands operands =
+      ring::shard_operands(drawn.problem, drawn.mesh, drawn.layout);
+  ASSERT_NO_THROW(static_cast<void>(ring::choose_schedule(
+      drawn.problem, operands, drawn.schedule, drawn.plan, ring::CostModel::cpu_core())));
+}
+
+TEST(RandomProblem, EveryDrawIsLegalAndNearlyAllAreSmall) {
   for (const int ranks : {1, 2, 3, 4, 6, 7, 8, 16}) {
+    int longer = 0;
     for (int index = 0; index < 300; ++index) {
       const RandomProblem drawn = draw_problem(9, index, ranks);
-      SCOPED_TRACE(description(drawn));
-      ASSERT_EQ(drawn.mesh.ranks(), ranks);
+      expect_legal(drawn, ranks);
+      EXPECT_LE(longest_of(drawn), 1200);
+      if (longest_of(drawn) > 200) ++longer;
+    }
+    EXPECT_GT(longer, 0) << ranks;
+    EXPECT_LT(longer, 30) << ranks;
+  }
+}
+
+// Head dimensions and types of fast kernels; lengths may be anything.
+bool suits_fast_kernels(const RandomProblem& drawn) {
+  const AttentionProblem& p = drawn.problem;
+  const auto suits = [](std::int64_t dim) { return dim == 64 || dim == 128 || dim == 256; };
+  return p.dtype != DType::float32 && suits(p.shape.head_dim) && suits(p.shape.value_dim);
+}
+
+TEST(RandomProblem, EveryOtherDrawForGpusSuitsFastKernels) {
+  constexpr int kDraws = 600;
+  for (const int ranks : {1, 2, 4}) {
+    std::map<std::string, int> counts;
+    for (int index = 0; index < kDraws; ++index) {
+      const RandomProblem drawn = draw_problem(9, index, ranks, Place::Kind::cuda);
+      expect_legal(drawn, ranks);
+      EXPECT_LE(longest_of(drawn), 2048);
+      if (!suits_fast_kernels(drawn)) continue;
       const AttentionShape& shape = drawn.problem.shape;
-      EXPECT_LE(shape.query_length, 200);
-      EXPECT_LE(shape.kv_length, 200);
-      EXPECT_LE(shape.heads, std::max(8, ranks));
-      ASSERT_NO_THROW(drawn.problem.validate());
-      const ring::ShardedOperands operands =
-          ring::shard_operands(drawn.problem, drawn.mesh, drawn.layout);
-      ASSERT_NO_THROW(static_cast<void>(ring::choose_schedule(
-          drawn.problem, operands, drawn.schedule, drawn.plan, ring::CostModel::cpu_core())));
+      ++counts["fast"];
+      ++counts[fmt::format("D = {}", shape.head_dim)];
+      ++counts[std::string(name_of(drawn.problem.dtype))];
+      for (const std::int64_t length : {shape.query_length, shape.kv_length}) {
+        if (length == 1) ++counts["one position"];
+        if (length > 100 && (length + 1) % 128 < 3) ++counts["around a tile"];
+        if (length > 1500) ++counts["long"];
+      }
+      if (drawn.problem.mask.causal()) ++counts["causal"];
+      if (drawn.problem.mask.has_segments()) ++counts["segments"];
+    }
+    EXPECT_GT(counts["fast"], kDraws * 4 / 10) << ranks;
+    EXPECT_LT(counts["fast"], kDraws * 6 / 10) << ranks;
+    for (const char* kind : {"D = 64", "D = 128", "D = 256", "float16", "bfloat16", "one position",
+                             "around a tile", "long", "causal", "segments"}) {
+      EXPECT_GT(counts[kind], 5) << kind << " on " << ranks;
     }
   }
 }
@@ -147,7 +197,15 @@ std::set<std::string> features(const RandomProblem& drawn) {
   }
   note(padding, "padding ids");
   note(out_of_order, "segments in any order");
-  note(mask.has_segments() && !padding && !out_of_order, "documents");
+  const bool documents = mask.has_segments() && !padding && !out_of_order;
+  note(documents, "documents");
+  bool differ = false;
+  for (std::int64_t b = 1; documents && b < s.batch; ++b) {
+    const auto first = mask.kv_segments(0);
+    const auto ids = mask.kv_segments(b);
+    differ = differ || !std::equal(first.begin(), first.end(), ids.begin(), ids.end());
+  }
+  note(differ, "documents that differ by batch");
   const std::map<std::string, bool> parts{{"causal", mask.causal()},
                                           {"window", window},
                                           {"segments", mask.has_segments()},
@@ -220,6 +278,7 @@ TEST(RandomProblem, CoversEverythingIn500Draws) {
                               "padding ids",
                               "segments in any order",
                               "documents",
+                              "documents that differ by batch",
                               "0 masks",
                               "1 masks",
                               "2 masks",

@@ -4,6 +4,7 @@
 #include <string>
 
 #include <annulus/attention/problem.hpp>
+#include <annulus/core/place.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/sharded_operands.hpp>
@@ -19,14 +20,19 @@ struct RandomProblem {
   ring::PlanOptions plan;
   std::uint64_t seed = 0;  ///< of the tensors; see fill_random()
   /// The command that repeats just this problem:
-  /// "mpirun -np RANKS annulus verify --random-case SEED:INDEX".
+  /// "mpirun -np RANKS annulus verify --random-case SEED:INDEX --device cpu".
   std::string command;
 };
 
 /// Draw number `index` of `seed` for a job of `ranks` ranks: shape (odd and uneven sizes, a few
 /// empty), dtype, heads, masks alone and combined, scale, soft cap, mesh, specs, layout and
-/// schedule. Every draw is a legal problem, small enough for a few milliseconds of one core, and
-/// the same on every machine. No communication.
-[[nodiscard]] RandomProblem draw_problem(std::uint64_t seed, int index, int ranks);
+/// schedule. Every draw is a legal problem and the same on every machine. No communication.
+///
+/// For the CPU, sequences have up to 200 positions, now and then up to 1200, and a problem takes a
+/// few milliseconds of one core. For GPUs every other problem is of the kind that fast kernels take:
+/// half types, head dimensions 64, 128 and 256, and lengths of up to 2048, many of them one off a
+/// multiple of 128, the height of a tile.
+[[nodiscard]] RandomProblem draw_problem(std::uint64_t seed, int index, int ranks,
+                                         Place::Kind device = Place::Kind::host);
 
 }  // namespace annulus::verification

@@ -53,12 +53,13 @@ struct CaseShards {
 /// is not known.
 using Phase = std::function<void(const char* what, double done, double total)>;
 
-/// What verify_sharded() found: the same on every rank, but for the implementations.
+/// What verify_sharded() found: the same on every rank.
 struct Verification {
   ring::ScheduleChoice schedule;
   Selection selection;  ///< points into the registry
   std::string transport;
-  std::string implementations;  ///< that computed this rank's blocks
+  /// What computed the blocks of all ranks, names joined by "+"; "none" where there was no block.
+  std::string implementations;
   AccuracyBound bound;
   Accuracy sharded;
   Accuracy unsharded;    ///< of the same implementation, given all keys at once

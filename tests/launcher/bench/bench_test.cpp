@@ -12,10 +12,10 @@
 namespace annulus::launcher {
 namespace {
 
-using ::testing::HasSubstr;
+using ::testing::ElementsAre;
 
 std::string bench(std::vector<std::string> words) {
-  words.insert(words.begin(), "bench");
+  words.insert(words.begin(), {"bench", "--device", "cpu"});
   std::string help;
   const auto options = parse_options(words, help);
   std::ostringstream out;
@@ -44,6 +44,7 @@ TEST(Bench, MeasuresOneShape) {
   const nlohmann::json& row = report["rows"][0];
   EXPECT_EQ(row["shape"], "1,96,96,4,2,16,16");
   EXPECT_EQ(row["schedule"], "ring");
+  EXPECT_EQ(row["impl"], "native");
   const double time = row["time"];
   EXPECT_GT(time, 0);
   EXPECT_LE(row["least"], time);
@@ -64,19 +65,30 @@ TEST(Bench, MeasuresOneShape) {
 }
 
 TEST(Bench, SweepsLengths) {
-  const std::string out =
-      bench({"--sweep", "16:64", "--shape", "1,1,1,2,1,8", "--iters", "1", "--warmup", "0"});
+  const std::string out = bench({"--sweep", "16:64", "--shape", "1,1,1,2,1,8", "--iters", "1",
+                                 "--warmup", "0", "--json", "-"});
   if (!leader()) return;
-  for (const char* shape : {"1,16,16,2,1,8,8", "1,32,32,2,1,8,8", "1,64,64,2,1,8,8"}) {
-    EXPECT_THAT(out, HasSubstr(shape));
+  const nlohmann::json report = nlohmann::json::parse(out);
+  std::vector<std::string> shapes;
+  for (const nlohmann::json& row : report["rows"]) {
+    shapes.push_back(row["shape"]);
+    EXPECT_EQ(row["impl"], "native");
+    EXPECT_EQ(row["verdict"], "OK");
   }
-  EXPECT_THAT(out, HasSubstr("# Verdict: OK (3 of 3 within bounds)"));
+  EXPECT_THAT(shapes, ElementsAre("1,16,16,2,1,8,8", "1,32,32,2,1,8,8", "1,64,64,2,1,8,8"));
+  EXPECT_EQ(report["verdict"]["text"], "OK (3 of 3 within bounds)");
 }
 
 TEST(Bench, EmptyAndUnevenShapesWork) {
-  for (const char* shape : {"1,0,8,1,1,8", "1,8,0,1,1,8", "2,7,5,2,2,13,3", "1,1,31,4,1,8"}) {
-    const std::string out = bench({"--shape", shape, "--iters", "1", "--schedule", "allgather"});
-    EXPECT_TRUE(!leader() || out.find("(1 of 1 within bounds)") != std::string::npos) << shape;
+  for (const char* shape : {"1,0,8,1,1,8,8", "1,8,0,1,1,8,8", "2,7,5,2,2,13,3", "1,1,31,4,1,8,8"}) {
+    const std::string out =
+        bench({"--shape", shape, "--iters", "1", "--schedule", "allgather", "--json", "-"});
+    if (!leader()) continue;
+    const nlohmann::json report = nlohmann::json::parse(out);
+    ASSERT_EQ(report["rows"].size(), 1U);
+    EXPECT_EQ(report["rows"][0]["shape"], shape);
+    EXPECT_EQ(report["rows"][0]["verdict"], "OK");
+    EXPECT_EQ(report["verdict"]["text"], "OK (1 of 1 within bounds)");
   }
 }
 

@@ -157,6 +157,10 @@ TemporaryFile::TemporaryFile(std::string target, Naming naming)
   if (::stat(target_.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
     throw FileError(target, "cannot be written: exists and is not a regular file");
   }
+  // A name that is too long would otherwise show when the work is done.
+  if (::lstat(temporary_name(target_, kAttempts).c_str(), &status) != 0 && errno != ENOENT) {
+    throw_cannot_create(target_, errno);
+  }
   remove_stale_files(target_);
   if (naming == Naming::when_complete) {
     file_.reset(::open(directory_of(target_).c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666));

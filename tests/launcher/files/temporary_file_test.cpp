@@ -100,6 +100,13 @@ TEST_P(TemporaryOf, WritesWhatALinkPointsTo) {
   EXPECT_THROW(TemporaryFile(file("circle.npy"), GetParam()), FileError);
 }
 
+TEST_P(TemporaryOf, ANameThatCannotBeFailsBeforeTheWork) {
+  EXPECT_THROW(TemporaryFile(file(std::string(300, 'n')), GetParam()), FileError);
+  EXPECT_THROW(TemporaryFile(file("missing/a.npy"), GetParam()), FileError);
+  std::filesystem::create_directory(file("folder"));
+  EXPECT_THROW(TemporaryFile(file("folder"), GetParam()), FileError);
+}
+
 TEST_F(Temporary, HasNoNameWhereTheFileSystemCan) {
   TemporaryFile temporary(file("a.npy"));
   if (!temporary.path().empty()) GTEST_SKIP() << "no O_TMPFILE in " << scratch_.path();

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <annulus/attention/registry.hpp>
 #include <annulus/verification/random_problem.hpp>
 
 namespace annulus::verification {
@@ -16,8 +17,8 @@ namespace {
 std::string description(const RandomProblem& drawn) {
   const AttentionProblem& p = drawn.problem;
   std::string text = fmt::format(
-      "{} {} scale {} cap {} mesh {} query {} kv {} layout {}:{} schedule {} gather {} merge {} "
-      "straight {} seed {} ",
+      "{} {} scale {} cap {} mesh {} query {} kv {} layout {}:{} schedule {} gather {} results {} "
+      "seed {} ",
       to_string(p.shape), name_of(p.dtype), p.scale.value_or(-1), p.soft_cap.value_or(-1),
       to_string(drawn.mesh), to_string(drawn.layout.query), to_string(drawn.layout.kv),
       name_of(drawn.layout.sequence), drawn.layout.granule, drawn.schedule, drawn.plan.gather_bytes,
@@ -78,8 +79,11 @@ void expect_legal(const RandomProblem& drawn, int ranks) {
   ASSERT_NO_THROW(drawn.problem.validate());
   const ring::ShardedOperands operands =
       ring::shard_operands(drawn.problem, drawn.mesh, drawn.layout);
-  ASSERT_NO_THROW(static_cast<void>(ring::choose_schedule(
-      drawn.problem, operands, drawn.schedule, drawn.plan, ring::CostModel::cpu_core())));
+  static const Registry registry = Registry::standard();
+  const ring::PlanInput input =
+      ring::make_plan_input(drawn.problem, operands, {&registry.get("native")}, Place::host(),
+                            ring::CostModel::cpu_core(), drawn.plan);
+  ASSERT_NO_THROW(static_cast<void>(ring::choose_schedule(input, drawn.schedule)));
 }
 
 TEST(RandomProblem, EveryDrawIsLegalAndNearlyAllAreSmall) {

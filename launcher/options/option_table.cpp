@@ -210,7 +210,7 @@ void add_problem(TableBuilder& table) {
             "(default: 0)");
   table.add("window", "L[,R]", kPlanned, parsed_into(&Options::window, parse_window),
             "query i sees key j only if i + offset - L <= j <= i + offset + R; -1: no limit; one "
-            "number: for both; sizes as in --shape (default: no limit)");
+            "number: for both; 4k and 1e3 are sizes too (default: no limit)");
   table.add("scale", "X", kPlanned, parsed_into(&Options::scale, parse_number),
             "factor of query times key (default: 1/sqrt(D))");
   table.add("soft-cap", "X", kPlanned, parsed_into(&Options::soft_cap, parse_positive),

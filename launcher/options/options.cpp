@@ -196,7 +196,9 @@ std::string read_config(const std::string& path) {
   return text;
 }
 
-GivenValues from_config(const std::string& path, Command command) {
+GivenValues from_config(const GivenValue& config, Command command) {
+  const std::string& path = config.text;
+  if (path.empty()) throw ArgumentError(config.option, "''", "a name");
   const std::string text = read_config(path);
   std::istringstream file(text);
   GivenValues values;
@@ -367,7 +369,7 @@ std::optional<Options> parse_options(const std::vector<std::string>& words, std:
   drop_foreign(environment, command);
   values.merge(environment);
   if (const auto config = values.find("config"); config != values.end()) {
-    GivenValues file = from_config(config->second.text, command);
+    GivenValues file = from_config(config->second, command);
     drop_foreign(file, command);
     values.merge(file);
   }

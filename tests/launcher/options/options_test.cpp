@@ -307,6 +307,8 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"run", "--causal-offset", "1e99"}, "bottom-right"},
     BadValue{{"run", "--causal", "maybe"}, "true or false"},
     BadValue{{"run", "--explain", "2"}, "true or false"},
+    BadValue{{"run", "--wide", "x"}, "true or false"},
+    BadValue{{"bench", "--legend", "x"}, "true or false"},
     BadValue{{"bench", "--hops", "all"}, "true or false"},
     BadValue{{"run", "--impl", "fastest"}, "native"},
     BadValue{{"run", "--kv-spec", "sp,,tp"}, ""},

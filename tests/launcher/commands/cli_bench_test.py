@@ -50,8 +50,8 @@ class Calibrate(CliTest):
         self.expect_success(result)
         with open(self.path("model.json")) as file:
             model = json.load(file)
-        self.assertEqual((model["schema"], model["version"]), ("annulus.cost_model", 1))
-        self.assertEqual([point["rows"] for point in model["kernel"]], [32, 64, 128])
+        self.assertEqual((model["schema"], model["version"]), ("annulus.cost_model", 2))
+        self.assertEqual([point["rows"] for point in model["kernels"]["native"]], [32, 64, 128])
         self.assertEqual(model["transport"], "mpi")
         self.assertEqual(list(model["transports"]), ["mpi"])
         hops = model["transports"]["mpi"]
@@ -79,8 +79,9 @@ class Calibrate(CliTest):
 
 
 class CostModel(CliTest):
-    MODEL = {"schema": "annulus.cost_model", "version": 1, "source": "a test",
-             "kernel": [{"rows": 1024, "flops_per_second": 1e12}], "call_latency_seconds": 0,
+    MODEL = {"schema": "annulus.cost_model", "version": 2, "source": "a test",
+             "kernels": {"native": [{"rows": 1024, "flops_per_second": 1e12}]},
+             "call_latency_seconds": 0,
              "merge_bytes_per_second": 1e15, "transport": "nccl",
              "transports": {"nccl": [{"bytes": 1, "seconds": 0.25}],
                             "peer": [{"bytes": 1, "seconds": 1e-9}]}}
@@ -139,9 +140,9 @@ class CostModel(CliTest):
 
     def test_damaged_files(self):
         self.expect_error(self.plan(speed=3), 2, "--cost-model model.json: speed is no key")
-        self.expect_error(self.plan(version=2), 2, "--cost-model model.json: ", "version 2")
-        self.expect_error(self.plan(kernel=[{"rows": 1}]), 2,
-                          "kernel[0].flops_per_second is missing")
+        self.expect_error(self.plan(version=3), 2, "--cost-model model.json: ", "version 3")
+        self.expect_error(self.plan(kernels={"native": [{"rows": 1}]}), 2,
+                          "kernels.native[0].flops_per_second is missing")
         self.expect_error(self.annulus(*PLAN, "--cost-model", "none.json"), 2,
                           "--cost-model none.json: cannot be opened: No such file")
         with open(self.path("model.json"), "w") as file:

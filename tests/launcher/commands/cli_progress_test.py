@@ -55,9 +55,9 @@ class Terminal(CliTest):
                 self.assertNotIn("\x1b", output)
 
     def test_random_problems_are_counted(self):
-        shown, output = self.on_terminal(command("verify", "--random", "60", ranks=4))
-        self.assertRegex(" ".join(LINE.findall(shown)), r"60 problems, \d+ %")
-        self.assertEqual(sum(not line.startswith("#") for line in output.splitlines()), 60)
+        shown, output = self.on_terminal(command("verify", "--random", "600", ranks=4))
+        self.assertRegex(" ".join(LINE.findall(shown)), r"600 problems, \d+ %")
+        self.assertEqual(sum(not line.startswith("#") for line in output.splitlines()), 600)
 
     def test_run(self):
         self.save_operands(rows=16384, heads=4, kv_heads=2, dim=64)

@@ -215,6 +215,7 @@ class BadInput(CliTest):
         self.expect_refused("key: heads K is 64", "with --layout bhtd they fit each other")
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--layout", "bhtd")
         self.expect_success(result)
+        os.remove(self.path("output.npy"))
         self.save_operands(rows=3, columns=64)
         self.expect_refused("heads K", "with --layout bthd they fit each other",
                             words=["--layout", "bhtd"])

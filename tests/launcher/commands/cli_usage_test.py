@@ -476,8 +476,8 @@ class Plan(CliTest):
         result = self.annulus(*PLAN, "--show-ranks", "2", "--explain")
         self.expect_success(result)
         self.assertIn("schedule passed over, local", result.stdout)
-        self.assertIn("# rank 1 ", result.stdout)
-        self.assertNotIn("# rank 2 ", result.stdout)
+        self.assertIn("# rank 1\n", result.stdout)
+        self.assertNotIn("# rank 2\n", result.stdout)
         self.assertIn("assumed", result.stdout)
 
     def test_more_ranks_on_demand(self):

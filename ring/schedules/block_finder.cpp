@@ -1,7 +1,10 @@
 #include "schedules/block_finder.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <iterator>
+#include <limits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -46,11 +49,7 @@ std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
 BlockFinder::BlockFinder(const RankContext& context, const RankPlan& plan)
     : context_(context),
       plan_(plan),
-      rows_(context.input.operands.query.positions(context.rank, 1)),
-      may_cut_(std::any_of(context.input.candidates.begin(), context.input.candidates.end(),
-                           [](const Implementation* candidate) {
-                             return candidate->declares().blocks == BlockForm::straight;
-                           })) {}
+      rows_(context.input.operands.query.positions(context.rank, 1)) {}
 
 std::vector<Block> BlockFinder::find(HeadRange heads,
                                      const std::vector<PlacedPiece>& columns) const {
@@ -64,14 +63,9 @@ BlockFinder::Priced BlockFinder::solve(HeadRange heads, const Tile& tile) const 
   Block block = hull_of(tile);
   if (block.pairs == 0) return {};
   block.heads = heads;
-  Priced whole;
-  const int chosen = first_candidate(block, whole.obstacle);
-  if (chosen >= 0) {
-    block.implementation = chosen;
-    whole.seconds = seconds_of(plan_, block, context_.input.model);
-    whole.blocks.push_back(std::move(block));
-  }
-  if (chosen == 0 || !may_cut_) return whole;
+  bool worth_cutting = false;
+  Priced whole = price(std::move(block), worth_cutting);
+  if (!worth_cutting) return whole;
 
   Priced parts;
   const std::vector<Tile> tiles = cut(tile);
@@ -81,22 +75,41 @@ BlockFinder::Priced BlockFinder::solve(HeadRange heads, const Tile& tile) const 
     parts.seconds += solved.seconds;
     std::move(solved.blocks.begin(), solved.blocks.end(), std::back_inserter(parts.blocks));
   }
-  const bool better = chosen < 0 || parts.seconds < whole.seconds;
+  const bool better = whole.blocks.empty() || parts.seconds < whole.seconds;
   return !tiles.empty() && better ? std::move(parts) : std::move(whole);
 }
 
-int BlockFinder::first_candidate(const Block& block, std::string& obstacle) const {
+// Of the candidates that take a block the fastest, the first of equals. Cutting may be worth it
+// where one that takes only simple blocks would be faster still.
+BlockFinder::Priced BlockFinder::price(Block block, bool& worth_cutting) const {
+  Priced best;
   std::string reasons;
+  double fastest_refused = std::numeric_limits<double>::infinity();
   const auto& candidates = context_.input.candidates;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
+    block.implementation = static_cast<int>(i);
+    const double seconds = seconds_of(plan_, block, context_.input.model);
     const std::string reason = obstacle_of(*candidates[i], context_.input, plan_, block);
-    if (reason.empty()) return static_cast<int>(i);
+    if (reason.empty()) {
+      if (best.blocks.empty() || seconds < best.seconds) {
+        best.blocks = {block};
+        best.seconds = seconds;
+      }
+      continue;
+    }
     reasons += fmt::format("; {}: {}", candidates[i]->names().front(), reason);
+    if (candidates[i]->declares().blocks == BlockForm::straight) {
+      fastest_refused = std::min(fastest_refused, seconds);
+    }
   }
-  obstacle = fmt::format("no implementation can compute rows {} against columns {}{}",
-                         to_string(block.row_positions), to_string(block.column_positions),
-                         reasons);
-  return -1;
+  if (best.blocks.empty()) {
+    best.obstacle = fmt::format("no implementation can compute rows {} against columns {}{}",
+                                to_string(block.row_positions), to_string(block.column_positions),
+                                reasons);
+  }
+  worth_cutting =
+      std::isfinite(fastest_refused) && (best.blocks.empty() || fastest_refused < best.seconds);
+  return best;
 }
 
 Block BlockFinder::hull_of(const Tile& tile) const {

@@ -16,9 +16,9 @@ struct PlacedPiece {
   std::int64_t token = 0;
 };
 
-/// Finds the blocks of a rank's rows against some columns, and who computes them: the first
-/// candidate that takes the whole tile, or, where that is predicted to be faster, those that take
-/// its parts. A tile is cut by batches, by ranges of positions, by documents, or by pieces of
+/// Finds the blocks of a rank's rows against some columns, and who computes them: the candidate
+/// that is predicted to be the fastest of those that take the tile, or, where that is faster still,
+/// those that take its parts. A tile is cut by batches, by ranges of positions, by documents, or by pieces of
 /// columns.
 class BlockFinder {
  public:
@@ -45,8 +45,8 @@ class BlockFinder {
   [[nodiscard]] Priced solve(HeadRange heads, const Tile& tile) const;
   /// The block of those rows that see any of the columns; no pairs if none does.
   [[nodiscard]] Block hull_of(const Tile& tile) const;
-  /// Index of the first candidate that takes the block; −1 if none does.
-  [[nodiscard]] int first_candidate(const Block& block, std::string& obstacle) const;
+  /// The block by the candidate that is predicted to be fastest; whether parts of it may be faster.
+  [[nodiscard]] Priced price(Block block, bool& worth_cutting) const;
   /// Smaller tiles that may be simpler; empty if there is nothing to cut.
   [[nodiscard]] std::vector<Tile> cut(const Tile& tile) const;
   [[nodiscard]] std::vector<Tile> cut_documents(const Tile& tile) const;
@@ -55,7 +55,6 @@ class BlockFinder {
   const RankContext& context_;
   const RankPlan& plan_;
   PositionRanges rows_;
-  bool may_cut_ = false;  // some candidate wants simple blocks
 };
 
 /// Why a candidate does not compute this block: what it says itself, or has said when it was

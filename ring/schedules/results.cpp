@@ -63,7 +63,7 @@ class Placer {
         }
         const int step = tasks_[i].step;
         const HeadRange heads = block->heads;
-        place(std::move(tasks_[i]));
+        place(std::move(tasks_[i]), i == last_of_group_);
         if (i == last_of_group_) {
           done = heads.end();
           finish_group(step);
@@ -118,7 +118,7 @@ class Placer {
         [](const Task& task) { return std::holds_alternative<Block>(task.work); }));
   }
 
-  void place(Task task) {
+  void place(Task task, bool last) {
     auto& block = std::get<Block>(task.work);
     if (input_.candidates[static_cast<std::size_t>(block.implementation)]
             ->declares()
@@ -126,6 +126,16 @@ class Placer {
       if (const Pending* known = state_of(block)) {
         block.result = result_of(*known, block.rows, block.batches);
         block.state = block.result;
+        // With the last block, a state that it covers is complete: it can be rounded at once.
+        const bool complete = last && pending_.size() == 1 && block.rows == all_rows_ &&
+                              block.batches == all_batches_ &&
+                              declaration_of(block).results == ResultForm::either &&
+                              lse_dtype_ == DType::float32;
+        if (complete) {
+          block.result = output_of(*group_, all_batches_);
+          pending_.clear();
+          done_ = true;
+        }
         plan_.tasks.push_back(std::move(task));
         return;
       }
@@ -267,6 +277,10 @@ class Placer {
   }
 
   void finish_group(int step) {
+    if (std::exchange(done_, false)) {
+      group_.reset();
+      return;
+    }
     const Result output = output_of(*group_, all_batches_);
     const bool alone =
         pending_.size() == 1 &&
@@ -296,6 +310,7 @@ class Placer {
   std::map<std::pair<int, DType>, Pair> buffers_;      // of the group
   std::map<std::pair<int, Content>, int> memory_;      // first buffer of a place
   std::vector<Pending> pending_;
+  bool done_ = false;  // the group's output is complete without a reduction
 };
 
 }  // namespace

@@ -312,12 +312,18 @@ class PlanPlayer {
               visible == block.rows.count * block.columns.count * block.batches.count);
     expect_within(rank, block.result);
     Results& results = state.results[rank.memory_of(block.result.output.buffer)];
+    // What is continued lies where the result goes, or elsewhere.
+    Results before;
     if (block.state) {
-      EXPECT_EQ(*block.state, block.result);
+      expect_within(rank, *block.state);
+      EXPECT_EQ(block.state->output.tokens, block.result.output.tokens);
+      before = state.results[rank.memory_of(block.state->output.buffer)];
     }
     each_cell(block.result.output, [&](const Cell& cell) {
-      if (!block.state) results[cell].clear();
-      results[cell].insert(t);
+      std::multiset<std::size_t> blocks;
+      if (block.state) blocks = before.at(cell);
+      blocks.insert(t);
+      results[cell] = std::move(blocks);
     });
   }
 

@@ -55,6 +55,9 @@ TEST(Plan, EveryVisiblePairIsComputedOnceUnderEveryLayoutScheduleAndMask) {
             on_gpus.lse_dtype = DType::float32;
             expect_valid(make_plan(gpu_input(problem, operands, on_gpus), schedule), operands,
                          seed);
+            // A kernel that continues states.
+            expect_valid(make_plan(flash_input(problem, operands, on_gpus), schedule), operands,
+                         seed);
             if (HasFatalFailure()) return;
           }
         }
@@ -307,6 +310,52 @@ TEST(Planner, SchedulesOfLaterVersionsAndUnknownOnesAreToldApart) {
   EXPECT_EQ(parse_schedule("ring"), Schedule::ring);
   EXPECT_THROW((void)parse_schedule("ulysses"), NotAvailableError);
   EXPECT_THROW((void)parse_schedule("rign"), ArgumentError);
+}
+
+// Everything continues one state, and where the last block covers all rows nothing is reduced.
+TEST(Plan, StatesAreContinuedWithoutMerging) {
+  for (const bool causal : {true, false}) {
+    AttentionProblem problem = causal_problem(1024, 8, 2);
+    problem.mask.set_causal(causal);
+    const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
+    const PlanInput input = flash_input(problem, operands);
+    for (const RankPlan& rank : make_plan(input, Schedule::ring).ranks) {
+      const std::vector<const Block*> blocks = rank.all<Block>();
+      EXPECT_FALSE(blocks.front()->state.has_value());
+      for (std::size_t i = 1; i < blocks.size(); ++i) EXPECT_TRUE(blocks[i]->state.has_value());
+      const std::vector<const Reduce*> reductions = rank.all<Reduce>();
+      // The last hop of the last rank brings what all its rows see.
+      EXPECT_EQ(reductions.size(), causal && rank.rank < 3 ? 1U : 0U);
+      for (const Reduce* reduce : reductions) EXPECT_EQ(reduce->parts.size(), 1U);
+      EXPECT_FALSE(rank.reduces_rounded());
+    }
+    // Alone, a block is rounded where it is computed.
+    const ShardedOperands whole = sequence_operands(problem, 1, LayoutKind::contiguous);
+    const RankPlan local = make_rank_plan(flash_input(problem, whole), Schedule::local, 0);
+    EXPECT_TRUE(local.all<Reduce>().empty());
+    EXPECT_EQ(local.buffer_bytes(BufferKind::local), 0);
+  }
+}
+
+TEST(Planner, BlocksGoToTheFastestThatTakesThem) {
+  const AttentionProblem problem = causal_problem(4096, 8, 2);
+  const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::zigzag);
+  for (const double rate : {1e12, 1e15}) {
+    CostModel model = CostModel::hopper_nvlink();
+    model.kernels.emplace("native", CostCurve::constant(rate));
+    const PlanInput input =
+        gpu_input(problem, operands, PlanOptions::for_place(Place::cuda(0)), model);
+    const RankPlan plan = make_rank_plan(input, Schedule::ring, 0);
+    for (const Block* block : plan.all<Block>()) {
+      EXPECT_EQ(plan.implementations.at(static_cast<std::size_t>(block->implementation)),
+                rate > 1e14 ? "native" : "sdpa");
+    }
+    const auto reasons = passed_over_blocks(input, plan);
+    ASSERT_EQ(reasons.size(), rate > 1e14 ? 1U : 0U);
+    for (const auto& [name, reason] : reasons) {
+      EXPECT_NE(reason.find("predicted to be slower"), std::string::npos) << reason;
+    }
+  }
 }
 
 TEST(Planner, RefusedBlocksGoToTheNextCandidateOnly) {

@@ -59,8 +59,9 @@ struct Refusal {
 struct PlanInput {
   const AttentionProblem& problem;
   const ShardedOperands& operands;
-  /// Best first. Each block goes to the first that takes it, or, cut into smaller ones, to those
-  /// that compute these faster. Must not be empty.
+  /// Each block goes to the one that is predicted to be fastest of those that take it, the first of
+  /// equals; or, cut into smaller ones, to those that are faster with these. Must not be empty where
+  /// blocks are planned.
   std::vector<const Implementation*> candidates;
   CostModel model;
   PlanOptions options;

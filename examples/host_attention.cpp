@@ -3,7 +3,7 @@
 // 0 … i; value row i is i everywhere, so that mean is i / 2, which is checked.
 //
 //     mpirun -np 4 ./host_attention
-#include <chrono>
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -11,64 +11,46 @@
 
 #include <mpi.h>
 
-#include <annulus/core/device.hpp>
-#include <annulus/mesh/mesh.hpp>
-#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/annulus.hpp>
 
 namespace {
 
-constexpr std::int64_t kLength = 1000;  // need not divide by the number of ranks
-constexpr std::int64_t kHeads = 8;
-constexpr std::int64_t kKvHeads = 2;
-constexpr std::int64_t kHeadDim = 64;
-
 /// The largest error of this rank's output rows.
 double attend(MPI_Comm communicator) {
-  using namespace annulus;
-  int size = 0;
-  MPI_Comm_size(communicator, &size);
-  Mesh mesh(MeshShape::parse("sp=-1", size), communicator, Watchdog(std::chrono::seconds(300)));
+  annulus::Context context(communicator, {.place = annulus::Place::host()});
+  annulus::AttentionOptions options;
+  options.shape = {.batch = 1,
+                   .query_length = 1000,  // need not divide by the number of ranks
+                   .kv_length = 1000,
+                   .heads = 8,
+                   .kv_heads = 2,
+                   .head_dim = 64,
+                   .value_dim = 64};
+  options.dtype = annulus::DType::float32;
+  options.mask.set_causal(true);
+  annulus::Attention attention(context, options);
 
-  AttentionProblem problem;
-  problem.shape = {.batch = 1,
-                   .query_length = kLength,
-                   .kv_length = kLength,
-                   .heads = kHeads,
-                   .kv_heads = kKvHeads,
-                   .head_dim = kHeadDim,
-                   .value_dim = kHeadDim};
-  problem.mask.set_causal(true);
-  const auto spec = PartitionSpec::parse("-,sp,-,-");  // [batch, sequence, heads, dim]
-  const auto operands =
-      ring::shard_operands(problem, mesh.shape(), {spec, spec, LayoutKind::zigzag, 1});
-
-  // Which rows of the sequence this rank holds: two chunks, one from each end.
-  const PositionRanges rows = operands.key.positions(mesh.rank(), 1);
-  const std::int64_t length = rows.size();
-  std::vector<float> query(length * kHeads * kHeadDim, 0.0F);
-  std::vector<float> key(length * kKvHeads * kHeadDim, 1.0F);
-  std::vector<float> value(length * kKvHeads * kHeadDim);
-  std::vector<float> output(length * kHeads * kHeadDim);
-  std::vector<float> lse(kHeads * length);
-  const auto position = [&](std::int64_t row) { return rows.global(LocalPosition(row)).value(); };
-  for (std::int64_t row = 0; row < length; ++row) {
-    std::fill_n(value.begin() + row * kKvHeads * kHeadDim, kKvHeads * kHeadDim,
-                static_cast<float>(position(row)));
+  // This rank's shards: two chunks of the sequence, one from each end.
+  std::vector<float> query(attention.query_shape().product(), 0.0F);
+  std::vector<float> key(attention.key_shape().product(), 1.0F);
+  std::vector<float> value(attention.value_shape().product());
+  std::vector<float> output(attention.output_shape().product());
+  const annulus::PositionRanges rows = attention.key_positions();
+  const auto position = [&](std::int64_t row) {
+    return static_cast<double>(rows.global(annulus::LocalPosition(row)).value());
+  };
+  const std::int64_t value_row = 2 * 64;
+  for (std::int64_t row = 0; row < rows.size(); ++row) {
+    std::fill_n(value.begin() + row * value_row, value_row, static_cast<float>(position(row)));
   }
 
-  HostDevice device;
-  const Registry registry = Registry::standard();
-  ring::ShardedAttention attention(problem, operands, mesh, registry, device, {});
-  attention.run({{query.data(), DType::float32, {1, length, kHeads, kHeadDim}},
-                 {key.data(), DType::float32, {1, length, kKvHeads, kHeadDim}},
-                 {value.data(), DType::float32, {1, length, kKvHeads, kHeadDim}},
-                 {output.data(), DType::float32, {1, length, kHeads, kHeadDim}},
-                 {lse.data(), DType::float32, {1, kHeads, length}}});
+  attention.run({query.data(), key.data(), value.data(), output.data()});
 
   double worst = 0;
-  for (std::int64_t i = 0; i < length * kHeads * kHeadDim; ++i) {
-    const auto expected = static_cast<double>(position(i / (kHeads * kHeadDim))) / 2;
-    worst = std::fmax(worst, std::abs(output[i] - expected));
+  const std::int64_t output_row = 8 * 64;
+  for (std::int64_t i = 0; i < rows.size() * output_row; ++i) {
+    const double error = std::abs(output[i] - position(i / output_row) / 2);
+    worst = std::isnan(error) ? error : std::max(worst, error);
   }
   return worst;
 }

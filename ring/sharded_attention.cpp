@@ -156,7 +156,7 @@ void ShardedAttention::prepare(const LocalTensors& tensors) {
   }
 }
 
-void ShardedAttention::submit(const LocalTensors& tensors, Stream* caller) {
+void ShardedAttention::submit(const LocalTensors& tensors, ForeignStream* caller) {
   if (!prepared_) prepare(tensors);
   runner_->submit(in_order(tensors), caller);
 }

@@ -112,6 +112,7 @@ class Runner::Impl {
 
   std::vector<Refusal> prepare(std::span<const TensorView> tensors) {
     if (is_ready_for(tensors)) return {};
+    const auto current = device_.make_current();
     ready_ = false;
     recordings_.clear();  // they point into memory that is laid out anew
     kernels_.clear();     // what they keep is for tensors that lay otherwise
@@ -132,8 +133,10 @@ class Runner::Impl {
     return refusals;
   }
 
-  void submit(std::span<const TensorView> tensors, Stream* caller) {
+  void submit(std::span<const TensorView> tensors, ForeignStream* caller) {
+    const auto current = device_.make_current();
     try {
+      for (Group* group : groups_) group->check();
       check(tensors);
       if (const std::vector<Refusal> refusals = prepare(tensors); !refusals.empty()) {
         throw UnsupportedError(fmt::format("tensors that nobody has prepared for: {}: {}",
@@ -141,14 +144,14 @@ class Runner::Impl {
                                            refusals.front().reason));
       }
       memory_.bind({tensors.begin(), tensors.end()});
-      if (caller != nullptr) computing_->wait(caller->record());
+      if (caller != nullptr) caller->precede(*computing_);
       if (Recording* recording = recording_for(tensors)) {
         recording->submit(*computing_);
         ++replays_;
       } else {
         submit_tasks();
       }
-      if (caller != nullptr) caller->wait(computing_->record());
+      if (caller != nullptr) caller->follow(*computing_);
     } catch (const UserError& error) {
       // Transfers may be under way: the other ranks do not know, and cannot agree any more.
       give_up();
@@ -489,7 +492,7 @@ bool Runner::is_ready_for(std::span<const TensorView> tensors) const {
 std::vector<Refusal> Runner::prepare(std::span<const TensorView> tensors) {
   return impl_->prepare(tensors);
 }
-void Runner::submit(std::span<const TensorView> tensors, Stream* caller) {
+void Runner::submit(std::span<const TensorView> tensors, ForeignStream* caller) {
   impl_->submit(tensors, caller);
 }
 void Runner::wait() {

@@ -8,6 +8,7 @@
 
 #include <annulus/attention/implementation.hpp>
 #include <annulus/core/device.hpp>
+#include <annulus/core/foreign_stream.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/core/trace.hpp>
 #include <annulus/core/watchdog.hpp>
@@ -65,7 +66,7 @@ class Runner {
   /// On a device the host does not wait for anything. Throws LibraryError or TimeoutError, after
   /// which the job can only be aborted (Control::abort); also for tensors that it is not ready for
   /// and that a kernel refuses, since the other ranks may be under way.
-  void submit(std::span<const TensorView> tensors, Stream* caller);
+  void submit(std::span<const TensorView> tensors, ForeignStream* caller);
   /// Returns when all calls are done, with the tensors the caller's again. Throws like submit().
   void wait();
 

@@ -63,7 +63,7 @@ class ShardedAttention {
   /// which would cost more than they do on the host: tensors that lie otherwise than before are
   /// best prepared. Where that is left out, a rank makes itself ready when it sees them, and
   /// tensors that do not fit or that a kernel refuses are a failure of that rank alone.
-  void submit(const LocalTensors& tensors, Stream* caller);
+  void submit(const LocalTensors& tensors, ForeignStream* caller);
   /// See Runner::wait.
   void wait() { runner_->wait(); }
   /// submit() and wait().

@@ -1,0 +1,47 @@
+#include <cuda_runtime_api.h>
+
+#include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/device_guard.hpp>
+#include <annulus/core/foreign_stream.hpp>
+
+namespace annulus {
+namespace {
+
+class ForeignCudaStream final : public ForeignStream {
+ public:
+  explicit ForeignCudaStream(cudaStream_t raw) : raw_(raw), event_(make_event()) {}
+
+  void precede(Stream& ours) override { order(raw_, CudaStream::of(ours).raw()); }
+  void follow(Stream& ours) override { order(CudaStream::of(ours).raw(), raw_); }
+
+ private:
+  static Handle<CudaEventTraits> make_event() {
+    cudaEvent_t event = nullptr;
+    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    return Handle<CudaEventTraits>(event);
+  }
+
+  // A wait refers to the event as it is now: one serves all.
+  void order(cudaStream_t first, cudaStream_t second) {
+    check_cuda(cudaEventRecord(event_.get(), first), "cudaEventRecord");
+    check_cuda(cudaStreamWaitEvent(second, event_.get(), 0), "cudaStreamWaitEvent");
+  }
+
+  cudaStream_t raw_;
+  Handle<CudaEventTraits> event_;
+};
+
+}  // namespace
+
+std::unique_ptr<ForeignStream> make_foreign_cuda_stream(void* raw, int device) {
+  const DeviceGuard guard(device);
+  return std::make_unique<ForeignCudaStream>(static_cast<cudaStream_t>(raw));
+}
+
+int current_cuda_device() {
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+
+}  // namespace annulus

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <memory>
+
+#include <annulus/core/stream.hpp>
+
+namespace annulus {
+
+/// A stream of a device that somebody else owns, and against which ours are ordered. The host waits
+/// for nothing.
+class ForeignStream {
+ public:
+  virtual ~ForeignStream() = default;
+  ForeignStream() = default;
+  ForeignStream(const ForeignStream&) = delete;
+  ForeignStream& operator=(const ForeignStream&) = delete;
+
+  /// What is submitted to `ours` from now on starts after what is on the foreign stream now.
+  virtual void precede(Stream& ours) = 0;
+  /// What is put on the foreign stream from now on starts after what is submitted to `ours` now.
+  virtual void follow(Stream& ours) = 0;
+};
+
+/// `raw` is a cudaStream_t of device `device`; null is CUDA's default stream. Throws
+/// UnsupportedError in a build without CUDA.
+[[nodiscard]] std::unique_ptr<ForeignStream> make_foreign_cuda_stream(void* raw, int device);
+
+/// The CUDA device that is current in the calling thread. Throws UnsupportedError in a build
+/// without CUDA.
+[[nodiscard]] int current_cuda_device();
+
+}  // namespace annulus

@@ -1,0 +1,149 @@
+#include <utility>
+
+#include <annulus/core/foreign_stream.hpp>
+#include <annulus/mesh/agreement.hpp>
+#include <annulus/partition/sharding_rules.hpp>
+#include <annulus/ring/attention.hpp>
+
+namespace annulus {
+namespace {
+
+AttentionProblem problem_of(const AttentionOptions& options) {
+  return {options.shape, options.dtype, options.scale, options.soft_cap, options.mask};
+}
+
+ring::ShardedOperands operands_of(const AttentionOptions& options, const AttentionProblem& problem,
+                                  const MeshShape& mesh) {
+  problem.validate();
+  const AttentionMode mode = infer_attention_mode(options.shape.query_length);
+  const ShardingRules rules = ShardingRules().for_mesh(mesh);
+  const LayoutKind usual = options.mask.causal() ? LayoutKind::zigzag : LayoutKind::contiguous;
+  return ring::shard_operands(problem, mesh,
+                              {options.query_spec.value_or(rules.query_spec(mode)),
+                               options.kv_spec.value_or(rules.kv_spec(mode)),
+                               options.layout.value_or(usual), 1});
+}
+
+}  // namespace
+
+class Attention::Impl {
+ public:
+  Impl(Context& context, const AttentionOptions& options)
+      : context_(context),
+        problem_(problem_of(options)),
+        operands_(collectively(context.mesh().world(),
+                               [&] {
+                                 return operands_of(options, problem_, context.mesh().shape());
+                               })),
+        sharded_(problem_, operands_, context.mesh(), context.registry(), context.device(),
+                 {.implementation = options.implementation,
+                  .schedule = options.schedule,
+                  .plan = {},
+                  .cost_model = {},
+                  .runner = {.threads = context.threads()},
+                  .transport = context.transport()}) {}
+
+  [[nodiscard]] Extents shape(const NamedSharding& sharding) const {
+    return sharding.local_shape(context_.rank());
+  }
+  [[nodiscard]] PositionRanges positions(const NamedSharding& sharding) const {
+    return sharding.positions(context_.rank(), 1);
+  }
+
+  void run(ring::LocalTensors tensors, void* stream) {
+    if (tensors.lse.data() == nullptr) tensors.lse = own_lse();
+    if (context_.place().is_host()) return sharded_.run(tensors);
+    if (!caller_ || raw_caller_ != stream) {
+      caller_ = make_foreign_cuda_stream(stream, context_.place().device);
+      raw_caller_ = stream;
+    }
+    sharded_.submit(tensors, caller_.get());
+  }
+
+  void prepare(ring::LocalTensors tensors) {
+    if (tensors.lse.data() == nullptr) tensors.lse = own_lse();
+    sharded_.prepare(tensors);
+  }
+
+  [[nodiscard]] TensorView lse_view(float* data) const {
+    return {data, DType::float32, shape(operands_.lse), context_.place()};
+  }
+
+  [[nodiscard]] ring::LocalTensors views(const AttentionTensors& tensors) const {
+    const Place place = context_.place();
+    const auto input = [&](const void* data, const NamedSharding& sharding) {
+      return ConstTensorView(data, problem_.dtype, shape(sharding), place);
+    };
+    return {input(tensors.query, operands_.query), input(tensors.key, operands_.key),
+            input(tensors.value, operands_.value),
+            {tensors.output, problem_.dtype, shape(operands_.output), place},
+            lse_view(tensors.lse)};
+  }
+
+  [[nodiscard]] const ring::ShardedOperands& operands() const noexcept { return operands_; }
+  [[nodiscard]] ring::ShardedAttention& sharded() noexcept { return sharded_; }
+
+ private:
+  // The LSE that nobody asked for is needed all the same.
+  [[nodiscard]] TensorView own_lse() {
+    if (lse_.shape().rank() == 0) {
+      lse_ = Tensor(DType::float32, shape(operands_.lse), context_.device().memory());
+    }
+    return lse_.view();
+  }
+
+  Context& context_;
+  AttentionProblem problem_;
+  ring::ShardedOperands operands_;
+  Tensor lse_;
+  std::unique_ptr<ForeignStream> caller_;  // the caller's stream of the last call
+  void* raw_caller_ = nullptr;
+  ring::ShardedAttention sharded_;
+};
+
+Attention::Attention(Context& context, const AttentionOptions& options)
+    : impl_(std::make_unique<Impl>(context, options)) {}
+Attention::~Attention() = default;
+
+Extents Attention::query_shape() const {
+  return impl_->shape(impl_->operands().query);
+}
+Extents Attention::key_shape() const {
+  return impl_->shape(impl_->operands().key);
+}
+Extents Attention::value_shape() const {
+  return impl_->shape(impl_->operands().value);
+}
+Extents Attention::output_shape() const {
+  return impl_->shape(impl_->operands().output);
+}
+Extents Attention::lse_shape() const {
+  return impl_->shape(impl_->operands().lse);
+}
+PositionRanges Attention::query_positions() const {
+  return impl_->positions(impl_->operands().query);
+}
+PositionRanges Attention::key_positions() const {
+  return impl_->positions(impl_->operands().key);
+}
+
+void Attention::run(const AttentionTensors& tensors, void* stream) {
+  impl_->run(impl_->views(tensors), stream);
+}
+void Attention::run(const ring::LocalTensors& tensors, void* stream) {
+  impl_->run(tensors, stream);
+}
+void Attention::prepare(const ring::LocalTensors& tensors) {
+  impl_->prepare(tensors);
+}
+void Attention::wait() {
+  impl_->sharded().wait();
+}
+ring::LocalTensors Attention::views(const AttentionTensors& tensors) const {
+  return impl_->views(tensors);
+}
+const ring::ShardedAttention& Attention::sharded() const noexcept {
+  return impl_->sharded();
+}
+
+}  // namespace annulus

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <annulus/attention/problem.hpp>
+#include <annulus/core/tensor.hpp>
+#include <annulus/partition/partition_spec.hpp>
+#include <annulus/partition/position.hpp>
+#include <annulus/partition/sequence_layout.hpp>
+#include <annulus/ring/context.hpp>
+#include <annulus/ring/sharded_attention.hpp>
+
+namespace annulus {
+
+/// What to compute, and what of it is not left to the library.
+struct AttentionOptions {
+  AttentionShape shape;             ///< of the whole, unsharded problem
+  DType dtype = DType::bfloat16;    ///< of query, key, value and output
+  Mask mask = {};                   ///< nothing is hidden if not given
+  std::optional<double> scale = {};     ///< 1/√D if absent
+  std::optional<double> soft_cap = {};  ///< none if absent
+
+  /// How [B,T,N,D] and [B,S,K,D] lie on the mesh. Without them: batch on fsdp and dp, sequence on
+  /// sp, heads on tp, as far as the mesh has these axes.
+  std::optional<PartitionSpec> query_spec = {};
+  std::optional<PartitionSpec> kv_spec = {};
+  /// How a sharded sequence is dealt out. Without it: zigzag under a causal mask, which gives all
+  /// ranks the same work; contiguous otherwise.
+  std::optional<LayoutKind> layout = {};
+  std::string schedule = "auto";
+  std::string implementation = "auto";
+};
+
+/// The local shards of one call, contiguous [b,t,n,d], where the context computes.
+struct AttentionTensors {
+  const void* query = nullptr;  ///< query_shape()
+  const void* key = nullptr;    ///< key_shape()
+  const void* value = nullptr;  ///< value_shape()
+  void* output = nullptr;       ///< output_shape()
+  float* lse = nullptr;         ///< [b,n,t]; may be null
+};
+
+/// Attention over shards of tensors, planned once and run as often as wanted. Any thread may call,
+/// one at a time, whatever CUDA device is current.
+class Attention {
+ public:
+  /// Collective over the context: either all ranks get the object, or all throw the same error.
+  Attention(Context& context, const AttentionOptions& options);
+  ~Attention();
+  Attention(const Attention&) = delete;
+  Attention& operator=(const Attention&) = delete;
+
+  /// Shapes of this rank's shards.
+  [[nodiscard]] Extents query_shape() const;   ///< [b,t,n,D]
+  [[nodiscard]] Extents key_shape() const;     ///< [b,s,k,D]
+  [[nodiscard]] Extents value_shape() const;   ///< [b,s,k,Dv]
+  [[nodiscard]] Extents output_shape() const;  ///< [b,t,n,Dv]
+  [[nodiscard]] Extents lse_shape() const;     ///< [b,n,t]
+  /// Global positions of the rank's query and key tokens, in local order.
+  [[nodiscard]] PositionRanges query_positions() const;
+  [[nodiscard]] PositionRanges key_positions() const;
+
+  /// Collective over the context. On a GPU the call is enqueued on `stream`, a cudaStream_t, null
+  /// for CUDA's default stream: it starts after what was enqueued there before, what is enqueued
+  /// there afterwards sees its results, and the host waits for nothing. On the CPU it is done when
+  /// it returns. Tensors of the first call are checked on all ranks before anything travels
+  /// (UserError on all of them). What fails later shows in the next call or in wait(), as
+  /// LibraryError; the job can then only be aborted.
+  void run(const AttentionTensors& tensors, void* stream = nullptr);
+  /// With strides; see ring::LocalTensors. An LSE without memory is not wanted.
+  void run(const ring::LocalTensors& tensors, void* stream = nullptr);
+  /// Makes ready for tensors of other strides, collectively. See ring::ShardedAttention::prepare.
+  void prepare(const ring::LocalTensors& tensors);
+  /// Returns when all calls are done.
+  void wait();
+
+  /// Views of contiguous shards.
+  [[nodiscard]] ring::LocalTensors views(const AttentionTensors& tensors) const;
+  /// Plan, schedule, implementations, memory.
+  [[nodiscard]] const ring::ShardedAttention& sharded() const noexcept;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace annulus

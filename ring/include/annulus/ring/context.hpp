@@ -1,0 +1,59 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <mpi.h>
+
+#include <annulus/attention/registry.hpp>
+#include <annulus/core/device.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/mesh/transport.hpp>
+
+namespace annulus {
+
+struct ContextOptions {
+  /// Named axes and their sizes, the last one fastest; one size may be −1.
+  std::string mesh = "sp=-1";
+  /// Where the rank computes. Without a value: on the CUDA device that is current in the calling
+  /// thread, where this build and the machines of all ranks have one; on the CPU where none has.
+  std::optional<Place> place;
+  /// What carries data between GPUs.
+  Transport transport = Transport::automatic;
+  /// Seconds of silence after which a wait for other ranks fails.
+  double timeout = 600;
+  /// CPU threads of this rank's kernels; 0: its share of the cores that the ranks of its node have.
+  int threads = 0;
+};
+
+/// The ranks that compute together, and what this one computes with. Many Attention objects may use
+/// one context, in any order that is the same on all ranks. Not copyable; must outlive them.
+class Context {
+ public:
+  /// Collective over `communicator`, which is duplicated and may be freed afterwards. All ranks
+  /// throw the same error: ArgumentError for a mesh that does not fit, UnsupportedError for a place
+  /// that some ranks have and others have not.
+  explicit Context(MPI_Comm communicator, const ContextOptions& options = {});
+  /// One rank, without MPI.
+  explicit Context(const ContextOptions& options = {}) : Context(MPI_COMM_NULL, options) {}
+
+  [[nodiscard]] int rank() const noexcept { return mesh_->rank(); }
+  [[nodiscard]] int size() const noexcept { return mesh_->size(); }
+  [[nodiscard]] Mesh& mesh() noexcept { return *mesh_; }
+  [[nodiscard]] Device& device() noexcept { return *device_; }
+  [[nodiscard]] Place place() const noexcept { return device_->place(); }
+  [[nodiscard]] Transport transport() const noexcept { return transport_; }
+  [[nodiscard]] int threads() const noexcept { return threads_; }
+  /// The implementations that attention chooses from; add() your own before making any.
+  [[nodiscard]] Registry& registry() noexcept { return registry_; }
+
+ private:
+  std::unique_ptr<Device> device_;  // what other ranks have mapped of it goes before it
+  std::unique_ptr<Mesh> mesh_;
+  Registry registry_;
+  Transport transport_;
+  int threads_ = 1;
+};
+
+}  // namespace annulus

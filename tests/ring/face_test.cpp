@@ -1,0 +1,189 @@
+// The public face on ranks of the CPU: what a user gets who says as little as possible.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/annulus.hpp>
+#include <annulus/attention/oracle.hpp>
+#include <annulus/core/error.hpp>
+
+#include "tests/support/message_of.hpp"
+#include "tests/support/test_world.hpp"
+
+namespace annulus {
+namespace {
+
+using ::testing::HasSubstr;
+
+ContextOptions on_host() {
+  ContextOptions options;
+  options.place = Place::host();
+  options.timeout = 30;
+  options.threads = 1;
+  return options;
+}
+
+AttentionOptions causal(std::int64_t length) {
+  AttentionOptions options;
+  options.shape = {2, length, length, 4, 2, 16, 8};
+  options.dtype = DType::float32;
+  options.mask.set_causal(true);
+  return options;
+}
+
+float value_at(int which, std::int64_t b, std::int64_t t, std::int64_t h, std::int64_t d) {
+  return std::sin(static_cast<float>(which * 97 + b * 53 + t * 11 + h * 29 + d * 7));
+}
+
+// One rank's tensors, filled by global position.
+struct Shards {
+  Shards(const Attention& attention, int seed) {
+    fill(query, attention.query_shape(), attention.query_positions(), seed);
+    fill(key, attention.key_shape(), attention.key_positions(), seed + 1);
+    fill(value, attention.value_shape(), attention.key_positions(), seed + 2);
+    output.assign(static_cast<std::size_t>(attention.output_shape().product()), NAN);
+    lse.assign(static_cast<std::size_t>(attention.lse_shape().product()), NAN);
+  }
+  static void fill(std::vector<float>& values, const Extents& shape, const PositionRanges& positions,
+                   int which) {
+    values.clear();
+    for (std::int64_t b = 0; b < shape[0]; ++b) {
+      for (std::int64_t t = 0; t < shape[1]; ++t) {
+        for (std::int64_t h = 0; h < shape[2]; ++h) {
+          for (std::int64_t d = 0; d < shape[3]; ++d) {
+            values.push_back(value_at(which, b, positions.global(LocalPosition(t)).value(), h, d));
+          }
+        }
+      }
+    }
+  }
+  [[nodiscard]] AttentionTensors tensors(bool with_lse) {
+    return {query.data(), key.data(), value.data(), output.data(), with_lse ? lse.data() : nullptr};
+  }
+
+  std::vector<float> query, key, value, output, lse;
+};
+
+void expect_right(const Attention& attention, const AttentionOptions& options,
+                  const Shards& shards, int seed, bool with_lse) {
+  const AttentionShape& s = options.shape;
+  std::vector<float> key;
+  std::vector<float> value;
+  const PositionRanges all = PositionRanges::all(s.kv_length);
+  Shards::fill(key, {s.batch, s.kv_length, s.kv_heads, s.head_dim}, all, seed + 1);
+  Shards::fill(value, {s.batch, s.kv_length, s.kv_heads, s.value_dim}, all, seed + 2);
+  AttentionProblem problem{s, options.dtype, options.scale, options.soft_cap, options.mask};
+  const OracleOutput truth = oracle_attention(
+      problem, {shards.query.data(), DType::float32, attention.query_shape()},
+      {key.data(), DType::float32, {s.batch, s.kv_length, s.kv_heads, s.head_dim}},
+      {value.data(), DType::float32, {s.batch, s.kv_length, s.kv_heads, s.value_dim}},
+      attention.query_positions());
+  for (std::size_t i = 0; i < truth.output.size(); ++i) {
+    ASSERT_NEAR(shards.output[i], truth.output[i], 2e-6) << i;
+  }
+  for (std::size_t i = 0; with_lse && i < truth.lse.size(); ++i) {
+    ASSERT_NEAR(shards.lse[i], truth.lse[i], 1e-5) << i;
+  }
+}
+
+MPI_Comm world() {
+  return test::session().world();
+}
+
+TEST(Face, SayingLittleIsEnough) {
+  Context context(world(), on_host());
+  EXPECT_EQ(context.size(), test::session().size());
+  EXPECT_EQ(context.mesh().shape().size("sp"), context.size());
+  const AttentionOptions options = causal(101);
+  Attention attention(context, options);
+  for (const bool with_lse : {true, false}) {
+    Shards shards(attention, 3);
+    attention.run(shards.tensors(with_lse));
+    expect_right(attention, options, shards, 3, with_lse);
+    if (!with_lse) {
+      EXPECT_TRUE(std::isnan(shards.lse.front()));
+    }
+  }
+}
+
+TEST(Face, CausalSequencesAreDealtOutEvenlyByDefault) {
+  Context context(world(), on_host());
+  const AttentionOptions options = causal(std::int64_t{64} * context.size());
+  Attention attention(context, options);
+  EXPECT_EQ(attention.query_positions().ranges().size(), context.size() == 1 ? 1U : 2U);
+  AttentionOptions full = options;
+  full.mask = Mask();
+  EXPECT_EQ(Attention(context, full).query_positions().ranges().size(), 1U);
+}
+
+// 16 layers that take turns on one context.
+TEST(Face, ManyObjectsShareAContextInTurn) {
+  Context context(world(), on_host());
+  std::vector<std::unique_ptr<Attention>> layers;
+  std::vector<AttentionOptions> options;
+  for (int i = 0; i < 16; ++i) {
+    options.push_back(causal(37 + i));
+    if (i % 3 == 0) options.back().schedule = context.size() == 1 ? "local" : "allgather";
+    layers.push_back(std::make_unique<Attention>(context, options.back()));
+  }
+  for (int round = 0; round < 2; ++round) {
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      Shards shards(*layers[i], round);
+      layers[i]->run(shards.tensors(true));
+      expect_right(*layers[i], options[i], shards, round, true);
+    }
+  }
+}
+
+TEST(Face, ErrorsAreTheSameOnAllRanks) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(64);
+  options.shape.kv_heads = 3;
+  EXPECT_THROW(Attention(context, options), ArgumentError);
+  options = causal(64);
+  options.schedule = "sideways";
+  EXPECT_THROW(Attention(context, options), ArgumentError);
+  options = causal(64);
+  options.implementation = "nobody";
+  EXPECT_THROW(Attention(context, options), ArgumentError);
+  options = causal(64);
+  Attention attention(context, options);
+  Shards shards(attention, 1);
+  AttentionTensors tensors = shards.tensors(true);
+  if (context.rank() == context.size() - 1) tensors.key = nullptr;
+  EXPECT_THAT(test::message_of<UserError>([&] { attention.run(tensors); }),
+              HasSubstr("key: got a null pointer"));
+  attention.run(shards.tensors(true));
+  expect_right(attention, options, shards, 1, true);
+}
+
+TEST(Face, AMeshThatDoesNotFitIsRefused) {
+  ContextOptions options = on_host();
+  options.mesh = "sp=" + std::to_string(test::session().size() + 1);
+  EXPECT_THROW(Context(world(), options), UserError);
+  options.mesh = "sp=-1,tp";
+  EXPECT_THROW(Context(world(), options), UserError);
+}
+
+TEST(Face, APlaceThatIsNotThereIsRefusedAndNotReplaced) {
+  ContextOptions options = on_host();
+  options.place = Place::cuda(77);
+  EXPECT_THROW(Context(world(), options), UnsupportedError);
+}
+
+TEST(Face, OneRankNeedsNoMpi) {
+  Context context(on_host());
+  EXPECT_EQ(context.size(), 1);
+  const AttentionOptions options = causal(33);
+  Attention attention(context, options);
+  Shards shards(attention, 9);
+  attention.run(shards.tensors(true));
+  expect_right(attention, options, shards, 9, true);
+}
+
+}  // namespace
+}  // namespace annulus

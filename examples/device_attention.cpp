@@ -1,6 +1,6 @@
-// Causal attention on GPU memory and a stream of the program's own, one rank per GPU. Query rows are zero, so
-// output row i is the mean of values 0 … i; values are 1 at even positions and 0 at odd ones, so
-// that mean is known, and it is checked.
+// Causal attention on GPU memory and a stream of the program's own, one rank per GPU. Query rows
+// are zero, so output row i is the mean of values 0 … i; values are 1 at even positions and 0 at
+// odd ones, so that mean is known, and it is checked.
 //
 //     mpirun -np 4 --bind-to none ./device_attention      exit code 77: no GPU for every rank
 #include <algorithm>
@@ -80,8 +80,7 @@ double attend(MPI_Comm communicator, cudaStream_t stream, double& microseconds) 
   for (int call = 0; call < 20; ++call) {
     const auto begin = std::chrono::steady_clock::now();
     attention.run({query, key, value, output}, stream);
-    const std::chrono::duration<double, std::micro> time =
-        std::chrono::steady_clock::now() - begin;
+    const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - begin;
     microseconds = call == 0 ? time.count() : std::min(microseconds, time.count());
   }
   check(cudaMemcpyAsync(outputs.data(), output, outputs.size() * sizeof(Bfloat16),

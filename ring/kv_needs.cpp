@@ -7,10 +7,7 @@ namespace annulus::ring {
 
 KvNeeds::KvNeeds(const AttentionProblem& problem, const ShardedOperands& operands,
                  std::vector<int> group)
-    : problem_(problem),
-      operands_(operands),
-      group_(std::move(group)),
-      shards_(group_.size()) {}
+    : problem_(problem), operands_(operands), group_(std::move(group)), shards_(group_.size()) {}
 
 const KvNeeds::Shard& KvNeeds::shard(int group_rank) const {
   Shard& shard = shards_[static_cast<std::size_t>(group_rank)];
@@ -38,7 +35,8 @@ const std::vector<ColumnPiece>& KvNeeds::of(int receiver, int origin) const {
     std::int64_t begin = chunk.length;
     std::int64_t end = 0;
     for (const PositionRange& row_range : mine.rows.ranges()) {
-      const Visibility seen = problem_.mask.examine(mine.first_batch, mine.batches, row_range, chunk);
+      const Visibility seen =
+          problem_.mask.examine(mine.first_batch, mine.batches, row_range, chunk);
       if (seen.empty()) continue;
       begin = std::min(begin, seen.columns.begin.value());
       end = std::max(end, seen.columns.end().value());

@@ -13,10 +13,9 @@ std::string_view name_of(Schedule schedule) noexcept {
 }
 
 std::string_view name_of(Content content) noexcept {
-  constexpr std::array<std::string_view, 10> kNames{"query",      "key",      "value",
-                                                    "output",     "LSE",      "delta",
-                                                    "grad output", "grad query", "grad key",
-                                                    "grad value"};
+  constexpr std::array<std::string_view, 10> kNames{
+      "query", "key",         "value",      "output",   "LSE",
+      "delta", "grad output", "grad query", "grad key", "grad value"};
   return kNames[static_cast<std::size_t>(content)];
 }
 
@@ -56,7 +55,8 @@ std::int64_t RankPlan::width(Content content) const {
 std::int64_t RankPlan::token_bytes(const Buffer& buffer) const {
   std::int64_t numbers = 0;
   for (const Content content : buffer.contents) numbers += width(content);
-  return local.batch * buffer.heads.count * numbers * static_cast<std::int64_t>(size_of(buffer.dtype));
+  return local.batch * buffer.heads.count * numbers *
+         static_cast<std::int64_t>(size_of(buffer.dtype));
 }
 
 double RankPlan::work() const {

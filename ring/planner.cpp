@@ -109,11 +109,10 @@ std::vector<Refusal> parse_refusals(std::string_view text) {
   std::vector<Refusal> refusals;
   try {
     for (const auto& refusal : nlohmann::json::parse(text)) {
-      refusals.push_back({refusal.at("implementation").get<std::string>(),
-                          parse_positions(refusal.at("rows")),
-                          parse_positions(refusal.at("columns")),
-                          refusal.at("heads").get<std::int64_t>(),
-                          refusal.at("reason").get<std::string>()});
+      refusals.push_back(
+          {refusal.at("implementation").get<std::string>(), parse_positions(refusal.at("rows")),
+           parse_positions(refusal.at("columns")), refusal.at("heads").get<std::int64_t>(),
+           refusal.at("reason").get<std::string>()});
     }
   } catch (const nlohmann::json::exception& error) {
     throw InternalError(fmt::format("refusals of kernels: {}", error.what()));
@@ -167,8 +166,7 @@ ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
 
   const std::vector<int> ranks = sample_ranks(input);
   for (Candidate& candidate : candidates) {
-    candidate.seconds =
-        predicted_seconds(make_plan(input, candidate.schedule, ranks), input.model);
+    candidate.seconds = predicted_seconds(make_plan(input, candidate.schedule, ranks), input.model);
   }
   // Of those that differ by less than the prediction's noise, the one that needs least memory.
   constexpr double kNoise = 1.01;
@@ -186,12 +184,12 @@ ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
     const bool tie = candidate.seconds <= chosen->seconds * kNoise;
     choice.passed_over.push_back(
         {candidate.schedule,
-         fmt::format("predicted {} against {}{} ({})", describe(candidate.seconds),
-                     describe(chosen->seconds),
-                     tie ? fmt::format(", a tie, in which {} needs less memory",
-                                       name_of(chosen->schedule))
-                         : "",
-                     input.model.source),
+         fmt::format(
+             "predicted {} against {}{} ({})", describe(candidate.seconds),
+             describe(chosen->seconds),
+             tie ? fmt::format(", a tie, in which {} needs less memory", name_of(chosen->schedule))
+                 : "",
+             input.model.source),
          candidate.seconds});
   }
   return choice;
@@ -239,13 +237,11 @@ std::vector<int> sample_ranks(const PlanInput& input, int most) {
   std::set<int> sample;
   if (all > most) {
     const std::vector<double> work = work_of_all(input);
-    sample.insert(
-        static_cast<int>(std::max_element(work.begin(), work.end()) - work.begin()));
+    sample.insert(static_cast<int>(std::max_element(work.begin(), work.end()) - work.begin()));
   }
   const int spread = std::min(all, most - static_cast<int>(sample.size()));
   for (int i = 0; i < spread; ++i) {
-    sample.insert(spread == 1 ? 0
-                              : static_cast<int>(std::int64_t{i} * (all - 1) / (spread - 1)));
+    sample.insert(spread == 1 ? 0 : static_cast<int>(std::int64_t{i} * (all - 1) / (spread - 1)));
   }
   return {sample.begin(), sample.end()};
 }
@@ -264,8 +260,9 @@ std::vector<std::pair<std::string, std::string>> passed_over_blocks(const PlanIn
       if (count++ == 0) first = std::move(reason);
     }
     if (count == 0) continue;
-    result.emplace_back(plan.implementations[i], fmt::format("{} of {} blocks of rank {}: {}", count,
-                                                             blocks.size(), plan.rank, first));
+    result.emplace_back(
+        plan.implementations[i],
+        fmt::format("{} of {} blocks of rank {}: {}", count, blocks.size(), plan.rank, first));
   }
   return result;
 }

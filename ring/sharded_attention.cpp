@@ -42,8 +42,7 @@ void check_same_plan(Control& control, const std::string& mine) {
 // The runner only reads its inputs.
 TensorView writable(const ConstTensorView& view) {
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
-  return {const_cast<void*>(view.data()), view.dtype(), view.shape(), view.strides(),
-          view.place()};
+  return {const_cast<void*>(view.data()), view.dtype(), view.shape(), view.strides(), view.place()};
 }
 
 // In the order of the plan's buffers; see PlanBuilder.
@@ -72,10 +71,9 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
     selection_ = registry.select(options.implementation, problem_, device.place());
     CostModel model = options.cost_model.value_or(CostModel::for_place(device.place()));
     if (model.transports.contains(transport_)) model.use_transport(transport_);
-    input_ = std::make_unique<PlanInput>(
-        make_plan_input(problem_, operands_, selection_.candidates, device.place(),
-                        std::move(model),
-                        options.plan.value_or(PlanOptions::for_place(device.place()))));
+    input_ = std::make_unique<PlanInput>(make_plan_input(
+        problem_, operands_, selection_.candidates, device.place(), std::move(model),
+        options.plan.value_or(PlanOptions::for_place(device.place()))));
   });
   check_same_plan(control, fingerprint(*input_, schedule_name_, asked_transport_));
   plan_until_prepared(nullptr);
@@ -102,9 +100,8 @@ void ShardedAttention::plan_until_prepared(const std::vector<TensorView>* tensor
     const std::vector<Refusal> refusals = collectively(control, [&] {
       if (fresh) {
         runner_ = std::make_unique<Runner>(
-            problem_, make_rank_plan(*input_, schedule_.schedule, mesh_.rank()),
-            input_->candidates, std::vector<Group*>{&group_}, device_, mesh_.watchdog(),
-            runner_options_);
+            problem_, make_rank_plan(*input_, schedule_.schedule, mesh_.rank()), input_->candidates,
+            std::vector<Group*>{&group_}, device_, mesh_.watchdog(), runner_options_);
       }
       // Addresses are not known before the first call; contiguous is a guess.
       return runner_->prepare(tensors == nullptr ? runner_->expected() : *tensors);

@@ -45,12 +45,12 @@ struct Queue {
 };
 
 struct RankState {
-  std::vector<Moments> moments;           // by task
+  std::vector<Moments> moments;  // by task
   std::map<std::size_t, ExchangeState> exchanges;
-  std::vector<int> computed_before;       // by task: the last computing task before it; −1 for none
-  std::vector<bool> finished;             // by task: its moments are final
+  std::vector<int> computed_before;  // by task: the last computing task before it; −1 for none
+  std::vector<bool> finished;        // by task: its moments are final
   Queue computing;
-  std::map<int, Queue> transferring;      // by group
+  std::map<int, Queue> transferring;  // by group
 };
 
 class Simulation {
@@ -114,21 +114,23 @@ class Simulation {
         }
       }
     };
-    each(&Exchange::sends, [&](std::size_t, std::size_t t, const AxisNames& axes, int from,
-                               int to) { sent[{axes, from, to}].push_back(t); });
+    each(&Exchange::sends,
+         [&](std::size_t, std::size_t t, const AxisNames& axes, int from, int to) {
+           sent[{axes, from, to}].push_back(t);
+         });
     std::map<Route, std::size_t> taken;
-    each(&Exchange::receives, [&](std::size_t r, std::size_t t, const AxisNames& axes, int to,
-                                  int from) {
-      const Route route{axes, from, to};
-      const std::size_t ordinal = taken[route]++;
-      const std::vector<std::size_t>& messages = sent[route];
-      if (ordinal >= messages.size()) {
-        throw InternalError("a plan receives what nobody sends");
-      }
-      const std::size_t sender = index.at(from);
-      states_[r].exchanges[t].senders.push_back({sender, messages[ordinal]});
-      states_[sender].exchanges[messages[ordinal]].receivers.push_back({r, t});
-    });
+    each(&Exchange::receives,
+         [&](std::size_t r, std::size_t t, const AxisNames& axes, int to, int from) {
+           const Route route{axes, from, to};
+           const std::size_t ordinal = taken[route]++;
+           const std::vector<std::size_t>& messages = sent[route];
+           if (ordinal >= messages.size()) {
+             throw InternalError("a plan receives what nobody sends");
+           }
+           const std::size_t sender = index.at(from);
+           states_[r].exchanges[t].senders.push_back({sender, messages[ordinal]});
+           states_[sender].exchanges[messages[ordinal]].receivers.push_back({r, t});
+         });
   }
 
   // Everything that this rank can do by now.
@@ -155,8 +157,7 @@ class Simulation {
         time = std::max(time, state.moments[task].done);
         continue;
       }
-      const Phase wanted =
-          dependency.stage == Stage::released ? Phase::released : Phase::received;
+      const Phase wanted = dependency.stage == Stage::released ? Phase::released : Phase::received;
       if (exchange->second.phase < wanted) return std::nullopt;
       time = std::max(time, dependency.stage == Stage::released ? state.moments[task].released
                                                                 : state.moments[task].done);
@@ -173,8 +174,8 @@ class Simulation {
       const std::size_t t = queue.tasks[queue.next];
       const std::optional<double> begin = when(state, rank.tasks[t].after);
       if (!begin) break;
-      const double seconds = std::visit([&](const auto& work) { return cost(rank, work); },
-                                        rank.tasks[t].work);
+      const double seconds =
+          std::visit([&](const auto& work) { return cost(rank, work); }, rank.tasks[t].work);
       queue.time = std::max(queue.time, *begin) + seconds;
       timelines_[r].compute += seconds;
       state.moments[t].done = queue.time;

@@ -56,27 +56,35 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAtt
     Call call{{in_batches(shards.query)
                    .slice(1, row, block.rows.count)
                    .slice(2, block.heads.begin, block.heads.count),
-               columns(key_), columns(value_), block.row_positions, block.column_positions,
-               plan.first_batch + block.batches.begin, plan.first_head + block.heads.begin,
-               block.full, {}},
+               columns(key_),
+               columns(value_),
+               block.row_positions,
+               block.column_positions,
+               plan.first_batch + block.batches.begin,
+               plan.first_head + block.heads.begin,
+               block.full,
+               {}},
               {},
               nullptr};
     const Implementation& chosen = attention.implementation_of(block);
     std::unique_ptr<Kernel>& kernel = kernels_[&chosen];
     if (!kernel) kernel = chosen.make_kernel(problem_, device);
     call.kernel = kernel.get();
-    const DType dtype = plan.buffer(block.result.output.buffer).dtype;
-    Tensor& output = outputs_[dtype];
-    if (output.shape().rank() == 0) {
-      output = Tensor(dtype, shards.output.shape(), device.memory());
-    }
-    call.result = {in_batches(output.view())
-                       .slice(1, row, block.rows.count)
-                       .slice(2, block.heads.begin, block.heads.count),
-                   in_batches(lse_.view())
-                       .slice(1, block.heads.begin, block.heads.count)
-                       .slice(2, row, block.rows.count)};
-    if (block.state) call.block.state = call.result;
+    const auto state_of = [&](const ring::Result& result) -> SoftmaxState {
+      const DType dtype = plan.buffer(result.output.buffer).dtype;
+      Tensor& output = outputs_[dtype];
+      if (output.shape().rank() == 0) {
+        output = Tensor(dtype, shards.output.shape(), device.memory());
+      }
+      return {in_batches(output.view())
+                  .slice(1, row, block.rows.count)
+                  .slice(2, block.heads.begin, block.heads.count),
+              in_batches(lse_.view())
+                  .slice(1, block.heads.begin, block.heads.count)
+                  .slice(2, row, block.rows.count)};
+    };
+    call.result = state_of(block.result);
+    if (block.state) call.block.state = state_of(*block.state);
     call.kernel->prepare(call.block, call.result);
     calls_.push_back(std::move(call));
   }

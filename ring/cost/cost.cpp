@@ -7,8 +7,8 @@ namespace {
 
 double bytes_of(const RankPlan& plan, const Region& region) {
   const Buffer& buffer = plan.buffer(region.buffer);
-  const double all = static_cast<double>(plan.token_bytes(buffer)) *
-                     static_cast<double>(region.tokens.count);
+  const double all =
+      static_cast<double>(plan.token_bytes(buffer)) * static_cast<double>(region.tokens.count);
   const std::int64_t whole = buffer.heads.count * plan.local.batch;
   return whole == 0 ? 0
                     : all * static_cast<double>(region.heads.count * region.batches.count) /

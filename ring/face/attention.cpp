@@ -18,10 +18,10 @@ ring::ShardedOperands operands_of(const AttentionOptions& options, const Attenti
   const AttentionMode mode = infer_attention_mode(options.shape.query_length);
   const ShardingRules rules = ShardingRules().for_mesh(mesh);
   const LayoutKind usual = options.mask.causal() ? LayoutKind::zigzag : LayoutKind::contiguous;
-  return ring::shard_operands(problem, mesh,
-                              {options.query_spec.value_or(rules.query_spec(mode)),
-                               options.kv_spec.value_or(rules.kv_spec(mode)),
-                               options.layout.value_or(usual), 1});
+  return ring::shard_operands(
+      problem, mesh,
+      {options.query_spec.value_or(rules.query_spec(mode)),
+       options.kv_spec.value_or(rules.kv_spec(mode)), options.layout.value_or(usual), 1});
 }
 
 }  // namespace
@@ -31,10 +31,9 @@ class Attention::Impl {
   Impl(Context& context, const AttentionOptions& options)
       : context_(context),
         problem_(problem_of(options)),
-        operands_(collectively(context.mesh().world(),
-                               [&] {
-                                 return operands_of(options, problem_, context.mesh().shape());
-                               })),
+        operands_(
+            collectively(context.mesh().world(),
+                         [&] { return operands_of(options, problem_, context.mesh().shape()); })),
         sharded_(problem_, operands_, context.mesh(), context.registry(), context.device(),
                  {.implementation = options.implementation,
                   .schedule = options.schedule,
@@ -74,7 +73,8 @@ class Attention::Impl {
     const auto input = [&](const void* data, const NamedSharding& sharding) {
       return ConstTensorView(data, problem_.dtype, shape(sharding), place);
     };
-    return {input(tensors.query, operands_.query), input(tensors.key, operands_.key),
+    return {input(tensors.query, operands_.query),
+            input(tensors.key, operands_.key),
             input(tensors.value, operands_.value),
             {tensors.output, problem_.dtype, shape(operands_.output), place},
             lse_view(tensors.lse)};

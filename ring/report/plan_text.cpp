@@ -57,8 +57,8 @@ std::string work_text(const RankPlan& /*plan*/, const Copy& copy) {
 }
 
 std::string work_text(const RankPlan& plan, const Exchange& exchange) {
-  std::string text = fmt::format("exchange along {}", to_string(
-      plan.groups[static_cast<std::size_t>(exchange.group)].axes));
+  std::string text = fmt::format(
+      "exchange along {}", to_string(plan.groups[static_cast<std::size_t>(exchange.group)].axes));
   text += after_text("receives after", exchange.receive_after);
   for (const Transfer& send : exchange.sends) {
     text += "\n        " + transfer_text(plan, exchange, send, "send to");
@@ -82,8 +82,8 @@ std::string work_text(const RankPlan& plan, const Block& block) {
 }
 
 std::string work_text(const RankPlan& /*plan*/, const Reduce& reduce) {
-  std::string text =
-      fmt::format("reduce ({}) into {}", name_of(reduce.reduction), region_text(reduce.into.output));
+  std::string text = fmt::format("reduce ({}) into {}", name_of(reduce.reduction),
+                                 region_text(reduce.into.output));
   for (const Result& part : reduce.parts) text += "\n        " + region_text(part.output);
   return text;
 }
@@ -97,9 +97,9 @@ void append_rank(std::string& text, const RankPlan& plan) {
   }
   for (std::size_t i = 0; i < plan.buffers.size(); ++i) {
     const Buffer& buffer = plan.buffers[i];
-    fmt::format_to(out, "  buffer {}: {}, {} {}, tokens {}, heads {}{}\n", i,
-                   name_of(buffer.kind), contents_text(buffer), annulus::name_of(buffer.dtype),
-                   range_text(buffer.tokens), range_text(buffer.heads),
+    fmt::format_to(out, "  buffer {}: {}, {} {}, tokens {}, heads {}{}\n", i, name_of(buffer.kind),
+                   contents_text(buffer), annulus::name_of(buffer.dtype), range_text(buffer.tokens),
+                   range_text(buffer.heads),
                    buffer.reuses >= 0 ? fmt::format(", memory of buffer {}", buffer.reuses) : "");
   }
   int step = -1;

@@ -56,8 +56,8 @@ void PlanMemory::allocate_exchange(std::span<Group* const> groups, Device& devic
     const Buffer& buffer = plan_.buffers[i];
     if (buffer.kind != BufferKind::exchange) continue;
     std::size_t& bytes = bytes_of[plan_.memory_of(static_cast<int>(i))];
-    bytes = std::max(bytes,
-                     static_cast<std::size_t>(buffer.tokens.count * plan_.token_bytes(buffer)));
+    bytes =
+        std::max(bytes, static_cast<std::size_t>(buffer.tokens.count * plan_.token_bytes(buffer)));
   }
   std::vector<std::size_t> totals(groups.size() + 1);  // the last one: what nobody exchanges
   std::map<int, std::size_t> offsets;
@@ -92,8 +92,8 @@ void PlanMemory::allocate_local(Device& device) {
     const Buffer& buffer = plan_.buffers[i];
     if (buffer.kind != BufferKind::local) continue;
     std::size_t& bytes = bytes_of[plan_.memory_of(static_cast<int>(i))];
-    bytes = std::max(bytes,
-                     static_cast<std::size_t>(buffer.tokens.count * plan_.token_bytes(buffer)));
+    bytes =
+        std::max(bytes, static_cast<std::size_t>(buffer.tokens.count * plan_.token_bytes(buffer)));
   }
   std::map<int, void*> begins;
   for (const auto& [memory, bytes] : bytes_of) {
@@ -129,12 +129,11 @@ TensorView PlanMemory::in_records(const Buffer& buffer, void* data, Content cont
     if (one == content) before = record;
     record += buffer.heads.count * plan_.width(one);
   }
-  void* const begin = static_cast<std::byte*>(data) +
-                      before * static_cast<std::int64_t>(size_of(buffer.dtype));
+  void* const begin =
+      static_cast<std::byte*>(data) + before * static_cast<std::int64_t>(size_of(buffer.dtype));
   const std::int64_t token = plan_.local.batch * record;
-  const Extents strides = by_heads(content)
-                              ? Extents{record, 1, token}
-                              : Extents{record, token, plan_.width(content), 1};
+  const Extents strides = by_heads(content) ? Extents{record, 1, token}
+                                            : Extents{record, token, plan_.width(content), 1};
   return {begin, buffer.dtype, shape_of(buffer, content), strides, place_};
 }
 

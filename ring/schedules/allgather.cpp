@@ -20,8 +20,8 @@ std::vector<HeadRange> head_groups(const RankContext& context) {
                                       (shape.head_dim + shape.value_dim) *
                                       static_cast<std::int64_t>(size_of(input.problem.dtype));
   const std::int64_t heads =
-      std::clamp(input.options.gather_bytes / std::max<std::int64_t>(bytes_per_head, 1), std::int64_t{1},
-                 std::max<std::int64_t>(key[2], 1));
+      std::clamp(input.options.gather_bytes / std::max<std::int64_t>(bytes_per_head, 1),
+                 std::int64_t{1}, std::max<std::int64_t>(key[2], 1));
   std::vector<HeadRange> groups;
   for (std::int64_t begin = 0; begin < key[2]; begin += heads) {
     groups.push_back({begin, std::min(heads, key[2] - begin)});
@@ -101,9 +101,8 @@ RankPlan plan_allgather(const RankContext& context) {
     for (int i = 1; i < needs.size(); ++i) {
       for (const Arrival& arrival : arrivals) {
         if (arrival.origin != (me + needs.size() - i) % needs.size()) continue;
-        builder.receive(
-            step, arrival.origin, arrival.origin, buffer,
-            {LocalPosition(arrival.placed.token), arrival.placed.piece.columns.count});
+        builder.receive(step, arrival.origin, arrival.origin, buffer,
+                        {LocalPosition(arrival.placed.token), arrival.placed.piece.columns.count});
       }
     }
   }

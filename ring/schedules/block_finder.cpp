@@ -31,15 +31,13 @@ LocalRange hull(const LocalRange& a, const LocalRange& b) {
 
 std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
                         const RankPlan& plan, const Block& block) {
-  const Capability can =
-      candidate.takes(input.problem, {block.row_positions, block.column_positions,
-                                      plan.first_batch + block.batches.begin, block.batches.count,
-                                      block.full});
+  const Capability can = candidate.takes(
+      input.problem, {block.row_positions, block.column_positions,
+                      plan.first_batch + block.batches.begin, block.batches.count, block.full});
   if (!can) return can.reason();
   for (const Refusal& refusal : input.refusals) {
-    if (refusal.implementation == candidate.names().front() &&
-        refusal.heads == block.heads.count && refusal.rows == block.row_positions &&
-        refusal.columns == block.column_positions) {
+    if (refusal.implementation == candidate.names().front() && refusal.heads == block.heads.count &&
+        refusal.rows == block.row_positions && refusal.columns == block.column_positions) {
       return refusal.reason;
     }
   }
@@ -53,8 +51,7 @@ BlockFinder::BlockFinder(const RankContext& context, const RankPlan& plan)
 
 std::vector<Block> BlockFinder::find(HeadRange heads,
                                      const std::vector<PlacedPiece>& columns) const {
-  Priced found =
-      solve(heads, {{LocalPosition(0), rows_.size()}, {0, plan_.local.batch}, columns});
+  Priced found = solve(heads, {{LocalPosition(0), rows_.size()}, {0, plan_.local.batch}, columns});
   if (!found.obstacle.empty()) throw UnsupportedError(found.obstacle);
   return std::move(found.blocks);
 }
@@ -88,7 +85,7 @@ BlockFinder::Priced BlockFinder::price(Block block, bool& worth_cutting) const {
   const auto& candidates = context_.input.candidates;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     block.implementation = static_cast<int>(i);
-    const double seconds = seconds_of(plan_, block, context_.input.model);
+    const double seconds = seconds_of(plan_, block, context_.input.model) + handover_seconds(block);
     const std::string reason = obstacle_of(*candidates[i], context_.input, plan_, block);
     if (reason.empty()) {
       if (best.blocks.empty() || seconds < best.seconds) {
@@ -103,13 +100,28 @@ BlockFinder::Priced BlockFinder::price(Block block, bool& worth_cutting) const {
     }
   }
   if (best.blocks.empty()) {
-    best.obstacle = fmt::format("no implementation can compute rows {} against columns {}{}",
-                                to_string(block.row_positions), to_string(block.column_positions),
-                                reasons);
+    best.obstacle =
+        fmt::format("no implementation can compute rows {} against columns {}{}",
+                    to_string(block.row_positions), to_string(block.column_positions), reasons);
   }
   worth_cutting =
       std::isfinite(fastest_refused) && (best.blocks.empty() || fastest_refused < best.seconds);
   return best;
+}
+
+// In a sharded sequence a block's result is written, read to be continued or combined with others,
+// and written again, in the dtype in which it is handed over: about four passes over it.
+double BlockFinder::handover_seconds(const Block& block) const {
+  if (context_.needs.size() == 1) return 0;
+  constexpr double kPasses = 4;
+  const PlanInput& input = context_.input;
+  const auto& candidate = *input.candidates[static_cast<std::size_t>(block.implementation)];
+  const bool rounded = candidate.declares().results == ResultForm::rounded;
+  const DType dtype = rounded ? input.problem.dtype : DType::float32;
+  return input.model.memory_seconds(
+      kPasses * static_cast<double>(size_of(dtype)) *
+      static_cast<double>(block.rows.count * block.heads.count * block.batches.count *
+                          plan_.local.value_dim));
 }
 
 Block BlockFinder::hull_of(const Tile& tile) const {
@@ -120,9 +132,9 @@ Block BlockFinder::hull_of(const Tile& tile) const {
   for (const PlacedPiece& placed : tile.columns) {
     std::int64_t first_row = tile.rows.begin.value();
     for (const PositionRange& range : row_positions.ranges()) {
-      const Visibility seen = context_.input.problem.mask.examine(
-          plan_.first_batch + tile.batches.begin, tile.batches.count, range,
-          placed.piece.positions);
+      const Visibility seen =
+          context_.input.problem.mask.examine(plan_.first_batch + tile.batches.begin,
+                                              tile.batches.count, range, placed.piece.positions);
       if (!seen.empty()) {
         block.pairs += seen.pairs;
         exact = exact && seen.exact;
@@ -137,7 +149,8 @@ Block BlockFinder::hull_of(const Tile& tile) const {
 
   std::vector<PositionRange> positions;
   for (const PlacedPiece& placed : tile.columns) {
-    const std::int64_t begin = std::max(block.columns.begin.value() - placed.token, std::int64_t{0});
+    const std::int64_t begin =
+        std::max(block.columns.begin.value() - placed.token, std::int64_t{0});
     const std::int64_t end =
         std::min(block.columns.end().value() - placed.token, placed.piece.positions.length);
     if (begin < end) positions.push_back(placed.piece.positions.slice(begin, end - begin));

@@ -18,14 +18,14 @@ struct PlacedPiece {
 
 /// Finds the blocks of a rank's rows against some columns, and who computes them: the candidate
 /// that is predicted to be the fastest of those that take the tile, or, where that is faster still,
-/// those that take its parts. A tile is cut by batches, by ranges of positions, by documents, or by pieces of
-/// columns.
+/// those that take its parts. A tile is cut by batches, by ranges of positions, by documents, or by
+/// pieces of columns.
 class BlockFinder {
  public:
   explicit BlockFinder(const RankContext& context, const RankPlan& plan);
 
-  /// Blocks of all rows that see any of these columns, for these query heads. The columns lie in the
-  /// buffer without gaps between them. Buffers and results are left to the caller.
+  /// Blocks of all rows that see any of these columns, for these query heads. The columns lie in
+  /// the buffer without gaps between them. Buffers and results are left to the caller.
   [[nodiscard]] std::vector<Block> find(HeadRange heads,
                                         const std::vector<PlacedPiece>& columns) const;
 
@@ -43,6 +43,7 @@ class BlockFinder {
   };
 
   [[nodiscard]] Priced solve(HeadRange heads, const Tile& tile) const;
+  [[nodiscard]] double handover_seconds(const Block& block) const;
   /// The block of those rows that see any of the columns; no pairs if none does.
   [[nodiscard]] Block hull_of(const Tile& tile) const;
   /// The block by the candidate that is predicted to be fastest; whether parts of it may be faster.

@@ -9,7 +9,8 @@
 namespace annulus::ring {
 namespace {
 
-constexpr int kComputing = -1;  // the queue of all that is no exchange; exchanges have their group's
+constexpr int kComputing =
+    -1;  // the queue of all that is no exchange; exchanges have their group's
 
 bool overlap(const LocalRange& a, const LocalRange& b) {
   return a.begin < b.end() && b.begin < a.end();
@@ -23,8 +24,7 @@ bool overlap(const Range& a, const Range& b) {
 bool overlap(const Region& a, const Region& b) {
   // Two buffers in one memory lie in it each in its own way.
   if (a.buffer != b.buffer) return true;
-  return overlap(a.tokens, b.tokens) && overlap(a.heads, b.heads) &&
-         overlap(a.batches, b.batches);
+  return overlap(a.tokens, b.tokens) && overlap(a.heads, b.heads) && overlap(a.batches, b.batches);
 }
 
 struct Access {

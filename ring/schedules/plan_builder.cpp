@@ -19,12 +19,11 @@ RankPlan empty_plan(const RankContext& context) {
   const Extents key = input.operands.key.local_shape(context.rank);
   RankPlan plan;
   plan.rank = context.rank;
-  plan.local = {query[0], query[1], key[1],
-                query[2], key[2],   query[3], input.problem.shape.value_dim};
+  plan.local = {
+      query[0], query[1], key[1], query[2], key[2], query[3], input.problem.shape.value_dim};
   plan.first_batch = first_of(input.operands.query, context.rank, 0);
   plan.first_head = first_of(input.operands.query, context.rank, 2);
-  plan.groups.push_back(
-      {input.operands.key.spec()[1], context.needs.group(), context.group_rank});
+  plan.groups.push_back({input.operands.key.spec()[1], context.needs.group(), context.group_rank});
   for (const Implementation* candidate : input.candidates) {
     plan.implementations.push_back(candidate->names().front());
   }

@@ -112,10 +112,10 @@ class Placer {
       const auto* block = std::get_if<Block>(&tasks_[i].work);
       if (block != nullptr && block->heads == heads) last_of_group_ = i;
     }
-    blocks_of_group_ = static_cast<std::size_t>(std::count_if(
-        tasks_.begin() + static_cast<std::ptrdiff_t>(first),
-        tasks_.begin() + static_cast<std::ptrdiff_t>(last_of_group_) + 1,
-        [](const Task& task) { return std::holds_alternative<Block>(task.work); }));
+    blocks_of_group_ = static_cast<std::size_t>(
+        std::count_if(tasks_.begin() + static_cast<std::ptrdiff_t>(first),
+                      tasks_.begin() + static_cast<std::ptrdiff_t>(last_of_group_) + 1,
+                      [](const Task& task) { return std::holds_alternative<Block>(task.work); }));
   }
 
   void place(Task task, bool last) {
@@ -179,8 +179,8 @@ class Placer {
   // Results that continue each other make one part.
   void keep(const Pending& part) {
     for (Pending& other : pending_) {
-      if (other.place == part.place && other.dtype == part.dtype &&
-          other.batches == part.batches && other.rows.end() == part.rows.begin) {
+      if (other.place == part.place && other.dtype == part.dtype && other.batches == part.batches &&
+          other.rows.end() == part.rows.begin) {
         other.rows.count += part.rows.count;
         return;
       }
@@ -215,8 +215,8 @@ class Placer {
     Pair& pair = known->second;
     if (fresh) {
       const bool as_output = part.place == 0 && part.dtype == dtype_;
-      pair.output = as_output ? PlanBuilder::kOutput
-                              : make(part.place, Content::output, part.dtype);
+      pair.output =
+          as_output ? PlanBuilder::kOutput : make(part.place, Content::output, part.dtype);
       pair.lse = as_output && lse_dtype_ == DType::float32
                      ? PlanBuilder::kLse
                      : make(part.place, Content::lse, lse_dtype_);
@@ -282,9 +282,8 @@ class Placer {
       return;
     }
     const Result output = output_of(*group_, all_batches_);
-    const bool alone =
-        pending_.size() == 1 &&
-        result_of(pending_.front(), pending_.front().rows, pending_.front().batches) == output;
+    const bool alone = pending_.size() == 1 && result_of(pending_.front(), pending_.front().rows,
+                                                         pending_.front().batches) == output;
     if (!alone) reduce(output, step);
     pending_.clear();
     group_.reset();
@@ -292,7 +291,8 @@ class Placer {
 
   void leave_out(HeadRange heads, int step) {
     if (heads.count == 0) return;
-    plan_.tasks.push_back({Reduce{Reduction::softmax, {}, output_of(heads, all_batches_)}, step, {}});
+    plan_.tasks.push_back(
+        {Reduce{Reduction::softmax, {}, output_of(heads, all_batches_)}, step, {}});
   }
 
   const PlanInput& input_;
@@ -307,8 +307,8 @@ class Placer {
   std::optional<HeadRange> group_;
   std::size_t last_of_group_ = 0;
   std::size_t blocks_of_group_ = 0;
-  std::map<std::pair<int, DType>, Pair> buffers_;      // of the group
-  std::map<std::pair<int, Content>, int> memory_;      // first buffer of a place
+  std::map<std::pair<int, DType>, Pair> buffers_;  // of the group
+  std::map<std::pair<int, Content>, int> memory_;  // first buffer of a place
   std::vector<Pending> pending_;
   bool done_ = false;  // the group's output is complete without a reduction
 };

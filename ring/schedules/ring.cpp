@@ -162,8 +162,7 @@ RankPlan plan_ring(const RankContext& context) {
         arrivals.back().token + arrivals.back().piece.columns.count;
   }
   const std::vector<HeadRange> groups = head_groups(context);
-  const std::size_t buffers =
-      fits_at_once(context, groups.front(), arriving) ? arriving.size() : 2;
+  const std::size_t buffers = fits_at_once(context, groups.front(), arriving) ? arriving.size() : 2;
   std::vector<std::int64_t> tokens(buffers);
   for (std::size_t hop = 0; hop < arriving.size(); ++hop) {
     std::int64_t& most = tokens[hop % buffers];

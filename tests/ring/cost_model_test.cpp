@@ -120,8 +120,9 @@ TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
                     "call_latency_seconds is 1e+308, expected a number from 0 to 3600");
   expect_file_error(damaged([](json& d) { d["merge_bytes_per_second"] = 1e-300; }),
                     "merge_bytes_per_second is 1e-300");
-  expect_file_error(damaged([](json& d) { d["kernels"]["native"][0]["flops_per_second"] = 1e-300; }),
-                    "kernels.native[0].flops_per_second is 1e-300");
+  expect_file_error(
+      damaged([](json& d) { d["kernels"]["native"][0]["flops_per_second"] = 1e-300; }),
+      "kernels.native[0].flops_per_second is 1e-300");
   expect_file_error(damaged([](json& d) { d["transports"]["mpi"][0]["seconds"] = 1e308; }),
                     "transports.mpi[0].seconds is 1e+308");
   expect_file_error(damaged([](json& d) { d["transports"]["mpi"][1]["bytes"] = 1e-300; }),

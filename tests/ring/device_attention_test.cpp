@@ -189,7 +189,7 @@ TEST_F(DeviceAttention, EveryScheduleTransportAndImplementation) {
   }
 }
 
-// Options that nobody has thought about give the blocks that cuDNN can take.
+// Options that nobody has thought about give blocks that the fastest kernel takes.
 TEST_F(DeviceAttention, DefaultOptionsSuitTheDevice) {
   for (const LayoutKind layout : {LayoutKind::contiguous, LayoutKind::zigzag}) {
     ShardedCase one = case_of(std::int64_t{256} * test::session().size(), 8, 2, 128);
@@ -197,7 +197,7 @@ TEST_F(DeviceAttention, DefaultOptionsSuitTheDevice) {
     const ShardedAttention attention(one.problem,
                                      shard_operands(one.problem, mesh_->shape(), one.layout),
                                      *mesh_, registry_, *rank_.device, {});
-    EXPECT_EQ(attention.implementations(), "sdpa");
+    EXPECT_EQ(attention.implementations(), "flash_attn2");
   }
 }
 

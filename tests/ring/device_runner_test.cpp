@@ -50,8 +50,7 @@ TEST_F(DeviceRunner, SumsAreScatteredAtTheEnd) {
 }
 
 TEST_F(DeviceRunner, HeadsAreExchangedForSequenceAndBack) {
-  for_each_group(
-      [&](Group& group) { test::expect_heads_for_sequence(group, *rank_.device); });
+  for_each_group([&](Group& group) { test::expect_heads_for_sequence(group, *rank_.device); });
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Blocks for kernels that know no other mask than one band with a length per batch, such as cuDNN's:
-// what the planner cuts so that they can take it.
+// Blocks for kernels that know no other mask than one band with a length per batch, such as
+// cuDNN's: what the planner cuts so that they can take it.
 #include <algorithm>
 #include <array>
 #include <cstdint>

@@ -1,9 +1,9 @@
+#include "runner/transfer_wait.hpp"
+
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
-
-#include "runner/transfer_wait.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -20,7 +20,8 @@ Transfer with(int peer, std::int64_t bytes) {
 RankPlan plan_of_three_exchanges() {
   RankPlan plan;
   plan.groups = {{{"sp"}, {1, 3, 5, 7}, 0}, {{"tp"}, {0, 1}, 1}};
-  plan.buffers = {{BufferKind::exchange, {Content::key, Content::value}, DType::float32, {}, {}, -1}};
+  plan.buffers = {
+      {BufferKind::exchange, {Content::key, Content::value}, DType::float32, {}, {}, -1}};
   const auto add = [&](int group, int step, std::vector<Transfer> sends,
                        std::vector<Transfer> receives) {
     plan.tasks.push_back({Exchange{group, std::move(sends), std::move(receives), {}}, step, {}});

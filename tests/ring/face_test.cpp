@@ -172,7 +172,7 @@ TEST(Face, AMeshThatDoesNotFitIsRefused) {
 TEST(Face, APlaceThatIsNotThereIsRefusedAndNotReplaced) {
   ContextOptions options = on_host();
   options.place = Place::cuda(77);
-  EXPECT_THROW(Context(world(), options), UnsupportedError);
+  EXPECT_THROW(Context(world(), options), UserError);
 }
 
 TEST(Face, OneRankNeedsNoMpi) {

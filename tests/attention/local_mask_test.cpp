@@ -216,7 +216,7 @@ TEST(LocalMask, ObstaclesAreNamed) {
   const PositionRanges gathered(
       {{GlobalPosition(0), 10}, {GlobalPosition(50), 10}, {GlobalPosition(10), 10}});
   EXPECT_THAT(local_mask(lengths, block_of(PositionRanges::all(kLength), gathered)).obstacle,
-              ::testing::HasSubstr("lengths"));
+              ::testing::HasSubstr("first rows and columns"));
   Mask window;
   window.set_window(3, 3);
   const PositionRanges zigzag = SequenceLayout(LayoutKind::zigzag, kLength, 4).positions(1);

@@ -141,13 +141,12 @@ void ShardedAttention::prepare(const LocalTensors& tensors) {
   try {
     plan_until_prepared(&views);
   } catch (const UserError&) {
+    // Some ranks have come further than others: all go back to the same.
     prepared_ = false;
     input_->refusals = refusals;
     schedule_ = schedule;
-    if (runner) {
-      runner_ = std::move(runner);
-      connected_ = true;
-    }
+    connected_ = runner != nullptr;
+    runner_ = std::move(runner);
     if (!runner_) plan_until_prepared(nullptr);
     throw;
   }

@@ -39,14 +39,26 @@ class Terminal(CliTest):
         self.assertEqual(process.returncode, 0, output + text)
         return text, output
 
+    def long_enough(self, pattern, words_for, sizes):
+        """What the smallest size shows that takes so long that the pattern is found three times, and the finds.
+
+        How long a size takes is the machine's affair, and short work shows nothing.
+        """
+        for size in sizes:
+            shown, output = self.on_terminal(words_for(size))
+            found = re.findall(pattern, " ".join(LINE.findall(shown)))
+            if len(found) > 2:
+                return shown, output, found
+        self.fail(f"{pattern!r} found {len(found)} times: {shown!r}")
+
     def test_verify_shows_the_oracle(self):
         for ranks in None, 2:
             with self.subTest(ranks=ranks):
-                words = ["verify", "--shape", "1,2048,2048,4,2,64"]
-                shown, output = self.on_terminal(command(*words, ranks=ranks))
-                lines = LINE.findall(shown)
-                parts = [int(part) for part in re.findall(r"oracle, (\d+) %", " ".join(lines))]
-                self.assertGreater(len(parts), 2, shown)
+                shown, output, found = self.long_enough(
+                    r"oracle, (\d+) %",
+                    lambda rows, ranks=ranks: command("verify", "--shape", f"1,{rows},{rows},4,2,64", ranks=ranks),
+                    (2048, 4096, 8192, 16384))
+                parts = [int(part) for part in found]
                 self.assertEqual(parts, sorted(parts))
                 self.assertLess(parts[0], parts[-1])
                 self.assertTrue(shown.endswith(WIPED), repr(shown[-80:]))
@@ -55,9 +67,10 @@ class Terminal(CliTest):
                 self.assertNotIn("\x1b", output)
 
     def test_random_problems_are_counted(self):
-        shown, output = self.on_terminal(command("verify", "--random", "600", ranks=4))
-        self.assertRegex(" ".join(LINE.findall(shown)), r"600 problems, \d+ %")
-        self.assertEqual(sum(not line.startswith("#") for line in output.splitlines()), 600)
+        _, output, found = self.long_enough(
+            r"(\d+) problems, \d+ %", lambda count: command("verify", "--random", str(count), ranks=4),
+            (600, 2400, 9600))
+        self.assertEqual(sum(not line.startswith("#") for line in output.splitlines()), int(found[0]))
 
     def test_run(self):
         self.save_operands(rows=16384, heads=4, kv_heads=2, dim=64)

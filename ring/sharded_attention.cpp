@@ -56,68 +56,79 @@ std::vector<TensorView> in_order(const LocalTensors& tensors) {
 ShardedAttention::ShardedAttention(const AttentionProblem& problem, const ShardedOperands& operands,
                                    Mesh& mesh, const Registry& registry, Device& device,
                                    const ShardedAttentionOptions& options)
-    : problem_(problem),
-      operands_(operands),
+    : operands_(operands),
       mesh_(mesh),
-      group_(mesh.group(operands.key.spec()[1], device.place(), options.transport)),
+      registry_(registry),
       device_(device),
-      schedule_name_(options.schedule),
-      runner_options_(options.runner),
-      asked_transport_(options.transport),
-      transport_(group_.transport()) {
-  Control& control = mesh.world();
-  collectively(control, [&] {
-    problem_.validate();
-    selection_ = registry.select(options.implementation, problem_, device.place());
-    CostModel model = options.cost_model.value_or(CostModel::for_place(device.place()));
-    if (model.transports.contains(transport_)) model.use_transport(transport_);
-    input_ = std::make_unique<PlanInput>(make_plan_input(
-        problem_, operands_, selection_.candidates, device.place(), std::move(model),
-        options.plan.value_or(PlanOptions::for_place(device.place()))));
-  });
-  check_same_plan(control, fingerprint(*input_, schedule_name_, asked_transport_));
+      options_(options),
+      group_(mesh.group(operands.key.spec()[1], device.place(), options.transport)),
+      transport_(group_.transport()),
+      planning_(make_planning(problem)) {
   plan_until_prepared(nullptr);
+}
+
+std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
+    AttentionProblem problem) const {
+  Control& control = mesh_.world();
+  auto planning = collectively(control, [&] {
+    problem.validate();
+    const Place place = device_.place();
+    CostModel model = options_.cost_model.value_or(CostModel::for_place(place));
+    if (model.transports.contains(transport_)) model.use_transport(transport_);
+    Selection selection = registry_.select(options_.implementation, problem, place);
+    return std::make_unique<Planning>(std::move(problem), std::move(selection), operands_, place,
+                                      std::move(model),
+                                      options_.plan.value_or(PlanOptions::for_place(place)));
+  });
+  check_same_plan(control, fingerprint(planning->input, options_.schedule, options_.transport));
+  return planning;
 }
 
 // One rank chooses: it looks at other ranks' plans too, and all must come to the same.
 void ShardedAttention::choose() {
   Control& control = mesh_.world();
-  schedule_ = collectively(control, [&] {
-    return control.rank() == 0 ? choose_schedule(*input_, schedule_name_) : ScheduleChoice{};
+  ScheduleChoice& choice = planning_->schedule;
+  choice = collectively(control, [&] {
+    return control.rank() == 0 ? choose_schedule(planning_->input, options_.schedule)
+                               : ScheduleChoice{};
   });
   const std::string chosen =
-      control.gather_text(std::string(control.rank() == 0 ? name_of(schedule_.schedule) : ""))[0];
-  schedule_.schedule = parse_schedule(chosen);
+      control.gather_text(std::string(control.rank() == 0 ? name_of(choice.schedule) : ""))[0];
+  choice.schedule = parse_schedule(chosen);
 }
 
 // Plans until no kernel of any rank refuses a block. Every round strikes off at least one pair of
 // an implementation and a block.
 void ShardedAttention::plan_until_prepared(const std::vector<TensorView>* tensors) {
   Control& control = mesh_.world();
+  PlanInput& input = planning_->input;
   while (true) {
     const bool fresh = !runner_;
     if (fresh) choose();
     const std::vector<Refusal> refusals = collectively(control, [&] {
       if (fresh) {
         runner_ = std::make_unique<Runner>(
-            problem_, make_rank_plan(*input_, schedule_.schedule, mesh_.rank()), input_->candidates,
-            std::vector<Group*>{&group_}, device_, mesh_.watchdog(), runner_options_);
+            planning_->problem, make_rank_plan(input, planning_->schedule.schedule, mesh_.rank()),
+            input.candidates, std::vector<Group*>{&group_}, device_, mesh_.watchdog(),
+            options_.runner);
       }
       // Addresses are not known before the first call; contiguous is a guess.
       return runner_->prepare(tensors == nullptr ? runner_->expected() : *tensors);
     });
     if (!anywhere(!refusals.empty())) break;
     for (const std::string& text : control.gather_text(to_json(refusals))) {
-      for (Refusal& refusal : parse_refusals(text)) {
-        input_->refusals.push_back(std::move(refusal));
-      }
+      for (Refusal& refusal : parse_refusals(text)) input.refusals.push_back(std::move(refusal));
     }
-    runner_.reset();
-    connected_ = false;
+    drop_runner();
   }
   if (connected_) return;
   collectively(control, [&] { runner_->connect(); });
   connected_ = true;
+}
+
+void ShardedAttention::drop_runner() {
+  runner_.reset();
+  connected_ = false;
 }
 
 bool ShardedAttention::anywhere(bool here) const {
@@ -131,23 +142,41 @@ void ShardedAttention::prepare(const LocalTensors& tensors) {
   if (!anywhere(!runner_->is_ready_for(views))) return;
   // What kernels refused when tensors lay otherwise, they may take now; and if nobody takes it now,
   // the plan that was good for the other tensors is kept.
-  const std::vector<Refusal> refusals = std::exchange(input_->refusals, {});
+  const std::vector<Refusal> refusals = std::exchange(planning_->input.refusals, {});
+  const ScheduleChoice schedule = planning_->schedule;
   std::unique_ptr<Runner> runner;
   if (!refusals.empty()) {
     runner = std::exchange(runner_, nullptr);
     connected_ = false;
   }
-  const ScheduleChoice schedule = schedule_;
   try {
     plan_until_prepared(&views);
   } catch (const UserError&) {
     // Some ranks have come further than others: all go back to the same.
     prepared_ = false;
-    input_->refusals = refusals;
-    schedule_ = schedule;
+    planning_->input.refusals = refusals;
+    planning_->schedule = schedule;
     connected_ = runner != nullptr;
     runner_ = std::move(runner);
     if (!runner_) plan_until_prepared(nullptr);
+    throw;
+  }
+}
+
+void ShardedAttention::set_mask(const Mask& mask) {
+  AttentionProblem problem = planning_->problem;
+  problem.mask = mask;
+  std::unique_ptr<Planning> next = make_planning(std::move(problem));
+  wait();
+  drop_runner();  // before the next one takes memory
+  prepared_ = false;
+  std::unique_ptr<Planning> before = std::exchange(planning_, std::move(next));
+  try {
+    plan_until_prepared(nullptr);
+  } catch (const UserError&) {
+    drop_runner();
+    planning_ = std::move(before);
+    plan_until_prepared(nullptr);
     throw;
   }
 }
@@ -158,7 +187,7 @@ void ShardedAttention::submit(const LocalTensors& tensors, ForeignStream* caller
 }
 
 void ShardedAttention::run(const LocalTensors& tensors) {
-  const TraceScope call(runner_options_.tracer, "call", {TraceCategory::call, "attention"});
+  const TraceScope call(options_.runner.tracer, "call", {TraceCategory::call, "attention"});
   submit(tensors, nullptr);
   wait();
 }
@@ -174,8 +203,8 @@ std::string ShardedAttention::implementations() const {
 }
 
 Selection ShardedAttention::selection() const {
-  Selection selection = selection_;
-  for (auto& reason : passed_over_blocks(*input_, rank_plan())) {
+  Selection selection = planning_->selection;
+  for (auto& reason : passed_over_blocks(plan_input(), rank_plan())) {
     selection.passed_over.push_back(std::move(reason));
   }
   return selection;

@@ -12,8 +12,8 @@ AttentionProblem problem_of(const AttentionOptions& options) {
   return {options.shape, options.dtype, options.scale, options.soft_cap, options.mask};
 }
 
-ring::ShardedOperands operands_of(const AttentionOptions& options, const AttentionProblem& problem,
-                                  const MeshShape& mesh) {
+ring::ShardedOperands operands_of(const AttentionOptions& options, const MeshShape& mesh) {
+  const AttentionProblem problem = problem_of(options);
   problem.validate();
   const AttentionMode mode = infer_attention_mode(options.shape.query_length);
   const ShardingRules rules = ShardingRules().for_mesh(mesh);
@@ -30,11 +30,10 @@ class Attention::Impl {
  public:
   Impl(Context& context, const AttentionOptions& options)
       : context_(context),
-        problem_(problem_of(options)),
-        operands_(
-            collectively(context.mesh().world(),
-                         [&] { return operands_of(options, problem_, context.mesh().shape()); })),
-        sharded_(problem_, operands_, context.mesh(), context.registry(), context.device(),
+        dtype_(options.dtype),
+        operands_(collectively(context.mesh().world(),
+                               [&] { return operands_of(options, context.mesh().shape()); })),
+        sharded_(problem_of(options), operands_, context.mesh(), context.registry(), context.device(),
                  {.implementation = options.implementation,
                   .schedule = options.schedule,
                   .plan = {},
@@ -71,12 +70,12 @@ class Attention::Impl {
   [[nodiscard]] ring::LocalTensors views(const AttentionTensors& tensors) const {
     const Place place = context_.place();
     const auto input = [&](const void* data, const NamedSharding& sharding) {
-      return ConstTensorView(data, problem_.dtype, shape(sharding), place);
+      return ConstTensorView(data, dtype_, shape(sharding), place);
     };
     return {input(tensors.query, operands_.query),
             input(tensors.key, operands_.key),
             input(tensors.value, operands_.value),
-            {tensors.output, problem_.dtype, shape(operands_.output), place},
+            {tensors.output, dtype_, shape(operands_.output), place},
             lse_view(tensors.lse)};
   }
 
@@ -93,7 +92,7 @@ class Attention::Impl {
   }
 
   Context& context_;
-  AttentionProblem problem_;
+  DType dtype_;
   ring::ShardedOperands operands_;
   Tensor lse_;
   std::unique_ptr<ForeignStream> caller_;  // the caller's stream of the last call
@@ -135,6 +134,9 @@ void Attention::run(const ring::LocalTensors& tensors, void* stream) {
 }
 void Attention::prepare(const ring::LocalTensors& tensors) {
   impl_->prepare(tensors);
+}
+void Attention::set_mask(const Mask& mask) {
+  impl_->sharded().set_mask(mask);
 }
 void Attention::wait() {
   impl_->sharded().wait();

@@ -139,6 +139,55 @@ TEST(Face, ManyObjectsShareAContextInTurn) {
   }
 }
 
+// One object serves batches of other lengths and other documents, one after the other.
+TEST(Face, MasksAreReplacedFromCallToCall) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(61);
+  Attention attention(context, options);
+  const auto expect_right_with = [&](const Mask& mask, int seed) {
+    options.mask = mask;
+    attention.set_mask(mask);
+    Shards shards(attention, seed);
+    attention.run(shards.tensors(true));
+    expect_right(attention, options, shards, seed, true);
+  };
+  Mask lengths;
+  lengths.set_causal(true);
+  for (const std::vector<std::int32_t>& of_batch :
+       {std::vector{61, 17}, std::vector{5, 60}, std::vector{1, 1}}) {
+    lengths.set_kv_lengths(of_batch);
+    expect_right_with(lengths, of_batch[0]);
+  }
+  for (const std::vector<std::int32_t>& prefix_sum :
+       {std::vector{0, 9, 30, 61}, std::vector{0, 60, 61}}) {
+    const std::vector<std::int32_t> ids = segments_from_cu_seqlens(prefix_sum, 61);
+    std::vector<std::int32_t> of_both = ids;
+    of_both.insert(of_both.end(), ids.begin(), ids.end());
+    Mask packed;
+    packed.set_causal(true);
+    packed.set_segments(2, of_both, of_both);
+    expect_right_with(packed, prefix_sum[1]);
+  }
+  expect_right_with({}, 2);
+}
+
+TEST(Face, AMaskThatDoesNotFitChangesNothing) {
+  Context context(world(), on_host());
+  const AttentionOptions options = causal(40);
+  Attention attention(context, options);
+  Mask lengths;
+  lengths.set_kv_lengths({1, 2, 3});
+  EXPECT_THROW(attention.set_mask(lengths), UserError);
+  Mask differing;
+  differing.set_window(context.rank() == 0 ? 3 : 5, -1);
+  if (context.size() > 1) {
+    EXPECT_THROW(attention.set_mask(differing), UserError);
+  }
+  Shards shards(attention, 4);
+  attention.run(shards.tensors(true));
+  expect_right(attention, options, shards, 4, true);
+}
+
 TEST(Face, ErrorsAreTheSameOnAllRanks) {
   Context context(world(), on_host());
   AttentionOptions options = causal(64);

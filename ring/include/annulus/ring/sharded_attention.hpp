@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <annulus/attention/registry.hpp>
@@ -58,6 +59,11 @@ class ShardedAttention {
   /// Collective over the mesh: all ranks throw the same UserError when the tensors of one do not
   /// fit, and the object is as good as before.
   void prepare(const LocalTensors& tensors);
+  /// Calls from now on have this mask: other lengths, other documents. Collective over the mesh. Waits
+  /// for earlier calls and plans anew, with shardings as they are; kernels that are compiled stay
+  /// so. All ranks throw the same UserError for a mask that does not fit or that nobody takes, and
+  /// the object is as good as before.
+  void set_mask(const Mask& mask);
   /// Submits a call and returns: see Runner::submit. Collective over the mesh. The first call
   /// prepares, and so do all ranks agree on its tensors before anything travels. Later ones do not,
   /// which would cost more than they do on the host: tensors that lie otherwise than before are
@@ -71,7 +77,7 @@ class ShardedAttention {
 
   [[nodiscard]] const RankPlan& rank_plan() const noexcept { return runner_->plan(); }
   /// Why others were passed over is known to rank 0 alone.
-  [[nodiscard]] const ScheduleChoice& schedule() const noexcept { return schedule_; }
+  [[nodiscard]] const ScheduleChoice& schedule() const noexcept { return planning_->schedule; }
   /// Names of the implementations that compute this rank's blocks: "sdpa+native"; "none" without
   /// blocks.
   [[nodiscard]] std::string implementations() const;
@@ -88,28 +94,39 @@ class ShardedAttention {
   [[nodiscard]] Selection selection() const;
   /// Who computes a block of the rank's plan.
   [[nodiscard]] const Implementation& implementation_of(const Block& block) const {
-    return *input_->candidates[static_cast<std::size_t>(block.implementation)];
+    return *plan_input().candidates[static_cast<std::size_t>(block.implementation)];
   }
   /// What the plan was made from.
-  [[nodiscard]] const PlanInput& plan_input() const noexcept { return *input_; }
+  [[nodiscard]] const PlanInput& plan_input() const noexcept { return planning_->input; }
 
  private:
+  // What plans are made from, and what was chosen.
+  struct Planning {
+    Planning(AttentionProblem asked, Selection selected, const ShardedOperands& operands,
+             Place place, CostModel model, const PlanOptions& options)
+        : problem(std::move(asked)),
+          selection(std::move(selected)),
+          input(make_plan_input(problem, operands, selection.candidates, place, std::move(model),
+                                options)) {}
+    AttentionProblem problem;
+    Selection selection;
+    PlanInput input;  // refers to the problem
+    ScheduleChoice schedule;
+  };
+  [[nodiscard]] std::unique_ptr<Planning> make_planning(AttentionProblem problem) const;
   void choose();
+  void drop_runner();
   void plan_until_prepared(const std::vector<TensorView>* tensors);
   [[nodiscard]] bool anywhere(bool here) const;
 
-  AttentionProblem problem_;
   ShardedOperands operands_;
   Mesh& mesh_;
-  Group& group_;
+  const Registry& registry_;
   Device& device_;
-  std::string schedule_name_;
-  RunnerOptions runner_options_;
-  Transport asked_transport_;
+  ShardedAttentionOptions options_;
+  Group& group_;
   std::string transport_;
-  Selection selection_;
-  std::unique_ptr<PlanInput> input_;
-  ScheduleChoice schedule_;
+  std::unique_ptr<Planning> planning_;
   std::unique_ptr<Runner> runner_;
   bool connected_ = false;
   bool prepared_ = false;  // on all ranks

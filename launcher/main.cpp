@@ -27,12 +27,6 @@ namespace {
 
 using namespace annulus;
 
-// 1 is what mpirun and the shell fail with: wrong numbers have a code of their own.
-int code(ExitCode exit_code) {
-  constexpr int kWrongNumbers = 4;
-  return exit_code == ExitCode::wrong_numbers ? kWrongNumbers : static_cast<int>(exit_code);
-}
-
 ExitCode dispatch(const launcher::CommandContext& context) {
   using launcher::Command;
   switch (context.options.command) {
@@ -143,14 +137,14 @@ int main(int argc, char** argv) {
     try {
       const ExitCode exit_code = guarded(session, words);
       session.finish(Watchdog(timeout));
-      return code(exit_code);
+      return static_cast<int>(exit_code);
     } catch (const std::exception& error) {
       // The other ranks do not know: they wait, and only the end of the job frees them.
       print_error(names_its_rank(error.what()) ? error.what() : who + error.what());
-      abort_job(code(ExitCode::failure));
+      abort_job(static_cast<int>(ExitCode::failure));
     }
   } catch (const std::exception& error) {
     print_error(error.what());
-    return code(ExitCode::failure);
+    return static_cast<int>(ExitCode::failure);
   }
 }

@@ -11,7 +11,6 @@
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
 
-#include "cuda/device_scope.hpp"
 #include "cuda/native_kernel.cuh"
 #include "cuda/upload.hpp"
 
@@ -58,8 +57,8 @@ std::vector<Ranges> launches_of(const PositionRanges& positions) {
 class NativeCudaKernel final : public Kernel {
  public:
   NativeCudaKernel(const AttentionProblem& problem, Device& device)
-      : problem_(problem), device_(device.place().device) {
-    const DeviceScope scope(device_);
+      : problem_(problem), device_(device) {
+    const auto current = device_.make_current();
     const Mask& mask = problem.mask;
     MemoryPool& memory = device.memory();
     query_lengths_ = upload(mask.query_lengths(), memory);
@@ -82,7 +81,7 @@ class NativeCudaKernel final : public Kernel {
                const ExecutionContext& context) override {
     check(block, result);
     if (block.query.elements() == 0) return;
-    const DeviceScope scope(device_);
+    const auto current = device_.make_current();
     launch(block, result, CudaStream::of(context.stream).raw());
   }
 
@@ -172,7 +171,7 @@ class NativeCudaKernel final : public Kernel {
   }
 
   const AttentionProblem& problem_;
-  int device_;
+  Device& device_;
   Tensor query_lengths_;
   Tensor kv_lengths_;
   Tensor query_segments_;

@@ -19,7 +19,6 @@
 #include <annulus/core/error.hpp>
 
 #include "cuda/cudnn_handle.hpp"
-#include "cuda/device_scope.hpp"
 #include "cuda/sdpa_plan.hpp"
 #include "cuda/upload.hpp"
 
@@ -90,14 +89,14 @@ class SdpaKernel final : public Kernel {
     if (const std::string obstacle = layout_obstacle("output", result.output); !obstacle.empty()) {
       throw UnsupportedError("cuDNN attention: " + obstacle);
     }
-    const DeviceScope scope(device_.place().device);
+    const auto current = device_.make_current();
     (void)find(block, result);
   }
 
   void forward(const AttentionBlock& block, const SoftmaxState& result,
                const ExecutionContext& context) override {
     check(block, result);
-    const DeviceScope scope(device_.place().device);
+    const auto current = device_.make_current();
     if (is_empty(block)) return cuda::reset(result, context.stream);
     const Entry& entry = find(block, result);
     entry.plan->run(cudnn_handle(CudaStream::of(context.stream).raw()),

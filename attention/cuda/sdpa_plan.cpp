@@ -31,8 +31,6 @@ constexpr std::int64_t kOutputUid = 4;
 constexpr std::int64_t kLseUid = 5;
 constexpr std::int64_t kQueryLengthsUid = 6;
 constexpr std::int64_t kKvLengthsUid = 7;
-constexpr std::int64_t kFirstOffsetsUid = 8;  // of the query; then key, value, output, LSE
-constexpr std::int64_t kMostTensors = 12;
 
 fe::DataType_t data_type(DType dtype) {
   return dtype == DType::float16 ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16;
@@ -53,7 +51,6 @@ struct SdpaPlan::Graph {
   fe::graph::Graph graph;
   std::size_t workspace = 0;
   int tensors = 0;
-  std::int64_t batch = 0;
   // cuDNN does not promise that all its engines may run one plan from several threads at once.
   std::mutex mutex;
 };
@@ -70,23 +67,10 @@ SdpaPlan::SdpaPlan(const SdpaDescriptor& d, cudnnHandle_t handle)
         fe::graph::Tensor_attributes().set_name(name).set_uid(uid).set_dim(dims).set_stride(
             head_major(strides)));
   };
-  const auto offsets = [&](const Tensor& tensor, std::int64_t uid) {
-    if (!d.ragged) return;
-    const std::int64_t which = uid - kQueryUid;
-    tensor->set_ragged_offset(graph.tensor(fe::graph::Tensor_attributes()
-                                               .set_name("offsets " + std::to_string(which))
-                                               .set_uid(kFirstOffsetsUid + which)
-                                               .set_dim({d.batch + 1, 1, 1, 1})
-                                               .set_stride({1, 1, 1, 1})
-                                               .set_data_type(fe::DataType_t::INT64)));
-  };
   const Tensor query = input("query", kQueryUid, {d.batch, d.heads, d.rows, d.head_dim}, d.query);
   const Tensor key = input("key", kKeyUid, {d.batch, d.kv_heads, d.columns, d.head_dim}, d.key);
   const Tensor value =
       input("value", kValueUid, {d.batch, d.kv_heads, d.columns, d.value_dim}, d.value);
-  offsets(query, kQueryUid);
-  offsets(key, kKeyUid);
-  offsets(value, kValueUid);
 
   auto attributes =
       fe::graph::SDPA_attributes()
@@ -121,8 +105,6 @@ SdpaPlan::SdpaPlan(const SdpaDescriptor& d, cudnnHandle_t handle)
       .set_data_type(fe::DataType_t::FLOAT)
       .set_dim({d.batch, d.heads, d.rows, 1})
       .set_stride({d.lse[0], d.lse[1], d.lse[2], 1});
-  offsets(output, kOutputUid);
-  offsets(stats, kLseUid);
 
   const auto check = [](fe::error_t status, const char* step) {
     if (status.is_good()) return;
@@ -136,9 +118,7 @@ SdpaPlan::SdpaPlan(const SdpaDescriptor& d, cudnnHandle_t handle)
   std::int64_t bytes = 0;
   check(graph.get_workspace_size(bytes), "asking for the workspace");
   graph_->workspace = static_cast<std::size_t>(bytes);
-  graph_->tensors =
-      static_cast<int>(d.ragged ? kMostTensors : (d.padded ? kKvLengthsUid : kLseUid));
-  graph_->batch = d.batch;
+  graph_->tensors = static_cast<int>(d.padded ? kKvLengthsUid : kLseUid);
 }
 
 SdpaPlan::~SdpaPlan() = default;
@@ -150,16 +130,9 @@ std::size_t SdpaPlan::workspace_bytes() const noexcept {
 void SdpaPlan::run(cudnnHandle_t handle, const Arguments& a) const {
   // cuDNN takes its inputs through the same list as its outputs.
   const auto input = [](const void* pointer) { return const_cast<void*>(pointer); };
-  std::array<void*, kMostTensors> pointers{input(a.query),     input(a.key), input(a.value),
-                                           a.output,           a.lse,        input(a.query_lengths),
-                                           input(a.kv_lengths)};
-  if (a.offsets != nullptr) {
-    const auto* const first = static_cast<const std::int64_t*>(a.offsets);
-    for (std::int64_t i = 0; i < kMostTensors - kKvLengthsUid; ++i) {
-      pointers[static_cast<std::size_t>(kFirstOffsetsUid - kQueryUid + i)] =
-          input(first + i * (graph_->batch + 1));
-    }
-  }
+  std::array<void*, kKvLengthsUid> pointers{
+      input(a.query), input(a.key),           input(a.value),     a.output,
+      a.lse,          input(a.query_lengths), input(a.kv_lengths)};
   const std::lock_guard lock(graph_->mutex);
   fe::error_t status = graph_->graph.execute(handle, pointers.data(), graph_->tensors, a.workspace);
   if (status.is_bad()) throw CudnnError("cuDNN attention: " + status.get_message());
@@ -173,8 +146,7 @@ std::size_t hash_of(const SdpaDescriptor& d) noexcept {
   for (const std::int64_t value :
        {static_cast<std::int64_t>(d.dtype), d.batch, d.rows, d.columns, d.heads, d.kv_heads,
         d.head_dim, d.value_dim, d.left.value_or(-1), d.right.value_or(-1),
-        static_cast<std::int64_t>(d.bottom_right), static_cast<std::int64_t>(d.padded),
-        static_cast<std::int64_t>(d.ragged)}) {
+        static_cast<std::int64_t>(d.bottom_right), static_cast<std::int64_t>(d.padded)}) {
     add(value);
   }
   for (const SdpaDescriptor::Strides* strides : {&d.query, &d.key, &d.value, &d.output, &d.lse}) {

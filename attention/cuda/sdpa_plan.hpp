@@ -29,10 +29,6 @@ struct SdpaDescriptor {
   /// Each batch has lengths of its own, which run() is given. Not with bottom_right: cuDNN would
   /// take that for the corner of the lengths.
   bool padded = false;
-  /// The batches are sequences that begin anywhere: at offsets from the tensors' addresses that
-  /// run() is given, in place of the strides of batches. Rows and columns are the most that one
-  /// has. Only with `padded`. Rows of no sequence are not written.
-  bool ragged = false;
 
   bool operator==(const SdpaDescriptor&) const = default;
 };
@@ -61,9 +57,6 @@ class SdpaPlan {
     /// int32 [batch] on the device, at least 1 each; null unless padded.
     const void* query_lengths;
     const void* kv_lengths;
-    /// int64 [5, batch + 1] on the device: where each sequence of query, key, value, output and LSE
-    /// begins, and where the last one ends, in elements; null unless ragged.
-    const void* offsets = nullptr;
   };
   /// On the handle's stream; any thread, any handle of the device. Throws CudnnError, among others
   /// for addresses that are no multiple of 16.

@@ -11,7 +11,6 @@
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
 
-#include "cuda/device_scope.hpp"
 #include "cuda/upload.hpp"
 #include "flash/small_tanh.hpp"
 
@@ -141,7 +140,7 @@ std::string FlashAttention::layout_obstacle(const char* name, const ConstTensorV
 
 void FlashAttention::prepare(const AttentionBlock& block) {
   if (block.query.elements() == 0 || block.key.elements() == 0) return;
-  const DeviceScope scope(device_.place().device);
+  const auto current = device_.make_current();
   (void)find(block);
 }
 
@@ -266,7 +265,7 @@ void FlashAttention::run(const AttentionBlock& block, const SoftmaxState& result
     const PartialState part{*block.state};
     return cuda::combine({&part, 1}, result, stream);
   }
-  const DeviceScope scope(device_.place().device);
+  const auto current = device_.make_current();
   const Entry& entry = find(block);
   Arguments arguments = arguments_of(entry, block, result);
   auto* const raw = CudaStream::of(stream).raw();

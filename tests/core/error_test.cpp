@@ -26,7 +26,7 @@ TEST(Error, TreeAndExitCodes) {
     EXPECT_EQ(static_cast<int>(code), 3);
   }
   EXPECT_EQ(static_cast<int>(ExitCode::success), 0);
-  EXPECT_EQ(static_cast<int>(ExitCode::wrong_numbers), 1);
+  EXPECT_EQ(static_cast<int>(ExitCode::wrong_numbers), 4);
 }
 
 TEST(Error, ArgumentErrorNamesArgumentValueAndExpectation) {

@@ -6,8 +6,13 @@
 
 namespace annulus {
 
-/// Exit codes of the program (0 right, 1 wrong numbers, 2 usage or input, 3 failure while running).
-enum class ExitCode : int { success = 0, wrong_numbers = 1, usage = 2, failure = 3 };
+/// Exit codes of the program. 1 is what mpirun and the shell themselves fail with.
+enum class ExitCode : int {
+  success = 0,
+  usage = 2,    ///< the caller's input is wrong
+  failure = 3,  ///< while running
+  wrong_numbers = 4
+};
 
 /// Root of every exception that the library throws.
 ///

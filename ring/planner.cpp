@@ -164,7 +164,8 @@ ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
   choice.schedule = candidates.front().schedule;
   if (candidates.size() == 1) return choice;
 
-  const std::vector<int> ranks = sample_ranks(input);
+  constexpr int kJudges = 24;  // their plans are made for every schedule
+  const std::vector<int> ranks = sample_ranks(input, kJudges);
   for (Candidate& candidate : candidates) {
     candidate.seconds = predicted_seconds(make_plan(input, candidate.schedule, ranks), input.model);
   }

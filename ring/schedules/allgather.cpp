@@ -63,6 +63,15 @@ RankPlan plan_allgather(const RankContext& context) {
   const std::vector<Arrival> arrivals = arrivals_of(needs, me);
   PlanBuilder builder(context);
 
+  // Every rank begins with its left neighbour, so that not all take from one at a time.
+  std::vector<Arrival> by_turn = arrivals;
+  std::stable_sort(by_turn.begin(), by_turn.end(), [&](const Arrival& a, const Arrival& b) {
+    const auto turn = [&](const Arrival& arrival) {
+      return (me + needs.size() - arrival.origin) % needs.size();
+    };
+    return turn(a) < turn(b);
+  });
+
   LocalRange sent;
   for (int receiver = 0; receiver < needs.size(); ++receiver) {
     if (receiver == me) continue;
@@ -97,13 +106,9 @@ RankPlan plan_allgather(const RankContext& context) {
     if (tokens == 0) continue;
     int& buffer = receive[g % 2];
     buffer = builder.add_key_value({LocalPosition(0), tokens}, groups[g], buffer);
-    // Every rank begins with its left neighbour, so that not all take from one at a time.
-    for (int i = 1; i < needs.size(); ++i) {
-      for (const Arrival& arrival : arrivals) {
-        if (arrival.origin != (me + needs.size() - i) % needs.size()) continue;
-        builder.receive(step, arrival.origin, arrival.origin, buffer,
-                        {LocalPosition(arrival.placed.token), arrival.placed.piece.columns.count});
-      }
+    for (const Arrival& arrival : by_turn) {
+      builder.receive(step, arrival.origin, arrival.origin, buffer,
+                      {LocalPosition(arrival.placed.token), arrival.placed.piece.columns.count});
     }
   }
   if (tokens > 0 && !groups.empty()) {

@@ -1,0 +1,246 @@
+// The public face on GPU ranks: the caller's stream, many objects in turn, and what a call and a
+// further object cost. Keys are zero, so that output row i is the mean of the values that it sees.
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <annulus/annulus.hpp>
+#include <annulus/core/convert.hpp>
+#include <annulus/core/cuda_stream.hpp>
+
+#include "tests/support/rank_device.hpp"
+#include "tests/support/test_world.hpp"
+
+namespace annulus {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
+
+// Memory of the current device.
+class DeviceArray {
+ public:
+  explicit DeviceArray(std::int64_t elements) : bytes_(static_cast<std::size_t>(elements) * 2) {
+    check_cuda(cudaMalloc(&data_, bytes_), "cudaMalloc");
+    check_cuda(cudaMemset(data_, 0, bytes_), "cudaMemset");
+  }
+  ~DeviceArray() { (void)cudaFree(data_); }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+  [[nodiscard]] void* data() const { return data_; }
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_;
+};
+
+// An object and its tensors. Values are `level` at even positions and 0 at odd ones.
+class Layer {
+ public:
+  Layer(Context& context, const AttentionOptions& options, float level)
+      : attention(context, options),
+        level_(level),
+        query_(attention.query_shape().product()),
+        key_(attention.key_shape().product()),
+        value_(attention.value_shape().product()),
+        output_(attention.output_shape().product()) {
+    const std::int64_t width = attention.value_shape()[2] * attention.value_shape()[3];
+    const PositionRanges positions = attention.key_positions();
+    std::vector<float> wide(static_cast<std::size_t>(attention.value_shape().product()), 0);
+    for (std::int64_t row = 0; row < positions.size(); ++row) {
+      if (positions.global(LocalPosition(row)).value() % 2 == 0) {
+        std::fill_n(wide.begin() + row * width, width, level);
+      }
+    }
+    values_.resize(wide.size());
+    from_float32(wide.data(), DType::bfloat16, values_.data(),
+                 static_cast<std::int64_t>(wide.size()));
+  }
+
+  // From page-locked or ordinary memory, in the stream's order.
+  void upload(cudaStream_t stream) {
+    check_cuda(cudaMemcpyAsync(value_.data(), values_.data(), value_.bytes(),
+                               cudaMemcpyHostToDevice, stream),
+               "cudaMemcpyAsync");
+  }
+  void run(cudaStream_t stream) {
+    attention.run({query_.data(), key_.data(), value_.data(), output_.data()}, stream);
+  }
+  void spoil(cudaStream_t stream) {
+    check_cuda(cudaMemsetAsync(output_.data(), 0xFF, output_.bytes(), stream), "cudaMemsetAsync");
+  }
+  void expect_right(cudaStream_t stream, const Mask& mask) {
+    std::vector<std::uint16_t> narrow(static_cast<std::size_t>(attention.output_shape().product()));
+    check_cuda(cudaMemcpyAsync(narrow.data(), output_.data(), output_.bytes(),
+                               cudaMemcpyDeviceToHost, stream),
+               "cudaMemcpyAsync");
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    std::vector<float> wide(narrow.size());
+    to_float32(narrow.data(), DType::bfloat16, wide.data(),
+               static_cast<std::int64_t>(narrow.size()));
+    const PositionRanges positions = attention.query_positions();
+    const std::int64_t width = attention.output_shape()[2] * attention.output_shape()[3];
+    for (std::int64_t row = 0; row < positions.size(); ++row) {
+      const Mask::Interval seen = mask.row_interval(0, positions.global(LocalPosition(row)));
+      const std::int64_t end = std::min(seen.end.value(), attention_length);
+      const std::int64_t even = (end + 1) / 2 - (seen.begin.value() + 1) / 2;
+      const auto count = static_cast<float>(end - seen.begin.value());
+      const float expected = level_ * static_cast<float>(even) / count;
+      ASSERT_NEAR(wide[static_cast<std::size_t>(row * width)], expected, 0.01 * level_) << row;
+      ASSERT_NEAR(wide[static_cast<std::size_t>((row + 1) * width - 1)], expected, 0.01 * level_);
+    }
+  }
+
+  static constexpr std::int64_t attention_length = 1536;
+  Attention attention;
+
+ private:
+  float level_;
+  DeviceArray query_, key_, value_, output_;
+  std::vector<std::uint16_t> values_;
+};
+
+class DeviceFace : public ::testing::Test {
+ public:
+  static void SetUpTestSuite() { rank_ = test::open_rank_device(); }
+  static void TearDownTestSuite() { rank_ = {}; }
+
+ protected:
+  void SetUp() override {
+    if (!rank_.device) GTEST_SKIP() << rank_.missing;
+    check_cuda(cudaSetDevice(rank_.device->place().device), "cudaSetDevice");
+    check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    ContextOptions options;
+    options.timeout = 60;
+    context_ = std::make_unique<Context>(test::session().world(), options);
+  }
+  void TearDown() override {
+    context_.reset();
+    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+  }
+
+  [[nodiscard]] static AttentionOptions causal() {
+    AttentionOptions options;
+    options.shape = {1, Layer::attention_length, Layer::attention_length, 8, 2, 128, 128};
+    options.mask.set_causal(true);
+    return options;
+  }
+
+  static test::RankDevice rank_;  // NOLINT(readability-identifier-naming): as a member
+  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<Context> context_;
+};
+
+test::RankDevice DeviceFace::rank_ = {};
+
+void CUDART_CB sleep_a_while(void* /*unused*/) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+}
+
+// A call starts after what its stream was given before, what the stream is given afterwards comes
+// after the call, and the host waits for neither.
+TEST_F(DeviceFace, ACallHasItsPlaceInTheCallersStream) {
+  const AttentionOptions options = causal();
+  Layer layer(*context_, options, 3);
+  for (int call = 0; call < 4; ++call) {  // prepared, recorded, replayed
+    layer.spoil(stream_);
+    context_->mesh().world().barrier();
+    check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+    const auto begin = Clock::now();
+    layer.upload(stream_);
+    const double uploaded = milliseconds_since(begin);
+    layer.run(stream_);
+    if (call > 1 && uploaded < 50) {
+      EXPECT_LT(milliseconds_since(begin), 90) << "the host waited";
+    }
+    layer.expect_right(stream_, options.mask);
+    layer.attention.wait();
+  }
+}
+
+// 64 layers of a network on one context.
+TEST_F(DeviceFace, ManyObjectsInTurnAllReplay) {
+  const AttentionOptions options = causal();
+  std::vector<std::unique_ptr<Layer>> layers;
+  for (int i = 0; i < 64; ++i) {
+    layers.push_back(std::make_unique<Layer>(*context_, options, 1 + 0.25F * static_cast<float>(i)));
+    layers.back()->upload(stream_);
+  }
+  constexpr std::size_t kRounds = 5;
+  for (std::size_t round = 0; round < kRounds; ++round) {
+    for (const auto& layer : layers) layer->spoil(stream_);
+    for (const auto& layer : layers) layer->run(stream_);
+    for (const auto& layer : layers) layer->expect_right(stream_, options.mask);
+  }
+  for (const auto& layer : layers) {
+    EXPECT_GE(layer->attention.sharded().replays(), kRounds - 2);
+  }
+}
+
+TEST_F(DeviceFace, MasksAreReplacedFromCallToCall) {
+  AttentionOptions options = causal();
+  Layer layer(*context_, options, 2);
+  layer.upload(stream_);
+  for (const std::int32_t length : {700, 1536, 1}) {
+    Mask mask;
+    mask.set_causal(true);
+    mask.set_kv_lengths({length});
+    const auto begin = Clock::now();
+    layer.attention.set_mask(mask);
+    std::printf("mask replaced in %.2f ms\n", milliseconds_since(begin));
+    for (int call = 0; call < 3; ++call) {
+      layer.spoil(stream_);
+      layer.run(stream_);
+      layer.expect_right(stream_, mask);
+    }
+  }
+}
+
+// Figures that a user feels: another object of a known shape, and a call that is replayed.
+TEST_F(DeviceFace, ObjectsAndCallsAreCheap) {
+  for (const std::string implementation : {"sdpa", "flash_attn2"}) {
+    AttentionOptions options = causal();
+    options.implementation = implementation;
+    if (!context_->registry().get(implementation).available(context_->place())) continue;
+    std::vector<double> prepared;
+    std::unique_ptr<Layer> layer;
+    for (int i = 0; i < 6; ++i) {
+      context_->mesh().world().barrier();
+      const auto begin = Clock::now();
+      const Attention attention(*context_, options);
+      prepared.push_back(milliseconds_since(begin));
+    }
+    layer = std::make_unique<Layer>(*context_, options, 1);
+    layer->upload(stream_);
+    std::vector<double> enqueued;
+    for (int call = 0; call < 200; ++call) {
+      const auto begin = Clock::now();
+      layer->run(stream_);
+      if (call >= 10) enqueued.push_back(milliseconds_since(begin));
+      if (call % 10 == 9) check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    }
+    layer->expect_right(stream_, options.mask);
+    std::sort(prepared.begin() + 1, prepared.end());
+    std::sort(enqueued.begin(), enqueued.end());
+    const double again = prepared[prepared.size() / 2];
+    const double call = enqueued[enqueued.size() / 2];
+    std::printf("%s: first object %.2f ms, another %.2f ms, a call enqueued in %.1f us\n",
+                implementation.c_str(), prepared.front(), again, 1e3 * call);
+    EXPECT_LT(again, 5) << implementation;
+    EXPECT_LT(call, 0.1) << implementation;
+  }
+}
+
+}  // namespace
+}  // namespace annulus

@@ -135,7 +135,30 @@ bool ShardedAttention::anywhere(bool here) const {
   return mesh_.world().max(std::array{here ? 1.0 : 0.0})[0] > 0;
 }
 
+void ShardedAttention::check_usable() const {
+  if (runner_ && connected_) return;
+  throw LibraryError(fmt::format(
+      "rank {}: attention that failed when it was made ready, and cannot be used any more",
+      mesh_.rank()));
+}
+
+// `change` replaces the planning and plans; where all ranks agree that this fails, `undo` brings
+// back what was there.
+template <class Change, class Undo>
+void ShardedAttention::try_or_undo(const Change& change, const Undo& undo) {
+  try {
+    change();
+  } catch (const UserError&) {
+    undo();
+    throw;
+  } catch (const AgreedFailure&) {
+    undo();
+    throw;
+  }
+}
+
 void ShardedAttention::prepare(const LocalTensors& tensors) {
+  check_usable();
   const std::vector<TensorView> views = in_order(tensors);
   collectively(mesh_.world(), [&] { runner_->check(views); });
   prepared_ = true;
@@ -149,41 +172,44 @@ void ShardedAttention::prepare(const LocalTensors& tensors) {
     runner = std::exchange(runner_, nullptr);
     connected_ = false;
   }
-  try {
-    plan_until_prepared(&views);
-  } catch (const UserError&) {
-    // Some ranks have come further than others: all go back to the same.
-    prepared_ = false;
-    planning_->input.refusals = refusals;
-    planning_->schedule = schedule;
-    connected_ = runner != nullptr;
-    runner_ = std::move(runner);
-    if (!runner_) plan_until_prepared(nullptr);
-    throw;
-  }
+  try_or_undo([&] { plan_until_prepared(&views); },
+              [&] {
+                // Some ranks have come further than others: all go back to the same.
+                prepared_ = false;
+                planning_->input.refusals = refusals;
+                planning_->schedule = schedule;
+                drop_runner();
+                connected_ = runner != nullptr;
+                runner_ = std::move(runner);
+                if (!runner_) plan_until_prepared(nullptr);
+              });
 }
 
 void ShardedAttention::set_mask(const Mask& mask) {
+  check_usable();
   AttentionProblem problem = planning_->problem;
   problem.mask = mask;
   std::unique_ptr<Planning> next = make_planning(std::move(problem));
-  wait();
   drop_runner();  // before the next one takes memory
   prepared_ = false;
-  std::unique_ptr<Planning> before = std::exchange(planning_, std::move(next));
-  try {
-    plan_until_prepared(nullptr);
-  } catch (const UserError&) {
-    drop_runner();
-    planning_ = std::move(before);
-    plan_until_prepared(nullptr);
-    throw;
-  }
+  std::swap(planning_, next);
+  try_or_undo([&] { plan_until_prepared(nullptr); },
+              [&] {
+                drop_runner();
+                std::swap(planning_, next);
+                plan_until_prepared(nullptr);
+              });
 }
 
 void ShardedAttention::submit(const LocalTensors& tensors, ForeignStream* caller) {
+  check_usable();
   if (!prepared_) prepare(tensors);
   runner_->submit(in_order(tensors), caller);
+}
+
+void ShardedAttention::wait() {
+  check_usable();
+  runner_->wait();
 }
 
 void ShardedAttention::run(const LocalTensors& tensors) {

@@ -23,9 +23,13 @@ Recording* Recordings::find(std::span<const TensorView> tensors,
   return entry->recording.get();
 }
 
-void Recordings::clear() {
+void Recordings::clear() noexcept {
   entries_.clear();
   next_ = 0;
+}
+
+void Recordings::restart() noexcept {
+  clear();
   calls_ = 0;
 }
 

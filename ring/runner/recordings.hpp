@@ -23,7 +23,10 @@ class Recordings {
   /// one, or null where work cannot be recorded.
   [[nodiscard]] Recording* find(std::span<const TensorView> tensors,
                                 const std::function<std::unique_ptr<Recording>()>& record);
-  void clear();
+  /// Forgets all recordings.
+  void clear() noexcept;
+  /// Forgets all, and begins anew with a first call: on all ranks or none, where calls are uniform.
+  void restart() noexcept;
 
  private:
   struct Entry {

@@ -69,6 +69,18 @@ class Runner::Impl {
     number_tasks();
   }
 
+  // What calls under way still use goes back to the pool behind them.
+  ~Impl() {
+    if (gave_up_) return;
+    try {
+      wait();
+    } catch (...) {
+      // Whoever waits for a result hears of it.
+    }
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
   void connect() {
     for (Queue& queue : queues_) {
       for (std::size_t e = 0; e < queue.tasks.size(); ++e) {
@@ -111,25 +123,8 @@ class Runner::Impl {
   }
 
   std::vector<Refusal> prepare(std::span<const TensorView> tensors) {
-    if (is_ready_for(tensors)) return {};
-    const auto current = device_.make_current();
-    ready_ = false;
-    recordings_.clear();  // they point into memory that is laid out anew
-    kernels_.clear();     // what they keep is for tensors that lay otherwise
-    kernels_.resize(implementations_.size());
-    memory_.bind({tensors.begin(), tensors.end()});
-    std::vector<Refusal> refusals;
-    for (const Task& task : plan_.tasks) {
-      const auto* block = std::get_if<Block>(&task.work);
-      if (block == nullptr) continue;
-      try {
-        kernel_of(*block).prepare(arguments_of(*block), memory_.state(block->result));
-      } catch (const UnsupportedError& refusal) {
-        refusals.push_back({name_of(*block), block->row_positions, block->column_positions,
-                            block->heads.count, refusal.what()});
-      }
-    }
-    ready_ = refusals.empty();
+    std::vector<Refusal> refusals = make_ready(tensors);
+    recordings_.restart();
     return refusals;
   }
 
@@ -138,10 +133,12 @@ class Runner::Impl {
     try {
       for (Group* group : groups_) group->check();
       check(tensors);
-      if (const std::vector<Refusal> refusals = prepare(tensors); !refusals.empty()) {
-        throw UnsupportedError(fmt::format("tensors that nobody has prepared for: {}: {}",
-                                           refusals.front().implementation,
-                                           refusals.front().reason));
+      if (!is_ready_for(tensors)) {
+        if (const std::vector<Refusal> refusals = make_ready(tensors); !refusals.empty()) {
+          throw UnsupportedError(fmt::format("tensors that nobody has prepared for: {}: {}",
+                                             refusals.front().implementation,
+                                             refusals.front().reason));
+        }
       }
       memory_.bind({tensors.begin(), tensors.end()});
       if (caller != nullptr) caller->precede(*computing_);
@@ -189,6 +186,31 @@ class Runner::Impl {
   [[nodiscard]] std::size_t replays() const noexcept { return replays_; }
 
  private:
+  // Kernels keep what is for tensors that lay otherwise, and recordings point to it: both go, once
+  // no call uses them any more.
+  std::vector<Refusal> make_ready(std::span<const TensorView> tensors) {
+    const auto current = device_.make_current();
+    wait();
+    ready_ = false;
+    recordings_.clear();
+    kernels_.clear();
+    kernels_.resize(implementations_.size());
+    memory_.bind({tensors.begin(), tensors.end()});
+    std::vector<Refusal> refusals;
+    for (const Task& task : plan_.tasks) {
+      const auto* block = std::get_if<Block>(&task.work);
+      if (block == nullptr) continue;
+      try {
+        kernel_of(*block).prepare(arguments_of(*block), memory_.state(block->result));
+      } catch (const UnsupportedError& refusal) {
+        refusals.push_back({name_of(*block), block->row_positions, block->column_positions,
+                            block->heads.count, refusal.what()});
+      }
+    }
+    ready_ = refusals.empty();
+    return refusals;
+  }
+
   // The exchanges of one group, in their order.
   struct Queue {
     Group* group;
@@ -441,6 +463,7 @@ class Runner::Impl {
   }
 
   void give_up() noexcept {
+    gave_up_ = true;
     recordings_.clear();  // NCCL would wait for what was recorded to go
     for (Group* group : groups_) group->give_up();
   }
@@ -455,6 +478,7 @@ class Runner::Impl {
   PlanMemory memory_;
   std::vector<std::unique_ptr<Kernel>> kernels_;  // by implementation; null until needed
   bool ready_ = false;
+  bool gave_up_ = false;
   std::vector<bool> awaited_;         // by task: others wait for it
   std::vector<std::size_t> ordinal_;  // by task: of an exchange, in its queue
   // By task: what the last long block up to it marks.

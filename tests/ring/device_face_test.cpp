@@ -74,8 +74,19 @@ class Layer {
                                cudaMemcpyHostToDevice, stream),
                "cudaMemcpyAsync");
   }
-  void run(cudaStream_t stream) {
-    attention.run({query_.data(), key_.data(), value_.data(), output_.data()}, stream);
+  void run(cudaStream_t stream) { run(attention, stream); }
+  void run(Attention& other, cudaStream_t stream) {
+    other.run({query_.data(), key_.data(), value_.data(), output_.data()}, stream);
+  }
+  // The same call: what is zero lies as one likes.
+  void run_with_zero_queries_head_major(cudaStream_t stream) {
+    ring::LocalTensors tensors = attention.views(
+        {query_.data(), key_.data(), value_.data(), output_.data()});
+    const Extents shape = tensors.query.shape();
+    tensors.query = ConstTensorView(query_.data(), DType::bfloat16,
+                                    {shape[0], shape[2], shape[1], shape[3]}, tensors.query.place())
+                        .permute({0, 2, 1, 3});
+    attention.run(tensors, stream);
   }
   void spoil(cudaStream_t stream) {
     check_cuda(cudaMemsetAsync(output_.data(), 0xFF, output_.bytes(), stream), "cudaMemsetAsync");
@@ -185,6 +196,41 @@ TEST_F(DeviceFace, ManyObjectsInTurnAllReplay) {
   }
   for (const auto& layer : layers) {
     EXPECT_GE(layer->attention.sharded().replays(), kRounds - 2);
+  }
+}
+
+// What a call under way still uses does not go to the next object.
+TEST_F(DeviceFace, ObjectsMayEndWhileTheirCallsAreUnderWay) {
+  const AttentionOptions options = causal();
+  Layer first(*context_, options, 1);
+  Layer second(*context_, options, 5);
+  first.upload(stream_);
+  second.upload(stream_);
+  for (int round = 0; round < 5; ++round) {
+    for (Layer* layer : {&first, &second}) {
+      layer->spoil(stream_);
+      check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+      {
+        Attention brief(*context_, options);
+        layer->run(brief, stream_);
+      }
+      Attention next(*context_, options);  // would take the memory of the brief one
+      layer->expect_right(stream_, options.mask);
+    }
+  }
+}
+
+// Tensors that lie otherwise, one call right behind the other.
+TEST_F(DeviceFace, TensorsMayLieOtherwiseWhileCallsAreUnderWay) {
+  const AttentionOptions options = causal();
+  Layer layer(*context_, options, 4);
+  layer.upload(stream_);
+  for (int round = 0; round < 4; ++round) {
+    layer.spoil(stream_);
+    check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+    layer.run(stream_);
+    layer.run_with_zero_queries_head_major(stream_);
+    layer.expect_right(stream_, options.mask);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/mesh/agreement.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/verification.hpp>
 
@@ -277,6 +278,49 @@ TEST_F(RefusalTest, AllRanksHearOfStridesThatNoKernelTakes) {
   EXPECT_THAT(message, HasSubstr("first: head-major; second: head-major"));
   attention.run(mine.local_tensors());
   expect_same_bits(mine, expected());
+}
+
+// No memory on one rank, say: all hear of it, and go on with what they had.
+TEST_F(RefusalTest, AFailureToMakeReadyLeavesTheObjectAsGoodAsBefore) {
+  const bool culprit = mesh_.rank() == mesh_.size() - 1;
+  for (const bool replanned : {false, true}) {
+    const auto fails = [culprit](const AttentionBlock& block, const SoftmaxState& result) {
+      if (culprit && !head_major(block, result).empty()) throw LibraryError("out of memory");
+      return std::string();
+    };
+    if (replanned) {
+      register_two(head_major, fails);
+    } else {
+      register_two(fails, fails);
+    }
+    const CaseShards mine = shards();
+    const HeadMajor other(mine, device_.memory());
+    ShardedAttention attention = this->attention();
+    for (int i = 0; i < 2; ++i) {
+      attention.run(mine.local_tensors());
+      expect_same_bits(mine, expected());
+      EXPECT_THROW(attention.prepare(other.local_tensors()), AgreedFailure);
+    }
+    attention.run(mine.local_tensors());
+    expect_same_bits(mine, expected());
+  }
+}
+
+TEST_F(RefusalTest, AnObjectThatCannotBeMadeReadyAgainSaysSo) {
+  auto fails = std::make_shared<bool>(false);
+  const auto once = [fails](const AttentionBlock& /*block*/, const SoftmaxState& /*result*/) {
+    if (*fails) throw LibraryError("out of memory");
+    return std::string();
+  };
+  register_two(once, once);
+  const CaseShards mine = shards();
+  ShardedAttention attention = this->attention();
+  attention.run(mine.local_tensors());
+  *fails = true;
+  EXPECT_THROW(attention.set_mask({}), AgreedFailure);
+  const std::string message =
+      test::message_of<LibraryError>([&] { attention.run(mine.local_tensors()); });
+  EXPECT_THAT(message, HasSubstr("cannot be used any more"));
 }
 
 TEST_F(RefusalTest, TensorsThatDoNotFitALaterCallAreAFailureThatNamesTheRank) {

@@ -49,6 +49,7 @@ class Attention {
  public:
   /// Collective over the context: either all ranks get the object, or all throw the same error.
   Attention(Context& context, const AttentionOptions& options);
+  /// Waits for calls under way.
   ~Attention();
   Attention(const Attention&) = delete;
   Attention& operator=(const Attention&) = delete;
@@ -68,7 +69,9 @@ class Attention {
   /// there afterwards sees its results, and the host waits for nothing. On the CPU it is done when
   /// it returns. Tensors of the first call are checked on all ranks before anything travels
   /// (UserError on all of them). What fails later shows in the next call or in wait(), as
-  /// LibraryError; the job can then only be aborted.
+  /// LibraryError; the job can then only be aborted. Under NCCL, objects that share one context but
+  /// whose sequences lie on different axes want to be called on one stream: exchanges of two
+  /// communicators must not wait for each other in different orders.
   void run(const AttentionTensors& tensors, void* stream = nullptr);
   /// With strides; see ring::LocalTensors. An LSE without memory is not wanted.
   void run(const ring::LocalTensors& tensors, void* stream = nullptr);

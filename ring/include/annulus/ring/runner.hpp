@@ -42,6 +42,7 @@ class Runner {
   Runner(const AttentionProblem& problem, const RankPlan& plan,
          std::span<const Implementation* const> implementations, std::vector<Group*> groups,
          Device& device, const Watchdog& watchdog, RunnerOptions options);
+  /// Waits for calls under way, as wait() does, unless one has failed.
   ~Runner();
   Runner(Runner&& other) noexcept;
   Runner& operator=(Runner&& other) noexcept;
@@ -57,13 +58,15 @@ class Runner {
   /// Whether it is ready for tensors that lie like these.
   [[nodiscard]] bool is_ready_for(std::span<const TensorView> tensors) const;
   /// Makes ready for tensors of these strides, and of addresses that are as well aligned; tensors
-  /// without memory count as aligned. The blocks that a kernel refuses are returned: unless there
-  /// are none, it is not ready. Not collective.
+  /// without memory count as aligned. Waits for calls under way. The blocks that a kernel refuses
+  /// are returned: unless there are none, it is not ready. Does not communicate; but where the
+  /// transport wants calls to be alike on all ranks, so must be the calls of this.
   [[nodiscard]] std::vector<Refusal> prepare(std::span<const TensorView> tensors);
 
   /// Submits a call. It runs after what `caller` was given before, and what `caller` is given
   /// afterwards sees its results; null: nothing else is ordered by it. Collective over the groups.
-  /// On a device the host does not wait for anything. Throws LibraryError or TimeoutError, after
+  /// On a device the host does not wait for anything, unless these tensors lie otherwise than those
+  /// before. Throws LibraryError or TimeoutError, after
   /// which the job can only be aborted (Control::abort); also for tensors that it is not ready for
   /// and that a kernel refuses, since the other ranks may be under way.
   void submit(std::span<const TensorView> tensors, ForeignStream* caller);

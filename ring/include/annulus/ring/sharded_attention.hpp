@@ -56,22 +56,23 @@ class ShardedAttention {
   ShardedAttention& operator=(const ShardedAttention&) = delete;
 
   /// Makes ready for tensors of these strides, with a new plan where kernels refuse them.
-  /// Collective over the mesh: all ranks throw the same UserError when the tensors of one do not
-  /// fit, and the object is as good as before.
+  /// Collective over the mesh. All ranks throw the same error when the tensors of one do not fit
+  /// (UserError) or one lacks memory (AgreedFailure), and the object is as good as before.
   void prepare(const LocalTensors& tensors);
   /// Calls from now on have this mask: other lengths, other documents. Collective over the mesh. Waits
   /// for earlier calls and plans anew, with shardings as they are; kernels that are compiled stay
-  /// so. All ranks throw the same UserError for a mask that does not fit or that nobody takes, and
-  /// the object is as good as before.
+  /// so. All ranks throw the same error for a mask that does not fit or that nobody takes
+  /// (UserError), and the object is as good as before.
   void set_mask(const Mask& mask);
   /// Submits a call and returns: see Runner::submit. Collective over the mesh. The first call
   /// prepares, and so do all ranks agree on its tensors before anything travels. Later ones do not,
   /// which would cost more than they do on the host: tensors that lie otherwise than before are
-  /// best prepared. Where that is left out, a rank makes itself ready when it sees them, and
-  /// tensors that do not fit or that a kernel refuses are a failure of that rank alone.
+  /// best prepared. Where that is left out, a rank waits for its calls and makes itself ready when
+  /// it sees them, and tensors that do not fit or that a kernel refuses are a failure of that rank
+  /// alone.
   void submit(const LocalTensors& tensors, ForeignStream* caller);
   /// See Runner::wait.
-  void wait() { runner_->wait(); }
+  void wait();
   /// submit() and wait().
   void run(const LocalTensors& tensors);
 
@@ -114,6 +115,9 @@ class ShardedAttention {
     ScheduleChoice schedule;
   };
   [[nodiscard]] std::unique_ptr<Planning> make_planning(AttentionProblem problem) const;
+  template <class Change, class Undo>
+  void try_or_undo(const Change& change, const Undo& undo);
+  void check_usable() const;
   void choose();
   void drop_runner();
   void plan_until_prepared(const std::vector<TensorView>* tensors);

@@ -12,7 +12,7 @@
 
 // Partial results lie in places: pieces of memory for the rows and heads of a group, one result
 // beside the other as long as they share no row. Place 0 is as large as the output, and is the
-// output itself where dtypes permit.
+// output itself where dtypes permit. Rows that a kernel completes go straight into the output.
 namespace annulus::ring {
 namespace {
 
@@ -63,7 +63,7 @@ class Placer {
         }
         const int step = tasks_[i].step;
         const HeadRange heads = block->heads;
-        place(std::move(tasks_[i]), i == last_of_group_);
+        place(std::get<Block>(tasks_[i].work), step, later_rows_[i]);
         if (i == last_of_group_) {
           done = heads.end();
           finish_group(step);
@@ -112,68 +112,146 @@ class Placer {
       const auto* block = std::get_if<Block>(&tasks_[i].work);
       if (block != nullptr && block->heads == heads) last_of_group_ = i;
     }
-    blocks_of_group_ = static_cast<std::size_t>(
-        std::count_if(tasks_.begin() + static_cast<std::ptrdiff_t>(first),
-                      tasks_.begin() + static_cast<std::ptrdiff_t>(last_of_group_) + 1,
-                      [](const Task& task) { return std::holds_alternative<Block>(task.work); }));
+    open_ = all_rows_;
+    later_rows_.resize(tasks_.size());
+    LocalRange rows;
+    for (std::size_t i = last_of_group_ + 1; i-- > first;) {
+      later_rows_[i] = rows;
+      if (const auto* block = std::get_if<Block>(&tasks_[i].work)) rows = hull(rows, block->rows);
+    }
   }
 
-  void place(Task task, bool last) {
-    auto& block = std::get<Block>(task.work);
-    if (input_.candidates[static_cast<std::size_t>(block.implementation)]
-            ->declares()
-            .continues_state) {
-      if (const Pending* known = state_of(block)) {
-        block.result = result_of(*known, block.rows, block.batches);
-        block.state = block.result;
-        // With the last block, a state that it covers is complete: it can be rounded at once.
-        const bool complete = last && pending_.size() == 1 && block.rows == all_rows_ &&
-                              block.batches == all_batches_ &&
-                              declaration_of(block).results == ResultForm::either &&
-                              lse_dtype_ == DType::float32;
-        if (complete) {
-          block.result = output_of(*group_, all_batches_);
-          pending_.clear();
-          done_ = true;
-        }
-        plan_.tasks.push_back(std::move(task));
+  // `later`: the rows that later blocks of the group add to.
+  void place(Block block, int step, LocalRange later) {
+    const auto known = state_of(block);
+    if (const LocalRange rows = final_rows(block, known, later); rows.count > 0) {
+      const auto [final, rest] = cut(block, rows);
+      if (fits(final, rest)) {
+        finish(final, step, known);
+        if (rest) place(*rest, step, later);
         return;
       }
     }
-    const DType dtype = dtype_of(block);
+    if (known != pending_.end()) {
+      block.result = result_of(*known, block.rows, block.batches);
+      block.state = block.result;
+      plan_.tasks.push_back({std::move(block), step, {}});
+      return;
+    }
+    const DType dtype =
+        declaration_of(block).results == ResultForm::rounded ? dtype_ : DType::float32;
     int place = static_cast<int>(pending_.size()) < kMostParts ? free_place(block, dtype) : -1;
     if (place < 0) {
-      fold(task.step);
+      fold(step);
       place = free_place(block, dtype);
     }
     const Pending part{place, dtype, block.rows, block.batches};
     make_room(part);
     block.result = result_of(part, block.rows, block.batches);
-    plan_.tasks.push_back(std::move(task));
+    plan_.tasks.push_back({std::move(block), step, {}});
     keep(part);
   }
 
-  // Alone in covering the output, a result that can be rounded is.
-  [[nodiscard]] DType dtype_of(const Block& block) const {
-    switch (declaration_of(block).results) {
-      case ResultForm::float32:
-        return DType::float32;
-      case ResultForm::rounded:
-        return dtype_;
-      case ResultForm::either:
-        break;
+  using PendingAt = std::vector<Pending>::iterator;
+
+  // Rows of the block that no later one adds to, at an end of those that are still open. The kernel
+  // can round these into the output, which saves writing them in float32 and reading them again.
+  [[nodiscard]] LocalRange final_rows(const Block& block, PendingAt state, LocalRange later) {
+    if (declaration_of(block).results != ResultForm::either || lse_dtype_ != DType::float32 ||
+        !(block.batches == all_batches_)) {
+      return {};
     }
-    const bool alone = blocks_of_group_ == 1 && block.rows == all_rows_ &&
-                       block.batches == all_batches_ && lse_dtype_ == DType::float32;
-    return alone ? dtype_ : DType::float32;
+    LocalRange rows = block.rows;
+    if (later.count > 0 && overlap(rows, later)) {
+      if (rows.begin < later.begin) {
+        rows.count = later.begin - rows.begin;
+      } else {
+        const LocalPosition begin = std::min(later.end(), rows.end());
+        rows = {begin, rows.end() - begin};
+      }
+    }
+    const auto at_an_end_of = [&](const LocalRange& whole) {
+      return rows.begin == whole.begin || rows.end() == whole.end();
+    };
+    if (!at_an_end_of(open_) || (state != pending_.end() && !at_an_end_of(state->rows))) return {};
+    for (auto part = pending_.begin(); part != pending_.end(); ++part) {
+      if (part != state && overlap(part->rows, rows)) return {};
+    }
+    return rows;
   }
 
-  [[nodiscard]] const Pending* state_of(const Block& block) const {
-    const auto known = std::find_if(pending_.begin(), pending_.end(), [&](const Pending& part) {
+  // A block's part of these rows, and of the others; none where these are all.
+  [[nodiscard]] std::pair<Block, std::optional<Block>> cut(const Block& block,
+                                                           const LocalRange& rows) const {
+    if (rows == block.rows) return {block, std::nullopt};
+    const bool front = rows.begin == block.rows.begin;
+    const LocalRange others =
+        front ? LocalRange{rows.end(), block.rows.count - rows.count}
+              : LocalRange{block.rows.begin, block.rows.count - rows.count};
+    return {part_of(block, rows), part_of(block, others)};
+  }
+
+  [[nodiscard]] Block part_of(const Block& block, const LocalRange& rows) const {
+    Block part = block;
+    part.rows = rows;
+    part.row_positions = block.row_positions.slice(
+        {LocalPosition(rows.begin - block.rows.begin), rows.count});
+    part.pairs = 0;
+    bool exact = true;
+    for (const PositionRange& range : part.row_positions.ranges()) {
+      for (const PositionRange& columns : part.column_positions.ranges()) {
+        const Visibility seen = input_.problem.mask.examine(
+            plan_.first_batch + block.batches.begin, block.batches.count, range, columns);
+        part.pairs += seen.pairs;
+        exact = exact && seen.exact;
+      }
+    }
+    part.full = block.full ||
+                (exact && part.pairs == rows.count * block.columns.count * block.batches.count);
+    return part;
+  }
+
+  // Whether a block should be computed in two parts: the kernel takes both, and what the final one
+  // saves is more than what another call costs.
+  [[nodiscard]] bool fits(const Block& final, const std::optional<Block>& rest) const {
+    if (!rest) return true;
+    const auto& candidate = *input_.candidates[static_cast<std::size_t>(final.implementation)];
+    const double saved = input_.model.memory_seconds(
+        2 * sizeof(float) *
+        static_cast<double>(final.rows.count * final.heads.count * final.batches.count *
+                            plan_.local.value_dim));
+    return final.pairs > 0 && rest->pairs > 0 &&
+           saved > input_.model.kernel_seconds(candidate.names().front(), 0,
+                                               static_cast<double>(final.rows.count)) &&
+           obstacle_of(candidate, input_, plan_, final).empty() &&
+           obstacle_of(candidate, input_, plan_, *rest).empty();
+  }
+
+  // The last block of its rows, which go into the output.
+  void finish(Block block, int step, PendingAt state) {
+    if (state != pending_.end()) {
+      block.state = result_of(*state, block.rows, block.batches);
+      state->rows = without(state->rows, block.rows);
+      if (state->rows.count == 0) pending_.erase(state);
+    }
+    open_ = without(open_, block.rows);
+    block.result = output_of(block.rows, *group_, all_batches_);
+    plan_.tasks.push_back({std::move(block), step, {}});
+  }
+
+  // A run without a part at one of its ends.
+  [[nodiscard]] static LocalRange without(const LocalRange& whole, const LocalRange& part) {
+    if (part.begin == whole.begin) return {part.end(), whole.count - part.count};
+    return {whole.begin, whole.count - part.count};
+  }
+
+  // The result that the block can continue.
+  [[nodiscard]] PendingAt state_of(const Block& block) {
+    if (!declaration_of(block).continues_state) return pending_.end();
+    return std::find_if(pending_.begin(), pending_.end(), [&](const Pending& part) {
       return part.dtype == DType::float32 && covers(part.rows, block.rows) &&
              covers(part.batches, block.batches);
     });
-    return known == pending_.end() ? nullptr : &*known;
   }
 
   // Results that continue each other make one part.
@@ -240,8 +318,8 @@ class Placer {
     return {{pair.output, rows, *group_, batches}, pair.lse};
   }
 
-  [[nodiscard]] Result output_of(HeadRange heads, BatchRange batches) const {
-    return {{PlanBuilder::kOutput, all_rows_, heads, batches}, PlanBuilder::kLse};
+  [[nodiscard]] static Result output_of(LocalRange rows, HeadRange heads, BatchRange batches) {
+    return {{PlanBuilder::kOutput, rows, heads, batches}, PlanBuilder::kLse};
   }
 
   // Where parts do not all cover all batches, batches are reduced one by one.
@@ -269,22 +347,18 @@ class Placer {
 
   // What there is so far goes into one place, in float32.
   void fold(int step) {
-    const Pending whole{first_dtype_ == DType::float32 ? 0 : places_, DType::float32, all_rows_,
+    const Pending whole{first_dtype_ == DType::float32 ? 0 : places_, DType::float32, open_,
                         all_batches_};
     make_room(whole);
-    reduce(result_of(whole, all_rows_, all_batches_), step);
+    reduce(result_of(whole, open_, all_batches_), step);
     pending_ = {whole};
   }
 
   void finish_group(int step) {
-    if (std::exchange(done_, false)) {
-      group_.reset();
-      return;
-    }
-    const Result output = output_of(*group_, all_batches_);
+    const Result output = output_of(open_, *group_, all_batches_);
     const bool alone = pending_.size() == 1 && result_of(pending_.front(), pending_.front().rows,
                                                          pending_.front().batches) == output;
-    if (!alone) reduce(output, step);
+    if (open_.count > 0 && !alone) reduce(output, step);
     pending_.clear();
     group_.reset();
   }
@@ -292,7 +366,7 @@ class Placer {
   void leave_out(HeadRange heads, int step) {
     if (heads.count == 0) return;
     plan_.tasks.push_back(
-        {Reduce{Reduction::softmax, {}, output_of(heads, all_batches_)}, step, {}});
+        {Reduce{Reduction::softmax, {}, output_of(all_rows_, heads, all_batches_)}, step, {}});
   }
 
   const PlanInput& input_;
@@ -306,11 +380,11 @@ class Placer {
   DType first_dtype_ = DType::float32;
   std::optional<HeadRange> group_;
   std::size_t last_of_group_ = 0;
-  std::size_t blocks_of_group_ = 0;
+  LocalRange open_;                     // rows of the group whose output is not complete
+  std::vector<LocalRange> later_rows_;  // by task: what later blocks of its group add to
   std::map<std::pair<int, DType>, Pair> buffers_;  // of the group
   std::map<std::pair<int, Content>, int> memory_;  // first buffer of a place
   std::vector<Pending> pending_;
-  bool done_ = false;  // the group's output is complete without a reduction
 };
 
 }  // namespace

@@ -98,6 +98,12 @@ TEST(Plan, RandomProblemsAreComputedCompletely) {
       expect_valid(plan, operands, static_cast<unsigned>(index));
       expect_valid(make_plan(gpu_input(drawn.problem, operands, drawn.plan), schedule), operands,
                    static_cast<unsigned>(index));
+      // Rows are rounded by whoever completes them, whatever another call costs.
+      AttentionProblem half = drawn.problem;
+      half.dtype = DType::bfloat16;
+      PlanInput rounding = flash_input(half, operands);
+      rounding.model.merge_bytes_per_second = 1;
+      expect_valid(make_plan(rounding, schedule), operands, static_cast<unsigned>(index));
       const RankPlan alone = make_rank_plan(input, schedule, ranks - 1);
       EXPECT_EQ(alone.work(), plan.ranks.back().work());
       EXPECT_EQ(alone.bytes_sent(), plan.ranks.back().bytes_sent());
@@ -338,6 +344,27 @@ TEST(Plan, StatesAreContinuedWithoutMerging) {
     const RankPlan local = make_rank_plan(flash_input(problem, whole), Schedule::local, 0);
     EXPECT_TRUE(local.all<Reduce>().empty());
     EXPECT_EQ(local.buffer_bytes(BufferKind::local), 0);
+  }
+}
+
+// Under a causal mask, a rank's first chunk is complete before its last one is: each is rounded by
+// the block that completes it, and only the second one has a state in float32.
+TEST(Plan, RowsAreRoundedWhereTheyAreComplete) {
+  AttentionProblem problem = causal_problem(1 << 13, 64, 8);
+  problem.shape.head_dim = problem.shape.value_dim = 128;
+  for (const int ranks : {2, 4}) {
+    const ShardedOperands operands = sequence_operands(problem, ranks, LayoutKind::zigzag);
+    const Plan plan = make_plan(flash_input(problem, operands), Schedule::ring);
+    for (const RankPlan& rank : plan.ranks) {
+      EXPECT_TRUE(rank.all<Reduce>().empty());
+      std::int64_t rounded = 0;
+      for (const Block* block : rank.all<Block>()) {
+        if (rank.buffer(block->result.output.buffer).kind == BufferKind::caller) {
+          rounded += block->rows.count;
+        }
+      }
+      EXPECT_EQ(rounded, rank.local.query_length);
+    }
   }
 }
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -55,6 +56,13 @@ Computing::Computing(std::shared_ptr<LifeSigns> life_signs, Watchdog::Seconds mo
 }
 
 Computing::~Computing() = default;
+
+Watchdog::Watchdog(Seconds timeout, std::shared_ptr<LifeSigns> life_signs)
+    : timeout_(std::min(timeout, kLongest)), life_signs_(std::move(life_signs)) {
+  if (!(timeout.count() > 0)) {  // neither is NaN
+    throw ArgumentError("timeout", fmt::format("{:g} s", timeout.count()), "more than 0 s");
+  }
+}
 
 void Watchdog::wait(const std::function<bool()>& done,
                     const std::function<std::string()>& describe) const {

@@ -16,7 +16,8 @@ class Deadline {
  public:
   using LastWord = std::function<void(const std::string& text)>;
 
-  /// After `most`, says `text` by `last_word` (which may be empty) and exits with `exit_code`.
+  /// After `most`, or Watchdog::kLongest, says `text` by `last_word` (which may be empty) and exits
+  /// with `exit_code`.
   Deadline(Watchdog::Seconds most, std::string text, LastWord last_word, int exit_code);
   ~Deadline();
   Deadline(const Deadline&) = delete;

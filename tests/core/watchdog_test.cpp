@@ -1,5 +1,6 @@
 #include <atomic>
 #include <chrono>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -53,6 +54,17 @@ TEST(Watchdog, CountsSilenceOnly) {
   EXPECT_EQ(signs->given, 0);  // a rank that waits says nothing
   watchdog.give_life_sign();
   EXPECT_EQ(signs->given, 1);
+}
+
+TEST(Watchdog, TimeoutsArePositiveAndAtMostAYear) {
+  using Seconds = Watchdog::Seconds;
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const double bad : {0.0, -1.0, -kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_THROW(Watchdog{Seconds(bad)}, ArgumentError) << bad;
+  }
+  for (const double long_enough : {1e10, 1e300, kInfinity}) {
+    EXPECT_EQ(Watchdog{Seconds(long_enough)}.timeout(), Watchdog::kLongest);
+  }
 }
 
 class CountedSigns final : public LifeSigns {

@@ -35,12 +35,12 @@ def processes_with(variable):
 
 
 class Lifecycle(unittest.TestCase):
-    def run_job(self, stage, which):
+    def run_job(self, stage, which, timeout=TIMEOUT):
         """Exit code, messages and seconds of a job in which a rank sends itself the signal."""
         mark = f"ANNULUS_TEST_JOB={uuid.uuid4()}"
         name, value = mark.split("=")
         words = [MPIRUN, "-n", str(RANKS), "--oversubscribe", "--bind-to", "none", PROGRAM,
-                 str(TIMEOUT), stage, str(MISSING), str(int(which))]
+                 str(timeout), stage, str(MISSING), str(int(which))]
         start = time.monotonic()
         job = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                env={**os.environ, name: value})
@@ -59,6 +59,12 @@ class Lifecycle(unittest.TestCase):
         code, messages, _ = self.run_job("nowhere", signal.SIGSTOP)
         self.assertEqual(code, 0, messages)
         self.assertNotIn("lifecycle:", messages)
+
+    def test_an_endless_timeout_is_a_long_one(self):
+        for timeout in ["1e10", "inf"]:
+            code, messages, _ = self.run_job("nowhere", signal.SIGSTOP, timeout)
+            self.assertEqual(code, 0, messages)
+            self.assertNotIn("lifecycle:", messages)
 
     def stopped(self, stage, expected):
         code, messages, seconds = self.run_job(stage, signal.SIGSTOP)

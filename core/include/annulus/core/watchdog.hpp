@@ -43,9 +43,11 @@ class Computing {
 class Watchdog {
  public:
   using Seconds = std::chrono::duration<double>;
+  /// A year: longer timeouts, infinite ones too, count as this one, which clocks can still add.
+  static constexpr Seconds kLongest{365.0 * 24 * 3600};
 
-  explicit Watchdog(Seconds timeout, std::shared_ptr<LifeSigns> life_signs = nullptr)
-      : timeout_(timeout), life_signs_(std::move(life_signs)) {}
+  /// Throws ArgumentError unless `timeout` is positive.
+  explicit Watchdog(Seconds timeout, std::shared_ptr<LifeSigns> life_signs = nullptr);
 
   [[nodiscard]] Seconds timeout() const noexcept { return timeout_; }
 

@@ -100,6 +100,12 @@ AxisNames Mesh::group_key(std::span<const std::string> axes) const {
 Group& Mesh::group(std::span<const std::string> axes, Place place, Transport transport) {
   Group& host = group(axes);
   if (place.is_host() || host.size() == 1) return host;
+  if (device_.value_or(place) != place) {
+    throw ArgumentError(
+        "place of a group", to_string(place),
+        fmt::format("{}, the device of this rank in the mesh", to_string(*device_)));
+  }
+  device_ = place;
   const AxisNames key = group_key(axes);
   if (transport == Transport::automatic) {
     transport = peer_obstacle(key, host, place).empty() ? Transport::peer : Transport::nccl;

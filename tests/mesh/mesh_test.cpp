@@ -145,6 +145,19 @@ TEST(Mesh, BadTuplesAreErrors) {
   EXPECT_THROW((void)mesh.group(twice_small), ArgumentError);
 }
 
+// Whether or not there are devices: what was found out about the first is not true of the second.
+TEST(Mesh, ARankHasOneDevice) {
+  if (world_size() == 1) GTEST_SKIP() << "needs 2 ranks";
+  Mesh mesh = make_mesh(MeshShape::parse("sp=-1", world_size()));
+  const AxisNames axes{"sp"};
+  try {
+    (void)mesh.group(axes, Place::cuda(0));
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): no GPU, or a shared one
+  }
+  EXPECT_THROW((void)mesh.group(axes, Place::cuda(1)), ArgumentError);
+  EXPECT_EQ(mesh.group(axes, Place::host()).transport(), "mpi");
+}
+
 TEST(Mesh, TopologyOfOneHost) {
   // The test programs run on one node.
   const Mesh mesh = make_mesh(MeshShape::parse("sp=-1", world_size()));
@@ -183,8 +196,7 @@ TEST(Topology, RanksOfANodeSayTheSame) {
   EXPECT_THAT(single.node_of_rank, ElementsAre(0));
   EXPECT_THAT(single.local_rank_of_rank, ElementsAre(0));
   // Two nodes may have one host name, and one kernel may go by two names.
-  const Topology topology =
-      Topology::from_seats({"a\n1", "a\n2", "b\n1", "a\n1", "a\n2", "a\n1"});
+  const Topology topology = Topology::from_seats({"a\n1", "a\n2", "b\n1", "a\n1", "a\n2", "a\n1"});
   EXPECT_THAT(topology.node_of_rank, ElementsAre(0, 1, 2, 0, 1, 0));
   EXPECT_THAT(topology.local_rank_of_rank, ElementsAre(0, 0, 0, 1, 1, 2));
   EXPECT_THAT(topology.node_names, ElementsAre("a", "a", "b"));

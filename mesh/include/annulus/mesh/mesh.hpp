@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -51,7 +52,8 @@ class Mesh {
   /// a CUDA device. automatic means peer if it is possible on all ranks (see peer_copy_obstacle()),
   /// else NCCL. The first request for a tuple and a transport is collective over the mesh; later
   /// ones return the same group. A group of one rank sends nothing, so it is the host's. Throws
-  /// UnsupportedError with the reason, on all ranks, if the transport is not possible.
+  /// UnsupportedError with the reason, on all ranks, if the transport is not possible; and
+  /// ArgumentError, on this rank, for a CUDA device that is not the one it came with before.
   [[nodiscard]] Group& group(std::span<const std::string> axes, Place place,
                              Transport transport = Transport::automatic);
   /// As the free function, for this mesh.
@@ -72,6 +74,7 @@ class Mesh {
   std::shared_ptr<Control> world_;
   Topology topology_;
   std::map<AxisNames, std::unique_ptr<Group>> groups_;
+  std::optional<Place> device_;                      // of all that follows
   std::map<AxisNames, std::string> peer_obstacles_;  // "": none
   std::unique_ptr<NcclWorld> nccl_;                  // made when first needed
   // Over those in groups_, by the transport that automatic came to.

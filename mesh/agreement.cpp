@@ -20,18 +20,14 @@ std::string encoded(const Error* error) {
 
 std::vector<std::string> gather_errors(Control& ranks, const Error* error) {
   try {
-    return ranks.gather_text(encoded(error));
-  } catch (const TimeoutError& timeout) {
-    // This rank's own error is what its user needs to see; the silence of the others comes second.
-    throw TimeoutError(error == nullptr
-                           ? fmt::format("agreement on errors: {}", timeout.what())
-                           : fmt::format("rank {}: {} (and in the agreement on errors: {})",
-                                         ranks.mesh_rank(ranks.rank()), error->what(),
-                                         timeout.what()));
+    return ranks.gather_text(encoded(error), "agreement on errors");
   } catch (const Error& failure) {
     if (error == nullptr) throw;
-    throw LibraryError(fmt::format("rank {}: {} (and in the agreement on errors: {})",
-                                   ranks.mesh_rank(ranks.rank()), error->what(), failure.what()));
+    // This rank's own error is what its user needs to see; the silence of the others comes second.
+    const std::string text = fmt::format("rank {}: {} (and then {})", ranks.mesh_rank(ranks.rank()),
+                                         error->what(), failure.what());
+    if (dynamic_cast<const TimeoutError*>(&failure) != nullptr) throw TimeoutError(text);
+    throw LibraryError(text);
   }
 }
 

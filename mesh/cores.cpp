@@ -26,7 +26,7 @@ std::string allowed_cores() {
 
 int cores_per_rank(Mesh& mesh) {
   const std::string mine = allowed_cores();
-  const std::vector<std::string> all = mesh.world().gather_text(mine);
+  const std::vector<std::string> all = mesh.world().gather_text(mine, "cores of the ranks");
   // mpirun may have given each rank cores of its own or left all of them the same ones: in both
   // cases the union belongs to the ranks of the node together.
   const std::vector<int>& nodes = mesh.topology().node_of_rank;

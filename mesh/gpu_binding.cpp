@@ -158,7 +158,7 @@ GpuBinding bind_gpus(const Topology& topology, const std::vector<VisibleGpus>& v
 GpuBinding bind_gpus(Control& ranks, const Topology& topology, bool share) {
   const VisibleGpus mine = collectively(ranks, look);
   std::vector<VisibleGpus> visible;
-  for (const std::string& text : ranks.gather_text(encoded(mine))) {
+  for (const std::string& text : ranks.gather_text(encoded(mine), "visible GPUs")) {
     visible.push_back(decoded(text));
   }
   return bind_gpus(topology, visible, share);

@@ -39,7 +39,7 @@ std::shared_ptr<Control> make_world(const Communicator& communicator, const Watc
 
 // Ranks that were given different meshes would wait for each other for ever: all of them see it.
 void check_shape(const MeshShape& shape, Control& world) {
-  const std::vector<std::string> shapes = world.gather_text(to_string(shape));
+  const std::vector<std::string> shapes = world.gather_text(to_string(shape), "mesh");
   for (std::size_t rank = 1; rank < shapes.size(); ++rank) {
     if (shapes[rank] != shapes[0]) {
       throw ArgumentError("mesh", fmt::format("{} on rank {}", shapes[rank], rank),
@@ -56,7 +56,7 @@ void check_shape(const MeshShape& shape, Control& world) {
 // Ranks that asked for different groups would split into wrong ones, or wait in vain.
 void check_same_axes(const AxisNames& axes, std::string_view carrier, Control& world) {
   const std::string mine = fmt::format("{}{}", fmt::join(axes, "+"), carrier);
-  const std::vector<std::string> all = world.gather_text(mine);
+  const std::vector<std::string> all = world.gather_text(mine, "axes of a group");
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] != all[0]) {
       throw ArgumentError("axes of a group", fmt::format("'{}' on rank {}", all[rank], rank),
@@ -119,7 +119,8 @@ const std::string& Mesh::peer_obstacle(const AxisNames& key, Group& host, Place 
   const auto [found, is_new] = peer_obstacles_.try_emplace(key);
   if (!is_new) return found->second;
   // One group's obstacle is everybody's: the ranks of a mesh take the same transport.
-  for (const std::string& reason : world_->gather_text(peer_copy_obstacle(host, place))) {
+  for (const std::string& reason :
+       world_->gather_text(peer_copy_obstacle(host, place), "obstacles to transport peer")) {
     if (found->second.empty()) found->second = reason;
   }
   return found->second;

@@ -13,7 +13,7 @@ int Topology::ranks_on_node(int node) const {
 }
 
 Topology Topology::discover(Control& ranks) {
-  return from_seats(ranks.gather_text(host_name() + '\n' + node_identity()));
+  return from_seats(ranks.gather_text(host_name() + '\n' + node_identity(), "nodes of the ranks"));
 }
 
 Topology Topology::from_seats(const std::vector<std::string>& seats) {

@@ -79,7 +79,9 @@ std::vector<ResultInfo> gather_info(Control& world, const Tensor& result, bool w
   ResultInfo mine{result.dtype(), result.shape(), "-"};
   if (with_digest) mine.digest = digest(result.view().data(), result.bytes());
   std::vector<ResultInfo> all;
-  for (const std::string& text : world.gather_text(encoded(mine))) all.push_back(decoded(text));
+  for (const std::string& text : world.gather_text(encoded(mine), "results of a function")) {
+    all.push_back(decoded(text));
+  }
   return all;
 }
 

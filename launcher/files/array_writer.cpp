@@ -72,7 +72,8 @@ void ArrayWriter::create(const std::string& header, std::int64_t bytes) {
 void ArrayWriter::open_on_other_ranks() {
   const std::string own = collectively(
       group_, [&] { return temporary_ ? to_string(reference_to(file())) : std::string(); });
-  const FileReference reference = parse_reference(group_.gather_text(own).front());
+  const FileReference reference =
+      parse_reference(group_.gather_text(own, "reference to a file").front());
   collectively(group_, [&] {
     if (group_.rank() != 0) file_ = open_through_proc(reference);
   });
@@ -80,7 +81,8 @@ void ArrayWriter::open_on_other_ranks() {
   collectively(group_, [&] {
     if (temporary_) temporary_->give_name();
   });
-  const std::string name = group_.gather_text(temporary_ ? temporary_->path() : "").front();
+  const std::string name =
+      group_.gather_text(temporary_ ? temporary_->path() : "", "name of a file").front();
   collectively(group_, [&] {
     if (!file()) file_ = open_by_name(name, reference);
   });

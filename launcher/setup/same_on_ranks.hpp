@@ -15,7 +15,7 @@ namespace annulus::launcher {
 /// Collective. Throws a UserError on every rank, naming the first rank whose `text` is not rank
 /// 0's.
 inline void require_same(Control& ranks, std::string_view what, const std::string& text) {
-  const std::vector<std::string> texts = ranks.gather_text(text);
+  const std::vector<std::string> texts = ranks.gather_text(text, what);
   const auto other = std::find_if(texts.begin(), texts.end(),
                                   [&](const std::string& t) { return t != texts.front(); });
   if (other == texts.end()) return;

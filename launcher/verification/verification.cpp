@@ -258,7 +258,8 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   result.schedule = attention.schedule();
   result.selection = attention.selection();
   result.transport = attention.transport();
-  result.implementations = joined(world.gather_text(attention.implementations()));
+  result.implementations =
+      joined(world.gather_text(attention.implementations(), "implementations"));
   result.bound = accuracy_bound(problem.dtype, problem.shape.kv_length);
   result.sharded = accuracy(sharded, world);
   result.unsharded = accuracy(unsharded, world);

@@ -15,7 +15,8 @@
 namespace annulus {
 namespace {
 
-// A part begins with the call it belongs to, or with this and the text of an error.
+// What a message is: a part of a call, its result, or the text of an error.
+constexpr char kGood = '.';
 constexpr char kError = '!';
 // A message carries so much of a text beside its length; what is longer follows in pieces.
 constexpr std::size_t kFirstBytes = 4096;
@@ -34,11 +35,6 @@ Value value_at(const std::string& text, std::size_t offset) {
   Value value;
   std::memcpy(&value, text.data() + offset, sizeof(Value));
   return value;
-}
-
-// "sum" → "s": ranks that make different calls must not take each other's parts.
-char mark_of(std::string_view call) {
-  return call.front();
 }
 
 }  // namespace
@@ -60,16 +56,15 @@ void MpiControl::barrier(std::string_view what) {
 }
 
 // Ranks that have nothing to say are not mentioned, so that most agreements are short.
-std::vector<std::string> MpiControl::gather_text(const std::string& text) {
+std::vector<std::string> MpiControl::gather_text(const std::string& text, std::string_view what) {
   std::string mine;
   if (!text.empty()) {
     append(mine, rank());
     append(mine, std::uint64_t{text.size()});
     mine += text;
   }
-  const std::string all =
-      combine_all("gather_text", std::move(mine),
-                  [](std::string& whole, const std::string& part) { whole += part; });
+  const std::string all = combine_all(
+      what, std::move(mine), [](std::string& whole, const std::string& part) { whole += part; });
   std::vector<std::string> texts(static_cast<std::size_t>(size()));
   for (std::size_t at = 0; at < all.size();) {
     const int from = value_at<int>(all, at);
@@ -84,13 +79,14 @@ std::vector<std::string> MpiControl::gather_text(const std::string& text) {
 // Straight to rank 0, which takes them one by one: the texts may be long.
 std::vector<std::string> MpiControl::collect_text(const std::string& text) {
   constexpr const char* kCall = "collect_text";
+  ++calls_;
   if (rank() > 0) {
-    send(kCall, {0}, MpiTag::text, text);
+    send(kCall, {0}, MpiTag::text, head_of(kCall) + text);
     return {};
   }
   std::vector<std::string> texts{text};
   for (int peer = 1; peer < size(); ++peer) {
-    texts.push_back(receive(kCall, peer, MpiTag::text));
+    texts.push_back(body_of(receive(kCall, peer, MpiTag::text), kCall, peer));
   }
   return texts;
 }
@@ -128,6 +124,7 @@ std::vector<double> MpiControl::reduce(std::string_view call, std::span<const do
 
 std::string MpiControl::combine_all(std::string_view call, std::string part,
                                     const Combine& combine) {
+  ++calls_;
   std::string whole = std::move(part);
   std::string error;
   for (const int child : children_) {
@@ -135,26 +132,43 @@ std::string MpiControl::combine_all(std::string_view call, std::string part,
     if (!error.empty()) continue;
     try {
       if (theirs.front() == kError) throw InternalError(theirs.substr(1));
-      if (theirs.front() != mark_of(call)) {
-        throw InternalError(fmt::format("{} is in another call than {}, which is in {}",
-                                        endpoint_->name_of(child), endpoint_->name_of(rank()),
-                                        call));
-      }
-      combine(whole, theirs.substr(1));
+      combine(whole, body_of(theirs.substr(1), call, child));
     } catch (const InternalError& failure) {
       error = failure.what();
     }
   }
   // An error goes the same way as a result, so that it is everybody's.
-  std::string message = error.empty() ? mark_of(call) + whole : kError + error;
   if (parent_ >= 0) {
-    send(call, {parent_}, MpiTag::up, message);
-    message = receive(call, parent_, MpiTag::down);
+    send(call, {parent_}, MpiTag::up,
+         error.empty() ? kGood + head_of(call) + whole : kError + error);
   }
+  std::string message = parent_ >= 0    ? receive(call, parent_, MpiTag::down)
+                        : error.empty() ? kGood + whole
+                                        : kError + error;
   // The ranks of the largest subtree have the longest way.
   send(call, {children_.rbegin(), children_.rend()}, MpiTag::down, message);
   if (message.front() == kError) throw InternalError(message.substr(1));
   return message.substr(1);
+}
+
+std::string MpiControl::head_of(std::string_view call) const {
+  std::string head;
+  append(head, calls_);
+  append(head, std::uint64_t{call.size()});
+  return head.append(call);
+}
+
+// Ranks that are out of step must not take each other's parts: what they would make of them is
+// anything but what went wrong.
+std::string MpiControl::body_of(const std::string& part, std::string_view call, int from) const {
+  const std::string expected = head_of(call);
+  if (part.starts_with(expected)) return part.substr(expected.size());
+  const auto number = value_at<std::uint64_t>(part, 0);
+  const auto length = value_at<std::uint64_t>(part, sizeof number);
+  throw InternalError(
+      fmt::format("{} is in another call than {}: '{}', its call {}, and not '{}', call {}",
+                  endpoint_->name_of(from), endpoint_->name_of(rank()),
+                  part.substr(sizeof number + sizeof length, length), number, call, calls_));
 }
 
 void MpiControl::send(std::string_view call, const std::vector<int>& to, MpiTag tag,

@@ -25,7 +25,8 @@ class MpiControl final : public Control {
   [[nodiscard]] int size() const noexcept override { return endpoint_->size(); }
   [[nodiscard]] int mesh_rank(int rank) const override { return endpoint_->member(rank); }
   void barrier(std::string_view what) override;
-  [[nodiscard]] std::vector<std::string> gather_text(const std::string& text) override;
+  [[nodiscard]] std::vector<std::string> gather_text(const std::string& text,
+                                                     std::string_view what) override;
   [[nodiscard]] std::vector<std::string> collect_text(const std::string& text) override;
   [[nodiscard]] std::vector<double> sum(std::span<const double> values) override;
   [[nodiscard]] std::vector<double> max(std::span<const double> values) override;
@@ -44,6 +45,10 @@ class MpiControl final : public Control {
                                         const Combine& combine);
   [[nodiscard]] std::vector<double> reduce(std::string_view call, std::span<const double> values,
                                            const std::function<double(double, double)>& combine);
+  /// What a part begins with: the number and the purpose of this rank's call.
+  [[nodiscard]] std::string head_of(std::string_view call) const;
+  /// A part without its head; throws InternalError if it belongs to another call.
+  [[nodiscard]] std::string body_of(const std::string& part, std::string_view call, int from) const;
   void send(std::string_view call, const std::vector<int>& to, MpiTag tag, const std::string& text);
   [[nodiscard]] std::string receive(std::string_view call, int from, MpiTag tag);
   /// Waits for `done`; a timeout names who has not come to a control call.
@@ -53,6 +58,7 @@ class MpiControl final : public Control {
   std::shared_ptr<const MpiEndpoint> endpoint_;
   Watchdog watchdog_;
   RollCall roll_call_;
+  std::uint64_t calls_ = 0;    // begun so far
   int parent_ = -1;            // rank 0 has none
   std::vector<int> children_;  // in order of rank: each stands for the ranks up to the next
 };

@@ -180,7 +180,7 @@ class NcclGroup final : public DeviceGroup {
 void check_devices_differ(Control& world, Place place) {
   const std::string mine = collectively(
       world, [&] { return fmt::format("{} {}", node_identity(), cuda::bus_id(place.device)); });
-  const std::vector<std::string> seats = world.gather_text(mine);
+  const std::vector<std::string> seats = world.gather_text(mine, "GPUs of the ranks");
   for (std::size_t rank = 0; rank < seats.size(); ++rank) {
     const auto other =
         std::find(seats.begin(), seats.begin() + static_cast<std::ptrdiff_t>(rank), seats[rank]);
@@ -203,7 +203,7 @@ class StandardNcclWorld final : public NcclWorld {
       check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
       return hexadecimal(id);
     });
-    const ncclUniqueId id = from_hexadecimal(world_.gather_text(mine).front());
+    const ncclUniqueId id = from_hexadecimal(world_.gather_text(mine, "NCCL's identity").front());
     collectively(world_, [&] {
       const DeviceGuard guard(place_.device);
       ncclConfig_t config = non_blocking();

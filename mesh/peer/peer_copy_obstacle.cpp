@@ -111,7 +111,7 @@ std::string peer_copy_obstacle(Group& host, Place place) {
   }
   std::vector<Seat> seats;
   std::vector<std::string> errors;
-  for (const std::string& text : host.control().gather_text(encoded(mine))) {
+  for (const std::string& text : host.control().gather_text(encoded(mine), "memory to try")) {
     seats.push_back(decoded(text));
     errors.push_back(seats.back().error);
   }
@@ -123,7 +123,7 @@ std::string peer_copy_obstacle(Group& host, Place place) {
     reason = obstacle_between(host.mesh_rank(host.rank()), mine, place.device,
                               host.mesh_rank(other), seats[static_cast<std::size_t>(other)]);
   }
-  return first_of(host.control().gather_text(reason));
+  return first_of(host.control().gather_text(reason, "obstacles between ranks"));
 }
 
 }  // namespace annulus

@@ -38,7 +38,8 @@ class SelfControl final : public Control {
   [[nodiscard]] int size() const noexcept override { return 1; }
   [[nodiscard]] int mesh_rank(int /*rank*/) const override { return mesh_rank_; }
   void barrier(std::string_view /*what*/) override {}
-  [[nodiscard]] std::vector<std::string> gather_text(const std::string& text) override {
+  [[nodiscard]] std::vector<std::string> gather_text(const std::string& text,
+                                                     std::string_view /*what*/) override {
     return {text};
   }
   [[nodiscard]] std::vector<std::string> collect_text(const std::string& text) override {

@@ -22,6 +22,7 @@
 namespace annulus {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 using Bytes = std::vector<std::uint8_t>;
@@ -378,6 +379,30 @@ TEST_F(GroupTest, DifferentCallsAreAnErrorOfEveryRank) {
     FAIL() << "no error";
   } catch (const InternalError& error) {
     EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(size_ - 1)));
+  }
+}
+
+TEST_F(GroupTest, CallsForDifferentPurposesAreAnErrorOfEveryRank) {
+  if (size_ == 1) GTEST_SKIP() << "needs 2 ranks";
+  const char* what = rank_ == size_ - 1 ? "cores of the ranks" : "agreement on errors";
+  try {
+    (void)group_->control().gather_text("1", what);
+    FAIL() << "no error";
+  } catch (const InternalError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank " + std::to_string(size_ - 1)),
+                                    HasSubstr("cores of the ranks"), HasSubstr("agreement")));
+  }
+}
+
+TEST_F(GroupTest, ARankThatIsACallAheadIsAnErrorOfEveryRank) {
+  if (size_ == 1) GTEST_SKIP() << "needs 2 ranks";
+  const std::string last = "rank " + std::to_string(size_ - 1);
+  if (rank_ == size_ - 1) (void)group_->control().collect_text("unasked");
+  try {
+    (void)group_->control().gather_text("1");
+    FAIL() << "no error";
+  } catch (const InternalError& error) {
+    EXPECT_THAT(error.what(), HasSubstr(last + " is in another call"));
   }
 }
 

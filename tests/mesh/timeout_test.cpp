@@ -155,9 +155,9 @@ TEST_F(TimeoutTest, ControlCallsSayWhichCallWaitedForWhom) {
        [](Control& ranks) { (void)ranks.gather_text("x"); }},
       {"sum: waiting for rank 0 (no progress", [&](Control& ranks) { (void)ranks.sum(values); }},
       {"max: waiting for rank 0 (no progress", [&](Control& ranks) { (void)ranks.max(values); }},
-      {"agreement on errors: gather_text: waiting for rank 0 (no progress",
+      {"agreement on errors: waiting for rank 0 (no progress",
        [](Control& ranks) { agree(ranks, nullptr); }},
-      {"rank " + std::to_string(rank_) + ": bad window (and in the agreement on errors: ",
+      {"rank " + std::to_string(rank_) + ": bad window (and then agreement on errors: ",
        [&](Control& ranks) { agree(ranks, &error); }},
   };
   for (const Call& call : calls) {

@@ -15,8 +15,8 @@ namespace annulus {
 /// same order. A rank sends and receives O(log P) messages per call.
 ///
 /// Errors: throws TimeoutError, naming the missing rank, if it does not arrive within the
-/// watchdog's timeout, and LibraryError if the transport fails. After either, only abort() is
-/// defined.
+/// watchdog's timeout, InternalError if a rank makes another call, and LibraryError if the
+/// transport fails. After any of them, only abort() is defined.
 class Control {
  public:
   virtual ~Control() = default;
@@ -29,11 +29,16 @@ class Control {
   /// The mesh rank of rank `rank`. Error messages name mesh ranks.
   [[nodiscard]] virtual int mesh_rank(int rank) const = 0;
 
-  /// Returns when all ranks have arrived. The message of a timeout names `what`.
+  /// Returns when all ranks have arrived. `what`, here and below, is the purpose of the call:
+  /// errors name it, and calls for different purposes are different calls.
   virtual void barrier(std::string_view what) = 0;
   void barrier() { barrier("barrier"); }
   /// Every rank's text, in order of rank, on every rank.
-  [[nodiscard]] virtual std::vector<std::string> gather_text(const std::string& text) = 0;
+  [[nodiscard]] virtual std::vector<std::string> gather_text(const std::string& text,
+                                                             std::string_view what) = 0;
+  [[nodiscard]] std::vector<std::string> gather_text(const std::string& text) {
+    return gather_text(text, "gather_text");
+  }
   /// The same on rank 0 only; empty on the others, which do not wait for it.
   [[nodiscard]] virtual std::vector<std::string> collect_text(const std::string& text) = 0;
   /// Elementwise sum or maximum of a few numbers over the ranks. The order of operations depends

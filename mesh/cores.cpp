@@ -22,8 +22,6 @@ std::string allowed_cores() {
   return cores;
 }
 
-}  // namespace
-
 int cores_per_rank(Mesh& mesh) {
   const std::string mine = allowed_cores();
   const std::vector<std::string> all = mesh.world().gather_text(mine, "cores of the ranks");
@@ -42,6 +40,13 @@ int cores_per_rank(Mesh& mesh) {
   const auto own = std::count(mine.begin(), mine.end(), '1');
   return static_cast<int>(std::clamp<std::ptrdiff_t>(cores / mesh.topology().ranks_on_node(node), 1,
                                                      std::max<std::ptrdiff_t>(own, 1)));
+}
+
+}  // namespace
+
+int threads_per_rank(Mesh& mesh, int wanted) {
+  const int cores = cores_per_rank(mesh);
+  return wanted > 0 ? wanted : cores;
 }
 
 }  // namespace annulus

@@ -11,6 +11,8 @@
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/gpu_binding.hpp>
 
+#include "node_identity.hpp"
+
 namespace annulus {
 namespace {
 
@@ -162,6 +164,19 @@ GpuBinding bind_gpus(Control& ranks, const Topology& topology, bool share) {
     visible.push_back(decoded(text));
   }
   return bind_gpus(topology, visible, share);
+}
+
+std::optional<std::pair<int, int>> ranks_on_one_gpu(Control& ranks, int device) {
+  const std::string mine = collectively(ranks, [&] {
+    return node_identity() + ' ' + cuda_devices().at(static_cast<std::size_t>(device)).bus_id;
+  });
+  std::map<std::string, int> first;
+  const std::vector<std::string> all = ranks.gather_text(mine, "GPUs of the ranks");
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    const auto [found, is_new] = first.try_emplace(all[static_cast<std::size_t>(rank)], rank);
+    if (!is_new) return std::pair(found->second, rank);
+  }
+  return std::nullopt;
 }
 
 }  // namespace annulus

@@ -78,11 +78,19 @@ bool crosses_nodes(const MeshShape& shape, const Topology& topology, const std::
   return false;
 }
 
-Mesh::Mesh(MeshShape shape, MPI_Comm communicator, const Watchdog& watchdog)
-    : shape_(std::move(shape)),
-      communicator_(duplicate_if_any(communicator, watchdog)),
+Mesh::Mesh(const MeshShape& shape, MPI_Comm communicator, const Watchdog& watchdog)
+    : Mesh([&](int /*ranks*/) { return shape; }, communicator, watchdog) {}
+
+Mesh::Mesh(const std::string& shape, MPI_Comm communicator, const Watchdog& watchdog)
+    : Mesh([&](int ranks) { return MeshShape::parse(shape, ranks); }, communicator, watchdog) {}
+
+// Ranks talk before they look at what they were given: it may be wrong on one of them.
+Mesh::Mesh(const std::function<MeshShape(int ranks)>& shape, MPI_Comm communicator,
+           const Watchdog& watchdog)
+    : communicator_(duplicate_if_any(communicator, watchdog)),
       watchdog_(with_life_signs(watchdog, communicator_)),
       world_(make_world(communicator_, watchdog_)),
+      shape_(collectively(*world_, [&] { return shape(world_->size()); })),
       topology_(Topology::discover(*world_)) {
   check_shape(shape_, *world_);
 }

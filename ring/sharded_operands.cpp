@@ -1,6 +1,7 @@
 #include <vector>
 
 #include <annulus/core/error.hpp>
+#include <annulus/partition/sharding_rules.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 
 namespace annulus::ring {
@@ -19,6 +20,17 @@ void check_whole(const PartitionSpec& spec, const char* name) {
 }
 
 }  // namespace
+
+OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mesh,
+                           AttentionMode mode) {
+  const ShardingRules rules = ShardingRules().for_mesh(mesh);
+  return {rules.query_spec(mode), rules.kv_spec(mode),
+          problem.mask.causal() ? LayoutKind::zigzag : LayoutKind::contiguous};
+}
+
+OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mesh) {
+  return usual_layout(problem, mesh, infer_attention_mode(problem.shape.query_length));
+}
 
 ShardedOperands shard_operands(const AttentionProblem& problem, const MeshShape& mesh,
                                const OperandLayout& layout) {

@@ -186,7 +186,7 @@ std::unique_ptr<Device> make_cuda_device(int index) {
   if (const std::string reason = cuda_unavailable_reason(); !reason.empty()) {
     throw UnsupportedError(reason);
   }
-  check_cuda(cudaSetDevice(index), "cudaSetDevice");
+  const DeviceGuard guard(index);  // tells whether there is one with this index
   return std::make_unique<CudaDevice>(index);
 }
 

@@ -13,6 +13,7 @@
 #include <annulus/core/device.hpp>
 #include <annulus/core/trace.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/cores.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/device_tensors.hpp>
@@ -36,7 +37,6 @@
 #include "launcher/setup/cost_model_option.hpp"
 #include "launcher/setup/open_device.hpp"
 #include "launcher/setup/problem_setup.hpp"
-#include "launcher/setup/threads.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -268,7 +268,7 @@ ExitCode bench_command(const CommandContext& context) {
   const std::vector<AttentionShape> shapes = shapes_of(options);
   Mesh mesh(set_up_mesh(options, context.session.size()), context.session.world(),
             Watchdog(Watchdog::Seconds(options.timeout)));
-  const int threads = threads_per_rank(options, mesh);
+  const int threads = threads_per_rank(mesh, options.threads);
   const std::unique_ptr<Device> device = open_device(options, mesh);
   Report report = make_bench_report(context, mesh, device->place(), threads);
   std::optional<ReportFiles> files;

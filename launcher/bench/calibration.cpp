@@ -14,6 +14,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/files/text_file.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/cores.hpp>
 #include <annulus/ring/cost_model.hpp>
 #include <annulus/ring/local_operations.hpp>
 #include <annulus/verification/verification.hpp>
@@ -27,7 +28,6 @@
 #include "launcher/report/report_files.hpp"
 #include "launcher/setup/open_device.hpp"
 #include "launcher/setup/problem_setup.hpp"
-#include "launcher/setup/threads.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -137,13 +137,13 @@ class KernelBlocks {
     implementation_ = chosen.names().front();
     kernel_ = chosen.make_kernel(problem_, device_);
     // Partial results, as the blocks of a ring have them.
-    const DType dtype = chosen.declares().results == ResultForm::rounded ? problem_.dtype
-                                                                         : DType::float32;
+    const DType dtype =
+        chosen.declares().results == ResultForm::rounded ? problem_.dtype : DType::float32;
     for (State& state : states_) {
       if (state.output.shape().rank() > 0 && state.output.view().dtype() == dtype) continue;
-      state.output = Tensor(dtype,
-                            {heads_.batch, query_.shape()[1], heads_.heads, heads_.value_dim},
-                            device_.memory());
+      state.output =
+          Tensor(dtype, {heads_.batch, query_.shape()[1], heads_.heads, heads_.value_dim},
+                 device_.memory());
     }
     try {
       kernel_->prepare(block_, state(0, block_.query.size(1)));
@@ -270,7 +270,7 @@ ExitCode calibrate(const CommandContext& context) {
   const std::unique_ptr<Device> device = open_device(options, mesh);
   Extent extent = device->place().is_host() ? kOnHost : kOnGpu;
   if (options.sequence_sweep) extent.rows = *options.sequence_sweep;
-  const int threads = threads_per_rank(options, mesh);
+  const int threads = threads_per_rank(mesh, options.threads);
   Report report("bench.calibrate", make_record(context, mesh, device->place(), threads),
                 {{"what", "", 8}, {"size", "", 16}, {"value", "", 12}, {"unit", "", 8}},
                 {options.wide, options.legend});

@@ -11,6 +11,7 @@
 #include <annulus/core/log.hpp>
 #include <annulus/core/trace.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/cores.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/device_tensors.hpp>
@@ -31,7 +32,6 @@
 #include "launcher/setup/output_files.hpp"
 #include "launcher/setup/problem_setup.hpp"
 #include "launcher/setup/same_on_ranks.hpp"
-#include "launcher/setup/threads.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -181,7 +181,7 @@ ExitCode run_command(const CommandContext& context) {
   ring::ShardedAttentionOptions attention_options;
   attention_options.implementation = options.implementation;
   attention_options.schedule = options.schedule;
-  const int threads = threads_per_rank(options, mesh);
+  const int threads = threads_per_rank(mesh, options.threads);
   attention_options.runner = {threads, &tracer};
   attention_options.cost_model =
       collectively(world, [&] { return cost_model_of(options, device.place()); });
@@ -255,6 +255,7 @@ ExitCode run_command(const CommandContext& context) {
     if (!leader) return;
     if (!report_files->replace_table()) {
       if (options.explain) {
+        const Computing computing = world.computing();
         print_plan(ring::make_plan(attention.plan_input(), attention.schedule().schedule),
                    kExplainedRanks, context.out);
       }

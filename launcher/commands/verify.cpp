@@ -12,6 +12,7 @@
 
 #include <annulus/core/device.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/cores.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/verification/random_problem.hpp>
 #include <annulus/verification/verification.hpp>
@@ -28,7 +29,6 @@
 #include "launcher/setup/cost_model_option.hpp"
 #include "launcher/setup/open_device.hpp"
 #include "launcher/setup/problem_setup.hpp"
-#include "launcher/setup/threads.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -349,7 +349,8 @@ ExitCode verify_command(const CommandContext& context) {
   std::optional<NamedCase> given;
   std::optional<ReportFiles> report_files;
   const std::unique_ptr<Device> device = open_device(options, everyone);
-  const int threads = random ? std::max(1, options.threads) : threads_per_rank(options, everyone);
+  const int threads =
+      random ? std::max(1, options.threads) : threads_per_rank(everyone, options.threads);
   Report report = make_report(context, everyone, device->place(), threads);
   collectively(everyone.world(), [&] {
     if (!random) given = given_case(options, ranks);

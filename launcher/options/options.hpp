@@ -8,6 +8,7 @@
 
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/dtype.hpp>
+#include <annulus/core/watchdog.hpp>
 #include <annulus/mesh/transport.hpp>
 
 namespace annulus::launcher {
@@ -77,7 +78,7 @@ struct Options {
   std::string cost_model;  ///< what predictions rest on
 
   // Running.
-  double timeout = 300;  ///< seconds
+  double timeout = Watchdog::kUsual.count();  ///< seconds
   bool explain = false;
   bool wide = false;    ///< tables show all columns
   bool legend = false;  ///< and say what they mean

@@ -15,7 +15,6 @@
 #include <annulus/files/integer_file.hpp>
 #include <annulus/partition/attention_mode.hpp>
 #include <annulus/partition/partition_spec.hpp>
-#include <annulus/partition/sharding_rules.hpp>
 #include <annulus/ring/planner.hpp>
 
 #include "launcher/options/as_option.hpp"
@@ -180,11 +179,6 @@ void named_by_options(const Options& options, const Body& body) {
   }
 }
 
-LayoutKind sequence_layout(const Options& options) {
-  if (options.sequence_layout != "auto") return parse_layout(options.sequence_layout);
-  return options.causal ? LayoutKind::zigzag : LayoutKind::contiguous;
-}
-
 }  // namespace
 
 MeshShape set_up_mesh(const Options& options, int ranks) {
@@ -224,14 +218,16 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
 
   const AttentionMode mode =
       options.mode ? parse_attention_mode(*options.mode) : infer_attention_mode(shape.query_length);
-  const ShardingRules rules = ShardingRules().for_mesh(setup.mesh);
-  const auto spec = [](const std::optional<std::string>& given, const char* option,
-                       const PartitionSpec& otherwise) {
-    return given ? PartitionSpec::parse(*given, option) : otherwise;
+  setup.layout = ring::usual_layout(setup.problem, setup.mesh, mode);
+  const auto given = [](PartitionSpec& spec, const std::optional<std::string>& text,
+                        const char* option) {
+    if (text) spec = PartitionSpec::parse(*text, option);
   };
-  setup.layout.query = spec(options.query_spec, "--query-spec", rules.query_spec(mode));
-  setup.layout.kv = spec(options.kv_spec, "--kv-spec", rules.kv_spec(mode));
-  setup.layout.sequence = sequence_layout(options);
+  given(setup.layout.query, options.query_spec, "--query-spec");
+  given(setup.layout.kv, options.kv_spec, "--kv-spec");
+  if (options.sequence_layout != "auto") {
+    setup.layout.sequence = parse_layout(options.sequence_layout);
+  }
   setup.warnings = hints(options, shape, setup.mesh, setup.layout);
   return setup;
 }
@@ -267,11 +263,9 @@ void check_choices(const Options& options, const AttentionProblem& problem,
     });
   }
   if (options.implementation != "auto") {
-    as_option("--impl " + options.implementation,
-              [&] {
-                static_cast<void>(
-                    registry.select(options.implementation, problem, place, presence));
-              });
+    as_option("--impl " + options.implementation, [&] {
+      static_cast<void>(registry.select(options.implementation, problem, place, presence));
+    });
   }
 }
 

@@ -11,16 +11,15 @@
 
 #include <fmt/format.h>
 
-#include <annulus/core/cuda_memory.hpp>
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/device_guard.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/gpu_binding.hpp>
 #include <annulus/mesh/nccl_group.hpp>
 
 #include "device_group.hpp"
 #include "nccl/traits.hpp"
-#include "node_identity.hpp"
 
 namespace annulus {
 namespace {
@@ -178,18 +177,12 @@ class NcclGroup final : public DeviceGroup {
 
 // NCCL says no more than "invalid usage", and only on some ranks.
 void check_devices_differ(Control& world, Place place) {
-  const std::string mine = collectively(
-      world, [&] { return fmt::format("{} {}", node_identity(), cuda::bus_id(place.device)); });
-  const std::vector<std::string> seats = world.gather_text(mine, "GPUs of the ranks");
-  for (std::size_t rank = 0; rank < seats.size(); ++rank) {
-    const auto other =
-        std::find(seats.begin(), seats.begin() + static_cast<std::ptrdiff_t>(rank), seats[rank]);
-    if (other == seats.begin() + static_cast<std::ptrdiff_t>(rank)) continue;
-    throw UnsupportedError(
-        fmt::format("transport nccl: ranks {} and {} share a GPU, which NCCL does not support "
-                    "(--transport peer --share-gpus does)",
-                    other - seats.begin(), rank));
-  }
+  const auto shared = ranks_on_one_gpu(world, place.device);
+  if (!shared) return;
+  throw UnsupportedError(
+      fmt::format("transport nccl: ranks {} and {} share a GPU, which NCCL does not support "
+                  "(--transport peer --share-gpus does)",
+                  shared->first, shared->second));
 }
 
 class StandardNcclWorld final : public NcclWorld {

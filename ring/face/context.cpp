@@ -10,17 +10,15 @@
 #include <annulus/core/foreign_stream.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/cores.hpp>
+#include <annulus/mesh/gpu_binding.hpp>
 #include <annulus/ring/context.hpp>
 
 namespace annulus {
 namespace {
 
-MeshShape shape_of(const std::string& text, MPI_Comm communicator) {
-  int ranks = 1;
-  if (communicator != MPI_COMM_NULL) {
-    check_mpi(MPI_Comm_size(communicator, &ranks), "MPI_Comm_size");
-  }
-  return MeshShape::parse(text, ranks);
+// One rank's may be wrong, which is told once the ranks can talk.
+Watchdog start_watchdog(double timeout) {
+  return Watchdog(timeout > 0 ? Watchdog::Seconds(timeout) : Watchdog::kUsual);
 }
 
 // Ranks on GPUs and ranks on CPUs cannot compute together.
@@ -44,15 +42,29 @@ std::unique_ptr<Device> open_device(const ContextOptions& options, Mesh& mesh) {
   });
 }
 
+// A program that forgets to choose devices computes on the first one of a node with all ranks.
+void check_sharing_is_meant(const ContextOptions& options, Place place, Control& ranks) {
+  if (place.is_host()) return;
+  const auto shared = ranks_on_one_gpu(ranks, place.device);
+  collectively(ranks, [&] {
+    if (!shared || options.share_gpus) return;
+    throw UnsupportedError(
+        fmt::format("ranks {} and {} compute on the same GPU: make another device current on each "
+                    "rank of a node, or set ContextOptions::share_gpus",
+                    shared->first, shared->second));
+  });
+}
+
 }  // namespace
 
 Context::Context(MPI_Comm communicator, const ContextOptions& options)
-    : mesh_(std::make_unique<Mesh>(shape_of(options.mesh, communicator), communicator,
-                                   Watchdog(Watchdog::Seconds(options.timeout)))),
+    : mesh_(std::make_unique<Mesh>(options.mesh, communicator, start_watchdog(options.timeout))),
       registry_(Registry::standard()),
       transport_(options.transport) {
+  collectively(mesh_->world(), [&] { (void)Watchdog(Watchdog::Seconds(options.timeout)); });
   device_ = open_device(options, *mesh_);
-  threads_ = options.threads > 0 ? options.threads : cores_per_rank(*mesh_);
+  check_sharing_is_meant(options, device_->place(), mesh_->world());
+  threads_ = threads_per_rank(*mesh_, options.threads);
 }
 
 }  // namespace annulus

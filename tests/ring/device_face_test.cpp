@@ -3,24 +3,28 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cuda_runtime_api.h>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include <cuda_runtime_api.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <annulus/annulus.hpp>
 #include <annulus/core/convert.hpp>
+#include <annulus/core/cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
 
+#include "tests/support/message_of.hpp"
 #include "tests/support/rank_device.hpp"
 #include "tests/support/test_world.hpp"
 
 namespace annulus {
 namespace {
 
+using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
 double milliseconds_since(Clock::time_point begin) {
@@ -80,8 +84,8 @@ class Layer {
   }
   // The same call: what is zero lies as one likes.
   void run_with_zero_queries_head_major(cudaStream_t stream) {
-    ring::LocalTensors tensors = attention.views(
-        {query_.data(), key_.data(), value_.data(), output_.data()});
+    ring::LocalTensors tensors =
+        attention.views({query_.data(), key_.data(), value_.data(), output_.data()});
     const Extents shape = tensors.query.shape();
     tensors.query = ConstTensorView(query_.data(), DType::bfloat16,
                                     {shape[0], shape[2], shape[1], shape[3]}, tensors.query.place())
@@ -130,10 +134,10 @@ class DeviceFace : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!rank_.device) GTEST_SKIP() << rank_.missing;
-    check_cuda(cudaSetDevice(rank_.device->place().device), "cudaSetDevice");
     check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     ContextOptions options;
     options.timeout = 60;
+    options.share_gpus = rank_.shared;
     context_ = std::make_unique<Context>(test::session().world(), options);
   }
   void TearDown() override {
@@ -154,6 +158,33 @@ class DeviceFace : public ::testing::Test {
 };
 
 test::RankDevice DeviceFace::rank_ = {};
+
+TEST_F(DeviceFace, GpusAreNotSharedUnasked) {
+  ContextOptions options;
+  options.timeout = 60;
+  if (!rank_.shared) {
+    EXPECT_NO_THROW(Context(test::session().world(), options));
+    return;
+  }
+  EXPECT_THAT(test::message_of<UserError>([&] { Context(test::session().world(), options); }),
+              HasSubstr("compute on the same GPU"));
+  // Nor where one rank alone does not ask for it.
+  options.share_gpus = test::session().rank() != 0;
+  EXPECT_THROW(Context(test::session().world(), options), UserError);
+}
+
+TEST_F(DeviceFace, AContextLeavesAnotherDeviceCurrent) {
+  if (test::session().size() > 1) GTEST_SKIP() << "needs one rank";
+  if (cuda_devices().size() < 2) GTEST_SKIP() << "needs two GPUs";
+  ContextOptions options;
+  options.place = Place::cuda(1);
+  const AttentionOptions options_of_layer = causal();
+  Context context(options);
+  Attention attention(context, options_of_layer);
+  int current = -1;
+  check_cuda(cudaGetDevice(&current), "cudaGetDevice");
+  EXPECT_EQ(current, 0);
+}
 
 void CUDART_CB sleep_a_while(void* /*unused*/) {
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -185,7 +216,8 @@ TEST_F(DeviceFace, ManyObjectsInTurnAllReplay) {
   const AttentionOptions options = causal();
   std::vector<std::unique_ptr<Layer>> layers;
   for (int i = 0; i < 64; ++i) {
-    layers.push_back(std::make_unique<Layer>(*context_, options, 1 + 0.25F * static_cast<float>(i)));
+    layers.push_back(
+        std::make_unique<Layer>(*context_, options, 1 + 0.25F * static_cast<float>(i)));
     layers.back()->upload(stream_);
   }
   constexpr std::size_t kRounds = 5;

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <annulus/mesh/control.hpp>
@@ -31,5 +33,9 @@ struct GpuBinding {
                                    const std::vector<VisibleGpus>& visible, bool share);
 /// The same for the GPUs there are. Collective over `ranks`.
 [[nodiscard]] GpuBinding bind_gpus(Control& ranks, const Topology& topology, bool share);
+
+/// Two ranks that compute on the same GPU, if there are any; `device` is the index of this rank's.
+/// Collective over `ranks`.
+[[nodiscard]] std::optional<std::pair<int, int>> ranks_on_one_gpu(Control& ranks, int device);
 
 }  // namespace annulus

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -29,7 +30,10 @@ class Mesh {
   /// initialised unless `communicator` is MPI_COMM_NULL: that makes a mesh of one rank without MPI.
   /// Throws ArgumentError on all ranks when the shape's product is not the communicator's size, or
   /// when ranks were given different shapes.
-  Mesh(MeshShape shape, MPI_Comm communicator, const Watchdog& watchdog);
+  Mesh(const MeshShape& shape, MPI_Comm communicator, const Watchdog& watchdog);
+  /// The same with a shape as MeshShape::parse() reads it. What is wrong with one rank's is the
+  /// ArgumentError of all.
+  Mesh(const std::string& shape, MPI_Comm communicator, const Watchdog& watchdog);
 
   [[nodiscard]] const MeshShape& shape() const noexcept { return shape_; }
   [[nodiscard]] const Topology& topology() const noexcept { return topology_; }
@@ -62,16 +66,18 @@ class Mesh {
   }
 
  private:
+  Mesh(const std::function<MeshShape(int ranks)>& shape, MPI_Comm communicator,
+       const Watchdog& watchdog);
   [[nodiscard]] AxisNames group_key(std::span<const std::string> axes) const;
   /// What stands in the way of transport peer anywhere in the mesh, along these axes.
   [[nodiscard]] const std::string& peer_obstacle(const AxisNames& key, Group& host, Place place);
   [[nodiscard]] std::unique_ptr<Group> make_device_group(const AxisNames& key, Group& host,
                                                          Place place, Transport transport);
 
-  MeshShape shape_;
   Communicator communicator_;  // those of groups are copies of it
   Watchdog watchdog_;
   std::shared_ptr<Control> world_;
+  MeshShape shape_;
   Topology topology_;
   std::map<AxisNames, std::unique_ptr<Group>> groups_;
   std::optional<Place> device_;                      // of all that follows

@@ -29,9 +29,6 @@ struct CommunicatorTraits {
 /// Owning MPI communicator. Freeing is collective, so ranks must destroy in the same order.
 using Communicator = Handle<CommunicatorTraits>;
 
-/// Longest start and end of MPI by default: thousands of ranks take their time.
-inline constexpr Watchdog::Seconds kStartTimeout{300};
-
 /// The value of an environment variable, null if it is not set; std::getenv outside tests.
 using EnvironmentLookup = std::function<const char*(const char* name)>;
 
@@ -50,7 +47,7 @@ class MpiSession {
   /// Throws what started_by_launcher() throws. MPI_Init and MPI_Finalize cannot be interrupted: if
   /// one of them takes longer than `timeout`, as it does when a rank has stopped, the process calls
   /// `last_word` and exits with code 3.
-  MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout = kStartTimeout,
+  MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout = Watchdog::kUsual,
              LastWord last_word = {});
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;

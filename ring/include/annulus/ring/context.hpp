@@ -8,6 +8,7 @@
 
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/device.hpp>
+#include <annulus/core/watchdog.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/transport.hpp>
 
@@ -19,11 +20,14 @@ struct ContextOptions {
   /// Where the rank computes. Without a value: on the CUDA device that is current in the calling
   /// thread, where this build and the machines of all ranks have one; on the CPU where none has.
   std::optional<Place> place;
+  /// Whether several ranks may compute on one GPU.
+  bool share_gpus = false;
   /// What carries data between GPUs.
   Transport transport = Transport::automatic;
-  /// Seconds of silence after which a wait for other ranks fails.
-  double timeout = 600;
+  /// Seconds of silence after which a wait for other ranks fails. Ranks may differ in it.
+  double timeout = Watchdog::kUsual.count();
   /// CPU threads of this rank's kernels; 0: its share of the cores that the ranks of its node have.
+  /// Ranks may differ in it.
   int threads = 0;
 };
 
@@ -32,11 +36,16 @@ struct ContextOptions {
 class Context {
  public:
   /// Collective over `communicator`, which is duplicated and may be freed afterwards. All ranks
-  /// throw the same error: ArgumentError for a mesh that does not fit, UnsupportedError for a place
-  /// that some ranks have and others have not.
+  /// throw the same UserError, though it be one rank's: for a mesh that does not fit or differs,
+  /// for a place that some ranks have and others have not, for a GPU that ranks share unasked.
   explicit Context(MPI_Comm communicator, const ContextOptions& options = {});
   /// One rank, without MPI.
   explicit Context(const ContextOptions& options = {}) : Context(MPI_COMM_NULL, options) {}
+  /// Collective on GPUs, and to be done before MPI_Finalize: ranks wait, for the timeout at most,
+  /// until nobody uses what is mapped of the others' memory.
+  ~Context() = default;
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
 
   [[nodiscard]] int rank() const noexcept { return mesh_->rank(); }
   [[nodiscard]] int size() const noexcept { return mesh_->size(); }

@@ -1,4 +1,5 @@
 #include <array>
+#include <functional>
 #include <set>
 #include <string>
 #include <utility>
@@ -13,25 +14,31 @@
 namespace annulus::ring {
 namespace {
 
-// All that decides what a rank plans, in short. Ranks that differ in it would send each other other
-// messages than expected.
-std::string fingerprint(const PlanInput& input, std::string_view schedule, Transport transport) {
+// All that ranks must agree on, in short. Ranks that differ in it would send each other other
+// messages than expected, or compute one tensor in two ways.
+std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& options) {
+  const AttentionProblem& problem = input.problem;
   const PlanOptions& plan = input.options;
   std::string candidates;
   for (const Implementation* candidate : input.candidates) {
     candidates += (candidates.empty() ? "" : "+") + candidate->names().front();
   }
   return fmt::format(
-      "{} {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, implementations {}, gather "
-      "bytes {}, result bytes {}, prefetch bytes {}, {}, transport {}",
-      to_string(input.problem.shape), annulus::name_of(input.problem.dtype),
-      to_string(input.problem.mask), input.problem.mask.digest(), to_string(input.operands.query),
-      to_string(input.operands.key), schedule, candidates, plan.gather_bytes, plan.result_bytes,
-      plan.prefetch_bytes, plan.direct ? "direct" : "from neighbours", name_of(transport));
+      "{} {}, scale {}, soft cap {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, "
+      "implementations {}, gather bytes {}, result bytes {}, prefetch bytes {}, {}, LSE {}, costs "
+      "{:016x}, transport {}, {}, {}",
+      to_string(problem.shape), annulus::name_of(problem.dtype), problem.logit_scale(),
+      problem.soft_cap.value_or(0), to_string(problem.mask), problem.mask.digest(),
+      to_string(input.operands.query), to_string(input.operands.key), options.schedule, candidates,
+      plan.gather_bytes, plan.result_bytes, plan.prefetch_bytes,
+      plan.direct ? "direct" : "from neighbours", annulus::name_of(plan.lse_dtype),
+      std::hash<std::string>()(to_json(input.model)), name_of(options.transport),
+      options.runner.replay ? "replayed" : "not replayed",
+      options.runner.tracer == nullptr ? "not traced" : "traced");
 }
 
 void check_same_plan(Control& control, const std::string& mine) {
-  const std::vector<std::string> all = control.gather_text(mine);
+  const std::vector<std::string> all = control.gather_text(mine, "what to compute");
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     throw ArgumentError(fmt::format("attention on rank {}", rank), all[rank],
@@ -61,9 +68,9 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
       registry_(registry),
       device_(device),
       options_(options),
+      planning_(make_planning(problem)),  // agrees on the group
       group_(mesh.group(operands.key.spec()[1], device.place(), options.transport)),
-      transport_(group_.transport()),
-      planning_(make_planning(problem)) {
+      transport_(group_.transport()) {
   plan_until_prepared(nullptr);
 }
 
@@ -71,16 +78,16 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
     AttentionProblem problem) const {
   Control& control = mesh_.world();
   auto planning = collectively(control, [&] {
+    const Computing computing = control.computing();
     problem.validate();
     const Place place = device_.place();
     CostModel model = options_.cost_model.value_or(CostModel::for_place(place));
-    if (model.transports.contains(transport_)) model.use_transport(transport_);
     Selection selection = registry_.select(options_.implementation, problem, place);
     return std::make_unique<Planning>(std::move(problem), std::move(selection), operands_, place,
                                       std::move(model),
                                       options_.plan.value_or(PlanOptions::for_place(place)));
   });
-  check_same_plan(control, fingerprint(planning->input, options_.schedule, options_.transport));
+  check_same_plan(control, fingerprint(planning->input, options_));
   return planning;
 }
 
@@ -89,12 +96,12 @@ void ShardedAttention::choose() {
   Control& control = mesh_.world();
   ScheduleChoice& choice = planning_->schedule;
   choice = collectively(control, [&] {
+    const Computing computing = control.computing();
     return control.rank() == 0 ? choose_schedule(planning_->input, options_.schedule)
                                : ScheduleChoice{};
   });
-  const std::string chosen =
-      control.gather_text(std::string(control.rank() == 0 ? name_of(choice.schedule) : ""))[0];
-  choice.schedule = parse_schedule(chosen);
+  const std::string mine(control.rank() == 0 ? name_of(choice.schedule) : "");
+  choice.schedule = parse_schedule(control.gather_text(mine, "schedule")[0]);
 }
 
 // Plans until no kernel of any rank refuses a block. Every round strikes off at least one pair of
@@ -102,10 +109,12 @@ void ShardedAttention::choose() {
 void ShardedAttention::plan_until_prepared(const std::vector<TensorView>* tensors) {
   Control& control = mesh_.world();
   PlanInput& input = planning_->input;
+  if (input.model.transports.contains(transport_)) input.model.use_transport(transport_);
   while (true) {
     const bool fresh = !runner_;
     if (fresh) choose();
     const std::vector<Refusal> refusals = collectively(control, [&] {
+      const Computing computing = control.computing();
       if (fresh) {
         runner_ = std::make_unique<Runner>(
             planning_->problem, make_rank_plan(input, planning_->schedule.schedule, mesh_.rank()),
@@ -116,7 +125,7 @@ void ShardedAttention::plan_until_prepared(const std::vector<TensorView>* tensor
       return runner_->prepare(tensors == nullptr ? runner_->expected() : *tensors);
     });
     if (!anywhere(!refusals.empty())) break;
-    for (const std::string& text : control.gather_text(to_json(refusals))) {
+    for (const std::string& text : control.gather_text(to_json(refusals), "refusals")) {
       for (Refusal& refusal : parse_refusals(text)) input.refusals.push_back(std::move(refusal));
     }
     drop_runner();

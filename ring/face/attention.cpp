@@ -2,7 +2,6 @@
 
 #include <annulus/core/foreign_stream.hpp>
 #include <annulus/mesh/agreement.hpp>
-#include <annulus/partition/sharding_rules.hpp>
 #include <annulus/ring/attention.hpp>
 
 namespace annulus {
@@ -15,13 +14,11 @@ AttentionProblem problem_of(const AttentionOptions& options) {
 ring::ShardedOperands operands_of(const AttentionOptions& options, const MeshShape& mesh) {
   const AttentionProblem problem = problem_of(options);
   problem.validate();
-  const AttentionMode mode = infer_attention_mode(options.shape.query_length);
-  const ShardingRules rules = ShardingRules().for_mesh(mesh);
-  const LayoutKind usual = options.mask.causal() ? LayoutKind::zigzag : LayoutKind::contiguous;
+  const ring::OperandLayout usual = ring::usual_layout(problem, mesh);
   return ring::shard_operands(
       problem, mesh,
-      {options.query_spec.value_or(rules.query_spec(mode)),
-       options.kv_spec.value_or(rules.kv_spec(mode)), options.layout.value_or(usual), 1});
+      {options.query_spec.value_or(usual.query), options.kv_spec.value_or(usual.kv),
+       options.layout.value_or(usual.sequence)});
 }
 
 }  // namespace
@@ -33,7 +30,8 @@ class Attention::Impl {
         dtype_(options.dtype),
         operands_(collectively(context.mesh().world(),
                                [&] { return operands_of(options, context.mesh().shape()); })),
-        sharded_(problem_of(options), operands_, context.mesh(), context.registry(), context.device(),
+        sharded_(problem_of(options), operands_, context.mesh(), context.registry(),
+                 context.device(),
                  {.implementation = options.implementation,
                   .schedule = options.schedule,
                   .plan = {},
@@ -49,7 +47,8 @@ class Attention::Impl {
   }
 
   void run(ring::LocalTensors tensors, void* stream) {
-    if (tensors.lse.data() == nullptr) tensors.lse = own_lse();
+    if (!prepared_) prepare(tensors);
+    complete(tensors);
     if (context_.place().is_host()) return sharded_.run(tensors);
     if (!caller_ || raw_caller_ != stream) {
       caller_ = make_foreign_cuda_stream(stream, context_.place().device);
@@ -59,8 +58,9 @@ class Attention::Impl {
   }
 
   void prepare(ring::LocalTensors tensors) {
-    if (tensors.lse.data() == nullptr) tensors.lse = own_lse();
+    collectively(context_.mesh().world(), [&] { complete(tensors); });
     sharded_.prepare(tensors);
+    prepared_ = true;
   }
 
   [[nodiscard]] TensorView lse_view(float* data) const {
@@ -84,11 +84,12 @@ class Attention::Impl {
 
  private:
   // The LSE that nobody asked for is needed all the same.
-  [[nodiscard]] TensorView own_lse() {
+  void complete(ring::LocalTensors& tensors) {
+    if (tensors.lse.data() != nullptr) return;
     if (lse_.shape().rank() == 0) {
       lse_ = Tensor(DType::float32, shape(operands_.lse), context_.device().memory());
     }
-    return lse_.view();
+    tensors.lse = lse_.view();
   }
 
   Context& context_;
@@ -98,6 +99,7 @@ class Attention::Impl {
   std::unique_ptr<ForeignStream> caller_;  // the caller's stream of the last call
   void* raw_caller_ = nullptr;
   ring::ShardedAttention sharded_;
+  bool prepared_ = false;  // so the ranks have agreed on the tensors of a call
 };
 
 Attention::Attention(Context& context, const AttentionOptions& options)

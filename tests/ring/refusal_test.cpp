@@ -1,8 +1,10 @@
 // Which kernels compute the blocks, and what happens to tensors that do not fit.
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -133,6 +135,19 @@ TEST_F(RefusalTest, ABlockThatAKernelRefusesGoesToTheNextOne) {
   const CaseShards mine = shards();
   attention.run(mine.local_tensors());
   expect_same_bits(mine, expected());
+}
+
+// Kernels are built, and plans made, for longer than the others would wait for a silent rank.
+TEST_F(RefusalTest, MakingReadyIsNoSilence) {
+  if (alone()) GTEST_SKIP() << "needs 2 ranks";
+  Mesh hasty(mesh_.shape(), test::session().world(), Watchdog(Watchdog::Seconds(0.5)));
+  const bool slow = mesh_.rank() == 0;
+  const Refuse take_long = [slow](const AttentionBlock& /*block*/, const SoftmaxState& /*result*/) {
+    if (slow) std::this_thread::sleep_for(std::chrono::seconds(2));
+    return std::string();
+  };
+  register_two(take_long, nothing);
+  EXPECT_NO_THROW(ShardedAttention(problem_, operands(), hasty, registry_, device_, options_));
 }
 
 TEST_F(RefusalTest, AKernelThatRefusesEveryBlockIsNotNamed) {

@@ -180,9 +180,26 @@ TEST_F(ShardedAttentionTest, RanksThatWantDifferentThingsAllHearOfIt) {
   if (mesh_.rank() == 1) problem_.mask.set_offset(21);
   EXPECT_THROW(attention(), ArgumentError);
   problem_.mask.set_offset(22);
-  if (mesh_.rank() == 1) options_.schedule = "allgather";
-  EXPECT_THROW(attention(), ArgumentError);
-  options_.schedule = "ring";
+  const auto expect_heard = [&](auto& field, const auto& other) {
+    const auto before = field;
+    if (mesh_.rank() == 1) field = other;
+    EXPECT_THROW((void)attention(), ArgumentError);
+    field = before;
+  };
+  expect_heard(options_.schedule, "allgather");
+  expect_heard(options_.transport, Transport::nccl);
+  expect_heard(options_.runner.replay, false);
+  expect_heard(problem_.scale, 3.0);
+  expect_heard(problem_.soft_cap, 20.0);
+  expect_heard(layout_.kv, PartitionSpec::parse("-,-"));
+  PlanOptions plan;
+  plan.lse_dtype = DType::float32;
+  expect_heard(options_.plan, plan);
+  CostModel model = CostModel::for_place(Place::host());
+  model.call_latency *= 2;
+  expect_heard(options_.cost_model, model);
+  Tracer tracer;
+  expect_heard(options_.runner.tracer, &tracer);
   EXPECT_NO_THROW(attention());
 }
 

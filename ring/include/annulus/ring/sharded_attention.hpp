@@ -59,9 +59,9 @@ class ShardedAttention {
   /// Collective over the mesh. All ranks throw the same error when the tensors of one do not fit
   /// (UserError) or one lacks memory (AgreedFailure), and the object is as good as before.
   void prepare(const LocalTensors& tensors);
-  /// Calls from now on have this mask: other lengths, other documents. Collective over the mesh. Waits
-  /// for earlier calls and plans anew, with shardings as they are; kernels that are compiled stay
-  /// so. All ranks throw the same error for a mask that does not fit or that nobody takes
+  /// Calls from now on have this mask: other lengths, other documents. Collective over the mesh.
+  /// Waits for earlier calls and plans anew, with shardings as they are; kernels that are compiled
+  /// stay so. All ranks throw the same error for a mask that does not fit or that nobody takes
   /// (UserError), and the object is as good as before.
   void set_mask(const Mask& mask);
   /// Submits a call and returns: see Runner::submit. Collective over the mesh. The first call
@@ -128,9 +128,9 @@ class ShardedAttention {
   const Registry& registry_;
   Device& device_;
   ShardedAttentionOptions options_;
+  std::unique_ptr<Planning> planning_;
   Group& group_;
   std::string transport_;
-  std::unique_ptr<Planning> planning_;
   std::unique_ptr<Runner> runner_;
   bool connected_ = false;
   bool prepared_ = false;  // on all ranks

@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <array>
+#include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -38,6 +41,23 @@ Extents contiguous_strides(const Extents& shape) {
     stride *= shape[dim];
   }
   return strides;
+}
+
+bool has_nested_strides(const Extents& shape, const Extents& strides) {
+  if (shape.product() == 0) return true;
+  std::array<std::pair<std::int64_t, std::int64_t>, Extents::kMaxRank> dims;  // (stride, size)
+  auto end = dims.begin();
+  for (int dim = 0; dim < shape.rank(); ++dim) {
+    if (shape[dim] > 1) *end++ = {std::abs(strides[dim]), shape[dim]};
+  }
+  std::sort(dims.begin(), end);
+  std::int64_t last = 0;  // offset of the last element of the dimensions so far
+  return std::all_of(dims.begin(), end, [&](const auto& dim) {
+    const auto [stride, size] = dim;
+    const bool apart = stride > last;
+    last += stride * (size - 1);
+    return apart;
+  });
 }
 
 namespace {

@@ -99,7 +99,9 @@ std::string to_json(std::span<const Refusal> refusals) {
     all.push_back({{"implementation", refusal.implementation},
                    {"rows", to_json(refusal.rows)},
                    {"columns", to_json(refusal.columns)},
+                   {"batches", {refusal.batches.begin, refusal.batches.count}},
                    {"heads", refusal.heads},
+                   {"full", refusal.full},
                    {"reason", refusal.reason}});
   }
   return all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -109,10 +111,14 @@ std::vector<Refusal> parse_refusals(std::string_view text) {
   std::vector<Refusal> refusals;
   try {
     for (const auto& refusal : nlohmann::json::parse(text)) {
-      refusals.push_back(
-          {refusal.at("implementation").get<std::string>(), parse_positions(refusal.at("rows")),
-           parse_positions(refusal.at("columns")), refusal.at("heads").get<std::int64_t>(),
-           refusal.at("reason").get<std::string>()});
+      refusals.push_back({refusal.at("implementation").get<std::string>(),
+                          parse_positions(refusal.at("rows")),
+                          parse_positions(refusal.at("columns")),
+                          {refusal.at("batches").at(0).get<std::int64_t>(),
+                           refusal.at("batches").at(1).get<std::int64_t>()},
+                          refusal.at("heads").get<std::int64_t>(),
+                          refusal.at("full").get<bool>(),
+                          refusal.at("reason").get<std::string>()});
     }
   } catch (const nlohmann::json::exception& error) {
     throw InternalError(fmt::format("refusals of kernels: {}", error.what()));

@@ -210,15 +210,32 @@ void TemporaryFile::give_name() {
   throw SystemError("link " + target_, errno);
 }
 
-void TemporaryFile::commit() {
+void TemporaryFile::bring_to_disk() {
   sync(file_, target_);
   give_name();  // a link cannot replace an older file: that takes a rename
   sync_and_close(std::move(file_), target_);
+}
+
+void TemporaryFile::commit() {
+  bring_to_disk();
   if (std::rename(path_.c_str(), target_.c_str()) != 0) {
     throw SystemError("rename " + path_ + " to " + target_, errno);
   }
   path_.clear();
   sync_directory(directory_, target_);
+}
+
+bool TemporaryFile::commit_if_new() {
+  bring_to_disk();
+  // Looks and gives the name in one step: of two jobs, one is first.
+  if (::link(path_.c_str(), target_.c_str()) != 0) {
+    if (errno == EEXIST) return false;
+    throw SystemError("link " + path_ + " to " + target_, errno);
+  }
+  ::unlink(path_.c_str());
+  path_.clear();
+  sync_directory(directory_, target_);
+  return true;
 }
 
 void remove_temporary_files() noexcept {

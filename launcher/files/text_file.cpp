@@ -15,9 +15,18 @@ namespace annulus::files {
 
 TextFile::TextFile(std::string path) : path_(std::move(path)), temporary_(path_) {}
 
-void TextFile::commit(std::string_view text) {
+void TextFile::write(std::string_view text) const {
   write_at(temporary_.descriptor(), path_, 0, std::as_bytes(std::span(text)));
+}
+
+void TextFile::commit(std::string_view text) {
+  write(text);
   temporary_.commit();
+}
+
+bool TextFile::commit_if_new(std::string_view text) {
+  write(text);
+  return temporary_.commit_if_new();
 }
 
 std::string read_text(const std::string& path) {

@@ -12,11 +12,11 @@ namespace annulus::launcher {
 
 namespace {
 
-// "sdpa, then native".
+// "sdpa or native": each block has its own.
 std::string candidates_text(const Selection& selection) {
   std::string text;
   for (const Implementation* candidate : selection.candidates) {
-    text += (text.empty() ? "" : ", then ") + candidate->names().front();
+    text += (text.empty() ? "" : " or ") + candidate->names().front();
   }
   return text;
 }

@@ -74,7 +74,8 @@ std::string difference(std::string_view found, std::string_view expected) {
 
 CsvFile::CsvFile(std::string path, std::string header)
     : path_(std::move(path)), header_(std::move(header)) {
-  if (std::filesystem::exists(path_)) {
+  std::error_code error;
+  if (std::filesystem::exists(path_, error)) {
     check_header(open_existing());
   } else {
     fresh_.emplace(path_);
@@ -82,7 +83,8 @@ CsvFile::CsvFile(std::string path, std::string header)
 }
 
 files::FileDescriptor CsvFile::open_existing() const {
-  if (!std::filesystem::is_regular_file(path_)) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path_, error)) {
     throw FileError(path_, "cannot be written: exists and is not a regular file");
   }
   files::FileDescriptor file(::open(path_.c_str(), O_RDWR | O_CLOEXEC));
@@ -103,10 +105,7 @@ void CsvFile::check_header(const files::FileDescriptor& file) const {
 }
 
 void CsvFile::add(const std::string& rows) {
-  if (fresh_ && !std::filesystem::exists(path_)) {
-    fresh_->commit(header_ + std::string(kLineEnd) + rows);
-    return;
-  }
+  if (fresh_ && fresh_->commit_if_new(header_ + std::string(kLineEnd) + rows)) return;
   fresh_.reset();  // another job was first
   const files::FileDescriptor file = open_existing();
   if (::flock(file.get(), LOCK_EX) != 0 && errno != ENOLCK && errno != EOPNOTSUPP) {

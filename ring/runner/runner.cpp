@@ -113,7 +113,9 @@ class Runner::Impl {
     std::size_t i = 0;
     for (const ring::Buffer& buffer : plan_.buffers) {
       if (buffer.kind != BufferKind::caller) continue;
-      check(std::string(ring::name_of(buffer.contents.front())), tensors[i], expected[i]);
+      const Content content = buffer.contents.front();
+      check(std::string(ring::name_of(content)), tensors[i], expected[i]);
+      if (is_result(content)) check_apart(std::string(ring::name_of(content)), tensors[i]);
       ++i;
     }
   }
@@ -204,7 +206,8 @@ class Runner::Impl {
         kernel_of(*block).prepare(arguments_of(*block), memory_.state(block->result));
       } catch (const UnsupportedError& refusal) {
         refusals.push_back({name_of(*block), block->row_positions, block->column_positions,
-                            block->heads.count, refusal.what()});
+                            plan_.global(block->batches), block->heads.count, block->full,
+                            refusal.what()});
       }
     }
     ready_ = refusals.empty();
@@ -267,6 +270,16 @@ class Runner::Impl {
       throw ArgumentError(name, "strides " + to_string(tensor.strides()),
                           "1 for the head dimension");
     }
+  }
+
+  static bool is_result(Content content) {
+    return content == Content::output || content == Content::lse;
+  }
+  // Rows that lie on each other, as in what expand() makes, would overwrite each other.
+  static void check_apart(const std::string& name, const TensorView& tensor) {
+    if (has_nested_strides(tensor.shape(), tensor.strides())) return;
+    throw ArgumentError(name, "strides " + to_string(tensor.strides()),
+                        "memory of its own for every element of " + to_string(tensor.shape()));
   }
 
   [[nodiscard]] Recording* recording_for(std::span<const TensorView> tensors) {

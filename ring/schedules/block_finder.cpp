@@ -31,12 +31,14 @@ LocalRange hull(const LocalRange& a, const LocalRange& b) {
 
 std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
                         const RankPlan& plan, const Block& block) {
+  const BatchRange batches = plan.global(block.batches);
   const Capability can = candidate.takes(
-      input.problem, {block.row_positions, block.column_positions,
-                      plan.first_batch + block.batches.begin, block.batches.count, block.full});
+      input.problem,
+      {block.row_positions, block.column_positions, batches.begin, batches.count, block.full});
   if (!can) return can.reason();
   for (const Refusal& refusal : input.refusals) {
-    if (refusal.implementation == candidate.names().front() && refusal.heads == block.heads.count &&
+    if (refusal.implementation == candidate.names().front() && refusal.batches == batches &&
+        refusal.heads == block.heads.count && refusal.full == block.full &&
         refusal.rows == block.row_positions && refusal.columns == block.column_positions) {
       return refusal.reason;
     }

@@ -121,6 +121,13 @@ TEST(Registry, AFeatureThatIsNotDeclaredIsRefusedByName) {
             "does not honour segment ids");
 }
 
+TEST(Features, OneThatNoListHasIsMissed) {
+  constexpr auto kNew = static_cast<Feature>(9);
+  const FeatureSet asked{Feature::causal, kNew};
+  EXPECT_EQ(asked.missing_in(FeatureSet::all()), std::vector{kNew});
+  EXPECT_FALSE(name_of(kNew).empty());
+}
+
 TEST(Registry, PlansForOtherMachinesAskForNoPresence) {
   Registry registry;
   registry.add(fake({"absent"}, "", "no such device"));

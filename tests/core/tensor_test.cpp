@@ -74,6 +74,18 @@ TEST(TensorView, SliceAndPermuteAgainstBruteForce) {
   EXPECT_EQ(view.slice(2, 6, 0).elements(), 0);
 }
 
+TEST(Strides, NestedOnesKeepElementsApart) {
+  const Extents shape{2, 3, 1, 4};
+  EXPECT_TRUE(has_nested_strides(shape, contiguous_strides(shape)));
+  EXPECT_TRUE(has_nested_strides(shape, {4, 8, 0, 1})) << "in any order; one element has no stride";
+  EXPECT_TRUE(has_nested_strides(shape, {100, 10, 7, 2})) << "with gaps";
+  EXPECT_TRUE(has_nested_strides(shape, {-12, 4, 4, 1})) << "backwards";
+  EXPECT_FALSE(has_nested_strides(shape, {12, 0, 4, 1})) << "expanded";
+  EXPECT_FALSE(has_nested_strides(shape, {12, 3, 3, 1})) << "overlapping";
+  EXPECT_FALSE(has_nested_strides(shape, {8, 4, 4, 1})) << "overlapping further out";
+  EXPECT_TRUE(has_nested_strides({2, 0}, {0, 0})) << "nothing";
+}
+
 TEST(TensorView, ReadsOnlyItsOwnType) {
   float value = 2.5F;
   const TensorView view(&value, DType::float32, {1});

@@ -422,9 +422,18 @@ TEST(Planner, RefusedBlocksGoToTheNextCandidateOnly) {
   };
   EXPECT_EQ(names(before), (std::vector<std::string>{"sdpa", "sdpa"}));
   const Block& own = *before.all<Block>().front();
-  const std::vector<Refusal> refusals{
-      {"sdpa", own.row_positions, own.column_positions, own.heads.count, "no \"engine\""}};
-  input.refusals = parse_refusals(to_json(refusals));
+  Refusal refusal{"sdpa",          own.row_positions, own.column_positions, {0, 1},
+                  own.heads.count, own.full,          "no \"engine\""};
+  // Of other batches, or of a part of the pairs where all are wanted, it says nothing.
+  refusal.batches.begin = 1;
+  input.refusals = {refusal};
+  EXPECT_EQ(names(make_rank_plan(input, Schedule::ring, 1)), names(before));
+  refusal.batches = before.global(own.batches);
+  refusal.full = !own.full;
+  input.refusals = {refusal};
+  EXPECT_EQ(names(make_rank_plan(input, Schedule::ring, 1)), names(before));
+  refusal.full = own.full;
+  input.refusals = parse_refusals(to_json(std::vector{refusal}));
   const RankPlan after = make_rank_plan(input, Schedule::ring, 1);
   EXPECT_EQ(names(after), (std::vector<std::string>{"native", "sdpa"}));
   const auto reasons = passed_over_blocks(input, after);
@@ -439,8 +448,10 @@ TEST(Planner, ABlockThatNobodyTakesIsAnErrorWithEveryReason) {
   const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
   PlanInput input = gpu_input(problem, operands);
   input.candidates.pop_back();
-  const Block own = *make_rank_plan(input, Schedule::ring, 0).all<Block>().front();
-  input.refusals = {{"sdpa", own.row_positions, own.column_positions, own.heads.count, "tired"}};
+  const RankPlan plan = make_rank_plan(input, Schedule::ring, 0);
+  const Block& own = *plan.all<Block>().front();
+  input.refusals = {{"sdpa", own.row_positions, own.column_positions, plan.global(own.batches),
+                     own.heads.count, own.full, "tired"}};
   try {
     (void)make_rank_plan(input, Schedule::ring, 0);
     FAIL() << "no error";

@@ -140,7 +140,7 @@ TEST_F(RefusalTest, ABlockThatAKernelRefusesGoesToTheNextOne) {
 // Kernels are built, and plans made, for longer than the others would wait for a silent rank.
 TEST_F(RefusalTest, MakingReadyIsNoSilence) {
   if (alone()) GTEST_SKIP() << "needs 2 ranks";
-  Mesh hasty(mesh_.shape(), test::session().world(), Watchdog(Watchdog::Seconds(0.5)));
+  Mesh hasty(mesh_.shape(), test::session().world(), Watchdog(Watchdog::Seconds(1)));
   const bool slow = mesh_.rank() == 0;
   const Refuse take_long = [slow](const AttentionBlock& /*block*/, const SoftmaxState& /*result*/) {
     if (slow) std::this_thread::sleep_for(std::chrono::seconds(2));
@@ -259,6 +259,10 @@ TEST_F(RefusalTest, AllRanksHearOfTensorsThatDoNotFitOne) {
          t.output = {good.output.data(), DType::float32, good.output.shape(), Place::cuda(0)};
        }),
        {"output: got memory of cuda:0, expected cpu"}},
+      {with([&](LocalTensors& t) {
+         t.output = {good.output.data(), DType::float32, good.output.shape(), {1024, 32, 0, 1}};
+       }),
+       {"output: got strides [1024, 32, 0, 1]", "memory of its own"}},
       {with([&](LocalTensors& t) {
          t.lse = {nullptr, DType::float32, good.lse.shape()};
        }),

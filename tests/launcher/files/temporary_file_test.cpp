@@ -59,6 +59,19 @@ TEST_P(TemporaryOf, ReplacesTheTargetWhenComplete) {
   EXPECT_EQ(files(), Names{"a.npy"});
 }
 
+TEST_P(TemporaryOf, OfTwoThatAreNewOneIsFirst) {
+  {
+    TemporaryFile first(file("a.npy"), GetParam());
+    TemporaryFile second(file("a.npy"), GetParam());
+    write(first, "first");
+    write(second, "second");
+    EXPECT_TRUE(first.commit_if_new());
+    EXPECT_FALSE(second.commit_if_new());
+  }
+  EXPECT_EQ(test::read_bytes(file("a.npy")), "first");
+  EXPECT_EQ(files(), Names{"a.npy"});
+}
+
 TEST_P(TemporaryOf, IsGoneWithoutCommit) {
   {
     const TemporaryFile temporary(file("a.npy"), GetParam());

@@ -86,6 +86,18 @@ TEST_F(ReportFilesTest, AnImpossibleNameFailsAtOnce) {
   EXPECT_THROW(ReportFiles("", path("."), report_of()), UserError);
 }
 
+// What the system cannot even look at is the user's to mend.
+TEST_F(ReportFilesTest, LinksInACircleAreAnImpossibleName) {
+  std::filesystem::create_symlink("b.csv", path("a.csv"));
+  std::filesystem::create_symlink("a.csv", path("b.csv"));
+  try {
+    const ReportFiles files("", path("a.csv"), report_of());
+    FAIL() << "no error";
+  } catch (const UserError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("--csv " + path("a.csv")));
+  }
+}
+
 TEST_F(ReportFilesTest, CsvRowsAreAddedToThoseOfTheSameColumns) {
   report_to("", path("a.csv"));
   const std::string once = content("a.csv");

@@ -13,7 +13,8 @@ namespace annulus {
 
 /// Who may compute a problem, and why the others may not.
 struct Selection {
-  /// Best first; each block goes to the first that takes it. Just one when it was named.
+  /// In order of registration. Each block goes to the one that is predicted to be fastest of those
+  /// that take it, the first of equals. Just one when it was named.
   std::vector<const Implementation*> candidates;
   /// (name, reason) of every implementation that cannot.
   std::vector<std::pair<std::string, std::string>> passed_over;
@@ -25,12 +26,11 @@ enum class Presence : std::uint8_t { required, assumed };
 /// The implementations by name. Names are case-sensitive.
 class Registry {
  public:
-  /// All implementations, best first. One whose backend is not in this build is listed too; it
+  /// All implementations. One whose backend is not in this build is listed too; it
   /// refuses every problem with that reason.
   static Registry standard();
 
-  /// `auto` tries implementations in order of registration. Throws ArgumentError if a name is
-  /// taken.
+  /// For `auto` to choose from, as Selection says. Throws ArgumentError if a name is taken.
   void add(std::unique_ptr<Implementation> implementation);
 
   /// By name or alias. Throws ArgumentError listing the known names.

@@ -200,6 +200,10 @@ struct RankPlan {
   std::vector<Buffer> buffers;
   std::vector<Task> tasks;
 
+  /// Of the whole problem.
+  [[nodiscard]] BatchRange global(BatchRange batches) const noexcept {
+    return {first_batch + batches.begin, batches.count};
+  }
   /// The tasks of one kind, in order.
   template <class Kind>
   [[nodiscard]] std::vector<const Kind*> all() const {

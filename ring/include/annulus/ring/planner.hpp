@@ -46,7 +46,9 @@ struct Refusal {
   std::string implementation;
   PositionRanges rows;
   PositionRanges columns;
-  std::int64_t heads = 0;
+  BatchRange batches;      ///< of the whole problem
+  std::int64_t heads = 0;  ///< so many
+  bool full = false;       ///< as Block::full
   std::string reason;
 };
 
@@ -60,8 +62,8 @@ struct PlanInput {
   const AttentionProblem& problem;
   const ShardedOperands& operands;
   /// Each block goes to the one that is predicted to be fastest of those that take it, the first of
-  /// equals; or, cut into smaller ones, to those that are faster with these. Must not be empty where
-  /// blocks are planned.
+  /// equals; or, cut into smaller ones, to those that are faster with these. Must not be empty
+  /// where blocks are planned.
   std::vector<const Implementation*> candidates;
   CostModel model;
   PlanOptions options;

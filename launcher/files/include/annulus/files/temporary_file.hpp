@@ -35,8 +35,11 @@ class TemporaryFile {
   void give_name();
   /// Brings the complete file to disk and gives it the target's name. Once. Throws SystemError.
   void commit();
+  /// The same where nothing has the target's name yet; else returns false, and what has it stays.
+  [[nodiscard]] bool commit_if_new();
 
  private:
+  void bring_to_disk();
   void create_named();
 
   std::string target_;  // links resolved

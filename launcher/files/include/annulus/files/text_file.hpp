@@ -16,8 +16,12 @@ class TextFile {
   explicit TextFile(std::string path);
   /// Writes the text and gives the file its name. Throws SystemError.
   void commit(std::string_view text);
+  /// The same, unless there is a file of this name by now: see TemporaryFile::commit_if_new().
+  [[nodiscard]] bool commit_if_new(std::string_view text);
 
  private:
+  void write(std::string_view text) const;
+
   std::string path_;
   TemporaryFile temporary_;
 };

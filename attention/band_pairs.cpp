@@ -45,6 +45,9 @@ std::int64_t pairs_up_to(const PositionRange& rows, const PositionRange& columns
 
 std::int64_t band_pairs(const Band& band, const PositionRange& rows, const PositionRange& columns) {
   if (rows.length == 0 || columns.length == 0) return 0;
+  const std::int64_t least = columns.start - rows.last();
+  const std::int64_t most = columns.last() - rows.start;
+  if (band.low <= least && most <= band.high) return rows.length * columns.length;
   const std::int64_t below = band.low == -Band::kUnlimited ? band.low : band.low - 1;
   return pairs_up_to(rows, columns, band.high) - pairs_up_to(rows, columns, below);
 }

@@ -3,7 +3,6 @@
 #include <annulus/attention/features.hpp>
 
 namespace annulus {
-
 std::string_view name_of(Feature feature) noexcept {
   switch (feature) {  // the compiler misses one that is added
     case Feature::causal:
@@ -14,6 +13,8 @@ std::string_view name_of(Feature feature) noexcept {
       return "segment ids";
     case Feature::lengths:
       return "lengths";
+    case Feature::block_mask:
+      return "a block mask";
     case Feature::soft_cap:
       return "a soft cap";
   }
@@ -38,6 +39,7 @@ FeatureSet features_of(const AttentionProblem& problem) {
   if (!mask.query_lengths().empty() || !mask.kv_lengths().empty()) {
     features.add(Feature::lengths);
   }
+  if (mask.block_mask()) features.add(Feature::block_mask);
   if (problem.soft_cap) features.add(Feature::soft_cap);
   return features;
 }

@@ -37,9 +37,10 @@ LocalRange hull(const LocalRange& a, const LocalRange& b) {
   return {begin, std::max(a.end(), b.end()) - begin};
 }
 
-// Adds what is visible in a part of a tile: `rows` and `columns` start at these entries of it.
-void add_part(Visibility& total, const Band& band, const PositionRange& rows,
-              std::int64_t first_row, const PositionRange& columns, std::int64_t first_column) {
+// Adds what the band shows of a part of a tile: `rows` and `columns` start at these entries of it.
+void add_rectangle(Visibility& total, const Band& band, const PositionRange& rows,
+                   std::int64_t first_row, const PositionRange& columns,
+                   std::int64_t first_column) {
   if (rows.length == 0 || columns.length == 0) return;
   const std::int64_t pairs = band_pairs(band, rows, columns);
   if (pairs == 0) return;
@@ -50,6 +51,39 @@ void add_part(Visibility& total, const Band& band, const PositionRange& rows,
   seeing.begin = seeing.begin + first_row;
   total.columns = hull(total.columns, seen);
   total.rows = hull(total.rows, seeing);
+}
+
+// What hides pairs wherever their rows and columns agree in length and segment.
+struct BandAndBlocks {
+  Band band;
+  const BlockMask* blocks = nullptr;  // null: none
+  std::int64_t batch = 0;
+  std::int64_t head = 0;
+};
+
+// Likewise of band and blocks: query block by query block, and run by run of visible key blocks.
+void add_part(Visibility& total, const BandAndBlocks& seen, const PositionRange& rows,
+              std::int64_t first_row, const PositionRange& columns, std::int64_t first_column) {
+  if (seen.blocks == nullptr) {
+    return add_rectangle(total, seen.band, rows, first_row, columns, first_column);
+  }
+  std::int64_t end = 0;
+  for (std::int64_t row = 0; row < rows.length; row = end) {
+    end = std::min(rows.length, rows.count_below(seen.blocks->end_of_rows(rows.at(row))));
+    const PositionRange part = rows.slice(row, end - row);
+    const LocalRange near = within_band(columns, part, seen.band.low, seen.band.high);
+    const std::int64_t behind = near.end().value();
+    for (std::int64_t column = near.begin.value(); column < behind;) {
+      const BlockMask::Run run =
+          seen.blocks->next_run(seen.batch, seen.head, part.start, columns.at(column));
+      const LocalRange visible = columns.indices_within(run.begin, run.end);
+      if (run.empty() || visible.begin.value() >= behind) break;
+      const std::int64_t begin = visible.begin.value();
+      column = std::min(behind, visible.end().value());
+      add_rectangle(total, seen.band, part, first_row + row, columns.slice(begin, column - begin),
+                    first_column + begin);
+    }
+  }
 }
 
 std::int64_t length_limit(const std::vector<std::int32_t>& lengths, std::int64_t batch) {
@@ -167,11 +201,13 @@ void Mask::set_kv_lengths(std::vector<std::int32_t> lengths) {
   kv_lengths_ = std::move(lengths);
 }
 
-void Mask::validate(std::int64_t batch, std::int64_t query_length, std::int64_t kv_length) const {
+void Mask::validate(std::int64_t batch, std::int64_t heads, std::int64_t query_length,
+                    std::int64_t kv_length) const {
   check_batch("q_lengths", query_lengths_.size(), batch);
   check_batch("kv_lengths", kv_lengths_.size(), batch);
   check_bound("q_lengths", query_lengths_, query_length);
   check_bound("kv_lengths", kv_lengths_, kv_length);
+  if (block_mask_) block_mask_->validate(batch, heads, query_length, kv_length);
   if (!has_segments()) return;
   const auto check = [&](const char* name, const Segments& segments, std::int64_t length) {
     if (segments.batches() != batch || segments.length() != length) {
@@ -210,10 +246,11 @@ std::uint64_t Mask::digest() const {
   }
   add_all(query_lengths_);
   add_all(kv_lengths_);
+  if (block_mask_) add(static_cast<std::int64_t>(block_mask_->digest()));
   return hash;
 }
 
-bool Mask::visible(std::int64_t batch, std::int64_t /*head*/, GlobalPosition row,
+bool Mask::visible(std::int64_t batch, std::int64_t head, GlobalPosition row,
                    GlobalPosition column) const {
   const std::int64_t i = row.value();
   const std::int64_t j = column.value();
@@ -223,6 +260,7 @@ bool Mask::visible(std::int64_t batch, std::int64_t /*head*/, GlobalPosition row
   if (i >= length_limit(query_lengths_, batch) || j >= length_limit(kv_lengths_, batch)) {
     return false;
   }
+  if (block_mask_ && !block_mask_->visible(batch, head, row, column)) return false;
   if (!has_segments()) return true;
   const std::int32_t id = query_segments(batch)[static_cast<std::size_t>(i)];
   return id >= 0 && id == kv_segments(batch)[static_cast<std::size_t>(j)];
@@ -231,15 +269,16 @@ bool Mask::visible(std::int64_t batch, std::int64_t /*head*/, GlobalPosition row
 Visibility Mask::examine(std::int64_t batch, std::int64_t batches, const PositionRange& rows,
                          const PositionRange& columns) const {
   if (rows.length == 0 || columns.length == 0 || batches == 0) return {};
+  const std::int64_t heads = depends_on_head() ? block_mask_->heads() : 1;
   if (!depends_on_batch()) {
-    Visibility result = examine_one(band(), batch, rows, columns);
+    Visibility result = examine_heads(batch, 0, heads, rows, columns);
     result.pairs *= batches;
     return result;
   }
   Visibility total;
   total.full = true;
   for (std::int64_t b = batch; b < batch + batches; ++b) {
-    const Visibility one = examine_one(band(), b, rows, columns);
+    const Visibility one = examine_heads(b, 0, heads, rows, columns);
     total.pairs += one.pairs;
     total.full = total.full && one.full;
     total.exact = total.exact && one.exact;
@@ -249,21 +288,42 @@ Visibility Mask::examine(std::int64_t batch, std::int64_t batches, const Positio
   return total;
 }
 
+Visibility Mask::examine_heads(std::int64_t batch, std::int64_t head, std::int64_t heads,
+                               const PositionRange& rows, const PositionRange& columns) const {
+  if (rows.length == 0 || columns.length == 0) return {};
+  const BlockMask* const blocks = block_mask_ ? &*block_mask_ : nullptr;
+  Visibility total = examine_one(band(), blocks, batch, head, rows, columns);
+  if (!depends_on_head() || heads == 1) return total;
+  for (std::int64_t h = head + 1; h < head + heads; ++h) {
+    const Visibility one = examine_one(band(), blocks, batch, h, rows, columns);
+    total.pairs += one.pairs;
+    total.full = total.full && one.full;
+    total.exact = total.exact && one.exact;
+    total.rows = hull(total.rows, one.rows);
+    total.columns = hull(total.columns, one.columns);
+  }
+  total.exact = total.exact && total.pairs % heads == 0;
+  total.pairs = (total.pairs + heads - 1) / heads;
+  return total;
+}
+
 Visibility Mask::examine_without_band(std::int64_t batch, const PositionRange& rows,
                                       const PositionRange& columns) const {
   if (rows.length == 0 || columns.length == 0) return {};
-  return examine_one({}, batch, rows, columns);
+  return examine_one({}, nullptr, batch, 0, rows, columns);
 }
 
-Visibility Mask::examine_one(const Band& band, std::int64_t batch, const PositionRange& all_rows,
+Visibility Mask::examine_one(const Band& band, const BlockMask* blocks, std::int64_t batch,
+                             std::int64_t head, const PositionRange& all_rows,
                              const PositionRange& all_columns) const {
+  const BandAndBlocks shown{band, blocks, batch, head};
   const GlobalPosition row_limit(length_limit(query_lengths_, batch));
   const GlobalPosition column_limit(length_limit(kv_lengths_, batch));
   const PositionRange rows = all_rows.slice(0, all_rows.count_below(row_limit));
   const PositionRange columns = all_columns.slice(0, all_columns.count_below(column_limit));
   Visibility result;
   if (!has_segments()) {
-    add_part(result, band, rows, 0, columns, 0);
+    add_part(result, shown, rows, 0, columns, 0);
     result.full = result.pairs == all_rows.length * all_columns.length;
     return result;
   }
@@ -301,7 +361,7 @@ Visibility Mask::examine_one(const Band& band, std::int64_t batch, const Positio
         return result;
       }
       const LocalRange column_part = columns.indices_within(kv_run->begin, kv_run->end);
-      add_part(result, band, rows.slice(row_part.begin.value(), row_part.count),
+      add_part(result, shown, rows.slice(row_part.begin.value(), row_part.count),
                row_part.begin.value(), columns.slice(column_part.begin.value(), column_part.count),
                column_part.begin.value());
     }
@@ -380,6 +440,7 @@ std::string to_string(const Mask& mask) {
   if (mask.has_segments()) parts.emplace_back("segments");
   if (!mask.query_lengths().empty()) parts.emplace_back("q_lengths");
   if (!mask.kv_lengths().empty()) parts.emplace_back("kv_lengths");
+  if (mask.block_mask()) parts.push_back(to_string(*mask.block_mask()));
   return parts.empty() ? "none" : fmt::format("{}", fmt::join(parts, ", "));
 }
 

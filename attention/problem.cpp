@@ -78,7 +78,7 @@ void AttentionProblem::validate() const {
                         fmt::format("a positive number in float32's normal range, {:.2g} to {:.2g}",
                                     Float::min(), Float::max()));
   }
-  mask.validate(shape.batch, shape.query_length, shape.kv_length);
+  mask.validate(shape.batch, shape.heads, shape.query_length, shape.kv_length);
 }
 
 double forward_flops(const AttentionShape& shape, double visible_pairs) {

@@ -75,6 +75,7 @@ class NativeCudaKernel final : public Kernel {
       query_segments_ = upload(query, memory);
       kv_segments_ = upload(kv, memory);
     }
+    if (mask.block_mask()) blocks_ = upload(mask.block_mask()->entries(), memory);
   }
 
   void forward(const AttentionBlock& block, const SoftmaxState& result,
@@ -142,6 +143,16 @@ class NativeCudaKernel final : public Kernel {
     a.query_length = problem_.shape.query_length;
     a.kv_length = problem_.shape.kv_length;
     a.first_batch = block.first_batch;
+    a.first_head = block.first_head;
+    if (const auto& blocks = problem_.mask.block_mask(); blocks && !block.unmasked) {
+      a.blocks = address(blocks_);
+      const Extents strides = contiguous_strides(blocks->shape());
+      for (int dim = 0; dim < 4; ++dim) {
+        a.block_strides[dim] = blocks->shape()[dim] == 1 ? 0 : strides[dim];
+      }
+      a.query_block = blocks->size().query;
+      a.kv_block = blocks->size().kv;
+    }
 
     std::vector<Ranges> row_launches = launches_of(block.rows);
     std::vector<Ranges> column_launches = launches_of(block.columns);
@@ -176,6 +187,7 @@ class NativeCudaKernel final : public Kernel {
   Tensor kv_lengths_;
   Tensor query_segments_;
   Tensor kv_segments_;
+  Tensor blocks_;
 };
 
 }  // namespace

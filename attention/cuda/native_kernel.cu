@@ -41,12 +41,13 @@ __device__ std::int64_t row_position(const NativeArguments& a, std::int64_t row)
   return a.row_range[r].start + (row - a.row_range[r].first) * a.row_range[r].stride;
 }
 
-// Whether the row of global position i, of this segment, sees key position j.
+// Whether the row of global position i, of this segment and with these blocks, sees key position j.
 __device__ bool visible(const NativeArguments& a, std::int64_t batch, std::int64_t i,
-                        std::int32_t segment, std::int64_t j) {
+                        std::int32_t segment, const std::int32_t* blocks, std::int64_t j) {
   const std::int64_t distance = j - i;
   if (distance < a.band_low || distance > a.band_high) return false;
   if (a.kv_lengths != nullptr && j >= a.kv_lengths[batch]) return false;
+  if (blocks != nullptr && blocks[j / a.kv_block * a.block_strides[3]] == 0) return false;
   return a.kv_segments == nullptr || a.kv_segments[batch * a.kv_length + j] == segment;
 }
 
@@ -106,12 +107,17 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
       segment = a.query_segments[batch * a.query_length + i];
       padding = padding || segment < 0;
     }
+    const std::int32_t* const blocks = a.blocks == nullptr
+                                           ? nullptr
+                                           : a.blocks + batch * a.block_strides[0] +
+                                                 (a.first_head + head) * a.block_strides[1] +
+                                                 i / a.query_block * a.block_strides[2];
     for (int r = 0; r < a.column_ranges && !padding; ++r) {
       const DeviceRange range = a.column_range[r];
       for (std::int64_t first = 0; first < range.length; first += kWarp) {
         const std::int64_t c = first + lane;
         const std::int64_t j = range.start + c * range.stride;
-        const bool seen = c < range.length && visible(a, batch, i, segment, j);
+        const bool seen = c < range.length && visible(a, batch, i, segment, blocks, j);
         const unsigned seen_by = __ballot_sync(kAll, seen);
         if (seen_by == 0) continue;
         float logit = -INFINITY;

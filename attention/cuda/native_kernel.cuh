@@ -42,7 +42,10 @@ struct NativeArguments {
   const std::int32_t* query_segments;  // [B,T], null: none
   const std::int32_t* kv_segments;     // [B,S]
   std::int64_t query_length, kv_length;
-  std::int64_t first_batch;
+  const std::int32_t* blocks;     // of a block mask, row-major; null: none
+  std::int64_t block_strides[4];  // of batch, head, query block, key block
+  std::int64_t query_block, kv_block;
+  std::int64_t first_batch, first_head;
   int row_ranges, column_ranges;
   DeviceRange row_range[kMaxRanges];
   DeviceRange column_range[kMaxRanges];

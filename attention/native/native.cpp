@@ -1,6 +1,7 @@
 #include "native/native.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -41,27 +42,33 @@ void check_block(const AttentionBlock& block, const SoftmaxState& result) {
   }
 }
 
-std::vector<HeadTile> head_tiles(std::int64_t heads, std::int64_t kv_heads) {
+// With up to `most` heads each.
+std::vector<HeadTile> head_tiles(std::int64_t heads, std::int64_t kv_heads, std::int64_t most) {
   const std::int64_t per_kv_head = heads / kv_heads;
   std::vector<HeadTile> tiles;
   for (std::int64_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
-    for (std::int64_t begin = 0; begin < per_kv_head; begin += kTileRows) {
+    for (std::int64_t begin = 0; begin < per_kv_head; begin += most) {
       tiles.push_back(
-          {kv_head * per_kv_head + begin, std::min(kTileRows, per_kv_head - begin), kv_head});
+          {kv_head * per_kv_head + begin, std::min(most, per_kv_head - begin), kv_head});
     }
   }
   return tiles;
 }
 
-// Heaviest first, so that threads which take them in turn finish together.
+// Heaviest first, so that threads which take them in turn finish together. None crosses the edge of
+// a query block.
 std::vector<RowTile> row_tiles(const AttentionProblem& problem, const AttentionBlock& block,
                                std::int64_t length) {
   std::vector<std::pair<std::int64_t, RowTile>> weighted;
+  const std::optional<BlockMask>& blocks = problem.mask.block_mask();
   for (std::int64_t batch = 0; batch < block.query.size(0); ++batch) {
     std::int64_t before = 0;
     for (const PositionRange& range : block.rows.ranges()) {
-      for (std::int64_t begin = 0; begin < range.length; begin += length) {
-        const PositionRange rows = range.slice(begin, std::min(length, range.length - begin));
+      std::int64_t end = 0;
+      for (std::int64_t begin = 0; begin < range.length; begin = end) {
+        end = std::min(begin + length, range.length);
+        if (blocks) end = std::min(end, range.count_below(blocks->end_of_rows(range.at(begin))));
+        const PositionRange rows = range.slice(begin, end - begin);
         std::int64_t pairs = rows.length * block.columns.size();
         if (!block.unmasked) {
           pairs = 0;
@@ -92,7 +99,9 @@ class NativeKernel final : public Kernel {
     check_block(block, result);
     context.stream.synchronize();  // the stream's earlier work comes first
 
-    const std::vector<HeadTile> heads = head_tiles(block.query.size(2), block.key.size(2));
+    // Heads that see different blocks have tiles of their own.
+    const std::vector<HeadTile> heads = head_tiles(block.query.size(2), block.key.size(2),
+                                                   problem_.mask.depends_on_head() ? 1 : kTileRows);
     const std::int64_t stacked = heads.front().count;
     const std::int64_t length = std::max<std::int64_t>(1, kTileRows / stacked);
     const std::vector<RowTile> rows = row_tiles(problem_, block, length);

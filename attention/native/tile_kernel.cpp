@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 
 #include <cblas.h>
@@ -95,26 +96,46 @@ void TileKernel::load_queries(const RowTile& tile, const HeadTile& heads) {
   }
 }
 
-Visibility TileKernel::examine(std::int64_t batch, const PositionRange& rows,
+Visibility TileKernel::examine(const RowTile& tile, const HeadTile& heads,
                                const PositionRange& columns) const {
   if (!block_.unmasked) {
-    return problem_.mask.examine(block_.first_batch + batch, 1, rows, columns);
+    return problem_.mask.examine_heads(block_.first_batch + tile.batch,
+                                       block_.first_head + heads.begin, heads.count, tile.rows,
+                                       columns);
   }
-  return {rows.length * columns.length,
+  return {tile.rows.length * columns.length,
           true,
           true,
-          {LocalPosition(0), rows.length},
+          {LocalPosition(0), tile.rows.length},
           {LocalPosition(0), columns.length}};
 }
 
 void TileKernel::visit(const RowTile& tile, const HeadTile& heads, const PositionRange& columns,
                        std::int64_t first_column, const std::function<void()>& between) {
-  const Visibility all = examine(tile.batch, tile.rows, columns);
-  if (all.empty()) return;
-  const std::int64_t end = all.columns.end().value();
-  for (std::int64_t begin = all.columns.begin.value(); begin < end; begin += kTileColumns) {
+  const LocalRange seen = examine(tile, heads, columns).columns;
+  if (seen.count == 0) return;
+  const std::optional<BlockMask>& blocks = problem_.mask.block_mask();
+  if (!blocks || block_.unmasked) {
+    return visit_run(tile, heads, columns, seen, first_column, between);
+  }
+  const GlobalPosition end = columns.at(seen.end().value() - 1) + 1;
+  for (GlobalPosition from = columns.at(seen.begin.value()); from < end;) {
+    const BlockMask::Run run = blocks->next_run(
+        block_.first_batch + tile.batch, block_.first_head + heads.begin, tile.rows.start, from);
+    if (run.empty()) break;
+    visit_run(tile, heads, columns, columns.indices_within(run.begin, std::min(run.end, end)),
+              first_column, between);
+    from = run.end;
+  }
+}
+
+void TileKernel::visit_run(const RowTile& tile, const HeadTile& heads, const PositionRange& columns,
+                           LocalRange run, std::int64_t first_column,
+                           const std::function<void()>& between) {
+  const std::int64_t end = run.end().value();
+  for (std::int64_t begin = run.begin.value(); begin < end; begin += kTileColumns) {
     const PositionRange piece = columns.slice(begin, std::min(kTileColumns, end - begin));
-    const Visibility seen = examine(tile.batch, tile.rows, piece);
+    const Visibility seen = examine(tile, heads, piece);
     if (seen.empty()) continue;
     const std::int64_t skipped = seen.columns.begin.value();
     multiply(tile, heads, seen.rows, piece.slice(skipped, seen.columns.count),

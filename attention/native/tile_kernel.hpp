@@ -41,7 +41,8 @@ class TileKernel {
   TileKernel(const AttentionProblem& problem, const AttentionBlock& block,
              const SoftmaxState& result, std::int64_t max_rows, MemoryPool& memory);
 
-  /// Writes the result of the tile's rows and heads. Calls `between` after each product of tiles.
+  /// Writes the result of the tile's rows and heads, which see the same blocks. Calls `between`
+  /// after each product of tiles.
   void run(const RowTile& tile, const HeadTile& heads, const std::function<void()>& between);
 
  private:
@@ -54,6 +55,9 @@ class TileKernel {
   void load_queries(const RowTile& tile, const HeadTile& heads);
   void visit(const RowTile& tile, const HeadTile& heads, const PositionRange& columns,
              std::int64_t first_column, const std::function<void()>& between);
+  /// A run of visible blocks: entries of `columns`.
+  void visit_run(const RowTile& tile, const HeadTile& heads, const PositionRange& columns,
+                 LocalRange run, std::int64_t first_column, const std::function<void()>& between);
   void multiply(const RowTile& tile, const HeadTile& heads, LocalRange rows,
                 const PositionRange& columns, std::int64_t first_column, bool full);
   void softmax(const RowTile& tile, const HeadTile& heads, LocalRange rows,
@@ -64,7 +68,7 @@ class TileKernel {
   void add_poison(const RowTile& tile, const HeadTile& heads, LocalRange rows,
                   const PositionRange& columns, std::int64_t first_column);
   void store(const RowTile& tile, const HeadTile& heads);
-  [[nodiscard]] Visibility examine(std::int64_t batch, const PositionRange& rows,
+  [[nodiscard]] Visibility examine(const RowTile& tile, const HeadTile& heads,
                                    const PositionRange& columns) const;
   [[nodiscard]] static Operand load(const ConstTensorView& tensor, std::int64_t batch,
                                     std::int64_t head, std::int64_t begin, std::int64_t count,

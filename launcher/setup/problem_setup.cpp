@@ -144,7 +144,9 @@ Mask set_up_mask(const Options& options, const AttentionShape& shape) {
   }
   const MaskFiles files(options);
   set_segments(mask, files, options, shape);
-  const auto check = [&] { mask.validate(shape.batch, shape.query_length, shape.kv_length); };
+  const auto check = [&] {
+    mask.validate(shape.batch, shape.heads, shape.query_length, shape.kv_length);
+  };
   if (const auto file = files.locate("--q-lengths", options.query_lengths, "q_lengths");
       !file.empty()) {
     const auto lengths = read_integers(file, "q_lengths", {shape.batch}, "[B]");

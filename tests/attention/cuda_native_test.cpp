@@ -33,6 +33,19 @@ TEST_F(CudaNative, EveryMaskAloneAndInPairs) {
   }
 }
 
+TEST_F(CudaNative, BlockMasks) {
+  Random random(57);
+  int i = 0;
+  for (const std::vector<MaskKind>& kinds : kinds_beside_blocks()) {
+    if (i++ % 4 != 0) continue;
+    AttentionProblem problem;
+    problem.shape = {2, 131, 293, 4, 2, 16, 40};
+    problem.mask = random_mask(random, kinds, 2, 131, 293);
+    problem.mask.set_block_mask(random_block_mask(random, 2, 4, 131, 293, 60));
+    expect_whole_accurate(random_attention(random, problem));
+  }
+}
+
 TEST_F(CudaNative, ShapesScalesAndSoftCaps) {
   Random random(52);
   for (const AttentionShape& shape :
@@ -78,6 +91,7 @@ TEST_F(CudaNative, PartsOfTheBatchAndOfTheHeads) {
   AttentionProblem problem;
   problem.shape = {3, 70, 90, 4, 2, 8, 8};
   problem.mask = random_mask(random, {MaskKind::segments, MaskKind::kv_lengths}, 3, 70, 90);
+  problem.mask.set_block_mask(BlockMask::random(70, 90, 4, 0.7, 1, {16, 16}));
   const WholeAttention whole = random_attention(random, problem);
   AttentionBlock block = whole.block();
   block.first_batch = 1;

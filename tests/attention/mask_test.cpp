@@ -36,24 +36,31 @@ void expect_within(const LocalRange& inner, const LocalRange& outer, std::int64_
 
 struct BruteForce {
   std::int64_t pairs = 0;
+  bool full = true;
   LocalRange rows;
   LocalRange columns;
 };
 
+// Pairs are the mean over that many heads, rounded up in each batch.
 BruteForce count(const Mask& mask, std::int64_t batch, std::int64_t batches,
-                 const PositionRange& rows, const PositionRange& columns) {
+                 const PositionRange& rows, const PositionRange& columns, std::int64_t heads = 1) {
   BruteForce result;
   std::vector<bool> seeing(static_cast<std::size_t>(rows.length));
   std::vector<bool> seen(static_cast<std::size_t>(columns.length));
   for (std::int64_t b = batch; b < batch + batches; ++b) {
+    std::int64_t pairs = 0;
     for (std::int64_t i = 0; i < rows.length; ++i) {
       for (std::int64_t j = 0; j < columns.length; ++j) {
-        if (!mask.visible(b, 0, rows.at(i), columns.at(j))) continue;
-        ++result.pairs;
-        seeing[static_cast<std::size_t>(i)] = true;
-        seen[static_cast<std::size_t>(j)] = true;
+        for (std::int64_t h = 0; h < heads; ++h) {
+          if (!mask.visible(b, h, rows.at(i), columns.at(j))) continue;
+          ++pairs;
+          seeing[static_cast<std::size_t>(i)] = true;
+          seen[static_cast<std::size_t>(j)] = true;
+        }
       }
     }
+    result.pairs += (pairs + heads - 1) / heads;
+    result.full = result.full && pairs == heads * rows.length * columns.length;
   }
   result.rows = hull_of(seeing);
   result.columns = hull_of(seen);
@@ -62,13 +69,15 @@ BruteForce count(const Mask& mask, std::int64_t batch, std::int64_t batches,
 
 // Pairs and `full` are exact; the hulls cover, and are exact for one batch of unstrided positions.
 void expect_examined(const Mask& mask, std::int64_t batch, std::int64_t batches,
-                     const PositionRange& rows, const PositionRange& columns) {
-  const BruteForce truth = count(mask, batch, batches, rows, columns);
+                     const PositionRange& rows, const PositionRange& columns,
+                     std::int64_t heads = 1) {
+  const BruteForce truth = count(mask, batch, batches, rows, columns, heads);
   const Visibility got = mask.examine(batch, batches, rows, columns);
   EXPECT_EQ(got.pairs, truth.pairs);
   EXPECT_EQ(got.empty(), truth.pairs == 0);
   if (truth.pairs == 0) return;
-  EXPECT_EQ(got.full, truth.pairs == batches * rows.length * columns.length);
+  EXPECT_EQ(got.full, truth.full);
+  EXPECT_TRUE(!got.exact || got.full == (got.pairs == batches * rows.length * columns.length));
   expect_within(truth.rows, got.rows, rows.length);
   expect_within(truth.columns, got.columns, columns.length);
   if (batches == 1 && rows.stride == 1 && columns.stride == 1) {
@@ -95,6 +104,56 @@ TEST(Mask, ExaminesLikeTheDefinition) {
       }
     }
   }
+}
+
+TEST(Mask, ExaminesBlocksLikeTheDefinition) {
+  constexpr std::int64_t kHeads = 3;
+  Random random(6);
+  int by_head = 0;
+  for (const std::vector<MaskKind>& kinds : kinds_beside_blocks()) {
+    for (int repeat = 0; repeat < 12; ++repeat) {
+      Mask mask = random_mask(random, kinds, kBatch, kQueryLength, kKvLength);
+      mask.set_block_mask(random_block_mask(random, kBatch, kHeads, kQueryLength, kKvLength, 20));
+      mask.validate(kBatch, kHeads, kQueryLength, kKvLength);
+      if (mask.depends_on_head()) ++by_head;
+      for (int tile = 0; tile < 12; ++tile) {
+        const std::int64_t stride = tile % 3 == 0 ? 1 : draw(random, 1, 5);
+        const std::int64_t other = tile % 3 == 2 ? draw(random, 1, 5) : stride;
+        const PositionRange rows = random_range(random, kQueryLength, stride);
+        const PositionRange columns = random_range(random, kKvLength, other);
+        const std::int64_t batch = draw(random, 0, kBatch - 1);
+        SCOPED_TRACE(to_string(mask) + " of " + to_string(mask.block_mask()->shape()) + " rows " +
+                     to_string(PositionRanges({rows})) + " columns " +
+                     to_string(PositionRanges({columns})));
+        expect_examined(mask, batch, draw(random, 1, kBatch - batch), rows, columns, kHeads);
+        const std::int64_t head = draw(random, 0, kHeads - 1);
+        const Visibility one = mask.examine_heads(batch, head, 1, rows, columns);
+        std::int64_t pairs = 0;
+        for (std::int64_t i = 0; i < rows.length; ++i) {
+          for (std::int64_t j = 0; j < columns.length; ++j) {
+            if (mask.visible(batch, head, rows.at(i), columns.at(j))) ++pairs;
+          }
+        }
+        EXPECT_EQ(one.pairs, pairs);
+        if (HasFailure()) return;
+      }
+    }
+  }
+  EXPECT_GT(by_head, 50);
+}
+
+// 16384 blocks in each of 32 heads.
+TEST(Mask, ExaminesManyBlocksQuickly) {
+  constexpr std::int64_t kLength = 16384;
+  Mask mask;
+  mask.set_causal(true);
+  mask.set_block_mask(BlockMask::random(kLength, kLength, 32, 0.5, 1));
+  const PositionRange all{GlobalPosition(0), kLength};
+  const auto start = std::chrono::steady_clock::now();
+  const Visibility seen = mask.examine(0, 1, all, all);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(500));
+  EXPECT_NEAR(static_cast<double>(seen.pairs), 0.25 * kLength * kLength, 0.01 * kLength * kLength);
+  EXPECT_FALSE(seen.full);
 }
 
 TEST(Mask, RowIntervalsAndSegmentsAreTheDefinition) {
@@ -225,17 +284,21 @@ TEST(Mask, RefusesBadArguments) {
 TEST(Mask, ValidatesAgainstTheShape) {
   Mask segments;
   segments.set_segments(2, {0, 0, 1, 1}, {0, 0, 0, 1, 1, 1});
-  EXPECT_NO_THROW(segments.validate(2, 2, 3));
-  expect_argument_error("query segment ids", [&] { segments.validate(2, 3, 3); });
-  expect_argument_error("kv segment ids", [&] { segments.validate(2, 2, 2); });
-  expect_argument_error("query segment ids", [&] { segments.validate(1, 2, 3); });
+  EXPECT_NO_THROW(segments.validate(2, 1, 2, 3));
+  expect_argument_error("query segment ids", [&] { segments.validate(2, 1, 3, 3); });
+  expect_argument_error("kv segment ids", [&] { segments.validate(2, 1, 2, 2); });
+  expect_argument_error("query segment ids", [&] { segments.validate(1, 1, 2, 3); });
   Mask lengths;
   lengths.set_query_lengths({2, 4});
   lengths.set_kv_lengths({5, 0});
-  EXPECT_NO_THROW(lengths.validate(2, 4, 5));
-  expect_argument_error("q_lengths", [&] { lengths.validate(3, 4, 5); });
-  expect_argument_error("q_lengths[1]", [&] { lengths.validate(2, 3, 5); });
-  expect_argument_error("kv_lengths[0]", [&] { lengths.validate(2, 4, 4); });
+  EXPECT_NO_THROW(lengths.validate(2, 1, 4, 5));
+  expect_argument_error("q_lengths", [&] { lengths.validate(3, 1, 4, 5); });
+  expect_argument_error("q_lengths[1]", [&] { lengths.validate(2, 1, 3, 5); });
+  expect_argument_error("kv_lengths[0]", [&] { lengths.validate(2, 1, 4, 4); });
+  Mask blocks;
+  blocks.set_block_mask(BlockMask({2, 3}, {4, 4}, std::vector<std::uint8_t>(6, 1)));
+  EXPECT_NO_THROW(blocks.validate(7, 5, 8, 9));
+  expect_argument_error("block mask", [&] { blocks.validate(7, 5, 9, 9); });
 }
 
 TEST(Mask, CuSeqlensBecomeSegments) {
@@ -319,6 +382,31 @@ TEST(Mask, DescribesItself) {
   mask.set_kv_lengths({1});
   EXPECT_EQ(to_string(mask), "causal, offset 3, window 100,0, segments, kv_lengths");
   EXPECT_TRUE(mask.depends_on_batch());
+  EXPECT_FALSE(mask.depends_on_head());
+  mask.set_block_mask(BlockMask({3, 1, 1}, {64, 32}, std::vector<std::uint8_t>{0, 1, 1}));
+  EXPECT_EQ(to_string(mask), "causal, offset 3, window 100,0, segments, kv_lengths, blocks 64,32");
+  EXPECT_TRUE(mask.depends_on_head());
+}
+
+TEST(Mask, DigestsDiffer) {
+  const auto digest = [](const auto& change) {
+    Mask mask;
+    change(mask);
+    return mask.digest();
+  };
+  const auto blocks = [](std::vector<std::uint8_t> entries, BlockSize size) {
+    return [=](Mask& mask) { mask.set_block_mask(BlockMask({2, 2}, size, entries)); };
+  };
+  const std::vector<std::uint64_t> all{digest([](Mask&) {}),
+                                       digest([](Mask& mask) { mask.set_causal(true); }),
+                                       digest(blocks({1, 0, 0, 1}, {})),
+                                       digest(blocks({1, 0, 1, 1}, {})),
+                                       digest(blocks({1, 0, 0, 1}, {64, 128})),
+                                       digest(blocks({1, 0, 0, 1}, {128, 64}))};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) EXPECT_NE(all[i], all[j]) << i << " " << j;
+  }
+  EXPECT_EQ(digest(blocks({1, 0, 0, 1}, {})), digest(blocks({1, 0, 0, 1}, {})));
 }
 
 }  // namespace

@@ -40,6 +40,59 @@ TEST(Native, EveryMaskAloneAndInPairs) {
   }
 }
 
+TEST(Native, BlockMasksBesideEveryOther) {
+  Random random(16);
+  int i = 0;
+  for (const std::vector<MaskKind>& kinds : kinds_beside_blocks()) {
+    AttentionProblem problem =
+        problem_of({2, 301, 1093, 4, 2, 16, 8}, i++ % 3 == 0 ? DType::bfloat16 : DType::float32);
+    problem.mask = random_mask(random, kinds, 2, 301, 1093);
+    problem.mask.set_block_mask(random_block_mask(random, 2, 4, 301, 1093, i % 4 == 0 ? 600 : 130));
+    expect_whole_accurate(random, problem);
+  }
+}
+
+// Heads from the middle on ask for their own blocks.
+TEST(Native, HeadsOfAShardSeeTheirOwnBlocks) {
+  Random random(17);
+  AttentionProblem problem = problem_of({1, 90, 90, 6, 3, 8, 8});
+  problem.mask.set_block_mask(BlockMask::random(90, 90, 6, 0.4, 1, {16, 16}));
+  const WholeAttention whole = random_attention(random, problem);
+  const Result all = run_native(problem, whole.block());
+  AttentionBlock block = whole.block();
+  block.query = block.query.slice(2, 2, 4);
+  block.key = block.key.slice(2, 1, 2);
+  block.value = block.value.slice(2, 1, 2);
+  block.first_head = 2;
+  const Result part = run_native(problem, block);
+  for (std::int64_t t = 0; t < 90; ++t) {
+    for (std::int64_t n = 0; n < 4; ++n) {
+      ASSERT_EQ(part.output.view().at<float>({0, t, n, 0}),
+                all.output.view().at<float>({0, t, n + 2, 0}));
+    }
+  }
+}
+
+// Nothing of a hidden block is read.
+TEST(Native, HiddenBlocksHoldWhatTheyLike) {
+  Random random(18);
+  AttentionProblem problem = problem_of({1, 200, 700, 2, 1, 8, 8});
+  // Key blocks 1 and 3 are hidden from every row.
+  problem.mask.set_block_mask(
+      BlockMask({1, 6}, {50, 128}, std::vector<std::uint8_t>{1, 0, 1, 0, 1, 1}));
+  const WholeAttention whole = random_attention(random, problem);
+  const Result clean = run_native(problem, whole.block());
+  for (const std::int64_t begin : {128, 384}) {
+    for (const Tensor* tensor : {&whole.key, &whole.value}) {
+      const TensorView hidden = tensor->view().slice(1, begin, 128);
+      for (std::int64_t j = 0; j < 128; ++j) {
+        for (std::int64_t d = 0; d < 8; ++d) hidden.at<float>({0, j, 0, d}) = std::nanf("");
+      }
+    }
+  }
+  EXPECT_TRUE(run_native(problem, whole.block()) == clean);
+}
+
 TEST(Native, HeadsAndDimensions) {
   Random random(12);
   for (const auto& [heads, kv_heads] :

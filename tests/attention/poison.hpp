@@ -91,7 +91,7 @@ inline void expect_poison_confined(DType dtype,
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr std::int64_t kLength = 700;
   Random random(31);
-  std::vector<Mask> masks(5);
+  std::vector<Mask> masks(7);
   masks[0].set_causal(true);
   masks[1].set_window(40, 3);
   std::vector<std::int32_t> ids = random_documents(random, 2, kLength);
@@ -101,6 +101,9 @@ inline void expect_poison_confined(DType dtype,
   masks[3].set_segments(2, ids, ids);
   masks[4].set_kv_lengths({650, 250});
   masks[4].set_query_lengths({400, 700});
+  masks[5].set_block_mask(BlockMask::random(kLength, kLength, 4, 0.5, 1, {64, 48}));
+  masks[6].set_causal(true);
+  masks[6].set_block_mask(BlockMask::random(kLength, kLength, 1, 0.5, 2, {128, 128}));
   for (const Mask& mask : masks) {
     AttentionProblem problem;
     problem.shape = {2, kLength, kLength, 4, 2, 8, 4};

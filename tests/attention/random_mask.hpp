@@ -133,4 +133,28 @@ inline Mask random_mask(Random& random, const std::vector<MaskKind>& kinds, std:
   return mask;
 }
 
+/// Blocks of up to `largest` positions, each dimension of the entries broadcast or not.
+inline BlockMask random_block_mask(Random& random, std::int64_t batch, std::int64_t heads,
+                                   std::int64_t query_length, std::int64_t kv_length,
+                                   std::int64_t largest) {
+  const BlockSize size{draw(random, 1, largest), draw(random, 1, largest)};
+  const std::int64_t query_blocks = (query_length + size.query - 1) / size.query;
+  const std::int64_t kv_blocks = (kv_length + size.kv - 1) / size.kv;
+  Extents shape{batch, heads, query_blocks, kv_blocks};
+  for (int dim = 0; dim < 4; ++dim) {
+    if (draw(random, 0, dim < 2 ? 1 : 7) == 0) shape[dim] = 1;
+  }
+  const std::int64_t percent = draw(random, 5, 95);
+  std::vector<std::uint8_t> entries(static_cast<std::size_t>(shape.product()));
+  for (std::uint8_t& entry : entries) entry = draw(random, 1, 100) <= percent ? 1 : 0;
+  return BlockMask(shape, size, entries);
+}
+
+/// No other part, each kind alone, and every pair of kinds: to be combined with blocks.
+inline std::vector<std::vector<MaskKind>> kinds_beside_blocks() {
+  std::vector<std::vector<MaskKind>> all = mask_combinations();
+  all.emplace_back();
+  return all;
+}
+
 }  // namespace annulus::test

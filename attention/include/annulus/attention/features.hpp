@@ -17,6 +17,7 @@ enum class Feature : std::uint8_t {
   window,    ///< likewise
   segments,  ///< segment ids, and packed documents
   lengths,   ///< of queries or keys
+  block_mask,
   soft_cap
 };
 
@@ -30,12 +31,16 @@ class FeatureSet {
   }
   /// Everything that a problem can ask for today.
   static constexpr FeatureSet all() {
-    return {Feature::causal, Feature::window, Feature::segments, Feature::lengths,
-            Feature::soft_cap};
+    return {Feature::causal,  Feature::window,     Feature::segments,
+            Feature::lengths, Feature::block_mask, Feature::soft_cap};
   }
   void add(Feature feature) noexcept { bits_ |= bit(feature); }
   [[nodiscard]] constexpr bool contains(Feature feature) const noexcept {
     return (bits_ & bit(feature)) != 0;
+  }
+  [[nodiscard]] constexpr bool empty() const noexcept { return bits_ == 0; }
+  [[nodiscard]] constexpr bool intersects(const FeatureSet& other) const noexcept {
+    return (bits_ & other.bits_) != 0;
   }
   /// Those of these that `other` lacks.
   [[nodiscard]] std::vector<Feature> missing_in(const FeatureSet& other) const;

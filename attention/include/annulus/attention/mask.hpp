@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <annulus/attention/block_mask.hpp>
 #include <annulus/partition/position.hpp>
 
 namespace annulus {
@@ -40,9 +41,9 @@ struct SegmentRun {
 ///
 /// A mask is the intersection of its parts (docs/semantics.md §1). It describes the whole batch and
 /// sequence, not a shard: every rank can ask about the rows and columns of any rank, and the
-/// answers do not depend on the sharding. Tiles are given as strided position ranges. Dense and
-/// block masks, which may differ by head, are further parts of the same kind: they would narrow
-/// `visible` and `examine` and change nothing for callers.
+/// answers do not depend on the sharding. Tiles are given as strided position ranges. A dense mask
+/// would be a further part of the same kind: it would narrow `visible` and `examine` and change
+/// nothing for callers.
 class Mask {
  public:
   /// Everything visible.
@@ -64,6 +65,8 @@ class Mask {
   /// Throws ArgumentError for a negative length.
   void set_query_lengths(std::vector<std::int32_t> lengths);
   void set_kv_lengths(std::vector<std::int32_t> lengths);
+  /// i sees j only if the block that holds (i, j) is visible: the one part that may differ by head.
+  void set_block_mask(BlockMask blocks) { block_mask_ = std::move(blocks); }
 
   [[nodiscard]] bool causal() const noexcept { return causal_; }
   [[nodiscard]] std::int64_t offset() const noexcept { return offset_; }
@@ -72,14 +75,19 @@ class Mask {
   [[nodiscard]] bool has_segments() const noexcept { return !query_segments_.empty(); }
   [[nodiscard]] const std::vector<std::int32_t>& query_lengths() const { return query_lengths_; }
   [[nodiscard]] const std::vector<std::int32_t>& kv_lengths() const { return kv_lengths_; }
+  [[nodiscard]] const std::optional<BlockMask>& block_mask() const { return block_mask_; }
   /// Causal and window together.
   [[nodiscard]] Band band() const;
-  /// Whether visibility can differ between batches.
+  /// Whether visibility can differ between batches, or between query heads.
   [[nodiscard]] bool depends_on_batch() const {
-    return has_segments() || !query_lengths_.empty() || !kv_lengths_.empty();
+    return has_segments() || !query_lengths_.empty() || !kv_lengths_.empty() ||
+           (block_mask_ && block_mask_->batch() != 1);
   }
-  /// Throws ArgumentError unless segments and lengths fit [batch, T] and [batch, S].
-  void validate(std::int64_t batch, std::int64_t query_length, std::int64_t kv_length) const;
+  [[nodiscard]] bool depends_on_head() const { return block_mask_ && block_mask_->heads() != 1; }
+  /// Throws ArgumentError unless segments and lengths fit [batch, T] and [batch, S], and the block
+  /// mask [batch, heads, T, S].
+  void validate(std::int64_t batch, std::int64_t heads, std::int64_t query_length,
+                std::int64_t kv_length) const;
 
   /// A 64-bit hash, for comparing masks between ranks.
   [[nodiscard]] std::uint64_t digest() const;
@@ -92,11 +100,19 @@ class Mask {
   /// except that with very many short segments `pairs` is an upper bound and `full` is false. The
   /// hulls are exact for one batch of unstrided ranges; otherwise they may be too wide. The cost is
   /// linear in the documents that rows and columns share if ids ascend with the position, as those
-  /// of packed sequences do; otherwise in all documents of the rows.
+  /// of packed sequences do; otherwise in all documents of the rows. With a block mask, each costs
+  /// as much as it has runs of visible blocks.
+  ///
+  /// Where heads differ, `pairs` is the mean over all heads, rounded up in each batch and not
+  /// `exact` if it is rounded; `full` means in all heads; the hulls hold what any head sees.
   [[nodiscard]] Visibility examine(std::int64_t batch, std::int64_t batches,
                                    const PositionRange& rows, const PositionRange& columns) const;
-  /// The same for segments and lengths alone, without causal and window, in one batch. If the pairs
-  /// are exact, so are the hulls.
+  /// The same for one batch and the query heads [head, head + heads), of which there are some.
+  [[nodiscard]] Visibility examine_heads(std::int64_t batch, std::int64_t head, std::int64_t heads,
+                                         const PositionRange& rows,
+                                         const PositionRange& columns) const;
+  /// The same for segments and lengths alone, without causal, window and blocks, in one batch. If
+  /// the pairs are exact, so are the hulls.
   [[nodiscard]] Visibility examine_without_band(std::int64_t batch, const PositionRange& rows,
                                                 const PositionRange& columns) const;
 
@@ -106,8 +122,8 @@ class Mask {
     GlobalPosition end;
   };
   [[nodiscard]] Interval row_interval(std::int64_t batch, GlobalPosition row) const;
-  /// … and inside, those whose segment id differs from the row's or is negative. By global
-  /// position; empty without segments.
+  /// … and inside, those whose segment id differs from the row's or is negative (by global
+  /// position; empty without segments), and those in hidden blocks.
   [[nodiscard]] std::span<const std::int32_t> query_segments(std::int64_t batch) const;
   [[nodiscard]] std::span<const std::int32_t> kv_segments(std::int64_t batch) const;
 
@@ -145,7 +161,9 @@ class Mask {
     std::vector<bool> ascending_;
   };
 
-  [[nodiscard]] Visibility examine_one(const Band& band, std::int64_t batch,
+  /// Of one head; null: without blocks.
+  [[nodiscard]] Visibility examine_one(const Band& band, const BlockMask* blocks,
+                                       std::int64_t batch, std::int64_t head,
                                        const PositionRange& rows,
                                        const PositionRange& columns) const;
 
@@ -157,6 +175,7 @@ class Mask {
   Segments kv_segments_;
   std::vector<std::int32_t> query_lengths_;
   std::vector<std::int32_t> kv_lengths_;
+  std::optional<BlockMask> block_mask_;
 };
 
 /// Segment ids 0, 1, … of packed documents from their prefix sum (docs/semantics.md §1): starts at
@@ -165,7 +184,7 @@ class Mask {
 [[nodiscard]] std::vector<std::int32_t> segments_from_cu_seqlens(
     std::span<const std::int32_t> cu_seqlens, std::int64_t length);
 
-/// "causal, offset 3, window 100,0, segments"; "none" when everything is visible.
+/// "causal, offset 3, window 100,0, segments, blocks 128,128"; "none" when everything is visible.
 [[nodiscard]] std::string to_string(const Mask& mask);
 
 }  // namespace annulus

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <annulus/core/tensor.hpp>
+#include <annulus/partition/position.hpp>
+
+namespace annulus {
+
+class Mask;
+
+/// Queries and keys that share an entry of a BlockMask.
+struct BlockSize {
+  std::int64_t query = 128;
+  std::int64_t kv = 128;
+  bool operator==(const BlockSize&) const = default;
+};
+
+/// A mask by blocks: query i sees key j iff the entry of block (i / size.query, j / size.kv) is
+/// set. Entries are [batch, heads, query blocks, key blocks]; a dimension of 1 stands for any size.
+///
+/// Blocks may have any size; the GPU's kernel is fast where both are multiples of 128. Copies share
+/// the entries.
+class BlockMask {
+ public:
+  /// `entries` are 0 or 1, row-major; `shape` may lack leading dimensions, which are then 1. Throws
+  /// ArgumentError for sizes below 1, more than 4 dimensions and other entries.
+  BlockMask(const Extents& shape, BlockSize size, std::span<const std::uint8_t> entries);
+
+  /// The blocks of T queries and S keys in which `mask` shows anything, in any head.
+  static BlockMask covering(const Mask& mask, std::int64_t batch, std::int64_t query_length,
+                            std::int64_t kv_length, BlockSize size = {});
+  /// The blocks of which a causal mask shows anything; likewise of a window (see Mask), of one
+  /// together with the first `sinks` keys, and of packed documents (see
+  /// segments_from_cu_seqlens()).
+  static BlockMask causal(std::int64_t query_length, std::int64_t kv_length, BlockSize size = {},
+                          std::int64_t offset = 0);
+  static BlockMask window(std::int64_t query_length, std::int64_t kv_length, std::int64_t left,
+                          std::int64_t right, BlockSize size = {});
+  static BlockMask sinks_and_window(std::int64_t query_length, std::int64_t kv_length,
+                                    std::int64_t sinks, std::int64_t left, std::int64_t right,
+                                    BlockSize size = {});
+  static BlockMask documents(std::span<const std::int32_t> cu_seqlens, BlockSize size = {});
+  /// Of the key blocks up to that of a query block's last position, the nearest `local` ones and
+  /// every `stride`-th one (Child et al. 2019).
+  static BlockMask strided(std::int64_t query_length, std::int64_t kv_length, std::int64_t local,
+                           std::int64_t stride, BlockSize size = {});
+  /// Every block by itself with probability `density`: the same for a seed on every machine.
+  static BlockMask random(std::int64_t query_length, std::int64_t kv_length, std::int64_t heads,
+                          double density, std::uint64_t seed, BlockSize size = {});
+
+  [[nodiscard]] BlockSize size() const noexcept { return entries_->size; }
+  /// [batch, heads, query blocks, key blocks].
+  [[nodiscard]] const Extents& shape() const noexcept { return entries_->shape; }
+  [[nodiscard]] std::int64_t batch() const { return shape()[0]; }
+  [[nodiscard]] std::int64_t heads() const { return shape()[1]; }
+  /// 0 or 1 each, row-major.
+  [[nodiscard]] std::vector<std::int32_t> entries() const;
+  /// The part of the entries that is set; 0 without entries.
+  [[nodiscard]] double density() const;
+  /// A 64-bit hash.
+  [[nodiscard]] std::uint64_t digest() const noexcept { return entries_->digest; }
+  bool operator==(const BlockMask& other) const;
+
+  /// Throws ArgumentError("block mask", …) unless the shape can be broadcast to
+  /// [batch, heads, ⌈T/size.query⌉, ⌈S/size.kv⌉].
+  void validate(std::int64_t batch, std::int64_t heads, std::int64_t query_length,
+                std::int64_t kv_length) const;
+
+  /// Indices are global and those of the broadcast mask, as everywhere below.
+  [[nodiscard]] bool visible(std::int64_t batch, std::int64_t head, GlobalPosition row,
+                             GlobalPosition column) const;
+  /// For kernels: rows up to this one, exclusive, see what `row` sees …
+  [[nodiscard]] GlobalPosition end_of_rows(GlobalPosition row) const;
+  /// … which is these keys: the first run of visible ones in [from, ∞), empty if there is none. It
+  /// may reach beyond the last key.
+  struct Run {
+    GlobalPosition begin;
+    GlobalPosition end;
+    [[nodiscard]] bool empty() const { return begin == end; }
+  };
+  [[nodiscard]] Run next_run(std::int64_t batch, std::int64_t head, GlobalPosition row,
+                             GlobalPosition from) const;
+
+ private:
+  struct Entries {
+    BlockSize size;
+    Extents shape;
+    std::int64_t words_per_row = 0;
+    std::vector<std::uint64_t> words;  // a bit per key block; rows begin at a word
+    std::uint64_t digest = 0;
+  };
+  template <class IsVisible>
+  static BlockMask make(const Extents& shape, BlockSize size, const IsVisible& is_visible);
+  explicit BlockMask(std::shared_ptr<const Entries> entries) : entries_(std::move(entries)) {}
+  [[nodiscard]] const std::uint64_t* row_of(std::int64_t batch, std::int64_t head,
+                                            GlobalPosition row) const;
+
+  std::shared_ptr<const Entries> entries_;
+};
+
+/// "blocks 128,128".
+[[nodiscard]] std::string to_string(const BlockMask& mask);
+
+}  // namespace annulus

@@ -73,8 +73,13 @@ Selection Registry::select(std::string_view name, const AttentionProblem& proble
   }
   Selection selection;
   std::string reasons;
+  const FeatureSet asked = features_of(problem);
   for (const auto& implementation : implementations_) {
-    const Capability capability = can(*implementation);
+    const FeatureSet& meant_for = implementation->declares().meant_for;
+    const Capability capability =
+        meant_for.empty() || meant_for.intersects(asked)
+            ? can(*implementation)
+            : Capability::no("meant for problems with " + to_string(meant_for));
     if (capability) {
       selection.candidates.push_back(implementation.get());
       continue;

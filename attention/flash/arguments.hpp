@@ -27,11 +27,13 @@ inline constexpr int kCounters = 3;
 struct Arguments {
   CUtensorMap query, key, value;
 
-  // Work: `tiles` has tiles_per_list entries for each list, longest first.
+  // Work: `tiles` has tiles_per_list entries for each list, longest first; a list for each batch
+  // and head that has one of its own.
   const QueryTile* tiles = nullptr;
   const KeySegment* segments = nullptr;
   std::int32_t tiles_per_list = 0;
   std::int32_t batch_has_list = 0;  ///< one list per batch rather than one for all
+  std::int32_t head_has_list = 0;   ///< one list per query head rather than one for all
   std::int32_t batches = 0;
   std::int32_t heads = 0;
   std::int32_t heads_per_kv_head = 1;
@@ -40,7 +42,8 @@ struct Arguments {
   /// Number and indices of the items that are left to repair(); the number is 0 before and after.
   std::int32_t* repair = nullptr;
 
-  // Documents or ids of the rows, and ids of the columns, of each list; null where there are none.
+  // Documents or ids of the rows, and ids of the columns, of each batch that has lists of its own;
+  // null where there are none.
   const Document* row_documents = nullptr;
   const std::int32_t* row_ids = nullptr;
   const std::int32_t* column_ids = nullptr;

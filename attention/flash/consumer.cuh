@@ -9,7 +9,7 @@
 
 namespace annulus::flash {
 
-/// Where the rows of an item begin in what has an entry for each row of each list.
+/// Where the rows of an item begin in what has an entry for each row, in each batch with lists.
 __device__ __forceinline__ std::int64_t first_row_of(const Arguments& a, const Item& item) {
   return (a.batch_has_list ? static_cast<std::int64_t>(item.batch) * a.rows : 0) +
          item.tile.first_row;

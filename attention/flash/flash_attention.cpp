@@ -148,10 +148,12 @@ const FlashAttention::Entry& FlashAttention::find(const AttentionBlock& block) {
   for (const Entry& entry : entries_) {
     if (entry.batches == block.query.size(0) && entry.heads == block.query.size(2) &&
         entry.unmasked == block.unmasked &&
-        (block.unmasked ? entry.rows.size() == block.rows.size() &&
-                              entry.columns.size() == block.columns.size()
-                        : entry.first_batch == block.first_batch && entry.rows == block.rows &&
-                              entry.columns == block.columns)) {
+        (block.unmasked
+             ? entry.rows.size() == block.rows.size() &&
+                   entry.columns.size() == block.columns.size()
+             : entry.first_batch == block.first_batch && entry.rows == block.rows &&
+                   entry.columns == block.columns &&
+                   (!problem_.mask.depends_on_head() || entry.first_head == block.first_head))) {
       return entry;
     }
   }
@@ -165,6 +167,7 @@ FlashAttention::Entry FlashAttention::make_entry(const AttentionBlock& block) {
   entry.columns = block.columns;
   entry.first_batch = block.first_batch;
   entry.batches = block.query.size(0);
+  entry.first_head = block.first_head;
   entry.heads = block.query.size(2);
   entry.unmasked = block.unmasked;
 
@@ -172,7 +175,8 @@ FlashAttention::Entry FlashAttention::make_entry(const AttentionBlock& block) {
   entry.kernel = find_kernel(problem_, false);
   const Mask everything;
   const bool masked = !block.unmasked;
-  WorkList list = list_work(masked ? problem_.mask : everything, block.first_batch, entry.batches,
+  WorkList list = list_work(masked ? problem_.mask : everything,
+                            {entry.first_batch, entry.batches, entry.first_head, entry.heads},
                             masked ? block.rows : PositionRanges::all(block.rows.size()),
                             masked ? block.columns : PositionRanges::all(block.columns.size()),
                             entry.kernel.tile_rows, entry.kernel.tile_columns);
@@ -186,7 +190,8 @@ FlashAttention::Entry FlashAttention::make_entry(const AttentionBlock& block) {
       cudaFuncSetAttribute(entry.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(entry.kernel.shared_bytes)),
       "cudaFuncSetAttribute");
-  entry.lists = list.lists;
+  entry.batch_has_list = list.batches > 1;
+  entry.head_has_list = list.heads > 1;
   entry.tiles_per_list = list.tiles_per_list();
   entry.hides_values = list.hides_values;
   MemoryPool& memory = device_.memory();
@@ -234,7 +239,8 @@ Arguments FlashAttention::arguments_of(const Entry& entry, const AttentionBlock&
   a.tiles = address<QueryTile>(entry.tiles);
   a.segments = address<KeySegment>(entry.segments);
   a.tiles_per_list = entry.tiles_per_list;
-  a.batch_has_list = entry.lists > 1 ? 1 : 0;
+  a.batch_has_list = entry.batch_has_list ? 1 : 0;
+  a.head_has_list = entry.head_has_list ? 1 : 0;
   a.batches = static_cast<std::int32_t>(entry.batches);
   a.heads = static_cast<std::int32_t>(entry.heads);
   a.heads_per_kv_head = static_cast<std::int32_t>(entry.heads / block.key.size(2));

@@ -37,11 +37,13 @@ class FlashAttention {
     PositionRanges columns;
     std::int64_t first_batch = 0;
     std::int64_t batches = 0;
+    std::int64_t first_head = 0;
     std::int64_t heads = 0;
     bool unmasked = false;
 
     KernelInfo kernel;
-    std::int64_t lists = 1;
+    bool batch_has_list = false;
+    bool head_has_list = false;
     std::int32_t tiles_per_list = 0;
     bool hides_values = false;
     Tensor tiles, segments, row_documents, row_ids, column_ids;

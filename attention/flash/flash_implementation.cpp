@@ -1,6 +1,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -15,8 +16,23 @@ constexpr std::int64_t kVector = 8;  // elements of the 16 bytes that strides ar
 constexpr std::int64_t kMostDims = 256;
 constexpr std::int64_t kMostPositions = std::int64_t{1} << 28;  // see flash::KeySegment::kFar
 
+// One kernel under two names: lists of the tiles to visit are its food, with and without blocks.
 class FlashImplementation final : public Implementation {
  public:
+  /// Honours `features` beside those of every flash kernel.
+  FlashImplementation(std::string name, FeatureSet features, FeatureSet meant_for)
+      : names_{std::move(name)},
+        declaration_{.features = features,
+                     .blocks = BlockForm::any,
+                     .results = ResultForm::either,
+                     .continues_state = true,
+                     .meant_for = meant_for} {
+    for (const Feature feature : {Feature::causal, Feature::window, Feature::segments,
+                                  Feature::lengths, Feature::soft_cap}) {
+      declaration_.features.add(feature);
+    }
+  }
+
   [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
   [[nodiscard]] const Declaration& declares() const noexcept override { return declaration_; }
 
@@ -64,18 +80,19 @@ class FlashImplementation final : public Implementation {
   }
 
  private:
-  std::vector<std::string> names_{"flash_attn2"};
-  Declaration declaration_{.features = {Feature::causal, Feature::window, Feature::segments,
-                                        Feature::lengths, Feature::soft_cap},
-                           .blocks = BlockForm::any,
-                           .results = ResultForm::either,
-                           .continues_state = true};
+  std::vector<std::string> names_;
+  Declaration declaration_;
 };
 
 }  // namespace
 
 std::unique_ptr<Implementation> make_flash_implementation() {
-  return std::make_unique<FlashImplementation>();
+  return std::make_unique<FlashImplementation>("flash_attn2", FeatureSet{}, FeatureSet{});
+}
+
+std::unique_ptr<Implementation> make_blocksparse_implementation() {
+  const FeatureSet blocks{Feature::block_mask};
+  return std::make_unique<FlashImplementation>("blocksparse", blocks, blocks);
 }
 
 }  // namespace annulus

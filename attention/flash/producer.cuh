@@ -25,7 +25,8 @@ __device__ __forceinline__ void describe_item(const Arguments& a, std::int32_t i
   item.index = index;
   item.batch = batch;
   item.head = head - batch * a.heads;
-  const std::int32_t list = a.batch_has_list ? batch : 0;
+  const std::int32_t of_batch = a.batch_has_list ? batch : 0;
+  const std::int32_t list = a.head_has_list ? of_batch * a.heads + item.head : of_batch;
   item.tile = a.tiles[list * a.tiles_per_list + rank];
   const KeySegment* segments = a.segments + item.tile.first_segment;
   for (int i = 0; i < min(item.tile.segments, Item::kInlineSegments); ++i) {

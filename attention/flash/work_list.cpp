@@ -40,11 +40,12 @@ struct ColumnRange {
 
 class Lister {
  public:
-  Lister(const Mask& mask, std::int64_t batch, const PositionRanges& columns, int tile_rows,
-         int tile_columns, WorkList& list)
+  Lister(const Mask& mask, std::int64_t batch, std::int64_t head, const PositionRanges& columns,
+         int tile_rows, int tile_columns, WorkList& list)
       : mask_(mask),
         band_(mask.band()),
         batch_(batch),
+        head_(head),
         tile_rows_(tile_rows),
         tile_columns_(tile_columns),
         all_columns_(columns.size()),
@@ -64,11 +65,14 @@ class Lister {
 
   void add_rows(const PositionRanges& rows) {
     const std::size_t begin = list_.tiles.size();
+    const std::optional<BlockMask>& blocks = mask_.block_mask();
     std::int64_t first = 0;
     for (const PositionRange& range : rows.ranges()) {
-      for (std::int64_t row = 0; row < range.length; row += tile_rows_) {
-        add_tile(range.slice(row, std::min<std::int64_t>(tile_rows_, range.length - row)),
-                 first + row);
+      std::int64_t end = 0;
+      for (std::int64_t row = 0; row < range.length; row = end) {
+        end = std::min(row + tile_rows_, range.length);
+        if (blocks) end = std::min(end, range.count_below(blocks->end_of_rows(range.at(row))));
+        add_tile(range.slice(row, end - row), first + row);
       }
       first += range.length;
     }
@@ -139,9 +143,34 @@ class Lister {
     const Span any = seen_by_any(rows, range);
     const Span all = seen_by_all(rows, range);
     if (any.empty()) return;
-    if (!mask_.has_segments()) return add_span(tile, rows, range, any, all);
-
     const std::vector<std::int32_t> ids = ids_of(rows);
+    if (!mask_.block_mask()) return add_run(tile, rows, ids, range, any, all);
+    const std::vector<Span> runs = runs_of_blocks(rows, range, any);
+    for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
+      add_run(tile, rows, ids, range, *run, common(*run, all));
+    }
+  }
+
+  // Visible blocks side by side; rows see the same ones.
+  [[nodiscard]] std::vector<Span> runs_of_blocks(const PositionRange& rows,
+                                                 const ColumnRange& range, const Span& any) const {
+    std::vector<Span> runs;
+    for (std::int64_t column = any.begin; column < any.end;) {
+      const BlockMask::Run run =
+          mask_.block_mask()->next_run(batch_, head_, rows.start, range.positions.at(column));
+      if (run.empty()) break;
+      const Span span{range.positions.count_below(run.begin),
+                      std::min(any.end, range.positions.count_below(run.end))};
+      if (!span.empty()) runs.push_back(span);  // a stride may step over a run
+      column = std::max(span.begin, span.end);
+    }
+    return runs;
+  }
+
+  // Columns among which no block is hidden; the band shows them to any row, those of `all` to all.
+  void add_run(QueryTile& tile, const PositionRange& rows, const std::vector<std::int32_t>& ids,
+               const ColumnRange& range, const Span& any, const Span& all) {
+    if (!mask_.has_segments()) return add_span(tile, rows, range, any, all);
     std::vector<Span> spans;  // what the ids of the rows leave
     for (const std::int32_t id : ids) {
       if (id < 0) continue;
@@ -173,7 +202,9 @@ class Lister {
     }
   }
 
+  // Each of them once, in order; none without segments.
   [[nodiscard]] std::vector<std::int32_t> ids_of(const PositionRange& rows) const {
+    if (!mask_.has_segments()) return {};
     const std::span<const std::int32_t> all = mask_.query_segments(batch_);
     std::vector<std::int32_t> ids;
     for (std::int64_t r = 0; r < rows.length; ++r) {
@@ -241,6 +272,7 @@ class Lister {
   const Mask& mask_;
   Band band_;
   std::int64_t batch_;
+  std::int64_t head_;
   std::int64_t tile_rows_;
   std::int64_t tile_columns_;
   std::int64_t all_columns_;
@@ -297,23 +329,26 @@ void add_ids(const Mask& mask, std::int64_t batch, const PositionRanges& rows,
 
 }  // namespace
 
-WorkList list_work(const Mask& mask, std::int64_t first_batch, std::int64_t batches,
-                   const PositionRanges& rows, const PositionRanges& columns, int tile_rows,
-                   int tile_columns) {
+WorkList list_work(const Mask& mask, const BatchesAndHeads& of, const PositionRanges& rows,
+                   const PositionRanges& columns, int tile_rows, int tile_columns) {
   WorkList list;
-  list.lists = mask.depends_on_batch() ? batches : 1;
-  for (std::int64_t i = 0; i < list.lists; ++i) {
-    Lister(mask, first_batch + i, columns, tile_rows, tile_columns, list).add_rows(rows);
+  list.batches = mask.depends_on_batch() ? of.batches : 1;
+  list.heads = mask.depends_on_head() ? of.heads : 1;
+  for (std::int64_t b = 0; b < list.batches; ++b) {
+    for (std::int64_t h = 0; h < list.heads; ++h) {
+      Lister(mask, of.first_batch + b, of.first_head + h, columns, tile_rows, tile_columns, list)
+          .add_rows(rows);
+    }
   }
   if (!list.asks_ids) return list;
   bool documents = true;
-  for (std::int64_t i = 0; i < list.lists && documents; ++i) {
-    documents = add_documents(mask, first_batch + i, rows, list);
+  for (std::int64_t b = 0; b < list.batches && documents; ++b) {
+    documents = add_documents(mask, of.first_batch + b, rows, list);
   }
   if (!documents) {
     list.row_documents.clear();
-    for (std::int64_t i = 0; i < list.lists; ++i) {
-      add_ids(mask, first_batch + i, rows, columns, list);
+    for (std::int64_t b = 0; b < list.batches; ++b) {
+      add_ids(mask, of.first_batch + b, rows, columns, list);
     }
   }
   return list;

@@ -10,15 +10,25 @@
 
 namespace annulus::flash {
 
+/// Batches and query heads of a block: global indices.
+struct BatchesAndHeads {
+  std::int64_t first_batch = 0;
+  std::int64_t batches = 1;
+  std::int64_t first_head = 0;
+  std::int64_t heads = 1;
+};
+
 /// What of a block the kernel has to visit: for every query tile the key tiles that some row sees.
-/// Heads share it; batches do where their masks agree.
+/// Batches share it where the mask does not depend on them, and so do heads.
 struct WorkList {
-  std::int64_t lists = 1;        ///< one per batch, or one for all
-  std::vector<QueryTile> tiles;  ///< those of a list from the longest to the shortest
+  std::int64_t batches = 1;  ///< that have lists of their own: all of the block, or one for all
+  std::int64_t heads = 1;    ///< likewise query heads
+  /// [batches][heads], those of a list from the longest to the shortest.
+  std::vector<QueryTile> tiles;
   std::vector<KeySegment> segments;
-  /// What masked tiles ask besides positions, [lists][rows] and [lists][columns] in local order.
-  /// Documents where the keys of every id are neighbours, ids where they are not, neither where
-  /// tiles decide it.
+  /// What masked tiles ask besides positions, [batches][rows] and [batches][columns] in local
+  /// order. Documents where the keys of every id are neighbours, ids where they are not, neither
+  /// where tiles decide it.
   std::vector<Document> row_documents;
   std::vector<std::int32_t> row_ids, column_ids;
 
@@ -27,14 +37,15 @@ struct WorkList {
   bool asks_ids = false;       ///< some tile holds pairs that only their ids tell apart
 
   [[nodiscard]] std::int32_t tiles_per_list() const {
-    return static_cast<std::int32_t>(static_cast<std::int64_t>(tiles.size()) / lists);
+    return static_cast<std::int32_t>(static_cast<std::int64_t>(tiles.size()) / (batches * heads));
   }
 };
 
-/// Tiles have tile_rows × tile_columns entries and begin anew with each position range. Takes
-/// O(tiles + segments), and O(rows + columns + keys of the whole sequence) per batch where there
-/// are segment ids. Positions must lie below 2^28.
-[[nodiscard]] WorkList list_work(const Mask& mask, std::int64_t first_batch, std::int64_t batches,
+/// Tiles have tile_rows × tile_columns entries and begin anew with each position range, rows also
+/// with each query block and columns behind each hidden key block. Takes O(tiles + segments), and
+/// O(rows + columns + keys of the whole sequence) per list where there are segment ids. Positions
+/// must lie below 2^28.
+[[nodiscard]] WorkList list_work(const Mask& mask, const BatchesAndHeads& of,
                                  const PositionRanges& rows, const PositionRanges& columns,
                                  int tile_rows, int tile_columns);
 

@@ -8,7 +8,7 @@
 #include <annulus/partition/sequence_layout.hpp>
 
 #include "flash/flash_attention.hpp"
-#include "tests/attention/cuda_run.hpp"
+#include "tests/attention/cuda_flash_run.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::test {
@@ -18,57 +18,9 @@ using ::testing::HasSubstr;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-const Implementation& flash() {
-  static const Registry registry = Registry::standard();
-  return registry.get("flash_attn2");
-}
-
-AttentionProblem problem_of(const AttentionShape& shape, DType dtype = DType::bfloat16) {
-  AttentionProblem problem;
-  problem.shape = shape;
-  problem.dtype = dtype;
-  return problem;
-}
-
-class CudaFlash : public CudaTest {
+class CudaFlash : public CudaFlashTest {
  protected:
-  void SetUp() override {
-    CudaTest::SetUp();
-    if (IsSkipped()) return;
-    const Capability can =
-        flash().capability(problem_of({1, 8, 8, 1, 1, 64, 64}), device_->place());
-    if (!can) GTEST_SKIP() << can.reason();
-  }
-
-  void expect_block_accurate(const AttentionProblem& problem, const AttentionBlock& block,
-                             const Sources& sources, const OracleOutput& truth) {
-    SCOPED_TRACE(to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
-                 to_string(problem.mask) + " rows " + to_string(block.rows) + " columns " +
-                 to_string(block.columns));
-    ASSERT_EQ(flash().capability(problem, device_->place()).reason(), "");
-    ASSERT_EQ(flash().takes(problem, geometry_of(block)).reason(), "");
-    const WholeAttention bounds{problem, {}, {}, {}};
-    for (const DType lse : {DType::float32, DType::float64}) {
-      expect_accurate(run_on_device(flash(), problem, block, sources, *device_, *stream_, lse),
-                      bounds, truth);
-    }
-  }
-
-  void expect_whole_accurate(const WholeAttention& whole) {
-    expect_block_accurate(whole.problem, whole.block(), {whole.query, whole.key, whole.value},
-                          whole.oracle());
-  }
-
-  // Rows and columns of the whole, stored head by head.
-  void expect_part_accurate(const WholeAttention& whole, const PositionRanges& rows,
-                            const PositionRanges& columns) {
-    const Tensor query = gather(whole.query.view(), rows);
-    const Tensor key = gather(whole.key.view(), columns);
-    const Tensor value = gather(whole.value.view(), columns);
-    const AttentionBlock block{as_bthd(query), as_bthd(key), as_bthd(value), rows, columns};
-    expect_block_accurate(whole.problem, block, {query, key, value},
-                          reference_of(whole.problem, block));
-  }
+  CudaFlash() : CudaFlashTest("flash_attn2") {}
 };
 
 TEST_F(CudaFlash, EveryMaskAloneAndInPairs) {
@@ -136,7 +88,7 @@ TEST_F(CudaFlash, HugeAndTinyLogits) {
       problem.mask.set_causal(true);
       // Large logits have large errors of their own in LSE; their weights are compared.
       const WholeAttention whole = random_attention(random, problem);
-      const Result result = run_on_device(flash(), whole, *device_, *stream_);
+      const Result result = run_on_device(implementation(), whole, *device_, *stream_);
       const Error error = error_of(result, problem.dtype, whole.oracle());
       EXPECT_LE(error.output, accuracy_bound(problem.dtype, 260).output) << scale;
       EXPECT_LE(error.lse, 2e-3 * std::max(1.0, scale)) << scale;
@@ -185,7 +137,7 @@ TEST_F(CudaFlash, HiddenNanAndInfinity) {
     problem.mask.set_causal(true);
     problem.mask.set_kv_lengths({350, 400});
     WholeAttention whole = random_attention(random, problem);
-    const Result clean = run_on_device(flash(), whole, *device_, *stream_);
+    const Result clean = run_on_device(implementation(), whole, *device_, *stream_);
     const auto poison = [&](const Tensor& tensor, std::int64_t batch, std::int64_t position,
                             float with) {
       const TensorView row = tensor.view().slice(0, batch, 1).slice(1, position, 1);
@@ -197,7 +149,7 @@ TEST_F(CudaFlash, HiddenNanAndInfinity) {
     poison(whole.value, 1, 250, std::numeric_limits<float>::infinity());
     poison(whole.key, 1, 300, kNan);
     poison(whole.value, 1, 390, kNan);
-    const Result result = run_on_device(flash(), whole, *device_, *stream_);
+    const Result result = run_on_device(implementation(), whole, *device_, *stream_);
     for (std::int64_t b = 0; b < 2; ++b) {
       for (std::int64_t t = 0; t < 400; ++t) {
         for (std::int64_t n = 0; n < 2; ++n) {
@@ -223,9 +175,9 @@ TEST_F(CudaFlash, RunsRepeatEveryBit) {
   AttentionProblem problem = problem_of({2, 700, 700, 8, 2, 128, 128});
   problem.mask = random_mask(random, {MaskKind::causal, MaskKind::documents}, 2, 700, 700);
   const WholeAttention whole = random_attention(random, problem);
-  const Result first = run_on_device(flash(), whole, *device_, *stream_);
+  const Result first = run_on_device(implementation(), whole, *device_, *stream_);
   for (int i = 0; i < 3; ++i) {
-    EXPECT_TRUE(run_on_device(flash(), whole, *device_, *stream_) == first);
+    EXPECT_TRUE(run_on_device(implementation(), whole, *device_, *stream_) == first);
   }
 }
 
@@ -278,7 +230,7 @@ TEST_F(CudaFlash, ContinuesAState) {
 TEST_F(CudaFlash, RefusesWhatItCannot) {
   const Place place = device_->place();
   const auto reason = [&](const AttentionProblem& problem) {
-    return flash().capability(problem, place).reason();
+    return implementation().capability(problem, place).reason();
   };
   EXPECT_THAT(reason(problem_of({1, 8, 8, 1, 1, 64, 64}, DType::float32)), HasSubstr("float32"));
   EXPECT_THAT(reason(problem_of({1, 8, 8, 1, 1, 60, 64})), HasSubstr("60 with 64"));
@@ -288,13 +240,13 @@ TEST_F(CudaFlash, RefusesWhatItCannot) {
   AttentionProblem problem = problem_of({1, 8, 8, 1, 1, 64, 64});
   problem.scale = -1.0;
   EXPECT_THAT(reason(problem), HasSubstr("scale"));
-  EXPECT_THAT(flash().capability(problem, Place::host()).reason(), HasSubstr("CPU"));
+  EXPECT_THAT(implementation().capability(problem, Place::host()).reason(), HasSubstr("CPU"));
 
   Random random(91);
   problem.scale = 1.0;
   const WholeAttention whole = random_attention(random, problem);
   const Result result(whole.block());
-  const std::unique_ptr<Kernel> kernel = flash().make_kernel(problem, *device_);
+  const std::unique_ptr<Kernel> kernel = implementation().make_kernel(problem, *device_);
   const auto refusal = [&](const AttentionBlock& block) {
     return message_of<UnsupportedError>([&] { kernel->prepare(block, result.state()); });
   };

@@ -167,12 +167,40 @@ TEST(Registry, WhatCannotRunHereSaysWhy) {
   }
   const std::string message = test::message_of<UnsupportedError>(
       [&] { (void)registry.select("blocksparse", {}, Place::cuda(0)); });
-  EXPECT_THAT(message, HasSubstr("not available yet"));
+  EXPECT_THAT(message, HasSubstr("float32"));
   const Selection selection = registry.select("auto", {}, Place::host());
   EXPECT_EQ(selection.candidates.front(), &registry.get("native"));
   ASSERT_EQ(selection.passed_over.size(), 3U);
   EXPECT_EQ(selection.passed_over[0].first, "sdpa");
-  EXPECT_THAT(selection.passed_over[2].second, HasSubstr("CUDA"));
+  EXPECT_THAT(selection.passed_over[1].second, HasSubstr("CUDA"));
+}
+
+TEST(Registry, BlockMasksAreForTheImplementationsThatTakeThem) {
+  const Registry registry = Registry::standard();
+  AttentionProblem problem;
+  problem.dtype = DType::bfloat16;
+  problem.shape = {1, 512, 512, 2, 2, 128, 128};
+  const auto select = [&](const char* name) {
+    return registry.select(name, problem, Place::cuda(0), Presence::assumed);
+  };
+  const auto names = [&] {
+    std::vector<std::string> found;
+    for (const Implementation* one : select("auto").candidates) found.push_back(one->names()[0]);
+    return found;
+  };
+  EXPECT_THAT(names(), ElementsAre("sdpa", "flash_attn2", "native"));
+  EXPECT_THAT(select("auto").passed_over,
+              ElementsAre(std::pair<std::string, std::string>(
+                  "blocksparse", "meant for problems with a block mask")));
+  EXPECT_EQ(select("blocksparse").candidates.size(), 1U) << "asked for by name";
+  problem.mask.set_block_mask(BlockMask::random(512, 512, 2, 0.5, 1));
+  EXPECT_THAT(names(), ElementsAre("blocksparse", "native"));
+  for (const char* name : {"sdpa", "flash_attn2"}) {
+    EXPECT_THAT(test::message_of<UnsupportedError>([&] { (void)select(name); }),
+                HasSubstr("does not honour a block mask"));
+  }
+  EXPECT_EQ(registry.select("auto", problem, Place::host(), Presence::assumed).candidates.front(),
+            &registry.get("native"));
 }
 
 TEST(Registry, NativeRunsOnTheHostInThreeDtypes) {

@@ -108,6 +108,8 @@ struct Declaration {
   BlockForm blocks = BlockForm::any;
   ResultForm results = ResultForm::float32;
   bool continues_state = false;  ///< see AttentionBlock::state
+  /// `auto` takes it only for problems that ask for one of these; empty: for any.
+  FeatureSet meant_for = {};
 };
 
 /// A way to compute attention locally. Stateless: one object serves all problems and threads.

@@ -344,6 +344,27 @@ Mask draw_mask(Draws& draws, const Kind& kind, const AttentionShape& shape) {
   return mask;
 }
 
+// Entries for each batch, head and block, or the same for all of some of them.
+BlockMask draw_block_mask(Draws& draws, const Kind& kind, const AttentionShape& shape) {
+  const auto draw_size = [&](std::int64_t length) {
+    if (kind.fast) return draws.pick<std::int64_t>({64, 96, 128, 128, 128, 256});
+    return draws.between(1, std::max<std::int64_t>(1, length / 2));
+  };
+  BlockSize size;
+  size.query = draw_size(shape.query_length);
+  size.kv = draw_size(shape.kv_length);
+  Extents entries{shape.batch, shape.heads, (shape.query_length + size.query - 1) / size.query,
+                  (shape.kv_length + size.kv - 1) / size.kv};
+  if (draws.chance(70)) entries[0] = 1;
+  if (draws.chance(50)) entries[1] = 1;
+  if (draws.chance(5)) entries[2] = 1;
+  if (draws.chance(5)) entries[3] = 1;
+  const int percent = draws.pick({6, 25, 50, 80});
+  std::vector<std::uint8_t> visible(static_cast<std::size_t>(entries.product()));
+  for (std::uint8_t& one : visible) one = draws.chance(percent) ? 1 : 0;
+  return BlockMask(entries, size, visible);
+}
+
 std::string draw_schedule(Draws& draws, int kv_shards) {
   if (kv_shards == 1) return draws.pick({"local", "auto", "ring", "allgather"});
   return draws.pick({"ring", "ring", "ring", "allgather", "allgather", "auto"});
@@ -391,6 +412,9 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   drawn.plan = draw_plan(draws);
   drawn.seed = std::uint64_t{draws.word()} << 32U;
   drawn.seed |= draws.word();
+  if (draws.chance(kind.fast ? 40 : 15)) {
+    problem.mask.set_block_mask(draw_block_mask(draws, kind, problem.shape));
+  }
   drawn.command = fmt::format("mpirun -np {} annulus verify --random-case {}:{} --device {}", ranks,
                               seed, index, on_gpus ? "cuda" : "cpu");
   return drawn;

@@ -25,7 +25,7 @@ TEST(Plan, EveryVisiblePairIsComputedOnceUnderEveryLayoutScheduleAndMask) {
     for (const LayoutKind layout :
          {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
       for (const Schedule schedule : {Schedule::ring, Schedule::allgather}) {
-        for (int mask = 0; mask < 6; ++mask) {
+        for (int mask = 0; mask < 8; ++mask) {
           AttentionProblem problem = causal_problem(37, 4, 2);
           Mask& m = problem.mask;
           m.set_causal(mask != 0 && mask != 4);
@@ -37,6 +37,8 @@ TEST(Plan, EveryVisiblePairIsComputedOnceUnderEveryLayoutScheduleAndMask) {
             const auto ids = segments_from_cu_seqlens(cu, 37);
             m.set_segments(1, ids, ids);
           }
+          if (mask == 6) m.set_block_mask(BlockMask::random(37, 37, 4, 0.3, 1, {5, 7}));
+          if (mask == 7) m.set_block_mask(BlockMask::strided(37, 37, 1, 3, {4, 4}));
           for (const bool few : {true, false}) {
             SCOPED_TRACE(testing::Message()
                          << ranks << " ranks, " << name_of(layout) << ", " << name_of(schedule)

@@ -45,11 +45,12 @@ inline PlanInput gpu_input(const AttentionProblem& problem, const ShardedOperand
                          Place::cuda(0), model, options);
 }
 
-/// Likewise with our own flash kernel alone, which continues softmax states.
+/// Likewise with our own flash kernel alone, under either name, which continues softmax states.
 inline PlanInput flash_input(const AttentionProblem& problem, const ShardedOperands& operands,
                              const PlanOptions& options = PlanOptions::for_place(Place::cuda(0))) {
   static const Registry registry = Registry::standard();
-  return make_plan_input(problem, operands, {&registry.get("flash_attn2")}, Place::cuda(0),
+  const char* const name = problem.mask.block_mask() ? "blocksparse" : "flash_attn2";
+  return make_plan_input(problem, operands, {&registry.get(name)}, Place::cuda(0),
                          CostModel::hopper_nvlink(), options);
 }
 

@@ -104,12 +104,18 @@ void set_kv_lengths(Mask& mask, const AttentionShape& shape) {
   mask.set_kv_lengths({length / 3, length});
 }
 
+// By head, of blocks that no chunk of a rank is a multiple of.
+void set_blocks(Mask& mask, const AttentionShape& shape) {
+  mask.set_block_mask(
+      BlockMask::random(shape.query_length, shape.kv_length, shape.heads, 0.4, 3, {7, 5}));
+}
+
 using SetMask = void (*)(Mask&, const AttentionShape&);
 const std::vector<std::pair<std::string, SetMask>> kMasks{
-    {"causal", set_causal},        {"bottom right", set_bottom_right},
-    {"window", set_window},        {"segments", set_segments},
-    {"documents", set_documents},  {"q_lengths", set_query_lengths},
-    {"kv_lengths", set_kv_lengths}};
+    {"causal", set_causal},         {"bottom right", set_bottom_right},
+    {"window", set_window},         {"segments", set_segments},
+    {"documents", set_documents},   {"q_lengths", set_query_lengths},
+    {"kv_lengths", set_kv_lengths}, {"blocks", set_blocks}};
 
 // Every mask alone and in pairs, under every schedule, layout, grouping of heads and dtype, with
 // lengths that no number of ranks divides.
@@ -142,7 +148,7 @@ TEST_F(ShardedAttentionSweep, EveryCombination) {
       }
     }
   }
-  EXPECT_EQ(seed, 28U * 2 * 3 * 3);
+  EXPECT_EQ(seed, 36U * 2 * 3 * 3);
 }
 
 TEST_F(ShardedAttentionSweep, EveryLengthFromNothingOn) {

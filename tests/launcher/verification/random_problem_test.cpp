@@ -33,6 +33,7 @@ std::string description(const RandomProblem& drawn) {
     append(p.mask.query_segments(b));
     append(p.mask.kv_segments(b));
   }
+  if (p.mask.block_mask()) text += fmt::format(" {}", p.mask.block_mask()->digest());
   return text + " " + drawn.command;
 }
 
@@ -58,7 +59,7 @@ TEST(RandomProblem, DrawsWhatItDrewBefore) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (int index = 0; index < 200; ++index)
     hash = fnv1a(description(draw_problem(1, index, 8)), hash);
-  EXPECT_EQ(hash, 10600214372925357606U);
+  EXPECT_EQ(hash, 5363632645205772650U);
 }
 
 TEST(RandomProblem, NamesTheCommandThatRepeatsIt) {
@@ -127,11 +128,12 @@ TEST(RandomProblem, EveryOtherDrawForGpusSuitsFastKernels) {
       }
       if (drawn.problem.mask.causal()) ++counts["causal"];
       if (drawn.problem.mask.has_segments()) ++counts["segments"];
+      if (drawn.problem.mask.block_mask()) ++counts["blocks"];
     }
     EXPECT_GT(counts["fast"], kDraws * 4 / 10) << ranks;
     EXPECT_LT(counts["fast"], kDraws * 6 / 10) << ranks;
     for (const char* kind : {"D = 64", "D = 128", "D = 256", "float16", "bfloat16", "one position",
-                             "around a tile", "long", "causal", "segments"}) {
+                             "around a tile", "long", "causal", "segments", "blocks"}) {
       EXPECT_GT(counts[kind], 5) << kind << " on " << ranks;
     }
   }
@@ -214,13 +216,17 @@ std::set<std::string> features(const RandomProblem& drawn) {
                                           {"window", window},
                                           {"segments", mask.has_segments()},
                                           {"q_lengths", !mask.query_lengths().empty()},
-                                          {"kv_lengths", !mask.kv_lengths().empty()}};
+                                          {"kv_lengths", !mask.kv_lengths().empty()},
+                                          {"blocks", mask.block_mask().has_value()}};
   int count = 0;
   for (const auto& [a, has_a] : parts) {
     count += has_a ? 1 : 0;
     for (const auto& [b, has_b] : parts) note(a < b && has_a && has_b, a + " + " + b);
   }
   found.insert(fmt::format("{} masks", count));
+  note(mask.depends_on_head(), "blocks by head");
+  note(mask.block_mask() && mask.block_mask()->batch() > 1, "blocks by batch");
+  note(mask.block_mask() && mask.block_mask()->batch() == 1 && s.batch > 1, "blocks for all");
 
   note(query_shards > 1 && kv_shards > 1, "sharded sequences");
   note(query_shards == 1 && kv_shards > 1, "replicated query");
@@ -297,6 +303,14 @@ TEST(RandomProblem, CoversEverythingIn500Draws) {
                               "q_lengths + segments",
                               "kv_lengths + segments",
                               "kv_lengths + q_lengths",
+                              "blocks + causal",
+                              "blocks + window",
+                              "blocks + segments",
+                              "blocks + kv_lengths",
+                              "blocks + q_lengths",
+                              "blocks by head",
+                              "blocks by batch",
+                              "blocks for all",
                               "sharded sequences",
                               "replicated query",
                               "whole key/value",

@@ -1,6 +1,9 @@
 // The flash kernel beside cuDNN on one GPU, bfloat16: rounds alternate between the two and rest in
 // between, so that the ratios are those of one board at one temperature. Then what features cost at
-// equal visible work. Prints a table, and JSON into the file that is named.
+// equal visible work, and block masks beside cuDNN without a mask. Prints tables, and JSON into the
+// file that is named:
+//
+//     annulus_micro_flash [dense|features|blocks ...] [FILE.json]
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -23,9 +26,12 @@
 #include <annulus/core/error.hpp>
 
 #include "flash/flash_attention.hpp"
+#include "flash/work_list.hpp"
 
 namespace annulus {
 namespace {
+
+constexpr int kBlock = 128;
 
 struct Case {
   std::string name;
@@ -85,8 +91,8 @@ class Bench {
     return registry_.get(name).capability(one.problem, device_->place());
   }
 
-  // Times all of them by turns. With `beside`, cuDNN computes each case too.
-  void measure(const std::vector<Case>& cases, bool beside) {
+  // Times all of them by turns. With `beside`, cuDNN computes the cases too that it can.
+  std::vector<Measured> measure(const std::vector<Case>& cases, bool beside) {
     std::vector<std::unique_ptr<Prepared>> prepared;
     std::vector<std::function<void()>> calls;
     std::vector<Measured> results;
@@ -102,7 +108,7 @@ class Bench {
         results.push_back({one.name, "sdpa"});
       }
       calls.emplace_back([&p, this] { p.flash->run(p.block, p.result, *stream_); });
-      results.push_back({one.name, "flash_attn2"});
+      results.push_back({one.name, one.problem.mask.block_mask() ? "blocksparse" : "flash_attn2"});
     }
     std::vector<std::vector<double>> times(calls.size());
     for (const auto& call : calls) time(call, 1);
@@ -124,6 +130,7 @@ class Bench {
                  results[i].milliseconds, results[i].teraflops);
     }
     all_.insert(all_.end(), results.begin(), results.end());
+    return results;
   }
 
   void write(const char* path) const {
@@ -275,6 +282,66 @@ void features(Bench& bench) {
   bench.measure(cases, false);
 }
 
+// The part of all key tiles that is visited.
+double tile_density(const Case& one) {
+  const AttentionShape& s = one.problem.shape;
+  const auto tiles_of = [&](const Mask& mask) {
+    const flash::WorkList list =
+        flash::list_work(mask, {0, s.batch, 0, s.heads}, one.rows, one.columns, kBlock, kBlock);
+    return static_cast<double>(list.key_tiles) / static_cast<double>(list.batches * list.heads);
+  };
+  return tiles_of(one.problem.mask) / tiles_of(Mask());
+}
+
+void blocks(Bench& bench) {
+  const std::int64_t length = 16384;
+  const AttentionShape shape{1, length, length, 32, 8, 128, 128};
+  std::vector<Case> cases{make_case("blocks: dense", shape, false)};
+  const auto add = [&](std::string name) -> Mask& {
+    cases.push_back(make_case("blocks: " + std::move(name), shape, false));
+    return cases.back().problem.mask;
+  };
+  for (const double density : {0.06, 0.11, 0.26, 0.51}) {
+    add(fmt::format("random {}", density))
+        .set_block_mask(BlockMask::random(length, length, shape.heads, density, 1));
+  }
+  for (const std::int64_t width : {1024, 4096}) {
+    Mask& mask = add(fmt::format("window {} causal", width));
+    mask.set_causal(true);
+    mask.set_window(width, -1);
+    mask.set_block_mask(BlockMask::covering(mask, 1, length, length));
+  }
+  // Ends of documents at edges of tiles, and between them.
+  for (const std::int64_t shift : {0, 50}) {
+    std::vector<std::int32_t> cu_seqlens{0};
+    for (std::int64_t end = 1024 - shift; end < length; end += 1024) {
+      cu_seqlens.push_back(static_cast<std::int32_t>(end));
+    }
+    cu_seqlens.push_back(static_cast<std::int32_t>(length));
+    const std::vector<std::int32_t> ids = segments_from_cu_seqlens(cu_seqlens, length);
+    Mask& mask = add(shift == 0 ? "16 documents of 1024" : "documents that cut tiles");
+    mask.set_segments(1, ids, ids);
+    mask.set_block_mask(BlockMask::documents(cu_seqlens));
+  }
+  const std::vector<Measured> results = bench.measure(cases, true);
+  const auto dense = std::find_if(results.begin(), results.end(),
+                                  [](const Measured& one) { return one.kernel == "sdpa"; });
+  if (dense == results.end()) return;
+  fmt::print("\n{:36} {:>8} {:>9} {:>8} {:>7}\n", "time beside dense cuDNN", "of tiles", "of pairs",
+             "time", "bound");
+  for (const Measured& one : results) {
+    if (one.kernel != "blocksparse") continue;
+    const auto of =
+        std::find_if(cases.begin(), cases.end(), [&](const Case& c) { return c.name == one.name; });
+    const double tiles = tile_density(*of);
+    const double ratio = one.milliseconds / dense->milliseconds;
+    const double bound = 1.15 * tiles + 0.01;
+    fmt::print("{:36} {:8.4f} {:9.4f} {:8.4f} {:7.4f} {}\n", one.name, tiles,
+               visible_pairs(*of) / visible_pairs(cases.front()), ratio, bound,
+               ratio <= bound ? "ok" : "over");
+  }
+}
+
 }  // namespace
 }  // namespace annulus
 
@@ -286,9 +353,16 @@ int main(int argc, char** argv) {
       fmt::print(stderr, "annulus_micro_flash: {}\n", can.reason());
       return 2;
     }
-    annulus::beside_cudnn(bench);
-    annulus::features(bench);
-    if (argc > 1) bench.write(argv[1]);
+    std::vector<std::string> words(argv + 1, argv + argc);
+    const auto asked = [&](const char* part) { return std::erase(words, part) > 0; };
+    const bool dense = asked("dense");
+    const bool features = asked("features");
+    const bool blocks = asked("blocks");
+    const bool all = !dense && !features && !blocks;
+    if (dense || all) annulus::beside_cudnn(bench);
+    if (features || all) annulus::features(bench);
+    if (blocks || all) annulus::blocks(bench);
+    if (!words.empty()) bench.write(words.front().c_str());
     return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "annulus_micro_flash: {}\n", error.what());

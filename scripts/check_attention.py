@@ -85,6 +85,8 @@ def parse_arguments():
     parser.add_argument("--kv-lengths")
     parser.add_argument("--q-segments")
     parser.add_argument("--kv-segments")
+    parser.add_argument("--block-mask", help="bool, broadcastable to [B,N,T/Q,S/K], rounded up")
+    parser.add_argument("--block-size", default="128", metavar="Q[,K]")
     parser.add_argument("--mask", help="bool, broadcastable to [B,N,T,S]")
     parser.add_argument("--bias", help="float32, broadcastable to [B,N,T,S]")
     parser.add_argument("--sinks", help="float32 [N,M] or [M]")
@@ -120,6 +122,8 @@ class Problem:
         self.kv_lengths = self.lengths(arguments.kv_lengths, self.columns)
         shape = (self.batch, self.heads, self.rows, self.columns)
         self.mask = np.broadcast_to(load(arguments.mask), shape) if arguments.mask else None
+        self.q_block, self.kv_block = self.block_size(arguments.block_size)
+        self.blocks = self.block_mask(arguments.block_mask)
         self.bias = np.broadcast_to(load(arguments.bias), shape) if arguments.bias else None
         sinks = load(arguments.sinks) if arguments.sinks else np.zeros((self.heads, 0))
         self.sinks = np.broadcast_to(sinks, (self.heads, sinks.shape[-1])).astype(np.float64)
@@ -159,6 +163,18 @@ class Problem:
             return None, None
         return load(arguments.q_segments), load(arguments.kv_segments)
 
+    @staticmethod
+    def block_size(text):
+        sizes = [size(part) for part in text.split(",")]
+        return sizes[0], sizes[-1]
+
+    def block_mask(self, path):
+        if path is None:
+            return None
+        grid = (self.batch, self.heads, -(-self.rows // self.q_block),
+                -(-self.columns // self.kv_block))
+        return np.broadcast_to(load(path, "block_mask"), grid).astype(bool)
+
     def lengths(self, path, default):
         return np.asarray(load(path)) if path else np.full(self.batch, default)
 
@@ -188,6 +204,8 @@ class Problem:
         if self.q_segments is not None:
             q, kv = self.q_segments[b][rows][:, None], self.kv_segments[b][columns][None, :]
             seen &= (q == kv) & (q >= 0)
+        if self.blocks is not None:
+            seen &= self.blocks[b, n][np.ix_(rows // self.q_block, columns // self.kv_block)]
         if self.mask is not None:
             seen &= self.mask[b, n][np.ix_(rows, columns)].astype(bool)
         return seen

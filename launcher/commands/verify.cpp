@@ -82,6 +82,8 @@ void check_nothing_drawn_is_given(const Options& options) {
   check(!options.query_segments.empty(), "--q-segments");
   check(!options.kv_segments.empty(), "--kv-segments");
   check(!options.cu_seqlens.empty(), "--cu-seqlens");
+  check(!options.block_mask.empty(), "--block-mask");
+  check(options.block_size.has_value(), "--block-size");
   check(!options.query_lengths.empty(), "--q-lengths");
   check(!options.kv_lengths.empty(), "--kv-lengths");
 }

@@ -42,6 +42,7 @@ std::vector<NamedFile> inputs_of(const Options& options) {
           {"--q-segments", options.query_segments},
           {"--kv-segments", options.kv_segments},
           {"--cu-seqlens", options.cu_seqlens},
+          {"--block-mask", options.block_mask},
           {"--q-lengths", options.query_lengths},
           {"--kv-lengths", options.kv_lengths},
           {"--cost-model", options.cost_model},

@@ -243,6 +243,12 @@ void add_input(TableBuilder& table) {
       "cu-seqlens", "FILE", kPlanned, text_into(&Options::cu_seqlens),
       "int32 [documents + 1] from 0 to T = S: ends of the documents packed into the sequence, "
       "the same for every batch row");
+  table.add("block-mask", "FILE", kPlanned, text_into(&Options::block_mask),
+            "bool or uint8, broadcastable to [B,N,T/Q,S/K] (rounded up): a query sees the keys of "
+            "the blocks that are set; random:DENSITY draws blocks for each head");
+  table.add("block-size", "Q[,K]", kPlanned, parsed_into(&Options::block_size, parse_block_size),
+            fmt::format("queries and keys of a block (default: {},{})", BlockSize().query,
+                        BlockSize().kv));
   table.add("q-lengths", "FILE", kPlanned, text_into(&Options::query_lengths),
             "int32 [B]: queries at or past the length are padding");
   table.add("kv-lengths", "FILE", kPlanned, text_into(&Options::kv_lengths),
@@ -311,8 +317,6 @@ void add_later(TableBuilder& table) {
   table.later("bias-spec", "SPEC", "the sharding of a bias");
   table.later("mask", "FILE", "a dense mask");
   table.later("mask-spec", "SPEC", "the sharding of a dense mask");
-  table.later("block-mask", "FILE", "a mask by blocks");
-  table.later("block-size", "Q,K", "the block sizes of a mask by blocks");
   table.later("sinks", "FILE", "extra logits in the softmax denominator");
   table.later("ulysses-degree", "N", "the all-to-all part of the hybrid schedule");
   table.later("inner-size", "N", "the inner ring of the double_ring schedule");

@@ -159,6 +159,16 @@ WindowSize parse_window(const std::string& option, std::string_view text) {
   return {*left, *right};
 }
 
+BlockSize parse_block_size(const std::string& option, std::string_view text) {
+  const std::vector<std::string_view> parts = split(text, ',');
+  const auto query = size_of_text(parts.front());
+  const auto kv = size_of_text(parts.back());
+  if (parts.size() > 2 || query.value_or(0) < 1 || kv.value_or(0) < 1) {
+    throw ArgumentError(option, quoted(text), "Q,K (or one number for both), each 1 or more");
+  }
+  return {*query, *kv};
+}
+
 CausalOffset parse_causal_offset(const std::string& option, std::string_view text) {
   if (text == "bottom-right") return {true, 0};
   if (const auto offset = signed_size_of_text(text)) return {false, *offset};

@@ -30,6 +30,8 @@ namespace annulus::launcher {
 [[nodiscard]] AttentionShape parse_shape(const std::string& option, std::string_view text);
 /// "L,R"; "w" means w,w. Each −1 or a size.
 [[nodiscard]] WindowSize parse_window(const std::string& option, std::string_view text);
+/// "Q,K"; "w" means w,w. Each a size of 1 or more.
+[[nodiscard]] BlockSize parse_block_size(const std::string& option, std::string_view text);
 /// A size, which may be negative, or "bottom-right".
 [[nodiscard]] CausalOffset parse_causal_offset(const std::string& option, std::string_view text);
 /// "BEGIN:END[:FACTOR]".

@@ -66,6 +66,7 @@ struct Options {
   bool causal = false;
   std::optional<CausalOffset> causal_offset;
   std::optional<WindowSize> window;
+  std::optional<BlockSize> block_size;
   std::optional<double> scale;
   std::optional<double> soft_cap;
   std::uint64_t seed = 0;
@@ -74,6 +75,7 @@ struct Options {
   // Files. Empty: not given. json and csv may be "-": standard output, in place of the table.
   std::string query, key, value, input, config;
   std::string query_segments, kv_segments, cu_seqlens, query_lengths, kv_lengths;
+  std::string block_mask;  ///< or "random:DENSITY"
   std::string output, lse, trace, json, csv;
   std::string cost_model;  ///< what predictions rest on
 

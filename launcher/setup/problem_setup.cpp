@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include <annulus/ring/planner.hpp>
 
 #include "launcher/options/as_option.hpp"
+#include "launcher/options/option_values.hpp"
 #include "launcher/setup/hints.hpp"
 
 namespace annulus::launcher {
@@ -33,13 +35,13 @@ struct MaskFile {
   [[nodiscard]] bool empty() const { return path.empty(); }
 };
 
-/// The small arrays of whole numbers that masks need: each from its own option, else from --input.
+/// The small arrays that masks need: each from its own option, else from --input.
 class MaskFiles {
  public:
   explicit MaskFiles(const Options& options) : input_(options.input) {
     if (input_.empty()) return;
     input_tensors_ = files::tensor_names(input_);
-    for (const char* later : {"bias", "mask", "block_mask", "sinks"}) {
+    for (const char* later : {"bias", "mask", "sinks"}) {
       if (in_input(later)) {
         throw NotAvailableError(fmt::format("tensor {} of {}", later, input_));
       }
@@ -127,6 +129,37 @@ void set_segments(Mask& mask, const MaskFiles& files, const Options& options,
       read_integers(keys, "kv_segments", {shape.batch, shape.kv_length}, "[B, S]"));
 }
 
+BlockMask read_blocks(const std::string& path, BlockSize size) {
+  const files::ArrayFile file(path, "block_mask", {DType::boolean, DType::uint8});
+  std::vector<std::uint8_t> entries(static_cast<std::size_t>(file.shape().product()));
+  file.read_slice(files::whole(file.shape()), {entries.data(), file.dtype(), file.shape()});
+  return BlockMask(file.shape(), size, entries);
+}
+
+void set_blocks(Mask& mask, const MaskFiles& files, const Options& options,
+                const AttentionShape& shape) {
+  constexpr std::string_view kRandom = "random:";
+  const BlockSize size = options.block_size.value_or(BlockSize{});
+  if (options.block_mask.starts_with(kRandom)) {
+    const double density =
+        parse_number("--block-mask", std::string_view(options.block_mask).substr(kRandom.size()));
+    mask.set_block_mask(as_option("--block-mask random", [&] {
+      return BlockMask::random(shape.query_length, shape.kv_length, shape.heads, density,
+                               options.seed, size);
+    }));
+    return;
+  }
+  const MaskFile file = files.locate("--block-mask", options.block_mask, "block_mask");
+  if (!file.empty()) {
+    as_option(file.shown, [&] {
+      mask.set_block_mask(read_blocks(file.path, size));
+      mask.validate(shape.batch, shape.heads, shape.query_length, shape.kv_length);
+    });
+  } else if (options.block_size) {
+    throw ArgumentError("--block-mask", "nothing", "a mask of the blocks that --block-size sizes");
+  }
+}
+
 Mask set_up_mask(const Options& options, const AttentionShape& shape) {
   Mask mask;
   mask.set_causal(options.causal);
@@ -144,6 +177,7 @@ Mask set_up_mask(const Options& options, const AttentionShape& shape) {
   }
   const MaskFiles files(options);
   set_segments(mask, files, options, shape);
+  set_blocks(mask, files, options, shape);
   const auto check = [&] {
     mask.validate(shape.batch, shape.heads, shape.query_length, shape.kv_length);
   };

@@ -28,7 +28,7 @@ struct ProblemSetup {
 
 /// Settles mesh, specs (given, else the sharding rules of the mode), sequence layout, dtype and
 /// mask of a problem of `shape`. Reads the small files that the mask needs (segment ids,
-/// cu_seqlens, lengths): whole, on every rank. Does not communicate. Throws UserErrors.
+/// cu_seqlens, lengths, blocks): whole, on every rank. Does not communicate. Throws UserErrors.
 [[nodiscard]] ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
                                           DType dtype, int ranks);
 

@@ -73,6 +73,24 @@ class Numbers(CliTest):
         self.save("q.npy", np.array([97, 97, 50], np.int32))
         self.check(["--kv-lengths", "kv.npy", "--q-lengths", "q.npy"], ranks=4)
 
+    def test_block_mask_by_head(self):
+        self.save_operands(batch=2, rows=197, columns=120)
+        generator = np.random.default_rng(1)
+        self.save("blocks.npy", generator.random((4, 13, 4)) < 0.5)
+        self.check(["--causal", "--causal-offset", "bottom-right", "--block-mask", "blocks.npy",
+                    "--block-size", "16,32"], ranks=4, how=["--mesh", "sp=2,tp=2"])
+
+    def test_block_mask_of_the_input_file(self):
+        operands = self.save_operands(rows=300)
+        blocks = (np.random.default_rng(2).random((3, 3)) < 0.6).astype(np.uint8)
+        with open(self.path("in.safetensors"), "wb") as file:
+            file.write(safetensors_bytes({**operands, "block_mask": blocks}))
+        self.save("blocks.npy", blocks)
+        self.check(["--block-mask", "blocks.npy"])
+        expected = np.load(self.path("output.npy"))
+        self.expect_success(self.annulus("run", "--input", "in.safetensors", *OUTPUT, ranks=2))
+        np.testing.assert_allclose(np.load(self.path("output.npy")), expected, rtol=0, atol=1e-5)
+
     def test_soft_cap_and_scale(self):
         self.save_operands(rows=301)
         self.check(["--causal", "--soft-cap", "5", "--scale", "0.7"], ranks=2)

@@ -214,6 +214,13 @@ TEST(Options, SizesInThousandsAndInPowersOf1024) {
   EXPECT_EQ(parse({"plan", "--causal-offset", "-1e3"}).causal_offset->value, -1000);
 }
 
+TEST(Options, BlockMasks) {
+  const Options options = parse({"plan", "--block-mask", "m.npy", "--block-size", "64,1k"});
+  EXPECT_EQ(options.block_mask, "m.npy");
+  EXPECT_EQ(options.block_size, (BlockSize{64, 1024}));
+  EXPECT_EQ(parse({"run", "--block-size", "32"}).block_size, (BlockSize{32, 32}));
+}
+
 TEST(Options, WindowsAndOffsets) {
   const WindowSize both = parse({"plan", "--window", "100"}).window.value();
   EXPECT_EQ(both.left, 100);
@@ -303,6 +310,10 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"run", "--window", "--3"}, "-1"},
     BadValue{{"run", "--window", ""}, "L,R"},
     BadValue{{"run", "--window", "3,"}, "L,R"},
+    BadValue{{"run", "--block-size", "0,4"}, "Q,K"},
+    BadValue{{"run", "--block-size", "64,64,64"}, "Q,K"},
+    BadValue{{"run", "--block-size", "-1"}, "Q,K"},
+    BadValue{{"run", "--block-size", "64,"}, "Q,K"},
     BadValue{{"run", "--causal-offset", "top-left"}, "bottom-right"},
     BadValue{{"run", "--causal-offset", "1e99"}, "bottom-right"},
     BadValue{{"run", "--causal", "maybe"}, "true or false"},
@@ -471,8 +482,7 @@ TEST_P(OptionsOfLaterVersions, AreKnownAndRefused) {
 INSTANTIATE_TEST_SUITE_P(
     All, OptionsOfLaterVersions,
     ::testing::Values(Words{"--bias", "b.npy"}, Words{"--bias-spec", "-"}, Words{"--mask", "m.npy"},
-                      Words{"--mask-spec", "-"}, Words{"--block-mask", "m.npy"},
-                      Words{"--block-size", "64,64"}, Words{"--sinks", "s.npy"},
+                      Words{"--mask-spec", "-"}, Words{"--sinks", "s.npy"},
                       Words{"--ulysses-degree", "2"}, Words{"--inner-size", "2"},
                       Words{"--dropout", "0.1"}, Words{"--schedule", "ulysses"},
                       Words{"--schedule", "hybrid"}, Words{"--schedule", "double_ring"},

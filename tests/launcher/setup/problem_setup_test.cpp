@@ -44,6 +44,14 @@ class ProblemSetupTest : public ::testing::Test {
     writer.commit();
     return path(name);
   }
+  std::string write_bytes(const std::string& name, const Extents& shape,
+                          std::vector<std::uint8_t> values) {
+    const std::shared_ptr<Control> group = make_self_group()->shared_control();
+    files::ArrayWriter writer(*group, path(name), {{"", DType::uint8, shape}});
+    writer.write_slice(files::whole(shape), TensorView(values.data(), DType::uint8, shape));
+    writer.commit();
+    return path(name);
+  }
   std::string write(const std::string& name, const Extents& shape, const Ids& values) {
     return write(name, "", shape, values);
   }
@@ -247,6 +255,52 @@ TEST_F(ProblemSetupTest, Lengths) {
   EXPECT_THAT(error(), AllOf(HasSubstr("--kv-lengths"), HasSubstr("-1")));
   options_.kv_lengths = path("missing.npy");
   EXPECT_THAT(error(), HasSubstr("missing.npy"));
+}
+
+TEST_F(ProblemSetupTest, BlockMasks) {
+  options_.block_size = BlockSize{.query = 4, .kv = 3};
+  EXPECT_THAT(error(), HasSubstr("--block-mask: got nothing"));
+  options_.block_mask = write_bytes("blocks.npy", {4, 2, 2},
+                                    {1, 0, 0, 1, 1, 1, 1, 1,  //
+                                     1, 0, 1, 0, 0, 0, 0, 1});
+  const Mask mask = set_up().problem.mask;
+  const auto sees = [&](std::int64_t head, std::int64_t row, std::int64_t column) {
+    return mask.visible(1, head, GlobalPosition(row), GlobalPosition(column));
+  };
+  EXPECT_TRUE(sees(0, 3, 2));
+  EXPECT_FALSE(sees(0, 3, 3));
+  EXPECT_TRUE(sees(0, 4, 3));
+  EXPECT_FALSE(sees(3, 0, 0));
+  EXPECT_TRUE(sees(3, 5, 5));
+}
+
+TEST_F(ProblemSetupTest, BlockMaskErrors) {
+  options_.block_mask = write_bytes("blocks.npy", {3, 2}, {1, 0, 0, 1, 1, 1});
+  EXPECT_THAT(error(),
+              AllOf(HasSubstr("--block-mask"), HasSubstr("blocks.npy"), HasSubstr("[1, 1, 3, 2]"),
+                    HasSubstr("[B, N, ⌈T/128⌉, ⌈S/128⌉]"), HasSubstr("[2, 4, 1, 1]")));
+  options_.block_size = BlockSize{.query = 2, .kv = 3};
+  EXPECT_TRUE(set_up().problem.mask.block_mask().has_value());
+  options_.block_mask = write_bytes("blocks.npy", {3, 2}, {1, 0, 0, 1, 7, 1});
+  EXPECT_THAT(error(), AllOf(HasSubstr("blocks.npy, entry 4"), HasSubstr("0 or 1")));
+  options_.block_mask = write_bytes("blocks.npy", {1, 1, 1, 3, 2}, {1, 0, 0, 1, 1, 1});
+  EXPECT_THAT(error(), AllOf(HasSubstr("blocks.npy"), HasSubstr("at most 4 dimensions")));
+  options_.block_mask = write("blocks.npy", {3, 2}, {1, 0, 0, 1, 1, 1});
+  EXPECT_THAT(error(), AllOf(HasSubstr("blocks.npy"), HasSubstr("int32"), HasSubstr("bool")));
+  options_.block_mask = path("missing.npy");
+  EXPECT_THAT(error(), HasSubstr("missing.npy"));
+}
+
+TEST_F(ProblemSetupTest, RandomBlocks) {
+  options_.block_size = BlockSize{.query = 1, .kv = 1};
+  options_.block_mask = "random:0.5";
+  const Mask mask = set_up().problem.mask;
+  EXPECT_EQ(mask.block_mask()->shape(), (Extents{1, 4, 6, 6}));
+  EXPECT_EQ(mask.digest(), set_up().problem.mask.digest());
+  options_.block_mask = "random:1.5";
+  EXPECT_THAT(error(), AllOf(HasSubstr("--block-mask"), HasSubstr("1.5"), HasSubstr("0 to 1")));
+  options_.block_mask = "random:x";
+  EXPECT_THAT(error(), AllOf(HasSubstr("--block-mask"), HasSubstr("'x'")));
 }
 
 TEST_F(ProblemSetupTest, MaskTensorsOfTheInputFileCount) {

@@ -15,6 +15,7 @@ import time
 from typing import Any, Callable, Optional
 
 import torch
+import torch._dynamo
 import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
@@ -97,6 +98,8 @@ def main() -> None:
     parser.add_argument("--rest", type=float, default=0.1, help="seconds before each measurement")
     options = parser.parse_args()
 
+    # Every mask is compiled by itself.
+    torch._dynamo.config.recompile_limit = 256
     print_line(environment={"torch": torch.__version__, "cuda": torch.version.cuda,
                             "cudnn": torch.backends.cudnn.version(),
                             "gpu": torch.cuda.get_device_name()})

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -70,16 +71,25 @@ BlockMask BlockMask::make(const Extents& shape, BlockSize size, const IsVisible&
   entries->words_per_row = divide_up(shape[3], kWordBits);
   entries->words.resize(
       static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * entries->words_per_row));
+  entries->shown_before.resize(static_cast<std::size_t>(shape[0] * shape[2] * (shape[3] + 1)));
   std::uint64_t* words = entries->words.data();
   for (std::int64_t b = 0; b < shape[0]; ++b) {
     for (std::int64_t h = 0; h < shape[1]; ++h) {
       for (std::int64_t q = 0; q < shape[2]; ++q, words += entries->words_per_row) {
+        std::uint32_t* const shown =
+            &entries->shown_before[static_cast<std::size_t>((b * shape[2] + q) * (shape[3] + 1))];
         for (std::int64_t k = 0; k < shape[3]; ++k) {
           if (!is_visible(b, h, q, k)) continue;
           words[k / kWordBits] |= std::uint64_t{1} << static_cast<unsigned>(k % kWordBits);
+          ++shown[k + 1];
         }
       }
     }
+  }
+  for (std::size_t row = 0; row < entries->shown_before.size();) {
+    const auto first = entries->shown_before.begin() + static_cast<std::ptrdiff_t>(row);
+    std::partial_sum(first, first + shape[3] + 1, first);
+    row += static_cast<std::size_t>(shape[3] + 1);
   }
   std::uint64_t hash = 0xcbf29ce484222325U;  // FNV-1a, a word at a time
   const auto add = [&hash](std::uint64_t value) { hash = (hash ^ value) * 0x100000001b3U; };
@@ -226,6 +236,19 @@ const std::uint64_t* BlockMask::row_of(std::int64_t batch, std::int64_t head,
       (entry_at(batch, shape()[0]) * shape()[1] + entry_at(head, shape()[1])) * shape()[2] +
       entry_at(row.value() / size().query, shape()[2]);
   return entries_->words.data() + index * entries_->words_per_row;
+}
+
+std::int64_t BlockMask::keys_per_entry() const {
+  return shape()[3] == 1 ? kFar : size().kv;
+}
+
+std::span<const std::uint32_t> BlockMask::shown_before(std::int64_t batch,
+                                                       GlobalPosition row) const {
+  const std::int64_t index =
+      entry_at(batch, shape()[0]) * shape()[2] + entry_at(row.value() / size().query, shape()[2]);
+  const auto length = static_cast<std::size_t>(shape()[3] + 1);
+  return std::span(entries_->shown_before)
+      .subspan(static_cast<std::size_t>(index) * length, length);
 }
 
 bool BlockMask::visible(std::int64_t batch, std::int64_t head, GlobalPosition row,

@@ -7,6 +7,7 @@
 #include <annulus/core/error.hpp>
 
 #include "band_pairs.hpp"
+#include "visible_part.hpp"
 
 namespace annulus {
 namespace {
@@ -19,72 +20,6 @@ constexpr std::int64_t kMaxDistance = std::int64_t{1} << 48;
 
 // A length beyond every position, with room for sums too.
 constexpr std::int64_t kNoLimit = std::int64_t{1} << 60;
-
-// The entries of `seen` at a distance in [low, high] from some point of the hull of `from`.
-LocalRange within_band(const PositionRange& seen, const PositionRange& from, std::int64_t low,
-                       std::int64_t high) {
-  std::int64_t begin = 0;
-  std::int64_t end = seen.length;
-  if (low != -Band::kUnlimited) begin = seen.count_below(from.start + low);
-  if (high != Band::kUnlimited) end = seen.count_below(from.last() + high + 1);
-  return {LocalPosition(begin), std::max<std::int64_t>(0, end - begin)};
-}
-
-LocalRange hull(const LocalRange& a, const LocalRange& b) {
-  if (a.count == 0) return b;
-  if (b.count == 0) return a;
-  const LocalPosition begin = std::min(a.begin, b.begin);
-  return {begin, std::max(a.end(), b.end()) - begin};
-}
-
-// Adds what the band shows of a part of a tile: `rows` and `columns` start at these entries of it.
-void add_rectangle(Visibility& total, const Band& band, const PositionRange& rows,
-                   std::int64_t first_row, const PositionRange& columns,
-                   std::int64_t first_column) {
-  if (rows.length == 0 || columns.length == 0) return;
-  const std::int64_t pairs = band_pairs(band, rows, columns);
-  if (pairs == 0) return;
-  total.pairs += pairs;
-  LocalRange seen = within_band(columns, rows, band.low, band.high);
-  LocalRange seeing = within_band(rows, columns, -band.high, -band.low);
-  seen.begin = seen.begin + first_column;
-  seeing.begin = seeing.begin + first_row;
-  total.columns = hull(total.columns, seen);
-  total.rows = hull(total.rows, seeing);
-}
-
-// What hides pairs wherever their rows and columns agree in length and segment.
-struct BandAndBlocks {
-  Band band;
-  const BlockMask* blocks = nullptr;  // null: none
-  std::int64_t batch = 0;
-  std::int64_t head = 0;
-};
-
-// Likewise of band and blocks: query block by query block, and run by run of visible key blocks.
-void add_part(Visibility& total, const BandAndBlocks& seen, const PositionRange& rows,
-              std::int64_t first_row, const PositionRange& columns, std::int64_t first_column) {
-  if (seen.blocks == nullptr) {
-    return add_rectangle(total, seen.band, rows, first_row, columns, first_column);
-  }
-  std::int64_t end = 0;
-  for (std::int64_t row = 0; row < rows.length; row = end) {
-    end = std::min(rows.length, rows.count_below(seen.blocks->end_of_rows(rows.at(row))));
-    const PositionRange part = rows.slice(row, end - row);
-    const LocalRange near = within_band(columns, part, seen.band.low, seen.band.high);
-    const std::int64_t behind = near.end().value();
-    for (std::int64_t column = near.begin.value(); column < behind;) {
-      const BlockMask::Run run =
-          seen.blocks->next_run(seen.batch, seen.head, part.start, columns.at(column));
-      const LocalRange visible = columns.indices_within(run.begin, run.end);
-      if (run.empty() || visible.begin.value() >= behind) break;
-      const std::int64_t begin = visible.begin.value();
-      column = std::min(behind, visible.end().value());
-      add_rectangle(total, seen.band, part, first_row + row, columns.slice(begin, column - begin),
-                    first_column + begin);
-    }
-  }
-}
 
 std::int64_t length_limit(const std::vector<std::int32_t>& lengths, std::int64_t batch) {
   return lengths.empty() ? kNoLimit : lengths[static_cast<std::size_t>(batch)];
@@ -269,16 +204,23 @@ bool Mask::visible(std::int64_t batch, std::int64_t head, GlobalPosition row,
 Visibility Mask::examine(std::int64_t batch, std::int64_t batches, const PositionRange& rows,
                          const PositionRange& columns) const {
   if (rows.length == 0 || columns.length == 0 || batches == 0) return {};
-  const std::int64_t heads = depends_on_head() ? block_mask_->heads() : 1;
+  const auto in_batch = [&](std::int64_t b) {
+    const BandAndBlocks seen{band(), blocks(), b};
+    Visibility one = examine_one(seen, rows, columns);
+    const std::int64_t heads = seen.heads();
+    one.exact = one.exact && one.pairs % heads == 0;
+    one.pairs = (one.pairs + heads - 1) / heads;
+    return one;
+  };
   if (!depends_on_batch()) {
-    Visibility result = examine_heads(batch, 0, heads, rows, columns);
+    Visibility result = in_batch(batch);
     result.pairs *= batches;
     return result;
   }
   Visibility total;
   total.full = true;
   for (std::int64_t b = batch; b < batch + batches; ++b) {
-    const Visibility one = examine_heads(b, 0, heads, rows, columns);
+    const Visibility one = in_batch(b);
     total.pairs += one.pairs;
     total.full = total.full && one.full;
     total.exact = total.exact && one.exact;
@@ -288,43 +230,30 @@ Visibility Mask::examine(std::int64_t batch, std::int64_t batches, const Positio
   return total;
 }
 
-Visibility Mask::examine_heads(std::int64_t batch, std::int64_t head, std::int64_t heads,
-                               const PositionRange& rows, const PositionRange& columns) const {
+Visibility Mask::examine_head(std::int64_t batch, std::int64_t head, const PositionRange& rows,
+                              const PositionRange& columns) const {
   if (rows.length == 0 || columns.length == 0) return {};
-  const BlockMask* const blocks = block_mask_ ? &*block_mask_ : nullptr;
-  Visibility total = examine_one(band(), blocks, batch, head, rows, columns);
-  if (!depends_on_head() || heads == 1) return total;
-  for (std::int64_t h = head + 1; h < head + heads; ++h) {
-    const Visibility one = examine_one(band(), blocks, batch, h, rows, columns);
-    total.pairs += one.pairs;
-    total.full = total.full && one.full;
-    total.exact = total.exact && one.exact;
-    total.rows = hull(total.rows, one.rows);
-    total.columns = hull(total.columns, one.columns);
-  }
-  total.exact = total.exact && total.pairs % heads == 0;
-  total.pairs = (total.pairs + heads - 1) / heads;
-  return total;
+  return examine_one({band(), blocks(), batch, head}, rows, columns);
 }
 
 Visibility Mask::examine_without_band(std::int64_t batch, const PositionRange& rows,
                                       const PositionRange& columns) const {
   if (rows.length == 0 || columns.length == 0) return {};
-  return examine_one({}, nullptr, batch, 0, rows, columns);
+  return examine_one({{}, nullptr, batch}, rows, columns);
 }
 
-Visibility Mask::examine_one(const Band& band, const BlockMask* blocks, std::int64_t batch,
-                             std::int64_t head, const PositionRange& all_rows,
+Visibility Mask::examine_one(const BandAndBlocks& seen, const PositionRange& all_rows,
                              const PositionRange& all_columns) const {
-  const BandAndBlocks shown{band, blocks, batch, head};
+  const std::int64_t batch = seen.batch;
+  const std::int64_t all_pairs = seen.heads() * all_rows.length * all_columns.length;
   const GlobalPosition row_limit(length_limit(query_lengths_, batch));
   const GlobalPosition column_limit(length_limit(kv_lengths_, batch));
   const PositionRange rows = all_rows.slice(0, all_rows.count_below(row_limit));
   const PositionRange columns = all_columns.slice(0, all_columns.count_below(column_limit));
   Visibility result;
   if (!has_segments()) {
-    add_part(result, shown, rows, 0, columns, 0);
-    result.full = result.pairs == all_rows.length * all_columns.length;
+    add_part(result, seen, rows, 0, columns, 0);
+    result.full = result.pairs == all_pairs;
     return result;
   }
   if (rows.length == 0 || columns.length == 0) return result;
@@ -355,18 +284,18 @@ Visibility Mask::examine_one(const Band& band, const BlockMask* blocks, std::int
          ++kv_run) {
       if (--budget < 0) {
         result.exact = false;
-        result.pairs = band_pairs(band, rows, columns);
+        result.pairs = seen.heads() * band_pairs(seen.band, rows, columns);
         result.rows = {LocalPosition(0), rows.length};
         result.columns = {LocalPosition(0), columns.length};
         return result;
       }
       const LocalRange column_part = columns.indices_within(kv_run->begin, kv_run->end);
-      add_part(result, shown, rows.slice(row_part.begin.value(), row_part.count),
+      add_part(result, seen, rows.slice(row_part.begin.value(), row_part.count),
                row_part.begin.value(), columns.slice(column_part.begin.value(), column_part.count),
                column_part.begin.value());
     }
   }
-  result.full = result.pairs == all_rows.length * all_columns.length;
+  result.full = result.pairs == all_pairs;
   return result;
 }
 

@@ -99,9 +99,8 @@ void TileKernel::load_queries(const RowTile& tile, const HeadTile& heads) {
 Visibility TileKernel::examine(const RowTile& tile, const HeadTile& heads,
                                const PositionRange& columns) const {
   if (!block_.unmasked) {
-    return problem_.mask.examine_heads(block_.first_batch + tile.batch,
-                                       block_.first_head + heads.begin, heads.count, tile.rows,
-                                       columns);
+    return problem_.mask.examine_head(block_.first_batch + tile.batch,
+                                      block_.first_head + heads.begin, tile.rows, columns);
   }
   return {tile.rows.length * columns.length,
           true,

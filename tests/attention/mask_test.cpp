@@ -127,7 +127,7 @@ TEST(Mask, ExaminesBlocksLikeTheDefinition) {
                      to_string(PositionRanges({columns})));
         expect_examined(mask, batch, draw(random, 1, kBatch - batch), rows, columns, kHeads);
         const std::int64_t head = draw(random, 0, kHeads - 1);
-        const Visibility one = mask.examine_heads(batch, head, 1, rows, columns);
+        const Visibility one = mask.examine_head(batch, head, rows, columns);
         std::int64_t pairs = 0;
         for (std::int64_t i = 0; i < rows.length; ++i) {
           for (std::int64_t j = 0; j < columns.length; ++j) {

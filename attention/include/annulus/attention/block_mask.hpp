@@ -87,12 +87,20 @@ class BlockMask {
   [[nodiscard]] Run next_run(std::int64_t batch, std::int64_t head, GlobalPosition row,
                              GlobalPosition from) const;
 
+  /// For counting: how many keys an entry holds; more than there can be if one holds all …
+  [[nodiscard]] std::int64_t keys_per_entry() const;
+  /// … and for each key block, and behind the last, how many of the blocks before it `row` sees,
+  /// summed over the heads.
+  [[nodiscard]] std::span<const std::uint32_t> shown_before(std::int64_t batch,
+                                                            GlobalPosition row) const;
+
  private:
   struct Entries {
     BlockSize size;
     Extents shape;
     std::int64_t words_per_row = 0;
     std::vector<std::uint64_t> words;  // a bit per key block; rows begin at a word
+    std::vector<std::uint32_t> shown_before;  // [batch, query blocks, key blocks + 1]
     std::uint64_t digest = 0;
   };
   template <class IsVisible>

@@ -37,6 +37,8 @@ struct SegmentRun {
   GlobalPosition end;
 };
 
+struct BandAndBlocks;
+
 /// Which keys each query sees, by (batch, head, query position, key position), all of them global.
 ///
 /// A mask is the intersection of its parts (docs/semantics.md §1). It describes the whole batch and
@@ -101,16 +103,16 @@ class Mask {
   /// hulls are exact for one batch of unstrided ranges; otherwise they may be too wide. The cost is
   /// linear in the documents that rows and columns share if ids ascend with the position, as those
   /// of packed sequences do; otherwise in all documents of the rows. With a block mask, each costs
-  /// as much as it has runs of visible blocks.
+  /// as much as it has query blocks and key blocks at its edges, however many heads there are.
   ///
   /// Where heads differ, `pairs` is the mean over all heads, rounded up in each batch and not
   /// `exact` if it is rounded; `full` means in all heads; the hulls hold what any head sees.
   [[nodiscard]] Visibility examine(std::int64_t batch, std::int64_t batches,
                                    const PositionRange& rows, const PositionRange& columns) const;
-  /// The same for one batch and the query heads [head, head + heads), of which there are some.
-  [[nodiscard]] Visibility examine_heads(std::int64_t batch, std::int64_t head, std::int64_t heads,
-                                         const PositionRange& rows,
-                                         const PositionRange& columns) const;
+  /// The same for one batch and one query head, in all the key blocks that it has.
+  [[nodiscard]] Visibility examine_head(std::int64_t batch, std::int64_t head,
+                                        const PositionRange& rows,
+                                        const PositionRange& columns) const;
   /// The same for segments and lengths alone, without causal, window and blocks, in one batch. If
   /// the pairs are exact, so are the hulls.
   [[nodiscard]] Visibility examine_without_band(std::int64_t batch, const PositionRange& rows,
@@ -161,10 +163,9 @@ class Mask {
     std::vector<bool> ascending_;
   };
 
-  /// Of one head; null: without blocks.
-  [[nodiscard]] Visibility examine_one(const Band& band, const BlockMask* blocks,
-                                       std::int64_t batch, std::int64_t head,
-                                       const PositionRange& rows,
+  [[nodiscard]] const BlockMask* blocks() const { return block_mask_ ? &*block_mask_ : nullptr; }
+  /// Pairs are summed over the heads that are asked about.
+  [[nodiscard]] Visibility examine_one(const BandAndBlocks& seen, const PositionRange& rows,
                                        const PositionRange& columns) const;
 
   bool causal_ = false;

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <annulus/attention/mask.hpp>
+
+namespace annulus {
+
+/// What hides pairs wherever their rows and columns agree in length and segment.
+struct BandAndBlocks {
+  Band band;
+  const BlockMask* blocks = nullptr;  ///< null: none
+  std::int64_t batch = 0;
+  std::optional<std::int64_t> head = {};  ///< none: those of the block mask together
+
+  /// Heads of which pairs are counted.
+  [[nodiscard]] std::int64_t heads() const {
+    return blocks == nullptr || head ? 1 : blocks->heads();
+  }
+};
+
+/// Adds what they show of a part of a tile: `rows` and `columns` start at these entries of it.
+/// Pairs are summed over the heads, hulls hold those of any. Takes O(1) for every query block, and
+/// for every key block that the band, the end of the columns or their stride cuts.
+void add_part(Visibility& total, const BandAndBlocks& seen, const PositionRange& rows,
+              std::int64_t first_row, const PositionRange& columns, std::int64_t first_column);
+
+[[nodiscard]] LocalRange hull(const LocalRange& a, const LocalRange& b);
+
+}  // namespace annulus

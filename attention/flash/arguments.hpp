@@ -32,6 +32,7 @@ struct Arguments {
   const QueryTile* tiles = nullptr;
   const KeySegment* segments = nullptr;
   std::int32_t tiles_per_list = 0;
+  std::int32_t tile_columns = 0;
   std::int32_t batch_has_list = 0;  ///< one list per batch rather than one for all
   std::int32_t head_has_list = 0;   ///< one list per query head rather than one for all
   std::int32_t batches = 0;
@@ -54,7 +55,10 @@ struct Arguments {
   float soft_cap = 0;               ///< 0: none
   float small_tanh[3] = {};         ///< see SmallTanh
   float scaled_small_tanh[3] = {};  ///< times the soft cap and log2 e
-  const float* sinks = nullptr;     ///< [heads][sinks_per_head]
+  /// The running maximum before the first score. It is finite, also in units of the weights'
+  /// exponents, so that scores of −∞ have weight 0 beside it.
+  float no_maximum = 0;
+  const float* sinks = nullptr;  ///< [heads][sinks_per_head]
   std::int32_t sinks_per_head = 0;
 
   Result result;
@@ -64,14 +68,13 @@ struct Arguments {
   std::int32_t value_dim = 0;
 };
 
-/// What the repair of items needs beside the arguments of the call.
-struct RepairArguments {
+/// The tensors of a call, for kernels that read them by address.
+struct Operands {
   const void* query = nullptr;
   const void* key = nullptr;
   const void* value = nullptr;
   Strides query_strides, key_strides, value_strides;
   std::int32_t head_dim = 0;
-  std::int32_t tile_columns = 0;
 };
 
 }  // namespace annulus::flash

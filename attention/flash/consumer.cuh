@@ -6,14 +6,9 @@
 #include "flash/shared.cuh"
 #include "flash/small_tanh.hpp"
 #include "flash/softmax.cuh"
+#include "flash/visible.cuh"
 
 namespace annulus::flash {
-
-/// Where the rows of an item begin in what has an entry for each row, in each batch with lists.
-__device__ __forceinline__ std::int64_t first_row_of(const Arguments& a, const Item& item) {
-  return (a.batch_has_list ? static_cast<std::int64_t>(item.batch) * a.rows : 0) +
-         item.tile.first_row;
-}
 
 /// The columns of a segment that a thread's two rows may see, counted from the thread's own first.
 struct VisibleColumns {
@@ -24,32 +19,13 @@ struct VisibleColumns {
 
   __device__ __forceinline__ VisibleColumns(const Arguments& a, const Item& item,
                                             const KeySegment& segment) {
-    const QueryTile& tile = item.tile;
     const OwnPart own = own_part();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const std::int32_t r = own.row + 8 * h;
-      std::int32_t low = segment.low + tile.row_stride * r;
-      std::int32_t high = segment.high + tile.row_stride * r;
-      if (a.row_documents != nullptr) {
-        const Document document =
-            r < tile.rows ? a.row_documents[first_row_of(a, item) + r] : Document{};
-        low = max(low, document.begin - segment.start);
-        high = min(high, document.end - 1 - segment.start);
-      }
-      if (segment.stride != 1) {
-        low = ceil_divide(low, segment.stride);
-        high = -ceil_divide(-high, segment.stride);
-      }
-      first[h] = low - own.column;
-      last[h] = min(high, segment.columns - 1) - own.column;
+      const ColumnSpan span = visible_columns(a, item, segment, own.row + 8 * h);
+      first[h] = span.first - own.column;
+      last[h] = span.last - own.column;
     }
-  }
-
- private:
-  __device__ __forceinline__ static std::int32_t ceil_divide(std::int32_t a, std::int32_t b) {
-    const std::int32_t quotient = a / b;
-    return quotient + (quotient * b < a ? 1 : 0);
   }
 };
 
@@ -158,16 +134,15 @@ class Consumer {
     return small;
   }
 
-  template <bool kMasked>
   __device__ __forceinline__ void update(OnlineSoftmax& softmax, float (&scores)[kScores],
                                          bool small, float (&factor)[2]) const {
     if constexpr (kSoftCap) {
       if (small) {
         const SmallCappedLogits logits{a.small_tanh, a.scaled_small_tanh, scale};
-        return softmax.update<kMasked>(scores, logits, factor);
+        return softmax.update(scores, logits, factor);
       }
     }
-    softmax.update<kMasked>(scores, PlainLogits{scale}, factor);
+    softmax.update(scores, PlainLogits{scale}, factor);
   }
 
   // Hides what this thread's rows must not see of the tile that begins at column `begin` of the
@@ -192,8 +167,7 @@ class Consumer {
   __device__ __forceinline__ const std::int32_t* column_ids_of(const Item& item,
                                                                const KeySegment& segment) const {
     if constexpr (kMask != MaskClass::ids) return nullptr;
-    return a.column_ids + segment.first_column + own_part().column +
-           (a.batch_has_list ? static_cast<std::int64_t>(item.batch) * a.columns : 0);
+    return flash::column_ids_of(a, item, segment) + own_part().column;
   }
 
   __device__ __forceinline__ static void narrow(const float (&scores)[kScores],
@@ -233,7 +207,7 @@ class Consumer {
     key_at.next();
     const bool small = cap(scores);
     if constexpr (kMasked) hide(scores, visible, begin, ids, row_id);
-    update<kMasked>(softmax, scores, small, factor);
+    update(softmax, scores, small, factor);
     hopper::products_wait<0>();
     hopper::pin(output);
     release(shared.value_empty[value_at.slot()]);
@@ -253,9 +227,7 @@ class Consumer {
     if constexpr (kMask == MaskClass::ids) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const std::int32_t r = own_part().row + 8 * h;
-        row_id[h] = r < tile.rows ? a.row_ids[first_row_of(a, item) + r] : kPadding;
-        if (row_id[h] < 0) row_id[h] = kPadding;
+        row_id[h] = row_id_of(a, item, own_part().row + 8 * h);
       }
     }
 
@@ -279,7 +251,7 @@ class Consumer {
     if (const KeySegment& segment = segment_of(item, 0); segment.flags & KeySegment::kMasked) {
       hide(scores, VisibleColumns(a, item, segment), begin, column_ids_of(item, segment), row_id);
     }
-    update<true>(softmax, scores, small, factor);
+    update(softmax, scores, small, factor);
     if (a.state.output != nullptr) multiply(output, factor);
     narrow(scores, weights);
     hopper::pin(weights);
@@ -314,8 +286,6 @@ class Consumer {
     hopper::pin(output);
     release(shared.value_empty[value_at.slot()]);
   }
-
-  static constexpr std::int32_t kPadding = -2;  // equal to no column's id
 
   const Arguments& a;
   Shared<Shape>& shared;

@@ -1,7 +1,8 @@
 #pragma once
 
-#include "flash/shared.cuh"
+#include "flash/result.cuh"
 #include "flash/softmax.cuh"
+#include "flash/visible.cuh"
 
 namespace annulus::flash {
 
@@ -17,35 +18,6 @@ __device__ __forceinline__ OwnPart own_part() {
   thread -= 128;
   return {static_cast<std::int32_t>(thread / 32 * 16 + thread % 32 / 4),
           static_cast<std::int32_t>(thread % 4 * 2)};
-}
-
-[[nodiscard]] __device__ __forceinline__ std::int64_t output_offset(const Result& result,
-                                                                    const Item& item,
-                                                                    std::int32_t row) {
-  const Strides& strides = result.output_strides;
-  return item.batch * strides.batch + item.head * strides.head +
-         (item.tile.first_row + row) * strides.sequence;
-}
-[[nodiscard]] __device__ __forceinline__ std::int64_t lse_offset(const Result& result,
-                                                                 const Item& item,
-                                                                 std::int32_t row) {
-  return item.batch * result.lse_batch_stride + item.head * result.lse_head_stride +
-         (item.tile.first_row + row) * result.lse_row_stride;
-}
-[[nodiscard]] __device__ __forceinline__ float load_lse(const Result& result, const Item& item,
-                                                        std::int32_t row) {
-  const std::int64_t at = lse_offset(result, item, row);
-  return result.wide_lse ? static_cast<float>(static_cast<const double*>(result.lse)[at])
-                         : static_cast<const float*>(result.lse)[at];
-}
-__device__ __forceinline__ void store_lse(const Result& result, const Item& item, std::int32_t row,
-                                          float lse) {
-  const std::int64_t at = lse_offset(result, item, row);
-  if (result.wide_lse) {
-    static_cast<double*>(result.lse)[at] = lse;
-  } else {
-    static_cast<float*>(result.lse)[at] = lse;
-  }
 }
 
 /// A thread's two rows of the result: how they are read and written.
@@ -69,29 +41,34 @@ class ResultRows {
   __device__ __forceinline__ void store(float (&output)[kOutputs], OnlineSoftmax& softmax,
                                         float scale) const {
     const OwnPart own = own_part();
-    float lse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // Full tiles gave something to rows past a length too.
       if (own.row + 8 * h >= item.tile.live_rows) load_row(h, own, output, softmax, scale);
       float sum = quad_sum(softmax.sum[h]);
       const float top = softmax.maximum[h] * scale;
-      const bool sees = sum != 0;
-      if (sees && a.sinks != nullptr) {
-        const float* sink = a.sinks + item.head * a.sinks_per_head;
-        for (int i = 0; i < a.sinks_per_head; ++i) sum += exp2_fast(sink[i] * kLog2E - top);
+      float factor = 0;
+      float lse = -kInfinity;
+      if (sum != 0) {
+        if (a.sinks != nullptr) {
+          const float* sink = a.sinks + item.head * a.sinks_per_head;
+          for (int i = 0; i < a.sinks_per_head; ++i) sum += exp2_fast(sink[i] * kLog2E - top);
+        }
+        factor = 1.0f / sum;
+        lse = (top + log2f(sum)) * kLn2;
+      } else if (saw_without_weight(a, item, own.row + 8 * h)) {
+        factor = kNan;
       }
-      const float factor = sees ? 1.0f / sum : 0.0f;
-      lse[h] = sees ? (top + log2f(sum)) * kLn2 : -kInfinity;
 #pragma unroll
       for (int n = 0; n < kOutputs / 4; ++n) {
-        output[4 * n + 2 * h] = sees ? output[4 * n + 2 * h] * factor : 0.0f;
-        output[4 * n + 2 * h + 1] = sees ? output[4 * n + 2 * h + 1] * factor : 0.0f;
+        output[4 * n + 2 * h] *= factor;
+        output[4 * n + 2 * h + 1] *= factor;
       }
       if (own.column == 0 && own.row + 8 * h < item.tile.rows) {
-        store_lse(a.result, item, own.row + 8 * h, lse[h]);
+        store_lse(a.result, item, own.row + 8 * h, lse);
       }
     }
+    __syncwarp();  // the state may lie where the result does
     if (a.wide_output) {
       store_wide(output, own);
     } else {
@@ -102,7 +79,7 @@ class ResultRows {
  private:
   __device__ __forceinline__ void load_row(int h, const OwnPart& own, float (&output)[kOutputs],
                                            OnlineSoftmax& softmax, float scale) const {
-    softmax.maximum[h] = -kInfinity;
+    softmax.maximum[h] = a.no_maximum;
     softmax.sum[h] = 0;
 #pragma unroll
     for (int n = 0; n < kOutputs / 4; ++n) {
@@ -111,7 +88,7 @@ class ResultRows {
     }
     const std::int32_t row = own.row + 8 * h;
     if (a.state.output == nullptr || row >= item.tile.rows) return;
-    const float lse = load_lse(a.state, item, row);
+    const auto lse = static_cast<float>(load_lse(a.state, item, row));
     if (lse == -kInfinity) return;
     softmax.maximum[h] = lse * kLog2E / scale;
     if (own.column == 0) softmax.sum[h] = 1;  // of the four threads that share the row

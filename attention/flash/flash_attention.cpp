@@ -1,6 +1,7 @@
 #include "flash/flash_attention.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -21,6 +22,7 @@ namespace {
 constexpr std::int64_t kSectionBytes = std::int64_t{36} << 20;
 
 constexpr std::int64_t kVectorBytes = 16;
+constexpr float kLog2E = 1.4426950408889634F;
 
 template <int kHeadDim, int kValueDim, bool kHalf, MaskClass kMask>
 KernelInfo pick(bool soft_cap) {
@@ -193,7 +195,7 @@ FlashAttention::Entry FlashAttention::make_entry(const AttentionBlock& block) {
   entry.batch_has_list = list.batches > 1;
   entry.head_has_list = list.heads > 1;
   entry.tiles_per_list = list.tiles_per_list();
-  entry.hides_values = list.hides_values;
+  entry.needs_repair = list.hides_values;
   MemoryPool& memory = device_.memory();
   entry.tiles = upload_all(list.tiles, memory);
   entry.segments = upload_all(list.segments, memory);
@@ -239,6 +241,7 @@ Arguments FlashAttention::arguments_of(const Entry& entry, const AttentionBlock&
   a.tiles = address<QueryTile>(entry.tiles);
   a.segments = address<KeySegment>(entry.segments);
   a.tiles_per_list = entry.tiles_per_list;
+  a.tile_columns = entry.kernel.tile_columns;
   a.batch_has_list = entry.batch_has_list ? 1 : 0;
   a.head_has_list = entry.head_has_list ? 1 : 0;
   a.batches = static_cast<std::int32_t>(entry.batches);
@@ -255,7 +258,9 @@ Arguments FlashAttention::arguments_of(const Entry& entry, const AttentionBlock&
   a.soft_cap = static_cast<float>(problem_.soft_cap.value_or(0));
   a.scale = static_cast<float>(problem_.logit_scale() / problem_.soft_cap.value_or(1));
   SmallTanh::set_coefficients(a.scale, 1, a.small_tanh);
-  SmallTanh::set_coefficients(a.scale, a.soft_cap * 1.4426950408889634F, a.scaled_small_tanh);
+  SmallTanh::set_coefficients(a.scale, a.soft_cap * kLog2E, a.scaled_small_tanh);
+  a.no_maximum = -std::numeric_limits<float>::max() / 2 /
+                 std::max(1.0F, kLog2E * (problem_.soft_cap ? a.soft_cap : a.scale));
   a.result = result_of(result);
   a.wide_output = result.output.dtype() == DType::float32 ? 1 : 0;
   if (block.state) a.state = result_of(*block.state);
@@ -277,22 +282,21 @@ void FlashAttention::run(const AttentionBlock& block, const SoftmaxState& result
   auto* const raw = CudaStream::of(stream).raw();
   const std::int64_t items = entry.batches * entry.heads * entry.tiles_per_list;
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(multiprocessors_, items));
+  Operands operands{block.query.data(),
+                    block.key.data(),
+                    block.value.data(),
+                    strides_of(block.query),
+                    strides_of(block.key),
+                    strides_of(block.value),
+                    static_cast<std::int32_t>(block.query.size(3))};
   void* parameters[] = {&arguments};
   check_cuda(cudaLaunchKernel(entry.kernel.function, dim3(blocks),
                               dim3(static_cast<unsigned>(entry.kernel.threads)), parameters,
                               entry.kernel.shared_bytes, raw),
              "launching flash attention");
-  if (!entry.hides_values) return;
-  const RepairArguments tensors{block.query.data(),
-                                block.key.data(),
-                                block.value.data(),
-                                strides_of(block.query),
-                                strides_of(block.key),
-                                strides_of(block.value),
-                                static_cast<std::int32_t>(block.query.size(3)),
-                                entry.kernel.tile_columns};
+  if (!entry.needs_repair) return;
   check_cuda(
-      launch_repair(arguments, tensors, problem_.dtype == DType::float16, multiprocessors_, raw),
+      launch_repair(arguments, operands, problem_.dtype == DType::float16, multiprocessors_, raw),
       "launching the repair of flash attention");
 }
 

@@ -45,7 +45,7 @@ class FlashAttention {
     bool batch_has_list = false;
     bool head_has_list = false;
     std::int32_t tiles_per_list = 0;
-    bool hides_values = false;
+    bool needs_repair = false;
     Tensor tiles, segments, row_documents, row_ids, column_ids;
     Tensor counters;
   };

@@ -28,7 +28,7 @@ template <int kHeadDim, int kValueDim, bool kHalf, MaskClass kMask, bool kSoftCa
 [[nodiscard]] KernelInfo kernel_info();
 
 /// Enqueues repair(), which computes what attend() left out of a call with these arguments.
-[[nodiscard]] cudaError_t launch_repair(const Arguments& arguments, const RepairArguments& tensors,
+[[nodiscard]] cudaError_t launch_repair(const Arguments& arguments, const Operands& tensors,
                                         bool half, int blocks, cudaStream_t stream);
 
 }  // namespace annulus::flash

@@ -1,6 +1,6 @@
-#include "flash/epilogue.cuh"
 #include "flash/kernels.hpp"
-#include "flash/producer.cuh"
+#include "flash/softmax.cuh"
+#include "flash/visible.cuh"
 
 namespace annulus::flash {
 namespace {
@@ -14,7 +14,7 @@ class RowRepair {
   static constexpr int kPerLane = kMostDims / 32;
 
  public:
-  __device__ RowRepair(const Arguments& arguments, const RepairArguments& tensors, const Item& work)
+  __device__ RowRepair(const Arguments& arguments, const Operands& tensors, const Item& work)
       : a(arguments), t(tensors), item(work), lane(static_cast<int>(threadIdx.x) % 32) {}
 
   __device__ void run(std::int32_t row) {
@@ -24,7 +24,7 @@ class RowRepair {
     float maximum = -kInfinity;
     float sum = 0;
     if (a.state.output != nullptr) {
-      maximum = load_lse(a.state, item, row) * kLog2E;
+      maximum = static_cast<float>(load_lse(a.state, item, row)) * kLog2E;
       if (maximum != -kInfinity) {
         sum = 1;
         const float* from =
@@ -38,7 +38,7 @@ class RowRepair {
       for (std::int32_t s = 0; s < item.tile.segments; ++s) {
         const KeySegment segment = a.segments[item.tile.first_segment + s];
         const bool masked = (segment.flags & KeySegment::kMasked) != 0;
-        const std::int32_t columns = masked ? segment.columns : segment.tiles * t.tile_columns;
+        const std::int32_t columns = masked ? segment.columns : segment.tiles * a.tile_columns;
         for (std::int32_t c = 0; c < columns; ++c) {
           if (masked && !shows(segment, row, c)) continue;
           add(query, segment.first_column + c, output, maximum, sum);
@@ -50,18 +50,19 @@ class RowRepair {
       const float* sink = a.sinks + item.head * a.sinks_per_head;
       for (int i = 0; i < a.sinks_per_head; ++i) sum += exp2f(sink[i] * kLog2E - maximum);
     }
+    const float without = !sees && saw_without_weight(a, item, row) ? kNan : 0.0f;
+    __syncwarp();  // the state may lie where the result does
     const std::int64_t at = output_offset(a.result, item, row);
     for (int i = 0; i < kPerLane; ++i) {
       const int dim = lane + 32 * i;
       if (dim >= a.value_dim) continue;
-      const float x = sees ? output[i] / sum : 0.0f;
+      const float x = sees ? output[i] / sum : without;
       if (a.wide_output) {
         static_cast<float*>(a.result.output)[at + dim] = x;
       } else {
         static_cast<Element*>(a.result.output)[at + dim] = Element(x);
       }
     }
-    __syncwarp();  // the state may lie where the result does
     const float lse = sees ? (maximum + log2f(sum)) * kLn2 : -kInfinity;
     if (lane == 0) store_lse(a.result, item, row, lse);
   }
@@ -120,7 +121,7 @@ class RowRepair {
   }
 
   const Arguments& a;
-  const RepairArguments& t;
+  const Operands& t;
   const Item& item;
   int lane;
 };
@@ -128,7 +129,7 @@ class RowRepair {
 /// Computes the items that attend() left out, and empties their list.
 template <class Element>
 __global__ void __launch_bounds__(kRepairThreads)
-    repair(const __grid_constant__ Arguments a, const __grid_constant__ RepairArguments tensors) {
+    repair(const __grid_constant__ Arguments a, const __grid_constant__ Operands tensors) {
   __shared__ Item item;
   const std::int32_t count = *a.repair;  // not emptied before all blocks are through
   for (std::int32_t i = static_cast<std::int32_t>(blockIdx.x); i < count;
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(kRepairThreads)
 
 }  // namespace
 
-cudaError_t launch_repair(const Arguments& arguments, const RepairArguments& tensors, bool half,
+cudaError_t launch_repair(const Arguments& arguments, const Operands& tensors, bool half,
                           int blocks, cudaStream_t stream) {
   const auto launch = [&](auto* kernel) {
     kernel<<<blocks, kRepairThreads, 0, stream>>>(arguments, tensors);

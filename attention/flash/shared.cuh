@@ -1,19 +1,9 @@
 #pragma once
 
-#include "flash/arguments.hpp"
 #include "flash/hopper/barrier.cuh"
+#include "flash/item.cuh"
 
 namespace annulus::flash {
-
-/// A work item as the producer hands it to the consumers.
-struct Item {
-  static constexpr int kInlineSegments = 4;
-  std::int32_t index;  ///< −1: no more work
-  std::int32_t batch;
-  std::int32_t head;
-  QueryTile tile;
-  KeySegment segments[kInlineSegments];  ///< the first ones; the others are in global memory
-};
 
 /// Shared memory of a thread block.
 template <class Shape>

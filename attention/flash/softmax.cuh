@@ -8,6 +8,8 @@
 namespace annulus::flash {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+inline constexpr float kLargest = std::numeric_limits<float>::max();
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
@@ -71,12 +73,12 @@ struct SmallCappedLogits {
 /// Element 4n + 2h + e of a tile of scores lies in row h. `sum` is this thread's share of the
 /// row's.
 struct OnlineSoftmax {
-  float maximum[2] = {-kInfinity, -kInfinity};  ///< of the values, before scaling
-  float sum[2] = {0, 0};
+  float maximum[2];  ///< of the values, before scaling; Arguments::no_maximum of none
+  float sum[2];
 
   /// Replaces scores by their weights beside the new maximum, and gives the factors that earlier
-  /// results take with them. Only where kMasked may a row have no finite score.
-  template <bool kMasked, class Logits, int kScores>
+  /// results take with them.
+  template <class Logits, int kScores>
   __device__ __forceinline__ void update(float (&scores)[kScores], const Logits& logits,
                                          float (&factor)[2]) {
     float largest[2] = {-kInfinity, -kInfinity};
@@ -90,7 +92,7 @@ struct OnlineSoftmax {
     for (int h = 0; h < 2; ++h) {
       // Values rise with scores.
       largest[h] = fmaxf(maximum[h], logits.value(quad_max(largest[h])));
-      shift[h] = (kMasked && largest[h] == -kInfinity ? 0.0f : largest[h]) * logits.scale;
+      shift[h] = largest[h] * logits.scale;
       factor[h] = exp2_fast(maximum[h] * logits.scale - shift[h]);
       maximum[h] = largest[h];
       sum[h] *= factor[h];

@@ -9,6 +9,7 @@
 
 #include "flash/flash_attention.hpp"
 #include "tests/attention/cuda_flash_run.hpp"
+#include "tests/attention/poison.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::test {
@@ -167,6 +168,18 @@ TEST_F(CudaFlash, HiddenNanAndInfinity) {
     }
     // The list of what is left to repair is emptied: a kernel serves again.
     expect_whole_accurate(random_attention(random, problem));
+  }
+}
+
+TEST_F(CudaFlash, LogitsOfMinusInfinityAndWeightsOfZero) {
+  const auto run = [&](const WholeAttention& whole) {
+    return run_on_device(implementation(), whole, *device_, *stream_);
+  };
+  for (const DType dtype : {DType::bfloat16, DType::float16}) {
+    for (const std::int64_t dim : {8, 128, 256}) {
+      expect_weightless_shown(run(weightless_attention(dtype, dim)));
+      expect_nan_without_weight_shown(dtype, dim, run);
+    }
   }
 }
 

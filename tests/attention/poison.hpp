@@ -123,31 +123,77 @@ inline void expect_poison_confined(DType dtype,
   }
 }
 
-/// Rows of queries (1, 1) against keys of which some have a logit of −∞. Batch 0 sees nothing else;
-/// batch 1 sees others too; batch 2 sees nothing at all.
-inline WholeAttention weightless_attention() {
+/// Queries (1, 0, …) against keys of which some have a logit of −∞. Batch 0 sees nothing else;
+/// batch 1 sees others at the end, batch 3 at the beginning; batch 2 sees nothing at all.
+inline WholeAttention weightless_attention(DType dtype = DType::float32, std::int64_t dim = 2) {
+  constexpr std::int64_t kKeys = 600;
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   AttentionProblem problem;
-  problem.shape = {3, 3, 600, 1, 1, 1, 2};
-  problem.mask.set_kv_lengths({500, 600, 0});
-  std::vector<float> keys(1800, -kInfinity);
-  std::fill(keys.begin() + 500, keys.begin() + 600, 1.0F);  // hidden
-  std::fill(keys.begin() + 1100, keys.begin() + 1200, 1.0F);
-  return {problem, tensor_of(DType::float32, {3, 3, 1, 1}, std::vector<float>(9, 1.0F)),
-          tensor_of(DType::float32, {3, 600, 1, 1}, keys),
-          tensor_of(DType::float32, {3, 600, 1, 2}, std::vector<float>(3600, 2.0F))};
+  problem.shape = {4, 3, kKeys, 1, 1, dim, dim};
+  problem.dtype = dtype;
+  problem.scale = 1.0;
+  problem.mask.set_kv_lengths({500, kKeys, 0, kKeys});
+  const auto along_first_dim = [dim](const std::vector<float>& values) {
+    std::vector<float> vectors(values.size() * static_cast<std::size_t>(dim));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      vectors[i * static_cast<std::size_t>(dim)] = values[i];
+    }
+    return vectors;
+  };
+  std::vector<float> keys(4 * kKeys, -kInfinity);
+  for (const std::int64_t begin : {std::int64_t{500}, 2 * kKeys - 100, 3 * kKeys}) {
+    std::fill_n(keys.begin() + begin, 100, 1.0F);  // of batch 0 hidden
+  }
+  return {problem, tensor_of(dtype, {4, 3, 1, dim}, along_first_dim(std::vector<float>(12, 1.0F))),
+          tensor_of(dtype, {4, kKeys, 1, dim}, along_first_dim(keys)),
+          tensor_of(dtype, {4, kKeys, 1, dim},
+                    std::vector<float>(static_cast<std::size_t>(4 * kKeys * dim), 2.0F))};
 }
 
 inline void expect_weightless_shown(const Result& result) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const std::int64_t dims = result.output.shape()[3];
   for (std::int64_t t = 0; t < 3; ++t) {
-    for (std::int64_t d = 0; d < 2; ++d) {
+    for (std::int64_t d = 0; d < dims; ++d) {
       EXPECT_TRUE(std::isnan(result.output.view().at<float>({0, t, 0, d})));
       EXPECT_EQ(result.output.view().at<float>({1, t, 0, d}), 2.0F);
       EXPECT_EQ(result.output.view().at<float>({2, t, 0, d}), 0.0F);
+      EXPECT_EQ(result.output.view().at<float>({3, t, 0, d}), 2.0F);
     }
-    EXPECT_EQ(result.state().lse_at(0, 0, t), -std::numeric_limits<double>::infinity());
+    EXPECT_EQ(result.state().lse_at(0, 0, t), -kInfinity);
     EXPECT_NEAR(result.state().lse_at(1, 0, t), 1 + std::log(100.0), 1e-5);
-    EXPECT_EQ(result.state().lse_at(2, 0, t), -std::numeric_limits<double>::infinity());
+    EXPECT_EQ(result.state().lse_at(2, 0, t), -kInfinity);
+    EXPECT_NEAR(result.state().lse_at(3, 0, t), 1 + std::log(100.0), 1e-5);
+  }
+}
+
+/// A key that is seen, but whose weight is 0 beside the others', with a NaN in its value.
+inline void expect_nan_without_weight_shown(
+    DType dtype, std::int64_t dim, const std::function<Result(const WholeAttention&)>& run) {
+  constexpr std::int64_t kLength = 300;
+  constexpr std::int64_t kKey = 5;
+  const auto size = static_cast<std::size_t>(kLength * dim);
+  std::vector<float> keys(size, 0.0F);
+  keys[static_cast<std::size_t>(kKey * dim)] = -1000;
+  std::vector<float> values(size, 1.0F);
+  values[static_cast<std::size_t>(kKey * dim + 1)] = std::numeric_limits<float>::quiet_NaN();
+  AttentionProblem problem;
+  problem.shape = {1, kLength, kLength, 1, 1, dim, dim};
+  problem.dtype = dtype;
+  problem.scale = 1.0;
+  problem.mask.set_causal(true);
+  const Extents shape{1, kLength, 1, dim};
+  const Result result = run({problem, tensor_of(dtype, shape, std::vector<float>(size, 1.0F)),
+                             tensor_of(dtype, shape, keys), tensor_of(dtype, shape, values)});
+  for (std::int64_t t = 0; t < kLength; ++t) {
+    for (std::int64_t d = 0; d < dim; ++d) {
+      const auto got = result.output.view().at<float>({0, t, 0, d});
+      if (d == 1 && t >= kKey) {
+        ASSERT_TRUE(std::isnan(got)) << "row " << t;
+      } else {
+        ASSERT_NEAR(got, 1, 1e-5) << "row " << t << " dimension " << d;
+      }
+    }
   }
 }
 

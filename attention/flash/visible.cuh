@@ -1,0 +1,88 @@
+#pragma once
+
+#include "flash/result.cuh"
+
+// What masked segments show to a row of an item.
+namespace annulus::flash {
+
+/// Columns of a segment; none if last < first.
+struct ColumnSpan {
+  std::int32_t first;
+  std::int32_t last;
+};
+
+/// Where the rows of an item begin in what has an entry for each row, in each batch with lists.
+__device__ __forceinline__ std::int64_t first_row_of(const Arguments& a, const Item& item) {
+  return (a.batch_has_list ? static_cast<std::int64_t>(item.batch) * a.rows : 0) +
+         item.tile.first_row;
+}
+
+/// Of the columns of a segment.
+__device__ __forceinline__ const std::int32_t* column_ids_of(const Arguments& a, const Item& item,
+                                                             const KeySegment& segment) {
+  return a.column_ids + segment.first_column +
+         (a.batch_has_list ? static_cast<std::int64_t>(item.batch) * a.columns : 0);
+}
+
+/// The id of row r; of padding and past the tile's rows one that no column has.
+__device__ __forceinline__ std::int32_t row_id_of(const Arguments& a, const Item& item,
+                                                  std::int32_t r) {
+  constexpr std::int32_t kPadding = -2;
+  const std::int32_t id = r < item.tile.rows ? a.row_ids[first_row_of(a, item) + r] : kPadding;
+  return id < 0 ? kPadding : id;
+}
+
+/// The columns of a masked segment that row r may see, apart from ids.
+__device__ __forceinline__ ColumnSpan visible_columns(const Arguments& a, const Item& item,
+                                                      const KeySegment& segment, std::int32_t r) {
+  const auto ceil_divide = [](std::int32_t x, std::int32_t y) {
+    const std::int32_t quotient = x / y;
+    return quotient + (quotient * y < x ? 1 : 0);
+  };
+  std::int32_t low = segment.low + item.tile.row_stride * r;
+  std::int32_t high = segment.high + item.tile.row_stride * r;
+  if (a.row_documents != nullptr) {
+    const Document document =
+        r < item.tile.rows ? a.row_documents[first_row_of(a, item) + r] : Document{};
+    low = max(low, document.begin - segment.start);
+    high = min(high, document.end - 1 - segment.start);
+  }
+  if (segment.stride != 1) {
+    low = ceil_divide(low, segment.stride);
+    high = -ceil_divide(-high, segment.stride);
+  }
+  return {low, min(high, segment.columns - 1)};
+}
+
+/// Whether row r sees any column.
+__device__ __forceinline__ bool sees_a_column(const Arguments& a, const Item& item,
+                                              std::int32_t r) {
+  if (r >= item.tile.live_rows) return false;
+  for (std::int32_t s = 0; s < item.tile.segments; ++s) {
+    const KeySegment& segment = a.segments[item.tile.first_segment + s];
+    if ((segment.flags & KeySegment::kMasked) == 0) return true;
+    const ColumnSpan span = visible_columns(a, item, segment, r);
+    if (a.row_ids == nullptr && max(span.first, 0) <= span.last) return true;
+    if (a.row_ids == nullptr) continue;
+    const std::int32_t id = row_id_of(a, item, r);
+    const std::int32_t* const ids = column_ids_of(a, item, segment);
+    for (std::int32_t c = max(span.first, 0); c <= span.last; ++c) {
+      if (ids[c] == id) return true;
+    }
+  }
+  return false;
+}
+
+/// Whether row r, whose weights sum to 0, saw something all the same, now or in the state: logits
+/// of −∞, which make it NaN. A row that saw nothing is 0. See SoftmaxState.
+__device__ __forceinline__ bool saw_without_weight(const Arguments& a, const Item& item,
+                                                   std::int32_t r) {
+  if (r >= item.tile.rows) return false;
+  if (a.state.output != nullptr &&
+      isnan(static_cast<const float*>(a.state.output)[output_offset(a.state, item, r)])) {
+    return true;
+  }
+  return sees_a_column(a, item, r);
+}
+
+}  // namespace annulus::flash

@@ -25,7 +25,7 @@ inline constexpr int kCounters = 3;
 
 /// Everything of a call.
 struct Arguments {
-  CUtensorMap query, key, value;
+  CUtensorMap query, key, value;  ///< of tensors of half types
 
   // Work: `tiles` has tiles_per_list entries for each list, longest first; a list for each batch
   // and head that has one of its own.

@@ -111,6 +111,11 @@ std::int64_t heads_in_section(const AttentionBlock& block) {
 KernelInfo find_kernel(const AttentionProblem& problem, bool ids) {
   const std::int64_t dim = problem.shape.head_dim;
   const std::int64_t value_dim = problem.shape.value_dim;
+  if (problem.dtype == DType::float32) {
+    const std::int64_t larger = std::max(dim, value_dim);
+    if (larger <= 64) return float32_kernel_info<64>();
+    return larger <= 128 ? float32_kernel_info<128>() : float32_kernel_info<256>();
+  }
   const bool cap = problem.soft_cap.has_value();
   if (dim <= 64 && value_dim <= 64) return pick<64, 64>(problem.dtype, ids, cap);
   if (dim <= 128 && value_dim <= 128) return pick<128, 128>(problem.dtype, ids, cap);
@@ -195,7 +200,7 @@ FlashAttention::Entry FlashAttention::make_entry(const AttentionBlock& block) {
   entry.batch_has_list = list.batches > 1;
   entry.head_has_list = list.heads > 1;
   entry.tiles_per_list = list.tiles_per_list();
-  entry.needs_repair = list.hides_values;
+  entry.needs_repair = list.hides_values && entry.kernel.persistent;
   MemoryPool& memory = device_.memory();
   entry.tiles = upload_all(list.tiles, memory);
   entry.segments = upload_all(list.segments, memory);
@@ -235,9 +240,11 @@ void FlashAttention::check(const AttentionBlock& block, const SoftmaxState& resu
 Arguments FlashAttention::arguments_of(const Entry& entry, const AttentionBlock& block,
                                        const SoftmaxState& result) const {
   Arguments a;
-  a.query = tensor_map(block.query, 64);
-  a.key = tensor_map(block.key, entry.kernel.tile_columns);
-  a.value = tensor_map(block.value, entry.kernel.tile_columns);
+  if (problem_.dtype != DType::float32) {
+    a.query = tensor_map(block.query, 64);
+    a.key = tensor_map(block.key, entry.kernel.tile_columns);
+    a.value = tensor_map(block.value, entry.kernel.tile_columns);
+  }
   a.tiles = address<QueryTile>(entry.tiles);
   a.segments = address<KeySegment>(entry.segments);
   a.tiles_per_list = entry.tiles_per_list;
@@ -281,7 +288,8 @@ void FlashAttention::run(const AttentionBlock& block, const SoftmaxState& result
   Arguments arguments = arguments_of(entry, block, result);
   auto* const raw = CudaStream::of(stream).raw();
   const std::int64_t items = entry.batches * entry.heads * entry.tiles_per_list;
-  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(multiprocessors_, items));
+  const auto blocks = static_cast<unsigned>(
+      entry.kernel.persistent ? std::min<std::int64_t>(multiprocessors_, items) : items);
   Operands operands{block.query.data(),
                     block.key.data(),
                     block.value.data(),
@@ -289,7 +297,7 @@ void FlashAttention::run(const AttentionBlock& block, const SoftmaxState& result
                     strides_of(block.key),
                     strides_of(block.value),
                     static_cast<std::int32_t>(block.query.size(3))};
-  void* parameters[] = {&arguments};
+  void* parameters[] = {&arguments, &operands};
   check_cuda(cudaLaunchKernel(entry.kernel.function, dim3(blocks),
                               dim3(static_cast<unsigned>(entry.kernel.threads)), parameters,
                               entry.kernel.shared_bytes, raw),

@@ -21,7 +21,7 @@ class FlashAttention {
   /// Both must outlive it.
   FlashAttention(const AttentionProblem& problem, Device& device);
 
-  /// Why TMA or the kernel's stores cannot take a tensor; empty if they can.
+  /// Why the copies or the kernel's stores cannot take a tensor; empty if they can.
   [[nodiscard]] static std::string layout_obstacle(const char* name, const ConstTensorView& tensor);
 
   /// What the first run() of such a block would do before it launches.

@@ -12,7 +12,7 @@
 namespace annulus {
 namespace {
 
-constexpr std::int64_t kVector = 8;  // elements of the 16 bytes that strides are multiples of
+constexpr std::int64_t kVectorBytes = 16;  // strides are multiples of it
 constexpr std::int64_t kMostDims = 256;
 constexpr std::int64_t kMostPositions = std::int64_t{1} << 28;  // see flash::KeySegment::kFar
 
@@ -40,21 +40,24 @@ class FlashImplementation final : public Implementation {
     if (place.is_host()) {
       return Capability::no("the flash kernel runs on CUDA devices, not on the CPU");
     }
-    if (problem.dtype != DType::float16 && problem.dtype != DType::bfloat16) {
-      return Capability::no("the flash kernel computes float16 and bfloat16, not " +
+    const bool wide = problem.dtype == DType::float32;
+    if (!wide && problem.dtype != DType::float16 && problem.dtype != DType::bfloat16) {
+      return Capability::no("the flash kernel computes float32, float16 and bfloat16, not " +
                             std::string(name_of(problem.dtype)));
     }
-    if (!problem.soft_cap && !(problem.logit_scale() > 0)) {
+    if (!wide && !problem.soft_cap && !(problem.logit_scale() > 0)) {
       return Capability::no(
-          "the flash kernel takes the maximum before it scales, so it needs a positive scale");
+          "the flash kernel of half types takes the maximum before it scales, so it needs a "
+          "positive scale");
     }
     const AttentionShape& shape = problem.shape;
-    if (shape.head_dim > kMostDims || shape.value_dim > kMostDims ||
-        shape.head_dim % kVector != 0 || shape.value_dim % kVector != 0) {
+    const auto vector = kVectorBytes / static_cast<std::int64_t>(size_of(problem.dtype));
+    if (shape.head_dim > kMostDims || shape.value_dim > kMostDims || shape.head_dim % vector != 0 ||
+        shape.value_dim % vector != 0) {
       return Capability::no(
           fmt::format("the flash kernel needs head dimensions that are multiples of {} up to {}, "
                       "not {} with {}",
-                      kVector, kMostDims, shape.head_dim, shape.value_dim));
+                      vector, kMostDims, shape.head_dim, shape.value_dim));
     }
     if (shape.query_length > kMostPositions || shape.kv_length > kMostPositions) {
       return Capability::no(
@@ -68,6 +71,7 @@ class FlashImplementation final : public Implementation {
   // Round figures of an H200 (benchmarks/NOTES.md).
   [[nodiscard]] double assumed_rate(const AttentionProblem& problem,
                                     Place /*place*/) const override {
+    if (problem.dtype == DType::float32) return 20e12;
     const std::int64_t dim = problem.shape.head_dim;
     if (dim == 64) return 540e12;
     if (dim == 128 || dim == 192) return 630e12;

@@ -21,11 +21,18 @@ struct KernelInfo {
   int tile_columns = 0;
   int threads = 0;
   std::size_t shared_bytes = 0;
+  /// As many thread blocks as multiprocessors, which take items in turn; else a block for each.
+  bool persistent = true;
 };
 
 /// For head dimensions up to kHeadDim and kValueDim. Each is compiled by itself, from kernel.cu.in.
 template <int kHeadDim, int kValueDim, bool kHalf, MaskClass kMask, bool kSoftCap>
 [[nodiscard]] KernelInfo kernel_info();
+
+/// For float32 tensors with head dimensions up to kDims, each compiled by itself too. It takes
+/// Arguments and Operands; others take Arguments alone.
+template <int kDims>
+[[nodiscard]] KernelInfo float32_kernel_info();
 
 /// Enqueues repair(), which computes what attend() left out of a call with these arguments.
 [[nodiscard]] cudaError_t launch_repair(const Arguments& arguments, const Operands& tensors,

@@ -276,7 +276,8 @@ TEST_F(CudaBlocksparse, RefusesWhatItCannot) {
     return implementation().capability(problem, place).reason();
   };
   EXPECT_EQ(reason(DType::bfloat16, 64, device_->place()), "");
-  EXPECT_THAT(reason(DType::float32, 64, device_->place()), HasSubstr("float32"));
+  EXPECT_EQ(reason(DType::float32, 60, device_->place()), "");
+  EXPECT_THAT(reason(DType::float64, 64, device_->place()), HasSubstr("float64"));
   EXPECT_THAT(reason(DType::bfloat16, 60, device_->place()), HasSubstr("60 with 60"));
   EXPECT_THAT(reason(DType::bfloat16, 64, Place::host()), HasSubstr("CPU"));
 }

@@ -245,7 +245,7 @@ TEST_F(CudaFlash, RefusesWhatItCannot) {
   const auto reason = [&](const AttentionProblem& problem) {
     return implementation().capability(problem, place).reason();
   };
-  EXPECT_THAT(reason(problem_of({1, 8, 8, 1, 1, 64, 64}, DType::float32)), HasSubstr("float32"));
+  EXPECT_THAT(reason(problem_of({1, 8, 8, 1, 1, 64, 64}, DType::float64)), HasSubstr("float64"));
   EXPECT_THAT(reason(problem_of({1, 8, 8, 1, 1, 60, 64})), HasSubstr("60 with 64"));
   EXPECT_THAT(reason(problem_of({1, 8, 8, 1, 1, 64, 264})), HasSubstr("64 with 264"));
   EXPECT_THAT(reason(problem_of({1, 8, std::int64_t{1} << 29, 1, 1, 64, 64})),

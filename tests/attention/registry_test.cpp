@@ -143,8 +143,7 @@ TEST(Registry, PlansForOtherMachinesAskForNoPresence) {
   const auto planned = standard.select("auto", problem, Place::cuda(0), Presence::assumed);
   EXPECT_EQ(planned.candidates.front(), &standard.get("sdpa"));
   problem.soft_cap = 2.0;
-  EXPECT_THAT(standard.get("sdpa").fits(problem, Place::cuda(0)).reason(),
-              HasSubstr("a soft cap"));
+  EXPECT_THAT(standard.get("sdpa").fits(problem, Place::cuda(0)).reason(), HasSubstr("a soft cap"));
 }
 
 TEST(Registry, AutoSaysWhyNobodyCan) {
@@ -167,7 +166,7 @@ TEST(Registry, WhatCannotRunHereSaysWhy) {
   }
   const std::string message = test::message_of<UnsupportedError>(
       [&] { (void)registry.select("blocksparse", {}, Place::cuda(0)); });
-  EXPECT_THAT(message, HasSubstr("float32"));
+  EXPECT_THAT(message, HasSubstr("multiples of 4 up to 256, not 1 with 1"));
   const Selection selection = registry.select("auto", {}, Place::host());
   EXPECT_EQ(selection.candidates.front(), &registry.get("native"));
   ASSERT_EQ(selection.passed_over.size(), 3U);
@@ -201,6 +200,28 @@ TEST(Registry, BlockMasksAreForTheImplementationsThatTakeThem) {
   }
   EXPECT_EQ(registry.select("auto", problem, Place::host(), Presence::assumed).candidates.front(),
             &registry.get("native"));
+}
+
+TEST(Registry, FlashKernelsTakeVectorsOfSixteenBytes) {
+  const Registry registry = Registry::standard();
+  AttentionProblem problem;
+  problem.shape = {1, 512, 512, 2, 2, 36, 68};
+  const auto reason = [&](DType dtype) {
+    problem.dtype = dtype;
+    return registry.get("flash_attn2").fits(problem, Place::cuda(0)).reason();
+  };
+  EXPECT_EQ(reason(DType::float32), "");
+  EXPECT_EQ(registry.select("auto", problem, Place::cuda(0), Presence::assumed).candidates.front(),
+            &registry.get("flash_attn2"))
+      << "cuDNN does not compute float32";
+  EXPECT_THAT(reason(DType::bfloat16), HasSubstr("multiples of 8"));
+  EXPECT_THAT(reason(DType::float64), HasSubstr("float64"));
+  problem.shape.head_dim = 6;
+  EXPECT_THAT(reason(DType::float32), HasSubstr("multiples of 4"));
+  problem.shape.head_dim = problem.shape.value_dim = 64;
+  problem.scale = -1.0;
+  EXPECT_EQ(reason(DType::float32), "");
+  EXPECT_THAT(reason(DType::bfloat16), HasSubstr("positive scale"));
 }
 
 TEST(Registry, NativeRunsOnTheHostInThreeDtypes) {

@@ -1,0 +1,269 @@
+// The flash kernel of float32 tensors against the oracle, what it must not see, and what it
+// refuses.
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include <gmock/gmock.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/partition/sequence_layout.hpp>
+
+#include "flash/flash_attention.hpp"
+#include "tests/attention/cuda_flash_run.hpp"
+#include "tests/attention/poison.hpp"
+#include "tests/support/message_of.hpp"
+
+namespace annulus::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+AttentionProblem float32_problem(const AttentionShape& shape) {
+  return problem_of(shape, DType::float32);
+}
+
+class CudaFlashFloat32 : public CudaFlashTest {
+ protected:
+  CudaFlashFloat32() : CudaFlashTest("flash_attn2") {}
+  explicit CudaFlashFloat32(std::string name) : CudaFlashTest(std::move(name)) {}
+
+  Result run(const WholeAttention& whole) {
+    return run_on_device(implementation(), whole, *device_, *stream_);
+  }
+};
+
+class CudaBlocksparseFloat32 : public CudaFlashFloat32 {
+ protected:
+  CudaBlocksparseFloat32() : CudaFlashFloat32("blocksparse") {}
+};
+
+TEST_F(CudaFlashFloat32, EveryMaskAloneAndInPairs) {
+  Random random(121);
+  const std::int64_t dims[] = {64, 128, 256, 20};
+  int i = 0;
+  for (const std::vector<MaskKind>& kinds : mask_combinations()) {
+    const std::int64_t dim = dims[i % 4];
+    AttentionProblem problem = float32_problem({2, 231, 393, 4, 2, dim, dim});
+    problem.mask = random_mask(random, kinds, 2, 231, 393);
+    if (i % 5 == 0) problem.soft_cap = 3.0;
+    if (i++ % 7 == 0) problem.scale = -0.2;
+    expect_whole_accurate(random_attention(random, problem));
+  }
+}
+
+TEST_F(CudaFlashFloat32, HeadDimensions) {
+  Random random(122);
+  for (const auto& [dim, value_dim] :
+       {std::pair{64, 64}, std::pair{128, 128}, std::pair{192, 128}, std::pair{256, 256},
+        std::pair{4, 40}, std::pair{80, 80}, std::pair{96, 64}, std::pair{12, 132},
+        std::pair{200, 136}, std::pair{64, 256}, std::pair{256, 4}}) {
+    AttentionProblem problem = float32_problem({1, 200, 300, 2, 1, dim, value_dim});
+    expect_whole_accurate(random_attention(random, problem));
+    problem.mask.set_causal(true);
+    problem.soft_cap = 20.0;
+    expect_whole_accurate(random_attention(random, problem));
+  }
+}
+
+TEST_F(CudaFlashFloat32, EdgesOfTiles) {
+  Random random(123);
+  for (const std::int64_t dim : {64, 128, 256}) {
+    for (const auto& [rows, columns] :
+         {std::pair{1, 1}, std::pair{1, 300}, std::pair{300, 1}, std::pair{64, 64},
+          std::pair{63, 65}, std::pair{65, 63}, std::pair{128, 128}, std::pair{193, 257}}) {
+      AttentionProblem problem = float32_problem({2, rows, columns, 2, 2, dim, dim});
+      expect_whole_accurate(random_attention(random, problem));
+      problem.mask.set_causal(true);
+      expect_whole_accurate(random_attention(random, problem));
+      problem.mask.set_offset(columns - rows);  // bottom-right: rows may see nothing
+      expect_whole_accurate(random_attention(random, problem));
+    }
+  }
+}
+
+TEST_F(CudaFlashFloat32, GroupedHeadsAndManyItems) {
+  Random random(124);
+  for (const auto& [heads, kv_heads] :
+       {std::pair{4, 4}, std::pair{8, 2}, std::pair{9, 3}, std::pair{8, 1}}) {
+    AttentionProblem problem = float32_problem({3, 700, 700, heads, kv_heads, 64, 64});
+    problem.mask.set_causal(true);
+    expect_whole_accurate(random_attention(random, problem));
+  }
+}
+
+// Large logits have large rounding errors of their own.
+TEST_F(CudaFlashFloat32, HugeAndTinyLogits) {
+  Random random(125);
+  for (const double scale : {-3.0, 0.0, 1e-4, 3.0, 30.0}) {
+    for (const std::int64_t dim : {64, 128}) {
+      AttentionProblem problem = float32_problem({1, 260, 260, 2, 2, dim, dim});
+      problem.scale = scale;
+      problem.mask.set_causal(true);
+      const WholeAttention whole = random_attention(random, problem);
+      const Error error = error_of(run(whole), problem.dtype, whole.oracle());
+      const double size = std::abs(scale);
+      EXPECT_LE(error.output, accuracy_bound(problem.dtype, 260).output * (1 + size)) << scale;
+      EXPECT_LE(error.lse, 1e-5 + 1e-4 * size) << scale;
+    }
+  }
+}
+
+TEST_F(CudaFlashFloat32, SoftCaps) {
+  Random random(126);
+  for (const double cap : {0.5, 5.0, 50.0}) {
+    for (const double scale : {-0.1, 0.1, 1.0}) {
+      AttentionProblem problem = float32_problem({1, 260, 390, 4, 2, 128, 128});
+      problem.soft_cap = cap;
+      problem.scale = scale;
+      problem.mask.set_window(100, 200);
+      expect_whole_accurate(random_attention(random, problem));
+    }
+  }
+}
+
+TEST_F(CudaFlashFloat32, PartsOfSequenceLayouts) {
+  Random random(127);
+  AttentionProblem problem = float32_problem({2, 1000, 1000, 2, 1, 128, 128});
+  for (const std::vector<MaskKind>& kinds :
+       {std::vector{MaskKind::causal}, std::vector{MaskKind::window, MaskKind::causal},
+        std::vector{MaskKind::causal, MaskKind::documents},
+        std::vector{MaskKind::causal, MaskKind::segments},
+        std::vector{MaskKind::query_lengths, MaskKind::kv_lengths}}) {
+    problem.mask = random_mask(random, kinds, 2, 1000, 1000);
+    const WholeAttention whole = random_attention(random, problem);
+    for (const LayoutKind kind :
+         {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
+      const SequenceLayout layout(kind, 1000, 3);
+      expect_part_accurate(whole, layout.positions(0), layout.positions(2));
+      expect_part_accurate(whole, layout.positions(1), layout.positions(1));
+    }
+  }
+}
+
+// What a row does not see never reaches it, not even with a bit; what it sees does.
+TEST_F(CudaFlashFloat32, NanAndInfinityReachTheRowsThatSeeThem) {
+  expect_poison_confined(DType::float32, [&](const WholeAttention& whole) { return run(whole); });
+  for (const std::int64_t dim : {64, 128, 256}) {
+    expect_nan_without_weight_shown(DType::float32, dim,
+                                    [&](const WholeAttention& whole) { return run(whole); });
+  }
+}
+
+// Columns in parts, each continuing from the state of those before.
+TEST_F(CudaFlashFloat32, ContinuesAState) {
+  Random random(128);
+  const auto in_parts = [&](const WholeAttention& whole, std::initializer_list<int> ends) {
+    const Mirror query(whole.query, *device_);
+    const Mirror key(whole.key, *device_);
+    const Mirror value(whole.value, *device_);
+    Result result(whole.block(), DType::float64);
+    const Mirror output(result.output, *device_);
+    const Mirror lse(result.lse, *device_);
+    const SoftmaxState state{output.view(), lse.view()};
+    flash::FlashAttention attention(whole.problem, *device_);
+    std::int64_t begin = 0;
+    for (const int end : ends) {
+      const std::int64_t count = end - begin;
+      AttentionBlock block{query.view(), key.view().slice(1, begin, count),
+                           value.view().slice(1, begin, count), whole.rows(),
+                           whole.columns().slice({LocalPosition(begin), count})};
+      if (begin > 0) block.state = state;
+      attention.run(block, state, *stream_);
+      begin = end;
+    }
+    stream_->synchronize();
+    output.download();
+    lse.download();
+    return result;
+  };
+  for (const std::int64_t dim : {64, 128, 256}) {
+    for (const std::vector<MaskKind>& kinds :
+         {std::vector<MaskKind>{}, std::vector{MaskKind::causal},
+          std::vector{MaskKind::window, MaskKind::documents},
+          std::vector{MaskKind::query_lengths, MaskKind::kv_lengths}}) {
+      AttentionProblem problem = float32_problem({2, 300, 500, 4, 2, dim, dim});
+      problem.mask = random_mask(random, kinds, 2, 300, 500);
+      const WholeAttention whole = random_attention(random, problem);
+      const OracleOutput truth = whole.oracle();
+      SCOPED_TRACE(to_string(problem.shape) + " mask " + to_string(problem.mask));
+      const Result result = in_parts(whole, {170, 170, 300, 500});
+      expect_accurate(result, whole, truth);
+      const Error unsharded = error_of(run(whole), DType::float32, truth);
+      EXPECT_LE(error_of(result, DType::float32, truth).output,
+                kShardedErrorFactor * unsharded.output);
+    }
+  }
+  const WholeAttention whole = weightless_attention(DType::float32, 64);
+  expect_weightless_shown(run(whole));
+  expect_weightless_shown(in_parts(whole, {100, 400, 600}));
+}
+
+TEST_F(CudaFlashFloat32, RunsRepeatEveryBit) {
+  Random random(129);
+  AttentionProblem problem = float32_problem({2, 700, 700, 8, 2, 128, 128});
+  problem.mask = random_mask(random, {MaskKind::causal, MaskKind::documents}, 2, 700, 700);
+  const WholeAttention whole = random_attention(random, problem);
+  const Result first = run(whole);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(run(whole) == first);
+}
+
+TEST_F(CudaFlashFloat32, RefusesWhatItCannot) {
+  const auto reason = [&](const AttentionShape& shape) {
+    return implementation().capability(float32_problem(shape), device_->place()).reason();
+  };
+  EXPECT_THAT(reason({1, 8, 8, 1, 1, 62, 64}), HasSubstr("62 with 64"));
+  EXPECT_THAT(reason({1, 8, 8, 1, 1, 64, 260}), HasSubstr("64 with 260"));
+
+  Random random(130);
+  const AttentionProblem problem = float32_problem({1, 8, 8, 1, 1, 64, 64});
+  const WholeAttention whole = random_attention(random, problem);
+  const Result result(whole.block());
+  const std::unique_ptr<Kernel> kernel = implementation().make_kernel(problem, *device_);
+  const auto refusal = [&](const AttentionBlock& block) {
+    return message_of<UnsupportedError>([&] { kernel->prepare(block, result.state()); });
+  };
+  AttentionBlock block = whole.block();
+  block.key = ConstTensorView(block.key.data(), block.key.dtype(), {1, 8, 1, 64},
+                              Extents{8 * 66, 66, 66, 1});
+  EXPECT_THAT(refusal(block), HasSubstr("key has strides"));
+  block = whole.block();
+  block.value = ConstTensorView(static_cast<const std::byte*>(block.value.data()) + 4,
+                                block.value.dtype(), block.value.shape());
+  EXPECT_THAT(refusal(block), HasSubstr("value does not begin"));
+}
+
+TEST_F(CudaBlocksparseFloat32, BesideEveryMaskAndPairOfMasks) {
+  Random random(131);
+  const std::int64_t dims[] = {64, 128, 256};
+  int i = 0;
+  for (const std::vector<MaskKind>& kinds : kinds_beside_blocks()) {
+    const std::int64_t dim = dims[i % 3];
+    AttentionProblem problem = float32_problem({2, 231, 393, 4, 2, dim, dim});
+    problem.mask = random_mask(random, kinds, 2, 231, 393);
+    problem.mask.set_block_mask(
+        i % 4 < 2 ? random_block_mask(random, 2, 4, 231, 393, 200)
+                  : BlockMask::random(231, 393, 4, 0.5, static_cast<std::uint64_t>(i)));
+    ++i;
+    expect_whole_accurate(random_attention(random, problem));
+  }
+}
+
+TEST_F(CudaBlocksparseFloat32, HiddenNanAndInfinity) {
+  Random random(132);
+  for (const BlockSize& size : {BlockSize{}, BlockSize{90, 50}}) {
+    AttentionProblem problem = float32_problem({2, 700, 700, 4, 2, 64, 64});
+    problem.mask.set_block_mask(BlockMask::random(700, 700, 4, 0.4, 5, size));
+    const WholeAttention whole = random_attention(random, problem);
+    const Result clean = run(whole);
+    for (const bool in_keys : {false, true}) {
+      const Poison poison{in_keys, std::numeric_limits<float>::quiet_NaN(), {300, 303, 699}};
+      expect_confined(whole, poison, clean, run(poisoned(whole, poison)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace annulus::test

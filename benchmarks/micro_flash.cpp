@@ -1,9 +1,9 @@
 // The flash kernel beside cuDNN on one GPU, bfloat16: rounds alternate between the two and rest in
 // between, so that the ratios are those of one board at one temperature. Then what features cost at
-// equal visible work, and block masks beside cuDNN without a mask. Prints tables, and JSON into the
-// file that is named:
+// equal visible work, block masks beside cuDNN without a mask, and float32 beside the plain kernel.
+// Prints tables, and JSON into the file that is named:
 //
-//     annulus_micro_flash [dense|features|blocks ...] [FILE.json]
+//     annulus_micro_flash [dense|features|blocks|float32 ...] [FILE.json]
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -48,21 +48,22 @@ struct Measured {
   double teraflops = 0;  // on visible pairs
 };
 
-Tensor random_tensor(const Extents& shape, Device& device, unsigned seed) {
+Tensor random_tensor(DType dtype, const Extents& shape, Device& device, unsigned seed) {
   // A million normal numbers again and again: the products are as busy as with fresh ones.
   constexpr std::int64_t kPeriod = 1 << 20;
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
   std::vector<float> values(kPeriod);
   for (float& value : values) value = normal(random);
-  std::vector<std::uint16_t> bits(kPeriod);
-  from_float32(values.data(), DType::bfloat16, bits.data(), kPeriod);
-  Tensor tensor(DType::bfloat16, shape, device.memory());
-  auto* to = static_cast<std::uint16_t*>(tensor.view().data());
+  const std::size_t size = size_of(dtype);
+  std::vector<std::byte> bytes(kPeriod * size);
+  from_float32(values.data(), dtype, bytes.data(), kPeriod);
+  Tensor tensor(dtype, shape, device.memory());
+  auto* to = static_cast<std::byte*>(tensor.view().data());
   for (std::int64_t begin = 0; begin < shape.product(); begin += kPeriod) {
     const std::int64_t count = std::min(kPeriod, shape.product() - begin);
-    check_cuda(cudaMemcpy(to + begin, bits.data(), static_cast<std::size_t>(count) * 2,
-                          cudaMemcpyHostToDevice),
+    check_cuda(cudaMemcpy(to + static_cast<std::size_t>(begin) * size, bytes.data(),
+                          static_cast<std::size_t>(count) * size, cudaMemcpyHostToDevice),
                "cudaMemcpy");
   }
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -91,21 +92,22 @@ class Bench {
     return registry_.get(name).capability(one.problem, device_->place());
   }
 
-  // Times all of them by turns. With `beside`, cuDNN computes the cases too that it can.
-  std::vector<Measured> measure(const std::vector<Case>& cases, bool beside) {
+  // Times all of them by turns. The implementation `beside`, if any, computes the cases too that it
+  // can.
+  std::vector<Measured> measure(const std::vector<Case>& cases, const char* beside) {
     std::vector<std::unique_ptr<Prepared>> prepared;
     std::vector<std::function<void()>> calls;
     std::vector<Measured> results;
     for (const Case& one : cases) {
       prepared.push_back(prepare(one));
       Prepared& p = *prepared.back();
-      if (beside && can("sdpa", one)) {
-        p.kernel = registry_.get("sdpa").make_kernel(p.problem, *device_);
+      if (beside != nullptr && can(beside, one)) {
+        p.kernel = registry_.get(beside).make_kernel(p.problem, *device_);
         p.kernel->prepare(p.block, p.result);
         calls.emplace_back([&p, this] {
           p.kernel->forward(p.block, p.result, {*stream_, nullptr, 1});
         });
-        results.push_back({one.name, "sdpa"});
+        results.push_back({one.name, beside});
       }
       calls.emplace_back([&p, this] { p.flash->run(p.block, p.result, *stream_); });
       results.push_back({one.name, one.problem.mask.block_mask() ? "blocksparse" : "flash_attn2"});
@@ -162,9 +164,12 @@ class Bench {
     auto p = std::make_unique<Prepared>();
     p->problem = one.problem;
     const AttentionShape& s = one.problem.shape;
-    p->query = random_tensor({s.batch, one.rows.size(), s.heads, s.head_dim}, *device_, 1);
-    p->key = random_tensor({s.batch, one.columns.size(), s.kv_heads, s.head_dim}, *device_, 2);
-    p->value = random_tensor({s.batch, one.columns.size(), s.kv_heads, s.value_dim}, *device_, 3);
+    p->query = random_tensor(one.problem.dtype, {s.batch, one.rows.size(), s.heads, s.head_dim},
+                             *device_, 1);
+    p->key = random_tensor(one.problem.dtype, {s.batch, one.columns.size(), s.kv_heads, s.head_dim},
+                           *device_, 2);
+    p->value = random_tensor(one.problem.dtype,
+                             {s.batch, one.columns.size(), s.kv_heads, s.value_dim}, *device_, 3);
     p->output =
         Tensor(one.output, {s.batch, one.rows.size(), s.heads, s.value_dim}, device_->memory());
     p->lse = Tensor(DType::float32, {s.batch, s.heads, one.rows.size()}, device_->memory());
@@ -237,7 +242,7 @@ void beside_cudnn(Bench& bench) {
         bench.measure({make_case(fmt::format("D=128 {}/{} {} {}", heads, kv_heads, length,
                                              causal ? "causal" : "full"),
                                  {1, length, length, heads, kv_heads, 128, 128}, causal)},
-                      true);
+                      "sdpa");
       }
     }
   }
@@ -247,7 +252,7 @@ void beside_cudnn(Bench& bench) {
       bench.measure({make_case(fmt::format("D={} Dv={} {}/{} 16384 {}", dim, value_dim, heads,
                                            heads, causal ? "causal" : "full"),
                                {1, 16384, 16384, heads, heads, dim, value_dim}, causal)},
-                    true);
+                    "sdpa");
     }
   }
 }
@@ -279,7 +284,7 @@ void features(Bench& bench) {
   Case& state = add("state in and out");
   state.output = DType::float32;
   state.continues_state = true;
-  bench.measure(cases, false);
+  bench.measure(cases, nullptr);
 }
 
 // The part of all key tiles that is visited.
@@ -323,7 +328,7 @@ void blocks(Bench& bench) {
     mask.set_segments(1, ids, ids);
     mask.set_block_mask(BlockMask::documents(cu_seqlens));
   }
-  const std::vector<Measured> results = bench.measure(cases, true);
+  const std::vector<Measured> results = bench.measure(cases, "sdpa");
   const auto dense = std::find_if(results.begin(), results.end(),
                                   [](const Measured& one) { return one.kernel == "sdpa"; });
   if (dense == results.end()) return;
@@ -339,6 +344,41 @@ void blocks(Bench& bench) {
     fmt::print("{:36} {:8.4f} {:9.4f} {:8.4f} {:7.4f} {}\n", one.name, tiles,
                visible_pairs(*of) / visible_pairs(cases.front()), ratio, bound,
                ratio <= bound ? "ok" : "over");
+  }
+}
+
+// Two operations for each of the 128 float32 lanes of a multiprocessor, at the highest clock.
+double float32_peak() {
+  int multiprocessors = 0;
+  int kilohertz = 0;
+  check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0),
+             "cudaDeviceGetAttribute");
+  check_cuda(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, 0), "cudaDeviceGetAttribute");
+  return 2.0 * 128 * multiprocessors * kilohertz * 1e-9;
+}
+
+void float32(Bench& bench) {
+  const auto make = [](std::int64_t length, std::int64_t dim, bool causal) {
+    Case one =
+        make_case(fmt::format("float32 D={} 16/16 {} {}", dim, length, causal ? "causal" : "full"),
+                  {1, length, length, 16, 16, dim, dim}, causal);
+    one.problem.dtype = one.output = DType::float32;
+    return one;
+  };
+  std::vector<Case> cases;
+  for (const std::int64_t dim : {64, 128}) {
+    for (const bool causal : {false, true}) cases.push_back(make(8192, dim, causal));
+  }
+  const double peak = float32_peak();
+  for (const Measured& one : bench.measure(cases, nullptr)) {
+    fmt::print("{:36} {:.0f} % of {:.1f} TFLOP/s\n", one.name, 100 * one.teraflops / peak, peak);
+  }
+  // The plain kernel takes too long for more.
+  const std::vector<Measured> small =
+      bench.measure({make(2048, 64, false), make(2048, 128, false)}, "native");
+  for (std::size_t i = 0; i < small.size(); i += 2) {
+    fmt::print("{:36} {:.0f} times the plain kernel\n", small[i].name,
+               small[i].milliseconds / small[i + 1].milliseconds);
   }
 }
 
@@ -358,10 +398,12 @@ int main(int argc, char** argv) {
     const bool dense = asked("dense");
     const bool features = asked("features");
     const bool blocks = asked("blocks");
-    const bool all = !dense && !features && !blocks;
+    const bool float32 = asked("float32");
+    const bool all = !dense && !features && !blocks && !float32;
     if (dense || all) annulus::beside_cudnn(bench);
     if (features || all) annulus::features(bench);
     if (blocks || all) annulus::blocks(bench);
+    if (float32 || all) annulus::float32(bench);
     if (!words.empty()) bench.write(words.front().c_str());
     return 0;
   } catch (const std::exception& error) {

@@ -11,8 +11,8 @@
 namespace annulus {
 namespace {
 
-// An error travels as one character, whether it is the user's ('u') or ours ('l'), and its message;
-// no error is the empty text.
+// An error is sent as one character, 'u' for the user's or 'l' for ours, and its message. No error
+// is an empty text.
 std::string encoded(const Error* error) {
   if (error == nullptr) return {};
   return (error->exit_code() == ExitCode::usage ? "u" : "l") + std::string(error->what());

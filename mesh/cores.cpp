@@ -13,7 +13,7 @@ namespace {
 std::string allowed_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  // Machines with more cores than a cpu_set_t holds refuse; the rank then counts one core.
+  // The call fails where there are more cores than a cpu_set_t holds; the rank then counts one.
   if (::sched_getaffinity(0, sizeof set, &set) != 0) return "1";
   std::string cores(CPU_SETSIZE, '0');
   for (std::size_t i = 0; i < cores.size(); ++i) {

@@ -4,8 +4,8 @@
 
 namespace annulus {
 
-/// A group for memory of a device, over the same ranks in a group on the host, which must outlive
-/// it. What moves the data is left to the transports.
+/// A group for device memory, over the ranks of a host group, which must outlive it. Transports
+/// derive from it and move the data.
 class DeviceGroup : public Group {
  public:
   DeviceGroup(Group& host, Place place)

@@ -22,8 +22,8 @@ class NodeBinding {
   explicit NodeBinding(const std::vector<const VisibleGpus*>& ranks)
       : ranks_(ranks), device_(ranks.size(), -1) {}
 
-  /// Gives every rank a device of its own, if there is a way: the n-th takes the n-th that it sees,
-  /// unless others need that one. Returns the first rank that gets none, −1 if all have one.
+  /// Gives every rank its own device, if possible: the n-th rank takes the n-th device that it
+  /// sees, unless others need that one. Returns the first rank that gets none, −1 if all have one.
   int give_each_one() {
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       std::set<std::string> tried;
@@ -55,7 +55,7 @@ class NodeBinding {
   }
 
  private:
-  // An augmenting path: whoever holds a device that `rank` could have looks for another one.
+  // An augmenting path: the holder of a device that `rank` could use looks for another one.
   bool place(std::size_t rank, std::set<std::string>& tried) {
     const std::vector<std::string>& seen = ranks_[rank]->identities;
     for (std::size_t i = 0; i < seen.size(); ++i) {
@@ -90,7 +90,7 @@ VisibleGpus look() {
   return visible;
 }
 
-// One line each: broken or not, why there is none, the devices.
+// One line for whether GPUs are broken, one for why there are none, then one per device.
 std::string encoded(const VisibleGpus& visible) {
   std::string text = visible.broken ? "broken" : "";
   std::string missing = visible.missing;
@@ -143,8 +143,8 @@ GpuBinding bind_gpus(const Topology& topology, const std::vector<VisibleGpus>& v
     } else if (const int left_over = on_node.give_each_one(); left_over >= 0) {
       return {
           {},
-          fmt::format("node {}: rank {} has no GPU of its own: {} on this node for {}: one rank "
-                      "per GPU, or --share-gpus",
+          fmt::format("node {}: rank {} has no GPU of its own: {} on this node but {}; start one "
+                      "rank per GPU or give --share-gpus",
                       topology.node_names[static_cast<std::size_t>(node)],
                       numbers[static_cast<std::size_t>(left_over)], counted(ranks.size(), "rank"),
                       counted(on_node.devices(), "visible GPU")),

@@ -24,7 +24,7 @@ Communicator duplicate_if_any(MPI_Comm communicator, const Watchdog& watchdog) {
   return duplicate(communicator, watchdog, kStart);
 }
 
-// Four signs fit into a timeout, so that one that is late does no harm.
+// Four signs per timeout, so that a late one does no harm.
 Watchdog with_life_signs(const Watchdog& watchdog, const Communicator& communicator) {
   if (!communicator) return watchdog;
   const Watchdog::Seconds interval = std::min(Watchdog::Seconds(1), watchdog.timeout() / 4);
@@ -37,7 +37,7 @@ std::shared_ptr<Control> make_world(const Communicator& communicator, const Watc
   return make_mpi_control(duplicate(communicator.get(), watchdog, kStart), watchdog);
 }
 
-// Ranks that were given different meshes would wait for each other for ever: all of them see it.
+// Ranks with different meshes would wait for each other for ever, so all of them throw.
 void check_shape(const MeshShape& shape, Control& world) {
   const std::vector<std::string> shapes = world.gather_text(to_string(shape), "mesh");
   for (std::size_t rank = 1; rank < shapes.size(); ++rank) {

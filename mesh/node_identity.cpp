@@ -7,7 +7,7 @@
 namespace annulus {
 
 std::string node_identity() {
-  // Drawn anew at every start of the kernel.
+  // New at every boot.
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
   return std::getline(file, id) && !id.empty() ? id : host_name();

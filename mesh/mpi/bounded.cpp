@@ -13,8 +13,8 @@
 namespace annulus {
 namespace {
 
-// On communicators of the caller's, who will hardly have messages with these tags: MPI promises
-// tags up to 32767.
+// Sent on the caller's communicators, so the tags must be unlikely ones. MPI guarantees tags up to
+// 32767.
 constexpr int kTagCall = 32650;
 constexpr int kTagHere = 32651;
 constexpr int kPollsPerAnswer = 8;
@@ -38,7 +38,7 @@ void finish(MPI_Request& request, MPI_Comm communicator, const Watchdog& watchdo
       [&] {
         const std::vector<int> absent = roll_call.absent(std::min(kRollCall, watchdog.timeout()));
         if (absent.empty())
-          return fmt::format("{}: waiting for MPI, though all ranks are here", what);
+          return fmt::format("{}: waiting for MPI, though all ranks have arrived", what);
         return fmt::format("{}: waiting for rank {}", what, fmt::join(absent, ", rank "));
       });
 }

@@ -10,8 +10,9 @@
 
 namespace annulus {
 
-/// Ends this process if a call that nobody can interrupt does not return in time: construct before
-/// it, destroy after it. The launcher ends the rest of a job that a process leaves like this.
+/// Ends this process if a call that cannot be interrupted does not return in time. Construct it
+/// before the call, destroy it after. When a process ends like this, the launcher ends the rest of
+/// the job.
 class Deadline {
  public:
   using LastWord = std::function<void(const std::string& text)>;

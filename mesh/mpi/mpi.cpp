@@ -40,7 +40,7 @@ int slurm_tasks(const EnvironmentLookup& lookup) {
   if (lookup("SLURM_PROCID") == nullptr) return 1;
   const char* tasks = lookup("SLURM_STEP_NUM_TASKS");
   if (tasks == nullptr) {
-    // A batch script has a SLURM_PROCID too, yet srun did not start what runs directly in it.
+    // A batch script has a SLURM_PROCID too, but srun did not start what runs directly in it.
     const char* kind = lookup("ENVIRONMENT");
     if (kind != nullptr && std::string_view(kind) == "BATCH") return 1;
     tasks = lookup("SLURM_NTASKS");
@@ -110,7 +110,7 @@ MpiSession::MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout, LastW
 
 MpiSession::~MpiSession() {
   if (!owner_ || !mpi_is_running()) return;
-  // Ranks that fail alone must not keep their error to themselves until the others have come.
+  // A rank that fails alone must not hold back its error until the others have come.
   constexpr Watchdog::Seconds kFailing{5};
   const bool failing = std::uncaught_exceptions() > exceptions_;
   try {
@@ -148,7 +148,7 @@ int MpiSession::size() const {
 
 void abort_job(int exit_code) noexcept {
   std::fflush(nullptr);
-  // The launcher may be out of reach, behind a network that has failed.
+  // The launcher may be unreachable because the network has failed.
   constexpr Watchdog::Seconds kPatience{10};
   const Deadline deadline(kPatience, "", {}, exit_code);
   if (mpi_is_running()) MPI_Abort(MPI_COMM_WORLD, exit_code);

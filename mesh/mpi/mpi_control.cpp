@@ -18,10 +18,10 @@ namespace {
 // What a message is: a part of a call, its result, or the text of an error.
 constexpr char kGood = '.';
 constexpr char kError = '!';
-// A message carries so much of a text beside its length; what is longer follows in pieces.
+// The first message carries the length and this much of the text; the rest follows in pieces.
 constexpr std::size_t kFirstBytes = 4096;
 
-// Polls between two looks for ranks that ask who is here.
+// Polls between two checks for roll calls.
 constexpr int kPollsPerAnswer = 8;
 constexpr Watchdog::Seconds kRollCall{2};
 
@@ -213,7 +213,7 @@ std::string MpiControl::receive(std::string_view call, int from, MpiTag tag) {
         return done != 0;
       });
     } catch (...) {
-      // What comes late must not be written where nothing is any more.
+      // A late message must not be written to memory that is gone.
       if (request != MPI_REQUEST_NULL) {
         MPI_Cancel(&request);
         MPI_Request_free(&request);
@@ -253,7 +253,7 @@ std::string MpiControl::describe_wait(std::string_view call, int peer) const {
     names += (names.empty() ? "" : ", ") + endpoint_->name_of(i);
   }
   if (!names.empty()) return fmt::format("{}: waiting for {}", call, names);
-  return fmt::format("{}: waiting for a message of {}, which answers", call,
+  return fmt::format("{}: waiting for a message from {}, which still responds", call,
                      endpoint_->name_of(peer));
 }
 

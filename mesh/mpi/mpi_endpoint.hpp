@@ -13,8 +13,8 @@ enum class MpiTag : int { life = 1, data, up, down, text, roll_call, here };
 
 /// The ranks of a group on a communicator of their own.
 struct MpiEndpoint {
-  /// `members` are the communicator's ranks in order of the group; each is also what errors call
-  /// the rank. Throws ArgumentError for bad `chunk_bytes`.
+  /// `members` are the communicator's ranks in order of the group; errors call each rank by this
+  /// number. Throws ArgumentError for bad `chunk_bytes`.
   MpiEndpoint(Communicator ranks, std::vector<int> members, std::size_t chunk_bytes);
 
   Communicator communicator;

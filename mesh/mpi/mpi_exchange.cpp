@@ -44,7 +44,7 @@ MpiExchange::~MpiExchange() {
   if (finalized != 0) return;
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     if (requests_[i] == MPI_REQUEST_NULL) continue;
-    // A receive must not write into a buffer that is about to go. A send cannot be recalled.
+    // A receive must not write into a buffer that is about to be freed. A send cannot be recalled.
     if (pieces_[i].direction == Direction::receive) MPI_Cancel(&requests_[i]);
     MPI_Request_free(&requests_[i]);
   }

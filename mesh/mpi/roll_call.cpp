@@ -18,7 +18,7 @@ void send_word(MPI_Comm communicator, int to, int tag) {
   check_mpi(MPI_Request_free(&request), "MPI_Request_free");
 }
 
-// Calls each(rank) for every rank whose word has come.
+// Calls each(rank) for every rank whose message has come.
 template <class Each>
 void take_words(MPI_Comm communicator, int tag, Each&& each) {
   for (;;) {

@@ -17,7 +17,7 @@ class RollCall {
   /// two tags there.
   RollCall(MPI_Comm communicator, std::vector<int> members, int tag_call, int tag_here);
 
-  /// Tells those who have asked since that this rank is waiting too. Never blocks.
+  /// Tells the ranks that have asked meanwhile that this rank is waiting too. Never blocks.
   void answer() const;
   /// Asks all others, and returns those that have not answered after `patience`, in order.
   [[nodiscard]] std::vector<int> absent(Watchdog::Seconds patience) const;

@@ -4,7 +4,7 @@
 
 namespace annulus {
 
-/// Host memory by MPI: messages move when somebody asks after them, most of all between blocks.
+/// Host memory over MPI: messages advance only when they are polled, mostly between blocks.
 inline constexpr TransportTraits kMpiTraits{.name = "mpi"};
 
 }  // namespace annulus

@@ -49,7 +49,7 @@ ncclUniqueId from_hexadecimal(const std::string& text) {
   return id;
 }
 
-// A non-blocking communicator takes its time to accept work; errors of earlier work show here too.
+// A non-blocking communicator may accept work late; errors of earlier work show here too.
 void wait_until_settled(ncclComm_t communicator, const Watchdog& watchdog,
                         const std::string& what) {
   ncclResult_t state = ncclInProgress;
@@ -68,11 +68,11 @@ ncclConfig_t non_blocking() {
   return config;
 }
 
-// Whether a communicator of the world has failed: then none of them is at rest.
+// Whether a communicator of the world has failed: then none can be finalised in order.
 using Failed = std::shared_ptr<bool>;
 
-// Lets NCCL go about `what` for that long; it may wait for a peer that hangs, or for what keeps it
-// from ending, and nothing is said about a failure until this rank has left.
+// Gives NCCL this long for `what`, on a thread of its own: it may wait for a peer that hangs, and
+// would hold up the report of the failure.
 template <class What>
 void within(std::chrono::duration<double> patience, int device, What what) noexcept {
   try {
@@ -89,7 +89,7 @@ void within(std::chrono::duration<double> patience, int device, What what) noexc
   }
 }
 
-// Owns a communicator. Letting go of it is collective, in the same order on every rank, as long as
+// Owns a communicator. Its destruction is collective, in the same order on every rank, as long as
 // all goes well.
 class NcclCommunicator {
  public:
@@ -98,8 +98,8 @@ class NcclCommunicator {
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
   ~NcclCommunicator() {
-    // Peers may free what this rank still uses, so they part together. Those that have failed, or
-    // are on their way out with an error, do not come; nor does this one wait for them.
+    // Peers may free what this rank still uses, so all ranks finalise together. Ranks that have
+    // failed, or are leaving with an error, do not take part, and nobody waits for them.
     if (!*failed_ && std::uncaught_exceptions() <= exceptions_ && finalized()) {
       within(watchdog_.timeout(), device_, [raw = raw_] { (void)ncclCommDestroy(raw); });
     } else {
@@ -118,7 +118,7 @@ class NcclCommunicator {
   }
 
  private:
-  // Flushes what was posted; a communicator that does not block does that meanwhile.
+  // Flushes what was posted; a non-blocking communicator does so in the background.
   [[nodiscard]] bool finalized() const noexcept {
     try {
       const DeviceGuard guard(device_);
@@ -126,7 +126,7 @@ class NcclCommunicator {
       settle("end of NCCL");
       return true;
     } catch (const std::exception&) {
-      return false;  // the peer that is missing has its own error to tell
+      return false;  // the missing peer reports its own error
     }
   }
 
@@ -175,7 +175,7 @@ class NcclGroup final : public DeviceGroup {
   std::unique_ptr<NcclCommunicator> communicator_;
 };
 
-// NCCL says no more than "invalid usage", and only on some ranks.
+// NCCL itself reports only "invalid usage", and only on some ranks.
 void check_devices_differ(Control& world, Place place) {
   const auto shared = ranks_on_one_gpu(world, place.device);
   if (!shared) return;
@@ -215,7 +215,7 @@ class StandardNcclWorld final : public NcclWorld {
       ncclConfig_t config = non_blocking();
       ncclComm_t raw = nullptr;
       check_nccl(ncclCommSplit(communicator_->get(), color, key, &raw, &config), "ncclCommSplit");
-      // The parent is at work first; only then is there a child to ask.
+      // The parent must finish first; only then is there a child to ask.
       communicator_->settle(kWhat);
       if (raw == nullptr) throw LibraryError("ncclCommSplit: gave no communicator");
       std::unique_ptr<NcclCommunicator> child = own(raw);

@@ -4,8 +4,8 @@
 
 namespace annulus {
 
-/// Kernels of NCCL on a stream of their own. NCCL matches calls by their order on all ranks, and
-/// takes captured and eager ones for different things.
+/// NCCL's kernels on a stream of their own. NCCL matches calls by their order on all ranks, and
+/// does not match captured calls with eager ones.
 inline constexpr TransportTraits kNcclTraits{
     .name = "nccl", .choice = Transport::nccl, .ahead = true, .uniform_calls = true};
 

@@ -15,7 +15,7 @@ namespace annulus::peer {
 namespace {
 
 constexpr std::size_t kFlags = 16384;
-// Flags of different exchanges in sectors of their own.
+// Each flag in a memory sector of its own.
 constexpr std::size_t kStrideBytes = 32;
 
 }  // namespace

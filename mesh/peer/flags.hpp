@@ -17,7 +17,7 @@ inline constexpr std::uint32_t kRaised = 0x01010101;
 
 class FlagBlock;
 
-/// One flag of a block, down when taken and to be given back down. Move-only.
+/// One flag of a block: down when taken, and it must be down when given back. Move-only.
 class Flag {
  public:
   Flag() = default;
@@ -50,11 +50,11 @@ class FlagBlock {
 
   /// Throws LibraryError when all are taken.
   [[nodiscard]] Flag take();
-  /// If the device does not finish soon what it was given, raises all flags, again and again, until
-  /// it has, or some seconds have passed. For after a failure: work that waits for a peer would
-  /// else block whoever frees memory, for ever. The flags are of no more use then.
+  /// For use after a failure, when work that waits for a peer would block every call that frees
+  /// memory, for ever. If the device does not finish its work soon, raises all flags repeatedly
+  /// until it has, or some seconds have passed. The flags are unusable afterwards.
   void let_everybody_pass() noexcept;
-  /// Throws LibraryError if the flags are of no more use.
+  /// Throws LibraryError if the flags have become unusable.
   void check() const;
 
  private:

@@ -177,7 +177,7 @@ class Handshake {
     }
   }
 
-  // Whether all could do their part: nobody posts what a peer cannot.
+  // Agrees on whether all succeeded: nobody posts an exchange that a peer cannot.
   void agree_with_peers() {
     ShortText mine;
     mine.set(error_);
@@ -194,7 +194,7 @@ class Handshake {
     text = theirs.begin();
     for (const int peer : peers_) {
       if (const std::string error = (text++)->get(); !error.empty()) {
-        // What the peer has from a third rank says so already.
+        // An error that came to the peer from a third rank names that rank already.
         throw LibraryError(error.starts_with("rank ")
                                ? error
                                : fmt::format("rank {}: {}", host_.mesh_rank(peer), error));

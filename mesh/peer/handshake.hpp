@@ -12,8 +12,8 @@
 
 namespace annulus::peer {
 
-/// Makes an exchange between the ranks of `host` ready: every pair tells each other where data and
-/// flags are. Collective over the ranks that the messages name. What goes wrong on one rank is told
+/// Prepares an exchange between the ranks of `host`: every pair tells each other where data and
+/// flags are. Collective over the ranks that the messages name. An error on one rank is passed on
 /// to its peers, so that both throw LibraryError.
 [[nodiscard]] std::unique_ptr<PeerExchange> shake_hands(Group& host, const Watchdog& watchdog,
                                                         const std::vector<Send>& sends,

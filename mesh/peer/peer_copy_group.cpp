@@ -28,15 +28,15 @@ class PeerCopyGroup final : public DeviceGroup {
         memory_(place.device),
         flags_(memory_, watchdog_),
         mappings_(place.device) {}
-  // As with communicators, ranks end their groups together: nobody frees what is mapped elsewhere.
-  // Unless something failed, when the others may never come.
+  // As with communicators, ranks end their groups together, so that nobody frees what is mapped
+  // elsewhere. Not after a failure, when the others may never come.
   ~PeerCopyGroup() override {
     pending_.clear();
     mappings_.clear();
     if (std::uncaught_exceptions() > exceptions_) return;
     try {
       control().barrier("end of transport peer");
-    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): who is missing will say why
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the missing rank reports why
     }
   }
   PeerCopyGroup(const PeerCopyGroup&) = delete;
@@ -70,7 +70,7 @@ class PeerCopyGroup final : public DeviceGroup {
   }
 
  private:
-  /// What an unprepared call needs until the device has done it.
+  /// What an unprepared call needs until the device has finished it.
   struct Pending {
     std::unique_ptr<PreparedExchange> exchange;
     std::shared_ptr<Event> done;

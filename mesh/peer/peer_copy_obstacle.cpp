@@ -22,7 +22,7 @@
 namespace annulus {
 namespace {
 
-// Far more than a device needs that can wait for flags.
+// Far more than a device that can wait for flags needs.
 constexpr Watchdog::Seconds kTrial{30};
 
 /// What every rank tells the others about its device.
@@ -33,7 +33,7 @@ struct Seat {
   peer::SharedAddress memory;
 };
 
-// Three lines of text, then the address as it is.
+// Three lines of text, then the address in raw bytes.
 std::string encoded(const Seat& seat) {
   static_assert(std::is_trivially_copyable_v<peer::SharedAddress>);
   std::string error = seat.error;
@@ -54,7 +54,7 @@ Seat decoded(const std::string& text) {
   return seat;
 }
 
-// A device that this process does not see cannot be asked for; opening its memory will tell.
+// A device that this process does not see cannot be queried; opening its memory will tell.
 bool access_is_denied(int device, const std::string& other_bus_id) {
   int other = 0;
   if (cudaDeviceGetByPCIBusId(&other, other_bus_id.c_str()) != cudaSuccess) {

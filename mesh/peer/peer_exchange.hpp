@@ -32,13 +32,13 @@ struct OwnCopy {
   std::size_t bytes = 0;
 };
 
-/// An exchange of which everything is mapped. All flags are down between two posts: a post, or a
+/// An exchange with all its memory mapped. All flags are down between two posts: a post, or a
 /// replay of a captured one, leaves no trace for the next.
 class PeerExchange final : public PreparedExchange {
  public:
   PeerExchange(FlagBlock& flags, std::vector<OutgoingMessage> outgoing,
                std::vector<IncomingMessage> incoming, std::vector<OwnCopy> copies);
-  /// While an exception is on its way, first frees the device of work that waits for peers.
+  /// During an exception, first releases device work that waits for peers.
   ~PeerExchange() override;
   PeerExchange(const PeerExchange&) = delete;
   PeerExchange& operator=(const PeerExchange&) = delete;

@@ -38,7 +38,7 @@ std::size_t SharedMemoryPool::block_bytes(std::size_t bytes) const noexcept {
 }
 
 void* SharedMemoryPool::system_allocate(std::size_t bytes) {
-  // Smaller allocations share a page of the driver, and a handle gives away the whole page.
+  // Smaller allocations share a page of the driver, and a handle exposes the whole page.
   constexpr std::size_t kPage = std::size_t{2} << 20;
   const DeviceGuard guard(place().device);
   return cuda::allocate((bytes + kPage - 1) / kPage * kPage);

@@ -28,8 +28,8 @@ class SharedMemoryPool final : public MemoryPool {
   ~SharedMemoryPool() override { release(); }
 
  protected:
-  /// As nothing goes back to the system, sizes come in few steps: an eighth of the next lower power
-  /// of two, and no less than what the device hands out anyway.
+  /// Nothing goes back to the system, so sizes come in coarse steps: an eighth of the next lower
+  /// power of two, and at least the device's own granularity.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes) const noexcept override;
   void* system_allocate(std::size_t bytes) override;
   void system_free(void* data, std::size_t bytes) noexcept override;

@@ -14,9 +14,9 @@ class StreamOperations {
  public:
   explicit StreamOperations(cudaStream_t stream) : stream_(stream) {}
 
-  /// After everything before it in the stream is visible to all devices.
+  /// Writes once everything before it in the stream is visible to all devices.
   void write(std::uint32_t* flag, std::uint32_t value);
-  /// Until the flag is up; then it is down.
+  /// Waits until the flag is up, then lowers it.
   void wait_and_lower(std::uint32_t* flag);
   /// Gives the stream what was collected; throws LibraryError.
   void submit();

@@ -4,7 +4,7 @@
 
 namespace annulus {
 
-/// Copies of a rank that is alone.
+/// Copies within a single rank.
 inline constexpr TransportTraits kSelfTraits{.name = "self"};
 
 }  // namespace annulus

@@ -66,10 +66,9 @@ TEST(GpuBinding, TooFewAreAnObstacleThatNamesTheRank) {
       bind_gpus(nodes({"y", "x", "x", "x"}), {both, both, both, both}, false);
   EXPECT_THAT(binding.device_of_rank, IsEmpty());
   EXPECT_TRUE(binding.any);
-  EXPECT_EQ(
-      binding.obstacle,
-      "node x: rank 3 has no GPU of its own: 3 ranks on this node for 2 visible GPUs: one rank "
-      "per GPU, or --share-gpus");
+  EXPECT_EQ(binding.obstacle,
+            "node x: rank 3 has no GPU of its own: 3 ranks on this node but 2 visible GPUs; start "
+            "one rank per GPU or give --share-gpus");
 }
 
 TEST(GpuBinding, RanksThatWereGivenTheSameGpu) {

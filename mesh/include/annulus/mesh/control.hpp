@@ -46,7 +46,7 @@ class Control {
   /// maximum NaN. Throws InternalError if the ranks pass different counts.
   [[nodiscard]] virtual std::vector<double> sum(std::span<const double> values) = 0;
   [[nodiscard]] virtual std::vector<double> max(std::span<const double> values) = 0;
-  /// Signs of life for the ranks that wait for this one: see Watchdog::computing().
+  /// Gives signs of life to the ranks that wait for this one: see Watchdog::computing().
   [[nodiscard]] virtual Computing computing(double timeouts) const = 0;
   [[nodiscard]] Computing computing() const {
     return computing(std::numeric_limits<double>::infinity());

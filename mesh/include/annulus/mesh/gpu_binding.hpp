@@ -15,7 +15,7 @@ struct VisibleGpus {
   std::vector<std::string> identities;  ///< of its devices, in order of their indices: the same
                                         ///< for every process that sees the device
   std::string missing;                  ///< why it sees none; "" if it does
-  bool broken = false;                  ///< there seem to be some, which cannot be used
+  bool broken = false;                  ///< GPUs seem to be there but cannot be used
 };
 
 /// Which GPU each rank computes with.
@@ -23,12 +23,12 @@ struct GpuBinding {
   std::vector<int>
       device_of_rank;    ///< index among those that the rank sees; empty with an obstacle
   std::string obstacle;  ///< why there is not one for every rank
-  bool any = false;      ///< whether there are GPUs, if only for some of the ranks
+  bool any = false;      ///< whether any rank has GPUs, usable or not
 };
 
-/// A GPU of its own for every rank, whether the ranks of a node see all of its GPUs, some, or one
-/// each; with `share`, ranks take turns on what they see. `visible` is by rank. Decided from this
-/// alone, so that all ranks decide the same.
+/// Gives every rank its own GPU, whether the ranks of a node see all of its GPUs, some, or one
+/// each; with `share`, ranks share the GPUs that they see. `visible` is by rank. The result depends
+/// on the arguments alone, so all ranks decide the same.
 [[nodiscard]] GpuBinding bind_gpus(const Topology& topology,
                                    const std::vector<VisibleGpus>& visible, bool share);
 /// The same for the GPUs there are. Collective over `ranks`.

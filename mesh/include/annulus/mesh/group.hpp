@@ -52,12 +52,12 @@ class PreparedExchange {
     take(stream);
     reclaim(stream);
   }
-  /// The data to send are in place. Peers of a one-sided transport may fetch them from now on.
+  /// Declares the data to send ready: peers of a one-sided transport may fetch them from now on.
   virtual void offer(Stream& /*stream*/) {}
   /// Receives, after the peers have offered; also sends, if the transport is two-sided. Two ranks
   /// take their common exchanges in the same order.
   virtual void take(Stream& stream) = 0;
-  /// Afterwards the buffers of the sends may be reused.
+  /// After this, the buffers of the sends may be reused.
   virtual void reclaim(Stream& /*stream*/) {}
 };
 
@@ -101,16 +101,16 @@ class Group {
   [[nodiscard]] virtual std::unique_ptr<PreparedExchange> prepare(std::vector<Send> sends,
                                                                   std::vector<Receive> receives,
                                                                   ExchangeLabel label);
-  /// The pool for the buffers of exchanges: one of the group's own if the transport must know its
-  /// buffers, else `ordinary`.
+  /// The pool for exchange buffers: the group's own if the transport must know its buffers, else
+  /// `ordinary`.
   [[nodiscard]] virtual MemoryPool& exchange_memory(MemoryPool& ordinary) { return ordinary; }
-  /// Throws LibraryError if the transport has noticed a failure. Never blocks. To be called by a
-  /// thread that waits for work that was posted here.
+  /// Throws LibraryError if the transport has noticed a failure. Never blocks. For threads that
+  /// wait for work posted here.
   virtual void check() {}
-  /// Abandons the work that was posted here: releases what waits for peers on a device, and would
-  /// otherwise block every call that frees memory. Recordings of this work must be destroyed
-  /// before. Data in flight is undefined afterwards, also on the peers, and only control().abort()
-  /// may be called.
+  /// Abandons the work posted here. Releases device work that waits for peers, which would
+  /// otherwise block every call that frees memory. Recordings of this work must be destroyed first.
+  /// Afterwards data in flight is undefined, also on the peers, and only control().abort() may be
+  /// called.
   virtual void give_up() noexcept {}
 
  protected:

@@ -69,7 +69,7 @@ class Mesh {
   Mesh(const std::function<MeshShape(int ranks)>& shape, MPI_Comm communicator,
        const Watchdog& watchdog);
   [[nodiscard]] AxisNames group_key(std::span<const std::string> axes) const;
-  /// What stands in the way of transport peer anywhere in the mesh, along these axes.
+  /// Why transport peer is impossible along these axes, anywhere in the mesh; "" if it is possible.
   [[nodiscard]] const std::string& peer_obstacle(const AxisNames& key, Group& host, Place place);
   [[nodiscard]] std::unique_ptr<Group> make_device_group(const AxisNames& key, Group& host,
                                                          Place place, Transport transport);
@@ -83,7 +83,7 @@ class Mesh {
   std::optional<Place> device_;                      // of all that follows
   std::map<AxisNames, std::string> peer_obstacles_;  // "": none
   std::unique_ptr<NcclWorld> nccl_;                  // made when first needed
-  // Over those in groups_, by the transport that automatic came to.
+  // Over the groups in groups_; by the transport chosen, never automatic.
   std::map<std::pair<AxisNames, Transport>, std::unique_ptr<Group>> device_groups_;
 };
 

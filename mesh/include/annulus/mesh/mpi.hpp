@@ -36,12 +36,12 @@ using EnvironmentLookup = std::function<const char*(const char* name)>;
 /// LibraryError with the fix when Slurm started several tasks that cannot find each other.
 [[nodiscard]] bool started_by_launcher(const EnvironmentLookup& lookup);
 
-/// Initialises MPI with MPI_THREAD_SERIALIZED, if it offers that (see Watchdog::computing()), and
-/// errors returned as codes, and finalises it. Does neither without a launcher, because a single
-/// rank needs no MPI, or if MPI is already initialised.
+/// Initialises MPI, with errors returned as codes and, if it is offered, MPI_THREAD_SERIALIZED (see
+/// Watchdog::computing()); finalises it at the end. Does neither without a launcher, because a
+/// single rank needs no MPI, or if MPI is already initialised.
 class MpiSession {
  public:
-  /// Gets the reason before this process ends itself.
+  /// Called with the reason before this process ends itself.
   using LastWord = std::function<void(const std::string& text)>;
 
   /// Throws what started_by_launcher() throws. MPI_Init and MPI_Finalize cannot be interrupted: if
@@ -59,9 +59,9 @@ class MpiSession {
   [[nodiscard]] int size() const;
 
   /// Ends MPI once all ranks have come here. Nothing of MPI may be used afterwards. Throws
-  /// TimeoutError naming the ranks that do not come. The destructor does the same for whoever has
-  /// not called it, with what it cannot throw as its last word; while an exception is on its way it
-  /// waits a few seconds at most and leaves MPI as it is, so that the job can be aborted.
+  /// TimeoutError naming the ranks that do not come. If it was not called, the destructor does the
+  /// same and passes errors to the last word. During an exception it waits a few seconds at most
+  /// and then leaves MPI running, so that the job can be aborted.
   void finish(const Watchdog& watchdog);
 
  private:
@@ -72,8 +72,8 @@ class MpiSession {
   int exceptions_ = std::uncaught_exceptions();
 };
 
-/// Ends every rank of the job with `exit_code`, or just this process when MPI does not run, or when
-/// it does not manage to within some seconds. Flushes the C streams first; does not return.
+/// Ends every rank of the job with `exit_code`; only this process if MPI is not running or cannot
+/// end the others within some seconds. Flushes the C streams first; does not return.
 [[noreturn]] void abort_job(int exit_code) noexcept;
 
 }  // namespace annulus

@@ -27,7 +27,7 @@ inline constexpr std::size_t kMpiChunkBytes = std::size_t{64} << 20;
 /// All ranks of `communicator`.
 [[nodiscard]] std::unique_ptr<Group> make_mpi_group(Communicator communicator, Watchdog watchdog,
                                                     std::size_t chunk_bytes = kMpiChunkBytes);
-/// Only their control calls.
+/// Likewise, for control calls only.
 [[nodiscard]] std::shared_ptr<Control> make_mpi_control(Communicator communicator,
                                                         Watchdog watchdog);
 

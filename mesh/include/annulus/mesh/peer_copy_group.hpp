@@ -19,14 +19,13 @@ namespace annulus {
 /// takes part. `host` takes the control calls and must outlive the group. Collective over `host`.
 /// Throws UnsupportedError without CUDA, else an error that all ranks agree on. Transport "peer".
 ///
-/// Prepared exchanges are what it is made for: their posts consist of copies and of writes to and
-/// waits for flags in device memory, so they can be captured into a CUDA graph and replayed. An
-/// exchange that is not prepared is prepared for the occasion, which blocks until its peers make
-/// theirs, and cannot be captured.
+/// It is made for prepared exchanges: their posts consist of copies, and of writes to and waits for
+/// flags in device memory, so they can be captured into a CUDA graph and replayed. An unprepared
+/// exchange is prepared on the spot: it blocks until its peers do the same, and cannot be captured.
 ///
 /// Buffers must be of the kind that cudaMalloc returns; those of exchange_memory() are. That memory
-/// is kept until the group ends. Others must not be freed before it either: the peers have them
-/// mapped. A prepared exchange, its posted work done, must be destroyed before the group.
+/// is kept until the group ends. Other buffers must not be freed before then either: the peers have
+/// them mapped. Prepared exchanges must finish their work and be destroyed before the group.
 [[nodiscard]] std::unique_ptr<Group> make_peer_copy_group(Group& host, Place place,
                                                           const Watchdog& watchdog);
 

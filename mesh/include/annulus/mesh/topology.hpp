@@ -7,7 +7,7 @@
 
 namespace annulus {
 
-/// Which ranks share a node. Ranks do if they see the same host name on the same running kernel.
+/// Which ranks share a node: those that see the same host name and the same running kernel.
 struct Topology {
   std::vector<int> node_of_rank;        ///< node index of every rank; nodes count from 0
   std::vector<int> local_rank_of_rank;  ///< position of every rank within its node

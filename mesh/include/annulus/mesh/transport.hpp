@@ -9,7 +9,7 @@ namespace annulus {
 
 /// What carries data between the GPUs of a group. Host memory always goes by MPI.
 enum class Transport : std::uint8_t {
-  automatic,  ///< the first of device_transports() that nothing stands in the way of
+  automatic,  ///< the first of device_transports() that is possible
   nccl,
   peer  ///< copy engines over mapped memory, inside a node
 };
@@ -18,13 +18,13 @@ enum class Transport : std::uint8_t {
 /// that plans and predictions need no transport.
 struct TransportTraits {
   std::string_view name;                    ///< "peer"
-  Transport choice = Transport::automatic;  ///< how the user asks for it; automatic: cannot
+  Transport choice = Transport::automatic;  ///< the value that selects it; automatic: none
   bool ahead = false;                       ///< messages advance while the ranks compute
-  bool one_sided = false;       ///< a receiver takes by itself what a prepared exchange offers:
-                                ///< take() waits for no send, reclaim() for nothing else
-  bool shares_devices = false;  ///< several ranks may use one GPU
-  bool uniform_calls = false;   ///< an exchange is posted eagerly by all its ranks, or captured and
-                                ///< replayed by all of them
+  bool one_sided = false;                   ///< a receiver fetches what a prepared exchange offers:
+                                            ///< take() waits for no send, reclaim() only for sends
+  bool shares_devices = false;              ///< several ranks may use one GPU
+  bool uniform_calls = false;  ///< all ranks of an exchange post it eagerly, or all capture and
+                               ///< replay it
 };
 
 /// All transports.

@@ -31,7 +31,7 @@ class KvNeeds {
   [[nodiscard]] const std::vector<ColumnPiece>& of(int receiver, int origin) const;
 
  private:
-  /// What a rank of the group holds; asked for over and over.
+  /// What a rank of the group holds; kept because it is needed often.
   struct Shard {
     bool known = false;
     std::int64_t first_batch = 0;

@@ -104,8 +104,8 @@ void ShardedAttention::choose() {
   choice.schedule = parse_schedule(control.gather_text(mine, "schedule")[0]);
 }
 
-// Plans until no kernel of any rank refuses a block. Every round strikes off at least one pair of
-// an implementation and a block.
+// Plans until no kernel of any rank refuses a block. Every round eliminates at least one pair of an
+// implementation and a block.
 void ShardedAttention::plan_until_prepared(const std::vector<TensorView>* tensors) {
   Control& control = mesh_.world();
   PlanInput& input = planning_->input;

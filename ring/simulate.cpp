@@ -15,7 +15,7 @@
 namespace annulus::ring {
 namespace {
 
-// When a task has come to what, in seconds.
+// When a task reached each stage, in seconds.
 struct Moments {
   double ready = 0;     // of an exchange: it can receive
   double offered = 0;   // of an exchange: peers can take what it sends
@@ -23,7 +23,7 @@ struct Moments {
   double released = 0;  // of an exchange: peers have taken what it has sent
 };
 
-// What an exchange has come to: an exchange that has offered may wait for its peers.
+// The stage of an exchange. One that has offered may still wait for its peers.
 enum class Phase : std::uint8_t { waiting, offered, received, released };
 
 // The other side of a transfer: a task of a rank of the sample.
@@ -145,7 +145,7 @@ class Simulation {
     return moved;
   }
 
-  // When all of these are there; none if some are not known yet.
+  // When all of these are met; none if some times are not known yet.
   [[nodiscard]] std::optional<double> when(const RankState& state,
                                            const std::vector<Dependency>& dependencies) const {
     double time = 0;

@@ -29,15 +29,15 @@ double seconds_of(const RankPlan& plan, const Copy& copy, const CostModel& model
   return model.memory_seconds(2 * bytes);
 }
 
-// The LSE is little beside the outputs.
+// The LSE is negligible beside the outputs.
 double seconds_of(const RankPlan& plan, const Reduce& reduce, const CostModel& model) {
   double bytes = bytes_of(plan, reduce.into.output);
   for (const Result& part : reduce.parts) bytes += bytes_of(plan, part.output);
   return model.memory_seconds(bytes);
 }
 
-// Messages that go at once follow each other without a pause: what a message costs however short it
-// is counts once.
+// Messages sent together follow each other without a pause, so the fixed cost of a message counts
+// once.
 double seconds_of(const std::vector<Transfer>& transfers, const CostModel& model) {
   const double pause = model.transfer_seconds(0);
   double seconds = transfers.empty() ? 0 : pause;

@@ -5,7 +5,7 @@
 
 namespace annulus::ring {
 
-/// Predicted seconds of what a rank does by itself: the only place where a task is priced.
+/// Predicted seconds of a task that a rank does by itself. Tasks are priced only here.
 [[nodiscard]] double seconds_of(const RankPlan& plan, const Block& block, const CostModel& model);
 [[nodiscard]] double seconds_of(const RankPlan& plan, const Copy& copy, const CostModel& model);
 [[nodiscard]] double seconds_of(const RankPlan& plan, const Reduce& reduce, const CostModel& model);

@@ -26,7 +26,7 @@ json curve_json(const CostCurve& curve, const char* size, const char* value) {
   return points;
 }
 
-/// What a number may be: with these, no prediction overflows.
+/// Limits of a number, such that no prediction overflows.
 struct Bounds {
   double least;
   double most;
@@ -37,7 +37,7 @@ constexpr Bounds kLatencies{0, 3600};
 constexpr Bounds kTransfers{1e-12, 3600};
 constexpr double kSlowest = 1;  // seconds per byte
 
-/// An object of the file, and where it stands: "transports.mpi[2]".
+/// An object of the file, and its location: "transports.mpi[2]".
 class Reader {
  public:
   Reader(const json& object, std::string where, const std::string& path)

@@ -16,7 +16,7 @@ bool by_heads(Content content) {
   return content == Content::lse || content == Content::delta;
 }
 
-// Tokens of a view from shape_of() or its like.
+// The token dimension of a view from shape_of() or the like.
 int token_dim(Content content) {
   return by_heads(content) ? 2 : 1;
 }

@@ -15,9 +15,9 @@ namespace annulus::ring {
 /// The memory behind the buffers of a plan, and views of it.
 class PlanMemory {
  public:
-  /// Takes memory for all buffers that are not the caller's: from a group's exchange memory for
-  /// those that it exchanges, all in one piece, which a transport registers or maps once. `groups`
-  /// are those of the plan. The references must outlive it.
+  /// Takes memory for all buffers that are not the caller's. Buffers that a group exchanges come
+  /// from its exchange memory, in one piece, so that a transport registers or maps it once.
+  /// `groups` are those of the plan. The references must outlive it.
   PlanMemory(const RankPlan& plan, std::span<Group* const> groups, Device& device);
 
   /// The caller's tensors, one for each such buffer, in their order.

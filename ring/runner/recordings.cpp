@@ -5,7 +5,7 @@
 namespace annulus::ring {
 namespace {
 
-// Sets of tensors that take turns, as those of the layers of a model do.
+// Sets of tensors that are used in turn, such as those of a model's layers.
 constexpr std::size_t kMostEntries = 256;
 
 }  // namespace
@@ -14,7 +14,7 @@ Recording* Recordings::find(std::span<const TensorView> tensors,
                             const std::function<std::unique_ptr<Recording>()>& record) {
   const bool first_call = calls_++ == 0;
   Entry* entry = known(tensors);
-  // What is new runs as it is: kernels are loaded, and it may never come again.
+  // A new call is not recorded: it loads kernels, and may never come again.
   const bool as_it_is = uniform_ ? first_call : entry == nullptr;
   if (entry == nullptr) entry = &add(tensors);
   entry->used = calls_;

@@ -11,16 +11,15 @@
 
 namespace annulus::ring {
 
-/// Calls that were recorded, by the tensors that they are for. Layers that take turns find theirs
-/// again.
+/// Recorded calls, by their tensors. Layers that take turns each find their own.
 class Recordings {
  public:
-  /// `uniform`: whether all ranks must agree, without a word, on which calls are recorded. Then
-  /// only their number counts.
+  /// `uniform`: whether all ranks must agree, without communicating, on which calls are recorded.
+  /// Then only the number of the call decides.
   explicit Recordings(bool uniform) : uniform_(uniform) {}
 
-  /// The recording to submit for these tensors; null if the call is to run as it is. `record` makes
-  /// one, or null where work cannot be recorded.
+  /// The recording to submit for these tensors; null if the call is to run unrecorded. `record`
+  /// makes one, or null where work cannot be recorded.
   [[nodiscard]] Recording* find(std::span<const TensorView> tensors,
                                 const std::function<std::unique_ptr<Recording>()>& record);
   /// Forgets all recordings.
@@ -39,7 +38,7 @@ class Recordings {
 
   bool uniform_;
   std::vector<Entry> entries_;
-  std::size_t next_ = 0;   // that will probably be asked for
+  std::size_t next_ = 0;  // probably the next to be asked for
   std::size_t calls_ = 0;
 };
 

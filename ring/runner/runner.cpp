@@ -18,11 +18,11 @@
 namespace annulus::ring {
 namespace {
 
-// A block of so many operations takes a device a millisecond or more: to mark its end costs nothing
-// beside that.
+// A block of this many operations takes a device a millisecond or more, beside which marking its
+// end costs nothing.
 constexpr double kMarkedFlops = 1e12;
 
-// Whether kernels make no difference between them.
+// Whether kernels can treat both alike.
 bool lie_alike(const TensorView& a, const TensorView& b) {
   constexpr std::uintptr_t kVector = 16;
   const auto misaligned = [](const TensorView& tensor) {
@@ -221,11 +221,12 @@ class Runner::Impl {
     std::vector<std::size_t> tasks;
     std::vector<std::unique_ptr<PreparedExchange>> prepared;
     std::vector<std::shared_ptr<Event>> released;
-    std::size_t reclaimed = 0;  // so many of them, in the call that is being submitted
+    std::size_t reclaimed = 0;  // how many of them, in the call being submitted
     std::size_t posted = 0;
   };
 
-  // Which tasks others wait for, and where exchanges stand in their queues; which blocks are long.
+  // Finds out which tasks others wait for, where exchanges stand in their queues, and which blocks
+  // are long.
   void number_tasks() {
     awaited_.resize(plan_.tasks.size());
     ordinal_.resize(plan_.tasks.size());
@@ -265,7 +266,7 @@ class Runner::Impl {
     if (tensor.data() == nullptr && tensor.elements() > 0) {
       throw ArgumentError(name, "a null pointer", "memory for " + to_string(tensor.shape()));
     }
-    // Of [b,t,n,D]; an LSE [b,n,t] may lie as it likes.
+    // Of [b,t,n,D]; an LSE [b,n,t] may have any strides.
     if (tensor.rank() == 4 && tensor.size(3) > 1 && tensor.stride(3) != 1) {
       throw ArgumentError(name, "strides " + to_string(tensor.strides()),
                           "1 for the head dimension");
@@ -289,9 +290,9 @@ class Runner::Impl {
         tensors, [this] { return device_.record(*computing_, [this] { submit_tasks(); }); });
   }
 
-  // An exchange is offered once the one before has been taken on both sides: so the hops of a ring
-  // do not read from one rank at a time, and a buffer that is forwarded is free again before it
-  // receives anew.
+  // An exchange is offered once the one before has been taken on both sides. So the hops of a ring
+  // do not all read from the same rank, and a buffer that is forwarded is free before it receives
+  // again.
   void submit_tasks() {
     if (marks_) computing_->mark(0);
     for (Queue& queue : queues_) {
@@ -323,7 +324,7 @@ class Runner::Impl {
     queue.posted = e + 1;
   }
 
-  // What the first exchanges of a queue have sent is free again.
+  // Frees what the first exchanges of a queue have sent.
   void reclaim(Queue& queue, std::size_t exchanges) {
     for (; queue.reclaimed < exchanges; ++queue.reclaimed) {
       queue.prepared[queue.reclaimed]->reclaim(*queue.stream);
@@ -334,7 +335,7 @@ class Runner::Impl {
   }
 
   void take(Queue& queue, std::size_t e, int step, const Exchange& exchange) {
-    // The stream of a host notes every message itself.
+    // A host stream traces every message itself.
     if (device_.place().is_host()) return queue.prepared[e]->take(*queue.stream);
     TraceLabel label{TraceCategory::transfer, contents_of(plan_, exchange), step};
     const std::vector<int>& ranks = plan_.groups[static_cast<std::size_t>(exchange.group)].ranks;
@@ -449,8 +450,8 @@ class Runner::Impl {
             state};
   }
 
-  // Of a device, which can only say how far it has come: whether nothing but work of this rank is
-  // left, or some of that holds up what it exchanges.
+  // Whether this rank waits only for its own work: no exchange is left, or the next one waits for
+  // the rank's own computation. For a device, which can only say how far it has come.
   [[nodiscard]] bool awaits_only_itself() const {
     return std::all_of(queues_.begin(), queues_.end(), [&](const Queue& queue) {
       const std::uint32_t mark = queue.stream->marked();
@@ -499,7 +500,7 @@ class Runner::Impl {
   bool marks_ = false;  // there are long blocks
   std::vector<std::shared_ptr<Event>> done_;
   std::size_t replays_ = 0;
-  // After what they use, so that they go first.
+  // Declared after what they use, so that they are destroyed first.
   std::unique_ptr<Stream> computing_;
   std::vector<Queue> queues_;
   Recordings recordings_;

@@ -26,10 +26,10 @@ namespace annulus::ring {
 /// Indices of the tasks that are exchanges of a group, in order.
 [[nodiscard]] std::vector<std::size_t> exchanges_of(const RankPlan& plan, int group);
 
-/// Whom a rank waits for whose exchanges of a group have come to `mark`, and for what: "step 2:
-/// waiting for key/value: 4096 bytes from rank 1", ranks of the mesh. Empty if it waits for nobody.
-/// In a group that is one-sided (see TransportTraits), a rank that takes waits for its senders
-/// only, and between two exchanges for those that take from it.
+/// For a rank whose exchanges of a group have reached `mark`: whom it waits for, and for what, as
+/// in "step 2: waiting for key/value: 4096 bytes from rank 1" (a rank of the mesh). Empty if it
+/// waits for nobody. In a one-sided group (see TransportTraits), a rank that takes waits only for
+/// its senders, and between two exchanges for those that take from it.
 [[nodiscard]] std::string describe_transfers(const RankPlan& plan, int group, std::uint32_t mark,
                                              bool one_sided);
 

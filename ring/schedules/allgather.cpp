@@ -6,8 +6,8 @@
 #include "schedules/schedules.hpp"
 
 // Every rank gets all the columns that it needs at once, straight from their owners, in order of
-// global position. To bound memory this happens for one group of key/value heads after another; a
-// group travels while its own columns, and what came of the group before, are computed.
+// global position. To bound memory this happens for one group of key/value heads after another.
+// While a group is on its way, its local columns and the arrivals of the group before are computed.
 namespace annulus::ring {
 namespace {
 
@@ -15,7 +15,7 @@ std::vector<HeadRange> head_groups(const RankContext& context) {
   const PlanInput& input = context.input;
   const Extents key = input.operands.key.local_shape(context.rank);
   const AttentionShape& shape = input.problem.shape;
-  // Bounded by the whole sequence, so that every rank of the group finds the same groups.
+  // Bounded by the whole sequence, so that every rank of the group finds the same groups of heads.
   const std::int64_t bytes_per_head = shape.kv_length * key[0] *
                                       (shape.head_dim + shape.value_dim) *
                                       static_cast<std::int64_t>(size_of(input.problem.dtype));
@@ -86,7 +86,8 @@ RankPlan plan_allgather(const RankContext& context) {
   std::array<int, 2> receive{-1, -1};
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const int step = static_cast<int>(g);
-    // What came of the group before goes first: results of one group of heads come together.
+    // Arrivals of the group before go first, so that the results of one group of heads stay
+    // together.
     if (g > 0 && tokens > 0) {
       const int gathered = receive[(g - 1) % 2];
       builder.compute(step, gathered, gathered, groups[g - 1], placed);

@@ -78,8 +78,8 @@ BlockFinder::Priced BlockFinder::solve(HeadRange heads, const Tile& tile) const 
   return !tiles.empty() && better ? std::move(parts) : std::move(whole);
 }
 
-// Of the candidates that take a block the fastest, the first of equals. Cutting may be worth it
-// where one that takes only simple blocks would be faster still.
+// The fastest candidate that takes the block, the first of equals. Cutting may be worth it if a
+// candidate that takes only simpler blocks would be faster still.
 BlockFinder::Priced BlockFinder::price(Block block, bool& worth_cutting) const {
   Priced best;
   std::string reasons;

@@ -16,10 +16,10 @@ struct PlacedPiece {
   std::int64_t token = 0;
 };
 
-/// Finds the blocks of a rank's rows against some columns, and who computes them: the candidate
-/// that is predicted to be the fastest of those that take the tile, or, where that is faster still,
-/// those that take its parts. A tile is cut by batches, by ranges of positions, by documents, or by
-/// pieces of columns.
+/// Finds the blocks of a rank's rows against some columns, and the implementations that compute
+/// them: the candidate predicted to be fastest of those that take the tile or, where that is faster
+/// still, those that take its parts. A tile is cut by batches, by ranges of positions, by
+/// documents, or by pieces of columns.
 class BlockFinder {
  public:
   explicit BlockFinder(const RankContext& context, const RankPlan& plan);
@@ -39,7 +39,7 @@ class BlockFinder {
   struct Priced {
     std::vector<Block> blocks;
     double seconds = 0;
-    std::string obstacle;  ///< nobody takes it
+    std::string obstacle;  ///< why no candidate takes it
   };
 
   [[nodiscard]] Priced solve(HeadRange heads, const Tile& tile) const;
@@ -58,7 +58,7 @@ class BlockFinder {
   PositionRanges rows_;
 };
 
-/// Why a candidate does not compute this block: what it says itself, or has said when it was
+/// Why a candidate does not compute this block: its own answer, or its refusal when it was
 /// prepared. Empty if it does.
 [[nodiscard]] std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
                                       const RankPlan& plan, const Block& block);

@@ -9,8 +9,7 @@
 namespace annulus::ring {
 namespace {
 
-constexpr int kComputing =
-    -1;  // the queue of all that is no exchange; exchanges have their group's
+constexpr int kComputing = -1;  // the queue of all tasks but exchanges, which have their group's
 
 bool overlap(const LocalRange& a, const LocalRange& b) {
   return a.begin < b.end() && b.begin < a.end();
@@ -22,7 +21,7 @@ bool overlap(const Range& a, const Range& b) {
 }
 
 bool overlap(const Region& a, const Region& b) {
-  // Two buffers in one memory lie in it each in its own way.
+  // Two buffers that share memory may lay out tokens differently.
   if (a.buffer != b.buffer) return true;
   return overlap(a.tokens, b.tokens) && overlap(a.heads, b.heads) && overlap(a.batches, b.batches);
 }
@@ -32,12 +31,12 @@ struct Access {
   Region region;
 };
 
-// Who uses a piece of memory, by queue, in order.
+// The uses of a piece of memory, by queue, in order.
 struct Uses {
   std::map<int, std::vector<Access>> reads, writes;
 };
 
-// What one side of a task has to wait for: of each queue the latest.
+// What one side of a task has to wait for: the latest task of each queue.
 using Latest = std::map<std::pair<int, Stage>, int>;
 
 class Analysis {
@@ -137,7 +136,7 @@ class Analysis {
     }
   }
 
-  // Without what this queue has waited for before.
+  // Leaves out what this queue has already waited for.
   std::vector<Dependency> settle(const Latest& latest) {
     std::vector<Dependency> dependencies;
     for (const auto& [what, task] : latest) {

@@ -64,7 +64,7 @@ int PlanBuilder::add_key_value(LocalRange tokens, HeadRange kv_heads, int reuses
 int PlanBuilder::add_packed(LocalRange tokens, HeadRange kv_heads) {
   const int packed = add_key_value(tokens, kv_heads);
   const Region all{packed, tokens, kv_heads, {0, plan_.local.batch}};
-  // Before everything else: kernels that take all multiprocessors would delay the first transfer by
+  // Packing comes first: kernels that take all multiprocessors would delay the first transfer by
   // more than the packing takes.
   plan_.tasks.push_back({Copy{Content::key, kKey, tokens.begin, all}, 0, {}});
   plan_.tasks.push_back({Copy{Content::value, kValue, tokens.begin, all}, 0, {}});

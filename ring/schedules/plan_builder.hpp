@@ -13,11 +13,11 @@
 namespace annulus::ring {
 
 /// What every schedule needs to fill a RankPlan. A schedule says what is copied, exchanged and
-/// computed in which step; where results lie, how they are reduced, and what waits for what follows
-/// from that.
+/// computed in which step. The rest follows from that: where results lie, how they are reduced, and
+/// the dependencies.
 ///
-/// Within a step, copies come first, then exchanges, then blocks: what a step receives is computed
-/// on in a later step.
+/// Within a step, copies come first, then exchanges, then blocks, so what a step receives is used
+/// by blocks of a later step.
 class PlanBuilder {
  public:
   /// The buffers of every plan: the caller's tensors.
@@ -45,7 +45,7 @@ class PlanBuilder {
   void send(int step, int peer, int origin, int buffer, LocalRange tokens);
   void receive(int step, int peer, int origin, int buffer, LocalRange tokens);
 
-  /// Hands the plan over.
+  /// Returns the complete plan.
   [[nodiscard]] RankPlan finish();
 
  private:
@@ -58,17 +58,17 @@ class PlanBuilder {
   std::map<int, std::size_t> exchanges_;  // index of the task, by step
 };
 
-/// Gives the blocks of a plan the places of their results, and adds the buffers and the reductions
-/// that bring results together into the caller's output and LSE. Tasks are in their final order.
+/// Decides where the blocks of a plan put their results, and adds the buffers and reductions that
+/// combine results into the caller's output and LSE. Tasks are in their final order.
 ///
-/// Results that are alone in covering the output of their heads lie there directly where dtypes
-/// permit. Else partial results lie side by side in buffers until the last block of a group of heads
-/// is done, and are reduced all at once and rounded once. When `input.options.result_bytes` do not
-/// hold them all, what there is so far is folded in float32.
+/// A result that alone covers the output of its heads is written there directly if dtypes permit.
+/// Otherwise partial results wait in buffers until the last block of a group of heads is done; then
+/// they are reduced together and rounded once. If `input.options.result_bytes` cannot hold them
+/// all, those so far are folded into one in float32.
 void place_results(const PlanInput& input, RankPlan& plan);
 
-/// Names for every task what it waits for in other queues, from the buffers that tasks read and
-/// write.
+/// Adds to every task what it waits for in other queues, derived from the buffers that tasks read
+/// and write.
 void add_dependencies(RankPlan& plan);
 
 }  // namespace annulus::ring

@@ -92,7 +92,8 @@ class Placer {
     }
     first_dtype_ = rounded ? dtype_ : DType::float32;
     if (input_.options.result_bytes == 0) return;
-    // A result takes as much memory traffic alone as with others: combine as many as there is room.
+    // Combining costs each result the same memory traffic, alone or with others: combine as many as
+    // fit.
     const std::int64_t values =
         plan_.local.batch * plan_.local.query_length * plan_.local.value_dim;
     const std::int64_t most =
@@ -266,8 +267,8 @@ class Placer {
     pending_.push_back(part);
   }
 
-  // The first place with room for the result; −1 if there is none. Where rows lie depends on the
-  // dtype, so that one place never holds two.
+  // The first place with room for the result; −1 if there is none. Offsets of rows depend on the
+  // dtype, so a place never holds two dtypes.
   [[nodiscard]] int free_place(const Block& block, DType dtype) const {
     const bool fits_first = dtype == first_dtype_ || dtype == dtype_;
     for (int place = fits_first ? 0 : 1; place < places_; ++place) {
@@ -345,7 +346,7 @@ class Placer {
     plan_.tasks.push_back({std::move(reduction), step, {}});
   }
 
-  // What there is so far goes into one place, in float32.
+  // Combines the results so far into one place, in float32.
   void fold(int step) {
     const Pending whole{first_dtype_ == DType::float32 ? 0 : places_, DType::float32, open_,
                         all_batches_};

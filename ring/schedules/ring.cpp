@@ -7,10 +7,10 @@
 #include "schedules/plan_builder.hpp"
 #include "schedules/schedules.hpp"
 
-// In hop h (1 ≤ h < P) rank r gets what it needs of rank r − h's columns: straight from their
-// owner, or, where neighbours are nearer, from r − 1 if that one got them, or more, in the hop
-// before. So nothing travels through, or to, a rank that does not need it, and every rank forwards
-// only what it is computing on: two receive buffers suffice.
+// In hop h (1 ≤ h < P) rank r gets what it needs of rank r − h's columns: straight from their owner
+// or, where neighbours are nearer, from r − 1 if that rank got at least these in the hop before. So
+// nothing is sent to or through a rank that does not need it, and a rank forwards only what it is
+// computing on: two receive buffers suffice.
 namespace annulus::ring {
 namespace {
 
@@ -84,8 +84,8 @@ class RingTraffic {
   bool direct_;
 };
 
-// What leaves from here: my own columns straight to whoever cannot get them from a neighbour, and
-// what I got in the last hop on to my neighbour.
+// What this rank sends: its own columns to ranks that cannot get them from a neighbour, and what it
+// got in the last hop to its neighbour.
 struct Departure {
   int receiver;
   Message message;
@@ -105,8 +105,8 @@ std::vector<HeadRange> head_groups(const RankContext& context) {
   const std::int64_t per_head = rows * shape.value_dim * (shape.heads / shape.kv_heads);
   const std::int64_t most = std::max<std::int64_t>(
       input.options.result_bytes, per_head * kv_heads * static_cast<std::int64_t>(sizeof(float)));
-  // One result a step, the first of which may lie in the output; more than can be combined at once
-  // are folded.
+  // One result per step, the first of which may lie in the output; more than can be combined at
+  // once are folded.
   const std::int64_t each = per_head * static_cast<std::int64_t>(size_of(input.problem.dtype)) *
                             std::min(context.needs.size() - 1, kMostParts - 1);
   const std::int64_t heads =

@@ -10,7 +10,7 @@
 
 namespace annulus::ring {
 
-/// What a schedule plans with: one rank of one key/value group.
+/// What a schedule plans for: one rank of one key/value group.
 struct RankContext {
   const PlanInput& input;
   const KvNeeds& needs;
@@ -31,7 +31,7 @@ struct ScheduleEntry {
   std::string (*pointless)(const PlanInput& input);
 };
 
-/// Every schedule, the one that needs least memory first: between equals, `auto` takes that.
+/// Every schedule, the one that needs least memory first. `auto` breaks ties in this order.
 [[nodiscard]] std::span<const ScheduleEntry> schedule_table();
 [[nodiscard]] const ScheduleEntry& entry_of(Schedule schedule);
 

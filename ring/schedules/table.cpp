@@ -25,7 +25,7 @@ std::string needs_whole_sequence(const PlanInput& input) {
 
 std::string wants_sharded_sequence(const PlanInput& input) {
   if (is_sharded(input)) return {};
-  return "the key/value sequence is not sharded: nothing has to travel";
+  return "the key/value sequence is not sharded: nothing has to be sent";
 }
 
 constexpr std::array kTable{

@@ -49,7 +49,7 @@ __global__ void sum_kernel(StridedParts parts, StridedResult result, std::int64_
   }
 }
 
-// With ones in front of the dimensions, up to four.
+// Padded with leading ones to four dimensions.
 template <class View>
 void set_strides(const View& view, std::int64_t (&strides)[kDims]) {
   std::fill(strides, strides + kDims, 0);

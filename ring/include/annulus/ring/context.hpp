@@ -58,7 +58,7 @@ class Context {
   [[nodiscard]] Registry& registry() noexcept { return registry_; }
 
  private:
-  std::unique_ptr<Device> device_;  // what other ranks have mapped of it goes before it
+  std::unique_ptr<Device> device_;  // outlives what other ranks have mapped of it
   std::unique_ptr<Mesh> mesh_;
   Registry registry_;
   Transport transport_;

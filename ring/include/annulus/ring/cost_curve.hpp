@@ -4,7 +4,7 @@
 
 namespace annulus::ring {
 
-/// A quantity that was measured at some sizes and changes linearly between them.
+/// A quantity measured at some sizes, and linear between them.
 class CostCurve {
  public:
   struct Point {
@@ -18,12 +18,12 @@ class CostCurve {
   CostCurve(std::vector<Point> points, const char* what);
   /// The same value at every size.
   static CostCurve constant(double value);
-  /// Seconds of a message: `latency`, and its bytes at `bytes_per_second` from the first one on.
+  /// Seconds of a message: `latency` plus its bytes at `bytes_per_second`.
   static CostCurve transfer(double latency, double bytes_per_second);
 
   /// Beyond the first and the last point: their values.
   [[nodiscard]] double clamped(double size) const noexcept;
-  /// Below the first point its value; past the last one, on along the last segment, which never
+  /// Below the first point, its value; past the last one, the last segment extended, which never
   /// falls there.
   [[nodiscard]] double extended(double size) const noexcept;
   [[nodiscard]] const std::vector<Point>& points() const noexcept { return points_; }

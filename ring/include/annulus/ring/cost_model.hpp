@@ -13,21 +13,21 @@ namespace annulus::ring {
 /// `source` says which.
 struct CostModel {
   std::string source;
-  /// Operations per second of a local kernel on one rank, by the rows of the block; by the name of
-  /// the implementation. One that is not here counts with the rate that it assumes of itself.
+  /// Operations per second of each implementation's kernel on one rank, by the rows of the block.
+  /// An implementation that is missing counts with its own assumed_rate().
   std::map<std::string, CostCurve> kernels;
   double call_latency = 0;            ///< seconds per kernel call
   double merge_bytes_per_second = 1;  ///< memory rate of merging partial results
-  /// Seconds of a message by its bytes, while the rank sends one and receives one; by the name of
-  /// the transport ("mpi", "nccl", "peer").
+  /// Seconds of a message by its bytes, for each transport ("mpi", "nccl", "peer"), while the rank
+  /// sends one and receives one.
   std::map<std::string, CostCurve> transports;
   std::string transport;  ///< the one in use
 
-  /// One CPU core of today per rank with shared memory between ranks.
+  /// One current CPU core per rank, shared memory between ranks.
   static CostModel cpu_core();
-  /// One GPU of the Hopper kind per rank, NVLink between ranks, half-precision kernels.
+  /// One Hopper GPU per rank, NVLink between ranks, half-precision kernels.
   static CostModel hopper_nvlink();
-  /// The one of these that is nearer to ranks of this place.
+  /// Whichever of the two suits ranks at this place better.
   static CostModel for_place(Place place);
 
   /// Throws ArgumentError when the model does not know the transport.
@@ -49,9 +49,9 @@ struct CostModel {
 ///      "call_latency_seconds": 1e-6, "merge_bytes_per_second": 8e9, "transport": "mpi",
 ///      "transports": {"mpi": [{"bytes": 65536, "seconds": 2e-5}, …]}}
 [[nodiscard]] std::string to_json(const CostModel& model);
-/// Reads it back. Throws FileError naming `path` and the key for a key that is missing, unknown or
-/// of another kind or so large or small that predictions overflow (a latency above an hour, a rate
-/// below 1 per second), and for another schema or version.
+/// Reads it back. Throws FileError, naming `path` and the key, if a value is missing, unknown, of
+/// the wrong type, or so large or small that predictions would overflow (a latency above an hour, a
+/// rate below 1 per second); also for another schema or version.
 [[nodiscard]] CostModel parse_cost_model(std::string_view text, const std::string& path);
 
 }  // namespace annulus::ring

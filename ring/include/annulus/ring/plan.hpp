@@ -12,22 +12,23 @@
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/partition/position.hpp>
 
-/// What every rank does, as plain data, and the only description of it: the runner obeys it, the
-/// simulation plays it, and costs, reports and traces read it. A plan is made by pure functions
+/// What every rank does, as plain data, and the only description of it: the runner executes it, the
+/// simulation replays it, and costs, reports and traces read it. A plan is made by pure functions
 /// (planner.hpp) without MPI and without a GPU.
 ///
-/// A rank has buffers and tasks. A buffer holds tokens of one or more contents; the caller's tensors
-/// are buffers too. Tasks copy, exchange, compute and reduce. Those that compute (copies, blocks and
-/// reductions) run one after the other in the order of the list, and so do the exchanges of one
-/// group. Between these queues nothing is ordered except by the dependencies that a task names.
+/// A rank has buffers and tasks. A buffer holds tokens of one or more contents; the caller's
+/// tensors are buffers too. Tasks copy, exchange, compute and reduce. Those that compute (copies,
+/// blocks and reductions) run one after the other in the order of the list, and so do the exchanges
+/// of one group. Between these queues nothing is ordered except by the dependencies that a task
+/// names.
 namespace annulus::ring {
 
-/// How data travel (docs/semantics.md, schedules).
+/// How data is sent (docs/semantics.md §5).
 enum class Schedule : std::uint8_t { local, ring, allgather };
 
 [[nodiscard]] std::string_view name_of(Schedule schedule) noexcept;
 
-/// What the tokens of a buffer are. Query, output, LSE and delta have query heads; the others have
+/// What the tokens of a buffer hold. Query, output, LSE and delta have query heads; the others have
 /// key/value heads.
 enum class Content : std::uint8_t {
   query,
@@ -64,8 +65,8 @@ struct BatchRange {
 
 enum class BufferKind : std::uint8_t {
   caller,    ///< a tensor of the caller, of one content, all heads
-  exchange,  ///< sent from or received into: the tokens lie one after the other, so that any run of
-             ///< them is one message; of a token, all batches, and of a batch, all contents
+  exchange,  ///< sent from or received into: laid out [token][batch][content], so that any run of
+             ///< tokens is one message
   local      ///< of one content, laid out as a tensor of the caller: [batch, tokens, heads, width]
 };
 
@@ -74,8 +75,8 @@ struct Buffer {
   BufferKind kind = BufferKind::caller;
   std::vector<Content> contents;
   DType dtype = DType::float32;
-  /// How its tokens are numbered: by the rank's local positions where it holds some of these, from
-  /// 0 where it holds tokens of others.
+  /// How its tokens are numbered: by local position if they are the rank's own, from 0 if they are
+  /// other ranks'.
   LocalRange tokens;
   HeadRange heads;
   /// Index of an earlier buffer whose memory this one takes over; −1 for none.
@@ -93,39 +94,39 @@ struct Region {
 
 /// One message: whole tokens of an exchange buffer.
 struct Transfer {
-  int peer = 0;    ///< rank in the group, on the other side
+  int peer = 0;    ///< the other side's rank in the group
   int origin = 0;  ///< rank in the group whose tokens they are
   int buffer = 0;  ///< on this side
   LocalRange tokens;
   std::int64_t bytes = 0;
 };
 
-/// What of a task is waited for.
+/// Which stage of a task is waited for.
 enum class Stage : std::uint8_t {
   done,     ///< computed, or received
   released  ///< of an exchange: what it has sent may be overwritten
 };
 
-/// A task of another queue, earlier in the list. Those before it in its queue count too.
+/// An earlier task of another queue. It stands for all tasks before it in that queue, too.
 struct Dependency {
   int task = 0;
   Stage stage = Stage::done;
   bool operator==(const Dependency&) const = default;
 };
 
-/// Messages that go at once, in any order. Both sides list their exchanges of a group such that
-/// messages between two ranks match in order.
+/// Messages sent together, in any order. Both sides list a group's exchanges so that messages
+/// between two ranks match in order.
 struct Exchange {
   int group = 0;  ///< index into RankPlan::groups
   std::vector<Transfer> sends;
   std::vector<Transfer> receives;
-  /// What receiving waits for beside what the task waits for: memory that is still in use. What it
-  /// sends does not wait for that.
+  /// What receiving waits for in addition to the task's own dependencies: memory that is still in
+  /// use. Sending does not wait for it.
   std::vector<Dependency> receive_after;
 };
 
-/// Copies one content: the tokens of `to`, from those of the buffer `from` that begin at
-/// `from_begin`. Both number heads and batches alike.
+/// Copies one content into the region `to`, from the tokens of buffer `from` that begin at
+/// `from_begin`. Heads and batches are the same on both sides.
 struct Copy {
   Content content = Content::key;
   int from = 0;
@@ -158,7 +159,7 @@ struct Block {
   bool full = false;       ///< no pair is masked
   int implementation = 0;  ///< that computes it; index into RankPlan::implementations
   Result result;                ///< where its softmax state is put
-  std::optional<Result> state;  ///< of the same rows over other columns: continued
+  std::optional<Result> state;  ///< of the same rows over other columns, to be continued
 };
 
 enum class Reduction : std::uint8_t {
@@ -168,8 +169,8 @@ enum class Reduction : std::uint8_t {
 
 [[nodiscard]] std::string_view name_of(Reduction reduction) noexcept;
 
-/// Brings parts together, in this order, and rounds once. Rows of `into` that no part covers become
-/// those that see nothing: output 0, LSE −∞; sums become 0.
+/// Combines the parts in this order and rounds once. Rows of `into` that no part covers get output
+/// 0 and LSE −∞, or sum 0.
 struct Reduce {
   Reduction reduction = Reduction::softmax;
   std::vector<Result> parts;
@@ -178,7 +179,7 @@ struct Reduce {
 
 struct Task {
   std::variant<Copy, Exchange, Block, Reduce> work;
-  int step = 0;  ///< round of the schedule that it belongs to, for people
+  int step = 0;  ///< round of the schedule that it belongs to, for reports and messages
   std::vector<Dependency> after;
 };
 
@@ -231,8 +232,8 @@ struct RankPlan {
   [[nodiscard]] std::int64_t bytes_sent() const;
   /// Bytes of the memory of its buffers of one kind.
   [[nodiscard]] std::int64_t buffer_bytes(BufferKind kind) const;
-  /// Whether partial results are combined that a kernel has rounded to less than float32: one more
-  /// rounding than an unsharded call has.
+  /// Whether it combines partial results that a kernel has rounded to less than float32, which is
+  /// one rounding more than in an unsharded call.
   [[nodiscard]] bool reduces_rounded() const;
 };
 

@@ -23,25 +23,26 @@ namespace annulus::ring {
 struct PlanOptions {
   /// Allgather gathers by groups of key/value heads so that one group's buffer stays below this.
   std::int64_t gather_bytes = std::int64_t{256} << 20;
-  /// What the partial results of a rank may take, unless its output in float32 takes more: the ring
-  /// goes round for one group of key/value heads after the other where it must. 0: all heads at
-  /// once, and results are brought together as soon as there are two.
+  /// Limit for a rank's partial results, or the size of its output in float32 if that is more. If
+  /// they do not fit, the ring runs once per group of key/value heads. 0: all heads at once, and
+  /// results are combined as soon as there are two.
   std::int64_t result_bytes = 0;
   /// In the ring, columns come straight from their owners instead of from neighbour to neighbour:
-  /// the same bytes, none of which pass through other ranks, where all are linked alike.
+  /// the same bytes, but none pass through other ranks. For ranks that are all linked alike.
   bool direct = false;
-  /// Each hop of the ring has a receive buffer of its own while they all fit in this: transfers
-  /// then run ahead of the computation. Else two take turns.
+  /// If all fit in this, each hop of the ring has its own receive buffer, and transfers run ahead
+  /// of the computation. Otherwise two buffers alternate.
   std::int64_t prefetch_bytes = 0;
-  /// Of the LSE of partial results: in float32, rounding it costs a float32 run more accuracy than
-  /// all the rest; half types come from devices in float32. float32 problems always take float64.
+  /// Of the LSE of partial results. Rounding it to float32 costs a float32 run more accuracy than
+  /// all the rest, so float32 problems always use float64. Devices give it in float32 for half
+  /// types.
   DType lse_dtype = DType::float64;
 
   /// What suits the kernels and the memory of a place.
   static PlanOptions for_place(Place place);
 };
 
-/// A block that a kernel refused when it was prepared: the planner gives such blocks to others.
+/// A block that a kernel refused when it was prepared. The planner gives such blocks to others.
 struct Refusal {
   std::string implementation;
   PositionRanges rows;
@@ -52,8 +53,8 @@ struct Refusal {
   std::string reason;
 };
 
-/// JSON of refusals, to share them with other ranks, and back. Throws InternalError for a text that
-/// is none.
+/// Refusals as JSON, to share them with other ranks, and back. Throws InternalError for any other
+/// text.
 [[nodiscard]] std::string to_json(std::span<const Refusal> refusals);
 [[nodiscard]] std::vector<Refusal> parse_refusals(std::string_view text);
 
@@ -70,7 +71,7 @@ struct PlanInput {
   std::vector<Refusal> refusals = {};
 };
 
-/// Candidates whose rate `model` does not know get the one that they assume at `place`.
+/// Candidates whose rate `model` lacks get their assumed rate at `place`.
 [[nodiscard]] PlanInput make_plan_input(const AttentionProblem& problem,
                                         const ShardedOperands& operands,
                                         std::vector<const Implementation*> candidates, Place place,
@@ -107,7 +108,8 @@ struct ScheduleChoice {
 /// spread over the mesh.
 [[nodiscard]] std::vector<int> sample_ranks(const PlanInput& input, int most = 48);
 
-/// Who was passed over for blocks of this plan, and why: "3 of 8 blocks of rank 2: …".
+/// Which candidates were passed over for blocks of this plan, and why: "3 of 8 blocks of rank 2:
+/// …".
 [[nodiscard]] std::vector<std::pair<std::string, std::string>> passed_over_blocks(
     const PlanInput& input, const RankPlan& plan);
 

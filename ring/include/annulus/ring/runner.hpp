@@ -25,16 +25,16 @@ struct RunnerOptions {
   bool replay = true;
 };
 
-/// Obeys the plan of one rank, any plan, over and over. All memory is taken when it is made ready
-/// for tensors of certain strides: calls allocate nothing of their own, as long as they do not
-/// change.
+/// Executes the plan of one rank, any number of times. All memory is taken when it is prepared for
+/// tensors of certain strides; calls allocate nothing of their own as long as the strides stay the
+/// same.
 ///
-/// What computes goes to the stream "compute", the exchanges of a group to one of their own; a
-/// stream waits for another where the plan says so. While a CPU kernel computes, it moves transfers
-/// along. A device records a call with tensors that it has seen before and replays it from then on:
-/// the host then submits one graph. Where the transport wants calls to be alike on all ranks, the
-/// first call is the only one that is not recorded. A tracer that is enabled sees calls that are
-/// not replayed; all ranks enable theirs for the same calls.
+/// Computation goes to the stream "compute", the exchanges of each group to a stream of their own;
+/// streams wait for each other where the plan says so. A CPU kernel advances transfers while it
+/// computes. A device records a call whose tensors it has seen before and replays it from then on:
+/// the host then submits one graph. Where the transport needs uniform calls on all ranks, the first
+/// call is the only one that is not recorded. While a tracer is enabled, calls are not replayed;
+/// all ranks enable theirs for the same calls.
 class Runner {
  public:
   /// `implementations` are those that the plan names, `groups` those of the plan, for memory of
@@ -47,7 +47,7 @@ class Runner {
   Runner(Runner&& other) noexcept;
   Runner& operator=(Runner&& other) noexcept;
 
-  /// Makes the transfers ready. Collective over the groups, once, before any call.
+  /// Prepares the transfers. Collective over the groups, once, before any call.
   void connect();
 
   /// What the caller's tensors must look like: contiguous, without memory.
@@ -55,7 +55,7 @@ class Runner {
   /// Throws ArgumentError naming a tensor whose shape, dtype, place or strides do not fit the
   /// plan. `tensors`: the caller's, one for each buffer of that kind, in their order.
   void check(std::span<const TensorView> tensors) const;
-  /// Whether it is ready for tensors that lie like these.
+  /// Whether it is ready for tensors laid out like these.
   [[nodiscard]] bool is_ready_for(std::span<const TensorView> tensors) const;
   /// Makes ready for tensors of these strides, and of addresses that are as well aligned; tensors
   /// without memory count as aligned. Waits for calls under way. The blocks that a kernel refuses
@@ -70,7 +70,8 @@ class Runner {
   /// which the job can only be aborted (Control::abort); also for tensors that it is not ready for
   /// and that a kernel refuses, since the other ranks may be under way.
   void submit(std::span<const TensorView> tensors, ForeignStream* caller);
-  /// Returns when all calls are done, with the tensors the caller's again. Throws like submit().
+  /// Returns when all calls are done; the tensors are then the caller's again. Throws like
+  /// submit().
   void wait();
 
   [[nodiscard]] const RankPlan& plan() const noexcept;

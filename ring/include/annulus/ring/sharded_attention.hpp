@@ -19,8 +19,8 @@
 namespace annulus::ring {
 
 /// Local shards of one call, where the device computes. Head dimensions are innermost with stride
-/// 1; other strides are free, but choose the kernels: those for half types on GPUs want multiples
-/// of 16 bytes, addresses too.
+/// 1; other strides are free, but decide which kernels can run: those for half types on GPUs need
+/// strides and addresses that are multiples of 16 bytes.
 struct LocalTensors {
   ConstTensorView query;  ///< [b,t,n,D]
   ConstTensorView key;    ///< [b,s,k,D]
@@ -37,18 +37,18 @@ struct ShardedAttentionOptions {
   std::optional<PlanOptions> plan;      ///< PlanOptions::for_place(device.place()) if not given
   std::optional<CostModel> cost_model;  ///< CostModel::for_place(device.place()) if not given
   RunnerOptions runner;
-  Transport transport = Transport::automatic;  ///< between GPUs; of no meaning to host memory
+  Transport transport = Transport::automatic;  ///< between GPUs; ignored for host memory
 };
 
-/// The one line through the house: problem + mesh + shardings → plan → runner → output.
+/// The whole path: problem + mesh + shardings → plan → runner → output.
 ///
 ///     ShardedAttention attention(problem, operands, mesh, registry, device, options);
 ///     attention.run({query, key, value, output, lse});   // as often as wanted
 class ShardedAttention {
  public:
   /// Collective over the mesh: either all ranks get the object, or all throw the same error. The
-  /// references must outlive it. What a kernel refuses when it is prepared is planned for others,
-  /// by all ranks.
+  /// references must outlive it. If a kernel refuses a block when it is prepared, all ranks replan
+  /// for others.
   ShardedAttention(const AttentionProblem& problem, const ShardedOperands& operands, Mesh& mesh,
                    const Registry& registry, Device& device,
                    const ShardedAttentionOptions& options);
@@ -90,10 +90,10 @@ class ShardedAttention {
   [[nodiscard]] const std::string& transport() const noexcept { return transport_; }
   /// See RankPlan::reduces_rounded.
   [[nodiscard]] bool reduces_rounded() const { return rank_plan().reduces_rounded(); }
-  /// Who could compute the problem, and why the others cannot: some of them just some of this
-  /// rank's blocks.
+  /// Which implementations could compute the problem, and why the others cannot, some of them only
+  /// for some of this rank's blocks.
   [[nodiscard]] Selection selection() const;
-  /// Who computes a block of the rank's plan.
+  /// The implementation that computes a block of the rank's plan.
   [[nodiscard]] const Implementation& implementation_of(const Block& block) const {
     return *plan_input().candidates[static_cast<std::size_t>(block.implementation)];
   }

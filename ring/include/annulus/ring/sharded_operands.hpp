@@ -9,8 +9,8 @@
 
 namespace annulus::ring {
 
-/// How the tensors of a problem are laid on a mesh. Output is sharded as query, except that its
-/// last dimension is Dv; LSE [B,N,T] likewise.
+/// How the tensors of a problem are sharded over a mesh. Output is sharded as query, except that
+/// its last dimension is Dv; LSE [B,N,T] likewise.
 struct ShardedOperands {
   NamedSharding query;
   NamedSharding key;

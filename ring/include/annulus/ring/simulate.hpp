@@ -15,12 +15,13 @@ struct RankTimeline {
   double finish = 0;
 };
 
-/// Plays a plan as the runner obeys it, task by task: what computes runs in the order of the list,
-/// and so do the exchanges of a group, each when what it waits for is there. A transfer starts by
-/// the ways of the model's transport: when both sides are ready, or when the receiver is ready and
-/// the sender has offered; between hosts no earlier than the computation before it in the list is
-/// done. Messages of one rank and exchange follow each other; links are otherwise free of
-/// contention. In a sample of a mesh, ranks that are left out are as far as those that they meet.
+/// Plays a plan task by task, as the runner executes it: computing tasks run in the order of the
+/// list, and so do the exchanges of a group, each once its dependencies are met. When a transfer
+/// starts depends on the model's transport: when both sides are ready, or when the receiver is
+/// ready and the sender has offered; between hosts, not before the computation that precedes it in
+/// the list is done. The messages of one rank in one exchange follow each other; otherwise links
+/// have no contention. In a sample of a mesh, ranks that are left out are assumed to be as far as
+/// the ranks that they exchange with.
 [[nodiscard]] std::vector<RankTimeline> simulate(const Plan& plan, const CostModel& model);
 
 /// The finish of the slowest rank.

@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-// The row of a span before overlaps are taken apart.
+// The row of a span before overlapping spans are separated.
 std::string row_of(const TraceSpan& span) {
   const auto& messages = span.label.messages;
   const auto incoming =
@@ -26,7 +26,7 @@ std::string row_of(const TraceSpan& span) {
   return span.stream;
 }
 
-// A row of the viewer, whose spans must be nested or apart.
+// A row of the viewer, whose spans must be nested or disjoint.
 class Lane {
  public:
   // Spans come in order of begin, longer ones first.

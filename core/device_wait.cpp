@@ -9,7 +9,7 @@ namespace annulus {
 
 void wait_for_device(const DeviceQueue& queue, const Waiting& waiting, const Watchdog& watchdog) {
   using Clock = std::chrono::steady_clock;
-  // A call of a few milliseconds would feel the naps of the watchdog.
+  // The watchdog's sleeps would delay a call of a few milliseconds.
   constexpr std::chrono::milliseconds kSpin{20};
   const auto spin_until = Clock::now() + kSpin;
   bool done = queue.idle();

@@ -8,11 +8,11 @@ namespace annulus {
 namespace {
 
 constexpr std::array kVariables{
-    EnvironmentVariable{"ANNULUS_LOG_LEVEL", "off",
-                        "what a run tells on standard error: off, info (its story), debug (every "
-                        "choice)"},
+    EnvironmentVariable{
+        "ANNULUS_LOG_LEVEL", "off",
+        "what is logged to standard error: off, info (the main steps), debug (every choice)"},
     EnvironmentVariable{"ANNULUS_FORCE_NATIVE", "0",
-                        "1: the native implementation runs whatever --impl says"},
+                        "1: the native implementation runs, whatever --impl says"},
 };
 
 }  // namespace

@@ -6,11 +6,11 @@
 namespace annulus {
 namespace {
 
-// An event of a host stream, whatever the stream.
+// An event of any host stream.
 class HostEventBase : public Event {
  public:
   [[nodiscard]] virtual std::string describe() const = 0;
-  /// Rises whenever the event's stream moves.
+  /// Increases whenever the event's stream advances.
   [[nodiscard]] virtual std::uint64_t moved() const = 0;
 };
 
@@ -44,7 +44,7 @@ struct HostStream::State {
   std::uint64_t pieces_before = 0;  // finished pieces of operations that are complete
   bool progressing = false;
 
-  // Rises whenever anything moves.
+  // Increases whenever anything advances.
   [[nodiscard]] std::uint64_t moved() const {
     const bool running = !queue.empty() && queue.front().operation;
     return completed + pieces_before + (running ? queue.front().operation->pieces_finished() : 0);
@@ -151,7 +151,7 @@ void HostStream::synchronize(const Waiting& waiting) {
 }
 
 void HostStream::progress() {
-  // Whoever calls this has something else to do: it computes, and the others may be waiting for it.
+  // The caller has something else to do: it computes, and other ranks may be waiting for it.
   watchdog_.give_life_sign();
   state_->progress();
 }

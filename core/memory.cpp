@@ -55,7 +55,7 @@ Buffer MemoryPool::allocate(std::size_t bytes, std::string_view what) {
           human_bytes(statistics_.in_use), human_bytes(statistics_.reserved - statistics_.in_use),
           state.empty() ? "" : "; ", state));
     }
-    // Giving back must not allocate: the free list keeps room for every block it may get.
+    // Giving memory back must not allocate, so the free list keeps room for every block it may get.
     auto& list = free_[block];
     list.reserve(list.capacity() + 1);
     statistics_.reserved += block;

@@ -28,7 +28,7 @@ class Computing::Thread {
  private:
   void run() {
     using Clock = std::chrono::steady_clock;
-    constexpr std::chrono::milliseconds kPause{20};  // give() knows how often is often enough
+    constexpr std::chrono::milliseconds kPause{20};  // give() itself limits the rate
     const auto begin = Clock::now();
     std::unique_lock lock(mutex_);
     while (!end_.wait_for(lock, kPause, [this] { return ended_; })) {

@@ -46,7 +46,7 @@ TensorView destination_window(const TensorView& destination, const ReshardBox& b
   return window(destination, box.shape, box.destination_begin, box.destination_step);
 }
 
-// A part of a message buffer, cut off its front.
+// A message buffer that is consumed from its front.
 class Cursor {
  public:
   explicit Cursor(void* data) : next_(static_cast<std::byte*>(data)) {}

@@ -54,7 +54,7 @@ PositionRange SequenceLayout::chunk(std::int64_t index) const {
   const std::int64_t granules = length_ / granule_;
   const std::int64_t fewest = granules / chunks();
   const std::int64_t larger =
-      granules % chunks();  // that many chunks, the first ones, hold one more
+      granules % chunks();  // this many chunks, the first ones, hold one more
   const std::int64_t begin = (index * fewest + std::min(index, larger)) * granule_;
   const std::int64_t whole = (fewest + (index < larger ? 1 : 0)) * granule_;
   return {GlobalPosition(begin), index == chunks() - 1 ? length_ - begin : whole, 1};

@@ -74,7 +74,7 @@ ResultInfo decoded(const std::string& text) {
   return info;
 }
 
-// Every rank's word on one result, in order of rank.
+// What every rank knows of one result, in order of rank.
 std::vector<ResultInfo> gather_info(Control& world, const Tensor& result, bool with_digest) {
   ResultInfo mine{result.dtype(), result.shape(), "-"};
   if (with_digest) mine.digest = digest(result.view().data(), result.bytes());
@@ -96,7 +96,7 @@ void check_dtypes(const std::vector<ResultInfo>& infos, int result) {
 
 void check_equal_along(const MeshShape& mesh, const std::string& axis,
                        const std::vector<ResultInfo>& infos, int result) {
-  std::set<int> same;  // ranks with which others were compared …
+  std::set<int> same;  // ranks that others were compared with …
   std::set<int> different;
   const std::vector<std::string> axes{axis};
   for (int rank = 0; rank < mesh.ranks(); ++rank) {
@@ -108,8 +108,8 @@ void check_equal_along(const MeshShape& mesh, const std::string& axis,
   }
   if (different.empty()) return;
   throw UserError(fmt::format(
-      "result {}: values differ along axis '{}', which its out_spec does not name and so promises "
-      "to be equal: {} {} from {} {}",
+      "result {}: values differ along axis '{}', which its out_spec does not name, so they must be "
+      "equal: {} {} against {} {}",
       result, axis, different.size() == 1 ? "rank" : "ranks", fmt::join(different, ", "),
       same.size() == 1 ? "rank" : "ranks", fmt::join(same, ", ")));
 }

@@ -138,7 +138,7 @@ std::string cuda_unavailable_reason() {
     (void)cudaGetLastError();
     int driver = 0;
     if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) {
-      return "no CUDA device: no NVIDIA driver";  // the runtime calls it an old one
+      return "no CUDA device: no NVIDIA driver";  // the runtime would call it too old
     }
     return fmt::format("no CUDA device: {}", cudaGetErrorString(code));
   }

@@ -41,7 +41,7 @@ MemoryPool& marks() {
 
 }  // namespace
 
-// Events without times, for use again and again.
+// Reusable events without times.
 class CudaStream::EventPool {
  public:
   [[nodiscard]] Handle<CudaEventTraits> take() {

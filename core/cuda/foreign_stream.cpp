@@ -21,7 +21,7 @@ class ForeignCudaStream final : public ForeignStream {
     return Handle<CudaEventTraits>(event);
   }
 
-  // A wait refers to the event as it is now: one serves all.
+  // A wait refers to the event's state at that moment, so one event serves all calls.
   void order(cudaStream_t first, cudaStream_t second) {
     check_cuda(cudaEventRecord(event_.get(), first), "cudaEventRecord");
     check_cuda(cudaStreamWaitEvent(second, event_.get(), 0), "cudaStreamWaitEvent");

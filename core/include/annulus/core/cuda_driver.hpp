@@ -7,8 +7,8 @@
 
 namespace annulus::cuda {
 
-/// Functions of the driver that the runtime does not wrap. They are looked up at run time: linked
-/// against, they would keep the program from starting where there is no driver.
+/// Functions of the driver that the runtime does not wrap. They are looked up at run time: if they
+/// were linked, the program could not start where there is no driver.
 struct DriverCalls {
   PFN_cuStreamBatchMemOp_v11070 stream_batch_mem_op = nullptr;
   PFN_cuStreamWriteValue32_v11070 stream_write_value = nullptr;

@@ -13,8 +13,8 @@
 
 namespace annulus {
 
-/// While it lives, work that the calling thread gives to a GPU by CUDA's own calls goes to the
-/// device that it comes from; what was current before is current again at the end.
+/// While it lives, its device is current for CUDA calls that the calling thread makes itself; at
+/// the end, the previous device is current again.
 class CurrentDevice {
  public:
   virtual ~CurrentDevice() = default;

@@ -4,8 +4,8 @@
 
 namespace annulus {
 
-/// Makes a CUDA device current for the calling thread, and at the end again what was current
-/// before. Costs next to nothing where it is current already.
+/// Makes a CUDA device current for the calling thread, and the previous one again at the end. Costs
+/// next to nothing if it is current already.
 class DeviceGuard {
  public:
   /// Throws CudaError.
@@ -15,7 +15,7 @@ class DeviceGuard {
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
-  int before_ = -1;  // none: nothing to go back to
+  int before_ = -1;  // −1: nothing to restore
 };
 
 }  // namespace annulus

@@ -9,7 +9,7 @@
 
 namespace annulus {
 
-/// A device's queue of work, as somebody sees it who waits for its end.
+/// A device's queue of work, as seen by someone who waits for its end.
 struct DeviceQueue {
   std::function<bool()> idle;            ///< throws if the device has failed
   std::function<std::uint64_t()> moved;  ///< changes as the work goes on
@@ -17,8 +17,8 @@ struct DeviceQueue {
 };
 
 /// Waits until `queue` is idle, giving signs of life whenever it has moved or waiting.computing()
-/// says that only own work is awaited. Throws TimeoutError when nothing has moved for the
-/// watchdog's timeout, or for kComputingTimeouts of them while the device computes.
+/// says that this rank waits only for its own work. Throws TimeoutError when nothing has moved for
+/// the watchdog's timeout, or for kComputingTimeouts of them while the device computes.
 void wait_for_device(const DeviceQueue& queue, const Waiting& waiting, const Watchdog& watchdog);
 
 }  // namespace annulus

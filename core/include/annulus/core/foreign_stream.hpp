@@ -6,8 +6,8 @@
 
 namespace annulus {
 
-/// A stream of a device that somebody else owns, and against which ours are ordered. The host waits
-/// for nothing.
+/// A device stream that somebody else owns, against which ours are ordered. The host waits for
+/// nothing.
 class ForeignStream {
  public:
   virtual ~ForeignStream() = default;

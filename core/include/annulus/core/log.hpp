@@ -6,12 +6,11 @@
 
 #include <fmt/format.h>
 
-/// What the library tells on standard error, line by line. Silent unless ANNULUS_LOG_LEVEL names a
-/// level.
+/// What the library logs to standard error. Silent unless ANNULUS_LOG_LEVEL names a level.
 namespace annulus {
 
-/// info tells the story of a run, from the first rank of a mesh alone where all would say the same;
-/// debug tells every choice, on every rank.
+/// info: the main steps of a run, from the first rank of a mesh alone where all would say the same.
+/// debug: every choice, on every rank.
 enum class LogLevel : std::uint8_t { debug, info };
 
 [[nodiscard]] bool logs(LogLevel level);

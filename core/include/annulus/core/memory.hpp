@@ -74,7 +74,7 @@ class MemoryPool {
   [[nodiscard]] Buffer allocate(std::size_t bytes, std::string_view what = {});
   [[nodiscard]] Place place() const noexcept { return place_; }
   [[nodiscard]] MemoryStatistics statistics() const;
-  /// Makes the peak what is in use now.
+  /// Resets the peak to what is in use now.
   void reset_peak();
   /// Returns free memory to the system, if the pool may.
   void trim();
@@ -89,9 +89,9 @@ class MemoryPool {
   virtual void system_free(void* data, std::size_t bytes) noexcept = 0;
   /// Whether free memory may go back to the system before the pool ends.
   [[nodiscard]] virtual bool may_trim() const noexcept { return true; }
-  /// "3.2 GiB of 139.8 GiB are free": for the error of whoever gets no memory; may be empty.
+  /// "3.2 GiB of 139.8 GiB are free": for the error when there is no memory; may be empty.
   [[nodiscard]] virtual std::string system_state() const { return {}; }
-  /// All that is free goes back to the system: for the destructors of derived pools.
+  /// Returns all free memory to the system: for the destructors of derived pools.
   void release() noexcept;
 
  private:

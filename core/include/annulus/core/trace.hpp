@@ -43,7 +43,7 @@ struct TraceLabel {
 /// One span on one stream of one rank. Times are nanoseconds of the monotonic clock.
 ///
 /// A rank sees a message from the moment that it posts it to the moment that it notices its
-/// completion. When the other side was ready, only the spans of both tell; see
+/// completion. When the other side was ready shows only in the spans of both; see
 /// begin_when_moving().
 struct TraceSpan {
   TraceLabel label;

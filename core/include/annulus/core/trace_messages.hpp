@@ -24,7 +24,7 @@ struct TraceFlow {
   std::size_t index = 0;
 };
 
-/// Every message that both its ranks have noted, in an order that depends on nothing else.
+/// Every message that both its ranks have recorded, in an order that depends only on the messages.
 [[nodiscard]] std::vector<TraceFlow> flows_of(const TraceOfRanks& ranks);
 
 /// Lets spans of transfers begin when their messages move instead of when they were posted: once

@@ -17,14 +17,15 @@ class LifeSigns {
   virtual void give() = 0;
   /// Whether any other rank has done so since the last call. Never blocks.
   virtual bool heard() = 0;
-  /// Whether another thread may give(), as long as that of the other calls does not communicate.
+  /// Whether another thread may give(), as long as the thread of the other calls does not
+  /// communicate.
   [[nodiscard]] virtual bool any_thread_may_give() const { return false; }
 };
 
 /// Gives signs of life from a thread of its own until it ends: see Watchdog::computing().
 class Computing {
  public:
-  /// For `most` at the longest. Does nothing without life signs that any thread may give.
+  /// For at most `most`. Does nothing without life signs that any thread may give.
   Computing(std::shared_ptr<LifeSigns> life_signs, std::chrono::duration<double> most);
   ~Computing();
   Computing(const Computing&) = delete;
@@ -58,11 +59,10 @@ class Watchdog {
     if (life_signs_) life_signs_->give();
   }
 
-  /// While the result lives, the others know that this rank is alive, though it asks for nothing:
-  /// it computes without a stream (an oracle), reads files, waits for a disk. It must not
-  /// communicate in this time, nor let a stream progress. After so many timeouts the others hear no
-  /// more of it: for what might hang. Where MPI was started without MPI_THREAD_SERIALIZED there are
-  /// no signs.
+  /// While the result lives, the others know that this rank is alive without calling the watchdog:
+  /// it computes without a stream (an oracle), reads files, waits for a disk. Meanwhile it must not
+  /// communicate or advance a stream. The signs stop after `timeouts` timeouts, for work that might
+  /// hang. If MPI was started without MPI_THREAD_SERIALIZED, there are none.
   [[nodiscard]] Computing computing(
       double timeouts = std::numeric_limits<double>::infinity()) const {
     return {life_signs_, timeouts * timeout_};

@@ -96,7 +96,7 @@ struct CorrectedSpec {
   std::vector<SpecCorrection> corrections;  ///< in order of dimension; empty if nothing changed
 };
 
-/// The lenient twin of validate(): entries that it would refuse become none, and surplus entries
+/// The lenient variant of validate(): entries that it would refuse become none, and surplus entries
 /// are dropped.
 [[nodiscard]] CorrectedSpec corrected_spec(const PartitionSpec& spec, const MeshShape& mesh,
                                            const Extents& shape,

@@ -14,7 +14,7 @@ namespace annulus {
 ///
 /// `source` and `destination` are this rank's shards. They have the local shapes that the shardings
 /// give, the same dtype and any strides; they lie in host memory and do not overlap. The call reads
-/// after the work that was submitted to `stream` before it. It returns when the destination is
+/// the source after the work submitted to `stream` before it, and returns when the destination is
 /// complete.
 ///
 /// Collective over the mesh; all ranks pass the same shardings and dtype. If the views of one rank

@@ -38,9 +38,9 @@ struct ShardMap {
 /// Lvalues convert implicitly: shard_map(mesh, stream, pool, map, {query, key}).
 using ShardedArguments = std::vector<std::reference_wrapper<const ShardedTensor>>;
 
-/// Runs a function shard by shard, as JAX's shard_map does. Arguments that are sharded otherwise
-/// than in_specs say are resharded first. The results get the shardings that out_specs describe; in
-/// each dimension their global size is the sum of the local sizes along its axes. The distribution
+/// Runs a function shard by shard, as JAX's shard_map does. Arguments that are not sharded as
+/// in_specs say are resharded first. The results get the shardings that out_specs describe; in each
+/// dimension their global size is the sum of the local sizes along its axes. The distribution
 /// kv_heads is not possible for a result, because the number of ranks that share a head does not
 /// follow from the shards.
 ///

@@ -48,7 +48,7 @@ class ShardedAttention {
  public:
   /// Collective over the mesh: either all ranks get the object, or all throw the same error. The
   /// references must outlive it. If a kernel refuses a block when it is prepared, all ranks replan
-  /// for others.
+  /// it for another one.
   ShardedAttention(const AttentionProblem& problem, const ShardedOperands& operands, Mesh& mesh,
                    const Registry& registry, Device& device,
                    const ShardedAttentionOptions& options);

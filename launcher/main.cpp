@@ -44,8 +44,8 @@ ExitCode dispatch(const launcher::CommandContext& context) {
   throw InternalError("a command that nobody runs");
 }
 
-// --timeout, or ANNULUS_TIMEOUT, before the options are read: the start has to end too. What is
-// wrong with it is told later.
+// --timeout, or ANNULUS_TIMEOUT, before the options are read, because the start needs a limit too.
+// Errors in it are reported later.
 Watchdog::Seconds start_timeout(const std::vector<std::string>& words) {
   std::string text;
   if (const char* variable = std::getenv("ANNULUS_TIMEOUT"); variable != nullptr) text = variable;

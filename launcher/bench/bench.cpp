@@ -41,9 +41,9 @@
 namespace annulus::launcher {
 namespace {
 
-// Calls of a device that are traced, after those that are timed.
+// Traced calls on a device, made after the timed ones.
 constexpr int kTracedCalls = 3;
-// How long a GPU rests before it is timed: as long as it has worked, within these.
+// Limits of a GPU's rest before it is timed; it rests as long as it has worked.
 constexpr std::chrono::milliseconds kLeastRest{300};
 constexpr std::chrono::milliseconds kMostRest{3000};
 
@@ -90,7 +90,7 @@ class Bench {
     collectively(world,
                  [&] { check_choices(options_, problem, operands, registry_, device_.place()); });
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
-    // Three series, the first call and the oracle; a few traced calls more do not count.
+    // Three series, the first call and the oracle; the few traced calls do not count.
     progress_.begin(shape_cell(shape), 3 * (options_.warmup + options_.iterations) + 2);
     device_.memory().trim();
     device_.memory().reset_peak();
@@ -122,7 +122,7 @@ class Bench {
       attention.run(moved.tensors());
       progress_.advance(1);
     };
-    // Tracing would keep a device from replaying: what its time goes to is seen in calls apart.
+    // Tracing would keep a device from replaying, so its calls are traced separately.
     const bool apart = !device_.place().is_host();
     tracer.pause(apart);
     call();
@@ -131,7 +131,8 @@ class Bench {
       return LocalBlocks(problem, attention, moved.tensors(), device_, mesh_.watchdog(), threads_);
     });
     // A GPU that has worked for a while runs slower, and rest does not undo all of it. So each
-    // series begins rested, and the kernels alone are timed before and after, each time as long.
+    // series begins rested, and the kernels alone are timed before and after, for as long each
+    // time.
     std::chrono::nanoseconds worked{0};
     const auto timed = [&](const auto& body) {
       if (apart) std::this_thread::sleep_for(std::clamp(worked, {kLeastRest}, {kMostRest}));
@@ -182,7 +183,7 @@ class Bench {
     if (!measured.accuracy.within(measured.bound)) ++failed_;
   }
 
-  /// Shows nothing any more.
+  /// Stops showing progress.
   void end_progress() { progress_.end(); }
   /// Of all cases, on rank 0, if --trace was given.
   [[nodiscard]] const TraceOfRanks& trace() const { return trace_; }
@@ -236,8 +237,8 @@ class Bench {
   int failed_ = 0;
 };
 
-// The given shape, or one of each length of the sweep (with the sizes that --shape gives, or a
-// usual model's).
+// The given shape, or one of each length of the sweep (with the other sizes from --shape, or those
+// of a typical model).
 std::vector<AttentionShape> shapes_of(const Options& options) {
   if (!options.sequence_sweep) {
     if (options.shape) return {*options.shape};
@@ -260,7 +261,7 @@ std::vector<AttentionShape> shapes_of(const Options& options) {
 ExitCode bench_command(const CommandContext& context) {
   const Options& options = context.options;
   if (!options.trace.empty() && (options.hops || !options.calibrate.empty())) {
-    throw UserError("--trace: shows calls of attention, and --hops and --calibrate make none");
+    throw UserError("--trace: shows attention calls, and --hops and --calibrate make none");
   }
   if (options.hops) return bench_hops(context);
   if (!options.calibrate.empty()) return calibrate(context);

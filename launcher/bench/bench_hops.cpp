@@ -116,8 +116,8 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place)
        {"size", "bytes", 12, 0,
         "that every rank sends to the next and receives from the one before"},
        {"time", "µs, median", 10, 0,
-        fmt::format("of {} after {} to warm up, each of up to {} hops in a row, over their number; "
-                    "of the slowest rank",
+        fmt::format("of {} after {} to warm up, each the mean of up to {} hops in a row; of the "
+                    "slowest rank",
                     counted(options.iterations, "time"), options.warmup, kMostHopsPerTime)},
        {"least", "µs", 10},
        {"most", "µs", 10},

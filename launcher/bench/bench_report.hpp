@@ -22,8 +22,8 @@ struct BenchMeasurement {
   double flops = 0;              ///< of the whole problem
   double bytes = 0;              ///< received by the rank that receives most
   double exposed = 0;            ///< seconds per call, of the rank that waits longest
-  std::optional<double> hidden;  ///< part of the transfer time under kernels
-  double bookkeeping = 0;        ///< largest part of a rank's time
+  std::optional<double> hidden;  ///< share of the transfer time under kernels
+  double bookkeeping = 0;        ///< largest share of a rank's time
   double peak_memory = 0;        ///< bytes, of the rank with most
   double extra_memory = 0;       ///< likewise
   verification::Accuracy accuracy;

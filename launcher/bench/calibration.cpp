@@ -32,8 +32,8 @@
 namespace annulus::launcher {
 namespace {
 
-// What is measured on a kind of device unless --sweep says otherwise: enough to see the kernel
-// reach its rate, little enough to take seconds.
+// What is measured on a kind of device unless --sweep says otherwise: large enough for the kernel
+// to reach its rate, small enough to take seconds.
 struct Extent {
   SweepRange rows;
   std::int64_t call_rows;  ///< of the smallest block, which costs hardly more than its call

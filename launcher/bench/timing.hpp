@@ -16,7 +16,7 @@ namespace annulus::launcher {
 struct Timing {
   double least = 0;
   double median = 0;
-  double p99 = 0;  ///< all but one call in a hundred took at most this: the longest of fewer calls
+  double p99 = 0;  ///< 99th percentile; of fewer than 100 calls, the longest
   double most = 0;
 };
 

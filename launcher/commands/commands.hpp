@@ -22,8 +22,7 @@ struct CommandContext {
 
 /// The commands of the program. Collective over the session's ranks: all return the same code, or
 /// all throw the same UserError (a LibraryError may come on one rank alone, after which only
-/// abort_job() is left). They write nothing but
-/// warnings to standard error.
+/// abort_job() is left). They write only warnings to standard error.
 [[nodiscard]] ExitCode run_command(const CommandContext& context);
 [[nodiscard]] ExitCode verify_command(const CommandContext& context);
 [[nodiscard]] ExitCode bench_command(const CommandContext& context);

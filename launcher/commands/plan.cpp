@@ -29,7 +29,7 @@ namespace annulus::launcher {
 namespace {
 
 constexpr double kMiB = 1 << 20;
-// Rows of the table of ranks; the largest and the mean of all ranks stand in the other table.
+// Rows of the table of ranks; the maximum and the mean over all ranks are in the other table.
 constexpr std::size_t kListedRanks = 32;
 constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped};
 
@@ -57,7 +57,7 @@ PlannedCase plan_case(const Options& options, const Registry& registry) {
   ProblemSetup setup =
       set_up_problem(options, *options.shape, options.dtype.value_or(DType::float32), /*ranks=*/0);
   ring::ShardedOperands operands = shard_operands(setup);
-  // The ranks need not exist: what they compute with is what the user says.
+  // The ranks need not exist, so the user says what they compute with.
   const Place place = options.device == "cuda" ? Place::cuda(0) : Place::host();
   PlannedCase planned{
       std::move(setup), std::move(operands), {}, place, cost_model_of(options, place), {}, {}};
@@ -87,7 +87,7 @@ std::int64_t bytes_received(const ring::Exchange& exchange) {
 /// Totals of a plan for the table of layouts.
 struct PlanTotals {
   double most_work = 0;
-  std::int64_t hops = 0;       ///< most steps of a rank in which something travels
+  std::int64_t hops = 0;       ///< most steps of a rank with transfers
   std::int64_t hop_bytes = 0;  ///< most that a rank receives in one step
   double bytes = 0;            ///< received by all ranks
   std::int64_t buffers = 0;    ///< most buffer memory of a rank
@@ -113,7 +113,7 @@ PlanTotals totals_of(const ring::Plan& plan) {
   return totals;
 }
 
-// What predictions count on, for the implementations that compute blocks.
+// What predictions assume, for the implementations that compute blocks.
 std::string cost_assumptions(const ring::CostModel& model, const ring::Plan& plan) {
   constexpr double kLong = 16 << 10;  // rows
   constexpr double kLarge = 64 * kMiB;
@@ -159,7 +159,7 @@ Report layouts_report(const PlannedCase& planned, const Options& options) {
                  {"chosen", "", 6},
                  {"work", "GFLOP, most", 0, 0, "2 N (D + Dv) operations per visible pair"},
                  {"imbalance", "%", 9, 0, "work of the rank with most, above the mean of all"},
-                 {"hops", "most", 6, 0, "steps in which something travels, of the rank with most"},
+                 {"hops", "most", 6, 0, "steps with transfers, of the rank with most"},
                  {"hop", "MiB/rank, most", 0, 1, "that a rank receives in one step"},
                  {"moved", "MiB, total", 10, 1, "received by all ranks"},
                  {"buffers", "MiB/rank, most", 0, 2, "of transfers"},

@@ -9,7 +9,7 @@ namespace {
 
 using nlohmann::json;
 
-// What is left of a rank without its tasks.
+// A rank without its tasks.
 json short_rank(const ring::RankPlan& rank) {
   return {{"rank", rank.rank},
           {"work", rank.work()},
@@ -36,7 +36,7 @@ json milliseconds(const ring::RankTimeline& timeline) {
           {"finish", timeline.finish * 1e3}};
 }
 
-// Seconds that nobody predicted are 0.
+// 0 seconds means not predicted.
 json predicted(double seconds) {
   return seconds > 0 ? json(seconds * 1e3) : json(nullptr);
 }

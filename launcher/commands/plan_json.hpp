@@ -17,8 +17,8 @@ inline constexpr int kRanksWithTasks = 64;
 
 /// All that annulus plan shows and more, as JSON: the fields of ring::to_json(), "predicted_ms" of
 /// each rank and of the slowest, "schedules" with the reasons for and against, and "layouts", the
-/// rows of the table that compares them. "schema" is "annulus.plan"; of large meshes it
-/// holds the ranks that were planned ("ranks_left_out").
+/// rows of the table that compares them. "schema" is "annulus.plan". For a large mesh it holds only
+/// the ranks that were planned ("ranks_left_out").
 [[nodiscard]] std::string plan_json(const ring::Plan& plan, const ring::CostModel& model,
                                     const ring::ScheduleChoice& choice, const Report& layouts);
 

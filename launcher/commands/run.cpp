@@ -43,7 +43,7 @@ constexpr int kExplainedRanks = 8;
 struct Measurement {
   double seconds = 0;          ///< of the slowest rank
   double exposed_seconds = 0;  ///< longest wait of a rank for transfers
-  double bookkeeping = 0;      ///< largest part of a rank's time that was neither kernel nor wait
+  double bookkeeping = 0;      ///< largest share of a rank's time that was neither kernel nor wait
   double flops = 0;            ///< of the problem, each visible pair counted once
   double bytes = 0;            ///< received by all ranks
   double peak_memory = 0;      ///< bytes, of the rank with most
@@ -86,13 +86,12 @@ Report make_report(const CommandContext& context, const ProblemSetup& setup, con
        {"transport", "", 0, 4},
        {"time", "ms", 8, 0, "of the slowest rank, without reading and writing files"},
        {"rate", "GFLOP/s", 9, 0,
-        "2 N (D + Dv) operations per visible pair, over time, all ranks together"},
+        "2 N (D + Dv) operations per visible pair, divided by time, all ranks together"},
        {"moved", "MiB", 8, 3, "received by all ranks together"},
        {"wait", "ms", 7, 0,
         "for transfers, with nothing to compute; of the rank that waits longest"},
-       {"bookkeeping", "%", 0, 5, "largest part of a rank's time that is neither kernel nor wait"},
-       {"memory", "MiB/rank", 0, 0,
-        "most that was taken from a rank's memory pool, shards included"}},
+       {"bookkeeping", "%", 0, 5, "largest share of a rank's time that is neither kernel nor wait"},
+       {"memory", "MiB/rank", 0, 0, "peak of a rank's memory pool, shards included"}},
       {options.wide, options.legend});
   report.add_meta("options", options.given);
   report.add_meta("problem", problem_text(setup.problem, setup.layout));
@@ -127,15 +126,15 @@ class KernelCounter final : public TraceSink {
   Progress& progress_;
 };
 
-// How much work the counter will see one by one: a device reports only at the end, and two or three
-// kernels are no measure.
+// How many kernels the counter will see one by one; 0 if progress cannot be told: a device reports
+// only at the end, and two or three kernels are too few.
 double countable_kernels(const ring::ShardedAttention& attention, Place place) {
   constexpr std::size_t kEnough = 4;
   const std::size_t kernels = attention.rank_plan().all<ring::Block>().size();
   return place.is_host() && kernels >= kEnough ? static_cast<double>(kernels) : 0;
 }
 
-// Runs body() and lets its failure, a lack of memory say, name the tensor.
+// Runs body() and makes its failure, such as a lack of memory, name the tensor.
 template <class Body>
 auto for_tensor(const char* name, const Body& body) {
   try {
@@ -156,7 +155,7 @@ ExitCode run_command(const CommandContext& context) {
   Control& world = mesh.world();
   const bool leader = mesh.rank() == 0;
 
-  // All that may be wrong with the input shows before any work.
+  // All errors in the input show before any work.
   begin_step("annulus run was reading the headers of its input files");
   const InputTensors inputs = collectively(world, [&] { return open_inputs(options); });
   require_same(world, "input files",

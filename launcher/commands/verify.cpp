@@ -60,11 +60,12 @@ class MeshCache {
   std::map<std::string, std::unique_ptr<Mesh>> meshes_;
 };
 
-// The generator decides what these say.
+// The random generator decides these.
 void check_nothing_drawn_is_given(const Options& options) {
   const auto check = [](bool given, const char* option) {
     if (!given) return;
-    throw UserError(fmt::format("{}: drawn at random, so it cannot stand beside --random", option));
+    throw UserError(
+        fmt::format("{}: drawn at random, so it cannot be given with --random", option));
   };
   check(options.shape.has_value(), "--shape");
   check(options.mesh.has_value(), "--mesh");
@@ -119,7 +120,7 @@ NamedCase given_case(const Options& options, int ranks) {
   }
   ProblemSetup setup =
       set_up_problem(options, *options.shape, options.dtype.value_or(DType::float32), ranks);
-  static_cast<void>(shard_operands(setup));  // for its messages
+  static_cast<void>(shard_operands(setup));  // for its error messages
   NamedCase result;
   result.index = "0";
   result.warnings = std::move(setup.warnings);
@@ -224,7 +225,7 @@ class Tally {
     return text.empty() ? "none" : text;
   }
   [[nodiscard]] std::string text() const {
-    // Of these more was allowed; see verify_sharded().
+    // These were allowed a larger error; see verify_sharded().
     const std::string rounded =
         reduces_rounded_ == 0
             ? ""
@@ -347,7 +348,7 @@ ExitCode verify_command(const CommandContext& context) {
   Mesh everyone(MeshShape({{"ranks", ranks}}), context.session.world(),
                 Watchdog(Watchdog::Seconds(options.timeout)));
 
-  // All that may be wrong with the input shows before any work.
+  // All errors in the input show before any work.
   std::optional<NamedCase> given;
   std::optional<ReportFiles> report_files;
   const std::unique_ptr<Device> device = open_device(options, everyone);

@@ -14,7 +14,7 @@
 namespace annulus::files {
 namespace {
 
-// Reading this much for nothing costs less than another system call.
+// Reading this much in vain costs less than another system call.
 constexpr std::int64_t kMaxReadGap = std::int64_t{16} << 10;
 
 }  // namespace

@@ -20,7 +20,7 @@
 namespace annulus::files {
 namespace {
 
-// A disk may take so many timeouts before it counts as hung.
+// A disk may take this many timeouts before it counts as hung.
 constexpr double kDiskTimeouts = 20;
 
 std::string header_of(const std::string& path, std::vector<ArrayInfo>& arrays) {

@@ -61,7 +61,7 @@ FileDescriptor open_by_name(const std::string& name, const FileReference& refere
     throw SystemError(name + ", created by rank 0, cannot be opened (do all nodes share it?)",
                       errno);
   }
-  // Hosts number the devices of a shared file system differently, and its inodes alike.
+  // Hosts number the devices of a shared file system differently, but agree on its inodes.
   if (status_of(file).st_ino != reference.inode) {
     throw LibraryError(name + ": is not the file that rank 0 created (do all nodes share it?)");
   }

@@ -23,8 +23,8 @@ struct FileReference {
 /// Opens the file for writing without its name. Empty where this process cannot: on another host,
 /// in another container.
 [[nodiscard]] FileDescriptor open_through_proc(const FileReference& reference);
-/// Opens the file for writing by a name that it has. Throws SystemError, or LibraryError where the
-/// name has come to mean another file.
+/// Opens the file for writing by one of its names. Throws SystemError, or LibraryError if the name
+/// now means another file.
 [[nodiscard]] FileDescriptor open_by_name(const std::string& name, const FileReference& reference);
 
 }  // namespace annulus::files

@@ -47,7 +47,7 @@ void forget(int slot) noexcept {
   if (slot >= 0) slots[static_cast<std::size_t>(slot)].state = Slot::vacant;
 }
 
-// The user's doing: a directory or a name that cannot be written to.
+// The user's error: a directory or a name that cannot be written to.
 bool is_bad_path(int error_number) {
   switch (error_number) {
     case ENOENT:
@@ -76,15 +76,15 @@ std::string directory_of(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
-// The directory of a target, opened early: once the file has its name, nothing may fail for want of
-// a descriptor. Who may write to a directory need not be allowed to read it.
+// The directory of a target, opened early: once the file has its name, nothing may fail for lack of
+// a descriptor. A directory that may be written to may still be unreadable.
 FileDescriptor open_directory_of(const std::string& path) {
   FileDescriptor file(::open(directory_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!file && errno != EACCES) throw_cannot_create(path, errno);
   return file;
 }
 
-// Some file systems cannot bring directories to disk, and keep names safe without.
+// Some file systems cannot sync directories, and keep names safe without it.
 void sync_directory(const FileDescriptor& directory, const std::string& path) {
   if (!directory || ::fsync(directory.get()) == 0) return;
   if (errno != EINVAL && errno != ENOTSUP) throw SystemError("fsync " + directory_of(path), errno);
@@ -157,7 +157,7 @@ TemporaryFile::TemporaryFile(std::string target, Naming naming)
   if (::stat(target_.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
     throw FileError(target, "cannot be written: exists and is not a regular file");
   }
-  // A name that is too long would otherwise show when the work is done.
+  // A name that is too long would otherwise fail only after the work.
   if (::lstat(temporary_name(target_, kAttempts).c_str(), &status) != 0 && errno != ENOENT) {
     throw_cannot_create(target_, errno);
   }

@@ -7,9 +7,9 @@
 
 namespace annulus::launcher {
 
-/// Runs body() and lets its errors speak of `option` ("--window", "--query q.npy"): lower floors
-/// name their own arguments, or a file alone, while the user knows the options. An entry of an
-/// argument stays visible: "kv_lengths[2]" becomes "--kv-lengths kv.npy, entry 2".
+/// Runs body() and makes its errors name `option` ("--window", "--query q.npy"): lower layers name
+/// their own arguments, or only a file, but the user knows the options. The entry of an argument is
+/// kept: "kv_lengths[2]" becomes "--kv-lengths kv.npy, entry 2".
 template <class Body>
 auto as_option(const std::string& option, Body&& body) {
   try {

@@ -26,14 +26,15 @@ struct CommandText {
 constexpr std::array<CommandText, 5> kCommands{{
     {Command::run, "attention over tensors in files; every rank reads and writes just its slices",
      "[mpirun -n RANKS] annulus run --query FILE --key FILE --value FILE --output FILE [options]"},
-    {Command::verify, "makes a problem, computes it sharded and compares with a float64 oracle",
+    {Command::verify,
+     "makes a problem, computes it sharded and compares the result with a float64 oracle",
      "[mpirun -n RANKS] annulus verify --shape SIZES | --random N | --random-case SEED:INDEX "
      "[options]"},
     {Command::bench, "times sharded attention over random tensors",
      "[mpirun -n RANKS] annulus bench --shape SIZES [--sweep BEGIN:END] [options]"},
-    {Command::plan, "what every rank would do, for any number of ranks; needs no MPI",
+    {Command::plan, "shows what every rank would do, for any number of ranks; needs no MPI",
      "annulus plan --mesh AXES --shape SIZES [options]"},
-    {Command::info, "versions, devices, implementations, environment",
+    {Command::info, "shows versions, devices, implementations, environment",
      "[mpirun -n RANKS] annulus info [options]"},
 }};
 
@@ -49,7 +50,7 @@ std::string program_help() {
   text +=
       "\n  annulus help COMMAND    lists a command's options\n"
       "  annulus --version       prints the version\n\n"
-      "Exit codes: 0 right, 2 usage or input, 3 failure while running, 4 wrong numbers (1 is "
+      "Exit codes: 0 success, 2 usage or input, 3 failure while running, 4 wrong numbers (1 is "
       "mpirun's).\n";
   return text;
 }
@@ -84,8 +85,8 @@ std::string command_help(Command command) {
   }
   out << "\nEvery option can also come from the environment (ANNULUS_WINDOW=100,0) or the --config "
          "file\n"
-         "(window = 100,0); the command line wins over the environment, the environment over the "
-         "file.\nA flag can be taken back: --causal=false.\n";
+         "(window = 100,0); the command line overrides the environment, which overrides the "
+         "file.\nA flag can be switched off: --causal=false.\n";
   if (command != Command::info) out << "Not available yet: " << later << ".\n";
   return out.str();
 }

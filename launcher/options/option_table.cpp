@@ -166,32 +166,32 @@ void add_sharding(TableBuilder& table) {
       "axes of each dimension of query and output, B,T,N,D: an axis, a+b for a tuple (a major), "
       "- for none (default: what the mesh has of fsdp+dp,sp,tp,-)");
   table.add("kv-spec", "SPEC", kPlanned, parsed_into(&Options::kv_spec, parse_spec),
-            "likewise of key and value, B,S,K,D");
+            "likewise for key and value, B,S,K,D");
   table.add("sequence-layout", "LAYOUT", kPlanned,
             parsed_into(&Options::sequence_layout, parse_layout_name),
-            "auto, zigzag, contiguous or striped: how positions are dealt out (default: auto: "
+            "auto, zigzag, contiguous or striped: how positions are distributed (default: auto: "
             "zigzag if causal, else contiguous)");
   table.add("schedule", "NAME", kPlanned, parsed_into(&Options::schedule, parse_schedule_name),
-            "auto, local, ring or allgather: how key/value travels (default: auto)");
+            "auto, local, ring or allgather: how key/value is sent (default: auto)");
   table.add("mode", "MODE", kPlanned, parsed_into(&Options::mode, parse_mode_name),
-            "train, prefill, autoregressive or insert: decides the default of --query-spec and "
-            "--kv-spec, nothing else (default: autoregressive if T = 1, else train)");
+            "train, prefill, autoregressive or insert: sets only the defaults of --query-spec and "
+            "--kv-spec (default: autoregressive if T = 1, else train)");
   table.add("impl", "NAME", kComputing,
             parsed_into(&Options::implementation, parse_implementation_name),
             "auto or the name of a local kernel; annulus info lists them (default: auto)");
   table.add("device", "DEVICE", kPlanned, parsed_into(&Options::device, parse_device),
-            "auto, cpu or cuda, one GPU per rank (default: auto: cuda where every rank has one; "
-            "for plan, which predicts for such ranks without having them: cpu)");
+            "auto, cpu or cuda, one GPU per rank (default: auto: cuda if every rank has one, cpu "
+            "if none has; for plan, which needs no devices: cpu)");
   table.add("cost-model", "FILE", kPlanned, text_into(&Options::cost_model),
-            "what predicted times and --schedule auto rest on, as bench --calibrate writes it "
-            "(default: what is assumed of a CPU core or of a Hopper GPU)");
+            "cost model for predicted times and --schedule auto, as bench --calibrate writes it "
+            "(default: assumptions for a CPU core or a Hopper GPU)");
   table.add("transport", "NAME", kComputing, parsed_into(&Options::transport, parse_transport_name),
             "auto, nccl or peer: what carries data between GPUs; peer is copy engines, inside a "
             "node (default: auto: peer where the GPUs can access each other, else nccl)");
   table.add("share-gpus", "", kComputing, flag_into(&Options::share_gpus),
-            "let more ranks than GPUs take turns on them, with transport peer");
+            "let several ranks share a GPU, with transport peer");
   table.add("threads", "N", kComputing, int_into(&Options::threads, 0, 4096),
-            "CPU threads per rank; 0: the cores of the node over its ranks (default: 0)");
+            "CPU threads per rank; 0: an equal share of the node's cores (default: 0)");
 }
 
 void add_problem(TableBuilder& table) {
@@ -212,14 +212,13 @@ void add_problem(TableBuilder& table) {
             "query i sees key j only if i + offset - L <= j <= i + offset + R; -1: no limit; one "
             "number: for both; 4k and 1e3 are sizes too (default: no limit)");
   table.add("scale", "X", kPlanned, parsed_into(&Options::scale, parse_number),
-            "factor of query times key (default: 1/sqrt(D))");
+            "factor on the product of query and key (default: 1/sqrt(D))");
   table.add("soft-cap", "X", kPlanned, parsed_into(&Options::soft_cap, parse_positive),
             "logits become X tanh(logit / X) (default: no cap)");
   table.add("seed", "N", {Command::verify, Command::bench}, parsed_into(&Options::seed, parse_seed),
-            "of the random tensors (default: 0)");
+            "seed of the random tensors (default: 0)");
   table.add("dropout", "P", kPlanned, apply_dropout,
-            "probability of dropping an attention probability; this version takes 0 only "
-            "(default: 0)");
+            "probability of dropping an attention weight; this version takes only 0 (default: 0)");
 }
 
 void add_input(TableBuilder& table) {
@@ -231,8 +230,8 @@ void add_input(TableBuilder& table) {
   table.add("key", "FILE", run, text_into(&Options::key), "key [B,S,K,D]");
   table.add("value", "FILE", run, text_into(&Options::value), "value [B,S,K,Dv]");
   table.add("input", "FILE", run, text_into(&Options::input),
-            "one .safetensors file with tensors query, key and value, and those of the options "
-            "below if it has them and they are not given");
+            "one .safetensors file with tensors query, key and value; options below that are not "
+            "given take their tensors from it, if it has them");
   table.add("layout", "ORDER", run, parsed_into(&Options::bhtd, parse_axis_order),
             "order of dimensions in the files of query, key, value and output: bthd or bhtd "
             "(default: bthd)");
@@ -264,14 +263,14 @@ void add_output(TableBuilder& table) {
             "log of the sum of exponentials, float32 [B,N,T] (tensor lse); may be the "
             ".safetensors file of --output");
   table.add("trace", "FILE", {Command::run, Command::bench}, text_into(&Options::trace),
-            "what every rank did when, as Chrome trace events (JSON), for Perfetto");
+            "what every rank did and when, as Chrome trace events (JSON), for Perfetto");
   table.add("json", "FILE", kAll, text_into(&Options::json),
-            "results as JSON; - is standard output, in place of the table");
+            "results as JSON; - is standard output, instead of the table");
   table.add("csv", "FILE", kTables, text_into(&Options::csv),
-            "results as CSV, added to a file of the same columns if there is one; - is standard "
-            "output, in place of the table");
+            "results as CSV, added to the file if it is there and has the same columns; - is "
+            "standard output, instead of the table");
   table.add("wide", "", kPlanned, flag_into(&Options::wide),
-            "show all columns of a table, not just those that fit into 120 characters");
+            "show all columns of a table, not only those that fit into 120 characters");
   table.add("legend", "", kPlanned, flag_into(&Options::legend),
             "say what the columns of a table mean");
   table.add("explain", "", kPlanned, flag_into(&Options::explain),
@@ -282,7 +281,8 @@ void add_running(TableBuilder& table) {
   const Options defaults;
   table.group("Running");
   table.add("timeout", "SECONDS", kTimed, parsed_into(&Options::timeout, parse_positive),
-            fmt::format("longest wait of a rank for another one (default: {})", defaults.timeout));
+            fmt::format("longest time that a rank waits for another one (default: {})",
+                        defaults.timeout));
   table.add("random", "N", {Command::verify}, int_into(&Options::random, 1),
             "verify N problems drawn at random from --seed");
   table.add("random-case", "SEED:INDEX", {Command::verify},
@@ -308,7 +308,7 @@ void add_running(TableBuilder& table) {
                   "(default: {})",
                   defaults.show_ranks));
   table.add("config", "FILE", kAll, text_into(&Options::config),
-            "options as lines name = value; command line and environment win over it");
+            "options as lines name = value; command line and environment override it");
 }
 
 void add_later(TableBuilder& table) {

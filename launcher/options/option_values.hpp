@@ -39,7 +39,7 @@ namespace annulus::launcher {
 /// "SEED:INDEX".
 [[nodiscard]] RandomCase parse_random_case(const std::string& option, std::string_view text);
 
-/// What stands between separators: "a,,b" gives three parts, "" one.
+/// The parts between separators: "a,,b" gives three parts, "" one.
 [[nodiscard]] std::vector<std::string_view> split(std::string_view text, char separator);
 
 }  // namespace annulus::launcher

@@ -31,7 +31,7 @@ constexpr std::array kCommands{Command::run, Command::verify, Command::bench, Co
                                Command::info};
 constexpr std::string_view kPrefix = "ANNULUS_";
 
-/// A value and how its giver would call the option: "--window", "window in run.cfg".
+/// A value, and the option's name as the user gave it: "--window", "window in run.cfg".
 struct GivenValue {
   std::string option;
   std::string text;
@@ -83,8 +83,8 @@ Command parse_command(const std::string& word) {
                                   suggestion(word, "", names)));
 }
 
-// What Boost needs to split words and lines into options: all options of all commands, so that one
-// of another command is told from a misspelt one.
+// What Boost needs to split words and lines into options: the options of all commands, so that an
+// option of another command is told from a misspelt one.
 po::options_description descriptions() {
   po::options_description all;
   for (const OptionEntry& entry : option_table()) {
@@ -222,7 +222,7 @@ GivenValues from_config(const GivenValue& config, Command command) {
 constexpr std::array<std::string_view, 9> kLogLevels{
     "trace", "debug", "info", "warning", "warn", "error", "err", "critical", "off"};
 
-// The logger takes a level that it does not know for off.
+// The logger treats an unknown level as off.
 void check_log_level(std::vector<std::string>& warnings) {
   const std::string level = environment("ANNULUS_LOG_LEVEL");
   if (std::find(kLogLevels.begin(), kLogLevels.end(), level) != kLogLevels.end()) return;
@@ -274,36 +274,37 @@ void drop_foreign(GivenValues& values, Command command) {
 void settle_transport(Options& options) {
   if (options.share_gpus && options.transport == Transport::nccl) {
     throw ArgumentError("--transport", "nccl",
-                        "auto or peer beside --share-gpus, as NCCL cannot have two ranks on a GPU");
+                        "auto or peer with --share-gpus, as NCCL cannot have two ranks on a GPU");
   }
   if (options.device == "cpu") {
     if (options.transport != Transport::automatic) {
       throw UserError(
-          fmt::format("--transport {}: needs GPU ranks, so --device cpu cannot stand "
-                      "beside it",
+          fmt::format("--transport {}: needs GPU ranks, so it cannot be given with --device cpu",
                       annulus::name_of(options.transport)));
     }
     if (options.share_gpus) {
-      throw UserError("--share-gpus: needs GPU ranks, so --device cpu cannot stand beside it");
+      throw UserError("--share-gpus: needs GPU ranks, so it cannot be given with --device cpu");
     }
   }
   if (options.share_gpus) options.transport = Transport::peer;
 }
 
-// What options mean to each other, as far as no file and no rank is needed to tell.
+// Checks options against each other, as far as that needs neither files nor ranks.
 void check_together(const Options& options) {
   if (options.json == "-" && options.csv == "-") {
     throw ArgumentError("--csv", "'-'", "a file, as --json has standard output already");
   }
   if (!options.input.empty() &&
       !(options.query.empty() && options.key.empty() && options.value.empty())) {
-    throw UserError("--input: stands in place of --query, --key and --value, not beside them");
+    throw UserError(
+        "--input: replaces --query, --key and --value, so it cannot be given with them");
   }
   if (options.hops && !options.calibrate.empty()) {
-    throw UserError("--hops: --calibrate measures the hops too, so it cannot stand beside it");
+    throw UserError(
+        "--hops: --calibrate measures the hops too, so the two cannot be given together");
   }
   if (options.random > 0 && options.random_case) {
-    throw UserError("--random-case: repeats one problem, so --random cannot stand beside it");
+    throw UserError("--random-case: repeats one problem, so it cannot be given with --random");
   }
 }
 

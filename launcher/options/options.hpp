@@ -42,8 +42,8 @@ struct RandomCase {
   int index = 0;
 };
 
-/// Every option of the program, parsed and checked one by one; what they mean together is settled
-/// in problem_setup.hpp. Absent optionals were not given anywhere.
+/// Every option of the program, parsed and checked one by one; problem_setup.hpp settles what they
+/// mean together. Absent optionals were not given anywhere.
 struct Options {
   Command command = Command::info;
 
@@ -57,8 +57,8 @@ struct Options {
   std::optional<std::string> mode;
   std::string device = "auto";
   Transport transport = Transport::automatic;  ///< between GPU ranks; peer if share_gpus
-  bool share_gpus = false;                     ///< more ranks than GPUs take turns on them
-  int threads = 0;  ///< 0: cores of the node over its ranks; see threads.hpp
+  bool share_gpus = false;                     ///< several ranks may share a GPU
+  int threads = 0;  ///< 0: an equal share of the node's cores; see threads.hpp
 
   // Problem.
   std::optional<AttentionShape> shape;  ///< verify, bench, plan
@@ -77,7 +77,7 @@ struct Options {
   std::string query_segments, kv_segments, cu_seqlens, query_lengths, kv_lengths;
   std::string block_mask;  ///< or "random:DENSITY"
   std::string output, lse, trace, json, csv;
-  std::string cost_model;  ///< what predictions rest on
+  std::string cost_model;  ///< what predictions are based on
 
   // Running.
   double timeout = Watchdog::kUsual.count();  ///< seconds
@@ -101,15 +101,14 @@ struct Options {
   /// The options given and their values, wherever from: "--causal=true --mesh=sp=4". Must be the
   /// same on every rank.
   std::string given;
-  /// What the user should know though it is no error, one sentence each.
+  /// Warnings for the user, one sentence each.
   std::vector<std::string> warnings;
 };
 
 /// Parses the words after the program's name. A value is taken from the command line, else from the
 /// environment (--causal-offset from ANNULUS_CAUSAL_OFFSET), else from the file that --config
-/// names, else it is the default. File and environment may serve several commands:
-/// options that another command has are passed over there, while on the command line they are
-/// errors.
+/// names, else it is the default. File and environment may serve several commands: options of other
+/// commands are ignored there, but are errors on the command line.
 ///
 /// Throws ArgumentError naming the option, its value and what was expected, FileError for the
 /// --config file, NotAvailableError for options of later versions. When help or the version was

@@ -9,7 +9,7 @@
 
 namespace annulus::launcher {
 
-/// How reports write what many of them hold.
+/// Cell formats that reports share.
 
 /// "1,8192,8192,8,2,64,64", for a column of unit kShapeUnit.
 [[nodiscard]] std::string shape_cell(const AttentionShape& shape);

@@ -17,8 +17,8 @@ namespace annulus::launcher {
 void explain(const Selection& selection, Report& report);
 void explain(const ring::ScheduleChoice& choice, Report& report);
 
-/// What was chosen, how and why, for the log: on rank 0 its story (info), on every rank what it
-/// holds (debug).
+/// Logs what was chosen and why: the main steps on rank 0 (info), and on every rank what it holds
+/// (debug).
 void log_choices(const AttentionProblem& problem, const ring::ShardedOperands& operands,
                  const ring::ShardedAttention& attention, const Mesh& mesh);
 

@@ -15,7 +15,7 @@
 namespace annulus::launcher {
 namespace {
 
-// Work that is shorter needs no line.
+// Shorter work needs no line.
 constexpr std::chrono::milliseconds kPatience{700};
 constexpr std::chrono::milliseconds kBetweenLines{200};
 // An estimate from less says nothing.
@@ -112,8 +112,8 @@ void Progress::wipe() {
   shown_ = false;
 }
 
-// A terminal that is gone is no reason to stop, nor is one that stops jobs in the background that
-// write to it, as which the ranks of mpirun may count: with the signal blocked, they may.
+// A terminal that is gone is no reason to stop. Nor is one that stops background jobs when they
+// write to it, which mpirun's ranks may be: with the signal blocked, they may write.
 void Progress::write(const std::string& text) const {
   sigset_t stopping;
   sigset_t before;

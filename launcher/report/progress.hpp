@@ -19,8 +19,8 @@ namespace annulus::launcher {
 
 /// One line on a terminal, written over and over while long work goes on: "verify: 37 of 200
 /// problems (18 %), about 2 min left". Nothing is shown in the first moments, nor without a
-/// terminal, and nothing is left behind. A thread of its own writes it, so that it lives through
-/// work that says nothing; all calls may come from any thread.
+/// terminal, and nothing is left behind. A thread of its own writes it, so that it stays alive
+/// during work that reports nothing; all calls may come from any thread.
 class Progress {
  public:
   /// Shows nothing.
@@ -31,11 +31,11 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Begins with some work of so many units; 0 where that is not known. Its estimate is its own.
+  /// Begins work of `total` units, 0 if that is not known, with an estimate of its own.
   void begin(std::string what, double total = 0);
   /// Nothing is shown until the next begin().
   void end();
-  /// So much of the work has been done.
+  /// Says how many units have been done.
   void advance(double done);
   void set_done(double done);
   /// Runs body() with the line wiped out, for output to the same terminal.

@@ -25,7 +25,7 @@
 namespace annulus::launcher {
 namespace {
 
-// Longer than any header: what follows is of no interest.
+// Longer than any header: what follows does not matter.
 constexpr std::int64_t kLongestHeader = 64 << 10;
 constexpr std::string_view kLineEnd = "\r\n";
 
@@ -41,7 +41,7 @@ std::string read_text(const files::FileDescriptor& file, const std::string& path
   return text;
 }
 
-// The cells of a header line, as they stand there; commas between quotes do not part them.
+// The cells of a header line, as they stand there; commas between quotes do not separate them.
 std::vector<std::string_view> cells_of(std::string_view line) {
   std::vector<std::string_view> cells;
   bool quoted = false;
@@ -56,7 +56,7 @@ std::vector<std::string_view> cells_of(std::string_view line) {
   return cells;
 }
 
-// Where two headers part.
+// Where two headers differ.
 std::string difference(std::string_view found, std::string_view expected) {
   const auto theirs = cells_of(found);
   const auto ours = cells_of(expected);
@@ -67,7 +67,7 @@ std::string difference(std::string_view found, std::string_view expected) {
     if (name(theirs) == name(ours)) continue;
     return fmt::format("column {} is {}, expected {}", i + 1, name(theirs), name(ours));
   }
-  return "its first line is another one";
+  return "its first line differs";
 }
 
 }  // namespace
@@ -99,8 +99,8 @@ void CsvFile::check_header(const files::FileDescriptor& file) const {
   line.resize(std::min(line.find('\n'), line.size()));
   if (line.ends_with('\r')) line.pop_back();
   if (line == header_) return;
-  throw FileError(path_, fmt::format("cannot be added to: {} (rows are added to a file of the same "
-                                     "columns; name another one)",
+  throw FileError(path_, fmt::format("cannot be added to: {} (rows are added only to a file with "
+                                     "the same columns; name another one)",
                                      difference(line, header_)));
 }
 

@@ -13,7 +13,7 @@ struct Column {
   std::string name;       ///< "time", also the JSON key
   std::string unit = {};  ///< "ms", "" if it has none; records keep it, tables may scale it
   int width = 0;          ///< at least; wider names, units and cells widen it
-  /// 0 stays in every table. Where a table is too wide, the columns of the largest number leave
+  /// 0 stays in every table. Where a table is too wide, the columns with the largest number leave
   /// first.
   int leaves = 0;
   std::string meaning = {};  ///< for --legend; empty where the name says it

@@ -9,7 +9,7 @@
 namespace annulus::launcher {
 namespace {
 
-// As many heads have been seen; fewer positions than heads, on both sides, hardly ever.
+// Models have this many heads; fewer positions than heads, on both sides, are hardly ever meant.
 constexpr std::int64_t kManyHeads = 64;
 
 bool looks_swapped(const AttentionShape& shape) {
@@ -26,7 +26,7 @@ std::vector<std::string> hints(const Options& options, const AttentionShape& sha
     if (axis.size == 1 || layout.query.names(axis.name) || layout.kv.names(axis.name)) continue;
     hints.push_back(
         fmt::format("mesh axis {0} shards nothing: its {1} ranks do the same work (leave it out of "
-                    "--mesh, or lay the sequence on it: --query-spec=-,{0} --kv-spec=-,{0})",
+                    "--mesh, or shard the sequence along it: --query-spec=-,{0} --kv-spec=-,{0})",
                     axis.name, axis.size));
   }
   if (options.causal && !options.causal_offset && shape.query_length < shape.kv_length) {

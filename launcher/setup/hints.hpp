@@ -11,15 +11,15 @@
 
 namespace annulus::launcher {
 
-/// What is legal and seldom meant: axes that shard nothing, a causal mask that hides the last keys
-/// from every query, files whose heads and positions look swapped. One sentence each, with what to
-/// do.
+/// What is legal but seldom meant: axes that shard nothing, a causal mask that hides the last keys
+/// from every query, files whose heads and positions look swapped. One sentence each, with a
+/// remedy.
 [[nodiscard]] std::vector<std::string> hints(const Options& options, const AttentionShape& shape,
                                              const MeshShape& mesh,
                                              const ring::OperandLayout& layout);
 
-/// "; mpirun -n 4 annulus run ... has as many as this mesh", if the mesh of --mesh is right but for the number of
-/// ranks; else nothing.
+/// "; mpirun -n 4 annulus run ... has as many as this mesh", if --mesh is right except for the
+/// number of ranks; else nothing.
 [[nodiscard]] std::string hint_of_ranks(const Options& options, int ranks);
 
 }  // namespace annulus::launcher

@@ -147,7 +147,7 @@ InputTensors open_inputs(const Options& options) {
     return open_in_order(options);
   } catch (const UserError& error) {
     const std::exception_ptr original = std::current_exception();
-    // Where the files would fit in the other order, that is what was meant.
+    // If the files fit in the other order, that is what was meant.
     Options swapped = options;
     swapped.bhtd = !options.bhtd;
     try {

@@ -17,8 +17,8 @@
 namespace annulus::launcher {
 namespace {
 
-// Whoever names a transport between GPUs does not want to compute on the CPU; nor does anybody who
-// has GPUs, unless he says so.
+// Users who name a transport between GPUs do not want to compute on the CPU; nor do users who have
+// GPUs, unless they say so.
 void check_cpu_is_meant(const Options& options, const GpuBinding& gpus) {
   if (options.share_gpus) {
     throw UnsupportedError("--share-gpus: needs GPU ranks: " + gpus.obstacle);

@@ -25,7 +25,7 @@
 namespace annulus::launcher {
 namespace {
 
-// Of a mesh that need not exist: a plan is held in memory for all its ranks.
+// For a mesh that need not exist: the plans of all its ranks are held in memory.
 constexpr int kMostPlannedRanks = 1 << 16;
 
 /// A file of a mask, and what messages call it; no path where there is none.
@@ -112,8 +112,8 @@ void set_segments(Mask& mask, const MaskFiles& files, const Options& options,
   if (!packing.empty()) {
     if (!queries.empty() || !keys.empty()) {
       throw UserError(
-          "--cu-seqlens: makes segment ids itself, so --q-segments and --kv-segments "
-          "cannot stand beside it");
+          "--cu-seqlens: makes segment ids itself, so it cannot be given with --q-segments and "
+          "--kv-segments");
     }
     set_packing(mask, packing, shape);
     return;
@@ -200,7 +200,7 @@ Mask set_up_mask(const Options& options, const AttentionShape& shape) {
   return mask;
 }
 
-// Runs body() and lets its errors call the fields of a problem by the options that gave them.
+// Runs body() and makes its errors name the options that gave the fields of a problem.
 template <class Body>
 void named_by_options(const Options& options, const Body& body) {
   try {
@@ -248,7 +248,7 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   setup.problem.scale = options.scale;
   setup.problem.soft_cap = options.soft_cap;
   const auto check = [&] { named_by_options(options, [&] { setup.problem.validate(); }); };
-  check();  // the mask's files are read for a shape that can be
+  check();  // read the mask's files only for a valid shape
   setup.problem.mask = set_up_mask(options, shape);
   check();
 
@@ -275,7 +275,7 @@ ring::ShardedOperands shard_operands(const ProblemSetup& setup) {
     const auto dim = static_cast<std::size_t>(error.dimension());
     const AttentionShape& shape = setup.problem.shape;
     const std::array query{shape.batch, shape.query_length, shape.heads, shape.head_dim};
-    // Query is laid out first: what equals its dimension is its dimension.
+    // Query is checked first, so an error that fits its dimension is about that dimension.
     const bool of_query =
         error.axes() == setup.layout.query[error.dimension()] && error.size() == query.at(dim);
     constexpr std::array kNames{"batch", "length", "heads", "head dimension"};

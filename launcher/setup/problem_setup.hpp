@@ -23,7 +23,7 @@ struct ProblemSetup {
 
 /// The mesh that the options ask for; by default all `ranks` on sp. `ranks` = 0: no communicator,
 /// the mesh must be given in full, with 65536 ranks at most. Depends on nothing else, so that all
-/// ranks agree without talking.
+/// ranks agree without communicating.
 [[nodiscard]] MeshShape set_up_mesh(const Options& options, int ranks);
 
 /// Settles mesh, specs (given, else the sharding rules of the mode), sequence layout, dtype and

@@ -25,7 +25,7 @@ std::vector<std::byte> bytes_of(const Tensor& tensor) {
   return {data, data + tensor.bytes()};
 }
 
-// Not a number in any of the dtypes: what is not written shows.
+// NaN in every dtype, so that elements not written show.
 void fill_nan(const Tensor& tensor) {
   std::memset(tensor.view().data(), 0xff, tensor.bytes());
 }
@@ -169,7 +169,7 @@ std::string Verification::failure() const {
     return fmt::format("output error {:.2e} against {:.2e} unsharded", sharded.output,
                        unsharded.output);
   }
-  return repeats ? "" : "a repeated run gave other bits";
+  return repeats ? "" : "a repeated run gave different bits";
 }
 
 namespace {
@@ -230,7 +230,8 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   run();
   const std::vector<std::byte> output = bytes_of(shards.output);
   const std::vector<std::byte> lse = bytes_of(shards.lse);
-  // What a run leaves behind must not serve the next one: in between, keys and values are others.
+  // The next run must not profit from what this one leaves behind: in between, other keys and
+  // values are used.
   const auto with_other_columns = [&] {
     const std::vector<std::byte> key = bytes_of(shards.key);
     const std::vector<std::byte> value = bytes_of(shards.value);

@@ -74,7 +74,7 @@ TEST(GpuBinding, TooFewAreAnObstacleThatNamesTheRank) {
 TEST(GpuBinding, RanksThatWereGivenTheSameGpu) {
   const GpuBinding binding = bind_gpus(nodes({"x", "x"}), {sees({"A"}), sees({"A"})}, false);
   EXPECT_THAT(binding.obstacle,
-              AllOf(HasSubstr("rank 1"), HasSubstr("2 ranks on this node for 1 visible GPU:")));
+              AllOf(HasSubstr("rank 1"), HasSubstr("2 ranks on this node but 1 visible GPU;")));
 }
 
 TEST(GpuBinding, SharingSpreadsTheRanks) {

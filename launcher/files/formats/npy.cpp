@@ -101,7 +101,7 @@ class HeaderParser {
     const char quote = peek();
     if (quote != '\'' && quote != '"') fail("expected a string");
     const std::size_t end = text_.find(quote, at_ + 1);
-    if (end == std::string_view::npos) fail("a string without end");
+    if (end == std::string_view::npos) fail("an unterminated string");
     std::string value(text_.substr(at_ + 1, end - at_ - 1));
     at_ = end + 1;
     return value;

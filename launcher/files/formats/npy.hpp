@@ -21,8 +21,8 @@ struct NpyHeader {
 /// numpy/lib/format.py), all but the dtype. Throws FileError.
 [[nodiscard]] NpyHeader read_npy_header(const FileDescriptor& file, const std::string& path);
 
-/// The array of a header. uint16 is taken as bfloat16 when nothing else is accepted; no dtypes
-/// accept any other. Throws FileError for an unknown dtype or too few bytes.
+/// The array of a header. uint16 is taken as bfloat16 only if nothing else is accepted; an empty
+/// `accepted` accepts every other dtype. Throws FileError for an unknown dtype or too few bytes.
 [[nodiscard]] ArrayInfo find_array(const NpyHeader& header, const std::string& path,
                                    std::span<const DType> accepted);
 

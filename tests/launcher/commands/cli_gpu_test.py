@@ -178,7 +178,7 @@ class BadInput(CliTest):
     def test_more_ranks_than_gpus(self):
         ranks = gpu_count() + 1
         self.expect_error(self.annulus(*self.BENCH, ranks=ranks), 2, "--device cuda",
-                          f"{ranks} ranks on this node for {gpu_count()} visible GPU",
+                          f"{ranks} ranks on this node but {gpu_count()} visible GPU",
                           "--share-gpus")
 
     def test_nccl_on_shared_gpus(self):

@@ -233,7 +233,7 @@ TEST_F(Files, RefusesMalformedNpy) {
       {"unknown key", dictionary("{'descr': '<f4', 'x': 1, }"), "unknown key 'x'"},
       {"no dictionary", dictionary("(1, 2)"), "expected '{'"},
       {"empty header", dictionary(""), "expected '{'"},
-      {"string without end", dictionary("{'descr"), "without end"},
+      {"string without end", dictionary("{'descr"), "unterminated"},
       {"text behind", dictionary(npy_dictionary("<f4", "(2,)") + " + 1"), "after the dictionary"},
       {"binary garbage", dictionary(std::string("{\0\xff\x80'", 5)), "expected a string"},
   };

@@ -155,7 +155,7 @@ TEST(Verification, NamesWhatFailed) {
   EXPECT_EQ(found.failure(), "");
   EXPECT_EQ(found.ratio(), 1);
   found.repeats = false;
-  EXPECT_THAT(found.failure(), HasSubstr("other bits"));
+  EXPECT_THAT(found.failure(), HasSubstr("different bits"));
   found.sharded.output = 6e-7;
   EXPECT_THAT(found.failure(), HasSubstr("against 4.00e-07 unsharded"));
   found.sharded.lse = 1e-4;

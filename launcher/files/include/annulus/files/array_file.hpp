@@ -15,18 +15,18 @@ namespace annulus::files {
 
 /// An array in a file, open for reading by slices.
 ///
-/// A path that ends in ".safetensors" is one: a tensor of it is chosen by name. Anything else is
-/// taken as .npy, format 1.0, 2.0 or 3.0. Arrays are bool, uint8, int32, float16, float32, float64
-/// or bfloat16, little-endian, in C order. NumPy has no bfloat16: its bits come as uint16 or, from
+/// In a file whose name ends in ".safetensors", a tensor is chosen by name. Any other file is taken
+/// as .npy, format 1.0, 2.0 or 3.0. Arrays are bool, uint8, int32, float16, float32, float64 or
+/// bfloat16, little-endian, in C order. NumPy has no bfloat16: its bits come as uint16 or, from
 /// ml_dtypes, as '<V2'.
 ///
 /// Nothing here communicates: where ranks must agree on an error, call it inside collectively().
 class ArrayFile {
  public:
   /// Opens the file and checks its header against the file's size; reads no data. `tensor` names
-  /// the tensor of a .safetensors file and means nothing for .npy. `accepted` is what the caller
-  /// can take, anything if empty; only bfloat16 alone makes uint16 or '<V2' of a .npy file
-  /// acceptable. Throws FileError naming the path, what was found and what is accepted.
+  /// the tensor of a .safetensors file and means nothing for .npy. `accepted` lists what the caller
+  /// can take, anything if empty; uint16 or '<V2' in a .npy file is accepted only if bfloat16 alone
+  /// is listed. Throws FileError naming the path, what was found and what is accepted.
   explicit ArrayFile(std::string path, std::string_view tensor = {},
                      const std::vector<DType>& accepted = {});
 

@@ -24,7 +24,7 @@ struct ArrayInfo {
 /// (Sizes of zero are counted as one in that test, so that strides are safe to compute as well.)
 [[nodiscard]] std::optional<std::int64_t> byte_count(DType dtype, const Extents& shape);
 
-/// "float32, float16 or bfloat16"; of no dtypes, all that files may have.
+/// "float32, float16 or bfloat16"; for an empty list, all that files may have.
 [[nodiscard]] std::string list_of(std::span<const DType> dtypes);
 
 /// The index of a whole array: all positions of every dimension.

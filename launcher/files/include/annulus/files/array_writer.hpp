@@ -24,8 +24,8 @@ struct ArraySpec {
 };
 
 /// Ranks writing one file together, each its own slices. The file appears complete under its name
-/// when all have committed, or not at all: until then it is a TemporaryFile of rank 0. The ranks of
-/// its machine reach it through /proc; if any other rank is there, it has a temporary name.
+/// when all have committed, or not at all: until then it is a TemporaryFile of rank 0. Ranks on the
+/// same machine reach it through /proc; if there are ranks elsewhere, it has a temporary name.
 ///
 /// ".safetensors" takes one or more arrays; any other name becomes .npy 1.0 and takes one. bfloat16
 /// is written to .npy as its bits, uint16.
@@ -33,8 +33,8 @@ class ArrayWriter {
  public:
   /// Collective over `group`, which must outlive the writer; its ranks must see one file system.
   /// All ranks throw UserError (a directory that is missing or not writable, a name that is taken
-  /// by something else than a file) or LibraryError (a full disk), as agree() does.
-  /// `shown` is what errors about the name call the file ("--output o.npy"); by default its path.
+  /// by something other than a file) or LibraryError (a full disk), as agree() does. `shown` is
+  /// what errors about the name call the file ("--output o.npy"); by default its path.
   ArrayWriter(Control& group, std::string path, std::vector<ArraySpec> arrays,
               const std::string& shown = "");
   /// Not collective. Without commit() nothing of the file remains.

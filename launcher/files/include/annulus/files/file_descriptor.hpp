@@ -17,8 +17,8 @@ struct FileDescriptorTraits {
 /// Owning POSIX file descriptor.
 using FileDescriptor = Handle<FileDescriptorTraits>;
 
-/// Opens a regular file for reading. Throws FileError when it is missing, unreadable or something
-/// else than a regular file (a directory, a pipe).
+/// Opens a regular file for reading. Throws FileError when it is missing, unreadable or not a
+/// regular file (a directory, a pipe).
 [[nodiscard]] FileDescriptor open_for_reading(const std::string& path);
 /// Size in bytes. Throws SystemError.
 [[nodiscard]] std::int64_t file_size(const FileDescriptor& file, const std::string& path);

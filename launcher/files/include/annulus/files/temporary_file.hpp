@@ -18,9 +18,9 @@ class TemporaryFile {
  public:
   enum class Naming : std::uint8_t { when_complete, at_once };
 
-  /// Creates the file; a symbolic link as target means what it points to. Throws FileError for a
-  /// target that cannot be written (a missing directory, a device), SystemError when the system
-  /// fails.
+  /// Creates the file; if the target is a symbolic link, what it points to is meant. Throws
+  /// FileError for a target that cannot be written (a missing directory, a device), SystemError
+  /// when the system fails.
   explicit TemporaryFile(std::string target, Naming naming = Naming::when_complete);
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
@@ -46,11 +46,11 @@ class TemporaryFile {
   std::string path_;
   FileDescriptor directory_;  // empty where it may be written to but not read
   FileDescriptor file_;
-  int slot_ = -1;  // in the table of what signals remove
+  int slot_ = -1;  // in the table of files that signals remove
 };
 
-/// Where writing to `path` ends up: symbolic links followed, also to what is not there yet. Throws
-/// FileError for links in a circle.
+/// Where writing to `path` ends up: follows symbolic links, even to what does not exist yet. Throws
+/// FileError for circular links.
 [[nodiscard]] std::string link_target(const std::string& path);
 
 /// Removes the named temporary files of this process. For signal handlers.

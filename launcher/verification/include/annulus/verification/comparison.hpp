@@ -18,7 +18,7 @@ struct Deviation {
 
 /// Compares output [b,t,n,Dv] and LSE [b,n,t], float32, with the oracle's of the same rows. NaN
 /// stays NaN. A row that sees nothing must be exactly (0, −∞), and only such a row may have that
-/// LSE: where not, the deviation is infinite. Throws InternalError when the shapes do not fit.
+/// LSE; otherwise the deviation is infinite. Throws InternalError when the shapes do not fit.
 [[nodiscard]] Deviation compare(const OracleOutput& truth, const ConstTensorView& output,
                                 const ConstTensorView& lse);
 

@@ -8,15 +8,15 @@
 
 namespace annulus::verification {
 
-/// Twins, on a device, of tensors in host memory; on the CPU, those tensors themselves.
+/// Copies on a device of tensors in host memory; on the CPU, those tensors themselves.
 class DeviceTensors {
  public:
-  /// Makes the twins; `host` has contiguous tensors, which must outlive the object, as must
+  /// Makes the copies; `host` has contiguous tensors, which must outlive the object, as must
   /// `device`.
   DeviceTensors(const ring::LocalTensors& host, Device& device, Watchdog watchdog);
 
   [[nodiscard]] const ring::LocalTensors& tensors() const noexcept { return twins_; }
-  /// Copies all of them to the device, output and LSE too, so that what is not written shows.
+  /// Copies all of them to the device, output and LSE too, so that elements not written show.
   /// Returns when they are there.
   void upload();
   /// Copies output and LSE back. Returns when they are there.

@@ -20,19 +20,19 @@
 
 namespace annulus::verification {
 
-/// A problem on random tensors and how to compute it; the mesh comes apart.
+/// A problem on random tensors and how to compute it; the mesh is given separately.
 struct ShardedCase {
   AttentionProblem problem;
   ring::OperandLayout layout;
   std::string schedule = "auto";
-  /// As it was drawn; users' if not given. A device has its blocks cut, and its partial results
-  /// bounded, in either.
+  /// As it was drawn; if not given, what users get. On a device, blocks are cut and partial results
+  /// bounded either way.
   std::optional<ring::PlanOptions> plan;
   std::string implementation = "auto";
   int threads = 1;
   std::uint64_t seed = 0;  ///< of the tensors
   Transport transport = Transport::automatic;
-  std::optional<ring::CostModel> cost_model;  ///< users' if not given
+  std::optional<ring::CostModel> cost_model;  ///< if not given, what users get
 };
 
 /// A random tensor of the seed, or a part of it: its entries at `index` (positions per dimension).
@@ -49,7 +49,7 @@ struct CaseShards {
   Tensor query, key, value, output, lse;
 };
 
-/// Told what goes on: phase ("oracle"), and how much of it is done of how much; 0 of 0 where that
+/// Told the progress: phase ("oracle"), and how much of it is done, of how much; 0 of 0 where that
 /// is not known.
 using Phase = std::function<void(const char* what, double done, double total)>;
 
@@ -79,12 +79,12 @@ struct Verification {
 /// makes the keys and values that it needs. Collective over the mesh; throws alike on all ranks,
 /// except for a failing transport (see Runner::submit).
 ///
-/// The sharded error may be kShardedErrorFactor times that of the unsharded run, and a unit
-/// roundoff of float32 more for each merge of key/value shards, as each rounds the state once (for
-/// at least one, as blocks may be cut differently). Where errors are a few roundings of a few
-/// elements, their ratio alone would be a matter of luck. Where a kernel hands over partial results
-/// that it has rounded to the problem's dtype (cuDNN knows no other), one rounding to it is allowed
-/// more, added in squares as independent errors are.
+/// The sharded error may be kShardedErrorFactor times that of the unsharded run, plus a unit
+/// roundoff of float32 for each merge of key/value shards, as each rounds the state once (for at
+/// least one, as blocks may be cut differently). Without that term, the comparison would be a
+/// matter of luck where errors are a few roundings of a few elements. Where a kernel returns
+/// partial results rounded to the problem's dtype (as cuDNN always does), one more such rounding is
+/// allowed, added in quadrature as independent errors are.
 [[nodiscard]] Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh,
                                           const Registry& registry, Device& device,
                                           const Phase& phase = {});

@@ -16,14 +16,14 @@ namespace {
 
 constexpr std::int64_t kUnlimited = Band::kUnlimited;
 
-// What one batch shows apart from the band: that many rows, each of which sees that many columns,
-// the first ones of the block.
+// What one batch shows apart from the band: the first `rows` rows of the block, each of which sees
+// its first `columns` columns.
 struct Lengths {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
 };
 
-// Null where it is no such rectangle.
+// Null if it is not such a rectangle.
 std::optional<Lengths> lengths_of(const Mask& mask, std::int64_t batch, const PositionRuns& rows,
                                   const PositionRuns& columns) {
   Lengths lengths;
@@ -77,7 +77,7 @@ LocalMask local_mask(const Mask& mask, std::int64_t first_batch, std::int64_t ba
     std::optional<Lengths> lengths = lengths_of(mask, batch, rows, columns);
     if (!lengths) {
       return refusal(fmt::format(
-          "in batch {} more than the first rows and columns of one document is visible", batch));
+          "in batch {} more is visible than the first rows and columns of one document", batch));
     }
     if (local.band.low != -kUnlimited) {
       lengths->rows = std::clamp<std::int64_t>(lengths->columns - local.band.low, 0, lengths->rows);

@@ -25,7 +25,7 @@ std::int64_t length_limit(const std::vector<std::int32_t>& lengths, std::int64_t
   return lengths.empty() ? kNoLimit : lengths[static_cast<std::size_t>(batch)];
 }
 
-// Those of the runs, which are in order of position, that reach into [begin, end).
+// The runs, of those in order of position, that overlap [begin, end).
 std::span<const SegmentRun> overlapping(std::span<const SegmentRun> runs, GlobalPosition begin,
                                         GlobalPosition end) {
   const auto first = std::partition_point(runs.begin(), runs.end(),

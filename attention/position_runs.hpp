@@ -48,8 +48,8 @@ inline PositionRuns runs_of(const PositionRanges& positions) {
   return runs;
 }
 
-/// The limit of to − from in local indices that says what a limit of their positions says, if there
-/// is one. Where two runs meet, either all distances are within the limit, or none is, or the local
+/// The limit of to − from in local indices that is equivalent to a limit of their positions, if
+/// there is one. For two runs, either all distances are within the limit, or none is, or the local
 /// limit is known.
 class LocalLimit {
  public:

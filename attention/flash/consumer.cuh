@@ -117,8 +117,8 @@ class Consumer {
     hopper::products_commit();
   }
 
-  // Exponentials are what the softmax needs most of: scores well below the cap do without those of
-  // tanh. Others are capped here. Whether they are all below.
+  // Exponentials bound the softmax, so scores well below the cap do without those of tanh. Others
+  // are capped here. Returns whether all are well below.
   [[nodiscard]] __device__ __forceinline__ bool cap(float (&scores)[kScores]) const {
     if constexpr (!kSoftCap) return false;
     float largest = 0;
@@ -163,7 +163,8 @@ class Consumer {
     }
   }
 
-  // Of the columns of a segment, from the thread's own first on; null where ids are not asked.
+  // Ids of the columns of a segment, from the thread's own first on; null where ids are not
+  // compared.
   __device__ __forceinline__ const std::int32_t* column_ids_of(const Item& item,
                                                                const KeySegment& segment) const {
     if constexpr (kMask != MaskClass::ids) return nullptr;
@@ -219,7 +220,7 @@ class Consumer {
     hopper::pin(output);
   }
 
-  // Adds what the key tiles of an item, of which there are some, give to the state of its rows.
+  // Adds the key tiles of an item, at least one, to the state of its rows.
   __device__ __forceinline__ void attend(const Item& item, float (&output)[kOutputs],
                                          OnlineSoftmax& softmax) {
     const QueryTile& tile = item.tile;

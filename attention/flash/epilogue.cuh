@@ -7,7 +7,7 @@
 namespace annulus::flash {
 
 /// Which of a tile's elements a thread has: rows `row` and row + 8, and of every 8 columns two from
-/// `column` on. Read anew where it is asked for, since registers are scarce in between.
+/// `column` on. Recomputed where needed, since registers are scarce in between.
 struct OwnPart {
   std::int32_t row;
   std::int32_t column;
@@ -43,7 +43,7 @@ class ResultRows {
     const OwnPart own = own_part();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      // Full tiles gave something to rows past a length too.
+      // Full tiles contributed to rows past a length too.
       if (own.row + 8 * h >= item.tile.live_rows) load_row(h, own, output, softmax, scale);
       float sum = quad_sum(softmax.sum[h]);
       const float top = softmax.maximum[h] * scale;
@@ -122,7 +122,7 @@ class ResultRows {
     }
   }
 
-  // The four threads of a row trade pairs, so that each writes 16 bytes.
+  // The four threads of a row exchange pairs, so that each writes 16 bytes.
   __device__ __forceinline__ void store_narrow(const float (&output)[kOutputs],
                                                const OwnPart& own) const {
 #pragma unroll

@@ -18,7 +18,7 @@
 namespace annulus::flash {
 namespace {
 
-// Keys and values of heads that are computed at a time should stay in L2 (50 or 60 MB).
+// The keys and values of the heads computed at a time should stay in L2 (50 or 60 MB).
 constexpr std::int64_t kSectionBytes = std::int64_t{36} << 20;
 
 constexpr std::int64_t kVectorBytes = 16;
@@ -97,7 +97,7 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Query heads, over all batches, that are computed at a time: as many in each section.
+// Query heads, over all batches, that are computed at a time: the same number in each section.
 std::int64_t heads_in_section(const AttentionBlock& block) {
   const std::int64_t bytes = block.key.size(1) * (block.key.size(3) + block.value.size(3)) *
                              static_cast<std::int64_t>(size_of(block.key.dtype()));
@@ -178,7 +178,7 @@ FlashAttention::Entry FlashAttention::make_entry(const AttentionBlock& block) {
   entry.heads = block.query.size(2);
   entry.unmasked = block.unmasked;
 
-  // Tiles are the same whether ids are asked or not.
+  // Tiles are the same whether ids are compared or not.
   entry.kernel = find_kernel(problem_, false);
   const Mask everything;
   const bool masked = !block.unmasked;

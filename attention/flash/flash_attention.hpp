@@ -24,7 +24,7 @@ class FlashAttention {
   /// Why the copies or the kernel's stores cannot take a tensor; empty if they can.
   [[nodiscard]] static std::string layout_obstacle(const char* name, const ConstTensorView& tensor);
 
-  /// What the first run() of such a block would do before it launches.
+  /// Does in advance what the first run() of such a block would do before it launches.
   void prepare(const AttentionBlock& block);
   /// result := the softmax state of the block, and of block.state if there is one. The result's
   /// output is float32 or the problem's dtype, its LSE float32 or float64. Ordered by `stream`.

@@ -9,8 +9,8 @@
 
 namespace annulus::flash {
 
-/// Attention of FlashAttention-3's kind (Shah et al. 2024): a warpgroup that brings tiles, others
-/// that compute, on as many thread blocks as there are multiprocessors.
+/// Attention in the manner of FlashAttention-3 (Shah et al. 2024): one warpgroup loads tiles, the
+/// others compute, on as many thread blocks as there are multiprocessors.
 template <class Shape, MaskClass kMask, bool kSoftCap>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     attend(const __grid_constant__ Arguments arguments) {

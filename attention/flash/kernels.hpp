@@ -8,10 +8,10 @@
 
 namespace annulus::flash {
 
-/// What masked tiles ask of a pair.
+/// What masked tiles test for each pair.
 enum class MaskClass : std::uint8_t {
-  position,  ///< where it lies: causal, window, lengths, documents
-  ids,       ///< and whether row and column have the same id
+  position,  ///< its position: causal, window, lengths, documents
+  ids,       ///< also whether row and column have the same id
 };
 
 /// A compiled kernel, and how it is launched.

@@ -75,7 +75,8 @@ __device__ __forceinline__ void produce(const Arguments& a, Shared<Shape>& share
   shared.item[item_at.slot()].index = -1;
   shared.item_full[item_at.slot()].arrive();
 
-  // All blocks have taken their last item once all are here; the last one prepares the next launch.
+  // Once all blocks are here, all have taken their last item; the last block prepares the next
+  // launch.
   __threadfence();
   if (atomicAdd(a.counters + 1, 1) == static_cast<std::int32_t>(gridDim.x) - 1) {
     a.counters[0] = 0;

@@ -96,7 +96,7 @@ class RowRepair {
     return true;
   }
 
-  // One column more, its logit in units of log 2.
+  // Adds one column; its logit is in units of log 2.
   __device__ void add(const float (&query)[kPerLane], std::int64_t column,
                       float (&output)[kPerLane], float& maximum, float& sum) const {
     const std::int32_t kv_head = item.head / a.heads_per_kv_head;

@@ -6,7 +6,7 @@
 namespace annulus::flash {
 
 /// Tiles and threads of the kernel for head dimensions up to kHeadDim_ and kValueDim_ (multiples of
-/// 64; smaller ones are padded with zeros by the copies). One warpgroup brings keys and values, the
+/// 64; smaller ones are padded with zeros by the copies). One warpgroup loads keys and values, the
 /// others compute 64 rows each.
 template <class Element_, int kHeadDim_, int kValueDim_, int kConsumers_, int kColumns_,
           bool kSkipsFactors_ = false>
@@ -17,7 +17,7 @@ struct Shape {
   static constexpr int kConsumers = kConsumers_;  ///< warpgroups that compute
   static constexpr int kRows = 64 * kConsumers;   ///< of a query tile
   static constexpr int kColumns = kColumns_;      ///< of a key tile
-  /// Whether the output is not multiplied by factors of 1: worth asking for wide values.
+  /// Whether multiplying the output by factors of 1 is skipped: worth a test for wide values.
   static constexpr bool kSkipsFactors = kSkipsFactors_;
   static constexpr int kStages = 2;  ///< tiles of keys, and of values, in shared memory
   /// Tiles of queries; two where they fit, so that the next one arrives early.

@@ -46,7 +46,7 @@ __device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
   return reinterpret_cast<const std::uint32_t&>(pair);
 }
 
-/// What scores are to the softmax: exponent(x, shift) is the power of two of a score's weight.
+/// How the softmax reads scores: a score's weight is 2 to the power of exponent(x, shift).
 struct PlainLogits {
   float scale;  ///< times log2 e
   [[nodiscard]] __device__ __forceinline__ float value(float x) const { return x; }
@@ -54,7 +54,8 @@ struct PlainLogits {
     return fmaf(x, scale, -shift);
   }
 };
-/// Scores before the soft cap, where SmallTanh serves: its values, and those times the scale.
+/// Scores before the soft cap that are small enough for SmallTanh: its values, and those times the
+/// scale.
 struct SmallCappedLogits {
   const float (&tanh)[3];
   const float (&scaled_tanh)[3];

@@ -20,7 +20,7 @@ struct KeySegment {
   std::int32_t stride = 1;
   std::int32_t start = 0;  ///< global position of column 0
 
-  static constexpr std::int32_t kMasked = 1;  ///< pairs must be asked; otherwise all are visible
+  static constexpr std::int32_t kMasked = 1;  ///< pairs must be tested; otherwise all are visible
   static constexpr std::int32_t kHidesValues =
       2;  ///< some row must not see some value of its tiles
   static constexpr std::int32_t kFar = 1 << 29;

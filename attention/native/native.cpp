@@ -166,7 +166,7 @@ class NativeImplementation final : public Implementation {
     return place.is_host() ? Capability::yes() : native_cuda_available(place);
   }
 
-  // As measured: of a CPU core, and of the plain kernel of an H200.
+  // Measured: for a CPU core, and for the plain kernel on an H200.
   [[nodiscard]] double assumed_rate(const AttentionProblem& /*problem*/,
                                     Place place) const override {
     return place.is_host() ? 5e10 : 0.85e12;

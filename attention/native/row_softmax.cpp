@@ -35,7 +35,7 @@ float max_of_vectors(const float* HWY_RESTRICT logits, std::int64_t count) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(f32));
   auto max = hn::Set(f32, -std::numeric_limits<float>::infinity());
   auto max2 = max;
-  // Which operand Max takes beside a NaN depends on the instruction set.
+  // Which operand Max returns if one is NaN depends on the instruction set.
   auto nan = hn::IsNaN(max);  // none
   auto nan2 = nan;
   std::int64_t i = 0;
@@ -111,7 +111,7 @@ float softmax_row(float* logits, std::int64_t count, std::int64_t begin, std::in
     std::fill_n(logits, count, 0.0F);
     return 1.0F;
   }
-  // Whole vectors cover [begin, end); what else they cover is hidden, and the rest is nothing.
+  // Whole vectors cover [begin, end). What else they cover gets −∞; the rest gets weight 0 at once.
   const std::int64_t first = begin / kRowAlignment * kRowAlignment;
   const std::int64_t last = round_up(end);
   std::fill(logits, logits + first, 0.0F);

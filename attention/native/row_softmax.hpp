@@ -18,11 +18,11 @@ struct RowSoftmax {
 /// logits[i] = cap · tanh(logits[i] / cap).
 void cap_row(float* logits, std::int64_t count, float cap);
 
-/// Takes the next `count` logits of a row into `row` and overwrites them with exp(logit − row.max).
-/// Those outside [begin, end) count as −∞; so do those that are −∞: as long as there is nothing
-/// else, the row's sum stays 0. The padding is overwritten too. Returns what earlier weights must
-/// be multiplied by: exp(old max − new max). A logit of NaN or +∞ (an input that was so, or a
-/// product beyond float32) makes the row's sum NaN for good.
+/// Adds the next `count` logits of a row to `row` and overwrites them with exp(logit − row.max).
+/// Those outside [begin, end) count as −∞. While all logits are −∞, the row's sum stays 0. The
+/// padding is overwritten too. Returns what earlier weights must be multiplied by: exp(old max −
+/// new max). A logit of NaN or +∞ (an input that was so, or a product beyond float32) makes the
+/// row's sum NaN for good.
 [[nodiscard]] float softmax_row(float* logits, std::int64_t count, std::int64_t begin,
                                 std::int64_t end, RowSoftmax& row);
 

@@ -176,7 +176,7 @@ void TileKernel::multiply(const RowTile& tile, const HeadTile& heads, LocalRange
   softmax(tile, heads, rows, columns, full);
   Operand values =
       load(block_.value, tile.batch, heads.kv_head, first_column, columns.length, values_);
-  // A product takes 0 · NaN for NaN, also in rows that do not see the key.
+  // A product makes 0 · NaN a NaN, also in rows that do not see the key.
   if (!full) values = without_poison(values, columns.length);
   cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, blas(count), blas(value_dim_),
               blas(columns.length), 1.0F, logits_ + first * kLogitStride, blas(kLogitStride),
@@ -281,7 +281,7 @@ void TileKernel::store(const RowTile& tile, const HeadTile& heads) {
       const std::int64_t head = heads.begin + h;
       auto* output = static_cast<float*>(result_.output.address({tile.batch, row, head}));
       const bool empty = softmax->sum == 0;
-      // What is empty has an accumulator of zeros; 0/0 is what keys of no weight are.
+      // An empty row has an accumulator of zeros; a row whose keys all lack weight is 0/0.
       const double inverse = empty && !softmax->sees ? 0.0 : 1.0 / softmax->sum;
       for (std::int64_t d = 0; d < value_dim_; ++d) {
         output[d] = static_cast<float>(accumulator[d] * inverse);

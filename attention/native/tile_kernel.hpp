@@ -62,7 +62,7 @@ class TileKernel {
                 const PositionRange& columns, std::int64_t first_column, bool full);
   void softmax(const RowTile& tile, const HeadTile& heads, LocalRange rows,
                const PositionRange& columns, bool full);
-  /// `values` without what is not finite, if there is any; its columns are `poisoned_` then.
+  /// `values` without those that are not finite; `poisoned_` then lists their columns.
   [[nodiscard]] Operand without_poison(Operand values, std::int64_t columns);
   /// Adds what without_poison() left out to the rows that see it.
   void add_poison(const RowTile& tile, const HeadTile& heads, LocalRange rows,

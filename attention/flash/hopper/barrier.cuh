@@ -21,7 +21,7 @@ class Barrier {
   __device__ __forceinline__ void arrive() {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
   }
-  /// Arrives, and lets the phase wait for so many bytes of bulk copies too.
+  /// Arrives, and makes the phase wait for this many bytes of bulk copies too.
   __device__ __forceinline__ void arrive_expecting(std::uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()),
                  "r"(bytes)

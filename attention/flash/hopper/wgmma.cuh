@@ -33,7 +33,7 @@ __device__ __forceinline__ std::uint64_t advance(std::uint64_t descriptor, std::
   return descriptor + (bytes >> 4);
 }
 
-/// To be called before the first product that reads or adds to registers written otherwise.
+/// To be called before the first product that uses registers written by other instructions.
 __device__ __forceinline__ void products_begin() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -46,8 +46,8 @@ template <int kPending>
 __device__ __forceinline__ void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-/// Keeps the compiler from moving uses of operands in registers across this point: to be called
-/// for all of them after a wait, and for those written otherwise before products_begin().
+/// Keeps the compiler from moving uses of operands in registers across this point: to be called for
+/// all of them after a wait, and before products_begin() for those written by other instructions.
 template <int kCount>
 __device__ __forceinline__ void pin(float (&registers)[kCount]) {
 #pragma unroll

@@ -6,7 +6,7 @@
 
 namespace annulus {
 
-/// What docs/semantics.md §6 allows against the oracle.
+/// The deviation from the oracle that docs/semantics.md §6 allows.
 struct AccuracyBound {
   double output = 0;  ///< relative Frobenius error of the output
   double lse = 0;     ///< largest absolute error of the LSE

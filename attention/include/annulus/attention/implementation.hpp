@@ -42,12 +42,12 @@ struct AttentionBlock {
   std::int64_t first_batch = 0;
   std::int64_t first_head = 0;
   bool unmasked = false;  ///< the plan found every pair visible, so the mask can be skipped
-  /// The softmax state of these rows over other columns, float32: the result is then that of all.
-  /// It may lie where the result lies.
+  /// The softmax state of these rows over other columns, float32: the result then covers those too.
+  /// It may be the same memory as the result.
   std::optional<SoftmaxState> state;
 };
 
-/// What of a block is known without its tensors: for planning.
+/// A block without its tensors: for planning.
 struct BlockGeometry {
   PositionRanges rows;     ///< global positions
   PositionRanges columns;  ///< likewise
@@ -133,9 +133,9 @@ class Implementation {
                                          const BlockGeometry& /*block*/) const {
     return Capability::yes();
   }
-  /// Operations per second that a plan may count on where nothing was measured.
+  /// Operations per second that a plan assumes where nothing was measured.
   [[nodiscard]] virtual double assumed_rate(const AttentionProblem& problem, Place place) const = 0;
-  /// A kernel for a problem of which capability() is yes. `problem` is the whole, unsharded
+  /// A kernel for a problem for which capability() is yes. `problem` is the whole, unsharded
   /// problem. It and `device` must outlive the kernel.
   [[nodiscard]] virtual std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
                                                             Device& device) const = 0;

@@ -25,12 +25,11 @@ struct LocalMask {
   [[nodiscard]] bool padded() const { return !row_lengths.empty(); }
 };
 
-/// A straight diagonal stays one where rows and columns are each one run of positions of the same
-/// stride, and where several runs keep it together: a rank's own block under a plain causal mask
-/// and any layout, or columns in front of a run's own that the band shows all of. Lengths and
-/// segments are allowed where each batch keeps the first so many rows and columns of the block, in
-/// one document. Rows at the end of these to which a window leaves none of the columns do not
-/// count.
+/// The diagonal stays straight where rows and columns are each one run of positions with the same
+/// stride. It does so too where several runs continue it: a rank's own block under a plain causal
+/// mask and any layout, or columns before a run's own that are all visible. Lengths and segments
+/// are allowed if each batch keeps only the first rows and columns of the block, in one document.
+/// Of these rows, the last ones do not count if a window leaves them no column.
 [[nodiscard]] LocalMask local_mask(const Mask& mask, std::int64_t first_batch, std::int64_t batches,
                                    const PositionRanges& row_positions,
                                    const PositionRanges& column_positions);

@@ -51,8 +51,7 @@ struct AttentionProblem {
   void validate() const;
 };
 
-/// 2 · N · (D + Dv) operations per visible pair, as the field counts them: 4 · pairs · N · D if
-/// D = Dv.
+/// 2 · N · (D + Dv) operations per visible pair, the usual count: 4 · pairs · N · D if D = Dv.
 [[nodiscard]] double forward_flops(const AttentionShape& shape, double visible_pairs);
 
 }  // namespace annulus

@@ -20,7 +20,7 @@ struct Selection {
   std::vector<std::pair<std::string, std::string>> passed_over;
 };
 
-/// Whether this machine is asked, or a plan is for another.
+/// Whether this machine must be able to compute, or the plan is for another one.
 enum class Presence : std::uint8_t { required, assumed };
 
 /// The implementations by name. Names are case-sensitive.

@@ -18,8 +18,8 @@ void reset(const SoftmaxState& state, Stream& stream);
 /// contiguous, on the device.
 void reset_beyond(const ConstTensorView& lengths, const SoftmaxState& state, Stream& stream);
 /// See annulus::combine. The weights and sums are float32, and every row is rounded once. The
-/// outputs that are not float32 share one dtype. What lies in place and has nothing to merge with
-/// is not touched.
+/// outputs that are not float32 share one dtype. A part that is in place and has nothing to merge
+/// with is not touched.
 void combine(std::span<const PartialState> parts, const SoftmaxState& result, Stream& stream);
 /// Copies elements between views of equal shape and dtype, of up to four dimensions and any
 /// strides.

@@ -1,7 +1,7 @@
-# The optional GPU side. Sets ANNULUS_HAS_CUDA, ANNULUS_HAS_CUDNN and ANNULUS_HAS_NCCL; folders choose
-# their sources by these (x.cpp or no_x.cpp), no source asks for them.
+# The optional GPU side. Sets ANNULUS_HAS_CUDA, ANNULUS_HAS_CUDNN and ANNULUS_HAS_NCCL; folders
+# choose their sources by these (x.cpp or no_x.cpp), and no source tests them.
 #
-# ANNULUS_CUDA: AUTO takes what there is; ON insists on CUDA (cuDNN and NCCL stay optional); OFF.
+# ANNULUS_CUDA: AUTO uses what there is; ON requires CUDA (cuDNN and NCCL stay optional); OFF.
 set(ANNULUS_CUDA AUTO CACHE STRING "Build for CUDA devices: AUTO, ON or OFF")
 set_property(CACHE ANNULUS_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(ANNULUS_HAS_CUDA FALSE)
@@ -11,7 +11,7 @@ set(ANNULUS_HAS_NCCL FALSE)
 if(ANNULUS_CUDA STREQUAL "AUTO" AND ANNULUS_SANITIZE)
   message(STATUS "CUDA: off, because of ANNULUS_SANITIZE")
 elseif(ANNULUS_CUDA)
-  # Hopper's own instructions, and plain code from Ampere on for whatever else can run it.
+  # Code for Hopper's own instructions, and Ampere code for other GPUs that can run it.
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES "80;90a-real")
   endif()

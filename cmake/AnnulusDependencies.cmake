@@ -1,6 +1,6 @@
-# Everything the project stands on, found once. docs/library.md says what each is for.
+# All dependencies, found once. docs/library.md says what each is for.
 
-# Inside another project its targets must see ours' dependencies.
+# Inside another project, its targets must see the dependencies of ours.
 if(NOT PROJECT_IS_TOP_LEVEL)
   set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL TRUE)
 endif()

@@ -29,8 +29,8 @@ install(FILES ${config} ${version}
   ${PROJECT_SOURCE_DIR}/cmake/FindCUDNN.cmake ${PROJECT_SOURCE_DIR}/cmake/FindNCCL.cmake
   DESTINATION ${annulus_package_dir})
 
-# pkg-config. The libraries are static, so whoever links them needs all that they use; those who
-# depend come first.
+# pkg-config. The libraries are static, so programs must link all that they use, each library before
+# those that it uses.
 list(REVERSE annulus_targets)
 list(TRANSFORM annulus_targets PREPEND -l)
 set(annulus_pc_libraries ${annulus_targets} ${MPI_CXX_LIBRARIES})
@@ -47,7 +47,7 @@ list(APPEND annulus_pc_libraries -pthread)
 list(JOIN annulus_pc_libraries " " annulus_pc_libraries)
 list(TRANSFORM MPI_CXX_INCLUDE_DIRS PREPEND -I OUTPUT_VARIABLE annulus_pc_includes)
 list(JOIN annulus_pc_includes " " annulus_pc_includes)
-# From where the file will lie to the prefix, so that the tree can be moved.
+# The path from the installed file to the prefix, so that the tree can be moved.
 file(RELATIVE_PATH annulus_pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(${PROJECT_SOURCE_DIR}/cmake/annulus.pc.in ${PROJECT_BINARY_DIR}/annulus.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/annulus.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

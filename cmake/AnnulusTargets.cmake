@@ -1,11 +1,11 @@
 # annulus_library(<folder> SOURCES <...> PUBLIC_HEADERS <...> USES <folders...>
 #                 LINKS <public targets...> PRIVATE_LINKS <targets...>)
 #
-# One static library for one folder of the house. Sources and the headers that only they include lie
-# in <folder>/; headers that other folders include lie in <folder>/include/annulus/<folder>/. Those
-# of them that a user of the library may include are PUBLIC_HEADERS, and only they are installed;
-# docs/library.md says which they are. USES names the floors below; a folder not named there neither
-# compiles nor links.
+# One static library for one folder of the source tree. Sources and the headers that only they
+# include lie in <folder>/; headers that other folders include lie in
+# <folder>/include/annulus/<folder>/. Those of them that a user of the library may include are
+# PUBLIC_HEADERS, and only they are installed; docs/library.md says which they are. USES names the
+# libraries below; one that is not named there can be neither included nor linked.
 function(annulus_library folder)
   cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC_HEADERS;USES;LINKS;PRIVATE_LINKS" ${ARGN})
   set(target annulus_${folder})

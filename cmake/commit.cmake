@@ -1,8 +1,8 @@
 # cmake -D SOURCE_DIR=... -D OUTPUT=... -P commit.cmake
 #
-# Writes a source file with the commit that SOURCE_DIR is at ("1a2b3c4d5e", with "-dirty" behind it
-# where files differ from it), if it is another one than the file has. "unknown" without Git, or
-# outside of a checkout of its own.
+# Writes a source file with the commit that SOURCE_DIR is at ("1a2b3c4d5e", with "-dirty" appended
+# if files differ from it), if the file has another one. "unknown" without Git, or outside of a
+# checkout of its own.
 cmake_minimum_required(VERSION 3.25)
 
 set(commit unknown)

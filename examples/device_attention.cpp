@@ -1,6 +1,6 @@
-// Causal attention on GPU memory and a stream of the program's own, one rank per GPU. Query rows
-// are zero, so output row i is the mean of values 0 … i; values are 1 at even positions and 0 at
-// odd ones, so that mean is known, and it is checked.
+// Causal attention on the program's own GPU memory and stream, one rank per GPU. Query rows are
+// zero, so output row i is the mean of values 0 … i. Values are 1 at even positions and 0 at odd
+// ones, so the mean is known, and it is checked.
 //
 //     mpirun -np 4 --bind-to none ./device_attention      exit code 77: no GPU for every rank
 #include <algorithm>
@@ -109,7 +109,7 @@ int main(int argc, char** argv) {
   int rank = 0;
   MPI_Comm_rank(communicator, &rank);
 
-  // This rank's GPU: as many as it has neighbours before it on its node.
+  // This rank's GPU: its number among the ranks of its node.
   MPI_Comm node = MPI_COMM_NULL;
   MPI_Comm_split_type(communicator, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &node);
   int gpu = 0;

@@ -1,6 +1,6 @@
-// Causal attention over a sequence that the ranks of a program share, on memory and under a
-// communicator of the program's own. Query rows are zero, so output row i is the mean of values
-// 0 … i; value row i is i everywhere, so that mean is i / 2, which is checked.
+// Causal attention over a sequence that the ranks of a program share, on the program's own memory
+// and communicator. Query rows are zero, so output row i is the mean of values 0 … i. Value row i
+// is i everywhere, so the mean is i / 2, which is checked.
 //
 //     mpirun -np 4 ./host_attention
 #include <algorithm>
@@ -20,7 +20,7 @@ double attend(MPI_Comm communicator) {
   annulus::Context context(communicator, {.place = annulus::Place::host()});
   annulus::AttentionOptions options;
   options.shape = {.batch = 1,
-                   .query_length = 1000,  // need not divide by the number of ranks
+                   .query_length = 1000,  // need not be divisible by the number of ranks
                    .kv_length = 1000,
                    .heads = 8,
                    .kv_heads = 2,

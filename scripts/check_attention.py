@@ -33,7 +33,7 @@ def load(path, tensor=None):
     try:
         if not path.endswith(".safetensors"):
             array = np.load(path, mmap_mode="r")
-            # ml_dtypes writes bfloat16 as two bytes without a meaning.
+            # ml_dtypes writes bfloat16 as two bytes of unknown type.
             return array.view("<u2") if array.dtype == np.dtype("V2") else array
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -94,7 +94,7 @@ def parse_arguments():
 
 
 class Problem:
-    """Query, key and value as [B,T,N,D], and everything that decides who sees whom."""
+    """Query, key and value as [B,T,N,D], and everything that decides which keys a query sees."""
 
     def __init__(self, arguments):
         self.layout = arguments.layout
@@ -224,7 +224,7 @@ class Problem:
         sinks = np.broadcast_to(self.sinks[n], (end - begin, self.sinks.shape[1]))
         largest = np.max(np.concatenate([logits, sinks], axis=1), axis=1, initial=-np.inf,
                          keepdims=True)
-        # A row without anything to see has no finite maximum; its weights are all zero.
+        # A row that sees nothing has no finite maximum; its weights are all zero.
         shift = np.where(np.isfinite(largest), largest, 0)
         weights = np.exp(logits - shift)
         total = weights.sum(axis=1) + np.exp(sinks - shift).sum(axis=1)

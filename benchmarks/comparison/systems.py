@@ -57,11 +57,11 @@ class Found:
 
 def program_obstacle(program: str) -> str:
     """Why there is no such program to start; empty if there is one."""
-    return "" if shutil.which(program) else f"{program} is no program that can be started"
+    return "" if shutil.which(program) else f"{program} is not a program that can be started"
 
 
 def without_folders(text: str) -> str:
-    """Absolute paths become the names of their files: a results file tells of no machine."""
+    """Absolute paths become the names of their files, so that a results file reveals no machine."""
     return re.sub(r"(?<![\w./])/(?:[^\s/:'\",]+/)*", "", text.replace(ROOT + "/", ""))
 
 
@@ -144,7 +144,7 @@ def run(start: Start, timeout: float) -> tuple[str, Optional[str]]:
 
 
 def _telling_line(errors: str) -> str:
-    # Without the rules that mpirun draws.
+    # Without the lines of dashes that mpirun draws.
     lines = [line.strip() for line in errors.splitlines() if line.strip(" -=*\t")]
     telling = [line for line in lines if re.search(r"error", line, re.IGNORECASE)]
     line = (telling or lines or ["nothing on standard error"])[-1]

@@ -65,7 +65,8 @@ def ring_attention(query: jax.Array, key: jax.Array, value: jax.Array, *, gpus: 
         def absorb(before: State, chunk: tuple[jax.Array, jax.Array] = arrived) -> State:
             return merge(before, attend(query, *chunk, False))
 
-        # After h hops the chunk that is here began h GPUs before this one, or in its future.
+        # After h hops this GPU has the chunk of the GPU h places before it, or a later one, which
+        # is hidden.
         state = lax.cond(here >= hop, absorb, lambda before: before, state) if causal \
             else absorb(state)
     assert state is not None
@@ -111,7 +112,7 @@ def main() -> None:
     for case in options.cases:
         try:
             print_times(SYSTEM, case, options, gpus, time_case(case, mesh, options))
-        # Whatever XLA or cuDNN say to one case, the others are still to be timed.
+        # If XLA or cuDNN fail on one case, the others are still timed.
         except Exception as error:
             print_error(SYSTEM, case, error)
 

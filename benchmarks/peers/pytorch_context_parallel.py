@@ -100,7 +100,7 @@ def main() -> None:
         print_environment(gpus)
     for case in options.cases:
         for rotate in ROTATE_METHODS:
-            # All ranks have the same problem and so meet the same refusals.
+            # All ranks have the same problem and so fail in the same way.
             try:
                 times = time_case(case, rotate, mesh, options)
                 if reports:

@@ -130,7 +130,7 @@ TEST_F(CudaFlash, PartsOfSequenceLayouts) {
   }
 }
 
-// What a row does not see never reaches it, whatever it holds; what it sees does.
+// What a row does not see never affects it, whatever its value; what it sees does.
 TEST_F(CudaFlash, HiddenNanAndInfinity) {
   Random random(88);
   for (const std::int64_t dim : {64, 128, 256}) {
@@ -166,7 +166,7 @@ TEST_F(CudaFlash, HiddenNanAndInfinity) {
         }
       }
     }
-    // The list of what is left to repair is emptied: a kernel serves again.
+    // The list of items to repair is emptied afterwards: the kernel can be used again.
     expect_whole_accurate(random_attention(random, problem));
   }
 }

@@ -107,7 +107,8 @@ inline Result run_on_device(const Implementation& implementation, const WholeAtt
                        {whole.query, whole.key, whole.value}, device, stream, lse_dtype);
 }
 
-/// What a part of the columns must give: the CPU's kernel, which native_test holds to the oracle.
+/// What a part of the columns must give: the result of the CPU's kernel, which native_test compares
+/// with the oracle.
 inline OracleOutput reference_of(const AttentionProblem& problem, const AttentionBlock& block) {
   const Result result = run_native(problem, block, 2);
   const auto* output = result.output.view().as<float>();

@@ -209,7 +209,7 @@ TEST_F(CudaSdpa, WorksWhileAnotherDeviceIsCurrent) {
   const WholeAttention whole = random_attention(random, problem);
   const std::unique_ptr<Device> other = make_cuda_device(1);
   const std::unique_ptr<Stream> stream = other->make_stream("compute", kWatchdog, nullptr);
-  // Memory is made where its device is current; the kernels have to see to that themselves.
+  // Memory is allocated while its device is current; the kernels must make it current themselves.
   const Mirror query(whole.query, *other);
   const Mirror key(whole.key, *other);
   const Mirror value(whole.value, *other);
@@ -257,7 +257,7 @@ TEST_F(CudaSdpa, RanksOwnBlocksAndPrefixes) {
 }
 
 TEST_F(CudaSdpa, StridedRecords) {
-  // K and V of a token together, batch by batch, as they travel; a slice of the heads and slots.
+  // K and V of a token together, batch by batch, as they are sent; a slice of the heads and slots.
   Random random(76);
   const std::int64_t batch = 2;
   const std::int64_t slots = 300;

@@ -85,7 +85,8 @@ struct StateShape {
   std::int64_t padded;  // of the last dimension in memory
 };
 
-// With whole packs of sixteen bytes, with gaps between them, and with vectors that are no packs.
+// With whole packs of sixteen bytes, with gaps between them, and with vectors that are not whole
+// packs.
 const StateShape kShapes[] = {{{2, 33, 4, 128}, 128}, {{1, 17, 3, 64}, 72}, {{2, 5, 3, 40}, 41},
                               {{1, 3, 2, 7}, 7},      {{1, 1, 1, 1}, 1},    {{1, 9, 2, 520}, 520}};
 

@@ -49,8 +49,8 @@ void expect_as_defined(const Mask& mask, const Block& block, const LocalMask& lo
   }
 }
 
-// What kernels may rely on: no batch has rows or columns alone, and on the left side of the band no
-// row within a length has lost all columns.
+// What kernels may rely on: no batch has rows without columns or columns without rows, and the left
+// side of the band leaves every row within a length some column.
 void expect_lengths_in_order(const Block& block, const LocalMask& local) {
   bool cut = false;
   for (std::size_t b = 0; b < local.row_lengths.size(); ++b) {

@@ -236,7 +236,7 @@ TEST(Mask, FarPositionsAndDistancesDoNotOverflow) {
 }
 
 TEST(Mask, ManyShortSegmentsAreBoundedNotCounted) {
-  // Alternating ids: every query run meets half of the key runs, more than it pays to count.
+  // Alternating ids: every query run meets half of the key runs, too many to count.
   const std::int64_t length = 2048;
   std::vector<std::int32_t> ids;
   for (std::int64_t i = 0; i < length; ++i) ids.push_back(static_cast<std::int32_t>(i % 2));

@@ -111,7 +111,7 @@ TEST(NativeExecution, AnErrorWhileComputingComesOut) {
   expect_accurate(run_native(whole.problem, whole.block(), 2), whole, truth);
 }
 
-// OpenBLAS has one number of threads for the whole process, and the process is not ours.
+// OpenBLAS has one number of threads for the whole process, which belongs to the caller.
 TEST(NativeExecution, LeavesTheThreadsOfBlasAsTheyWere) {
   Random random(29);
   const WholeAttention whole = causal_attention(random, 600, 600);

@@ -123,7 +123,7 @@ TEST(Native, NanAndInfinityComeOutOfTheRowsThatSeeThem) {
       problem.mask.set_causal(true);
       if (capped) problem.soft_cap = 5;
       const WholeAttention whole = random_attention(random, problem);
-      // Key 300 sees to it that its logits are NaN or ±∞ in every row from 300 on.
+      // Key 300 makes logits NaN or ±∞ in every row from 300 on.
       for (std::int64_t d = 0; d < 8; ++d) whole.key.view().at<float>({0, 300, 0, d}) = poison;
       const Result result = run_native(problem, whole.block());
       std::int64_t lost = 0;
@@ -190,7 +190,7 @@ TEST(Native, RowsOfNoWeightAreNotEmpty) {
   const WholeAttention whole = weightless_attention();
   for (const DType lse_dtype : {DType::float32, DType::float64}) {
     expect_weightless_shown(run_native(whole.problem, whole.block(), 1, lse_dtype));
-    // The same in pieces: those of no weight yield to the others, however they are cut.
+    // The same in pieces: those without weight yield to the others, however they are cut.
     for (const int pieces : {2, 6}) {
       const Result merged(whole.block(), lse_dtype);
       std::vector<Result> parts;

@@ -114,7 +114,7 @@ TEST(Oracle, RowsThatSeeNothingAreEmpty) {
   EXPECT_EQ(empty.lse, std::vector<double>(3, -kInfinity));
 }
 
-// As the contract has it: in float64, with NaN where there is no number.
+// As docs/semantics.md defines it: in float64, with NaN where there is no number.
 Result oracle_result(const WholeAttention& whole) {
   const OracleOutput truth = whole.oracle();
   Result result(whole.block());

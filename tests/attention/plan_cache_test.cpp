@@ -79,7 +79,7 @@ TEST(PlanCache, ThreadsThatAskForTheSameWaitForOne) {
       plans[static_cast<std::size_t>(i)] = cache.get(i % 2, [&] {
         ++calls;
         ++at_once;
-        // Long enough for the other key's maker to come in, were it not held up.
+        // Long enough for the other key's maker to start, unless it is wrongly held up.
         const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
         while (most < 2 && std::chrono::steady_clock::now() < end) {
           most = std::max(most.load(), at_once.load());

@@ -40,9 +40,9 @@ inline WholeAttention poisoned(const WholeAttention& clean, const Poison& poison
   return bad;
 }
 
-/// `clean` and `bad` are results of the same kernel, the latter with the poison. The row of a batch
-/// and a head that sees none of it has kept every bit. Of one that does, NaN in a key has taken
-/// everything, in a value the one dimension.
+/// `clean` and `bad` are results of the same kernel, the latter with the poison. Rows (of a batch
+/// and a head) that see none of it must keep every bit. In rows that see it, NaN in a key must
+/// spoil everything, NaN in a value its one dimension.
 inline void expect_confined(const WholeAttention& whole, const Poison& poison, const Result& clean,
                             const Result& bad) {
   const AttentionShape& s = whole.problem.shape;

@@ -17,7 +17,7 @@ namespace annulus {
 namespace {
 
 bool same(float a, float b) {
-  // Vector units may set the quiet bit of a NaN: any NaN is as good as another.
+  // Vector units may set the quiet bit of a NaN, so any NaN will do.
   if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
   return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b);
 }

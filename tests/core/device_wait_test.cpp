@@ -21,7 +21,7 @@ constexpr Watchdog::Seconds kTimeout{0.1};
 class DeviceWait : public ::testing::Test {
  protected:
   [[nodiscard]] Watchdog::Seconds elapsed() const { return Clock::now() - begin_; }
-  /// A queue that is idle after `seconds` and moves every `step` of them until `last`.
+  /// A queue that is idle after `seconds`, and until `last` moves every `step` seconds.
   [[nodiscard]] DeviceQueue queue(double seconds, double step, double last) const {
     return {[this, seconds] { return elapsed().count() > seconds; },
             [this, step, last] {

@@ -141,7 +141,7 @@ TEST(MemoryPool, WastesNoMoreThanAQuarter) {
   EXPECT_EQ(pool.statistics().in_use, 6144U + 8192U);
 }
 
-/// A system with so many bytes, which does not give what it has handed out.
+/// A system with this many bytes, which cannot give again what is in use.
 class SmallPool final : public MemoryPool {
  public:
   explicit SmallPool(std::size_t bytes, bool may_trim = true)

@@ -36,7 +36,7 @@ inline Bytes pattern(std::size_t count, std::uint32_t key) {
 /// is the test's parameter; a skipped test where that cannot be.
 class DeviceGroupTest : public ::testing::TestWithParam<Transport> {
  public:
-  // Bringing up a transport takes long, so that all tests share what there is.
+  // Starting a transport takes long, so all tests share it.
   static void SetUpTestSuite() {
     state_ = std::make_unique<State>();
     state_->gpu = open_rank_device();

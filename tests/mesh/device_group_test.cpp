@@ -83,8 +83,8 @@ TEST_P(DeviceGroup, APreparedHopIsPostedOverAndOver) {
 TEST_P(DeviceGroup, ManyPostsMayBeInFlight) {
   constexpr int kPosts = 100;
   constexpr std::size_t kBytes = 4096;
-  // Every post hands on what the one before brought: after all of them the data of the rank that is
-  // as many places to the left is here.
+  // Every post forwards what the one before brought: after n posts, this rank has the data of the
+  // rank n places to the left.
   Hop hop = make_hop(kBytes);
   upload(hop.out, pattern(kBytes, key(rank(), 0)));
   for (int i = 0; i < kPosts; ++i) {
@@ -142,7 +142,7 @@ TEST_P(DeviceGroup, ACapturedExchangeCanBeReplayed) {
       check_round(hop, round,
                   [&] { check_cuda(cudaGraphLaunch(executable, raw_stream()), "replay"); });
     }
-    // A replay leaves nothing behind that an ordinary post would stumble over.
+    // A replay leaves nothing behind that would disturb an ordinary post.
     check_rounds(hop, 2);
     check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
     check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");

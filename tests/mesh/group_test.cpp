@@ -187,7 +187,7 @@ TEST_F(GroupTest, TracesEveryMessage) {
   }
 }
 
-// What came early does not seem to have taken as long as the rest.
+// A message that came early must not seem to have taken as long as the rest.
 TEST_F(GroupTest, AMessageEndsWhenItIsComplete) {
   if (size_ < 3) GTEST_SKIP() << "needs 3 ranks";
   TraceCollector collector;

@@ -185,7 +185,7 @@ TEST(LifeSigns, AHealthyRankMayComputeLongerThanTheTimeout) {
   EXPECT_NO_THROW(mesh.world().barrier());
 }
 
-// One rank does what no stream knows of, as an oracle or a disk does.
+// One rank works outside any stream, like an oracle or a disk.
 TEST(LifeSigns, ComputingIsNoSilence) {
   const int size = test::session().size();
   if (size < 2) GTEST_SKIP() << "needs 2 ranks";

@@ -189,7 +189,7 @@ TEST_F(DeviceAttention, EveryScheduleTransportAndImplementation) {
   }
 }
 
-// Options that nobody has thought about give blocks that the fastest kernel takes.
+// Default options give blocks that the fastest kernel takes.
 TEST_F(DeviceAttention, DefaultOptionsSuitTheDevice) {
   for (const LayoutKind layout : {LayoutKind::contiguous, LayoutKind::zigzag}) {
     ShardedCase one = case_of(std::int64_t{256} * test::session().size(), 8, 2, 128);

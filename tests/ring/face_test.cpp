@@ -1,4 +1,4 @@
-// The public face on ranks of the CPU: what a user gets who says as little as possible.
+// The public interface on CPU ranks: what users get who give as few options as possible.
 #include <algorithm>
 #include <cmath>
 #include <fstream>

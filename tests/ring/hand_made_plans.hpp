@@ -45,8 +45,8 @@ inline void add_sum(RankPlan& plan, int step, std::vector<Region> parts, const R
 }
 
 /// Every rank has a contribution to the gradient of every rank's keys: caller buffer o is for those
-/// of rank o, and the last one gets the sum of all ranks' contributions to its own. The sums travel
-/// from rank to rank, one hop behind the contributions, and the last hop is home.
+/// of rank o, and the last one gets the sum of all ranks' contributions to its own. The sums move
+/// from rank to rank, one hop behind the contributions, and the last hop brings them home.
 inline RankPlan travelling_sums(const AttentionShape& local, int rank, int ranks) {
   RankPlan plan = hand_made(local, rank, ranks);
   const LocalRange tokens{LocalPosition(0), local.kv_length};

@@ -285,7 +285,7 @@ TEST_F(RefusalTest, AllRanksHearOfTensorsThatDoNotFitOne) {
   expect_same_bits(mine, expected());
 }
 
-// Nobody waits for a rank whose first tensors no kernel can take.
+// No rank waits for one whose first tensors no kernel can take.
 TEST_F(RefusalTest, AllRanksHearOfStridesThatNoKernelTakes) {
   register_two(head_major, head_major);
   const CaseShards mine = shards();

@@ -27,7 +27,7 @@ inline ShardedOperands sequence_operands(const AttentionProblem& problem, int ra
                         {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout, 1});
 }
 
-/// The native kernel alone, of which nothing is asked but that it takes everything.
+/// The native kernel alone; it only has to take everything.
 inline PlanInput native_input(const AttentionProblem& problem, const ShardedOperands& operands,
                               const PlanOptions& options = {},
                               const CostModel& model = CostModel::cpu_core()) {

@@ -104,7 +104,7 @@ TEST(Simulate, TransfersOfGpusRunAheadWhereMemoryAllows) {
   }
 }
 
-// Who takes by itself need not wait until its peer can receive, too.
+// A one-sided receiver need not wait until its peer can receive, too.
 TEST(Simulate, WhoTakesDoesNotWaitForTheOtherSideToReceive) {
   PlanOptions options;
   options.direct = true;
@@ -141,7 +141,7 @@ TEST(Simulate, PackingComesFirstAndCombiningLast) {
   }
 }
 
-// Whatever the plan: nobody waits without a reason, and nobody gains by waiting for both sides.
+// For any plan, no rank waits without a reason, and none gains by waiting for both sides.
 TEST(Simulate, RandomProblemsFinishInTime) {
   for (const int ranks : {1, 2, 3, 4, 8}) {
     for (int index = 0; index < 60; ++index) {
@@ -171,7 +171,7 @@ TEST(Simulate, RandomProblemsFinishInTime) {
   }
 }
 
-// Ranks that are left out are as far as those that they meet.
+// Ranks that are left out are assumed to be as far as those that they exchange with.
 TEST(Simulate, ASampleOfEqualRanksTakesAsLongAsAllOfThem) {
   const AttentionProblem problem = problem_of(4096, false);
   const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);

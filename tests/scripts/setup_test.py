@@ -13,7 +13,7 @@ import unittest
 from pathlib import Path
 
 SCRIPTS = Path(sys.argv.pop(1))
-# Whether this machine has a GPU is something that the script sees for itself.
+# The script finds out itself whether this machine has a GPU.
 HAS_GPU = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
 
 # Notes its arguments. Configuring leaves the cache that a test asked for, with the headers of

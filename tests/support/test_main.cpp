@@ -47,8 +47,8 @@ int main(int argc, char** argv) {
     MPI_Allreduce(MPI_IN_PLACE, &worst, 1, MPI_INT, MPI_MAX, the_session->world());
   }
   the_session.reset();
-  // ctest is told by this exit code that a program had nothing it could run here; GoogleTest lists
-  // the tests that were skipped in one that ran others.
+  // This exit code tells ctest that the program had nothing it could run here; if it ran some
+  // tests, GoogleTest lists the skipped ones.
   constexpr int kSkipped = 77;
   return worst == 2 ? 1 : (worst == 1 ? kSkipped : 0);
 }

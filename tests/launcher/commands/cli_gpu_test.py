@@ -34,7 +34,7 @@ def gpu_count():
 
 
 def on_gpus(ranks, transport=None):
-    """The options that put so many ranks on the GPUs that there are."""
+    """The options that put this many ranks on the GPUs there are."""
     words = ["--device", "cuda"]
     if ranks > gpu_count():
         return [*words, "--share-gpus", "--transport", "peer"]
@@ -56,7 +56,8 @@ class Numbers(CliTest):
                    how=["--dtype", dtype, *on_gpus(ranks), *how, "--json", "report.json"])
         with open(self.path("report.json")) as file:
             (row,) = json.load(file)["rows"]
-        # The plain kernel is right too, and hundreds of times slower: falling to it is a failure.
+        # The plain kernel is correct too, but hundreds of times slower: falling back to it is a
+        # failure.
         self.assertLessEqual(set(row["impl"].split("+")), implementations_for(dtype), row)
 
     def save_uneven(self, dtype, rows=997, dim=64, **sizes):
@@ -280,7 +281,8 @@ class RankFails(CliTest):
         self.expect_killed(self.CALLS)
 
     def test_killed_among_hops(self):
-        # The other rank's GPU waits for what never comes, and its process must end nevertheless.
+        # The other rank's GPU waits for something that never comes; its process must end all the
+        # same.
         self.expect_killed(self.HOPS)
 
     def expect_stopped(self, words):

@@ -164,7 +164,7 @@ class Options(CliTest):
         self.expect_error(result, 2, "--mesh", "sp=3", "2", "mpirun -n 3 annulus run ...")
 
     def test_wrong_numbers_are_4(self):
-        # The draws are legal: not to compute them is as bad as to compute them wrongly.
+        # The draws are legal: failing to compute them is as bad as computing them wrongly.
         result = self.annulus("verify", "--random", "1", "--impl", "sdpa",
                               environment={"CUDA_VISIBLE_DEVICES": ""}, ranks=2)
         self.assertEqual(result.returncode, 4, result.stdout + result.stderr)
@@ -240,7 +240,7 @@ class Reports(CliTest):
         for name in self.NUMBERS:
             self.assertIsInstance(row[name], (int, float), name)
         self.assertGreater(row["time"], 0)
-        # The row stands alone.
+        # The row is self-contained.
         self.assertRegex(row["date"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
         self.assertRegex(row["commit"], r"^([0-9a-f]{10,}(-dirty)?|unknown)$")
         self.assertIn("MPI", row["libraries"])
@@ -282,7 +282,7 @@ class Reports(CliTest):
         self.assertIn("# rate: 2 N (D + Dv) operations per visible pair", result.stdout)
         self.assertNotIn("# bookkeeping: ", result.stdout)
         result = self.run_reported("--legend", "--wide")
-        self.assertIn("# bookkeeping: largest part", result.stdout)
+        self.assertIn("# bookkeeping: largest share", result.stdout)
 
     def test_json_and_csv_files(self):
         self.run_reported("--json", "report.json", "--csv", "report.csv", ranks=2)

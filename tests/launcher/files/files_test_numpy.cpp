@@ -1,4 +1,4 @@
-// What NumPy writes we read, and the other way round.
+// We read what NumPy writes, and NumPy reads what we write.
 #include <array>
 #include <cstdlib>
 #include <numeric>

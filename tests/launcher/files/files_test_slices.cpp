@@ -139,7 +139,7 @@ TEST_F(Slices, ReadWhatIndexingReads) {
   }
 }
 
-// The array is dealt out as a grid of shards; written shard by shard it must come out whole.
+// The array is split into a grid of shards; written shard by shard, it must come out whole.
 TEST_F(Slices, WrittenShardsMakeTheArray) {
   const Extents shape{2, 24, 6, 5};
   std::vector<std::int32_t> values(static_cast<std::size_t>(shape.product()));

@@ -98,7 +98,7 @@ TEST_F(Writer, RanksWriteTheirSlices) {
   }
 }
 
-// A host of another name stands for another node: it knows nothing of the processes of this one.
+// Another host name simulates another node, which knows nothing of the processes of this one.
 TEST_F(Writer, RanksOfAnotherHostOpenTheFileByName) {
   if (mesh_->size() == 1) GTEST_SKIP() << "needs another rank";
   const bool moved = !is_last() || (::unshare(CLONE_NEWUTS) == 0 && ::sethostname("moon", 4) == 0);
@@ -163,7 +163,7 @@ TEST_F(Writer, AFailureOfOneRankIsEverybodys) {
 }
 
 TEST_F(Writer, AFullDiskIsASystemError) {
-  // A limit on the file size stands for a disk that is full, on the last rank only.
+  // A limit on the file size simulates a full disk, on the last rank only.
   ArrayWriter writer(world(), file("a.npy"), {{"", DType::int32, kShape}});
   struct rlimit before {};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);

@@ -132,7 +132,7 @@ TEST_F(Temporary, HasNoNameWhereTheFileSystemCan) {
   EXPECT_EQ(files(), Names{"a.npy"});
 }
 
-/// Leaves behind what a writer leaves that is killed.
+/// Leaves behind what a killed writer leaves.
 void be_killed_while_writing(const std::string& target, Naming naming) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);

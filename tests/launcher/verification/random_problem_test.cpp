@@ -54,7 +54,7 @@ TEST(RandomProblem, IsAFunctionOfSeedIndexAndRanks) {
 }
 
 // The same problems on every machine, so that a reported seed can be tried elsewhere. Changing what
-// is drawn changes this number: that is fine, but should not come as a surprise.
+// is drawn changes this number, which is fine but should be noticed.
 TEST(RandomProblem, DrawsWhatItDrewBefore) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (int index = 0; index < 200; ++index)

@@ -91,7 +91,7 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
   return planning;
 }
 
-// One rank chooses: it looks at other ranks' plans too, and all must come to the same.
+// One rank chooses for all, as it has to look at other ranks' plans, and all must choose alike.
 void ShardedAttention::choose() {
   Control& control = mesh_.world();
   ScheduleChoice& choice = planning_->schedule;
@@ -172,8 +172,8 @@ void ShardedAttention::prepare(const LocalTensors& tensors) {
   collectively(mesh_.world(), [&] { runner_->check(views); });
   prepared_ = true;
   if (!anywhere(!runner_->is_ready_for(views))) return;
-  // What kernels refused when tensors lay otherwise, they may take now; and if nobody takes it now,
-  // the plan that was good for the other tensors is kept.
+  // Kernels may now take what they refused for other strides. If nobody takes it, the plan for the
+  // other tensors is kept.
   const std::vector<Refusal> refusals = std::exchange(planning_->input.refusals, {});
   const ScheduleChoice schedule = planning_->schedule;
   std::unique_ptr<Runner> runner;

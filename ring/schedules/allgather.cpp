@@ -63,7 +63,7 @@ RankPlan plan_allgather(const RankContext& context) {
   const std::vector<Arrival> arrivals = arrivals_of(needs, me);
   PlanBuilder builder(context);
 
-  // Every rank begins with its left neighbour, so that not all take from one at a time.
+  // Every rank begins with its left neighbour, so that not all read from the same rank at once.
   std::vector<Arrival> by_turn = arrivals;
   std::stable_sort(by_turn.begin(), by_turn.end(), [&](const Arrival& a, const Arrival& b) {
     const auto turn = [&](const Arrival& arrival) {

@@ -1,5 +1,6 @@
-// The public face on GPU ranks: the caller's stream, many objects in turn, and what a call and a
-// further object cost. Keys are zero, so that output row i is the mean of the values that it sees.
+// The public interface on GPU ranks: the caller's stream, many objects in turn, and the cost of a
+// call and of another object. Keys are zero, so that output row i is the mean of the values that it
+// sees.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -190,8 +191,8 @@ void CUDART_CB sleep_a_while(void* /*unused*/) {
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
 }
 
-// A call starts after what its stream was given before, what the stream is given afterwards comes
-// after the call, and the host waits for neither.
+// A call starts after earlier work on its stream, later work there starts after the call, and the
+// host waits for neither.
 TEST_F(DeviceFace, ACallHasItsPlaceInTheCallersStream) {
   const AttentionOptions options = causal();
   Layer layer(*context_, options, 3);
@@ -285,7 +286,7 @@ TEST_F(DeviceFace, MasksAreReplacedFromCallToCall) {
   }
 }
 
-// Figures that a user feels: another object of a known shape, and a call that is replayed.
+// Times that users notice: another object of a known shape, and a replayed call.
 TEST_F(DeviceFace, ObjectsAndCallsAreCheap) {
   for (const std::string implementation : {"sdpa", "flash_attn2"}) {
     AttentionOptions options = causal();

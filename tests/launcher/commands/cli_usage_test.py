@@ -416,7 +416,7 @@ class Log(CliTest):
 
 class Plan(CliTest):
     def planned_within(self, seconds, *words):
-        """Seconds of computation: other work of the machine does not count."""
+        """Seconds of computation, without other work of the machine."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         result = self.annulus("plan", *words)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -77,7 +77,7 @@ class ShardedAttention {
   void run(const LocalTensors& tensors);
 
   [[nodiscard]] const RankPlan& rank_plan() const noexcept { return runner_->plan(); }
-  /// Why others were passed over is known to rank 0 alone.
+  /// Only rank 0 knows why others were passed over.
   [[nodiscard]] const ScheduleChoice& schedule() const noexcept { return planning_->schedule; }
   /// Names of the implementations that compute this rank's blocks: "sdpa+native"; "none" without
   /// blocks.

@@ -126,7 +126,7 @@ void ArrayWriter::write(std::span<const PositionRanges> index, const ConstTensor
 }
 
 void ArrayWriter::commit() {
-  // Removed on the way out, unless all goes well.
+  // Removed on return or exception, unless the commit succeeds.
   const std::unique_ptr<TemporaryFile> temporary = std::move(temporary_);
   collectively(group_, [&] {
     if (failure_) std::rethrow_exception(failure_);

@@ -30,7 +30,7 @@ using ::testing::HasSubstr;
 using verification::CaseShards;
 using verification::ShardedCase;
 
-// Host shards and their twins on the device.
+// Host shards and their copies on the device.
 class Twins {
  public:
   Twins(const CaseShards& host, Device& device)

@@ -18,7 +18,7 @@
 /// Hand-made plans, run over a group and compared.
 namespace annulus::ring::test {
 
-/// Tensors of the host and their twins where a device computes.
+/// Tensors of the host and their copies where a device computes.
 class TwinTensors {
  public:
   explicit TwinTensors(Device& device)

@@ -385,7 +385,7 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   Draws draws(seed, index);
   const bool on_gpus = device == Place::Kind::cuda;
   Kind kind;
-  if (on_gpus && draws.chance(50)) {
+  if (on_gpus && draws.chance(70)) {
     kind = {kLarge, true};
   } else if (draws.chance(4)) {
     kind.size = kMedium;
@@ -402,7 +402,8 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   AttentionProblem& problem = drawn.problem;
   problem.shape = draw_shape(draws, kind, drawn.mesh, placement);
   problem.dtype =
-      kind.fast ? draws.pick({DType::float16, DType::bfloat16})
+      kind.fast ? draws.pick({DType::float16, DType::float16, DType::bfloat16, DType::bfloat16,
+                              DType::float32})
                 : draws.pick({DType::float32, DType::float32, DType::float16, DType::bfloat16});
   if (draws.chance(30)) problem.scale = draws.pick({0.0, 0.03125, 0.125, 0.3, -0.2});
   if (draws.chance(kind.fast ? 10 : 25)) problem.soft_cap = draws.pick({1.5, 10.0, 30.0});
@@ -412,7 +413,7 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   drawn.plan = draw_plan(draws);
   drawn.seed = std::uint64_t{draws.word()} << 32U;
   drawn.seed |= draws.word();
-  if (draws.chance(kind.fast ? 40 : 15)) {
+  if (draws.chance(kind.fast ? 50 : 15)) {
     problem.mask.set_block_mask(draw_block_mask(draws, kind, problem.shape));
   }
   drawn.command = fmt::format("mpirun -np {} annulus verify --random-case {}:{} --device {}", ranks,

@@ -29,9 +29,9 @@ struct RandomProblem {
 /// schedule. Every draw is a legal problem and the same on every machine. No communication.
 ///
 /// For the CPU, sequences have up to 200 positions, now and then up to 1200, and a problem takes a
-/// few milliseconds of one core. For GPUs every other problem is of the kind that fast kernels take:
-/// half types, head dimensions 64, 128 and 256, and lengths of up to 2048, many of them one off a
-/// multiple of 128, the height of a tile.
+/// few milliseconds of one core. For GPUs seven of ten problems are of the kind that fast kernels
+/// take: head dimensions 64, 128 and 256, and lengths of up to 2048, many of them one off a multiple
+/// of 128, the height of a tile; half of them have block masks.
 [[nodiscard]] RandomProblem draw_problem(std::uint64_t seed, int index, int ranks,
                                          Place::Kind device = Place::Kind::host);
 

@@ -385,7 +385,7 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   Draws draws(seed, index);
   const bool on_gpus = device == Place::Kind::cuda;
   Kind kind;
-  if (on_gpus && draws.chance(70)) {
+  if (on_gpus && draws.chance(80)) {
     kind = {kLarge, true};
   } else if (draws.chance(4)) {
     kind.size = kMedium;
@@ -413,7 +413,7 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   drawn.plan = draw_plan(draws);
   drawn.seed = std::uint64_t{draws.word()} << 32U;
   drawn.seed |= draws.word();
-  if (draws.chance(kind.fast ? 50 : 15)) {
+  if (draws.chance(kind.fast ? 52 : 15)) {
     problem.mask.set_block_mask(draw_block_mask(draws, kind, problem.shape));
   }
   drawn.command = fmt::format("mpirun -np {} annulus verify --random-case {}:{} --device {}", ranks,

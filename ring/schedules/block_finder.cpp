@@ -111,17 +111,21 @@ BlockFinder::Priced BlockFinder::price(Block block, bool& worth_cutting) const {
   return best;
 }
 
-// In a sharded sequence a block's result is written, read to be continued or combined with others,
-// and written again, in the dtype in which it is handed over: about four passes over it.
+// In a sharded sequence, what is handed over costs time as well. A result is written, read to be
+// combined with others, and shares in writing the whole. A kernel that continues a state moves as
+// many bytes, but beside its products: a third of the time remains, as measured on two GPUs
+// (benchmarks/NOTES.md).
 double BlockFinder::handover_seconds(const Block& block) const {
   if (context_.needs.size() == 1) return 0;
-  constexpr double kPasses = 4;
+  constexpr double kCombined = 2.5;  // passes over the result
+  constexpr double kContinued = kCombined / 3;
   const PlanInput& input = context_.input;
-  const auto& candidate = *input.candidates[static_cast<std::size_t>(block.implementation)];
-  const bool rounded = candidate.declares().results == ResultForm::rounded;
-  const DType dtype = rounded ? input.problem.dtype : DType::float32;
+  const Declaration& kernel =
+      input.candidates[static_cast<std::size_t>(block.implementation)]->declares();
+  const DType dtype =
+      kernel.results == ResultForm::rounded ? input.problem.dtype : DType::float32;
   return input.model.memory_seconds(
-      kPasses * static_cast<double>(size_of(dtype)) *
+      (kernel.continues_state ? kContinued : kCombined) * static_cast<double>(size_of(dtype)) *
       static_cast<double>(block.rows.count * block.heads.count * block.batches.count *
                           plan_.local.value_dim));
 }

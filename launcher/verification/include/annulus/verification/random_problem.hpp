@@ -29,7 +29,7 @@ struct RandomProblem {
 /// schedule. Every draw is a legal problem and the same on every machine. No communication.
 ///
 /// For the CPU, sequences have up to 200 positions, now and then up to 1200, and a problem takes a
-/// few milliseconds of one core. For GPUs seven of ten problems are of the kind that fast kernels
+/// few milliseconds of one core. For GPUs four of five problems are of the kind that fast kernels
 /// take: head dimensions 64, 128 and 256, and lengths of up to 2048, many of them one off a multiple
 /// of 128, the height of a tile; half of them have block masks.
 [[nodiscard]] RandomProblem draw_problem(std::uint64_t seed, int index, int ranks,

@@ -185,7 +185,7 @@ TEST_F(ShardMapTest, FindsWhatIsNotReplicated) {
   const std::string axis = mesh_.shape().axis_size("dp") > 1 ? "dp" : "sp";  // the first that shows
   const int partner = axis == "dp" ? mesh_.size() - 1 - sp : 0;
   const std::string ranks =
-      "rank " + std::to_string(mesh_.size() - 1) + " from rank " + std::to_string(partner);
+      "rank " + std::to_string(mesh_.size() - 1) + " against rank " + std::to_string(partner);
   EXPECT_THAT([&] { (void)run(map, {}); },
               ThrowsMessage<UserError>(
                   AllOf(HasSubstr("result 1"), HasSubstr("'" + axis + "'"), HasSubstr(ranks))));

@@ -102,6 +102,7 @@ std::string to_json(std::span<const Refusal> refusals) {
                    {"batches", {refusal.batches.begin, refusal.batches.count}},
                    {"heads", refusal.heads},
                    {"full", refusal.full},
+                   {"rounding", refusal.rounding},
                    {"reason", refusal.reason}});
   }
   return all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -118,6 +119,7 @@ std::vector<Refusal> parse_refusals(std::string_view text) {
                            refusal.at("batches").at(1).get<std::int64_t>()},
                           refusal.at("heads").get<std::int64_t>(),
                           refusal.at("full").get<bool>(),
+                          refusal.at("rounding").get<bool>(),
                           refusal.at("reason").get<std::string>()});
     }
   } catch (const nlohmann::json::exception& error) {

@@ -199,6 +199,7 @@ void ShardedAttention::set_mask(const Mask& mask) {
   AttentionProblem problem = planning_->problem;
   problem.mask = mask;
   std::unique_ptr<Planning> next = make_planning(std::move(problem));
+  collectively(mesh_.world(), [&] { runner_->wait(); });  // what failed before shows now
   drop_runner();  // before the next one takes memory
   prepared_ = false;
   std::swap(planning_, next);

@@ -216,7 +216,14 @@ void TemporaryFile::bring_to_disk() {
   sync_and_close(std::move(file_), target_);
 }
 
+// The lock tells other jobs that the temporary name is in use: it must last until the final name is
+// given. Without a free descriptor it does not.
+FileDescriptor TemporaryFile::hold_lock() const {
+  return FileDescriptor(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0));
+}
+
 void TemporaryFile::commit() {
+  const FileDescriptor lock = hold_lock();
   bring_to_disk();
   if (std::rename(path_.c_str(), target_.c_str()) != 0) {
     throw SystemError("rename " + path_ + " to " + target_, errno);
@@ -226,16 +233,27 @@ void TemporaryFile::commit() {
 }
 
 bool TemporaryFile::commit_if_new() {
+  const FileDescriptor lock = hold_lock();
   bring_to_disk();
-  // Looks and gives the name in one step: of two jobs, one is first.
-  if (::link(path_.c_str(), target_.c_str()) != 0) {
-    if (errno == EEXIST) return false;
-    throw SystemError("link " + path_ + " to " + target_, errno);
-  }
-  ::unlink(path_.c_str());
+  if (!rename_if_new()) return false;
   path_.clear();
   sync_directory(directory_, target_);
   return true;
+}
+
+// Looks and gives the name in one step where the file system can: of two jobs, one is first.
+bool TemporaryFile::rename_if_new() const {
+  if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target_.c_str(), RENAME_NOREPLACE) == 0) {
+    return true;
+  }
+  if (errno == EEXIST) return false;
+  if (::link(path_.c_str(), target_.c_str()) == 0) {
+    ::unlink(path_.c_str());
+    return true;
+  }
+  if (errno == EEXIST || ::access(target_.c_str(), F_OK) == 0) return false;
+  if (std::rename(path_.c_str(), target_.c_str()) == 0) return true;
+  throw SystemError("rename " + path_ + " to " + target_, errno);
 }
 
 void remove_temporary_files() noexcept {

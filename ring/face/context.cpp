@@ -38,7 +38,13 @@ std::unique_ptr<Device> open_device(const ContextOptions& options, Mesh& mesh) {
     if (!missing.empty()) {
       throw UnsupportedError(fmt::format("rank {}: {}", mesh.rank(), missing));
     }
-    return make_cuda_device(options.place ? options.place->device : current_cuda_device());
+    if (!options.place) return make_cuda_device(current_cuda_device());
+    const auto devices = static_cast<int>(cuda_devices().size());
+    if (options.place->device < 0 || options.place->device >= devices) {
+      throw ArgumentError(fmt::format("place of rank {}", mesh.rank()), to_string(*options.place),
+                          fmt::format("one of {} devices from cuda:0 on", devices));
+    }
+    return make_cuda_device(options.place->device);
   });
 }
 

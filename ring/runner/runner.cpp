@@ -210,11 +210,17 @@ class Runner::Impl {
       } catch (const UnsupportedError& refusal) {
         refusals.push_back({name_of(*block), block->row_positions, block->column_positions,
                             plan_.global(block->batches), block->heads.count, block->full,
-                            refusal.what()});
+                            is_rounded_at_once(*block), refusal.what()});
       }
     }
     ready_ = refusals.empty();
     return refusals;
+  }
+
+  // Into the caller's output, by a kernel that could as well write float32.
+  [[nodiscard]] bool is_rounded_at_once(const Block& block) const {
+    return implementation_of(block).declares().results == ResultForm::either &&
+           plan_.buffer(block.result.output.buffer).kind == BufferKind::caller;
   }
 
   // The exchanges of one group, in their order.

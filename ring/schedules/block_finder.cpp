@@ -36,10 +36,17 @@ std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
       input.problem,
       {block.row_positions, block.column_positions, batches.begin, batches.count, block.full});
   if (!can) return can.reason();
+  return refusal_of(candidate, input, plan, block, false);
+}
+
+std::string refusal_of(const Implementation& candidate, const PlanInput& input,
+                       const RankPlan& plan, const Block& block, bool rounding) {
+  const BatchRange batches = plan.global(block.batches);
   for (const Refusal& refusal : input.refusals) {
-    if (refusal.implementation == candidate.names().front() && refusal.batches == batches &&
-        refusal.heads == block.heads.count && refusal.full == block.full &&
-        refusal.rows == block.row_positions && refusal.columns == block.column_positions) {
+    if (refusal.implementation == candidate.names().front() && refusal.rounding == rounding &&
+        refusal.batches == batches && refusal.heads == block.heads.count &&
+        refusal.full == block.full && refusal.rows == block.row_positions &&
+        refusal.columns == block.column_positions) {
       return refusal.reason;
     }
   }

@@ -63,6 +63,11 @@ class BlockFinder {
 [[nodiscard]] std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
                                       const RankPlan& plan, const Block& block);
 
+/// What a candidate said of this block when it was prepared, of the block itself or of `rounding` its
+/// result into the caller's output; empty if nothing.
+[[nodiscard]] std::string refusal_of(const Implementation& candidate, const PlanInput& input,
+                                     const RankPlan& plan, const Block& block, bool rounding);
+
 /// The smallest run that holds both.
 [[nodiscard]] LocalRange hull(const LocalRange& a, const LocalRange& b);
 

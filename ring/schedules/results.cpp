@@ -212,11 +212,12 @@ class Placer {
     return part;
   }
 
-  // Whether a block should be computed in two parts: the kernel takes both, and what the final one
-  // saves is more than what another call costs.
+  // Whether a block should be rounded, and for that computed in two parts: the kernel takes both, and
+  // what the final one saves is more than what another call costs.
   [[nodiscard]] bool fits(const Block& final, const std::optional<Block>& rest) const {
-    if (!rest) return true;
     const auto& candidate = *input_.candidates[static_cast<std::size_t>(final.implementation)];
+    if (!refusal_of(candidate, input_, plan_, final, true).empty()) return false;
+    if (!rest) return true;
     const double saved = input_.model.memory_seconds(
         2 * sizeof(float) *
         static_cast<double>(final.rows.count * final.heads.count * final.batches.count *

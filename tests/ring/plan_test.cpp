@@ -391,6 +391,37 @@ TEST(Planner, BlocksGoToTheFastestThatTakesThem) {
   }
 }
 
+// A kernel that cannot write the caller's output, because of its strides, say, still computes the
+// block: into memory of the plan's own.
+TEST(Planner, ARefusalToRoundIsNoRefusalOfTheBlock) {
+  AttentionProblem problem = causal_problem(1 << 13, 64, 8);
+  problem.shape.head_dim = problem.shape.value_dim = 128;
+  const auto into_output = [](const RankPlan& plan, const Block& block) {
+    return plan.buffer(block.result.output.buffer).kind == BufferKind::caller;
+  };
+  for (const int ranks : {1, 2}) {
+    const ShardedOperands operands = sequence_operands(problem, ranks, LayoutKind::zigzag);
+    PlanInput input = flash_input(problem, operands);
+    const Schedule schedule = ranks == 1 ? Schedule::local : Schedule::ring;
+    for (const RankPlan& rank : make_plan(input, schedule).ranks) {
+      for (const Block* block : rank.all<Block>()) {
+        if (!into_output(rank, *block)) continue;
+        input.refusals.push_back({"flash_attn2", block->row_positions, block->column_positions,
+                                  rank.global(block->batches), block->heads.count, block->full,
+                                  true, "strides"});
+      }
+    }
+    EXPECT_FALSE(input.refusals.empty());
+    input.refusals = parse_refusals(to_json(input.refusals));
+    const Plan plan = make_plan(input, schedule);
+    expect_valid(plan, operands, 1);
+    for (const RankPlan& rank : plan.ranks) {
+      EXPECT_FALSE(rank.all<Reduce>().empty());
+      for (const Block* block : rank.all<Block>()) EXPECT_FALSE(into_output(rank, *block));
+    }
+  }
+}
+
 // Results that are combined cost more than states that are continued. In short sequences that counts
 // for more than a kernel that is a little slower.
 TEST(Planner, ResultsThatAreHandedOverCount) {

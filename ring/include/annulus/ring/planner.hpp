@@ -50,6 +50,8 @@ struct Refusal {
   BatchRange batches;      ///< of the whole problem
   std::int64_t heads = 0;  ///< so many
   bool full = false;       ///< as Block::full
+  /// Only because it was to round its result into the caller's output: strides, say.
+  bool rounding = false;
   std::string reason;
 };
 

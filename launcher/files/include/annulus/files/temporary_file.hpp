@@ -40,6 +40,8 @@ class TemporaryFile {
 
  private:
   void bring_to_disk();
+  [[nodiscard]] FileDescriptor hold_lock() const;
+  [[nodiscard]] bool rename_if_new() const;
   void create_named();
 
   std::string target_;  // links resolved

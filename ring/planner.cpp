@@ -119,8 +119,8 @@ std::vector<Refusal> parse_refusals(std::string_view text) {
                            refusal.at("batches").at(1).get<std::int64_t>()},
                           refusal.at("heads").get<std::int64_t>(),
                           refusal.at("full").get<bool>(),
-                          refusal.at("rounding").get<bool>(),
-                          refusal.at("reason").get<std::string>()});
+                          refusal.at("reason").get<std::string>(),
+                          refusal.at("rounding").get<bool>()});
     }
   } catch (const nlohmann::json::exception& error) {
     throw InternalError(fmt::format("refusals of kernels: {}", error.what()));

@@ -210,7 +210,7 @@ class Runner::Impl {
       } catch (const UnsupportedError& refusal) {
         refusals.push_back({name_of(*block), block->row_positions, block->column_positions,
                             plan_.global(block->batches), block->heads.count, block->full,
-                            is_rounded_at_once(*block), refusal.what()});
+                            refusal.what(), is_rounded_at_once(*block)});
       }
     }
     ready_ = refusals.empty();

@@ -394,21 +394,21 @@ TEST(Planner, BlocksGoToTheFastestThatTakesThem) {
 // A kernel that cannot write the caller's output, because of its strides, say, still computes the
 // block: into memory of the plan's own.
 TEST(Planner, ARefusalToRoundIsNoRefusalOfTheBlock) {
-  AttentionProblem problem = causal_problem(1 << 13, 64, 8);
-  problem.shape.head_dim = problem.shape.value_dim = 128;
+  const AttentionProblem problem = causal_problem(96, 4, 2);
   const auto into_output = [](const RankPlan& plan, const Block& block) {
     return plan.buffer(block.result.output.buffer).kind == BufferKind::caller;
   };
   for (const int ranks : {1, 2}) {
     const ShardedOperands operands = sequence_operands(problem, ranks, LayoutKind::zigzag);
     PlanInput input = flash_input(problem, operands);
+    input.model.merge_bytes_per_second = 1;  // whatever another call costs
     const Schedule schedule = ranks == 1 ? Schedule::local : Schedule::ring;
     for (const RankPlan& rank : make_plan(input, schedule).ranks) {
       for (const Block* block : rank.all<Block>()) {
         if (!into_output(rank, *block)) continue;
         input.refusals.push_back({"flash_attn2", block->row_positions, block->column_positions,
                                   rank.global(block->batches), block->heads.count, block->full,
-                                  true, "strides"});
+                                  "strides", true});
       }
     }
     EXPECT_FALSE(input.refusals.empty());

@@ -50,9 +50,9 @@ struct Refusal {
   BatchRange batches;      ///< of the whole problem
   std::int64_t heads = 0;  ///< so many
   bool full = false;       ///< as Block::full
-  /// Only because it was to round its result into the caller's output: strides, say.
-  bool rounding = false;
   std::string reason;
+  /// It was to round its result into the caller's output, which may lie otherwise than it can write.
+  bool rounding = false;
 };
 
 /// Refusals as JSON, to share them with other ranks, and back. Throws InternalError for any other

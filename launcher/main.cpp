@@ -70,7 +70,10 @@ std::optional<launcher::Options> agree_on_options(const MpiSession& session,
   Mesh everyone(MeshShape({{"ranks", session.size()}}), session.world(), watchdog);
   auto options =
       collectively(everyone.world(), [&] { return launcher::parse_options(words, help); });
-  launcher::require_same(everyone.world(), "options", options ? options->given : help);
+  const auto asked = [&] {
+    return fmt::format("{} {}", launcher::name_of(options->command), options->given);
+  };
+  launcher::require_same(everyone.world(), "command and options", options ? asked() : help);
   return options;
 }
 
@@ -136,6 +139,7 @@ int main(int argc, char** argv) {
     }
     try {
       const ExitCode exit_code = guarded(session, words);
+      launcher::end_steps();
       session.finish(Watchdog(timeout));
       return static_cast<int>(exit_code);
     } catch (const std::exception& error) {

@@ -66,6 +66,14 @@ def widened(array):
     return array.astype(np.float64)
 
 
+def finite(array, name):
+    """float64 values of an input: what NaN and infinity should give is not what this checks."""
+    values = widened(array)
+    if not np.isfinite(values).all():
+        usage_error(f"{name} holds NaN or infinity: only finite inputs are checked")
+    return values
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--input", help=".safetensors file with query, key and value")
@@ -214,7 +222,7 @@ class Problem:
         """Output and LSE of rows [begin, end) of one head."""
         low, high = self.column_range(begin, end)
         rows, columns = np.arange(begin, end), np.arange(low, high)
-        logits = widened(self.query[b, begin:end, n]) @ key[low:high].T
+        logits = finite(self.query[b, begin:end, n], "query") @ key[low:high].T
         logits *= self.scale
         if self.soft_cap is not None:
             logits = self.soft_cap * np.tanh(logits / self.soft_cap)
@@ -273,7 +281,8 @@ def compare(problem, output, lse):
     block = max(1, (1 << 22) // max(problem.columns, 1))
     for b in range(problem.batch):
         for kv_head in range(problem.kv_heads):
-            key, value = widened(problem.key[b, :, kv_head]), widened(problem.value[b, :, kv_head])
+            key = finite(problem.key[b, :, kv_head], "key")
+            value = finite(problem.value[b, :, kv_head], "value")
             group = problem.heads // problem.kv_heads
             for n in range(kv_head * group, (kv_head + 1) * group):
                 for begin in range(0, problem.rows, block):

@@ -88,4 +88,8 @@ void begin_step(std::string_view what) noexcept {
   current_step = next;
 }
 
+void end_steps() noexcept {
+  speaking = false;
+}
+
 }  // namespace annulus::launcher

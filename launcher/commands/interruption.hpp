@@ -13,5 +13,8 @@ void handle_interruptions(bool speaks);
 /// What the program does from now on, to complete "interrupted while …": "reading the input files".
 /// Long texts are cut.
 void begin_step(std::string_view what) noexcept;
+/// Everything has been said: a signal from now on ends the process without a word. (mpirun sends
+/// SIGTERM to ranks that are slower to leave than one with an error.)
+void end_steps() noexcept;
 
 }  // namespace annulus::launcher

@@ -281,7 +281,8 @@ void add_running(TableBuilder& table) {
   const Options defaults;
   table.group("Running");
   table.add("timeout", "SECONDS", kTimed, parsed_into(&Options::timeout, parse_positive),
-            fmt::format("longest time that a rank waits for another one (default: {})",
+            fmt::format("longest time that a rank waits for another one, at least 30 s while MPI "
+                        "starts (default: {})",
                         defaults.timeout));
   table.add("random", "N", {Command::verify}, int_into(&Options::random, 1),
             "verify N problems drawn at random from --seed");

@@ -48,7 +48,12 @@ class RanksDiffer(CliTest):
     def test_other_options_on_one_rank(self):
         words = ["plan", "--mesh", "sp=4", "--shape", "1,64,64,4,4,8"]
         result = self.two_ranks(([], words), ([], [*words, "--causal"]))
-        self.expect_error(result, 2, "rank 1: options", "--causal")
+        self.expect_error(result, 2, "rank 1: command and options", "--causal")
+
+    def test_another_command_on_one_rank(self):
+        words = ["--shape", "1,64,64,4,4,8", "--device", "cpu"]
+        result = self.two_ranks(([], ["bench", *words]), ([], ["verify", *words]))
+        self.expect_error(result, 2, "rank 1: command and options", "verify", "bench")
 
     def test_other_variables_on_one_rank(self):
         words = ["plan", "--mesh", "sp=4", "--shape", "1,64,64,4,4,8"]

@@ -1,7 +1,6 @@
 # Installs the libraries, their public headers and the program, and what find_package(annulus) and
 # pkg-config need. The launcher's libraries belong to the program and stay here.
 include(CMakePackageConfigHelpers)
-include(GNUInstallDirs)
 
 set(annulus_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/annulus)
 set(annulus_installed core mesh partition attention ring)

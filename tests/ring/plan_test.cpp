@@ -106,6 +106,27 @@ TEST(Plan, RandomProblemsAreComputedCompletely) {
       PlanInput rounding = flash_input(half, operands);
       rounding.model.merge_bytes_per_second = 1;
       expect_valid(make_plan(rounding, schedule), operands, static_cast<unsigned>(index));
+      // Kernels that round, that continue a state and that do neither, in one plan: every other block
+      // is refused to the one that would take it first.
+      const PlanInput straight = gpu_input(half, operands, drawn.plan);
+      PlanOptions options = drawn.plan;
+      options.lse_dtype = DType::float32;
+      PlanInput mixed = make_plan_input(
+          half, operands,
+          {straight.candidates[0], rounding.candidates[0], straight.candidates[1]}, Place::cuda(0),
+          CostModel::hopper_nvlink(), options);
+      mixed.model.merge_bytes_per_second = index % 2 == 0 ? 1 : 3.3e12;
+      int taken = 0;
+      for (const RankPlan& rank : make_plan(mixed, schedule).ranks) {
+        for (const Block* block : rank.all<Block>()) {
+          if (++taken % 2 == 0) continue;
+          mixed.refusals.push_back(
+              {rank.implementations[static_cast<std::size_t>(block->implementation)],
+               block->row_positions, block->column_positions, rank.global(block->batches),
+               block->heads.count, block->full, "busy"});
+        }
+      }
+      expect_valid(make_plan(mixed, schedule), operands, static_cast<unsigned>(index));
       const RankPlan alone = make_rank_plan(input, schedule, ranks - 1);
       EXPECT_EQ(alone.work(), plan.ranks.back().work());
       EXPECT_EQ(alone.bytes_sent(), plan.ranks.back().bytes_sent());

@@ -255,7 +255,9 @@ class RankFails(CliTest):
             time.sleep(self.SETTLING)
             if job.poll() is not None:
                 self.fail("ended before the signal: " + "".join(job.communicate()))
-            held_by_job = gpu_holders() - held_before
+            # By their numbers where nvidia-smi has the same; else all that came meanwhile.
+            holders = gpu_holders()
+            held_by_job = holders & set(ranks.values()) or holders - held_before
             end = time.monotonic() + self.WAITING + self.GRACE
             os.kill(ranks[1], which)
             _, messages = job.communicate(timeout=self.WAITING + self.GRACE)

@@ -63,8 +63,8 @@ class BlockFinder {
 [[nodiscard]] std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
                                       const RankPlan& plan, const Block& block);
 
-/// What a candidate said of this block when it was prepared, of the block itself or of `rounding` its
-/// result into the caller's output; empty if nothing.
+/// Why a candidate refused this block when it was prepared: the block itself, or only `rounding`
+/// its result into the caller's output. Empty if it did not.
 [[nodiscard]] std::string refusal_of(const Implementation& candidate, const PlanInput& input,
                                      const RankPlan& plan, const Block& block, bool rounding);
 

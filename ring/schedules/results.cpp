@@ -212,8 +212,8 @@ class Placer {
     return part;
   }
 
-  // Whether a block should be rounded, and for that computed in two parts: the kernel takes both, and
-  // what the final one saves is more than what another call costs.
+  // Whether a block should be rounded, and for that computed in two parts: the kernel takes both,
+  // and the final one saves more than another call costs.
   [[nodiscard]] bool fits(const Block& final, const std::optional<Block>& rest) const {
     const auto& candidate = *input_.candidates[static_cast<std::size_t>(final.implementation)];
     if (!refusal_of(candidate, input_, plan_, final, true).empty()) return false;

@@ -70,28 +70,14 @@ TEST_F(CudaFlashFloat32, HeadDimensions) {
 
 TEST_F(CudaFlashFloat32, EdgesOfTiles) {
   Random random(123);
-  for (const std::int64_t dim : {64, 128, 256}) {
-    for (const auto& [rows, columns] :
-         {std::pair{1, 1}, std::pair{1, 300}, std::pair{300, 1}, std::pair{64, 64},
-          std::pair{63, 65}, std::pair{65, 63}, std::pair{128, 128}, std::pair{193, 257}}) {
-      AttentionProblem problem = float32_problem({2, rows, columns, 2, 2, dim, dim});
-      expect_whole_accurate(random_attention(random, problem));
-      problem.mask.set_causal(true);
-      expect_whole_accurate(random_attention(random, problem));
-      problem.mask.set_offset(columns - rows);  // bottom-right: rows may see nothing
-      expect_whole_accurate(random_attention(random, problem));
-    }
-  }
+  expect_edges_accurate(
+      random, DType::float32,
+      {{1, 1}, {1, 300}, {300, 1}, {64, 64}, {63, 65}, {65, 63}, {128, 128}, {193, 257}});
 }
 
 TEST_F(CudaFlashFloat32, GroupedHeadsAndManyItems) {
   Random random(124);
-  for (const auto& [heads, kv_heads] :
-       {std::pair{4, 4}, std::pair{8, 2}, std::pair{9, 3}, std::pair{8, 1}}) {
-    AttentionProblem problem = float32_problem({3, 700, 700, heads, kv_heads, 64, 64});
-    problem.mask.set_causal(true);
-    expect_whole_accurate(random_attention(random, problem));
-  }
+  expect_grouped_heads_accurate(random, DType::float32);
 }
 
 // Large logits have large rounding errors of their own.

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/attention/cuda_run.hpp"
 
@@ -46,6 +49,31 @@ class CudaFlashTest : public CudaTest {
   void expect_whole_accurate(const WholeAttention& whole) {
     expect_block_accurate(whole.problem, whole.block(), {whole.query, whole.key, whole.value},
                           whole.oracle());
+  }
+
+  /// Tiles that are cut short, of which a causal mask leaves parts, or rows that see nothing.
+  void expect_edges_accurate(Random& random, DType dtype,
+                             const std::vector<std::pair<std::int64_t, std::int64_t>>& lengths) {
+    for (const std::int64_t dim : {64, 128, 256}) {
+      for (const auto& [rows, columns] : lengths) {
+        AttentionProblem problem = problem_of({2, rows, columns, 2, 2, dim, dim}, dtype);
+        expect_whole_accurate(random_attention(random, problem));
+        problem.mask.set_causal(true);
+        expect_whole_accurate(random_attention(random, problem));
+        problem.mask.set_offset(columns - rows);  // bottom-right: rows may see nothing
+        expect_whole_accurate(random_attention(random, problem));
+      }
+    }
+  }
+
+  /// More work items than multiprocessors.
+  void expect_grouped_heads_accurate(Random& random, DType dtype) {
+    for (const auto& [heads, kv_heads] :
+         {std::pair{4, 4}, std::pair{8, 2}, std::pair{9, 3}, std::pair{8, 1}}) {
+      AttentionProblem problem = problem_of({3, 700, 700, heads, kv_heads, 64, 64}, dtype);
+      problem.mask.set_causal(true);
+      expect_whole_accurate(random_attention(random, problem));
+    }
   }
 
   /// Rows and columns of the whole, stored head by head.

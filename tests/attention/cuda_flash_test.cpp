@@ -56,28 +56,14 @@ TEST_F(CudaFlash, HeadDimensions) {
 
 TEST_F(CudaFlash, EdgesOfTiles) {
   Random random(83);
-  for (const std::int64_t dim : {64, 128, 256}) {
-    for (const auto& [rows, columns] :
-         {std::pair{1, 1}, std::pair{1, 300}, std::pair{300, 1}, std::pair{64, 80},
-          std::pair{127, 129}, std::pair{128, 128}, std::pair{193, 257}, std::pair{384, 384}}) {
-      AttentionProblem problem = problem_of({2, rows, columns, 2, 2, dim, dim});
-      expect_whole_accurate(random_attention(random, problem));
-      problem.mask.set_causal(true);
-      expect_whole_accurate(random_attention(random, problem));
-      problem.mask.set_offset(columns - rows);  // bottom-right: rows may see nothing
-      expect_whole_accurate(random_attention(random, problem));
-    }
-  }
+  expect_edges_accurate(
+      random, DType::bfloat16,
+      {{1, 1}, {1, 300}, {300, 1}, {64, 80}, {127, 129}, {128, 128}, {193, 257}, {384, 384}});
 }
 
 TEST_F(CudaFlash, GroupedHeadsAndManyItems) {
   Random random(84);
-  for (const auto& [heads, kv_heads] :
-       {std::pair{4, 4}, std::pair{8, 2}, std::pair{9, 3}, std::pair{8, 1}}) {
-    AttentionProblem problem = problem_of({3, 700, 700, heads, kv_heads, 64, 64});
-    problem.mask.set_causal(true);
-    expect_whole_accurate(random_attention(random, problem));
-  }
+  expect_grouped_heads_accurate(random, DType::bfloat16);
 }
 
 TEST_F(CudaFlash, HugeAndTinyLogits) {

@@ -44,7 +44,7 @@ struct AttentionBlock {
   bool unmasked = false;  ///< the plan found every pair visible, so the mask can be skipped
   /// The softmax state of these rows over other columns, float32: the result then covers those too.
   /// It may be the same memory as the result.
-  std::optional<SoftmaxState> state;
+  std::optional<SoftmaxState> state = {};
 };
 
 /// A block without its tensors: for planning.

@@ -77,9 +77,9 @@ class Attention {
   void run(const ring::LocalTensors& tensors, void* stream = nullptr);
   /// Makes ready for tensors of other strides, collectively. See ring::ShardedAttention::prepare.
   void prepare(const ring::LocalTensors& tensors);
-  /// Calls from now on have this mask: the lengths or documents of another batch, say. Shards stay as
-  /// they lie. Collective over the context; waits for earlier calls; plans anew, but compiles
-  /// nothing that was compiled before. See ring::ShardedAttention::set_mask.
+  /// Replaces the mask for later calls, such as the lengths or documents of another batch. Shards
+  /// stay where they are. Collective over the context. Waits for earlier calls and replans, but
+  /// compiles nothing again. See ring::ShardedAttention::set_mask.
   void set_mask(const Mask& mask);
   /// Returns when all calls are done.
   void wait();

@@ -22,4 +22,8 @@ AccuracyBound accuracy_bound(DType dtype, std::int64_t kv_length) {
   }
 }
 
+double sharded_error_factor(std::int64_t output_elements) {
+  return output_elements < 4096 ? 1.5 : 1.1;
+}
+
 }  // namespace annulus

@@ -42,9 +42,12 @@ std::string joined(const std::vector<std::string>& ranks) {
 }
 
 // See verify_sharded().
-double allowed_error(double unsharded, int kv_shards, double rounding) {
+double allowed_error(const AttentionShape& shape, double unsharded, int kv_shards,
+                     double rounding) {
+  const std::int64_t elements = shape.batch * shape.query_length * shape.heads * shape.value_dim;
   // A rounding is off by up to a unit roundoff, evenly spread: by 1/√3 of that in the mean square.
-  return kShardedErrorFactor * std::sqrt(unsharded * unsharded + rounding * rounding / 3) +
+  return sharded_error_factor(elements) *
+             std::sqrt(unsharded * unsharded + rounding * rounding / 3) +
          unit_roundoff(DType::float32) * std::max(1, kv_shards - 1);
 }
 
@@ -265,7 +268,7 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   result.sharded = accuracy(sharded, world);
   result.unsharded = accuracy(unsharded, world);
   result.reduces_rounded = world.max(std::vector{attention.reduces_rounded() ? 1.0 : 0.0})[0] > 0;
-  result.allowance = allowed_error(result.unsharded.output, operands.key.shards(1),
+  result.allowance = allowed_error(problem.shape, result.unsharded.output, operands.key.shards(1),
                                    result.reduces_rounded ? unit_roundoff(problem.dtype) : 0);
   result.repeats = world.max(std::vector{repeats ? 0.0 : 1.0})[0] == 0;
   return result;

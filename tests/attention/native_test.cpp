@@ -476,7 +476,7 @@ TEST(Native, MergedPiecesAreAsAccurateAsTheWhole) {
       const double at_once = error_in_pieces(whole, truth, 1, DType::float32);
       for (const int pieces : {2, 8, 16}) {
         const double ratio = error_in_pieces(whole, truth, pieces, DType::float64) / at_once;
-        EXPECT_LE(ratio, kShardedErrorFactor)
+        EXPECT_LE(ratio, sharded_error_factor(64 * 2 * 64))
             << name_of(dtype) << " S=" << length << " pieces " << pieces << " error " << at_once;
         const double narrow = error_in_pieces(whole, truth, pieces, DType::float32) / at_once;
         const std::string name = std::string(name_of(dtype)) + "_" + std::to_string(length) + "_" +

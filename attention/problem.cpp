@@ -79,6 +79,7 @@ void AttentionProblem::validate() const {
                                     Float::min(), Float::max()));
   }
   mask.validate(shape.batch, shape.heads, shape.query_length, shape.kv_length);
+  if (sinks) sinks->validate(shape.heads);
 }
 
 double forward_flops(const AttentionShape& shape, double visible_pairs) {

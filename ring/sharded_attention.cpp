@@ -24,16 +24,18 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
     candidates += (candidates.empty() ? "" : "+") + candidate->names().front();
   }
   return fmt::format(
-      "{} {}, scale {}, soft cap {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, "
+      "{} {}, scale {}, soft cap {}, mask {} ({:016x}), {} ({:016x}), query {}, key/value {}, "
+      "schedule {}, "
       "implementations {}, gather bytes {}, result bytes {}, prefetch bytes {}, {}, LSE {}, costs "
       "{:016x}, transport {}, {}, {}",
       to_string(problem.shape), annulus::name_of(problem.dtype), problem.logit_scale(),
       problem.soft_cap.value_or(0), to_string(problem.mask), problem.mask.digest(),
-      to_string(input.operands.query), to_string(input.operands.key), options.schedule, candidates,
-      plan.gather_bytes, plan.result_bytes, plan.prefetch_bytes,
-      plan.direct ? "direct" : "from neighbours", annulus::name_of(plan.lse_dtype),
-      std::hash<std::string>()(to_json(input.model)), name_of(options.transport),
-      options.runner.replay ? "replayed" : "not replayed",
+      problem.sinks ? to_string(*problem.sinks) : "no sinks",
+      problem.sinks ? problem.sinks->digest() : 0, to_string(input.operands.query),
+      to_string(input.operands.key), options.schedule, candidates, plan.gather_bytes,
+      plan.result_bytes, plan.prefetch_bytes, plan.direct ? "direct" : "from neighbours",
+      annulus::name_of(plan.lse_dtype), std::hash<std::string>()(to_json(input.model)),
+      name_of(options.transport), options.runner.replay ? "replayed" : "not replayed",
       options.runner.tracer == nullptr ? "not traced" : "traced");
 }
 
@@ -200,7 +202,7 @@ void ShardedAttention::set_mask(const Mask& mask) {
   problem.mask = mask;
   std::unique_ptr<Planning> next = make_planning(std::move(problem));
   collectively(mesh_.world(), [&] { runner_->wait(); });  // what failed before shows now
-  drop_runner();  // before the next one takes memory
+  drop_runner();                                          // before the next one takes memory
   prepared_ = false;
   std::swap(planning_, next);
   try_or_undo([&] { plan_until_prepared(nullptr); },

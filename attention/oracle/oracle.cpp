@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 
 #include <annulus/attention/oracle.hpp>
 #include <annulus/core/convert.hpp>
@@ -64,6 +65,9 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
         logits.clear();
         visible.clear();
         double max = kMinusInfinity;
+        std::span<const float> sinks;
+        if (problem.sinks) sinks = problem.sinks->of_head(first_head + head);
+        for (const double sink : sinks) max = std::max(max, sink);
         for (std::int64_t j = 0; j < columns; ++j) {
           const GlobalPosition column(first_column + j);
           if (!problem.mask.visible(first_batch + b, first_head + head, row, column)) continue;
@@ -74,16 +78,17 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
           visible.push_back(j);
           if (!(logit <= max)) max = logit;
         }
-        if (visible.empty()) continue;  // output 0, LSE −∞
-
         double* output = &result.output[static_cast<std::size_t>(
             ((b * row_count + t) * heads + head) * value_dim)];
         double& lse = result.lse[static_cast<std::size_t>((b * heads + head) * row_count + t)];
-        if (max == kMinusInfinity) {  // logits of −∞ alone: 0/0, and the log of 0
+        if (max == kMinusInfinity) {
+          if (visible.empty()) continue;  // output 0, LSE −∞
+          // Logits of −∞ alone: 0/0, and the log of 0.
           std::fill_n(output, value_dim, std::numeric_limits<double>::quiet_NaN());
           continue;
         }
         double sum = 0;
+        for (const double sink : sinks) sum += std::exp(sink - max);
         for (std::size_t i = 0; i < visible.size(); ++i) {
           const double weight = std::exp(logits[i] - max);
           sum += weight;

@@ -85,6 +85,7 @@ void check_nothing_drawn_is_given(const Options& options) {
   check(!options.cu_seqlens.empty(), "--cu-seqlens");
   check(!options.block_mask.empty(), "--block-mask");
   check(options.block_size.has_value(), "--block-size");
+  check(!options.sinks.empty(), "--sinks");
   check(!options.query_lengths.empty(), "--q-lengths");
   check(!options.kv_lengths.empty(), "--kv-lengths");
 }
@@ -152,6 +153,7 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place,
        {"mask", "", 24, 4},
        {"scale", "", 7, 6},
        {"cap", "", 4, 6},
+       {"sinks", "", 0, 6, "extra logits per head in the softmax's denominator"},
        {"error", "", 8, 0, "relative Frobenius, over all ranks, against a float64 oracle"},
        {"bound", "", 8, 2, "that the error must not exceed"},
        {"ratio", "unsharded", 11, 0, "to the error of the same implementation unsharded"},
@@ -176,6 +178,10 @@ std::string number_cell(const std::optional<double>& value) {
   return value ? fmt::format("{}", *value) : kNothing;
 }
 
+std::string sinks_cell(const std::optional<Sinks>& sinks) {
+  return sinks ? std::to_string(sinks->per_head()) : kNothing;
+}
+
 // One row: a problem, and either what was found or why it could not run.
 void add_row(Report& report, const NamedCase& named, const verification::Verification* found,
              std::string_view verdict) {
@@ -187,18 +193,26 @@ void add_row(Report& report, const NamedCase& named, const verification::Verific
   const auto measured = [&](const auto& text) {
     return found == nullptr ? std::string(kNothing) : text(*found);
   };
-  report.add_row(
-      {named.index, shape_cell(problem.shape), std::string(annulus::name_of(problem.dtype)),
-       mesh_cell(named.mesh), to_string(named.sharded.layout.query),
-       to_string(named.sharded.layout.kv), layout_cell(named.sharded.layout), schedule,
-       measured([](const auto& v) { return v.transport; }),
-       measured([](const auto& v) { return v.implementations; }), mask_cell(problem.mask),
-       number_cell(problem.scale), number_cell(problem.soft_cap),
-       measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.output); }),
-       measured([](const auto& v) { return fmt::format("{:.2e}", v.bound.output); }),
-       measured([](const auto& v) { return fmt::format("{:.3f}", v.ratio()); }),
-       measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.lse); }),
-       std::string(verdict), named.command});
+  report.add_row({named.index,
+                  shape_cell(problem.shape),
+                  std::string(annulus::name_of(problem.dtype)),
+                  mesh_cell(named.mesh),
+                  to_string(named.sharded.layout.query),
+                  to_string(named.sharded.layout.kv),
+                  layout_cell(named.sharded.layout),
+                  schedule,
+                  measured([](const auto& v) { return v.transport; }),
+                  measured([](const auto& v) { return v.implementations; }),
+                  mask_cell(problem.mask),
+                  number_cell(problem.scale),
+                  number_cell(problem.soft_cap),
+                  sinks_cell(problem.sinks),
+                  measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.output); }),
+                  measured([](const auto& v) { return fmt::format("{:.2e}", v.bound.output); }),
+                  measured([](const auto& v) { return fmt::format("{:.3f}", v.ratio()); }),
+                  measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.lse); }),
+                  std::string(verdict),
+                  named.command});
 }
 
 // Counts verdicts, and keeps the worst ratio.

@@ -252,6 +252,9 @@ void add_input(TableBuilder& table) {
             "int32 [B]: queries at or past the length are padding");
   table.add("kv-lengths", "FILE", kPlanned, text_into(&Options::kv_lengths),
             "int32 [B]: likewise for keys");
+  table.add("sinks", "FILE", kPlanned, text_into(&Options::sinks),
+            "float32 [N,M] or [M]: M extra logits per head in the softmax's denominator; random:M "
+            "draws them");
 }
 
 void add_output(TableBuilder& table) {
@@ -318,7 +321,6 @@ void add_later(TableBuilder& table) {
   table.later("bias-spec", "SPEC", "the sharding of a bias");
   table.later("mask", "FILE", "a dense mask");
   table.later("mask-spec", "SPEC", "the sharding of a dense mask");
-  table.later("sinks", "FILE", "extra logits in the softmax denominator");
   table.later("ulysses-degree", "N", "the all-to-all part of the hybrid schedule");
   table.later("inner-size", "N", "the inner ring of the double_ring schedule");
 }

@@ -76,6 +76,7 @@ struct Options {
   std::string query, key, value, input, config;
   std::string query_segments, kv_segments, cu_seqlens, query_lengths, kv_lengths;
   std::string block_mask;  ///< or "random:DENSITY"
+  std::string sinks;       ///< or "random:M"
   std::string output, lse, trace, json, csv;
   std::string cost_model;  ///< what predictions are based on
 

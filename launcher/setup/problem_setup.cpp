@@ -28,20 +28,23 @@ namespace {
 // For a mesh that need not exist: the plans of all its ranks are held in memory.
 constexpr int kMostPlannedRanks = 1 << 16;
 
-/// A file of a mask, and what messages call it; no path where there is none.
-struct MaskFile {
+// Of a head, drawn at random.
+constexpr std::int64_t kMostSinks = 4096;
+
+/// A file of a mask or of sinks, and what messages call it; no path where there is none.
+struct OperandFile {
   std::string path;
   std::string shown;  ///< "--kv-lengths kv.npy"
   [[nodiscard]] bool empty() const { return path.empty(); }
 };
 
-/// The small arrays that masks need: each from its own option, else from --input.
-class MaskFiles {
+/// The small arrays that masks and sinks need: each from its own option, else from --input.
+class Files {
  public:
-  explicit MaskFiles(const Options& options) : input_(options.input) {
+  explicit Files(const Options& options) : input_(options.input) {
     if (input_.empty()) return;
     input_tensors_ = files::tensor_names(input_);
-    for (const char* later : {"bias", "mask", "sinks"}) {
+    for (const char* later : {"bias", "mask"}) {
       if (in_input(later)) {
         throw NotAvailableError(fmt::format("tensor {} of {}", later, input_));
       }
@@ -49,8 +52,8 @@ class MaskFiles {
   }
 
   /// The file that holds a tensor. `given` is what its option says.
-  [[nodiscard]] MaskFile locate(const char* option, const std::string& given,
-                                const std::string& tensor) const {
+  [[nodiscard]] OperandFile locate(const char* option, const std::string& given,
+                                   const std::string& tensor) const {
     if (!given.empty()) return {given, fmt::format("{} {}", option, given)};
     if (!in_input(tensor)) return {};
     return {input_, fmt::format("--input {}, tensor {}", input_, tensor)};
@@ -66,7 +69,7 @@ class MaskFiles {
 };
 
 /// Reads a whole array; `dimensions` is "[B, T]" for the message.
-std::vector<std::int32_t> read_integers(const MaskFile& file, const char* tensor,
+std::vector<std::int32_t> read_integers(const OperandFile& file, const char* tensor,
                                         const Extents& shape, const char* dimensions) {
   return as_option(file.shown, [&] {
     const files::IntegerFile integers(file.path, tensor);
@@ -89,7 +92,7 @@ std::vector<std::int32_t> read_cu_seqlens(const std::string& path) {
 }
 
 // The same packing for every batch row.
-void set_packing(Mask& mask, const MaskFile& file, const AttentionShape& shape) {
+void set_packing(Mask& mask, const OperandFile& file, const AttentionShape& shape) {
   if (shape.query_length != shape.kv_length) {
     throw ArgumentError("--cu-seqlens",
                         fmt::format("T = {} and S = {}", shape.query_length, shape.kv_length),
@@ -104,11 +107,11 @@ void set_packing(Mask& mask, const MaskFile& file, const AttentionShape& shape) 
   mask.set_segments(shape.batch, ids, ids);
 }
 
-void set_segments(Mask& mask, const MaskFiles& files, const Options& options,
+void set_segments(Mask& mask, const Files& files, const Options& options,
                   const AttentionShape& shape) {
-  const MaskFile queries = files.locate("--q-segments", options.query_segments, "q_segments");
-  const MaskFile keys = files.locate("--kv-segments", options.kv_segments, "kv_segments");
-  const MaskFile packing = files.locate("--cu-seqlens", options.cu_seqlens, "cu_seqlens");
+  const OperandFile queries = files.locate("--q-segments", options.query_segments, "q_segments");
+  const OperandFile keys = files.locate("--kv-segments", options.kv_segments, "kv_segments");
+  const OperandFile packing = files.locate("--cu-seqlens", options.cu_seqlens, "cu_seqlens");
   if (!packing.empty()) {
     if (!queries.empty() || !keys.empty()) {
       throw UserError(
@@ -136,7 +139,7 @@ BlockMask read_blocks(const std::string& path, BlockSize size) {
   return BlockMask(file.shape(), size, entries);
 }
 
-void set_blocks(Mask& mask, const MaskFiles& files, const Options& options,
+void set_blocks(Mask& mask, const Files& files, const Options& options,
                 const AttentionShape& shape) {
   constexpr std::string_view kRandom = "random:";
   const BlockSize size = options.block_size.value_or(BlockSize{});
@@ -149,7 +152,7 @@ void set_blocks(Mask& mask, const MaskFiles& files, const Options& options,
     }));
     return;
   }
-  const MaskFile file = files.locate("--block-mask", options.block_mask, "block_mask");
+  const OperandFile file = files.locate("--block-mask", options.block_mask, "block_mask");
   if (!file.empty()) {
     as_option(file.shown, [&] {
       mask.set_block_mask(read_blocks(file.path, size));
@@ -160,7 +163,33 @@ void set_blocks(Mask& mask, const MaskFiles& files, const Options& options,
   }
 }
 
-Mask set_up_mask(const Options& options, const AttentionShape& shape) {
+Sinks read_sinks(const std::string& path) {
+  const files::ArrayFile file(path, "sinks", {DType::float32});
+  std::vector<float> logits(static_cast<std::size_t>(file.shape().product()));
+  file.read_slice(files::whole(file.shape()), {logits.data(), file.dtype(), file.shape()});
+  return {file.shape(), std::move(logits)};
+}
+
+std::optional<Sinks> set_up_sinks(const Files& files, const Options& options,
+                                  const AttentionShape& shape) {
+  constexpr std::string_view kRandom = "random:";
+  if (options.sinks.starts_with(kRandom)) {
+    return Sinks::random(
+        shape.heads,
+        parse_integer("--sinks", std::string_view(options.sinks).substr(kRandom.size()), 1,
+                      kMostSinks),
+        options.seed);
+  }
+  const OperandFile file = files.locate("--sinks", options.sinks, "sinks");
+  if (file.empty()) return {};
+  return as_option(file.shown, [&] {
+    Sinks sinks = read_sinks(file.path);
+    sinks.validate(shape.heads);
+    return sinks;
+  });
+}
+
+Mask set_up_mask(const Files& files, const Options& options, const AttentionShape& shape) {
   Mask mask;
   mask.set_causal(options.causal);
   if (options.causal_offset) {
@@ -175,7 +204,6 @@ Mask set_up_mask(const Options& options, const AttentionShape& shape) {
   if (options.window) {
     as_option("--window", [&] { mask.set_window(options.window->left, options.window->right); });
   }
-  const MaskFiles files(options);
   set_segments(mask, files, options, shape);
   set_blocks(mask, files, options, shape);
   const auto check = [&] {
@@ -248,8 +276,10 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   setup.problem.scale = options.scale;
   setup.problem.soft_cap = options.soft_cap;
   const auto check = [&] { named_by_options(options, [&] { setup.problem.validate(); }); };
-  check();  // read the mask's files only for a valid shape
-  setup.problem.mask = set_up_mask(options, shape);
+  check();  // read files only for a valid shape
+  const Files files(options);
+  setup.problem.mask = set_up_mask(files, options, shape);
+  setup.problem.sinks = set_up_sinks(files, options, shape);
   check();
 
   const AttentionMode mode =

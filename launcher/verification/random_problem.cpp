@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstddef>
 #include <initializer_list>
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -365,6 +366,18 @@ BlockMask draw_block_mask(Draws& draws, const Kind& kind, const AttentionShape& 
   return BlockMask(entries, size, visible);
 }
 
+// For each head, or the same for all; small, as large as any logit, and some without weight.
+Sinks draw_sinks(Draws& draws, std::int64_t heads) {
+  const std::int64_t per_head = draws.between(1, 4);
+  const Extents shape = draws.chance(70) ? Extents{heads, per_head} : Extents{per_head};
+  std::vector<float> logits;
+  for (std::int64_t i = 0; i < shape.product(); ++i) {
+    const auto drawn = static_cast<float>(draws.between(-64, 64)) / 16;
+    logits.push_back(draws.chance(5) ? -std::numeric_limits<float>::infinity() : drawn);
+  }
+  return {shape, std::move(logits)};
+}
+
 std::string draw_schedule(Draws& draws, int kv_shards) {
   if (kv_shards == 1) return draws.pick({"local", "auto", "ring", "allgather"});
   return draws.pick({"ring", "ring", "ring", "allgather", "allgather", "auto"});
@@ -416,6 +429,7 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   if (draws.chance(kind.fast ? 52 : 15)) {
     problem.mask.set_block_mask(draw_block_mask(draws, kind, problem.shape));
   }
+  if (draws.chance(15)) problem.sinks = draw_sinks(draws, problem.shape.heads);
   drawn.command = fmt::format("mpirun -np {} annulus verify --random-case {}:{} --device {}", ranks,
                               seed, index, on_gpus ? "cuda" : "cpu");
   return drawn;

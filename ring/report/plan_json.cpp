@@ -99,10 +99,12 @@ json work_json(const RankPlan& plan, const Block& block) {
 json work_json(const RankPlan& /*plan*/, const Reduce& reduce) {
   json parts = json::array();
   for (const Result& part : reduce.parts) parts.push_back(result_json(part));
-  return {{"kind", "reduce"},
-          {"reduction", name_of(reduce.reduction)},
-          {"parts", parts},
-          {"into", result_json(reduce.into)}};
+  json result{{"kind", "reduce"},
+              {"reduction", name_of(reduce.reduction)},
+              {"parts", parts},
+              {"into", result_json(reduce.into)}};
+  if (reduce.sinks) result["sinks"] = true;
+  return result;
 }
 
 json buffer_json(const Buffer& buffer) {

@@ -13,6 +13,7 @@
 
 #include "runner/plan_memory.hpp"
 #include "runner/recordings.hpp"
+#include "runner/sink_states.hpp"
 #include "runner/transfer_wait.hpp"
 
 namespace annulus::ring {
@@ -57,6 +58,7 @@ class Runner::Impl {
         kernels_(implementations_.size()),
         done_(plan_.tasks.size()),
         computing_(device.make_stream("compute", watchdog, options.tracer)),
+        sinks_(problem, plan_, device, *computing_),
         recordings_(wants_uniform_calls(groups_)) {
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const std::string name =
@@ -391,7 +393,13 @@ class Runner::Impl {
                          part.output.tokens.begin - reduce.into.output.tokens.begin,
                          part.output.heads.begin - reduce.into.output.heads.begin});
       }
-      operations_->combine(parts, memory_.state(reduce.into), *computing_);
+      const SoftmaxState into = memory_.state(reduce.into);
+      if (reduce.sinks) {
+        parts.push_back(
+            sinks_.part(reduce.into.output.heads, into.output.shape(),
+                        parts.empty() ? DType::float32 : parts.front().state.output.dtype()));
+      }
+      operations_->combine(parts, into, *computing_);
     } else {
       for (const Content content : plan_.buffer(reduce.into.output.buffer).contents) {
         std::vector<ConstTensorView> parts;
@@ -511,6 +519,7 @@ class Runner::Impl {
   std::size_t replays_ = 0;
   // Declared after what they use, so that they are destroyed first.
   std::unique_ptr<Stream> computing_;
+  SinkStates sinks_;
   std::vector<Queue> queues_;
   Recordings recordings_;
 };

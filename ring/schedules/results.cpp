@@ -12,7 +12,8 @@
 
 // Partial results lie in places: pieces of memory for the rows and heads of a group, one result
 // beside the other as long as they share no row. Place 0 is as large as the output, and is the
-// output itself where dtypes permit. Rows that a kernel completes go straight into the output.
+// output itself where dtypes permit. Rows that a kernel completes go straight into the output,
+// unless they have sinks: these come last, with the reduction into the output.
 namespace annulus::ring {
 namespace {
 
@@ -47,6 +48,8 @@ class Placer {
         lse_dtype_(dtype_ == DType::float32 ? DType::float64 : input.options.lse_dtype),
         all_rows_{LocalPosition(0), plan.local.query_length},
         all_batches_{0, plan.local.batch},
+        sinks_(input.problem.sinks.has_value()),
+        most_parts_(kMostParts - (sinks_ ? 1 : 0)),
         tasks_(std::exchange(plan.tasks, {})) {}
 
   void run() {
@@ -101,7 +104,7 @@ class Placer {
                  values * plan_.local.heads * static_cast<std::int64_t>(sizeof(float)));
     const std::int64_t each = std::max<std::int64_t>(
         1, values * heads * static_cast<std::int64_t>(size_of(first_dtype_)));
-    places_ = 1 + static_cast<int>(std::clamp<std::int64_t>(most / each, 1, kMostParts - 1));
+    places_ = 1 + static_cast<int>(std::clamp<std::int64_t>(most / each, 1, most_parts_ - 1));
   }
 
   void begin_group(std::size_t first) {
@@ -141,7 +144,7 @@ class Placer {
     }
     const DType dtype =
         declaration_of(block).results == ResultForm::rounded ? dtype_ : DType::float32;
-    int place = static_cast<int>(pending_.size()) < kMostParts ? free_place(block, dtype) : -1;
+    int place = static_cast<int>(pending_.size()) < most_parts_ ? free_place(block, dtype) : -1;
     if (place < 0) {
       fold(step);
       place = free_place(block, dtype);
@@ -158,8 +161,8 @@ class Placer {
   // Rows of the block that no later one adds to, at an end of those that are still open. The kernel
   // can round these into the output, which saves writing them in float32 and reading them again.
   [[nodiscard]] LocalRange final_rows(const Block& block, PendingAt state, LocalRange later) {
-    if (declaration_of(block).results != ResultForm::either || lse_dtype_ != DType::float32 ||
-        !(block.batches == all_batches_)) {
+    if (sinks_ || declaration_of(block).results != ResultForm::either ||
+        lse_dtype_ != DType::float32 || !(block.batches == all_batches_)) {
       return {};
     }
     LocalRange rows = block.rows;
@@ -186,23 +189,22 @@ class Placer {
                                                            const LocalRange& rows) const {
     if (rows == block.rows) return {block, std::nullopt};
     const bool front = rows.begin == block.rows.begin;
-    const LocalRange others =
-        front ? LocalRange{rows.end(), block.rows.count - rows.count}
-              : LocalRange{block.rows.begin, block.rows.count - rows.count};
+    const LocalRange others = front ? LocalRange{rows.end(), block.rows.count - rows.count}
+                                    : LocalRange{block.rows.begin, block.rows.count - rows.count};
     return {part_of(block, rows), part_of(block, others)};
   }
 
   [[nodiscard]] Block part_of(const Block& block, const LocalRange& rows) const {
     Block part = block;
     part.rows = rows;
-    part.row_positions = block.row_positions.slice(
-        {LocalPosition(rows.begin - block.rows.begin), rows.count});
+    part.row_positions =
+        block.row_positions.slice({LocalPosition(rows.begin - block.rows.begin), rows.count});
     part.pairs = 0;
     bool exact = true;
     for (const PositionRange& range : part.row_positions.ranges()) {
       for (const PositionRange& columns : part.column_positions.ranges()) {
-        const Visibility seen = input_.problem.mask.examine(
-            plan_.first_batch + block.batches.begin, block.batches.count, range, columns);
+        const Visibility seen = input_.problem.mask.examine(plan_.first_batch + block.batches.begin,
+                                                            block.batches.count, range, columns);
         part.pairs += seen.pairs;
         exact = exact && seen.exact;
       }
@@ -325,20 +327,21 @@ class Placer {
   }
 
   // Where parts do not all cover all batches, batches are reduced one by one.
-  void reduce(const Result& into, int step) {
+  void reduce(const Result& into, int step, bool sinks) {
     const bool together = std::all_of(pending_.begin(), pending_.end(), [&](const Pending& part) {
       return part.batches == all_batches_;
     });
-    if (together) return reduce(into, all_batches_, step);
+    if (together) return reduce(into, all_batches_, step, sinks);
     for (std::int64_t batch = 0; batch < all_batches_.count; ++batch) {
-      reduce(into, {batch, 1}, step);
+      reduce(into, {batch, 1}, step, sinks);
     }
   }
 
-  void reduce(Result into, BatchRange batches, int step) {
+  void reduce(Result into, BatchRange batches, int step, bool sinks) {
     Reduce reduction;
     into.output.batches = batches;
     reduction.into = into;
+    reduction.sinks = sinks;
     for (const Pending& part : pending_) {
       if (covers(part.batches, batches)) {
         reduction.parts.push_back(result_of(part, part.rows, batches));
@@ -352,7 +355,7 @@ class Placer {
     const Pending whole{first_dtype_ == DType::float32 ? 0 : places_, DType::float32, open_,
                         all_batches_};
     make_room(whole);
-    reduce(result_of(whole, open_, all_batches_), step);
+    reduce(result_of(whole, open_, all_batches_), step, false);
     pending_ = {whole};
   }
 
@@ -360,7 +363,7 @@ class Placer {
     const Result output = output_of(open_, *group_, all_batches_);
     const bool alone = pending_.size() == 1 && result_of(pending_.front(), pending_.front().rows,
                                                          pending_.front().batches) == output;
-    if (open_.count > 0 && !alone) reduce(output, step);
+    if (open_.count > 0 && (!alone || sinks_)) reduce(output, step, sinks_);
     pending_.clear();
     group_.reset();
   }
@@ -368,7 +371,9 @@ class Placer {
   void leave_out(HeadRange heads, int step) {
     if (heads.count == 0) return;
     plan_.tasks.push_back(
-        {Reduce{Reduction::softmax, {}, output_of(all_rows_, heads, all_batches_)}, step, {}});
+        {Reduce{Reduction::softmax, {}, output_of(all_rows_, heads, all_batches_), sinks_},
+         step,
+         {}});
   }
 
   const PlanInput& input_;
@@ -377,13 +382,15 @@ class Placer {
   DType lse_dtype_;
   LocalRange all_rows_;
   BatchRange all_batches_;
+  bool sinks_;
+  int most_parts_;  // of a reduction, beside the sinks
   std::vector<Task> tasks_;
   int places_ = 2;
   DType first_dtype_ = DType::float32;
   std::optional<HeadRange> group_;
   std::size_t last_of_group_ = 0;
-  LocalRange open_;                     // rows of the group whose output is not complete
-  std::vector<LocalRange> later_rows_;  // by task: what later blocks of its group add to
+  LocalRange open_;                                // rows of the group whose output is not complete
+  std::vector<LocalRange> later_rows_;             // by task: what later blocks of its group add to
   std::map<std::pair<int, DType>, Pair> buffers_;  // of the group
   std::map<std::pair<int, Content>, int> memory_;  // first buffer of a place
   std::vector<Pending> pending_;

@@ -94,6 +94,49 @@ TEST(Oracle, TwoKeysShareByTheSigmoidOfTheirDifference) {
   EXPECT_NEAR(got.lse[0], std::log(std::exp(1.0) + std::exp(2.5)), 1e-15);
 }
 
+// Sinks are keys whose value is 0.
+TEST(Oracle, SinksTakeTheirShare) {
+  AttentionProblem problem = problem_of({1, 2, 2, 2, 1, 1, 1});
+  problem.mask.set_causal(true);
+  problem.mask.set_query_lengths({1});
+  const Tensor query = tensor_of(DType::float32, {1, 2, 2, 1}, {2, 3, 2, 3});
+  const Tensor key = tensor_of(DType::float32, {1, 2, 1, 1}, {0.5F, 1.25F});
+  const Tensor value = tensor_of(DType::float32, {1, 2, 1, 1}, {6, 7});
+  problem.soft_cap = 1e6;  // neither cap nor scale touch a sink
+  problem.scale = 2;
+  problem.sinks = Sinks({4, 2}, {9, 9, 9, 9, 0, 1, -3, 4});
+  const OracleOutput got = oracle_attention(problem, query.view(), key.view(), value.view(),
+                                            PositionRanges::all(2), 0, 2);
+  for (const std::size_t head : {0, 1}) {
+    const double logit = 2 * (head == 0 ? 2 : 3) * 0.5;
+    const double sinks = head == 0 ? std::exp(0.0) + std::exp(1.0) : std::exp(-3.0) + std::exp(4.0);
+    const double sum = std::exp(logit) + sinks;
+    EXPECT_NEAR(got.output[head], 6 * std::exp(logit) / sum, 1e-10);
+    EXPECT_NEAR(got.lse[2 * head], std::log(sum), 1e-10);
+    // The second row is padding.
+    EXPECT_EQ(got.output[2 + head], 0);
+    EXPECT_NEAR(got.lse[2 * head + 1], std::log(sinks), 1e-12);
+  }
+}
+
+// Logits of −∞ are 0/0 alone; beside a sink they have no weight.
+TEST(Oracle, SinksGiveRowsWithoutWeightADenominator) {
+  AttentionProblem problem = problem_of({1, 1, 1, 1, 1, 1, 1});
+  const Tensor query = tensor_of(DType::float32, {1, 1, 1, 1}, {1});
+  const Tensor key = tensor_of(DType::float32, {1, 1, 1, 1}, {static_cast<float>(-kInfinity)});
+  const Tensor value = tensor_of(DType::float32, {1, 1, 1, 1}, {6});
+  const auto run = [&] {
+    return oracle_attention(problem, query.view(), key.view(), value.view(),
+                            PositionRanges::all(1));
+  };
+  problem.sinks = Sinks({1}, {3});
+  EXPECT_EQ(run().output[0], 0);
+  EXPECT_EQ(run().lse[0], 3);
+  problem.sinks = Sinks({1}, {static_cast<float>(-kInfinity)});
+  EXPECT_TRUE(std::isnan(run().output[0]));
+  EXPECT_EQ(run().lse[0], -kInfinity);
+}
+
 TEST(Oracle, RowsThatSeeNothingAreEmpty) {
   Random random(8);
   AttentionProblem problem = problem_of({1, 3, 4, 1, 1, 2, 2});

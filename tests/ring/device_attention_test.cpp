@@ -189,6 +189,38 @@ TEST_F(DeviceAttention, EveryScheduleTransportAndImplementation) {
   }
 }
 
+// Sinks join in the reductions, whoever computes: results that a kernel has rounded or that lie in
+// the output already, float64 LSEs, rows without keys, odd sizes.
+TEST_F(DeviceAttention, Sinks) {
+  const int ranks = test::session().size();
+  const auto length = static_cast<std::int32_t>(256 * ranks);
+  const std::vector<std::string> schedules = ranks == 1
+                                                 ? std::vector<std::string>{"local"}
+                                                 : std::vector<std::string>{"ring", "allgather"};
+  for (const Transport transport : transports()) {
+    for (const std::string& schedule : schedules) {
+      for (const std::string implementation : {"sdpa", "flash_attn2", "native"}) {
+        for (const DType dtype : {DType::bfloat16, DType::float16, DType::float32}) {
+          if (implementation == "sdpa" && dtype == DType::float32) continue;
+          for (const std::int64_t dim : {64, 13}) {
+            if (implementation != "native" && dim == 13) continue;
+            ShardedCase one = case_of(length, 8, 2, dim);
+            one.transport = transport;
+            one.schedule = schedule;
+            one.implementation = implementation;
+            one.problem.dtype = dtype;
+            one.problem.shape.batch = 2;
+            one.problem.sinks = Sinks::random(8, 3, 1);
+            expect_verified(one);
+            one.problem.mask.set_kv_lengths({length / 3, 0});
+            expect_verified(one);
+          }
+        }
+      }
+    }
+  }
+}
+
 // Default options give blocks that the fastest kernel takes.
 TEST_F(DeviceAttention, DefaultOptionsSuitTheDevice) {
   for (const LayoutKind layout : {LayoutKind::contiguous, LayoutKind::zigzag}) {

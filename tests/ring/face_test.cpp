@@ -83,7 +83,8 @@ void expect_right(const Attention& attention, const AttentionOptions& options, c
   const PositionRanges all = PositionRanges::all(s.kv_length);
   Shards::fill(key, {s.batch, s.kv_length, s.kv_heads, s.head_dim}, all, seed + 1);
   Shards::fill(value, {s.batch, s.kv_length, s.kv_heads, s.value_dim}, all, seed + 2);
-  AttentionProblem problem{s, options.dtype, options.scale, options.soft_cap, options.mask};
+  AttentionProblem problem{
+      s, options.dtype, options.scale, options.soft_cap, options.mask, options.sinks};
   const OracleOutput truth = oracle_attention(
       problem, {shards.query.data(), DType::float32, attention.query_shape()},
       {key.data(), DType::float32, {s.batch, s.kv_length, s.kv_heads, s.head_dim}},
@@ -115,6 +116,16 @@ TEST(Face, SayingLittleIsEnough) {
       EXPECT_TRUE(std::isnan(shards.lse.front()));
     }
   }
+}
+
+TEST(Face, Modifiers) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(101);
+  options.sinks = Sinks({4, 2}, {0, 1, 2, 3, -1, -2, 5, 0.5F});
+  Attention attention(context, options);
+  Shards shards(attention, 3);
+  attention.run(shards.tensors(true));
+  expect_right(attention, options, shards, 3, true);
 }
 
 TEST(Face, CausalSequencesAreDealtOutEvenlyByDefault) {
@@ -276,8 +287,8 @@ TEST(Face, OneRanksContextOptionsOtherwise) {
 }
 
 TEST(Face, OneRanksAttentionOptionsOtherwise) {
-  [[maybe_unused]] const auto& [shape, dtype, mask, scale, soft_cap, query_spec, kv_spec, layout,
-                                schedule, implementation] = AttentionOptions();
+  [[maybe_unused]] const auto& [shape, dtype, mask, scale, soft_cap, sinks, query_spec, kv_spec,
+                                layout, schedule, implementation] = AttentionOptions();
   Context context(world(), on_host());
   const AttentionOptions options = causal(64);
   Attention before(context, options);  // its group is there already
@@ -290,6 +301,16 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
           {"mask", [](auto& o) { o.mask.set_offset(1); }, "mask"},
           {"scale", [](auto& o) { o.scale = 3; }, "scale 3"},
           {"soft_cap", [](auto& o) { o.soft_cap = 20; }, "soft cap 20"},
+          {"sinks",
+           [](auto& o) {
+             o.sinks = Sinks({4, 1}, {1, 2, 3, 4});
+           },
+           "sinks [4, 1]"},
+          {"sinks",
+           [](auto& o) {
+             o.sinks = Sinks({3, 1}, {1, 2, 3});
+           },
+           "sinks"},
           {"query_spec", [](auto& o) { o.query_spec = PartitionSpec::parse("-,-"); }, "query"},
           {"kv_spec", [](auto& o) { o.kv_spec = PartitionSpec::parse("-,-"); }, "key/value"},
           {"layout", [](auto& o) { o.layout = LayoutKind::striped; }, "striped"},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <random>
 #include <set>
@@ -45,7 +46,7 @@ class PlanPlayer {
   }
 
   /// Every visible pair of every head exactly once, on every rank that holds its row; and the
-  /// output of every row holds each of the row's blocks exactly once.
+  /// output of every row holds each of the row's blocks exactly once, and its sinks.
   void expect_complete() const {
     for (std::size_t r = 0; r < states_.size(); ++r) {
       expect_pairs(plan_.ranks[r], states_[r]);
@@ -56,9 +57,11 @@ class PlanPlayer {
  private:
   static constexpr int kComputing = -1;
   static constexpr std::int64_t kNothing = -1;
+  static constexpr std::size_t kSinks = std::numeric_limits<std::size_t>::max();
   using Tokens = std::vector<std::int64_t>;
   using Cell = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // batch, row, head
-  using Results = std::map<Cell, std::multiset<std::size_t>>;         // blocks, by index of the task
+  // What a result holds: blocks, by index of the task, and kSinks.
+  using Results = std::map<Cell, std::multiset<std::size_t>>;
   using Pairs = std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>, int>;
 
   enum class Phase : std::uint8_t { waiting, offered, taken, released };
@@ -112,8 +115,10 @@ class PlanPlayer {
 
   void match() {
     std::map<std::tuple<AxisNames, int, int>, std::vector<Other>> sent;
-    each_transfer(&Exchange::sends, [&](const Other& mine, const AxisNames& axes, int me, int peer,
-                                        const Transfer&) { sent[{axes, me, peer}].push_back(mine); });
+    each_transfer(&Exchange::sends,
+                  [&](const Other& mine, const AxisNames& axes, int me, int peer, const Transfer&) {
+                    sent[{axes, me, peer}].push_back(mine);
+                  });
     std::map<std::tuple<AxisNames, int, int>, std::size_t> received;
     each_transfer(&Exchange::receives, [&](const Other& mine, const AxisNames& axes, int me,
                                            int peer, const Transfer& transfer) {
@@ -294,8 +299,8 @@ class PlanPlayer {
       const std::int64_t column = block.column_positions.global(LocalPosition(s)).value();
       for (const auto& [buffer, content] :
            {std::pair(block.key, Content::key), std::pair(block.value, Content::value)}) {
-        const auto at = static_cast<std::size_t>(block.columns.begin + s -
-                                                 rank.buffer(buffer).tokens.begin);
+        const auto at =
+            static_cast<std::size_t>(block.columns.begin + s - rank.buffer(buffer).tokens.begin);
         ASSERT_EQ(tokens(r, buffer, content).at(at), column);
       }
       for (std::int64_t i = 0; i < block.rows.count; ++i) {
@@ -348,6 +353,9 @@ class PlanPlayer {
         sum[cell].insert(held.at(cell).begin(), held.at(cell).end());
       });
     }
+    if (reduce.sinks) {
+      for (auto& [cell, blocks] : sum) blocks.insert(kSinks);
+    }
     expect_within(rank, reduce.into);
     Results& into = state.results[rank.memory_of(reduce.into.output.buffer)];
     for (auto& [cell, blocks] : sum) into[cell] = std::move(blocks);
@@ -395,6 +403,9 @@ class PlanPlayer {
         each_cell({0, block->rows, block->heads, block->batches},
                   [&](const Cell& cell) { expected[cell].insert(t); });
       }
+    }
+    if (plan_.problem.sinks) {
+      for (auto& [cell, blocks] : expected) blocks.insert(kSinks);
     }
     if (expected.empty()) return;
     const auto found = state.results.find(output);

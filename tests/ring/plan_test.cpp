@@ -68,6 +68,56 @@ TEST(Plan, EveryVisiblePairIsComputedOnceUnderEveryLayoutScheduleAndMask) {
   }
 }
 
+// Whoever computes, whatever is folded on the way, and where nothing is computed at all.
+TEST(Plan, SinksJoinEveryRowOnce) {
+  for (const int ranks : {1, 2, 3, 8}) {
+    for (const Schedule schedule : {Schedule::ring, Schedule::allgather}) {
+      for (const DType dtype : {DType::float32, DType::bfloat16}) {
+        for (const bool few : {true, false}) {
+          AttentionProblem problem = causal_problem(37, 4, 2);
+          problem.dtype = dtype;
+          problem.sinks = Sinks({4, 1}, {1, 2, 3, 4});
+          problem.mask.set_window(9, -1);
+          problem.mask.set_kv_lengths({20});
+          const ShardedOperands operands =
+              sequence_operands(problem, ranks, LayoutKind::contiguous);
+          PlanOptions options;
+          options.gather_bytes = few ? 1 : std::int64_t{1} << 30;
+          options.result_bytes = few ? 0 : std::int64_t{1} << 30;
+          options.lse_dtype = DType::float32;
+          for (const PlanInput& input :
+               {native_input(problem, operands, options), gpu_input(problem, operands, options),
+                flash_input(problem, operands, options)}) {
+            const Plan plan = make_plan(input, schedule);
+            expect_valid(plan, operands);
+            const auto json = nlohmann::json::parse(to_json(plan));
+            EXPECT_EQ(json["ranks"][0]["tasks"].back()["sinks"], true);
+            EXPECT_NE(to_text(plan, 1).find("the sinks"), std::string::npos);
+          }
+        }
+      }
+    }
+  }
+}
+
+// A reduction has room for them beside as many results as there may be.
+TEST(Plan, SinksFitBesideManyResults) {
+  AttentionProblem problem = causal_problem(37, 1, 1);
+  problem.mask = Mask();
+  problem.sinks = Sinks({1}, {1});
+  const ShardedOperands operands =
+      sequence_operands(problem, kMostParts - 1, LayoutKind::contiguous);
+  PlanOptions options;
+  options.result_bytes = std::int64_t{1} << 30;
+  const Plan plan = make_plan(native_input(problem, operands, options), Schedule::ring);
+  expect_valid(plan, operands);
+  std::size_t most = 0;
+  for (const Reduce* reduce : plan.ranks[0].all<Reduce>()) {
+    most = std::max(most, reduce->parts.size() + (reduce->sinks ? 1 : 0));
+  }
+  EXPECT_EQ(most, static_cast<std::size_t>(kMostParts));
+}
+
 TEST(Plan, RingsByHeadsKeepPartialResultsSmall) {
   const AttentionProblem problem = causal_problem(4096, 8, 4);
   PlanOptions options;
@@ -106,15 +156,14 @@ TEST(Plan, RandomProblemsAreComputedCompletely) {
       PlanInput rounding = flash_input(half, operands);
       rounding.model.merge_bytes_per_second = 1;
       expect_valid(make_plan(rounding, schedule), operands, static_cast<unsigned>(index));
-      // Kernels that round, that continue a state and that do neither, in one plan: every other block
-      // is refused to the one that would take it first.
+      // Kernels that round, that continue a state and that do neither, in one plan: every other
+      // block is refused to the one that would take it first.
       const PlanInput straight = gpu_input(half, operands, drawn.plan);
       PlanOptions options = drawn.plan;
       options.lse_dtype = DType::float32;
       PlanInput mixed = make_plan_input(
-          half, operands,
-          {straight.candidates[0], rounding.candidates[0], straight.candidates[1]}, Place::cuda(0),
-          CostModel::hopper_nvlink(), options);
+          half, operands, {straight.candidates[0], rounding.candidates[0], straight.candidates[1]},
+          Place::cuda(0), CostModel::hopper_nvlink(), options);
       mixed.model.merge_bytes_per_second = index % 2 == 0 ? 1 : 3.3e12;
       int taken = 0;
       for (const RankPlan& rank : make_plan(mixed, schedule).ranks) {
@@ -443,8 +492,8 @@ TEST(Planner, ARefusalToRoundIsNoRefusalOfTheBlock) {
   }
 }
 
-// Results that are combined cost more than states that are continued. In short sequences that counts
-// for more than a kernel that is a little slower.
+// Results that are combined cost more than states that are continued. In short sequences that
+// counts for more than a kernel that is a little slower.
 TEST(Planner, ResultsThatAreHandedOverCount) {
   for (const auto& [length, expected] :
        {std::pair{std::int64_t{1} << 13, "flash_attn2"}, {std::int64_t{1} << 16, "sdpa"}}) {
@@ -455,9 +504,9 @@ TEST(Planner, ResultsThatAreHandedOverCount) {
     CostModel model = CostModel::hopper_nvlink();
     model.kernels = {{"sdpa", CostCurve({{16384, 600e12}}, "sdpa")},
                      {"flash_attn2", CostCurve({{16384, 590e12}}, "flash_attn2")}};
-    const PlanInput input = make_plan_input(
-        problem, operands, {&registry.get("sdpa"), &registry.get("flash_attn2")}, Place::cuda(0),
-        std::move(model), PlanOptions::for_place(Place::cuda(0)));
+    const PlanInput input =
+        make_plan_input(problem, operands, {&registry.get("sdpa"), &registry.get("flash_attn2")},
+                        Place::cuda(0), std::move(model), PlanOptions::for_place(Place::cuda(0)));
     const RankPlan plan = make_rank_plan(input, Schedule::ring, 0);
     for (const Block* block : plan.all<Block>()) {
       EXPECT_EQ(plan.implementations.at(static_cast<std::size_t>(block->implementation)), expected);

@@ -151,6 +151,46 @@ TEST_F(ShardedAttentionSweep, EveryCombination) {
   EXPECT_EQ(seed, 36U * 2 * 3 * 3);
 }
 
+// Modifiers with every mask, each other and every schedule; heads lie on an axis of their own where
+// ranks permit.
+TEST_F(ShardedAttentionSweep, EveryModifier) {
+  using Modify = void (*)(AttentionProblem&);
+  const std::vector<std::pair<std::string, Modify>> modifiers{
+      {"soft cap", [](AttentionProblem& p) { p.soft_cap = 2; }},
+      {"sinks", [](AttentionProblem& p) { p.sinks = Sinks::random(p.shape.heads, 2, 8); }},
+      {"shared sinks",
+       [](AttentionProblem& p) {
+         p.sinks = Sinks({3}, {-1, 4, 2});
+       }},
+  };
+  const bool by_heads = ranks() % 2 == 0;
+  const MeshShape shape({{"tp", by_heads ? 2 : 1}, {"sp", by_heads ? ranks() / 2 : ranks()}});
+  std::uint64_t seed = 0;
+  for (std::size_t first = 0; first < modifiers.size(); ++first) {
+    for (std::size_t second = first; second < modifiers.size(); ++second) {
+      for (const auto& [name, set_mask] : kMasks) {
+        for (const char* schedule : {"ring", "allgather"}) {
+          const DType dtype =
+              std::vector{DType::float32, DType::float16, DType::bfloat16}[seed % 3];
+          ShardedCase c;
+          c.problem.shape = {kBatch, 29, 43, 4, seed % 2 == 0 ? 2 : 4, 8, 6};
+          c.problem.dtype = dtype;
+          set_mask(c.problem.mask, c.problem.shape);
+          modifiers[first].second(c.problem);
+          modifiers[second].second(c.problem);
+          c.layout = {PartitionSpec::parse("-,sp,tp"), PartitionSpec::parse("-,sp,tp"),
+                      LayoutKind::zigzag, 1};
+          c.schedule = schedule;
+          c.seed = ++seed;
+          ASSERT_EQ(failure(c, shape), "")
+              << fmt::format("{} and {}, {}, {}, {}", modifiers[first].first,
+                             modifiers[second].first, name, schedule, name_of(dtype));
+        }
+      }
+    }
+  }
+}
+
 TEST_F(ShardedAttentionSweep, EveryLengthFromNothingOn) {
   const MeshShape shape({{"sp", ranks()}});
   for (const char* schedule : {"ring", "allgather"}) {
@@ -161,6 +201,7 @@ TEST_F(ShardedAttentionSweep, EveryLengthFromNothingOn) {
           ShardedCase c;
           c.problem.shape = {1, query_length, kv_length, 2, 1, 4, 4};
           c.problem.mask.set_causal(kv_length % 2 == 0);
+          if (query_length % 4 == 0) c.problem.sinks = Sinks({2, 1}, {0.5F, -1});
           c.layout = {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout, 1};
           c.schedule = schedule;
           ASSERT_EQ(failure(c, shape), "")

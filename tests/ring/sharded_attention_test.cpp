@@ -191,6 +191,10 @@ TEST_F(ShardedAttentionTest, RanksThatWantDifferentThingsAllHearOfIt) {
   expect_heard(options_.runner.replay, false);
   expect_heard(problem_.scale, 3.0);
   expect_heard(problem_.soft_cap, 20.0);
+  expect_heard(problem_.sinks, Sinks({1}, {1}));
+  problem_.sinks = Sinks({1}, {1});
+  expect_heard(problem_.sinks, Sinks({1}, {2}));
+  problem_.sinks.reset();
   expect_heard(layout_.kv, PartitionSpec::parse("-,-"));
   PlanOptions plan;
   plan.lse_dtype = DType::float32;

@@ -95,6 +95,24 @@ class Numbers(CliTest):
         self.save_operands(rows=301)
         self.check(["--causal", "--soft-cap", "5", "--scale", "0.7"], ranks=2)
 
+    def test_sinks_of_sharded_heads(self):
+        self.save_operands(rows=301)
+        self.save("sinks.npy", np.random.default_rng(4).normal(size=(4, 2)).astype(np.float32))
+        self.save("lengths.npy", np.array([0], np.int32))
+        self.check(["--causal", "--sinks", "sinks.npy"], ranks=4, how=["--mesh", "sp=2,tp=2"])
+        self.check(["--sinks", "sinks.npy", "--kv-lengths", "lengths.npy"], ranks=2)
+
+    def test_sinks_of_the_input_file(self):
+        operands = self.save_operands(rows=100)
+        sinks = np.array([0.5, -1, 2], np.float32)
+        with open(self.path("in.safetensors"), "wb") as file:
+            file.write(safetensors_bytes({**operands, "sinks": sinks}))
+        self.save("sinks.npy", sinks)
+        self.check(["--sinks", "sinks.npy"])
+        expected = np.load(self.path("output.npy"))
+        self.expect_success(self.annulus("run", "--input", "in.safetensors", *OUTPUT, ranks=2))
+        np.testing.assert_allclose(np.load(self.path("output.npy")), expected, rtol=0, atol=1e-5)
+
     def test_bottom_right(self):
         self.save_operands(rows=300, columns=997)
         self.check(["--causal", "--causal-offset", "bottom-right"], ranks=4)

@@ -482,11 +482,10 @@ TEST_P(OptionsOfLaterVersions, AreKnownAndRefused) {
 INSTANTIATE_TEST_SUITE_P(
     All, OptionsOfLaterVersions,
     ::testing::Values(Words{"--bias", "b.npy"}, Words{"--bias-spec", "-"}, Words{"--mask", "m.npy"},
-                      Words{"--mask-spec", "-"}, Words{"--sinks", "s.npy"},
-                      Words{"--ulysses-degree", "2"}, Words{"--inner-size", "2"},
-                      Words{"--dropout", "0.1"}, Words{"--schedule", "ulysses"},
-                      Words{"--schedule", "hybrid"}, Words{"--schedule", "double_ring"},
-                      Words{"--schedule", "pass_q"}));
+                      Words{"--mask-spec", "-"}, Words{"--ulysses-degree", "2"},
+                      Words{"--inner-size", "2"}, Words{"--dropout", "0.1"},
+                      Words{"--schedule", "ulysses"}, Words{"--schedule", "hybrid"},
+                      Words{"--schedule", "double_ring"}, Words{"--schedule", "pass_q"}));
 
 TEST(Options, NoDropoutIsAvailable) {
   EXPECT_EQ(parse({"run", "--dropout", "0"}).command, Command::run);

@@ -1,5 +1,6 @@
 #include "launcher/setup/problem_setup.hpp"
 
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -49,6 +50,14 @@ class ProblemSetupTest : public ::testing::Test {
     const std::shared_ptr<Control> group = make_self_group()->shared_control();
     files::ArrayWriter writer(*group, path(name), {{"", DType::uint8, shape}});
     writer.write_slice(files::whole(shape), TensorView(values.data(), DType::uint8, shape));
+    writer.commit();
+    return path(name);
+  }
+  std::string write_floats(const std::string& name, const std::string& tensor, const Extents& shape,
+                           std::vector<float> values) {
+    const std::shared_ptr<Control> group = make_self_group()->shared_control();
+    files::ArrayWriter writer(*group, path(name), {{tensor, DType::float32, shape}});
+    writer.write_slice(files::whole(shape), TensorView(values.data(), DType::float32, shape));
     writer.commit();
     return path(name);
   }
@@ -138,9 +147,8 @@ TEST_F(ProblemSetupTest, WarnsOfACausalMaskThatHidesTheLastKeys) {
   options_.causal = true;
   EXPECT_THAT(set_up().warnings, IsEmpty()) << "T = S";
   shape_.kv_length = 10;
-  EXPECT_THAT(set_up().warnings,
-              ElementsAre(AllOf(HasSubstr("T = 6"), HasSubstr("S = 10"),
-                                HasSubstr("--causal-offset bottom-right"))));
+  EXPECT_THAT(set_up().warnings, ElementsAre(AllOf(HasSubstr("T = 6"), HasSubstr("S = 10"),
+                                                   HasSubstr("--causal-offset bottom-right"))));
   options_.causal_offset = CausalOffset{};
   EXPECT_THAT(set_up().warnings, IsEmpty()) << "meant as it is";
   options_.causal_offset.reset();
@@ -306,8 +314,43 @@ TEST_F(ProblemSetupTest, RandomBlocks) {
 TEST_F(ProblemSetupTest, MaskTensorsOfTheInputFileCount) {
   options_.input = write("in.safetensors", "kv_lengths", {2}, {3, 6});
   EXPECT_FALSE(visible(set_up(), 0, 0, 3));
-  options_.input = write("in.safetensors", "sinks", {2}, {3, 6});
-  EXPECT_THAT(error(), AllOf(HasSubstr("not available yet"), HasSubstr("sinks")));
+  options_.input = write("in.safetensors", "bias", {2}, {3, 6});
+  EXPECT_THAT(error(), AllOf(HasSubstr("not available yet"), HasSubstr("bias")));
+}
+
+TEST_F(ProblemSetupTest, Sinks) {
+  options_.sinks = write_floats("sinks.npy", "", {4, 2}, {1, 2, 3, 4, 5, 6, 7, 8});
+  EXPECT_THAT(set_up().problem.sinks->of_head(3), ElementsAre(7, 8));
+  options_.sinks = write_floats("sinks.npy", "", {3}, {1, 2, 3});
+  EXPECT_THAT(set_up().problem.sinks->of_head(2), ElementsAre(1, 2, 3));
+  options_.sinks.clear();
+  EXPECT_FALSE(set_up().problem.sinks.has_value());
+  options_.input = write_floats("in.safetensors", "sinks", {4, 1}, {1, 2, 3, 4});
+  EXPECT_THAT(set_up().problem.sinks->of_head(1), ElementsAre(2));
+}
+
+TEST_F(ProblemSetupTest, SinkErrors) {
+  options_.sinks = write_floats("sinks.npy", "", {2, 2}, {1, 2, 3, 4});
+  EXPECT_THAT(error(), AllOf(HasSubstr("--sinks"), HasSubstr("sinks.npy"), HasSubstr("[2, 2]"),
+                             HasSubstr("N = 4 query heads")));
+  options_.sinks = write_floats("sinks.npy", "", {1, 4, 1}, {1, 2, 3, 4});
+  EXPECT_THAT(error(), AllOf(HasSubstr("sinks.npy"), HasSubstr("[N,M] or [M]")));
+  options_.sinks = write_floats("sinks.npy", "", {2}, {1, INFINITY});
+  EXPECT_THAT(error(), AllOf(HasSubstr("sinks.npy"), HasSubstr("inf at index 1")));
+  options_.sinks = write("sinks.npy", {4}, {1, 2, 3, 4});
+  EXPECT_THAT(error(), AllOf(HasSubstr("sinks.npy"), HasSubstr("int32"), HasSubstr("float32")));
+  options_.sinks = path("missing.npy");
+  EXPECT_THAT(error(), HasSubstr("missing.npy"));
+}
+
+TEST_F(ProblemSetupTest, RandomSinks) {
+  options_.sinks = "random:3";
+  EXPECT_EQ(set_up().problem.sinks->shape(), (Extents{4, 3}));
+  EXPECT_EQ(set_up().problem.sinks, set_up().problem.sinks);
+  options_.sinks = "random:0";
+  EXPECT_THAT(error(), AllOf(HasSubstr("--sinks"), HasSubstr("0")));
+  options_.sinks = "random:x";
+  EXPECT_THAT(error(), AllOf(HasSubstr("--sinks"), HasSubstr("'x'")));
 }
 
 }  // namespace

@@ -34,6 +34,7 @@ std::string description(const RandomProblem& drawn) {
     append(p.mask.kv_segments(b));
   }
   if (p.mask.block_mask()) text += fmt::format(" {}", p.mask.block_mask()->digest());
+  if (p.sinks) text += fmt::format(" sinks {}", p.sinks->digest());
   return text + " " + drawn.command;
 }
 
@@ -59,7 +60,7 @@ TEST(RandomProblem, DrawsWhatItDrewBefore) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (int index = 0; index < 200; ++index)
     hash = fnv1a(description(draw_problem(1, index, 8)), hash);
-  EXPECT_EQ(hash, 5363632645205772650U);
+  EXPECT_EQ(hash, 5473072553489133160U);
 }
 
 TEST(RandomProblem, NamesTheCommandThatRepeatsIt) {
@@ -185,6 +186,9 @@ std::set<std::string> features(const RandomProblem& drawn) {
   found.insert(std::string(name_of(p.dtype)));
   note(p.scale.has_value(), "scale");
   note(p.soft_cap.has_value(), "soft cap");
+  note(p.sinks && p.sinks->shape().rank() == 1, "shared sinks");
+  note(p.sinks && p.sinks->shape().rank() == 2 && head_shards > 1, "sinks of sharded heads");
+  note(p.sinks && p.soft_cap, "sinks + soft cap");
 
   const Mask& mask = p.mask;
   const bool window = mask.window_left() >= 0 || mask.window_right() >= 0;
@@ -279,6 +283,9 @@ TEST(RandomProblem, CoversEverythingIn500Draws) {
                               "bfloat16",
                               "scale",
                               "soft cap",
+                              "shared sinks",
+                              "sinks of sharded heads",
+                              "sinks + soft cap",
                               "causal",
                               "causal, offset 0",
                               "negative offset",

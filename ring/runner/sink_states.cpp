@@ -1,0 +1,37 @@
+#include "runner/sink_states.hpp"
+
+namespace annulus::ring {
+
+SinkStates::SinkStates(const AttentionProblem& problem, const RankPlan& plan, Device& device,
+                       Stream& stream) {
+  if (!problem.sinks) return;
+  HostMemoryPool host;
+  const Tensor zeros(DType::float32, {plan.local.value_dim}, host);
+  std::fill_n(zeros.view().as<float>(), plan.local.value_dim, 0.0F);
+  // As precise as the LSEs that it joins. A device is fastest where all are alike.
+  const bool wide = device.place().is_host() || problem.dtype == DType::float32;
+  const Tensor lse(wide ? DType::float64 : DType::float32, {plan.local.heads}, host);
+  for (std::int64_t head = 0; head < plan.local.heads; ++head) {
+    const double value = problem.sinks->lse(plan.first_head + head);
+    if (wide) {
+      lse.view().as<double>()[head] = value;
+    } else {
+      lse.view().as<float>()[head] = static_cast<float>(value);
+    }
+  }
+  const auto current = device.make_current();
+  zeros_ = Tensor(zeros.dtype(), zeros.shape(), device.memory());
+  lse_ = Tensor(lse.dtype(), lse.shape(), device.memory());
+  device.copy(zeros.view(), zeros_.view(), stream);
+  device.copy(lse.view(), lse_.view(), stream);
+  stream.synchronize();
+}
+
+PartialState SinkStates::part(HeadRange heads, const Extents& output, DType dtype) const {
+  const TensorView zeros = zeros_.view();
+  const TensorView lse = lse_.view().slice(0, heads.begin, heads.count);
+  return {{{zeros.data(), dtype, output, {0, 0, 0, 1}, zeros.place()},
+           {lse.data(), lse.dtype(), {output[0], output[2], output[1]}, {0, 1, 0}, lse.place()}}};
+}
+
+}  // namespace annulus::ring

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <annulus/attention/problem.hpp>
+#include <annulus/attention/softmax_state.hpp>
+#include <annulus/core/device.hpp>
+#include <annulus/core/tensor.hpp>
+#include <annulus/ring/plan.hpp>
+
+namespace annulus::ring {
+
+/// The sinks of a rank's heads where its device computes: the part that a reduction adds.
+class SinkStates {
+ public:
+  /// Waits until they are there. Without sinks it holds nothing.
+  SinkStates(const AttentionProblem& problem, const RankPlan& plan, Device& device, Stream& stream);
+
+  /// The sinks of `heads`, counted from the rank's first, for every row of a result of this shape:
+  /// output 0 and their LSE. `dtype` only says how to read the zeros.
+  [[nodiscard]] PartialState part(HeadRange heads, const Extents& output, DType dtype) const;
+
+ private:
+  Tensor zeros_;  // [Dv], float32
+  Tensor lse_;    // [n]
+};
+
+}  // namespace annulus::ring

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <annulus/attention/oracle.hpp>
+#include <annulus/core/tensor.hpp>
+#include <annulus/partition/position.hpp>
+
+#include "tests/attention/references/reference_case.hpp"
+
+namespace annulus::test {
+
+/// Whether a query row sees any key.
+[[nodiscard]] bool sees_nothing(const Mask& mask, std::int64_t batch, std::int64_t head,
+                                std::int64_t row, std::int64_t kv_length);
+
+/// Checks that rows that see nothing hold what the case says of them, if it differs there.
+void expect_documented_empty_rows(const ReferenceCase& reference);
+
+/// The reference's results, and (0, −∞) in rows that see nothing if it differs there. NaN stands
+/// for an LSE that the reference does not give.
+[[nodiscard]] OracleOutput expected_of(const ReferenceCase& reference);
+
+/// The part of results that a rank holds: `index` has the positions of [B,T,N].
+[[nodiscard]] OracleOutput part_of(const OracleOutput& whole, const AttentionShape& shape,
+                                   std::span<const PositionRanges> index);
+
+/// Output [b,t,n,Dv], rounded to `dtype`, and LSE [b,n,t], float32, as numbers to compare.
+[[nodiscard]] OracleOutput numbers_of(const ConstTensorView& output, const ConstTensorView& lse,
+                                      DType dtype);
+
+/// How far results are from the reference's.
+struct ReferenceDeviation {
+  double output = 0;   ///< relative Frobenius error
+  double element = 0;  ///< largest difference of an element
+  double lse = 0;      ///< largest difference beyond the rounding of the reference's LSE
+};
+
+[[nodiscard]] ReferenceDeviation deviation(const OracleOutput& actual, const OracleOutput& expected,
+                                           DType lse_dtype);
+
+/// Whether the deviation is within the bounds of docs/semantics.md §6 for one implementation, and
+/// no element is far off: the fixtures' values are about 1.
+[[nodiscard]] bool agrees(const ReferenceDeviation& deviation, const AttentionProblem& problem);
+
+/// agrees(), with a message that tells the numbers.
+void expect_agrees(const OracleOutput& actual, const OracleOutput& expected,
+                   const ReferenceCase& reference);
+
+}  // namespace annulus::test

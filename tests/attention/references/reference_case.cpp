@@ -1,0 +1,179 @@
+#include "tests/attention/references/reference_case.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <filesystem>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+#include <annulus/core/error.hpp>
+#include <annulus/files/array_file.hpp>
+#include <annulus/files/array_info.hpp>
+#include <annulus/files/integer_file.hpp>
+#include <annulus/files/text_file.hpp>
+
+#include "tests/attention/random_tensor.hpp"
+
+namespace annulus::test {
+namespace {
+
+using nlohmann::json;
+
+std::string path_of(const std::string& name, const char* ending) {
+  return std::string(ANNULUS_TEST_REFERENCES) + "/" + name + ending;
+}
+
+// The tensors of one case.
+class TensorFile {
+ public:
+  explicit TensorFile(const std::string& name)
+      : path_(path_of(name, ".safetensors")), names_(files::tensor_names(path_)) {
+    for (const std::string& tensor : names_) check_known(tensor);
+  }
+
+  [[nodiscard]] bool has(std::string_view tensor) const {
+    return std::find(names_.begin(), names_.end(), tensor) != names_.end();
+  }
+  [[nodiscard]] Tensor read(const char* tensor, const std::vector<DType>& accepted) const {
+    const files::ArrayFile file(path_, tensor, accepted);
+    Tensor result(file.dtype(), file.shape(), test_memory());
+    file.read_slice(files::whole(file.shape()), result.view());
+    return result;
+  }
+  [[nodiscard]] std::vector<std::int32_t> integers(const char* tensor) const {
+    return files::IntegerFile(path_, tensor).read();
+  }
+
+ private:
+  void check_known(const std::string& tensor) const {
+    constexpr std::array kKnown{"query",     "key",        "value",       "output",
+                                "lse",       "q_segments", "kv_segments", "cu_seqlens",
+                                "q_lengths", "kv_lengths", "block_mask"};
+    if (std::find(kKnown.begin(), kKnown.end(), tensor) == kKnown.end()) {
+      throw UserError(path_ + ": tensor " + tensor + " is not taken");
+    }
+  }
+
+  std::string path_;
+  std::vector<std::string> names_;
+};
+
+Mask mask_of(const json& options, const TensorFile& file, const AttentionShape& shape) {
+  Mask mask;
+  mask.set_causal(options.value("causal", false));
+  mask.set_offset(options.value("causal-offset", 0));
+  if (const auto window = options.find("window"); window != options.end()) {
+    mask.set_window(window->front(), window->back());
+  }
+  if (file.has("q_segments")) {
+    mask.set_segments(shape.batch, file.integers("q_segments"), file.integers("kv_segments"));
+  }
+  if (file.has("cu_seqlens")) {
+    const auto row = segments_from_cu_seqlens(file.integers("cu_seqlens"), shape.query_length);
+    std::vector<std::int32_t> ids;
+    for (std::int64_t b = 0; b < shape.batch; ++b) ids.insert(ids.end(), row.begin(), row.end());
+    mask.set_segments(shape.batch, ids, ids);
+  }
+  if (file.has("q_lengths")) mask.set_query_lengths(file.integers("q_lengths"));
+  if (file.has("kv_lengths")) mask.set_kv_lengths(file.integers("kv_lengths"));
+  if (file.has("block_mask")) {
+    const Tensor entries = file.read("block_mask", {DType::boolean});
+    const json& size = options.at("block-size");
+    const auto* bytes = static_cast<const std::uint8_t*>(entries.view().data());
+    mask.set_block_mask(BlockMask(entries.shape(), {size.at(0), size.at(1)},
+                                  {bytes, static_cast<std::size_t>(entries.shape().product())}));
+  }
+  return mask;
+}
+
+AttentionProblem problem_of(const json& options, const TensorFile& file,
+                            const AttentionShape& shape, DType dtype) {
+  constexpr std::array kKnown{"causal",     "causal-offset", "window",
+                              "block-size", "scale",         "soft-cap"};
+  for (const auto& [option, value] : options.items()) {
+    if (std::find(kKnown.begin(), kKnown.end(), option) == kKnown.end()) {
+      throw UserError("option " + option + " is not taken");
+    }
+  }
+  AttentionProblem problem;
+  problem.shape = shape;
+  problem.dtype = dtype;
+  if (options.contains("scale")) problem.scale = options.at("scale").get<double>();
+  if (options.contains("soft-cap")) problem.soft_cap = options.at("soft-cap").get<double>();
+  problem.mask = mask_of(options, file, shape);
+  problem.validate();
+  return problem;
+}
+
+DType float_type(const std::string& name) {
+  for (const DType dtype : {DType::float16, DType::bfloat16, DType::float32}) {
+    if (name_of(dtype) == name) return dtype;
+  }
+  throw UserError("no floating-point dtype: " + name);
+}
+
+void read_differences(const json& differs, const json& options, const TensorFile& file,
+                      ReferenceCase& result) {
+  for (const auto& [key, value] : differs.items()) {
+    if (key == "says") continue;
+    if (key == "empty_rows" && value == "mean") {
+      result.differs_in_empty_rows = true;
+    } else if (key == "lse_rounded_to") {
+      result.lse_dtype = float_type(value);
+    } else if (key == "equals_with") {
+      json changed = options;
+      changed.update(value.at("options"));
+      result.taken_for = problem_of(changed, file, result.problem.shape, result.problem.dtype);
+    } else {
+      throw UserError("difference " + key + " is not known");
+    }
+  }
+}
+
+ReferenceCase read(const std::string& name) {
+  const json description = json::parse(files::read_text(path_of(name, ".json")));
+  const TensorFile file(name);
+  const std::vector<DType> floats{DType::float32, DType::float16, DType::bfloat16};
+  ReferenceCase result{name,
+                       {},
+                       file.read("query", floats),
+                       file.read("key", floats),
+                       file.read("value", floats),
+                       file.read("output", floats)};
+  if (file.has("lse")) result.lse = file.read("lse", {DType::float32});
+  const Extents& query = result.query.shape();
+  const Extents& value = result.value.shape();
+  const json options = description.value("options", json::object());
+  result.problem = problem_of(
+      options, file, {query[0], query[1], value[1], query[2], value[2], query[3], value[3]},
+      result.query.view().dtype());
+  read_differences(description.value("differs", json::object()), options, file, result);
+  if (const auto found = description.find("sharding"); found != description.end()) {
+    result.sharding = {found->at("mesh"), found->at("query_spec"), found->at("kv_spec"),
+                       found->at("devices")};
+  }
+  return result;
+}
+
+}  // namespace
+
+ReferenceCase read_reference(const std::string& name) {
+  try {
+    return read(name);
+  } catch (const json::exception& error) {
+    throw UserError(path_of(name, ".json") + ": " + error.what());
+  }
+}
+
+std::vector<std::string> reference_names() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(ANNULUS_TEST_REFERENCES)) {
+    if (entry.path().extension() == ".json") names.push_back(entry.path().stem());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace annulus::test

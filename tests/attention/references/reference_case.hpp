@@ -1,0 +1,112 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <annulus/attention/problem.hpp>
+#include <annulus/core/tensor.hpp>
+
+namespace annulus::test {
+
+/// How JAX laid a case over its devices.
+struct ReferenceSharding {
+  using Part = std::vector<std::pair<std::int64_t, std::int64_t>>;  ///< [begin, end) by dimension
+  std::string mesh;
+  std::string query_spec;
+  std::string kv_spec;
+  std::map<std::string, std::vector<Part>> devices;  ///< of "query", "key" …: a part per device
+};
+
+/// A fixture of cases/: a problem, and what another implementation made of it. README.md there
+/// describes the files.
+struct ReferenceCase {
+  std::string name;
+  AttentionProblem problem;
+  Tensor query;                    ///< [B,T,N,D]
+  Tensor key;                      ///< [B,S,K,D]
+  Tensor value;                    ///< [B,S,K,Dv]
+  Tensor output;                   ///< [B,T,N,Dv]
+  std::optional<Tensor> lse = {};  ///< [B,N,T], float32
+  /// What the reference rounded its LSE to.
+  DType lse_dtype = DType::float32;
+  /// Rows that see nothing hold the mean of all values, or 0 past the query's length, and an LSE
+  /// that is finite and below −2·10³⁸; docs/semantics.md wants 0 and −∞.
+  bool differs_in_empty_rows = false;
+  /// The reference took the case for this problem, and not for what docs/semantics.md calls it.
+  std::optional<AttentionProblem> taken_for = {};
+  std::optional<ReferenceSharding> sharding = {};
+};
+
+/// Throws UserError for files that are not as README.md says, and for tensors and options that the
+/// library does not take.
+[[nodiscard]] ReferenceCase read_reference(const std::string& name);
+
+/// Names of all cases in the folder, sorted.
+[[nodiscard]] std::vector<std::string> reference_names();
+
+/// The cases that the library takes.
+inline constexpr std::array kReferences{
+    "ejkernel_blocksparse",
+    "ejkernel_decode",
+    "ejkernel_flash",
+    "ejkernel_flash_bfloat16",
+    "ejkernel_flash_segments",
+    "ejkernel_ring",
+    "ejkernel_ring_segments",
+    "ejkernel_ring_single_keys",
+    "ejkernel_ring_window_bfloat16",
+    "ejkernel_soft_cap",
+    "ejkernel_window",
+    "jax_all_parts",
+    "jax_block_mask",
+    "jax_bottom_right",
+    "jax_causal",
+    "jax_causal_bfloat16",
+    "jax_causal_float16",
+    "jax_causal_tall",
+    "jax_causal_wide",
+    "jax_full",
+    "jax_kv_lengths",
+    "jax_kv_lengths_bfloat16",
+    "jax_lengths",
+    "jax_long",
+    "jax_long_bfloat16",
+    "jax_no_keys",
+    "jax_packed",
+    "jax_scale",
+    "jax_segments",
+    "jax_shard_map_gathered",
+    "jax_shard_map_heads",
+    "jax_shard_map_merged",
+    "jax_sharp",
+    "jax_window",
+    "jax_window_causal",
+    "jax_window_number",
+    "jax_window_offset",
+    "jax_window_past_the_keys",
+};
+
+/// Those with a dense mask, a bias or sinks, which it does not take yet.
+inline constexpr std::array kLaterReferences{
+    "ejkernel_bias",
+    "ejkernel_bias_wins",
+    "ejkernel_flash_bias_before_cap",
+    "ejkernel_flash_sinks",
+    "ejkernel_flash_sinks_by_block",
+    "ejkernel_ring_sinks",
+    "ejkernel_sinks",
+    "ejkernel_sinks_as_many_as_heads",
+    "ejkernel_sinks_by_head",
+    "jax_bias",
+    "jax_bias_and_mask",
+    "jax_bias_of_keys",
+    "jax_mask",
+    "jax_mask_shared",
+};
+
+}  // namespace annulus::test

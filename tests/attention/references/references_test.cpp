@@ -1,0 +1,110 @@
+// The oracle and the native kernel against what JAX and ejkernel made of the same inputs.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/core/error.hpp>
+
+#include "tests/attention/native_run.hpp"
+#include "tests/attention/references/comparison.hpp"
+#include "tests/attention/references/reference_case.hpp"
+#include "tests/support/message_of.hpp"
+
+namespace annulus::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+PositionRanges rows_of(const ReferenceCase& reference) {
+  return PositionRanges::all(reference.problem.shape.query_length);
+}
+
+OracleOutput oracle(const ReferenceCase& reference, const AttentionProblem& problem) {
+  return oracle_attention(problem, reference.query.view(), reference.key.view(),
+                          reference.value.view(), rows_of(reference));
+}
+
+OracleOutput native_result(const ReferenceCase& reference, const AttentionProblem& problem) {
+  const Result result =
+      run_native(problem, {reference.query.view(), reference.key.view(), reference.value.view(),
+                           rows_of(reference), PositionRanges::all(problem.shape.kv_length)});
+  return numbers_of(result.output.view(), result.lse.view(), problem.dtype);
+}
+
+class References : public ::testing::TestWithParam<const char*> {
+ protected:
+  [[nodiscard]] const AttentionProblem& problem() const {
+    return reference_.taken_for ? *reference_.taken_for : reference_.problem;
+  }
+  const ReferenceCase reference_ = read_reference(GetParam());
+  const OracleOutput expected_ = expected_of(reference_);
+};
+
+TEST_P(References, OracleAgrees) {
+  expect_agrees(oracle(reference_, problem()), expected_, reference_);
+}
+
+TEST_P(References, NativeAgrees) {
+  expect_agrees(native_result(reference_, problem()), expected_, reference_);
+}
+
+TEST_P(References, DifferencesAreAsDocumented) {
+  if (reference_.differs_in_empty_rows) expect_documented_empty_rows(reference_);
+  if (reference_.lse_dtype != DType::float32) {
+    const Extents& shape = reference_.lse->shape();
+    const auto* lse = reference_.lse->view().as<float>();
+    const std::vector<float> given(lse, lse + shape.product());
+    const ConstTensorView whole = reference_.lse->view();
+    const Tensor rounded = tensor_of(reference_.lse_dtype, shape, given);
+    EXPECT_EQ(numbers_of(rounded.view(), whole, reference_.lse_dtype).output,
+              std::vector<double>(given.begin(), given.end()));
+  }
+  if (reference_.taken_for) {
+    const ReferenceDeviation found =
+        deviation(oracle(reference_, reference_.problem), expected_, reference_.lse_dtype);
+    EXPECT_GT(found.output, 0.01) << "the reference does not differ";
+  }
+}
+
+// A comparison that overlooks one wrong element would show nothing.
+TEST_P(References, OneWrongElementIsNoticed) {
+  const DType dtype = problem().dtype;
+  const double wrong = dtype == DType::float32 ? 2e-5 : (dtype == DType::float16 ? 1e-2 : 6e-2);
+  const OracleOutput right = oracle(reference_, problem());
+  for (std::size_t i = 0; i < right.output.size(); i += 97) {
+    OracleOutput changed = right;
+    changed.output[i] += wrong;
+    EXPECT_FALSE(agrees(deviation(changed, expected_, reference_.lse_dtype), problem())) << i;
+  }
+  for (std::size_t i = 0; reference_.lse && i < right.lse.size(); i += 29) {
+    OracleOutput changed = right;
+    changed.lse[i] =
+        std::isinf(right.lse[i]) ? -2.4e38 : right.lse[i] + (dtype == DType::float32 ? 3e-5 : 0.1);
+    EXPECT_FALSE(agrees(deviation(changed, expected_, reference_.lse_dtype), problem())) << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, References, ::testing::ValuesIn(kReferences),
+                         [](const auto& instance) { return std::string(instance.param); });
+
+TEST(ReferenceFiles, EveryCaseIsListedOnce) {
+  std::vector<std::string> listed(kReferences.begin(), kReferences.end());
+  listed.insert(listed.end(), kLaterReferences.begin(), kLaterReferences.end());
+  std::sort(listed.begin(), listed.end());
+  EXPECT_EQ(listed, reference_names());
+}
+
+TEST(ReferenceFiles, WhatIsNotTakenIsNotOverlooked) {
+  for (const char* name : kLaterReferences) {
+    EXPECT_THAT(message_of<UserError>([&] { (void)read_reference(name); }),
+                HasSubstr("is not taken"));
+  }
+  EXPECT_THROW((void)read_reference("jax_of_another_name"), UserError);
+}
+
+}  // namespace
+}  // namespace annulus::test

@@ -40,6 +40,18 @@ def safetensors_bytes(tensors):
     return struct.pack("<Q", len(text)) + text + data
 
 
+def read_safetensors(path):
+    """The tensors of a .safetensors file as NumPy arrays; bfloat16 comes as its bits, uint16."""
+    names = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4", "BOOL": "?"}
+    with open(path, "rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        data = file.read()
+    header.pop("__metadata__", None)
+    return {name: np.frombuffer(data[slice(*entry["data_offsets"])],
+                                names[entry["dtype"]]).reshape(entry["shape"])
+            for name, entry in header.items()}
+
+
 def as_bfloat16(array):
     """Bits of the nearest bfloat16 values (finite input)."""
     bits = array.astype(np.float32).view(np.uint32).astype(np.uint64)

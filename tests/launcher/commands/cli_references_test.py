@@ -1,0 +1,160 @@
+"""What JAX and ejkernel made of a problem (tests/attention/references): annulus run gives the same,
+and the NumPy program that checks the other tests agrees with them."""
+
+import glob
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+
+from cli_support import CHECKER, OPERANDS, TIMEOUT, CliTest, main, read_safetensors
+
+CASES = os.path.join(os.path.dirname(__file__), "../../attention/references/cases")
+OPERAND_NAMES = ["query", "key", "value"]
+RESULT_NAMES = ["output", "lse"]
+
+
+def names():
+    return sorted(os.path.basename(path)[:-len(".json")] for path in glob.glob(f"{CASES}/*.json"))
+
+
+class Case:
+    """A fixture: see tests/attention/references/README.md."""
+
+    def __init__(self, name):
+        with open(f"{CASES}/{name}.json", encoding="utf-8") as file:
+            description = json.load(file)
+        self.file = f"{CASES}/{name}.safetensors"
+        self.tensors = read_safetensors(self.file)
+        self.options = description.get("options", {})
+        self.differs = description.get("differs", {})
+
+    def words(self):
+        """The options of annulus run, less those that name files."""
+        words = []
+        for option, value in self.options.items():
+            words.append(f"--{option}")
+            if value is not True:
+                words.append(",".join(map(str, value)) if isinstance(value, list) else str(value))
+        return words
+
+    def take_as_the_reference_did(self):
+        """Changes options and tensors to those that the reference meant."""
+        changes = self.differs["equals_with"]
+        self.options = {**self.options, **changes.get("options", {})}
+        for name, other in changes.get("tensors", {}).items():
+            tensor = self.tensors.pop(name)
+            if other is not None:
+                assert tensor is not self.tensors[other]
+                self.tensors[name] = self.tensors[other]
+
+    def empty_rows_as_ours(self):
+        """Rows that see nothing become 0, with an LSE of −∞, as docs/semantics.md §8 says."""
+        value = np.repeat(self.tensors["value"].mean(axis=1, keepdims=True),
+                          self.tensors["query"].shape[2] // self.tensors["key"].shape[2], axis=2)
+        output = self.tensors["output"]
+        empty = np.all(np.abs(output - value) < 1e-6, axis=3, keepdims=True)
+        self.tensors["output"] = np.where(empty, np.float32(0), output)
+        if "lse" in self.tensors:
+            lse = self.tensors["lse"]
+            self.tensors["lse"] = np.where(lse < -2e38, np.float32(-np.inf), lse)
+
+
+class Program(CliTest):
+    """annulus run from the fixture's files gives the reference's output."""
+
+    def expect_same(self, case, output_bound=5e-6, lse_bound=1e-5):
+        output, expected = np.load(self.path("output.npy")), case.tensors["output"]
+        self.assertEqual(output.dtype, expected.dtype)
+        if output.dtype == np.uint16:
+            output, expected = ((bits.astype(np.uint32) << 16).view(np.float32)
+                                for bits in (output, expected))
+        np.testing.assert_allclose(output, expected, rtol=0, atol=output_bound)
+        if "lse" in case.tensors:
+            np.testing.assert_allclose(np.load(self.path("lse.npy")), case.tensors["lse"], rtol=0,
+                                       atol=lse_bound)
+
+    def run_and_compare(self, name, inputs, ranks, how=(), **bounds):
+        case = Case(name)
+        words = [*(["--input", case.file] if inputs == "safetensors" else OPERANDS), *case.words()]
+        if inputs == "npy":
+            for tensor, array in case.tensors.items():
+                if tensor not in RESULT_NAMES:
+                    self.save(f"{tensor}.npy", array)
+                    if tensor not in OPERAND_NAMES:
+                        words += ["--" + tensor.replace("_", "-"), f"{tensor}.npy"]
+        for count in ranks:
+            with self.subTest(ranks=count):
+                self.expect_success(self.annulus("run", *words, *how, "--output", "output.npy",
+                                                 "--lse", "lse.npy", ranks=count))
+                self.expect_same(case, **bounds)
+                os.remove(self.path("output.npy"))
+                os.remove(self.path("lse.npy"))
+
+    def test_packed_documents_of_a_safetensors_file(self):
+        self.run_and_compare("jax_packed", "safetensors", [None, 3])
+
+    def test_bottom_right_from_npy_files(self):
+        self.run_and_compare("jax_bottom_right", "npy", [None, 4])
+
+    def test_padded_keys_from_npy_files(self):
+        self.run_and_compare("jax_kv_lengths", "npy", [2], how=["--sequence-layout", "striped"])
+
+    def test_ring_over_eight_ranks(self):
+        self.run_and_compare("ejkernel_ring", "safetensors", [8],
+                             how=["--mesh", "sp=8", "--schedule", "ring",
+                                  "--sequence-layout", "contiguous"])
+
+    def test_batch_sequence_and_heads(self):
+        self.run_and_compare("jax_shard_map_gathered", "npy", [8], how=["--mesh", "dp=2,sp=2,tp=2"])
+
+    def test_bfloat16(self):
+        # The reference rounds its LSE to bfloat16.
+        self.run_and_compare("jax_causal_bfloat16", "npy", [2], how=["--dtype", "bfloat16"],
+                             output_bound=3e-2, lse_bound=4e-2)
+
+
+class Checker(CliTest):
+    """scripts/check_attention.py agrees with the references, in what the library does not take yet
+    as well."""
+
+    def verdict(self, case):
+        """The checker's exit code for the reference's results."""
+        words = [*OPERANDS, "--output", "output.npy", *case.words()]
+        for name, array in case.tensors.items():
+            if name.endswith("_as_taken") or name == "lse" and "lse_rounded_to" in case.differs:
+                continue
+            self.save(f"{name}.npy", array)
+            if name not in (*OPERAND_NAMES, "output"):
+                words += ["--" + name.replace("_", "-"), f"{name}.npy"]
+        result = subprocess.run([sys.executable, CHECKER, *words], cwd=self.directory,
+                                capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        self.assertIn(result.returncode, (0, 4), result.stdout + result.stderr)
+        return result.returncode
+
+    def test_agrees_with_every_reference(self):
+        self.assertGreater(len(names()), 50)
+        for name in names():
+            with self.subTest(name):
+                case = Case(name)
+                if "empty_rows" in case.differs or "equals_with" in case.differs:
+                    self.assertEqual(self.verdict(case), 4, "the reference does not differ")
+                if "empty_rows" in case.differs:
+                    case.empty_rows_as_ours()
+                if "equals_with" in case.differs:
+                    case.take_as_the_reference_did()
+                self.assertEqual(self.verdict(case), 0)
+
+    def test_notices_one_wrong_element(self):
+        for name in ["jax_mask", "ejkernel_sinks_by_head", "jax_bias"]:
+            with self.subTest(name):
+                case = Case(name)
+                case.tensors["output"] = case.tensors["output"].copy()
+                case.tensors["output"][1, 7, 2, 3] += 1e-3
+                self.assertEqual(self.verdict(case), 4)
+
+
+if __name__ == "__main__":
+    main()

@@ -102,17 +102,18 @@ class Consumer {
     hopper::products_commit();
   }
 
-  // output += weights·V with a tile of values.
+  // output += weights·V with a tile of values; output = weights·V unless `add`.
   __device__ __forceinline__ void issue_values(float (&output)[kOutputs],
                                                const std::uint32_t (&weights)[kScores / 2],
-                                               const Tiles& value_at) const {
+                                               const Tiles& value_at, bool add) const {
     const std::uint64_t value =
         hopper::operand_descriptor(shared.value[value_at.slot()], Shape::kColumns * 128);
 #pragma unroll
     for (int column = 0; column < Shape::kColumns; column += 16) {
       const int i = column / 4;
       ValueProduct::registers_times_shared(output, weights[i], weights[i + 1], weights[i + 2],
-                                           weights[i + 3], hopper::advance(value, column * 128));
+                                           weights[i + 3], hopper::advance(value, column * 128),
+                                           column > 0 || add ? 1 : 0);
     }
     hopper::products_commit();
   }
@@ -200,7 +201,8 @@ class Consumer {
     issue_scores(scores);
     shared.value_full[value_at.slot()].wait(value_at.parity());
     hopper::products_begin();
-    issue_values(output, weights, value_at);
+    issue_values(output, weights, value_at, has_output);
+    has_output = true;
     hopper::named_arrive(kFirstTurn + (group + 1 == Shape::kConsumers ? 0 : group + 1), kTwoGroups);
     hopper::products_wait<1>();
     hopper::pin(scores);
@@ -235,11 +237,11 @@ class Consumer {
     float scores[kScores];
     std::uint32_t weights[kScores / 2];
     float factor[2];
-    std::int32_t begin = (segment_of(item, 0).tiles - 1) * Shape::kColumns;
+    bool masked = (item.segments[0].flags & KeySegment::kMasked) != 0;
+    std::int32_t begin = (item.segments[0].tiles - 1) * Shape::kColumns;
 
     // The first tile: no values to add yet.
-#pragma unroll
-    for (float& score : scores) score = 0;
+    hopper::leave_undefined(scores);
     shared.query_full[query_at.slot()][group].wait(query_at.parity());
     shared.key_full[key_at.slot()].wait(key_at.parity());
     hopper::products_begin();
@@ -249,18 +251,20 @@ class Consumer {
     release(shared.key_empty[key_at.slot()]);
     key_at.next();
     const bool small = cap(scores);
-    if (const KeySegment& segment = segment_of(item, 0); segment.flags & KeySegment::kMasked) {
+    if (masked) {
+      const KeySegment& segment = item.segments[0];
       hide(scores, VisibleColumns(a, item, segment), begin, column_ids_of(item, segment), row_id);
     }
     update(softmax, scores, small, factor);
-    if (a.state.output != nullptr) multiply(output, factor);
+    has_output = a.state.output != nullptr;
+    if (has_output) multiply(output, factor);
     narrow(scores, weights);
     hopper::pin(weights);
     hopper::pin(output);
 
     for (std::int32_t s = 0;;) {
-      const KeySegment& segment = segment_of(item, s);
-      if (segment.flags & KeySegment::kMasked) {
+      if (masked && begin > 0) {
+        const KeySegment& segment = segment_of(item, s);
         const VisibleColumns visible(a, item, segment);
         const std::int32_t* const ids = column_ids_of(item, segment);
         while (begin > 0) {
@@ -275,6 +279,7 @@ class Consumer {
       }
       if (++s == tile.segments) break;
       begin = segment_of(item, s).tiles * Shape::kColumns;
+      masked = (segment_of(item, s).flags & KeySegment::kMasked) != 0;
     }
 
     release(shared.query_empty[query_at.slot()][group]);
@@ -282,7 +287,7 @@ class Consumer {
     const Tiles value_at = key_at.before();
     shared.value_full[value_at.slot()].wait(value_at.parity());
     hopper::products_begin();
-    issue_values(output, weights, value_at);
+    issue_values(output, weights, value_at, has_output);
     hopper::products_wait<0>();
     hopper::pin(output);
     release(shared.value_empty[value_at.slot()]);
@@ -294,6 +299,7 @@ class Consumer {
   RingPosition<Shape::kQueryStages> query_at;
   int group, lane;
   float scale;
+  bool has_output;  // false: the next weighted sum replaces what is in `output`
 };
 
 }  // namespace annulus::flash

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "flash/hopper/wgmma.cuh"
 #include "flash/result.cuh"
 #include "flash/softmax.cuh"
 #include "flash/visible.cuh"
@@ -30,9 +31,15 @@ class ResultRows {
   __device__ __forceinline__ ResultRows(const Arguments& arguments, const Item& work)
       : a(arguments), item(work) {}
 
-  /// The state so far, or the empty one.
+  /// The state so far, or the empty one, whose output is undefined: the first weighted sum replaces
+  /// it.
   __device__ __forceinline__ void load(float (&output)[kOutputs], OnlineSoftmax& softmax,
                                        float scale) const {
+    if (a.state.output == nullptr) {
+      softmax = {{a.no_maximum, a.no_maximum}, {0, 0}};
+      hopper::leave_undefined(output);
+      return;
+    }
     const OwnPart own = own_part();
 #pragma unroll
     for (int h = 0; h < 2; ++h) load_row(h, own, output, softmax, scale);
@@ -41,42 +48,62 @@ class ResultRows {
   __device__ __forceinline__ void store(float (&output)[kOutputs], OnlineSoftmax& softmax,
                                         float scale) const {
     const OwnPart own = own_part();
+    float sum[2], factor[2], lse[2];
+    bool usual = a.sinks == nullptr && own.row + 8 < item.tile.live_rows;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      // Full tiles contributed to rows past a length too.
-      if (own.row + 8 * h >= item.tile.live_rows) load_row(h, own, output, softmax, scale);
-      float sum = quad_sum(softmax.sum[h]);
-      const float top = softmax.maximum[h] * scale;
-      float factor = 0;
-      float lse = -kInfinity;
-      if (sum != 0) {
-        if (a.sinks != nullptr) {
-          const float* sink = a.sinks + item.head * a.sinks_per_head;
-          for (int i = 0; i < a.sinks_per_head; ++i) sum += exp2_fast(sink[i] * kLog2E - top);
-        }
-        factor = 1.0f / sum;
-        lse = (top + log2f(sum)) * kLn2;
-      } else if (saw_without_weight(a, item, own.row + 8 * h)) {
-        factor = kNan;
-      }
+      sum[h] = quad_sum(softmax.sum[h]);
+      usual = usual && sum[h] > 0;
+    }
+    if (__all_sync(0xffffffff, usual)) {
 #pragma unroll
-      for (int n = 0; n < kOutputs / 4; ++n) {
-        output[4 * n + 2 * h] *= factor;
-        output[4 * n + 2 * h + 1] *= factor;
+      for (int h = 0; h < 2; ++h) {
+        factor[h] = reciprocal_fast(sum[h]);
+        lse[h] = fmaf(softmax.maximum[h], scale, log2_fast(sum[h])) * kLn2;
       }
-      if (own.column == 0 && own.row + 8 * h < item.tile.rows) {
-        store_lse(a.result, item, own.row + 8 * h, lse);
+    } else {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) finish_row(h, own, output, softmax, scale, factor[h], lse[h]);
+    }
+    if (own.column == 0) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (own.row + 8 * h < item.tile.rows) store_lse(a.result, item, own.row + 8 * h, lse[h]);
       }
     }
     __syncwarp();  // the state may lie where the result does
     if (a.wide_output) {
-      store_wide(output, own);
+      store_wide(output, factor, own);
     } else {
-      store_narrow(output, own);
+      store_narrow(output, factor, own);
     }
   }
 
  private:
+  // For rows of every kind: with sinks, without weight, past a length, of an item without keys.
+  __device__ __forceinline__ void finish_row(int h, const OwnPart& own, float (&output)[kOutputs],
+                                             OnlineSoftmax& softmax, float scale, float& factor,
+                                             float& lse) const {
+    // Full tiles contributed to rows past a length too; no tile contributed to items without keys.
+    const bool sees_nothing = own.row + 8 * h >= item.tile.live_rows || item.tile.segments == 0;
+    if (sees_nothing) load_row(h, own, output, softmax, scale);
+    float sum = quad_sum(softmax.sum[h]);
+    const float top = softmax.maximum[h] * scale;
+    factor = 0;
+    lse = -kInfinity;
+    if (sum != 0) {
+      if (a.sinks != nullptr) {
+        const float* sink = a.sinks + item.head * a.sinks_per_head;
+#pragma unroll 1
+        for (int i = 0; i < a.sinks_per_head; ++i) sum += exp2_fast(sink[i] * kLog2E - top);
+      }
+      factor = 1.0f / sum;
+      lse = (top + log2f(sum)) * kLn2;
+    } else if (saw_without_weight(a, item, own.row + 8 * h)) {
+      factor = kNan;
+    }
+  }
+
   __device__ __forceinline__ void load_row(int h, const OwnPart& own, float (&output)[kOutputs],
                                            OnlineSoftmax& softmax, float scale) const {
     softmax.maximum[h] = a.no_maximum;
@@ -105,7 +132,7 @@ class ResultRows {
   }
 
   __device__ __forceinline__ void store_wide(const float (&output)[kOutputs],
-                                             const OwnPart& own) const {
+                                             const float (&factor)[2], const OwnPart& own) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const std::int32_t row = own.row + 8 * h;
@@ -116,48 +143,58 @@ class ResultRows {
       for (int n = 0; n < kOutputs / 4; ++n) {
         if (8 * n < a.value_dim) {
           *reinterpret_cast<float2*>(to + 8 * n) =
-              make_float2(output[4 * n + 2 * h], output[4 * n + 2 * h + 1]);
+              make_float2(output[4 * n + 2 * h] * factor[h], output[4 * n + 2 * h + 1] * factor[h]);
         }
       }
     }
   }
 
-  // The four threads of a row exchange pairs, so that each writes 16 bytes.
+  // The four threads of a row exchange pairs, so that each writes 16 bytes. Both exchanges are done
+  // for all pairs at once, to hide how long a shuffle takes.
   __device__ __forceinline__ void store_narrow(const float (&output)[kOutputs],
-                                               const OwnPart& own) const {
+                                               const float (&factor)[2], const OwnPart& own) const {
+    constexpr int kPairs = kOutputs / 4;
+    const int thread = own.column / 2;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      std::uint32_t pairs[kPairs];
+#pragma unroll
+      for (int n = 0; n < kPairs; ++n) {
+        pairs[n] =
+            pack<Element>(output[4 * n + 2 * h] * factor[h], output[4 * n + 2 * h + 1] * factor[h]);
+      }
+      trade<1>(pairs, thread);
+      trade<2>(pairs, thread);
       const std::int32_t row = own.row + 8 * h;
-      Element* to = static_cast<Element*>(a.result.output) + output_offset(a.result, item, row);
+      Element* to = static_cast<Element*>(a.result.output) + output_offset(a.result, item, row) +
+                    4 * own.column;
+      const bool exists = row < item.tile.rows;
 #pragma unroll
-      for (int n = 0; n < kOutputs / 4; n += 4) {
-        std::uint32_t pairs[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          pairs[i] = pack<Element>(output[4 * (n + i) + 2 * h], output[4 * (n + i) + 2 * h + 1]);
-        }
-        transpose(pairs, own);
-        const int column = 8 * n + 4 * own.column;
-        if (row < item.tile.rows && column < a.value_dim) {
-          *reinterpret_cast<uint4*>(to + column) =
-              make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+      for (int n = 0; n < kPairs; n += 4) {
+        if (exists && 8 * n + 4 * own.column < a.value_dim) {
+          *reinterpret_cast<uint4*>(to + 8 * n) =
+              make_uint4(pairs[n], pairs[n + 1], pairs[n + 2], pairs[n + 3]);
         }
       }
     }
   }
 
-  // Thread i of four gets element i of each.
-  __device__ __forceinline__ static void transpose(std::uint32_t (&x)[4], const OwnPart& own) {
-    const int thread = own.column / 2;
-    const auto trade = [thread](std::uint32_t& low, std::uint32_t& high, int distance) {
-      const bool upper = (thread & distance) != 0;
-      const std::uint32_t received = __shfl_xor_sync(0xffffffff, upper ? low : high, distance);
-      (upper ? low : high) = received;
-    };
-    trade(x[0], x[1], 1);
-    trade(x[2], x[3], 1);
-    trade(x[0], x[2], 2);
-    trade(x[1], x[3], 2);
+  // One of the two exchanges, between threads at a distance of 1 and of 2, that transpose the
+  // 4 × 4 matrices which the four threads hold in every four pairs.
+  template <int kDistance, int kPairs>
+  __device__ __forceinline__ static void trade(std::uint32_t (&x)[kPairs], int thread) {
+    const bool upper = (thread & kDistance) != 0;
+    std::uint32_t received[kPairs / 2];
+#pragma unroll
+    for (int i = 0; i < kPairs / 2; ++i) {
+      const int low = i / kDistance * 2 * kDistance + i % kDistance;
+      received[i] = __shfl_xor_sync(0xffffffff, upper ? x[low] : x[low + kDistance], kDistance);
+    }
+#pragma unroll
+    for (int i = 0; i < kPairs / 2; ++i) {
+      const int low = i / kDistance * 2 * kDistance + i % kDistance;
+      (upper ? x[low] : x[low + kDistance]) = received[i];
+    }
   }
 
   const Arguments& a;

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "flash/consumer.cuh"
+#include "flash/dealer.cuh"
 #include "flash/producer.cuh"
 #include "flash/shape.cuh"
 #include "flash/watch.cuh"
@@ -21,7 +22,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (threadIdx.x < 128) {
     hopper::release_registers<Shape::kProducerRegisters>();
     if (threadIdx.x == 0) produce<Shape>(arguments, shared);
-    if (threadIdx.x >= 32) watch<Shape>(arguments, shared);
+    if (threadIdx.x == 32) deal<Shape>(arguments, shared);
+    if (threadIdx.x >= 64) watch<Shape>(arguments, shared);
   } else {
     hopper::take_registers<Shape::kConsumerRegisters>();
     Consumer<Shape, kMask, kSoftCap>(arguments, shared).run();

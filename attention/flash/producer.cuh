@@ -5,7 +5,7 @@
 
 namespace annulus::flash {
 
-/// What one thread does: deals out work items, and keeps the rings of key and value tiles full.
+/// What one thread does: keeps the rings of query, key and value tiles full.
 template <class Shape>
 __device__ __forceinline__ void produce(const Arguments& a, Shared<Shape>& shared) {
   using hopper::Cache;
@@ -18,17 +18,10 @@ __device__ __forceinline__ void produce(const Arguments& a, Shared<Shape>& share
   RingPosition<Shared<Shape>::kItems> item_at;
   RingPosition<Shape::kStages> tile_at;
   RingPosition<Shape::kQueryStages> query_at;
-  const std::int32_t items = item_count(a);
-  std::int32_t index = static_cast<std::int32_t>(blockIdx.x);
   for (;; item_at.next()) {
-    shared.item_empty[item_at.slot()].wait(item_at.parity() ^ 1);
-    Item& item = shared.item[item_at.slot()];
-    if (index >= items) break;
-    // Asked for early: the answer takes as long as some copies.
-    const std::int32_t next = atomicAdd(a.counters, 1) + static_cast<std::int32_t>(gridDim.x);
-    describe_item(a, index, item);
-    shared.left_to_repair[item_at.slot()] = 0;
-    shared.item_full[item_at.slot()].arrive();
+    shared.item_full[item_at.slot()].wait(item_at.parity());
+    const Item& item = shared.item[item_at.slot()];
+    if (item.index < 0) break;
     if (item.tile.segments > 0) {
       const std::int32_t first_row = item.tile.first_row;
 #pragma unroll
@@ -70,17 +63,7 @@ __device__ __forceinline__ void produce(const Arguments& a, Shared<Shape>& share
         tile_at.next();
       }
     }
-    index = next;
-  }
-  shared.item[item_at.slot()].index = -1;
-  shared.item_full[item_at.slot()].arrive();
-
-  // Once all blocks are here, all have taken their last item; the last block prepares the next
-  // launch.
-  __threadfence();
-  if (atomicAdd(a.counters + 1, 1) == static_cast<std::int32_t>(gridDim.x) - 1) {
-    a.counters[0] = 0;
-    a.counters[1] = 0;
+    shared.item_empty[item_at.slot()].arrive();
   }
 }
 

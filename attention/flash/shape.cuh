@@ -22,7 +22,7 @@ struct Shape {
   static constexpr int kStages = 2;  ///< tiles of keys, and of values, in shared memory
   /// Tiles of queries; two where they fit, so that the next one arrives early.
   static constexpr int kQueryStages = kHeadDim <= 128 ? 2 : 1;
-  static constexpr int kWatchers = 3;  ///< warps that look for hidden values that are not finite
+  static constexpr int kWatchers = 2;  ///< warps that look for hidden values that are not finite
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;

@@ -44,7 +44,7 @@ struct Shared {
     }
     for (int i = 0; i < kItems; ++i) {
       item_full[i].init(1);
-      item_empty[i].init(kWarps + Shape::kWatchers);
+      item_empty[i].init(kWarps + Shape::kWatchers + 1);
       verdict[i].init(Shape::kWatchers);
     }
     hopper::fence_barrier_init();

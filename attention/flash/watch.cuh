@@ -20,7 +20,7 @@ __device__ __forceinline__ void watch(const Arguments& a, Shared<Shape>& shared)
   constexpr int kThreads = 32 * Shape::kWatchers;
   constexpr int kVectors = Shared<Shape>::kValueElements / 8;
 
-  const int thread = static_cast<int>(threadIdx.x) - 32;
+  const int thread = static_cast<int>(threadIdx.x) - 64;
   RingPosition<Shared<Shape>::kItems> item_at;
   RingPosition<Shape::kStages> value_at;
   for (;; item_at.next()) {

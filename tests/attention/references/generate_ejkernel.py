@@ -202,6 +202,11 @@ def sinks() -> None:
            differs={"says": "The sinks are counted once for each of the three key blocks.",
                     "equals_with": {"tensors": {"sinks": "sinks_as_taken"}}},
            fwd_params=FwdParams(q_blocksize=16, kv_blocksize=16), **causal)
+    ids = segment_ids("sinks", 43)
+    simple("ejkernel_blocksparse_sinks", "Rows of padding see nothing but the sinks: they are 0",
+           shape, blocksparse_attention,
+           tensors={"sinks": three, "q_segments": ids, "kv_segments": ids},
+           q_segment_ids=jnp.asarray(ids), kv_segment_ids=jnp.asarray(ids), **causal)
     ring("ejkernel_ring_sinks", "Three sinks for all heads, counted once over 8 devices",
          Shape(rows=48, heads=3, kv_heads=3), tensors={"sinks": three}, **causal)
 

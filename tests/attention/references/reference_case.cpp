@@ -36,21 +36,26 @@ class TensorFile {
   [[nodiscard]] bool has(std::string_view tensor) const {
     return std::find(names_.begin(), names_.end(), tensor) != names_.end();
   }
-  [[nodiscard]] Tensor read(const char* tensor, const std::vector<DType>& accepted) const {
-    const files::ArrayFile file(path_, tensor, accepted);
+  [[nodiscard]] Tensor read(const std::string& tensor, const std::vector<DType>& accepted) const {
+    const auto replaced = replaced_.find(tensor);
+    const std::string& name = replaced == replaced_.end() ? tensor : replaced->second;
+    const files::ArrayFile file(path_, name, accepted);
     Tensor result(file.dtype(), file.shape(), test_memory());
     file.read_slice(files::whole(file.shape()), result.view());
     return result;
   }
+  /// Reads `other` where `tensor` is asked for.
+  void replace(const std::string& tensor, const std::string& other) { replaced_[tensor] = other; }
   [[nodiscard]] std::vector<std::int32_t> integers(const char* tensor) const {
     return files::IntegerFile(path_, tensor).read();
   }
 
  private:
   void check_known(const std::string& tensor) const {
-    constexpr std::array kKnown{"query",     "key",        "value",       "output",
-                                "lse",       "q_segments", "kv_segments", "cu_seqlens",
-                                "q_lengths", "kv_lengths", "block_mask"};
+    constexpr std::array kKnown{"query",         "key",        "value",       "output",
+                                "lse",           "q_segments", "kv_segments", "cu_seqlens",
+                                "q_lengths",     "kv_lengths", "block_mask",  "sinks",
+                                "sinks_as_taken"};
     if (std::find(kKnown.begin(), kKnown.end(), tensor) == kKnown.end()) {
       throw UserError(path_ + ": tensor " + tensor + " is not taken");
     }
@@ -58,7 +63,14 @@ class TensorFile {
 
   std::string path_;
   std::vector<std::string> names_;
+  std::map<std::string, std::string> replaced_;
 };
+
+Sinks sinks_of(const TensorFile& file) {
+  const Tensor logits = file.read("sinks", {DType::float32});
+  const auto* values = logits.view().as<float>();
+  return {logits.shape(), {values, values + logits.shape().product()}};
+}
 
 Mask mask_of(const json& options, const TensorFile& file, const AttentionShape& shape) {
   Mask mask;
@@ -103,6 +115,7 @@ AttentionProblem problem_of(const json& options, const TensorFile& file,
   if (options.contains("scale")) problem.scale = options.at("scale").get<double>();
   if (options.contains("soft-cap")) problem.soft_cap = options.at("soft-cap").get<double>();
   problem.mask = mask_of(options, file, shape);
+  if (file.has("sinks")) problem.sinks = sinks_of(file);
   problem.validate();
   return problem;
 }
@@ -124,8 +137,13 @@ void read_differences(const json& differs, const json& options, const TensorFile
       result.lse_dtype = float_type(value);
     } else if (key == "equals_with") {
       json changed = options;
-      changed.update(value.at("options"));
-      result.taken_for = problem_of(changed, file, result.problem.shape, result.problem.dtype);
+      changed.update(value.value("options", json::object()));
+      TensorFile other = file;
+      const json tensors = value.value("tensors", json::object());
+      for (const auto& [tensor, name] : tensors.items()) {
+        other.replace(tensor, name);
+      }
+      result.taken_for = problem_of(changed, other, result.problem.shape, result.problem.dtype);
     } else {
       throw UserError("difference " + key + " is not known");
     }

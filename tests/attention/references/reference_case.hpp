@@ -52,14 +52,21 @@ struct ReferenceCase {
 /// The cases that the library takes.
 inline constexpr std::array kReferences{
     "ejkernel_blocksparse",
+    "ejkernel_blocksparse_sinks",
     "ejkernel_decode",
     "ejkernel_flash",
     "ejkernel_flash_bfloat16",
     "ejkernel_flash_segments",
+    "ejkernel_flash_sinks",
+    "ejkernel_flash_sinks_by_block",
     "ejkernel_ring",
     "ejkernel_ring_segments",
     "ejkernel_ring_single_keys",
+    "ejkernel_ring_sinks",
     "ejkernel_ring_window_bfloat16",
+    "ejkernel_sinks",
+    "ejkernel_sinks_as_many_as_heads",
+    "ejkernel_sinks_by_head",
     "ejkernel_soft_cap",
     "ejkernel_window",
     "jax_all_parts",
@@ -91,22 +98,11 @@ inline constexpr std::array kReferences{
     "jax_window_past_the_keys",
 };
 
-/// Those with a dense mask, a bias or sinks, which it does not take yet.
+/// Those with a dense mask or a bias, which it does not take yet.
 inline constexpr std::array kLaterReferences{
-    "ejkernel_bias",
-    "ejkernel_bias_wins",
-    "ejkernel_flash_bias_before_cap",
-    "ejkernel_flash_sinks",
-    "ejkernel_flash_sinks_by_block",
-    "ejkernel_ring_sinks",
-    "ejkernel_sinks",
-    "ejkernel_sinks_as_many_as_heads",
-    "ejkernel_sinks_by_head",
-    "jax_bias",
-    "jax_bias_and_mask",
-    "jax_bias_of_keys",
-    "jax_mask",
-    "jax_mask_shared",
+    "ejkernel_bias", "ejkernel_bias_wins", "ejkernel_flash_bias_before_cap",
+    "jax_bias",      "jax_bias_and_mask",  "jax_bias_of_keys",
+    "jax_mask",      "jax_mask_shared",
 };
 
 }  // namespace annulus::test

@@ -28,10 +28,31 @@ OracleOutput oracle(const ReferenceCase& reference, const AttentionProblem& prob
                           reference.value.view(), rows_of(reference));
 }
 
+// The kernel computes the state over the keys; the sinks are one more state, of output 0.
+void merge_sinks(const Sinks& sinks, const Result& result) {
+  const Extents& shape = result.output.shape();  // [B,T,N,Dv]
+  for (std::int64_t b = 0; b < shape[0]; ++b) {
+    for (std::int64_t t = 0; t < shape[1]; ++t) {
+      for (std::int64_t n = 0; n < shape[2]; ++n) {
+        auto& lse = result.lse.view().at<float>({b, n, t});
+        const double of_sinks = sinks.lse(n);
+        const double largest = std::max<double>(lse, of_sinks);
+        const double merged = largest + std::log1p(std::exp(-std::abs(lse - of_sinks)));
+        for (std::int64_t d = 0; d < shape[3]; ++d) {
+          result.output.view().at<float>({b, t, n, d}) *=
+              static_cast<float>(std::exp(lse - merged));
+        }
+        lse = static_cast<float>(merged);
+      }
+    }
+  }
+}
+
 OracleOutput native_result(const ReferenceCase& reference, const AttentionProblem& problem) {
   const Result result =
       run_native(problem, {reference.query.view(), reference.key.view(), reference.value.view(),
                            rows_of(reference), PositionRanges::all(problem.shape.kv_length)});
+  if (problem.sinks) merge_sinks(*problem.sinks, result);
   return numbers_of(result.output.view(), result.lse.view(), problem.dtype);
 }
 

@@ -102,6 +102,9 @@ class Program(CliTest):
     def test_padded_keys_from_npy_files(self):
         self.run_and_compare("jax_kv_lengths", "npy", [2], how=["--sequence-layout", "striped"])
 
+    def test_sinks(self):
+        self.run_and_compare("ejkernel_sinks_by_head", "safetensors", [None, 3])
+
     def test_ring_over_eight_ranks(self):
         self.run_and_compare("ejkernel_ring", "safetensors", [8],
                              how=["--mesh", "sp=8", "--schedule", "ring",

@@ -1,76 +1,21 @@
 // Sharded attention against what JAX and ejkernel made of the whole problem, and of theirs sharded.
-#include <array>
-#include <cstdint>
 #include <string>
 #include <vector>
 
-#include <gtest/gtest.h>
-
-#include <annulus/ring/sharded_attention.hpp>
-
-#include "tests/attention/random_tensor.hpp"
-#include "tests/attention/references/comparison.hpp"
-#include "tests/attention/references/reference_case.hpp"
-#include "tests/support/test_world.hpp"
+#include "tests/ring/sharded_reference.hpp"
 
 namespace annulus::ring {
 namespace {
 
-using test::ReferenceCase;
 using test::ReferenceSharding;
 
-/// The part of a tensor [b,t,n,d] at the positions of `sharding` that a rank holds.
-Tensor shard_of(const Tensor& whole, const NamedSharding& sharding, int rank) {
-  Tensor local(whole.dtype(), sharding.local_shape(rank), test::test_memory());
-  const std::vector<PositionRanges> index = sharding.index(rank);
-  const TensorView view = local.view();
-  for (std::int64_t b = 0; b < view.size(0); ++b) {
-    for (std::int64_t t = 0; t < view.size(1); ++t) {
-      for (std::int64_t n = 0; n < view.size(2); ++n) {
-        ConstTensorView from = whole.view();
-        const std::array local_position{b, t, n};
-        for (int dim = 0; dim < 3; ++dim) {
-          const auto at = static_cast<std::size_t>(dim);
-          from = from.slice(dim, index[at].global(LocalPosition(local_position[at])).value(), 1);
-        }
-        copy(from, view.slice(0, b, 1).slice(1, t, 1).slice(2, n, 1));
-      }
-    }
-  }
-  return local;
-}
-
-class ShardedReferences : public ::testing::TestWithParam<const char*> {
+class ShardedReferences : public ShardedReference {
  protected:
-  const ReferenceCase reference_ = test::read_reference(GetParam());
-  const AttentionProblem problem_ =
-      reference_.taken_for ? *reference_.taken_for : reference_.problem;
-  const OracleOutput expected_ = test::expected_of(reference_);
-  const Registry registry_ = Registry::standard();
-
-  [[nodiscard]] static Mesh make_mesh(const MeshShape& shape) {
-    return {shape, test::session().world(), test::kWatchdog};
-  }
-
-  void expect_sharded_agrees(Mesh& mesh, const OperandLayout& layout, const std::string& schedule) {
-    SCOPED_TRACE(schedule + ", " + std::string(name_of(layout.sequence)));
+  void expect_agrees_on_host(Mesh& mesh, const OperandLayout& layout, const std::string& schedule) {
     HostDevice device;
-    const ShardedOperands operands = shard_operands(problem_, mesh.shape(), layout);
     ShardedAttentionOptions options;
     options.schedule = schedule;
-    ShardedAttention attention(problem_, operands, mesh, registry_, device, options);
-
-    const int rank = mesh.rank();
-    const Tensor query = shard_of(reference_.query, operands.query, rank);
-    const Tensor key = shard_of(reference_.key, operands.key, rank);
-    const Tensor value = shard_of(reference_.value, operands.value, rank);
-    const Tensor output(problem_.dtype, operands.output.local_shape(rank), test::test_memory());
-    const Tensor lse(DType::float32, operands.lse.local_shape(rank), test::test_memory());
-    attention.run({query.view(), key.view(), value.view(), output.view(), lse.view()});
-
-    const std::vector<PositionRanges> index = operands.output.index(rank);
-    test::expect_agrees(test::numbers_of(output.view(), lse.view(), problem_.dtype),
-                        test::part_of(expected_, problem_.shape, index), reference_);
+    expect_agrees(mesh, device, layout, options);
   }
 };
 
@@ -82,13 +27,13 @@ TEST_P(ShardedReferences, AgreeAlongTheSequence) {
     for (const LayoutKind kind :
          {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
       layout.sequence = kind;
-      expect_sharded_agrees(mesh, layout, schedule);
+      expect_agrees_on_host(mesh, layout, schedule);
     }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, ShardedReferences, ::testing::ValuesIn(test::kReferences),
-                         [](const auto& instance) { return std::string(instance.param); });
+                         reference_name);
 
 // The cases that JAX sharded over 8 devices.
 class JaxSharding : public ShardedReferences {
@@ -130,16 +75,16 @@ TEST_P(JaxSharding, RanksGetWhatDevicesGet) {
   if (test::session().size() != 8) GTEST_SKIP() << "needs 8 ranks";
   Mesh mesh = make_mesh(mesh_shape());
   for (const char* schedule : {"auto", "ring", "allgather"}) {
-    expect_sharded_agrees(mesh, layout(), schedule);
+    expect_agrees_on_host(mesh, layout(), schedule);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, JaxSharding,
                          ::testing::Values("jax_shard_map_heads", "jax_shard_map_gathered",
                                            "jax_shard_map_merged", "ejkernel_ring",
-                                           "ejkernel_ring_segments",
+                                           "ejkernel_ring_sinks", "ejkernel_ring_segments",
                                            "ejkernel_ring_window_bfloat16"),
-                         [](const auto& instance) { return std::string(instance.param); });
+                         reference_name);
 
 }  // namespace
 }  // namespace annulus::ring

@@ -42,7 +42,7 @@ double element_bound(DType dtype) {
     case DType::bfloat16:
       return 3e-2;
     default:
-      return 5e-6;
+      return 1e-5;
   }
 }
 

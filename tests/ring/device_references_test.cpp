@@ -1,0 +1,55 @@
+// Sharded attention on GPU ranks against what JAX and ejkernel made of the same inputs.
+#include <string>
+#include <vector>
+
+#include <annulus/core/device.hpp>
+
+#include "tests/ring/sharded_reference.hpp"
+#include "tests/support/rank_device.hpp"
+
+namespace annulus::ring {
+namespace {
+
+class DeviceReferences : public ShardedReference {
+ public:
+  static void SetUpTestSuite() { rank_ = test::open_rank_device(); }
+  static void TearDownTestSuite() { rank_ = {}; }
+
+ protected:
+  void SetUp() override {
+    if (!rank_.device) GTEST_SKIP() << rank_.missing;
+  }
+
+  // One for all tests: a device outlives what other ranks have mapped of it.
+  static test::RankDevice rank_;  // NOLINT(readability-identifier-naming): as a member
+};
+
+test::RankDevice DeviceReferences::rank_ = {};
+
+// By the implementation that is chosen, and by each that takes any block and this problem.
+TEST_P(DeviceReferences, AgreeAlongTheSequence) {
+  Mesh mesh = make_mesh(MeshShape({{"sp", test::session().size()}}));
+  OperandLayout layout;
+  layout.query = layout.kv = PartitionSpec::parse("-,sp");
+  ShardedAttentionOptions options;
+  options.transport = rank_.shared ? Transport::peer : Transport::automatic;
+  for (const char* implementation : {"auto", "native", "flash_attn2"}) {
+    options.implementation = implementation;
+    if (options.implementation != "auto" &&
+        !registry_.get(implementation).capability(problem_, rank_.device->place())) {
+      continue;
+    }
+    options.schedule = "ring";
+    layout.sequence = LayoutKind::zigzag;
+    expect_agrees(mesh, *rank_.device, layout, options);
+    options.schedule = "allgather";
+    layout.sequence = LayoutKind::contiguous;
+    expect_agrees(mesh, *rank_.device, layout, options);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, DeviceReferences, ::testing::ValuesIn(test::kReferences),
+                         reference_name);
+
+}  // namespace
+}  // namespace annulus::ring

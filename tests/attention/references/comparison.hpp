@@ -41,11 +41,13 @@ struct ReferenceDeviation {
 [[nodiscard]] ReferenceDeviation deviation(const OracleOutput& actual, const OracleOutput& expected,
                                            DType lse_dtype);
 
-/// Whether the deviation is within the bounds of docs/semantics.md §6 for one implementation, and
-/// no element is far off: the fixtures' values are about 1.
-[[nodiscard]] bool agrees(const ReferenceDeviation& deviation, const AttentionProblem& problem);
+/// The bounds of docs/semantics.md §6 for one implementation, and one for each element: the
+/// fixtures' values are about 1.
+[[nodiscard]] ReferenceDeviation bound_of(const ReferenceCase& reference);
 
-/// agrees(), with a message that tells the numbers.
+[[nodiscard]] bool agrees(const ReferenceDeviation& deviation, const ReferenceDeviation& bound);
+
+/// The same, with a message that tells the numbers.
 void expect_agrees(const OracleOutput& actual, const OracleOutput& expected,
                    const ReferenceCase& reference);
 

@@ -17,6 +17,8 @@ std::string_view name_of(Feature feature) noexcept {
       return "a block mask";
     case Feature::soft_cap:
       return "a soft cap";
+    case Feature::dropout:
+      return "dropout";
   }
   return "a feature without a name";
 }
@@ -41,6 +43,7 @@ FeatureSet features_of(const AttentionProblem& problem) {
   }
   if (mask.block_mask()) features.add(Feature::block_mask);
   if (problem.soft_cap) features.add(Feature::soft_cap);
+  if (problem.dropout && problem.dropout->threshold() > 0) features.add(Feature::dropout);
   return features;
 }
 

@@ -80,6 +80,11 @@ void AttentionProblem::validate() const {
   }
   mask.validate(shape.batch, shape.heads, shape.query_length, shape.kv_length);
   if (sinks) sinks->validate(shape.heads);
+  const std::int64_t largest =
+      std::max({shape.batch, shape.query_length, shape.kv_length, shape.heads});
+  if (dropout && largest >= Dropout::kMostIndices) {
+    throw ArgumentError("dropout", to_string(shape), "sequences, heads and batches below 2^32");
+  }
 }
 
 double forward_flops(const AttentionShape& shape, double visible_pairs) {

@@ -14,6 +14,16 @@
 namespace annulus::ring {
 namespace {
 
+std::string modifiers_of(const AttentionProblem& problem) {
+  std::string text =
+      fmt::format("scale {}, soft cap {}", problem.logit_scale(), problem.soft_cap.value_or(0));
+  if (problem.sinks) {
+    text += fmt::format(", {} ({:016x})", to_string(*problem.sinks), problem.sinks->digest());
+  }
+  if (problem.dropout) text += ", " + to_string(*problem.dropout);
+  return text;
+}
+
 // All that ranks must agree on, in short. Ranks that differ in it would send each other other
 // messages than expected, or compute one tensor in two ways.
 std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& options) {
@@ -24,14 +34,11 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
     candidates += (candidates.empty() ? "" : "+") + candidate->names().front();
   }
   return fmt::format(
-      "{} {}, scale {}, soft cap {}, mask {} ({:016x}), {} ({:016x}), query {}, key/value {}, "
-      "schedule {}, "
-      "implementations {}, gather bytes {}, result bytes {}, prefetch bytes {}, {}, LSE {}, costs "
+      "{} {}, {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, implementations {}, "
+      "gather bytes {}, result bytes {}, prefetch bytes {}, {}, LSE {}, costs "
       "{:016x}, transport {}, {}, {}",
-      to_string(problem.shape), annulus::name_of(problem.dtype), problem.logit_scale(),
-      problem.soft_cap.value_or(0), to_string(problem.mask), problem.mask.digest(),
-      problem.sinks ? to_string(*problem.sinks) : "no sinks",
-      problem.sinks ? problem.sinks->digest() : 0, to_string(input.operands.query),
+      to_string(problem.shape), annulus::name_of(problem.dtype), modifiers_of(problem),
+      to_string(problem.mask), problem.mask.digest(), to_string(input.operands.query),
       to_string(input.operands.key), options.schedule, candidates, plan.gather_bytes,
       plan.result_bytes, plan.prefetch_bytes, plan.direct ? "direct" : "from neighbours",
       annulus::name_of(plan.lse_dtype), std::hash<std::string>()(to_json(input.model)),

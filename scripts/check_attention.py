@@ -88,6 +88,8 @@ def parse_arguments():
     parser.add_argument("--window", metavar="L[,R]", help="--window=-1,0 when L is negative")
     parser.add_argument("--scale", type=float)
     parser.add_argument("--soft-cap", type=float)
+    parser.add_argument("--dropout", type=float, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of --dropout")
     parser.add_argument("--cu-seqlens")
     parser.add_argument("--q-lengths")
     parser.add_argument("--kv-lengths")
@@ -121,6 +123,8 @@ class Problem:
                         f"{self.query.shape}, {self.key.shape}, {self.value.shape}")
         self.scale = arguments.scale if arguments.scale is not None else 1 / math.sqrt(self.width)
         self.soft_cap = arguments.soft_cap
+        self.dropout = round(arguments.dropout * 65536)
+        self.seed = arguments.seed
         self.causal = arguments.causal
         bottom_right = arguments.causal_offset == "bottom-right"
         self.offset = self.columns - self.rows if bottom_right else size(arguments.causal_offset)
@@ -218,6 +222,21 @@ class Problem:
             seen &= self.mask[b, n][np.ix_(rows, columns)].astype(bool)
         return seen
 
+    def dropped(self, b, n, rows, columns):
+        """Which probabilities drop: sixteen bits of Philox 4x32-10 (Salmon et al. 2011) for each."""
+        i, j = np.broadcast_arrays(rows[:, None], columns[None, :])
+        low = np.uint64(0xFFFFFFFF)
+        words = [np.broadcast_to(np.asarray(word, np.uint64), i.shape)
+                 for word in (j // 32 * 4 + j % 8 // 2, i, n, b + 0x64726F70)]
+        key = [self.seed & 0xFFFFFFFF, self.seed >> 32]
+        for _ in range(10):
+            even, odd = words[0] * np.uint64(0xD2511F53), words[2] * np.uint64(0xCD9E8D57)
+            words = [odd >> np.uint64(32) ^ words[1] ^ np.uint64(key[0]), odd & low,
+                     even >> np.uint64(32) ^ words[3] ^ np.uint64(key[1]), even & low]
+            key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+        word = np.choose(j % 32 // 8, words)
+        return (word >> np.asarray(j % 2 * 16, np.uint64) & np.uint64(0xFFFF)) < self.dropout
+
     def attention(self, b, n, key, value, begin, end):
         """Output and LSE of rows [begin, end) of one head."""
         low, high = self.column_range(begin, end)
@@ -238,6 +257,8 @@ class Problem:
         total = weights.sum(axis=1) + np.exp(sinks - shift).sum(axis=1)
         with np.errstate(divide="ignore"):
             lse = np.log(total) + shift[:, 0]
+        if self.dropout > 0:
+            weights *= ~self.dropped(b, n, rows, columns) / (1 - self.dropout / 65536)
         output = weights @ value[low:high]
         return output / np.where(total > 0, total, 1)[:, None], lse
 

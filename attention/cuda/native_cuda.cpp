@@ -11,6 +11,7 @@
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
 
+#include "cuda/dropout_arguments.hpp"
 #include "cuda/native_kernel.cuh"
 #include "cuda/upload.hpp"
 
@@ -131,6 +132,9 @@ class NativeCudaKernel final : public Kernel {
     a.value_dim = static_cast<int>(block.value.size(3));
     a.scale = static_cast<float>(problem_.logit_scale());
     a.soft_cap = static_cast<float>(problem_.soft_cap.value_or(0.0));
+    if (problem_.dropout) {
+      a.dropout = cuda::dropout_arguments(*problem_.dropout, block.first_batch, block.first_head);
+    }
     const Band band = block.unmasked ? Band{} : problem_.mask.band();
     a.band_low = band.low;
     a.band_high = band.high;

@@ -2,6 +2,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "cuda/dropout.cuh"
 #include "cuda/native_kernel.cuh"
 
 // The plain kernel: one warp per (batch, head, row), 32 keys at a time, online softmax in float32.
@@ -142,6 +143,13 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
         const float keep = expf(high - next);
         const float weight = expf(logit - next);
         total = total * keep + warp_sum(weight);
+        float kept = weight;
+        if (a.dropout.threshold > 0) {
+          kept = drops(a.dropout, static_cast<std::uint32_t>(b), static_cast<std::uint32_t>(head),
+                       i, j)
+                     ? 0.0F
+                     : weight * a.dropout.keep_scale;
+        }
         high = next;
         const std::int64_t left = range.length - first;
         const int count = left < kWarp ? static_cast<int>(left) : kWarp;
@@ -149,7 +157,7 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
           const int d = d0 + lane;
           float partial = 0.0F;
           for (int k = 0; k < count; ++k) {
-            const float w = __shfl_sync(kAll, weight, k);
+            const float w = __shfl_sync(kAll, kept, k);
             // A value that is seen counts, however small its weight; a hidden one is not read.
             if ((seen_by >> k & 1U) != 0 && d < a.value_dim) {
               partial = fmaf(w, widen(values[(range.first + first + k) * a.value_strides[1] + d]),

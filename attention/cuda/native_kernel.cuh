@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cuda_runtime_api.h>
 
+#include "cuda/dropout_arguments.hpp"
+
 namespace annulus::cuda {
 
 /// As PositionRange, for device code.
@@ -35,6 +37,7 @@ struct NativeArguments {
   int head_dim, value_dim;
   float scale;     // of q·k
   float soft_cap;  // 0: none
+  DropoutArguments dropout;
   // Mask, in global positions.
   std::int64_t band_low, band_high;
   const std::int32_t* query_lengths;   // [B], null: none

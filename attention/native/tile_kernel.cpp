@@ -13,6 +13,8 @@
 
 #include <annulus/core/convert.hpp>
 
+#include "native/row_dropout.hpp"
+
 namespace annulus {
 namespace {
 
@@ -267,6 +269,10 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, LocalRange 
       const float rescale =
           softmax_row(logits, columns.length, begin, begin + seen.count, row_softmax);
       if (row_softmax.sum == 0 && !row_softmax.sees) row_softmax.sees = sees();
+      if (problem_.dropout && seen.count > 0) {
+        drop_row(*problem_.dropout, batch, block_.first_head + heads.begin + h, row,
+                 columns.slice(begin, seen.count), logits + begin);
+      }
       if (rescale != 1.0F) scale_row(accumulator_ + index * value_dim_, value_dim_, rescale);
     }
   }
@@ -275,6 +281,7 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, LocalRange 
 void TileKernel::store(const RowTile& tile, const HeadTile& heads) {
   const float* accumulator = accumulator_;
   const RowSoftmax* softmax = row_softmax_.data();
+  const double keep_scale = problem_.dropout ? problem_.dropout->keep_scale() : 1.0;
   for (std::int64_t r = 0; r < tile.rows.length; ++r) {
     const std::int64_t row = tile.begin.value() + r;
     for (std::int64_t h = 0; h < heads.count; ++h, accumulator += value_dim_, ++softmax) {
@@ -282,7 +289,7 @@ void TileKernel::store(const RowTile& tile, const HeadTile& heads) {
       auto* output = static_cast<float*>(result_.output.address({tile.batch, row, head}));
       const bool empty = softmax->sum == 0;
       // An empty row has an accumulator of zeros; a row whose keys all lack weight is 0/0.
-      const double inverse = empty && !softmax->sees ? 0.0 : 1.0 / softmax->sum;
+      const double inverse = empty && !softmax->sees ? 0.0 : keep_scale / softmax->sum;
       for (std::int64_t d = 0; d < value_dim_; ++d) {
         output[d] = static_cast<float>(accumulator[d] * inverse);
       }

@@ -44,6 +44,13 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
   const std::int64_t heads_per_kv_head = heads / key.size(2);
   const std::int64_t value_dim = value.size(3);
   const double scale = problem.logit_scale();
+  // What dropout makes of a probability: 0, or more.
+  const auto keep_scale = [&](std::int64_t b, std::int64_t head, GlobalPosition row,
+                              std::int64_t j) {
+    if (!problem.dropout) return 1.0;
+    const bool drops = problem.dropout->drops(b, head, row, GlobalPosition(first_column + j));
+    return drops ? 0.0 : problem.dropout->keep_scale();
+  };
 
   OracleOutput result;
   result.output.assign(static_cast<std::size_t>(batch * row_count * heads * value_dim), 0.0);
@@ -92,8 +99,10 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
         for (std::size_t i = 0; i < visible.size(); ++i) {
           const double weight = std::exp(logits[i] - max);
           sum += weight;
+          const double kept =
+              weight * keep_scale(first_batch + b, first_head + head, row, visible[i]);
           for (std::int64_t d = 0; d < value_dim; ++d) {
-            output[d] += weight * values[static_cast<std::size_t>(visible[i] * value_dim + d)];
+            output[d] += kept * values[static_cast<std::size_t>(visible[i] * value_dim + d)];
           }
         }
         for (std::int64_t d = 0; d < value_dim; ++d) output[d] /= sum;

@@ -86,6 +86,7 @@ void check_nothing_drawn_is_given(const Options& options) {
   check(!options.block_mask.empty(), "--block-mask");
   check(options.block_size.has_value(), "--block-size");
   check(!options.sinks.empty(), "--sinks");
+  check(options.dropout > 0, "--dropout");
   check(!options.query_lengths.empty(), "--q-lengths");
   check(!options.kv_lengths.empty(), "--kv-lengths");
 }
@@ -154,6 +155,7 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place,
        {"scale", "", 7, 6},
        {"cap", "", 4, 6},
        {"sinks", "", 0, 6, "extra logits per head in the softmax's denominator"},
+       {"dropout", "", 0, 6, "probability of dropping an attention weight"},
        {"error", "", 8, 0, "relative Frobenius, over all ranks, against a float64 oracle"},
        {"bound", "", 8, 2, "that the error must not exceed"},
        {"ratio", "unsharded", 11, 0, "to the error of the same implementation unsharded"},
@@ -182,6 +184,10 @@ std::string sinks_cell(const std::optional<Sinks>& sinks) {
   return sinks ? std::to_string(sinks->per_head()) : kNothing;
 }
 
+std::string dropout_cell(const std::optional<Dropout>& dropout) {
+  return dropout ? fmt::format("{:.4g}", dropout->probability()) : kNothing;
+}
+
 // One row: a problem, and either what was found or why it could not run.
 void add_row(Report& report, const NamedCase& named, const verification::Verification* found,
              std::string_view verdict) {
@@ -207,6 +213,7 @@ void add_row(Report& report, const NamedCase& named, const verification::Verific
                   number_cell(problem.scale),
                   number_cell(problem.soft_cap),
                   sinks_cell(problem.sinks),
+                  dropout_cell(problem.dropout),
                   measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.output); }),
                   measured([](const auto& v) { return fmt::format("{:.2e}", v.bound.output); }),
                   measured([](const auto& v) { return fmt::format("{:.3f}", v.ratio()); }),

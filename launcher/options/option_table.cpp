@@ -111,15 +111,12 @@ bool parse_axis_order(const std::string& option, const std::string& text) {
   return parse_choice(option, text, {"bthd", "bhtd"}) == "bhtd";
 }
 
-// Probability 0 is what this version does anyway.
-void apply_dropout(Options& /*options*/, const std::string& option, const std::string& text) {
+double parse_dropout(const std::string& option, const std::string& text) {
   const double probability = parse_number(option, text);
   if (probability < 0 || probability >= 1) {
     throw ArgumentError(option, text, "a probability from 0 to below 1");
   }
-  if (probability > 0) {
-    throw NotAvailableError(option + " (dropping attention probabilities)");
-  }
+  return probability;
 }
 
 class TableBuilder {
@@ -215,10 +212,11 @@ void add_problem(TableBuilder& table) {
             "factor on the product of query and key (default: 1/sqrt(D))");
   table.add("soft-cap", "X", kPlanned, parsed_into(&Options::soft_cap, parse_positive),
             "logits become X tanh(logit / X) (default: no cap)");
-  table.add("seed", "N", {Command::verify, Command::bench}, parsed_into(&Options::seed, parse_seed),
-            "seed of the random tensors (default: 0)");
-  table.add("dropout", "P", kPlanned, apply_dropout,
-            "probability of dropping an attention weight; this version takes only 0 (default: 0)");
+  table.add(
+      "dropout", "P", kPlanned, parsed_into(&Options::dropout, parse_dropout),
+      "probability of dropping an attention weight, by --seed and position alone (default: 0)");
+  table.add("seed", "N", kPlanned, parsed_into(&Options::seed, parse_seed),
+            "seed of dropout and of random tensors (default: 0)");
 }
 
 void add_input(TableBuilder& table) {

@@ -69,6 +69,7 @@ struct Options {
   std::optional<BlockSize> block_size;
   std::optional<double> scale;
   std::optional<double> soft_cap;
+  double dropout = 0;
   std::uint64_t seed = 0;
   bool bhtd = false;  ///< tensors in files are [B,N,T,D]
 

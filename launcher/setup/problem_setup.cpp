@@ -237,6 +237,7 @@ void named_by_options(const Options& options, const Body& body) {
     const std::string& name = error.argument();
     const std::string option = name == "scale"                    ? "--scale"
                                : name == "soft cap"               ? "--soft-cap"
+                               : name == "dropout"                ? "--dropout"
                                : name == "shape" && options.shape ? "--shape"
                                                                   : name;
     throw ArgumentError(option, error.value(), error.expected());
@@ -275,6 +276,7 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   setup.problem.dtype = dtype;
   setup.problem.scale = options.scale;
   setup.problem.soft_cap = options.soft_cap;
+  if (options.dropout > 0) setup.problem.dropout.emplace(options.dropout, options.seed);
   const auto check = [&] { named_by_options(options, [&] { setup.problem.validate(); }); };
   check();  // read files only for a valid shape
   const Files files(options);

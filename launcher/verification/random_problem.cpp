@@ -430,6 +430,9 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
     problem.mask.set_block_mask(draw_block_mask(draws, kind, problem.shape));
   }
   if (draws.chance(15)) problem.sinks = draw_sinks(draws, problem.shape.heads);
+  if (draws.chance(kind.fast ? 10 : 15)) {
+    problem.dropout.emplace(draws.pick({0.05, 0.1, 0.3, 0.5, 0.9}), drawn.seed);
+  }
   drawn.command = fmt::format("mpirun -np {} annulus verify --random-case {}:{} --device {}", ranks,
                               seed, index, on_gpus ? "cuda" : "cpu");
   return drawn;

@@ -78,6 +78,8 @@ Deviation sampled_deviation(const AttentionProblem& problem, const ring::Sharded
   const auto tasks = static_cast<std::int64_t>(samples.size()) * pieces;
   std::vector<OracleOutput> parts(static_cast<std::size_t>(tasks));
   HostMemoryPool memory;
+  AttentionProblem keys_alone = problem;  // a row has its sinks once, not in every piece
+  keys_alone.sinks.reset();
   const auto compute = [&](std::int64_t task, int /*worker*/) {
     const Sample& sample = samples[static_cast<std::size_t>(task / pieces)];
     const std::int64_t first_column = task % pieces * kSampledColumns;
@@ -96,7 +98,7 @@ Deviation sampled_deviation(const AttentionProblem& problem, const ring::Sharded
     const Tensor key = part(operands.key, Operand::key);
     const Tensor value = part(operands.value, Operand::value);
     parts[static_cast<std::size_t>(task)] =
-        oracle_attention(problem, sample.of(shards.query), key.view(), value.view(), row, batch,
+        oracle_attention(keys_alone, sample.of(shards.query), key.view(), value.view(), row, batch,
                          first_head + sample.first_head, first_column);
   };
   parallel_for(tasks, static_cast<int>(std::clamp<std::int64_t>(threads, 1, tasks)), compute);
@@ -107,6 +109,10 @@ Deviation sampled_deviation(const AttentionProblem& problem, const ring::Sharded
     const ConstTensorView output = sample.of(shards.output);
     OracleOutput truth{std::vector<double>(static_cast<std::size_t>(output.elements())),
                        std::vector<double>(static_cast<std::size_t>(sample.heads), kMinusInfinity)};
+    for (std::int64_t head = 0; problem.sinks && head < sample.heads; ++head) {
+      truth.lse[static_cast<std::size_t>(head)] =
+          problem.sinks->lse(first_head + sample.first_head + head);
+    }
     for (std::int64_t i = 0; i < pieces; ++i) merge(truth, *part++);
     total.add(compare(truth, output, sample.lse(shards.lse)));
   }

@@ -8,8 +8,8 @@ namespace annulus {
 namespace {
 
 AttentionProblem problem_of(const AttentionOptions& options) {
-  return {options.shape,    options.dtype, options.scale,
-          options.soft_cap, options.mask,  options.sinks};
+  return {options.shape, options.dtype, options.scale,  options.soft_cap,
+          options.mask,  options.sinks, options.dropout};
 }
 
 ring::ShardedOperands operands_of(const AttentionOptions& options, const MeshShape& mesh) {

@@ -64,6 +64,20 @@ TEST_F(CudaNative, ShapesScalesAndSoftCaps) {
   }
 }
 
+TEST_F(CudaNative, Dropout) {
+  Random random(58);
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    AttentionProblem problem;
+    problem.shape = {2, 131, 293, 4, 2, 16, 40};
+    problem.dtype = dtype;
+    problem.dropout.emplace(0.3, (std::uint64_t{5} << 32U) + 1);
+    expect_whole_accurate(random_attention(random, problem));
+    problem.mask.set_window(70, 20);
+    problem.soft_cap = 3;
+    expect_whole_accurate(random_attention(random, problem));
+  }
+}
+
 // More ranges than one launch takes, of rows and of columns.
 TEST_F(CudaNative, ManyRanges) {
   Random random(53);
@@ -77,6 +91,7 @@ TEST_F(CudaNative, ManyRanges) {
   AttentionProblem problem;
   problem.shape = {2, length, length, 4, 2, 16, 16};
   problem.mask = random_mask(random, {MaskKind::window, MaskKind::segments}, 2, length, length);
+  problem.dropout.emplace(0.2, 4);
   const WholeAttention whole = random_attention(random, problem);
   const Tensor query = gather(whole.query.view(), positions);
   const Tensor key = gather(whole.key.view(), positions);
@@ -92,6 +107,7 @@ TEST_F(CudaNative, PartsOfTheBatchAndOfTheHeads) {
   problem.shape = {3, 70, 90, 4, 2, 8, 8};
   problem.mask = random_mask(random, {MaskKind::segments, MaskKind::kv_lengths}, 3, 70, 90);
   problem.mask.set_block_mask(BlockMask::random(70, 90, 4, 0.7, 1, {16, 16}));
+  problem.dropout.emplace(0.2, 4);
   const WholeAttention whole = random_attention(random, problem);
   AttentionBlock block = whole.block();
   block.first_batch = 1;

@@ -119,6 +119,40 @@ TEST(Oracle, SinksTakeTheirShare) {
   }
 }
 
+// The denominator is the undropped one, and so is the LSE.
+TEST(Oracle, DropoutRemovesProbabilitiesAndScalesTheRest) {
+  Random random(9);
+  AttentionProblem problem = problem_of({2, 3, 5, 2, 1, 3, 5});
+  const Tensor query = random_tensor(random, DType::float32, {2, 3, 2, 3});
+  const Tensor key = random_tensor(random, DType::float32, {2, 5, 1, 3});
+  std::vector<float> identity;
+  for (int i = 0; i < 2 * 25; ++i) identity.push_back(i % 25 % 6 == 0 ? 1.0F : 0.0F);
+  const Tensor value = tensor_of(DType::float32, {2, 5, 1, 5}, identity);
+  const auto run = [&] {
+    return oracle_attention(problem, query.view(), key.view(), value.view(),
+                            PositionRanges::all(3));
+  };
+  const OracleOutput probabilities = run();
+  problem.dropout.emplace(0.5, 21);
+  const OracleOutput dropped = run();
+  EXPECT_EQ(dropped.lse, probabilities.lse);
+  int kept = 0;
+  for (std::int64_t b = 0; b < 2; ++b) {
+    for (std::int64_t t = 0; t < 3; ++t) {
+      for (std::int64_t n = 0; n < 2; ++n) {
+        for (std::int64_t j = 0; j < 5; ++j) {
+          const auto i = static_cast<std::size_t>(((b * 3 + t) * 2 + n) * 5 + j);
+          const bool drops = problem.dropout->drops(b, n, GlobalPosition(t), GlobalPosition(j));
+          EXPECT_DOUBLE_EQ(dropped.output[i], drops ? 0 : 2 * probabilities.output[i]);
+          kept += drops ? 0 : 1;
+        }
+      }
+    }
+  }
+  EXPECT_GT(kept, 10);
+  EXPECT_LT(kept, 50);
+}
+
 // Logits of −∞ are 0/0 alone; beside a sink they have no weight.
 TEST(Oracle, SinksGiveRowsWithoutWeightADenominator) {
   AttentionProblem problem = problem_of({1, 1, 1, 1, 1, 1, 1});

@@ -143,7 +143,14 @@ TEST(Registry, PlansForOtherMachinesAskForNoPresence) {
   const auto planned = standard.select("auto", problem, Place::cuda(0), Presence::assumed);
   EXPECT_EQ(planned.candidates.front(), &standard.get("sdpa"));
   problem.soft_cap = 2.0;
-  EXPECT_THAT(standard.get("sdpa").fits(problem, Place::cuda(0)).reason(), HasSubstr("a soft cap"));
+  problem.dropout.emplace(0.1, 1);
+  EXPECT_THAT(standard.get("sdpa").fits(problem, Place::cuda(0)).reason(),
+              HasSubstr("a soft cap, dropout"));
+  // Whoever computes, the plan adds sinks, and nothing drops with probability 0.
+  problem.soft_cap.reset();
+  problem.dropout.emplace(0.0, 1);
+  problem.sinks = Sinks({1}, {1});
+  EXPECT_TRUE(standard.get("sdpa").fits(problem, Place::cuda(0)));
 }
 
 TEST(Registry, AutoSaysWhyNobodyCan) {

@@ -83,8 +83,13 @@ void expect_right(const Attention& attention, const AttentionOptions& options, c
   const PositionRanges all = PositionRanges::all(s.kv_length);
   Shards::fill(key, {s.batch, s.kv_length, s.kv_heads, s.head_dim}, all, seed + 1);
   Shards::fill(value, {s.batch, s.kv_length, s.kv_heads, s.value_dim}, all, seed + 2);
-  AttentionProblem problem{
-      s, options.dtype, options.scale, options.soft_cap, options.mask, options.sinks};
+  AttentionProblem problem{s,
+                           options.dtype,
+                           options.scale,
+                           options.soft_cap,
+                           options.mask,
+                           options.sinks,
+                           options.dropout};
   const OracleOutput truth = oracle_attention(
       problem, {shards.query.data(), DType::float32, attention.query_shape()},
       {key.data(), DType::float32, {s.batch, s.kv_length, s.kv_heads, s.head_dim}},
@@ -121,6 +126,7 @@ TEST(Face, SayingLittleIsEnough) {
 TEST(Face, Modifiers) {
   Context context(world(), on_host());
   AttentionOptions options = causal(101);
+  options.dropout.emplace(0.3, 8);
   options.sinks = Sinks({4, 2}, {0, 1, 2, 3, -1, -2, 5, 0.5F});
   Attention attention(context, options);
   Shards shards(attention, 3);
@@ -287,8 +293,8 @@ TEST(Face, OneRanksContextOptionsOtherwise) {
 }
 
 TEST(Face, OneRanksAttentionOptionsOtherwise) {
-  [[maybe_unused]] const auto& [shape, dtype, mask, scale, soft_cap, sinks, query_spec, kv_spec,
-                                layout, schedule, implementation] = AttentionOptions();
+  [[maybe_unused]] const auto& [shape, dtype, mask, scale, soft_cap, sinks, dropout, query_spec,
+                                kv_spec, layout, schedule, implementation] = AttentionOptions();
   Context context(world(), on_host());
   const AttentionOptions options = causal(64);
   Attention before(context, options);  // its group is there already
@@ -311,6 +317,7 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
              o.sinks = Sinks({3, 1}, {1, 2, 3});
            },
            "sinks"},
+          {"dropout", [](auto& o) { o.dropout.emplace(0.5, 8); }, "dropout 0.5, seed 8"},
           {"query_spec", [](auto& o) { o.query_spec = PartitionSpec::parse("-,-"); }, "query"},
           {"kv_spec", [](auto& o) { o.kv_spec = PartitionSpec::parse("-,-"); }, "key/value"},
           {"layout", [](auto& o) { o.layout = LayoutKind::striped; }, "striped"},

@@ -158,6 +158,7 @@ TEST_F(ShardedAttentionSweep, EveryModifier) {
   const std::vector<std::pair<std::string, Modify>> modifiers{
       {"soft cap", [](AttentionProblem& p) { p.soft_cap = 2; }},
       {"sinks", [](AttentionProblem& p) { p.sinks = Sinks::random(p.shape.heads, 2, 8); }},
+      {"dropout", [](AttentionProblem& p) { p.dropout.emplace(0.3, 5); }},
       {"shared sinks",
        [](AttentionProblem& p) {
          p.sinks = Sinks({3}, {-1, 4, 2});

@@ -195,6 +195,11 @@ TEST_F(ShardedAttentionTest, RanksThatWantDifferentThingsAllHearOfIt) {
   problem_.sinks = Sinks({1}, {1});
   expect_heard(problem_.sinks, Sinks({1}, {2}));
   problem_.sinks.reset();
+  expect_heard(problem_.dropout, Dropout(0.1, 1));
+  problem_.dropout.emplace(0.1, 1);
+  expect_heard(problem_.dropout, Dropout(0.1, 2));
+  expect_heard(problem_.dropout, Dropout(0.1001, 1));
+  problem_.dropout.reset();
   expect_heard(layout_.kv, PartitionSpec::parse("-,-"));
   PlanOptions plan;
   plan.lse_dtype = DType::float32;

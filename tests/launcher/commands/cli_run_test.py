@@ -113,6 +113,29 @@ class Numbers(CliTest):
         self.expect_success(self.annulus("run", "--input", "in.safetensors", *OUTPUT, ranks=2))
         np.testing.assert_allclose(np.load(self.path("output.npy")), expected, rtol=0, atol=1e-5)
 
+    def test_dropout(self):
+        self.save_operands(batch=2, rows=301, columns=410)
+        self.check(["--dropout", "0.3", "--seed", "4294967299"], ranks=4,
+                   how=["--mesh", "dp=2,tp=2"])
+        self.check(["--dropout", "0.3", "--causal", "--soft-cap", "5"], ranks=3,
+                   how=["--schedule", "ring", "--sequence-layout", "striped"])
+
+    def test_dropout_is_the_same_under_every_sharding(self):
+        self.save_operands(rows=413)
+        outputs = []
+        for ranks in [1, 2, 3, 4, 8]:
+            for schedule in ["ring", "allgather"]:
+                self.expect_success(self.annulus(
+                    "run", *OPERANDS, *OUTPUT, "--causal", "--dropout", "0.3", "--seed", "5",
+                    "--schedule", schedule, ranks=ranks))
+                outputs.append(np.load(self.path("output.npy")).astype(np.float64))
+        scale = np.linalg.norm(outputs[0])
+        for output in outputs[1:]:
+            self.assertLess(np.linalg.norm(output - outputs[0]), 2e-6 * scale)
+        self.expect_success(self.annulus("run", *OPERANDS, *OUTPUT, "--causal"))
+        undropped = np.load(self.path("output.npy"))
+        self.assertGreater(np.linalg.norm(undropped - outputs[0]), 0.1 * scale)
+
     def test_bottom_right(self):
         self.save_operands(rows=300, columns=997)
         self.check(["--causal", "--causal-offset", "bottom-right"], ranks=4)

@@ -54,7 +54,7 @@ class Options(CliTest):
 
     def test_not_available_yet(self):
         later = [["--bias", "b.npy"], ["--bias-spec", "-"], ["--mask", "m.npy"],
-                 ["--mask-spec", "-"], ["--dropout", "0.1"],
+                 ["--mask-spec", "-"],
                  ["--inner-size", "2"], ["--ulysses-degree", "2"], ["--schedule", "ulysses"],
                  ["--schedule", "hybrid"], ["--schedule", "double_ring"], ["--schedule", "pass_q"]]
         self.save_operands()

@@ -483,12 +483,15 @@ INSTANTIATE_TEST_SUITE_P(
     All, OptionsOfLaterVersions,
     ::testing::Values(Words{"--bias", "b.npy"}, Words{"--bias-spec", "-"}, Words{"--mask", "m.npy"},
                       Words{"--mask-spec", "-"}, Words{"--ulysses-degree", "2"},
-                      Words{"--inner-size", "2"}, Words{"--dropout", "0.1"},
-                      Words{"--schedule", "ulysses"}, Words{"--schedule", "hybrid"},
-                      Words{"--schedule", "double_ring"}, Words{"--schedule", "pass_q"}));
+                      Words{"--inner-size", "2"}, Words{"--schedule", "ulysses"},
+                      Words{"--schedule", "hybrid"}, Words{"--schedule", "double_ring"},
+                      Words{"--schedule", "pass_q"}));
 
-TEST(Options, NoDropoutIsAvailable) {
-  EXPECT_EQ(parse({"run", "--dropout", "0"}).command, Command::run);
+TEST(Options, Dropout) {
+  EXPECT_EQ(parse({"run"}).dropout, 0);
+  const Options options = parse({"run", "--dropout", "0.25", "--seed", "7"});
+  EXPECT_EQ(options.dropout, 0.25);
+  EXPECT_EQ(options.seed, 7U);
 }
 
 TEST(Options, Commands) {

@@ -203,13 +203,16 @@ TEST_F(ProblemSetupTest, BottomRightOffset) {
   EXPECT_THAT(error(), HasSubstr("--causal-offset"));
 }
 
-TEST_F(ProblemSetupTest, ScaleCapAndWindow) {
+TEST_F(ProblemSetupTest, ScaleCapDropoutAndWindow) {
   options_.scale = 0.25;
   options_.soft_cap = 30;
+  options_.dropout = 0.25;
+  options_.seed = 9;
   options_.window = WindowSize{.left = 2, .right = -1};
   const AttentionProblem problem = set_up().problem;
   EXPECT_EQ(problem.scale, 0.25);
   EXPECT_EQ(problem.soft_cap, 30);
+  EXPECT_EQ(problem.dropout, Dropout(0.25, 9));
   EXPECT_EQ(problem.mask.window_left(), 2);
   EXPECT_EQ(problem.mask.window_right(), -1);
 }

@@ -35,6 +35,7 @@ std::string description(const RandomProblem& drawn) {
   }
   if (p.mask.block_mask()) text += fmt::format(" {}", p.mask.block_mask()->digest());
   if (p.sinks) text += fmt::format(" sinks {}", p.sinks->digest());
+  if (p.dropout) text += " " + to_string(*p.dropout);
   return text + " " + drawn.command;
 }
 
@@ -60,7 +61,7 @@ TEST(RandomProblem, DrawsWhatItDrewBefore) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (int index = 0; index < 200; ++index)
     hash = fnv1a(description(draw_problem(1, index, 8)), hash);
-  EXPECT_EQ(hash, 5473072553489133160U);
+  EXPECT_EQ(hash, 12166809212000717954U);
 }
 
 TEST(RandomProblem, NamesTheCommandThatRepeatsIt) {
@@ -189,6 +190,9 @@ std::set<std::string> features(const RandomProblem& drawn) {
   note(p.sinks && p.sinks->shape().rank() == 1, "shared sinks");
   note(p.sinks && p.sinks->shape().rank() == 2 && head_shards > 1, "sinks of sharded heads");
   note(p.sinks && p.soft_cap, "sinks + soft cap");
+  note(p.dropout.has_value(), "dropout");
+  note(p.dropout && p.sinks, "dropout + sinks");
+  note(p.dropout && kv_shards > 1, "dropout of sharded keys");
 
   const Mask& mask = p.mask;
   const bool window = mask.window_left() >= 0 || mask.window_right() >= 0;
@@ -286,6 +290,9 @@ TEST(RandomProblem, CoversEverythingIn500Draws) {
                               "shared sinks",
                               "sinks of sharded heads",
                               "sinks + soft cap",
+                              "dropout",
+                              "dropout + sinks",
+                              "dropout of sharded keys",
                               "causal",
                               "causal, offset 0",
                               "negative offset",

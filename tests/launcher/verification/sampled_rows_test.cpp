@@ -69,6 +69,17 @@ TEST_F(SampledRows, TheRightAnswerIsARoundingAway) {
   EXPECT_LT(found.lse, 1e-6);
 }
 
+TEST_F(SampledRows, Modifiers) {
+  problem_.sinks = Sinks::random(problem_.shape.heads, 2, 1);
+  problem_.dropout.emplace(0.4, 9);
+  for (const std::int64_t offset : {problem_.mask.offset(), std::int64_t{-64}}) {
+    problem_.mask.set_offset(offset);  // the last rows that see nothing
+    const Deviation found = deviation(computed());
+    EXPECT_LE(found.difference, 1e-14 * found.reference);
+    EXPECT_LT(found.lse, 1e-6);
+  }
+}
+
 TEST_F(SampledRows, ThreadsChangeNothing) {
   const CaseShards shards = computed();
   const Deviation one = deviation(shards, 1);

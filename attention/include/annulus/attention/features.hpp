@@ -11,14 +11,16 @@
 namespace annulus {
 
 /// What a problem may ask for beside the plain product: parts of its mask, and modifiers of its
-/// logits. A kernel declares those that it honours; a problem that asks for another is refused.
+/// logits and probabilities. A kernel declares those that it honours; a problem that asks for
+/// another is refused. Sinks are none: the plan adds them to what any kernel computes.
 enum class Feature : std::uint8_t {
   causal,    ///< with any offset
   window,    ///< likewise
   segments,  ///< segment ids, and packed documents
   lengths,   ///< of queries or keys
   block_mask,
-  soft_cap
+  soft_cap,
+  dropout
 };
 
 [[nodiscard]] std::string_view name_of(Feature feature) noexcept;
@@ -31,8 +33,8 @@ class FeatureSet {
   }
   /// Everything that a problem can ask for today.
   static constexpr FeatureSet all() {
-    return {Feature::causal,  Feature::window,     Feature::segments,
-            Feature::lengths, Feature::block_mask, Feature::soft_cap};
+    return {Feature::causal,     Feature::window,   Feature::segments, Feature::lengths,
+            Feature::block_mask, Feature::soft_cap, Feature::dropout};
   }
   void add(Feature feature) noexcept { bits_ |= bit(feature); }
   [[nodiscard]] constexpr bool contains(Feature feature) const noexcept {

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include <annulus/attention/dropout.hpp>
 #include <annulus/attention/mask.hpp>
 #include <annulus/attention/sinks.hpp>
 #include <annulus/core/dtype.hpp>
@@ -37,20 +38,22 @@ struct AttentionShape {
 /// What to compute: the whole, unsharded problem, without its tensors.
 ///
 /// A logit is s = scale · q·k, then soft_cap · tanh(s / soft_cap) if capped; masked entries become
-/// −∞ before the softmax. Sinks join its denominator. A row that sees nothing gives output 0 and
-/// LSE −∞, or that of its sinks (docs/semantics.md §1).
+/// −∞ before the softmax. Sinks join its denominator, and dropout acts on its probabilities. A row
+/// that sees nothing gives output 0 and LSE −∞, or that of its sinks (docs/semantics.md §1).
 struct AttentionProblem {
   AttentionShape shape;
   DType dtype = DType::float32;    ///< of query, key, value and output
   std::optional<double> scale;     ///< 1/√D if absent
   std::optional<double> soft_cap;  ///< none if absent
   Mask mask;
-  std::optional<Sinks> sinks = {};  ///< none if absent
+  std::optional<Sinks> sinks = {};      ///< none if absent
+  std::optional<Dropout> dropout = {};  ///< likewise
 
   [[nodiscard]] double logit_scale() const;
   /// Throws ArgumentError, naming the field, for what AttentionShape::validate() refuses; a dtype
   /// other than float16, bfloat16 or float32; a scale that is not finite in float32; a soft cap
-  /// that is not a normal positive number in float32; a mask or sinks that do not fit the shape.
+  /// that is not a normal positive number in float32; a mask or sinks that do not fit the shape;
+  /// with dropout, a size of 2^32 or more.
   void validate() const;
 };
 

@@ -23,6 +23,7 @@ struct AttentionOptions {
   std::optional<double> scale = {};     ///< 1/√D if absent
   std::optional<double> soft_cap = {};  ///< none if absent
   std::optional<Sinks> sinks = {};      ///< likewise
+  std::optional<Dropout> dropout = {};  ///< likewise
 
   /// How [B,T,N,D] and [B,S,K,D] lie on the mesh. Without them: batch on fsdp and dp, sequence on
   /// sp, heads on tp, as far as the mesh has these axes.

@@ -15,62 +15,62 @@
 HWY_BEFORE_NAMESPACE();
 namespace annulus::HWY_NAMESPACE {
 
-namespace hn = hwy::HWY_NAMESPACE;
-using Tag = hn::CappedTag<std::uint32_t, 16>;
-using Words = hn::Vec<Tag>;
+// Counters side by side: the loops over them become vectors.
+constexpr std::size_t kLanes = 16;
+using Lanes = std::uint32_t[kLanes];  // NOLINT(modernize-avoid-c-arrays): an array of plain numbers
 
-// Both halves of the products.
-HWY_INLINE void multiply(Words x, Words factor, Words& high, Words& low) {
-  const Tag u32;
-  const hn::RepartitionToWide<Tag> u64;
-  const auto even = hn::MulEven(x, factor);
-  const auto odd = hn::MulEven(hn::DupOdd(x), factor);
-  const auto lower = hn::Set(u64, 0xffffffffU);
-  high = hn::BitCast(u32, hn::Or(hn::ShiftRight<32>(even), hn::AndNot(lower, odd)));
-  low = hn::BitCast(u32, hn::Or(hn::And(even, lower), hn::ShiftLeft<32>(odd)));
-}
-
-// Philox 4x32-10 of neighbouring counters: annulus::philox() in vectors. `first` holds the first
-// one.
+// annulus::philox() of neighbouring counters. `first` holds the first one.
 void draw_bits(PhiloxKey key, const PhiloxCounter& first, std::size_t blocks, DropoutBits& bits) {
-  constexpr std::size_t kMost = 4 * kMostDropoutBlocks;
-  const Tag u32;
-  HWY_ALIGN std::array<std::array<std::uint32_t, kMost>, 4> words;
-  for (std::size_t begin = 0; begin < 4 * blocks; begin += hn::Lanes(u32)) {
-    auto a = hn::Iota(u32, first[0] + static_cast<std::uint32_t>(begin));
-    auto b = hn::Set(u32, first[1]);
-    auto c = hn::Set(u32, first[2]);
-    auto d = hn::Set(u32, first[3]);
+  constexpr std::size_t kBlocks = kLanes / 4;
+  for (std::size_t begin = 0; begin < blocks; begin += kBlocks) {
+    Lanes a, b, c, d;
+    for (std::size_t i = 0; i < kLanes; ++i) {
+      a[i] = first[0] + static_cast<std::uint32_t>(4 * begin + i);
+      b[i] = first[1];
+      c[i] = first[2];
+      d[i] = first[3];
+    }
     PhiloxKey round_key = key;
     for (int round = 0; round < 10; ++round) {
-      Words high_a, low_a, high_c, low_c;
-      multiply(a, hn::Set(u32, 0xD2511F53), high_a, low_a);
-      multiply(c, hn::Set(u32, 0xCD9E8D57), high_c, low_c);
-      a = hn::Xor(hn::Xor(high_c, b), hn::Set(u32, round_key[0]));
-      b = low_c;
-      c = hn::Xor(hn::Xor(high_a, d), hn::Set(u32, round_key[1]));
-      d = low_a;
+      for (std::size_t i = 0; i < kLanes; ++i) {
+        const std::uint64_t even = std::uint64_t{0xD2511F53} * a[i];
+        const std::uint64_t odd = std::uint64_t{0xCD9E8D57} * c[i];
+        a[i] = static_cast<std::uint32_t>(odd >> 32U) ^ b[i] ^ round_key[0];
+        b[i] = static_cast<std::uint32_t>(odd);
+        c[i] = static_cast<std::uint32_t>(even >> 32U) ^ d[i] ^ round_key[1];
+        d[i] = static_cast<std::uint32_t>(even);
+      }
       round_key[0] += 0x9E3779B9;
       round_key[1] += 0xBB67AE85;
     }
-    hn::StoreU(a, u32, words[0].data() + begin);
-    hn::StoreU(b, u32, words[1].data() + begin);
-    hn::StoreU(c, u32, words[2].data() + begin);
-    hn::StoreU(d, u32, words[3].data() + begin);
-  }
-  // A word of four counters is eight keys.
-  static_assert(std::endian::native == std::endian::little);
-  for (std::size_t block = 0; block < blocks; ++block) {
-    for (std::size_t word = 0; word < 4; ++word) {
-      std::memcpy(bits.data() + kDropoutBlock * block + 8 * word, &words[word][4 * block], 16);
+    // A word of four counters is eight keys.
+    static_assert(std::endian::native == std::endian::little);
+    for (std::size_t block = 0; block < kBlocks; ++block) {
+      std::uint16_t* const to = bits.data() + kDropoutBlock * (begin + block);
+      std::memcpy(to, a + 4 * block, 16);
+      std::memcpy(to + 8, b + 4 * block, 16);
+      std::memcpy(to + 16, c + 4 * block, 16);
+      std::memcpy(to + 24, d + 4 * block, 16);
     }
   }
 }
 
 void zero_below(const std::uint16_t* HWY_RESTRICT bits, std::uint32_t threshold, std::int64_t count,
                 float* HWY_RESTRICT weights) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    weights[i] = bits[i] < threshold ? 0.0F : weights[i];
+  namespace hn = hwy::HWY_NAMESPACE;
+  const hn::ScalableTag<float> f32;
+  const hn::RebindToUnsigned<decltype(f32)> u32;
+  const hn::Rebind<std::uint16_t, decltype(f32)> u16;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(f32));
+  const auto bound = hn::Set(u32, threshold);
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto drawn = hn::PromoteTo(u32, hn::LoadU(u16, bits + i));
+    const auto drops = hn::RebindMask(f32, hn::Lt(drawn, bound));
+    hn::StoreU(hn::IfThenZeroElse(drops, hn::LoadU(f32, weights + i)), f32, weights + i);
+  }
+  for (; i < count; ++i) {
+    if (bits[i] < threshold) weights[i] = 0.0F;
   }
 }
 

@@ -221,6 +221,30 @@ TEST_F(DeviceAttention, Sinks) {
   }
 }
 
+// The same entries drop under every schedule and layout: the oracle's.
+TEST_F(DeviceAttention, Dropout) {
+  const int ranks = test::session().size();
+  const std::vector<std::string> schedules = ranks == 1
+                                                 ? std::vector<std::string>{"local"}
+                                                 : std::vector<std::string>{"ring", "allgather"};
+  for (const std::string& schedule : schedules) {
+    for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+      for (const LayoutKind layout : {LayoutKind::zigzag, LayoutKind::striped}) {
+        ShardedCase one = case_of(std::int64_t{200} * ranks + 13, 4, 2, 64);
+        one.transport = transports().front();
+        one.schedule = schedule;
+        one.layout.sequence = layout;
+        one.problem.dtype = dtype;
+        one.problem.dropout.emplace(0.3, 7);
+        expect_verified(one);
+        one.problem.sinks = Sinks::random(4, 1, 2);
+        one.problem.soft_cap = 5;
+        expect_verified(one);
+      }
+    }
+  }
+}
+
 // Default options give blocks that the fastest kernel takes.
 TEST_F(DeviceAttention, DefaultOptionsSuitTheDevice) {
   for (const LayoutKind layout : {LayoutKind::contiguous, LayoutKind::zigzag}) {

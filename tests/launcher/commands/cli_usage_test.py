@@ -170,6 +170,16 @@ class Options(CliTest):
         self.assertEqual(result.returncode, 4, result.stdout + result.stderr)
         self.assertIn("# Verdict: FAILED (0 of 1 within bounds", result.stdout)
 
+    def test_what_is_drawn_cannot_be_given(self):
+        for option, value in [("--sinks", "random:1"), ("--dropout", "0.1"), ("--soft-cap", "2")]:
+            result = self.annulus("verify", "--random", "1", option, value)
+            self.expect_error(result, 2, option, "drawn at random")
+
+    def test_dropout_that_an_implementation_does_not_honour(self):
+        self.save_operands()
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "sdpa", "--dropout", "0.1")
+        self.expect_error(result, 2, "--impl sdpa", "does not honour dropout")
+
     def test_causal_mask_that_hides_the_last_keys_warns(self):
         words = ["plan", "--mesh", "sp=4", "--shape", "1,16,1k,8,2,64", "--causal"]
         result = self.annulus(*words)

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <annulus/attention/modifiers.hpp>
 #include <annulus/partition/partition_spec.hpp>
 #include <annulus/ring/plan.hpp>
 
@@ -158,6 +159,7 @@ std::string to_json(const Plan& plan) {
               {"shape", shape_json(plan.problem.shape)},
               {"dtype", annulus::name_of(plan.problem.dtype)},
               {"mask", to_string(plan.problem.mask)},
+              {"modifiers", modifiers_text(plan.problem)},
               {"mesh", mesh},
               {"schedule", name_of(plan.schedule)},
               {"layout", plan.layout},

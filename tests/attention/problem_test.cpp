@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <annulus/attention/accuracy.hpp>
+#include <annulus/attention/modifiers.hpp>
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/error.hpp>
 
@@ -94,6 +95,18 @@ TEST(Accuracy, BoundsOfTheContract) {
   EXPECT_DOUBLE_EQ(accuracy_bound(DType::bfloat16, 64).output, 6e-3);
   EXPECT_DOUBLE_EQ(accuracy_bound(DType::bfloat16, 64).lse, 2e-3);
   EXPECT_THROW((void)accuracy_bound(DType::int32, 64), InternalError);
+}
+
+TEST(AttentionProblem, ModifiersAreNamed) {
+  AttentionProblem problem = good_problem();
+  problem.scale.reset();
+  EXPECT_EQ(modifiers_text(problem), "none");
+  problem.sinks = Sinks({3}, {1, 2, 3});
+  EXPECT_EQ(modifiers_text(problem), "sinks [3]");
+  problem.scale = 0.5;
+  problem.soft_cap = 20;
+  problem.dropout.emplace(0.25, 5);
+  EXPECT_EQ(modifiers_text(problem), "scale 0.5, soft cap 20, sinks [3], dropout 0.25, seed 5");
 }
 
 }  // namespace

@@ -92,6 +92,8 @@ TEST(Plan, SinksJoinEveryRowOnce) {
             expect_valid(plan, operands);
             const auto json = nlohmann::json::parse(to_json(plan));
             EXPECT_EQ(json["ranks"][0]["tasks"].back()["sinks"], true);
+            EXPECT_EQ(json["modifiers"], "sinks [4, 1]");
+            EXPECT_NE(to_text(plan).find(", modifiers sinks [4, 1]\n"), std::string::npos);
             EXPECT_NE(to_text(plan, 1).find("the sinks"), std::string::npos);
           }
         }

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+
+#include <annulus/attention/problem.hpp>
+
+namespace annulus {
+
+/// What a problem asks for beside its mask: "scale 0.5, soft cap 20, sinks [8, 2], dropout 0.25,
+/// seed 5", of which it has what is given; "none".
+[[nodiscard]] std::string modifiers_text(const AttentionProblem& problem);
+
+}  // namespace annulus

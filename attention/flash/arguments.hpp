@@ -58,8 +58,6 @@ struct Arguments {
   /// The running maximum before the first score. It is finite, also in units of the weights'
   /// exponents, so that scores of −∞ have weight 0 beside it.
   float no_maximum = 0;
-  const float* sinks = nullptr;  ///< [heads][sinks_per_head]
-  std::int32_t sinks_per_head = 0;
 
   Result result;
   std::int32_t wide_output = 0;  ///< float32 rather than the inputs' type

@@ -49,7 +49,7 @@ class ResultRows {
                                         float scale) const {
     const OwnPart own = own_part();
     float sum[2], factor[2], lse[2];
-    bool usual = a.sinks == nullptr && own.row + 8 < item.tile.live_rows;
+    bool usual = own.row + 8 < item.tile.live_rows;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       sum[h] = quad_sum(softmax.sum[h]);
@@ -80,25 +80,19 @@ class ResultRows {
   }
 
  private:
-  // For rows of every kind: with sinks, without weight, past a length, of an item without keys.
+  // For rows of every kind: without weight, past a length, of an item without keys.
   __device__ __forceinline__ void finish_row(int h, const OwnPart& own, float (&output)[kOutputs],
                                              OnlineSoftmax& softmax, float scale, float& factor,
                                              float& lse) const {
     // Full tiles contributed to rows past a length too; no tile contributed to items without keys.
     const bool sees_nothing = own.row + 8 * h >= item.tile.live_rows || item.tile.segments == 0;
     if (sees_nothing) load_row(h, own, output, softmax, scale);
-    float sum = quad_sum(softmax.sum[h]);
-    const float top = softmax.maximum[h] * scale;
+    const float sum = quad_sum(softmax.sum[h]);
     factor = 0;
     lse = -kInfinity;
     if (sum != 0) {
-      if (a.sinks != nullptr) {
-        const float* sink = a.sinks + item.head * a.sinks_per_head;
-#pragma unroll 1
-        for (int i = 0; i < a.sinks_per_head; ++i) sum += exp2_fast(sink[i] * kLog2E - top);
-      }
       factor = 1.0f / sum;
-      lse = (top + log2f(sum)) * kLn2;
+      lse = (softmax.maximum[h] * scale + log2f(sum)) * kLn2;
     } else if (saw_without_weight(a, item, own.row + 8 * h)) {
       factor = kNan;
     }

@@ -46,10 +46,6 @@ class RowRepair {
       }
     }
     const bool sees = sum != 0;
-    if (sees && a.sinks != nullptr) {
-      const float* sink = a.sinks + item.head * a.sinks_per_head;
-      for (int i = 0; i < a.sinks_per_head; ++i) sum += exp2f(sink[i] * kLog2E - maximum);
-    }
     const float without = !sees && saw_without_weight(a, item, row) ? kNan : 0.0f;
     __syncwarp();  // the state may lie where the result does
     const std::int64_t at = output_offset(a.result, item, row);

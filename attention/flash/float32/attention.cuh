@@ -345,12 +345,6 @@ class Attention {
     if (own < kOwnRows && own_row < item.tile.rows) {
       double lse = -kInfinity;
       if (own_sum != 0) {
-        if (a.sinks != nullptr) {
-          const float* const sink = a.sinks + item.head * a.sinks_per_head;
-          for (int i = 0; i < a.sinks_per_head; ++i) {
-            own_sum += exp2f(sink[i] * kLog2E - own_shift);
-          }
-        }
         own_factor = 1.0f / own_sum;
         lse = (own_shift + log2(static_cast<double>(own_sum))) / kLog2E64;
       } else if (saw_without_weight(a, item, own_row)) {

@@ -333,6 +333,11 @@ std::span<const SegmentRun> Mask::kv_runs(std::int64_t batch, std::int32_t id) c
                                       [&](const SegmentRun& run) { return run.id == id; })};
 }
 
+std::span<const SegmentRun> Mask::kv_runs(std::int64_t batch) const {
+  if (!has_segments()) return {};
+  return kv_segments_.runs(batch);
+}
+
 std::vector<std::int32_t> segments_from_cu_seqlens(std::span<const std::int32_t> cu_seqlens,
                                                    std::int64_t length) {
   const auto fail = [&](std::size_t index, const std::string& expected) {

@@ -1,9 +1,9 @@
 // The flash kernel beside cuDNN on one GPU, bfloat16: rounds alternate between the two and rest in
 // between, so that the ratios are those of one board at one temperature. Then what features cost at
-// equal visible work, block masks beside cuDNN without a mask, and float32 beside the plain kernel.
-// Prints tables, and JSON into the file that is named:
+// equal visible work, block masks beside cuDNN without a mask, float32 beside the plain kernel, and
+// what it takes to list the tiles. Prints tables, and JSON into the file that is named:
 //
-//     annulus_micro_flash [dense|features|blocks|float32 ...] [FILE.json]
+//     annulus_micro_flash [dense|features|blocks|float32|lists ...] [FILE.json]
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -25,7 +25,9 @@
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
 
+#include "cuda/upload.hpp"
 #include "flash/flash_attention.hpp"
+#include "flash/lists/device_lists.hpp"
 #include "flash/work_list.hpp"
 
 namespace annulus {
@@ -135,6 +137,37 @@ class Bench {
     return results;
   }
 
+  // The median of `count` calls, in milliseconds of the device.
+  double time(const std::function<void()>& call, int count) {
+    cudaStream_t raw = CudaStream::of(*stream_).raw();
+    std::vector<cudaEvent_t> events(static_cast<std::size_t>(count) + 1);
+    for (cudaEvent_t& event : events) check_cuda(cudaEventCreate(&event), "cudaEventCreate");
+    check_cuda(cudaEventRecord(events[0], raw), "cudaEventRecord");
+    for (std::size_t i = 1; i < events.size(); ++i) {
+      call();
+      check_cuda(cudaEventRecord(events[i], raw), "cudaEventRecord");
+    }
+    stream_->synchronize();
+    std::vector<float> times;
+    for (std::size_t i = 1; i < events.size(); ++i) {
+      times.emplace_back();
+      check_cuda(cudaEventElapsedTime(&times.back(), events[i - 1], events[i]),
+                 "cudaEventElapsedTime");
+    }
+    for (cudaEvent_t event : events) check_cuda(cudaEventDestroy(event), "cudaEventDestroy");
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
+
+  // Something that makes no products.
+  void add(std::string name, std::string kernel, double milliseconds) {
+    fmt::print("{:36} {:12} {:9.4f} ms\n", name, kernel, milliseconds);
+    all_.push_back({std::move(name), std::move(kernel), milliseconds});
+  }
+
+  [[nodiscard]] Device& device() { return *device_; }
+  [[nodiscard]] cudaStream_t stream() { return CudaStream::of(*stream_).raw(); }
+
   void write(const char* path) const {
     auto file = fmt::output_file(path);
     file.print("[\n");
@@ -180,28 +213,6 @@ class Bench {
     p->flash->run(p->block, p->result, *stream_);
     if (one.continues_state) p->block.state = p->result;
     return p;
-  }
-
-  // The median of `count` calls, in milliseconds.
-  double time(const std::function<void()>& call, int count) {
-    cudaStream_t raw = CudaStream::of(*stream_).raw();
-    std::vector<cudaEvent_t> events(static_cast<std::size_t>(count) + 1);
-    for (cudaEvent_t& event : events) check_cuda(cudaEventCreate(&event), "cudaEventCreate");
-    check_cuda(cudaEventRecord(events[0], raw), "cudaEventRecord");
-    for (std::size_t i = 1; i < events.size(); ++i) {
-      call();
-      check_cuda(cudaEventRecord(events[i], raw), "cudaEventRecord");
-    }
-    stream_->synchronize();
-    std::vector<float> times;
-    for (std::size_t i = 1; i < events.size(); ++i) {
-      times.emplace_back();
-      check_cuda(cudaEventElapsedTime(&times.back(), events[i - 1], events[i]),
-                 "cudaEventElapsedTime");
-    }
-    for (cudaEvent_t event : events) check_cuda(cudaEventDestroy(event), "cudaEventDestroy");
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
   }
 
   std::unique_ptr<Device> device_;
@@ -382,6 +393,73 @@ void float32(Bench& bench) {
   }
 }
 
+// The median of some calls, in milliseconds of the host.
+double host_time(const std::function<void()>& call) {
+  std::vector<double> times(9);
+  call();
+  for (double& time : times) {
+    const auto begin = std::chrono::steady_clock::now();
+    call();
+    time =
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+// The lists of a call of 16k tokens and 32 heads: made by the GPU's kernels alone; by plan, copies
+// and kernels, as when a call is prepared; and on the host, without copies and with them.
+void lists(Bench& bench) {
+  const std::int64_t length = 16384;
+  const AttentionShape shape{1, length, length, 32, 8, 128, 128};
+  std::vector<Case> cases;
+  const auto add = [&](std::string name, bool causal) -> Mask& {
+    cases.push_back(make_case("lists: " + std::move(name), shape, causal));
+    return cases.back().problem.mask;
+  };
+  add("causal", true);
+  add("window 1024", true).set_window(1024, -1);
+  const std::vector<std::int32_t> ids = documents(length, 16, false);
+  add("16 documents", true).set_segments(1, ids, ids);
+  const std::vector<std::int32_t> many = documents(length, 2000, false);
+  add("2000 documents", true).set_segments(1, many, many);
+  for (const double density : {0.06, 0.51}) {
+    add(fmt::format("random {}", density), false)
+        .set_block_mask(BlockMask::random(length, length, shape.heads, density, 1));
+  }
+  MemoryPool& memory = bench.device().memory();
+  for (const Case& one : cases) {
+    const auto plan = [&] {
+      return flash::ListPlan(one.problem.mask, {0, 1, 0, shape.heads}, one.rows, one.columns,
+                             kBlock, kBlock);
+    };
+    const auto on_host = [&] {
+      return flash::list_work(one.problem.mask, {0, 1, 0, shape.heads}, one.rows, one.columns,
+                              kBlock, kBlock);
+    };
+    const auto copied = [&](const auto& values) {
+      const auto* const first = reinterpret_cast<const std::int32_t*>(values.data());
+      return upload({first, values.size() * sizeof(values[0]) / sizeof(*first)}, memory);
+    };
+    const flash::DeviceLists made(plan(), memory);
+    const auto make = [&] { made.make(bench.stream()); };
+    (void)bench.time(make, 3);
+    bench.add(one.name, "kernels", bench.time(make, 31));
+    bench.add(one.name, "prepared", host_time([&] {
+                const flash::DeviceLists lists(plan(), memory);
+                lists.make(bench.stream());
+                check_cuda(cudaStreamSynchronize(bench.stream()), "cudaStreamSynchronize");
+              }));
+    bench.add(one.name, "host", host_time([&] { (void)on_host(); }));
+    bench.add(one.name, "host, copied", host_time([&] {
+                const flash::WorkList list = on_host();
+                const Tensor tiles = copied(list.tiles);
+                const Tensor segments = copied(list.segments);
+                const Tensor row_documents = copied(list.row_documents);
+              }));
+  }
+}
+
 }  // namespace
 }  // namespace annulus
 
@@ -399,11 +477,13 @@ int main(int argc, char** argv) {
     const bool features = asked("features");
     const bool blocks = asked("blocks");
     const bool float32 = asked("float32");
-    const bool all = !dense && !features && !blocks && !float32;
+    const bool lists = asked("lists");
+    const bool all = !dense && !features && !blocks && !float32 && !lists;
     if (dense || all) annulus::beside_cudnn(bench);
     if (features || all) annulus::features(bench);
     if (blocks || all) annulus::blocks(bench);
     if (float32 || all) annulus::float32(bench);
+    if (lists || all) annulus::lists(bench);
     if (!words.empty()) bench.write(words.front().c_str());
     return 0;
   } catch (const std::exception& error) {

@@ -12,7 +12,6 @@
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
 
-#include "cuda/upload.hpp"
 #include "flash/small_tanh.hpp"
 
 namespace annulus::flash {
@@ -38,20 +37,6 @@ KernelInfo pick(DType dtype, bool ids, bool soft_cap) {
   }
   return ids ? pick<kHeadDim, kValueDim, false, MaskClass::ids>(soft_cap)
              : pick<kHeadDim, kValueDim, false, MaskClass::position>(soft_cap);
-}
-
-// Of structs made of int32 alone.
-template <class T>
-Tensor upload_all(const std::vector<T>& values, MemoryPool& memory) {
-  static_assert(sizeof(T) % sizeof(std::int32_t) == 0);
-  return upload({reinterpret_cast<const std::int32_t*>(values.data()),
-                 values.size() * sizeof(T) / sizeof(std::int32_t)},
-                memory);
-}
-
-template <class T>
-const T* address(const Tensor& tensor) {
-  return static_cast<const T*>(tensor.view().data());
 }
 
 // [batch, sequence, head, dim] as TMA sees it, in boxes of 64 dims and `box_rows` positions.
@@ -182,34 +167,27 @@ FlashAttention::Entry FlashAttention::make_entry(const AttentionBlock& block) {
   entry.kernel = find_kernel(problem_, false);
   const Mask everything;
   const bool masked = !block.unmasked;
-  WorkList list = list_work(masked ? problem_.mask : everything,
-                            {entry.first_batch, entry.batches, entry.first_head, entry.heads},
-                            masked ? block.rows : PositionRanges::all(block.rows.size()),
-                            masked ? block.columns : PositionRanges::all(block.columns.size()),
-                            entry.kernel.tile_rows, entry.kernel.tile_columns);
-  if (!list.column_ids.empty()) {
-    entry.kernel = find_kernel(problem_, true);
-    // A tile may reach beyond the last column.
-    list.column_ids.resize(list.column_ids.size() +
-                           static_cast<std::size_t>(entry.kernel.tile_columns));
-  }
+  const ListPlan plan(masked ? problem_.mask : everything,
+                      {entry.first_batch, entry.batches, entry.first_head, entry.heads},
+                      masked ? block.rows : PositionRanges::all(block.rows.size()),
+                      masked ? block.columns : PositionRanges::all(block.columns.size()),
+                      entry.kernel.tile_rows, entry.kernel.tile_columns);
+  if (plan.asked() == Asked::ids) entry.kernel = find_kernel(problem_, true);
   check_cuda(
       cudaFuncSetAttribute(entry.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(entry.kernel.shared_bytes)),
       "cudaFuncSetAttribute");
-  entry.batch_has_list = list.batches > 1;
-  entry.head_has_list = list.heads > 1;
-  entry.tiles_per_list = list.tiles_per_list();
-  entry.needs_repair = list.hides_values && entry.kernel.persistent;
-  MemoryPool& memory = device_.memory();
-  entry.tiles = upload_all(list.tiles, memory);
-  entry.segments = upload_all(list.segments, memory);
-  entry.row_documents = upload_all(list.row_documents, memory);
-  entry.row_ids = upload_all(list.row_ids, memory);
-  entry.column_ids = upload_all(list.column_ids, memory);
+  entry.batch_has_list = plan.batches() > 1;
+  entry.head_has_list = plan.heads() > 1;
+  entry.tiles_per_list = plan.tiles_per_list();
+  entry.needs_repair = plan.may_hide_values() && entry.kernel.persistent;
+  entry.lists.emplace(plan, device_.memory());
+  entry.lists->make(nullptr);
   const std::int64_t items = entry.batches * entry.heads * entry.tiles_per_list;
-  entry.counters =
-      upload(std::vector<std::int32_t>(static_cast<std::size_t>(kCounters + 1 + items)), memory);
+  entry.counters = Tensor(DType::int32, {kCounters + 1 + items}, device_.memory());
+  check_cuda(cudaMemsetAsync(entry.counters.view().data(), 0, entry.counters.bytes(), nullptr),
+             "cudaMemsetAsync");
+  check_cuda(cudaStreamSynchronize(nullptr), "making work lists");
   return entry;
 }
 
@@ -245,8 +223,8 @@ Arguments FlashAttention::arguments_of(const Entry& entry, const AttentionBlock&
     a.key = tensor_map(block.key, entry.kernel.tile_columns);
     a.value = tensor_map(block.value, entry.kernel.tile_columns);
   }
-  a.tiles = address<QueryTile>(entry.tiles);
-  a.segments = address<KeySegment>(entry.segments);
+  a.tiles = entry.lists->tiles();
+  a.segments = entry.lists->segments();
   a.tiles_per_list = entry.tiles_per_list;
   a.tile_columns = entry.kernel.tile_columns;
   a.batch_has_list = entry.batch_has_list ? 1 : 0;
@@ -257,9 +235,9 @@ Arguments FlashAttention::arguments_of(const Entry& entry, const AttentionBlock&
   a.section_heads = static_cast<std::int32_t>(heads_in_section(block));
   a.counters = static_cast<std::int32_t*>(entry.counters.view().data());
   a.repair = a.counters + kCounters;
-  a.row_documents = address<Document>(entry.row_documents);
-  a.row_ids = address<std::int32_t>(entry.row_ids);
-  a.column_ids = address<std::int32_t>(entry.column_ids);
+  a.row_documents = entry.lists->row_documents();
+  a.row_ids = entry.lists->row_ids();
+  a.column_ids = entry.lists->column_ids();
   a.rows = static_cast<std::int32_t>(block.query.size(1));
   a.columns = static_cast<std::int32_t>(block.key.size(1));
   a.soft_cap = static_cast<float>(problem_.soft_cap.value_or(0));

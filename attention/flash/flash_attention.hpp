@@ -7,7 +7,7 @@
 #include <annulus/attention/implementation.hpp>
 
 #include "flash/kernels.hpp"
-#include "flash/work_list.hpp"
+#include "flash/lists/device_lists.hpp"
 
 namespace annulus::flash {
 
@@ -46,7 +46,7 @@ class FlashAttention {
     bool head_has_list = false;
     std::int32_t tiles_per_list = 0;
     bool needs_repair = false;
-    Tensor tiles, segments, row_documents, row_ids, column_ids;
+    std::optional<DeviceLists> lists;
     Tensor counters;
   };
 

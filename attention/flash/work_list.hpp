@@ -6,17 +6,10 @@
 #include <annulus/attention/mask.hpp>
 #include <annulus/partition/position.hpp>
 
+#include "flash/batches_and_heads.hpp"
 #include "flash/work.hpp"
 
 namespace annulus::flash {
-
-/// Batches and query heads of a block: global indices.
-struct BatchesAndHeads {
-  std::int64_t first_batch = 0;
-  std::int64_t batches = 1;
-  std::int64_t first_head = 0;
-  std::int64_t heads = 1;
-};
 
 /// What of a block the kernel has to visit: for every query tile the key tiles that some row sees.
 /// Batches share it where the mask does not depend on them, and so do heads.
@@ -41,6 +34,8 @@ struct WorkList {
   }
 };
 
+/// Defines what DeviceLists makes for the kernels; tests and benchmarks call it.
+///
 /// Tiles have tile_rows × tile_columns entries and begin anew with each position range, rows also
 /// with each query block and columns behind each hidden key block. Takes O(tiles + segments), and
 /// O(rows + columns + keys of the whole sequence) per list where there are segment ids. Positions

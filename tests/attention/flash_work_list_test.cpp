@@ -1,11 +1,5 @@
 // The tiles that the flash kernel is told to visit, against the mask's definition, pair by pair.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <annulus/partition/sequence_layout.hpp>
-
-#include "flash/work_list.hpp"
-#include "tests/attention/random_mask.hpp"
+#include "tests/attention/flash_list_cases.hpp"
 
 namespace annulus::flash {
 namespace {
@@ -148,17 +142,6 @@ class Walk {
 
 constexpr std::int64_t kLength = 60;
 
-PositionRanges random_positions(Random& random) {
-  const LayoutKind kinds[] = {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped};
-  const int ranks = static_cast<int>(draw(random, 1, 4));
-  const SequenceLayout layout(kinds[draw(random, 0, 2)], kLength, ranks);
-  const PositionRanges all = layout.positions(static_cast<int>(draw(random, 0, ranks - 1)));
-  const std::int64_t begin = draw(random, 0, all.size() - 1);
-  return draw(random, 0, 1) == 0
-             ? all
-             : all.slice({LocalPosition(begin), draw(random, 1, all.size() - begin)});
-}
-
 TEST(FlashWorkList, MeetsEveryVisiblePairOnce) {
   Random random(43);
   int full = 0;
@@ -168,8 +151,9 @@ TEST(FlashWorkList, MeetsEveryVisiblePairOnce) {
   for (const std::vector<MaskKind>& kinds : test::mask_combinations()) {
     for (int repeat = 0; repeat < 40; ++repeat) {
       const Mask mask = test::random_mask(random, kinds, kBatch, kLength, kLength);
-      const PositionRanges rows = random_positions(random);
-      const PositionRanges columns = draw(random, 0, 2) == 0 ? rows : random_positions(random);
+      const PositionRanges rows = test::random_positions(random, kLength);
+      const PositionRanges columns =
+          draw(random, 0, 2) == 0 ? rows : test::random_positions(random, kLength);
       const Block block{rows, columns};
       Walk walk(mask, block);
       walk.expect_as_defined();
@@ -198,8 +182,9 @@ TEST(FlashWorkList, MeetsEveryVisiblePairOfBlocksOnce) {
       Mask mask = test::random_mask(random, kinds, kBatch, kLength, kLength);
       mask.set_block_mask(test::random_block_mask(random, kBatch, kFirstHead + kHeads, kLength,
                                                   kLength, 3 * kTileColumns));
-      const PositionRanges rows = random_positions(random);
-      const PositionRanges columns = draw(random, 0, 2) == 0 ? rows : random_positions(random);
+      const PositionRanges rows = test::random_positions(random, kLength);
+      const PositionRanges columns =
+          draw(random, 0, 2) == 0 ? rows : test::random_positions(random, kLength);
       const Block block{rows, columns};
       Walk walk(mask, block);
       walk.expect_as_defined();

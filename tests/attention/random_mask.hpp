@@ -133,11 +133,11 @@ inline Mask random_mask(Random& random, const std::vector<MaskKind>& kinds, std:
   return mask;
 }
 
-/// Blocks of up to `largest` positions, each dimension of the entries broadcast or not.
+/// Blocks of `smallest` to `largest` positions, each dimension of the entries broadcast or not.
 inline BlockMask random_block_mask(Random& random, std::int64_t batch, std::int64_t heads,
                                    std::int64_t query_length, std::int64_t kv_length,
-                                   std::int64_t largest) {
-  const BlockSize size{draw(random, 1, largest), draw(random, 1, largest)};
+                                   std::int64_t largest, std::int64_t smallest = 1) {
+  const BlockSize size{draw(random, smallest, largest), draw(random, smallest, largest)};
   const std::int64_t query_blocks = (query_length + size.query - 1) / size.query;
   const std::int64_t kv_blocks = (kv_length + size.kv - 1) / size.kv;
   Extents shape{batch, heads, query_blocks, kv_blocks};

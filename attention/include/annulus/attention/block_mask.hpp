@@ -87,6 +87,11 @@ class BlockMask {
   [[nodiscard]] Run next_run(std::int64_t batch, std::int64_t head, GlobalPosition row,
                              GlobalPosition from) const;
 
+  /// All entries: a bit for each key block, in rows of whole words for each batch, head and query
+  /// block.
+  [[nodiscard]] std::span<const std::uint64_t> words() const noexcept { return entries_->words; }
+  [[nodiscard]] std::int64_t words_per_row() const noexcept { return entries_->words_per_row; }
+
   /// For counting: how many keys an entry holds; more than there can be if one holds all …
   [[nodiscard]] std::int64_t keys_per_entry() const;
   /// … and for each key block, and behind the last, how many of the blocks before it `row` sees,

@@ -133,8 +133,9 @@ class Mask {
   /// queries, in order of position; empty without segments …
   [[nodiscard]] std::span<const SegmentRun> query_runs(std::int64_t batch, GlobalPosition begin,
                                                        GlobalPosition end) const;
-  /// … and all runs of keys with this id, in order of position.
+  /// … and all runs of keys with this id, in order of position; or of all ids, in order of ids.
   [[nodiscard]] std::span<const SegmentRun> kv_runs(std::int64_t batch, std::int32_t id) const;
+  [[nodiscard]] std::span<const SegmentRun> kv_runs(std::int64_t batch) const;
 
  private:
   /// Ids of every position, and their runs: per batch, query runs in order of position, key runs in

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <annulus/core/memory.hpp>
+#include <annulus/core/tensor.hpp>
+
+#include "flash/lists/list_plan.hpp"
+
+namespace annulus::flash {
+
+/// The work lists of a block, made by a device for its kernels; list_work() says what they hold.
+class DeviceLists {
+ public:
+  /// Takes space on the current device, that of `memory`, and copies there what lists are made from
+  /// before it returns.
+  DeviceLists(const ListPlan& plan, MemoryPool& memory);
+
+  /// Enqueues two kernels and allocates nothing, so that it can be captured into a graph. The lists
+  /// are there when `stream` has come so far; made again, they are the same.
+  void make(cudaStream_t stream) const;
+
+  /// [batches][heads] of the plan: tiles_per_list() query tiles each.
+  [[nodiscard]] const QueryTile* tiles() const { return output_.tiles; }
+  [[nodiscard]] const KeySegment* segments() const { return output_.segments; }
+  /// Null unless they are asked.
+  [[nodiscard]] const Document* row_documents() const { return output_.row_documents; }
+  [[nodiscard]] const std::int32_t* row_ids() const { return output_.row_ids; }
+  /// Behind those of the last batch lie zeros for one more tile, which may reach beyond it.
+  [[nodiscard]] const std::int32_t* column_ids() const { return output_.column_ids; }
+
+ private:
+  template <class T>
+  [[nodiscard]] T* take(std::int64_t count, MemoryPool& memory);
+
+  Tensor numbers_;
+  Buffer blocks_;
+  std::vector<Buffer> buffers_;
+  ListInput input_;
+  ListOutput output_;
+};
+
+}  // namespace annulus::flash

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <annulus/attention/mask.hpp>
+#include <annulus/partition/position.hpp>
+
+#include "flash/batches_and_heads.hpp"
+#include "flash/lists/list_input.hpp"
+
+namespace annulus::flash {
+
+/// What rows and columns of masked tiles are asked besides their positions.
+enum class Asked : std::uint8_t {
+  nothing,
+  documents,  ///< of the rows: the keys of every id are neighbours
+  ids,        ///< of rows and columns
+};
+
+/// What the host knows of the lists of a block before a device makes them: what they are made from,
+/// and how much space they take. Costs O(query tiles + runs of ids), and with a block mask as much
+/// as reading its words. Positions must lie below 2^28.
+class ListPlan {
+ public:
+  /// Tiles as in list_work(). The mask must outlive the plan.
+  ListPlan(const Mask& mask, const BatchesAndHeads& of, const PositionRanges& rows,
+           const PositionRanges& columns, int tile_rows, int tile_columns);
+
+  /// The input that lies in numbers() and blocks(), or in copies of them.
+  [[nodiscard]] const std::vector<std::int32_t>& numbers() const { return numbers_; }
+  [[nodiscard]] std::span<const std::uint64_t> blocks() const { return blocks_; }
+  [[nodiscard]] ListInput input(const std::int32_t* numbers, const std::uint64_t* blocks) const;
+
+  [[nodiscard]] std::int64_t batches() const { return input_.batches; }
+  [[nodiscard]] std::int64_t heads() const { return input_.heads; }
+  [[nodiscard]] std::int32_t tiles_per_list() const { return input_.row_tile_count; }
+  [[nodiscard]] std::int64_t tiles() const { return batches() * heads() * tiles_per_list(); }
+  /// An upper bound.
+  [[nodiscard]] std::int64_t most_segments() const { return most_segments_; }
+  /// Whether some segment may hide values; see KeySegment::kHidesValues.
+  [[nodiscard]] bool may_hide_values() const { return may_hide_values_; }
+  [[nodiscard]] Asked asked() const { return asked_; }
+
+ private:
+  // Where an array of the input begins in numbers().
+  struct Place {
+    static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+    std::size_t first = kNone;
+  };
+  template <class T>
+  [[nodiscard]] Place add(const std::vector<T>& values);
+
+  void add_rows(const Mask& mask, const PositionRanges& rows, int tile_rows);
+  void add_columns(const PositionRanges& columns);
+  void add_ids(const Mask& mask, const BatchesAndHeads& of);
+  void add_blocks(const BlockMask& blocks, const BatchesAndHeads& of);
+  void count_segments(const Mask& mask, const BatchesAndHeads& of, const PositionRanges& columns);
+  [[nodiscard]] bool finds_hidden_values(const Mask& mask, const PositionRanges& columns) const;
+
+  ListInput input_;  // without addresses
+  std::vector<std::int32_t> numbers_;
+  std::span<const std::uint64_t> blocks_;
+  Place row_tiles_at_, column_ranges_at_, query_lengths_at_, kv_lengths_at_;
+  Place query_runs_at_, key_runs_at_, first_query_run_at_, first_key_run_at_;
+
+  std::vector<RowTile> row_tiles_;
+  std::int64_t most_segments_ = 0;
+  bool may_hide_values_ = false;
+  Asked asked_ = Asked::nothing;
+};
+
+}  // namespace annulus::flash

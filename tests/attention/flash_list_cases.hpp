@@ -1,0 +1,102 @@
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/partition/sequence_layout.hpp>
+
+#include "flash/lists/list_plan.hpp"
+#include "flash/work_list.hpp"
+#include "tests/attention/random_mask.hpp"
+
+// What the GPU's work lists are compared with: those of the host, for drawn masks and positions.
+namespace annulus::test {
+
+/// A rank's positions of any layout, or a part of them.
+inline PositionRanges random_positions(Random& random, std::int64_t length) {
+  const LayoutKind kinds[] = {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped};
+  const int ranks = static_cast<int>(draw(random, 1, 4));
+  const SequenceLayout layout(kinds[draw(random, 0, 2)], length, ranks);
+  const PositionRanges all = layout.positions(static_cast<int>(draw(random, 0, ranks - 1)));
+  const std::int64_t begin = draw(random, 0, all.size() - 1);
+  return draw(random, 0, 1) == 0
+             ? all
+             : all.slice({LocalPosition(begin), draw(random, 1, all.size() - begin)});
+}
+
+struct ListCase {
+  Mask mask;
+  flash::BatchesAndHeads of;
+  PositionRanges rows;
+  PositionRanges columns;
+  int tile_rows = 8;
+  int tile_columns = 6;
+
+  [[nodiscard]] flash::WorkList on_host() const {
+    return flash::list_work(mask, of, rows, columns, tile_rows, tile_columns);
+  }
+  [[nodiscard]] flash::ListPlan plan() const {
+    return {mask, of, rows, columns, tile_rows, tile_columns};
+  }
+};
+
+inline std::string to_string(const ListCase& one) {
+  return to_string(one.mask) + ", rows " + to_string(one.rows) + ", columns " +
+         to_string(one.columns) + ", tiles " + std::to_string(one.tile_rows) + " x " +
+         std::to_string(one.tile_columns);
+}
+
+/// A mask of these parts, and sometimes blocks, for three heads of two batches of four.
+inline ListCase random_list_case(Random& random, const std::vector<MaskKind>& kinds,
+                                 std::int64_t length, int tile_rows, int tile_columns) {
+  constexpr std::int64_t kBatches = 4;
+  constexpr std::int64_t kHeads = 5;
+  ListCase one;
+  one.of = {draw(random, 0, 2), 2, draw(random, 0, 2), 3};
+  one.tile_rows = tile_rows;
+  one.tile_columns = tile_columns;
+  one.mask = random_mask(random, kinds, kBatches, length, length);
+  if (draw(random, 0, 2) == 0) {
+    // Not so small that there are millions of them.
+    const std::int64_t largest = 3 * tile_columns;
+    const std::int64_t smallest = std::min(largest, 1 + length / 150);
+    one.mask.set_block_mask(
+        random_block_mask(random, kBatches, kHeads, length, length, largest, smallest));
+  }
+  one.rows = random_positions(random, length);
+  one.columns = draw(random, 0, 2) == 0 ? one.rows : random_positions(random, length);
+  return one;
+}
+
+/// Bit by bit.
+template <class T>
+bool same(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+/// The host knows all of a list before it says what masked tiles must ask; a plan may say too much,
+/// never too little.
+inline void expect_same_lists(const ListCase& one, const flash::WorkList& made) {
+  const flash::WorkList host = one.on_host();
+  const flash::ListPlan plan = one.plan();
+  EXPECT_EQ(plan.batches(), host.batches);
+  EXPECT_EQ(plan.heads(), host.heads);
+  EXPECT_EQ(plan.tiles_per_list(), host.tiles_per_list());
+  ASSERT_LE(static_cast<std::int64_t>(host.segments.size()), plan.most_segments());
+  EXPECT_TRUE(same(made.tiles, host.tiles));
+  EXPECT_TRUE(same(made.segments, host.segments));
+  EXPECT_TRUE(plan.may_hide_values() || !host.hides_values);
+  EXPECT_TRUE(plan.asked() != flash::Asked::nothing || !host.asks_ids);
+  if (!host.asks_ids) return;
+  EXPECT_TRUE(same(made.row_documents, host.row_documents));
+  EXPECT_TRUE(same(made.row_ids, host.row_ids));
+  EXPECT_TRUE(same(made.column_ids, host.column_ids));
+}
+
+}  // namespace annulus::test

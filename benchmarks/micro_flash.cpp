@@ -1,9 +1,10 @@
 // The flash kernel beside cuDNN on one GPU, bfloat16: rounds alternate between the two and rest in
 // between, so that the ratios are those of one board at one temperature. Then what features cost at
-// equal visible work, block masks beside cuDNN without a mask, float32 beside the plain kernel, and
-// what it takes to list the tiles. Prints tables, and JSON into the file that is named:
+// equal visible work, block masks beside cuDNN without a mask, float32 beside the plain kernel, the
+// hops of a ring in one launch, and what it takes to list the tiles. Prints tables, and JSON into
+// the file that is named:
 //
-//     annulus_micro_flash [dense|features|blocks|float32|lists ...] [FILE.json]
+//     annulus_micro_flash [dense|features|blocks|float32|hops|lists ...] [FILE.json]
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -24,6 +25,7 @@
 #include <annulus/core/cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/partition/sequence_layout.hpp>
 
 #include "cuda/upload.hpp"
 #include "flash/flash_attention.hpp"
@@ -393,6 +395,36 @@ void float32(Bench& bench) {
   }
 }
 
+// What a ring of two ranks (zigzag, causal) could gain by walking all hops in one launch, if its
+// blocks were there at once: a rank's rows with all keys, beside its own block and, for the rows
+// that see it, the other rank's.
+void hops(Bench& bench) {
+  for (const auto& [length, heads, kv_heads] :
+       {std::tuple{8192, 64, 8}, std::tuple{8192, 32, 32}, std::tuple{32768, 64, 8}}) {
+    const SequenceLayout layout(LayoutKind::zigzag, length, 2);
+    const PositionRanges own = layout.positions(0);
+    std::vector<Case> cases;
+    const auto add = [&](const char* what) -> Case& {
+      cases.push_back(make_case(fmt::format("hops: {}/{} {} {}", heads, kv_heads, length, what),
+                                {1, length, length, heads, kv_heads, 128, 128}, true));
+      cases.back().rows = own;
+      return cases.back();
+    };
+    add("at once");
+    Case& first = add("own block");
+    first.columns = own;
+    first.output = DType::float32;
+    Case& second = add("other block");
+    second.rows = PositionRanges({own.ranges().back()});
+    second.columns = layout.positions(1);
+    second.output = DType::float32;
+    second.continues_state = true;
+    const std::vector<Measured> times = bench.measure(cases, nullptr);
+    fmt::print("{:36} {:.3f} of the launches by themselves\n", times[0].name,
+               times[0].milliseconds / (times[1].milliseconds + times[2].milliseconds));
+  }
+}
+
 // The median of some calls, in milliseconds of the host.
 double host_time(const std::function<void()>& call) {
   std::vector<double> times(9);
@@ -477,12 +509,14 @@ int main(int argc, char** argv) {
     const bool features = asked("features");
     const bool blocks = asked("blocks");
     const bool float32 = asked("float32");
+    const bool hops = asked("hops");
     const bool lists = asked("lists");
-    const bool all = !dense && !features && !blocks && !float32 && !lists;
+    const bool all = !dense && !features && !blocks && !float32 && !hops && !lists;
     if (dense || all) annulus::beside_cudnn(bench);
     if (features || all) annulus::features(bench);
     if (blocks || all) annulus::blocks(bench);
     if (float32 || all) annulus::float32(bench);
+    if (hops || all) annulus::hops(bench);
     if (lists || all) annulus::lists(bench);
     if (!words.empty()) bench.write(words.front().c_str());
     return 0;

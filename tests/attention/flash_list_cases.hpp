@@ -75,9 +75,22 @@ inline ListCase random_list_case(Random& random, const std::vector<MaskKind>& ki
 
 /// Bit by bit.
 template <class T>
-bool same(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+testing::AssertionResult same(const std::vector<T>& made, const std::vector<T>& host) {
+  if (made.size() != host.size()) {
+    return testing::AssertionFailure() << made.size() << " entries, not " << host.size();
+  }
+  const auto words = [](const T& entry) {
+    std::vector<std::int32_t> values(sizeof(T) / sizeof(std::int32_t));
+    std::memcpy(values.data(), &entry, sizeof(T));
+    return testing::PrintToString(values);
+  };
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    if (std::memcmp(&made[i], &host[i], sizeof(T)) != 0) {
+      return testing::AssertionFailure() << "entry " << i << " of " << made.size() << " is "
+                                         << words(made[i]) << ", not " << words(host[i]);
+    }
+  }
+  return testing::AssertionSuccess();
 }
 
 /// The host knows all of a list before it says what masked tiles must ask; a plan may say too much,

@@ -167,7 +167,7 @@ void ListPlan::add_ids(const Mask& mask, const BatchesAndHeads& of) {
         ascend && std::adjacent_find(queries.begin(), queries.end(), any_order) == queries.end();
     auto key = keys.begin();
     for (const SegmentRun& run : queries) {
-      if (key != keys.end() && key->id > run.id) key = keys.begin();
+      if (key == keys.end() || key->id > run.id) key = keys.begin();
       key = std::lower_bound(key, keys.end(), run.id,
                              [](const SegmentRun& k, std::int32_t id) { return k.id < id; });
       Document document;

@@ -1,3 +1,5 @@
+#include <utility>
+
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
@@ -6,11 +8,22 @@
 namespace annulus {
 
 Distribution Distribution::sequence(LayoutKind layout, std::int64_t granule) {
+  if (layout == LayoutKind::balanced) {
+    throw ArgumentError("sequence layout", "balanced", "a dealing, which says who holds what");
+  }
   if (granule < 1) throw ArgumentError("sequence granule", std::to_string(granule), "1 or more");
   Distribution result;
   result.kind_ = Kind::sequence;
   result.layout_ = layout;
   result.granule_ = granule;
+  return result;
+}
+
+Distribution Distribution::dealt(Dealing dealing) {
+  Distribution result;
+  result.kind_ = Kind::dealt;
+  result.layout_ = LayoutKind::balanced;
+  result.dealing_ = std::move(dealing);
   return result;
 }
 
@@ -21,6 +34,7 @@ Distribution Distribution::kv_heads() {
 }
 
 bool Distribution::fits(std::int64_t size, int ranks) const noexcept {
+  if (dealing_) return size == dealing_->length() && ranks == dealing_->ranks();
   return kind_ == Kind::sequence || size % ranks == 0 || copies(size, ranks) > 1;
 }
 
@@ -33,6 +47,7 @@ PositionRanges Distribution::positions(std::int64_t size, int ranks, int coordin
   if (kind_ == Kind::sequence) {
     return SequenceLayout(layout_, size, ranks, granule_).positions(coordinate);
   }
+  if (dealing_) return dealing_->positions(coordinate);
   const int sharing = copies(size, ranks);
   const std::int64_t count = size * sharing / ranks;
   return PositionRanges({{GlobalPosition(coordinate / sharing * count), count, 1}});
@@ -44,6 +59,8 @@ std::string to_string(const Distribution& distribution) {
       return "block";
     case Distribution::Kind::kv_heads:
       return "kv_heads";
+    case Distribution::Kind::dealt:
+      return "balanced:" + distribution.dealing()->digest().substr(0, 8);
     case Distribution::Kind::sequence:
       break;
   }

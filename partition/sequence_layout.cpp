@@ -16,6 +16,7 @@ constexpr std::array kNames{
     std::pair{LayoutKind::contiguous, std::string_view("contiguous")},
     std::pair{LayoutKind::zigzag, std::string_view("zigzag")},
     std::pair{LayoutKind::striped, std::string_view("striped")},
+    std::pair{LayoutKind::balanced, std::string_view("balanced")},
 };
 
 void check_at_least(const char* argument, std::int64_t value, std::int64_t least) {
@@ -35,7 +36,7 @@ LayoutKind parse_layout(std::string_view name) {
     if (known == name) return kind;
   }
   throw ArgumentError("sequence layout", fmt::format("'{}'", name),
-                      "contiguous, zigzag or striped");
+                      "contiguous, zigzag, striped or balanced");
 }
 
 SequenceLayout::SequenceLayout(LayoutKind kind, std::int64_t length, int ranks,
@@ -44,7 +45,17 @@ SequenceLayout::SequenceLayout(LayoutKind kind, std::int64_t length, int ranks,
   check_at_least("sequence length", length, 0);
   check_at_least("sequence ranks", ranks, 1);
   check_at_least("sequence granule", granule, 1);
+  if (kind == LayoutKind::balanced) {
+    throw ArgumentError("sequence layout", "balanced", "a dealing, which says who holds what");
+  }
 }
+
+SequenceLayout::SequenceLayout(Dealing dealing)
+    : kind_(LayoutKind::balanced),
+      length_(dealing.length()),
+      ranks_(dealing.ranks()),
+      granule_(1),
+      dealing_(std::move(dealing)) {}
 
 std::int64_t SequenceLayout::chunks() const noexcept {
   return kind_ == LayoutKind::zigzag ? 2 * std::int64_t{ranks_} : ranks_;
@@ -64,6 +75,7 @@ PositionRanges SequenceLayout::positions(int rank) const {
   if (rank < 0 || rank >= ranks_) {
     throw InternalError(fmt::format("rank {} of a sequence on {} ranks", rank, ranks_));
   }
+  if (dealing_) return dealing_->positions(rank);
   if (kind_ == LayoutKind::contiguous) return PositionRanges({chunk(rank)});
   if (kind_ == LayoutKind::zigzag) {
     return PositionRanges({chunk(rank), chunk(chunks() - 1 - rank)});
@@ -78,6 +90,7 @@ int SequenceLayout::owner(GlobalPosition position) const {
   if (at < 0 || at >= length_) {
     throw InternalError(fmt::format("position {} of a sequence of length {}", at, length_));
   }
+  if (dealing_) return dealing_->owner(position);
   if (kind_ == LayoutKind::striped) return static_cast<int>(at % ranks_);
   const std::int64_t granules = length_ / granule_;
   const std::int64_t fewest = granules / chunks();

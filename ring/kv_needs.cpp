@@ -1,9 +1,64 @@
 #include "kv_needs.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace annulus::ring {
+
+namespace {
+
+// Cuts runs of local columns into pieces, one for each chunk that they touch.
+std::vector<ColumnPiece> cut(const std::vector<LocalRange>& runs, const PositionRanges& columns) {
+  std::vector<ColumnPiece> pieces;
+  auto run = runs.begin();
+  LocalPosition first(0);
+  for (const PositionRange& chunk : columns.ranges()) {
+    const LocalPosition end = first + chunk.length;
+    for (; run != runs.end() && run->begin < end; ++run) {
+      const LocalPosition from = std::max(run->begin, first);
+      const LocalPosition to = std::min(run->end(), end);
+      pieces.push_back({{from, to - from}, chunk.slice(from - first, to - from)});
+      if (run->end() > end) break;
+    }
+    first = end;
+  }
+  return pieces;
+}
+
+// Fills the narrowest gaps until there are no more than `most` runs.
+void fill_gaps(std::vector<LocalRange>& runs, std::size_t most) {
+  if (runs.size() <= most) return;
+  std::vector<std::size_t> gaps(runs.size() - 1);  // by the run behind them
+  std::iota(gaps.begin(), gaps.end(), std::size_t{1});
+  const auto width = [&](std::size_t i) { return runs[i].begin - runs[i - 1].end(); };
+  std::stable_sort(gaps.begin(), gaps.end(),
+                   [&](std::size_t a, std::size_t b) { return width(a) < width(b); });
+  std::vector<bool> filled(runs.size());
+  for (std::size_t i = 0; i < runs.size() - most; ++i) filled[gaps[i]] = true;
+  std::vector<LocalRange> fewer;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    if (filled[i]) {
+      fewer.back().count = runs[i].end() - fewer.back().begin;
+    } else {
+      fewer.push_back(runs[i]);
+    }
+  }
+  runs = std::move(fewer);
+}
+
+}  // namespace
+
+std::vector<std::vector<ColumnPiece>> joined(const std::vector<ColumnPiece>& pieces) {
+  std::vector<std::vector<ColumnPiece>> result;
+  for (const ColumnPiece& piece : pieces) {
+    if (result.empty() || result.back().back().columns.end() != piece.columns.begin) {
+      result.emplace_back();
+    }
+    result.back().push_back(piece);
+  }
+  return result;
+}
 
 KvNeeds::KvNeeds(const AttentionProblem& problem, const ShardedOperands& operands,
                  std::vector<int> group)
@@ -47,6 +102,15 @@ const std::vector<ColumnPiece>& KvNeeds::of(int receiver, int origin) const {
     }
     before += chunk.length;
   }
+  const auto messages = joined(pieces);
+  if (messages.size() <= kMostMessages) return pieces;
+  std::vector<LocalRange> runs;
+  for (const std::vector<ColumnPiece>& message : messages) {
+    const LocalPosition begin = message.front().columns.begin;
+    runs.push_back({begin, message.back().columns.end() - begin});
+  }
+  fill_gaps(runs, kMostMessages);
+  pieces = cut(runs, shard(origin).columns);
   return pieces;
 }
 

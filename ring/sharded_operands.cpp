@@ -1,7 +1,10 @@
+#include <algorithm>
+#include <string>
 #include <vector>
 
 #include <annulus/core/error.hpp>
 #include <annulus/partition/sharding_rules.hpp>
+#include <annulus/ring/balance.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 
 namespace annulus::ring {
@@ -19,17 +22,82 @@ void check_whole(const PartitionSpec& spec, const char* name) {
                       "none: a head dimension cannot be sharded");
 }
 
+// Whether keys can lie like rows.
+bool alike(const AttentionShape& shape, const PartitionSpec& query, const PartitionSpec& kv) {
+  return shape.query_length == shape.kv_length && query[1] == kv[1];
+}
+
+/// How rows and columns are distributed.
+struct Sequences {
+  Distribution rows;
+  Distribution columns;
+};
+
+Sequences balanced(const AttentionProblem& problem, const MeshShape& mesh,
+                   const OperandLayout& layout) {
+  const int batch = mesh.size(layout.query[0]);
+  if (problem.shape.batch % batch != 0) return {};  // refused by the sharding of the query
+  const Distribution rows =
+      Distribution::dealt(deal_rows(problem, {mesh.size(layout.query[1]), batch}, layout.granule));
+  if (alike(problem.shape, layout.query, layout.kv)) return {rows, rows};
+  return {rows, Distribution::dealt(
+                    deal_columns(problem, {mesh.size(layout.kv[1]), batch}, layout.granule))};
+}
+
+Sequences sequences_of(const AttentionProblem& problem, const MeshShape& mesh,
+                       const OperandLayout& layout) {
+  if (layout.sequence == LayoutKind::balanced) return balanced(problem, mesh, layout);
+  const Distribution either = Distribution::sequence(layout.sequence, layout.granule.value_or(1));
+  return {either, either};
+}
+
+// Axes that a mesh lacks are refused by the shardings.
+bool has_axes(const MeshShape& mesh, const AxisNames& axes) {
+  return std::all_of(axes.begin(), axes.end(),
+                     [&](const std::string& axis) { return mesh.has_axis(axis); });
+}
+
+// Whether balanced rows are clearly better than those of another layout.
+bool wants_balance(const AttentionProblem& problem, const MeshShape& mesh,
+                   const OperandLayout& layout) {
+  constexpr std::int64_t kFewestRows = 256;  // of a rank: with fewer, time goes elsewhere
+  constexpr double kUneven = 0.1;
+  const AttentionShape& shape = problem.shape;
+  const AxisNames& axes = layout.query[1];
+  if (!alike(shape, layout.query, layout.kv) || !has_axes(mesh, layout.query[0]) ||
+      !has_axes(mesh, axes)) {
+    return false;
+  }
+  const int ranks = mesh.size(axes);
+  const int batch = mesh.size(layout.query[0]);
+  if (ranks == 1 || shape.query_length < kFewestRows * ranks || shape.batch % batch != 0) {
+    return false;
+  }
+  const auto imbalance = [&](const Distribution& rows) {
+    return tile_imbalance(
+        problem, NamedSharding(mesh, PartitionSpec({layout.query[0], axes}),
+                               {shape.batch, shape.query_length}, {Distribution::block(), rows}));
+  };
+  const std::optional<double> uneven = imbalance(Distribution::sequence(layout.sequence));
+  if (!uneven || *uneven < kUneven) return false;
+  const Dealing dealing = deal_rows(problem, {ranks, batch}, layout.granule);
+  return imbalance(Distribution::dealt(dealing)) <= *uneven / 2;
+}
+
 }  // namespace
 
 OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mesh,
-                           AttentionMode mode) {
+                           AttentionMode mode, const LayoutWishes& wishes) {
   const ShardingRules rules = ShardingRules().for_mesh(mesh);
-  return {rules.query_spec(mode), rules.kv_spec(mode),
-          problem.mask.causal() ? LayoutKind::zigzag : LayoutKind::contiguous};
-}
-
-OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mesh) {
-  return usual_layout(problem, mesh, infer_attention_mode(problem.shape.query_length));
+  OperandLayout layout{wishes.query.value_or(rules.query_spec(mode)),
+                       wishes.kv.value_or(rules.kv_spec(mode))};
+  if (wishes.sequence) {
+    layout.sequence = *wishes.sequence;
+    return layout;
+  }
+  layout.sequence = problem.mask.causal() ? LayoutKind::zigzag : LayoutKind::contiguous;
+  if (wants_balance(problem, mesh, layout)) layout.sequence = LayoutKind::balanced;
+  return layout;
 }
 
 ShardedOperands shard_operands(const AttentionProblem& problem, const MeshShape& mesh,
@@ -39,9 +107,9 @@ ShardedOperands shard_operands(const AttentionProblem& problem, const MeshShape&
   check_same_axes(layout, 2, "heads");
   check_whole(layout.query, "query");
   check_whole(layout.kv, "key/value");
-  const Distribution sequence = Distribution::sequence(layout.sequence, layout.granule);
-  const std::vector<Distribution> rows{Distribution::block(), sequence};
-  const std::vector<Distribution> columns{Distribution::block(), sequence,
+  const Sequences sequences = sequences_of(problem, mesh, layout);
+  const std::vector<Distribution> rows{Distribution::block(), sequences.rows};
+  const std::vector<Distribution> columns{Distribution::block(), sequences.columns,
                                           Distribution::kv_heads()};
   const PartitionSpec lse({layout.query[0], layout.query[2], layout.query[1]});
   return {NamedSharding(mesh, layout.query,
@@ -53,7 +121,7 @@ ShardedOperands shard_operands(const AttentionProblem& problem, const MeshShape&
           NamedSharding(mesh, layout.query,
                         {shape.batch, shape.query_length, shape.heads, shape.value_dim}, rows),
           NamedSharding(mesh, lse, {shape.batch, shape.heads, shape.query_length},
-                        {Distribution::block(), Distribution::block(), sequence})};
+                        {Distribution::block(), Distribution::block(), sequences.rows})};
 }
 
 }  // namespace annulus::ring

@@ -2,6 +2,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <ostream>
 #include <set>
 #include <string>
@@ -13,6 +14,7 @@
 #include <annulus/files/text_file.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/mesh.hpp>
+#include <annulus/ring/balance.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/simulate.hpp>
 
@@ -31,7 +33,8 @@ namespace {
 constexpr double kMiB = 1 << 20;
 // Rows of the table of ranks; the maximum and the mean over all ranks are in the other table.
 constexpr std::size_t kListedRanks = 32;
-constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped};
+constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
+                              LayoutKind::balanced};
 
 /// A problem laid on a mesh, and the plan that follows.
 struct PlannedCase {
@@ -89,6 +92,7 @@ struct PlanTotals {
   double most_work = 0;
   std::int64_t hops = 0;       ///< most steps of a rank with transfers
   std::int64_t hop_bytes = 0;  ///< most that a rank receives in one step
+  std::int64_t messages = 0;   ///< most that a rank receives in one step
   double bytes = 0;            ///< received by all ranks
   std::int64_t buffers = 0;    ///< most buffer memory of a rank
 };
@@ -101,6 +105,8 @@ PlanTotals totals_of(const ring::Plan& plan) {
       const std::int64_t bytes = bytes_received(*exchange);
       totals.hop_bytes = std::max(totals.hop_bytes, bytes);
       totals.bytes += static_cast<double>(bytes);
+      totals.messages =
+          std::max(totals.messages, static_cast<std::int64_t>(exchange->receives.size()));
     }
     totals.hops = std::max(totals.hops, static_cast<std::int64_t>(exchanges.size()));
     totals.buffers = std::max(totals.buffers, rank.buffer_bytes(ring::BufferKind::exchange));
@@ -111,6 +117,22 @@ PlanTotals totals_of(const ring::Plan& plan) {
     totals.bytes *= static_cast<double>(plan.mesh.ranks()) / static_cast<double>(plan.ranks.size());
   }
   return totals;
+}
+
+// What all ranks receive if each gets all the keys and values that it does not hold.
+double dense_bytes(const ring::ShardedOperands& operands, DType dtype) {
+  const Extents key = operands.key.local_shape(0);
+  const int shards = operands.key.shards(1);
+  const double groups = operands.key.mesh().ranks() / static_cast<double>(shards);
+  return groups * (shards - 1) *
+         static_cast<double>(operands.key.global_shape()[1] * key[0] * key[2] *
+                             (key[3] + operands.value.global_shape()[3])) *
+         static_cast<double>(size_of(dtype));
+}
+
+// "-" for nothing.
+std::string percent(std::optional<double> share) {
+  return share ? fmt::format("{:.2f}", *share * 100) : std::string(kNothing);
 }
 
 // What predictions assume, for the implementations that compute blocks.
@@ -135,38 +157,48 @@ std::string cost_assumptions(const ring::CostModel& model, const ring::Plan& pla
       kLarge / model.transfer_seconds(kLarge) * 1e-9, model.merge_bytes_per_second * 1e-9);
 }
 
-void add_layout(Report& report, const ring::Plan& plan, LayoutKind layout, bool chosen,
-                const ring::CostModel& model) {
+void add_layout(Report& report, const ring::Plan& plan, const ring::ShardedOperands& operands,
+                bool chosen, const ring::CostModel& model) {
   const PlanTotals totals = totals_of(plan);
+  const double dense = dense_bytes(operands, plan.problem.dtype);
   double finish = 0;
   double exposed = 0;
   for (const ring::RankTimeline& timeline : ring::simulate(plan, model)) {
     finish = std::max(finish, timeline.finish);
     exposed = std::max(exposed, timeline.exposed);
   }
-  report.add_row({std::string(annulus::name_of(layout)), chosen ? "yes" : "no",
+  report.add_row({plan.layout, chosen ? "yes" : "no",
                   fmt::format("{:.3f}", gflop(plan.problem.shape, totals.most_work)),
-                  fmt::format("{:.2f}", plan.imbalance() * 100), std::to_string(totals.hops),
+                  percent(plan.imbalance()),
+                  percent(ring::tile_imbalance(plan.problem, operands.query)),
+                  std::to_string(totals.hops), std::to_string(totals.messages),
                   fmt::format("{:.3f}", static_cast<double>(totals.hop_bytes) / kMiB),
                   fmt::format("{:.3f}", totals.bytes / kMiB),
+                  percent(dense > 0 ? std::optional(totals.bytes / dense) : std::nullopt),
                   fmt::format("{:.3f}", static_cast<double>(totals.buffers) / kMiB),
                   fmt::format("{:.3f}", exposed * 1e3), fmt::format("{:.3f}", finish * 1e3)});
 }
 
 Report layouts_report(const PlannedCase& planned, const Options& options) {
-  Report report("plan", {},
-                {{"layout", "", 10},
-                 {"chosen", "", 6},
-                 {"work", "GFLOP, most", 0, 0, "2 N (D + Dv) operations per visible pair"},
-                 {"imbalance", "%", 9, 0, "work of the rank with most, above the mean of all"},
-                 {"hops", "most", 6, 0, "steps with transfers, of the rank with most"},
-                 {"hop", "MiB/rank, most", 0, 1, "that a rank receives in one step"},
-                 {"moved", "MiB, total", 10, 1, "received by all ranks"},
-                 {"buffers", "MiB/rank, most", 0, 2, "of transfers"},
-                 {"wait", "ms, predicted", 10, 0,
-                  "for transfers, with nothing to compute; of the rank that waits longest"},
-                 {"time", "ms, predicted", 10, 0, "of the slowest rank"}},
-                {options.wide, options.legend});
+  Report report(
+      "plan", {},
+      {{"layout", "", 10},
+       {"chosen", "", 6},
+       {"work", "GFLOP, most", 0, 0, "2 N (D + Dv) operations per visible pair"},
+       {"imbalance", "%", 9, 0, "work of the rank with most, above the mean of all"},
+       {"tiles", "imbalance, %", 12, 0,
+        "likewise of tiles of 128 x 128 pairs or less with a visible one, which is what "
+        "GPU kernels compute"},
+       {"hops", "most", 6, 0, "steps with transfers, of the rank with most"},
+       {"messages", "most", 0, 3, "that a rank receives in one step"},
+       {"hop", "MiB/rank, most", 0, 2, "that a rank receives in one step"},
+       {"moved", "MiB, total", 10, 1, "received by all ranks"},
+       {"of dense", "%", 8, 0, "moved, of what it were if every rank got all keys and values"},
+       {"buffers", "MiB/rank, most", 0, 3, "of transfers"},
+       {"wait", "ms, predicted", 10, 0,
+        "for transfers, with nothing to compute; of the rank that waits longest"},
+       {"time", "ms, predicted", 10, 0, "of the slowest rank"}},
+      {options.wide, options.legend});
   report.add_meta("query", to_string(planned.operands.query));
   report.add_meta("key", to_string(planned.operands.key));
   report.add_meta("schedule", std::string(ring::name_of(planned.choice.schedule)));
@@ -175,7 +207,7 @@ Report layouts_report(const PlannedCase& planned, const Options& options) {
   for (const LayoutKind layout : kLayouts) {
     const bool chosen = layout == planned.setup.layout.sequence;
     if (chosen) {
-      add_layout(report, planned.plan, layout, true, planned.model);
+      add_layout(report, planned.plan, planned.operands, true, planned.model);
       continue;
     }
     ring::OperandLayout other = planned.setup.layout;
@@ -185,7 +217,7 @@ Report layouts_report(const PlannedCase& planned, const Options& options) {
     const ring::PlanInput input = planned.input(operands);
     const ring::Plan plan =
         ring::make_plan(input, planned.choice.schedule, ring::sample_ranks(input));
-    add_layout(report, plan, layout, false, planned.model);
+    add_layout(report, plan, operands, false, planned.model);
   }
   return report;
 }

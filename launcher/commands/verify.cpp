@@ -172,7 +172,7 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place,
 
 std::string layout_cell(const ring::OperandLayout& layout) {
   std::string cell(annulus::name_of(layout.sequence));
-  if (layout.granule != 1) cell += fmt::format(":{}", layout.granule);
+  if (layout.granule) cell += fmt::format(":{}", *layout.granule);
   return cell;
 }
 

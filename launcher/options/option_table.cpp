@@ -65,7 +65,7 @@ DType parse_tensor_dtype(const std::string& option, const std::string& text) {
 }
 
 std::string parse_layout_name(const std::string& option, const std::string& text) {
-  return parse_choice(option, text, {"auto", "zigzag", "contiguous", "striped"});
+  return parse_choice(option, text, {"auto", "zigzag", "contiguous", "striped", "balanced"});
 }
 
 std::string parse_schedule_name(const std::string& option, const std::string& text) {
@@ -164,10 +164,12 @@ void add_sharding(TableBuilder& table) {
       "- for none (default: what the mesh has of fsdp+dp,sp,tp,-)");
   table.add("kv-spec", "SPEC", kPlanned, parsed_into(&Options::kv_spec, parse_spec),
             "likewise for key and value, B,S,K,D");
-  table.add("sequence-layout", "LAYOUT", kPlanned,
-            parsed_into(&Options::sequence_layout, parse_layout_name),
-            "auto, zigzag, contiguous or striped: how positions are distributed (default: auto: "
-            "zigzag if causal, else contiguous)");
+  table.add(
+      "sequence-layout", "LAYOUT", kPlanned,
+      parsed_into(&Options::sequence_layout, parse_layout_name),
+      "auto, zigzag, contiguous, striped or balanced: how positions are distributed; balanced "
+      "deals them out by what the mask shows (default: auto: zigzag if causal, else "
+      "contiguous, but balanced where documents, blocks or lengths make these uneven)");
   table.add("schedule", "NAME", kPlanned, parsed_into(&Options::schedule, parse_schedule_name),
             "auto, local, ring or allgather: how key/value is sent (default: auto)");
   table.add("mode", "MODE", kPlanned, parsed_into(&Options::mode, parse_mode_name),

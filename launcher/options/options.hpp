@@ -51,7 +51,7 @@ struct Options {
   std::optional<std::string> mesh;  ///< "dp=2,sp=-1"; default: all ranks on sp
   std::optional<std::string> query_spec;
   std::optional<std::string> kv_spec;
-  std::string sequence_layout = "auto";  ///< auto: zigzag if causal, else contiguous
+  std::string sequence_layout = "auto";  ///< auto: see ring::usual_layout
   std::string schedule = "auto";
   std::string implementation = "auto";
   std::optional<std::string> mode;

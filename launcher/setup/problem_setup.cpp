@@ -286,16 +286,15 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
 
   const AttentionMode mode =
       options.mode ? parse_attention_mode(*options.mode) : infer_attention_mode(shape.query_length);
-  setup.layout = ring::usual_layout(setup.problem, setup.mesh, mode);
-  const auto given = [](PartitionSpec& spec, const std::optional<std::string>& text,
+  ring::LayoutWishes wishes;
+  const auto given = [](std::optional<PartitionSpec>& spec, const std::optional<std::string>& text,
                         const char* option) {
     if (text) spec = PartitionSpec::parse(*text, option);
   };
-  given(setup.layout.query, options.query_spec, "--query-spec");
-  given(setup.layout.kv, options.kv_spec, "--kv-spec");
-  if (options.sequence_layout != "auto") {
-    setup.layout.sequence = parse_layout(options.sequence_layout);
-  }
+  given(wishes.query, options.query_spec, "--query-spec");
+  given(wishes.kv, options.kv_spec, "--kv-spec");
+  if (options.sequence_layout != "auto") wishes.sequence = parse_layout(options.sequence_layout);
+  setup.layout = ring::usual_layout(setup.problem, setup.mesh, mode, wishes);
   setup.warnings = hints(options, shape, setup.mesh, setup.layout);
   return setup;
 }

@@ -408,8 +408,8 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   const Placement placement = draw_placement(draws, drawn.mesh);
   drawn.layout.query = PartitionSpec({placement.batch, placement.query_sequence, placement.heads});
   drawn.layout.kv = PartitionSpec({placement.batch, placement.kv_sequence, placement.heads});
-  drawn.layout.sequence =
-      draws.pick({LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped});
+  drawn.layout.sequence = draws.pick(
+      {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::balanced});
   if (draws.chance(25)) drawn.layout.granule = draws.pick<std::int64_t>({2, 4, 16});
 
   AttentionProblem& problem = drawn.problem;

@@ -15,11 +15,10 @@ AttentionProblem problem_of(const AttentionOptions& options) {
 ring::ShardedOperands operands_of(const AttentionOptions& options, const MeshShape& mesh) {
   const AttentionProblem problem = problem_of(options);
   problem.validate();
-  const ring::OperandLayout usual = ring::usual_layout(problem, mesh);
   return ring::shard_operands(
       problem, mesh,
-      {options.query_spec.value_or(usual.query), options.kv_spec.value_or(usual.kv),
-       options.layout.value_or(usual.sequence)});
+      ring::usual_layout(problem, mesh, infer_attention_mode(options.shape.query_length),
+                         {options.query_spec, options.kv_spec, options.layout}));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <utility>
 
 #include "schedules/plan_builder.hpp"
 #include "schedules/schedules.hpp"
@@ -29,27 +30,48 @@ std::vector<HeadRange> head_groups(const RankContext& context) {
   return groups;
 }
 
-// A piece on its way from `origin`.
+// A message of `origin`: neighbouring columns of it, side by side from token `token` on.
 struct Arrival {
   int origin;
-  PlacedPiece placed;
+  std::vector<ColumnPiece> pieces;
+  std::int64_t token = 0;
+
+  [[nodiscard]] GlobalPosition start() const { return pieces.front().positions.start; }
+  [[nodiscard]] LocalRange columns() const {
+    const LocalPosition begin = pieces.front().columns.begin;
+    return {begin, pieces.back().columns.end() - begin};
+  }
 };
+
+// In local order. Every piece goes by itself, so that all arrive in order of position; neighbours
+// go together where that were too many messages.
+std::vector<Arrival> messages(const KvNeeds& needs, int receiver, int origin) {
+  const std::vector<ColumnPiece>& pieces = needs.of(receiver, origin);
+  std::vector<Arrival> result;
+  if (pieces.size() <= KvNeeds::kMostMessages) {
+    for (const ColumnPiece& piece : pieces) result.push_back({origin, {piece}});
+  } else {
+    for (std::vector<ColumnPiece>& message : joined(pieces)) {
+      result.push_back({origin, std::move(message)});
+    }
+  }
+  return result;
+}
 
 std::vector<Arrival> arrivals_of(const KvNeeds& needs, int receiver) {
   std::vector<Arrival> arrivals;
   for (int origin = 0; origin < needs.size(); ++origin) {
     if (origin == receiver) continue;
-    for (const ColumnPiece& piece : needs.of(receiver, origin)) {
-      arrivals.push_back({origin, {piece, 0}});
+    for (Arrival& message : messages(needs, receiver, origin)) {
+      arrivals.push_back(std::move(message));
     }
   }
-  std::stable_sort(arrivals.begin(), arrivals.end(), [](const Arrival& a, const Arrival& b) {
-    return a.placed.piece.positions.start < b.placed.piece.positions.start;
-  });
+  std::stable_sort(arrivals.begin(), arrivals.end(),
+                   [](const Arrival& a, const Arrival& b) { return a.start() < b.start(); });
   std::int64_t token = 0;
   for (Arrival& arrival : arrivals) {
-    arrival.placed.token = token;
-    token += arrival.placed.piece.columns.count;
+    arrival.token = token;
+    token += arrival.columns().count;
   }
   return arrivals;
 }
@@ -79,7 +101,13 @@ RankPlan plan_allgather(const RankContext& context) {
   }
 
   std::vector<PlacedPiece> placed;
-  for (const Arrival& arrival : arrivals) placed.push_back(arrival.placed);
+  for (const Arrival& arrival : arrivals) {
+    std::int64_t token = arrival.token;
+    for (const ColumnPiece& piece : arrival.pieces) {
+      placed.push_back({piece, token});
+      token += piece.columns.count;
+    }
+  }
   const std::int64_t tokens =
       placed.empty() ? 0 : placed.back().token + placed.back().piece.columns.count;
 
@@ -99,8 +127,8 @@ RankPlan plan_allgather(const RankContext& context) {
       // which is that of the chunks: messages between two ranks match.
       for (int i = 1; i < needs.size(); ++i) {
         const int receiver = (me + i) % needs.size();
-        for (const ColumnPiece& piece : needs.of(receiver, me)) {
-          builder.send(step, receiver, me, packed, piece.columns);
+        for (const Arrival& message : messages(needs, receiver, me)) {
+          builder.send(step, receiver, me, packed, message.columns());
         }
       }
     }
@@ -109,7 +137,7 @@ RankPlan plan_allgather(const RankContext& context) {
     buffer = builder.add_key_value({LocalPosition(0), tokens}, groups[g], buffer);
     for (const Arrival& arrival : by_turn) {
       builder.receive(step, arrival.origin, arrival.origin, buffer,
-                      {LocalPosition(arrival.placed.token), arrival.placed.piece.columns.count});
+                      {LocalPosition(arrival.token), arrival.columns().count});
     }
   }
   if (tokens > 0 && !groups.empty()) {

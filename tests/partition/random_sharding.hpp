@@ -67,13 +67,24 @@ inline RandomPlacement random_placement(Random& random, const MeshShape& mesh, i
   return result;
 }
 
+/// Any position to any rank.
+inline Dealing random_dealing(Random& random, std::int64_t length, int ranks) {
+  std::vector<std::vector<PositionRange>> held(static_cast<std::size_t>(ranks));
+  for (std::int64_t p = 0; p < length; ++p) {
+    held[static_cast<std::size_t>(draw(random, 0, ranks - 1))].push_back({GlobalPosition(p), 1, 1});
+  }
+  std::vector<PositionRanges> by_rank;
+  for (auto& ranges : held) by_rank.emplace_back(std::move(ranges));
+  return Dealing(std::move(by_rank));
+}
+
 /// Two random shardings of one random shape on one mesh.
 inline std::pair<NamedSharding, NamedSharding> random_shardings(Random& random,
                                                                 const MeshShape& mesh) {
   const int dims = draw(random, 1, 4);
   for (;;) {
-    const RandomPlacement from = random_placement(random, mesh, dims);
-    const RandomPlacement to = random_placement(random, mesh, dims);
+    RandomPlacement from = random_placement(random, mesh, dims);
+    RandomPlacement to = random_placement(random, mesh, dims);
     std::vector<std::int64_t> sizes;
     bool fits = true;
     for (int dim = 0; dim < dims && fits; ++dim) {
@@ -94,6 +105,15 @@ inline std::pair<NamedSharding, NamedSharding> random_shardings(Random& random,
       }
     }
     if (!fits) continue;
+    for (RandomPlacement* placement : {&from, &to}) {
+      for (std::size_t d = 0; d < sizes.size(); ++d) {
+        Distribution& distribution = placement->distributions[d];
+        if (distribution.kind() != Distribution::Kind::sequence || draw(random, 0, 3) != 0)
+          continue;
+        distribution =
+            Distribution::dealt(random_dealing(random, sizes[d], mesh.size(placement->entries[d])));
+      }
+    }
     const Extents shape{std::span<const std::int64_t>(sizes)};
     return {NamedSharding(mesh, PartitionSpec(from.entries), shape, from.distributions),
             NamedSharding(mesh, PartitionSpec(to.entries), shape, to.distributions)};

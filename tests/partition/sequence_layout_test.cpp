@@ -171,7 +171,8 @@ TEST(SequenceLayout, RefusesWhatItCannotDeal) {
 }
 
 TEST(SequenceLayout, HasNames) {
-  for (const LayoutKind kind : {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
+  for (const LayoutKind kind :
+       {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::balanced}) {
     EXPECT_EQ(parse_layout(name_of(kind)), kind);
   }
   EXPECT_THAT([] { (void)parse_layout("Zigzag"); },

@@ -21,8 +21,8 @@ std::string description(const RandomProblem& drawn) {
       "seed {} ",
       to_string(p.shape), name_of(p.dtype), p.scale.value_or(-1), p.soft_cap.value_or(-1),
       to_string(drawn.mesh), to_string(drawn.layout.query), to_string(drawn.layout.kv),
-      name_of(drawn.layout.sequence), drawn.layout.granule, drawn.schedule, drawn.plan.gather_bytes,
-      drawn.plan.result_bytes, drawn.seed);
+      name_of(drawn.layout.sequence), drawn.layout.granule.value_or(0), drawn.schedule,
+      drawn.plan.gather_bytes, drawn.plan.result_bytes, drawn.seed);
   text += to_string(p.mask);
   const auto append = [&](const auto& numbers) {
     for (const std::int32_t number : numbers) text += fmt::format(" {}", number);
@@ -248,7 +248,7 @@ std::set<std::string> features(const RandomProblem& drawn) {
   note(drawn.mesh.size(drawn.layout.query[0]) > 1, "sharded batch");
   note(drawn.mesh.size(drawn.layout.query.axes()) < ranks, "copies of the output");
   found.insert(std::string(name_of(drawn.layout.sequence)));
-  note(drawn.layout.granule > 1, "granule");
+  note(drawn.layout.granule.has_value(), "granule");
   found.insert("schedule " + drawn.schedule);
   note(drawn.plan.gather_bytes < 1 << 20, "small gather");
   found.insert("mesh " + to_string(drawn.mesh));

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include <annulus/partition/dealing.hpp>
 #include <annulus/partition/position.hpp>
 #include <annulus/partition/sequence_layout.hpp>
 
@@ -14,6 +16,7 @@ namespace annulus {
 /// |----------|---------------------------|---------------------------------------------------|
 /// | block    | A divides n               | the t-th block of n/A                             |
 /// | sequence | any, even n < A           | what SequenceLayout(layout, n, A, granule) says   |
+/// | dealt    | those of the dealing      | what the dealing gives rank t                     |
 /// | kv_heads | A divides n, or n ≥ 1     | the t-th block of n/A, or                         |
 /// |          | divides A                 | the one head t·n/A, shared by A/n ranks           |
 ///
@@ -21,7 +24,7 @@ namespace annulus {
 /// holds exactly the key/value heads that its query heads read.
 class Distribution {
  public:
-  enum class Kind : std::uint8_t { block, sequence, kv_heads };
+  enum class Kind : std::uint8_t { block, sequence, dealt, kv_heads };
 
   /// Blocks.
   Distribution() = default;
@@ -29,12 +32,17 @@ class Distribution {
   /// Throws ArgumentError for a granule below 1.
   static Distribution sequence(LayoutKind layout = LayoutKind::contiguous,
                                std::int64_t granule = 1);
+  static Distribution dealt(Dealing dealing);
   static Distribution kv_heads();
 
   [[nodiscard]] Kind kind() const noexcept { return kind_; }
-  /// Layout and granule are meaningful for sequences only.
+  /// Meaningful for sequences; balanced if dealt.
   [[nodiscard]] LayoutKind layout() const noexcept { return layout_; }
+  /// Meaningful for sequences that are not dealt.
   [[nodiscard]] std::int64_t granule() const noexcept { return granule_; }
+
+  /// Null unless dealt.
+  [[nodiscard]] const Dealing* dealing() const noexcept { return dealing_ ? &*dealing_ : nullptr; }
 
   /// Whether `size` entries can be divided among `ranks` ranks in this way.
   [[nodiscard]] bool fits(std::int64_t size, int ranks) const noexcept;
@@ -49,9 +57,11 @@ class Distribution {
   Kind kind_ = Kind::block;
   LayoutKind layout_ = LayoutKind::contiguous;
   std::int64_t granule_ = 1;
+  std::optional<Dealing> dealing_;
 };
 
-/// "block", "zigzag", "zigzag:128" (with a granule), "kv_heads".
+/// "block", "zigzag", "zigzag:128" (with a granule), "kv_heads"; "balanced:7f3a20c1", where the
+/// digits stand for the dealing.
 [[nodiscard]] std::string to_string(const Distribution& distribution);
 
 }  // namespace annulus

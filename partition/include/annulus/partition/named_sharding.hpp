@@ -17,8 +17,8 @@ namespace annulus {
 class NamedSharding {
  public:
   /// `distributions` has one entry per dimension of `global_shape`; missing trailing entries are
-  /// blocks. Throws what validate() throws, and ArgumentError for a negative size or for more
-  /// distributions than dimensions.
+  /// blocks. Throws what validate() throws, and ArgumentError for a negative size, for more
+  /// distributions than dimensions, or for a dealing of another size or to other ranks.
   NamedSharding(MeshShape mesh, PartitionSpec spec, const Extents& global_shape,
                 std::vector<Distribution> distributions = {});
 
@@ -52,6 +52,8 @@ class NamedSharding {
   [[nodiscard]] bool is_primary(int rank) const;
 
  private:
+  void check_dealing(int dim) const;
+
   MeshShape mesh_;
   PartitionSpec spec_;
   Extents global_shape_;

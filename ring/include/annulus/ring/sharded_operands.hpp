@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 #include <annulus/attention/problem.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/partition/attention_mode.hpp>
@@ -23,17 +26,30 @@ struct OperandLayout {
   PartitionSpec query;  ///< of [B,T,N,D]
   PartitionSpec kv;     ///< of [B,S,K,D]
   LayoutKind sequence = LayoutKind::contiguous;
-  std::int64_t granule = 1;  ///< see SequenceLayout
+  /// See SequenceLayout, and deal_rows() if balanced. Without it, 1, and what deal_rows() takes.
+  std::optional<std::int64_t> granule = {};
 };
 
-/// The layout where nobody says otherwise: the specs of the sharding rules for `mode`, as far as
-/// the mesh has their axes; zigzag under a causal mask, which gives all ranks the same work,
-/// contiguous otherwise.
-[[nodiscard]] OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mesh,
-                                         AttentionMode mode);
-/// The same for the mode that the problem's lengths suggest.
-[[nodiscard]] OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mesh);
+/// What somebody asks for of an OperandLayout.
+struct LayoutWishes {
+  std::optional<PartitionSpec> query = {};
+  std::optional<PartitionSpec> kv = {};
+  std::optional<LayoutKind> sequence = {};
+};
 
+/// The layout where nobody wishes otherwise: the specs of the sharding rules for `mode`, as far as
+/// the mesh has their axes; zigzag under a causal mask, which by itself gives all ranks the same
+/// work, contiguous otherwise.
+///
+/// Balanced instead where that would leave a rank with 10 % more visible tiles than the mean, and
+/// balanced rows with half of that at most: for packed documents, block masks or lengths, in
+/// self-attention with 256 rows per rank or more.
+[[nodiscard]] OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mesh,
+                                         AttentionMode mode, const LayoutWishes& wishes = {});
+
+/// Balanced rows follow from the mask (see deal_rows()). Keys lie like rows if there are as many of
+/// them on the same axes; otherwise they are dealt out by how many rows see them.
+///
 /// Throws the spec errors of partition_spec.hpp. Query and key/value must lie alike along batch and
 /// heads (ArgumentError), the head dimension must not be sharded, and N and K divide by the head
 /// axes, or the head axes by K.

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <annulus/partition/position.hpp>
+
+namespace annulus {
+
+/// Which rank holds which positions of a sequence, as a list instead of a formula: rows dealt out
+/// by their work, for example (ring/dealing_out.hpp). Plain data; copies share it.
+class Dealing {
+ public:
+  /// What each rank holds. Throws ArgumentError("dealing", …) unless there is a rank, ranges have
+  /// stride 1, those of a rank ascend, and every position from 0 on is held once.
+  explicit Dealing(std::vector<PositionRanges> by_rank);
+
+  [[nodiscard]] std::int64_t length() const noexcept { return data_->length; }
+  [[nodiscard]] int ranks() const noexcept { return static_cast<int>(data_->by_rank.size()); }
+  /// Requires a rank in [0, ranks()).
+  [[nodiscard]] const PositionRanges& positions(int rank) const {
+    return data_->by_rank[static_cast<std::size_t>(rank)];
+  }
+  /// The rank that holds a position in [0, length()). Logarithmic in the number of ranges.
+  [[nodiscard]] int owner(GlobalPosition position) const;
+  /// 32 hexadecimal digits, equal for equal dealings.
+  [[nodiscard]] const std::string& digest() const noexcept { return data_->digest; }
+  bool operator==(const Dealing& other) const {
+    return data_ == other.data_ || data_->by_rank == other.data_->by_rank;
+  }
+
+ private:
+  struct Run {
+    GlobalPosition begin;
+    std::int64_t length;
+    int rank;
+  };
+  struct Data {
+    std::vector<PositionRanges> by_rank;
+    std::vector<Run> runs;  // of all ranks, ascending
+    std::int64_t length = 0;
+    std::string digest;
+  };
+  std::shared_ptr<const Data> data_;
+};
+
+}  // namespace annulus

@@ -1,0 +1,153 @@
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/attention/visible_tiles.hpp>
+#include <annulus/core/error.hpp>
+#include <annulus/ring/balance.hpp>
+
+#include "balance/deal_out.hpp"
+
+namespace annulus::ring {
+namespace {
+
+constexpr std::int64_t kTile = 128;               // edge of the flash kernel's tiles
+constexpr std::int64_t kMostPositions = 1 << 28;  // see visible_tiles()
+constexpr std::int64_t kFewestChunks = 8;         // of a rank
+constexpr std::int64_t kMostChunks = 1 << 15;
+
+std::int64_t usual_granule(std::int64_t length, int ranks) {
+  std::int64_t granule = kTile;
+  while (granule > 1 && length < granule * kFewestChunks * ranks) granule /= 2;
+  while (length > granule * kMostChunks) granule *= 2;
+  return granule;
+}
+
+bool countable(const AttentionShape& shape) {
+  return shape.query_length < kMostPositions && shape.kv_length < kMostPositions;
+}
+
+// Chunks without work.
+Chunks chunks_of(const AttentionShape& shape, std::int64_t length, const DealingShards& shards,
+                 std::optional<std::int64_t> granule) {
+  if (!countable(shape)) {
+    throw UnsupportedError(
+        fmt::format("the sequence layout balanced is for fewer than {} positions, and these are {}",
+                    kMostPositions, std::max(shape.query_length, shape.kv_length)));
+  }
+  if (granule && *granule < 1) {
+    throw ArgumentError("sequence granule", std::to_string(*granule), "1 or more");
+  }
+  return {length, granule.value_or(usual_granule(length, shards.sequence)), {}, {}};
+}
+
+// Tiles fill chunks.
+std::int64_t tile_of(std::int64_t granule) {
+  std::int64_t tile = std::min(granule, kTile);
+  while (granule % tile != 0) --tile;
+  return tile;
+}
+
+PositionRange chunk(const Chunks& chunks, std::int64_t index) {
+  const std::int64_t begin = index * chunks.granule;
+  return {GlobalPosition(begin), std::min(chunks.granule, chunks.length - begin), 1};
+}
+
+std::int64_t count_of(const Chunks& chunks) {
+  return (chunks.length + chunks.granule - 1) / chunks.granule;
+}
+
+// Calls body(first batch, batches) for the batches of each shard; once if the mask treats all of
+// them alike.
+template <class Body>
+void for_each_group(const AttentionProblem& problem, int shards, const Body& body) {
+  const std::int64_t batches = problem.shape.batch;
+  if (!problem.mask.depends_on_batch()) return body(0, std::min<std::int64_t>(batches, 1));
+  const std::int64_t each = batches / shards;
+  for (int shard = 0; shard < shards; ++shard) body(shard * each, each);
+}
+
+void add_rows(Chunks& chunks, const AttentionProblem& problem, const DealingShards& shards) {
+  for_each_group(problem, shards.batch, [&](std::int64_t batch, std::int64_t batches) {
+    chunks.work.push_back(
+        visible_tiles(problem, batch, batches, chunks.granule, tile_of(chunks.granule)));
+  });
+}
+
+// The part of the keys that a chunk sees across the cut before it, and the chunk before it
+// likewise.
+void add_cut_costs(Chunks& chunks, const AttentionProblem& problem) {
+  const AttentionShape& shape = problem.shape;
+  chunks.cut_cost.push_back(0);
+  for (std::int64_t i = 1; i < count_of(chunks); ++i) {
+    const PositionRange rows = chunk(chunks, i);
+    const auto seen = [&](const PositionRange& by, std::int64_t begin, std::int64_t end) {
+      return problem.mask.examine(0, shape.batch, by, {GlobalPosition(begin), end - begin, 1})
+          .columns.count;
+    };
+    const std::int64_t cut = rows.start.value();
+    chunks.cut_cost.push_back(
+        static_cast<double>(seen(rows, 0, cut) + seen(chunk(chunks, i - 1), cut, chunks.length)) /
+        static_cast<double>(chunks.length));
+  }
+}
+
+}  // namespace
+
+Dealing deal_rows(const AttentionProblem& problem, const DealingShards& shards,
+                  std::optional<std::int64_t> granule) {
+  const AttentionShape& shape = problem.shape;
+  Chunks chunks = chunks_of(shape, shape.query_length, shards, granule);
+  if (shards.sequence == 1) return Dealing({PositionRanges::all(shape.query_length)});
+  add_rows(chunks, problem, shards);
+  if (shape.query_length == shape.kv_length) add_cut_costs(chunks, problem);
+  return deal_out(chunks, shards.sequence);
+}
+
+Dealing deal_columns(const AttentionProblem& problem, const DealingShards& shards,
+                     std::optional<std::int64_t> granule) {
+  const AttentionShape& shape = problem.shape;
+  Chunks chunks = chunks_of(shape, shape.kv_length, shards, granule);
+  if (shards.sequence == 1) return Dealing({PositionRanges::all(shape.kv_length)});
+  const PositionRange rows{GlobalPosition(0), shape.query_length, 1};
+  for_each_group(problem, shards.batch, [&](std::int64_t batch, std::int64_t batches) {
+    std::vector<std::int64_t>& work = chunks.work.emplace_back();
+    for (std::int64_t i = 0; i < count_of(chunks); ++i) {
+      work.push_back(problem.mask.examine(batch, batches, rows, chunk(chunks, i)).pairs);
+    }
+  });
+  return deal_out(chunks, shards.sequence);
+}
+
+std::optional<double> tile_imbalance(const AttentionProblem& problem, const NamedSharding& query) {
+  const AttentionShape& shape = problem.shape;
+  if (!countable(shape)) return {};
+  const DealingShards shards{query.shards(1), query.shards(0)};
+  Chunks chunks = chunks_of(shape, shape.query_length, shards, {});
+  add_rows(chunks, problem, shards);
+  double most = 0;
+  double sum = 0;
+  for (const std::vector<std::int64_t>& work : chunks.work) {
+    for (int shard = 0; shard < shards.sequence; ++shard) {
+      double tiles = 0;
+      for (const PositionRange& range : query.shard(shard, 1).ranges()) {
+        const std::int64_t end = range.last().value() / chunks.granule + 1;
+        for (std::int64_t i = range.start.value() / chunks.granule; i < end; ++i) {
+          const PositionRange rows = chunk(chunks, i);
+          tiles += static_cast<double>(work[static_cast<std::size_t>(i)]) *
+                   static_cast<double>(range.indices_within(rows.start, rows.last() + 1).count) /
+                   static_cast<double>(rows.length);
+        }
+      }
+      most = std::max(most, tiles);
+      sum += tiles;
+    }
+  }
+  const auto ranks = static_cast<double>(chunks.work.size()) * shards.sequence;
+  return sum > 0 ? most * ranks / sum - 1 : 0;
+}
+
+}  // namespace annulus::ring

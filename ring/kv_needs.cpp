@@ -60,6 +60,18 @@ std::vector<std::vector<ColumnPiece>> joined(const std::vector<ColumnPiece>& pie
   return result;
 }
 
+std::vector<LocalRange> runs_of(const std::vector<ColumnPiece>& pieces) {
+  std::vector<LocalRange> runs;
+  for (const ColumnPiece& piece : pieces) {
+    if (runs.empty() || runs.back().end() != piece.columns.begin) {
+      runs.push_back(piece.columns);
+    } else {
+      runs.back().count += piece.columns.count;
+    }
+  }
+  return runs;
+}
+
 KvNeeds::KvNeeds(const AttentionProblem& problem, const ShardedOperands& operands,
                  std::vector<int> group)
     : problem_(problem), operands_(operands), group_(std::move(group)), shards_(group_.size()) {}
@@ -102,13 +114,8 @@ const std::vector<ColumnPiece>& KvNeeds::of(int receiver, int origin) const {
     }
     before += chunk.length;
   }
-  const auto messages = joined(pieces);
-  if (messages.size() <= kMostMessages) return pieces;
-  std::vector<LocalRange> runs;
-  for (const std::vector<ColumnPiece>& message : messages) {
-    const LocalPosition begin = message.front().columns.begin;
-    runs.push_back({begin, message.back().columns.end() - begin});
-  }
+  std::vector<LocalRange> runs = runs_of(pieces);
+  if (runs.size() <= kMostMessages) return pieces;
   fill_gaps(runs, kMostMessages);
   pieces = cut(runs, shard(origin).columns);
   return pieces;

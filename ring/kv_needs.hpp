@@ -19,6 +19,8 @@ struct ColumnPiece {
 
 /// Pieces that are neighbours at their owner, joined: what can be sent as one message.
 [[nodiscard]] std::vector<std::vector<ColumnPiece>> joined(const std::vector<ColumnPiece>& pieces);
+/// The columns of each of these.
+[[nodiscard]] std::vector<LocalRange> runs_of(const std::vector<ColumnPiece>& pieces);
 
 /// Which columns the ranks of one key/value group need of each other. Pure, and the same on every
 /// rank that asks.

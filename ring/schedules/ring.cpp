@@ -40,20 +40,15 @@ class RingTraffic {
     return placed;
   }
 
-  // Pieces that are neighbours at their owner and come from the same source make one message.
+  // Pieces that are neighbours at their owner make one message, from one source.
   [[nodiscard]] std::vector<Message> messages(int receiver, int hop) const {
     const int origin = wrap(receiver - hop);
     std::vector<Message> result;
-    for (const PlacedPiece& placed : arrivals(receiver, hop)) {
-      const LocalRange columns = placed.piece.columns;
-      const int source =
-          forwards(wrap(receiver - 1), hop - 1, columns) ? wrap(receiver - 1) : origin;
-      if (!result.empty() && result.back().source == source &&
-          result.back().columns.end() == columns.begin) {
-        result.back().columns.count += columns.count;
-      } else {
-        result.push_back({source, origin, columns, placed.token});
-      }
+    std::int64_t token = 0;
+    for (const LocalRange& columns : runs_of(receiver, hop)) {
+      const bool forwarded = forwards(wrap(receiver - 1), hop - 1, columns);
+      result.push_back({forwarded ? wrap(receiver - 1) : origin, origin, columns, token});
+      token += columns.count;
     }
     return result;
   }
@@ -70,12 +65,16 @@ class RingTraffic {
   }
 
  private:
+  // What a rank gets in a hop, as runs of its owner's columns.
+  [[nodiscard]] std::vector<LocalRange> runs_of(int receiver, int hop) const {
+    return annulus::ring::runs_of(needs_.of(receiver, wrap(receiver - hop)));
+  }
+
   // Whether a rank holds all of these columns after a hop, to pass them on.
   [[nodiscard]] bool forwards(int rank, int hop, LocalRange columns) const {
     if (direct_ || hop == 0) return false;
-    const std::vector<PlacedPiece> held = arrivals(rank, hop);
-    return std::any_of(held.begin(), held.end(), [&](const PlacedPiece& piece) {
-      const LocalRange& have = piece.piece.columns;
+    const std::vector<LocalRange> held = runs_of(rank, hop);
+    return std::any_of(held.begin(), held.end(), [&](const LocalRange& have) {
       return have.begin <= columns.begin && columns.end() <= have.end();
     });
   }

@@ -144,6 +144,39 @@ TEST(Face, CausalSequencesAreDealtOutEvenlyByDefault) {
   EXPECT_EQ(Attention(context, full).query_positions().ranges().size(), 1U);
 }
 
+// Where documents differ; they stay where they are for other documents.
+TEST(Face, UnevenDocumentsAreBalancedByDefault) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(std::int64_t{256} * context.size());
+  const auto length = static_cast<std::int32_t>(options.shape.kv_length);
+  const auto packed = [&](std::int32_t cut) {
+    std::vector<std::int32_t> ids;
+    for (std::int64_t b = 0; b < options.shape.batch; ++b) {
+      const auto row = segments_from_cu_seqlens(std::vector{0, cut, length}, length);
+      ids.insert(ids.end(), row.begin(), row.end());
+    }
+    Mask mask;
+    mask.set_causal(true);
+    mask.set_segments(options.shape.batch, ids, ids);
+    return mask;
+  };
+  options.mask = packed(length / 8);
+  Attention attention(context, options);
+  const ring::ShardedOperands& operands = attention.sharded().plan_input().operands;
+  EXPECT_EQ(operands.query.distribution(1).layout(),
+            context.size() == 1 ? LayoutKind::zigzag : LayoutKind::balanced);
+  EXPECT_EQ(operands.query.distribution(1), operands.key.distribution(1));
+  const PositionRanges positions = attention.query_positions();
+  for (const std::int32_t cut : {length / 8, length / 2}) {
+    options.mask = packed(cut);
+    attention.set_mask(options.mask);
+    EXPECT_EQ(attention.query_positions(), positions);
+    Shards shards(attention, cut);
+    attention.run(shards.tensors(true));
+    expect_right(attention, options, shards, cut, true);
+  }
+}
+
 // 16 layers that take turns on one context.
 TEST(Face, ManyObjectsShareAContextInTurn) {
   Context context(world(), on_host());

@@ -23,7 +23,7 @@ namespace {
 TEST(Plan, EveryVisiblePairIsComputedOnceUnderEveryLayoutScheduleAndMask) {
   for (const int ranks : {1, 2, 3, 4, 8}) {
     for (const LayoutKind layout :
-         {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
+         {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::balanced}) {
       for (const Schedule schedule : {Schedule::ring, Schedule::allgather}) {
         for (int mask = 0; mask < 8; ++mask) {
           AttentionProblem problem = causal_problem(37, 4, 2);

@@ -24,7 +24,7 @@ inline AttentionProblem causal_problem(std::int64_t length, std::int64_t heads =
 inline ShardedOperands sequence_operands(const AttentionProblem& problem, int ranks,
                                          LayoutKind layout) {
   return shard_operands(problem, MeshShape({{"sp", ranks}}),
-                        {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout, 1});
+                        {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout});
 }
 
 /// The native kernel alone; it only has to take everything.

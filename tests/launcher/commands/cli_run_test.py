@@ -54,6 +54,18 @@ class Numbers(CliTest):
         self.save("cu.npy", np.array([0, 1, 300, 300, 611, 997], np.int32))
         self.check(["--causal", "--cu-seqlens", "cu.npy"], ranks=4, how=["--mesh", "dp=2,sp=2"])
 
+    def test_balanced_documents(self):
+        self.save_operands(batch=2, rows=997)
+        self.save("cu.npy", np.array([0, 1, 500, 530, 611, 997], np.int32))
+        for ranks, how in [(4, ["--mesh", "dp=2,sp=2"]), (3, ["--schedule", "ring"])]:
+            self.check(["--causal", "--cu-seqlens", "cu.npy"], ranks=ranks,
+                       how=[*how, "--sequence-layout", "balanced"])
+
+    def test_balanced_rows_and_keys_of_other_lengths(self):
+        self.save_operands(rows=60, columns=997)
+        self.check(["--causal", "--causal-offset", "bottom-right"], ranks=3,
+                   how=["--sequence-layout", "balanced"])
+
     def test_segments(self):
         self.save_operands(batch=2, rows=60, columns=45)
         generator = np.random.default_rng(5)

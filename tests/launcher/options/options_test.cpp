@@ -291,7 +291,7 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"plan", "--shape", ""}, "B,T,S,N,K,D"},
     BadValue{{"plan", "--dtype", "float64"}, "float32, float16, bfloat16"},
     BadValue{{"plan", "--mode", "training"}, "train, prefill, autoregressive, insert"},
-    BadValue{{"plan", "--sequence-layout", "zig"}, "auto, zigzag, contiguous, striped"},
+    BadValue{{"plan", "--sequence-layout", "zig"}, "auto, zigzag, contiguous, striped, balanced"},
     BadValue{{"plan", "--schedule", "rings"}, "ring"},
     BadValue{{"run", "--device", "gpu"}, "auto, cpu"},
     BadValue{{"run", "--transport", "mpi"}, "auto, nccl, peer"},

@@ -190,6 +190,10 @@ TEST_F(ProblemSetupTest, LayoutFollowsTheMask) {
   EXPECT_EQ(set_up().layout.sequence, LayoutKind::zigzag);
   options_.sequence_layout = "striped";
   EXPECT_EQ(set_up().layout.sequence, LayoutKind::striped);
+  options_.sequence_layout = "balanced";
+  const ProblemSetup setup = set_up();
+  EXPECT_EQ(setup.layout.sequence, LayoutKind::balanced);
+  EXPECT_EQ(shard_operands(setup).query.distribution(1).kind(), Distribution::Kind::dealt);
 }
 
 TEST_F(ProblemSetupTest, BottomRightOffset) {

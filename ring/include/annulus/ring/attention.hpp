@@ -17,9 +17,9 @@ namespace annulus {
 
 /// What to compute, and what of it is not left to the library.
 struct AttentionOptions {
-  AttentionShape shape;             ///< of the whole, unsharded problem
-  DType dtype = DType::bfloat16;    ///< of query, key, value and output
-  Mask mask = {};                   ///< nothing is hidden if not given
+  AttentionShape shape;                 ///< of the whole, unsharded problem
+  DType dtype = DType::bfloat16;        ///< of query, key, value and output
+  Mask mask = {};                       ///< nothing is hidden if not given
   std::optional<double> scale = {};     ///< 1/√D if absent
   std::optional<double> soft_cap = {};  ///< none if absent
   std::optional<Sinks> sinks = {};      ///< likewise
@@ -29,8 +29,10 @@ struct AttentionOptions {
   /// sp, heads on tp, as far as the mesh has these axes.
   std::optional<PartitionSpec> query_spec = {};
   std::optional<PartitionSpec> kv_spec = {};
-  /// How a sharded sequence is dealt out. Without it: zigzag under a causal mask, which gives all
-  /// ranks the same work; contiguous otherwise.
+  /// How a sharded sequence is dealt out. Without it: zigzag under a causal mask, which by itself
+  /// gives all ranks the same work; contiguous otherwise; balanced where documents, blocks or
+  /// lengths of `mask` make these uneven (see ring::usual_layout()). Whatever it is,
+  /// query_positions() and key_positions() say what lies where.
   std::optional<LayoutKind> layout = {};
   std::string schedule = "auto";
   std::string implementation = "auto";
@@ -80,8 +82,9 @@ class Attention {
   /// Makes ready for tensors of other strides, collectively. See ring::ShardedAttention::prepare.
   void prepare(const ring::LocalTensors& tensors);
   /// Replaces the mask for later calls, such as the lengths or documents of another batch. Shards
-  /// stay where they are. Collective over the context. Waits for earlier calls and replans, but
-  /// compiles nothing again. See ring::ShardedAttention::set_mask.
+  /// stay where they are, balanced ones too: they suit the mask that the object was made with.
+  /// Collective over the context. Waits for earlier calls and replans, but compiles nothing again.
+  /// See ring::ShardedAttention::set_mask.
   void set_mask(const Mask& mask);
   /// Returns when all calls are done.
   void wait();

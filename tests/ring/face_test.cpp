@@ -160,14 +160,14 @@ TEST(Face, UnevenDocumentsAreBalancedByDefault) {
     mask.set_segments(options.shape.batch, ids, ids);
     return mask;
   };
-  options.mask = packed(length / 8);
+  options.mask = packed(length / 4 * 3);
   Attention attention(context, options);
   const ring::ShardedOperands& operands = attention.sharded().plan_input().operands;
   EXPECT_EQ(operands.query.distribution(1).layout(),
             context.size() == 1 ? LayoutKind::zigzag : LayoutKind::balanced);
   EXPECT_EQ(operands.query.distribution(1), operands.key.distribution(1));
   const PositionRanges positions = attention.query_positions();
-  for (const std::int32_t cut : {length / 8, length / 2}) {
+  for (const std::int32_t cut : {length / 4 * 3, length / 8}) {
     options.mask = packed(cut);
     attention.set_mask(options.mask);
     EXPECT_EQ(attention.query_positions(), positions);

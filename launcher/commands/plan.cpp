@@ -179,6 +179,13 @@ void add_layout(Report& report, const ring::Plan& plan, const ring::ShardedOpera
                   fmt::format("{:.3f}", exposed * 1e3), fmt::format("{:.3f}", finish * 1e3)});
 }
 
+// Whether the chosen layout gives all ranks the same work, within a per cent.
+bool is_even(const PlannedCase& planned) {
+  constexpr double kEven = 0.01;
+  return planned.plan.imbalance() < kEven &&
+         ring::tile_imbalance(planned.setup.problem, planned.operands.query).value_or(1) < kEven;
+}
+
 Report layouts_report(const PlannedCase& planned, const Options& options) {
   Report report(
       "plan", {},
@@ -210,6 +217,9 @@ Report layouts_report(const PlannedCase& planned, const Options& options) {
       add_layout(report, planned.plan, planned.operands, true, planned.model);
       continue;
     }
+    // Planning for a thousand ranks takes a second, and even work cannot be balanced further.
+    const bool many = planned.setup.mesh.ranks() > 256;
+    if (many && layout == LayoutKind::balanced && is_even(planned)) continue;
     ring::OperandLayout other = planned.setup.layout;
     other.sequence = layout;
     const ring::ShardedOperands operands =

@@ -33,7 +33,7 @@ Sinks::Sinks(const Extents& shape, std::vector<float> logits) {
 }
 
 Sinks Sinks::random(std::int64_t heads, std::int64_t per_head, std::uint64_t seed) {
-  constexpr std::uint32_t kSinkStream = 0x73696e6b;  // apart from other uses of the same seed
+  constexpr std::uint32_t kSinkStream = 0x73696e6b;  // apart from a seed's other uses
   const Extents shape{heads, per_head};
   std::vector<float> logits;
   for (std::int64_t i = 0; i < shape.product(); ++i) {

@@ -1,8 +1,8 @@
 // The flash kernel beside cuDNN on one GPU, bfloat16: rounds alternate between the two and rest in
 // between, so that the ratios are those of one board at one temperature. Then what features cost at
 // equal visible work, block masks beside cuDNN without a mask, float32 beside the plain kernel, the
-// hops of a ring in one launch, and what it takes to list the tiles. Prints tables, and JSON into
-// the file that is named:
+// hops of a ring in one launch, and the time that making tile lists takes. Prints tables, and
+// writes JSON to FILE.json:
 //
 //     annulus_micro_flash [dense|features|blocks|float32|hops|lists ...] [FILE.json]
 #include <algorithm>
@@ -139,7 +139,7 @@ class Bench {
     return results;
   }
 
-  // The median of `count` calls, in milliseconds of the device.
+  // The median device time of `count` calls, in milliseconds.
   double time(const std::function<void()>& call, int count) {
     cudaStream_t raw = CudaStream::of(*stream_).raw();
     std::vector<cudaEvent_t> events(static_cast<std::size_t>(count) + 1);
@@ -161,7 +161,7 @@ class Bench {
     return times[times.size() / 2];
   }
 
-  // Something that makes no products.
+  // Records a measurement without a FLOP rate.
   void add(std::string name, std::string kernel, double milliseconds) {
     fmt::print("{:36} {:12} {:9.4f} ms\n", name, kernel, milliseconds);
     all_.push_back({std::move(name), std::move(kernel), milliseconds});
@@ -395,9 +395,9 @@ void float32(Bench& bench) {
   }
 }
 
-// What a ring of two ranks (zigzag, causal) could gain by walking all hops in one launch, if its
-// blocks were there at once: a rank's rows with all keys, beside its own block and, for the rows
-// that see it, the other rank's.
+// What a ring of two ranks (zigzag, causal) could gain by computing all hops in one launch, if all
+// blocks had already arrived: a rank's rows with all keys, compared with one launch for its own
+// block and one for the other rank's, with the rows that see it.
 void hops(Bench& bench) {
   for (const auto& [length, heads, kv_heads] :
        {std::tuple{8192, 64, 8}, std::tuple{8192, 32, 32}, std::tuple{32768, 64, 8}}) {
@@ -420,12 +420,12 @@ void hops(Bench& bench) {
     second.output = DType::float32;
     second.continues_state = true;
     const std::vector<Measured> times = bench.measure(cases, nullptr);
-    fmt::print("{:36} {:.3f} of the launches by themselves\n", times[0].name,
+    fmt::print("{:36} {:.3f} of the time of separate launches\n", times[0].name,
                times[0].milliseconds / (times[1].milliseconds + times[2].milliseconds));
   }
 }
 
-// The median of some calls, in milliseconds of the host.
+// The median host time of some calls, in milliseconds.
 double host_time(const std::function<void()>& call) {
   std::vector<double> times(9);
   call();
@@ -439,8 +439,8 @@ double host_time(const std::function<void()>& call) {
   return times[times.size() / 2];
 }
 
-// The lists of a call of 16k tokens and 32 heads: made by the GPU's kernels alone; by plan, copies
-// and kernels, as when a call is prepared; and on the host, without copies and with them.
+// The lists for 16k tokens and 32 heads: the GPU's kernels alone; plan, copies and kernels
+// together, as when a call is prepared; and lists made on the host, without and with copies.
 void lists(Bench& bench) {
   const std::int64_t length = 16384;
   const AttentionShape shape{1, length, length, 32, 8, 128, 128};

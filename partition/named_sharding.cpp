@@ -30,7 +30,7 @@ void NamedSharding::check_dealing(int dim) const {
   const Dealing* const dealing = distribution(dim).dealing();
   if (dealing == nullptr) return;
   const std::int64_t size = global_shape_[dim];
-  const int ranks = mesh_.size(spec_[dim]);  // UnknownAxisError
+  const int ranks = mesh_.size(spec_[dim]);  // may throw UnknownAxisError
   if (distribution(dim).fits(size, ranks)) return;
   throw ArgumentError(fmt::format("dealing of dimension {}", dim),
                       fmt::format("{} positions on {} ranks", dealing->length(), dealing->ranks()),

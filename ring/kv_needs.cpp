@@ -29,7 +29,7 @@ std::vector<ColumnPiece> cut(const std::vector<LocalRange>& runs, const Position
 // Fills the narrowest gaps until there are no more than `most` runs.
 void fill_gaps(std::vector<LocalRange>& runs, std::size_t most) {
   if (runs.size() <= most) return;
-  std::vector<std::size_t> gaps(runs.size() - 1);  // by the run behind them
+  std::vector<std::size_t> gaps(runs.size() - 1);  // by the run after them
   std::iota(gaps.begin(), gaps.end(), std::size_t{1});
   const auto width = [&](std::size_t i) { return runs[i].begin - runs[i - 1].end(); };
   std::stable_sort(gaps.begin(), gaps.end(),

@@ -17,9 +17,9 @@ struct ColumnPiece {
   bool operator==(const ColumnPiece&) const = default;
 };
 
-/// Pieces that are neighbours at their owner, joined: what can be sent as one message.
+/// Joins pieces that are neighbours at their owner and can be sent as one message.
 [[nodiscard]] std::vector<std::vector<ColumnPiece>> joined(const std::vector<ColumnPiece>& pieces);
-/// The columns of each of these.
+/// The columns of each group of such pieces.
 [[nodiscard]] std::vector<LocalRange> runs_of(const std::vector<ColumnPiece>& pieces);
 
 /// Which columns the ranks of one key/value group need of each other. Pure, and the same on every
@@ -32,12 +32,12 @@ class KvNeeds {
   [[nodiscard]] int size() const noexcept { return static_cast<int>(group_.size()); }
   [[nodiscard]] const std::vector<int>& group() const noexcept { return group_; }
 
-  /// At most so many messages for a receiver from an origin, however its columns are scattered.
+  /// The most messages that a receiver gets from an origin, however scattered its columns are.
   static constexpr std::size_t kMostMessages = 8;
 
   /// The columns of `origin` that some row of `receiver` sees, one hull per chunk, in local order.
-  /// They lie in at most kMostMessages runs of local columns: where there would be more, the
-  /// narrowest gaps between them are filled with columns that nobody sees.
+  /// They form at most kMostMessages runs of local columns: if there would be more, the narrowest
+  /// gaps between runs are filled with columns that no row of the receiver sees.
   [[nodiscard]] const std::vector<ColumnPiece>& of(int receiver, int origin) const;
 
  private:

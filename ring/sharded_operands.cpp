@@ -22,7 +22,7 @@ void check_whole(const PartitionSpec& spec, const char* name) {
                       "none: a head dimension cannot be sharded");
 }
 
-// Whether keys can lie like rows.
+// Whether keys can have the layout of the rows.
 bool alike(const AttentionShape& shape, const PartitionSpec& query, const PartitionSpec& kv) {
   return shape.query_length == shape.kv_length && query[1] == kv[1];
 }
@@ -36,7 +36,7 @@ struct Sequences {
 Sequences balanced(const AttentionProblem& problem, const MeshShape& mesh,
                    const OperandLayout& layout) {
   const int batch = mesh.size(layout.query[0]);
-  if (problem.shape.batch % batch != 0) return {};  // refused by the sharding of the query
+  if (problem.shape.batch % batch != 0) return {};  // the query's sharding refuses it
   const Distribution rows =
       Distribution::dealt(deal_rows(problem, {mesh.size(layout.query[1]), batch}, layout.granule));
   if (alike(problem.shape, layout.query, layout.kv)) return {rows, rows};
@@ -57,10 +57,10 @@ bool has_axes(const MeshShape& mesh, const AxisNames& axes) {
                      [&](const std::string& axis) { return mesh.has_axis(axis); });
 }
 
-// Whether balanced rows are clearly better than those of another layout.
+// Whether balanced rows are clearly better than the layout that is given.
 bool wants_balance(const AttentionProblem& problem, const MeshShape& mesh,
                    const OperandLayout& layout) {
-  constexpr std::int64_t kFewestRows = 256;  // of a rank: with fewer, time goes elsewhere
+  constexpr std::int64_t kFewestRows = 256;  // per rank: with fewer, other costs dominate
   constexpr double kUneven = 0.1;
   const AttentionShape& shape = problem.shape;
   const AxisNames& axes = layout.query[1];

@@ -89,7 +89,7 @@ def parse_arguments():
     parser.add_argument("--scale", type=float)
     parser.add_argument("--soft-cap", type=float)
     parser.add_argument("--dropout", type=float, default=0)
-    parser.add_argument("--seed", type=int, default=0, help="of --dropout")
+    parser.add_argument("--seed", type=int, default=0, help="seed for --dropout")
     parser.add_argument("--cu-seqlens")
     parser.add_argument("--q-lengths")
     parser.add_argument("--kv-lengths")
@@ -223,7 +223,7 @@ class Problem:
         return seen
 
     def dropped(self, b, n, rows, columns):
-        """Which probabilities drop: sixteen bits of Philox 4x32-10 (Salmon et al. 2011) for each."""
+        """Which probabilities drop, by sixteen bits each of Philox 4x32-10 (Salmon et al. 2011)."""
         i, j = np.broadcast_arrays(rows[:, None], columns[None, :])
         low = np.uint64(0xFFFFFFFF)
         words = [np.broadcast_to(np.asarray(word, np.uint64), i.shape)

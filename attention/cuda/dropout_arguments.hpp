@@ -11,12 +11,12 @@ namespace annulus::cuda {
 struct DropoutArguments {
   std::uint32_t threshold;    ///< 0: nothing drops
   std::uint32_t key[2];       ///< the seed
-  std::uint32_t first_head;   ///< the third word of a counter, of local head 0
-  std::uint32_t first_batch;  ///< the fourth, of local batch 0
-  float keep_scale;           ///< of the probabilities that are kept
+  std::uint32_t first_head;   ///< third counter word of local head 0
+  std::uint32_t first_batch;  ///< fourth counter word of local batch 0
+  float keep_scale;           ///< multiplies the probabilities that are kept
 };
 
-/// Of a call whose batches and heads begin at these global ones.
+/// The arguments of a call whose first batch and head have these global indices.
 [[nodiscard]] inline DropoutArguments dropout_arguments(const Dropout& dropout,
                                                         std::int64_t first_batch,
                                                         std::int64_t first_head) {

@@ -102,7 +102,7 @@ class Consumer {
     hopper::products_commit();
   }
 
-  // output += weights·V with a tile of values; output = weights·V unless `add`.
+  // Adds weights·V of a tile of values to `output`, or replaces `output` with it unless `add`.
   __device__ __forceinline__ void issue_values(float (&output)[kOutputs],
                                                const std::uint32_t (&weights)[kScores / 2],
                                                const Tiles& value_at, bool add) const {

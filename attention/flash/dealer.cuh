@@ -4,9 +4,9 @@
 
 namespace annulus::flash {
 
-/// What one thread does: takes work items and describes them to the others, one ahead of the
-/// consumers. Taking and describing are several accesses to global memory, one after the other;
-/// short items leave no time for them between two copies.
+/// The work of one thread: it takes work items and describes them to the other threads, one item
+/// ahead of the consumers. Taking and describing an item needs several dependent accesses to global
+/// memory, for which short items leave the producer no time between two copies.
 template <class Shape>
 __device__ __forceinline__ void deal(const Arguments& a, Shared<Shape>& shared) {
   RingPosition<Shared<Shape>::kItems> item_at;
@@ -14,7 +14,7 @@ __device__ __forceinline__ void deal(const Arguments& a, Shared<Shape>& shared) 
   std::int32_t index = static_cast<std::int32_t>(blockIdx.x);
   for (;; item_at.next()) {
     shared.item_empty[item_at.slot()].wait(item_at.parity() ^ 1);
-    // Taken as late as possible: no idle block can take what waits here.
+    // Taken as late as possible: an idle block cannot take an item that waits here.
     if (index < 0) index = atomicAdd(a.counters, 1) + static_cast<std::int32_t>(gridDim.x);
     Item& item = shared.item[item_at.slot()];
     if (index >= items) break;

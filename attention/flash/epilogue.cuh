@@ -31,8 +31,8 @@ class ResultRows {
   __device__ __forceinline__ ResultRows(const Arguments& arguments, const Item& work)
       : a(arguments), item(work) {}
 
-  /// The state so far, or the empty one, whose output is undefined: the first weighted sum replaces
-  /// it.
+  /// The state so far, or the empty state. The output of the empty state is undefined: the first
+  /// weighted sum replaces it.
   __device__ __forceinline__ void load(float (&output)[kOutputs], OnlineSoftmax& softmax,
                                        float scale) const {
     if (a.state.output == nullptr) {
@@ -80,7 +80,7 @@ class ResultRows {
   }
 
  private:
-  // For rows of every kind: without weight, past a length, of an item without keys.
+  // For any row: also one without weight, past a length, or of an item without keys.
   __device__ __forceinline__ void finish_row(int h, const OwnPart& own, float (&output)[kOutputs],
                                              OnlineSoftmax& softmax, float scale, float& factor,
                                              float& lse) const {
@@ -143,8 +143,8 @@ class ResultRows {
     }
   }
 
-  // The four threads of a row exchange pairs, so that each writes 16 bytes. Both exchanges are done
-  // for all pairs at once, to hide how long a shuffle takes.
+  // The four threads of a row exchange pairs, so that each writes 16 bytes. Each exchange handles
+  // all pairs at once, to hide the latency of shuffles.
   __device__ __forceinline__ void store_narrow(const float (&output)[kOutputs],
                                                const float (&factor)[2], const OwnPart& own) const {
     constexpr int kPairs = kOutputs / 4;
@@ -173,8 +173,8 @@ class ResultRows {
     }
   }
 
-  // One of the two exchanges, between threads at a distance of 1 and of 2, that transpose the
-  // 4 × 4 matrices which the four threads hold in every four pairs.
+  // One of two exchanges, between threads at a distance of 1 and of 2. Together they transpose, for
+  // every four pairs, the 4×4 matrix that the four threads hold.
   template <int kDistance, int kPairs>
   __device__ __forceinline__ static void trade(std::uint32_t (&x)[kPairs], int thread) {
     const bool upper = (thread & kDistance) != 0;

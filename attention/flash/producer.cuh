@@ -5,7 +5,7 @@
 
 namespace annulus::flash {
 
-/// What one thread does: keeps the rings of query, key and value tiles full.
+/// The work of one thread: it keeps the rings of query, key and value tiles full.
 template <class Shape>
 __device__ __forceinline__ void produce(const Arguments& a, Shared<Shape>& shared) {
   using hopper::Cache;

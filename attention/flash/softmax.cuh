@@ -18,13 +18,13 @@ __device__ __forceinline__ float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-/// To one unit in the last place, of numbers that are not denormal.
+/// 1/x, with an error of one unit in the last place, for x that is not denormal.
 __device__ __forceinline__ float reciprocal_fast(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-/// To 2^-22, of numbers that are not denormal.
+/// log2(x), with an error of 2^-22, for x that is not denormal.
 __device__ __forceinline__ float log2_fast(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -34,7 +34,8 @@ struct WorkList {
   }
 };
 
-/// Defines what DeviceLists makes for the kernels; tests and benchmarks call it.
+/// The reference for the lists that DeviceLists makes for the kernels; visible_tiles(), tests and
+/// benchmarks call it.
 ///
 /// Tiles have tile_rows × tile_columns entries and begin anew with each position range, rows also
 /// with each query block and columns behind each hidden key block. Takes O(tiles + segments), and

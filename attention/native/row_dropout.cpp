@@ -43,7 +43,7 @@ void draw_bits(PhiloxKey key, const PhiloxCounter& first, std::size_t blocks, Dr
       round_key[0] += 0x9E3779B9;
       round_key[1] += 0xBB67AE85;
     }
-    // A word of four counters is eight keys.
+    // The same word of four consecutive counters holds the bits of eight keys.
     static_assert(std::endian::native == std::endian::little);
     for (std::size_t block = 0; block < kBlocks; ++block) {
       std::uint16_t* const to = bits.data() + kDropoutBlock * (begin + block);

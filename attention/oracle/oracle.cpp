@@ -44,7 +44,7 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
   const std::int64_t heads_per_kv_head = heads / key.size(2);
   const std::int64_t value_dim = value.size(3);
   const double scale = problem.logit_scale();
-  // What dropout makes of a probability: 0, or more.
+  // The factor that dropout gives a probability: 0, or keep_scale().
   const auto keep_scale = [&](std::int64_t b, std::int64_t head, GlobalPosition row,
                               std::int64_t j) {
     if (!problem.dropout) return 1.0;
@@ -90,7 +90,7 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
         double& lse = result.lse[static_cast<std::size_t>((b * heads + head) * row_count + t)];
         if (max == kMinusInfinity) {
           if (visible.empty()) continue;  // output 0, LSE −∞
-          // Logits of −∞ alone: 0/0, and the log of 0.
+          // All logits are −∞: 0/0, and the log of 0.
           std::fill_n(output, value_dim, std::numeric_limits<double>::quiet_NaN());
           continue;
         }

@@ -119,7 +119,7 @@ PlanTotals totals_of(const ring::Plan& plan) {
   return totals;
 }
 
-// What all ranks receive if each gets all the keys and values that it does not hold.
+// The bytes that all ranks receive if each gets all keys and values that it does not hold.
 double dense_bytes(const ring::ShardedOperands& operands, DType dtype) {
   const Extents key = operands.key.local_shape(0);
   const int shards = operands.key.shards(1);
@@ -130,7 +130,7 @@ double dense_bytes(const ring::ShardedOperands& operands, DType dtype) {
          static_cast<double>(size_of(dtype));
 }
 
-// "-" for nothing.
+// "-" for an absent share.
 std::string percent(std::optional<double> share) {
   return share ? fmt::format("{:.2f}", *share * 100) : std::string(kNothing);
 }
@@ -194,13 +194,13 @@ Report layouts_report(const PlannedCase& planned, const Options& options) {
        {"work", "GFLOP, most", 0, 0, "2 N (D + Dv) operations per visible pair"},
        {"imbalance", "%", 9, 0, "work of the rank with most, above the mean of all"},
        {"tiles", "imbalance, %", 12, 0,
-        "likewise of tiles of 128 x 128 pairs or less with a visible one, which is what "
-        "GPU kernels compute"},
+        "the same for tiles of at most 128 x 128 pairs with a visible pair, which are what GPU "
+        "kernels compute"},
        {"hops", "most", 6, 0, "steps with transfers, of the rank with most"},
        {"messages", "most", 0, 3, "that a rank receives in one step"},
        {"hop", "MiB/rank, most", 0, 2, "that a rank receives in one step"},
        {"moved", "MiB, total", 10, 1, "received by all ranks"},
-       {"of dense", "%", 8, 0, "moved, of what it were if every rank got all keys and values"},
+       {"of dense", "%", 8, 0, "moved, as a share of an all-gather of all keys and values"},
        {"buffers", "MiB/rank, most", 0, 3, "of transfers"},
        {"wait", "ms, predicted", 10, 0,
         "for transfers, with nothing to compute; of the rank that waits longest"},

@@ -168,8 +168,8 @@ void add_sharding(TableBuilder& table) {
       "sequence-layout", "LAYOUT", kPlanned,
       parsed_into(&Options::sequence_layout, parse_layout_name),
       "auto, zigzag, contiguous, striped or balanced: how positions are distributed; balanced "
-      "deals them out by what the mask shows (default: auto: zigzag if causal, else "
-      "contiguous, but balanced where documents, blocks or lengths make these uneven)");
+      "gives ranks equal work under the mask (default: auto: zigzag if causal, else contiguous; "
+      "balanced where packed documents, block masks or lengths make that uneven)");
   table.add("schedule", "NAME", kPlanned, parsed_into(&Options::schedule, parse_schedule_name),
             "auto, local, ring or allgather: how key/value is sent (default: auto)");
   table.add("mode", "MODE", kPlanned, parsed_into(&Options::mode, parse_mode_name),
@@ -214,11 +214,10 @@ void add_problem(TableBuilder& table) {
             "factor on the product of query and key (default: 1/sqrt(D))");
   table.add("soft-cap", "X", kPlanned, parsed_into(&Options::soft_cap, parse_positive),
             "logits become X tanh(logit / X) (default: no cap)");
-  table.add(
-      "dropout", "P", kPlanned, parsed_into(&Options::dropout, parse_dropout),
-      "probability of dropping an attention weight, by --seed and position alone (default: 0)");
+  table.add("dropout", "P", kPlanned, parsed_into(&Options::dropout, parse_dropout),
+            "probability of dropping an attention weight; --seed and position decide (default: 0)");
   table.add("seed", "N", kPlanned, parsed_into(&Options::seed, parse_seed),
-            "seed of dropout and of random tensors (default: 0)");
+            "seed for dropout and random tensors (default: 0)");
 }
 
 void add_input(TableBuilder& table) {

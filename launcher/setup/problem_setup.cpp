@@ -28,17 +28,18 @@ namespace {
 // For a mesh that need not exist: the plans of all its ranks are held in memory.
 constexpr int kMostPlannedRanks = 1 << 16;
 
-// Of a head, drawn at random.
+// The most random sinks per head.
 constexpr std::int64_t kMostSinks = 4096;
 
-/// A file of a mask or of sinks, and what messages call it; no path where there is none.
+/// A file of a mask or of sinks, and its name in messages. The path is empty if there is none.
 struct OperandFile {
   std::string path;
   std::string shown;  ///< "--kv-lengths kv.npy"
   [[nodiscard]] bool empty() const { return path.empty(); }
 };
 
-/// The small arrays that masks and sinks need: each from its own option, else from --input.
+/// The files of the small arrays for masks and sinks: each is given by its own option, or else is
+/// in --input.
 class Files {
  public:
   explicit Files(const Options& options) : input_(options.input) {
@@ -278,7 +279,7 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   setup.problem.soft_cap = options.soft_cap;
   if (options.dropout > 0) setup.problem.dropout.emplace(options.dropout, options.seed);
   const auto check = [&] { named_by_options(options, [&] { setup.problem.validate(); }); };
-  check();  // read files only for a valid shape
+  check();  // files are read only for a valid shape
   const Files files(options);
   setup.problem.mask = set_up_mask(files, options, shape);
   setup.problem.sinks = set_up_sinks(files, options, shape);

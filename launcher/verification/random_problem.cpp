@@ -366,7 +366,8 @@ BlockMask draw_block_mask(Draws& draws, const Kind& kind, const AttentionShape& 
   return BlockMask(entries, size, visible);
 }
 
-// For each head, or the same for all; small, as large as any logit, and some without weight.
+// Sinks for each head, or for all heads alike: small ones, ones as large as any logit, and some of
+// −∞.
 Sinks draw_sinks(Draws& draws, std::int64_t heads) {
   const std::int64_t per_head = draws.between(1, 4);
   const Extents shape = draws.chance(70) ? Extents{heads, per_head} : Extents{per_head};

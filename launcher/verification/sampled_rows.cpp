@@ -78,7 +78,7 @@ Deviation sampled_deviation(const AttentionProblem& problem, const ring::Sharded
   const auto tasks = static_cast<std::int64_t>(samples.size()) * pieces;
   std::vector<OracleOutput> parts(static_cast<std::size_t>(tasks));
   HostMemoryPool memory;
-  AttentionProblem keys_alone = problem;  // a row has its sinks once, not in every piece
+  AttentionProblem keys_alone = problem;  // a row's sinks count once, not once per piece
   keys_alone.sinks.reset();
   const auto compute = [&](std::int64_t task, int /*worker*/) {
     const Sample& sample = samples[static_cast<std::size_t>(task / pieces)];

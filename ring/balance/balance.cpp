@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kTile = 128;               // edge of the flash kernel's tiles
 constexpr std::int64_t kMostPositions = 1 << 28;  // see visible_tiles()
-constexpr std::int64_t kFewestChunks = 8;         // of a rank
+constexpr std::int64_t kFewestChunks = 8;         // per rank, on average
 constexpr std::int64_t kMostChunks = 1 << 15;
 
 std::int64_t usual_granule(std::int64_t length, int ranks) {
@@ -30,12 +30,12 @@ bool countable(const AttentionShape& shape) {
   return shape.query_length < kMostPositions && shape.kv_length < kMostPositions;
 }
 
-// Chunks without work.
+// The chunks of a sequence, with their work still empty.
 Chunks chunks_of(const AttentionShape& shape, std::int64_t length, const DealingShards& shards,
                  std::optional<std::int64_t> granule) {
   if (!countable(shape)) {
     throw UnsupportedError(
-        fmt::format("the sequence layout balanced is for fewer than {} positions, and these are {}",
+        fmt::format("the balanced sequence layout takes fewer than {} positions, not {}",
                     kMostPositions, std::max(shape.query_length, shape.kv_length)));
   }
   if (granule && *granule < 1) {
@@ -44,7 +44,7 @@ Chunks chunks_of(const AttentionShape& shape, std::int64_t length, const Dealing
   return {length, granule.value_or(usual_granule(length, shards.sequence)), {}, {}};
 }
 
-// Tiles fill chunks.
+// The edge of tiles, chosen so that whole tiles fill a chunk.
 std::int64_t tile_of(std::int64_t granule) {
   std::int64_t tile = std::min(granule, kTile);
   while (granule % tile != 0) --tile;
@@ -60,8 +60,8 @@ std::int64_t count_of(const Chunks& chunks) {
   return (chunks.length + chunks.granule - 1) / chunks.granule;
 }
 
-// Calls body(first batch, batches) for the batches of each shard; once if the mask treats all of
-// them alike.
+// Calls body(first batch, batches) for the batches of each shard; only once if the mask treats all
+// batches alike.
 template <class Body>
 void for_each_group(const AttentionProblem& problem, int shards, const Body& body) {
   const std::int64_t batches = problem.shape.batch;
@@ -77,8 +77,8 @@ void add_rows(Chunks& chunks, const AttentionProblem& problem, const DealingShar
   });
 }
 
-// The part of the keys that a chunk sees across the cut before it, and the chunk before it
-// likewise.
+// The cost of a cut before each chunk: the share of the keys that this chunk sees before the cut,
+// plus the share that the previous chunk sees after it.
 void add_cut_costs(Chunks& chunks, const AttentionProblem& problem) {
   const AttentionShape& shape = problem.shape;
   chunks.cut_cost.push_back(0);

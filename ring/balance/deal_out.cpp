@@ -10,16 +10,16 @@
 namespace annulus::ring {
 namespace {
 
-// Arcs that are off by less may be chosen for cheaper cuts: a share of a rank's work, for all
-// splits on the way to a rank together.
+// An arc that is off by less than this may be chosen for cheaper cuts. A share of a rank's work,
+// summed over all splits that lead to the rank.
 constexpr double kTolerance = 0.01;
-// Ranks with so much more than the mean exchange chunks.
+// Ranks that exceed the mean by more than this share exchange chunks.
 constexpr double kUneven = 0.01;
-constexpr std::size_t kMostExchanges = 1024;  // or one per rank
-constexpr std::size_t kMostPartners = 16;     // that the rank with most looks at, from the least on
-// Another range is worth this share of a rank's work.
+constexpr std::size_t kMostExchanges = 1024;  // and at most one per rank
+constexpr std::size_t kMostPartners = 16;     // of the rank with most work; least work first
+// The cost of one more range, as a share of a rank's work.
 constexpr double kRangeWorth = 0.0005;
-// A sequence that has to be sent across cuts is worth this share of a rank's work.
+// The cost of sending a whole sequence across cuts, as a share of a rank's work.
 constexpr double kSendingWorth = 0.01;
 
 using Set = std::vector<std::int64_t>;  // chunks, ascending
@@ -59,7 +59,7 @@ class Splitter {
   [[nodiscard]] std::vector<Set> take_sets() { return std::move(sets_); }
 
  private:
-  /// Elements [begin, begin + count) of a set, around its end.
+  /// Elements [begin, begin + count) of a set, wrapping around at its end.
   struct Arc {
     std::int64_t begin = 0;
     std::int64_t count = 0;
@@ -71,7 +71,7 @@ class Splitter {
 
   static std::int64_t size_of(const Set& set) { return static_cast<std::int64_t>(set.size()); }
 
-  // Work of a set up to each element, by group.
+  // The work of a set before each element, by group.
   [[nodiscard]] std::vector<std::vector<std::int64_t>> sums_of(const Set& set) const {
     std::vector<std::vector<std::int64_t>> sums;
     for (const auto& work : chunks_.work) {
@@ -83,14 +83,14 @@ class Splitter {
     return sums;
   }
 
-  // What a cut before an element costs. Where the set has a gap there is nothing to cut.
+  // The cost of a cut before an element; 0 where the set has a gap, as there is nothing to cut.
   [[nodiscard]] double cut_cost(const Set& set, std::int64_t index) const {
     const auto at = static_cast<std::size_t>(index % size_of(set));
     if (at == 0 || set[at - 1] + 1 != set[at]) return 0;
     return chunks_.cut_cost.empty() ? 0 : chunks_.cut_cost[static_cast<std::size_t>(set[at])];
   }
 
-  // The last chunk may be short, so it must not make a rank shorter that is short of a chunk.
+  // The last chunk may be short, so it must go to a rank that gets one chunk more than others.
   [[nodiscard]] bool permits(const Arc& arc, const Set& set, std::int64_t larger) const {
     if (!ragged_ || larger == 0 || set.back() != last_) return true;
     return (arc.holds(size_of(set) - 1, size_of(set)) ? arc.larger : larger - arc.larger) > 0;
@@ -147,7 +147,7 @@ class Splitter {
   const Chunks& chunks_;
   std::int64_t last_;
   bool ragged_;
-  double unit_ = 0;  // the mean work of a rank, in the group that has most
+  double unit_ = 0;  // the mean work of a rank, in the group with most
   double tolerance_;
   std::vector<Set> sets_;
 };
@@ -179,7 +179,7 @@ class Mender {
   }
 
  private:
-  /// Chunk `mine` of the rank with most for chunk `other` of the rank with least.
+  /// Chunk `mine` of the rank with most work for chunk `other` of a rank with less.
   struct Exchange {
     std::size_t mine = 0, other = 0;  ///< indices into their sets
     double score = std::numeric_limits<double>::infinity();
@@ -188,7 +188,7 @@ class Mender {
   static std::int64_t at(const std::vector<std::int64_t>& values, std::int64_t index) {
     return values[static_cast<std::size_t>(index)];
   }
-  // −1 before the first chunk and behind the last.
+  // −1 before the first chunk and after the last.
   [[nodiscard]] int& owner(std::int64_t chunk) {
     return owner_[static_cast<std::size_t>(chunk + 1)];
   }
@@ -205,7 +205,7 @@ class Mender {
     return *std::max_element(loads.begin(), loads.end());
   }
 
-  // How many ranges more there are if a chunk goes to another rank.
+  // By how much the number of ranges grows if a chunk goes to another rank.
   [[nodiscard]] int more_ranges(std::int64_t chunk, int to) const {
     int borders = 0;
     for (const std::int64_t neighbour : {chunk - 1, chunk + 1}) {
@@ -225,7 +225,7 @@ class Mender {
     const double bound = most_of(heavy) - kRangeWorth * unit_;
     Exchange best;
     for (std::size_t i = 0; i < mine.size(); ++i) {
-      if (ragged && mine[i] == last) continue;  // sizes stay as they are
+      if (ragged && mine[i] == last) continue;  // the sizes of ranks must not change
       for (std::size_t j = 0; j < other.size(); ++j) {
         if (ragged && other[j] == last) continue;
         double worst = 0;
@@ -243,7 +243,7 @@ class Mender {
     return best;
   }
 
-  // Whether there was one to be made.
+  // Makes one exchange; returns whether there was one to make.
   bool exchange_one() {
     const auto less = [&](int a, int b) {
       return std::pair(most_of(loads_of(a)), a) < std::pair(most_of(loads_of(b)), b);
@@ -282,7 +282,7 @@ class Mender {
   std::vector<Set>& sets_;
   std::vector<int> owner_;                  // by chunk + 1
   std::vector<std::vector<double>> loads_;  // by rank and group
-  double unit_ = 0;                         // the mean work of a rank, in the group that has most
+  double unit_ = 0;                         // the mean work of a rank, in the group with most
 };
 
 PositionRanges positions_of(const Set& set, const Chunks& chunks) {
@@ -310,7 +310,7 @@ Dealing deal_out(const Chunks& chunks, int ranks) {
   std::vector<Set> sets = splitter.take_sets();
   Mender(chunks, sets).mend();
   for (Set& set : sets) std::sort(set.begin(), set.end());
-  // Ranks in order of their first positions, those without any last.
+  // Ranks are in order of their first positions; those without positions come last.
   std::sort(sets.begin(), sets.end(), [](const Set& a, const Set& b) {
     return !a.empty() && (b.empty() || a.front() < b.front());
   });

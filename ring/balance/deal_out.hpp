@@ -7,32 +7,35 @@
 
 namespace annulus::ring {
 
-/// A sequence in chunks of `granule` positions, the last of which may be shorter, and their work.
+/// A sequence in chunks of `granule` positions, and the work of each. The last chunk may be
+/// shorter.
 struct Chunks {
   std::int64_t length = 0;
   std::int64_t granule = 1;
-  /// [groups][chunks]: each group of ranks computes all chunks, for batches of its own.
+  /// [groups][chunks]: each group of ranks computes all chunks for its own batches.
   std::vector<std::vector<std::int64_t>> work;
-  /// [chunks]: what a cut before a chunk costs, as a part of the sequence that has to be sent
+  /// [chunks]: the cost of a cut before a chunk, as the share of the sequence that has to be sent
   /// across it; empty if cuts cost nothing.
   std::vector<double> cut_cost;
 };
 
-/// Deals the chunks out so that all ranks get the same work, in few ranges, and sizes that differ
-/// by at most one granule. Pure; the same on every machine that rounds like IEEE 754.
+/// Deals the chunks out so that all ranks get about the same work, in few ranges, and sizes that
+/// differ by at most one granule. Pure; the result is the same on every machine with IEEE 754
+/// arithmetic.
 ///
-/// A set of chunks that is to be split among P ranks is bent to a circle, and P₁ = ⌊P/2⌋ of them
-/// get an arc of P₁/P of its length. Over all arcs of that length the mean of their work is P₁/P of
-/// the whole, and between neighbouring arcs it changes by one chunk at most: so some arc has that
-/// work, but for a chunk (Alon's necklaces, for two thieves at a time). The other ranks get the
-/// rest, and both parts are split on. Each split cuts twice, which makes 2P − 1 ranges at most. A
-/// plain causal mask becomes zigzag in this way.
+/// To split a set of chunks among P ranks, its ends are joined to form a circle. P₁ = ⌊P/2⌋ of the
+/// ranks get an arc of P₁/P of its length. The mean work of all arcs of that length is P₁/P of the
+/// whole, and neighbouring arcs differ by at most one chunk at each end. So some arc has that work,
+/// up to a chunk (Alon's necklace splitting, for two thieves at a time). The other ranks get the
+/// rest, and both parts are split further. Each split cuts twice, so there are at most 2P − 1
+/// ranges. A plain causal mask becomes zigzag in this way.
 ///
-/// What single chunks leave uneven is then mended: the rank with most work and the one with least
-/// exchange a chunk each, as long as the first is 1 % above the mean, P times at most. So there are
-/// fewer than 6P ranges.
+/// Exchanges of single chunks then even out what remains. As long as the rank with most work is
+/// more than 1 % above the mean, it exchanges one chunk with a rank that has little, at most P
+/// times. So there are fewer than 6P ranges.
 ///
-/// Of several groups, the one that is farthest off counts; arcs that suit them all need not exist.
+/// With several groups, the one that is farthest off counts; there may be no arc that suits all of
+/// them.
 [[nodiscard]] Dealing deal_out(const Chunks& chunks, int ranks);
 
 }  // namespace annulus::ring

@@ -8,7 +8,7 @@ SinkStates::SinkStates(const AttentionProblem& problem, const RankPlan& plan, De
   HostMemoryPool host;
   const Tensor zeros(DType::float32, {plan.local.value_dim}, host);
   std::fill_n(zeros.view().as<float>(), plan.local.value_dim, 0.0F);
-  // As precise as the LSEs that it joins. A device is fastest where all are alike.
+  // As precise as the LSEs that it is merged with. A GPU is fastest if all have one dtype.
   const bool wide = device.place().is_host() || problem.dtype == DType::float32;
   const Tensor lse(wide ? DType::float64 : DType::float32, {plan.local.heads}, host);
   for (std::int64_t head = 0; head < plan.local.heads; ++head) {

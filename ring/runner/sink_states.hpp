@@ -8,14 +8,14 @@
 
 namespace annulus::ring {
 
-/// The sinks of a rank's heads where its device computes: the part that a reduction adds.
+/// The sinks of a rank's heads, in the memory of its device, as the part that a reduction adds.
 class SinkStates {
  public:
-  /// Waits until they are there. Without sinks it holds nothing.
+  /// Returns when the copies are done. Holds nothing if the problem has no sinks.
   SinkStates(const AttentionProblem& problem, const RankPlan& plan, Device& device, Stream& stream);
 
   /// The sinks of `heads`, counted from the rank's first, for every row of a result of this shape:
-  /// output 0 and their LSE. `dtype` only says how to read the zeros.
+  /// output 0 and their LSE. `dtype` only says as what the zeros are read.
   [[nodiscard]] PartialState part(HeadRange heads, const Extents& output, DType dtype) const;
 
  private:

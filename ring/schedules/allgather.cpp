@@ -30,7 +30,7 @@ std::vector<HeadRange> head_groups(const RankContext& context) {
   return groups;
 }
 
-// A message of `origin`: neighbouring columns of it, side by side from token `token` on.
+// A message from `origin`: neighbouring columns, which arrive at token `token` and after.
 struct Arrival {
   int origin;
   std::vector<ColumnPiece> pieces;
@@ -43,8 +43,8 @@ struct Arrival {
   }
 };
 
-// In local order. Every piece goes by itself, so that all arrive in order of position; neighbours
-// go together where that were too many messages.
+// The messages in local order. Each piece is a message, so that all can be placed in order of
+// position. If that would be too many messages, neighbouring pieces share one.
 std::vector<Arrival> messages(const KvNeeds& needs, int receiver, int origin) {
   const std::vector<ColumnPiece>& pieces = needs.of(receiver, origin);
   std::vector<Arrival> result;

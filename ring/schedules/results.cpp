@@ -13,7 +13,7 @@
 // Partial results lie in places: pieces of memory for the rows and heads of a group, one result
 // beside the other as long as they share no row. Place 0 is as large as the output, and is the
 // output itself where dtypes permit. Rows that a kernel completes go straight into the output,
-// unless they have sinks: these come last, with the reduction into the output.
+// unless there are sinks, which only the reduction into the output adds.
 namespace annulus::ring {
 namespace {
 
@@ -383,7 +383,7 @@ class Placer {
   LocalRange all_rows_;
   BatchRange all_batches_;
   bool sinks_;
-  int most_parts_;  // of a reduction, beside the sinks
+  int most_parts_;  // of a reduction, sinks not counted
   std::vector<Task> tasks_;
   int places_ = 2;
   DType first_dtype_ = DType::float32;

@@ -40,7 +40,7 @@ class RingTraffic {
     return placed;
   }
 
-  // Pieces that are neighbours at their owner make one message, from one source.
+  // Pieces that are neighbours at their owner form one message, which comes from one source.
   [[nodiscard]] std::vector<Message> messages(int receiver, int hop) const {
     const int origin = wrap(receiver - hop);
     std::vector<Message> result;
@@ -65,7 +65,7 @@ class RingTraffic {
   }
 
  private:
-  // What a rank gets in a hop, as runs of its owner's columns.
+  // What a rank receives in a hop, as runs of the owner's columns.
   [[nodiscard]] std::vector<LocalRange> runs_of(int receiver, int hop) const {
     return annulus::ring::runs_of(needs_.of(receiver, wrap(receiver - hop)));
   }

@@ -1,4 +1,4 @@
-// Work lists that the GPU makes, against those of the host, bit by bit.
+// Work lists made by the GPU, compared bit by bit with those of the host.
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -57,7 +57,7 @@ class CudaFlashListsTest : public CudaFlashTest {
   }
 };
 
-// Of small tiles, so that there are many.
+// Small tiles, so that there are many.
 TEST_F(CudaFlashListsTest, OfDrawnMasksAreThoseOfTheHost) {
   Random random(61);
   for (const std::vector<MaskKind>& kinds : kinds_beside_blocks()) {
@@ -97,7 +97,7 @@ TEST_F(CudaFlashListsTest, OfEveryKernelsTilesAreThoseOfTheHost) {
   }
 }
 
-// As large as what the GPU makes lists for: more thread blocks than run at a time.
+// As large as in practice: more thread blocks than run at a time.
 TEST_F(CudaFlashListsTest, OfBlocksForEveryHeadAreThoseOfTheHost) {
   const PositionRanges all = PositionRanges::all(32768);
   for (const double density : {0.0, 0.06, 0.51, 1.0}) {

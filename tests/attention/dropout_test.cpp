@@ -24,12 +24,12 @@ GlobalPosition at(std::int64_t position) {
   return GlobalPosition(position);
 }
 
-// Which entries drop is a part of the contract, and stays.
+// Which entries drop is part of the contract and must not change.
 TEST(Dropout, IsThisFunctionOfPhilox) {
   const Dropout dropout(0.25, (std::uint64_t{7} << 32U) + 3);
   EXPECT_EQ(dropout.threshold(), 0x4000U);
   for (std::int64_t column = 64; column < 96; ++column) {
-    // Counter 4 · 2 + pair, word by the eight columns, half by the column.
+    // Counter 4 · 2 + pair; each eight columns have a word, and each column a half of it.
     const auto pair = static_cast<std::uint32_t>(column % 8 / 2);
     const PhiloxCounter words = philox({8 + pair, 11, 5, 0x64726f70 + 2}, {3, 7});
     const std::uint32_t word = words[static_cast<std::size_t>((column - 64) / 8)];
@@ -85,7 +85,7 @@ TEST(Dropout, SmallAndLargeProbabilitiesStayThemselves) {
   }
 }
 
-// The vectors of the CPU kernel: tiles that begin anywhere, longer ones too, and striped columns.
+// The vector code of the CPU kernel: tiles that begin anywhere, long ones too, and striped columns.
 TEST(Dropout, RowsAreDroppedAsTheirEntriesAre) {
   const Dropout dropout(0.4, 77);
   for (const std::int64_t start : {0, 1, 31, 32, 1000, 4096 + 17}) {
@@ -129,7 +129,7 @@ TEST(Dropout, TheNativeKernelDropsWhatTheOracleDrops) {
   }
 }
 
-// Its probability becomes 0, and 0 · NaN is NaN.
+// The probability becomes 0, and 0 · NaN is NaN.
 TEST(Dropout, ADroppedNanStaysOne) {
   Random random(6);
   AttentionProblem problem;

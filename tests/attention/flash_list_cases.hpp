@@ -14,10 +14,10 @@
 #include "flash/work_list.hpp"
 #include "tests/attention/random_mask.hpp"
 
-// What the GPU's work lists are compared with: those of the host, for drawn masks and positions.
+// Random masks and positions, and comparisons of the GPU's work lists with the host's.
 namespace annulus::test {
 
-/// A rank's positions of any layout, or a part of them.
+/// A rank's positions in a random layout, or a part of them.
 inline PositionRanges random_positions(Random& random, std::int64_t length) {
   const LayoutKind kinds[] = {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped};
   const int ranks = static_cast<int>(draw(random, 1, 4));
@@ -51,7 +51,7 @@ inline std::string to_string(const ListCase& one) {
          std::to_string(one.tile_columns);
 }
 
-/// A mask of these parts, and sometimes blocks, for three heads of two batches of four.
+/// A mask with these parts, and sometimes blocks, for three heads of two of the four batches.
 inline ListCase random_list_case(Random& random, const std::vector<MaskKind>& kinds,
                                  std::int64_t length, int tile_rows, int tile_columns) {
   constexpr std::int64_t kBatches = 4;
@@ -62,7 +62,7 @@ inline ListCase random_list_case(Random& random, const std::vector<MaskKind>& ki
   one.tile_columns = tile_columns;
   one.mask = random_mask(random, kinds, kBatches, length, length);
   if (draw(random, 0, 2) == 0) {
-    // Not so small that there are millions of them.
+    // Large enough that there are not millions of them.
     const std::int64_t largest = 3 * tile_columns;
     const std::int64_t smallest = std::min(largest, 1 + length / 150);
     one.mask.set_block_mask(
@@ -73,7 +73,7 @@ inline ListCase random_list_case(Random& random, const std::vector<MaskKind>& ki
   return one;
 }
 
-/// Bit by bit.
+/// Compares bit by bit.
 template <class T>
 testing::AssertionResult same(const std::vector<T>& made, const std::vector<T>& host) {
   if (made.size() != host.size()) {
@@ -93,8 +93,8 @@ testing::AssertionResult same(const std::vector<T>& made, const std::vector<T>& 
   return testing::AssertionSuccess();
 }
 
-/// The host knows all of a list before it says what masked tiles must ask; a plan may say too much,
-/// never too little.
+/// The host has the whole list when it decides what masked tiles need; a plan may ask for too much,
+/// never for too little.
 inline void expect_same_lists(const ListCase& one, const flash::WorkList& made) {
   const flash::WorkList host = one.on_host();
   const flash::ListPlan plan = one.plan();

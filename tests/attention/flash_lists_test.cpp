@@ -1,4 +1,4 @@
-// The functions of the kernels that make work lists, run on the CPU, against the host's lists.
+// The device functions that make work lists, run on the CPU and compared with the host's lists.
 #include <algorithm>
 #include <array>
 
@@ -13,8 +13,8 @@ using test::ListCase;
 using test::MaskKind;
 using test::Random;
 
-// The lanes of a warp, one after the other: a first round notes what each of them adds to a sum, a
-// second one knows the sums.
+// Runs the lanes of a warp one after the other: a first round records what each lane adds to a sum,
+// and a second round uses the sums.
 class Lanes {
  public:
   static constexpr std::int32_t kCount = 4;
@@ -50,7 +50,7 @@ class Lanes {
   mutable std::size_t next_ = 0;
 };
 
-// run(lanes) of every lane. All of them must have asked for as many sums.
+// Calls run(lanes) for every lane. All lanes must ask for the same number of sums.
 template <class Run>
 void run_all(const Run& run) {
   Lanes::Notes notes;
@@ -72,7 +72,8 @@ void add_tile(const TileWalk& walk, WorkList& list) {
   tile.segments = count.segments;
   tile.key_tiles = count.key_tiles;
   list.tiles.push_back(tile);
-  // With space for what the first round writes to the wrong place, and something that is no result.
+  // With space for what the first round writes to wrong places, and filled with a value that is no
+  // result.
   KeySegment unwritten;
   unwritten.tiles = -1;
   std::vector<KeySegment> segments(static_cast<std::size_t>(2 * count.segments), unwritten);
@@ -102,7 +103,7 @@ void add_asked(const ListPlan& plan, const ListInput& in, std::int32_t batch, Wo
   }
 }
 
-// What the kernels do.
+// Does what the kernels do.
 WorkList make_lists(const ListPlan& plan) {
   const ListInput in = plan.input(plan.numbers().data(), plan.blocks().data());
   WorkList list;
@@ -136,7 +137,7 @@ TEST(FlashLists, AreThoseOfTheHost) {
   }
 }
 
-// The keys of a run of queries are found whatever ids came before it.
+// The keys of a run of queries are found whatever ids precede it.
 TEST(FlashLists, IdsMayFall) {
   ListCase one;
   one.mask.set_segments(1, {3, 3, 1, 1, 2, 2, 0, 0}, {0, 0, 0, 1, 1, 1, 2, 2});
@@ -147,7 +148,7 @@ TEST(FlashLists, IdsMayFall) {
   expect_as_on_host(one);
 }
 
-// Blocks of whole tiles, which take less space, over more than one word.
+// Blocks of whole tiles, which need fewer segments, in rows of more than one word.
 TEST(FlashLists, OfWholeBlocksAreThoseOfTheHost) {
   Random random(52);
   const std::vector<std::vector<MaskKind>> all = test::kinds_beside_blocks();
@@ -198,7 +199,7 @@ TEST(FlashLists, SayWhenNothingHidesValues) {
   EXPECT_TRUE(one.plan().may_hide_values());
 }
 
-// Ids are asked only where a tile's rows differ in them.
+// Ids are needed only if the rows of a tile differ in them.
 TEST(FlashLists, OfDocumentsThatEndBetweenTilesAskNothing) {
   const auto asked = [](std::vector<std::int32_t> cu_seqlens) {
     const std::vector<std::int32_t> ids = segments_from_cu_seqlens(cu_seqlens, 64);

@@ -102,7 +102,7 @@ TEST(Oracle, SinksTakeTheirShare) {
   const Tensor query = tensor_of(DType::float32, {1, 2, 2, 1}, {2, 3, 2, 3});
   const Tensor key = tensor_of(DType::float32, {1, 2, 1, 1}, {0.5F, 1.25F});
   const Tensor value = tensor_of(DType::float32, {1, 2, 1, 1}, {6, 7});
-  problem.soft_cap = 1e6;  // neither cap nor scale touch a sink
+  problem.soft_cap = 1e6;  // neither cap nor scale changes a sink
   problem.scale = 2;
   problem.sinks = Sinks({4, 2}, {9, 9, 9, 9, 0, 1, -3, 4});
   const OracleOutput got = oracle_attention(problem, query.view(), key.view(), value.view(),
@@ -153,7 +153,7 @@ TEST(Oracle, DropoutRemovesProbabilitiesAndScalesTheRest) {
   EXPECT_LT(kept, 50);
 }
 
-// Logits of −∞ are 0/0 alone; beside a sink they have no weight.
+// Rows whose logits are all −∞ are 0/0; with a sink, such logits have no weight.
 TEST(Oracle, SinksGiveRowsWithoutWeightADenominator) {
   AttentionProblem problem = problem_of({1, 1, 1, 1, 1, 1, 1});
   const Tensor query = tensor_of(DType::float32, {1, 1, 1, 1}, {1});

@@ -133,7 +133,7 @@ inline Mask random_mask(Random& random, const std::vector<MaskKind>& kinds, std:
   return mask;
 }
 
-/// Blocks of `smallest` to `largest` positions, each dimension of the entries broadcast or not.
+/// Blocks of `smallest` to `largest` positions; each dimension of the entries may be broadcast.
 inline BlockMask random_block_mask(Random& random, std::int64_t batch, std::int64_t heads,
                                    std::int64_t query_length, std::int64_t kv_length,
                                    std::int64_t largest, std::int64_t smallest = 1) {

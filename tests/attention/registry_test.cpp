@@ -146,7 +146,7 @@ TEST(Registry, PlansForOtherMachinesAskForNoPresence) {
   problem.dropout.emplace(0.1, 1);
   EXPECT_THAT(standard.get("sdpa").fits(problem, Place::cuda(0)).reason(),
               HasSubstr("a soft cap, dropout"));
-  // Whoever computes, the plan adds sinks, and nothing drops with probability 0.
+  // The plan adds sinks for every kernel, and nothing drops with probability 0.
   problem.soft_cap.reset();
   problem.dropout.emplace(0.0, 1);
   problem.sinks = Sinks({1}, {1});

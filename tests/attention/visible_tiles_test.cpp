@@ -19,7 +19,7 @@ AttentionProblem problem_of(std::int64_t batch, std::int64_t rows, std::int64_t 
   return problem;
 }
 
-// Whether a tile at these positions shows anything.
+// Whether a tile at these positions has a visible pair.
 bool shows(const AttentionProblem& problem, std::int64_t batch, std::int64_t head, std::int64_t row,
            std::int64_t column, std::int64_t tile) {
   for (std::int64_t i = row; i < std::min(row + tile, problem.shape.query_length); ++i) {
@@ -30,8 +30,8 @@ bool shows(const AttentionProblem& problem, std::int64_t batch, std::int64_t hea
   return false;
 }
 
-// On the grid of the sequence. Kernels begin tiles at the first visible column, and so have one
-// less now and then.
+// Tiles are counted on the grid of the sequence. Kernels begin tiles at the first visible column,
+// and so sometimes have one tile less.
 std::vector<std::int64_t> on_the_grid(const AttentionProblem& problem, std::int64_t chunk,
                                       std::int64_t tile) {
   const AttentionShape& shape = problem.shape;
@@ -92,7 +92,7 @@ TEST(VisibleTiles, CountsSomeOfTheBatches) {
   const AttentionProblem problem = problem_of(3, 8, 16, mask);
   EXPECT_EQ(visible_tiles(problem, 1, 2, 4, 4), (std::vector<std::int64_t>{6, 6}));
   EXPECT_EQ(visible_tiles(problem, 0, 1, 8, 4), (std::vector<std::int64_t>{2}));
-  // Batches that are alike count each.
+  // Each of several equal batches counts.
   EXPECT_EQ(visible_tiles(problem_of(3, 8, 16, {}), 0, 3, 8, 4), (std::vector<std::int64_t>{24}));
   EXPECT_EQ(visible_tiles(problem_of(3, 8, 16, {}), 0, 0, 8, 4), (std::vector<std::int64_t>{0}));
 }

@@ -67,7 +67,7 @@ inline RandomPlacement random_placement(Random& random, const MeshShape& mesh, i
   return result;
 }
 
-/// Any position to any rank.
+/// Gives each position to a random rank.
 inline Dealing random_dealing(Random& random, std::int64_t length, int ranks) {
   std::vector<std::vector<PositionRange>> held(static_cast<std::size_t>(ranks));
   for (std::int64_t p = 0; p < length; ++p) {

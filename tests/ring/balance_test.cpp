@@ -161,8 +161,8 @@ double tiles_of(const RankPlan& rank, const Mask& mask) {
   return tiles;
 }
 
-// Tiles begin anew with each block, row range and column range, so there are some more than were
-// dealt out, most of all between short documents.
+// Tiles start afresh with each block, row range and column range, so there are somewhat more than
+// were dealt out, most of all with short documents.
 TEST(Balance, HoldsForTheTilesThatKernelsVisit) {
   for (const int count : {5, 32, 300, 2000}) {
     Mask mask = packed(131072, count, 1.0, 5);
@@ -212,7 +212,7 @@ TEST(Balance, OfEvenWorkIsContiguous) {
 }
 
 TEST(Balance, CutsBetweenDocuments) {
-  // Four equal documents on two ranks: no rank needs anything of the other.
+  // Four equal documents on two ranks: no rank needs keys of the other.
   Mask mask;
   std::vector<std::int32_t> cu{0, 8192, 16384, 24576, 32768};
   const auto ids = segments_from_cu_seqlens(cu, 32768);
@@ -336,7 +336,7 @@ TEST(Balance, RefusesWhatItCannotDeal) {
         (void)deal_rows(endless, {2, 1});
       },
       ThrowsMessage<UnsupportedError>(HasSubstr("fewer than 268435456 positions")));
-  // Batches that do not divide are the sharding's to refuse.
+  // The sharding refuses batches that do not divide.
   const MeshShape mesh({{"dp", 2}, {"sp", 2}});
   EXPECT_THROW((void)shard_operands(problem, mesh,
                                     {PartitionSpec::parse("dp,sp"), PartitionSpec::parse("dp,sp"),
@@ -366,7 +366,7 @@ TEST(UsualLayout, IsBalancedWhereThatIsClearlyBetter) {
   EXPECT_EQ(usual(problem_of(8192, uneven), mesh), LayoutKind::balanced);
   uneven.set_causal(true);
   EXPECT_EQ(usual(problem_of(8192, uneven), mesh), LayoutKind::balanced);
-  // Not where nothing is sharded, rows are few, keys lie elsewhere or have another length.
+  // Not if nothing is sharded, rows are few, or keys lie on other axes or have another length.
   EXPECT_EQ(usual(problem_of(8192, uneven), MeshShape({{"sp", 1}})), LayoutKind::zigzag);
   EXPECT_EQ(usual(problem_of(8192, uneven), MeshShape({{"sp", 64}})), LayoutKind::zigzag);
   EXPECT_EQ(usual(problem_of(8192, uneven), mesh, {PartitionSpec::parse("-,-"), {}, {}}),
@@ -376,7 +376,7 @@ TEST(UsualLayout, IsBalancedWhereThatIsClearlyBetter) {
   longer.mask.set_kv_lengths({100});
   longer.mask.set_query_lengths({100});
   EXPECT_EQ(usual(longer, mesh), LayoutKind::contiguous);
-  // What is wished for counts.
+  // An explicit layout is used as given.
   EXPECT_EQ(usual(problem_of(8192, uneven), mesh, {{}, {}, LayoutKind::striped}),
             LayoutKind::striped);
   EXPECT_EQ(usual(problem_of(8192, uneven), mesh,
@@ -384,7 +384,7 @@ TEST(UsualLayout, IsBalancedWhereThatIsClearlyBetter) {
             LayoutKind::zigzag);  // whose sharding names the axis that is not there
 }
 
-// A dealing with as many ranges as it can have: granule by granule, to any rank.
+// A dealing with as many ranges as possible: each granule goes to a random rank.
 ShardedOperands scattered(const AttentionProblem& problem, int ranks, std::int64_t granule,
                           unsigned seed) {
   std::mt19937 random(seed);
@@ -436,8 +436,8 @@ TEST(Messages, AreFewHoweverColumnsAreScattered) {
         const std::size_t messages = most_messages(plan);
         EXPECT_LE(messages, KvNeeds::kMostMessages);
         EXPECT_GT(messages, 1U);
-        // One block for every step, not one for each pair of ranges; more only where rows are
-        // rounded at different times.
+        // One block per step, not one for each pair of ranges; more only if rows are rounded at
+        // different times.
         for (const RankPlan& rank : plan.ranks) {
           EXPECT_LE(rank.all<Block>().size(), 4U * static_cast<std::size_t>(ranks));
         }
@@ -478,7 +478,7 @@ TEST(Messages, OfBalancedRowsAreAboutAsManyAsOfZigzag) {
   }
 }
 
-// The measure itself, in numbers that can be checked by hand.
+// The measure itself, with numbers that can be checked by hand.
 TEST(TileImbalance, IsThatOfTheRankWithMost) {
   Mask mask;
   mask.set_causal(true);
@@ -498,7 +498,7 @@ TEST(TileImbalance, IsUnknownForEndlessSequences) {
   EXPECT_EQ(tile_imbalance(problem, query), std::nullopt);
 }
 
-// Work by hand.
+// Chunks with explicit work.
 TEST(DealOut, GivesEveryRankItsShareOfWorkAndRows) {
   const Chunks chunks{8, 1, {{8, 0, 0, 0, 0, 0, 0, 8}}, {}};
   const Dealing dealing = deal_out(chunks, 2);
@@ -510,7 +510,7 @@ TEST(DealOut, GivesEveryRankItsShareOfWorkAndRows) {
 }
 
 TEST(DealOut, ExchangesChunksWhereArcsAreTooCoarse) {
-  // Arcs of 4 have at least 7 of the 12 on one side.
+  // Every arc of 4 leaves at least 7 of the 12 on one side.
   const Chunks chunks{8, 1, {{5, 0, 1, 0, 5, 0, 1, 0}}, {}};
   const Chunks uneven{6, 1, {{4, 4, 1, 1, 1, 1}}, {}};
   for (const Chunks& one : {chunks, uneven}) {

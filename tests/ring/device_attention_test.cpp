@@ -189,8 +189,8 @@ TEST_F(DeviceAttention, EveryScheduleTransportAndImplementation) {
   }
 }
 
-// Sinks join in the reductions, whoever computes: results that a kernel has rounded or that lie in
-// the output already, float64 LSEs, rows without keys, odd sizes.
+// Reductions add sinks to the results of any kernel: results that a kernel has rounded or that are
+// already in the output, float64 LSEs, rows without keys, odd sizes.
 TEST_F(DeviceAttention, Sinks) {
   const int ranks = test::session().size();
   const auto length = static_cast<std::int32_t>(256 * ranks);
@@ -221,7 +221,7 @@ TEST_F(DeviceAttention, Sinks) {
   }
 }
 
-// The same entries drop under every schedule and layout: the oracle's.
+// The same entries drop as in the oracle, under every schedule and layout.
 TEST_F(DeviceAttention, Dropout) {
   const int ranks = test::session().size();
   const std::vector<std::string> schedules = ranks == 1

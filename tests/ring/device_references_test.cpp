@@ -1,4 +1,4 @@
-// Sharded attention on GPU ranks against what JAX and ejkernel made of the same inputs.
+// Sharded attention on GPU ranks against the results of JAX and ejkernel for the same inputs.
 #include <string>
 #include <vector>
 
@@ -20,13 +20,13 @@ class DeviceReferences : public ShardedReference {
     if (!rank_.device) GTEST_SKIP() << rank_.missing;
   }
 
-  // One for all tests: a device outlives what other ranks have mapped of it.
+  // One for all tests: a device must outlive the memory that other ranks have mapped.
   static test::RankDevice rank_;  // NOLINT(readability-identifier-naming): as a member
 };
 
 test::RankDevice DeviceReferences::rank_ = {};
 
-// By the implementation that is chosen, and by each that takes any block and this problem.
+// With the implementation that is chosen, and with each that supports any block and this problem.
 TEST_P(DeviceReferences, AgreeAlongTheSequence) {
   Mesh mesh = make_mesh(MeshShape({{"sp", test::session().size()}}));
   OperandLayout layout;

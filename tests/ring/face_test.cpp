@@ -144,7 +144,7 @@ TEST(Face, CausalSequencesAreDealtOutEvenlyByDefault) {
   EXPECT_EQ(Attention(context, full).query_positions().ranges().size(), 1U);
 }
 
-// Where documents differ; they stay where they are for other documents.
+// For uneven documents; shards stay where they are when other documents are set.
 TEST(Face, UnevenDocumentsAreBalancedByDefault) {
   Context context(world(), on_host());
   AttentionOptions options = causal(std::int64_t{256} * context.size());

@@ -68,7 +68,7 @@ TEST(Plan, EveryVisiblePairIsComputedOnceUnderEveryLayoutScheduleAndMask) {
   }
 }
 
-// Whoever computes, whatever is folded on the way, and where nothing is computed at all.
+// With any kernel, whatever is folded on the way, and for rows without any computation.
 TEST(Plan, SinksJoinEveryRowOnce) {
   for (const int ranks : {1, 2, 3, 8}) {
     for (const Schedule schedule : {Schedule::ring, Schedule::allgather}) {
@@ -102,7 +102,7 @@ TEST(Plan, SinksJoinEveryRowOnce) {
   }
 }
 
-// A reduction has room for them beside as many results as there may be.
+// A reduction has room for the sinks beside the maximum number of results.
 TEST(Plan, SinksFitBesideManyResults) {
   AttentionProblem problem = causal_problem(37, 1, 1);
   problem.mask = Mask();

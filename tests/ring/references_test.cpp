@@ -1,4 +1,5 @@
-// Sharded attention against what JAX and ejkernel made of the whole problem, and of theirs sharded.
+// Sharded attention against the results of JAX and ejkernel, for whole problems and for problems
+// that they sharded.
 #include <string>
 #include <vector>
 

@@ -151,8 +151,8 @@ TEST_F(ShardedAttentionSweep, EveryCombination) {
   EXPECT_EQ(seed, 36U * 2 * 3 * 3);
 }
 
-// Modifiers with every mask, each other and every schedule; heads lie on an axis of their own where
-// ranks permit.
+// Modifiers with every mask, with each other and under every schedule; heads have an axis of their
+// own if there are enough ranks.
 TEST_F(ShardedAttentionSweep, EveryModifier) {
   using Modify = void (*)(AttentionProblem&);
   const std::vector<std::pair<std::string, Modify>> modifiers{

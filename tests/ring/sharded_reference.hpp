@@ -79,7 +79,7 @@ class ShardedReference : public ::testing::TestWithParam<const char*> {
   }
 
  private:
-  // What is not written shows.
+  // So that elements that are not written are noticed.
   [[nodiscard]] static Tensor nans(DType dtype, const Extents& shape) {
     Tensor tensor(dtype, shape, test::test_memory());
     std::memset(tensor.view().data(), 0xff, tensor.bytes());

@@ -59,7 +59,7 @@ __device__ __forceinline__ void pin(std::uint32_t (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-/// Gives registers no value, at no cost, for operands that are only written.
+/// Leaves registers undefined, at no cost, for operands that are only written.
 template <int kCount>
 __device__ __forceinline__ void leave_undefined(float (&registers)[kCount]) {
 #pragma unroll
@@ -107,18 +107,18 @@ struct Product;
           : ANNULUS_OPERANDS_##half(d, 0)                                                          \
           : "l"(a), "l"(b), "n"(kAdd ? 1 : 0));                                                    \
     }                                                                                              \
-    /* d = A·B, or added to d if `add` is not 0; A in registers, B in shared memory, its columns    \
+    /* d = A·B, or added to d if `add` is not 0; A in registers, B in shared memory, its columns   \
        innermost. */                                                                               \
     __device__ __forceinline__ static void registers_times_shared(                                 \
         float (&d)[half], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3,  \
-        std::uint64_t b, int add = 1) {                                                                         \
+        std::uint64_t b, int add = 1) {                                                            \
       asm volatile(                                                                                \
           "{\n.reg .pred add;\nsetp.ne.b32 add, %" #o5 ", 0;\n"                                    \
           "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type                    \
           " {" ANNULUS_LIST_##half "}, {%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4            \
           ", add, 1, 1, 1;\n}\n"                                                                   \
           : ANNULUS_OPERANDS_##half(d, 0)                                                          \
-          : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add));                                   \
+          : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add));                                 \
     }                                                                                              \
   };
 #define ANNULUS_PRODUCTS(element, type)                             \

@@ -9,24 +9,26 @@
 
 namespace annulus::flash {
 
-/// The work lists of a block, made by a device for its kernels; list_work() says what they hold.
+/// The work lists of a block, made by a device for its kernels. They hold what list_work()
+/// describes.
 class DeviceLists {
  public:
-  /// Takes space on the current device, that of `memory`, and copies there what lists are made from
-  /// before it returns.
+  /// Allocates on the current device, which must be that of `memory`, and copies the input of the
+  /// lists there before it returns.
   DeviceLists(const ListPlan& plan, MemoryPool& memory);
 
   /// Enqueues two kernels and allocates nothing, so that it can be captured into a graph. The lists
-  /// are there when `stream` has come so far; made again, they are the same.
+  /// are ready in the order of `stream`; making them again gives the same lists.
   void make(cudaStream_t stream) const;
 
   /// [batches][heads] of the plan: tiles_per_list() query tiles each.
   [[nodiscard]] const QueryTile* tiles() const { return output_.tiles; }
   [[nodiscard]] const KeySegment* segments() const { return output_.segments; }
-  /// Null unless they are asked.
+  /// Null unless masked tiles need them.
   [[nodiscard]] const Document* row_documents() const { return output_.row_documents; }
   [[nodiscard]] const std::int32_t* row_ids() const { return output_.row_ids; }
-  /// Behind those of the last batch lie zeros for one more tile, which may reach beyond it.
+  /// The ids of the last batch are followed by zeros for one tile, as a tile may reach beyond the
+  /// last column.
   [[nodiscard]] const std::int32_t* column_ids() const { return output_.column_ids; }
 
  private:

@@ -4,8 +4,8 @@
 
 #include "flash/work.hpp"
 
-// What lists are made from and what they become: plain data that host and kernel read. Positions
-// are global and below 2^28.
+// The input and output of the kernels that make lists: plain data that host and kernels read.
+// Positions are global and below 2^28.
 namespace annulus::flash {
 
 /// The rows of a query tile: local rows from first_row on, at positions start, start + stride, …
@@ -24,7 +24,7 @@ struct ColumnRange {
   std::int32_t stride = 1;
 };
 
-/// Neighbouring queries [begin, end) with the same id ≥ 0, and all keys with that id where they are
+/// Neighbouring queries [begin, end) with the same id ≥ 0, and all keys with that id if these are
 /// neighbours too.
 struct QueryRun {
   std::int32_t id = 0;
@@ -44,7 +44,7 @@ struct ListInput {
   static constexpr std::int32_t kUnlimited = 1 << 30;  ///< distance, above KeySegment::kFar
   static constexpr std::int32_t kWhole = 1 << 29;      ///< block size, above every position
 
-  std::int32_t batches = 1;  ///< that have lists of their own
+  std::int32_t batches = 1;  ///< those that have lists of their own
   std::int32_t heads = 1;    ///< likewise
   const RowTile* row_tiles = nullptr;
   std::int32_t row_tile_count = 0;
@@ -57,19 +57,20 @@ struct ListInput {
   /// Position i sees j only if low ≤ j − i ≤ high.
   std::int32_t low = -kUnlimited;
   std::int32_t high = kUnlimited;
-  /// Of each batch; null: no limit.
+  /// By batch; null: no limit.
   const std::int32_t* query_lengths = nullptr;
   const std::int32_t* kv_lengths = nullptr;
 
-  /// Runs of batch b in order of position, from the b-th first one to the next; null: no ids.
+  /// Runs in order of position. Those of batch b begin at first_…_run[b] and end before
+  /// first_…_run[b + 1]. Null: no ids.
   const QueryRun* query_runs = nullptr;
   const KeyRun* key_runs = nullptr;
   const std::int32_t* first_query_run = nullptr;
   const std::int32_t* first_key_run = nullptr;
-  std::int32_t ids_ascend = 0;  ///< in the order of runs, and none comes twice
+  std::int32_t ids_ascend = 0;  ///< strictly, from run to run
 
-  /// A bit for each key block, in rows of words; null: no block mask. A query in block q of its
-  /// batch and head looks at row first_block_row + batch · batch_rows + head · head_rows + q.
+  /// One bit per key block, in rows of words; null: no block mask. A query in block q of its batch
+  /// and head uses row first_block_row + batch · batch_rows + head · head_rows + q.
   const std::uint64_t* blocks = nullptr;
   std::int64_t first_block_row = 0;
   std::int64_t batch_rows = 0;
@@ -79,7 +80,7 @@ struct ListInput {
   std::int32_t key_block = kWhole;
 };
 
-/// Where the segments of a query tile lie behind those of its thread block's first tile.
+/// Where the segments of a query tile lie, counted from the first segment of its thread block.
 struct TilePlace {
   std::int32_t first_segment = 0;
   std::int32_t segments = 0;
@@ -88,14 +89,14 @@ struct TilePlace {
 struct ListOutput {
   QueryTile* tiles = nullptr;          ///< [batches][heads][row tiles], longest first
   KeySegment* segments = nullptr;      ///< in the order of row tiles
-  Document* row_documents = nullptr;   ///< [batches][rows]; null: not wanted
+  Document* row_documents = nullptr;   ///< [batches][rows]; null: not needed
   std::int32_t* row_ids = nullptr;     ///< likewise
   std::int32_t* column_ids = nullptr;  ///< [batches][columns]; likewise
 
-  // From the first kernel to the second, in the order of row tiles.
+  // What the first kernel passes to the second, in the order of row tiles.
   std::int32_t* key_tiles = nullptr;
   TilePlace* places = nullptr;
-  std::int32_t* block_segments = nullptr;  ///< of each thread block
+  std::int32_t* block_segments = nullptr;  ///< by thread block
 };
 
 }  // namespace annulus::flash

@@ -20,7 +20,7 @@ std::int32_t distance(std::int64_t value) {
   return narrow(std::clamp<std::int64_t>(value, -ListInput::kUnlimited, ListInput::kUnlimited));
 }
 
-// The entries of a dimension of a block mask lie this far apart; 0 where one stands for any index.
+// The stride of a dimension of a block mask; 0 if its single entry is broadcast.
 std::int64_t step(std::int64_t entries, std::int64_t distance) {
   return entries == 1 ? 0 : distance;
 }
@@ -29,7 +29,7 @@ std::int32_t block_size(std::int64_t entries, std::int64_t size) {
   return entries == 1 ? ListInput::kWhole : narrow(std::min<std::int64_t>(size, ListInput::kWhole));
 }
 
-// Of the batches of the block; empty without lengths.
+// The lengths of the block's batches; empty without lengths.
 std::vector<std::int32_t> lengths_of(const std::vector<std::int32_t>& all,
                                      const BatchesAndHeads& of) {
   if (all.empty()) return {};
@@ -51,7 +51,7 @@ bool covers(const SegmentRun& run, const PositionRange& rows) {
   return run.begin <= rows.start && rows.last() < run.end;
 }
 
-// Runs of visible blocks in a row.
+// The number of runs of visible blocks in a row.
 std::int64_t runs_in(std::span<const std::uint64_t> row) {
   std::int64_t runs = 0;
   std::uint64_t before = 0;  // the last bit of the word before
@@ -189,7 +189,7 @@ void ListPlan::add_ids(const Mask& mask, const BatchesAndHeads& of) {
     asked_ = Asked::documents;
   }
   input_.ids_ascend = ascend ? 1 : 0;
-  // There may be none of them, and the kernel must see that there are ids.
+  // Adds an empty run, as there may be none: the kernel takes null arrays for a mask without ids.
   query_runs.emplace_back();
   key_runs.emplace_back();
   query_runs_at_ = add(query_runs);
@@ -209,28 +209,28 @@ void ListPlan::add_blocks(const BlockMask& blocks, const BatchesAndHeads& of) {
   input_.key_block = block_size(shape[3], blocks.size().kv);
 }
 
-// A span becomes up to three segments: masked at either end, full in the middle. Spans of whole
-// tiles that all rows see become one; others lie only at the edges of the band, of its full part
-// and of the range. There are never more segments than key tiles.
+// A span becomes up to three segments: masked at either end, full in the middle. A span of whole
+// tiles that all rows see becomes one. Other spans lie only at the edges of the band, of its full
+// part and of the range. There are never more segments than key tiles.
 void ListPlan::count_segments(const Mask& mask, const BatchesAndHeads& of,
                               const PositionRanges& columns) {
   constexpr std::int64_t kParts = 3;
   const std::int64_t edges = mask.band().limited() ? 4 : 1;
   struct Range {
     std::int64_t key_tiles;
-    std::int64_t parts;  // of a run of blocks away from edges
+    std::int64_t parts;  // segments of a run of blocks away from edges
   };
   std::vector<Range> ranges;
   for (const PositionRange& range : columns.ranges()) {
     const bool whole = input_.key_block % (range.stride * input_.tile_columns) == 0;
     ranges.push_back({divide_up(range.length, input_.tile_columns), whole ? 1 : 2});
   }
-  // `runs` of visible blocks; `ids`: how many spans ids leave of all columns.
+  // `runs`: of visible blocks. `ids`: into how many spans ids divide all columns.
   const auto most_of = [&](const Range& range, std::int64_t runs, std::int64_t ids) {
     const std::int64_t key_tiles = range.key_tiles + runs;
     std::int64_t most = kParts * runs;
     if (mask.has_segments()) {
-      // Where keys of an id are not neighbours, any number.
+      // If the keys of an id are not neighbours, there may be any number of spans.
       most = asked_ == Asked::ids ? key_tiles : kParts * (runs + ids);
     } else if (!blocks_.empty()) {
       most = std::min(most, runs * range.parts + 2 * edges);
@@ -255,7 +255,7 @@ void ListPlan::count_segments(const Mask& mask, const BatchesAndHeads& of,
   }
 }
 
-// Not if every segment is full, or cut only by the end of the tensor.
+// False if every segment is full or is cut only by the end of the tensor.
 bool ListPlan::finds_hidden_values(const Mask& mask, const PositionRanges& columns) const {
   if (mask.band().limited() || mask.has_segments() || !mask.kv_lengths().empty()) return true;
   const std::vector<PositionRange>& ranges = columns.ranges();

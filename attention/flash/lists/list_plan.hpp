@@ -13,23 +13,23 @@
 
 namespace annulus::flash {
 
-/// What rows and columns of masked tiles are asked besides their positions.
+/// What masked tiles need to know of their rows and columns, besides positions.
 enum class Asked : std::uint8_t {
   nothing,
-  documents,  ///< of the rows: the keys of every id are neighbours
+  documents,  ///< of the rows; the keys of every id are neighbours
   ids,        ///< of rows and columns
 };
 
-/// What the host knows of the lists of a block before a device makes them: what they are made from,
-/// and how much space they take. Costs O(query tiles + runs of ids), and with a block mask as much
-/// as reading its words. Positions must lie below 2^28.
+/// What the host knows of a block's lists before a device makes them: their input, and the space
+/// that they take. Costs O(query tiles + runs of ids); with a block mask, also one pass over its
+/// words. Positions must lie below 2^28.
 class ListPlan {
  public:
-  /// Tiles as in list_work(). The mask must outlive the plan.
+  /// Tiles are those of list_work(). The mask must outlive the plan.
   ListPlan(const Mask& mask, const BatchesAndHeads& of, const PositionRanges& rows,
            const PositionRanges& columns, int tile_rows, int tile_columns);
 
-  /// The input that lies in numbers() and blocks(), or in copies of them.
+  /// input() points into the given arrays: numbers() and blocks(), or copies of them.
   [[nodiscard]] const std::vector<std::int32_t>& numbers() const { return numbers_; }
   [[nodiscard]] std::span<const std::uint64_t> blocks() const { return blocks_; }
   [[nodiscard]] ListInput input(const std::int32_t* numbers, const std::uint64_t* blocks) const;
@@ -38,7 +38,7 @@ class ListPlan {
   [[nodiscard]] std::int64_t heads() const { return input_.heads; }
   [[nodiscard]] std::int32_t tiles_per_list() const { return input_.row_tile_count; }
   [[nodiscard]] std::int64_t tiles() const { return batches() * heads() * tiles_per_list(); }
-  /// An upper bound.
+  /// An upper bound on the number of segments.
   [[nodiscard]] std::int64_t most_segments() const { return most_segments_; }
   /// Whether some segment may hide values; see KeySegment::kHidesValues.
   [[nodiscard]] bool may_hide_values() const { return may_hide_values_; }
@@ -60,7 +60,7 @@ class ListPlan {
   void count_segments(const Mask& mask, const BatchesAndHeads& of, const PositionRanges& columns);
   [[nodiscard]] bool finds_hidden_values(const Mask& mask, const PositionRanges& columns) const;
 
-  ListInput input_;  // without addresses
+  ListInput input_;  // with null pointers
   std::vector<std::int32_t> numbers_;
   std::span<const std::uint64_t> blocks_;
   Place row_tiles_at_, column_ranges_at_, query_lengths_at_, kv_lengths_at_;

@@ -1,8 +1,8 @@
 #include "flash/lists/make_lists.hpp"
 #include "flash/lists/tile_walk.hpp"
 
-// Lists of key tiles in two passes, a warp for each query tile: the first one counts, the second
-// one writes what it finds to where the counts say.
+// Makes lists of key tiles in two passes, with a warp for each query tile. The first pass counts
+// segments; the second writes them at offsets that follow from the counts.
 namespace annulus::flash {
 namespace {
 
@@ -18,7 +18,7 @@ struct Warp {
   [[nodiscard]] __device__ __forceinline__ static std::int32_t sum(std::int32_t x) {
     return __reduce_add_sync(kAll, x);
   }
-  /// Over the lanes before this one, and over all.
+  /// The sum over the lanes before this one; `all` becomes that over all lanes.
   [[nodiscard]] __device__ __forceinline__ static std::int32_t sum_before(std::int32_t x,
                                                                           std::int32_t& all) {
     std::int32_t up_to = x;
@@ -80,8 +80,8 @@ __device__ std::int32_t sum_of(const std::int32_t* values, std::int32_t count) {
   return Warp::sum(Warp::lane() < kWarps ? sums[Warp::lane()] : 0);
 }
 
-/// How many query tiles of the list come before this one: longer ones, and equal ones in front of
-/// it.
+/// How many query tiles of the list come before this one: those with more key tiles, and those with
+/// as many that precede it.
 __device__ __forceinline__ std::int32_t rank_of(const std::int32_t* key_tiles, std::int32_t count,
                                                 std::int32_t tile) {
   const std::int32_t own = key_tiles[tile];
@@ -92,7 +92,7 @@ __device__ __forceinline__ std::int32_t rank_of(const std::int32_t* key_tiles, s
   return Warp::sum(before);
 }
 
-/// What masked tiles ask of the rows of a query tile.
+/// Writes the documents or ids of a query tile's rows, for masked tiles.
 __device__ __forceinline__ void write_rows(const ListInput& in, const ListOutput& out,
                                            std::int32_t batch, const RowTile& rows) {
   if (out.row_documents == nullptr && out.row_ids == nullptr) return;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void write_rows(const ListInput& in, const ListOutput
   }
 }
 
-/// The ids of a share of the columns: of as many as there are query tiles.
+/// Writes the ids of this query tile's share of the columns; the tiles of a list share all of them.
 __device__ __forceinline__ void write_columns(const ListInput& in, const ListOutput& out,
                                               const OwnTile& own) {
   if (out.column_ids == nullptr) return;

@@ -7,10 +7,11 @@
 
 namespace annulus::flash {
 
-/// Thread blocks of the two kernels that make the lists of so many query tiles.
+/// The number of thread blocks of each of the two kernels that make the lists of `tiles` query
+/// tiles.
 [[nodiscard]] std::int64_t list_blocks(std::int64_t tiles);
 
-/// Enqueues them. Everything lies on the device; the output is uninitialised before.
+/// Enqueues the two kernels. All arrays are on the device; the output need not be initialised.
 [[nodiscard]] cudaError_t launch_lists(const ListInput& input, const ListOutput& output,
                                        cudaStream_t stream);
 

@@ -3,7 +3,7 @@
 #include "flash/lists/device.hpp"
 #include "flash/lists/list_input.hpp"
 
-// The segments of one query tile, by interval arithmetic. It makes what list_work() makes.
+// The segments of one query tile, by interval arithmetic. They are those of list_work().
 namespace annulus::flash {
 
 /// Entries [begin, end) of a range of columns.
@@ -25,7 +25,7 @@ ANNULUS_DEVICE std::int32_t count_below(std::int32_t bound, std::int32_t start, 
   return smaller(count, (stride == 1 ? distance : distance / stride) + 1);
 }
 
-/// The first of the runs, in order of position, that ends behind `position`; else `end`.
+/// The first of the runs, which are in order of position, that ends after `position`; else `end`.
 template <class Run>
 ANNULUS_DEVICE const Run* first_behind(const Run* begin, const Run* end, std::int32_t position) {
   while (begin != end) {
@@ -74,13 +74,13 @@ class TileWalk {
   const ListInput& in;
   std::int32_t batch;
   RowTile rows;
-  std::int32_t live_rows;                 ///< those behind them see nothing
+  std::int32_t live_rows;                 ///< later rows see nothing
   const std::uint64_t* blocks = nullptr;  ///< what the rows see; null: no block mask
 
-  // Only with ids: runs of queries, those that have live rows among them; runs of keys, none with
-  // these ids before them.
+  // Only with ids: the runs of queries that contain live rows, and a range of runs of keys outside
+  // which no run has one of their ids.
   const QueryRun* first_run = nullptr;
-  const QueryRun* last_run = nullptr;  ///< behind them
+  const QueryRun* last_run = nullptr;  ///< one past the last
   const KeyRun* first_key_run = nullptr;
   const KeyRun* last_key_run = nullptr;
   bool alike = true;  ///< all live rows have the same id
@@ -133,7 +133,7 @@ class TileWalk {
   }
 };
 
-/// Neighbouring columns of a range that a tile's rows see, apart from their ids.
+/// Neighbouring columns of a range that a tile's rows see, ids aside.
 struct Piece {
   Columns any;
   std::int32_t segments = 0;
@@ -141,8 +141,8 @@ struct Piece {
   bool alike = true;  ///< ids hide nothing of the spans that they leave
 };
 
-/// A query tile beside one range of columns. The range falls into candidates, one for each key
-/// block: a piece begins at some of them.
+/// A query tile beside one range of columns. The range has a candidate for each key block; a piece
+/// begins at some of these.
 class RangeWalk {
  public:
   ANNULUS_DEVICE RangeWalk(const TileWalk& of, std::int32_t range)
@@ -160,7 +160,7 @@ class RangeWalk {
 
   std::int32_t candidates = 0;
 
-  /// Empty where none begins.
+  /// The piece that begins at a candidate; empty if none does.
   [[nodiscard]] ANNULUS_DEVICE Piece piece(std::int32_t candidate) const {
     Piece piece{columns_from(candidate)};
     if (piece.any.empty()) return piece;
@@ -171,11 +171,11 @@ class RangeWalk {
       piece.segments += cut.segments();
       ++spans;
     });
-    if (!piece.alike) piece.segments = spans;  // masked each
+    if (!piece.alike) piece.segments = spans;  // each of them masked
     return piece;
   }
 
-  /// Its segments, from the last columns to the first.
+  /// Writes the segments of a piece, from the last columns to the first.
   ANNULUS_DEVICE void write(const Piece& piece, KeySegment* to) const {
     if (piece.segments == 0) return;
     KeySegment* end = to + piece.segments;
@@ -225,7 +225,7 @@ class RangeWalk {
   [[nodiscard]] ANNULUS_DEVICE bool is_visible(std::int32_t block) const {
     return (tile.blocks[block / 64] >> (block % 64) & 1) != 0;
   }
-  // The first hidden block from `block` on, or one behind the last candidate.
+  // The first hidden block from `block` on, or one past the last candidate.
   [[nodiscard]] ANNULUS_DEVICE std::int32_t first_hidden(std::int32_t block) const {
     const std::int32_t end = first_block + candidates;
     while (block < end) {
@@ -236,7 +236,7 @@ class RangeWalk {
     return end;
   }
 
-  // Visible blocks side by side, the first of them a candidate.
+  // The columns of a run of visible blocks that begins at a candidate.
   [[nodiscard]] ANNULUS_DEVICE Columns columns_from(std::int32_t candidate) const {
     if (tile.blocks == nullptr) return any;
     const std::int32_t block = first_block + candidate;
@@ -245,8 +245,8 @@ class RangeWalk {
                         columns_below(first_hidden(block) * in.key_block)});
   }
 
-  // Visits what ids leave of the columns, from the first to the last, spans that would share a tile
-  // together. Returns whether ids hide nothing of the spans.
+  // Visits the spans of columns that ids leave visible, from the first to the last. Spans that
+  // would share a tile are joined. Returns whether ids hide nothing of the spans.
   template <class Visit>
   ANNULUS_DEVICE bool for_each_span(const Columns& of, const Visit& visit) const {
     if (in.query_runs == nullptr) {
@@ -271,8 +271,8 @@ class RangeWalk {
     return alike;
   }
 
-  // Visits neighbouring columns with the same id that some row has, from the first to the last;
-  // those outside `of` may be left out.
+  // Visits runs of columns whose id some row has, from the first to the last. Runs outside `of` may
+  // be left out.
   template <class Visit>
   ANNULUS_DEVICE void for_each_run(const Columns& of, const Visit& visit) const {
     const std::int32_t last = at(of.end - 1);
@@ -287,7 +287,7 @@ class RangeWalk {
         continue;
       }
       const Columns next{columns_below(key_run->begin), columns_below(key_run->end)};
-      if (next.empty()) continue;  // a stride steps over it
+      if (next.empty()) continue;  // the stride skips it
       if (key_run->id == id && next.begin == run.end) {
         run.end = next.end;
         continue;
@@ -299,7 +299,8 @@ class RangeWalk {
     visit(run);
   }
 
-  // Where ids ascend, `from` follows them: the first run of rows whose id is not below this one.
+  // If ids ascend, `from` follows them: it moves to the first run of rows whose id is not below
+  // `id`.
   [[nodiscard]] ANNULUS_DEVICE bool rows_have(std::int32_t id, const QueryRun*& from) const {
     if (in.ids_ascend != 0) {
       while (from != tile.last_run && from->id < id) ++from;
@@ -340,7 +341,7 @@ class RangeWalk {
     const std::int32_t distance = tile.first_position() - segment.start;
     segment.low = within_far(distance + in.low);
     segment.high = within_far(distance + in.high);
-    // What lies behind the last column of the tensor arrives as zeros.
+    // Columns beyond the end of the tensor are loaded as zeros.
     const std::int32_t end_of_loaded = smaller(end, in.columns - columns.first_column);
     if (seen_by_all.empty() || seen_by_all.begin > first || seen_by_all.end < end_of_loaded) {
       segment.flags |= KeySegment::kHidesValues;
@@ -355,14 +356,14 @@ class RangeWalk {
   std::int32_t first_block = 0;
 };
 
-/// What a query tile meets.
+/// The segments and key tiles of a query tile.
 struct TileCount {
   std::int32_t segments = 0;
   std::int32_t key_tiles = 0;
 };
 
-/// `lanes` share the candidates: Lanes::kCount of them, each with its number lane(); sum(x), and
-/// sum_before(x, all) over the lanes before this one.
+/// The candidates are shared by Lanes::kCount lanes, of which `lanes` is number lane(). sum(x) adds
+/// over all lanes, sum_before(x, all) over the lanes before this one.
 template <class Lanes>
 ANNULUS_DEVICE TileCount count_tile(const TileWalk& tile, const Lanes& lanes) {
   TileCount mine;

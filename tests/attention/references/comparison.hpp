@@ -16,14 +16,14 @@ namespace annulus::test {
 [[nodiscard]] bool sees_nothing(const Mask& mask, std::int64_t batch, std::int64_t head,
                                 std::int64_t row, std::int64_t kv_length);
 
-/// Checks that rows that see nothing hold what the case says of them, if it differs there.
+/// Checks that rows that see nothing hold what the case states, if it differs there.
 void expect_documented_empty_rows(const ReferenceCase& reference);
 
 /// The reference's results, and (0, −∞) in rows that see nothing if it differs there. NaN stands
 /// for an LSE that the reference does not give.
 [[nodiscard]] OracleOutput expected_of(const ReferenceCase& reference);
 
-/// The part of results that a rank holds: `index` has the positions of [B,T,N].
+/// The part of the results that a rank holds: `index` holds its positions along [B,T,N].
 [[nodiscard]] OracleOutput part_of(const OracleOutput& whole, const AttentionShape& shape,
                                    std::span<const PositionRanges> index);
 
@@ -47,7 +47,7 @@ struct ReferenceDeviation {
 
 [[nodiscard]] bool agrees(const ReferenceDeviation& deviation, const ReferenceDeviation& bound);
 
-/// The same, with a message that tells the numbers.
+/// The same, with a message that states the numbers.
 void expect_agrees(const OracleOutput& actual, const OracleOutput& expected,
                    const ReferenceCase& reference);
 

@@ -32,7 +32,7 @@ DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bf
 
 
 def generator(case: str) -> np.random.Generator:
-    """Random numbers of its own for every case, so that adding one changes no other."""
+    """A random generator of its own for each case, so that adding a case changes no other."""
     return np.random.default_rng(zlib.crc32(case.encode()))
 
 

@@ -50,9 +50,9 @@ def simple(case: str, says: str, shape: Shape, attend: Attend, *, dtype: str = "
 
 
 def attention(query: jax.Array, key: jax.Array, value: jax.Array, **arguments: Any) -> jax.Array:
-    """The function that makes all the weights, as its registered name calls it, less the check of
-    types: that takes sinks of one dimension only. Its default is to compute in bfloat16, whatever
-    the operands are."""
+    """The function that materialises all the weights, as its registered name calls it, but without
+    the check of types, which accepts only one-dimensional sinks. By default it computes in
+    bfloat16, whatever the operands are."""
     return materialised_attention(query, key, value, dtype=query.dtype, **arguments)[0]
 
 
@@ -157,7 +157,7 @@ def ring(case: str, says: str, shape: Shape, *, dtype: str = "float32",
 
 
 def rings() -> None:
-    """Key/value blocks that travel from device to device. Rows that see nothing are 0."""
+    """Key/value blocks are sent from device to device. Rows that see nothing are 0."""
     shape = Shape(rows=48, heads=3, kv_heads=3)
     ring("ejkernel_ring", "Causal, soft cap and scale", shape,
          options={"causal": True, "soft-cap": 2.0, "scale": 0.6}, causal=True,

@@ -5,8 +5,8 @@
     python3 generate_jax.py
 
 JAX knows causal (top-left), window, lengths, dense mask, bias, scale, grouped heads and LSE.
-Offsets, segments, packed documents and block masks are given to it as the dense mask that they
-mean, made here from docs/semantics.md; it has no soft cap and no sinks (see generate_ejkernel.py).
+Offsets, segments, packed documents and block masks are passed to it as equivalent dense
+masks, made here from docs/semantics.md; it has no soft cap and no sinks (see generate_ejkernel.py).
 """
 
 import os
@@ -187,7 +187,7 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
 
 
 def over_batch_and_heads() -> None:
-    """No device needs anything of another."""
+    """No device needs data of another."""
     case, mesh = "jax_shard_map_heads", device_mesh(dp=2, tp=4)
     tensors = operands(case, Shape(rows=21, heads=8, kv_heads=4))
     spec = PartitionSpec("dp", None, "tp", None)

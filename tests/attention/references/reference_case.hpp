@@ -22,8 +22,8 @@ struct ReferenceSharding {
   std::map<std::string, std::vector<Part>> devices;  ///< of "query", "key" …: a part per device
 };
 
-/// A fixture of cases/: a problem, and what another implementation made of it. README.md there
-/// describes the files.
+/// A fixture of cases/: a problem, and the results of another implementation. README.md describes
+/// the files.
 struct ReferenceCase {
   std::string name;
   AttentionProblem problem;
@@ -37,19 +37,19 @@ struct ReferenceCase {
   /// Rows that see nothing hold the mean of all values, or 0 past the query's length, and an LSE
   /// that is finite and below −2·10³⁸; docs/semantics.md wants 0 and −∞.
   bool differs_in_empty_rows = false;
-  /// The reference took the case for this problem, and not for what docs/semantics.md calls it.
+  /// The problem that the reference computed, where docs/semantics.md defines the case differently.
   std::optional<AttentionProblem> taken_for = {};
   std::optional<ReferenceSharding> sharding = {};
 };
 
-/// Throws UserError for files that are not as README.md says, and for tensors and options that the
-/// library does not take.
+/// Throws UserError for files that do not match README.md, and for tensors and options that the
+/// library does not support.
 [[nodiscard]] ReferenceCase read_reference(const std::string& name);
 
 /// Names of all cases in the folder, sorted.
 [[nodiscard]] std::vector<std::string> reference_names();
 
-/// The cases that the library takes.
+/// The cases that the library supports.
 inline constexpr std::array kReferences{
     "ejkernel_blocksparse",
     "ejkernel_blocksparse_sinks",
@@ -98,7 +98,7 @@ inline constexpr std::array kReferences{
     "jax_window_past_the_keys",
 };
 
-/// Those with a dense mask or a bias, which it does not take yet.
+/// Those with a dense mask or a bias, which it does not support yet.
 inline constexpr std::array kLaterReferences{
     "ejkernel_bias", "ejkernel_bias_wins", "ejkernel_flash_bias_before_cap",
     "jax_bias",      "jax_bias_and_mask",  "jax_bias_of_keys",

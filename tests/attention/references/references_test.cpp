@@ -1,4 +1,4 @@
-// The oracle and the native kernel against what JAX and ejkernel made of the same inputs.
+// The oracle and the native kernel against the results of JAX and ejkernel for the same inputs.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -28,7 +28,7 @@ OracleOutput oracle(const ReferenceCase& reference, const AttentionProblem& prob
                           reference.value.view(), rows_of(reference));
 }
 
-// The kernel computes the state over the keys; the sinks are one more state, of output 0.
+// The kernel computes the state over the keys; the sinks are one more state, with output 0.
 void merge_sinks(const Sinks& sinks, const Result& result) {
   const Extents& shape = result.output.shape();  // [B,T,N,Dv]
   for (std::int64_t b = 0; b < shape[0]; ++b) {
@@ -91,7 +91,7 @@ TEST_P(References, DifferencesAreAsDocumented) {
   }
 }
 
-// A comparison that overlooks one wrong element would show nothing.
+// A comparison that overlooks one wrong element would prove nothing.
 TEST_P(References, OneWrongElementIsNoticed) {
   const DType dtype = problem().dtype;
   const double wrong = dtype == DType::float32 ? 2e-5 : (dtype == DType::float16 ? 1e-2 : 6e-2);

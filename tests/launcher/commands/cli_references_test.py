@@ -1,5 +1,5 @@
-"""What JAX and ejkernel made of a problem (tests/attention/references): annulus run gives the same,
-and the NumPy program that checks the other tests agrees with them."""
+"""Results of JAX and ejkernel (tests/attention/references): annulus run gives the same, and the
+NumPy program that checks the other tests agrees with them."""
 
 import glob
 import json
@@ -41,7 +41,7 @@ class Case:
         return words
 
     def take_as_the_reference_did(self):
-        """Changes options and tensors to those that the reference meant."""
+        """Changes options and tensors to those that the reference used."""
         changes = self.differs["equals_with"]
         self.options = {**self.options, **changes.get("options", {})}
         for name, other in changes.get("tensors", {}).items():
@@ -120,8 +120,8 @@ class Program(CliTest):
 
 
 class Checker(CliTest):
-    """scripts/check_attention.py agrees with the references, in what the library does not take yet
-    as well."""
+    """scripts/check_attention.py agrees with the references, also in cases that the library does
+    not support yet."""
 
     def verdict(self, case):
         """The checker's exit code for the reference's results."""

@@ -14,9 +14,9 @@ struct AccuracyBound {
 
 [[nodiscard]] AccuracyBound accuracy_bound(DType dtype, std::int64_t kv_length);
 
-/// How many times the output error of the same implementation unsharded a sharded run may have
-/// (docs/semantics.md §6). It depends on the number of output elements: with few of them the ratio
-/// is mostly noise.
+/// The largest permitted ratio of a sharded run's output error to that of the same implementation
+/// unsharded (docs/semantics.md §6). It depends on the number of output elements: with few of them
+/// the ratio is mostly noise.
 [[nodiscard]] double sharded_error_factor(std::int64_t output_elements);
 
 }  // namespace annulus

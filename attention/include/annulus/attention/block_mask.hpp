@@ -87,8 +87,7 @@ class BlockMask {
   [[nodiscard]] Run next_run(std::int64_t batch, std::int64_t head, GlobalPosition row,
                              GlobalPosition from) const;
 
-  /// All entries: a bit for each key block, in rows of whole words for each batch, head and query
-  /// block.
+  /// All entries, one bit per key block. Each batch, head and query block has a row of whole words.
   [[nodiscard]] std::span<const std::uint64_t> words() const noexcept { return entries_->words; }
   [[nodiscard]] std::int64_t words_per_row() const noexcept { return entries_->words_per_row; }
 

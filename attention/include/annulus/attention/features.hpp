@@ -11,8 +11,9 @@
 namespace annulus {
 
 /// What a problem may ask for beside the plain product: parts of its mask, and modifiers of its
-/// logits and probabilities. A kernel declares those that it honours; a problem that asks for
-/// another is refused. Sinks are none: the plan adds them to what any kernel computes.
+/// logits and probabilities. A kernel declares the features that it supports; it is not given a
+/// problem that asks for another. Sinks are not a feature: the plan adds them to the results of any
+/// kernel.
 enum class Feature : std::uint8_t {
   causal,    ///< with any offset
   window,    ///< likewise

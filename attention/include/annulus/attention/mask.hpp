@@ -133,7 +133,8 @@ class Mask {
   /// queries, in order of position; empty without segments …
   [[nodiscard]] std::span<const SegmentRun> query_runs(std::int64_t batch, GlobalPosition begin,
                                                        GlobalPosition end) const;
-  /// … and all runs of keys with this id, in order of position; or of all ids, in order of ids.
+  /// … and all runs of keys: those with this id, in order of position, or those of all ids, in
+  /// order of id.
   [[nodiscard]] std::span<const SegmentRun> kv_runs(std::int64_t batch, std::int32_t id) const;
   [[nodiscard]] std::span<const SegmentRun> kv_runs(std::int64_t batch) const;
 

@@ -38,8 +38,8 @@ struct AttentionShape {
 /// What to compute: the whole, unsharded problem, without its tensors.
 ///
 /// A logit is s = scale · q·k, then soft_cap · tanh(s / soft_cap) if capped; masked entries become
-/// −∞ before the softmax. Sinks join its denominator, and dropout acts on its probabilities. A row
-/// that sees nothing gives output 0 and LSE −∞, or that of its sinks (docs/semantics.md §1).
+/// −∞ before the softmax. Sinks enter its denominator, and dropout acts on its probabilities. A row
+/// that sees no key gives output 0 and LSE −∞, or the LSE of its sinks (docs/semantics.md §1).
 struct AttentionProblem {
   AttentionShape shape;
   DType dtype = DType::float32;    ///< of query, key, value and output

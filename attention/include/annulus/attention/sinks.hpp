@@ -11,23 +11,24 @@
 namespace annulus {
 
 /// Extra logits of each query head that enter the softmax's denominator once, without a value
-/// (docs/semantics.md §1). They are neither scaled nor capped, and no mask hides them: a row that
-/// sees no key has them all the same.
+/// (docs/semantics.md §1). They are neither scaled nor capped, and no mask hides them: they count
+/// even in a row that sees no key.
 ///
-/// To a row they are a softmax state with output 0 and LSE lse(): merging it once with the state
-/// over the keys gives the result, whatever the blocks, hops and ranks. Copies share the logits.
+/// For each row they are a softmax state with output 0 and LSE lse(). Merging it once with the
+/// state over the keys gives the result, whatever the blocks, hops and ranks. Copies share the
+/// logits.
 class Sinks {
  public:
-  /// [N,M] row-major, or [M], the same for all heads. Throws ArgumentError("sinks", …) for another
+  /// [N,M] row-major, or [M] for all heads alike. Throws ArgumentError("sinks", …) for another
   /// rank, for sizes below 1 and for logits that are NaN or +∞; −∞ has no weight.
   Sinks(const Extents& shape, std::vector<float> logits);
-  /// Drawn evenly from [−2, 2): the same for a seed on every machine.
+  /// Drawn uniformly from [−2, 2). A seed gives the same values on every machine.
   static Sinks random(std::int64_t heads, std::int64_t per_head, std::uint64_t seed);
 
   /// [N,M] or [M].
   [[nodiscard]] const Extents& shape() const noexcept { return data_->shape; }
   [[nodiscard]] std::int64_t per_head() const { return shape()[shape().rank() - 1]; }
-  /// Of a global query head.
+  /// The sinks of a query head, given by its global index.
   [[nodiscard]] std::span<const float> of_head(std::int64_t head) const;
   /// The log of the sum of the exponentials of a head's sinks.
   [[nodiscard]] double lse(std::int64_t head) const;
@@ -35,7 +36,7 @@ class Sinks {
   [[nodiscard]] std::uint64_t digest() const noexcept { return data_->digest; }
   bool operator==(const Sinks& other) const;
 
-  /// Throws ArgumentError("sinks", …) unless they are for so many heads.
+  /// Throws ArgumentError("sinks", …) unless they suit this number of heads.
   void validate(std::int64_t heads) const;
 
  private:
@@ -47,7 +48,7 @@ class Sinks {
   std::shared_ptr<const Data> data_;
 };
 
-/// "sinks [8,2]".
+/// "sinks [8, 2]".
 [[nodiscard]] std::string to_string(const Sinks& sinks);
 
 }  // namespace annulus

@@ -9,12 +9,13 @@
 
 namespace annulus {
 
-/// Which rank holds which positions of a sequence, as a list instead of a formula: rows dealt out
-/// by their work, for example (ring/dealing_out.hpp). Plain data; copies share it.
+/// Which rank holds which positions of a sequence, as a list instead of a formula: for example,
+/// rows distributed by their work (see ring::deal_rows()). Plain data; copies share it.
 class Dealing {
  public:
-  /// What each rank holds. Throws ArgumentError("dealing", …) unless there is a rank, ranges have
-  /// stride 1, those of a rank ascend, and every position from 0 on is held once.
+  /// Takes the positions of each rank. Throws ArgumentError("dealing", …) unless there is a rank,
+  /// all ranges have stride 1, those of a rank ascend, and every position from 0 to the last is
+  /// held by exactly one rank.
   explicit Dealing(std::vector<PositionRanges> by_rank);
 
   [[nodiscard]] std::int64_t length() const noexcept { return data_->length; }
@@ -23,7 +24,8 @@ class Dealing {
   [[nodiscard]] const PositionRanges& positions(int rank) const {
     return data_->by_rank[static_cast<std::size_t>(rank)];
   }
-  /// The rank that holds a position in [0, length()). Logarithmic in the number of ranges.
+  /// The rank that holds a position in [0, length()). Takes time logarithmic in the number of
+  /// ranges.
   [[nodiscard]] int owner(GlobalPosition position) const;
   /// 32 hexadecimal digits, equal for equal dealings.
   [[nodiscard]] const std::string& digest() const noexcept { return data_->digest; }
@@ -39,7 +41,7 @@ class Dealing {
   };
   struct Data {
     std::vector<PositionRanges> by_rank;
-    std::vector<Run> runs;  // of all ranks, ascending
+    std::vector<Run> runs;  // of all ranks, in ascending order
     std::int64_t length = 0;
     std::string digest;
   };

@@ -36,12 +36,12 @@ class Distribution {
   static Distribution kv_heads();
 
   [[nodiscard]] Kind kind() const noexcept { return kind_; }
-  /// Meaningful for sequences; balanced if dealt.
+  /// Meaningful for sequences; `balanced` for a dealing.
   [[nodiscard]] LayoutKind layout() const noexcept { return layout_; }
-  /// Meaningful for sequences that are not dealt.
+  /// Meaningful for sequences other than dealings.
   [[nodiscard]] std::int64_t granule() const noexcept { return granule_; }
 
-  /// Null unless dealt.
+  /// Null unless kind() is dealt.
   [[nodiscard]] const Dealing* dealing() const noexcept { return dealing_ ? &*dealing_ : nullptr; }
 
   /// Whether `size` entries can be divided among `ranks` ranks in this way.
@@ -60,8 +60,8 @@ class Distribution {
   std::optional<Dealing> dealing_;
 };
 
-/// "block", "zigzag", "zigzag:128" (with a granule), "kv_heads"; "balanced:7f3a20c1", where the
-/// digits stand for the dealing.
+/// "block", "zigzag", "zigzag:128" (with a granule), "kv_heads"; "balanced:7f3a20c1", with the
+/// first digits of the dealing's digest.
 [[nodiscard]] std::string to_string(const Distribution& distribution);
 
 }  // namespace annulus

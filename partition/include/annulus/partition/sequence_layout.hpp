@@ -14,7 +14,7 @@ enum class LayoutKind : std::uint8_t {
   contiguous,  ///< rank r holds chunk r of P
   zigzag,      ///< rank r holds chunks r and 2P−1−r of 2P: equal causal work
   striped,     ///< rank r holds positions r, r+P, r+2P, …
-  balanced     ///< rank r holds what a Dealing gives it: equal work under the mask at hand
+  balanced     ///< rank r holds what a Dealing gives it: equal work under a given mask
 };
 
 [[nodiscard]] std::string_view name_of(LayoutKind kind) noexcept;
@@ -27,13 +27,13 @@ enum class LayoutKind : std::uint8_t {
 /// is not divisible, the first chunks get one more: 10 positions on 4 ranks are 3, 3, 2 and 2. A
 /// remainder shorter than a granule goes to the last chunk, so sizes differ by at most one granule.
 /// Striped ignores the granule. If there are fewer positions than ranks, some ranks hold nothing.
-/// Balanced is whatever its dealing says.
+/// Balanced is given by its dealing.
 class SequenceLayout {
  public:
-  /// `length` ≥ 0 positions on `ranks` ≥ 1 ranks; `granule` ≥ 1. Throws ArgumentError.
-  /// Balanced needs a dealing.
+  /// `length` ≥ 0 positions on `ranks` ≥ 1 ranks; `granule` ≥ 1. Throws ArgumentError, also for the
+  /// kind balanced, which needs a dealing.
   SequenceLayout(LayoutKind kind, std::int64_t length, int ranks, std::int64_t granule = 1);
-  /// Balanced.
+  /// Makes a balanced layout.
   explicit SequenceLayout(Dealing dealing);
 
   [[nodiscard]] LayoutKind kind() const noexcept { return kind_; }
@@ -55,7 +55,7 @@ class SequenceLayout {
   std::int64_t length_;
   int ranks_;
   std::int64_t granule_;
-  std::optional<Dealing> dealing_;  // if balanced
+  std::optional<Dealing> dealing_;  // only if balanced
 };
 
 }  // namespace annulus

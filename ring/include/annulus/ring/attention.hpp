@@ -29,10 +29,10 @@ struct AttentionOptions {
   /// sp, heads on tp, as far as the mesh has these axes.
   std::optional<PartitionSpec> query_spec = {};
   std::optional<PartitionSpec> kv_spec = {};
-  /// How a sharded sequence is dealt out. Without it: zigzag under a causal mask, which by itself
-  /// gives all ranks the same work; contiguous otherwise; balanced where documents, blocks or
-  /// lengths of `mask` make these uneven (see ring::usual_layout()). Whatever it is,
-  /// query_positions() and key_positions() say what lies where.
+  /// How a sharded sequence is dealt out. Without it: zigzag under a causal mask, which gives all
+  /// ranks the same work if nothing else is masked; contiguous otherwise; balanced where documents,
+  /// blocks or lengths of `mask` make these uneven (see ring::usual_layout()). query_positions()
+  /// and key_positions() return what a rank holds under any layout.
   std::optional<LayoutKind> layout = {};
   std::string schedule = "auto";
   std::string implementation = "auto";
@@ -82,7 +82,7 @@ class Attention {
   /// Makes ready for tensors of other strides, collectively. See ring::ShardedAttention::prepare.
   void prepare(const ring::LocalTensors& tensors);
   /// Replaces the mask for later calls, such as the lengths or documents of another batch. Shards
-  /// stay where they are, balanced ones too: they suit the mask that the object was made with.
+  /// stay where they are. Balanced ones keep the layout for the mask that the object was made with.
   /// Collective over the context. Waits for earlier calls and replans, but compiles nothing again.
   /// See ring::ShardedAttention::set_mask.
   void set_mask(const Mask& mask);

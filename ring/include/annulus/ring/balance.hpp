@@ -9,34 +9,34 @@
 
 namespace annulus::ring {
 
-/// The sequence layout `balanced`: positions dealt out by what the mask leaves of them. All of this
-/// is pure and the same on every rank.
+/// The sequence layout `balanced`: positions are dealt out by their work under the mask. All
+/// functions here are pure, and give the same on every rank.
 
-/// How many shards a sequence is dealt to, and in how many shards the batches lie beside that.
+/// The number of shards that a sequence is dealt to, and the number of shards of the batches.
 struct DealingShards {
   int sequence = 1;
   int batch = 1;
 };
 
 /// Deals the query rows out in chunks of a granule, so that ranks get the same number of visible
-/// tiles (of 128 × 128, or of the granule if that is less) and of rows, up to a granule. Where
-/// batches are sharded, the shards share one dealing, which does justice to all of them. Cuts are
-/// preferably where little of a document or a window lies on both sides.
+/// tiles (of 128 × 128, or smaller if the granule is) and the same number of rows, to within a
+/// granule. If batches are sharded, their shards share one dealing, which balances the work of each
+/// of them. Cuts are preferably made where few keys are seen across them.
 ///
-/// Without a granule: 128, halved until a rank gets 16 chunks; doubled while there are more than
-/// 32768 chunks.
+/// The default granule is 128, halved until a rank gets 8 chunks, or doubled while there are more
+/// than 32768 chunks.
 ///
 /// Throws ArgumentError for a granule below 1, UnsupportedError for 2^28 positions or more.
 [[nodiscard]] Dealing deal_rows(const AttentionProblem& problem, const DealingShards& shards,
                                 std::optional<std::int64_t> granule = {});
-/// Deals the keys out by how many rows see them, for keys that lie otherwise than rows.
+/// Deals the keys out by how many rows see them, for keys that are not laid out like the rows.
 [[nodiscard]] Dealing deal_columns(const AttentionProblem& problem, const DealingShards& shards,
                                    std::optional<std::int64_t> granule = {});
 
-/// Visible tiles of the rank with most of them, above the mean of all: 0.25 if it has 1.25 times
-/// the mean. Tiles are those of deal_rows(), whole sequences of keys wide; a rank that holds some
-/// rows of a tile has that share of it. Heads count alike. `query` is a sharding of [B,T,N,D]. 0
-/// without visible tiles; nothing for 2^28 positions or more.
+/// How far the rank with most visible tiles exceeds the mean of all ranks: 0.25 if it has 1.25
+/// times the mean. Tiles are those of deal_rows(), over all keys. A rank that holds some rows of a
+/// chunk counts that share of its tiles. Sharding of the heads is ignored. `query` is a sharding of
+/// [B,T,N,D]. Returns 0 if there are no visible tiles, and nothing for 2^28 positions or more.
 [[nodiscard]] std::optional<double> tile_imbalance(const AttentionProblem& problem,
                                                    const NamedSharding& query);
 

@@ -170,13 +170,13 @@ enum class Reduction : std::uint8_t {
 [[nodiscard]] std::string_view name_of(Reduction reduction) noexcept;
 
 /// Combines the parts in this order and rounds once. Rows of `into` that no part covers get output
-/// 0 and LSE −∞ (that of the sinks, if it adds them), or sum 0.
+/// 0 and LSE −∞ (the LSE of the sinks, if it adds them), or sum 0.
 struct Reduce {
   Reduction reduction = Reduction::softmax;
   std::vector<Result> parts;
   Result into;
-  /// The sinks of its heads count as a further part: output 0 and their LSE. Rows get them from the
-  /// reduction that completes them, and from no other.
+  /// Adds the sinks of its heads as a further part, with output 0 and their LSE. Only the reduction
+  /// that completes a row adds its sinks.
   bool sinks = false;
 };
 

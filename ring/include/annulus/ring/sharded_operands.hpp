@@ -26,29 +26,31 @@ struct OperandLayout {
   PartitionSpec query;  ///< of [B,T,N,D]
   PartitionSpec kv;     ///< of [B,S,K,D]
   LayoutKind sequence = LayoutKind::contiguous;
-  /// See SequenceLayout, and deal_rows() if balanced. Without it, 1, and what deal_rows() takes.
+  /// See SequenceLayout, and deal_rows() if balanced. The default is 1, or that of deal_rows() if
+  /// balanced.
   std::optional<std::int64_t> granule = {};
 };
 
-/// What somebody asks for of an OperandLayout.
+/// The parts of an OperandLayout that a caller chooses; the others follow from the problem.
 struct LayoutWishes {
   std::optional<PartitionSpec> query = {};
   std::optional<PartitionSpec> kv = {};
   std::optional<LayoutKind> sequence = {};
 };
 
-/// The layout where nobody wishes otherwise: the specs of the sharding rules for `mode`, as far as
-/// the mesh has their axes; zigzag under a causal mask, which by itself gives all ranks the same
-/// work, contiguous otherwise.
+/// The default layout, with the parts that `wishes` gives: the specs of the sharding rules for
+/// `mode`, as far as the mesh has their axes; zigzag under a causal mask, which gives all ranks the
+/// same work if nothing else is masked, contiguous otherwise.
 ///
-/// Balanced instead where that would leave a rank with 10 % more visible tiles than the mean, and
-/// balanced rows with half of that at most: for packed documents, block masks or lengths, in
-/// self-attention with 256 rows per rank or more.
+/// It is balanced instead if that layout would give a rank at least 10 % more visible tiles than
+/// the mean, and balanced rows would at least halve the excess. Packed documents, block masks or
+/// lengths can cause this. Queries and keys must also have the same length and axes, and ranks 256
+/// rows or more.
 [[nodiscard]] OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mesh,
                                          AttentionMode mode, const LayoutWishes& wishes = {});
 
-/// Balanced rows follow from the mask (see deal_rows()). Keys lie like rows if there are as many of
-/// them on the same axes; otherwise they are dealt out by how many rows see them.
+/// Balanced rows follow from the mask (see deal_rows()). Keys have the same layout if there are as
+/// many of them, on the same axes; otherwise they are dealt out by how many rows see them.
 ///
 /// Throws the spec errors of partition_spec.hpp. Query and key/value must lie alike along batch and
 /// heads (ArgumentError), the head dimension must not be sharded, and N and K divide by the head

@@ -79,9 +79,9 @@ struct Verification {
 /// makes the keys and values that it needs. Collective over the mesh; throws alike on all ranks,
 /// except for a failing transport (see Runner::submit).
 ///
-/// The sharded error may be sharded_error_factor() times that of the unsharded run, plus a unit
-/// roundoff of float32 for each merge of key/value shards, as each rounds the state once (for at
-/// least one, as blocks may be cut differently). Without that term, the comparison would be a
+/// The sharded error may be up to sharded_error_factor() times that of the unsharded run, plus a
+/// unit roundoff of float32 for each merge of key/value shards, as each rounds the state once (for
+/// at least one, as blocks may be cut differently). Without that term, the comparison would be a
 /// matter of luck where errors are a few roundings of a few elements. Where a kernel returns
 /// partial results rounded to the problem's dtype (as cuDNN always does), one more such rounding is
 /// allowed, added in quadrature as independent errors are.

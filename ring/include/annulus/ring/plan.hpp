@@ -156,8 +156,8 @@ struct Block {
   int query = 0, key = 0, value = 0;  ///< buffers
   /// Visible (row, column) pairs over the batches, per head; see Mask::examine.
   std::int64_t pairs = 0;
-  bool full = false;       ///< no pair is masked
-  int implementation = 0;  ///< that computes it; index into RankPlan::implementations
+  bool full = false;            ///< no pair is masked
+  int implementation = 0;       ///< that computes it; index into RankPlan::implementations
   Result result;                ///< where its softmax state is put
   std::optional<Result> state;  ///< of the same rows over other columns, to be continued
 };

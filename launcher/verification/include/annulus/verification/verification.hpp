@@ -12,8 +12,8 @@
 #include <annulus/core/tensor.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/transport.hpp>
-#include <annulus/ring/sharded_attention.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/sharded_attention.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 #include <annulus/verification/comparison.hpp>
 #include <annulus/verification/random_tensor.hpp>

@@ -269,7 +269,7 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, LocalRange 
       const float rescale =
           softmax_row(logits, columns.length, begin, begin + seen.count, row_softmax);
       if (row_softmax.sum == 0 && !row_softmax.sees) row_softmax.sees = sees();
-      if (problem_.dropout && seen.count > 0) {
+      if (problem_.dropout && problem_.dropout->threshold() > 0 && seen.count > 0) {
         drop_row(*problem_.dropout, batch, block_.first_head + heads.begin + h, row,
                  columns.slice(begin, seen.count), logits + begin);
       }

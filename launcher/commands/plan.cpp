@@ -179,11 +179,16 @@ void add_layout(Report& report, const ring::Plan& plan, const ring::ShardedOpera
                   fmt::format("{:.3f}", exposed * 1e3), fmt::format("{:.3f}", finish * 1e3)});
 }
 
-// Whether the chosen layout gives all ranks the same work, within a per cent.
-bool is_even(const PlannedCase& planned) {
+// Whether balanced rows are worth planning beside the chosen layout. Very long sequences have none.
+// Planning for a thousand ranks takes a second, and even work cannot be balanced further.
+bool wants_balanced(const PlannedCase& planned) {
+  constexpr int kMany = 256;
   constexpr double kEven = 0.01;
-  return planned.plan.imbalance() < kEven &&
-         ring::tile_imbalance(planned.setup.problem, planned.operands.query).value_or(1) < kEven;
+  const std::optional<double> tiles =
+      ring::tile_imbalance(planned.setup.problem, planned.operands.query);
+  if (!tiles) return false;
+  return planned.setup.mesh.ranks() <= kMany || *tiles >= kEven ||
+         planned.plan.imbalance() >= kEven;
 }
 
 Report layouts_report(const PlannedCase& planned, const Options& options) {
@@ -217,9 +222,7 @@ Report layouts_report(const PlannedCase& planned, const Options& options) {
       add_layout(report, planned.plan, planned.operands, true, planned.model);
       continue;
     }
-    // Planning for a thousand ranks takes a second, and even work cannot be balanced further.
-    const bool many = planned.setup.mesh.ranks() > 256;
-    if (many && layout == LayoutKind::balanced && is_even(planned)) continue;
+    if (layout == LayoutKind::balanced && !wants_balanced(planned)) continue;
     ring::OperandLayout other = planned.setup.layout;
     other.sequence = layout;
     const ring::ShardedOperands operands =

@@ -41,6 +41,11 @@ Chunks chunks_of(const AttentionShape& shape, std::int64_t length, const Dealing
   if (granule && *granule < 1) {
     throw ArgumentError("sequence granule", std::to_string(*granule), "1 or more");
   }
+  const std::int64_t finest = (length + kMostChunks - 1) / kMostChunks;
+  if (granule && *granule < finest) {
+    throw ArgumentError("sequence granule", std::to_string(*granule),
+                        fmt::format("{} or more, for at most {} chunks", finest, kMostChunks));
+  }
   return {length, granule.value_or(usual_granule(length, shards.sequence)), {}, {}};
 }
 
@@ -100,8 +105,8 @@ void add_cut_costs(Chunks& chunks, const AttentionProblem& problem) {
 Dealing deal_rows(const AttentionProblem& problem, const DealingShards& shards,
                   std::optional<std::int64_t> granule) {
   const AttentionShape& shape = problem.shape;
-  Chunks chunks = chunks_of(shape, shape.query_length, shards, granule);
   if (shards.sequence == 1) return Dealing({PositionRanges::all(shape.query_length)});
+  Chunks chunks = chunks_of(shape, shape.query_length, shards, granule);
   add_rows(chunks, problem, shards);
   if (shape.query_length == shape.kv_length) add_cut_costs(chunks, problem);
   return deal_out(chunks, shards.sequence);
@@ -110,8 +115,8 @@ Dealing deal_rows(const AttentionProblem& problem, const DealingShards& shards,
 Dealing deal_columns(const AttentionProblem& problem, const DealingShards& shards,
                      std::optional<std::int64_t> granule) {
   const AttentionShape& shape = problem.shape;
-  Chunks chunks = chunks_of(shape, shape.kv_length, shards, granule);
   if (shards.sequence == 1) return Dealing({PositionRanges::all(shape.kv_length)});
+  Chunks chunks = chunks_of(shape, shape.kv_length, shards, granule);
   const PositionRange rows{GlobalPosition(0), shape.query_length, 1};
   for_each_group(problem, shards.batch, [&](std::int64_t batch, std::int64_t batches) {
     std::vector<std::int64_t>& work = chunks.work.emplace_back();

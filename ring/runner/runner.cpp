@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -58,8 +59,8 @@ class Runner::Impl {
         kernels_(implementations_.size()),
         done_(plan_.tasks.size()),
         computing_(device.make_stream("compute", watchdog, options.tracer)),
-        sinks_(problem, plan_, device, *computing_),
         recordings_(wants_uniform_calls(groups_)) {
+    sinks_.emplace(problem, plan_, device, *computing_);
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const std::string name =
           groups_.size() == 1 ? "communication" : fmt::format("communication {}", g);
@@ -396,8 +397,8 @@ class Runner::Impl {
       const SoftmaxState into = memory_.state(reduce.into);
       if (reduce.sinks) {
         parts.push_back(
-            sinks_.part(reduce.into.output.heads, into.output.shape(),
-                        parts.empty() ? DType::float32 : parts.front().state.output.dtype()));
+            sinks_->part(reduce.into.output.heads, into.output.shape(),
+                         parts.empty() ? DType::float32 : parts.front().state.output.dtype()));
       }
       operations_->combine(parts, into, *computing_);
     } else {
@@ -517,9 +518,9 @@ class Runner::Impl {
   bool marks_ = false;  // there are long blocks
   std::vector<std::shared_ptr<Event>> done_;
   std::size_t replays_ = 0;
+  std::optional<SinkStates> sinks_;
   // Declared after what they use, so that they are destroyed first.
   std::unique_ptr<Stream> computing_;
-  SinkStates sinks_;
   std::vector<Queue> queues_;
   Recordings recordings_;
 };

@@ -330,7 +330,13 @@ TEST(Balance, RefusesWhatItCannotDeal) {
         (void)deal_columns(problem, {2, 1}, -1);
       },
       ThrowsMessage<ArgumentError>(HasSubstr("sequence granule: got -1")));
+  EXPECT_THAT(
+      [&] {
+        (void)deal_rows(problem_of(1 << 20, {}), {2, 1}, 31);
+      },
+      ThrowsMessage<ArgumentError>(HasSubstr("32 or more, for at most 32768 chunks")));
   const AttentionProblem endless = problem_of(std::int64_t{1} << 28, {});
+  EXPECT_EQ(deal_rows(endless, {1, 1}).ranks(), 1);
   EXPECT_THAT(
       [&] {
         (void)deal_rows(endless, {2, 1});

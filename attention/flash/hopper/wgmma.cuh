@@ -111,7 +111,7 @@ struct Product;
        innermost. */                                                                               \
     __device__ __forceinline__ static void registers_times_shared(                                 \
         float (&d)[half], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3,  \
-        std::uint64_t b, int add = 1) {                                                            \
+        std::uint64_t b, int add) {                                                                \
       asm volatile(                                                                                \
           "{\n.reg .pred add;\nsetp.ne.b32 add, %" #o5 ", 0;\n"                                    \
           "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type                    \

@@ -442,6 +442,11 @@ class Plan(CliTest):
                                              "--causal", "--dtype", "bfloat16", "--device", "cuda")
                 self.assertIn(f"of {ranks} ranks planned", result.stdout)
 
+    def test_sequences_too_long_to_balance(self):
+        result = self.annulus("plan", "--mesh", "sp=4", "--shape", "1,256M,256M,8,8,64", "--causal")
+        self.expect_success(result)
+        self.assertNotIn("balanced", result.stdout)
+
     def test_long_sequence_takes_under_a_second(self):
         result = self.planned_within(1, "--mesh", "sp=8", "--shape", "1,1M,1M,64,8,128", "--causal")
         rows = [line.split() for line in result.stdout.splitlines() if "zigzag" in line]

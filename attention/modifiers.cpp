@@ -4,7 +4,10 @@
 
 namespace annulus {
 
-std::string modifiers_text(const AttentionProblem& problem) {
+namespace {
+
+// Empty if nothing is set.
+std::string list_of(const AttentionProblem& problem) {
   std::string text;
   const auto add = [&text](const std::string& modifier) {
     text += (text.empty() ? "" : ", ") + modifier;
@@ -13,7 +16,19 @@ std::string modifiers_text(const AttentionProblem& problem) {
   if (problem.soft_cap) add(fmt::format("soft cap {}", *problem.soft_cap));
   if (problem.sinks) add(to_string(*problem.sinks));
   if (problem.dropout) add(to_string(*problem.dropout));
+  return text;
+}
+
+}  // namespace
+
+std::string modifiers_text(const AttentionProblem& problem) {
+  const std::string text = list_of(problem);
   return text.empty() ? "none" : text;
+}
+
+std::string mask_and_modifiers_text(const AttentionProblem& problem) {
+  const std::string text = list_of(problem);
+  return to_string(problem.mask) + (text.empty() ? "" : ", " + text);
 }
 
 }  // namespace annulus

@@ -39,9 +39,9 @@ std::string mesh_text(const Mesh& mesh, int threads, Place place) {
 }
 
 std::string problem_text(const AttentionProblem& problem, const ring::OperandLayout& layout) {
-  return fmt::format("{} {}, {}, modifiers {}; query {}, key/value {}", to_string(problem.shape),
-                     annulus::name_of(problem.dtype), to_string(problem.mask),
-                     modifiers_text(problem), to_string(layout.query), to_string(layout.kv));
+  return fmt::format("{} {}, {}; query {}, key/value {}", to_string(problem.shape),
+                     annulus::name_of(problem.dtype), mask_and_modifiers_text(problem),
+                     to_string(layout.query), to_string(layout.kv));
 }
 
 }  // namespace annulus::launcher

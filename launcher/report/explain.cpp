@@ -51,8 +51,8 @@ void log_choices(const AttentionProblem& problem, const ring::ShardedOperands& o
     log_debug("implementation {} passed over: {}", name, reason);
   }
   if (rank != 0) return;
-  log_info("problem {} {}, mask {}, modifiers {}", to_string(problem.shape),
-           annulus::name_of(problem.dtype), to_string(problem.mask), modifiers_text(problem));
+  log_info("problem {} {}, mask {}", to_string(problem.shape), annulus::name_of(problem.dtype),
+           mask_and_modifiers_text(problem));
   log_info("shards: query {}, key/value {}; {} of them along the sequence, {}",
            to_string(operands.query), to_string(operands.key), operands.key.shards(1),
            annulus::name_of(operands.key.distribution(1).layout()));

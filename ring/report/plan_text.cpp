@@ -122,9 +122,8 @@ void append_rank(std::string& text, const RankPlan& plan) {
 std::string to_text(const Plan& plan, int max_ranks) {
   std::string text;
   auto out = std::back_inserter(text);
-  fmt::format_to(out, "{} {} mask {}, modifiers {}\n", to_string(plan.problem.shape),
-                 annulus::name_of(plan.problem.dtype), to_string(plan.problem.mask),
-                 modifiers_text(plan.problem));
+  fmt::format_to(out, "{} {} mask {}\n", to_string(plan.problem.shape),
+                 annulus::name_of(plan.problem.dtype), mask_and_modifiers_text(plan.problem));
   const AxisNames axes = plan.ranks.empty() ? AxisNames{} : plan.ranks.front().groups.front().axes;
   fmt::format_to(out, "mesh {}, key/value sequence on {}, layout {}, schedule {}\n",
                  to_string(plan.mesh), to_string(axes), plan.layout, name_of(plan.schedule));

@@ -100,9 +100,12 @@ TEST(Accuracy, BoundsOfTheContract) {
 TEST(AttentionProblem, ModifiersAreNamed) {
   AttentionProblem problem = good_problem();
   problem.scale.reset();
+  problem.mask.set_causal(true);
   EXPECT_EQ(modifiers_text(problem), "none");
+  EXPECT_EQ(mask_and_modifiers_text(problem), "causal");
   problem.sinks = Sinks({3}, {1, 2, 3});
   EXPECT_EQ(modifiers_text(problem), "sinks [3]");
+  EXPECT_EQ(mask_and_modifiers_text(problem), "causal, sinks [3]");
   problem.scale = 0.5;
   problem.soft_cap = 20;
   problem.dropout.emplace(0.25, 5);

@@ -1,0 +1,241 @@
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <annulus/ring/planner.hpp>
+#include <annulus/ring/simulate.hpp>
+
+#include "tests/ring/plan_player.hpp"
+#include "tests/ring/sequence_plan.hpp"
+
+namespace annulus::ring {
+namespace {
+
+TEST(Planner, AutoTakesLocalWhenNothingIsShardedAndSaysWhy) {
+  const AttentionProblem problem = causal_problem(64);
+  const ShardedOperands operands = sequence_operands(problem, 1, LayoutKind::contiguous);
+  const ScheduleChoice choice = choose_schedule(native_input(problem, operands), "auto");
+  EXPECT_EQ(choice.schedule, Schedule::local);
+  ASSERT_EQ(choice.passed_over.size(), 2U);
+  for (const auto& other : choice.passed_over) {
+    EXPECT_NE(other.reason.find("not sharded"), std::string::npos);
+  }
+}
+
+TEST(Planner, AutoTakesTheScheduleThatThePredictionPrefers) {
+  const AttentionProblem problem = causal_problem(4096);
+  const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
+  for (const double latency : {1e-9, 1.0}) {
+    CostModel model = CostModel::cpu_core();
+    model.transports.at("mpi") = CostCurve::transfer(latency, 3e9);
+    const PlanInput input = native_input(problem, operands, {}, model);
+    const double ring = predicted_seconds(make_plan(input, Schedule::ring), input.model);
+    const double allgather = predicted_seconds(make_plan(input, Schedule::allgather), input.model);
+    const ScheduleChoice choice = choose_schedule(input, "auto");
+    EXPECT_EQ(choice.schedule, ring <= 1.01 * allgather ? Schedule::ring : Schedule::allgather);
+  }
+}
+
+// Four GPUs that are linked alike: few key/value heads hide a gathering under a rank's own block,
+// many do not. As measured, see benchmarks/NOTES.md.
+TEST(Planner, AutoForGpusFollowsTheMeasurements) {
+  for (const auto& [heads, kv_heads, expected] :
+       {std::tuple{64, 8, Schedule::allgather}, {32, 32, Schedule::ring}}) {
+    AttentionProblem problem = causal_problem(8192, heads, kv_heads);
+    problem.shape.head_dim = problem.shape.value_dim = 128;
+    const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
+    EXPECT_EQ(choose_schedule(gpu_input(problem, operands), "auto").schedule, expected)
+        << heads << "/" << kv_heads;
+  }
+}
+
+TEST(Planner, LocalWithAShardedSequenceIsRefusedWithTheReason) {
+  const AttentionProblem problem = causal_problem(64);
+  try {
+    const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
+    (void)choose_schedule(native_input(problem, operands), "local");
+    FAIL() << "no error";
+  } catch (const UnsupportedError& error) {
+    EXPECT_NE(std::string(error.what()).find("sharded along sp"), std::string::npos);
+  }
+}
+
+TEST(Planner, SchedulesOfLaterVersionsAndUnknownOnesAreToldApart) {
+  EXPECT_EQ(parse_schedule("ring"), Schedule::ring);
+  EXPECT_THROW((void)parse_schedule("ulysses"), NotAvailableError);
+  EXPECT_THROW((void)parse_schedule("rign"), ArgumentError);
+}
+
+TEST(Planner, BlocksGoToTheFastestThatTakesThem) {
+  const AttentionProblem problem = causal_problem(4096, 8, 2);
+  const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::zigzag);
+  for (const double rate : {1e12, 1e15}) {
+    CostModel model = CostModel::hopper_nvlink();
+    model.kernels.emplace("native", CostCurve::constant(rate));
+    const PlanInput input =
+        gpu_input(problem, operands, PlanOptions::for_place(Place::cuda(0)), model);
+    const RankPlan plan = make_rank_plan(input, Schedule::ring, 0);
+    for (const Block* block : plan.all<Block>()) {
+      EXPECT_EQ(plan.implementations.at(static_cast<std::size_t>(block->implementation)),
+                rate > 1e14 ? "native" : "sdpa");
+    }
+    const auto reasons = passed_over_blocks(input, plan);
+    ASSERT_EQ(reasons.size(), rate > 1e14 ? 1U : 0U);
+    for (const auto& [name, reason] : reasons) {
+      EXPECT_NE(reason.find("predicted to be slower"), std::string::npos) << reason;
+    }
+  }
+}
+
+// A kernel that cannot write the caller's output, because of its strides, say, still computes the
+// block: into memory of the plan's own.
+TEST(Planner, ARefusalToRoundIsNoRefusalOfTheBlock) {
+  const AttentionProblem problem = causal_problem(96, 4, 2);
+  const auto into_output = [](const RankPlan& plan, const Block& block) {
+    return plan.buffer(block.result.output.buffer).kind == BufferKind::caller;
+  };
+  for (const int ranks : {1, 2}) {
+    const ShardedOperands operands = sequence_operands(problem, ranks, LayoutKind::zigzag);
+    PlanInput input = flash_input(problem, operands);
+    input.model.merge_bytes_per_second = 1;  // whatever another call costs
+    const Schedule schedule = ranks == 1 ? Schedule::local : Schedule::ring;
+    for (const RankPlan& rank : make_plan(input, schedule).ranks) {
+      for (const Block* block : rank.all<Block>()) {
+        if (!into_output(rank, *block)) continue;
+        input.refusals.push_back({"flash_attn2", block->row_positions, block->column_positions,
+                                  rank.global(block->batches), block->heads.count, block->full,
+                                  "strides", true});
+      }
+    }
+    EXPECT_FALSE(input.refusals.empty());
+    input.refusals = parse_refusals(to_json(input.refusals));
+    const Plan plan = make_plan(input, schedule);
+    expect_valid(plan, operands, 1);
+    for (const RankPlan& rank : plan.ranks) {
+      EXPECT_FALSE(rank.all<Reduce>().empty());
+      for (const Block* block : rank.all<Block>()) EXPECT_FALSE(into_output(rank, *block));
+    }
+  }
+}
+
+// Results that are combined cost more than states that are continued. In short sequences that
+// counts for more than a kernel that is a little slower.
+TEST(Planner, ResultsThatAreHandedOverCount) {
+  for (const auto& [length, expected] :
+       {std::pair{std::int64_t{1} << 13, "flash_attn2"}, {std::int64_t{1} << 16, "sdpa"}}) {
+    AttentionProblem problem = causal_problem(length, 64, 8);
+    problem.shape.head_dim = problem.shape.value_dim = 128;
+    const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::zigzag);
+    const Registry registry = Registry::standard();
+    CostModel model = CostModel::hopper_nvlink();
+    model.kernels = {{"sdpa", CostCurve({{16384, 600e12}}, "sdpa")},
+                     {"flash_attn2", CostCurve({{16384, 590e12}}, "flash_attn2")}};
+    const PlanInput input =
+        make_plan_input(problem, operands, {&registry.get("sdpa"), &registry.get("flash_attn2")},
+                        Place::cuda(0), std::move(model), PlanOptions::for_place(Place::cuda(0)));
+    const RankPlan plan = make_rank_plan(input, Schedule::ring, 0);
+    for (const Block* block : plan.all<Block>()) {
+      EXPECT_EQ(plan.implementations.at(static_cast<std::size_t>(block->implementation)), expected);
+    }
+  }
+}
+
+TEST(Planner, RefusedBlocksGoToTheNextCandidateOnly) {
+  AttentionProblem problem = causal_problem(1024, 8, 2);
+  const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
+  PlanInput input = gpu_input(problem, operands);
+  const RankPlan before = make_rank_plan(input, Schedule::ring, 1);
+  const auto names = [](const RankPlan& plan) {
+    std::vector<std::string> result;
+    for (const Block* block : plan.all<Block>()) {
+      result.push_back(plan.implementations.at(static_cast<std::size_t>(block->implementation)));
+    }
+    return result;
+  };
+  EXPECT_EQ(names(before), (std::vector<std::string>{"sdpa", "sdpa"}));
+  const Block& own = *before.all<Block>().front();
+  Refusal refusal{"sdpa",          own.row_positions, own.column_positions, {0, 1},
+                  own.heads.count, own.full,          "no \"engine\""};
+  // Of other batches, or of a part of the pairs where all are wanted, it says nothing.
+  refusal.batches.begin = 1;
+  input.refusals = {refusal};
+  EXPECT_EQ(names(make_rank_plan(input, Schedule::ring, 1)), names(before));
+  refusal.batches = before.global(own.batches);
+  refusal.full = !own.full;
+  input.refusals = {refusal};
+  EXPECT_EQ(names(make_rank_plan(input, Schedule::ring, 1)), names(before));
+  refusal.full = own.full;
+  input.refusals = parse_refusals(to_json(std::vector{refusal}));
+  const RankPlan after = make_rank_plan(input, Schedule::ring, 1);
+  EXPECT_EQ(names(after), (std::vector<std::string>{"native", "sdpa"}));
+  const auto reasons = passed_over_blocks(input, after);
+  ASSERT_EQ(reasons.size(), 1U);
+  EXPECT_EQ(reasons[0].first, "sdpa");
+  EXPECT_EQ(reasons[0].second, "1 of 2 blocks of rank 1: no \"engine\"");
+  EXPECT_THROW((void)parse_refusals("[{]"), InternalError);
+}
+
+TEST(Planner, ABlockThatNobodyTakesIsAnErrorWithEveryReason) {
+  AttentionProblem problem = causal_problem(1024, 8, 2);
+  const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
+  PlanInput input = gpu_input(problem, operands);
+  input.candidates.pop_back();
+  const RankPlan plan = make_rank_plan(input, Schedule::ring, 0);
+  const Block& own = *plan.all<Block>().front();
+  input.refusals = {{"sdpa", own.row_positions, own.column_positions, plan.global(own.batches),
+                     own.heads.count, own.full, "tired"}};
+  try {
+    (void)make_rank_plan(input, Schedule::ring, 0);
+    FAIL() << "no error";
+  } catch (const UnsupportedError& error) {
+    EXPECT_NE(std::string(error.what()).find("sdpa: tired"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Planner, LargeMeshesAreJudgedByTheBusiestRankAndOthers) {
+  AttentionProblem problem = causal_problem(1 << 16);
+  const ShardedOperands operands = sequence_operands(problem, 512, LayoutKind::contiguous);
+  const PlanInput input = native_input(problem, operands);
+  const std::vector<int> ranks = sample_ranks(input, 16);
+  EXPECT_LE(ranks.size(), 16U);
+  EXPECT_EQ(ranks.front(), 0);
+  EXPECT_EQ(ranks.back(), 511);  // the last chunk sees everything
+  const Plan plan = make_plan(input, Schedule::ring, ranks);
+  EXPECT_TRUE(plan.is_sample());
+  EXPECT_EQ(plan.most_work, plan.ranks.back().work());
+  EXPECT_NEAR(plan.imbalance(), 2 - 1.0 / 512 - 1, 1e-3);
+  EXPECT_GT(predicted_seconds(plan, input.model), 0);
+  EXPECT_EQ(
+      sample_ranks(native_input(problem, sequence_operands(problem, 8, LayoutKind::zigzag))).size(),
+      8U);
+}
+
+TEST(ShardedOperands, RefusesWhatCannotLieTogether) {
+  const AttentionProblem problem = causal_problem(64, 8, 2);
+  const MeshShape mesh({{"dp", 1}, {"tp", 4}, {"sp", 2}});
+  const auto shard = [&](const char* query, const char* kv) {
+    return shard_operands(
+        problem, mesh,
+        {PartitionSpec::parse(query), PartitionSpec::parse(kv), LayoutKind::contiguous, 1});
+  };
+  EXPECT_THROW(shard("dp,sp,tp", "-,sp,tp"), ArgumentError);
+  EXPECT_THROW(shard("dp,sp,tp", "dp,sp"), ArgumentError);
+  EXPECT_THROW(shard("-,-,-,sp", "-,-,-,sp"), ArgumentError);
+  EXPECT_THROW(shard("-,sp,sp", "-,sp,sp"), DuplicateSpecError);
+  EXPECT_THROW(shard("-,xx", "-,xx"), UnknownAxisError);
+  // Two kv heads on four ranks: each of them is shared by two.
+  const ShardedOperands operands = shard("dp,sp,tp", "dp,sp,tp");
+  for (int rank = 0; rank < 8; ++rank) {
+    const std::int64_t first_head =
+        operands.query.positions(rank, 2).global(LocalPosition(0)).value();
+    EXPECT_EQ(operands.key.positions(rank, 2).global(LocalPosition(0)).value(), first_head / 4);
+    EXPECT_EQ(operands.key.local_shape(rank)[2], 1);
+  }
+}
+
+}  // namespace
+}  // namespace annulus::ring

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -41,13 +42,14 @@ ShardingRules::ShardingRules() {
 }
 
 void ShardingRules::set(ShardingRule rule) {
-  const auto same = std::find_if(rules_.begin(), rules_.end(), [&](const ShardingRule& known) {
-    return known.axis == rule.axis && known.mode == rule.mode;
+  const auto key = [](const ShardingRule& known) { return std::tie(known.axis, known.mode); };
+  const auto place = std::find_if(rules_.begin(), rules_.end(), [&](const ShardingRule& known) {
+    return key(known) >= key(rule);
   });
-  if (same == rules_.end()) {
-    rules_.push_back(std::move(rule));
+  if (place != rules_.end() && key(*place) == key(rule)) {
+    *place = std::move(rule);
   } else {
-    *same = std::move(rule);
+    rules_.insert(place, std::move(rule));
   }
 }
 

@@ -1,3 +1,6 @@
+#include <cstddef>
+#include <vector>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -70,6 +73,21 @@ TEST(ShardingRules, TheMostSpecificRuleWins) {
   rules.set({SemanticAxis::head, kDecode, {"tp", "sp"}});
   EXPECT_EQ(to_string(rules.query_spec(kDecode)), "fsdp+dp,-,tp+sp,-");
   EXPECT_THAT(rules.rules(), SizeIs(3));
+}
+
+TEST(ShardingRules, OrderOfSettingDoesNotMatter) {
+  const std::vector<ShardingRule> set{{SemanticAxis::head, kDecode, {"sp"}},
+                                      {SemanticAxis::batch, std::nullopt, {"dp"}},
+                                      {SemanticAxis::head, std::nullopt, {}}};
+  ShardingRules forwards;
+  ShardingRules backwards;
+  for (std::size_t i = 0; i < set.size(); ++i) {
+    forwards.set(set[i]);
+    backwards.set(set[set.size() - 1 - i]);
+  }
+  EXPECT_EQ(forwards, backwards);
+  EXPECT_EQ(forwards.rules().front().axis, SemanticAxis::batch);
+  EXPECT_EQ(forwards.rules().back().mode, kDecode);
 }
 
 TEST(ShardingRules, BatchAxesHaveOneOrderEverywhere) {

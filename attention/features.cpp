@@ -19,6 +19,8 @@ std::string_view name_of(Feature feature) noexcept {
       return "a soft cap";
     case Feature::dropout:
       return "dropout";
+    case Feature::float64_softmax:
+      return "a float64 softmax";
   }
   return "a feature without a name";
 }
@@ -44,6 +46,7 @@ FeatureSet features_of(const AttentionProblem& problem) {
   if (mask.block_mask()) features.add(Feature::block_mask);
   if (problem.soft_cap) features.add(Feature::soft_cap);
   if (problem.dropout && problem.dropout->threshold() > 0) features.add(Feature::dropout);
+  if (problem.softmax_dtype == DType::float64) features.add(Feature::float64_softmax);
   return features;
 }
 

@@ -68,6 +68,9 @@ void AttentionProblem::validate() const {
   if (dtype != DType::float16 && dtype != DType::bfloat16 && dtype != DType::float32) {
     throw ArgumentError("dtype", std::string(name_of(dtype)), "float16, bfloat16 or float32");
   }
+  if (softmax_dtype != DType::float32 && softmax_dtype != DType::float64) {
+    throw ArgumentError("softmax dtype", std::string(name_of(softmax_dtype)), "float32 or float64");
+  }
   // Kernels compute with them in float32.
   using Float = std::numeric_limits<float>;
   if (scale && !(std::abs(*scale) <= Float::max())) {

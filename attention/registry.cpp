@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include <fmt/format.h>
@@ -18,6 +19,12 @@ bool has_name(const Implementation& implementation, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+Capability accepts_one_query(const AttentionProblem& problem) {
+  const std::int64_t length = problem.shape.query_length;
+  if (length == 1) return Capability::yes();
+  return Capability::no(fmt::format("computes one query per sequence, not T = {}", length));
+}
+
 }  // namespace
 
 Registry Registry::standard() {
@@ -26,52 +33,77 @@ Registry Registry::standard() {
   registry.add(make_flash_implementation());
   registry.add(make_blocksparse_implementation());
   registry.add(make_native_implementation());
+  registry.add({"ring", "ring", [](const AttentionProblem&) { return Capability::yes(); }});
+  registry.add({"autoregressive_decodeattn", "auto", accepts_one_query});
   return registry;
 }
 
-void Registry::add(std::unique_ptr<Implementation> implementation) {
-  std::vector<std::string> taken = names();
+void Registry::take_names(const std::vector<std::string>& names) {
+  std::vector<std::string> taken = names_;
   taken.emplace_back("auto");
-  for (const std::string& name : implementation->names()) {
+  for (const std::string& name : names) {
     if (std::find(taken.begin(), taken.end(), name) != taken.end()) {
       throw ArgumentError("implementation name", name, "a name that is not taken");
     }
     taken.push_back(name);
   }
+  names_.insert(names_.end(), names.begin(), names.end());
+}
+
+void Registry::add(std::unique_ptr<Implementation> implementation) {
+  take_names(implementation->names());
   implementations_.push_back(std::move(implementation));
+}
+
+void Registry::add(Strategy strategy) {
+  take_names({strategy.name});
+  strategies_.push_back(std::move(strategy));
 }
 
 const Implementation& Registry::get(std::string_view name) const {
   for (const auto& implementation : implementations_) {
     if (has_name(*implementation, name)) return *implementation;
   }
-  throw ArgumentError("implementation", std::string(name),
-                      fmt::format("one of auto, {}", fmt::join(names(), ", ")));
-}
-
-std::vector<std::string> Registry::names() const {
-  std::vector<std::string> all;
-  for (const auto& implementation : implementations_) {
-    all.insert(all.end(), implementation->names().begin(), implementation->names().end());
+  if (strategy(name) != nullptr) {
+    throw ArgumentError("implementation", std::string(name), "a local kernel, not a strategy");
   }
-  return all;
+  throw ArgumentError("implementation", std::string(name),
+                      fmt::format("one of auto, {}", fmt::join(names_, ", ")));
 }
 
-Selection Registry::select(std::string_view name, const AttentionProblem& problem,
-                           Place place, Presence presence) const {
+const Strategy* Registry::strategy(std::string_view name) const {
+  const auto found = std::find_if(strategies_.begin(), strategies_.end(),
+                                  [&](const Strategy& known) { return known.name == name; });
+  return found == strategies_.end() ? nullptr : &*found;
+}
+
+void Registry::check_name(std::string_view name) const {
+  if (name != "auto" && strategy(name) == nullptr) static_cast<void>(get(name));
+}
+
+Selection Registry::select(std::string_view name, const AttentionProblem& problem, Place place,
+                           Presence presence) const {
   const auto can = [&](const Implementation& implementation) {
     return presence == Presence::assumed ? implementation.fits(problem, place)
                                          : implementation.capability(problem, place);
   };
+  const auto refuse = [](std::string_view refuser, const Capability& capability) {
+    if (capability) return;
+    throw UnsupportedError(fmt::format("implementation {}: {}", refuser, capability.reason()));
+  };
+  Selection selection;
+  if (const Strategy* named = strategy(name)) {
+    refuse(name, named->accepts(problem));
+    selection.schedule = named->schedule;
+    name = "auto";
+  }
   if (environment_flag("ANNULUS_FORCE_NATIVE")) name = "native";
   if (name != "auto") {
     const Implementation& chosen = get(name);
-    if (const Capability capability = can(chosen); !capability) {
-      throw UnsupportedError(fmt::format("implementation {}: {}", name, capability.reason()));
-    }
-    return {{&chosen}, {}};
+    refuse(name, can(chosen));
+    selection.candidates.push_back(&chosen);
+    return selection;
   }
-  Selection selection;
   std::string reasons;
   const FeatureSet asked = features_of(problem);
   for (const auto& implementation : implementations_) {
@@ -92,6 +124,13 @@ Selection Registry::select(std::string_view name, const AttentionProblem& proble
         fmt::format("no implementation can run the problem on {}{}", to_string(place), reasons));
   }
   return selection;
+}
+
+std::string Selection::schedule_for(const std::string& wanted) const {
+  if (schedule == "auto" || schedule == wanted) return wanted;
+  if (wanted == "auto") return schedule;
+  throw ArgumentError("schedule", wanted,
+                      fmt::format("auto or {0}, as implementation {0} is that schedule", schedule));
 }
 
 }  // namespace annulus

@@ -11,6 +11,7 @@
 namespace annulus::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -56,8 +57,9 @@ class ForceNative {
 };
 
 TEST(Registry, KnowsItsNamesInOrder) {
-  EXPECT_THAT(Registry::standard().names(), ElementsAre("sdpa", "cudnn", "cuda_flash_attn2",
-                                                        "flash_attn2", "blocksparse", "native"));
+  EXPECT_THAT(Registry::standard().names(),
+              ElementsAre("sdpa", "cudnn", "cuda_flash_attn2", "flash_attn2", "blocksparse",
+                          "native", "ring", "autoregressive_decodeattn"));
 }
 
 TEST(Registry, AliasesAreTheSameImplementation) {
@@ -245,14 +247,74 @@ TEST(Registry, NativeRunsOnTheHostInThreeDtypes) {
               HasSubstr("float64"));
 }
 
+TEST(Registry, StrategiesLeaveTheKernelsToAuto) {
+  const Registry registry = Registry::standard();
+  AttentionProblem problem;
+  problem.shape = {1, 1, 64, 4, 2, 16, 16};
+  const Selection usual = registry.select("auto", problem, Place::host());
+  EXPECT_EQ(usual.schedule, "auto");
+  for (const auto& [name, schedule] :
+       {std::pair("ring", "ring"), std::pair("autoregressive_decodeattn", "auto")}) {
+    EXPECT_NO_THROW(registry.check_name(name));
+    const Selection selection = registry.select(name, problem, Place::host());
+    EXPECT_EQ(selection.candidates, usual.candidates);
+    EXPECT_EQ(selection.schedule, schedule);
+    // They are no kernels.
+    EXPECT_THAT(test::message_of<ArgumentError>([&] { (void)registry.get(name); }),
+                AllOf(HasSubstr(name), HasSubstr("a local kernel")));
+  }
+  EXPECT_THROW(registry.check_name("decode"), ArgumentError);
+  EXPECT_NO_THROW(registry.check_name("auto"));
+}
+
+TEST(Registry, OneQueryPerSequenceIsAllThatDecodingTakes) {
+  const Registry registry = Registry::standard();
+  AttentionProblem problem;
+  problem.shape = {1, 2, 64, 4, 2, 16, 16};
+  EXPECT_THAT(test::message_of<UnsupportedError>([&] {
+                (void)registry.select("autoregressive_decodeattn", problem, Place::host());
+              }),
+              AllOf(HasSubstr("autoregressive_decodeattn"), HasSubstr("T = 2")));
+}
+
+TEST(Registry, NamesOfStrategiesAreTakenOnceToo) {
+  const auto anything = [](const AttentionProblem&) { return Capability::yes(); };
+  Registry registry = Registry::standard();
+  for (const char* name : {"ring", "cudnn", "auto"}) {
+    EXPECT_THROW(registry.add(Strategy{name, "auto", anything}), ArgumentError);
+  }
+  EXPECT_THROW(registry.add(fake({"ring"})), ArgumentError);
+  registry.add(Strategy{"mine", "allgather", anything});
+  EXPECT_EQ(registry.names().back(), "mine");
+}
+
+TEST(Registry, AStrategyAgreesWithTheScheduleThatIsAskedFor) {
+  Selection selection;
+  EXPECT_EQ(selection.schedule_for("allgather"), "allgather");
+  selection.schedule = "ring";
+  EXPECT_EQ(selection.schedule_for("auto"), "ring");
+  EXPECT_EQ(selection.schedule_for("ring"), "ring");
+  EXPECT_THAT(test::message_of<ArgumentError>([&] { (void)selection.schedule_for("allgather"); }),
+              AllOf(HasSubstr("schedule: got allgather"), HasSubstr("ring")));
+}
+
+TEST(Registry, AFloat64SoftmaxIsNotTakenForFloat32) {
+  const Registry registry = Registry::standard();
+  AttentionProblem problem;
+  problem.softmax_dtype = DType::float64;
+  EXPECT_THAT(registry.get("native").capability(problem, Place::host()).reason(),
+              HasSubstr("a float64 softmax"));
+}
+
 TEST(Registry, ForceNativeOverridesEveryName) {
   const Registry registry = Registry::standard();
   {
     const ForceNative on("1");
-    for (const char* name : {"auto", "cudnn", "native"}) {
+    for (const char* name : {"auto", "cudnn", "native", "ring"}) {
       EXPECT_EQ(registry.select(name, {}, Place::host()).candidates.front(),
                 &registry.get("native"));
     }
+    EXPECT_EQ(registry.select("ring", {}, Place::host()).schedule, "ring");
     EXPECT_THROW((void)registry.select("auto", {}, Place::cuda(0)), UnsupportedError);
   }
   const ForceNative off("0");

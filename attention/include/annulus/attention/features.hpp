@@ -21,7 +21,8 @@ enum class Feature : std::uint8_t {
   lengths,   ///< of queries or keys
   block_mask,
   soft_cap,
-  dropout
+  dropout,
+  float64_softmax
 };
 
 [[nodiscard]] std::string_view name_of(Feature feature) noexcept;
@@ -32,7 +33,7 @@ class FeatureSet {
   constexpr FeatureSet(std::initializer_list<Feature> features) {
     for (const Feature feature : features) bits_ |= bit(feature);
   }
-  /// Everything that a problem can ask for today.
+  /// Every part of a mask and every modifier. A float64 softmax is neither.
   static constexpr FeatureSet all() {
     return {Feature::causal,     Feature::window,   Feature::segments, Feature::lengths,
             Feature::block_mask, Feature::soft_cap, Feature::dropout};

@@ -48,12 +48,14 @@ struct AttentionProblem {
   Mask mask;
   std::optional<Sinks> sinks = {};      ///< none if absent
   std::optional<Dropout> dropout = {};  ///< likewise
+  /// In which weights and sums are computed: at least float32.
+  DType softmax_dtype = DType::float32;
 
   [[nodiscard]] double logit_scale() const;
   /// Throws ArgumentError, naming the field, for what AttentionShape::validate() refuses; a dtype
-  /// other than float16, bfloat16 or float32; a scale that is not finite in float32; a soft cap
-  /// that is not a normal positive number in float32; a mask or sinks that do not fit the shape;
-  /// with dropout, a size of 2^32 or more.
+  /// other than float16, bfloat16 or float32 (softmax: float32 or float64); a scale that is not
+  /// finite in float32; a soft cap that is not a normal positive number in float32; a mask or sinks
+  /// that do not fit the shape; with dropout, a size of 2^32 or more.
   void validate() const;
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,6 +12,14 @@
 
 namespace annulus {
 
+/// A name for a way to compute with any of the local kernels: it restricts the problem or decides
+/// the schedule, and leaves the kernels to `auto`.
+struct Strategy {
+  std::string name;
+  std::string schedule;  ///< a name of docs/semantics.md §5; "auto": any
+  std::function<Capability(const AttentionProblem& problem)> accepts;
+};
+
 /// Who may compute a problem, and why the others may not.
 struct Selection {
   /// In order of registration. Each block goes to the one that is predicted to be fastest of those
@@ -18,6 +27,12 @@ struct Selection {
   std::vector<const Implementation*> candidates;
   /// (name, reason) of every implementation that cannot.
   std::vector<std::pair<std::string, std::string>> passed_over;
+  /// The schedule that the name stands for; "auto" unless it was a strategy that decides it.
+  std::string schedule = "auto";
+
+  /// The schedule to plan, where the caller asks for `wanted` or leaves it open ("auto"). Throws
+  /// ArgumentError("schedule", …) if the two differ.
+  [[nodiscard]] std::string schedule_for(const std::string& wanted) const;
 };
 
 /// Whether this machine must be able to compute, or the plan is for another one.
@@ -32,23 +47,35 @@ class Registry {
 
   /// For `auto` to choose from, as Selection says. Throws ArgumentError if a name is taken.
   void add(std::unique_ptr<Implementation> implementation);
+  /// Likewise.
+  void add(Strategy strategy);
 
-  /// By name or alias. Throws ArgumentError listing the known names.
+  /// A local kernel by name or alias. Throws ArgumentError listing the known names, for a strategy
+  /// too.
   [[nodiscard]] const Implementation& get(std::string_view name) const;
+  /// Throws ArgumentError, listing the known names, unless select() knows the name.
+  void check_name(std::string_view name) const;
   /// Names in order of registration. The aliases of an implementation follow its name.
-  [[nodiscard]] std::vector<std::string> names() const;
+  [[nodiscard]] const std::vector<std::string>& names() const noexcept { return names_; }
   [[nodiscard]] const std::vector<std::unique_ptr<Implementation>>& implementations() const {
     return implementations_;
   }
+  [[nodiscard]] const std::vector<Strategy>& strategies() const noexcept { return strategies_; }
 
-  /// For "auto", all implementations that can run the problem at `place`. Otherwise the named one;
-  /// throws UnsupportedError with its reason if it cannot. ANNULUS_FORCE_NATIVE=1 makes every name
-  /// mean "native".
+  /// For "auto" and for strategies that accept the problem, all implementations that can run it at
+  /// `place`. Otherwise the named one. Throws UnsupportedError with the reason if what is named
+  /// cannot run the problem, and ArgumentError for an unknown name. ANNULUS_FORCE_NATIVE=1 leaves
+  /// only "native", whatever the name.
   [[nodiscard]] Selection select(std::string_view name, const AttentionProblem& problem,
                                  Place place, Presence presence = Presence::required) const;
 
  private:
+  [[nodiscard]] const Strategy* strategy(std::string_view name) const;
+  void take_names(const std::vector<std::string>& names);
+
+  std::vector<std::string> names_;
   std::vector<std::unique_ptr<Implementation>> implementations_;
+  std::vector<Strategy> strategies_;
 };
 
 }  // namespace annulus

@@ -1,0 +1,350 @@
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <set>
+#include <string>
+#include <type_traits>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <annulus/attention/metadata.hpp>
+#include <annulus/core/error.hpp>
+
+#include "metadata/fields.hpp"
+
+namespace annulus {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kPrefix = "ANNULUS_METADATA_";
+constexpr const char* kAllModes = "all";
+
+/// A value that its field does not take.
+struct Unexpected {
+  std::string expected;
+};
+
+// Writing.
+
+Json json_of(bool value) {
+  return value;
+}
+Json json_of(double value) {
+  return value;
+}
+Json json_of(std::int64_t value) {
+  return value;
+}
+Json json_of(std::uint64_t value) {
+  return value;
+}
+Json json_of(const std::string& value) {
+  return value;
+}
+Json json_of(DType dtype) {
+  return name_of(dtype);
+}
+Json json_of(Backend backend) {
+  return name_of(backend);
+}
+Json json_of(AttentionMode mode) {
+  return name_of(mode);
+}
+Json json_of(const ShardingRules& rules) {
+  Json json = Json::object();
+  for (const ShardingRule& rule : rules.rules()) {
+    Json& axis = json[std::string(name_of(rule.axis))];
+    axis[rule.mode ? std::string(name_of(*rule.mode)) : kAllModes] =
+        rule.axes.empty() ? Json() : Json(rule.axes);
+  }
+  return json;
+}
+template <class T>
+Json json_of(const std::optional<T>& value) {
+  return value ? json_of(*value) : Json();
+}
+
+// Reading.
+
+/// Where a value stands, and what was wrong beside it.
+struct Reader {
+  std::string key;
+  const std::string& source;
+  std::vector<std::string>& warnings;
+
+  [[nodiscard]] std::string shown() const { return fmt::format("{} in {}", key, source); }
+  void warn_unknown(const std::string& name, const std::string& known) const {
+    warnings.push_back(
+        fmt::format("{}: unknown key '{}' is ignored; known keys are {}", source, name, known));
+  }
+};
+
+const std::string& text_of(const Json& json, const char* expected) {
+  if (!json.is_string()) throw Unexpected{expected};
+  return json.get_ref<const std::string&>();
+}
+
+// What a name means, if it is a text and parse() knows it.
+template <class Parse>
+auto named(const Json& json, const Parse& parse, const char* expected) {
+  const std::string& text = text_of(json, expected);
+  try {
+    return parse(text);
+  } catch (const ArgumentError&) {
+    throw Unexpected{expected};
+  }
+}
+
+void read(const Reader& /*reader*/, const Json& json, bool& value) {
+  if (!json.is_boolean()) throw Unexpected{"true or false"};
+  value = json.get<bool>();
+}
+void read(const Reader& /*reader*/, const Json& json, double& value) {
+  if (!json.is_number()) throw Unexpected{"a number"};
+  value = json.get<double>();
+}
+template <class Integer>
+requires(std::is_integral_v<Integer> &&
+         !std::is_same_v<Integer, bool>) void read(const Reader& /*reader*/, const Json& json,
+                                                   Integer& value) {
+  const bool fits =
+      json.is_number_unsigned()
+          ? json.get<std::uint64_t>() <= std::uint64_t{std::numeric_limits<Integer>::max()}
+          : json.is_number_integer() && std::is_signed_v<Integer>;
+  if (!fits)
+    throw Unexpected{std::is_signed_v<Integer> ? "a whole number" : "a whole number, 0 or more"};
+  value = json.get<Integer>();
+}
+void read(const Reader& /*reader*/, const Json& json, std::string& value) {
+  value = text_of(json, "a text");
+}
+void read(const Reader& /*reader*/, const Json& json, DType& value) {
+  value = named(json, parse_dtype, "the name of a dtype, such as float32 or bfloat16");
+}
+void read(const Reader& /*reader*/, const Json& json, Backend& value) {
+  value = named(json, parse_backend, "auto, cpu or cuda");
+}
+void read(const Reader& /*reader*/, const Json& json, AttentionMode& value) {
+  value = named(json, parse_attention_mode, "train, prefill, autoregressive or insert");
+}
+
+AxisNames axes_of(const Json& json) {
+  constexpr const char* kExpected =
+      "a mesh axis, a list of them, null, or an object of these by mode";
+  if (json.is_null()) return {};
+  AxisNames axes;
+  for (const Json& name : json.is_array() ? json : Json::array({json})) {
+    axes.push_back(text_of(name, kExpected));
+    if (axes.back().empty()) throw Unexpected{kExpected};
+  }
+  return axes;
+}
+
+template <class Parse>
+auto known(const Parse& parse, const std::string& name) -> std::optional<decltype(parse(name))> {
+  try {
+    return parse(name);
+  } catch (const ArgumentError&) {
+    return std::nullopt;
+  }
+}
+
+void read_rule(const Reader& reader, const Json& json, SemanticAxis axis, ShardingRules& rules) {
+  if (!json.is_object()) return rules.set({axis, std::nullopt, axes_of(json)});
+  for (const auto& [name, axes] : json.items()) {
+    if (name == kAllModes) {
+      rules.set({axis, std::nullopt, axes_of(axes)});
+    } else if (const auto mode = known(parse_attention_mode, name)) {
+      rules.set({axis, mode, axes_of(axes)});
+    } else {
+      reader.warn_unknown(fmt::format("{}.{}.{}", reader.key, name_of(axis), name),
+                          "all, train, prefill, autoregressive, insert");
+    }
+  }
+}
+
+void read(const Reader& reader, const Json& json, ShardingRules& value) {
+  if (!json.is_object()) throw Unexpected{"an object of semantic axes, such as {\"head\": \"tp\"}"};
+  value = {};
+  for (const auto& [name, rule] : json.items()) {
+    if (const auto axis = known(parse_semantic_axis, name)) {
+      read_rule(reader, rule, *axis, value);
+      continue;
+    }
+    std::string names;
+    for (const SemanticAxis axis : kSemanticAxes) {
+      names += (names.empty() ? "" : ", ") + std::string(name_of(axis));
+    }
+    reader.warn_unknown(fmt::format("{}.{}", reader.key, name), names);
+  }
+}
+
+template <class T>
+void read(const Reader& reader, const Json& json, std::optional<T>& value) {
+  if (json.is_null()) {
+    value.reset();
+    return;
+  }
+  T given{};
+  try {
+    read(reader, json, given);
+  } catch (const Unexpected& unexpected) {
+    throw Unexpected{unexpected.expected + ", or null"};
+  }
+  value = std::move(given);
+}
+
+std::string known_keys() {
+  std::string keys;
+  for_each_metadata_field([&](const char* key, auto /*value*/, auto /*given*/) {
+    keys += (keys.empty() ? "" : ", ") + std::string(key);
+  });
+  return keys;
+}
+
+// Sets the field called `reader.key` and checks it; false if there is none.
+bool set_field(const Reader& reader, const Json& json, MetadataFields& fields) {
+  bool found = false;
+  for_each_metadata_field([&](const char* key, auto /*value*/, auto given) {
+    if (reader.key != key) return;
+    found = true;
+    MetadataFields alone;
+    try {
+      read(reader, json, (alone.*given).emplace());
+      static_cast<void>(AttentionMetadata().replace(alone));
+    } catch (const Unexpected& unexpected) {
+      // A variable need not be UTF-8.
+      throw ArgumentError(reader.shown(), json.dump(-1, ' ', false, Json::error_handler_t::replace),
+                          unexpected.expected);
+    } catch (const ArgumentError& error) {
+      throw ArgumentError(reader.shown(), error.value(), error.expected());
+    }
+    fields.*given = std::move(alone.*given);
+  });
+  return found;
+}
+
+// Refuses keys that come twice, of which the parser would keep one.
+class RepeatedKeys {
+ public:
+  explicit RepeatedKeys(const std::string& source) : source_(source) {}
+  bool operator()(int /*depth*/, Json::parse_event_t event, const Json& parsed) {
+    switch (event) {
+      case Json::parse_event_t::object_start:
+        keys_.emplace_back();
+        break;
+      case Json::parse_event_t::object_end:
+        keys_.pop_back();
+        break;
+      case Json::parse_event_t::key:
+        if (!keys_.back().insert(parsed.get<std::string>()).second) {
+          throw ArgumentError(fmt::format("{} in {}", parsed.get<std::string>(), source_),
+                              "the key twice", "it once");
+        }
+        break;
+      default:
+        break;
+    }
+    return true;
+  }
+
+ private:
+  const std::string& source_;
+  std::vector<std::set<std::string>> keys_;
+};
+
+std::string lower_case(std::string text) {
+  for (char& c : text) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return text;
+}
+
+// What is no JSON is a text without quotes.
+Json parse_variable(const std::string& text) {
+  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return json.is_discarded() ? Json(text) : json;
+}
+
+}  // namespace
+
+std::string to_json(const AttentionMetadata& metadata) {
+  metadata.validate();
+  Json json = Json::object();
+  for_each_metadata_field(
+      [&](const char* key, auto value, auto /*given*/) { json[key] = json_of(metadata.*value); });
+  try {
+    return json.dump(2);
+  } catch (const Json::exception&) {
+    throw ArgumentError("metadata", "a name that is not UTF-8", "text");
+  }
+}
+
+ParsedMetadata parse_metadata(std::string_view text, const std::string& source) {
+  Json json;
+  try {
+    json = Json::parse(text, RepeatedKeys(source));
+  } catch (const Json::exception& error) {
+    throw FileError(source, fmt::format("is not JSON: {}", error.what()));
+  }
+  if (!json.is_object()) throw FileError(source, "is not a JSON object");
+  ParsedMetadata parsed;
+  for (const auto& [key, value] : json.items()) {
+    const Reader reader{key, source, parsed.warnings};
+    if (!set_field(reader, value, parsed.fields)) reader.warn_unknown(key, known_keys());
+  }
+  return parsed;
+}
+
+std::string to_json(const ShardingRules& rules) {
+  return json_of(rules).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+ShardingRules parse_sharding_rules(std::string_view text, const std::string& source) {
+  std::vector<std::string> unknown;
+  ShardingRules rules;
+  const Reader reader{"sharding rules", source, unknown};
+  const auto refuse = [&](const std::string& expected) {
+    throw ArgumentError(reader.shown(), std::string(text), expected);
+  };
+  try {
+    read(reader, Json::parse(text, RepeatedKeys(source)), rules);
+  } catch (const Unexpected& unexpected) {
+    refuse(unexpected.expected);
+  } catch (const Json::exception&) {
+    refuse("a JSON object of semantic axes, such as {\"head\": \"tp\"}");
+  }
+  if (!unknown.empty()) refuse("known keys only: " + unknown.front());
+  return rules;
+}
+
+ParsedMetadata metadata_from_environment() {
+  std::map<std::string, std::string> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    const std::size_t equals = text.find('=');
+    if (!text.starts_with(kPrefix) || equals == std::string_view::npos) continue;
+    if (equals + 1 < text.size())
+      variables.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  ParsedMetadata parsed;
+  const std::string source = "the environment";
+  for (const auto& [name, text] : variables) {
+    const std::string key = lower_case(name.substr(kPrefix.size()));
+    const Reader reader{key, source, parsed.warnings};
+    try {
+      if (set_field(reader, parse_variable(text), parsed.fields)) continue;
+    } catch (const ArgumentError& error) {
+      throw ArgumentError(name, error.value(), error.expected());
+    }
+    reader.warn_unknown(name, known_keys());
+  }
+  return parsed;
+}
+
+}  // namespace annulus

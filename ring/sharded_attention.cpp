@@ -21,6 +21,9 @@ std::string modifiers_of(const AttentionProblem& problem) {
     text += fmt::format(", {} ({:016x})", to_string(*problem.sinks), problem.sinks->digest());
   }
   if (problem.dropout) text += ", " + to_string(*problem.dropout);
+  if (problem.softmax_dtype != DType::float32) {
+    text += fmt::format(", softmax {}", annulus::name_of(problem.softmax_dtype));
+  }
   return text;
 }
 
@@ -106,8 +109,10 @@ void ShardedAttention::choose() {
   ScheduleChoice& choice = planning_->schedule;
   choice = collectively(control, [&] {
     const Computing computing = control.computing();
-    return control.rank() == 0 ? choose_schedule(planning_->input, options_.schedule)
-                               : ScheduleChoice{};
+    return control.rank() == 0
+               ? choose_schedule(planning_->input,
+                                 planning_->selection.schedule_for(options_.schedule))
+               : ScheduleChoice{};
   });
   const std::string mine(control.rank() == 0 ? name_of(choice.schedule) : "");
   choice.schedule = parse_schedule(control.gather_text(mine, "schedule")[0]);

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include <annulus/core/error.hpp>
-#include <annulus/partition/sharding_rules.hpp>
 #include <annulus/ring/balance.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 
@@ -88,9 +87,9 @@ bool wants_balance(const AttentionProblem& problem, const MeshShape& mesh,
 
 OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mesh,
                            AttentionMode mode, const LayoutWishes& wishes) {
-  const ShardingRules rules = ShardingRules().for_mesh(mesh);
-  OperandLayout layout{wishes.query.value_or(rules.query_spec(mode)),
-                       wishes.kv.value_or(rules.kv_spec(mode))};
+  const ShardingRules rules = wishes.rules.for_mesh(mesh);
+  OperandLayout layout{wishes.query ? *wishes.query : rules.query_spec(mode),
+                       wishes.kv ? *wishes.kv : rules.kv_spec(mode)};
   if (wishes.sequence) {
     layout.sequence = *wishes.sequence;
     return layout;

@@ -146,6 +146,11 @@ Section implementations_section(Place place) {
     }
     section.add(names.front(), std::move(text));
   }
+  for (const Strategy& strategy : registry.strategies()) {
+    const Capability capability = strategy.accepts(typical);
+    section.add(strategy.name,
+                capability ? "yes, with any of these" : "no: " + capability.reason());
+  }
   return section;
 }
 
@@ -172,6 +177,8 @@ Section environment_section() {
         fmt::format("{} ({}; default {}): {}", environment(variable.name),
                     given ? "set" : "not set", variable.default_value, variable.description));
   }
+  section.add("ANNULUS_METADATA_<KEY>",
+              "any field of --metadata: softmax_scale is ANNULUS_METADATA_SOFTMAX_SCALE");
   section.add("ANNULUS_<OPTION>", "any option: --causal-offset is ANNULUS_CAUSAL_OFFSET");
   return section;
 }

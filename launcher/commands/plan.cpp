@@ -67,11 +67,11 @@ PlannedCase plan_case(const Options& options, const Registry& registry) {
   check_choices(options, planned.setup.problem, planned.operands, registry, place,
                 Presence::assumed);
   // The machine that computes need not be this one.
-  planned.candidates =
-      registry.select(options.implementation, planned.setup.problem, place, Presence::assumed)
-          .candidates;
+  const Selection selection =
+      registry.select(options.implementation, planned.setup.problem, place, Presence::assumed);
+  planned.candidates = selection.candidates;
   const ring::PlanInput input = planned.input(planned.operands);
-  planned.choice = ring::choose_schedule(input, options.schedule);
+  planned.choice = ring::choose_schedule(input, selection.schedule_for(options.schedule));
   planned.model = input.model;
   planned.plan = ring::make_plan(input, planned.choice.schedule, ring::sample_ranks(input));
   return planned;

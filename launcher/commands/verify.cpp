@@ -89,6 +89,16 @@ void check_nothing_drawn_is_given(const Options& options) {
   check(options.dropout > 0, "--dropout");
   check(!options.query_lengths.empty(), "--q-lengths");
   check(!options.kv_lengths.empty(), "--kv-lengths");
+  check(!options.rules.rules().empty(), "--sharding-rules");
+  check(options.sequence_axis != Options().sequence_axis, "--sequence-axis");
+  check(options.softmax_dtype != DType::float32, "--softmax-dtype");
+  const Registry registry = Registry::standard();
+  for (const Strategy& strategy : registry.strategies()) {
+    if (strategy.name != options.implementation) continue;
+    throw UserError(fmt::format(
+        "--impl {}: restricts what is drawn at random, so it cannot be given with --random",
+        strategy.name));
+  }
 }
 
 NamedCase random_case(const RandomCase& which, const Options& options, int ranks, Place place) {

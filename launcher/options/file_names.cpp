@@ -46,7 +46,8 @@ std::vector<NamedFile> inputs_of(const Options& options) {
           {"--q-lengths", options.query_lengths},
           {"--kv-lengths", options.kv_lengths},
           {"--cost-model", options.cost_model},
-          {"--config", options.config}};
+          {"--config", options.config},
+          {"--metadata", options.metadata}};
 }
 
 void check_array_name(const NamedFile& file) {

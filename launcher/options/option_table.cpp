@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <annulus/attention/metadata.hpp>
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/partition/attention_mode.hpp>
@@ -83,11 +84,23 @@ std::string parse_schedule_name(const std::string& option, const std::string& te
 std::string parse_implementation_name(const std::string& option, const std::string& text) {
   if (text == "auto") return text;
   try {
-    static_cast<void>(Registry::standard().get(text));
+    Registry::standard().check_name(text);
   } catch (const ArgumentError& error) {
     throw ArgumentError(option, fmt::format("'{}'", text), error.expected());
   }
   return text;
+}
+
+ShardingRules parse_rules(const std::string& option, const std::string& text) {
+  try {
+    return parse_sharding_rules(text, option);
+  } catch (const ArgumentError& error) {
+    throw ArgumentError(option, error.value(), error.expected());
+  }
+}
+
+DType parse_softmax_dtype(const std::string& option, const std::string& text) {
+  return annulus::parse_dtype(parse_choice(option, text, {"float32", "float64"}));
 }
 
 std::string parse_mode_name(const std::string& option, const std::string& text) {
@@ -175,9 +188,17 @@ void add_sharding(TableBuilder& table) {
   table.add("mode", "MODE", kPlanned, parsed_into(&Options::mode, parse_mode_name),
             "train, prefill, autoregressive or insert: sets only the defaults of --query-spec and "
             "--kv-spec (default: autoregressive if T = 1, else train)");
-  table.add("impl", "NAME", kComputing,
-            parsed_into(&Options::implementation, parse_implementation_name),
-            "auto or the name of a local kernel; annulus info lists them (default: auto)");
+  table.add(
+      "sharding-rules", "JSON", kPlanned, parsed_into(&Options::rules, parse_rules),
+      "likewise: the mesh axes of batch, query_length, kv_length, head, kv_head and head_dim, "
+      "for all modes or by mode, as {\"head\": {\"all\": \"tp\", \"autoregressive\": null}}");
+  table.add("sequence-axis", "AXIS", kPlanned, text_into(&Options::sequence_axis),
+            "likewise: the mesh axis of both lengths where no rule says otherwise, and the axis of "
+            "the default --mesh (default: sp)");
+  table.add(
+      "impl", "NAME", kPlanned, parsed_into(&Options::implementation, parse_implementation_name),
+      "auto, the name of a local kernel, ring (that schedule, any kernel) or "
+      "autoregressive_decodeattn (T = 1, any kernel); annulus info lists all (default: auto)");
   table.add("device", "DEVICE", kPlanned, parsed_into(&Options::device, parse_device),
             "auto, cpu or cuda, one GPU per rank (default: auto: cuda if every rank has one, cpu "
             "if none has; for plan, which needs no devices: cpu)");
@@ -216,6 +237,10 @@ void add_problem(TableBuilder& table) {
             "logits become X tanh(logit / X) (default: no cap)");
   table.add("dropout", "P", kPlanned, parsed_into(&Options::dropout, parse_dropout),
             "probability of dropping an attention weight; --seed and position decide (default: 0)");
+  table.add("softmax-dtype", "DTYPE", kPlanned,
+            parsed_into(&Options::softmax_dtype, parse_softmax_dtype),
+            "float32 or float64: in which weights and sums are computed; few implementations have "
+            "float64 (default: float32)");
   table.add("seed", "N", kPlanned, parsed_into(&Options::seed, parse_seed),
             "seed for dropout and random tensors (default: 0)");
 }
@@ -312,6 +337,10 @@ void add_running(TableBuilder& table) {
                   defaults.show_ranks));
   table.add("config", "FILE", kAll, text_into(&Options::config),
             "options as lines name = value; command line and environment override it");
+  table.add(
+      "metadata", "FILE", kPlanned, text_into(&Options::metadata),
+      "attention metadata as JSON, {\"softmax_scale\": 0.125, ...}; overrides the environment, "
+      "and the command line overrides it");
 }
 
 void add_later(TableBuilder& table) {

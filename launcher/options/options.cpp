@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <map>
+#include <initializer_list>
 #include <numeric>
 #include <sstream>
 #include <unistd.h>
@@ -18,6 +18,8 @@
 
 #include "launcher/options/as_option.hpp"
 #include "launcher/options/file_names.hpp"
+#include "launcher/options/given_values.hpp"
+#include "launcher/options/metadata_values.hpp"
 #include "launcher/options/option_help.hpp"
 #include "launcher/options/option_table.hpp"
 #include "launcher/options/version.hpp"
@@ -30,14 +32,6 @@ namespace po = boost::program_options;
 constexpr std::array kCommands{Command::run, Command::verify, Command::bench, Command::plan,
                                Command::info};
 constexpr std::string_view kPrefix = "ANNULUS_";
-
-/// A value, and the option's name as the user gave it: "--window", "window in run.cfg".
-struct GivenValue {
-  std::string option;
-  std::string text;
-};
-/// By the option's name.
-using GivenValues = std::map<std::string, GivenValue>;
 
 // Edits (insert, delete, replace a character) that make one word the other.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
@@ -245,6 +239,7 @@ GivenValues from_environment(std::vector<std::string>& warnings) {
         })) {
       continue;
     }
+    if (variable_name.starts_with(kMetadataPrefix)) continue;  // see metadata_values.hpp
     std::string name = variable_name.substr(kPrefix.size());
     for (char& c : name) {
       c = c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -261,6 +256,14 @@ GivenValues from_environment(std::vector<std::string>& warnings) {
     }
   }
   return values;
+}
+
+// The value of an option in the first layer that has one; null if none has.
+const GivenValue* first_of(const char* name, std::initializer_list<const GivenValues*> layers) {
+  for (const GivenValues* layer : layers) {
+    if (const auto found = layer->find(name); found != layer->end()) return &found->second;
+  }
+  return nullptr;
 }
 
 // File and environment may serve several commands.
@@ -315,6 +318,7 @@ Options options_from(const GivenValues& values, Command command) {
     const auto found = values.find(entry.name);
     if (found == values.end()) continue;
     const GivenValue& value = found->second;
+    if (value.is_none) continue;
     if (!entry.later.empty()) {
       throw NotAvailableError(fmt::format("{} ({})", value.option, entry.later));
     }
@@ -368,13 +372,23 @@ std::optional<Options> parse_options(const std::vector<std::string>& words, std:
   check_log_level(warnings);
   // merge() keeps what is there already: first come, first served.
   drop_foreign(environment, command);
-  values.merge(environment);
-  if (const auto config = values.find("config"); config != values.end()) {
-    GivenValues file = from_config(config->second, command);
-    drop_foreign(file, command);
-    values.merge(file);
+  GivenValues config;
+  if (const GivenValue* file = first_of("config", {&values, &environment})) {
+    config = from_config(*file, command);
+    drop_foreign(config, command);
   }
+  MetadataValues metadata;
+  if (find_option("metadata")->belongs_to(command)) {
+    metadata = read_metadata(first_of("metadata", {&values, &environment, &config}));
+    drop_foreign(metadata.file, command);
+    drop_foreign(metadata.environment, command);
+  }
+  values.merge(metadata.file);
+  values.merge(environment);
+  values.merge(metadata.environment);
+  values.merge(config);
   Options options = options_from(values, command);
+  warnings.insert(warnings.end(), metadata.warnings.begin(), metadata.warnings.end());
   options.warnings = std::move(warnings);
   return options;
 }

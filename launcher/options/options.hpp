@@ -10,6 +10,7 @@
 #include <annulus/core/dtype.hpp>
 #include <annulus/core/watchdog.hpp>
 #include <annulus/mesh/transport.hpp>
+#include <annulus/partition/sharding_rules.hpp>
 
 namespace annulus::launcher {
 
@@ -55,6 +56,8 @@ struct Options {
   std::string schedule = "auto";
   std::string implementation = "auto";
   std::optional<std::string> mode;
+  ShardingRules rules;               ///< the user's, for the defaults of the specs
+  std::string sequence_axis = "sp";  ///< see AttentionMetadata::rules()
   std::string device = "auto";
   Transport transport = Transport::automatic;  ///< between GPU ranks; peer if share_gpus
   bool share_gpus = false;                     ///< several ranks may share a GPU
@@ -70,11 +73,12 @@ struct Options {
   std::optional<double> scale;
   std::optional<double> soft_cap;
   double dropout = 0;
+  DType softmax_dtype = DType::float32;
   std::uint64_t seed = 0;
   bool bhtd = false;  ///< tensors in files are [B,N,T,D]
 
   // Files. Empty: not given. json and csv may be "-": standard output, in place of the table.
-  std::string query, key, value, input, config;
+  std::string query, key, value, input, config, metadata;
   std::string query_segments, kv_segments, cu_seqlens, query_lengths, kv_lengths;
   std::string block_mask;  ///< or "random:DENSITY"
   std::string sinks;       ///< or "random:M"
@@ -109,8 +113,10 @@ struct Options {
 
 /// Parses the words after the program's name. A value is taken from the command line, else from the
 /// environment (--causal-offset from ANNULUS_CAUSAL_OFFSET), else from the file that --config
-/// names, else it is the default. File and environment may serve several commands: options of other
-/// commands are ignored there, but are errors on the command line.
+/// names, else it is the default. What --metadata says stands between the command line and the
+/// environment, and ANNULUS_METADATA_* after the option's own variable. File and environment may
+/// serve several commands: options of other commands are ignored there, but are errors on the
+/// command line.
 ///
 /// Throws ArgumentError naming the option, its value and what was expected, FileError for the
 /// --config file, NotAvailableError for options of later versions. When help or the version was

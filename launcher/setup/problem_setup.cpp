@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include <annulus/attention/metadata.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/files/array_file.hpp>
 #include <annulus/files/integer_file.hpp>
@@ -266,7 +267,7 @@ MeshShape set_up_mesh(const Options& options, int ranks) {
   if (ranks == 0) {
     throw ArgumentError("--mesh", "nothing", "the axes and their sizes, such as dp=1,sp=4,tp=1");
   }
-  return MeshShape({{"sp", ranks}});
+  return as_option("--sequence-axis", [&] { return MeshShape({{options.sequence_axis, ranks}}); });
 }
 
 ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape, DType dtype,
@@ -277,6 +278,7 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   setup.problem.dtype = dtype;
   setup.problem.scale = options.scale;
   setup.problem.soft_cap = options.soft_cap;
+  setup.problem.softmax_dtype = options.softmax_dtype;
   if (options.dropout > 0) setup.problem.dropout.emplace(options.dropout, options.seed);
   const auto check = [&] { named_by_options(options, [&] { setup.problem.validate(); }); };
   check();  // files are read only for a valid shape
@@ -295,7 +297,16 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   given(wishes.query, options.query_spec, "--query-spec");
   given(wishes.kv, options.kv_spec, "--kv-spec");
   if (options.sequence_layout != "auto") wishes.sequence = parse_layout(options.sequence_layout);
-  setup.layout = ring::usual_layout(setup.problem, setup.mesh, mode, wishes);
+  AttentionMetadata metadata;
+  metadata.sharding_rules = options.rules;
+  metadata.sequence_axis_name = options.sequence_axis;
+  wishes.rules = metadata.rules();
+  try {
+    setup.layout = ring::usual_layout(setup.problem, setup.mesh, mode, wishes);
+  } catch (const UserError& error) {
+    if (wishes.rules.rules().empty()) throw;
+    throw UserError(fmt::format("--sharding-rules/--sequence-axis: {}", error.what()));
+  }
   setup.warnings = hints(options, shape, setup.mesh, setup.layout);
   return setup;
 }
@@ -322,18 +333,20 @@ ring::ShardedOperands shard_operands(const ProblemSetup& setup) {
 void check_choices(const Options& options, const AttentionProblem& problem,
                    const ring::ShardedOperands& operands, const Registry& registry, Place place,
                    Presence presence) {
+  const auto check_schedule = [&](const std::string& schedule) {
+    static_cast<void>(ring::choose_schedule(
+        ring::make_plan_input(problem, operands, {}, place, ring::CostModel::for_place(place),
+                              ring::PlanOptions::for_place(place)),
+        schedule));
+  };
   if (options.schedule != "auto") {
-    as_option("--schedule " + options.schedule, [&] {
-      static_cast<void>(ring::choose_schedule(
-          ring::make_plan_input(problem, operands, {}, place, ring::CostModel::for_place(place),
-                                ring::PlanOptions::for_place(place)),
-          options.schedule));
-    });
+    as_option("--schedule " + options.schedule, [&] { check_schedule(options.schedule); });
   }
   if (options.implementation != "auto") {
-    as_option("--impl " + options.implementation, [&] {
-      static_cast<void>(registry.select(options.implementation, problem, place, presence));
+    const Selection selection = as_option("--impl " + options.implementation, [&] {
+      return registry.select(options.implementation, problem, place, presence);
     });
+    as_option("--schedule", [&] { static_cast<void>(selection.schedule_for(options.schedule)); });
   }
 }
 

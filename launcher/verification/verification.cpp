@@ -101,9 +101,11 @@ OracleOutput oracle_of_rank(const AttentionProblem& problem, const ring::Sharded
   return whole;
 }
 
-// The same, with all keys and values on every rank.
-ShardedCase unsharded_case(const ShardedCase& sharded_case) {
+// The same, with all keys and values on every rank. What decides the schedule leaves the kernels to
+// `auto`.
+ShardedCase unsharded_case(const ShardedCase& sharded_case, const Selection& selection) {
   ShardedCase whole = sharded_case;
+  if (selection.schedule != "auto") whole.implementation = "auto";
   const PartitionSpec& kv = sharded_case.layout.kv;
   whole.layout.kv = PartitionSpec({kv[0], {}, kv[2], kv[3]});
   whole.schedule = "local";
@@ -255,8 +257,8 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   });
   const Deviation sharded = compare(truth, shards.output.view(), shards.lse.view());
   tell("unsharded run");
-  const Deviation unsharded =
-      run_unsharded(unsharded_case(sharded_case), truth, mesh, registry, device);
+  const Deviation unsharded = run_unsharded(unsharded_case(sharded_case, attention.selection()),
+                                            truth, mesh, registry, device);
 
   Verification result;
   result.schedule = attention.schedule();

@@ -8,8 +8,8 @@ namespace annulus {
 namespace {
 
 AttentionProblem problem_of(const AttentionOptions& options) {
-  return {options.shape, options.dtype, options.scale,  options.soft_cap,
-          options.mask,  options.sinks, options.dropout};
+  return {options.shape, options.dtype, options.scale,   options.soft_cap,
+          options.mask,  options.sinks, options.dropout, options.softmax_dtype};
 }
 
 ring::ShardedOperands operands_of(const AttentionOptions& options, const MeshShape& mesh) {
@@ -17,8 +17,9 @@ ring::ShardedOperands operands_of(const AttentionOptions& options, const MeshSha
   problem.validate();
   return ring::shard_operands(
       problem, mesh,
-      ring::usual_layout(problem, mesh, infer_attention_mode(options.shape.query_length),
-                         {options.query_spec, options.kv_spec, options.layout}));
+      ring::usual_layout(problem, mesh,
+                         options.mode.value_or(infer_attention_mode(options.shape.query_length)),
+                         {options.query_spec, options.kv_spec, options.layout, options.rules}));
 }
 
 }  // namespace

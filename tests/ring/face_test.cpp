@@ -134,6 +134,75 @@ TEST(Face, Modifiers) {
   expect_right(attention, options, shards, 3, true);
 }
 
+TEST(Face, MetadataSayWhatAndWhere) {
+  const AttentionMetadata metadata = AttentionMetadata::resolve(
+      {.soft_cap = 4.0, .backend = Backend::cpu},
+      parse_metadata(R"({"softmax_scale": 0.5, "soft_cap": 9, "dropout_prob": 0.25,
+                         "dropout_seed": 8, "sequence_axis_name": "ctx"})",
+                     "m.json")
+          .fields);
+  ContextOptions context_options = annulus::context_options(metadata);
+  context_options.threads = 1;
+  Context context(world(), context_options);
+  EXPECT_EQ(context.mesh().shape().axes().front().name, "ctx");
+  EXPECT_TRUE(context.place().is_host());
+  AttentionOptions expected = causal(101);
+  const AttentionOptions options = attention_options(metadata, expected.shape, expected.mask);
+  expected.scale = 0.5;
+  expected.soft_cap = 4.0;
+  expected.dropout.emplace(0.25, 8);
+  Attention attention(context, options);
+  EXPECT_EQ(attention.sharded().plan_input().operands.key.shards(1), context.size());
+  Shards shards(attention, 3);
+  attention.run(shards.tensors(true));
+  expect_right(attention, expected, shards, 3, true);
+}
+
+TEST(Face, RulesOfTheModeDecideTheSpecs) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(64);
+  options.rules.set({SemanticAxis::query_length, AttentionMode::insert, {}});
+  options.rules.set({SemanticAxis::kv_length, AttentionMode::insert, {}});
+  const auto rows = [&](std::optional<AttentionMode> mode) {
+    options.mode = mode;
+    return Attention(context, options).query_shape()[1];
+  };
+  EXPECT_EQ(rows(AttentionMode::insert), 64);
+  EXPECT_EQ(rows(AttentionMode::train), 64 / context.size());
+  EXPECT_EQ(rows({}), 64 / context.size());
+  options.rules.set({SemanticAxis::head, {}, {"tp"}});
+  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }), HasSubstr("'tp'"));
+}
+
+TEST(Face, StrategiesChooseTheSchedule) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(64);
+  options.implementation = "ring";
+  {
+    Attention attention(context, options);
+    EXPECT_EQ(attention.sharded().schedule().schedule, ring::Schedule::ring);
+    Shards shards(attention, 3);
+    attention.run(shards.tensors(true));
+    expect_right(attention, options, shards, 3, true);
+  }
+  options.schedule = "allgather";
+  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
+              HasSubstr("schedule: got allgather"));
+  options.schedule = "auto";
+  options.implementation = "autoregressive_decodeattn";
+  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
+              HasSubstr("T = 64"));
+}
+
+TEST(Face, AFloat64SoftmaxIsRefusedByKernelsThatHaveNone) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(64);
+  options.implementation = "native";
+  options.softmax_dtype = DType::float64;
+  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
+              HasSubstr("a float64 softmax"));
+}
+
 TEST(Face, CausalSequencesAreDealtOutEvenlyByDefault) {
   Context context(world(), on_host());
   const AttentionOptions options = causal(std::int64_t{64} * context.size());
@@ -326,8 +395,9 @@ TEST(Face, OneRanksContextOptionsOtherwise) {
 }
 
 TEST(Face, OneRanksAttentionOptionsOtherwise) {
-  [[maybe_unused]] const auto& [shape, dtype, mask, scale, soft_cap, sinks, dropout, query_spec,
-                                kv_spec, layout, schedule, implementation] = AttentionOptions();
+  [[maybe_unused]] const auto& [shape, dtype, mask, scale, soft_cap, sinks, dropout, softmax_dtype,
+                                query_spec, kv_spec, rules, mode, layout, schedule,
+                                implementation] = AttentionOptions();
   Context context(world(), on_host());
   const AttentionOptions options = causal(64);
   Attention before(context, options);  // its group is there already
@@ -353,6 +423,13 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
           {"dropout", [](auto& o) { o.dropout.emplace(0.5, 8); }, "dropout 0.5, seed 8"},
           {"query_spec", [](auto& o) { o.query_spec = PartitionSpec::parse("-,-"); }, "query"},
           {"kv_spec", [](auto& o) { o.kv_spec = PartitionSpec::parse("-,-"); }, "key/value"},
+          {"softmax_dtype", [](auto& o) { o.softmax_dtype = DType::float64; }, "float64"},
+          {"rules",
+           [](auto& o) {
+             o.rules.set({SemanticAxis::query_length, {}, {}});
+           },
+           "query"},
+          {"mode", [](auto& o) { o.mode = AttentionMode::insert; }, nullptr},  // the same specs
           {"layout", [](auto& o) { o.layout = LayoutKind::striped; }, "striped"},
           {"schedule", [](auto& o) { o.schedule = "allgather"; }, "schedule"},
           {"schedule", [](auto& o) { o.schedule = "sideways"; }, "sideways"},

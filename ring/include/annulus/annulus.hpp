@@ -9,3 +9,4 @@
 /// Everything else is reachable from these two classes.
 #include <annulus/ring/attention.hpp>
 #include <annulus/ring/context.hpp>
+#include <annulus/ring/metadata_options.hpp>

@@ -64,6 +64,114 @@ class Options(CliTest):
                 self.expect_error(result, 2, f"not available yet: {words[0]} ", words[0])
                 self.expect_no_files("output.npy")
 
+    def save_metadata(self, **fields):
+        with open(self.path("metadata.json"), "w") as file:
+            json.dump(fields, file)
+        return ["--metadata", "metadata.json"]
+
+    def test_metadata(self):
+        self.save_operands()
+        given = self.save_metadata(softmax_scale=0.5, soft_cap=2, mesh="ctx=2", dropout_prob=0.25,
+                                   sequence_axis_name="ctx", runtime_dtype="float32",
+                                   sharding_rules={"query_length": {"train": None}})
+        words = ["run", *OPERANDS, "--json", "-"]
+        result = self.annulus(*words, "--output", "output.npy", *given, "--soft-cap", "3", ranks=2,
+                              environment={"ANNULUS_SCALE": "0.25", "ANNULUS_SOFT_CAP": "4"})
+        self.expect_success(result)
+        meta = json.loads(result.stdout)["meta"]
+        self.assertIn("scale 0.5, soft cap 3, dropout 0.25", meta["problem"])
+        self.assertIn("query -,-,-,-, key/value -,ctx,-,-", meta["problem"])
+        # What the same options give.
+        same = self.annulus(*words, "--output", "same.npy", "--scale", "0.5", "--soft-cap", "3",
+                            "--dropout", "0.25", "--mesh", "ctx=2", "--query-spec", "-,-,-,-",
+                            "--kv-spec", "-,ctx,-,-", ranks=2)
+        self.expect_success(same)
+        self.assertTrue(np.array_equal(np.load(self.path("output.npy")),
+                                       np.load(self.path("same.npy"))))
+
+    def test_metadata_for_every_command(self):
+        given = self.save_metadata(soft_cap=2, softmax_scale=0.5)
+        shape = ["--shape", "1,32,32,2,2,8"]
+        for words, ranks in [(["verify", *shape], 2), (["bench", *shape, "--iters", "1"], 2)]:
+            result = self.annulus(*words, *given, "--json", "-", ranks=ranks)
+            self.expect_success(result)
+            self.assertIn("--soft-cap=2", json.loads(result.stdout)["meta"]["options"])
+        result = self.annulus(*PLAN, *given)
+        self.expect_success(result)
+        self.assertIn("soft cap 2", result.stdout)
+
+    def test_metadata_that_are_wrong(self):
+        self.save_operands()
+        words = ["run", *OPERANDS, *OUTPUT]
+        result = self.annulus(*words, *self.save_metadata(sofmax_scale=2))
+        self.expect_success(result)
+        self.assertEqual(result.stderr.count("annulus: warning: "), 1)
+        self.assertIn("metadata.json: unknown key 'sofmax_scale' is ignored", result.stderr)
+        result = self.annulus(*words, *self.save_metadata(softmax_scale="2"))
+        self.expect_error(result, 2, "--metadata metadata.json", "a number")
+        result = self.annulus(*words, *self.save_metadata(runtime_dtype="float16"))
+        self.expect_error(result, 2, "float16")
+        rules = self.save_metadata(sharding_rules={"head": "tp"})
+        self.expect_error(self.annulus(*words, *rules), 2, "--sharding-rules", "'tp'", "sp")
+        result = self.annulus(*words, *self.save_metadata(sequence_axis_name="ctx", mesh="sp=1"))
+        self.expect_error(result, 2, "--sequence-axis", "'ctx'")
+        result = self.annulus("verify", "--random", "1", *self.save_metadata(soft_cap=2))
+        self.expect_error(result, 2, "--soft-cap: drawn at random")
+        self.expect_error(self.annulus(*words, "--metadata", "none.json"), 2, "--metadata none.json")
+
+    def test_a_full_dump_of_metadata_says_what_nothing_says(self):
+        self.save_operands()
+        given = self.save_metadata(
+            runtime_dtype="float32", runtime_softmax_dtype="float32", softmax_scale=None,
+            soft_cap=None, dropout_prob=0.0, dropout_seed=0, blocksize_q=512, blocksize_k=1024,
+            blocksize_b=1, sequence_axis_name="sp", scan_ring_attention=True, mesh=None,
+            sharding_rules={}, backend="auto", mode=None, implementation="auto")
+        for output, words in [("a.npy", given), ("b.npy", [])]:
+            result = self.annulus("run", *OPERANDS, "--output", output, *words, ranks=2,
+                                  environment={"ANNULUS_DEVICE": "", "CUDA_VISIBLE_DEVICES": ""})
+            self.expect_success(result)
+            self.assertNotIn("warning", result.stderr)
+        self.assertTrue(np.array_equal(np.load(self.path("a.npy")), np.load(self.path("b.npy"))))
+
+    def test_strategies(self):
+        self.save_operands()
+        words = ["run", *OPERANDS, *OUTPUT]
+        result = self.annulus(*words, "--impl", "ring", "--json", "-", ranks=2)
+        self.expect_success(result)
+        (row,) = json.loads(result.stdout)["rows"]
+        self.assertEqual((row["schedule"], row["impl"]), ("ring", "native"))
+        result = self.annulus(*words, "--impl", "ring", "--schedule", "allgather", ranks=2)
+        self.expect_error(result, 2, "--schedule: got allgather", "ring")
+        result = self.annulus(*words, "--impl", "autoregressive_decodeattn")
+        self.expect_error(result, 2, "--impl autoregressive_decodeattn", "T = 64")
+        result = self.annulus("verify", "--shape", "1,1,64,4,2,16", "--impl",
+                              "autoregressive_decodeattn", ranks=2)
+        self.expect_success(result)
+        self.expect_success(self.annulus("verify", "--shape", "1,64,64,4,2,16", "--impl", "ring",
+                                         ranks=2))
+        result = self.annulus("verify", "--random", "1", "--impl", "ring")
+        self.expect_error(result, 2, "--impl ring", "drawn at random")
+        result = self.annulus(*PLAN, "--impl", "ring")
+        self.expect_success(result)
+        self.assertIn("# schedule: ring", result.stdout)
+        listed = self.annulus("info").stdout
+        for name in ["ring", "autoregressive_decodeattn", "ANNULUS_METADATA_<KEY>"]:
+            self.assertIn(name, listed)
+
+    def test_the_native_implementation_can_be_forced(self):
+        self.save_operands()
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "sdpa", "--json", "-",
+                              environment={"ANNULUS_FORCE_NATIVE": "1"})
+        self.expect_success(result)
+        self.assertEqual(json.loads(result.stdout)["rows"][0]["impl"], "native")
+        result = self.annulus("run", *OPERANDS, *OUTPUT, environment={"ANNULUS_FORCE_NATIVE": "x"})
+        self.expect_error(result, 2, "ANNULUS_FORCE_NATIVE: got 'x'")
+
+    def test_a_float64_softmax_is_refused(self):
+        self.save_operands()
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--softmax-dtype", "float64")
+        self.expect_error(result, 2, "a float64 softmax")
+
     def test_implementation_that_cannot(self):
         self.save_operands()
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "sdpa")

@@ -7,9 +7,11 @@
 
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/tensor.hpp>
+#include <annulus/partition/attention_mode.hpp>
 #include <annulus/partition/partition_spec.hpp>
 #include <annulus/partition/position.hpp>
 #include <annulus/partition/sequence_layout.hpp>
+#include <annulus/partition/sharding_rules.hpp>
 #include <annulus/ring/context.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
@@ -24,18 +26,23 @@ struct AttentionOptions {
   std::optional<double> soft_cap = {};  ///< none if absent
   std::optional<Sinks> sinks = {};      ///< likewise
   std::optional<Dropout> dropout = {};  ///< likewise
+  /// In which weights and sums are computed; float64 only by implementations that say so.
+  DType softmax_dtype = DType::float32;
 
-  /// How [B,T,N,D] and [B,S,K,D] lie on the mesh. Without them: batch on fsdp and dp, sequence on
-  /// sp, heads on tp, as far as the mesh has these axes.
+  /// How [B,T,N,D] and [B,S,K,D] lie on the mesh. Without them: as `rules` say for `mode`.
   std::optional<PartitionSpec> query_spec = {};
   std::optional<PartitionSpec> kv_spec = {};
+  /// By default, batch on fsdp and dp, sequence on sp, heads on tp, as far as the mesh has these
+  /// axes.
+  ShardingRules rules = {};
+  std::optional<AttentionMode> mode = {};  ///< without it: see infer_attention_mode()
   /// How a sharded sequence is dealt out. Without it: zigzag under a causal mask, which gives all
   /// ranks the same work if nothing else is masked; contiguous otherwise; balanced where documents,
   /// blocks or lengths of `mask` make these uneven (see ring::usual_layout()). query_positions()
   /// and key_positions() return what a rank holds under any layout.
   std::optional<LayoutKind> layout = {};
   std::string schedule = "auto";
-  std::string implementation = "auto";
+  std::string implementation = "auto";  ///< a name of the registry
 };
 
 /// The local shards of one call, contiguous [b,t,n,d], where the context computes.

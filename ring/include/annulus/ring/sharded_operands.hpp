@@ -9,6 +9,7 @@
 #include <annulus/partition/named_sharding.hpp>
 #include <annulus/partition/partition_spec.hpp>
 #include <annulus/partition/sequence_layout.hpp>
+#include <annulus/partition/sharding_rules.hpp>
 
 namespace annulus::ring {
 
@@ -36,16 +37,20 @@ struct LayoutWishes {
   std::optional<PartitionSpec> query = {};
   std::optional<PartitionSpec> kv = {};
   std::optional<LayoutKind> sequence = {};
+  ShardingRules rules = {};  ///< for what `query` and `kv` leave open
 };
 
 /// The default layout, with the parts that `wishes` gives: the specs of the sharding rules for
-/// `mode`, as far as the mesh has their axes; zigzag under a causal mask, which gives all ranks the
-/// same work if nothing else is masked, contiguous otherwise.
+/// `mode`, default rules as far as the mesh has their axes; zigzag under a causal mask, which gives
+/// all ranks the same work if nothing else is masked, contiguous otherwise.
 ///
 /// It is balanced instead if that layout would give a rank at least 10 % more visible tiles than
 /// the mean, and balanced rows would at least halve the excess. Packed documents, block masks or
 /// lengths can cause this. Queries and keys must also have the same length and axes, and ranks 256
 /// rows or more.
+///
+/// Throws UnknownAxisError if a rule of the wishes names an axis that the mesh lacks, and
+/// DuplicateSpecError if the rules shard two dimensions along one axis.
 [[nodiscard]] OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mesh,
                                          AttentionMode mode, const LayoutWishes& wishes = {});
 

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <map>
+#include <string>
+
+namespace annulus::launcher {
+
+/// A value, and the option's name as the user gave it: "--window", "window in run.cfg".
+struct GivenValue {
+  std::string option;
+  std::string text;
+  bool is_none = false;  ///< an explicit none: the default, whatever weaker sources say
+};
+
+/// By the option's name.
+using GivenValues = std::map<std::string, GivenValue>;
+
+}  // namespace annulus::launcher

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <annulus/attention/metadata.hpp>
+
+#include "launcher/options/given_values.hpp"
+
+namespace annulus::launcher {
+
+/// Environment variables of metadata fields; they are not options.
+inline constexpr std::string_view kMetadataPrefix = "ANNULUS_METADATA_";
+
+/// Metadata of the file that --metadata names and of the environment, as values of the options that
+/// say the same.
+struct MetadataValues {
+  GivenValues file;
+  GivenValues environment;
+  std::vector<std::string> warnings;  ///< unknown keys, and fields without effect
+};
+
+/// `file` is the value of --metadata, or null. Throws FileError and ArgumentError, naming the file
+/// or the variable, and what was expected.
+[[nodiscard]] MetadataValues read_metadata(const GivenValue* file);
+
+}  // namespace annulus::launcher

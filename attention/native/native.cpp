@@ -91,8 +91,8 @@ std::vector<RowTile> row_tiles(const AttentionProblem& problem, const AttentionB
 
 class NativeKernel final : public Kernel {
  public:
-  NativeKernel(const AttentionProblem& problem, MemoryPool& memory)
-      : problem_(problem), memory_(memory) {}
+  NativeKernel(const AttentionProblem& problem, MatrixPath path, MemoryPool& memory)
+      : problem_(problem), path_(path), memory_(memory) {}
 
   void forward(const AttentionBlock& block, const SoftmaxState& result,
                const ExecutionContext& context) override {
@@ -114,7 +114,7 @@ class NativeKernel final : public Kernel {
     std::vector<TileKernel> kernels;
     kernels.reserve(static_cast<std::size_t>(workers));
     for (int i = 0; i < workers; ++i) {
-      kernels.emplace_back(problem_, block, result, max_rows, memory_);
+      kernels.emplace_back(problem_, block, result, max_rows, path_, memory_);
     }
     // Host streams belong to the calling thread, which is worker 0.
     const std::function<void()> progress = [&] {
@@ -134,6 +134,7 @@ class NativeKernel final : public Kernel {
 
  private:
   const AttentionProblem& problem_;
+  const MatrixPath path_;
   MemoryPool& memory_;  // for workspace
 };
 
@@ -175,7 +176,7 @@ class NativeImplementation final : public Implementation {
   [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
                                                     Device& device) const override {
     if (!device.place().is_host()) return make_native_cuda_kernel(problem, device);
-    return std::make_unique<NativeKernel>(problem, device.memory());
+    return make_native_kernel(problem, best_matrix_path(problem.dtype), device.memory());
   }
 
  private:
@@ -184,6 +185,11 @@ class NativeImplementation final : public Implementation {
 };
 
 }  // namespace
+
+std::unique_ptr<Kernel> make_native_kernel(const AttentionProblem& problem, MatrixPath path,
+                                           MemoryPool& memory) {
+  return std::make_unique<NativeKernel>(problem, path, memory);
+}
 
 std::unique_ptr<Implementation> make_native_implementation() {
   return std::make_unique<NativeImplementation>();

@@ -15,49 +15,76 @@
 HWY_BEFORE_NAMESPACE();
 namespace annulus::HWY_NAMESPACE {
 
-// Counters side by side: the loops over them become vectors.
-constexpr std::size_t kLanes = 16;
-using Lanes = std::uint32_t[kLanes];  // NOLINT(modernize-avoid-c-arrays): an array of plain numbers
+namespace hn = hwy::HWY_NAMESPACE;
 
-// annulus::philox() of neighbouring counters. `first` holds the first one.
+#if HWY_TARGET == HWY_SCALAR
+
 void draw_bits(PhiloxKey key, const PhiloxCounter& first, std::size_t blocks, DropoutBits& bits) {
-  constexpr std::size_t kBlocks = kLanes / 4;
-  for (std::size_t begin = 0; begin < blocks; begin += kBlocks) {
-    Lanes a, b, c, d;
-    for (std::size_t i = 0; i < kLanes; ++i) {
-      a[i] = first[0] + static_cast<std::uint32_t>(4 * begin + i);
-      b[i] = first[1];
-      c[i] = first[2];
-      d[i] = first[3];
-    }
-    PhiloxKey round_key = key;
-    for (int round = 0; round < 10; ++round) {
-      for (std::size_t i = 0; i < kLanes; ++i) {
-        const std::uint64_t even = std::uint64_t{0xD2511F53} * a[i];
-        const std::uint64_t odd = std::uint64_t{0xCD9E8D57} * c[i];
-        a[i] = static_cast<std::uint32_t>(odd >> 32U) ^ b[i] ^ round_key[0];
-        b[i] = static_cast<std::uint32_t>(odd);
-        c[i] = static_cast<std::uint32_t>(even >> 32U) ^ d[i] ^ round_key[1];
-        d[i] = static_cast<std::uint32_t>(even);
+  for (std::size_t key_index = 0; key_index < blocks * kDropoutBlock; ++key_index) {
+    PhiloxCounter counter = first;
+    counter[0] += static_cast<std::uint32_t>(key_index / 32 * 4 + key_index % 8 / 2);
+    const std::uint32_t word = philox(counter, key)[key_index % 32 / 8];
+    bits[key_index] = static_cast<std::uint16_t>(word >> (key_index % 2 * 16));
+  }
+}
+
+#else
+
+// annulus::philox() of neighbouring counters, the same word of each in the lower halves of the
+// lanes of a vector. The upper halves hold anything. `first` is the first of `blocks` times four.
+void draw_bits(PhiloxKey key, const PhiloxCounter& first, std::size_t blocks, DropoutBits& bits) {
+  const hn::CappedTag<std::uint64_t, 8> u64;
+  const hn::RepartitionToNarrow<decltype(u64)> u32;
+  const std::size_t lanes = hn::Lanes(u64);
+  const auto word = [&](std::uint32_t value) HWY_ATTR { return hn::Set(u32, value); };
+  const auto product = [&](std::uint32_t factor, auto x)
+                           HWY_ATTR { return hn::BitCast(u32, hn::MulEven(word(factor), x)); };
+  const auto upper = [&](auto x) HWY_ATTR { return hn::Shuffle2301(x); };
+  alignas(64) std::uint32_t words[4][16];  // NOLINT(modernize-avoid-c-arrays): plain numbers
+  // Four counters hold the bits of a block of 32 keys.
+  for (std::size_t begin = 0; begin < 4 * blocks; begin += std::max<std::size_t>(lanes, 4)) {
+    for (std::size_t part = 0; part < 4; part += lanes) {
+      const auto counter = static_cast<std::uint32_t>(first[0] + begin + part);
+      auto a = hn::BitCast(u32, hn::Iota(u64, counter));
+      auto b = word(first[1]);
+      auto c = word(first[2]);
+      auto d = word(first[3]);
+      PhiloxKey round_key = key;
+      for (int round = 0; round < 10; ++round) {
+        const auto even = product(0xD2511F53, a);
+        const auto odd = product(0xCD9E8D57, c);
+        a = hn::Xor3(upper(odd), b, word(round_key[0]));
+        b = odd;
+        c = hn::Xor3(upper(even), d, word(round_key[1]));
+        d = even;
+        round_key[0] += 0x9E3779B9;
+        round_key[1] += 0xBB67AE85;
       }
-      round_key[0] += 0x9E3779B9;
-      round_key[1] += 0xBB67AE85;
+      const auto keep = [&](auto x, std::size_t which) HWY_ATTR {
+        const hn::Rebind<std::uint32_t, decltype(u64)> half;
+        hn::StoreU(hn::TruncateTo(half, hn::BitCast(u64, x)), half, words[which] + part);
+      };
+      keep(a, 0);
+      keep(b, 1);
+      keep(c, 2);
+      keep(d, 3);
     }
     // The same word of four consecutive counters holds the bits of eight keys.
     static_assert(std::endian::native == std::endian::little);
-    for (std::size_t block = 0; block < kBlocks; ++block) {
-      std::uint16_t* const to = bits.data() + kDropoutBlock * (begin + block);
-      std::memcpy(to, a + 4 * block, 16);
-      std::memcpy(to + 8, b + 4 * block, 16);
-      std::memcpy(to + 16, c + 4 * block, 16);
-      std::memcpy(to + 24, d + 4 * block, 16);
+    std::uint16_t* to = bits.data() + kDropoutBlock / 4 * begin;
+    for (std::size_t four = 0; four < std::max<std::size_t>(lanes, 4); four += 4) {
+      for (const auto& of_counters : words) {
+        std::memcpy(to, of_counters + four, 16);
+        to += 8;
+      }
     }
   }
 }
 
-void zero_below(const std::uint16_t* HWY_RESTRICT bits, std::uint32_t threshold, std::int64_t count,
-                float* HWY_RESTRICT weights) {
-  namespace hn = hwy::HWY_NAMESPACE;
+#endif
+
+void zero_floats_below(const std::uint16_t* HWY_RESTRICT bits, std::uint32_t threshold,
+                       std::int64_t count, float* HWY_RESTRICT weights) {
   const hn::ScalableTag<float> f32;
   const hn::RebindToUnsigned<decltype(f32)> u32;
   const hn::Rebind<std::uint16_t, decltype(f32)> u16;
@@ -74,6 +101,21 @@ void zero_below(const std::uint16_t* HWY_RESTRICT bits, std::uint32_t threshold,
   }
 }
 
+void zero_halves_below(const std::uint16_t* HWY_RESTRICT bits, std::uint32_t threshold,
+                       std::int64_t count, std::uint16_t* HWY_RESTRICT weights) {
+  const hn::ScalableTag<std::uint16_t> u16;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(u16));
+  const auto bound = hn::Set(u16, static_cast<std::uint16_t>(threshold));
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto drops = hn::Lt(hn::LoadU(u16, bits + i), bound);
+    hn::StoreU(hn::IfThenZeroElse(drops, hn::LoadU(u16, weights + i)), u16, weights + i);
+  }
+  for (; i < count; ++i) {
+    if (bits[i] < threshold) weights[i] = 0;
+  }
+}
+
 }  // namespace annulus::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -81,10 +123,26 @@ HWY_AFTER_NAMESPACE();
 namespace annulus {
 
 HWY_EXPORT(draw_bits);
-HWY_EXPORT(zero_below);
+HWY_EXPORT(zero_floats_below);
+HWY_EXPORT(zero_halves_below);
+
+namespace {
+
+void zero_below(const std::uint16_t* bits, std::uint32_t threshold, std::int64_t count,
+                const WeightRow& weights) {
+  if (weights.floats != nullptr) {
+    HWY_DYNAMIC_DISPATCH(zero_floats_below)(bits, threshold, count, weights.floats);
+  } else {
+    HWY_DYNAMIC_DISPATCH(zero_halves_below)(bits, threshold, count, weights.high);
+    if (weights.low == nullptr) return;
+    HWY_DYNAMIC_DISPATCH(zero_halves_below)(bits, threshold, count, weights.low);
+  }
+}
+
+}  // namespace
 
 void drop_row(const Dropout& dropout, std::int64_t batch, std::int64_t head, GlobalPosition row,
-              const PositionRange& columns, float* weights) {
+              const PositionRange& columns, const WeightRow& weights) {
   DropoutBits bits;
   const PhiloxKey key = philox_key(dropout.seed());
   for (std::int64_t done = 0; done < columns.length;) {
@@ -98,11 +156,12 @@ void drop_row(const Dropout& dropout, std::int64_t batch, std::int64_t head, Glo
      static_cast<std::size_t>(blocks), bits);
     const std::int64_t end = columns.count_below(GlobalPosition((block + blocks) * kDropoutBlock));
     const std::uint16_t* const first = bits.data() + columns.at(done).value() % kDropoutBlock;
+    const WeightRow next = weights.from(done);
     if (columns.stride == 1) {
-      HWY_DYNAMIC_DISPATCH(zero_below)(first, dropout.threshold(), end - done, weights + done);
+      zero_below(first, dropout.threshold(), end - done, next);
     } else {
-      for (std::int64_t i = done; i < end; ++i) {
-        if (first[(i - done) * columns.stride] < dropout.threshold()) weights[i] = 0.0F;
+      for (std::int64_t i = 0; i < end - done; ++i) {
+        zero_below(first + i * columns.stride, dropout.threshold(), 1, next.from(i));
       }
     }
     done = end;

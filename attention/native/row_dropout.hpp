@@ -7,6 +7,8 @@
 #include <annulus/attention/dropout.hpp>
 #include <annulus/partition/position.hpp>
 
+#include "native/row_softmax.hpp"
+
 namespace annulus {
 
 /// The number of keys that share four counters, and the most such blocks that are drawn at a time:
@@ -16,9 +18,9 @@ inline constexpr std::size_t kMostDropoutBlocks = 20;
 /// The random bits for the keys of some blocks, in key order.
 using DropoutBits = std::array<std::uint16_t, kMostDropoutBlocks * kDropoutBlock>;
 
-/// Sets weights[i] to 0 where the i-th of `columns` drops. Batch, head and row are global, as in
+/// Sets the weights of those of `columns` that drop to 0. Batch, head and row are global, as in
 /// Dropout::drops().
 void drop_row(const Dropout& dropout, std::int64_t batch, std::int64_t head, GlobalPosition row,
-              const PositionRange& columns, float* weights);
+              const PositionRange& columns, const WeightRow& weights);
 
 }  // namespace annulus

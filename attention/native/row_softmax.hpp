@@ -5,8 +5,12 @@
 
 namespace annulus {
 
-/// Row buffers start at a multiple of this many floats and are padded to one.
-inline constexpr std::int64_t kRowAlignment = 16;
+/// Row buffers start at a multiple of this many elements and are padded to one.
+inline constexpr std::int64_t kRowAlignment = 32;
+
+constexpr std::int64_t round_up_to_row_alignment(std::int64_t count) {
+  return (count + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
+}
 
 /// Softmax over the part of a row seen so far: its largest logit, and Σ exp(logit − max).
 struct RowSoftmax {
@@ -15,15 +19,31 @@ struct RowSoftmax {
   bool sees = false;  // any key at all; the caller's to set while the sum is 0
 };
 
-/// logits[i] = cap · tanh(logits[i] / cap).
-void cap_row(float* logits, std::int64_t count, float cap);
+/// Where the weights of a row go, for a product in float32 or in bfloat16. A weight in bfloat16 is
+/// the upper half of a float32; `low`, where given, holds what rounding to it lost.
+struct WeightRow {
+  float* floats = nullptr;        ///< may be the logits; either these,
+  std::uint16_t* high = nullptr;  ///< or these
+  std::uint16_t* low = nullptr;
 
-/// Adds the next `count` logits of a row to `row` and overwrites them with exp(logit − row.max).
-/// Those outside [begin, end) count as −∞. While all logits are −∞, the row's sum stays 0. The
-/// padding is overwritten too. Returns what earlier weights must be multiplied by: exp(old max −
-/// new max). A logit of NaN or +∞ (an input that was so, or a product beyond float32) makes the
-/// row's sum NaN for good.
+  [[nodiscard]] WeightRow from(std::int64_t column) const {
+    const auto advance = [column](auto* begin) {
+      return begin == nullptr ? begin : begin + column;
+    };
+    return {advance(floats), advance(high), advance(low)};
+  }
+};
+
+/// logits[i] = cap · tanh(scale · logits[i] / cap).
+void cap_row(float* logits, std::int64_t count, float scale, float cap);
+
+/// Adds the next `count` logits of a row, each times `scale` > 0, to `row`, and writes
+/// exp(scale · logit − row.max) to `weights`. Those outside [begin, end) count as −∞. While all
+/// logits are −∞, the row's sum stays 0. The padding is overwritten too. Returns what earlier
+/// weights must be multiplied by: exp(old max − new max). A logit of NaN or +∞ (an input that was
+/// so, or a product beyond float32) makes the row's sum NaN for good.
 [[nodiscard]] float softmax_row(float* logits, std::int64_t count, std::int64_t begin,
-                                std::int64_t end, RowSoftmax& row);
+                                std::int64_t end, float scale, const WeightRow& weights,
+                                RowSoftmax& row);
 
 }  // namespace annulus

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include <annulus/attention/implementation.hpp>
@@ -9,13 +10,9 @@
 #include <annulus/partition/position.hpp>
 
 #include "native/row_softmax.hpp"
+#include "native/tile_product.hpp"
 
 namespace annulus {
-
-/// Rows of a tile, (query position, head) pairs, at most; and its columns. Both logits and the
-/// tiles of key and value fit a level-2 cache, and the products run near the peak of the core.
-inline constexpr std::int64_t kTileRows = 256;
-inline constexpr std::int64_t kTileColumns = 512;
 
 /// Query rows of one batch that lie in one range.
 struct RowTile {
@@ -39,19 +36,14 @@ class TileKernel {
   /// Everything referred to must outlive the kernel. No tile may have more than `max_rows` stacked
   /// rows.
   TileKernel(const AttentionProblem& problem, const AttentionBlock& block,
-             const SoftmaxState& result, std::int64_t max_rows, MemoryPool& memory);
+             const SoftmaxState& result, std::int64_t max_rows, MatrixPath path,
+             MemoryPool& memory);
 
   /// Writes the result of the tile's rows and heads, which see the same blocks. Calls `between`
   /// after each product of tiles.
   void run(const RowTile& tile, const HeadTile& heads, const std::function<void()>& between);
 
  private:
-  /// A tile of key or value as float32, row-major.
-  struct Operand {
-    const float* data;
-    std::int64_t stride;
-  };
-
   void load_queries(const RowTile& tile, const HeadTile& heads);
   void visit(const RowTile& tile, const HeadTile& heads, const PositionRange& columns,
              std::int64_t first_column, const std::function<void()>& between);
@@ -60,33 +52,22 @@ class TileKernel {
                  LocalRange run, std::int64_t first_column, const std::function<void()>& between);
   void multiply(const RowTile& tile, const HeadTile& heads, LocalRange rows,
                 const PositionRange& columns, std::int64_t first_column, bool full);
-  void softmax(const RowTile& tile, const HeadTile& heads, LocalRange rows,
+  /// Makes weights of the logits of the strip.
+  void softmax(const RowTile& tile, const HeadTile& heads, Strip strip,
                const PositionRange& columns, bool full);
-  /// `values` without those that are not finite; `poisoned_` then lists their columns.
-  [[nodiscard]] Operand without_poison(Operand values, std::int64_t columns);
-  /// Adds what without_poison() left out to the rows that see it.
-  void add_poison(const RowTile& tile, const HeadTile& heads, LocalRange rows,
+  /// Adds what the product left out to the rows that see it.
+  void add_poison(const RowTile& tile, const HeadTile& heads, Strip strip,
                   const PositionRange& columns, std::int64_t first_column);
   void store(const RowTile& tile, const HeadTile& heads);
   [[nodiscard]] Visibility examine(const RowTile& tile, const HeadTile& heads,
                                    const PositionRange& columns) const;
-  [[nodiscard]] static Operand load(const ConstTensorView& tensor, std::int64_t batch,
-                                    std::int64_t head, std::int64_t begin, std::int64_t count,
-                                    float* workspace);
 
   const AttentionProblem& problem_;
   const AttentionBlock& block_;
   const SoftmaxState& result_;
-  const std::int64_t dim_;
   const std::int64_t value_dim_;
   std::vector<RowSoftmax> row_softmax_;  // per stacked row
-  std::vector<std::int64_t> poisoned_;
-  Buffer workspace_;
-  float* queries_ = nullptr;      // [max_rows, D]
-  float* logits_ = nullptr;       // [max_rows, kLogitStride]
-  float* accumulator_ = nullptr;  // [max_rows, Dv], not yet divided by the sum
-  float* keys_ = nullptr;         // [kTileColumns, D], for keys that cannot be read in place
-  float* values_ = nullptr;       // [kTileColumns, Dv], likewise
+  std::unique_ptr<TileProduct> product_;
 };
 
 }  // namespace annulus

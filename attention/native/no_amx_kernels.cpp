@@ -1,0 +1,30 @@
+// For compilers and machines without AMX.
+#include <cstdlib>
+
+#include "native/amx_kernels.hpp"
+
+namespace annulus::amx {
+
+bool available() {
+  return false;
+}
+
+// Nobody comes here without having asked.
+void pack_transposed(const std::uint16_t* /*rows*/, std::int64_t /*stride*/, std::int64_t /*depth*/,
+                     std::uint16_t* /*tiles*/) {
+  std::abort();
+}
+bool pack(const std::uint16_t* /*rows*/, std::int64_t /*stride*/, std::int64_t /*columns*/,
+          std::uint16_t* /*tiles*/) {
+  std::abort();
+}
+bool split_float16(const std::uint16_t* /*values*/, std::int64_t /*count*/, std::uint16_t* /*high*/,
+                   std::uint16_t* /*low*/) {
+  std::abort();
+}
+void multiply(const Shape& /*shape*/, const Factors* /*factors*/, int /*count*/, bool /*add*/,
+              float* /*result*/) {
+  std::abort();
+}
+
+}  // namespace annulus::amx

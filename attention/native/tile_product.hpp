@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <annulus/attention/problem.hpp>
+#include <annulus/core/memory.hpp>
+#include <annulus/core/tensor.hpp>
+
+#include "native/matrix_path.hpp"
+#include "native/row_softmax.hpp"
+
+namespace annulus {
+
+/// Rows of a tile, (query position, head) pairs, at most; and its columns. Both logits and the
+/// tiles of key and value fit a level-2 cache, and the products run near the peak of the core.
+inline constexpr std::int64_t kTileRows = 256;
+inline constexpr std::int64_t kTileColumns = 512;
+
+/// Rows of a key or value tensor [b,s,k,D] of one batch and head.
+struct TensorRows {
+  const ConstTensorView& tensor;
+  std::int64_t batch = 0;
+  std::int64_t head = 0;
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+
+  [[nodiscard]] const void* row(std::int64_t i) const {
+    return tensor.address({batch, begin + i, head});
+  }
+};
+
+/// Stacked rows of a tile: [begin, end).
+struct Strip {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  [[nodiscard]] std::int64_t rows() const { return end - begin; }
+};
+
+/// The two matrix products of a tile, with workspace for their operands. One thread uses it. A
+/// tile is computed strip by strip: its logits, then, when the caller has made weights of them, the
+/// weights times the values.
+class TileProduct {
+ public:
+  virtual ~TileProduct() = default;
+  TileProduct() = default;
+  TileProduct(const TileProduct&) = delete;
+  TileProduct& operator=(const TileProduct&) = delete;
+
+  [[nodiscard]] virtual MatrixPath path() const = 0;
+  /// The rows of a strip, at most.
+  [[nodiscard]] virtual std::int64_t strip_rows() const = 0;
+  /// What logits() still have to be multiplied by; positive.
+  [[nodiscard]] virtual float factor() const = 0;
+
+  /// A new tile of so many rows, with an accumulator of zeros.
+  virtual void start(std::int64_t rows) = 0;
+  /// Row `index` of the tile is `query`, D values of the problem's dtype.
+  virtual void set_query(std::int64_t index, const void* query) = 0;
+  /// Keys of a tile, and its values. Every query must have been set.
+  virtual void load_keys(const TensorRows& keys) = 0;
+  /// `hidden`: some of them may be hidden from some of the rows.
+  virtual void load_values(const TensorRows& values, bool hidden) = 0;
+
+  virtual void multiply_keys(Strip strip) = 0;
+  /// The logits of a row of the strip, for the keys that were loaded; and where their weights go.
+  /// Both have room for whole vectors (kRowAlignment).
+  [[nodiscard]] virtual float* logits(std::int64_t row) = 0;
+  [[nodiscard]] virtual WeightRow weights(std::int64_t row) = 0;
+  [[nodiscard]] virtual float weight(std::int64_t row, std::int64_t column) const = 0;
+  /// Adds weights · values to the accumulator.
+  virtual void multiply_values(Strip strip) = 0;
+
+  /// The accumulator [rows, Dv] of the tile: its row `index`.
+  [[nodiscard]] virtual float* accumulator(std::int64_t index) = 0;
+
+  /// Columns of the values that are not finite. They were left out as if they were 0, for a product
+  /// makes 0 · NaN a NaN, also in rows that do not see the key.
+  [[nodiscard]] const std::vector<std::int64_t>& poisoned() const noexcept { return poisoned_; }
+
+ protected:
+  std::vector<std::int64_t> poisoned_;
+};
+
+struct TileProductSizes {
+  DType dtype = DType::float32;
+  std::int64_t rows = 0;     ///< of a tile, at most
+  std::int64_t columns = 0;  ///< likewise
+  std::int64_t dim = 0;
+  std::int64_t value_dim = 0;
+  double scale = 1;
+};
+
+[[nodiscard]] std::unique_ptr<TileProduct> make_tile_product(MatrixPath path,
+                                                             const TileProductSizes& sizes,
+                                                             MemoryPool& memory);
+
+}  // namespace annulus

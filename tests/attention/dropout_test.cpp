@@ -92,13 +92,23 @@ TEST(Dropout, RowsAreDroppedAsTheirEntriesAre) {
     for (const std::int64_t stride : {1, 2, 3, 8, 64, 1000}) {
       for (const std::int64_t length : {0, 1, 7, 64, 512, 700, 1500}) {
         const PositionRange columns{at(start), length, stride};
-        std::vector<float> weights(static_cast<std::size_t>(length));
-        for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = 1 + static_cast<float>(i);
-        drop_row(dropout, 4, 6, at(123456), columns, weights.data());
-        for (std::int64_t i = 0; i < length; ++i) {
-          const bool drops = dropout.drops(4, 6, at(123456), columns.at(i));
-          ASSERT_EQ(weights[static_cast<std::size_t>(i)], drops ? 0 : static_cast<float>(1 + i))
-              << start << " " << stride << " " << i;
+        const auto size = static_cast<std::size_t>(length);
+        std::vector<float> weights(size);
+        std::vector<std::uint16_t> high(size);
+        for (std::size_t i = 0; i < size; ++i) {
+          weights[i] = 1 + static_cast<float>(i);
+          high[i] = static_cast<std::uint16_t>(1 + i);
+        }
+        std::vector<std::uint16_t> low = high;
+        drop_row(dropout, 4, 6, at(123456), columns, {.floats = weights.data()});
+        drop_row(dropout, 4, 6, at(123456), columns, {.high = high.data(), .low = low.data()});
+        for (std::int64_t j = 0; j < length; ++j) {
+          const auto i = static_cast<std::size_t>(j);
+          const bool drops = dropout.drops(4, 6, at(123456), columns.at(j));
+          ASSERT_EQ(weights[i], drops ? 0 : static_cast<float>(1 + j))
+              << start << " " << stride << " " << j;
+          ASSERT_EQ(high[i], drops ? 0 : 1 + j) << start << " " << stride << " " << j;
+          ASSERT_EQ(low[i], drops ? 0 : 1 + j) << start << " " << stride << " " << j;
         }
       }
     }

@@ -1,0 +1,225 @@
+// Every way to multiply matrices that this CPU has, and that the fastest is the one taken.
+#include <fstream>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "native/native.hpp"
+#include "tests/attention/native_run.hpp"
+#include "tests/attention/poison.hpp"
+
+namespace annulus::test {
+namespace {
+
+std::vector<MatrixPath> paths_of(DType dtype) {
+  std::vector<MatrixPath> paths{MatrixPath::sgemm};
+  if (best_matrix_path(dtype) != MatrixPath::sgemm) paths.push_back(best_matrix_path(dtype));
+  return paths;
+}
+
+Result run_path(MatrixPath path, const AttentionProblem& problem, const AttentionBlock& block,
+                int threads = 1) {
+  Result result(block);
+  HostDevice device;
+  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
+  make_native_kernel(problem, path, device.memory())
+      ->forward(block, result.state(), {stream, nullptr, threads});
+  return result;
+}
+
+AttentionProblem problem_of(const AttentionShape& shape, DType dtype) {
+  AttentionProblem problem;
+  problem.shape = shape;
+  problem.dtype = dtype;
+  return problem;
+}
+
+constexpr std::array kHalfTypes{DType::bfloat16, DType::float16};
+
+void expect_accurate_on_every_path(Random& random, const AttentionProblem& problem) {
+  problem.validate();
+  const WholeAttention whole = random_attention(random, problem);
+  const OracleOutput truth = whole.oracle();
+  for (const MatrixPath path : paths_of(problem.dtype)) {
+    SCOPED_TRACE(to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
+                 to_string(problem.mask) + " path " + std::to_string(static_cast<int>(path)));
+    expect_accurate(run_path(path, problem, whole.block()), whole, truth);
+  }
+}
+
+// A build or a check that loses AMX must not pass as a slow machine.
+TEST(NativePaths, AmxIsTakenWhereTheCpuHasIt) {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line) && !line.starts_with("flags")) {
+  }
+  const bool amx = line.find(" amx_bf16") != std::string::npos &&
+                   line.find(" amx_tile") != std::string::npos &&
+                   line.find(" avx512bw") != std::string::npos;
+  EXPECT_EQ(best_matrix_path(DType::float32), MatrixPath::sgemm);
+  for (const DType dtype : kHalfTypes) {
+    EXPECT_EQ(best_matrix_path(dtype), amx ? MatrixPath::amx : MatrixPath::sgemm);
+  }
+  if (!amx) GTEST_SKIP() << "this CPU has no AMX: nothing to tell apart";
+  // It rounds otherwise than products in float32, so that the bits say which it was.
+  Random random(51);
+  for (const DType dtype : kHalfTypes) {
+    const AttentionProblem problem = problem_of({1, 300, 600, 2, 1, 64, 64}, dtype);
+    const WholeAttention whole = random_attention(random, problem);
+    const Result taken = run_native(problem, whole.block());
+    EXPECT_TRUE(taken == run_path(MatrixPath::amx, problem, whole.block()));
+    EXPECT_FALSE(taken == run_path(MatrixPath::sgemm, problem, whole.block()));
+  }
+}
+
+TEST(NativePaths, EveryMaskAloneAndInPairs) {
+  Random random(52);
+  int i = 0;
+  for (const std::vector<MaskKind>& kinds : mask_combinations()) {
+    // Several tiles of rows and columns, and strips that begin in the middle of a register.
+    AttentionProblem problem =
+        problem_of({2, 301, 1093, 6, 2, 16, 8}, kHalfTypes[static_cast<std::size_t>(i++ % 2)]);
+    problem.mask = random_mask(random, kinds, 2, 301, 1093);
+    expect_accurate_on_every_path(random, problem);
+  }
+}
+
+TEST(NativePaths, HeadsDimensionsAndOddSizes) {
+  Random random(53);
+  for (const DType dtype : kHalfTypes) {
+    for (const std::int64_t dim : {1, 31, 32, 33, 64, 80, 128, 200}) {
+      for (const std::int64_t value_dim : {dim, std::int64_t{1}, std::int64_t{48}}) {
+        expect_accurate_on_every_path(random, problem_of({1, 33, 65, 2, 1, dim, value_dim}, dtype));
+      }
+    }
+    for (const std::int64_t rows : {1, 15, 16, 17, 33, 257}) {
+      for (const std::int64_t columns : {1, 16, 31, 32, 33, 511, 513}) {
+        expect_accurate_on_every_path(random, problem_of({1, rows, columns, 3, 3, 32, 32}, dtype));
+      }
+    }
+    for (const std::int64_t heads : {7, 40, 300}) {
+      AttentionProblem problem = problem_of({1, 19, 70, heads, 1, 32, 16}, dtype);
+      problem.mask.set_causal(true);
+      problem.mask.set_offset(51);
+      expect_accurate_on_every_path(random, problem);
+    }
+  }
+}
+
+TEST(NativePaths, ScalesCapsAndDropout) {
+  Random random(54);
+  for (const DType dtype : kHalfTypes) {
+    for (const double scale : {-0.3, 0.0, 0.125, 0.5}) {
+      for (const double cap : {0.0, 0.5, 30.0}) {
+        for (const double dropout : {0.0, 0.3}) {
+          AttentionProblem problem = problem_of({2, 40, 600, 2, 1, 32, 32}, dtype);
+          problem.scale = scale;
+          if (cap > 0) problem.soft_cap = cap;
+          problem.dropout.emplace(dropout, 9);
+          problem.mask.set_window(50, 400);
+          SCOPED_TRACE("scale " + std::to_string(scale) + " cap " + std::to_string(cap));
+          expect_accurate_on_every_path(random, problem);
+        }
+      }
+    }
+  }
+}
+
+// Tensors that are stored head by head, or with a stride of their own.
+TEST(NativePaths, Strides) {
+  Random random(55);
+  for (const DType dtype : kHalfTypes) {
+    AttentionProblem problem = problem_of({2, 100, 700, 4, 2, 64, 32}, dtype);
+    problem.mask.set_causal(true);
+    problem.mask.set_offset(600);
+    const WholeAttention whole = random_attention(random, problem);
+    const Tensor query = gather(whole.query.view(), whole.rows());
+    const Tensor key = gather(whole.key.view(), whole.columns());
+    const Tensor value = gather(whole.value.view(), whole.columns());
+    AttentionBlock block = whole.block();
+    block.query = as_bthd(query);
+    block.key = as_bthd(key);
+    block.value = as_bthd(value);
+    for (const MatrixPath path : paths_of(dtype)) {
+      EXPECT_TRUE(run_path(path, problem, block) == run_path(path, problem, whole.block()));
+    }
+  }
+}
+
+TEST(NativePaths, PoisonReachesTheRowsThatSeeItAndNoOthers) {
+  for (const DType dtype : kHalfTypes) {
+    for (const MatrixPath path : paths_of(dtype)) {
+      expect_poison_confined(dtype, [path](const WholeAttention& whole) {
+        return run_path(path, whole.problem, whole.block(), 2);
+      });
+      expect_nan_without_weight_shown(dtype, 64, [path](const WholeAttention& whole) {
+        return run_path(path, whole.problem, whole.block());
+      });
+    }
+  }
+}
+
+// Nothing is hidden: the rows see every key.
+TEST(NativePaths, VisiblePoisonShows) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  Random random(56);
+  for (const DType dtype : kHalfTypes) {
+    const WholeAttention whole =
+        random_attention(random, problem_of({1, 40, 600, 2, 2, 8, 8}, dtype));
+    for (const MatrixPath path : paths_of(dtype)) {
+      const Result clean = run_path(path, whole.problem, whole.block());
+      for (const float what : {kInfinity, -kInfinity}) {
+        const Poison poison{.what = what, .positions = {0, 599}};
+        const Result bad = run_path(path, whole.problem, poisoned(whole, poison).block());
+        for (std::int64_t t = 0; t < 40; ++t) {
+          for (std::int64_t d = 0; d < 8; ++d) {
+            EXPECT_EQ(bad.output.view().at<float>({0, t, 0, d}),
+                      d == Poison::kDim ? what : clean.output.view().at<float>({0, t, 0, d}));
+          }
+        }
+      }
+      // An infinite query: logits of either infinity, and no softmax.
+      const Tensor query(dtype, whole.query.shape(), test_memory());
+      copy(whole.query.view(), query.view());
+      from_float32(&kInfinity, dtype, query.view().address({0, 7, 1, 3}), 1);
+      AttentionBlock block = whole.block();
+      block.query = query.view();
+      const Result bad = run_path(path, whole.problem, block);
+      for (std::int64_t t = 0; t < 40; ++t) {
+        EXPECT_EQ(bad.output.view().at<float>({0, t, 0, 0}),
+                  clean.output.view().at<float>({0, t, 0, 0}));
+        EXPECT_EQ(std::isnan(bad.output.view().at<float>({0, t, 1, 0})), t == 7);
+        EXPECT_EQ(std::isnan(bad.lse.view().at<float>({0, 1, t})), t == 7);
+      }
+    }
+  }
+}
+
+// A logit of −∞ is one, also where a product of parts would make it NaN.
+TEST(NativePaths, InfiniteKeysHaveNoWeight) {
+  for (const DType dtype : kHalfTypes) {
+    for (const MatrixPath path : paths_of(dtype)) {
+      const WholeAttention whole = weightless_attention(dtype);
+      expect_weightless_shown(run_path(path, whole.problem, whole.block()));
+    }
+  }
+}
+
+TEST(NativePaths, ThreadsAndRepetitionChangeNoBit) {
+  Random random(57);
+  for (const DType dtype : kHalfTypes) {
+    AttentionProblem problem = problem_of({2, 600, 1100, 4, 2, 64, 32}, dtype);
+    problem.mask.set_causal(true);
+    problem.mask.set_offset(500);
+    const WholeAttention whole = random_attention(random, problem);
+    for (const MatrixPath path : paths_of(dtype)) {
+      const Result one = run_path(path, problem, whole.block());
+      for (const int threads : {1, 2, 5}) {
+        EXPECT_TRUE(one == run_path(path, problem, whole.block(), threads));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace annulus::test

@@ -43,6 +43,11 @@ class Consumer {
   using ValueProduct = hopper::Product<Element, Shape::kValueDim>;
   static constexpr int kScores = Shape::kColumns / 2;
   static constexpr int kOutputs = Shape::kValueDim / 2;
+  // A row's largest weight is 1, without a rounding. Beside the LSE of a state it would be less, at
+  // a loss of accuracy where rows see few keys. So a state counts as 2^8 weights beside a smaller
+  // maximum, and new keys set the maximum unless all of them weigh little.
+  static constexpr float kStateExponent = 8;
+  static constexpr float kStateWeight = 256;
   static constexpr int kFirstTurn = 1;  // named barrier of the first warpgroup
   static constexpr int kTwoGroups = 256;
   using Tiles = RingPosition<Shape::kStages>;
@@ -255,9 +260,13 @@ class Consumer {
       const KeySegment& segment = item.segments[0];
       hide(scores, VisibleColumns(a, item, segment), begin, column_ids_of(item, segment), row_id);
     }
-    update(softmax, scores, small, factor);
     has_output = a.state.output != nullptr;
-    if (has_output) multiply(output, factor);
+    if (has_output) softmax.lower(kStateExponent, scale);
+    update(softmax, scores, small, factor);
+    if (has_output) {
+      const float enlarged[2] = {kStateWeight * factor[0], kStateWeight * factor[1]};
+      multiply(output, enlarged);
+    }
     narrow(scores, weights);
     hopper::pin(weights);
     hopper::pin(output);

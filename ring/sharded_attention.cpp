@@ -123,7 +123,9 @@ void ShardedAttention::choose() {
 void ShardedAttention::plan_until_prepared(const std::vector<TensorView>* tensors) {
   Control& control = mesh_.world();
   PlanInput& input = planning_->input;
-  if (input.model.transports.contains(transport_)) input.model.use_transport(transport_);
+  // One that the model does not know is priced like the model's own.
+  input.model.transports.try_emplace(transport_, input.model.transports.at(input.model.transport));
+  input.model.use_transport(transport_);
   while (true) {
     const bool fresh = !runner_;
     if (fresh) choose();

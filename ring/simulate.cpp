@@ -176,7 +176,10 @@ class Simulation {
       if (!begin) break;
       const double seconds =
           std::visit([&](const auto& work) { return cost(rank, work); }, rank.tasks[t].work);
-      queue.time = std::max(queue.time, *begin) + seconds;
+      const double start = std::max(queue.time, *begin);
+      const std::optional<double> waited = waited_inside(rank, state, rank.tasks[t], start);
+      if (!waited) break;
+      queue.time = start + *waited + seconds;
       timelines_[r].compute += seconds;
       state.moments[t].done = queue.time;
       state.finished[t] = true;
@@ -184,6 +187,22 @@ class Simulation {
       moved = true;
     }
     return moved;
+  }
+
+  // How long a block that begins at `start` waits for its columns; none if that is not known yet.
+  [[nodiscard]] std::optional<double> waited_inside(const RankPlan& rank, const RankState& state,
+                                                    const Task& task, double start) const {
+    const auto* block = std::get_if<Block>(&task.work);
+    double waited = 0;
+    if (block == nullptr) return waited;
+    for (const Arrival& arrival : block->arrivals) {
+      const std::optional<double> there = when(state, {{arrival.task, Stage::done}});
+      if (!there) return std::nullopt;
+      const double needed = seconds_before_waiting(
+          rank, *block, block->columns.end() - arrival.columns.end(), model_);
+      waited = std::max(waited, *there - start - needed);
+    }
+    return waited;
   }
 
   template <class Work>

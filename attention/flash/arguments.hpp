@@ -64,6 +64,7 @@ struct Arguments {
   /// The state that the call adds to, its output float32; null: none. It may be the result.
   Result state;
   std::int32_t value_dim = 0;
+  const std::int32_t* arrived_from = nullptr;  ///< see AttentionBlock
 };
 
 /// The tensors of a call, for kernels that read them by address.

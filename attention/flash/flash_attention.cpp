@@ -206,7 +206,8 @@ void FlashAttention::check(const AttentionBlock& block, const SoftmaxState& resu
       result.lse.shape() == Extents{query[0], query[2], query[1]} &&
       (!block.state || (block.state->output.dtype() == DType::float32 &&
                         block.state->output.shape() == result.output.shape() &&
-                        block.state->lse.shape() == result.lse.shape()));
+                        block.state->lse.shape() == result.lse.shape())) &&
+      (block.arrived_from == nullptr || problem_.dtype != DType::float32);
   if (good) return;
   throw InternalError(
       fmt::format("flash attention: query {}, key {}, value {}, {} output {}, {} LSE {}",
@@ -250,6 +251,7 @@ Arguments FlashAttention::arguments_of(const Entry& entry, const AttentionBlock&
   a.wide_output = result.output.dtype() == DType::float32 ? 1 : 0;
   if (block.state) a.state = result_of(*block.state);
   a.value_dim = static_cast<std::int32_t>(block.value.size(3));
+  a.arrived_from = block.arrived_from;
   return a;
 }
 

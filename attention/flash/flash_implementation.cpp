@@ -68,6 +68,10 @@ class FlashImplementation final : public Implementation {
 
   [[nodiscard]] Capability available(Place place) const override { return flash_available(place); }
 
+  [[nodiscard]] bool awaits_columns(const AttentionProblem& problem) const override {
+    return problem.dtype != DType::float32;
+  }
+
   // Round figures of an H200 (benchmarks/NOTES.md).
   [[nodiscard]] double assumed_rate(const AttentionProblem& problem,
                                     Place /*place*/) const override {

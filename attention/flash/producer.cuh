@@ -5,6 +5,29 @@
 
 namespace annulus::flash {
 
+/// Columns of a call that arrive while it runs, the last ones first.
+class Arrivals {
+ public:
+  __device__ __forceinline__ explicit Arrivals(const std::int32_t* arrived_from)
+      : word_(arrived_from), from_(arrived_from == nullptr ? 0 : kNone) {}
+
+  /// Returns once the columns from this one on can be read by bulk copies.
+  __device__ __forceinline__ void await(std::int32_t column) {
+    if (column >= from_) return;
+    while (true) {
+      asm volatile("ld.acquire.sys.global.s32 %0, [%1];" : "=r"(from_) : "l"(word_) : "memory");
+      if (column >= from_) break;
+      __nanosleep(100);
+    }
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+  }
+
+ private:
+  static constexpr std::int32_t kNone = 0x7fffffff;
+  const std::int32_t* word_;
+  std::int32_t from_;
+};
+
 /// The work of one thread: it keeps the rings of query, key and value tiles full.
 template <class Shape>
 __device__ __forceinline__ void produce(const Arguments& a, Shared<Shape>& shared) {
@@ -18,6 +41,7 @@ __device__ __forceinline__ void produce(const Arguments& a, Shared<Shape>& share
   RingPosition<Shared<Shape>::kItems> item_at;
   RingPosition<Shape::kStages> tile_at;
   RingPosition<Shape::kQueryStages> query_at;
+  Arrivals arrivals(a.arrived_from);
   for (;; item_at.next()) {
     shared.item_full[item_at.slot()].wait(item_at.parity());
     const Item& item = shared.item[item_at.slot()];
@@ -47,6 +71,7 @@ __device__ __forceinline__ void produce(const Arguments& a, Shared<Shape>& share
            column -= Shape::kColumns) {
         const std::int32_t slot = tile_at.slot();
         shared.key_empty[slot].wait(tile_at.parity() ^ 1);
+        arrivals.await(column);
         shared.key_full[slot].arrive_expecting(Shared<Shape>::kKeyElements * sizeof(Element));
 #pragma unroll
         for (int dim = 0; dim < Shape::kHeadDim; dim += 64) {

@@ -1,9 +1,15 @@
 #include "cost/cost.hpp"
 
+#include <algorithm>
 #include <cstddef>
 
 namespace annulus::ring {
 namespace {
+
+// 128 on each multiprocessor of a Hopper GPU: kernels that await columns run there.
+constexpr double kRowsAtOnce = 132 * 128;
+// The longest tiles come first. Under a triangle they take twice the mean.
+constexpr double kLongestTile = 2;
 
 double bytes_of(const RankPlan& plan, const Region& region) {
   const Buffer& buffer = plan.buffer(region.buffer);
@@ -18,8 +24,24 @@ double bytes_of(const RankPlan& plan, const Region& region) {
 }  // namespace
 
 double seconds_of(const RankPlan& plan, const Block& block, const CostModel& model) {
-  return model.kernel_seconds(plan.implementations[static_cast<std::size_t>(block.implementation)],
-                              plan.flops(block), static_cast<double>(block.rows.count));
+  double seconds =
+      model.kernel_seconds(plan.implementations[static_cast<std::size_t>(block.implementation)],
+                           plan.flops(block), static_cast<double>(block.rows.count));
+  if (block.state) {
+    seconds += kPassesToContinue * model.memory_seconds(bytes_of(plan, block.state->output));
+  }
+  return seconds;
+}
+
+double seconds_before_waiting(const RankPlan& plan, const Block& block, std::int64_t columns,
+                              const CostModel& model) {
+  const auto rows = static_cast<double>(block.rows.count * block.batches.count);
+  const double all_columns = static_cast<double>(block.columns.count);
+  const double longest =
+      std::min(kLongestTile, rows * all_columns / static_cast<double>(block.pairs));
+  const double at_once =
+      std::min(1.0, longest * kRowsAtOnce / (rows * static_cast<double>(block.heads.count)));
+  return seconds_of(plan, block, model) * at_once * static_cast<double>(columns) / all_columns;
 }
 
 double seconds_of(const RankPlan& plan, const Copy& copy, const CostModel& model) {

@@ -94,6 +94,10 @@ json work_json(const RankPlan& plan, const Block& block) {
       {"implementation", plan.implementations[static_cast<std::size_t>(block.implementation)]},
       {"result", result_json(block.result)}};
   if (block.state) result["state"] = result_json(*block.state);
+  for (const Arrival& arrival : block.arrivals) {
+    result["arrivals"].push_back(
+        {{"columns", range_json(arrival.columns)}, {"task", arrival.task}});
+  }
   return result;
 }
 

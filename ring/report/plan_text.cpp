@@ -79,6 +79,10 @@ std::string work_text(const RankPlan& plan, const Block& block) {
       block.pairs, plan.implementations[static_cast<std::size_t>(block.implementation)],
       block.result.output.buffer);
   if (block.state) text += fmt::format(", continuing buffer {}", block.state->output.buffer);
+  for (const Arrival& arrival : block.arrivals) {
+    text +=
+        fmt::format("\n        awaits tokens {} of {}", range_text(arrival.columns), arrival.task);
+  }
   return text;
 }
 

@@ -59,6 +59,10 @@ class HostOperations final : public LocalOperations {
             Stream& /*stream*/) const override {
     annulus::copy(source, destination);
   }
+  void publish(std::int32_t /*value*/, std::int32_t* /*number*/,
+               Stream& /*stream*/) const override {
+    throw InternalError("no kernel of the CPU awaits columns");
+  }
 };
 
 }  // namespace

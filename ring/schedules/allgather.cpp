@@ -3,23 +3,31 @@
 #include <cstddef>
 #include <utility>
 
+#include <annulus/mesh/transport.hpp>
+
 #include "schedules/plan_builder.hpp"
 #include "schedules/schedules.hpp"
 
 // Every rank gets all the columns that it needs at once, straight from their owners, in order of
 // global position. To bound memory this happens for one group of key/value heads after another.
-// While a group is on its way, its local columns and the arrivals of the group before are computed.
+// While a group is on its way, its local columns and the arrivals of the group before are computed;
+// or, where kernels can await their columns, all its columns at once.
 namespace annulus::ring {
 namespace {
+
+// Of a token's key and value, for all batches of the rank.
+std::int64_t token_bytes_per_head(const RankContext& context) {
+  const AttentionShape& shape = context.input.problem.shape;
+  return context.input.operands.key.local_shape(context.rank)[0] *
+         (shape.head_dim + shape.value_dim) *
+         static_cast<std::int64_t>(size_of(context.input.problem.dtype));
+}
 
 std::vector<HeadRange> head_groups(const RankContext& context) {
   const PlanInput& input = context.input;
   const Extents key = input.operands.key.local_shape(context.rank);
-  const AttentionShape& shape = input.problem.shape;
   // Bounded by the whole sequence, so that every rank of the group finds the same groups of heads.
-  const std::int64_t bytes_per_head = shape.kv_length * key[0] *
-                                      (shape.head_dim + shape.value_dim) *
-                                      static_cast<std::int64_t>(size_of(input.problem.dtype));
+  const std::int64_t bytes_per_head = input.problem.shape.kv_length * token_bytes_per_head(context);
   const std::int64_t heads =
       std::clamp(input.options.gather_bytes / std::max<std::int64_t>(bytes_per_head, 1),
                  std::int64_t{1}, std::max<std::int64_t>(key[2], 1));
@@ -30,11 +38,11 @@ std::vector<HeadRange> head_groups(const RankContext& context) {
   return groups;
 }
 
-// A message from `origin`: neighbouring columns, which arrive at token `token` and after.
-struct Arrival {
+// Neighbouring columns of `origin`.
+struct Message {
   int origin;
   std::vector<ColumnPiece> pieces;
-  std::int64_t token = 0;
+  std::int64_t token = 0;  ///< at which they arrive
 
   [[nodiscard]] GlobalPosition start() const { return pieces.front().positions.start; }
   [[nodiscard]] LocalRange columns() const {
@@ -45,9 +53,9 @@ struct Arrival {
 
 // The messages in local order. Each piece is a message, so that all can be placed in order of
 // position. If that would be too many messages, neighbouring pieces share one.
-std::vector<Arrival> messages(const KvNeeds& needs, int receiver, int origin) {
+std::vector<Message> messages(const KvNeeds& needs, int receiver, int origin) {
   const std::vector<ColumnPiece>& pieces = needs.of(receiver, origin);
-  std::vector<Arrival> result;
+  std::vector<Message> result;
   if (pieces.size() <= KvNeeds::kMostMessages) {
     for (const ColumnPiece& piece : pieces) result.push_back({origin, {piece}});
   } else {
@@ -58,22 +66,106 @@ std::vector<Arrival> messages(const KvNeeds& needs, int receiver, int origin) {
   return result;
 }
 
-std::vector<Arrival> arrivals_of(const KvNeeds& needs, int receiver) {
-  std::vector<Arrival> arrivals;
+std::vector<Message> arrivals_of(const KvNeeds& needs, int receiver) {
+  std::vector<Message> arrivals;
   for (int origin = 0; origin < needs.size(); ++origin) {
     if (origin == receiver) continue;
-    for (Arrival& message : messages(needs, receiver, origin)) {
+    for (Message& message : messages(needs, receiver, origin)) {
       arrivals.push_back(std::move(message));
     }
   }
   std::stable_sort(arrivals.begin(), arrivals.end(),
-                   [](const Arrival& a, const Arrival& b) { return a.start() < b.start(); });
+                   [](const Message& a, const Message& b) { return a.start() < b.start(); });
+  return arrivals;
+}
+
+// Every rank begins with its left neighbour, so that not all read from the same rank at once.
+int turn_of(int origin, int receiver, int ranks) {
+  return (receiver + ranks - origin) % ranks;
+}
+
+std::vector<Message> by_turn(std::vector<Message> arrivals, int me, int ranks) {
+  std::stable_sort(arrivals.begin(), arrivals.end(), [&](const Message& a, const Message& b) {
+    return turn_of(a.origin, me, ranks) < turn_of(b.origin, me, ranks);
+  });
+  return arrivals;
+}
+
+std::int64_t place(std::vector<Message>& arrivals) {
   std::int64_t token = 0;
-  for (Arrival& arrival : arrivals) {
+  for (Message& arrival : arrivals) {
     arrival.token = token;
     token += arrival.columns().count;
   }
-  return arrivals;
+  return token;
+}
+
+std::vector<PlacedPiece> placed_pieces(const std::vector<Message>& arrivals) {
+  std::vector<PlacedPiece> placed;
+  for (const Message& arrival : arrivals) {
+    std::int64_t token = arrival.token;
+    for (const ColumnPiece& piece : arrival.pieces) {
+      placed.push_back({piece, token});
+      token += piece.columns.count;
+    }
+  }
+  return placed;
+}
+
+// Whether kernels may begin before their columns have arrived. The same on all ranks of a group,
+// which must exchange alike.
+bool may_await(const RankContext& context) {
+  const PlanInput& input = context.input;
+  const TransportTraits& transport = transport_traits(input.model.transport);
+  const Extents key = input.operands.key.local_shape(context.rank);
+  // A kernel that takes all multiprocessors and waits must not keep the transfers from starting.
+  return context.needs.size() > 1 && transport.one_sided && transport.ahead &&
+         input.problem.shape.kv_length * key[2] * token_bytes_per_head(context) <=
+             input.options.prefetch_bytes &&
+         std::any_of(input.candidates.begin(), input.candidates.end(),
+                     [&](const Implementation* candidate) {
+                       return candidate->awaits_columns(input.problem);
+                     });
+}
+
+// All columns of a group of heads in one buffer: the rank's own at its end, before them those of
+// its left neighbour, and so on, as they arrive. One kernel computes them all and awaits each.
+// Nothing is handed over between kernels, and only the first tiles wait for the transfers.
+RankPlan plan_awaiting(const RankContext& context, const std::vector<HeadRange>& groups) {
+  const KvNeeds& needs = context.needs;
+  const int me = context.group_rank;
+  std::vector<Message> arrivals = by_turn(arrivals_of(needs, me), me, needs.size());
+  std::reverse(arrivals.begin(), arrivals.end());
+  const std::int64_t arriving = place(arrivals);
+  std::vector<PlacedPiece> placed = placed_pieces(arrivals);
+  std::reverse(arrivals.begin(), arrivals.end());  // between two ranks, messages match in order
+  const std::int64_t own = context.input.operands.key.local_shape(context.rank)[1];
+
+  PlanBuilder builder(context);
+  for (PlacedPiece piece : builder.own_columns()) {
+    piece.token += arriving;
+    placed.push_back(std::move(piece));
+  }
+  int step = 0;
+  for (const HeadRange& group : groups) {
+    const int buffer = builder.add_key_value({LocalPosition(0), arriving + own}, group);
+    builder.pack({LocalPosition(0), own}, buffer, LocalPosition(arriving));
+    for (int turn = 1; turn < needs.size(); ++turn, ++step) {
+      const int receiver = (me + turn) % needs.size();
+      for (const Message& message : messages(needs, receiver, me)) {
+        const LocalRange columns = message.columns();
+        builder.send(step, receiver, me, buffer, {columns.begin + arriving, columns.count});
+      }
+      for (const Message& arrival : arrivals) {
+        if (turn_of(arrival.origin, me, needs.size()) != turn) continue;
+        builder.receive(step, arrival.origin, arrival.origin, buffer,
+                        {LocalPosition(arrival.token), arrival.columns().count});
+      }
+    }
+    // Behind the exchanges in the same step: what the kernel awaits is submitted before it.
+    builder.compute_awaiting(step - 1, buffer, group, placed);
+  }
+  return builder.finish();
 }
 
 }  // namespace
@@ -82,34 +174,17 @@ RankPlan plan_allgather(const RankContext& context) {
   const KvNeeds& needs = context.needs;
   const int me = context.group_rank;
   const std::vector<HeadRange> groups = head_groups(context);
-  const std::vector<Arrival> arrivals = arrivals_of(needs, me);
+  if (may_await(context)) return plan_awaiting(context, groups);
+  std::vector<Message> arrivals = arrivals_of(needs, me);
+  const std::int64_t tokens = place(arrivals);
+  const std::vector<PlacedPiece> placed = placed_pieces(arrivals);
   PlanBuilder builder(context);
-
-  // Every rank begins with its left neighbour, so that not all read from the same rank at once.
-  std::vector<Arrival> by_turn = arrivals;
-  std::stable_sort(by_turn.begin(), by_turn.end(), [&](const Arrival& a, const Arrival& b) {
-    const auto turn = [&](const Arrival& arrival) {
-      return (me + needs.size() - arrival.origin) % needs.size();
-    };
-    return turn(a) < turn(b);
-  });
 
   LocalRange sent;
   for (int receiver = 0; receiver < needs.size(); ++receiver) {
     if (receiver == me) continue;
     for (const ColumnPiece& piece : needs.of(receiver, me)) sent = hull(sent, piece.columns);
   }
-
-  std::vector<PlacedPiece> placed;
-  for (const Arrival& arrival : arrivals) {
-    std::int64_t token = arrival.token;
-    for (const ColumnPiece& piece : arrival.pieces) {
-      placed.push_back({piece, token});
-      token += piece.columns.count;
-    }
-  }
-  const std::int64_t tokens =
-      placed.empty() ? 0 : placed.back().token + placed.back().piece.columns.count;
 
   std::array<int, 2> receive{-1, -1};
   for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -127,7 +202,7 @@ RankPlan plan_allgather(const RankContext& context) {
       // which is that of the chunks: messages between two ranks match.
       for (int i = 1; i < needs.size(); ++i) {
         const int receiver = (me + i) % needs.size();
-        for (const Arrival& message : messages(needs, receiver, me)) {
+        for (const Message& message : messages(needs, receiver, me)) {
           builder.send(step, receiver, me, packed, message.columns());
         }
       }
@@ -135,7 +210,7 @@ RankPlan plan_allgather(const RankContext& context) {
     if (tokens == 0) continue;
     int& buffer = receive[g % 2];
     buffer = builder.add_key_value({LocalPosition(0), tokens}, groups[g], buffer);
-    for (const Arrival& arrival : by_turn) {
+    for (const Message& arrival : by_turn(arrivals, me, needs.size())) {
       builder.receive(step, arrival.origin, arrival.origin, buffer,
                       {LocalPosition(arrival.token), arrival.columns().count});
     }

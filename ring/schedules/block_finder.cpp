@@ -60,23 +60,38 @@ BlockFinder::BlockFinder(const RankContext& context, const RankPlan& plan)
 
 std::vector<Block> BlockFinder::find(HeadRange heads,
                                      const std::vector<PlacedPiece>& columns) const {
-  Priced found = solve(heads, {{LocalPosition(0), rows_.size()}, {0, plan_.local.batch}, columns});
+  Priced found = solve(heads, whole(columns), Asked::all);
   if (!found.obstacle.empty()) throw UnsupportedError(found.obstacle);
   return std::move(found.blocks);
 }
 
-BlockFinder::Priced BlockFinder::solve(HeadRange heads, const Tile& tile) const {
+std::vector<Block> BlockFinder::find_awaiting(HeadRange heads,
+                                              const std::vector<PlacedPiece>& columns) const {
+  Priced found = solve(heads, whole(columns), Asked::awaiting);
+  return found.obstacle.empty() ? std::move(found.blocks) : find(heads, columns);
+}
+
+bool BlockFinder::awaits_columns(const Block& block) const {
+  return context_.input.candidates[static_cast<std::size_t>(block.implementation)]->awaits_columns(
+      context_.input.problem);
+}
+
+BlockFinder::Tile BlockFinder::whole(const std::vector<PlacedPiece>& columns) const {
+  return {{LocalPosition(0), rows_.size()}, {0, plan_.local.batch}, columns};
+}
+
+BlockFinder::Priced BlockFinder::solve(HeadRange heads, const Tile& tile, Asked asked) const {
   Block block = hull_of(tile);
   if (block.pairs == 0) return {};
   block.heads = heads;
   bool worth_cutting = false;
-  Priced whole = price(std::move(block), worth_cutting);
+  Priced whole = price(std::move(block), asked, worth_cutting);
   if (!worth_cutting) return whole;
 
   Priced parts;
   const std::vector<Tile> tiles = cut(tile);
   for (const Tile& part : tiles) {
-    Priced solved = solve(heads, part);
+    Priced solved = solve(heads, part, asked);
     if (!solved.obstacle.empty()) return whole;
     parts.seconds += solved.seconds;
     std::move(solved.blocks.begin(), solved.blocks.end(), std::back_inserter(parts.blocks));
@@ -87,13 +102,14 @@ BlockFinder::Priced BlockFinder::solve(HeadRange heads, const Tile& tile) const 
 
 // The fastest candidate that takes the block, the first of equals. Cutting may be worth it if a
 // candidate that takes only simpler blocks would be faster still.
-BlockFinder::Priced BlockFinder::price(Block block, bool& worth_cutting) const {
+BlockFinder::Priced BlockFinder::price(Block block, Asked asked, bool& worth_cutting) const {
   Priced best;
   std::string reasons;
   double fastest_refused = std::numeric_limits<double>::infinity();
   const auto& candidates = context_.input.candidates;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     block.implementation = static_cast<int>(i);
+    if (asked == Asked::awaiting && !awaits_columns(block)) continue;
     const double seconds = seconds_of(plan_, block, context_.input.model) + handover_seconds(block);
     const std::string reason = obstacle_of(*candidates[i], context_.input, plan_, block);
     if (reason.empty()) {
@@ -118,21 +134,16 @@ BlockFinder::Priced BlockFinder::price(Block block, bool& worth_cutting) const {
   return best;
 }
 
-// In a sharded sequence, what is handed over costs time as well. A result is written, read to be
-// combined with others, and shares in writing the whole. A kernel that continues a state moves as
-// many bytes, but beside its products: a third of the time remains, as measured on two GPUs
-// (benchmarks/NOTES.md).
+// In a sharded sequence, what is handed over costs time as well.
 double BlockFinder::handover_seconds(const Block& block) const {
   if (context_.needs.size() == 1) return 0;
-  constexpr double kCombined = 2.5;  // passes over the result
-  constexpr double kContinued = kCombined / 3;
   const PlanInput& input = context_.input;
   const Declaration& kernel =
       input.candidates[static_cast<std::size_t>(block.implementation)]->declares();
-  const DType dtype =
-      kernel.results == ResultForm::rounded ? input.problem.dtype : DType::float32;
+  const DType dtype = kernel.results == ResultForm::rounded ? input.problem.dtype : DType::float32;
   return input.model.memory_seconds(
-      (kernel.continues_state ? kContinued : kCombined) * static_cast<double>(size_of(dtype)) *
+      (kernel.continues_state ? kPassesToContinue : kPassesToCombine) *
+      static_cast<double>(size_of(dtype)) *
       static_cast<double>(block.rows.count * block.heads.count * block.batches.count *
                           plan_.local.value_dim));
 }

@@ -28,6 +28,10 @@ class BlockFinder {
   /// the buffer without gaps between them. Buffers and results are left to the caller.
   [[nodiscard]] std::vector<Block> find(HeadRange heads,
                                         const std::vector<PlacedPiece>& columns) const;
+  /// Likewise, by candidates that can await columns. If these do not take all blocks, by any.
+  [[nodiscard]] std::vector<Block> find_awaiting(HeadRange heads,
+                                                 const std::vector<PlacedPiece>& columns) const;
+  [[nodiscard]] bool awaits_columns(const Block& block) const;
 
  private:
   struct Tile {
@@ -42,12 +46,15 @@ class BlockFinder {
     std::string obstacle;  ///< why no candidate takes it
   };
 
-  [[nodiscard]] Priced solve(HeadRange heads, const Tile& tile) const;
+  /// Which candidates are asked.
+  enum class Asked : std::uint8_t { all, awaiting };
+  [[nodiscard]] Priced solve(HeadRange heads, const Tile& tile, Asked asked) const;
+  [[nodiscard]] Tile whole(const std::vector<PlacedPiece>& columns) const;
   [[nodiscard]] double handover_seconds(const Block& block) const;
   /// The block of those rows that see any of the columns; no pairs if none does.
   [[nodiscard]] Block hull_of(const Tile& tile) const;
   /// The block by the candidate that is predicted to be fastest; whether parts of it may be faster.
-  [[nodiscard]] Priced price(Block block, bool& worth_cutting) const;
+  [[nodiscard]] Priced price(Block block, Asked asked, bool& worth_cutting) const;
   /// Smaller tiles that may be simpler; empty if there is nothing to cut.
   [[nodiscard]] std::vector<Tile> cut(const Tile& tile) const;
   [[nodiscard]] std::vector<Tile> cut_documents(const Tile& tile) const;

@@ -69,8 +69,13 @@ class Analysis {
     const HeadRange kv_heads{block.heads.begin / ratio, block.heads.count / ratio};
     Latest latest;
     read({block.query, block.rows, block.heads, block.batches}, latest);
-    read({block.key, block.columns, kv_heads, block.batches}, latest);
-    read({block.value, block.columns, kv_heads, block.batches}, latest);
+    const Region keys{block.key, block.columns, kv_heads, block.batches};
+    if (block.awaits_columns) {
+      block.arrivals = await(keys);
+    } else {
+      read(keys, latest);
+      read({block.value, block.columns, kv_heads, block.batches}, latest);
+    }
     if (block.state) each_region(*block.state, [&](const Region& region) { read(region, latest); });
     each_region(block.result, [&](const Region& region) { write(region, latest); });
     task.after = settle(latest);
@@ -111,6 +116,31 @@ class Analysis {
     Uses& uses = uses_[plan_.memory_of(region.buffer)];
     wait_for(uses.writes, region, Stage::done, latest);
     uses.reads[queue_].push_back({task_, region});
+  }
+
+  // The exchanges that bring parts of a region, in order. Tasks after this one need not wait for
+  // them: it ends only after them.
+  std::vector<Arrival> await(const Region& region) {
+    Uses& uses = uses_[plan_.memory_of(region.buffer)];
+    uses.reads[queue_].push_back({task_, region});
+    std::vector<Arrival> arrivals;
+    for (const auto& [queue, writes] : uses.writes) {
+      if (queue == queue_) continue;
+      for (const Access& write : writes) {
+        if (!overlap(write.region, region)) continue;
+        const LocalPosition begin = std::max(write.region.tokens.begin, region.tokens.begin);
+        const LocalRange columns{begin,
+                                 std::min(write.region.tokens.end(), region.tokens.end()) - begin};
+        if (!arrivals.empty() && arrivals.back().task == write.task) {
+          arrivals.back().columns = hull(arrivals.back().columns, columns);
+        } else {
+          arrivals.push_back({columns, write.task});
+        }
+        int& known = waited_[queue_].try_emplace({queue, Stage::done}, -1).first->second;
+        known = std::max(known, write.task);
+      }
+    }
+    return arrivals;
   }
 
   void write(const Region& region, Latest& latest) {

@@ -63,12 +63,17 @@ int PlanBuilder::add_key_value(LocalRange tokens, HeadRange kv_heads, int reuses
 
 int PlanBuilder::add_packed(LocalRange tokens, HeadRange kv_heads) {
   const int packed = add_key_value(tokens, kv_heads);
-  const Region all{packed, tokens, kv_heads, {0, plan_.local.batch}};
+  pack(tokens, packed, tokens.begin);
+  return packed;
+}
+
+void PlanBuilder::pack(LocalRange tokens, int buffer, LocalPosition to) {
+  const Region region{
+      buffer, {to, tokens.count}, plan_.buffer(buffer).heads, {0, plan_.local.batch}};
   // Packing comes first: kernels that take all multiprocessors would delay the first transfer by
   // more than the packing takes.
-  plan_.tasks.push_back({Copy{Content::key, kKey, tokens.begin, all}, 0, {}});
-  plan_.tasks.push_back({Copy{Content::value, kValue, tokens.begin, all}, 0, {}});
-  return packed;
+  plan_.tasks.push_back({Copy{Content::key, kKey, tokens.begin, region}, 0, {}});
+  plan_.tasks.push_back({Copy{Content::value, kValue, tokens.begin, region}, 0, {}});
 }
 
 std::vector<PlacedPiece> PlanBuilder::own_columns() const {
@@ -82,16 +87,30 @@ std::vector<PlacedPiece> PlanBuilder::own_columns() const {
   return placed;
 }
 
-void PlanBuilder::compute(int step, int key, int value, HeadRange kv_heads,
-                          const std::vector<PlacedPiece>& columns) {
+HeadRange PlanBuilder::query_heads(HeadRange kv_heads) const {
   const std::int64_t ratio = plan_.local.heads_per_kv_head();
-  const HeadRange heads{kv_heads.begin * ratio, kv_heads.count * ratio};
-  for (Block& block : finder_.find(heads, columns)) {
+  return {kv_heads.begin * ratio, kv_heads.count * ratio};
+}
+
+void PlanBuilder::add_blocks(int step, int key, int value, std::vector<Block> blocks) {
+  for (Block& block : blocks) {
     block.query = kQuery;
     block.key = key;
     block.value = value;
     plan_.tasks.push_back({std::move(block), step, {}});
   }
+}
+
+void PlanBuilder::compute(int step, int key, int value, HeadRange kv_heads,
+                          const std::vector<PlacedPiece>& columns) {
+  add_blocks(step, key, value, finder_.find(query_heads(kv_heads), columns));
+}
+
+void PlanBuilder::compute_awaiting(int step, int buffer, HeadRange kv_heads,
+                                   const std::vector<PlacedPiece>& columns) {
+  std::vector<Block> blocks = finder_.find_awaiting(query_heads(kv_heads), columns);
+  for (Block& block : blocks) block.awaits_columns = finder_.awaits_columns(block);
+  add_blocks(step, buffer, buffer, std::move(blocks));
 }
 
 Exchange& PlanBuilder::exchange_of(int step) {

@@ -30,6 +30,8 @@ class PlanBuilder {
   int add_key_value(LocalRange tokens, HeadRange kv_heads, int reuses = -1);
   /// Likewise, holding copies of the rank's own `tokens`, for sending.
   int add_packed(LocalRange tokens, HeadRange kv_heads);
+  /// Copies the rank's own `tokens` into a buffer for keys and values, from token `to` on.
+  void pack(LocalRange tokens, int buffer, LocalPosition to);
 
   /// The rank's own columns, as they lie in the caller's tensors.
   [[nodiscard]] std::vector<PlacedPiece> own_columns() const;
@@ -40,6 +42,10 @@ class PlanBuilder {
   void compute_own(int step, HeadRange kv_heads) {
     compute(step, kKey, kValue, kv_heads, own_columns());
   }
+  /// Likewise, with columns in one buffer that earlier exchanges fill from its end to its
+  /// beginning. Kernels that can await columns are preferred, and begin at once.
+  void compute_awaiting(int step, int buffer, HeadRange kv_heads,
+                        const std::vector<PlacedPiece>& columns);
 
   /// Adds one message to the exchange of a step.
   void send(int step, int peer, int origin, int buffer, LocalRange tokens);
@@ -49,6 +55,8 @@ class PlanBuilder {
   [[nodiscard]] RankPlan finish();
 
  private:
+  void add_blocks(int step, int key, int value, std::vector<Block> blocks);
+  [[nodiscard]] HeadRange query_heads(HeadRange kv_heads) const;
   [[nodiscard]] Exchange& exchange_of(int step);
   [[nodiscard]] Transfer transfer(int peer, int origin, int buffer, LocalRange tokens) const;
 

@@ -1,6 +1,9 @@
 // The flash kernel against the oracle, what it must not see, and what it refuses.
+#include <chrono>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <thread>
 
 #include <gmock/gmock.h>
 
@@ -95,6 +98,98 @@ TEST_F(CudaFlash, SoftCaps) {
       expect_whole_accurate(random_attention(random, problem));
     }
   }
+}
+
+// Columns that are not there yet hold NaN.
+TEST_F(CudaFlash, AwaitsColumnsThatArriveLate) {
+  Random random(98);
+  for (const std::int64_t dim : {64, 128, 256}) {
+    AttentionProblem problem = problem_of({1, 700, 1000, 4, 2, dim, dim});
+    problem.mask.set_causal(true);
+    problem.mask.set_offset(300);
+    const WholeAttention whole = random_attention(random, problem);
+    const Result expected = run_on_device(implementation(), whole, *device_, *stream_);
+
+    const Mirror query(whole.query, *device_);
+    const Tensor key(problem.dtype, whole.key.shape(), device_->memory());
+    const Tensor value(problem.dtype, whole.value.shape(), device_->memory());
+    Tensor host_number(DType::int32, {1}, test_memory());
+    *host_number.view().as<std::int32_t>() = 1000;
+    const Mirror number(host_number, *device_);
+    for (const Tensor* tensor : {&key, &value}) {
+      check_cuda(cudaMemset(tensor->view().data(), 0xff, tensor->bytes()), "cudaMemset");
+    }
+    const Result result(whole.block(), DType::float32);
+    const Mirror output(result.output, *device_);
+    const Mirror lse(result.lse, *device_);
+    check_cuda(cudaDeviceSynchronize(), "uploads");
+
+    AttentionBlock block = whole.block();
+    block.query = query.view();
+    block.key = key.view();
+    block.value = value.view();
+    block.arrived_from = number.view().as<std::int32_t>();
+    const std::unique_ptr<Kernel> kernel = implementation().make_kernel(problem, *device_);
+    kernel->prepare(block, {output.view(), lse.view()});
+    kernel->forward(block, {output.view(), lse.view()}, {*stream_, nullptr, 1});
+    const std::shared_ptr<Event> done = stream_->record();
+    const auto copies = device_->make_stream("copies", kWatchdog, nullptr);
+    for (std::int32_t behind = 1000; behind > 0;) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      EXPECT_FALSE(done->is_complete()) << "with columns from " << behind << " on";
+      const std::int32_t from = std::max(0, behind - 270);
+      device_->copy(whole.key.view().slice(1, from, behind - from),
+                    key.view().slice(1, from, behind - from), *copies);
+      device_->copy(whole.value.view().slice(1, from, behind - from),
+                    value.view().slice(1, from, behind - from), *copies);
+      copies->synchronize();
+      *host_number.view().as<std::int32_t>() = from;
+      device_->copy(host_number.view(), number.view(), *copies);
+      copies->synchronize();
+      behind = from;
+    }
+    stream_->synchronize();
+    output.download();
+    lse.download();
+    EXPECT_EQ(std::memcmp(result.output.view().data(), expected.output.view().data(),
+                          result.output.bytes()),
+              0);
+    EXPECT_EQ(std::memcmp(result.lse.view().data(), expected.lse.view().data(), result.lse.bytes()),
+              0);
+  }
+}
+
+// Rows that see six keys, in one call and in four that continue each other.
+TEST_F(CudaFlash, StatesOfFewKeys) {
+  Random random(99);
+  AttentionProblem problem = problem_of({1, 512, 512, 16, 1, 64, 64}, DType::float16);
+  problem.mask.set_window(5, 0);
+  const WholeAttention whole = random_attention(random, problem);
+  const OracleOutput truth = whole.oracle();
+  const double once =
+      error_of(run_on_device(implementation(), whole, *device_, *stream_), problem.dtype, truth)
+          .output;
+  const Mirror query(whole.query, *device_);
+  Result result(whole.block(), DType::float32);
+  const Mirror output(result.output, *device_);
+  const Mirror lse(result.lse, *device_);
+  const SoftmaxState state{output.view(), lse.view()};
+  flash::FlashAttention attention(problem, *device_);
+  for (std::int64_t first = 0; first < 4; ++first) {
+    const PositionRanges columns({PositionRange{GlobalPosition(first), 128, 4}});
+    const Tensor keys = gather(whole.key.view(), columns);
+    const Tensor values = gather(whole.value.view(), columns);
+    const Mirror key(keys, *device_);
+    const Mirror value(values, *device_);
+    AttentionBlock block{query.view(), key.at(as_bthd(keys)), value.at(as_bthd(values)),
+                         whole.rows(), columns};
+    if (first > 0) block.state = state;
+    attention.run(block, state, *stream_);
+    stream_->synchronize();
+  }
+  output.download();
+  lse.download();
+  EXPECT_LE(error_of(result, problem.dtype, truth).output, 1.05 * once);
 }
 
 TEST_F(CudaFlash, PartsOfSequenceLayouts) {

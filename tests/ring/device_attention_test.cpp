@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -397,43 +398,90 @@ TEST_F(DeviceAttention, TensorsThatLieOtherwise) {
   }
 }
 
-// In the first call, which runs as it is, and in one that is replayed.
+bool awaits_columns(const ShardedAttention& attention) {
+  const std::vector<const Block*> blocks = attention.rank_plan().all<Block>();
+  return std::all_of(blocks.begin(), blocks.end(),
+                     [](const Block* block) { return !block->arrivals.empty(); });
+}
+
+// One kernel computes all columns, most of which come long after it has begun.
+TEST_F(DeviceAttention, AwaitedColumnsMayComeLate) {
+  const int ranks = test::session().size();
+  if (ranks < 2) GTEST_SKIP() << "needs 2 ranks";
+  for (const LayoutKind layout : {LayoutKind::zigzag, LayoutKind::striped}) {
+    ShardedCase one = case_of(std::int64_t{384} * ranks + 5, 8, 2, 128);
+    one.transport = Transport::peer;
+    one.schedule = "allgather";
+    one.implementation = "flash_attn2";
+    one.layout.sequence = layout;
+    expect_verified(one);
+    const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
+    ShardedAttention attention(one.problem, operands, *mesh_, registry_, *rank_.device,
+                               options_of(one));
+    EXPECT_TRUE(awaits_columns(attention));
+    HostMemoryPool memory;
+    const CaseShards shards(operands, one.problem.dtype, 1, mesh_->rank(), memory);
+    Twins twins(shards, *rank_.device);
+    std::vector<std::vector<std::byte>> bits;
+    for (int late = -1; late < ranks; ++late) {
+      transform(shards.value.view(), late < 0 ? 1.0F : -1.0F, 0.0F);  // what was there is wrong
+      twins.upload();
+      mesh_->world().barrier();
+      if (mesh_->rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      attention.run(twins.tensors());
+      twins.download();
+      if (late >= 0 && late % 2 == 0) transform(shards.output.view(), -1.0F, 0.0F);
+      bits.push_back(bits_of(shards));
+      EXPECT_TRUE(bits.back() == bits.front()) << "rank " << late << " is late";
+    }
+  }
+}
+
+// In the first call, which runs as it is, and in one that is replayed; and while a kernel awaits
+// columns.
 TEST_F(DeviceAttention, ARankThatStaysAwayIsATimeoutOfTheOthers) {
   const int ranks = test::session().size();
   if (ranks < 2) GTEST_SKIP() << "needs 2 ranks";
   const bool stays_away = test::session().rank() + 1 == ranks;
   for (const Transport transport : transports()) {
     for (const int calls_before : {1, 3}) {
-      SCOPED_TRACE(testing::Message() << name_of(transport) << " after " << calls_before);
-      const Watchdog hasty{Watchdog::Seconds(2)};
-      Mesh mesh(mesh_->shape(), test::session().world(), hasty);
-      ShardedCase one = case_of(std::int64_t{384} * ranks, 8, 2, 128);
-      one.transport = transport;
-      const ShardedOperands operands = shard_operands(one.problem, mesh.shape(), one.layout);
-      ShardedAttention attention(one.problem, operands, mesh, registry_, *rank_.device,
-                                 options_of(one));
-      HostMemoryPool memory;
-      const CaseShards shards(operands, one.problem.dtype, 1, mesh.rank(), memory);
-      Twins twins(shards, *rank_.device);
-      twins.upload();
-      for (int i = 0; i < calls_before; ++i) attention.run(twins.tensors());
-      mesh_->world().barrier();
-      if (!stays_away) {
-        const auto begin = std::chrono::steady_clock::now();
-        try {
-          attention.run(twins.tensors());
-          ADD_FAILURE() << "ended without the last rank";
-        } catch (const TimeoutError& error) {
-          EXPECT_THAT(error.what(), HasSubstr("waiting for key/value: "));
-          // Where both sides of a transfer wait for each other, so do ranks that others keep
-          // waiting.
-          if (transport == Transport::peer || mesh.rank() == 0) {
-            EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(ranks - 1)));
+      for (const std::string schedule : {"ring", "allgather"}) {
+        SCOPED_TRACE(testing::Message()
+                     << name_of(transport) << " after " << calls_before << ", " << schedule);
+        const Watchdog hasty{Watchdog::Seconds(2)};
+        Mesh mesh(mesh_->shape(), test::session().world(), hasty);
+        ShardedCase one = case_of(std::int64_t{384} * ranks, 8, 2, 128);
+        one.transport = transport;
+        one.schedule = schedule;
+        if (schedule == "allgather") one.implementation = "flash_attn2";
+        const ShardedOperands operands = shard_operands(one.problem, mesh.shape(), one.layout);
+        ShardedAttention attention(one.problem, operands, mesh, registry_, *rank_.device,
+                                   options_of(one));
+        EXPECT_EQ(awaits_columns(attention),
+                  transport == Transport::peer && schedule == "allgather");
+        HostMemoryPool memory;
+        const CaseShards shards(operands, one.problem.dtype, 1, mesh.rank(), memory);
+        Twins twins(shards, *rank_.device);
+        twins.upload();
+        for (int i = 0; i < calls_before; ++i) attention.run(twins.tensors());
+        mesh_->world().barrier();
+        if (!stays_away) {
+          const auto begin = std::chrono::steady_clock::now();
+          try {
+            attention.run(twins.tensors());
+            ADD_FAILURE() << "ended without the last rank";
+          } catch (const TimeoutError& error) {
+            EXPECT_THAT(error.what(), HasSubstr("waiting for key/value: "));
+            // Where both sides of a transfer wait for each other, so do ranks that others keep
+            // waiting.
+            if (transport == Transport::peer || mesh.rank() == 0) {
+              EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(ranks - 1)));
+            }
           }
+          EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
         }
-        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+        mesh_->world().barrier();
       }
-      mesh_->world().barrier();
     }
   }
 }

@@ -38,7 +38,8 @@ class DeviceArray {
   explicit DeviceArray(std::int64_t elements) : bytes_(static_cast<std::size_t>(elements) * 2) {
     check_cuda(cudaMalloc(&data_, bytes_), "cudaMalloc");
     check_cuda(cudaMemset(data_, 0, bytes_), "cudaMemset");
-    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // the test's stream does not wait
+    check_cuda(cudaDeviceSynchronize(),
+               "cudaDeviceSynchronize");  // the test's stream does not wait
   }
   ~DeviceArray() { (void)cudaFree(data_); }
   DeviceArray(const DeviceArray&) = delete;

@@ -165,6 +165,19 @@ class PlanPlayer {
     });
   }
 
+  // A block that awaits columns counts as begun when the last ones are there.
+  [[nodiscard]] bool arrived(const State& state, const Task& task) const {
+    const auto* block = std::get_if<Block>(&task.work);
+    if (block == nullptr) return true;
+    LocalPosition from = block->columns.end();
+    for (const Arrival& arrival : block->arrivals) {
+      EXPECT_LE(arrival.columns.end(), from) << "columns arrive from the last to the first";
+      from = arrival.columns.begin;
+      if (!met(state, {{arrival.task, Stage::done}})) return false;
+    }
+    return true;
+  }
+
   // One action of one queue, if there is any.
   bool step(std::size_t r) {
     State& state = states_[r];
@@ -177,7 +190,7 @@ class PlanPlayer {
       const std::size_t t = queue.tasks[queue.next];
       const Task& task = plan_.ranks[r].tasks[t];
       if (q == kComputing) {
-        if (!met(state, task.after)) continue;
+        if (!met(state, task.after) || !arrived(state, task)) continue;
         std::visit([&](const auto& work) { run(r, t, work); }, task.work);
         state.phases[t] = Phase::released;
         ++queue.next;

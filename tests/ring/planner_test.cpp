@@ -53,6 +53,66 @@ TEST(Planner, AutoForGpusFollowsTheMeasurements) {
   }
 }
 
+bool awaits_columns(const Plan& plan) {
+  for (const RankPlan& rank : plan.ranks) {
+    for (const Block* block : rank.all<Block>()) {
+      if (block->arrivals.empty()) return false;
+    }
+  }
+  return true;
+}
+
+// One block for all columns, which begins with the rank's own.
+TEST(Planner, AllgatherAwaitsColumnsInsideAKernel) {
+  AttentionProblem problem = causal_problem(8192, 64, 8);
+  problem.shape.head_dim = problem.shape.value_dim = 128;
+  for (const int ranks : {2, 4}) {
+    const ShardedOperands operands = sequence_operands(problem, ranks, LayoutKind::zigzag);
+    const PlanInput input = flash_input(problem, operands);
+    const Plan plan = make_plan(input, Schedule::allgather);
+    for (const RankPlan& rank : plan.ranks) {
+      const std::vector<const Block*> blocks = rank.all<Block>();
+      ASSERT_EQ(blocks.size(), 1U);
+      EXPECT_TRUE(rank.all<Reduce>().empty());
+      ASSERT_EQ(blocks[0]->arrivals.size(), static_cast<std::size_t>(ranks - 1));
+      LocalPosition from = blocks[0]->columns.end() - 8192 / ranks;
+      for (const Arrival& arrival : blocks[0]->arrivals) {
+        EXPECT_EQ(arrival.columns.end(), from);
+        from = arrival.columns.begin;
+      }
+      EXPECT_EQ(from, blocks[0]->columns.begin);
+      // Behind all that it awaits, and after none of it.
+      EXPECT_EQ(std::get_if<Block>(&rank.tasks.back().work), blocks[0]);
+      EXPECT_TRUE(rank.tasks.back().after.empty());
+    }
+    EXPECT_EQ(choose_schedule(input, "auto").schedule, Schedule::allgather);
+  }
+}
+
+TEST(Planner, ColumnsAreAwaitedOnlyWhereKernelTransportAndMemoryPermit) {
+  AttentionProblem problem = causal_problem(1024, 8, 2);
+  const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::zigzag);
+  const PlanInput input = flash_input(problem, operands);
+  EXPECT_TRUE(awaits_columns(make_plan(input, Schedule::allgather)));
+  EXPECT_FALSE(awaits_columns(make_plan(input, Schedule::ring)));
+
+  PlanInput by_nccl = input;
+  by_nccl.model.use_transport("nccl");
+  EXPECT_FALSE(awaits_columns(make_plan(by_nccl, Schedule::allgather)));
+
+  PlanInput little_memory = input;
+  little_memory.options.prefetch_bytes = 1024 * 2 * (64 + 64) * 2;
+  EXPECT_TRUE(awaits_columns(make_plan(little_memory, Schedule::allgather)));
+  --little_memory.options.prefetch_bytes;
+  EXPECT_FALSE(awaits_columns(make_plan(little_memory, Schedule::allgather)));
+
+  AttentionProblem wide = problem;
+  wide.dtype = DType::float32;
+  const ShardedOperands wide_operands = sequence_operands(wide, 2, LayoutKind::zigzag);
+  EXPECT_FALSE(awaits_columns(make_plan(flash_input(wide, wide_operands), Schedule::allgather)));
+  EXPECT_FALSE(awaits_columns(make_plan(gpu_input(problem, operands), Schedule::allgather)));
+}
+
 TEST(Planner, LocalWithAShardedSequenceIsRefusedWithTheReason) {
   const AttentionProblem problem = causal_problem(64);
   try {

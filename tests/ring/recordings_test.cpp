@@ -1,12 +1,12 @@
 // Which calls are recorded: all that ranks do alike where the transport wants that, whatever memory
 // their tensors lie in.
+#include "runner/recordings.hpp"
+
 #include <array>
 #include <memory>
 #include <vector>
 
 #include <gtest/gtest.h>
-
-#include "runner/recordings.hpp"
 
 namespace annulus::ring {
 namespace {

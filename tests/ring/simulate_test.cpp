@@ -184,6 +184,27 @@ TEST(Simulate, ASampleOfEqualRanksTakesAsLongAsAllOfThem) {
   }
 }
 
+// A kernel that awaits its columns loses only what its first tiles wait.
+TEST(Simulate, ABlockWaitsForColumnsThatItDoesNotHaveYet) {
+  const AttentionProblem problem = causal_problem(8192, 64, 8);
+  const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::zigzag);
+  const Plan plan = make_plan(flash_input(problem, operands), Schedule::allgather);
+  ASSERT_EQ(plan.ranks[0].all<Block>().size(), 1U);
+  ASSERT_EQ(plan.ranks[0].all<Block>()[0]->arrivals.size(), 1U);
+  const auto finish = [&](double message) {
+    CostModel model = plain_model("peer", 1, CostCurve::constant(message));
+    // All blocks take a second.
+    model.kernels = {{"flash_attn2", CostCurve::constant(plan.ranks[0].work() * 4 * 64)}};
+    return simulate(plan, model)[0].finish;
+  };
+  EXPECT_NEAR(finish(1e-6), 1, 1e-6);
+  // 132 tiles at a time out of 64 heads of 32; the longest take twice the mean, half of it for own
+  // columns.
+  const double first_tiles = 2 * 132.0 / (64 * 32) / 2;
+  EXPECT_NEAR(finish(first_tiles), 1, 1e-3);
+  EXPECT_NEAR(finish(first_tiles + 0.5), 1.5, 1e-3);
+}
+
 TEST(Simulate, TasksThatWaitForEachOtherAreAnError) {
   Plan plan = sequence_plan(problem_of(1024, false), 2, LayoutKind::contiguous, Schedule::ring);
   for (std::size_t t = 0; t < plan.ranks[0].tasks.size(); ++t) {

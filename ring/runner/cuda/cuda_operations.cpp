@@ -1,6 +1,8 @@
 #include "runner/cuda/cuda_operations.hpp"
 
 #include <annulus/attention/softmax_state_cuda.hpp>
+#include <annulus/core/cuda_driver.hpp>
+#include <annulus/core/cuda_stream.hpp>
 
 #include "runner/cuda/sum.hpp"
 
@@ -20,6 +22,13 @@ class CudaOperations final : public LocalOperations {
   void copy(const ConstTensorView& source, const TensorView& destination,
             Stream& stream) const override {
     annulus::cuda::copy(source, destination, stream);
+  }
+  void publish(std::int32_t value, std::int32_t* number, Stream& stream) const override {
+    annulus::cuda::check_driver(
+        annulus::cuda::driver_calls().stream_write_value(
+            CudaStream::of(stream).raw(), reinterpret_cast<CUdeviceptr>(number),
+            static_cast<cuuint32_t>(value), CU_STREAM_WRITE_VALUE_DEFAULT),  // with its fence
+        "cuStreamWriteValue32");
   }
 };
 

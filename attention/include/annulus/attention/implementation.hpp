@@ -45,6 +45,10 @@ struct AttentionBlock {
   /// The softmax state of these rows over other columns, float32: the result then covers those too.
   /// It may be the same memory as the result.
   std::optional<SoftmaxState> state = {};
+  /// A number in device memory: columns from this one on are there, counted in `columns`; those
+  /// before arrive while the kernel runs, the last ones first. Null: all are there. Only for
+  /// kernels of implementations that await columns.
+  const std::int32_t* arrived_from = nullptr;
 };
 
 /// A block without its tensors: for planning.
@@ -132,6 +136,11 @@ class Implementation {
   [[nodiscard]] virtual Capability takes(const AttentionProblem& /*problem*/,
                                          const BlockGeometry& /*block*/) const {
     return Capability::yes();
+  }
+  /// Whether its kernels can wait for columns that arrive while they run: see
+  /// AttentionBlock::arrived_from.
+  [[nodiscard]] virtual bool awaits_columns(const AttentionProblem& /*problem*/) const {
+    return false;
   }
   /// Operations per second that a plan assumes where nothing was measured.
   [[nodiscard]] virtual double assumed_rate(const AttentionProblem& problem, Place place) const = 0;

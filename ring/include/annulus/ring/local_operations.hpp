@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <span>
 
@@ -23,6 +24,9 @@ class LocalOperations {
                    Stream& stream) const = 0;
   virtual void copy(const ConstTensorView& source, const TensorView& destination,
                     Stream& stream) const = 0;
+  /// Writes a number that kernels under way may read (AttentionBlock::arrived_from). What the
+  /// stream did before is visible to those that see it.
+  virtual void publish(std::int32_t value, std::int32_t* number, Stream& stream) const = 0;
 };
 
 /// For tensors at `place`. Throws UnsupportedError for a place that this build cannot serve.

@@ -145,6 +145,13 @@ struct Result {
   bool operator==(const Result&) const = default;
 };
 
+/// Columns of a block that arrive while it computes.
+struct Arrival {
+  LocalRange columns;  ///< tokens of the key and value buffers
+  int task = 0;        ///< the exchange that brings them
+  bool operator==(const Arrival&) const = default;
+};
+
 /// A tile of attention: some rows against some columns, for some heads and batches.
 struct Block {
   LocalRange rows;  ///< tokens of the query buffer
@@ -160,6 +167,11 @@ struct Block {
   int implementation = 0;       ///< that computes it; index into RankPlan::implementations
   Result result;                ///< where its softmax state is put
   std::optional<Result> state;  ///< of the same rows over other columns, to be continued
+  /// Whether it begins before all its columns are there: its kernel awaits them
+  /// (AttentionBlock::arrived_from). The arrivals, in their order, then fill the columns from the
+  /// last to the first; columns behind those of the first arrival are there from the beginning.
+  bool awaits_columns = false;
+  std::vector<Arrival> arrivals;
 };
 
 enum class Reduction : std::uint8_t {

@@ -31,7 +31,8 @@ struct PlanOptions {
   /// the same bytes, but none pass through other ranks. For ranks that are all linked alike.
   bool direct = false;
   /// If all fit in this, each hop of the ring has its own receive buffer, and transfers run ahead
-  /// of the computation. Otherwise two buffers alternate.
+  /// of the computation. Otherwise two buffers alternate. Likewise in allgather, where the kernels
+  /// then await their columns if they and the transport can.
   std::int64_t prefetch_bytes = 0;
   /// Of the LSE of partial results. Rounding it to float32 costs a float32 run more accuracy than
   /// all the rest, so float32 problems always use float64. Devices give it in float32 for half

@@ -1,11 +1,19 @@
 // The native kernel and the merge alone, on one rank. Rates count the operations of visible pairs,
-// so they compare with the rate of the plain matrix product ("sgemm"), which bounds them.
+// so they compare with the rate of the plain matrix product ("sgemm"), which bounds them in
+// float32, and masked rates with those of "full".
+//
+//   annulus_micro [--threads=N] [--benchmark_filter=native/bfloat16/causal/4096/64 …]
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <benchmark/benchmark.h>
 #include <cblas.h>
+#include <fmt/format.h>
 
 #include <annulus/attention/registry.hpp>
 #include <annulus/attention/softmax_state.hpp>
@@ -36,9 +44,9 @@ void report_rate(benchmark::State& state, double operations) {
                          benchmark::Counter::kIs1000);
 }
 
-// What one core can do at best.
-void sgemm(benchmark::State& state) {
-  openblas_set_num_threads(1);
+void sgemm(benchmark::State& state, int threads) {
+  const int before = openblas_get_num_threads();
+  openblas_set_num_threads(threads);
   const auto n = static_cast<blasint>(state.range(0));
   const Tensor a = random_tensor(DType::float32, {n, n}, 1);
   const Tensor b = random_tensor(DType::float32, {n, n}, 2);
@@ -48,26 +56,32 @@ void sgemm(benchmark::State& state) {
                 b.view().as<float>(), n, 0.0F, c.view().as<float>(), n);
     benchmark::ClobberMemory();
   }
+  openblas_set_num_threads(before);
   report_rate(state, 2.0 * n * n * n);
 }
-BENCHMARK(sgemm)->Arg(1024)->Unit(benchmark::kMillisecond);
 
-void native(benchmark::State& state, DType dtype, bool causal) {
+// What a problem of so many positions is changed to.
+using Change = std::function<void(AttentionProblem& problem, std::int64_t length)>;
+
+void native(benchmark::State& state, DType dtype, const Change& change, int threads) {
+  constexpr std::int64_t kHeads = 8;
   const std::int64_t length = state.range(0);
   const std::int64_t dim = state.range(1);
   AttentionProblem problem;
-  problem.shape = {1, length, length, 4, 2, dim, dim};
+  problem.shape = {1, length, length, kHeads, kHeads, dim, dim};
   problem.dtype = dtype;
-  problem.mask.set_causal(causal);
-  const Tensor query = random_tensor(dtype, {1, length, 4, dim}, 1);
-  const Tensor key = random_tensor(dtype, {1, length, 2, dim}, 2);
-  const Tensor value = random_tensor(dtype, {1, length, 2, dim}, 3);
-  const Tensor output(DType::float32, {1, length, 4, dim}, pool());
-  const Tensor lse(DType::float32, {1, 4, length}, pool());
+  change(problem, length);
+  problem.validate();
+  const Extents shape{1, length, kHeads, dim};
+  const Tensor query = random_tensor(dtype, shape, 1);
+  const Tensor key = random_tensor(dtype, shape, 2);
+  const Tensor value = random_tensor(dtype, shape, 3);
+  const Tensor output(DType::float32, shape, pool());
+  const Tensor lse(DType::float32, {1, kHeads, length}, pool());
   const PositionRanges all = PositionRanges::all(length);
   const AttentionBlock block{query.view(), key.view(), value.view(), all, all};
   HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-  const ExecutionContext context{stream, nullptr, static_cast<int>(state.range(2))};
+  const ExecutionContext context{stream, nullptr, threads};
   const Registry registry = Registry::standard();
   HostDevice device;
   const auto kernel = registry.get("native").make_kernel(problem, device);
@@ -79,16 +93,39 @@ void native(benchmark::State& state, DType dtype, bool causal) {
   report_rate(state, forward_flops(problem.shape, pairs));
 }
 
-void native_sizes(benchmark::internal::Benchmark* benchmark) {
-  benchmark->ArgNames({"S", "D", "threads"})->Unit(benchmark::kMillisecond)->UseRealTime();
-  for (const std::int64_t dim : {64, 128}) {
-    for (const std::int64_t threads : {1, 2}) benchmark->Args({4096, dim, threads});
+// Documents of a quarter, three quarters, … of 512 positions.
+std::vector<std::int32_t> documents(std::int64_t length) {
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(length));
+  std::int64_t end = 0;
+  std::int32_t id = -1;
+  for (std::int64_t i = 0; i < length; ++i) {
+    if (i == end) end += 128 + 256 * (++id % 5);
+    ids[static_cast<std::size_t>(i)] = id;
   }
+  return ids;
 }
-BENCHMARK_CAPTURE(native, float32, DType::float32, false)->Apply(native_sizes);
-BENCHMARK_CAPTURE(native, float32_causal, DType::float32, true)->Apply(native_sizes);
-BENCHMARK_CAPTURE(native, bfloat16, DType::bfloat16, false)->Apply(native_sizes);
-BENCHMARK_CAPTURE(native, float16, DType::float16, false)->Apply(native_sizes);
+
+const std::vector<std::pair<std::string, Change>>& changes() {
+  static const std::vector<std::pair<std::string, Change>> all{
+      {"full", [](AttentionProblem&, std::int64_t) {}},
+      {"causal", [](AttentionProblem& p, std::int64_t) { p.mask.set_causal(true); }},
+      {"window", [](AttentionProblem& p, std::int64_t) { p.mask.set_window(1024, 0); }},
+      {"segments", [](AttentionProblem& p,
+                      std::int64_t s) { p.mask.set_segments(1, documents(s), documents(s)); }},
+      {"lengths",
+       [](AttentionProblem& p, std::int64_t s) {
+         p.mask.set_query_lengths({static_cast<std::int32_t>(s - 100)});
+         p.mask.set_kv_lengths({static_cast<std::int32_t>(s - 333)});
+       }},
+      {"blocks",
+       [](AttentionProblem& p, std::int64_t s) {
+         p.mask.set_block_mask(BlockMask::random(s, s, 1, 0.5, 1, {128, 128}));
+       }},
+      {"soft_cap", [](AttentionProblem& p, std::int64_t) { p.soft_cap = 20.0; }},
+      {"dropout", [](AttentionProblem& p, std::int64_t) { p.dropout.emplace(0.1, 1); }},
+  };
+  return all;
+}
 
 void combine_states(benchmark::State& state) {
   const std::int64_t length = state.range(0);
@@ -106,9 +143,46 @@ void combine_states(benchmark::State& state) {
   state.SetBytesProcessed(static_cast<std::int64_t>(3 * output.bytes()) *
                           static_cast<std::int64_t>(state.iterations()));
 }
-BENCHMARK(combine_states)->ArgNames({"T", "Dv"})->Args({4096, 64})->Args({4096, 128});
+
+void register_all(int threads) {
+  benchmark::RegisterBenchmark("sgemm", sgemm, threads)
+      ->Arg(2048)
+      ->Unit(benchmark::kMillisecond)
+      ->UseRealTime()
+      ->MeasureProcessCPUTime();
+  for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+    for (const auto& [name, change] : changes()) {
+      auto* const added =
+          benchmark::RegisterBenchmark(fmt::format("native/{}/{}", name_of(dtype), name).c_str(),
+                                       native, dtype, change, threads);
+      added->Unit(benchmark::kMillisecond)->UseRealTime()->MeasureProcessCPUTime();
+      for (const std::int64_t length : {4096, 8192}) {
+        for (const std::int64_t dim : {64, 128}) added->Args({length, dim});
+      }
+    }
+  }
+  benchmark::RegisterBenchmark("combine_states", combine_states)
+      ->ArgNames({"T", "Dv"})
+      ->Args({4096, 64})
+      ->Args({4096, 128});
+}
 
 }  // namespace
 }  // namespace annulus
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) {
+  int threads = 1;
+  const std::string option = "--threads=";
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (!argument.starts_with(option)) continue;
+    threads = std::stoi(argument.substr(option.size()));
+    std::rotate(argv + i, argv + i + 1, argv + argc);
+    --argc;
+    break;
+  }
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  annulus::register_all(threads);
+  benchmark::RunSpecifiedBenchmarks();
+}

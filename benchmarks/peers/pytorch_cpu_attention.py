@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Times the native kernel beside PyTorch's scaled_dot_product_attention on the CPU, forward.
+
+    python3 pytorch_cpu_attention.py --annulus-micro ../../build/annulus_micro --threads 16
+
+Both get the same number of threads and take turns, round by round; the other rests meanwhile. Times
+are medians over the rounds: of a clock on the wall, or, with --user-time, for machines that others
+use too, of the processor time of the whole process. OpenBLAS's matrix product runs in the same
+rounds. Prints one JSON object a line: the environment, then one a case and system, then a table.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import time
+
+import torch
+import torch.nn.functional as functional
+
+from peer_cases import OPERATIONS_PER_LOGIT_AND_DIM, print_line
+
+HEADS = 8  # of annulus_micro
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class PyTorch:
+    """One problem. The inputs lie as [B,N,T,D], as PyTorch's kernel likes them best."""
+
+    def __init__(self, dtype: str, mask: str, length: int, dim: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.inputs = [torch.randn(1, HEADS, length, dim, generator=generator).to(DTYPES[dtype])
+                       for _ in range(3)]
+        self.causal = mask == "causal"
+        self.call()
+
+    def call(self) -> None:
+        functional.scaled_dot_product_attention(*self.inputs, is_causal=self.causal)
+
+    def seconds(self, user_time: bool, least: float) -> float:
+        clock = time.process_time if user_time else time.perf_counter
+        calls = 0
+        begin, wall = clock(), time.perf_counter()
+        while calls == 0 or time.perf_counter() - wall < least:
+            self.call()
+            calls += 1
+        return (clock() - begin) / calls
+
+
+def annulus_seconds(options: argparse.Namespace, name: str) -> float:
+    output = subprocess.run(
+        [options.annulus_micro, f"--threads={options.threads}", f"--benchmark_filter=^{name}/",
+         "--benchmark_format=json", f"--benchmark_min_time={options.seconds}"],
+        check=True, capture_output=True, text=True).stdout
+    (line,) = json.loads(output)["benchmarks"]
+    return line["cpu_time" if options.user_time else "real_time"] * 1e-3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--annulus-micro", required=True)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.3, help="of each system and round")
+    parser.add_argument("--user-time", action="store_true")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--masks", nargs="+", default=["full", "causal"])
+    parser.add_argument("--lengths", nargs="+", type=int, default=[4096, 8192])
+    parser.add_argument("--dims", nargs="+", type=int, default=[64, 128])
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print_line(torch=torch.__version__, threads=options.threads,
+               capability=torch.backends.cpu.get_cpu_capability(),
+               clock="processor" if options.user_time else "wall")
+
+    table: list[str] = []
+    for dtype in options.dtypes:
+        for length in options.lengths:
+            for dim in options.dims:
+                for mask in options.masks:
+                    table.append(compare(options, dtype, mask, length, dim))
+    print("\n| case | native, GFLOP/s | PyTorch | native / PyTorch | sgemm | native / sgemm |")
+    print("|---|---|---|---|---|---|")
+    print("\n".join(table))
+
+
+def compare(options: argparse.Namespace, dtype: str, mask: str, length: int, dim: int) -> str:
+    operations = OPERATIONS_PER_LOGIT_AND_DIM * HEADS * dim * length * length
+    if mask == "causal":
+        operations = operations * (length + 1) // (2 * length)
+    peer = PyTorch(dtype, mask, length, dim)
+    seconds: dict[str, list[float]] = {"native": [], "PyTorch": [], "sgemm": []}
+    for _ in range(options.rounds):
+        seconds["native"].append(annulus_seconds(options, f"native/{dtype}/{mask}/{length}/{dim}"))
+        seconds["PyTorch"].append(peer.seconds(options.user_time, options.seconds))
+        seconds["sgemm"].append(annulus_seconds(options, "sgemm/2048"))
+    median = {system: statistics.median(times) for system, times in seconds.items()}
+    sgemm_rate = 2 * 2048**3 / median["sgemm"] * 1e-9
+    rate = {system: operations / median[system] * 1e-9 for system in ("native", "PyTorch")}
+    for system, times in seconds.items():
+        print_line(dtype=dtype, mask=mask, length=length, dim=dim, system=system, seconds=times)
+    return (f"| {dtype} {mask} S={length} D={dim} | {rate['native']:.0f} | {rate['PyTorch']:.0f} | "
+            f"{rate['native'] / rate['PyTorch']:.2f} | {sgemm_rate:.0f} | "
+            f"{rate['native'] / sgemm_rate:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -34,54 +34,140 @@ class ConfiguredTiles {
   ~ConfiguredTiles() { _tile_release(); }
 };
 
-// Sums 0 to 3 are of rows 0-15 and 16-31 by columns 0-15 and 16-31. Wide: both halves of the rows.
+// Registers 0 to 3 are sums: rows 0-15 and 16-31 (if wide) by columns 0-15 and 16-31. 4 and 5 hold
+// the rows of the left side, 6 and 7 the columns of the right.
 template <bool wide>
-void multiply_block(const Shape& shape, const Factors* factors, int count, bool add,
-                    std::int64_t row, std::int64_t column, float* result) {
-  const std::int64_t left_bytes = shape.left_stride * 2;
-  const std::int64_t result_bytes = shape.result_stride * 4;
-  float* const top = result + row * shape.result_stride + column;
-  float* const bottom = top + kRows * shape.result_stride;
-  if (add) {
-    _tile_loadd(0, top, result_bytes);
-    _tile_loadd(1, top + kColumns, result_bytes);
-    if constexpr (wide) {
-      _tile_loadd(2, bottom, result_bytes);
-      _tile_loadd(3, bottom + kColumns, result_bytes);
-    }
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (wide) {
+class Block {
+ public:
+  Block(const Shape& shape, std::int64_t row, std::int64_t column, float* result)
+      : shape_(shape),
+        row_(row),
+        column_(column),
+        top_(result + row * shape.result_stride + column),
+        bottom_(top_ + kRows * shape.result_stride) {}
+
+  void start(bool add) const {
+    if (!add) {
+      _tile_zero(0);
+      _tile_zero(1);
       _tile_zero(2);
       _tile_zero(3);
+      return;
+    }
+    const std::int64_t bytes = shape_.result_stride * 4;
+    _tile_loadd(0, top_, bytes);
+    _tile_loadd(1, top_ + kColumns, bytes);
+    if constexpr (wide) {
+      _tile_loadd(2, bottom_, bytes);
+      _tile_loadd(3, bottom_ + kColumns, bytes);
     }
   }
-  for (int i = 0; i < count; ++i) {
-    const std::uint16_t* left = factors[i].left + row * shape.left_stride;
-    const std::uint16_t* right =
-        factors[i].right + column / kColumns * shape.column_stride * kPackedTile;
-    for (std::int64_t k = 0; k < shape.depth; k += kDepth) {
-      _tile_loadd(4, left, left_bytes);
-      _tile_loadd(6, right, 64);
-      _tile_loadd(7, right + shape.column_stride * kPackedTile, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-      if constexpr (wide) {
-        _tile_loadd(5, left + kRows * shape.left_stride, left_bytes);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-      }
-      left += kDepth;
-      right += shape.depth_stride * kPackedTile;
+
+  void load_left(const std::uint16_t* matrix, std::int64_t k) const {
+    const std::uint16_t* const from = matrix + row_ * shape_.left_stride + k * kDepth;
+    _tile_loadd(4, from, shape_.left_stride * 2);
+    if constexpr (wide) _tile_loadd(5, from + kRows * shape_.left_stride, shape_.left_stride * 2);
+  }
+
+  void load_right(const std::uint16_t* matrix, std::int64_t k) const {
+    const std::uint16_t* const from =
+        matrix +
+        (k * shape_.depth_stride + column_ / kColumns * shape_.column_stride) * kPackedTile;
+    _tile_loadd(6, from, 64);
+    _tile_loadd(7, from + shape_.column_stride * kPackedTile, 64);
+  }
+
+  static void multiply() {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (wide) {
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
     }
   }
-  _tile_stored(0, top, result_bytes);
-  _tile_stored(1, top + kColumns, result_bytes);
-  if constexpr (wide) {
-    _tile_stored(2, bottom, result_bytes);
-    _tile_stored(3, bottom + kColumns, result_bytes);
+
+  void store() const {
+    const std::int64_t bytes = shape_.result_stride * 4;
+    _tile_stored(0, top_, bytes);
+    _tile_stored(1, top_ + kColumns, bytes);
+    if constexpr (wide) {
+      _tile_stored(2, bottom_, bytes);
+      _tile_stored(3, bottom_ + kColumns, bytes);
+    }
   }
+
+ private:
+  const Shape& shape_;
+  std::int64_t row_;
+  std::int64_t column_;
+  float* top_;
+  float* bottom_;
+};
+
+// Products of parts a and b with a + b ≥ `parts` are left out. The others come in an order in which
+// each shares one side with the one before it, so that half of the loads are saved.
+template <bool wide, int parts>
+void multiply_block(const Shape& shape, const Parts& left, const Parts& right, bool add,
+                    std::int64_t row, std::int64_t column, float* result) {
+  const Block<wide> block(shape, row, column, result);
+  block.start(add);
+  for (std::int64_t k = 0; k < shape.depth / kDepth; ++k) {
+    block.load_left(left.of[parts - 1], k);
+    block.load_right(right.of[0], k);
+    block.multiply();
+    if constexpr (parts == 2) {
+      block.load_left(left.of[0], k);
+      block.multiply();
+      block.load_right(right.of[1], k);
+      block.multiply();
+    }
+    if constexpr (parts == 3) {
+      block.load_left(left.of[1], k);
+      block.multiply();
+      block.load_right(right.of[1], k);
+      block.multiply();
+      block.load_left(left.of[0], k);
+      block.multiply();
+      block.load_right(right.of[0], k);
+      block.multiply();
+      block.load_right(right.of[2], k);
+      block.multiply();
+    }
+  }
+  block.store();
+}
+
+template <int parts>
+void multiply_parts(const Shape& shape, const Parts& left, const Parts& right, bool add,
+                    float* result) {
+  const ConfiguredTiles tiles;
+  for (std::int64_t column = 0; column < shape.columns; column += 2 * kColumns) {
+    std::int64_t row = 0;
+    for (; row + 2 * kRows <= shape.rows; row += 2 * kRows) {
+      multiply_block<true, parts>(shape, left, right, add, row, column, result);
+    }
+    if (row < shape.rows) {
+      multiply_block<false, parts>(shape, left, right, add, row, column, result);
+    }
+  }
+}
+
+// Splits 16 values, of which those in `good` have parts, and stores the first `count` of them.
+template <int parts>
+void store_parts(__m512 value, __mmask16 good, __mmask16 stored, const Parts& to, std::int64_t i) {
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+  __m512 rest = _mm512_maskz_mov_ps(good, value);
+  for (int part = 0; part < parts; ++part) {
+    const __m512i rounded = _mm512_add_epi32(_mm512_castps_si512(rest), half);
+    rest = _mm512_sub_ps(rest, _mm512_castsi512_ps(_mm512_and_si512(rounded, upper)));
+    _mm256_mask_storeu_epi16(to.of[part] + i, stored,
+                             _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+  }
+}
+
+__mmask16 first_lanes(std::int64_t count) {
+  return static_cast<__mmask16>(count >= 16 ? 0xffffU : (1U << static_cast<unsigned>(count)) - 1U);
 }
 
 }  // namespace
@@ -167,39 +253,52 @@ bool pack(const std::uint16_t* rows, std::int64_t stride, std::int64_t columns,
   return _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) == 0;
 }
 
-bool split_float16(const std::uint16_t* values, std::int64_t count, std::uint16_t* high,
-                   std::uint16_t* low) {
-  const __m512i half = _mm512_set1_epi32(0x8000);
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-  const __m512i exponent = _mm512_set1_epi32(0x7f800000);
-  __mmask16 lost = 0;
+bool split_float32(const float* values, std::int64_t count, const Parts& parts) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  const __m512i smallest = _mm512_set1_epi32((127 - 100) << 23);
+  // Unsigned, so that 0 less one is not among those that are too small.
+  const __m512i one = _mm512_set1_epi32(1);
+  const __m512i infinite = _mm512_set1_epi32(0x7f7f8000);  // from here on, when rounded
+  __mmask16 bad = 0;
   for (std::int64_t i = 0; i < count; i += 16) {
-    const std::int64_t left = count - i;
-    const auto mask = static_cast<__mmask16>(left >= 16 ? 0xffffU : (1U << left) - 1U);
-    const __m512 value = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, values + i));
-    const __m512i bits = _mm512_castps_si512(value);
-    const __mmask16 finite = _mm512_cmpneq_epi32_mask(_mm512_and_si512(bits, exponent), exponent);
-    lost |= static_cast<__mmask16>(~finite);
-    const __m512i rounded = _mm512_mask_add_epi32(bits, finite, bits, half);
-    const __m512 kept = _mm512_castsi512_ps(_mm512_and_si512(rounded, upper));
-    const __m512i rest = _mm512_castps_si512(_mm512_maskz_sub_ps(finite, value, kept));
-    _mm256_mask_storeu_epi16(high + i, mask, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
-    _mm256_mask_storeu_epi16(low + i, mask, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rest, 16)));
+    const __mmask16 stored = first_lanes(count - i);
+    const __m512 value = _mm512_maskz_loadu_ps(stored, values + i);
+    const __m512i size = _mm512_and_si512(_mm512_castps_si512(value), magnitude);
+    const __mmask16 small =
+        _mm512_cmplt_epu32_mask(_mm512_sub_epi32(size, one), _mm512_sub_epi32(smallest, one));
+    const auto lost = static_cast<__mmask16>(small | _mm512_cmpge_epu32_mask(size, infinite));
+    bad |= lost;
+    store_parts<3>(value, static_cast<__mmask16>(~lost), stored, parts, i);
   }
-  return lost == 0;
+  return bad == 0;
 }
 
-void multiply(const Shape& shape, const Factors* factors, int count, bool add, float* result) {
-  const ConfiguredTiles tiles;
-  for (std::int64_t column = 0; column < shape.columns; column += 2 * kColumns) {
-    std::int64_t row = 0;
-    for (; row + 2 * kRows <= shape.rows; row += 2 * kRows) {
-      multiply_block<true>(shape, factors, count, add, row, column, result);
-    }
-    if (row < shape.rows) {
-      multiply_block<false>(shape, factors, count, add, row, column, result);
-    }
+bool split_float16(const std::uint16_t* values, std::int64_t count, const Parts& parts) {
+  const __m512i exponent = _mm512_set1_epi32(0x7f800000);
+  __mmask16 bad = 0;
+  for (std::int64_t i = 0; i < count; i += 16) {
+    const __mmask16 stored = first_lanes(count - i);
+    const __m512 value = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(stored, values + i));
+    const __mmask16 lost =
+        _mm512_cmpeq_epi32_mask(_mm512_and_si512(_mm512_castps_si512(value), exponent), exponent);
+    bad |= lost;
+    store_parts<2>(value, static_cast<__mmask16>(~lost), stored, parts, i);
   }
+  return bad == 0;
+}
+
+void multiply(const Shape& shape, const Parts& left, const Parts& right, bool add, float* result) {
+  if (left.of[2] != nullptr) {
+    multiply_parts<3>(shape, left, right, add, result);
+  } else if (left.of[1] != nullptr) {
+    multiply_parts<2>(shape, left, right, add, result);
+  } else {
+    multiply_parts<1>(shape, left, right, add, result);
+  }
+}
+
+void add_to(float* sums, const float* values, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) sums[i] += values[i];
 }
 
 }  // namespace annulus::amx

@@ -27,17 +27,22 @@ void pack_transposed(const std::uint16_t* rows, std::int64_t stride, std::int64_
 [[nodiscard]] bool pack(const std::uint16_t* rows, std::int64_t stride, std::int64_t columns,
                         std::uint16_t* tiles);
 
-/// Splits values in float16 exactly into sums of two in bfloat16; the low one of an infinity or a
-/// NaN is 0. Returns whether all of them are finite.
+/// A matrix as a sum of up to three in bfloat16; the others are null.
+struct Parts {
+  std::uint16_t* of[3] = {};  // NOLINT(modernize-avoid-c-arrays): see amx_kernels.cpp
+};
+
+/// Splits float32 exactly into three parts, each of which is what the ones before it lost, rounded.
+/// 0 takes the place of values that have no such parts: infinities, NaNs, those that a part rounds
+/// to infinity, and those so small (below 2⁻¹⁰⁰, but for 0) that the registers would lose parts of
+/// them as denormal. Returns whether there are none.
+[[nodiscard]] bool split_float32(const float* values, std::int64_t count, const Parts& parts);
+/// The same for float16, in two parts.
 [[nodiscard]] bool split_float16(const std::uint16_t* values, std::int64_t count,
-                                 std::uint16_t* high, std::uint16_t* low);
+                                 const Parts& parts);
 
 /// A product A · B of `depth`; A is row-major, tile (k, n) of B lies at
 /// right + (k · depth_stride + n · column_stride) · kPackedTile.
-struct Factors {
-  const std::uint16_t* left = nullptr;
-  const std::uint16_t* right = nullptr;
-};
 struct Shape {
   std::int64_t rows = 0;     ///< a multiple of kRows
   std::int64_t columns = 0;  ///< a multiple of 2 kColumns
@@ -47,7 +52,11 @@ struct Shape {
   std::int64_t column_stride = 0;
   std::int64_t result_stride = 0;
 };
-/// result = Σ of `count` products, or result += that.
-void multiply(const Shape& shape, const Factors* factors, int count, bool add, float* result);
+/// result = A · B, or result += A · B. Of matrices in several parts, products of parts that cannot
+/// matter beside the rounding of the others are left out.
+void multiply(const Shape& shape, const Parts& left, const Parts& right, bool add, float* result);
+
+/// sums += values, `count` of them.
+void add_to(float* sums, const float* values, std::int64_t count);
 
 }  // namespace annulus::amx

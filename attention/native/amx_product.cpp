@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
-#include <annulus/core/dtype.hpp>
+#include <annulus/core/convert.hpp>
 
 #include "native/amx_kernels.hpp"
 
@@ -15,7 +15,6 @@ namespace {
 
 using amx::kColumns;
 using amx::kDepth;
-using amx::kPackedTile;
 using amx::kRows;
 using Bits = std::uint16_t;
 
@@ -28,51 +27,62 @@ constexpr std::int64_t round_up(std::int64_t count, std::int64_t unit) {
   return (count + unit - 1) / unit * unit;
 }
 
-float widened(Bits bits) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16U);
+int parts_of(DType dtype) {
+  switch (dtype) {
+    case DType::bfloat16:
+      return 1;
+    case DType::float16:
+      return 2;
+    default:
+      return 3;
+  }
 }
 
-// The values of an operand, or their high and low parts.
-struct Planes {
-  Bits* high = nullptr;
-  Bits* low = nullptr;
-  [[nodiscard]] Planes from(std::int64_t index) const {
-    return {high + index, low == nullptr ? nullptr : low + index};
+amx::Parts from(amx::Parts parts, std::int64_t index) {
+  for (Bits*& part : parts.of) part = part == nullptr ? nullptr : part + index;
+  return parts;
+}
+
+void clear(const amx::Parts& parts, std::int64_t count) {
+  for (Bits* const part : parts.of) {
+    if (part != nullptr) std::fill_n(part, count, Bits{0});
   }
-  [[nodiscard]] float value(std::int64_t index) const {
-    return widened(high[index]) + (low == nullptr ? 0.0F : widened(low[index]));
-  }
-};
+}
+
+bool finite(Bits bfloat16) {
+  constexpr Bits kExponent = 0x7f80;
+  return (bfloat16 & kExponent) != kExponent;
+}
 
 class AmxProduct final : public TileProduct {
  public:
   AmxProduct(const TileProductSizes& sizes, MemoryPool& memory)
       : sizes_(sizes),
-        split_(sizes.dtype == DType::float16),
+        parts_(parts_of(sizes.dtype)),
         dim_(round_up(sizes.dim, kDepth)),
         value_dim_(round_up(sizes.value_dim, kDepth)),
-        scale_(static_cast<float>(sizes.scale)) {
+        scale_(static_cast<float>(sizes.scale)),
+        query_rows_(static_cast<std::size_t>(sizes.rows)) {
     const std::int64_t rows = sizes.rows + kStripRows;  // a strip reads and writes whole registers
     const std::int64_t columns = round_up(sizes.columns, kDepth);
-    const std::array halves{rows * dim_, columns * dim_, columns * value_dim_, kStripRows * kStride,
+    const std::array counts{rows * dim_, columns * dim_, columns * value_dim_, kStripRows * kStride,
                             kDepth * std::max(dim_, value_dim_)};
-    const std::array half_parts{&queries_, &keys_, &values_, &weights_, &staged_};
-    const std::array floats{kStripRows * kStride, rows * value_dim_};
-    const std::array float_parts{&logits_, &accumulator_};
+    const std::array parts{&queries_, &keys_, &values_, &weights_, &staged_};
+    const std::array float_counts{kStripRows * kStride, rows * value_dim_, kStripRows * value_dim_};
+    const std::array floats{&logits_, &accumulator_, &product_};
     std::int64_t bytes = 0;
-    for (const std::int64_t count : halves) bytes += (split_ ? 4 : 2) * count;
-    for (const std::int64_t count : floats) bytes += 4 * count;
+    for (const std::int64_t count : counts) bytes += 2 * parts_ * count;
+    for (const std::int64_t count : float_counts) bytes += 4 * count;
     workspace_ = memory.allocate(static_cast<std::size_t>(bytes));
     auto* next = static_cast<std::byte*>(workspace_.data());
-    const auto take = [&next](auto*& part, std::int64_t count) {
-      part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(next);
-      next += count * static_cast<std::int64_t>(sizeof(*part));
-    };
-    for (std::size_t i = 0; i < std::size(halves); ++i) {
-      take(half_parts[i]->high, halves[i]);
-      if (split_) take(half_parts[i]->low, halves[i]);
+    for (std::size_t i = 0; i < std::size(counts); ++i) {
+      for (int part = 0; part < parts_; ++part, next += 2 * counts[i]) {
+        parts[i]->of[part] = reinterpret_cast<Bits*>(next);
+      }
     }
-    for (std::size_t i = 0; i < std::size(floats); ++i) take(*float_parts[i], floats[i]);
+    for (std::size_t i = 0; i < std::size(float_counts); next += 4 * float_counts[i], ++i) {
+      *floats[i] = reinterpret_cast<float*>(next);
+    }
   }
 
   [[nodiscard]] MatrixPath path() const override { return MatrixPath::amx; }
@@ -81,83 +91,93 @@ class AmxProduct final : public TileProduct {
   [[nodiscard]] float factor() const override { return scale_ == 0 ? 1.0F : std::abs(scale_); }
 
   void start(std::int64_t rows) override {
-    poisoned_queries_.clear();
+    odd_queries_.clear();
     std::fill_n(accumulator_, (rows + kStripRows) * value_dim_, 0.0F);
-    clear(queries_.from(rows * dim_), kStripRows * dim_);
+    clear(from(queries_, rows * dim_), kStripRows * dim_);
   }
 
   void set_query(std::int64_t index, const void* query) override {
-    const Planes to = queries_.from(index * dim_);
-    if (!stage(query, sizes_.dim, dim_, to) && split_) poisoned_queries_.push_back(index);
+    query_rows_[static_cast<std::size_t>(index)] = query;
+    const amx::Parts to = from(queries_, index * dim_);
+    if (!stage(query, sizes_.dim, dim_, to)) odd_queries_.push_back(index);
     if (scale_ > 0) return;
     const auto sign = static_cast<Bits>(scale_ < 0 ? 0x8000 : 0);
     const auto kept = static_cast<Bits>(scale_ < 0 ? 0xffff : 0);
-    for (std::int64_t d = 0; d < dim_; ++d) {
-      to.high[d] = static_cast<Bits>((to.high[d] ^ sign) & kept);
-      if (split_) to.low[d] = static_cast<Bits>((to.low[d] ^ sign) & kept);
+    for (int part = 0; part < parts_; ++part) {
+      for (std::int64_t d = 0; d < dim_; ++d) {
+        to.of[part][d] = static_cast<Bits>((to.of[part][d] ^ sign) & kept);
+      }
     }
   }
 
   void load_keys(const TensorRows& keys) override {
-    columns_ = keys.count;
-    poisoned_keys_.clear();
-    for (std::int64_t begin = 0; begin < columns_; begin += kDepth) {
+    key_rows_ = keys;
+    odd_keys_.clear();
+    for (std::int64_t begin = 0; begin < keys.count; begin += kDepth) {
       std::int64_t stride = dim_;
-      const Planes rows = rows_of(keys, begin, sizes_.dim, dim_, stride, poisoned_keys_);
-      for (std::int64_t half = 0; half < kDepth; half += kColumns) {
-        const Planes to = keys_.from((begin + half) * dim_);
-        amx::pack_transposed(rows.high + half * stride, stride, dim_, to.high);
-        if (split_) amx::pack_transposed(rows.low + half * stride, stride, dim_, to.low);
+      const amx::Parts rows = rows_of(keys, begin, sizes_.dim, dim_, stride, odd_keys_);
+      for (int part = 0; part < parts_; ++part) {
+        for (std::int64_t row = 0; row < kDepth; row += kColumns) {
+          amx::pack_transposed(rows.of[part] + row * stride, stride, dim_,
+                               keys_.of[part] + (begin + row) * dim_);
+        }
       }
     }
   }
 
   void load_values(const TensorRows& values, bool /*hidden*/) override {
     poisoned_.clear();
-    for (std::int64_t begin = 0; begin < columns_; begin += kDepth) {
+    for (std::int64_t begin = 0; begin < values.count; begin += kDepth) {
       std::int64_t stride = value_dim_;
-      const std::size_t known = poisoned_.size();
-      const Planes rows = rows_of(values, begin, sizes_.value_dim, value_dim_, stride, poisoned_);
-      const Planes to = values_.from(begin * value_dim_);
-      bool finite = poisoned_.size() == known;
-      if (finite) finite = amx::pack(rows.high, stride, value_dim_, to.high);
-      if (!finite) {
-        leave_out_poison(values, begin);
-        (void)amx::pack(staged_.high, value_dim_, value_dim_, to.high);
+      const amx::Parts rows =
+          rows_of(values, begin, sizes_.value_dim, value_dim_, stride, poisoned_);
+      const amx::Parts to = from(values_, begin * value_dim_);
+      bool all_finite = true;
+      for (int part = 0; part < parts_; ++part) {
+        all_finite = amx::pack(rows.of[part], stride, value_dim_, to.of[part]) && all_finite;
       }
-      if (split_) (void)amx::pack(rows.low, stride, value_dim_, to.low);
+      if (all_finite) continue;
+      // In bfloat16, which was not split.
+      stage_finite(values, begin);
+      (void)amx::pack(staged_.of[0], value_dim_, value_dim_, to.of[0]);
     }
   }
 
   void multiply_keys(Strip strip) override {
     strip_ = strip;
     const amx::Shape shape{.rows = round_up(strip.rows(), kRows),
-                           .columns = round_up(columns_, 2 * kColumns),
+                           .columns = round_up(key_rows_.count, 2 * kColumns),
                            .depth = dim_,
                            .left_stride = dim_,
                            .depth_stride = 1,
                            .column_stride = dim_ / kDepth,
                            .result_stride = kStride};
-    multiply(shape, queries_.from(strip.begin * dim_), keys_, false, logits_);
-    if (!poisoned_keys_.empty() || !poisoned_queries_.empty()) repair_logits();
+    amx::multiply(shape, from(queries_, strip.begin * dim_), keys_, false, logits_);
+    if (!odd_keys_.empty() || !odd_queries_.empty()) repair_logits();
   }
 
   [[nodiscard]] float* logits(std::int64_t row) override {
     return logits_ + (row - strip_.begin) * kStride;
   }
   [[nodiscard]] WeightRow weights(std::int64_t row) override {
-    const Planes to = weights_.from((row - strip_.begin) * kStride);
-    return {.high = to.high, .low = to.low};
+    const amx::Parts to = from(weights_, (row - strip_.begin) * kStride);
+    return {.parts = {to.of[0], to.of[1], to.of[2]}};
   }
   [[nodiscard]] float weight(std::int64_t row, std::int64_t column) const override {
-    return weights_.value((row - strip_.begin) * kStride + column);
+    float sum = 0;
+    for (int part = parts_ - 1; part >= 0; --part) {
+      BFloat16 value;
+      value.bits = weights_.of[part][(row - strip_.begin) * kStride + column];
+      sum += static_cast<float>(value);
+    }
+    return sum;
   }
 
   void multiply_values(Strip strip) override {
-    const std::int64_t depth = round_up(columns_, kDepth);
+    const std::int64_t depth = round_up(key_rows_.count, kDepth);
     const std::int64_t rows = round_up(strip.rows(), kRows);
     // Rows past the strip may belong to another one: nothing may be added to them.
-    for (std::int64_t r = strip.rows(); r < rows; ++r) clear(weights_.from(r * kStride), depth);
+    for (std::int64_t r = strip.rows(); r < rows; ++r) clear(from(weights_, r * kStride), depth);
     const amx::Shape shape{.rows = rows,
                            .columns = value_dim_,
                            .depth = depth,
@@ -165,113 +185,115 @@ class AmxProduct final : public TileProduct {
                            .depth_stride = value_dim_ / kColumns,
                            .column_stride = 1,
                            .result_stride = value_dim_};
-    multiply(shape, weights_, values_, true, accumulator(strip.begin));
+    float* const sums = accumulator(strip.begin);
+    if (parts_ < 3) {
+      amx::multiply(shape, weights_, values_, true, sums);
+    } else {
+      // A sum over the whole sequence in one register would round too often for float32.
+      amx::multiply(shape, weights_, values_, false, product_);
+      amx::add_to(sums, product_, strip.rows() * value_dim_);
+    }
   }
 
   [[nodiscard]] float* accumulator(std::int64_t index) override {
     return accumulator_ + index * value_dim_;
   }
 
+  [[nodiscard]] bool leaves_out(float value) const override {
+    if (parts_ < 3) return !std::isfinite(value);
+    std::array<Bits, 3> parts{};
+    return !amx::split_float32(&value, 1, {{&parts[0], &parts[1], &parts[2]}});
+  }
+
  private:
-  void clear(const Planes& planes, std::int64_t count) const {
-    std::fill_n(planes.high, count, Bits{0});
-    if (split_) std::fill_n(planes.low, count, Bits{0});
-  }
-
-  // One row, padded with zeros. Returns false if it was split and is not finite.
-  bool stage(const void* row, std::int64_t count, std::int64_t padded, const Planes& to) const {
-    clear(to.from(count), padded - count);
-    const auto* bits = static_cast<const Bits*>(row);
-    if (split_) return amx::split_float16(bits, count, to.high, to.low);
-    std::memcpy(to.high, bits, static_cast<std::size_t>(count) * sizeof(Bits));
-    return true;
-  }
-
-  // kDepth rows from `begin` on: in place, or staged and padded with zeros. Rows that were split
-  // and are not finite are added to `poisoned`.
-  Planes rows_of(const TensorRows& rows, std::int64_t begin, std::int64_t count,
-                 std::int64_t padded, std::int64_t& stride,
-                 std::vector<std::int64_t>& poisoned) const {
-    const std::int64_t whole = std::min(kDepth, rows.count - begin);
-    if (!split_ && whole == kDepth && count == padded) {
-      stride = rows.tensor.stride(1);
-      // Read only.
-      return {static_cast<Bits*>(const_cast<void*>(rows.row(begin)))};
+  // One row, padded with zeros. Returns false if it was to be split, and not all of it could be.
+  bool stage(const void* row, std::int64_t count, std::int64_t padded, const amx::Parts& to) const {
+    clear(from(to, count), padded - count);
+    switch (parts_) {
+      case 1:
+        std::memcpy(to.of[0], row, static_cast<std::size_t>(count) * sizeof(Bits));
+        return true;
+      case 2:
+        return amx::split_float16(static_cast<const Bits*>(row), count, to);
+      default:
+        return amx::split_float32(static_cast<const float*>(row), count, to);
     }
-    for (std::int64_t i = 0; i < whole; ++i) {
-      if (!stage(rows.row(begin + i), count, padded, staged_.from(i * padded))) {
-        poisoned.push_back(begin + i);
+  }
+
+  // kDepth rows from `begin` on: in place, or staged and padded with zeros. Adds those that could
+  // not be split to `odd`.
+  amx::Parts rows_of(const TensorRows& rows, std::int64_t begin, std::int64_t count,
+                     std::int64_t padded, std::int64_t& stride,
+                     std::vector<std::int64_t>& odd) const {
+    const std::int64_t present = std::min(kDepth, rows.count - begin);
+    if (parts_ == 1 && present == kDepth && count == padded) {
+      stride = rows.tensor->stride(1);
+      return {{static_cast<Bits*>(const_cast<void*>(rows.row(begin)))}};  // only read
+    }
+    for (std::int64_t i = 0; i < present; ++i) {
+      if (!stage(rows.row(begin + i), count, padded, from(staged_, i * padded))) {
+        odd.push_back(begin + i);
       }
     }
-    clear(staged_.from(whole * padded), (kDepth - whole) * padded);
+    clear(from(staged_, present * padded), (kDepth - present) * padded);
     return staged_;
   }
 
-  // Stages the high parts of values, with 0 for those that are not finite, and lists their rows.
-  void leave_out_poison(const TensorRows& values, std::int64_t begin) {
-    const std::int64_t whole = std::min(kDepth, columns_ - begin);
-    std::erase_if(poisoned_, [begin](std::int64_t column) { return column >= begin; });
+  // Stages values in bfloat16, with 0 for those that are not finite, and lists their rows.
+  void stage_finite(const TensorRows& values, std::int64_t begin) {
+    const std::int64_t present = std::min(kDepth, values.count - begin);
     clear(staged_, kDepth * value_dim_);
-    for (std::int64_t i = 0; i < whole; ++i) {
-      Bits* const row = staged_.high + i * value_dim_;
-      (void)stage(values.row(begin + i), sizes_.value_dim, value_dim_,
-                  staged_.from(i * value_dim_));
-      constexpr Bits kExponent = 0x7f80;
-      const auto finite = [](Bits bits) { return (bits & kExponent) != kExponent; };
+    for (std::int64_t i = 0; i < present; ++i) {
+      Bits* const row = staged_.of[0] + i * value_dim_;
+      std::memcpy(row, values.row(begin + i),
+                  static_cast<std::size_t>(sizes_.value_dim) * sizeof(Bits));
       if (std::all_of(row, row + value_dim_, finite)) continue;
       poisoned_.push_back(begin + i);
-      for (std::int64_t d = 0; d < value_dim_; ++d) row[d] = finite(row[d]) ? row[d] : Bits{0};
+      std::replace_if(
+          row, row + value_dim_, [](Bits bits) { return !finite(bits); }, Bits{0});
     }
   }
 
-  void multiply(const amx::Shape& shape, const Planes& left, const Planes& right, bool add,
-                float* result) const {
-    const std::array<amx::Factors, 3> factors{
-        {{left.high, right.high}, {left.low, right.high}, {left.high, right.low}}};
-    amx::multiply(shape, factors.data(), split_ ? 3 : 1, add, result);
-  }
-
-  [[nodiscard]] float key(std::int64_t column, std::int64_t d) const {
-    const std::int64_t tile = column / kColumns * (dim_ / kDepth) + d / kDepth;
-    return keys_.value(tile * kPackedTile + d % kDepth / 2 * kDepth + column % kColumns * 2 +
-                       d % 2);
-  }
-
-  // The parts of a number that is not finite may multiply to NaN where the number itself would not:
-  // such logits are computed one by one.
+  // Logits of what could not be split, one by one.
   void repair_logits() {
+    const auto dims = static_cast<std::size_t>(sizes_.dim);
     const auto among = [](const std::vector<std::int64_t>& sorted, std::int64_t index) {
       return std::binary_search(sorted.begin(), sorted.end(), index);
     };
+    std::vector<float> query(dims);
+    std::vector<float> key(dims);
     for (std::int64_t row = strip_.begin; row < strip_.end; ++row) {
-      const bool whole_row = among(poisoned_queries_, row);
-      for (std::int64_t column = 0; column < columns_; ++column) {
-        if (!whole_row && !among(poisoned_keys_, column)) continue;
+      const bool whole_row = among(odd_queries_, row);
+      to_float32(query_rows_[static_cast<std::size_t>(row)], sizes_.dtype, query.data(),
+                 sizes_.dim);
+      for (std::int64_t column = 0; column < key_rows_.count; ++column) {
+        if (!whole_row && !among(odd_keys_, column)) continue;
+        to_float32(key_rows_.row(column), sizes_.dtype, key.data(), sizes_.dim);
         float sum = 0;
-        for (std::int64_t d = 0; d < sizes_.dim; ++d) {
-          sum += queries_.value(row * dim_ + d) * key(column, d);
-        }
-        logits(row)[column] = sum;
+        for (std::size_t d = 0; d < dims; ++d) sum += query[d] * key[d];
+        logits(row)[column] = scale_ == 0 ? sum * 0.0F : std::copysign(1.0F, scale_) * sum;
       }
     }
   }
 
   const TileProductSizes sizes_;
-  const bool split_;
+  const int parts_;               // of operands and weights
   const std::int64_t dim_;        // padded
   const std::int64_t value_dim_;  // likewise
   const float scale_;
   Buffer workspace_;
-  Planes queries_;                              // [rows, dim]
-  Planes keys_;                                 // packed, [columns / 16, dim / 32] tiles
-  Planes values_;                               // packed, [columns / 32, value_dim / 16] tiles
-  Planes weights_;                              // [kStripRows, kStride]
-  Planes staged_;                               // [kDepth, dim]
-  float* logits_ = nullptr;                     // [kStripRows, kStride]
-  float* accumulator_ = nullptr;                // [rows, value_dim]
-  std::vector<std::int64_t> poisoned_keys_;     // float16 only
-  std::vector<std::int64_t> poisoned_queries_;  // float16 only
-  std::int64_t columns_ = 0;
+  amx::Parts queries_;            // [rows, dim]
+  amx::Parts keys_;               // packed, [columns / 16, dim / 32] tiles
+  amx::Parts values_;             // packed, [columns / 32, value_dim / 16] tiles
+  amx::Parts weights_;            // [kStripRows, kStride]
+  amx::Parts staged_;             // [kDepth, dim]
+  float* logits_ = nullptr;       // [kStripRows, kStride]
+  float* accumulator_ = nullptr;  // [rows, value_dim]
+  float* product_ = nullptr;      // [kStripRows, value_dim]
+  std::vector<const void*> query_rows_;
+  TensorRows key_rows_;
+  std::vector<std::int64_t> odd_queries_;  // that could not be split
+  std::vector<std::int64_t> odd_keys_;     // likewise
   Strip strip_;
 };
 

@@ -18,12 +18,18 @@ bool pack(const std::uint16_t* /*rows*/, std::int64_t /*stride*/, std::int64_t /
           std::uint16_t* /*tiles*/) {
   std::abort();
 }
-bool split_float16(const std::uint16_t* /*values*/, std::int64_t /*count*/, std::uint16_t* /*high*/,
-                   std::uint16_t* /*low*/) {
+bool split_float32(const float* /*values*/, std::int64_t /*count*/, const Parts& /*parts*/) {
   std::abort();
 }
-void multiply(const Shape& /*shape*/, const Factors* /*factors*/, int /*count*/, bool /*add*/,
+bool split_float16(const std::uint16_t* /*values*/, std::int64_t /*count*/,
+                   const Parts& /*parts*/) {
+  std::abort();
+}
+void multiply(const Shape& /*shape*/, const Parts& /*left*/, const Parts& /*right*/, bool /*add*/,
               float* /*result*/) {
+  std::abort();
+}
+void add_to(float* /*sums*/, const float* /*values*/, std::int64_t /*count*/) {
   std::abort();
 }
 

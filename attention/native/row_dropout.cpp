@@ -133,9 +133,9 @@ void zero_below(const std::uint16_t* bits, std::uint32_t threshold, std::int64_t
   if (weights.floats != nullptr) {
     HWY_DYNAMIC_DISPATCH(zero_floats_below)(bits, threshold, count, weights.floats);
   } else {
-    HWY_DYNAMIC_DISPATCH(zero_halves_below)(bits, threshold, count, weights.high);
-    if (weights.low == nullptr) return;
-    HWY_DYNAMIC_DISPATCH(zero_halves_below)(bits, threshold, count, weights.low);
+    for (std::uint16_t* const part : weights.parts) {
+      if (part != nullptr) HWY_DYNAMIC_DISPATCH(zero_halves_below)(bits, threshold, count, part);
+    }
   }
 }
 

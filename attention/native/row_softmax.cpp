@@ -89,28 +89,36 @@ HWY_INLINE void store_upper_halves(hn::Vec<Bits> a, hn::Vec<Bits> b, std::uint16
 #endif
 }
 
-// Writes the weights exp(scale · logit − max) and returns their sum.
-enum class Form : std::uint8_t { float32, bfloat16, bfloat16_pair };
-template <Form form>
+// What is left of a weight when parts of it are taken off: see WeightRow.
+class Remainder {
+ public:
+  HWY_INLINE explicit Remainder(Vector weight) : rest_(weight) {}
+  // The next part, in the upper halves.
+  HWY_INLINE hn::Vec<Bits> take() {
+    const Tag f32;
+    const Bits u32;
+    // Adding half of the lowest bit that stays rounds to nearest.
+    const auto part = hn::Add(hn::BitCast(u32, rest_), hn::Set(u32, 0x8000));
+    rest_ = hn::Sub(rest_, hn::BitCast(f32, hn::And(part, hn::Set(u32, 0xffff0000))));
+    return part;
+  }
+
+ private:
+  Vector rest_;
+};
+
+// Writes the weights exp(scale · logit − max), as floats where there are no parts, and returns
+// their sum.
+template <int parts>
 HWY_INLINE float weigh_vectors(const float* logits, std::int64_t count, float scale, float max,
                                const WeightRow& weights) {
   const Tag f32;
-  const Bits u32;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(f32));
   const auto factor = hn::Set(f32, scale);
   const auto shift = hn::Set(f32, max);
+  constexpr bool kExact = parts == 0 || parts == 3;
   const auto weight_of = [&](std::int64_t i) HWY_ATTR {
-    return exp_of<form == Form::float32>(
-        f32, hn::Sub(hn::Mul(hn::Load(f32, logits + i), factor), shift));
-  };
-  // Adding half of the lowest bit that stays rounds to nearest.
-  const auto rounded = [&](Vector weight) HWY_ATTR {
-    return hn::Add(hn::BitCast(u32, weight), hn::Set(u32, 0x8000));
-  };
-  const auto lost = [&](Vector weight, hn::Vec<Bits> high) HWY_ATTR {
-    const auto kept = hn::BitCast(f32, hn::And(high, hn::Set(u32, 0xffff0000)));
-    const auto low = hn::BitCast(u32, hn::Sub(weight, kept));
-    return hn::Add(low, hn::Set(u32, 0x8000));
+    return exp_of<kExact>(f32, hn::Sub(hn::Mul(hn::Load(f32, logits + i), factor), shift));
   };
   auto sum = hn::Zero(f32);
   auto sum2 = sum;
@@ -119,15 +127,15 @@ HWY_INLINE float weigh_vectors(const float* logits, std::int64_t count, float sc
     const auto weight2 = weight_of(i + lanes);
     sum = hn::Add(sum, weight);
     sum2 = hn::Add(sum2, weight2);
-    if constexpr (form == Form::float32) {
+    if constexpr (parts == 0) {
       hn::Store(weight, f32, weights.floats + i);
       hn::Store(weight2, f32, weights.floats + i + lanes);
     } else {
-      const auto high = rounded(weight);
-      const auto high2 = rounded(weight2);
-      store_upper_halves(high, high2, weights.high + i);
-      if constexpr (form == Form::bfloat16_pair) {
-        store_upper_halves(lost(weight, high), lost(weight2, high2), weights.low + i);
+      Remainder rest(weight);
+      Remainder rest2(weight2);
+      for (std::size_t part = 0; part < parts; ++part) {
+        const auto taken = rest.take();
+        store_upper_halves(taken, rest2.take(), weights.parts[part] + i);
       }
     }
   }
@@ -136,12 +144,10 @@ HWY_INLINE float weigh_vectors(const float* logits, std::int64_t count, float sc
 
 float weigh_row(const float* logits, std::int64_t count, float scale, float max,
                 const WeightRow& weights) {
-  if (weights.floats != nullptr) {
-    return weigh_vectors<Form::float32>(logits, count, scale, max, weights);
-  }
-  return weights.low == nullptr
-             ? weigh_vectors<Form::bfloat16>(logits, count, scale, max, weights)
-             : weigh_vectors<Form::bfloat16_pair>(logits, count, scale, max, weights);
+  if (weights.floats != nullptr) return weigh_vectors<0>(logits, count, scale, max, weights);
+  if (weights.parts[2] != nullptr) return weigh_vectors<3>(logits, count, scale, max, weights);
+  return weights.parts[1] != nullptr ? weigh_vectors<2>(logits, count, scale, max, weights)
+                                     : weigh_vectors<1>(logits, count, scale, max, weights);
 }
 
 }  // namespace annulus::HWY_NAMESPACE
@@ -161,8 +167,7 @@ void clear(const WeightRow& weights, std::int64_t begin, std::int64_t end) {
     if (row != nullptr && begin < end) std::fill(row + begin, row + end, 0);
   };
   fill(weights.floats);
-  fill(weights.high);
-  fill(weights.low);
+  for (std::uint16_t* const part : weights.parts) fill(part);
 }
 
 bool any_nan(const float* logits, std::int64_t count) {
@@ -170,6 +175,11 @@ bool any_nan(const float* logits, std::int64_t count) {
 }
 
 }  // namespace
+
+WeightRow WeightRow::from(std::int64_t column) const {
+  const auto advanced = [column](auto* row) { return row == nullptr ? row : row + column; };
+  return {advanced(floats), {advanced(parts[0]), advanced(parts[1]), advanced(parts[2])}};
+}
 
 void cap_row(float* logits, std::int64_t count, float scale, float cap) {
   // Whole vectors only; the padding may hold anything, so give it a value.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
 
@@ -19,19 +20,14 @@ struct RowSoftmax {
   bool sees = false;  // any key at all; the caller's to set while the sum is 0
 };
 
-/// Where the weights of a row go, for a product in float32 or in bfloat16. A weight in bfloat16 is
-/// the upper half of a float32; `low`, where given, holds what rounding to it lost.
+/// Where the weights of a row go: into `floats`, which may be the logits; or into as many of
+/// `parts` as are given. There a weight is the sum of up to three values in bfloat16, each of which
+/// is what the ones before it lost, rounded: 8, 16 or all 24 bits of it.
 struct WeightRow {
-  float* floats = nullptr;        ///< may be the logits; either these,
-  std::uint16_t* high = nullptr;  ///< or these
-  std::uint16_t* low = nullptr;
+  float* floats = nullptr;
+  std::array<std::uint16_t*, 3> parts{};
 
-  [[nodiscard]] WeightRow from(std::int64_t column) const {
-    const auto advance = [column](auto* begin) {
-      return begin == nullptr ? begin : begin + column;
-    };
-    return {advance(floats), advance(high), advance(low)};
-  }
+  [[nodiscard]] WeightRow from(std::int64_t column) const;
 };
 
 /// logits[i] = cap · tanh(scale · logits[i] / cap).

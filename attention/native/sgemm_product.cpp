@@ -96,6 +96,8 @@ class SgemmProduct final : public TileProduct {
                 blas(sizes_.value_dim));
   }
 
+  [[nodiscard]] bool leaves_out(float value) const override { return !std::isfinite(value); }
+
   [[nodiscard]] float* accumulator(std::int64_t index) override {
     return accumulator_ + index * sizes_.value_dim;
   }
@@ -109,7 +111,7 @@ class SgemmProduct final : public TileProduct {
 
   // In place, if OpenBLAS can read it there.
   static Operand load(const TensorRows& rows, float* workspace) {
-    const ConstTensorView& tensor = rows.tensor;
+    const ConstTensorView& tensor = *rows.tensor;
     const std::int64_t dim = tensor.size(3);
     const std::int64_t stride = tensor.stride(1);
     const bool usable = stride >= dim && stride <= std::numeric_limits<blasint>::max();

@@ -119,7 +119,7 @@ void TileKernel::visit_run(const RowTile& tile, const HeadTile& heads, const Pos
 void TileKernel::multiply(const RowTile& tile, const HeadTile& heads, LocalRange rows,
                           const PositionRange& columns, std::int64_t first_column, bool full) {
   const auto rows_of = [&](const ConstTensorView& tensor) {
-    return TensorRows{tensor, tile.batch, heads.kv_head, first_column, columns.length};
+    return TensorRows{&tensor, tile.batch, heads.kv_head, first_column, columns.length};
   };
   product_->load_keys(rows_of(block_.key));
   product_->load_values(rows_of(block_.value), !full);
@@ -150,7 +150,7 @@ void TileKernel::add_poison(const RowTile& tile, const HeadTile& heads, Strip st
       float* const sum = product_->accumulator(index);
       for (std::int64_t d = 0; d < value_dim_; ++d) {
         const float v = value[static_cast<std::size_t>(d)];
-        if (!std::isfinite(v)) sum[d] += weight * v;
+        if (product_->leaves_out(v)) sum[d] += weight * v;
       }
     }
   }

@@ -7,8 +7,14 @@
 namespace annulus {
 
 MatrixPath best_matrix_path(DType dtype) {
-  const bool half = dtype == DType::bfloat16 || dtype == DType::float16;
-  return half && amx::available() ? MatrixPath::amx : MatrixPath::sgemm;
+  switch (dtype) {
+    case DType::float16:
+    case DType::bfloat16:
+    case DType::float32:
+      return amx::available() ? MatrixPath::amx : MatrixPath::sgemm;
+    default:
+      return MatrixPath::sgemm;
+  }
 }
 
 std::unique_ptr<TileProduct> make_tile_product(MatrixPath path, const TileProductSizes& sizes,

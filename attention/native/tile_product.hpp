@@ -20,14 +20,14 @@ inline constexpr std::int64_t kTileColumns = 512;
 
 /// Rows of a key or value tensor [b,s,k,D] of one batch and head.
 struct TensorRows {
-  const ConstTensorView& tensor;
+  const ConstTensorView* tensor = nullptr;
   std::int64_t batch = 0;
   std::int64_t head = 0;
   std::int64_t begin = 0;
   std::int64_t count = 0;
 
   [[nodiscard]] const void* row(std::int64_t i) const {
-    return tensor.address({batch, begin + i, head});
+    return tensor->address({batch, begin + i, head});
   }
 };
 
@@ -75,8 +75,11 @@ class TileProduct {
   /// The accumulator [rows, Dv] of the tile: its row `index`.
   [[nodiscard]] virtual float* accumulator(std::int64_t index) = 0;
 
-  /// Columns of the values that are not finite. They were left out as if they were 0, for a product
-  /// makes 0 · NaN a NaN, also in rows that do not see the key.
+  /// Whether the product leaves out such a value, as if it were 0: what is not finite (for a
+  /// product makes 0 · NaN a NaN, also in rows that do not see the key), and what it cannot
+  /// multiply exactly.
+  [[nodiscard]] virtual bool leaves_out(float value) const = 0;
+  /// The columns that have values which were left out.
   [[nodiscard]] const std::vector<std::int64_t>& poisoned() const noexcept { return poisoned_; }
 
  protected:

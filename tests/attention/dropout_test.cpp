@@ -101,7 +101,7 @@ TEST(Dropout, RowsAreDroppedAsTheirEntriesAre) {
         }
         std::vector<std::uint16_t> low = high;
         drop_row(dropout, 4, 6, at(123456), columns, {.floats = weights.data()});
-        drop_row(dropout, 4, 6, at(123456), columns, {.high = high.data(), .low = low.data()});
+        drop_row(dropout, 4, 6, at(123456), columns, {.parts = {high.data(), low.data()}});
         for (std::int64_t j = 0; j < length; ++j) {
           const auto i = static_cast<std::size_t>(j);
           const bool drops = dropout.drops(4, 6, at(123456), columns.at(j));

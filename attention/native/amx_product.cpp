@@ -86,7 +86,7 @@ class AmxProduct final : public TileProduct {
   }
 
   [[nodiscard]] MatrixPath path() const override { return MatrixPath::amx; }
-  [[nodiscard]] std::int64_t strip_rows() const override { return kStripRows; }
+  [[nodiscard]] std::int64_t strip_rows(bool /*hidden*/) const override { return kStripRows; }
   // The queries have its sign, or are 0 if it is.
   [[nodiscard]] float factor() const override { return scale_ == 0 ? 1.0F : std::abs(scale_); }
 
@@ -146,13 +146,14 @@ class AmxProduct final : public TileProduct {
   void multiply_keys(Strip strip) override {
     strip_ = strip;
     const amx::Shape shape{.rows = round_up(strip.rows(), kRows),
-                           .columns = round_up(key_rows_.count, 2 * kColumns),
+                           .columns = round_up(strip.columns, 2 * kColumns),
                            .depth = dim_,
                            .left_stride = dim_,
                            .depth_stride = 1,
                            .column_stride = dim_ / kDepth,
                            .result_stride = kStride};
-    amx::multiply(shape, from(queries_, strip.begin * dim_), keys_, false, logits_);
+    amx::multiply(shape, from(queries_, strip.begin * dim_), from(keys_, strip.first_column * dim_),
+                  false, logits_);
     if (!odd_keys_.empty() || !odd_queries_.empty()) repair_logits();
   }
 
@@ -167,14 +168,14 @@ class AmxProduct final : public TileProduct {
     float sum = 0;
     for (int part = parts_ - 1; part >= 0; --part) {
       BFloat16 value;
-      value.bits = weights_.of[part][(row - strip_.begin) * kStride + column];
+      value.bits = weights_.of[part][(row - strip_.begin) * kStride + column - strip_.first_column];
       sum += static_cast<float>(value);
     }
     return sum;
   }
 
   void multiply_values(Strip strip) override {
-    const std::int64_t depth = round_up(key_rows_.count, kDepth);
+    const std::int64_t depth = round_up(strip.columns, kDepth);
     const std::int64_t rows = round_up(strip.rows(), kRows);
     // Rows past the strip may belong to another one: nothing may be added to them.
     for (std::int64_t r = strip.rows(); r < rows; ++r) clear(from(weights_, r * kStride), depth);
@@ -185,12 +186,13 @@ class AmxProduct final : public TileProduct {
                            .depth_stride = value_dim_ / kColumns,
                            .column_stride = 1,
                            .result_stride = value_dim_};
+    const amx::Parts values = from(values_, strip.first_column * value_dim_);
     float* const sums = accumulator(strip.begin);
     if (parts_ < 3) {
-      amx::multiply(shape, weights_, values_, true, sums);
+      amx::multiply(shape, weights_, values, true, sums);
     } else {
       // A sum over the whole sequence in one register would round too often for float32.
-      amx::multiply(shape, weights_, values_, false, product_);
+      amx::multiply(shape, weights_, values, false, product_);
       amx::add_to(sums, product_, strip.rows() * value_dim_);
     }
   }
@@ -266,12 +268,13 @@ class AmxProduct final : public TileProduct {
       const bool whole_row = among(odd_queries_, row);
       to_float32(query_rows_[static_cast<std::size_t>(row)], sizes_.dtype, query.data(),
                  sizes_.dim);
-      for (std::int64_t column = 0; column < key_rows_.count; ++column) {
+      for (std::int64_t i = 0; i < strip_.columns; ++i) {
+        const std::int64_t column = strip_.first_column + i;
         if (!whole_row && !among(odd_keys_, column)) continue;
         to_float32(key_rows_.row(column), sizes_.dtype, key.data(), sizes_.dim);
         float sum = 0;
         for (std::size_t d = 0; d < dims; ++d) sum += query[d] * key[d];
-        logits(row)[column] = scale_ == 0 ? sum * 0.0F : std::copysign(1.0F, scale_) * sum;
+        logits(row)[i] = scale_ == 0 ? sum * 0.0F : std::copysign(1.0F, scale_) * sum;
       }
     }
   }

@@ -89,6 +89,19 @@ std::vector<RowTile> row_tiles(const AttentionProblem& problem, const AttentionB
   return tiles;
 }
 
+// Query rows of a tile, from `most` down. A block of few batches and heads gets shorter tiles, so
+// that there are some for each of many threads. How many threads there are makes no difference, for
+// results must not depend on it.
+std::int64_t tile_length(std::int64_t most, std::int64_t rows, std::int64_t batches_and_heads) {
+  constexpr std::int64_t kTasks = 64;
+  constexpr std::int64_t kLeast = 128;
+  std::int64_t length = std::max<std::int64_t>(1, most);
+  while (length >= 2 * kLeast && (rows + length - 1) / length * batches_and_heads < kTasks) {
+    length /= 2;
+  }
+  return length;
+}
+
 class NativeKernel final : public Kernel {
  public:
   NativeKernel(const AttentionProblem& problem, MatrixPath path, MemoryPool& memory)
@@ -100,10 +113,13 @@ class NativeKernel final : public Kernel {
     context.stream.synchronize();  // the stream's earlier work comes first
 
     // Heads that see different blocks have tiles of their own.
+    const std::int64_t most_rows = most_tile_rows(path_);
     const std::vector<HeadTile> heads = head_tiles(block.query.size(2), block.key.size(2),
-                                                   problem_.mask.depends_on_head() ? 1 : kTileRows);
+                                                   problem_.mask.depends_on_head() ? 1 : most_rows);
     const std::int64_t stacked = heads.front().count;
-    const std::int64_t length = std::max<std::int64_t>(1, kTileRows / stacked);
+    const std::int64_t length =
+        tile_length(most_rows / stacked, block.query.size(1),
+                    block.query.size(0) * static_cast<std::int64_t>(heads.size()));
     const std::vector<RowTile> rows = row_tiles(problem_, block, length);
     const auto head_count = static_cast<std::int64_t>(heads.size());
     const std::int64_t tasks = static_cast<std::int64_t>(rows.size()) * head_count;

@@ -51,7 +51,10 @@ class SgemmProduct final : public TileProduct {
   }
 
   [[nodiscard]] MatrixPath path() const override { return MatrixPath::sgemm; }
-  [[nodiscard]] std::int64_t strip_rows() const override { return sizes_.rows; }
+  [[nodiscard]] std::int64_t strip_rows(bool hidden) const override {
+    constexpr std::int64_t kShort = 64;
+    return hidden ? kShort : sizes_.rows;
+  }
   [[nodiscard]] float factor() const override { return 1.0F; }
 
   void start(std::int64_t rows) override {
@@ -74,26 +77,27 @@ class SgemmProduct final : public TileProduct {
   }
 
   void multiply_keys(Strip strip) override {
-    first_ = strip.begin;
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, blas(strip.rows()), blas(columns_),
+    strip_ = strip;
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, blas(strip.rows()), blas(strip.columns),
                 blas(sizes_.dim), static_cast<float>(sizes_.scale),
-                queries_ + strip.begin * sizes_.dim, blas(sizes_.dim), keys_.data,
-                blas(keys_.stride), 0.0F, logits_, blas(kLogitStride));
+                queries_ + strip.begin * sizes_.dim, blas(sizes_.dim),
+                keys_.data + strip.first_column * keys_.stride, blas(keys_.stride), 0.0F, logits_,
+                blas(kLogitStride));
   }
 
   [[nodiscard]] float* logits(std::int64_t row) override {
-    return logits_ + (row - first_) * kLogitStride;
+    return logits_ + (row - strip_.begin) * kLogitStride;
   }
   [[nodiscard]] WeightRow weights(std::int64_t row) override { return {.floats = logits(row)}; }
   [[nodiscard]] float weight(std::int64_t row, std::int64_t column) const override {
-    return logits_[(row - first_) * kLogitStride + column];
+    return logits_[(row - strip_.begin) * kLogitStride + column - strip_.first_column];
   }
 
   void multiply_values(Strip strip) override {
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, blas(strip.rows()),
-                blas(sizes_.value_dim), blas(columns_), 1.0F, logits_, blas(kLogitStride),
-                values_.data, blas(values_.stride), 1.0F, accumulator(strip.begin),
-                blas(sizes_.value_dim));
+                blas(sizes_.value_dim), blas(strip.columns), 1.0F, logits_, blas(kLogitStride),
+                values_.data + strip.first_column * values_.stride, blas(values_.stride), 1.0F,
+                accumulator(strip.begin), blas(sizes_.value_dim));
   }
 
   [[nodiscard]] bool leaves_out(float value) const override { return !std::isfinite(value); }
@@ -158,7 +162,7 @@ class SgemmProduct final : public TileProduct {
   Operand keys_;
   Operand values_;
   std::int64_t columns_ = 0;
-  std::int64_t first_ = 0;  // row of the strip in `logits_`
+  Strip strip_;  // whose logits there are
 };
 
 }  // namespace

@@ -70,21 +70,21 @@ void TileKernel::load_queries(const RowTile& tile, const HeadTile& heads) {
 }
 
 Visibility TileKernel::examine(const RowTile& tile, const HeadTile& heads,
-                               const PositionRange& columns) const {
+                               const PositionRange& rows, const PositionRange& columns) const {
   if (!block_.unmasked) {
     return problem_.mask.examine_head(block_.first_batch + tile.batch,
-                                      block_.first_head + heads.begin, tile.rows, columns);
+                                      block_.first_head + heads.begin, rows, columns);
   }
-  return {tile.rows.length * columns.length,
+  return {rows.length * columns.length,
           true,
           true,
-          {LocalPosition(0), tile.rows.length},
+          {LocalPosition(0), rows.length},
           {LocalPosition(0), columns.length}};
 }
 
 void TileKernel::visit(const RowTile& tile, const HeadTile& heads, const PositionRange& columns,
                        std::int64_t first_column, const std::function<void()>& between) {
-  const LocalRange seen = examine(tile, heads, columns).columns;
+  const LocalRange seen = examine(tile, heads, tile.rows, columns).columns;
   if (seen.count == 0) return;
   const std::optional<BlockMask>& blocks = problem_.mask.block_mask();
   if (!blocks || block_.unmasked) {
@@ -107,7 +107,7 @@ void TileKernel::visit_run(const RowTile& tile, const HeadTile& heads, const Pos
   const std::int64_t end = run.end().value();
   for (std::int64_t begin = run.begin.value(); begin < end; begin += kTileColumns) {
     const PositionRange piece = columns.slice(begin, std::min(kTileColumns, end - begin));
-    const Visibility seen = examine(tile, heads, piece);
+    const Visibility seen = examine(tile, heads, tile.rows, piece);
     if (seen.empty()) continue;
     const std::int64_t skipped = seen.columns.begin.value();
     multiply(tile, heads, seen.rows, piece.slice(skipped, seen.columns.count),
@@ -124,10 +124,24 @@ void TileKernel::multiply(const RowTile& tile, const HeadTile& heads, LocalRange
   product_->load_keys(rows_of(block_.key));
   product_->load_values(rows_of(block_.value), !full);
   const std::int64_t end = rows.end().value() * heads.count;
-  for (Strip strip{rows.begin.value() * heads.count}; strip.begin < end; strip.begin = strip.end) {
-    strip.end = std::min(strip.begin + product_->strip_rows(), end);
+  Strip strip;
+  for (strip.end = rows.begin.value() * heads.count; strip.end < end;) {
+    strip.begin = strip.end;
+    strip.end = std::min(strip.begin + product_->strip_rows(!full), end);
+    strip.first_column = 0;
+    strip.columns = columns.length;
+    bool strip_full = full;
+    if (!full) {
+      const std::int64_t first_row = strip.begin / heads.count;
+      const std::int64_t row_count = (strip.end - 1) / heads.count + 1 - first_row;
+      const Visibility seen = examine(tile, heads, tile.rows.slice(first_row, row_count), columns);
+      if (seen.empty()) continue;
+      strip.first_column = seen.columns.begin.value() / kRowAlignment * kRowAlignment;
+      strip.columns = seen.columns.end().value() - strip.first_column;
+      strip_full = seen.full && strip.columns == seen.columns.count;
+    }
     product_->multiply_keys(strip);
-    softmax(tile, heads, strip, columns, full);
+    softmax(tile, heads, strip, columns.slice(strip.first_column, strip.columns), strip_full);
     product_->multiply_values(strip);
     if (!product_->poisoned().empty()) add_poison(tile, heads, strip, columns, first_column);
   }
@@ -137,6 +151,7 @@ void TileKernel::add_poison(const RowTile& tile, const HeadTile& heads, Strip st
                             const PositionRange& columns, std::int64_t first_column) {
   std::vector<float> value(static_cast<std::size_t>(value_dim_));
   for (const std::int64_t c : product_->poisoned()) {
+    if (c < strip.first_column || c >= strip.first_column + strip.columns) continue;  // hidden
     to_float32(block_.value.address({tile.batch, first_column + c, heads.kv_head}),
                block_.value.dtype(), value.data(), value_dim_);
     for (std::int64_t index = strip.begin; index < strip.end; ++index) {

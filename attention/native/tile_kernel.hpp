@@ -52,7 +52,7 @@ class TileKernel {
                  LocalRange run, std::int64_t first_column, const std::function<void()>& between);
   void multiply(const RowTile& tile, const HeadTile& heads, LocalRange rows,
                 const PositionRange& columns, std::int64_t first_column, bool full);
-  /// Makes weights of the logits of the strip.
+  /// Makes weights of the logits of the strip, whose columns are `columns`.
   void softmax(const RowTile& tile, const HeadTile& heads, Strip strip,
                const PositionRange& columns, bool full);
   /// Adds what the product left out to the rows that see it.
@@ -60,7 +60,7 @@ class TileKernel {
                   const PositionRange& columns, std::int64_t first_column);
   void store(const RowTile& tile, const HeadTile& heads);
   [[nodiscard]] Visibility examine(const RowTile& tile, const HeadTile& heads,
-                                   const PositionRange& columns) const;
+                                   const PositionRange& rows, const PositionRange& columns) const;
 
   const AttentionProblem& problem_;
   const AttentionBlock& block_;

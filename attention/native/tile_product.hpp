@@ -13,10 +13,14 @@
 
 namespace annulus {
 
-/// Rows of a tile, (query position, head) pairs, at most; and its columns. Both logits and the
-/// tiles of key and value fit a level-2 cache, and the products run near the peak of the core.
-inline constexpr std::int64_t kTileRows = 256;
+/// Columns of a tile, at most.
 inline constexpr std::int64_t kTileColumns = 512;
+/// Rows of a tile, (query position, head) pairs, at most. With sgemm both logits and the tiles of
+/// key and value fit a level-2 cache, and the products run near the peak of the core. AMX wants
+/// more rows, over which the work of packing keys and values spreads.
+[[nodiscard]] constexpr std::int64_t most_tile_rows(MatrixPath path) {
+  return path == MatrixPath::amx ? 512 : 256;
+}
 
 /// Rows of a key or value tensor [b,s,k,D] of one batch and head.
 struct TensorRows {
@@ -31,10 +35,13 @@ struct TensorRows {
   }
 };
 
-/// Stacked rows of a tile: [begin, end).
+/// A part of a tile that is computed at once: stacked rows [begin, end) by the columns that any of
+/// them sees.
 struct Strip {
   std::int64_t begin = 0;
   std::int64_t end = 0;
+  std::int64_t first_column = 0;  ///< a multiple of kRowAlignment
+  std::int64_t columns = 0;
   [[nodiscard]] std::int64_t rows() const { return end - begin; }
 };
 
@@ -49,8 +56,8 @@ class TileProduct {
   TileProduct& operator=(const TileProduct&) = delete;
 
   [[nodiscard]] virtual MatrixPath path() const = 0;
-  /// The rows of a strip, at most.
-  [[nodiscard]] virtual std::int64_t strip_rows() const = 0;
+  /// The rows of a strip, at most. Short strips do not compute as much that is hidden.
+  [[nodiscard]] virtual std::int64_t strip_rows(bool hidden) const = 0;
   /// What logits() still have to be multiplied by; positive.
   [[nodiscard]] virtual float factor() const = 0;
 
@@ -64,10 +71,11 @@ class TileProduct {
   virtual void load_values(const TensorRows& values, bool hidden) = 0;
 
   virtual void multiply_keys(Strip strip) = 0;
-  /// The logits of a row of the strip, for the keys that were loaded; and where their weights go.
-  /// Both have room for whole vectors (kRowAlignment).
+  /// The logits of a row of the strip, from its first column on; and where their weights go. Both
+  /// have room for whole vectors (kRowAlignment).
   [[nodiscard]] virtual float* logits(std::int64_t row) = 0;
   [[nodiscard]] virtual WeightRow weights(std::int64_t row) = 0;
+  /// `column` counts from the first of the tile.
   [[nodiscard]] virtual float weight(std::int64_t row, std::int64_t column) const = 0;
   /// Adds weights · values to the accumulator.
   virtual void multiply_values(Strip strip) = 0;

@@ -2,6 +2,7 @@
 #include <fstream>
 #include <string>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "native/native.hpp"
@@ -34,7 +35,7 @@ AttentionProblem problem_of(const AttentionShape& shape, DType dtype) {
   return problem;
 }
 
-constexpr std::array kHalfTypes{DType::bfloat16, DType::float16};
+constexpr std::array kTypes{DType::bfloat16, DType::float16, DType::float32};
 
 void expect_accurate_on_every_path(Random& random, const AttentionProblem& problem) {
   problem.validate();
@@ -56,14 +57,13 @@ TEST(NativePaths, AmxIsTakenWhereTheCpuHasIt) {
   const bool amx = line.find(" amx_bf16") != std::string::npos &&
                    line.find(" amx_tile") != std::string::npos &&
                    line.find(" avx512bw") != std::string::npos;
-  EXPECT_EQ(best_matrix_path(DType::float32), MatrixPath::sgemm);
-  for (const DType dtype : kHalfTypes) {
+  for (const DType dtype : kTypes) {
     EXPECT_EQ(best_matrix_path(dtype), amx ? MatrixPath::amx : MatrixPath::sgemm);
   }
   if (!amx) GTEST_SKIP() << "this CPU has no AMX: nothing to tell apart";
   // It rounds otherwise than products in float32, so that the bits say which it was.
   Random random(51);
-  for (const DType dtype : kHalfTypes) {
+  for (const DType dtype : kTypes) {
     const AttentionProblem problem = problem_of({1, 300, 600, 2, 1, 64, 64}, dtype);
     const WholeAttention whole = random_attention(random, problem);
     const Result taken = run_native(problem, whole.block());
@@ -78,7 +78,7 @@ TEST(NativePaths, EveryMaskAloneAndInPairs) {
   for (const std::vector<MaskKind>& kinds : mask_combinations()) {
     // Several tiles of rows and columns, and strips that begin in the middle of a register.
     AttentionProblem problem =
-        problem_of({2, 301, 1093, 6, 2, 16, 8}, kHalfTypes[static_cast<std::size_t>(i++ % 2)]);
+        problem_of({2, 301, 1093, 6, 2, 16, 8}, kTypes[static_cast<std::size_t>(i++ % 3)]);
     problem.mask = random_mask(random, kinds, 2, 301, 1093);
     expect_accurate_on_every_path(random, problem);
   }
@@ -86,7 +86,7 @@ TEST(NativePaths, EveryMaskAloneAndInPairs) {
 
 TEST(NativePaths, HeadsDimensionsAndOddSizes) {
   Random random(53);
-  for (const DType dtype : kHalfTypes) {
+  for (const DType dtype : kTypes) {
     for (const std::int64_t dim : {1, 31, 32, 33, 64, 80, 128, 200}) {
       for (const std::int64_t value_dim : {dim, std::int64_t{1}, std::int64_t{48}}) {
         expect_accurate_on_every_path(random, problem_of({1, 33, 65, 2, 1, dim, value_dim}, dtype));
@@ -108,7 +108,7 @@ TEST(NativePaths, HeadsDimensionsAndOddSizes) {
 
 TEST(NativePaths, ScalesCapsAndDropout) {
   Random random(54);
-  for (const DType dtype : kHalfTypes) {
+  for (const DType dtype : kTypes) {
     for (const double scale : {-0.3, 0.0, 0.125, 0.5}) {
       for (const double cap : {0.0, 0.5, 30.0}) {
         for (const double dropout : {0.0, 0.3}) {
@@ -125,10 +125,58 @@ TEST(NativePaths, ScalesCapsAndDropout) {
   }
 }
 
+// Sums over many tiles must not lose digits.
+TEST(NativePaths, LongSequencesStayAccurate) {
+  Random random(58);
+  for (const DType dtype : kTypes) {
+    const AttentionProblem problem = problem_of({1, 20, 60000, 1, 1, 128, 128}, dtype);
+    const WholeAttention whole = random_attention(random, problem);
+    const OracleOutput truth = whole.oracle();
+    for (const MatrixPath path : paths_of(dtype)) {
+      const Result result = run_path(path, problem, whole.block());
+      expect_accurate(result, whole, truth);
+      const Error error = error_of(result, dtype, truth);
+      RecordProperty(std::string(name_of(dtype)) + std::to_string(static_cast<int>(path)),
+                     fmt::format("{:.2e} {:.2e}", error.output, error.lse));
+    }
+  }
+}
+
+// What a sum of three values in bfloat16 does not hold, in plain sight and hidden.
+TEST(NativePaths, HugeAndTinyValuesKeepTheirDigits) {
+  Random random(59);
+  for (const float what : {3.4e38F, -3.4e38F, 1e-32F, 1e-35F}) {
+    AttentionProblem problem = problem_of({1, 100, 600, 1, 1, 8, 8}, DType::float32);
+    problem.mask.set_causal(true);
+    problem.mask.set_offset(300);
+    const WholeAttention whole = random_attention(random, problem);
+    // Alone in their dimension, so that an error shows.
+    for (std::int64_t i = 0; i < 600; ++i) {
+      whole.value.view().at<float>({0, i, 0, 2}) = i == 350 ? what : 0.0F;
+      whole.key.view().at<float>({0, i, 0, 5}) = i == 351 ? what : 0.0F;
+    }
+    for (std::int64_t t = 0; t < 100; ++t) {
+      whole.query.view().at<float>({0, t, 0, 5}) = 1 / what;
+    }
+    const OracleOutput truth = whole.oracle();
+    for (const MatrixPath path : paths_of(DType::float32)) {
+      const Result result = run_path(path, problem, whole.block());
+      for (std::int64_t t = 0; t < 100; ++t) {
+        for (std::int64_t d = 0; d < 8; ++d) {
+          const double expected = truth.output[static_cast<std::size_t>(8 * t + d)];
+          const float got = result.output.view().at<float>({0, t, 0, d});
+          const double scale = d == 2 ? std::abs(expected) : 1;
+          EXPECT_LE(std::abs(got - expected), 1e-5 * scale) << what << " " << t << " " << d;
+        }
+      }
+    }
+  }
+}
+
 // Tensors that are stored head by head, or with a stride of their own.
 TEST(NativePaths, Strides) {
   Random random(55);
-  for (const DType dtype : kHalfTypes) {
+  for (const DType dtype : kTypes) {
     AttentionProblem problem = problem_of({2, 100, 700, 4, 2, 64, 32}, dtype);
     problem.mask.set_causal(true);
     problem.mask.set_offset(600);
@@ -147,7 +195,7 @@ TEST(NativePaths, Strides) {
 }
 
 TEST(NativePaths, PoisonReachesTheRowsThatSeeItAndNoOthers) {
-  for (const DType dtype : kHalfTypes) {
+  for (const DType dtype : kTypes) {
     for (const MatrixPath path : paths_of(dtype)) {
       expect_poison_confined(dtype, [path](const WholeAttention& whole) {
         return run_path(path, whole.problem, whole.block(), 2);
@@ -163,7 +211,7 @@ TEST(NativePaths, PoisonReachesTheRowsThatSeeItAndNoOthers) {
 TEST(NativePaths, VisiblePoisonShows) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   Random random(56);
-  for (const DType dtype : kHalfTypes) {
+  for (const DType dtype : kTypes) {
     const WholeAttention whole =
         random_attention(random, problem_of({1, 40, 600, 2, 2, 8, 8}, dtype));
     for (const MatrixPath path : paths_of(dtype)) {
@@ -197,7 +245,7 @@ TEST(NativePaths, VisiblePoisonShows) {
 
 // A logit of −∞ is one, also where a product of parts would make it NaN.
 TEST(NativePaths, InfiniteKeysHaveNoWeight) {
-  for (const DType dtype : kHalfTypes) {
+  for (const DType dtype : kTypes) {
     for (const MatrixPath path : paths_of(dtype)) {
       const WholeAttention whole = weightless_attention(dtype);
       expect_weightless_shown(run_path(path, whole.problem, whole.block()));
@@ -207,7 +255,7 @@ TEST(NativePaths, InfiniteKeysHaveNoWeight) {
 
 TEST(NativePaths, ThreadsAndRepetitionChangeNoBit) {
   Random random(57);
-  for (const DType dtype : kHalfTypes) {
+  for (const DType dtype : kTypes) {
     AttentionProblem problem = problem_of({2, 600, 1100, 4, 2, 64, 32}, dtype);
     problem.mask.set_causal(true);
     problem.mask.set_offset(500);

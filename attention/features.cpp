@@ -21,6 +21,10 @@ std::string_view name_of(Feature feature) noexcept {
       return "dropout";
     case Feature::float64_softmax:
       return "a float64 softmax";
+    case Feature::bias:
+      return "a bias";
+    case Feature::dense_mask:
+      return "a dense mask";
   }
   return "a feature without a name";
 }
@@ -47,6 +51,8 @@ FeatureSet features_of(const AttentionProblem& problem) {
   if (problem.soft_cap) features.add(Feature::soft_cap);
   if (problem.dropout && problem.dropout->threshold() > 0) features.add(Feature::dropout);
   if (problem.softmax_dtype == DType::float64) features.add(Feature::float64_softmax);
+  if (problem.bias) features.add(Feature::bias);
+  if (problem.dense_mask) features.add(Feature::dense_mask);
   return features;
 }
 

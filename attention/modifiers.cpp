@@ -14,6 +14,8 @@ std::string list_of(const AttentionProblem& problem) {
   };
   if (problem.scale) add(fmt::format("scale {}", *problem.scale));
   if (problem.soft_cap) add(fmt::format("soft cap {}", *problem.soft_cap));
+  if (problem.bias) add("bias " + to_string(*problem.bias));
+  if (problem.dense_mask) add("dense mask " + to_string(*problem.dense_mask));
   if (problem.sinks) add(to_string(*problem.sinks));
   if (problem.dropout) add(to_string(*problem.dropout));
   return text;

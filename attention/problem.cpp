@@ -29,6 +29,24 @@ bool product_is_below(std::int64_t bound, std::initializer_list<std::int64_t> si
   return true;
 }
 
+void check_scores(const char* name, const std::optional<Extents>& scores,
+                  const AttentionShape& shape) {
+  if (!scores) return;
+  const Extents whole{shape.batch, shape.heads, shape.query_length, shape.kv_length};
+  bool fits = scores->rank() == whole.rank();
+  for (int dim = 0; fits && dim < whole.rank(); ++dim) {
+    fits = (*scores)[dim] == 1 || (*scores)[dim] == whole[dim];
+  }
+  if (!fits) {
+    throw ArgumentError(name, "shape " + to_string(*scores),
+                        "broadcastable to [B,N,T,S] = " + to_string(whole));
+  }
+  const Extents& s = *scores;
+  if (!product_is_below(std::int64_t{1} << 60, {s[0], s[1], s[2], s[3]})) {
+    throw ArgumentError(name, "shape " + to_string(s), "fewer than 2^60 elements");
+  }
+}
+
 }  // namespace
 
 std::string to_string(const AttentionShape& shape) {
@@ -83,6 +101,8 @@ void AttentionProblem::validate() const {
   }
   mask.validate(shape.batch, shape.heads, shape.query_length, shape.kv_length);
   if (sinks) sinks->validate(shape.heads);
+  check_scores("bias", bias, shape);
+  check_scores("dense mask", dense_mask, shape);
   const std::int64_t largest =
       std::max({shape.batch, shape.query_length, shape.kv_length, shape.heads});
   if (dropout && largest >= Dropout::kMostIndices) {

@@ -13,9 +13,9 @@ std::string_view name_of(Schedule schedule) noexcept {
 }
 
 std::string_view name_of(Content content) noexcept {
-  constexpr std::array<std::string_view, 10> kNames{
-      "query", "key",         "value",      "output",   "LSE",
-      "delta", "grad output", "grad query", "grad key", "grad value"};
+  constexpr std::array<std::string_view, 12> kNames{
+      "query",       "key",        "value",    "output",     "LSE",  "delta",
+      "grad output", "grad query", "grad key", "grad value", "bias", "mask"};
   return kNames[static_cast<std::size_t>(content)];
 }
 
@@ -48,14 +48,24 @@ std::int64_t RankPlan::width(Content content) const {
     case Content::lse:
     case Content::delta:
       return 1;
+    case Content::bias:
+    case Content::dense_mask:
+      return scores(content) == nullptr ? 0 : (*scores(content))[3];
   }
   return 0;
+}
+
+const Extents* RankPlan::scores(Content content) const {
+  if (content == Content::bias && bias) return &*bias;
+  if (content == Content::dense_mask && dense_mask) return &*dense_mask;
+  return nullptr;
 }
 
 std::int64_t RankPlan::token_bytes(const Buffer& buffer) const {
   std::int64_t numbers = 0;
   for (const Content content : buffer.contents) numbers += width(content);
-  return local.batch * buffer.heads.count * numbers *
+  const Extents* const scores = this->scores(buffer.contents.front());
+  return (scores == nullptr ? local.batch : (*scores)[0]) * buffer.heads.count * numbers *
          static_cast<std::int64_t>(size_of(buffer.dtype));
 }
 

@@ -24,6 +24,8 @@ std::string modifiers_of(const AttentionProblem& problem) {
   if (problem.softmax_dtype != DType::float32) {
     text += fmt::format(", softmax {}", annulus::name_of(problem.softmax_dtype));
   }
+  if (problem.bias) text += ", bias " + to_string(*problem.bias);
+  if (problem.dense_mask) text += ", dense mask " + to_string(*problem.dense_mask);
   return text;
 }
 
@@ -65,9 +67,20 @@ TensorView writable(const ConstTensorView& view) {
 }
 
 // In the order of the plan's buffers; see PlanBuilder.
-std::vector<TensorView> in_order(const LocalTensors& tensors) {
-  return {writable(tensors.query), writable(tensors.key), writable(tensors.value), tensors.output,
-          tensors.lse};
+std::vector<TensorView> in_order(const LocalTensors& tensors, const AttentionProblem& problem) {
+  std::vector<TensorView> ordered{writable(tensors.query), writable(tensors.key),
+                                  writable(tensors.value), tensors.output, tensors.lse};
+  const auto add = [&](const char* name, const ConstTensorView& tensor, bool wanted) {
+    if (wanted) {
+      ordered.push_back(writable(tensor));
+    } else if (tensor.rank() > 0) {
+      throw ArgumentError(name, "a tensor of shape " + to_string(tensor.shape()),
+                          "none, as the problem has none");
+    }
+  };
+  add("bias", tensors.bias, problem.bias.has_value());
+  add("mask", tensors.mask, problem.dense_mask.has_value());
+  return ordered;
 }
 
 }  // namespace
@@ -184,8 +197,11 @@ void ShardedAttention::try_or_undo(const Change& change, const Undo& undo) {
 
 void ShardedAttention::prepare(const LocalTensors& tensors) {
   check_usable();
-  const std::vector<TensorView> views = in_order(tensors);
-  collectively(mesh_.world(), [&] { runner_->check(views); });
+  std::vector<TensorView> views;
+  collectively(mesh_.world(), [&] {
+    views = in_order(tensors, planning_->problem);
+    runner_->check(views);
+  });
   prepared_ = true;
   if (!anywhere(!runner_->is_ready_for(views))) return;
   // Kernels may now take what they refused for other strides. If nobody takes it, the plan for the
@@ -230,7 +246,14 @@ void ShardedAttention::set_mask(const Mask& mask) {
 void ShardedAttention::submit(const LocalTensors& tensors, ForeignStream* caller) {
   check_usable();
   if (!prepared_) prepare(tensors);
-  runner_->submit(in_order(tensors), caller);
+  std::vector<TensorView> views;
+  try {
+    views = in_order(tensors, planning_->problem);
+  } catch (const UserError& error) {
+    // The other ranks may be under way.
+    throw LibraryError(fmt::format("rank {}: {}", mesh_.rank(), error.what()));
+  }
+  runner_->submit(views, caller);
 }
 
 void ShardedAttention::wait() {

@@ -110,6 +110,16 @@ ShardedOperands shard_operands(const AttentionProblem& problem, const MeshShape&
   const std::vector<Distribution> rows{Distribution::block(), sequences.rows};
   const std::vector<Distribution> columns{Distribution::block(), sequences.columns,
                                           Distribution::kv_heads()};
+  const auto scores = [&](const std::optional<Extents>& size) -> std::optional<NamedSharding> {
+    if (!size) return {};
+    const auto axes = [&](int dim, int of_query) {
+      return (*size)[dim] == 1 ? AxisNames() : layout.query[of_query];
+    };
+    std::vector<Distribution> distributions{Distribution::block(), Distribution::block()};
+    if ((*size)[2] != 1) distributions.push_back(sequences.rows);
+    return NamedSharding(mesh, PartitionSpec({axes(0, 0), axes(1, 2), axes(2, 1), AxisNames()}),
+                         *size, distributions);
+  };
   const PartitionSpec lse({layout.query[0], layout.query[2], layout.query[1]});
   return {NamedSharding(mesh, layout.query,
                         {shape.batch, shape.query_length, shape.heads, shape.head_dim}, rows),
@@ -120,7 +130,9 @@ ShardedOperands shard_operands(const AttentionProblem& problem, const MeshShape&
           NamedSharding(mesh, layout.query,
                         {shape.batch, shape.query_length, shape.heads, shape.value_dim}, rows),
           NamedSharding(mesh, lse, {shape.batch, shape.heads, shape.query_length},
-                        {Distribution::block(), Distribution::block(), sequences.rows})};
+                        {Distribution::block(), Distribution::block(), sequences.rows}),
+          scores(problem.bias),
+          scores(problem.dense_mask)};
 }
 
 }  // namespace annulus::ring

@@ -13,6 +13,7 @@
 
 #include "cuda/dropout_arguments.hpp"
 #include "cuda/native_kernel.cuh"
+#include "cuda/score_arguments.hpp"
 #include "cuda/upload.hpp"
 
 namespace annulus {
@@ -104,6 +105,7 @@ class NativeCudaKernel final : public Kernel {
     require(result.output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
                 result.lse.shape() == Extents{query[0], query[2], query[1]},
             "result does not fit");
+    block.scores.check(problem_, {query[0], query[2], query[1], problem_.shape.kv_length});
     require(result.output.dtype() == DType::float32, "output is not float32");
     require(result.lse.dtype() == DType::float32 || result.lse.dtype() == DType::float64,
             "LSE is neither float32 nor float64");
@@ -166,6 +168,7 @@ class NativeCudaKernel final : public Kernel {
       a.query = block.query.slice(1, first, 0).data();
       a.output = static_cast<float*>(state.output.slice(1, first, 0).data());
       a.lse = state.lse.slice(2, first, 0).data();
+      a.scores = cuda::score_arguments(block.scores.slice(2, first, 0));
       a.wide_lse = state.lse.dtype() == DType::float64;
       a.rows = 0;
       for (cuda::DeviceRange& range : rows) {

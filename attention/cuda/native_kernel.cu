@@ -113,12 +113,22 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
                                            : a.blocks + batch * a.block_strides[0] +
                                                  (a.first_head + head) * a.block_strides[1] +
                                                  i / a.query_block * a.block_strides[2];
+    const float* const bias =
+        a.scores.bias.data == nullptr ? nullptr : a.scores.bias.row(b, head, row);
+    const std::uint8_t* const mask =
+        a.scores.mask.data == nullptr ? nullptr : a.scores.mask.row(b, head, row);
     for (int r = 0; r < a.column_ranges && !padding; ++r) {
       const DeviceRange range = a.column_range[r];
       for (std::int64_t first = 0; first < range.length; first += kWarp) {
         const std::int64_t c = first + lane;
         const std::int64_t j = range.start + c * range.stride;
-        const bool seen = c < range.length && visible(a, batch, i, segment, blocks, j);
+        bool seen = c < range.length && visible(a, batch, i, segment, blocks, j);
+        if (seen && mask != nullptr) seen = mask[j * a.scores.mask.strides[3]] != 0;
+        float added = 0.0F;
+        if (seen && bias != nullptr) {
+          added = bias[j * a.scores.bias.strides[3]];
+          seen = added != -INFINITY;
+        }
         const unsigned seen_by = __ballot_sync(kAll, seen);
         if (seen_by == 0) continue;
         float logit = -INFINITY;
@@ -128,6 +138,7 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
           for (int d = 0; d < a.head_dim; ++d) dot = fmaf(query[d], widen(k[d]), dot);
           logit = dot * a.scale;
           if (a.soft_cap > 0.0F) logit = a.soft_cap * tanhf(logit / a.soft_cap);
+          logit += added;
         }
         // A NaN or infinite logit leaves the row without a softmax, and must show.
         if (__any_sync(kAll, !(logit < INFINITY))) {

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/dropout_arguments.hpp"
+#include "cuda/score_arguments.hpp"
 
 namespace annulus::cuda {
 
@@ -38,6 +39,7 @@ struct NativeArguments {
   float scale;     // of q·k
   float soft_cap;  // 0: none
   DropoutArguments dropout;
+  ScoreArguments scores;
   // Mask, in global positions.
   std::int64_t band_low, band_high;
   const std::int32_t* query_lengths;   // [B], null: none

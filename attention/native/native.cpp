@@ -17,7 +17,8 @@
 namespace annulus {
 namespace {
 
-void check_block(const AttentionBlock& block, const SoftmaxState& result) {
+void check_block(const AttentionProblem& problem, const AttentionBlock& block,
+                 const SoftmaxState& result) {
   const auto check = [](bool fits, const char* what) {
     if (!fits) throw InternalError(std::string("native attention: ") + what);
   };
@@ -33,6 +34,7 @@ void check_block(const AttentionBlock& block, const SoftmaxState& result) {
   check(result.output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
             result.lse.shape() == Extents{query[0], query[2], query[1]},
         "result does not fit");
+  block.scores.check(problem, {query[0], query[2], query[1], problem.shape.kv_length});
   check(result.output.dtype() == DType::float32, "output is not float32");
   check(result.lse.dtype() == DType::float32 || result.lse.dtype() == DType::float64,
         "LSE is neither float32 nor float64");
@@ -109,7 +111,7 @@ class NativeKernel final : public Kernel {
 
   void forward(const AttentionBlock& block, const SoftmaxState& result,
                const ExecutionContext& context) override {
-    check_block(block, result);
+    check_block(problem_, block, result);
     context.stream.synchronize();  // the stream's earlier work comes first
 
     // Heads that see different blocks have tiles of their own.

@@ -10,6 +10,7 @@
 #include <annulus/core/convert.hpp>
 
 #include "native/row_dropout.hpp"
+#include "native/row_scores.hpp"
 
 namespace annulus {
 namespace {
@@ -122,7 +123,7 @@ void TileKernel::multiply(const RowTile& tile, const HeadTile& heads, LocalRange
     return TensorRows{&tensor, tile.batch, heads.kv_head, first_column, columns.length};
   };
   product_->load_keys(rows_of(block_.key));
-  product_->load_values(rows_of(block_.value), !full);
+  product_->load_values(rows_of(block_.value), !full || !block_.scores.empty());
   const std::int64_t end = rows.end().value() * heads.count;
   Strip strip;
   for (strip.end = rows.begin.value() * heads.count; strip.end < end;) {
@@ -161,6 +162,10 @@ void TileKernel::add_poison(const RowTile& tile, const HeadTile& heads, Strip st
                                  tile.rows.at(index / heads.count), columns.at(c))) {
         continue;
       }
+      if (!block_.scores.shows(tile.batch, heads.begin + index % heads.count,
+                               tile.begin.value() + index / heads.count, columns.at(c))) {
+        continue;
+      }
       const float weight = product_->weight(index, c);
       float* const sum = product_->accumulator(index);
       for (std::int64_t d = 0; d < value_dim_; ++d) {
@@ -188,10 +193,14 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip
       if (id < 0) seen.count = 0;  // padding sees nothing, not even padding
     }
     const std::int64_t begin = seen.begin.value();
-    const auto sees = [&] {
-      if (full || row_ids.empty()) return seen.count > 0;
+    const std::int64_t local_row = tile.begin.value() + r;
+    const bool by_segment = !full && !row_ids.empty();
+    const auto sees = [&](std::int64_t head) {
+      if (!by_segment && block_.scores.empty()) return seen.count > 0;
       for (std::int64_t i = begin; i < begin + seen.count; ++i) {
-        if (column_ids[static_cast<std::size_t>(columns.at(i).value())] == id) return true;
+        const GlobalPosition column = columns.at(i);
+        if (by_segment && column_ids[static_cast<std::size_t>(column.value())] != id) continue;
+        if (block_.scores.shows(tile.batch, head, local_row, column)) return true;
       }
       return false;
     };
@@ -205,22 +214,50 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip
         cap_row(logits, columns.length, factor, static_cast<float>(*problem_.soft_cap));
         factor = 1;
       }
-      if (!full && !row_ids.empty() && seen.count > 0) {
+      const std::int64_t head = heads.begin + index - r * heads.count;
+      bool any = seen.count > 0;
+      if (any && !block_.scores.empty()) {
+        any = apply_scores(tile.batch, head, local_row, columns.slice(begin, seen.count), factor,
+                           logits + begin);
+        if (block_.scores.bias) factor = 1;
+      }
+      if (by_segment && any) {
         const auto* ids = column_ids.data() + columns.at(begin).value();
         hide_other_segments(logits + begin, seen.count, ids, columns.stride, id);
       }
       RowSoftmax& row_softmax = row_softmax_[static_cast<std::size_t>(index)];
-      const float rescale = softmax_row(logits, columns.length, begin, begin + seen.count, factor,
-                                        weights, row_softmax);
-      if (row_softmax.sum == 0 && !row_softmax.sees) row_softmax.sees = sees();
-      if (problem_.dropout && problem_.dropout->threshold() > 0 && seen.count > 0) {
-        drop_row(*problem_.dropout, batch,
-                 block_.first_head + heads.begin + index - r * heads.count, row,
+      const float rescale =
+          softmax_row(logits, columns.length, begin, any ? begin + seen.count : begin, factor,
+                      weights, row_softmax);
+      if (any && row_softmax.sum == 0 && !row_softmax.sees) row_softmax.sees = sees(head);
+      if (problem_.dropout && problem_.dropout->threshold() > 0 && any) {
+        drop_row(*problem_.dropout, batch, block_.first_head + head, row,
                  columns.slice(begin, seen.count), weights.from(begin));
       }
       if (rescale != 1.0F) scale_row(product_->accumulator(index), value_dim_, rescale);
     }
   }
+}
+
+bool TileKernel::apply_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
+                              const PositionRange& columns, float factor, float* logits) const {
+  const ScoreTensors& scores = block_.scores;
+  const auto first = [&](const ConstTensorView& tensor) {
+    return tensor.address({batch, head, row, columns.start.value()});
+  };
+  const auto stride = [&](const ConstTensorView& tensor) {
+    return tensor.stride(3) * columns.stride;
+  };
+  bool any = true;
+  if (scores.bias) {
+    any = add_bias_row(static_cast<const float*>(first(*scores.bias)), stride(*scores.bias),
+                       columns.length, factor, logits);
+  }
+  if (scores.mask && any) {
+    any = hide_row(static_cast<const std::uint8_t*>(first(*scores.mask)), stride(*scores.mask),
+                   columns.length, logits);
+  }
+  return any;
 }
 
 void TileKernel::store(const RowTile& tile, const HeadTile& heads) {

@@ -34,7 +34,9 @@ double dot(const double* a, const double* b, std::int64_t count) {
 OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensorView& query,
                               const ConstTensorView& key, const ConstTensorView& value,
                               const PositionRanges& rows, std::int64_t first_batch,
-                              std::int64_t first_head, std::int64_t first_column) {
+                              std::int64_t first_head, std::int64_t first_column,
+                              const ScoreTensors& scores) {
+  scores.check(problem, {query.size(0), query.size(2), query.size(1), problem.shape.kv_length});
   constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
   const std::int64_t batch = query.size(0);
   const std::int64_t row_count = query.size(1);
@@ -78,9 +80,11 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
         for (std::int64_t j = 0; j < columns; ++j) {
           const GlobalPosition column(first_column + j);
           if (!problem.mask.visible(first_batch + b, first_head + head, row, column)) continue;
+          if (!scores.shows(b, head, t, column)) continue;
           double logit = scale * dot(&queries[static_cast<std::size_t>(t * dim)],
                                      &keys[static_cast<std::size_t>(j * dim)], dim);
           if (problem.soft_cap) logit = *problem.soft_cap * std::tanh(logit / *problem.soft_cap);
+          if (scores.bias) logit += scores.bias->at<float>({b, head, t, column.value()});
           logits.push_back(logit);
           visible.push_back(j);
           if (!(logit <= max)) max = logit;

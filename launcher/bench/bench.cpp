@@ -110,7 +110,7 @@ class Bench {
     log_choices(problem, operands, attention, mesh_);
     const verification::CaseShards shards = collectively(world, [&] {
       return verification::CaseShards(operands, problem.dtype, options_.seed, mesh_.rank(), host,
-                                      threads_);
+                                      threads_, setup.fills);
     });
     verification::DeviceTensors moved = collectively(world, [&] {
       return verification::DeviceTensors(shards.local_tensors(), device_, mesh_.watchdog());

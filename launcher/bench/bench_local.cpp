@@ -41,6 +41,9 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAtt
   key_ = repeated(shards.key, longest, device, *stream_);
   value_ = repeated(shards.value, longest, device, *stream_);
 
+  const ScoreTensors scores = broadcast_scores(
+      shards.bias, shards.mask,
+      {plan.local.batch, plan.local.heads, plan.local.query_length, problem.shape.kv_length});
   const std::int64_t ratio = plan.local.heads_per_kv_head();
   for (const ring::Block* one : blocks) {
     const ring::Block& block = *one;
@@ -63,7 +66,10 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAtt
                plan.first_batch + block.batches.begin,
                plan.first_head + block.heads.begin,
                block.full,
-               {}},
+               {},
+               scores.slice(0, block.batches.begin, block.batches.count)
+                   .slice(1, block.heads.begin, block.heads.count)
+                   .slice(2, row, block.rows.count)},
               {},
               nullptr};
     const Implementation& chosen = attention.implementation_of(block);

@@ -70,7 +70,7 @@ void add_bench_row(Report& report, const ProblemSetup& setup,
   };
   const double of_local = measured.local / measured.time.median;
   report.add_row({shape_cell(setup.problem.shape),
-                  mask_cell(setup.problem.mask),
+                  mask_cell(setup.problem),
                   std::string(annulus::name_of(setup.problem.dtype)),
                   mesh_cell(setup.mesh),
                   std::string(ring::name_of(attention.schedule().schedule)),

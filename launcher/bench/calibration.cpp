@@ -70,6 +70,9 @@ class KernelBlocks {
     alone.mesh = "sp=1";
     alone.query_spec = alone.kv_spec = "-";
     kernel_.reset();
+    if (!alone.bias.empty() || !alone.mask.empty()) {
+      throw UserError("--calibrate: measures kernels without --bias and --mask");
+    }
     problem_ = set_up_problem(alone, shape, options_.dtype.value_or(DType::float32), 1).problem;
     const PositionRange all{GlobalPosition(0), rows, 1};
     const Visibility seen = problem_.mask.examine(0, shape.batch, all, all);

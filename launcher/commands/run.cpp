@@ -32,6 +32,7 @@
 #include "launcher/setup/output_files.hpp"
 #include "launcher/setup/problem_setup.hpp"
 #include "launcher/setup/same_on_ranks.hpp"
+#include "launcher/setup/score_setup.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -103,7 +104,7 @@ void add_result(Report& report, const ProblemSetup& setup, const ring::ShardedAt
                 const Measurement& measured) {
   constexpr double kMiB = 1 << 20;
   const double rate = measured.seconds > 0 ? measured.flops / measured.seconds * 1e-9 : 0;
-  report.add_row({shape_cell(setup.problem.shape), mask_cell(setup.problem.mask),
+  report.add_row({shape_cell(setup.problem.shape), mask_cell(setup.problem),
                   std::string(annulus::name_of(setup.problem.dtype)), mesh_cell(setup.mesh),
                   std::string(ring::name_of(attention.schedule().schedule)),
                   std::string(annulus::name_of(setup.layout.sequence)), attention.implementations(),
@@ -205,6 +206,7 @@ ExitCode run_command(const CommandContext& context) {
   begin_step("annulus run was reading query, key and value");
   MemoryPool& memory = device.staging();
   Tensor query, key, value, output, lse;
+  ScoreShards scores;
   progress.begin("reading query, key and value");
   collectively(world, [&] {
     constexpr double kDiskTimeouts = 20;  // may pass before a disk counts as hung
@@ -224,9 +226,11 @@ ExitCode run_command(const CommandContext& context) {
     };
     output = make("output", problem.dtype, operands.output);
     lse = make("LSE", DType::float32, operands.lse);
+    scores = for_tensor("bias and mask",
+                        [&] { return ScoreShards(setup.fills, operands, mesh.rank(), memory); });
   });
-  const ring::LocalTensors tensors{query.view(), key.view(), value.view(), output.view(),
-                                   lse.view()};
+  ring::LocalTensors tensors{query.view(), key.view(), value.view(), output.view(), lse.view()};
+  scores.add_to(tensors);
   verification::DeviceTensors moved = collectively(
       world, [&] { return verification::DeviceTensors(tensors, device, mesh.watchdog()); });
   moved.upload();

@@ -86,6 +86,9 @@ void check_nothing_drawn_is_given(const Options& options) {
   check(!options.block_mask.empty(), "--block-mask");
   check(options.block_size.has_value(), "--block-size");
   check(!options.sinks.empty(), "--sinks");
+  check(!options.bias.empty(), "--bias");
+  check(!options.mask.empty(), "--mask");
+  check(options.bias_policy != BiasPolicy::combine, "--bias-policy");
   check(options.dropout > 0, "--dropout");
   check(!options.query_lengths.empty(), "--q-lengths");
   check(!options.kv_lengths.empty(), "--kv-lengths");
@@ -112,6 +115,7 @@ NamedCase random_case(const RandomCase& which, const Options& options, int ranks
   result.sharded.schedule = std::move(drawn.schedule);
   result.sharded.plan = drawn.plan;
   result.sharded.seed = drawn.seed;
+  result.sharded.fills = std::move(drawn.fills);
   result.sharded.implementation = options.implementation;
   result.sharded.transport = options.transport;
   result.sharded.threads = std::max(1, options.threads);
@@ -138,6 +142,7 @@ NamedCase given_case(const Options& options, int ranks) {
   result.warnings = std::move(setup.warnings);
   result.mesh = std::move(setup.mesh);
   result.sharded.problem = std::move(setup.problem);
+  result.sharded.fills = std::move(setup.fills);
   result.sharded.layout = std::move(setup.layout);
   result.sharded.schedule = options.schedule;
   result.sharded.implementation = options.implementation;
@@ -166,6 +171,7 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place,
        {"cap", "", 4, 6},
        {"sinks", "", 0, 6, "extra logits per head in the softmax's denominator"},
        {"dropout", "", 0, 6, "probability of dropping an attention weight"},
+       {"bias", "", 0, 6, "shape of the bias, 1 where it is broadcast"},
        {"error", "", 8, 0, "relative Frobenius, over all ranks, against a float64 oracle"},
        {"bound", "", 8, 2, "that the error must not exceed"},
        {"ratio", "unsharded", 11, 0, "to the error of the same implementation unsharded"},
@@ -194,6 +200,10 @@ std::string sinks_cell(const std::optional<Sinks>& sinks) {
   return sinks ? std::to_string(sinks->per_head()) : kNothing;
 }
 
+std::string bias_cell(const std::optional<Extents>& bias) {
+  return bias ? fmt::format("{}", fmt::join(*bias, ",")) : kNothing;
+}
+
 std::string dropout_cell(const std::optional<Dropout>& dropout) {
   return dropout ? fmt::format("{:.4g}", dropout->probability()) : kNothing;
 }
@@ -219,11 +229,12 @@ void add_row(Report& report, const NamedCase& named, const verification::Verific
                   schedule,
                   measured([](const auto& v) { return v.transport; }),
                   measured([](const auto& v) { return v.implementations; }),
-                  mask_cell(problem.mask),
+                  mask_cell(problem),
                   number_cell(problem.scale),
                   number_cell(problem.soft_cap),
                   sinks_cell(problem.sinks),
                   dropout_cell(problem.dropout),
+                  bias_cell(problem.bias),
                   measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.output); }),
                   measured([](const auto& v) { return fmt::format("{:.2e}", v.bound.output); }),
                   measured([](const auto& v) { return fmt::format("{:.3f}", v.ratio()); }),

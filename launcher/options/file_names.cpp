@@ -45,6 +45,9 @@ std::vector<NamedFile> inputs_of(const Options& options) {
           {"--block-mask", options.block_mask},
           {"--q-lengths", options.query_lengths},
           {"--kv-lengths", options.kv_lengths},
+          {"--sinks", options.sinks},
+          {"--bias", options.bias},
+          {"--mask", options.mask},
           {"--cost-model", options.cost_model},
           {"--config", options.config},
           {"--metadata", options.metadata}};

@@ -120,6 +120,11 @@ Transport parse_transport_name(const std::string& option, const std::string& tex
       parse_choice(option, text, std::vector<std::string>(names.begin(), names.end())));
 }
 
+BiasPolicy parse_policy(const std::string& option, const std::string& text) {
+  return parse_bias_policy(
+      parse_choice(option, text, {"combine", "bias_wins", "bias_disables_causal"}));
+}
+
 bool parse_axis_order(const std::string& option, const std::string& text) {
   return parse_choice(option, text, {"bthd", "bhtd"}) == "bhtd";
 }
@@ -279,6 +284,16 @@ void add_input(TableBuilder& table) {
   table.add("sinks", "FILE", kPlanned, text_into(&Options::sinks),
             "float32 [N,M] or [M]: M extra logits per head in the softmax's denominator; random:M "
             "draws them");
+  table.add("mask", "FILE", kPlanned, text_into(&Options::mask),
+            "bool or uint8, broadcastable to [B,N,T,S]: a pair is visible where it is 1; "
+            "random:DENSITY draws [B,1,T,S]");
+  table.add(
+      "bias", "FILE", kPlanned, text_into(&Options::bias),
+      "float32, broadcastable to [B,N,T,S]: added to the logits after the soft cap; -inf hides "
+      "a pair; random:STDDEV draws [1,N,T,S]");
+  table.add("bias-policy", "NAME", kPlanned, parsed_into(&Options::bias_policy, parse_policy),
+            "combine, bias_wins or bias_disables_causal: what a bias leaves of the mask: all, "
+            "nothing, or all but --causal (default: combine)");
 }
 
 void add_output(TableBuilder& table) {
@@ -345,9 +360,7 @@ void add_running(TableBuilder& table) {
 
 void add_later(TableBuilder& table) {
   table.group("Not available yet");
-  table.later("bias", "FILE", "a bias on the logits");
   table.later("bias-spec", "SPEC", "the sharding of a bias");
-  table.later("mask", "FILE", "a dense mask");
   table.later("mask-spec", "SPEC", "the sharding of a dense mask");
   table.later("ulysses-degree", "N", "the all-to-all part of the hybrid schedule");
   table.later("inner-size", "N", "the inner ring of the double_ring schedule");

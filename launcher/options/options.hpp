@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include <annulus/attention/bias_policy.hpp>
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/dtype.hpp>
 #include <annulus/core/watchdog.hpp>
@@ -74,6 +75,7 @@ struct Options {
   std::optional<double> soft_cap;
   double dropout = 0;
   DType softmax_dtype = DType::float32;
+  BiasPolicy bias_policy = BiasPolicy::combine;
   std::uint64_t seed = 0;
   bool bhtd = false;  ///< tensors in files are [B,N,T,D]
 
@@ -82,6 +84,8 @@ struct Options {
   std::string query_segments, kv_segments, cu_seqlens, query_lengths, kv_lengths;
   std::string block_mask;  ///< or "random:DENSITY"
   std::string sinks;       ///< or "random:M"
+  std::string bias;        ///< or "random:STDDEV"
+  std::string mask;        ///< or "random:DENSITY"
   std::string output, lse, trace, json, csv;
   std::string cost_model;  ///< what predictions are based on
 

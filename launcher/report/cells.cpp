@@ -15,8 +15,9 @@ std::string shape_cell(const AttentionShape& shape) {
                      shape.heads, shape.kv_heads, shape.head_dim, shape.value_dim);
 }
 
-std::string mask_cell(const Mask& mask) {
-  std::string cell = to_string(mask);
+std::string mask_cell(const AttentionProblem& problem) {
+  std::string cell = to_string(problem.mask);
+  if (problem.dense_mask) cell = problem.mask.hides_any() ? cell + ", dense" : "dense";
   for (auto at = cell.find(", "); at != std::string::npos; at = cell.find(", ")) {
     cell.replace(at, 2, "+");
   }

@@ -29,7 +29,8 @@ std::vector<std::string> hints(const Options& options, const AttentionShape& sha
                     "--mesh, or shard the sequence along it: --query-spec=-,{0} --kv-spec=-,{0})",
                     axis.name, axis.size));
   }
-  if (options.causal && !options.causal_offset && shape.query_length < shape.kv_length) {
+  if (options.causal && options.bias_policy == BiasPolicy::combine && !options.causal_offset &&
+      shape.query_length < shape.kv_length) {
     hints.push_back(fmt::format(
         "--causal lets no query see the keys from {} on, as T = {} is less than S = {}: "
         "if the queries are the last of the sequence, as in decoding, give "

@@ -1,11 +1,9 @@
 #include "launcher/setup/problem_setup.hpp"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,6 +20,8 @@
 #include "launcher/options/as_option.hpp"
 #include "launcher/options/option_values.hpp"
 #include "launcher/setup/hints.hpp"
+#include "launcher/setup/operand_files.hpp"
+#include "launcher/setup/score_setup.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -31,44 +31,6 @@ constexpr int kMostPlannedRanks = 1 << 16;
 
 // The most random sinks per head.
 constexpr std::int64_t kMostSinks = 4096;
-
-/// A file of a mask or of sinks, and its name in messages. The path is empty if there is none.
-struct OperandFile {
-  std::string path;
-  std::string shown;  ///< "--kv-lengths kv.npy"
-  [[nodiscard]] bool empty() const { return path.empty(); }
-};
-
-/// The files of the small arrays for masks and sinks: each is given by its own option, or else is
-/// in --input.
-class Files {
- public:
-  explicit Files(const Options& options) : input_(options.input) {
-    if (input_.empty()) return;
-    input_tensors_ = files::tensor_names(input_);
-    for (const char* later : {"bias", "mask"}) {
-      if (in_input(later)) {
-        throw NotAvailableError(fmt::format("tensor {} of {}", later, input_));
-      }
-    }
-  }
-
-  /// The file that holds a tensor. `given` is what its option says.
-  [[nodiscard]] OperandFile locate(const char* option, const std::string& given,
-                                   const std::string& tensor) const {
-    if (!given.empty()) return {given, fmt::format("{} {}", option, given)};
-    if (!in_input(tensor)) return {};
-    return {input_, fmt::format("--input {}, tensor {}", input_, tensor)};
-  }
-
- private:
-  [[nodiscard]] bool in_input(const std::string& tensor) const {
-    return std::find(input_tensors_.begin(), input_tensors_.end(), tensor) != input_tensors_.end();
-  }
-
-  std::string input_;
-  std::vector<std::string> input_tensors_;
-};
 
 /// Reads a whole array; `dimensions` is "[B, T]" for the message.
 std::vector<std::int32_t> read_integers(const OperandFile& file, const char* tensor,
@@ -109,7 +71,7 @@ void set_packing(Mask& mask, const OperandFile& file, const AttentionShape& shap
   mask.set_segments(shape.batch, ids, ids);
 }
 
-void set_segments(Mask& mask, const Files& files, const Options& options,
+void set_segments(Mask& mask, const OperandFiles& files, const Options& options,
                   const AttentionShape& shape) {
   const OperandFile queries = files.locate("--q-segments", options.query_segments, "q_segments");
   const OperandFile keys = files.locate("--kv-segments", options.kv_segments, "kv_segments");
@@ -141,13 +103,11 @@ BlockMask read_blocks(const std::string& path, BlockSize size) {
   return BlockMask(file.shape(), size, entries);
 }
 
-void set_blocks(Mask& mask, const Files& files, const Options& options,
+void set_blocks(Mask& mask, const OperandFiles& files, const Options& options,
                 const AttentionShape& shape) {
-  constexpr std::string_view kRandom = "random:";
   const BlockSize size = options.block_size.value_or(BlockSize{});
-  if (options.block_mask.starts_with(kRandom)) {
-    const double density =
-        parse_number("--block-mask", std::string_view(options.block_mask).substr(kRandom.size()));
+  if (const char* const drawn = random_value(options.block_mask)) {
+    const double density = parse_number("--block-mask", drawn);
     mask.set_block_mask(as_option("--block-mask random", [&] {
       return BlockMask::random(shape.query_length, shape.kv_length, shape.heads, density,
                                options.seed, size);
@@ -172,15 +132,10 @@ Sinks read_sinks(const std::string& path) {
   return {file.shape(), std::move(logits)};
 }
 
-std::optional<Sinks> set_up_sinks(const Files& files, const Options& options,
+std::optional<Sinks> set_up_sinks(const OperandFiles& files, const Options& options,
                                   const AttentionShape& shape) {
-  constexpr std::string_view kRandom = "random:";
-  if (options.sinks.starts_with(kRandom)) {
-    return Sinks::random(
-        shape.heads,
-        parse_integer("--sinks", std::string_view(options.sinks).substr(kRandom.size()), 1,
-                      kMostSinks),
-        options.seed);
+  if (const char* const drawn = random_value(options.sinks)) {
+    return Sinks::random(shape.heads, parse_integer("--sinks", drawn, 1, kMostSinks), options.seed);
   }
   const OperandFile file = files.locate("--sinks", options.sinks, "sinks");
   if (file.empty()) return {};
@@ -191,7 +146,7 @@ std::optional<Sinks> set_up_sinks(const Files& files, const Options& options,
   });
 }
 
-Mask set_up_mask(const Files& files, const Options& options, const AttentionShape& shape) {
+Mask set_up_mask(const OperandFiles& files, const Options& options, const AttentionShape& shape) {
   Mask mask;
   mask.set_causal(options.causal);
   if (options.causal_offset) {
@@ -282,10 +237,11 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   if (options.dropout > 0) setup.problem.dropout.emplace(options.dropout, options.seed);
   const auto check = [&] { named_by_options(options, [&] { setup.problem.validate(); }); };
   check();  // files are read only for a valid shape
-  const Files files(options);
+  const OperandFiles files(options);
   setup.problem.mask = set_up_mask(files, options, shape);
   setup.problem.sinks = set_up_sinks(files, options, shape);
   check();
+  setup.fills = set_up_scores(files, options, setup.problem);
 
   const AttentionMode mode =
       options.mode ? parse_attention_mode(*options.mode) : infer_attention_mode(shape.query_length);

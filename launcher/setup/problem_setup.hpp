@@ -8,6 +8,7 @@
 #include <annulus/core/place.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/ring/sharded_operands.hpp>
+#include <annulus/verification/random_scores.hpp>
 
 #include "launcher/options/options.hpp"
 
@@ -18,6 +19,7 @@ struct ProblemSetup {
   AttentionProblem problem;
   MeshShape mesh;
   ring::OperandLayout layout;
+  verification::ScoreFills fills;     ///< of bias and dense mask
   std::vector<std::string> warnings;  ///< one sentence each
 };
 
@@ -28,7 +30,8 @@ struct ProblemSetup {
 
 /// Settles mesh, specs (given, else the sharding rules of the mode), sequence layout, dtype and
 /// mask of a problem of `shape`. Reads the small files that the mask needs (segment ids,
-/// cu_seqlens, lengths, blocks): whole, on every rank. Does not communicate. Throws UserErrors.
+/// cu_seqlens, lengths, blocks): whole, on every rank; of bias and dense mask, the headers. The
+/// problem's mask is what --bias-policy leaves of it. Does not communicate. Throws UserErrors.
 [[nodiscard]] ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
                                           DType dtype, int ranks);
 

@@ -19,6 +19,14 @@ DeviceTensors::DeviceTensors(const ring::LocalTensors& host, Device& device, Wat
   output_ = twin(host.output);
   lse_ = twin(host.lse);
   twins_ = {query_.view(), key_.view(), value_.view(), output_.view(), lse_.view()};
+  if (host.bias.rank() > 0) {
+    bias_ = twin(host.bias);
+    twins_.bias = bias_.view();
+  }
+  if (host.mask.rank() > 0) {
+    mask_ = twin(host.mask);
+    twins_.mask = mask_.view();
+  }
 }
 
 void DeviceTensors::upload() {
@@ -28,6 +36,8 @@ void DeviceTensors::upload() {
   device_.copy(host_.value, value_.view(), *stream_);
   device_.copy(host_.output, output_.view(), *stream_);
   device_.copy(host_.lse, lse_.view(), *stream_);
+  if (host_.bias.rank() > 0) device_.copy(host_.bias, bias_.view(), *stream_);
+  if (host_.mask.rank() > 0) device_.copy(host_.mask, mask_.view(), *stream_);
   stream_->synchronize();
 }
 

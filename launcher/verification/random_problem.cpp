@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include <annulus/attention/bias_policy.hpp>
 #include <annulus/attention/mask.hpp>
 #include <annulus/attention/philox.hpp>
 #include <annulus/verification/random_problem.hpp>
@@ -379,6 +380,30 @@ Sinks draw_sinks(Draws& draws, std::int64_t heads) {
   return {shape, std::move(logits)};
 }
 
+// Any shape that can be broadcast to [B,N,T,S].
+Extents draw_scores(Draws& draws, const Kind& kind, const AttentionShape& shape) {
+  Extents scores{shape.batch, shape.heads, shape.query_length, shape.kv_length};
+  if (kind.fast || draws.chance(50)) scores[0] = 1;
+  for (int dim = 1; dim < 4; ++dim) {
+    if (draws.chance(30)) scores[dim] = 1;
+  }
+  return scores;
+}
+
+// Some hide pairs themselves, with −∞. What the mask hides of it is not finite.
+FillPart draw_bias(Draws& draws, const Kind& kind, RandomProblem& drawn) {
+  const Extents shape = draw_scores(draws, kind, drawn.problem.shape);
+  drawn.problem.bias = shape;
+  const BiasPolicy policy =
+      draws.pick({BiasPolicy::combine, BiasPolicy::combine, BiasPolicy::combine,
+                  BiasPolicy::bias_wins, BiasPolicy::bias_disables_causal});
+  drawn.problem = under_policy(policy, std::move(drawn.problem));
+  FillPart fill = random_bias(shape, draws.pick({0.3, 1.0, 4.0}), drawn.seed);
+  if (draws.chance(40)) fill = hiding_bias(std::move(fill), random_mask(shape, 0.8, ~drawn.seed));
+  if (kind.fast) return fill;
+  return poisoned_bias(drawn.problem, {std::move(fill), drawn.fills.mask});
+}
+
 std::string draw_schedule(Draws& draws, int kv_shards) {
   if (kv_shards == 1) return draws.pick({"local", "auto", "ring", "allgather"});
   return draws.pick({"ring", "ring", "ring", "allgather", "allgather", "auto"});
@@ -434,6 +459,12 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   if (draws.chance(kind.fast ? 10 : 15)) {
     problem.dropout.emplace(draws.pick({0.05, 0.1, 0.3, 0.5, 0.9}), drawn.seed);
   }
+  if (draws.chance(kind.fast ? 5 : 20)) {
+    const Extents shape = draw_scores(draws, kind, problem.shape);
+    problem.dense_mask = shape;
+    drawn.fills.mask = random_mask(shape, draws.pick({0.05, 0.5, 0.9}), drawn.seed);
+  }
+  if (draws.chance(kind.fast ? 5 : 20)) drawn.fills.bias = draw_bias(draws, kind, drawn);
   drawn.command = fmt::format("mpirun -np {} annulus verify --random-case {}:{} --device {}", ranks,
                               seed, index, on_gpus ? "cuda" : "cpu");
   return drawn;

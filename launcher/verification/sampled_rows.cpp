@@ -24,6 +24,9 @@ struct Sample {
   [[nodiscard]] ConstTensorView of(const Tensor& tensor) const {
     return tensor.view().slice(0, batch, 1).slice(1, row, 1).slice(2, first_head, heads);
   }
+  [[nodiscard]] ScoreTensors of(const ScoreTensors& scores) const {
+    return scores.slice(0, batch, 1).slice(1, first_head, heads).slice(2, row, 1);
+  }
   [[nodiscard]] ConstTensorView lse(const Tensor& tensor) const {
     return tensor.view().slice(0, batch, 1).slice(1, first_head, heads).slice(2, row, 1);
   }
@@ -78,6 +81,7 @@ Deviation sampled_deviation(const AttentionProblem& problem, const ring::Sharded
   const auto tasks = static_cast<std::int64_t>(samples.size()) * pieces;
   std::vector<OracleOutput> parts(static_cast<std::size_t>(tasks));
   HostMemoryPool memory;
+  const ScoreTensors scores = shards.scores(length);
   AttentionProblem keys_alone = problem;  // a row's sinks count once, not once per piece
   keys_alone.sinks.reset();
   const auto compute = [&](std::int64_t task, int /*worker*/) {
@@ -99,7 +103,7 @@ Deviation sampled_deviation(const AttentionProblem& problem, const ring::Sharded
     const Tensor value = part(operands.value, Operand::value);
     parts[static_cast<std::size_t>(task)] =
         oracle_attention(keys_alone, sample.of(shards.query), key.view(), value.view(), row, batch,
-                         first_head + sample.first_head, first_column);
+                         first_head + sample.first_head, first_column, sample.of(scores));
   };
   parallel_for(tasks, static_cast<int>(std::clamp<std::int64_t>(threads, 1, tasks)), compute);
 

@@ -72,10 +72,12 @@ struct WholeColumns {
 
 // The oracle's output of the rank's rows, a few rows at a time, so that its progress can be told.
 OracleOutput oracle_of_rank(const AttentionProblem& problem, const ring::ShardedOperands& operands,
-                            int rank, const ConstTensorView& query, const WholeColumns& columns,
+                            int rank, const CaseShards& shards, const WholeColumns& columns,
                             const Phase& phase) {
   constexpr std::int64_t kRows = 16;
   const PositionRanges positions = operands.query.positions(rank, 1);
+  const ConstTensorView query = shards.query.view();
+  const ScoreTensors scores = shards.scores(problem.shape.kv_length);
   const Extents& shape = query.shape();  // [b,t,n,D]
   const std::int64_t rows = shape[1];
   const std::int64_t heads = shape[2];
@@ -88,7 +90,7 @@ OracleOutput oracle_of_rank(const AttentionProblem& problem, const ring::Sharded
     const OracleOutput part = oracle_attention(
         problem, query.slice(1, begin, count), columns.key.view(), columns.value.view(),
         positions.slice({LocalPosition(begin), count}), first_of(operands.query.positions(rank, 0)),
-        first_of(operands.query.positions(rank, 2)));
+        first_of(operands.query.positions(rank, 2)), 0, scores.slice(2, begin, count));
     for (std::int64_t b = 0; b < shape[0]; ++b) {
       std::copy_n(part.output.data() + b * count * heads * dim, count * heads * dim,
                   whole.output.data() + (b * rows + begin) * heads * dim);
@@ -142,7 +144,7 @@ Tensor random_part(Index index, const Extents& global_shape, DType dtype, std::u
 }
 
 CaseShards::CaseShards(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed,
-                       int rank, MemoryPool& memory, int threads)
+                       int rank, MemoryPool& memory, int threads, const ScoreFills& fills)
     : output(dtype, operands.output.local_shape(rank), memory),
       lse(DType::float32, operands.lse.local_shape(rank), memory) {
   const auto part = [&](const NamedSharding& sharding, Operand operand) {
@@ -152,10 +154,35 @@ CaseShards::CaseShards(const ring::ShardedOperands& operands, DType dtype, std::
   query = part(operands.query, Operand::query);
   key = part(operands.key, Operand::key);
   value = part(operands.value, Operand::value);
+  const auto filled = [&](const NamedSharding& sharding, DType type, const FillPart& fill) {
+    Tensor shard(type, sharding.local_shape(rank), memory);
+    const Index index = sharding.index(rank);
+    fill(shard.view(), index);
+    return shard;
+  };
+  if (operands.bias) {
+    bias = filled(
+        *operands.bias, DType::float32,
+        fills.bias ? fills.bias : random_bias(operands.bias->global_shape(), 1, seed, threads));
+  }
+  if (operands.dense_mask) {
+    mask = filled(
+        *operands.dense_mask, DType::boolean,
+        fills.mask ? fills.mask : random_mask(operands.dense_mask->global_shape(), 0.75, seed));
+  }
 }
 
 ring::LocalTensors CaseShards::local_tensors() const {
-  return {query.view(), key.view(), value.view(), output.view(), lse.view()};
+  ring::LocalTensors tensors{query.view(), key.view(), value.view(), output.view(), lse.view()};
+  if (bias.shape().rank() > 0) tensors.bias = bias.view();
+  if (mask.shape().rank() > 0) tensors.mask = mask.view();
+  return tensors;
+}
+
+ScoreTensors CaseShards::scores(std::int64_t kv_length) const {
+  const Extents& shape = query.shape();
+  const ring::LocalTensors tensors = local_tensors();
+  return broadcast_scores(tensors.bias, tensors.mask, {shape[0], shape[2], shape[1], kv_length});
 }
 
 double Verification::ratio() const {
@@ -189,8 +216,9 @@ Deviation run_unsharded(const ShardedCase& whole, const OracleOutput& truth, Mes
   ring::ShardedAttention attention(problem, operands, mesh, registry, device,
                                    attention_options(whole, device.place()));
   HostMemoryPool host;
-  const CaseShards shards = collectively(
-      world, [&] { return CaseShards(operands, problem.dtype, whole.seed, mesh.rank(), host); });
+  const CaseShards shards = collectively(world, [&] {
+    return CaseShards(operands, problem.dtype, whole.seed, mesh.rank(), host, 1, whole.fills);
+  });
   fill_nan(shards.output);
   fill_nan(shards.lse);
   DeviceTensors moved = collectively(
@@ -221,7 +249,8 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   HostMemoryPool host;
   const CaseShards shards = collectively(world, [&] {
     const Computing computing = world.computing();
-    return CaseShards(operands, problem.dtype, sharded_case.seed, rank, host);
+    return CaseShards(operands, problem.dtype, sharded_case.seed, rank, host, 1,
+                      sharded_case.fills);
   });
   DeviceTensors moved = collectively(
       world, [&] { return DeviceTensors(shards.local_tensors(), device, mesh.watchdog()); });
@@ -253,7 +282,7 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   const OracleOutput truth = collectively(world, [&] {
     const Computing computing = world.computing();
     const WholeColumns columns(operands, problem.dtype, sharded_case.seed, rank, host);
-    return oracle_of_rank(problem, operands, rank, shards.query.view(), columns, phase);
+    return oracle_of_rank(problem, operands, rank, shards, columns, phase);
   });
   const Deviation sharded = compare(truth, shards.output.view(), shards.lse.view());
   tell("unsharded run");

@@ -1,4 +1,5 @@
 #include <utility>
+#include <vector>
 
 #include <annulus/core/foreign_stream.hpp>
 #include <annulus/mesh/agreement.hpp>
@@ -7,9 +8,37 @@
 namespace annulus {
 namespace {
 
+bool makes_bias(const AttentionOptions& options) {
+  return options.init_bias && !options.bias && !options.dense_mask && !options.mask.hides_any();
+}
+
 AttentionProblem problem_of(const AttentionOptions& options) {
-  return {options.shape, options.dtype, options.scale,   options.soft_cap,
-          options.mask,  options.sinks, options.dropout, options.softmax_dtype};
+  AttentionProblem problem{options.shape, options.dtype,     options.scale,   options.soft_cap,
+                           options.mask,  options.sinks,     options.dropout, options.softmax_dtype,
+                           options.bias,  options.dense_mask};
+  if (makes_bias(options)) problem.bias = options.init_bias->shape;
+  return under_policy(options.bias_policy, std::move(problem));
+}
+
+// Empty if nobody asks for it.
+Tensor initial_bias(const AttentionOptions& options, const ring::ShardedOperands& operands,
+                    Context& context) {
+  if (!makes_bias(options)) return {};
+  if (!options.init_bias->fill) {
+    throw ArgumentError("init_bias", "no function", "one that fills the bias");
+  }
+  const int rank = context.rank();
+  Device& device = context.device();
+  Tensor part(DType::float32, operands.bias->local_shape(rank), device.staging());
+  const std::vector<PositionRanges> index = operands.bias->index(rank);
+  options.init_bias->fill(part.view(), index);
+  if (device.place().is_host()) return part;
+  const auto current = device.make_current();
+  Tensor moved(part.dtype(), part.shape(), device.memory());
+  const auto stream = device.make_stream("copies", context.mesh().watchdog(), nullptr);
+  device.copy(part.view(), moved.view(), *stream);
+  stream->synchronize();
+  return moved;
 }
 
 ring::ShardedOperands operands_of(const AttentionOptions& options, const MeshShape& mesh) {
@@ -31,6 +60,13 @@ class Attention::Impl {
         dtype_(options.dtype),
         operands_(collectively(context.mesh().world(),
                                [&] { return operands_of(options, context.mesh().shape()); })),
+        policy_(options.bias_policy),
+        drops_mask_(options.dense_mask && !operands_.dense_mask),
+        bias_(collectively(context.mesh().world(),
+                           [&] {
+                             const Computing filling = context.mesh().world().computing();
+                             return initial_bias(options, operands_, context);
+                           })),
         sharded_(problem_of(options), operands_, context.mesh(), context.registry(),
                  context.device(),
                  {.implementation = options.implementation,
@@ -77,15 +113,38 @@ class Attention::Impl {
             input(tensors.key, operands_.key),
             input(tensors.value, operands_.value),
             {tensors.output, dtype_, shape(operands_.output), place},
-            lse_view(tensors.lse)};
+            lse_view(tensors.lse),
+            scores_view(tensors.bias, DType::float32, operands_.bias, bias_.shape().rank() > 0),
+            scores_view(tensors.mask, DType::boolean, operands_.dense_mask, drops_mask_)};
+  }
+
+  // A bias that the object has made itself is added later.
+  void set_mask(const Mask& mask) {
+    sharded_.set_mask(operands_.bias ? mask_beside_bias(policy_, mask) : mask);
   }
 
   [[nodiscard]] const ring::ShardedOperands& operands() const noexcept { return operands_; }
   [[nodiscard]] ring::ShardedAttention& sharded() noexcept { return sharded_; }
 
  private:
+  // An argument that the problem lacks is refused when it is checked; the policy may have dropped a
+  // mask.
+  [[nodiscard]] ConstTensorView scores_view(const void* data, DType dtype,
+                                            const std::optional<NamedSharding>& sharding,
+                                            bool given_elsewhere) const {
+    if (data == nullptr && (!sharding || given_elsewhere)) return {};
+    if (!sharding) return given_elsewhere ? ConstTensorView() : ConstTensorView(data, dtype, {0});
+    return {data, dtype, shape(*sharding), context_.place()};
+  }
+
   // The LSE that nobody asked for is needed all the same.
   void complete(ring::LocalTensors& tensors) {
+    if (bias_.shape().rank() > 0) {
+      if (tensors.bias.rank() > 0) {
+        throw ArgumentError("bias", "a tensor", "none, as init_bias has made the bias");
+      }
+      tensors.bias = bias_.view();
+    }
     if (tensors.lse.data() != nullptr) return;
     if (lse_.shape().rank() == 0) {
       lse_ = Tensor(DType::float32, shape(operands_.lse), context_.device().memory());
@@ -97,6 +156,9 @@ class Attention::Impl {
   DType dtype_;
   ring::ShardedOperands operands_;
   Tensor lse_;
+  BiasPolicy policy_;
+  bool drops_mask_;                        // a dense mask that the policy ignores
+  Tensor bias_;                            // that init_bias has made
   std::unique_ptr<ForeignStream> caller_;  // the caller's stream of the last call
   void* raw_caller_ = nullptr;
   ring::ShardedAttention sharded_;
@@ -122,6 +184,14 @@ Extents Attention::output_shape() const {
 Extents Attention::lse_shape() const {
   return impl_->shape(impl_->operands().lse);
 }
+Extents Attention::bias_shape() const {
+  const auto& bias = impl_->operands().bias;
+  return bias ? impl_->shape(*bias) : Extents();
+}
+Extents Attention::mask_shape() const {
+  const auto& mask = impl_->operands().dense_mask;
+  return mask ? impl_->shape(*mask) : Extents();
+}
 PositionRanges Attention::query_positions() const {
   return impl_->positions(impl_->operands().query);
 }
@@ -139,7 +209,7 @@ void Attention::prepare(const ring::LocalTensors& tensors) {
   impl_->prepare(tensors);
 }
 void Attention::set_mask(const Mask& mask) {
-  impl_->sharded().set_mask(mask);
+  impl_->set_mask(mask);
 }
 void Attention::wait() {
   impl_->sharded().wait();

@@ -93,6 +93,8 @@ json work_json(const RankPlan& plan, const Block& block) {
       {"full", block.full},
       {"implementation", plan.implementations[static_cast<std::size_t>(block.implementation)]},
       {"result", result_json(block.result)}};
+  if (block.bias >= 0) result["bias"] = block.bias;
+  if (block.dense_mask >= 0) result["dense_mask"] = block.dense_mask;
   if (block.state) result["state"] = result_json(*block.state);
   for (const Arrival& arrival : block.arrivals) {
     result["arrivals"].push_back(

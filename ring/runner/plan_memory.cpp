@@ -108,6 +108,7 @@ void PlanMemory::allocate_local(Device& device) {
 }
 
 Extents PlanMemory::shape_of(const Buffer& buffer, Content content) const {
+  if (const Extents* const scores = plan_.scores(content)) return *scores;
   if (by_heads(content)) return {plan_.local.batch, buffer.heads.count, buffer.tokens.count};
   return {plan_.local.batch, buffer.tokens.count, buffer.heads.count, plan_.width(content)};
 }
@@ -163,6 +164,19 @@ SoftmaxState PlanMemory::state(const Result& result) const {
   Region lse = result.output;
   lse.buffer = result.lse;
   return {view(result.output, Content::output), view(lse, Content::lse)};
+}
+
+ScoreTensors PlanMemory::scores(const Block& block, std::int64_t kv_length) const {
+  const AttentionShape& local = plan_.local;
+  const auto part = [&](int buffer, Content content) {
+    return buffer < 0 ? TensorView() : whole(buffer, content);
+  };
+  return broadcast_scores(part(block.bias, Content::bias),
+                          part(block.dense_mask, Content::dense_mask),
+                          {local.batch, local.heads, local.query_length, kv_length})
+      .slice(0, block.batches.begin, block.batches.count)
+      .slice(1, block.heads.begin, block.heads.count)
+      .slice(2, block.rows.begin.value(), block.rows.count);
 }
 
 void* PlanMemory::address(int buffer, LocalRange tokens) const {

@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include <annulus/attention/score_tensors.hpp>
 #include <annulus/attention/softmax_state.hpp>
 #include <annulus/core/device.hpp>
 #include <annulus/core/tensor.hpp>
@@ -29,6 +30,8 @@ class PlanMemory {
   /// One content of a region: [batch, tokens, heads, width], or [batch, heads, tokens] of an LSE.
   [[nodiscard]] TensorView view(const Region& region, Content content) const;
   [[nodiscard]] SoftmaxState state(const Result& result) const;
+  /// Bias and dense mask of a block's batches, heads and rows, of `kv_length` keys in all.
+  [[nodiscard]] ScoreTensors scores(const Block& block, std::int64_t kv_length) const;
   /// Where tokens of an exchange buffer begin.
   [[nodiscard]] void* address(int buffer, LocalRange tokens) const;
   /// Bytes beyond the caller's tensors.

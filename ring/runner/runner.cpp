@@ -314,10 +314,10 @@ class Runner::Impl {
     if (tensor.data() == nullptr && tensor.elements() > 0) {
       throw ArgumentError(name, "a null pointer", "memory for " + to_string(tensor.shape()));
     }
-    // Of [b,t,n,D]; an LSE [b,n,t] may have any strides.
+    // Of [b,t,n,D] or [b,n,t,S]; an LSE [b,n,t] may have any strides.
     if (tensor.rank() == 4 && tensor.size(3) > 1 && tensor.stride(3) != 1) {
       throw ArgumentError(name, "strides " + to_string(tensor.strides()),
-                          "1 for the head dimension");
+                          "1 for the last dimension");
     }
   }
 
@@ -508,7 +508,8 @@ class Runner::Impl {
             plan_.first_batch + block.batches.begin,
             plan_.first_head + block.heads.begin,
             block.full,
-            state};
+            state,
+            memory_.scores(block, problem_.shape.kv_length)};
   }
 
   // Whether this rank waits only for its own work: no exchange is left, or the next one waits for

@@ -76,6 +76,7 @@ class Analysis {
       read(keys, latest);
       read({block.value, block.columns, kv_heads, block.batches}, latest);
     }
+    // Nothing writes bias and mask.
     if (block.state) each_region(*block.state, [&](const Region& region) { read(region, latest); });
     each_region(block.result, [&](const Region& region) { write(region, latest); });
     task.after = settle(latest);

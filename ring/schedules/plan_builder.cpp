@@ -43,6 +43,20 @@ RankPlan empty_plan(const RankContext& context) {
   add(Content::value, dtype, columns);
   add(Content::output, dtype, rows);
   add(Content::lse, DType::float32, rows);
+  const auto add_scores = [&](Content content, DType type,
+                              const std::optional<NamedSharding>& sharding,
+                              std::optional<Extents>& shape) {
+    if (!sharding) return;
+    shape = sharding->local_shape(context.rank);
+    plan.buffers.push_back({BufferKind::caller,
+                            {content},
+                            type,
+                            {LocalPosition(0), (*shape)[2]},
+                            {0, (*shape)[1]},
+                            -1});
+  };
+  add_scores(Content::bias, DType::float32, input.operands.bias, plan.bias);
+  add_scores(Content::dense_mask, DType::boolean, input.operands.dense_mask, plan.dense_mask);
   return plan;
 }
 
@@ -97,6 +111,8 @@ void PlanBuilder::add_blocks(int step, int key, int value, std::vector<Block> bl
     block.query = kQuery;
     block.key = key;
     block.value = value;
+    if (plan_.bias) block.bias = kScores;
+    if (plan_.dense_mask) block.dense_mask = kScores + (plan_.bias ? 1 : 0);
     plan_.tasks.push_back({std::move(block), step, {}});
   }
 }

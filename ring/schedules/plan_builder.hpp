@@ -22,6 +22,8 @@ class PlanBuilder {
  public:
   /// The buffers of every plan: the caller's tensors.
   static constexpr int kQuery = 0, kKey = 1, kValue = 2, kOutput = 3, kLse = 4;
+  /// Bias and dense mask, of those that the problem has.
+  static constexpr int kScores = 5;
 
   /// Starts a plan with these buffers and the group along the key/value sequence axes, group 0.
   explicit PlanBuilder(const RankContext& context);

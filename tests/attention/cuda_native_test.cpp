@@ -4,6 +4,7 @@
 
 #include "tests/attention/cuda_run.hpp"
 #include "tests/attention/poison.hpp"
+#include "tests/attention/score_cases.hpp"
 
 namespace annulus::test {
 namespace {
@@ -78,6 +79,25 @@ TEST_F(CudaNative, Dropout) {
   }
 }
 
+// Bias and dense mask, whole and broadcast, beside masks; what they hide may be anything.
+TEST_F(CudaNative, BiasAndDenseMask) {
+  Random random(59);
+  int i = 0;
+  for (const Extents& shape : score_shapes(2, 4, 131, 293)) {
+    AttentionProblem problem;
+    problem.shape = {2, 131, 293, 4, 2, 16, 40};
+    problem.dtype = i % 2 == 0 ? DType::float32 : DType::bfloat16;
+    if (i % 3 != 2) problem.bias = shape;
+    if (i % 3 != 0) problem.dense_mask = shape;
+    if (i % 4 == 1) problem.mask.set_window(70, 20);
+    if (i % 4 == 2) problem.soft_cap = 3;
+    ++i;
+    const WholeAttention whole = random_attention(random, problem);
+    spoil_hidden_bias(whole);
+    expect_whole_accurate(whole);
+  }
+}
+
 // More ranges than one launch takes, of rows and of columns.
 TEST_F(CudaNative, ManyRanges) {
   Random random(53);
@@ -92,12 +112,18 @@ TEST_F(CudaNative, ManyRanges) {
   problem.shape = {2, length, length, 4, 2, 16, 16};
   problem.mask = random_mask(random, {MaskKind::window, MaskKind::segments}, 2, length, length);
   problem.dropout.emplace(0.2, 4);
+  problem.bias = Extents{1, 4, length, length};
+  problem.dense_mask = Extents{2, 1, length, length};
   const WholeAttention whole = random_attention(random, problem);
+  const Tensor bias = gather_rows(whole.bias, positions);
+  const Tensor mask = gather_rows(whole.mask, positions);
   const Tensor query = gather(whole.query.view(), positions);
   const Tensor key = gather(whole.key.view(), positions);
   const Tensor value = gather(whole.value.view(), positions);
-  const AttentionBlock block{as_bthd(query), as_bthd(key), as_bthd(value), positions, positions};
-  expect_accurate(run_on_device(native(), problem, block, {query, key, value}, *device_, *stream_),
+  AttentionBlock block{as_bthd(query), as_bthd(key), as_bthd(value), positions, positions};
+  block.scores = broadcast_scores(bias.view(), mask.view(), {2, 4, positions.size(), length});
+  expect_accurate(run_on_device(native(), problem, block, {query, key, value, &bias, &mask},
+                                *device_, *stream_),
                   whole, reference_of(problem, block));
 }
 

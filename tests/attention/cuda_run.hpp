@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -67,6 +68,8 @@ struct Sources {
   const Tensor& query;
   const Tensor& key;
   const Tensor& value;
+  const Tensor* bias = nullptr;
+  const Tensor* mask = nullptr;
 };
 
 /// A block of host tensors run on the device. The result comes back in host memory, the output as
@@ -81,11 +84,18 @@ inline Result run_on_device(const Implementation& implementation, const Attentio
   block.query = query.at(block.query);
   block.key = key.at(block.key);
   block.value = value.at(block.value);
+  std::optional<Mirror> bias;
+  std::optional<Mirror> mask;
+  if (sources.bias != nullptr && block.scores.bias) {
+    block.scores.bias = bias.emplace(*sources.bias, device).at(*block.scores.bias);
+  }
+  if (sources.mask != nullptr && block.scores.mask) {
+    block.scores.mask = mask.emplace(*sources.mask, device).at(*block.scores.mask);
+  }
   Result result(host_block, lse_dtype);
   const std::unique_ptr<Kernel> kernel = implementation.make_kernel(problem, device);
-  const DType dtype = implementation.declares().results == ResultForm::rounded
-                          ? problem.dtype
-                          : DType::float32;
+  const DType dtype =
+      implementation.declares().results == ResultForm::rounded ? problem.dtype : DType::float32;
   const Tensor output(dtype, result.output.shape(), test_memory());
   std::memset(output.view().data(), 0xff, output.bytes());  // NaN
   const Mirror output_mirror(output, device);
@@ -104,7 +114,8 @@ inline Result run_on_device(const Implementation& implementation, const Attentio
 inline Result run_on_device(const Implementation& implementation, const WholeAttention& whole,
                             Device& device, Stream& stream, DType lse_dtype = DType::float32) {
   return run_on_device(implementation, whole.problem, whole.block(),
-                       {whole.query, whole.key, whole.value}, device, stream, lse_dtype);
+                       {whole.query, whole.key, whole.value, &whole.bias, &whole.mask}, device,
+                       stream, lse_dtype);
 }
 
 /// What a part of the columns must give: the result of the CPU's kernel, which native_test compares

@@ -29,7 +29,17 @@ struct WholeAttention {
   Tensor query;
   Tensor key;
   Tensor value;
+  Tensor bias = {};  ///< [B,N,T,S], 1 where they are broadcast; of rank 0 if there is none
+  Tensor mask = {};  ///< likewise
 
+  [[nodiscard]] ScoreTensors scores() const {
+    const AttentionShape& s = problem.shape;
+    const auto view = [](const Tensor& tensor) {
+      return tensor.shape().rank() == 0 ? TensorView() : tensor.view();
+    };
+    return broadcast_scores(view(bias), view(mask),
+                            {s.batch, s.heads, s.query_length, s.kv_length});
+  }
   [[nodiscard]] PositionRanges rows() const {
     return PositionRanges::all(problem.shape.query_length);
   }
@@ -37,19 +47,33 @@ struct WholeAttention {
     return PositionRanges::all(problem.shape.kv_length);
   }
   [[nodiscard]] AttentionBlock block() const {
-    return {query.view(), key.view(), value.view(), rows(), columns()};
+    AttentionBlock block{query.view(), key.view(), value.view(), rows(), columns()};
+    block.scores = scores();
+    return block;
   }
   [[nodiscard]] OracleOutput oracle() const {
-    return oracle_attention(problem, query.view(), key.view(), value.view(), rows());
+    return oracle_attention(problem, query.view(), key.view(), value.view(), rows(), 0, 0, 0,
+                            scores());
   }
 };
 
+/// Three of four pairs are visible.
+inline Tensor random_dense_mask(Random& random, const Extents& shape) {
+  Tensor mask(DType::boolean, shape, test_memory());
+  auto* const entries = static_cast<std::uint8_t*>(mask.view().data());
+  for (std::int64_t i = 0; i < shape.product(); ++i) entries[i] = random() % 4 == 0 ? 0 : 1;
+  return mask;
+}
+
 inline WholeAttention random_attention(Random& random, const AttentionProblem& problem) {
   const AttentionShape& s = problem.shape;
-  return {problem,
-          random_tensor(random, problem.dtype, {s.batch, s.query_length, s.heads, s.head_dim}),
-          random_tensor(random, problem.dtype, {s.batch, s.kv_length, s.kv_heads, s.head_dim}),
-          random_tensor(random, problem.dtype, {s.batch, s.kv_length, s.kv_heads, s.value_dim})};
+  WholeAttention whole{
+      problem, random_tensor(random, problem.dtype, {s.batch, s.query_length, s.heads, s.head_dim}),
+      random_tensor(random, problem.dtype, {s.batch, s.kv_length, s.kv_heads, s.head_dim}),
+      random_tensor(random, problem.dtype, {s.batch, s.kv_length, s.kv_heads, s.value_dim})};
+  if (problem.bias) whole.bias = random_tensor(random, DType::float32, *problem.bias, 2);
+  if (problem.dense_mask) whole.mask = random_dense_mask(random, *problem.dense_mask);
+  return whole;
 }
 
 /// The entries at `positions` of dimension 1, stored as [B,N,T,D] and seen as [B,T,N,D].

@@ -254,7 +254,7 @@ TEST_F(RefusalTest, AllRanksHearOfTensorsThatDoNotFitOne) {
       {with([&](LocalTensors& t) {
          t.value = {good.value.data(), DType::float32, good.value.shape(), {1, 2, 2, 2}};
        }),
-       {"value: got strides [1, 2, 2, 2]", "head dimension"}},
+       {"value: got strides [1, 2, 2, 2]", "last dimension"}},
       {with([&](LocalTensors& t) {
          t.output = {good.output.data(), DType::float32, good.output.shape(), Place::cuda(0)};
        }),

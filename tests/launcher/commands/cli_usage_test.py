@@ -53,8 +53,7 @@ class Options(CliTest):
         self.expect_error(self.annulus("run", "--shape", "1,2,3,4,5,6"), 2, "not of annulus run")
 
     def test_not_available_yet(self):
-        later = [["--bias", "b.npy"], ["--bias-spec", "-"], ["--mask", "m.npy"],
-                 ["--mask-spec", "-"],
+        later = [["--bias-spec", "-"], ["--mask-spec", "-"],
                  ["--inner-size", "2"], ["--ulysses-degree", "2"], ["--schedule", "ulysses"],
                  ["--schedule", "hybrid"], ["--schedule", "double_ring"], ["--schedule", "pass_q"]]
         self.save_operands()

@@ -564,17 +564,28 @@ TEST_P(OptionsOfLaterVersions, AreKnownAndRefused) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, OptionsOfLaterVersions,
-    ::testing::Values(Words{"--bias", "b.npy"}, Words{"--bias-spec", "-"}, Words{"--mask", "m.npy"},
-                      Words{"--mask-spec", "-"}, Words{"--ulysses-degree", "2"},
-                      Words{"--inner-size", "2"}, Words{"--schedule", "ulysses"},
-                      Words{"--schedule", "hybrid"}, Words{"--schedule", "double_ring"},
-                      Words{"--schedule", "pass_q"}));
+    ::testing::Values(Words{"--bias-spec", "-"}, Words{"--mask-spec", "-"},
+                      Words{"--ulysses-degree", "2"}, Words{"--inner-size", "2"},
+                      Words{"--schedule", "ulysses"}, Words{"--schedule", "hybrid"},
+                      Words{"--schedule", "double_ring"}, Words{"--schedule", "pass_q"}));
 
 TEST(Options, Dropout) {
   EXPECT_EQ(parse({"run"}).dropout, 0);
   const Options options = parse({"run", "--dropout", "0.25", "--seed", "7"});
   EXPECT_EQ(options.dropout, 0.25);
   EXPECT_EQ(options.seed, 7U);
+}
+
+TEST(Options, BiasAndMask) {
+  EXPECT_EQ(parse({"run"}).bias_policy, BiasPolicy::combine);
+  const Options options =
+      parse({"run", "--bias", "b.npy", "--mask", "m.npy", "--bias-policy", "bias_disables_causal"});
+  EXPECT_EQ(options.bias, "b.npy");
+  EXPECT_EQ(options.mask, "m.npy");
+  EXPECT_EQ(options.bias_policy, BiasPolicy::bias_disables_causal);
+  EXPECT_EQ(parse({"run", "--bias-policy", "bias_wins"}).bias_policy, BiasPolicy::bias_wins);
+  EXPECT_THAT(error_of({"run", "--bias-policy", "bias"}),
+              AllOf(HasSubstr("--bias-policy"), HasSubstr("'bias'"), HasSubstr("bias_wins")));
 }
 
 TEST(Options, Commands) {

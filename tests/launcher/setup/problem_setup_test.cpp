@@ -321,8 +321,8 @@ TEST_F(ProblemSetupTest, RandomBlocks) {
 TEST_F(ProblemSetupTest, MaskTensorsOfTheInputFileCount) {
   options_.input = write("in.safetensors", "kv_lengths", {2}, {3, 6});
   EXPECT_FALSE(visible(set_up(), 0, 0, 3));
-  options_.input = write("in.safetensors", "bias", {2}, {3, 6});
-  EXPECT_THAT(error(), AllOf(HasSubstr("not available yet"), HasSubstr("bias")));
+  options_.input = write_floats("in.safetensors", "bias", {6}, {0, 1, 2, 3, 4, 5});
+  EXPECT_EQ(set_up().problem.bias, (Extents{1, 1, 1, 6}));
 }
 
 TEST_F(ProblemSetupTest, Sinks) {
@@ -348,6 +348,94 @@ TEST_F(ProblemSetupTest, SinkErrors) {
   EXPECT_THAT(error(), AllOf(HasSubstr("sinks.npy"), HasSubstr("int32"), HasSubstr("float32")));
   options_.sinks = path("missing.npy");
   EXPECT_THAT(error(), HasSubstr("missing.npy"));
+}
+
+// Shape and entries, in parts as a rank holds them.
+TEST_F(ProblemSetupTest, Bias) {
+  std::vector<float> entries(4 * 6);
+  for (std::size_t i = 0; i < entries.size(); ++i) entries[i] = static_cast<float>(i);
+  options_.bias = write_floats("bias.npy", "", {4, 1, 6}, entries);
+  const ProblemSetup setup = set_up();
+  EXPECT_EQ(setup.problem.bias, (Extents{1, 4, 1, 6}));
+  std::vector<float> part(4);
+  const std::vector<PositionRanges> index{
+      PositionRanges::all(1), PositionRanges({{GlobalPosition(2), 2, 1}}), PositionRanges::all(1),
+      PositionRanges({{GlobalPosition(1), 2, 3}})};
+  setup.fills.bias({part.data(), DType::float32, {1, 2, 1, 2}}, index);
+  EXPECT_THAT(part, ElementsAre(13, 16, 19, 22));
+}
+
+TEST_F(ProblemSetupTest, DenseMask) {
+  options_.mask = write_bytes("mask.npy", {1, 6}, {1, 0, 1, 0, 0, 1});
+  const ProblemSetup setup = set_up();
+  EXPECT_EQ(setup.problem.dense_mask, (Extents{1, 1, 1, 6}));
+  std::vector<std::uint8_t> part(6);
+  const std::vector<PositionRanges> index{PositionRanges::all(1), PositionRanges::all(1),
+                                          PositionRanges::all(1), PositionRanges::all(6)};
+  setup.fills.mask({part.data(), DType::boolean, {1, 1, 1, 6}}, index);
+  EXPECT_THAT(part, ElementsAre(1, 0, 1, 0, 0, 1));
+  options_.mask = write_bytes("mask.npy", {6}, {1, 0, 1, 2, 0, 1});
+  const ProblemSetup wrong = set_up();
+  try {
+    wrong.fills.mask({part.data(), DType::boolean, {1, 1, 1, 6}}, index);
+    FAIL() << "no error";
+  } catch (const UserError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("--mask"), HasSubstr("mask.npy"), HasSubstr("2"),
+                                    HasSubstr("0 and 1")));
+  }
+}
+
+TEST_F(ProblemSetupTest, BiasAndMaskErrors) {
+  const std::vector<float> numbers(4 * 6);
+  options_.bias = write_floats("bias.npy", "", {2, 6}, std::vector<float>(12));
+  EXPECT_THAT(error(), AllOf(HasSubstr("--bias"), HasSubstr("bias.npy"), HasSubstr("[1, 1, 2, 6]"),
+                             HasSubstr("[B,N,T,S] = [2, 4, 6, 6]")));
+  options_.bias = write_floats("bias.npy", "", {1, 1, 4, 1, 6}, numbers);
+  EXPECT_THAT(error(), AllOf(HasSubstr("bias.npy"), HasSubstr("[1, 1, 4, 1, 6]")));
+  options_.bias = write("bias.npy", {6}, {1, 2, 3, 4, 5, 6});
+  EXPECT_THAT(error(), AllOf(HasSubstr("bias.npy"), HasSubstr("int32"), HasSubstr("float32")));
+  options_.bias = path("missing.npy");
+  EXPECT_THAT(error(), HasSubstr("missing.npy"));
+  options_.bias.clear();
+  options_.bias_policy = BiasPolicy::bias_wins;
+  EXPECT_THAT(error(), AllOf(HasSubstr("--bias-policy"), HasSubstr("no bias")));
+  options_.bias_policy = BiasPolicy::combine;
+  options_.mask = write_bytes("mask.npy", {5}, {1, 0, 1, 0, 1});
+  EXPECT_THAT(error(), AllOf(HasSubstr("--mask"), HasSubstr("[1, 1, 1, 5]")));
+  options_.mask = write_floats("mask.npy", "", {6}, {1, 0, 1, 0, 1, 1});
+  EXPECT_THAT(error(), AllOf(HasSubstr("mask.npy"), HasSubstr("float32"), HasSubstr("bool")));
+  options_.mask = "random:2";
+  EXPECT_THAT(error(), AllOf(HasSubstr("--mask"), HasSubstr("0 to 1")));
+  options_.mask = "random:x";
+  EXPECT_THAT(error(), AllOf(HasSubstr("--mask"), HasSubstr("'x'")));
+  options_.mask.clear();
+  options_.bias = "random:-1";
+  EXPECT_THAT(error(), AllOf(HasSubstr("--bias"), HasSubstr("0 or more")));
+}
+
+TEST_F(ProblemSetupTest, RandomBiasAndMask) {
+  options_.bias = "random:2";
+  options_.mask = "random:0.5";
+  EXPECT_EQ(set_up().problem.bias, (Extents{1, 4, 6, 6}));
+  EXPECT_EQ(set_up().problem.dense_mask, (Extents{2, 1, 6, 6}));
+}
+
+TEST_F(ProblemSetupTest, BiasPolicies) {
+  options_.causal = true;
+  options_.window = WindowSize{3, 0};
+  options_.mask = "random:0.5";
+  options_.bias = "random:1";
+  EXPECT_TRUE(set_up().problem.mask.causal());
+  options_.bias_policy = BiasPolicy::bias_disables_causal;
+  AttentionProblem problem = set_up().problem;
+  EXPECT_FALSE(problem.mask.causal());
+  EXPECT_EQ(problem.mask.window_left(), 3);
+  EXPECT_TRUE(problem.dense_mask);
+  options_.bias_policy = BiasPolicy::bias_wins;
+  problem = set_up().problem;
+  EXPECT_FALSE(problem.mask.hides_any());
+  EXPECT_FALSE(problem.dense_mask);
+  EXPECT_EQ(set_up().layout.sequence, LayoutKind::contiguous);  // no diagonal is left
 }
 
 TEST_F(ProblemSetupTest, RandomSinks) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -36,6 +37,8 @@ std::string description(const RandomProblem& drawn) {
   if (p.mask.block_mask()) text += fmt::format(" {}", p.mask.block_mask()->digest());
   if (p.sinks) text += fmt::format(" sinks {}", p.sinks->digest());
   if (p.dropout) text += " " + to_string(*p.dropout);
+  if (p.bias) text += " bias " + to_string(*p.bias);
+  if (p.dense_mask) text += " dense " + to_string(*p.dense_mask);
   return text + " " + drawn.command;
 }
 
@@ -193,6 +196,26 @@ std::set<std::string> features(const RandomProblem& drawn) {
   note(p.dropout.has_value(), "dropout");
   note(p.dropout && p.sinks, "dropout + sinks");
   note(p.dropout && kv_shards > 1, "dropout of sharded keys");
+  const auto note_scores = [&](const std::optional<Extents>& scores, const std::string& name) {
+    if (!scores) return;
+    found.insert(name);
+    const Extents whole{s.batch, s.heads, s.query_length, s.kv_length};
+    constexpr std::array kDims{"batches", "heads", "rows", "keys"};
+    for (int dim = 0; dim < 4; ++dim) {
+      const std::string of = fmt::format("{} of {}", name, kDims.at(static_cast<std::size_t>(dim)));
+      note(whole[dim] > 1 && (*scores)[dim] > 1, of);
+      note(whole[dim] > 1 && (*scores)[dim] == 1, of + ", broadcast");
+    }
+    note(query_shards > 1 && (*scores)[2] > 1, name + " of sharded rows");
+    note(head_shards > 1 && (*scores)[1] > 1, name + " of sharded heads");
+  };
+  note_scores(p.bias, "bias");
+  note_scores(p.dense_mask, "dense mask");
+  note(p.bias && p.sinks, "bias + sinks");
+  note(p.bias && p.dropout, "bias + dropout");
+  note(p.bias && p.soft_cap, "bias + soft cap");
+  note(p.dense_mask && p.sinks, "dense mask + sinks");
+  note(p.dense_mask && p.dropout, "dense mask + dropout");
 
   const Mask& mask = p.mask;
   const bool window = mask.window_left() >= 0 || mask.window_right() >= 0;
@@ -227,7 +250,9 @@ std::set<std::string> features(const RandomProblem& drawn) {
                                           {"segments", mask.has_segments()},
                                           {"q_lengths", !mask.query_lengths().empty()},
                                           {"kv_lengths", !mask.kv_lengths().empty()},
-                                          {"blocks", mask.block_mask().has_value()}};
+                                          {"blocks", mask.block_mask().has_value()},
+                                          {"dense", p.dense_mask.has_value()},
+                                          {"bias", p.bias.has_value()}};
   int count = 0;
   for (const auto& [a, has_a] : parts) {
     count += has_a ? 1 : 0;
@@ -324,6 +349,44 @@ TEST(RandomProblem, CoversEverythingIn500Draws) {
                               "blocks + segments",
                               "blocks + kv_lengths",
                               "blocks + q_lengths",
+                              "dense + kv_lengths",
+                              "bias + causal",
+                              "bias + window",
+                              "bias + segments",
+                              "bias + q_lengths",
+                              "bias + kv_lengths",
+                              "bias + blocks",
+                              "bias + dense",
+                              "blocks + dense",
+                              "causal + dense",
+                              "dense + q_lengths",
+                              "dense + segments",
+                              "dense + window",
+                              "bias of batches",
+                              "bias of heads",
+                              "bias of rows",
+                              "bias of keys",
+                              "bias of batches, broadcast",
+                              "bias of heads, broadcast",
+                              "bias of rows, broadcast",
+                              "bias of keys, broadcast",
+                              "bias of sharded rows",
+                              "bias of sharded heads",
+                              "bias + sinks",
+                              "bias + dropout",
+                              "bias + soft cap",
+                              "dense mask of batches",
+                              "dense mask of heads",
+                              "dense mask of rows",
+                              "dense mask of keys",
+                              "dense mask of batches, broadcast",
+                              "dense mask of heads, broadcast",
+                              "dense mask of rows, broadcast",
+                              "dense mask of keys, broadcast",
+                              "dense mask of sharded rows",
+                              "dense mask of sharded heads",
+                              "dense mask + sinks",
+                              "dense mask + dropout",
                               "blocks by head",
                               "blocks by batch",
                               "blocks for all",

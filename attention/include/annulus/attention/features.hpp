@@ -22,7 +22,9 @@ enum class Feature : std::uint8_t {
   block_mask,
   soft_cap,
   dropout,
-  float64_softmax
+  float64_softmax,
+  bias,
+  dense_mask
 };
 
 [[nodiscard]] std::string_view name_of(Feature feature) noexcept;
@@ -35,8 +37,9 @@ class FeatureSet {
   }
   /// Every part of a mask and every modifier. A float64 softmax is neither.
   static constexpr FeatureSet all() {
-    return {Feature::causal,     Feature::window,   Feature::segments, Feature::lengths,
-            Feature::block_mask, Feature::soft_cap, Feature::dropout};
+    return {Feature::causal,     Feature::window,   Feature::segments,
+            Feature::lengths,    Feature::soft_cap, Feature::dropout,
+            Feature::block_mask, Feature::bias,     Feature::dense_mask};
   }
   void add(Feature feature) noexcept { bits_ |= bit(feature); }
   [[nodiscard]] constexpr bool contains(Feature feature) const noexcept {

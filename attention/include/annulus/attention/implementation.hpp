@@ -8,6 +8,7 @@
 
 #include <annulus/attention/features.hpp>
 #include <annulus/attention/problem.hpp>
+#include <annulus/attention/score_tensors.hpp>
 #include <annulus/attention/softmax_state.hpp>
 #include <annulus/core/device.hpp>
 #include <annulus/core/stream.hpp>
@@ -42,9 +43,11 @@ struct AttentionBlock {
   std::int64_t first_batch = 0;
   std::int64_t first_head = 0;
   bool unmasked = false;  ///< the plan found every pair visible, so the mask can be skipped
+                          ///< (a dense mask cannot)
   /// The softmax state of these rows over other columns, float32: the result then covers those too.
   /// It may be the same memory as the result.
   std::optional<SoftmaxState> state = {};
+  ScoreTensors scores = {};  ///< bias and dense mask of these batches, heads and rows
   /// A number in device memory: columns from this one on are there, counted in `columns`; those
   /// before arrive while the kernel runs, the last ones first. Null: all are there. Only for
   /// kernels of implementations that await columns.

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <annulus/attention/problem.hpp>
+#include <annulus/attention/score_tensors.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/partition/position.hpp>
 
@@ -19,10 +20,11 @@ struct OracleOutput {
 /// dtype, and the stride of their last dimension is 1. query [b,rows,n,D] holds the rows at global
 /// positions `rows`, of the batches from `first_batch` on and the heads from `first_head` on.
 /// key [b,columns,k,D] and value [b,columns,k,Dv] hold the columns from `first_column` on (mostly
-/// the whole sequence) and the heads that the n query heads read; n is a multiple of k.
+/// the whole sequence) and the heads that the n query heads read; n is a multiple of k. `scores`
+/// has the bias and the dense mask of these batches, heads and rows, if the problem has them.
 [[nodiscard]] OracleOutput oracle_attention(
     const AttentionProblem& problem, const ConstTensorView& query, const ConstTensorView& key,
     const ConstTensorView& value, const PositionRanges& rows, std::int64_t first_batch = 0,
-    std::int64_t first_head = 0, std::int64_t first_column = 0);
+    std::int64_t first_head = 0, std::int64_t first_column = 0, const ScoreTensors& scores = {});
 
 }  // namespace annulus

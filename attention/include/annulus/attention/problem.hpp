@@ -37,9 +37,10 @@ struct AttentionShape {
 
 /// What to compute: the whole, unsharded problem, without its tensors.
 ///
-/// A logit is s = scale · q·k, then soft_cap · tanh(s / soft_cap) if capped; masked entries become
-/// −∞ before the softmax. Sinks enter its denominator, and dropout acts on its probabilities. A row
-/// that sees no key gives output 0 and LSE −∞, or the LSE of its sinks (docs/semantics.md §1).
+/// A logit is s = scale · q·k, then soft_cap · tanh(s / soft_cap) if capped, plus the bias; masked
+/// entries become −∞ before the softmax. Sinks enter its denominator, and dropout acts on its
+/// probabilities. A row that sees no key gives output 0 and LSE −∞, or the LSE of its sinks
+/// (docs/semantics.md §1).
 struct AttentionProblem {
   AttentionShape shape;
   DType dtype = DType::float32;    ///< of query, key, value and output
@@ -50,12 +51,16 @@ struct AttentionProblem {
   std::optional<Dropout> dropout = {};  ///< likewise
   /// In which weights and sums are computed: at least float32.
   DType softmax_dtype = DType::float32;
+  /// Shapes of a bias, added after the soft cap, and of a dense mask; none if absent. Each
+  /// dimension is 1 or that of [B,N,T,S]. Their entries are tensors of a call (see ScoreTensors).
+  std::optional<Extents> bias = {};
+  std::optional<Extents> dense_mask = {};
 
   [[nodiscard]] double logit_scale() const;
   /// Throws ArgumentError, naming the field, for what AttentionShape::validate() refuses; a dtype
   /// other than float16, bfloat16 or float32 (softmax: float32 or float64); a scale that is not
-  /// finite in float32; a soft cap that is not a normal positive number in float32; a mask or sinks
-  /// that do not fit the shape; with dropout, a size of 2^32 or more.
+  /// finite in float32; a soft cap that is not a normal positive number in float32; a mask, sinks
+  /// or a bias that do not fit the shape; with dropout, a size of 2^32 or more.
   void validate() const;
 };
 

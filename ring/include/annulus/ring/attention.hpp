@@ -1,10 +1,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
+#include <annulus/attention/bias_policy.hpp>
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/partition/attention_mode.hpp>
@@ -17,6 +21,14 @@
 
 namespace annulus {
 
+/// Makes the bias of a problem that has neither a mask nor a bias.
+struct InitBias {
+  Extents shape;  ///< of the whole bias: each dimension is 1 or that of [B,N,T,S]
+  /// Fills a rank's part, a contiguous float32 host tensor. `index` gives the global positions that
+  /// the part holds along each dimension.
+  std::function<void(const TensorView& part, std::span<const PositionRanges> index)> fill;
+};
+
 /// What to compute, and what of it is not left to the library.
 struct AttentionOptions {
   AttentionShape shape;                 ///< of the whole, unsharded problem
@@ -28,6 +40,15 @@ struct AttentionOptions {
   std::optional<Dropout> dropout = {};  ///< likewise
   /// In which weights and sums are computed; float64 only by implementations that say so.
   DType softmax_dtype = DType::float32;
+  /// Shapes of a bias on the logits, float32, and of a dense mask, bool: each dimension is 1 or
+  /// that of [B,N,T,S]. Every call gets their entries (AttentionTensors).
+  std::optional<Extents> bias = {};
+  std::optional<Extents> dense_mask = {};
+  /// What a bias leaves of the mask, of later ones too (set_mask()).
+  BiasPolicy bias_policy = BiasPolicy::combine;
+  /// Called once, when the object is made, and only if `mask` hides nothing and there is neither a
+  /// dense mask nor a bias. Calls then have this bias and are given none.
+  std::optional<InitBias> init_bias = {};
 
   /// How [B,T,N,D] and [B,S,K,D] lie on the mesh. Without them: as `rules` say for `mode`.
   std::optional<PartitionSpec> query_spec = {};
@@ -52,6 +73,11 @@ struct AttentionTensors {
   const void* value = nullptr;  ///< value_shape()
   void* output = nullptr;       ///< output_shape()
   float* lse = nullptr;         ///< [b,n,t]; may be null
+  /// The rank's rows of the bias, for all keys: bias_shape(). A bias that hides a pair is −∞.
+  const float* bias = nullptr;
+  /// Likewise of the dense mask, one byte each, 0 where a pair is hidden: mask_shape(). Not read if
+  /// the bias policy is bias_wins and there is a bias.
+  const void* mask = nullptr;
 };
 
 /// Attention over shards of tensors, planned once and run as often as wanted. Any thread may call,
@@ -71,6 +97,10 @@ class Attention {
   [[nodiscard]] Extents value_shape() const;   ///< [b,s,k,Dv]
   [[nodiscard]] Extents output_shape() const;  ///< [b,t,n,Dv]
   [[nodiscard]] Extents lse_shape() const;     ///< [b,n,t]
+  /// [b,n,t,S], 1 where it is broadcast: the rows at query_positions(), and all keys in global
+  /// order. Of rank 0 if there is none.
+  [[nodiscard]] Extents bias_shape() const;
+  [[nodiscard]] Extents mask_shape() const;
   /// Global positions of the rank's query and key tokens, in local order.
   [[nodiscard]] PositionRanges query_positions() const;
   [[nodiscard]] PositionRanges key_positions() const;

@@ -28,8 +28,8 @@ enum class Schedule : std::uint8_t { local, ring, allgather };
 
 [[nodiscard]] std::string_view name_of(Schedule schedule) noexcept;
 
-/// What the tokens of a buffer hold. Query, output, LSE and delta have query heads; the others have
-/// key/value heads.
+/// What the tokens of a buffer hold. Query, output, LSE, delta, bias and mask have query heads; the
+/// others have key/value heads.
 enum class Content : std::uint8_t {
   query,
   key,
@@ -40,7 +40,9 @@ enum class Content : std::uint8_t {
   grad_output,
   grad_query,
   grad_key,
-  grad_value
+  grad_value,
+  bias,       ///< of the rank's rows, for all keys: see ScoreTensors
+  dense_mask  ///< likewise
 };
 
 [[nodiscard]] std::string_view name_of(Content content) noexcept;
@@ -161,6 +163,7 @@ struct Block {
   HeadRange heads;  ///< query heads
   BatchRange batches;
   int query = 0, key = 0, value = 0;  ///< buffers
+  int bias = -1, dense_mask = -1;     ///< likewise; −1 if the problem has none
   /// Visible (row, column) pairs over the batches, per head; see Mask::examine.
   std::int64_t pairs = 0;
   bool full = false;            ///< no pair is masked
@@ -211,6 +214,8 @@ struct RankPlan {
   AttentionShape local;
   std::int64_t first_batch = 0;  ///< global index
   std::int64_t first_head = 0;
+  /// The rank's parts [b,n,t,S] of bias and dense mask, 1 where they are broadcast.
+  std::optional<Extents> bias, dense_mask;
   std::vector<PlanGroup> groups;
   std::vector<std::string> implementations;  ///< names
   std::vector<Buffer> buffers;
@@ -234,7 +239,10 @@ struct RankPlan {
   }
   /// The first buffer of the chain that shares memory with this one.
   [[nodiscard]] int memory_of(int buffer) const;
-  /// Numbers of one head of a token: D, Dv, or 1 for LSE and delta.
+  /// The rank's part of a bias or a dense mask; null for other contents.
+  [[nodiscard]] const Extents* scores(Content content) const;
+  /// Numbers of one head of a token: D, Dv, or 1 for LSE and delta; of bias and mask, all keys
+  /// or 1.
   [[nodiscard]] std::int64_t width(Content content) const;
   /// Bytes of one token of a buffer, for all batches.
   [[nodiscard]] std::int64_t token_bytes(const Buffer& buffer) const;

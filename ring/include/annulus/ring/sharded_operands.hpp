@@ -21,6 +21,10 @@ struct ShardedOperands {
   NamedSharding value;
   NamedSharding output;
   NamedSharding lse;
+  /// Of [B,N,T,S], if the problem has them: along batches, heads and rows as the query, each rank
+  /// with all keys of its rows. Dimensions of size 1 are not sharded.
+  std::optional<NamedSharding> bias = {};
+  std::optional<NamedSharding> dense_mask = {};
 };
 
 struct OperandLayout {

@@ -26,7 +26,7 @@ class DeviceTensors {
   ring::LocalTensors host_;
   Device& device_;
   std::unique_ptr<Stream> stream_;
-  Tensor query_, key_, value_, output_, lse_;  // empty on the CPU
+  Tensor query_, key_, value_, output_, lse_, bias_, mask_;  // empty on the CPU
   ring::LocalTensors twins_;
 };
 

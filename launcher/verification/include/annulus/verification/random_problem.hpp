@@ -8,6 +8,7 @@
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/sharded_operands.hpp>
+#include <annulus/verification/random_scores.hpp>
 
 namespace annulus::verification {
 
@@ -19,6 +20,7 @@ struct RandomProblem {
   std::string schedule;
   ring::PlanOptions plan;
   std::uint64_t seed = 0;  ///< of the tensors; see fill_random()
+  ScoreFills fills;        ///< bias and dense mask
   /// The command that repeats just this problem:
   /// "mpirun -np RANKS annulus verify --random-case SEED:INDEX --device cpu".
   std::string command;
@@ -30,8 +32,8 @@ struct RandomProblem {
 ///
 /// For the CPU, sequences have up to 200 positions, now and then up to 1200, and a problem takes a
 /// few milliseconds of one core. For GPUs four of five problems are of the kind that fast kernels
-/// take: head dimensions 64, 128 and 256, and lengths of up to 2048, many of them one off a multiple
-/// of 128, the height of a tile; half of them have block masks.
+/// take: head dimensions 64, 128 and 256, and lengths of up to 2048, many of them one off a
+/// multiple of 128, the height of a tile; half of them have block masks.
 [[nodiscard]] RandomProblem draw_problem(std::uint64_t seed, int index, int ranks,
                                          Place::Kind device = Place::Kind::host);
 

@@ -8,6 +8,7 @@
 
 #include <annulus/attention/problem.hpp>
 #include <annulus/attention/registry.hpp>
+#include <annulus/attention/score_tensors.hpp>
 #include <annulus/core/device.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/mesh/mesh.hpp>
@@ -16,6 +17,7 @@
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 #include <annulus/verification/comparison.hpp>
+#include <annulus/verification/random_scores.hpp>
 #include <annulus/verification/random_tensor.hpp>
 
 namespace annulus::verification {
@@ -31,6 +33,7 @@ struct ShardedCase {
   std::string implementation = "auto";
   int threads = 1;
   std::uint64_t seed = 0;  ///< of the tensors
+  ScoreFills fills = {};   ///< bias and dense mask
   Transport transport = Transport::automatic;
   std::optional<ring::CostModel> cost_model;  ///< if not given, what users get
 };
@@ -43,10 +46,13 @@ struct ShardedCase {
 /// What one rank holds of a case: random operands, and output and LSE to be computed.
 struct CaseShards {
   CaseShards(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed, int rank,
-             MemoryPool& memory, int threads = 1);
+             MemoryPool& memory, int threads = 1, const ScoreFills& fills = {});
   [[nodiscard]] ring::LocalTensors local_tensors() const;
+  /// Bias and dense mask, of `kv_length` keys.
+  [[nodiscard]] ScoreTensors scores(std::int64_t kv_length) const;
 
   Tensor query, key, value, output, lse;
+  Tensor bias, mask;  ///< [b,n,t,S], 1 where they are broadcast; of rank 0 if there is none
 };
 
 /// Told the progress: phase ("oracle"), and how much of it is done, of how much; 0 of 0 where that

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launcher/options/options.hpp"
+
+namespace annulus::launcher {
+
+/// A file of a mask, a bias or sinks, and its name in messages. The path is empty if there is none.
+struct OperandFile {
+  std::string path;
+  std::string shown;  ///< "--kv-lengths kv.npy"
+  [[nodiscard]] bool empty() const { return path.empty(); }
+};
+
+/// The files of all operands but query, key and value: each is given by its own option, or else is
+/// in --input.
+class OperandFiles {
+ public:
+  explicit OperandFiles(const Options& options);
+
+  /// The file that holds a tensor. `given` is what its option says.
+  [[nodiscard]] OperandFile locate(const char* option, const std::string& given,
+                                   const std::string& tensor) const;
+
+ private:
+  std::string input_;
+  std::vector<std::string> input_tensors_;
+};
+
+/// The number after "random:" in a value such as "random:0.5"; null if it is a file's name.
+[[nodiscard]] const char* random_value(const std::string& given);
+
+}  // namespace annulus::launcher

@@ -1,0 +1,131 @@
+#include "launcher/setup/score_setup.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/files/array_file.hpp>
+
+#include "launcher/options/as_option.hpp"
+#include "launcher/options/option_values.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+using verification::FillPart;
+
+/// A bias or a mask: its shape [B,N,T,S], with 1 where it is broadcast, and its entries.
+struct Scores {
+  Extents shape;
+  FillPart fill;
+};
+
+Extents last_dims(const Extents& extents, int rank) {
+  Extents last(std::vector<std::int64_t>(static_cast<std::size_t>(rank)));
+  for (int dim = 0; dim < rank; ++dim) last[dim] = extents[extents.rank() - rank + dim];
+  return last;
+}
+
+void read_part(const files::ArrayFile& file, const TensorView& part,
+               std::span<const PositionRanges> index) {
+  const int rank = file.shape().rank();
+  const TensorView entries(part.data(), file.dtype(), last_dims(part.shape(), rank));
+  file.read_slice(index.last(static_cast<std::size_t>(rank)), entries);
+  if (file.dtype() != DType::uint8) return;
+  const auto* const bytes = static_cast<const std::uint8_t*>(part.data());
+  const auto* const end = bytes + part.elements();
+  const auto* const wrong = std::find_if(bytes, end, [](std::uint8_t byte) { return byte > 1; });
+  if (wrong != end) {
+    throw FileError(file.path(), fmt::format("holds {}, expected 0 and 1 alone", *wrong));
+  }
+}
+
+// Leading dimensions that the file lacks are 1.
+Scores open_scores(const OperandFile& from, const char* tensor,
+                   const std::vector<DType>& accepted) {
+  return as_option(from.shown, [&] {
+    auto file = std::make_shared<const files::ArrayFile>(from.path, tensor, accepted);
+    const int rank = file->shape().rank();
+    if (rank < 1 || rank > 4) {
+      throw FileError(from.path, fmt::format("shape {}, expected one that can be broadcast to "
+                                             "[B,N,T,S]",
+                                             to_string(file->shape())));
+    }
+    Extents shape{1, 1, 1, 1};
+    for (int dim = 0; dim < rank; ++dim) shape[4 - rank + dim] = file->shape()[dim];
+    return Scores{shape, [file = std::move(file), shown = from.shown](
+                             const TensorView& part, std::span<const PositionRanges> index) {
+                    as_option(shown, [&] { read_part(*file, part, index); });
+                  }};
+  });
+}
+
+Scores set_up_bias(const OperandFile& file, const Options& options, const AttentionShape& shape) {
+  const char* const deviation = random_value(options.bias);
+  if (deviation == nullptr) return open_scores(file, "bias", {DType::float32});
+  const Extents whole{1, shape.heads, shape.query_length, shape.kv_length};
+  const double number = parse_number("--bias", deviation);
+  if (!(number >= 0)) throw ArgumentError("--bias", options.bias, "a deviation of 0 or more");
+  return {whole,
+          verification::random_bias(whole, number, options.seed, std::max(1, options.threads))};
+}
+
+Scores set_up_mask(const OperandFile& file, const Options& options, const AttentionShape& shape) {
+  const char* const density = random_value(options.mask);
+  if (density == nullptr) return open_scores(file, "mask", {DType::boolean, DType::uint8});
+  const Extents whole{shape.batch, 1, shape.query_length, shape.kv_length};
+  const double number = parse_number("--mask", density);
+  return {whole, as_option("--mask random",
+                           [&] { return verification::random_mask(whole, number, options.seed); })};
+}
+
+}  // namespace
+
+verification::ScoreFills set_up_scores(const OperandFiles& files, const Options& options,
+                                       AttentionProblem& problem) {
+  verification::ScoreFills fills;
+  const AttentionShape& shape = problem.shape;
+  if (const auto file = files.locate("--mask", options.mask, "mask"); !file.empty()) {
+    Scores mask = set_up_mask(file, options, shape);
+    problem.dense_mask = mask.shape;
+    fills.mask = std::move(mask.fill);
+    as_option(file.shown, [&] { problem.validate(); });
+  }
+  if (const auto file = files.locate("--bias", options.bias, "bias"); !file.empty()) {
+    Scores bias = set_up_bias(file, options, shape);
+    problem.bias = bias.shape;
+    fills.bias = std::move(bias.fill);
+    as_option(file.shown, [&] { problem.validate(); });
+  } else if (options.bias_policy != BiasPolicy::combine) {
+    throw UserError("--bias-policy: decides between --bias and the mask, and there is no bias");
+  }
+  problem = under_policy(options.bias_policy, std::move(problem));
+  return fills;
+}
+
+ScoreShards::ScoreShards(const verification::ScoreFills& fills,
+                         const ring::ShardedOperands& operands, int rank, MemoryPool& memory) {
+  const auto filled = [&](const std::optional<NamedSharding>& sharding, DType dtype,
+                          const FillPart& fill) {
+    if (!sharding) return Tensor();
+    Tensor part(dtype, sharding->local_shape(rank), memory);
+    const std::vector<PositionRanges> index = sharding->index(rank);
+    fill(part.view(), index);
+    return part;
+  };
+  bias = filled(operands.bias, DType::float32, fills.bias);
+  mask = filled(operands.dense_mask, DType::boolean, fills.mask);
+}
+
+void ScoreShards::add_to(ring::LocalTensors& tensors) const {
+  if (bias.shape().rank() > 0) tensors.bias = bias.view();
+  if (mask.shape().rank() > 0) tensors.mask = mask.view();
+}
+
+}  // namespace annulus::launcher

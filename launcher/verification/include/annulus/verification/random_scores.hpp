@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include <annulus/attention/problem.hpp>
+#include <annulus/core/tensor.hpp>
+#include <annulus/partition/position.hpp>
+
+namespace annulus::verification {
+
+/// Fills a rank's part of a bias or a dense mask, a contiguous host tensor. `index` gives the
+/// global positions that it holds along each dimension.
+using FillPart = std::function<void(const TensorView& part, std::span<const PositionRanges> index)>;
+
+/// Where bias and dense mask of a case come from. What is not set is drawn from the case's seed: a
+/// bias of deviation 1, a mask of density ¾.
+struct ScoreFills {
+  FillPart bias = {};
+  FillPart mask = {};
+};
+
+/// Normal numbers of this standard deviation. As with fill_random(), an entry depends only on the
+/// seed and its place in `shape`.
+[[nodiscard]] FillPart random_bias(const Extents& shape, double deviation, std::uint64_t seed,
+                                   int threads = 1);
+/// Pairs visible with probability `density`; likewise. Throws ArgumentError("density", …) unless it
+/// is from 0 to 1.
+[[nodiscard]] FillPart random_mask(const Extents& shape, double density, std::uint64_t seed);
+
+/// The bias of `fills`, with NaN and ±∞ in place of entries that `problem.mask` or the mask of
+/// `fills` hides wherever they are used: they must reach no row. For small problems.
+[[nodiscard]] FillPart poisoned_bias(const AttentionProblem& problem, ScoreFills fills);
+/// `bias` with −∞ where `mask`, of the same shape, is 0.
+[[nodiscard]] FillPart hiding_bias(FillPart bias, FillPart mask);
+
+}  // namespace annulus::verification

@@ -1,0 +1,167 @@
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/attention/philox.hpp>
+#include <annulus/attention/score_tensors.hpp>
+#include <annulus/core/error.hpp>
+#include <annulus/verification/random_scores.hpp>
+#include <annulus/verification/random_tensor.hpp>
+
+namespace annulus::verification {
+namespace {
+
+using Entry = std::array<std::int64_t, 4>;  // global indices of batch, head, row, column
+
+// Calls body(entry, its offset in the part) in order.
+template <class Body>
+void for_each_entry(const TensorView& part, std::span<const PositionRanges> index,
+                    const Body& body) {
+  std::array<std::vector<std::int64_t>, 4> positions;
+  for (std::size_t dim = 0; dim < 4; ++dim) {
+    for (std::int64_t i = 0; i < index[dim].size(); ++i) {
+      positions[dim].push_back(index[dim].global(LocalPosition(i)).value());
+    }
+  }
+  std::int64_t offset = 0;
+  for (const std::int64_t b : positions[0]) {
+    for (const std::int64_t n : positions[1]) {
+      for (const std::int64_t t : positions[2]) {
+        for (const std::int64_t s : positions[3]) body(Entry{b, n, t, s}, offset++);
+      }
+    }
+  }
+  if (offset != part.elements()) throw InternalError("a part that does not fit its index");
+}
+
+// Whether the mask hides the pairs of an entry of a bias of this shape, all of them.
+bool hides(const AttentionProblem& problem, const Extents& bias, const Entry& entry) {
+  const AttentionShape& shape = problem.shape;
+  const Entry whole{shape.batch, shape.heads, shape.query_length, shape.kv_length};
+  const auto begin = [&](int dim) {
+    return bias[dim] == 1 ? 0 : entry[static_cast<std::size_t>(dim)];
+  };
+  const auto end = [&](int dim) {
+    const auto at = static_cast<std::size_t>(dim);
+    return bias[dim] == 1 ? whole[at] : entry[at] + 1;
+  };
+  for (std::int64_t b = begin(0); b < end(0); ++b) {
+    for (std::int64_t n = begin(1); n < end(1); ++n) {
+      for (std::int64_t t = begin(2); t < end(2); ++t) {
+        for (std::int64_t s = begin(3); s < end(3); ++s) {
+          if (problem.mask.visible(b, n, GlobalPosition(t), GlobalPosition(s))) return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
+// The dense mask at the entries of a part of the bias. Empty if there is none, or if it may show
+// some of the pairs of an entry and hide others.
+std::vector<std::uint8_t> mask_at(const AttentionProblem& problem, const FillPart& fill,
+                                  const TensorView& part, std::span<const PositionRanges> index) {
+  if (!problem.dense_mask || !fill) return {};
+  const Extents& mask = *problem.dense_mask;
+  std::vector<PositionRanges> wanted(index.begin(), index.end());
+  Extents shape = part.shape();
+  for (int dim = 0; dim < 4; ++dim) {
+    if (mask[dim] == 1) {
+      wanted[static_cast<std::size_t>(dim)] = PositionRanges::all(1);
+      shape[dim] = 1;
+    } else if ((*problem.bias)[dim] == 1) {
+      return {};
+    }
+  }
+  HostMemoryPool memory;
+  const Tensor entries(DType::boolean, shape, memory);
+  fill(entries.view(), wanted);
+  std::vector<std::uint8_t> result(static_cast<std::size_t>(part.elements()));
+  const ConstTensorView whole = broadcast_to(entries.view(), part.shape());
+  std::size_t i = 0;
+  for (std::int64_t b = 0; b < part.size(0); ++b) {
+    for (std::int64_t n = 0; n < part.size(1); ++n) {
+      for (std::int64_t t = 0; t < part.size(2); ++t) {
+        for (std::int64_t s = 0; s < part.size(3); ++s) {
+          result[i++] = whole.at<std::uint8_t>({b, n, t, s});
+        }
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+FillPart random_bias(const Extents& shape, double deviation, std::uint64_t seed, int threads) {
+  return [=](const TensorView& part, std::span<const PositionRanges> index) {
+    fill_random(part, index, shape, seed, Operand::bias, threads);
+    auto* const entries = part.as<float>();
+    const auto factor = static_cast<float>(deviation);
+    for (std::int64_t i = 0; i < part.elements(); ++i) entries[i] *= factor;
+  };
+}
+
+FillPart random_mask(const Extents& shape, double density, std::uint64_t seed) {
+  if (!(density >= 0 && density <= 1)) {
+    throw ArgumentError("density", fmt::format("{}", density), "a number from 0 to 1");
+  }
+  constexpr std::uint32_t kMaskStream = 0x6d61736b;  // apart from a seed's other uses
+  const auto threshold = static_cast<std::uint64_t>(std::ldexp(density, 32));
+  return [=](const TensorView& part, std::span<const PositionRanges> index) {
+    auto* const entries = static_cast<std::uint8_t*>(part.data());
+    const PhiloxKey key = philox_key(seed);
+    std::uint64_t drawn = ~std::uint64_t{0};
+    PhiloxCounter words{};
+    for_each_entry(part, index, [&](const Entry& e, std::int64_t offset) {
+      const auto place = static_cast<std::uint64_t>(
+          ((e[0] * shape[1] + e[1]) * shape[2] + e[2]) * shape[3] + e[3]);
+      if (place / 4 != drawn) {
+        drawn = place / 4;
+        words = philox({static_cast<std::uint32_t>(drawn), static_cast<std::uint32_t>(drawn >> 32U),
+                        0, kMaskStream},
+                       key);
+      }
+      entries[offset] = words[place % 4] < threshold ? 1 : 0;
+    });
+  };
+}
+
+FillPart poisoned_bias(const AttentionProblem& problem, ScoreFills fills) {
+  return [problem, fills = std::move(fills)](const TensorView& part,
+                                             std::span<const PositionRanges> index) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    constexpr std::array kPoisons{std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity};
+    fills.bias(part, index);
+    const std::vector<std::uint8_t> mask = mask_at(problem, fills.mask, part, index);
+    auto* const entries = part.as<float>();
+    for_each_entry(part, index, [&](const Entry& entry, std::int64_t offset) {
+      const auto at = static_cast<std::size_t>(offset);
+      if ((!mask.empty() && mask[at] == 0) || hides(problem, *problem.bias, entry)) {
+        entries[offset] = kPoisons[static_cast<std::size_t>(entry[2] + 2 * entry[3]) % 3];
+      }
+    });
+  };
+}
+
+FillPart hiding_bias(FillPart bias, FillPart mask) {
+  return [bias = std::move(bias), mask = std::move(mask)](const TensorView& part,
+                                                          std::span<const PositionRanges> index) {
+    HostMemoryPool memory;
+    const Tensor shows(DType::boolean, part.shape(), memory);
+    mask(shows.view(), index);
+    bias(part, index);
+    const auto* const entries = static_cast<const std::uint8_t*>(shows.view().data());
+    for (std::int64_t i = 0; i < part.elements(); ++i) {
+      if (entries[i] == 0) part.as<float>()[i] = -std::numeric_limits<float>::infinity();
+    }
+  };
+}
+
+}  // namespace annulus::verification

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "tests/attention/native_run.hpp"
+
+/// Problems with a bias or a dense mask.
+namespace annulus::test {
+
+/// Every shape that can be broadcast to [batch, heads, rows, columns].
+inline std::vector<Extents> score_shapes(std::int64_t batch, std::int64_t heads, std::int64_t rows,
+                                         std::int64_t columns) {
+  std::vector<Extents> shapes;
+  for (unsigned broadcast = 0; broadcast < 16; ++broadcast) {
+    Extents shape{batch, heads, rows, columns};
+    for (int dim = 0; dim < 4; ++dim) {
+      if ((broadcast >> static_cast<unsigned>(dim) & 1U) != 0) shape[dim] = 1;
+    }
+    shapes.push_back(shape);
+  }
+  return shapes;
+}
+
+/// Puts NaN, +∞ and −∞ where the mask or the dense mask hides what a bias entry is for. Returns how
+/// many entries that are.
+inline int spoil_hidden_bias(const WholeAttention& whole) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr std::array kSpoilt{std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity};
+  if (!whole.problem.bias) return 0;
+  const AttentionShape& s = whole.problem.shape;
+  const Extents& bias = *whole.problem.bias;
+  ScoreTensors dense = whole.scores();
+  dense.bias.reset();
+  std::vector<bool> used(static_cast<std::size_t>(bias.product()));
+  const Extents strides = contiguous_strides(bias);
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    for (std::int64_t n = 0; n < s.heads; ++n) {
+      for (std::int64_t t = 0; t < s.query_length; ++t) {
+        for (std::int64_t j = 0; j < s.kv_length; ++j) {
+          if (!whole.problem.mask.visible(b, n, GlobalPosition(t), GlobalPosition(j)) ||
+              !dense.shows(b, n, t, GlobalPosition(j))) {
+            continue;
+          }
+          std::int64_t at = 0;
+          int dim = 0;
+          for (const std::int64_t index : {b, n, t, j}) {
+            if (bias[dim] > 1) at += index * strides[dim];
+            ++dim;
+          }
+          used[static_cast<std::size_t>(at)] = true;
+        }
+      }
+    }
+  }
+  int spoilt = 0;
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    if (used[i]) continue;
+    whole.bias.view().as<float>()[i] = kSpoilt.at(static_cast<std::size_t>(spoilt++) % 3);
+  }
+  return spoilt;
+}
+
+/// The entries of a bias or a mask [b,n,T,S] at some of its rows; T must not be broadcast.
+inline Tensor gather_rows(const Tensor& whole, const PositionRanges& rows) {
+  Extents shape = whole.shape();
+  shape[2] = rows.size();
+  Tensor part(whole.dtype(), shape, test_memory());
+  for (std::int64_t i = 0; i < rows.size(); ++i) {
+    copy(whole.view().slice(2, rows.global(LocalPosition(i)).value(), 1),
+         part.view().slice(2, i, 1));
+  }
+  return part;
+}
+
+}  // namespace annulus::test

@@ -190,7 +190,8 @@ TEST(OracleScores, AMaskGivenAsABiasIsAMask) {
   AttentionProblem masked = problem_of({2, 7, 9, 4, 2, 3, 3});
   masked.dense_mask = Extents{2, 4, 7, 9};
   const WholeAttention whole = random_attention(random, masked);
-  WholeAttention biased{masked, tensor_of(DType::float32, {2, 7, 4, 3}, std::vector<float>(168))};
+  WholeAttention biased;
+  biased.problem = masked;
   biased.problem.bias = biased.problem.dense_mask;
   biased.problem.dense_mask.reset();
   biased.bias = Tensor(DType::float32, *biased.problem.bias, test_memory());

@@ -14,98 +14,16 @@
 #include <gtest/gtest.h>
 
 #include <annulus/annulus.hpp>
-#include <annulus/attention/oracle.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/agreement.hpp>
 
+#include "tests/ring/face_cases.hpp"
 #include "tests/support/message_of.hpp"
-#include "tests/support/test_world.hpp"
 
 namespace annulus {
 namespace {
 
 using ::testing::HasSubstr;
-
-ContextOptions on_host() {
-  ContextOptions options;
-  options.place = Place::host();
-  options.timeout = 30;
-  options.threads = 1;
-  return options;
-}
-
-AttentionOptions causal(std::int64_t length) {
-  AttentionOptions options;
-  options.shape = {2, length, length, 4, 2, 16, 8};
-  options.dtype = DType::float32;
-  options.mask.set_causal(true);
-  return options;
-}
-
-float value_at(int which, std::int64_t b, std::int64_t t, std::int64_t h, std::int64_t d) {
-  return std::sin(static_cast<float>(which * 97 + b * 53 + t * 11 + h * 29 + d * 7));
-}
-
-// One rank's tensors, filled by global position.
-struct Shards {
-  Shards(const Attention& attention, int seed) {
-    fill(query, attention.query_shape(), attention.query_positions(), seed);
-    fill(key, attention.key_shape(), attention.key_positions(), seed + 1);
-    fill(value, attention.value_shape(), attention.key_positions(), seed + 2);
-    output.assign(static_cast<std::size_t>(attention.output_shape().product()), NAN);
-    lse.assign(static_cast<std::size_t>(attention.lse_shape().product()), NAN);
-  }
-  static void fill(std::vector<float>& values, const Extents& shape,
-                   const PositionRanges& positions, int which) {
-    values.clear();
-    for (std::int64_t b = 0; b < shape[0]; ++b) {
-      for (std::int64_t t = 0; t < shape[1]; ++t) {
-        for (std::int64_t h = 0; h < shape[2]; ++h) {
-          for (std::int64_t d = 0; d < shape[3]; ++d) {
-            values.push_back(value_at(which, b, positions.global(LocalPosition(t)).value(), h, d));
-          }
-        }
-      }
-    }
-  }
-  [[nodiscard]] AttentionTensors tensors(bool with_lse) {
-    return {query.data(), key.data(), value.data(), output.data(), with_lse ? lse.data() : nullptr};
-  }
-
-  std::vector<float> query, key, value, output, lse;
-};
-
-void expect_right(const Attention& attention, const AttentionOptions& options, const Shards& shards,
-                  int seed, bool with_lse) {
-  const AttentionShape& s = options.shape;
-  std::vector<float> key;
-  std::vector<float> value;
-  const PositionRanges all = PositionRanges::all(s.kv_length);
-  Shards::fill(key, {s.batch, s.kv_length, s.kv_heads, s.head_dim}, all, seed + 1);
-  Shards::fill(value, {s.batch, s.kv_length, s.kv_heads, s.value_dim}, all, seed + 2);
-  AttentionProblem problem{s,
-                           options.dtype,
-                           options.scale,
-                           options.soft_cap,
-                           options.mask,
-                           options.sinks,
-                           options.dropout};
-  const OracleOutput truth = oracle_attention(
-      problem, {shards.query.data(), DType::float32, attention.query_shape()},
-      {key.data(), DType::float32, {s.batch, s.kv_length, s.kv_heads, s.head_dim}},
-      {value.data(), DType::float32, {s.batch, s.kv_length, s.kv_heads, s.value_dim}},
-      attention.query_positions());
-  for (std::size_t i = 0; i < truth.output.size(); ++i) {
-    ASSERT_NEAR(shards.output[i], truth.output[i], 2e-6) << i;
-  }
-  for (std::size_t i = 0; with_lse && i < truth.lse.size(); ++i) {
-    ASSERT_NEAR(shards.lse[i], truth.lse[i], 1e-5) << i;
-  }
-}
-
-MPI_Comm world() {
-  return test::session().world();
-}
 
 TEST(Face, SayingLittleIsEnough) {
   Context context(world(), on_host());
@@ -396,8 +314,8 @@ TEST(Face, OneRanksContextOptionsOtherwise) {
 
 TEST(Face, OneRanksAttentionOptionsOtherwise) {
   [[maybe_unused]] const auto& [shape, dtype, mask, scale, soft_cap, sinks, dropout, softmax_dtype,
-                                query_spec, kv_spec, rules, mode, layout, schedule,
-                                implementation] = AttentionOptions();
+                                bias, dense_mask, bias_policy, init_bias, query_spec, kv_spec,
+                                rules, mode, layout, schedule, implementation] = AttentionOptions();
   Context context(world(), on_host());
   const AttentionOptions options = causal(64);
   Attention before(context, options);  // its group is there already
@@ -421,6 +339,22 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
            },
            "sinks"},
           {"dropout", [](auto& o) { o.dropout.emplace(0.5, 8); }, "dropout 0.5, seed 8"},
+          {"bias",
+           [](auto& o) {
+             o.bias = Extents{1, 4, 64, 64};
+           },
+           "bias [1, 4, 64, 64]"},
+          {"dense_mask",
+           [](auto& o) {
+             o.dense_mask = Extents{1, 1, 1, 64};
+           },
+           "dense mask"},
+          {"bias_policy", [](auto& o) { o.bias_policy = BiasPolicy::bias_wins; }, nullptr},
+          {"init_bias",
+           [](auto& o) {
+             o.init_bias = InitBias{{1, 1, 1, 64}, {}};
+           },
+           nullptr},
           {"query_spec", [](auto& o) { o.query_spec = PartitionSpec::parse("-,-"); }, "query"},
           {"kv_spec", [](auto& o) { o.kv_spec = PartitionSpec::parse("-,-"); }, "key/value"},
           {"softmax_dtype", [](auto& o) { o.softmax_dtype = DType::float64; }, "float64"},

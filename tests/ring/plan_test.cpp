@@ -325,6 +325,58 @@ TEST(Plan, JsonCarriesEveryRankAndTask) {
   }
 }
 
+// Every block reads them, no message holds them, and a rank holds its own rows of them alone.
+TEST(Plan, BiasAndMaskLieByTheRowsAndDoNotTravel) {
+  constexpr int kRanks = 4;
+  AttentionProblem problem;
+  problem.shape = {1, 64, 64, 4, 2, 8, 8};
+  problem.mask.set_causal(true);
+  problem.bias = Extents{1, 4, 64, 64};
+  problem.dense_mask = Extents{1, 1, 1, 64};
+  const Registry registry = Registry::standard();
+  const MeshShape mesh({{"sp", kRanks}});
+  const ShardedOperands operands = shard_operands(
+      problem, mesh,
+      {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), LayoutKind::zigzag});
+  EXPECT_EQ(to_string(operands.bias->spec()), "-,-,sp,-");
+  EXPECT_EQ(operands.bias->positions(1, 2), operands.query.positions(1, 1));
+  EXPECT_EQ(operands.dense_mask->local_shape(1), (Extents{1, 1, 1, 64}));
+  const Plan plan = make_plan(make_plan_input(problem, operands, {&registry.get("native")},
+                                              Place::host(), CostModel::cpu_core(), PlanOptions()),
+                              Schedule::ring);
+  problem.bias.reset();
+  problem.dense_mask.reset();
+  const Plan without =
+      make_plan(make_plan_input(problem,
+                                shard_operands(problem, mesh,
+                                               {PartitionSpec::parse("-,sp"),
+                                                PartitionSpec::parse("-,sp"), LayoutKind::zigzag}),
+                                {&registry.get("native")}, Place::host(), CostModel::cpu_core(),
+                                PlanOptions()),
+                Schedule::ring);
+  for (std::size_t r = 0; r < kRanks; ++r) {
+    const RankPlan& rank = plan.ranks[r];
+    EXPECT_EQ(rank.bytes_received(), without.ranks[r].bytes_received());
+    EXPECT_EQ(
+        rank.buffer_bytes(BufferKind::caller) - without.ranks[r].buffer_bytes(BufferKind::caller),
+        4 * 16 * 64 * 4 + 64);
+    for (const Block* block : rank.all<Block>()) {
+      EXPECT_EQ(rank.buffer(block->bias).contents, std::vector{Content::bias});
+      EXPECT_EQ(rank.buffer(block->dense_mask).contents, std::vector{Content::dense_mask});
+    }
+    for (const Block* block : without.ranks[r].all<Block>()) {
+      EXPECT_EQ(block->bias, -1);
+      EXPECT_EQ(block->dense_mask, -1);
+    }
+  }
+  const auto contains = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  EXPECT_TRUE(contains(to_text(plan, 1), "bias [1, 4, 64, 64], dense mask [1, 1, 1, 64]"));
+  EXPECT_TRUE(contains(to_json(plan), R"("dense_mask": 6)"));
+  EXPECT_TRUE(contains(to_json(plan), R"("bias": 5)"));
+}
+
 TEST(Plan, TextShowsTheTasksOfTheRanksAskedFor) {
   const Plan plan = sequence_plan(causal_problem(64), 4, LayoutKind::zigzag, Schedule::ring);
   EXPECT_EQ(to_text(plan).find("step 0"), std::string::npos);

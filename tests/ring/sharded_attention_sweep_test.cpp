@@ -50,6 +50,7 @@ TEST_F(ShardedAttentionSweep, DrawnProblems) {
     c.schedule = drawn.schedule;
     c.plan = drawn.plan;
     c.seed = drawn.seed;
+    c.fills = drawn.fills;
     ASSERT_EQ(failure(c, drawn.mesh), "") << drawn.command;
   }
 }
@@ -159,6 +160,22 @@ TEST_F(ShardedAttentionSweep, EveryModifier) {
       {"soft cap", [](AttentionProblem& p) { p.soft_cap = 2; }},
       {"sinks", [](AttentionProblem& p) { p.sinks = Sinks::random(p.shape.heads, 2, 8); }},
       {"dropout", [](AttentionProblem& p) { p.dropout.emplace(0.3, 5); }},
+      {"bias",
+       [](AttentionProblem& p) {
+         p.bias = Extents{1, p.shape.heads, p.shape.query_length, p.shape.kv_length};
+       }},
+      {"bias of keys",
+       [](AttentionProblem& p) {
+         p.bias = Extents{p.shape.batch, 1, 1, p.shape.kv_length};
+       }},
+      {"dense mask",
+       [](AttentionProblem& p) {
+         p.dense_mask = Extents{p.shape.batch, 1, p.shape.query_length, p.shape.kv_length};
+       }},
+      {"dense mask of rows",
+       [](AttentionProblem& p) {
+         p.dense_mask = Extents{1, p.shape.heads, p.shape.query_length, 1};
+       }},
       {"shared sinks",
        [](AttentionProblem& p) {
          p.sinks = Sinks({3}, {-1, 4, 2});
@@ -180,7 +197,7 @@ TEST_F(ShardedAttentionSweep, EveryModifier) {
           modifiers[first].second(c.problem);
           modifiers[second].second(c.problem);
           c.layout = {PartitionSpec::parse("-,sp,tp"), PartitionSpec::parse("-,sp,tp"),
-                      LayoutKind::zigzag, 1};
+                      std::vector{LayoutKind::zigzag, LayoutKind::striped}[seed / 2 % 2], 1};
           c.schedule = schedule;
           c.seed = ++seed;
           ASSERT_EQ(failure(c, shape), "")
@@ -203,6 +220,8 @@ TEST_F(ShardedAttentionSweep, EveryLengthFromNothingOn) {
           c.problem.shape = {1, query_length, kv_length, 2, 1, 4, 4};
           c.problem.mask.set_causal(kv_length % 2 == 0);
           if (query_length % 4 == 0) c.problem.sinks = Sinks({2, 1}, {0.5F, -1});
+          if (query_length % 3 == 0) c.problem.bias = Extents{1, 2, query_length, kv_length};
+          if (query_length % 3 == 1) c.problem.dense_mask = Extents{1, 1, query_length, kv_length};
           c.layout = {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout, 1};
           c.schedule = schedule;
           ASSERT_EQ(failure(c, shape), "")

@@ -200,6 +200,13 @@ TEST_F(ShardedAttentionTest, RanksThatWantDifferentThingsAllHearOfIt) {
   expect_heard(problem_.dropout, Dropout(0.1, 2));
   expect_heard(problem_.dropout, Dropout(0.1001, 1));
   problem_.dropout.reset();
+  for (const auto scores : {&AttentionProblem::bias, &AttentionProblem::dense_mask}) {
+    const AttentionShape& s = problem_.shape;
+    expect_heard(problem_.*scores, Extents{1, 1, 1, s.kv_length});
+    problem_.*scores = Extents{1, 1, 1, s.kv_length};
+    expect_heard(problem_.*scores, Extents{1, s.heads, 1, s.kv_length});
+    (problem_.*scores).reset();
+  }
   expect_heard(layout_.kv, PartitionSpec::parse("-,-"));
   PlanOptions plan;
   plan.lse_dtype = DType::float32;

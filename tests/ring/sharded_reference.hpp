@@ -39,12 +39,34 @@ inline Tensor shard_of(const Tensor& whole, const NamedSharding& sharding, int r
   return local;
 }
 
+/// The part of a bias or a mask [B,N,T,S] that a rank holds.
+inline Tensor scores_of(const Tensor& whole, const NamedSharding& sharding, int rank) {
+  // As shard_of(): rows and heads change places, and every key is an entry of the last dimension.
+  Tensor local(whole.dtype(), sharding.local_shape(rank), test::test_memory());
+  const std::vector<PositionRanges> index = sharding.index(rank);
+  for (std::int64_t b = 0; b < local.shape()[0]; ++b) {
+    for (std::int64_t n = 0; n < local.shape()[1]; ++n) {
+      for (std::int64_t t = 0; t < local.shape()[2]; ++t) {
+        ConstTensorView from = whole.view();
+        TensorView to = local.view();
+        const std::array position{b, n, t};
+        for (int dim = 0; dim < 3; ++dim) {
+          const auto at = static_cast<std::size_t>(dim);
+          from = from.slice(dim, index[at].global(LocalPosition(position[at])).value(), 1);
+          to = to.slice(dim, position[at], 1);
+        }
+        copy(from, to);
+      }
+    }
+  }
+  return local;
+}
+
 /// A case of tests/attention/references, computed by the ranks of the program.
 class ShardedReference : public ::testing::TestWithParam<const char*> {
  protected:
   const test::ReferenceCase reference_ = test::read_reference(GetParam());
-  const AttentionProblem problem_ =
-      reference_.taken_for ? *reference_.taken_for : reference_.problem;
+  const AttentionProblem problem_ = reference_.computed();
   const OracleOutput expected_ = test::expected_of(reference_);
   const Registry registry_ = Registry::standard();
 
@@ -66,9 +88,18 @@ class ShardedReference : public ::testing::TestWithParam<const char*> {
     const Tensor value = shard_of(reference_.value, operands.value, rank);
     const Tensor output = nans(problem_.dtype, operands.output.local_shape(rank));
     const Tensor lse = nans(DType::float32, operands.lse.local_shape(rank));
-    verification::DeviceTensors moved(
-        {query.view(), key.view(), value.view(), output.view(), lse.view()}, device,
-        mesh.watchdog());
+    LocalTensors tensors{query.view(), key.view(), value.view(), output.view(), lse.view()};
+    Tensor bias;
+    Tensor mask;
+    if (operands.bias) {
+      bias = scores_of(reference_.computed_bias(), *operands.bias, rank);
+      tensors.bias = bias.view();
+    }
+    if (operands.dense_mask) {
+      mask = scores_of(reference_.computed_mask(), *operands.dense_mask, rank);
+      tensors.mask = mask.view();
+    }
+    verification::DeviceTensors moved(tensors, device, mesh.watchdog());
     moved.upload();
     attention.run(moved.tensors());
     moved.download();

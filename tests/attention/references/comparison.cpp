@@ -71,10 +71,14 @@ double largest_dot_product(const ReferenceCase& reference) {
 
 }  // namespace
 
-bool sees_nothing(const Mask& mask, std::int64_t batch, std::int64_t head, std::int64_t row,
-                  std::int64_t kv_length) {
-  for (std::int64_t j = 0; j < kv_length; ++j) {
-    if (mask.visible(batch, head, GlobalPosition(row), GlobalPosition(j))) return false;
+bool sees_nothing(const ReferenceCase& reference, std::int64_t b, std::int64_t n, std::int64_t t) {
+  const ScoreTensors scores = reference.scores(reference.problem);
+  for (std::int64_t j = 0; j < reference.problem.shape.kv_length; ++j) {
+    const GlobalPosition column(j);
+    if (reference.problem.mask.visible(b, n, GlobalPosition(t), column) &&
+        scores.shows(b, n, t, column)) {
+      return false;
+    }
   }
   return true;
 }
@@ -88,7 +92,7 @@ void expect_documented_empty_rows(const ReferenceCase& reference) {
   int empty = 0;
   for_each_row(shape, [&](std::int64_t b, std::int64_t t, std::int64_t n, std::size_t row,
                           std::size_t entry) {
-    if (!sees_nothing(mask, b, n, t, shape.kv_length)) return;
+    if (!sees_nothing(reference, b, n, t)) return;
     ++empty;
     const auto& lengths = mask.query_lengths();
     const bool padding = !lengths.empty() && t >= lengths[static_cast<std::size_t>(b)];
@@ -121,7 +125,7 @@ OracleOutput expected_of(const ReferenceCase& reference) {
   if (!reference.differs_in_empty_rows) return result;
   for_each_row(shape, [&](std::int64_t b, std::int64_t t, std::int64_t n, std::size_t row,
                           std::size_t entry) {
-    if (!sees_nothing(reference.problem.mask, b, n, t, shape.kv_length)) return;
+    if (!sees_nothing(reference, b, n, t)) return;
     std::fill_n(result.output.begin() + static_cast<std::ptrdiff_t>(row) * shape.value_dim,
                 shape.value_dim, 0.0);
     result.lse[entry] = -kInfinity;

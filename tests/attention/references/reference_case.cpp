@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <exception>
 #include <filesystem>
+#include <set>
 #include <string_view>
 
 #include <nlohmann/json.hpp>
@@ -34,7 +35,12 @@ class TensorFile {
   }
 
   [[nodiscard]] bool has(std::string_view tensor) const {
-    return std::find(names_.begin(), names_.end(), tensor) != names_.end();
+    return !removed_.contains(std::string(tensor)) &&
+           std::find(names_.begin(), names_.end(), tensor) != names_.end();
+  }
+  /// A bias or a mask [B,N,T,S]; of rank 0 if there is none.
+  [[nodiscard]] Tensor scores(const std::string& tensor, DType dtype) const {
+    return has(tensor) ? read(tensor, {dtype}) : Tensor();
   }
   [[nodiscard]] Tensor read(const std::string& tensor, const std::vector<DType>& accepted) const {
     const auto replaced = replaced_.find(tensor);
@@ -46,16 +52,17 @@ class TensorFile {
   }
   /// Reads `other` where `tensor` is asked for.
   void replace(const std::string& tensor, const std::string& other) { replaced_[tensor] = other; }
+  void remove(const std::string& tensor) { removed_.insert(tensor); }
   [[nodiscard]] std::vector<std::int32_t> integers(const char* tensor) const {
     return files::IntegerFile(path_, tensor).read();
   }
 
  private:
   void check_known(const std::string& tensor) const {
-    constexpr std::array kKnown{"query",         "key",        "value",       "output",
-                                "lse",           "q_segments", "kv_segments", "cu_seqlens",
-                                "q_lengths",     "kv_lengths", "block_mask",  "sinks",
-                                "sinks_as_taken"};
+    constexpr std::array kKnown{
+        "query",          "key",        "value",     "output",       "lse",        "q_segments",
+        "kv_segments",    "cu_seqlens", "q_lengths", "kv_lengths",   "block_mask", "sinks",
+        "sinks_as_taken", "bias",       "mask",      "bias_as_taken"};
     if (std::find(kKnown.begin(), kKnown.end(), tensor) == kKnown.end()) {
       throw UserError(path_ + ": tensor " + tensor + " is not taken");
     }
@@ -64,6 +71,7 @@ class TensorFile {
   std::string path_;
   std::vector<std::string> names_;
   std::map<std::string, std::string> replaced_;
+  std::set<std::string> removed_;
 };
 
 Sinks sinks_of(const TensorFile& file) {
@@ -116,6 +124,8 @@ AttentionProblem problem_of(const json& options, const TensorFile& file,
   if (options.contains("soft-cap")) problem.soft_cap = options.at("soft-cap").get<double>();
   problem.mask = mask_of(options, file, shape);
   if (file.has("sinks")) problem.sinks = sinks_of(file);
+  if (file.has("bias")) problem.bias = file.scores("bias", DType::float32).shape();
+  if (file.has("mask")) problem.dense_mask = file.scores("mask", DType::boolean).shape();
   problem.validate();
   return problem;
 }
@@ -141,9 +151,15 @@ void read_differences(const json& differs, const json& options, const TensorFile
       TensorFile other = file;
       const json tensors = value.value("tensors", json::object());
       for (const auto& [tensor, name] : tensors.items()) {
-        other.replace(tensor, name);
+        if (name.is_null()) {
+          other.remove(tensor);
+        } else {
+          other.replace(tensor, name);
+        }
       }
       result.taken_for = problem_of(changed, other, result.problem.shape, result.problem.dtype);
+      result.bias_as_taken = other.scores("bias", DType::float32);
+      result.mask_as_taken = other.scores("mask", DType::boolean);
     } else {
       throw UserError("difference " + key + " is not known");
     }
@@ -160,6 +176,8 @@ ReferenceCase read(const std::string& name) {
                        file.read("key", floats),
                        file.read("value", floats),
                        file.read("output", floats)};
+  result.bias = file.scores("bias", DType::float32);
+  result.mask = file.scores("mask", DType::boolean);
   if (file.has("lse")) result.lse = file.read("lse", {DType::float32});
   const Extents& query = result.query.shape();
   const Extents& value = result.value.shape();
@@ -176,6 +194,16 @@ ReferenceCase read(const std::string& name) {
 }
 
 }  // namespace
+
+ScoreTensors ReferenceCase::scores(const AttentionProblem& of) const {
+  const bool taken = &of != &problem;
+  const auto view = [](const Tensor& tensor) {
+    return tensor.shape().rank() == 0 ? TensorView() : tensor.view();
+  };
+  const AttentionShape& s = of.shape;
+  return broadcast_scores(view(taken ? bias_as_taken : bias), view(taken ? mask_as_taken : mask),
+                          {s.batch, s.heads, s.query_length, s.kv_length});
+}
 
 ReferenceCase read_reference(const std::string& name) {
   try {

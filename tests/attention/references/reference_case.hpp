@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <annulus/attention/problem.hpp>
+#include <annulus/attention/score_tensors.hpp>
 #include <annulus/core/tensor.hpp>
 
 namespace annulus::test {
@@ -32,6 +33,8 @@ struct ReferenceCase {
   Tensor value;                    ///< [B,S,K,Dv]
   Tensor output;                   ///< [B,T,N,Dv]
   std::optional<Tensor> lse = {};  ///< [B,N,T], float32
+  Tensor bias = {};                ///< of the problem that the library is to compute, [B,N,T,S]
+  Tensor mask = {};                ///< with 1 where they are broadcast; of rank 0 if there is none
   /// What the reference rounded its LSE to.
   DType lse_dtype = DType::float32;
   /// Rows that see nothing hold the mean of all values, or 0 past the query's length, and an LSE
@@ -39,7 +42,18 @@ struct ReferenceCase {
   bool differs_in_empty_rows = false;
   /// The problem that the reference computed, where docs/semantics.md defines the case differently.
   std::optional<AttentionProblem> taken_for = {};
+  /// Its bias and mask.
+  Tensor bias_as_taken = {}, mask_as_taken = {};
   std::optional<ReferenceSharding> sharding = {};
+
+  /// Bias and mask of `problem`, or of `taken_for`.
+  [[nodiscard]] ScoreTensors scores(const AttentionProblem& of) const;
+  /// The problem that the reference computed, and its bias and mask.
+  [[nodiscard]] const AttentionProblem& computed() const {
+    return taken_for ? *taken_for : problem;
+  }
+  [[nodiscard]] const Tensor& computed_bias() const { return taken_for ? bias_as_taken : bias; }
+  [[nodiscard]] const Tensor& computed_mask() const { return taken_for ? mask_as_taken : mask; }
 };
 
 /// Throws UserError for files that do not match README.md, and for tensors and options that the
@@ -49,13 +63,16 @@ struct ReferenceCase {
 /// Names of all cases in the folder, sorted.
 [[nodiscard]] std::vector<std::string> reference_names();
 
-/// The cases that the library supports.
+/// All of them.
 inline constexpr std::array kReferences{
+    "ejkernel_bias",
+    "ejkernel_bias_wins",
     "ejkernel_blocksparse",
     "ejkernel_blocksparse_sinks",
     "ejkernel_decode",
     "ejkernel_flash",
     "ejkernel_flash_bfloat16",
+    "ejkernel_flash_bias_before_cap",
     "ejkernel_flash_segments",
     "ejkernel_flash_sinks",
     "ejkernel_flash_sinks_by_block",
@@ -70,6 +87,9 @@ inline constexpr std::array kReferences{
     "ejkernel_soft_cap",
     "ejkernel_window",
     "jax_all_parts",
+    "jax_bias",
+    "jax_bias_and_mask",
+    "jax_bias_of_keys",
     "jax_block_mask",
     "jax_bottom_right",
     "jax_causal",
@@ -83,6 +103,8 @@ inline constexpr std::array kReferences{
     "jax_lengths",
     "jax_long",
     "jax_long_bfloat16",
+    "jax_mask",
+    "jax_mask_shared",
     "jax_no_keys",
     "jax_packed",
     "jax_scale",
@@ -96,13 +118,6 @@ inline constexpr std::array kReferences{
     "jax_window_number",
     "jax_window_offset",
     "jax_window_past_the_keys",
-};
-
-/// Those with a dense mask or a bias, which it does not support yet.
-inline constexpr std::array kLaterReferences{
-    "ejkernel_bias", "ejkernel_bias_wins", "ejkernel_flash_bias_before_cap",
-    "jax_bias",      "jax_bias_and_mask",  "jax_bias_of_keys",
-    "jax_mask",      "jax_mask_shared",
 };
 
 }  // namespace annulus::test

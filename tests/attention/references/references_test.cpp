@@ -4,20 +4,17 @@
 #include <string>
 #include <vector>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <annulus/attention/bias_policy.hpp>
 #include <annulus/core/error.hpp>
 
 #include "tests/attention/native_run.hpp"
 #include "tests/attention/references/comparison.hpp"
 #include "tests/attention/references/reference_case.hpp"
-#include "tests/support/message_of.hpp"
 
 namespace annulus::test {
 namespace {
-
-using ::testing::HasSubstr;
 
 PositionRanges rows_of(const ReferenceCase& reference) {
   return PositionRanges::all(reference.problem.shape.query_length);
@@ -25,7 +22,8 @@ PositionRanges rows_of(const ReferenceCase& reference) {
 
 OracleOutput oracle(const ReferenceCase& reference, const AttentionProblem& problem) {
   return oracle_attention(problem, reference.query.view(), reference.key.view(),
-                          reference.value.view(), rows_of(reference));
+                          reference.value.view(), rows_of(reference), 0, 0, 0,
+                          reference.scores(problem));
 }
 
 // The kernel computes the state over the keys; the sinks are one more state, with output 0.
@@ -49,18 +47,17 @@ void merge_sinks(const Sinks& sinks, const Result& result) {
 }
 
 OracleOutput native_result(const ReferenceCase& reference, const AttentionProblem& problem) {
-  const Result result =
-      run_native(problem, {reference.query.view(), reference.key.view(), reference.value.view(),
-                           rows_of(reference), PositionRanges::all(problem.shape.kv_length)});
+  AttentionBlock block{reference.query.view(), reference.key.view(), reference.value.view(),
+                       rows_of(reference), PositionRanges::all(problem.shape.kv_length)};
+  block.scores = reference.scores(problem);
+  const Result result = run_native(problem, block);
   if (problem.sinks) merge_sinks(*problem.sinks, result);
   return numbers_of(result.output.view(), result.lse.view(), problem.dtype);
 }
 
 class References : public ::testing::TestWithParam<const char*> {
  protected:
-  [[nodiscard]] const AttentionProblem& problem() const {
-    return reference_.taken_for ? *reference_.taken_for : reference_.problem;
-  }
+  [[nodiscard]] const AttentionProblem& problem() const { return reference_.computed(); }
   const ReferenceCase reference_ = read_reference(GetParam());
   const OracleOutput expected_ = expected_of(reference_);
 };
@@ -114,18 +111,22 @@ INSTANTIATE_TEST_SUITE_P(Of, References, ::testing::ValuesIn(kReferences),
                          [](const auto& instance) { return std::string(instance.param); });
 
 TEST(ReferenceFiles, EveryCaseIsListedOnce) {
-  std::vector<std::string> listed(kReferences.begin(), kReferences.end());
-  listed.insert(listed.end(), kLaterReferences.begin(), kLaterReferences.end());
-  std::sort(listed.begin(), listed.end());
+  const std::vector<std::string> listed(kReferences.begin(), kReferences.end());
   EXPECT_EQ(listed, reference_names());
 }
 
-TEST(ReferenceFiles, WhatIsNotTakenIsNotOverlooked) {
-  for (const char* name : kLaterReferences) {
-    EXPECT_THAT(message_of<UserError>([&] { (void)read_reference(name); }),
-                HasSubstr("is not taken"));
-  }
+TEST(ReferenceFiles, AnotherNameIsRefused) {
   EXPECT_THROW((void)read_reference("jax_of_another_name"), UserError);
+}
+
+// ejkernel's rule, as a policy.
+TEST(ReferenceFiles, WhereABiasWins) {
+  const ReferenceCase reference = read_reference("ejkernel_bias_wins");
+  EXPECT_TRUE(reference.problem.dense_mask);
+  const AttentionProblem won = under_policy(BiasPolicy::bias_wins, reference.problem);
+  EXPECT_FALSE(won.dense_mask);
+  EXPECT_EQ(won.bias, reference.computed().bias);
+  EXPECT_EQ(won.dense_mask, reference.computed().dense_mask);
 }
 
 }  // namespace

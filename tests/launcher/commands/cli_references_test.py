@@ -105,6 +105,11 @@ class Program(CliTest):
     def test_sinks(self):
         self.run_and_compare("ejkernel_sinks_by_head", "safetensors", [None, 3])
 
+    def test_bias_and_mask(self):
+        self.run_and_compare("jax_bias_and_mask", "npy", [None, 4])
+        self.run_and_compare("jax_mask_shared", "safetensors", [3])
+        self.run_and_compare("ejkernel_bias_wins", "npy", [2], how=["--bias-policy", "bias_wins"])
+
     def test_ring_over_eight_ranks(self):
         self.run_and_compare("ejkernel_ring", "safetensors", [8],
                              how=["--mesh", "sp=8", "--schedule", "ring",
@@ -120,8 +125,7 @@ class Program(CliTest):
 
 
 class Checker(CliTest):
-    """scripts/check_attention.py agrees with the references, also in cases that the library does
-    not support yet."""
+    """scripts/check_attention.py agrees with the references, too."""
 
     def verdict(self, case):
         """The checker's exit code for the reference's results."""

@@ -148,6 +148,65 @@ class Numbers(CliTest):
         undropped = np.load(self.path("output.npy"))
         self.assertGreater(np.linalg.norm(undropped - outputs[0]), 0.1 * scale)
 
+    def save_scores(self, batch, heads, rows, columns):
+        """A bias by head, with -inf and a NaN that causal hides, and a mask by batch."""
+        random = np.random.default_rng(6)
+        bias = random.normal(size=(heads, rows, columns)).astype(np.float32)
+        bias[random.random(bias.shape) < 0.1] = -np.inf
+        bias[:, 0, 1:] = np.nan
+        self.save("bias.npy", bias)
+        self.save("mask.npy", random.random((batch, 1, rows, columns)) < 0.8)
+        self.save("keys.npy", (random.random((columns,)) < 0.8).astype(np.uint8))
+
+    def test_bias_and_mask(self):
+        self.save_operands(batch=2, rows=301)
+        self.save_scores(2, 4, 301, 301)
+        self.check(["--causal", "--bias", "bias.npy"])
+        self.check(["--causal", "--bias", "bias.npy", "--mask", "mask.npy"], ranks=4,
+                   how=["--mesh", "dp=2,tp=2"])
+        self.check(["--causal", "--bias", "bias.npy", "--mask", "keys.npy", "--soft-cap", "5"],
+                   ranks=3, how=["--schedule", "ring", "--sequence-layout", "striped"])
+        self.check(["--mask", "mask.npy"], ranks=4, how=["--mesh", "sp=2,tp=2"])
+
+    def test_bias_and_mask_of_the_input_file(self):
+        operands = self.save_operands(rows=100)
+        self.save_scores(1, 4, 100, 100)
+        tensors = {name: np.load(self.path(f"{name}.npy")) for name in ["bias", "mask"]}
+        tensors["bias"][:, 0, 1:] = 0
+        self.save("bias.npy", tensors["bias"])
+        with open(self.path("in.safetensors"), "wb") as file:
+            file.write(safetensors_bytes({**operands, **tensors}))
+        self.check(["--bias", "bias.npy", "--mask", "mask.npy"])
+        expected = np.load(self.path("output.npy"))
+        self.expect_success(self.annulus("run", "--input", "in.safetensors", *OUTPUT, ranks=2))
+        np.testing.assert_allclose(np.load(self.path("output.npy")), expected, rtol=0, atol=1e-5)
+
+    def test_bias_policies(self):
+        self.save_operands(rows=120)
+        self.save_scores(1, 4, 120, 120)
+        bias = np.nan_to_num(np.load(self.path("bias.npy")), nan=0, neginf=-np.inf)
+        self.save("bias.npy", bias)
+        given = ["--bias", "bias.npy", "--mask", "mask.npy", "--causal", "--window", "50"]
+        for policy, left in [("bias_wins", []),
+                             ("bias_disables_causal", ["--mask", "mask.npy", "--window", "50"])]:
+            with self.subTest(policy):
+                self.check(["--bias", "bias.npy", *left])
+                expected = np.load(self.path("output.npy"))
+                self.expect_success(self.annulus("run", *OPERANDS, *OUTPUT, *given,
+                                                 "--bias-policy", policy, ranks=2))
+                np.testing.assert_allclose(np.load(self.path("output.npy")), expected, rtol=0,
+                                           atol=1e-5)
+
+    def test_bias_and_mask_that_do_not_fit(self):
+        self.save_operands(rows=100)
+        self.save("bias.npy", np.zeros((100, 99), np.float32))
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--bias", "bias.npy", ranks=2)
+        self.expect_error(result, 2, "--bias bias.npy", "[1, 1, 100, 99]", "[1, 4, 100, 100]")
+        self.save("mask.npy", np.full((100,), 3, np.uint8))
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--mask", "mask.npy", ranks=2)
+        self.expect_error(result, 2, "--mask mask.npy", "holds 3", "0 and 1")
+        self.expect_no_files("output.npy")
+
     def test_bottom_right(self):
         self.save_operands(rows=300, columns=997)
         self.check(["--causal", "--causal-offset", "bottom-right"], ranks=4)

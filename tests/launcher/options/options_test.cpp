@@ -422,6 +422,7 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"bench", "--sweep", "4"}, "BEGIN:END"},
     BadValue{{"bench", "--sweep", "4:x"}, "BEGIN:END"},
     BadValue{{"bench", "--sweep", "4:8:2:2"}, "BEGIN:END"},
+    BadValue{{"run", "--bias-policy", "bias"}, "bias_wins"},
     BadValue{{"verify", "--random", "0"}, "from 1"},
     BadValue{{"verify", "--random-case", "5"}, "SEED:INDEX"},
     BadValue{{"verify", "--random-case", "5:-1"}, "SEED:INDEX"},

@@ -44,7 +44,8 @@ class SampledRows : public ::testing::Test {
     };
     const OracleOutput truth =
         oracle_attention(problem_, shards.query.view(), key.view(), value.view(),
-                         query.positions(kRank, 1), first(0), first(2));
+                         query.positions(kRank, 1), first(0), first(2), 0,
+                         shards.scores(problem_.shape.kv_length));
     const auto round = [](double x) { return static_cast<float>(x); };
     std::transform(truth.output.begin(), truth.output.end(), shards.output.view().as<float>(),
                    round);
@@ -72,6 +73,9 @@ TEST_F(SampledRows, TheRightAnswerIsARoundingAway) {
 TEST_F(SampledRows, Modifiers) {
   problem_.sinks = Sinks::random(problem_.shape.heads, 2, 1);
   problem_.dropout.emplace(0.4, 9);
+  const AttentionShape& s = problem_.shape;
+  problem_.bias = Extents{1, s.heads, s.query_length, s.kv_length};
+  problem_.dense_mask = Extents{s.batch, 1, s.query_length, s.kv_length};
   for (const std::int64_t offset : {problem_.mask.offset(), std::int64_t{-64}}) {
     problem_.mask.set_offset(offset);  // the last rows that see nothing
     const Deviation found = deviation(computed());

@@ -1,0 +1,104 @@
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <annulus/annulus.hpp>
+#include <annulus/attention/oracle.hpp>
+
+#include "tests/support/test_world.hpp"
+
+/// Problems for the public interface, on CPU ranks.
+namespace annulus {
+
+inline ContextOptions on_host() {
+  ContextOptions options;
+  options.place = Place::host();
+  options.timeout = 30;
+  options.threads = 1;
+  return options;
+}
+
+inline AttentionOptions causal(std::int64_t length) {
+  AttentionOptions options;
+  options.shape = {2, length, length, 4, 2, 16, 8};
+  options.dtype = DType::float32;
+  options.mask.set_causal(true);
+  return options;
+}
+
+inline float value_at(int which, std::int64_t b, std::int64_t t, std::int64_t h, std::int64_t d) {
+  return std::sin(static_cast<float>(which * 97 + b * 53 + t * 11 + h * 29 + d * 7));
+}
+
+// One rank's tensors, filled by global position.
+struct Shards {
+  Shards(const Attention& attention, int seed) {
+    fill(query, attention.query_shape(), attention.query_positions(), seed);
+    fill(key, attention.key_shape(), attention.key_positions(), seed + 1);
+    fill(value, attention.value_shape(), attention.key_positions(), seed + 2);
+    output.assign(static_cast<std::size_t>(attention.output_shape().product()), NAN);
+    lse.assign(static_cast<std::size_t>(attention.lse_shape().product()), NAN);
+  }
+  static void fill(std::vector<float>& values, const Extents& shape,
+                   const PositionRanges& positions, int which) {
+    values.clear();
+    for (std::int64_t b = 0; b < shape[0]; ++b) {
+      for (std::int64_t t = 0; t < shape[1]; ++t) {
+        for (std::int64_t h = 0; h < shape[2]; ++h) {
+          for (std::int64_t d = 0; d < shape[3]; ++d) {
+            values.push_back(value_at(which, b, positions.global(LocalPosition(t)).value(), h, d));
+          }
+        }
+      }
+    }
+  }
+  [[nodiscard]] AttentionTensors tensors(bool with_lse) {
+    return {query.data(), key.data(), value.data(), output.data(), with_lse ? lse.data() : nullptr};
+  }
+
+  std::vector<float> query, key, value, output, lse;
+};
+
+// `scores` are the rank's own.
+inline void expect_right(const Attention& attention, const AttentionOptions& options,
+                         const Shards& shards, int seed, bool with_lse,
+                         const ScoreTensors& scores = {}) {
+  const AttentionShape& s = options.shape;
+  std::vector<float> key;
+  std::vector<float> value;
+  const PositionRanges all = PositionRanges::all(s.kv_length);
+  Shards::fill(key, {s.batch, s.kv_length, s.kv_heads, s.head_dim}, all, seed + 1);
+  Shards::fill(value, {s.batch, s.kv_length, s.kv_heads, s.value_dim}, all, seed + 2);
+  AttentionProblem problem{s,
+                           options.dtype,
+                           options.scale,
+                           options.soft_cap,
+                           options.mask,
+                           options.sinks,
+                           options.dropout,
+                           options.softmax_dtype,
+                           options.bias,
+                           options.dense_mask};
+  const OracleOutput truth = oracle_attention(
+      problem, {shards.query.data(), DType::float32, attention.query_shape()},
+      {key.data(), DType::float32, {s.batch, s.kv_length, s.kv_heads, s.head_dim}},
+      {value.data(), DType::float32, {s.batch, s.kv_length, s.kv_heads, s.value_dim}},
+      attention.query_positions(), 0, 0, 0, scores);
+  for (std::size_t i = 0; i < truth.output.size(); ++i) {
+    ASSERT_NEAR(shards.output[i], truth.output[i], 2e-6) << i;
+  }
+  for (std::size_t i = 0; with_lse && i < truth.lse.size(); ++i) {
+    ASSERT_NEAR(shards.lse[i], truth.lse[i], 1e-5) << i;
+  }
+}
+
+inline MPI_Comm world() {
+  return test::session().world();
+}
+
+}  // namespace annulus

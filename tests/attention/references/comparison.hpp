@@ -13,8 +13,8 @@
 namespace annulus::test {
 
 /// Whether a query row sees any key.
-[[nodiscard]] bool sees_nothing(const Mask& mask, std::int64_t batch, std::int64_t head,
-                                std::int64_t row, std::int64_t kv_length);
+[[nodiscard]] bool sees_nothing(const ReferenceCase& reference, std::int64_t batch,
+                                std::int64_t head, std::int64_t row);
 
 /// Checks that rows that see nothing hold what the case states, if it differs there.
 void expect_documented_empty_rows(const ReferenceCase& reference);

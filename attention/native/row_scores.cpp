@@ -1,5 +1,6 @@
 #include "native/row_scores.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -73,6 +74,33 @@ namespace annulus {
 
 HWY_EXPORT(add_bias);
 HWY_EXPORT(hide);
+
+namespace {
+
+// Most tiles show something at their beginning, so the first entries are asked alone.
+template <class Entry, class Shows>
+bool any_of_row(const Entry* entries, std::int64_t stride, std::int64_t count, const Shows& shows) {
+  constexpr std::int64_t kAtOnce = 64;
+  if (stride == 0) count = std::min<std::int64_t>(count, 1);
+  for (std::int64_t begin = 0; begin < count; begin += kAtOnce) {
+    const std::int64_t end = std::min(begin + kAtOnce, count);
+    bool any = false;
+    for (std::int64_t i = begin; i < end; ++i) any |= shows(entries[i * stride]);
+    if (any) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool shows_any(const float* bias, std::int64_t stride, std::int64_t count) {
+  return any_of_row(bias, stride, count,
+                    [](float entry) { return entry != -std::numeric_limits<float>::infinity(); });
+}
+
+bool shows_any(const std::uint8_t* mask, std::int64_t stride, std::int64_t count) {
+  return any_of_row(mask, stride, count, [](std::uint8_t entry) { return entry != 0; });
+}
 
 bool add_bias_row(const float* bias, std::int64_t stride, std::int64_t count, float factor,
                   float* logits) {

@@ -14,4 +14,8 @@ namespace annulus {
 [[nodiscard]] bool hide_row(const std::uint8_t* mask, std::int64_t stride, std::int64_t count,
                             float* logits);
 
+/// Whether a row of a bias or of a dense mask leaves any of `count` pairs visible.
+[[nodiscard]] bool shows_any(const float* bias, std::int64_t stride, std::int64_t count);
+[[nodiscard]] bool shows_any(const std::uint8_t* mask, std::int64_t stride, std::int64_t count);
+
 }  // namespace annulus

@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <type_traits>
 
 #include <annulus/core/convert.hpp>
 
@@ -111,8 +112,9 @@ void TileKernel::visit_run(const RowTile& tile, const HeadTile& heads, const Pos
     const Visibility seen = examine(tile, heads, tile.rows, piece);
     if (seen.empty()) continue;
     const std::int64_t skipped = seen.columns.begin.value();
-    multiply(tile, heads, seen.rows, piece.slice(skipped, seen.columns.count),
-             first_column + begin + skipped, seen.full);
+    const PositionRange visible = piece.slice(skipped, seen.columns.count);
+    if (!scores_show(tile, heads, seen.rows, visible)) continue;
+    multiply(tile, heads, seen.rows, visible, first_column + begin + skipped, seen.full);
     between();
   }
 }
@@ -237,6 +239,25 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip
       if (rescale != 1.0F) scale_row(product_->accumulator(index), value_dim_, rescale);
     }
   }
+}
+
+bool TileKernel::scores_show(const RowTile& tile, const HeadTile& heads, LocalRange rows,
+                             const PositionRange& columns) const {
+  const auto any = [&]<class Entry>(const std::optional<ConstTensorView>& tensor,
+                                    std::type_identity<Entry> /*type*/) {
+    if (!tensor) return true;
+    const std::int64_t different = tensor->stride(1) == 0 ? 1 : heads.count;
+    for (std::int64_t h = 0; h < different; ++h) {
+      for (std::int64_t r = rows.begin.value(); r < rows.end().value(); ++r) {
+        const auto* const row = static_cast<const Entry*>(tensor->address(
+            {tile.batch, heads.begin + h, tile.begin.value() + r, columns.start.value()}));
+        if (shows_any(row, tensor->stride(3) * columns.stride, columns.length)) return true;
+      }
+    }
+    return false;
+  };
+  return any(block_.scores.mask, std::type_identity<std::uint8_t>()) &&
+         any(block_.scores.bias, std::type_identity<float>());
 }
 
 bool TileKernel::apply_scores(std::int64_t batch, std::int64_t head, std::int64_t row,

@@ -55,6 +55,10 @@ class TileKernel {
   /// Makes weights of the logits of the strip, whose columns are `columns`.
   void softmax(const RowTile& tile, const HeadTile& heads, Strip strip,
                const PositionRange& columns, bool full);
+  /// Whether bias and dense mask may leave anything of a tile visible; false only if one of them
+  /// hides all of it.
+  [[nodiscard]] bool scores_show(const RowTile& tile, const HeadTile& heads, LocalRange rows,
+                                 const PositionRange& columns) const;
   /// Makes the logits of some columns of a row that bias or dense mask hide −∞. A bias is added to
   /// the others, times `factor`. The row is local. Returns whether they leave any of them visible.
   [[nodiscard]] bool apply_scores(std::int64_t batch, std::int64_t head, std::int64_t row,

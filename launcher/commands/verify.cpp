@@ -20,6 +20,7 @@
 #include "launcher/commands/commands.hpp"
 #include "launcher/commands/interruption.hpp"
 #include "launcher/report/cells.hpp"
+#include "launcher/report/coverage.hpp"
 #include "launcher/report/explain.hpp"
 #include "launcher/report/progress.hpp"
 #include "launcher/report/record.hpp"
@@ -332,6 +333,8 @@ class Verifier {
       const verification::Verification found =
           verification::verify_sharded(named.sharded, mesh, registry_, device_);
       progress_.aside([&] { add_result(named, found); });
+      coverage_.add(named.sharded.problem, named.sharded.layout,
+                    ring::name_of(found.schedule.schedule));
     } catch (const UserError& error) {
       refused(error);
     } catch (const AgreedFailure& error) {
@@ -341,6 +344,7 @@ class Verifier {
   }
 
   [[nodiscard]] const Tally& tally() const { return tally_; }
+  [[nodiscard]] const Coverage& coverage() const { return coverage_; }
 
  private:
   // The same for all problems.
@@ -378,6 +382,7 @@ class Verifier {
   Registry registry_ = Registry::standard();
   std::optional<ring::CostModel> cost_model_;
   Tally tally_;
+  Coverage coverage_;
 };
 
 }  // namespace
@@ -422,6 +427,9 @@ ExitCode verify_command(const CommandContext& context) {
   }
   progress.end();
   report.add_meta("computed by", verifier.tally().computed());
+  if (options.random > 0) {
+    for (const auto& [name, text] : verifier.coverage().lines()) report.add_meta(name, text);
+  }
   report.set_verdict(verifier.tally().text(), verifier.tally().passed());
   collectively(everyone.world(), [&] {
     if (report_files) report_files->write(report, context.out);

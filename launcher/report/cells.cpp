@@ -17,7 +17,7 @@ std::string shape_cell(const AttentionShape& shape) {
 
 std::string mask_cell(const AttentionProblem& problem) {
   std::string cell = to_string(problem.mask);
-  if (problem.dense_mask) cell = problem.mask.hides_any() ? cell + ", dense" : "dense";
+  if (problem.dense_mask) cell = (problem.mask.hides_any() ? cell + ", " : std::string()) + "dense";
   for (auto at = cell.find(", "); at != std::string::npos; at = cell.find(", ")) {
     cell.replace(at, 2, "+");
   }

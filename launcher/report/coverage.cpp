@@ -1,0 +1,84 @@
+#include "launcher/report/coverage.hpp"
+
+#include <array>
+
+#include <fmt/format.h>
+
+#include <annulus/attention/features.hpp>
+
+namespace annulus::launcher {
+namespace {
+
+constexpr const char* kSinks = "sinks";
+
+// Sinks are no feature of kernels.
+std::vector<std::string> parts_of(const FeatureSet& features, bool sinks) {
+  std::vector<std::string> parts;
+  for (const Feature feature : features.missing_in({})) parts.emplace_back(name_of(feature));
+  if (sinks) parts.emplace_back(kSinks);
+  return parts;
+}
+
+std::vector<std::string> all_parts() {
+  return parts_of(FeatureSet::all(), true);
+}
+
+std::string counts_text(const std::vector<std::string>& names,
+                        const std::map<std::string, int>& counts) {
+  std::string text;
+  for (const std::string& name : names) {
+    const auto found = counts.find(name);
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name,
+                        found == counts.end() ? 0 : found->second);
+  }
+  return text;
+}
+
+template <class Kinds>
+std::vector<std::string> names_of(const Kinds& kinds) {
+  std::vector<std::string> names;
+  for (const auto kind : kinds) names.emplace_back(annulus::name_of(kind));
+  return names;
+}
+
+}  // namespace
+
+void Coverage::add(const AttentionProblem& problem, const ring::OperandLayout& layout,
+                   std::string_view schedule) {
+  const std::vector<std::string> parts = parts_of(features_of(problem), problem.sinks.has_value());
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    ++parts_[parts[i]];
+    for (std::size_t j = i + 1; j < parts.size(); ++j) ++pairs_[{parts[i], parts[j]}];
+  }
+  ++layouts_[std::string(annulus::name_of(layout.sequence))];
+  ++dtypes_[std::string(annulus::name_of(problem.dtype))];
+  ++schedules_[std::string(schedule)];
+}
+
+std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
+  constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
+                                LayoutKind::balanced};
+  constexpr std::array kDtypes{DType::float32, DType::float16, DType::bfloat16};
+  const std::vector<std::string> parts = all_parts();
+  int pairs = 0;
+  std::string missing;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    for (std::size_t j = i + 1; j < parts.size(); ++j) {
+      ++pairs;
+      if (pairs_.contains({parts[i], parts[j]})) continue;
+      missing +=
+          fmt::format("{}{} with {}", missing.empty() ? "; never " : ", ", parts[i], parts[j]);
+    }
+  }
+  std::string schedules;
+  for (const auto& [name, count] : schedules_) {
+    schedules += fmt::format("{}{} {}", schedules.empty() ? "" : ", ", name, count);
+  }
+  return {{"mask parts and modifiers", counts_text(parts, parts_)},
+          {"pairs of these", fmt::format("{} of {}{}", pairs_.size(), pairs, missing)},
+          {"layouts", counts_text(names_of(kLayouts), layouts_)},
+          {"dtypes", counts_text(names_of(kDtypes), dtypes_)},
+          {"schedules", schedules}};
+}
+
+}  // namespace annulus::launcher

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <annulus/attention/problem.hpp>
+#include <annulus/ring/sharded_operands.hpp>
+
+namespace annulus::launcher {
+
+/// Counts what random problems ask for, so that a run shows what it has not tried.
+class Coverage {
+ public:
+  void add(const AttentionProblem& problem, const ring::OperandLayout& layout,
+           std::string_view schedule);
+
+  /// Lines of a report: "mask parts and modifiers" → "causal 81, a window 40, …". What never came
+  /// is listed with 0, and of pairs of mask parts and modifiers those that never came are named.
+  [[nodiscard]] std::vector<std::pair<std::string, std::string>> lines() const;
+
+ private:
+  using Counts = std::map<std::string, int>;
+  Counts parts_;  // mask parts and modifiers
+  std::map<std::pair<std::string, std::string>, int> pairs_;
+  Counts layouts_;
+  Counts dtypes_;
+  Counts schedules_;
+};
+
+}  // namespace annulus::launcher

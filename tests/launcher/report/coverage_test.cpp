@@ -1,0 +1,48 @@
+#include "launcher/report/coverage.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace annulus::launcher {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string line(const Coverage& coverage, const std::string& name) {
+  const auto lines = coverage.lines();
+  const auto found =
+      std::find_if(lines.begin(), lines.end(), [&](const auto& one) { return one.first == name; });
+  return found == lines.end() ? "no line" : found->second;
+}
+
+TEST(Coverage, CountsWhatCame) {
+  Coverage coverage;
+  AttentionProblem problem;
+  problem.shape = {1, 4, 4, 2, 1, 8, 8};
+  problem.mask.set_causal(true);
+  ring::OperandLayout layout;
+  layout.sequence = LayoutKind::striped;
+  coverage.add(problem, layout, "ring");
+  problem.bias = Extents{1, 1, 4, 4};
+  problem.sinks = Sinks({1}, {1});
+  problem.dtype = DType::bfloat16;
+  coverage.add(problem, layout, "local");
+  EXPECT_THAT(line(coverage, "mask parts and modifiers"),
+              AllOf(HasSubstr("causal masks 2"), HasSubstr("windows 0"), HasSubstr("a bias 1"),
+                    HasSubstr("a dense mask 0"), HasSubstr("sinks 1")));
+  EXPECT_THAT(line(coverage, "pairs of these"),
+              AllOf(HasSubstr("3 of 45; never causal masks with windows"),
+                    Not(HasSubstr("causal masks with a bias")), Not(HasSubstr("a bias with sinks")),
+                    HasSubstr("a dense mask with sinks")));
+  EXPECT_EQ(line(coverage, "layouts"), "contiguous 0, zigzag 0, striped 2, balanced 0");
+  EXPECT_EQ(line(coverage, "dtypes"), "float32 1, float16 0, bfloat16 1");
+  EXPECT_EQ(line(coverage, "schedules"), "local 1, ring 1");
+}
+
+}  // namespace
+}  // namespace annulus::launcher

@@ -16,8 +16,10 @@ std::string shape_cell(const AttentionShape& shape) {
 }
 
 std::string mask_cell(const AttentionProblem& problem) {
-  std::string cell = to_string(problem.mask);
-  if (problem.dense_mask) cell = (problem.mask.hides_any() ? cell + ", " : std::string()) + "dense";
+  const bool dense = problem.dense_mask.has_value();
+  std::string cell = !dense                     ? to_string(problem.mask)
+                     : problem.mask.hides_any() ? to_string(problem.mask) + ", dense"
+                                                : std::string("dense");
   for (auto at = cell.find(", "); at != std::string::npos; at = cell.find(", ")) {
     cell.replace(at, 2, "+");
   }

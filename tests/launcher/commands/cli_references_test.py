@@ -107,7 +107,7 @@ class Program(CliTest):
 
     def test_bias_and_mask(self):
         self.run_and_compare("jax_bias_and_mask", "npy", [None, 4])
-        self.run_and_compare("jax_mask_shared", "safetensors", [3])
+        self.run_and_compare("jax_mask", "safetensors", [3])
         self.run_and_compare("ejkernel_bias_wins", "npy", [2], how=["--bias-policy", "bias_wins"])
 
     def test_ring_over_eight_ranks(self):

@@ -16,12 +16,11 @@ std::string shape_cell(const AttentionShape& shape) {
 }
 
 std::string mask_cell(const AttentionProblem& problem) {
-  const bool dense = problem.dense_mask.has_value();
-  std::string cell = !dense                     ? to_string(problem.mask)
-                     : problem.mask.hides_any() ? to_string(problem.mask) + ", dense"
-                                                : std::string("dense");
+  std::string cell = to_string(problem.mask);
+  if (problem.dense_mask) cell = problem.mask.hides_any() ? cell + ", dense" : "dense";
   for (auto at = cell.find(", "); at != std::string::npos; at = cell.find(", ")) {
-    cell.replace(at, 2, "+");
+    cell.erase(at, 1);
+    cell[at] = '+';
   }
   std::replace(cell.begin(), cell.end(), ' ', ':');
   return cell;

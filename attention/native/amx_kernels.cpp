@@ -166,6 +166,11 @@ void store_parts(__m512 value, __mmask16 good, __mmask16 stored, const Parts& to
   }
 }
 
+// The upper halves of the lanes of two vectors.
+alignas(64) constexpr std::uint16_t kOddHalves[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                      23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                      45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+
 __mmask16 first_lanes(std::int64_t count) {
   return static_cast<__mmask16>(count >= 16 ? 0xffffU : (1U << static_cast<unsigned>(count)) - 1U);
 }
@@ -198,7 +203,11 @@ void pack_transposed(const std::uint16_t* rows, std::int64_t stride, std::int64_
   for (std::int64_t k = 0; k < depth; k += kDepth, tiles += kPackedTile) {
     __m512i a[16];
     __m512i b[16];
-    for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows + i * stride + k);
+    for (int i = 0; i < 16; ++i) {
+      a[i] = _mm512_loadu_si512(rows + i * stride + k);
+      // What comes next often lies too far away for the CPU to guess.
+      _mm_prefetch(rows + (i + 16) * stride + k, _MM_HINT_T0);
+    }
     for (int i = 0; i < 16; i += 2) {
       b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
       b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
@@ -244,6 +253,8 @@ bool pack(const std::uint16_t* rows, std::int64_t stride, std::int64_t columns,
     for (std::int64_t n = 0; n < columns; n += 2 * kColumns, to += 2 * kPackedTile) {
       const __m512i even = _mm512_loadu_si512(rows + row * stride + n);
       const __m512i odd = _mm512_loadu_si512(rows + (row + 1) * stride + n);
+      _mm_prefetch(rows + (row + kDepth) * stride + n, _MM_HINT_T0);
+      _mm_prefetch(rows + (row + kDepth + 1) * stride + n, _MM_HINT_T0);
       largest = _mm512_max_epu16(largest, _mm512_and_si512(even, magnitude));
       largest = _mm512_max_epu16(largest, _mm512_and_si512(odd, magnitude));
       _mm512_store_si512(to, _mm512_permutex2var_epi16(even, lower, odd));
@@ -255,18 +266,44 @@ bool pack(const std::uint16_t* rows, std::int64_t stride, std::int64_t columns,
 
 bool split_float32(const float* values, std::int64_t count, const Parts& parts) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-  const __m512i smallest = _mm512_set1_epi32((127 - 100) << 23);
-  // Unsigned, so that 0 less one is not among those that are too small.
   const __m512i one = _mm512_set1_epi32(1);
+  // Less one, so that 0 becomes the largest number and is not among those that are too small.
+  const __m512i smallest = _mm512_set1_epi32(((127 - 100) << 23) - 1);
   const __m512i infinite = _mm512_set1_epi32(0x7f7f8000);  // from here on, when rounded
+  const auto size_of = [&](__m512 value) {
+    return _mm512_and_si512(_mm512_castps_si512(value), magnitude);
+  };
+  std::int64_t i = 0;
+  // Two vectors at a time, as long as all is well.
+  const __m512i odd = _mm512_load_si512(kOddHalves);
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+  for (; i + 32 <= count; i += 32) {
+    __m512 rest[2] = {_mm512_loadu_ps(values + i), _mm512_loadu_ps(values + i + 16)};
+    const __m512i size[2] = {size_of(rest[0]), size_of(rest[1])};
+    const __m512i least =
+        _mm512_min_epu32(_mm512_sub_epi32(size[0], one), _mm512_sub_epi32(size[1], one));
+    const __mmask16 lost = _mm512_cmplt_epu32_mask(least, smallest) |
+                           _mm512_cmpge_epu32_mask(_mm512_max_epu32(size[0], size[1]), infinite);
+    if (lost != 0) break;
+    for (int part = 0; part < 3; ++part) {
+      __m512i rounded[2];
+      for (int v = 0; v < 2; ++v) {
+        rounded[v] = _mm512_add_epi32(_mm512_castps_si512(rest[v]), half);
+        rest[v] = _mm512_sub_ps(rest[v], _mm512_castsi512_ps(_mm512_and_si512(rounded[v], upper)));
+      }
+      _mm512_storeu_si512(parts.of[part] + i,
+                          _mm512_permutex2var_epi16(rounded[0], odd, rounded[1]));
+    }
+  }
   __mmask16 bad = 0;
-  for (std::int64_t i = 0; i < count; i += 16) {
+  for (; i < count; i += 16) {
     const __mmask16 stored = first_lanes(count - i);
     const __m512 value = _mm512_maskz_loadu_ps(stored, values + i);
-    const __m512i size = _mm512_and_si512(_mm512_castps_si512(value), magnitude);
-    const __mmask16 small =
-        _mm512_cmplt_epu32_mask(_mm512_sub_epi32(size, one), _mm512_sub_epi32(smallest, one));
-    const auto lost = static_cast<__mmask16>(small | _mm512_cmpge_epu32_mask(size, infinite));
+    const __m512i size = size_of(value);
+    const auto lost =
+        static_cast<__mmask16>(_mm512_cmplt_epu32_mask(_mm512_sub_epi32(size, one), smallest) |
+                               _mm512_cmpge_epu32_mask(size, infinite));
     bad |= lost;
     store_parts<3>(value, static_cast<__mmask16>(~lost), stored, parts, i);
   }

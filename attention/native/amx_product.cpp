@@ -222,6 +222,16 @@ class AmxProduct final : public TileProduct {
     }
   }
 
+  // Rows often lie too far apart for the CPU to guess the next.
+  static constexpr std::int64_t kAhead = 8;
+  void prefetch(const void* row, std::int64_t count) const {
+    constexpr std::int64_t kLine = 64;
+    const auto bytes = count * static_cast<std::int64_t>(size_of(sizes_.dtype));
+    for (std::int64_t byte = 0; byte < bytes; byte += kLine) {
+      __builtin_prefetch(static_cast<const std::byte*>(row) + byte);
+    }
+  }
+
   // kDepth rows from `begin` on: in place, or staged and padded with zeros. Adds those that could
   // not be split to `odd`.
   amx::Parts rows_of(const TensorRows& rows, std::int64_t begin, std::int64_t count,
@@ -233,6 +243,7 @@ class AmxProduct final : public TileProduct {
       return {{static_cast<Bits*>(const_cast<void*>(rows.row(begin)))}};  // only read
     }
     for (std::int64_t i = 0; i < present; ++i) {
+      prefetch(rows.row(std::min(begin + i + kAhead, rows.count - 1)), count);
       if (!stage(rows.row(begin + i), count, padded, from(staged_, i * padded))) {
         odd.push_back(begin + i);
       }

@@ -63,6 +63,31 @@ void sgemm(benchmark::State& state, int threads) {
 // What a problem of so many positions is changed to.
 using Change = std::function<void(AttentionProblem& problem, std::int64_t length)>;
 
+// A bias by head, and a dense mask that hides what is above the diagonal.
+struct Scores {
+  explicit Scores(const AttentionProblem& problem) {
+    if (problem.bias) bias = random_tensor(DType::float32, *problem.bias, 4);
+    if (!problem.dense_mask) return;
+    mask = Tensor(DType::boolean, *problem.dense_mask, pool());
+    const std::int64_t length = problem.shape.kv_length;
+    auto* const entries = static_cast<std::uint8_t*>(mask.view().data());
+    for (std::int64_t i = 0; i < mask.view().elements(); ++i) {
+      entries[i] = i % length <= i / length % length ? 1 : 0;
+    }
+  }
+  [[nodiscard]] ScoreTensors views(const AttentionProblem& problem) const {
+    const AttentionShape& s = problem.shape;
+    return broadcast_scores(problem.bias ? bias.view() : TensorView(),
+                            problem.dense_mask ? mask.view() : TensorView(),
+                            {s.batch, s.heads, s.query_length, s.kv_length});
+  }
+  [[nodiscard]] static double visible(const AttentionProblem& problem) {
+    const auto length = static_cast<double>(problem.shape.kv_length);
+    return problem.dense_mask ? (length + 1) / (2 * length) : 1;
+  }
+  Tensor bias, mask;
+};
+
 void native(benchmark::State& state, DType dtype, const Change& change, int threads) {
   constexpr std::int64_t kHeads = 8;
   const std::int64_t length = state.range(0);
@@ -79,7 +104,9 @@ void native(benchmark::State& state, DType dtype, const Change& change, int thre
   const Tensor output(DType::float32, shape, pool());
   const Tensor lse(DType::float32, {1, kHeads, length}, pool());
   const PositionRanges all = PositionRanges::all(length);
-  const AttentionBlock block{query.view(), key.view(), value.view(), all, all};
+  AttentionBlock block{query.view(), key.view(), value.view(), all, all};
+  const Scores scores(problem);
+  block.scores = scores.views(problem);
   HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
   const ExecutionContext context{stream, nullptr, threads};
   const Registry registry = Registry::standard();
@@ -89,7 +116,8 @@ void native(benchmark::State& state, DType dtype, const Change& change, int thre
     kernel->forward(block, {output.view(), lse.view()}, context);
   }
   const PositionRange range = all.ranges().front();
-  const auto pairs = static_cast<double>(problem.mask.examine(0, 1, range, range).pairs);
+  const auto pairs =
+      static_cast<double>(problem.mask.examine(0, 1, range, range).pairs) * scores.visible(problem);
   report_rate(state, forward_flops(problem.shape, pairs));
 }
 
@@ -122,6 +150,14 @@ const std::vector<std::pair<std::string, Change>>& changes() {
          p.mask.set_block_mask(BlockMask::random(s, s, 1, 0.5, 1, {128, 128}));
        }},
       {"soft_cap", [](AttentionProblem& p, std::int64_t) { p.soft_cap = 20.0; }},
+      {"bias",
+       [](AttentionProblem& p, std::int64_t s) {
+         p.bias = Extents{1, p.shape.heads, s, s};
+       }},
+      {"dense_mask",
+       [](AttentionProblem& p, std::int64_t s) {
+         p.dense_mask = Extents{1, 1, s, s};
+       }},
       {"dropout", [](AttentionProblem& p, std::int64_t) { p.dropout.emplace(0.1, 1); }},
   };
   return all;

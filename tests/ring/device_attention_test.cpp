@@ -246,6 +246,34 @@ TEST_F(DeviceAttention, Dropout) {
   }
 }
 
+// Columns find their bias and their mask by global position, in any layout, and rows lie where the
+// rank has them.
+TEST_F(DeviceAttention, BiasAndDenseMask) {
+  const int ranks = test::session().size();
+  const std::vector<std::string> schedules = ranks == 1
+                                                 ? std::vector<std::string>{"local"}
+                                                 : std::vector<std::string>{"ring", "allgather"};
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    for (const std::string& schedule : schedules) {
+      for (const LayoutKind layout : {LayoutKind::zigzag, LayoutKind::striped}) {
+        const std::int64_t length = std::int64_t{200} * ranks + 13;
+        ShardedCase one = case_of(length, 4, 2, 64);
+        one.transport = transports().front();
+        one.schedule = schedule;
+        one.layout.sequence = layout;
+        one.problem.dtype = dtype;
+        one.problem.bias = Extents{1, 4, length, length};
+        expect_verified(one);
+        one.problem.dense_mask = Extents{1, 1, length, length};
+        expect_verified(one);
+        one.problem.bias = Extents{1, 4, 1, length};
+        one.problem.soft_cap = 5;
+        expect_verified(one);
+      }
+    }
+  }
+}
+
 // Default options give blocks that the fastest kernel takes.
 TEST_F(DeviceAttention, DefaultOptionsSuitTheDevice) {
   for (const LayoutKind layout : {LayoutKind::contiguous, LayoutKind::zigzag}) {

@@ -40,6 +40,12 @@ void draw_bits(PhiloxKey key, const PhiloxCounter& first, std::size_t blocks, Dr
   const auto product = [&](std::uint32_t factor, auto x)
                            HWY_ATTR { return hn::BitCast(u32, hn::MulEven(word(factor), x)); };
   const auto upper = [&](auto x) HWY_ATTR { return hn::Shuffle2301(x); };
+  std::array<PhiloxKey, 10> round_keys;
+  for (PhiloxKey& round_key : round_keys) {
+    round_key = key;
+    key[0] += 0x9E3779B9;
+    key[1] += 0xBB67AE85;
+  }
   alignas(64) std::uint32_t words[4][16];  // NOLINT(modernize-avoid-c-arrays): plain numbers
   // Four counters hold the bits of a block of 32 keys.
   for (std::size_t begin = 0; begin < 4 * blocks; begin += std::max<std::size_t>(lanes, 4)) {
@@ -49,16 +55,13 @@ void draw_bits(PhiloxKey key, const PhiloxCounter& first, std::size_t blocks, Dr
       auto b = word(first[1]);
       auto c = word(first[2]);
       auto d = word(first[3]);
-      PhiloxKey round_key = key;
-      for (int round = 0; round < 10; ++round) {
+      for (const PhiloxKey& round_key : round_keys) {
         const auto even = product(0xD2511F53, a);
         const auto odd = product(0xCD9E8D57, c);
         a = hn::Xor3(upper(odd), b, word(round_key[0]));
         b = odd;
         c = hn::Xor3(upper(even), d, word(round_key[1]));
         d = even;
-        round_key[0] += 0x9E3779B9;
-        round_key[1] += 0xBB67AE85;
       }
       const auto keep = [&](auto x, std::size_t which) HWY_ATTR {
         const hn::Rebind<std::uint32_t, decltype(u64)> half;

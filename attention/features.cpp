@@ -19,8 +19,10 @@ std::string_view name_of(Feature feature) noexcept {
       return "a soft cap";
     case Feature::dropout:
       return "dropout";
-    case Feature::float64_softmax:
-      return "a float64 softmax";
+    case Feature::float64:
+      return "float64";
+    case Feature::weights:
+      return "a request for attention weights";
     case Feature::bias:
       return "a bias";
     case Feature::dense_mask:
@@ -50,9 +52,12 @@ FeatureSet features_of(const AttentionProblem& problem) {
   if (mask.block_mask()) features.add(Feature::block_mask);
   if (problem.soft_cap) features.add(Feature::soft_cap);
   if (problem.dropout && problem.dropout->threshold() > 0) features.add(Feature::dropout);
-  if (problem.softmax_dtype == DType::float64) features.add(Feature::float64_softmax);
   if (problem.bias) features.add(Feature::bias);
   if (problem.dense_mask) features.add(Feature::dense_mask);
+  if (problem.dtype == DType::float64 || problem.softmax_dtype == DType::float64) {
+    features.add(Feature::float64);
+  }
+  if (problem.weights) features.add(Feature::weights);
   return features;
 }
 

@@ -83,8 +83,9 @@ void AttentionShape::validate() const {
 
 void AttentionProblem::validate() const {
   shape.validate();
-  if (dtype != DType::float16 && dtype != DType::bfloat16 && dtype != DType::float32) {
-    throw ArgumentError("dtype", std::string(name_of(dtype)), "float16, bfloat16 or float32");
+  if (!is_floating(dtype)) {
+    throw ArgumentError("dtype", std::string(name_of(dtype)),
+                        "float16, bfloat16, float32 or float64");
   }
   if (softmax_dtype != DType::float32 && softmax_dtype != DType::float64) {
     throw ArgumentError("softmax dtype", std::string(name_of(softmax_dtype)), "float32 or float64");

@@ -10,6 +10,7 @@
 
 #include "cuda_implementations.hpp"
 #include "native/native.hpp"
+#include "vanilla/vanilla.hpp"
 
 namespace annulus {
 namespace {
@@ -33,6 +34,7 @@ Registry Registry::standard() {
   registry.add(make_flash_implementation());
   registry.add(make_blocksparse_implementation());
   registry.add(make_native_implementation());
+  registry.add(make_vanilla_implementation());
   registry.add({"ring", "ring", [](const AttentionProblem&) { return Capability::yes(); }});
   registry.add({"autoregressive_decodeattn", "auto", accepts_one_query});
   return registry;

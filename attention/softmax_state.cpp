@@ -30,10 +30,13 @@ void check_state(const SoftmaxState& state) {
   if (output[3] > 1 && state.output.stride(3) != 1) refuse(state, "the vectors have a stride");
 }
 
-void check_part(const PartialState& part, const Extents& whole) {
+void check_part(const PartialState& part, const TensorView& result) {
   check_state(part.state);
+  const Extents& whole = result.shape();
   const Extents& own = part.state.output.shape();
-  if (part.state.output.dtype() != DType::float32) refuse(part.state, "a part is not float32");
+  if (part.state.output.dtype() != partial_dtype(result.dtype())) {
+    refuse(part.state, "a part is rounded");
+  }
   if (own[0] != whole[0] || own[3] != whole[3] || part.first_row < 0 || part.first_head < 0 ||
       part.first_row + own[1] > whole[1] || part.first_head + own[2] > whole[2]) {
     refuse(part.state, "a part lies outside");
@@ -51,15 +54,17 @@ void for_each_row(const TensorView& output, const Body& body) {
 }
 
 // row := (1 − weight) · row + weight · partial, rounded once.
-void blend(float* __restrict row, const float* __restrict partial, double weight,
+template <class Real>
+void blend(Real* __restrict row, const Real* __restrict partial, double weight,
            std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
-    row[i] = static_cast<float>((1 - weight) * row[i] + weight * partial[i]);
+    row[i] = static_cast<Real>((1 - weight) * row[i] + weight * partial[i]);
   }
 }
 
 // Merges a partial row into `row`; the LSE of both together.
-double blend_rows(float* row, double lse, const float* partial, double partial_lse,
+template <class Real>
+double blend_rows(Real* row, double lse, const Real* partial, double partial_lse,
                   std::int64_t count) {
   // The weights exp(lᵢ − l) follow from the difference of the LSEs alone and sum to one exactly.
   // In float64 they cost nothing beside the rows, and leave one rounding per element and merge.
@@ -69,23 +74,27 @@ double blend_rows(float* row, double lse, const float* partial, double partial_l
   return std::max(lse, partial_lse) + std::log1p(smaller);
 }
 
-}  // namespace
+void round_row(const float* row, DType dtype, void* target, std::int64_t count) {
+  from_float32(row, dtype, target, count);
+}
+void round_row(const double* row, DType /*float64*/, void* target, std::int64_t count) {
+  std::copy_n(row, count, static_cast<double*>(target));
+}
 
-void combine(std::span<const PartialState> parts, const SoftmaxState& result) {
-  check_state(result);
-  for (const PartialState& part : parts) check_part(part, result.output.shape());
+template <class Real>
+void combine_as(std::span<const PartialState> parts, const SoftmaxState& result) {
   const std::int64_t dim = result.output.size(3);
-  std::vector<float> scratch(static_cast<std::size_t>(dim));
+  std::vector<Real> scratch(static_cast<std::size_t>(dim));
   for_each_row(result.output, [&](std::int64_t b, std::int64_t t, std::int64_t n) {
     double lse = kEmpty;
-    const float* sum = nullptr;  // of the parts so far: one of them, or `scratch`
-    float nothing = 0.0F;        // the output where no part has weight
+    const Real* sum = nullptr;  // of the parts so far: one of them, or `scratch`
+    Real nothing = 0;           // the output where no part has weight
     for (const PartialState& part : parts) {
       if (!part.covers(t, n)) continue;
       const std::int64_t row = t - part.first_row;
       const std::int64_t head = n - part.first_head;
       const double part_lse = part.state.lse_at(b, head, row);
-      const auto* values = static_cast<const float*>(part.state.output.address({b, row, head}));
+      const auto* values = static_cast<const Real*>(part.state.output.address({b, row, head}));
       if (part_lse == kEmpty) {
         if (dim > 0 && std::isnan(*values)) nothing = *values;
         continue;
@@ -104,9 +113,21 @@ void combine(std::span<const PartialState> parts, const SoftmaxState& result) {
       std::fill(scratch.begin(), scratch.end(), nothing);
       sum = scratch.data();
     }
-    if (sum != target) from_float32(sum, result.output.dtype(), target, dim);
+    if (sum != target) round_row(sum, result.output.dtype(), target, dim);
     result.set_lse_at(b, n, t, lse);
   });
+}
+
+}  // namespace
+
+void combine(std::span<const PartialState> parts, const SoftmaxState& result) {
+  check_state(result);
+  for (const PartialState& part : parts) check_part(part, result.output);
+  if (result.output.dtype() == DType::float64) {
+    combine_as<double>(parts, result);
+  } else {
+    combine_as<float>(parts, result);
+  }
 }
 
 }  // namespace annulus

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <map>
 
+#include <annulus/attention/softmax_state.hpp>
 #include <annulus/ring/plan.hpp>
 
 namespace annulus::ring {
@@ -117,7 +118,8 @@ bool RankPlan::reduces_rounded() const {
   const std::vector<const Reduce*> reductions = all<Reduce>();
   return std::any_of(reductions.begin(), reductions.end(), [&](const Reduce* reduce) {
     return std::any_of(reduce->parts.begin(), reduce->parts.end(), [&](const Result& part) {
-      return buffer(part.output.buffer).dtype != DType::float32;
+      const DType dtype = buffer(part.output.buffer).dtype;
+      return dtype != partial_dtype(dtype);
     });
   });
 }

@@ -21,6 +21,7 @@ std::string modifiers_of(const AttentionProblem& problem) {
     text += fmt::format(", {} ({:016x})", to_string(*problem.sinks), problem.sinks->digest());
   }
   if (problem.dropout) text += ", " + to_string(*problem.dropout);
+  if (problem.weights) text += ", weights";
   if (problem.softmax_dtype != DType::float32) {
     text += fmt::format(", softmax {}", annulus::name_of(problem.softmax_dtype));
   }

@@ -17,7 +17,13 @@ std::vector<double> widen(const ConstTensorView& tensor, std::int64_t batch, std
   std::vector<double> wide;
   wide.reserve(static_cast<std::size_t>(length * dim));
   for (std::int64_t i = 0; i < length; ++i) {
-    to_float32(tensor.address({batch, i, head}), tensor.dtype(), row.data(), dim);
+    const void* address = tensor.address({batch, i, head});
+    if (tensor.dtype() == DType::float64) {
+      const auto* values = static_cast<const double*>(address);
+      wide.insert(wide.end(), values, values + dim);
+      continue;
+    }
+    to_float32(address, tensor.dtype(), row.data(), dim);
     wide.insert(wide.end(), row.begin(), row.end());
   }
   return wide;

@@ -7,17 +7,20 @@
 
 #include <fmt/format.h>
 
+#include <annulus/attention/attention_weights.hpp>
 #include <annulus/core/device.hpp>
 #include <annulus/core/log.hpp>
 #include <annulus/core/trace.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/cores.hpp>
 #include <annulus/mesh/mesh.hpp>
+#include <annulus/ring/attention_weights.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/device_tensors.hpp>
 
 #include "launcher/commands/commands.hpp"
 #include "launcher/commands/interruption.hpp"
+#include "launcher/options/as_option.hpp"
 #include "launcher/report/cells.hpp"
 #include "launcher/report/explain.hpp"
 #include "launcher/report/progress.hpp"
@@ -177,7 +180,11 @@ ExitCode run_command(const CommandContext& context) {
   const std::unique_ptr<Device> opened = open_device(options, mesh);
   Device& device = *opened;
   const Registry registry = Registry::standard();
-  collectively(world, [&] { check_choices(options, problem, operands, registry, device.place()); });
+  collectively(world, [&] {
+    check_choices(options, problem, operands, registry, device.place());
+    if (!problem.weights) return;
+    as_option("--weights", [&] { ring::check_weights_fit(problem, operands); });
+  });
   ring::ShardedAttentionOptions attention_options;
   attention_options.implementation = options.implementation;
   attention_options.schedule = options.schedule;
@@ -205,7 +212,7 @@ ExitCode run_command(const CommandContext& context) {
 
   begin_step("annulus run was reading query, key and value");
   MemoryPool& memory = device.staging();
-  Tensor query, key, value, output, lse;
+  Tensor query, key, value, output, lse, weights;
   ScoreShards scores;
   progress.begin("reading query, key and value");
   collectively(world, [&] {
@@ -228,6 +235,10 @@ ExitCode run_command(const CommandContext& context) {
     lse = make("LSE", DType::float32, operands.lse);
     scores = for_tensor("bias and mask",
                         [&] { return ScoreShards(setup.fills, operands, mesh.rank(), memory); });
+    if (problem.weights) {
+      weights = make("attention weights", weights_dtype(problem),
+                     ring::weights_sharding(problem, operands));
+    }
   });
   ring::LocalTensors tensors{query.view(), key.view(), value.view(), output.view(), lse.view()};
   scores.add_to(tensors);
@@ -239,6 +250,10 @@ ExitCode run_command(const CommandContext& context) {
   progress.begin("attention", countable_kernels(attention, device.place()));
   attention.run(moved.tensors());
   moved.download();
+  if (problem.weights) {
+    progress.begin("attention weights");
+    ring::compute_weights(problem, operands, mesh, device, tensors, weights.view(), threads);
+  }
 
   const Measurement measured = measure(summarize(collector.spans()), attention, operands, problem,
                                        device.memory().statistics(), mesh);
@@ -247,7 +262,7 @@ ExitCode run_command(const CommandContext& context) {
   {
     begin_step("annulus run was writing --output");
     const TraceScope scope(&tracer, "files", {TraceCategory::file, "write"});
-    outputs.commit(tensors, operands);
+    outputs.commit(tensors, weights.view(), operands);
   }
   begin_step("annulus run, with --output complete, was reporting");
   if (leader) log_info("wrote {}", options.output);

@@ -76,7 +76,9 @@ void check_file_names(const Options& options) {
   const NamedFile output{"--output", options.output};
   const NamedFile lse{"--lse", options.lse};
   check_array_name(output);
+  const NamedFile weights{"--weights", options.weights};
   check_array_name(lse);
+  check_array_name(weights);
   std::vector<NamedFile> taken = inputs_of(options);
   const auto take = [&taken](const NamedFile& file) {
     if (file.path.empty() || file.path == "-") return;
@@ -85,6 +87,7 @@ void check_file_names(const Options& options) {
   };
   take(output);
   if (!lse_beside_output(options)) take(lse);
+  take(weights);
   take({"--trace", options.trace});
   take({"--calibrate", options.calibrate});
   take({"--json", options.json});

@@ -304,6 +304,9 @@ void add_output(TableBuilder& table) {
   table.add("lse", "FILE", run, text_into(&Options::lse),
             "log of the sum of exponentials, float32 [B,N,T] (tensor lse); may be the "
             ".safetensors file of --output");
+  table.add("weights", "FILE", run, text_into(&Options::weights),
+            "attention weights [B,N,T,S] (tensor weights), float32, or float64 as --softmax-dtype "
+            "says; only --impl vanilla, on CPUs, computes them");
   table.add("trace", "FILE", {Command::run, Command::bench}, text_into(&Options::trace),
             "what every rank did and when, as Chrome trace events (JSON), for Perfetto");
   table.add("json", "FILE", kAll, text_into(&Options::json),

@@ -86,7 +86,7 @@ struct Options {
   std::string sinks;       ///< or "random:M"
   std::string bias;        ///< or "random:STDDEV"
   std::string mask;        ///< or "random:DENSITY"
-  std::string output, lse, trace, json, csv;
+  std::string output, lse, weights, trace, json, csv;
   std::string cost_model;  ///< what predictions are based on
 
   // Running.

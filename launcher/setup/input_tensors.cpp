@@ -25,7 +25,7 @@ files::ArrayFile open(const Options& options, const char* option, const std::str
     throw ArgumentError(option, "nothing",
                         "a .npy or .safetensors file (or --input with query, key and value)");
   }
-  std::vector<DType> accepted{DType::float32, DType::float16, DType::bfloat16};
+  std::vector<DType> accepted{DType::float32, DType::float16, DType::bfloat16, DType::float64};
   if (options.dtype) accepted = {*options.dtype};
   return as_option(shown(options, option, given), [&] {
     return files::ArrayFile(options.input.empty() ? given : options.input, name, accepted);

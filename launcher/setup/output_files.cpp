@@ -3,7 +3,9 @@
 #include <span>
 #include <string>
 
+#include <annulus/attention/attention_weights.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/ring/attention_weights.hpp>
 
 #include "launcher/options/file_names.hpp"
 #include "launcher/setup/input_tensors.hpp"
@@ -16,7 +18,10 @@ void check_output_is_given(const Options& options) {
 }
 
 OutputFiles::OutputFiles(const Options& options, const AttentionProblem& problem, Control& group)
-    : group_(group), bhtd_(options.bhtd), lse_beside_output_(lse_beside_output(options)) {
+    : problem_(problem),
+      group_(group),
+      bhtd_(options.bhtd),
+      lse_beside_output_(lse_beside_output(options)) {
   const AttentionShape& shape = problem.shape;
   const Extents output{shape.batch, shape.query_length, shape.heads, shape.value_dim};
   const files::ArraySpec lse{"lse", DType::float32, {shape.batch, shape.heads, shape.query_length}};
@@ -28,6 +33,13 @@ OutputFiles::OutputFiles(const Options& options, const AttentionProblem& problem
     lse_ = std::make_unique<files::ArrayWriter>(
         group, options.lse, std::vector<files::ArraySpec>{lse}, "--lse " + options.lse);
   }
+  if (problem.weights) {
+    const Extents weights{shape.batch, shape.heads, shape.query_length, shape.kv_length};
+    weights_ = std::make_unique<files::ArrayWriter>(
+        group, options.weights,
+        std::vector<files::ArraySpec>{{"weights", weights_dtype(problem), weights}},
+        "--weights " + options.weights);
+  }
 }
 
 void OutputFiles::write(const NamedSharding& sharding, const TensorView& shard, bool bhtd,
@@ -37,12 +49,15 @@ void OutputFiles::write(const NamedSharding& sharding, const TensorView& shard, 
                      array);
 }
 
-void OutputFiles::commit(const ring::LocalTensors& tensors, const ring::ShardedOperands& operands) {
+void OutputFiles::commit(const ring::LocalTensors& tensors, const TensorView& weights,
+                         const ring::ShardedOperands& operands) {
   write(operands.output, tensors.output, bhtd_, *output_, 0);
   if (lse_beside_output_) write(operands.lse, tensors.lse, false, *output_, 1);
   if (lse_) write(operands.lse, tensors.lse, false, *lse_, 0);
+  if (weights_) write(ring::weights_sharding(problem_, operands), weights, false, *weights_, 0);
   output_->commit();
   if (lse_) lse_->commit();
+  if (weights_) weights_->commit();
 }
 
 }  // namespace annulus::launcher

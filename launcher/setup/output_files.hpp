@@ -14,26 +14,30 @@
 
 namespace annulus::launcher {
 
-/// The files of --output and --lse. Made before the work, so that a name that cannot be written
-/// fails early; without commit() nothing of them remains.
+/// The files of --output, --lse and --weights. Made before the work, so that a name that cannot be
+/// written fails early; without commit() nothing of them remains.
 class OutputFiles {
  public:
-  /// Collective over `group`. Throws as ArrayWriter does.
+  /// Collective over `group`. Throws as ArrayWriter does. `problem` must outlive it.
   OutputFiles(const Options& options, const AttentionProblem& problem, Control& group);
 
   /// Collective. Every rank writes its shards; then the files get their names.
-  void commit(const ring::LocalTensors& tensors, const ring::ShardedOperands& operands);
+  /// `weights` is of ring::weights_sharding(); ignored if nobody wants them.
+  void commit(const ring::LocalTensors& tensors, const TensorView& weights,
+              const ring::ShardedOperands& operands);
 
  private:
   void write(const NamedSharding& sharding, const TensorView& shard, bool bhtd,
              files::ArrayWriter& writer, std::size_t array);
 
+  const AttentionProblem& problem_;
   Control& group_;
   bool bhtd_;
   std::unique_ptr<files::ArrayWriter> output_;
   std::unique_ptr<files::ArrayWriter>
       lse_;  ///< null if there is none, or if it lies in the output's file
   bool lse_beside_output_ = false;
+  std::unique_ptr<files::ArrayWriter> weights_;  ///< null if there is none
 };
 
 /// Throws ArgumentError without --output.

@@ -234,6 +234,7 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   setup.problem.scale = options.scale;
   setup.problem.soft_cap = options.soft_cap;
   setup.problem.softmax_dtype = options.softmax_dtype;
+  setup.problem.weights = !options.weights.empty();
   if (options.dropout > 0) setup.problem.dropout.emplace(options.dropout, options.seed);
   const auto check = [&] { named_by_options(options, [&] { setup.problem.validate(); }); };
   check();  // files are read only for a valid shape

@@ -1,9 +1,12 @@
 #include <utility>
 #include <vector>
 
+#include <annulus/attention/attention_weights.hpp>
+#include <annulus/core/error.hpp>
 #include <annulus/core/foreign_stream.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/ring/attention.hpp>
+#include <annulus/ring/attention_weights.hpp>
 
 namespace annulus {
 namespace {
@@ -13,9 +16,10 @@ bool makes_bias(const AttentionOptions& options) {
 }
 
 AttentionProblem problem_of(const AttentionOptions& options) {
-  AttentionProblem problem{options.shape, options.dtype,     options.scale,   options.soft_cap,
-                           options.mask,  options.sinks,     options.dropout, options.softmax_dtype,
-                           options.bias,  options.dense_mask};
+  AttentionProblem problem{options.shape,      options.dtype,         options.scale,
+                           options.soft_cap,   options.mask,          options.sinks,
+                           options.dropout,    options.softmax_dtype, options.bias,
+                           options.dense_mask, options.weights};
   if (makes_bias(options)) problem.bias = options.init_bias->shape;
   return under_policy(options.bias_policy, std::move(problem));
 }
@@ -57,7 +61,7 @@ class Attention::Impl {
  public:
   Impl(Context& context, const AttentionOptions& options)
       : context_(context),
-        dtype_(options.dtype),
+        problem_(problem_of(options)),
         operands_(collectively(context.mesh().world(),
                                [&] { return operands_of(options, context.mesh().shape()); })),
         policy_(options.bias_policy),
@@ -67,14 +71,16 @@ class Attention::Impl {
                              const Computing filling = context.mesh().world().computing();
                              return initial_bias(options, operands_, context);
                            })),
-        sharded_(problem_of(options), operands_, context.mesh(), context.registry(),
-                 context.device(),
+        sharded_(problem_, operands_, context.mesh(), context.registry(), context.device(),
                  {.implementation = options.implementation,
                   .schedule = options.schedule,
                   .plan = {},
                   .cost_model = {},
                   .runner = {.threads = context.threads()},
-                  .transport = context.transport()}) {}
+                  .transport = context.transport()}) {
+    if (!problem_.weights) return;
+    collectively(context.mesh().world(), [&] { ring::check_weights_fit(problem_, operands_); });
+  }
 
   [[nodiscard]] Extents shape(const NamedSharding& sharding) const {
     return sharding.local_shape(context_.rank());
@@ -100,6 +106,43 @@ class Attention::Impl {
     prepared_ = true;
   }
 
+  // Ranks agree on the first call, as on its other tensors.
+  void check_weights(const AttentionTensors& tensors) {
+    const auto check = [&] {
+      if (!problem_.weights && tensors.weights != nullptr) {
+        throw ArgumentError("weights", "memory", "none, as the options do not want weights");
+      }
+      if (problem_.weights && tensors.weights == nullptr && weights_shape().product() > 0) {
+        throw ArgumentError("weights", "a null pointer", "memory, as the options want weights");
+      }
+    };
+    if (prepared_) return check();
+    collectively(context_.mesh().world(), check);
+  }
+
+  // What the plan does not compute.
+  void add_weights(const AttentionTensors& tensors) {
+    if (!problem_.weights) return;
+    ring::LocalTensors local = views(tensors);
+    complete(local);
+    ring::compute_weights(sharded_.plan_input().problem, operands_, context_.mesh(),
+                          context_.device(), local,
+                          {tensors.weights, weights_dtype(), weights_shape()}, context_.threads());
+  }
+
+  [[nodiscard]] Extents weights_shape() const {
+    return shape(ring::weights_sharding(problem_, operands_));
+  }
+  [[nodiscard]] DType weights_dtype() const { return annulus::weights_dtype(problem_); }
+
+  [[nodiscard]] AttentionOutput make_output(bool with_lse) {
+    MemoryPool& memory = context_.device().memory();
+    AttentionOutput output{Tensor(problem_.dtype, shape(operands_.output), memory)};
+    if (with_lse) output.lse.emplace(DType::float32, shape(operands_.lse), memory);
+    if (problem_.weights) output.weights.emplace(weights_dtype(), weights_shape(), memory);
+    return output;
+  }
+
   [[nodiscard]] TensorView lse_view(float* data) const {
     return {data, DType::float32, shape(operands_.lse), context_.place()};
   }
@@ -107,12 +150,12 @@ class Attention::Impl {
   [[nodiscard]] ring::LocalTensors views(const AttentionTensors& tensors) const {
     const Place place = context_.place();
     const auto input = [&](const void* data, const NamedSharding& sharding) {
-      return ConstTensorView(data, dtype_, shape(sharding), place);
+      return ConstTensorView(data, problem_.dtype, shape(sharding), place);
     };
     return {input(tensors.query, operands_.query),
             input(tensors.key, operands_.key),
             input(tensors.value, operands_.value),
-            {tensors.output, dtype_, shape(operands_.output), place},
+            {tensors.output, problem_.dtype, shape(operands_.output), place},
             lse_view(tensors.lse),
             scores_view(tensors.bias, DType::float32, operands_.bias, bias_.shape().rank() > 0),
             scores_view(tensors.mask, DType::boolean, operands_.dense_mask, drops_mask_)};
@@ -153,7 +196,7 @@ class Attention::Impl {
   }
 
   Context& context_;
-  DType dtype_;
+  AttentionProblem problem_;  // with the mask of the beginning
   ring::ShardedOperands operands_;
   Tensor lse_;
   BiasPolicy policy_;
@@ -199,8 +242,26 @@ PositionRanges Attention::key_positions() const {
   return impl_->positions(impl_->operands().key);
 }
 
+Extents Attention::weights_shape() const {
+  return impl_->weights_shape();
+}
+DType Attention::weights_dtype() const {
+  return impl_->weights_dtype();
+}
+
 void Attention::run(const AttentionTensors& tensors, void* stream) {
+  impl_->check_weights(tensors);
   impl_->run(impl_->views(tensors), stream);
+  impl_->add_weights(tensors);
+}
+AttentionOutput Attention::compute(const AttentionTensors& inputs, bool with_lse, void* stream) {
+  AttentionOutput output = impl_->make_output(with_lse);
+  AttentionTensors tensors = inputs;
+  tensors.output = output.outputs.view().data();
+  tensors.lse = with_lse ? output.lse->view().as<float>() : nullptr;
+  tensors.weights = output.weights ? output.weights->view().data() : nullptr;
+  run(tensors, stream);
+  return output;
 }
 void Attention::run(const ring::LocalTensors& tensors, void* stream) {
   impl_->run(tensors, stream);

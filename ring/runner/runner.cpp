@@ -439,9 +439,9 @@ class Runner::Impl {
       }
       const SoftmaxState into = memory_.state(reduce.into);
       if (reduce.sinks) {
-        parts.push_back(
-            sinks_->part(reduce.into.output.heads, into.output.shape(),
-                         parts.empty() ? DType::float32 : parts.front().state.output.dtype()));
+        parts.push_back(sinks_->part(reduce.into.output.heads, into.output.shape(),
+                                     parts.empty() ? partial_dtype(into.output.dtype())
+                                                   : parts.front().state.output.dtype()));
       }
       operations_->combine(parts, into, *computing_);
     } else {

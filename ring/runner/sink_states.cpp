@@ -6,10 +6,10 @@ SinkStates::SinkStates(const AttentionProblem& problem, const RankPlan& plan, De
                        Stream& stream) {
   if (!problem.sinks) return;
   HostMemoryPool host;
-  const Tensor zeros(DType::float32, {plan.local.value_dim}, host);
-  std::fill_n(zeros.view().as<float>(), plan.local.value_dim, 0.0F);
+  Tensor zeros(partial_dtype(problem.dtype), {plan.local.value_dim}, host);
+  zeros.fill_zero();
   // As precise as the LSEs that it is merged with. A GPU is fastest if all have one dtype.
-  const bool wide = device.place().is_host() || problem.dtype == DType::float32;
+  const bool wide = device.place().is_host() || partial_dtype(problem.dtype) == problem.dtype;
   const Tensor lse(wide ? DType::float64 : DType::float32, {plan.local.heads}, host);
   for (std::int64_t head = 0; head < plan.local.heads; ++head) {
     const double value = problem.sinks->lse(plan.first_head + head);

@@ -19,7 +19,7 @@ class SinkStates {
   [[nodiscard]] PartialState part(HeadRange heads, const Extents& output, DType dtype) const;
 
  private:
-  Tensor zeros_;  // [Dv], float32
+  Tensor zeros_;  // [Dv], as wide as partial results
   Tensor lse_;    // [n]
 };
 

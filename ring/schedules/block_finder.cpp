@@ -140,7 +140,8 @@ double BlockFinder::handover_seconds(const Block& block) const {
   const PlanInput& input = context_.input;
   const Declaration& kernel =
       input.candidates[static_cast<std::size_t>(block.implementation)]->declares();
-  const DType dtype = kernel.results == ResultForm::rounded ? input.problem.dtype : DType::float32;
+  const DType dtype = kernel.results == ResultForm::rounded ? input.problem.dtype
+                                                            : partial_dtype(input.problem.dtype);
   return input.model.memory_seconds(
       (kernel.continues_state ? kPassesToContinue : kPassesToCombine) *
       static_cast<double>(size_of(dtype)) *

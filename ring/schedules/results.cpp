@@ -45,7 +45,8 @@ class Placer {
       : input_(input),
         plan_(plan),
         dtype_(input.problem.dtype),
-        lse_dtype_(dtype_ == DType::float32 ? DType::float64 : input.options.lse_dtype),
+        partial_dtype_(partial_dtype(dtype_)),
+        lse_dtype_(partial_dtype_ == dtype_ ? DType::float64 : input.options.lse_dtype),
         all_rows_{LocalPosition(0), plan.local.query_length},
         all_batches_{0, plan.local.batch},
         sinks_(input.problem.sinks.has_value()),
@@ -93,7 +94,7 @@ class Placer {
       heads = std::max(heads, block->heads.count);
       rounded = rounded || declaration_of(*block).results == ResultForm::rounded;
     }
-    first_dtype_ = rounded ? dtype_ : DType::float32;
+    first_dtype_ = rounded ? dtype_ : partial_dtype_;
     if (input_.options.result_bytes == 0) return;
     // Combining costs each result the same memory traffic, alone or with others: combine as many as
     // fit.
@@ -101,7 +102,7 @@ class Placer {
         plan_.local.batch * plan_.local.query_length * plan_.local.value_dim;
     const std::int64_t most =
         std::max(input_.options.result_bytes,
-                 values * plan_.local.heads * static_cast<std::int64_t>(sizeof(float)));
+                 values * plan_.local.heads * static_cast<std::int64_t>(size_of(partial_dtype_)));
     const std::int64_t each = std::max<std::int64_t>(
         1, values * heads * static_cast<std::int64_t>(size_of(first_dtype_)));
     places_ = 1 + static_cast<int>(std::clamp<std::int64_t>(most / each, 1, most_parts_ - 1));
@@ -143,7 +144,7 @@ class Placer {
       return;
     }
     const DType dtype =
-        declaration_of(block).results == ResultForm::rounded ? dtype_ : DType::float32;
+        declaration_of(block).results == ResultForm::rounded ? dtype_ : partial_dtype_;
     int place = static_cast<int>(pending_.size()) < most_parts_ ? free_place(block, dtype) : -1;
     if (place < 0) {
       fold(step);
@@ -253,7 +254,7 @@ class Placer {
   [[nodiscard]] PendingAt state_of(const Block& block) {
     if (!declaration_of(block).continues_state) return pending_.end();
     return std::find_if(pending_.begin(), pending_.end(), [&](const Pending& part) {
-      return part.dtype == DType::float32 && covers(part.rows, block.rows) &&
+      return part.dtype == partial_dtype_ && covers(part.rows, block.rows) &&
              covers(part.batches, block.batches);
     });
   }
@@ -350,9 +351,9 @@ class Placer {
     plan_.tasks.push_back({std::move(reduction), step, {}});
   }
 
-  // Combines the results so far into one place, in float32.
+  // Combines the results so far into one place, without rounding.
   void fold(int step) {
-    const Pending whole{first_dtype_ == DType::float32 ? 0 : places_, DType::float32, open_,
+    const Pending whole{first_dtype_ == partial_dtype_ ? 0 : places_, partial_dtype_, open_,
                         all_batches_};
     make_room(whole);
     reduce(result_of(whole, open_, all_batches_), step, false);
@@ -379,6 +380,7 @@ class Placer {
   const PlanInput& input_;
   RankPlan& plan_;
   DType dtype_;
+  DType partial_dtype_;  // of results that are not rounded
   DType lse_dtype_;
   LocalRange all_rows_;
   BatchRange all_batches_;

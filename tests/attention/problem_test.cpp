@@ -58,7 +58,6 @@ TEST(AttentionProblem, RefusesNamingTheField) {
   expect("shape", [&](auto& p) { p.shape = {1, 1, huge, 4, 4, 1, 1024}; });
   expect("shape", [&](auto& p) { p.shape = {1, huge / 4, 1, 64, 64, 1, 1024}; });
   expect("shape", [&](auto& p) { p.shape = {1, std::int64_t{1} << 31, std::int64_t{1} << 31}; });
-  expect("dtype", [](auto& p) { p.dtype = DType::float64; });
   expect("softmax dtype", [](auto& p) { p.softmax_dtype = DType::float16; });
   expect("dtype", [](auto& p) { p.dtype = DType::int32; });
   expect("scale", [&](auto& p) { p.scale = infinity; });

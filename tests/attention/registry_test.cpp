@@ -59,7 +59,7 @@ class ForceNative {
 TEST(Registry, KnowsItsNamesInOrder) {
   EXPECT_THAT(Registry::standard().names(),
               ElementsAre("sdpa", "cudnn", "cuda_flash_attn2", "flash_attn2", "blocksparse",
-                          "native", "ring", "autoregressive_decodeattn"));
+                          "native", "vanilla", "ring", "autoregressive_decodeattn"));
 }
 
 TEST(Registry, AliasesAreTheSameImplementation) {
@@ -303,7 +303,7 @@ TEST(Registry, AFloat64SoftmaxIsNotTakenForFloat32) {
   AttentionProblem problem;
   problem.softmax_dtype = DType::float64;
   EXPECT_THAT(registry.get("native").capability(problem, Place::host()).reason(),
-              HasSubstr("a float64 softmax"));
+              HasSubstr("does not honour float64"));
 }
 
 TEST(Registry, ForceNativeOverridesEveryName) {

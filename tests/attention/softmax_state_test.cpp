@@ -320,6 +320,32 @@ TEST(SoftmaxState, KeepsAFloat64LseExactly) {
   EXPECT_EQ(std::memcmp(narrow.output.view().data(), output.view().data(), output.bytes()), 0);
 }
 
+TEST(SoftmaxState, MergesFloat64OutputsInFloat64) {
+  const auto state = [](double output, double lse) {
+    Tensor o(DType::float64, {1, 1, 1, 2}, test_memory());
+    Tensor l(DType::float64, {1, 1, 1}, test_memory());
+    o.view().as<double>()[0] = o.view().as<double>()[1] = output;
+    l.view().as<double>()[0] = lse;
+    return std::pair(std::move(o), std::move(l));
+  };
+  const auto [first, first_lse] = state(1.0 / 3, std::log(1.0));
+  const auto [second, second_lse] = state(-1.0 / 7, std::log(3.0));
+  const auto [result, result_lse] = state(9, 9);
+  const SoftmaxState whole{result.view(), result_lse.view()};
+  combine_whole({{first.view(), first_lse.view()}, {second.view(), second_lse.view()}}, whole);
+  EXPECT_NEAR(result.view().as<double>()[1], (1.0 / 3 - 3.0 / 7) / 4, 1e-16);
+  EXPECT_NEAR(result_lse.view().as<double>()[0], std::log(4.0), 1e-15);
+  combine_whole({{first.view(), first_lse.view()}}, whole);
+  EXPECT_EQ(result.view().as<double>()[0], 1.0 / 3);
+  combine_whole({}, whole);
+  EXPECT_EQ(result.view().as<double>()[0], 0);
+  // What is rounded is not merged with what is not.
+  const Tensor narrow(DType::float32, {1, 1, 1, 2}, test_memory());
+  EXPECT_THROW(combine_whole({{narrow.view(), first_lse.view()}}, whole), InternalError);
+  EXPECT_THROW(combine_whole({{first.view(), first_lse.view()}}, {narrow.view(), first_lse.view()}),
+               InternalError);
+}
+
 TEST(SoftmaxState, RefusesWhatDoesNotFit) {
   const OwnedState state({1, 2, 3, 4});
   const OwnedState other({1, 2, 3, 5});

@@ -118,7 +118,137 @@ TEST(Face, AFloat64SoftmaxIsRefusedByKernelsThatHaveNone) {
   options.implementation = "native";
   options.softmax_dtype = DType::float64;
   EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
-              HasSubstr("a float64 softmax"));
+              HasSubstr("does not honour float64"));
+}
+
+// Weights times the values of all ranks.
+void expect_weights(const Attention& attention, const AttentionOptions& options,
+                    const Shards& shards, const float* weights) {
+  const AttentionShape& s = options.shape;
+  std::vector<float> value;
+  Shards::fill(value, {s.batch, s.kv_length, s.kv_heads, s.value_dim},
+               PositionRanges::all(s.kv_length), 5);
+  const Extents shape = attention.weights_shape();
+  ASSERT_EQ(shape[3], s.kv_length);
+  for (std::int64_t b = 0; b < shape[0]; ++b) {
+    for (std::int64_t n = 0; n < shape[1]; ++n) {
+      for (std::int64_t t = 0; t < shape[2]; ++t) {
+        for (std::int64_t d = 0; d < s.value_dim; ++d) {
+          double sum = 0;
+          for (std::int64_t j = 0; j < s.kv_length; ++j) {
+            sum += double{weights[((b * shape[1] + n) * shape[2] + t) * s.kv_length + j]} *
+                   value[static_cast<std::size_t>(
+                       ((b * s.kv_length + j) * s.kv_heads + n / 2) * s.value_dim + d)];
+          }
+          const auto index = ((b * shape[2] + t) * shape[1] + n) * s.value_dim + d;
+          ASSERT_NEAR(sum, shards.output[static_cast<std::size_t>(index)], 2e-6);
+        }
+      }
+    }
+  }
+}
+
+TEST(Face, VanillaGivesWeightsOfEveryRanksRows) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(29);
+  options.weights = true;
+  options.dropout.emplace(0.3, 8);
+  options.sinks = Sinks({1}, {0.5F});
+  for (const char* implementation : {"auto", "vanilla"}) {
+    options.implementation = implementation;
+    Attention attention(context, options);
+    Shards shards(attention, 3);
+    std::vector<float> weights(static_cast<std::size_t>(attention.weights_shape().product()), NAN);
+    EXPECT_EQ(attention.weights_dtype(), DType::float32);
+    AttentionTensors tensors = shards.tensors(true);
+    tensors.weights = weights.data();
+    attention.run(tensors);
+    expect_right(attention, options, shards, 3, true);
+    expect_weights(attention, options, shards, weights.data());
+  }
+}
+
+TEST(Face, OutputsOfTheirOwn) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(29);
+  for (const bool weights : {false, true}) {
+    options.weights = weights;
+    Attention attention(context, options);
+    Shards shards(attention, 3);
+    const AttentionOutput output = attention.compute(
+        {shards.query.data(), shards.key.data(), shards.value.data()}, /*with_lse=*/weights);
+    EXPECT_EQ(output.lse.has_value(), weights);
+    ASSERT_EQ(output.weights.has_value(), weights);
+    std::copy_n(output.outputs.view().as<float>(), shards.output.size(), shards.output.begin());
+    if (weights) {
+      std::copy_n(output.lse->view().as<float>(), shards.lse.size(), shards.lse.begin());
+      expect_weights(attention, options, shards, output.weights->view().as<float>());
+    }
+    expect_right(attention, options, shards, 3, weights);
+  }
+}
+
+TEST(Face, WeightsAreForThoseWhoAskedForThem) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(29);
+  const auto message = [&](void* weights) {
+    Attention attention(context, options);
+    Shards shards(attention, 3);
+    AttentionTensors tensors = shards.tensors(true);
+    tensors.weights = weights;
+    return test::message_of<UserError>([&] { attention.run(tensors); });
+  };
+  float memory = 0;
+  EXPECT_THAT(message(&memory), HasSubstr("weights: got memory"));
+  options.weights = true;
+  EXPECT_THAT(message(nullptr), HasSubstr("weights: got a null pointer"));
+  options.implementation = "native";
+  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
+              HasSubstr("a request for attention weights"));
+  options.implementation = "vanilla";
+  options.shape = {1, 16384, 16384, 4 * 2 * context.size(), 2, 2, 2};  // 8 GiB per rank
+  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
+              HasSubstr("more than 4096 MiB"));
+}
+
+TEST(Face, Float64UnderEverySchedule) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(41);
+  options.dtype = DType::float64;
+  options.sinks = Sinks({1}, {0.5F});
+  const AttentionShape& s = options.shape;
+  const auto widened = [](const std::vector<float>& narrow) {
+    std::vector<double> wide;
+    wide.reserve(narrow.size());
+    for (const float value : narrow) wide.push_back(value / 3.0);
+    return wide;
+  };
+  const PositionRanges all = PositionRanges::all(41);
+  std::vector<float> key;
+  std::vector<float> value;
+  Shards::fill(key, {s.batch, 41, s.kv_heads, s.head_dim}, all, 4);
+  Shards::fill(value, {s.batch, 41, s.kv_heads, s.value_dim}, all, 5);
+  const std::vector<double> all_keys = widened(key);
+  const std::vector<double> all_values = widened(value);
+  for (const char* schedule : {"ring", "allgather"}) {
+    options.schedule = schedule;
+    Attention attention(context, options);
+    Shards shards(attention, 3);
+    const std::vector<double> query = widened(shards.query);
+    const std::vector<double> my_key = widened(shards.key);
+    const std::vector<double> my_value = widened(shards.value);
+    std::vector<double> output(shards.output.size());
+    attention.run({query.data(), my_key.data(), my_value.data(), output.data(), nullptr});
+    AttentionProblem problem{s, options.dtype, {}, {}, options.mask, options.sinks};
+    const OracleOutput truth = oracle_attention(
+        problem, {query.data(), DType::float64, attention.query_shape()},
+        {all_keys.data(), DType::float64, {s.batch, 41, s.kv_heads, s.head_dim}},
+        {all_values.data(), DType::float64, {s.batch, 41, s.kv_heads, s.value_dim}},
+        attention.query_positions());
+    for (std::size_t i = 0; i < truth.output.size(); ++i) {
+      ASSERT_NEAR(output[i], truth.output[i], 1e-14) << schedule << ' ' << i;
+    }
+  }
 }
 
 TEST(Face, CausalSequencesAreDealtOutEvenlyByDefault) {
@@ -314,8 +444,9 @@ TEST(Face, OneRanksContextOptionsOtherwise) {
 
 TEST(Face, OneRanksAttentionOptionsOtherwise) {
   [[maybe_unused]] const auto& [shape, dtype, mask, scale, soft_cap, sinks, dropout, softmax_dtype,
-                                bias, dense_mask, bias_policy, init_bias, query_spec, kv_spec,
-                                rules, mode, layout, schedule, implementation] = AttentionOptions();
+                                bias, dense_mask, bias_policy, init_bias, weights, query_spec,
+                                kv_spec, rules, mode, layout, schedule, implementation] =
+      AttentionOptions();
   Context context(world(), on_host());
   const AttentionOptions options = causal(64);
   Attention before(context, options);  // its group is there already
@@ -358,6 +489,7 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
           {"query_spec", [](auto& o) { o.query_spec = PartitionSpec::parse("-,-"); }, "query"},
           {"kv_spec", [](auto& o) { o.kv_spec = PartitionSpec::parse("-,-"); }, "key/value"},
           {"softmax_dtype", [](auto& o) { o.softmax_dtype = DType::float64; }, "float64"},
+          {"weights", [](auto& o) { o.weights = true; }, "vanilla"},
           {"rules",
            [](auto& o) {
              o.rules.set({SemanticAxis::query_length, {}, {}});

@@ -1,5 +1,6 @@
 """annulus run from files to files, against an independent NumPy computation."""
 
+import json
 import os
 import subprocess
 import sys
@@ -288,6 +289,73 @@ class Numbers(CliTest):
         self.save_operands(rows=0, columns=5)
         self.expect_success(self.annulus("run", *OPERANDS, *OUTPUT, ranks=2))
         self.assertEqual(np.load(self.path("output.npy")).shape, (1, 0, 4, 16))
+
+
+class Weights(CliTest):
+    """What only the implementation vanilla gives."""
+
+    def expected(self, query, key, value, scale):
+        key, value = (np.repeat(array, query.shape[2] // array.shape[2], axis=2)
+                      for array in (key, value))
+        logits = np.einsum("btnd,bsnd->bnts", query, key) * scale
+        logits[..., np.triu(np.ones(logits.shape[2:], bool), 1)] = -np.inf
+        weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        return weights, np.einsum("bnts,bsnd->btnd", weights, value)
+
+    def test_weights(self):
+        operands = self.save_operands(rows=33)
+        weights, output = self.expected(*(array.astype(np.float64) for array in operands.values()),
+                                        scale=0.25)
+        for ranks, mesh in [(None, "sp=1"), (4, "tp=2,sp=2"), (3, "sp=3")]:
+            result = self.annulus("run", *OPERANDS, *OUTPUT, "--weights", "weights.npy", "--mesh",
+                                  mesh, "--causal", "--json", "-", ranks=ranks)
+            self.expect_success(result)
+            self.assertEqual(json.loads(result.stdout)["rows"][0]["impl"], "vanilla")
+            found = np.load(self.path("weights.npy"))
+            self.assertEqual(found.dtype, np.float32)
+            self.assertLess(np.abs(found - weights).max(), 1e-6)
+            self.assertLess(np.abs(np.load(self.path("output.npy")) - output).max(), 2e-6)
+
+    def test_float64(self):
+        operands = self.save_operands(rows=33, convert=lambda array: array.astype(np.float64) / 3)
+        weights, output = self.expected(*operands.values(), scale=0.25)
+        for schedule in ["ring", "allgather"]:
+            result = self.annulus("run", *OPERANDS, *OUTPUT, "--weights", "weights.npy", "--causal",
+                                  "--schedule", schedule, ranks=3)
+            self.expect_success(result)
+            for name, truth in [("weights.npy", weights), ("output.npy", output)]:
+                found = np.load(self.path(name))
+                self.assertEqual(found.dtype, np.float64)
+                self.assertLess(np.abs(found - truth).max(), 1e-14)
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "native")
+        self.expect_error(result, 2, "--impl native", "does not honour float64")
+
+    def test_float64_softmax(self):
+        operands = self.save_operands(rows=33)
+        weights, _ = self.expected(*(array.astype(np.float64) for array in operands.values()),
+                                   scale=0.25)
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--weights", "weights.npy",
+                              "--softmax-dtype", "float64", "--causal", ranks=2)
+        self.expect_success(result)
+        found = np.load(self.path("weights.npy"))
+        self.assertEqual(found.dtype, np.float64)
+        self.assertLess(np.abs(found - weights).max(), 1e-14)
+        self.assertEqual(np.load(self.path("output.npy")).dtype, np.float32)
+
+    def test_refusals(self):
+        self.save_operands()
+        words = ["run", *OPERANDS, *OUTPUT, "--weights", "weights.npy"]
+        result = self.annulus(*words, "--impl", "native")
+        self.expect_error(result, 2, "--impl native", "a request for attention weights")
+        self.expect_error(self.annulus(*words, environment={"ANNULUS_FORCE_NATIVE": "1"}), 2,
+                          "native", "a request for attention weights")
+        result = self.annulus("run", *OPERANDS, "--output", "weights.npy", "--weights", "weights.npy")
+        self.expect_error(result, 2, "--weights weights.npy", "--output")
+        self.expect_error(self.annulus(*words[:-1], "weights.txt"), 2, "--weights", ".safetensors")
+        self.save_operands(rows=20000, heads=4, dim=1)
+        self.expect_error(self.annulus(*words), 2, "--weights", "more than 4096 MiB")
+        self.expect_no_files("weights.npy", "output.npy")
 
 
 class BadInput(CliTest):

@@ -30,7 +30,7 @@ def command(*words, ranks=None):
 def safetensors_bytes(tensors):
     """A .safetensors file of NumPy arrays; uint16 is taken as bfloat16."""
     names = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int32": "I32", "uint8": "U8",
-             "bool": "BOOL"}
+             "float64": "F64", "bool": "BOOL"}
     header, data = {}, b""
     for name, array in tensors.items():
         raw = np.ascontiguousarray(array).tobytes()

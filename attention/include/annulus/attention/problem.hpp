@@ -49,18 +49,19 @@ struct AttentionProblem {
   Mask mask;
   std::optional<Sinks> sinks = {};      ///< none if absent
   std::optional<Dropout> dropout = {};  ///< likewise
-  /// In which weights and sums are computed: at least float32.
+  /// In which weights and sums are computed: at least float32, and float64 for float64 tensors.
   DType softmax_dtype = DType::float32;
   /// Shapes of a bias, added after the soft cap, and of a dense mask; none if absent. Each
   /// dimension is 1 or that of [B,N,T,S]. Their entries are tensors of a call (see ScoreTensors).
   std::optional<Extents> bias = {};
   std::optional<Extents> dense_mask = {};
+  bool weights = false;  ///< the attention weights are wanted: see attention_weights.hpp
 
   [[nodiscard]] double logit_scale() const;
   /// Throws ArgumentError, naming the field, for what AttentionShape::validate() refuses; a dtype
-  /// other than float16, bfloat16 or float32 (softmax: float32 or float64); a scale that is not
-  /// finite in float32; a soft cap that is not a normal positive number in float32; a mask, sinks
-  /// or a bias that do not fit the shape; with dropout, a size of 2^32 or more.
+  /// other than float16, bfloat16, float32 or float64 (softmax: the latter two); a scale that is
+  /// not finite in float32; a soft cap that is not a normal positive number in float32; a mask,
+  /// sinks or a bias that do not fit the shape; with dropout, a size of 2^32 or more.
   void validate() const;
 };
 

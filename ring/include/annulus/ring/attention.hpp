@@ -49,6 +49,8 @@ struct AttentionOptions {
   /// Called once, when the object is made, and only if `mask` hides nothing and there is neither a
   /// dense mask nor a bias. Calls then have this bias and are given none.
   std::optional<InitBias> init_bias = {};
+  /// Every call gives the attention weights too: only the implementation vanilla does, on the CPU.
+  bool weights = false;
 
   /// How [B,T,N,D] and [B,S,K,D] lie on the mesh. Without them: as `rules` say for `mode`.
   std::optional<PartitionSpec> query_spec = {};
@@ -78,6 +80,14 @@ struct AttentionTensors {
   /// Likewise of the dense mask, one byte each, 0 where a pair is hidden: mask_shape(). Not read if
   /// the bias policy is bias_wins and there is a bias.
   const void* mask = nullptr;
+  void* weights = nullptr;  ///< weights_shape(), of weights_dtype(); if the options want them
+};
+
+/// The results of one call, in memory of their own where the context computes.
+struct AttentionOutput {
+  Tensor outputs;                      ///< output_shape()
+  std::optional<Tensor> lse = {};      ///< [b,n,t], float32
+  std::optional<Tensor> weights = {};  ///< weights_shape()
 };
 
 /// Attention over shards of tensors, planned once and run as often as wanted. Any thread may call,
@@ -101,6 +111,10 @@ class Attention {
   /// order. Of rank 0 if there is none.
   [[nodiscard]] Extents bias_shape() const;
   [[nodiscard]] Extents mask_shape() const;
+  /// [b,n,t,S], over all keys: by what values are multiplied; see annulus::attention_weights().
+  [[nodiscard]] Extents weights_shape() const;
+  /// float64 if tensors or softmax are, else float32.
+  [[nodiscard]] DType weights_dtype() const;
   /// Global positions of the rank's query and key tokens, in local order.
   [[nodiscard]] PositionRanges query_positions() const;
   [[nodiscard]] PositionRanges key_positions() const;
@@ -114,7 +128,12 @@ class Attention {
   /// whose sequences lie on different axes want to be called on one stream: exchanges of two
   /// communicators must not wait for each other in different orders.
   void run(const AttentionTensors& tensors, void* stream = nullptr);
-  /// With strides; see ring::LocalTensors. An LSE without memory is not wanted.
+  /// The same, into new tensors: with weights if the options want them, and with the LSE if
+  /// `with_lse`. Of `inputs`, the fields of results are ignored.
+  [[nodiscard]] AttentionOutput compute(const AttentionTensors& inputs, bool with_lse = true,
+                                        void* stream = nullptr);
+  /// With strides, and without weights; see ring::LocalTensors. An LSE without memory is not
+  /// wanted.
   void run(const ring::LocalTensors& tensors, void* stream = nullptr);
   /// Makes ready for tensors of other strides, collectively. See ring::ShardedAttention::prepare.
   void prepare(const ring::LocalTensors& tensors);

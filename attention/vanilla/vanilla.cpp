@@ -1,0 +1,166 @@
+#include "vanilla/vanilla.hpp"
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/attention/attention_weights.hpp>
+#include <annulus/core/error.hpp>
+#include <annulus/core/parallel.hpp>
+
+#include "vanilla/dense_head.hpp"
+
+namespace annulus {
+namespace {
+
+using vanilla::DenseHead;
+
+// The logits of one head of a block may take this much memory, per thread.
+constexpr std::int64_t kMostLogitBytes = std::int64_t{1} << 30;
+
+template <class Real>
+void store(const DenseHead<Real>& dense, const SoftmaxState& result, std::int64_t batch,
+           std::int64_t head) {
+  const auto output = dense.output();
+  for (std::int64_t i = 0; i < output.rows; ++i) {
+    void* row = result.output.address({batch, i, head});
+    const auto write = [&](auto* to) {
+      for (const Real value : output.row(i))
+        *to++ = static_cast<std::decay_t<decltype(*to)>>(value);
+    };
+    if (result.output.dtype() == DType::float64) {
+      write(static_cast<double*>(row));
+    } else {
+      write(static_cast<float*>(row));
+    }
+    result.set_lse_at(batch, head, i, dense.lse(i));
+  }
+}
+
+// Calls body(batch, head) for every batch and query head of a block.
+template <class Body>
+void for_each_head(const AttentionBlock& block, int threads, const Body& body) {
+  const std::int64_t heads = block.query.size(2);
+  parallel_for(block.query.size(0) * heads, std::max(1, threads),
+               [&](std::int64_t task, int /*worker*/) { body(task / heads, task % heads); });
+}
+
+template <class Real>
+class VanillaKernel final : public Kernel {
+ public:
+  explicit VanillaKernel(const AttentionProblem& problem) : problem_(problem) {}
+
+  void forward(const AttentionBlock& block, const SoftmaxState& result,
+               const ExecutionContext& context) override {
+    context.stream.synchronize();  // the stream's earlier work comes first
+    for_each_head(block, context.threads, [&](std::int64_t batch, std::int64_t head) {
+      DenseHead<Real> dense(problem_, block, batch, head);
+      dense.make_logits();
+      dense.apply_softmax();  // the plan adds the sinks
+      dense.apply_dropout();
+      store(dense, result, batch, head);
+    });
+  }
+
+ private:
+  const AttentionProblem& problem_;
+};
+
+class VanillaImplementation final : public Implementation {
+ public:
+  [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
+  [[nodiscard]] const Declaration& declares() const noexcept override { return declaration_; }
+
+  [[nodiscard]] Capability accepts(const AttentionProblem& problem, Place place) const override {
+    if (!place.is_host()) return Capability::no("computes on CPUs only");
+    return is_floating(problem.dtype)
+               ? Capability::yes()
+               : Capability::no("does not compute " + std::string(name_of(problem.dtype)));
+  }
+
+  [[nodiscard]] Capability available(Place /*place*/) const override { return Capability::yes(); }
+
+  [[nodiscard]] Capability takes(const AttentionProblem& problem,
+                                 const BlockGeometry& block) const override {
+    const auto real = static_cast<std::int64_t>(size_of(weights_dtype(problem)));
+    const std::int64_t columns = std::max<std::int64_t>(1, block.columns.size());
+    if (block.rows.size() <= kMostLogitBytes / real / columns) return Capability::yes();
+    return Capability::no(
+        fmt::format("the logits of {} queries and {} keys take more than {} MiB per head",
+                    block.rows.size(), block.columns.size(), kMostLogitBytes >> 20U));
+  }
+
+  // Measured on a CPU core, causal, D = 64.
+  [[nodiscard]] double assumed_rate(const AttentionProblem& /*problem*/,
+                                    Place /*place*/) const override {
+    return 1e9;
+  }
+
+  [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
+                                                    Device& /*device*/) const override {
+    if (weights_dtype(problem) == DType::float64) {
+      return std::make_unique<VanillaKernel<double>>(problem);
+    }
+    return std::make_unique<VanillaKernel<float>>(problem);
+  }
+
+ private:
+  std::vector<std::string> names_{"vanilla"};
+  Declaration declaration_{
+      .features = {Feature::causal, Feature::window, Feature::segments, Feature::lengths,
+                   Feature::block_mask, Feature::soft_cap, Feature::dropout, Feature::bias,
+                   Feature::dense_mask, Feature::float64, Feature::weights},
+      .meant_for = {Feature::float64, Feature::weights}};
+};
+
+template <class Real>
+void compute_weights(const AttentionProblem& problem, const AttentionBlock& block,
+                     const TensorView& weights, int threads) {
+  for_each_head(block, threads, [&](std::int64_t batch, std::int64_t head) {
+    DenseHead<Real> dense(problem, block, batch, head);
+    dense.make_logits();
+    dense.apply_softmax(problem.sinks ? problem.sinks->of_head(block.first_head + head)
+                                      : std::span<const float>());
+    dense.apply_dropout();
+    for (std::int64_t i = 0; i < dense.weights().rows; ++i) {
+      const auto row = dense.weights().row(i);
+      std::copy(row.begin(), row.end(), static_cast<Real*>(weights.address({batch, head, i})));
+    }
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<Implementation> make_vanilla_implementation() {
+  return std::make_unique<VanillaImplementation>();
+}
+
+DType weights_dtype(const AttentionProblem& problem) noexcept {
+  const bool wide = problem.dtype == DType::float64 || problem.softmax_dtype == DType::float64;
+  return wide ? DType::float64 : DType::float32;
+}
+
+void attention_weights(const AttentionProblem& problem, const AttentionBlock& block,
+                       const TensorView& weights, int threads) {
+  const Extents shape{block.query.size(0), block.query.size(2), block.rows.size(),
+                      block.columns.size()};
+  if (!(weights.shape() == shape)) {
+    throw ArgumentError("attention weights", "shape " + to_string(weights.shape()),
+                        to_string(shape));
+  }
+  const DType dtype = weights_dtype(problem);
+  if (weights.dtype() != dtype) {
+    throw ArgumentError("attention weights", std::string(name_of(weights.dtype())),
+                        std::string(name_of(dtype)) + ", in which the softmax is computed");
+  }
+  if (dtype == DType::float64) {
+    compute_weights<double>(problem, block, weights, threads);
+  } else {
+    compute_weights<float>(problem, block, weights, threads);
+  }
+}
+
+}  // namespace annulus

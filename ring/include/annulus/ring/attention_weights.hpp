@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+
+#include <annulus/attention/problem.hpp>
+#include <annulus/core/device.hpp>
+#include <annulus/core/tensor.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/partition/named_sharding.hpp>
+#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/ring/sharded_operands.hpp>
+
+namespace annulus::ring {
+
+/// A rank's part of the attention weights may take this many bytes.
+inline constexpr std::int64_t kMostWeightBytes = std::int64_t{4} << 30;
+
+/// How the weights [B,N,T,S] of a problem lie: batch, heads and query rows as the output's, all
+/// keys on every rank.
+[[nodiscard]] NamedSharding weights_sharding(const AttentionProblem& problem,
+                                             const ShardedOperands& operands);
+
+/// Throws UnsupportedError if a rank's part takes more than kMostWeightBytes.
+void check_weights_fit(const AttentionProblem& problem, const ShardedOperands& operands);
+
+/// This rank's attention weights: see annulus::attention_weights(). Of `tensors`, shards in host
+/// memory, query, key, bias and mask are read; `weights` has the local shape of weights_sharding()
+/// and weights_dtype(). Every rank gets all keys of its batches and heads, through memory of the
+/// device's pool. Collective over the mesh; all ranks throw the same UserError where views do not
+/// fit.
+void compute_weights(const AttentionProblem& problem, const ShardedOperands& operands, Mesh& mesh,
+                     Device& device, const LocalTensors& tensors, const TensorView& weights,
+                     int threads);
+
+}  // namespace annulus::ring

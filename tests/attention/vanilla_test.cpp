@@ -1,0 +1,287 @@
+// Dense attention against the oracle, and its weights against what they mean.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/attention/attention_weights.hpp>
+#include <annulus/attention/oracle.hpp>
+#include <annulus/core/error.hpp>
+
+#include "tests/attention/native_run.hpp"
+#include "tests/attention/random_mask.hpp"
+#include "tests/attention/score_cases.hpp"
+#include "tests/support/message_of.hpp"
+
+namespace annulus::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const Implementation& vanilla() {
+  static const Registry registry = Registry::standard();
+  return registry.get("vanilla");
+}
+
+Result run_vanilla(const AttentionProblem& problem, const AttentionBlock& block, int threads = 1) {
+  Result result(block, DType::float64);
+  HostDevice device;
+  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
+  vanilla()
+      .make_kernel(problem, device)
+      ->forward(block, result.state(), {stream, nullptr, threads});
+  return result;
+}
+
+// float64 tensors whose values no narrower dtype has.
+Tensor wide_tensor(Random& random, const Extents& shape) {
+  Tensor tensor(DType::float64, shape, test_memory());
+  const Tensor narrow = random_tensor(random, DType::float32, shape);
+  for (std::int64_t i = 0; i < shape.product(); ++i) {
+    tensor.view().as<double>()[i] = narrow.view().as<float>()[i] / 3.0;
+  }
+  return tensor;
+}
+
+AttentionProblem usual_problem() {
+  AttentionProblem problem;
+  problem.shape = {2, 13, 29, 6, 3, 8, 5};
+  problem.mask.set_causal(true);
+  problem.mask.set_offset(16);
+  problem.mask.set_window(20, -1);
+  problem.mask.set_kv_lengths({29, 7});
+  problem.soft_cap = 3.0;
+  problem.scale = 0.7;
+  problem.dropout.emplace(0.3, 5);
+  return problem;
+}
+
+TEST(Vanilla, AgreesWithTheOracleInEveryDtype) {
+  Random random(1);
+  for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+    for (const DType softmax : {DType::float32, DType::float64}) {
+      AttentionProblem problem = usual_problem();
+      problem.dtype = dtype;
+      problem.softmax_dtype = softmax;
+      const WholeAttention whole = random_attention(random, problem);
+      for (const int threads : {1, 3}) {
+        expect_accurate(run_vanilla(problem, whole.block(), threads), whole, whole.oracle());
+      }
+    }
+  }
+}
+
+TEST(Vanilla, AFloat64SoftmaxIsComputedInFloat64) {
+  Random random(2);
+  AttentionProblem problem = usual_problem();
+  const WholeAttention whole = random_attention(random, problem);
+  const auto lse_error = [&](DType softmax) {
+    problem.softmax_dtype = softmax;
+    const OracleOutput truth = whole.oracle();
+    const Result result = run_vanilla(problem, whole.block());
+    double worst = 0;
+    for (std::size_t i = 0; i < truth.lse.size(); ++i) {
+      const double lse = result.lse.view().as<double>()[i];
+      if (lse != truth.lse[i]) worst = std::max(worst, std::abs(lse - truth.lse[i]));
+    }
+    return worst;
+  };
+  EXPECT_GT(lse_error(DType::float32), 1e-10);
+  EXPECT_LT(lse_error(DType::float64), 1e-13);
+}
+
+TEST(Vanilla, Float64TensorsGiveFloat64Outputs) {
+  Random random(3);
+  AttentionProblem problem = usual_problem();
+  problem.dtype = DType::float64;
+  const AttentionShape& s = problem.shape;
+  const WholeAttention whole{problem,
+                             wide_tensor(random, {s.batch, s.query_length, s.heads, s.head_dim}),
+                             wide_tensor(random, {s.batch, s.kv_length, s.kv_heads, s.head_dim}),
+                             wide_tensor(random, {s.batch, s.kv_length, s.kv_heads, s.value_dim})};
+  const AttentionBlock block = whole.block();
+  const Tensor output(DType::float64, {s.batch, s.query_length, s.heads, s.value_dim},
+                      test_memory());
+  const Tensor lse(DType::float64, {s.batch, s.heads, s.query_length}, test_memory());
+  HostDevice device;
+  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
+  vanilla()
+      .make_kernel(problem, device)
+      ->forward(block, {output.view(), lse.view()}, {stream, nullptr, 1});
+  const OracleOutput truth = whole.oracle();
+  for (std::size_t i = 0; i < truth.output.size(); ++i) {
+    ASSERT_NEAR(output.view().as<double>()[i], truth.output[i], 1e-14) << i;
+  }
+}
+
+TEST(Vanilla, EveryPartOfAMask) {
+  Random random(4);
+  for (const std::vector<MaskKind>& kinds : kinds_beside_blocks()) {
+    AttentionProblem problem;
+    problem.shape = {2, 17, 23, 4, 2, 4, 4};
+    problem.mask = random_mask(random, kinds, 2, 17, 23);
+    problem.mask.set_block_mask(random_block_mask(random, 2, 4, 17, 23, 8));
+    for (const Extents& shape : score_shapes(2, 4, 17, 23)) {
+      if (random() % 4 == 0) problem.bias = shape;
+      if (random() % 4 == 0) problem.dense_mask = shape;
+    }
+    const WholeAttention whole = random_attention(random, problem);
+    static_cast<void>(spoil_hidden_bias(whole));
+    expect_accurate(run_vanilla(problem, whole.block()), whole, whole.oracle());
+  }
+}
+
+TEST(Vanilla, WhatIsHiddenNeverReachesARow) {
+  Random random(5);
+  AttentionProblem problem;
+  problem.shape = {1, 4, 8, 2, 1, 4, 4};
+  problem.mask.set_kv_lengths({5});
+  const WholeAttention whole = random_attention(random, problem);
+  const Result clean = run_vanilla(problem, whole.block());
+  for (const Tensor* poisoned : {&whole.key, &whole.value}) {
+    const TensorView hidden = poisoned->view().slice(1, 5, 3);
+    std::fill_n(static_cast<float*>(hidden.data()), hidden.elements(), std::nanf(""));
+  }
+  EXPECT_EQ(run_vanilla(problem, whole.block()), clean);
+  problem.mask.set_kv_lengths({0});
+  const Result empty = run_vanilla(problem, whole.block());
+  EXPECT_EQ(empty.output.view().as<float>()[0], 0);
+  EXPECT_EQ(empty.lse.view().as<double>()[0], -std::numeric_limits<double>::infinity());
+}
+
+TEST(Vanilla, BlocksCountPositionsBatchesAndHeadsGlobally) {
+  Random random(6);
+  AttentionProblem problem = usual_problem();
+  const WholeAttention whole = random_attention(random, problem);
+  AttentionBlock block = whole.block();
+  block.query = whole.query.view().slice(0, 1, 1).slice(1, 4, 9).slice(2, 2, 2);
+  block.key = whole.key.view().slice(0, 1, 1).slice(2, 1, 1);
+  block.value = whole.value.view().slice(0, 1, 1).slice(2, 1, 1);
+  block.rows = whole.rows().slice({LocalPosition(4), 9});
+  block.first_batch = 1;
+  block.first_head = 2;
+  const Result part = run_vanilla(problem, block);
+  const Result all = run_vanilla(problem, whole.block());
+  for (std::int64_t row = 0; row < 9; ++row) {
+    for (std::int64_t head = 0; head < 2; ++head) {
+      EXPECT_EQ(part.output.view().at<float>({0, row, head, 0}),
+                all.output.view().at<float>({1, row + 4, head + 2, 0}));
+    }
+  }
+}
+
+TEST(Vanilla, RefusesWhatTakesMoreThanTheStatedMemory) {
+  AttentionProblem problem;
+  problem.shape = {1, 16384, 16384, 1, 1, 8, 8};
+  const auto reason = [&](std::int64_t rows) {
+    return vanilla()
+        .takes(problem, {PositionRanges::all(rows), PositionRanges::all(16384), 0, 1, false})
+        .reason();
+  };
+  EXPECT_EQ(reason(16384), "");
+  EXPECT_THAT(reason(16385), AllOf(HasSubstr("16385 queries"), HasSubstr("1024 MiB")));
+  problem.softmax_dtype = DType::float64;
+  EXPECT_EQ(reason(8192), "");
+  EXPECT_THAT(reason(8193), HasSubstr("1024 MiB"));
+}
+
+TEST(Vanilla, IsChosenOnlyForWhatOthersLack) {
+  const Registry registry = Registry::standard();
+  AttentionProblem problem;
+  const auto chosen = [&] {
+    return registry.select("auto", problem, Place::host()).candidates.front()->names().front();
+  };
+  EXPECT_EQ(chosen(), "native");
+  problem.weights = true;
+  EXPECT_EQ(chosen(), "vanilla");
+  problem.weights = false;
+  problem.softmax_dtype = DType::float64;
+  EXPECT_EQ(chosen(), "vanilla");
+  problem.softmax_dtype = DType::float32;
+  problem.dtype = DType::float64;
+  EXPECT_EQ(chosen(), "vanilla");
+  EXPECT_THAT(vanilla().capability(problem, Place::cuda(0)).reason(), HasSubstr("CPUs only"));
+  problem = {};
+  problem.weights = true;
+  for (const char* name : {"native", "sdpa", "flash_attn2", "blocksparse"}) {
+    EXPECT_THAT(registry.get(name).capability(problem, Place::host()).reason(),
+                HasSubstr("a request for attention weights"));
+  }
+}
+
+// Weights [b,n,t,s] times values, and what they add up to.
+TEST(AttentionWeights, TimesValuesAreTheOutput) {
+  Random random(7);
+  AttentionProblem problem = usual_problem();
+  problem.sinks = Sinks({2}, {0.5F, -1.0F});
+  problem.bias = Extents{2, 1, 13, 29};
+  problem.dense_mask = Extents{1, 6, 13, 29};
+  problem.softmax_dtype = DType::float64;
+  const WholeAttention whole = random_attention(random, problem);
+  const AttentionShape& s = problem.shape;
+  const Tensor weights(DType::float64, {s.batch, s.heads, s.query_length, s.kv_length},
+                       test_memory());
+  attention_weights(problem, whole.block(), weights.view(), 2);
+  const OracleOutput truth = whole.oracle();
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    for (std::int64_t n = 0; n < s.heads; ++n) {
+      for (std::int64_t t = 0; t < s.query_length; ++t) {
+        std::vector<double> sum(static_cast<std::size_t>(s.value_dim), 0.0);
+        for (std::int64_t j = 0; j < s.kv_length; ++j) {
+          const double weight = weights.view().at<double>({b, n, t, j});
+          const bool visible = problem.mask.visible(b, n, GlobalPosition(t), GlobalPosition(j)) &&
+                               whole.scores().shows(b, n, t, GlobalPosition(j)) &&
+                               !problem.dropout->drops(b, n, GlobalPosition(t), GlobalPosition(j));
+          ASSERT_EQ(weight != 0, visible);
+          for (std::int64_t d = 0; d < s.value_dim; ++d) {
+            sum[static_cast<std::size_t>(d)] +=
+                weight * whole.value.view().at<float>({b, j, n / s.heads_per_kv_head(), d});
+          }
+        }
+        for (std::int64_t d = 0; d < s.value_dim; ++d) {
+          ASSERT_NEAR(sum[static_cast<std::size_t>(d)],
+                      truth.output[static_cast<std::size_t>(
+                          ((b * s.query_length + t) * s.heads + n) * s.value_dim + d)],
+                      1e-13);
+        }
+      }
+    }
+  }
+}
+
+TEST(AttentionWeights, OfARowThatSeesNothingAreZero) {
+  Random random(8);
+  AttentionProblem problem;
+  problem.shape = {1, 3, 5, 1, 1, 4, 4};
+  problem.mask.set_query_lengths({1});
+  const WholeAttention whole = random_attention(random, problem);
+  const Tensor weights(DType::float32, {1, 1, 3, 5}, test_memory());
+  std::memset(weights.view().data(), 0xff, weights.bytes());
+  attention_weights(problem, whole.block(), weights.view(), 1);
+  double sum = 0;
+  for (std::int64_t j = 0; j < 5; ++j) sum += weights.view().at<float>({0, 0, 0, j});
+  EXPECT_NEAR(sum, 1, 1e-6);
+  for (std::int64_t i = 5; i < 15; ++i) EXPECT_EQ(weights.view().as<float>()[i], 0);
+}
+
+TEST(AttentionWeights, OtherShapesAndDtypesAreRefused) {
+  Random random(9);
+  AttentionProblem problem;
+  problem.shape = {1, 3, 5, 1, 1, 4, 4};
+  const WholeAttention whole = random_attention(random, problem);
+  const auto message = [&](DType dtype, const Extents& shape) {
+    const Tensor weights(dtype, shape, test_memory());
+    return message_of<ArgumentError>(
+        [&] { attention_weights(problem, whole.block(), weights.view(), 1); });
+  };
+  EXPECT_THAT(message(DType::float32, {1, 1, 5, 3}), HasSubstr("[1, 1, 3, 5]"));
+  EXPECT_THAT(message(DType::float64, {1, 1, 3, 5}), HasSubstr("float32"));
+}
+
+}  // namespace
+}  // namespace annulus::test

@@ -209,15 +209,23 @@ RankPlan make_rank_plan(const PlanInput& input, Schedule schedule, int rank) {
   return plan_rank(input, schedule, needs, rank);
 }
 
+namespace {
+
+// "zigzag", or "zigzag,contiguous" where keys lie otherwise than queries.
+std::string layout_name(const ShardedOperands& operands) {
+  const auto name = [](const NamedSharding& sharding) {
+    return std::string(annulus::name_of(sharding.distribution(1).layout()));
+  };
+  const std::string query = name(operands.query);
+  const std::string key = name(operands.key);
+  return query == key ? query : query + "," + key;
+}
+
+}  // namespace
+
 Plan make_plan(const PlanInput& input, Schedule schedule, const std::vector<int>& ranks) {
   const ShardedOperands& operands = input.operands;
-  Plan plan{input.problem,
-            operands.key.mesh(),
-            schedule,
-            std::string(annulus::name_of(operands.key.distribution(1).layout())),
-            {},
-            0,
-            0};
+  Plan plan{input.problem, operands.key.mesh(), schedule, layout_name(operands), {}, 0, 0};
   const std::vector<double> work = work_of_all(input);
   for (const double one : work) {
     plan.most_work = std::max(plan.most_work, one);

@@ -32,22 +32,25 @@ struct Sequences {
   Distribution columns;
 };
 
-Sequences balanced(const AttentionProblem& problem, const MeshShape& mesh,
-                   const OperandLayout& layout) {
-  const int batch = mesh.size(layout.query[0]);
-  if (problem.shape.batch % batch != 0) return {};  // the query's sharding refuses it
-  const Distribution rows =
-      Distribution::dealt(deal_rows(problem, {mesh.size(layout.query[1]), batch}, layout.granule));
-  if (alike(problem.shape, layout.query, layout.kv)) return {rows, rows};
-  return {rows, Distribution::dealt(
-                    deal_columns(problem, {mesh.size(layout.kv[1]), batch}, layout.granule))};
+LayoutKind kv_kind(const OperandLayout& layout) {
+  return layout.kv_sequence.value_or(layout.sequence);
 }
 
 Sequences sequences_of(const AttentionProblem& problem, const MeshShape& mesh,
                        const OperandLayout& layout) {
-  if (layout.sequence == LayoutKind::balanced) return balanced(problem, mesh, layout);
-  const Distribution either = Distribution::sequence(layout.sequence, layout.granule.value_or(1));
-  return {either, either};
+  const int batch = mesh.size(layout.query[0]);
+  if (problem.shape.batch % batch != 0) return {};  // the query's sharding refuses it
+  const bool same =
+      layout.sequence == kv_kind(layout) &&
+      (layout.sequence != LayoutKind::balanced || alike(problem.shape, layout.query, layout.kv));
+  const auto distribution = [&](LayoutKind kind, const AxisNames& axes, const auto& deal) {
+    return kind == LayoutKind::balanced
+               ? Distribution::dealt(deal(problem, {mesh.size(axes), batch}, layout.granule))
+               : Distribution::sequence(kind, layout.granule.value_or(1));
+  };
+  const Distribution rows = distribution(layout.sequence, layout.query[1], deal_rows);
+  if (same) return {rows, rows};
+  return {rows, distribution(kv_kind(layout), layout.kv[1], deal_columns)};
 }
 
 // Axes that a mesh lacks are refused by the shardings.
@@ -90,6 +93,8 @@ OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mes
   const ShardingRules rules = wishes.rules.for_mesh(mesh);
   OperandLayout layout{wishes.query ? *wishes.query : rules.query_spec(mode),
                        wishes.kv ? *wishes.kv : rules.kv_spec(mode)};
+  layout.granule = wishes.granule;
+  layout.kv_sequence = wishes.kv_sequence;
   if (wishes.sequence) {
     layout.sequence = *wishes.sequence;
     return layout;
@@ -97,6 +102,15 @@ OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mes
   layout.sequence = problem.mask.causal() ? LayoutKind::zigzag : LayoutKind::contiguous;
   if (wants_balance(problem, mesh, layout)) layout.sequence = LayoutKind::balanced;
   return layout;
+}
+
+std::string layout_text(const OperandLayout& layout) {
+  std::string text(annulus::name_of(layout.sequence));
+  if (kv_kind(layout) != layout.sequence) {
+    text += "," + std::string(annulus::name_of(kv_kind(layout)));
+  }
+  if (layout.granule) text += ":" + std::to_string(*layout.granule);
+  return text;
 }
 
 ShardedOperands shard_operands(const AttentionProblem& problem, const MeshShape& mesh,

@@ -110,7 +110,7 @@ void add_result(Report& report, const ProblemSetup& setup, const ring::ShardedAt
   report.add_row({shape_cell(setup.problem.shape), mask_cell(setup.problem),
                   std::string(annulus::name_of(setup.problem.dtype)), mesh_cell(setup.mesh),
                   std::string(ring::name_of(attention.schedule().schedule)),
-                  std::string(annulus::name_of(setup.layout.sequence)), attention.implementations(),
+                  ring::layout_text(setup.layout), attention.implementations(),
                   attention.transport(), milliseconds_cell(measured.seconds),
                   fmt::format("{:.2f}", rate), fmt::format("{:.3f}", measured.bytes / kMiB),
                   milliseconds_cell(measured.exposed_seconds),

@@ -72,7 +72,9 @@ void check_nothing_drawn_is_given(const Options& options) {
   check(options.mesh.has_value(), "--mesh");
   check(options.query_spec.has_value(), "--query-spec");
   check(options.kv_spec.has_value(), "--kv-spec");
-  check(options.sequence_layout != "auto", "--sequence-layout");
+  check(options.sequence_layout != "auto" || options.kv_sequence_layout != "auto",
+        "--sequence-layout");
+  check(options.granule.has_value(), "--granule");
   check(options.schedule != "auto", "--schedule");
   check(options.mode.has_value(), "--mode");
   check(options.dtype.has_value(), "--dtype");
@@ -187,12 +189,6 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place,
   return report;
 }
 
-std::string layout_cell(const ring::OperandLayout& layout) {
-  std::string cell(annulus::name_of(layout.sequence));
-  if (layout.granule) cell += fmt::format(":{}", *layout.granule);
-  return cell;
-}
-
 std::string number_cell(const std::optional<double>& value) {
   return value ? fmt::format("{}", *value) : kNothing;
 }
@@ -226,7 +222,7 @@ void add_row(Report& report, const NamedCase& named, const verification::Verific
                   mesh_cell(named.mesh),
                   to_string(named.sharded.layout.query),
                   to_string(named.sharded.layout.kv),
-                  layout_cell(named.sharded.layout),
+                  ring::layout_text(named.sharded.layout),
                   schedule,
                   measured([](const auto& v) { return v.transport; }),
                   measured([](const auto& v) { return v.implementations; }),

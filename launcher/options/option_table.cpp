@@ -65,8 +65,19 @@ DType parse_tensor_dtype(const std::string& option, const std::string& text) {
   return annulus::parse_dtype(parse_choice(option, text, {"float32", "float16", "bfloat16"}));
 }
 
-std::string parse_layout_name(const std::string& option, const std::string& text) {
-  return parse_choice(option, text, {"auto", "zigzag", "contiguous", "striped", "balanced"});
+void set_layouts(Options& options, const std::string& option, const std::string& text) {
+  const auto parse = [&](std::string_view name) {
+    return parse_choice(option, name, {"auto", "zigzag", "contiguous", "striped", "balanced"});
+  };
+  const std::vector<std::string_view> names = split(text, ',');
+  if (names.size() > 2)
+    throw ArgumentError(option, text, "a layout, or two: of queries and of keys");
+  options.sequence_layout = parse(names.front());
+  options.kv_sequence_layout = names.size() == 2 ? parse(names.back()) : "auto";
+}
+
+std::int64_t parse_granule(const std::string& option, const std::string& text) {
+  return parse_integer(option, text, 1, std::int64_t{1} << 40);
 }
 
 std::string parse_schedule_name(const std::string& option, const std::string& text) {
@@ -183,11 +194,14 @@ void add_sharding(TableBuilder& table) {
   table.add("kv-spec", "SPEC", kPlanned, parsed_into(&Options::kv_spec, parse_spec),
             "likewise for key and value, B,S,K,D");
   table.add(
-      "sequence-layout", "LAYOUT", kPlanned,
-      parsed_into(&Options::sequence_layout, parse_layout_name),
-      "auto, zigzag, contiguous, striped or balanced: how positions are distributed; balanced "
+      "sequence-layout", "LAYOUT[,LAYOUT]", kPlanned, set_layouts,
+      "auto, zigzag, contiguous, striped or balanced: how positions are distributed, those of "
+      "queries and, after a comma, those of keys if they lie otherwise; balanced "
       "gives ranks equal work under the mask (default: auto: zigzag if causal, else contiguous; "
       "balanced where packed documents, block masks or lengths make that uneven)");
+  table.add("granule", "N", kPlanned, parsed_into(&Options::granule, parse_granule),
+            "chunks of a sequence are multiples of N positions (default: 1; balanced: 128, or less "
+            "for short sequences)");
   table.add("schedule", "NAME", kPlanned, parsed_into(&Options::schedule, parse_schedule_name),
             "auto, local, ring or allgather: how key/value is sent (default: auto)");
   table.add("mode", "MODE", kPlanned, parsed_into(&Options::mode, parse_mode_name),

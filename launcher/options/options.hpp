@@ -53,7 +53,9 @@ struct Options {
   std::optional<std::string> mesh;  ///< "dp=2,sp=-1"; default: all ranks on sp
   std::optional<std::string> query_spec;
   std::optional<std::string> kv_spec;
-  std::string sequence_layout = "auto";  ///< auto: see ring::usual_layout
+  std::string sequence_layout = "auto";     ///< auto: see ring::usual_layout
+  std::string kv_sequence_layout = "auto";  ///< auto: as the queries'
+  std::optional<std::int64_t> granule;
   std::string schedule = "auto";
   std::string implementation = "auto";
   std::optional<std::string> mode;

@@ -254,6 +254,10 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   given(wishes.query, options.query_spec, "--query-spec");
   given(wishes.kv, options.kv_spec, "--kv-spec");
   if (options.sequence_layout != "auto") wishes.sequence = parse_layout(options.sequence_layout);
+  if (options.kv_sequence_layout != "auto") {
+    wishes.kv_sequence = parse_layout(options.kv_sequence_layout);
+  }
+  wishes.granule = options.granule;
   AttentionMetadata metadata;
   metadata.sharding_rules = options.rules;
   metadata.sequence_axis_name = options.sequence_axis;

@@ -52,7 +52,8 @@ ring::ShardedOperands operands_of(const AttentionOptions& options, const MeshSha
       problem, mesh,
       ring::usual_layout(problem, mesh,
                          options.mode.value_or(infer_attention_mode(options.shape.query_length)),
-                         {options.query_spec, options.kv_spec, options.layout, options.rules}));
+                         {options.query_spec, options.kv_spec, options.layout, options.rules,
+                          options.kv_layout, options.granule}));
 }
 
 }  // namespace

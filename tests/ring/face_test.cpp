@@ -445,8 +445,8 @@ TEST(Face, OneRanksContextOptionsOtherwise) {
 TEST(Face, OneRanksAttentionOptionsOtherwise) {
   [[maybe_unused]] const auto& [shape, dtype, mask, scale, soft_cap, sinks, dropout, softmax_dtype,
                                 bias, dense_mask, bias_policy, init_bias, weights, query_spec,
-                                kv_spec, rules, mode, layout, schedule, implementation] =
-      AttentionOptions();
+                                kv_spec, rules, mode, layout, kv_layout, granule, schedule,
+                                implementation] = AttentionOptions();
   Context context(world(), on_host());
   const AttentionOptions options = causal(64);
   Attention before(context, options);  // its group is there already
@@ -497,6 +497,8 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
            "query"},
           {"mode", [](auto& o) { o.mode = AttentionMode::insert; }, nullptr},  // the same specs
           {"layout", [](auto& o) { o.layout = LayoutKind::striped; }, "striped"},
+          {"kv_layout", [](auto& o) { o.kv_layout = LayoutKind::striped; }, "striped"},
+          {"granule", [](auto& o) { o.granule = 8; }, "zigzag:8"},
           {"schedule", [](auto& o) { o.schedule = "allgather"; }, "schedule"},
           {"schedule", [](auto& o) { o.schedule = "sideways"; }, "sideways"},
           {"implementation", [](auto& o) { o.implementation = "nobody"; }, "nobody"},

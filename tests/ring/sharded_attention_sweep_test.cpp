@@ -1,6 +1,8 @@
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,6 +54,37 @@ TEST_F(ShardedAttentionSweep, DrawnProblems) {
     c.seed = drawn.seed;
     c.fills = drawn.fills;
     ASSERT_EQ(failure(c, drawn.mesh), "") << drawn.command;
+  }
+}
+
+// Queries and keys in layouts of their own, in chunks of granules, on the same axis and on two;
+// queries on every rank.
+TEST_F(ShardedAttentionSweep, EveryPairOfLayouts) {
+  constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
+                                LayoutKind::balanced};
+  const bool even = ranks() % 2 == 0;
+  const MeshShape shape({{"a", even ? 2 : 1}, {"b", even ? ranks() / 2 : ranks()}});
+  int number = 0;
+  for (const LayoutKind queries : kLayouts) {
+    for (const LayoutKind keys : kLayouts) {
+      for (const char* specs : {"-,a+b", "-,-", "-,a", "-,b"}) {
+        for (const std::optional<std::int64_t> granule :
+             {std::optional<std::int64_t>(), std::optional<std::int64_t>(4)}) {
+          ShardedCase c;
+          c.problem.shape = {1, 61, 83, 2, 1, 8, 8};
+          c.problem.mask.set_causal(true);
+          c.problem.mask.set_offset(22);
+          c.layout.query = PartitionSpec::parse(specs);
+          c.layout.kv = PartitionSpec::parse(std::string(specs) == "-,a" ? "-,b" : "-,a+b");
+          c.layout.sequence = queries;
+          c.layout.kv_sequence = keys;
+          c.layout.granule = granule;
+          c.schedule = number++ % 2 == 0 ? "ring" : "allgather";
+          ASSERT_EQ(failure(c, shape), "")
+              << layout_text(c.layout) << ' ' << specs << ' ' << c.schedule;
+        }
+      }
+    }
   }
 }
 

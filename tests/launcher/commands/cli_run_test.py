@@ -25,6 +25,13 @@ class Numbers(CliTest):
         self.save_operands(rows=997, convert=as_float16)
         self.check(["--causal"], ranks=4, how=["--mesh", "tp=2,sp=2"])
 
+    def test_keys_in_another_layout_than_queries(self):
+        self.save_operands(rows=201, columns=317)
+        for layout in ["striped,contiguous", "contiguous,zigzag", "zigzag,balanced"]:
+            self.check(["--causal", "--causal-offset", "bottom-right"], ranks=4,
+                       how=["--mesh", "a=2,b=2", "--query-spec", "-,a,-,-", "--kv-spec", "-,b+a,-,-",
+                            "--sequence-layout", layout, "--granule", "8"])
+
     def test_three_axes(self):
         self.save_operands(batch=2, rows=997)
         self.check(["--causal"], ranks=8, how=["--mesh", "dp=2,sp=2,tp=2"])

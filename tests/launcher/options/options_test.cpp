@@ -311,6 +311,16 @@ TEST(Options, WindowsAndOffsets) {
   EXPECT_EQ(parse({"plan", "--causal-offset", "-5"}).causal_offset->value, -5);
 }
 
+TEST(Options, LayoutsOfQueriesAndKeys) {
+  const Options one = parse({"plan", "--sequence-layout", "striped"});
+  EXPECT_EQ(one.sequence_layout, "striped");
+  EXPECT_EQ(one.kv_sequence_layout, "auto");
+  const Options two = parse({"plan", "--sequence-layout", "auto,zigzag", "--granule", "64"});
+  EXPECT_EQ(two.sequence_layout, "auto");
+  EXPECT_EQ(two.kv_sequence_layout, "zigzag");
+  EXPECT_EQ(two.granule, 64);
+}
+
 TEST(Options, SpecsMayBeginWithNone) {
   EXPECT_EQ(parse({"plan", "--query-spec", "-,sp,-,-"}).query_spec, "-,sp,-,-");
 }
@@ -371,6 +381,8 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"plan", "--dtype", "float64"}, "float32, float16, bfloat16"},
     BadValue{{"plan", "--mode", "training"}, "train, prefill, autoregressive, insert"},
     BadValue{{"plan", "--sequence-layout", "zig"}, "auto, zigzag, contiguous, striped, balanced"},
+    BadValue{{"plan", "--sequence-layout", "zigzag,zigzag,zigzag"}, "a layout, or two"},
+    BadValue{{"plan", "--granule", "0"}, "from 1"},
     BadValue{{"plan", "--schedule", "rings"}, "ring"},
     BadValue{{"plan", "--softmax-dtype", "float16"}, "float32, float64"},
     BadValue{{"plan", "--sharding-rules", "head"}, "JSON object"},

@@ -196,6 +196,22 @@ TEST_F(ProblemSetupTest, LayoutFollowsTheMask) {
   EXPECT_EQ(shard_operands(setup).query.distribution(1).kind(), Distribution::Kind::dealt);
 }
 
+TEST_F(ProblemSetupTest, KeysMayLieOtherwise) {
+  options_.sequence_layout = "striped";
+  options_.granule = 4;
+  EXPECT_EQ(ring::layout_text(set_up().layout), "striped:4");
+  options_.kv_sequence_layout = "contiguous";
+  const ProblemSetup setup = set_up();
+  EXPECT_EQ(ring::layout_text(setup.layout), "striped,contiguous:4");
+  const ring::ShardedOperands operands = shard_operands(setup);
+  EXPECT_EQ(operands.query.distribution(1).layout(), LayoutKind::striped);
+  EXPECT_EQ(operands.output.distribution(1).layout(), LayoutKind::striped);
+  EXPECT_EQ(operands.lse.distribution(2).layout(), LayoutKind::striped);
+  EXPECT_EQ(operands.key.distribution(1).layout(), LayoutKind::contiguous);
+  EXPECT_EQ(operands.value.distribution(1).layout(), LayoutKind::contiguous);
+  EXPECT_EQ(operands.value.distribution(1).granule(), 4);
+}
+
 TEST_F(ProblemSetupTest, BottomRightOffset) {
   shape_.kv_length = 10;
   options_.causal = true;

@@ -64,6 +64,10 @@ struct AttentionOptions {
   /// blocks or lengths of `mask` make these uneven (see ring::usual_layout()). query_positions()
   /// and key_positions() return what a rank holds under any layout.
   std::optional<LayoutKind> layout = {};
+  /// Of key and value; as `layout` if absent.
+  std::optional<LayoutKind> kv_layout = {};
+  /// Chunks of a sequence are multiples of so many positions; see SequenceLayout.
+  std::optional<std::int64_t> granule = {};
   std::string schedule = "auto";
   std::string implementation = "auto";  ///< a name of the registry
 };

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include <annulus/attention/problem.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
@@ -28,20 +29,26 @@ struct ShardedOperands {
 };
 
 struct OperandLayout {
-  PartitionSpec query;  ///< of [B,T,N,D]
-  PartitionSpec kv;     ///< of [B,S,K,D]
-  LayoutKind sequence = LayoutKind::contiguous;
-  /// See SequenceLayout, and deal_rows() if balanced. The default is 1, or that of deal_rows() if
-  /// balanced.
+  PartitionSpec query;                           ///< of [B,T,N,D]
+  PartitionSpec kv;                              ///< of [B,S,K,D]
+  LayoutKind sequence = LayoutKind::contiguous;  ///< of queries, and of keys unless kv_sequence is
+  /// Of both sequences: see SequenceLayout, and deal_rows() if balanced. The default is 1, or that
+  /// of deal_rows() if balanced.
   std::optional<std::int64_t> granule = {};
+  std::optional<LayoutKind> kv_sequence = {};
 };
+
+/// "zigzag", "zigzag:128" with a granule, "zigzag,contiguous" where keys lie otherwise.
+[[nodiscard]] std::string layout_text(const OperandLayout& layout);
 
 /// The parts of an OperandLayout that a caller chooses; the others follow from the problem.
 struct LayoutWishes {
   std::optional<PartitionSpec> query = {};
   std::optional<PartitionSpec> kv = {};
   std::optional<LayoutKind> sequence = {};
-  ShardingRules rules = {};  ///< for what `query` and `kv` leave open
+  ShardingRules rules = {};                    ///< for what `query` and `kv` leave open
+  std::optional<LayoutKind> kv_sequence = {};  ///< as the queries' if absent
+  std::optional<std::int64_t> granule = {};
 };
 
 /// The default layout, with the parts that `wishes` gives: the specs of the sharding rules for
@@ -58,8 +65,9 @@ struct LayoutWishes {
 [[nodiscard]] OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mesh,
                                          AttentionMode mode, const LayoutWishes& wishes = {});
 
-/// Balanced rows follow from the mask (see deal_rows()). Keys have the same layout if there are as
-/// many of them, on the same axes; otherwise they are dealt out by how many rows see them.
+/// Balanced rows follow from the mask (see deal_rows()). Balanced keys have the same layout if
+/// there are as many of them, on the same axes; otherwise they are dealt out by how many rows see
+/// them.
 ///
 /// Throws the spec errors of partition_spec.hpp. Query and key/value must lie alike along batch and
 /// heads (ArgumentError), the head dimension must not be sharded, and N and K divide by the head

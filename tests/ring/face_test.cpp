@@ -154,6 +154,9 @@ TEST(Face, VanillaGivesWeightsOfEveryRanksRows) {
   options.weights = true;
   options.dropout.emplace(0.3, 8);
   options.sinks = Sinks({1}, {0.5F});
+  options.bias = Extents{1, 1, 1, 29};
+  std::vector<float> bias(29);
+  for (std::size_t j = 0; j < bias.size(); ++j) bias[j] = std::cos(static_cast<float>(j));
   for (const char* implementation : {"auto", "vanilla"}) {
     options.implementation = implementation;
     Attention attention(context, options);
@@ -162,8 +165,11 @@ TEST(Face, VanillaGivesWeightsOfEveryRanksRows) {
     EXPECT_EQ(attention.weights_dtype(), DType::float32);
     AttentionTensors tensors = shards.tensors(true);
     tensors.weights = weights.data();
+    tensors.bias = bias.data();
     attention.run(tensors);
-    expect_right(attention, options, shards, 3, true);
+    expect_right(attention, options, shards, 3, true,
+                 broadcast_scores({bias.data(), DType::float32, *options.bias}, {},
+                                  attention.weights_shape()));
     expect_weights(attention, options, shards, weights.data());
   }
 }

@@ -194,7 +194,7 @@ void add_sharding(TableBuilder& table) {
   table.add("kv-spec", "SPEC", kPlanned, parsed_into(&Options::kv_spec, parse_spec),
             "likewise for key and value, B,S,K,D");
   table.add(
-      "sequence-layout", "LAYOUT[,LAYOUT]", kPlanned, set_layouts,
+      "sequence-layout", "LAYOUTS", kPlanned, set_layouts,
       "auto, zigzag, contiguous, striped or balanced: how positions are distributed, those of "
       "queries and, after a comma, those of keys if they lie otherwise; balanced "
       "gives ranks equal work under the mask (default: auto: zigzag if causal, else contiguous; "

@@ -12,6 +12,7 @@ namespace annulus::test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -178,7 +179,7 @@ TEST(Registry, WhatCannotRunHereSaysWhy) {
   EXPECT_THAT(message, HasSubstr("multiples of 4 up to 256, not 1 with 1"));
   const Selection selection = registry.select("auto", {}, Place::host());
   EXPECT_EQ(selection.candidates.front(), &registry.get("native"));
-  ASSERT_EQ(selection.passed_over.size(), 3U);
+  ASSERT_EQ(selection.passed_over.size(), 4U);
   EXPECT_EQ(selection.passed_over[0].first, "sdpa");
   EXPECT_THAT(selection.passed_over[1].second, HasSubstr("CUDA"));
 }
@@ -198,7 +199,7 @@ TEST(Registry, BlockMasksAreForTheImplementationsThatTakeThem) {
   };
   EXPECT_THAT(names(), ElementsAre("sdpa", "flash_attn2", "native"));
   EXPECT_THAT(select("auto").passed_over,
-              ElementsAre(std::pair<std::string, std::string>(
+              Contains(std::pair<std::string, std::string>(
                   "blocksparse", "meant for problems with a block mask")));
   EXPECT_EQ(select("blocksparse").candidates.size(), 1U) << "asked for by name";
   problem.mask.set_block_mask(BlockMask::random(512, 512, 2, 0.5, 1));

@@ -168,7 +168,7 @@ class Options(CliTest):
 
     def test_a_float64_softmax_is_refused(self):
         self.save_operands()
-        result = self.annulus("run", *OPERANDS, *OUTPUT, "--softmax-dtype", "float64")
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--softmax-dtype", "float64", "--impl", "native")
         self.expect_error(result, 2, "does not honour float64")
 
     def test_implementation_that_cannot(self):

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cuda.h>
 
+#include "cuda/dropout_arguments.hpp"
+#include "cuda/score_arguments.hpp"
 #include "flash/work.hpp"
 
 namespace annulus::flash {
@@ -50,6 +52,10 @@ struct Arguments {
   const std::int32_t* column_ids = nullptr;
   std::int32_t rows = 0;
   std::int32_t columns = 0;
+
+  // For kernels of the general class.
+  cuda::ScoreArguments scores = {};
+  cuda::DropoutArguments dropout = {};
 
   float scale = 1;                  ///< of q·k; with a soft cap, divided by it
   float soft_cap = 0;               ///< 0: none

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "flash/epilogue.cuh"
+#include "flash/general.cuh"
 #include "flash/hopper/wgmma.cuh"
 #include "flash/kernels.hpp"
 #include "flash/shared.cuh"
@@ -41,6 +42,7 @@ class Consumer {
   using Element = typename Shape::Element;
   using ScoreProduct = hopper::Product<Element, Shape::kColumns>;
   using ValueProduct = hopper::Product<Element, Shape::kValueDim>;
+  static constexpr bool kGeneral = kMask == MaskClass::general;
   static constexpr int kScores = Shape::kColumns / 2;
   static constexpr int kOutputs = Shape::kValueDim / 2;
   // A row's largest weight is 1, without a rounding. Beside the LSE of a state it would be less, at
@@ -57,7 +59,7 @@ class Consumer {
       : a(arguments), shared(memory) {
     group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128 - 1, 0);
     lane = static_cast<int>(threadIdx.x) % 32;
-    scale = kSoftCap ? a.soft_cap * kLog2E : a.scale * kLog2E;
+    scale = kGeneral ? 1.0f : kSoftCap ? a.soft_cap * kLog2E : a.scale * kLog2E;
   }
 
   __device__ __forceinline__ void run() {
@@ -165,6 +167,9 @@ class Consumer {
       if constexpr (kMask == MaskClass::ids) {
         shown = shown && __ldg(ids + begin + column) == row_id[h];
       }
+      if constexpr (kGeneral) {
+        shown = shown && (ids == nullptr || __ldg(ids + begin + column) == row_id[h]);
+      }
       if (!shown) scores[i] = -kInfinity;
     }
   }
@@ -173,7 +178,7 @@ class Consumer {
   // compared.
   __device__ __forceinline__ const std::int32_t* column_ids_of(const Item& item,
                                                                const KeySegment& segment) const {
-    if constexpr (kMask != MaskClass::ids) return nullptr;
+    if (kMask == MaskClass::position || a.row_ids == nullptr) return nullptr;
     return flash::column_ids_of(a, item, segment) + own_part().column;
   }
 
@@ -197,7 +202,8 @@ class Consumer {
                                        std::uint32_t (&weights)[kScores / 2],
                                        OnlineSoftmax& softmax, const VisibleColumns& visible,
                                        std::int32_t begin, const std::int32_t* ids,
-                                       const std::int32_t (&row_id)[2]) {
+                                       const std::int32_t (&row_id)[2],
+                                       const GeneralRows& general) {
     float factor[2];
     const Tiles value_at = key_at.before();
     shared.key_full[key_at.slot()].wait(key_at.parity());
@@ -214,8 +220,10 @@ class Consumer {
     release(shared.key_empty[key_at.slot()]);
     key_at.next();
     const bool small = cap(scores);
+    if constexpr (kGeneral) general.add(scores, begin);
     if constexpr (kMasked) hide(scores, visible, begin, ids, row_id);
     update(softmax, scores, small, factor);
+    if constexpr (kGeneral) general.drop(scores, begin);
     hopper::products_wait<0>();
     hopper::pin(output);
     release(shared.value_empty[value_at.slot()]);
@@ -232,7 +240,7 @@ class Consumer {
                                          OnlineSoftmax& softmax) {
     const QueryTile& tile = item.tile;
     std::int32_t row_id[2] = {0, 0};
-    if constexpr (kMask == MaskClass::ids) {
+    if (kMask == MaskClass::ids || (kGeneral && a.row_ids != nullptr)) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         row_id[h] = row_id_of(a, item, own_part().row + 8 * h);
@@ -256,6 +264,8 @@ class Consumer {
     release(shared.key_empty[key_at.slot()]);
     key_at.next();
     const bool small = cap(scores);
+    GeneralRows general(a, item, item.segments[0]);
+    if constexpr (kGeneral) general.add(scores, begin);
     if (masked) {
       const KeySegment& segment = item.segments[0];
       hide(scores, VisibleColumns(a, item, segment), begin, column_ids_of(item, segment), row_id);
@@ -267,6 +277,7 @@ class Consumer {
       const float enlarged[2] = {kStateWeight * factor[0], kStateWeight * factor[1]};
       multiply(output, enlarged);
     }
+    if constexpr (kGeneral) general.drop(scores, begin);
     narrow(scores, weights);
     hopper::pin(weights);
     hopper::pin(output);
@@ -278,16 +289,17 @@ class Consumer {
         const std::int32_t* const ids = column_ids_of(item, segment);
         while (begin > 0) {
           begin -= Shape::kColumns;
-          step<true>(scores, output, weights, softmax, visible, begin, ids, row_id);
+          step<true>(scores, output, weights, softmax, visible, begin, ids, row_id, general);
         }
       } else {
         while (begin > 0) {
           begin -= Shape::kColumns;
-          step<false>(scores, output, weights, softmax, {}, begin, nullptr, row_id);
+          step<false>(scores, output, weights, softmax, {}, begin, nullptr, row_id, general);
         }
       }
       if (++s == tile.segments) break;
       begin = segment_of(item, s).tiles * Shape::kColumns;
+      if constexpr (kGeneral) general.move_to(segment_of(item, s));
       masked = (segment_of(item, s).flags & KeySegment::kMasked) != 0;
     }
 

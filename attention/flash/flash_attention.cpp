@@ -30,7 +30,12 @@ KernelInfo pick(bool soft_cap) {
 }
 
 template <int kHeadDim, int kValueDim>
-KernelInfo pick(DType dtype, bool ids, bool soft_cap) {
+KernelInfo pick(DType dtype, bool general, bool ids, bool soft_cap) {
+  if (general) {
+    return dtype == DType::float16
+               ? kernel_info<kHeadDim, kValueDim, true, MaskClass::general, false>()
+               : kernel_info<kHeadDim, kValueDim, false, MaskClass::general, false>();
+  }
   if (dtype == DType::float16) {
     return ids ? pick<kHeadDim, kValueDim, true, MaskClass::ids>(soft_cap)
                : pick<kHeadDim, kValueDim, true, MaskClass::position>(soft_cap);
@@ -93,6 +98,11 @@ std::int64_t heads_in_section(const AttentionBlock& block) {
 
 }  // namespace
 
+bool is_general(const AttentionProblem& problem) {
+  return problem.bias || problem.dense_mask ||
+         (problem.dropout && problem.dropout->threshold() > 0);
+}
+
 KernelInfo find_kernel(const AttentionProblem& problem, bool ids) {
   const std::int64_t dim = problem.shape.head_dim;
   const std::int64_t value_dim = problem.shape.value_dim;
@@ -102,10 +112,11 @@ KernelInfo find_kernel(const AttentionProblem& problem, bool ids) {
     return larger <= 128 ? float32_kernel_info<128>() : float32_kernel_info<256>();
   }
   const bool cap = problem.soft_cap.has_value();
-  if (dim <= 64 && value_dim <= 64) return pick<64, 64>(problem.dtype, ids, cap);
-  if (dim <= 128 && value_dim <= 128) return pick<128, 128>(problem.dtype, ids, cap);
-  if (dim <= 192 && value_dim <= 128) return pick<192, 128>(problem.dtype, ids, cap);
-  return pick<256, 256>(problem.dtype, ids, cap);
+  const bool general = is_general(problem);
+  if (dim <= 64 && value_dim <= 64) return pick<64, 64>(problem.dtype, general, ids, cap);
+  if (dim <= 128 && value_dim <= 128) return pick<128, 128>(problem.dtype, general, ids, cap);
+  if (dim <= 192 && value_dim <= 128) return pick<192, 128>(problem.dtype, general, ids, cap);
+  return pick<256, 256>(problem.dtype, general, ids, cap);
 }
 
 FlashAttention::FlashAttention(const AttentionProblem& problem, Device& device)
@@ -140,7 +151,7 @@ const FlashAttention::Entry& FlashAttention::find(const AttentionBlock& block) {
   for (const Entry& entry : entries_) {
     if (entry.batches == block.query.size(0) && entry.heads == block.query.size(2) &&
         entry.unmasked == block.unmasked &&
-        (block.unmasked
+        (block.unmasked && !is_general(problem_)
              ? entry.rows.size() == block.rows.size() &&
                    entry.columns.size() == block.columns.size()
              : entry.first_batch == block.first_batch && entry.rows == block.rows &&
@@ -167,10 +178,11 @@ FlashAttention::Entry FlashAttention::make_entry(const AttentionBlock& block) {
   entry.kernel = find_kernel(problem_, false);
   const Mask everything;
   const bool masked = !block.unmasked;
+  const bool placed = masked || is_general(problem_);  // positions matter
   const ListPlan plan(masked ? problem_.mask : everything,
                       {entry.first_batch, entry.batches, entry.first_head, entry.heads},
-                      masked ? block.rows : PositionRanges::all(block.rows.size()),
-                      masked ? block.columns : PositionRanges::all(block.columns.size()),
+                      placed ? block.rows : PositionRanges::all(block.rows.size()),
+                      placed ? block.columns : PositionRanges::all(block.columns.size()),
                       entry.kernel.tile_rows, entry.kernel.tile_columns);
   if (plan.asked() == Asked::ids) entry.kernel = find_kernel(problem_, true);
   check_cuda(
@@ -180,7 +192,8 @@ FlashAttention::Entry FlashAttention::make_entry(const AttentionBlock& block) {
   entry.batch_has_list = plan.batches() > 1;
   entry.head_has_list = plan.heads() > 1;
   entry.tiles_per_list = plan.tiles_per_list();
-  entry.needs_repair = plan.may_hide_values() && entry.kernel.persistent;
+  entry.needs_repair =
+      (plan.may_hide_values() || problem_.bias || problem_.dense_mask) && entry.kernel.persistent;
   entry.lists.emplace(plan, device_.memory());
   entry.lists->make(nullptr);
   const std::int64_t items = entry.batches * entry.heads * entry.tiles_per_list;
@@ -241,12 +254,18 @@ Arguments FlashAttention::arguments_of(const Entry& entry, const AttentionBlock&
   a.column_ids = entry.lists->column_ids();
   a.rows = static_cast<std::int32_t>(block.query.size(1));
   a.columns = static_cast<std::int32_t>(block.key.size(1));
+  a.scores = cuda::score_arguments(block.scores);
+  if (problem_.dropout) {
+    a.dropout = cuda::dropout_arguments(*problem_.dropout, block.first_batch, block.first_head);
+  }
   a.soft_cap = static_cast<float>(problem_.soft_cap.value_or(0));
   a.scale = static_cast<float>(problem_.logit_scale() / problem_.soft_cap.value_or(1));
   SmallTanh::set_coefficients(a.scale, 1, a.small_tanh);
   SmallTanh::set_coefficients(a.scale, a.soft_cap * kLog2E, a.scaled_small_tanh);
-  a.no_maximum = -std::numeric_limits<float>::max() / 2 /
-                 std::max(1.0F, kLog2E * (problem_.soft_cap ? a.soft_cap : a.scale));
+  a.no_maximum = -std::numeric_limits<float>::max() / 2;
+  if (!is_general(problem_)) {
+    a.no_maximum /= std::max(1.0F, kLog2E * (problem_.soft_cap ? a.soft_cap : a.scale));
+  }
   a.result = result_of(result);
   a.wide_output = result.output.dtype() == DType::float32 ? 1 : 0;
   if (block.state) a.state = result_of(*block.state);

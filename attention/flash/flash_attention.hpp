@@ -11,6 +11,9 @@
 
 namespace annulus::flash {
 
+/// Whether it takes a kernel of the general class: see MaskClass.
+[[nodiscard]] bool is_general(const AttentionProblem& problem);
+
 /// The compiled kernel for a problem; `ids`: masked tiles compare segment ids.
 [[nodiscard]] KernelInfo find_kernel(const AttentionProblem& problem, bool ids);
 

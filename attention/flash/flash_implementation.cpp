@@ -28,7 +28,8 @@ class FlashImplementation final : public Implementation {
                      .continues_state = true,
                      .meant_for = meant_for} {
     for (const Feature feature : {Feature::causal, Feature::window, Feature::segments,
-                                  Feature::lengths, Feature::soft_cap}) {
+                                  Feature::lengths, Feature::soft_cap, Feature::bias,
+                                  Feature::dense_mask, Feature::dropout}) {
       declaration_.features.add(feature);
     }
   }
@@ -49,6 +50,10 @@ class FlashImplementation final : public Implementation {
       return Capability::no(
           "the flash kernel of half types takes the maximum before it scales, so it needs a "
           "positive scale");
+    }
+    if (wide && (problem.bias || problem.dense_mask || problem.dropout)) {
+      return Capability::no(
+          "the flash kernel has bias, dense mask and dropout for half types, not for float32");
     }
     const AttentionShape& shape = problem.shape;
     const auto vector = kVectorBytes / static_cast<std::int64_t>(size_of(problem.dtype));

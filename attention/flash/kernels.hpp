@@ -8,10 +8,11 @@
 
 namespace annulus::flash {
 
-/// What masked tiles test for each pair.
+/// What a kernel does for each pair.
 enum class MaskClass : std::uint8_t {
-  position,  ///< its position: causal, window, lengths, documents
-  ids,       ///< also whether row and column have the same id
+  position,  ///< in masked tiles, tests its position: causal, window, lengths, documents
+  ids,       ///< there, also whether row and column have the same id
+  general,   ///< in all tiles, adds a bias, tests a dense mask and draws dropout, as the call asks
 };
 
 /// A compiled kernel, and how it is launched.
@@ -26,6 +27,7 @@ struct KernelInfo {
 };
 
 /// For head dimensions up to kHeadDim and kValueDim. Each is compiled by itself, from kernel.cu.in.
+/// The general class asks at run time for a soft cap.
 template <int kHeadDim, int kValueDim, bool kHalf, MaskClass kMask, bool kSoftCap>
 [[nodiscard]] KernelInfo kernel_info();
 

@@ -1,3 +1,4 @@
+#include "cuda/dropout.cuh"
 #include "flash/kernels.hpp"
 #include "flash/softmax.cuh"
 #include "flash/visible.cuh"
@@ -41,7 +42,9 @@ class RowRepair {
         const std::int32_t columns = masked ? segment.columns : segment.tiles * a.tile_columns;
         for (std::int32_t c = 0; c < columns; ++c) {
           if (masked && !shows(segment, row, c)) continue;
-          add(query, segment.first_column + c, output, maximum, sum);
+          const std::int64_t position = segment.start + std::int64_t{segment.stride} * c;
+          if (!scores_show(a, item, item.tile.first_row + row, position)) continue;
+          add(query, row, segment.first_column + c, position, output, maximum, sum);
         }
       }
     }
@@ -93,8 +96,9 @@ class RowRepair {
   }
 
   // Adds one column; its logit is in units of log 2.
-  __device__ void add(const float (&query)[kPerLane], std::int64_t column,
-                      float (&output)[kPerLane], float& maximum, float& sum) const {
+  __device__ void add(const float (&query)[kPerLane], std::int32_t row, std::int64_t column,
+                      std::int64_t position, float (&output)[kPerLane], float& maximum,
+                      float& sum) const {
     const std::int32_t kv_head = item.head / a.heads_per_kv_head;
     float x[kPerLane];
     load(t.key, t.key_strides, kv_head, column, t.head_dim, x);
@@ -105,6 +109,11 @@ class RowRepair {
     }
     logit *= a.scale;
     if (a.soft_cap != 0) logit = a.soft_cap * tanhf(logit);
+    const auto& bias = a.scores.bias;
+    if (bias.data != nullptr) {
+      logit +=
+          bias.row(item.batch, item.head, item.tile.first_row + row)[position * bias.strides[3]];
+    }
     logit *= kLog2E;
     const float larger = fmaxf(maximum, logit);
     const float shift = larger == -kInfinity ? 0.0f : larger;
@@ -112,8 +121,15 @@ class RowRepair {
     const float weight = exp2f(logit - shift);
     maximum = larger;
     sum = sum * factor + weight;
+    float kept = weight;
+    if (a.dropout.threshold != 0) {
+      const std::int64_t i = item.tile.start + std::int64_t{item.tile.row_stride} * row;
+      kept = cuda::drops(a.dropout, item.batch, item.head, i, position)
+                 ? 0.0f
+                 : weight * a.dropout.keep_scale;
+    }
     load(t.value, t.value_strides, kv_head, column, a.value_dim, x);
-    for (int i = 0; i < kPerLane; ++i) output[i] = output[i] * factor + weight * x[i];
+    for (int i = 0; i < kPerLane; ++i) output[i] = output[i] * factor + kept * x[i];
   }
 
   const Arguments& a;
@@ -124,7 +140,7 @@ class RowRepair {
 
 /// Computes the items that attend() left out, and empties their list.
 template <class Element>
-__global__ void __launch_bounds__(kRepairThreads)
+__global__ void __launch_bounds__(kRepairThreads, 1)
     repair(const __grid_constant__ Arguments a, const __grid_constant__ Operands tensors) {
   __shared__ Item item;
   const std::int32_t count = *a.repair;  // not emptied before all blocks are through

@@ -3,6 +3,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "flash/kernels.hpp"
+
 namespace annulus::flash {
 
 /// Tiles and threads of the kernel for head dimensions up to kHeadDim_ and kValueDim_ (multiples of
@@ -30,8 +32,21 @@ struct Shape {
 
 /// The shape for head dimensions up to these. Three warpgroups of 64 rows where registers and
 /// shared memory suffice: S, P and O of a thread take 64, 32 and half the value dimension.
+template <class Element, int kHeadDim, int kValueDim, MaskClass kMask>
+struct ShapeOf {
+  using Type = Shape<Element, kHeadDim, kValueDim, kValueDim <= 64 ? 3 : 2,
+                     kValueDim <= 128 ? 128 : 80, (kValueDim > 128)>;
+};
+/// What the general class does to scores takes registers, too.
 template <class Element, int kHeadDim, int kValueDim>
-using ShapeFor = Shape<Element, kHeadDim, kValueDim, kValueDim <= 64 ? 3 : 2,
-                       kValueDim <= 128 ? 128 : 80, (kValueDim > 128)>;
+struct ShapeOf<Element, kHeadDim, kValueDim, MaskClass::general> {
+  using Type = Shape<Element, kHeadDim, kValueDim, 2,
+                     kHeadDim <= 128    ? 128
+                     : kValueDim <= 128 ? 80
+                                        : 64,
+                     (kValueDim > 128)>;
+};
+template <class Element, int kHeadDim, int kValueDim, MaskClass kMask>
+using ShapeFor = typename ShapeOf<Element, kHeadDim, kValueDim, kMask>::Type;
 
 }  // namespace annulus::flash

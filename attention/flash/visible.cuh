@@ -1,6 +1,7 @@
 #pragma once
 
 #include "flash/result.cuh"
+#include "flash/softmax.cuh"
 
 // What masked segments show to a row of an item.
 namespace annulus::flash {
@@ -54,20 +55,39 @@ __device__ __forceinline__ ColumnSpan visible_columns(const Arguments& a, const 
   return {low, min(high, segment.columns - 1)};
 }
 
+/// Whether dense mask and bias leave a pair visible. `row` is local, `position` the column's.
+__device__ __forceinline__ bool scores_show(const Arguments& a, const Item& item, std::int32_t row,
+                                            std::int64_t position) {
+  const auto& [bias, mask] = a.scores;
+  if (mask.data != nullptr &&
+      mask.row(item.batch, item.head, row)[position * mask.strides[3]] == 0) {
+    return false;
+  }
+  return bias.data == nullptr ||
+         bias.row(item.batch, item.head, row)[position * bias.strides[3]] != -kInfinity;
+}
+
 /// Whether row r sees any column.
 __device__ __forceinline__ bool sees_a_column(const Arguments& a, const Item& item,
                                               std::int32_t r) {
   if (r >= item.tile.live_rows) return false;
+  const bool scores = a.scores.bias.data != nullptr || a.scores.mask.data != nullptr;
   for (std::int32_t s = 0; s < item.tile.segments; ++s) {
     const KeySegment& segment = a.segments[item.tile.first_segment + s];
-    if ((segment.flags & KeySegment::kMasked) == 0) return true;
-    const ColumnSpan span = visible_columns(a, item, segment, r);
-    if (a.row_ids == nullptr && max(span.first, 0) <= span.last) return true;
-    if (a.row_ids == nullptr) continue;
-    const std::int32_t id = row_id_of(a, item, r);
-    const std::int32_t* const ids = column_ids_of(a, item, segment);
+    const bool masked = (segment.flags & KeySegment::kMasked) != 0;
+    const ColumnSpan span = masked ? visible_columns(a, item, segment, r)
+                                   : ColumnSpan{0, segment.tiles * a.tile_columns - 1};
+    const bool ids = masked && a.row_ids != nullptr;
+    if (!ids && !scores && max(span.first, 0) <= span.last) return true;
+    if (!ids && !scores) continue;
+    const std::int32_t id = ids ? row_id_of(a, item, r) : 0;
+    const std::int32_t* const column_ids = ids ? column_ids_of(a, item, segment) : nullptr;
     for (std::int32_t c = max(span.first, 0); c <= span.last; ++c) {
-      if (ids[c] == id) return true;
+      if (ids && column_ids[c] != id) continue;
+      if (!scores || scores_show(a, item, item.tile.first_row + r,
+                                 segment.start + std::int64_t{segment.stride} * c)) {
+        return true;
+      }
     }
   }
   return false;

@@ -21,6 +21,7 @@ __device__ __forceinline__ void watch(const Arguments& a, Shared<Shape>& shared)
   constexpr int kVectors = Shared<Shape>::kValueElements / 8;
 
   const int thread = static_cast<int>(threadIdx.x) - 64;
+  const bool any_tile_hides = a.scores.bias.data != nullptr || a.scores.mask.data != nullptr;
   RingPosition<Shared<Shape>::kItems> item_at;
   RingPosition<Shape::kStages> value_at;
   for (;; item_at.next()) {
@@ -31,7 +32,7 @@ __device__ __forceinline__ void watch(const Arguments& a, Shared<Shape>& shared)
     for (std::int32_t s = 0; s < item.tile.segments; ++s) {
       const KeySegment* segment =
           s < Item::kInlineSegments ? &item.segments[s] : &a.segments[item.tile.first_segment + s];
-      const bool hides = (segment->flags & KeySegment::kHidesValues) != 0;
+      const bool hides = any_tile_hides || (segment->flags & KeySegment::kHidesValues) != 0;
       for (std::int32_t t = segment->tiles; t > 0; --t) {
         shared.value_full[value_at.slot()].wait(value_at.parity());
         if (hides) {

@@ -11,14 +11,14 @@ struct KeySegment {
   std::int32_t first_column = 0;  ///< local index of the first column of the first tile
   std::int32_t tiles = 0;
   std::int32_t flags = 0;
+  std::int32_t start = 0;   ///< global position of the first column
+  std::int32_t stride = 1;  ///< of positions, from column to column
   /// For masked tiles: row r of the query tile sees column c of the segment iff c < columns and
   /// low + row_stride · r ≤ stride · c ≤ high + row_stride · r, and their documents or ids agree
   /// where there are any. `low` and `high` lie within ±kFar.
   std::int32_t columns = 0;
   std::int32_t low = 0;
   std::int32_t high = 0;
-  std::int32_t stride = 1;
-  std::int32_t start = 0;  ///< global position of column 0
 
   static constexpr std::int32_t kMasked = 1;  ///< pairs must be tested; otherwise all are visible
   static constexpr std::int32_t kHidesValues =
@@ -35,7 +35,7 @@ struct QueryTile {
   std::int32_t first_segment = 0;
   std::int32_t segments = 0;
   std::int32_t key_tiles = 0;
-  std::int32_t reserved = 0;
+  std::int32_t start = 0;  ///< global position of the first row
 };
 
 /// The key positions [begin, end) of a row's document.

@@ -103,6 +103,7 @@ class Lister {
     QueryTile tile;
     tile.first_row = static_cast<std::int32_t>(first_row);
     tile.rows = static_cast<std::int32_t>(rows.length);
+    tile.start = static_cast<std::int32_t>(rows.start.value());
     tile.row_stride = static_cast<std::int32_t>(rows.stride);
     tile.first_segment = static_cast<std::int32_t>(list_.segments.size());
     PositionRange live = rows;
@@ -247,14 +248,14 @@ class Lister {
     KeySegment segment;
     segment.first_column = static_cast<std::int32_t>(range.first + first);
     segment.tiles = static_cast<std::int32_t>(end - begin);
+    const GlobalPosition start = range.positions.at(first);
+    segment.start = static_cast<std::int32_t>(start.value());
+    segment.stride = static_cast<std::int32_t>(range.positions.stride);
     tile.key_tiles += segment.tiles;
     if (masked) {
-      const GlobalPosition start = range.positions.at(first);
       const std::int64_t distance = rows.start - start;
       segment.flags = KeySegment::kMasked;
-      segment.start = static_cast<std::int32_t>(start.value());
       segment.columns = static_cast<std::int32_t>(std::min(behind, any.end) - first);
-      segment.stride = static_cast<std::int32_t>(range.positions.stride);
       segment.low =
           band_.low == -Band::kUnlimited ? -KeySegment::kFar : within_far(distance + band_.low);
       segment.high =

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Times PyTorch's FlexAttention with block masks, forward, bfloat16, one GPU.
+"""Times PyTorch's FlexAttention with block masks and score functions, forward, bfloat16, one GPU.
 
     python3 pytorch_flex_attention.py
 
-The masks of `annulus_micro_flash blocks`, beside dense attention by PyTorch's cuDNN kernel in the
-same run. Every backend that is asked for is a system of its own; what it cannot do is reported as
+The masks of `annulus_micro_flash blocks`, and a bias and a dense mask that all heads share as
+score functions, beside dense attention by PyTorch's cuDNN kernel in the same run. (Dropout of
+weights cannot be said in a score function.) Every backend that is asked for is a system of its own; what it cannot do is reported as
 an error. Calls alternate between the systems and rest in between; times are by CUDA events. Prints
 one JSON object a line: the environment, then one a case and system.
 """
@@ -24,6 +25,8 @@ from peer_cases import print_line
 
 BLOCK = 128
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+ScoreMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+                    torch.Tensor]
 
 
 def random_blocks(density: float, heads: int, length: int) -> MaskMod:
@@ -55,6 +58,15 @@ def cases(options: argparse.Namespace) -> dict[str, tuple[Optional[MaskMod], Opt
     return found
 
 
+def score_cases(options: argparse.Namespace) -> dict[str, ScoreMod]:
+    shape = (options.length, options.length)
+    bias = torch.randn(shape, device="cuda")
+    shown = torch.rand(shape, device="cuda") < 0.5
+    return {"bias": lambda score, b, h, q, kv: score + bias[q, kv],
+            "dense mask 0.5": lambda score, b, h, q, kv: torch.where(shown[q, kv], score,
+                                                                     -float("inf"))}
+
+
 def elapsed(call: Callable[[], object], calls: int) -> float:
     """The median of some calls in a row, in milliseconds."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
@@ -71,10 +83,12 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
 
 
-def flex_call(operands: list[torch.Tensor], mask: BlockMask, backend: str) -> Callable[[], Any]:
+def flex_call(operands: list[torch.Tensor], backend: str, mask: Optional[BlockMask] = None,
+              score: Optional[ScoreMod] = None) -> Callable[[], Any]:
     compiled = torch.compile(flex_attention, dynamic=False)
     options = {} if backend == "default" else {"BACKEND": backend}
-    return lambda: compiled(*operands, block_mask=mask, enable_gqa=True, kernel_options=options)
+    return lambda: compiled(*operands, block_mask=mask, score_mod=score, enable_gqa=True,
+                            kernel_options=options)
 
 
 def dense_call(operands: list[torch.Tensor]) -> Callable[[], Any]:
@@ -93,6 +107,7 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--backends", nargs="+", default=["default", "FLASH"],
                         help="of FlexAttention (default: %(default)s)")
+    parser.add_argument("--scores-only", action="store_true", help="leave block masks out")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=5, help="in a row, in every round")
     parser.add_argument("--rest", type=float, default=0.1, help="seconds before each measurement")
@@ -110,11 +125,15 @@ def main() -> None:
     calls: dict[tuple[str, str], Callable[[], Any]] = {("dense", "cudnn"): dense_call(operands)}
     density = {"dense": 1.0}
     make_mask = torch.compile(create_block_mask)
-    for name, (mod, heads) in cases(options).items():
+    for name, score in score_cases(options).items():
+        density[name] = 1.0
+        for backend in options.backends:
+            calls[name, f"flex-{backend.lower()}"] = flex_call(operands, backend, score=score)
+    for name, (mod, heads) in ({} if options.scores_only else cases(options)).items():
         mask = make_mask(mod, None, heads, options.length, options.length, device="cuda")
         density[name] = 1 - mask.sparsity() / 100
         for backend in options.backends:
-            calls[name, f"flex-{backend.lower()}"] = flex_call(operands, mask, backend)
+            calls[name, f"flex-{backend.lower()}"] = flex_call(operands, backend, mask)
 
     usable = {}
     with torch.no_grad():

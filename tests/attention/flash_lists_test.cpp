@@ -66,6 +66,7 @@ void add_tile(const TileWalk& walk, WorkList& list) {
   QueryTile tile;
   tile.first_row = walk.rows.first_row;
   tile.rows = walk.rows.rows;
+  tile.start = walk.rows.start;
   tile.live_rows = walk.live_rows;
   tile.row_stride = walk.rows.stride;
   tile.first_segment = static_cast<std::int32_t>(list.segments.size());

@@ -149,6 +149,15 @@ TEST(Registry, PlansForOtherMachinesAskForNoPresence) {
   problem.dropout.emplace(0.1, 1);
   EXPECT_THAT(standard.get("sdpa").fits(problem, Place::cuda(0)).reason(),
               HasSubstr("a soft cap, dropout"));
+  // Our own kernel does these for half types.
+  problem.bias = problem.dense_mask = Extents{1, 1, 1, 1};
+  EXPECT_TRUE(standard.get("flash_attn2").fits(problem, Place::cuda(0)));
+  problem.dtype = DType::float32;
+  EXPECT_THAT(standard.get("flash_attn2").fits(problem, Place::cuda(0)).reason(),
+              HasSubstr("bias, dense mask and dropout for half types, not for float32"));
+  problem.dtype = DType::bfloat16;
+  problem.bias.reset();
+  problem.dense_mask.reset();
   // The plan adds sinks for every kernel, and nothing drops with probability 0.
   problem.soft_cap.reset();
   problem.dropout.emplace(0.0, 1);

@@ -135,6 +135,7 @@ __global__ void __launch_bounds__(kThreads)
     QueryTile tile;
     tile.first_row = walk.rows.first_row;
     tile.rows = walk.rows.rows;
+    tile.start = walk.rows.start;
     tile.live_rows = walk.live_rows;
     tile.row_stride = walk.rows.stride;
     tile.first_segment = first_of_block + place.first_segment;

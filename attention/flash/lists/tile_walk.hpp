@@ -333,11 +333,11 @@ class RangeWalk {
     KeySegment segment;
     segment.first_column = columns.first_column + first;
     segment.tiles = behind - begin;
+    segment.start = at(first);
+    segment.stride = columns.stride;
     if (!masked) return segment;
     segment.flags = KeySegment::kMasked;
     segment.columns = smaller(end, span.end) - first;
-    segment.stride = columns.stride;
-    segment.start = at(first);
     const std::int32_t distance = tile.first_position() - segment.start;
     segment.low = within_far(distance + in.low);
     segment.high = within_far(distance + in.high);

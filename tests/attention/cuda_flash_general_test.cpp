@@ -1,0 +1,186 @@
+// The flash kernels of the general class: bias, dense mask and dropout.
+#include <cmath>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include <annulus/core/convert.hpp>
+#include <annulus/partition/sequence_layout.hpp>
+
+#include "tests/attention/cuda_flash_run.hpp"
+#include "tests/attention/score_cases.hpp"
+
+namespace annulus::test {
+namespace {
+
+class CudaFlashGeneral : public CudaFlashTest {
+ protected:
+  CudaFlashGeneral() : CudaFlashTest("flash_attn2") {}
+
+  [[nodiscard]] Result run(const WholeAttention& whole) {
+    return run_on_device(implementation(), whole.problem, whole.block(),
+                         {whole.query, whole.key, whole.value, &whole.bias, &whole.mask}, *device_,
+                         *stream_);
+  }
+  void expect_right(const WholeAttention& whole) {
+    SCOPED_TRACE(to_string(whole.problem.shape) + " mask " + to_string(whole.problem.mask));
+    ASSERT_EQ(implementation().capability(whole.problem, device_->place()).reason(), "");
+    expect_accurate(run(whole), whole, whole.oracle());
+  }
+  // Rows and columns of the whole.
+  void expect_part_right(const WholeAttention& whole, const PositionRanges& rows,
+                         const PositionRanges& columns) {
+    SCOPED_TRACE("rows " + to_string(rows) + " columns " + to_string(columns));
+    const Tensor query = gather(whole.query.view(), rows);
+    const Tensor key = gather(whole.key.view(), columns);
+    const Tensor value = gather(whole.value.view(), columns);
+    const Tensor bias = whole.problem.bias ? gather_rows(whole.bias, rows) : Tensor();
+    const Tensor mask = whole.problem.dense_mask ? gather_rows(whole.mask, rows) : Tensor();
+    AttentionBlock block{as_bthd(query), as_bthd(key), as_bthd(value), rows, columns};
+    const AttentionShape& s = whole.problem.shape;
+    const auto view = [](const Tensor& tensor) {
+      return tensor.shape().rank() == 0 ? TensorView() : tensor.view();
+    };
+    block.scores =
+        broadcast_scores(view(bias), view(mask), {s.batch, s.heads, rows.size(), s.kv_length});
+    expect_accurate(run_on_device(implementation(), whole.problem, block,
+                                  {query, key, value, &bias, &mask}, *device_, *stream_),
+                    whole, reference_of(whole.problem, block));
+  }
+};
+
+// Whole and broadcast, beside masks; what they hide may be anything.
+TEST_F(CudaFlashGeneral, BiasAndDenseMask) {
+  Random random(131);
+  const std::int64_t dims[] = {64, 128, 256};
+  int i = 0;
+  for (const std::int64_t columns : {493, 512}) {
+    for (const Extents& shape : score_shapes(2, 4, 331, columns)) {
+      AttentionProblem problem = problem_of({2, 331, columns, 4, 2, dims[i % 3], dims[i % 3]},
+                                            i % 2 == 0 ? DType::float16 : DType::bfloat16);
+      if (i % 3 != 2) problem.bias = shape;
+      if (i % 3 != 0) problem.dense_mask = shape;
+      if (i % 4 == 1) problem.mask.set_window(150, 20);
+      if (i % 4 == 2) problem.soft_cap = 3;
+      if (i % 5 == 3) problem.mask = random_mask(random, {MaskKind::segments}, 2, 331, columns);
+      ++i;
+      const WholeAttention whole = random_attention(random, problem);
+      spoil_hidden_bias(whole);
+      expect_right(whole);
+    }
+  }
+}
+
+// The same entries as in the oracle drop, beside every mask.
+TEST_F(CudaFlashGeneral, Dropout) {
+  Random random(132);
+  const std::int64_t dims[] = {64, 128, 256};
+  int i = 0;
+  for (const std::vector<MaskKind>& kinds : mask_combinations()) {
+    const std::int64_t dim = dims[i % 3];
+    AttentionProblem problem =
+        problem_of({2, 331, 493, 4, 2, dim, dim}, i % 2 == 0 ? DType::bfloat16 : DType::float16);
+    problem.mask = random_mask(random, kinds, 2, 331, 493);
+    problem.dropout.emplace(i % 4 == 0 ? 0.7 : 0.1, (std::uint64_t{3} << 40U) + 5);
+    if (i++ % 5 == 0) problem.soft_cap = 3.0;
+    expect_right(random_attention(random, problem));
+  }
+}
+
+// Positions that begin at odd ones, or come in steps.
+TEST_F(CudaFlashGeneral, PartsOfSequenceLayouts) {
+  Random random(133);
+  for (const std::int64_t length : {1000, 1024}) {
+    for (const std::int64_t dim : {64, 128, 256}) {
+      AttentionProblem problem = problem_of({2, length, length, 2, 1, dim, dim});
+      problem.mask.set_causal(true);
+      problem.dropout.emplace(0.2, 9);
+      problem.bias = Extents{1, 2, length, length};
+      problem.dense_mask = Extents{2, 1, length, length};
+      const WholeAttention whole = random_attention(random, problem);
+      for (const LayoutKind kind :
+           {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
+        const SequenceLayout layout(kind, length, 3);
+        expect_part_right(whole, layout.positions(2), layout.positions(2));
+        expect_part_right(whole, layout.positions(2), layout.positions(0));
+      }
+    }
+  }
+}
+
+// Blocks whose pairs are all visible, at their positions.
+TEST_F(CudaFlashGeneral, UnmaskedBlocks) {
+  Random random(134);
+  AttentionProblem problem = problem_of({1, 512, 512, 2, 2, 128, 128});
+  problem.mask.set_causal(true);
+  problem.dropout.emplace(0.5, 1);
+  const WholeAttention whole = random_attention(random, problem);
+  const PositionRanges rows({PositionRange{GlobalPosition(256), 256}});
+  for (const std::int64_t first : {0, 100}) {
+    const PositionRanges columns({PositionRange{GlobalPosition(first), 128}});
+    const Tensor query = gather(whole.query.view(), rows);
+    const Tensor key = gather(whole.key.view(), columns);
+    const Tensor value = gather(whole.value.view(), columns);
+    AttentionBlock block{as_bthd(query), as_bthd(key), as_bthd(value), rows, columns};
+    const OracleOutput truth = reference_of(problem, block);
+    block.unmasked = true;
+    expect_accurate(
+        run_on_device(implementation(), problem, block, {query, key, value}, *device_, *stream_),
+        whole, truth);
+  }
+}
+
+// A value that a dense mask or a bias hides from some rows reaches only the others.
+TEST_F(CudaFlashGeneral, HiddenValuesReachNoRow) {
+  Random random(135);
+  for (const bool by_bias : {false, true}) {
+    AttentionProblem problem = problem_of({1, 256, 384, 2, 2, 128, 128});
+    const Extents shape{1, 1, 256, 384};
+    if (by_bias) {
+      problem.bias = shape;
+    } else {
+      problem.dense_mask = shape;
+    }
+    problem.dropout.emplace(0.3, 2);
+    const WholeAttention whole = random_attention(random, problem);
+    for (std::int64_t row = 0; row < 256; ++row) {
+      const bool shown = row < 100;
+      if (by_bias) {
+        whole.bias.view().at<float>({0, 0, row, 77}) =
+            shown ? 0 : -std::numeric_limits<float>::infinity();
+      } else {
+        whole.mask.view().at<std::uint8_t>({0, 0, row, 77}) = shown ? 1 : 0;
+      }
+    }
+    const OracleOutput truth = whole.oracle();
+    const auto set_value = [&](float x) {
+      for (std::int64_t i = 0; i < 2 * 128; ++i) {
+        from_float32(&x, problem.dtype,
+                     static_cast<std::byte*>(whole.value.view().data()) + 2 * (77 * 2 * 128 + i),
+                     1);
+      }
+    };
+    set_value(std::numeric_limits<float>::quiet_NaN());
+    const Result result = run(whole);
+    for (std::int64_t row = 0; row < 256; ++row) {
+      for (std::int64_t i = 0; i < 2 * 128; ++i) {
+        const float x = result.output.view().as<float>()[row * 256 + i];
+        if (row < 100) {
+          EXPECT_TRUE(std::isnan(x)) << row;
+        } else {
+          ASSERT_NEAR(x, truth.output[static_cast<std::size_t>(row * 256 + i)], 0.03) << row;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaFlashGeneral, Float32IsRefused) {
+  AttentionProblem problem = problem_of({1, 8, 8, 1, 1, 64, 64}, DType::float32);
+  problem.dropout.emplace(0.1, 1);
+  EXPECT_NE(implementation().capability(problem, device_->place()).reason().find("half types"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace annulus::test

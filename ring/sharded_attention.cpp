@@ -9,6 +9,7 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/gpu_binding.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
 namespace annulus::ring {
@@ -41,14 +42,15 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
   }
   return fmt::format(
       "{} {}, {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, implementations {}, "
-      "gather bytes {}, result bytes {}, prefetch bytes {}, {}, LSE {}, costs "
+      "gather bytes {}, result bytes {}, prefetch bytes {}, {}, {}, LSE {}, costs "
       "{:016x}, transport {}, {}, {}",
       to_string(problem.shape), annulus::name_of(problem.dtype), modifiers_of(problem),
       to_string(problem.mask), problem.mask.digest(), to_string(input.operands.query),
       to_string(input.operands.key), options.schedule, candidates, plan.gather_bytes,
       plan.result_bytes, plan.prefetch_bytes, plan.direct ? "direct" : "from neighbours",
-      annulus::name_of(plan.lse_dtype), std::hash<std::string>()(to_json(input.model)),
-      name_of(options.transport), options.runner.replay ? "replayed" : "not replayed",
+      plan.await_columns ? "awaiting columns" : "awaiting none", annulus::name_of(plan.lse_dtype),
+      std::hash<std::string>()(to_json(input.model)), name_of(options.transport),
+      options.runner.replay ? "replayed" : "not replayed",
       options.runner.tracer == nullptr ? "not traced" : "traced");
 }
 
@@ -103,6 +105,9 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
 std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
     AttentionProblem problem) const {
   Control& control = mesh_.world();
+  PlanOptions plan = options_.plan.value_or(PlanOptions::for_place(device_.place()));
+  plan.await_columns = plan.await_columns && !device_.place().is_host() &&
+                       !ranks_on_one_gpu(control, device_.place().device);
   auto planning = collectively(control, [&] {
     const Computing computing = control.computing();
     problem.validate();
@@ -110,8 +115,7 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
     CostModel model = options_.cost_model.value_or(CostModel::for_place(place));
     Selection selection = registry_.select(options_.implementation, problem, place);
     return std::make_unique<Planning>(std::move(problem), std::move(selection), operands_, place,
-                                      std::move(model),
-                                      options_.plan.value_or(PlanOptions::for_place(place)));
+                                      std::move(model), plan);
   });
   check_same_plan(control, fingerprint(planning->input, options_));
   return planning;

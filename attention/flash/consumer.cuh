@@ -49,7 +49,7 @@ class Consumer {
   // a loss of accuracy where rows see few keys. So a state counts as 2^8 weights beside a smaller
   // maximum, and new keys set the maximum unless all of them weigh little.
   static constexpr float kStateExponent = 8;
-  static constexpr float kStateWeight = 256;
+  static constexpr float kStateWeight = 1 << 8;
   static constexpr int kFirstTurn = 1;  // named barrier of the first warpgroup
   static constexpr int kTwoGroups = 256;
   using Tiles = RingPosition<Shape::kStages>;
@@ -73,9 +73,10 @@ class Consumer {
       float output[kOutputs];
       const ResultRows<Shape> result(a, item);
       result.load(output, softmax, scale);
-      if (item.tile.segments > 0) attend(item, output, softmax);
+      bool shown[2] = {true, true};
+      if (item.tile.segments > 0) attend(item, output, softmax, shown);
       shared.verdict[item_at.slot()].wait(item_at.parity());
-      if (shared.left_to_repair[item_at.slot()] == 0) result.store(output, softmax, scale);
+      if (shared.left_to_repair[item_at.slot()] == 0) result.store(output, softmax, scale, shown);
       __syncwarp();
       if (lane == 0) shared.item_empty[item_at.slot()].arrive();
     }
@@ -202,8 +203,7 @@ class Consumer {
                                        std::uint32_t (&weights)[kScores / 2],
                                        OnlineSoftmax& softmax, const VisibleColumns& visible,
                                        std::int32_t begin, const std::int32_t* ids,
-                                       const std::int32_t (&row_id)[2],
-                                       const GeneralRows& general) {
+                                       const std::int32_t (&row_id)[2], GeneralRows& general) {
     float factor[2];
     const Tiles value_at = key_at.before();
     shared.key_full[key_at.slot()].wait(key_at.parity());
@@ -237,7 +237,7 @@ class Consumer {
 
   // Adds the key tiles of an item, at least one, to the state of its rows.
   __device__ __forceinline__ void attend(const Item& item, float (&output)[kOutputs],
-                                         OnlineSoftmax& softmax) {
+                                         OnlineSoftmax& softmax, bool (&shown)[2]) {
     const QueryTile& tile = item.tile;
     std::int32_t row_id[2] = {0, 0};
     if (kMask == MaskClass::ids || (kGeneral && a.row_ids != nullptr)) {
@@ -274,7 +274,8 @@ class Consumer {
     if (has_output) softmax.lower(kStateExponent, scale);
     update(softmax, scores, small, factor);
     if (has_output) {
-      const float enlarged[2] = {kStateWeight * factor[0], kStateWeight * factor[1]};
+      const float enlarge = kGeneral ? kStateWeight / a.value_scale : kStateWeight;
+      const float enlarged[2] = {enlarge * factor[0], enlarge * factor[1]};
       multiply(output, enlarged);
     }
     if constexpr (kGeneral) general.drop(scores, begin);
@@ -303,6 +304,10 @@ class Consumer {
       masked = (segment_of(item, s).flags & KeySegment::kMasked) != 0;
     }
 
+    if (kGeneral && (a.scores.bias.data != nullptr || a.scores.mask.data != nullptr)) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) shown[h] = quad_any(general.has_shown(h));
+    }
     release(shared.query_empty[query_at.slot()][group]);
     query_at.next();
     const Tiles value_at = key_at.before();

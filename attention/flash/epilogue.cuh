@@ -45,8 +45,9 @@ class ResultRows {
     for (int h = 0; h < 2; ++h) load_row(h, own, output, softmax, scale);
   }
 
+  /// `shown`: whether a dense mask and a bias have shown anything to the rows.
   __device__ __forceinline__ void store(float (&output)[kOutputs], OnlineSoftmax& softmax,
-                                        float scale) const {
+                                        float scale, const bool (&shown)[2]) const {
     const OwnPart own = own_part();
     float sum[2], factor[2], lse[2];
     bool usual = own.row + 8 < item.tile.live_rows;
@@ -58,12 +59,14 @@ class ResultRows {
     if (__all_sync(0xffffffff, usual)) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        factor[h] = reciprocal_fast(sum[h]);
+        factor[h] = reciprocal_fast(sum[h]) * a.value_scale;
         lse[h] = fmaf(softmax.maximum[h], scale, log2_fast(sum[h])) * kLn2;
       }
     } else {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) finish_row(h, own, output, softmax, scale, factor[h], lse[h]);
+      for (int h = 0; h < 2; ++h) {
+        finish_row(h, own, output, softmax, scale, shown[h], factor[h], lse[h]);
+      }
     }
     if (own.column == 0) {
 #pragma unroll
@@ -82,8 +85,8 @@ class ResultRows {
  private:
   // For any row: also one without weight, past a length, or of an item without keys.
   __device__ __forceinline__ void finish_row(int h, const OwnPart& own, float (&output)[kOutputs],
-                                             OnlineSoftmax& softmax, float scale, float& factor,
-                                             float& lse) const {
+                                             OnlineSoftmax& softmax, float scale, bool shown,
+                                             float& factor, float& lse) const {
     // Full tiles contributed to rows past a length too; no tile contributed to items without keys.
     const bool sees_nothing = own.row + 8 * h >= item.tile.live_rows || item.tile.segments == 0;
     if (sees_nothing) load_row(h, own, output, softmax, scale);
@@ -91,9 +94,9 @@ class ResultRows {
     factor = 0;
     lse = -kInfinity;
     if (sum != 0) {
-      factor = 1.0f / sum;
+      factor = (sees_nothing ? 1.0f : a.value_scale) / sum;
       lse = (softmax.maximum[h] * scale + log2f(sum)) * kLn2;
-    } else if (saw_without_weight(a, item, own.row + 8 * h)) {
+    } else if (saw_without_weight(a, item, own.row + 8 * h, shown)) {
       factor = kNan;
     }
   }

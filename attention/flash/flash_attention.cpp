@@ -206,6 +206,7 @@ FlashAttention::Entry FlashAttention::make_entry(const AttentionBlock& block) {
 
 void FlashAttention::check(const AttentionBlock& block, const SoftmaxState& result) const {
   const Extents& query = block.query.shape();
+  block.scores.check(problem_, {query[0], query[2], query[1], problem_.shape.kv_length});
   const Extents& key = block.key.shape();
   const bool good =
       query.rank() == 4 && key == Extents{query[0], key[1], key[2], query[3]} &&
@@ -257,6 +258,7 @@ Arguments FlashAttention::arguments_of(const Entry& entry, const AttentionBlock&
   a.scores = cuda::score_arguments(block.scores);
   if (problem_.dropout) {
     a.dropout = cuda::dropout_arguments(*problem_.dropout, block.first_batch, block.first_head);
+    a.value_scale = a.dropout.keep_scale;
   }
   a.soft_cap = static_cast<float>(problem_.soft_cap.value_or(0));
   a.scale = static_cast<float>(problem_.logit_scale() / problem_.soft_cap.value_or(1));

@@ -27,9 +27,9 @@ class FlashImplementation final : public Implementation {
                      .results = ResultForm::either,
                      .continues_state = true,
                      .meant_for = meant_for} {
-    for (const Feature feature : {Feature::causal, Feature::window, Feature::segments,
-                                  Feature::lengths, Feature::soft_cap, Feature::bias,
-                                  Feature::dense_mask, Feature::dropout}) {
+    for (const Feature feature :
+         {Feature::causal, Feature::window, Feature::segments, Feature::lengths, Feature::soft_cap,
+          Feature::bias, Feature::dense_mask, Feature::dropout}) {
       declaration_.features.add(feature);
     }
   }
@@ -51,7 +51,8 @@ class FlashImplementation final : public Implementation {
           "the flash kernel of half types takes the maximum before it scales, so it needs a "
           "positive scale");
     }
-    if (wide && (problem.bias || problem.dense_mask || problem.dropout)) {
+    if (wide && (problem.bias || problem.dense_mask ||
+                 (problem.dropout && problem.dropout->threshold() > 0))) {
       return Capability::no(
           "the flash kernel has bias, dense mask and dropout for half types, not for float32");
     }
@@ -82,6 +83,11 @@ class FlashImplementation final : public Implementation {
                                     Place /*place*/) const override {
     if (problem.dtype == DType::float32) return 20e12;
     const std::int64_t dim = problem.shape.head_dim;
+    const FeatureSet features = features_of(problem);
+    if (features.contains(Feature::bias) || features.contains(Feature::dense_mask) ||
+        features.contains(Feature::dropout)) {
+      return dim <= 64 ? 160e12 : 320e12;
+    }
     if (dim == 64) return 540e12;
     if (dim == 128 || dim == 192) return 630e12;
     return dim == 256 ? 690e12 : 400e12;

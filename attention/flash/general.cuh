@@ -16,11 +16,14 @@ class GeneralRows {
 
   __device__ __forceinline__ void move_to(const KeySegment& of) { segment = &of; }
 
+  /// Whether dense mask and bias have shown any of the thread's columns to row h so far.
+  [[nodiscard]] __device__ __forceinline__ bool has_shown(int h) const { return shown[h]; }
+
   /// Makes final logits, in units of log 2, of the tile of scores that begins at this column of the
-  /// segment. What dense mask and bias hide becomes −∞. Columns behind the last key count as
+  /// segment. What dense mask and bias hide becomes −∞. Columns behind the segment's last count as
   /// hidden.
   template <int kScores>
-  __device__ __forceinline__ void add(float (&scores)[kScores], std::int32_t begin) const {
+  __device__ __forceinline__ void add(float (&scores)[kScores], std::int32_t begin) {
     if (a.soft_cap != 0) {
 #pragma unroll
       for (float& score : scores) score = tanh_any(score * a.scale) * (a.soft_cap * kLog2E);
@@ -31,26 +34,27 @@ class GeneralRows {
     const OwnPart own = own_part();
     const std::int32_t column = begin + own.column;
     const std::int64_t position = segment->start + std::int64_t{segment->stride} * column;
-    const std::int32_t behind = a.columns - segment->first_column - column;  // the last key
+    const std::int32_t behind = segment->columns - column;  // so many columns are the segment's
+    constexpr int kLast = 2 * kScores - 7;                  // of the thread's columns
     const auto& [bias, mask] = a.scores;
     if (bias.data != nullptr) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const Cursor<float> at(bias, item, row_of(own, h), position, segment->stride);
-        if (at.in_pairs() && behind >= 2 * kScores) {
+        if (at.in_pairs() && behind > kLast) {
 #pragma unroll
           for (int n = 0; n < kScores / 4; ++n) {
             const float2 pair = __ldg(reinterpret_cast<const float2*>(at.first + 8 * n));
-            scores[4 * n + 2 * h] += pair.x * kLog2E;
-            scores[4 * n + 2 * h + 1] += pair.y * kLog2E;
+            add_bias(scores[4 * n + 2 * h], pair.x, h);
+            add_bias(scores[4 * n + 2 * h + 1], pair.y, h);
           }
           continue;
         }
 #pragma unroll
         for (int i = 0; i < kScores / 2; ++i) {
           const int c = i / 2 * 8 + i % 2;
-          float& score = scores[i / 2 * 4 + 2 * h + i % 2];
-          score += c < behind ? __ldg(at.first + c * at.step) * kLog2E : -kInfinity;
+          add_bias(scores[i / 2 * 4 + 2 * h + i % 2],
+                   c < behind ? __ldg(at.first + c * at.step) : -kInfinity, h);
         }
       }
     }
@@ -58,26 +62,26 @@ class GeneralRows {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const Cursor<std::uint8_t> at(mask, item, row_of(own, h), position, segment->stride);
-        if (at.in_pairs() && behind >= 2 * kScores) {
+        if (at.in_pairs() && behind > kLast) {
 #pragma unroll
           for (int n = 0; n < kScores / 4; ++n) {
             const uchar2 pair = __ldg(reinterpret_cast<const uchar2*>(at.first + 8 * n));
-            if (pair.x == 0) scores[4 * n + 2 * h] = -kInfinity;
-            if (pair.y == 0) scores[4 * n + 2 * h + 1] = -kInfinity;
+            test_mask(scores[4 * n + 2 * h], pair.x, h);
+            test_mask(scores[4 * n + 2 * h + 1], pair.y, h);
           }
           continue;
         }
 #pragma unroll
         for (int i = 0; i < kScores / 2; ++i) {
           const int c = i / 2 * 8 + i % 2;
-          const bool shown = c < behind && __ldg(at.first + c * at.step) != 0;
-          if (!shown) scores[i / 2 * 4 + 2 * h + i % 2] = -kInfinity;
+          test_mask(scores[i / 2 * 4 + 2 * h + i % 2],
+                    c < behind ? __ldg(at.first + c * at.step) : std::uint8_t{0}, h);
         }
       }
     }
   }
 
-  /// Drops weights of the same tile and enlarges the others.
+  /// Drops weights of the same tile. The others stay as they are: see Arguments::value_scale.
   template <int kScores>
   __device__ __forceinline__ void drop(float (&weights)[kScores], std::int32_t begin) const {
     if (a.dropout.threshold == 0) return;
@@ -93,11 +97,24 @@ class GeneralRows {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       const bool drops = (dropped[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1U) != 0;
-      weights[i] = drops ? 0.0f : weights[i] * a.dropout.keep_scale;
+      if (drops) weights[i] = 0.0f;
     }
   }
 
  private:
+  // A bias is as good as −∞ long before its product with log2 e overflows. Kept finite, the weights
+  // of a row whose biases are all of that size do not vanish.
+  __device__ __forceinline__ void add_bias(float& score, float bias, int h) {
+    const bool hides = bias == -kInfinity;
+    shown[h] = shown[h] || !hides;
+    const float scaled = bias < kLeastBias ? kLeastBias * kLog2E : bias * kLog2E;
+    score = hides ? -kInfinity : score + scaled;
+  }
+  __device__ __forceinline__ void test_mask(float& score, std::uint8_t visible, int h) {
+    shown[h] = shown[h] || visible != 0;
+    if (visible == 0) score = -kInfinity;
+  }
+
   // A row of a bias or mask, from the thread's own first column on.
   template <class T>
   struct Cursor {
@@ -173,6 +190,7 @@ class GeneralRows {
   const Arguments& a;
   const Item& item;
   const KeySegment* segment;
+  bool shown[2] = {false, false};
 };
 
 }  // namespace annulus::flash

@@ -109,12 +109,13 @@ class RowRepair {
     }
     logit *= a.scale;
     if (a.soft_cap != 0) logit = a.soft_cap * tanhf(logit);
+    logit *= kLog2E;
     const auto& bias = a.scores.bias;
     if (bias.data != nullptr) {
-      logit +=
+      const float added =
           bias.row(item.batch, item.head, item.tile.first_row + row)[position * bias.strides[3]];
+      logit += (added < kLeastBias ? kLeastBias : added) * kLog2E;
     }
-    logit *= kLog2E;
     const float larger = fmaxf(maximum, logit);
     const float shift = larger == -kInfinity ? 0.0f : larger;
     const float factor = exp2f(maximum - shift);

@@ -11,6 +11,8 @@ inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kLargest = std::numeric_limits<float>::max();
 inline constexpr float kLog2E = 1.4426950408889634f;
+/// Smaller biases count as this one.
+inline constexpr float kLeastBias = -kLargest / 8;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -43,6 +45,11 @@ __device__ __forceinline__ float quad_max(float x) {
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(0xffffffff, x, 1);
   return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+__device__ __forceinline__ bool quad_any(bool x) {
+  x = __shfl_xor_sync(0xffffffff, x ? 1 : 0, 1) != 0 || x;
+  return __shfl_xor_sync(0xffffffff, x ? 1 : 0, 2) != 0 || x;
 }
 
 template <class Element>

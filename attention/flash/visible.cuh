@@ -94,15 +94,16 @@ __device__ __forceinline__ bool sees_a_column(const Arguments& a, const Item& it
 }
 
 /// Whether row r, whose weights sum to 0, saw something all the same, now or in the state: logits
-/// of −∞, which make it NaN. A row that saw nothing is 0. See SoftmaxState.
+/// of −∞, which make it NaN. A row that saw nothing is 0. See SoftmaxState. `shown`: whether dense
+/// mask and bias may have shown it anything now.
 __device__ __forceinline__ bool saw_without_weight(const Arguments& a, const Item& item,
-                                                   std::int32_t r) {
+                                                   std::int32_t r, bool shown = true) {
   if (r >= item.tile.rows) return false;
   if (a.state.output != nullptr &&
       isnan(static_cast<const float*>(a.state.output)[output_offset(a.state, item, r)])) {
     return true;
   }
-  return sees_a_column(a, item, r);
+  return shown && sees_a_column(a, item, r);
 }
 
 }  // namespace annulus::flash

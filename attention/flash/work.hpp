@@ -11,12 +11,12 @@ struct KeySegment {
   std::int32_t first_column = 0;  ///< local index of the first column of the first tile
   std::int32_t tiles = 0;
   std::int32_t flags = 0;
-  std::int32_t start = 0;   ///< global position of the first column
-  std::int32_t stride = 1;  ///< of positions, from column to column
-  /// For masked tiles: row r of the query tile sees column c of the segment iff c < columns and
+  std::int32_t columns = 0;  ///< only the last tile may have fewer than its width
+  std::int32_t start = 0;    ///< global position of the first column
+  std::int32_t stride = 1;   ///< of positions, from column to column
+  /// For masked tiles: row r of the query tile sees column c of the segment iff
   /// low + row_stride · r ≤ stride · c ≤ high + row_stride · r, and their documents or ids agree
   /// where there are any. `low` and `high` lie within ±kFar.
-  std::int32_t columns = 0;
   std::int32_t low = 0;
   std::int32_t high = 0;
 

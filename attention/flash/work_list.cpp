@@ -251,11 +251,11 @@ class Lister {
     const GlobalPosition start = range.positions.at(first);
     segment.start = static_cast<std::int32_t>(start.value());
     segment.stride = static_cast<std::int32_t>(range.positions.stride);
+    segment.columns = static_cast<std::int32_t>(std::min(behind, any.end) - first);
     tile.key_tiles += segment.tiles;
     if (masked) {
       const std::int64_t distance = rows.start - start;
       segment.flags = KeySegment::kMasked;
-      segment.columns = static_cast<std::int32_t>(std::min(behind, any.end) - first);
       segment.low =
           band_.low == -Band::kUnlimited ? -KeySegment::kFar : within_far(distance + band_.low);
       segment.high =

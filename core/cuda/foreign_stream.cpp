@@ -11,6 +11,11 @@ class ForeignCudaStream final : public ForeignStream {
  public:
   explicit ForeignCudaStream(cudaStream_t raw) : raw_(raw), event_(make_event()) {}
 
+  [[nodiscard]] bool is_captured() const override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check_cuda(cudaStreamIsCapturing(raw_, &status), "cudaStreamIsCapturing");
+    return status != cudaStreamCaptureStatusNone;
+  }
   void precede(Stream& ours) override { order(raw_, CudaStream::of(ours).raw()); }
   void follow(Stream& ours) override { order(CudaStream::of(ours).raw(), raw_); }
 

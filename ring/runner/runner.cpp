@@ -139,6 +139,11 @@ class Runner::Impl {
 
   void submit(std::span<const TensorView> tensors, ForeignStream* caller) {
     const auto current = device_.make_current();
+    if (caller != nullptr && !beginnings_.empty() && caller->is_captured()) {
+      throw UnsupportedError(
+          "attention whose kernels wait for other ranks cannot be captured into a CUDA graph: take "
+          "another schedule than allgather");
+    }
     try {
       for (Group* group : groups_) group->check();
       check(tensors);
@@ -346,7 +351,11 @@ class Runner::Impl {
   // again.
   void submit_tasks() {
     if (marks_) computing_->mark(0);
-    publish(beginnings_, *computing_);
+    const bool waits = !beginnings_.empty();
+    if (waits) {
+      if (device_.last_waiting()) computing_->wait(device_.last_waiting());
+      publish(beginnings_, *computing_);
+    }
     for (Queue& queue : queues_) {
       queue.reclaimed = queue.posted = 0;
       queue.stream->wait(computing_->record());
@@ -360,6 +369,7 @@ class Runner::Impl {
       queue.stream->mark(finished_mark(queue.tasks.size()));
       computing_->wait(queue.stream->record());
     }
+    if (waits) device_.last_waiting() = computing_->record();
   }
 
   void submit(std::size_t index, const Exchange& exchange) {

@@ -119,7 +119,8 @@ bool may_await(const RankContext& context) {
   const TransportTraits& transport = transport_traits(input.model.transport);
   const Extents key = input.operands.key.local_shape(context.rank);
   // A kernel that takes all multiprocessors and waits must not keep the transfers from starting.
-  return context.needs.size() > 1 && transport.one_sided && transport.ahead &&
+  return input.options.await_columns && context.needs.size() > 1 && transport.one_sided &&
+         transport.ahead &&
          input.problem.shape.kv_length * key[2] * token_bytes_per_head(context) <=
              input.options.prefetch_bytes &&
          std::any_of(input.candidates.begin(), input.candidates.end(),

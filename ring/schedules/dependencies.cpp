@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include <annulus/core/error.hpp>
+
 #include "schedules/plan_builder.hpp"
 
 namespace annulus::ring {
@@ -71,6 +73,7 @@ class Analysis {
     read({block.query, block.rows, block.heads, block.batches}, latest);
     const Region keys{block.key, block.columns, kv_heads, block.batches};
     if (block.awaits_columns) {
+      if (block.value != block.key) throw InternalError("values that do not arrive with the keys");
       block.arrivals = await(keys);
     } else {
       read(keys, latest);
@@ -119,8 +122,7 @@ class Analysis {
     uses.reads[queue_].push_back({task_, region});
   }
 
-  // The exchanges that bring parts of a region, in order. Tasks after this one need not wait for
-  // them: it ends only after them.
+  // The exchanges that bring parts of a region, in order.
   std::vector<Arrival> await(const Region& region) {
     Uses& uses = uses_[plan_.memory_of(region.buffer)];
     uses.reads[queue_].push_back({task_, region});
@@ -137,8 +139,6 @@ class Analysis {
         } else {
           arrivals.push_back({columns, write.task});
         }
-        int& known = waited_[queue_].try_emplace({queue, Stage::done}, -1).first->second;
-        known = std::max(known, write.task);
       }
     }
     return arrivals;

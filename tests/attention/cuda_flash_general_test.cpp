@@ -1,10 +1,14 @@
 // The flash kernels of the general class: bias, dense mask and dropout.
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include <annulus/core/convert.hpp>
+#include <annulus/core/error.hpp>
 #include <annulus/partition/sequence_layout.hpp>
 
 #include "tests/attention/cuda_flash_run.hpp"
@@ -153,14 +157,13 @@ TEST_F(CudaFlashGeneral, HiddenValuesReachNoRow) {
       }
     }
     const OracleOutput truth = whole.oracle();
-    const auto set_value = [&](float x) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    for (const Tensor* tensor : {&whole.key, &whole.value}) {
       for (std::int64_t i = 0; i < 2 * 128; ++i) {
-        from_float32(&x, problem.dtype,
-                     static_cast<std::byte*>(whole.value.view().data()) + 2 * (77 * 2 * 128 + i),
-                     1);
+        from_float32(&nan, problem.dtype,
+                     static_cast<std::byte*>(tensor->view().data()) + 2 * (77 * 2 * 128 + i), 1);
       }
-    };
-    set_value(std::numeric_limits<float>::quiet_NaN());
+    }
     const Result result = run(whole);
     for (std::int64_t row = 0; row < 256; ++row) {
       for (std::int64_t i = 0; i < 2 * 128; ++i) {
@@ -173,6 +176,91 @@ TEST_F(CudaFlashGeneral, HiddenValuesReachNoRow) {
       }
     }
   }
+}
+
+// Rows that see nothing at all, and rows whose biases are as small as numbers can be.
+TEST_F(CudaFlashGeneral, RowsThatSeeNothing) {
+  Random random(136);
+  for (const bool masked : {false, true}) {
+    AttentionProblem problem = problem_of({1, 256, 384, 2, 2, 128, 128});
+    problem.bias = Extents{1, 1, 256, 384};
+    if (masked) problem.dense_mask = Extents{1, 1, 256, 384};
+    const WholeAttention whole = random_attention(random, problem);
+    for (std::int64_t column = 0; column < 384; ++column) {
+      float& bias = whole.bias.view().at<float>({0, 0, 3, column});
+      if (masked) {
+        whole.mask.view().at<std::uint8_t>({0, 0, 3, column}) = 0;
+      } else {
+        bias = -std::numeric_limits<float>::infinity();
+      }
+      whole.bias.view().at<float>({0, 0, 100, column}) = -std::numeric_limits<float>::max();
+      whole.bias.view().at<float>({0, 0, 200, column}) = -1.5e38F;
+    }
+    const Result result = run(whole);
+    const OracleOutput truth = whole.oracle();
+    for (std::int64_t i = 0; i < 2 * 128; ++i) {
+      EXPECT_EQ(result.output.view().as<float>()[3 * 256 + i], 0) << i;
+      for (const std::int64_t row : {100, 200}) {  // about the mean: what is added is lost
+        EXPECT_NEAR(result.output.view().as<float>()[row * 256 + i],
+                    truth.output[static_cast<std::size_t>(row * 256 + i)], 1)
+            << i;
+      }
+    }
+    EXPECT_EQ(result.lse.view().as<float>()[3], -std::numeric_limits<float>::infinity());
+  }
+}
+
+// Tails of ranges that are followed by others, or by nothing; states; a part of the heads.
+TEST_F(CudaFlashGeneral, PartsThatContinueEachOther) {
+  Random random(137);
+  AttentionProblem problem = problem_of({2, 300, 500, 4, 2, 128, 128}, DType::float16);
+  problem.bias = Extents{2, 4, 300, 500};
+  problem.dense_mask = Extents{1, 1, 300, 500};
+  problem.dropout.emplace(0.4, 12);
+  const WholeAttention whole = random_attention(random, problem);
+  const Mirror query(whole.query, *device_);
+  const Mirror bias(whole.bias, *device_);
+  const Mirror mask(whole.mask, *device_);
+  Result result(whole.block(), DType::float64);
+  const Mirror output(result.output, *device_);
+  const Mirror lse(result.lse, *device_);
+  const std::unique_ptr<Kernel> kernel = implementation().make_kernel(problem, *device_);
+  const std::vector<PositionRanges> parts{
+      PositionRanges(
+          {PositionRange{GlobalPosition(430), 70}, PositionRange{GlobalPosition(0), 50}}),
+      PositionRanges({PositionRange{GlobalPosition(50), 190, 2}}),
+      PositionRanges({PositionRange{GlobalPosition(51), 190, 2}})};
+  for (std::int64_t head = 0; head < 4; head += 2) {
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      const Tensor keys = gather(whole.key.view(), parts[p]);
+      const Tensor values = gather(whole.value.view(), parts[p]);
+      const Mirror key(keys, *device_);
+      const Mirror value(values, *device_);
+      AttentionBlock block{query.view().slice(2, head, 2),
+                           key.at(as_bthd(keys)).slice(2, head / 2, 1),
+                           value.at(as_bthd(values)).slice(2, head / 2, 1), whole.rows(), parts[p]};
+      block.first_head = head;
+      block.scores = broadcast_scores(bias.view(), mask.view(), {2, 4, 300, 500}).slice(1, head, 2);
+      const SoftmaxState state{output.view().slice(2, head, 2), lse.view().slice(1, head, 2)};
+      if (p > 0) block.state = state;
+      kernel->prepare(block, state);
+      kernel->forward(block, state, {*stream_, nullptr, 1});
+      stream_->synchronize();
+    }
+  }
+  output.download();
+  lse.download();
+  expect_accurate(result, whole, whole.oracle());
+}
+
+TEST_F(CudaFlashGeneral, ABiasThatIsMissingIsAnError) {
+  AttentionProblem problem = problem_of({1, 8, 8, 1, 1, 64, 64});
+  Random random(138);
+  const WholeAttention whole = random_attention(random, problem);
+  problem.bias = Extents{1, 1, 8, 8};
+  EXPECT_THROW((void)run_on_device(implementation(), problem, whole.block(),
+                                   {whole.query, whole.key, whole.value}, *device_, *stream_),
+               InternalError);
 }
 
 TEST_F(CudaFlashGeneral, Float32IsRefused) {

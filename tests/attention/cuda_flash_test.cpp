@@ -104,9 +104,9 @@ TEST_F(CudaFlash, SoftCaps) {
 TEST_F(CudaFlash, AwaitsColumnsThatArriveLate) {
   Random random(98);
   for (const std::int64_t dim : {64, 128, 256}) {
-    AttentionProblem problem = problem_of({1, 700, 1000, 4, 2, dim, dim});
-    problem.mask.set_causal(true);
-    problem.mask.set_offset(300);
+    AttentionProblem problem =
+        problem_of({1, 1000, 1000, 64, 2, dim, dim});  // more tiles than multiprocessors
+    problem.mask.set_window(700, 300);
     const WholeAttention whole = random_attention(random, problem);
     const Result expected = run_on_device(implementation(), whole, *device_, *stream_);
 
@@ -138,10 +138,16 @@ TEST_F(CudaFlash, AwaitsColumnsThatArriveLate) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
       EXPECT_FALSE(done->is_complete()) << "with columns from " << behind << " on";
       const std::int32_t from = std::max(0, behind - 270);
-      device_->copy(whole.key.view().slice(1, from, behind - from),
-                    key.view().slice(1, from, behind - from), *copies);
-      device_->copy(whole.value.view().slice(1, from, behind - from),
-                    value.view().slice(1, from, behind - from), *copies);
+      for (const auto& [source, target] :
+           {std::pair(&whole.key, &key), std::pair(&whole.value, &value)}) {
+        const std::size_t token = source->bytes() / 1000;
+        const auto offset = static_cast<std::size_t>(from) * token;
+        check_cuda(cudaMemcpyAsync(static_cast<std::byte*>(target->view().data()) + offset,
+                                   static_cast<const std::byte*>(source->view().data()) + offset,
+                                   static_cast<std::size_t>(behind - from) * token,
+                                   cudaMemcpyHostToDevice, CudaStream::of(*copies).raw()),
+                   "cudaMemcpyAsync");
+      }
       copies->synchronize();
       *host_number.view().as<std::int32_t>() = from;
       device_->copy(host_number.view(), number.view(), *copies);

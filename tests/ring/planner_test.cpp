@@ -100,6 +100,10 @@ TEST(Planner, ColumnsAreAwaitedOnlyWhereKernelTransportAndMemoryPermit) {
   by_nccl.model.use_transport("nccl");
   EXPECT_FALSE(awaits_columns(make_plan(by_nccl, Schedule::allgather)));
 
+  PlanInput on_one_gpu = input;
+  on_one_gpu.options.await_columns = false;
+  EXPECT_FALSE(awaits_columns(make_plan(on_one_gpu, Schedule::allgather)));
+
   PlanInput little_memory = input;
   little_memory.options.prefetch_bytes = 1024 * 2 * (64 + 64) * 2;
   EXPECT_TRUE(awaits_columns(make_plan(little_memory, Schedule::allgather)));

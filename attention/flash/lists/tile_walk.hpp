@@ -335,9 +335,9 @@ class RangeWalk {
     segment.tiles = behind - begin;
     segment.start = at(first);
     segment.stride = columns.stride;
+    segment.columns = smaller(end, span.end) - first;
     if (!masked) return segment;
     segment.flags = KeySegment::kMasked;
-    segment.columns = smaller(end, span.end) - first;
     const std::int32_t distance = tile.first_position() - segment.start;
     segment.low = within_far(distance + in.low);
     segment.high = within_far(distance + in.high);

@@ -45,10 +45,17 @@ class Device {
                                                           const std::function<void()>& /*body*/) {
     return nullptr;
   }
+  /// The end of the last call that was submitted whose kernels wait for other ranks; null before
+  /// the first. Such calls run one after the other, in the order of submission, which is the same
+  /// on all ranks: the kernels of one would otherwise hold what the other needs to begin elsewhere.
+  [[nodiscard]] std::shared_ptr<Event>& last_waiting() noexcept { return last_waiting_; }
   /// Copies between contiguous tensors of equal shape and dtype. Each lies on the host or on this
   /// device. Ordered by `stream`, which must belong to this device.
   virtual void copy(const ConstTensorView& source, const TensorView& destination,
                     Stream& stream) = 0;
+
+ private:
+  std::shared_ptr<Event> last_waiting_;
 };
 
 /// The CPU cores that the rank may use.

@@ -34,6 +34,9 @@ struct PlanOptions {
   /// of the computation. Otherwise two buffers alternate. Likewise in allgather, where the kernels
   /// then await their columns if they and the transport can.
   std::int64_t prefetch_bytes = 0;
+  /// Whether kernels may begin before their columns are there, where they and the transport can.
+  /// Not for ranks that share a GPU: a kernel that waits would hold what another rank needs.
+  bool await_columns = true;
   /// Of the LSE of partial results. Rounding it to float32 costs a float32 run more accuracy than
   /// all the rest, so float32 problems always use float64. Devices give it in float32 for half
   /// types.
@@ -52,7 +55,8 @@ struct Refusal {
   std::int64_t heads = 0;  ///< so many
   bool full = false;       ///< as Block::full
   std::string reason;
-  /// It was to round its result into the caller's output, which may lie otherwise than it can write.
+  /// It was to round its result into the caller's output, which may lie otherwise than it can
+  /// write.
   bool rounding = false;
 };
 

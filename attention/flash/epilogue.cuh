@@ -50,7 +50,7 @@ class ResultRows {
                                         float scale, const bool (&shown)[2]) const {
     const OwnPart own = own_part();
     float sum[2], factor[2], lse[2];
-    bool usual = own.row + 8 < item.tile.live_rows;
+    bool usual = item.tile.segments > 0 && own.row + 8 < item.tile.live_rows;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       sum[h] = quad_sum(softmax.sum[h]);

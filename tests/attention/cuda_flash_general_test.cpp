@@ -253,6 +253,35 @@ TEST_F(CudaFlashGeneral, PartsThatContinueEachOther) {
   expect_accurate(result, whole, whole.oracle());
 }
 
+// A state that a call adds nothing to, with dropout: in whole tiles, and in rows of others.
+TEST_F(CudaFlashGeneral, StatesThatStayAsTheyAre) {
+  Random random(139);
+  AttentionProblem problem = problem_of({1, 384, 384, 2, 2, 64, 64});
+  problem.mask.set_window(40, 0);
+  problem.dropout.emplace(0.3, 4);
+  const WholeAttention whole = random_attention(random, problem);
+  const Mirror query(whole.query, *device_);
+  const Mirror key(whole.key, *device_);
+  const Mirror value(whole.value, *device_);
+  Result result(whole.block(), DType::float32);
+  const Mirror output(result.output, *device_);
+  const Mirror lse(result.lse, *device_);
+  const SoftmaxState state{output.view(), lse.view()};
+  const std::unique_ptr<Kernel> kernel = implementation().make_kernel(problem, *device_);
+  for (const std::int64_t begin : {0, 192}) {
+    AttentionBlock block{query.view(), key.view().slice(1, begin, 192),
+                         value.view().slice(1, begin, 192), whole.rows(),
+                         whole.columns().slice({LocalPosition(begin), 192})};
+    if (begin > 0) block.state = state;
+    kernel->prepare(block, state);
+    kernel->forward(block, state, {*stream_, nullptr, 1});
+  }
+  stream_->synchronize();
+  output.download();
+  lse.download();
+  expect_accurate(result, whole, whole.oracle());
+}
+
 TEST_F(CudaFlashGeneral, ABiasThatIsMissingIsAnError) {
   AttentionProblem problem = problem_of({1, 8, 8, 1, 1, 64, 64});
   Random random(138);

@@ -60,21 +60,29 @@ std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
                                 LayoutKind::balanced};
   constexpr std::array kDtypes{DType::float32, DType::float16, DType::bfloat16};
   const std::vector<std::string> parts = all_parts();
+  const FeatureSet masks{Feature::causal,  Feature::window,     Feature::segments,
+                         Feature::lengths, Feature::block_mask, Feature::dense_mask};
+  const FeatureSet modifiers{Feature::soft_cap, Feature::dropout, Feature::bias};
+  constexpr int kNamed = 2;  // so that a line fits a terminal
   int pairs = 0;
+  int never = 0;
   std::string missing;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     for (std::size_t j = i + 1; j < parts.size(); ++j) {
       ++pairs;
       if (pairs_.contains({parts[i], parts[j]})) continue;
+      if (++never > kNamed) continue;
       missing +=
           fmt::format("{}{} with {}", missing.empty() ? "; never " : ", ", parts[i], parts[j]);
     }
   }
+  if (never > kNamed) missing += fmt::format(" and {} more", never - kNamed);
   std::string schedules;
   for (const auto& [name, count] : schedules_) {
     schedules += fmt::format("{}{} {}", schedules.empty() ? "" : ", ", name, count);
   }
-  return {{"mask parts and modifiers", counts_text(parts, parts_)},
+  return {{"masks", counts_text(parts_of(masks, false), parts_)},
+          {"modifiers", counts_text(parts_of(modifiers, true), parts_)},
           {"pairs of these", fmt::format("{} of {}{}", pairs_.size(), pairs, missing)},
           {"layouts", counts_text(names_of(kLayouts), layouts_)},
           {"dtypes", counts_text(names_of(kDtypes), dtypes_)},

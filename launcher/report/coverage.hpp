@@ -17,8 +17,8 @@ class Coverage {
   void add(const AttentionProblem& problem, const ring::OperandLayout& layout,
            std::string_view schedule);
 
-  /// Lines of a report: "mask parts and modifiers" → "causal 81, a window 40, …". What never came
-  /// is listed with 0, and of pairs of mask parts and modifiers those that never came are named.
+  /// Lines of a report: "masks" → "causal masks 81, windows 40, …". What never came is listed with
+  /// 0; of the pairs of mask parts and modifiers that never came, the first two are named.
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> lines() const;
 
  private:

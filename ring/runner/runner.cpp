@@ -12,6 +12,7 @@
 #include <annulus/ring/local_operations.hpp>
 #include <annulus/ring/runner.hpp>
 
+#include "runner/arrivals.hpp"
 #include "runner/plan_memory.hpp"
 #include "runner/recordings.hpp"
 #include "runner/sink_states.hpp"
@@ -56,6 +57,7 @@ class Runner::Impl {
         options_(options),
         operations_(make_local_operations(device.place())),
         memory_(plan_, groups_, device),
+        arrivals_(plan_, device.memory()),
         kernels_(implementations_.size()),
         done_(plan_.tasks.size()),
         computing_(device.make_stream("compute", watchdog, options.tracer)),
@@ -73,7 +75,6 @@ class Runner::Impl {
       queues_.back().released.resize(queues_.back().tasks.size());
     }
     number_tasks();
-    find_arrivals();
   }
 
   // What calls under way still use goes back to the pool behind them.
@@ -139,7 +140,7 @@ class Runner::Impl {
 
   void submit(std::span<const TensorView> tensors, ForeignStream* caller) {
     const auto current = device_.make_current();
-    if (caller != nullptr && !beginnings_.empty() && caller->is_captured()) {
+    if (caller != nullptr && arrivals_.any() && caller->is_captured()) {
       throw UnsupportedError(
           "attention whose kernels wait for other ranks cannot be captured into a CUDA graph: take "
           "another schedule than allgather");
@@ -269,41 +270,6 @@ class Runner::Impl {
     marks_ = marks > 0;
   }
 
-  // An exchange that brings columns of a block that has begun, and what the block reads then.
-  struct Announcement {
-    std::int32_t* arrived_from;
-    std::int32_t column;
-  };
-
-  void find_arrivals() {
-    announcements_.resize(plan_.tasks.size());
-    arrived_from_.resize(plan_.tasks.size());
-    std::int64_t awaiting = 0;
-    for (const Block* block : plan_.all<Block>()) awaiting += block->arrivals.empty() ? 0 : 1;
-    if (awaiting == 0) return;
-    numbers_ = Tensor(DType::int32, {awaiting}, device_.memory());
-    auto* next = static_cast<std::int32_t*>(numbers_.view().data());
-    for (std::size_t t = 0; t < plan_.tasks.size(); ++t) {
-      const auto* block = std::get_if<Block>(&plan_.tasks[t].work);
-      if (block == nullptr || block->arrivals.empty()) continue;
-      const auto column = [&](LocalPosition token) {
-        return static_cast<std::int32_t>(token - block->columns.begin);
-      };
-      arrived_from_[t] = next++;
-      beginnings_.push_back({arrived_from_[t], column(block->arrivals.front().columns.end())});
-      for (const Arrival& arrival : block->arrivals) {
-        announcements_[static_cast<std::size_t>(arrival.task)].push_back(
-            {arrived_from_[t], column(arrival.columns.begin)});
-      }
-    }
-  }
-
-  void publish(const std::vector<Announcement>& announcements, Stream& stream) const {
-    for (const Announcement& one : announcements) {
-      operations_->publish(one.column, one.arrived_from, stream);
-    }
-  }
-
   static void check(const std::string& name, const TensorView& tensor, const TensorView& expected) {
     if (!(tensor.shape() == expected.shape())) {
       throw ArgumentError(name, "shape " + to_string(tensor.shape()), to_string(expected.shape()));
@@ -341,7 +307,7 @@ class Runner::Impl {
     if (!options_.replay || traced || device_.place().is_host()) return nullptr;
     // A kernel that waits needs what was submitted before it to go on. The branches of a recording
     // may run one after the other.
-    if (!beginnings_.empty()) return nullptr;
+    if (arrivals_.any()) return nullptr;
     return recordings_.find(
         tensors, [this] { return device_.record(*computing_, [this] { submit_tasks(); }); });
   }
@@ -351,10 +317,9 @@ class Runner::Impl {
   // again.
   void submit_tasks() {
     if (marks_) computing_->mark(0);
-    const bool waits = !beginnings_.empty();
-    if (waits) {
+    if (arrivals_.any()) {
       if (device_.last_waiting()) computing_->wait(device_.last_waiting());
-      publish(beginnings_, *computing_);
+      arrivals_.begin(*operations_, *computing_);
     }
     for (Queue& queue : queues_) {
       queue.reclaimed = queue.posted = 0;
@@ -369,7 +334,7 @@ class Runner::Impl {
       queue.stream->mark(finished_mark(queue.tasks.size()));
       computing_->wait(queue.stream->record());
     }
-    if (waits) device_.last_waiting() = computing_->record();
+    if (arrivals_.any()) device_.last_waiting() = computing_->record();
   }
 
   void submit(std::size_t index, const Exchange& exchange) {
@@ -382,7 +347,7 @@ class Runner::Impl {
     wait_for(*queue.stream, exchange.receive_after);
     take(queue, e, plan_.tasks[index].step, exchange);
     queue.stream->mark(taken_mark(e));
-    publish(announcements_[index], *queue.stream);
+    arrivals_.announce(index, *operations_, *queue.stream);
     if (awaited_[index]) done_[index] = queue.stream->record();
     queue.posted = e + 1;
   }
@@ -429,7 +394,7 @@ class Runner::Impl {
                             {TraceCategory::kernel, name_of(block), plan_.tasks[index].step});
       Stream* const background = queues_.empty() ? nullptr : queues_.front().stream.get();
       AttentionBlock arguments = arguments_of(block);
-      arguments.arrived_from = arrived_from_[index];
+      arguments.arrived_from = arrivals_.number_of(index);
       kernel_of(block).forward(arguments, memory_.state(block.result),
                                {*computing_, background, options_.threads});
     }
@@ -562,6 +527,7 @@ class Runner::Impl {
   RunnerOptions options_;
   std::unique_ptr<LocalOperations> operations_;
   PlanMemory memory_;
+  Arrivals arrivals_;
   std::vector<std::unique_ptr<Kernel>> kernels_;  // by implementation; null until needed
   bool ready_ = false;
   bool gave_up_ = false;
@@ -570,10 +536,6 @@ class Runner::Impl {
   // By task: what the last long block up to it marks.
   std::vector<std::uint32_t> marked_through_;
   bool marks_ = false;  // there are long blocks
-  Tensor numbers_;      // in device memory: a number for each block that awaits columns
-  std::vector<std::int32_t*> arrived_from_;               // by task; null if it awaits none
-  std::vector<std::vector<Announcement>> announcements_;  // by task
-  std::vector<Announcement> beginnings_;                  // what is there from the beginning
   std::vector<std::shared_ptr<Event>> done_;
   std::size_t replays_ = 0;
   std::optional<SinkStates> sinks_;

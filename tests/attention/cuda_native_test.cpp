@@ -135,12 +135,7 @@ TEST_F(CudaNative, PartsOfTheBatchAndOfTheHeads) {
   problem.mask.set_block_mask(BlockMask::random(70, 90, 4, 0.7, 1, {16, 16}));
   problem.dropout.emplace(0.2, 4);
   const WholeAttention whole = random_attention(random, problem);
-  AttentionBlock block = whole.block();
-  block.first_batch = 1;
-  block.first_head = 2;
-  block.query = block.query.slice(0, 1, 2).slice(2, 2, 2);
-  block.key = block.key.slice(0, 1, 2).slice(2, 1, 1);
-  block.value = block.value.slice(0, 1, 2).slice(2, 1, 1);
+  const AttentionBlock block = part_of_batch_and_heads(whole.block());
   expect_accurate(run_on_device(native(), problem, block, {whole.query, whole.key, whole.value},
                                 *device_, *stream_),
                   whole, reference_of(problem, block));

@@ -127,12 +127,7 @@ TEST(Dropout, TheNativeKernelDropsWhatTheOracleDrops) {
     problem.dropout.emplace(0.3, 12);
     const WholeAttention whole = random_attention(random, problem);
     expect_accurate(run_native(problem, whole.block()), whole, whole.oracle());
-    AttentionBlock block = whole.block();
-    block.first_batch = 1;
-    block.first_head = 2;
-    block.query = block.query.slice(0, 1, 2).slice(2, 2, 2);
-    block.key = block.key.slice(0, 1, 2).slice(2, 1, 1);
-    block.value = block.value.slice(0, 1, 2).slice(2, 1, 1);
+    const AttentionBlock block = part_of_batch_and_heads(whole.block());
     expect_accurate(
         run_native(problem, block), whole,
         oracle_attention(problem, block.query, block.key, block.value, whole.rows(), 1, 2));

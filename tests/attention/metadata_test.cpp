@@ -11,6 +11,7 @@
 #include <annulus/attention/metadata.hpp>
 #include <annulus/core/error.hpp>
 
+#include "tests/support/environment_variable.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus {
@@ -21,20 +22,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
-
-/// An environment variable for the length of a test.
-class Variable {
- public:
-  Variable(std::string name, const std::string& value) : name_(std::move(name)) {
-    ::setenv(name_.c_str(), value.c_str(), 1);
-  }
-  ~Variable() { ::unsetenv(name_.c_str()); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  std::string name_;
-};
+using Variable = test::EnvironmentVariable;
 
 // No field has its default.
 AttentionMetadata unusual() {

@@ -57,6 +57,18 @@ struct WholeAttention {
   }
 };
 
+/// Batches 1 and 2 and query heads 2 and 3 of a block of three batches, four query heads and two
+/// key/value heads.
+inline AttentionBlock part_of_batch_and_heads(AttentionBlock block) {
+  block.first_batch = 1;
+  block.first_head = 2;
+  block.query = block.query.slice(0, 1, 2).slice(2, 2, 2);
+  block.key = block.key.slice(0, 1, 2).slice(2, 1, 1);
+  block.value = block.value.slice(0, 1, 2).slice(2, 1, 1);
+  block.scores = block.scores.slice(0, 1, 2).slice(1, 2, 2);
+  return block;
+}
+
 /// Three of four pairs are visible.
 inline Tensor random_dense_mask(Random& random, const Extents& shape) {
   Tensor mask(DType::boolean, shape, test_memory());
@@ -170,6 +182,16 @@ inline void expect_accurate(const Result& result, const WholeAttention& whole,
   const Error error = error_of(result, whole.problem.dtype, truth);
   EXPECT_LE(error.output, bound.output);
   EXPECT_LE(error.lse, bound.lse);
+}
+
+/// That part_of_batch_and_heads() gives the same bits as the whole.
+inline void expect_part_repeats_whole(const WholeAttention& whole) {
+  const Result all = run_native(whole.problem, whole.block());
+  const AttentionBlock block = part_of_batch_and_heads(whole.block());
+  const Result expected(block);
+  copy(all.output.view().slice(0, 1, 2).slice(2, 2, 2), expected.output.view());
+  copy(all.lse.view().slice(0, 1, 2).slice(1, 2, 2), expected.lse.view());
+  EXPECT_TRUE(run_native(whole.problem, block) == expected);
 }
 
 }  // namespace annulus::test

@@ -404,18 +404,7 @@ TEST(Native, PartsOfTheBatchAndOfTheHeads) {
   AttentionProblem problem = problem_of({3, 70, 90, 4, 2, 8, 8});
   problem.mask = random_mask(random, {MaskKind::segments, MaskKind::kv_lengths}, 3, 70, 90);
   const WholeAttention whole = random_attention(random, problem);
-  const Result all = run_native(problem, whole.block());
-  AttentionBlock block = whole.block();
-  block.first_batch = 1;
-  block.first_head = 2;
-  block.query = block.query.slice(0, 1, 2).slice(2, 2, 2);
-  block.key = block.key.slice(0, 1, 2).slice(2, 1, 1);
-  block.value = block.value.slice(0, 1, 2).slice(2, 1, 1);
-  const Result part = run_native(problem, block);
-  const Result expected(block);
-  copy(all.output.view().slice(0, 1, 2).slice(2, 2, 2), expected.output.view());
-  copy(all.lse.view().slice(0, 1, 2).slice(1, 2, 2), expected.lse.view());
-  EXPECT_TRUE(part == expected);
+  expect_part_repeats_whole(whole);
 }
 
 TEST(Native, AnUnmaskedBlockIsNotAskedAbout) {

@@ -2,11 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
 #include <string>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -16,6 +12,8 @@
 #include <annulus/core/error.hpp>
 
 #include "launcher/options/option_table.hpp"
+#include "tests/launcher/options/parsing.hpp"
+#include "tests/support/environment_variable.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -23,63 +21,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using Words = std::vector<std::string>;
-
-/// An environment variable for the length of a test.
-class Variable {
- public:
-  Variable(std::string name, const std::string& value) : name_(std::move(name)) {
-    ::setenv(name_.c_str(), value.c_str(), 1);
-  }
-  ~Variable() { ::unsetenv(name_.c_str()); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  std::string name_;
-};
-
-/// A --config file for the length of a test.
-class ConfigFile {
- public:
-  explicit ConfigFile(const std::string& text)
-      : path_(::testing::TempDir() + "annulus_options_" + std::to_string(::getpid()) + ".cfg") {
-    std::ofstream(path_) << text;
-  }
-  ~ConfigFile() { std::remove(path_.c_str()); }
-  ConfigFile(const ConfigFile&) = delete;
-  ConfigFile& operator=(const ConfigFile&) = delete;
-  [[nodiscard]] const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-Options parse(const Words& words) {
-  std::string help;
-  auto options = parse_options(words, help);
-  EXPECT_TRUE(options.has_value());
-  EXPECT_EQ(help, "");
-  return std::move(options).value();
-}
-
-std::string help_of(const Words& words) {
-  std::string help;
-  EXPECT_FALSE(parse_options(words, help).has_value());
-  return help;
-}
-
-/// The message of the UserError that parsing throws.
-std::string error_of(const Words& words) {
-  std::string help;
-  try {
-    static_cast<void>(parse_options(words, help));
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
+using Variable = test::EnvironmentVariable;
 
 TEST(Options, DefaultsWithoutAnythingGiven) {
   const Options options = parse({"bench"});
@@ -96,7 +38,7 @@ TEST(Options, DefaultsWithoutAnythingGiven) {
 }
 
 TEST(Options, CommandLineOverEnvironmentOverFileOverDefault) {
-  const ConfigFile config("iters = 20\nwarmup = 20  # a comment\n\nseed = 20\n");
+  const OptionFile config("iters = 20\nwarmup = 20  # a comment\n\nseed = 20\n");
   const Variable iterations("ANNULUS_ITERS", "30");
   const Variable warmup("ANNULUS_WARMUP", "30");
   const Options options = parse({"bench", "--config", config.path(), "--iters", "10"});
@@ -107,7 +49,7 @@ TEST(Options, CommandLineOverEnvironmentOverFileOverDefault) {
 }
 
 TEST(Options, TheEnvironmentTakesAFlagOfTheFileBack) {
-  const ConfigFile config("causal = true\n");
+  const OptionFile config("causal = true\n");
   const Variable variable("ANNULUS_CAUSAL", "false");
   EXPECT_FALSE(parse({"bench", "--config", config.path()}).causal);
   EXPECT_TRUE(parse({"bench", "--config", config.path(), "--causal"}).causal);
@@ -116,7 +58,7 @@ TEST(Options, TheEnvironmentTakesAFlagOfTheFileBack) {
 TEST(Options, EachSourceAlone) {
   EXPECT_EQ(parse({"bench", "--iters=7"}).iterations, 7);
   {
-    const ConfigFile config("iters=8\ncausal = true\n");
+    const OptionFile config("iters=8\ncausal = true\n");
     const Options options = parse({"bench", "--config", config.path()});
     EXPECT_EQ(options.iterations, 8);
     EXPECT_TRUE(options.causal);
@@ -127,8 +69,8 @@ TEST(Options, EachSourceAlone) {
   EXPECT_EQ(options.causal_offset->value, -3);
 }
 
-TEST(Options, ConfigFileMayComeFromTheEnvironment) {
-  const ConfigFile config("iters = 9\n");
+TEST(Options, OptionFileMayComeFromTheEnvironment) {
+  const OptionFile config("iters = 9\n");
   const Variable variable("ANNULUS_CONFIG", config.path());
   EXPECT_EQ(parse({"bench"}).iterations, 9);
 }
@@ -141,7 +83,7 @@ TEST(Options, FlagsCanBeTakenBack) {
 }
 
 TEST(Options, FileAndEnvironmentMayServeOtherCommands) {
-  const ConfigFile config("show-ranks = 3\nmesh = sp=4\n");
+  const OptionFile config("show-ranks = 3\nmesh = sp=4\n");
   const Variable variable("ANNULUS_ITERS", "nonsense");
   const Options options = parse({"run", "--config", config.path(), "--output", "o.npy"});
   EXPECT_EQ(options.mesh, "sp=4");
@@ -152,85 +94,6 @@ TEST(Options, GivenListsWhatWasGivenWhereverFrom) {
   const Variable variable("ANNULUS_CAUSAL", "1");
   EXPECT_THAT(parse({"bench", "--mesh", "sp=4"}).given,
               AllOf(HasSubstr("--mesh=sp=4"), HasSubstr("--causal=1")));
-}
-
-TEST(Options, MetadataStandBetweenCommandLineAndEnvironment) {
-  const ConfigFile metadata(R"({"softmax_scale": 2, "soft_cap": 2.5, "runtime_dtype": "bfloat16",
-      "mode": "prefill", "mesh": "ctx=3", "sequence_axis_name": "ctx", "dropout_prob": 0.25,
-      "dropout_seed": 18446744073709551615, "runtime_softmax_dtype": "float64", "backend": "cpu",
-      "implementation": "native", "sharding_rules": {"head": null}})");
-  const Variable scale("ANNULUS_SCALE", "3");
-  const Variable cap("ANNULUS_SOFT_CAP", "3");
-  const Variable threads("ANNULUS_THREADS", "3");
-  const Options options = parse({"bench", "--metadata", metadata.path(), "--scale", "1"});
-  EXPECT_EQ(options.scale, 1.0);
-  EXPECT_EQ(options.soft_cap, 2.5);
-  EXPECT_EQ(options.threads, 3);
-  EXPECT_EQ(options.dtype, DType::bfloat16);
-  EXPECT_EQ(options.mode, "prefill");
-  EXPECT_EQ(options.mesh, "ctx=3");
-  EXPECT_EQ(options.sequence_axis, "ctx");
-  EXPECT_EQ(options.dropout, 0.25);
-  EXPECT_EQ(options.seed, 18446744073709551615U);
-  EXPECT_EQ(options.softmax_dtype, DType::float64);
-  EXPECT_EQ(options.device, "cpu");
-  EXPECT_EQ(options.implementation, "native");
-  EXPECT_EQ(options.rules.rules().size(), 1U);
-  EXPECT_THAT(options.warnings, ::testing::IsEmpty());
-  EXPECT_THAT(options.given, AllOf(HasSubstr("--scale=1"), HasSubstr("--soft-cap=2.5"),
-                                   HasSubstr(R"(--sharding-rules={"head":{"all":null}})")));
-}
-
-TEST(Options, MetadataOfTheEnvironmentComeAfterOptionsOfTheEnvironment) {
-  const ConfigFile config("soft-cap = 5\nscale = 5\nwindow = 5\n");
-  const Variable metadata_scale("ANNULUS_METADATA_SOFTMAX_SCALE", "2");
-  const Variable metadata_cap("ANNULUS_METADATA_SOFT_CAP", "2");
-  const Variable cap("ANNULUS_SOFT_CAP", "3");
-  const Options options = parse({"bench", "--config", config.path()});
-  EXPECT_EQ(options.soft_cap, 3.0);
-  EXPECT_EQ(options.scale, 2.0);
-  EXPECT_EQ(options.window->left, 5);
-  EXPECT_THAT(options.warnings, ::testing::IsEmpty());
-}
-
-TEST(Options, AnExplicitNoneOfMetadataIsTheDefault) {
-  const ConfigFile metadata(R"({"soft_cap": null, "softmax_scale": null, "mesh": null})");
-  const Variable cap("ANNULUS_SOFT_CAP", "3");
-  const Options options = parse({"bench", "--metadata", metadata.path(), "--scale", "2"});
-  EXPECT_EQ(options.soft_cap, std::nullopt);
-  EXPECT_EQ(options.scale, 2.0);
-  EXPECT_THAT(options.given, Not(HasSubstr("--soft-cap")));
-}
-
-TEST(Options, MetadataMayBeNamedAnywhere) {
-  const ConfigFile metadata(R"({"soft_cap": 2})");
-  const Variable variable("ANNULUS_METADATA", metadata.path());
-  EXPECT_EQ(parse({"bench"}).soft_cap, 2.0);
-  // Not of this command.
-  EXPECT_EQ(parse({"info"}).soft_cap, std::nullopt);
-}
-
-TEST(Options, MetadataOfBadValuesNameKeyAndFile) {
-  const ConfigFile bad(R"({"dropout_prob": 2})");
-  EXPECT_THAT(error_of({"bench", "--metadata", bad.path()}),
-              AllOf(HasSubstr("--metadata"), HasSubstr("below 1")));
-  const ConfigFile mesh(R"({"implementation": "fastest"})");
-  EXPECT_THAT(error_of({"bench", "--metadata", mesh.path()}),
-              AllOf(HasSubstr("implementation in " + mesh.path()), HasSubstr("'fastest'")));
-  EXPECT_THAT(error_of({"bench", "--metadata", "none.json"}), HasSubstr("--metadata none.json"));
-  EXPECT_THAT(error_of({"bench", "--metadata", ""}), HasSubstr("--metadata: got ''"));
-  const Variable variable("ANNULUS_METADATA_MODE", "training");
-  EXPECT_THAT(error_of({"bench"}), HasSubstr("ANNULUS_METADATA_MODE"));
-}
-
-TEST(Options, MetadataWarnAboutUnknownKeysAndHints) {
-  const ConfigFile metadata(R"({"soft_cup": 2, "blocksize_q": 64})");
-  const Variable variable("ANNULUS_METADATA_BLOCKSIZE", "64");
-  const Options options = parse({"bench", "--metadata", metadata.path()});
-  ASSERT_EQ(options.warnings.size(), 3U);
-  EXPECT_THAT(options.warnings[0], HasSubstr("'ANNULUS_METADATA_BLOCKSIZE'"));
-  EXPECT_THAT(options.warnings[1], AllOf(HasSubstr("'soft_cup'"), HasSubstr(metadata.path())));
-  EXPECT_THAT(options.warnings[2], HasSubstr("blocksize_q = 64 has no effect"));
 }
 
 TEST(Options, UnknownVariablesWarn) {
@@ -474,7 +337,7 @@ TEST(Options, EveryOptionThatCanBeWrongHasABadValue) {
 
 TEST(Options, MessagesNameTheSource) {
   {
-    const ConfigFile config("window = wide\n");
+    const OptionFile config("window = wide\n");
     EXPECT_THAT(error_of({"plan", "--config", config.path()}),
                 AllOf(HasSubstr("window in " + config.path()), HasSubstr("'wide'")));
   }
@@ -482,25 +345,25 @@ TEST(Options, MessagesNameTheSource) {
   EXPECT_THAT(error_of({"plan"}), AllOf(HasSubstr("ANNULUS_WINDOW"), HasSubstr("'wide'")));
 }
 
-TEST(Options, ConfigFileErrors) {
+TEST(Options, OptionFileErrors) {
   EXPECT_THAT(error_of({"plan", "--config", "/no/such.cfg"}),
               AllOf(HasSubstr("--config /no/such.cfg"), HasSubstr("No such file")));
   EXPECT_THAT(error_of({"plan", "--config", ::testing::TempDir()}), HasSubstr("Is a directory"));
   EXPECT_THAT(error_of({"plan", "--config", "/dev/zero"}), HasSubstr("longer than 4 MiB"));
   {
-    const ConfigFile config("causal\n");
+    const OptionFile config("causal\n");
     EXPECT_THAT(error_of({"plan", "--config", config.path()}), HasSubstr(config.path()));
   }
   {
-    const ConfigFile config("windoww = 3\n");
+    const OptionFile config("windoww = 3\n");
     EXPECT_THAT(error_of({"plan", "--config", config.path()}),
                 AllOf(HasSubstr("windoww"), HasSubstr("--window")));
   }
   {
-    const ConfigFile config("mesh = sp=2\nmesh = sp=4\n");
+    const OptionFile config("mesh = sp=2\nmesh = sp=4\n");
     EXPECT_THAT(error_of({"plan", "--config", config.path()}), HasSubstr("given twice"));
   }
-  const ConfigFile config("config = other.cfg\n");
+  const OptionFile config("config = other.cfg\n");
   EXPECT_THAT(error_of({"plan", "--config", config.path()}), HasSubstr("further --config"));
 }
 

@@ -1,0 +1,98 @@
+// Options that come from attention metadata.
+#include <optional>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/launcher/options/parsing.hpp"
+#include "tests/support/environment_variable.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Variable = test::EnvironmentVariable;
+
+TEST(MetadataOptions, StandBetweenCommandLineAndEnvironment) {
+  const OptionFile metadata(R"({"softmax_scale": 2, "soft_cap": 2.5, "runtime_dtype": "bfloat16",
+      "mode": "prefill", "mesh": "ctx=3", "sequence_axis_name": "ctx", "dropout_prob": 0.25,
+      "dropout_seed": 18446744073709551615, "runtime_softmax_dtype": "float64", "backend": "cpu",
+      "implementation": "native", "sharding_rules": {"head": null}})");
+  const Variable scale("ANNULUS_SCALE", "3");
+  const Variable cap("ANNULUS_SOFT_CAP", "3");
+  const Variable threads("ANNULUS_THREADS", "3");
+  const Options options = parse({"bench", "--metadata", metadata.path(), "--scale", "1"});
+  EXPECT_EQ(options.scale, 1.0);
+  EXPECT_EQ(options.soft_cap, 2.5);
+  EXPECT_EQ(options.threads, 3);
+  EXPECT_EQ(options.dtype, DType::bfloat16);
+  EXPECT_EQ(options.mode, "prefill");
+  EXPECT_EQ(options.mesh, "ctx=3");
+  EXPECT_EQ(options.sequence_axis, "ctx");
+  EXPECT_EQ(options.dropout, 0.25);
+  EXPECT_EQ(options.seed, 18446744073709551615U);
+  EXPECT_EQ(options.softmax_dtype, DType::float64);
+  EXPECT_EQ(options.device, "cpu");
+  EXPECT_EQ(options.implementation, "native");
+  EXPECT_EQ(options.rules.rules().size(), 1U);
+  EXPECT_THAT(options.warnings, ::testing::IsEmpty());
+  EXPECT_THAT(options.given, AllOf(HasSubstr("--scale=1"), HasSubstr("--soft-cap=2.5"),
+                                   HasSubstr(R"(--sharding-rules={"head":{"all":null}})")));
+}
+
+TEST(MetadataOptions, OfTheEnvironmentComeAfterOptionsOfTheEnvironment) {
+  const OptionFile config("soft-cap = 5\nscale = 5\nwindow = 5\n");
+  const Variable metadata_scale("ANNULUS_METADATA_SOFTMAX_SCALE", "2");
+  const Variable metadata_cap("ANNULUS_METADATA_SOFT_CAP", "2");
+  const Variable cap("ANNULUS_SOFT_CAP", "3");
+  const Options options = parse({"bench", "--config", config.path()});
+  EXPECT_EQ(options.soft_cap, 3.0);
+  EXPECT_EQ(options.scale, 2.0);
+  EXPECT_EQ(options.window->left, 5);
+  EXPECT_THAT(options.warnings, ::testing::IsEmpty());
+}
+
+TEST(MetadataOptions, AnExplicitNoneIsTheDefault) {
+  const OptionFile metadata(R"({"soft_cap": null, "softmax_scale": null, "mesh": null})");
+  const Variable cap("ANNULUS_SOFT_CAP", "3");
+  const Options options = parse({"bench", "--metadata", metadata.path(), "--scale", "2"});
+  EXPECT_EQ(options.soft_cap, std::nullopt);
+  EXPECT_EQ(options.scale, 2.0);
+  EXPECT_THAT(options.given, Not(HasSubstr("--soft-cap")));
+}
+
+TEST(MetadataOptions, MayBeNamedAnywhere) {
+  const OptionFile metadata(R"({"soft_cap": 2})");
+  const Variable variable("ANNULUS_METADATA", metadata.path());
+  EXPECT_EQ(parse({"bench"}).soft_cap, 2.0);
+  // Not of this command.
+  EXPECT_EQ(parse({"info"}).soft_cap, std::nullopt);
+}
+
+TEST(MetadataOptions, OfBadValuesNameKeyAndFile) {
+  const OptionFile bad(R"({"dropout_prob": 2})");
+  EXPECT_THAT(error_of({"bench", "--metadata", bad.path()}),
+              AllOf(HasSubstr("--metadata"), HasSubstr("below 1")));
+  const OptionFile mesh(R"({"implementation": "fastest"})");
+  EXPECT_THAT(error_of({"bench", "--metadata", mesh.path()}),
+              AllOf(HasSubstr("implementation in " + mesh.path()), HasSubstr("'fastest'")));
+  EXPECT_THAT(error_of({"bench", "--metadata", "none.json"}), HasSubstr("--metadata none.json"));
+  EXPECT_THAT(error_of({"bench", "--metadata", ""}), HasSubstr("--metadata: got ''"));
+  const Variable variable("ANNULUS_METADATA_MODE", "training");
+  EXPECT_THAT(error_of({"bench"}), HasSubstr("ANNULUS_METADATA_MODE"));
+}
+
+TEST(MetadataOptions, WarnAboutUnknownKeysAndHints) {
+  const OptionFile metadata(R"({"soft_cup": 2, "blocksize_q": 64})");
+  const Variable variable("ANNULUS_METADATA_BLOCKSIZE", "64");
+  const Options options = parse({"bench", "--metadata", metadata.path()});
+  ASSERT_EQ(options.warnings.size(), 3U);
+  EXPECT_THAT(options.warnings[0], HasSubstr("'ANNULUS_METADATA_BLOCKSIZE'"));
+  EXPECT_THAT(options.warnings[1], AllOf(HasSubstr("'soft_cup'"), HasSubstr(metadata.path())));
+  EXPECT_THAT(options.warnings[2], HasSubstr("blocksize_q = 64 has no effect"));
+}
+
+}  // namespace
+}  // namespace annulus::launcher

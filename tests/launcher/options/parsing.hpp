@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <annulus/core/error.hpp>
+
+#include "launcher/options/options.hpp"
+
+namespace annulus::launcher {
+
+using Words = std::vector<std::string>;
+
+/// A file that an option names, for the length of a test.
+class OptionFile {
+ public:
+  explicit OptionFile(const std::string& text)
+      : path_(::testing::TempDir() + "annulus_options_" + std::to_string(::getpid()) + ".cfg") {
+    std::ofstream(path_) << text;
+  }
+  ~OptionFile() { std::remove(path_.c_str()); }
+  OptionFile(const OptionFile&) = delete;
+  OptionFile& operator=(const OptionFile&) = delete;
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+inline Options parse(const Words& words) {
+  std::string help;
+  auto options = parse_options(words, help);
+  EXPECT_TRUE(options.has_value());
+  EXPECT_EQ(help, "");
+  return std::move(options).value();
+}
+
+inline std::string help_of(const Words& words) {
+  std::string help;
+  EXPECT_FALSE(parse_options(words, help).has_value());
+  return help;
+}
+
+/// The message of the UserError that parsing throws.
+inline std::string error_of(const Words& words) {
+  std::string help;
+  try {
+    static_cast<void>(parse_options(words, help));
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return {};
+}
+
+}  // namespace annulus::launcher

@@ -236,6 +236,39 @@ TEST_F(DeviceFace, ManyObjectsInTurnAllReplay) {
   }
 }
 
+// A kernel that awaits columns keeps its multiprocessors. Two of them, each waiting for ranks that
+// compute the other, would wait for ever.
+TEST_F(DeviceFace, ObjectsThatAwaitColumnsTakeTurnsWhateverTheirStreams) {
+  if (context_->size() == 1 || rank_.shared) GTEST_SKIP() << "needs two GPUs";
+  AttentionOptions options = causal();
+  options.schedule = "allgather";
+  options.implementation = "flash_attn2";
+  Layer first(*context_, options, 1);
+  Layer second(*context_, options, 5);
+  const auto blocks = first.attention.sharded().rank_plan().all<ring::Block>();
+  ASSERT_TRUE(std::any_of(blocks.begin(), blocks.end(),
+                          [](const ring::Block* block) { return block->awaits_columns; }));
+  cudaStream_t other = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "cudaStreamCreate");
+  first.upload(stream_);
+  second.upload(other);
+  for (int round = 0; round < 20; ++round) {
+    first.spoil(stream_);
+    second.spoil(other);
+    // One of the streams is late, by turns on each rank.
+    if (round % 2 == test::session().rank() % 2) {
+      check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+    }
+    for (int call = 0; call < 3; ++call) {
+      first.run(stream_);
+      second.run(other);
+    }
+    first.expect_right(stream_, options.mask);
+    second.expect_right(other, options.mask);
+  }
+  check_cuda(cudaStreamDestroy(other), "cudaStreamDestroy");
+}
+
 // What a call under way still uses does not go to the next object.
 TEST_F(DeviceFace, ObjectsMayEndWhileTheirCallsAreUnderWay) {
   const AttentionOptions options = causal();

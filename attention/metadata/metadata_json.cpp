@@ -13,6 +13,7 @@
 
 #include <annulus/attention/metadata.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/core/json_nesting.hpp>
 
 #include "metadata/fields.hpp"
 
@@ -267,6 +268,7 @@ std::string lower_case(std::string text) {
 
 // What is no JSON is a text without quotes.
 Json parse_variable(const std::string& text) {
+  if (nests_too_deep(text)) return text;
   Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   return json.is_discarded() ? Json(text) : json;
 }
@@ -286,6 +288,9 @@ std::string to_json(const AttentionMetadata& metadata) {
 }
 
 ParsedMetadata parse_metadata(std::string_view text, const std::string& source) {
+  if (nests_too_deep(text)) {
+    throw FileError(source, fmt::format("has brackets more than {} deep", kMostJsonNesting));
+  }
   Json json;
   try {
     json = Json::parse(text, RepeatedKeys(source));
@@ -312,6 +317,7 @@ ShardingRules parse_sharding_rules(std::string_view text, const std::string& sou
   const auto refuse = [&](const std::string& expected) {
     throw ArgumentError(reader.shown(), std::string(text), expected);
   };
+  if (nests_too_deep(text)) refuse(fmt::format("brackets at most {} deep", kMostJsonNesting));
   try {
     read(reader, Json::parse(text, RepeatedKeys(source)), rules);
   } catch (const Unexpected& unexpected) {

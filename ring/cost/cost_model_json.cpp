@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <annulus/core/error.hpp>
+#include <annulus/core/json_nesting.hpp>
 #include <annulus/ring/cost_model.hpp>
 
 namespace annulus::ring {
@@ -130,6 +131,9 @@ std::string to_json(const CostModel& model) {
 }
 
 CostModel parse_cost_model(std::string_view text, const std::string& path) {
+  if (nests_too_deep(text)) {
+    throw FileError(path, fmt::format("has brackets more than {} deep", kMostJsonNesting));
+  }
   json data;
   try {
     data = json::parse(text);

@@ -203,6 +203,20 @@ TEST(Metadata, DamagedFilesAreRefused) {
   }
 }
 
+TEST(Metadata, DeepBracketsAreRefused) {
+  // The message would print the value, and exhaust the stack.
+  const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
+  EXPECT_THAT(test::message_of<FileError>(
+                  [&] { (void)parse_metadata("{\"mesh\": " + deep + "}", "m.json"); }),
+              HasSubstr("m.json: has brackets more than 64 deep"));
+  EXPECT_THAT(test::message_of<ArgumentError>(
+                  [&] { (void)parse_sharding_rules("{\"head\": " + deep + "}", "rules"); }),
+              HasSubstr("brackets at most 64 deep"));
+  const Variable variable("ANNULUS_METADATA_BLOCKSIZE_Q", deep.c_str());
+  EXPECT_THAT(test::message_of<ArgumentError>([] { (void)metadata_from_environment(); }),
+              HasSubstr("ANNULUS_METADATA_BLOCKSIZE_Q: got"));
+}
+
 TEST(Metadata, WhatIsSetInTheProgramIsCheckedToo) {
   const auto message = [](const MetadataFields& fields) {
     return test::message_of<ArgumentError>([&] { (void)AttentionMetadata::resolve(fields); });

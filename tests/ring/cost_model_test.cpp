@@ -105,6 +105,15 @@ void expect_file_error(const std::string& text, const std::string& expected) {
   }
 }
 
+TEST(CostModel, DeepBracketsAreRefused) {
+  std::string text = to_json(CostModel::cpu_core());
+  const std::string schema = "\"annulus.cost_model\"";
+  // The message would print the value, and exhaust the stack.
+  text.replace(text.find(schema), schema.size(),
+               std::string(200'000, '[') + std::string(200'000, ']'));
+  expect_file_error(text, "brackets more than 64 deep");
+}
+
 TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
   const auto damaged = [](const std::function<void(json&)>& damage) {
     CostModel model = CostModel::cpu_core();

@@ -144,11 +144,12 @@ int main(int argc, char** argv) {
       return static_cast<int>(exit_code);
     } catch (const std::exception& error) {
       // The other ranks do not know: they wait, and only the end of the job frees them.
-      print_error(names_its_rank(error.what()) ? error.what() : who + error.what());
+      const std::string text = text_of(error);
+      print_error(names_its_rank(text) ? text : who + text);
       abort_job(static_cast<int>(ExitCode::failure));
     }
   } catch (const std::exception& error) {
-    print_error(error.what());
+    print_error(text_of(error));
     return static_cast<int>(ExitCode::failure);
   }
 }

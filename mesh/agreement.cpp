@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <cstddef>
+#include <new>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include <fmt/format.h>
@@ -32,6 +34,16 @@ std::vector<std::string> gather_errors(Control& ranks, const Error* error) {
 }
 
 }  // namespace
+
+std::string text_of(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return "out of memory";
+  const auto* const system = dynamic_cast<const std::system_error*>(&error);
+  if (system != nullptr && system->code() == std::errc::resource_unavailable_try_again) {
+    return fmt::format("a thread cannot be started: {} (out of memory, or too many threads)",
+                       system->what());
+  }
+  return error.what();
+}
 
 void agree(Control& ranks, const Error* error) {
   const std::vector<std::string> outcomes = gather_errors(ranks, error);

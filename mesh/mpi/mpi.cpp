@@ -3,11 +3,14 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/mpi.hpp>
 
 #include "mpi/bounded.hpp"
@@ -115,17 +118,18 @@ MpiSession::~MpiSession() {
   const bool failing = std::uncaught_exceptions() > exceptions_;
   try {
     finish(Watchdog(failing ? std::min(timeout_, kFailing) : timeout_));
-  } catch (const Error& error) {
-    if (!failing && last_word_) last_word_(error.what());
+  } catch (const std::exception& error) {
+    if (!failing && last_word_) last_word_(text_of(error));
   }
 }
 
 void MpiSession::finish(const Watchdog& watchdog) {
   if (!owner_ || !mpi_is_running()) return;
   meet(MPI_COMM_WORLD, watchdog, "end of the job");
+  const Watchdog::Seconds timeout = watchdog.timeout();
   const Deadline deadline(
-      timeout_,
-      fmt::format("end of MPI: waiting for other ranks (no progress for {:g} s)", timeout_.count()),
+      timeout,
+      fmt::format("end of MPI: waiting for other ranks (no progress for {:g} s)", timeout.count()),
       last_word_, kExitCode);
   MPI_Finalize();
 }
@@ -150,7 +154,12 @@ void abort_job(int exit_code) noexcept {
   std::fflush(nullptr);
   // The launcher may be unreachable because the network has failed.
   constexpr Watchdog::Seconds kPatience{10};
-  const Deadline deadline(kPatience, "", {}, exit_code);
+  std::optional<Deadline> deadline;
+  try {
+    deadline.emplace(kPatience, "", Deadline::LastWord(), exit_code);
+  } catch (const std::system_error&) {
+    // No memory for a thread, which may be why the job is aborted.
+  }
   if (mpi_is_running()) MPI_Abort(MPI_COMM_WORLD, exit_code);
   std::_Exit(exit_code);
 }

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -16,6 +17,9 @@ class AgreedFailure : public LibraryError {
  public:
   using LibraryError::LibraryError;
 };
+
+/// What went wrong, in words: those of the standard library do not say that memory has run out.
+[[nodiscard]] std::string text_of(const std::exception& error);
 
 /// Collective over `ranks`. If any rank passes an error, every rank throws: a UserError if all
 /// errors are UserErrors, otherwise an AgreedFailure. The message is that of the lowest rank that
@@ -35,7 +39,7 @@ auto collectively(Control& ranks, Body&& body) -> std::invoke_result_t<Body> {
     } catch (const Error& error) {
       agree(ranks, &error);
     } catch (const std::exception& error) {
-      const LibraryError wrapped(error.what());
+      const LibraryError wrapped(text_of(error));
       agree(ranks, &wrapped);
     }
   };

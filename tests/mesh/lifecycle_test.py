@@ -9,6 +9,8 @@ import time
 import unittest
 import uuid
 
+from processes import processes_with
+
 PROGRAM = sys.argv.pop(1)
 MPIRUN = sys.argv.pop(1)
 
@@ -17,21 +19,6 @@ MISSING = 1
 TIMEOUT = 4  # seconds that a rank waits for another one
 PATIENCE = 60  # for a machine that is busy with other things
 GONE = 5  # seconds after mpirun's end
-
-
-def processes_with(variable):
-    """Ids of the processes that have this in their environment, mpirun's own among them."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                if variable.encode() in file.read().split(b"\0"):
-                    found.append(int(name))
-        except OSError:
-            continue
-    return found
 
 
 class Lifecycle(unittest.TestCase):

@@ -25,3 +25,19 @@ if(ANNULUS_SANITIZE)
                       -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${ANNULUS_SANITIZE})
 endif()
+if(ANNULUS_FUZZ)
+  include(CheckCXXSourceCompiles)
+  set(CMAKE_REQUIRED_FLAGS -fsanitize=fuzzer)
+  check_cxx_source_compiles("#include <cstddef>
+    extern \"C\" int LLVMFuzzerTestOneInput(const unsigned char*, std::size_t) { return 0; }"
+    ANNULUS_COMPILER_HAS_LIBFUZZER)
+  unset(CMAKE_REQUIRED_FLAGS)
+  if(NOT ANNULUS_COMPILER_HAS_LIBFUZZER)
+    message(FATAL_ERROR
+      "ANNULUS_FUZZ needs Clang with libFuzzer, and ${CMAKE_CXX_COMPILER} (${CMAKE_CXX_COMPILER_ID} "
+      "${CMAKE_CXX_COMPILER_VERSION}) does not link -fsanitize=fuzzer. Use the preset fuzz, or "
+      "-DCMAKE_CXX_COMPILER=clang++ in a new build folder.")
+  endif()
+  # Which branches an input takes, for the fuzzer to see; tests/fuzz links the fuzzer itself.
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <limits>
 #include <optional>
-#include <ranges>
 #include <system_error>
 #include <utility>
 
@@ -172,10 +171,10 @@ std::vector<int> MeshShape::group(int rank, std::span<const std::string> axes) c
     members.front() -= coordinate(rank, axis) * rank_stride(axis_index(axis));
   }
   members.reserve(static_cast<std::size_t>(count));
-  for (const std::string& axis : axes | std::views::reverse) {
+  for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
     const std::size_t block = members.size();
-    const int stride = rank_stride(axis_index(axis));
-    for (int i = 1; i < axis_size(axis); ++i) {
+    const int stride = rank_stride(axis_index(*axis));
+    for (int i = 1; i < axis_size(*axis); ++i) {
       for (std::size_t k = 0; k < block; ++k) members.push_back(members[k] + i * stride);
     }
   }

@@ -76,11 +76,8 @@ std::string describe(double seconds) {
 PlanInput make_plan_input(const AttentionProblem& problem, const ShardedOperands& operands,
                           std::vector<const Implementation*> candidates, Place place,
                           CostModel model, const PlanOptions& options) {
-  for (const Implementation* candidate : candidates) {
-    model.kernels.try_emplace(candidate->names().front(),
-                              CostCurve::constant(candidate->assumed_rate(problem, place)));
-  }
-  return {problem, operands, std::move(candidates), std::move(model), options};
+  Prices prices = make_prices(std::move(model), problem, candidates, place);
+  return {problem, operands, std::move(candidates), std::move(prices), options};
 }
 
 PlanOptions PlanOptions::for_place(Place place) {
@@ -175,7 +172,8 @@ ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
   constexpr int kJudges = 24;  // ranks whose plans are made for every schedule
   const std::vector<int> ranks = sample_ranks(input, kJudges);
   for (Candidate& candidate : candidates) {
-    candidate.seconds = predicted_seconds(make_plan(input, candidate.schedule, ranks), input.model);
+    candidate.seconds =
+        predicted_seconds(make_plan(input, candidate.schedule, ranks), input.prices);
   }
   // Of those that differ by less than the prediction's noise, the one that needs least memory.
   constexpr double kNoise = 1.01;
@@ -198,7 +196,7 @@ ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
              describe(chosen->seconds),
              tie ? fmt::format(", a tie, in which {} needs less memory", name_of(chosen->schedule))
                  : "",
-             input.model.source),
+             input.prices.model.source),
          candidate.seconds});
   }
   return choice;

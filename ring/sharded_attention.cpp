@@ -49,7 +49,7 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
       to_string(input.operands.key), options.schedule, candidates, plan.gather_bytes,
       plan.result_bytes, plan.prefetch_bytes, plan.direct ? "direct" : "from neighbours",
       plan.await_columns ? "awaiting columns" : "awaiting none", annulus::name_of(plan.lse_dtype),
-      std::hash<std::string>()(to_json(input.model)), name_of(options.transport),
+      std::hash<std::string>()(to_json(input.prices.model)), name_of(options.transport),
       options.runner.replay ? "replayed" : "not replayed",
       options.runner.tracer == nullptr ? "not traced" : "traced");
 }
@@ -142,8 +142,9 @@ void ShardedAttention::plan_until_prepared(const std::vector<TensorView>* tensor
   Control& control = mesh_.world();
   PlanInput& input = planning_->input;
   // One that the model does not know is priced like the model's own.
-  input.model.transports.try_emplace(transport_, input.model.transports.at(input.model.transport));
-  input.model.use_transport(transport_);
+  CostModel& model = input.prices.model;
+  model.transports.try_emplace(transport_, model.transports.at(model.transport));
+  model.use_transport(transport_);
   while (true) {
     const bool fresh = !runner_;
     if (fresh) choose();

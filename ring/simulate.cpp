@@ -55,10 +55,10 @@ struct RankState {
 
 class Simulation {
  public:
-  Simulation(const Plan& plan, const CostModel& model)
+  Simulation(const Plan& plan, const Prices& prices)
       : plan_(plan),
-        model_(model),
-        traits_(transport_traits(model.transport)),
+        prices_(prices),
+        traits_(transport_traits(prices.model.transport)),
         states_(plan.ranks.size()),
         timelines_(plan.ranks.size()) {
     for (std::size_t r = 0; r < plan.ranks.size(); ++r) set_up(r);
@@ -199,7 +199,7 @@ class Simulation {
       const std::optional<double> there = when(state, {{arrival.task, Stage::done}});
       if (!there) return std::nullopt;
       const double needed = seconds_before_waiting(
-          rank, *block, block->columns.end() - arrival.columns.end(), model_);
+          rank, *block, block->columns.end() - arrival.columns.end(), prices_);
       waited = std::max(waited, *there - start - needed);
     }
     return waited;
@@ -207,7 +207,7 @@ class Simulation {
 
   template <class Work>
   [[nodiscard]] double cost(const RankPlan& rank, const Work& work) const {
-    return seconds_of(rank, work, model_);
+    return seconds_of(rank, work, prices_);
   }
   [[nodiscard]] double cost(const RankPlan& /*rank*/, const Exchange& /*work*/) const { return 0; }
 
@@ -249,7 +249,7 @@ class Simulation {
   bool receive(std::size_t r, std::size_t t, const Exchange& exchange, ExchangeState& progress) {
     Moments& moments = states_[r].moments[t];
     double start = moments.ready;
-    double seconds = seconds_of(exchange.receives, model_);
+    double seconds = seconds_of(exchange.receives, prices_);
     for (const Other& sender : progress.senders) {
       if (states_[sender.rank].exchanges[sender.task].phase < Phase::offered) return false;
       const Moments& theirs = states_[sender.rank].moments[sender.task];
@@ -260,7 +260,7 @@ class Simulation {
         if (states_[receiver.rank].exchanges[receiver.task].phase < Phase::offered) return false;
         start = std::max(start, states_[receiver.rank].moments[receiver.task].ready);
       }
-      seconds = std::max(seconds, seconds_of(exchange.sends, model_));
+      seconds = std::max(seconds, seconds_of(exchange.sends, prices_));
     }
     moments.done = start + seconds;
     timelines_[r].transfer += seconds;
@@ -296,7 +296,7 @@ class Simulation {
   }
 
   const Plan& plan_;
-  const CostModel& model_;
+  const Prices& prices_;
   TransportTraits traits_;
   std::vector<RankState> states_;
   std::vector<RankTimeline> timelines_;
@@ -304,13 +304,13 @@ class Simulation {
 
 }  // namespace
 
-std::vector<RankTimeline> simulate(const Plan& plan, const CostModel& model) {
-  return Simulation(plan, model).run();
+std::vector<RankTimeline> simulate(const Plan& plan, const Prices& prices) {
+  return Simulation(plan, prices).run();
 }
 
-double predicted_seconds(const Plan& plan, const CostModel& model) {
+double predicted_seconds(const Plan& plan, const Prices& prices) {
   double slowest = 0;
-  for (const RankTimeline& timeline : simulate(plan, model)) {
+  for (const RankTimeline& timeline : simulate(plan, prices)) {
     slowest = std::max(slowest, timeline.finish);
   }
   return slowest;

@@ -1,8 +1,10 @@
+#include <array>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "cuda/h200_rates.hpp"
 #include "cuda/sdpa.hpp"
 #include "cuda_implementations.hpp"
 
@@ -26,6 +28,11 @@ std::string mask_obstacle(const LocalMask& mask, std::int64_t rows, std::int64_t
   return {};
 }
 
+constexpr std::array kRates{H200Rates{64, 64, kInLongRuns * 493e12, kInLongRuns * 469e12},
+                            H200Rates{128, 128, kInLongRuns * 698e12, kInLongRuns * 659e12},
+                            H200Rates{192, 128, kInLongRuns * 686e12, kInLongRuns * 628e12},
+                            H200Rates{256, 256, kInLongRuns * 739e12, kInLongRuns * 694e12}};
+
 class SdpaImplementation final : public Implementation {
  public:
   [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
@@ -38,13 +45,8 @@ class SdpaImplementation final : public Implementation {
                                  const BlockGeometry& block) const override {
     return sdpa_takes(problem, block);
   }
-  // Round figures of an H200 (benchmarks/NOTES.md).
-  [[nodiscard]] double assumed_rate(const AttentionProblem& problem,
-                                    Place /*place*/) const override {
-    const std::int64_t dim = problem.shape.head_dim;
-    if (dim == 64) return 450e12;
-    if (dim == 128) return 600e12;
-    return dim == 256 ? 680e12 : 400e12;
+  [[nodiscard]] double assumed_rate(const ProblemClass& problem, Place /*place*/) const override {
+    return h200_rate(kRates, problem);
   }
   [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
                                                     Device& device) const override {

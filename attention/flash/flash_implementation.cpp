@@ -1,3 +1,4 @@
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -6,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "cuda/h200_rates.hpp"
 #include "cuda_implementations.hpp"
 #include "flash/flash.hpp"
 
@@ -15,6 +17,16 @@ namespace {
 constexpr std::int64_t kVectorBytes = 16;  // strides are multiples of it
 constexpr std::int64_t kMostDims = 256;
 constexpr std::int64_t kMostPositions = std::int64_t{1} << 28;  // see flash::KeySegment::kFar
+
+// Not measured: general at 192 and 256, and float32 at 256.
+constexpr std::array kHalfRates{
+    H200Rates{64, 64, kInLongRuns * 577e12, kInLongRuns * 548e12, 160e12},
+    H200Rates{128, 128, kInLongRuns * 728e12, kInLongRuns * 722e12, 300e12},
+    H200Rates{192, 128, kInLongRuns * 742e12, kInLongRuns * 702e12, 300e12},
+    H200Rates{256, 256, kInLongRuns * 788e12, kInLongRuns * 753e12, 300e12}};
+constexpr std::array kFloat32Rates{H200Rates{64, 64, 38e12, 38e12},
+                                   H200Rates{128, 128, 41e12, 41e12},
+                                   H200Rates{256, 256, 41e12, 41e12}};
 
 // One kernel under two names: lists of the tiles to visit are its food, with and without blocks.
 class FlashImplementation final : public Implementation {
@@ -78,19 +90,9 @@ class FlashImplementation final : public Implementation {
     return problem.dtype != DType::float32;
   }
 
-  // Round figures of an H200 (benchmarks/NOTES.md).
-  [[nodiscard]] double assumed_rate(const AttentionProblem& problem,
-                                    Place /*place*/) const override {
-    if (problem.dtype == DType::float32) return 20e12;
-    const std::int64_t dim = problem.shape.head_dim;
-    const FeatureSet features = features_of(problem);
-    if (features.contains(Feature::bias) || features.contains(Feature::dense_mask) ||
-        features.contains(Feature::dropout)) {
-      return dim <= 64 ? 160e12 : 320e12;
-    }
-    if (dim == 64) return 540e12;
-    if (dim == 128 || dim == 192) return 630e12;
-    return dim == 256 ? 690e12 : 400e12;
+  [[nodiscard]] double assumed_rate(const ProblemClass& problem, Place /*place*/) const override {
+    return problem.dtype == DType::float32 ? h200_rate(kFloat32Rates, problem)
+                                           : h200_rate(kHalfRates, problem);
   }
 
   [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,

@@ -1,6 +1,8 @@
 #include "native/native.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -156,6 +158,26 @@ class NativeKernel final : public Kernel {
   MemoryPool& memory_;  // for workspace
 };
 
+// Operations per second of a core while the others work too, S = 8192, and what masks leave of them
+// (benchmarks/NOTES.md, "16 cores of their own"; without AMX, "The CPU kernel and AMX").
+double core_rate(const ProblemClass& problem) {
+  struct Rates {
+    double at_64 = 55e9;
+    double at_128 = 55e9;
+  };
+  Rates rates;
+  if (best_matrix_path(problem.dtype) == MatrixPath::amx) {
+    rates = problem.dtype == DType::float32 ? Rates{80e9, 91e9} : Rates{188e9, 270e9};
+  }
+  constexpr std::array kLeft{1.0, 1.0, 0.75, 0.75, 0.7};  // by MaskKind
+  constexpr double kSoftCap = 0.8;
+  // Below D = 64 the time is that of the softmax; beyond 128 the rate grows no more.
+  const double dim = static_cast<double>(problem.head_dim + problem.value_dim) / 2;
+  const double plain = dim < 64 ? rates.at_64 * dim / 64
+                                : std::lerp(rates.at_64, rates.at_128, std::min(dim / 64 - 1, 1.0));
+  return plain * kLeft[static_cast<std::size_t>(problem.mask)] * (problem.soft_cap ? kSoftCap : 1);
+}
+
 class NativeImplementation final : public Implementation {
  public:
   [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
@@ -185,10 +207,9 @@ class NativeImplementation final : public Implementation {
     return place.is_host() ? Capability::yes() : native_cuda_available(place);
   }
 
-  // Measured: for a CPU core, and for the plain kernel on an H200.
-  [[nodiscard]] double assumed_rate(const AttentionProblem& /*problem*/,
-                                    Place place) const override {
-    return place.is_host() ? 5e10 : 0.85e12;
+  [[nodiscard]] double assumed_rate(const ProblemClass& problem, Place place) const override {
+    constexpr double kOnH200 = 0.85e12;
+    return place.is_host() ? core_rate(problem) : kOnH200;
   }
 
   [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,

@@ -1,10 +1,8 @@
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -43,9 +41,6 @@ namespace {
 
 // Traced calls on a device, made after the timed ones.
 constexpr int kTracedCalls = 3;
-// Limits of a GPU's rest before it is timed; it rests as long as it has worked.
-constexpr std::chrono::milliseconds kLeastRest{300};
-constexpr std::chrono::milliseconds kMostRest{3000};
 
 double visible_pairs(const AttentionProblem& problem) {
   const AttentionShape& s = problem.shape;
@@ -130,18 +125,15 @@ class Bench {
     LocalBlocks local = collectively(world, [&] {
       return LocalBlocks(problem, attention, moved.tensors(), device_, mesh_.watchdog(), threads_);
     });
-    // A GPU that has worked for a while runs slower, and rest does not undo all of it. So each
-    // series begins rested, and the kernels alone are timed before and after, for as long each
+    // Each series begins rested, and the kernels alone are timed before and after, for as long each
     // time.
-    std::chrono::nanoseconds worked{0};
+    Rest rest(device_.place());
     const auto timed = [&](const auto& body) {
-      if (apart) std::this_thread::sleep_for(std::clamp(worked, {kLeastRest}, {kMostRest}));
-      const auto begin = std::chrono::steady_clock::now();
-      for (int i = 0; i < options_.warmup; ++i) body();
-      collector.clear();
-      const Timing timing = time_calls(options_.iterations, world, body);
-      worked = std::chrono::steady_clock::now() - begin;
-      return timing;
+      return rest.before([&] {
+        for (int i = 0; i < options_.warmup; ++i) body();
+        collector.clear();
+        return time_calls(options_.iterations, world, body);
+      });
     };
     const auto run_alone = [&] {
       local.run();
@@ -175,6 +167,7 @@ class Bench {
       if (options_.explain) {
         explain(attention.selection(), report_);
         explain(attention.schedule(), report_);
+        explain(attention.plan_input().prices, report_);
       }
       add_bench_row(report_, setup, attention, measured, mesh_.size());
     });

@@ -6,9 +6,11 @@
 
 namespace annulus::launcher {
 
-/// annulus bench --calibrate: measures what the cost model needs on the ranks of this job (kernel
-/// by rows, kernel call, merge, hops by each transport) and writes it for --cost-model, complete or
-/// not at all. Collective.
+/// annulus bench --calibrate: measures what the cost model needs on the ranks of this job and
+/// writes it for --cost-model, complete or not at all: merges, hops by each transport, and for each
+/// implementation that computes the problem of the options, calls and rates by rows. A file of the
+/// same machine keeps the classes of other problems; one of another machine is an error.
+/// Collective.
 [[nodiscard]] ExitCode calibrate(const CommandContext& context);
 
 }  // namespace annulus::launcher

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include <annulus/core/place.hpp>
 #include <annulus/core/trace.hpp>
 #include <annulus/mesh/group.hpp>
 
@@ -44,5 +47,28 @@ Timing time_calls(int iterations, Control& world, const Body& body) {
   for (int i = 0; i < iterations; ++i) seconds.push_back(seconds_of(world, body));
   return timing_of(std::move(seconds));
 }
+
+/// A GPU that has worked for a while runs slower, and rest does not undo all of it. So what is
+/// compared begins rested.
+class Rest {
+ public:
+  explicit Rest(Place place) : needed_(!place.is_host()) {}
+
+  /// body(), on a GPU after a rest as long as the last body took, within limits.
+  template <class Body>
+  auto before(const Body& body) {
+    if (needed_) std::this_thread::sleep_for(std::clamp(worked_, {kLeast}, {kMost}));
+    const auto begin = std::chrono::steady_clock::now();
+    auto result = body();
+    worked_ = std::chrono::steady_clock::now() - begin;
+    return result;
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kLeast{300};
+  static constexpr std::chrono::milliseconds kMost{3000};
+  bool needed_;
+  std::chrono::nanoseconds worked_{0};
+};
 
 }  // namespace annulus::launcher

@@ -43,6 +43,7 @@ struct PlannedCase {
   std::vector<const Implementation*> candidates;
   Place place;
   ring::CostModel model;
+  ring::Prices prices;  ///< of the problem, however it is laid out
   ring::ScheduleChoice choice;
   ring::Plan plan;
 
@@ -63,7 +64,7 @@ PlannedCase plan_case(const Options& options, const Registry& registry) {
   // The ranks need not exist, so the user says what they compute with.
   const Place place = options.device == "cuda" ? Place::cuda(0) : Place::host();
   PlannedCase planned{
-      std::move(setup), std::move(operands), {}, place, cost_model_of(options, place), {}, {}};
+      std::move(setup), std::move(operands), {}, place, cost_model_of(options, place), {}, {}, {}};
   check_choices(options, planned.setup.problem, planned.operands, registry, place,
                 Presence::assumed);
   // The machine that computes need not be this one.
@@ -72,7 +73,7 @@ PlannedCase plan_case(const Options& options, const Registry& registry) {
   planned.candidates = selection.candidates;
   const ring::PlanInput input = planned.input(planned.operands);
   planned.choice = ring::choose_schedule(input, selection.schedule_for(options.schedule));
-  planned.model = input.model;
+  planned.prices = input.prices;
   planned.plan = ring::make_plan(input, planned.choice.schedule, ring::sample_ranks(input));
   return planned;
 }
@@ -136,7 +137,7 @@ std::string percent(std::optional<double> share) {
 }
 
 // What predictions assume, for the implementations that compute blocks.
-std::string cost_assumptions(const ring::CostModel& model, const ring::Plan& plan) {
+std::string cost_assumptions(const ring::Prices& prices, const ring::Plan& plan) {
   constexpr double kLong = 16 << 10;  // rows
   constexpr double kLarge = 64 * kMiB;
   std::set<std::string> used;
@@ -147,23 +148,23 @@ std::string cost_assumptions(const ring::CostModel& model, const ring::Plan& pla
   }
   std::string kernels;
   for (const std::string& name : used) {
-    kernels += fmt::format("{} {:.0f} GFLOP/s on 16k rows, ", name,
-                           model.kernels.at(name).clamped(kLong) * 1e-9);
+    const ring::KernelCost& cost = prices.kernel(name);
+    kernels += fmt::format("{} {:.0f} GFLOP/s on 16k rows and {:.1f} us per call, ", name,
+                           cost.rate.clamped(kLong) * 1e-9, cost.call_latency * 1e6);
   }
-  return fmt::format(
-      "{}: {}{:.1f} us per call, 64 MiB by {} at {:.1f} GB/s, "
-      "merging {:.1f} GB/s",
-      model.source, kernels, model.call_latency * 1e6, model.transport,
-      kLarge / model.transfer_seconds(kLarge) * 1e-9, model.merge_bytes_per_second * 1e-9);
+  const ring::CostModel& model = prices.model;
+  return fmt::format("{}: {}64 MiB by {} at {:.1f} GB/s, merging {:.1f} GB/s", model.source,
+                     kernels, model.transport, kLarge / model.transfer_seconds(kLarge) * 1e-9,
+                     model.merge_bytes_per_second * 1e-9);
 }
 
 void add_layout(Report& report, const ring::Plan& plan, const ring::ShardedOperands& operands,
-                bool chosen, const ring::CostModel& model) {
+                bool chosen, const ring::Prices& prices) {
   const PlanTotals totals = totals_of(plan);
   const double dense = dense_bytes(operands, plan.problem.dtype);
   double finish = 0;
   double exposed = 0;
-  for (const ring::RankTimeline& timeline : ring::simulate(plan, model)) {
+  for (const ring::RankTimeline& timeline : ring::simulate(plan, prices)) {
     finish = std::max(finish, timeline.finish);
     exposed = std::max(exposed, timeline.exposed);
   }
@@ -214,12 +215,15 @@ Report layouts_report(const PlannedCase& planned, const Options& options) {
   report.add_meta("query", to_string(planned.operands.query));
   report.add_meta("key", to_string(planned.operands.key));
   report.add_meta("schedule", std::string(ring::name_of(planned.choice.schedule)));
-  if (options.explain) explain(planned.choice, report);
-  report.add_meta("predicted by", cost_assumptions(planned.model, planned.plan));
+  if (options.explain) {
+    explain(planned.choice, report);
+    explain(planned.prices, report);
+  }
+  report.add_meta("predicted by", cost_assumptions(planned.prices, planned.plan));
   for (const LayoutKind layout : kLayouts) {
     const bool chosen = layout == planned.setup.layout.sequence;
     if (chosen) {
-      add_layout(report, planned.plan, planned.operands, true, planned.model);
+      add_layout(report, planned.plan, planned.operands, true, planned.prices);
       continue;
     }
     if (layout == LayoutKind::balanced && !wants_balanced(planned)) continue;
@@ -230,7 +234,7 @@ Report layouts_report(const PlannedCase& planned, const Options& options) {
     const ring::PlanInput input = planned.input(operands);
     const ring::Plan plan =
         ring::make_plan(input, planned.choice.schedule, ring::sample_ranks(input));
-    add_layout(report, plan, operands, false, planned.model);
+    add_layout(report, plan, operands, false, planned.prices);
   }
   return report;
 }
@@ -248,7 +252,7 @@ Report ranks_report(const PlannedCase& planned, const Options& options, std::siz
                  {"finish", "ms, predicted", 10, 0, "when the rank is done, waiting included"}},
                 {options.wide, options.legend});
   const ring::Plan& plan = planned.plan;
-  const std::vector<ring::RankTimeline> timelines = ring::simulate(plan, planned.model);
+  const std::vector<ring::RankTimeline> timelines = ring::simulate(plan, planned.prices);
   for (std::size_t i = 0; i < listed; ++i) {
     const ring::RankPlan& rank = plan.ranks[i];
     const auto mib = [](std::int64_t bytes) {
@@ -295,7 +299,7 @@ ExitCode plan_command(const CommandContext& context) {
     const Report layouts = layouts_report(planned, options);
     if (!options.json.empty()) {
       const std::string text =
-          plan_json(planned.plan, planned.model, planned.choice, layouts) + '\n';
+          plan_json(planned.plan, planned.prices, planned.choice, layouts) + '\n';
       if (options.json == kNothing) {
         context.out << text;
         return;

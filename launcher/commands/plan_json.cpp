@@ -57,14 +57,14 @@ json schedules_json(const ring::ScheduleChoice& choice) {
 
 }  // namespace
 
-std::string plan_json(const ring::Plan& plan, const ring::CostModel& model,
+std::string plan_json(const ring::Plan& plan, const ring::Prices& prices,
                       const ring::ScheduleChoice& choice, const Report& layouts) {
   const bool compact = plan.mesh.ranks() > kRanksWithTasks;
   json result = compact ? without_tasks(plan) : with_tasks(plan);
   result["schema"] = "annulus.plan";
   result["tasks_left_out"] = compact;
   result["ranks_left_out"] = plan.is_sample();
-  const std::vector<ring::RankTimeline> timelines = ring::simulate(plan, model);
+  const std::vector<ring::RankTimeline> timelines = ring::simulate(plan, prices);
   ring::RankTimeline most;
   for (std::size_t i = 0; i < timelines.size(); ++i) {
     const ring::RankTimeline& timeline = timelines[i];
@@ -75,7 +75,8 @@ std::string plan_json(const ring::Plan& plan, const ring::CostModel& model,
     most.finish = std::max(most.finish, timeline.finish);
   }
   result["predicted_ms"] = milliseconds(most);
-  result["predicted_by"] = model.source;
+  result["predicted_by"] = prices.model.source;
+  for (const auto& [name, cost] : prices.kernels) result["rates"][name] = cost.source;
   result["schedules"] = schedules_json(choice);
   result["layouts"] = layouts.to_json()["rows"];
   return result.dump(1);

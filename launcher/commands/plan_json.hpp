@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
-#include <annulus/ring/cost_model.hpp>
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/prices.hpp>
 #include <annulus/ring/simulate.hpp>
 
 #include "launcher/report/report.hpp"
@@ -16,10 +16,11 @@ namespace annulus::launcher {
 inline constexpr int kRanksWithTasks = 64;
 
 /// All that annulus plan shows and more, as JSON: the fields of ring::to_json(), "predicted_ms" of
-/// each rank and of the slowest, "schedules" with the reasons for and against, and "layouts", the
-/// rows of the table that compares them. "schema" is "annulus.plan". For a large mesh it holds only
+/// each rank and of the slowest, "rates", which figures that is based on by implementation,
+/// "schedules" with the reasons for and against, and "layouts", the rows of the table that compares
+/// them. "schema" is "annulus.plan". For a large mesh it holds only
 /// the ranks that were planned ("ranks_left_out").
-[[nodiscard]] std::string plan_json(const ring::Plan& plan, const ring::CostModel& model,
+[[nodiscard]] std::string plan_json(const ring::Plan& plan, const ring::Prices& prices,
                                     const ring::ScheduleChoice& choice, const Report& layouts);
 
 }  // namespace annulus::launcher

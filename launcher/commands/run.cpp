@@ -201,6 +201,7 @@ ExitCode run_command(const CommandContext& context) {
   if (options.explain) {
     explain(attention.selection(), report);
     explain(attention.schedule(), report);
+    explain(attention.plan_input().prices, report);
   }
   OutputFiles outputs(options, problem, world);
   std::optional<TraceFile> trace;

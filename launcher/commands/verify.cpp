@@ -313,6 +313,7 @@ class Verifier {
       if (context_.options.explain) {
         explain(found.selection, report_);
         explain(found.schedule, report_);
+        explain(found.prices, report_);
       }
       add_result(named, found);
     });

@@ -39,6 +39,12 @@ void explain(const ring::ScheduleChoice& choice, Report& report) {
   }
 }
 
+void explain(const ring::Prices& prices, Report& report) {
+  for (const auto& [name, cost] : prices.kernels) {
+    report.add_meta("rate of " + name, cost.source);
+  }
+}
+
 void log_choices(const AttentionProblem& problem, const ring::ShardedOperands& operands,
                  const ring::ShardedAttention& attention, const Mesh& mesh) {
   const int rank = mesh.rank();

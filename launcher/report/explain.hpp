@@ -6,6 +6,7 @@
 #include <annulus/attention/registry.hpp>
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/prices.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 
@@ -16,6 +17,8 @@ namespace annulus::launcher {
 /// What --explain adds to a report: what was chosen, and why the rest was passed over.
 void explain(const Selection& selection, Report& report);
 void explain(const ring::ScheduleChoice& choice, Report& report);
+/// Which figures the predictions are based on.
+void explain(const ring::Prices& prices, Report& report);
 
 /// Logs what was chosen and why: the main steps on rank 0 (info), and on every rank what it holds
 /// (debug).

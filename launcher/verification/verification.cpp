@@ -292,6 +292,7 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   Verification result;
   result.schedule = attention.schedule();
   result.selection = attention.selection();
+  result.prices = attention.plan_input().prices;
   result.transport = attention.transport();
   result.implementations =
       joined(world.gather_text(attention.implementations(), "implementations"));

@@ -23,48 +23,48 @@ double bytes_of(const RankPlan& plan, const Region& region) {
 
 }  // namespace
 
-double seconds_of(const RankPlan& plan, const Block& block, const CostModel& model) {
+double seconds_of(const RankPlan& plan, const Block& block, const Prices& prices) {
   double seconds =
-      model.kernel_seconds(plan.implementations[static_cast<std::size_t>(block.implementation)],
-                           plan.flops(block), static_cast<double>(block.rows.count));
+      prices.kernel(plan.implementations[static_cast<std::size_t>(block.implementation)])
+          .seconds(plan.flops(block), static_cast<double>(block.rows.count));
   if (block.state) {
-    seconds += kPassesToContinue * model.memory_seconds(bytes_of(plan, block.state->output));
+    seconds += kPassesToContinue * prices.model.memory_seconds(bytes_of(plan, block.state->output));
   }
   return seconds;
 }
 
 double seconds_before_waiting(const RankPlan& plan, const Block& block, std::int64_t columns,
-                              const CostModel& model) {
+                              const Prices& prices) {
   const auto rows = static_cast<double>(block.rows.count * block.batches.count);
   const double all_columns = static_cast<double>(block.columns.count);
   const double longest =
       std::min(kLongestTile, rows * all_columns / static_cast<double>(block.pairs));
   const double at_once =
       std::min(1.0, longest * kRowsAtOnce / (rows * static_cast<double>(block.heads.count)));
-  return seconds_of(plan, block, model) * at_once * static_cast<double>(columns) / all_columns;
+  return seconds_of(plan, block, prices) * at_once * static_cast<double>(columns) / all_columns;
 }
 
-double seconds_of(const RankPlan& plan, const Copy& copy, const CostModel& model) {
+double seconds_of(const RankPlan& plan, const Copy& copy, const Prices& prices) {
   const double bytes = static_cast<double>(copy.to.tokens.count * copy.to.heads.count *
                                            copy.to.batches.count * plan.width(copy.content)) *
                        static_cast<double>(size_of(plan.buffer(copy.to.buffer).dtype));
-  return model.memory_seconds(2 * bytes);
+  return prices.model.memory_seconds(2 * bytes);
 }
 
 // The LSE is negligible beside the outputs.
-double seconds_of(const RankPlan& plan, const Reduce& reduce, const CostModel& model) {
+double seconds_of(const RankPlan& plan, const Reduce& reduce, const Prices& prices) {
   double bytes = bytes_of(plan, reduce.into.output);
   for (const Result& part : reduce.parts) bytes += bytes_of(plan, part.output);
-  return model.memory_seconds(bytes);
+  return prices.model.memory_seconds(bytes);
 }
 
 // Messages sent together follow each other without a pause, so the fixed cost of a message counts
 // once.
-double seconds_of(const std::vector<Transfer>& transfers, const CostModel& model) {
-  const double pause = model.transfer_seconds(0);
+double seconds_of(const std::vector<Transfer>& transfers, const Prices& prices) {
+  const double pause = prices.model.transfer_seconds(0);
   double seconds = transfers.empty() ? 0 : pause;
   for (const Transfer& transfer : transfers) {
-    seconds += model.transfer_seconds(static_cast<double>(transfer.bytes)) - pause;
+    seconds += prices.model.transfer_seconds(static_cast<double>(transfer.bytes)) - pause;
   }
   return seconds;
 }

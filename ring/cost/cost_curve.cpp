@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -41,6 +42,12 @@ CostCurve CostCurve::constant(double value) {
 CostCurve CostCurve::transfer(double latency, double bytes_per_second) {
   constexpr double kBytes = 1 << 20;
   return {{{0, latency}, {kBytes, latency + kBytes / bytes_per_second}}, "transfer curve"};
+}
+
+CostCurve CostCurve::scaled(double factor) const {
+  std::vector<Point> points = points_;
+  for (Point& point : points) point.value *= factor;
+  return {std::move(points), "scaled curve"};
 }
 
 double CostCurve::clamped(double size) const noexcept {

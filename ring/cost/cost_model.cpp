@@ -15,7 +15,6 @@ constexpr double kMiB = 1 << 20;
 CostModel CostModel::cpu_core() {
   return {.source = "assumed: one CPU core per rank, ranks of one node",
           .kernels = {},
-          .call_latency = 1e-6,
           .merge_bytes_per_second = 8e9,
           .transports = {{"mpi", CostCurve::transfer(2e-6, 3e9)}},
           .transport = "mpi"};
@@ -37,7 +36,6 @@ CostModel CostModel::hopper_nvlink() {
                        "nccl");
   return {.source = "assumed: one Hopper GPU per rank, NVLink",
           .kernels = {},
-          .call_latency = 9e-6,
           .merge_bytes_per_second = 3.3e12,
           .transports = {{"nccl", nccl}, {"peer", copy_engine}},
           .transport = "peer"};
@@ -45,6 +43,25 @@ CostModel CostModel::hopper_nvlink() {
 
 CostModel CostModel::for_place(Place place) {
   return place.is_host() ? cpu_core() : hopper_nvlink();
+}
+
+void CostModel::check_source(std::string_view expected) const {
+  if (source == expected) return;
+  throw ArgumentError(
+      "cost model", fmt::format("'{}'", source),
+      fmt::format("'{}', or another file: figures of different machines do not mix", expected));
+}
+
+void CostModel::refresh(const CostModel& newer) {
+  check_source(newer.source);
+  for (const auto& [implementation, classes] : newer.kernels) {
+    for (const auto& [problem, cost] : classes) {
+      kernels[implementation].insert_or_assign(problem, cost);
+    }
+  }
+  merge_bytes_per_second = newer.merge_bytes_per_second;
+  for (const auto& [name, curve] : newer.transports) transports.insert_or_assign(name, curve);
+  transport = newer.transport;
 }
 
 void CostModel::use_transport(std::string_view name) {
@@ -55,15 +72,6 @@ void CostModel::use_transport(std::string_view name) {
                         fmt::format("'{}'", name), "one that it knows: " + known);
   }
   transport = name;
-}
-
-double CostModel::kernel_seconds(const std::string& implementation, double flops,
-                                 double rows) const {
-  const auto curve = kernels.find(implementation);
-  if (curve == kernels.end()) {
-    throw InternalError(fmt::format("cost model without a rate of '{}'", implementation));
-  }
-  return call_latency + flops / curve->second.clamped(rows);
 }
 
 double CostModel::transfer_seconds(double bytes) const {

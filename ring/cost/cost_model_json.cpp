@@ -1,4 +1,5 @@
-#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <string>
 #include <utility>
@@ -17,7 +18,16 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kSchema = "annulus.cost_model";
-constexpr int kVersion = 2;
+constexpr int kVersion = 3;
+
+/// The members of a class under their names.
+json class_json(const ProblemClass& problem) {
+  return {{"dtype", annulus::name_of(problem.dtype)},
+          {"head_dim", problem.head_dim},
+          {"value_dim", problem.value_dim},
+          {"mask", name_of(problem.mask)},
+          {"soft_cap", problem.soft_cap}};
+}
 
 json curve_json(const CostCurve& curve, const char* size, const char* value) {
   json points = json::array();
@@ -33,6 +43,7 @@ struct Bounds {
   double most;
 };
 constexpr Bounds kSizes{0, 0x1p63};
+constexpr Bounds kDims{1, 0x1p31};
 constexpr Bounds kRates{1, 1e30};  // per second
 constexpr Bounds kLatencies{0, 3600};
 constexpr Bounds kTransfers{1e-12, 3600};
@@ -77,6 +88,29 @@ class Reader {
     return value.get<std::string>();
   }
 
+  [[nodiscard]] bool flag(const char* key) const {
+    const json& value = object_.at(key);
+    if (!value.is_boolean()) fail(name(key), fmt::format("is {}, expected a bool", value.dump()));
+    return value.get<bool>();
+  }
+
+  [[nodiscard]] std::int64_t integer(const char* key, Bounds bounds) const {
+    if (!object_.at(key).is_number_integer()) {
+      fail(name(key), fmt::format("is {}, expected a whole number", object_.at(key).dump()));
+    }
+    return static_cast<std::int64_t>(number(key, bounds));
+  }
+
+  /// parse(text), whose ArgumentError says what was expected.
+  template <class Parse>
+  [[nodiscard]] auto parsed(const char* key, const Parse& parse) const {
+    try {
+      return parse(text(key));
+    } catch (const ArgumentError& error) {
+      fail(name(key), fmt::format("is {}, expected {}", error.value(), error.expected()));
+    }
+  }
+
   [[nodiscard]] CostCurve curve(const char* key, const char* size, const char* value,
                                 Bounds bounds) const {
     const json& list = object_.at(key);
@@ -108,12 +142,40 @@ class Reader {
   const std::string& path_;
 };
 
+/// An entry of the list of kernels.
+void read_kernel(const json& entry, std::size_t index, CostModel& model, const std::string& path) {
+  const Reader kernel(entry, fmt::format("kernels[{}]", index), path);
+  kernel.expect_keys({"implementation", "dtype", "head_dim", "value_dim", "mask", "soft_cap",
+                      "source", "call_latency_seconds", "rates"});
+  const ProblemClass problem{kernel.parsed("dtype", parse_dtype), kernel.integer("head_dim", kDims),
+                             kernel.integer("value_dim", kDims),
+                             kernel.parsed("mask", parse_mask_kind), kernel.flag("soft_cap")};
+  const std::string implementation = kernel.text("implementation");
+  const bool fresh =
+      model.kernels[implementation]
+          .emplace(problem, KernelCost{kernel.text("source"),
+                                       kernel.curve("rates", "rows", "flops_per_second", kRates),
+                                       kernel.number("call_latency_seconds", kLatencies)})
+          .second;
+  if (!fresh) {
+    kernel.fail(fmt::format("kernels[{}]", index),
+                fmt::format("is a second entry of {}, {}", implementation, to_string(problem)));
+  }
+}
+
 }  // namespace
 
 std::string to_json(const CostModel& model) {
-  json kernels = json::object();
-  for (const auto& [name, curve] : model.kernels) {
-    kernels[name] = curve_json(curve, "rows", "flops_per_second");
+  json kernels = json::array();
+  for (const auto& [implementation, classes] : model.kernels) {
+    for (const auto& [problem, cost] : classes) {
+      json entry = class_json(problem);
+      entry["implementation"] = implementation;
+      entry["source"] = cost.source;
+      entry["call_latency_seconds"] = cost.call_latency;
+      entry["rates"] = curve_json(cost.rate, "rows", "flops_per_second");
+      kernels.push_back(std::move(entry));
+    }
   }
   json transports = json::object();
   for (const auto& [name, curve] : model.transports) {
@@ -123,7 +185,6 @@ std::string to_json(const CostModel& model) {
               {"version", kVersion},
               {"source", model.source},
               {"kernels", kernels},
-              {"call_latency_seconds", model.call_latency},
               {"merge_bytes_per_second", model.merge_bytes_per_second},
               {"transport", model.transport},
               {"transports", transports}}
@@ -143,21 +204,21 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
     throw FileError(path, "has a number beyond what float64 holds");
   }
   const Reader file(data, "", path);
-  file.expect_keys({"schema", "version", "source", "kernels", "call_latency_seconds",
-                    "merge_bytes_per_second", "transport", "transports"});
-  if (file.at("schema") != kSchema || file.at("version") != kVersion) {
-    file.fail("schema",
-              fmt::format("is {} version {}, expected {} version {}", file.at("schema").dump(),
-                          file.at("version").dump(), kSchema, kVersion));
+  // First, since files of other versions have other keys.
+  const json schema = data.value("schema", json());
+  const json version = data.value("version", json());
+  if (schema != kSchema || version != kVersion) {
+    file.fail("schema", fmt::format("is {} version {}, expected \"{}\" version {}, which annulus "
+                                    "bench --calibrate writes",
+                                    schema.dump(), version.dump(), kSchema, kVersion));
   }
+  file.expect_keys({"schema", "version", "source", "kernels", "merge_bytes_per_second", "transport",
+                    "transports"});
   CostModel model;
   model.source = file.text("source");
-  const Reader kernels(file.at("kernels"), "kernels", path);
-  for (const auto& item : file.at("kernels").items()) {
-    const char* name = item.key().c_str();
-    model.kernels.emplace(name, kernels.curve(name, "rows", "flops_per_second", kRates));
-  }
-  model.call_latency = file.number("call_latency_seconds", kLatencies);
+  const json& kernels = file.at("kernels");
+  if (!kernels.is_array()) file.fail("kernels", "is not a list");
+  for (std::size_t i = 0; i < kernels.size(); ++i) read_kernel(kernels[i], i, model, path);
   model.merge_bytes_per_second = file.number("merge_bytes_per_second", kRates);
   const Reader transports(file.at("transports"), "transports", path);
   for (const auto& item : file.at("transports").items()) {

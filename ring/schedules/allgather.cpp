@@ -116,7 +116,7 @@ std::vector<PlacedPiece> placed_pieces(const std::vector<Message>& arrivals) {
 // which must exchange alike.
 bool may_await(const RankContext& context) {
   const PlanInput& input = context.input;
-  const TransportTraits& transport = transport_traits(input.model.transport);
+  const TransportTraits& transport = transport_traits(input.prices.model.transport);
   const Extents key = input.operands.key.local_shape(context.rank);
   // A kernel that takes all multiprocessors and waits must not keep the transfers from starting.
   return input.options.await_columns && context.needs.size() > 1 && transport.one_sided &&

@@ -110,7 +110,8 @@ BlockFinder::Priced BlockFinder::price(Block block, Asked asked, bool& worth_cut
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     block.implementation = static_cast<int>(i);
     if (asked == Asked::awaiting && !awaits_columns(block)) continue;
-    const double seconds = seconds_of(plan_, block, context_.input.model) + handover_seconds(block);
+    const double seconds =
+        seconds_of(plan_, block, context_.input.prices) + handover_seconds(block);
     const std::string reason = obstacle_of(*candidates[i], context_.input, plan_, block);
     if (reason.empty()) {
       if (best.blocks.empty() || seconds < best.seconds) {
@@ -142,7 +143,7 @@ double BlockFinder::handover_seconds(const Block& block) const {
       input.candidates[static_cast<std::size_t>(block.implementation)]->declares();
   const DType dtype = kernel.results == ResultForm::rounded ? input.problem.dtype
                                                             : partial_dtype(input.problem.dtype);
-  return input.model.memory_seconds(
+  return input.prices.model.memory_seconds(
       (kernel.continues_state ? kPassesToContinue : kPassesToCombine) *
       static_cast<double>(size_of(dtype)) *
       static_cast<double>(block.rows.count * block.heads.count * block.batches.count *

@@ -221,13 +221,12 @@ class Placer {
     const auto& candidate = *input_.candidates[static_cast<std::size_t>(final.implementation)];
     if (!refusal_of(candidate, input_, plan_, final, true).empty()) return false;
     if (!rest) return true;
-    const double saved = input_.model.memory_seconds(
+    const double saved = input_.prices.model.memory_seconds(
         2 * sizeof(float) *
         static_cast<double>(final.rows.count * final.heads.count * final.batches.count *
                             plan_.local.value_dim));
     return final.pairs > 0 && rest->pairs > 0 &&
-           saved > input_.model.kernel_seconds(candidate.names().front(), 0,
-                                               static_cast<double>(final.rows.count)) &&
+           saved > input_.prices.kernel(candidate.names().front()).call_latency &&
            obstacle_of(candidate, input_, plan_, final).empty() &&
            obstacle_of(candidate, input_, plan_, *rest).empty();
   }

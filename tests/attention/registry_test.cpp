@@ -29,7 +29,7 @@ class FakeImplementation final : public Implementation {
   [[nodiscard]] Capability available(Place /*place*/) const override {
     return absence_.empty() ? Capability::yes() : Capability::no(absence_);
   }
-  [[nodiscard]] double assumed_rate(const AttentionProblem& /*problem*/,
+  [[nodiscard]] double assumed_rate(const ProblemClass& /*problem*/,
                                     Place /*place*/) const override {
     return 1;
   }

@@ -26,7 +26,7 @@ class WrappedNative final : public Implementation {
     return Capability::yes();
   }
   [[nodiscard]] Capability available(Place /*place*/) const override { return Capability::yes(); }
-  [[nodiscard]] double assumed_rate(const AttentionProblem& problem, Place place) const override {
+  [[nodiscard]] double assumed_rate(const ProblemClass& problem, Place place) const override {
     return native_.get("native").assumed_rate(problem, place);
   }
   [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,

@@ -2,7 +2,9 @@
 
 #include <cmath>
 
+#include <annulus/attention/registry.hpp>
 #include <annulus/ring/cost_model.hpp>
+#include <annulus/ring/prices.hpp>
 
 #include "fuzzing.hpp"
 
@@ -23,14 +25,21 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!model) return 0;
   const CostModel again = parse_cost_model(to_json(*model), "again.json");
   require(again.source == model->source && again.kernels == model->kernels &&
-              again.call_latency == model->call_latency &&
               again.merge_bytes_per_second == model->merge_bytes_per_second &&
               again.transports == model->transports && again.transport == model->transport,
           "a cost model is what its text says");
+  // Measured, of the nearest class or assumed.
+  static const Registry registry = Registry::standard();
+  AttentionProblem problem;
+  problem.dtype = DType::bfloat16;
+  const Prices prices = make_prices(
+      *model, problem, {&registry.get("native"), &registry.get("flash_attn2")}, Place::cuda(0));
   for (const double amount : {0.0, 1.0, 4096.0, 1e9, 0x1p62}) {
-    for (const auto& [name, curve] : model->kernels) {
-      require_time(model->kernel_seconds(name, amount, amount));
+    for (const auto& [name, classes] : model->kernels) {
+      for (const auto& [measured, cost] : classes) require_time(cost.seconds(amount, amount));
     }
+    require_time(prices.kernel("native").seconds(amount, amount));
+    require_time(prices.kernel("flash_attn2").seconds(amount, amount));
     require_time(model->memory_seconds(amount));
     require_time(model->transfer_seconds(amount));
   }

@@ -14,6 +14,9 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
+constexpr ProblemClass kHalfBand{DType::bfloat16, 64, 64, MaskKind::band, false};
+constexpr ProblemClass kWideGeneral{DType::float32, 192, 128, MaskKind::general, true};
+
 TEST(CostCurve, IsLinearBetweenPoints) {
   const CostCurve curve({{10, 1}, {20, 3}, {40, 4}}, "test");
   EXPECT_DOUBLE_EQ(curve.extended(10), 1);
@@ -51,14 +54,11 @@ TEST(CostCurve, CrossoverIsWhereOneStaysBelow) {
       crossover(CostCurve({{10, 2}, {100, 20}}, "a"), CostCurve({{0, 1}, {90, 9}}, "b")), 10);
 }
 
-TEST(CostModel, KernelRateFollowsTheRows) {
-  CostModel model = CostModel::cpu_core();
-  model.kernels.emplace("native", CostCurve({{100, 1e9}, {200, 2e9}}, "test"));
-  model.call_latency = 0.5;
-  EXPECT_DOUBLE_EQ(model.kernel_seconds("native", 1e9, 50), 1.5);
-  EXPECT_DOUBLE_EQ(model.kernel_seconds("native", 1.5e9, 150), 1.5);
-  EXPECT_DOUBLE_EQ(model.kernel_seconds("native", 1e9, 1000), 1);
-  EXPECT_THROW((void)model.kernel_seconds("sdpa", 1, 1), InternalError);
+TEST(KernelCost, RateFollowsTheRows) {
+  const KernelCost cost{"test", CostCurve({{100, 1e9}, {200, 2e9}}, "test"), 0.5};
+  EXPECT_DOUBLE_EQ(cost.seconds(1e9, 50), 1.5);
+  EXPECT_DOUBLE_EQ(cost.seconds(1.5e9, 150), 1.5);
+  EXPECT_DOUBLE_EQ(cost.seconds(1e9, 1000), 1);
 }
 
 TEST(CostModel, HopperKnowsBothTransports) {
@@ -82,17 +82,63 @@ TEST(CostModel, SuitsThePlace) {
   EXPECT_EQ(CostModel::for_place(Place::cuda(3)).source, CostModel::hopper_nvlink().source);
 }
 
+// Two classes of one implementation, one of another.
+CostModel measured_model() {
+  CostModel model = CostModel::hopper_nvlink();
+  model.source = "measured: here";
+  model.kernels["native"] = {
+      {kHalfBand, {"first", CostCurve({{100, 1e9 / 3}, {200, 2e9}}, "test"), 1e-6 / 3}},
+      {kWideGeneral, {"second", CostCurve::constant(5e10), 0}}};
+  model.kernels["sdpa"] = {{kHalfBand, {"third", CostCurve::constant(6e14), 9e-6}}};
+  return model;
+}
+
 TEST(CostModel, JsonKeepsEveryBit) {
-  for (CostModel model : {CostModel::cpu_core(), CostModel::hopper_nvlink()}) {
-    model.kernels.emplace("native", CostCurve({{100, 1e9 / 3}, {200, 2e9}}, "test"));
+  for (const CostModel& model :
+       {CostModel::cpu_core(), CostModel::hopper_nvlink(), measured_model()}) {
     const CostModel again = parse_cost_model(to_json(model), "model.json");
     EXPECT_EQ(again.source, model.source);
     EXPECT_EQ(again.kernels, model.kernels);
-    EXPECT_EQ(again.call_latency, model.call_latency);
     EXPECT_EQ(again.merge_bytes_per_second, model.merge_bytes_per_second);
     EXPECT_EQ(again.transports, model.transports);
     EXPECT_EQ(again.transport, model.transport);
   }
+}
+
+TEST(CostModel, RefreshingKeepsWhatWasNotMeasuredAgain) {
+  CostModel model = measured_model();
+  CostModel newer;
+  newer.source = model.source;
+  const KernelCost again{"again", CostCurve::constant(7e14), 1e-5};
+  ProblemClass capped = kHalfBand;
+  capped.soft_cap = true;
+  newer.kernels["sdpa"] = {{kHalfBand, again}, {capped, again}};
+  newer.merge_bytes_per_second = 5;
+  newer.transports = {{"nccl", CostCurve::constant(3)}};
+  newer.transport = "nccl";
+  CostModel expected = model;
+  expected.kernels["sdpa"] = {{kHalfBand, again}, {capped, again}};
+  expected.transports.at("nccl") = CostCurve::constant(3);
+  model.refresh(newer);
+  EXPECT_EQ(model.kernels, expected.kernels);
+  EXPECT_EQ(model.transports, expected.transports);
+  EXPECT_EQ(model.merge_bytes_per_second, 5);
+  EXPECT_EQ(model.transport, "nccl");
+}
+
+TEST(CostModel, FiguresOfDifferentMachinesDoNotMix) {
+  CostModel model = measured_model();
+  CostModel newer = measured_model();
+  newer.source = "measured: elsewhere";
+  try {
+    model.refresh(newer);
+    FAIL() << "no error";
+  } catch (const ArgumentError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("got 'measured: here'"));
+    EXPECT_THAT(error.what(), HasSubstr("'measured: elsewhere', or another file"));
+  }
+  EXPECT_NO_THROW(model.check_source("measured: here"));
+  EXPECT_THROW(CostModel::cpu_core().check_source("measured: here"), ArgumentError);
 }
 
 void expect_file_error(const std::string& text, const std::string& expected) {
@@ -117,7 +163,7 @@ TEST(CostModel, DeepBracketsAreRefused) {
 TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
   const auto damaged = [](const std::function<void(json&)>& damage) {
     CostModel model = CostModel::cpu_core();
-    model.kernels.emplace("native", CostCurve::constant(5e10));
+    model.kernels["native"] = {{kHalfBand, {"test", CostCurve::constant(5e10), 1e-6}}};
     json data = json::parse(to_json(model));
     damage(data);
     return data.dump();
@@ -125,30 +171,51 @@ TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
   expect_file_error("{", "is not JSON");
   expect_file_error("[]", "is not an object");
   expect_file_error("[1e400]", "beyond what float64 holds");
-  expect_file_error(damaged([](json& d) { d["call_latency_seconds"] = 1e308; }),
-                    "call_latency_seconds is 1e+308, expected a number from 0 to 3600");
+  const auto damaged_kernel = [&](const std::function<void(json&)>& damage) {
+    return damaged([&](json& d) { damage(d["kernels"][0]); });
+  };
+  expect_file_error(damaged_kernel([](json& k) { k["call_latency_seconds"] = 1e308; }),
+                    "kernels[0].call_latency_seconds is 1e+308, expected a number from 0 to 3600");
   expect_file_error(damaged([](json& d) { d["merge_bytes_per_second"] = 1e-300; }),
                     "merge_bytes_per_second is 1e-300");
-  expect_file_error(
-      damaged([](json& d) { d["kernels"]["native"][0]["flops_per_second"] = 1e-300; }),
-      "kernels.native[0].flops_per_second is 1e-300");
+  expect_file_error(damaged_kernel([](json& k) { k["rates"][0]["flops_per_second"] = 1e-300; }),
+                    "kernels[0].rates[0].flops_per_second is 1e-300");
   expect_file_error(damaged([](json& d) { d["transports"]["mpi"][0]["seconds"] = 1e308; }),
                     "transports.mpi[0].seconds is 1e+308");
   expect_file_error(damaged([](json& d) { d["transports"]["mpi"][1]["bytes"] = 1e-300; }),
                     "transports.mpi takes more than 1 s per byte");
   expect_file_error(damaged([](json& d) { d.erase("source"); }), "source is missing");
   expect_file_error(damaged([](json& d) { d["speed"] = 1; }), "speed is no key");
-  expect_file_error(damaged([](json& d) { d["version"] = 1; }), "version 1");
-  expect_file_error(damaged([](json& d) { d["call_latency_seconds"] = "1"; }),
-                    "call_latency_seconds is \"1\"");
+  expect_file_error(damaged([](json& d) { d["version"] = 2; }),
+                    "schema is \"annulus.cost_model\" version 2, expected \"annulus.cost_model\" "
+                    "version 3, which annulus bench --calibrate writes");
+  expect_file_error(damaged([](json& d) { d.erase("version"); }), "version null");
+  expect_file_error(damaged([](json& d) { d["schema"] = "other"; }), "schema is \"other\"");
+  expect_file_error(damaged_kernel([](json& k) { k["call_latency_seconds"] = "1"; }),
+                    "kernels[0].call_latency_seconds is \"1\"");
+  expect_file_error(damaged_kernel([](json& k) { k["dtype"] = "int7"; }),
+                    "kernels[0].dtype is 'int7'");
+  expect_file_error(damaged_kernel([](json& k) { k["mask"] = "fog"; }),
+                    "kernels[0].mask is 'fog', expected one of none, band");
+  expect_file_error(damaged_kernel([](json& k) { k["head_dim"] = 64.5; }),
+                    "kernels[0].head_dim is 64.5, expected a whole number");
+  expect_file_error(damaged_kernel([](json& k) { k["value_dim"] = 0; }),
+                    "kernels[0].value_dim is 0");
+  expect_file_error(damaged_kernel([](json& k) { k["soft_cap"] = 1; }),
+                    "kernels[0].soft_cap is 1, expected a bool");
+  expect_file_error(damaged_kernel([](json& k) { k["speed"] = 1; }), "kernels[0].speed is no key");
+  expect_file_error(damaged([](json& d) { d["kernels"].push_back(d["kernels"][0]); }),
+                    "kernels[1] is a second entry of native, bfloat16 D=64 Dv=64, mask band");
   expect_file_error(damaged([](json& d) { d["merge_bytes_per_second"] = 0; }),
                     "merge_bytes_per_second is 0");
-  expect_file_error(damaged([](json& d) { d["kernels"]["native"] = json::array(); }),
-                    "kernels.native has no point");
-  expect_file_error(damaged([](json& d) { d["kernels"]["native"] = 3; }),
-                    "kernels.native is not a list");
-  expect_file_error(damaged([](json& d) { d["kernels"]["native"][0].erase("rows"); }),
-                    "kernels.native[0].rows is missing");
+  expect_file_error(damaged([](json& d) { d["kernels"] = json::object(); }),
+                    "kernels is not a list");
+  expect_file_error(damaged_kernel([](json& k) { k["rates"] = json::array(); }),
+                    "kernels[0].rates has no point");
+  expect_file_error(damaged_kernel([](json& k) { k["rates"] = 3; }),
+                    "kernels[0].rates is not a list");
+  expect_file_error(damaged_kernel([](json& k) { k["rates"][0].erase("rows"); }),
+                    "kernels[0].rates[0].rows is missing");
   expect_file_error(damaged([](json& d) { d["transports"]["mpi"][1]["seconds"] = -1; }),
                     "transports.mpi[1].seconds is -1");
   expect_file_error(damaged([](json& d) { d["transports"]["mpi"][1]["bytes"] = 0; }),

@@ -153,7 +153,7 @@ TEST(Plan, RandomProblemsAreComputedCompletely) {
       AttentionProblem half = drawn.problem;
       half.dtype = DType::bfloat16;
       PlanInput rounding = flash_input(half, operands);
-      rounding.model.merge_bytes_per_second = 1;
+      rounding.prices.model.merge_bytes_per_second = 1;
       expect_valid(make_plan(rounding, schedule), operands, static_cast<unsigned>(index));
       // Kernels that round, that continue a state and that do neither, in one plan: every other
       // block is refused to the one that would take it first.
@@ -163,7 +163,7 @@ TEST(Plan, RandomProblemsAreComputedCompletely) {
       PlanInput mixed = make_plan_input(
           half, operands, {straight.candidates[0], rounding.candidates[0], straight.candidates[1]},
           Place::cuda(0), CostModel::hopper_nvlink(), options);
-      mixed.model.merge_bytes_per_second = index % 2 == 0 ? 1 : 3.3e12;
+      mixed.prices.model.merge_bytes_per_second = index % 2 == 0 ? 1 : 3.3e12;
       int taken = 0;
       for (const RankPlan& rank : make_plan(mixed, schedule).ranks) {
         for (const Block* block : rank.all<Block>()) {

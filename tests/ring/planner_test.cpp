@@ -33,8 +33,8 @@ TEST(Planner, AutoTakesTheScheduleThatThePredictionPrefers) {
     CostModel model = CostModel::cpu_core();
     model.transports.at("mpi") = CostCurve::transfer(latency, 3e9);
     const PlanInput input = native_input(problem, operands, {}, model);
-    const double ring = predicted_seconds(make_plan(input, Schedule::ring), input.model);
-    const double allgather = predicted_seconds(make_plan(input, Schedule::allgather), input.model);
+    const double ring = predicted_seconds(make_plan(input, Schedule::ring), input.prices);
+    const double allgather = predicted_seconds(make_plan(input, Schedule::allgather), input.prices);
     const ScheduleChoice choice = choose_schedule(input, "auto");
     EXPECT_EQ(choice.schedule, ring <= 1.01 * allgather ? Schedule::ring : Schedule::allgather);
   }
@@ -97,7 +97,7 @@ TEST(Planner, ColumnsAreAwaitedOnlyWhereKernelTransportAndMemoryPermit) {
   EXPECT_FALSE(awaits_columns(make_plan(input, Schedule::ring)));
 
   PlanInput by_nccl = input;
-  by_nccl.model.use_transport("nccl");
+  by_nccl.prices.model.use_transport("nccl");
   EXPECT_FALSE(awaits_columns(make_plan(by_nccl, Schedule::allgather)));
 
   PlanInput on_one_gpu = input;
@@ -138,10 +138,8 @@ TEST(Planner, BlocksGoToTheFastestThatTakesThem) {
   const AttentionProblem problem = causal_problem(4096, 8, 2);
   const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::zigzag);
   for (const double rate : {1e12, 1e15}) {
-    CostModel model = CostModel::hopper_nvlink();
-    model.kernels.emplace("native", CostCurve::constant(rate));
-    const PlanInput input =
-        gpu_input(problem, operands, PlanOptions::for_place(Place::cuda(0)), model);
+    PlanInput input = gpu_input(problem, operands);
+    set_rate(input.prices, "native", rate);
     const RankPlan plan = make_rank_plan(input, Schedule::ring, 0);
     for (const Block* block : plan.all<Block>()) {
       EXPECT_EQ(plan.implementations.at(static_cast<std::size_t>(block->implementation)),
@@ -165,7 +163,7 @@ TEST(Planner, ARefusalToRoundIsNoRefusalOfTheBlock) {
   for (const int ranks : {1, 2}) {
     const ShardedOperands operands = sequence_operands(problem, ranks, LayoutKind::zigzag);
     PlanInput input = flash_input(problem, operands);
-    input.model.merge_bytes_per_second = 1;  // whatever another call costs
+    input.prices.model.merge_bytes_per_second = 1;  // whatever another call costs
     const Schedule schedule = ranks == 1 ? Schedule::local : Schedule::ring;
     for (const RankPlan& rank : make_plan(input, schedule).ranks) {
       for (const Block* block : rank.all<Block>()) {
@@ -195,12 +193,11 @@ TEST(Planner, ResultsThatAreHandedOverCount) {
     problem.shape.head_dim = problem.shape.value_dim = 128;
     const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::zigzag);
     const Registry registry = Registry::standard();
-    CostModel model = CostModel::hopper_nvlink();
-    model.kernels = {{"sdpa", CostCurve({{16384, 600e12}}, "sdpa")},
-                     {"flash_attn2", CostCurve({{16384, 590e12}}, "flash_attn2")}};
-    const PlanInput input =
-        make_plan_input(problem, operands, {&registry.get("sdpa"), &registry.get("flash_attn2")},
-                        Place::cuda(0), std::move(model), PlanOptions::for_place(Place::cuda(0)));
+    PlanInput input = make_plan_input(
+        problem, operands, {&registry.get("sdpa"), &registry.get("flash_attn2")}, Place::cuda(0),
+        CostModel::hopper_nvlink(), PlanOptions::for_place(Place::cuda(0)));
+    set_rate(input.prices, "sdpa", 600e12);
+    set_rate(input.prices, "flash_attn2", 590e12);
     const RankPlan plan = make_rank_plan(input, Schedule::ring, 0);
     for (const Block* block : plan.all<Block>()) {
       EXPECT_EQ(plan.implementations.at(static_cast<std::size_t>(block->implementation)), expected);
@@ -272,7 +269,7 @@ TEST(Planner, LargeMeshesAreJudgedByTheBusiestRankAndOthers) {
   EXPECT_TRUE(plan.is_sample());
   EXPECT_EQ(plan.most_work, plan.ranks.back().work());
   EXPECT_NEAR(plan.imbalance(), 2 - 1.0 / 512 - 1, 1e-3);
-  EXPECT_GT(predicted_seconds(plan, input.model), 0);
+  EXPECT_GT(predicted_seconds(plan, input.prices), 0);
   EXPECT_EQ(
       sample_ranks(native_input(problem, sequence_operands(problem, 8, LayoutKind::zigzag))).size(),
       8U);

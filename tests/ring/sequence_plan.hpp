@@ -27,6 +27,11 @@ inline ShardedOperands sequence_operands(const AttentionProblem& problem, int ra
                         {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout});
 }
 
+/// Whatever was assumed or measured.
+inline void set_rate(Prices& prices, const std::string& implementation, double rate) {
+  prices.kernels.at(implementation).rate = CostCurve::constant(rate);
+}
+
 /// The native kernel alone; it only has to take everything.
 inline PlanInput native_input(const AttentionProblem& problem, const ShardedOperands& operands,
                               const PlanOptions& options = {},

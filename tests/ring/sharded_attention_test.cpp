@@ -212,7 +212,7 @@ TEST_F(ShardedAttentionTest, RanksThatWantDifferentThingsAllHearOfIt) {
   plan.lse_dtype = DType::float32;
   expect_heard(options_.plan, plan);
   CostModel model = CostModel::for_place(Place::host());
-  model.call_latency *= 2;
+  model.merge_bytes_per_second *= 2;
   expect_heard(options_.cost_model, model);
   Tracer tracer;
   expect_heard(options_.runner.tracer, &tracer);

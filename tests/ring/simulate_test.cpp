@@ -24,13 +24,14 @@ AttentionProblem problem_of(std::int64_t length, bool causal) {
 }
 
 // Kernels of `flops` operations a second, messages of the given time, and nothing else.
-CostModel plain_model(const std::string& transport, double flops, const CostCurve& messages) {
-  return {.source = "test",
-          .kernels = {{"native", CostCurve::constant(flops)}, {"sdpa", CostCurve::constant(flops)}},
-          .call_latency = 0,
-          .merge_bytes_per_second = kEndless,
-          .transports = {{transport, messages}},
-          .transport = transport};
+Prices plain_prices(const std::string& transport, double flops, const CostCurve& messages) {
+  const KernelCost kernel{"test", CostCurve::constant(flops), 0};
+  return {{.source = "test",
+           .kernels = {},
+           .merge_bytes_per_second = kEndless,
+           .transports = {{transport, messages}},
+           .transport = transport},
+          {{"native", kernel}, {"sdpa", kernel}, {"flash_attn2", kernel}}};
 }
 
 Block& first_block(RankPlan& plan) {
@@ -43,19 +44,19 @@ Block& first_block(RankPlan& plan) {
 TEST(Simulate, OneRankTakesItsComputeTime) {
   const AttentionProblem problem = problem_of(1024, true);
   const Plan plan = sequence_plan(problem, 1, LayoutKind::contiguous, Schedule::local);
-  const CostModel model = plain_model("mpi", 1e9, CostCurve::constant(1));
-  EXPECT_NEAR(predicted_seconds(plan, model), forward_flops(problem.shape, 1024.0 * 1025 / 2) / 1e9,
-              1e-12);
+  const Prices prices = plain_prices("mpi", 1e9, CostCurve::constant(1));
+  EXPECT_NEAR(predicted_seconds(plan, prices),
+              forward_flops(problem.shape, 1024.0 * 1025 / 2) / 1e9, 1e-12);
 }
 
 TEST(Simulate, SlowLinksAreExposedAndFastOnesHide) {
   const Plan plan = sequence_plan(problem_of(4096, true), 4, LayoutKind::zigzag, Schedule::ring);
-  CostModel model = CostModel::cpu_core();
-  model.kernels.emplace("native", CostCurve::constant(5e10));
-  model.transports.at("mpi") = CostCurve::transfer(1e-12, 1e15);
-  for (const RankTimeline& rank : simulate(plan, model)) EXPECT_NEAR(rank.exposed, 0, 1e-4);
-  model.transports.at("mpi") = CostCurve::transfer(1e-12, 1e6);
-  for (const RankTimeline& rank : simulate(plan, model)) {
+  Prices prices = plain_prices("mpi", 5e10, CostCurve::constant(1));
+  prices.model = CostModel::cpu_core();
+  prices.model.transports.at("mpi") = CostCurve::transfer(1e-12, 1e15);
+  for (const RankTimeline& rank : simulate(plan, prices)) EXPECT_NEAR(rank.exposed, 0, 1e-4);
+  prices.model.transports.at("mpi") = CostCurve::transfer(1e-12, 1e6);
+  for (const RankTimeline& rank : simulate(plan, prices)) {
     EXPECT_GT(rank.exposed, 0.5 * rank.transfer);
     EXPECT_GE(rank.finish, rank.compute);
   }
@@ -65,13 +66,13 @@ TEST(Simulate, UsesTheCurveOfTheTransportInUse) {
   const Plan plan =
       sequence_plan(problem_of(4096, false), 4, LayoutKind::contiguous, Schedule::ring);
   const auto bytes = static_cast<double>(plan.ranks[0].all<Exchange>()[0]->receives.at(0).bytes);
-  CostModel model = CostModel::hopper_nvlink();
-  model.kernels.emplace("native", CostCurve::constant(1e12));
+  Prices prices = plain_prices("peer", 1e12, CostCurve::constant(1));
+  prices.model = CostModel::hopper_nvlink();
   for (const char* transport : {"peer", "nccl"}) {
-    model.use_transport(transport);
+    prices.model.use_transport(transport);
     // Three hops of one message each.
-    EXPECT_NEAR(simulate(plan, model)[0].transfer,
-                3 * model.transports.at(transport).extended(bytes), 1e-12);
+    EXPECT_NEAR(simulate(plan, prices)[0].transfer,
+                3 * prices.model.transports.at(transport).extended(bytes), 1e-12);
   }
 }
 
@@ -88,7 +89,7 @@ TEST(Simulate, TransfersOfGpusRunAheadWhereMemoryAllows) {
     const double flops =
         2.0 * static_cast<double>(block.pairs) * static_cast<double>(block.heads.count) * 128;
     for (RankPlan& rank : plan.ranks) first_block(rank).pairs *= 4;
-    return predicted_seconds(plan, plain_model(transport, flops, CostCurve::constant(2)));
+    return predicted_seconds(plan, plain_prices(transport, flops, CostCurve::constant(2)));
   };
   for (const bool direct : {true, false}) {
     for (const bool prefetch : {true, false}) {
@@ -117,7 +118,7 @@ TEST(Simulate, WhoTakesDoesNotWaitForTheOtherSideToReceive) {
   // its second block uses until 21.
   first.pairs *= 20;
   const auto finish = [&](const char* transport, std::size_t rank) {
-    return simulate(plan, plain_model(transport, flops, CostCurve::constant(2)))[rank].finish;
+    return simulate(plan, plain_prices(transport, flops, CostCurve::constant(2)))[rank].finish;
   };
   // Rank 0 gets columns of rank 1 in its third hop: by 6, or when that one comes to its own, by 23.
   EXPECT_NEAR(finish("peer", 0), 7, 1e-9);
@@ -130,11 +131,11 @@ TEST(Simulate, PackingComesFirstAndCombiningLast) {
   const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::contiguous);
   const Plan plan = make_plan(gpu_input(problem, operands), Schedule::ring);
   const double shard = 1024.0 * 64 * 2;  // bytes of a head
-  CostModel model = plain_model("peer", kEndless, CostCurve::constant(1e-3));
-  model.merge_bytes_per_second = 1e9;
+  Prices prices = plain_prices("peer", kEndless, CostCurve::constant(1e-3));
+  prices.model.merge_bytes_per_second = 1e9;
   const double packing = 2 * (2 * 2 * shard) / 1e9;      // K and V of two heads: read, written
   const double combining = (4 + 1) * (8 * shard) / 1e9;  // four results read, one written
-  for (const RankTimeline& rank : simulate(plan, model)) {
+  for (const RankTimeline& rank : simulate(plan, prices)) {
     EXPECT_NEAR(rank.compute, packing + combining, 1e-12);
     EXPECT_NEAR(rank.finish, packing + 3e-3 + combining, 1e-12);
     EXPECT_NEAR(rank.exposed, 3e-3, 1e-12);
@@ -152,13 +153,13 @@ TEST(Simulate, RandomProblemsFinishInTime) {
       const Schedule schedule = choose_schedule(input, drawn.schedule).schedule;
       const Plan plan = make_plan(input, schedule);
       const CostCurve messages = CostCurve::transfer(1e-6, 1e9);
-      const double mpi = predicted_seconds(plan, plain_model("mpi", 1e9, messages));
-      const double nccl = predicted_seconds(plan, plain_model("nccl", 1e9, messages));
-      const double peer = predicted_seconds(plan, plain_model("peer", 1e9, messages));
+      const double mpi = predicted_seconds(plan, plain_prices("mpi", 1e9, messages));
+      const double nccl = predicted_seconds(plan, plain_prices("nccl", 1e9, messages));
+      const double peer = predicted_seconds(plan, plain_prices("peer", 1e9, messages));
       EXPECT_LE(nccl, mpi * (1 + 1e-9));
       EXPECT_LE(peer, mpi * (1 + 1e-9));
       for (const char* transport : {"mpi", "nccl", "peer"}) {
-        const CostModel free = plain_model(transport, 1e9, CostCurve::constant(1e-30));
+        const Prices free = plain_prices(transport, 1e9, CostCurve::constant(1e-30));
         double work = 0;
         for (const RankTimeline& rank : simulate(plan, free)) work = std::max(work, rank.compute);
         const double finish = predicted_seconds(plan, free);
@@ -177,9 +178,9 @@ TEST(Simulate, ASampleOfEqualRanksTakesAsLongAsAllOfThem) {
   const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);
   const PlanInput input = native_input(problem, operands);
   for (const char* transport : {"mpi", "nccl", "peer"}) {
-    const CostModel model = plain_model(transport, 1e9, CostCurve::transfer(1e-3, 1e8));
-    const double all = predicted_seconds(make_plan(input, Schedule::ring), model);
-    EXPECT_NEAR(predicted_seconds(make_plan(input, Schedule::ring, {0, 3}), model), all,
+    const Prices prices = plain_prices(transport, 1e9, CostCurve::transfer(1e-3, 1e8));
+    const double all = predicted_seconds(make_plan(input, Schedule::ring), prices);
+    EXPECT_NEAR(predicted_seconds(make_plan(input, Schedule::ring, {0, 3}), prices), all,
                 1e-9 * all);
   }
 }
@@ -192,10 +193,10 @@ TEST(Simulate, ABlockWaitsForColumnsThatItDoesNotHaveYet) {
   ASSERT_EQ(plan.ranks[0].all<Block>().size(), 1U);
   ASSERT_EQ(plan.ranks[0].all<Block>()[0]->arrivals.size(), 1U);
   const auto finish = [&](double message) {
-    CostModel model = plain_model("peer", 1, CostCurve::constant(message));
     // All blocks take a second.
-    model.kernels = {{"flash_attn2", CostCurve::constant(plan.ranks[0].work() * 4 * 64)}};
-    return simulate(plan, model)[0].finish;
+    const Prices prices =
+        plain_prices("peer", plan.ranks[0].work() * 4 * 64, CostCurve::constant(message));
+    return simulate(plan, prices)[0].finish;
   };
   EXPECT_NEAR(finish(1e-6), 1, 1e-6);
   // 132 tiles at a time out of 64 heads of 32; the longest take twice the mean, half of it for own
@@ -213,8 +214,8 @@ TEST(Simulate, TasksThatWaitForEachOtherAreAnError) {
       task.after.push_back({static_cast<int>(plan.ranks[0].tasks.size()) - 1, Stage::done});
     }
   }
-  const CostModel model = plain_model("nccl", 1e9, CostCurve::constant(1));
-  EXPECT_THROW((void)simulate(plan, model), InternalError);
+  const Prices prices = plain_prices("nccl", 1e9, CostCurve::constant(1));
+  EXPECT_THROW((void)simulate(plan, prices), InternalError);
 }
 
 }  // namespace

@@ -25,10 +25,9 @@ std::size_t expect_straight(const AttentionProblem& problem, LayoutKind layout, 
                                   << to_string(problem.mask));
   const ShardedOperands operands = sequence_operands(problem, kRanks, layout);
   // Small problems would be faster as they are: the other kernel must be slower still.
-  CostModel model = CostModel::hopper_nvlink();
-  model.kernels.emplace("native", CostCurve::constant(1e6));
-  const Plan plan = make_plan(
-      gpu_input(problem, operands, PlanOptions::for_place(Place::cuda(0)), model), schedule);
+  PlanInput input = gpu_input(problem, operands);
+  set_rate(input.prices, "native", 1e6);
+  const Plan plan = make_plan(input, schedule);
   std::size_t most = 0;
   for (const RankPlan& rank : plan.ranks) {
     const std::vector<const Block*> blocks = rank.all<Block>();
@@ -116,11 +115,9 @@ TEST(StraightBlocks, AreCutOnlyWhereThatIsFaster) {
   const auto row = documents_of(32, 256);
   problem.mask.set_segments(1, row, row);
   const ShardedOperands operands = sequence_operands(problem, 1, LayoutKind::contiguous);
-  CostModel model = CostModel::hopper_nvlink();
+  PlanInput input = gpu_input(problem, operands);
   for (const auto& [latency, blocks] : {std::pair{1e-9, 8U}, std::pair{1.0, 1U}}) {
-    model.call_latency = latency;
-    const PlanInput input =
-        gpu_input(problem, operands, PlanOptions::for_place(Place::cuda(0)), model);
+    for (auto& [name, cost] : input.prices.kernels) cost.call_latency = latency;
     EXPECT_EQ(make_rank_plan(input, Schedule::local, 0).all<Block>().size(), blocks);
   }
 }

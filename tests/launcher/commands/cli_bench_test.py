@@ -3,6 +3,8 @@
 import json
 import os
 
+import numpy as np
+
 from cli_support import CliTest, main
 
 PLAN = ["plan", "--mesh", "sp=4", "--shape", "1,8k,8k,8,2,64"]
@@ -45,19 +47,40 @@ class Hops(CliTest):
 
 
 class Calibrate(CliTest):
+    @staticmethod
+    def class_of(kernel):
+        return tuple(kernel[key] for key in ["implementation", "dtype", "head_dim", "value_dim",
+                                             "mask", "soft_cap"])
+
+    def kernels(self):
+        with open(self.path("model.json")) as file:
+            return {self.class_of(kernel): kernel for kernel in json.load(file)["kernels"]}
+
+    def rate_in(self, *words):
+        """What plan --explain says about native."""
+        result = self.annulus("plan", "--mesh", "sp=4", "--cost-model", "model.json", "--explain",
+                              *words)
+        self.expect_success(result)
+        (line,) = [line for line in result.stdout.splitlines() if "rate of native" in line]
+        return line.removeprefix("# rate of native: ")
+
     def test_writes_a_model_that_can_be_used(self):
         result = self.annulus(*CALIBRATE, ranks=2)
         self.expect_success(result)
         with open(self.path("model.json")) as file:
             model = json.load(file)
-        self.assertEqual((model["schema"], model["version"]), ("annulus.cost_model", 2))
-        self.assertEqual([point["rows"] for point in model["kernels"]["native"]], [32, 64, 128])
+        self.assertEqual((model["schema"], model["version"]), ("annulus.cost_model", 3))
+        (kernel,) = model["kernels"]
+        self.assertEqual([point["rows"] for point in kernel["rates"]], [32, 64, 128])
+        self.assertEqual(self.class_of(kernel), ("native", "float32", 32, 32, "band", False))
+        self.assertGreater(kernel["call_latency_seconds"], 0)
+        for text in ["N=4 K=2", "causal"]:
+            self.assertIn(text, kernel["source"])
         self.assertEqual(model["transport"], "mpi")
         self.assertEqual(list(model["transports"]), ["mpi"])
         hops = model["transports"]["mpi"]
         self.assertGreater(hops[-1]["seconds"], hops[0]["seconds"])
-        for text in ["measured: 2 ranks", "N=4 K=2 D=32", "causal", "native"]:
-            self.assertIn(text, model["source"])
+        self.assertRegex(model["source"], "^measured: 2 ranks on 1 node .*, . threads? per rank")
         self.expect_no_files()
         for words in [PLAN, ["bench", "--shape", "1,64,64,4,2,16", "--iters", "1"],
                       ["verify", "--shape", "1,64,64,4,2,16", "--explain"]]:
@@ -77,11 +100,84 @@ class Calibrate(CliTest):
                           "--json model.json: is the same file as --calibrate")
         self.expect_no_files("model.json")
 
+    def test_classes_are_added_and_refreshed(self):
+        wide = ("native", "float32", 32, 32, "band", False)
+        half = ("native", "bfloat16", 32, 32, "band", False)
+        self.expect_success(self.annulus(*CALIBRATE, ranks=2))
+        first = self.kernels()
+        self.assertEqual(list(first), [wide])
+        self.expect_success(self.annulus(*CALIBRATE, "--dtype", "bfloat16", ranks=2))
+        second = self.kernels()
+        self.assertEqual(set(second), {wide, half})
+        self.assertEqual(second[wide], first[wide])
+        sweep = [word.replace("32:128:2", "16:32") for word in CALIBRATE]
+        self.expect_success(self.annulus(*sweep, ranks=2))
+        third = self.kernels()
+        self.assertEqual(set(third), {wide, half})
+        self.assertEqual(third[half], second[half])
+        self.assertEqual([point["rows"] for point in third[wide]["rates"]], [16, 32])
+
+        # A plan says which figures are its own.
+        shape = ["--shape", "1,8k,8k,8,2,32"]
+        for words, text in [([], "measured for float32 D=32 Dv=32, mask band (B=1 N=4 K=2"),
+                            (["--dtype", "bfloat16"], "measured for bfloat16 D=32 Dv=32"),
+                            (["--dtype", "bfloat16", "--soft-cap", "20"],
+                             "nearest measured class: bfloat16 D=32 Dv=32, mask band"),
+                            (["--dtype", "float16"], "assumed for float16 D=32 Dv=32, mask band")]:
+            said = self.rate_in(*shape, "--causal", *words)
+            self.assertTrue(said.startswith(text), said)
+        result = self.annulus("verify", "--shape", "1,64,64,4,2,32", "--causal", "--explain",
+                              "--cost-model", "model.json", ranks=2)
+        self.expect_success(result)
+        self.assertIn("# rate of native: measured for float32 D=32 Dv=32", result.stdout)
+        result = self.annulus(*PLAN, "--cost-model", "model.json", "--json", "-")
+        self.expect_success(result)
+        self.assertIn("mask band", json.loads(result.stdout)["rates"]["native"])
+
+    def test_every_kind_of_mask(self):
+        np.save(self.path("cu.npy"), np.array([0, 40, 128], np.int32))
+        np.save(self.path("bias.npy"), np.zeros([1, 128], np.float32))
+        plain = [word for word in CALIBRATE if word != "--causal"]
+        kinds = [([], "none"), (["--window", "9"], "band"), (["--cu-seqlens", "cu.npy"], "segments"),
+                 (["--block-mask", "random:0.5", "--block-size", "16,16"], "blocks"),
+                 (["--bias", "bias.npy"], "general"), (["--mask", "random:0.9"], "general"),
+                 (["--dropout", "0.1", "--soft-cap", "5"], "general")]
+        for words, _ in kinds:
+            self.expect_success(self.annulus(*plain, *words, ranks=2))
+        found = [(shape[4], shape[5]) for shape in self.kernels()]
+        self.assertEqual(sorted(found), [("band", False), ("blocks", False), ("general", False),
+                                         ("general", True), ("none", False), ("segments", False)])
+
+    def test_named_implementation(self):
+        self.expect_success(self.annulus(*CALIBRATE, "--impl", "vanilla", ranks=2))
+        self.assertEqual([shape[0] for shape in self.kernels()], ["vanilla"])
+
+    def test_other_files_are_left_alone(self):
+        self.expect_success(self.annulus(*CALIBRATE, ranks=2))
+        with open(self.path("model.json")) as file:
+            text = file.read()
+        def refused(content, *expected, ranks=2):
+            with open(self.path("model.json"), "w") as file:
+                file.write(content)
+            self.expect_error(self.annulus(*CALIBRATE, ranks=ranks), 2,
+                              "--calibrate model.json: ", *expected)
+            with open(self.path("model.json")) as file:
+                self.assertEqual(file.read(), content)
+        refused(text, "got 'measured: 2 ranks", "expected 'measured: 3 ranks", "another file",
+                ranks=3)
+        refused(text.replace("measured: 2 ranks on 1 node", "measured: 2 ranks on 7 nodes"),
+                "7 nodes")
+        refused(text.replace('"version": 3', '"version": 2'), "version 2, expected")
+        refused("", "is not JSON")
+        self.expect_no_files()
+
 
 class CostModel(CliTest):
-    MODEL = {"schema": "annulus.cost_model", "version": 2, "source": "a test",
-             "kernels": {"native": [{"rows": 1024, "flops_per_second": 1e12}]},
-             "call_latency_seconds": 0,
+    MODEL = {"schema": "annulus.cost_model", "version": 3, "source": "a test",
+             "kernels": [{"implementation": "native", "dtype": "float32", "head_dim": 64,
+                          "value_dim": 64, "mask": "none", "soft_cap": False, "source": "a test",
+                          "call_latency_seconds": 0,
+                          "rates": [{"rows": 1024, "flops_per_second": 1e12}]}],
              "merge_bytes_per_second": 1e15, "transport": "nccl",
              "transports": {"nccl": [{"bytes": 1, "seconds": 0.25}],
                             "peer": [{"bytes": 1, "seconds": 1e-9}]}}
@@ -109,8 +205,8 @@ class CostModel(CliTest):
             file.write('{"call_latency_seconds": 1e400}')
         self.expect_error(self.annulus(*PLAN, "--cost-model", "huge.json"), 2,
                           "--cost-model huge.json: has a number beyond")
-        self.expect_error(self.plan(call_latency_seconds=1e308), 2,
-                          "--cost-model model.json: call_latency_seconds is 1e+308")
+        self.expect_error(self.plan(merge_bytes_per_second=1e-300), 2,
+                          "--cost-model model.json: merge_bytes_per_second is 1e-300")
 
     def test_plan_predicts_by_it(self):
         # Three hops of 250 ms, and 34.36 GFLOP at 1 TFLOP/s in four equal steps, three of them under
@@ -140,9 +236,10 @@ class CostModel(CliTest):
 
     def test_damaged_files(self):
         self.expect_error(self.plan(speed=3), 2, "--cost-model model.json: speed is no key")
-        self.expect_error(self.plan(version=3), 2, "--cost-model model.json: ", "version 3")
-        self.expect_error(self.plan(kernels={"native": [{"rows": 1}]}), 2,
-                          "kernels.native[0].flops_per_second is missing")
+        self.expect_error(self.plan(version=2), 2, "--cost-model model.json: ",
+                          "version 2, expected", "annulus bench --calibrate writes")
+        self.expect_error(self.plan(kernels=[{"rows": 1}]), 2,
+                          "kernels[0].implementation is missing")
         self.expect_error(self.annulus(*PLAN, "--cost-model", "none.json"), 2,
                           "--cost-model none.json: cannot be opened: No such file")
         with open(self.path("model.json"), "w") as file:

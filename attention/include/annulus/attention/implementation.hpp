@@ -8,6 +8,7 @@
 
 #include <annulus/attention/features.hpp>
 #include <annulus/attention/problem.hpp>
+#include <annulus/attention/problem_class.hpp>
 #include <annulus/attention/score_tensors.hpp>
 #include <annulus/attention/softmax_state.hpp>
 #include <annulus/core/device.hpp>
@@ -145,8 +146,9 @@ class Implementation {
   [[nodiscard]] virtual bool awaits_columns(const AttentionProblem& /*problem*/) const {
     return false;
   }
-  /// Operations per second that a plan assumes where nothing was measured.
-  [[nodiscard]] virtual double assumed_rate(const AttentionProblem& problem, Place place) const = 0;
+  /// Operations per second that a plan assumes of one CPU core or one GPU where nothing was
+  /// measured; positive. For CPUs it may ask this machine.
+  [[nodiscard]] virtual double assumed_rate(const ProblemClass& problem, Place place) const = 0;
   /// A kernel for a problem for which capability() is yes. `problem` is the whole, unsharded
   /// problem. It and `device` must outlive the kernel.
   [[nodiscard]] virtual std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,

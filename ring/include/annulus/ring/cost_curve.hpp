@@ -26,6 +26,8 @@ class CostCurve {
   /// Below the first point, its value; past the last one, the last segment extended, which never
   /// falls there.
   [[nodiscard]] double extended(double size) const noexcept;
+  /// The same curve with every value multiplied. Throws ArgumentError as the constructor does.
+  [[nodiscard]] CostCurve scaled(double factor) const;
   [[nodiscard]] const std::vector<Point>& points() const noexcept { return points_; }
   bool operator==(const CostCurve&) const = default;
 

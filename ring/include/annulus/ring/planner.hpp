@@ -9,8 +9,8 @@
 
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/place.hpp>
-#include <annulus/ring/cost_model.hpp>
 #include <annulus/ring/plan.hpp>
+#include <annulus/ring/prices.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 
 namespace annulus::ring {
@@ -73,12 +73,12 @@ struct PlanInput {
   /// equals; or, cut into smaller ones, to those that are faster with these. Must not be empty
   /// where blocks are planned.
   std::vector<const Implementation*> candidates;
-  CostModel model;
+  Prices prices;
   PlanOptions options;
   std::vector<Refusal> refusals = {};
 };
 
-/// Candidates whose rate `model` lacks get their assumed rate at `place`.
+/// With the prices that `model` has for the problem: see make_prices().
 [[nodiscard]] PlanInput make_plan_input(const AttentionProblem& problem,
                                         const ShardedOperands& operands,
                                         std::vector<const Implementation*> candidates, Place place,

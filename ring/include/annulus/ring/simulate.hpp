@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include <annulus/ring/cost_model.hpp>
 #include <annulus/ring/plan.hpp>
+#include <annulus/ring/prices.hpp>
 
 namespace annulus::ring {
 
@@ -22,9 +22,9 @@ struct RankTimeline {
 /// the list is done. The messages of one rank in one exchange follow each other; otherwise links
 /// have no contention. In a sample of a mesh, ranks that are left out are assumed to be as far as
 /// the ranks that they exchange with.
-[[nodiscard]] std::vector<RankTimeline> simulate(const Plan& plan, const CostModel& model);
+[[nodiscard]] std::vector<RankTimeline> simulate(const Plan& plan, const Prices& prices);
 
 /// The finish of the slowest rank.
-[[nodiscard]] double predicted_seconds(const Plan& plan, const CostModel& model);
+[[nodiscard]] double predicted_seconds(const Plan& plan, const Prices& prices);
 
 }  // namespace annulus::ring

@@ -63,6 +63,7 @@ using Phase = std::function<void(const char* what, double done, double total)>;
 struct Verification {
   ring::ScheduleChoice schedule;
   Selection selection;  ///< points into the registry
+  ring::Prices prices;  ///< that the schedule was chosen by
   std::string transport;
   /// What computed the blocks of all ranks, names joined by "+"; "none" where there was no block.
   std::string implementations;

@@ -1,0 +1,79 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <tuple>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/ring/prices.hpp>
+
+namespace annulus::ring {
+namespace {
+
+using Classes = std::map<ProblemClass, KernelCost>;
+
+// Seconds of a call, where that was not measured.
+constexpr double kHostCall = 1e-6;
+constexpr double kDeviceCall = 9e-6;
+
+// end() if no class has the dtype.
+Classes::const_iterator nearest(const Classes& measured, const ProblemClass& wanted) {
+  const auto distance = [&](const ProblemClass& other) {
+    const auto dims = [](const ProblemClass& c) { return c.head_dim + c.value_dim; };
+    return std::tuple(other.dtype != wanted.dtype, std::abs(dims(other) - dims(wanted)),
+                      std::abs(static_cast<int>(other.mask) - static_cast<int>(wanted.mask)),
+                      other.soft_cap != wanted.soft_cap);
+  };
+  const auto best = std::min_element(
+      measured.begin(), measured.end(),
+      [&](const auto& a, const auto& b) { return distance(a.first) < distance(b.first); });
+  const bool found = best != measured.end() && best->first.dtype == wanted.dtype;
+  return found ? best : measured.end();
+}
+
+KernelCost price_of(const Implementation& candidate, const ProblemClass& wanted,
+                    const CostModel& model, Place place) {
+  const double assumed = candidate.assumed_rate(wanted, place);
+  if (const auto known = model.kernels.find(candidate.names().front());
+      known != model.kernels.end()) {
+    const Classes& measured = known->second;
+    if (const auto near = nearest(measured, wanted); near != measured.end()) {
+      const auto& [shape, cost] = *near;
+      if (shape == wanted) {
+        return {fmt::format("measured for {} ({})", to_string(shape), cost.source), cost.rate,
+                cost.call_latency};
+      }
+      const double factor = assumed / candidate.assumed_rate(shape, place);
+      return {fmt::format("nearest measured class: {} ({}), times {:.2f} for {}", to_string(shape),
+                          cost.source, factor, to_string(wanted)),
+              cost.rate.scaled(factor), cost.call_latency};
+    }
+  }
+  return {fmt::format("assumed for {}", to_string(wanted)), CostCurve::constant(assumed),
+          place.is_host() ? kHostCall : kDeviceCall};
+}
+
+}  // namespace
+
+const KernelCost& Prices::kernel(const std::string& implementation) const {
+  const auto found = kernels.find(implementation);
+  if (found == kernels.end()) {
+    throw InternalError(fmt::format("prices without one of '{}'", implementation));
+  }
+  return found->second;
+}
+
+Prices make_prices(CostModel model, const AttentionProblem& problem,
+                   const std::vector<const Implementation*>& candidates, Place place) {
+  const ProblemClass wanted = class_of(problem);
+  Prices prices{std::move(model), {}};
+  for (const Implementation* candidate : candidates) {
+    prices.kernels.emplace(candidate->names().front(),
+                           price_of(*candidate, wanted, prices.model, place));
+  }
+  return prices;
+}
+
+}  // namespace annulus::ring

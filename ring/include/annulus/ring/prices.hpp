@@ -1,0 +1,33 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <annulus/attention/implementation.hpp>
+#include <annulus/core/place.hpp>
+#include <annulus/ring/cost_model.hpp>
+
+namespace annulus::ring {
+
+/// A cost model applied to one problem: what turns its plans into time.
+struct Prices {
+  CostModel model;  ///< of merging and messages
+  /// By the implementation's name. The source says which figures these are.
+  std::map<std::string, KernelCost> kernels;
+
+  /// Throws InternalError for an implementation that has no price.
+  [[nodiscard]] const KernelCost& kernel(const std::string& implementation) const;
+};
+
+/// The prices of these candidates for the class of `problem` (class_of()). In this order:
+///
+/// 1. what was measured for the class;
+/// 2. what was measured for the nearest class of the same dtype, times the ratio of the rates that
+///    are assumed of the two. Nearest is the one whose D + Dv differs least; of those, the one
+///    whose kind of mask does; of those, one that agrees in the soft cap;
+/// 3. the rate that the implementation assumes at `place`.
+[[nodiscard]] Prices make_prices(CostModel model, const AttentionProblem& problem,
+                                 const std::vector<const Implementation*>& candidates, Place place);
+
+}  // namespace annulus::ring

@@ -1,0 +1,113 @@
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/attention/registry.hpp>
+#include <annulus/core/error.hpp>
+#include <annulus/ring/prices.hpp>
+
+#include "tests/ring/sequence_plan.hpp"
+
+namespace annulus::ring {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::EndsWith;
+using ::testing::StartsWith;
+
+const Registry& registry() {
+  static const Registry all = Registry::standard();
+  return all;
+}
+
+// What flash_attn2 costs for causal_problem(), bfloat16 D = 64, if only these classes are measured.
+// The rate of the n-th, from 1 on, is n, and its latency 0.n.
+KernelCost price(const std::vector<ProblemClass>& measured,
+                 const AttentionProblem& problem = causal_problem(1024)) {
+  CostModel model = CostModel::hopper_nvlink();
+  double number = 0;
+  for (const ProblemClass& one : measured) {
+    ++number;
+    model.kernels["flash_attn2"].emplace(
+        one, KernelCost{"a test", CostCurve::constant(number), number / 10});
+  }
+  const Prices prices =
+      make_prices(model, problem, {&registry().get("flash_attn2")}, Place::cuda(0));
+  return prices.kernel("flash_attn2");
+}
+
+double assumed(const ProblemClass& problem) {
+  return registry().get("flash_attn2").assumed_rate(problem, Place::cuda(0));
+}
+
+ProblemClass half(std::int64_t dim, MaskKind mask, bool soft_cap = false) {
+  return {DType::bfloat16, dim, dim, mask, soft_cap};
+}
+
+TEST(Prices, AreThoseThatWereMeasuredForTheClass) {
+  const KernelCost cost =
+      price({half(64, MaskKind::none), half(64, MaskKind::band), half(128, MaskKind::band)});
+  EXPECT_EQ(cost.rate, CostCurve::constant(2));
+  EXPECT_EQ(cost.call_latency, 0.2);
+  EXPECT_EQ(cost.source, "measured for bfloat16 D=64 Dv=64, mask band (a test)");
+}
+
+TEST(Prices, FallBackOnTheNearestClassThatWasMeasured) {
+  // Which of the measured ones is the nearest to D = 64 with a band.
+  const auto nearest = [](const std::vector<ProblemClass>& measured, std::size_t expected) {
+    const KernelCost cost = price(measured);
+    const ProblemClass& taken = measured.at(expected);
+    EXPECT_THAT(cost.source, AllOf(StartsWith("nearest measured class: " + to_string(taken) +
+                                              " (a test), times "),
+                                   EndsWith("for bfloat16 D=64 Dv=64, mask band")));
+    const double factor = assumed(half(64, MaskKind::band)) / assumed(taken);
+    EXPECT_DOUBLE_EQ(cost.rate.clamped(1), static_cast<double>(expected + 1) * factor);
+    EXPECT_EQ(cost.call_latency, static_cast<double>(expected + 1) / 10);
+  };
+  // Head dimensions before the mask, the mask before the soft cap, and another dtype never.
+  nearest({half(128, MaskKind::band), half(96, MaskKind::general, true), half(256, MaskKind::band)},
+          1);
+  nearest({half(64, MaskKind::blocks), half(64, MaskKind::segments, true)}, 1);
+  nearest({half(64, MaskKind::none, true), half(64, MaskKind::none)}, 1);
+  nearest({{DType::float16, 64, 64, MaskKind::band, false}, half(256, MaskKind::general)}, 1);
+}
+
+TEST(Prices, AreAssumedWhereNoClassOfTheDtypeWasMeasured) {
+  const KernelCost cost = price({{DType::float16, 64, 64, MaskKind::band, false}});
+  EXPECT_EQ(cost.source, "assumed for bfloat16 D=64 Dv=64, mask band");
+  EXPECT_EQ(cost.rate, CostCurve::constant(assumed(half(64, MaskKind::band))));
+  EXPECT_EQ(price({}).source, cost.source);
+  AttentionProblem capped = causal_problem(1024);
+  capped.soft_cap = 20;
+  EXPECT_EQ(price({}, capped).source, "assumed for bfloat16 D=64 Dv=64, mask band, soft cap");
+}
+
+TEST(Prices, AreOfTheCandidatesAlone) {
+  const Prices prices = make_prices(CostModel::cpu_core(), causal_problem(64),
+                                    {&registry().get("native")}, Place::host());
+  EXPECT_GT(prices.kernel("native").seconds(1, 1), 0);
+  EXPECT_THROW((void)prices.kernel("sdpa"), InternalError);
+}
+
+// The planner's choice follows what was measured for the problem's own class.
+TEST(Prices, DecideWhoComputesABlock) {
+  for (const DType dtype : {DType::bfloat16, DType::float16}) {
+    AttentionProblem problem = causal_problem(8192);
+    problem.dtype = dtype;
+    const ShardedOperands operands = sequence_operands(problem, 1, LayoutKind::contiguous);
+    CostModel model = CostModel::hopper_nvlink();
+    // The plain kernel wins in bfloat16.
+    model.kernels["native"] = {{half(64, MaskKind::band), {"", CostCurve::constant(1e15), 0}}};
+    const PlanInput input =
+        gpu_input(problem, operands, PlanOptions::for_place(Place::cuda(0)), model);
+    const RankPlan plan = make_rank_plan(input, Schedule::local, 0);
+    const Block& block = *plan.all<Block>().at(0);
+    EXPECT_EQ(plan.implementations.at(static_cast<std::size_t>(block.implementation)),
+              dtype == DType::bfloat16 ? "native" : "sdpa");
+  }
+}
+
+}  // namespace
+}  // namespace annulus::ring

@@ -38,6 +38,14 @@ std::string mpi_text(int code) {
   return {text.data(), static_cast<std::size_t>(length)};
 }
 
+// The number that a text starts with; 1 if it starts with none.
+int count_of(const char* text) {
+  const std::string_view digits(text);
+  int count = 1;
+  std::from_chars(digits.data(), digits.data() + digits.size(), count);
+  return count;
+}
+
 // How many tasks the Slurm step of this process has; 1 outside a step.
 int slurm_tasks(const EnvironmentLookup& lookup) {
   if (lookup("SLURM_PROCID") == nullptr) return 1;
@@ -48,11 +56,11 @@ int slurm_tasks(const EnvironmentLookup& lookup) {
     if (kind != nullptr && std::string_view(kind) == "BATCH") return 1;
     tasks = lookup("SLURM_NTASKS");
   }
-  if (tasks == nullptr) return 1;
-  const std::string_view digits(tasks);
-  int count = 1;
-  std::from_chars(digits.data(), digits.data() + digits.size(), count);
-  return count;
+  return tasks == nullptr ? 1 : count_of(tasks);
+}
+
+const char* process_variable(const char* name) {
+  return std::getenv(name);
 }
 
 }  // namespace
@@ -83,15 +91,27 @@ bool started_by_launcher(const EnvironmentLookup& lookup) {
   return false;
 }
 
+void check_connected(int ranks, const EnvironmentLookup& lookup) {
+  // mpirun connects its ranks itself, whatever Slurm says of the step in which its daemons run.
+  if (ranks > 1 || lookup("OMPI_COMM_WORLD_SIZE") != nullptr) return;
+  const char* const pmi_size = lookup("PMI_SIZE");
+  const int tasks = std::max(slurm_tasks(lookup), pmi_size == nullptr ? 1 : count_of(pmi_size));
+  if (tasks == 1) return;
+  throw LibraryError(fmt::format(
+      "the launcher started {} tasks, but MPI connects none of them, so each would run alone; "
+      "start "
+      "them with `srun --mpi=pmix ...` (`srun --mpi=list` shows what this cluster has) or with the "
+      "mpirun of the MPI library that this program was built with",
+      tasks));
+}
+
 MpiSession::MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout, LastWord last_word)
     : timeout_(timeout), last_word_(std::move(last_word)) {
   if (mpi_is_running()) {
     active_ = true;
     return;
   }
-  if (!started_by_launcher([](const char* name) -> const char* { return std::getenv(name); })) {
-    return;
-  }
+  if (!started_by_launcher(process_variable)) return;
   int provided = MPI_THREAD_SINGLE;
   {
     const Deadline deadline(
@@ -109,6 +129,12 @@ MpiSession::MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout, LastW
   }
   // Duplicates and splits inherit the handler, so errors come back as codes everywhere.
   check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  try {
+    check_connected(size(), process_variable);
+  } catch (const LibraryError&) {
+    MPI_Finalize();
+    throw;
+  }
 }
 
 MpiSession::~MpiSession() {

@@ -47,6 +47,37 @@ TEST(LauncherDetection, SrunWithoutPmiIsAnErrorThatPrintsTheFix) {
   }
 }
 
+void check(int ranks, const Environment& environment) {
+  check_connected(ranks, [&](const char* name) -> const char* {
+    const auto found = environment.find(name);
+    return found == environment.end() ? nullptr : found->second.c_str();
+  });
+}
+
+TEST(LauncherDetection, RanksThatMpiLeavesAloneAreAnErrorThatPrintsTheFix) {
+  for (const Environment& environment :
+       {Environment{{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}},
+        Environment{{"PMI_RANK", "1"}, {"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}}}) {
+    EXPECT_NO_THROW(check(4, environment));
+    try {
+      check(1, environment);
+      FAIL() << "no error";
+    } catch (const LibraryError& error) {
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr("4 tasks"), HasSubstr("srun --mpi=pmix"), HasSubstr("mpirun")));
+    }
+  }
+}
+
+TEST(LauncherDetection, OneRankOfOneTaskIsConnected) {
+  EXPECT_NO_THROW(check(1, {{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}));
+  EXPECT_NO_THROW(
+      check(1, {{"PMIX_RANK", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}));
+  // mpirun -n 1, whose daemon runs in a Slurm step of several nodes.
+  EXPECT_NO_THROW(check(
+      1, {{"OMPI_COMM_WORLD_SIZE", "1"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}}));
+}
+
 TEST(LauncherDetection, OneSlurmTaskStandsAlone) {
   EXPECT_FALSE(started({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}}));
   EXPECT_FALSE(started({{"SLURM_PROCID", "0"}}));

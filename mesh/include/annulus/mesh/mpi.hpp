@@ -35,6 +35,11 @@ using EnvironmentLookup = std::function<const char*(const char* name)>;
 /// Whether mpirun or srun started this process in a way that lets MPI connect the ranks. Throws
 /// LibraryError with the fix when Slurm started several tasks that cannot find each other.
 [[nodiscard]] bool started_by_launcher(const EnvironmentLookup& lookup);
+/// Throws LibraryError with the fix when MPI has come up with one rank in a process that a launcher
+/// started as one of several: it speaks another protocol than this MPI library (srun --mpi=pmi2, or
+/// the mpiexec of another MPI), and each process would compute everything alone. `ranks` is the
+/// size of MPI_COMM_WORLD.
+void check_connected(int ranks, const EnvironmentLookup& lookup);
 
 /// Initialises MPI, with errors returned as codes and, if it is offered, MPI_THREAD_SERIALIZED (see
 /// Watchdog::computing()); finalises it at the end. Does neither without a launcher, because a
@@ -44,9 +49,9 @@ class MpiSession {
   /// Called with the reason before this process ends itself.
   using LastWord = std::function<void(const std::string& text)>;
 
-  /// Throws what started_by_launcher() throws. MPI_Init and MPI_Finalize cannot be interrupted: if
-  /// one of them takes longer than `timeout`, as it does when a rank has stopped, the process calls
-  /// `last_word` and exits with code 3.
+  /// Throws what started_by_launcher() and check_connected() throw. MPI_Init and MPI_Finalize
+  /// cannot be interrupted: if one of them takes longer than `timeout`, as it does when a rank has
+  /// stopped, the process calls `last_word` and exits with code 3.
   MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout = Watchdog::kUsual,
              LastWord last_word = {});
   ~MpiSession();

@@ -94,7 +94,8 @@ class VanillaImplementation final : public Implementation {
   }
 
   // A CPU core of a busy machine did 0.9e9 to 1.2e9, float32, D = 64 and 128 (benchmarks/NOTES.md).
-  [[nodiscard]] double assumed_rate(const ProblemClass& /*problem*/, Place /*place*/) const override {
+  [[nodiscard]] double assumed_rate(const ProblemClass& /*problem*/,
+                                    Place /*place*/) const override {
     return 1e9;
   }
 

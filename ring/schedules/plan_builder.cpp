@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 namespace annulus::ring {
 namespace {
@@ -147,11 +149,27 @@ void PlanBuilder::receive(int step, int peer, int origin, int buffer, LocalRange
   exchange_of(step).receives.push_back(transfer(peer, origin, buffer, tokens));
 }
 
-RankPlan PlanBuilder::finish() {
-  // Copies, exchanges and blocks stand in this order in the variant.
-  std::stable_sort(plan_.tasks.begin(), plan_.tasks.end(), [](const Task& a, const Task& b) {
-    return std::pair(a.step, a.work.index()) < std::pair(b.step, b.work.index());
+namespace {
+
+// By step; in a step copies, exchanges and blocks, which stand in this order in the variant. Tasks
+// are large, and a rank of a large mesh has thousands, so each is moved once.
+std::vector<Task> in_order(std::vector<Task> tasks) {
+  std::vector<std::size_t> order(tasks.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return std::pair(tasks[a].step, tasks[a].work.index()) <
+           std::pair(tasks[b].step, tasks[b].work.index());
   });
+  std::vector<Task> sorted;
+  sorted.reserve(tasks.size());
+  for (const std::size_t index : order) sorted.push_back(std::move(tasks[index]));
+  return sorted;
+}
+
+}  // namespace
+
+RankPlan PlanBuilder::finish() {
+  plan_.tasks = in_order(std::move(plan_.tasks));
   place_results(context_.input, plan_);
   add_dependencies(plan_);
   return std::move(plan_);

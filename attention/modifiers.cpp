@@ -6,7 +6,7 @@ namespace annulus {
 
 namespace {
 
-// Empty if nothing is set.
+// Scale, bias, dense mask and modifiers; empty if none is set.
 std::string list_of(const AttentionProblem& problem) {
   std::string text;
   const auto add = [&text](const std::string& modifier) {

@@ -132,7 +132,7 @@ std::string Selection::schedule_for(const std::string& wanted) const {
   if (schedule == "auto" || schedule == wanted) return wanted;
   if (wanted == "auto") return schedule;
   throw ArgumentError("schedule", wanted,
-                      fmt::format("auto or {0}, as implementation {0} is that schedule", schedule));
+                      fmt::format("auto or {0}: implementation {0} is that schedule", schedule));
 }
 
 }  // namespace annulus

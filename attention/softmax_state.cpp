@@ -87,8 +87,8 @@ void combine_as(std::span<const PartialState> parts, const SoftmaxState& result)
   std::vector<Real> scratch(static_cast<std::size_t>(dim));
   for_each_row(result.output, [&](std::int64_t b, std::int64_t t, std::int64_t n) {
     double lse = kEmpty;
-    const Real* sum = nullptr;  // of the parts so far: one of them, or `scratch`
-    Real nothing = 0;           // the output where no part has weight
+    const Real* sum = nullptr;  // the merged output so far: that of one part, or `scratch`
+    Real nothing = 0;           // the output if no part has weight
     for (const PartialState& part : parts) {
       if (!part.covers(t, n)) continue;
       const std::int64_t row = t - part.first_row;

@@ -1,6 +1,5 @@
-// The native kernel and the merge alone, on one rank. Rates count the operations of visible pairs,
-// so they compare with the rate of the plain matrix product ("sgemm"), which bounds them in
-// float32, and masked rates with those of "full".
+// The native kernel and the merge alone, on one rank. Rates count the operations of visible pairs:
+// compare them with the plain matrix product ("sgemm"), and masked rates with those of "full".
 //
 //   annulus_micro [--threads=N] [--benchmark_filter=native/bfloat16/causal/4096/64 …]
 #include <algorithm>
@@ -60,10 +59,10 @@ void sgemm(benchmark::State& state, int threads) {
   report_rate(state, 2.0 * n * n * n);
 }
 
-// What a problem of so many positions is changed to.
+// Adds a mask or modifier to a problem of `length` positions.
 using Change = std::function<void(AttentionProblem& problem, std::int64_t length)>;
 
-// A bias by head, and a dense mask that hides what is above the diagonal.
+// The entries of a random bias and of a causal dense mask.
 struct Scores {
   explicit Scores(const AttentionProblem& problem) {
     if (problem.bias) bias = random_tensor(DType::float32, *problem.bias, 4);

@@ -1,7 +1,8 @@
 // Sharded arrays without attention: a function that runs on every shard, and an array that moves
-// from one sharding to another. An array [tokens, features] whose tokens are shared by the ranks is
-// centred: the mean over all tokens is taken off. Then each rank gets all tokens of some features.
-// Entry (t, f) is t · (f + 1), so the results are known, and they are checked.
+// from one sharding to another. An array [tokens, features], sharded by tokens, is centred: the
+// mean over all tokens is subtracted. It is then resharded by features, so that each rank has all
+// tokens of some features. Entry (t, f) is t · (f + 1), so the results are known, and they are
+// checked.
 //
 //     mpirun -np 4 ./sharded_arrays
 #include <cmath>
@@ -44,7 +45,7 @@ void for_each_entry(const NamedSharding& sharding, int rank, const Body& body) {
   }
 }
 
-/// Local rows [t,F] → centred rows [t,F], and the mean [F] of the rows of all ranks.
+/// Returns the centred local rows [t,F], and the mean [F] over the rows of all ranks.
 std::vector<Tensor> centre(const ConstTensorView& rows, annulus::Mesh& mesh,
                            annulus::MemoryPool& memory) {
   std::vector<double> sums(kFeatures, 0.0);
@@ -65,7 +66,7 @@ std::vector<Tensor> centre(const ConstTensorView& rows, annulus::Mesh& mesh,
   return results;
 }
 
-/// The largest error on this rank.
+/// Returns the largest error on this rank.
 double run(MPI_Comm communicator) {
   annulus::Context context(communicator, {.place = annulus::Place::host()});
   annulus::Mesh& mesh = context.mesh();  // all ranks on the axis sp
@@ -81,7 +82,7 @@ double run(MPI_Comm communicator) {
     array.local().at<float>({i, j}) = static_cast<float>(token * (feature + 1));
   });
 
-  // The spec of the mean names no axis, which promises equal values on all ranks: that is checked.
+  // The spec of the mean names no axis. This promises equal values on all ranks, and is checked.
   const annulus::ShardMap centring{
       .body = [&](auto shards) { return centre(shards[0], mesh, memory); },
       .in_specs = {{by_token, zigzag}},
@@ -89,7 +90,7 @@ double run(MPI_Comm communicator) {
   const std::vector<ShardedTensor> results = shard_map(mesh, *stream, memory, centring, {array});
   const ShardedTensor& centred = results[0];
 
-  // Where the ranks do not divide the features, the lenient reading of this spec shards nothing.
+  // If the number of ranks does not divide the features, the corrected spec shards nothing.
   const PartitionSpec by_feature =
       corrected_spec(PartitionSpec::parse("-,sp"), mesh.shape(), {kTokens, kFeatures}).spec;
   const NamedSharding features(mesh.shape(), by_feature, {kTokens, kFeatures});

@@ -6,10 +6,10 @@
 namespace annulus {
 namespace {
 
-// Any shape that does not broadcast.
+// Stands for any shape that is not broadcast.
 const Extents kFull{2, 2, 2, 2};
 
-// The spec of a tensor whose sequence and heads have changed places.
+// The spec of the same tensor in BHTD order.
 PartitionSpec heads_first(const PartitionSpec& spec) {
   return PartitionSpec({spec[0], spec[2], spec[1], spec[3]});
 }

@@ -11,7 +11,7 @@
 namespace annulus::ring {
 namespace {
 
-// The keys that the rows of a rank may see, in order of their positions.
+// Every rank with all keys of its batches and heads, in order of their positions.
 NamedSharding whole_keys(const NamedSharding& key) {
   return {key.mesh(),
           PartitionSpec({key.spec()[0], {}, key.spec()[2]}),

@@ -209,7 +209,7 @@ RankPlan make_rank_plan(const PlanInput& input, Schedule schedule, int rank) {
 
 namespace {
 
-// "zigzag", or "zigzag,contiguous" where keys lie otherwise than queries.
+// "zigzag", or "zigzag,contiguous" if queries and keys have different layouts.
 std::string layout_name(const ShardedOperands& operands) {
   const auto name = [](const NamedSharding& sharding) {
     return std::string(annulus::name_of(sharding.distribution(1).layout()));

@@ -78,7 +78,7 @@ std::vector<TensorView> in_order(const LocalTensors& tensors, const AttentionPro
       ordered.push_back(writable(tensor));
     } else if (tensor.rank() > 0) {
       throw ArgumentError(name, "a tensor of shape " + to_string(tensor.shape()),
-                          "none, as the problem has none");
+                          "none: the problem has none");
     }
   };
   add("bias", tensors.bias, problem.bias.has_value());
@@ -256,7 +256,7 @@ void ShardedAttention::submit(const LocalTensors& tensors, ForeignStream* caller
   try {
     views = in_order(tensors, planning_->problem);
   } catch (const UserError& error) {
-    // The other ranks may be under way.
+    // The other ranks may have begun the call, so the ranks cannot agree on the error.
     throw LibraryError(fmt::format("rank {}: {}", mesh_.rank(), error.what()));
   }
   runner_->submit(views, caller);

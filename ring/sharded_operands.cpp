@@ -39,7 +39,7 @@ LayoutKind kv_kind(const OperandLayout& layout) {
 Sequences sequences_of(const AttentionProblem& problem, const MeshShape& mesh,
                        const OperandLayout& layout) {
   const int batch = mesh.size(layout.query[0]);
-  if (problem.shape.batch % batch != 0) return {};  // the query's sharding refuses it
+  if (problem.shape.batch % batch != 0) return {};  // refused later, by the query's sharding
   const bool same =
       layout.sequence == kv_kind(layout) &&
       (layout.sequence != LayoutKind::balanced || alike(problem.shape, layout.query, layout.kv));

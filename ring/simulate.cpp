@@ -189,7 +189,7 @@ class Simulation {
     return moved;
   }
 
-  // How long a block that begins at `start` waits for its columns; none if that is not known yet.
+  // How long a block that begins at `start` waits for its columns; null if that is not known yet.
   [[nodiscard]] std::optional<double> waited_inside(const RankPlan& rank, const RankState& state,
                                                     const Task& task, double start) const {
     const auto* block = std::get_if<Block>(&task.work);

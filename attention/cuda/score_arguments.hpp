@@ -6,9 +6,9 @@
 
 namespace annulus::cuda {
 
-/// A tensor [b,n,t,S] for device code: see annulus::ScoreTensors. Strides count elements and are 0
-/// where it is broadcast. Batch, head and row are local to the call, the column is a global
-/// position.
+/// A bias or dense mask [b,n,t,S] for device code: see annulus::ScoreTensors. Strides count
+/// elements and are 0 in broadcast dimensions. Batch, head and row are local indices; the column is
+/// a global position.
 template <class T>
 struct ScoreArgument {
   const T* data;  ///< device memory; null: none
@@ -36,7 +36,7 @@ template <class T>
           {tensor->stride(0), tensor->stride(1), tensor->stride(2), tensor->stride(3)}};
 }
 
-/// Those of the batches, heads and rows that the views hold.
+/// The same views, for device code.
 [[nodiscard]] inline ScoreArguments score_arguments(const ScoreTensors& scores) {
   return {score_argument<float>(scores.bias), score_argument<std::uint8_t>(scores.mask)};
 }

@@ -56,8 +56,8 @@ struct Arguments {
   // For kernels of the general class.
   cuda::ScoreArguments scores = {};
   cuda::DropoutArguments dropout = {};
-  /// Of weighted sums of values. With dropout it enlarges them at the end, so that a row's largest
-  /// weight is 1 in the products, without a rounding.
+  /// Factor of the output: 1/(1 − p) with dropout. It is applied at the end, so that a row's
+  /// largest weight is exactly 1 in the products.
   float value_scale = 1;
 
   float scale = 1;                  ///< of q·k; with a soft cap, divided by it

@@ -45,9 +45,10 @@ class Consumer {
   static constexpr bool kGeneral = kMask == MaskClass::general;
   static constexpr int kScores = Shape::kColumns / 2;
   static constexpr int kOutputs = Shape::kValueDim / 2;
-  // A row's largest weight is 1, without a rounding. Beside the LSE of a state it would be less, at
-  // a loss of accuracy where rows see few keys. So a state counts as 2^8 weights beside a smaller
-  // maximum, and new keys set the maximum unless all of them weigh little.
+  // A row is most accurate if its largest weight is exactly 1. If a state's LSE were the maximum,
+  // all new weights would be smaller, and rows that see few keys would lose accuracy. So a state
+  // enters with a sum of 2^8 and a maximum of LSE − 8 (base 2): new scores above that set the
+  // maximum.
   static constexpr float kStateExponent = 8;
   static constexpr float kStateWeight = 1 << 8;
   static constexpr int kFirstTurn = 1;  // named barrier of the first warpgroup

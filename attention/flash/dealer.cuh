@@ -14,7 +14,7 @@ __device__ __forceinline__ void deal(const Arguments& a, Shared<Shape>& shared) 
   std::int32_t index = static_cast<std::int32_t>(blockIdx.x);
   for (;; item_at.next()) {
     shared.item_empty[item_at.slot()].wait(item_at.parity() ^ 1);
-    // Taken only once a slot is free: an idle block cannot take an item that waits here.
+    // Take an item only once a slot is free: an item that waits here is lost to idle blocks.
     if (index < 0) index = atomicAdd(a.counters, 1) + static_cast<std::int32_t>(gridDim.x);
     Item& item = shared.item[item_at.slot()];
     if (index >= items) break;

@@ -45,7 +45,7 @@ class ResultRows {
     for (int h = 0; h < 2; ++h) load_row(h, own, output, softmax, scale);
   }
 
-  /// `shown`: whether a dense mask and a bias have shown anything to the rows.
+  /// `shown`: whether dense mask and bias left the two rows anything visible.
   __device__ __forceinline__ void store(float (&output)[kOutputs], OnlineSoftmax& softmax,
                                         float scale, const bool (&shown)[2]) const {
     const OwnPart own = own_part();

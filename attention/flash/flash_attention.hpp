@@ -11,7 +11,7 @@
 
 namespace annulus::flash {
 
-/// Whether it takes a kernel of the general class: see MaskClass.
+/// Whether the problem needs a kernel of the general class: see MaskClass.
 [[nodiscard]] bool is_general(const AttentionProblem& problem);
 
 /// The compiled kernel for a problem; `ids`: masked tiles compare segment ids.

@@ -6,8 +6,8 @@
 
 namespace annulus::flash {
 
-/// What the general class does to a thread's two rows of the scores of a segment. Element
-/// 4n + 2h + e of a tile of scores lies in row h and in column 8n + e from the thread's own first.
+/// Bias, dense mask and dropout for a thread's two rows of scores in a segment. Element 4n + 2h + e
+/// of a tile of scores is in row h, and in column 8n + e counted from the thread's first.
 class GeneralRows {
  public:
   __device__ __forceinline__ GeneralRows(const Arguments& arguments, const Item& work,
@@ -16,12 +16,12 @@ class GeneralRows {
 
   __device__ __forceinline__ void move_to(const KeySegment& of) { segment = &of; }
 
-  /// Whether dense mask and bias have shown any of the thread's columns to row h so far.
+  /// Whether dense mask and bias have left row h any of the thread's columns so far.
   [[nodiscard]] __device__ __forceinline__ bool has_shown(int h) const { return shown[h]; }
 
-  /// Makes final logits, in units of log 2, of the tile of scores that begins at this column of the
-  /// segment. What dense mask and bias hide becomes −∞. Columns behind the segment's last count as
-  /// hidden.
+  /// Turns a tile of scores, which begins at column `begin` of the segment, into final logits in
+  /// units of log 2. Pairs that dense mask or bias hide become −∞, and so do columns past the end
+  /// of the segment.
   template <int kScores>
   __device__ __forceinline__ void add(float (&scores)[kScores], std::int32_t begin) {
     if (a.soft_cap != 0) {
@@ -34,8 +34,8 @@ class GeneralRows {
     const OwnPart own = own_part();
     const std::int32_t column = begin + own.column;
     const std::int64_t position = segment->start + std::int64_t{segment->stride} * column;
-    const std::int32_t behind = segment->columns - column;  // so many columns are the segment's
-    constexpr int kLast = 2 * kScores - 7;                  // of the thread's columns
+    const std::int32_t behind = segment->columns - column;  // columns left in the segment
+    constexpr int kLast = 2 * kScores - 7;                  // the thread's last column
     const auto& [bias, mask] = a.scores;
     if (bias.data != nullptr) {
 #pragma unroll
@@ -81,7 +81,7 @@ class GeneralRows {
     }
   }
 
-  /// Drops weights of the same tile. The others stay as they are: see Arguments::value_scale.
+  /// Drops weights of the same tile. The others are not rescaled here: see Arguments::value_scale.
   template <int kScores>
   __device__ __forceinline__ void drop(float (&weights)[kScores], std::int32_t begin) const {
     if (a.dropout.threshold == 0) return;
@@ -102,8 +102,8 @@ class GeneralRows {
   }
 
  private:
-  // A bias is as good as −∞ long before its product with log2 e overflows. Kept finite, the weights
-  // of a row whose biases are all of that size do not vanish.
+  // Biases are bounded below, so that their product with log2 e stays finite: a row whose biases
+  // are all that small still has weights. Only −∞ itself hides.
   __device__ __forceinline__ void add_bias(float& score, float bias, int h) {
     const bool hides = bias == -kInfinity;
     shown[h] = shown[h] || !hides;
@@ -115,7 +115,7 @@ class GeneralRows {
     if (visible == 0) score = -kInfinity;
   }
 
-  // A row of a bias or mask, from the thread's own first column on.
+  // A row of a bias or mask, beginning at the thread's first column.
   template <class T>
   struct Cursor {
     const T* first;
@@ -139,13 +139,13 @@ class GeneralRows {
     return static_cast<std::uint32_t>(item.tile.start + item.tile.row_stride * (own.row + 8 * h));
   }
 
-  // Bit 2n + e: column 8n + e from `position`, which is even, drops. A call of Philox decides eight
-  // of a thread's columns: the pairs of four such n (see Dropout).
+  // Bit 2n + e says whether column 8n + e, counted from the even `position`, drops. One call of
+  // Philox decides eight of a thread's columns: the pairs of four such n (see Dropout).
   template <int kPairs>
   __device__ __forceinline__ void draw_words(const OwnPart& own, std::uint32_t position,
                                              std::uint32_t (&dropped)[2]) const {
     const std::uint32_t pair = position % 8 / 2;
-    const std::uint32_t before = position % 32 / 8;  // pairs of the first call that come too early
+    const std::uint32_t before = position % 32 / 8;  // pairs of the first call before `position`
     std::uint64_t bits[2] = {0, 0};
     const std::uint32_t calls = (before + kPairs + 3) / 4;
     for (std::uint32_t call = 0; call < calls; ++call) {
@@ -169,7 +169,7 @@ class GeneralRows {
            (word >> 16U < a.dropout.threshold ? 2U : 0U);
   }
 
-  // Likewise, for positions in steps, or that begin at an odd one.
+  // The same for positions with a stride, or with an odd first one.
   template <int kPairs>
   __device__ __forceinline__ void draw_each(const OwnPart& own, std::int64_t position,
                                             std::uint32_t (&dropped)[2]) const {

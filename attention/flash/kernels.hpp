@@ -11,7 +11,7 @@ namespace annulus::flash {
 /// What a kernel does for each pair.
 enum class MaskClass : std::uint8_t {
   position,  ///< in masked tiles, tests its position: causal, window, lengths, documents
-  ids,       ///< there, also whether row and column have the same id
+  ids,       ///< in masked tiles, also tests whether row and column have the same id
   general,   ///< in all tiles, adds a bias, tests a dense mask and draws dropout, as the call asks
 };
 
@@ -27,7 +27,7 @@ struct KernelInfo {
 };
 
 /// For head dimensions up to kHeadDim and kValueDim. Each is compiled by itself, from kernel.cu.in.
-/// The general class asks at run time for a soft cap.
+/// The general class tests for a soft cap at run time.
 template <int kHeadDim, int kValueDim, bool kHalf, MaskClass kMask, bool kSoftCap>
 [[nodiscard]] KernelInfo kernel_info();
 

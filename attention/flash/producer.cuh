@@ -5,13 +5,13 @@
 
 namespace annulus::flash {
 
-/// Columns of a call that arrive while it runs, the last ones first.
+/// Waits for columns that arrive while the kernel runs, the last ones first.
 class Arrivals {
  public:
   __device__ __forceinline__ explicit Arrivals(const std::int32_t* arrived_from)
       : word_(arrived_from), from_(arrived_from == nullptr ? 0 : kNone) {}
 
-  /// Returns once the columns from this one on can be read by bulk copies.
+  /// Returns once bulk copies can read this column and those after it.
   __device__ __forceinline__ void await(std::int32_t column) {
     if (column >= from_) return;
     while (true) {

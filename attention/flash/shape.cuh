@@ -37,7 +37,7 @@ struct ShapeOf {
   using Type = Shape<Element, kHeadDim, kValueDim, kValueDim <= 64 ? 3 : 2,
                      kValueDim <= 128 ? 128 : 80, (kValueDim > 128)>;
 };
-/// What the general class does to scores takes registers, too.
+/// The general class needs registers for bias, mask and dropout too.
 template <class Element, int kHeadDim, int kValueDim>
 struct ShapeOf<Element, kHeadDim, kValueDim, MaskClass::general> {
   using Type = Shape<Element, kHeadDim, kValueDim, 2,

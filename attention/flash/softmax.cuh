@@ -96,8 +96,8 @@ struct OnlineSoftmax {
   float maximum[2];  ///< of the values, before scaling; Arguments::no_maximum of none
   float sum[2];
 
-  /// Describes the same sum beside a maximum that is smaller by `exponent`, in units of the
-  /// weights' exponents. Results must be multiplied by 2^exponent.
+  /// Expresses the same sum relative to a maximum lower by `exponent` (log 2 units, after scaling).
+  /// The output so far must then be multiplied by 2^exponent.
   __device__ __forceinline__ void lower(float exponent, float scale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

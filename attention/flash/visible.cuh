@@ -55,7 +55,8 @@ __device__ __forceinline__ ColumnSpan visible_columns(const Arguments& a, const 
   return {low, min(high, segment.columns - 1)};
 }
 
-/// Whether dense mask and bias leave a pair visible. `row` is local, `position` the column's.
+/// Whether dense mask and bias leave a pair visible. `row` is a local index, `position` the
+/// column's global position.
 __device__ __forceinline__ bool scores_show(const Arguments& a, const Item& item, std::int32_t row,
                                             std::int64_t position) {
   const auto& [bias, mask] = a.scores;
@@ -93,9 +94,9 @@ __device__ __forceinline__ bool sees_a_column(const Arguments& a, const Item& it
   return false;
 }
 
-/// Whether row r, whose weights sum to 0, saw something all the same, now or in the state: logits
-/// of −∞, which make it NaN. A row that saw nothing is 0. See SoftmaxState. `shown`: whether dense
-/// mask and bias may have shown it anything now.
+/// Whether row r, whose weights sum to 0, saw keys nevertheless, in this call or in the state:
+/// their logits were all −∞, and its output is NaN. The output of a row that saw no key is 0. See
+/// SoftmaxState. `shown`: whether dense mask and bias may have left it anything in this call.
 __device__ __forceinline__ bool saw_without_weight(const Arguments& a, const Item& item,
                                                    std::int32_t r, bool shown = true) {
   if (r >= item.tile.rows) return false;

@@ -5,7 +5,7 @@
 namespace annulus {
 
 /// Calls visit(key, member of AttentionMetadata, member of MetadataFields) for every field, in the
-/// order in which they are written. The key is the field's name, in JSON and in messages.
+/// order of the JSON. The key is the field's name, in JSON and in messages.
 template <class Visit>
 void for_each_metadata_field(Visit&& visit) {
   using M = AttentionMetadata;

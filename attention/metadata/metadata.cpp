@@ -85,13 +85,13 @@ void AttentionMetadata::validate() const {
   expect(!soft_cap || (*soft_cap >= Float::min() && *soft_cap <= Float::max()), "soft_cap",
          number(soft_cap.value_or(0)), "a positive number in float32's normal range");
   expect(dropout_prob >= 0 && dropout_prob < 1, "dropout_prob", number(dropout_prob),
-         "a probability from 0 to below 1");
+         "a probability, at least 0 and below 1");
   expect(blocksize_q >= 1, "blocksize_q", std::to_string(blocksize_q), "at least 1");
   expect(blocksize_k >= 1, "blocksize_k", std::to_string(blocksize_k), "at least 1");
   expect(blocksize_b >= 1, "blocksize_b", std::to_string(blocksize_b), "at least 1");
   expect(!sequence_axis_name.empty(), "sequence_axis_name", "''", "the name of a mesh axis");
   expect(!mesh || !mesh->empty(), "mesh", "''", "axes and their sizes, such as dp=2,sp=-1");
-  expect(!implementation.empty(), "implementation", "''", "auto or a name of the registry");
+  expect(!implementation.empty(), "implementation", "''", "auto or a name in the registry");
 }
 
 AttentionMode AttentionMetadata::mode_of(std::int64_t query_length) const noexcept {

@@ -25,7 +25,7 @@ using Json = nlohmann::ordered_json;
 constexpr std::string_view kPrefix = "ANNULUS_METADATA_";
 constexpr const char* kAllModes = "all";
 
-/// A value that its field does not take.
+/// Thrown for a value that its field does not accept.
 struct Unexpected {
   std::string expected;
 };
@@ -72,7 +72,7 @@ Json json_of(const std::optional<T>& value) {
 
 // Reading.
 
-/// Where a value stands, and what was wrong beside it.
+/// Where a value was found, and the warnings so far.
 struct Reader {
   std::string key;
   const std::string& source;
@@ -90,7 +90,7 @@ const std::string& text_of(const Json& json, const char* expected) {
   return json.get_ref<const std::string&>();
 }
 
-// What a name means, if it is a text and parse() knows it.
+// The value that a string names; throws Unexpected unless it is a string that parse() knows.
 template <class Parse>
 auto named(const Json& json, const Parse& parse, const char* expected) {
   const std::string& text = text_of(json, expected);
@@ -122,7 +122,7 @@ requires(std::is_integral_v<Integer> &&
   value = json.get<Integer>();
 }
 void read(const Reader& /*reader*/, const Json& json, std::string& value) {
-  value = text_of(json, "a text");
+  value = text_of(json, "a string");
 }
 void read(const Reader& /*reader*/, const Json& json, DType& value) {
   value = named(json, parse_dtype, "the name of a dtype, such as float32 or bfloat16");
@@ -219,7 +219,7 @@ bool set_field(const Reader& reader, const Json& json, MetadataFields& fields) {
       read(reader, json, (alone.*given).emplace());
       static_cast<void>(AttentionMetadata().replace(alone));
     } catch (const Unexpected& unexpected) {
-      // A variable need not be UTF-8.
+      // The value of an environment variable need not be UTF-8.
       throw ArgumentError(reader.shown(), json.dump(-1, ' ', false, Json::error_handler_t::replace),
                           unexpected.expected);
     } catch (const ArgumentError& error) {
@@ -230,7 +230,7 @@ bool set_field(const Reader& reader, const Json& json, MetadataFields& fields) {
   return found;
 }
 
-// Refuses keys that come twice, of which the parser would keep one.
+// Refuses repeated keys, of which the parser would silently keep one.
 class RepeatedKeys {
  public:
   explicit RepeatedKeys(const std::string& source) : source_(source) {}
@@ -266,7 +266,7 @@ std::string lower_case(std::string text) {
   return text;
 }
 
-// What is no JSON is a text without quotes.
+// A value that is not JSON is taken as a string without quotes.
 Json parse_variable(const std::string& text) {
   if (nests_too_deep(text)) return text;
   Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -283,7 +283,7 @@ std::string to_json(const AttentionMetadata& metadata) {
   try {
     return json.dump(2);
   } catch (const Json::exception&) {
-    throw ArgumentError("metadata", "a name that is not UTF-8", "text");
+    throw ArgumentError("metadata", "a name that is not UTF-8", "UTF-8 text");
   }
 }
 

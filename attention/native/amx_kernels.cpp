@@ -1,5 +1,6 @@
-// Compiled for a CPU with AVX-512 and AMX: nothing here may run before available() was asked, and
-// no header with inline functions of ours may be included, lest their code be taken by everyone.
+// Compiled for CPUs with AVX-512 and AMX. Nothing here but available() may run unless available()
+// is true. No header of ours with inline functions may be included: the linker could pick the AMX
+// build of such a function for the whole program.
 #include "native/amx_kernels.hpp"
 
 #include <immintrin.h>
@@ -9,7 +10,7 @@
 namespace annulus::amx {
 namespace {
 
-// Layout of the memory operand of ldtilecfg.
+// The memory operand of ldtilecfg.
 struct alignas(64) TileConfiguration {
   std::uint8_t palette = 1;
   std::uint8_t start_row = 0;
@@ -18,7 +19,8 @@ struct alignas(64) TileConfiguration {
   std::uint8_t rows[16] = {};
 };
 
-// The registers are configured only while a product runs, so that a thread in between saves none.
+// The registers are configured only while a product runs: otherwise every context switch would save
+// them.
 class ConfiguredTiles {
  public:
   ConfiguredTiles() {
@@ -104,8 +106,8 @@ class Block {
   float* bottom_;
 };
 
-// Products of parts a and b with a + b ≥ `parts` are left out. The others come in an order in which
-// each shares one side with the one before it, so that half of the loads are saved.
+// Products of parts a and b with a + b ≥ `parts` are left out. Each of the others shares one
+// operand with the product before it, which saves half of the loads.
 template <bool wide, int parts>
 void multiply_block(const Shape& shape, const Parts& left, const Parts& right, bool add,
                     std::int64_t row, std::int64_t column, float* result) {
@@ -152,7 +154,7 @@ void multiply_parts(const Shape& shape, const Parts& left, const Parts& right, b
   }
 }
 
-// Splits 16 values, of which those in `good` have parts, and stores the first `count` of them.
+// Splits 16 values and stores the parts of those in `stored`. Values not in `good` become 0.
 template <int parts>
 void store_parts(__m512 value, __mmask16 good, __mmask16 stored, const Parts& to, std::int64_t i) {
   const __m512i half = _mm512_set1_epi32(0x8000);
@@ -166,7 +168,7 @@ void store_parts(__m512 value, __mmask16 good, __mmask16 stored, const Parts& to
   }
 }
 
-// The upper halves of the lanes of two vectors.
+// Indices of the upper 16 bits of each lane of two vectors.
 alignas(64) constexpr std::uint16_t kOddHalves[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
                                                       23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
                                                       45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
@@ -189,7 +191,7 @@ bool available() {
     constexpr unsigned kBFloat16 = 1U << 22U;
     constexpr unsigned kTile = 1U << 24U;
     if ((d & kBFloat16) == 0 || (d & kTile) == 0) return false;
-    // Tile data make a thread's state larger, so that Linux wants to be asked for them.
+    // Tile registers enlarge the state of a thread, so Linux requires a process to ask for them.
     constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
     constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -199,13 +201,13 @@ bool available() {
 
 void pack_transposed(const std::uint16_t* rows, std::int64_t stride, std::int64_t depth,
                      std::uint16_t* tiles) {
-  // A transposition of 16 × 16 pairs: by 1, 2, 4 and 8.
+  // Transposes 16 × 16 pairs in four steps, which exchange lanes 1, 2, 4 and 8 apart.
   for (std::int64_t k = 0; k < depth; k += kDepth, tiles += kPackedTile) {
     __m512i a[16];
     __m512i b[16];
     for (int i = 0; i < 16; ++i) {
       a[i] = _mm512_loadu_si512(rows + i * stride + k);
-      // What comes next often lies too far away for the CPU to guess.
+      // The next rows are often too far away for the hardware prefetcher.
       _mm_prefetch(rows + (i + 16) * stride + k, _MM_HINT_T0);
     }
     for (int i = 0; i < 16; i += 2) {
@@ -267,14 +269,14 @@ bool pack(const std::uint16_t* rows, std::int64_t stride, std::int64_t columns,
 bool split_float32(const float* values, std::int64_t count, const Parts& parts) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   const __m512i one = _mm512_set1_epi32(1);
-  // Less one, so that 0 becomes the largest number and is not among those that are too small.
+  // Compared after subtracting 1, which turns 0 into the largest number: 0 is not too small.
   const __m512i smallest = _mm512_set1_epi32(((127 - 100) << 23) - 1);
-  const __m512i infinite = _mm512_set1_epi32(0x7f7f8000);  // from here on, when rounded
+  const __m512i infinite = _mm512_set1_epi32(0x7f7f8000);  // from here on, rounds to infinity
   const auto size_of = [&](__m512 value) {
     return _mm512_and_si512(_mm512_castps_si512(value), magnitude);
   };
   std::int64_t i = 0;
-  // Two vectors at a time, as long as all is well.
+  // Two vectors at a time, until one has a value that cannot be split.
   const __m512i odd = _mm512_load_si512(kOddHalves);
   const __m512i half = _mm512_set1_epi32(0x8000);
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));

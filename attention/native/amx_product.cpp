@@ -20,7 +20,7 @@ using Bits = std::uint16_t;
 
 // Four registers of sums: 2 · 16 rows.
 constexpr std::int64_t kStripRows = 2 * kRows;
-// Longer than a tile, so that rows do not all fall into one set of the cache.
+// Longer than a tile, so that rows do not all map to the same cache set.
 constexpr std::int64_t kStride = kTileColumns + kRowAlignment;
 
 constexpr std::int64_t round_up(std::int64_t count, std::int64_t unit) {
@@ -87,7 +87,7 @@ class AmxProduct final : public TileProduct {
 
   [[nodiscard]] MatrixPath path() const override { return MatrixPath::amx; }
   [[nodiscard]] std::int64_t strip_rows(bool /*hidden*/) const override { return kStripRows; }
-  // The queries have its sign, or are 0 if it is.
+  // set_query() applies the sign of the scale to the queries, or zeroes them if the scale is 0.
   [[nodiscard]] float factor() const override { return scale_ == 0 ? 1.0F : std::abs(scale_); }
 
   void start(std::int64_t rows) override {
@@ -137,7 +137,7 @@ class AmxProduct final : public TileProduct {
         all_finite = amx::pack(rows.of[part], stride, value_dim_, to.of[part]) && all_finite;
       }
       if (all_finite) continue;
-      // In bfloat16, which was not split.
+      // Only values in bfloat16 can still be non-finite here: the others were split.
       stage_finite(values, begin);
       (void)amx::pack(staged_.of[0], value_dim_, value_dim_, to.of[0]);
     }
@@ -177,7 +177,7 @@ class AmxProduct final : public TileProduct {
   void multiply_values(Strip strip) override {
     const std::int64_t depth = round_up(strip.columns, kDepth);
     const std::int64_t rows = round_up(strip.rows(), kRows);
-    // Rows past the strip may belong to another one: nothing may be added to them.
+    // Rows past the end may belong to another strip: nothing may be added to them.
     for (std::int64_t r = strip.rows(); r < rows; ++r) clear(from(weights_, r * kStride), depth);
     const amx::Shape shape{.rows = rows,
                            .columns = value_dim_,
@@ -191,7 +191,7 @@ class AmxProduct final : public TileProduct {
     if (parts_ < 3) {
       amx::multiply(shape, weights_, values, true, sums);
     } else {
-      // A sum over the whole sequence in one register would round too often for float32.
+      // Summing a whole sequence into one register would round too often for float32.
       amx::multiply(shape, weights_, values, false, product_);
       amx::add_to(sums, product_, strip.rows() * value_dim_);
     }
@@ -208,7 +208,7 @@ class AmxProduct final : public TileProduct {
   }
 
  private:
-  // One row, padded with zeros. Returns false if it was to be split, and not all of it could be.
+  // Stages one row, padded with zeros. Returns false if some of its values could not be split.
   bool stage(const void* row, std::int64_t count, std::int64_t padded, const amx::Parts& to) const {
     clear(from(to, count), padded - count);
     switch (parts_) {
@@ -222,7 +222,7 @@ class AmxProduct final : public TileProduct {
     }
   }
 
-  // Rows often lie too far apart for the CPU to guess the next.
+  // Rows are often too far apart for the hardware prefetcher.
   static constexpr std::int64_t kAhead = 8;
   void prefetch(const void* row, std::int64_t count) const {
     constexpr std::int64_t kLine = 64;
@@ -232,7 +232,7 @@ class AmxProduct final : public TileProduct {
     }
   }
 
-  // kDepth rows from `begin` on: in place, or staged and padded with zeros. Adds those that could
+  // kDepth rows from `begin` on: in place, or staged and padded with zeros. Adds rows that could
   // not be split to `odd`.
   amx::Parts rows_of(const TensorRows& rows, std::int64_t begin, std::int64_t count,
                      std::int64_t padded, std::int64_t& stride,
@@ -267,7 +267,7 @@ class AmxProduct final : public TileProduct {
     }
   }
 
-  // Logits of what could not be split, one by one.
+  // Computes the logits of rows and columns that could not be split, one by one.
   void repair_logits() {
     const auto dims = static_cast<std::size_t>(sizes_.dim);
     const auto among = [](const std::vector<std::int64_t>& sorted, std::int64_t index) {
@@ -291,7 +291,7 @@ class AmxProduct final : public TileProduct {
   }
 
   const TileProductSizes sizes_;
-  const int parts_;               // of operands and weights
+  const int parts_;               // per operand and weight
   const std::int64_t dim_;        // padded
   const std::int64_t value_dim_;  // likewise
   const float scale_;
@@ -306,7 +306,7 @@ class AmxProduct final : public TileProduct {
   float* product_ = nullptr;      // [kStripRows, value_dim]
   std::vector<const void*> query_rows_;
   TensorRows key_rows_;
-  std::vector<std::int64_t> odd_queries_;  // that could not be split
+  std::vector<std::int64_t> odd_queries_;  // those that could not be split
   std::vector<std::int64_t> odd_keys_;     // likewise
   Strip strip_;
 };

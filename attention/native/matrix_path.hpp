@@ -9,10 +9,10 @@ namespace annulus {
 /// How the native kernel multiplies matrices.
 enum class MatrixPath : std::uint8_t {
   sgemm,  ///< OpenBLAS in float32; half types are widened
-  amx     ///< Intel's tile registers, bfloat16 into float32; wider types as sums of bfloat16
+  amx     ///< Intel's tile registers: bfloat16 products, float32 sums; wider types are split
 };
 
-/// The fastest path of this CPU for a dtype. The first call asks Linux for the tile registers.
+/// The fastest path of this CPU for a dtype. The first call asks Linux to permit tile registers.
 [[nodiscard]] MatrixPath best_matrix_path(DType dtype);
 
 }  // namespace annulus

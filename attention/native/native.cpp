@@ -93,9 +93,9 @@ std::vector<RowTile> row_tiles(const AttentionProblem& problem, const AttentionB
   return tiles;
 }
 
-// Query rows of a tile, from `most` down. A block of few batches and heads gets shorter tiles, so
-// that there are some for each of many threads. How many threads there are makes no difference, for
-// results must not depend on it.
+// The query rows of a tile, at most `most`. A block with few batches and heads gets shorter tiles,
+// so that many threads have work. The number of threads is not considered, because results must not
+// depend on it.
 std::int64_t tile_length(std::int64_t most, std::int64_t rows, std::int64_t batches_and_heads) {
   constexpr std::int64_t kTasks = 64;
   constexpr std::int64_t kLeast = 128;

@@ -9,7 +9,7 @@ bool available() {
   return false;
 }
 
-// Nobody comes here without having asked.
+// Never called, since available() is false.
 void pack_transposed(const std::uint16_t* /*rows*/, std::int64_t /*stride*/, std::int64_t /*depth*/,
                      std::uint16_t* /*tiles*/) {
   std::abort();

@@ -30,8 +30,8 @@ void draw_bits(PhiloxKey key, const PhiloxCounter& first, std::size_t blocks, Dr
 
 #else
 
-// annulus::philox() of neighbouring counters, the same word of each in the lower halves of the
-// lanes of a vector. The upper halves hold anything. `first` is the first of `blocks` times four.
+// annulus::philox() for 4 · `blocks` consecutive counters from `first` on. A vector holds the same
+// word of neighbouring counters, in the lower halves of its lanes; the upper halves are unused.
 void draw_bits(PhiloxKey key, const PhiloxCounter& first, std::size_t blocks, DropoutBits& bits) {
   const hn::CappedTag<std::uint64_t, 8> u64;
   const hn::RepartitionToNarrow<decltype(u64)> u32;

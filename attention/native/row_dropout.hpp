@@ -18,7 +18,7 @@ inline constexpr std::size_t kMostDropoutBlocks = 20;
 /// The random bits for the keys of some blocks, in key order.
 using DropoutBits = std::array<std::uint16_t, kMostDropoutBlocks * kDropoutBlock>;
 
-/// Sets the weights of those of `columns` that drop to 0. Batch, head and row are global, as in
+/// Sets the weights of dropped `columns` to 0. Batch, head and row are global, as in
 /// Dropout::drops().
 void drop_row(const Dropout& dropout, std::int64_t batch, std::int64_t head, GlobalPosition row,
               const PositionRange& columns, const WeightRow& weights);

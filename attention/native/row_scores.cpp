@@ -77,7 +77,7 @@ HWY_EXPORT(hide);
 
 namespace {
 
-// Most tiles show something at their beginning, so the first entries are asked alone.
+// Most rows have a visible entry near the beginning, so entries are tested in small batches.
 template <class Entry, class Shows>
 bool any_of_row(const Entry* entries, std::int64_t stride, std::int64_t count, const Shows& shows) {
   constexpr std::int64_t kAtOnce = 64;

@@ -4,13 +4,13 @@
 
 namespace annulus {
 
-/// Multiplies `count` logits by `factor` and adds a row of a bias; `stride` is that of the bias. A
-/// logit becomes −∞ where the bias is −∞, whatever it was. Returns whether the bias leaves any pair
-/// visible.
+/// Multiplies `count` logits by `factor` and adds a row of a bias, whose entries are `stride`
+/// apart. Where the bias is −∞ the logit becomes −∞, even if it was NaN or ∞. Returns whether the
+/// bias leaves any pair visible.
 [[nodiscard]] bool add_bias_row(const float* bias, std::int64_t stride, std::int64_t count,
                                 float factor, float* logits);
 
-/// Makes logits −∞ where a row of a dense mask is 0. Returns whether any other is left.
+/// Sets logits to −∞ where a row of a dense mask is 0. Returns whether it leaves any pair visible.
 [[nodiscard]] bool hide_row(const std::uint8_t* mask, std::int64_t stride, std::int64_t count,
                             float* logits);
 

@@ -17,8 +17,8 @@ using Tag = hn::CappedTag<float, 16>;
 using Bits = hn::RebindToUnsigned<Tag>;
 using Vector = hn::Vec<Tag>;
 
-// tanh(x) with a relative error of 4e-7: an odd rational function, which reaches 1 within float32
-// where its argument is cut off. The coefficients are those of Eigen's float32 tanh.
+// tanh(x) with a relative error of 4e-7: an odd rational function of x, clamped to where tanh
+// rounds to ±1 in float32. The coefficients are those of Eigen's float32 tanh.
 HWY_INLINE Vector tanh_of(Tag f32, Vector x) {
   const auto constant = [f32](float value) HWY_ATTR { return hn::Set(f32, value); };
   const auto bound = constant(7.90531110763549805F);
@@ -50,7 +50,7 @@ void cap_vectors(float* HWY_RESTRICT logits, std::int64_t count, float scale, fl
   }
 }
 
-// Of scale · logit. Whether a NaN shows depends on the instruction set.
+// The maximum of scale · logit. Whether a NaN propagates depends on the instruction set.
 float max_of_vectors(const float* HWY_RESTRICT logits, std::int64_t count, float scale) {
   const Tag f32;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(f32));
@@ -64,20 +64,20 @@ float max_of_vectors(const float* HWY_RESTRICT logits, std::int64_t count, float
   return hn::GetLane(hn::MaxOfLanes(f32, hn::Max(max, max2)));
 }
 
-// exp(x) for x ≤ 0, NaN for NaN, and 0 where the exponential would be denormal: slow to multiply,
-// and nothing beside a sum ≥ 1. With x = n · ln 2 + r and |r| ≤ ln 2 / 2, it is 2ⁿ times a
-// polynomial in r, the minimax one of its degree. Its relative error is 3e-9 where `exact`, and
-// otherwise 5e-6, well below a rounding to half precision.
+// exp(x) for x ≤ 0; NaN for NaN. Denormal results become 0: they are slow to multiply, and
+// negligible in a sum ≥ 1. With x = n · ln 2 + r and |r| ≤ ln 2 / 2, exp(x) is 2ⁿ times the minimax
+// polynomial in r. Its relative error is 3e-9 if `exact`, otherwise 5e-6, well below the rounding
+// to half precision.
 template <bool exact>
 HWY_INLINE Vector exp_of(Tag f32, Vector x) {
   const Bits u32;
   const auto constant = [f32](float value) HWY_ATTR { return hn::Set(f32, value); };
-  // Adding 1.5 · 2²³ rounds to whole numbers, and leaves them in the lowest bits, here plus 127:
-  // the exponent of 2ⁿ.
+  // Adding 1.5 · 2²³ rounds to an integer, which is left in the lowest bits. The 127 makes it the
+  // biased exponent of 2ⁿ.
   const auto magic = constant(12582912.0F + 127.0F);
   const auto shifted = hn::MulAdd(x, constant(1.44269504F), magic);
   const auto n = hn::Sub(shifted, magic);
-  // ln 2 in two parts, of which the first times n is exact.
+  // ln 2 is split in two, so that n times the first part is exact.
   const auto r =
       hn::NegMulAdd(n, constant(-2.12194440e-4F), hn::NegMulAdd(n, constant(0.693359375F), x));
   auto p = exact ? constant(1.38146128e-3F) : constant(4.12777476e-2F);
@@ -107,7 +107,7 @@ HWY_INLINE void store_upper_halves(hn::Vec<Bits> a, hn::Vec<Bits> b, std::uint16
 #endif
 }
 
-// What is left of a weight when parts of it are taken off: see WeightRow.
+// What remains of a weight after its first parts: see WeightRow.
 class Remainder {
  public:
   HWY_INLINE explicit Remainder(Vector weight) : rest_(weight) {}
@@ -115,7 +115,7 @@ class Remainder {
   HWY_INLINE hn::Vec<Bits> take() {
     const Tag f32;
     const Bits u32;
-    // Adding half of the lowest bit that stays rounds to nearest.
+    // Adding half of the lowest bit that is kept rounds to nearest.
     const auto part = hn::Add(hn::BitCast(u32, rest_), hn::Set(u32, 0x8000));
     rest_ = hn::Sub(rest_, hn::BitCast(f32, hn::And(part, hn::Set(u32, 0xffff0000))));
     return part;
@@ -125,8 +125,7 @@ class Remainder {
   Vector rest_;
 };
 
-// Writes the weights exp(scale · logit − max), as floats where there are no parts, and returns
-// their sum.
+// Writes the weights exp(scale · logit − max), as floats if `parts` is 0, and returns their sum.
 template <int parts>
 HWY_INLINE float weigh_vectors(const float* logits, std::int64_t count, float scale, float max,
                                const WeightRow& weights) {

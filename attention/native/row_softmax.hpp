@@ -6,7 +6,7 @@
 
 namespace annulus {
 
-/// Row buffers start at a multiple of this many elements and are padded to one.
+/// Row buffers start at, and are padded to, a multiple of this many elements.
 inline constexpr std::int64_t kRowAlignment = 32;
 
 constexpr std::int64_t round_up_to_row_alignment(std::int64_t count) {
@@ -20,9 +20,9 @@ struct RowSoftmax {
   bool sees = false;  // any key at all; the caller's to set while the sum is 0
 };
 
-/// Where the weights of a row go: into `floats`, which may be the logits; or into as many of
-/// `parts` as are given. There a weight is the sum of up to three values in bfloat16, each of which
-/// is what the ones before it lost, rounded: 8, 16 or all 24 bits of it.
+/// Where the weights of a row are written: to `floats`, which may be the logits, or to those of
+/// `parts` that are not null. One, two or three parts hold 8, 16 or all 24 bits of a weight as a
+/// sum of bfloat16 values; each part is the rounded remainder of the parts before it.
 struct WeightRow {
   float* floats = nullptr;
   std::array<std::uint16_t*, 3> parts{};
@@ -33,11 +33,11 @@ struct WeightRow {
 /// logits[i] = cap · tanh(scale · logits[i] / cap).
 void cap_row(float* logits, std::int64_t count, float scale, float cap);
 
-/// Adds the next `count` logits of a row, each times `scale` > 0, to `row`, and writes
-/// exp(scale · logit − row.max) to `weights`. Those outside [begin, end) count as −∞. While all
-/// logits are −∞, the row's sum stays 0. The padding is overwritten too. Returns what earlier
-/// weights must be multiplied by: exp(old max − new max). A logit of NaN or +∞ (an input that was
-/// so, or a product beyond float32) makes the row's sum NaN for good.
+/// Adds the next `count` logits of a row, each times `scale` > 0, to `row`, and writes exp(scale ·
+/// logit − row.max) to `weights`. Logits outside [begin, end) count as −∞. While all logits are −∞,
+/// the row's sum stays 0. The padding is overwritten too. Returns the factor for earlier weights,
+/// exp(old max − new max). A logit of NaN or +∞ (from the input, or a product beyond float32) makes
+/// the row's sum NaN for good.
 [[nodiscard]] float softmax_row(float* logits, std::int64_t count, std::int64_t begin,
                                 std::int64_t end, float scale, const WeightRow& weights,
                                 RowSoftmax& row);

@@ -13,15 +13,14 @@
 namespace annulus {
 namespace {
 
-// Rows of logits are longer than a tile, so that they do not all fall into one set of the cache.
+// Rows of logits are longer than a tile, so that they do not all map to the same cache set.
 constexpr std::int64_t kLogitStride = kTileColumns + kRowAlignment;
 
 blasint blas(std::int64_t size) {
   return static_cast<blasint>(size);
 }
 
-// Whether no infinity or NaN is among them. Their exponent is all ones, so that adding to it sets
-// the sign.
+// Infinities and NaNs have an exponent of all ones: adding 1 to it sets the sign bit.
 bool all_finite(const float* values, std::int64_t count) {
   constexpr std::uint32_t kExponent = 0x7f800000;
   constexpr std::uint32_t kOne = 0x00800000;
@@ -113,7 +112,7 @@ class SgemmProduct final : public TileProduct {
     std::int64_t stride = 0;
   };
 
-  // In place, if OpenBLAS can read it there.
+  // The rows in place if OpenBLAS can read them there, else converted into `workspace`.
   static Operand load(const TensorRows& rows, float* workspace) {
     const ConstTensorView& tensor = *rows.tensor;
     const std::int64_t dim = tensor.size(3);
@@ -162,7 +161,7 @@ class SgemmProduct final : public TileProduct {
   Operand keys_;
   Operand values_;
   std::int64_t columns_ = 0;
-  Strip strip_;  // whose logits there are
+  Strip strip_;  // of `logits_`
 };
 
 }  // namespace

@@ -206,7 +206,7 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip
       }
       return false;
     };
-    // The heads of the row that are in the strip.
+    // The strip may hold only some of the row's heads.
     const std::int64_t end = std::min((r + 1) * heads.count, strip.end);
     for (; index < end; ++index) {
       float* const logits = product_->logits(index);

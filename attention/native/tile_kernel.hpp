@@ -52,18 +52,19 @@ class TileKernel {
                  LocalRange run, std::int64_t first_column, const std::function<void()>& between);
   void multiply(const RowTile& tile, const HeadTile& heads, LocalRange rows,
                 const PositionRange& columns, std::int64_t first_column, bool full);
-  /// Makes weights of the logits of the strip, whose columns are `columns`.
+  /// Turns the logits of a strip, whose columns are `columns`, into weights.
   void softmax(const RowTile& tile, const HeadTile& heads, Strip strip,
                const PositionRange& columns, bool full);
-  /// Whether bias and dense mask may leave anything of a tile visible; false only if one of them
-  /// hides all of it.
+  /// Whether bias and dense mask may leave a pair of a tile visible; false only if one of them
+  /// hides the whole tile.
   [[nodiscard]] bool scores_show(const RowTile& tile, const HeadTile& heads, LocalRange rows,
                                  const PositionRange& columns) const;
-  /// Makes the logits of some columns of a row that bias or dense mask hide −∞. A bias is added to
-  /// the others, times `factor`. The row is local. Returns whether they leave any of them visible.
+  /// Applies bias and dense mask to the logits of some columns of a row (a local index). Hidden
+  /// logits become −∞. If there is a bias, the others become factor · logit + bias. Returns whether
+  /// any column stays visible.
   [[nodiscard]] bool apply_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
                                   const PositionRange& columns, float factor, float* logits) const;
-  /// Adds what the product left out to the rows that see it.
+  /// Adds the values that the product left out to the rows that see them.
   void add_poison(const RowTile& tile, const HeadTile& heads, Strip strip,
                   const PositionRange& columns, std::int64_t first_column);
   void store(const RowTile& tile, const HeadTile& heads);

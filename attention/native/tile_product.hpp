@@ -13,11 +13,11 @@
 
 namespace annulus {
 
-/// Columns of a tile, at most.
+/// The most columns that a tile has.
 inline constexpr std::int64_t kTileColumns = 512;
-/// Rows of a tile, (query position, head) pairs, at most. With sgemm both logits and the tiles of
-/// key and value fit a level-2 cache, and the products run near the peak of the core. AMX wants
-/// more rows, over which the work of packing keys and values spreads.
+/// The most rows, (query position, head) pairs, that a tile has. With sgemm, logits and the tiles
+/// of key and value fit a level-2 cache, and the products run near the core's peak. AMX needs more
+/// rows to amortise the packing of keys and values.
 [[nodiscard]] constexpr std::int64_t most_tile_rows(MatrixPath path) {
   return path == MatrixPath::amx ? 512 : 256;
 }
@@ -35,8 +35,8 @@ struct TensorRows {
   }
 };
 
-/// A part of a tile that is computed at once: stacked rows [begin, end) by the columns that any of
-/// them sees.
+/// The part of a tile that is computed at once: stacked rows [begin, end) by the columns that any
+/// of these rows sees.
 struct Strip {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -45,9 +45,9 @@ struct Strip {
   [[nodiscard]] std::int64_t rows() const { return end - begin; }
 };
 
-/// The two matrix products of a tile, with workspace for their operands. One thread uses it. A
-/// tile is computed strip by strip: its logits, then, when the caller has made weights of them, the
-/// weights times the values.
+/// The two matrix products of a tile, with workspace for their operands; for one thread. A tile is
+/// computed strip by strip: first the logits, which the caller turns into weights, then the weights
+/// times the values.
 class TileProduct {
  public:
   virtual ~TileProduct() = default;
@@ -56,38 +56,37 @@ class TileProduct {
   TileProduct& operator=(const TileProduct&) = delete;
 
   [[nodiscard]] virtual MatrixPath path() const = 0;
-  /// The rows of a strip, at most. Short strips do not compute as much that is hidden.
+  /// The most rows that a strip has. If pairs are `hidden`, short strips compute fewer of them.
   [[nodiscard]] virtual std::int64_t strip_rows(bool hidden) const = 0;
-  /// What logits() still have to be multiplied by; positive.
+  /// The positive factor that logits() still lack.
   [[nodiscard]] virtual float factor() const = 0;
 
-  /// A new tile of so many rows, with an accumulator of zeros.
+  /// Begins a tile of `rows` rows, with an accumulator of zeros.
   virtual void start(std::int64_t rows) = 0;
-  /// Row `index` of the tile is `query`, D values of the problem's dtype.
+  /// Sets row `index` of the tile to `query`, D values of the problem's dtype.
   virtual void set_query(std::int64_t index, const void* query) = 0;
-  /// Keys of a tile, and its values. Every query must have been set.
+  /// Loads the keys of a tile. Every query must have been set.
   virtual void load_keys(const TensorRows& keys) = 0;
-  /// `hidden`: some of them may be hidden from some of the rows.
+  /// Loads the values of a tile. `hidden`: some may be hidden from some of the rows.
   virtual void load_values(const TensorRows& values, bool hidden) = 0;
 
   virtual void multiply_keys(Strip strip) = 0;
-  /// The logits of a row of the strip, from its first column on; and where their weights go. Both
-  /// have room for whole vectors (kRowAlignment).
+  /// The logits of a row of the strip, from the strip's first column on, and where to write their
+  /// weights. Both are padded to whole vectors (kRowAlignment).
   [[nodiscard]] virtual float* logits(std::int64_t row) = 0;
   [[nodiscard]] virtual WeightRow weights(std::int64_t row) = 0;
-  /// `column` counts from the first of the tile.
+  /// The weight of a row and a column of the tile.
   [[nodiscard]] virtual float weight(std::int64_t row, std::int64_t column) const = 0;
   /// Adds weights · values to the accumulator.
   virtual void multiply_values(Strip strip) = 0;
 
-  /// The accumulator [rows, Dv] of the tile: its row `index`.
+  /// Row `index` of the tile's accumulator [rows, Dv].
   [[nodiscard]] virtual float* accumulator(std::int64_t index) = 0;
 
-  /// Whether the product leaves out such a value, as if it were 0: what is not finite (for a
-  /// product makes 0 · NaN a NaN, also in rows that do not see the key), and what it cannot
-  /// multiply exactly.
+  /// Whether the product treats a value as 0: one that is not finite (since 0 · NaN is NaN, also in
+  /// rows that do not see the key), or one that it cannot multiply exactly.
   [[nodiscard]] virtual bool leaves_out(float value) const = 0;
-  /// The columns that have values which were left out.
+  /// The columns with values that were left out.
   [[nodiscard]] const std::vector<std::int64_t>& poisoned() const noexcept { return poisoned_; }
 
  protected:

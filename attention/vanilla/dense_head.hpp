@@ -50,13 +50,12 @@ Matrix<Real> matrix_of(const ConstTensorView& tensor, std::int64_t batch, std::i
   return matrix;
 }
 
-/// What attention computes for one batch and one query head of a block, step by step
-/// (docs/semantics.md §1): logits, softmax, dropout, product with the values. `Real` is the softmax
-/// dtype.
+/// Computes attention for one batch and one query head of a block, step by step (docs/semantics.md
+/// §1): logits, softmax, dropout, product with the values. `Real` is the softmax dtype.
 template <class Real>
 class DenseHead {
  public:
-  /// `batch` and `head` count within the block, which must outlive the object.
+  /// `batch` and `head` are indices within the block, which must outlive the object.
   DenseHead(const AttentionProblem& problem, const AttentionBlock& block, std::int64_t batch,
             std::int64_t head)
       : problem_(problem),
@@ -67,7 +66,7 @@ class DenseHead {
         visible_(block.rows.size(), block.columns.size()),
         lse_(static_cast<std::size_t>(block.rows.size())) {}
 
-  /// Weights become scale · q·k, capped and biased, for the pairs that are visible.
+  /// Sets the weights of visible pairs to their logits: scale · q·k, capped, plus the bias.
   void make_logits() {
     const auto query = matrix_of<Real>(block_.query, batch_, head_);
     const auto key = matrix_of<Real>(block_.key, batch_, kv_head());
@@ -91,8 +90,8 @@ class DenseHead {
     }
   }
 
-  /// Weights become exp(logit − LSE), 0 where hidden. The `sinks` are part of the LSE. A row whose
-  /// visible logits are all −∞ becomes NaN there: 0/0.
+  /// Turns logits into weights exp(logit − LSE); hidden pairs keep 0. The LSE includes the `sinks`.
+  /// If the visible logits of a row are all −∞ and there are no sinks, their weights are 0/0 = NaN.
   void apply_softmax(std::span<const float> sinks = {}) {
     constexpr Real kMinusInfinity = -std::numeric_limits<Real>::infinity();
     for (std::int64_t i = 0; i < weights_.rows; ++i) {
@@ -117,7 +116,7 @@ class DenseHead {
     }
   }
 
-  /// Drops some weights, and rescales the others.
+  /// Drops weights and rescales the others.
   void apply_dropout() {
     if (!problem_.dropout) return;
     const Real keep = static_cast<Real>(problem_.dropout->keep_scale());
@@ -130,7 +129,7 @@ class DenseHead {
     }
   }
 
-  /// Weights times values [t,Dv]. A hidden value is not multiplied: it may be NaN.
+  /// The weights times the values, [t,Dv]. Hidden values are skipped: they may be NaN.
   [[nodiscard]] Matrix<Real> output() const {
     const auto value = matrix_of<Real>(block_.value, batch_, kv_head());
     Matrix<Real> output(weights_.rows, value.columns);

@@ -4,9 +4,9 @@
     python3 pytorch_cpu_attention.py --annulus-micro ../../build/annulus_micro --threads 16
 
 Both get the same number of threads and take turns, round by round; the other rests meanwhile. Times
-are medians over the rounds: of a clock on the wall, or, with --user-time, for machines that others
-use too, of the processor time of the whole process. OpenBLAS's matrix product runs in the same
-rounds. Prints one JSON object a line: the environment, then one a case and system, then a table.
+are medians over the rounds: wall-clock time, or with --user-time, for machines shared with others,
+the processor time of the whole process. OpenBLAS's matrix product runs in the same rounds. Prints
+one JSON object per line (the environment, then one for each case and system), then a table.
 """
 
 import argparse
@@ -20,12 +20,12 @@ import torch.nn.functional as functional
 
 from peer_cases import OPERATIONS_PER_LOGIT_AND_DIM, print_line
 
-HEADS = 8  # of annulus_micro
+HEADS = 8  # as in annulus_micro
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class PyTorch:
-    """One problem. The inputs lie as [B,N,T,D], as PyTorch's kernel likes them best."""
+    """One problem. The inputs are contiguous [B,N,T,D], which PyTorch's kernel prefers."""
 
     def __init__(self, dtype: str, mask: str, length: int, dim: int) -> None:
         generator = torch.Generator().manual_seed(1)

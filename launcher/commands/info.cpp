@@ -149,7 +149,7 @@ Section implementations_section(Place place) {
   for (const Strategy& strategy : registry.strategies()) {
     const Capability capability = strategy.accepts(typical);
     section.add(strategy.name,
-                capability ? "yes, with any of these" : "no: " + capability.reason());
+                capability ? "yes, with any of the above" : "no: " + capability.reason());
   }
   return section;
 }
@@ -178,7 +178,7 @@ Section environment_section() {
                     given ? "set" : "not set", variable.default_value, variable.description));
   }
   section.add("ANNULUS_METADATA_<KEY>",
-              "any field of --metadata: softmax_scale is ANNULUS_METADATA_SOFTMAX_SCALE");
+              "a field of --metadata, such as ANNULUS_METADATA_SOFTMAX_SCALE for softmax_scale");
   section.add("ANNULUS_<OPTION>", "any option: --causal-offset is ANNULUS_CAUSAL_OFFSET");
   return section;
 }

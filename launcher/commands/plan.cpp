@@ -180,8 +180,8 @@ void add_layout(Report& report, const ring::Plan& plan, const ring::ShardedOpera
                   fmt::format("{:.3f}", exposed * 1e3), fmt::format("{:.3f}", finish * 1e3)});
 }
 
-// Whether balanced rows are worth planning beside the chosen layout. Very long sequences have none.
-// Planning for a thousand ranks takes a second, and even work cannot be balanced further.
+// Whether to plan the balanced layout for comparison. Very long sequences have none (`tiles` is
+// null). On many ranks planning takes a second, which is wasted if the work is even already.
 bool wants_balanced(const PlannedCase& planned) {
   constexpr int kMany = 256;
   constexpr double kEven = 0.01;

@@ -34,7 +34,7 @@ std::string text_of(const ShardingRules& rules) {
   return to_json(rules);
 }
 
-// The options that say what fields say. `source` is for messages: "run.json".
+// The fields as values of the corresponding options. `source` names them in messages: "run.json".
 GivenValues as_options(const MetadataFields& fields, const std::string& source) {
   GivenValues values;
   const auto add = [&](const char* option, const char* key, const auto& field) {

@@ -10,19 +10,19 @@
 
 namespace annulus::launcher {
 
-/// Environment variables of metadata fields; they are not options.
+/// The prefix of the environment variables of metadata fields, which are not options.
 inline constexpr std::string_view kMetadataPrefix = "ANNULUS_METADATA_";
 
-/// Metadata of the file that --metadata names and of the environment, as values of the options that
-/// say the same.
+/// Metadata from the file of --metadata and from the environment, as values of the corresponding
+/// options.
 struct MetadataValues {
   GivenValues file;
   GivenValues environment;
   std::vector<std::string> warnings;  ///< unknown keys, and fields without effect
 };
 
-/// `file` is the value of --metadata, or null. Throws FileError and ArgumentError, naming the file
-/// or the variable, and what was expected.
+/// `file` is the value of --metadata, or null. Throws FileError and ArgumentError, which name the
+/// file or the variable and what was expected.
 [[nodiscard]] MetadataValues read_metadata(const GivenValue* file);
 
 }  // namespace annulus::launcher

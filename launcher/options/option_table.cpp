@@ -71,7 +71,7 @@ void set_layouts(Options& options, const std::string& option, const std::string&
   };
   const std::vector<std::string_view> names = split(text, ',');
   if (names.size() > 2)
-    throw ArgumentError(option, text, "a layout, or two: of queries and of keys");
+    throw ArgumentError(option, text, "a layout, or two: for queries and for keys");
   options.sequence_layout = parse(names.front());
   options.kv_sequence_layout = names.size() == 2 ? parse(names.back()) : "auto";
 }
@@ -195,8 +195,8 @@ void add_sharding(TableBuilder& table) {
             "likewise for key and value, B,S,K,D");
   table.add(
       "sequence-layout", "LAYOUTS", kPlanned, set_layouts,
-      "auto, zigzag, contiguous, striped or balanced: how positions are distributed, those of "
-      "queries and, after a comma, those of keys if they lie otherwise; balanced "
+      "auto, zigzag, contiguous, striped or balanced: how positions are distributed; two, "
+      "separated by a comma, for queries and for keys; balanced "
       "gives ranks equal work under the mask (default: auto: zigzag if causal, else contiguous; "
       "balanced where packed documents, block masks or lengths make that uneven)");
   table.add("granule", "N", kPlanned, parsed_into(&Options::granule, parse_granule),
@@ -209,11 +209,11 @@ void add_sharding(TableBuilder& table) {
             "--kv-spec (default: autoregressive if T = 1, else train)");
   table.add(
       "sharding-rules", "JSON", kPlanned, parsed_into(&Options::rules, parse_rules),
-      "likewise: the mesh axes of batch, query_length, kv_length, head, kv_head and head_dim, "
-      "for all modes or by mode, as {\"head\": {\"all\": \"tp\", \"autoregressive\": null}}");
+      "also defaults of the specs: mesh axes of batch, query_length, kv_length, head, kv_head and "
+      "head_dim, for all modes or by mode, as {\"head\": {\"all\": \"tp\", \"train\": null}}");
   table.add("sequence-axis", "AXIS", kPlanned, text_into(&Options::sequence_axis),
-            "likewise: the mesh axis of both lengths where no rule says otherwise, and the axis of "
-            "the default --mesh (default: sp)");
+            "the mesh axis of query_length and kv_length where no rule names another, and the axis "
+            "of the default --mesh (default: sp)");
   table.add(
       "impl", "NAME", kPlanned, parsed_into(&Options::implementation, parse_implementation_name),
       "auto, the name of a local kernel, ring (that schedule, any kernel) or "
@@ -258,8 +258,8 @@ void add_problem(TableBuilder& table) {
             "probability of dropping an attention weight; --seed and position decide (default: 0)");
   table.add("softmax-dtype", "DTYPE", kPlanned,
             parsed_into(&Options::softmax_dtype, parse_softmax_dtype),
-            "float32 or float64: in which weights and sums are computed; few implementations have "
-            "float64 (default: float32)");
+            "dtype of the softmax's weights and sums: float32, or float64, which only vanilla has "
+            "(default: float32)");
   table.add("seed", "N", kPlanned, parsed_into(&Options::seed, parse_seed),
             "seed for dropout and random tensors (default: 0)");
 }
@@ -305,9 +305,10 @@ void add_input(TableBuilder& table) {
       "bias", "FILE", kPlanned, text_into(&Options::bias),
       "float32, broadcastable to [B,N,T,S]: added to the logits after the soft cap; -inf hides "
       "a pair; random:STDDEV draws [1,N,T,S]");
-  table.add("bias-policy", "NAME", kPlanned, parsed_into(&Options::bias_policy, parse_policy),
-            "combine, bias_wins or bias_disables_causal: what a bias leaves of the mask: all, "
-            "nothing, or all but --causal (default: combine)");
+  table.add(
+      "bias-policy", "NAME", kPlanned, parsed_into(&Options::bias_policy, parse_policy),
+      "combine, bias_wins or bias_disables_causal: with a bias, all of the mask applies, none "
+      "of it, or all but --causal (default: combine)");
 }
 
 void add_output(TableBuilder& table) {
@@ -318,9 +319,10 @@ void add_output(TableBuilder& table) {
   table.add("lse", "FILE", run, text_into(&Options::lse),
             "log of the sum of exponentials, float32 [B,N,T] (tensor lse); may be the "
             ".safetensors file of --output");
-  table.add("weights", "FILE", run, text_into(&Options::weights),
-            "attention weights [B,N,T,S] (tensor weights), float32, or float64 as --softmax-dtype "
-            "says; only --impl vanilla, on CPUs, computes them");
+  table.add(
+      "weights", "FILE", run, text_into(&Options::weights),
+      "attention weights [B,N,T,S] (tensor weights), in the softmax's dtype; computed only by "
+      "--impl vanilla, on CPUs");
   table.add("trace", "FILE", {Command::run, Command::bench}, text_into(&Options::trace),
             "what every rank did and when, as Chrome trace events (JSON), for Perfetto");
   table.add("json", "FILE", kAll, text_into(&Options::json),
@@ -372,8 +374,8 @@ void add_running(TableBuilder& table) {
             "options as lines name = value; command line and environment override it");
   table.add(
       "metadata", "FILE", kPlanned, text_into(&Options::metadata),
-      "attention metadata as JSON, {\"softmax_scale\": 0.125, ...}; overrides the environment, "
-      "and the command line overrides it");
+      "attention metadata as JSON, {\"softmax_scale\": 0.125, ...}; it overrides the environment "
+      "and is overridden by the command line");
 }
 
 void add_later(TableBuilder& table) {

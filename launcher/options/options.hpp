@@ -59,7 +59,7 @@ struct Options {
   std::string schedule = "auto";
   std::string implementation = "auto";
   std::optional<std::string> mode;
-  ShardingRules rules;               ///< the user's, for the defaults of the specs
+  ShardingRules rules;               ///< the user's rules, for the default specs
   std::string sequence_axis = "sp";  ///< see AttentionMetadata::rules()
   std::string device = "auto";
   Transport transport = Transport::automatic;  ///< between GPU ranks; peer if share_gpus
@@ -119,8 +119,8 @@ struct Options {
 
 /// Parses the words after the program's name. A value is taken from the command line, else from the
 /// environment (--causal-offset from ANNULUS_CAUSAL_OFFSET), else from the file that --config
-/// names, else it is the default. What --metadata says stands between the command line and the
-/// environment, and ANNULUS_METADATA_* after the option's own variable. File and environment may
+/// names, else it is the default. Values from --metadata come after the command line and before the
+/// environment; ANNULUS_METADATA_* come after the option's own variable. File and environment may
 /// serve several commands: options of other commands are ignored there, but are errors on the
 /// command line.
 ///

@@ -14,7 +14,7 @@ namespace annulus::launcher {
 /// "1,8192,8192,8,2,64,64", for a column of unit kShapeUnit.
 [[nodiscard]] std::string shape_cell(const AttentionShape& shape);
 inline constexpr const char* kShapeUnit = "B,T,S,N,K,D,Dv";
-/// "causal+offset:3+window:8,0+dense": no spaces, so that columns stay columns.
+/// "causal+offset:3+window:8,0+dense": without spaces, so that a table splits into columns.
 [[nodiscard]] std::string mask_cell(const AttentionProblem& problem);
 /// "sp=4"; "-" for a mesh without axes.
 [[nodiscard]] std::string mesh_cell(const MeshShape& mesh);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kSinks = "sinks";
 
-// Sinks are no feature of kernels.
+// Sinks are passed apart: they are not a feature of kernels.
 std::vector<std::string> parts_of(const FeatureSet& features, bool sinks) {
   std::vector<std::string> parts;
   for (const Feature feature : features.missing_in({})) parts.emplace_back(name_of(feature));

@@ -11,14 +11,14 @@
 
 namespace annulus::launcher {
 
-/// Counts what random problems ask for, so that a run shows what it has not tried.
+/// Counts the features of random problems, so that a run shows what it has not tried.
 class Coverage {
  public:
   void add(const AttentionProblem& problem, const ring::OperandLayout& layout,
            std::string_view schedule);
 
-  /// Lines of a report: "masks" → "causal masks 81, windows 40, …". What never came is listed with
-  /// 0; of the pairs of mask parts and modifiers that never came, the first two are named.
+  /// Lines of a report: "masks" → "causal masks 81, windows 40, …". Features that never occurred
+  /// are listed with 0. Of the pairs of features that never occurred, the first two are named.
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> lines() const;
 
  private:

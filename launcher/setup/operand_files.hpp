@@ -7,20 +7,19 @@
 
 namespace annulus::launcher {
 
-/// A file of a mask, a bias or sinks, and its name in messages. The path is empty if there is none.
+/// The file of an operand, and its name in messages. The path is empty if there is none.
 struct OperandFile {
   std::string path;
   std::string shown;  ///< "--kv-lengths kv.npy"
   [[nodiscard]] bool empty() const { return path.empty(); }
 };
 
-/// The files of all operands but query, key and value: each is given by its own option, or else is
-/// in --input.
+/// The files of masks, bias and sinks: each operand has its own option, or else is in --input.
 class OperandFiles {
  public:
   explicit OperandFiles(const Options& options);
 
-  /// The file that holds a tensor. `given` is what its option says.
+  /// The file that holds a tensor. `given` is the value of its option.
   [[nodiscard]] OperandFile locate(const char* option, const std::string& given,
                                    const std::string& tensor) const;
 

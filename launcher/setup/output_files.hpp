@@ -21,8 +21,8 @@ class OutputFiles {
   /// Collective over `group`. Throws as ArrayWriter does. `problem` must outlive it.
   OutputFiles(const Options& options, const AttentionProblem& problem, Control& group);
 
-  /// Collective. Every rank writes its shards; then the files get their names.
-  /// `weights` is of ring::weights_sharding(); ignored if nobody wants them.
+  /// Collective. Every rank writes its shards; then the files get their names. `weights` has
+  /// ring::weights_sharding(); it is ignored unless --weights was given.
   void commit(const ring::LocalTensors& tensors, const TensorView& weights,
               const ring::ShardedOperands& operands);
 

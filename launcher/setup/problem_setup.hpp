@@ -30,8 +30,8 @@ struct ProblemSetup {
 
 /// Settles mesh, specs (given, else the sharding rules of the mode), sequence layout, dtype and
 /// mask of a problem of `shape`. Reads the small files that the mask needs (segment ids,
-/// cu_seqlens, lengths, blocks): whole, on every rank; of bias and dense mask, the headers. The
-/// problem's mask is what --bias-policy leaves of it. Does not communicate. Throws UserErrors.
+/// cu_seqlens, lengths, blocks) whole, on every rank, and only the headers of bias and dense mask.
+/// --bias-policy is applied to the problem's mask. Does not communicate. Throws UserErrors.
 [[nodiscard]] ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
                                           DType dtype, int ranks);
 

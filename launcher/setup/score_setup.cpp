@@ -20,7 +20,7 @@ namespace {
 
 using verification::FillPart;
 
-/// A bias or a mask: its shape [B,N,T,S], with 1 where it is broadcast, and its entries.
+/// A bias or a mask: its shape [B,N,T,S], with 1 where it is broadcast, and what fills its entries.
 struct Scores {
   Extents shape;
   FillPart fill;
@@ -42,11 +42,11 @@ void read_part(const files::ArrayFile& file, const TensorView& part,
   const auto* const end = bytes + part.elements();
   const auto* const wrong = std::find_if(bytes, end, [](std::uint8_t byte) { return byte > 1; });
   if (wrong != end) {
-    throw FileError(file.path(), fmt::format("holds {}, expected 0 and 1 alone", *wrong));
+    throw FileError(file.path(), fmt::format("holds {}, expected only 0 and 1", *wrong));
   }
 }
 
-// Leading dimensions that the file lacks are 1.
+// Opens the file of a bias or a mask. Leading dimensions that it lacks are 1.
 Scores open_scores(const OperandFile& from, const char* tensor,
                    const std::vector<DType>& accepted) {
   return as_option(from.shown, [&] {
@@ -71,7 +71,8 @@ Scores set_up_bias(const OperandFile& file, const Options& options, const Attent
   if (deviation == nullptr) return open_scores(file, "bias", {DType::float32});
   const Extents whole{1, shape.heads, shape.query_length, shape.kv_length};
   const double number = parse_number("--bias", deviation);
-  if (!(number >= 0)) throw ArgumentError("--bias", options.bias, "a deviation of 0 or more");
+  if (!(number >= 0))
+    throw ArgumentError("--bias", options.bias, "a standard deviation of 0 or more");
   return {whole,
           verification::random_bias(whole, number, options.seed, std::max(1, options.threads))};
 }
@@ -103,7 +104,7 @@ verification::ScoreFills set_up_scores(const OperandFiles& files, const Options&
     fills.bias = std::move(bias.fill);
     as_option(file.shown, [&] { problem.validate(); });
   } else if (options.bias_policy != BiasPolicy::combine) {
-    throw UserError("--bias-policy: decides between --bias and the mask, and there is no bias");
+    throw UserError("--bias-policy: there is no bias to apply it to");
   }
   problem = under_policy(options.bias_policy, std::move(problem));
   return fills;

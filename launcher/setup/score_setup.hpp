@@ -11,20 +11,20 @@
 
 namespace annulus::launcher {
 
-/// Gives `problem`, whose shape is valid, the bias and the dense mask of the options, and returns
-/// what fills a rank's part of them: slices of their files, or random numbers. Of files, only the
-/// headers are read. Throws UserErrors.
+/// Sets bias and dense mask of `problem`, whose shape is valid, as the options ask, and returns
+/// functions that fill a rank's part of them, from slices of files or with random numbers. Reads
+/// only the headers of the files. Throws UserErrors.
 [[nodiscard]] verification::ScoreFills set_up_scores(const OperandFiles& files,
                                                      const Options& options,
                                                      AttentionProblem& problem);
 
-/// A rank's parts of bias and dense mask; of rank 0 where there is none.
+/// A rank's parts of bias and dense mask; without dimensions where there is none.
 struct ScoreShards {
   ScoreShards() = default;
-  /// Fills them. Throws UserErrors that name options.
+  /// Allocates and fills the parts. Throws UserErrors that name options.
   ScoreShards(const verification::ScoreFills& fills, const ring::ShardedOperands& operands,
               int rank, MemoryPool& memory);
-  /// Adds views of them.
+  /// Adds views of the parts.
   void add_to(ring::LocalTensors& tensors) const;
   Tensor bias, mask;
 };

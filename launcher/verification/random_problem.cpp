@@ -390,7 +390,8 @@ Extents draw_scores(Draws& draws, const Kind& kind, const AttentionShape& shape)
   return scores;
 }
 
-// Some hide pairs themselves, with −∞. What the mask hides of it is not finite.
+// Some biases hide pairs themselves, with −∞. For small problems, entries that the mask hides are
+// not finite.
 FillPart draw_bias(Draws& draws, const Kind& kind, RandomProblem& drawn) {
   const Extents shape = draw_scores(draws, kind, drawn.problem.shape);
   drawn.problem.bias = shape;

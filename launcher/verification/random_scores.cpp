@@ -37,10 +37,10 @@ void for_each_entry(const TensorView& part, std::span<const PositionRanges> inde
       }
     }
   }
-  if (offset != part.elements()) throw InternalError("a part that does not fit its index");
+  if (offset != part.elements()) throw InternalError("a part does not fit its index");
 }
 
-// Whether the mask hides the pairs of an entry of a bias of this shape, all of them.
+// Whether the mask hides all pairs to which an entry of a bias of this shape applies.
 bool hides(const AttentionProblem& problem, const Extents& bias, const Entry& entry) {
   const AttentionShape& shape = problem.shape;
   const Entry whole{shape.batch, shape.heads, shape.query_length, shape.kv_length};
@@ -63,8 +63,8 @@ bool hides(const AttentionProblem& problem, const Extents& bias, const Entry& en
   return true;
 }
 
-// The dense mask at the entries of a part of the bias. Empty if there is none, or if it may show
-// some of the pairs of an entry and hide others.
+// The dense mask at the entries of a part of the bias. Empty if there is no dense mask, or if it
+// may hide only some of the pairs of a bias entry.
 std::vector<std::uint8_t> mask_at(const AttentionProblem& problem, const FillPart& fill,
                                   const TensorView& part, std::span<const PositionRanges> index) {
   if (!problem.dense_mask || !fill) return {};
@@ -112,7 +112,7 @@ FillPart random_mask(const Extents& shape, double density, std::uint64_t seed) {
   if (!(density >= 0 && density <= 1)) {
     throw ArgumentError("density", fmt::format("{}", density), "a number from 0 to 1");
   }
-  constexpr std::uint32_t kMaskStream = 0x6d61736b;  // apart from a seed's other uses
+  constexpr std::uint32_t kMaskStream = 0x6d61736b;  // distinct from other uses of the seed
   const auto threshold = static_cast<std::uint64_t>(std::ldexp(density, 32));
   return [=](const TensorView& part, std::span<const PositionRanges> index) {
     auto* const entries = static_cast<std::uint8_t*>(part.data());

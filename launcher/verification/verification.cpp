@@ -103,8 +103,8 @@ OracleOutput oracle_of_rank(const AttentionProblem& problem, const ring::Sharded
   return whole;
 }
 
-// The same, with all keys and values on every rank. What decides the schedule leaves the kernels to
-// `auto`.
+// The same case with all keys and values on every rank. The name of a strategy that decides the
+// schedule becomes `auto`.
 ShardedCase unsharded_case(const ShardedCase& sharded_case, const Selection& selection) {
   ShardedCase whole = sharded_case;
   if (selection.schedule != "auto") whole.implementation = "auto";

@@ -6,9 +6,9 @@
 namespace annulus::ring {
 namespace {
 
-// 128 on each multiprocessor of a Hopper GPU: kernels that await columns run there.
+// Kernels that await columns run on Hopper GPUs: 132 multiprocessors with 128 rows each.
 constexpr double kRowsAtOnce = 132 * 128;
-// The longest tiles come first. Under a triangle they take twice the mean.
+// The longest tiles are computed first. Under a causal mask they take twice the mean.
 constexpr double kLongestTile = 2;
 
 double bytes_of(const RankPlan& plan, const Region& region) {

@@ -5,8 +5,8 @@
 
 namespace annulus::ring {
 
-/// What handing a result over costs, in passes over it: when a kernel continues it beside its
-/// products, and when it is combined with others (measured on two GPUs: benchmarks/NOTES.md).
+/// The cost of handing a partial result over, in passes over its memory: if another kernel
+/// continues it, and if it is combined with others (measured on two GPUs: benchmarks/NOTES.md).
 inline constexpr double kPassesToContinue = 2;
 inline constexpr double kPassesToCombine = 5;
 
@@ -15,9 +15,9 @@ inline constexpr double kPassesToCombine = 5;
 [[nodiscard]] double seconds_of(const RankPlan& plan, const Copy& copy, const Prices& prices);
 [[nodiscard]] double seconds_of(const RankPlan& plan, const Reduce& reduce, const Prices& prices);
 
-/// Predicted seconds from the begin of a block that awaits its columns until it needs more than the
-/// last `columns` of them. Its first tiles meet the columns from the last to the first; the tiles
-/// after them find what these have waited for.
+/// Predicted seconds from the start of a block that awaits its columns until it needs more than the
+/// last `columns` of them. Only the tiles computed first wait: they walk the columns from the last
+/// to the first, and all columns that they have walked are there for later tiles.
 [[nodiscard]] double seconds_before_waiting(const RankPlan& plan, const Block& block,
                                             std::int64_t columns, const Prices& prices);
 

@@ -24,7 +24,7 @@ AttentionProblem problem_of(const AttentionOptions& options) {
   return under_policy(options.bias_policy, std::move(problem));
 }
 
-// Empty if nobody asks for it.
+// The rank's part of the bias that init_bias makes; empty if it is not called.
 Tensor initial_bias(const AttentionOptions& options, const ring::ShardedOperands& operands,
                     Context& context) {
   if (!makes_bias(options)) return {};
@@ -107,21 +107,21 @@ class Attention::Impl {
     prepared_ = true;
   }
 
-  // Ranks agree on the first call, as on its other tensors.
+  // The ranks agree on errors of the first call, as for the other tensors.
   void check_weights(const AttentionTensors& tensors) {
     const auto check = [&] {
       if (!problem_.weights && tensors.weights != nullptr) {
-        throw ArgumentError("weights", "memory", "none, as the options do not want weights");
+        throw ArgumentError("weights", "memory", "none: the options do not ask for weights");
       }
       if (problem_.weights && tensors.weights == nullptr && weights_shape().product() > 0) {
-        throw ArgumentError("weights", "a null pointer", "memory, as the options want weights");
+        throw ArgumentError("weights", "a null pointer", "memory: the options ask for weights");
       }
     };
     if (prepared_) return check();
     collectively(context_.mesh().world(), check);
   }
 
-  // What the plan does not compute.
+  // Computes the weights, which the plan does not.
   void add_weights(const AttentionTensors& tensors) {
     if (!problem_.weights) return;
     ring::LocalTensors local = views(tensors);
@@ -162,7 +162,7 @@ class Attention::Impl {
             scores_view(tensors.mask, DType::boolean, operands_.dense_mask, drops_mask_)};
   }
 
-  // A bias that the object has made itself is added later.
+  // The policy applies to later masks too.
   void set_mask(const Mask& mask) {
     sharded_.set_mask(operands_.bias ? mask_beside_bias(policy_, mask) : mask);
   }
@@ -171,8 +171,8 @@ class Attention::Impl {
   [[nodiscard]] ring::ShardedAttention& sharded() noexcept { return sharded_; }
 
  private:
-  // An argument that the problem lacks is refused when it is checked; the policy may have dropped a
-  // mask.
+  // An empty view is left out. A tensor that the problem does not have is refused by a later check,
+  // except for a mask that the policy ignores.
   [[nodiscard]] ConstTensorView scores_view(const void* data, DType dtype,
                                             const std::optional<NamedSharding>& sharding,
                                             bool given_elsewhere) const {
@@ -181,11 +181,11 @@ class Attention::Impl {
     return {data, dtype, shape(*sharding), context_.place()};
   }
 
-  // The LSE that nobody asked for is needed all the same.
+  // Adds the bias of init_bias, and memory for an LSE that the caller did not ask for.
   void complete(ring::LocalTensors& tensors) {
     if (bias_.shape().rank() > 0) {
       if (tensors.bias.rank() > 0) {
-        throw ArgumentError("bias", "a tensor", "none, as init_bias has made the bias");
+        throw ArgumentError("bias", "a tensor", "none: init_bias has made the bias");
       }
       tensors.bias = bias_.view();
     }
@@ -197,12 +197,12 @@ class Attention::Impl {
   }
 
   Context& context_;
-  AttentionProblem problem_;  // with the mask of the beginning
+  AttentionProblem problem_;  // with the first mask
   ring::ShardedOperands operands_;
   Tensor lse_;
   BiasPolicy policy_;
-  bool drops_mask_;                        // a dense mask that the policy ignores
-  Tensor bias_;                            // that init_bias has made
+  bool drops_mask_;                        // the policy ignores a dense mask
+  Tensor bias_;                            // made by init_bias
   std::unique_ptr<ForeignStream> caller_;  // the caller's stream of the last call
   void* raw_caller_ = nullptr;
   ring::ShardedAttention sharded_;

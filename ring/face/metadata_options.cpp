@@ -4,7 +4,7 @@
 namespace annulus {
 namespace {
 
-// Any device, where there is none: the context then says why.
+// Device 0 if there is no GPU: the error of Context then says why.
 Place current_device() {
   return Place::cuda(cuda_unavailable_reason().empty() ? current_cuda_device() : 0);
 }

@@ -61,7 +61,7 @@ class HostOperations final : public LocalOperations {
   }
   void publish(std::int32_t /*value*/, std::int32_t* /*number*/,
                Stream& /*stream*/) const override {
-    throw InternalError("no kernel of the CPU awaits columns");
+    throw InternalError("no CPU kernel awaits columns");
   }
 };
 

@@ -30,7 +30,7 @@ class PlanMemory {
   /// One content of a region: [batch, tokens, heads, width], or [batch, heads, tokens] of an LSE.
   [[nodiscard]] TensorView view(const Region& region, Content content) const;
   [[nodiscard]] SoftmaxState state(const Result& result) const;
-  /// Bias and dense mask of a block's batches, heads and rows, of `kv_length` keys in all.
+  /// Bias and dense mask of a block's batches, heads and rows, for all `kv_length` keys.
   [[nodiscard]] ScoreTensors scores(const Block& block, std::int64_t kv_length) const;
   /// Where tokens of an exchange buffer begin.
   [[nodiscard]] void* address(int buffer, LocalRange tokens) const;

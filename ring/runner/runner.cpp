@@ -142,8 +142,8 @@ class Runner::Impl {
     const auto current = device_.make_current();
     if (caller != nullptr && arrivals_.any() && caller->is_captured()) {
       throw UnsupportedError(
-          "attention whose kernels wait for other ranks cannot be captured into a CUDA graph: take "
-          "another schedule than allgather");
+          "attention whose kernels wait for other ranks cannot be captured into a CUDA graph; "
+          "schedules other than allgather can");
     }
     try {
       for (Group* group : groups_) group->check();
@@ -305,8 +305,8 @@ class Runner::Impl {
   [[nodiscard]] Recording* recording_for(std::span<const TensorView> tensors) {
     const bool traced = options_.tracer != nullptr && options_.tracer->enabled();
     if (!options_.replay || traced || device_.place().is_host()) return nullptr;
-    // A kernel that waits needs what was submitted before it to go on. The branches of a recording
-    // may run one after the other.
+    // A kernel that waits depends on transfers that run at the same time. In a recording, its
+    // branch may run before theirs.
     if (arrivals_.any()) return nullptr;
     return recordings_.find(
         tensors, [this] { return device_.record(*computing_, [this] { submit_tasks(); }); });

@@ -10,12 +10,13 @@
 
 // Every rank gets all the columns that it needs at once, straight from their owners, in order of
 // global position. To bound memory this happens for one group of key/value heads after another.
-// While a group is on its way, its local columns and the arrivals of the group before are computed;
-// or, where kernels can await their columns, all its columns at once.
+// While a group is on its way, its local columns and the arrivals of the group before are computed.
+// Where kernels can await columns, one kernel instead computes all columns of a group as they
+// arrive.
 namespace annulus::ring {
 namespace {
 
-// Of a token's key and value, for all batches of the rank.
+// Bytes of one head of a token's key and value, for all batches of the rank.
 std::int64_t token_bytes_per_head(const RankContext& context) {
   const AttentionShape& shape = context.input.problem.shape;
   return context.input.operands.key.local_shape(context.rank)[0] *
@@ -42,7 +43,7 @@ std::vector<HeadRange> head_groups(const RankContext& context) {
 struct Message {
   int origin;
   std::vector<ColumnPiece> pieces;
-  std::int64_t token = 0;  ///< at which they arrive
+  std::int64_t token = 0;  ///< of the buffer, where they are put
 
   [[nodiscard]] GlobalPosition start() const { return pieces.front().positions.start; }
   [[nodiscard]] LocalRange columns() const {
@@ -79,7 +80,7 @@ std::vector<Message> arrivals_of(const KvNeeds& needs, int receiver) {
   return arrivals;
 }
 
-// Every rank begins with its left neighbour, so that not all read from the same rank at once.
+// Every rank first receives from its left neighbour, so that not all read from one rank at once.
 int turn_of(int origin, int receiver, int ranks) {
   return (receiver + ranks - origin) % ranks;
 }
@@ -112,13 +113,13 @@ std::vector<PlacedPiece> placed_pieces(const std::vector<Message>& arrivals) {
   return placed;
 }
 
-// Whether kernels may begin before their columns have arrived. The same on all ranks of a group,
-// which must exchange alike.
+// Whether kernels may begin before their columns have arrived. All ranks of a group get the same
+// answer, since their exchanges must match.
 bool may_await(const RankContext& context) {
   const PlanInput& input = context.input;
   const TransportTraits& transport = transport_traits(input.prices.model.transport);
   const Extents key = input.operands.key.local_shape(context.rank);
-  // A kernel that takes all multiprocessors and waits must not keep the transfers from starting.
+  // A waiting kernel may occupy all multiprocessors: transfers must be able to run without them.
   return input.options.await_columns && context.needs.size() > 1 && transport.one_sided &&
          transport.ahead &&
          input.problem.shape.kv_length * key[2] * token_bytes_per_head(context) <=
@@ -129,9 +130,10 @@ bool may_await(const RankContext& context) {
                      });
 }
 
-// All columns of a group of heads in one buffer: the rank's own at its end, before them those of
-// its left neighbour, and so on, as they arrive. One kernel computes them all and awaits each.
-// Nothing is handed over between kernels, and only the first tiles wait for the transfers.
+// Puts all columns of a group of heads into one buffer: the rank's own at its end, before them
+// those of its left neighbour, and so on, in order of arrival. One kernel computes them all and
+// awaits each. No results are handed over between kernels, and only the first tiles wait for
+// transfers.
 RankPlan plan_awaiting(const RankContext& context, const std::vector<HeadRange>& groups) {
   const KvNeeds& needs = context.needs;
   const int me = context.group_rank;
@@ -163,7 +165,7 @@ RankPlan plan_awaiting(const RankContext& context, const std::vector<HeadRange>&
                         {LocalPosition(arrival.token), arrival.columns().count});
       }
     }
-    // Behind the exchanges in the same step: what the kernel awaits is submitted before it.
+    // After the exchanges of the same step: what the kernel awaits is submitted before it.
     builder.compute_awaiting(step - 1, buffer, group, placed);
   }
   return builder.finish();

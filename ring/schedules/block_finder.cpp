@@ -135,7 +135,7 @@ BlockFinder::Priced BlockFinder::price(Block block, Asked asked, bool& worth_cut
   return best;
 }
 
-// In a sharded sequence, what is handed over costs time as well.
+// In a sharded sequence, handing over partial results costs time as well.
 double BlockFinder::handover_seconds(const Block& block) const {
   if (context_.needs.size() == 1) return 0;
   const PlanInput& input = context_.input;

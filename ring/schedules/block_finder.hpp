@@ -28,7 +28,8 @@ class BlockFinder {
   /// the buffer without gaps between them. Buffers and results are left to the caller.
   [[nodiscard]] std::vector<Block> find(HeadRange heads,
                                         const std::vector<PlacedPiece>& columns) const;
-  /// Likewise, by candidates that can await columns. If these do not take all blocks, by any.
+  /// The same with candidates that can await columns; with all candidates if those that can do not
+  /// take every block.
   [[nodiscard]] std::vector<Block> find_awaiting(HeadRange heads,
                                                  const std::vector<PlacedPiece>& columns) const;
   [[nodiscard]] bool awaits_columns(const Block& block) const;

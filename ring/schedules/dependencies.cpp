@@ -73,13 +73,13 @@ class Analysis {
     read({block.query, block.rows, block.heads, block.batches}, latest);
     const Region keys{block.key, block.columns, kv_heads, block.batches};
     if (block.awaits_columns) {
-      if (block.value != block.key) throw InternalError("values that do not arrive with the keys");
+      if (block.value != block.key) throw InternalError("values do not arrive with the keys");
       block.arrivals = await(keys);
     } else {
       read(keys, latest);
       read({block.value, block.columns, kv_heads, block.batches}, latest);
     }
-    // Nothing writes bias and mask.
+    // Bias and mask need no dependencies: nothing writes them.
     if (block.state) each_region(*block.state, [&](const Region& region) { read(region, latest); });
     each_region(block.result, [&](const Region& region) { write(region, latest); });
     task.after = settle(latest);

@@ -22,7 +22,7 @@ class PlanBuilder {
  public:
   /// The buffers of every plan: the caller's tensors.
   static constexpr int kQuery = 0, kKey = 1, kValue = 2, kOutput = 3, kLse = 4;
-  /// Bias and dense mask, of those that the problem has.
+  /// The first buffer of bias and dense mask, if the problem has them.
   static constexpr int kScores = 5;
 
   /// Starts a plan with these buffers and the group along the key/value sequence axes, group 0.
@@ -44,8 +44,8 @@ class PlanBuilder {
   void compute_own(int step, HeadRange kv_heads) {
     compute(step, kKey, kValue, kv_heads, own_columns());
   }
-  /// Likewise, with columns in one buffer that earlier exchanges fill from its end to its
-  /// beginning. Kernels that can await columns are preferred, and begin at once.
+  /// The same for columns in one buffer that earlier exchanges fill from its end to its beginning.
+  /// Prefers kernels that can await columns; these begin at once.
   void compute_awaiting(int step, int buffer, HeadRange kv_heads,
                         const std::vector<PlacedPiece>& columns);
 

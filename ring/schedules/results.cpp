@@ -350,7 +350,7 @@ class Placer {
     plan_.tasks.push_back({std::move(reduction), step, {}});
   }
 
-  // Combines the results so far into one place, without rounding.
+  // Combines the results so far into one, without rounding.
   void fold(int step) {
     const Pending whole{first_dtype_ == partial_dtype_ ? 0 : places_, partial_dtype_, open_,
                         all_batches_};

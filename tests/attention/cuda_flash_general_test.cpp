@@ -31,7 +31,7 @@ class CudaFlashGeneral : public CudaFlashTest {
     ASSERT_EQ(implementation().capability(whole.problem, device_->place()).reason(), "");
     expect_accurate(run(whole), whole, whole.oracle());
   }
-  // Rows and columns of the whole.
+  // Computes some rows and columns of the whole.
   void expect_part_right(const WholeAttention& whole, const PositionRanges& rows,
                          const PositionRanges& columns) {
     SCOPED_TRACE("rows " + to_string(rows) + " columns " + to_string(columns));
@@ -53,7 +53,7 @@ class CudaFlashGeneral : public CudaFlashTest {
   }
 };
 
-// Whole and broadcast, beside masks; what they hide may be anything.
+// Full and broadcast, together with masks; hidden entries of the bias hold NaN or infinities.
 TEST_F(CudaFlashGeneral, BiasAndDenseMask) {
   Random random(131);
   const std::int64_t dims[] = {64, 128, 256};
@@ -75,7 +75,7 @@ TEST_F(CudaFlashGeneral, BiasAndDenseMask) {
   }
 }
 
-// The same entries as in the oracle drop, beside every mask.
+// The same entries drop as in the oracle, under every mask.
 TEST_F(CudaFlashGeneral, Dropout) {
   Random random(132);
   const std::int64_t dims[] = {64, 128, 256};
@@ -91,7 +91,7 @@ TEST_F(CudaFlashGeneral, Dropout) {
   }
 }
 
-// Positions that begin at odd ones, or come in steps.
+// Positions that begin at an odd one or have a stride.
 TEST_F(CudaFlashGeneral, PartsOfSequenceLayouts) {
   Random random(133);
   for (const std::int64_t length : {1000, 1024}) {
@@ -112,7 +112,7 @@ TEST_F(CudaFlashGeneral, PartsOfSequenceLayouts) {
   }
 }
 
-// Blocks whose pairs are all visible, at their positions.
+// Blocks whose pairs are all visible still depend on their positions.
 TEST_F(CudaFlashGeneral, UnmaskedBlocks) {
   Random random(134);
   AttentionProblem problem = problem_of({1, 512, 512, 2, 2, 128, 128});
@@ -178,7 +178,7 @@ TEST_F(CudaFlashGeneral, HiddenValuesReachNoRow) {
   }
 }
 
-// Rows that see nothing at all, and rows whose biases are as small as numbers can be.
+// Rows that see no key, and rows whose biases are all near the most negative float32.
 TEST_F(CudaFlashGeneral, RowsThatSeeNothing) {
   Random random(136);
   for (const bool masked : {false, true}) {
@@ -200,7 +200,7 @@ TEST_F(CudaFlashGeneral, RowsThatSeeNothing) {
     const OracleOutput truth = whole.oracle();
     for (std::int64_t i = 0; i < 2 * 128; ++i) {
       EXPECT_EQ(result.output.view().as<float>()[3 * 256 + i], 0) << i;
-      for (const std::int64_t row : {100, 200}) {  // about the mean: what is added is lost
+      for (const std::int64_t row : {100, 200}) {  // equal weights: the logits round away
         EXPECT_NEAR(result.output.view().as<float>()[row * 256 + i],
                     truth.output[static_cast<std::size_t>(row * 256 + i)], 1)
             << i;
@@ -210,7 +210,7 @@ TEST_F(CudaFlashGeneral, RowsThatSeeNothing) {
   }
 }
 
-// Tails of ranges that are followed by others, or by nothing; states; a part of the heads.
+// Several ranges with partial last tiles, continued states, and some of the heads.
 TEST_F(CudaFlashGeneral, PartsThatContinueEachOther) {
   Random random(137);
   AttentionProblem problem = problem_of({2, 300, 500, 4, 2, 128, 128}, DType::float16);
@@ -253,7 +253,7 @@ TEST_F(CudaFlashGeneral, PartsThatContinueEachOther) {
   expect_accurate(result, whole, whole.oracle());
 }
 
-// A state that a call adds nothing to, with dropout: in whole tiles, and in rows of others.
+// With dropout, a state to which a call adds nothing stays as it is: whole tiles, and single rows.
 TEST_F(CudaFlashGeneral, StatesThatStayAsTheyAre) {
   Random random(139);
   AttentionProblem problem = problem_of({1, 384, 384, 2, 2, 64, 64});

@@ -100,7 +100,7 @@ TEST_F(CudaFlash, SoftCaps) {
   }
 }
 
-// Columns that are not there yet hold NaN.
+// Columns that have not arrived yet hold NaN.
 TEST_F(CudaFlash, AwaitsColumnsThatArriveLate) {
   Random random(98);
   for (const std::int64_t dim : {64, 128, 256}) {
@@ -165,7 +165,7 @@ TEST_F(CudaFlash, AwaitsColumnsThatArriveLate) {
   }
 }
 
-// Rows that see six keys, in one call and in four that continue each other.
+// Rows that see six keys, in one call and in four calls that each continue the last.
 TEST_F(CudaFlash, StatesOfFewKeys) {
   Random random(99);
   AttentionProblem problem = problem_of({1, 512, 512, 16, 1, 64, 64}, DType::float16);

@@ -79,7 +79,7 @@ TEST_F(CudaNative, Dropout) {
   }
 }
 
-// Bias and dense mask, whole and broadcast, beside masks; what they hide may be anything.
+// Full and broadcast, together with masks; hidden entries of the bias hold NaN or infinities.
 TEST_F(CudaNative, BiasAndDenseMask) {
   Random random(59);
   int i = 0;

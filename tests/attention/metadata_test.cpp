@@ -29,8 +29,8 @@ AttentionMetadata unusual() {
   AttentionMetadata metadata;
   metadata.runtime_dtype = DType::bfloat16;
   metadata.runtime_softmax_dtype = DType::float64;
-  metadata.softmax_scale = 0.1;  // has no short binary form
-  metadata.soft_cap = 30;        // a whole number that is not an integer
+  metadata.softmax_scale = 0.1;  // not exact in binary
+  metadata.soft_cap = 30;        // a whole number, but not an integer in JSON
   metadata.dropout_prob = 0.25;
   metadata.dropout_seed = std::numeric_limits<std::uint64_t>::max();
   metadata.blocksize_q = 128;
@@ -82,7 +82,7 @@ TEST(Metadata, ARoundTripKeepsEveryFieldAndItsType) {
   EXPECT_THAT(usual, AllOf(HasSubstr("\"mode\": null"), HasSubstr("\"sharding_rules\": {}")));
 }
 
-// A field that the JSON forgets would keep its value from below.
+// A field missing from the JSON would keep the weaker source's value.
 TEST(Metadata, JsonHasEveryField) {
   for (const auto& [above, below] :
        {std::pair(AttentionMetadata(), unusual()), std::pair(unusual(), AttentionMetadata())}) {
@@ -169,10 +169,10 @@ TEST(Metadata, ValuesOfAnotherTypeOrRangeNameKeyAndSource) {
         BadField{"blocksize_b", "-1", "at least 1"},
         BadField{"blocksize_b", "true", "whole"},
         BadField{"sequence_axis_name", "\"\"", "mesh axis"},
-        BadField{"sequence_axis_name", "null", "a text"},
+        BadField{"sequence_axis_name", "null", "a string"},
         BadField{"scan_ring_attention", "1", "true or false"},
         BadField{"mesh", "\"\"", "axes"},
-        BadField{"mesh", "[4]", "a text, or null"},
+        BadField{"mesh", "[4]", "a string, or null"},
         BadField{"sharding_rules", "[]", "object"},
         BadField{"sharding_rules", R"({"head":4})", "a mesh axis, a list"},
         BadField{"sharding_rules", R"({"head":["tp",4]})", "a mesh axis, a list"},

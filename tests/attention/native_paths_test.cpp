@@ -1,4 +1,4 @@
-// Every way to multiply matrices that this CPU has, and that the fastest is the one taken.
+// Every matrix path that this CPU supports, and the choice of the fastest.
 #include <fstream>
 #include <string>
 
@@ -48,7 +48,7 @@ void expect_accurate_on_every_path(Random& random, const AttentionProblem& probl
   }
 }
 
-// A build or a check that loses AMX must not pass as a slow machine.
+// If a build or the run-time check loses AMX, this test must fail rather than look slow.
 TEST(NativePaths, AmxIsTakenWhereTheCpuHasIt) {
   std::ifstream file("/proc/cpuinfo");
   std::string line;
@@ -61,7 +61,7 @@ TEST(NativePaths, AmxIsTakenWhereTheCpuHasIt) {
     EXPECT_EQ(best_matrix_path(dtype), amx ? MatrixPath::amx : MatrixPath::sgemm);
   }
   if (!amx) GTEST_SKIP() << "this CPU has no AMX: nothing to tell apart";
-  // It rounds otherwise than products in float32, so that the bits say which it was.
+  // AMX rounds differently from float32 products, so the bits tell which path was taken.
   Random random(51);
   for (const DType dtype : kTypes) {
     const AttentionProblem problem = problem_of({1, 300, 600, 2, 1, 64, 64}, dtype);
@@ -142,7 +142,7 @@ TEST(NativePaths, LongSequencesStayAccurate) {
   }
 }
 
-// What a sum of three values in bfloat16 does not hold, in plain sight and hidden.
+// Values that a sum of three bfloat16 values cannot hold, visible and hidden.
 TEST(NativePaths, HugeAndTinyValuesKeepTheirDigits) {
   Random random(59);
   for (const float what : {3.4e38F, -3.4e38F, 1e-32F, 1e-35F}) {
@@ -150,7 +150,7 @@ TEST(NativePaths, HugeAndTinyValuesKeepTheirDigits) {
     problem.mask.set_causal(true);
     problem.mask.set_offset(300);
     const WholeAttention whole = random_attention(random, problem);
-    // Alone in their dimension, so that an error shows.
+    // Alone in their dimension, so that larger terms do not mask an error.
     for (std::int64_t i = 0; i < 600; ++i) {
       whole.value.view().at<float>({0, i, 0, 2}) = i == 350 ? what : 0.0F;
       whole.key.view().at<float>({0, i, 0, 5}) = i == 351 ? what : 0.0F;
@@ -173,7 +173,7 @@ TEST(NativePaths, HugeAndTinyValuesKeepTheirDigits) {
   }
 }
 
-// Tensors that are stored head by head, or with a stride of their own.
+// Tensors stored head by head, or with padded strides.
 TEST(NativePaths, Strides) {
   Random random(55);
   for (const DType dtype : kTypes) {
@@ -226,7 +226,7 @@ TEST(NativePaths, VisiblePoisonShows) {
           }
         }
       }
-      // An infinite query: logits of either infinity, and no softmax.
+      // An infinite query gives logits of +∞ and −∞, and a row of NaN.
       const Tensor query(dtype, whole.query.shape(), test_memory());
       copy(whole.query.view(), query.view());
       from_float32(&kInfinity, dtype, query.view().address({0, 7, 1, 3}), 1);
@@ -243,7 +243,7 @@ TEST(NativePaths, VisiblePoisonShows) {
   }
 }
 
-// A logit of −∞ is one, also where a product of parts would make it NaN.
+// A logit of −∞ stays −∞, also where a product of parts would be NaN.
 TEST(NativePaths, InfiniteKeysHaveNoWeight) {
   for (const DType dtype : kTypes) {
     for (const MatrixPath path : paths_of(dtype)) {

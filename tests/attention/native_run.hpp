@@ -29,7 +29,7 @@ struct WholeAttention {
   Tensor query;
   Tensor key;
   Tensor value;
-  Tensor bias = {};  ///< [B,N,T,S], 1 where they are broadcast; of rank 0 if there is none
+  Tensor bias = {};  ///< [B,N,T,S], 1 where it is broadcast; without dimensions if there is none
   Tensor mask = {};  ///< likewise
 
   [[nodiscard]] ScoreTensors scores() const {
@@ -69,7 +69,7 @@ inline AttentionBlock part_of_batch_and_heads(AttentionBlock block) {
   return block;
 }
 
-/// Three of four pairs are visible.
+/// A random mask with three of four pairs visible.
 inline Tensor random_dense_mask(Random& random, const Extents& shape) {
   Tensor mask(DType::boolean, shape, test_memory());
   auto* const entries = static_cast<std::uint8_t*>(mask.view().data());

@@ -28,7 +28,8 @@ void expect_whole_accurate(const WholeAttention& whole) {
   expect_accurate(run_native(whole.problem, whole.block(), 2), whole, whole.oracle());
 }
 
-// Alone and together, with every other mask; what they hide of the bias is not finite.
+// Bias and dense mask, alone and together, with every other mask; hidden bias entries are not
+// finite.
 TEST(NativeScores, EveryShapeBesideEveryMask) {
   Random random(21);
   const std::vector<std::vector<MaskKind>> masks = mask_combinations();
@@ -59,7 +60,7 @@ TEST(NativeScores, EveryShapeBesideEveryMask) {
 
 class NativeScoreShards : public ::testing::TestWithParam<LayoutKind> {};
 
-// Columns find their bias by position, in any layout, and rows lie where the rank has them.
+// Under any layout, columns index the bias by global position and rows by local index.
 TEST_P(NativeScoreShards, MergeIntoTheWhole) {
   Random random(22);
   const std::int64_t length = 643;
@@ -118,7 +119,7 @@ TEST(NativeScores, PartsOfTheBatchAndOfTheHeads) {
   expect_part_repeats_whole(whole);
 }
 
-// What the mask would leave visible may be told not to be looked at, but not what these hide.
+// `unmasked` lets a kernel skip the mask, but not bias and dense mask.
 TEST(NativeScores, AnUnmaskedBlockKeepsThem) {
   Random random(24);
   AttentionProblem problem = problem_of({1, 50, 700, 2, 1, 8, 8});
@@ -158,7 +159,7 @@ TEST(NativeScores, RowsThatSeeNothingAreEmpty) {
   expect_accurate(result, whole, whole.oracle());
 }
 
-// Keys and values behind a dense mask or a bias of −∞ may hold anything.
+// Keys and values hidden by a dense mask or a bias of −∞ may hold anything.
 TEST(NativeScores, HiddenKeysAndValuesReachNoRow) {
   Random random(26);
   for (const bool by_bias : {false, true}) {

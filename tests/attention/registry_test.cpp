@@ -149,7 +149,7 @@ TEST(Registry, PlansForOtherMachinesAskForNoPresence) {
   problem.dropout.emplace(0.1, 1);
   EXPECT_THAT(standard.get("sdpa").fits(problem, Place::cuda(0)).reason(),
               HasSubstr("a soft cap, dropout"));
-  // Our own kernel does these for half types.
+  // flash_attn2 computes these for half types only.
   problem.bias = problem.dense_mask = Extents{1, 1, 1, 1};
   EXPECT_TRUE(standard.get("flash_attn2").fits(problem, Place::cuda(0)));
   problem.dtype = DType::float32;
@@ -269,7 +269,7 @@ TEST(Registry, StrategiesLeaveTheKernelsToAuto) {
     const Selection selection = registry.select(name, problem, Place::host());
     EXPECT_EQ(selection.candidates, usual.candidates);
     EXPECT_EQ(selection.schedule, schedule);
-    // They are no kernels.
+    // Strategies are not kernels.
     EXPECT_THAT(test::message_of<ArgumentError>([&] { (void)registry.get(name); }),
                 AllOf(HasSubstr(name), HasSubstr("a local kernel")));
   }

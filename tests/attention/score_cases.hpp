@@ -23,8 +23,8 @@ inline std::vector<Extents> score_shapes(std::int64_t batch, std::int64_t heads,
   return shapes;
 }
 
-/// Puts NaN, +∞ and −∞ where the mask or the dense mask hides what a bias entry is for. Returns how
-/// many entries that are.
+/// Sets bias entries to NaN, +∞ or −∞ if the mask or the dense mask hides all of their pairs.
+/// Returns the number of such entries.
 inline int spoil_hidden_bias(const WholeAttention& whole) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr std::array kSpoilt{std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity};
@@ -62,7 +62,7 @@ inline int spoil_hidden_bias(const WholeAttention& whole) {
   return spoilt;
 }
 
-/// The entries of a bias or a mask [b,n,T,S] at some of its rows; T must not be broadcast.
+/// Some rows of a bias or a mask [b,n,T,S], whose rows must not be broadcast.
 inline Tensor gather_rows(const Tensor& whole, const PositionRanges& rows) {
   Extents shape = whole.shape();
   shape[2] = rows.size();

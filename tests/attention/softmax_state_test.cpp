@@ -339,7 +339,7 @@ TEST(SoftmaxState, MergesFloat64OutputsInFloat64) {
   EXPECT_EQ(result.view().as<double>()[0], 1.0 / 3);
   combine_whole({}, whole);
   EXPECT_EQ(result.view().as<double>()[0], 0);
-  // What is rounded is not merged with what is not.
+  // Parts that were rounded to float32 are refused.
   const Tensor narrow(DType::float32, {1, 1, 1, 2}, test_memory());
   EXPECT_THROW(combine_whole({{narrow.view(), first_lse.view()}}, whole), InternalError);
   EXPECT_THROW(combine_whole({{first.view(), first_lse.view()}}, {narrow.view(), first_lse.view()}),

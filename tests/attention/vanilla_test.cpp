@@ -1,4 +1,4 @@
-// Dense attention against the oracle, and its weights against what they mean.
+// Dense attention against the oracle, and its weights against their definition.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -214,7 +214,7 @@ TEST(Vanilla, IsChosenOnlyForWhatOthersLack) {
   }
 }
 
-// Weights [b,n,t,s] times values, and what they add up to.
+// Weights [b,n,t,s] times values give the output; a weight is 0 only for hidden or dropped pairs.
 TEST(AttentionWeights, TimesValuesAreTheOutput) {
   Random random(7);
   AttentionProblem problem = usual_problem();

@@ -246,8 +246,7 @@ TEST_F(DeviceAttention, Dropout) {
   }
 }
 
-// Columns find their bias and their mask by global position, in any layout, and rows lie where the
-// rank has them.
+// Under any layout, columns index bias and mask by global position and rows by local index.
 TEST_F(DeviceAttention, BiasAndDenseMask) {
   const int ranks = test::session().size();
   const std::vector<std::string> schedules = ranks == 1
@@ -432,7 +431,7 @@ bool awaits_columns(const ShardedAttention& attention) {
                      [](const Block* block) { return !block->arrivals.empty(); });
 }
 
-// One kernel computes all columns, most of which come long after it has begun.
+// One kernel computes all columns, most of which arrive long after it has begun.
 TEST_F(DeviceAttention, AwaitedColumnsMayComeLate) {
   const int ranks = test::session().size();
   if (ranks < 2) GTEST_SKIP() << "needs 2 ranks";
@@ -460,7 +459,7 @@ TEST_F(DeviceAttention, AwaitedColumnsMayComeLate) {
     Twins twins(shards, *rank_.device);
     std::vector<std::vector<std::byte>> bits;
     for (int late = -1; late < ranks; ++late) {
-      transform(shards.value.view(), late < 0 ? 1.0F : -1.0F, 0.0F);  // what was there is wrong
+      transform(shards.value.view(), late < 0 ? 1.0F : -1.0F, 0.0F);  // old columns are now wrong
       twins.upload();
       mesh_->world().barrier();
       if (mesh_->rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -473,8 +472,7 @@ TEST_F(DeviceAttention, AwaitedColumnsMayComeLate) {
   }
 }
 
-// In the first call, which runs as it is, and in one that is replayed; and while a kernel awaits
-// columns.
+// In the first call, in one that is replayed from a recording, and while a kernel awaits columns.
 TEST_F(DeviceAttention, ARankThatStaysAwayIsATimeoutOfTheOthers) {
   const int ranks = test::session().size();
   if (ranks < 2) GTEST_SKIP() << "needs 2 ranks";
@@ -508,8 +506,8 @@ TEST_F(DeviceAttention, ARankThatStaysAwayIsATimeoutOfTheOthers) {
             ADD_FAILURE() << "ended without the last rank";
           } catch (const TimeoutError& error) {
             EXPECT_THAT(error.what(), HasSubstr("waiting for key/value: "));
-            // Where both sides of a transfer wait for each other, so do ranks that others keep
-            // waiting.
+            // If both sides of a transfer wait for each other, ranks other than the late one can
+            // also be waited for.
             if (transport == Transport::peer || mesh.rank() == 0) {
               EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(ranks - 1)));
             }

@@ -214,8 +214,8 @@ TEST_F(DeviceFace, ACallHasItsPlaceInTheCallersStream) {
   }
 }
 
-// 64 layers of a network on one context.
-// Except calls whose kernels wait for other ranks.
+// 64 layers of a network on one context, under a schedule whose kernels do not wait for other
+// ranks.
 TEST_F(DeviceFace, ManyObjectsInTurnAllReplay) {
   AttentionOptions options = causal();
   if (context_->size() > 1) options.schedule = "ring";

@@ -64,7 +64,7 @@ struct Shards {
   std::vector<float> query, key, value, output, lse;
 };
 
-// `scores` are the rank's own.
+// `scores` holds the rank's own rows.
 inline void expect_right(const Attention& attention, const AttentionOptions& options,
                          const Shards& shards, int seed, bool with_lse,
                          const ScoreTensors& scores = {}) {

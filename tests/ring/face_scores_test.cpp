@@ -30,7 +30,7 @@ struct Scores {
     return static_cast<float>((7 * n + 3 * row + 5 * column) % 11) / 4 - 1;
   }
   static std::uint8_t mask_at(std::int64_t n, std::int64_t row, std::int64_t column) {
-    return row != column && (n + 2 * row + column) % 3 == 0 ? 0 : 1;  // no row sees nothing
+    return row != column && (n + 2 * row + column) % 3 == 0 ? 0 : 1;  // every row sees itself
   }
   template <class Entry, class At>
   static void fill(std::vector<Entry>& entries, const Extents& shape, const PositionRanges& rows,
@@ -77,7 +77,7 @@ TEST(Face, BiasAndMask) {
     tensors.mask = scores.mask.data();
     attention.run(tensors);
     expect_right(attention, options, shards, 3, true, scores.views(attention, length));
-    // Other entries need no new object.
+    // The entries may change from call to call.
     for (float& entry : scores.bias) entry = 1 - entry;
     attention.run(tensors);
     expect_right(attention, options, shards, 3, true, scores.views(attention, length));

@@ -121,7 +121,7 @@ TEST(Face, AFloat64SoftmaxIsRefusedByKernelsThatHaveNone) {
               HasSubstr("does not honour float64"));
 }
 
-// Weights times the values of all ranks.
+// Checks that the weights times the values of all ranks are the output.
 void expect_weights(const Attention& attention, const AttentionOptions& options,
                     const Shards& shards, const float* weights) {
   const AttentionShape& s = options.shape;

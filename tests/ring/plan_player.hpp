@@ -165,7 +165,7 @@ class PlanPlayer {
     });
   }
 
-  // A block that awaits columns counts as begun when the last ones are there.
+  // A block that awaits columns counts as begun when the last of them have arrived.
   [[nodiscard]] bool arrived(const State& state, const Task& task) const {
     const auto* block = std::get_if<Block>(&task.work);
     if (block == nullptr) return true;

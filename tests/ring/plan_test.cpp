@@ -325,7 +325,7 @@ TEST(Plan, JsonCarriesEveryRankAndTask) {
   }
 }
 
-// Every block reads them, no message holds them, and a rank holds its own rows of them alone.
+// Every block reads bias and mask, no message holds them, and a rank holds only its own rows.
 TEST(Plan, BiasAndMaskLieByTheRowsAndDoNotTravel) {
   constexpr int kRanks = 4;
   AttentionProblem problem;

@@ -40,8 +40,8 @@ TEST(Planner, AutoTakesTheScheduleThatThePredictionPrefers) {
   }
 }
 
-// Four GPUs that are linked alike: few key/value heads hide a gathering under a rank's own block,
-// many do not. As measured, see benchmarks/NOTES.md.
+// Four GPUs with equal links: with few key/value heads a gather is hidden under a rank's own block,
+// with many it is not. As measured, see benchmarks/NOTES.md.
 TEST(Planner, AutoForGpusFollowsTheMeasurements) {
   for (const auto& [heads, kv_heads, expected] :
        {std::tuple{64, 8, Schedule::allgather}, {32, 32, Schedule::ring}}) {
@@ -81,7 +81,7 @@ TEST(Planner, AllgatherAwaitsColumnsInsideAKernel) {
         from = arrival.columns.begin;
       }
       EXPECT_EQ(from, blocks[0]->columns.begin);
-      // Behind all that it awaits, and after none of it.
+      // Submitted after all that it awaits, but without waiting for any of it.
       EXPECT_EQ(std::get_if<Block>(&rank.tasks.back().work), blocks[0]);
       EXPECT_TRUE(rank.tasks.back().after.empty());
     }
@@ -153,8 +153,8 @@ TEST(Planner, BlocksGoToTheFastestThatTakesThem) {
   }
 }
 
-// A kernel that cannot write the caller's output, because of its strides, say, still computes the
-// block: into memory of the plan's own.
+// A kernel that cannot write into the caller's output, say because of its strides, still computes
+// the block into a buffer of the plan.
 TEST(Planner, ARefusalToRoundIsNoRefusalOfTheBlock) {
   const AttentionProblem problem = causal_problem(96, 4, 2);
   const auto into_output = [](const RankPlan& plan, const Block& block) {
@@ -184,8 +184,8 @@ TEST(Planner, ARefusalToRoundIsNoRefusalOfTheBlock) {
   }
 }
 
-// Results that are combined cost more than states that are continued. In short sequences that
-// counts for more than a kernel that is a little slower.
+// Combining results costs more than continuing states. In short sequences this outweighs a slightly
+// slower kernel.
 TEST(Planner, ResultsThatAreHandedOverCount) {
   for (const auto& [length, expected] :
        {std::pair{std::int64_t{1} << 13, "flash_attn2"}, {std::int64_t{1} << 16, "sdpa"}}) {
@@ -221,7 +221,7 @@ TEST(Planner, RefusedBlocksGoToTheNextCandidateOnly) {
   const Block& own = *before.all<Block>().front();
   Refusal refusal{"sdpa",          own.row_positions, own.column_positions, {0, 1},
                   own.heads.count, own.full,          "no \"engine\""};
-  // Of other batches, or of a part of the pairs where all are wanted, it says nothing.
+  // A refusal does not concern other batches, nor partly masked blocks if the refused one was full.
   refusal.batches.begin = 1;
   input.refusals = {refusal};
   EXPECT_EQ(names(make_rank_plan(input, Schedule::ring, 1)), names(before));

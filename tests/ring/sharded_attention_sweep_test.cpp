@@ -57,8 +57,8 @@ TEST_F(ShardedAttentionSweep, DrawnProblems) {
   }
 }
 
-// Queries and keys in layouts of their own, in chunks of granules, on the same axis and on two;
-// queries on every rank.
+// Queries and keys in different layouts, with granules, on the same axis and on two axes; and
+// queries replicated on every rank.
 TEST_F(ShardedAttentionSweep, EveryPairOfLayouts) {
   constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
                                 LayoutKind::balanced};

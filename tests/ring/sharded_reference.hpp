@@ -41,7 +41,7 @@ inline Tensor shard_of(const Tensor& whole, const NamedSharding& sharding, int r
 
 /// The part of a bias or a mask [B,N,T,S] that a rank holds.
 inline Tensor scores_of(const Tensor& whole, const NamedSharding& sharding, int rank) {
-  // As shard_of(): rows and heads change places, and every key is an entry of the last dimension.
+  // Like shard_of(), with rows and heads swapped, and with the keys as the last dimension.
   Tensor local(whole.dtype(), sharding.local_shape(rank), test::test_memory());
   const std::vector<PositionRanges> index = sharding.index(rank);
   for (std::int64_t b = 0; b < local.shape()[0]; ++b) {

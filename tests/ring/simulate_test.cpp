@@ -185,7 +185,7 @@ TEST(Simulate, ASampleOfEqualRanksTakesAsLongAsAllOfThem) {
   }
 }
 
-// A kernel that awaits its columns loses only what its first tiles wait.
+// A kernel that awaits its columns loses only the time that its first tiles wait.
 TEST(Simulate, ABlockWaitsForColumnsThatItDoesNotHaveYet) {
   const AttentionProblem problem = causal_problem(8192, 64, 8);
   const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::zigzag);
@@ -199,8 +199,8 @@ TEST(Simulate, ABlockWaitsForColumnsThatItDoesNotHaveYet) {
     return simulate(plan, prices)[0].finish;
   };
   EXPECT_NEAR(finish(1e-6), 1, 1e-6);
-  // 132 tiles at a time out of 64 heads of 32; the longest take twice the mean, half of it for own
-  // columns.
+  // 132 tiles run at a time, of 64 heads × 32 tiles. The longest take twice the mean, half of it
+  // for the rank's own columns.
   const double first_tiles = 2 * 132.0 / (64 * 32) / 2;
   EXPECT_NEAR(finish(first_tiles), 1, 1e-3);
   EXPECT_NEAR(finish(first_tiles + 0.5), 1.5, 1e-3);

@@ -27,7 +27,7 @@ class CudaOperations final : public LocalOperations {
     annulus::cuda::check_driver(
         annulus::cuda::driver_calls().stream_write_value(
             CudaStream::of(stream).raw(), reinterpret_cast<CUdeviceptr>(number),
-            static_cast<cuuint32_t>(value), CU_STREAM_WRITE_VALUE_DEFAULT),  // with its fence
+            static_cast<cuuint32_t>(value), CU_STREAM_WRITE_VALUE_DEFAULT),  // fences memory too
         "cuStreamWriteValue32");
   }
 };

@@ -33,8 +33,9 @@ struct ReferenceCase {
   Tensor value;                    ///< [B,S,K,Dv]
   Tensor output;                   ///< [B,T,N,Dv]
   std::optional<Tensor> lse = {};  ///< [B,N,T], float32
-  Tensor bias = {};                ///< of the problem that the library is to compute, [B,N,T,S]
-  Tensor mask = {};                ///< with 1 where they are broadcast; of rank 0 if there is none
+  /// Bias and mask of `problem`: [B,N,T,S], with 1 where broadcast; without dimensions if absent.
+  Tensor bias = {};
+  Tensor mask = {};
   /// What the reference rounded its LSE to.
   DType lse_dtype = DType::float32;
   /// Rows that see nothing hold the mean of all values, or 0 past the query's length, and an LSE
@@ -42,13 +43,13 @@ struct ReferenceCase {
   bool differs_in_empty_rows = false;
   /// The problem that the reference computed, where docs/semantics.md defines the case differently.
   std::optional<AttentionProblem> taken_for = {};
-  /// Its bias and mask.
+  /// Bias and mask of `taken_for`.
   Tensor bias_as_taken = {}, mask_as_taken = {};
   std::optional<ReferenceSharding> sharding = {};
 
   /// Bias and mask of `problem`, or of `taken_for`.
   [[nodiscard]] ScoreTensors scores(const AttentionProblem& of) const;
-  /// The problem that the reference computed, and its bias and mask.
+  /// The problem that the reference computed.
   [[nodiscard]] const AttentionProblem& computed() const {
     return taken_for ? *taken_for : problem;
   }

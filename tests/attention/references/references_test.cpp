@@ -119,7 +119,7 @@ TEST(ReferenceFiles, AnotherNameIsRefused) {
   EXPECT_THROW((void)read_reference("jax_of_another_name"), UserError);
 }
 
-// ejkernel's rule, as a policy.
+// ejkernel's rule is our policy bias_wins.
 TEST(ReferenceFiles, WhereABiasWins) {
   const ReferenceCase reference = read_reference("ejkernel_bias_wins");
   EXPECT_TRUE(reference.problem.dense_mask);

@@ -299,7 +299,7 @@ class Numbers(CliTest):
 
 
 class Weights(CliTest):
-    """What only the implementation vanilla gives."""
+    """Attention weights and float64, which only vanilla computes."""
 
     def expected(self, query, key, value, scale):
         key, value = (np.repeat(array, query.shape[2] // array.shape[2], axis=2)

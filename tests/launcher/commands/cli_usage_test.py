@@ -80,7 +80,7 @@ class Options(CliTest):
         meta = json.loads(result.stdout)["meta"]
         self.assertIn("scale 0.5, soft cap 3, dropout 0.25", meta["problem"])
         self.assertIn("query -,-,-,-, key/value -,ctx,-,-", meta["problem"])
-        # What the same options give.
+        # The same values as options give the same output.
         same = self.annulus(*words, "--output", "same.npy", "--scale", "0.5", "--soft-cap", "3",
                             "--dropout", "0.25", "--mesh", "ctx=2", "--query-spec", "-,-,-,-",
                             "--kv-spec", "-,ctx,-,-", ranks=2)
@@ -542,7 +542,8 @@ class Plan(CliTest):
         return result
 
     def test_large_meshes_take_seconds(self):
-        # 1024 ranks take 2 s, 4096 take 5 to 8; whatever grows with the square of the ranks, ten times that.
+        # 1024 ranks take 2 s, 4096 take 5 to 8; whatever grows with the square of the ranks, ten
+        # times that.
         for ranks, seconds in [(1024, 4), (4096, 15)]:
             with self.subTest(ranks):
                 result = self.planned_within(seconds, "--mesh", f"sp={ranks}", "--shape", "8,1M,1M,64,8,128",

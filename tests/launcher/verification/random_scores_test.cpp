@@ -32,7 +32,7 @@ std::vector<Entry> filled(const FillPart& fill, DType dtype,
   return entries;
 }
 
-// Rows 5, 8 and 11 of head 1 and keys from 7 on: the entries of the whole at these places.
+// The entries at rows 5, 8 and 11 of head 1 and keys from 7 on must be those of the whole.
 template <class Entry>
 void expect_parts_agree(const FillPart& fill, DType dtype) {
   std::vector<PositionRanges> index = whole_index();
@@ -78,7 +78,7 @@ TEST(RandomScores, DeviationAndDensityAreAsAskedFor) {
   EXPECT_THROW((void)random_mask(kShape, std::nan(""), 5), ArgumentError);
 }
 
-// What is hidden everywhere is spoilt, and nothing else.
+// Just the entries whose pairs are all hidden are poisoned.
 TEST(RandomScores, PoisonIsWhereNobodyLooks) {
   AttentionProblem problem;
   problem.shape = {2, 20, 30, 3, 1, 4, 4};
@@ -104,7 +104,7 @@ TEST(RandomScores, PoisonIsWhereNobodyLooks) {
   EXPECT_EQ(spoilt({}), 3600U);
 }
 
-// An entry for all rows and heads is spoilt only if all of these are hidden.
+// An entry that is broadcast over rows and heads is poisoned only if it is hidden in all of them.
 TEST(RandomScores, BroadcastEntriesAreSharedByTheirPairs) {
   AttentionProblem problem;
   problem.shape = {2, 20, 30, 3, 1, 4, 4};

@@ -5,13 +5,13 @@
 
 namespace annulus {
 
-/// The dtype in which a problem's softmax is computed, and so that of its weights: float64 if its
-/// softmax dtype or its tensors are float64, else float32.
+/// The dtype of a problem's softmax and of its attention weights: float64 if its softmax dtype or
+/// its tensors are float64, else float32.
 [[nodiscard]] DType weights_dtype(const AttentionProblem& problem) noexcept;
 
-/// The attention weights [b,n,t,s] of some rows over all the columns of the problem: by what each
-/// value is multiplied, after softmax (sinks included) and dropout; 0 where it is hidden. Of
-/// `block` the values are not read. `weights` lies on the host, the columns innermost with
+/// Computes the attention weights [b,n,t,s] of some rows over all columns of the problem. They are
+/// the factors of the values: after softmax (sinks included) and dropout, and 0 where a key is
+/// hidden. `block.value` is not read. `weights` is in host memory, with columns innermost and
 /// stride 1. Throws ArgumentError("attention weights", …) for another shape or dtype.
 void attention_weights(const AttentionProblem& problem, const AttentionBlock& block,
                        const TensorView& weights, int threads);

@@ -7,20 +7,20 @@
 
 namespace annulus {
 
-/// What becomes of the mask of a problem that has a bias (docs/semantics.md §1).
+/// Which parts of a mask apply in a problem that has a bias (docs/semantics.md §1).
 enum class BiasPolicy : std::uint8_t {
-  combine,              ///< both apply
-  bias_wins,            ///< the mask is ignored, all parts of it
-  bias_disables_causal  ///< only its causal part is
+  combine,              ///< all: mask and bias both apply
+  bias_wins,            ///< none: the whole mask is ignored
+  bias_disables_causal  ///< all but the causal part
 };
 
 [[nodiscard]] std::string_view name_of(BiasPolicy policy) noexcept;
 /// Throws ArgumentError("bias policy", …) for an unknown name.
 [[nodiscard]] BiasPolicy parse_bias_policy(std::string_view name);
 
-/// What the policy leaves of a mask where there is a bias.
+/// What the policy leaves of the mask of a problem that has a bias.
 [[nodiscard]] Mask mask_beside_bias(BiasPolicy policy, const Mask& mask);
-/// The problem under the policy, dense mask included. Without a bias it is the same.
+/// The problem with the policy applied to its mask and its dense mask; unchanged without a bias.
 [[nodiscard]] AttentionProblem under_policy(BiasPolicy policy, AttentionProblem problem);
 
 }  // namespace annulus

@@ -103,7 +103,7 @@ class BlockMask {
     BlockSize size;
     Extents shape;
     std::int64_t words_per_row = 0;
-    std::vector<std::uint64_t> words;         // a bit per key block; rows begin at a word
+    std::vector<std::uint64_t> words;         // a bit per key block; each row begins a new word
     std::vector<std::uint32_t> shown_before;  // [batch, query blocks, key blocks + 1]
     std::uint64_t digest = 0;
   };

@@ -22,8 +22,8 @@ enum class Feature : std::uint8_t {
   block_mask,
   soft_cap,
   dropout,
-  float64,  ///< of tensors or softmax
-  weights,  ///< as a result
+  float64,  ///< tensors or softmax in float64
+  weights,  ///< attention weights as a result
   bias,
   dense_mask
 };
@@ -36,7 +36,7 @@ class FeatureSet {
   constexpr FeatureSet(std::initializer_list<Feature> features) {
     for (const Feature feature : features) bits_ |= bit(feature);
   }
-  /// Every part of a mask and every modifier. float64 and weights are neither.
+  /// Every part of a mask and every modifier; not float64 or weights, which are neither.
   static constexpr FeatureSet all() {
     return {Feature::causal,     Feature::window,   Feature::segments,
             Feature::lengths,    Feature::soft_cap, Feature::dropout,

@@ -43,15 +43,15 @@ struct AttentionBlock {
   /// evenly over the k key/value heads: local head i reads local key/value head i / (n/k).
   std::int64_t first_batch = 0;
   std::int64_t first_head = 0;
-  bool unmasked = false;  ///< the plan found every pair visible, so the mask can be skipped
-                          ///< (a dense mask cannot)
+  bool unmasked = false;  ///< the plan found every pair visible: the mask can be skipped, but not
+                          ///< the dense mask
   /// The softmax state of these rows over other columns, float32: the result then covers those too.
   /// It may be the same memory as the result.
   std::optional<SoftmaxState> state = {};
   ScoreTensors scores = {};  ///< bias and dense mask of these batches, heads and rows
-  /// A number in device memory: columns from this one on are there, counted in `columns`; those
-  /// before arrive while the kernel runs, the last ones first. Null: all are there. Only for
-  /// kernels of implementations that await columns.
+  /// An index into `columns`, in device memory: columns from this index on have arrived; earlier
+  /// ones arrive while the kernel runs, the last ones first. Null: all have arrived. Only for
+  /// implementations that await columns.
   const std::int32_t* arrived_from = nullptr;
 };
 

@@ -43,9 +43,9 @@ struct BandAndBlocks;
 ///
 /// A mask is the intersection of its parts (docs/semantics.md §1). It describes the whole batch and
 /// sequence, not a shard: every rank can ask about the rows and columns of any rank, and the
-/// answers do not depend on the sharding. Tiles are given as strided position ranges. A dense mask
-/// is no part of it: it is as large as the logits, so ranks hold only their own rows of it (see
-/// ScoreTensors).
+/// answers do not depend on the sharding. Tiles are given as strided position ranges. The dense
+/// mask is not part of it: it can be as large as the logits, so each rank holds only its own rows
+/// of it (see ScoreTensors).
 class Mask {
  public:
   /// Everything visible.
@@ -78,7 +78,7 @@ class Mask {
   [[nodiscard]] const std::vector<std::int32_t>& query_lengths() const { return query_lengths_; }
   [[nodiscard]] const std::vector<std::int32_t>& kv_lengths() const { return kv_lengths_; }
   [[nodiscard]] const std::optional<BlockMask>& block_mask() const { return block_mask_; }
-  /// Whether it has any part.
+  /// Whether the mask has any part.
   [[nodiscard]] bool hides_any() const {
     return band().limited() || has_segments() || !query_lengths_.empty() || !kv_lengths_.empty() ||
            block_mask_;

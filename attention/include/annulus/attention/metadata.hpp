@@ -12,15 +12,15 @@
 
 namespace annulus {
 
-/// Where a forward pass computes. `automatic` leaves it to the context.
+/// Where a forward pass is computed. `automatic` leaves the choice to the context.
 enum class Backend : std::uint8_t { automatic, cpu, cuda };
 
 [[nodiscard]] std::string_view name_of(Backend backend) noexcept;
 /// "auto", "cpu" or "cuda". Throws ArgumentError("backend", …) for anything else.
 [[nodiscard]] Backend parse_backend(std::string_view name);
 
-/// The fields of AttentionMetadata that somebody gives; the others are absent. For fields that may
-/// be "none", an inner absence is an explicit none.
+/// The fields of AttentionMetadata that one source sets; the others are absent. In a nested
+/// optional, an inner absence is an explicit none.
 struct MetadataFields {
   std::optional<DType> runtime_dtype = {};
   std::optional<DType> runtime_softmax_dtype = {};
@@ -43,21 +43,21 @@ struct MetadataFields {
 };
 
 /// The configuration of attention calls, apart from their tensors (docs/semantics.md §2). Names and
-/// defaults are EasyDeL's, so its configurations carry over; seed, soft cap, sharding rules, mode
-/// and implementation are named in the same way. Plain data.
+/// defaults are EasyDeL's, so its configurations carry over; dropout_seed, soft_cap,
+/// sharding_rules, mode and implementation are additions in the same style. Plain data.
 struct AttentionMetadata {
   DType runtime_dtype = DType::float32;          ///< of query, key, value and output
   DType runtime_softmax_dtype = DType::float32;  ///< or float64
   std::optional<double> softmax_scale = {};      ///< 1/√D if absent
   std::optional<double> soft_cap = {};           ///< no cap if absent
-  double dropout_prob = 0;                       ///< from 0 to below 1
+  double dropout_prob = 0;                       ///< in [0, 1)
   std::uint64_t dropout_seed = 0;
   // Hints: kernels choose their own tiles. See unused_hints().
   std::int64_t blocksize_q = 512;
   std::int64_t blocksize_k = 1024;
   std::int64_t blocksize_b = 1;
-  bool scan_ring_attention = true;  ///< likewise: rings are always planned hop by hop
-  /// The mesh axis of queries and keys, where the sharding rules name no other.
+  bool scan_ring_attention = true;  ///< a hint too: rings are always planned hop by hop
+  /// The mesh axis of both sequence dimensions, unless the sharding rules name another.
   std::string sequence_axis_name = "sp";
   /// "dp=2,sp=-1"; if absent, all ranks on the sequence axis.
   std::optional<std::string> mesh = {};
@@ -68,8 +68,8 @@ struct AttentionMetadata {
 
   bool operator==(const AttentionMetadata&) const = default;
 
-  /// The value of each field comes from the first of these that gives it: explicit, then file, then
-  /// environment, then the default. Throws what validate() throws.
+  /// Each field comes from the first source that sets it: explicit, file, environment, default.
+  /// Throws what validate() throws.
   static AttentionMetadata resolve(const MetadataFields& explicit_fields,
                                    const MetadataFields& file = {},
                                    const MetadataFields& environment = {});
@@ -82,17 +82,17 @@ struct AttentionMetadata {
 
   /// The mode of calls with queries of this length: `mode`, else as infer_attention_mode() says.
   [[nodiscard]] AttentionMode mode_of(std::int64_t query_length) const noexcept;
-  /// The sharding rules, in which an axis name other than "sp" is the rule for both lengths, where
-  /// the user has none for them.
+  /// The sharding rules. A sequence axis other than "sp" is added as the rule of both lengths,
+  /// where `sharding_rules` has none.
   [[nodiscard]] ShardingRules rules() const;
   /// The mesh as text: `mesh`, else "sp=-1" with the name of the sequence axis.
   [[nodiscard]] std::string mesh_text() const;
-  /// One sentence for each field that is not its default and has no effect.
+  /// One sentence for each hint that is not at its default; hints have no effect.
   [[nodiscard]] std::vector<std::string> unused_hints() const;
 };
 
-/// Fields from outside the program, and what was wrong with what was not taken: one sentence for
-/// each unknown key, with the known ones.
+/// Fields read from a file or the environment. `warnings` has one sentence for each unknown key,
+/// which also lists the known ones.
 struct ParsedMetadata {
   MetadataFields fields;
   std::vector<std::string> warnings;
@@ -106,23 +106,23 @@ struct ParsedMetadata {
 ///      "sharding_rules": {"head": "tp", "query_length": {"all": ["sp"], "autoregressive": null}}}
 ///
 /// null means none for scale, soft cap, mesh and mode. Every field is written, and
-/// parse_metadata(to_json(m)) gives m back, type by type.
+/// parse_metadata(to_json(m)) returns every field of m, with its type.
 [[nodiscard]] std::string to_json(const AttentionMetadata& metadata);
 
-/// Reads what to_json() writes, or some of its keys. `source` is for messages: "metadata.json".
-/// Throws ArgumentError, naming key and source, for a value of another type or range and for a key
-/// that comes twice; FileError(source, …) for text that is not a JSON object. An unknown key is a
-/// warning, with its name; it is ignored.
+/// Reads what to_json() writes; keys may be missing. `source` names the text in messages, such as
+/// "metadata.json". Throws ArgumentError, naming key and source, for a value of the wrong type or
+/// out of range and for a repeated key; FileError(source, …) for text that is not a JSON object. An
+/// unknown key is ignored, with a warning that names it.
 [[nodiscard]] ParsedMetadata parse_metadata(std::string_view text, const std::string& source);
 
-/// Sharding rules alone, as the field sharding_rules has them, in one line; and back. Throws
-/// ArgumentError("sharding rules in <source>", …), for an unknown key too.
+/// Sharding rules alone, on one line, in the form of the field sharding_rules; and the inverse,
+/// which throws ArgumentError("sharding rules in <source>", …), also for an unknown key.
 [[nodiscard]] std::string to_json(const ShardingRules& rules);
 [[nodiscard]] ShardingRules parse_sharding_rules(std::string_view text, const std::string& source);
 
-/// The fields that environment variables give: softmax_scale from ANNULUS_METADATA_SOFTMAX_SCALE,
-/// and so on, as JSON, text without quotes. Empty variables are ignored. Warnings and errors as for
-/// parse_metadata(), with the variable's name.
+/// The fields set in the environment: softmax_scale in ANNULUS_METADATA_SOFTMAX_SCALE, and so on. A
+/// value is JSON, but text needs no quotes. Empty variables are ignored. Warnings and errors are
+/// those of parse_metadata(), with the variable's name.
 [[nodiscard]] ParsedMetadata metadata_from_environment();
 
 }  // namespace annulus

@@ -10,7 +10,7 @@ namespace annulus {
 /// seed 5", less what it does not set; "none" if it sets nothing.
 [[nodiscard]] std::string modifiers_text(const AttentionProblem& problem);
 
-/// The mask, and the modifiers if there are any: "causal", "causal, soft cap 20".
+/// The mask, followed by any modifiers: "causal", "causal, soft cap 20".
 [[nodiscard]] std::string mask_and_modifiers_text(const AttentionProblem& problem);
 
 }  // namespace annulus

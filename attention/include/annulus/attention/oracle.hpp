@@ -21,7 +21,7 @@ struct OracleOutput {
 /// positions `rows`, of the batches from `first_batch` on and the heads from `first_head` on.
 /// key [b,columns,k,D] and value [b,columns,k,Dv] hold the columns from `first_column` on (mostly
 /// the whole sequence) and the heads that the n query heads read; n is a multiple of k. `scores`
-/// has the bias and the dense mask of these batches, heads and rows, if the problem has them.
+/// holds bias and dense mask of these batches, heads and rows, if the problem has them.
 [[nodiscard]] OracleOutput oracle_attention(
     const AttentionProblem& problem, const ConstTensorView& query, const ConstTensorView& key,
     const ConstTensorView& value, const PositionRanges& rows, std::int64_t first_batch = 0,

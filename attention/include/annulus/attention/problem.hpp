@@ -49,13 +49,13 @@ struct AttentionProblem {
   Mask mask;
   std::optional<Sinks> sinks = {};      ///< none if absent
   std::optional<Dropout> dropout = {};  ///< likewise
-  /// In which weights and sums are computed: at least float32, and float64 for float64 tensors.
+  /// The dtype of weights and sums. Tensors in float64 always use float64.
   DType softmax_dtype = DType::float32;
   /// Shapes of a bias, added after the soft cap, and of a dense mask; none if absent. Each
-  /// dimension is 1 or that of [B,N,T,S]. Their entries are tensors of a call (see ScoreTensors).
+  /// dimension is 1 or that of [B,N,T,S]. Each call passes their entries (see ScoreTensors).
   std::optional<Extents> bias = {};
   std::optional<Extents> dense_mask = {};
-  bool weights = false;  ///< the attention weights are wanted: see attention_weights.hpp
+  bool weights = false;  ///< whether to return attention weights: see attention_weights.hpp
 
   [[nodiscard]] double logit_scale() const;
   /// Throws ArgumentError, naming the field, for what AttentionShape::validate() refuses; a dtype

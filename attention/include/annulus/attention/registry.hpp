@@ -12,8 +12,8 @@
 
 namespace annulus {
 
-/// A name for a way to compute with any of the local kernels: it restricts the problem or decides
-/// the schedule, and leaves the kernels to `auto`.
+/// A name that restricts the problem or decides the schedule, and leaves the choice of local
+/// kernels to `auto`.
 struct Strategy {
   std::string name;
   std::string schedule;  ///< a name of docs/semantics.md §5; "auto": any
@@ -27,11 +27,11 @@ struct Selection {
   std::vector<const Implementation*> candidates;
   /// (name, reason) of every implementation that cannot.
   std::vector<std::pair<std::string, std::string>> passed_over;
-  /// The schedule that the name stands for; "auto" unless it was a strategy that decides it.
+  /// The schedule that the name stands for; "auto" unless it names a strategy that decides it.
   std::string schedule = "auto";
 
-  /// The schedule to plan, where the caller asks for `wanted` or leaves it open ("auto"). Throws
-  /// ArgumentError("schedule", …) if the two differ.
+  /// The schedule to plan if the caller asks for `wanted`, which may be "auto". Throws
+  /// ArgumentError("schedule", …) if `wanted` contradicts `schedule`.
   [[nodiscard]] std::string schedule_for(const std::string& wanted) const;
 };
 
@@ -47,11 +47,11 @@ class Registry {
 
   /// For `auto` to choose from, as Selection says. Throws ArgumentError if a name is taken.
   void add(std::unique_ptr<Implementation> implementation);
-  /// Likewise.
+  /// Throws like the above.
   void add(Strategy strategy);
 
-  /// A local kernel by name or alias. Throws ArgumentError listing the known names, for a strategy
-  /// too.
+  /// A local kernel by name or alias. Throws ArgumentError, for an unknown name with a list of the
+  /// known ones, and for a strategy.
   [[nodiscard]] const Implementation& get(std::string_view name) const;
   /// Throws ArgumentError, listing the known names, unless select() knows the name.
   void check_name(std::string_view name) const;
@@ -62,10 +62,10 @@ class Registry {
   }
   [[nodiscard]] const std::vector<Strategy>& strategies() const noexcept { return strategies_; }
 
-  /// For "auto" and for strategies that accept the problem, all implementations that can run it at
-  /// `place`. Otherwise the named one. Throws UnsupportedError with the reason if what is named
-  /// cannot run the problem, and ArgumentError for an unknown name. ANNULUS_FORCE_NATIVE=1 leaves
-  /// only "native", whatever the name.
+  /// For "auto", and for a strategy that accepts the problem, all implementations that can run it
+  /// at `place`; otherwise the named one. Throws UnsupportedError with the reason if the named
+  /// implementation or strategy cannot run the problem, and ArgumentError for an unknown name. With
+  /// ANNULUS_FORCE_NATIVE=1 only "native" is selected, whatever the name.
   [[nodiscard]] Selection select(std::string_view name, const AttentionProblem& problem,
                                  Place place, Presence presence = Presence::required) const;
 

@@ -42,8 +42,7 @@ struct SoftmaxState {
   }
 };
 
-/// The dtype of outputs that will be merged: float64 if the problem's tensors are float64, else
-/// float32.
+/// The dtype of partial outputs: float64 if the problem's tensors are float64, else float32.
 [[nodiscard]] constexpr DType partial_dtype(DType problem) noexcept {
   return problem == DType::float64 ? DType::float64 : DType::float32;
 }
@@ -66,11 +65,11 @@ inline constexpr int kMostParts = 32;
 
 /// Sets each row of `result` to the product of the parts that cover it, in their order, or to the
 /// empty element if none does. If the LSE of a part is −∞, only the first element of its output is
-/// looked at, which may be NaN. The output of `result` is of any floating dtype and is rounded
-/// once; its LSE is float32 or float64. The outputs of the parts have its partial_dtype(). Output
-/// and LSE of `result` may each be the same memory as those of one part. All tensors lie in host
+/// read, which may be NaN. The output of `result` has any floating dtype and is rounded once; its
+/// LSE is float32 or float64. The outputs of the parts have the partial_dtype() of that dtype.
+/// Output and LSE of `result` may each share the memory of one part. All tensors are in host
 /// memory; Dv is innermost with stride 1, and other strides are free. Throws InternalError for
-/// other strides or dtypes, and for a part that does not lie within the result.
+/// other strides or dtypes, and for a part outside the result.
 void combine(std::span<const PartialState> parts, const SoftmaxState& result);
 
 }  // namespace annulus

@@ -45,9 +45,9 @@ class Device {
                                                           const std::function<void()>& /*body*/) {
     return nullptr;
   }
-  /// The end of the last call that was submitted whose kernels wait for other ranks; null before
-  /// the first. Such calls run one after the other, in the order of submission, which is the same
-  /// on all ranks: the kernels of one would otherwise hold what the other needs to begin elsewhere.
+  /// The end of the last submitted call whose kernels wait for other ranks; null before the first.
+  /// Such calls run one at a time, in the order of submission, which is the same on all ranks. Two
+  /// at once could deadlock: each could occupy the GPU on which the other has yet to begin.
   [[nodiscard]] std::shared_ptr<Event>& last_waiting() noexcept { return last_waiting_; }
   /// Copies between contiguous tensors of equal shape and dtype. Each lies on the host or on this
   /// device. Ordered by `stream`, which must belong to this device.

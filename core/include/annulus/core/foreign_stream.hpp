@@ -15,7 +15,7 @@ class ForeignStream {
   ForeignStream(const ForeignStream&) = delete;
   ForeignStream& operator=(const ForeignStream&) = delete;
 
-  /// Whether what is put on it now is recorded instead of executed.
+  /// Whether work submitted now is captured instead of executed.
   [[nodiscard]] virtual bool is_captured() const = 0;
   /// What is submitted to `ours` from now on starts after what is on the foreign stream now.
   virtual void precede(Stream& ours) = 0;

@@ -51,7 +51,7 @@ class ShardingRules {
 
   /// Adds a rule. It replaces an earlier one for the same axis and mode.
   void set(ShardingRule rule);
-  /// The user's rules, in order of axis; those of one axis: first for all modes, then by mode.
+  /// The user's rules, sorted by axis; within an axis, the rule for all modes comes first.
   [[nodiscard]] const std::vector<ShardingRule>& rules() const noexcept { return rules_; }
   [[nodiscard]] const AxisNames& axes(SemanticAxis axis, AttentionMode mode) const noexcept;
 

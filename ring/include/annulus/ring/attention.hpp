@@ -38,25 +38,25 @@ struct AttentionOptions {
   std::optional<double> soft_cap = {};  ///< none if absent
   std::optional<Sinks> sinks = {};      ///< likewise
   std::optional<Dropout> dropout = {};  ///< likewise
-  /// In which weights and sums are computed; float64 only by implementations that say so.
+  /// The dtype of the softmax's weights and sums. Only vanilla computes in float64.
   DType softmax_dtype = DType::float32;
   /// Shapes of a bias on the logits, float32, and of a dense mask, bool: each dimension is 1 or
-  /// that of [B,N,T,S]. Every call gets their entries (AttentionTensors).
+  /// that of [B,N,T,S]. Every call passes their entries (AttentionTensors).
   std::optional<Extents> bias = {};
   std::optional<Extents> dense_mask = {};
-  /// What a bias leaves of the mask, of later ones too (set_mask()).
+  /// Which parts of the mask apply if there is a bias; also for later masks (set_mask()).
   BiasPolicy bias_policy = BiasPolicy::combine;
-  /// Called once, when the object is made, and only if `mask` hides nothing and there is neither a
-  /// dense mask nor a bias. Calls then have this bias and are given none.
+  /// Makes the bias of all calls, once, in the constructor of Attention; only if `mask` hides
+  /// nothing and there is neither a dense mask nor a bias. Calls then must not pass a bias.
   std::optional<InitBias> init_bias = {};
-  /// Every call gives the attention weights too: only the implementation vanilla does, on the CPU.
+  /// Every call also returns the attention weights. Only vanilla computes them, on the CPU.
   bool weights = false;
 
   /// How [B,T,N,D] and [B,S,K,D] lie on the mesh. Without them: as `rules` say for `mode`.
   std::optional<PartitionSpec> query_spec = {};
   std::optional<PartitionSpec> kv_spec = {};
-  /// By default, batch on fsdp and dp, sequence on sp, heads on tp, as far as the mesh has these
-  /// axes.
+  /// The default rules shard the batch along fsdp and dp, the sequence along sp and heads along tp,
+  /// as far as the mesh has these axes.
   ShardingRules rules = {};
   std::optional<AttentionMode> mode = {};  ///< without it: see infer_attention_mode()
   /// How a sharded sequence is dealt out. Without it: zigzag under a causal mask, which gives all
@@ -64,9 +64,9 @@ struct AttentionOptions {
   /// blocks or lengths of `mask` make these uneven (see ring::usual_layout()). query_positions()
   /// and key_positions() return what a rank holds under any layout.
   std::optional<LayoutKind> layout = {};
-  /// Of key and value; as `layout` if absent.
+  /// The layout of key and value; the same as `layout` if absent.
   std::optional<LayoutKind> kv_layout = {};
-  /// Chunks of a sequence are multiples of so many positions; see SequenceLayout.
+  /// Chunks of a sequence are multiples of this many positions; see SequenceLayout.
   std::optional<std::int64_t> granule = {};
   std::string schedule = "auto";
   std::string implementation = "auto";  ///< a name of the registry
@@ -79,15 +79,15 @@ struct AttentionTensors {
   const void* value = nullptr;  ///< value_shape()
   void* output = nullptr;       ///< output_shape()
   float* lse = nullptr;         ///< [b,n,t]; may be null
-  /// The rank's rows of the bias, for all keys: bias_shape(). A bias that hides a pair is −∞.
+  /// The rank's rows of the bias, for all keys: bias_shape(). An entry of −∞ hides its pair.
   const float* bias = nullptr;
-  /// Likewise of the dense mask, one byte each, 0 where a pair is hidden: mask_shape(). Not read if
-  /// the bias policy is bias_wins and there is a bias.
+  /// The rank's rows of the dense mask, for all keys: mask_shape(). One byte per entry, 0 where a
+  /// pair is hidden. Not read if the bias policy is bias_wins and there is a bias.
   const void* mask = nullptr;
   void* weights = nullptr;  ///< weights_shape(), of weights_dtype(); if the options want them
 };
 
-/// The results of one call, in memory of their own where the context computes.
+/// The results of one call, in newly allocated memory of the context's device.
 struct AttentionOutput {
   Tensor outputs;                      ///< output_shape()
   std::optional<Tensor> lse = {};      ///< [b,n,t], float32
@@ -112,12 +112,12 @@ class Attention {
   [[nodiscard]] Extents output_shape() const;  ///< [b,t,n,Dv]
   [[nodiscard]] Extents lse_shape() const;     ///< [b,n,t]
   /// [b,n,t,S], 1 where it is broadcast: the rows at query_positions(), and all keys in global
-  /// order. Of rank 0 if there is none.
+  /// order. Without dimensions if there is none.
   [[nodiscard]] Extents bias_shape() const;
   [[nodiscard]] Extents mask_shape() const;
-  /// [b,n,t,S], over all keys: by what values are multiplied; see annulus::attention_weights().
+  /// [b,n,t,S], for all keys; see annulus::attention_weights().
   [[nodiscard]] Extents weights_shape() const;
-  /// float64 if tensors or softmax are, else float32.
+  /// float64 if the tensors or the softmax are float64, else float32.
   [[nodiscard]] DType weights_dtype() const;
   /// Global positions of the rank's query and key tokens, in local order.
   [[nodiscard]] PositionRanges query_positions() const;
@@ -132,12 +132,12 @@ class Attention {
   /// whose sequences lie on different axes want to be called on one stream: exchanges of two
   /// communicators must not wait for each other in different orders.
   void run(const AttentionTensors& tensors, void* stream = nullptr);
-  /// The same, into new tensors: with weights if the options want them, and with the LSE if
-  /// `with_lse`. Of `inputs`, the fields of results are ignored.
+  /// Like run(), but returns new tensors: weights if the options ask for them, and the LSE if
+  /// `with_lse`. The result pointers in `inputs` are ignored.
   [[nodiscard]] AttentionOutput compute(const AttentionTensors& inputs, bool with_lse = true,
                                         void* stream = nullptr);
-  /// With strides, and without weights; see ring::LocalTensors. An LSE without memory is not
-  /// wanted.
+  /// Like run() above, for tensors with any strides and without weights; see ring::LocalTensors. An
+  /// LSE without memory is not returned.
   void run(const ring::LocalTensors& tensors, void* stream = nullptr);
   /// Makes ready for tensors of other strides, collectively. See ring::ShardedAttention::prepare.
   void prepare(const ring::LocalTensors& tensors);

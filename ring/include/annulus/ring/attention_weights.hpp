@@ -12,22 +12,22 @@
 
 namespace annulus::ring {
 
-/// A rank's part of the attention weights may take this many bytes.
+/// The most bytes that a rank's part of the attention weights may take.
 inline constexpr std::int64_t kMostWeightBytes = std::int64_t{4} << 30;
 
-/// How the weights [B,N,T,S] of a problem lie: batch, heads and query rows as the output's, all
-/// keys on every rank.
+/// The sharding of the weights [B,N,T,S] of a problem: batch, heads and query rows as for the
+/// output, with all keys on every rank.
 [[nodiscard]] NamedSharding weights_sharding(const AttentionProblem& problem,
                                              const ShardedOperands& operands);
 
 /// Throws UnsupportedError if a rank's part takes more than kMostWeightBytes.
 void check_weights_fit(const AttentionProblem& problem, const ShardedOperands& operands);
 
-/// This rank's attention weights: see annulus::attention_weights(). Of `tensors`, shards in host
-/// memory, query, key, bias and mask are read; `weights` has the local shape of weights_sharding()
-/// and weights_dtype(). Every rank gets all keys of its batches and heads, through memory of the
-/// device's pool. Collective over the mesh; all ranks throw the same UserError where views do not
-/// fit.
+/// Computes this rank's attention weights: see annulus::attention_weights(). Reads query, key, bias
+/// and mask of `tensors`, which are shards in host memory. `weights` has the local shape of
+/// weights_sharding() and weights_dtype(). Gathers all keys of the rank's batches and heads, in
+/// memory of the device's pool. Collective over the mesh; all ranks throw the same UserError for
+/// views that do not fit.
 void compute_weights(const AttentionProblem& problem, const ShardedOperands& operands, Mesh& mesh,
                      Device& device, const LocalTensors& tensors, const TensorView& weights,
                      int threads);

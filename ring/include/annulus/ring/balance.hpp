@@ -27,7 +27,7 @@ struct DealingShards {
 /// than 32768 chunks.
 ///
 /// Throws ArgumentError for a granule below 1 or one that makes more than 32768 chunks, and
-/// UnsupportedError for 2^28 positions or more. An unsharded sequence stays whole.
+/// UnsupportedError for 2^28 positions or more. An unsharded sequence is not cut.
 [[nodiscard]] Dealing deal_rows(const AttentionProblem& problem, const DealingShards& shards,
                                 std::optional<std::int64_t> granule = {});
 /// Deals the keys out by how many rows see them, for keys that are not laid out like the rows.

@@ -24,8 +24,8 @@ class LocalOperations {
                    Stream& stream) const = 0;
   virtual void copy(const ConstTensorView& source, const TensorView& destination,
                     Stream& stream) const = 0;
-  /// Writes a number that kernels under way may read (AttentionBlock::arrived_from). What the
-  /// stream did before is visible to those that see it.
+  /// Writes a number that running kernels read (AttentionBlock::arrived_from). A kernel that reads
+  /// the new value also sees the stream's earlier writes.
   virtual void publish(std::int32_t value, std::int32_t* number, Stream& stream) const = 0;
 };
 

@@ -6,12 +6,12 @@
 
 namespace annulus {
 
-/// The mesh and the place that the metadata ask for: backend cuda is the CUDA device that is
-/// current in the calling thread, and an error of Context where there is none.
+/// The mesh and the place that the metadata ask for. Backend cuda means the CUDA device that is
+/// current in the calling thread; without one, the constructor of Context throws.
 [[nodiscard]] ContextOptions context_options(const AttentionMetadata& metadata);
 
-/// What the metadata say about calls of this shape; the mask is nobody's default. Throws what
-/// AttentionMetadata::validate() throws.
+/// The options that the metadata give for calls of this shape; the mask is not part of metadata.
+/// Throws what AttentionMetadata::validate() throws.
 ///
 ///     const AttentionMetadata metadata = AttentionMetadata::resolve({.soft_cap = 30.0},
 ///         parse_metadata(text, "metadata.json").fields, metadata_from_environment().fields);

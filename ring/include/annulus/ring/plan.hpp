@@ -41,8 +41,8 @@ enum class Content : std::uint8_t {
   grad_query,
   grad_key,
   grad_value,
-  bias,       ///< of the rank's rows, for all keys: see ScoreTensors
-  dense_mask  ///< likewise
+  bias,       ///< the rank's rows, for all keys: see ScoreTensors
+  dense_mask  ///< the rank's rows, for all keys
 };
 
 [[nodiscard]] std::string_view name_of(Content content) noexcept;
@@ -147,7 +147,7 @@ struct Result {
   bool operator==(const Result&) const = default;
 };
 
-/// Columns of a block that arrive while it computes.
+/// Columns of a block that arrive while its kernel runs.
 struct Arrival {
   LocalRange columns;  ///< tokens of the key and value buffers
   int task = 0;        ///< the exchange that brings them
@@ -163,16 +163,16 @@ struct Block {
   HeadRange heads;  ///< query heads
   BatchRange batches;
   int query = 0, key = 0, value = 0;  ///< buffers
-  int bias = -1, dense_mask = -1;     ///< likewise; −1 if the problem has none
+  int bias = -1, dense_mask = -1;     ///< buffers; −1 if the problem has none
   /// Visible (row, column) pairs over the batches, per head; see Mask::examine.
   std::int64_t pairs = 0;
   bool full = false;            ///< no pair is masked
-  int implementation = 0;       ///< that computes it; index into RankPlan::implementations
+  int implementation = 0;       ///< index into RankPlan::implementations
   Result result;                ///< where its softmax state is put
   std::optional<Result> state;  ///< of the same rows over other columns, to be continued
-  /// Whether it begins before all its columns are there: its kernel awaits them
+  /// Whether its kernel begins before all columns have arrived, and awaits them
   /// (AttentionBlock::arrived_from). The arrivals, in their order, then fill the columns from the
-  /// last to the first; columns behind those of the first arrival are there from the beginning.
+  /// last to the first; columns after those of the first arrival are there from the beginning.
   bool awaits_columns = false;
   std::vector<Arrival> arrivals;
 };
@@ -241,8 +241,8 @@ struct RankPlan {
   [[nodiscard]] int memory_of(int buffer) const;
   /// The rank's part of a bias or a dense mask; null for other contents.
   [[nodiscard]] const Extents* scores(Content content) const;
-  /// Numbers of one head of a token: D, Dv, or 1 for LSE and delta; of bias and mask, all keys
-  /// or 1.
+  /// Elements per token and head: D, Dv, or 1 for LSE and delta; for bias and mask, the number of
+  /// keys or 1.
   [[nodiscard]] std::int64_t width(Content content) const;
   /// Bytes of one token of a buffer, for all batches.
   [[nodiscard]] std::int64_t token_bytes(const Buffer& buffer) const;

@@ -30,12 +30,12 @@ struct PlanOptions {
   /// In the ring, columns come straight from their owners instead of from neighbour to neighbour:
   /// the same bytes, but none pass through other ranks. For ranks that are all linked alike.
   bool direct = false;
-  /// If all fit in this, each hop of the ring has its own receive buffer, and transfers run ahead
-  /// of the computation. Otherwise two buffers alternate. Likewise in allgather, where the kernels
-  /// then await their columns if they and the transport can.
+  /// If all receive buffers fit in this, each hop of the ring has its own, and transfers run ahead
+  /// of the computation. Otherwise two buffers alternate. In allgather, kernels can await their
+  /// columns only if all columns fit in this.
   std::int64_t prefetch_bytes = 0;
-  /// Whether kernels may begin before their columns are there, where they and the transport can.
-  /// Not for ranks that share a GPU: a kernel that waits would hold what another rank needs.
+  /// Whether kernels that can await columns may begin before these have arrived, if the transport
+  /// allows it. Not for ranks that share a GPU: a waiting kernel would block the other ranks.
   bool await_columns = true;
   /// Of the LSE of partial results. Rounding it to float32 costs a float32 run more accuracy than
   /// all the rest, so float32 problems always use float64. Devices give it in float32 for half
@@ -52,11 +52,11 @@ struct Refusal {
   PositionRanges rows;
   PositionRanges columns;
   BatchRange batches;      ///< of the whole problem
-  std::int64_t heads = 0;  ///< so many
+  std::int64_t heads = 0;  ///< number of query heads
   bool full = false;       ///< as Block::full
   std::string reason;
-  /// It was to round its result into the caller's output, which may lie otherwise than it can
-  /// write.
+  /// Whether the block was to write rounded results into the caller's output. The strides of that
+  /// output may be the reason for the refusal.
   bool rounding = false;
 };
 

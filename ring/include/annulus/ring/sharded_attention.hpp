@@ -27,8 +27,8 @@ struct LocalTensors {
   ConstTensorView value;  ///< [b,s,k,Dv]
   TensorView output;      ///< [b,t,n,Dv], the problem's dtype
   TensorView lse;         ///< [b,n,t], float32
-  /// Bias (float32) and dense mask (boolean) of the rank's rows, [b,n,t,S] with 1 where they are
-  /// broadcast, if the problem has them; the last dimension has stride 1.
+  /// The rank's rows of bias (float32) and dense mask (boolean), if the problem has them:
+  /// [b,n,t,S], with 1 where they are broadcast; the last dimension has stride 1.
   ConstTensorView bias = {};
   ConstTensorView mask = {};
 

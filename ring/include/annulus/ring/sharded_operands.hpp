@@ -22,8 +22,8 @@ struct ShardedOperands {
   NamedSharding value;
   NamedSharding output;
   NamedSharding lse;
-  /// Of [B,N,T,S], if the problem has them: along batches, heads and rows as the query, each rank
-  /// with all keys of its rows. Dimensions of size 1 are not sharded.
+  /// Bias and dense mask [B,N,T,S], if the problem has them: batches, heads and rows are sharded as
+  /// for the query, and each rank has all keys of its rows. Dimensions of size 1 are not sharded.
   std::optional<NamedSharding> bias = {};
   std::optional<NamedSharding> dense_mask = {};
 };
@@ -32,13 +32,13 @@ struct OperandLayout {
   PartitionSpec query;                           ///< of [B,T,N,D]
   PartitionSpec kv;                              ///< of [B,S,K,D]
   LayoutKind sequence = LayoutKind::contiguous;  ///< of queries, and of keys unless kv_sequence is
-  /// Of both sequences: see SequenceLayout, and deal_rows() if balanced. The default is 1, or that
-  /// of deal_rows() if balanced.
+  /// The granule of both sequences: see SequenceLayout, and deal_rows() if balanced. The default is
+  /// 1, or that of deal_rows() if balanced.
   std::optional<std::int64_t> granule = {};
   std::optional<LayoutKind> kv_sequence = {};
 };
 
-/// "zigzag", "zigzag:128" with a granule, "zigzag,contiguous" where keys lie otherwise.
+/// "zigzag", "zigzag:128" with a granule, "zigzag,contiguous" if keys have another layout.
 [[nodiscard]] std::string layout_text(const OperandLayout& layout);
 
 /// The parts of an OperandLayout that a caller chooses; the others follow from the problem.
@@ -51,16 +51,17 @@ struct LayoutWishes {
   std::optional<std::int64_t> granule = {};
 };
 
-/// The default layout, with the parts that `wishes` gives: the specs of the sharding rules for
-/// `mode`, default rules as far as the mesh has their axes; zigzag under a causal mask, which gives
-/// all ranks the same work if nothing else is masked, contiguous otherwise.
+/// The layout with the parts that `wishes` sets, and defaults for the others. The default specs are
+/// those of the sharding rules for `mode`, with default rules reduced to the axes that the mesh
+/// has. The default sequence layout is zigzag under a causal mask, which gives all ranks the same
+/// work if nothing else is masked, and contiguous otherwise.
 ///
 /// It is balanced instead if that layout would give a rank at least 10 % more visible tiles than
 /// the mean, and balanced rows would at least halve the excess. Packed documents, block masks or
 /// lengths can cause this. Queries and keys must also have the same length and axes, and ranks 256
 /// rows or more.
 ///
-/// Throws UnknownAxisError if a rule of the wishes names an axis that the mesh lacks, and
+/// Throws UnknownAxisError if a rule in `wishes` names an axis that the mesh lacks, and
 /// DuplicateSpecError if the rules shard two dimensions along one axis.
 [[nodiscard]] OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mesh,
                                          AttentionMode mode, const LayoutWishes& wishes = {});

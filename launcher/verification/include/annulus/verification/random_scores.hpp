@@ -14,8 +14,8 @@ namespace annulus::verification {
 /// global positions that it holds along each dimension.
 using FillPart = std::function<void(const TensorView& part, std::span<const PositionRanges> index)>;
 
-/// Where bias and dense mask of a case come from. What is not set is drawn from the case's seed: a
-/// bias of deviation 1, a mask of density ¾.
+/// Where bias and dense mask of a case come from. A part that is not set is drawn from the case's
+/// seed: a bias of standard deviation 1, a mask of density ¾.
 struct ScoreFills {
   FillPart bias = {};
   FillPart mask = {};
@@ -25,12 +25,12 @@ struct ScoreFills {
 /// seed and its place in `shape`.
 [[nodiscard]] FillPart random_bias(const Extents& shape, double deviation, std::uint64_t seed,
                                    int threads = 1);
-/// Pairs visible with probability `density`; likewise. Throws ArgumentError("density", …) unless it
-/// is from 0 to 1.
+/// Pairs that are visible with probability `density`; entries depend on seed and place as above.
+/// Throws ArgumentError("density", …) unless it is from 0 to 1.
 [[nodiscard]] FillPart random_mask(const Extents& shape, double density, std::uint64_t seed);
 
-/// The bias of `fills`, with NaN and ±∞ in place of entries that `problem.mask` or the mask of
-/// `fills` hides wherever they are used: they must reach no row. For small problems.
+/// The bias of `fills`, with NaN or ±∞ in entries all of whose pairs `problem.mask` or the mask of
+/// `fills` hides: they must affect no row. For small problems.
 [[nodiscard]] FillPart poisoned_bias(const AttentionProblem& problem, ScoreFills fills);
 /// `bias` with −∞ where `mask`, of the same shape, is 0.
 [[nodiscard]] FillPart hiding_bias(FillPart bias, FillPart mask);

@@ -52,7 +52,7 @@ struct CaseShards {
   [[nodiscard]] ScoreTensors scores(std::int64_t kv_length) const;
 
   Tensor query, key, value, output, lse;
-  Tensor bias, mask;  ///< [b,n,t,S], 1 where they are broadcast; of rank 0 if there is none
+  Tensor bias, mask;  ///< [b,n,t,S], 1 where broadcast; without dimensions if there is none
 };
 
 /// Told the progress: phase ("oracle"), and how much of it is done, of how much; 0 of 0 where that

@@ -12,19 +12,20 @@
 
 namespace annulus::ring {
 
-/// How far the columns have come that blocks of a plan await: a number for each such block, which
-/// its kernel reads while it computes (AttentionBlock::arrived_from).
+/// Which columns of the blocks that await them have arrived: a number for each such block, which
+/// its kernel reads while it runs (AttentionBlock::arrived_from).
 class Arrivals {
  public:
-  /// Takes memory only if some block awaits columns.
+  /// Allocates memory only if some block awaits columns.
   Arrivals(const RankPlan& plan, MemoryPool& memory);
 
   [[nodiscard]] bool any() const noexcept { return !beginnings_.empty(); }
-  /// The number of the block that is this task; null if it awaits nothing.
+  /// The number of the block that is task `task`; null if it awaits no columns.
   [[nodiscard]] const std::int32_t* number_of(std::size_t task) const { return numbers_[task]; }
-  /// Before the exchanges of a call: only the rank's own columns are there. Ordered by `stream`.
+  /// Call before the exchanges of a call: says that only the rank's own columns are there. Ordered
+  /// by `stream`.
   void begin(const LocalOperations& operations, Stream& stream) const;
-  /// After the exchange that is this task, on its stream: what it has brought is there.
+  /// Call after the exchange that is task `task`, with its stream: says that its columns are there.
   void announce(std::size_t task, const LocalOperations& operations, Stream& stream) const;
 
  private:

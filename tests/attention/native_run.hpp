@@ -88,7 +88,7 @@ inline WholeAttention random_attention(Random& random, const AttentionProblem& p
   return whole;
 }
 
-/// The entries at `positions` of dimension 1, stored as [B,N,T,D] and seen as [B,T,N,D].
+/// The entries at `positions` of dimension 1, stored as [B,N,T,D] and viewed as [B,T,N,D].
 inline Tensor gather(const ConstTensorView& whole, const PositionRanges& positions) {
   Tensor part(whole.dtype(), {whole.size(0), whole.size(2), positions.size(), whole.size(3)},
               test_memory());

@@ -6,7 +6,7 @@
 
 namespace annulus::test {
 
-/// An environment variable for the length of a test.
+/// Sets an environment variable for the duration of a test.
 class EnvironmentVariable {
  public:
   EnvironmentVariable(std::string name, const std::string& value) : name_(std::move(name)) {

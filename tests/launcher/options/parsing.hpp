@@ -17,7 +17,7 @@ namespace annulus::launcher {
 
 using Words = std::vector<std::string>;
 
-/// A file that an option names, for the length of a test.
+/// A file that an option names, for the duration of a test.
 class OptionFile {
  public:
   explicit OptionFile(const std::string& text)

@@ -31,8 +31,8 @@ std::string modifiers_of(const AttentionProblem& problem) {
   return text;
 }
 
-// All that ranks must agree on, in short. Ranks that differ in it would send each other other
-// messages than expected, or compute one tensor in two ways.
+// All that ranks must agree on, in short. Ranks that differ would exchange mismatched messages, or
+// compute one tensor in two ways.
 std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& options) {
   const AttentionProblem& problem = input.problem;
   const PlanOptions& plan = input.options;

@@ -66,7 +66,7 @@ class FlashImplementation final : public Implementation {
     if (wide && (problem.bias || problem.dense_mask ||
                  (problem.dropout && problem.dropout->threshold() > 0))) {
       return Capability::no(
-          "the flash kernel has bias, dense mask and dropout for half types, not for float32");
+          "the flash kernel supports bias, dense mask and dropout for half types, not for float32");
     }
     const AttentionShape& shape = problem.shape;
     const auto vector = kVectorBytes / static_cast<std::int64_t>(size_of(problem.dtype));

@@ -106,8 +106,8 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Replaces scores by their weights beside the new maximum, and gives the factors that earlier
-  /// results take with them.
+  /// Replaces scores by their weights relative to the new maximum. Returns in `factor` what earlier
+  /// results must be multiplied by.
   template <class Logits, int kScores>
   __device__ __forceinline__ void update(float (&scores)[kScores], const Logits& logits,
                                          float (&factor)[2]) {

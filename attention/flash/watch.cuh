@@ -7,9 +7,9 @@
 
 namespace annulus::flash {
 
-/// The work of the warps beside the producer. A hidden value has weight 0, but 0 · NaN is NaN. So
-/// these warps inspect values that some row of a tile must not see; if one is not finite, the
-/// consumers leave the item to repair(), which never touches what is hidden.
+/// The work of the watching warps. A hidden value has weight 0, but 0 · NaN is NaN. So these warps
+/// inspect values that some row of a tile must not see; if one is not finite, the consumers leave
+/// the item to repair(), which never reads hidden values.
 template <class Shape>
 __device__ __forceinline__ void watch(const Arguments& a, Shared<Shape>& shared) {
   using Element = typename Shape::Element;

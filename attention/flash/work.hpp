@@ -30,7 +30,7 @@ struct KeySegment {
 struct QueryTile {
   std::int32_t first_row = 0;
   std::int32_t rows = 0;       ///< at most the kernel's tile
-  std::int32_t live_rows = 0;  ///< those behind them see nothing
+  std::int32_t live_rows = 0;  ///< later rows of the tile see no key
   std::int32_t row_stride = 1;
   std::int32_t first_segment = 0;
   std::int32_t segments = 0;

@@ -195,8 +195,8 @@ void add_sharding(TableBuilder& table) {
             "likewise for key and value, B,S,K,D");
   table.add(
       "sequence-layout", "LAYOUTS", kPlanned, set_layouts,
-      "auto, zigzag, contiguous, striped or balanced: how positions are distributed; two, "
-      "separated by a comma, for queries and for keys; balanced "
+      "auto, zigzag, contiguous, striped or balanced: how positions are distributed; or two of "
+      "these, for queries and for keys: zigzag,contiguous; balanced "
       "gives ranks equal work under the mask (default: auto: zigzag if causal, else contiguous; "
       "balanced where packed documents, block masks or lengths make that uneven)");
   table.add("granule", "N", kPlanned, parsed_into(&Options::granule, parse_granule),

@@ -236,8 +236,8 @@ TEST_F(DeviceFace, ManyObjectsInTurnAllReplay) {
   }
 }
 
-// A kernel that awaits columns keeps its multiprocessors. Two of them, each waiting for ranks that
-// compute the other, would wait for ever.
+// A kernel that awaits columns keeps its multiprocessors. Two such kernels, each waiting for ranks
+// that compute the other, would wait for ever.
 TEST_F(DeviceFace, ObjectsThatAwaitColumnsTakeTurnsWhateverTheirStreams) {
   if (context_->size() == 1 || rank_.shared) GTEST_SKIP() << "needs two GPUs";
   AttentionOptions options = causal();
@@ -255,7 +255,7 @@ TEST_F(DeviceFace, ObjectsThatAwaitColumnsTakeTurnsWhateverTheirStreams) {
   for (int round = 0; round < 20; ++round) {
     first.spoil(stream_);
     second.spoil(other);
-    // One of the streams is late, by turns on each rank.
+    // One of the streams is late, on each rank in turn.
     if (round % 2 == test::session().rank() % 2) {
       check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
     }
@@ -290,7 +290,7 @@ TEST_F(DeviceFace, ObjectsMayEndWhileTheirCallsAreUnderWay) {
   }
 }
 
-// Tensors that lie otherwise, one call right behind the other.
+// Tensors with other strides, one call right after the other.
 TEST_F(DeviceFace, TensorsMayLieOtherwiseWhileCallsAreUnderWay) {
   const AttentionOptions options = causal();
   Layer layer(*context_, options, 4);

@@ -247,8 +247,8 @@ class Attention {
     return 2 * i + half;
   }
 
-  // Writes the weights of the scores beside the new maximum, and gives the factors that earlier
-  // results take with them (Milakov & Gimelshein 2018).
+  // Writes the weights of the scores relative to the new maximum. Returns in `factor` what earlier
+  // results must be multiplied by (Milakov & Gimelshein 2018).
   template <bool kMasked>
   __device__ __forceinline__ void weigh(const Scores& scores, std::uint32_t hidden,
                                         float (&factor)[kOwnRows]) {

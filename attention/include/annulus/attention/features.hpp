@@ -10,7 +10,7 @@
 
 namespace annulus {
 
-/// What a problem may ask for beside the plain product: parts of its mask, and modifiers of its
+/// What a problem may ask for besides plain attention: parts of its mask, and modifiers of its
 /// logits and probabilities. A kernel declares the features that it supports; it is not given a
 /// problem that asks for another. Sinks are not a feature: the plan adds them to the results of any
 /// kernel.

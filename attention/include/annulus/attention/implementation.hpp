@@ -135,8 +135,8 @@ class Implementation {
   [[nodiscard]] virtual Capability accepts(const AttentionProblem& problem, Place place) const = 0;
   /// Whether this build and this machine have what it needs.
   [[nodiscard]] virtual Capability available(Place place) const = 0;
-  /// Whether it takes this block of a problem that it accepts. What strides and addresses forbid
-  /// shows in Kernel::prepare.
+  /// Whether it can compute this block of a problem that it accepts. Kernel::prepare may still
+  /// refuse the block for its strides or addresses.
   [[nodiscard]] virtual Capability takes(const AttentionProblem& /*problem*/,
                                          const BlockGeometry& /*block*/) const {
     return Capability::yes();

@@ -29,7 +29,7 @@ struct InitBias {
   std::function<void(const TensorView& part, std::span<const PositionRanges> index)> fill;
 };
 
-/// What to compute, and what of it is not left to the library.
+/// What to compute, and choices that the library otherwise makes.
 struct AttentionOptions {
   AttentionShape shape;                 ///< of the whole, unsharded problem
   DType dtype = DType::bfloat16;        ///< of query, key, value and output
@@ -52,7 +52,8 @@ struct AttentionOptions {
   /// Every call also returns the attention weights. Only vanilla computes them, on the CPU.
   bool weights = false;
 
-  /// How [B,T,N,D] and [B,S,K,D] lie on the mesh. Without them: as `rules` say for `mode`.
+  /// Specs of query and output [B,T,N,D], and of key and value [B,S,K,D]. Without them, `rules`
+  /// decide, for `mode`.
   std::optional<PartitionSpec> query_spec = {};
   std::optional<PartitionSpec> kv_spec = {};
   /// The default rules shard the batch along fsdp and dp, the sequence along sp and heads along tp,
@@ -127,10 +128,10 @@ class Attention {
   /// for CUDA's default stream: it starts after what was enqueued there before, what is enqueued
   /// there afterwards sees its results, and the host waits for nothing. On the CPU it is done when
   /// it returns. Tensors of the first call are checked on all ranks before anything travels
-  /// (UserError on all of them). What fails later shows in the next call or in wait(), as
+  /// (UserError on all of them). A later failure is thrown by the next call or by wait(), as
   /// LibraryError; the job can then only be aborted. Under NCCL, objects that share one context but
-  /// whose sequences lie on different axes want to be called on one stream: exchanges of two
-  /// communicators must not wait for each other in different orders.
+  /// whose sequences are sharded along different axes must be called on one stream: exchanges of
+  /// two communicators must not wait for each other in different orders.
   void run(const AttentionTensors& tensors, void* stream = nullptr);
   /// Like run(), but returns new tensors: weights if the options ask for them, and the LSE if
   /// `with_lse`. The result pointers in `inputs` are ignored.

@@ -36,13 +36,13 @@ struct ContextOptions {
 class Context {
  public:
   /// Collective over `communicator`, which is duplicated and may be freed afterwards. All ranks
-  /// throw the same UserError, though it be one rank's: for a mesh that does not fit or differs,
-  /// for a place that some ranks have and others have not, for a GPU that ranks share unasked.
+  /// throw the same UserError, even if only one rank is at fault: for a mesh that does not fit or
+  /// differs, for a place that only some ranks have, for a GPU shared without `share_gpus`.
   explicit Context(MPI_Comm communicator, const ContextOptions& options = {});
   /// One rank, without MPI.
   explicit Context(const ContextOptions& options = {}) : Context(MPI_COMM_NULL, options) {}
   /// Collective on GPUs, and to be done before MPI_Finalize: ranks wait, for the timeout at most,
-  /// until nobody uses what is mapped of the others' memory.
+  /// until no rank uses mapped memory of another.
   ~Context() = default;
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;

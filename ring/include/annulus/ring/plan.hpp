@@ -265,7 +265,7 @@ struct Plan {
   AttentionProblem problem;
   MeshShape mesh;
   Schedule schedule = Schedule::local;
-  std::string layout;           ///< of the key/value sequence: "zigzag"
+  std::string layout;           ///< of queries and keys: "zigzag", "zigzag,contiguous"
   std::vector<RankPlan> ranks;  ///< in order of rank
   double most_work = 0;         ///< of the most loaded rank of all
   double mean_work = 0;         ///< of all

@@ -69,9 +69,9 @@ struct Refusal {
 struct PlanInput {
   const AttentionProblem& problem;
   const ShardedOperands& operands;
-  /// Each block goes to the one that is predicted to be fastest of those that take it, the first of
-  /// equals; or, cut into smaller ones, to those that are faster with these. Must not be empty
-  /// where blocks are planned.
+  /// Each block goes to the candidate that accepts it and is predicted to be fastest (the first, if
+  /// several are), or is cut into smaller blocks if these are faster. Must not be empty where
+  /// blocks are planned.
   std::vector<const Implementation*> candidates;
   Prices prices;
   PlanOptions options;
@@ -92,7 +92,7 @@ struct ScheduleChoice {
     double seconds = 0;  ///< predicted; 0 if it cannot run
   };
   Schedule schedule = Schedule::local;
-  double seconds = 0;  ///< predicted; 0 if nobody asked
+  double seconds = 0;  ///< predicted; 0 if it was not needed
   std::vector<PassedOver> passed_over;
 };
 

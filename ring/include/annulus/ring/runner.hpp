@@ -58,17 +58,17 @@ class Runner {
   /// Whether it is ready for tensors laid out like these.
   [[nodiscard]] bool is_ready_for(std::span<const TensorView> tensors) const;
   /// Makes ready for tensors of these strides, and of addresses that are as well aligned; tensors
-  /// without memory count as aligned. Waits for calls under way. The blocks that a kernel refuses
-  /// are returned: unless there are none, it is not ready. Does not communicate; but where the
-  /// transport wants calls to be alike on all ranks, so must be the calls of this.
+  /// without memory count as aligned. Waits for calls under way. Returns the blocks that a kernel
+  /// refuses; it is ready only if there are none. Does not communicate; but if the transport needs
+  /// the same calls on all ranks, it must be called alike on all ranks too.
   [[nodiscard]] std::vector<Refusal> prepare(std::span<const TensorView> tensors);
 
-  /// Submits a call. It runs after what `caller` was given before, and what `caller` is given
-  /// afterwards sees its results; null: nothing else is ordered by it. Collective over the groups.
-  /// On a device the host does not wait for anything, unless these tensors lie otherwise than those
-  /// before. Throws LibraryError or TimeoutError, after
-  /// which the job can only be aborted (Control::abort); also for tensors that it is not ready for
-  /// and that a kernel refuses, since the other ranks may be under way.
+  /// Submits a call. It runs after earlier work on `caller`, and later work there sees its results;
+  /// if `caller` is null, it is ordered with no other stream. Collective over the groups. On a
+  /// device the host does not wait, unless the tensors have other strides or alignment than before.
+  /// Throws LibraryError or TimeoutError, after which the job can only be aborted (Control::abort);
+  /// also for tensors that were not prepared and that a kernel refuses, since other ranks may have
+  /// begun.
   void submit(std::span<const TensorView> tensors, ForeignStream* caller);
   /// Returns when all calls are done; the tensors are then the caller's again. Throws like
   /// submit().

@@ -63,17 +63,16 @@ class ShardedAttention {
   /// Collective over the mesh. All ranks throw the same error when the tensors of one do not fit
   /// (UserError) or one lacks memory (AgreedFailure), and the object is as good as before.
   void prepare(const LocalTensors& tensors);
-  /// Calls from now on have this mask: other lengths, other documents. Collective over the mesh.
-  /// Waits for earlier calls and plans anew, with shardings as they are; kernels that are compiled
-  /// stay so. All ranks throw the same error for a mask that does not fit or that nobody takes
+  /// Replaces the mask for later calls: other lengths, other documents. Collective over the mesh.
+  /// Waits for earlier calls and replans, with the same shardings; compiled kernels are kept. All
+  /// ranks throw the same error for a mask that does not fit or that no implementation accepts
   /// (UserError), and the object is as good as before.
   void set_mask(const Mask& mask);
-  /// Submits a call and returns: see Runner::submit. Collective over the mesh. The first call
-  /// prepares, and so do all ranks agree on its tensors before anything travels. Later ones do not,
-  /// which would cost more than they do on the host: tensors that lie otherwise than before are
-  /// best prepared. Where that is left out, a rank waits for its calls and makes itself ready when
-  /// it sees them, and tensors that do not fit or that a kernel refuses are a failure of that rank
-  /// alone.
+  /// Submits a call and returns: see Runner::submit. Collective over the mesh. In the first call,
+  /// all ranks agree on its tensors before anything is sent (prepare()). Later calls do not,
+  /// because it would cost more than the call itself on the host. So call prepare() before tensors
+  /// with other strides. Without it, a rank waits for its earlier calls and prepares by itself, and
+  /// tensors that do not fit or that a kernel refuses are a failure of that rank alone.
   void submit(const LocalTensors& tensors, ForeignStream* caller);
   /// See Runner::wait.
   void wait();

@@ -70,9 +70,9 @@ struct LayoutWishes {
 /// there are as many of them, on the same axes; otherwise they are dealt out by how many rows see
 /// them.
 ///
-/// Throws the spec errors of partition_spec.hpp. Query and key/value must lie alike along batch and
-/// heads (ArgumentError), the head dimension must not be sharded, and N and K divide by the head
-/// axes, or the head axes by K.
+/// Throws the spec errors of partition_spec.hpp. Query and key/value must have the same axes for
+/// batch and heads (ArgumentError), the head dimension must not be sharded, and the number of head
+/// shards must divide N, and divide or be a multiple of K.
 [[nodiscard]] ShardedOperands shard_operands(const AttentionProblem& problem, const MeshShape& mesh,
                                              const OperandLayout& layout);
 

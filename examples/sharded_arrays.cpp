@@ -87,7 +87,8 @@ double run(MPI_Comm communicator) {
       .body = [&](auto shards) { return centre(shards[0], mesh, memory); },
       .in_specs = {{by_token, zigzag}},
       .out_specs = {{by_token, zigzag}, PartitionSpec()}};
-  const std::vector<ShardedTensor> results = shard_map(mesh, *stream, memory, centring, {array});
+  const std::vector<ShardedTensor> results =
+      shard_map(mesh, context.device(), *stream, centring, {array});
   const ShardedTensor& centred = results[0];
 
   // If the number of ranks does not divide the features, the corrected spec shards nothing.
@@ -95,7 +96,8 @@ double run(MPI_Comm communicator) {
       corrected_spec(PartitionSpec::parse("-,sp"), mesh.shape(), {kTokens, kFeatures}).spec;
   const NamedSharding features(mesh.shape(), by_feature, {kTokens, kFeatures});
   ShardedTensor moved(features, mesh.rank(), DType::float32, memory);
-  reshard(mesh, *stream, memory, centred.sharding(), centred.local(), features, moved.local());
+  reshard(mesh, context.device(), *stream, centred.sharding(), centred.local(), features,
+          moved.local());
 
   double worst = 0;
   const auto check = [&worst](float found, double expected) {

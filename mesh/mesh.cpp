@@ -163,9 +163,17 @@ Group& Mesh::group(std::span<const std::string> axes) {
 }
 
 Group& Mesh::group() {
+  return group(all_axes());
+}
+
+Group& Mesh::group(Place place, Transport transport) {
+  return group(all_axes(), place, transport);
+}
+
+AxisNames Mesh::all_axes() const {
   AxisNames all;
   for (const MeshAxis& axis : shape_.axes()) all.push_back(axis.name);
-  return group(all);
+  return all;
 }
 
 }  // namespace annulus

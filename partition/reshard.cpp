@@ -13,16 +13,28 @@ namespace annulus {
 namespace {
 
 void check_view(const char* name, const ConstTensorView& view, const NamedSharding& sharding,
-                int rank) {
+                int rank, Place place) {
   const Extents expected = sharding.local_shape(rank);
   if (!(view.shape() == expected)) {
     throw ArgumentError(
         name, "shape " + to_string(view.shape()),
         fmt::format("{}, this rank's part of {}", to_string(expected), to_string(sharding)));
   }
-  if (!view.place().is_host()) {
-    throw UnsupportedError(fmt::format("resharding works in host memory; the {} lies on {}", name,
-                                       to_string(view.place())));
+  if (view.place() != place) {
+    throw ArgumentError(name, "memory of " + to_string(view.place()),
+                        "memory of " + to_string(place) + ", the device of the call");
+  }
+}
+
+// Either all ranks pass a GPU or none does.
+void check_same_kind(Control& ranks, Place place) {
+  const auto kind_of = [](bool host) { return host ? "a CPU" : "a GPU"; };
+  const std::vector<std::string> kinds =
+      ranks.gather_text(kind_of(place.is_host()), "devices of a resharding");
+  for (std::size_t rank = 1; rank < kinds.size(); ++rank) {
+    if (kinds[rank] == kinds[0]) continue;
+    throw ArgumentError("device", fmt::format("{} on rank {}", kinds[rank], rank),
+                        fmt::format("{}, as on rank 0", kinds[0]));
   }
 }
 
@@ -49,37 +61,41 @@ TensorView destination_window(const TensorView& destination, const ReshardBox& b
 // A message buffer that is consumed from its front.
 class Cursor {
  public:
-  explicit Cursor(void* data) : next_(static_cast<std::byte*>(data)) {}
+  Cursor(void* data, Place place) : next_(static_cast<std::byte*>(data)), place_(place) {}
   [[nodiscard]] std::byte* at() const noexcept { return next_; }
   TensorView take(DType dtype, const Extents& shape) {
-    const TensorView view(next_, dtype, shape);
+    const TensorView view(next_, dtype, shape, place_);
     next_ += view.bytes();
     return view;
   }
 
  private:
   std::byte* next_;
+  Place place_;
 };
 
 }  // namespace
 
-void reshard(Mesh& mesh, Stream& stream, MemoryPool& pool, const NamedSharding& from,
+void reshard(Mesh& mesh, Device& device, Stream& stream, const NamedSharding& from,
              const ConstTensorView& source, const NamedSharding& to,
              const TensorView& destination) {
   const int self = mesh.rank();
+  const Place place = device.place();
   const DType dtype = source.dtype();
   const ReshardPlan plan = collectively(mesh.world(), [&] {
     if (!(from.mesh() == mesh.shape())) {
       throw ArgumentError("resharding", to_string(from), "the mesh " + to_string(mesh.shape()));
     }
-    check_view("source", source, from, self);
-    check_view("destination", destination, to, self);
+    check_view("source", source, from, self, place);
+    check_view("destination", destination, to, self, place);
     if (destination.dtype() != dtype) {
       throw ArgumentError("destination", std::string(name_of(destination.dtype())),
                           fmt::format("{}, as the source", name_of(dtype)));
     }
     return plan_reshard(from, to, self);
   });
+  check_same_kind(mesh.world(), place);
+  Group& group = mesh.group(place);
   stream.synchronize();
 
   std::size_t outgoing = 0;
@@ -92,9 +108,10 @@ void reshard(Mesh& mesh, Stream& stream, MemoryPool& pool, const NamedSharding& 
     (transfer.source == self ? outgoing : incoming) += bytes_of(transfer);
   }
 
+  MemoryPool& pool = group.exchange_memory(device.memory());
   const Buffer send_buffer = pool.allocate(outgoing);
   const Buffer receive_buffer = pool.allocate(incoming);
-  Cursor packed(send_buffer.data());
+  Cursor packed(send_buffer.data(), place);
   auto* arriving = static_cast<std::byte*>(receive_buffer.data());
   std::vector<Send> sends;
   std::vector<Receive> receives;
@@ -107,20 +124,24 @@ void reshard(Mesh& mesh, Stream& stream, MemoryPool& pool, const NamedSharding& 
     const bool stays = transfer.destination == self;
     if (!stays) sends.push_back({transfer.destination, packed.at(), bytes_of(transfer)});
     for (const ReshardBox& box : transfer.boxes) {
-      copy(source_window(source, box),
-           stays ? destination_window(destination, box) : packed.take(dtype, box.shape));
+      device.copy(source_window(source, box),
+                  stays ? destination_window(destination, box) : packed.take(dtype, box.shape),
+                  stream);
     }
   }
-  mesh.group().exchange(sends, receives, stream, {.what = "resharding"});
-  stream.synchronize();
+  if (group.size() > 1) {
+    group.exchange(sends, receives, stream, {.what = "resharding"});
+    stream.synchronize();
+  }
 
-  Cursor unpacked(receive_buffer.data());
+  Cursor unpacked(receive_buffer.data(), place);
   for (const ReshardTransfer& transfer : plan.transfers) {
     if (transfer.source == self) continue;
     for (const ReshardBox& box : transfer.boxes) {
-      copy(unpacked.take(dtype, box.shape), destination_window(destination, box));
+      device.copy(unpacked.take(dtype, box.shape), destination_window(destination, box), stream);
     }
   }
+  stream.synchronize();
 }
 
 }  // namespace annulus

@@ -37,13 +37,15 @@ std::vector<NamedSharding> in_shardings(const Mesh& mesh, const ShardMap& map,
   return result;
 }
 
-std::vector<Tensor> run_body(const ShardMap& map, std::span<const ConstTensorView> shards) {
+std::vector<Tensor> run_body(const ShardMap& map, std::span<const ConstTensorView> shards,
+                             Place place) {
   std::vector<Tensor> results = map.body(shards);
   check_count("out_specs", map.out_specs.size(), results.size(), "results of the body");
-  for (const Tensor& result : results) {
-    if (!result.view().place().is_host()) {
-      throw UnsupportedError("shard_map takes results in host memory");
-    }
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (results[i].view().place() == place) continue;
+    throw ArgumentError(fmt::format("result {}", i),
+                        "memory of " + to_string(results[i].view().place()),
+                        "memory of " + to_string(place) + ", the device of the call");
   }
   return results;
 }
@@ -74,10 +76,21 @@ ResultInfo decoded(const std::string& text) {
   return info;
 }
 
+// Of the bytes of a tensor in the device's memory, once its stream has written them.
+std::string digest_of(const Tensor& tensor, Device& device, Stream& stream) {
+  if (device.place().is_host()) {
+    stream.synchronize();
+    return digest(tensor.view().data(), tensor.bytes());
+  }
+  const Tensor staged(tensor.dtype(), tensor.shape(), device.staging());
+  device.copy(tensor.view(), staged.view(), stream);
+  stream.synchronize();
+  return digest(staged.view().data(), staged.bytes());
+}
+
 // What every rank knows of one result, in order of rank.
-std::vector<ResultInfo> gather_info(Control& world, const Tensor& result, bool with_digest) {
-  ResultInfo mine{result.dtype(), result.shape(), "-"};
-  if (with_digest) mine.digest = digest(result.view().data(), result.bytes());
+std::vector<ResultInfo> gather_info(Control& world, const Tensor& result, std::string digest) {
+  const ResultInfo mine{result.dtype(), result.shape(), std::move(digest)};
   std::vector<ResultInfo> all;
   for (const std::string& text : world.gather_text(encoded(mine), "results of a function")) {
     all.push_back(decoded(text));
@@ -150,7 +163,7 @@ NamedSharding result_sharding(const MeshShape& mesh, const ShardSpec& spec,
   return sharding;
 }
 
-std::vector<ShardedTensor> shard_map(Mesh& mesh, Stream& stream, MemoryPool& pool,
+std::vector<ShardedTensor> shard_map(Mesh& mesh, Device& device, Stream& stream,
                                      const ShardMap& map, const ShardedArguments& arguments) {
   Control& world = mesh.world();
   const std::vector<NamedSharding> wanted =
@@ -165,19 +178,25 @@ std::vector<ShardedTensor> shard_map(Mesh& mesh, Stream& stream, MemoryPool& poo
       shards.push_back(argument.local());
       continue;
     }
-    Tensor& shard = moved.emplace_back(argument.dtype(), wanted[i].local_shape(mesh.rank()), pool);
-    reshard(mesh, stream, pool, argument.sharding(), argument.local(), wanted[i], shard.view());
+    Tensor& shard =
+        moved.emplace_back(argument.dtype(), wanted[i].local_shape(mesh.rank()), device.memory());
+    reshard(mesh, device, stream, argument.sharding(), argument.local(), wanted[i], shard.view());
     shards.emplace_back(shard.view());
   }
 
-  std::vector<Tensor> results = collectively(world, [&] { return run_body(map, shards); });
+  std::vector<Tensor> results =
+      collectively(world, [&] { return run_body(map, shards, device.place()); });
 
   // From here on every rank knows the same and decides the same.
   std::vector<ShardedTensor> labelled;
   for (std::size_t i = 0; i < results.size(); ++i) {
     const int number = static_cast<int>(i);
     const ShardSpec& spec = map.out_specs[i];
-    const std::vector<ResultInfo> infos = gather_info(world, results[i], map.check_replication);
+    std::string values = "-";
+    if (map.check_replication) {
+      values = collectively(world, [&] { return digest_of(results[i], device, stream); });
+    }
+    const std::vector<ResultInfo> infos = gather_info(world, results[i], std::move(values));
     check_dtypes(infos, number);
     std::vector<Extents> shapes;
     for (const ResultInfo& info : infos) shapes.push_back(info.shape);

@@ -69,7 +69,7 @@ void compute_weights(const AttentionProblem& problem, const ShardedOperands& ope
     }
     return Tensor(tensors.key.dtype(), all_keys.local_shape(rank), device.memory());
   });
-  reshard(mesh, *stream, device.memory(), operands.key, tensors.key, all_keys, keys.view());
+  reshard(mesh, device, *stream, operands.key, tensors.key, all_keys, keys.view());
   collectively(mesh.world(), [&] {
     const Computing computing = mesh.world().computing();
     AttentionBlock block;

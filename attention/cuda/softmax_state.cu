@@ -4,8 +4,7 @@
 
 #include <annulus/attention/softmax_state_cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
-
-#include "cuda/vectors.cuh"
+#include <annulus/core/vectors.cuh>
 
 namespace annulus::cuda {
 namespace {

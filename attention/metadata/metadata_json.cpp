@@ -72,18 +72,33 @@ Json json_of(const std::optional<T>& value) {
 
 // Reading.
 
-/// Where a value was found, and the warnings so far.
+/// A key that does not exist where it stands.
+struct UnknownKey {
+  std::string name;
+  std::string known;  // the keys that exist there
+};
+
+/// Where a value was found, and the unknown keys so far.
 struct Reader {
   std::string key;
   const std::string& source;
-  std::vector<std::string>& warnings;
+  std::vector<UnknownKey>& unknown;
 
   [[nodiscard]] std::string shown() const { return fmt::format("{} in {}", key, source); }
-  void warn_unknown(const std::string& name, const std::string& known) const {
-    warnings.push_back(
-        fmt::format("{}: unknown key '{}' is ignored; known keys are {}", source, name, known));
+  void add_unknown(std::string name, std::string known) const {
+    unknown.push_back({std::move(name), std::move(known)});
   }
 };
+
+std::vector<std::string> warnings_of(const std::vector<UnknownKey>& keys,
+                                     const std::string& source) {
+  std::vector<std::string> warnings;
+  for (const UnknownKey& key : keys) {
+    warnings.push_back(fmt::format("{}: unknown key '{}' is ignored; known keys are {}", source,
+                                   key.name, key.known));
+  }
+  return warnings;
+}
 
 const std::string& text_of(const Json& json, const char* expected) {
   if (!json.is_string()) throw Unexpected{expected};
@@ -163,8 +178,8 @@ void read_rule(const Reader& reader, const Json& json, SemanticAxis axis, Shardi
     } else if (const auto mode = known(parse_attention_mode, name)) {
       rules.set({axis, mode, axes_of(axes)});
     } else {
-      reader.warn_unknown(fmt::format("{}.{}.{}", reader.key, name_of(axis), name),
-                          "all, train, prefill, autoregressive, insert");
+      reader.add_unknown(fmt::format("{}.{}.{}", reader.key, name_of(axis), name),
+                         "all, train, prefill, autoregressive, insert");
     }
   }
 }
@@ -181,7 +196,7 @@ void read(const Reader& reader, const Json& json, ShardingRules& value) {
     for (const SemanticAxis axis : kSemanticAxes) {
       names += (names.empty() ? "" : ", ") + std::string(name_of(axis));
     }
-    reader.warn_unknown(fmt::format("{}.{}", reader.key, name), names);
+    reader.add_unknown(fmt::format("{}.{}", reader.key, name), names);
   }
 }
 
@@ -299,10 +314,12 @@ ParsedMetadata parse_metadata(std::string_view text, const std::string& source) 
   }
   if (!json.is_object()) throw FileError(source, "is not a JSON object");
   ParsedMetadata parsed;
+  std::vector<UnknownKey> unknown;
   for (const auto& [key, value] : json.items()) {
-    const Reader reader{key, source, parsed.warnings};
-    if (!set_field(reader, value, parsed.fields)) reader.warn_unknown(key, known_keys());
+    const Reader reader{key, source, unknown};
+    if (!set_field(reader, value, parsed.fields)) reader.add_unknown(key, known_keys());
   }
+  parsed.warnings = warnings_of(unknown, source);
   return parsed;
 }
 
@@ -311,7 +328,7 @@ std::string to_json(const ShardingRules& rules) {
 }
 
 ShardingRules parse_sharding_rules(std::string_view text, const std::string& source) {
-  std::vector<std::string> unknown;
+  std::vector<UnknownKey> unknown;
   ShardingRules rules;
   const Reader reader{"sharding rules", source, unknown};
   const auto refuse = [&](const std::string& expected) {
@@ -325,7 +342,9 @@ ShardingRules parse_sharding_rules(std::string_view text, const std::string& sou
   } catch (const Json::exception&) {
     refuse("a JSON object of semantic axes, such as {\"head\": \"tp\"}");
   }
-  if (!unknown.empty()) refuse("known keys only: " + unknown.front());
+  if (!unknown.empty()) {
+    refuse(fmt::format("known keys: not '{}' but {}", unknown.front().name, unknown.front().known));
+  }
   return rules;
 }
 
@@ -340,16 +359,18 @@ ParsedMetadata metadata_from_environment() {
   }
   ParsedMetadata parsed;
   const std::string source = "the environment";
+  std::vector<UnknownKey> unknown;
   for (const auto& [name, text] : variables) {
     const std::string key = lower_case(name.substr(kPrefix.size()));
-    const Reader reader{key, source, parsed.warnings};
+    const Reader reader{key, source, unknown};
     try {
       if (set_field(reader, parse_variable(text), parsed.fields)) continue;
     } catch (const ArgumentError& error) {
       throw ArgumentError(name, error.value(), error.expected());
     }
-    reader.warn_unknown(name, known_keys());
+    reader.add_unknown(name, known_keys());
   }
+  parsed.warnings = warnings_of(unknown, source);
   return parsed;
 }
 

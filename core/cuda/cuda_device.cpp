@@ -9,6 +9,7 @@
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/device_guard.hpp>
 
+#include "cuda/copy.hpp"
 #include "cuda/cuda_recording.hpp"
 
 namespace annulus {
@@ -83,11 +84,19 @@ class CudaDevice final : public Device {
     return record_graph(CudaStream::of(stream), body);
   }
   void copy(const ConstTensorView& source, const TensorView& destination, Stream& stream) override {
-    if (!source.is_contiguous() || !destination.is_contiguous() ||
-        !(source.shape() == destination.shape()) || source.dtype() != destination.dtype()) {
-      throw InternalError("copy between host and device of tensors that differ or have gaps");
+    if (!(source.shape() == destination.shape()) || source.dtype() != destination.dtype()) {
+      throw InternalError(fmt::format("copy of {} {} to {} {}", name_of(source.dtype()),
+                                      to_string(source.shape()), name_of(destination.dtype()),
+                                      to_string(destination.shape())));
     }
     const DeviceGuard guard(index_);
+    if (source.place() == place() && destination.place() == place()) {
+      cuda::copy(source, destination, stream);
+      return;
+    }
+    if (!source.is_contiguous() || !destination.is_contiguous()) {
+      throw InternalError("copy between host and device of tensors with gaps");
+    }
     check_cuda(cudaMemcpyAsync(destination.data(), source.data(), source.bytes(), cudaMemcpyDefault,
                                CudaStream::of(stream).raw()),
                "cudaMemcpyAsync");

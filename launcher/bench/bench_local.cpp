@@ -4,8 +4,6 @@
 #include <cstdint>
 #include <utility>
 
-#include <annulus/ring/local_operations.hpp>
-
 namespace annulus::launcher {
 namespace {
 
@@ -16,10 +14,9 @@ Tensor repeated(const ConstTensorView& shard, std::int64_t length, Device& devic
   const std::int64_t period = shape[1];
   shape[1] = length;
   Tensor result(shard.dtype(), shape, device.memory());
-  const auto operations = ring::make_local_operations(device.place());
   for (std::int64_t begin = 0; period > 0 && begin < length; begin += period) {
     const std::int64_t count = std::min(period, length - begin);
-    operations->copy(shard.slice(1, 0, count), result.view().slice(1, begin, count), stream);
+    device.copy(shard.slice(1, 0, count), result.view().slice(1, begin, count), stream);
   }
   return result;
 }

@@ -55,10 +55,6 @@ class HostOperations final : public LocalOperations {
       }
     });
   }
-  void copy(const ConstTensorView& source, const TensorView& destination,
-            Stream& /*stream*/) const override {
-    annulus::copy(source, destination);
-  }
   void publish(std::int32_t /*value*/, std::int32_t* /*number*/,
                Stream& /*stream*/) const override {
     throw InternalError("no CPU kernel awaits columns");

@@ -382,8 +382,8 @@ class Runner::Impl {
   void submit(std::size_t index, const Copy& copy) {
     begin(index);
     const StreamSpan span(*computing_, {TraceCategory::other, "copy", plan_.tasks[index].step});
-    operations_->copy(memory_.view(copy.source(), copy.content),
-                      memory_.view(copy.to, copy.content), *computing_);
+    device_.copy(memory_.view(copy.source(), copy.content), memory_.view(copy.to, copy.content),
+                 *computing_);
     end(index);
   }
 

@@ -159,7 +159,7 @@ TEST(Metadata, ValuesOfAnotherTypeOrRangeNameKeyAndSource) {
         BadField{"soft_cap", "0", "positive"},
         BadField{"soft_cap", "-1.5", "positive"},
         BadField{"dropout_prob", "1", "below 1"},
-        BadField{"dropout_prob", "-0.1", "from 0"},
+        BadField{"dropout_prob", "-0.1", "at least 0"},
         BadField{"dropout_prob", "null", "a number"},
         BadField{"dropout_seed", "-1", "0 or more"},
         BadField{"dropout_seed", "1.5", "whole"},

@@ -111,7 +111,7 @@ TEST_F(ReshardTest, MovesRandomShardingsOfAllTypes) {
         std::memcpy(at(source.view(), local), value.data(), value.size());
       });
 
-      reshard(mesh, *stream_, device_.memory(), from, source.view(), to, destination.view());
+      reshard(mesh, device_, *stream_, from, source.view(), to, destination.view());
 
       int wrong = 0;
       for_each_element(to, mesh.rank(), [&](const auto& local, const auto& global) {
@@ -127,7 +127,7 @@ TEST_F(ReshardTest, MovesRandomShardingsOfAllTypes) {
 TEST_F(ReshardTest, GivesItsMemoryBack) {
   const int ranks = test::session().size();
   Mesh mesh = mesh_of(MeshShape({{"sp", ranks}}));
-  HostMemoryPool pool;
+  HostDevice device;
   const NamedSharding from(mesh.shape(), PartitionSpec::parse("sp"), {8 * ranks, 16},
                            {Distribution::sequence(LayoutKind::zigzag)});
   const NamedSharding to(mesh.shape(), PartitionSpec::parse("sp"), {8 * ranks, 16},
@@ -135,10 +135,11 @@ TEST_F(ReshardTest, GivesItsMemoryBack) {
   const Tensor source(DType::float32, from.local_shape(mesh.rank()), device_.memory());
   const Tensor destination(DType::float32, to.local_shape(mesh.rank()), device_.memory());
   std::memset(source.view().data(), 0, source.bytes());
-  reshard(mesh, *stream_, pool, from, source.view(), to, destination.view());
-  EXPECT_EQ(pool.statistics().in_use, 0U);
+  reshard(mesh, device, *stream_, from, source.view(), to, destination.view());
+  EXPECT_EQ(device.memory().statistics().in_use, 0U);
   // No more than what one shard sends and receives: nothing was gathered.
-  EXPECT_LE(pool.statistics().peak_in_use, 2 * source.bytes() + 2 * MemoryPool::kAlignment);
+  EXPECT_LE(device.memory().statistics().peak_in_use,
+            2 * source.bytes() + 2 * MemoryPool::kAlignment);
 }
 
 TEST_F(ReshardTest, AllRanksThrowForOneRanksBadView) {
@@ -153,20 +154,19 @@ TEST_F(ReshardTest, AllRanksThrowForOneRanksBadView) {
   const std::string prefix = ranks > 1 ? "rank " + std::to_string(ranks - 1) + ": " : std::string();
   EXPECT_THAT(
       [&] {
-        reshard(mesh, *stream_, device_.memory(), sharding, guilty ? bad_shape.view() : good.view(),
+        reshard(mesh, device_, *stream_, sharding, guilty ? bad_shape.view() : good.view(),
                 sharding, good.view());
       },
       ThrowsMessage<UserError>(HasSubstr(prefix + "source: got shape [2, 4], expected [2, 3]")));
   EXPECT_THAT(
       [&] {
-        reshard(mesh, *stream_, device_.memory(), sharding, good.view(), sharding,
+        reshard(mesh, device_, *stream_, sharding, good.view(), sharding,
                 guilty ? bad_dtype.view() : good.view());
       },
       ThrowsMessage<UserError>(HasSubstr(prefix + "destination: got int32, expected float32")));
   const NamedSharding other(MeshShape({{"elsewhere", ranks}}), PartitionSpec(), {2, 3});
-  EXPECT_THAT(
-      [&] { reshard(mesh, *stream_, device_.memory(), other, good.view(), other, good.view()); },
-      ThrowsMessage<UserError>(HasSubstr("resharding")));
+  EXPECT_THAT([&] { reshard(mesh, device_, *stream_, other, good.view(), other, good.view()); },
+              ThrowsMessage<UserError>(HasSubstr("resharding")));
 }
 
 }  // namespace

@@ -74,7 +74,7 @@ class ShardMapTest : public ::testing::Test {
   }
 
   std::vector<ShardedTensor> run(const ShardMap& map, const ShardedArguments& arguments) {
-    return shard_map(mesh_, *stream_, device_.memory(), map, arguments);
+    return shard_map(mesh_, device_, *stream_, map, arguments);
   }
 
   [[nodiscard]] bool last() const { return mesh_.rank() == mesh_.size() - 1; }

@@ -25,10 +25,6 @@ class Publishing final : public LocalOperations {
            Stream& /*stream*/) const override {
     throw InternalError("not asked for");
   }
-  void copy(const ConstTensorView& /*source*/, const TensorView& /*destination*/,
-            Stream& /*stream*/) const override {
-    throw InternalError("not asked for");
-  }
   void publish(std::int32_t value, std::int32_t* number, Stream& /*stream*/) const override {
     *number = value;
   }

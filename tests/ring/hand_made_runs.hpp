@@ -65,7 +65,8 @@ inline void expect_sums(RankPlan (*make)(const AttentionShape&, int, int), Group
   const int ranks = group.size();
   const int rank = group.rank();
   const AttentionShape local{2, 0, 5, 4, 2, 3, 3};
-  const AttentionProblem problem{.shape = local, .mask = {}};
+  AttentionProblem problem;
+  problem.shape = local;
   Runner runner(problem, make(local, rank, ranks), {}, {&group}, device, annulus::test::kWatchdog,
                 {});
   runner.connect();

@@ -41,7 +41,8 @@ TEST_F(RunnerTest, HeadsAreExchangedForSequenceAndBack) {
 
 TEST_F(RunnerTest, TensorsThatDoNotFitThePlanAreNamed) {
   const AttentionShape local{1, 0, 5, 4, 2, 3, 3};
-  const AttentionProblem problem{.shape = local, .mask = {}};
+  AttentionProblem problem;
+  problem.shape = local;
   const Runner runner(problem, test::scattered_sums(local, mesh_.rank(), mesh_.size()), {},
                       {&group()}, device_, annulus::test::kWatchdog, {});
   std::vector<TensorView> tensors = runner.expected();

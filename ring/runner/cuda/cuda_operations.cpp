@@ -19,10 +19,6 @@ class CudaOperations final : public LocalOperations {
            Stream& stream) const override {
     cuda::sum(parts, result, stream);
   }
-  void copy(const ConstTensorView& source, const TensorView& destination,
-            Stream& stream) const override {
-    annulus::cuda::copy(source, destination, stream);
-  }
   void publish(std::int32_t value, std::int32_t* number, Stream& stream) const override {
     annulus::cuda::check_driver(
         annulus::cuda::driver_calls().stream_write_value(

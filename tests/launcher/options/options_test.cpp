@@ -249,7 +249,7 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"plan", "--schedule", "rings"}, "ring"},
     BadValue{{"plan", "--softmax-dtype", "float16"}, "float32, float64"},
     BadValue{{"plan", "--sharding-rules", "head"}, "JSON object"},
-    BadValue{{"plan", "--sharding-rules", "{\"heads\":\"tp\"}"}, "known keys"},
+    BadValue{{"plan", "--sharding-rules", "{\"heads\":\"tp\"}"}, "known keys: not 'sharding rules.heads' but"},
     BadValue{{"plan", "--sequence-axis", ""}, "a name"},
     BadValue{{"run", "--device", "gpu"}, "auto, cpu"},
     BadValue{{"run", "--transport", "mpi"}, "auto, nccl, peer"},

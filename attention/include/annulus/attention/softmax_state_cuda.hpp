@@ -21,8 +21,5 @@ void reset_beyond(const ConstTensorView& lengths, const SoftmaxState& state, Str
 /// outputs that are not float32 share one dtype. A part that is in place and has nothing to merge
 /// with is not touched.
 void combine(std::span<const PartialState> parts, const SoftmaxState& result, Stream& stream);
-/// Copies elements between views of equal shape and dtype, of up to four dimensions and any
-/// strides.
-void copy(const ConstTensorView& source, const TensorView& destination, Stream& stream);
 
 }  // namespace annulus::cuda

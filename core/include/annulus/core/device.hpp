@@ -49,8 +49,8 @@ class Device {
   /// Such calls run one at a time, in the order of submission, which is the same on all ranks. Two
   /// at once could deadlock: each could occupy the GPU on which the other has yet to begin.
   [[nodiscard]] std::shared_ptr<Event>& last_waiting() noexcept { return last_waiting_; }
-  /// Copies between contiguous tensors of equal shape and dtype. Each lies on the host or on this
-  /// device. Ordered by `stream`, which must belong to this device.
+  /// Copies between tensors of equal shape and dtype. Each lies on the host or on this device. They
+  /// are contiguous, unless both lie on the same. Ordered by `stream`, which belongs to this device.
   virtual void copy(const ConstTensorView& source, const TensorView& destination,
                     Stream& stream) = 0;
 

@@ -60,6 +60,8 @@ class Mesh {
   /// ArgumentError, on this rank, for a CUDA device that is not the one it came with before.
   [[nodiscard]] Group& group(std::span<const std::string> axes, Place place,
                              Transport transport = Transport::automatic);
+  /// All ranks of the mesh, likewise.
+  [[nodiscard]] Group& group(Place place, Transport transport = Transport::automatic);
   /// As the free function, for this mesh.
   [[nodiscard]] bool crosses_nodes(const std::string& axis) const {
     return annulus::crosses_nodes(shape_, topology_, axis);
@@ -68,6 +70,7 @@ class Mesh {
  private:
   Mesh(const std::function<MeshShape(int ranks)>& shape, MPI_Comm communicator,
        const Watchdog& watchdog);
+  [[nodiscard]] AxisNames all_axes() const;
   [[nodiscard]] AxisNames group_key(std::span<const std::string> axes) const;
   /// Why transport peer is impossible along these axes, anywhere in the mesh; "" if it is possible.
   [[nodiscard]] const std::string& peer_obstacle(const AxisNames& key, Group& host, Place place);

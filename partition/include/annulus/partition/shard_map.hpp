@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include <annulus/core/memory.hpp>
+#include <annulus/core/device.hpp>
 #include <annulus/core/stream.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/mesh/mesh.hpp>
@@ -25,6 +25,7 @@ struct ShardSpec {
 };
 
 /// Runs once on every rank: local shards in, local results out. The views are valid for the call.
+/// What it submits to a GPU belongs on the stream of the call, or is finished when it returns.
 using ShardBody = std::function<std::vector<Tensor>(std::span<const ConstTensorView> shards)>;
 
 struct ShardMap {
@@ -35,14 +36,14 @@ struct ShardMap {
   bool check_replication = true;
 };
 
-/// Lvalues convert implicitly: shard_map(mesh, stream, pool, map, {query, key}).
+/// Lvalues convert implicitly: shard_map(mesh, device, stream, map, {query, key}).
 using ShardedArguments = std::vector<std::reference_wrapper<const ShardedTensor>>;
 
 /// Runs a function shard by shard, as JAX's shard_map does. Arguments that are not sharded as
 /// in_specs say are resharded first. The results get the shardings that out_specs describe; in each
 /// dimension their global size is the sum of the local sizes along its axes. The distribution
 /// kv_heads is not possible for a result, because the number of ranks that share a head does not
-/// follow from the shards.
+/// follow from the shards. Arguments and results lie in the device's memory.
 ///
 /// Collective over the mesh. The body may communicate through mesh.group(), in the same order on
 /// every rank. The ranks agree on errors, so all of them throw together, if
@@ -51,7 +52,7 @@ using ShardedArguments = std::vector<std::reference_wrapper<const ShardedTensor>
 /// - a spec does not fit its array (partition_spec.hpp);
 /// - the local results cannot be parts of one array;
 /// - results differ along an axis that their spec does not name (result, axis and ranks are named).
-[[nodiscard]] std::vector<ShardedTensor> shard_map(Mesh& mesh, Stream& stream, MemoryPool& pool,
+[[nodiscard]] std::vector<ShardedTensor> shard_map(Mesh& mesh, Device& device, Stream& stream,
                                                    const ShardMap& map,
                                                    const ShardedArguments& arguments);
 

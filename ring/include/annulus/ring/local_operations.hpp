@@ -22,8 +22,6 @@ class LocalOperations {
   /// shape, with stride 1 in the last dimension; one of the parts may lie where the result does.
   virtual void sum(std::span<const ConstTensorView> parts, const TensorView& result,
                    Stream& stream) const = 0;
-  virtual void copy(const ConstTensorView& source, const TensorView& destination,
-                    Stream& stream) const = 0;
   /// Writes a number that running kernels read (AttentionBlock::arrived_from). A kernel that reads
   /// the new value also sees the stream's earlier writes.
   virtual void publish(std::int32_t value, std::int32_t* number, Stream& stream) const = 0;

@@ -1,7 +1,7 @@
-#include <annulus/attention/softmax_state_cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/vectors.cuh>
 
-#include "cuda/vectors.cuh"
+#include "cuda/copy.hpp"
 
 namespace annulus::cuda {
 namespace {
@@ -56,17 +56,9 @@ void launch(const ConstTensorView& from, const TensorView& to, int width, cudaSt
       in_units<bytes>(from, width), from_step, in_units<bytes>(to, width), to_step, grid);
 }
 
-}  // namespace
-
-void copy(const ConstTensorView& source, const TensorView& destination, Stream& stream) {
-  if (!(source.shape() == destination.shape()) || source.dtype() != destination.dtype() ||
-      source.rank() > 4) {
-    throw InternalError(
-        "copy of " + std::string(name_of(source.dtype())) + " " + to_string(source.shape()) +
-        " to " + std::string(name_of(destination.dtype())) + " " + to_string(destination.shape()));
-  }
-  if (destination.elements() == 0) return;
-  const cudaStream_t raw = CudaStream::of(stream).raw();
+// Views of equal shape and dtype, of up to four dimensions.
+void copy_at_once(const ConstTensorView& source, const TensorView& destination,
+                  cudaStream_t stream) {
   const ConstTensorView from = with_four_dimensions(source);
   const TensorView to = with_four_dimensions(destination);
   const int element = static_cast<int>(size_of(from.dtype()));
@@ -74,17 +66,40 @@ void copy(const ConstTensorView& source, const TensorView& destination, Stream& 
       (from.size(3) == 1 || from.stride(3) == 1) && (to.size(3) == 1 || to.stride(3) == 1);
   const int width = 16 / element;
   if (together && width > 1 && tiled_by(from, width) && tiled_by(to, width)) {
-    launch<16>(from, to, width, raw);
+    launch<16>(from, to, width, stream);
   } else if (element == 1) {
-    launch<1>(from, to, 1, raw);
+    launch<1>(from, to, 1, stream);
   } else if (element == 2) {
-    launch<2>(from, to, 1, raw);
+    launch<2>(from, to, 1, stream);
   } else if (element == 4) {
-    launch<4>(from, to, 1, raw);
+    launch<4>(from, to, 1, stream);
   } else {
-    launch<8>(from, to, 1, raw);
+    launch<8>(from, to, 1, stream);
   }
   check_cuda(cudaGetLastError(), "copy on the device");
+}
+
+// Entry `index` of the first dimension.
+template <class View>
+View entry(const View& view, std::int64_t index) {
+  const View one = view.slice(0, index, 1);
+  const auto rest = [&](const Extents& all) {
+    return Extents(std::span(all.begin() + 1, all.end()));
+  };
+  return View(one.data(), view.dtype(), rest(view.shape()), rest(view.strides()), view.place());
+}
+
+}  // namespace
+
+void copy(const ConstTensorView& source, const TensorView& destination, Stream& stream) {
+  if (destination.elements() == 0) return;
+  if (destination.rank() <= 4) {
+    copy_at_once(source, destination, CudaStream::of(stream).raw());
+    return;
+  }
+  for (std::int64_t i = 0; i < destination.size(0); ++i) {
+    copy(entry(source, i), entry(destination, i), stream);
+  }
 }
 
 }  // namespace annulus::cuda

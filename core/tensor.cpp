@@ -48,9 +48,13 @@ bool has_nested_strides(const Extents& shape, const Extents& strides) {
   std::array<std::pair<std::int64_t, std::int64_t>, Extents::kMaxRank> dims;  // (stride, size)
   auto end = dims.begin();
   for (int dim = 0; dim < shape.rank(); ++dim) {
-    if (shape[dim] > 1) *end++ = {std::abs(strides[dim]), shape[dim]};
+    if (shape[dim] <= 1) continue;
+    const std::pair added{std::abs(strides[dim]), shape[dim]};
+    const auto at = std::upper_bound(dims.begin(), end, added);
+    std::move_backward(at, end, end + 1);
+    *at = added;
+    ++end;
   }
-  std::sort(dims.begin(), end);
   std::int64_t last = 0;  // offset of the last element of the dimensions so far
   return std::all_of(dims.begin(), end, [&](const auto& dim) {
     const auto [stride, size] = dim;

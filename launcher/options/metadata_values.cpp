@@ -67,8 +67,14 @@ MetadataValues read_metadata(const GivenValue* file) {
   ParsedMetadata parsed;
   if (file != nullptr) {
     if (file->text.empty()) throw ArgumentError(file->option, "''", "a name");
-    parsed = as_option(fmt::format("{} {}", file->option, file->text),
-                       [&] { return parse_metadata(files::read_text(file->text), file->text); });
+    parsed = as_option(fmt::format("{} {}", file->option, file->text), [&] {
+      const std::string text = files::read_text(file->text);
+      try {
+        return parse_metadata(text, file->text);
+      } catch (const ArgumentError& error) {  // names the key and the file
+        throw UserError(fmt::format("{}: {}", file->option, error.what()));
+      }
+    });
   }
   MetadataValues result{as_options(parsed.fields, file == nullptr ? "" : file->text),
                         as_options(environment.fields, "the environment"), environment.warnings};

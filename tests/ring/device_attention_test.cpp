@@ -16,7 +16,6 @@
 #include <annulus/core/convert.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/core/setup_counter.hpp>
-#include <annulus/ring/local_operations.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/comparison.hpp>
 #include <annulus/verification/random_problem.hpp>
@@ -390,7 +389,6 @@ TEST_F(DeviceAttention, TensorsThatLieOtherwise) {
   };
   const std::vector<float> right = values();
 
-  const auto operations = make_local_operations(rank_.device->place());
   const auto stream = rank_.device->make_stream("copies", test::kWatchdog, nullptr);
   enum class Way { head_major, padded, shifted };
   for (const Way way : {Way::head_major, Way::padded, Way::shifted}) {
@@ -402,7 +400,7 @@ TEST_F(DeviceAttention, TensorsThatLieOtherwise) {
                           rank_.device->memory());
       const TensorView view =
           owners.back().view().permute({0, 2, 1, 3}).slice(3, way == Way::shifted ? 1 : 0, s[3]);
-      operations->copy(tensor, view, *stream);
+      rank_.device->copy(tensor, view, *stream);
       return view;
     };
     const LocalTensors plain = twins.tensors();
@@ -412,7 +410,7 @@ TEST_F(DeviceAttention, TensorsThatLieOtherwise) {
     for (int round = 0; round < 2; ++round) {
       attention.prepare(other);
       for (int i = 0; i < 3; ++i) attention.run(other);
-      operations->copy(other.output, plain.output, *stream);
+      rank_.device->copy(other.output, plain.output, *stream);
       stream->synchronize();
       twins.download();
       const std::vector<float> found = values();

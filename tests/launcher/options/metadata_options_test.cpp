@@ -74,7 +74,7 @@ TEST(MetadataOptions, MayBeNamedAnywhere) {
 TEST(MetadataOptions, OfBadValuesNameKeyAndFile) {
   const OptionFile bad(R"({"dropout_prob": 2})");
   EXPECT_THAT(error_of({"bench", "--metadata", bad.path()}),
-              AllOf(HasSubstr("--metadata"), HasSubstr("below 1")));
+              HasSubstr("--metadata: dropout_prob in " + bad.path() + ": got 2, expected"));
   const OptionFile mesh(R"({"implementation": "fastest"})");
   EXPECT_THAT(error_of({"bench", "--metadata", mesh.path()}),
               AllOf(HasSubstr("implementation in " + mesh.path()), HasSubstr("'fastest'")));

@@ -145,8 +145,8 @@ void measure_transports(ring::CostModel& model, const std::vector<TransportHops>
       report.add_meta(one.transport + " skipped", one.skipped);
       continue;
     }
+    if (model.transports.empty()) model.transport = one.transport;  // the preferred one comes first
     model.transports.emplace(one.transport, one.curve());
-    model.transport = one.transport;  // the last is the one that ranks prefer
   }
   if (model.transports.empty()) {
     throw UnsupportedError("--calibrate: no transport between the ranks could be measured");

@@ -172,6 +172,19 @@ class Bench(CliTest):
         if gpu_count() < 2:
             self.assertEqual(list(sizes), ["peer"])
 
+    def test_calibrate(self):
+        words = ["--calibrate", "model.json", "--dtype", "bfloat16", "--shape", "1,0,0,8,2,64",
+                 "--sweep", "512:1k", "--iters", "2", "--warmup", "1"]
+        for mask in [[], ["--causal"]]:
+            self.report(*words, *mask)
+        with open(self.path("model.json")) as file:
+            model = json.load(file)
+        # What ranks prefer, where it is possible.
+        self.assertEqual(model["transport"], "peer" if "peer" in model["transports"] else "nccl")
+        self.assertEqual({kernel["mask"] for kernel in model["kernels"]}, {"none", "band"})
+        for kernel in model["kernels"]:
+            self.assertIn(kernel["implementation"], {*implementations_for("bfloat16"), "native"})
+
 
 class BadInput(CliTest):
     BENCH = ["bench", "--shape", "1,64,64,4,2,64", "--iters", "1", "--device", "cuda"]

@@ -107,7 +107,7 @@ class Options(CliTest):
         self.assertEqual(result.stderr.count("annulus: warning: "), 1)
         self.assertIn("metadata.json: unknown key 'sofmax_scale' is ignored", result.stderr)
         result = self.annulus(*words, *self.save_metadata(softmax_scale="2"))
-        self.expect_error(result, 2, "--metadata metadata.json", "a number")
+        self.expect_error(result, 2, "--metadata: softmax_scale in metadata.json", "a number")
         result = self.annulus(*words, *self.save_metadata(runtime_dtype="float16"))
         self.expect_error(result, 2, "float16")
         rules = self.save_metadata(sharding_rules={"head": "tp"})

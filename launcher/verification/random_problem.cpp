@@ -425,7 +425,7 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   Draws draws(seed, index);
   const bool on_gpus = device == Place::Kind::cuda;
   Kind kind;
-  if (on_gpus && draws.chance(80)) {
+  if (on_gpus && draws.chance(86)) {
     kind = {kLarge, true};
   } else if (draws.chance(4)) {
     kind.size = kMedium;
@@ -453,7 +453,7 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   drawn.plan = draw_plan(draws);
   drawn.seed = std::uint64_t{draws.word()} << 32U;
   drawn.seed |= draws.word();
-  if (draws.chance(kind.fast ? 52 : 15)) {
+  if (draws.chance(kind.fast ? 55 : 15)) {
     problem.mask.set_block_mask(draw_block_mask(draws, kind, problem.shape));
   }
   if (draws.chance(15)) problem.sinks = draw_sinks(draws, problem.shape.heads);

@@ -103,6 +103,44 @@ OracleOutput oracle_of_rank(const AttentionProblem& problem, const ring::Sharded
   return whole;
 }
 
+// What the rounding of float32 dot products adds to the bound of this rank's LSE: √D · 2⁻²⁴ · scale
+// · the largest Σ|qᵢkᵢ| of a visible pair (docs/semantics.md §6). Costs about as much as the
+// oracle.
+double lse_rounding(const AttentionProblem& problem, const ring::ShardedOperands& operands,
+                    int rank, const CaseShards& shards, const WholeColumns& columns) {
+  const PositionRanges positions = operands.query.positions(rank, 1);
+  const std::int64_t first_batch = first_of(operands.query.positions(rank, 0));
+  const std::int64_t first_head = first_of(operands.query.positions(rank, 2));
+  const ConstTensorView query = shards.query.view();  // [b,t,n,D]
+  const ConstTensorView key = columns.key.view();     // [b,S,k,D]
+  const auto entries = [](const ConstTensorView& tensor, std::int64_t b, std::int64_t t,
+                          std::int64_t n) {
+    return static_cast<const float*>(tensor.address({b, t, n, 0}));
+  };
+  double largest = 0;
+  for (std::int64_t b = 0; b < query.size(0); ++b) {
+    for (std::int64_t t = 0; t < query.size(1); ++t) {
+      const GlobalPosition row = positions.global(LocalPosition(t));
+      for (std::int64_t n = 0; n < query.size(2); ++n) {
+        const float* const q = entries(query, b, t, n);
+        for (std::int64_t j = 0; j < key.size(1); ++j) {
+          if (!problem.mask.visible(first_batch + b, first_head + n, row, GlobalPosition(j))) {
+            continue;
+          }
+          const float* const k = entries(key, b, j, n * key.size(2) / query.size(2));
+          double sum = 0;
+          for (std::int64_t d = 0; d < query.size(3); ++d) {
+            sum += std::abs(static_cast<double>(q[d]) * k[d]);
+          }
+          if (std::isfinite(sum)) largest = std::max(largest, sum);
+        }
+      }
+    }
+  }
+  return std::sqrt(static_cast<double>(problem.shape.head_dim)) * unit_roundoff(DType::float32) *
+         std::abs(problem.logit_scale()) * largest;
+}
+
 // The same case with all keys and values on every rank. The name of a strategy that decides the
 // schedule becomes `auto`.
 ShardedCase unsharded_case(const ShardedCase& sharded_case, const Selection& selection) {
@@ -299,6 +337,14 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   result.bound = accuracy_bound(problem.dtype, problem.shape.kv_length);
   result.sharded = accuracy(sharded, world);
   result.unsharded = accuracy(unsharded, world);
+  if (problem.dtype == DType::float32 && result.sharded.lse > result.bound.lse) {
+    const double rounding = collectively(world, [&] {
+      const Computing computing = world.computing();
+      const WholeColumns columns(operands, problem.dtype, sharded_case.seed, rank, host);
+      return lse_rounding(problem, operands, rank, shards, columns);
+    });
+    result.bound.lse += world.max(std::vector{rounding})[0];
+  }
   result.reduces_rounded = world.max(std::vector{attention.reduces_rounded() ? 1.0 : 0.0})[0] > 0;
   result.allowance = allowed_error(problem.shape, result.unsharded.output, operands.key.shards(1),
                                    result.reduces_rounded ? unit_roundoff(problem.dtype) : 0);

@@ -96,6 +96,21 @@ TEST_F(VerifySharded, FailsAWrongLse) {
   EXPECT_FALSE(found.failure().empty());
 }
 
+// Large terms of long dot products lose more than 10⁻⁵ of a float32 logit.
+TEST_F(VerifySharded, TheBoundOfTheLseGrowsWithTheTermsOfDotProducts) {
+  case_.problem.shape.head_dim = 256;
+  case_.problem.scale = 16.0;
+  const Verification right = verify_with([](const auto&, const auto&) {});
+  EXPECT_GT(right.sharded.lse, 1e-5);
+  EXPECT_GT(right.bound.lse, 1e-4);
+  EXPECT_LT(right.bound.lse, 0.1);
+  EXPECT_TRUE(right.failure().empty()) << right.failure();
+  const Verification wrong = verify_with([](const auto&, const SoftmaxState& result) {
+    result.set_lse_at(0, 0, 0, result.lse_at(0, 0, 0) + 0.5);
+  });
+  EXPECT_FALSE(wrong.failure().empty());
+}
+
 TEST_F(VerifySharded, FailsWhatIsNotWritten) {
   case_.problem.shape.query_length = case_.problem.shape.kv_length = 3 * mesh_.size();
   case_.problem.mask = {};

@@ -29,10 +29,11 @@ class DeviceWait : public ::testing::Test {
             },
             "compute: waiting for cuda:0"};
   }
-  std::string timeout_of(const DeviceQueue& queue, const Waiting& waiting) {
+  std::string timeout_of(const DeviceQueue& queue, const Waiting& waiting,
+                         Watchdog::Seconds timeout = kTimeout) {
     begin_ = Clock::now();
     try {
-      wait_for_device(queue, waiting, Watchdog(kTimeout));
+      wait_for_device(queue, waiting, Watchdog(timeout));
     } catch (const TimeoutError& error) {
       return error.what();
     }
@@ -57,9 +58,10 @@ TEST_F(DeviceWait, SilenceIsATimeout) {
   EXPECT_LT(elapsed(), kComputingTimeouts * kTimeout);
 }
 
+// A busy machine may keep this thread waiting for longer than kTimeout.
 TEST_F(DeviceWait, WorkThatMovesOnMayTakeItsTime) {
-  EXPECT_EQ(timeout_of(queue(1, 0.03, kNever), {}), "no timeout");
-  EXPECT_GE(elapsed().count(), 1);
+  EXPECT_EQ(timeout_of(queue(1.5, 0.03, kNever), {}, Watchdog::Seconds(0.5)), "no timeout");
+  EXPECT_GE(elapsed().count(), 1.5);
 }
 
 TEST_F(DeviceWait, OwnWorkMayBeSilentForLonger) {

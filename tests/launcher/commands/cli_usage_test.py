@@ -542,9 +542,9 @@ class Plan(CliTest):
         return result
 
     def test_large_meshes_take_seconds(self):
-        # 1024 ranks take 2 s, 4096 take 5 to 8; whatever grows with the square of the ranks, ten
-        # times that.
-        for ranks, seconds in [(1024, 4), (4096, 15)]:
+        # 1024 ranks take 2 s, 4096 take 5 to 8, and up to three times as long on a core that others
+        # share; whatever grows with the square of the ranks, ten times that.
+        for ranks, seconds in [(1024, 7), (4096, 26)]:
             with self.subTest(ranks):
                 result = self.planned_within(seconds, "--mesh", f"sp={ranks}", "--shape", "8,1M,1M,64,8,128",
                                              "--causal", "--dtype", "bfloat16", "--device", "cuda")

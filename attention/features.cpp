@@ -27,6 +27,8 @@ std::string_view name_of(Feature feature) noexcept {
       return "a bias";
     case Feature::dense_mask:
       return "a dense mask";
+    case Feature::unnormalised:
+      return "an unnormalised output";
   }
   return "a feature without a name";
 }
@@ -58,6 +60,7 @@ FeatureSet features_of(const AttentionProblem& problem) {
     features.add(Feature::float64);
   }
   if (problem.weights) features.add(Feature::weights);
+  if (!problem.normalize_output) features.add(Feature::unnormalised);
   return features;
 }
 

@@ -18,6 +18,7 @@ std::string list_of(const AttentionProblem& problem) {
   if (problem.dense_mask) add("dense mask " + to_string(*problem.dense_mask));
   if (problem.sinks) add(to_string(*problem.sinks));
   if (problem.dropout) add(to_string(*problem.dropout));
+  if (!problem.normalize_output) add("unnormalised");
   return text;
 }
 

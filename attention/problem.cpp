@@ -104,6 +104,10 @@ void AttentionProblem::validate() const {
   if (sinks) sinks->validate(shape.heads);
   check_scores("bias", bias, shape);
   check_scores("dense mask", dense_mask, shape);
+  if (weights && !normalize_output) {
+    throw ArgumentError("normalize_output", "false",
+                        "true where attention weights are wanted, as these are normalised");
+  }
   const std::int64_t largest =
       std::max({shape.batch, shape.query_length, shape.kv_length, shape.heads});
   if (dropout && largest >= Dropout::kMostIndices) {

@@ -28,13 +28,20 @@ void check_state(const SoftmaxState& state) {
                     state.lse.shape() == Extents{output[0], output[2], output[1]};
   if (!fits) refuse(state, "output and LSE do not fit");
   if (output[3] > 1 && state.output.stride(3) != 1) refuse(state, "the vectors have a stride");
+  if (state.wants_maximum() &&
+      (state.maximum.dtype() != DType::float32 || !(state.maximum.shape() == state.lse.shape()))) {
+    refuse(state, "output and maximum do not fit");
+  }
 }
 
-void check_part(const PartialState& part, const TensorView& result) {
+void check_part(const PartialState& part, const SoftmaxState& result) {
   check_state(part.state);
-  const Extents& whole = result.shape();
+  if (result.wants_maximum() && !part.state.wants_maximum()) {
+    refuse(part.state, "a part has no maximum");
+  }
+  const Extents& whole = result.output.shape();
   const Extents& own = part.state.output.shape();
-  if (part.state.output.dtype() != partial_dtype(result.dtype())) {
+  if (part.state.output.dtype() != partial_dtype(result.output.dtype())) {
     refuse(part.state, "a part is rounded");
   }
   if (own[0] != whole[0] || own[3] != whole[3] || part.first_row < 0 || part.first_head < 0 ||
@@ -81,8 +88,21 @@ void round_row(const double* row, DType /*float64*/, void* target, std::int64_t 
   std::copy_n(row, count, static_cast<double*>(target));
 }
 
+// The largest logit of the parts that cover a row, whose LSE all together is `lse`.
+double maximum_of(std::span<const PartialState> parts, std::int64_t b, std::int64_t t,
+                  std::int64_t n, double lse) {
+  if (std::isnan(lse)) return lse;
+  float maximum = -std::numeric_limits<float>::infinity();
+  for (const PartialState& part : parts) {
+    if (!part.covers(t, n)) continue;
+    maximum = std::max(maximum,
+                       part.state.maximum.at<float>({b, n - part.first_head, t - part.first_row}));
+  }
+  return maximum;
+}
+
 template <class Real>
-void combine_as(std::span<const PartialState> parts, const SoftmaxState& result) {
+void combine_as(std::span<const PartialState> parts, const SoftmaxState& result, SoftmaxForm form) {
   const std::int64_t dim = result.output.size(3);
   std::vector<Real> scratch(static_cast<std::size_t>(dim));
   for_each_row(result.output, [&](std::int64_t b, std::int64_t t, std::int64_t n) {
@@ -113,20 +133,36 @@ void combine_as(std::span<const PartialState> parts, const SoftmaxState& result)
       std::fill(scratch.begin(), scratch.end(), nothing);
       sum = scratch.data();
     }
+    const double maximum = result.wants_maximum() ? maximum_of(parts, b, t, n, lse) : kEmpty;
+    double total = lse;  // or the sum of the exponentials
+    if (form == SoftmaxForm::unnormalised) {
+      total = lse == kEmpty ? 0 : std::exp(lse - maximum);
+      if (lse != kEmpty) {
+        std::transform(sum, sum + dim, scratch.data(),
+                       [total](Real value) { return static_cast<Real>(total * value); });
+        sum = scratch.data();
+      }
+    }
     if (sum != target) round_row(sum, result.output.dtype(), target, dim);
-    result.set_lse_at(b, n, t, lse);
+    result.set_lse_at(b, n, t, total);
+    if (result.wants_maximum()) {
+      result.maximum.at<float>({b, n, t}) = static_cast<float>(maximum);
+    }
   });
 }
 
 }  // namespace
 
-void combine(std::span<const PartialState> parts, const SoftmaxState& result) {
+void combine(std::span<const PartialState> parts, const SoftmaxState& result, SoftmaxForm form) {
   check_state(result);
-  for (const PartialState& part : parts) check_part(part, result.output);
+  if (form == SoftmaxForm::unnormalised && !result.wants_maximum()) {
+    refuse(result, "an unnormalised result without a maximum");
+  }
+  for (const PartialState& part : parts) check_part(part, result);
   if (result.output.dtype() == DType::float64) {
-    combine_as<double>(parts, result);
+    combine_as<double>(parts, result, form);
   } else {
-    combine_as<float>(parts, result);
+    combine_as<float>(parts, result, form);
   }
 }
 

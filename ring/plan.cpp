@@ -14,9 +14,9 @@ std::string_view name_of(Schedule schedule) noexcept {
 }
 
 std::string_view name_of(Content content) noexcept {
-  constexpr std::array<std::string_view, 12> kNames{
-      "query",       "key",        "value",    "output",     "LSE",  "delta",
-      "grad output", "grad query", "grad key", "grad value", "bias", "mask"};
+  constexpr std::array<std::string_view, 14> kNames{
+      "query",      "key",      "value",      "output", "LSE",  "delta",   "grad output",
+      "grad query", "grad key", "grad value", "bias",   "mask", "maximum", "sum"};
   return kNames[static_cast<std::size_t>(content)];
 }
 
@@ -48,12 +48,23 @@ std::int64_t RankPlan::width(Content content) const {
       return local.value_dim;
     case Content::lse:
     case Content::delta:
+    case Content::maximum:
+    case Content::sum:
       return 1;
     case Content::bias:
     case Content::dense_mask:
       return scores(content) == nullptr ? 0 : (*scores(content))[3];
   }
   return 0;
+}
+
+int RankPlan::caller_buffer(Content content) const {
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    if (buffers[i].kind == BufferKind::caller && buffers[i].contents.front() == content) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
 }
 
 const Extents* RankPlan::scores(Content content) const {

@@ -23,6 +23,7 @@ std::string modifiers_of(const AttentionProblem& problem) {
   }
   if (problem.dropout) text += ", " + to_string(*problem.dropout);
   if (problem.weights) text += ", weights";
+  if (!problem.normalize_output) text += ", unnormalised";
   if (problem.softmax_dtype != DType::float32) {
     text += fmt::format(", softmax {}", annulus::name_of(problem.softmax_dtype));
   }
@@ -69,20 +70,26 @@ TensorView writable(const ConstTensorView& view) {
   return {const_cast<void*>(view.data()), view.dtype(), view.shape(), view.strides(), view.place()};
 }
 
+constexpr const char* kNoLse = "none with normalize_output = false: the LSE is maximum + log(sum)";
+constexpr const char* kNoSum = "none: the output is normalised";
+
 // In the order of the plan's buffers; see PlanBuilder.
 std::vector<TensorView> in_order(const LocalTensors& tensors, const AttentionProblem& problem) {
   std::vector<TensorView> ordered{writable(tensors.query), writable(tensors.key),
-                                  writable(tensors.value), tensors.output, tensors.lse};
-  const auto add = [&](const char* name, const ConstTensorView& tensor, bool wanted) {
+                                  writable(tensors.value), tensors.output};
+  const auto add = [&](const char* name, const ConstTensorView& tensor, bool wanted,
+                       const char* expected = "none: the problem has none") {
     if (wanted) {
       ordered.push_back(writable(tensor));
     } else if (tensor.rank() > 0) {
-      throw ArgumentError(name, "a tensor of shape " + to_string(tensor.shape()),
-                          "none: the problem has none");
+      throw ArgumentError(name, "a tensor of shape " + to_string(tensor.shape()), expected);
     }
   };
+  add("LSE", tensors.lse, problem.normalize_output, kNoLse);
+  add("sum", tensors.sum, !problem.normalize_output, kNoSum);
   add("bias", tensors.bias, problem.bias.has_value());
   add("mask", tensors.mask, problem.dense_mask.has_value());
+  add("maximum", tensors.maximum, !problem.normalize_output, kNoSum);
   return ordered;
 }
 

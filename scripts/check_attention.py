@@ -6,8 +6,9 @@
 
 The options have the meaning and the spelling of `annulus run`; nothing of its code is used. Rows
 are computed block by block, so memory stays small. Prints the relative Frobenius error of the
-output and the largest error of the LSE beside their bounds. Exit code: 0 within the bounds, 4 over,
-2 usage.
+output and the largest error of the LSE beside their bounds. An output of --normalize-output false is
+divided by --sum first, --maximum + log(--sum) is its LSE, and the maximum has the bound of the LSE.
+Exit code: 0 within the bounds, 4 over, 2 usage.
 """
 
 import argparse
@@ -82,6 +83,9 @@ def parse_arguments():
     parser.add_argument("--value")
     parser.add_argument("--output", required=True, help="the output to check")
     parser.add_argument("--lse", help="the LSE to check, float32 [B,N,T]")
+    parser.add_argument("--normalize-output", choices=["true", "false"], default="true")
+    parser.add_argument("--maximum", help="with --normalize-output false: to check, float32 [B,N,T]")
+    parser.add_argument("--sum", help="likewise")
     parser.add_argument("--layout", choices=["bthd", "bhtd"], default="bthd")
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--causal-offset", default="0", metavar="N|bottom-right")
@@ -100,7 +104,14 @@ def parse_arguments():
     parser.add_argument("--mask", help="bool, broadcastable to [B,N,T,S]")
     parser.add_argument("--bias", help="float32, broadcastable to [B,N,T,S]")
     parser.add_argument("--sinks", help="float32 [N,M] or [M]")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    unnormalised = arguments.normalize_output == "false"
+    if unnormalised != (arguments.maximum is not None) or unnormalised != (
+            arguments.sum is not None):
+        usage_error("--normalize-output false comes with --maximum and --sum, and only that")
+    if unnormalised and arguments.lse is not None:
+        usage_error("--lse: an output of --normalize-output false has --maximum and --sum instead")
+    return arguments
 
 
 class Problem:
@@ -238,7 +249,7 @@ class Problem:
         return (word >> np.asarray(j % 2 * 16, np.uint64) & np.uint64(0xFFFF)) < self.dropout
 
     def attention(self, b, n, key, value, begin, end):
-        """Output and LSE of rows [begin, end) of one head."""
+        """Output, LSE and largest logit of rows [begin, end) of one head."""
         low, high = self.column_range(begin, end)
         rows, columns = np.arange(begin, end), np.arange(low, high)
         logits = finite(self.query[b, begin:end, n], "query") @ key[low:high].T
@@ -260,7 +271,7 @@ class Problem:
         if self.dropout > 0:
             weights *= ~self.dropped(b, n, rows, columns) / (1 - self.dropout / 65536)
         output = weights @ value[low:high]
-        return output / np.where(total > 0, total, 1)[:, None], lse
+        return output / np.where(total > 0, total, 1)[:, None], lse, largest[:, 0]
 
 
 class Comparison:
@@ -268,16 +279,23 @@ class Comparison:
         self.difference = 0.0
         self.norm = 0.0
         self.lse_error = 0.0
+        self.maximum_error = 0.0
 
     def add_output(self, actual, expected):
         self.difference += float(np.sum((actual - expected) ** 2))
         self.norm += float(np.sum(expected**2))
 
-    def add_lse(self, actual, expected):
+    @staticmethod
+    def largest_error(actual, expected):
         same = actual == expected  # −inf and −inf, whose difference is no number
         error = np.where(same, 0, np.abs(actual - np.where(same, 0, expected)))
-        self.lse_error = max(self.lse_error, float(np.max(np.where(np.isnan(error), np.inf, error),
-                                                          initial=0)))
+        return float(np.max(np.where(np.isnan(error), np.inf, error), initial=0))
+
+    def add_lse(self, actual, expected):
+        self.lse_error = max(self.lse_error, self.largest_error(actual, expected))
+
+    def add_maximum(self, actual, expected):
+        self.maximum_error = max(self.maximum_error, self.largest_error(actual, expected))
 
     def relative_error(self):
         if self.difference == 0:
@@ -296,7 +314,44 @@ def bounds(dtype, columns):
     usage_error(f"query of dtype {dtype}; expected float32, float16 or bfloat16 (as uint16)")
 
 
-def compare(problem, output, lse):
+class Results:
+    """What was computed: output, and LSE or, unnormalised, maximum and sum; None if not given."""
+
+    def __init__(self, arguments, problem):
+        self.output = problem.to_bthd(load(arguments.output, "output"))
+        expected = (problem.batch, problem.rows, problem.heads, problem.value_width)
+        if self.output.shape != expected or self.output.dtype != problem.query.dtype:
+            usage_error(f"{arguments.output}: {self.output.dtype} {self.output.shape}, "
+                        f"expected {problem.query.dtype} {expected}")
+        self.lse, self.maximum, self.sum = (
+            self.of_rows(getattr(arguments, name), name, problem)
+            for name in ("lse", "maximum", "sum"))
+
+    @staticmethod
+    def of_rows(path, name, problem):
+        if path is None:
+            return None
+        array = load(path, name)
+        if array.shape != (problem.batch, problem.heads, problem.rows):
+            usage_error(f"{path}: shape {array.shape}, expected [B,N,T]")
+        return array
+
+    def add_to(self, comparison, b, n, rows, expected):
+        """Compares some rows of one head with (output, LSE, largest logit)."""
+        output = widened(self.output[b, rows, n])
+        if self.lse is not None:
+            comparison.add_lse(self.lse[b, n, rows].astype(np.float64), expected[1])
+        if self.sum is not None:
+            total = self.sum[b, n, rows].astype(np.float64)
+            maximum = self.maximum[b, n, rows].astype(np.float64)
+            output = output / np.where(total == 0, 1, total)[:, None]
+            with np.errstate(divide="ignore"):
+                comparison.add_lse(maximum + np.log(total), expected[1])
+            comparison.add_maximum(maximum, expected[2])
+        comparison.add_output(output, expected[0])
+
+
+def compare(problem, results):
     comparison = Comparison()
     # About 32 MiB per block of logits, of which a few exist at once.
     block = max(1, (1 << 22) // max(problem.columns, 1))
@@ -308,37 +363,32 @@ def compare(problem, output, lse):
             for n in range(kv_head * group, (kv_head + 1) * group):
                 for begin in range(0, problem.rows, block):
                     end = min(begin + block, problem.rows)
-                    expected, expected_lse = problem.attention(b, n, key, value, begin, end)
-                    comparison.add_output(widened(output[b, begin:end, n]), expected)
-                    if lse is not None:
-                        comparison.add_lse(lse[b, n, begin:end].astype(np.float64), expected_lse)
+                    expected = problem.attention(b, n, key, value, begin, end)
+                    results.add_to(comparison, b, n, slice(begin, end), expected)
     return comparison
 
 
 def main():
     arguments = parse_arguments()
     problem = Problem(arguments)
-    output = problem.to_bthd(load(arguments.output, "output"))
-    expected_shape = (problem.batch, problem.rows, problem.heads, problem.value_width)
-    if output.shape != expected_shape or output.dtype != problem.query.dtype:
-        usage_error(f"{arguments.output}: {output.dtype} {output.shape}, "
-                    f"expected {problem.query.dtype} {expected_shape}")
-    lse = load(arguments.lse, "lse") if arguments.lse else None
-    if lse is not None and lse.shape != (problem.batch, problem.heads, problem.rows):
-        usage_error(f"{arguments.lse}: shape {lse.shape}, expected [B,N,T]")
-
-    comparison = compare(problem, output, lse)
+    results = Results(arguments, problem)
+    comparison = compare(problem, results)
     output_bound, lse_bound = bounds(problem.query.dtype, problem.columns)
     error = comparison.relative_error()
     good = error <= output_bound
     print(f"# {os.path.basename(arguments.output)} against NumPy float64")
     print(f"output  relative Frobenius error {error:.3e}  bound {output_bound:.3e}  "
           f"{'ok' if good else 'WRONG'}")
-    if lse is not None:
-        lse_good = comparison.lse_error <= lse_bound
-        good = good and lse_good
-        print(f"lse     largest absolute error   {comparison.lse_error:.3e}  "
-              f"bound {lse_bound:.3e}  {'ok' if lse_good else 'WRONG'}")
+    errors = []
+    if results.lse is not None or results.sum is not None:
+        errors.append(("lse    ", comparison.lse_error))
+    if results.maximum is not None:
+        errors.append(("maximum", comparison.maximum_error))
+    for name, worst in errors:
+        right = worst <= lse_bound
+        good = good and right
+        print(f"{name} largest absolute error   {worst:.3e}  bound {lse_bound:.3e}  "
+              f"{'ok' if right else 'WRONG'}")
     return 0 if good else 4
 
 

@@ -109,6 +109,9 @@ class NativeCudaKernel final : public Kernel {
     require(result.output.dtype() == DType::float32, "output is not float32");
     require(result.lse.dtype() == DType::float32 || result.lse.dtype() == DType::float64,
             "LSE is neither float32 nor float64");
+    require(!result.wants_maximum() || (result.maximum.shape() == result.lse.shape() &&
+                                        result.maximum.dtype() == DType::float32),
+            "maximum does not fit");
     for (const ConstTensorView& tensor : {block.query, block.key, block.value}) {
       require(tensor.dtype() == problem_.dtype, "a tensor has not the problem's dtype");
     }
@@ -127,6 +130,7 @@ class NativeCudaKernel final : public Kernel {
     set_strides(block.value, a.value_strides);
     set_strides(state.output, a.output_strides);
     set_strides(state.lse, a.lse_strides);
+    if (state.wants_maximum()) set_strides(state.maximum, a.maximum_strides);
     a.batch = block.query.size(0);
     a.heads = block.query.size(2);
     a.heads_per_kv_head = block.query.size(2) / block.key.size(2);
@@ -168,6 +172,9 @@ class NativeCudaKernel final : public Kernel {
       a.query = block.query.slice(1, first, 0).data();
       a.output = static_cast<float*>(state.output.slice(1, first, 0).data());
       a.lse = state.lse.slice(2, first, 0).data();
+      a.maximum = state.wants_maximum()
+                      ? static_cast<float*>(state.maximum.slice(2, first, 0).data())
+                      : nullptr;
       a.scores = cuda::score_arguments(block.scores.slice(2, first, 0));
       a.wide_lse = state.lse.dtype() == DType::float64;
       a.rows = 0;

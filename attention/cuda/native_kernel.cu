@@ -74,6 +74,10 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
         a.output + b * a.output_strides[0] + row * a.output_strides[1] + head * a.output_strides[2];
     const std::int64_t lse_index =
         b * a.lse_strides[0] + head * a.lse_strides[1] + row * a.lse_strides[2];
+    float* const maximum = a.maximum == nullptr
+                               ? nullptr
+                               : a.maximum + b * a.maximum_strides[0] +
+                                     head * a.maximum_strides[1] + row * a.maximum_strides[2];
     const T* const q = static_cast<const T*>(a.query) + b * a.query_strides[0] +
                        row * a.query_strides[1] + head * a.query_strides[2];
     const T* const keys =
@@ -84,7 +88,7 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
     __syncwarp();
     for (int d = lane; d < a.head_dim; d += kWarp) query[d] = widen(q[d]);
     // What came before counts as exp(LSE − high) keys of logit high and value *output, where high
-    // is the LSE in float32.
+    // is the maximum if that is wanted, else the LSE in float32.
     float high = -INFINITY;
     float total = 0.0F;
     // It saw keys, but so far only logits of −∞: see SoftmaxState.
@@ -93,7 +97,7 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
       const double lse = a.wide_lse
                              ? static_cast<const double*>(a.lse)[lse_index]
                              : static_cast<double>(static_cast<const float*>(a.lse)[lse_index]);
-      high = static_cast<float>(lse);
+      high = maximum == nullptr ? static_cast<float>(lse) : *maximum;
       total = high == -INFINITY ? 0.0F : static_cast<float>(exp(lse - high));
       weightless = high == -INFINITY && isnan(output[0]);
     }
@@ -184,6 +188,7 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
     for (int d = lane; d < a.value_dim; d += kWarp) {
       output[d] = !empty ? sum[d] / total : (weightless ? NAN : 0.0F);
     }
+    if (lane == 0 && maximum != nullptr) *maximum = isnan(total) ? NAN : high;
     if (lane == 0 && a.wide_lse) {
       static_cast<double*>(a.lse)[lse_index] =
           empty ? -INFINITY : static_cast<double>(high) + log(static_cast<double>(total));

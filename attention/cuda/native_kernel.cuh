@@ -26,14 +26,16 @@ struct NativeArguments {
   const void* key;
   const void* value;
   float* output;
-  void* lse;      // float32 or float64
-  bool wide_lse;  // float64
+  void* lse;       // float32 or float64
+  bool wide_lse;   // float64
+  float* maximum;  // null: not wanted
   // Strides in elements.
-  std::int64_t query_strides[3];   // b, t, n
-  std::int64_t key_strides[3];     // b, s, k
-  std::int64_t value_strides[3];   // b, s, k
-  std::int64_t output_strides[3];  // b, t, n
-  std::int64_t lse_strides[3];     // b, n, t
+  std::int64_t query_strides[3];    // b, t, n
+  std::int64_t key_strides[3];      // b, s, k
+  std::int64_t value_strides[3];    // b, s, k
+  std::int64_t output_strides[3];   // b, t, n
+  std::int64_t lse_strides[3];      // b, n, t
+  std::int64_t maximum_strides[3];  // likewise
   std::int64_t batch, rows, heads, heads_per_kv_head;
   int head_dim, value_dim;
   float scale;     // of q·k
@@ -54,7 +56,7 @@ struct NativeArguments {
   int row_ranges, column_ranges;
   DeviceRange row_range[kMaxRanges];
   DeviceRange column_range[kMaxRanges];
-  bool accumulate;  // go on from what output and lse hold
+  bool accumulate;  // go on from what output, lse and maximum hold
 };
 
 enum class NativeType { float16, bfloat16, float32 };

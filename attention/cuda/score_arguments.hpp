@@ -2,7 +2,11 @@
 
 #include <cstdint>
 
-#include <annulus/attention/score_tensors.hpp>
+// Kernels that take long to compile include this, and should not be compiled anew whenever a
+// problem changes.
+namespace annulus {
+struct ScoreTensors;
+}  // namespace annulus
 
 namespace annulus::cuda {
 
@@ -29,16 +33,7 @@ struct ScoreArguments {
   ScoreArgument<std::uint8_t> mask;
 };
 
-template <class T>
-[[nodiscard]] ScoreArgument<T> score_argument(const std::optional<ConstTensorView>& tensor) {
-  if (!tensor) return {};
-  return {static_cast<const T*>(tensor->data()),
-          {tensor->stride(0), tensor->stride(1), tensor->stride(2), tensor->stride(3)}};
-}
-
 /// The same views, for device code.
-[[nodiscard]] inline ScoreArguments score_arguments(const ScoreTensors& scores) {
-  return {score_argument<float>(scores.bias), score_argument<std::uint8_t>(scores.mask)};
-}
+[[nodiscard]] ScoreArguments score_arguments(const ScoreTensors& scores);
 
 }  // namespace annulus::cuda

@@ -6,55 +6,14 @@
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/vectors.cuh>
 
+#include "cuda/maximum_state.hpp"
+#include "cuda/state_views.cuh"
+
 namespace annulus::cuda {
 namespace {
 
 // Elements per access: sixteen bytes of the narrow side.
 constexpr int kWidth = 8;
-
-void check(bool fits, const SoftmaxState& state, const char* what) {
-  if (fits) return;
-  throw InternalError(std::string(what) + ": " + std::string(name_of(state.output.dtype())) +
-                      " output " + to_string(state.output.shape()) + " strides " +
-                      to_string(state.output.strides()) + " with LSE " +
-                      std::string(name_of(state.lse.dtype())) + " " + to_string(state.lse.shape()));
-}
-
-void check_state(const SoftmaxState& state, const char* what) {
-  const TensorView& output = state.output;
-  check(output.rank() == 4 && (output.size(3) <= 1 || output.stride(3) == 1), state, what);
-  check((state.lse.dtype() == DType::float32 || state.lse.dtype() == DType::float64) &&
-            state.lse.shape() == Extents{output.size(0), output.size(2), output.size(1)},
-        state, what);
-}
-
-// An LSE of either dtype, [b,n,t].
-struct Lse {
-  void* data;
-  std::int64_t strides[3];
-  bool wide;  // float64
-
-  __device__ std::int64_t at(unsigned b, unsigned n, unsigned t) const {
-    return b * strides[0] + n * strides[1] + t * strides[2];
-  }
-  __device__ double get(unsigned b, unsigned n, unsigned t) const {
-    return wide ? static_cast<const double*>(data)[at(b, n, t)]
-                : static_cast<double>(static_cast<const float*>(data)[at(b, n, t)]);
-  }
-  __device__ void set(unsigned b, unsigned n, unsigned t, double value) const {
-    if (wide) {
-      static_cast<double*>(data)[at(b, n, t)] = value;
-    } else {
-      static_cast<float*>(data)[at(b, n, t)] = static_cast<float>(value);
-    }
-  }
-};
-
-Lse lse_of(const TensorView& view) {
-  return {view.data(),
-          {view.stride(0), view.stride(1), view.stride(2)},
-          view.dtype() == DType::float64};
-}
 
 // Rows of batch b from lengths[b] on, or all; `grid` is that of one batch.
 template <class T>
@@ -389,20 +348,17 @@ void reset_beyond(const ConstTensorView& lengths, const SoftmaxState& state, Str
   launch_reset(static_cast<const std::int32_t*>(lengths.data()), state, stream);
 }
 
-void combine(std::span<const PartialState> parts, const SoftmaxState& result, Stream& stream) {
+void combine(std::span<const PartialState> parts, const SoftmaxState& result, Stream& stream,
+             SoftmaxForm form) {
   check_state(result, "combine");
   check(parts.size() <= kMostParts, result, "combine of too many parts");
-  const Extents& shape = result.output.shape();
+  if (result.wants_maximum()) return combine_with_maximum(parts, result, stream, form);
+  check(form == SoftmaxForm::normalised, result, "combine without a maximum");
   bool tiled = tiled_by(result.output, kWidth);
   bool uniform = parts.size() <= kFew;
   const DType narrow = narrow_dtype(parts, result);
   for (const PartialState& part : parts) {
-    const Extents& own = part.state.output.shape();
-    check_state(part.state, "combine");
-    check(own[0] == shape[0] && own[3] == shape[3] && part.first_row >= 0 &&
-              part.first_row + own[1] <= shape[1] && part.first_head >= 0 &&
-              part.first_head + own[2] <= shape[2],
-          part.state, "combine: a part that lies outside");
+    check_part(part, result);
     tiled = tiled && tiled_by(part.state.output, kWidth);
     uniform = uniform && part.state.output.dtype() == narrow;
   }

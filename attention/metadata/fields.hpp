@@ -16,6 +16,7 @@ void for_each_metadata_field(Visit&& visit) {
   visit("soft_cap", &M::soft_cap, &F::soft_cap);
   visit("dropout_prob", &M::dropout_prob, &F::dropout_prob);
   visit("dropout_seed", &M::dropout_seed, &F::dropout_seed);
+  visit("normalize_output", &M::normalize_output, &F::normalize_output);
   visit("blocksize_q", &M::blocksize_q, &F::blocksize_q);
   visit("blocksize_k", &M::blocksize_k, &F::blocksize_k);
   visit("blocksize_b", &M::blocksize_b, &F::blocksize_b);

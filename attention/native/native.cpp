@@ -40,6 +40,9 @@ void check_block(const AttentionProblem& problem, const AttentionBlock& block,
   check(result.output.dtype() == DType::float32, "output is not float32");
   check(result.lse.dtype() == DType::float32 || result.lse.dtype() == DType::float64,
         "LSE is neither float32 nor float64");
+  check(!result.wants_maximum() || (result.maximum.shape() == result.lse.shape() &&
+                                    result.maximum.dtype() == DType::float32),
+        "maximum does not fit");
   for (const ConstTensorView& tensor :
        {block.query, block.key, block.value, ConstTensorView(result.output)}) {
     check(tensor.size(3) == 1 || tensor.stride(3) == 1, "head dimension has a stride");

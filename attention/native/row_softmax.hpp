@@ -13,7 +13,8 @@ constexpr std::int64_t round_up_to_row_alignment(std::int64_t count) {
   return (count + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
 }
 
-/// Softmax over the part of a row seen so far: its largest logit, and Σ exp(logit − max).
+/// Softmax over the part of a row seen so far: its largest logit, and Σ exp(logit − max). The
+/// logit is exact, but means nothing once the sum is NaN.
 struct RowSoftmax {
   float max = -std::numeric_limits<float>::infinity();
   double sum = 0;     // float64, so that it does not lose terms over many tiles

@@ -299,6 +299,10 @@ void TileKernel::store(const RowTile& tile, const HeadTile& heads) {
       // log(0) = −∞ is the empty element.
       result_.set_lse_at(tile.batch, head, row,
                          empty ? std::log(0.0) : softmax->max + std::log(softmax->sum));
+      if (result_.wants_maximum()) {
+        result_.maximum.at<float>({tile.batch, head, row}) =
+            std::isnan(softmax->sum) ? std::numeric_limits<float>::quiet_NaN() : softmax->max;
+      }
     }
   }
 }

@@ -63,6 +63,8 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
   OracleOutput result;
   result.output.assign(static_cast<std::size_t>(batch * row_count * heads * value_dim), 0.0);
   result.lse.assign(static_cast<std::size_t>(batch * heads * row_count), kMinusInfinity);
+  result.maximum = result.lse;
+  result.sum.assign(result.lse.size(), 0.0);
   std::vector<double> logits;         // of the columns that a row sees …
   std::vector<std::int64_t> visible;  // … and which those are
 
@@ -97,9 +99,9 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
         }
         double* output = &result.output[static_cast<std::size_t>(
             ((b * row_count + t) * heads + head) * value_dim)];
-        double& lse = result.lse[static_cast<std::size_t>((b * heads + head) * row_count + t)];
+        const auto index = static_cast<std::size_t>((b * heads + head) * row_count + t);
         if (max == kMinusInfinity) {
-          if (visible.empty()) continue;  // output 0, LSE −∞
+          if (visible.empty()) continue;  // output 0, LSE and maximum −∞, sum 0
           // All logits are −∞: 0/0, and the log of 0.
           std::fill_n(output, value_dim, std::numeric_limits<double>::quiet_NaN());
           continue;
@@ -115,8 +117,12 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
             output[d] += kept * values[static_cast<std::size_t>(visible[i] * value_dim + d)];
           }
         }
-        for (std::int64_t d = 0; d < value_dim; ++d) output[d] /= sum;
-        lse = max + std::log(sum);
+        if (problem.normalize_output) {
+          for (std::int64_t d = 0; d < value_dim; ++d) output[d] /= sum;
+        }
+        result.lse[index] = max + std::log(sum);
+        result.maximum[index] = std::isnan(sum) ? sum : max;
+        result.sum[index] = sum;
       }
     }
   }

@@ -64,7 +64,8 @@ class DenseHead {
         head_(head),
         weights_(block.rows.size(), block.columns.size()),
         visible_(block.rows.size(), block.columns.size()),
-        lse_(static_cast<std::size_t>(block.rows.size())) {}
+        lse_(static_cast<std::size_t>(block.rows.size())),
+        maximum_(lse_.size()) {}
 
   /// Sets the weights of visible pairs to their logits: scale · q·k, capped, plus the bias.
   void make_logits() {
@@ -113,6 +114,7 @@ class DenseHead {
       }
       for_visible(i, [&](Real& weight) { weight /= sum; });
       lse_[static_cast<std::size_t>(i)] = sum == 0 ? kMinusInfinity : max + std::log(sum);
+      maximum_[static_cast<std::size_t>(i)] = std::isnan(sum) ? sum : max;
     }
   }
 
@@ -147,6 +149,10 @@ class DenseHead {
 
   [[nodiscard]] const Matrix<Real>& weights() const { return weights_; }
   [[nodiscard]] Real lse(std::int64_t row) const { return lse_[static_cast<std::size_t>(row)]; }
+  /// The largest logit of a row; NaN if its LSE is NaN.
+  [[nodiscard]] Real maximum(std::int64_t row) const {
+    return maximum_[static_cast<std::size_t>(row)];
+  }
 
  private:
   [[nodiscard]] std::int64_t kv_head() const {
@@ -178,6 +184,7 @@ class DenseHead {
   Matrix<Real> weights_;
   Matrix<std::uint8_t> visible_;
   std::vector<Real> lse_;
+  std::vector<Real> maximum_;
 };
 
 }  // namespace annulus::vanilla

@@ -37,6 +37,9 @@ void store(const DenseHead<Real>& dense, const SoftmaxState& result, std::int64_
       write(static_cast<float*>(row));
     }
     result.set_lse_at(batch, head, i, dense.lse(i));
+    if (result.wants_maximum()) {
+      result.maximum.at<float>({batch, head, i}) = static_cast<float>(dense.maximum(i));
+    }
   }
 }
 
@@ -112,7 +115,7 @@ class VanillaImplementation final : public Implementation {
   Declaration declaration_{
       .features = {Feature::causal, Feature::window, Feature::segments, Feature::lengths,
                    Feature::block_mask, Feature::soft_cap, Feature::dropout, Feature::bias,
-                   Feature::dense_mask, Feature::float64, Feature::weights},
+                   Feature::dense_mask, Feature::unnormalised, Feature::float64, Feature::weights},
       .meant_for = {Feature::float64, Feature::weights}};
 };
 

@@ -105,7 +105,7 @@ class Bench {
     log_choices(problem, operands, attention, mesh_);
     const verification::CaseShards shards = collectively(world, [&] {
       return verification::CaseShards(operands, problem.dtype, options_.seed, mesh_.rank(), host,
-                                      threads_, setup.fills);
+                                      threads_, setup.fills, problem.normalize_output);
     });
     verification::DeviceTensors moved = collectively(world, [&] {
       return verification::DeviceTensors(shards.local_tensors(), device_, mesh_.watchdog());

@@ -30,7 +30,8 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAtt
       device_(device),
       threads_(threads),
       stream_(device.make_stream("local", std::move(watchdog), nullptr)),
-      lse_(DType::float32, shards.lse.shape(), device.memory()) {
+      lse_(DType::float32, {shards.output.size(0), shards.output.size(2), shards.output.size(1)},
+           device.memory()) {
   const ring::RankPlan& plan = attention.rank_plan();
   const std::vector<const ring::Block*> blocks = plan.all<ring::Block>();
   std::int64_t longest = 0;

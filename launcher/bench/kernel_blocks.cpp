@@ -97,7 +97,8 @@ void KernelBlocks::compute(int calls) {
 
 void KernelBlocks::merge(int calls) {
   const std::vector<PartialState> parts{{state(0), 0, 0}, {state(1), 0, 0}};
-  for (int i = 0; i < calls; ++i) operations_->combine(parts, state(0), *stream_);
+  for (int i = 0; i < calls; ++i)
+    operations_->combine(parts, state(0), SoftmaxForm::normalised, *stream_);
   stream_->synchronize();
 }
 

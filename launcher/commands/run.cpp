@@ -213,7 +213,7 @@ ExitCode run_command(const CommandContext& context) {
 
   begin_step("annulus run was reading query, key and value");
   MemoryPool& memory = device.staging();
-  Tensor query, key, value, output, lse, weights;
+  Tensor query, key, value, output, lse, maximum, sum, weights;
   ScoreShards scores;
   progress.begin("reading query, key and value");
   collectively(world, [&] {
@@ -233,7 +233,12 @@ ExitCode run_command(const CommandContext& context) {
                         [&] { return Tensor(dtype, sharding.local_shape(mesh.rank()), memory); });
     };
     output = make("output", problem.dtype, operands.output);
-    lse = make("LSE", DType::float32, operands.lse);
+    if (problem.normalize_output) {
+      lse = make("LSE", DType::float32, operands.lse);
+    } else {
+      maximum = make("maximum", DType::float32, operands.lse);
+      sum = make("sum", DType::float32, operands.lse);
+    }
     scores = for_tensor("bias and mask",
                         [&] { return ScoreShards(setup.fills, operands, mesh.rank(), memory); });
     if (problem.weights) {
@@ -242,6 +247,8 @@ ExitCode run_command(const CommandContext& context) {
     }
   });
   ring::LocalTensors tensors{query.view(), key.view(), value.view(), output.view(), lse.view()};
+  tensors.maximum = maximum.view();
+  tensors.sum = sum.view();
   scores.add_to(tensors);
   verification::DeviceTensors moved = collectively(
       world, [&] { return verification::DeviceTensors(tensors, device, mesh.watchdog()); });

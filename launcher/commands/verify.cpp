@@ -98,6 +98,7 @@ void check_nothing_drawn_is_given(const Options& options) {
   check(!options.rules.rules().empty(), "--sharding-rules");
   check(options.sequence_axis != Options().sequence_axis, "--sequence-axis");
   check(options.softmax_dtype != DType::float32, "--softmax-dtype");
+  check(!options.normalize_output, "--normalize-output");
   const Registry registry = Registry::standard();
   for (const Strategy& strategy : registry.strategies()) {
     if (strategy.name != options.implementation) continue;
@@ -175,6 +176,7 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place,
        {"sinks", "", 0, 6, "extra logits per head in the softmax's denominator"},
        {"dropout", "", 0, 6, "probability of dropping an attention weight"},
        {"bias", "", 0, 6, "shape of the bias, 1 where it is broadcast"},
+       {"form", "", 0, 6, "unnormalised: the output is not divided by the softmax's denominator"},
        {"error", "", 8, 0, "relative Frobenius, over all ranks, against a float64 oracle"},
        {"bound", "", 8, 2, "that the error must not exceed"},
        {"ratio", "unsharded", 11, 0, "to the error of the same implementation unsharded"},
@@ -232,6 +234,7 @@ void add_row(Report& report, const NamedCase& named, const verification::Verific
                   sinks_cell(problem.sinks),
                   dropout_cell(problem.dropout),
                   bias_cell(problem.bias),
+                  problem.normalize_output ? kNothing : "unnormalised",
                   measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.output); }),
                   measured([](const auto& v) { return fmt::format("{:.2e}", v.bound.output); }),
                   measured([](const auto& v) { return fmt::format("{:.3f}", v.ratio()); }),

@@ -1,5 +1,6 @@
 #include "launcher/options/file_names.hpp"
 
+#include <array>
 #include <filesystem>
 #include <string>
 #include <system_error>
@@ -74,10 +75,11 @@ void check_file_names(const Options& options) {
     throw FileError("--input " + options.input, "is not a .safetensors file");
   }
   const NamedFile output{"--output", options.output};
-  const NamedFile lse{"--lse", options.lse};
-  check_array_name(output);
+  const std::array of_rows{NamedFile{"--lse", options.lse}, NamedFile{"--maximum", options.maximum},
+                           NamedFile{"--sum", options.sum}};
   const NamedFile weights{"--weights", options.weights};
-  check_array_name(lse);
+  check_array_name(output);
+  for (const NamedFile& file : of_rows) check_array_name(file);
   check_array_name(weights);
   std::vector<NamedFile> taken = inputs_of(options);
   const auto take = [&taken](const NamedFile& file) {
@@ -86,7 +88,9 @@ void check_file_names(const Options& options) {
     taken.push_back(file);
   };
   take(output);
-  if (!lse_beside_output(options)) take(lse);
+  for (const NamedFile& file : of_rows) {
+    if (!beside_output(options, file.path)) take(file);
+  }
   take(weights);
   take({"--trace", options.trace});
   take({"--calibrate", options.calibrate});
@@ -94,9 +98,9 @@ void check_file_names(const Options& options) {
   take({"--csv", options.csv});
 }
 
-bool lse_beside_output(const Options& options) {
-  return !options.lse.empty() && files::is_safetensors(options.output) &&
-         files::is_safetensors(options.lse) && same_file(options.lse, options.output);
+bool beside_output(const Options& options, const std::string& path) {
+  return !path.empty() && files::is_safetensors(options.output) && files::is_safetensors(path) &&
+         same_file(path, options.output);
 }
 
 }  // namespace annulus::launcher

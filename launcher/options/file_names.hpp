@@ -5,12 +5,12 @@
 namespace annulus::launcher {
 
 /// Checks what the names of files say before any of them is opened: an output must be neither an
-/// input nor another output, however it is spelt (--output and --lse may share a .safetensors
-/// file), and arrays go to .npy or .safetensors. Looks at the file system; does not communicate.
-/// Throws UserErrors naming the options.
+/// input nor another output, however it is spelt (--lse, --maximum and --sum may share the
+/// .safetensors file of --output), and arrays go to .npy or .safetensors. Looks at the file system;
+/// does not communicate. Throws UserErrors naming the options.
 void check_file_names(const Options& options);
 
-/// Whether --lse goes to the file of --output.
-[[nodiscard]] bool lse_beside_output(const Options& options);
+/// Whether this file of --lse, --maximum or --sum is the file of --output.
+[[nodiscard]] bool beside_output(const Options& options, const std::string& path);
 
 }  // namespace annulus::launcher

@@ -21,6 +21,9 @@ std::string text_of(Backend backend) {
 std::string text_of(AttentionMode mode) {
   return std::string(name_of(mode));
 }
+std::string text_of(bool value) {
+  return value ? "true" : "false";
+}
 std::string text_of(double value) {
   return fmt::format("{}", value);
 }
@@ -51,6 +54,7 @@ GivenValues as_options(const MetadataFields& fields, const std::string& source) 
   add_or_none("soft-cap", "soft_cap", fields.soft_cap);
   add("dropout", "dropout_prob", fields.dropout_prob);
   add("seed", "dropout_seed", fields.dropout_seed);
+  add("normalize-output", "normalize_output", fields.normalize_output);
   add_or_none("mesh", "mesh", fields.mesh);
   add("device", "backend", fields.backend);
   add_or_none("mode", "mode", fields.mode);

@@ -260,6 +260,9 @@ void add_problem(TableBuilder& table) {
             parsed_into(&Options::softmax_dtype, parse_softmax_dtype),
             "dtype of the softmax's weights and sums: float32, or float64, which only vanilla has "
             "(default: float32)");
+  table.add("normalize-output", "BOOL", kPlanned, flag_into(&Options::normalize_output),
+            "true or false: with false, the output is the sum of exp(logit - maximum) times value, "
+            "not divided by the sum of the exponentials; --impl native or vanilla (default: true)");
   table.add("seed", "N", kPlanned, parsed_into(&Options::seed, parse_seed),
             "seed for dropout and random tensors (default: 0)");
 }
@@ -319,6 +322,11 @@ void add_output(TableBuilder& table) {
   table.add("lse", "FILE", run, text_into(&Options::lse),
             "log of the sum of exponentials, float32 [B,N,T] (tensor lse); may be the "
             ".safetensors file of --output");
+  table.add("maximum", "FILE", run, text_into(&Options::maximum),
+            "largest logit of each row, float32 [B,N,T] (tensor maximum), in place of --lse with "
+            "--normalize-output false; may be the .safetensors file of --output");
+  table.add("sum", "FILE", run, text_into(&Options::sum),
+            "sum of exp(logit - maximum) of each row, likewise (tensor sum)");
   table.add(
       "weights", "FILE", run, text_into(&Options::weights),
       "attention weights [B,N,T,S] (tensor weights), in the softmax's dtype; computed only by "

@@ -292,6 +292,32 @@ void settle_transport(Options& options) {
   if (options.share_gpus) options.transport = Transport::peer;
 }
 
+// LSE, maximum and sum.
+void check_row_results(const Options& options) {
+  if (options.normalize_output) {
+    for (const auto& [option, file] :
+         {std::pair("--maximum", &options.maximum), std::pair("--sum", &options.sum)}) {
+      if (file->empty()) continue;
+      throw UserError(fmt::format("{} {}: needs --normalize-output false", option, *file));
+    }
+    return;
+  }
+  if (!options.lse.empty()) {
+    throw UserError(fmt::format(
+        "--lse {}: cannot be given with --normalize-output false, which has --maximum and --sum "
+        "instead: the LSE is maximum + log(sum)",
+        options.lse));
+  }
+  if (options.command != Command::run) return;
+  for (const auto& [option, file] :
+       {std::pair("--maximum", &options.maximum), std::pair("--sum", &options.sum)}) {
+    if (!file->empty()) continue;
+    throw ArgumentError(option, "nothing",
+                        "a .npy or .safetensors file, without which an output of "
+                        "--normalize-output false means nothing");
+  }
+}
+
 // Checks options against each other, as far as that needs neither files nor ranks.
 void check_together(const Options& options) {
   if (options.json == "-" && options.csv == "-") {
@@ -306,6 +332,7 @@ void check_together(const Options& options) {
     throw UserError(
         "--hops: --calibrate measures the hops too, so the two cannot be given together");
   }
+  check_row_results(options);
   if (options.random > 0 && options.random_case) {
     throw UserError("--random-case: repeats one problem, so it cannot be given with --random");
   }

@@ -77,6 +77,7 @@ struct Options {
   std::optional<double> soft_cap;
   double dropout = 0;
   DType softmax_dtype = DType::float32;
+  bool normalize_output = true;
   BiasPolicy bias_policy = BiasPolicy::combine;
   std::uint64_t seed = 0;
   bool bhtd = false;  ///< tensors in files are [B,N,T,D]
@@ -88,7 +89,7 @@ struct Options {
   std::string sinks;       ///< or "random:M"
   std::string bias;        ///< or "random:STDDEV"
   std::string mask;        ///< or "random:DENSITY"
-  std::string output, lse, weights, trace, json, csv;
+  std::string output, lse, maximum, sum, weights, trace, json, csv;
   std::string cost_model;  ///< what predictions are based on
 
   // Running.

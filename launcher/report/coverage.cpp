@@ -62,7 +62,8 @@ std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
   const std::vector<std::string> parts = all_parts();
   const FeatureSet masks{Feature::causal,  Feature::window,     Feature::segments,
                          Feature::lengths, Feature::block_mask, Feature::dense_mask};
-  const FeatureSet modifiers{Feature::soft_cap, Feature::dropout, Feature::bias};
+  const FeatureSet modifiers{Feature::soft_cap, Feature::dropout, Feature::bias,
+                             Feature::unnormalised};
   constexpr int kNamed = 2;  // so that a line fits a terminal
   int pairs = 0;
   int never = 0;

@@ -3,6 +3,8 @@
 #include <span>
 #include <string>
 
+#include <fmt/format.h>
+
 #include <annulus/attention/attention_weights.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/ring/attention_weights.hpp>
@@ -18,21 +20,31 @@ void check_output_is_given(const Options& options) {
 }
 
 OutputFiles::OutputFiles(const Options& options, const AttentionProblem& problem, Control& group)
-    : problem_(problem),
-      group_(group),
-      bhtd_(options.bhtd),
-      lse_beside_output_(lse_beside_output(options)) {
+    : problem_(problem), group_(group), bhtd_(options.bhtd) {
   const AttentionShape& shape = problem.shape;
   const Extents output{shape.batch, shape.query_length, shape.heads, shape.value_dim};
-  const files::ArraySpec lse{"lse", DType::float32, {shape.batch, shape.heads, shape.query_length}};
   std::vector<files::ArraySpec> arrays{{"output", problem.dtype, file_order(output, bhtd_)}};
-  if (lse_beside_output_) arrays.push_back(lse);
+  const auto add = [&](const char* name, const std::string& path,
+                       TensorView ring::LocalTensors::*tensor) {
+    if (path.empty()) return;
+    const files::ArraySpec array{
+        name, DType::float32, {shape.batch, shape.heads, shape.query_length}};
+    if (beside_output(options, path)) {
+      row_results_.push_back({tensor, nullptr, arrays.size()});
+      arrays.push_back(array);
+    } else {
+      row_results_.push_back(
+          {tensor,
+           std::make_unique<files::ArrayWriter>(group, path, std::vector<files::ArraySpec>{array},
+                                                fmt::format("--{} {}", name, path)),
+           0});
+    }
+  };
+  add("lse", options.lse, &ring::LocalTensors::lse);
+  add("maximum", options.maximum, &ring::LocalTensors::maximum);
+  add("sum", options.sum, &ring::LocalTensors::sum);
   output_ = std::make_unique<files::ArrayWriter>(group, options.output, std::move(arrays),
                                                  "--output " + options.output);
-  if (!options.lse.empty() && !lse_beside_output_) {
-    lse_ = std::make_unique<files::ArrayWriter>(
-        group, options.lse, std::vector<files::ArraySpec>{lse}, "--lse " + options.lse);
-  }
   if (problem.weights) {
     const Extents weights{shape.batch, shape.heads, shape.query_length, shape.kv_length};
     weights_ = std::make_unique<files::ArrayWriter>(
@@ -52,11 +64,15 @@ void OutputFiles::write(const NamedSharding& sharding, const TensorView& shard, 
 void OutputFiles::commit(const ring::LocalTensors& tensors, const TensorView& weights,
                          const ring::ShardedOperands& operands) {
   write(operands.output, tensors.output, bhtd_, *output_, 0);
-  if (lse_beside_output_) write(operands.lse, tensors.lse, false, *output_, 1);
-  if (lse_) write(operands.lse, tensors.lse, false, *lse_, 0);
+  for (const RowResult& result : row_results_) {
+    write(operands.lse, tensors.*result.tensor, false, result.writer ? *result.writer : *output_,
+          result.array);
+  }
   if (weights_) write(ring::weights_sharding(problem_, operands), weights, false, *weights_, 0);
   output_->commit();
-  if (lse_) lse_->commit();
+  for (const RowResult& result : row_results_) {
+    if (result.writer) result.writer->commit();
+  }
   if (weights_) weights_->commit();
 }
 

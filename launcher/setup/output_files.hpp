@@ -14,8 +14,8 @@
 
 namespace annulus::launcher {
 
-/// The files of --output, --lse and --weights. Made before the work, so that a name that cannot be
-/// written fails early; without commit() nothing of them remains.
+/// The files of --output, --lse or --maximum and --sum, and --weights. Made before the work, so
+/// that a name that cannot be written fails early; without commit() nothing of them remains.
 class OutputFiles {
  public:
   /// Collective over `group`. Throws as ArrayWriter does. `problem` must outlive it.
@@ -34,9 +34,13 @@ class OutputFiles {
   Control& group_;
   bool bhtd_;
   std::unique_ptr<files::ArrayWriter> output_;
-  std::unique_ptr<files::ArrayWriter>
-      lse_;  ///< null if there is none, or if it lies in the output's file
-  bool lse_beside_output_ = false;
+  /// LSE, maximum or sum: a tensor of the call, and where it goes.
+  struct RowResult {
+    TensorView ring::LocalTensors::*tensor;
+    std::unique_ptr<files::ArrayWriter> writer;  ///< null: the output's
+    std::size_t array = 0;                       ///< in the file
+  };
+  std::vector<RowResult> row_results_;
   std::unique_ptr<files::ArrayWriter> weights_;  ///< null if there is none
 };
 

@@ -195,6 +195,7 @@ void named_by_options(const Options& options, const Body& body) {
     const std::string option = name == "scale"                    ? "--scale"
                                : name == "soft cap"               ? "--soft-cap"
                                : name == "dropout"                ? "--dropout"
+                               : name == "normalize_output"       ? "--normalize-output"
                                : name == "shape" && options.shape ? "--shape"
                                                                   : name;
     throw ArgumentError(option, error.value(), error.expected());
@@ -235,6 +236,7 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   setup.problem.soft_cap = options.soft_cap;
   setup.problem.softmax_dtype = options.softmax_dtype;
   setup.problem.weights = !options.weights.empty();
+  setup.problem.normalize_output = options.normalize_output;
   if (options.dropout > 0) setup.problem.dropout.emplace(options.dropout, options.seed);
   const auto check = [&] { named_by_options(options, [&] { setup.problem.validate(); }); };
   check();  // files are read only for a valid shape

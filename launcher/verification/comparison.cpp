@@ -1,6 +1,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include <annulus/core/convert.hpp>
@@ -30,38 +31,83 @@ void Deviation::add(const Deviation& other) {
   lse = worse(other.lse, lse);
 }
 
-Deviation compare(const OracleOutput& truth, const ConstTensorView& output,
-                  const ConstTensorView& lse) {
+namespace {
+
+// What was computed of one row, apart from its output.
+struct Row {
+  double scale = 1;  // of the output
+  double lse = 0;
+  std::optional<double> maximum = {};
+};
+
+// `row_of`(b, n, t) is what was computed; `rows` has the shape of what it reads.
+template <class RowOf>
+Deviation compare_rows(const OracleOutput& truth, const ConstTensorView& output,
+                       const Extents& rows, const RowOf& row_of) {
   const Extents& shape = output.shape();
-  if (shape.rank() != 4 || !(lse.shape() == Extents{shape[0], shape[2], shape[1]}) ||
+  if (shape.rank() != 4 || !(rows == Extents{shape[0], shape[2], shape[1]}) ||
       static_cast<std::int64_t>(truth.output.size()) != output.elements() ||
-      static_cast<std::int64_t>(truth.lse.size()) != lse.elements()) {
-    throw InternalError("output " + to_string(shape) + " with LSE " + to_string(lse.shape()) +
+      static_cast<std::int64_t>(truth.lse.size()) != rows.product()) {
+    throw InternalError("output " + to_string(shape) + " with LSE " + to_string(rows) +
                         " compared with an oracle's output of other rows");
   }
   const std::int64_t dim = shape[3];
-  std::vector<float> row(static_cast<std::size_t>(dim));
+  std::vector<float> values(static_cast<std::size_t>(dim));
   Deviation result;
   const double* expected = truth.output.data();
   for (std::int64_t b = 0; b < shape[0]; ++b) {
     for (std::int64_t t = 0; t < shape[1]; ++t) {
       for (std::int64_t n = 0; n < shape[2]; ++n, expected += dim) {
-        const double true_lse =
-            truth.lse[static_cast<std::size_t>((b * shape[2] + n) * shape[1] + t)];
-        to_float32(output.address({b, t, n}), output.dtype(), row.data(), dim);
+        const auto index = static_cast<std::size_t>((b * shape[2] + n) * shape[1] + t);
+        const double true_lse = truth.lse[index];
+        const Row row = row_of(b, n, t);
+        to_float32(output.address({b, t, n}), output.dtype(), values.data(), dim);
         double difference = 0;
         for (std::int64_t d = 0; d < dim; ++d) {
-          const double deviation = row[static_cast<std::size_t>(d)] - expected[d];
+          const double deviation = row.scale * values[static_cast<std::size_t>(d)] - expected[d];
           difference += deviation * deviation;
           result.reference += expected[d] * expected[d];
         }
         const bool sees_nothing = true_lse == -kInfinity;
         result.difference += sees_nothing && difference != 0 ? kInfinity * difference : difference;
-        result.lse = worse(lse_deviation(true_lse, lse.at<float>({b, n, t})), result.lse);
+        result.lse = worse(lse_deviation(true_lse, row.lse), result.lse);
+        if (row.maximum) {
+          result.lse = worse(lse_deviation(truth.maximum[index], *row.maximum), result.lse);
+        }
       }
     }
   }
   return result;
+}
+
+}  // namespace
+
+Deviation compare(const OracleOutput& truth, const ConstTensorView& output,
+                  const ConstTensorView& lse) {
+  return compare_rows(truth, output, lse.shape(),
+                      [&](std::int64_t b, std::int64_t n, std::int64_t t) {
+                        return Row{1, lse.at<float>({b, n, t})};
+                      });
+}
+
+Deviation compare(const OracleOutput& truth, const ConstTensorView& output,
+                  const ConstTensorView& maximum, const ConstTensorView& sum) {
+  if (!(maximum.shape() == sum.shape()) || truth.maximum.size() != truth.lse.size()) {
+    throw InternalError("maximum " + to_string(maximum.shape()) + " with sum " +
+                        to_string(sum.shape()) + " compared with an oracle's maxima of other rows");
+  }
+  return compare_rows(truth, output, sum.shape(),
+                      [&](std::int64_t b, std::int64_t n, std::int64_t t) {
+                        const double largest = maximum.at<float>({b, n, t});
+                        const double total = sum.at<float>({b, n, t});
+                        // Nothing, if that is what it is: neither half of it may stand for the
+                        // whole.
+                        if (total == 0 || largest == -kInfinity) {
+                          const bool nothing = total == 0 && largest == -kInfinity;
+                          return Row{1, nothing ? -kInfinity : kInfinity, largest};
+                        }
+                        return Row{1 / total, largest + std::log(total), largest};
+                      });
 }
 
 Accuracy accuracy(const Deviation& local, Control& group) {

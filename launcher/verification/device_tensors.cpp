@@ -4,47 +4,52 @@
 
 namespace annulus::verification {
 
+template <class Each>
+void DeviceTensors::for_inputs(const Each& each) {
+  each(host_.query, query_, twins_.query);
+  each(host_.key, key_, twins_.key);
+  each(host_.value, value_, twins_.value);
+  if (host_.bias.rank() > 0) each(host_.bias, bias_, twins_.bias);
+  if (host_.mask.rank() > 0) each(host_.mask, mask_, twins_.mask);
+}
+
+template <class Each>
+void DeviceTensors::for_results(const Each& each) {
+  each(host_.output, output_, twins_.output);
+  if (host_.lse.rank() > 0) each(host_.lse, lse_, twins_.lse);
+  if (host_.maximum.rank() > 0) each(host_.maximum, maximum_, twins_.maximum);
+  if (host_.sum.rank() > 0) each(host_.sum, sum_, twins_.sum);
+}
+
 DeviceTensors::DeviceTensors(const ring::LocalTensors& host, Device& device, Watchdog watchdog)
     : host_(host),
       device_(device),
       stream_(device.make_stream("copies", std::move(watchdog), nullptr)),
       twins_(host) {
   if (device.place().is_host()) return;
-  const auto twin = [&](const ConstTensorView& tensor) {
-    return Tensor(tensor.dtype(), tensor.shape(), device.memory());
+  const auto make = [&](const ConstTensorView& tensor, Tensor& copy, auto& twin) {
+    copy = Tensor(tensor.dtype(), tensor.shape(), device.memory());
+    twin = copy.view();
   };
-  query_ = twin(host.query);
-  key_ = twin(host.key);
-  value_ = twin(host.value);
-  output_ = twin(host.output);
-  lse_ = twin(host.lse);
-  twins_ = {query_.view(), key_.view(), value_.view(), output_.view(), lse_.view()};
-  if (host.bias.rank() > 0) {
-    bias_ = twin(host.bias);
-    twins_.bias = bias_.view();
-  }
-  if (host.mask.rank() > 0) {
-    mask_ = twin(host.mask);
-    twins_.mask = mask_.view();
-  }
+  for_inputs(make);
+  for_results(make);
 }
 
 void DeviceTensors::upload() {
   if (device_.place().is_host()) return;
-  device_.copy(host_.query, query_.view(), *stream_);
-  device_.copy(host_.key, key_.view(), *stream_);
-  device_.copy(host_.value, value_.view(), *stream_);
-  device_.copy(host_.output, output_.view(), *stream_);
-  device_.copy(host_.lse, lse_.view(), *stream_);
-  if (host_.bias.rank() > 0) device_.copy(host_.bias, bias_.view(), *stream_);
-  if (host_.mask.rank() > 0) device_.copy(host_.mask, mask_.view(), *stream_);
+  const auto send = [&](const ConstTensorView& tensor, const Tensor& copy, const auto& /*twin*/) {
+    device_.copy(tensor, copy.view(), *stream_);
+  };
+  for_inputs(send);
+  for_results(send);
   stream_->synchronize();
 }
 
 void DeviceTensors::download() {
   if (device_.place().is_host()) return;
-  device_.copy(output_.view(), host_.output, *stream_);
-  device_.copy(lse_.view(), host_.lse, *stream_);
+  for_results([&](const TensorView& tensor, const Tensor& copy, const auto& /*twin*/) {
+    device_.copy(copy.view(), tensor, *stream_);
+  });
   stream_->synchronize();
 }
 

@@ -466,6 +466,7 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
     drawn.fills.mask = random_mask(shape, draws.pick({0.05, 0.5, 0.9}), drawn.seed);
   }
   if (draws.chance(kind.fast ? 5 : 20)) drawn.fills.bias = draw_bias(draws, kind, drawn);
+  if (draws.chance(kind.fast ? 5 : 12)) problem.normalize_output = false;
   drawn.command = fmt::format("mpirun -np {} annulus verify --random-case {}:{} --device {}", ranks,
                               seed, index, on_gpus ? "cuda" : "cpu");
   return drawn;

@@ -27,7 +27,8 @@ struct Sample {
   [[nodiscard]] ScoreTensors of(const ScoreTensors& scores) const {
     return scores.slice(0, batch, 1).slice(1, first_head, heads).slice(2, row, 1);
   }
-  [[nodiscard]] ConstTensorView lse(const Tensor& tensor) const {
+  // LSE, maximum or sum.
+  [[nodiscard]] ConstTensorView row_result(const Tensor& tensor) const {
     return tensor.view().slice(0, batch, 1).slice(1, first_head, heads).slice(2, row, 1);
   }
 };
@@ -60,6 +61,7 @@ void merge(OracleOutput& row, const OracleOutput& part) {
       row.output[i] = weight * row.output[i] + part_weight * part.output[i];
     }
     row.lse[head] = lse;
+    row.maximum[head] = std::max(row.maximum[head], part.maximum[head]);
   }
 }
 
@@ -84,6 +86,7 @@ Deviation sampled_deviation(const AttentionProblem& problem, const ring::Sharded
   const ScoreTensors scores = shards.scores(length);
   AttentionProblem keys_alone = problem;  // a row's sinks count once, not once per piece
   keys_alone.sinks.reset();
+  keys_alone.normalize_output = true;
   const auto compute = [&](std::int64_t task, int /*worker*/) {
     const Sample& sample = samples[static_cast<std::size_t>(task / pieces)];
     const std::int64_t first_column = task % pieces * kSampledColumns;
@@ -113,12 +116,17 @@ Deviation sampled_deviation(const AttentionProblem& problem, const ring::Sharded
     const ConstTensorView output = sample.of(shards.output);
     OracleOutput truth{std::vector<double>(static_cast<std::size_t>(output.elements())),
                        std::vector<double>(static_cast<std::size_t>(sample.heads), kMinusInfinity)};
+    truth.maximum = truth.lse;
     for (std::int64_t head = 0; problem.sinks && head < sample.heads; ++head) {
-      truth.lse[static_cast<std::size_t>(head)] =
-          problem.sinks->lse(first_head + sample.first_head + head);
+      const std::int64_t global = first_head + sample.first_head + head;
+      truth.lse[static_cast<std::size_t>(head)] = problem.sinks->lse(global);
+      truth.maximum[static_cast<std::size_t>(head)] =
+          std::ranges::max(problem.sinks->of_head(global));
     }
     for (std::int64_t i = 0; i < pieces; ++i) merge(truth, *part++);
-    total.add(compare(truth, output, sample.lse(shards.lse)));
+    total.add(problem.normalize_output ? compare(truth, output, sample.row_result(shards.lse))
+                                       : compare(truth, output, sample.row_result(shards.maximum),
+                                                 sample.row_result(shards.sum)));
   }
   return total;
 }

@@ -25,9 +25,17 @@ std::vector<std::byte> bytes_of(const Tensor& tensor) {
   return {data, data + tensor.bytes()};
 }
 
+std::vector<std::vector<std::byte>> bytes_of_results(const CaseShards& shards) {
+  std::vector<std::vector<std::byte>> all;
+  for (const Tensor* result : shards.results()) all.push_back(bytes_of(*result));
+  return all;
+}
+
 // NaN in every dtype, so that elements not written show.
-void fill_nan(const Tensor& tensor) {
-  std::memset(tensor.view().data(), 0xff, tensor.bytes());
+void fill_results(const CaseShards& shards) {
+  for (const Tensor* result : shards.results()) {
+    std::memset(result->view().data(), 0xff, result->bytes());
+  }
 }
 
 // Names that every rank has joined by "+", each once.
@@ -70,11 +78,13 @@ struct WholeColumns {
   Tensor key, value;
 };
 
-// The oracle's output of the rank's rows, a few rows at a time, so that its progress can be told.
-OracleOutput oracle_of_rank(const AttentionProblem& problem, const ring::ShardedOperands& operands,
+// The oracle's output of the rank's rows, normalised in any case, a few rows at a time, so that its
+// progress can be told.
+OracleOutput oracle_of_rank(AttentionProblem problem, const ring::ShardedOperands& operands,
                             int rank, const CaseShards& shards, const WholeColumns& columns,
                             const Phase& phase) {
   constexpr std::int64_t kRows = 16;
+  problem.normalize_output = true;
   const PositionRanges positions = operands.query.positions(rank, 1);
   const ConstTensorView query = shards.query.view();
   const ScoreTensors scores = shards.scores(problem.shape.kv_length);
@@ -83,6 +93,7 @@ OracleOutput oracle_of_rank(const AttentionProblem& problem, const ring::Sharded
   const std::int64_t heads = shape[2];
   const std::int64_t dim = problem.shape.value_dim;
   OracleOutput whole{std::vector<double>(static_cast<std::size_t>(shape[0] * rows * heads * dim)),
+                     std::vector<double>(static_cast<std::size_t>(shape[0] * heads * rows)),
                      std::vector<double>(static_cast<std::size_t>(shape[0] * heads * rows))};
   for (std::int64_t begin = 0; begin < rows; begin += kRows) {
     if (phase) phase("oracle", static_cast<double>(begin), static_cast<double>(rows));
@@ -95,8 +106,10 @@ OracleOutput oracle_of_rank(const AttentionProblem& problem, const ring::Sharded
       std::copy_n(part.output.data() + b * count * heads * dim, count * heads * dim,
                   whole.output.data() + (b * rows + begin) * heads * dim);
       for (std::int64_t n = 0; n < heads; ++n) {
-        std::copy_n(part.lse.data() + (b * heads + n) * count, count,
-                    whole.lse.data() + (b * heads + n) * rows + begin);
+        for (const auto numbers : {&OracleOutput::lse, &OracleOutput::maximum}) {
+          std::copy_n((part.*numbers).data() + (b * heads + n) * count, count,
+                      (whole.*numbers).data() + (b * heads + n) * rows + begin);
+        }
       }
     }
   }
@@ -182,9 +195,12 @@ Tensor random_part(Index index, const Extents& global_shape, DType dtype, std::u
 }
 
 CaseShards::CaseShards(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed,
-                       int rank, MemoryPool& memory, int threads, const ScoreFills& fills)
-    : output(dtype, operands.output.local_shape(rank), memory),
-      lse(DType::float32, operands.lse.local_shape(rank), memory) {
+                       int rank, MemoryPool& memory, int threads, const ScoreFills& fills,
+                       bool normalize_output)
+    : output(dtype, operands.output.local_shape(rank), memory) {
+  for (Tensor* const result : normalize_output ? std::vector{&lse} : std::vector{&maximum, &sum}) {
+    *result = Tensor(DType::float32, operands.lse.local_shape(rank), memory);
+  }
   const auto part = [&](const NamedSharding& sharding, Operand operand) {
     return random_part(sharding.index(rank), sharding.global_shape(), dtype, seed, operand, memory,
                        threads);
@@ -214,7 +230,19 @@ ring::LocalTensors CaseShards::local_tensors() const {
   ring::LocalTensors tensors{query.view(), key.view(), value.view(), output.view(), lse.view()};
   if (bias.shape().rank() > 0) tensors.bias = bias.view();
   if (mask.shape().rank() > 0) tensors.mask = mask.view();
+  tensors.maximum = maximum.view();
+  tensors.sum = sum.view();
   return tensors;
+}
+
+std::vector<const Tensor*> CaseShards::results() const {
+  if (lse.shape().rank() > 0) return {&output, &lse};
+  return {&output, &maximum, &sum};
+}
+
+Deviation CaseShards::deviation_from(const OracleOutput& truth) const {
+  if (lse.shape().rank() > 0) return compare(truth, output.view(), lse.view());
+  return compare(truth, output.view(), maximum.view(), sum.view());
 }
 
 ScoreTensors CaseShards::scores(std::int64_t kv_length) const {
@@ -255,16 +283,16 @@ Deviation run_unsharded(const ShardedCase& whole, const OracleOutput& truth, Mes
                                    attention_options(whole, device.place()));
   HostMemoryPool host;
   const CaseShards shards = collectively(world, [&] {
-    return CaseShards(operands, problem.dtype, whole.seed, mesh.rank(), host, 1, whole.fills);
+    return CaseShards(operands, problem.dtype, whole.seed, mesh.rank(), host, 1, whole.fills,
+                      problem.normalize_output);
   });
-  fill_nan(shards.output);
-  fill_nan(shards.lse);
+  fill_results(shards);
   DeviceTensors moved = collectively(
       world, [&] { return DeviceTensors(shards.local_tensors(), device, mesh.watchdog()); });
   moved.upload();
   attention.run(moved.tensors());
   moved.download();
-  return compare(truth, shards.output.view(), shards.lse.view());
+  return shards.deviation_from(truth);
 }
 
 }  // namespace
@@ -287,21 +315,19 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   HostMemoryPool host;
   const CaseShards shards = collectively(world, [&] {
     const Computing computing = world.computing();
-    return CaseShards(operands, problem.dtype, sharded_case.seed, rank, host, 1,
-                      sharded_case.fills);
+    return CaseShards(operands, problem.dtype, sharded_case.seed, rank, host, 1, sharded_case.fills,
+                      problem.normalize_output);
   });
   DeviceTensors moved = collectively(
       world, [&] { return DeviceTensors(shards.local_tensors(), device, mesh.watchdog()); });
   const auto run = [&] {
-    fill_nan(shards.output);
-    fill_nan(shards.lse);
+    fill_results(shards);
     moved.upload();
     attention.run(moved.tensors());
     moved.download();
   };
   run();
-  const std::vector<std::byte> output = bytes_of(shards.output);
-  const std::vector<std::byte> lse = bytes_of(shards.lse);
+  const std::vector<std::vector<std::byte>> results = bytes_of_results(shards);
   // The next run must not profit from what this one leaves behind: in between, other keys and
   // values are used.
   const auto with_other_columns = [&] {
@@ -315,14 +341,14 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   };
   with_other_columns();
   run();
-  const bool repeats = bytes_of(shards.output) == output && bytes_of(shards.lse) == lse;
+  const bool repeats = bytes_of_results(shards) == results;
 
   const OracleOutput truth = collectively(world, [&] {
     const Computing computing = world.computing();
     const WholeColumns columns(operands, problem.dtype, sharded_case.seed, rank, host);
     return oracle_of_rank(problem, operands, rank, shards, columns, phase);
   });
-  const Deviation sharded = compare(truth, shards.output.view(), shards.lse.view());
+  const Deviation sharded = shards.deviation_from(truth);
   tell("unsharded run");
   const Deviation unsharded = run_unsharded(unsharded_case(sharded_case, attention.selection()),
                                             truth, mesh, registry, device);

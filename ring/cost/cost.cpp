@@ -51,7 +51,7 @@ double seconds_of(const RankPlan& plan, const Copy& copy, const Prices& prices) 
   return prices.model.memory_seconds(2 * bytes);
 }
 
-// The LSE is negligible beside the outputs.
+// LSE and maximum are negligible beside the outputs.
 double seconds_of(const RankPlan& plan, const Reduce& reduce, const Prices& prices) {
   double bytes = bytes_of(plan, reduce.into.output);
   for (const Result& part : reduce.parts) bytes += bytes_of(plan, part.output);

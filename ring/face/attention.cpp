@@ -1,5 +1,8 @@
+#include <optional>
 #include <utility>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include <annulus/attention/attention_weights.hpp>
 #include <annulus/core/error.hpp>
@@ -19,7 +22,7 @@ AttentionProblem problem_of(const AttentionOptions& options) {
   AttentionProblem problem{options.shape,      options.dtype,         options.scale,
                            options.soft_cap,   options.mask,          options.sinks,
                            options.dropout,    options.softmax_dtype, options.bias,
-                           options.dense_mask, options.weights};
+                           options.dense_mask, options.weights,       options.normalize_output};
   if (makes_bias(options)) problem.bias = options.init_bias->shape;
   return under_policy(options.bias_policy, std::move(problem));
 }
@@ -107,14 +110,30 @@ class Attention::Impl {
     prepared_ = true;
   }
 
-  // The ranks agree on errors of the first call, as for the other tensors.
-  void check_weights(const AttentionTensors& tensors) {
-    const auto check = [&] {
-      if (!problem_.weights && tensors.weights != nullptr) {
-        throw ArgumentError("weights", "memory", "none: the options do not ask for weights");
+  // Whether the results are those that the options ask for. The ranks agree on errors of the first
+  // call, as for the other tensors.
+  void check_results(const AttentionTensors& tensors) {
+    const auto check_one = [](const char* name, const void* data, bool wanted, const Extents& shape,
+                              const char* what) {
+      if (!wanted && data != nullptr) {
+        throw ArgumentError(name, "memory",
+                            fmt::format("none: the options do not ask for {}", what));
       }
-      if (problem_.weights && tensors.weights == nullptr && weights_shape().product() > 0) {
-        throw ArgumentError("weights", "a null pointer", "memory: the options ask for weights");
+      if (wanted && data == nullptr && shape.product() > 0) {
+        throw ArgumentError(name, "a null pointer",
+                            fmt::format("memory: the options ask for {}", what));
+      }
+    };
+    const auto check = [&] {
+      const bool unnormalised = !problem_.normalize_output;
+      const Extents rows = shape(operands_.lse);
+      check_one("weights", tensors.weights, problem_.weights,
+                problem_.weights ? weights_shape() : Extents(), "weights");
+      check_one("maximum", tensors.maximum, unnormalised, rows, "an unnormalised output");
+      check_one("sum", tensors.sum, unnormalised, rows, "an unnormalised output");
+      if (unnormalised && tensors.lse != nullptr) {
+        throw ArgumentError("lse", "memory",
+                            "none with normalize_output = false: the LSE is maximum + log(sum)");
       }
     };
     if (prepared_) return check();
@@ -139,12 +158,22 @@ class Attention::Impl {
   [[nodiscard]] AttentionOutput make_output(bool with_lse) {
     MemoryPool& memory = context_.device().memory();
     AttentionOutput output{Tensor(problem_.dtype, shape(operands_.output), memory)};
-    if (with_lse) output.lse.emplace(DType::float32, shape(operands_.lse), memory);
+    const auto make_row_result = [&](std::optional<Tensor>& tensor) {
+      tensor.emplace(DType::float32, shape(operands_.lse), memory);
+    };
+    if (!problem_.normalize_output) {
+      make_row_result(output.maximum);
+      make_row_result(output.sum);
+    } else if (with_lse) {
+      make_row_result(output.lse);
+    }
     if (problem_.weights) output.weights.emplace(weights_dtype(), weights_shape(), memory);
     return output;
   }
 
-  [[nodiscard]] TensorView lse_view(float* data) const {
+  // LSE, maximum or sum.
+  [[nodiscard]] TensorView row_view(float* data, bool wanted) const {
+    if (data == nullptr && !wanted) return {};
     return {data, DType::float32, shape(operands_.lse), context_.place()};
   }
 
@@ -157,9 +186,11 @@ class Attention::Impl {
             input(tensors.key, operands_.key),
             input(tensors.value, operands_.value),
             {tensors.output, problem_.dtype, shape(operands_.output), place},
-            lse_view(tensors.lse),
+            row_view(tensors.lse, problem_.normalize_output),
             scores_view(tensors.bias, DType::float32, operands_.bias, bias_.shape().rank() > 0),
-            scores_view(tensors.mask, DType::boolean, operands_.dense_mask, drops_mask_)};
+            scores_view(tensors.mask, DType::boolean, operands_.dense_mask, drops_mask_),
+            row_view(tensors.maximum, !problem_.normalize_output),
+            row_view(tensors.sum, !problem_.normalize_output)};
   }
 
   // The policy applies to later masks too.
@@ -189,7 +220,7 @@ class Attention::Impl {
       }
       tensors.bias = bias_.view();
     }
-    if (tensors.lse.data() != nullptr) return;
+    if (tensors.lse.data() != nullptr || !problem_.normalize_output) return;
     if (lse_.shape().rank() == 0) {
       lse_ = Tensor(DType::float32, shape(operands_.lse), context_.device().memory());
     }
@@ -251,7 +282,7 @@ DType Attention::weights_dtype() const {
 }
 
 void Attention::run(const AttentionTensors& tensors, void* stream) {
-  impl_->check_weights(tensors);
+  impl_->check_results(tensors);
   impl_->run(impl_->views(tensors), stream);
   impl_->add_weights(tensors);
 }
@@ -259,7 +290,12 @@ AttentionOutput Attention::compute(const AttentionTensors& inputs, bool with_lse
   AttentionOutput output = impl_->make_output(with_lse);
   AttentionTensors tensors = inputs;
   tensors.output = output.outputs.view().data();
-  tensors.lse = with_lse ? output.lse->view().as<float>() : nullptr;
+  const auto row_result = [](const std::optional<Tensor>& tensor) {
+    return tensor ? tensor->view().as<float>() : nullptr;
+  };
+  tensors.lse = row_result(output.lse);
+  tensors.maximum = row_result(output.maximum);
+  tensors.sum = row_result(output.sum);
   tensors.weights = output.weights ? output.weights->view().data() : nullptr;
   run(tensors, stream);
   return output;

@@ -32,6 +32,7 @@ AttentionOptions attention_options(const AttentionMetadata& metadata, const Atte
     options.dropout.emplace(metadata.dropout_prob, metadata.dropout_seed);
   }
   options.softmax_dtype = metadata.runtime_softmax_dtype;
+  options.normalize_output = metadata.normalize_output;
   options.rules = metadata.rules();
   options.mode = metadata.mode_of(shape.query_length);
   options.implementation = metadata.implementation;

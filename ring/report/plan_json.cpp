@@ -37,7 +37,9 @@ json region_json(const Region& region) {
 }
 
 json result_json(const Result& result) {
-  return {{"output", region_json(result.output)}, {"lse", result.lse}};
+  json all{{"output", region_json(result.output)}, {"lse", result.lse}};
+  if (result.maximum >= 0) all["maximum"] = result.maximum;
+  return all;
 }
 
 json dependencies_json(const std::vector<Dependency>& dependencies) {
@@ -111,6 +113,7 @@ json work_json(const RankPlan& /*plan*/, const Reduce& reduce) {
               {"parts", parts},
               {"into", result_json(reduce.into)}};
   if (reduce.sinks) result["sinks"] = true;
+  if (reduce.unnormalised) result["unnormalised"] = true;
   return result;
 }
 

@@ -87,8 +87,9 @@ std::string work_text(const RankPlan& plan, const Block& block) {
 }
 
 std::string work_text(const RankPlan& /*plan*/, const Reduce& reduce) {
-  std::string text = fmt::format("reduce ({}) into {}", name_of(reduce.reduction),
-                                 region_text(reduce.into.output));
+  std::string text =
+      fmt::format("reduce ({}{}) into {}", name_of(reduce.reduction),
+                  reduce.unnormalised ? ", unnormalised" : "", region_text(reduce.into.output));
   for (const Result& part : reduce.parts) text += "\n        " + region_text(part.output);
   if (reduce.sinks) text += "\n        the sinks";
   return text;

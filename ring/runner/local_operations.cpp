@@ -31,9 +31,9 @@ void for_each_row(const TensorView& view, const Body& body) {
 // On the CPU a stream is immediate.
 class HostOperations final : public LocalOperations {
  public:
-  void combine(std::span<const PartialState> parts, const SoftmaxState& result,
+  void combine(std::span<const PartialState> parts, const SoftmaxState& result, SoftmaxForm form,
                Stream& /*stream*/) const override {
-    annulus::combine(parts, result);
+    annulus::combine(parts, result, form);
   }
   void sum(std::span<const ConstTensorView> parts, const TensorView& result,
            Stream& /*stream*/) const override {

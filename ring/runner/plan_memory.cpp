@@ -13,7 +13,8 @@ std::size_t aligned(std::size_t bytes) {
 }
 
 bool by_heads(Content content) {
-  return content == Content::lse || content == Content::delta;
+  return content == Content::lse || content == Content::delta || content == Content::maximum ||
+         content == Content::sum;
 }
 
 // The token dimension of a view from shape_of() or the like.
@@ -161,9 +162,13 @@ TensorView PlanMemory::view(const Region& region, Content content) const {
 }
 
 SoftmaxState PlanMemory::state(const Result& result) const {
-  Region lse = result.output;
-  lse.buffer = result.lse;
-  return {view(result.output, Content::output), view(lse, Content::lse)};
+  const auto of_rows = [&](int buffer, Content content) {
+    Region region = result.output;
+    region.buffer = buffer;
+    return buffer < 0 ? TensorView() : view(region, content);
+  };
+  return {view(result.output, Content::output), of_rows(result.lse, Content::lse),
+          of_rows(result.maximum, Content::maximum)};
 }
 
 ScoreTensors PlanMemory::scores(const Block& block, std::int64_t kv_length) const {

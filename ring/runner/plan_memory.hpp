@@ -27,7 +27,8 @@ class PlanMemory {
   /// What they must look like: contiguous, without memory.
   [[nodiscard]] std::vector<TensorView> expected() const;
 
-  /// One content of a region: [batch, tokens, heads, width], or [batch, heads, tokens] of an LSE.
+  /// One content of a region: [batch, tokens, heads, width], or [batch, heads, tokens] of an LSE or
+  /// the like.
   [[nodiscard]] TensorView view(const Region& region, Content content) const;
   [[nodiscard]] SoftmaxState state(const Result& result) const;
   /// Bias and dense mask of a block's batches, heads and rows, for all `kv_length` keys.

@@ -293,7 +293,8 @@ class Runner::Impl {
   }
 
   static bool is_result(Content content) {
-    return content == Content::output || content == Content::lse;
+    return content == Content::output || content == Content::lse || content == Content::maximum ||
+           content == Content::sum;
   }
   // Rows that lie on each other, as in what expand() makes, would overwrite each other.
   static void check_apart(const std::string& name, const TensorView& tensor) {
@@ -418,7 +419,9 @@ class Runner::Impl {
                                      parts.empty() ? partial_dtype(into.output.dtype())
                                                    : parts.front().state.output.dtype()));
       }
-      operations_->combine(parts, into, *computing_);
+      operations_->combine(
+          parts, into, reduce.unnormalised ? SoftmaxForm::unnormalised : SoftmaxForm::normalised,
+          *computing_);
     } else {
       for (const Content content : plan_.buffer(reduce.into.output.buffer).contents) {
         std::vector<ConstTensorView> parts;

@@ -1,5 +1,7 @@
 #include "runner/sink_states.hpp"
 
+#include <algorithm>
+
 namespace annulus::ring {
 
 SinkStates::SinkStates(const AttentionProblem& problem, const RankPlan& plan, Device& device,
@@ -19,19 +21,39 @@ SinkStates::SinkStates(const AttentionProblem& problem, const RankPlan& plan, De
       lse.view().as<float>()[head] = static_cast<float>(value);
     }
   }
+  const auto to_device = [&](const Tensor& tensor) {
+    Tensor copy(tensor.dtype(), tensor.shape(), device.memory());
+    device.copy(tensor.view(), copy.view(), stream);
+    return copy;
+  };
   const auto current = device.make_current();
-  zeros_ = Tensor(zeros.dtype(), zeros.shape(), device.memory());
-  lse_ = Tensor(lse.dtype(), lse.shape(), device.memory());
-  device.copy(zeros.view(), zeros_.view(), stream);
-  device.copy(lse.view(), lse_.view(), stream);
+  zeros_ = to_device(zeros);
+  lse_ = to_device(lse);
+  const Tensor maximum(DType::float32, lse.shape(), host);
+  if (!problem.normalize_output) {
+    for (std::int64_t head = 0; head < plan.local.heads; ++head) {
+      maximum.view().as<float>()[head] =
+          std::ranges::max(problem.sinks->of_head(plan.first_head + head));
+    }
+    maximum_ = to_device(maximum);
+  }
   stream.synchronize();
 }
 
 PartialState SinkStates::part(HeadRange heads, const Extents& output, DType dtype) const {
   const TensorView zeros = zeros_.view();
-  const TensorView lse = lse_.view().slice(0, heads.begin, heads.count);
+  const auto of_rows = [&](const Tensor& tensor) -> TensorView {
+    if (tensor.shape().rank() == 0) return {};
+    const TensorView of_heads = tensor.view().slice(0, heads.begin, heads.count);
+    return {of_heads.data(),
+            of_heads.dtype(),
+            {output[0], output[2], output[1]},
+            {0, 1, 0},
+            of_heads.place()};
+  };
   return {{{zeros.data(), dtype, output, {0, 0, 0, 1}, zeros.place()},
-           {lse.data(), lse.dtype(), {output[0], output[2], output[1]}, {0, 1, 0}, lse.place()}}};
+           of_rows(lse_),
+           of_rows(maximum_)}};
 }
 
 }  // namespace annulus::ring

@@ -15,12 +15,14 @@ class SinkStates {
   SinkStates(const AttentionProblem& problem, const RankPlan& plan, Device& device, Stream& stream);
 
   /// The sinks of `heads`, counted from the rank's first, for every row of a result of this shape:
-  /// output 0 and their LSE. `dtype` only says as what the zeros are read.
+  /// output 0, their LSE and, where such are wanted, the largest of them. `dtype` only says as what
+  /// the zeros are read.
   [[nodiscard]] PartialState part(HeadRange heads, const Extents& output, DType dtype) const;
 
  private:
-  Tensor zeros_;  // [Dv], as wide as partial results
-  Tensor lse_;    // [n]
+  Tensor zeros_;    // [Dv], as wide as partial results
+  Tensor lse_;      // [n]
+  Tensor maximum_;  // [n], float32; of rank 0 where the output is normalised
 };
 
 }  // namespace annulus::ring

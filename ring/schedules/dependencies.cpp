@@ -110,10 +110,12 @@ class Analysis {
   template <class Body>
   void each_region(const Result& result, const Body& body) const {
     body(result.output);
-    if (result.lse < 0) return;
-    Region lse = result.output;
-    lse.buffer = result.lse;
-    body(lse);
+    for (const int buffer : {result.lse, result.maximum}) {
+      if (buffer < 0) continue;
+      Region region = result.output;
+      region.buffer = buffer;
+      body(region);
+    }
   }
 
   void read(const Region& region, Latest& latest) {

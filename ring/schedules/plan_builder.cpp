@@ -44,7 +44,7 @@ RankPlan empty_plan(const RankContext& context) {
   add(Content::key, dtype, columns);
   add(Content::value, dtype, columns);
   add(Content::output, dtype, rows);
-  add(Content::lse, DType::float32, rows);
+  add(input.problem.normalize_output ? Content::lse : Content::sum, DType::float32, rows);
   const auto add_scores = [&](Content content, DType type,
                               const std::optional<NamedSharding>& sharding,
                               std::optional<Extents>& shape) {
@@ -59,6 +59,7 @@ RankPlan empty_plan(const RankContext& context) {
   };
   add_scores(Content::bias, DType::float32, input.operands.bias, plan.bias);
   add_scores(Content::dense_mask, DType::boolean, input.operands.dense_mask, plan.dense_mask);
+  if (!input.problem.normalize_output) add(Content::maximum, DType::float32, rows);
   return plan;
 }
 
@@ -113,8 +114,8 @@ void PlanBuilder::add_blocks(int step, int key, int value, std::vector<Block> bl
     block.query = kQuery;
     block.key = key;
     block.value = value;
-    if (plan_.bias) block.bias = kScores;
-    if (plan_.dense_mask) block.dense_mask = kScores + (plan_.bias ? 1 : 0);
+    block.bias = plan_.caller_buffer(Content::bias);
+    block.dense_mask = plan_.caller_buffer(Content::dense_mask);
     plan_.tasks.push_back({std::move(block), step, {}});
   }
 }

@@ -20,10 +20,9 @@ namespace annulus::ring {
 /// by blocks of a later step.
 class PlanBuilder {
  public:
-  /// The buffers of every plan: the caller's tensors.
+  /// The buffers of every plan: the caller's tensors. kLse is the sum of an unnormalised output. If
+  /// the problem has them, bias, dense mask and maximum follow: see RankPlan::caller_buffer.
   static constexpr int kQuery = 0, kKey = 1, kValue = 2, kOutput = 3, kLse = 4;
-  /// The first buffer of bias and dense mask, if the problem has them.
-  static constexpr int kScores = 5;
 
   /// Starts a plan with these buffers and the group along the key/value sequence axes, group 0.
   explicit PlanBuilder(const RankContext& context);
@@ -71,7 +70,8 @@ class PlanBuilder {
 /// Decides where the blocks of a plan put their results, and adds the buffers and reductions that
 /// combine results into the caller's output and LSE. Tasks are in their final order.
 ///
-/// A result that alone covers the output of its heads is written there directly if dtypes permit.
+/// A result that alone covers the output of its heads is written there directly if dtypes permit,
+/// unless sinks or an unnormalised output ask for a reduction.
 /// Otherwise partial results wait in buffers until the last block of a group of heads is done; then
 /// they are reduced together and rounded once. If `input.options.result_bytes` cannot hold them
 /// all, those so far are folded into one in float32.

@@ -13,7 +13,8 @@
 // Partial results lie in places: pieces of memory for the rows and heads of a group, one result
 // beside the other as long as they share no row. Place 0 is as large as the output, and is the
 // output itself where dtypes permit. Rows that a kernel completes go straight into the output,
-// unless there are sinks, which only the reduction into the output adds.
+// unless there are sinks or the output is unnormalised: both are up to the reduction into the
+// output.
 namespace annulus::ring {
 namespace {
 
@@ -50,6 +51,7 @@ class Placer {
         all_rows_{LocalPosition(0), plan.local.query_length},
         all_batches_{0, plan.local.batch},
         sinks_(input.problem.sinks.has_value()),
+        unnormalised_(!input.problem.normalize_output),
         most_parts_(kMostParts - (sinks_ ? 1 : 0)),
         tasks_(std::exchange(plan.tasks, {})) {}
 
@@ -162,7 +164,7 @@ class Placer {
   // Rows of the block that no later one adds to, at an end of those that are still open. The kernel
   // can round these into the output, which saves writing them in float32 and reading them again.
   [[nodiscard]] LocalRange final_rows(const Block& block, PendingAt state, LocalRange later) {
-    if (sinks_ || declaration_of(block).results != ResultForm::either ||
+    if (sinks_ || unnormalised_ || declaration_of(block).results != ResultForm::either ||
         lse_dtype_ != DType::float32 || !(block.batches == all_batches_)) {
       return {};
     }
@@ -285,25 +287,31 @@ class Placer {
     return -1;
   }
 
-  // The buffers of a place for results of the group: its output and its LSE.
-  struct Pair {
+  // The buffers of a place for results of the group.
+  struct Buffers {
     int output = -1;
     int lse = -1;
+    int maximum = -1;  // −1 where the output is normalised
   };
 
   // Makes the buffers of a part's place, or extends them to its rows.
   void make_room(const Pending& part) {
     const auto [known, fresh] = buffers_.try_emplace({part.place, part.dtype});
-    Pair& pair = known->second;
+    Buffers& place = known->second;
     if (fresh) {
       const bool as_output = part.place == 0 && part.dtype == dtype_;
-      pair.output =
+      place.output =
           as_output ? PlanBuilder::kOutput : make(part.place, Content::output, part.dtype);
-      pair.lse = as_output && lse_dtype_ == DType::float32
-                     ? PlanBuilder::kLse
-                     : make(part.place, Content::lse, lse_dtype_);
+      place.lse = as_output && lse_dtype_ == DType::float32
+                      ? PlanBuilder::kLse
+                      : make(part.place, Content::lse, lse_dtype_);
+      if (unnormalised_) {
+        place.maximum = as_output ? plan_.caller_buffer(Content::maximum)
+                                  : make(part.place, Content::maximum, DType::float32);
+      }
     }
-    for (const int index : {pair.output, pair.lse}) {
+    for (const int index : {place.output, place.lse, place.maximum}) {
+      if (index < 0) continue;
       LocalRange& tokens = plan_.buffers[static_cast<std::size_t>(index)].tokens;
       tokens = hull(tokens, part.rows);
     }
@@ -318,30 +326,33 @@ class Placer {
   }
 
   [[nodiscard]] Result result_of(const Pending& part, LocalRange rows, BatchRange batches) const {
-    const Pair& pair = buffers_.at({part.place, part.dtype});
-    return {{pair.output, rows, *group_, batches}, pair.lse};
+    const Buffers& place = buffers_.at({part.place, part.dtype});
+    return {{place.output, rows, *group_, batches}, place.lse, place.maximum};
   }
 
-  [[nodiscard]] static Result output_of(LocalRange rows, HeadRange heads, BatchRange batches) {
-    return {{PlanBuilder::kOutput, rows, heads, batches}, PlanBuilder::kLse};
+  [[nodiscard]] Result output_of(LocalRange rows, HeadRange heads, BatchRange batches) const {
+    return {{PlanBuilder::kOutput, rows, heads, batches},
+            PlanBuilder::kLse,
+            plan_.caller_buffer(Content::maximum)};
   }
 
   // Where parts do not all cover all batches, batches are reduced one by one.
-  void reduce(const Result& into, int step, bool sinks) {
+  void reduce(const Result& into, int step, bool completes) {
     const bool together = std::all_of(pending_.begin(), pending_.end(), [&](const Pending& part) {
       return part.batches == all_batches_;
     });
-    if (together) return reduce(into, all_batches_, step, sinks);
+    if (together) return reduce(into, all_batches_, step, completes);
     for (std::int64_t batch = 0; batch < all_batches_.count; ++batch) {
-      reduce(into, {batch, 1}, step, sinks);
+      reduce(into, {batch, 1}, step, completes);
     }
   }
 
-  void reduce(Result into, BatchRange batches, int step, bool sinks) {
+  void reduce(Result into, BatchRange batches, int step, bool completes) {
     Reduce reduction;
     into.output.batches = batches;
     reduction.into = into;
-    reduction.sinks = sinks;
+    reduction.sinks = completes && sinks_;
+    reduction.unnormalised = completes && unnormalised_;
     for (const Pending& part : pending_) {
       if (covers(part.batches, batches)) {
         reduction.parts.push_back(result_of(part, part.rows, batches));
@@ -363,17 +374,20 @@ class Placer {
     const Result output = output_of(open_, *group_, all_batches_);
     const bool alone = pending_.size() == 1 && result_of(pending_.front(), pending_.front().rows,
                                                          pending_.front().batches) == output;
-    if (open_.count > 0 && (!alone || sinks_)) reduce(output, step, sinks_);
+    if (open_.count > 0 && (!alone || sinks_ || unnormalised_)) reduce(output, step, true);
     pending_.clear();
     group_.reset();
   }
 
   void leave_out(HeadRange heads, int step) {
     if (heads.count == 0) return;
-    plan_.tasks.push_back(
-        {Reduce{Reduction::softmax, {}, output_of(all_rows_, heads, all_batches_), sinks_},
-         step,
-         {}});
+    plan_.tasks.push_back({Reduce{Reduction::softmax,
+                                  {},
+                                  output_of(all_rows_, heads, all_batches_),
+                                  sinks_,
+                                  unnormalised_},
+                           step,
+                           {}});
   }
 
   const PlanInput& input_;
@@ -384,16 +398,17 @@ class Placer {
   LocalRange all_rows_;
   BatchRange all_batches_;
   bool sinks_;
+  bool unnormalised_;
   int most_parts_;  // of a reduction, sinks not counted
   std::vector<Task> tasks_;
   int places_ = 2;
   DType first_dtype_ = DType::float32;
   std::optional<HeadRange> group_;
   std::size_t last_of_group_ = 0;
-  LocalRange open_;                                // rows of the group whose output is not complete
-  std::vector<LocalRange> later_rows_;             // by task: what later blocks of its group add to
-  std::map<std::pair<int, DType>, Pair> buffers_;  // of the group
-  std::map<std::pair<int, Content>, int> memory_;  // first buffer of a place
+  LocalRange open_;                     // rows of the group whose output is not complete
+  std::vector<LocalRange> later_rows_;  // by task: what later blocks of its group add to
+  std::map<std::pair<int, DType>, Buffers> buffers_;  // of the group
+  std::map<std::pair<int, Content>, int> memory_;     // first buffer of a place
   std::vector<Pending> pending_;
 };
 

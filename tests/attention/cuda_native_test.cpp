@@ -172,6 +172,80 @@ TEST_F(CudaNative, RowsOfNoWeightAreNotEmpty) {
                                         {whole.query, whole.key, whole.value}, *device_, *stream_));
 }
 
+// Of one launch, and of several that go on from each other.
+TEST_F(CudaNative, MaximaOfRows) {
+  Random random(60);
+  std::vector<PositionRange> ranges;
+  for (std::int64_t i = 0; i < 600; i += 10) ranges.push_back({GlobalPosition(i), 10});
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    for (const bool many : {false, true}) {
+      for (const DType lse : {DType::float32, DType::float64}) {
+        AttentionProblem problem;
+        problem.shape = {2, 40, 600, 4, 2, 16, 8};
+        problem.dtype = dtype;
+        problem.mask.set_causal(true);
+        problem.mask.set_offset(-5);
+        problem.mask.set_kv_lengths({600, 20});
+        problem.dropout.emplace(0.3, 2);
+        const WholeAttention whole = random_attention(random, problem);
+        AttentionBlock block = whole.block();
+        if (many) block.columns = PositionRanges(ranges);
+        const Tensor maximum(DType::float32, {2, 4, 40}, test_memory());
+        std::memset(maximum.view().data(), 0xff, maximum.bytes());
+        const Result result =
+            run_on_device(native(), problem, block, {whole.query, whole.key, whole.value}, *device_,
+                          *stream_, lse, &maximum);
+        const OracleOutput truth = whole.oracle();
+        expect_accurate(result, whole, truth);
+        for (std::size_t i = 0; i < truth.maximum.size(); ++i) {
+          const float got = maximum.view().as<float>()[i];
+          if (got == truth.maximum[i]) continue;  // −∞ too
+          ASSERT_NEAR(got, truth.maximum[i], 1e-5) << i;
+        }
+      }
+    }
+  }
+}
+
+// Logits that are whole numbers have no rounding: the largest is exactly that.
+TEST_F(CudaNative, MaximaAreExact) {
+  Random random(61);
+  AttentionProblem problem;
+  problem.shape = {1, 40, 900, 2, 2, 4, 4};
+  problem.scale = 1;
+  const WholeAttention whole = random_attention(random, problem);
+  for (const Tensor* tensor : {&whole.query, &whole.key}) {
+    for (std::int64_t i = 0; i < tensor->shape().product(); ++i) {
+      tensor->view().as<float>()[i] = static_cast<float>(draw(random, -6, 6));
+    }
+  }
+  AttentionBlock block = whole.block();
+  std::vector<PositionRange> ranges;
+  for (std::int64_t i = 0; i < 900; i += 10) ranges.push_back({GlobalPosition(i), 10});
+  block.columns = PositionRanges(ranges);
+  const Tensor maximum(DType::float32, {1, 2, 40}, test_memory());
+  static_cast<void>(run_on_device(native(), problem, block, {whole.query, whole.key, whole.value},
+                                  *device_, *stream_, DType::float32, &maximum));
+  const OracleOutput truth = whole.oracle();
+  for (std::size_t i = 0; i < truth.maximum.size(); ++i) {
+    ASSERT_EQ(maximum.view().as<float>()[i], truth.maximum[i]) << i;
+  }
+}
+
+TEST_F(CudaNative, TheMaximumOfARowOfNansIsNan) {
+  AttentionProblem problem;
+  problem.shape = {1, 1, 3, 1, 1, 1, 1};
+  const WholeAttention whole{problem, tensor_of(DType::float32, {1, 1, 1, 1}, {1}),
+                             tensor_of(DType::float32, {1, 3, 1, 1}, {1, std::nanf(""), 2}),
+                             tensor_of(DType::float32, {1, 3, 1, 1}, {1, 2, 3})};
+  const Tensor maximum(DType::float32, {1, 1, 1}, test_memory());
+  *maximum.view().as<float>() = 0;
+  static_cast<void>(run_on_device(native(), problem, whole.block(),
+                                  {whole.query, whole.key, whole.value}, *device_, *stream_,
+                                  DType::float32, &maximum));
+  EXPECT_TRUE(std::isnan(*maximum.view().as<float>()));
+}
+
 TEST_F(CudaNative, RunsRepeatEveryBit) {
   Random random(55);
   AttentionProblem problem;
@@ -194,6 +268,11 @@ TEST_F(CudaNative, RefusesWhatDoesNotFit) {
       kernel->forward(whole.block(), {half.view(), result.lse.view()}, {*stream_, nullptr, 1}),
       InternalError)
       << "the output is float32";
+  EXPECT_THROW(
+      kernel->forward(whole.block(), {result.output.view(), result.lse.view(), half.view()},
+                      {*stream_, nullptr, 1}),
+      InternalError)
+      << "the maximum is like the LSE";
   problem.dtype = DType::float64;
   EXPECT_FALSE(native().capability(problem, device_->place()));
 }

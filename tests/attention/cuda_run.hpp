@@ -73,10 +73,11 @@ struct Sources {
 };
 
 /// A block of host tensors run on the device. The result comes back in host memory, the output as
-/// float32 whatever dtype the kernel hands it over in.
+/// float32 whatever dtype the kernel hands it over in, and `maximum` [b,n,t] if it is given.
 inline Result run_on_device(const Implementation& implementation, const AttentionProblem& problem,
                             const AttentionBlock& host_block, const Sources& sources,
-                            Device& device, Stream& stream, DType lse_dtype = DType::float32) {
+                            Device& device, Stream& stream, DType lse_dtype = DType::float32,
+                            const Tensor* maximum = nullptr) {
   const Mirror query(sources.query, device);
   const Mirror key(sources.key, device);
   const Mirror value(sources.value, device);
@@ -100,12 +101,15 @@ inline Result run_on_device(const Implementation& implementation, const Attentio
   std::memset(output.view().data(), 0xff, output.bytes());  // NaN
   const Mirror output_mirror(output, device);
   const Mirror lse_mirror(result.lse, device);
-  const SoftmaxState state{output_mirror.view(), lse_mirror.view()};
+  std::optional<Mirror> maximum_mirror;
+  SoftmaxState state{output_mirror.view(), lse_mirror.view()};
+  if (maximum != nullptr) state.maximum = maximum_mirror.emplace(*maximum, device).view();
   kernel->prepare(block, state);
   kernel->forward(block, state, {stream, nullptr, 1});
   stream.synchronize();
   output_mirror.download();
   lse_mirror.download();
+  if (maximum_mirror) maximum_mirror->download();
   to_float32(output.view().data(), dtype, result.output.view().as<float>(),
              output.view().elements());
   return result;

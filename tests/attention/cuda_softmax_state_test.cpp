@@ -1,6 +1,10 @@
 // The elementwise work on a GPU, against the same functions on the CPU.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include <annulus/attention/accuracy.hpp>
@@ -182,6 +186,157 @@ TEST_F(CudaSoftmaxState, CombinesInPlaceWithFloat64Lse) {
   expect_near({first.state().output, lse.view()}, host, 4e-7);
 }
 
+// A state with a maximum, on both sides; LSEs lie above their maxima.
+struct MaximumState {
+  MaximumState(Random& random, const Extents& shape, DType lse_dtype, Device& device)
+      : output(random_tensor(random, DType::float32, shape)),
+        lse(lse_dtype, {shape[0], shape[2], shape[1]}, test_memory()),
+        maximum(random_tensor(random, DType::float32, {shape[0], shape[2], shape[1]}, 4.0F)) {
+    for (std::int64_t i = 0; i < lse.shape().product(); ++i) {
+      const double above = static_cast<double>(draw(random, 0, 30)) / 8;
+      if (draw(random, 0, 9) == 0) {
+        maximum.view().as<float>()[i] = -std::numeric_limits<float>::infinity();
+      }
+      const double value = maximum.view().as<float>()[i] + above;
+      if (lse_dtype == DType::float64) {
+        lse.view().as<double>()[i] = value;
+      } else {
+        lse.view().as<float>()[i] = static_cast<float>(value);
+      }
+    }
+    output_there.emplace(output, device);
+    lse_there.emplace(lse, device);
+    maximum_there.emplace(maximum, device);
+  }
+  MaximumState(const MaximumState&) = delete;
+  MaximumState& operator=(const MaximumState&) = delete;
+  [[nodiscard]] SoftmaxState here() const { return {output.view(), lse.view(), maximum.view()}; }
+  [[nodiscard]] SoftmaxState there() const {
+    return {output_there->view(), lse_there->view(), maximum_there->view()};
+  }
+  void download() const {
+    output_there->download();
+    lse_there->download();
+    maximum_there->download();
+  }
+  Tensor output, lse, maximum;
+  std::optional<Mirror> output_there, lse_there, maximum_there;
+};
+
+// Rows [row, …) and heads [head, …) of a state, as a part that begins there.
+PartialState corner(const SoftmaxState& state, std::int64_t row, std::int64_t head) {
+  const std::int64_t rows = state.output.size(1) - row;
+  const std::int64_t heads = state.output.size(2) - head;
+  const auto of_rows = [&](const TensorView& view) {
+    return view.slice(1, head, heads).slice(2, row, rows);
+  };
+  return {{state.output.slice(1, row, rows).slice(2, head, heads), of_rows(state.lse),
+           of_rows(state.maximum)},
+          row,
+          head};
+}
+
+void expect_same_state(const SoftmaxState& got, const SoftmaxState& want, double tolerance) {
+  expect_near(got, want, tolerance);
+  for (std::int64_t i = 0; i < want.maximum.elements(); ++i) {
+    ASSERT_EQ(got.maximum.as<float>()[i], want.maximum.as<float>()[i]) << i;
+  }
+}
+
+TEST_F(CudaSoftmaxState, CombinesMaximaAsOnTheCpuInBothForms) {
+  Random random(69);
+  for (const Extents& shape : {Extents{2, 33, 4, 64}, Extents{1, 5, 3, 7}, Extents{1, 1, 1, 1}}) {
+    for (const DType lse : {DType::float32, DType::float64}) {
+      for (const int count : {0, 1, 3, kMostParts}) {
+        for (const SoftmaxForm form : {SoftmaxForm::normalised, SoftmaxForm::unnormalised}) {
+          std::vector<std::unique_ptr<MaximumState>> states;
+          std::vector<PartialState> here;
+          std::vector<PartialState> there;
+          for (int i = 0; i < count; ++i) {
+            states.push_back(std::make_unique<MaximumState>(random, shape, lse, *device_));
+            const std::int64_t row = i % 2 == 0 ? 0 : shape[1] / 2;
+            const std::int64_t head = i % 3 == 0 ? 0 : shape[2] / 2;
+            here.push_back(corner(states.back()->here(), row, head));
+            there.push_back(corner(states.back()->there(), row, head));
+          }
+          const MaximumState expected(random, shape, lse, *device_);
+          combine(here, expected.here(), form);
+          const MaximumState result(random, shape, lse, *device_);
+          cuda::combine(there, result.there(), *stream_, form);
+          stream_->synchronize();
+          result.download();
+          SCOPED_TRACE(to_string(shape) + " parts " + std::to_string(count));
+          expect_same_state(result.here(), expected.here(), 8e-6);
+          if (count == 0) continue;
+          // In place of a part that covers everything.
+          combine(here, states[0]->here(), form);
+          const MaximumState& first = *states[0];
+          cuda::combine(there, first.there(), *stream_, form);
+          stream_->synchronize();
+          first.download();
+          expect_same_state(first.here(), expected.here(), 8e-6);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaSoftmaxState, RoundsUnnormalisedOutputs) {
+  Random random(70);
+  const Extents shape{1, 9, 2, 24};
+  const MaximumState first(random, shape, DType::float64, *device_);
+  const MaximumState second(random, shape, DType::float64, *device_);
+  const MaximumState expected(random, shape, DType::float64, *device_);
+  combine(std::vector<PartialState>{{first.here()}, {second.here()}}, expected.here(),
+          SoftmaxForm::unnormalised);
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    const HostState rounded(random, dtype, shape, shape[3]);
+    const DeviceState target(rounded, *device_);
+    const MaximumState rows(random, shape, DType::float32, *device_);
+    cuda::combine(std::vector<PartialState>{{first.there()}, {second.there()}},
+                  {target.state().output, rows.there().lse, rows.there().maximum}, *stream_,
+                  SoftmaxForm::unnormalised);
+    stream_->synchronize();
+    target.download();
+    rows.download();
+    expect_near({widened(random, rounded, shape).state().output, rows.lse.view()}, expected.here(),
+                unit_roundoff(dtype) * 1.01);
+  }
+}
+
+TEST_F(CudaSoftmaxState, NansAndNothingAmongMaxima) {
+  Random random(71);
+  const Extents shape{1, 3, 1, 4};  // rows: NaN, only logits of −∞, nothing
+  const MaximumState host(random, shape, DType::float32, *device_);
+  const float nan = std::nanf("");
+  const float nothing = -std::numeric_limits<float>::infinity();
+  const std::array rows{std::array{nan, nan, nan}, std::array{nan, nothing, nothing},
+                        std::array{0.0F, nothing, nothing}};
+  for (std::size_t t = 0; t < rows.size(); ++t) {
+    std::fill_n(host.output.view().as<float>() + 4 * t, 4, rows.at(t)[0]);
+    host.lse.view().as<float>()[t] = rows.at(t)[1];
+    host.maximum.view().as<float>()[t] = rows.at(t)[2];
+  }
+  const Mirror output(host.output, *device_);
+  const Mirror lse(host.lse, *device_);
+  const Mirror maximum(host.maximum, *device_);
+  const MaximumState result(random, shape, DType::float32, *device_);
+  cuda::combine(std::vector<PartialState>{{{output.view(), lse.view(), maximum.view()}}},
+                result.there(), *stream_, SoftmaxForm::unnormalised);
+  stream_->synchronize();
+  result.download();
+  const auto* outputs = result.output.view().as<float>();
+  const auto* sums = result.lse.view().as<float>();
+  const auto* maxima = result.maximum.view().as<float>();
+  EXPECT_TRUE(std::isnan(outputs[0]) && std::isnan(sums[0]) && std::isnan(maxima[0]));
+  EXPECT_TRUE(std::isnan(outputs[4]));
+  EXPECT_EQ(outputs[8], 0);
+  for (const int t : {1, 2}) {
+    EXPECT_EQ(sums[t], 0);
+    EXPECT_EQ(maxima[t], nothing);
+  }
+}
+
 TEST_F(CudaSoftmaxState, PartsOfNoWeightYieldToOthersButNotToNothing) {
   Random random(68);
   // By the three kernels: few parts of a half type, few, and many.
@@ -306,6 +461,20 @@ TEST_F(CudaSoftmaxState, RefusesWhatDoesNotFit) {
       cuda::combine(std::vector<PartialState>(kMostParts + 1, PartialState{state.state(), 0, 0}),
                     state.state(), *stream_),
       InternalError);
+  // Maxima that are missing or do not fit, and rounded parts beside them.
+  const MaximumState good(random, {1, 2, 3, 8}, DType::float32, *device_);
+  const auto combine_one = [&](const SoftmaxState& part, const SoftmaxState& into) {
+    cuda::combine(std::vector<PartialState>{{part}}, into, *stream_, SoftmaxForm::unnormalised);
+  };
+  EXPECT_NO_THROW(combine_one(good.there(), good.there()));
+  EXPECT_THROW(combine_one(good.there(), state.state()), InternalError);
+  EXPECT_THROW(combine_one(state.state(), good.there()), InternalError);
+  SoftmaxState short_one = good.there();
+  short_one.maximum = short_one.maximum.slice(2, 0, 1);
+  EXPECT_THROW(combine_one(good.there(), short_one), InternalError);
+  SoftmaxState rounded = narrow.state();
+  rounded.maximum = good.there().maximum;
+  EXPECT_THROW(combine_one(rounded, good.there()), InternalError);
 }
 
 }  // namespace

@@ -33,6 +33,7 @@ AttentionMetadata unusual() {
   metadata.soft_cap = 30;        // a whole number, but not an integer in JSON
   metadata.dropout_prob = 0.25;
   metadata.dropout_seed = std::numeric_limits<std::uint64_t>::max();
+  metadata.normalize_output = false;
   metadata.blocksize_q = 128;
   metadata.blocksize_k = std::int64_t{1} << 40;
   metadata.blocksize_b = 2;
@@ -171,6 +172,7 @@ TEST(Metadata, ValuesOfAnotherTypeOrRangeNameKeyAndSource) {
         BadField{"sequence_axis_name", "\"\"", "mesh axis"},
         BadField{"sequence_axis_name", "null", "a string"},
         BadField{"scan_ring_attention", "1", "true or false"},
+        BadField{"normalize_output", "\"no\"", "true or false"},
         BadField{"mesh", "\"\"", "axes"},
         BadField{"mesh", "[4]", "a string, or null"},
         BadField{"sharding_rules", "[]", "object"},

@@ -72,6 +72,10 @@ TEST(AttentionProblem, RefusesNamingTheField) {
     p.dropout.emplace(0.1, 1);
   });
   expect("kv_lengths", [](auto& p) { p.mask.set_kv_lengths({1}); });
+  expect("normalize_output", [](auto& p) {
+    p.weights = true;
+    p.normalize_output = false;
+  });
 }
 
 TEST(AttentionProblem, ScaleAndOperations) {
@@ -110,6 +114,9 @@ TEST(AttentionProblem, ModifiersAreNamed) {
   problem.soft_cap = 20;
   problem.dropout.emplace(0.25, 5);
   EXPECT_EQ(modifiers_text(problem), "scale 0.5, soft cap 20, sinks [3], dropout 0.25, seed 5");
+  problem.normalize_output = false;
+  EXPECT_EQ(modifiers_text(problem),
+            "scale 0.5, soft cap 20, sinks [3], dropout 0.25, seed 5, unnormalised");
 }
 
 }  // namespace

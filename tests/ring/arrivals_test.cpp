@@ -18,7 +18,7 @@ namespace {
 class Publishing final : public LocalOperations {
  public:
   void combine(std::span<const PartialState> /*parts*/, const SoftmaxState& /*result*/,
-               Stream& /*stream*/) const override {
+               SoftmaxForm /*form*/, Stream& /*stream*/) const override {
     throw InternalError("not asked for");
   }
   void sum(std::span<const ConstTensorView> /*parts*/, const TensorView& /*result*/,

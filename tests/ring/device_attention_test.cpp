@@ -189,6 +189,33 @@ TEST_F(DeviceAttention, EveryScheduleTransportAndImplementation) {
   }
 }
 
+// By the plain kernel and reductions that write maximum and sum, with sinks and rows without keys.
+TEST_F(DeviceAttention, UnnormalisedOutputs) {
+  const int ranks = test::session().size();
+  const std::vector<std::string> schedules = ranks == 1
+                                                 ? std::vector<std::string>{"local"}
+                                                 : std::vector<std::string>{"ring", "allgather"};
+  for (const Transport transport : transports()) {
+    for (const std::string& schedule : schedules) {
+      for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+        for (const bool sinks : {false, true}) {
+          ShardedCase one = case_of(std::int64_t{100} * ranks + 3, 4, 2, 40);
+          one.problem.dtype = dtype;
+          one.problem.normalize_output = false;
+          one.problem.mask.set_offset(-5);
+          if (sinks) one.problem.sinks = Sinks({4, 1}, {0, 1, -2, 5});
+          one.transport = transport;
+          one.schedule = schedule;
+          expect_verified(one);
+          // Folded as soon as there are two.
+          one.plan.emplace().result_bytes = 1;
+          expect_verified(one);
+        }
+      }
+    }
+  }
+}
+
 // Reductions add sinks to the results of any kernel: results that a kernel has rounded or that are
 // already in the output, float64 LSEs, rows without keys, odd sizes.
 TEST_F(DeviceAttention, Sinks) {

@@ -66,6 +66,10 @@ TEST(Face, MetadataSayWhatAndWhere) {
   EXPECT_TRUE(context.place().is_host());
   AttentionOptions expected = causal(101);
   const AttentionOptions options = attention_options(metadata, expected.shape, expected.mask);
+  EXPECT_TRUE(options.normalize_output);
+  EXPECT_FALSE(attention_options(metadata.replace({.normalize_output = false}), expected.shape,
+                                 expected.mask)
+                   .normalize_output);
   expected.scale = 0.5;
   expected.soft_cap = 4.0;
   expected.dropout.emplace(0.25, 8);
@@ -192,6 +196,78 @@ TEST(Face, OutputsOfTheirOwn) {
     }
     expect_right(attention, options, shards, 3, weights);
   }
+}
+
+// Its own tensors, and those of compute(), under a schedule with hops and without.
+TEST(Face, UnnormalisedOutputs) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(29);
+  options.sinks = Sinks({1}, {0.5F});
+  options.normalize_output = false;
+  for (const char* schedule : {"ring", "allgather"}) {
+    options.schedule = schedule;
+    Attention attention(context, options);
+    Shards shards(attention, 3);
+    std::vector<float> maximum(shards.lse.size(), NAN);
+    std::vector<float> sum(shards.lse.size(), NAN);
+    AttentionTensors tensors = shards.tensors(false);
+    tensors.maximum = maximum.data();
+    tensors.sum = sum.data();
+    attention.run(tensors);
+    const AttentionOutput output =
+        attention.compute({shards.query.data(), shards.key.data(), shards.value.data()});
+    EXPECT_FALSE(output.lse);
+    EXPECT_TRUE(std::equal(maximum.begin(), maximum.end(), output.maximum->view().as<float>()));
+    EXPECT_TRUE(std::equal(sum.begin(), sum.end(), output.sum->view().as<float>()));
+    EXPECT_TRUE(
+        std::equal(shards.output.begin(), shards.output.end(), output.outputs.view().as<float>()));
+    // Divided by its sum, it is the usual output.
+    const Extents shape = attention.output_shape();
+    for (std::size_t row = 0; row < sum.size(); ++row) {
+      const auto rows = static_cast<std::size_t>(shape[1]);
+      const auto heads = static_cast<std::size_t>(shape[2]);
+      const std::size_t t = row % rows;
+      const std::size_t n = row / rows % heads;
+      const std::size_t b = row / rows / heads;
+      const auto dim = static_cast<std::size_t>(shape[3]);
+      for (std::size_t d = 0; d < dim; ++d) {
+        shards.output[((b * rows + t) * heads + n) * dim + d] /= sum[row];
+      }
+      EXPECT_GE(maximum[row], 0.5F);
+      EXPECT_GE(sum[row], 1.0F);
+      shards.lse[row] = maximum[row] + std::log(sum[row]);
+    }
+    expect_right(attention, options, shards, 3, true);
+  }
+}
+
+TEST(Face, MaximumAndSumAreForThoseWhoAskedForThem) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(29);
+  float memory = 0;
+  const auto message = [&](const auto& change) {
+    Attention attention(context, options);
+    Shards shards(attention, 3);
+    AttentionTensors tensors = shards.tensors(false);
+    if (!options.normalize_output) tensors.maximum = tensors.sum = &memory;
+    // One rank is enough.
+    if (context.rank() == context.size() - 1) change(tensors);
+    return test::message_of<UserError>([&] { attention.run(tensors); });
+  };
+  EXPECT_THAT(message([&](auto& t) { t.maximum = &memory; }),
+              HasSubstr("maximum: got memory, expected none: the options do not ask for an "
+                        "unnormalised output"));
+  EXPECT_THAT(message([&](auto& t) { t.sum = &memory; }), HasSubstr("sum: got memory"));
+  options.normalize_output = false;
+  EXPECT_THAT(message([&](auto& t) { t.maximum = nullptr; }),
+              HasSubstr("maximum: got a null pointer"));
+  EXPECT_THAT(message([&](auto& t) { t.sum = nullptr; }), HasSubstr("sum: got a null pointer"));
+  EXPECT_THAT(message([&](auto& t) { t.lse = &memory; }),
+              HasSubstr("lse: got memory, expected none with normalize_output = false: the LSE is "
+                        "maximum + log(sum)"));
+  options.weights = true;
+  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
+              HasSubstr("normalize_output: got false"));
 }
 
 TEST(Face, WeightsAreForThoseWhoAskedForThem) {
@@ -450,9 +526,9 @@ TEST(Face, OneRanksContextOptionsOtherwise) {
 
 TEST(Face, OneRanksAttentionOptionsOtherwise) {
   [[maybe_unused]] const auto& [shape, dtype, mask, scale, soft_cap, sinks, dropout, softmax_dtype,
-                                bias, dense_mask, bias_policy, init_bias, weights, query_spec,
-                                kv_spec, rules, mode, layout, kv_layout, granule, schedule,
-                                implementation] = AttentionOptions();
+                                bias, dense_mask, bias_policy, init_bias, weights, normalize_output,
+                                query_spec, kv_spec, rules, mode, layout, kv_layout, granule,
+                                schedule, implementation] = AttentionOptions();
   Context context(world(), on_host());
   const AttentionOptions options = causal(64);
   Attention before(context, options);  // its group is there already
@@ -496,6 +572,7 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
           {"kv_spec", [](auto& o) { o.kv_spec = PartitionSpec::parse("-,-"); }, "key/value"},
           {"softmax_dtype", [](auto& o) { o.softmax_dtype = DType::float64; }, "float64"},
           {"weights", [](auto& o) { o.weights = true; }, "vanilla"},
+          {"normalize_output", [](auto& o) { o.normalize_output = false; }, "unnormalised"},
           {"rules",
            [](auto& o) {
              o.rules.set({SemanticAxis::query_length, {}, {}});

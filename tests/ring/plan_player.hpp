@@ -46,7 +46,8 @@ class PlanPlayer {
   }
 
   /// Every visible pair of every head exactly once, on every rank that holds its row; and the
-  /// output of every row holds each of the row's blocks exactly once, and its sinks.
+  /// output of every row holds each of the row's blocks exactly once, and its sinks; and it is
+  /// unnormalised exactly if the problem wants that.
   void expect_complete() const {
     for (std::size_t r = 0; r < states_.size(); ++r) {
       expect_pairs(plan_.ranks[r], states_[r]);
@@ -58,9 +59,10 @@ class PlanPlayer {
   static constexpr int kComputing = -1;
   static constexpr std::int64_t kNothing = -1;
   static constexpr std::size_t kSinks = std::numeric_limits<std::size_t>::max();
+  static constexpr std::size_t kUnnormalised = kSinks - 1;
   using Tokens = std::vector<std::int64_t>;
   using Cell = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // batch, row, head
-  // What a result holds: blocks, by index of the task, and kSinks.
+  // What a result holds: blocks, by index of the task, kSinks, and kUnnormalised.
   using Results = std::map<Cell, std::multiset<std::size_t>>;
   using Pairs = std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>, int>;
 
@@ -289,7 +291,9 @@ class PlanPlayer {
   }
 
   void expect_within(const RankPlan& rank, const Result& result) {
-    for (const int index : {result.output.buffer, result.lse}) {
+    EXPECT_EQ(result.maximum >= 0, !plan_.problem.normalize_output);
+    for (const int index : {result.output.buffer, result.lse, result.maximum}) {
+      if (index < 0) continue;
       const Buffer& buffer = rank.buffer(index);
       EXPECT_GE(result.output.tokens.begin, buffer.tokens.begin);
       EXPECT_LE(result.output.tokens.end(), buffer.tokens.end());
@@ -297,7 +301,13 @@ class PlanPlayer {
       EXPECT_LE(result.output.heads.end(), buffer.heads.end());
     }
     EXPECT_EQ(rank.buffer(result.output.buffer).contents, std::vector{Content::output});
-    EXPECT_EQ(rank.buffer(result.lse).contents, std::vector{Content::lse});
+    const Buffer& lse = rank.buffer(result.lse);
+    const bool sum = lse.kind == BufferKind::caller && !plan_.problem.normalize_output;
+    EXPECT_EQ(lse.contents, std::vector{sum ? Content::sum : Content::lse});
+    if (result.maximum >= 0) {
+      EXPECT_EQ(rank.buffer(result.maximum).contents, std::vector{Content::maximum});
+      EXPECT_EQ(rank.buffer(result.maximum).dtype, DType::float32);
+    }
   }
 
   void run(std::size_t r, std::size_t t, const Block& block) {
@@ -363,11 +373,13 @@ class PlanPlayer {
       each_cell(part.output, [&](const Cell& cell) {
         ASSERT_TRUE(sum.contains(cell)) << "a part lies outside of the whole";
         ASSERT_TRUE(held.contains(cell)) << "a part that nobody has computed";
+        EXPECT_FALSE(held.at(cell).contains(kUnnormalised)) << "a part that is complete already";
         sum[cell].insert(held.at(cell).begin(), held.at(cell).end());
       });
     }
-    if (reduce.sinks) {
-      for (auto& [cell, blocks] : sum) blocks.insert(kSinks);
+    for (auto& [cell, blocks] : sum) {
+      if (reduce.sinks) blocks.insert(kSinks);
+      if (reduce.unnormalised) blocks.insert(kUnnormalised);
     }
     expect_within(rank, reduce.into);
     Results& into = state.results[rank.memory_of(reduce.into.output.buffer)];
@@ -417,8 +429,9 @@ class PlanPlayer {
                   [&](const Cell& cell) { expected[cell].insert(t); });
       }
     }
-    if (plan_.problem.sinks) {
-      for (auto& [cell, blocks] : expected) blocks.insert(kSinks);
+    for (auto& [cell, blocks] : expected) {
+      if (plan_.problem.sinks) blocks.insert(kSinks);
+      if (!plan_.problem.normalize_output) blocks.insert(kUnnormalised);
     }
     if (expected.empty()) return;
     const auto found = state.results.find(output);

@@ -99,6 +99,59 @@ TEST(Plan, SinksJoinEveryRowOnce) {
   }
 }
 
+// With any kernel, whatever is folded on the way, and for rows without any computation.
+TEST(Plan, EveryRowOfAnUnnormalisedOutputIsCompletedOnce) {
+  for (const int ranks : {1, 2, 3, 8}) {
+    for (const Schedule schedule : {Schedule::ring, Schedule::allgather}) {
+      for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64}) {
+        for (const bool few : {true, false}) {
+          AttentionProblem problem = causal_problem(37, 4, 2);
+          problem.dtype = dtype;
+          problem.normalize_output = false;
+          if (few) problem.sinks = Sinks({1}, {1});
+          problem.mask.set_window(9, -1);
+          problem.mask.set_kv_lengths({20});
+          const ShardedOperands operands =
+              sequence_operands(problem, ranks, LayoutKind::contiguous);
+          PlanOptions options;
+          options.gather_bytes = few ? 1 : std::int64_t{1} << 30;
+          options.result_bytes = few ? 0 : std::int64_t{1} << 30;
+          if (few) options.lse_dtype = DType::float32;
+          // What continues states, or rounds results, must not complete rows either.
+          expect_valid(make_plan(native_input(problem, operands, options), schedule), operands);
+          if (dtype == DType::float64) continue;
+          expect_valid(make_plan(flash_input(problem, operands, options), schedule), operands);
+        }
+      }
+    }
+  }
+}
+
+TEST(Plan, SaysThatTheOutputIsUnnormalised) {
+  AttentionProblem problem = causal_problem(64);
+  problem.normalize_output = false;
+  const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::zigzag);
+  const Plan plan = make_plan(native_input(problem, operands), Schedule::ring);
+  const auto json = nlohmann::json::parse(to_json(plan));
+  EXPECT_EQ(json["modifiers"], "unnormalised");
+  EXPECT_EQ(json["version"], 2);
+  const auto& rank = json["ranks"][0];
+  EXPECT_EQ(rank["buffers"][4]["contents"][0], "sum");
+  EXPECT_EQ(rank["buffers"][5]["contents"][0], "maximum");
+  const auto& last = rank["tasks"].back();
+  EXPECT_EQ(last["kind"], "reduce");
+  EXPECT_EQ(last["unnormalised"], true);
+  EXPECT_EQ(last["into"]["lse"], 4);
+  EXPECT_EQ(last["into"]["maximum"], 5);
+  EXPECT_NE(to_text(plan, 1).find("reduce (softmax, unnormalised) into buffer 3"),
+            std::string::npos);
+  // A normalised one has nothing of it.
+  problem.normalize_output = true;
+  const std::string usual = to_json(make_plan(native_input(problem, operands), Schedule::ring));
+  EXPECT_EQ(usual.find("maximum"), std::string::npos);
+  EXPECT_EQ(usual.find("unnormalised"), std::string::npos);
+}
+
 // A reduction has room for the sinks beside the maximum number of results.
 TEST(Plan, SinksFitBesideManyResults) {
   AttentionProblem problem = causal_problem(37, 1, 1);

@@ -213,6 +213,7 @@ TEST_F(ShardedAttentionSweep, EveryModifier) {
        [](AttentionProblem& p) {
          p.sinks = Sinks({3}, {-1, 4, 2});
        }},
+      {"unnormalised", [](AttentionProblem& p) { p.normalize_output = false; }},
   };
   const bool by_heads = ranks() % 2 == 0;
   const MeshShape shape({{"tp", by_heads ? 2 : 1}, {"sp", by_heads ? ranks() / 2 : ranks()}});
@@ -253,6 +254,7 @@ TEST_F(ShardedAttentionSweep, EveryLengthFromNothingOn) {
           c.problem.shape = {1, query_length, kv_length, 2, 1, 4, 4};
           c.problem.mask.set_causal(kv_length % 2 == 0);
           if (query_length % 4 == 0) c.problem.sinks = Sinks({2, 1}, {0.5F, -1});
+          c.problem.normalize_output = kv_length % 6 != 3;
           if (query_length % 3 == 0) c.problem.bias = Extents{1, 2, query_length, kv_length};
           if (query_length % 3 == 1) c.problem.dense_mask = Extents{1, 1, query_length, kv_length};
           c.layout = {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout, 1};

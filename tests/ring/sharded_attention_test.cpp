@@ -1,18 +1,24 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <annulus/attention/oracle.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/verification.hpp>
 
+#include "tests/support/message_of.hpp"
 #include "tests/support/test_world.hpp"
 
 namespace annulus::ring {
 namespace {
 
+using ::testing::HasSubstr;
 using verification::CaseShards;
 
 class ShardedAttentionTest : public ::testing::Test {
@@ -32,7 +38,8 @@ class ShardedAttentionTest : public ::testing::Test {
     return shard_operands(problem_, mesh_.shape(), layout_);
   }
   [[nodiscard]] CaseShards shards(std::uint64_t seed = 1) {
-    return {operands(), problem_.dtype, seed, mesh_.rank(), device_.memory()};
+    return {operands(), problem_.dtype,           seed, mesh_.rank(), device_.memory(), 1,
+            {},         problem_.normalize_output};
   }
   [[nodiscard]] ShardedAttention attention() {
     return {problem_, operands(), mesh_, registry_, device_, options_};
@@ -175,6 +182,107 @@ TEST_F(ShardedAttentionTest, HeadMajorTensorsGiveTheSame) {
   }
 }
 
+// The oracle's output of the rank's rows, unnormalised.
+OracleOutput truth_of(const AttentionProblem& problem, const ShardedOperands& operands, int rank,
+                      const CaseShards& shards) {
+  HostMemoryPool memory;
+  const auto columns = [&](const NamedSharding& sharding, verification::Operand operand) {
+    auto index = sharding.index(rank);
+    index[1] = PositionRanges::all(sharding.global_shape()[1]);
+    return verification::random_part(index, sharding.global_shape(), problem.dtype, 1, operand,
+                                     memory);
+  };
+  const Tensor key = columns(operands.key, verification::Operand::key);
+  const Tensor value = columns(operands.value, verification::Operand::value);
+  return oracle_attention(problem, shards.query.view(), key.view(), value.view(),
+                          operands.query.positions(rank, 1));
+}
+
+// Under every schedule, on any number of ranks, with results that are folded on the way or not,
+// with sinks, and with rows that see nothing.
+TEST_F(ShardedAttentionTest, UnnormalisedOutputsAreTheFormula) {
+  problem_.normalize_output = false;
+  problem_.mask.set_offset(-5);  // the first five rows see nothing
+  problem_.mask.set_kv_lengths({83, 30});
+  problem_.dropout.emplace(0.2, 3);
+  for (const char* schedule : {"local", "ring", "allgather"}) {
+    options_.schedule = schedule;
+    layout_.kv = PartitionSpec::parse(std::string(schedule) == "local" ? "-,-" : "-,sp");
+    for (const bool sinks : {false, true}) {
+      problem_.sinks.reset();
+      if (sinks) problem_.sinks = Sinks({4, 2}, {0, 1, -2, 9, 3, 3, -1, -1});
+      for (const std::int64_t result_bytes : {std::int64_t{0}, std::int64_t{1} << 20}) {
+        for (const DType lse_dtype : {DType::float32, DType::float64}) {
+          for (const char* implementation : {"native", "vanilla"}) {
+            SCOPED_TRACE(std::string(schedule) + (sinks ? ", sinks, " : ", ") + implementation);
+            options_.implementation = implementation;
+            options_.plan.emplace().result_bytes = result_bytes;
+            options_.plan->lse_dtype = lse_dtype;
+            const CaseShards mine = computed();
+            const OracleOutput truth = truth_of(problem_, operands(), mesh_.rank(), mine);
+            ASSERT_EQ(mine.lse.shape().rank(), 0);
+            std::int64_t empty = 0;
+            for (std::size_t i = 0; i < truth.lse.size(); ++i) {
+              const float maximum = mine.maximum.view().as<float>()[i];
+              const float sum = mine.sum.view().as<float>()[i];
+              if (truth.sum[i] == 0) {
+                ++empty;
+                ASSERT_EQ(maximum, -std::numeric_limits<float>::infinity());
+                ASSERT_EQ(sum, 0);
+              } else {
+                ASSERT_NEAR(maximum, truth.maximum[i], 1e-5);
+                ASSERT_NEAR(sum, truth.sum[i], 1e-5 * truth.sum[i]);
+              }
+            }
+            for (std::size_t i = 0; i < truth.output.size(); ++i) {
+              const double want = truth.output[i];
+              ASSERT_NEAR(mine.output.view().as<float>()[i], want, 1e-5 * (1 + std::abs(want)));
+            }
+            const double everywhere = mesh_.world().sum(std::array{static_cast<double>(empty)})[0];
+            EXPECT_EQ(everywhere > 0, !sinks);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ShardedAttentionTest, AnUnnormalisedRunOfHalfTypesPassesVerification) {
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    for (const char* schedule : {"ring", "allgather"}) {
+      verification::ShardedCase one;
+      one.problem = problem_;
+      one.problem.dtype = dtype;
+      one.problem.normalize_output = false;
+      one.problem.sinks = Sinks({1}, {0.5F});
+      one.layout = layout_;
+      one.schedule = schedule;
+      EXPECT_EQ(verify_sharded(one, mesh_, registry_, device_).failure(), "");
+    }
+  }
+}
+
+TEST_F(ShardedAttentionTest, LseMaximumAndSumAreThoseThatTheOutputHas) {
+  const auto message = [&](bool normalize_output, const auto& spoil) {
+    problem_.normalize_output = normalize_output;
+    ShardedAttention attention = this->attention();
+    const CaseShards mine = shards();
+    LocalTensors tensors = mine.local_tensors();
+    spoil(tensors);
+    return test::message_of<UserError>([&] { attention.run(tensors); });
+  };
+  const Tensor other(DType::float32, operands().lse.local_shape(mesh_.rank()), device_.memory());
+  EXPECT_THAT(message(false, [&](LocalTensors& t) { t.lse = other.view(); }),
+              HasSubstr("the LSE is maximum + log(sum)"));
+  EXPECT_THAT(message(false, [&](LocalTensors& t) { t.sum = {}; }), HasSubstr("sum: got shape"));
+  EXPECT_THAT(message(false, [&](LocalTensors& t) { t.maximum = {}; }),
+              HasSubstr("maximum: got shape"));
+  EXPECT_THAT(message(true, [&](LocalTensors& t) { t.sum = other.view(); }),
+              HasSubstr("none: the output is normalised"));
+  EXPECT_THAT(message(true, [&](LocalTensors& t) { t.maximum = other.view(); }),
+              HasSubstr("none: the output is normalised"));
+}
+
 TEST_F(ShardedAttentionTest, RanksThatWantDifferentThingsAllHearOfIt) {
   if (mesh_.size() == 1) GTEST_SKIP() << "needs 2 ranks";
   if (mesh_.rank() == 1) problem_.mask.set_offset(21);
@@ -200,6 +308,7 @@ TEST_F(ShardedAttentionTest, RanksThatWantDifferentThingsAllHearOfIt) {
   expect_heard(problem_.dropout, Dropout(0.1, 2));
   expect_heard(problem_.dropout, Dropout(0.1001, 1));
   problem_.dropout.reset();
+  expect_heard(problem_.normalize_output, false);
   for (const auto scores : {&AttentionProblem::bias, &AttentionProblem::dense_mask}) {
     const AttentionShape& s = problem_.shape;
     expect_heard(problem_.*scores, Extents{1, 1, 1, s.kv_length});

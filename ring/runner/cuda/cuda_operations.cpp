@@ -11,9 +11,9 @@ namespace {
 
 class CudaOperations final : public LocalOperations {
  public:
-  void combine(std::span<const PartialState> parts, const SoftmaxState& result,
+  void combine(std::span<const PartialState> parts, const SoftmaxState& result, SoftmaxForm form,
                Stream& stream) const override {
-    annulus::cuda::combine(parts, result, stream);
+    annulus::cuda::combine(parts, result, stream, form);
   }
   void sum(std::span<const ConstTensorView> parts, const TensorView& result,
            Stream& stream) const override {

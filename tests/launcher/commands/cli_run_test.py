@@ -274,6 +274,65 @@ class Numbers(CliTest):
         self.check(["--causal"], ranks=2,
                    files=["--input", "in.safetensors", "--output", both, "--lse", both])
 
+    UNNORMALISED = ["--normalize-output", "false"]
+    ROWS = ["--maximum", "maximum.npy", "--sum", "sum.npy"]
+
+    def test_unnormalised_outputs(self):
+        self.save_operands(batch=2, rows=201, columns=150)
+        self.save("sinks.npy", np.array([0.5, -1], np.float32))
+        self.save("lengths.npy", np.array([150, 0], np.int32))
+        files = [*OPERANDS, *OUTPUT, *self.ROWS]
+        self.check(["--causal", *self.UNNORMALISED], files=files)
+        maximum, total = (np.load(self.path(f"{name}.npy")) for name in ["maximum", "sum"])
+        self.assertEqual((maximum.shape, maximum.dtype), ((2, 4, 201), np.float32))
+        self.assertTrue(np.all(total >= 1))
+        for schedule in ["ring", "allgather"]:
+            self.check(["--kv-lengths", "lengths.npy", *self.UNNORMALISED], ranks=3, files=files,
+                       how=["--schedule", schedule])
+            self.assertTrue(np.all(np.load(self.path("maximum.npy"))[1] == -np.inf))
+            self.assertTrue(np.all(np.load(self.path("sum.npy"))[1] == 0))
+            self.assertTrue(np.all(np.load(self.path("output.npy"))[1] == 0))
+            self.check(["--causal", "--sinks", "sinks.npy", "--dropout", "0.2", "--seed", "4",
+                        *self.UNNORMALISED], ranks=4, files=files,
+                       how=["--mesh", "dp=2,sp=2", "--schedule", schedule])
+        self.check(["--causal", *self.UNNORMALISED], ranks=2, files=files, how=["--impl", "vanilla"])
+
+    def test_unnormalised_outputs_in_one_safetensors_file(self):
+        tensors = self.save_operands(rows=97, convert=as_float16)
+        with open(self.path("in.safetensors"), "wb") as file:
+            file.write(safetensors_bytes(tensors))
+        both = "out.safetensors"
+        self.check(["--causal", *self.UNNORMALISED], ranks=2,
+                   files=["--input", "in.safetensors", "--output", both, "--maximum", both,
+                          "--sum", both])
+
+    def test_a_wrong_maximum_or_sum_is_found(self):
+        self.save_operands(rows=30)
+        files = [*OPERANDS, *OUTPUT, *self.ROWS, *self.UNNORMALISED]
+        self.expect_success(self.annulus("run", *files))
+        for name in ["maximum", "sum", "output"]:
+            right = np.load(self.path(f"{name}.npy"))
+            self.save(f"{name}.npy", right * np.float32(1.01))
+            checked = subprocess.run([sys.executable, CHECKER, *files], cwd=self.directory,
+                                     capture_output=True, text=True)
+            self.assertEqual(checked.returncode, 4, name + checked.stdout + checked.stderr)
+            self.save(f"{name}.npy", right)
+
+    def test_unnormalised_outputs_are_for_some_implementations_only(self):
+        self.save_operands(rows=16)
+        words = ["run", *OPERANDS, *OUTPUT, *self.ROWS, *self.UNNORMALISED]
+        self.expect_error(self.annulus(*words, "--impl", "flash_attn2"), 2, "--impl flash_attn2",
+                          "an unnormalised output")
+        self.expect_error(self.annulus(*words, "--weights", "weights.npy"), 2, "--normalize-output",
+                          "weights")
+        self.expect_error(self.annulus(*words, "--lse", "lse.npy"), 2, "--lse",
+                          "maximum + log(sum)")
+        self.expect_no_files("output.npy", "maximum.npy", "sum.npy", "lse.npy")
+        verified = self.annulus("verify", "--shape", "1,64,64,4,2,16", *self.UNNORMALISED, ranks=2)
+        self.expect_success(verified)
+        self.assertIn("unnormalised", self.annulus(
+            "plan", "--mesh", "sp=2", "--shape", "1,64,64,4,2,16", *self.UNNORMALISED).stdout)
+
     def test_mask_tensors_of_the_input_file(self):
         tensors = self.save_operands(batch=2, rows=97)
         lengths = np.array([97, 20], np.int32)

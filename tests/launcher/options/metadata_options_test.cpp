@@ -19,7 +19,7 @@ TEST(MetadataOptions, StandBetweenCommandLineAndEnvironment) {
   const OptionFile metadata(R"({"softmax_scale": 2, "soft_cap": 2.5, "runtime_dtype": "bfloat16",
       "mode": "prefill", "mesh": "ctx=3", "sequence_axis_name": "ctx", "dropout_prob": 0.25,
       "dropout_seed": 18446744073709551615, "runtime_softmax_dtype": "float64", "backend": "cpu",
-      "implementation": "native", "sharding_rules": {"head": null}})");
+      "normalize_output": false, "implementation": "native", "sharding_rules": {"head": null}})");
   const Variable scale("ANNULUS_SCALE", "3");
   const Variable cap("ANNULUS_SOFT_CAP", "3");
   const Variable threads("ANNULUS_THREADS", "3");
@@ -35,6 +35,7 @@ TEST(MetadataOptions, StandBetweenCommandLineAndEnvironment) {
   EXPECT_EQ(options.seed, 18446744073709551615U);
   EXPECT_EQ(options.softmax_dtype, DType::float64);
   EXPECT_EQ(options.device, "cpu");
+  EXPECT_FALSE(options.normalize_output);
   EXPECT_EQ(options.implementation, "native");
   EXPECT_EQ(options.rules.rules().size(), 1U);
   EXPECT_THAT(options.warnings, ::testing::IsEmpty());

@@ -90,6 +90,37 @@ TEST(Options, FileAndEnvironmentMayServeOtherCommands) {
   EXPECT_THAT(options.given, Not(HasSubstr("show-ranks")));
 }
 
+TEST(Options, UnnormalisedOutputsComeWithMaximumAndSum) {
+  EXPECT_TRUE(parse({"bench"}).normalize_output);
+  EXPECT_TRUE(parse({"bench", "--normalize-output", "true"}).normalize_output);
+  EXPECT_FALSE(parse({"bench", "--normalize-output", "false"}).normalize_output);
+  EXPECT_FALSE(parse({"plan", "--normalize-output=false"}).normalize_output);
+  const OptionFile config("normalize-output = false\n");
+  EXPECT_FALSE(parse({"verify", "--config", config.path()}).normalize_output);
+  EXPECT_THAT(error_of({"bench", "--normalize-output"}),
+              AllOf(HasSubstr("--normalize-output"), HasSubstr("BOOL")));
+  const Words run{"run", "--output", "o.npy"};
+  const auto with = [&run](const Words& more) {
+    Words words = run;
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  const Options options =
+      parse(with({"--normalize-output", "false", "--maximum", "m.npy", "--sum", "s.npy"}));
+  EXPECT_EQ(options.maximum, "m.npy");
+  EXPECT_EQ(options.sum, "s.npy");
+  EXPECT_THAT(error_of(with({"--maximum", "m.npy"})),
+              HasSubstr("--maximum m.npy: needs --normalize-output false"));
+  EXPECT_THAT(error_of(with({"--sum", "s.npy"})), HasSubstr("--sum s.npy: needs"));
+  EXPECT_THAT(error_of(with({"--normalize-output", "false", "--sum", "s.npy"})),
+              HasSubstr("--maximum: got nothing"));
+  EXPECT_THAT(error_of(with({"--normalize-output", "false", "--maximum", "m.npy"})),
+              HasSubstr("--sum: got nothing"));
+  EXPECT_THAT(error_of(with({"--normalize-output", "false", "--maximum", "m.npy", "--sum", "s.npy",
+                             "--lse", "l.npy"})),
+              AllOf(HasSubstr("--lse l.npy"), HasSubstr("maximum + log(sum)")));
+}
+
 TEST(Options, GivenListsWhatWasGivenWhereverFrom) {
   const Variable variable("ANNULUS_CAUSAL", "1");
   EXPECT_THAT(parse({"bench", "--mesh", "sp=4"}).given,
@@ -119,6 +150,18 @@ TEST(Options, FilesOfTwoOptionsDiffer) {
     return words;
   };
   EXPECT_EQ(parse(with({"--lse", "./o.safetensors"})).lse, "./o.safetensors");
+  const Words unnormalised{"--normalize-output", "false", "--maximum", "./o.safetensors", "--sum"};
+  const auto sum_in = [&](const char* file) {
+    Words words = unnormalised;
+    words.emplace_back(file);
+    return with(words);
+  };
+  EXPECT_EQ(parse(sum_in("o.safetensors")).maximum, "./o.safetensors");
+  EXPECT_EQ(parse(sum_in("s.npy")).sum, "s.npy");
+  EXPECT_THAT(error_of(sum_in("s.txt")), AllOf(HasSubstr("--sum"), HasSubstr(".npy")));
+  EXPECT_THAT(error_of({"run", "--output", "o.npy", "--normalize-output", "false", "--maximum",
+                        "m.npy", "--sum", "./m.npy"}),
+              AllOf(HasSubstr("--sum"), HasSubstr("--maximum")));
   EXPECT_THAT(error_of(with({"--query", "x/../o.safetensors"})),
               AllOf(HasSubstr("--output"), HasSubstr("--query")));
   EXPECT_THAT(error_of(with({"--trace", "j", "--json", "./j"})),
@@ -249,7 +292,8 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"plan", "--schedule", "rings"}, "ring"},
     BadValue{{"plan", "--softmax-dtype", "float16"}, "float32, float64"},
     BadValue{{"plan", "--sharding-rules", "head"}, "JSON object"},
-    BadValue{{"plan", "--sharding-rules", "{\"heads\":\"tp\"}"}, "known keys: not 'sharding rules.heads' but"},
+    BadValue{{"plan", "--sharding-rules", "{\"heads\":\"tp\"}"},
+             "known keys: not 'sharding rules.heads' but"},
     BadValue{{"plan", "--sequence-axis", ""}, "a name"},
     BadValue{{"run", "--device", "gpu"}, "auto, cpu"},
     BadValue{{"run", "--transport", "mpi"}, "auto, nccl, peer"},
@@ -275,6 +319,7 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"run", "--causal-offset", "top-left"}, "bottom-right"},
     BadValue{{"run", "--causal-offset", "1e99"}, "bottom-right"},
     BadValue{{"run", "--causal", "maybe"}, "true or false"},
+    BadValue{{"run", "--normalize-output", "never"}, "true or false"},
     BadValue{{"run", "--explain", "2"}, "true or false"},
     BadValue{{"run", "--wide", "x"}, "true or false"},
     BadValue{{"bench", "--legend", "x"}, "true or false"},

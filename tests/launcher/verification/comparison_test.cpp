@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <limits>
 #include <memory>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -147,6 +148,93 @@ TEST_F(Comparison, DeviationsAddUp) {
 
 TEST_F(Comparison, RefusesOtherRows) {
   EXPECT_THROW(static_cast<void>(compare(truth_, output_.view().slice(1, 0, 2), lse_.view())),
+               InternalError);
+}
+
+// The same answer, unnormalised: outputs times their sums, which are powers of two.
+class UnnormalisedComparison : public Comparison {
+ protected:
+  void SetUp() override {
+    Comparison::SetUp();
+    truth_.maximum = truth_.lse;
+    for (std::size_t row = 0; row < 6; ++row) {
+      const bool empty = row == 5;
+      const float sum = empty ? 0.0F : std::ldexp(1.0F, static_cast<int>(row));
+      if (!empty) truth_.maximum[row] = truth_.lse[row] - std::log(double{sum});
+      sums()[row] = sum;
+      maxima()[row] = static_cast<float>(truth_.maximum[row]);
+      const std::size_t n = row / 3;
+      const std::size_t t = row % 3;
+      for (std::size_t d = 0; d < 4 && !empty; ++d) outputs()[(t * 2 + n) * 4 + d] *= sum;
+    }
+  }
+
+  float* maxima() { return maximum_.view().as<float>(); }
+  float* sums() { return sum_.view().as<float>(); }
+  Accuracy result() {
+    return accuracy(compare(truth_, output_.view(), maximum_.view(), sum_.view()), *self_);
+  }
+  bool passes() { return result().within(accuracy_bound(DType::float32, 64)); }
+
+  Tensor maximum_{DType::float32, {1, 2, 3}, memory_};
+  Tensor sum_{DType::float32, {1, 2, 3}, memory_};
+};
+
+TEST_F(UnnormalisedComparison, TheRightAnswerPasses) {
+  EXPECT_EQ(result().output, 0);
+  EXPECT_LT(result().lse, 1e-6);
+}
+
+TEST_F(UnnormalisedComparison, OneWrongNumberFails) {
+  outputs()[7] *= 1.001F;
+  EXPECT_FALSE(passes());
+  SetUp();
+  sums()[2] *= 1.001F;
+  EXPECT_FALSE(passes());
+  SetUp();
+  maxima()[4] += 1e-3F;
+  EXPECT_FALSE(passes());
+  // What is right apart from the reference that was taken is wrong too.
+  SetUp();
+  maxima()[0] -= std::log(2.0F);
+  sums()[0] *= 2;
+  for (int d = 0; d < 4; ++d) outputs()[d] *= 2;
+  EXPECT_EQ(result().output, 0);
+  EXPECT_FALSE(passes());
+}
+
+TEST_F(UnnormalisedComparison, NanFailsWhereverItIs) {
+  for (const auto spoil : {&UnnormalisedComparison::maxima, &UnnormalisedComparison::sums,
+                           &UnnormalisedComparison::outputs}) {
+    SetUp();
+    (this->*spoil)()[1] = kNan;
+    EXPECT_FALSE(passes());
+  }
+}
+
+TEST_F(UnnormalisedComparison, ARowThatSeesNothingMustBeExactlyEmpty) {
+  for (const auto& [maximum, sum] :
+       {std::pair(-kInfinity, 1.0F), std::pair(0.0F, 0.0F), std::pair(-100.0F, 1e-30F)}) {
+    SetUp();
+    maxima()[5] = maximum;
+    sums()[5] = sum;
+    EXPECT_FALSE(passes()) << maximum << ' ' << sum;
+  }
+  SetUp();
+  outputs()[20] = 1e-30F;
+  EXPECT_FALSE(passes());
+  SetUp();
+  maxima()[1] = -kInfinity;
+  sums()[1] = 0;
+  EXPECT_FALSE(passes());
+}
+
+TEST_F(UnnormalisedComparison, RefusesOtherRows) {
+  EXPECT_THROW(static_cast<void>(
+                   compare(truth_, output_.view(), maximum_.view(), sum_.view().slice(2, 0, 2))),
+               InternalError);
+  truth_.maximum.clear();
+  EXPECT_THROW(static_cast<void>(compare(truth_, output_.view(), maximum_.view(), sum_.view())),
                InternalError);
 }
 

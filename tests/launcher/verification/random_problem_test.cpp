@@ -39,6 +39,7 @@ std::string description(const RandomProblem& drawn) {
   if (p.dropout) text += " " + to_string(*p.dropout);
   if (p.bias) text += " bias " + to_string(*p.bias);
   if (p.dense_mask) text += " dense " + to_string(*p.dense_mask);
+  if (!p.normalize_output) text += " unnormalised";
   return text + " " + drawn.command;
 }
 
@@ -196,6 +197,10 @@ std::set<std::string> features(const RandomProblem& drawn) {
   note(p.dropout.has_value(), "dropout");
   note(p.dropout && p.sinks, "dropout + sinks");
   note(p.dropout && kv_shards > 1, "dropout of sharded keys");
+  note(!p.normalize_output, "unnormalised");
+  note(!p.normalize_output && p.sinks, "unnormalised + sinks");
+  note(!p.normalize_output && p.dropout, "unnormalised + dropout");
+  note(!p.normalize_output && kv_shards > 1, "unnormalised, of sharded keys");
   const auto note_scores = [&](const std::optional<Extents>& scores, const std::string& name) {
     if (!scores) return;
     found.insert(name);
@@ -318,6 +323,10 @@ TEST(RandomProblem, CoversEverythingIn500Draws) {
                               "dropout",
                               "dropout + sinks",
                               "dropout of sharded keys",
+                              "unnormalised",
+                              "unnormalised + sinks",
+                              "unnormalised + dropout",
+                              "unnormalised, of sharded keys",
                               "causal",
                               "causal, offset 0",
                               "negative offset",

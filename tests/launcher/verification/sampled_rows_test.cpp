@@ -30,7 +30,8 @@ class SampledRows : public ::testing::Test {
 
   // The shards with the right answer in them.
   [[nodiscard]] CaseShards computed() {
-    CaseShards shards(operands(), problem_.dtype, kSeed, kRank, memory_);
+    CaseShards shards(operands(), problem_.dtype, kSeed, kRank, memory_, 1, {},
+                      problem_.normalize_output);
     const auto columns = [&](const NamedSharding& sharding, Operand operand) {
       auto index = sharding.index(kRank);
       index[1] = PositionRanges::all(sharding.global_shape()[1]);
@@ -42,14 +43,19 @@ class SampledRows : public ::testing::Test {
     const auto first = [&](int dim) {
       return query.positions(kRank, dim).global(LocalPosition(0)).value();
     };
-    const OracleOutput truth =
-        oracle_attention(problem_, shards.query.view(), key.view(), value.view(),
-                         query.positions(kRank, 1), first(0), first(2), 0,
-                         shards.scores(problem_.shape.kv_length));
+    const OracleOutput truth = oracle_attention(
+        problem_, shards.query.view(), key.view(), value.view(), query.positions(kRank, 1),
+        first(0), first(2), 0, shards.scores(problem_.shape.kv_length));
     const auto round = [](double x) { return static_cast<float>(x); };
     std::transform(truth.output.begin(), truth.output.end(), shards.output.view().as<float>(),
                    round);
-    std::transform(truth.lse.begin(), truth.lse.end(), shards.lse.view().as<float>(), round);
+    if (problem_.normalize_output) {
+      std::transform(truth.lse.begin(), truth.lse.end(), shards.lse.view().as<float>(), round);
+    } else {
+      std::transform(truth.maximum.begin(), truth.maximum.end(), shards.maximum.view().as<float>(),
+                     round);
+      std::transform(truth.sum.begin(), truth.sum.end(), shards.sum.view().as<float>(), round);
+    }
     return shards;
   }
 
@@ -81,6 +87,22 @@ TEST_F(SampledRows, Modifiers) {
     const Deviation found = deviation(computed());
     EXPECT_LE(found.difference, 1e-14 * found.reference);
     EXPECT_LT(found.lse, 1e-6);
+  }
+}
+
+TEST_F(SampledRows, UnnormalisedOutputs) {
+  problem_.normalize_output = false;
+  for (const bool sinks : {false, true}) {
+    if (sinks) problem_.sinks = Sinks::random(problem_.shape.heads, 2, 1);
+    for (const std::int64_t offset : {problem_.mask.offset(), std::int64_t{-64}}) {
+      problem_.mask.set_offset(offset);  // the last rows that see nothing
+      const CaseShards shards = computed();
+      EXPECT_LE(deviation(shards).difference, 1e-13 * deviation(shards).reference);
+      EXPECT_LT(deviation(shards).lse, 2e-6);
+      shards.maximum.view().at<float>({0, 1, 0}) += 1;
+      EXPECT_GT(deviation(shards).lse, 0.5);
+    }
+    problem_.mask.set_offset(kSampledColumns - 20);
   }
 }
 

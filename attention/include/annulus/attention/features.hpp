@@ -25,7 +25,8 @@ enum class Feature : std::uint8_t {
   float64,  ///< tensors or softmax in float64
   weights,  ///< attention weights as a result
   bias,
-  dense_mask
+  dense_mask,
+  unnormalised  ///< output, with the row's maximum: see SoftmaxState
 };
 
 [[nodiscard]] std::string_view name_of(Feature feature) noexcept;
@@ -38,9 +39,9 @@ class FeatureSet {
   }
   /// Every part of a mask and every modifier; not float64 or weights, which are neither.
   static constexpr FeatureSet all() {
-    return {Feature::causal,     Feature::window,   Feature::segments,
-            Feature::lengths,    Feature::soft_cap, Feature::dropout,
-            Feature::block_mask, Feature::bias,     Feature::dense_mask};
+    return {Feature::causal,     Feature::window,      Feature::segments,   Feature::lengths,
+            Feature::soft_cap,   Feature::dropout,     Feature::block_mask, Feature::bias,
+            Feature::dense_mask, Feature::unnormalised};
   }
   void add(Feature feature) noexcept { bits_ |= bit(feature); }
   [[nodiscard]] constexpr bool contains(Feature feature) const noexcept {

@@ -92,7 +92,8 @@ class Kernel {
   /// Computes the softmax state of `block` over its columns, and those of block.state if there is
   /// one, overwriting `result`: output [b,t,n,Dv] of a dtype that the implementation declares, and
   /// LSE [b,n,t], float32, or float64 where the output is float32. Rows that see no column get
-  /// (0, −∞). Ordered by context.stream.
+  /// (0, −∞). One that declares Feature::unnormalised also writes result.maximum, if that is there;
+  /// block.state then has its own. Ordered by context.stream.
   virtual void forward(const AttentionBlock& block, const SoftmaxState& result,
                        const ExecutionContext& context) = 0;
 };

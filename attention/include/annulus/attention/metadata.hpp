@@ -28,6 +28,7 @@ struct MetadataFields {
   std::optional<std::optional<double>> soft_cap = {};
   std::optional<double> dropout_prob = {};
   std::optional<std::uint64_t> dropout_seed = {};
+  std::optional<bool> normalize_output = {};
   std::optional<std::int64_t> blocksize_q = {};
   std::optional<std::int64_t> blocksize_k = {};
   std::optional<std::int64_t> blocksize_b = {};
@@ -52,6 +53,7 @@ struct AttentionMetadata {
   std::optional<double> soft_cap = {};           ///< no cap if absent
   double dropout_prob = 0;                       ///< in [0, 1)
   std::uint64_t dropout_seed = 0;
+  bool normalize_output = true;  ///< see AttentionProblem
   // Hints: kernels choose their own tiles. See unused_hints().
   std::int64_t blocksize_q = 512;
   std::int64_t blocksize_k = 1024;

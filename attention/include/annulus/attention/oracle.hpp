@@ -12,16 +12,19 @@ namespace annulus {
 
 /// The reference: sequential, float64, one row at a time, written to be read.
 struct OracleOutput {
-  std::vector<double> output;  ///< [B, rows, N, Dv]
-  std::vector<double> lse;     ///< [B, N, rows]
+  std::vector<double> output;        ///< [B, rows, N, Dv]
+  std::vector<double> lse;           ///< [B, N, rows]
+  std::vector<double> maximum = {};  ///< likewise: largest logits, sinks included …
+  std::vector<double> sum = {};      ///< … and the sums of exp(logit − maximum)
 };
 
-/// Attention of some query rows over some columns. The tensors lie on the host, have the problem's
-/// dtype, and the stride of their last dimension is 1. query [b,rows,n,D] holds the rows at global
-/// positions `rows`, of the batches from `first_batch` on and the heads from `first_head` on.
-/// key [b,columns,k,D] and value [b,columns,k,Dv] hold the columns from `first_column` on (mostly
-/// the whole sequence) and the heads that the n query heads read; n is a multiple of k. `scores`
-/// holds bias and dense mask of these batches, heads and rows, if the problem has them.
+/// Attention of some query rows over some columns; its output is as problem.normalize_output says.
+/// The tensors lie on the host, have the problem's dtype, and the stride of their last dimension is
+/// 1. query [b,rows,n,D] holds the rows at global positions `rows`, of the batches from
+/// `first_batch` on and the heads from `first_head` on. key [b,columns,k,D] and value
+/// [b,columns,k,Dv] hold the columns from `first_column` on (mostly the whole sequence) and the
+/// heads that the n query heads read; n is a multiple of k. `scores` holds bias and dense mask of
+/// these batches, heads and rows, if the problem has them.
 [[nodiscard]] OracleOutput oracle_attention(
     const AttentionProblem& problem, const ConstTensorView& query, const ConstTensorView& key,
     const ConstTensorView& value, const PositionRanges& rows, std::int64_t first_batch = 0,

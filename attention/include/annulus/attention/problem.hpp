@@ -56,12 +56,17 @@ struct AttentionProblem {
   std::optional<Extents> bias = {};
   std::optional<Extents> dense_mask = {};
   bool weights = false;  ///< whether to return attention weights: see attention_weights.hpp
+  /// If false, a row's results are its largest logit m, Σ exp(s − m) and, as the output,
+  /// Σ exp(s − m) · v, of which dropout changes the output alone; (−∞, 0, 0) if it sees no key. The
+  /// LSE is m + log Σ exp(s − m). float16 may overflow in such an output.
+  bool normalize_output = true;
 
   [[nodiscard]] double logit_scale() const;
   /// Throws ArgumentError, naming the field, for what AttentionShape::validate() refuses; a dtype
   /// other than float16, bfloat16, float32 or float64 (softmax: the latter two); a scale that is
   /// not finite in float32; a soft cap that is not a normal positive number in float32; a mask,
-  /// sinks or a bias that do not fit the shape; with dropout, a size of 2^32 or more.
+  /// sinks or a bias that do not fit the shape; with dropout, a size of 2^32 or more; attention
+  /// weights of an unnormalised output.
   void validate() const;
 };
 

@@ -23,10 +23,15 @@ namespace annulus {
 /// good to 5e-7 only, as much as all other errors of a float32 run together. States that will be
 /// merged should therefore keep the LSE in float64, which costs little beside Dv outputs, and round
 /// it to float32 at the end.
+///
+/// The maximum, float32 [B,N,t], is the row's largest logit, −∞ if it sees nothing and NaN if its
+/// LSE is NaN. A view without dimensions means that nobody wants it.
 struct SoftmaxState {
   TensorView output;
   TensorView lse;
+  TensorView maximum = {};
 
+  [[nodiscard]] bool wants_maximum() const { return maximum.rank() > 0; }
   [[nodiscard]] double lse_at(std::int64_t batch, std::int64_t head, std::int64_t row) const {
     const void* address = lse.address({batch, head, row});
     return lse.dtype() == DType::float64 ? *static_cast<const double*>(address)
@@ -63,13 +68,22 @@ struct PartialState {
 /// The most parts that one combine() must accept: as many as a device takes in one launch.
 inline constexpr int kMostParts = 32;
 
+/// How a combined row is written.
+enum class SoftmaxForm : std::uint8_t {
+  normalised,   ///< as a SoftmaxState
+  unnormalised  ///< the output times the sum exp(LSE − maximum), and that sum in place of the LSE
+};
+
 /// Sets each row of `result` to the product of the parts that cover it, in their order, or to the
-/// empty element if none does. If the LSE of a part is −∞, only the first element of its output is
-/// read, which may be NaN. The output of `result` has any floating dtype and is rounded once; its
-/// LSE is float32 or float64. The outputs of the parts have the partial_dtype() of that dtype.
-/// Output and LSE of `result` may each share the memory of one part. All tensors are in host
-/// memory; Dv is innermost with stride 1, and other strides are free. Throws InternalError for
-/// other strides or dtypes, and for a part outside the result.
-void combine(std::span<const PartialState> parts, const SoftmaxState& result);
+/// empty element if none does, which is (0, 0) with maximum −∞ where unnormalised. The maximum is
+/// the largest of the parts' maxima, which all have one if the result has; an unnormalised result
+/// has one. If the LSE of a part is −∞, only the first element of its output is read, which may be
+/// NaN. The output of `result` has any floating dtype and is rounded once; its LSE is float32 or
+/// float64. The outputs of the parts have the partial_dtype() of that dtype. Output, LSE and
+/// maximum of `result` may each share the memory of one part. All tensors are in host memory; Dv is
+/// innermost with stride 1, and other strides are free. Throws InternalError for other strides or
+/// dtypes, for a part outside the result, and for a maximum that is missing.
+void combine(std::span<const PartialState> parts, const SoftmaxState& result,
+             SoftmaxForm form = SoftmaxForm::normalised);
 
 }  // namespace annulus

@@ -51,6 +51,10 @@ struct AttentionOptions {
   std::optional<InitBias> init_bias = {};
   /// Every call also returns the attention weights. Only vanilla computes them, on the CPU.
   bool weights = false;
+  /// If false, every call gives the output before its division by the softmax's denominator, with
+  /// the maximum of the logits and that denominator in place of an LSE: see AttentionProblem. Only
+  /// the implementations native and vanilla do.
+  bool normalize_output = true;
 
   /// Specs of query and output [B,T,N,D], and of key and value [B,S,K,D]. Without them, `rules`
   /// decide, for `mode`.
@@ -79,13 +83,16 @@ struct AttentionTensors {
   const void* key = nullptr;    ///< key_shape()
   const void* value = nullptr;  ///< value_shape()
   void* output = nullptr;       ///< output_shape()
-  float* lse = nullptr;         ///< [b,n,t]; may be null
+  float* lse = nullptr;         ///< [b,n,t]; may be null, and is if the output is unnormalised
   /// The rank's rows of the bias, for all keys: bias_shape(). An entry of −∞ hides its pair.
   const float* bias = nullptr;
   /// The rank's rows of the dense mask, for all keys: mask_shape(). One byte per entry, 0 where a
   /// pair is hidden. Not read if the bias policy is bias_wins and there is a bias.
   const void* mask = nullptr;
   void* weights = nullptr;  ///< weights_shape(), of weights_dtype(); if the options want them
+  /// Both [b,n,t], lse_shape(), if the options want an unnormalised output.
+  float* maximum = nullptr;
+  float* sum = nullptr;
 };
 
 /// The results of one call, in newly allocated memory of the context's device.
@@ -93,6 +100,8 @@ struct AttentionOutput {
   Tensor outputs;                      ///< output_shape()
   std::optional<Tensor> lse = {};      ///< [b,n,t], float32
   std::optional<Tensor> weights = {};  ///< weights_shape()
+  std::optional<Tensor> maximum = {};  ///< [b,n,t], float32: of an unnormalised output
+  std::optional<Tensor> sum = {};      ///< likewise
 };
 
 /// Attention over shards of tensors, planned once and run as often as wanted. Any thread may call,
@@ -111,7 +120,7 @@ class Attention {
   [[nodiscard]] Extents key_shape() const;     ///< [b,s,k,D]
   [[nodiscard]] Extents value_shape() const;   ///< [b,s,k,Dv]
   [[nodiscard]] Extents output_shape() const;  ///< [b,t,n,Dv]
-  [[nodiscard]] Extents lse_shape() const;     ///< [b,n,t]
+  [[nodiscard]] Extents lse_shape() const;     ///< [b,n,t]; of maximum and sum too
   /// [b,n,t,S], 1 where it is broadcast: the rows at query_positions(), and all keys in global
   /// order. Without dimensions if there is none.
   [[nodiscard]] Extents bias_shape() const;
@@ -134,7 +143,8 @@ class Attention {
   /// two communicators must not wait for each other in different orders.
   void run(const AttentionTensors& tensors, void* stream = nullptr);
   /// Like run(), but returns new tensors: weights if the options ask for them, and the LSE if
-  /// `with_lse`. The result pointers in `inputs` are ignored.
+  /// `with_lse`, or maximum and sum if the options ask for an unnormalised output. The result
+  /// pointers in `inputs` are ignored.
   [[nodiscard]] AttentionOutput compute(const AttentionTensors& inputs, bool with_lse = true,
                                         void* stream = nullptr);
   /// Like run() above, for tensors with any strides and without weights; see ring::LocalTensors. An

@@ -17,7 +17,7 @@ class LocalOperations {
   virtual ~LocalOperations() = default;
   /// See softmax_state.hpp.
   virtual void combine(std::span<const PartialState> parts, const SoftmaxState& result,
-                       Stream& stream) const = 0;
+                       SoftmaxForm form, Stream& stream) const = 0;
   /// result := the sum of the parts, in their order; 0 without parts. All are float32 and of one
   /// shape, with stride 1 in the last dimension; one of the parts may lie where the result does.
   virtual void sum(std::span<const ConstTensorView> parts, const TensorView& result,

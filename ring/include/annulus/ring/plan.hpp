@@ -28,8 +28,8 @@ enum class Schedule : std::uint8_t { local, ring, allgather };
 
 [[nodiscard]] std::string_view name_of(Schedule schedule) noexcept;
 
-/// What the tokens of a buffer hold. Query, output, LSE, delta, bias and mask have query heads; the
-/// others have key/value heads.
+/// What the tokens of a buffer hold. Keys and values, and their gradients, have key/value heads;
+/// all others have query heads.
 enum class Content : std::uint8_t {
   query,
   key,
@@ -41,8 +41,10 @@ enum class Content : std::uint8_t {
   grad_query,
   grad_key,
   grad_value,
-  bias,       ///< the rank's rows, for all keys: see ScoreTensors
-  dense_mask  ///< the rank's rows, for all keys
+  bias,        ///< the rank's rows, for all keys: see ScoreTensors
+  dense_mask,  ///< the rank's rows, for all keys
+  maximum,     ///< of a row's logits: see SoftmaxState
+  sum          ///< Σ exp(logit − maximum), the caller's in place of an LSE
 };
 
 [[nodiscard]] std::string_view name_of(Content content) noexcept;
@@ -143,7 +145,8 @@ struct Copy {
 /// Partial results, or their sum: an output and its LSE. Without an LSE (−1), plain numbers.
 struct Result {
   Region output;
-  int lse = -1;  ///< buffer of the LSE of the same tokens, heads and batches
+  int lse = -1;      ///< buffer of the LSE of the same tokens, heads and batches …
+  int maximum = -1;  ///< … and of the maximum; −1 where nobody wants it
   bool operator==(const Result&) const = default;
 };
 
@@ -185,7 +188,7 @@ enum class Reduction : std::uint8_t {
 [[nodiscard]] std::string_view name_of(Reduction reduction) noexcept;
 
 /// Combines the parts in this order and rounds once. Rows of `into` that no part covers get output
-/// 0 and LSE −∞ (the LSE of the sinks, if it adds them), or sum 0.
+/// 0, LSE −∞ (the LSE of the sinks, if it adds them) and maximum −∞, or sum 0.
 struct Reduce {
   Reduction reduction = Reduction::softmax;
   std::vector<Result> parts;
@@ -193,6 +196,9 @@ struct Reduce {
   /// Adds the sinks of its heads as a further part, with output 0 and their LSE. Only the reduction
   /// that completes a row adds its sinks.
   bool sinks = false;
+  /// Writes the output unnormalised, and the sum in place of the LSE: see SoftmaxForm. Only the
+  /// reduction that completes a row does.
+  bool unnormalised = false;
 };
 
 struct Task {
@@ -241,9 +247,11 @@ struct RankPlan {
   [[nodiscard]] int memory_of(int buffer) const;
   /// The rank's part of a bias or a dense mask; null for other contents.
   [[nodiscard]] const Extents* scores(Content content) const;
-  /// Elements per token and head: D, Dv, or 1 for LSE and delta; for bias and mask, the number of
-  /// keys or 1.
+  /// Elements per token and head: D, Dv, or 1 for LSE and the like; for bias and mask, the number
+  /// of keys or 1.
   [[nodiscard]] std::int64_t width(Content content) const;
+  /// The caller's tensor of this content; −1 if there is none.
+  [[nodiscard]] int caller_buffer(Content content) const;
   /// Bytes of one token of a buffer, for all batches.
   [[nodiscard]] std::int64_t token_bytes(const Buffer& buffer) const;
 

@@ -26,11 +26,15 @@ struct LocalTensors {
   ConstTensorView key;    ///< [b,s,k,D]
   ConstTensorView value;  ///< [b,s,k,Dv]
   TensorView output;      ///< [b,t,n,Dv], the problem's dtype
-  TensorView lse;         ///< [b,n,t], float32
+  TensorView lse;         ///< [b,n,t], float32; none of an unnormalised output
   /// The rank's rows of bias (float32) and dense mask (boolean), if the problem has them:
   /// [b,n,t,S], with 1 where they are broadcast; the last dimension has stride 1.
   ConstTensorView bias = {};
   ConstTensorView mask = {};
+  /// Of an unnormalised output, in place of an LSE: the largest logits and the sums of the
+  /// exponentials relative to them, [b,n,t], float32.
+  TensorView maximum = {};
+  TensorView sum = {};
 
   bool operator==(const LocalTensors&) const = default;
 };

@@ -15,7 +15,8 @@
 namespace annulus::ring {
 
 /// How the tensors of a problem are sharded over a mesh. Output is sharded as query, except that
-/// its last dimension is Dv; LSE [B,N,T] likewise.
+/// its last dimension is Dv; LSE [B,N,T] likewise, and maximum and sum of an unnormalised output as
+/// the LSE.
 struct ShardedOperands {
   NamedSharding query;
   NamedSharding key;

@@ -11,7 +11,7 @@ namespace annulus::verification {
 struct Deviation {
   double difference = 0;  ///< Σ (output − oracle)²
   double reference = 0;   ///< Σ oracle²
-  double lse = 0;         ///< the largest |LSE − oracle's|
+  double lse = 0;         ///< the largest |LSE − oracle's|; likewise of a maximum
 
   void add(const Deviation& other);
 };
@@ -21,11 +21,16 @@ struct Deviation {
 /// LSE; otherwise the deviation is infinite. Throws InternalError when the shapes do not fit.
 [[nodiscard]] Deviation compare(const OracleOutput& truth, const ConstTensorView& output,
                                 const ConstTensorView& lse);
+/// The same for an unnormalised output with maximum and sum [b,n,t], float32: output / sum is
+/// compared with the output of `truth`, which is normalised, and maximum + log(sum) with its LSE. A
+/// row that sees nothing must be exactly (0, −∞, 0).
+[[nodiscard]] Deviation compare(const OracleOutput& truth, const ConstTensorView& output,
+                                const ConstTensorView& maximum, const ConstTensorView& sum);
 
 /// The errors of docs/semantics.md §6.
 struct Accuracy {
   double output = 0;  ///< relative Frobenius error; 0 if both are zero
-  double lse = 0;     ///< largest absolute error
+  double lse = 0;     ///< largest absolute error; of the maximum too, if there is one
 
   /// NaN is not within anything.
   [[nodiscard]] bool within(const AccuracyBound& bound) const {

@@ -16,17 +16,24 @@ class DeviceTensors {
   DeviceTensors(const ring::LocalTensors& host, Device& device, Watchdog watchdog);
 
   [[nodiscard]] const ring::LocalTensors& tensors() const noexcept { return twins_; }
-  /// Copies all of them to the device, output and LSE too, so that elements not written show.
+  /// Copies all of them to the device, results too, so that elements not written show.
   /// Returns when they are there.
   void upload();
-  /// Copies output and LSE back. Returns when they are there.
+  /// Copies the results back. Returns when they are there.
   void download();
 
  private:
   ring::LocalTensors host_;
   Device& device_;
   std::unique_ptr<Stream> stream_;
-  Tensor query_, key_, value_, output_, lse_, bias_, mask_;  // empty on the CPU
+  // Calls each(host tensor, its copy) for the inputs or the results that there are.
+  template <class Each>
+  void for_inputs(const Each& each);
+  template <class Each>
+  void for_results(const Each& each);
+
+  Tensor query_, key_, value_, bias_, mask_;  // empty on the CPU
+  Tensor output_, lse_, maximum_, sum_;       // likewise
   ring::LocalTensors twins_;
 };
 

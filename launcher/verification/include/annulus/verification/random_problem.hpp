@@ -27,8 +27,8 @@ struct RandomProblem {
 };
 
 /// Draw number `index` of `seed` for a job of `ranks` ranks: shape (odd and uneven sizes, a few
-/// empty), dtype, heads, masks alone and combined, scale, soft cap, mesh, specs, layout and
-/// schedule. Every draw is a legal problem and the same on every machine. No communication.
+/// empty), dtype, heads, masks alone and combined, modifiers, mesh, specs, layout and schedule.
+/// Every draw is a legal problem and the same on every machine. No communication.
 ///
 /// For the CPU, sequences have up to 200 positions, now and then up to 1200, and a problem takes a
 /// few milliseconds of one core. For GPUs four of five problems are of the kind that fast kernels

@@ -15,8 +15,8 @@ inline constexpr std::int64_t kSampledRows = 8;
 inline constexpr std::int64_t kSampledColumns = 8192;
 
 /// How far a few rows of a rank are from the oracle's: evenly spread, each of another batch and
-/// key/value head where there are as many. `shards` are the rank's own, of this seed, with output
-/// and LSE computed. Not collective.
+/// key/value head where there are as many. `shards` are the rank's own, of this seed, with their
+/// results computed. Not collective.
 [[nodiscard]] Deviation sampled_deviation(const AttentionProblem& problem,
                                           const ring::ShardedOperands& operands,
                                           const CaseShards& shards, std::uint64_t seed, int rank,

@@ -43,16 +43,23 @@ struct ShardedCase {
                                  DType dtype, std::uint64_t seed, Operand operand,
                                  MemoryPool& memory, int threads = 1);
 
-/// What one rank holds of a case: random operands, and output and LSE to be computed.
+/// What one rank holds of a case: random operands, and the results to be computed.
 struct CaseShards {
   CaseShards(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed, int rank,
-             MemoryPool& memory, int threads = 1, const ScoreFills& fills = {});
+             MemoryPool& memory, int threads = 1, const ScoreFills& fills = {},
+             bool normalize_output = true);
   [[nodiscard]] ring::LocalTensors local_tensors() const;
   /// Bias and dense mask, of `kv_length` keys.
   [[nodiscard]] ScoreTensors scores(std::int64_t kv_length) const;
 
-  Tensor query, key, value, output, lse;
-  Tensor bias, mask;  ///< [b,n,t,S], 1 where broadcast; without dimensions if there is none
+  /// output, with the LSE or, unnormalised, with maximum and sum.
+  [[nodiscard]] std::vector<const Tensor*> results() const;
+  /// How far the results are from a normalised oracle's.
+  [[nodiscard]] Deviation deviation_from(const OracleOutput& truth) const;
+
+  Tensor query, key, value, output;
+  Tensor lse, maximum, sum;  ///< without dimensions if not wanted
+  Tensor bias, mask;         ///< [b,n,t,S], 1 where broadcast; without dimensions if there is none
 };
 
 /// Told the progress: phase ("oracle"), and how much of it is done, of how much; 0 of 0 where that

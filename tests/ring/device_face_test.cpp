@@ -189,6 +189,47 @@ TEST_F(DeviceFace, AContextLeavesAnotherDeviceCurrent) {
   EXPECT_EQ(current, 0);
 }
 
+// With keys of zero, every logit is 0: a row's sum counts what it sees, its output adds that up.
+TEST_F(DeviceFace, UnnormalisedOutputs) {
+  AttentionOptions options = causal();
+  options.normalize_output = false;
+  Attention attention(*context_, options);
+  const DeviceArray query(attention.query_shape().product());
+  const DeviceArray key(attention.key_shape().product());
+  const DeviceArray value(attention.value_shape().product());
+  const std::vector<std::uint16_t> ones(static_cast<std::size_t>(attention.value_shape().product()),
+                                        0x3f80);
+  check_cuda(
+      cudaMemcpyAsync(value.data(), ones.data(), value.bytes(), cudaMemcpyHostToDevice, stream_),
+      "cudaMemcpyAsync");
+  for (int call = 0; call < 3; ++call) {  // prepared, recorded, replayed
+    const AttentionOutput result =
+        attention.compute({query.data(), key.data(), value.data()}, true, stream_);
+    EXPECT_FALSE(result.lse.has_value());
+    const auto host = [&](const Tensor& tensor) {
+      std::vector<std::byte> bytes(tensor.bytes());
+      check_cuda(cudaMemcpyAsync(bytes.data(), tensor.view().data(), bytes.size(),
+                                 cudaMemcpyDeviceToHost, stream_),
+                 "cudaMemcpyAsync");
+      check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+      std::vector<float> wide(static_cast<std::size_t>(tensor.shape().product()));
+      to_float32(bytes.data(), tensor.dtype(), wide.data(), tensor.shape().product());
+      return wide;
+    };
+    const std::vector<float> output = host(result.outputs);
+    const std::vector<float> maximum = host(*result.maximum);
+    const std::vector<float> sum = host(*result.sum);
+    const PositionRanges positions = attention.query_positions();
+    const std::int64_t width = attention.output_shape()[2] * attention.output_shape()[3];
+    for (std::int64_t row = 0; row < positions.size(); ++row) {
+      const auto seen = static_cast<float>(positions.global(LocalPosition(row)).value() + 1);
+      ASSERT_EQ(maximum[static_cast<std::size_t>(row)], 0);
+      ASSERT_NEAR(sum[static_cast<std::size_t>(row)], seen, 1e-4F * seen);
+      ASSERT_NEAR(output[static_cast<std::size_t>(row * width)], seen, 5e-3F * seen);
+    }
+  }
+}
+
 void CUDART_CB sleep_a_while(void* /*unused*/) {
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
 }

@@ -69,6 +69,14 @@ class Numbers(CliTest):
                 self.save_uneven(dtype, batch=2)
                 self.check_on_gpus(1, ["--causal"], dtype)
 
+    def test_unnormalised_outputs(self):
+        for dtype in CONVERSIONS:
+            with self.subTest(dtype):
+                self.save_operands(rows=301, dim=40, convert=CONVERSIONS[dtype])
+                self.check(["--causal", "--normalize-output", "false"], ranks=2,
+                           files=[*OPERANDS, *OUTPUT, "--maximum", "maximum.npy", "--sum",
+                                  "sum.npy"], how=["--dtype", dtype, *on_gpus(2)])
+
     def test_two_ranks_and_the_same_bits_twice(self):
         for dtype in CONVERSIONS:
             with self.subTest(dtype):

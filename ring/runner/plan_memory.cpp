@@ -131,8 +131,10 @@ TensorView PlanMemory::in_records(const Buffer& buffer, void* data, Content cont
     if (one == content) before = record;
     record += buffer.heads.count * plan_.width(one);
   }
-  void* const begin =
-      static_cast<std::byte*>(data) + before * static_cast<std::int64_t>(size_of(buffer.dtype));
+  // As a number, for the same reason as in TensorView: there may be no memory yet.
+  auto* const begin =
+      reinterpret_cast<void*>(reinterpret_cast<std::intptr_t>(data) +
+                              before * static_cast<std::int64_t>(size_of(buffer.dtype)));
   const std::int64_t token = plan_.local.batch * record;
   const Extents strides = by_heads(content) ? Extents{record, 1, token}
                                             : Extents{record, token, plan_.width(content), 1};

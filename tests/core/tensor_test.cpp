@@ -74,6 +74,16 @@ TEST(TensorView, SliceAndPermuteAgainstBruteForce) {
   EXPECT_EQ(view.slice(2, 6, 0).elements(), 0);
 }
 
+// Plans are prepared before there is memory; the offset then says how a slice will be aligned.
+TEST(TensorView, SlicesWithoutMemoryKeepTheirOffset) {
+  const TensorView view(nullptr, DType::float32, {4, 8});
+  const auto address = [](const TensorView& slice) {
+    return reinterpret_cast<std::uintptr_t>(slice.data());
+  };
+  EXPECT_EQ(address(view.slice(0, 0, 2)), 0);
+  EXPECT_EQ(address(view.slice(0, 2, 2).slice(1, 3, 5)), (2 * 8 + 3) * sizeof(float));
+}
+
 TEST(Strides, NestedOnesKeepElementsApart) {
   const Extents shape{2, 3, 1, 4};
   EXPECT_TRUE(has_nested_strides(shape, contiguous_strides(shape)));

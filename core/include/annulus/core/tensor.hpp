@@ -132,9 +132,11 @@ class BasicTensorView {
   }
 
  private:
+  // As a number: what is prepared before there is memory slices views at null, on which pointer
+  // arithmetic is undefined.
   [[nodiscard]] Void* offset_by(std::int64_t elements) const noexcept {
-    using Byte = std::conditional_t<std::is_const_v<Void>, const std::byte, std::byte>;
-    return static_cast<Byte*>(data_) + elements * static_cast<std::int64_t>(size_of(dtype_));
+    const auto bytes = elements * static_cast<std::int64_t>(size_of(dtype_));
+    return reinterpret_cast<Void*>(reinterpret_cast<std::intptr_t>(data_) + bytes);
   }
 
   Void* data_ = nullptr;

@@ -148,10 +148,7 @@ void ShardedAttention::choose() {
 void ShardedAttention::plan_until_prepared(const std::vector<TensorView>* tensors) {
   Control& control = mesh_.world();
   PlanInput& input = planning_->input;
-  // One that the model does not know is priced like the model's own.
-  CostModel& model = input.prices.model;
-  model.transports.try_emplace(transport_, model.transports.at(model.transport));
-  model.use_transport(transport_);
+  input.prices.model.adopt_transport(transport_);
   while (true) {
     const bool fresh = !runner_;
     if (fresh) choose();

@@ -146,7 +146,7 @@ void measure_transports(ring::CostModel& model, const std::vector<TransportHops>
       continue;
     }
     if (model.transports.empty()) model.transport = one.transport;  // the preferred one comes first
-    model.transports.emplace(one.transport, one.curve());
+    model.transports.emplace(one.transport, one.curve().rising());
   }
   if (model.transports.empty()) {
     throw UnsupportedError("--calibrate: no transport between the ranks could be measured");
@@ -224,6 +224,7 @@ ExitCode calibrate(const CommandContext& context) {
   report.add_meta("options", options.given);
   ring::CostModel measured;
   measured.source = source_text(mesh, device->place(), threads);
+  measured.device = device->place().kind;
   std::optional<ring::CostModel> known;
   std::optional<files::TextFile> file;
   std::optional<ReportFiles> report_files;
@@ -252,7 +253,8 @@ ExitCode calibrate(const CommandContext& context) {
     report.add_meta("transport", measured.transport);
     add_rows(report, measured);
     if (known) {
-      known->refresh(measured);
+      // Of several transports the preferred one was found; one that was named is none.
+      known->refresh(measured, options.transport == Transport::automatic);
     } else {
       known = std::move(measured);
     }

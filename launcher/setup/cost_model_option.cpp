@@ -12,7 +12,10 @@ ring::CostModel cost_model_of(const Options& options, Place place) {
   const auto chosen = [&] {
     if (options.cost_model.empty()) return ring::CostModel::for_place(place);
     return as_option("--cost-model " + options.cost_model, [&] {
-      return ring::parse_cost_model(files::read_text(options.cost_model), options.cost_model);
+      ring::CostModel model =
+          ring::parse_cost_model(files::read_text(options.cost_model), options.cost_model);
+      model.check_place(place);
+      return model;
     });
   };
   ring::CostModel model = chosen();

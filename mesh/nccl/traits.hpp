@@ -4,9 +4,12 @@
 
 namespace annulus {
 
-/// NCCL's kernels on a stream of their own. NCCL matches calls by their order on all ranks, and
-/// does not match captured calls with eager ones.
-inline constexpr TransportTraits kNcclTraits{
-    .name = "nccl", .choice = Transport::nccl, .ahead = true, .uniform_calls = true};
+/// NCCL's kernels on a stream of their own, one per exchange. NCCL matches calls by their order on
+/// all ranks, and does not match captured calls with eager ones.
+inline constexpr TransportTraits kNcclTraits{.name = "nccl",
+                                             .choice = Transport::nccl,
+                                             .ahead = true,
+                                             .starts_once = true,
+                                             .uniform_calls = true};
 
 }  // namespace annulus

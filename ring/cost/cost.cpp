@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <vector>
 
 namespace annulus::ring {
 namespace {
 
-// Kernels that await columns run on Hopper GPUs: 132 multiprocessors with 128 rows each.
-constexpr double kRowsAtOnce = 132 * 128;
+// Kernels that await columns run on Hopper GPUs.
+constexpr double kRowsAtOnce = kMultiprocessors * kTileRows;
 // The longest tiles are computed first. Under a causal mask they take twice the mean.
 constexpr double kLongestTile = 2;
 
@@ -21,12 +23,41 @@ double bytes_of(const RankPlan& plan, const Region& region) {
                           static_cast<double>(whole);
 }
 
+// Of a bias or a dense mask, whose size is 1 where it is broadcast. Kernels skip what the mask
+// hides.
+double score_bytes(const RankPlan& plan, const Block& block, Content content) {
+  const Extents* const sizes = plan.scores(content);
+  if (sizes == nullptr || block.pairs == 0) return 0;
+  const auto varies = [&](std::size_t dim) { return (*sizes)[dim] > 1; };
+  const auto number = [](std::int64_t count) { return static_cast<double>(count); };
+  const std::size_t size = content == Content::bias ? size_of(DType::float32) : sizeof(bool);
+  return static_cast<double>(size) * number(block.pairs) *
+         (varies(0) ? 1 : 1 / number(block.batches.count)) *
+         (varies(1) ? number(block.heads.count) : 1) *
+         (varies(2) ? 1 : 1 / number(block.rows.count)) *
+         (varies(3) ? 1 : 1 / number(block.columns.count));
+}
+
+// What a kernel must read at least once: K, V, bias and dense mask. With few rows, reading takes
+// longer than computing.
+double bytes_read(const RankPlan& plan, const Block& block) {
+  const double kv_heads =
+      static_cast<double>(block.heads.count) / static_cast<double>(plan.local.heads_per_kv_head());
+  const double columns = static_cast<double>(block.columns.count * block.batches.count);
+  return columns * kv_heads * static_cast<double>(plan.local.head_dim + plan.local.value_dim) *
+             static_cast<double>(size_of(plan.buffer(block.key).dtype)) +
+         score_bytes(plan, block, Content::bias) + score_bytes(plan, block, Content::dense_mask);
+}
+
 }  // namespace
 
 double seconds_of(const RankPlan& plan, const Block& block, const Prices& prices) {
-  double seconds =
-      prices.kernel(plan.implementations[static_cast<std::size_t>(block.implementation)])
-          .seconds(plan.flops(block), static_cast<double>(block.rows.count));
+  const KernelCost& kernel =
+      prices.kernel(plan.implementations[static_cast<std::size_t>(block.implementation)]);
+  double seconds = kernel.seconds(
+      plan.flops(block), static_cast<double>(block.rows.count),
+      busy_share(prices.model.device, block.rows.count, block.heads.count * block.batches.count),
+      prices.model.memory_seconds(bytes_read(plan, block)));
   if (block.state) {
     seconds += kPassesToContinue * prices.model.memory_seconds(bytes_of(plan, block.state->output));
   }
@@ -58,15 +89,13 @@ double seconds_of(const RankPlan& plan, const Reduce& reduce, const Prices& pric
   return prices.model.memory_seconds(bytes);
 }
 
-// Messages sent together follow each other without a pause, so the fixed cost of a message counts
-// once.
 double seconds_of(const std::vector<Transfer>& transfers, const Prices& prices) {
-  const double pause = prices.model.transfer_seconds(0);
-  double seconds = transfers.empty() ? 0 : pause;
+  std::vector<double> messages;
+  messages.reserve(transfers.size());
   for (const Transfer& transfer : transfers) {
-    seconds += prices.model.transfer_seconds(static_cast<double>(transfer.bytes)) - pause;
+    messages.push_back(static_cast<double>(transfer.bytes));
   }
-  return seconds;
+  return prices.model.transfer_seconds(messages);
 }
 
 }  // namespace annulus::ring

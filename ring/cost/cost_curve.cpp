@@ -60,7 +60,23 @@ double CostCurve::extended(double size) const noexcept {
                                       [](double s, const Point& point) { return s < point.size; });
   if (above != points_.end()) return on_line(*(above - 1), *above, size);
   const Point& last = points_.back();
-  return std::max(last.value, on_line(*(points_.end() - 2), last, size));
+  const double risen =
+      std::max(on_line(*(points_.end() - 2), last, size), on_line(points_.front(), last, size));
+  return risen > last.value ? risen : last.value * (size / last.size);
+}
+
+double CostCurve::at_zero() const noexcept {
+  const Point& first = points_.front();
+  if (points_.size() == 1) return first.value;
+  return std::clamp(on_line(first, points_[1], 0), 0.0, first.value);
+}
+
+CostCurve CostCurve::rising() const {
+  std::vector<Point> points = points_;
+  for (std::size_t i = 1; i < points.size(); ++i) {
+    points[i].value = std::max(points[i].value, points[i - 1].value);
+  }
+  return {std::move(points), "rising curve"};
 }
 
 double crossover(const CostCurve& a, const CostCurve& b) {

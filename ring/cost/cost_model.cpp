@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <string>
 
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/mesh/transport.hpp>
 #include <annulus/ring/cost_model.hpp>
 
 namespace annulus::ring {
@@ -12,8 +14,15 @@ constexpr double kMiB = 1 << 20;
 
 }  // namespace
 
+double busy_share(Place::Kind device, std::int64_t rows, std::int64_t heads) {
+  if (device == Place::Kind::host) return 1;
+  const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows * heads;
+  return std::clamp(static_cast<double>(tiles) / kMultiprocessors, 1.0 / kMultiprocessors, 1.0);
+}
+
 CostModel CostModel::cpu_core() {
   return {.source = "assumed: one CPU core per rank, ranks of one node",
+          .device = Place::Kind::host,
           .kernels = {},
           .merge_bytes_per_second = 8e9,
           .transports = {{"mpi", CostCurve::transfer(2e-6, 3e9)}},
@@ -35,14 +44,24 @@ CostModel CostModel::hopper_nvlink() {
                         {256 * kMiB, 256 * kMiB / 300e9}},
                        "nccl");
   return {.source = "assumed: one Hopper GPU per rank, NVLink",
+          .device = Place::Kind::cuda,
           .kernels = {},
           .merge_bytes_per_second = 3.3e12,
           .transports = {{"nccl", nccl}, {"peer", copy_engine}},
           .transport = "peer"};
 }
 
-CostModel CostModel::for_place(Place place) {
-  return place.is_host() ? cpu_core() : hopper_nvlink();
+CostModel CostModel::for_device(Place::Kind device) {
+  return device == Place::Kind::host ? cpu_core() : hopper_nvlink();
+}
+
+void CostModel::check_place(Place place) const {
+  if (place.kind == device) return;
+  const auto ranks = [](Place::Kind kind) {
+    return kind == Place::Kind::host ? "CPU ranks" : "GPU ranks";
+  };
+  throw ArgumentError("cost model", fmt::format("one of {} ({})", ranks(device), source),
+                      fmt::format("one of {}", ranks(place.kind)));
 }
 
 void CostModel::check_source(std::string_view expected) const {
@@ -52,7 +71,7 @@ void CostModel::check_source(std::string_view expected) const {
       fmt::format("'{}', or another file: figures of different machines do not mix", expected));
 }
 
-void CostModel::refresh(const CostModel& newer) {
+void CostModel::refresh(const CostModel& newer, bool prefers) {
   check_source(newer.source);
   for (const auto& [implementation, classes] : newer.kernels) {
     for (const auto& [problem, cost] : classes) {
@@ -61,7 +80,7 @@ void CostModel::refresh(const CostModel& newer) {
   }
   merge_bytes_per_second = newer.merge_bytes_per_second;
   for (const auto& [name, curve] : newer.transports) transports.insert_or_assign(name, curve);
-  transport = newer.transport;
+  if (prefers) transport = newer.transport;
 }
 
 void CostModel::use_transport(std::string_view name) {
@@ -74,12 +93,33 @@ void CostModel::use_transport(std::string_view name) {
   transport = name;
 }
 
-double CostModel::transfer_seconds(double bytes) const {
-  const auto curve = transports.find(transport);
-  if (curve == transports.end()) {
+void CostModel::adopt_transport(std::string_view name) {
+  const std::string adopted(name);
+  if (!transports.contains(adopted)) {
+    const CostModel assumed = for_device(device);
+    const auto known = assumed.transports.find(adopted);
+    const bool sends = known != assumed.transports.end();  // a group of one rank sends nothing
+    transports.emplace(adopted, sends ? known->second : transports.at(transport));
+    if (sends) source += fmt::format("; assumed: messages by {}", name);
+  }
+  transport = adopted;
+}
+
+double CostModel::transfer_seconds(std::span<const double> messages) const {
+  const auto found = transports.find(transport);
+  if (found == transports.end()) {
     throw InternalError(fmt::format("cost model without a curve of transport '{}'", transport));
   }
-  return curve->second.extended(bytes);
+  if (messages.empty()) return 0;
+  const CostCurve& curve = found->second;
+  const double shared = transport_traits(transport).starts_once ? curve.at_zero() : 0;
+  double seconds = shared;
+  double bytes = 0;
+  for (const double message : messages) {
+    seconds += std::max(0.0, curve.extended(message) - shared);
+    bytes += message;
+  }
+  return std::max(seconds, curve.extended(bytes));
 }
 
 }  // namespace annulus::ring

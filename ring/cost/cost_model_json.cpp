@@ -18,7 +18,18 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kSchema = "annulus.cost_model";
-constexpr int kVersion = 3;
+constexpr int kVersion = 4;
+
+std::string_view name_of(Place::Kind device) {
+  return device == Place::Kind::host ? "cpu" : "cuda";
+}
+
+Place::Kind parse_device(const std::string& name) {
+  for (const Place::Kind device : {Place::Kind::host, Place::Kind::cuda}) {
+    if (name == name_of(device)) return device;
+  }
+  throw ArgumentError("device", fmt::format("'{}'", name), "cpu or cuda");
+}
 
 /// The members of a class under their names.
 json class_json(const ProblemClass& problem) {
@@ -184,6 +195,7 @@ std::string to_json(const CostModel& model) {
   return json{{"schema", kSchema},
               {"version", kVersion},
               {"source", model.source},
+              {"device", name_of(model.device)},
               {"kernels", kernels},
               {"merge_bytes_per_second", model.merge_bytes_per_second},
               {"transport", model.transport},
@@ -212,10 +224,11 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
                                     "bench --calibrate writes",
                                     schema.dump(), version.dump(), kSchema, kVersion));
   }
-  file.expect_keys({"schema", "version", "source", "kernels", "merge_bytes_per_second", "transport",
-                    "transports"});
+  file.expect_keys({"schema", "version", "source", "device", "kernels", "merge_bytes_per_second",
+                    "transport", "transports"});
   CostModel model;
   model.source = file.text("source");
+  model.device = file.parsed("device", parse_device);
   const json& kernels = file.at("kernels");
   if (!kernels.is_array()) file.fail("kernels", "is not a list");
   for (std::size_t i = 0; i < kernels.size(); ++i) read_kernel(kernels[i], i, model, path);
@@ -227,7 +240,7 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
       file.fail("transports." + item.key(),
                 fmt::format("takes more than {} s per byte for large messages", kSlowest));
     }
-    model.transports.emplace(item.key(), curve);
+    model.transports.emplace(item.key(), curve.rising());
   }
   model.transport = file.text("transport");
   if (!model.transports.contains(model.transport)) {

@@ -67,6 +67,7 @@ const KernelCost& Prices::kernel(const std::string& implementation) const {
 
 Prices make_prices(CostModel model, const AttentionProblem& problem,
                    const std::vector<const Implementation*>& candidates, Place place) {
+  model.check_place(place);
   const ProblemClass wanted = class_of(problem);
   Prices prices{std::move(model), {}};
   for (const Implementation* candidate : candidates) {

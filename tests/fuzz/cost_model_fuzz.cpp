@@ -1,6 +1,7 @@
 // Cost models (--cost-model), and what they predict.
 
 #include <cmath>
+#include <vector>
 
 #include <annulus/attention/registry.hpp>
 #include <annulus/ring/cost_model.hpp>
@@ -24,7 +25,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto model = taken([&] { return parse_cost_model(text_of(data, size), "input.json"); });
   if (!model) return 0;
   const CostModel again = parse_cost_model(to_json(*model), "again.json");
-  require(again.source == model->source && again.kernels == model->kernels &&
+  require(again.source == model->source && again.device == model->device &&
+              again.kernels == model->kernels &&
               again.merge_bytes_per_second == model->merge_bytes_per_second &&
               again.transports == model->transports && again.transport == model->transport,
           "a cost model is what its text says");
@@ -33,15 +35,22 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   AttentionProblem problem;
   problem.dtype = DType::bfloat16;
   const Prices prices = make_prices(
-      *model, problem, {&registry.get("native"), &registry.get("flash_attn2")}, Place::cuda(0));
+      *model, problem, {&registry.get("native"), &registry.get("flash_attn2")}, {model->device, 0});
   for (const double amount : {0.0, 1.0, 4096.0, 1e9, 0x1p62}) {
     for (const auto& [name, classes] : model->kernels) {
-      for (const auto& [measured, cost] : classes) require_time(cost.seconds(amount, amount));
+      for (const auto& [measured, cost] : classes)
+        require_time(cost.seconds(amount, amount, 1, amount));
     }
-    require_time(prices.kernel("native").seconds(amount, amount));
-    require_time(prices.kernel("flash_attn2").seconds(amount, amount));
+    require_time(prices.kernel("native").seconds(amount, amount, 1, 0));
+    require_time(prices.kernel("flash_attn2").seconds(amount, amount, 1, 0));
     require_time(model->memory_seconds(amount));
-    require_time(model->transfer_seconds(amount));
+    const double one = model->transfer_seconds(amount);
+    require_time(one);
+    const std::vector<double> three{amount, 1, amount};
+    const double together = model->transfer_seconds(three);
+    require_time(together);
+    require(together >= one && together >= model->transfer_seconds(2 * amount + 1),
+            "messages take no less than one of them, nor than one of all their bytes");
   }
   return 0;
 }

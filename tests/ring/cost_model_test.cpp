@@ -1,5 +1,9 @@
+#include <algorithm>
+#include <cstddef>
 #include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,12 +33,25 @@ TEST(CostCurve, IsLinearBetweenPoints) {
 TEST(CostCurve, BelowTheFirstPointAndPastTheLast) {
   const CostCurve curve({{10, 1}, {20, 3}, {40, 4}}, "test");
   EXPECT_DOUBLE_EQ(curve.extended(0), 1);
-  EXPECT_DOUBLE_EQ(curve.extended(80), 6);
+  EXPECT_DOUBLE_EQ(curve.extended(80), 8);  // as from the first point on
+  EXPECT_DOUBLE_EQ(CostCurve({{10, 1}, {20, 1}, {40, 4}}, "test").extended(80), 10);
   EXPECT_DOUBLE_EQ(curve.clamped(0), 1);
   EXPECT_DOUBLE_EQ(curve.clamped(80), 4);
-  // A last segment that falls, by noise, does not go on falling.
-  EXPECT_DOUBLE_EQ(CostCurve({{1, 3}, {2, 2}}, "test").extended(100), 2);
+  // One that falls, by noise, says nothing of larger sizes, which then count in proportion.
+  EXPECT_DOUBLE_EQ(CostCurve({{1, 3}, {2, 2}}, "test").extended(100), 100);
   EXPECT_DOUBLE_EQ(CostCurve::constant(7).extended(1e9), 7);
+}
+
+TEST(CostCurve, AtZero) {
+  EXPECT_DOUBLE_EQ(CostCurve({{10, 2}, {20, 3}, {40, 9}}, "test").at_zero(), 1);
+  EXPECT_DOUBLE_EQ(CostCurve({{10, 1}, {20, 3}}, "test").at_zero(), 0);  // not −1
+  EXPECT_DOUBLE_EQ(CostCurve({{10, 3}, {20, 2}}, "test").at_zero(), 3);  // not 4
+  EXPECT_DOUBLE_EQ(CostCurve({{10, 3}}, "test").at_zero(), 3);
+}
+
+TEST(CostCurve, RisesWhereNoiseMadeItFall) {
+  EXPECT_EQ(CostCurve({{1, 4}, {2, 3}, {3, 5}, {4, 2}}, "test").rising(),
+            CostCurve({{1, 4}, {2, 4}, {3, 5}, {4, 5}}, "test"));
 }
 
 TEST(CostCurve, RefusesWhatIsNoCurve) {
@@ -56,9 +73,26 @@ TEST(CostCurve, CrossoverIsWhereOneStaysBelow) {
 
 TEST(KernelCost, RateFollowsTheRows) {
   const KernelCost cost{"test", CostCurve({{100, 1e9}, {200, 2e9}}, "test"), 0.5};
-  EXPECT_DOUBLE_EQ(cost.seconds(1e9, 50), 1.5);
-  EXPECT_DOUBLE_EQ(cost.seconds(1.5e9, 150), 1.5);
-  EXPECT_DOUBLE_EQ(cost.seconds(1e9, 1000), 1);
+  EXPECT_DOUBLE_EQ(cost.seconds(1e9, 50, 1, 0), 1.5);
+  EXPECT_DOUBLE_EQ(cost.seconds(1.5e9, 150, 1, 0), 1.5);
+  EXPECT_DOUBLE_EQ(cost.seconds(1e9, 1000, 1, 0), 1);
+  // What takes longer, computing or reading, decides.
+  EXPECT_DOUBLE_EQ(cost.seconds(1e9, 1000, 1, 0.4), 1);
+  EXPECT_DOUBLE_EQ(cost.seconds(1e9, 1000, 1, 2), 2.5);
+  // Half a device takes twice as long.
+  EXPECT_DOUBLE_EQ(cost.seconds(1e9, 1000, 0.5, 0.4), 1.5);
+}
+
+TEST(KernelCost, FewTilesKeepPartOfAGpuBusy) {
+  const auto share = [](std::int64_t rows, std::int64_t heads) {
+    return busy_share(Place::Kind::cuda, rows, heads);
+  };
+  EXPECT_DOUBLE_EQ(share(1024, 64), 1);
+  EXPECT_DOUBLE_EQ(share(1024, 8), 64.0 / 132);
+  EXPECT_DOUBLE_EQ(share(1025, 8), 72.0 / 132);
+  EXPECT_DOUBLE_EQ(share(1, 1), 1.0 / 132);
+  EXPECT_DOUBLE_EQ(share(0, 1), 1.0 / 132);  // nothing takes no time
+  EXPECT_DOUBLE_EQ(busy_share(Place::Kind::host, 1, 1), 1);
 }
 
 TEST(CostModel, HopperKnowsBothTransports) {
@@ -75,6 +109,79 @@ TEST(CostModel, HopperKnowsBothTransports) {
     EXPECT_THAT(error.what(), HasSubstr("'mpi'"));
     EXPECT_THAT(error.what(), HasSubstr("nccl, peer"));
   }
+}
+
+// Figures of two H200, with their noise.
+CostCurve measured_nccl() {
+  return {{{65536, 6.678e-05},
+           {262144, 6.571e-05},
+           {1048576, 7.578e-05},
+           {4194304, 9.207e-05},
+           {16777216, 9.653e-05},
+           {67108864, 3.352e-04},
+           {268435456, 9.835e-04}},
+          "nccl"};
+}
+
+TEST(CostModel, MessagesTogetherCostNoLessThanTheirBytes) {
+  const CostCurve noisy({{1 << 10, 5e-6}, {1 << 12, 4e-6}, {1 << 14, 1e-6}, {1 << 16, 9e-7}}, "");
+  const CostCurve steep({{1 << 16, 1e-6}, {1 << 18, 8e-5}, {1 << 20, 9e-5}}, "steep");
+  for (const CostCurve& curve :
+       {measured_nccl(), noisy, steep, CostCurve::transfer(1e-6, 1e9), CostCurve::constant(1e-5)}) {
+    for (const char* transport : {"mpi", "nccl", "peer"}) {
+      CostModel model = CostModel::hopper_nvlink();
+      model.transports = {{transport, curve.rising()}};
+      model.transport = transport;
+      double peak = 0;  // bytes per second
+      for (double bytes = 1; bytes < 0x1p45; bytes *= 2) {
+        peak = std::max(peak, bytes / model.transfer_seconds(bytes));
+      }
+      for (const double bytes : {1.0, 3e3, 65536.0, 262144.0, 1e6, 1e8, 1e10}) {
+        double before = 0;
+        for (const std::size_t count : {1U, 2U, 7U, 64U}) {
+          const double together = model.transfer_seconds(std::vector(count, bytes));
+          const double all = bytes * static_cast<double>(count);
+          EXPECT_GE(together, all / peak * (1 - 1e-12))
+              << transport << ", " << count << " of " << bytes;
+          EXPECT_GE(together, model.transfer_seconds(bytes));
+          EXPECT_GE(together, model.transfer_seconds(all));
+          EXPECT_GE(together, before);
+          EXPECT_LE(together, model.transfer_seconds(bytes) * static_cast<double>(count) +
+                                  model.transfer_seconds(all));
+          before = together;
+        }
+      }
+    }
+  }
+}
+
+TEST(CostModel, OnlyATransportThatStartsMessagesOnceSavesByThat) {
+  CostModel model = CostModel::hopper_nvlink();
+  for (auto& [name, curve] : model.transports) curve = CostCurve::transfer(1e-5, 1e11);
+  model.transports.emplace("mpi", CostCurve::transfer(1e-5, 1e11));
+  const std::vector<double> three{1e6, 2e6, 3e6};
+  for (const auto& [transport, starts] : {std::pair{"nccl", 1}, {"peer", 3}, {"mpi", 3}}) {
+    model.use_transport(transport);
+    EXPECT_NEAR(model.transfer_seconds(three), starts * 1e-5 + 6e6 / 1e11, 1e-12) << transport;
+    EXPECT_EQ(model.transfer_seconds(std::vector<double>()), 0);
+  }
+}
+
+TEST(CostModel, ATransportThatItDoesNotKnowCostsWhatIsAssumed) {
+  CostModel model = CostModel::hopper_nvlink();
+  model.source = "measured: here";
+  model.transports = {{"peer", CostCurve::constant(7)}};
+  model.adopt_transport("self");  // sends nothing
+  EXPECT_EQ(model.transport, "self");
+  EXPECT_EQ(model.source, "measured: here");
+  model.adopt_transport("nccl");
+  EXPECT_EQ(model.transport, "nccl");
+  EXPECT_EQ(model.transports.at("nccl"), CostModel::hopper_nvlink().transports.at("nccl"));
+  EXPECT_EQ(model.source, "measured: here; assumed: messages by nccl");
+  model.adopt_transport("peer");
+  model.adopt_transport("nccl");
+  EXPECT_EQ(model.transports.at("peer"), CostCurve::constant(7));
+  EXPECT_EQ(model.source, "measured: here; assumed: messages by nccl");
 }
 
 TEST(CostModel, SuitsThePlace) {
@@ -98,11 +205,20 @@ TEST(CostModel, JsonKeepsEveryBit) {
        {CostModel::cpu_core(), CostModel::hopper_nvlink(), measured_model()}) {
     const CostModel again = parse_cost_model(to_json(model), "model.json");
     EXPECT_EQ(again.source, model.source);
+    EXPECT_EQ(again.device, model.device);
     EXPECT_EQ(again.kernels, model.kernels);
     EXPECT_EQ(again.merge_bytes_per_second, model.merge_bytes_per_second);
     EXPECT_EQ(again.transports, model.transports);
     EXPECT_EQ(again.transport, model.transport);
   }
+}
+
+TEST(CostModel, TransportsThatFallAreReadAsLevel) {
+  CostModel model = CostModel::hopper_nvlink();
+  model.transports.at("nccl") = measured_nccl();
+  const CostModel again = parse_cost_model(to_json(model), "model.json");
+  EXPECT_NE(again.transports.at("nccl"), measured_nccl());
+  EXPECT_EQ(again.transports.at("nccl"), measured_nccl().rising());
 }
 
 TEST(CostModel, RefreshingKeepsWhatWasNotMeasuredAgain) {
@@ -119,7 +235,11 @@ TEST(CostModel, RefreshingKeepsWhatWasNotMeasuredAgain) {
   CostModel expected = model;
   expected.kernels["sdpa"] = {{kHalfBand, again}, {capped, again}};
   expected.transports.at("nccl") = CostCurve::constant(3);
-  model.refresh(newer);
+  CostModel keeping = model;
+  keeping.refresh(newer, false);
+  EXPECT_EQ(keeping.transports, expected.transports);
+  EXPECT_EQ(keeping.transport, "peer");
+  model.refresh(newer, true);
   EXPECT_EQ(model.kernels, expected.kernels);
   EXPECT_EQ(model.transports, expected.transports);
   EXPECT_EQ(model.merge_bytes_per_second, 5);
@@ -131,7 +251,7 @@ TEST(CostModel, FiguresOfDifferentMachinesDoNotMix) {
   CostModel newer = measured_model();
   newer.source = "measured: elsewhere";
   try {
-    model.refresh(newer);
+    model.refresh(newer, true);
     FAIL() << "no error";
   } catch (const ArgumentError& error) {
     EXPECT_THAT(error.what(), HasSubstr("got 'measured: here'"));
@@ -186,9 +306,12 @@ TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
                     "transports.mpi takes more than 1 s per byte");
   expect_file_error(damaged([](json& d) { d.erase("source"); }), "source is missing");
   expect_file_error(damaged([](json& d) { d["speed"] = 1; }), "speed is no key");
-  expect_file_error(damaged([](json& d) { d["version"] = 2; }),
-                    "schema is \"annulus.cost_model\" version 2, expected \"annulus.cost_model\" "
-                    "version 3, which annulus bench --calibrate writes");
+  expect_file_error(damaged([](json& d) { d.erase("device"); }), "device is missing");
+  expect_file_error(damaged([](json& d) { d["device"] = "tpu"; }),
+                    "device is 'tpu', expected cpu or cuda");
+  expect_file_error(damaged([](json& d) { d["version"] = 3; }),
+                    "schema is \"annulus.cost_model\" version 3, expected \"annulus.cost_model\" "
+                    "version 4, which annulus bench --calibrate writes");
   expect_file_error(damaged([](json& d) { d.erase("version"); }), "version null");
   expect_file_error(damaged([](json& d) { d["schema"] = "other"; }), "schema is \"other\"");
   expect_file_error(damaged_kernel([](json& k) { k["call_latency_seconds"] = "1"; }),

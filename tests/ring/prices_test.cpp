@@ -1,4 +1,5 @@
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -15,6 +16,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::EndsWith;
+using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 const Registry& registry() {
@@ -87,8 +89,21 @@ TEST(Prices, AreAssumedWhereNoClassOfTheDtypeWasMeasured) {
 TEST(Prices, AreOfTheCandidatesAlone) {
   const Prices prices = make_prices(CostModel::cpu_core(), causal_problem(64),
                                     {&registry().get("native")}, Place::host());
-  EXPECT_GT(prices.kernel("native").seconds(1, 1), 0);
+  EXPECT_GT(prices.kernel("native").seconds(1, 1, 1, 0), 0);
   EXPECT_THROW((void)prices.kernel("sdpa"), InternalError);
+}
+
+TEST(Prices, AreOfTheDeviceThatComputes) {
+  for (const auto& [model, place, expected] :
+       {std::tuple{CostModel::hopper_nvlink(), Place::host(), "expected one of CPU ranks"},
+        {CostModel::cpu_core(), Place::cuda(0), "expected one of GPU ranks"}}) {
+    try {
+      (void)make_prices(model, causal_problem(64), {&registry().get("native")}, place);
+      ADD_FAILURE() << "no error; " << expected;
+    } catch (const ArgumentError& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr(model.source), HasSubstr(expected)));
+    }
+  }
 }
 
 // The planner's choice follows what was measured for the problem's own class.

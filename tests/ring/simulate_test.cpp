@@ -134,11 +134,12 @@ TEST(Simulate, PackingComesFirstAndCombiningLast) {
   Prices prices = plain_prices("peer", kEndless, CostCurve::constant(1e-3));
   prices.model.merge_bytes_per_second = 1e9;
   const double packing = 2 * (2 * 2 * shard) / 1e9;      // K and V of two heads: read, written
+  const double reading = 2 * 2 * shard / 1e9;            // the same by each of four kernels
   const double combining = (4 + 1) * (8 * shard) / 1e9;  // four results read, one written
   for (const RankTimeline& rank : simulate(plan, prices)) {
-    EXPECT_NEAR(rank.compute, packing + combining, 1e-12);
-    EXPECT_NEAR(rank.finish, packing + 3e-3 + combining, 1e-12);
-    EXPECT_NEAR(rank.exposed, 3e-3, 1e-12);
+    EXPECT_NEAR(rank.compute, packing + 4 * reading + combining, 1e-12);
+    EXPECT_NEAR(rank.finish, packing + 3e-3 + reading + combining, 1e-12);
+    EXPECT_NEAR(rank.exposed, 3e-3 - 3 * reading, 1e-12);
   }
 }
 
@@ -192,10 +193,11 @@ TEST(Simulate, ABlockWaitsForColumnsThatItDoesNotHaveYet) {
   const Plan plan = make_plan(flash_input(problem, operands), Schedule::allgather);
   ASSERT_EQ(plan.ranks[0].all<Block>().size(), 1U);
   ASSERT_EQ(plan.ranks[0].all<Block>()[0]->arrivals.size(), 1U);
-  const auto finish = [&](double message) {
+  ASSERT_EQ(plan.ranks[0].all<Exchange>().at(0)->receives.size(), 2U);
+  const auto finish = [&](double messages) {
     // All blocks take a second.
     const Prices prices =
-        plain_prices("peer", plan.ranks[0].work() * 4 * 64, CostCurve::constant(message));
+        plain_prices("peer", plan.ranks[0].work() * 4 * 64, CostCurve::constant(messages / 2));
     return simulate(plan, prices)[0].finish;
   };
   EXPECT_NEAR(finish(1e-6), 1, 1e-6);
@@ -204,6 +206,49 @@ TEST(Simulate, ABlockWaitsForColumnsThatItDoesNotHaveYet) {
   const double first_tiles = 2 * 132.0 / (64 * 32) / 2;
   EXPECT_NEAR(finish(first_tiles), 1, 1e-3);
   EXPECT_NEAR(finish(first_tiles + 0.5), 1.5, 1e-3);
+}
+
+double seconds_alone(const AttentionProblem& problem, double flops) {
+  Prices prices = plain_prices("mpi", flops, CostCurve::constant(1));
+  prices.model.merge_bytes_per_second = 1e9;
+  return predicted_seconds(sequence_plan(problem, 1, LayoutKind::contiguous, Schedule::local),
+                           prices);
+}
+
+// Two tiles of the 132 that a GPU computes at once; a CPU rank is busy with any block.
+TEST(Simulate, AFewHeadsKeepPartOfAGpuBusy) {
+  const AttentionProblem problem = causal_problem(256, 1, 1);
+  const Plan plan = sequence_plan(problem, 1, LayoutKind::contiguous, Schedule::local);
+  Prices prices = plain_prices("peer", 1e9, CostCurve::constant(1));
+  const double full = predicted_seconds(plan, prices);
+  prices.model.device = Place::Kind::cuda;
+  EXPECT_NEAR(predicted_seconds(plan, prices), full * 132 / 2, 1e-9);
+}
+
+TEST(Simulate, AFewRowsTakeAsLongAsReadingTheirKeys) {
+  AttentionProblem problem = problem_of(1, false);
+  problem.shape.kv_length = 1 << 16;
+  const double bytes = (1 << 16) * 2 * (64 + 64) * 2.0;  // two key/value heads, bfloat16
+  EXPECT_NEAR(seconds_alone(problem, kEndless), bytes / 1e9, 1e-5);
+  const double flops = forward_flops(problem.shape, 1 << 16);
+  EXPECT_NEAR(seconds_alone(problem, 1e9), flops / 1e9, 1e-5);
+}
+
+TEST(Simulate, BiasAndDenseMaskAreReadWhereTheyAreSeen) {
+  for (const bool causal : {true, false}) {
+    const AttentionProblem plain = problem_of(1024, causal);
+    const double pairs = causal ? 1024.0 * 1025 / 2 : 1024.0 * 1024;
+    const auto added = [&](const Extents& sizes, bool is_bias) {
+      AttentionProblem problem = plain;
+      (is_bias ? problem.bias : problem.dense_mask) = sizes;
+      return (seconds_alone(problem, kEndless) - seconds_alone(plain, kEndless)) * 1e9;
+    };
+    EXPECT_NEAR(added({1, 8, 1024, 1024}, true), 8 * pairs * 4, 1);
+    EXPECT_NEAR(added({1, 8, 1024, 1024}, false), 8 * pairs, 1);
+    EXPECT_NEAR(added({1, 1, 1024, 1024}, true), pairs * 4, 1);
+    EXPECT_NEAR(added({1, 8, 1, 1024}, true), 8 * pairs * 4 / 1024, 1);
+    EXPECT_NEAR(added({1, 8, 1024, 1}, true), 8 * pairs * 4 / 1024, 1);
+  }
 }
 
 TEST(Simulate, TasksThatWaitForEachOtherAreAnError) {

@@ -23,9 +23,15 @@ class CostCurve {
 
   /// Beyond the first and the last point: their values.
   [[nodiscard]] double clamped(double size) const noexcept;
-  /// Below the first point, its value; past the last one, the last segment extended, which never
-  /// falls there.
+  /// Below the first point, its value. Past the last one, the value goes on rising: as in the last
+  /// segment, or as from the first point to the last, whichever is steeper; in proportion to the
+  /// size if neither rises. Noise thus makes nothing free. A single point holds for every size.
   [[nodiscard]] double extended(double size) const noexcept;
+  /// The first segment extended to size 0, but neither below 0 nor above the first value.
+  [[nodiscard]] double at_zero() const noexcept;
+  /// The same curve where it rises, and level where noise makes it fall: each value is the largest
+  /// up to its size.
+  [[nodiscard]] CostCurve rising() const;
   /// The same curve with every value multiplied. Throws ArgumentError as the constructor does.
   [[nodiscard]] CostCurve scaled(double factor) const;
   [[nodiscard]] const std::vector<Point>& points() const noexcept { return points_; }

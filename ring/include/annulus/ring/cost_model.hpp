@@ -1,6 +1,9 @@
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -10,15 +13,26 @@
 
 namespace annulus::ring {
 
+/// Kernels for GPUs compute tiles of so many rows of one head, one after the other on each of the
+/// multiprocessors of a Hopper GPU.
+inline constexpr std::int64_t kTileRows = 128;
+inline constexpr std::int64_t kMultiprocessors = 132;
+
+/// The share of a device that a block of so many rows and heads (over all batches) keeps busy. All
+/// of a CPU rank: its kernels divide any work among the threads.
+[[nodiscard]] double busy_share(Place::Kind device, std::int64_t rows, std::int64_t heads);
+
 /// What calls of one implementation cost for problems of one class.
 struct KernelCost {
   std::string source;       ///< how it is known: of which problem it was measured
-  CostCurve rate;           ///< operations per second, by the rows of the block
+  CostCurve rate;           ///< operations per second of a device all of which is busy, by the rows
+                            ///< of the block
   double call_latency = 0;  ///< seconds that a call takes besides
 
-  /// Of one call, of `flops` operations on a block of `rows` rows.
-  [[nodiscard]] double seconds(double flops, double rows) const {
-    return call_latency + flops / rate.clamped(rows);
+  /// Of one call, of `flops` operations on a block of `rows` rows that keeps `share` of the device
+  /// busy and reads from memory for `reading` seconds meanwhile.
+  [[nodiscard]] double seconds(double flops, double rows, double share, double reading) const {
+    return call_latency + std::max(flops / (rate.clamped(rows) * share), reading);
   }
   bool operator==(const KernelCost&) const = default;
 };
@@ -28,11 +42,12 @@ struct KernelCost {
 struct CostModel {
   /// "assumed: …", or "measured: …", which names the machine and the ranks.
   std::string source;
+  Place::Kind device = Place::Kind::host;  ///< what the ranks compute on
   /// What was measured, by the implementation's name. Everything else counts with assumed_rate().
   std::map<std::string, std::map<ProblemClass, KernelCost>> kernels;
   double merge_bytes_per_second = 1;  ///< memory rate of merging partial results
-  /// Seconds of a message by its bytes, for each transport ("mpi", "nccl", "peer"), while the rank
-  /// sends one and receives one.
+  /// Seconds of a message by its bytes, for each transport ("mpi" between CPUs, "nccl" and "peer"
+  /// between GPUs), while the rank sends one and receives one. More bytes never take less time.
   std::map<std::string, CostCurve> transports;
   std::string transport;  ///< the one in use
 
@@ -40,26 +55,38 @@ struct CostModel {
   static CostModel cpu_core();
   /// One Hopper GPU per rank, NVLink between ranks.
   static CostModel hopper_nvlink();
-  /// Whichever of the two suits ranks at this place better.
-  static CostModel for_place(Place place);
+  /// The one for ranks that compute on such a device.
+  static CostModel for_device(Place::Kind device);
+  static CostModel for_place(Place place) { return for_device(place.kind); }
 
+  /// Throws ArgumentError("cost model", …) unless it is one of ranks that compute at such a place.
+  void check_place(Place place) const;
   /// Throws ArgumentError("cost model", …) unless its source is this one: figures of different
   /// machines do not mix.
   void check_source(std::string_view expected) const;
   /// Replaces what `newer`, of the same source, has measured too, and adds what it has measured
-  /// besides. The rest stays. Throws as check_source() does.
-  void refresh(const CostModel& newer);
+  /// besides. The rest stays, and so does the transport in use unless `prefers` its own. Throws as
+  /// check_source() does.
+  void refresh(const CostModel& newer, bool prefers);
   /// Throws ArgumentError when the model does not know the transport.
   void use_transport(std::string_view name);
+  /// Uses the transport that the ranks happen to have. One that the model does not know costs what
+  /// is assumed of it, and the source then says so.
+  void adopt_transport(std::string_view name);
   /// Seconds of combining or copying, by the bytes that are read and written.
   [[nodiscard]] double memory_seconds(double bytes) const { return bytes / merge_bytes_per_second; }
   /// Seconds of one message by the transport in use.
-  [[nodiscard]] double transfer_seconds(double bytes) const;
+  [[nodiscard]] double transfer_seconds(double bytes) const {
+    return transfer_seconds({&bytes, 1});
+  }
+  /// Seconds of messages sent together, by the bytes of each: of one after the other, less what
+  /// they share if the transport starts them once, but no less than one message of all their bytes.
+  [[nodiscard]] double transfer_seconds(std::span<const double> messages) const;
 };
 
 /// JSON of a model, every number exact:
 ///
-///     {"schema": "annulus.cost_model", "version": 3, "source": "…",
+///     {"schema": "annulus.cost_model", "version": 4, "source": "…", "device": "cpu",
 ///      "kernels": [{"implementation": "native", "dtype": "float32", "head_dim": 64,
 ///                   "value_dim": 64, "mask": "band", "soft_cap": false, "source": "…",
 ///                   "call_latency_seconds": 1e-6,
@@ -67,9 +94,10 @@ struct CostModel {
 ///      "merge_bytes_per_second": 8e9, "transport": "mpi",
 ///      "transports": {"mpi": [{"bytes": 65536, "seconds": 2e-5}, …]}}
 [[nodiscard]] std::string to_json(const CostModel& model);
-/// Reads it back. Throws FileError, naming `path` and the key, if a value is missing, unknown, of
-/// the wrong type, or so large or small that predictions would overflow (a latency above an hour, a
-/// rate below 1 per second); if a class comes twice; also for another schema or version.
+/// Reads it back; the curves of transports as CostCurve::rising(). Throws FileError, naming `path`
+/// and the key, if a value is missing, unknown, of the wrong type, or so large or small that
+/// predictions would overflow (a latency above an hour, a rate below 1 per second); if a class
+/// comes twice; also for another schema or version.
 [[nodiscard]] CostModel parse_cost_model(std::string_view text, const std::string& path);
 
 }  // namespace annulus::ring

@@ -27,6 +27,8 @@ struct Prices {
 ///    are assumed of the two. Nearest is the one whose D + Dv differs least; of those, the one
 ///    whose kind of mask does; of those, one that agrees in the soft cap;
 /// 3. the rate that the implementation assumes at `place`.
+///
+/// Throws ArgumentError for a model of ranks that compute on another kind of device.
 [[nodiscard]] Prices make_prices(CostModel model, const AttentionProblem& problem,
                                  const std::vector<const Implementation*>& candidates, Place place);
 

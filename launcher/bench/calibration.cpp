@@ -1,17 +1,22 @@
 #include "launcher/bench/calibration.hpp"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <annulus/attention/modifiers.hpp>
 #include <annulus/attention/problem_class.hpp>
+#include <annulus/core/cuda.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/files/text_file.hpp>
 #include <annulus/mesh/agreement.hpp>
@@ -19,7 +24,9 @@
 #include <annulus/ring/cost_model.hpp>
 
 #include "launcher/bench/bench_hops.hpp"
+#include "launcher/bench/call_and_rates.hpp"
 #include "launcher/bench/kernel_blocks.hpp"
+#include "launcher/bench/merge_rate.hpp"
 #include "launcher/bench/timing.hpp"
 #include "launcher/options/as_option.hpp"
 #include "launcher/report/machine.hpp"
@@ -36,11 +43,12 @@ namespace {
 // to reach its rate, small enough to take seconds.
 struct Extent {
   SweepRange rows;
-  std::int64_t call_rows;  ///< of the smallest block, which costs hardly more than its call
+  std::int64_t call_rows;  ///< of the smallest block
+  double least_call;       ///< seconds
   SweepRange hop_bytes;
 };
-constexpr Extent kOnHost{{128, 2048, 2}, 1, {4 << 10, 16 << 20, 4}};
-constexpr Extent kOnGpu{{1 << 10, 16 << 10, 2}, 128, {64 << 10, 256 << 20, 4}};
+constexpr Extent kOnHost{{128, 2048, 2}, 1, 1e-7, {4 << 10, 16 << 20, 4}};
+constexpr Extent kOnGpu{{1 << 10, 16 << 10, 2}, 128, 2e-6, {64 << 10, 256 << 20, 4}};
 // Calls in a row that one time covers, so that starting and waiting hardly count: as many as take
 // this long, up to a limit.
 constexpr double kLongTime = 10e-3;  // seconds
@@ -48,30 +56,37 @@ constexpr int kMostCallsPerTime = 8;
 // Once a call takes this long, larger blocks are left out: their rate is no other.
 constexpr double kLongestCall = 0.25;
 
+// A GPU that has worked for a while runs slower than a rested one. Attention in long sequences
+// keeps it busy, so that every time is taken of a GPU that has been busy with the same for so long.
+constexpr double kBusyBefore = 0.15;  // seconds
+
 /// Times calls on all ranks together.
 class Clock {
  public:
   Clock(const Options& options, Control& world, Place place)
-      : warmup_(options.warmup), iterations_(options.iterations), world_(world), rest_(place) {}
+      : warmup_(options.warmup),
+        iterations_(options.iterations),
+        busy_before_(place.is_host() ? 0 : kBusyBefore),
+        world_(world) {}
 
   /// Median seconds of one of several calls in a row: `body(calls)` makes so many. Collective.
   template <class Body>
   double seconds_per_call(const Body& body) {
-    return rest_.before([&] {
-      body(1);
-      const double once = seconds_of(world_, [&] { body(1); });
-      const int calls = static_cast<int>(
-          std::clamp(kLongTime / once, 1.0, static_cast<double>(kMostCallsPerTime)));
-      for (int i = 0; i < warmup_; ++i) body(calls);
-      return time_calls(iterations_, world_, [&] { body(calls); }).median / calls;
-    });
+    body(1);
+    const double once = seconds_of(world_, [&] { body(1); });
+    const int calls =
+        static_cast<int>(std::clamp(kLongTime / once, 1.0, static_cast<double>(kMostCallsPerTime)));
+    for (int i = 0; i < warmup_; ++i) body(calls);
+    const std::int64_t begin = monotonic_ns();
+    while (static_cast<double>(monotonic_ns() - begin) * 1e-9 < busy_before_) body(calls);
+    return time_calls(iterations_, world_, [&] { body(calls); }).median / calls;
   }
 
  private:
   int warmup_;
   int iterations_;
+  double busy_before_;
   Control& world_;
-  Rest rest_;
 };
 
 // The first reason that any rank has.
@@ -82,55 +97,71 @@ std::string agreed(const std::string& obstacle, Control& world) {
   return {};
 }
 
-// One implementation by rows of the sweep; none if it takes no block of it.
+// One implementation by rows of the sweep; none if it takes no block of it. `how` is part of the
+// source.
 std::optional<ring::KernelCost> measure_kernel(const Implementation& candidate,
                                                KernelBlocks& blocks, const Extent& extent,
-                                               Clock& clock, Control& world, Report& report) {
+                                               const std::string& how, Clock& clock, Control& world,
+                                               Report& report) {
   const std::string& name = candidate.names().front();
-  const auto seconds = [&](std::int64_t rows) -> std::optional<double> {
+  const AttentionShape& s = blocks.problem().shape;
+  const auto time = [&](std::int64_t rows) -> std::optional<BlockTime> {
     const std::string obstacle =
         agreed(collectively(world, [&] { return blocks.select(rows); }), world);
-    if (obstacle.empty()) return clock.seconds_per_call([&](int n) { blocks.compute(n); });
-    report.add_meta(fmt::format("{} passed over, {} rows", name, rows), obstacle);
-    return std::nullopt;
+    if (!obstacle.empty()) {
+      report.add_meta(fmt::format("{} passed over, {} rows", name, rows), obstacle);
+      return std::nullopt;
+    }
+    const double seconds = clock.seconds_per_call([&](int n) { blocks.compute(n); });
+    const double share = ring::busy_share(blocks.place().kind, rows, s.heads * s.batch);
+    return BlockTime{static_cast<double>(rows), blocks.flops() / share, seconds};
   };
   collectively(world, [&] { blocks.use(candidate); });
-  const std::optional<double> call = seconds(extent.call_rows);
-  if (!call) return std::nullopt;
-  std::vector<ring::CostCurve::Point> points;
+  const std::optional<BlockTime> smallest = time(extent.call_rows);
+  if (!smallest) return std::nullopt;
+  std::vector<BlockTime> times;
   const SweepRange& sweep = extent.rows;
   for (std::int64_t rows = sweep.begin; rows <= sweep.end; rows *= sweep.factor) {
-    const std::optional<double> time = seconds(rows);
-    if (!time) continue;
-    // A block of few rows may take no longer than the smallest one: the call is most of its time.
-    const double computing = std::max(*time - *call, *time / 2);
-    points.push_back({static_cast<double>(rows), blocks.flops() / computing});
-    if (*time < kLongestCall || rows * sweep.factor > sweep.end) continue;
+    const std::optional<BlockTime> block = time(rows);
+    if (!block) continue;
+    times.push_back(*block);
+    if (block->seconds < kLongestCall || rows * sweep.factor > sweep.end) continue;
     report.add_meta(fmt::format("{} measured up to", name),
-                    fmt::format("{} rows, of which a call takes {:.2f} s", rows, *time));
+                    fmt::format("{} rows, of which a call takes {:.2f} s", rows, block->seconds));
     break;
   }
-  if (points.empty()) return std::nullopt;
-  const AttentionShape& s = blocks.problem().shape;
-  return ring::KernelCost{fmt::format("B={} N={} K={}, mask {}", s.batch, s.heads, s.kv_heads,
-                                      mask_and_modifiers_text(blocks.problem())),
-                          ring::CostCurve(std::move(points), "kernel"), *call};
+  if (times.empty()) return std::nullopt;
+  CallAndRates found = call_and_rates(*smallest, times, extent.least_call);
+  return ring::KernelCost{
+      fmt::format("{}: B={} N={} K={}, mask {}, as many columns as rows; {}", name, s.batch,
+                  s.heads, s.kv_heads, mask_and_modifiers_text(blocks.problem()), how),
+      ring::CostCurve(std::move(found.rates), "kernel"), found.call};
+}
+
+// Throws on all ranks unless all have the same candidates: what follows is collective for each.
+void check_same_candidates(const Selection& selection, Control& world) {
+  std::string mine;
+  for (const Implementation* candidate : selection.candidates) {
+    mine += (mine.empty() ? "" : ", ") + candidate->names().front();
+  }
+  const std::vector<std::string> all = world.gather_text(mine, "implementations to calibrate");
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw ArgumentError(fmt::format("--calibrate: implementations on rank {}", rank), all[rank],
+                        fmt::format("those of rank 0: {}", all[0]));
+  }
 }
 
 // The class of the options' problem, for each implementation that computes it.
 void measure_kernels(ring::CostModel& model, KernelBlocks& blocks, const Extent& extent,
-                     Clock& clock, Control& world, Report& report) {
+                     const std::string& how, Clock& clock, Control& world, Report& report) {
   const ProblemClass problem = class_of(blocks.problem());
   report.add_meta("class", to_string(problem));
+  check_same_candidates(blocks.selection(), world);
   for (const Implementation* candidate : blocks.selection().candidates) {
     std::optional<ring::KernelCost> cost =
-        measure_kernel(*candidate, blocks, extent, clock, world, report);
-    if (!cost) continue;
-    if (model.kernels.empty()) {
-      const double merge = clock.seconds_per_call([&](int n) { blocks.merge(n); });
-      model.merge_bytes_per_second = blocks.merge_bytes() / merge;
-    }
-    model.kernels[candidate->names().front()].emplace(problem, std::move(*cost));
+        measure_kernel(*candidate, blocks, extent, how, clock, world, report);
+    if (cost) model.kernels[candidate->names().front()].emplace(problem, std::move(*cost));
   }
   if (model.kernels.empty()) {
     throw UnsupportedError(fmt::format(
@@ -173,18 +204,56 @@ void add_rows(Report& report, const ring::CostModel& model) {
   }
 }
 
-// "measured: 4 ranks on 1 node (NVIDIA H200)".
-std::string source_text(const Mesh& mesh, Place place, int threads) {
-  return fmt::format(
-      "measured: {} on {} ({}){}", counted(mesh.size(), "rank"),
-      counted(mesh.topology().nodes(), "node"), device_name(place),
-      place.is_host() ? fmt::format(", {} per rank", counted(threads, "thread")) : "");
+// Which GPU of which node; empty for a CPU.
+std::string gpu_of(const Mesh& mesh, Place place) {
+  if (place.is_host()) return {};
+  const CudaDeviceInfo gpu = cuda_devices().at(static_cast<std::size_t>(place.device));
+  return fmt::format("{} {} {}",
+                     mesh.topology().node_of_rank[static_cast<std::size_t>(mesh.rank())],
+                     gpu.bus_id, gpu.uuid);
+}
+
+std::set<std::string> distinct(Control& world, const std::string& mine, const char* what) {
+  const std::vector<std::string> all = world.gather_text(mine, what);
+  return {all.begin(), all.end()};
+}
+
+// "measured: 4 ranks on 1 node (NVIDIA H200), sharing 2 GPUs". Collective.
+std::string source_text(Mesh& mesh, Place place, int threads) {
+  Control& world = mesh.world();
+  const std::set<std::string> names =
+      distinct(world, collectively(world, [&] { return device_name(place); }), "names of devices");
+  const std::set<std::string> gpus =
+      distinct(world, collectively(world, [&] { return gpu_of(mesh, place); }), "GPUs of ranks");
+  const std::set<std::string> threads_of_ranks =
+      distinct(world, std::to_string(threads), "threads of ranks");
+  std::string text = fmt::format("measured: {} on {} ({})", counted(mesh.size(), "rank"),
+                                 counted(mesh.topology().nodes(), "node"), fmt::join(names, ", "));
+  if (place.is_host()) {
+    return text + fmt::format(", {} thread{} per rank", fmt::join(threads_of_ranks, " or "),
+                              threads_of_ranks == std::set<std::string>{"1"} ? "" : "s");
+  }
+  const int count = static_cast<int>(gpus.size());
+  return count < mesh.size() ? text + ", sharing " + counted(count, "GPU") : text;
+}
+
+// How a class was measured.
+std::string how_text(const CommandContext& context, Place place) {
+  const Options& options = context.options;
+  std::string times =
+      fmt::format("{} after {} to warm up", counted(options.iterations, "time"), options.warmup);
+  if (!place.is_host()) times += fmt::format(" and {} s of the same work", kBusyBefore);
+  return fmt::format("{}, {}, commit {}",
+                     place.is_host() ? "rates of a rank" : "rates of a GPU that is full", times,
+                     context.commit);
 }
 
 // What the file holds already, if it is there: of the same machine.
-std::optional<ring::CostModel> read_known(const std::string& path, const std::string& source) {
+std::optional<ring::CostModel> read_known(const std::string& path, const std::string& source,
+                                          Place place) {
   if (!std::filesystem::is_regular_file(path)) return std::nullopt;
   ring::CostModel model = ring::parse_cost_model(files::read_text(path), path);
+  model.check_place(place);
   model.check_source(source);
   return model;
 }
@@ -231,7 +300,7 @@ ExitCode calibrate(const CommandContext& context) {
   collectively(world, [&] {
     if (mesh.rank() != 0) return;
     as_option("--calibrate " + options.calibrate, [&] {
-      known = read_known(options.calibrate, measured.source);
+      known = read_known(options.calibrate, measured.source, device->place());
       file.emplace(options.calibrate);
     });
     report_files.emplace(options.json, options.csv, report);
@@ -241,7 +310,11 @@ ExitCode calibrate(const CommandContext& context) {
     Clock clock(options, world, device->place());
     KernelBlocks blocks = collectively(
         world, [&] { return KernelBlocks(options, longest, *device, mesh.watchdog(), threads); });
-    measure_kernels(measured, blocks, extent, clock, world, report);
+    measure_kernels(measured, blocks, extent, how_text(context, device->place()), clock, world,
+                    report);
+    measured.merge_bytes_per_second =
+        measure_merge_rate(world, *device, mesh.watchdog(),
+                           [&](const auto& merge) { return clock.seconds_per_call(merge); });
   }
   measure_transports(measured,
                      measure_hops(mesh, *device, options.transport, extent.hop_bytes,

@@ -1,7 +1,6 @@
 #include "launcher/bench/kernel_blocks.hpp"
 
 #include <utility>
-#include <vector>
 
 #include <fmt/format.h>
 
@@ -34,7 +33,6 @@ KernelBlocks::KernelBlocks(const Options& options, std::int64_t length, Device& 
               threads, setup_.fills),
       tensors_(shards_.local_tensors(), device, watchdog),
       stream_(device.make_stream("compute", std::move(watchdog), nullptr)),
-      operations_(ring::make_local_operations(device.place())),
       selection_(registry_.select(options.implementation, setup_.problem, device.place())) {
   tensors_.upload();
   const AttentionShape& s = setup_.problem.shape;
@@ -93,19 +91,6 @@ void KernelBlocks::compute(int calls) {
     kernel_->forward(block_, state(static_cast<std::size_t>(i % 2)), {*stream_, nullptr, threads_});
   }
   stream_->synchronize();
-}
-
-void KernelBlocks::merge(int calls) {
-  const std::vector<PartialState> parts{{state(0), 0, 0}, {state(1), 0, 0}};
-  for (int i = 0; i < calls; ++i)
-    operations_->combine(parts, state(0), SoftmaxForm::normalised, *stream_);
-  stream_->synchronize();
-}
-
-double KernelBlocks::merge_bytes() const {
-  const TensorView output = state(0).output;
-  return 3.0 * static_cast<double>(size_of(output.dtype())) *
-         static_cast<double>(output.shape().product());
 }
 
 SoftmaxState KernelBlocks::state(std::size_t which) const {

@@ -8,7 +8,6 @@
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/device.hpp>
 #include <annulus/core/watchdog.hpp>
-#include <annulus/ring/local_operations.hpp>
 #include <annulus/verification/device_tensors.hpp>
 #include <annulus/verification/verification.hpp>
 
@@ -35,12 +34,9 @@ class KernelBlocks {
   [[nodiscard]] std::string select(std::int64_t rows);
   /// Computes the block into both states, `calls` times in all, and waits for the end.
   void compute(int calls);
-  /// Merges one state into the other, `calls` times, and waits for the end.
-  void merge(int calls);
 
   [[nodiscard]] double flops() const noexcept { return flops_; }
-  /// Bytes of one merge as a reduction counts them: two results read, one written.
-  [[nodiscard]] double merge_bytes() const;
+  [[nodiscard]] Place place() const noexcept { return device_.place(); }
   [[nodiscard]] const AttentionProblem& problem() const noexcept { return setup_.problem; }
 
  private:
@@ -56,7 +52,6 @@ class KernelBlocks {
   verification::CaseShards shards_;
   verification::DeviceTensors tensors_;
   std::unique_ptr<Stream> stream_;
-  std::unique_ptr<ring::LocalOperations> operations_;
   Selection selection_;
   ScoreTensors scores_;
   std::array<State, 2> states_;

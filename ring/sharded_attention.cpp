@@ -50,7 +50,7 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
       to_string(input.operands.key), options.schedule, candidates, plan.gather_bytes,
       plan.result_bytes, plan.prefetch_bytes, plan.direct ? "direct" : "from neighbours",
       plan.await_columns ? "awaiting columns" : "awaiting none", annulus::name_of(plan.lse_dtype),
-      std::hash<std::string>()(to_json(input.prices.model)), name_of(options.transport),
+      std::hash<std::string>()(input.prices.to_text()), name_of(options.transport),
       options.runner.replay ? "replayed" : "not replayed",
       options.runner.tracer == nullptr ? "not traced" : "traced");
 }

@@ -28,6 +28,8 @@ constexpr std::array kFloat32Rates{H200Rates{64, 64, 38e12, 38e12},
                                    H200Rates{128, 128, 41e12, 41e12},
                                    H200Rates{256, 256, 41e12, 41e12}};
 
+constexpr const char* kFlash = "flash_attn2";
+
 // One kernel under two names: lists of the tiles to visit are its food, with and without blocks.
 class FlashImplementation final : public Implementation {
  public:
@@ -48,6 +50,7 @@ class FlashImplementation final : public Implementation {
 
   [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
   [[nodiscard]] const Declaration& declares() const noexcept override { return declaration_; }
+  [[nodiscard]] const std::string& kernel_name() const noexcept override { return kernel_name_; }
 
   [[nodiscard]] Capability accepts(const AttentionProblem& problem, Place place) const override {
     if (place.is_host()) {
@@ -102,13 +105,14 @@ class FlashImplementation final : public Implementation {
 
  private:
   std::vector<std::string> names_;
+  std::string kernel_name_{kFlash};
   Declaration declaration_;
 };
 
 }  // namespace
 
 std::unique_ptr<Implementation> make_flash_implementation() {
-  return std::make_unique<FlashImplementation>("flash_attn2", FeatureSet{}, FeatureSet{});
+  return std::make_unique<FlashImplementation>(kFlash, FeatureSet{}, FeatureSet{});
 }
 
 std::unique_ptr<Implementation> make_blocksparse_implementation() {

@@ -161,7 +161,8 @@ void measure_kernels(ring::CostModel& model, KernelBlocks& blocks, const Extent&
   for (const Implementation* candidate : blocks.selection().candidates) {
     std::optional<ring::KernelCost> cost =
         measure_kernel(*candidate, blocks, extent, how, clock, world, report);
-    if (cost) model.kernels[candidate->names().front()].emplace(problem, std::move(*cost));
+    // The first of those with the same kernel.
+    if (cost) model.kernels[candidate->kernel_name()].emplace(problem, std::move(*cost));
   }
   if (model.kernels.empty()) {
     throw UnsupportedError(fmt::format(

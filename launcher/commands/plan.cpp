@@ -149,8 +149,9 @@ std::string cost_assumptions(const ring::Prices& prices, const ring::Plan& plan)
   std::string kernels;
   for (const std::string& name : used) {
     const ring::KernelCost& cost = prices.kernel(name);
-    kernels += fmt::format("{} {:.0f} GFLOP/s on 16k rows and {:.1f} us per call, ", name,
-                           cost.rate.clamped(kLong) * 1e-9, cost.call_latency * 1e6);
+    kernels += fmt::format("{} ({}) {:.0f} GFLOP/s on 16k rows and {:.1f} us per call, ", name,
+                           ring::name_of(cost.knowledge), cost.rate.clamped(kLong) * 1e-9,
+                           cost.call_latency * 1e6);
   }
   const ring::CostModel& model = prices.model;
   return fmt::format("{}: {}64 MiB by {} at {:.1f} GB/s, merging {:.1f} GB/s", model.source,

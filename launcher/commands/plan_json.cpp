@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 namespace annulus::launcher {
@@ -75,7 +76,7 @@ std::string plan_json(const ring::Plan& plan, const ring::Prices& prices,
     most.finish = std::max(most.finish, timeline.finish);
   }
   result["predicted_ms"] = milliseconds(most);
-  result["predicted_by"] = prices.model.source;
+  result["predicted_by"] = fmt::format("{}; rates: {}", prices.model.source, prices.knowledge());
   for (const auto& [name, cost] : prices.kernels) result["rates"][name] = cost.source;
   result["schedules"] = schedules_json(choice);
   result["layouts"] = layouts.to_json()["rows"];

@@ -14,6 +14,18 @@ constexpr double kMiB = 1 << 20;
 
 }  // namespace
 
+std::string_view name_of(Knowledge knowledge) noexcept {
+  switch (knowledge) {
+    case Knowledge::measured:
+      return "measured";
+    case Knowledge::nearest:
+      return "nearest";
+    case Knowledge::assumed:
+      return "assumed";
+  }
+  return "?";
+}
+
 double busy_share(Place::Kind device, std::int64_t rows, std::int64_t heads) {
   if (device == Place::Kind::host) return 1;
   const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows * heads;

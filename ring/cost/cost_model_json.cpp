@@ -1,15 +1,20 @@
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/core/json_nesting.hpp>
+#include <annulus/mesh/transport.hpp>
 #include <annulus/ring/cost_model.hpp>
 
 namespace annulus::ring {
@@ -29,6 +34,29 @@ Place::Kind parse_device(const std::string& name) {
     if (name == name_of(device)) return device;
   }
   throw ArgumentError("device", fmt::format("'{}'", name), "cpu or cuda");
+}
+
+/// The name of the kernel of the implementation that has this name.
+std::string parse_kernel(const std::string& name) {
+  static const Registry registry = Registry::standard();
+  std::vector<std::string> known;
+  for (const auto& implementation : registry.implementations()) {
+    const std::vector<std::string>& names = implementation->names();
+    if (std::find(names.begin(), names.end(), name) != names.end()) {
+      return implementation->kernel_name();
+    }
+    known.push_back(names.front());
+  }
+  throw ArgumentError("implementation", fmt::format("'{}'", name),
+                      fmt::format("one of {}", fmt::join(known, ", ")));
+}
+
+/// The transports that ranks on such a device can have.
+std::vector<std::string_view> transports_of(Place::Kind device) {
+  if (device == Place::Kind::host) return {"mpi"};
+  std::vector<std::string_view> names;
+  for (const Transport transport : device_transports()) names.push_back(name_of(transport));
+  return names;
 }
 
 /// The members of a class under their names.
@@ -122,7 +150,7 @@ class Reader {
     }
   }
 
-  [[nodiscard]] CostCurve curve(const char* key, const char* size, const char* value,
+  [[nodiscard]] CostCurve curve(const std::string& key, const char* size, const char* value,
                                 Bounds bounds) const {
     const json& list = object_.at(key);
     if (!list.is_array()) fail(name(key), "is not a list of points");
@@ -133,7 +161,7 @@ class Reader {
       points.push_back({point.number(size, kSizes), point.number(value, bounds)});
     }
     try {
-      return {std::move(points), key};
+      return {std::move(points), "points"};
     } catch (const ArgumentError& error) {
       fail(name(key), fmt::format("has {}, expected {}", error.value(), error.expected()));
     }
@@ -161,7 +189,7 @@ void read_kernel(const json& entry, std::size_t index, CostModel& model, const s
   const ProblemClass problem{kernel.parsed("dtype", parse_dtype), kernel.integer("head_dim", kDims),
                              kernel.integer("value_dim", kDims),
                              kernel.parsed("mask", parse_mask_kind), kernel.flag("soft_cap")};
-  const std::string implementation = kernel.text("implementation");
+  const std::string implementation = kernel.parsed("implementation", parse_kernel);
   const bool fresh =
       model.kernels[implementation]
           .emplace(problem, KernelCost{kernel.text("source"),
@@ -234,8 +262,14 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
   for (std::size_t i = 0; i < kernels.size(); ++i) read_kernel(kernels[i], i, model, path);
   model.merge_bytes_per_second = file.number("merge_bytes_per_second", kRates);
   const Reader transports(file.at("transports"), "transports", path);
+  const std::vector<std::string_view> possible = transports_of(model.device);
   for (const auto& item : file.at("transports").items()) {
-    const CostCurve curve = transports.curve(item.key().c_str(), "bytes", "seconds", kTransfers);
+    if (std::find(possible.begin(), possible.end(), item.key()) == possible.end()) {
+      file.fail("transports." + item.key(),
+                fmt::format("is no transport of device {}, expected {}", name_of(model.device),
+                            fmt::join(possible, " or ")));
+    }
+    const CostCurve curve = transports.curve(item.key(), "bytes", "seconds", kTransfers);
     if (!(curve.extended(kSizes.most) <= kSizes.most * kSlowest)) {
       file.fail("transports." + item.key(),
                 fmt::format("takes more than {} s per byte for large messages", kSlowest));

@@ -18,44 +18,64 @@ using Classes = std::map<ProblemClass, KernelCost>;
 constexpr double kHostCall = 1e-6;
 constexpr double kDeviceCall = 9e-6;
 
-// end() if no class has the dtype.
+// end() if none was measured.
 Classes::const_iterator nearest(const Classes& measured, const ProblemClass& wanted) {
   const auto distance = [&](const ProblemClass& other) {
     const auto dims = [](const ProblemClass& c) { return c.head_dim + c.value_dim; };
-    return std::tuple(other.dtype != wanted.dtype, std::abs(dims(other) - dims(wanted)),
+    const int dtype = other.dtype == wanted.dtype                     ? 0
+                      : size_of(other.dtype) == size_of(wanted.dtype) ? 1
+                                                                      : 2;
+    return std::tuple(dtype, std::abs(dims(other) - dims(wanted)),
                       std::abs(static_cast<int>(other.mask) - static_cast<int>(wanted.mask)),
                       other.soft_cap != wanted.soft_cap);
   };
-  const auto best = std::min_element(
-      measured.begin(), measured.end(),
-      [&](const auto& a, const auto& b) { return distance(a.first) < distance(b.first); });
-  const bool found = best != measured.end() && best->first.dtype == wanted.dtype;
-  return found ? best : measured.end();
+  return std::min_element(measured.begin(), measured.end(), [&](const auto& a, const auto& b) {
+    return distance(a.first) < distance(b.first);
+  });
 }
 
 KernelCost price_of(const Implementation& candidate, const ProblemClass& wanted,
                     const CostModel& model, Place place) {
   const double assumed = candidate.assumed_rate(wanted, place);
-  if (const auto known = model.kernels.find(candidate.names().front());
+  if (const auto known = model.kernels.find(candidate.kernel_name());
       known != model.kernels.end()) {
     const Classes& measured = known->second;
     if (const auto near = nearest(measured, wanted); near != measured.end()) {
       const auto& [shape, cost] = *near;
       if (shape == wanted) {
         return {fmt::format("measured for {} ({})", to_string(shape), cost.source), cost.rate,
-                cost.call_latency};
+                cost.call_latency, Knowledge::measured};
       }
       const double factor = assumed / candidate.assumed_rate(shape, place);
       return {fmt::format("nearest measured class: {} ({}), times {:.2f} for {}", to_string(shape),
                           cost.source, factor, to_string(wanted)),
-              cost.rate.scaled(factor), cost.call_latency};
+              cost.rate.scaled(factor), cost.call_latency, Knowledge::nearest};
     }
   }
   return {fmt::format("assumed for {}", to_string(wanted)), CostCurve::constant(assumed),
-          place.is_host() ? kHostCall : kDeviceCall};
+          place.is_host() ? kHostCall : kDeviceCall, Knowledge::assumed};
 }
 
 }  // namespace
+
+std::string Prices::knowledge() const {
+  std::string text;
+  for (const auto& [name, cost] : kernels) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, name_of(cost.knowledge));
+  }
+  return text;
+}
+
+std::string Prices::to_text() const {
+  std::string text = to_json(model);
+  for (const auto& [name, cost] : kernels) {
+    text += fmt::format("\n{}: {}, {} s", name, cost.source, cost.call_latency);
+    for (const CostCurve::Point& point : cost.rate.points()) {
+      text += fmt::format(", {}: {}", point.size, point.value);
+    }
+  }
+  return text;
+}
 
 const KernelCost& Prices::kernel(const std::string& implementation) const {
   const auto found = kernels.find(implementation);

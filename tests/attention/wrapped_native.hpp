@@ -15,7 +15,9 @@ class WrappedNative final : public Implementation {
  public:
   using Wrap = std::function<std::unique_ptr<Kernel>(std::unique_ptr<Kernel> native)>;
 
-  WrappedNative(std::string name, Wrap wrap) : names_{std::move(name)}, wrap_(std::move(wrap)) {}
+  /// Plans assume `speed` times the rate of the native kernel.
+  WrappedNative(std::string name, Wrap wrap, double speed = 1)
+      : names_{std::move(name)}, wrap_(std::move(wrap)), speed_(speed) {}
 
   [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
   [[nodiscard]] const Declaration& declares() const noexcept override {
@@ -27,7 +29,7 @@ class WrappedNative final : public Implementation {
   }
   [[nodiscard]] Capability available(Place /*place*/) const override { return Capability::yes(); }
   [[nodiscard]] double assumed_rate(const ProblemClass& problem, Place place) const override {
-    return native_.get("native").assumed_rate(problem, place);
+    return speed_ * native_.get("native").assumed_rate(problem, place);
   }
   [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
                                                     Device& device) const override {
@@ -37,6 +39,7 @@ class WrappedNative final : public Implementation {
  private:
   std::vector<std::string> names_;
   Wrap wrap_;
+  double speed_;
   Registry native_ = Registry::standard();
 };
 

@@ -189,6 +189,16 @@ TEST(CostModel, SuitsThePlace) {
   EXPECT_EQ(CostModel::for_place(Place::cuda(3)).source, CostModel::hopper_nvlink().source);
 }
 
+void expect_file_error(const std::string& text, const std::string& expected) {
+  try {
+    (void)parse_cost_model(text, "model.json");
+    ADD_FAILURE() << "no error; expected " << expected;
+  } catch (const FileError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("model.json"));
+    EXPECT_THAT(error.what(), HasSubstr(expected));
+  }
+}
+
 // Two classes of one implementation, one of another.
 CostModel measured_model() {
   CostModel model = CostModel::hopper_nvlink();
@@ -211,6 +221,22 @@ TEST(CostModel, JsonKeepsEveryBit) {
     EXPECT_EQ(again.transports, model.transports);
     EXPECT_EQ(again.transport, model.transport);
   }
+}
+
+TEST(CostModel, OtherNamesOfAKernelAreItsName) {
+  json data = json::parse(to_json(measured_model()));
+  for (json& kernel : data["kernels"]) {
+    if (kernel["implementation"] == "sdpa") kernel["implementation"] = "cudnn";
+  }
+  EXPECT_EQ(parse_cost_model(data.dump(), "model.json").kernels, measured_model().kernels);
+  // Twice the same class under two names.
+  json again = data["kernels"].back();
+  ASSERT_EQ(again["implementation"], "cudnn");
+  again["implementation"] = "sdpa";
+  data["kernels"].push_back(again);
+  expect_file_error(data.dump(), "is a second entry of sdpa");
+  data["kernels"].back()["implementation"] = "blocksparse";
+  EXPECT_TRUE(parse_cost_model(data.dump(), "model.json").kernels.contains("flash_attn2"));
 }
 
 TEST(CostModel, TransportsThatFallAreReadAsLevel) {
@@ -259,16 +285,6 @@ TEST(CostModel, FiguresOfDifferentMachinesDoNotMix) {
   }
   EXPECT_NO_THROW(model.check_source("measured: here"));
   EXPECT_THROW(CostModel::cpu_core().check_source("measured: here"), ArgumentError);
-}
-
-void expect_file_error(const std::string& text, const std::string& expected) {
-  try {
-    (void)parse_cost_model(text, "model.json");
-    ADD_FAILURE() << "no error; expected " << expected;
-  } catch (const FileError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("model.json"));
-    EXPECT_THAT(error.what(), HasSubstr(expected));
-  }
 }
 
 TEST(CostModel, DeepBracketsAreRefused) {
@@ -326,6 +342,21 @@ TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
                     "kernels[0].value_dim is 0");
   expect_file_error(damaged_kernel([](json& k) { k["soft_cap"] = 1; }),
                     "kernels[0].soft_cap is 1, expected a bool");
+  expect_file_error(damaged_kernel([](json& k) { k["implementation"] = "flash"; }),
+                    "kernels[0].implementation is 'flash', expected one of sdpa, flash_attn2, "
+                    "blocksparse, native, vanilla");
+  expect_file_error(damaged_kernel([](json& k) { k["implementation"] = "ring"; }),
+                    "kernels[0].implementation is 'ring'");
+  const json points = json::parse(R"([{"bytes": 1, "seconds": 1}])");
+  for (const std::string name : {"peer", "nccl", "self", "pigeon", "", "mp"}) {
+    expect_file_error(damaged([&](json& d) { d["transports"][name] = points; }),
+                      "transports." + name + " is no transport of device cpu, expected mpi");
+  }
+  expect_file_error(damaged([&](json& d) { d["device"] = "cuda"; }),
+                    "transports.mpi is no transport of device cuda, expected peer or nccl");
+  // The message ends with the zero.
+  const std::string zero("mpi\0x", 5);
+  expect_file_error(damaged([&](json& d) { d["transports"][zero] = points; }), "transports.mpi");
   expect_file_error(damaged_kernel([](json& k) { k["speed"] = 1; }), "kernels[0].speed is no key");
   expect_file_error(damaged([](json& d) { d["kernels"].push_back(d["kernels"][0]); }),
                     "kernels[1] is a second entry of native, bfloat16 D=64 Dv=64, mask band");

@@ -54,6 +54,36 @@ TEST(Prices, AreThoseThatWereMeasuredForTheClass) {
   EXPECT_EQ(cost.rate, CostCurve::constant(2));
   EXPECT_EQ(cost.call_latency, 0.2);
   EXPECT_EQ(cost.source, "measured for bfloat16 D=64 Dv=64, mask band (a test)");
+  EXPECT_EQ(cost.knowledge, Knowledge::measured);
+}
+
+// They are one kernel.
+TEST(Prices, OfBlocksparseAreThoseOfTheFlashKernel) {
+  CostModel model = CostModel::hopper_nvlink();
+  model.kernels["flash_attn2"] = {
+      {half(64, MaskKind::blocks), {"a test", CostCurve::constant(3), 0.5}}};
+  AttentionProblem problem = causal_problem(1024);
+  problem.mask.set_block_mask(BlockMask::causal(1024, 1024, 128, 128));
+  const Prices prices = make_prices(
+      model, problem, {&registry().get("blocksparse"), &registry().get("native")}, Place::cuda(0));
+  EXPECT_EQ(prices.kernel("blocksparse").rate, CostCurve::constant(3));
+  EXPECT_EQ(prices.kernel("blocksparse").knowledge, Knowledge::measured);
+  EXPECT_EQ(prices.knowledge(), "blocksparse measured, native assumed");
+}
+
+TEST(Prices, AsTextHoldAllThatPlansAreMadeFrom) {
+  const auto text = [](const auto& change) {
+    Prices prices = make_prices(CostModel::cpu_core(), causal_problem(64),
+                                {&registry().get("native")}, Place::host());
+    change(prices);
+    return prices.to_text();
+  };
+  const std::string same = text([](Prices&) {});
+  EXPECT_EQ(text([](Prices&) {}), same);
+  EXPECT_NE(text([](Prices& p) { p.model.merge_bytes_per_second *= 1 + 1e-15; }), same);
+  EXPECT_NE(text([](Prices& p) { set_rate(p, "native", 1e9); }), same);
+  EXPECT_NE(text([](Prices& p) { p.kernels.at("native").call_latency *= 1 + 1e-15; }), same);
+  EXPECT_NE(text([](Prices& p) { p.kernels.emplace("sdpa", p.kernels.at("native")); }), same);
 }
 
 TEST(Prices, FallBackOnTheNearestClassThatWasMeasured) {
@@ -67,20 +97,24 @@ TEST(Prices, FallBackOnTheNearestClassThatWasMeasured) {
     const double factor = assumed(half(64, MaskKind::band)) / assumed(taken);
     EXPECT_DOUBLE_EQ(cost.rate.clamped(1), static_cast<double>(expected + 1) * factor);
     EXPECT_EQ(cost.call_latency, static_cast<double>(expected + 1) / 10);
+    EXPECT_EQ(cost.knowledge, Knowledge::nearest);
   };
-  // Head dimensions before the mask, the mask before the soft cap, and another dtype never.
+  // The dtype before head dimensions, these before the mask, the mask before the soft cap.
   nearest({half(128, MaskKind::band), half(96, MaskKind::general, true), half(256, MaskKind::band)},
           1);
   nearest({half(64, MaskKind::blocks), half(64, MaskKind::segments, true)}, 1);
   nearest({half(64, MaskKind::none, true), half(64, MaskKind::none)}, 1);
   nearest({{DType::float16, 64, 64, MaskKind::band, false}, half(256, MaskKind::general)}, 1);
+  nearest({{DType::float32, 64, 64, MaskKind::band, false},
+           {DType::float16, 128, 128, MaskKind::none, false}},
+          1);
 }
 
-TEST(Prices, AreAssumedWhereNoClassOfTheDtypeWasMeasured) {
-  const KernelCost cost = price({{DType::float16, 64, 64, MaskKind::band, false}});
+TEST(Prices, AreAssumedWhereNothingWasMeasured) {
+  const KernelCost cost = price({});
+  EXPECT_EQ(cost.knowledge, Knowledge::assumed);
   EXPECT_EQ(cost.source, "assumed for bfloat16 D=64 Dv=64, mask band");
   EXPECT_EQ(cost.rate, CostCurve::constant(assumed(half(64, MaskKind::band))));
-  EXPECT_EQ(price({}).source, cost.source);
   AttentionProblem capped = causal_problem(1024);
   capped.soft_cap = 20;
   EXPECT_EQ(price({}, capped).source, "assumed for bfloat16 D=64 Dv=64, mask band, soft cap");

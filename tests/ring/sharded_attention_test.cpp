@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -12,6 +13,7 @@
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/verification.hpp>
 
+#include "tests/attention/wrapped_native.hpp"
 #include "tests/support/message_of.hpp"
 #include "tests/support/test_world.hpp"
 
@@ -326,6 +328,29 @@ TEST_F(ShardedAttentionTest, RanksThatWantDifferentThingsAllHearOfIt) {
   Tracer tracer;
   expect_heard(options_.runner.tracer, &tracer);
   EXPECT_NO_THROW(attention());
+}
+
+TEST_F(ShardedAttentionTest, RanksThatPriceAKernelDifferentlyAllHearOfIt) {
+  if (mesh_.size() == 1) GTEST_SKIP() << "needs 2 ranks";
+  options_.implementation = "wrapped";
+  for (const double speed : {1.0, 2.0}) {
+    registry_ = Registry::standard();
+    registry_.add(std::make_unique<test::WrappedNative>(
+        "wrapped", [](std::unique_ptr<Kernel> native) { return native; },
+        mesh_.rank() == 1 ? speed : 1));
+    if (speed == 1) {
+      EXPECT_NO_THROW(attention());
+    } else {
+      EXPECT_THAT(test::message_of<ArgumentError>([&] { (void)attention(); }),
+                  HasSubstr("attention on rank 1"));
+    }
+  }
+}
+
+TEST_F(ShardedAttentionTest, ModelsOfOtherDevicesAreRefused) {
+  options_.cost_model = CostModel::hopper_nvlink();
+  EXPECT_THAT(test::message_of<ArgumentError>([&] { (void)attention(); }),
+              HasSubstr("expected one of CPU ranks"));
 }
 
 TEST_F(ShardedAttentionTest, AllRanksThrowWhatOneWould) {

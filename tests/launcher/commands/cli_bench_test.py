@@ -126,7 +126,8 @@ class Calibrate(CliTest):
                             (["--dtype", "bfloat16"], "measured for bfloat16 D=32 Dv=32"),
                             (["--dtype", "bfloat16", "--soft-cap", "20"],
                              "nearest measured class: bfloat16 D=32 Dv=32, mask band"),
-                            (["--dtype", "float16"], "assumed for float16 D=32 Dv=32, mask band")]:
+                            (["--dtype", "float16"],
+                             "nearest measured class: bfloat16 D=32 Dv=32, mask band")]:
             said = self.rate_in(*shape, "--causal", *words)
             self.assertTrue(said.startswith(text), said)
         result = self.annulus("verify", "--shape", "1,64,64,4,2,32", "--causal", "--explain",
@@ -135,7 +136,12 @@ class Calibrate(CliTest):
         self.assertIn("# rate of native: measured for float32 D=32 Dv=32", result.stdout)
         result = self.annulus(*PLAN, "--cost-model", "model.json", "--json", "-")
         self.expect_success(result)
-        self.assertIn("mask band", json.loads(result.stdout)["rates"]["native"])
+        report = json.loads(result.stdout)
+        self.assertIn("mask band", report["rates"]["native"])
+        self.assertRegex(report["predicted_by"], "^measured: 2 ranks .*; rates: native nearest$")
+        result = self.annulus(*PLAN, "--cost-model", "model.json", "--impl", "vanilla")
+        self.expect_success(result)
+        self.assertRegex(result.stdout, "predicted by: measured: .*: vanilla \\(assumed\\) 1 GFLOP")
 
     def test_every_kind_of_mask(self):
         np.save(self.path("cu.npy"), np.array([0, 40, 128], np.int32))

@@ -131,6 +131,9 @@ class Implementation {
   /// The name and its aliases, the name first.
   [[nodiscard]] virtual const std::vector<std::string>& names() const noexcept = 0;
   [[nodiscard]] virtual const Declaration& declares() const noexcept = 0;
+  /// The name under which measured rates are kept. Implementations whose kernel is the same share
+  /// one.
+  [[nodiscard]] virtual const std::string& kernel_name() const noexcept { return names().front(); }
   /// Whether it computes problems of these dtypes and sizes at such a place, apart from what it
   /// declares.
   [[nodiscard]] virtual Capability accepts(const AttentionProblem& problem, Place place) const = 0;

@@ -22,12 +22,19 @@ inline constexpr std::int64_t kMultiprocessors = 132;
 /// of a CPU rank: its kernels divide any work among the threads.
 [[nodiscard]] double busy_share(Place::Kind device, std::int64_t rows, std::int64_t heads);
 
+/// How the cost of a kernel is known: measured for the very class of the problem, derived from the
+/// nearest class that was measured, or assumed.
+enum class Knowledge : std::uint8_t { measured, nearest, assumed };
+
+[[nodiscard]] std::string_view name_of(Knowledge knowledge) noexcept;
+
 /// What calls of one implementation cost for problems of one class.
 struct KernelCost {
   std::string source;       ///< how it is known: of which problem it was measured
   CostCurve rate;           ///< operations per second of a device all of which is busy, by the rows
                             ///< of the block
   double call_latency = 0;  ///< seconds that a call takes besides
+  Knowledge knowledge = Knowledge::measured;
 
   /// Of one call, of `flops` operations on a block of `rows` rows that keeps `share` of the device
   /// busy and reads from memory for `reading` seconds meanwhile.
@@ -43,7 +50,8 @@ struct CostModel {
   /// "assumed: …", or "measured: …", which names the machine and the ranks.
   std::string source;
   Place::Kind device = Place::Kind::host;  ///< what the ranks compute on
-  /// What was measured, by the implementation's name. Everything else counts with assumed_rate().
+  /// What was measured, by the name of the kernel (Implementation::kernel_name). Everything else
+  /// counts with assumed_rate().
   std::map<std::string, std::map<ProblemClass, KernelCost>> kernels;
   double merge_bytes_per_second = 1;  ///< memory rate of merging partial results
   /// Seconds of a message by its bytes, for each transport ("mpi" between CPUs, "nccl" and "peer"
@@ -95,7 +103,8 @@ struct CostModel {
 ///      "transports": {"mpi": [{"bytes": 65536, "seconds": 2e-5}, …]}}
 [[nodiscard]] std::string to_json(const CostModel& model);
 /// Reads it back; the curves of transports as CostCurve::rising(). Throws FileError, naming `path`
-/// and the key, if a value is missing, unknown, of the wrong type, or so large or small that
+/// and the key, if a value is missing, unknown (which includes names of implementations, and of
+/// transports that the device does not use), of the wrong type, or so large or small that
 /// predictions would overflow (a latency above an hour, a rate below 1 per second); if a class
 /// comes twice; also for another schema or version.
 [[nodiscard]] CostModel parse_cost_model(std::string_view text, const std::string& path);

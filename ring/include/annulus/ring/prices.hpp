@@ -16,6 +16,10 @@ struct Prices {
   /// By the implementation's name. The source says which figures these are.
   std::map<std::string, KernelCost> kernels;
 
+  /// How the costs of the kernels are known: "native assumed, sdpa measured".
+  [[nodiscard]] std::string knowledge() const;
+  /// All numbers and sources: ranks that plan together have the same.
+  [[nodiscard]] std::string to_text() const;
   /// Throws InternalError for an implementation that has no price.
   [[nodiscard]] const KernelCost& kernel(const std::string& implementation) const;
 };
@@ -23,9 +27,10 @@ struct Prices {
 /// The prices of these candidates for the class of `problem` (class_of()). In this order:
 ///
 /// 1. what was measured for the class;
-/// 2. what was measured for the nearest class of the same dtype, times the ratio of the rates that
-///    are assumed of the two. Nearest is the one whose D + Dv differs least; of those, the one
-///    whose kind of mask does; of those, one that agrees in the soft cap;
+/// 2. what was measured for the nearest class, times the ratio of the rates that are assumed of the
+///    two. Nearest are those of the same dtype, else those of one of the same size; of those,
+///    the one whose D + Dv differs least; of those, the one whose kind of mask does; of those, one
+///    that agrees in the soft cap;
 /// 3. the rate that the implementation assumes at `place`.
 ///
 /// Throws ArgumentError for a model of ranks that compute on another kind of device.

@@ -63,7 +63,7 @@ TEST(Prices, OfBlocksparseAreThoseOfTheFlashKernel) {
   model.kernels["flash_attn2"] = {
       {half(64, MaskKind::blocks), {"a test", CostCurve::constant(3), 0.5}}};
   AttentionProblem problem = causal_problem(1024);
-  problem.mask.set_block_mask(BlockMask::causal(1024, 1024, 128, 128));
+  problem.mask.set_block_mask(BlockMask::causal(1024, 1024));
   const Prices prices = make_prices(
       model, problem, {&registry().get("blocksparse"), &registry().get("native")}, Place::cuda(0));
   EXPECT_EQ(prices.kernel("blocksparse").rate, CostCurve::constant(3));
@@ -148,7 +148,10 @@ TEST(Prices, DecideWhoComputesABlock) {
     const ShardedOperands operands = sequence_operands(problem, 1, LayoutKind::contiguous);
     CostModel model = CostModel::hopper_nvlink();
     // The plain kernel wins in bfloat16.
-    model.kernels["native"] = {{half(64, MaskKind::band), {"", CostCurve::constant(1e15), 0}}};
+    ProblemClass other = half(64, MaskKind::band);
+    other.dtype = DType::float16;
+    model.kernels["native"] = {{half(64, MaskKind::band), {"", CostCurve::constant(1e15), 0}},
+                               {other, {"", CostCurve::constant(1e9), 0}}};
     const PlanInput input =
         gpu_input(problem, operands, PlanOptions::for_place(Place::cuda(0)), model);
     const RankPlan plan = make_rank_plan(input, Schedule::local, 0);

@@ -36,9 +36,9 @@ TEST(CallAndRates, TheSmallestBlockIsMoreThanItsCall) {
 TEST(CallAndRates, RatesMayDependOnTheRows) {
   const auto rate = [](double rows) { return 1e15 * rows / (rows + 1000); };
   const CallAndRates found = measured(10e-6, rate, 1);
-  EXPECT_NEAR(found.call, 10e-6, 1e-8);
+  EXPECT_NEAR(found.call, 10e-6, 1e-6);
   for (const auto& point : found.rates) {
-    EXPECT_NEAR(point.value, rate(point.size), 1e-4 * rate(point.size));
+    EXPECT_NEAR(point.value, rate(point.size), 1e-3 * rate(point.size));
   }
 }
 

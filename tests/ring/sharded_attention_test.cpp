@@ -349,7 +349,7 @@ TEST_F(ShardedAttentionTest, RanksThatPriceAKernelDifferentlyAllHearOfIt) {
 
 TEST_F(ShardedAttentionTest, ModelsOfOtherDevicesAreRefused) {
   options_.cost_model = CostModel::hopper_nvlink();
-  EXPECT_THAT(test::message_of<ArgumentError>([&] { (void)attention(); }),
+  EXPECT_THAT(test::message_of<UserError>([&] { (void)attention(); }),
               HasSubstr("expected one of CPU ranks"));
 }
 

@@ -194,10 +194,10 @@ TEST(Simulate, ABlockWaitsForColumnsThatItDoesNotHaveYet) {
   ASSERT_EQ(plan.ranks[0].all<Block>().size(), 1U);
   ASSERT_EQ(plan.ranks[0].all<Block>()[0]->arrivals.size(), 1U);
   ASSERT_EQ(plan.ranks[0].all<Exchange>().at(0)->receives.size(), 2U);
-  const auto finish = [&](double messages) {
+  const auto finish = [&](double message) {
     // All blocks take a second.
     const Prices prices =
-        plain_prices("peer", plan.ranks[0].work() * 4 * 64, CostCurve::constant(messages / 2));
+        plain_prices("peer", plan.ranks[0].work() * 4 * 64, CostCurve::constant(message));
     return simulate(plan, prices)[0].finish;
   };
   EXPECT_NEAR(finish(1e-6), 1, 1e-6);

@@ -1,6 +1,7 @@
 #include "kv_needs.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <numeric>
 #include <utility>
 
@@ -72,21 +73,20 @@ std::vector<LocalRange> runs_of(const std::vector<ColumnPiece>& pieces) {
   return runs;
 }
 
-KvNeeds::KvNeeds(const AttentionProblem& problem, const ShardedOperands& operands,
-                 std::vector<int> group)
-    : problem_(problem), operands_(operands), group_(std::move(group)), shards_(group_.size()) {}
+HeldSequence held_by(const ShardedOperands& operands, int rank) {
+  const PositionRanges batches = operands.query.positions(rank, 0);
+  return {batches.empty() ? 0 : batches.global(LocalPosition(0)).value(), batches.size(),
+          operands.query.positions(rank, 1), operands.key.positions(rank, 1)};
+}
 
-const KvNeeds::Shard& KvNeeds::shard(int group_rank) const {
-  Shard& shard = shards_[static_cast<std::size_t>(group_rank)];
-  if (shard.known) return shard;
-  const int rank = group_[static_cast<std::size_t>(group_rank)];
-  const PositionRanges batches = operands_.query.positions(rank, 0);
-  if (!batches.empty()) shard.first_batch = batches.global(LocalPosition(0)).value();
-  shard.batches = batches.size();
-  shard.rows = operands_.query.positions(rank, 1);
-  shard.columns = operands_.key.positions(rank, 1);
-  shard.known = true;
-  return shard;
+KvNeeds::KvNeeds(const AttentionProblem& problem, int members,
+                 std::function<HeldSequence(int)> held)
+    : problem_(problem), held_(std::move(held)), members_(static_cast<std::size_t>(members)) {}
+
+const HeldSequence& KvNeeds::member(int index) const {
+  std::optional<HeldSequence>& member = members_[static_cast<std::size_t>(index)];
+  if (!member) member = held_(index);
+  return *member;
 }
 
 const std::vector<ColumnPiece>& KvNeeds::of(int receiver, int origin) const {
@@ -95,10 +95,10 @@ const std::vector<ColumnPiece>& KvNeeds::of(int receiver, int origin) const {
   std::vector<ColumnPiece>& pieces = entry->second;
   if (!fresh) return pieces;
 
-  const Shard& mine = shard(receiver);
+  const HeldSequence& mine = member(receiver);
   if (mine.batches == 0) return pieces;
   std::int64_t before = 0;
-  for (const PositionRange& chunk : shard(origin).columns.ranges()) {
+  for (const PositionRange& chunk : member(origin).columns.ranges()) {
     std::int64_t begin = chunk.length;
     std::int64_t end = 0;
     for (const PositionRange& row_range : mine.rows.ranges()) {
@@ -117,7 +117,7 @@ const std::vector<ColumnPiece>& KvNeeds::of(int receiver, int origin) const {
   std::vector<LocalRange> runs = runs_of(pieces);
   if (runs.size() <= kMostMessages) return pieces;
   fill_gaps(runs, kMostMessages);
-  pieces = cut(runs, shard(origin).columns);
+  pieces = cut(runs, member(origin).columns);
   return pieces;
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -22,15 +24,26 @@ struct ColumnPiece {
 /// The columns of each group of such pieces.
 [[nodiscard]] std::vector<LocalRange> runs_of(const std::vector<ColumnPiece>& pieces);
 
-/// Which columns the ranks of one key/value group need of each other. Pure, and the same on every
-/// rank that asks.
+/// What a member of a group holds: rows of its queries, columns of its keys and values.
+struct HeldSequence {
+  std::int64_t first_batch = 0;
+  std::int64_t batches = 0;
+  PositionRanges rows;
+  PositionRanges columns;
+};
+
+/// What a rank of the mesh holds.
+[[nodiscard]] HeldSequence held_by(const ShardedOperands& operands, int rank);
+
+/// Which columns the members of a group need of each other. Pure, and the same on every rank that
+/// asks.
 class KvNeeds {
  public:
-  /// `group`: the mesh ranks of the group, by group rank. The references must outlive the object.
-  KvNeeds(const AttentionProblem& problem, const ShardedOperands& operands, std::vector<int> group);
+  /// `held(i)`: what member i holds; asked at most once each, and only if needed. The references
+  /// must outlive the object.
+  KvNeeds(const AttentionProblem& problem, int members, std::function<HeldSequence(int)> held);
 
-  [[nodiscard]] int size() const noexcept { return static_cast<int>(group_.size()); }
-  [[nodiscard]] const std::vector<int>& group() const noexcept { return group_; }
+  [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
 
   /// The most messages that a receiver gets from an origin, however scattered its columns are.
   static constexpr std::size_t kMostMessages = 8;
@@ -41,20 +54,11 @@ class KvNeeds {
   [[nodiscard]] const std::vector<ColumnPiece>& of(int receiver, int origin) const;
 
  private:
-  /// What a rank of the group holds; kept because it is needed often.
-  struct Shard {
-    bool known = false;
-    std::int64_t first_batch = 0;
-    std::int64_t batches = 0;
-    PositionRanges rows;
-    PositionRanges columns;
-  };
-  [[nodiscard]] const Shard& shard(int group_rank) const;
+  [[nodiscard]] const HeldSequence& member(int index) const;
 
   const AttentionProblem& problem_;
-  const ShardedOperands& operands_;
-  std::vector<int> group_;
-  mutable std::vector<Shard> shards_;
+  std::function<HeldSequence(int)> held_;
+  mutable std::vector<std::optional<HeldSequence>> members_;
   mutable std::unordered_map<std::int64_t, std::vector<ColumnPiece>> known_;
 };
 

@@ -9,7 +9,8 @@
 namespace annulus::ring {
 
 std::string_view name_of(Schedule schedule) noexcept {
-  constexpr std::array<std::string_view, 3> kNames{"local", "ring", "allgather"};
+  constexpr std::array<std::string_view, 7> kNames{"local",   "ring",   "double_ring", "allgather",
+                                                   "ulysses", "hybrid", "pass_q"};
   return kNames[static_cast<std::size_t>(schedule)];
 }
 
@@ -32,6 +33,12 @@ std::string_view name_of(Reduction reduction) noexcept {
 int RankPlan::memory_of(int buffer) const {
   while (this->buffer(buffer).reuses >= 0) buffer = this->buffer(buffer).reuses;
   return buffer;
+}
+
+HeadRange RankPlan::kv_heads_of(HeadRange heads) const {
+  const std::int64_t ratio = local.heads_per_kv_head();
+  const std::int64_t begin = heads.begin / ratio;
+  return {begin, (heads.end() + ratio - 1) / ratio - begin};
 }
 
 std::int64_t RankPlan::width(Content content) const {

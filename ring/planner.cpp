@@ -22,8 +22,26 @@ std::vector<int> kv_group(const ShardedOperands& operands, int rank) {
   return operands.key.mesh().group(rank, operands.key.spec()[1]);
 }
 
-RankPlan plan_rank(const PlanInput& input, Schedule schedule, const KvNeeds& needs, int rank) {
-  return entry_of(schedule).plan({input, needs, rank, input.operands.key.coordinate(rank, 1)});
+/// A key/value group and what its ranks need of each other. Its ranks ask about the same needs.
+struct Group {
+  std::vector<int> ranks;
+  KvNeeds needs;
+
+  Group(const PlanInput& input, std::vector<int> mesh_ranks)
+      : ranks(std::move(mesh_ranks)),
+        needs(input.problem, static_cast<int>(ranks.size()), [this, &input](int member) {
+          return held_by(input.operands, ranks[static_cast<std::size_t>(member)]);
+        }) {}
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+  Group(Group&&) = delete;
+  Group& operator=(Group&&) = delete;
+  ~Group() = default;
+};
+
+RankPlan plan_rank(const PlanInput& input, Schedule schedule, const Group& group, int rank) {
+  return entry_of(schedule).plan(
+      {input, group.ranks, group.needs, rank, input.operands.key.coordinate(rank, 1)});
 }
 
 // Visible pairs times query heads of a rank, whatever the schedule.
@@ -131,12 +149,7 @@ Schedule parse_schedule(std::string_view name) {
     if (name == name_of(entry.schedule)) return entry.schedule;
     known += fmt::format(", {}", name_of(entry.schedule));
   }
-  constexpr std::array<std::string_view, 4> kLater{"ulysses", "hybrid", "double_ring", "pass_q"};
-  if (std::find(kLater.begin(), kLater.end(), name) != kLater.end()) {
-    throw NotAvailableError(fmt::format("schedule {}", name));
-  }
-  throw ArgumentError("schedule", fmt::format("'{}'", name),
-                      fmt::format("{} (later: {})", known, fmt::join(kLater, ", ")));
+  throw ArgumentError("schedule", fmt::format("'{}'", name), known);
 }
 
 ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
@@ -203,8 +216,8 @@ ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
 }
 
 RankPlan make_rank_plan(const PlanInput& input, Schedule schedule, int rank) {
-  const KvNeeds needs(input.problem, input.operands, kv_group(input.operands, rank));
-  return plan_rank(input, schedule, needs, rank);
+  const Group group(input, kv_group(input.operands, rank));
+  return plan_rank(input, schedule, group, rank);
 }
 
 namespace {
@@ -229,14 +242,13 @@ Plan make_plan(const PlanInput& input, Schedule schedule, const std::vector<int>
     plan.most_work = std::max(plan.most_work, one);
     plan.mean_work += one / static_cast<double>(work.size());
   }
-  // The ranks of a group ask about the same needs.
-  std::map<std::vector<int>, std::unique_ptr<KvNeeds>> needs;
+  std::map<std::vector<int>, std::unique_ptr<Group>> groups;
   plan.ranks.reserve(ranks.size());
   for (const int rank : ranks) {
-    const std::vector<int> group = kv_group(operands, rank);
-    std::unique_ptr<KvNeeds>& of_group = needs[group];
-    if (!of_group) of_group = std::make_unique<KvNeeds>(input.problem, operands, group);
-    plan.ranks.push_back(plan_rank(input, schedule, *of_group, rank));
+    const std::vector<int> ranks_of_group = kv_group(operands, rank);
+    std::unique_ptr<Group>& group = groups[ranks_of_group];
+    if (!group) group = std::make_unique<Group>(input, ranks_of_group);
+    plan.ranks.push_back(plan_rank(input, schedule, *group, rank));
   }
   return plan;
 }
@@ -245,6 +257,27 @@ Plan make_plan(const PlanInput& input, Schedule schedule) {
   std::vector<int> ranks(static_cast<std::size_t>(input.operands.key.mesh().ranks()));
   for (std::size_t i = 0; i < ranks.size(); ++i) ranks[i] = static_cast<int>(i);
   return make_plan(input, schedule, ranks);
+}
+
+int ranks_per_row(const NamedSharding& key, const std::vector<int>& node_of_rank) {
+  const AxisNames& axes = key.spec()[1];
+  const int ranks = key.shards(1);
+  int row = 0;
+  for (int rank = 0; rank < key.mesh().ranks(); ++rank) {
+    if (key.coordinate(rank, 1) != 0) continue;
+    const std::vector<int> group = key.mesh().group(rank, axes);
+    const auto node = [&](int member) {
+      return node_of_rank.at(static_cast<std::size_t>(group[static_cast<std::size_t>(member)]));
+    };
+    int begin = 0;  // of a run of ranks on one node
+    for (int member = 1; member <= ranks; ++member) {
+      if (member < ranks && node(member) == node(begin)) continue;
+      if (row == 0) row = member - begin;
+      if (row != member - begin) return ranks;
+      begin = member;
+    }
+  }
+  return row;
 }
 
 std::vector<int> sample_ranks(const PlanInput& input, int most) {

@@ -43,12 +43,13 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
   }
   return fmt::format(
       "{} {}, {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, implementations {}, "
-      "gather bytes {}, result bytes {}, prefetch bytes {}, {}, {}, LSE {}, costs "
+      "ulysses degree {}, inner size {}, gather bytes {}, head group bytes {}, result bytes {}, "
+      "prefetch bytes {}, {}, {}, LSE {}, costs "
       "{:016x}, transport {}, {}, {}",
       to_string(problem.shape), annulus::name_of(problem.dtype), modifiers_of(problem),
       to_string(problem.mask), problem.mask.digest(), to_string(input.operands.query),
-      to_string(input.operands.key), options.schedule, candidates, plan.gather_bytes,
-      plan.result_bytes, plan.prefetch_bytes, plan.direct ? "direct" : "from neighbours",
+      to_string(input.operands.key), options.schedule, candidates, plan.ulysses_degree,
+      plan.inner_size, plan.gather_bytes, plan.head_group_bytes, plan.result_bytes, plan.prefetch_bytes, plan.direct ? "direct" : "from neighbours",
       plan.await_columns ? "awaiting columns" : "awaiting none", annulus::name_of(plan.lse_dtype),
       std::hash<std::string>()(input.prices.to_text()), name_of(options.transport),
       options.runner.replay ? "replayed" : "not replayed",
@@ -115,6 +116,9 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
   PlanOptions plan = options_.plan.value_or(PlanOptions::for_place(device_.place()));
   plan.await_columns = plan.await_columns && !device_.place().is_host() &&
                        !ranks_on_one_gpu(control, device_.place().device);
+  if (plan.inner_size == 0) {
+    plan.inner_size = ranks_per_row(operands_.key, mesh_.topology().node_of_rank);
+  }
   auto planning = collectively(control, [&] {
     const Computing computing = control.computing();
     problem.validate();

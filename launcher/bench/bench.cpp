@@ -96,6 +96,7 @@ class Bench {
     ring::ShardedAttentionOptions attention_options;
     attention_options.implementation = options_.implementation;
     attention_options.schedule = options_.schedule;
+    attention_options.plan = plan_options(options_, device_.place());
     attention_options.runner = {threads_, &tracer};
     attention_options.cost_model =
         collectively(world, [&] { return cost_model_of(options_, device_.place()); });

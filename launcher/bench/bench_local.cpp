@@ -29,32 +29,38 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAtt
     : problem_(problem),
       device_(device),
       threads_(threads),
-      stream_(device.make_stream("local", std::move(watchdog), nullptr)),
-      lse_(DType::float32, {shards.output.size(0), shards.output.size(2), shards.output.size(1)},
-           device.memory()) {
+      stream_(device.make_stream("local", std::move(watchdog), nullptr)) {
   const ring::RankPlan& plan = attention.rank_plan();
   const std::vector<const ring::Block*> blocks = plan.all<ring::Block>();
   std::int64_t longest = 0;
-  for (const ring::Block* block : blocks) longest = std::max(longest, block->columns.count);
+  std::int64_t rows = plan.local.query_length;
+  for (const ring::Block* block : blocks) {
+    longest = std::max(longest, block->columns.count);
+    rows = std::max(rows, block->rows.end().value());
+  }
+  Extents output_shape = shards.output.shape();
+  output_shape[1] = rows;
+  query_ = repeated(shards.query, rows, device, *stream_);
+  lse_ = Tensor(DType::float32, {output_shape[0], output_shape[2], rows}, device.memory());
   key_ = repeated(shards.key, longest, device, *stream_);
   value_ = repeated(shards.value, longest, device, *stream_);
 
   const ScoreTensors scores = broadcast_scores(
       shards.bias, shards.mask,
-      {plan.local.batch, plan.local.heads, plan.local.query_length, problem.shape.kv_length});
-  const std::int64_t ratio = plan.local.heads_per_kv_head();
+      {plan.local.batch, plan.local.heads, rows, problem.shape.kv_length});
   for (const ring::Block* one : blocks) {
     const ring::Block& block = *one;
     const auto in_batches = [&](const auto& view) {
       return view.slice(0, block.batches.begin, block.batches.count);
     };
+    const ring::HeadRange kv_heads = plan.kv_heads_of(block.heads);
     const auto columns = [&](const Tensor& tensor) {
       return in_batches(tensor.view())
           .slice(1, 0, block.columns.count)
-          .slice(2, block.heads.begin / ratio, block.heads.count / ratio);
+          .slice(2, kv_heads.begin, kv_heads.count);
     };
     const std::int64_t row = block.rows.begin.value();
-    Call call{{in_batches(shards.query)
+    Call call{{in_batches(query_.view())
                    .slice(1, row, block.rows.count)
                    .slice(2, block.heads.begin, block.heads.count),
                columns(key_),
@@ -78,7 +84,7 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAtt
       const DType dtype = plan.buffer(result.output.buffer).dtype;
       Tensor& output = outputs_[dtype];
       if (output.shape().rank() == 0) {
-        output = Tensor(dtype, shards.output.shape(), device.memory());
+        output = Tensor(dtype, output_shape, device.memory());
       }
       return {in_batches(output.view())
                   .slice(1, row, block.rows.count)

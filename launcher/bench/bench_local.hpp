@@ -11,8 +11,8 @@
 namespace annulus::launcher {
 
 /// The blocks of one rank's plan, without the hops between them and the merges after them: what the
-/// local kernel alone can do. A device records and replays them. Keys and values repeat those of
-/// the rank's own shard, as the time does not depend on the numbers. Each block is computed by the
+/// local kernel alone can do. A device records and replays them. Queries, keys and values repeat
+/// those of the rank's own shard, as the time does not depend on the numbers. Each block is computed by the
 /// same implementation as in the plan.
 class LocalBlocks {
  public:
@@ -29,7 +29,7 @@ class LocalBlocks {
   Device& device_;
   int threads_;
   std::unique_ptr<Stream> stream_;
-  Tensor key_, value_, lse_;
+  Tensor query_, key_, value_, lse_;
   std::map<DType, Tensor> outputs_;
   struct Call {
     AttentionBlock block;

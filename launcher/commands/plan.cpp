@@ -46,11 +46,11 @@ struct PlannedCase {
   ring::Prices prices;  ///< of the problem, however it is laid out
   ring::ScheduleChoice choice;
   ring::Plan plan;
+  ring::PlanOptions how;
 
   /// What plans of this problem are made from, laid out in some way.
   [[nodiscard]] ring::PlanInput input(const ring::ShardedOperands& laid_out) const {
-    return ring::make_plan_input(setup.problem, laid_out, candidates, place, model,
-                                 ring::PlanOptions::for_place(place));
+    return ring::make_plan_input(setup.problem, laid_out, candidates, place, model, how);
   }
 };
 
@@ -64,7 +64,7 @@ PlannedCase plan_case(const Options& options, const Registry& registry) {
   // The ranks need not exist, so the user says what they compute with.
   const Place place = options.device == "cuda" ? Place::cuda(0) : Place::host();
   PlannedCase planned{
-      std::move(setup), std::move(operands), {}, place, cost_model_of(options, place), {}, {}, {}};
+      std::move(setup), std::move(operands), {}, place, cost_model_of(options, place), {}, {}, {}, plan_options(options, place)};
   check_choices(options, planned.setup.problem, planned.operands, registry, place,
                 Presence::assumed);
   // The machine that computes need not be this one.

@@ -188,6 +188,7 @@ ExitCode run_command(const CommandContext& context) {
   ring::ShardedAttentionOptions attention_options;
   attention_options.implementation = options.implementation;
   attention_options.schedule = options.schedule;
+  attention_options.plan = plan_options(options, device.place());
   const int threads = threads_per_rank(mesh, options.threads);
   attention_options.runner = {threads, &tracer};
   attention_options.cost_model =

@@ -76,6 +76,8 @@ void check_nothing_drawn_is_given(const Options& options) {
         "--sequence-layout");
   check(options.granule.has_value(), "--granule");
   check(options.schedule != "auto", "--schedule");
+  check(options.ulysses_degree > 0, "--ulysses-degree");
+  check(options.inner_size > 0, "--inner-size");
   check(options.mode.has_value(), "--mode");
   check(options.dtype.has_value(), "--dtype");
   check(options.causal, "--causal");

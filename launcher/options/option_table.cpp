@@ -86,8 +86,6 @@ std::string parse_schedule_name(const std::string& option, const std::string& te
     static_cast<void>(ring::parse_schedule(text));
   } catch (const ArgumentError& error) {
     throw ArgumentError(option, error.value(), error.expected());
-  } catch (const NotAvailableError&) {
-    throw NotAvailableError(fmt::format("{} {} (see --help for those that are)", option, text));
   }
   return text;
 }
@@ -203,7 +201,15 @@ void add_sharding(TableBuilder& table) {
             "chunks of a sequence are multiples of N positions (default: 1; balanced: 128, or less "
             "for short sequences)");
   table.add("schedule", "NAME", kPlanned, parsed_into(&Options::schedule, parse_schedule_name),
-            "auto, local, ring or allgather: how key/value is sent (default: auto)");
+            "auto, local, ring, double_ring, allgather, ulysses, hybrid or pass_q: what is sent, "
+            "and in which order (default: auto)");
+  table.add("ulysses-degree", "N", kPlanned, int_into(&Options::ulysses_degree, 1),
+            "ranks that exchange heads in the schedule hybrid; it divides the ranks along the "
+            "sequence (default: the last of two sequence axes; of one, its largest common divisor "
+            "with the key/value heads)");
+  table.add("inner-size", "N", kPlanned, int_into(&Options::inner_size, 1),
+            "ranks of an inner ring in the schedule double_ring; it divides the ranks along the "
+            "sequence (default: those of a node)");
   table.add("mode", "MODE", kPlanned, parsed_into(&Options::mode, parse_mode_name),
             "train, prefill, autoregressive or insert: sets only the defaults of --query-spec and "
             "--kv-spec (default: autoregressive if T = 1, else train)");
@@ -390,8 +396,6 @@ void add_later(TableBuilder& table) {
   table.group("Not available yet");
   table.later("bias-spec", "SPEC", "the sharding of a bias");
   table.later("mask-spec", "SPEC", "the sharding of a dense mask");
-  table.later("ulysses-degree", "N", "the all-to-all part of the hybrid schedule");
-  table.later("inner-size", "N", "the inner ring of the double_ring schedule");
 }
 
 std::vector<OptionEntry> make_table() {

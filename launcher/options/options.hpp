@@ -57,6 +57,8 @@ struct Options {
   std::string kv_sequence_layout = "auto";  ///< auto: as the queries'
   std::optional<std::int64_t> granule;
   std::string schedule = "auto";
+  int ulysses_degree = 0;  ///< these two as in ring::PlanOptions
+  int inner_size = 0;
   std::string implementation = "auto";
   std::optional<std::string> mode;
   ShardingRules rules;               ///< the user's rules, for the default specs

@@ -293,13 +293,20 @@ ring::ShardedOperands shard_operands(const ProblemSetup& setup) {
   }
 }
 
+ring::PlanOptions plan_options(const Options& options, Place place) {
+  ring::PlanOptions plan = ring::PlanOptions::for_place(place);
+  plan.ulysses_degree = options.ulysses_degree;
+  plan.inner_size = options.inner_size;
+  return plan;
+}
+
 void check_choices(const Options& options, const AttentionProblem& problem,
                    const ring::ShardedOperands& operands, const Registry& registry, Place place,
                    Presence presence) {
   const auto check_schedule = [&](const std::string& schedule) {
     static_cast<void>(ring::choose_schedule(
         ring::make_plan_input(problem, operands, {}, place, ring::CostModel::for_place(place),
-                              ring::PlanOptions::for_place(place)),
+                              plan_options(options, place)),
         schedule));
   };
   if (options.schedule != "auto") {

@@ -38,6 +38,9 @@ struct ProblemSetup {
 /// ring::shard_operands() with errors that name options and dimensions.
 [[nodiscard]] ring::ShardedOperands shard_operands(const ProblemSetup& setup);
 
+/// How plans are made at a place, with what the options say about it.
+[[nodiscard]] ring::PlanOptions plan_options(const Options& options, Place place);
+
 /// Throws UserErrors naming --schedule or --impl if what they name cannot do this. Does not
 /// communicate.
 void check_choices(const Options& options, const AttentionProblem& problem,

@@ -18,6 +18,13 @@ bool makes_bias(const AttentionOptions& options) {
   return options.init_bias && !options.bias && !options.dense_mask && !options.mask.hides_any();
 }
 
+ring::PlanOptions plan_options(const AttentionOptions& options, Place place) {
+  ring::PlanOptions plan = ring::PlanOptions::for_place(place);
+  plan.ulysses_degree = options.ulysses_degree;
+  plan.inner_size = options.inner_size;
+  return plan;
+}
+
 AttentionProblem problem_of(const AttentionOptions& options) {
   AttentionProblem problem{options.shape,      options.dtype,         options.scale,
                            options.soft_cap,   options.mask,          options.sinks,
@@ -78,7 +85,7 @@ class Attention::Impl {
         sharded_(problem_, operands_, context.mesh(), context.registry(), context.device(),
                  {.implementation = options.implementation,
                   .schedule = options.schedule,
-                  .plan = {},
+                  .plan = plan_options(options, context.place()),
                   .cost_model = {},
                   .runner = {.threads = context.threads()},
                   .transport = context.transport()}) {

@@ -180,7 +180,8 @@ ScoreTensors PlanMemory::scores(const Block& block, std::int64_t kv_length) cons
   };
   return broadcast_scores(part(block.bias, Content::bias),
                           part(block.dense_mask, Content::dense_mask),
-                          {local.batch, local.heads, local.query_length, kv_length})
+                          {local.batch, local.heads, plan_.buffer(block.query).tokens.count,
+                           kv_length})
       .slice(0, block.batches.begin, block.batches.count)
       .slice(1, block.heads.begin, block.heads.count)
       .slice(2, block.rows.begin.value(), block.rows.count);

@@ -474,8 +474,7 @@ class Runner::Impl {
   }
 
   [[nodiscard]] AttentionBlock arguments_of(const Block& block) const {
-    const std::int64_t ratio = plan_.local.heads_per_kv_head();
-    const HeadRange kv_heads{block.heads.begin / ratio, block.heads.count / ratio};
+    const HeadRange kv_heads = plan_.kv_heads_of(block.heads);
     std::optional<SoftmaxState> state;
     if (block.state) state = memory_.state(*block.state);
     return {memory_.view({block.query, block.rows, block.heads, block.batches}, Content::query),

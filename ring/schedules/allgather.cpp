@@ -145,7 +145,7 @@ RankPlan plan_awaiting(const RankContext& context, const std::vector<HeadRange>&
   const std::int64_t own = context.input.operands.key.local_shape(context.rank)[1];
 
   PlanBuilder builder(context);
-  for (PlacedPiece piece : builder.own_columns()) {
+  for (PlacedPiece piece : builder.own_columns().pieces) {
     piece.token += arriving;
     placed.push_back(std::move(piece));
   }
@@ -166,7 +166,9 @@ RankPlan plan_awaiting(const RankContext& context, const std::vector<HeadRange>&
       }
     }
     // After the exchanges of the same step: what the kernel awaits is submitted before it.
-    builder.compute_awaiting(step - 1, buffer, group, placed);
+    const HeadRange heads = builder.query_heads(group);
+    builder.compute_awaiting(step - 1, PlanBuilder::kOwnRows, heads, {buffer, buffer, placed});
+    builder.complete(step - 1, PlanBuilder::kOwnRows, heads);
   }
   return builder.finish();
 }
@@ -190,15 +192,21 @@ RankPlan plan_allgather(const RankContext& context) {
   }
 
   std::array<int, 2> receive{-1, -1};
+  // Arrivals go before the next group's own columns, so that the results of one group of heads stay
+  // together.
+  const auto compute_arrivals = [&](int step, std::size_t g) {
+    const HeadRange heads = builder.query_heads(groups[g]);
+    const int gathered = receive[g % 2];
+    if (tokens > 0) {
+      builder.compute(step, PlanBuilder::kOwnRows, heads, {gathered, gathered, placed});
+    }
+    builder.complete(step, PlanBuilder::kOwnRows, heads);
+  };
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const int step = static_cast<int>(g);
-    // Arrivals of the group before go first, so that the results of one group of heads stay
-    // together.
-    if (g > 0 && tokens > 0) {
-      const int gathered = receive[(g - 1) % 2];
-      builder.compute(step, gathered, gathered, groups[g - 1], placed);
-    }
-    builder.compute_own(step, groups[g]);
+    if (g > 0) compute_arrivals(step, g - 1);
+    builder.compute(step, PlanBuilder::kOwnRows, builder.query_heads(groups[g]),
+                    builder.own_columns());
     if (sent.count > 0) {
       const int packed = builder.add_packed(sent, groups[g]);
       // Receivers sort their arrivals, but those from one origin stay in the order of positions,
@@ -218,10 +226,7 @@ RankPlan plan_allgather(const RankContext& context) {
                       {LocalPosition(arrival.token), arrival.columns().count});
     }
   }
-  if (tokens > 0 && !groups.empty()) {
-    const int gathered = receive[(groups.size() - 1) % 2];
-    builder.compute(static_cast<int>(groups.size()), gathered, gathered, groups.back(), placed);
-  }
+  if (!groups.empty()) compute_arrivals(static_cast<int>(groups.size()), groups.size() - 1);
   return builder.finish();
 }
 

@@ -53,10 +53,8 @@ std::string refusal_of(const Implementation& candidate, const PlanInput& input,
   return {};
 }
 
-BlockFinder::BlockFinder(const RankContext& context, const RankPlan& plan)
-    : context_(context),
-      plan_(plan),
-      rows_(context.input.operands.query.positions(context.rank, 1)) {}
+BlockFinder::BlockFinder(const RankContext& context, const RankPlan& plan, PositionRanges rows)
+    : context_(context), plan_(plan), rows_(std::move(rows)) {}
 
 std::vector<Block> BlockFinder::find(HeadRange heads,
                                      const std::vector<PlacedPiece>& columns) const {
@@ -137,7 +135,7 @@ BlockFinder::Priced BlockFinder::price(Block block, Asked asked, bool& worth_cut
 
 // In a sharded sequence, handing over partial results costs time as well.
 double BlockFinder::handover_seconds(const Block& block) const {
-  if (context_.needs.size() == 1) return 0;
+  if (context_.group.size() == 1) return 0;
   const PlanInput& input = context_.input;
   const Declaration& kernel =
       input.candidates[static_cast<std::size_t>(block.implementation)]->declares();

@@ -22,8 +22,10 @@ struct PlacedPiece {
 /// documents, or by pieces of columns.
 class BlockFinder {
  public:
-  explicit BlockFinder(const RankContext& context, const RankPlan& plan);
+  /// Finds blocks of rows at these positions.
+  BlockFinder(const RankContext& context, const RankPlan& plan, PositionRanges rows);
 
+  [[nodiscard]] const PositionRanges& rows() const noexcept { return rows_; }
   /// Blocks of all rows that see any of these columns, for these query heads. The columns lie in
   /// the buffer without gaps between them. Buffers and results are left to the caller.
   [[nodiscard]] std::vector<Block> find(HeadRange heads,

@@ -67,8 +67,7 @@ class Analysis {
 
   void visit(Task& task, Block& block) {
     queue_ = kComputing;
-    const std::int64_t ratio = plan_.local.heads_per_kv_head();
-    const HeadRange kv_heads{block.heads.begin / ratio, block.heads.count / ratio};
+    const HeadRange kv_heads = plan_.kv_heads_of(block.heads);
     Latest latest;
     read({block.query, block.rows, block.heads, block.batches}, latest);
     const Region keys{block.key, block.columns, kv_heads, block.batches};

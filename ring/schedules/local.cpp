@@ -5,7 +5,9 @@ namespace annulus::ring {
 
 RankPlan plan_local(const RankContext& context) {
   PlanBuilder builder(context);
-  builder.compute_own(0, {0, context.input.operands.key.local_shape(context.rank)[2]});
+  const HeadRange heads{0, builder.plan().local.heads};
+  builder.compute(0, PlanBuilder::kOwnRows, heads, builder.own_columns());
+  builder.complete(0, PlanBuilder::kOwnRows, heads);
   return builder.finish();
 }
 

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include <annulus/attention/softmax_state.hpp>
+
 namespace annulus::ring {
 namespace {
 
@@ -25,7 +27,7 @@ RankPlan empty_plan(const RankContext& context) {
       query[0], query[1], key[1], query[2], key[2], query[3], input.problem.shape.value_dim};
   plan.first_batch = first_of(input.operands.query, context.rank, 0);
   plan.first_head = first_of(input.operands.query, context.rank, 2);
-  plan.groups.push_back({input.operands.key.spec()[1], context.needs.group(), context.group_rank});
+  plan.groups.push_back({input.operands.key.spec()[1], context.group, context.group_rank});
   for (const Implementation* candidate : input.candidates) {
     plan.implementations.push_back(candidate->names().front());
   }
@@ -66,16 +68,21 @@ RankPlan empty_plan(const RankContext& context) {
 }  // namespace
 
 PlanBuilder::PlanBuilder(const RankContext& context)
-    : context_(context), plan_(empty_plan(context)), finder_(context, plan_) {}
+    : context_(context), plan_(empty_plan(context)) {
+  add_rows(kQuery, context.input.operands.query.positions(context.rank, 1),
+           own_results({0, plan_.local.heads}), true);
+}
+
+int PlanBuilder::add_exchange(std::vector<Content> contents, DType dtype, LocalRange tokens,
+                              HeadRange heads, int reuses) {
+  plan_.buffers.push_back(
+      {BufferKind::exchange, std::move(contents), dtype, tokens, heads, reuses});
+  return static_cast<int>(plan_.buffers.size()) - 1;
+}
 
 int PlanBuilder::add_key_value(LocalRange tokens, HeadRange kv_heads, int reuses) {
-  plan_.buffers.push_back({BufferKind::exchange,
-                           {Content::key, Content::value},
-                           context_.input.problem.dtype,
-                           tokens,
-                           kv_heads,
-                           reuses});
-  return static_cast<int>(plan_.buffers.size()) - 1;
+  return add_exchange({Content::key, Content::value}, context_.input.problem.dtype, tokens,
+                      kv_heads, reuses);
 }
 
 int PlanBuilder::add_packed(LocalRange tokens, HeadRange kv_heads) {
@@ -84,21 +91,63 @@ int PlanBuilder::add_packed(LocalRange tokens, HeadRange kv_heads) {
   return packed;
 }
 
-void PlanBuilder::pack(LocalRange tokens, int buffer, LocalPosition to) {
-  const Region region{
-      buffer, {to, tokens.count}, plan_.buffer(buffer).heads, {0, plan_.local.batch}};
-  // Packing comes first: kernels that take all multiprocessors would delay the first transfer by
-  // more than the packing takes.
-  plan_.tasks.push_back({Copy{Content::key, kKey, tokens.begin, region}, 0, {}});
-  plan_.tasks.push_back({Copy{Content::value, kValue, tokens.begin, region}, 0, {}});
+// Packing comes first: kernels that take all multiprocessors would delay the first transfer by
+// more than the packing takes.
+void PlanBuilder::pack(LocalRange tokens, int buffer, LocalPosition to, int step) {
+  const HeadRange heads = plan_.buffer(buffer).heads;
+  copy(step, Content::key, kKey, tokens.begin, buffer, {to, tokens.count}, heads);
+  copy(step, Content::value, kValue, tokens.begin, buffer, {to, tokens.count}, heads);
 }
 
-std::vector<PlacedPiece> PlanBuilder::own_columns() const {
-  std::vector<PlacedPiece> placed;
+void PlanBuilder::copy(int step, Content content, int from, LocalPosition from_begin, int to,
+                       LocalRange to_tokens, HeadRange heads) {
+  const Region region{to, to_tokens, heads, batches()};
+  plan_.tasks.push_back({Copy{content, from, from_begin, region}, step, {}});
+}
+
+Result PlanBuilder::add_complete_results(LocalRange rows, HeadRange heads, const Result* reuses) {
+  return add_results(rows, heads, context_.input.problem.dtype, DType::float32, reuses);
+}
+
+Result PlanBuilder::add_partial_results(LocalRange rows, HeadRange heads, const Result* reuses) {
+  return add_results(rows, heads, partial_dtype(context_.input.problem.dtype),
+                     partial_lse_dtype(context_.input), reuses);
+}
+
+Result PlanBuilder::add_results(LocalRange rows, HeadRange heads, DType dtype, DType lse,
+                                const Result* reuses) {
+  const auto add = [&](Content content, DType type, int memory) {
+    return add_exchange({content}, type, rows, heads, memory);
+  };
+  Result results;
+  results.output = {add(Content::output, dtype, reuses == nullptr ? -1 : reuses->output.buffer),
+                    rows, heads, batches()};
+  results.lse = add(Content::lse, lse, reuses == nullptr ? -1 : reuses->lse);
+  if (!context_.input.problem.normalize_output) {
+    results.maximum =
+        add(Content::maximum, DType::float32, reuses == nullptr ? -1 : reuses->maximum);
+  }
+  return results;
+}
+
+Result PlanBuilder::own_results(HeadRange heads) const {
+  return {{kOutput, {LocalPosition(0), plan_.local.query_length}, heads, batches()},
+          kLse,
+          plan_.caller_buffer(Content::maximum)};
+}
+
+int PlanBuilder::add_rows(int query, const PositionRanges& positions, const Result& results,
+                          bool complete) {
+  rows_.push_back({query, results, complete, BlockFinder(context_, plan_, positions)});
+  return static_cast<int>(rows_.size()) - 1;
+}
+
+PlacedColumns PlanBuilder::own_columns() const {
+  PlacedColumns placed{kKey, kValue, {}};
   std::int64_t token = 0;
   const PositionRanges columns = context_.input.operands.key.positions(context_.rank, 1);
   for (const PositionRange& chunk : columns.ranges()) {
-    placed.push_back({{{LocalPosition(token), chunk.length}, chunk}, token});
+    placed.pieces.push_back({{{LocalPosition(token), chunk.length}, chunk}, token});
     token += chunk.length;
   }
   return placed;
@@ -109,27 +158,45 @@ HeadRange PlanBuilder::query_heads(HeadRange kv_heads) const {
   return {kv_heads.begin * ratio, kv_heads.count * ratio};
 }
 
-void PlanBuilder::add_blocks(int step, int key, int value, std::vector<Block> blocks) {
+void PlanBuilder::add_blocks(int step, const Rows& rows, const PlacedColumns& columns,
+                             std::vector<Block> blocks, bool awaiting) {
   for (Block& block : blocks) {
-    block.query = kQuery;
-    block.key = key;
-    block.value = value;
+    block.query = rows.query;
+    block.key = columns.key;
+    block.value = columns.value;
     block.bias = plan_.caller_buffer(Content::bias);
     block.dense_mask = plan_.caller_buffer(Content::dense_mask);
+    block.result = rows.results;
+    block.awaits_columns = awaiting && rows.finder.awaits_columns(block);
     plan_.tasks.push_back({std::move(block), step, {}});
   }
 }
 
-void PlanBuilder::compute(int step, int key, int value, HeadRange kv_heads,
-                          const std::vector<PlacedPiece>& columns) {
-  add_blocks(step, key, value, finder_.find(query_heads(kv_heads), columns));
+void PlanBuilder::compute(int step, int rows, HeadRange heads, const PlacedColumns& columns) {
+  const Rows& of = rows_of(rows);
+  add_blocks(step, of, columns, of.finder.find(heads, columns.pieces));
 }
 
-void PlanBuilder::compute_awaiting(int step, int buffer, HeadRange kv_heads,
-                                   const std::vector<PlacedPiece>& columns) {
-  std::vector<Block> blocks = finder_.find_awaiting(query_heads(kv_heads), columns);
-  for (Block& block : blocks) block.awaits_columns = finder_.awaits_columns(block);
-  add_blocks(step, buffer, buffer, std::move(blocks));
+void PlanBuilder::compute_awaiting(int step, int rows, HeadRange heads,
+                                   const PlacedColumns& columns) {
+  const Rows& of = rows_of(rows);
+  add_blocks(step, of, columns, of.finder.find_awaiting(heads, columns.pieces), true);
+}
+
+void PlanBuilder::complete(int step, int rows, HeadRange heads) {
+  const Rows& of = rows_of(rows);
+  Result into = of.results;
+  into.output.heads = heads;
+  reduce(step, {}, into, of.complete);
+}
+
+void PlanBuilder::reduce(int step, std::vector<Result> parts, const Result& into, bool complete) {
+  const AttentionProblem& problem = context_.input.problem;
+  plan_.tasks.push_back({Reduce{Reduction::softmax, std::move(parts), into,
+                                complete && problem.sinks.has_value(),
+                                complete && !problem.normalize_output},
+                         step,
+                         {}});
 }
 
 Exchange& PlanBuilder::exchange_of(int step) {
@@ -150,16 +217,33 @@ void PlanBuilder::receive(int step, int peer, int origin, int buffer, LocalRange
   exchange_of(step).receives.push_back(transfer(peer, origin, buffer, tokens));
 }
 
+void PlanBuilder::send(int step, int peer, int origin, const Result& results, LocalRange rows) {
+  for (const int buffer : {results.output.buffer, results.lse, results.maximum}) {
+    if (buffer >= 0) send(step, peer, origin, buffer, rows);
+  }
+}
+
+void PlanBuilder::receive(int step, int peer, int origin, const Result& results, LocalRange rows) {
+  for (const int buffer : {results.output.buffer, results.lse, results.maximum}) {
+    if (buffer >= 0) receive(step, peer, origin, buffer, rows);
+  }
+}
+
 namespace {
 
-// By step; in a step copies, exchanges and blocks, which stand in this order in the variant. Tasks
-// are large, and a rank of a large mesh has thousands, so each is moved once.
+// Copies, exchanges, and what is computed.
+int place_in_step(const Task& task) {
+  if (std::holds_alternative<Copy>(task.work)) return 0;
+  return std::holds_alternative<Exchange>(task.work) ? 1 : 2;
+}
+
+// Tasks are large, and a rank of a large mesh has thousands, so each is moved once.
 std::vector<Task> in_order(std::vector<Task> tasks) {
   std::vector<std::size_t> order(tasks.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return std::pair(tasks[a].step, tasks[a].work.index()) <
-           std::pair(tasks[b].step, tasks[b].work.index());
+    return std::pair(tasks[a].step, place_in_step(tasks[a])) <
+           std::pair(tasks[b].step, place_in_step(tasks[b]));
   });
   std::vector<Task> sorted;
   sorted.reserve(tasks.size());

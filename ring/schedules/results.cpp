@@ -11,10 +11,10 @@
 #include "schedules/plan_builder.hpp"
 
 // Partial results lie in places: pieces of memory for the rows and heads of a group, one result
-// beside the other as long as they share no row. Place 0 is as large as the output, and is the
-// output itself where dtypes permit. Rows that a kernel completes go straight into the output,
+// beside the other as long as they share no row. Place 0 is as large as the target, and is the
+// target itself where dtypes permit. Rows that a kernel completes go straight into the target,
 // unless there are sinks or the output is unnormalised: both are up to the reduction into the
-// output.
+// target.
 namespace annulus::ring {
 namespace {
 
@@ -47,38 +47,28 @@ class Placer {
         plan_(plan),
         dtype_(input.problem.dtype),
         partial_dtype_(partial_dtype(dtype_)),
-        lse_dtype_(partial_dtype_ == dtype_ ? DType::float64 : input.options.lse_dtype),
-        all_rows_{LocalPosition(0), plan.local.query_length},
+        lse_dtype_(partial_lse_dtype(input)),
         all_batches_{0, plan.local.batch},
-        sinks_(input.problem.sinks.has_value()),
         unnormalised_(!input.problem.normalize_output),
-        most_parts_(kMostParts - (sinks_ ? 1 : 0)),
+        most_parts_(most_parts(input.problem)),
         tasks_(std::exchange(plan.tasks, {})) {}
 
   void run() {
     choose_places();
-    std::int64_t done = 0;  // heads that are finished; groups come in order
     for (std::size_t i = 0; i < tasks_.size(); ++i) {
+      const int step = tasks_[i].step;
       if (const auto* block = std::get_if<Block>(&tasks_[i].work)) {
-        if (group_ && !(*group_ == block->heads)) {
+        if (!completion_) begin_group(i);
+        if (!completes(*completion_, *block)) {
           throw InternalError("blocks of different groups of heads overlap or alternate");
         }
-        if (!group_) {
-          leave_out({done, block->heads.begin - done}, tasks_[i].step);
-          begin_group(i);
-        }
-        const int step = tasks_[i].step;
-        const HeadRange heads = block->heads;
         place(std::get<Block>(tasks_[i].work), step, later_rows_[i]);
-        if (i == last_of_group_) {
-          done = heads.end();
-          finish_group(step);
-        }
-      } else {
+      } else if (is_completion(tasks_[i]) && completion_) {
+        finish_group(step);
+      } else if (!is_nothing(tasks_[i])) {
         plan_.tasks.push_back(std::move(tasks_[i]));
       }
     }
-    leave_out({done, plan_.local.heads - done}, plan_.tasks.empty() ? 0 : plan_.tasks.back().step);
   }
 
  private:
@@ -86,12 +76,29 @@ class Placer {
     return input_.candidates[static_cast<std::size_t>(block.implementation)]->declares();
   }
 
+  // Of a group of blocks: see PlanBuilder::complete().
+  [[nodiscard]] static bool is_completion(const Task& task) {
+    const auto* reduce = std::get_if<Reduce>(&task.work);
+    return reduce != nullptr && reduce->parts.empty();
+  }
+  [[nodiscard]] static bool is_nothing(const Task& task) {
+    return is_completion(task) && std::get<Reduce>(task.work).into.output.heads.count == 0;
+  }
+  [[nodiscard]] static bool completes(const Reduce& completion, const Block& block) {
+    return completion.into.output.buffer == block.result.output.buffer &&
+           completion.into.output.heads == block.heads;
+  }
+
   // How many places there may be, and what the first one is.
   void choose_places() {
+    std::int64_t most_rows = 0;
     std::int64_t heads = 0;
     bool rounded = false;
     for (const Task& task : tasks_) {
       const auto* block = std::get_if<Block>(&task.work);
+      if (is_completion(task)) {
+        most_rows = std::max(most_rows, std::get<Reduce>(task.work).into.output.tokens.count);
+      }
       if (block == nullptr) continue;
       heads = std::max(heads, block->heads.count);
       rounded = rounded || declaration_of(*block).results == ResultForm::rounded;
@@ -100,31 +107,34 @@ class Placer {
     if (input_.options.result_bytes == 0) return;
     // Combining costs each result the same memory traffic, alone or with others: combine as many as
     // fit.
-    const std::int64_t values =
-        plan_.local.batch * plan_.local.query_length * plan_.local.value_dim;
+    const std::int64_t row_values = plan_.local.batch * plan_.local.value_dim;
     const std::int64_t most =
         std::max(input_.options.result_bytes,
-                 values * plan_.local.heads * static_cast<std::int64_t>(size_of(partial_dtype_)));
-    const std::int64_t each = std::max<std::int64_t>(
-        1, values * heads * static_cast<std::int64_t>(size_of(first_dtype_)));
+                 row_values * plan_.local.query_length * plan_.local.heads *
+                     static_cast<std::int64_t>(size_of(partial_dtype_)));
+    const std::int64_t each =
+        std::max<std::int64_t>(1, row_values * most_rows * heads *
+                                      static_cast<std::int64_t>(size_of(first_dtype_)));
     places_ = 1 + static_cast<int>(std::clamp<std::int64_t>(most / each, 1, most_parts_ - 1));
   }
 
   void begin_group(std::size_t first) {
-    const HeadRange heads = std::get<Block>(tasks_[first].work).heads;
-    group_ = heads;
-    buffers_.clear();
-    last_of_group_ = first;
-    for (std::size_t i = first; i < tasks_.size(); ++i) {
-      const auto* block = std::get_if<Block>(&tasks_[i].work);
-      if (block != nullptr && block->heads == heads) last_of_group_ = i;
+    const Block& block = std::get<Block>(tasks_[first].work);
+    std::size_t last = first;
+    while (++last < tasks_.size()) {
+      if (!is_completion(tasks_[last])) continue;
+      const Reduce& completion = std::get<Reduce>(tasks_[last].work);
+      if (completes(completion, block)) break;
     }
-    open_ = all_rows_;
+    if (last == tasks_.size()) throw InternalError("a group of blocks that is never completed");
+    completion_ = std::get<Reduce>(tasks_[last].work);
+    buffers_.clear();
+    open_ = completion_->into.output.tokens;
     later_rows_.resize(tasks_.size());
     LocalRange rows;
-    for (std::size_t i = last_of_group_ + 1; i-- > first;) {
+    for (std::size_t i = last; i-- > first;) {
       later_rows_[i] = rows;
-      if (const auto* block = std::get_if<Block>(&tasks_[i].work)) rows = hull(rows, block->rows);
+      if (const auto* later = std::get_if<Block>(&tasks_[i].work)) rows = hull(rows, later->rows);
     }
   }
 
@@ -164,7 +174,8 @@ class Placer {
   // Rows of the block that no later one adds to, at an end of those that are still open. The kernel
   // can round these into the output, which saves writing them in float32 and reading them again.
   [[nodiscard]] LocalRange final_rows(const Block& block, PendingAt state, LocalRange later) {
-    if (sinks_ || unnormalised_ || declaration_of(block).results != ResultForm::either ||
+    if (completion_->sinks || unnormalised_ ||
+        declaration_of(block).results != ResultForm::either || target_dtype() != dtype_ ||
         lse_dtype_ != DType::float32 || !(block.batches == all_batches_)) {
       return {};
     }
@@ -241,7 +252,7 @@ class Placer {
       if (state->rows.count == 0) pending_.erase(state);
     }
     open_ = without(open_, block.rows);
-    block.result = output_of(block.rows, *group_, all_batches_);
+    block.result = target_of(block.rows, all_batches_);
     plan_.tasks.push_back({std::move(block), step, {}});
   }
 
@@ -299,15 +310,16 @@ class Placer {
     const auto [known, fresh] = buffers_.try_emplace({part.place, part.dtype});
     Buffers& place = known->second;
     if (fresh) {
-      const bool as_output = part.place == 0 && part.dtype == dtype_;
+      const Result& target = completion_->into;
+      const bool in_place = part.place == 0 && part.dtype == target_dtype();
       place.output =
-          as_output ? PlanBuilder::kOutput : make(part.place, Content::output, part.dtype);
-      place.lse = as_output && lse_dtype_ == DType::float32
-                      ? PlanBuilder::kLse
+          in_place ? target.output.buffer : make(part.place, Content::output, part.dtype);
+      place.lse = in_place && lse_dtype_ == plan_.buffer(target.lse).dtype
+                      ? target.lse
                       : make(part.place, Content::lse, lse_dtype_);
       if (unnormalised_) {
-        place.maximum = as_output ? plan_.caller_buffer(Content::maximum)
-                                  : make(part.place, Content::maximum, DType::float32);
+        place.maximum =
+            in_place ? target.maximum : make(part.place, Content::maximum, DType::float32);
       }
     }
     for (const int index : {place.output, place.lse, place.maximum}) {
@@ -319,7 +331,7 @@ class Placer {
 
   int make(int place, Content content, DType dtype) {
     const auto [memory, first] = memory_.try_emplace({place, content}, -1);
-    plan_.buffers.push_back({BufferKind::local, {content}, dtype, {}, *group_, memory->second});
+    plan_.buffers.push_back({BufferKind::local, {content}, dtype, {}, heads(), memory->second});
     const int index = static_cast<int>(plan_.buffers.size()) - 1;
     if (first) memory->second = index;
     return index;
@@ -327,13 +339,18 @@ class Placer {
 
   [[nodiscard]] Result result_of(const Pending& part, LocalRange rows, BatchRange batches) const {
     const Buffers& place = buffers_.at({part.place, part.dtype});
-    return {{place.output, rows, *group_, batches}, place.lse, place.maximum};
+    return {{place.output, rows, heads(), batches}, place.lse, place.maximum};
   }
 
-  [[nodiscard]] Result output_of(LocalRange rows, HeadRange heads, BatchRange batches) const {
-    return {{PlanBuilder::kOutput, rows, heads, batches},
-            PlanBuilder::kLse,
-            plan_.caller_buffer(Content::maximum)};
+  [[nodiscard]] HeadRange heads() const { return completion_->into.output.heads; }
+  [[nodiscard]] DType target_dtype() const {
+    return plan_.buffer(completion_->into.output.buffer).dtype;
+  }
+  [[nodiscard]] Result target_of(LocalRange rows, BatchRange batches) const {
+    Result target = completion_->into;
+    target.output.tokens = rows;
+    target.output.batches = batches;
+    return target;
   }
 
   // Where parts do not all cover all batches, batches are reduced one by one.
@@ -351,8 +368,8 @@ class Placer {
     Reduce reduction;
     into.output.batches = batches;
     reduction.into = into;
-    reduction.sinks = completes && sinks_;
-    reduction.unnormalised = completes && unnormalised_;
+    reduction.sinks = completes && completion_->sinks;
+    reduction.unnormalised = completes && completion_->unnormalised;
     for (const Pending& part : pending_) {
       if (covers(part.batches, batches)) {
         reduction.parts.push_back(result_of(part, part.rows, batches));
@@ -371,23 +388,14 @@ class Placer {
   }
 
   void finish_group(int step) {
-    const Result output = output_of(open_, *group_, all_batches_);
+    const Result target = target_of(open_, all_batches_);
     const bool alone = pending_.size() == 1 && result_of(pending_.front(), pending_.front().rows,
-                                                         pending_.front().batches) == output;
-    if (open_.count > 0 && (!alone || sinks_ || unnormalised_)) reduce(output, step, true);
+                                                         pending_.front().batches) == target;
+    if (open_.count > 0 && (!alone || completion_->sinks || completion_->unnormalised)) {
+      reduce(target, step, true);
+    }
     pending_.clear();
-    group_.reset();
-  }
-
-  void leave_out(HeadRange heads, int step) {
-    if (heads.count == 0) return;
-    plan_.tasks.push_back({Reduce{Reduction::softmax,
-                                  {},
-                                  output_of(all_rows_, heads, all_batches_),
-                                  sinks_,
-                                  unnormalised_},
-                           step,
-                           {}});
+    completion_.reset();
   }
 
   const PlanInput& input_;
@@ -395,16 +403,13 @@ class Placer {
   DType dtype_;
   DType partial_dtype_;  // of results that are not rounded
   DType lse_dtype_;
-  LocalRange all_rows_;
   BatchRange all_batches_;
-  bool sinks_;
   bool unnormalised_;
   int most_parts_;  // of a reduction, sinks not counted
   std::vector<Task> tasks_;
   int places_ = 2;
   DType first_dtype_ = DType::float32;
-  std::optional<HeadRange> group_;
-  std::size_t last_of_group_ = 0;
+  std::optional<Reduce> completion_;  // of the group that is open
   LocalRange open_;                     // rows of the group whose output is not complete
   std::vector<LocalRange> later_rows_;  // by task: what later blocks of its group add to
   std::map<std::pair<int, DType>, Buffers> buffers_;  // of the group
@@ -413,6 +418,15 @@ class Placer {
 };
 
 }  // namespace
+
+DType partial_lse_dtype(const PlanInput& input) {
+  const DType dtype = input.problem.dtype;
+  return partial_dtype(dtype) == dtype ? DType::float64 : input.options.lse_dtype;
+}
+
+int most_parts(const AttentionProblem& problem) {
+  return kMostParts - (problem.sinks ? 1 : 0);
+}
 
 void place_results(const PlanInput& input, RankPlan& plan) {
   Placer(input, plan).run();

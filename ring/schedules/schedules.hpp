@@ -2,6 +2,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/planner.hpp>
@@ -13,15 +14,27 @@ namespace annulus::ring {
 /// What a schedule plans for: one rank of one key/value group.
 struct RankContext {
   const PlanInput& input;
-  const KvNeeds& needs;
-  int rank = 0;        ///< in the mesh
-  int group_rank = 0;  ///< in the group
+  const std::vector<int>& group;  ///< the mesh ranks of the group, by group rank
+  const KvNeeds& needs;           ///< of the ranks of the group
+  int rank = 0;                   ///< in the mesh
+  int group_rank = 0;             ///< in the group
 };
 
 /// One schedule, one function, one file, one line of the table. Each starts from PlanBuilder.
 [[nodiscard]] RankPlan plan_local(const RankContext& context);
 [[nodiscard]] RankPlan plan_ring(const RankContext& context);
+[[nodiscard]] RankPlan plan_double_ring(const RankContext& context);
 [[nodiscard]] RankPlan plan_allgather(const RankContext& context);
+[[nodiscard]] RankPlan plan_ulysses(const RankContext& context);
+[[nodiscard]] RankPlan plan_hybrid(const RankContext& context);
+[[nodiscard]] RankPlan plan_pass_q(const RankContext& context);
+
+/// Whether all ranks of a key/value group have the same rows; otherwise each has its own.
+[[nodiscard]] bool has_replicated_rows(const PlanInput& input);
+/// Ranks of a group that exchange heads in the schedule hybrid: those next to each other.
+[[nodiscard]] int ulysses_degree(const PlanInput& input);
+/// Ranks of a row in the schedule double_ring: those next to each other.
+[[nodiscard]] int inner_size(const PlanInput& input);
 
 struct ScheduleEntry {
   Schedule schedule;

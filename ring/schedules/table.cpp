@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 
 #include <fmt/format.h>
@@ -9,8 +10,44 @@
 namespace annulus::ring {
 namespace {
 
+const AxisNames& kv_axes(const PlanInput& input) {
+  return input.operands.key.spec()[1];
+}
+const AxisNames& query_axes(const PlanInput& input) {
+  return input.operands.query.spec()[1];
+}
+
+int ranks_of(const PlanInput& input) {
+  return input.operands.key.shards(1);
+}
+
 bool is_sharded(const PlanInput& input) {
-  return input.operands.key.shards(1) > 1;
+  return ranks_of(input) > 1;
+}
+
+// How many of the axes that columns are sharded along the rows are sharded along as well.
+std::ptrdiff_t shared_axes(const PlanInput& input, std::ptrdiff_t& all) {
+  const MeshShape& mesh = input.operands.key.mesh();
+  all = 0;
+  std::ptrdiff_t shared = 0;
+  for (const std::string& axis : kv_axes(input)) {
+    if (mesh.axis_size(axis) == 1) continue;
+    ++all;
+    shared += std::ranges::count(query_axes(input), axis);
+  }
+  return shared;
+}
+
+// Rows of bias and dense mask lie where the queries do, and stay there.
+std::string keeps_scores(const PlanInput& input) {
+  for (const auto& [name, sharding] :
+       {std::pair("bias", &input.operands.bias), std::pair("dense mask", &input.operands.dense_mask)}) {
+    if (*sharding && (*sharding)->global_shape()[2] != 1) {
+      return fmt::format("rows of the {} stay with their queries, which would be sent elsewhere",
+                         name);
+    }
+  }
+  return {};
 }
 
 std::string nothing(const PlanInput& /*input*/) {
@@ -19,8 +56,7 @@ std::string nothing(const PlanInput& /*input*/) {
 
 std::string needs_whole_sequence(const PlanInput& input) {
   if (!is_sharded(input)) return {};
-  return fmt::format("the key/value sequence is sharded along {}",
-                     to_string(input.operands.key.spec()[1]));
+  return fmt::format("the key/value sequence is sharded along {}", to_string(kv_axes(input)));
 }
 
 std::string wants_sharded_sequence(const PlanInput& input) {
@@ -28,9 +64,92 @@ std::string wants_sharded_sequence(const PlanInput& input) {
   return "the key/value sequence is not sharded: nothing has to be sent";
 }
 
+std::string needs_divisor(const PlanInput& input, const char* what, int size) {
+  if (ranks_of(input) % size == 0) return {};
+  return fmt::format("{} {} does not divide the {} ranks along {}", what, size, ranks_of(input),
+                     to_string(kv_axes(input)));
+}
+
+std::string needs_rows_of_a_ring(const PlanInput& input) {
+  return needs_divisor(input, "inner size", inner_size(input));
+}
+
+std::string wants_rows_of_a_ring(const PlanInput& input) {
+  if (std::string reason = wants_sharded_sequence(input); !reason.empty()) return reason;
+  const int inner = inner_size(input);
+  if (inner > 1 && inner < ranks_of(input)) return {};
+  return fmt::format("with an inner size of {} it is the ring", inner);
+}
+
+std::string needs_same_axes(const PlanInput& input) {
+  if (!is_sharded(input)) return {};
+  if (query_axes(input) != kv_axes(input)) {
+    return fmt::format("queries are sharded along {}, keys and values along {}",
+                       to_string(query_axes(input)), to_string(kv_axes(input)));
+  }
+  return keeps_scores(input);
+}
+
+std::string wants_heads(const PlanInput& input, int degree) {
+  const std::int64_t heads =
+      input.problem.shape.heads / std::max(1, input.operands.query.shards(2));
+  if (heads >= degree) return {};
+  return fmt::format("{} heads for {} ranks would leave ranks without work", heads, degree);
+}
+
+std::string wants_exchange_of_heads(const PlanInput& input) {
+  if (std::string reason = wants_sharded_sequence(input); !reason.empty()) return reason;
+  return wants_heads(input, ranks_of(input));
+}
+
+std::string needs_degree(const PlanInput& input) {
+  if (std::string reason = needs_same_axes(input); !reason.empty()) return reason;
+  return needs_divisor(input, "ulysses degree", ulysses_degree(input));
+}
+
+std::string wants_degree(const PlanInput& input) {
+  if (std::string reason = wants_sharded_sequence(input); !reason.empty()) return reason;
+  const int degree = ulysses_degree(input);
+  if (degree == 1) return "with a ulysses degree of 1 it is the ring";
+  if (degree == ranks_of(input)) {
+    return fmt::format("with a ulysses degree of {} it is ulysses", degree);
+  }
+  return wants_heads(input, degree);
+}
+
+std::string needs_rows_once(const PlanInput& input) {
+  std::ptrdiff_t all = 0;
+  const std::ptrdiff_t shared = shared_axes(input, all);
+  if (shared == 0) return {};
+  if (shared < all) {
+    return fmt::format("queries are sharded along {}, some but not all axes of keys and values, {}",
+                       to_string(query_axes(input)), to_string(kv_axes(input)));
+  }
+  return keeps_scores(input);
+}
+
+// Sent once each, for every other rank: queries and their results, or keys and values.
+std::string wants_short_queries(const PlanInput& input) {
+  if (std::string reason = wants_sharded_sequence(input); !reason.empty()) return reason;
+  const AttentionShape& shape = input.problem.shape;
+  const auto in_and_out = static_cast<std::int64_t>(size_of(input.problem.dtype)) * shape.head_dim +
+                          static_cast<std::int64_t>(sizeof(float)) * shape.value_dim;
+  const std::int64_t rows = shape.query_length * shape.heads * in_and_out;
+  const std::int64_t columns = shape.kv_length * shape.kv_heads *
+                               (shape.head_dim + shape.value_dim) *
+                               static_cast<std::int64_t>(size_of(input.problem.dtype));
+  if (rows < columns) return {};
+  return "queries and their results would be more to send than keys and values";
+}
+
 constexpr std::array kTable{
     ScheduleEntry{Schedule::local, plan_local, needs_whole_sequence, nothing},
     ScheduleEntry{Schedule::ring, plan_ring, nothing, wants_sharded_sequence},
+    ScheduleEntry{Schedule::double_ring, plan_double_ring, needs_rows_of_a_ring,
+                  wants_rows_of_a_ring},
+    ScheduleEntry{Schedule::pass_q, plan_pass_q, needs_rows_once, wants_short_queries},
+    ScheduleEntry{Schedule::ulysses, plan_ulysses, needs_same_axes, wants_exchange_of_heads},
+    ScheduleEntry{Schedule::hybrid, plan_hybrid, needs_degree, wants_degree},
     ScheduleEntry{Schedule::allgather, plan_allgather, nothing, wants_sharded_sequence}};
 
 }  // namespace
@@ -44,6 +163,15 @@ const ScheduleEntry& entry_of(Schedule schedule) {
     if (entry.schedule == schedule) return entry;
   }
   throw InternalError("schedule without a planner");
+}
+
+bool has_replicated_rows(const PlanInput& input) {
+  std::ptrdiff_t all = 0;
+  return shared_axes(input, all) == 0;
+}
+
+int inner_size(const PlanInput& input) {
+  return input.options.inner_size > 0 ? input.options.inner_size : ranks_of(input);
 }
 
 }  // namespace annulus::ring

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -17,8 +18,8 @@
 
 namespace annulus::ring {
 
-/// Plays a plan with the global position of every token in place of its key and value, and with the
-/// blocks that it holds in place of every result. Tasks run in a random order, any that the queues
+/// Plays a plan with the global position of every token in place of its query, key and value, and
+/// with the blocks that it holds in place of every result. Tasks run in a random order, any that the queues
 /// and the dependencies of the plan permit; what an exchange sends is read as late as it may be.
 class PlanPlayer {
  public:
@@ -45,26 +46,31 @@ class PlanPlayer {
     }
   }
 
-  /// Every visible pair of every head exactly once, on every rank that holds its row; and the
-  /// output of every row holds each of the row's blocks exactly once, and its sinks; and it is
-  /// unnormalised exactly if the problem wants that.
+  /// The output of every row and head holds every visible pair exactly once, no block twice, and
+  /// its sinks; and it is unnormalised exactly if the problem wants that. LSE and maximum hold the
+  /// same. Nothing is computed in vain.
   void expect_complete() const {
+    std::set<BlockId> used;
     for (std::size_t r = 0; r < states_.size(); ++r) {
-      expect_pairs(plan_.ranks[r], states_[r]);
-      expect_results(plan_.ranks[r], states_[r]);
+      expect_results(plan_.ranks[r], states_[r], used);
+      if (testing::Test::HasFatalFailure()) return;
     }
+    std::size_t blocks = 0;
+    for (const RankPlan& rank : plan_.ranks) blocks += rank.all<Block>().size();
+    EXPECT_EQ(used.size(), blocks) << "blocks that no output holds";
   }
 
  private:
   static constexpr int kComputing = -1;
   static constexpr std::int64_t kNothing = -1;
-  static constexpr std::size_t kSinks = std::numeric_limits<std::size_t>::max();
-  static constexpr std::size_t kUnnormalised = kSinks - 1;
+  using BlockId = std::pair<std::size_t, std::size_t>;  // rank, task
+  static constexpr std::size_t kNoRank = std::numeric_limits<std::size_t>::max();
+  static constexpr BlockId kSinks{kNoRank, 0};
+  static constexpr BlockId kUnnormalised{kNoRank, 1};
   using Tokens = std::vector<std::int64_t>;
-  using Cell = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // batch, row, head
-  // What a result holds: blocks, by index of the task, kSinks, and kUnnormalised.
-  using Results = std::map<Cell, std::multiset<std::size_t>>;
-  using Pairs = std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>, int>;
+  using Cell = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // batch, token, head
+  using Held = std::multiset<BlockId>;  // blocks, kSinks and kUnnormalised
+  using Results = std::map<Cell, Held>;
 
   enum class Phase : std::uint8_t { waiting, offered, taken, released };
   struct Other {
@@ -80,10 +86,30 @@ class PlanPlayer {
     std::map<int, Queue> queues;
     std::vector<Phase> phases;  // by task; what is no exchange goes straight to released
     std::map<std::pair<int, Content>, Tokens> tokens;  // by memory
-    std::map<int, Results> results;                    // by memory of the output
+    std::map<int, Results> results;                    // by memory
     std::map<std::size_t, std::vector<Other>> senders, receivers;
-    Pairs pairs;
   };
+
+  static bool is_result(Content content) {
+    return content == Content::output || content == Content::lse || content == Content::maximum ||
+           content == Content::sum;
+  }
+  Results& results(std::size_t r, int buffer) {
+    return states_[r].results[plan_.ranks[r].memory_of(buffer)];
+  }
+  // Moves what tokens of one buffer hold to others.
+  static void move_results(const Results& from, LocalPosition from_begin, const Region& to,
+                           Results& into) {
+    std::vector<std::pair<Cell, Held>> moved;  // both may be the same
+    each_cell(to, [&](const Cell& cell) {
+      const auto& [batch, token, head] = cell;
+      const Cell source{batch, from_begin.value() + (token - to.tokens.begin.value()), head};
+      const auto found = from.find(source);
+      ASSERT_TRUE(found != from.end()) << "a result that nobody has computed";
+      moved.emplace_back(cell, found->second);
+    });
+    for (auto& [cell, held] : moved) into[cell] = std::move(held);
+  }
 
   Tokens& tokens(std::size_t r, int buffer, Content content) {
     return states_[r].tokens[{plan_.ranks[r].memory_of(buffer), content}];
@@ -102,14 +128,18 @@ class PlanPlayer {
       const int index = static_cast<int>(i);
       ASSERT_LT(buffer.reuses, index);
       for (const Content content : buffer.contents) {
-        if (content != Content::key && content != Content::value) continue;
+        if (is_result(content) || content == Content::bias || content == Content::dense_mask) {
+          continue;
+        }
         Tokens& held = tokens(r, index, content);
         held.resize(std::max(held.size(), static_cast<std::size_t>(buffer.tokens.count)), kNothing);
         if (buffer.kind != BufferKind::caller) continue;
-        const PositionRanges columns = operands_.key.positions(rank.rank, 1);
-        ASSERT_EQ(buffer.tokens.count, columns.size());
-        for (std::int64_t s = 0; s < columns.size(); ++s) {
-          held[static_cast<std::size_t>(s)] = columns.global(LocalPosition(s)).value();
+        const NamedSharding& sharding =
+            content == Content::query ? operands_.query : operands_.key;
+        const PositionRanges own = sharding.positions(rank.rank, 1);
+        ASSERT_EQ(buffer.tokens.count, own.size());
+        for (std::int64_t s = 0; s < own.size(); ++s) {
+          held[static_cast<std::size_t>(s)] = own.global(LocalPosition(s)).value();
         }
       }
     }
@@ -252,6 +282,13 @@ class PlanPlayer {
     const Buffer& to = plan_.ranks[r].buffer(transfer.buffer);
     ASSERT_EQ(from.contents, to.contents);
     for (const Content content : to.contents) {
+      if (is_result(content)) {
+        move_results(results(sender.rank, message.buffer), message.tokens.begin,
+                     {transfer.buffer, transfer.tokens, to.heads,
+                      {0, plan_.ranks[r].local.batch}},
+                     results(r, transfer.buffer));
+        continue;
+      }
       const Tokens& source = tokens(sender.rank, message.buffer, content);
       Tokens& target = tokens(r, transfer.buffer, content);
       for (std::int64_t i = 0; i < transfer.tokens.count; ++i) {
@@ -269,6 +306,10 @@ class PlanPlayer {
     const RankPlan& rank = plan_.ranks[r];
     const Buffer& from = rank.buffer(copy.from);
     const Buffer& to = rank.buffer(copy.to.buffer);
+    if (is_result(copy.content)) {
+      return move_results(results(r, copy.from), copy.from_begin, copy.to,
+                          results(r, copy.to.buffer));
+    }
     for (std::int64_t i = 0; i < copy.to.tokens.count; ++i) {
       const LocalPosition source = copy.from_begin + i;
       const LocalPosition target = copy.to.tokens.begin + i;
@@ -312,8 +353,13 @@ class PlanPlayer {
 
   void run(std::size_t r, std::size_t t, const Block& block) {
     const RankPlan& rank = plan_.ranks[r];
-    State& state = states_[r];
-    ASSERT_EQ(block.row_positions, operands_.query.positions(rank.rank, 1).slice(block.rows));
+    ASSERT_EQ(block.row_positions.size(), block.rows.count);
+    for (std::int64_t i = 0; i < block.rows.count; ++i) {
+      const auto at =
+          static_cast<std::size_t>(block.rows.begin + i - rank.buffer(block.query).tokens.begin);
+      ASSERT_EQ(tokens(r, block.query, Content::query).at(at),
+                block.row_positions.global(LocalPosition(i)).value());
+    }
     ASSERT_EQ(block.column_positions.size(), block.columns.count);
     // Where heads differ, a block holds the mean over all of them, rounded up in every part of it.
     const std::int64_t heads = plan_.problem.mask.depends_on_head() ? plan_.problem.shape.heads : 1;
@@ -333,9 +379,6 @@ class PlanPlayer {
             visible += static_cast<int>(
                 plan_.problem.mask.visible(rank.first_batch + b, h, row, GlobalPosition(column)));
           }
-          for (std::int64_t h = 0; h < block.heads.count; ++h) {
-            ++state.pairs[{b, block.heads.begin + h, row.value(), column}];
-          }
         }
       }
     }
@@ -346,97 +389,113 @@ class PlanPlayer {
     EXPECT_EQ(block.full,
               visible == heads * block.rows.count * block.columns.count * block.batches.count);
     expect_within(rank, block.result);
-    Results& results = state.results[rank.memory_of(block.result.output.buffer)];
     // What is continued lies where the result goes, or elsewhere.
-    Results before;
     if (block.state) {
       expect_within(rank, *block.state);
       EXPECT_EQ(block.state->output.tokens, block.result.output.tokens);
-      before = state.results[rank.memory_of(block.state->output.buffer)];
     }
-    each_cell(block.result.output, [&](const Cell& cell) {
-      std::multiset<std::size_t> blocks;
-      if (block.state) blocks = before.at(cell);
-      blocks.insert(t);
-      results[cell] = std::move(blocks);
+    each_part(block.result, [&](const Region& region, std::size_t part) {
+      Results before;
+      if (block.state) before = results(r, parts_of(*block.state)[part]);
+      Results& into = results(r, region.buffer);
+      each_cell(region, [&](const Cell& cell) {
+        Held held;
+        if (block.state) held = before.at(cell);
+        held.insert(BlockId{r, t});
+        into[cell] = std::move(held);
+      });
     });
+  }
+
+  // Output, LSE and maximum, as far as there are.
+  static std::array<int, 3> parts_of(const Result& result) {
+    return {result.output.buffer, result.lse, result.maximum};
+  }
+  template <class Body>
+  static void each_part(const Result& result, const Body& body) {
+    const std::array<int, 3> buffers = parts_of(result);
+    for (std::size_t part = 0; part < buffers.size(); ++part) {
+      if (buffers[part] < 0) continue;
+      Region region = result.output;
+      region.buffer = buffers[part];
+      body(region, part);
+    }
   }
 
   void run(std::size_t r, std::size_t /*t*/, const Reduce& reduce) {
     const RankPlan& rank = plan_.ranks[r];
-    State& state = states_[r];
-    Results sum;
-    each_cell(reduce.into.output, [&](const Cell& cell) { sum[cell]; });
-    for (const Result& part : reduce.parts) {
-      expect_within(rank, part);
-      const Results& held = state.results[rank.memory_of(part.output.buffer)];
-      each_cell(part.output, [&](const Cell& cell) {
-        ASSERT_TRUE(sum.contains(cell)) << "a part lies outside of the whole";
-        ASSERT_TRUE(held.contains(cell)) << "a part that nobody has computed";
-        EXPECT_FALSE(held.at(cell).contains(kUnnormalised)) << "a part that is complete already";
-        sum[cell].insert(held.at(cell).begin(), held.at(cell).end());
-      });
-    }
-    for (auto& [cell, blocks] : sum) {
-      if (reduce.sinks) blocks.insert(kSinks);
-      if (reduce.unnormalised) blocks.insert(kUnnormalised);
-    }
     expect_within(rank, reduce.into);
-    Results& into = state.results[rank.memory_of(reduce.into.output.buffer)];
-    for (auto& [cell, blocks] : sum) into[cell] = std::move(blocks);
+    for (const Result& part : reduce.parts) expect_within(rank, part);
+    each_part(reduce.into, [&](const Region& region, std::size_t which) {
+      Results sum;
+      each_cell(region, [&](const Cell& cell) { sum[cell]; });
+      for (const Result& part : reduce.parts) {
+        const Results& held = results(r, parts_of(part)[which]);
+        each_cell(part.output, [&](const Cell& cell) {
+          ASSERT_TRUE(sum.contains(cell)) << "a part lies outside of the whole";
+          ASSERT_TRUE(held.contains(cell)) << "a part that nobody has computed";
+          EXPECT_FALSE(held.at(cell).contains(kUnnormalised)) << "a part that is complete already";
+          sum[cell].insert(held.at(cell).begin(), held.at(cell).end());
+        });
+      }
+      Results& into = results(r, region.buffer);
+      for (auto& [cell, blocks] : sum) {
+        if (reduce.sinks) blocks.insert(kSinks);
+        if (reduce.unnormalised) blocks.insert(kUnnormalised);
+        into[cell] = std::move(blocks);
+      }
+    });
   }
 
-  void expect_pairs(const RankPlan& rank, const State& state) const {
+  void expect_results(const RankPlan& rank, const State& state, std::set<BlockId>& used) const {
     const AttentionProblem& problem = plan_.problem;
     const PositionRanges rows = operands_.query.positions(rank.rank, 1);
-    for (std::int64_t b = 0; b < rank.local.batch; ++b) {
-      for (std::int64_t h = 0; h < rank.local.heads; ++h) {
-        for (std::int64_t i = 0; i < rows.size(); ++i) {
-          const GlobalPosition row = rows.global(LocalPosition(i));
-          for (std::int64_t j = 0; j < problem.shape.kv_length; ++j) {
-            if (!problem.mask.visible(rank.first_batch + b, rank.first_head + h, row,
-                                      GlobalPosition(j))) {
-              continue;
+    const Region all{0,
+                     {LocalPosition(0), rank.local.query_length},
+                     {0, rank.local.heads},
+                     {0, rank.local.batch}};
+    std::int64_t cells = 0;
+    each_cell(all, [&](const Cell&) { ++cells; });
+    if (cells == 0) return;
+    for (std::size_t i = 0; i < rank.buffers.size(); ++i) {
+      const Buffer& buffer = rank.buffers[i];
+      if (buffer.kind != BufferKind::caller || !is_result(buffer.contents.front())) continue;
+      SCOPED_TRACE(testing::Message()
+                   << "rank " << rank.rank << ", " << name_of(buffer.contents.front()));
+      const auto found = state.results.find(static_cast<int>(i));
+      ASSERT_TRUE(found != state.results.end());
+      EXPECT_EQ(static_cast<std::int64_t>(found->second.size()), cells);
+      for (const auto& [cell, held] : found->second) {
+        const auto& [batch, token, head] = cell;
+        const GlobalPosition row = rows.global(LocalPosition(token));
+        EXPECT_EQ(held.count(kSinks), problem.sinks ? 1U : 0U);
+        EXPECT_EQ(held.count(kUnnormalised), problem.normalize_output ? 0U : 1U);
+        std::vector<int> times(static_cast<std::size_t>(problem.shape.kv_length));
+        for (const BlockId& id : held) {
+          ASSERT_EQ(held.count(id), 1U) << "a block twice";
+          if (id.first == kNoRank) continue;
+          used.insert(id);
+          for (const PositionRange& range : block_of(id).column_positions.ranges()) {
+            for (std::int64_t c = 0; c < range.length; ++c) {
+              ++times[static_cast<std::size_t>(range.at(c).value())];
             }
-            const auto found = state.pairs.find({b, h, row.value(), j});
-            ASSERT_TRUE(found != state.pairs.end() && found->second == 1)
-                << "rank " << rank.rank << " computes row " << row.value() << ", column " << j
-                << ", batch " << b << ", head " << h << " "
-                << (found == state.pairs.end() ? 0 : found->second) << " times";
           }
+        }
+        for (std::int64_t column = 0; column < problem.shape.kv_length; ++column) {
+          if (!problem.mask.visible(rank.first_batch + batch, rank.first_head + head, row,
+                                    GlobalPosition(column))) {
+            continue;
+          }
+          ASSERT_EQ(times[static_cast<std::size_t>(column)], 1)
+              << "times that row " << row.value() << " sees column " << column << ", batch "
+              << batch << ", head " << head;
         }
       }
     }
   }
 
-  void expect_results(const RankPlan& rank, const State& state) const {
-    Results expected;
-    const Region all{0,
-                     {LocalPosition(0), rank.local.query_length},
-                     {0, rank.local.heads},
-                     {0, rank.local.batch}};
-    each_cell(all, [&](const Cell& cell) { expected[cell]; });
-    int output = -1;
-    for (std::size_t i = 0; i < rank.buffers.size(); ++i) {
-      const Buffer& buffer = rank.buffers[i];
-      if (buffer.kind == BufferKind::caller && buffer.contents.front() == Content::output) {
-        output = static_cast<int>(i);
-      }
-    }
-    for (std::size_t t = 0; t < rank.tasks.size(); ++t) {
-      if (const auto* block = std::get_if<Block>(&rank.tasks[t].work)) {
-        each_cell({0, block->rows, block->heads, block->batches},
-                  [&](const Cell& cell) { expected[cell].insert(t); });
-      }
-    }
-    for (auto& [cell, blocks] : expected) {
-      if (plan_.problem.sinks) blocks.insert(kSinks);
-      if (!plan_.problem.normalize_output) blocks.insert(kUnnormalised);
-    }
-    if (expected.empty()) return;
-    const auto found = state.results.find(output);
-    ASSERT_TRUE(found != state.results.end());
-    EXPECT_EQ(found->second, expected) << "rank " << rank.rank;
+  [[nodiscard]] const Block& block_of(const BlockId& id) const {
+    return std::get<Block>(plan_.ranks[id.first].tasks[id.second].work);
   }
 
   const Plan& plan_;

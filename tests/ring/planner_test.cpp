@@ -1,14 +1,17 @@
 #include <cstdint>
+#include <map>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/simulate.hpp>
 
+#include "schedules/schedules.hpp"
 #include "tests/ring/plan_player.hpp"
 #include "tests/ring/sequence_plan.hpp"
 
@@ -20,7 +23,7 @@ TEST(Planner, AutoTakesLocalWhenNothingIsShardedAndSaysWhy) {
   const ShardedOperands operands = sequence_operands(problem, 1, LayoutKind::contiguous);
   const ScheduleChoice choice = choose_schedule(native_input(problem, operands), "auto");
   EXPECT_EQ(choice.schedule, Schedule::local);
-  ASSERT_EQ(choice.passed_over.size(), 2U);
+  ASSERT_EQ(choice.passed_over.size(), 6U);
   for (const auto& other : choice.passed_over) {
     EXPECT_NE(other.reason.find("not sharded"), std::string::npos);
   }
@@ -33,10 +36,13 @@ TEST(Planner, AutoTakesTheScheduleThatThePredictionPrefers) {
     CostModel model = CostModel::cpu_core();
     model.transports.at("mpi") = CostCurve::transfer(latency, 3e9);
     const PlanInput input = native_input(problem, operands, {}, model);
-    const double ring = predicted_seconds(make_plan(input, Schedule::ring), input.prices);
-    const double allgather = predicted_seconds(make_plan(input, Schedule::allgather), input.prices);
     const ScheduleChoice choice = choose_schedule(input, "auto");
-    EXPECT_EQ(choice.schedule, ring <= 1.01 * allgather ? Schedule::ring : Schedule::allgather);
+    for (const Schedule schedule : {Schedule::ring, Schedule::hybrid, Schedule::ulysses,
+                                    Schedule::pass_q, Schedule::allgather}) {
+      EXPECT_LE(choice.seconds,
+                1.01 * predicted_seconds(make_plan(input, schedule), input.prices))
+          << name_of(choice.schedule) << ", not " << name_of(schedule);
+    }
   }
 }
 
@@ -128,10 +134,129 @@ TEST(Planner, LocalWithAShardedSequenceIsRefusedWithTheReason) {
   }
 }
 
-TEST(Planner, SchedulesOfLaterVersionsAndUnknownOnesAreToldApart) {
+TEST(Planner, SchedulesHaveNames) {
   EXPECT_EQ(parse_schedule("ring"), Schedule::ring);
-  EXPECT_THROW((void)parse_schedule("ulysses"), NotAvailableError);
+  EXPECT_EQ(parse_schedule("double_ring"), Schedule::double_ring);
+  EXPECT_EQ(parse_schedule("pass_q"), Schedule::pass_q);
   EXPECT_THROW((void)parse_schedule("rign"), ArgumentError);
+}
+
+// What a schedule says that cannot run.
+std::string obstacle(const PlanInput& input, const char* schedule) {
+  try {
+    (void)choose_schedule(input, schedule);
+  } catch (const UnsupportedError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+TEST(Planner, SchedulesSayWhatTheyNeed) {
+  AttentionProblem problem = causal_problem(64);
+  const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
+  PlanOptions options;
+  options.inner_size = options.ulysses_degree = 3;
+  const PlanInput input = native_input(problem, operands, options);
+  EXPECT_EQ(obstacle(input, "double_ring"),
+            "schedule double_ring cannot run: inner size 3 does not divide the 4 ranks along sp");
+  EXPECT_EQ(obstacle(input, "hybrid"),
+            "schedule hybrid cannot run: ulysses degree 3 does not divide the 4 ranks along sp");
+  EXPECT_EQ(obstacle(input, "ulysses"), "");
+  EXPECT_EQ(obstacle(input, "pass_q"), "");
+
+  problem.bias = Extents{1, 1, 64, 64};
+  const ShardedOperands with_bias = sequence_operands(problem, 4, LayoutKind::zigzag);
+  for (const char* schedule : {"ulysses", "hybrid", "pass_q"}) {
+    EXPECT_THAT(obstacle(native_input(problem, with_bias), schedule),
+                testing::HasSubstr("rows of the bias stay with their queries"));
+  }
+  problem.bias = Extents{1, 1, 1, 64};
+  const ShardedOperands with_row = sequence_operands(problem, 4, LayoutKind::zigzag);
+  EXPECT_EQ(obstacle(native_input(problem, with_row), "ulysses"), "");
+
+  const MeshShape mesh({{"a", 2}, {"b", 2}});
+  problem.bias.reset();
+  const auto sharded = [&](const char* query, const char* kv) {
+    return shard_operands(problem, mesh,
+                          {PartitionSpec::parse(query), PartitionSpec::parse(kv),
+                           LayoutKind::contiguous});
+  };
+  const ShardedOperands partly = sharded("-,a", "-,a+b");
+  EXPECT_THAT(obstacle(native_input(problem, partly), "pass_q"),
+              testing::HasSubstr("queries are sharded along a, some but not all axes of keys and "
+                                 "values, a+b"));
+  EXPECT_THAT(obstacle(native_input(problem, partly), "ulysses"),
+              testing::HasSubstr("queries are sharded along a, keys and values along a+b"));
+}
+
+// The last of two sequence axes exchanges heads; of one, as many ranks as share the heads evenly.
+TEST(Planner, DegreesFollowAxesAndHeads) {
+  const AttentionProblem problem = causal_problem(64, 8, 6);
+  const auto degree = [&](const MeshShape& mesh, const char* spec) {
+    const ShardedOperands operands = shard_operands(
+        problem, mesh, {PartitionSpec::parse(spec), PartitionSpec::parse(spec),
+                        LayoutKind::contiguous});
+    return ulysses_degree(native_input(problem, operands));
+  };
+  EXPECT_EQ(degree(MeshShape({{"a", 4}, {"b", 2}}), "-,a+b"), 2);
+  EXPECT_EQ(degree(MeshShape({{"a", 2}, {"b", 4}}), "-,a+b"), 4);
+  EXPECT_EQ(degree(MeshShape({{"a", 8}, {"b", 1}}), "-,a+b"), 2);
+  EXPECT_EQ(degree(MeshShape({{"a", 9}}), "-,a"), 3);
+}
+
+TEST(Planner, RowsAreTheRanksOfANode) {
+  const AttentionProblem problem = causal_problem(64);
+  const ShardedOperands operands = sequence_operands(problem, 6, LayoutKind::contiguous);
+  EXPECT_EQ(ranks_per_row(operands.key, {0, 0, 0, 1, 1, 1}), 3);
+  EXPECT_EQ(ranks_per_row(operands.key, {0, 0, 1, 1, 0, 0}), 2);
+  EXPECT_EQ(ranks_per_row(operands.key, {0, 0, 0, 0, 0, 0}), 6);
+  EXPECT_EQ(ranks_per_row(operands.key, {0, 0, 0, 0, 1, 1}), 6);
+  EXPECT_EQ(ranks_per_row(operands.key, {0, 1, 0, 1, 0, 1}), 1);
+}
+
+// Columns cross to another row once, and go on inside it.
+TEST(Planner, DoubleRingsSendEachShardToARowOnce) {
+  const AttentionProblem problem = [] {
+    AttentionProblem full = causal_problem(64);
+    full.mask.set_causal(false);
+    return full;
+  }();
+  const ShardedOperands operands = sequence_operands(problem, 6, LayoutKind::contiguous);
+  for (const bool direct : {false, true}) {
+    PlanOptions options;
+    options.direct = direct;
+    options.inner_size = 3;
+    const Plan plan = make_plan(native_input(problem, operands, options), Schedule::double_ring);
+    std::map<std::pair<int, int>, int> crossings;  // origin and row
+    for (const RankPlan& rank : plan.ranks) {
+      for (const Exchange* exchange : rank.all<Exchange>()) {
+        for (const Transfer& transfer : exchange->receives) {
+          if (transfer.peer / 3 != rank.rank / 3) ++crossings[{transfer.origin, rank.rank / 3}];
+        }
+      }
+    }
+    EXPECT_EQ(crossings.size(), 6U);
+    for (const auto& [shard, times] : crossings) EXPECT_EQ(times, 1);
+  }
+}
+
+TEST(Planner, FewQueriesGoToALongCache) {
+  AttentionProblem problem = causal_problem(1 << 16);
+  problem.shape.query_length = 1;
+  problem.mask.set_offset((1 << 16) - 1);
+  for (const char* query : {"-", "-,sp"}) {
+    const ShardedOperands operands =
+        shard_operands(problem, MeshShape({{"sp", 4}}),
+                       {PartitionSpec::parse(query), PartitionSpec::parse("-,sp"),
+                        LayoutKind::contiguous});
+    const PlanInput input = gpu_input(problem, operands);
+    const ScheduleChoice choice = choose_schedule(input, "auto");
+    EXPECT_EQ(choice.schedule, Schedule::pass_q);
+    const Plan plan = make_plan(input, choice.schedule);
+    // Partial results in pairs, log P times; or a query to each other rank, and its results back.
+    EXPECT_EQ(plan.ranks[0].all<Exchange>().size(), query == std::string("-") ? 2U : 5U);
+    EXPECT_LT(plan.ranks[0].bytes_sent(), 1 << 20);
+  }
 }
 
 TEST(Planner, BlocksGoToTheFastestThatTakesThem) {

@@ -74,6 +74,8 @@ struct AttentionOptions {
   /// Chunks of a sequence are multiples of this many positions; see SequenceLayout.
   std::optional<std::int64_t> granule = {};
   std::string schedule = "auto";
+  int ulysses_degree = 0;               ///< of the schedule hybrid; see ring::PlanOptions
+  int inner_size = 0;                   ///< of the schedule double_ring; likewise
   std::string implementation = "auto";  ///< a name of the registry
 };
 

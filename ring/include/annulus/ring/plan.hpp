@@ -24,7 +24,7 @@
 namespace annulus::ring {
 
 /// How data is sent (docs/semantics.md §5).
-enum class Schedule : std::uint8_t { local, ring, allgather };
+enum class Schedule : std::uint8_t { local, ring, double_ring, allgather, ulysses, hybrid, pass_q };
 
 [[nodiscard]] std::string_view name_of(Schedule schedule) noexcept;
 
@@ -245,6 +245,8 @@ struct RankPlan {
   }
   /// The first buffer of the chain that shares memory with this one.
   [[nodiscard]] int memory_of(int buffer) const;
+  /// The key/value heads that these query heads read.
+  [[nodiscard]] HeadRange kv_heads_of(HeadRange heads) const;
   /// The rank's part of a bias or a dense mask; null for other contents.
   [[nodiscard]] const Extents* scores(Content content) const;
   /// Elements per token and head: D, Dv, or 1 for LSE and the like; for bias and mask, the number

@@ -37,6 +37,15 @@ struct PlanOptions {
   /// Whether kernels that can await columns may begin before these have arrived, if the transport
   /// allows it. Not for ranks that share a GPU: a waiting kernel would block the other ranks.
   bool await_columns = true;
+  /// Of hybrid: the number of ranks that exchange heads, a divisor of those along the sequence. 0:
+  /// the size of the last of two sequence axes; of one axis, its largest common divisor with K.
+  int ulysses_degree = 0;
+  /// Of double_ring: the number of ranks of a row, a divisor of those along the sequence; see
+  /// ranks_per_row(). 0: all of them.
+  int inner_size = 0;
+  /// Of ulysses and hybrid: heads are exchanged in groups, each of at least this many bytes of
+  /// queries, so that transfers run beside the computation.
+  std::int64_t head_group_bytes = std::int64_t{4} << 20;
   /// Of the LSE of partial results. Rounding it to float32 costs a float32 run more accuracy than
   /// all the rest, so float32 problems always use float64. Devices give it in float32 for half
   /// types.
@@ -110,6 +119,11 @@ struct ScheduleChoice {
                              const std::vector<int>& ranks);
 /// The plans of all ranks.
 [[nodiscard]] Plan make_plan(const PlanInput& input, Schedule schedule);
+
+/// The number of ranks that follow each other along the key/value sequence on one node, if that is
+/// the same everywhere and divides their number; otherwise all of them. `node_of_rank`: by rank of
+/// the mesh.
+[[nodiscard]] int ranks_per_row(const NamedSharding& key, const std::vector<int>& node_of_rank);
 
 /// All ranks of a small mesh; else at most `most` of them: the one with most work, and others
 /// spread over the mesh.

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <annulus/partition/position.hpp>
+
+#include "schedules/block_finder.hpp"
+
+namespace annulus::ring {
+
+/// The shards of several ranks, brought together in one buffer: in order of global position if that
+/// takes few messages, else rank by rank.
+class Gathering {
+ public:
+  /// Tokens of one shard that lie together there and in the buffer.
+  struct Message {
+    int member = 0;
+    LocalRange tokens;    ///< of the shard
+    std::int64_t at = 0;  ///< token of the buffer
+  };
+
+  explicit Gathering(const std::vector<PositionRanges>& shards);
+
+  [[nodiscard]] std::int64_t size() const noexcept { return positions_.size(); }
+  /// Of the buffer's tokens.
+  [[nodiscard]] const PositionRanges& positions() const noexcept { return positions_; }
+  /// The same as columns.
+  [[nodiscard]] std::vector<PlacedPiece> pieces() const;
+  /// In order of the tokens of the member.
+  [[nodiscard]] std::vector<Message> messages(int member) const;
+
+ private:
+  std::vector<Message> messages_;
+  PositionRanges positions_;
+};
+
+}  // namespace annulus::ring

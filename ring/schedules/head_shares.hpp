@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <annulus/ring/plan.hpp>
+
+namespace annulus::ring {
+
+/// Query heads that one rank computes at once, and the key/value heads that they read: whole groups
+/// of query heads, or a part of one group.
+struct HeadShare {
+  HeadRange heads;
+  HeadRange kv_heads;
+  bool operator==(const HeadShare&) const = default;
+};
+
+/// Deals `heads` query heads out to `ranks`, evenly to within one head. By rank: its heads, cut
+/// into about `pieces` shares.
+[[nodiscard]] std::vector<std::vector<HeadShare>> deal_heads(std::int64_t heads,
+                                                             std::int64_t kv_heads, int ranks,
+                                                             int pieces);
+
+}  // namespace annulus::ring

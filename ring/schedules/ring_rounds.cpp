@@ -1,0 +1,172 @@
+#include "schedules/ring_rounds.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <set>
+#include <utility>
+
+namespace annulus::ring {
+
+int RingOrder::origin(int receiver, int hop) const {
+  const int rows = members / inner;
+  const int row = (receiver / inner + rows - hop / inner % rows) % rows;
+  return row * inner + (receiver % inner + inner - hop % inner) % inner;
+}
+
+int RingOrder::receiver(int origin, int hop) const {
+  const int rows = members / inner;
+  const int row = (origin / inner + hop / inner) % rows;
+  return row * inner + (origin % inner + hop) % inner;
+}
+
+std::vector<PlacedPiece> RingTraffic::arrivals(int receiver, int hop) const {
+  std::vector<PlacedPiece> placed;
+  std::int64_t token = 0;
+  for (const ColumnPiece& piece : needs_.of(receiver, order_.origin(receiver, hop))) {
+    placed.push_back({piece, token});
+    token += piece.columns.count;
+  }
+  return placed;
+}
+
+std::vector<RingMessage> RingTraffic::messages(int receiver, int hop) const {
+  const int origin = order_.origin(receiver, hop);
+  // Who may have the columns, and since when.
+  int holder = origin;
+  int since = 0;
+  if (direct_ && !order_.enters_row(hop)) {
+    since = hop - hop % order_.inner;
+    holder = receiver / order_.inner * order_.inner + origin % order_.inner;
+  } else if (!direct_) {
+    // In hop `since` the holder got what the receiver gets now: the neighbour in the row, or the
+    // one in the row before.
+    since = hop - (order_.enters_row(hop) ? order_.inner : 1);
+    holder = order_.origin(receiver, hop - since);
+  }
+  std::vector<RingMessage> result;
+  std::int64_t token = 0;
+  for (const LocalRange& columns : runs_of(receiver, hop)) {
+    const bool passed_on = since > 0 && holds(holder, since, columns);
+    result.push_back({passed_on ? holder : origin, passed_on ? since : 0, origin, columns, token});
+    token += columns.count;
+  }
+  return result;
+}
+
+LocalRange RingTraffic::tokens_of(int member, int hop, LocalRange columns) const {
+  for (const PlacedPiece& held : arrivals(member, hop)) {
+    const LocalRange& have = held.piece.columns;
+    if (have.begin <= columns.begin && columns.begin < have.end()) {
+      return {LocalPosition(held.token + (columns.begin - have.begin)), columns.count};
+    }
+  }
+  return {};
+}
+
+// What a member receives in a hop, as runs of the owner's columns.
+std::vector<LocalRange> RingTraffic::runs_of(int receiver, int hop) const {
+  return annulus::ring::runs_of(needs_.of(receiver, order_.origin(receiver, hop)));
+}
+
+// Whether a member holds all of these columns after a hop, to pass them on.
+bool RingTraffic::holds(int member, int hop, LocalRange columns) const {
+  const std::vector<LocalRange> held = runs_of(member, hop);
+  return std::any_of(held.begin(), held.end(), [&](const LocalRange& have) {
+    return have.begin <= columns.begin && columns.end() <= have.end();
+  });
+}
+
+namespace {
+
+// Whether every hop can have a receive buffer of its own.
+bool fits_at_once(const RankContext& context, std::int64_t kv_heads, std::int64_t tokens) {
+  const PlanInput& input = context.input;
+  const AttentionShape& shape = input.problem.shape;
+  const std::int64_t batch = input.operands.key.local_shape(context.rank)[0];
+  return tokens * batch * kv_heads * (shape.head_dim + shape.value_dim) *
+             static_cast<std::int64_t>(size_of(input.problem.dtype)) <=
+         input.options.prefetch_bytes;
+}
+
+}  // namespace
+
+RingRounds::RingRounds(const RankContext& context, PlanBuilder& builder, const RingTraffic& traffic,
+                       int me, std::function<int(int)> group_rank, std::int64_t most_kv_heads)
+    : builder_(builder), traffic_(traffic), me_(me), group_rank_(std::move(group_rank)) {
+  const RingOrder& order = traffic.order();
+  departures_.resize(static_cast<std::size_t>(order.members));
+  std::vector<std::int64_t> arriving(departures_.size());  // tokens, by hop
+  for (int hop = 1; hop < order.members; ++hop) {
+    const auto h = static_cast<std::size_t>(hop);
+    if (const std::vector<PlacedPiece> arrivals = traffic.arrivals(me, hop); !arrivals.empty()) {
+      arriving[h] = arrivals.back().token + arrivals.back().piece.columns.count;
+    }
+    // Only these can get something from this member: its neighbours in both directions, who gets
+    // its own columns, and who gets those that have entered its row.
+    std::set<int> receivers;
+    for (const int distance : {1, order.inner, hop, hop % order.inner}) {
+      receivers.insert(order.receiver(me, distance));
+    }
+    receivers.erase(me);
+    for (const int receiver : receivers) {
+      for (const RingMessage& message : traffic.messages(receiver, hop)) {
+        if (message.source != me) continue;
+        departures_[h].push_back({receiver, message});
+        if (message.origin == me) sent_own_ = hull(sent_own_, message.columns);
+      }
+    }
+  }
+  at_once_ = fits_at_once(context, most_kv_heads,
+                          std::accumulate(arriving.begin(), arriving.end(), std::int64_t{0}));
+  for (std::size_t hop = 0; hop < arriving.size(); ++hop) {
+    const std::size_t slot = slot_of(static_cast<int>(hop));
+    if (tokens_.size() <= slot) tokens_.resize(slot + 1);
+    tokens_[slot] = std::max(tokens_[slot], arriving[hop]);
+  }
+  receive_.resize(tokens_.size(), -1);
+}
+
+// What is forwarded in the next hop lies in the other of two buffers. What has entered a row is
+// passed on until the next round has begun, so it has two of its own.
+std::size_t RingRounds::slot_of(int hop) const {
+  const RingOrder& order = traffic_.order();
+  if (at_once_) return static_cast<std::size_t>(hop);
+  if (order.inner == order.members || !order.enters_row(hop)) {
+    return static_cast<std::size_t>(hop % order.inner % 2);
+  }
+  return static_cast<std::size_t>(2 + hop / order.inner % 2);
+}
+
+void RingRounds::add(int first_step, const RingShare& share) {
+  const bool packs = share.sent_from < 0 && sent_own_.count > 0;
+  const int packed = packs ? builder_.add_packed(sent_own_, share.kv_heads) : share.sent_from;
+  for (std::size_t slot = 0; slot < tokens_.size(); ++slot) {
+    if (tokens_[slot] == 0) continue;
+    receive_[slot] = builder_.add_key_value({LocalPosition(0), tokens_[slot]}, share.kv_heads,
+                                            receive_[slot]);
+  }
+  builder_.compute(first_step, share.rows, share.heads, share.columns);
+  for (int hop = 1; hop < steps(); ++hop) {
+    const int posted = first_step + hop - 1;
+    const int buffer = buffer_of(hop);
+    for (const RingMessage& message : traffic_.messages(me_, hop)) {
+      builder_.receive(posted, group_rank_(message.source), group_rank_(message.origin), buffer,
+                       {LocalPosition(message.token), message.columns.count});
+    }
+    for (const auto& [receiver, message] : departures_[static_cast<std::size_t>(hop)]) {
+      if (message.held_since == 0) {
+        builder_.send(posted, group_rank_(receiver), group_rank_(me_), packed, message.columns);
+      } else {
+        builder_.send(posted, group_rank_(receiver), group_rank_(message.origin),
+                      buffer_of(message.held_since),
+                      traffic_.tokens_of(me_, message.held_since, message.columns));
+      }
+    }
+    builder_.compute(posted + 1, share.rows, share.heads,
+                     {buffer, buffer, traffic_.arrivals(me_, hop)});
+  }
+  builder_.complete(first_step + steps() - 1, share.rows, share.heads);
+}
+
+}  // namespace annulus::ring

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "kv_needs.hpp"
+#include "schedules/plan_builder.hpp"
+
+namespace annulus::ring {
+
+/// Which member's columns a member gets in which hop. In a plain ring (inner = members), member m
+/// gets in hop h those of m − h. In a double ring, members stand in rows of `inner`: a round of
+/// hops passes the columns of one row round another, and between rounds they move on by a row.
+/// Hop 0 is the member's own.
+struct RingOrder {
+  int members = 1;
+  int inner = 1;  ///< divides `members`
+
+  [[nodiscard]] int origin(int receiver, int hop) const;
+  /// The other way round: who gets this member's columns.
+  [[nodiscard]] int receiver(int origin, int hop) const;
+  /// Whether columns enter the receiver's row in this hop.
+  [[nodiscard]] bool enters_row(int hop) const { return hop % inner == 0; }
+};
+
+/// One message of a hop: columns of `origin` that a receiver gets from `source`, which has held
+/// them since hop `held_since` (0: its own), ending at token `token` of the receive buffer.
+struct RingMessage {
+  int source;
+  int held_since;
+  int origin;
+  LocalRange columns;
+  std::int64_t token;
+};
+
+/// What goes round in a ring. Members get what they need straight from its owner or, where the
+/// order says so, from a member that has got at least that much before. So nothing is sent to or
+/// through a member that does not need it.
+class RingTraffic {
+ public:
+  /// `direct`: within a row, columns come from the member of the row that owns them or has got them
+  /// from another row, and between rows from their owner. Otherwise they come from the neighbour.
+  RingTraffic(const KvNeeds& needs, RingOrder order, bool direct)
+      : needs_(needs), order_(order), direct_(direct) {}
+
+  [[nodiscard]] const RingOrder& order() const noexcept { return order_; }
+  /// What `receiver` gets in a hop, side by side from token 0 on.
+  [[nodiscard]] std::vector<PlacedPiece> arrivals(int receiver, int hop) const;
+  /// Pieces that are neighbours at their owner form one message, which comes from one source.
+  [[nodiscard]] std::vector<RingMessage> messages(int receiver, int hop) const;
+  /// Where a member keeps these columns after a hop.
+  [[nodiscard]] LocalRange tokens_of(int member, int hop, LocalRange columns) const;
+
+ private:
+  [[nodiscard]] std::vector<LocalRange> runs_of(int receiver, int hop) const;
+  [[nodiscard]] bool holds(int member, int hop, LocalRange columns) const;
+
+  const KvNeeds& needs_;
+  RingOrder order_;
+  bool direct_;
+};
+
+/// What a member has of a group of heads before its columns go round.
+struct RingShare {
+  HeadRange heads;
+  HeadRange kv_heads;
+  int rows = PlanBuilder::kOwnRows;
+  PlacedColumns columns;
+  int sent_from = -1;  ///< an exchange buffer of these columns; −1: they have to be packed
+};
+
+/// Rounds of a ring, one for each group of heads.
+class RingRounds {
+ public:
+  /// `group_rank`: of a member, in the plan's group. `most_kv_heads`: of any round.
+  RingRounds(const RankContext& context, PlanBuilder& builder, const RingTraffic& traffic, int me,
+             std::function<int(int member)> group_rank, std::int64_t most_kv_heads);
+
+  /// The number of steps of a round.
+  [[nodiscard]] int steps() const noexcept { return traffic_.order().members; }
+  /// One round, from this step on.
+  void add(int first_step, const RingShare& share);
+
+ private:
+  struct Departure {
+    int receiver;
+    RingMessage message;
+  };
+
+  [[nodiscard]] std::size_t slot_of(int hop) const;
+  [[nodiscard]] int buffer_of(int hop) const { return receive_[slot_of(hop)]; }
+
+  PlanBuilder& builder_;
+  const RingTraffic& traffic_;
+  int me_;
+  std::function<int(int)> group_rank_;
+  std::vector<std::vector<Departure>> departures_;  // by hop
+  LocalRange sent_own_;
+  bool at_once_ = false;              // every hop has a receive buffer of its own
+  std::vector<std::int64_t> tokens_;  // by slot: the most of a hop
+  std::vector<int> receive_;          // by slot: the buffer of the last round
+};
+
+}  // namespace annulus::ring

@@ -1,0 +1,305 @@
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "schedules/gathering.hpp"
+#include "schedules/head_shares.hpp"
+#include "schedules/plan_builder.hpp"
+#include "schedules/ring_rounds.hpp"
+#include "schedules/schedules.hpp"
+
+// Ranks next to each other along the sequence exchange heads: each gets all rows and columns of
+// them all for its share of the heads, and sends the rows of the output back. If the sequence is
+// longer than that, ranks with the same heads form a ring and pass on what they have got.
+//
+// Heads go in several groups, each of which is sent while the one before is computed. Group g, with
+// r steps of a ring, arrives in step g·r and is computed from the next step on, until that of group
+// g + 1 arrives; its outputs are sent in the step after that, and unpacked in the next.
+namespace annulus::ring {
+namespace {
+
+constexpr int kMostGroups = 8;  // with more, calls of kernels and messages would be too small
+
+class HeadExchange {
+ public:
+  HeadExchange(const RankContext& context, int degree)
+      : context_(context),
+        degree_(degree),
+        rings_(static_cast<int>(context.group.size()) / degree),
+        inner_(context.group_rank % degree),
+        outer_(context.group_rank / degree),
+        builder_(context),
+        shares_(deal_heads(local().heads, local().kv_heads, degree, groups())),
+        rows_(gathered(outer_, &HeldSequence::rows)),
+        columns_(gathered(outer_, &HeldSequence::columns)),
+        needs_(context.input.problem, rings_,
+               [this](int ring) {
+                 HeldSequence held = held_by(context_.input.operands, context_.rank);
+                 held.rows = gathered(ring, &HeldSequence::rows).positions();
+                 held.columns = gathered(ring, &HeldSequence::columns).positions();
+                 return held;
+               }),
+        traffic_(needs_, {rings_, rings_}, context.input.options.direct),
+        rounds_(
+            context, builder_, traffic_, outer_,
+            [this](int ring) { return ring * degree_ + inner_; }, most_kv_heads()) {}
+
+  RankPlan plan() {
+    std::size_t groups = 0;
+    for (const auto& of_rank : shares_) groups = std::max(groups, of_rank.size());
+    for (std::size_t g = 0; g < groups; ++g) {
+      group_ = g;
+      gather();
+      if (const HeadShare* share = share_of(inner_)) {
+        compute(*share);
+      }
+      scatter();
+    }
+    return builder_.finish();
+  }
+
+ private:
+  [[nodiscard]] const AttentionShape& local() const { return builder_.plan().local; }
+  [[nodiscard]] DType dtype() const { return context_.input.problem.dtype; }
+
+  // Into how many groups each rank's heads are cut.
+  [[nodiscard]] int groups() const {
+    const AttentionShape& shape = context_.input.problem.shape;
+    const std::int64_t rows = shape.query_length / rings_;
+    const std::int64_t bytes = rows * local().batch * (local().heads / degree_) * shape.head_dim *
+                               static_cast<std::int64_t>(size_of(dtype()));
+    const std::int64_t least = std::max<std::int64_t>(context_.input.options.head_group_bytes, 1);
+    return static_cast<int>(std::clamp<std::int64_t>(bytes / least, 1, kMostGroups));
+  }
+
+  [[nodiscard]] std::int64_t most_kv_heads() const {
+    std::int64_t most = 0;
+    for (const HeadShare& share : shares_[static_cast<std::size_t>(inner_)]) {
+      most = std::max(most, share.kv_heads.count);
+    }
+    return most;
+  }
+
+  // What the ranks of a ring position hold together.
+  [[nodiscard]] Gathering gathered(int ring, PositionRanges HeldSequence::*sequence) const {
+    std::vector<PositionRanges> shards;
+    for (int i = 0; i < degree_; ++i) {
+      const int rank = context_.group[static_cast<std::size_t>(ring * degree_ + i)];
+      shards.push_back(held_by(context_.input.operands, rank).*sequence);
+    }
+    return Gathering(shards);
+  }
+
+  [[nodiscard]] int peer(int inner) const { return outer_ * degree_ + inner; }
+
+  // Of the group at hand; null if the rank has fewer groups.
+  [[nodiscard]] const HeadShare* share_of(int inner) const {
+    const std::vector<HeadShare>& shares = shares_[static_cast<std::size_t>(inner)];
+    return group_ < shares.size() ? &shares[group_] : nullptr;
+  }
+  // Whether the key/value heads have come with the group before.
+  [[nodiscard]] bool has_columns(int inner) const {
+    const std::vector<HeadShare>& shares = shares_[static_cast<std::size_t>(inner)];
+    return group_ > 0 && shares[group_].kv_heads == shares[group_ - 1].kv_heads;
+  }
+
+  [[nodiscard]] int gathered_in() const { return static_cast<int>(group_) * rings_; }
+  // Two groups are under way at a time, so groups take turns in two sets of buffers.
+  [[nodiscard]] int turn() const { return static_cast<int>(group_ % 2); }
+
+  enum class Role : std::uint8_t { queries_out, queries_in, columns_out, columns_in };
+
+  // A buffer for the group at hand, in the memory of the one that had the same role.
+  int add(Role role, int inner, LocalRange tokens, const HeadShare& share, int turn) {
+    int& last = buffers_.try_emplace({role, inner, turn}, -1).first->second;
+    const bool queries = role == Role::queries_out || role == Role::queries_in;
+    last = queries ? builder_.add_exchange({Content::query}, dtype(), tokens, share.heads, last)
+                   : builder_.add_key_value(tokens, share.kv_heads, last);
+    return last;
+  }
+
+  void gather() {
+    // Packed one group ahead, while another is computed.
+    const int packed_in = std::max(0, gathered_in() - rings_);
+    for (int turn = 1; turn < degree_; ++turn) {
+      const int to = (inner_ + turn) % degree_;
+      if (const HeadShare* share = share_of(to)) send_heads(packed_in, to, *share);
+    }
+    const HeadShare* const mine = share_of(inner_);
+    if (mine == nullptr) return;
+    queries_ = add(Role::queries_in, inner_, all(rows_), *mine, turn());
+    if (!has_columns(inner_)) {
+      column_turn_ = 1 - column_turn_;
+      columns_in_ = add(Role::columns_in, inner_, all(columns_), *mine, column_turn_);
+    }
+    for (int turn = 0; turn < degree_; ++turn) {
+      const int from = (inner_ + degree_ - turn) % degree_;
+      take_queries(from, *mine);
+      if (!has_columns(inner_)) take_columns(from, *mine);
+    }
+  }
+
+  // The rank's own tokens, for heads of another one.
+  void send_heads(int packed_in, int to, const HeadShare& share) {
+    const int origin = peer(inner_);
+    if (local().query_length > 0) {
+      const LocalRange tokens{LocalPosition(0), local().query_length};
+      const int packed = add(Role::queries_out, to, tokens, share, turn());
+      builder_.copy(packed_in, Content::query, PlanBuilder::kQuery, tokens.begin, packed, tokens,
+                    share.heads);
+      for (const Gathering::Message& message : rows_.messages(inner_)) {
+        builder_.send(gathered_in(), peer(to), origin, packed, message.tokens);
+      }
+    }
+    if (local().kv_length > 0 && !has_columns(to)) {
+      const LocalRange tokens{LocalPosition(0), local().kv_length};
+      const int packed = add(Role::columns_out, to, tokens, share, turn());
+      builder_.pack(tokens, packed, tokens.begin, packed_in);
+      for (const Gathering::Message& message : columns_.messages(inner_)) {
+        builder_.send(gathered_in(), peer(to), origin, packed, message.tokens);
+      }
+    }
+  }
+
+  void take_queries(int from, const HeadShare& share) {
+    for (const Gathering::Message& message : rows_.messages(from)) {
+      const LocalRange to{LocalPosition(message.at), message.tokens.count};
+      if (from == inner_) {
+        builder_.copy(gathered_in(), Content::query, PlanBuilder::kQuery, message.tokens.begin,
+                      queries_, to, share.heads);
+      } else {
+        builder_.receive(gathered_in(), peer(from), peer(from), queries_, to);
+      }
+    }
+  }
+
+  void take_columns(int from, const HeadShare& /*share*/) {
+    for (const Gathering::Message& message : columns_.messages(from)) {
+      const LocalPosition to(message.at);
+      if (from == inner_) {
+        builder_.pack(message.tokens, columns_in_, to, gathered_in());
+      } else {
+        builder_.receive(gathered_in(), peer(from), peer(from), columns_in_,
+                         {to, message.tokens.count});
+      }
+    }
+  }
+
+  void compute(const HeadShare& share) {
+    const auto results = static_cast<std::size_t>(turn());
+    std::optional<Result>& target = computed_[results];
+    target = builder_.add_complete_results(all(rows_), share.heads, target ? &*target : nullptr);
+    const int rows = builder_.add_rows(queries_, rows_.positions(), *target, true);
+    rounds_.add(gathered_in() + 1, {share.heads,
+                                    share.kv_heads,
+                                    rows,
+                                    {columns_in_, columns_in_, columns_.pieces()},
+                                    columns_in_});
+  }
+
+  // Sends the outputs of others' rows, and takes those of the rank's own.
+  void scatter() {
+    const int sent_in = gathered_in() + rings_ + 1;
+    const auto set = static_cast<std::size_t>(turn());
+    const HeadShare* const mine = share_of(inner_);
+    for (int turn = 1; turn < degree_ && mine != nullptr; ++turn) {
+      const int to = (inner_ + turn) % degree_;
+      for (const Gathering::Message& message : rows_.messages(to)) {
+        builder_.send(sent_in, peer(to), peer(to), *computed_[set],
+                      {LocalPosition(message.at), message.tokens.count});
+      }
+    }
+    for (int turn = 0; turn < degree_; ++turn) {
+      const int from = (inner_ + degree_ - turn) % degree_;
+      const HeadShare* const share = share_of(from);
+      if (share == nullptr || local().query_length == 0) continue;
+      const LocalRange own{LocalPosition(0), local().query_length};
+      Result part;
+      if (from == inner_) {
+        part = *computed_[set];
+      } else {
+        std::optional<Result>& received =
+            received_.try_emplace({from, static_cast<int>(set)}).first->second;
+        received = builder_.add_complete_results(own, share->heads, received ? &*received : nullptr);
+        part = *received;
+      }
+      for (const Gathering::Message& message : rows_.messages(inner_)) {
+        if (from != inner_) {
+          builder_.receive(sent_in, peer(from), peer(inner_), part, message.tokens);
+        }
+        const LocalPosition begin =
+            from == inner_ ? LocalPosition(message.at) : message.tokens.begin;
+        unpack(sent_in + 1, part, begin, message.tokens, share->heads);
+      }
+    }
+  }
+
+  void unpack(int step, const Result& part, LocalPosition begin, LocalRange rows,
+              HeadRange heads) {
+    const Result own = builder_.own_results(heads);
+    const auto copy = [&](Content content, int from, int to) {
+      if (to >= 0) builder_.copy(step, content, from, begin, to, rows, heads);
+    };
+    copy(Content::output, part.output.buffer, own.output.buffer);
+    copy(Content::lse, part.lse, own.lse);
+    copy(Content::maximum, part.maximum, own.maximum);
+  }
+
+  [[nodiscard]] static LocalRange all(const Gathering& gathering) {
+    return {LocalPosition(0), gathering.size()};
+  }
+
+  const RankContext& context_;
+  int degree_;
+  int rings_;  // ranks of a ring
+  int inner_;  // of this rank: where it stands among those that it exchanges heads with …
+  int outer_;  // … and in its ring
+  PlanBuilder builder_;
+  std::vector<std::vector<HeadShare>> shares_;  // by inner rank
+  Gathering rows_;
+  Gathering columns_;
+  KvNeeds needs_;  // of the ranks of the ring
+  RingTraffic traffic_;
+  RingRounds rounds_;
+  std::size_t group_ = 0;  // of heads, the one at hand
+  int queries_ = -1;       // its buffers
+  int columns_in_ = -1;
+  int column_turn_ = 0;
+  std::map<std::tuple<Role, int, int>, int> buffers_;  // the last one; by role, rank and turn
+  std::array<std::optional<Result>, 2> computed_;      // by turn
+  std::map<std::pair<int, int>, std::optional<Result>> received_;  // by rank and turn
+};
+
+}  // namespace
+
+int ulysses_degree(const PlanInput& input) {
+  const int ranks = input.operands.key.shards(1);
+  if (input.options.ulysses_degree > 0) return input.options.ulysses_degree;
+  const AxisNames& axes = input.operands.key.spec()[1];
+  const MeshShape& mesh = input.operands.key.mesh();
+  std::vector<int> sizes;
+  for (const std::string& axis : axes) {
+    if (mesh.axis_size(axis) > 1) sizes.push_back(mesh.axis_size(axis));
+  }
+  if (sizes.size() > 1) return sizes.back();
+  const std::int64_t kv_heads = input.problem.shape.kv_heads;
+  return static_cast<int>(std::gcd<std::int64_t>(ranks, kv_heads));
+}
+
+RankPlan plan_ulysses(const RankContext& context) {
+  if (context.group.size() == 1) return plan_local(context);
+  return HeadExchange(context, static_cast<int>(context.group.size())).plan();
+}
+
+RankPlan plan_hybrid(const RankContext& context) {
+  if (context.group.size() == 1) return plan_local(context);
+  return HeadExchange(context, ulysses_degree(context.input)).plan();
+}
+
+}  // namespace annulus::ring

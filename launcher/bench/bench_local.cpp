@@ -45,9 +45,9 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAtt
   key_ = repeated(shards.key, longest, device, *stream_);
   value_ = repeated(shards.value, longest, device, *stream_);
 
-  const ScoreTensors scores = broadcast_scores(
-      shards.bias, shards.mask,
-      {plan.local.batch, plan.local.heads, rows, problem.shape.kv_length});
+  const ScoreTensors scores =
+      broadcast_scores(shards.bias, shards.mask,
+                       {plan.local.batch, plan.local.heads, rows, problem.shape.kv_length});
   for (const ring::Block* one : blocks) {
     const ring::Block& block = *one;
     const auto in_batches = [&](const auto& view) {

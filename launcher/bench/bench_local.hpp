@@ -12,8 +12,8 @@ namespace annulus::launcher {
 
 /// The blocks of one rank's plan, without the hops between them and the merges after them: what the
 /// local kernel alone can do. A device records and replays them. Queries, keys and values repeat
-/// those of the rank's own shard, as the time does not depend on the numbers. Each block is computed by the
-/// same implementation as in the plan.
+/// those of the rank's own shard, as the time does not depend on the numbers. Each block is
+/// computed by the same implementation as in the plan.
 class LocalBlocks {
  public:
   /// The references must outlive it. Not collective.

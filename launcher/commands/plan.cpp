@@ -63,8 +63,15 @@ PlannedCase plan_case(const Options& options, const Registry& registry) {
   ring::ShardedOperands operands = shard_operands(setup);
   // The ranks need not exist, so the user says what they compute with.
   const Place place = options.device == "cuda" ? Place::cuda(0) : Place::host();
-  PlannedCase planned{
-      std::move(setup), std::move(operands), {}, place, cost_model_of(options, place), {}, {}, {}, plan_options(options, place)};
+  PlannedCase planned{std::move(setup),
+                      std::move(operands),
+                      {},
+                      place,
+                      cost_model_of(options, place),
+                      {},
+                      {},
+                      {},
+                      plan_options(options, place)};
   check_choices(options, planned.setup.problem, planned.operands, registry, place,
                 Presence::assumed);
   // The machine that computes need not be this one.

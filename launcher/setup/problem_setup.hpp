@@ -7,6 +7,7 @@
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/place.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
+#include <annulus/ring/planner.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 #include <annulus/verification/random_scores.hpp>
 

@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <limits>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include <annulus/attention/bias_policy.hpp>
 #include <annulus/attention/mask.hpp>
 #include <annulus/attention/philox.hpp>
+#include <annulus/core/error.hpp>
 #include <annulus/verification/random_problem.hpp>
 
 namespace annulus::verification {
@@ -405,13 +407,44 @@ FillPart draw_bias(Draws& draws, const Kind& kind, RandomProblem& drawn) {
   return poisoned_bias(drawn.problem, {std::move(fill), drawn.fills.mask});
 }
 
-std::string draw_schedule(Draws& draws, int kv_shards) {
-  if (kv_shards == 1) return draws.pick({"local", "auto", "ring", "allgather"});
-  return draws.pick({"ring", "ring", "ring", "allgather", "allgather", "auto"});
+bool can_run(const RandomProblem& drawn, const std::string& schedule) {
+  try {
+    const Place place = Place::host();
+    const ring::ShardedOperands operands =
+        ring::shard_operands(drawn.problem, drawn.mesh, drawn.layout);
+    static_cast<void>(
+        ring::choose_schedule(ring::make_plan_input(drawn.problem, operands, {}, place,
+                                                    ring::CostModel::for_place(place), drawn.plan),
+                              schedule));
+    return true;
+  } catch (const UnsupportedError&) {
+    return false;
+  }
 }
 
-ring::PlanOptions draw_plan(Draws& draws) {
+std::string draw_schedule(Draws& draws, const RandomProblem& drawn, int kv_shards) {
+  const std::string schedule =
+      kv_shards == 1
+          ? draws.pick({"local", "local", "auto", "ring", "allgather", "ulysses", "pass_q"})
+          : draws.pick({"ring", "ring", "double_ring", "allgather", "allgather", "ulysses",
+                        "ulysses", "hybrid", "hybrid", "pass_q", "pass_q", "auto"});
+  return schedule == "auto" || can_run(drawn, schedule) ? schedule : "ring";
+}
+
+int draw_divisor(Draws& draws, int number) {
+  std::vector<int> divisors;
+  for (int divisor = 1; divisor <= number; ++divisor) {
+    if (number % divisor == 0) divisors.push_back(divisor);
+  }
+  return divisors[static_cast<std::size_t>(
+      draws.between(0, static_cast<std::int64_t>(divisors.size()) - 1))];
+}
+
+ring::PlanOptions draw_plan(Draws& draws, int kv_shards) {
   ring::PlanOptions plan;
+  plan.ulysses_degree = draws.chance(50) ? 0 : draw_divisor(draws, kv_shards);
+  plan.inner_size = draw_divisor(draws, kv_shards);
+  if (draws.chance(50)) plan.head_group_bytes = draws.pick<std::int64_t>({1, 1024, 65536});
   if (draws.chance(40)) plan.gather_bytes = draws.pick<std::int64_t>({1, 4096, 65536});
   if (draws.chance(40)) plan.result_bytes = draws.pick<std::int64_t>({1, 4096, 65536});
   if (draws.chance(50)) plan.prefetch_bytes = std::int64_t{1} << 20;
@@ -449,8 +482,8 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   if (draws.chance(kind.fast ? 10 : 25)) problem.soft_cap = draws.pick({1.5, 10.0, 30.0});
   problem.mask = draw_mask(draws, kind, problem.shape);
 
-  drawn.schedule = draw_schedule(draws, drawn.mesh.size(placement.kv_sequence));
-  drawn.plan = draw_plan(draws);
+  const int kv_shards = drawn.mesh.size(placement.kv_sequence);
+  drawn.plan = draw_plan(draws, kv_shards);
   drawn.seed = std::uint64_t{draws.word()} << 32U;
   drawn.seed |= draws.word();
   if (draws.chance(kind.fast ? 55 : 15)) {
@@ -467,6 +500,7 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   }
   if (draws.chance(kind.fast ? 5 : 20)) drawn.fills.bias = draw_bias(draws, kind, drawn);
   if (draws.chance(kind.fast ? 5 : 12)) problem.normalize_output = false;
+  drawn.schedule = draw_schedule(draws, drawn, kv_shards);
   drawn.command = fmt::format("mpirun -np {} annulus verify --random-case {}:{} --device {}", ranks,
                               seed, index, on_gpus ? "cuda" : "cpu");
   return drawn;

@@ -178,10 +178,9 @@ ScoreTensors PlanMemory::scores(const Block& block, std::int64_t kv_length) cons
   const auto part = [&](int buffer, Content content) {
     return buffer < 0 ? TensorView() : whole(buffer, content);
   };
-  return broadcast_scores(part(block.bias, Content::bias),
-                          part(block.dense_mask, Content::dense_mask),
-                          {local.batch, local.heads, plan_.buffer(block.query).tokens.count,
-                           kv_length})
+  return broadcast_scores(
+             part(block.bias, Content::bias), part(block.dense_mask, Content::dense_mask),
+             {local.batch, local.heads, plan_.buffer(block.query).tokens.count, kv_length})
       .slice(0, block.batches.begin, block.batches.count)
       .slice(1, block.heads.begin, block.heads.count)
       .slice(2, block.rows.begin.value(), block.rows.count);

@@ -67,9 +67,8 @@ std::vector<Gathering::Message> Gathering::messages(int member) const {
   std::vector<Message> messages;
   std::copy_if(messages_.begin(), messages_.end(), std::back_inserter(messages),
                [&](const Message& message) { return message.member == member; });
-  std::sort(messages.begin(), messages.end(), [](const Message& a, const Message& b) {
-    return a.tokens.begin < b.tokens.begin;
-  });
+  std::sort(messages.begin(), messages.end(),
+            [](const Message& a, const Message& b) { return a.tokens.begin < b.tokens.begin; });
   return messages;
 }
 

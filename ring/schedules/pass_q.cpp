@@ -47,8 +47,8 @@ class PassQ {
       send(step, partner, state);
       const Result theirs = received(step, partner);
       const bool last = 2 * distance == paired && rest == 0;
-      const std::vector<Result> parts = me_ < partner ? std::vector{state, theirs}
-                                                      : std::vector{theirs, state};
+      const std::vector<Result> parts =
+          me_ < partner ? std::vector{state, theirs} : std::vector{theirs, state};
       if (last) {
         builder_.reduce(step, parts, builder_.own_results(heads_), true);
         return builder_.finish();
@@ -70,8 +70,8 @@ class PassQ {
     const bool any = rows_.count * heads_.count * builder_.plan().local.batch > 0;
 
     std::vector<Result> parts{partial()};
-    const int own = builder_.add_rows(PlanBuilder::kQuery, positions(context_.rank), parts.front(),
-                                      false);
+    const int own =
+        builder_.add_rows(PlanBuilder::kQuery, positions(context_.rank), parts.front(), false);
     builder_.compute(0, own, heads_, builder_.own_columns());
     builder_.complete(0, own, heads_);
     int packed = -1;

@@ -192,11 +192,11 @@ void PlanBuilder::complete(int step, int rows, HeadRange heads) {
 
 void PlanBuilder::reduce(int step, std::vector<Result> parts, const Result& into, bool complete) {
   const AttentionProblem& problem = context_.input.problem;
-  plan_.tasks.push_back({Reduce{Reduction::softmax, std::move(parts), into,
-                                complete && problem.sinks.has_value(),
-                                complete && !problem.normalize_output},
-                         step,
-                         {}});
+  plan_.tasks.push_back(
+      {Reduce{Reduction::softmax, std::move(parts), into, complete && problem.sinks.has_value(),
+              complete && !problem.normalize_output},
+       step,
+       {}});
 }
 
 Exchange& PlanBuilder::exchange_of(int step) {
@@ -210,11 +210,13 @@ Transfer PlanBuilder::transfer(int peer, int origin, int buffer, LocalRange toke
 }
 
 void PlanBuilder::send(int step, int peer, int origin, int buffer, LocalRange tokens) {
-  exchange_of(step).sends.push_back(transfer(peer, origin, buffer, tokens));
+  const Transfer message = transfer(peer, origin, buffer, tokens);
+  if (message.bytes > 0) exchange_of(step).sends.push_back(message);
 }
 
 void PlanBuilder::receive(int step, int peer, int origin, int buffer, LocalRange tokens) {
-  exchange_of(step).receives.push_back(transfer(peer, origin, buffer, tokens));
+  const Transfer message = transfer(peer, origin, buffer, tokens);
+  if (message.bytes > 0) exchange_of(step).receives.push_back(message);
 }
 
 void PlanBuilder::send(int step, int peer, int origin, const Result& results, LocalRange rows) {

@@ -82,7 +82,7 @@ class PlanBuilder {
   /// Combines results; `complete` if these are not only parts again.
   void reduce(int step, std::vector<Result> parts, const Result& into, bool complete);
 
-  /// Adds one message to the exchange of a step.
+  /// Adds one message to the exchange of a step; none if it would be empty.
   void send(int step, int peer, int origin, int buffer, LocalRange tokens);
   void receive(int step, int peer, int origin, int buffer, LocalRange tokens);
   /// Messages of results: their outputs, LSEs and maxima.

@@ -108,13 +108,11 @@ class Placer {
     // Combining costs each result the same memory traffic, alone or with others: combine as many as
     // fit.
     const std::int64_t row_values = plan_.local.batch * plan_.local.value_dim;
-    const std::int64_t most =
-        std::max(input_.options.result_bytes,
-                 row_values * plan_.local.query_length * plan_.local.heads *
-                     static_cast<std::int64_t>(size_of(partial_dtype_)));
-    const std::int64_t each =
-        std::max<std::int64_t>(1, row_values * most_rows * heads *
-                                      static_cast<std::int64_t>(size_of(first_dtype_)));
+    const std::int64_t most = std::max(input_.options.result_bytes,
+                                       row_values * plan_.local.query_length * plan_.local.heads *
+                                           static_cast<std::int64_t>(size_of(partial_dtype_)));
+    const std::int64_t each = std::max<std::int64_t>(
+        1, row_values * most_rows * heads * static_cast<std::int64_t>(size_of(first_dtype_)));
     places_ = 1 + static_cast<int>(std::clamp<std::int64_t>(most / each, 1, most_parts_ - 1));
   }
 
@@ -409,7 +407,7 @@ class Placer {
   std::vector<Task> tasks_;
   int places_ = 2;
   DType first_dtype_ = DType::float32;
-  std::optional<Reduce> completion_;  // of the group that is open
+  std::optional<Reduce> completion_;    // of the group that is open
   LocalRange open_;                     // rows of the group whose output is not complete
   std::vector<LocalRange> later_rows_;  // by task: what later blocks of its group add to
   std::map<std::pair<int, DType>, Buffers> buffers_;  // of the group

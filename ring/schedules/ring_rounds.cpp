@@ -143,8 +143,8 @@ void RingRounds::add(int first_step, const RingShare& share) {
   const int packed = packs ? builder_.add_packed(sent_own_, share.kv_heads) : share.sent_from;
   for (std::size_t slot = 0; slot < tokens_.size(); ++slot) {
     if (tokens_[slot] == 0) continue;
-    receive_[slot] = builder_.add_key_value({LocalPosition(0), tokens_[slot]}, share.kv_heads,
-                                            receive_[slot]);
+    receive_[slot] =
+        builder_.add_key_value({LocalPosition(0), tokens_[slot]}, share.kv_heads, receive_[slot]);
   }
   builder_.compute(first_step, share.rows, share.heads, share.columns);
   for (int hop = 1; hop < steps(); ++hop) {

@@ -40,8 +40,8 @@ std::ptrdiff_t shared_axes(const PlanInput& input, std::ptrdiff_t& all) {
 
 // Rows of bias and dense mask lie where the queries do, and stay there.
 std::string keeps_scores(const PlanInput& input) {
-  for (const auto& [name, sharding] :
-       {std::pair("bias", &input.operands.bias), std::pair("dense mask", &input.operands.dense_mask)}) {
+  for (const auto& [name, sharding] : {std::pair("bias", &input.operands.bias),
+                                       std::pair("dense mask", &input.operands.dense_mask)}) {
     if (*sharding && (*sharding)->global_shape()[2] != 1) {
       return fmt::format("rows of the {} stay with their queries, which would be sent elsewhere",
                          name);

@@ -226,7 +226,8 @@ class HeadExchange {
       } else {
         std::optional<Result>& received =
             received_.try_emplace({from, static_cast<int>(set)}).first->second;
-        received = builder_.add_complete_results(own, share->heads, received ? &*received : nullptr);
+        received =
+            builder_.add_complete_results(own, share->heads, received ? &*received : nullptr);
         part = *received;
       }
       for (const Gathering::Message& message : rows_.messages(inner_)) {
@@ -240,8 +241,7 @@ class HeadExchange {
     }
   }
 
-  void unpack(int step, const Result& part, LocalPosition begin, LocalRange rows,
-              HeadRange heads) {
+  void unpack(int step, const Result& part, LocalPosition begin, LocalRange rows, HeadRange heads) {
     const Result own = builder_.own_results(heads);
     const auto copy = [&](Content content, int from, int to) {
       if (to >= 0) builder_.copy(step, content, from, begin, to, rows, heads);

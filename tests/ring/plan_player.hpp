@@ -19,8 +19,9 @@
 namespace annulus::ring {
 
 /// Plays a plan with the global position of every token in place of its query, key and value, and
-/// with the blocks that it holds in place of every result. Tasks run in a random order, any that the queues
-/// and the dependencies of the plan permit; what an exchange sends is read as late as it may be.
+/// with the blocks that it holds in place of every result. Tasks run in a random order, any that
+/// the queues and the dependencies of the plan permit; what an exchange sends is read as late as it
+/// may be.
 class PlanPlayer {
  public:
   PlanPlayer(const Plan& plan, const ShardedOperands& operands, unsigned seed = 1)
@@ -134,8 +135,7 @@ class PlanPlayer {
         Tokens& held = tokens(r, index, content);
         held.resize(std::max(held.size(), static_cast<std::size_t>(buffer.tokens.count)), kNothing);
         if (buffer.kind != BufferKind::caller) continue;
-        const NamedSharding& sharding =
-            content == Content::query ? operands_.query : operands_.key;
+        const NamedSharding& sharding = content == Content::query ? operands_.query : operands_.key;
         const PositionRanges own = sharding.positions(rank.rank, 1);
         ASSERT_EQ(buffer.tokens.count, own.size());
         for (std::int64_t s = 0; s < own.size(); ++s) {
@@ -284,8 +284,7 @@ class PlanPlayer {
     for (const Content content : to.contents) {
       if (is_result(content)) {
         move_results(results(sender.rank, message.buffer), message.tokens.begin,
-                     {transfer.buffer, transfer.tokens, to.heads,
-                      {0, plan_.ranks[r].local.batch}},
+                     {transfer.buffer, transfer.tokens, to.heads, {0, plan_.ranks[r].local.batch}},
                      results(r, transfer.buffer));
         continue;
       }

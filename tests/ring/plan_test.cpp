@@ -93,13 +93,15 @@ TEST(Plan, SinksJoinEveryRowOnce) {
             const Plan plan = make_plan(input, schedule);
             expect_valid(plan, operands);
             const auto json = nlohmann::json::parse(to_json(plan));
-            const auto& tasks = json["ranks"][0]["tasks"];
-            EXPECT_TRUE(std::any_of(tasks.begin(), tasks.end(), [](const nlohmann::json& task) {
-              return task.value("sinks", false);
-            }));
+            // A rank without heads adds none.
+            int with_sinks = 0;
+            for (const auto& rank : json["ranks"]) {
+              for (const auto& task : rank["tasks"]) with_sinks += task.value("sinks", false);
+            }
+            EXPECT_GE(with_sinks, std::min(ranks, 4));
             EXPECT_EQ(json["modifiers"], "sinks [4, 1]");
             EXPECT_NE(to_text(plan).find(", sinks [4, 1]\n"), std::string::npos);
-            EXPECT_NE(to_text(plan, 1).find("the sinks"), std::string::npos);
+            EXPECT_NE(to_text(plan, ranks).find("the sinks"), std::string::npos);
           }
         }
       }

@@ -57,6 +57,25 @@ TEST_F(ShardedAttentionSweep, DrawnProblems) {
   }
 }
 
+constexpr std::array kSchedules{"ring", "double_ring", "allgather", "ulysses", "hybrid", "pass_q"};
+
+// Rows of a bias or a dense mask cannot follow queries that are sent elsewhere.
+bool moves_rows_of_scores(const char* schedule, const AttentionProblem& problem) {
+  const auto has_rows = [](const std::optional<Extents>& scores) {
+    return scores && (*scores)[2] != 1;
+  };
+  return (has_rows(problem.bias) || has_rows(problem.dense_mask)) &&
+         (schedule[0] == 'u' || schedule[0] == 'h' || schedule[0] == 'p');
+}
+
+// Small groups of heads, and two ranks in rings of heads and of columns where that is possible.
+PlanOptions small_groups(int ranks) {
+  PlanOptions plan;
+  plan.head_group_bytes = 1;
+  if (ranks % 2 == 0) plan.inner_size = plan.ulysses_degree = 2;
+  return plan;
+}
+
 // Queries and keys in different layouts, with granules, on the same axis and on two axes; and
 // queries replicated on every rank.
 TEST_F(ShardedAttentionSweep, EveryPairOfLayouts) {
@@ -79,7 +98,14 @@ TEST_F(ShardedAttentionSweep, EveryPairOfLayouts) {
           c.layout.sequence = queries;
           c.layout.kv_sequence = keys;
           c.layout.granule = granule;
-          c.schedule = number++ % 2 == 0 ? "ring" : "allgather";
+          // Queries that are not sharded as the keys are must stay where they are.
+          const std::vector<const char*> schedules =
+              specs == std::string("-,a+b")
+                  ? std::vector<const char*>(kSchedules.begin(), kSchedules.end())
+                  : std::vector{"ring", "allgather",
+                                specs == std::string("-,-") ? "pass_q" : "ring"};
+          c.schedule = schedules[static_cast<std::size_t>(number++) % schedules.size()];
+          c.plan = small_groups(ranks());
           ASSERT_EQ(failure(c, shape), "")
               << layout_text(c.layout) << ' ' << specs << ' ' << c.schedule;
         }
@@ -158,31 +184,32 @@ TEST_F(ShardedAttentionSweep, EveryCombination) {
   std::uint64_t seed = 0;
   for (std::size_t first = 0; first < kMasks.size(); ++first) {
     for (std::size_t second = first; second < kMasks.size(); ++second) {
-      for (const char* schedule : {"ring", "allgather"}) {
+      const std::size_t pair = seed / 18;
+      for (const char* schedule : kSchedules) {
         for (const LayoutKind layout :
              {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
-          for (const std::int64_t kv_heads : {1, 2, 4}) {
-            // dtypes alternate from case to case, and meet every mask, schedule and layout.
-            const DType dtype =
-                std::vector{DType::float32, DType::float16, DType::bfloat16}[seed % 3];
-            ShardedCase c;
-            c.problem.shape = {kBatch, 29, 43, 4, kv_heads, 8, 6};
-            if (seed % 2 == 1) std::swap(c.problem.shape.query_length, c.problem.shape.kv_length);
-            c.problem.dtype = dtype;
-            kMasks[first].second(c.problem.mask, c.problem.shape);
-            kMasks[second].second(c.problem.mask, c.problem.shape);
-            c.layout = {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout, 1};
-            c.schedule = schedule;
-            c.seed = ++seed;
-            ASSERT_EQ(failure(c, shape), "") << fmt::format(
-                "{} and {}, {}, {}, {} kv heads, {}", kMasks[first].first, kMasks[second].first,
-                schedule, name_of(layout), kv_heads, name_of(dtype));
-          }
+          // Both change from pair to pair, and meet every schedule and layout.
+          const DType dtype =
+              std::vector{DType::float32, DType::float16, DType::bfloat16}[(seed + pair) % 3];
+          const std::int64_t kv_heads = std::vector{1, 2, 4}[(seed / 3 + pair / 3) % 3];
+          ShardedCase c;
+          c.problem.shape = {kBatch, 29, 43, 4, kv_heads, 8, 6};
+          if (seed % 2 == 1) std::swap(c.problem.shape.query_length, c.problem.shape.kv_length);
+          c.problem.dtype = dtype;
+          kMasks[first].second(c.problem.mask, c.problem.shape);
+          kMasks[second].second(c.problem.mask, c.problem.shape);
+          c.layout = {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout, 1};
+          c.schedule = schedule;
+          c.plan = small_groups(ranks());
+          c.seed = ++seed;
+          ASSERT_EQ(failure(c, shape), "") << fmt::format(
+              "{} and {}, {}, {}, {} kv heads, {}", kMasks[first].first, kMasks[second].first,
+              schedule, name_of(layout), kv_heads, name_of(dtype));
         }
       }
     }
   }
-  EXPECT_EQ(seed, 36U * 2 * 3 * 3);
+  EXPECT_EQ(seed, 36U * 6 * 3);
 }
 
 // Modifiers with every mask, with each other and under every schedule; heads have an axis of their
@@ -221,7 +248,9 @@ TEST_F(ShardedAttentionSweep, EveryModifier) {
   for (std::size_t first = 0; first < modifiers.size(); ++first) {
     for (std::size_t second = first; second < modifiers.size(); ++second) {
       for (const auto& [name, set_mask] : kMasks) {
-        for (const char* schedule : {"ring", "allgather"}) {
+        for (int repeat = 0; repeat < 2; ++repeat) {
+          // Of a multiplicative hash, so that no other choice goes with it.
+          const char* schedule = kSchedules[(seed * 2654435761U >> 16U) % kSchedules.size()];
           const DType dtype =
               std::vector{DType::float32, DType::float16, DType::bfloat16}[seed % 3];
           ShardedCase c;
@@ -230,6 +259,8 @@ TEST_F(ShardedAttentionSweep, EveryModifier) {
           set_mask(c.problem.mask, c.problem.shape);
           modifiers[first].second(c.problem);
           modifiers[second].second(c.problem);
+          if (moves_rows_of_scores(schedule, c.problem)) schedule = "ring";
+          c.plan = small_groups(std::max(1, shape.axis_size("sp")));
           c.layout = {PartitionSpec::parse("-,sp,tp"), PartitionSpec::parse("-,sp,tp"),
                       std::vector{LayoutKind::zigzag, LayoutKind::striped}[seed / 2 % 2], 1};
           c.schedule = schedule;
@@ -245,7 +276,7 @@ TEST_F(ShardedAttentionSweep, EveryModifier) {
 
 TEST_F(ShardedAttentionSweep, EveryLengthFromNothingOn) {
   const MeshShape shape({{"sp", ranks()}});
-  for (const char* schedule : {"ring", "allgather"}) {
+  for (const char* schedule : kSchedules) {
     for (const LayoutKind layout :
          {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
       for (std::int64_t query_length = 0; query_length <= 2 * ranks() + 1; query_length += 2) {
@@ -257,6 +288,11 @@ TEST_F(ShardedAttentionSweep, EveryLengthFromNothingOn) {
           c.problem.normalize_output = kv_length % 6 != 3;
           if (query_length % 3 == 0) c.problem.bias = Extents{1, 2, query_length, kv_length};
           if (query_length % 3 == 1) c.problem.dense_mask = Extents{1, 1, query_length, kv_length};
+          if (moves_rows_of_scores(schedule, c.problem)) {
+            c.problem.bias.reset();
+            c.problem.dense_mask.reset();
+          }
+          c.plan = small_groups(ranks());
           c.layout = {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout, 1};
           c.schedule = schedule;
           ASSERT_EQ(failure(c, shape), "")

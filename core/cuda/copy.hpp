@@ -1,12 +1,14 @@
 #pragma once
 
+#include <span>
+
+#include <annulus/core/device.hpp>
 #include <annulus/core/stream.hpp>
-#include <annulus/core/tensor.hpp>
 
 namespace annulus::cuda {
 
 /// Copies between views of equal shape and dtype, of any strides, on the stream's device, which is
-/// current. Takes one launch, or one for every entry of the dimensions in front of the last four.
-void copy(const ConstTensorView& source, const TensorView& destination, Stream& stream);
+/// current. Takes one launch for a few dozen views of up to four dimensions.
+void copy(std::span<const TensorCopy> copies, Stream& stream);
 
 }  // namespace annulus::cuda

@@ -1,5 +1,7 @@
 #include <array>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -84,16 +86,30 @@ class CudaDevice final : public Device {
     return record_graph(CudaStream::of(stream), body);
   }
   void copy(const ConstTensorView& source, const TensorView& destination, Stream& stream) override {
-    if (!(source.shape() == destination.shape()) || source.dtype() != destination.dtype()) {
-      throw InternalError(fmt::format("copy of {} {} to {} {}", name_of(source.dtype()),
-                                      to_string(source.shape()), name_of(destination.dtype()),
-                                      to_string(destination.shape())));
-    }
+    copy(std::array{TensorCopy{source, destination}}, stream);
+  }
+  void copy(std::span<const TensorCopy> copies, Stream& stream) override {
     const DeviceGuard guard(index_);
-    if (source.place() == place() && destination.place() == place()) {
-      cuda::copy(source, destination, stream);
-      return;
+    std::vector<TensorCopy> here;
+    for (const TensorCopy& one : copies) {
+      if (!(one.source.shape() == one.destination.shape()) ||
+          one.source.dtype() != one.destination.dtype()) {
+        throw InternalError(fmt::format(
+            "copy of {} {} to {} {}", name_of(one.source.dtype()), to_string(one.source.shape()),
+            name_of(one.destination.dtype()), to_string(one.destination.shape())));
+      }
+      if (one.source.place() == place() && one.destination.place() == place()) {
+        here.push_back(one);
+      } else {
+        copy_to_host_or_back(one.source, one.destination, stream);
+      }
     }
+    cuda::copy(here, stream);
+  }
+
+ private:
+  static void copy_to_host_or_back(const ConstTensorView& source, const TensorView& destination,
+                                   Stream& stream) {
     if (!source.is_contiguous() || !destination.is_contiguous()) {
       throw InternalError("copy between host and device of tensors with gaps");
     }
@@ -102,7 +118,6 @@ class CudaDevice final : public Device {
                "cudaMemcpyAsync");
   }
 
- private:
   int index_;
   CudaMemoryPool memory_;
   PinnedMemoryPool staging_;

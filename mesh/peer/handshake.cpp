@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <type_traits>
@@ -51,7 +53,7 @@ struct Message {
   const void* source = nullptr;
   void* destination = nullptr;
   std::size_t bytes = 0;
-  Flag flag;
+  std::optional<Flag> flag;  // of the first message between the two
   Card mine;
   Card theirs;
 };
@@ -74,8 +76,8 @@ class Handshake {
     attempt([&] { fill_cards(); });
     swap_cards();
     attempt([&] { check_cards(); });
-    std::vector<OutgoingMessage> outgoing;
-    std::vector<IncomingMessage> incoming;
+    std::vector<OutgoingMessages> outgoing;
+    std::vector<IncomingMessages> incoming;
     attempt([&] {
       if (error_.empty()) connect(outgoing, incoming);
     });
@@ -114,10 +116,15 @@ class Handshake {
       message.mine.side = message.side;
       message.mine.bytes = message.bytes;
     }
+    // One flag for all messages to a peer, and one for all from it. Where there is nothing to send,
+    // there is not even a flag.
+    std::set<std::pair<Side, int>> flagged;
     for (Message& message : messages_) {
-      if (message.bytes == 0) continue;  // nothing travels, not even a flag
-      message.flag = flags_.take();
-      message.mine.flag = share(message.flag.address());
+      if (message.bytes == 0) continue;
+      if (flagged.emplace(message.side, message.peer).second) {
+        message.flag = flags_.take();
+        message.mine.flag = share(message.flag->address());
+      }
       if (message.side == Side::sender) message.mine.data = share(message.source);
     }
   }
@@ -162,17 +169,23 @@ class Handshake {
     }
   }
 
-  void connect(std::vector<OutgoingMessage>& outgoing, std::vector<IncomingMessage>& incoming) {
+  void connect(std::vector<OutgoingMessages>& outgoing, std::vector<IncomingMessages>& incoming) {
+    std::map<int, std::size_t> from;  // by peer: index of what it sends
     for (Message& message : messages_) {
       if (message.bytes == 0) continue;
-      auto* const flag = static_cast<std::uint32_t*>(
-          mappings_.map(host_.mesh_rank(message.peer), message.theirs.flag));
-      if (message.side == Side::sender) {
-        outgoing.push_back({std::move(message.flag), flag});
-      } else {
-        incoming.push_back({std::move(message.flag), flag,
-                            mappings_.map(host_.mesh_rank(message.peer), message.theirs.data),
-                            message.destination, message.bytes});
+      const int peer = host_.mesh_rank(message.peer);
+      if (message.flag) {
+        auto* const flag = static_cast<std::uint32_t*>(mappings_.map(peer, message.theirs.flag));
+        if (message.side == Side::sender) {
+          outgoing.push_back({std::move(*message.flag), flag});
+        } else {
+          from[message.peer] = incoming.size();
+          incoming.push_back({std::move(*message.flag), flag, {}});
+        }
+      }
+      if (message.side == Side::receiver) {
+        incoming[from.at(message.peer)].copies.push_back(
+            {mappings_.map(peer, message.theirs.data), message.destination, message.bytes});
       }
     }
   }
@@ -208,9 +221,9 @@ class Handshake {
     stream.synchronize();
   }
 
-  [[nodiscard]] std::vector<OwnCopy> own_copies(const std::vector<Send>& sends,
-                                                const std::vector<Receive>& receives) const {
-    std::vector<OwnCopy> copies;
+  [[nodiscard]] std::vector<MemoryCopy> own_copies(const std::vector<Send>& sends,
+                                                   const std::vector<Receive>& receives) const {
+    std::vector<MemoryCopy> copies;
     for_each_self_message(sends, receives, host_.rank(),
                           [&](const Send* send, const Receive* receive) {
                             if (send->bytes == 0) return;

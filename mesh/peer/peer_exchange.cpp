@@ -1,5 +1,7 @@
 #include "peer/peer_exchange.hpp"
 
+#include <cstddef>
+#include <span>
 #include <utility>
 
 #include <annulus/core/cuda_stream.hpp>
@@ -10,15 +12,57 @@
 namespace annulus::peer {
 namespace {
 
-void copy(void* destination, const void* source, std::size_t bytes, cudaStream_t stream) {
-  check_cuda(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDefault, stream),
-             "cudaMemcpyAsync between peers");
+std::ptrdiff_t distance(const void* from, const void* to) {
+  return static_cast<const std::byte*>(to) - static_cast<const std::byte*>(from);
+}
+
+// How many copies from the first on are equally long and equally far apart: rows of one copy.
+std::size_t rows_of(std::span<const MemoryCopy> copies) {
+  constexpr std::ptrdiff_t kMostPitch = std::int64_t{1} << 31;
+  std::size_t rows = 1;
+  for (; rows < copies.size(); ++rows) {
+    const MemoryCopy& before = copies[rows - 1];
+    const MemoryCopy& next = copies[rows];
+    const std::ptrdiff_t source = distance(before.source, next.source);
+    const std::ptrdiff_t destination = distance(before.destination, next.destination);
+    const auto bytes = static_cast<std::ptrdiff_t>(before.bytes);
+    if (next.bytes != before.bytes || source < bytes || destination < bytes ||
+        source >= kMostPitch || destination >= kMostPitch ||
+        source != distance(copies[0].source, copies[1].source) ||
+        destination != distance(copies[0].destination, copies[1].destination)) {
+      break;
+    }
+  }
+  return rows;
+}
+
+// One copy takes some microseconds, however small.
+void copy_all(std::span<const MemoryCopy> copies, cudaStream_t stream) {
+  while (!copies.empty()) {
+    const MemoryCopy& first = copies.front();
+    const std::size_t rows = rows_of(copies);
+    if (rows == 1) {
+      check_cuda(
+          cudaMemcpyAsync(first.destination, first.source, first.bytes, cudaMemcpyDefault, stream),
+          "cudaMemcpyAsync between peers");
+    } else {
+      const auto pitch = [&](const void* a, const void* b) {
+        return static_cast<std::size_t>(distance(a, b));
+      };
+      check_cuda(
+          cudaMemcpy2DAsync(first.destination, pitch(first.destination, copies[1].destination),
+                            first.source, pitch(first.source, copies[1].source), first.bytes, rows,
+                            cudaMemcpyDefault, stream),
+          "cudaMemcpy2DAsync between peers");
+    }
+    copies = copies.subspan(rows);
+  }
 }
 
 }  // namespace
 
-PeerExchange::PeerExchange(FlagBlock& flags, std::vector<OutgoingMessage> outgoing,
-                           std::vector<IncomingMessage> incoming, std::vector<OwnCopy> copies)
+PeerExchange::PeerExchange(FlagBlock& flags, std::vector<OutgoingMessages> outgoing,
+                           std::vector<IncomingMessages> incoming, std::vector<MemoryCopy> copies)
     : flags_(flags),
       outgoing_(std::move(outgoing)),
       incoming_(std::move(incoming)),
@@ -32,7 +76,7 @@ void PeerExchange::offer(Stream& stream) {
   flags_.check();
   const DeviceGuard guard(stream.place().device);
   StreamOperations operations(CudaStream::of(stream).raw());
-  for (const OutgoingMessage& message : outgoing_) operations.write(message.peer_ready, kRaised);
+  for (const OutgoingMessages& messages : outgoing_) operations.write(messages.peer_ready, kRaised);
   operations.submit();
 }
 
@@ -40,12 +84,12 @@ void PeerExchange::take(Stream& stream) {
   auto* const raw = CudaStream::of(stream).raw();
   const DeviceGuard guard(stream.place().device);
   StreamOperations operations(raw);
-  for (const OwnCopy& own : copies_) copy(own.destination, own.source, own.bytes, raw);
-  for (const IncomingMessage& message : incoming_) {
-    operations.wait_and_lower(message.ready.address());
+  copy_all(copies_, raw);
+  for (const IncomingMessages& messages : incoming_) {
+    operations.wait_and_lower(messages.ready.address());
     operations.submit();
-    copy(message.destination, message.source, message.bytes, raw);
-    operations.write(message.peer_done, kRaised);
+    copy_all(messages.copies, raw);
+    operations.write(messages.peer_done, kRaised);
   }
   operations.submit();
 }
@@ -53,8 +97,8 @@ void PeerExchange::take(Stream& stream) {
 void PeerExchange::reclaim(Stream& stream) {
   const DeviceGuard guard(stream.place().device);
   StreamOperations operations(CudaStream::of(stream).raw());
-  for (const OutgoingMessage& message : outgoing_) {
-    operations.wait_and_lower(message.done.address());
+  for (const OutgoingMessages& messages : outgoing_) {
+    operations.wait_and_lower(messages.done.address());
   }
   operations.submit();
 }

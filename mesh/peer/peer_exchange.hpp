@@ -11,33 +11,32 @@
 
 namespace annulus::peer {
 
-/// A message that a peer pulls.
-struct OutgoingMessage {
+/// The messages of an exchange that one peer pulls.
+struct OutgoingMessages {
   Flag done;                            ///< raised by the peer: the data has been read
   std::uint32_t* peer_ready = nullptr;  ///< the peer's flag: the data may be read
 };
 
-/// A message that this rank pulls.
-struct IncomingMessage {
-  Flag ready;
-  std::uint32_t* peer_done = nullptr;
-  const void* source = nullptr;  ///< the peer's memory, mapped
+/// Of this rank's memory, or from a peer's that is mapped.
+struct MemoryCopy {
+  const void* source = nullptr;
   void* destination = nullptr;
   std::size_t bytes = 0;
 };
 
-struct OwnCopy {
-  const void* source = nullptr;
-  void* destination = nullptr;
-  std::size_t bytes = 0;
+/// The messages of an exchange that this rank pulls from one peer.
+struct IncomingMessages {
+  Flag ready;
+  std::uint32_t* peer_done = nullptr;
+  std::vector<MemoryCopy> copies;
 };
 
 /// An exchange with all its memory mapped. All flags are down between two posts: a post, or a
 /// replay of a captured one, leaves no trace for the next.
 class PeerExchange final : public PreparedExchange {
  public:
-  PeerExchange(FlagBlock& flags, std::vector<OutgoingMessage> outgoing,
-               std::vector<IncomingMessage> incoming, std::vector<OwnCopy> copies);
+  PeerExchange(FlagBlock& flags, std::vector<OutgoingMessages> outgoing,
+               std::vector<IncomingMessages> incoming, std::vector<MemoryCopy> copies);
   /// During an exception, first releases device work that waits for peers.
   ~PeerExchange() override;
   PeerExchange(const PeerExchange&) = delete;
@@ -49,9 +48,9 @@ class PeerExchange final : public PreparedExchange {
 
  private:
   FlagBlock& flags_;
-  std::vector<OutgoingMessage> outgoing_;
-  std::vector<IncomingMessage> incoming_;
-  std::vector<OwnCopy> copies_;
+  std::vector<OutgoingMessages> outgoing_;
+  std::vector<IncomingMessages> incoming_;
+  std::vector<MemoryCopy> copies_;
   int exceptions_ = std::uncaught_exceptions();
 };
 

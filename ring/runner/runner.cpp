@@ -327,8 +327,13 @@ class Runner::Impl {
       queue.stream->wait(computing_->record());
       queue.stream->mark(0);
     }
-    for (std::size_t t = 0; t < plan_.tasks.size(); ++t) {
-      std::visit([&](const auto& work) { submit(t, work); }, plan_.tasks[t].work);
+    for (std::size_t t = 0; t < plan_.tasks.size();) {
+      if (std::holds_alternative<Copy>(plan_.tasks[t].work)) {
+        t = submit_copies(t);
+      } else {
+        std::visit([&](const auto& work) { submit(t, work); }, plan_.tasks[t].work);
+        ++t;
+      }
     }
     for (Queue& queue : queues_) {
       reclaim(queue, queue.posted);
@@ -380,13 +385,27 @@ class Runner::Impl {
     queue.prepared[e]->take(*queue.stream);
   }
 
-  void submit(std::size_t index, const Copy& copy) {
-    begin(index);
-    const StreamSpan span(*computing_, {TraceCategory::other, "copy", plan_.tasks[index].step});
-    device_.copy(memory_.view(copy.source(), copy.content), memory_.view(copy.to, copy.content),
-                 *computing_);
-    end(index);
+  // A copy and those that follow it without waiting for anything, as they can go at once. Returns
+  // the task after them.
+  std::size_t submit_copies(std::size_t first) {
+    begin(first);
+    std::size_t next = first;
+    {
+      const StreamSpan span(*computing_, {TraceCategory::other, "copy", plan_.tasks[first].step});
+      std::vector<TensorCopy> copies;
+      do {
+        const auto& copy = std::get<Copy>(plan_.tasks[next].work);
+        copies.push_back(
+            {memory_.view(copy.source(), copy.content), memory_.view(copy.to, copy.content)});
+        ++next;
+      } while (next < plan_.tasks.size() && plan_.tasks[next].after.empty() &&
+               std::holds_alternative<Copy>(plan_.tasks[next].work));
+      device_.copy(copies, *computing_);
+    }
+    for (std::size_t index = first; index < next; ++index) end(index);
+    return next;
   }
+  void submit(std::size_t index, const Copy& /*copy*/) { submit_copies(index); }
 
   void submit(std::size_t index, const Block& block) {
     begin(index);

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "schedules/gathering.hpp"
 #include "schedules/plan_builder.hpp"
 #include "schedules/schedules.hpp"
 
@@ -21,50 +22,111 @@ class PassQ {
         heads_{0, builder_.plan().local.heads},
         rows_{LocalPosition(0), builder_.plan().local.query_length} {}
 
-  // All ranks have the same rows: partial results are exchanged in pairs, with a partner twice as
-  // far away every time, so that after log P steps all have the same sum. Both of a pair combine in
-  // order of rank, so all get the same bits. Ranks beyond a power of two hand theirs over before,
-  // and get the sum in the end.
+  // All ranks have the same rows, and get the same bits: parts are combined in order of rank.
   RankPlan plan_replicated() {
-    Result state = partial();
+    const Result state = partial();
     const int rows = builder_.add_rows(PlanBuilder::kQuery, positions(context_.rank), state, false);
     builder_.compute(0, rows, heads_, builder_.own_columns());
     builder_.complete(0, rows, heads_);
-    if (rows_.count * heads_.count * builder_.plan().local.batch == 0) return builder_.finish();
-
-    int paired = 1;
-    while (2 * paired <= ranks_) paired *= 2;
-    const int rest = ranks_ - paired;
-    int step = 1;
-    if (me_ >= paired) {
-      send(step, me_ - paired, state);
-    } else if (me_ < rest) {
-      state = combined(step, {state, received(step, me_ + paired)});
+    const std::int64_t bytes =
+        rows_.count * builder_.plan().token_bytes(builder_.plan().buffer(state.output.buffer));
+    if (bytes == 0) return builder_.finish();
+    if (ranks_ <= kMostAtOnce && bytes * (ranks_ - 1) <= kSmallBytes) {
+      combine_at_once(state);
+    } else {
+      combine_in_pairs(state);
     }
-    for (int distance = 1; distance < paired && me_ < paired; distance *= 2) {
-      const int partner = me_ ^ distance;
-      ++step;
-      send(step, partner, state);
-      const Result theirs = received(step, partner);
-      const bool last = 2 * distance == paired && rest == 0;
-      const std::vector<Result> parts =
-          me_ < partner ? std::vector{state, theirs} : std::vector{theirs, state};
-      if (last) {
-        builder_.reduce(step, parts, builder_.own_results(heads_), true);
-        return builder_.finish();
-      }
-      state = combined(step, parts);
-    }
-    // After as many steps on every rank, so that messages match in order.
-    ++step;
-    if (me_ < rest) send(step, me_ + paired, state);
-    if (me_ >= paired) state = received(step, me_ - paired);
-    builder_.reduce(step, {state}, builder_.own_results(heads_), true);
     return builder_.finish();
   }
 
-  // Every rank has rows of its own: these go round, and partial results straight back.
+  // Every rank has rows of its own. If they are few, all ranks get all of them, so that each kernel
+  // reads the columns once.
   RankPlan plan_sharded() {
+    std::vector<PositionRanges> shards;
+    for (const int rank : context_.group) shards.push_back(positions(rank));
+    const Gathering gathering(shards);
+    const AttentionShape& local = builder_.plan().local;
+    const std::int64_t bytes = gathering.size() * local.batch * local.heads * local.value_dim *
+                               static_cast<std::int64_t>(sizeof(float));
+    return bytes <= kSmallBytes ? plan_gathered(gathering) : plan_round();
+  }
+
+ private:
+  RankPlan plan_gathered(const Gathering& gathering) {
+    const DType dtype = context_.input.problem.dtype;
+    const LocalRange all{LocalPosition(0), gathering.size()};
+    const int queries = builder_.add_exchange({Content::query}, dtype, all, heads_);
+    const auto at = [&](const Gathering::Message& message) {
+      return LocalRange{LocalPosition(message.at), message.tokens.count};
+    };
+    for (const Gathering::Message& message : gathering.messages(me_)) {
+      builder_.copy(0, Content::query, PlanBuilder::kQuery, message.tokens.begin, queries,
+                    at(message), heads_);
+    }
+    for (int turn = 1; turn < ranks_; ++turn) {
+      const int to = (me_ + turn) % ranks_;
+      const int from = (me_ + ranks_ - turn) % ranks_;
+      for (const Gathering::Message& message : gathering.messages(me_)) {
+        builder_.send(0, to, me_, queries, at(message));
+      }
+      for (const Gathering::Message& message : gathering.messages(from)) {
+        builder_.receive(0, from, from, queries, at(message));
+      }
+    }
+    const Result computed = builder_.add_partial_results(all, heads_);
+    const int rows = builder_.add_rows(queries, gathering.positions(), computed, false);
+    builder_.compute(1, rows, heads_, builder_.own_columns());
+    builder_.complete(1, rows, heads_);
+
+    std::vector<Result> parts(static_cast<std::size_t>(ranks_));
+    for (int turn = 0; turn < ranks_; ++turn) {
+      const int to = (me_ + turn) % ranks_;
+      const int from = (me_ + ranks_ - turn) % ranks_;
+      Result& part = parts[static_cast<std::size_t>(from)];
+      part = partial();
+      if (turn == 0) {
+        take_own(2, gathering, computed, part);
+        continue;
+      }
+      std::vector<LocalRange> runs;
+      for (const Gathering::Message& message : gathering.messages(to)) runs.push_back(at(message));
+      builder_.send(2, to, to, computed, runs);
+      runs.clear();
+      for (const Gathering::Message& message : gathering.messages(me_)) {
+        runs.push_back(message.tokens);
+      }
+      builder_.receive(2, from, me_, part, runs);
+    }
+    combine(2, std::move(parts));
+    return builder_.finish();
+  }
+
+  // What this rank has computed of its own rows.
+  void take_own(int step, const Gathering& gathering, const Result& computed, const Result& part) {
+    const auto copy = [&](Content content, int from, int to, const Gathering::Message& message) {
+      if (to < 0) return;
+      builder_.copy(step, content, from, LocalPosition(message.at), to, message.tokens, heads_);
+    };
+    for (const Gathering::Message& message : gathering.messages(me_)) {
+      copy(Content::output, computed.output.buffer, part.output.buffer, message);
+      copy(Content::lse, computed.lse, part.lse, message);
+      copy(Content::maximum, computed.maximum, part.maximum, message);
+    }
+  }
+
+  // As many parts at once as a reduction takes.
+  void combine(int step, std::vector<Result> parts) {
+    const auto most = static_cast<std::size_t>(most_parts(context_.input.problem));
+    while (parts.size() > most) {
+      const std::vector<Result> first(parts.begin(), parts.begin() + static_cast<long>(most));
+      parts.erase(parts.begin(), parts.begin() + static_cast<long>(most));
+      parts.insert(parts.begin(), combined(step, first));
+    }
+    builder_.reduce(step, parts, builder_.own_results(heads_), true);
+  }
+
+  // Rows go round, and partial results straight back.
+  RankPlan plan_round() {
     const auto distance_to = [&](int hops) { return (me_ + hops) % ranks_; };
     const auto distance_from = [&](int hops) { return (me_ + ranks_ - hops) % ranks_; };
     const bool any = rows_.count * heads_.count * builder_.plan().local.batch > 0;
@@ -88,7 +150,7 @@ class PassQ {
       if (any && sees(me_, to)) {
         builder_.send(hop - 1, to, me_, packed, rows_);
         const Result part = partial();
-        builder_.receive(hop + 1, to, me_, part, rows_);
+        builder_.receive(hop + 1, to, me_, part, {rows_});
         parts.push_back(part);
       }
       if (!sees(from, me_) || heads_.count == 0) continue;
@@ -105,21 +167,55 @@ class PassQ {
       const int rows = builder_.add_rows(queries, theirs, target, false);
       builder_.compute(hop, rows, heads_, builder_.own_columns());
       builder_.complete(hop, rows, heads_);
-      builder_.send(hop + 1, from, from, target, tokens);
+      builder_.send(hop + 1, from, from, target, {tokens});
     }
-    // As many at once as a reduction takes.
-    const int last = ranks_ + 1;
-    const auto most = static_cast<std::size_t>(most_parts(context_.input.problem));
-    while (parts.size() > most) {
-      const std::vector<Result> first(parts.begin(), parts.begin() + static_cast<long>(most));
-      parts.erase(parts.begin(), parts.begin() + static_cast<long>(most));
-      parts.insert(parts.begin(), combined(last, first));
-    }
-    builder_.reduce(last, parts, builder_.own_results(heads_), true);
+    combine(ranks_ + 1, std::move(parts));
     return builder_.finish();
   }
 
- private:
+  // Small states go to all ranks in one exchange: the time is that of its latency.
+  static constexpr int kMostAtOnce = 8;
+  static constexpr std::int64_t kSmallBytes = std::int64_t{4} << 20;
+
+  void combine_at_once(const Result& state) {
+    std::vector<Result> parts(static_cast<std::size_t>(ranks_), state);
+    for (int turn = 1; turn < ranks_; ++turn) {
+      const int from = (me_ + ranks_ - turn) % ranks_;
+      send(1, (me_ + turn) % ranks_, state);
+      parts[static_cast<std::size_t>(from)] = received(1, from);
+    }
+    builder_.reduce(1, parts, builder_.own_results(heads_), true);
+  }
+
+  // Partners are twice as far away every time, so that after log P steps all have the same sum.
+  // Ranks beyond a power of two hand theirs over before, and get the sum in the end.
+  void combine_in_pairs(Result state) {
+    int paired = 1;
+    while (2 * paired <= ranks_) paired *= 2;
+    const int rest = ranks_ - paired;
+    int step = 1;
+    if (me_ >= paired) {
+      send(step, me_ - paired, state);
+    } else if (me_ < rest) {
+      state = combined(step, {state, received(step, me_ + paired)});
+    }
+    for (int distance = 1; distance < paired && me_ < paired; distance *= 2) {
+      const int partner = me_ ^ distance;
+      ++step;
+      send(step, partner, state);
+      const Result theirs = received(step, partner);
+      const bool last = 2 * distance == paired && rest == 0;
+      const std::vector<Result> parts =
+          me_ < partner ? std::vector{state, theirs} : std::vector{theirs, state};
+      if (last) return builder_.reduce(step, parts, builder_.own_results(heads_), true);
+      state = combined(step, parts);
+    }
+    ++step;
+    if (me_ < rest) send(step, me_ + paired, state);
+    if (me_ >= paired) state = received(step, me_ - paired);
+    builder_.reduce(step, {state}, builder_.own_results(heads_), true);
+  }
+
   [[nodiscard]] PositionRanges positions(int rank) const {
     return context_.input.operands.query.positions(rank, 1);
   }
@@ -129,11 +225,11 @@ class PassQ {
   }
   [[nodiscard]] Result partial() { return builder_.add_partial_results(rows_, heads_); }
   void send(int step, int peer, const Result& state) {
-    builder_.send(step, peer, me_, state, rows_);
+    builder_.send(step, peer, me_, state, {rows_});
   }
   [[nodiscard]] Result received(int step, int peer) {
     const Result state = partial();
-    builder_.receive(step, peer, peer, state, rows_);
+    builder_.receive(step, peer, peer, state, {rows_});
     return state;
   }
   [[nodiscard]] Result combined(int step, const std::vector<Result>& parts) {

@@ -219,16 +219,28 @@ void PlanBuilder::receive(int step, int peer, int origin, int buffer, LocalRange
   if (message.bytes > 0) exchange_of(step).receives.push_back(message);
 }
 
-void PlanBuilder::send(int step, int peer, int origin, const Result& results, LocalRange rows) {
+namespace {
+
+template <class Body>
+void each_message(const Result& results, const std::vector<LocalRange>& runs, const Body& body) {
   for (const int buffer : {results.output.buffer, results.lse, results.maximum}) {
-    if (buffer >= 0) send(step, peer, origin, buffer, rows);
+    if (buffer < 0) continue;
+    for (const LocalRange& rows : runs) body(buffer, rows);
   }
 }
 
-void PlanBuilder::receive(int step, int peer, int origin, const Result& results, LocalRange rows) {
-  for (const int buffer : {results.output.buffer, results.lse, results.maximum}) {
-    if (buffer >= 0) receive(step, peer, origin, buffer, rows);
-  }
+}  // namespace
+
+void PlanBuilder::send(int step, int peer, int origin, const Result& results,
+                       const std::vector<LocalRange>& runs) {
+  each_message(results, runs,
+               [&](int buffer, LocalRange rows) { send(step, peer, origin, buffer, rows); });
+}
+
+void PlanBuilder::receive(int step, int peer, int origin, const Result& results,
+                          const std::vector<LocalRange>& runs) {
+  each_message(results, runs,
+               [&](int buffer, LocalRange rows) { receive(step, peer, origin, buffer, rows); });
 }
 
 namespace {

@@ -85,9 +85,11 @@ class PlanBuilder {
   /// Adds one message to the exchange of a step; none if it would be empty.
   void send(int step, int peer, int origin, int buffer, LocalRange tokens);
   void receive(int step, int peer, int origin, int buffer, LocalRange tokens);
-  /// Messages of results: their outputs, LSEs and maxima.
-  void send(int step, int peer, int origin, const Result& results, LocalRange rows);
-  void receive(int step, int peer, int origin, const Result& results, LocalRange rows);
+  /// Messages of results: their outputs, LSEs and maxima, each for all runs of rows.
+  void send(int step, int peer, int origin, const Result& results,
+            const std::vector<LocalRange>& runs);
+  void receive(int step, int peer, int origin, const Result& results,
+               const std::vector<LocalRange>& runs);
 
   /// Returns the complete plan.
   [[nodiscard]] RankPlan finish();

@@ -19,8 +19,9 @@
 // longer than that, ranks with the same heads form a ring and pass on what they have got.
 //
 // Heads go in several groups, each of which is sent while the one before is computed. Group g, with
-// r steps of a ring, arrives in step g·r and is computed from the next step on, until that of group
-// g + 1 arrives; its outputs are sent in the step after that, and unpacked in the next.
+// r steps of a ring, is packed and arrives in step g·r, and is computed from the next step on,
+// until that of group g + 1 arrives. Its outputs are sent in the step after that, and unpacked in
+// the next.
 namespace annulus::ring {
 namespace {
 
@@ -125,11 +126,9 @@ class HeadExchange {
   }
 
   void gather() {
-    // Packed one group ahead, while another is computed.
-    const int packed_in = std::max(0, gathered_in() - rings_);
     for (int turn = 1; turn < degree_; ++turn) {
       const int to = (inner_ + turn) % degree_;
-      if (const HeadShare* share = share_of(to)) send_heads(packed_in, to, *share);
+      if (const HeadShare* share = share_of(to)) send_heads(to, *share);
     }
     const HeadShare* const mine = share_of(inner_);
     if (mine == nullptr) return;
@@ -146,13 +145,13 @@ class HeadExchange {
   }
 
   // The rank's own tokens, for heads of another one.
-  void send_heads(int packed_in, int to, const HeadShare& share) {
+  void send_heads(int to, const HeadShare& share) {
     const int origin = peer(inner_);
     if (local().query_length > 0) {
       const LocalRange tokens{LocalPosition(0), local().query_length};
       const int packed = add(Role::queries_out, to, tokens, share, turn());
-      builder_.copy(packed_in, Content::query, PlanBuilder::kQuery, tokens.begin, packed, tokens,
-                    share.heads);
+      builder_.copy(gathered_in(), Content::query, PlanBuilder::kQuery, tokens.begin, packed,
+                    tokens, share.heads);
       for (const Gathering::Message& message : rows_.messages(inner_)) {
         builder_.send(gathered_in(), peer(to), origin, packed, message.tokens);
       }
@@ -160,7 +159,7 @@ class HeadExchange {
     if (local().kv_length > 0 && !has_columns(to)) {
       const LocalRange tokens{LocalPosition(0), local().kv_length};
       const int packed = add(Role::columns_out, to, tokens, share, turn());
-      builder_.pack(tokens, packed, tokens.begin, packed_in);
+      builder_.pack(tokens, packed, tokens.begin, gathered_in());
       for (const Gathering::Message& message : columns_.messages(inner_)) {
         builder_.send(gathered_in(), peer(to), origin, packed, message.tokens);
       }
@@ -210,10 +209,11 @@ class HeadExchange {
     const HeadShare* const mine = share_of(inner_);
     for (int turn = 1; turn < degree_ && mine != nullptr; ++turn) {
       const int to = (inner_ + turn) % degree_;
+      std::vector<LocalRange> runs;
       for (const Gathering::Message& message : rows_.messages(to)) {
-        builder_.send(sent_in, peer(to), peer(to), *computed_[set],
-                      {LocalPosition(message.at), message.tokens.count});
+        runs.push_back({LocalPosition(message.at), message.tokens.count});
       }
+      builder_.send(sent_in, peer(to), peer(to), *computed_[set], runs);
     }
     for (int turn = 0; turn < degree_; ++turn) {
       const int from = (inner_ + degree_ - turn) % degree_;
@@ -230,14 +230,14 @@ class HeadExchange {
             builder_.add_complete_results(own, share->heads, received ? &*received : nullptr);
         part = *received;
       }
+      std::vector<LocalRange> runs;
       for (const Gathering::Message& message : rows_.messages(inner_)) {
-        if (from != inner_) {
-          builder_.receive(sent_in, peer(from), peer(inner_), part, message.tokens);
-        }
+        runs.push_back(message.tokens);
         const LocalPosition begin =
             from == inner_ ? LocalPosition(message.at) : message.tokens.begin;
         unpack(sent_in + 1, part, begin, message.tokens, share->heads);
       }
+      if (from != inner_) builder_.receive(sent_in, peer(from), peer(inner_), part, runs);
     }
   }
 

@@ -98,6 +98,22 @@ TEST_F(DeviceCopy, TakesWhateverStridesAndDimensions) {
   }
 }
 
+// More than one launch takes, of all widths, and long rows of single elements.
+TEST_F(DeviceCopy, TakesManyAtOnce) {
+  const Tensor whole = numbered(DType::float32, {70, 9, 3000}, host_.memory());
+  const Tensor there = on_device(whole);
+  Tensor transposed(DType::float32, {70, 3000, 9}, device_->memory());
+  std::vector<TensorCopy> copies;
+  for (std::int64_t i = 0; i < 70; ++i) {
+    copies.push_back(
+        {there.view().slice(0, i, 1).permute({0, 2, 1}), transposed.view().slice(0, i, 1)});
+  }
+  device_->copy(copies, *stream_);
+  Tensor expected(DType::float32, {70, 3000, 9}, host_.memory());
+  copy(whole.view().permute({0, 2, 1}), expected.view());
+  EXPECT_EQ(downloaded(transposed), bytes_of(expected));
+}
+
 TEST_F(DeviceCopy, RefusesWhatDoesNotFit) {
   const Tensor host = numbered(DType::float32, {2, 3, 8}, host_.memory());
   const Tensor there = on_device(host);

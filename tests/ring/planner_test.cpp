@@ -239,6 +239,39 @@ TEST(Planner, DoubleRingsSendEachShardToARowOnce) {
   }
 }
 
+TEST(Planner, ManyQueriesGoRound) {
+  AttentionProblem problem = causal_problem(64, 4, 2);
+  const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
+  const Plan few = make_plan(native_input(problem, operands), Schedule::pass_q);
+  EXPECT_EQ(few.ranks[0].all<Exchange>().size(), 2U);
+  EXPECT_EQ(few.ranks[0].all<Block>().size(), 1U);
+  problem = causal_problem(1 << 16, 4, 2);
+  const ShardedOperands more = sequence_operands(problem, 4, LayoutKind::zigzag);
+  const Plan many = make_plan(native_input(problem, more), Schedule::pass_q);
+  EXPECT_EQ(many.ranks[0].all<Exchange>().size(), 5U);
+  EXPECT_EQ(many.ranks[0].all<Block>().size(), 4U);
+}
+
+// By many ranks, or where they are large, partial results are combined in pairs.
+TEST(Planner, PartialResultsOfManyRanksTakeLogPSteps) {
+  for (const auto& [ranks, length, steps] :
+       {std::tuple{8, 3, 1}, {9, 3, 5}, {16, 3, 4}, {12, 3, 5}, {4, 4096, 2}, {3, 4096, 3}}) {
+    AttentionProblem problem = causal_problem(64, 4, 2);
+    problem.shape.query_length = length;
+    problem.mask.set_causal(false);
+    const ShardedOperands operands = shard_operands(
+        problem, MeshShape({{"sp", ranks}}),
+        {PartitionSpec::parse("-"), PartitionSpec::parse("-,sp"), LayoutKind::contiguous});
+    const Plan plan = make_plan(native_input(problem, operands), Schedule::pass_q);
+    std::size_t most = 0;
+    for (const RankPlan& rank : plan.ranks) {
+      most = std::max(most, rank.all<Exchange>().size());
+    }
+    EXPECT_EQ(most, static_cast<std::size_t>(steps)) << ranks << " ranks, " << length;
+    if (length < 64) expect_valid(plan, operands);
+  }
+}
+
 TEST(Planner, FewQueriesGoToALongCache) {
   AttentionProblem problem = causal_problem(1 << 16);
   problem.shape.query_length = 1;
@@ -251,8 +284,8 @@ TEST(Planner, FewQueriesGoToALongCache) {
     const ScheduleChoice choice = choose_schedule(input, "auto");
     EXPECT_EQ(choice.schedule, Schedule::pass_q);
     const Plan plan = make_plan(input, choice.schedule);
-    // Partial results in pairs, log P times; or a query to each other rank, and its results back.
-    EXPECT_EQ(plan.ranks[0].all<Exchange>().size(), query == std::string("-") ? 2U : 5U);
+    // Partial results to all at once; or the query to all, and its results back.
+    EXPECT_EQ(plan.ranks[0].all<Exchange>().size(), query == std::string("-") ? 1U : 2U);
     EXPECT_LT(plan.ranks[0].bytes_sent(), 1 << 20);
   }
 }

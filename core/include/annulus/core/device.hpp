@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -18,6 +19,11 @@ namespace annulus {
 class CurrentDevice {
  public:
   virtual ~CurrentDevice() = default;
+};
+
+struct TensorCopy {
+  ConstTensorView source;
+  TensorView destination;
 };
 
 /// What a rank computes with: its memory and its streams.
@@ -50,9 +56,14 @@ class Device {
   /// at once could deadlock: each could occupy the GPU on which the other has yet to begin.
   [[nodiscard]] std::shared_ptr<Event>& last_waiting() noexcept { return last_waiting_; }
   /// Copies between tensors of equal shape and dtype. Each lies on the host or on this device. They
-  /// are contiguous, unless both lie on the same. Ordered by `stream`, which belongs to this device.
+  /// are contiguous, unless both lie on the same. Ordered by `stream`, which belongs to this
+  /// device.
   virtual void copy(const ConstTensorView& source, const TensorView& destination,
                     Stream& stream) = 0;
+  /// Several such copies, in any order or at once: none may write what another reads or writes.
+  virtual void copy(std::span<const TensorCopy> copies, Stream& stream) {
+    for (const TensorCopy& one : copies) copy(one.source, one.destination, stream);
+  }
 
  private:
   std::shared_ptr<Event> last_waiting_;
@@ -67,6 +78,7 @@ class HostDevice final : public Device {
   using Device::make_stream;
   [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string name, Watchdog watchdog,
                                                     Tracer* tracer, bool urgent) override;
+  using Device::copy;
   void copy(const ConstTensorView& source, const TensorView& destination, Stream& stream) override;
 
  private:

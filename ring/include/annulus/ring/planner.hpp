@@ -45,7 +45,7 @@ struct PlanOptions {
   int inner_size = 0;
   /// Of ulysses and hybrid: heads are exchanged in groups, each of at least this many bytes of
   /// queries, so that transfers run beside the computation.
-  std::int64_t head_group_bytes = std::int64_t{4} << 20;
+  std::int64_t head_group_bytes = std::int64_t{8} << 20;
   /// Of the LSE of partial results. Rounding it to float32 costs a float32 run more accuracy than
   /// all the rest, so float32 problems always use float64. Devices give it in float32 for half
   /// types.

@@ -40,7 +40,8 @@ class FlashImplementation final : public Implementation {
                      .blocks = BlockForm::any,
                      .results = ResultForm::either,
                      .continues_state = true,
-                     .meant_for = meant_for} {
+                     .meant_for = meant_for,
+                     .row_tile = 128} {
     for (const Feature feature :
          {Feature::causal, Feature::window, Feature::segments, Feature::lengths, Feature::soft_cap,
           Feature::bias, Feature::dense_mask, Feature::dropout}) {

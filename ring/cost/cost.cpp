@@ -54,8 +54,11 @@ double bytes_read(const RankPlan& plan, const Block& block) {
 double seconds_of(const RankPlan& plan, const Block& block, const Prices& prices) {
   const KernelCost& kernel =
       prices.kernel(plan.implementations[static_cast<std::size_t>(block.implementation)]);
+  const std::int64_t tiles = (block.rows.count + kernel.row_tile - 1) / kernel.row_tile;
+  const double computed_rows =
+      static_cast<double>(tiles * kernel.row_tile) / static_cast<double>(block.rows.count);
   double seconds = kernel.seconds(
-      plan.flops(block), static_cast<double>(block.rows.count),
+      plan.flops(block) * computed_rows, static_cast<double>(block.rows.count),
       busy_share(prices.model.device, block.rows.count, block.heads.count * block.batches.count),
       prices.model.memory_seconds(bytes_read(plan, block)));
   if (block.state) {

@@ -91,8 +91,9 @@ Prices make_prices(CostModel model, const AttentionProblem& problem,
   const ProblemClass wanted = class_of(problem);
   Prices prices{std::move(model), {}};
   for (const Implementation* candidate : candidates) {
-    prices.kernels.emplace(candidate->names().front(),
-                           price_of(*candidate, wanted, prices.model, place));
+    KernelCost price = price_of(*candidate, wanted, prices.model, place);
+    price.row_tile = candidate->declares().row_tile;
+    prices.kernels.emplace(candidate->names().front(), std::move(price));
   }
   return prices;
 }

@@ -528,7 +528,8 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
   [[maybe_unused]] const auto& [shape, dtype, mask, scale, soft_cap, sinks, dropout, softmax_dtype,
                                 bias, dense_mask, bias_policy, init_bias, weights, normalize_output,
                                 query_spec, kv_spec, rules, mode, layout, kv_layout, granule,
-                                schedule, implementation] = AttentionOptions();
+                                schedule, ulysses_degree, inner_size, implementation] =
+      AttentionOptions();
   Context context(world(), on_host());
   const AttentionOptions options = causal(64);
   Attention before(context, options);  // its group is there already
@@ -584,6 +585,8 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
           {"granule", [](auto& o) { o.granule = 8; }, "zigzag:8"},
           {"schedule", [](auto& o) { o.schedule = "allgather"; }, "schedule"},
           {"schedule", [](auto& o) { o.schedule = "sideways"; }, "sideways"},
+          {"ulysses_degree", [](auto& o) { o.ulysses_degree = 2; }, "ulysses degree 2"},
+          {"inner_size", [](auto& o) { o.inner_size = 1; }, "inner size 1"},
           {"implementation", [](auto& o) { o.implementation = "nobody"; }, "nobody"},
       },
       options, [&](const AttentionOptions& mine) { Attention(context, mine); });

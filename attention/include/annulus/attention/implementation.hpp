@@ -119,6 +119,8 @@ struct Declaration {
   bool continues_state = false;  ///< see AttentionBlock::state
   /// `auto` takes it only for problems that ask for one of these; empty: for any.
   FeatureSet meant_for = {};
+  /// Its kernels compute whole tiles of so many rows: fewer take as long.
+  std::int64_t row_tile = 1;
 };
 
 /// A way to compute attention locally. Stateless: one object serves all problems and threads.

@@ -35,6 +35,7 @@ struct KernelCost {
                             ///< of the block
   double call_latency = 0;  ///< seconds that a call takes besides
   Knowledge knowledge = Knowledge::measured;
+  std::int64_t row_tile = 1;  ///< see Declaration
 
   /// Of one call, of `flops` operations on a block of `rows` rows that keeps `share` of the device
   /// busy and reads from memory for `reading` seconds meanwhile.

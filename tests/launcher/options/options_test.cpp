@@ -289,6 +289,8 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"plan", "--sequence-layout", "zig"}, "auto, zigzag, contiguous, striped, balanced"},
     BadValue{{"plan", "--sequence-layout", "zigzag,zigzag,zigzag"}, "a layout, or two"},
     BadValue{{"plan", "--granule", "0"}, "from 1"},
+    BadValue{{"plan", "--ulysses-degree", "0"}, "from 1"},
+    BadValue{{"plan", "--inner-size", "-1"}, "from 1"},
     BadValue{{"plan", "--schedule", "rings"}, "ring"},
     BadValue{{"plan", "--softmax-dtype", "float16"}, "float32, float64"},
     BadValue{{"plan", "--sharding-rules", "head"}, "JSON object"},

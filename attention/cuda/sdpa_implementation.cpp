@@ -45,6 +45,11 @@ class SdpaImplementation final : public Implementation {
                                  const BlockGeometry& block) const override {
     return sdpa_takes(problem, block);
   }
+  // cuDNN splits the keys of a single row among multiprocessors, and adds their parts in an order
+  // that varies.
+  [[nodiscard]] bool repeats_bits(const BlockGeometry& block) const override {
+    return block.rows.size() > 1;
+  }
   [[nodiscard]] double assumed_rate(const ProblemClass& problem, Place /*place*/) const override {
     return h200_rate(kRates, problem);
   }

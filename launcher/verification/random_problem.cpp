@@ -458,7 +458,7 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   Draws draws(seed, index);
   const bool on_gpus = device == Place::Kind::cuda;
   Kind kind;
-  if (on_gpus && draws.chance(86)) {
+  if (on_gpus && draws.chance(94)) {
     kind = {kLarge, true};
   } else if (draws.chance(4)) {
     kind.size = kMedium;
@@ -479,7 +479,7 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
                               DType::float32})
                 : draws.pick({DType::float32, DType::float32, DType::float16, DType::bfloat16});
   if (draws.chance(30)) problem.scale = draws.pick({0.0, 0.03125, 0.125, 0.3, -0.2});
-  if (draws.chance(kind.fast ? 10 : 25)) problem.soft_cap = draws.pick({1.5, 10.0, 30.0});
+  if (draws.chance(25)) problem.soft_cap = draws.pick({1.5, 10.0, 30.0});
   problem.mask = draw_mask(draws, kind, problem.shape);
 
   const int kv_shards = drawn.mesh.size(placement.kv_sequence);

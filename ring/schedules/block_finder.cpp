@@ -32,10 +32,14 @@ LocalRange hull(const LocalRange& a, const LocalRange& b) {
 std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
                         const RankPlan& plan, const Block& block) {
   const BatchRange batches = plan.global(block.batches);
-  const Capability can = candidate.takes(
-      input.problem,
-      {block.row_positions, block.column_positions, batches.begin, batches.count, block.full});
+  const BlockGeometry geometry{block.row_positions, block.column_positions, batches.begin,
+                               batches.count, block.full};
+  const Capability can = candidate.takes(input.problem, geometry);
   if (!can) return can.reason();
+  if (input.candidates.size() > 1 && !candidate.repeats_bits(geometry)) {
+    return fmt::format("its bits vary from run to run; only --impl {} allows that",
+                       candidate.names().front());
+  }
   return refusal_of(candidate, input, plan, block, false);
 }
 

@@ -147,6 +147,9 @@ class Implementation {
                                          const BlockGeometry& /*block*/) const {
     return Capability::yes();
   }
+  /// Whether it computes this block to the same bits every time. If not, it computes the block only
+  /// where nobody else is asked: where the problem names it.
+  [[nodiscard]] virtual bool repeats_bits(const BlockGeometry& /*block*/) const { return true; }
   /// Whether its kernels can wait for columns that arrive while they run: see
   /// AttentionBlock::arrived_from.
   [[nodiscard]] virtual bool awaits_columns(const AttentionProblem& /*problem*/) const {

@@ -78,7 +78,7 @@ struct Verification {
   Accuracy sharded;
   Accuracy unsharded;    ///< of the same implementation, given all keys at once
   double allowance = 0;  ///< largest error allowed by comparison with the unsharded run
-  bool repeats = true;   ///< a second run gave the same bits
+  bool repeats = true;   ///< a second run gave the same bits, where kernels promise that
   /// Some rank merged partial results that its kernel had rounded to the problem's dtype.
   bool reduces_rounded = false;
 

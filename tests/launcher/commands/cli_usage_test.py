@@ -678,7 +678,7 @@ class Info(CliTest):
         self.assertNotIn("\0", result.stdout)
         info = json.loads(self.annulus("info", "--json", "-").stdout)
         self.assertEqual(info["implementations"]["native"], "yes")
-        self.assertEqual(info["schedules"]["ulysses"], "not available yet")
+        self.assertEqual(info["schedules"]["ulysses"], "yes")
         self.assertTrue(info["implementations"]["sdpa"].startswith("no: "))
 
 

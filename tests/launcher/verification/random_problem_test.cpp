@@ -137,7 +137,7 @@ TEST(RandomProblem, MostDrawsForGpusSuitFastKernels) {
       if (drawn.problem.mask.block_mask()) ++counts["blocks"];
     }
     EXPECT_GT(counts["fast"], kDraws * 7 / 10) << ranks;
-    EXPECT_LT(counts["fast"], kDraws * 9 / 10) << ranks;
+    EXPECT_GT(kDraws - counts["fast"], 20) << ranks;
     EXPECT_GT(counts["blocks"], kDraws * 3 / 10) << ranks;
     EXPECT_GT(counts["fast"] - counts["blocks"], kDraws * 3 / 10) << ranks;
     for (const char* kind : {"D = 64", "D = 128", "D = 256", "float16", "bfloat16", "float32",

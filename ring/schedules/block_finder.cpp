@@ -37,8 +37,7 @@ std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
   const Capability can = candidate.takes(input.problem, geometry);
   if (!can) return can.reason();
   if (input.candidates.size() > 1 && !candidate.repeats_bits(geometry)) {
-    return fmt::format("its bits vary from run to run; only --impl {} allows that",
-                       candidate.names().front());
+    return "its bits vary from run to run, so it computes this only where it is named";
   }
   return refusal_of(candidate, input, plan, block, false);
 }

@@ -25,7 +25,6 @@ class BlockFinder {
   /// Finds blocks of rows at these positions.
   BlockFinder(const RankContext& context, const RankPlan& plan, PositionRanges rows);
 
-  [[nodiscard]] const PositionRanges& rows() const noexcept { return rows_; }
   /// Blocks of all rows that see any of these columns, for these query heads. The columns lie in
   /// the buffer without gaps between them. Buffers and results are left to the caller.
   [[nodiscard]] std::vector<Block> find(HeadRange heads,

@@ -18,6 +18,7 @@ class Gathering {
     int member = 0;
     LocalRange tokens;    ///< of the shard
     std::int64_t at = 0;  ///< token of the buffer
+    [[nodiscard]] LocalRange placed() const { return {LocalPosition(at), tokens.count}; }
   };
 
   explicit Gathering(const std::vector<PositionRanges>& shards);

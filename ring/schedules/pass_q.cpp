@@ -56,21 +56,18 @@ class PassQ {
     const DType dtype = context_.input.problem.dtype;
     const LocalRange all{LocalPosition(0), gathering.size()};
     const int queries = builder_.add_exchange({Content::query}, dtype, all, heads_);
-    const auto at = [&](const Gathering::Message& message) {
-      return LocalRange{LocalPosition(message.at), message.tokens.count};
-    };
     for (const Gathering::Message& message : gathering.messages(me_)) {
       builder_.copy(0, Content::query, PlanBuilder::kQuery, message.tokens.begin, queries,
-                    at(message), heads_);
+                    message.placed(), heads_);
     }
     for (int turn = 1; turn < ranks_; ++turn) {
       const int to = (me_ + turn) % ranks_;
       const int from = (me_ + ranks_ - turn) % ranks_;
       for (const Gathering::Message& message : gathering.messages(me_)) {
-        builder_.send(0, to, me_, queries, at(message));
+        builder_.send(0, to, me_, queries, message.placed());
       }
       for (const Gathering::Message& message : gathering.messages(from)) {
-        builder_.receive(0, from, from, queries, at(message));
+        builder_.receive(0, from, from, queries, message.placed());
       }
     }
     const Result computed = builder_.add_partial_results(all, heads_);
@@ -85,11 +82,14 @@ class PassQ {
       Result& part = parts[static_cast<std::size_t>(from)];
       part = partial();
       if (turn == 0) {
-        take_own(2, gathering, computed, part);
+        for (const Gathering::Message& message : gathering.messages(me_)) {
+          builder_.copy(2, computed, message.placed().begin, part, message.tokens);
+        }
         continue;
       }
       std::vector<LocalRange> runs;
-      for (const Gathering::Message& message : gathering.messages(to)) runs.push_back(at(message));
+      for (const Gathering::Message& message : gathering.messages(to))
+        runs.push_back(message.placed());
       builder_.send(2, to, to, computed, runs);
       runs.clear();
       for (const Gathering::Message& message : gathering.messages(me_)) {
@@ -99,19 +99,6 @@ class PassQ {
     }
     combine(2, std::move(parts));
     return builder_.finish();
-  }
-
-  // What this rank has computed of its own rows.
-  void take_own(int step, const Gathering& gathering, const Result& computed, const Result& part) {
-    const auto copy = [&](Content content, int from, int to, const Gathering::Message& message) {
-      if (to < 0) return;
-      builder_.copy(step, content, from, LocalPosition(message.at), to, message.tokens, heads_);
-    };
-    for (const Gathering::Message& message : gathering.messages(me_)) {
-      copy(Content::output, computed.output.buffer, part.output.buffer, message);
-      copy(Content::lse, computed.lse, part.lse, message);
-      copy(Content::maximum, computed.maximum, part.maximum, message);
-    }
   }
 
   // As many parts at once as a reduction takes.
@@ -127,8 +114,6 @@ class PassQ {
 
   // Rows go round, and partial results straight back.
   RankPlan plan_round() {
-    const auto distance_to = [&](int hops) { return (me_ + hops) % ranks_; };
-    const auto distance_from = [&](int hops) { return (me_ + ranks_ - hops) % ranks_; };
     const bool any = rows_.count * heads_.count * builder_.plan().local.batch > 0;
 
     std::vector<Result> parts{partial()};
@@ -137,15 +122,15 @@ class PassQ {
     builder_.compute(0, own, heads_, builder_.own_columns());
     builder_.complete(0, own, heads_);
     int packed = -1;
-    if (any && ranks_ > 1) {
+    if (any) {
       packed = builder_.add_exchange({Content::query}, context_.input.problem.dtype, rows_, heads_);
       builder_.copy(0, Content::query, PlanBuilder::kQuery, rows_.begin, packed, rows_, heads_);
     }
     std::map<int, int> buffers;     // of queries, by turn
     std::map<int, Result> targets;  // of their results, by turn
     for (int hop = 1; hop < ranks_; ++hop) {
-      const int to = distance_to(hop);
-      const int from = distance_from(hop);
+      const int to = (me_ + hop) % ranks_;
+      const int from = (me_ + ranks_ - hop) % ranks_;
       const int turn = hop % 2;
       if (any && sees(me_, to)) {
         builder_.send(hop - 1, to, me_, packed, rows_);

@@ -105,6 +105,17 @@ void PlanBuilder::copy(int step, Content content, int from, LocalPosition from_b
   plan_.tasks.push_back({Copy{content, from, from_begin, region}, step, {}});
 }
 
+void PlanBuilder::copy(int step, const Result& from, LocalPosition begin, const Result& to,
+                       LocalRange rows) {
+  const auto copy_one = [&](Content content, int source, int destination) {
+    if (source < 0) return;
+    copy(step, content, source, begin, destination, rows, from.output.heads);
+  };
+  copy_one(Content::output, from.output.buffer, to.output.buffer);
+  copy_one(Content::lse, from.lse, to.lse);
+  copy_one(Content::maximum, from.maximum, to.maximum);
+}
+
 Result PlanBuilder::add_complete_results(LocalRange rows, HeadRange heads, const Result* reuses) {
   return add_results(rows, heads, context_.input.problem.dtype, DType::float32, reuses);
 }

@@ -54,6 +54,10 @@ class PlanBuilder {
   void copy(int step, Content content, int from, LocalPosition from_begin, int to,
             LocalRange to_tokens, HeadRange heads);
 
+  /// Copies results, of all heads of `from`, from its row `begin` on to `rows`: outputs, LSEs and
+  /// maxima.
+  void copy(int step, const Result& from, LocalPosition begin, const Result& to, LocalRange rows);
+
   /// Buffers for results that other ranks get: complete ones, rounded, or partial ones, as precise
   /// as partial results are. `reuses`: results whose memory they take over.
   [[nodiscard]] Result add_complete_results(LocalRange rows, HeadRange heads,

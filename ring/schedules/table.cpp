@@ -65,7 +65,7 @@ std::string wants_sharded_sequence(const PlanInput& input) {
 }
 
 std::string needs_divisor(const PlanInput& input, const char* what, int size) {
-  if (ranks_of(input) % size == 0) return {};
+  if (size > 0 && ranks_of(input) % size == 0) return {};
   return fmt::format("{} {} does not divide the {} ranks along {}", what, size, ranks_of(input),
                      to_string(kv_axes(input)));
 }
@@ -171,7 +171,7 @@ bool has_replicated_rows(const PlanInput& input) {
 }
 
 int inner_size(const PlanInput& input) {
-  return input.options.inner_size > 0 ? input.options.inner_size : ranks_of(input);
+  return input.options.inner_size != 0 ? input.options.inner_size : ranks_of(input);
 }
 
 }  // namespace annulus::ring

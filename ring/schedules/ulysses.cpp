@@ -140,7 +140,7 @@ class HeadExchange {
     for (int turn = 0; turn < degree_; ++turn) {
       const int from = (inner_ + degree_ - turn) % degree_;
       take_queries(from, *mine);
-      if (!has_columns(inner_)) take_columns(from, *mine);
+      if (!has_columns(inner_)) take_columns(from);
     }
   }
 
@@ -168,7 +168,7 @@ class HeadExchange {
 
   void take_queries(int from, const HeadShare& share) {
     for (const Gathering::Message& message : rows_.messages(from)) {
-      const LocalRange to{LocalPosition(message.at), message.tokens.count};
+      const LocalRange to = message.placed();
       if (from == inner_) {
         builder_.copy(gathered_in(), Content::query, PlanBuilder::kQuery, message.tokens.begin,
                       queries_, to, share.heads);
@@ -178,14 +178,12 @@ class HeadExchange {
     }
   }
 
-  void take_columns(int from, const HeadShare& /*share*/) {
+  void take_columns(int from) {
     for (const Gathering::Message& message : columns_.messages(from)) {
-      const LocalPosition to(message.at);
       if (from == inner_) {
-        builder_.pack(message.tokens, columns_in_, to, gathered_in());
+        builder_.pack(message.tokens, columns_in_, message.placed().begin, gathered_in());
       } else {
-        builder_.receive(gathered_in(), peer(from), peer(from), columns_in_,
-                         {to, message.tokens.count});
+        builder_.receive(gathered_in(), peer(from), peer(from), columns_in_, message.placed());
       }
     }
   }
@@ -211,7 +209,7 @@ class HeadExchange {
       const int to = (inner_ + turn) % degree_;
       std::vector<LocalRange> runs;
       for (const Gathering::Message& message : rows_.messages(to)) {
-        runs.push_back({LocalPosition(message.at), message.tokens.count});
+        runs.push_back(message.placed());
       }
       builder_.send(sent_in, peer(to), peer(to), *computed_[set], runs);
     }
@@ -233,22 +231,11 @@ class HeadExchange {
       std::vector<LocalRange> runs;
       for (const Gathering::Message& message : rows_.messages(inner_)) {
         runs.push_back(message.tokens);
-        const LocalPosition begin =
-            from == inner_ ? LocalPosition(message.at) : message.tokens.begin;
-        unpack(sent_in + 1, part, begin, message.tokens, share->heads);
+        const LocalPosition begin = (from == inner_ ? message.placed() : message.tokens).begin;
+        builder_.copy(sent_in + 1, part, begin, builder_.own_results(share->heads), message.tokens);
       }
       if (from != inner_) builder_.receive(sent_in, peer(from), peer(inner_), part, runs);
     }
-  }
-
-  void unpack(int step, const Result& part, LocalPosition begin, LocalRange rows, HeadRange heads) {
-    const Result own = builder_.own_results(heads);
-    const auto copy = [&](Content content, int from, int to) {
-      if (to >= 0) builder_.copy(step, content, from, begin, to, rows, heads);
-    };
-    copy(Content::output, part.output.buffer, own.output.buffer);
-    copy(Content::lse, part.lse, own.lse);
-    copy(Content::maximum, part.maximum, own.maximum);
   }
 
   [[nodiscard]] static LocalRange all(const Gathering& gathering) {
@@ -280,7 +267,7 @@ class HeadExchange {
 
 int ulysses_degree(const PlanInput& input) {
   const int ranks = input.operands.key.shards(1);
-  if (input.options.ulysses_degree > 0) return input.options.ulysses_degree;
+  if (input.options.ulysses_degree != 0) return input.options.ulysses_degree;
   const AxisNames& axes = input.operands.key.spec()[1];
   const MeshShape& mesh = input.operands.key.mesh();
   std::vector<int> sizes;

@@ -70,17 +70,23 @@ TEST(Plan, EveryVisiblePairIsComputedOnceUnderEveryLayoutScheduleAndMask) {
   }
 }
 
+// The last rows see nothing.
+AttentionProblem with_empty_rows(DType dtype) {
+  AttentionProblem problem = causal_problem(37, 4, 2);
+  problem.dtype = dtype;
+  problem.mask.set_window(9, -1);
+  problem.mask.set_kv_lengths({20});
+  return problem;
+}
+
 // With any kernel, whatever is folded on the way, and for rows without any computation.
 TEST(Plan, SinksJoinEveryRowOnce) {
   for (const int ranks : {1, 2, 3, 8}) {
     for (const Schedule schedule : kSchedules) {
       for (const DType dtype : {DType::float32, DType::bfloat16}) {
         for (const bool few : {true, false}) {
-          AttentionProblem problem = causal_problem(37, 4, 2);
-          problem.dtype = dtype;
+          AttentionProblem problem = with_empty_rows(dtype);
           problem.sinks = Sinks({4, 1}, {1, 2, 3, 4});
-          problem.mask.set_window(9, -1);
-          problem.mask.set_kv_lengths({20});
           const ShardedOperands operands =
               sequence_operands(problem, ranks, LayoutKind::contiguous);
           PlanOptions options;
@@ -115,12 +121,9 @@ TEST(Plan, EveryRowOfAnUnnormalisedOutputIsCompletedOnce) {
     for (const Schedule schedule : kSchedules) {
       for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64}) {
         for (const bool few : {true, false}) {
-          AttentionProblem problem = causal_problem(37, 4, 2);
-          problem.dtype = dtype;
+          AttentionProblem problem = with_empty_rows(dtype);
           problem.normalize_output = false;
           if (few) problem.sinks = Sinks({1}, {1});
-          problem.mask.set_window(9, -1);
-          problem.mask.set_kv_lengths({20});
           const ShardedOperands operands =
               sequence_operands(problem, ranks, LayoutKind::contiguous);
           PlanOptions options;

@@ -80,6 +80,17 @@ class Setup(unittest.TestCase):
         self.assertEqual(calls[0], "cmake --preset default -DANNULUS_CUDA=ON "
                                    "-DANNULUS_WERROR=ON -DX=a b")
 
+    def test_installs_what_is_missing(self):
+        self.program("bin/dpkg-query", "#!/bin/sh\n"
+                     "case $3 in iproute2 | libfmt-dev) exit 1 ;; *) echo installed ;; esac\n")
+        self.program("bin/apt-get", '#!/bin/sh\necho "apt-get $*" >> "$NOTES"\n')
+        self.program("bin/sudo", "#!/bin/sh\nshift\nexec \"$@\"\n")
+        result, calls = self.run_setup("--cuda", "off")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(calls[0], "apt-get update --quiet")
+        self.assertRegex(calls[1], "^apt-get install .* libfmt-dev iproute2$")
+        self.assertTrue(calls[2].startswith("cmake "))
+
     def test_refuses_what_it_does_not_know(self):
         for arguments in (["--fast"], ["--cuda", "maybe"], ["--preset", "none"], ["--target"]):
             result, calls = self.run_setup(*arguments)

@@ -165,6 +165,10 @@ class CliTest(unittest.TestCase):
         """annulus run with options that decide what is computed (`meaning`, which the checker gets
         too), how, and from and to which `files`."""
         self.expect_success(self.annulus("run", *files, *meaning, *how, ranks=ranks))
+        self.expect_right_files(files, meaning)
+
+    def expect_right_files(self, files, meaning=()):
+        """The checker finds that the files of a run are right, and there are no temporary ones."""
         self.expect_no_files()
         checked = subprocess.run([sys.executable, CHECKER, *files, *meaning], cwd=self.directory,
                                  capture_output=True, text=True, timeout=TIMEOUT)

@@ -2,33 +2,14 @@
 
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
-#include <gtest/gtest.h>
-
-#include <annulus/core/cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
 
 #include "tests/attention/native_run.hpp"
-#include "tests/support/test_world.hpp"
+#include "tests/support/cuda_test.hpp"
 
 namespace annulus::test {
-
-/// A device and a stream, or a skipped test.
-class CudaTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = cuda_unavailable_reason(); !reason.empty()) {
-      GTEST_SKIP() << reason;
-    }
-    device_ = make_cuda_device(0);
-    stream_ = device_->make_stream("compute", kWatchdog, nullptr);
-  }
-
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Stream> stream_;
-};
 
 /// The memory of a host tensor on the device; views of the one become views of the other.
 class Mirror {
@@ -43,10 +24,7 @@ class Mirror {
   }
 
   [[nodiscard]] TensorView at(const ConstTensorView& view) const {
-    const auto offset = static_cast<const std::byte*>(view.data()) -
-                        static_cast<const std::byte*>(host_.view().data());
-    return {static_cast<std::byte*>(device_.view().data()) + offset, view.dtype(), view.shape(),
-            view.strides(), device_.view().place()};
+    return same_view(view, host_, device_);
   }
   [[nodiscard]] TensorView view() const { return device_.view(); }
 

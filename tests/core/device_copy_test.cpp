@@ -5,26 +5,19 @@
 
 #include <gtest/gtest.h>
 
-#include <annulus/core/cuda.hpp>
 #include <annulus/core/device.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/core/tensor.hpp>
 
-#include "tests/support/test_world.hpp"
+#include "tests/support/cuda_test.hpp"
 
 namespace annulus {
 namespace {
 
-class DeviceCopy : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = cuda_unavailable_reason(); !reason.empty()) {
-      GTEST_SKIP() << reason;
-    }
-    device_ = make_cuda_device(0);
-    stream_ = device_->make_stream("test", test::kWatchdog, nullptr);
-  }
+using test::same_view;
 
+class DeviceCopy : public test::CudaTest {
+ protected:
   // Bytes that differ from their neighbours.
   static Tensor numbered(DType dtype, const Extents& shape, MemoryPool& pool, unsigned first = 1) {
     Tensor tensor(dtype, shape, pool);
@@ -51,17 +44,7 @@ class DeviceCopy : public ::testing::Test {
   }
 
   HostDevice host_;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Stream> stream_;
 };
-
-// The view of `twin` that lies as `view` does in `whole`.
-TensorView same_view(const TensorView& view, const Tensor& whole, const Tensor& twin) {
-  const auto offset =
-      static_cast<std::byte*>(view.data()) - static_cast<std::byte*>(whole.view().data());
-  return {static_cast<std::byte*>(twin.view().data()) + offset, view.dtype(), view.shape(),
-          view.strides(), twin.view().place()};
-}
 
 TEST_F(DeviceCopy, TakesWhateverStridesAndDimensions) {
   for (const DType dtype :

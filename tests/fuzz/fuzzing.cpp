@@ -5,9 +5,11 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <vector>
 
+#include <annulus/core/tensor.hpp>
+#include <annulus/files/array_file.hpp>
 #include <annulus/files/array_info.hpp>
+#include <annulus/files/integer_file.hpp>
 #include <annulus/partition/position.hpp>
 
 namespace annulus::test {
@@ -66,28 +68,37 @@ void InputFile::set(std::string_view contents) const {
   require(file.good(), "the input can be written to a file");
 }
 
-bool reads_right(const files::ArrayFile& file, std::string_view contents) {
-  const std::optional<std::int64_t> size = files::byte_count(file.dtype(), file.shape());
+void read_array(const InputFile& input, std::string_view contents, const std::string& tensor,
+                const std::vector<DType>& accepted) {
+  const auto file = taken([&] { return files::ArrayFile(input.path(), tensor, accepted); });
+  if (!file) return;
+  const std::optional<std::int64_t> size = files::byte_count(file->dtype(), file->shape());
   require(size && *size <= static_cast<std::int64_t>(contents.size()), "an array fits its file");
   std::vector<std::byte> bytes(static_cast<std::size_t>(*size));
-  const TensorView whole(bytes.data(), file.dtype(), file.shape());
+  const TensorView whole(bytes.data(), file->dtype(), file->shape());
   const auto read = [&] {
-    file.read_slice(files::whole(file.shape()), whole);
+    file->read_slice(files::whole(file->shape()), whole);
     return true;
   };
-  if (!taken(read)) return false;
-  if (bytes.empty()) return true;
+  if (!taken(read) || bytes.empty()) return;
   const std::string_view seen(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   require(contents.find(seen) != std::string_view::npos, "an array's bytes are those of the file");
 
   const ConstTensorView expected = every_other(whole);
   std::vector<std::byte> packed(expected.bytes());
   std::vector<std::byte> sliced(expected.bytes());
-  copy(expected, TensorView(packed.data(), file.dtype(), expected.shape()));
-  file.read_slice(every_other(file.shape()),
-                  TensorView(sliced.data(), file.dtype(), expected.shape()));
+  copy(expected, TensorView(packed.data(), file->dtype(), expected.shape()));
+  file->read_slice(every_other(file->shape()),
+                   TensorView(sliced.data(), file->dtype(), expected.shape()));
   require(packed == sliced, "a slice has the entries of the whole array");
-  return true;
+}
+
+void read_integers(const InputFile& input, const std::string& tensor) {
+  const auto file = taken([&] { return files::IntegerFile(input.path(), tensor); });
+  if (!file) return;
+  const auto values = taken([&] { return file->read(); });
+  require(!values || static_cast<std::int64_t>(values->size()) == file->shape().product(),
+          "there are as many numbers as the shape says");
 }
 
 }  // namespace annulus::test

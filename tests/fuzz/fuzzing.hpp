@@ -7,10 +7,10 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include <annulus/core/dtype.hpp>
 #include <annulus/core/error.hpp>
-#include <annulus/core/tensor.hpp>
-#include <annulus/files/array_file.hpp>
 
 /// What libFuzzer, or replay.cpp, calls for every input. Each *_fuzz.cpp defines it for one kind of
 /// text or file: any input must be taken or refused by a UserError, and what is taken must hold
@@ -52,8 +52,12 @@ class InputFile {
   std::string path_;
 };
 
-/// Reads an array in one piece and every other entry of it, and compares both with the bytes of its
-/// file. False if reading is refused, as for a bool that is neither 0 nor 1.
-bool reads_right(const files::ArrayFile& file, std::string_view contents);
+/// Opens an array and reads it in one piece and every other entry of it. Unless that is refused, as
+/// for a bool that is neither 0 nor 1, both must be the bytes that its file holds.
+void read_array(const InputFile& input, std::string_view contents, const std::string& tensor = {},
+                const std::vector<DType>& accepted = {});
+
+/// Reads an array as whole numbers, unless that is refused.
+void read_integers(const InputFile& input, const std::string& tensor = {});
 
 }  // namespace annulus::test

@@ -1,7 +1,6 @@
 // .safetensors files: the list of tensors, then each one as an array and as whole numbers.
 
 #include <annulus/files/array_file.hpp>
-#include <annulus/files/integer_file.hpp>
 
 #include "fuzzing.hpp"
 
@@ -17,13 +16,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(!absent, "a tensor that is not there is refused");
   if (!names) return 0;
   for (const std::string& name : *names) {
-    const auto file = taken([&] { return files::ArrayFile(input.path(), name); });
-    if (file) (void)reads_right(*file, contents);
-    const auto numbers = taken([&] { return files::IntegerFile(input.path(), name); });
-    if (!numbers) continue;
-    const auto values = taken([&] { return numbers->read(); });
-    require(!values || static_cast<std::int64_t>(values->size()) == numbers->shape().product(),
-            "there are as many numbers as the shape says");
+    read_array(input, contents, name);
+    read_integers(input, name);
   }
   return 0;
 }

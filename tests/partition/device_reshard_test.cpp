@@ -20,44 +20,24 @@
 namespace annulus {
 namespace {
 
-using test::for_each_element;
-using test::linear;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-class DeviceReshard : public ::testing::Test {
- public:
-  static void SetUpTestSuite() { gpu_ = test::open_rank_device(); }
-  static void TearDownTestSuite() { gpu_ = {}; }
-
+class DeviceReshard : public test::RankDeviceTest<> {
  protected:
   void SetUp() override {
-    if (!gpu_.device) GTEST_SKIP() << gpu_.missing;
+    RankDeviceTest::SetUp();
+    if (IsSkipped()) return;
     stream_ = device().make_stream("test", test::kWatchdog, nullptr);
   }
-  [[nodiscard]] static Device& device() { return *gpu_.device; }
   [[nodiscard]] static Mesh mesh_of(const MeshShape& shape) {
     return {shape, test::session().world(), test::kWatchdog};
   }
 
-  // Calls body(element, expected) for each element of a contiguous shard of int32.
-  template <class Body>
-  static void for_each_number(const NamedSharding& sharding, int rank, const TensorView& shard,
-                              const Body& body) {
-    for_each_element(sharding, rank, [&](const auto& local, const auto& global) {
-      std::int64_t offset = 0;
-      for (int dim = 0; dim < shard.rank(); ++dim) {
-        offset += local[static_cast<std::size_t>(dim)] * shard.stride(dim);
-      }
-      body(shard.as<std::int32_t>()[offset],
-           static_cast<std::int32_t>(linear(sharding.global_shape(), global)));
-    });
-  }
-  // Element i of the whole array holds the number i.
+  // A shard on the device whose elements are their numbers in the array.
   [[nodiscard]] Tensor numbers(const NamedSharding& sharding, int rank) {
     const Tensor host(DType::int32, sharding.local_shape(rank), host_.memory());
-    for_each_number(sharding, rank, host.view(),
-                    [](std::int32_t& element, std::int32_t number) { element = number; });
+    test::number_elements(sharding, rank, host.view());
     Tensor shard(DType::int32, host.shape(), device().memory());
     device().copy(host.view(), shard.view(), *stream_);
     return shard;
@@ -66,19 +46,12 @@ class DeviceReshard : public ::testing::Test {
     const Tensor host(DType::int32, sharding.local_shape(rank), host_.memory());
     device().copy(shard, host.view(), *stream_);
     stream_->synchronize();
-    int wrong = 0;
-    for_each_number(sharding, rank, host.view(), [&](std::int32_t element, std::int32_t number) {
-      wrong += element != number ? 1 : 0;
-    });
-    EXPECT_EQ(wrong, 0) << to_string(sharding);
+    EXPECT_EQ(test::wrong_numbers(sharding, rank, host.view()), 0) << to_string(sharding);
   }
 
-  static test::RankDevice gpu_;  // NOLINT(readability-identifier-naming): as a member
   HostDevice host_;
   std::unique_ptr<Stream> stream_;
 };
-
-test::RankDevice DeviceReshard::gpu_ = {};
 
 TEST_F(DeviceReshard, MovesRandomShardings) {
   test::Random random(32);

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <annulus/core/tensor.hpp>
 #include <annulus/partition/named_sharding.hpp>
 
 namespace annulus::test {
@@ -148,6 +149,34 @@ inline std::int64_t linear(const Extents& shape, const std::vector<std::int64_t>
     result = result * shape[dim] + index[static_cast<std::size_t>(dim)];
   }
   return result;
+}
+
+/// The element at a local index, relative to the first one.
+inline std::int64_t offset_of(const ConstTensorView& shard,
+                              const std::vector<std::int64_t>& index) {
+  std::int64_t offset = 0;
+  for (int dim = 0; dim < shard.rank(); ++dim) {
+    offset += index[static_cast<std::size_t>(dim)] * shard.stride(dim);
+  }
+  return offset;
+}
+
+/// Sets each element of a shard of int32 in host memory to its row-major number in the array.
+inline void number_elements(const NamedSharding& sharding, int rank, const TensorView& shard) {
+  for_each_element(sharding, rank, [&](const auto& local, const auto& global) {
+    shard.as<std::int32_t>()[offset_of(shard, local)] =
+        static_cast<std::int32_t>(linear(sharding.global_shape(), global));
+  });
+}
+
+/// How many elements of such a shard are not their number.
+inline int wrong_numbers(const NamedSharding& sharding, int rank, const ConstTensorView& shard) {
+  int wrong = 0;
+  for_each_element(sharding, rank, [&](const auto& local, const auto& global) {
+    const std::int64_t number = linear(sharding.global_shape(), global);
+    wrong += shard.as<std::int32_t>()[offset_of(shard, local)] != number ? 1 : 0;
+  });
+  return wrong;
 }
 
 }  // namespace annulus::test

@@ -45,12 +45,8 @@ std::vector<std::byte> value_of(std::int64_t number, DType dtype) {
 }
 
 std::byte* at(const TensorView& view, const std::vector<std::int64_t>& index) {
-  std::int64_t offset = 0;
-  for (int dim = 0; dim < view.rank(); ++dim) {
-    offset += index[static_cast<std::size_t>(dim)] * view.stride(dim);
-  }
   return static_cast<std::byte*>(view.data()) +
-         offset * static_cast<std::int64_t>(size_of(view.dtype()));
+         test::offset_of(view, index) * static_cast<std::int64_t>(size_of(view.dtype()));
 }
 
 // A shard in memory of its own, with gaps and an order of dimensions drawn at random.

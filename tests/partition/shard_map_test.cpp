@@ -16,8 +16,6 @@
 namespace annulus {
 namespace {
 
-using test::for_each_element;
-using test::linear;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
@@ -38,21 +36,14 @@ class ShardMapTest : public ::testing::Test {
     NamedSharding sharding(mesh_.shape(), PartitionSpec::parse(spec), {4, length},
                            {Distribution::block(), sequence});
     ShardedTensor tensor(sharding, mesh_.rank(), DType::int32, device_.memory());
-    for_each_element(sharding, mesh_.rank(), [&](const auto& local, const auto& global) {
-      tensor.local().at<std::int32_t>({local[0], local[1]}) =
-          static_cast<std::int32_t>(linear(sharding.global_shape(), global));
-    });
+    test::number_elements(sharding, mesh_.rank(), tensor.local());
     return tensor;
   }
 
   void expect_numbers(const ShardedTensor& tensor) {
     const NamedSharding& sharding = tensor.sharding();
-    int wrong = 0;
-    for_each_element(sharding, mesh_.rank(), [&](const auto& local, const auto& global) {
-      const auto expected = linear(sharding.global_shape(), global);
-      wrong += tensor.local().at<std::int32_t>({local[0], local[1]}) != expected ? 1 : 0;
-    });
-    EXPECT_EQ(wrong, 0) << to_string(sharding);
+    EXPECT_EQ(test::wrong_numbers(sharding, mesh_.rank(), tensor.local()), 0)
+        << to_string(sharding);
   }
 
   Tensor copy_of(const ConstTensorView& view) {

@@ -83,20 +83,17 @@ void transform(const TensorView& tensor, float factor, float shift) {
   from_float32(values.data(), tensor.dtype(), tensor.data(), tensor.elements());
 }
 
-class DeviceAttention : public ::testing::Test {
- public:
-  static void SetUpTestSuite() { rank_ = test::open_rank_device(); }
-  static void TearDownTestSuite() { rank_ = {}; }
-
+class DeviceAttention : public test::RankDeviceTest<> {
  protected:
   void SetUp() override {
-    if (!rank_.device) GTEST_SKIP() << rank_.missing;
+    RankDeviceTest::SetUp();
+    if (IsSkipped()) return;
     mesh_ = std::make_unique<Mesh>(MeshShape({{"sp", test::session().size()}}),
                                    test::session().world(), test::kWatchdog);
   }
 
   [[nodiscard]] static std::vector<Transport> transports() {
-    if (rank_.shared) return {Transport::peer};
+    if (shared_gpus()) return {Transport::peer};
     return {Transport::peer, Transport::nccl};
   }
 
@@ -115,7 +112,7 @@ class DeviceAttention : public ::testing::Test {
   // Collective.
   void expect_verified(const ShardedCase& one) {
     const verification::Verification found =
-        verification::verify_sharded(one, *mesh_, registry_, *rank_.device);
+        verification::verify_sharded(one, *mesh_, registry_, device());
     EXPECT_EQ(found.failure(), "")
         << to_string(one.problem.shape) << " " << annulus::name_of(one.problem.dtype) << " mask "
         << to_string(one.problem.mask) << " " << one.schedule << " by " << name_of(one.transport)
@@ -130,13 +127,9 @@ class DeviceAttention : public ::testing::Test {
     return options;
   }
 
-  // One for all tests: a device outlives what other ranks have mapped of it.
-  static test::RankDevice rank_;  // NOLINT(readability-identifier-naming): as a member
   Registry registry_ = Registry::standard();
   std::unique_ptr<Mesh> mesh_;
 };
-
-test::RankDevice DeviceAttention::rank_ = {};
 
 TEST_F(DeviceAttention, RandomProblems) {
   for (const Transport transport : transports()) {
@@ -306,7 +299,7 @@ TEST_F(DeviceAttention, DefaultOptionsSuitTheDevice) {
     one.layout.sequence = layout;
     const ShardedAttention attention(one.problem,
                                      shard_operands(one.problem, mesh_->shape(), one.layout),
-                                     *mesh_, registry_, *rank_.device, {});
+                                     *mesh_, registry_, device(), {});
     EXPECT_EQ(attention.implementations(), "flash_attn2");
   }
 }
@@ -336,7 +329,7 @@ TEST_F(DeviceAttention, PaddedBatchesStayWithCudnn) {
 TEST_F(DeviceAttention, LittleMemoryForPartialResults) {
   for (const std::int64_t bytes : {std::int64_t{1}, std::int64_t{200000}}) {
     ShardedCase one = case_of(std::int64_t{512} * test::session().size(), 8, 4, 64);
-    one.plan = PlanOptions::for_place(rank_.device->place());
+    one.plan = PlanOptions::for_place(device().place());
     one.plan->result_bytes = bytes;
     if (test::session().size() == 1) one.schedule = "local";
     expect_verified(one);
@@ -356,11 +349,11 @@ TEST_F(DeviceAttention, ReplayedCallsSeeNewDataAndSetNothingUp) {
       }
       if (test::session().size() == 1) one.schedule = "local";
       const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
-      ShardedAttention attention(one.problem, operands, *mesh_, registry_, *rank_.device,
+      ShardedAttention attention(one.problem, operands, *mesh_, registry_, device(),
                                  options_of(one));
       HostMemoryPool memory;
       const CaseShards shards(operands, one.problem.dtype, 1, mesh_->rank(), memory);
-      Twins twins(shards, *rank_.device);
+      Twins twins(shards, device());
       const auto run = [&] {
         twins.upload();
         mesh_->world().barrier();  // nobody writes what another one still reads
@@ -385,7 +378,7 @@ TEST_F(DeviceAttention, ReplayedCallsSeeNewDataAndSetNothingUp) {
       // Without replay the numbers are the same, to the bit.
       ShardedAttentionOptions options = options_of(one);
       options.runner.replay = false;
-      ShardedAttention plain(one.problem, operands, *mesh_, registry_, *rank_.device, options);
+      ShardedAttention plain(one.problem, operands, *mesh_, registry_, device(), options);
       plain.run(twins.tensors());
       twins.download();
       EXPECT_TRUE(bits_of(shards) == last);
@@ -399,11 +392,10 @@ TEST_F(DeviceAttention, TensorsThatLieOtherwise) {
   ShardedCase one = case_of(std::int64_t{256} * test::session().size(), 8, 2, 64);
   if (test::session().size() == 1) one.schedule = "local";
   const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
-  ShardedAttention attention(one.problem, operands, *mesh_, registry_, *rank_.device,
-                             options_of(one));
+  ShardedAttention attention(one.problem, operands, *mesh_, registry_, device(), options_of(one));
   HostMemoryPool memory;
   const CaseShards shards(operands, one.problem.dtype, 1, mesh_->rank(), memory);
-  Twins twins(shards, *rank_.device);
+  Twins twins(shards, device());
   twins.upload();
   mesh_->world().barrier();
   attention.run(twins.tensors());
@@ -416,18 +408,17 @@ TEST_F(DeviceAttention, TensorsThatLieOtherwise) {
   };
   const std::vector<float> right = values();
 
-  const auto stream = rank_.device->make_stream("copies", test::kWatchdog, nullptr);
+  const auto stream = device().make_stream("copies", test::kWatchdog, nullptr);
   enum class Way { head_major, padded, shifted };
   for (const Way way : {Way::head_major, Way::padded, Way::shifted}) {
     std::vector<Tensor> owners;
     const auto like = [&](const ConstTensorView& tensor) {
       const Extents& s = tensor.shape();
       const std::int64_t pad = way == Way::head_major ? 0 : way == Way::padded ? 4 : 8;
-      owners.emplace_back(tensor.dtype(), Extents{s[0], s[2], s[1], s[3] + pad},
-                          rank_.device->memory());
+      owners.emplace_back(tensor.dtype(), Extents{s[0], s[2], s[1], s[3] + pad}, device().memory());
       const TensorView view =
           owners.back().view().permute({0, 2, 1, 3}).slice(3, way == Way::shifted ? 1 : 0, s[3]);
-      rank_.device->copy(tensor, view, *stream);
+      device().copy(tensor, view, *stream);
       return view;
     };
     const LocalTensors plain = twins.tensors();
@@ -437,7 +428,7 @@ TEST_F(DeviceAttention, TensorsThatLieOtherwise) {
     for (int round = 0; round < 2; ++round) {
       attention.prepare(other);
       for (int i = 0; i < 3; ++i) attention.run(other);
-      rank_.device->copy(other.output, plain.output, *stream);
+      device().copy(other.output, plain.output, *stream);
       stream->synchronize();
       twins.download();
       const std::vector<float> found = values();
@@ -460,7 +451,7 @@ bool awaits_columns(const ShardedAttention& attention) {
 TEST_F(DeviceAttention, AwaitedColumnsMayComeLate) {
   const int ranks = test::session().size();
   if (ranks < 2) GTEST_SKIP() << "needs 2 ranks";
-  if (rank_.shared) GTEST_SKIP() << "needs a GPU for each rank";
+  if (shared_gpus()) GTEST_SKIP() << "needs a GPU for each rank";
   for (const LayoutKind layout : {LayoutKind::zigzag, LayoutKind::striped}) {
     ShardedCase one = case_of(std::int64_t{384} * ranks + 5, 8, 2, 128);
     one.transport = Transport::peer;
@@ -470,10 +461,10 @@ TEST_F(DeviceAttention, AwaitedColumnsMayComeLate) {
     expect_verified(one);
     one.problem.shape.heads = 64;  // more tiles than multiprocessors
     one.problem.shape.kv_heads = 8;
-    one.plan = PlanOptions::for_place(rank_.device->place());
+    one.plan = PlanOptions::for_place(device().place());
     if (layout == LayoutKind::striped) one.plan->gather_bytes = 1;  // a head at a time
     const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
-    ShardedAttention attention(one.problem, operands, *mesh_, registry_, *rank_.device, [&] {
+    ShardedAttention attention(one.problem, operands, *mesh_, registry_, device(), [&] {
       ShardedAttentionOptions options = options_of(one);
       options.plan = one.plan;
       return options;
@@ -481,7 +472,7 @@ TEST_F(DeviceAttention, AwaitedColumnsMayComeLate) {
     EXPECT_TRUE(awaits_columns(attention));
     HostMemoryPool memory;
     const CaseShards shards(operands, one.problem.dtype, 1, mesh_->rank(), memory);
-    Twins twins(shards, *rank_.device);
+    Twins twins(shards, device());
     std::vector<std::vector<std::byte>> bits;
     for (int late = -1; late < ranks; ++late) {
       transform(shards.value.view(), late < 0 ? 1.0F : -1.0F, 0.0F);  // old columns are now wrong
@@ -514,13 +505,13 @@ TEST_F(DeviceAttention, ARankThatStaysAwayIsATimeoutOfTheOthers) {
         one.schedule = schedule;
         if (schedule == "allgather") one.implementation = "flash_attn2";
         const ShardedOperands operands = shard_operands(one.problem, mesh.shape(), one.layout);
-        ShardedAttention attention(one.problem, operands, mesh, registry_, *rank_.device,
+        ShardedAttention attention(one.problem, operands, mesh, registry_, device(),
                                    options_of(one));
         EXPECT_EQ(awaits_columns(attention),
-                  transport == Transport::peer && schedule == "allgather" && !rank_.shared);
+                  transport == Transport::peer && schedule == "allgather" && !shared_gpus());
         HostMemoryPool memory;
         const CaseShards shards(operands, one.problem.dtype, 1, mesh.rank(), memory);
-        Twins twins(shards, *rank_.device);
+        Twins twins(shards, device());
         twins.upload();
         for (int i = 0; i < calls_before; ++i) attention.run(twins.tensors());
         mesh_->world().barrier();
@@ -555,8 +546,7 @@ TEST_F(DeviceAttention, StronglyNegativeLse) {
     if (ranks == 1) one.schedule = "local";
     one.layout.sequence = LayoutKind::contiguous;
     const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
-    ShardedAttention attention(one.problem, operands, *mesh_, registry_, *rank_.device,
-                               options_of(one));
+    ShardedAttention attention(one.problem, operands, *mesh_, registry_, device(), options_of(one));
     HostMemoryPool memory;
     const CaseShards shards(operands, one.problem.dtype, 3, mesh_->rank(), memory);
     const auto whole = [&](const NamedSharding& sharding, verification::Operand operand) {
@@ -570,7 +560,7 @@ TEST_F(DeviceAttention, StronglyNegativeLse) {
     transform(shards.query.view(), 0.2F, 4.0F);
     transform(shards.key.view(), 0.2F, -4.0F);
     transform(key.view(), 0.2F, -4.0F);
-    Twins twins(shards, *rank_.device);
+    Twins twins(shards, device());
     twins.upload();
     mesh_->world().barrier();
     attention.run(twins.tensors());

@@ -129,18 +129,15 @@ class Layer {
   std::vector<std::uint16_t> values_;
 };
 
-class DeviceFace : public ::testing::Test {
- public:
-  static void SetUpTestSuite() { rank_ = test::open_rank_device(); }
-  static void TearDownTestSuite() { rank_ = {}; }
-
+class DeviceFace : public test::RankDeviceTest<> {
  protected:
   void SetUp() override {
-    if (!rank_.device) GTEST_SKIP() << rank_.missing;
+    RankDeviceTest::SetUp();
+    if (IsSkipped()) return;
     check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     ContextOptions options;
     options.timeout = 60;
-    options.share_gpus = rank_.shared;
+    options.share_gpus = shared_gpus();
     context_ = std::make_unique<Context>(test::session().world(), options);
   }
   void TearDown() override {
@@ -155,17 +152,14 @@ class DeviceFace : public ::testing::Test {
     return options;
   }
 
-  static test::RankDevice rank_;  // NOLINT(readability-identifier-naming): as a member
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<Context> context_;
 };
 
-test::RankDevice DeviceFace::rank_ = {};
-
 TEST_F(DeviceFace, GpusAreNotSharedUnasked) {
   ContextOptions options;
   options.timeout = 60;
-  if (!rank_.shared) {
+  if (!shared_gpus()) {
     EXPECT_NO_THROW(Context(test::session().world(), options));
     return;
   }
@@ -280,7 +274,7 @@ TEST_F(DeviceFace, ManyObjectsInTurnAllReplay) {
 // A kernel that awaits columns keeps its multiprocessors. Two such kernels, each waiting for ranks
 // that compute the other, would wait for ever.
 TEST_F(DeviceFace, ObjectsThatAwaitColumnsTakeTurnsWhateverTheirStreams) {
-  if (context_->size() == 1 || rank_.shared) GTEST_SKIP() << "needs two GPUs";
+  if (context_->size() == 1 || shared_gpus()) GTEST_SKIP() << "needs two GPUs";
   AttentionOptions options = causal();
   options.schedule = "allgather";
   options.implementation = "flash_attn2";

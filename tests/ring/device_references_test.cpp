@@ -10,21 +10,7 @@
 namespace annulus::ring {
 namespace {
 
-class DeviceReferences : public ShardedReference {
- public:
-  static void SetUpTestSuite() { rank_ = test::open_rank_device(); }
-  static void TearDownTestSuite() { rank_ = {}; }
-
- protected:
-  void SetUp() override {
-    if (!rank_.device) GTEST_SKIP() << rank_.missing;
-  }
-
-  // One for all tests: a device must outlive the memory that other ranks have mapped.
-  static test::RankDevice rank_;  // NOLINT(readability-identifier-naming): as a member
-};
-
-test::RankDevice DeviceReferences::rank_ = {};
+using DeviceReferences = test::RankDeviceTest<ShardedReference>;
 
 // With the implementation that is chosen, and with each that supports any block and this problem.
 TEST_P(DeviceReferences, AgreeAlongTheSequence) {
@@ -32,19 +18,19 @@ TEST_P(DeviceReferences, AgreeAlongTheSequence) {
   OperandLayout layout;
   layout.query = layout.kv = PartitionSpec::parse("-,sp");
   ShardedAttentionOptions options;
-  options.transport = rank_.shared ? Transport::peer : Transport::automatic;
+  options.transport = shared_gpus() ? Transport::peer : Transport::automatic;
   for (const char* implementation : {"auto", "native", "flash_attn2"}) {
     options.implementation = implementation;
     if (options.implementation != "auto" &&
-        !registry_.get(implementation).capability(problem_, rank_.device->place())) {
+        !registry_.get(implementation).capability(problem_, device().place())) {
       continue;
     }
     options.schedule = "ring";
     layout.sequence = LayoutKind::zigzag;
-    expect_agrees(mesh, *rank_.device, layout, options);
+    expect_agrees(mesh, device(), layout, options);
     options.schedule = "allgather";
     layout.sequence = LayoutKind::contiguous;
-    expect_agrees(mesh, *rank_.device, layout, options);
+    expect_agrees(mesh, device(), layout, options);
   }
 }
 

@@ -11,14 +11,11 @@
 namespace annulus::ring {
 namespace {
 
-class DeviceRunner : public ::testing::Test {
- public:
-  static void SetUpTestSuite() { rank_ = annulus::test::open_rank_device(); }
-  static void TearDownTestSuite() { rank_ = {}; }
-
+class DeviceRunner : public annulus::test::RankDeviceTest<> {
  protected:
   void SetUp() override {
-    if (!rank_.device) GTEST_SKIP() << rank_.missing;
+    RankDeviceTest::SetUp();
+    if (IsSkipped()) return;
     mesh_ = std::make_unique<Mesh>(MeshShape({{"sp", annulus::test::session().size()}}),
                                    annulus::test::session().world(), annulus::test::kWatchdog);
   }
@@ -27,30 +24,25 @@ class DeviceRunner : public ::testing::Test {
     const AxisNames axes{"sp"};
     for (const Transport transport : {Transport::peer, Transport::nccl}) {
       // NCCL wants a GPU for every rank.
-      if (rank_.shared && transport == Transport::nccl) continue;
+      if (shared_gpus() && transport == Transport::nccl) continue;
       SCOPED_TRACE(name_of(transport));
-      body(mesh_->group(axes, rank_.device->place(), transport));
+      body(mesh_->group(axes, device().place(), transport));
     }
   }
 
-  static annulus::test::RankDevice rank_;  // NOLINT(readability-identifier-naming): as a member
   std::unique_ptr<Mesh> mesh_;
 };
 
-annulus::test::RankDevice DeviceRunner::rank_ = {};
-
 TEST_F(DeviceRunner, SumsTravelBehindWhatTheyAdd) {
-  for_each_group(
-      [&](Group& group) { test::expect_sums(test::travelling_sums, group, *rank_.device); });
+  for_each_group([&](Group& group) { test::expect_sums(test::travelling_sums, group, device()); });
 }
 
 TEST_F(DeviceRunner, SumsAreScatteredAtTheEnd) {
-  for_each_group(
-      [&](Group& group) { test::expect_sums(test::scattered_sums, group, *rank_.device); });
+  for_each_group([&](Group& group) { test::expect_sums(test::scattered_sums, group, device()); });
 }
 
 TEST_F(DeviceRunner, HeadsAreExchangedForSequenceAndBack) {
-  for_each_group([&](Group& group) { test::expect_heads_for_sequence(group, *rank_.device); });
+  for_each_group([&](Group& group) { test::expect_heads_for_sequence(group, device()); });
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include <gtest/gtest.h>
+
 #include <annulus/core/cuda.hpp>
 #include <annulus/mesh/mesh.hpp>
 
@@ -35,5 +37,27 @@ struct RankDevice {
   return {std::move(device), std::move(current),
           topology.ranks_on_node(topology.node_of_rank[rank]) > gpus, ""};
 }
+
+/// A fixture of tests that want this rank's GPU and are skipped where there is none. A fixture that
+/// derives from it and has a SetUp() of its own calls this one first and returns if IsSkipped().
+template <class Base = ::testing::Test>
+class RankDeviceTest : public Base {
+ public:
+  static void SetUpTestSuite() { rank_ = open_rank_device(); }
+  static void TearDownTestSuite() { rank_ = {}; }
+
+ protected:
+  void SetUp() override {
+    Base::SetUp();
+    if (!rank_.device) GTEST_SKIP() << rank_.missing;
+  }
+  [[nodiscard]] static Device& device() { return *rank_.device; }
+  /// Whether ranks share GPUs, so that NCCL is out of the question.
+  [[nodiscard]] static bool shared_gpus() { return rank_.shared; }
+
+ private:
+  // One for all tests: a device outlives what other ranks have mapped of it.
+  static inline RankDevice rank_;
+};
 
 }  // namespace annulus::test

@@ -5,15 +5,9 @@
 #include <gtest/gtest.h>
 
 #include "tests/launcher/options/parsing.hpp"
-#include "tests/support/environment_variable.hpp"
 
 namespace annulus::launcher {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using Variable = test::EnvironmentVariable;
 
 TEST(MetadataOptions, StandBetweenCommandLineAndEnvironment) {
   const OptionFile metadata(R"({"softmax_scale": 2, "soft_cap": 2.5, "runtime_dtype": "bfloat16",

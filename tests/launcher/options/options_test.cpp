@@ -13,15 +13,9 @@
 
 #include "launcher/options/option_table.hpp"
 #include "tests/launcher/options/parsing.hpp"
-#include "tests/support/environment_variable.hpp"
 
 namespace annulus::launcher {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using Variable = test::EnvironmentVariable;
 
 TEST(Options, DefaultsWithoutAnythingGiven) {
   const Options options = parse({"bench"});

@@ -7,14 +7,20 @@
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
 
 #include "launcher/options/options.hpp"
+#include "tests/support/environment_variable.hpp"
 
 namespace annulus::launcher {
 
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Variable = test::EnvironmentVariable;
 using Words = std::vector<std::string>;
 
 /// A file that an option names, for the duration of a test.

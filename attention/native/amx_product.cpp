@@ -91,7 +91,7 @@ class AmxProduct final : public TileProduct {
   [[nodiscard]] float factor() const override { return scale_ == 0 ? 1.0F : std::abs(scale_); }
 
   void start(std::int64_t rows) override {
-    odd_queries_.clear();
+    unsplit_queries_.clear();
     std::fill_n(accumulator_, (rows + kStripRows) * value_dim_, 0.0F);
     clear(from(queries_, rows * dim_), kStripRows * dim_);
   }
@@ -99,7 +99,7 @@ class AmxProduct final : public TileProduct {
   void set_query(std::int64_t index, const void* query) override {
     query_rows_[static_cast<std::size_t>(index)] = query;
     const amx::Parts to = from(queries_, index * dim_);
-    if (!stage(query, sizes_.dim, dim_, to)) odd_queries_.push_back(index);
+    if (!stage(query, sizes_.dim, dim_, to)) unsplit_queries_.push_back(index);
     if (scale_ > 0) return;
     const auto sign = static_cast<Bits>(scale_ < 0 ? 0x8000 : 0);
     const auto kept = static_cast<Bits>(scale_ < 0 ? 0xffff : 0);
@@ -112,10 +112,10 @@ class AmxProduct final : public TileProduct {
 
   void load_keys(const TensorRows& keys) override {
     key_rows_ = keys;
-    odd_keys_.clear();
+    unsplit_keys_.clear();
     for (std::int64_t begin = 0; begin < keys.count; begin += kDepth) {
       std::int64_t stride = dim_;
-      const amx::Parts rows = rows_of(keys, begin, sizes_.dim, dim_, stride, odd_keys_);
+      const amx::Parts rows = rows_of(keys, begin, sizes_.dim, dim_, stride, unsplit_keys_);
       for (int part = 0; part < parts_; ++part) {
         for (std::int64_t row = 0; row < kDepth; row += kColumns) {
           amx::pack_transposed(rows.of[part] + row * stride, stride, dim_,
@@ -154,7 +154,7 @@ class AmxProduct final : public TileProduct {
                            .result_stride = kStride};
     amx::multiply(shape, from(queries_, strip.begin * dim_), from(keys_, strip.first_column * dim_),
                   false, logits_);
-    if (!odd_keys_.empty() || !odd_queries_.empty()) repair_logits();
+    if (!unsplit_keys_.empty() || !unsplit_queries_.empty()) repair_logits();
   }
 
   [[nodiscard]] float* logits(std::int64_t row) override {
@@ -233,10 +233,10 @@ class AmxProduct final : public TileProduct {
   }
 
   // kDepth rows from `begin` on: in place, or staged and padded with zeros. Adds rows that could
-  // not be split to `odd`.
+  // not be split to `unsplit`.
   amx::Parts rows_of(const TensorRows& rows, std::int64_t begin, std::int64_t count,
                      std::int64_t padded, std::int64_t& stride,
-                     std::vector<std::int64_t>& odd) const {
+                     std::vector<std::int64_t>& unsplit) const {
     const std::int64_t present = std::min(kDepth, rows.count - begin);
     if (parts_ == 1 && present == kDepth && count == padded) {
       stride = rows.tensor->stride(1);
@@ -245,7 +245,7 @@ class AmxProduct final : public TileProduct {
     for (std::int64_t i = 0; i < present; ++i) {
       prefetch(rows.row(std::min(begin + i + kAhead, rows.count - 1)), count);
       if (!stage(rows.row(begin + i), count, padded, from(staged_, i * padded))) {
-        odd.push_back(begin + i);
+        unsplit.push_back(begin + i);
       }
     }
     clear(from(staged_, present * padded), (kDepth - present) * padded);
@@ -276,12 +276,12 @@ class AmxProduct final : public TileProduct {
     std::vector<float> query(dims);
     std::vector<float> key(dims);
     for (std::int64_t row = strip_.begin; row < strip_.end; ++row) {
-      const bool whole_row = among(odd_queries_, row);
+      const bool whole_row = among(unsplit_queries_, row);
       to_float32(query_rows_[static_cast<std::size_t>(row)], sizes_.dtype, query.data(),
                  sizes_.dim);
       for (std::int64_t i = 0; i < strip_.columns; ++i) {
         const std::int64_t column = strip_.first_column + i;
-        if (!whole_row && !among(odd_keys_, column)) continue;
+        if (!whole_row && !among(unsplit_keys_, column)) continue;
         to_float32(key_rows_.row(column), sizes_.dtype, key.data(), sizes_.dim);
         float sum = 0;
         for (std::size_t d = 0; d < dims; ++d) sum += query[d] * key[d];
@@ -306,8 +306,8 @@ class AmxProduct final : public TileProduct {
   float* product_ = nullptr;      // [kStripRows, value_dim]
   std::vector<const void*> query_rows_;
   TensorRows key_rows_;
-  std::vector<std::int64_t> odd_queries_;  // those that could not be split
-  std::vector<std::int64_t> odd_keys_;     // likewise
+  std::vector<std::int64_t> unsplit_queries_;  // those that could not be split
+  std::vector<std::int64_t> unsplit_keys_;     // likewise
   Strip strip_;
 };
 

@@ -404,7 +404,7 @@ FillPart draw_bias(Draws& draws, const Kind& kind, RandomProblem& drawn) {
   FillPart fill = random_bias(shape, draws.pick({0.3, 1.0, 4.0}), drawn.seed);
   if (draws.chance(40)) fill = hiding_bias(std::move(fill), random_mask(shape, 0.8, ~drawn.seed));
   if (kind.fast) return fill;
-  return poisoned_bias(drawn.problem, {std::move(fill), drawn.fills.mask});
+  return non_finite_bias(drawn.problem, {std::move(fill), drawn.fills.mask});
 }
 
 bool can_run(const RandomProblem& drawn, const std::string& schedule) {

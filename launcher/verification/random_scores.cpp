@@ -133,18 +133,18 @@ FillPart random_mask(const Extents& shape, double density, std::uint64_t seed) {
   };
 }
 
-FillPart poisoned_bias(const AttentionProblem& problem, ScoreFills fills) {
+FillPart non_finite_bias(const AttentionProblem& problem, ScoreFills fills) {
   return [problem, fills = std::move(fills)](const TensorView& part,
                                              std::span<const PositionRanges> index) {
     constexpr float kInfinity = std::numeric_limits<float>::infinity();
-    constexpr std::array kPoisons{std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity};
+    constexpr std::array kNonFinite{std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity};
     fills.bias(part, index);
     const std::vector<std::uint8_t> mask = mask_at(problem, fills.mask, part, index);
     auto* const entries = part.as<float>();
     for_each_entry(part, index, [&](const Entry& entry, std::int64_t offset) {
       const auto at = static_cast<std::size_t>(offset);
       if ((!mask.empty() && mask[at] == 0) || hides(problem, *problem.bias, entry)) {
-        entries[offset] = kPoisons[static_cast<std::size_t>(entry[2] + 2 * entry[3]) % 3];
+        entries[offset] = kNonFinite[static_cast<std::size_t>(entry[2] + 2 * entry[3]) % 3];
       }
     });
   };

@@ -8,7 +8,7 @@
 
 #include "flash/flash_attention.hpp"
 #include "tests/attention/cuda_flash_run.hpp"
-#include "tests/attention/poison.hpp"
+#include "tests/attention/non_finite.hpp"
 
 namespace annulus::test {
 namespace {
@@ -157,12 +157,12 @@ TEST_F(CudaBlocksparse, HiddenNanAndInfinity) {
     const WholeAttention whole = random_attention(random, problem);
     const Result clean = run_on_device(implementation(), whole, *device_, *stream_);
     for (const bool in_keys : {false, true}) {
-      for (const float what :
+      for (const float value :
            {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-        if (in_keys && !std::isnan(what)) continue;
-        const Poison poison{in_keys, what, {300, 303, 699}};
-        const WholeAttention bad = poisoned(whole, poison);
-        expect_confined(whole, poison, clean,
+        if (in_keys && !std::isnan(value)) continue;
+        const NonFinite entries{in_keys, value, {300, 303, 699}};
+        const WholeAttention bad = with_non_finite(whole, entries);
+        expect_confined(whole, entries, clean,
                         run_on_device(implementation(), bad, *device_, *stream_));
       }
     }
@@ -179,22 +179,22 @@ TEST_F(CudaBlocksparse, HiddenNanBesideVisibleKeys) {
     const WholeAttention whole = random_attention(random, problem);
     const Result clean = run_on_device(implementation(), whole, *device_, *stream_);
     for (const bool in_keys : {false, true}) {
-      const Poison poison{in_keys, kNan, {110, 266}};
-      const WholeAttention bad = poisoned(whole, poison);
+      const NonFinite entries{in_keys, kNan, {110, 266}};
+      const WholeAttention bad = with_non_finite(whole, entries);
       const Result result = run_on_device(implementation(), bad, *device_, *stream_);
       for (std::int64_t b = 0; b < 2; ++b) {
         for (std::int64_t n = 0; n < 4; ++n) {
           for (std::int64_t t = 0; t < 400; ++t) {
             bool sees = false;
-            for (const std::int64_t j : poison.positions) {
+            for (const std::int64_t j : entries.positions) {
               sees = sees ||
                      (n < 2 && problem.mask.visible(b, n, GlobalPosition(t), GlobalPosition(j)));
             }
-            const auto got = result.output.view().at<float>({b, t, n, Poison::kDim});
+            const auto got = result.output.view().at<float>({b, t, n, NonFinite::kDim});
             if (sees) {
               ASSERT_TRUE(std::isnan(got)) << b << " " << n << " " << t;
             } else {
-              ASSERT_NEAR(got, clean.output.view().at<float>({b, t, n, Poison::kDim}), 2e-2)
+              ASSERT_NEAR(got, clean.output.view().at<float>({b, t, n, NonFinite::kDim}), 2e-2)
                   << b << " " << n << " " << t;
             }
           }

@@ -13,7 +13,7 @@
 
 #include "flash/flash_attention.hpp"
 #include "tests/attention/cuda_flash_run.hpp"
-#include "tests/attention/poison.hpp"
+#include "tests/attention/non_finite.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::test {
@@ -133,7 +133,8 @@ TEST_F(CudaFlashFloat32, PartsOfSequenceLayouts) {
 
 // What a row does not see never reaches it, not even with a bit; what it sees does.
 TEST_F(CudaFlashFloat32, NanAndInfinityReachTheRowsThatSeeThem) {
-  expect_poison_confined(DType::float32, [&](const WholeAttention& whole) { return run(whole); });
+  expect_non_finite_confined(DType::float32,
+                             [&](const WholeAttention& whole) { return run(whole); });
   for (const std::int64_t dim : {64, 128, 256}) {
     expect_nan_without_weight_shown(DType::float32, dim,
                                     [&](const WholeAttention& whole) { return run(whole); });
@@ -247,8 +248,8 @@ TEST_F(CudaBlocksparseFloat32, HiddenNanAndInfinity) {
     const WholeAttention whole = random_attention(random, problem);
     const Result clean = run(whole);
     for (const bool in_keys : {false, true}) {
-      const Poison poison{in_keys, std::numeric_limits<float>::quiet_NaN(), {300, 303, 699}};
-      expect_confined(whole, poison, clean, run(poisoned(whole, poison)));
+      const NonFinite entries{in_keys, std::numeric_limits<float>::quiet_NaN(), {300, 303, 699}};
+      expect_confined(whole, entries, clean, run(with_non_finite(whole, entries)));
     }
   }
 }

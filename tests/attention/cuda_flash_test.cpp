@@ -12,7 +12,7 @@
 
 #include "flash/flash_attention.hpp"
 #include "tests/attention/cuda_flash_run.hpp"
-#include "tests/attention/poison.hpp"
+#include "tests/attention/non_finite.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::test {
@@ -226,17 +226,17 @@ TEST_F(CudaFlash, HiddenNanAndInfinity) {
     problem.mask.set_kv_lengths({350, 400});
     WholeAttention whole = random_attention(random, problem);
     const Result clean = run_on_device(implementation(), whole, *device_, *stream_);
-    const auto poison = [&](const Tensor& tensor, std::int64_t batch, std::int64_t position,
-                            float with) {
+    const auto overwrite = [&](const Tensor& tensor, std::int64_t batch, std::int64_t position,
+                               float with) {
       const TensorView row = tensor.view().slice(0, batch, 1).slice(1, position, 1);
       const std::vector<float> values(static_cast<std::size_t>(row.elements()), with);
       from_float32(values.data(), row.dtype(), row.data(), row.elements());
     };
-    poison(whole.value, 0, 360, kNan);  // behind the length
-    poison(whole.key, 0, 380, kNan);
-    poison(whole.value, 1, 250, std::numeric_limits<float>::infinity());
-    poison(whole.key, 1, 300, kNan);
-    poison(whole.value, 1, 390, kNan);
+    overwrite(whole.value, 0, 360, kNan);  // behind the length
+    overwrite(whole.key, 0, 380, kNan);
+    overwrite(whole.value, 1, 250, std::numeric_limits<float>::infinity());
+    overwrite(whole.key, 1, 300, kNan);
+    overwrite(whole.value, 1, 390, kNan);
     const Result result = run_on_device(implementation(), whole, *device_, *stream_);
     for (std::int64_t b = 0; b < 2; ++b) {
       for (std::int64_t t = 0; t < 400; ++t) {

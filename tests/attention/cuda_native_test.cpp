@@ -3,7 +3,7 @@
 #include <annulus/partition/sequence_layout.hpp>
 
 #include "tests/attention/cuda_run.hpp"
-#include "tests/attention/poison.hpp"
+#include "tests/attention/non_finite.hpp"
 #include "tests/attention/score_cases.hpp"
 
 namespace annulus::test {
@@ -154,7 +154,7 @@ TEST_F(CudaNative, ProductsBeyondFloat32ShowAsNan) {
 
 TEST_F(CudaNative, HiddenNansAndInfinitiesReachNoRow) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
-    expect_poison_confined(dtype, [&](const WholeAttention& whole) {
+    expect_non_finite_confined(dtype, [&](const WholeAttention& whole) {
       return run_on_device(native(), whole, *device_, *stream_);
     });
   }

@@ -7,7 +7,7 @@
 
 #include "native/native.hpp"
 #include "tests/attention/native_run.hpp"
-#include "tests/attention/poison.hpp"
+#include "tests/attention/non_finite.hpp"
 
 namespace annulus::test {
 namespace {
@@ -194,10 +194,10 @@ TEST(NativePaths, Strides) {
   }
 }
 
-TEST(NativePaths, PoisonReachesTheRowsThatSeeItAndNoOthers) {
+TEST(NativePaths, NonFiniteEntriesReachTheRowsThatSeeThemAndNoOthers) {
   for (const DType dtype : kTypes) {
     for (const MatrixPath path : paths_of(dtype)) {
-      expect_poison_confined(dtype, [path](const WholeAttention& whole) {
+      expect_non_finite_confined(dtype, [path](const WholeAttention& whole) {
         return run_path(path, whole.problem, whole.block(), 2);
       });
       expect_nan_without_weight_shown(dtype, 64, [path](const WholeAttention& whole) {
@@ -208,7 +208,7 @@ TEST(NativePaths, PoisonReachesTheRowsThatSeeItAndNoOthers) {
 }
 
 // Nothing is hidden: the rows see every key.
-TEST(NativePaths, VisiblePoisonShows) {
+TEST(NativePaths, VisibleNonFiniteEntriesShow) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   Random random(56);
   for (const DType dtype : kTypes) {
@@ -216,13 +216,13 @@ TEST(NativePaths, VisiblePoisonShows) {
         random_attention(random, problem_of({1, 40, 600, 2, 2, 8, 8}, dtype));
     for (const MatrixPath path : paths_of(dtype)) {
       const Result clean = run_path(path, whole.problem, whole.block());
-      for (const float what : {kInfinity, -kInfinity}) {
-        const Poison poison{.what = what, .positions = {0, 599}};
-        const Result bad = run_path(path, whole.problem, poisoned(whole, poison).block());
+      for (const float value : {kInfinity, -kInfinity}) {
+        const NonFinite entries{.value = value, .positions = {0, 599}};
+        const Result bad = run_path(path, whole.problem, with_non_finite(whole, entries).block());
         for (std::int64_t t = 0; t < 40; ++t) {
           for (std::int64_t d = 0; d < 8; ++d) {
             EXPECT_EQ(bad.output.view().at<float>({0, t, 0, d}),
-                      d == Poison::kDim ? what : clean.output.view().at<float>({0, t, 0, d}));
+                      d == NonFinite::kDim ? value : clean.output.view().at<float>({0, t, 0, d}));
           }
         }
       }

@@ -6,7 +6,7 @@
 
 #include <annulus/partition/sequence_layout.hpp>
 
-#include "tests/attention/poison.hpp"
+#include "tests/attention/non_finite.hpp"
 #include "tests/attention/random_mask.hpp"
 #include "tests/attention/score_cases.hpp"
 
@@ -172,14 +172,14 @@ TEST(NativeScores, HiddenKeysAndValuesReachNoRow) {
     }
     const Result clean = run_native(problem, whole.block());
     for (const bool in_keys : {false, true}) {
-      const WholeAttention bad = poisoned(whole, {in_keys, std::nanf(""), {300}});
+      const WholeAttention bad = with_non_finite(whole, {in_keys, std::nanf(""), {300}});
       AttentionBlock block = bad.block();
       block.scores = whole.scores();
       const Result spoilt = run_native(problem, block);
       for (std::int64_t t = 0; t < 60; ++t) {
-        const float got = spoilt.output.view().at<float>({0, t, 1, Poison::kDim});
+        const float got = spoilt.output.view().at<float>({0, t, 1, NonFinite::kDim});
         if (t % 2 == 0) {
-          ASSERT_EQ(got, clean.output.view().at<float>({0, t, 1, Poison::kDim})) << t;
+          ASSERT_EQ(got, clean.output.view().at<float>({0, t, 1, NonFinite::kDim})) << t;
         } else {
           ASSERT_TRUE(std::isnan(got)) << t;
         }

@@ -4,7 +4,7 @@
 #include <annulus/partition/sequence_layout.hpp>
 
 #include "tests/attention/native_run.hpp"
-#include "tests/attention/poison.hpp"
+#include "tests/attention/non_finite.hpp"
 
 namespace annulus::test {
 namespace {
@@ -116,15 +116,15 @@ TEST(Native, NanAndInfinityComeOutOfTheRowsThatSeeThem) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   Random random(31);
-  for (const float poison : {kNan, kInfinity}) {
+  for (const float entry : {kNan, kInfinity}) {
     for (const bool capped : {false, true}) {
-      if (capped && poison == kInfinity) continue;  // the cap makes it finite
+      if (capped && entry == kInfinity) continue;  // the cap makes it finite
       AttentionProblem problem = problem_of({1, 700, 700, 2, 1, 8, 4});
       problem.mask.set_causal(true);
       if (capped) problem.soft_cap = 5;
       const WholeAttention whole = random_attention(random, problem);
       // Key 300 makes logits NaN or ±∞ in every row from 300 on.
-      for (std::int64_t d = 0; d < 8; ++d) whole.key.view().at<float>({0, 300, 0, d}) = poison;
+      for (std::int64_t d = 0; d < 8; ++d) whole.key.view().at<float>({0, 300, 0, d}) = entry;
       const Result result = run_native(problem, whole.block());
       std::int64_t lost = 0;
       for (std::int64_t t = 0; t < 700; ++t) {
@@ -133,7 +133,7 @@ TEST(Native, NanAndInfinityComeOutOfTheRowsThatSeeThem) {
           const float lse = result.lse.view().at<float>({0, n, t});
           if (t < 300) {
             ASSERT_TRUE(std::isfinite(output) && std::isfinite(lse)) << t;
-          } else if (poison != poison) {
+          } else if (std::isnan(entry)) {
             ASSERT_TRUE(std::isnan(output) && std::isnan(lse)) << t;
           } else {
             // An infinite key gives +∞, −∞ or, from both, NaN: only −∞ leaves the row finite.
@@ -141,7 +141,7 @@ TEST(Native, NanAndInfinityComeOutOfTheRowsThatSeeThem) {
           }
         }
       }
-      if (poison == kInfinity) {
+      if (entry == kInfinity) {
         EXPECT_GT(lost, 700);
       }
       // Merging keeps it.
@@ -155,14 +155,14 @@ TEST(Native, NanAndInfinityComeOutOfTheRowsThatSeeThem) {
 
 TEST(Native, HiddenNansAndInfinitiesReachNoRow) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
-    expect_poison_confined(dtype, [](const WholeAttention& whole) {
+    expect_non_finite_confined(dtype, [](const WholeAttention& whole) {
       return run_native(whole.problem, whole.block(), 2);
     });
   }
 }
 
 // Queries of rows that are padding, and values that do not lie row by row.
-TEST(Native, PoisonedPaddingReachesNoRow) {
+TEST(Native, NonFinitePaddingReachesNoRow) {
   Random random(33);
   AttentionProblem problem = problem_of({1, 20, 600, 1, 1, 8, 8});
   problem.mask.set_query_lengths({13});

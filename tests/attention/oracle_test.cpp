@@ -5,7 +5,7 @@
 
 #include <annulus/attention/oracle.hpp>
 
-#include "tests/attention/poison.hpp"
+#include "tests/attention/non_finite.hpp"
 #include "tests/attention/random_tensor.hpp"
 
 namespace annulus::test {
@@ -201,7 +201,7 @@ Result oracle_result(const WholeAttention& whole) {
 }
 
 TEST(Oracle, HiddenNansAndInfinitiesReachNoRow) {
-  expect_poison_confined(DType::float32, oracle_result);
+  expect_non_finite_confined(DType::float32, oracle_result);
 }
 
 TEST(Oracle, RowsOfNoWeightAreNotEmpty) {

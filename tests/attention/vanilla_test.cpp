@@ -143,8 +143,8 @@ TEST(Vanilla, WhatIsHiddenNeverReachesARow) {
   problem.mask.set_kv_lengths({5});
   const WholeAttention whole = random_attention(random, problem);
   const Result clean = run_vanilla(problem, whole.block());
-  for (const Tensor* poisoned : {&whole.key, &whole.value}) {
-    const TensorView hidden = poisoned->view().slice(1, 5, 3);
+  for (const Tensor* tensor : {&whole.key, &whole.value}) {
+    const TensorView hidden = tensor->view().slice(1, 5, 3);
     std::fill_n(static_cast<float*>(hidden.data()), hidden.elements(), std::nanf(""));
   }
   EXPECT_EQ(run_vanilla(problem, whole.block()), clean);

@@ -78,7 +78,7 @@ TEST(RandomScores, DeviationAndDensityAreAsAskedFor) {
   EXPECT_THROW((void)random_mask(kShape, std::nan(""), 5), ArgumentError);
 }
 
-// Just the entries whose pairs are all hidden are poisoned.
+// Just the entries whose pairs are all hidden are not finite.
 TEST(RandomScores, PoisonIsWhereNobodyLooks) {
   AttentionProblem problem;
   problem.shape = {2, 20, 30, 3, 1, 4, 4};
@@ -88,7 +88,7 @@ TEST(RandomScores, PoisonIsWhereNobodyLooks) {
   const auto spoilt = [&](const FillPart& mask) {
     std::size_t count = 0;
     for (const float entry :
-         filled<float>(poisoned_bias(problem, {bias, mask}), DType::float32, whole_index())) {
+         filled<float>(non_finite_bias(problem, {bias, mask}), DType::float32, whole_index())) {
       count += std::isfinite(entry) ? 0 : 1;
     }
     return count;
@@ -104,7 +104,7 @@ TEST(RandomScores, PoisonIsWhereNobodyLooks) {
   EXPECT_EQ(spoilt({}), 3600U);
 }
 
-// An entry that is broadcast over rows and heads is poisoned only if it is hidden in all of them.
+// An entry that is broadcast over rows and heads is not finite only if it is hidden in all of them.
 TEST(RandomScores, BroadcastEntriesAreSharedByTheirPairs) {
   AttentionProblem problem;
   problem.shape = {2, 20, 30, 3, 1, 4, 4};
@@ -113,7 +113,7 @@ TEST(RandomScores, BroadcastEntriesAreSharedByTheirPairs) {
   std::vector<float> entries(30);
   const std::vector<PositionRanges> index{PositionRanges::all(1), PositionRanges::all(1),
                                           PositionRanges::all(1), PositionRanges::all(30)};
-  poisoned_bias(problem, {random_bias(*problem.bias, 1, 5), {}})(
+  non_finite_bias(problem, {random_bias(*problem.bias, 1, 5), {}})(
       {entries.data(), DType::float32, *problem.bias}, index);
   for (std::size_t s = 0; s < 30; ++s) EXPECT_EQ(std::isfinite(entries[s]), s < 20);
 }

@@ -125,7 +125,8 @@ void with_type(DType dtype, const Body& body) {
     case DType::float32:
       return body(float{});
     default:
-      throw InternalError("a softmax state on the device of dtype " + std::string(name_of(dtype)));
+      throw InternalError("an elementwise kernel got " + std::string(name_of(dtype)) +
+                          ", expected float16, bfloat16 or float32");
   }
 }
 

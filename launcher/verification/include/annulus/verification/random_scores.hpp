@@ -31,7 +31,7 @@ struct ScoreFills {
 
 /// The bias of `fills`, with NaN or ±∞ in entries all of whose pairs `problem.mask` or the mask of
 /// `fills` hides: they must affect no row. For small problems.
-[[nodiscard]] FillPart poisoned_bias(const AttentionProblem& problem, ScoreFills fills);
+[[nodiscard]] FillPart non_finite_bias(const AttentionProblem& problem, ScoreFills fills);
 /// `bias` with −∞ where `mask`, of the same shape, is 0.
 [[nodiscard]] FillPart hiding_bias(FillPart bias, FillPart mask);
 

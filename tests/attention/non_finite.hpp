@@ -13,16 +13,17 @@
 /// Infinities and NaNs among the inputs: they must reach the rows that see them, and no others.
 namespace annulus::test {
 
-struct Poison {
+/// NaN or an infinity in some keys or values.
+struct NonFinite {
   bool in_keys = false;  ///< else in the values
-  float what = std::numeric_limits<float>::quiet_NaN();
+  float value = std::numeric_limits<float>::quiet_NaN();
   std::set<std::int64_t> positions;  ///< in every batch, in key/value head 0
 
   /// Of values: the one dimension that it is in.
   static constexpr std::int64_t kDim = 1;
 };
 
-inline WholeAttention poisoned(const WholeAttention& clean, const Poison& poison) {
+inline WholeAttention with_non_finite(const WholeAttention& clean, const NonFinite& entries) {
   const AttentionShape& s = clean.problem.shape;
   const auto copy_of = [](const Tensor& tensor) {
     Tensor same(tensor.dtype(), tensor.shape(), test_memory());
@@ -30,21 +31,21 @@ inline WholeAttention poisoned(const WholeAttention& clean, const Poison& poison
     return same;
   };
   WholeAttention bad{clean.problem, copy_of(clean.query), copy_of(clean.key), copy_of(clean.value)};
-  const TensorView target = poison.in_keys ? bad.key.view() : bad.value.view();
+  const TensorView target = entries.in_keys ? bad.key.view() : bad.value.view();
   for (std::int64_t b = 0; b < s.batch; ++b) {
-    for (const std::int64_t j : poison.positions) {
-      void* const address = target.address({b, j, 0, poison.in_keys ? 0 : Poison::kDim});
-      from_float32(&poison.what, bad.problem.dtype, address, 1);
+    for (const std::int64_t j : entries.positions) {
+      void* const address = target.address({b, j, 0, entries.in_keys ? 0 : NonFinite::kDim});
+      from_float32(&entries.value, bad.problem.dtype, address, 1);
     }
   }
   return bad;
 }
 
-/// `clean` and `bad` are results of the same kernel, the latter with the poison. Rows (of a batch
-/// and a head) that see none of it must keep every bit. In rows that see it, NaN in a key must
+/// `clean` and `bad` are results of the same kernel, the latter with such entries. Rows (of a batch
+/// and a head) that see none of them must keep every bit. In rows that see one, NaN in a key must
 /// spoil everything, NaN in a value its one dimension.
-inline void expect_confined(const WholeAttention& whole, const Poison& poison, const Result& clean,
-                            const Result& bad) {
+inline void expect_confined(const WholeAttention& whole, const NonFinite& entries,
+                            const Result& clean, const Result& bad) {
   const AttentionShape& s = whole.problem.shape;
   std::int64_t reached = 0;
   std::int64_t spared = 0;
@@ -52,7 +53,7 @@ inline void expect_confined(const WholeAttention& whole, const Poison& poison, c
     for (std::int64_t n = 0; n < s.heads; ++n) {
       for (std::int64_t t = 0; t < s.query_length; ++t) {
         bool sees = false;
-        for (const std::int64_t j : poison.positions) {
+        for (const std::int64_t j : entries.positions) {
           sees = sees || (n < s.heads_per_kv_head() &&
                           whole.problem.mask.visible(b, n, GlobalPosition(t), GlobalPosition(j)));
         }
@@ -61,17 +62,17 @@ inline void expect_confined(const WholeAttention& whole, const Poison& poison, c
         const bool same_lse = lse == clean.lse.view().at<float>({b, n, t});
         for (std::int64_t d = 0; d < s.value_dim; ++d) {
           const float value = bad.output.view().at<float>({b, t, n, d});
-          const bool hit = sees && (poison.in_keys || d == Poison::kDim);
+          const bool hit = sees && (entries.in_keys || d == NonFinite::kDim);
           if (!hit) {
             ASSERT_EQ(value, clean.output.view().at<float>({b, t, n, d}))
                 << "batch " << b << " head " << n << " row " << t << " dimension " << d;
-          } else if (std::isnan(poison.what)) {
+          } else if (std::isnan(entries.value)) {
             ASSERT_TRUE(std::isnan(value)) << "batch " << b << " head " << n << " row " << t;
           } else {
             ASSERT_FALSE(std::isfinite(value)) << "batch " << b << " head " << n << " row " << t;
           }
         }
-        if (sees && poison.in_keys) {
+        if (sees && entries.in_keys) {
           ASSERT_TRUE(std::isnan(lse)) << "batch " << b << " head " << n << " row " << t;
         } else {
           ASSERT_TRUE(same_lse) << "batch " << b << " head " << n << " row " << t;
@@ -84,9 +85,9 @@ inline void expect_confined(const WholeAttention& whole, const Poison& poison, c
   EXPECT_GT(spared, 0);
 }
 
-/// Poison in keys and values behind every kind of mask.
-inline void expect_poison_confined(DType dtype,
-                                   const std::function<Result(const WholeAttention&)>& run) {
+/// Entries in keys and values behind every kind of mask.
+inline void expect_non_finite_confined(DType dtype,
+                                       const std::function<Result(const WholeAttention&)>& run) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr std::int64_t kLength = 700;
@@ -112,11 +113,11 @@ inline void expect_poison_confined(DType dtype,
     const WholeAttention whole = random_attention(random, problem);
     const Result clean = run(whole);
     for (const bool in_keys : {false, true}) {
-      for (const float what : {kNan, kInfinity, -kInfinity}) {
-        if (in_keys && !std::isnan(what)) continue;  // −∞ is a logit like any other
-        const Poison poison{in_keys, what, {300, 303, 699}};
-        SCOPED_TRACE(to_string(mask) + (in_keys ? ": keys " : ": values ") + std::to_string(what));
-        expect_confined(whole, poison, clean, run(poisoned(whole, poison)));
+      for (const float value : {kNan, kInfinity, -kInfinity}) {
+        if (in_keys && !std::isnan(value)) continue;  // −∞ is a logit like any other
+        const NonFinite entries{in_keys, value, {300, 303, 699}};
+        SCOPED_TRACE(to_string(mask) + (in_keys ? ": keys " : ": values ") + std::to_string(value));
+        expect_confined(whole, entries, clean, run(with_non_finite(whole, entries)));
         if (testing::Test::HasFatalFailure()) return;
       }
     }

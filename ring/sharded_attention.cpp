@@ -1,11 +1,13 @@
 #include <array>
 #include <functional>
 #include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/agreement.hpp>
@@ -290,6 +292,16 @@ std::string ShardedAttention::implementations() const {
     names += (names.empty() ? "" : "+") + implementation_of(*block).names().front();
   }
   return names.empty() ? "none" : names;
+}
+
+std::string ShardedAttention::implementations_of_ranks() const {
+  std::set<std::string> names;
+  for (const std::string& rank : mesh_.world().gather_text(implementations(), "implementations")) {
+    std::istringstream text(rank);
+    for (std::string name; std::getline(text, name, '+');) names.insert(name);
+  }
+  if (names.size() > 1) names.erase("none");
+  return fmt::format("{}", fmt::join(names, "+"));
 }
 
 Selection ShardedAttention::selection() const {

@@ -9,6 +9,11 @@
 namespace annulus::ring {
 namespace {
 
+// A spec that is wrong by itself is not compared with the other one.
+void check_axes(const PartitionSpec& spec, const MeshShape& mesh) {
+  static_cast<void>(mesh.size(spec.axes()));  // UnknownAxisError
+}
+
 void check_same_axes(const OperandLayout& layout, int dim, const char* what) {
   if (layout.query[dim] == layout.kv[dim]) return;
   throw ArgumentError(std::string("key/value spec, ") + what, to_string(layout.kv[dim]),
@@ -116,6 +121,8 @@ std::string layout_text(const OperandLayout& layout) {
 ShardedOperands shard_operands(const AttentionProblem& problem, const MeshShape& mesh,
                                const OperandLayout& layout) {
   const AttentionShape& shape = problem.shape;
+  check_axes(layout.query, mesh);
+  check_axes(layout.kv, mesh);
   check_same_axes(layout, 0, "batch");
   check_same_axes(layout, 2, "heads");
   check_whole(layout.query, "query");

@@ -162,6 +162,7 @@ class Bench {
                                              threads_);
     });
     measured.accuracy = accuracy(deviation, world);
+    measured.implementations = attention.implementations_of_ranks();
     measured.bound = accuracy_bound(problem.dtype, shape.kv_length);
 
     progress_.aside([&] {

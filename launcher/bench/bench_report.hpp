@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include <annulus/attention/accuracy.hpp>
 #include <annulus/core/place.hpp>
@@ -26,6 +27,7 @@ struct BenchMeasurement {
   double bookkeeping = 0;        ///< largest share of a rank's time
   double peak_memory = 0;        ///< bytes, of the rank with most
   double extra_memory = 0;       ///< likewise
+  std::string implementations;   ///< see ShardedAttention::implementations_of_ranks()
   verification::Accuracy accuracy;
   AccuracyBound bound;
 };

@@ -296,11 +296,12 @@ ExitCode calibrate(const CommandContext& context) {
   measured.source = source_text(mesh, device->place(), threads);
   measured.device = device->place().kind;
   std::optional<ring::CostModel> known;
+  const std::string shown = "--calibrate " + options.calibrate;
   std::optional<files::TextFile> file;
   std::optional<ReportFiles> report_files;
   collectively(world, [&] {
     if (mesh.rank() != 0) return;
-    as_option("--calibrate " + options.calibrate, [&] {
+    as_option(shown, [&] {
       known = read_known(options.calibrate, measured.source, device->place());
       file.emplace(options.calibrate);
     });
@@ -333,7 +334,7 @@ ExitCode calibrate(const CommandContext& context) {
       known = std::move(measured);
     }
     report.add_meta("file holds", classes_text(*known));
-    file->commit(ring::to_json(*known) + "\n");
+    as_option(shown, [&] { file->commit(ring::to_json(*known) + "\n"); });
     if (!report_files->replace_table()) report.write_table(context.out);
     report_files->write(report, context.out);
   });

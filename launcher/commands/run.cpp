@@ -103,6 +103,7 @@ Report make_report(const CommandContext& context, const ProblemSetup& setup, con
   return report;
 }
 
+// Collective over the mesh.
 void add_result(Report& report, const ProblemSetup& setup, const ring::ShardedAttention& attention,
                 const Measurement& measured) {
   constexpr double kMiB = 1 << 20;
@@ -110,7 +111,7 @@ void add_result(Report& report, const ProblemSetup& setup, const ring::ShardedAt
   report.add_row({shape_cell(setup.problem.shape), mask_cell(setup.problem),
                   std::string(annulus::name_of(setup.problem.dtype)), mesh_cell(setup.mesh),
                   std::string(ring::name_of(attention.schedule().schedule)),
-                  ring::layout_text(setup.layout), attention.implementations(),
+                  ring::layout_text(setup.layout), attention.implementations_of_ranks(),
                   attention.transport(), milliseconds_cell(measured.seconds),
                   fmt::format("{:.2f}", rate), fmt::format("{:.3f}", measured.bytes / kMiB),
                   milliseconds_cell(measured.exposed_seconds),

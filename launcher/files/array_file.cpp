@@ -17,6 +17,16 @@ namespace {
 // Reading this much in vain costs less than another system call.
 constexpr std::int64_t kMaxReadGap = std::int64_t{16} << 10;
 
+// "2, 0, 5": the index of an element, given its row-major number.
+std::string index_text(const Extents& shape, std::int64_t number) {
+  std::string text;
+  for (int dim = shape.rank() - 1; dim >= 0; --dim) {
+    text = std::to_string(number % shape[dim]) + (text.empty() ? "" : ", ") + text;
+    number /= shape[dim];
+  }
+  return text;
+}
+
 }  // namespace
 
 ArrayFile::ArrayFile(std::string path, std::string_view tensor, const std::vector<DType>& accepted)
@@ -34,6 +44,20 @@ ArrayFile::ArrayFile(std::string path, std::string_view tensor, const std::vecto
 
 void ArrayFile::read_slice(std::span<const PositionRanges> index,
                            const TensorView& destination) const {
+  // A C++ bool that is neither 0 nor 1 is undefined behaviour.
+  read(index, destination, info_.dtype == DType::boolean);
+}
+
+void ArrayFile::read_flags(std::span<const PositionRanges> index,
+                           const TensorView& destination) const {
+  if (size_of(info_.dtype) != 1) {
+    throw InternalError(fmt::format("{} of {} read as flags", path_, name_of(info_.dtype)));
+  }
+  read(index, destination, true);
+}
+
+void ArrayFile::read(std::span<const PositionRanges> index, const TensorView& destination,
+                     bool flags) const {
   if (destination.dtype() != info_.dtype) {
     throw InternalError(fmt::format("{} of {} read as {}", path_, name_of(info_.dtype),
                                     name_of(destination.dtype())));
@@ -52,15 +76,15 @@ void ArrayFile::read_slice(std::span<const PositionRanges> index,
         std::memcpy(memory + run.memory, staging.data() + (run.file - first.file), size(run.bytes));
       }
     }
-    if (info_.dtype != DType::boolean) return;
-    // A C++ bool of any other value is undefined behaviour.
+    if (!flags) return;
     for (const Run& run : runs) {
       const std::byte* begin = memory + run.memory;
       const std::byte* end = begin + run.bytes;
       const auto* bad = std::find_if(begin, end, [](std::byte b) { return b > std::byte{1}; });
       if (bad == end) continue;
-      throw FileError(
-          path_, fmt::format("a bool of value {}, expected 0 or 1", std::to_integer<int>(*bad)));
+      throw ArgumentError(
+          fmt::format("{}[{}]", path_, index_text(info_.shape, run.file + (bad - begin))),
+          std::to_string(std::to_integer<int>(*bad)), "0 or 1");
     }
   });
 }

@@ -42,7 +42,7 @@ std::string header_of(const std::string& path, std::vector<ArrayInfo>& arrays) {
 
 ArrayWriter::ArrayWriter(Control& group, std::string path, std::vector<ArraySpec> arrays,
                          const std::string& shown)
-    : group_(group), path_(std::move(path)), written_(arrays.size(), 0.0) {
+    : group_(group), path_(std::move(path)), shown_(shown), written_(arrays.size(), 0.0) {
   for (ArraySpec& array : arrays) {
     arrays_.push_back({std::move(array.name), array.dtype, array.shape, 0});
   }
@@ -53,14 +53,22 @@ ArrayWriter::ArrayWriter(Control& group, std::string path, std::vector<ArraySpec
     for (const ArrayInfo& array : arrays_) {
       end = std::max(end, array.offset + byte_count(array.dtype, array.shape).value());
     }
-    try {
-      create(header, end);
-    } catch (const FileError& error) {
-      if (shown.empty()) throw;
-      throw UserError(shown + std::string(error.what()).substr(error.path().size()));
-    }
+    as_shown([&] { create(header, end); });
   });
   open_on_other_ranks();
+}
+
+template <class Body>
+void ArrayWriter::as_shown(const Body& body) const {
+  try {
+    body();
+  } catch (const FileError& error) {
+    if (shown_.empty()) throw;
+    throw UserError(shown_ + std::string(error.what()).substr(error.path().size()));
+  } catch (const SystemError& error) {
+    if (shown_.empty()) throw;
+    throw LibraryError(fmt::format("{}: {}", shown_, error.what()));
+  }
 }
 
 void ArrayWriter::create(const std::string& header, std::int64_t bytes) {
@@ -79,12 +87,12 @@ void ArrayWriter::open_on_other_ranks() {
   });
   if (group_.max(std::array{file() ? 0.0 : 1.0})[0] == 0) return;
   collectively(group_, [&] {
-    if (temporary_) temporary_->give_name();
+    if (temporary_) as_shown([&] { temporary_->give_name(); });
   });
   const std::string name =
       group_.gather_text(temporary_ ? temporary_->path() : "", "name of a file").front();
   collectively(group_, [&] {
-    if (!file()) file_ = open_by_name(name, reference);
+    if (!file()) as_shown([&] { file_ = open_by_name(name, reference); });
   });
 }
 
@@ -129,10 +137,10 @@ void ArrayWriter::commit() {
   // Removed on return or exception, unless the commit succeeds.
   const std::unique_ptr<TemporaryFile> temporary = std::move(temporary_);
   collectively(group_, [&] {
-    if (failure_) std::rethrow_exception(failure_);
+    if (failure_) as_shown([&] { std::rethrow_exception(failure_); });
     if (std::exchange(committed_, true)) throw InternalError(path_ + ": committed twice");
     const Computing writing = group_.computing(kDiskTimeouts);
-    if (file_) sync_and_close(std::move(file_), path_);
+    if (file_) as_shown([&] { sync_and_close(std::move(file_), path_); });
   });
   const std::vector<double> written = group_.sum(written_);
   for (std::size_t i = 0; i < arrays_.size(); ++i) {
@@ -144,7 +152,7 @@ void ArrayWriter::commit() {
   }
   collectively(group_, [&] {
     const Computing writing = group_.computing(kDiskTimeouts);
-    if (temporary) temporary->commit();
+    if (temporary) as_shown([&] { temporary->commit(); });
   });
 }
 

@@ -24,6 +24,8 @@ auto as_option(const std::string& option, Body&& body) {
     throw ArgumentError(option + entry, error.value(), error.expected());
   } catch (const FileError& error) {
     throw UserError(option + std::string(error.what()).substr(error.path().size()));
+  } catch (const SystemError& error) {
+    throw LibraryError(option + ": " + error.what());
   } catch (const UnsupportedError& error) {
     throw UnsupportedError(option + ": " + error.what());
   }

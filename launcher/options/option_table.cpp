@@ -277,7 +277,7 @@ void add_input(TableBuilder& table) {
   const Commands run{Command::run};
   table.group(
       "Input files (.npy, or .safetensors with tensors named as the options, q_segments "
-      "for --q-segments)");
+      "for --q-segments; int32 may be int64 whose values fit)");
   table.add("query", "FILE", run, text_into(&Options::query), "query [B,T,N,D]");
   table.add("key", "FILE", run, text_into(&Options::key), "key [B,S,K,D]");
   table.add("value", "FILE", run, text_into(&Options::value), "value [B,S,K,Dv]");

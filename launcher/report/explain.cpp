@@ -56,8 +56,9 @@ void log_choices(const AttentionProblem& problem, const ring::ShardedOperands& o
   for (const auto& [name, reason] : selection.passed_over) {
     log_debug("implementation {} passed over: {}", name, reason);
   }
+  const std::string implementations = attention.implementations_of_ranks();
   if (rank != 0) return;
-  log_info("problem {} {}, mask {}", to_string(problem.shape), annulus::name_of(problem.dtype),
+  log_info("problem {} {}, {}", to_string(problem.shape), annulus::name_of(problem.dtype),
            mask_and_modifiers_text(problem));
   log_info("shards: query {}, key/value {}; {} of them along the sequence, {}",
            to_string(operands.query), to_string(operands.key), operands.key.shards(1),
@@ -67,7 +68,7 @@ void log_choices(const AttentionProblem& problem, const ring::ShardedOperands& o
   for (const auto& other : choice.passed_over) {
     log_info("schedule {} passed over: {}", ring::name_of(other.schedule), other.reason);
   }
-  log_info("implementation {} (candidates: {}), transport {}", attention.implementations(),
+  log_info("implementation {} (candidates: {}), transport {}", implementations,
            candidates_text(selection), attention.transport());
 }
 

@@ -21,7 +21,7 @@ void explain(const ring::ScheduleChoice& choice, Report& report);
 void explain(const ring::Prices& prices, Report& report);
 
 /// Logs what was chosen and why: the main steps on rank 0 (info), and on every rank what it holds
-/// (debug).
+/// (debug). Collective over the mesh.
 void log_choices(const AttentionProblem& problem, const ring::ShardedOperands& operands,
                  const ring::ShardedAttention& attention, const Mesh& mesh);
 

@@ -130,12 +130,15 @@ void CsvFile::add(const std::string& rows) {
 
 ReportFiles::ReportFiles(const std::string& json_path, const std::string& csv_path,
                          const Report& report)
-    : json_to_output_(json_path == kNothing), csv_to_output_(csv_path == kNothing) {
+    : json_to_output_(json_path == kNothing),
+      csv_to_output_(csv_path == kNothing),
+      json_shown_("--json " + json_path),
+      csv_shown_("--csv " + csv_path) {
   if (!json_path.empty() && !json_to_output_) {
-    as_option("--json " + json_path, [&] { json_.emplace(json_path); });
+    as_option(json_shown_, [&] { json_.emplace(json_path); });
   }
   if (!csv_path.empty() && !csv_to_output_) {
-    as_option("--csv " + csv_path, [&] { csv_.emplace(csv_path, report.csv_header()); });
+    as_option(csv_shown_, [&] { csv_.emplace(csv_path, report.csv_header()); });
   }
 }
 
@@ -143,8 +146,8 @@ void ReportFiles::write(const Report& report, std::ostream& out) {
   if (json_to_output_) out << json_text(report);
   if (csv_to_output_) out << report.csv_header() << kLineEnd << report.csv_rows();
   out.flush();
-  if (json_) json_->commit(json_text(report));
-  if (csv_) csv_->add(report.csv_rows());
+  if (json_) as_option(json_shown_, [&] { json_->commit(json_text(report)); });
+  if (csv_) as_option(csv_shown_, [&] { csv_->add(report.csv_rows()); });
 }
 
 }  // namespace annulus::launcher

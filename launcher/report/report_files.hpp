@@ -39,12 +39,14 @@ class ReportFiles {
   ReportFiles(const std::string& json_path, const std::string& csv_path, const Report& report);
   /// Whether the table must give way on standard output.
   [[nodiscard]] bool replace_table() const noexcept { return json_to_output_ || csv_to_output_; }
-  /// Once. Throws SystemError.
+  /// Once. Throws UserError or LibraryError naming the option.
   void write(const Report& report, std::ostream& out);
 
  private:
   bool json_to_output_;
   bool csv_to_output_;
+  std::string json_shown_;
+  std::string csv_shown_;
   std::optional<files::TextFile> json_;
   std::optional<CsvFile> csv_;
 };

@@ -65,16 +65,18 @@ TraceOfRanks gather_trace(const std::vector<TraceSpan>& spans, Mesh& mesh) {
   return ranks;
 }
 
-TraceFile::TraceFile(const std::string& path, Control& group) : group_(group) {
+TraceFile::TraceFile(const std::string& path, Control& group)
+    : group_(group), shown_("--trace " + path) {
   collectively(group_, [&] {
     if (group_.rank() != 0) return;
-    as_option("--trace " + path, [&] { file_.emplace(path); });
+    as_option(shown_, [&] { file_.emplace(path); });
   });
 }
 
 void TraceFile::commit(const TraceOfRanks& ranks, const Report& report) {
   collectively(group_, [&] {
-    if (file_) file_->commit(chrome_trace(ranks, report.about()));
+    if (!file_) return;
+    as_option(shown_, [&] { file_->commit(chrome_trace(ranks, report.about())); });
   });
 }
 

@@ -23,11 +23,12 @@ class TraceFile {
   /// that fails.
   TraceFile(const std::string& path, Control& group);
   /// Collective. `ranks` as gather_trace() gives them; the trace is about what the report's meta
-  /// data and record say. Throws SystemError.
+  /// data and record say. Throws LibraryError naming the option.
   void commit(const TraceOfRanks& ranks, const Report& report);
 
  private:
   Control& group_;
+  std::string shown_;
   std::optional<files::TextFile> file_;  // rank 0 only
 };
 

@@ -99,7 +99,7 @@ void set_segments(Mask& mask, const OperandFiles& files, const Options& options,
 BlockMask read_blocks(const std::string& path, BlockSize size) {
   const files::ArrayFile file(path, "block_mask", {DType::boolean, DType::uint8});
   std::vector<std::uint8_t> entries(static_cast<std::size_t>(file.shape().product()));
-  file.read_slice(files::whole(file.shape()), {entries.data(), file.dtype(), file.shape()});
+  file.read_flags(files::whole(file.shape()), {entries.data(), file.dtype(), file.shape()});
   return BlockMask(file.shape(), size, entries);
 }
 
@@ -107,8 +107,9 @@ void set_blocks(Mask& mask, const OperandFiles& files, const Options& options,
                 const AttentionShape& shape) {
   const BlockSize size = options.block_size.value_or(BlockSize{});
   if (const char* const drawn = random_value(options.block_mask)) {
-    const double density = parse_number("--block-mask", drawn);
-    mask.set_block_mask(as_option("--block-mask random", [&] {
+    const std::string shown = "--block-mask " + options.block_mask;
+    const double density = parse_number(shown, drawn);
+    mask.set_block_mask(as_option(shown, [&] {
       return BlockMask::random(shape.query_length, shape.kv_length, shape.heads, density,
                                options.seed, size);
     }));
@@ -135,7 +136,8 @@ Sinks read_sinks(const std::string& path) {
 std::optional<Sinks> set_up_sinks(const OperandFiles& files, const Options& options,
                                   const AttentionShape& shape) {
   if (const char* const drawn = random_value(options.sinks)) {
-    return Sinks::random(shape.heads, parse_integer("--sinks", drawn, 1, kMostSinks), options.seed);
+    const std::string shown = "--sinks " + options.sinks;
+    return Sinks::random(shape.heads, parse_integer(shown, drawn, 1, kMostSinks), options.seed);
   }
   const OperandFile file = files.locate("--sinks", options.sinks, "sinks");
   if (file.empty()) return {};
@@ -202,6 +204,16 @@ void named_by_options(const Options& options, const Body& body) {
   }
 }
 
+PartitionSpec given_spec(const std::string& text, const char* option, const MeshShape& mesh) {
+  PartitionSpec spec = PartitionSpec::parse(text, option);
+  try {
+    static_cast<void>(mesh.size(spec.axes()));
+  } catch (const UnknownAxisError& error) {
+    throw UserError(fmt::format("{}: {}", option, error.what()));
+  }
+  return spec;
+}
+
 }  // namespace
 
 MeshShape set_up_mesh(const Options& options, int ranks) {
@@ -249,9 +261,9 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   const AttentionMode mode =
       options.mode ? parse_attention_mode(*options.mode) : infer_attention_mode(shape.query_length);
   ring::LayoutWishes wishes;
-  const auto given = [](std::optional<PartitionSpec>& spec, const std::optional<std::string>& text,
-                        const char* option) {
-    if (text) spec = PartitionSpec::parse(*text, option);
+  const auto given = [&](std::optional<PartitionSpec>& spec, const std::optional<std::string>& text,
+                         const char* option) {
+    if (text) spec = given_spec(*text, option, setup.mesh);
   };
   given(wishes.query, options.query_spec, "--query-spec");
   given(wishes.kv, options.kv_spec, "--kv-spec");

@@ -36,13 +36,11 @@ void read_part(const files::ArrayFile& file, const TensorView& part,
                std::span<const PositionRanges> index) {
   const int rank = file.shape().rank();
   const TensorView entries(part.data(), file.dtype(), last_dims(part.shape(), rank));
-  file.read_slice(index.last(static_cast<std::size_t>(rank)), entries);
-  if (file.dtype() != DType::uint8) return;
-  const auto* const bytes = static_cast<const std::uint8_t*>(part.data());
-  const auto* const end = bytes + part.elements();
-  const auto* const wrong = std::find_if(bytes, end, [](std::uint8_t byte) { return byte > 1; });
-  if (wrong != end) {
-    throw FileError(file.path(), fmt::format("holds {}, expected only 0 and 1", *wrong));
+  index = index.last(static_cast<std::size_t>(rank));
+  if (is_floating(file.dtype())) {
+    file.read_slice(index, entries);
+  } else {
+    file.read_flags(index, entries);
   }
 }
 
@@ -52,7 +50,7 @@ Scores open_scores(const OperandFile& from, const char* tensor,
   return as_option(from.shown, [&] {
     auto file = std::make_shared<const files::ArrayFile>(from.path, tensor, accepted);
     const int rank = file->shape().rank();
-    if (rank < 1 || rank > 4) {
+    if (rank > 4) {
       throw FileError(from.path, fmt::format("shape {}, expected one that can be broadcast to "
                                              "[B,N,T,S]",
                                              to_string(file->shape())));
@@ -70,9 +68,10 @@ Scores set_up_bias(const OperandFile& file, const Options& options, const Attent
   const char* const deviation = random_value(options.bias);
   if (deviation == nullptr) return open_scores(file, "bias", {DType::float32});
   const Extents whole{1, shape.heads, shape.query_length, shape.kv_length};
-  const double number = parse_number("--bias", deviation);
-  if (!(number >= 0))
-    throw ArgumentError("--bias", options.bias, "a standard deviation of 0 or more");
+  const double number = parse_number(file.shown, deviation);
+  if (!(number >= 0)) {
+    throw ArgumentError(file.shown, deviation, "a standard deviation of 0 or more");
+  }
   return {whole,
           verification::random_bias(whole, number, options.seed, std::max(1, options.threads))};
 }
@@ -81,8 +80,8 @@ Scores set_up_mask(const OperandFile& file, const Options& options, const Attent
   const char* const density = random_value(options.mask);
   if (density == nullptr) return open_scores(file, "mask", {DType::boolean, DType::uint8});
   const Extents whole{shape.batch, 1, shape.query_length, shape.kv_length};
-  const double number = parse_number("--mask", density);
-  return {whole, as_option("--mask random",
+  const double number = parse_number(file.shown, density);
+  return {whole, as_option(file.shown,
                            [&] { return verification::random_mask(whole, number, options.seed); })};
 }
 

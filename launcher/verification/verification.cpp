@@ -2,12 +2,9 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
-#include <set>
-#include <sstream>
 #include <utility>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <annulus/attention/oracle.hpp>
 #include <annulus/mesh/agreement.hpp>
@@ -36,17 +33,6 @@ void fill_results(const CaseShards& shards) {
   for (const Tensor* result : shards.results()) {
     std::memset(result->view().data(), 0xff, result->bytes());
   }
-}
-
-// Names that every rank has joined by "+", each once.
-std::string joined(const std::vector<std::string>& ranks) {
-  std::set<std::string> names;
-  for (const std::string& rank : ranks) {
-    std::istringstream text(rank);
-    for (std::string name; std::getline(text, name, '+');) names.insert(name);
-  }
-  if (names.size() > 1) names.erase("none");
-  return fmt::format("{}", fmt::join(names, "+"));
 }
 
 // See verify_sharded().
@@ -373,8 +359,7 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   result.selection = attention.selection();
   result.prices = attention.plan_input().prices;
   result.transport = attention.transport();
-  result.implementations =
-      joined(world.gather_text(attention.implementations(), "implementations"));
+  result.implementations = attention.implementations_of_ranks();
   result.bound = accuracy_bound(problem.dtype, problem.shape.kv_length);
   result.sharded = accuracy(sharded, world);
   result.unsharded = accuracy(unsharded, world);

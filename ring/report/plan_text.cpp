@@ -127,7 +127,7 @@ void append_rank(std::string& text, const RankPlan& plan) {
 std::string to_text(const Plan& plan, int max_ranks) {
   std::string text;
   auto out = std::back_inserter(text);
-  fmt::format_to(out, "{} {} mask {}\n", to_string(plan.problem.shape),
+  fmt::format_to(out, "{} {}, {}\n", to_string(plan.problem.shape),
                  annulus::name_of(plan.problem.dtype), mask_and_modifiers_text(plan.problem));
   const AxisNames axes = plan.ranks.empty() ? AxisNames{} : plan.ranks.front().groups.front().axes;
   fmt::format_to(out, "mesh {}, key/value sequence on {}, layout {}, schedule {}\n",

@@ -119,5 +119,19 @@ TEST(AttentionProblem, ModifiersAreNamed) {
             "scale 0.5, soft cap 20, sinks [3], dropout 0.25, seed 5, unnormalised");
 }
 
+TEST(AttentionProblem, ADenseMaskIsAMask) {
+  AttentionProblem problem = good_problem();
+  problem.scale.reset();
+  problem.soft_cap.reset();
+  problem.mask = {};
+  EXPECT_EQ(mask_and_modifiers_text(problem), "none");
+  problem.softmax_dtype = DType::float64;
+  EXPECT_EQ(mask_and_modifiers_text(problem), "none, softmax float64");
+  problem.dense_mask = Extents{1, 1, 1, 1};
+  EXPECT_EQ(mask_and_modifiers_text(problem), "dense mask [1, 1, 1, 1], softmax float64");
+  problem.mask.set_causal(true);
+  EXPECT_EQ(mask_and_modifiers_text(problem), "causal, dense mask [1, 1, 1, 1], softmax float64");
+}
+
 }  // namespace
 }  // namespace annulus::test

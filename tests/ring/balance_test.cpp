@@ -352,6 +352,11 @@ TEST(Balance, RefusesWhatItCannotDeal) {
                                     {PartitionSpec::parse("-,x"), PartitionSpec::parse("-,x"),
                                      LayoutKind::balanced}),
                UnknownAxisError);
+  // Even if the specs differ, too.
+  EXPECT_THROW((void)shard_operands(problem, mesh,
+                                    {PartitionSpec::parse("x,sp"), PartitionSpec::parse("-,sp"),
+                                     LayoutKind::contiguous}),
+               UnknownAxisError);
 }
 
 LayoutKind usual(const AttentionProblem& problem, const MeshShape& mesh,

@@ -71,7 +71,7 @@ class FullDisk(CliTest):
         self.save_operands()
         result = self.annulus("run", *OPERANDS, *OUTPUT, preexec_fn=self.limit_files,
                               restore_signals=False)
-        self.expect_error(result, 3, "output.npy", "File too large")
+        self.expect_error(result, 3, "--output output.npy: ", "File too large")
         self.expect_no_files("output.npy")
 
 

@@ -32,6 +32,13 @@ class Numbers(CliTest):
                        how=["--mesh", "a=2,b=2", "--query-spec", "-,a,-,-", "--kv-spec", "-,b+a,-,-",
                             "--sequence-layout", layout, "--granule", "8"])
 
+    def test_a_rank_without_work_is_not_what_is_reported(self):
+        self.save_operands(rows=128)
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--causal", "--causal-offset", "-64",
+                              "--sequence-layout", "contiguous", "--json", "-", ranks=2)
+        self.expect_success(result)
+        self.assertEqual(json.loads(result.stdout)["rows"][0]["impl"], "native")
+
     def test_three_axes(self):
         self.save_operands(batch=2, rows=997)
         self.check(["--causal"], ranks=8, how=["--mesh", "dp=2,sp=2,tp=2"])

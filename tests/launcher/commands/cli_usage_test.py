@@ -662,7 +662,8 @@ class Plan(CliTest):
     def test_errors(self):
         self.expect_error(self.annulus("plan", "--mesh", "sp=4"), 2, "--shape: got nothing")
         self.expect_error(self.annulus("plan", "--shape", "1,8,8,1,1,8"), 2, "--mesh: got nothing")
-        self.expect_error(self.annulus(*PLAN, "--query-spec", "-,xp"), 2, "xp")
+        self.expect_error(self.annulus(*PLAN, "--query-spec", "xp"), 2,
+                          "--query-spec: unknown mesh axis 'xp'")
         self.expect_error(self.annulus(*PLAN, "--kv-spec", "sp"), 2, "key/value spec", "sp")
         self.expect_error(self.annulus("plan", "--mesh", "dp=3", "--shape", "2,8,8,1,1,8"), 2, "dp")
         self.expect_error(self.annulus("plan", "--mesh", "sp=2000000000", "--shape", "1,8,8,1,1,8"), 2,

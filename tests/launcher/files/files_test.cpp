@@ -137,7 +137,8 @@ TEST_F(Files, BoolsAreZeroOrOne) {
   const std::string path = scratch_.file("mask.npy");
   test::write_bytes(path, npy(1, npy_dictionary("|b1", "(4,)"), std::string("\0\1\2\1", 4)));
   const ArrayFile file(path);
-  EXPECT_THROW(read_all(file), FileError);
+  EXPECT_THAT([&] { read_all(file); },
+              ThrowsMessage<ArgumentError>(path + "[2]: got 2, expected 0 or 1"));
   std::array<bool, 2> two{};
   file.read_slice(std::array{PositionRanges({{GlobalPosition(1), 2, 2}})},
                   {two.data(), DType::boolean, {2}});

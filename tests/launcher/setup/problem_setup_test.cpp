@@ -15,6 +15,8 @@
 #include <annulus/files/array_writer.hpp>
 #include <annulus/mesh/group.hpp>
 
+#include "tests/support/message_of.hpp"
+
 namespace annulus::launcher {
 namespace {
 
@@ -23,6 +25,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::StartsWith;
 using Ids = std::vector<std::int32_t>;
 
 class ProblemSetupTest : public ::testing::Test {
@@ -118,6 +121,14 @@ TEST_F(ProblemSetupTest, GivenSpecsWin) {
   const ProblemSetup setup = set_up();
   EXPECT_EQ(to_string(setup.layout.query), "x,-,-,-");
   EXPECT_EQ(to_string(setup.layout.kv), "x,y");
+}
+
+TEST_F(ProblemSetupTest, AnUnknownAxisIsBlamedOnItsOwnSpec) {
+  options_.query_spec = "dp,sp";  // key/value has the default spec
+  EXPECT_THAT(error(), AllOf(StartsWith("--query-spec: unknown mesh axis 'dp'"), HasSubstr("sp")));
+  options_.query_spec.reset();
+  options_.kv_spec = "-,x";
+  EXPECT_THAT(error(), StartsWith("--kv-spec: unknown mesh axis 'x'"));
 }
 
 TEST_F(ProblemSetupTest, WithoutRanksTheMeshMustBeGiven) {
@@ -313,7 +324,7 @@ TEST_F(ProblemSetupTest, BlockMaskErrors) {
   options_.block_size = BlockSize{.query = 2, .kv = 3};
   EXPECT_TRUE(set_up().problem.mask.block_mask().has_value());
   options_.block_mask = write_bytes("blocks.npy", {3, 2}, {1, 0, 0, 1, 7, 1});
-  EXPECT_THAT(error(), AllOf(HasSubstr("blocks.npy, entry 4"), HasSubstr("0 or 1")));
+  EXPECT_THAT(error(), AllOf(HasSubstr("blocks.npy, entry 2, 0: got 7"), HasSubstr("0 or 1")));
   options_.block_mask = write_bytes("blocks.npy", {1, 1, 1, 3, 2}, {1, 0, 0, 1, 1, 1});
   EXPECT_THAT(error(), AllOf(HasSubstr("blocks.npy"), HasSubstr("at most 4 dimensions")));
   options_.block_mask = write("blocks.npy", {3, 2}, {1, 0, 0, 1, 1, 1});
@@ -329,9 +340,9 @@ TEST_F(ProblemSetupTest, RandomBlocks) {
   EXPECT_EQ(mask.block_mask()->shape(), (Extents{1, 4, 6, 6}));
   EXPECT_EQ(mask.digest(), set_up().problem.mask.digest());
   options_.block_mask = "random:1.5";
-  EXPECT_THAT(error(), AllOf(HasSubstr("--block-mask"), HasSubstr("1.5"), HasSubstr("0 to 1")));
+  EXPECT_THAT(error(), AllOf(HasSubstr("--block-mask random:1.5: got 1.5"), HasSubstr("0 to 1")));
   options_.block_mask = "random:x";
-  EXPECT_THAT(error(), AllOf(HasSubstr("--block-mask"), HasSubstr("'x'")));
+  EXPECT_THAT(error(), HasSubstr("--block-mask random:x: got 'x'"));
 }
 
 TEST_F(ProblemSetupTest, MaskTensorsOfTheInputFileCount) {
@@ -381,6 +392,16 @@ TEST_F(ProblemSetupTest, Bias) {
   EXPECT_THAT(part, ElementsAre(13, 16, 19, 22));
 }
 
+TEST_F(ProblemSetupTest, ABiasWithoutDimensionsIsOneNumber) {
+  options_.bias = write_floats("bias.npy", "", Extents{}, {3});
+  const ProblemSetup setup = set_up();
+  EXPECT_EQ(setup.problem.bias, (Extents{1, 1, 1, 1}));
+  float part = 0;
+  const std::vector<PositionRanges> index(4, PositionRanges::all(1));
+  setup.fills.bias({&part, DType::float32, {1, 1, 1, 1}}, index);
+  EXPECT_EQ(part, 3);
+}
+
 TEST_F(ProblemSetupTest, DenseMask) {
   options_.mask = write_bytes("mask.npy", {1, 6}, {1, 0, 1, 0, 0, 1});
   const ProblemSetup setup = set_up();
@@ -390,15 +411,16 @@ TEST_F(ProblemSetupTest, DenseMask) {
                                           PositionRanges::all(1), PositionRanges::all(6)};
   setup.fills.mask({part.data(), DType::boolean, {1, 1, 1, 6}}, index);
   EXPECT_THAT(part, ElementsAre(1, 0, 1, 0, 0, 1));
-  options_.mask = write_bytes("mask.npy", {6}, {1, 0, 1, 2, 0, 1});
+  // The entry that is wrong is named by its place in the file, of which a rank reads a part.
+  options_.mask = write_bytes("mask.npy", {2, 1, 1, 6}, {1, 0, 1, 0, 0, 1, 1, 0, 1, 0, 2, 1});
   const ProblemSetup wrong = set_up();
-  try {
-    wrong.fills.mask({part.data(), DType::boolean, {1, 1, 1, 6}}, index);
-    FAIL() << "no error";
-  } catch (const UserError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("--mask"), HasSubstr("mask.npy"), HasSubstr("2"),
-                                    HasSubstr("0 and 1")));
-  }
+  const std::vector<PositionRanges> last{PositionRanges({{GlobalPosition(1), 1, 1}}), index[1],
+                                         index[2], PositionRanges({{GlobalPosition(3), 3, 1}})};
+  EXPECT_THAT(
+      test::message_of<UserError>([&] {
+        wrong.fills.mask({part.data(), DType::boolean, {1, 1, 1, 3}}, last);
+      }),
+      HasSubstr("--mask " + path("mask.npy") + ", entry 1, 0, 0, 4: got 2, expected 0 or 1"));
 }
 
 TEST_F(ProblemSetupTest, BiasAndMaskErrors) {
@@ -421,12 +443,12 @@ TEST_F(ProblemSetupTest, BiasAndMaskErrors) {
   options_.mask = write_floats("mask.npy", "", {6}, {1, 0, 1, 0, 1, 1});
   EXPECT_THAT(error(), AllOf(HasSubstr("mask.npy"), HasSubstr("float32"), HasSubstr("bool")));
   options_.mask = "random:2";
-  EXPECT_THAT(error(), AllOf(HasSubstr("--mask"), HasSubstr("0 to 1")));
+  EXPECT_THAT(error(), AllOf(HasSubstr("--mask random:2: got 2"), HasSubstr("0 to 1")));
   options_.mask = "random:x";
-  EXPECT_THAT(error(), AllOf(HasSubstr("--mask"), HasSubstr("'x'")));
+  EXPECT_THAT(error(), HasSubstr("--mask random:x: got 'x'"));
   options_.mask.clear();
   options_.bias = "random:-1";
-  EXPECT_THAT(error(), AllOf(HasSubstr("--bias"), HasSubstr("0 or more")));
+  EXPECT_THAT(error(), AllOf(HasSubstr("--bias random:-1: got -1"), HasSubstr("0 or more")));
 }
 
 TEST_F(ProblemSetupTest, RandomBiasAndMask) {
@@ -459,9 +481,9 @@ TEST_F(ProblemSetupTest, RandomSinks) {
   EXPECT_EQ(set_up().problem.sinks->shape(), (Extents{4, 3}));
   EXPECT_EQ(set_up().problem.sinks, set_up().problem.sinks);
   options_.sinks = "random:0";
-  EXPECT_THAT(error(), AllOf(HasSubstr("--sinks"), HasSubstr("0")));
+  EXPECT_THAT(error(), HasSubstr("--sinks random:0: got '0'"));
   options_.sinks = "random:x";
-  EXPECT_THAT(error(), AllOf(HasSubstr("--sinks"), HasSubstr("'x'")));
+  EXPECT_THAT(error(), HasSubstr("--sinks random:x: got 'x'"));
 }
 
 }  // namespace

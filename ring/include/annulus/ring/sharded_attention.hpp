@@ -89,6 +89,8 @@ class ShardedAttention {
   /// Names of the implementations that compute this rank's blocks: "sdpa+native"; "none" without
   /// blocks.
   [[nodiscard]] std::string implementations() const;
+  /// The names of all ranks: a rank alone may have nothing to compute. Collective over the mesh.
+  [[nodiscard]] std::string implementations_of_ranks() const;
   /// See Runner::extra_bytes.
   [[nodiscard]] std::size_t extra_bytes() const { return runner_->extra_bytes(); }
   /// See Runner::replays.

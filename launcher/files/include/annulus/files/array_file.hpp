@@ -36,11 +36,16 @@ class ArrayFile {
 
   /// Reads the entries at `index` (positions per dimension) into a host view of that shape, of any
   /// strides and of the file's dtype. Touches only the parts of the file that it needs, and small
-  /// gaps between them. Throws FileError when the file has shrunk or a bool is neither 0 nor 1,
-  /// SystemError when reading fails, InternalError when index, view and file do not fit together.
+  /// gaps between them. Throws FileError when the file has shrunk, SystemError when reading fails,
+  /// InternalError when index, view and file do not fit together; bools are read_flags().
   void read_slice(std::span<const PositionRanges> index, const TensorView& destination) const;
+  /// The same for bool or uint8 whose entries must be 0 or 1. Throws ArgumentError("path[index]",
+  /// …) for another value.
+  void read_flags(std::span<const PositionRanges> index, const TensorView& destination) const;
 
  private:
+  void read(std::span<const PositionRanges> index, const TensorView& destination, bool flags) const;
+
   std::string path_;
   FileDescriptor file_;
   ArrayInfo info_;

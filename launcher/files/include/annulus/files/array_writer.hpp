@@ -34,7 +34,7 @@ class ArrayWriter {
   /// Collective over `group`, which must outlive the writer; its ranks must see one file system.
   /// All ranks throw UserError (a directory that is missing or not writable, a name that is taken
   /// by something other than a file) or LibraryError (a full disk), as agree() does. `shown` is
-  /// what errors about the name call the file ("--output o.npy"); by default its path.
+  /// what errors call the file ("--output o.npy"); by default its path.
   ArrayWriter(Control& group, std::string path, std::vector<ArraySpec> arrays,
               const std::string& shown = "");
   /// Not collective. Without commit() nothing of the file remains.
@@ -56,6 +56,9 @@ class ArrayWriter {
  private:
   void create(const std::string& header, std::int64_t bytes);
   void open_on_other_ranks();
+  // Runs body() and makes its errors name what the user knows the file as.
+  template <class Body>
+  void as_shown(const Body& body) const;
   [[nodiscard]] const FileDescriptor& file() const {
     return temporary_ ? temporary_->descriptor() : file_;
   }
@@ -64,6 +67,7 @@ class ArrayWriter {
 
   Control& group_;
   std::string path_;
+  std::string shown_;
   std::vector<ArrayInfo> arrays_;
   FileDescriptor file_;                       // not on rank 0
   std::unique_ptr<TemporaryFile> temporary_;  // rank 0 only

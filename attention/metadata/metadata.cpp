@@ -75,9 +75,8 @@ void AttentionMetadata::validate() const {
   using Float = std::numeric_limits<float>;
   const auto name = [](DType dtype) { return std::string(name_of(dtype)); };
   const auto number = [](double value) { return fmt::format("{}", value); };
-  expect(runtime_dtype == DType::float16 || runtime_dtype == DType::bfloat16 ||
-             runtime_dtype == DType::float32,
-         "runtime_dtype", name(runtime_dtype), "float16, bfloat16 or float32");
+  expect(is_floating(runtime_dtype), "runtime_dtype", name(runtime_dtype),
+         "float16, bfloat16, float32 or float64");
   expect(runtime_softmax_dtype == DType::float32 || runtime_softmax_dtype == DType::float64,
          "runtime_softmax_dtype", name(runtime_softmax_dtype), "float32 or float64");
   expect(!softmax_scale || std::abs(*softmax_scale) <= Float::max(), "softmax_scale",

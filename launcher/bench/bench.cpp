@@ -163,7 +163,7 @@ class Bench {
     });
     measured.accuracy = accuracy(deviation, world);
     measured.implementations = attention.implementations_of_ranks();
-    measured.bound = accuracy_bound(problem.dtype, shape.kv_length);
+    measured.bound = accuracy_bound(problem);
 
     progress_.aside([&] {
       if (options_.explain) {

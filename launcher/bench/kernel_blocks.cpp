@@ -44,8 +44,9 @@ void KernelBlocks::use(const Implementation& candidate) {
   const AttentionProblem& problem = setup_.problem;
   const AttentionShape& s = problem.shape;
   // Partial results, as the blocks of a ring have them.
-  const DType dtype =
-      candidate.declares().results == ResultForm::rounded ? problem.dtype : DType::float32;
+  const DType dtype = candidate.declares().results == ResultForm::rounded
+                          ? problem.dtype
+                          : partial_dtype(problem.dtype);
   kernel_.reset();
   for (State& state : states_) {
     state = {};

@@ -239,7 +239,9 @@ void add_row(Report& report, const NamedCase& named, const verification::Verific
                   problem.normalize_output ? kNothing : "unnormalised",
                   measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.output); }),
                   measured([](const auto& v) { return fmt::format("{:.2e}", v.bound.output); }),
-                  measured([](const auto& v) { return fmt::format("{:.3f}", v.ratio()); }),
+                  measured([](const auto& v) {
+                    return v.ratio() ? fmt::format("{:.3f}", *v.ratio()) : std::string(kNothing);
+                  }),
                   measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.lse); }),
                   std::string(verdict),
                   named.command});
@@ -252,7 +254,9 @@ class Tally {
     ++problems_;
     reduces_rounded_ += found.reduces_rounded ? 1 : 0;
     if (!found.failure().empty()) ++failed_;
-    if (!(found.ratio() <= worst_ratio_)) worst_ratio_ = found.ratio();
+    if (const auto ratio = found.ratio(); ratio && !(worst_ratio_ && *ratio <= *worst_ratio_)) {
+      worst_ratio_ = ratio;
+    }
     ++computed_[found.implementations];
   }
   void add_refused() {
@@ -274,16 +278,18 @@ class Tally {
         reduces_rounded_ == 0
             ? ""
             : fmt::format("; {} with partial results that a kernel had rounded", reduces_rounded_);
-    return fmt::format("{} ({} of {} within bounds; largest ratio to the unsharded error {:.2f}{})",
-                       passed() ? "OK" : "FAILED", problems_ - failed_, problems_, worst_ratio_,
-                       rounded);
+    const std::string ratio =
+        worst_ratio_ ? fmt::format("; largest ratio to the unsharded error {:.2f}", *worst_ratio_)
+                     : "";
+    return fmt::format("{} ({} of {} within bounds{}{})", passed() ? "OK" : "FAILED",
+                       problems_ - failed_, problems_, ratio, rounded);
   }
 
  private:
   int problems_ = 0;
   int failed_ = 0;
   int reduces_rounded_ = 0;
-  double worst_ratio_ = 0;
+  std::optional<double> worst_ratio_;
   std::map<std::string, int> computed_;
 };
 

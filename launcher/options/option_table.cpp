@@ -62,7 +62,8 @@ std::string parse_spec(const std::string& option, const std::string& text) {
 }
 
 DType parse_tensor_dtype(const std::string& option, const std::string& text) {
-  return annulus::parse_dtype(parse_choice(option, text, {"float32", "float16", "bfloat16"}));
+  return annulus::parse_dtype(
+      parse_choice(option, text, {"float32", "float16", "bfloat16", "float64"}));
 }
 
 void set_layouts(Options& options, const std::string& option, const std::string& text) {
@@ -246,7 +247,8 @@ void add_problem(TableBuilder& table) {
       "B,T,S,N,K,D[,Dv]: batch, query length, key/value length, query heads, key/value heads, "
       "head dimensions; 4k is 4 * 1024, likewise M and G; 1e6 is a million");
   table.add("dtype", "DTYPE", kPlanned, parsed_into(&Options::dtype, parse_tensor_dtype),
-            "float32, float16 or bfloat16 (default: float32; for run: that of the files)");
+            "float32, float16, bfloat16 or float64: the last only by vanilla, on CPUs (default: "
+            "float32; for run: that of the files)");
   table.add("causal", "", kPlanned, flag_into(&Options::causal),
             "query i sees key j only if j <= i + offset");
   table.add("causal-offset", "N", kPlanned,

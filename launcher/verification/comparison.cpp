@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <optional>
 #include <vector>
@@ -16,6 +18,16 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // The larger one; NaN if either is.
 double worse(double a, double b) {
   return std::isnan(a) || a > b ? a : b;
+}
+
+void widen(const void* row, DType dtype, std::vector<double>& values) {
+  if (dtype == DType::float64) {
+    std::copy_n(static_cast<const double*>(row), values.size(), values.data());
+    return;
+  }
+  std::vector<float> narrow(values.size());
+  to_float32(row, dtype, narrow.data(), static_cast<std::int64_t>(narrow.size()));
+  std::copy(narrow.begin(), narrow.end(), values.begin());
 }
 
 double lse_deviation(double truth, double lse) {
@@ -52,7 +64,7 @@ Deviation compare_rows(const OracleOutput& truth, const ConstTensorView& output,
                         " compared with an oracle's output of other rows");
   }
   const std::int64_t dim = shape[3];
-  std::vector<float> values(static_cast<std::size_t>(dim));
+  std::vector<double> values(static_cast<std::size_t>(dim));
   Deviation result;
   const double* expected = truth.output.data();
   for (std::int64_t b = 0; b < shape[0]; ++b) {
@@ -61,7 +73,7 @@ Deviation compare_rows(const OracleOutput& truth, const ConstTensorView& output,
         const auto index = static_cast<std::size_t>((b * shape[2] + n) * shape[1] + t);
         const double true_lse = truth.lse[index];
         const Row row = row_of(b, n, t);
-        to_float32(output.address({b, t, n}), output.dtype(), values.data(), dim);
+        widen(output.address({b, t, n}), output.dtype(), values);
         double difference = 0;
         for (std::int64_t d = 0; d < dim; ++d) {
           const double deviation = row.scale * values[static_cast<std::size_t>(d)] - expected[d];

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstddef>
-#include <utility>
 #include <vector>
 
 #include <annulus/core/convert.hpp>
@@ -16,8 +15,12 @@ namespace {
 class Filler {
  public:
   Filler(const TensorView& view, std::span<const PositionRanges> index, const Extents& global_shape,
-         NormalNumbers numbers)
-      : view_(view), index_(index), global_shape_(global_shape), numbers_(std::move(numbers)) {}
+         std::uint64_t seed, Operand operand)
+      : view_(view),
+        index_(index),
+        global_shape_(global_shape),
+        numbers_(seed, operand),
+        digits_(~seed, operand) {}
 
   /// Fills what lies under one index of the dimensions before `dim`: `local` is its offset in
   /// elements of the view, `global` its row-major index in the whole tensor.
@@ -31,8 +34,7 @@ class Filler {
         const std::int64_t position = global * global_shape_[dim] + range.at(k).value();
         const std::int64_t offset = local + i * view_.stride(dim);
         if (last) {
-          from_float32(numbers_.run(static_cast<std::uint64_t>(position), run), view_.dtype(),
-                       address(offset), run);
+          write(static_cast<std::uint64_t>(position), run, address(offset));
         } else {
           fill(dim + 1, offset, position);
         }
@@ -41,6 +43,18 @@ class Filler {
   }
 
  private:
+  void write(std::uint64_t position, std::int64_t run, void* destination) {
+    const float* const numbers = numbers_.run(position, run);
+    if (view_.dtype() != DType::float64) {
+      from_float32(numbers, view_.dtype(), destination, run);
+      return;
+    }
+    // Digits that float32 cannot hold, so that whoever rounds to it is found out.
+    const float* const digits = digits_.run(position, run);
+    auto* const wide = static_cast<double*>(destination);
+    for (std::int64_t i = 0; i < run; ++i) wide[i] = numbers[i] + 0x1p-25 * digits[i];
+  }
+
   [[nodiscard]] void* address(std::int64_t offset) const {
     return static_cast<std::byte*>(view_.data()) +
            offset * static_cast<std::int64_t>(size_of(view_.dtype()));
@@ -50,6 +64,7 @@ class Filler {
   std::span<const PositionRanges> index_;
   const Extents& global_shape_;
   NormalNumbers numbers_;
+  NormalNumbers digits_;  // of float64
 };
 
 }  // namespace
@@ -66,7 +81,7 @@ void fill_random(const TensorView& view, std::span<const PositionRanges> index,
                         to_string(view.strides()) + ", of a tensor of " + to_string(global_shape));
   }
   if (view.rank() < 2) {
-    Filler(view, index, global_shape, NormalNumbers(seed, operand)).fill(0, 0, 0);
+    Filler(view, index, global_shape, seed, operand).fill(0, 0, 0);
     return;
   }
   const std::int64_t parts = std::clamp<std::int64_t>(view.size(1), 1, std::max(threads, 1));
@@ -76,7 +91,7 @@ void fill_random(const TensorView& view, std::span<const PositionRanges> index,
     std::vector<PositionRanges> own(index.begin(), index.end());
     own[1] = own[1].slice({LocalPosition(begin), count});
     const TensorView part_view = view.slice(1, begin, count);
-    Filler(part_view, own, global_shape, NormalNumbers(seed, operand)).fill(0, 0, 0);
+    Filler(part_view, own, global_shape, seed, operand).fill(0, 0, 0);
   });
 }
 

@@ -105,8 +105,9 @@ OracleOutput oracle_of_rank(AttentionProblem problem, const ring::ShardedOperand
 // What the rounding of float32 dot products adds to the bound of this rank's LSE: √D · 2⁻²⁴ · scale
 // · the largest Σ|qᵢkᵢ| of a visible pair (docs/semantics.md §6). Costs about as much as the
 // oracle.
-double lse_rounding(const AttentionProblem& problem, const ring::ShardedOperands& operands,
-                    int rank, const CaseShards& shards, const WholeColumns& columns) {
+template <class Real>
+double lse_rounding_of(const AttentionProblem& problem, const ring::ShardedOperands& operands,
+                       int rank, const CaseShards& shards, const WholeColumns& columns) {
   const PositionRanges positions = operands.query.positions(rank, 1);
   const std::int64_t first_batch = first_of(operands.query.positions(rank, 0));
   const std::int64_t first_head = first_of(operands.query.positions(rank, 2));
@@ -114,19 +115,19 @@ double lse_rounding(const AttentionProblem& problem, const ring::ShardedOperands
   const ConstTensorView key = columns.key.view();     // [b,S,k,D]
   const auto entries = [](const ConstTensorView& tensor, std::int64_t b, std::int64_t t,
                           std::int64_t n) {
-    return static_cast<const float*>(tensor.address({b, t, n, 0}));
+    return static_cast<const Real*>(tensor.address({b, t, n, 0}));
   };
   double largest = 0;
   for (std::int64_t b = 0; b < query.size(0); ++b) {
     for (std::int64_t t = 0; t < query.size(1); ++t) {
       const GlobalPosition row = positions.global(LocalPosition(t));
       for (std::int64_t n = 0; n < query.size(2); ++n) {
-        const float* const q = entries(query, b, t, n);
+        const Real* const q = entries(query, b, t, n);
         for (std::int64_t j = 0; j < key.size(1); ++j) {
           if (!problem.mask.visible(first_batch + b, first_head + n, row, GlobalPosition(j))) {
             continue;
           }
-          const float* const k = entries(key, b, j, n * key.size(2) / query.size(2));
+          const Real* const k = entries(key, b, j, n * key.size(2) / query.size(2));
           double sum = 0;
           for (std::int64_t d = 0; d < query.size(3); ++d) {
             sum += std::abs(static_cast<double>(q[d]) * k[d]);
@@ -138,6 +139,13 @@ double lse_rounding(const AttentionProblem& problem, const ring::ShardedOperands
   }
   return std::sqrt(static_cast<double>(problem.shape.head_dim)) * unit_roundoff(DType::float32) *
          std::abs(problem.logit_scale()) * largest;
+}
+
+double lse_rounding(const AttentionProblem& problem, const ring::ShardedOperands& operands,
+                    int rank, const CaseShards& shards, const WholeColumns& columns) {
+  return problem.dtype == DType::float64
+             ? lse_rounding_of<double>(problem, operands, rank, shards, columns)
+             : lse_rounding_of<float>(problem, operands, rank, shards, columns);
 }
 
 // The same case with all keys and values on every rank. The name of a strategy that decides the
@@ -237,7 +245,8 @@ ScoreTensors CaseShards::scores(std::int64_t kv_length) const {
   return broadcast_scores(tensors.bias, tensors.mask, {shape[0], shape[2], shape[1], kv_length});
 }
 
-double Verification::ratio() const {
+std::optional<double> Verification::ratio() const {
+  if (!allowance) return {};
   if (sharded.output == unsharded.output) return 1;
   return sharded.output / unsharded.output;
 }
@@ -249,7 +258,7 @@ std::string Verification::failure() const {
   if (!(sharded.lse <= bound.lse)) {
     return fmt::format("LSE error {:.2e} above {:.2e}", sharded.lse, bound.lse);
   }
-  if (!(sharded.output <= allowance)) {
+  if (allowance && !(sharded.output <= *allowance)) {
     return fmt::format("output error {:.2e} against {:.2e} unsharded", sharded.output,
                        unsharded.output);
   }
@@ -360,10 +369,11 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   result.prices = attention.plan_input().prices;
   result.transport = attention.transport();
   result.implementations = attention.implementations_of_ranks();
-  result.bound = accuracy_bound(problem.dtype, problem.shape.kv_length);
+  result.bound = accuracy_bound(problem);
   result.sharded = accuracy(sharded, world);
   result.unsharded = accuracy(unsharded, world);
-  if (problem.dtype == DType::float32 && result.sharded.lse > result.bound.lse) {
+  const bool wide = problem.dtype == DType::float32 || problem.dtype == DType::float64;
+  if (wide && result.sharded.lse > result.bound.lse) {
     const double rounding = collectively(world, [&] {
       const Computing computing = world.computing();
       const WholeColumns columns(operands, problem.dtype, sharded_case.seed, rank, host);
@@ -372,8 +382,10 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
     result.bound.lse += world.max(std::vector{rounding})[0];
   }
   result.reduces_rounded = world.max(std::vector{attention.reduces_rounded() ? 1.0 : 0.0})[0] > 0;
-  result.allowance = allowed_error(problem.shape, result.unsharded.output, operands.key.shards(1),
-                                   result.reduces_rounded ? unit_roundoff(problem.dtype) : 0);
+  if (problem.dtype != DType::float64) {
+    result.allowance = allowed_error(problem.shape, result.unsharded.output, operands.key.shards(1),
+                                     result.reduces_rounded ? unit_roundoff(problem.dtype) : 0);
+  }
   result.repeats = world.max(std::vector{repeats ? 0.0 : 1.0})[0] == 0;
   return result;
 }

@@ -153,7 +153,7 @@ TEST(Metadata, ValuesOfAnotherTypeOrRangeNameKeyAndSource) {
        {BadField{"runtime_dtype", "\"float\"", "dtype"},
         BadField{"runtime_dtype", "32", "dtype"},
         BadField{"runtime_dtype", "null", "dtype"},
-        BadField{"runtime_dtype", "\"float64\"", "bfloat16"},
+        BadField{"runtime_dtype", "\"int32\"", "bfloat16"},
         BadField{"runtime_softmax_dtype", "\"bfloat16\"", "float32 or float64"},
         BadField{"softmax_scale", "\"0.5\"", "a number, or null"},
         BadField{"softmax_scale", "1e300", "finite in float32"},

@@ -96,6 +96,14 @@ TEST(Accuracy, BoundsOfTheContract) {
   EXPECT_DOUBLE_EQ(sharded_error_factor(4095), 1.5);
   EXPECT_DOUBLE_EQ(sharded_error_factor(4096), 1.1);
   EXPECT_DOUBLE_EQ(accuracy_bound(DType::float16, 64).output, 1e-3);
+  EXPECT_DOUBLE_EQ(accuracy_bound(DType::float64, 1 << 16).output, 4e-14);
+  EXPECT_DOUBLE_EQ(accuracy_bound(DType::float64, 64).lse, 1e-5);
+  AttentionProblem problem = good_problem();
+  problem.dtype = DType::float64;
+  problem.shape.kv_length = 16;
+  EXPECT_DOUBLE_EQ(accuracy_bound(problem).output, 2e-14);
+  problem.normalize_output = false;
+  EXPECT_DOUBLE_EQ(accuracy_bound(problem).output, 4e-6);
   EXPECT_DOUBLE_EQ(accuracy_bound(DType::bfloat16, 64).output, 6e-3);
   EXPECT_DOUBLE_EQ(accuracy_bound(DType::bfloat16, 64).lse, 2e-3);
   EXPECT_THROW((void)accuracy_bound(DType::int32, 64), InternalError);

@@ -401,6 +401,7 @@ class Weights(CliTest):
                 found = np.load(self.path(name))
                 self.assertEqual(found.dtype, np.float64)
                 self.assertLess(np.abs(found - truth).max(), 1e-14)
+        self.check(["--causal"], ranks=3, how=["--dtype", "float64"])
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "native")
         self.expect_error(result, 2, "--impl native", "does not honour float64")
 

@@ -169,6 +169,23 @@ class Options(CliTest):
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--softmax-dtype", "float64", "--impl", "native")
         self.expect_error(result, 2, "does not honour float64")
 
+    def test_float64(self):
+        shape = ["--shape", "1,33,40,4,2,8", "--dtype", "float64", "--causal"]
+        for command in [["verify"], ["bench", "--iters", "1", "--warmup", "0"]]:
+            result = self.annulus(*command, *shape, "--device", "cpu", "--json", "-", ranks=3)
+            self.expect_success(result)
+            (row,) = json.loads(result.stdout)["rows"]
+            self.assertEqual((row["dtype"], row["impl"]), ("float64", "vanilla"))
+            self.assertLess(row["error"], 1e-14)
+        result = self.annulus("plan", "--mesh", "sp=4", *shape)
+        self.expect_success(result)
+        self.assertIn("vanilla", result.stdout)
+        self.expect_error(self.annulus("verify", *shape, "--impl", "native"), 2,
+                          "--impl native", "does not honour float64")
+        # No kernel of a GPU has it.
+        result = self.annulus("plan", "--mesh", "sp=4", *shape, "--device", "cuda")
+        self.expect_error(result, 2, "vanilla", "computes on CPUs only")
+
     def test_implementation_that_cannot(self):
         self.save_operands()
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "sdpa")

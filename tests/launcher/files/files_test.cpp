@@ -22,6 +22,7 @@ using test::npy;
 using test::npy_dictionary;
 using test::safetensors;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 constexpr std::array kDTypes{DType::boolean,  DType::uint8,   DType::int32,  DType::float16,
                              DType::bfloat16, DType::float32, DType::float64};

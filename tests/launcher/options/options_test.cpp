@@ -278,7 +278,7 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"plan", "--shape", "1,2,3,4,4,4G4"}, "B,T,S,N,K,D"},
     BadValue{{"plan", "--shape", "1,999999999G,3,4,4,8"}, "B,T,S,N,K,D"},
     BadValue{{"plan", "--shape", ""}, "B,T,S,N,K,D"},
-    BadValue{{"plan", "--dtype", "float64"}, "float32, float16, bfloat16"},
+    BadValue{{"plan", "--dtype", "int32"}, "float32, float16, bfloat16, float64"},
     BadValue{{"plan", "--mode", "training"}, "train, prefill, autoregressive, insert"},
     BadValue{{"plan", "--sequence-layout", "zig"}, "auto, zigzag, contiguous, striped, balanced"},
     BadValue{{"plan", "--sequence-layout", "zigzag,zigzag,zigzag"}, "a layout, or two"},

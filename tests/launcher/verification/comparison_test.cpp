@@ -60,6 +60,17 @@ TEST_F(Comparison, OneWrongElementFails) {
   EXPECT_TRUE(passes());
 }
 
+TEST_F(Comparison, Float64IsComparedInFloat64) {
+  const Tensor wide(DType::float64, output_.shape(), memory_);
+  std::copy(truth_.output.begin(), truth_.output.end(), wide.view().as<double>());
+  const auto found = [&] { return accuracy(compare(truth_, wide.view(), lse_.view()), *self_); };
+  EXPECT_EQ(found().output, 0);
+  EXPECT_TRUE(found().within(accuracy_bound(DType::float64, 64)));
+  wide.view().as<double>()[7] *= 1 + 1e-12;
+  EXPECT_GT(found().output, 0);
+  EXPECT_FALSE(found().within(accuracy_bound(DType::float64, 64)));
+}
+
 TEST_F(Comparison, ErrorIsRelativeFrobenius) {
   double reference = 0;
   for (const double x : truth_.output) reference += x * x;

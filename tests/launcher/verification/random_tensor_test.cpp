@@ -45,7 +45,7 @@ TEST(RandomTensor, EveryShardingSeesTheSameTensor) {
   HostMemoryPool memory;
   const Extents shape{4, 37, 6, 13};
   const MeshShape mesh({{"dp", 2}, {"tp", 3}, {"sp", 4}});
-  for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+  for (const DType dtype : {DType::float64, DType::float32, DType::float16, DType::bfloat16}) {
     const Tensor all = part(whole(shape), shape, dtype, 7, Operand::key, memory);
     for (const LayoutKind layout :
          {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
@@ -91,6 +91,18 @@ TEST(RandomTensor, HalfTypesAreTheRoundedFloats) {
     const Tensor rounded(dtype, shape, memory);
     from_float32(exact.view().as<float>(), dtype, rounded.view().data(), shape.product());
     EXPECT_TRUE(same_bits(rounded, part(whole(shape), shape, dtype, 3, Operand::value, memory)));
+  }
+}
+
+TEST(RandomTensor, Float64HasDigitsThatFloat32LacksAndIsNearlyTheSame) {
+  HostMemoryPool memory;
+  const Extents shape{1, 50, 2, 8};
+  const Tensor narrow = part(whole(shape), shape, DType::float32, 3, Operand::value, memory);
+  const Tensor wide = part(whole(shape), shape, DType::float64, 3, Operand::value, memory);
+  for (std::int64_t i = 0; i < shape.product(); ++i) {
+    const double number = wide.view().as<double>()[i];
+    EXPECT_NEAR(number, narrow.view().as<float>()[i], 1e-6);
+    EXPECT_NE(number, static_cast<float>(number));
   }
 }
 

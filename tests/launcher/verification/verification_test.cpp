@@ -75,7 +75,7 @@ TEST_F(VerifySharded, PassesWhatIsRight) {
   const Verification found = verify_with([](const auto&, const auto&) {});
   EXPECT_EQ(found.failure(), "");
   EXPECT_GT(found.unsharded.output, 0);
-  EXPECT_LT(found.ratio(), 2);
+  EXPECT_LT(found.ratio().value(), 2);
   EXPECT_EQ(found.schedule.schedule, ring::Schedule::ring);
   EXPECT_EQ(found.selection.candidates.front()->names().front(), "spoiled");
 }
@@ -159,6 +159,20 @@ TEST_F(VerifySharded, ErrorsAreTheSameOnAllRanks) {
   case_.problem.shape.heads = 4;
   case_.implementation = "unheard of";
   EXPECT_THROW(static_cast<void>(verify_with([](const auto&, const auto&) {})), UserError);
+}
+
+TEST_F(VerifySharded, Float64HasABoundOfItsOwn) {
+  registry_ = Registry::standard();
+  case_.problem.dtype = DType::float64;
+  for (const bool normalised : {true, false}) {
+    case_.problem.normalize_output = normalised;
+    const Verification found = verify_sharded(case_, mesh_, registry_, device_);
+    EXPECT_EQ(found.failure(), "");
+    EXPECT_EQ(found.implementations, "vanilla");
+    EXPECT_EQ(found.ratio(), std::nullopt);
+    EXPECT_LT(found.bound.output, normalised ? 1e-13 : 1e-5);
+    EXPECT_LT(found.sharded.output, normalised ? 1e-14 : 2e-7);
+  }
 }
 
 TEST(Verification, NamesWhatFailed) {

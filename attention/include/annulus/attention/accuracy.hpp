@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include <annulus/attention/problem.hpp>
 #include <annulus/core/dtype.hpp>
 
 namespace annulus {
@@ -13,6 +14,8 @@ struct AccuracyBound {
 };
 
 [[nodiscard]] AccuracyBound accuracy_bound(DType dtype, std::int64_t kv_length);
+/// That of a problem's output. An unnormalised one is judged with its sum, which is float32.
+[[nodiscard]] AccuracyBound accuracy_bound(const AttentionProblem& problem);
 
 /// The largest permitted ratio of a sharded run's output error to that of the same implementation
 /// unsharded (docs/semantics.md §6). It depends on the number of output elements: with few of them

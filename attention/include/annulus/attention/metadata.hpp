@@ -77,7 +77,7 @@ struct AttentionMetadata {
                                    const MetadataFields& environment = {});
   /// A copy with other values for some fields. Throws what validate() throws.
   [[nodiscard]] AttentionMetadata replace(const MetadataFields& fields) const;
-  /// Throws ArgumentError, naming the field, for a dtype that is not float16, bfloat16 or float32
+  /// Throws ArgumentError, naming the field, for a dtype that is not floating-point
   /// (softmax: float32 or float64); a scale that is not finite or a soft cap that is not positive
   /// in float32; a dropout probability outside [0, 1); a block size below 1; an empty name.
   void validate() const;

@@ -15,9 +15,9 @@ enum class Operand : std::uint8_t { query = 0, key = 1, value = 2, bias = 3 };
 /// An element depends only on (seed, operand, its global index), bit for bit, on x86-64 and AArch64
 /// whatever their vector units: every rank makes just what it holds, and every sharding, number of
 /// threads and mixture of CPUs sees the same tensor. `index` gives the global positions held along
-/// each of the view's dimensions, the last of which has stride 1. Host tensors of float16, bfloat16
-/// or float32; throws InternalError where view and index do not fit together. `threads` share the
-/// work along the second dimension.
+/// each of the view's dimensions, the last of which has stride 1. Host tensors of float16,
+/// bfloat16, float32 or float64; throws InternalError where view and index do not fit together.
+/// `threads` share the work along the second dimension.
 void fill_random(const TensorView& view, std::span<const PositionRanges> index,
                  const Extents& global_shape, std::uint64_t seed, Operand operand, int threads = 1);
 

@@ -76,14 +76,17 @@ struct Verification {
   std::string implementations;
   AccuracyBound bound;
   Accuracy sharded;
-  Accuracy unsharded;    ///< of the same implementation, given all keys at once
-  double allowance = 0;  ///< largest error allowed by comparison with the unsharded run
-  bool repeats = true;   ///< a second run gave the same bits, where kernels promise that
+  Accuracy unsharded;  ///< of the same implementation, given all keys at once
+  /// The largest error allowed by comparison with the unsharded run. None for float64, in which
+  /// errors are as small as the oracle's own.
+  std::optional<double> allowance = {};
+  bool repeats = true;  ///< a second run gave the same bits, where kernels promise that
   /// Some rank merged partial results that its kernel had rounded to the problem's dtype.
   bool reduces_rounded = false;
 
-  /// Error over that of the unsharded run; 1 if neither has any.
-  [[nodiscard]] double ratio() const;
+  /// Error over that of the unsharded run, 1 if neither has any; nothing where they are not
+  /// compared.
+  [[nodiscard]] std::optional<double> ratio() const;
   /// What is wrong, in a few words; empty if nothing.
   [[nodiscard]] std::string failure() const;
 };

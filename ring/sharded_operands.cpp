@@ -26,6 +26,32 @@ void check_whole(const PartitionSpec& spec, const char* name) {
                       "none: a head dimension cannot be sharded");
 }
 
+// The axes of each dimension that has more than one shard.
+std::vector<AxisNames> sharded_axes(const PartitionSpec& spec, const MeshShape& mesh) {
+  std::vector<AxisNames> axes;
+  for (int dim = 0; dim < std::max(spec.entries(), 4); ++dim) {
+    AxisNames& names = axes.emplace_back(spec[dim]);
+    std::erase_if(names, [&](const std::string& axis) { return mesh.axis_size(axis) == 1; });
+  }
+  return axes;
+}
+
+void check_scores_spec(const std::optional<PartitionSpec>& given,
+                       const std::optional<Extents>& scores, const PartitionSpec& query,
+                       const MeshShape& mesh, const std::string& name) {
+  if (!given) return;
+  if (!scores) {
+    throw ArgumentError(name + " spec", to_string(*given), "none, as there is no " + name);
+  }
+  check_axes(*given, mesh);
+  const PartitionSpec expected = scores_spec(*scores, query);
+  if (sharded_axes(*given, mesh) == sharded_axes(expected, mesh)) return;
+  throw ArgumentError(name + " spec", to_string(*given),
+                      to_string(expected) +
+                          ": batches, heads and rows on the query's axes, all "
+                          "keys on every rank, dimensions of size 1 on no axis");
+}
+
 // Whether keys can have the layout of the rows.
 bool alike(const AttentionShape& shape, const PartitionSpec& query, const PartitionSpec& kv) {
   return shape.query_length == shape.kv_length && query[1] == kv[1];
@@ -99,6 +125,8 @@ OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mes
   OperandLayout layout{wishes.query ? *wishes.query : rules.query_spec(mode),
                        wishes.kv ? *wishes.kv : rules.kv_spec(mode)};
   layout.granule = wishes.granule;
+  layout.bias = wishes.bias;
+  layout.dense_mask = wishes.dense_mask;
   layout.kv_sequence = wishes.kv_sequence;
   if (wishes.sequence) {
     layout.sequence = *wishes.sequence;
@@ -107,6 +135,13 @@ OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mes
   layout.sequence = problem.mask.causal() ? LayoutKind::zigzag : LayoutKind::contiguous;
   if (wants_balance(problem, mesh, layout)) layout.sequence = LayoutKind::balanced;
   return layout;
+}
+
+PartitionSpec scores_spec(const Extents& scores, const PartitionSpec& query) {
+  const auto axes = [&](int dim, int of_query) {
+    return scores[dim] == 1 ? AxisNames() : query[of_query];
+  };
+  return PartitionSpec({axes(0, 0), axes(1, 2), axes(2, 1), AxisNames()});
 }
 
 std::string layout_text(const OperandLayout& layout) {
@@ -127,19 +162,17 @@ ShardedOperands shard_operands(const AttentionProblem& problem, const MeshShape&
   check_same_axes(layout, 2, "heads");
   check_whole(layout.query, "query");
   check_whole(layout.kv, "key/value");
+  check_scores_spec(layout.bias, problem.bias, layout.query, mesh, "bias");
+  check_scores_spec(layout.dense_mask, problem.dense_mask, layout.query, mesh, "mask");
   const Sequences sequences = sequences_of(problem, mesh, layout);
   const std::vector<Distribution> rows{Distribution::block(), sequences.rows};
   const std::vector<Distribution> columns{Distribution::block(), sequences.columns,
                                           Distribution::kv_heads()};
   const auto scores = [&](const std::optional<Extents>& size) -> std::optional<NamedSharding> {
     if (!size) return {};
-    const auto axes = [&](int dim, int of_query) {
-      return (*size)[dim] == 1 ? AxisNames() : layout.query[of_query];
-    };
     std::vector<Distribution> distributions{Distribution::block(), Distribution::block()};
     if ((*size)[2] != 1) distributions.push_back(sequences.rows);
-    return NamedSharding(mesh, PartitionSpec({axes(0, 0), axes(1, 2), axes(2, 1), AxisNames()}),
-                         *size, distributions);
+    return NamedSharding(mesh, scores_spec(*size, layout.query), *size, distributions);
   };
   const PartitionSpec lse({layout.query[0], layout.query[2], layout.query[1]});
   return {NamedSharding(mesh, layout.query,

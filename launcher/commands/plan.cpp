@@ -222,6 +222,8 @@ Report layouts_report(const PlannedCase& planned, const Options& options) {
       {options.wide, options.legend});
   report.add_meta("query", to_string(planned.operands.query));
   report.add_meta("key", to_string(planned.operands.key));
+  if (planned.operands.bias) report.add_meta("bias", to_string(*planned.operands.bias));
+  if (planned.operands.dense_mask) report.add_meta("mask", to_string(*planned.operands.dense_mask));
   report.add_meta("schedule", std::string(ring::name_of(planned.choice.schedule)));
   if (options.explain) {
     explain(planned.choice, report);

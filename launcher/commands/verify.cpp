@@ -72,6 +72,8 @@ void check_nothing_drawn_is_given(const Options& options) {
   check(options.mesh.has_value(), "--mesh");
   check(options.query_spec.has_value(), "--query-spec");
   check(options.kv_spec.has_value(), "--kv-spec");
+  check(options.bias_spec.has_value(), "--bias-spec");
+  check(options.mask_spec.has_value(), "--mask-spec");
   check(options.sequence_layout != "auto" || options.kv_sequence_layout != "auto",
         "--sequence-layout");
   check(options.granule.has_value(), "--granule");

@@ -63,14 +63,12 @@ std::string command_help(Command command) {
                        entry.usage);
   }
   // One description per group; groups come in order, each in one piece.
-  std::string later;
   const std::vector<OptionEntry>& table = option_table();
   for (auto entry = table.begin(); entry != table.end();) {
     const std::string& group = entry->group;
     po::options_description description(group, kLineLength, kDescriptionLength);
     bool any = false;
     for (; entry != table.end() && entry->group == group; ++entry) {
-      if (!entry->later.empty()) later += (later.empty() ? "--" : ", --") + entry->name;
       if (!entry->belongs_to(command)) continue;
       any = true;
       if (entry->is_flag()) {
@@ -87,7 +85,6 @@ std::string command_help(Command command) {
          "file\n"
          "(window = 100,0); the command line overrides the environment, which overrides the "
          "file.\nA flag can be switched off: --causal=false.\n";
-  if (command != Command::info) out << "Not available yet: " << later << ".\n";
   return out.str();
 }
 

@@ -152,18 +152,8 @@ class TableBuilder {
   void group(std::string title) { group_ = std::move(title); }
 
   void add(std::string name, std::string value, Commands commands, Apply apply, std::string help) {
-    table_.push_back({group_,
-                      std::move(name),
-                      std::move(value),
-                      std::move(help),
-                      std::move(commands),
-                      std::move(apply),
-                      {}});
-  }
-
-  /// An option of a later version: known, refused.
-  void later(std::string name, std::string value, std::string does) {
-    table_.push_back({group_, std::move(name), std::move(value), {}, {}, {}, std::move(does)});
+    table_.push_back({group_, std::move(name), std::move(value), std::move(help),
+                      std::move(commands), std::move(apply)});
   }
 
   [[nodiscard]] std::vector<OptionEntry> take() { return std::move(table_); }
@@ -192,6 +182,12 @@ void add_sharding(TableBuilder& table) {
       "- for none (default: what the mesh has of fsdp+dp,sp,tp,-)");
   table.add("kv-spec", "SPEC", kPlanned, parsed_into(&Options::kv_spec, parse_spec),
             "likewise for key and value, B,S,K,D");
+  table.add(
+      "bias-spec", "SPEC", kPlanned, parsed_into(&Options::bias_spec, parse_spec),
+      "likewise for --bias, B,N,T,S; it follows from --query-spec, and another one is an error: "
+      "B, N and T have the query's axes, S and dimensions of size 1 have none");
+  table.add("mask-spec", "SPEC", kPlanned, parsed_into(&Options::mask_spec, parse_spec),
+            "likewise for --mask, B,N,T,S");
   table.add(
       "sequence-layout", "LAYOUTS", kPlanned, set_layouts,
       "auto, zigzag, contiguous, striped or balanced: how positions are distributed; or two of "
@@ -394,12 +390,6 @@ void add_running(TableBuilder& table) {
       "and is overridden by the command line");
 }
 
-void add_later(TableBuilder& table) {
-  table.group("Not available yet");
-  table.later("bias-spec", "SPEC", "the sharding of a bias");
-  table.later("mask-spec", "SPEC", "the sharding of a dense mask");
-}
-
 std::vector<OptionEntry> make_table() {
   TableBuilder table;
   add_sharding(table);
@@ -407,7 +397,6 @@ std::vector<OptionEntry> make_table() {
   add_input(table);
   add_output(table);
   add_running(table);
-  add_later(table);
   return table.take();
 }
 

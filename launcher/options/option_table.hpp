@@ -19,8 +19,7 @@ struct OptionEntry {
   std::string value;  ///< placeholder in the help; empty: a flag
   std::string help;   ///< units and default included
   std::vector<Command> commands;
-  Apply apply;        ///< of a later version: empty, or throws NotAvailableError
-  std::string later;  ///< what the option of a later version does; empty for those that work
+  Apply apply;
 
   [[nodiscard]] bool is_flag() const { return value.empty(); }
   [[nodiscard]] bool belongs_to(Command command) const;

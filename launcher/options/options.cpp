@@ -108,7 +108,7 @@ std::string value_of(const po::option& option) {
 }
 
 void check_belongs(const OptionEntry& entry, Command command) {
-  if (!entry.later.empty() || entry.belongs_to(command)) return;
+  if (entry.belongs_to(command)) return;
   std::string owners;
   for (const Command owner : entry.commands) {
     owners += fmt::format("{}annulus {}", owners.empty() ? "" : ", ", name_of(owner));
@@ -270,7 +270,7 @@ const GivenValue* first_of(const char* name, std::initializer_list<const GivenVa
 void drop_foreign(GivenValues& values, Command command) {
   std::erase_if(values, [command](const auto& item) {
     const OptionEntry& entry = *find_option(item.first);
-    return entry.later.empty() ? !entry.belongs_to(command) : command == Command::info;
+    return !entry.belongs_to(command);
   });
 }
 
@@ -346,9 +346,6 @@ Options options_from(const GivenValues& values, Command command) {
     if (found == values.end()) continue;
     const GivenValue& value = found->second;
     if (value.is_none) continue;
-    if (!entry.later.empty()) {
-      throw NotAvailableError(fmt::format("{} ({})", value.option, entry.later));
-    }
     entry.apply(options, value.option, value.text);
     options.given +=
         fmt::format("{}--{}={}", options.given.empty() ? "" : " ", entry.name, value.text);

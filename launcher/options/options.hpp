@@ -53,6 +53,8 @@ struct Options {
   std::optional<std::string> mesh;  ///< "dp=2,sp=-1"; default: all ranks on sp
   std::optional<std::string> query_spec;
   std::optional<std::string> kv_spec;
+  std::optional<std::string> bias_spec;
+  std::optional<std::string> mask_spec;
   std::string sequence_layout = "auto";     ///< auto: see ring::usual_layout
   std::string kv_sequence_layout = "auto";  ///< auto: as the queries'
   std::optional<std::int64_t> granule;
@@ -128,7 +130,7 @@ struct Options {
 /// command line.
 ///
 /// Throws ArgumentError naming the option, its value and what was expected, FileError for the
-/// --config file, NotAvailableError for options of later versions. When help or the version was
+/// --config file. When help or the version was
 /// asked for, returns nothing and puts the text into `help`. Does not communicate.
 [[nodiscard]] std::optional<Options> parse_options(const std::vector<std::string>& words,
                                                    std::string& help);

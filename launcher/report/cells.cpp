@@ -1,6 +1,7 @@
 #include "launcher/report/cells.hpp"
 
 #include <algorithm>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -41,9 +42,16 @@ std::string mesh_text(const Mesh& mesh, int threads, Place place) {
 }
 
 std::string problem_text(const AttentionProblem& problem, const ring::OperandLayout& layout) {
-  return fmt::format("{} {}, {}; query {}, key/value {}", to_string(problem.shape),
-                     annulus::name_of(problem.dtype), mask_and_modifiers_text(problem),
-                     to_string(layout.query), to_string(layout.kv));
+  std::string text = fmt::format("{} {}, {}; query {}, key/value {}", to_string(problem.shape),
+                                 annulus::name_of(problem.dtype), mask_and_modifiers_text(problem),
+                                 to_string(layout.query), to_string(layout.kv));
+  const auto add = [&](const char* name, const std::optional<Extents>& scores) {
+    if (!scores) return;
+    text += fmt::format(", {} {}", name, to_string(ring::scores_spec(*scores, layout.query)));
+  };
+  add("bias", problem.bias);
+  add("mask", problem.dense_mask);
+  return text;
 }
 
 }  // namespace annulus::launcher

@@ -267,6 +267,15 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   };
   given(wishes.query, options.query_spec, "--query-spec");
   given(wishes.kv, options.kv_spec, "--kv-spec");
+  given(wishes.bias, options.bias_spec, "--bias-spec");
+  given(wishes.dense_mask, options.mask_spec, "--mask-spec");
+  if (wishes.bias && !setup.fills.bias) {
+    throw UserError("--bias-spec: there is no bias to shard");
+  }
+  if (wishes.dense_mask && !setup.fills.mask) {
+    throw UserError("--mask-spec: there is no dense mask to shard");
+  }
+  if (!setup.problem.dense_mask) wishes.dense_mask.reset();  // --bias-policy leaves it out
   if (options.sequence_layout != "auto") wishes.sequence = parse_layout(options.sequence_layout);
   if (options.kv_sequence_layout != "auto") {
     wishes.kv_sequence = parse_layout(options.kv_sequence_layout);
@@ -300,6 +309,12 @@ ring::ShardedOperands shard_operands(const ProblemSetup& setup) {
     throw UserError(fmt::format("--mesh/{}: {} of {}: {}", of_query ? "--query-spec" : "--kv-spec",
                                 kNames.at(dim), of_query ? "query" : "key and value",
                                 error.what()));
+  } catch (const ArgumentError& error) {
+    for (const char* name : {"bias", "mask"}) {
+      if (error.argument() != fmt::format("{} spec", name)) continue;
+      throw ArgumentError(fmt::format("--{}-spec", name), error.value(), error.expected());
+    }
+    throw UserError(fmt::format("--mesh/--query-spec/--kv-spec: {}", error.what()));
   } catch (const UserError& error) {
     throw UserError(fmt::format("--mesh/--query-spec/--kv-spec: {}", error.what()));
   }

@@ -58,12 +58,17 @@ Tensor initial_bias(const AttentionOptions& options, const ring::ShardedOperands
 ring::ShardedOperands operands_of(const AttentionOptions& options, const MeshShape& mesh) {
   const AttentionProblem problem = problem_of(options);
   problem.validate();
+  ring::LayoutWishes wishes{options.query_spec, options.kv_spec,   options.layout,
+                            options.rules,      options.kv_layout, options.granule,
+                            options.bias_spec,  options.mask_spec};
+  // Their tensors may not be used after all.
+  if (options.init_bias && !problem.bias) wishes.bias.reset();
+  if (options.dense_mask && !problem.dense_mask) wishes.dense_mask.reset();
   return ring::shard_operands(
       problem, mesh,
       ring::usual_layout(problem, mesh,
                          options.mode.value_or(infer_attention_mode(options.shape.query_length)),
-                         {options.query_spec, options.kv_spec, options.layout, options.rules,
-                          options.kv_layout, options.granule}));
+                         wishes));
 }
 
 }  // namespace

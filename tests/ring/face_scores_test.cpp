@@ -66,6 +66,8 @@ TEST(Face, BiasAndMask) {
   for (const Extents& bias : {Extents{1, 4, length, length}, Extents{1, 1, 1, length}}) {
     options.bias = bias;
     options.dense_mask = Extents{1, 1, options.shape.query_length, length};
+    options.bias_spec = PartitionSpec::parse(bias[2] == 1 ? "-" : "-,-,sp");
+    options.mask_spec = PartitionSpec::parse("-,-,sp,-");
     Attention attention(context, options);
     EXPECT_EQ(attention.bias_shape()[2], bias[2] == 1 ? 1 : attention.query_shape()[1]);
     EXPECT_EQ(attention.mask_shape(),

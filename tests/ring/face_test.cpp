@@ -527,9 +527,9 @@ TEST(Face, OneRanksContextOptionsOtherwise) {
 TEST(Face, OneRanksAttentionOptionsOtherwise) {
   [[maybe_unused]] const auto& [shape, dtype, mask, scale, soft_cap, sinks, dropout, softmax_dtype,
                                 bias, dense_mask, bias_policy, init_bias, weights, normalize_output,
-                                query_spec, kv_spec, rules, mode, layout, kv_layout, granule,
-                                schedule, ulysses_degree, inner_size, implementation] =
-      AttentionOptions();
+                                query_spec, kv_spec, bias_spec, mask_spec, rules, mode, layout,
+                                kv_layout, granule, schedule, ulysses_degree, inner_size,
+                                implementation] = AttentionOptions();
   Context context(world(), on_host());
   const AttentionOptions options = causal(64);
   Attention before(context, options);  // its group is there already
@@ -563,6 +563,8 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
              o.dense_mask = Extents{1, 1, 1, 64};
            },
            "dense mask"},
+          {"bias_spec", [](auto& o) { o.bias_spec = PartitionSpec(); }, "there is no bias"},
+          {"mask_spec", [](auto& o) { o.mask_spec = PartitionSpec(); }, "there is no mask"},
           {"bias_policy", [](auto& o) { o.bias_policy = BiasPolicy::bias_wins; }, nullptr},
           {"init_bias",
            [](auto& o) {

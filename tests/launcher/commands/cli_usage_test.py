@@ -52,15 +52,6 @@ class Options(CliTest):
         self.expect_error(self.annulus("run", "--quary", "q.npy"), 2, "--quary", "--query")
         self.expect_error(self.annulus("run", "--shape", "1,2,3,4,5,6"), 2, "not of annulus run")
 
-    def test_not_available_yet(self):
-        later = [["--bias-spec", "-"], ["--mask-spec", "-"]]
-        self.save_operands()
-        for words in later:
-            with self.subTest(words[0]):
-                result = self.annulus("run", *OPERANDS, *OUTPUT, *words)
-                self.expect_error(result, 2, f"not available yet: {words[0]} ", words[0])
-                self.expect_no_files("output.npy")
-
     def save_metadata(self, **fields):
         with open(self.path("metadata.json"), "w") as file:
             json.dump(fields, file)
@@ -675,6 +666,21 @@ class Plan(CliTest):
     def test_rank_zero_prints_for_all(self):
         alone = self.annulus(*PLAN)
         self.assertEqual(self.annulus(*PLAN, ranks=2).stdout, alone.stdout)
+
+    def test_specs_of_bias_and_mask(self):
+        words = ["--mesh", "sp=2,tp=2", "--shape", "1,64,64,4,2,16", "--bias", "random:1", "--mask",
+                 "random:0.5"]
+        result = self.annulus("plan", *words, "--bias-spec=-,tp,sp,-", "--mask-spec=-,-,sp")
+        self.expect_success(result)
+        self.assertIn("\n# bias: [1, 4, 64, 64] -,tp,sp", result.stdout)
+        self.assertIn("\n# mask: [1, 1, 64, 64] -,-,sp", result.stdout)
+        self.expect_error(self.annulus("plan", *words, "--bias-spec=-,tp,-,sp"), 2,
+                          "--bias-spec: got -,tp,-,sp, expected -,tp,sp,-")
+        self.save_operands()
+        result = self.annulus("run", *OPERANDS, *OUTPUT, *words[:2], *words[4:], "--json", "-", ranks=4)
+        self.expect_success(result)
+        self.assertIn(", key/value -,sp,tp,-, bias -,tp,sp,-, mask -,-,sp,-",
+                      json.loads(result.stdout)["meta"]["problem"])
 
     def test_errors(self):
         self.expect_error(self.annulus("plan", "--mesh", "sp=4"), 2, "--shape: got nothing")

@@ -322,6 +322,8 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"bench", "--hops", "all"}, "true or false"},
     BadValue{{"run", "--impl", "fastest"}, "native"},
     BadValue{{"run", "--kv-spec", "sp,,tp"}, ""},
+    BadValue{{"plan", "--bias-spec", "sp,,tp"}, ""},
+    BadValue{{"plan", "--mask-spec", "sp,,tp"}, ""},
     BadValue{{"run", "--dropout", "-0.1"}, "probability"},
     BadValue{{"run", "--dropout", "1"}, "probability"},
     BadValue{{"run", "--dropout", "half"}, "finite number"},
@@ -463,26 +465,6 @@ TEST(Options, TransportsBetweenGpus) {
   EXPECT_THAT(error_of({"plan", "--transport", "peer"}), HasSubstr("not of annulus plan"));
 }
 
-class OptionsOfLaterVersions : public ::testing::TestWithParam<Words> {};
-
-TEST_P(OptionsOfLaterVersions, AreKnownAndRefused) {
-  std::string help;
-  Words words{"run"};
-  words.insert(words.end(), GetParam().begin(), GetParam().end());
-  try {
-    static_cast<void>(parse_options(words, help));
-    FAIL() << "no error";
-  } catch (const NotAvailableError& error) {
-    EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("not available yet"), HasSubstr(GetParam().front() + " ")));
-    EXPECT_EQ(error.exit_code(), ExitCode::usage);
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(All, OptionsOfLaterVersions,
-                         ::testing::Values(Words{"--bias-spec", "-"}, Words{"--mask-spec", "-"},
-                                           Words{"--mask-spec", "-,-"}));
-
 TEST(Options, Schedules) {
   const Options defaults = parse({"run"});
   EXPECT_EQ(defaults.ulysses_degree, 0);
@@ -504,6 +486,10 @@ TEST(Options, Dropout) {
 }
 
 TEST(Options, BiasAndMask) {
+  EXPECT_EQ(parse({"plan", "--bias-spec", "-,tp,sp,-"}).bias_spec, "-,tp,sp,-");
+  EXPECT_EQ(parse({"bench", "--mask-spec=dp"}).mask_spec, "dp");
+  EXPECT_EQ(parse({"run"}).mask_spec, std::nullopt);
+  EXPECT_THAT(error_of({"run", "--bias-spec", "sp,sp"}), HasSubstr("--bias-spec"));
   EXPECT_EQ(parse({"run"}).bias_policy, BiasPolicy::combine);
   const Options options =
       parse({"run", "--bias", "b.npy", "--mask", "m.npy", "--bias-policy", "bias_disables_causal"});

@@ -60,6 +60,10 @@ struct AttentionOptions {
   /// decide, for `mode`.
   std::optional<PartitionSpec> query_spec = {};
   std::optional<PartitionSpec> kv_spec = {};
+  /// Of bias and dense mask [B,N,T,S]. They follow from the query's spec (ring::scores_spec()); one
+  /// that is given must say the same.
+  std::optional<PartitionSpec> bias_spec = {};
+  std::optional<PartitionSpec> mask_spec = {};
   /// The default rules shard the batch along fsdp and dp, the sequence along sp and heads along tp,
   /// as far as the mesh has these axes.
   ShardingRules rules = {};

@@ -15,8 +15,7 @@
 
 namespace annulus::ring {
 
-/// Throws ArgumentError for an unknown name, NotAvailableError for a schedule of docs/semantics.md
-/// §5 that this version lacks.
+/// Of docs/semantics.md §5. Throws ArgumentError for an unknown name.
 [[nodiscard]] Schedule parse_schedule(std::string_view name);
 
 /// How a schedule is carried out. What is best depends on the place: see for_place().

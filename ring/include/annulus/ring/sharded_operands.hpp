@@ -23,8 +23,8 @@ struct ShardedOperands {
   NamedSharding value;
   NamedSharding output;
   NamedSharding lse;
-  /// Bias and dense mask [B,N,T,S], if the problem has them: batches, heads and rows are sharded as
-  /// for the query, and each rank has all keys of its rows. Dimensions of size 1 are not sharded.
+  /// Bias and dense mask [B,N,T,S], if the problem has them, by scores_spec(): each rank has all
+  /// keys of its rows.
   std::optional<NamedSharding> bias = {};
   std::optional<NamedSharding> dense_mask = {};
 };
@@ -37,7 +37,14 @@ struct OperandLayout {
   /// 1, or that of deal_rows() if balanced.
   std::optional<std::int64_t> granule = {};
   std::optional<LayoutKind> kv_sequence = {};
+  /// Of bias and dense mask. They follow from the query's: one that is given must say the same.
+  std::optional<PartitionSpec> bias = {};
+  std::optional<PartitionSpec> dense_mask = {};
 };
+
+/// The spec of a bias or a dense mask of this shape, [B,N,T,S], beside queries of this spec:
+/// batches, heads and rows on the query's axes, dimensions of size 1 and keys on none.
+[[nodiscard]] PartitionSpec scores_spec(const Extents& scores, const PartitionSpec& query);
 
 /// "zigzag", "zigzag:128" with a granule, "zigzag,contiguous" if keys have another layout.
 [[nodiscard]] std::string layout_text(const OperandLayout& layout);
@@ -50,6 +57,8 @@ struct LayoutWishes {
   ShardingRules rules = {};                    ///< for what `query` and `kv` leave open
   std::optional<LayoutKind> kv_sequence = {};  ///< as the queries' if absent
   std::optional<std::int64_t> granule = {};
+  std::optional<PartitionSpec> bias = {};
+  std::optional<PartitionSpec> dense_mask = {};
 };
 
 /// The layout with the parts that `wishes` sets, and defaults for the others. The default specs are
@@ -73,7 +82,9 @@ struct LayoutWishes {
 ///
 /// Throws the spec errors of partition_spec.hpp. Query and key/value must have the same axes for
 /// batch and heads (ArgumentError), the head dimension must not be sharded, and the number of head
-/// shards must divide N, and divide or be a multiple of K.
+/// shards must divide N, and divide or be a multiple of K. Specs of bias and dense mask must be
+/// scores_spec(), up to axes of size 1, and of a tensor that the problem has (ArgumentError "bias
+/// spec", "mask spec").
 [[nodiscard]] ShardedOperands shard_operands(const AttentionProblem& problem, const MeshShape& mesh,
                                              const OperandLayout& layout);
 

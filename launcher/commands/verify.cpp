@@ -112,6 +112,12 @@ void check_nothing_drawn_is_given(const Options& options) {
   }
 }
 
+// The same problem without float64, which is drawn for vanilla alone.
+void narrow(AttentionProblem& problem) {
+  problem.softmax_dtype = DType::float32;
+  if (problem.dtype == DType::float64) problem.dtype = DType::float32;
+}
+
 NamedCase random_case(const RandomCase& which, const Options& options, int ranks, Place place) {
   verification::RandomProblem drawn =
       verification::draw_problem(which.seed, which.index, ranks, place.kind);
@@ -124,7 +130,11 @@ NamedCase random_case(const RandomCase& which, const Options& options, int ranks
   result.sharded.plan = drawn.plan;
   result.sharded.seed = drawn.seed;
   result.sharded.fills = std::move(drawn.fills);
-  result.sharded.implementation = options.implementation;
+  result.sharded.implementation = std::move(drawn.implementation);
+  if (options.implementation != "auto") {
+    result.sharded.implementation = options.implementation;
+    narrow(result.sharded.problem);
+  }
   result.sharded.transport = options.transport;
   result.sharded.threads = std::max(1, options.threads);
   result.command = std::move(drawn.command);

@@ -11,10 +11,12 @@ namespace {
 
 constexpr const char* kSinks = "sinks";
 
-// Sinks are passed apart: they are not a feature of kernels.
+// Mask parts and modifiers. Sinks are passed apart: they are not a feature of kernels.
 std::vector<std::string> parts_of(const FeatureSet& features, bool sinks) {
   std::vector<std::string> parts;
-  for (const Feature feature : features.missing_in({})) parts.emplace_back(name_of(feature));
+  for (const Feature feature : features.missing_in({})) {
+    if (FeatureSet::all().contains(feature)) parts.emplace_back(name_of(feature));
+  }
   if (sinks) parts.emplace_back(kSinks);
   return parts;
 }
@@ -51,6 +53,9 @@ void Coverage::add(const AttentionProblem& problem, const ring::OperandLayout& l
     for (std::size_t j = i + 1; j < parts.size(); ++j) ++pairs_[{parts[i], parts[j]}];
   }
   ++layouts_[std::string(annulus::name_of(layout.sequence))];
+  const bool differ = layout.kv_sequence.value_or(layout.sequence) != layout.sequence;
+  other_for_keys_ += differ ? 1 : 0;
+  wide_softmax_ += problem.softmax_dtype == DType::float64 ? 1 : 0;
   ++dtypes_[std::string(annulus::name_of(problem.dtype))];
   ++schedules_[std::string(schedule)];
 }
@@ -58,7 +63,7 @@ void Coverage::add(const AttentionProblem& problem, const ring::OperandLayout& l
 std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
   constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
                                 LayoutKind::balanced};
-  constexpr std::array kDtypes{DType::float32, DType::float16, DType::bfloat16};
+  constexpr std::array kDtypes{DType::float32, DType::float16, DType::bfloat16, DType::float64};
   const std::vector<std::string> parts = all_parts();
   const FeatureSet masks{Feature::causal,  Feature::window,     Feature::segments,
                          Feature::lengths, Feature::block_mask, Feature::dense_mask};
@@ -85,8 +90,10 @@ std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
   return {{"masks", counts_text(parts_of(masks, false), parts_)},
           {"modifiers", counts_text(parts_of(modifiers, true), parts_)},
           {"pairs of these", fmt::format("{} of {}{}", pairs_.size(), pairs, missing)},
-          {"layouts", counts_text(names_of(kLayouts), layouts_)},
-          {"dtypes", counts_text(names_of(kDtypes), dtypes_)},
+          {"layouts", fmt::format("{}, another one for keys {}",
+                                  counts_text(names_of(kLayouts), layouts_), other_for_keys_)},
+          {"dtypes", fmt::format("{}, a softmax in float64 {}",
+                                 counts_text(names_of(kDtypes), dtypes_), wide_softmax_)},
           {"schedules", schedules}};
 }
 

@@ -28,6 +28,8 @@ class Coverage {
   Counts layouts_;
   Counts dtypes_;
   Counts schedules_;
+  int other_for_keys_ = 0;  // layouts of keys that are not the queries'
+  int wide_softmax_ = 0;    // in float64
 };
 
 }  // namespace annulus::launcher

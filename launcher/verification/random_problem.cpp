@@ -440,6 +440,21 @@ int draw_divisor(Draws& draws, int number) {
       draws.between(0, static_cast<std::int64_t>(divisors.size()) - 1))];
 }
 
+// Another layout for the keys.
+void draw_kv_layout(Draws& draws, ring::OperandLayout& layout) {
+  std::vector<LayoutKind> others{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
+                                 LayoutKind::balanced};
+  std::erase(others, layout.sequence);
+  layout.kv_sequence = draws.pick(std::span<const LayoutKind>(others));
+}
+
+// The implementation that is written to be read, in the precision that only it has, or not.
+void draw_vanilla(Draws& draws, RandomProblem& drawn) {
+  drawn.implementation = "vanilla";
+  if (draws.chance(50)) drawn.problem.softmax_dtype = DType::float64;
+  if (draws.chance(25)) drawn.problem.dtype = DType::float64;
+}
+
 ring::PlanOptions draw_plan(Draws& draws, int kv_shards) {
   ring::PlanOptions plan;
   plan.ulysses_degree = draws.chance(50) ? 0 : draw_divisor(draws, kv_shards);
@@ -500,6 +515,8 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   }
   if (draws.chance(kind.fast ? 5 : 20)) drawn.fills.bias = draw_bias(draws, kind, drawn);
   if (draws.chance(kind.fast ? 5 : 12)) problem.normalize_output = false;
+  if (draws.chance(30)) draw_kv_layout(draws, drawn.layout);
+  if (!on_gpus && draws.chance(8)) draw_vanilla(draws, drawn);
   drawn.schedule = draw_schedule(draws, drawn, kv_shards);
   drawn.command = fmt::format("mpirun -np {} annulus verify --random-case {}:{} --device {}", ranks,
                               seed, index, on_gpus ? "cuda" : "cpu");

@@ -11,6 +11,7 @@
 #include <annulus/core/error.hpp>
 
 #include "tests/ring/face_cases.hpp"
+#include "tests/support/message_of.hpp"
 
 namespace annulus {
 namespace {
@@ -84,6 +85,27 @@ TEST(Face, BiasAndMask) {
     attention.run(tensors);
     expect_right(attention, options, shards, 3, true, scores.views(attention, length));
   }
+}
+
+TEST(Face, SpecsOfBiasAndMaskFollowTheQuery) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(64);
+  const auto refusal = [&] {
+    return test::message_of<UserError>([&] { const Attention attention(context, options); });
+  };
+  options.bias_spec = PartitionSpec();
+  EXPECT_THAT(refusal(), HasSubstr("bias spec: got -, expected none, as there is no bias"));
+  options.bias = Extents{1, 4, 64, 64};
+  options.bias_spec = PartitionSpec::parse("-,-,sp,x");
+  EXPECT_THAT(refusal(), HasSubstr("unknown mesh axis 'x'"));
+  options.bias_spec = PartitionSpec::parse("-,sp");
+  if (context.size() > 1) {  // else the axis shards nothing
+    EXPECT_THAT(refusal(), HasSubstr("bias spec: got -,sp, expected -,-,sp,-: "));
+  }
+  // Of what is not used after all, nothing is checked.
+  options.init_bias = InitBias{*options.bias, [](const TensorView&, const auto&) {}};
+  options.bias.reset();
+  EXPECT_EQ(refusal(), "nothing thrown");
 }
 
 // The policy holds for later masks too.

@@ -50,6 +50,7 @@ TEST_F(ShardedAttentionSweep, DrawnProblems) {
     c.problem = drawn.problem;
     c.layout = drawn.layout;
     c.schedule = drawn.schedule;
+    c.implementation = drawn.implementation;
     c.plan = drawn.plan;
     c.seed = drawn.seed;
     c.fills = drawn.fills;

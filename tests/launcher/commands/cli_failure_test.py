@@ -74,6 +74,12 @@ class FullDisk(CliTest):
         self.expect_error(result, 3, "--output output.npy: ", "File too large")
         self.expect_no_files("output.npy")
 
+    def test_of_a_report_names_its_option(self):
+        result = self.annulus("plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64", "--json",
+                              "plan.json", preexec_fn=self.limit_files, restore_signals=False)
+        self.expect_error(result, 3, "--json plan.json: ", "File too large")
+        self.expect_no_files("plan.json")
+
 
 class NoMemory(CliTest):
     @staticmethod

@@ -672,8 +672,8 @@ class Plan(CliTest):
                  "random:0.5"]
         result = self.annulus("plan", *words, "--bias-spec=-,tp,sp,-", "--mask-spec=-,-,sp")
         self.expect_success(result)
-        self.assertIn("\n# bias: [1, 4, 64, 64] -,tp,sp", result.stdout)
-        self.assertIn("\n# mask: [1, 1, 64, 64] -,-,sp", result.stdout)
+        self.assertIn("\n# bias: [1, 4, 64, 64] on sp=2,tp=2 as -,tp,sp", result.stdout)
+        self.assertIn("\n# mask: [1, 1, 64, 64] on sp=2,tp=2 as -,-,sp", result.stdout)
         self.expect_error(self.annulus("plan", *words, "--bias-spec=-,tp,-,sp"), 2,
                           "--bias-spec: got -,tp,-,sp, expected -,tp,sp,-")
         self.save_operands()

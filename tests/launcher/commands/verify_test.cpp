@@ -15,6 +15,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 struct Outcome {
   ExitCode code;
@@ -44,7 +45,16 @@ TEST(Verify, RandomProblemsPass) {
   EXPECT_THAT(outcome.out, HasSubstr("# Verdict: OK (25 of 25 within bounds"));
   EXPECT_THAT(outcome.out, HasSubstr("annulus verify --random-case 5:24 --device cpu"));
   EXPECT_THAT(outcome.out,
-              ::testing::ContainsRegex("# computed by: native [0-9]+(, none [0-9]+)?\n"));
+              ::testing::ContainsRegex("# computed by: native [0-9]+(, [a-z]+ [0-9]+)*\n"));
+}
+
+// Also those that are drawn for vanilla, in float32.
+TEST(Verify, RandomProblemsPassWithAnotherImplementation) {
+  const Outcome outcome = verify({"--random", "25", "--seed", "5", "--impl", "native"});
+  EXPECT_EQ(outcome.code, ExitCode::success) << outcome.out;
+  if (!leader()) return;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("# computed by: native "), Not(HasSubstr("vanilla"))));
+  EXPECT_THAT(outcome.out, HasSubstr("float64 0, a softmax in float64 0"));
 }
 
 TEST(Verify, OneProblemRepeatsAsDrawn) {

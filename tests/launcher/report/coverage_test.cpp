@@ -27,6 +27,12 @@ TEST(Coverage, CountsWhatCame) {
   problem.sinks = Sinks({1}, {1});
   problem.dtype = DType::bfloat16;
   problem.normalize_output = false;
+  problem.softmax_dtype = DType::float64;
+  layout.kv_sequence = LayoutKind::striped;  // as the queries
+  coverage.add(problem, layout, "local");
+  problem = {};
+  problem.dtype = DType::float64;
+  layout.kv_sequence = LayoutKind::zigzag;
   coverage.add(problem, layout, "local");
   EXPECT_EQ(line(coverage, "masks"),
             "causal masks 2, windows 0, segment ids 0, lengths 0, a block mask 0, a dense mask 0");
@@ -34,9 +40,11 @@ TEST(Coverage, CountsWhatCame) {
             "a soft cap 0, dropout 0, a bias 1, an unnormalised output 1, sinks 1");
   EXPECT_EQ(line(coverage, "pairs of these"),
             "6 of 55; never causal masks with windows, causal masks with segment ids and 47 more");
-  EXPECT_EQ(line(coverage, "layouts"), "contiguous 0, zigzag 0, striped 2, balanced 0");
-  EXPECT_EQ(line(coverage, "dtypes"), "float32 1, float16 0, bfloat16 1");
-  EXPECT_EQ(line(coverage, "schedules"), "local 1, ring 1");
+  EXPECT_EQ(line(coverage, "layouts"),
+            "contiguous 0, zigzag 0, striped 3, balanced 0, another one for keys 1");
+  EXPECT_EQ(line(coverage, "dtypes"),
+            "float32 1, float16 0, bfloat16 1, float64 1, a softmax in float64 1");
+  EXPECT_EQ(line(coverage, "schedules"), "local 2, ring 1");
 }
 
 }  // namespace

@@ -18,11 +18,12 @@ namespace {
 std::string description(const RandomProblem& drawn) {
   const AttentionProblem& p = drawn.problem;
   std::string text = fmt::format(
-      "{} {} scale {} cap {} mesh {} query {} kv {} layout {}:{} schedule {} gather {} results {} "
+      "{} {} scale {} cap {} mesh {} query {} kv {} layout {} schedule {} by {} gather {} results "
+      "{} "
       "seed {} ",
       to_string(p.shape), name_of(p.dtype), p.scale.value_or(-1), p.soft_cap.value_or(-1),
       to_string(drawn.mesh), to_string(drawn.layout.query), to_string(drawn.layout.kv),
-      name_of(drawn.layout.sequence), drawn.layout.granule.value_or(0), drawn.schedule,
+      ring::layout_text(drawn.layout), drawn.schedule, drawn.implementation,
       drawn.plan.gather_bytes, drawn.plan.result_bytes, drawn.seed);
   text += to_string(p.mask);
   const auto append = [&](const auto& numbers) {
@@ -40,6 +41,7 @@ std::string description(const RandomProblem& drawn) {
   if (p.bias) text += " bias " + to_string(*p.bias);
   if (p.dense_mask) text += " dense " + to_string(*p.dense_mask);
   if (!p.normalize_output) text += " unnormalised";
+  if (p.softmax_dtype == DType::float64) text += " softmax in float64";
   return text + " " + drawn.command;
 }
 
@@ -104,6 +106,25 @@ TEST(RandomProblem, EveryDrawIsLegalAndNearlyAllAreSmall) {
     }
     EXPECT_GT(longer, 0) << ranks;
     EXPECT_LT(longer, 30) << ranks;
+  }
+}
+
+// Nobody else computes in float64.
+TEST(RandomProblem, Float64IsForVanillaOnCpus) {
+  const Registry registry = Registry::standard();
+  for (int index = 0; index < 600; ++index) {
+    for (const Place::Kind device : {Place::Kind::host, Place::Kind::cuda}) {
+      const RandomProblem drawn = draw_problem(9, index, 4, device);
+      const bool wide =
+          drawn.problem.dtype == DType::float64 || drawn.problem.softmax_dtype == DType::float64;
+      if (drawn.implementation == "auto") {
+        EXPECT_FALSE(wide) << drawn.command;
+        continue;
+      }
+      EXPECT_EQ(device, Place::Kind::host);
+      EXPECT_TRUE(registry.get(drawn.implementation).capability(drawn.problem, Place::host()))
+          << drawn.command;
+    }
   }
 }
 
@@ -278,7 +299,12 @@ std::set<std::string> features(const RandomProblem& drawn) {
   note(drawn.mesh.size(drawn.layout.query[0]) > 1, "sharded batch");
   note(drawn.mesh.size(drawn.layout.query.axes()) < ranks, "copies of the output");
   found.insert(std::string(name_of(drawn.layout.sequence)));
+  const LayoutKind keys = drawn.layout.kv_sequence.value_or(drawn.layout.sequence);
+  note(keys != drawn.layout.sequence, "keys: " + std::string(name_of(keys)));
   note(drawn.layout.granule.has_value(), "granule");
+  note(drawn.implementation != "auto", drawn.implementation);
+  note(p.softmax_dtype == DType::float64, "softmax in float64");
+  note(p.softmax_dtype == DType::float64 && kv_shards > 1, "softmax in float64, of sharded keys");
   found.insert("schedule " + drawn.schedule);
   note(drawn.plan.gather_bytes < 1 << 20, "small gather");
   found.insert("mesh " + to_string(drawn.mesh));
@@ -312,6 +338,7 @@ TEST(RandomProblem, CoversEverythingIn500Draws) {
                               "Dv != D",
                               "odd D",
                               "D = 64",
+                              "float64",
                               "float32",
                               "float16",
                               "bfloat16",
@@ -411,7 +438,14 @@ TEST(RandomProblem, CoversEverythingIn500Draws) {
                               "zigzag",
                               "striped",
                               "balanced",
+                              "keys: contiguous",
+                              "keys: zigzag",
+                              "keys: striped",
+                              "keys: balanced",
                               "granule",
+                              "vanilla",
+                              "softmax in float64",
+                              "softmax in float64, of sharded keys",
                               "schedule local",
                               "schedule ring",
                               "schedule allgather",

@@ -18,6 +18,7 @@ struct RandomProblem {
   MeshShape mesh;
   ring::OperandLayout layout;
   std::string schedule;
+  std::string implementation = "auto";  ///< or "vanilla"
   ring::PlanOptions plan;
   std::uint64_t seed = 0;  ///< of the tensors; see fill_random()
   ScoreFills fills;        ///< bias and dense mask
@@ -30,9 +31,10 @@ struct RandomProblem {
 /// empty), dtype, heads, masks alone and combined, modifiers, mesh, specs, layout and schedule.
 /// Every draw is a legal problem and the same on every machine. No communication.
 ///
-/// For the CPU, sequences have up to 200 positions, now and then up to 1200, and a problem takes a
-/// few milliseconds of one core. For GPUs four of five problems are of the kind that fast kernels
-/// take: head dimensions 64, 128 and 256, and lengths of up to 2048, many of them one off a
+/// For the CPU, one in twelve is for `vanilla`, half of those with a softmax in float64, some with
+/// tensors in float64. Sequences have up to 200 positions, now and then up to 1200, and a problem
+/// takes a few milliseconds of one core. For GPUs four of five problems are of the kind that fast
+/// kernels take: head dimensions 64, 128 and 256, and lengths of up to 2048, many of them one off a
 /// multiple of 128, the height of a tile; half of them have block masks.
 [[nodiscard]] RandomProblem draw_problem(std::uint64_t seed, int index, int ranks,
                                          Place::Kind device = Place::Kind::host);

@@ -363,8 +363,10 @@ BlockMask draw_block_mask(Draws& draws, const Kind& kind, const AttentionShape& 
   if (draws.chance(50)) entries[1] = 1;
   if (draws.chance(5)) entries[2] = 1;
   if (draws.chance(5)) entries[3] = 1;
-  const int percent = draws.pick({6, 25, 50, 80});
   std::vector<std::uint8_t> visible(static_cast<std::size_t>(entries.product()));
+  int percent = draws.pick({6, 25, 50, 80});
+  // Few blocks that are all hidden leave a fast kernel nothing to compute.
+  if (kind.fast && visible.size() < 8) percent = std::max(percent, 50);
   for (std::uint8_t& one : visible) one = draws.chance(percent) ? 1 : 0;
   return BlockMask(entries, size, visible);
 }
@@ -473,7 +475,7 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   Draws draws(seed, index);
   const bool on_gpus = device == Place::Kind::cuda;
   Kind kind;
-  if (on_gpus && draws.chance(94)) {
+  if (on_gpus && draws.chance(95)) {
     kind = {kLarge, true};
   } else if (draws.chance(4)) {
     kind.size = kMedium;
@@ -493,7 +495,11 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
       kind.fast ? draws.pick({DType::float16, DType::float16, DType::bfloat16, DType::bfloat16,
                               DType::float32})
                 : draws.pick({DType::float32, DType::float32, DType::float16, DType::bfloat16});
-  if (draws.chance(30)) problem.scale = draws.pick({0.0, 0.03125, 0.125, 0.3, -0.2});
+  if (draws.chance(30)) {
+    // Fast kernels of half types need positive scales.
+    problem.scale = kind.fast ? draws.pick({0.0, 0.03125, 0.0625, 0.125, 0.2, 0.25, 0.3, -0.2})
+                              : draws.pick({0.0, 0.03125, 0.125, 0.3, -0.2});
+  }
   if (draws.chance(25)) problem.soft_cap = draws.pick({1.5, 10.0, 30.0});
   problem.mask = draw_mask(draws, kind, problem.shape);
 
@@ -501,11 +507,11 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   drawn.plan = draw_plan(draws, kv_shards);
   drawn.seed = std::uint64_t{draws.word()} << 32U;
   drawn.seed |= draws.word();
-  if (draws.chance(kind.fast ? 55 : 15)) {
+  if (draws.chance(kind.fast ? 50 : 15)) {
     problem.mask.set_block_mask(draw_block_mask(draws, kind, problem.shape));
   }
   if (draws.chance(15)) problem.sinks = draw_sinks(draws, problem.shape.heads);
-  if (draws.chance(kind.fast ? 10 : 15)) {
+  if (draws.chance(kind.fast ? 8 : 15)) {
     problem.dropout.emplace(draws.pick({0.05, 0.1, 0.3, 0.5, 0.9}), drawn.seed);
   }
   if (draws.chance(kind.fast ? 5 : 20)) {
@@ -514,9 +520,9 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
     drawn.fills.mask = random_mask(shape, draws.pick({0.05, 0.5, 0.9}), drawn.seed);
   }
   if (draws.chance(kind.fast ? 5 : 20)) drawn.fills.bias = draw_bias(draws, kind, drawn);
-  if (draws.chance(kind.fast ? 5 : 12)) problem.normalize_output = false;
+  if (draws.chance(kind.fast ? 4 : 12)) problem.normalize_output = false;
   if (draws.chance(30)) draw_kv_layout(draws, drawn.layout);
-  if (!on_gpus && draws.chance(8)) draw_vanilla(draws, drawn);
+  if (!on_gpus && draws.chance(95)) draw_vanilla(draws, drawn);
   drawn.schedule = draw_schedule(draws, drawn, kv_shards);
   drawn.command = fmt::format("mpirun -np {} annulus verify --random-case {}:{} --device {}", ranks,
                               seed, index, on_gpus ? "cuda" : "cpu");

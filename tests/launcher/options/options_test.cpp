@@ -362,7 +362,7 @@ bool has_bad_value(const std::string& option) {
 // An empty name would pass for "not given".
 TEST(Options, NamesOfFilesAreNotEmpty) {
   for (const OptionEntry& entry : option_table()) {
-    if (entry.value != "FILE" || !entry.later.empty()) continue;
+    if (entry.value != "FILE") continue;
     const std::string command(name_of(entry.commands.front()));
     EXPECT_THAT(error_of({command, "--" + entry.name, ""}),
                 AllOf(HasSubstr("--" + entry.name), HasSubstr("a name")));
@@ -373,7 +373,7 @@ TEST(Options, NamesOfFilesAreNotEmpty) {
 // among the bad values above.
 TEST(Options, EveryOptionThatCanBeWrongHasABadValue) {
   for (const OptionEntry& entry : option_table()) {
-    if (!entry.later.empty() || entry.value == "FILE" || entry.name == "mesh") continue;
+    if (entry.value == "FILE" || entry.name == "mesh") continue;
     EXPECT_TRUE(has_bad_value("--" + entry.name)) << "--" << entry.name;
   }
 }

@@ -67,7 +67,7 @@ TEST(RandomProblem, DrawsWhatItDrewBefore) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (int index = 0; index < 200; ++index)
     hash = fnv1a(description(draw_problem(1, index, 8)), hash);
-  EXPECT_EQ(hash, 11799283641716859067U);
+  EXPECT_EQ(hash, 220065343965036004U);
 }
 
 TEST(RandomProblem, NamesTheCommandThatRepeatsIt) {

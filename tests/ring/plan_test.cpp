@@ -438,7 +438,7 @@ TEST(Plan, BiasAndMaskLieByTheRowsAndDoNotTravel) {
   const auto contains = [](const std::string& text, const char* part) {
     return text.find(part) != std::string::npos;
   };
-  EXPECT_TRUE(contains(to_text(plan, 1), "bias [1, 4, 64, 64], dense mask [1, 1, 1, 64]"));
+  EXPECT_TRUE(contains(to_text(plan, 1), "dense mask [1, 1, 1, 64], bias [1, 4, 64, 64]"));
   EXPECT_TRUE(contains(to_json(plan), R"("dense_mask": 6)"));
   EXPECT_TRUE(contains(to_json(plan), R"("bias": 5)"));
 }

@@ -1,0 +1,224 @@
+// Errors of the public interface on CPU ranks: all of them hear the same, whichever is wrong.
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <string>
+#include <sys/resource.h>
+#include <unistd.h>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/annulus.hpp>
+#include <annulus/core/error.hpp>
+#include <annulus/mesh/agreement.hpp>
+
+#include "tests/ring/face_cases.hpp"
+#include "tests/support/message_of.hpp"
+
+namespace annulus {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Face, ErrorsAreTheSameOnAllRanks) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(64);
+  options.shape.kv_heads = 3;
+  EXPECT_THROW(Attention(context, options), UserError);
+  options = causal(64);
+  options.schedule = "sideways";
+  EXPECT_THROW(Attention(context, options), UserError);
+  options = causal(64);
+  options.implementation = "nobody";
+  EXPECT_THROW(Attention(context, options), UserError);
+  options = causal(64);
+  Attention attention(context, options);
+  Shards shards(attention, 1);
+  AttentionTensors tensors = shards.tensors(true);
+  if (context.rank() == context.size() - 1) tensors.key = nullptr;
+  EXPECT_THAT(test::message_of<UserError>([&] { attention.run(tensors); }),
+              HasSubstr("key: got a null pointer"));
+  attention.run(shards.tensors(true));
+  expect_right(attention, options, shards, 1, true);
+}
+
+// Fields in which ranks may differ; and what they hear, all of them, where they may not.
+template <class Options>
+struct Difference {
+  const char* field;
+  std::function<void(Options&)> change;
+  const char* error;  // part of its text; null: none
+};
+
+// Each rank in turn is the one that differs.
+template <class Options, class Body>
+void for_each_difference(const std::vector<Difference<Options>>& differences,
+                         const Options& options, const Body& body) {
+  const int size = test::session().size();
+  if (size == 1) GTEST_SKIP() << "needs 2 ranks";
+  for (const auto& [field, change, error] : differences) {
+    for (const int odd : {0, size - 1}) {
+      SCOPED_TRACE(std::string(field) + " of rank " + std::to_string(odd));
+      Options mine = options;
+      if (test::session().rank() == odd) change(mine);
+      if (error == nullptr) {
+        EXPECT_NO_THROW(body(mine));
+      } else {
+        EXPECT_THAT(test::message_of<UserError>([&] { body(mine); }), HasSubstr(error));
+      }
+    }
+  }
+}
+
+TEST(Face, OneRanksContextOptionsOtherwise) {
+  // One field more, and this does not compile: how may ranks differ in it?
+  [[maybe_unused]] const auto& [mesh, place, share_gpus, transport, timeout, threads] =
+      ContextOptions();
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  using Other = Difference<ContextOptions>;
+  for_each_difference(
+      std::vector<Other>{
+          {"mesh", [](auto& o) { o.mesh = "sp="; }, "mesh: got 'sp='"},
+          {"mesh", [](auto& o) { o.mesh = "tp=-1"; }, "mesh: got "},
+          {"place", [](auto& o) { o.place = Place::cuda(77); }, "rank "},
+          {"share_gpus", [](auto& o) { o.share_gpus = true; }, nullptr},
+          {"timeout", [](auto& o) { o.timeout = 0; }, "timeout: got 0 s"},
+          {"timeout", [](auto& o) { o.timeout = kNan; }, "timeout: got nan s"},
+          {"timeout", [](auto& o) { o.timeout = 100; }, nullptr},
+          {"timeout", [](auto& o) { o.timeout = 1e300; }, nullptr},
+          {"threads", [](auto& o) { o.threads = 0; }, nullptr},
+          {"threads", [](auto& o) { o.threads = 3; }, nullptr},
+          {"transport", [](auto& o) { o.transport = Transport::nccl; }, "transport"},
+      },
+      on_host(), [](const ContextOptions& mine) {
+        Context context(world(), mine);
+        const AttentionOptions options = causal(37);
+        Attention attention(context, options);
+        Shards shards(attention, 1);
+        attention.run(shards.tensors(true));
+        expect_right(attention, options, shards, 1, true);
+      });
+}
+
+TEST(Face, OneRanksAttentionOptionsOtherwise) {
+  [[maybe_unused]] const auto& [shape, dtype, mask, scale, soft_cap, sinks, dropout, softmax_dtype,
+                                bias, dense_mask, bias_policy, init_bias, weights, normalize_output,
+                                query_spec, kv_spec, bias_spec, mask_spec, rules, mode, layout,
+                                kv_layout, granule, schedule, ulysses_degree, inner_size,
+                                implementation] = AttentionOptions();
+  Context context(world(), on_host());
+  const AttentionOptions options = causal(64);
+  Attention before(context, options);  // its group is there already
+  using Other = Difference<AttentionOptions>;
+  for_each_difference(
+      std::vector<Other>{
+          {"shape", [](auto& o) { o.shape.batch = 3; }, "B=3"},
+          {"shape", [](auto& o) { o.shape.kv_heads = 3; }, "rank "},
+          {"dtype", [](auto& o) { o.dtype = DType::bfloat16; }, "bfloat16"},
+          {"mask", [](auto& o) { o.mask.set_offset(1); }, "mask"},
+          {"scale", [](auto& o) { o.scale = 3; }, "scale 3"},
+          {"soft_cap", [](auto& o) { o.soft_cap = 20; }, "soft cap 20"},
+          {"sinks",
+           [](auto& o) {
+             o.sinks = Sinks({4, 1}, {1, 2, 3, 4});
+           },
+           "sinks [4, 1]"},
+          {"sinks",
+           [](auto& o) {
+             o.sinks = Sinks({3, 1}, {1, 2, 3});
+           },
+           "sinks"},
+          {"dropout", [](auto& o) { o.dropout.emplace(0.5, 8); }, "dropout 0.5, seed 8"},
+          {"bias",
+           [](auto& o) {
+             o.bias = Extents{1, 4, 64, 64};
+           },
+           "bias [1, 4, 64, 64]"},
+          {"dense_mask",
+           [](auto& o) {
+             o.dense_mask = Extents{1, 1, 1, 64};
+           },
+           "dense mask"},
+          {"bias_spec", [](auto& o) { o.bias_spec = PartitionSpec(); }, "there is no bias"},
+          {"mask_spec", [](auto& o) { o.mask_spec = PartitionSpec(); }, "there is no mask"},
+          {"bias_policy", [](auto& o) { o.bias_policy = BiasPolicy::bias_wins; }, nullptr},
+          {"init_bias",
+           [](auto& o) {
+             o.init_bias = InitBias{{1, 1, 1, 64}, {}};
+           },
+           nullptr},
+          {"query_spec", [](auto& o) { o.query_spec = PartitionSpec::parse("-,-"); }, "query"},
+          {"kv_spec", [](auto& o) { o.kv_spec = PartitionSpec::parse("-,-"); }, "key/value"},
+          {"softmax_dtype", [](auto& o) { o.softmax_dtype = DType::float64; }, "float64"},
+          {"weights", [](auto& o) { o.weights = true; }, "vanilla"},
+          {"normalize_output", [](auto& o) { o.normalize_output = false; }, "unnormalised"},
+          {"rules",
+           [](auto& o) {
+             o.rules.set({SemanticAxis::query_length, {}, {}});
+           },
+           "query"},
+          {"mode", [](auto& o) { o.mode = AttentionMode::insert; }, nullptr},  // the same specs
+          {"layout", [](auto& o) { o.layout = LayoutKind::striped; }, "striped"},
+          {"kv_layout", [](auto& o) { o.kv_layout = LayoutKind::striped; }, "striped"},
+          {"granule", [](auto& o) { o.granule = 8; }, "zigzag:8"},
+          {"schedule", [](auto& o) { o.schedule = "allgather"; }, "schedule"},
+          {"schedule", [](auto& o) { o.schedule = "sideways"; }, "sideways"},
+          {"ulysses_degree", [](auto& o) { o.ulysses_degree = 2; }, "ulysses degree 2"},
+          {"inner_size", [](auto& o) { o.inner_size = 1; }, "inner size 1"},
+          {"implementation", [](auto& o) { o.implementation = "nobody"; }, "nobody"},
+      },
+      options, [&](const AttentionOptions& mine) { Attention(context, mine); });
+  Shards shards(before, 1);
+  before.run(shards.tensors(true));
+  expect_right(before, options, shards, 1, true);
+}
+
+// One rank has no memory left for the LSE that its caller does not want.
+TEST(Face, MemoryThatARunNeedsIsAgreedOn) {
+  if (test::session().size() == 1) GTEST_SKIP() << "needs 2 ranks";
+  ContextOptions hasty = on_host();
+  hasty.timeout = 2;
+  Context context(world(), hasty);
+  const bool last = context.rank() == context.size() - 1;
+  AttentionOptions options = causal(std::int64_t{1} << 20);  // more than a heap keeps in reserve
+  options.shape = {1, options.shape.query_length, options.shape.kv_length, 64, 1, 1, 1};
+  Attention attention(context, options);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  if (last) {
+    constexpr rlim_t kRest = 4 << 20;
+    rlim_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlimit tight{pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + kRest, before.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &tight), 0);
+  }
+  char somewhere = 0;  // nobody comes to look
+  const AttentionTensors tensors{&somewhere, &somewhere, &somewhere, &somewhere, nullptr};
+  std::string text = "none";
+  try {
+    attention.run(tensors);
+  } catch (const AgreedFailure& failure) {
+    text = failure.what();
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+  EXPECT_THAT(text, HasSubstr("no memory"));
+}
+
+TEST(Face, AMeshThatDoesNotFitIsRefused) {
+  ContextOptions options = on_host();
+  options.mesh = "sp=" + std::to_string(test::session().size() + 1);
+  EXPECT_THROW(Context(world(), options), UserError);
+  options.mesh = "sp=-1,tp";
+  EXPECT_THROW(Context(world(), options), UserError);
+}
+
+TEST(Face, APlaceThatIsNotThereIsRefusedAndNotReplaced) {
+  ContextOptions options = on_host();
+  options.place = Place::cuda(77);
+  EXPECT_THROW(Context(world(), options), UserError);
+}
+
+}  // namespace
+}  // namespace annulus

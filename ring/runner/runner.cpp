@@ -16,6 +16,7 @@
 #include "runner/plan_memory.hpp"
 #include "runner/recordings.hpp"
 #include "runner/sink_states.hpp"
+#include "runner/tensor_checks.hpp"
 #include "runner/transfer_wait.hpp"
 
 namespace annulus::ring {
@@ -24,18 +25,6 @@ namespace {
 // A block of this many operations takes a device a millisecond or more, beside which marking its
 // end costs nothing.
 constexpr double kMarkedFlops = 1e12;
-
-// Whether kernels can treat both alike. An LSE may begin anywhere: no kernel reads or writes more
-// than one number of it at a time.
-bool lie_alike(const TensorView& a, const TensorView& b) {
-  constexpr std::uintptr_t kVector = 16;
-  const auto misaligned = [](const TensorView& tensor) {
-    constexpr int kLseRank = 3;
-    return tensor.rank() == kLseRank ? 0
-                                     : reinterpret_cast<std::uintptr_t>(tensor.data()) % kVector;
-  };
-  return a.strides() == b.strides() && misaligned(a) == misaligned(b);
-}
 
 bool wants_uniform_calls(const std::vector<Group*>& groups) {
   return std::any_of(groups.begin(), groups.end(),
@@ -113,19 +102,7 @@ class Runner::Impl {
   [[nodiscard]] std::vector<TensorView> expected() const { return memory_.expected(); }
 
   void check(std::span<const TensorView> tensors) const {
-    const std::vector<TensorView> expected = memory_.expected();
-    if (tensors.size() != expected.size()) {
-      throw InternalError(
-          fmt::format("{} tensors for a plan of {}", tensors.size(), expected.size()));
-    }
-    std::size_t i = 0;
-    for (const ring::Buffer& buffer : plan_.buffers) {
-      if (buffer.kind != BufferKind::caller) continue;
-      const Content content = buffer.contents.front();
-      check(std::string(ring::name_of(content)), tensors[i], expected[i]);
-      if (is_result(content)) check_apart(std::string(ring::name_of(content)), tensors[i]);
-      ++i;
-    }
+    check_tensors(plan_, memory_.expected(), tensors);
   }
 
   [[nodiscard]] bool is_ready_for(std::span<const TensorView> tensors) const {
@@ -268,39 +245,6 @@ class Runner::Impl {
       marked_through_[t] = marks;
     }
     marks_ = marks > 0;
-  }
-
-  static void check(const std::string& name, const TensorView& tensor, const TensorView& expected) {
-    if (!(tensor.shape() == expected.shape())) {
-      throw ArgumentError(name, "shape " + to_string(tensor.shape()), to_string(expected.shape()));
-    }
-    if (tensor.dtype() != expected.dtype()) {
-      throw ArgumentError(name, std::string(annulus::name_of(tensor.dtype())),
-                          std::string(annulus::name_of(expected.dtype())));
-    }
-    if (!(tensor.place() == expected.place())) {
-      throw ArgumentError(name, "memory of " + to_string(tensor.place()),
-                          to_string(expected.place()));
-    }
-    if (tensor.data() == nullptr && tensor.elements() > 0) {
-      throw ArgumentError(name, "a null pointer", "memory for " + to_string(tensor.shape()));
-    }
-    // Of [b,t,n,D] or [b,n,t,S]; an LSE [b,n,t] may have any strides.
-    if (tensor.rank() == 4 && tensor.size(3) > 1 && tensor.stride(3) != 1) {
-      throw ArgumentError(name, "strides " + to_string(tensor.strides()),
-                          "1 for the last dimension");
-    }
-  }
-
-  static bool is_result(Content content) {
-    return content == Content::output || content == Content::lse || content == Content::maximum ||
-           content == Content::sum;
-  }
-  // Rows that lie on each other, as in what expand() makes, would overwrite each other.
-  static void check_apart(const std::string& name, const TensorView& tensor) {
-    if (has_nested_strides(tensor.shape(), tensor.strides())) return;
-    throw ArgumentError(name, "strides " + to_string(tensor.strides()),
-                        "memory of its own for every element of " + to_string(tensor.shape()));
   }
 
   [[nodiscard]] Recording* recording_for(std::span<const TensorView> tensors) {

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <span>
+
+#include <annulus/core/tensor.hpp>
+#include <annulus/ring/plan.hpp>
+
+namespace annulus::ring {
+
+/// Checks the caller's tensors of one call against those that `plan` expects. Throws ArgumentError
+/// naming the tensor and what was expected: another shape, dtype or place, a null pointer, a last
+/// dimension whose stride is not 1, results whose elements share memory. Throws InternalError for
+/// another number of tensors.
+void check_tensors(const RankPlan& plan, std::span<const TensorView> expected,
+                   std::span<const TensorView> tensors);
+
+/// Whether kernels can treat both alike: the same strides, and equally aligned.
+[[nodiscard]] bool lie_alike(const TensorView& a, const TensorView& b);
+
+}  // namespace annulus::ring

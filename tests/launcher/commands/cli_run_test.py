@@ -219,7 +219,7 @@ class Numbers(CliTest):
         self.expect_error(result, 2, "--bias bias.npy", "[1, 1, 100, 99]", "[1, 4, 100, 100]")
         self.save("mask.npy", np.full((100,), 3, np.uint8))
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--mask", "mask.npy", ranks=2)
-        self.expect_error(result, 2, "--mask mask.npy", "holds 3", "0 and 1")
+        self.expect_error(result, 2, "--mask mask.npy", "entry 0", "got 3", "0 or 1")
         self.expect_no_files("output.npy")
 
     def test_bottom_right(self):

@@ -14,56 +14,105 @@ HWY_BEFORE_NAMESPACE();
 namespace annulus::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-bool add_bias(const float* HWY_RESTRICT bias, std::int64_t stride, std::int64_t count, float factor,
-              float* HWY_RESTRICT logits) {
-  constexpr float kHidden = -std::numeric_limits<float>::infinity();
-  const hn::ScalableTag<float> f32;
+constexpr float kHidden = -std::numeric_limits<float>::infinity();
+
+using Tag = hn::ScalableTag<float>;
+using Vector = hn::Vec<Tag>;
+
+// Replaces `count` logits: where hides(i) is true by −∞, else by value(i, logit). Takes whole
+// vectors where what these read lies side by side, and the rest one by one.
+template <class Hides, class Value, class HidesOne, class ValueOne>
+HWY_INLINE SeenLogits replace(std::int64_t count, bool by_vectors, float* HWY_RESTRICT logits,
+                              const Hides& hides, const Value& value, const HidesOne& hides_one,
+                              const ValueOne& value_one) {
+  const Tag f32;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(f32));
   const auto hidden = hn::Set(f32, kHidden);
   auto all_hidden = hn::Eq(hidden, hidden);
+  auto largest = hidden;
   std::int64_t i = 0;
-  if (stride == 1) {
+  if (by_vectors) {
     for (; i + lanes <= count; i += lanes) {
-      const auto added = hn::LoadU(f32, bias + i);
-      const auto hides = hn::Eq(added, hidden);
-      all_hidden = hn::And(all_hidden, hides);
-      const auto sum = hn::MulAdd(hn::LoadU(f32, logits + i), hn::Set(f32, factor), added);
-      hn::StoreU(hn::IfThenElse(hides, hidden, sum), f32, logits + i);
+      const auto hides_these = hides(i);
+      all_hidden = hn::And(all_hidden, hides_these);
+      const auto left = hn::IfThenElse(hides_these, hidden, value(i, hn::LoadU(f32, logits + i)));
+      largest = hn::Max(largest, left);
+      hn::StoreU(left, f32, logits + i);
     }
   }
-  bool any = !hn::AllTrue(f32, all_hidden);
+  SeenLogits seen{!hn::AllTrue(f32, all_hidden), hn::GetLane(hn::MaxOfLanes(f32, largest))};
   for (; i < count; ++i) {
-    const float added = bias[i * stride];
-    any = any || added != kHidden;
-    logits[i] = added == kHidden ? kHidden : std::fma(logits[i], factor, added);
+    const bool hides_this = hides_one(i);
+    seen.any = seen.any || !hides_this;
+    logits[i] = hides_this ? kHidden : value_one(i, logits[i]);
+    seen.largest = std::max(seen.largest, logits[i]);
   }
-  return any;
+  return seen;
 }
 
-bool hide(const std::uint8_t* HWY_RESTRICT mask, std::int64_t stride, std::int64_t count,
-          float* HWY_RESTRICT logits) {
-  constexpr float kHidden = -std::numeric_limits<float>::infinity();
-  const hn::ScalableTag<float> f32;
-  const hn::RebindToUnsigned<decltype(f32)> u32;
-  const hn::Rebind<std::uint8_t, decltype(f32)> u8;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(f32));
+SeenLogits add_bias(const float* HWY_RESTRICT bias, std::int64_t stride, std::int64_t count,
+                    float factor, float* HWY_RESTRICT logits) {
+  const Tag f32;
   const auto hidden = hn::Set(f32, kHidden);
-  auto seen = hn::Zero(u32);
+  const auto scale = hn::Set(f32, factor);
+  return replace(
+      count, stride == 1, logits,
+      [&](std::int64_t i) HWY_ATTR { return hn::Eq(hn::LoadU(f32, bias + i), hidden); },
+      [&](std::int64_t i, Vector logit)
+          HWY_ATTR { return hn::MulAdd(logit, scale, hn::LoadU(f32, bias + i)); },
+      [&](std::int64_t i) { return bias[i * stride] == kHidden; },
+      [&](std::int64_t i, float logit) { return std::fma(logit, factor, bias[i * stride]); });
+}
+
+SeenLogits hide(const std::uint8_t* HWY_RESTRICT mask, std::int64_t stride, std::int64_t count,
+                float* HWY_RESTRICT logits) {
+  const Tag f32;
+  const hn::RebindToUnsigned<Tag> u32;
+  const hn::Rebind<std::uint8_t, Tag> u8;
+  return replace(
+      count, stride == 1, logits,
+      [&](std::int64_t i) HWY_ATTR {
+        const auto shows = hn::PromoteTo(u32, hn::LoadU(u8, mask + i));
+        return hn::RebindMask(f32, hn::Eq(shows, hn::Zero(u32)));
+      },
+      [](std::int64_t, Vector logit) HWY_ATTR { return logit; },
+      [&](std::int64_t i) { return mask[i * stride] == 0; },
+      [](std::int64_t, float logit) { return logit; });
+}
+
+SeenLogits hide_others(const std::int32_t* HWY_RESTRICT ids, std::int64_t stride,
+                       std::int64_t count, std::int32_t wanted, float* HWY_RESTRICT logits) {
+  const Tag f32;
+  const hn::RebindToSigned<Tag> i32;
+  const auto id = hn::Set(i32, wanted);
+  return replace(
+      count, stride == 1, logits,
+      [&](std::int64_t i)
+          HWY_ATTR { return hn::RebindMask(f32, hn::Ne(hn::LoadU(i32, ids + i), id)); },
+      [](std::int64_t, Vector logit) HWY_ATTR { return logit; },
+      [&](std::int64_t i) { return ids[i * stride] != wanted; },
+      [](std::int64_t, float logit) { return logit; });
+}
+
+// Whether any of `count` entries differs from `hides`.
+template <class Entry>
+HWY_INLINE bool any_other(const Entry* HWY_RESTRICT entries, std::int64_t count, Entry hides) {
+  const hn::ScalableTag<Entry> tag;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  const auto hidden = hn::Set(tag, hides);
   std::int64_t i = 0;
-  if (stride == 1) {
-    for (; i + lanes <= count; i += lanes) {
-      const auto shows = hn::PromoteTo(u32, hn::LoadU(u8, mask + i));
-      seen = hn::Or(seen, shows);
-      const auto hides = hn::RebindMask(f32, hn::Eq(shows, hn::Zero(u32)));
-      hn::StoreU(hn::IfThenElse(hides, hidden, hn::LoadU(f32, logits + i)), f32, logits + i);
-    }
+  for (; i + lanes <= count; i += lanes) {
+    if (!hn::AllTrue(tag, hn::Eq(hn::LoadU(tag, entries + i), hidden))) return true;
   }
-  bool any = !hn::AllTrue(u32, hn::Eq(seen, hn::Zero(u32)));
-  for (; i < count; ++i) {
-    any = any || mask[i * stride] != 0;
-    if (mask[i * stride] == 0) logits[i] = kHidden;
-  }
-  return any;
+  return std::any_of(entries + i, entries + count, [=](Entry entry) { return entry != hides; });
+}
+
+bool any_shown(const std::uint8_t* mask, std::int64_t count) {
+  return any_other<std::uint8_t>(mask, count, 0);
+}
+
+bool any_added(const float* bias, std::int64_t count) {
+  return any_other(bias, count, kHidden);
 }
 
 }  // namespace annulus::HWY_NAMESPACE
@@ -74,19 +123,18 @@ namespace annulus {
 
 HWY_EXPORT(add_bias);
 HWY_EXPORT(hide);
+HWY_EXPORT(hide_others);
+HWY_EXPORT(any_shown);
+HWY_EXPORT(any_added);
 
 namespace {
 
-// Most rows have a visible entry near the beginning, so entries are tested in small batches.
-template <class Entry, class Shows>
-bool any_of_row(const Entry* entries, std::int64_t stride, std::int64_t count, const Shows& shows) {
-  constexpr std::int64_t kAtOnce = 64;
+// Entries that lie apart, one by one.
+template <class Entry>
+bool any_other(const Entry* entries, std::int64_t stride, std::int64_t count, Entry hides) {
   if (stride == 0) count = std::min<std::int64_t>(count, 1);
-  for (std::int64_t begin = 0; begin < count; begin += kAtOnce) {
-    const std::int64_t end = std::min(begin + kAtOnce, count);
-    bool any = false;
-    for (std::int64_t i = begin; i < end; ++i) any |= shows(entries[i * stride]);
-    if (any) return true;
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (entries[i * stride] != hides) return true;
   }
   return false;
 }
@@ -94,21 +142,28 @@ bool any_of_row(const Entry* entries, std::int64_t stride, std::int64_t count, c
 }  // namespace
 
 bool shows_any(const float* bias, std::int64_t stride, std::int64_t count) {
-  return any_of_row(bias, stride, count,
-                    [](float entry) { return entry != -std::numeric_limits<float>::infinity(); });
+  if (stride == 1) return HWY_DYNAMIC_DISPATCH(any_added)(bias, count);
+  return any_other(bias, stride, count, -std::numeric_limits<float>::infinity());
 }
 
 bool shows_any(const std::uint8_t* mask, std::int64_t stride, std::int64_t count) {
-  return any_of_row(mask, stride, count, [](std::uint8_t entry) { return entry != 0; });
+  if (stride == 1) return HWY_DYNAMIC_DISPATCH(any_shown)(mask, count);
+  return any_other<std::uint8_t>(mask, stride, count, 0);
 }
 
-bool add_bias_row(const float* bias, std::int64_t stride, std::int64_t count, float factor,
-                  float* logits) {
+SeenLogits add_bias_row(const float* bias, std::int64_t stride, std::int64_t count, float factor,
+                        float* logits) {
   return HWY_DYNAMIC_DISPATCH(add_bias)(bias, stride, count, factor, logits);
 }
 
-bool hide_row(const std::uint8_t* mask, std::int64_t stride, std::int64_t count, float* logits) {
+SeenLogits hide_row(const std::uint8_t* mask, std::int64_t stride, std::int64_t count,
+                    float* logits) {
   return HWY_DYNAMIC_DISPATCH(hide)(mask, stride, count, logits);
+}
+
+SeenLogits hide_other_ids(const std::int32_t* ids, std::int64_t stride, std::int64_t count,
+                          std::int32_t wanted, float* logits) {
+  return HWY_DYNAMIC_DISPATCH(hide_others)(ids, stride, count, wanted, logits);
 }
 
 }  // namespace annulus

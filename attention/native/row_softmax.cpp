@@ -50,16 +50,15 @@ void cap_vectors(float* HWY_RESTRICT logits, std::int64_t count, float scale, fl
   }
 }
 
-// The maximum of scale · logit. Whether a NaN propagates depends on the instruction set.
-float max_of_vectors(const float* HWY_RESTRICT logits, std::int64_t count, float scale) {
+// Whether a NaN propagates depends on the instruction set.
+float max_of_vectors(const float* HWY_RESTRICT logits, std::int64_t count) {
   const Tag f32;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(f32));
-  const auto factor = hn::Set(f32, scale);
   auto max = hn::Set(f32, -std::numeric_limits<float>::infinity());
   auto max2 = max;
   for (std::int64_t i = 0; i < count; i += 2 * lanes) {
-    max = hn::Max(max, hn::Mul(hn::Load(f32, logits + i), factor));
-    max2 = hn::Max(max2, hn::Mul(hn::Load(f32, logits + i + lanes), factor));
+    max = hn::Max(max, hn::Load(f32, logits + i));
+    max2 = hn::Max(max2, hn::Load(f32, logits + i + lanes));
   }
   return hn::GetLane(hn::MaxOfLanes(f32, hn::Max(max, max2)));
 }
@@ -206,7 +205,8 @@ void cap_row(float* logits, std::int64_t count, float scale, float cap) {
 }
 
 float softmax_row(float* logits, std::int64_t count, std::int64_t begin, std::int64_t end,
-                  float scale, const WeightRow& weights, RowSoftmax& row) {
+                  float scale, const WeightRow& weights, RowSoftmax& row,
+                  std::optional<float> largest) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const std::int64_t padded = round_up_to_row_alignment(count);
   if (begin >= end) {
@@ -221,7 +221,8 @@ float softmax_row(float* logits, std::int64_t count, std::int64_t begin, std::in
   clear(weights, 0, first);
   clear(weights, last, padded);
 
-  const float tile_max = HWY_DYNAMIC_DISPATCH(max_of_vectors)(logits + first, last - first, scale);
+  if (!largest) largest = HWY_DYNAMIC_DISPATCH(max_of_vectors)(logits + first, last - first);
+  const float tile_max = *largest * scale;
   const float max = std::max(row.max, tile_max);
   const auto lose = [&] {
     // A NaN or an infinite logit: the row has no softmax, and must not look as if it had.

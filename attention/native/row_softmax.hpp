@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <optional>
 
 namespace annulus {
 
@@ -38,9 +39,9 @@ void cap_row(float* logits, std::int64_t count, float scale, float cap);
 /// logit − row.max) to `weights`. Logits outside [begin, end) count as −∞. While all logits are −∞,
 /// the row's sum stays 0. The padding is overwritten too. Returns the factor for earlier weights,
 /// exp(old max − new max). A logit of NaN or +∞ (from the input, or a product beyond float32) makes
-/// the row's sum NaN for good.
+/// the row's sum NaN for good. `largest`: of the logits in [begin, end), if the caller knows it.
 [[nodiscard]] float softmax_row(float* logits, std::int64_t count, std::int64_t begin,
                                 std::int64_t end, float scale, const WeightRow& weights,
-                                RowSoftmax& row);
+                                RowSoftmax& row, std::optional<float> largest = {});
 
 }  // namespace annulus

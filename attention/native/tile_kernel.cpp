@@ -11,18 +11,9 @@
 #include <annulus/core/convert.hpp>
 
 #include "native/row_dropout.hpp"
-#include "native/row_scores.hpp"
 
 namespace annulus {
 namespace {
-
-void hide_other_segments(float* logits, std::int64_t count, const std::int32_t* ids,
-                         std::int64_t stride, std::int32_t wanted) {
-  constexpr float kHidden = -std::numeric_limits<float>::infinity();
-  for (std::int64_t i = 0; i < count; ++i) {
-    logits[i] = ids[i * stride] == wanted ? logits[i] : kHidden;
-  }
-}
 
 void scale_row(float* row, std::int64_t count, float factor) {
   for (std::int64_t i = 0; i < count; ++i) row[i] *= factor;
@@ -218,19 +209,27 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip
       }
       const std::int64_t head = heads.begin + index - r * heads.count;
       bool any = seen.count > 0;
+      std::optional<float> largest;
+      const auto leave = [&](const SeenLogits& left) {
+        any = left.any;
+        largest = left.largest;
+      };
       if (any && !block_.scores.empty()) {
-        any = apply_scores(tile.batch, head, local_row, columns.slice(begin, seen.count), factor,
-                           logits + begin);
+        if (index + heads.count < strip.end) {
+          prefetch_scores(tile.batch, head, local_row + 1, columns.slice(begin, seen.count));
+        }
+        leave(apply_scores(tile.batch, head, local_row, columns.slice(begin, seen.count), factor,
+                           logits + begin));
         if (block_.scores.bias) factor = 1;
       }
       if (by_segment && any) {
         const auto* ids = column_ids.data() + columns.at(begin).value();
-        hide_other_segments(logits + begin, seen.count, ids, columns.stride, id);
+        leave(hide_other_ids(ids, columns.stride, seen.count, id, logits + begin));
       }
       RowSoftmax& row_softmax = row_softmax_[static_cast<std::size_t>(index)];
       const float rescale =
           softmax_row(logits, columns.length, begin, any ? begin + seen.count : begin, factor,
-                      weights, row_softmax);
+                      weights, row_softmax, largest);
       if (any && row_softmax.sum == 0 && !row_softmax.sees) row_softmax.sees = sees(head);
       if (problem_.dropout && problem_.dropout->threshold() > 0 && any) {
         drop_row(*problem_.dropout, batch, block_.first_head + head, row,
@@ -260,8 +259,9 @@ bool TileKernel::scores_show(const RowTile& tile, const HeadTile& heads, LocalRa
          any(block_.scores.bias, std::type_identity<float>());
 }
 
-bool TileKernel::apply_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
-                              const PositionRange& columns, float factor, float* logits) const {
+SeenLogits TileKernel::apply_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
+                                    const PositionRange& columns, float factor,
+                                    float* logits) const {
   const ScoreTensors& scores = block_.scores;
   const auto first = [&](const ConstTensorView& tensor) {
     return tensor.address({batch, head, row, columns.start.value()});
@@ -269,16 +269,30 @@ bool TileKernel::apply_scores(std::int64_t batch, std::int64_t head, std::int64_
   const auto stride = [&](const ConstTensorView& tensor) {
     return tensor.stride(3) * columns.stride;
   };
-  bool any = true;
+  SeenLogits left{.any = true};
   if (scores.bias) {
-    any = add_bias_row(static_cast<const float*>(first(*scores.bias)), stride(*scores.bias),
-                       columns.length, factor, logits);
+    left = add_bias_row(static_cast<const float*>(first(*scores.bias)), stride(*scores.bias),
+                        columns.length, factor, logits);
   }
-  if (scores.mask && any) {
-    any = hide_row(static_cast<const std::uint8_t*>(first(*scores.mask)), stride(*scores.mask),
-                   columns.length, logits);
+  if (scores.mask && left.any) {
+    left = hide_row(static_cast<const std::uint8_t*>(first(*scores.mask)), stride(*scores.mask),
+                    columns.length, logits);
   }
-  return any;
+  return left;
+}
+
+void TileKernel::prefetch_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
+                                 const PositionRange& columns) const {
+  const auto prefetch = [&](const std::optional<ConstTensorView>& tensor, std::int64_t size) {
+    if (!tensor) return;
+    constexpr std::int64_t kLine = 64;
+    const auto* const first =
+        static_cast<const char*>(tensor->address({batch, head, row, columns.start.value()}));
+    const std::int64_t bytes = size * tensor->stride(3) * columns.stride * columns.length;
+    for (std::int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(first + at);
+  };
+  prefetch(block_.scores.bias, sizeof(float));
+  prefetch(block_.scores.mask, 1);
 }
 
 void TileKernel::store(const RowTile& tile, const HeadTile& heads) {

@@ -9,6 +9,7 @@
 #include <annulus/core/memory.hpp>
 #include <annulus/partition/position.hpp>
 
+#include "native/row_scores.hpp"
 #include "native/row_softmax.hpp"
 #include "native/tile_product.hpp"
 
@@ -60,10 +61,14 @@ class TileKernel {
   [[nodiscard]] bool scores_show(const RowTile& tile, const HeadTile& heads, LocalRange rows,
                                  const PositionRange& columns) const;
   /// Applies bias and dense mask to the logits of some columns of a row (a local index). Hidden
-  /// logits become −∞. If there is a bias, the others become factor · logit + bias. Returns whether
-  /// any column stays visible.
-  [[nodiscard]] bool apply_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
-                                  const PositionRange& columns, float factor, float* logits) const;
+  /// logits become −∞. If there is a bias, the others become factor · logit + bias.
+  [[nodiscard]] SeenLogits apply_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
+                                        const PositionRange& columns, float factor,
+                                        float* logits) const;
+  /// Fetches what apply_scores() will read of a row. Rows lie far apart in memory, so the hardware
+  /// does not see them coming.
+  void prefetch_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
+                       const PositionRange& columns) const;
   /// Adds the values that the product left out to the rows that see them.
   void add_poison(const RowTile& tile, const HeadTile& heads, Strip strip,
                   const PositionRange& columns, std::int64_t first_column);

@@ -13,6 +13,9 @@ constexpr std::array kVariables{
         "what is logged to standard error: off, info (the main steps), debug (every choice)"},
     EnvironmentVariable{"ANNULUS_FORCE_NATIVE", "0",
                         "1: the native implementation runs, whatever --impl says"},
+    EnvironmentVariable{"ANNULUS_NODE", "",
+                        "a name: the rank counts as one on a node of that name, for tests and "
+                        "experiments with several nodes on one machine"},
 };
 
 }  // namespace

@@ -77,8 +77,12 @@ std::optional<launcher::Options> agree_on_options(const MpiSession& session,
   return options;
 }
 
-ExitCode run_program(const MpiSession& session, const std::vector<std::string>& words) {
-  const bool leader = session.rank() == 0;
+void set_log_rank(const MpiSession& session) {
+  if (session.size() > 1) annulus::set_log_rank(session.rank());
+}
+
+ExitCode run_program(MpiSession& session, const std::vector<std::string>& words) {
+  const bool leader = session.rank() == 0;  // it stays first in any order
   std::string help;
   const std::optional<launcher::Options> options = agree_on_options(session, words, help);
   if (!options) {
@@ -86,6 +90,10 @@ ExitCode run_program(const MpiSession& session, const std::vector<std::string>& 
     return ExitCode::success;
   }
   if (leader) launcher::print_warnings(options->warnings);
+  if (options->rank_order == "node") {
+    session.number_by_node(Watchdog(Watchdog::Seconds(options->timeout)));
+    set_log_rank(session);
+  }
   launcher::begin_step(fmt::format("annulus {} was starting", launcher::name_of(options->command)));
   return dispatch({session, *options, std::cout, launcher::commit()});
 }
@@ -108,7 +116,7 @@ ExitCode with_output_written(ExitCode exit_code) {
 }
 
 // Errors that all ranks share end the program in good order, with one message.
-ExitCode guarded(const MpiSession& session, const std::vector<std::string>& words) {
+ExitCode guarded(MpiSession& session, const std::vector<std::string>& words) {
   const auto shared = [&](const Error& error) {
     if (session.rank() == 0) print_error(error.what());
     return error.exit_code();
@@ -125,7 +133,6 @@ ExitCode guarded(const MpiSession& session, const std::vector<std::string>& word
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string who;
   try {
     const std::vector<std::string> words(argv + 1, argv + argc);
     const Watchdog::Seconds timeout = start_timeout(words);
@@ -133,10 +140,7 @@ int main(int argc, char** argv) {
     constexpr Watchdog::Seconds kStart{30};
     MpiSession session(&argc, &argv, std::max(timeout, kStart), print_error);
     launcher::handle_interruptions(session.rank() == 0);  // MPI has set up its own handlers now
-    if (session.size() > 1) {
-      who = fmt::format("rank {}: ", session.rank());
-      set_log_rank(session.rank());
-    }
+    set_log_rank(session);
     try {
       const ExitCode exit_code = guarded(session, words);
       launcher::end_steps();
@@ -145,7 +149,8 @@ int main(int argc, char** argv) {
     } catch (const std::exception& error) {
       // The other ranks do not know: they wait, and only the end of the job frees them.
       const std::string text = text_of(error);
-      print_error(names_its_rank(text) ? text : who + text);
+      const bool alone = session.size() == 1 || names_its_rank(text);
+      print_error(alone ? text : fmt::format("{}: {}", session.rank_name(), text));
       abort_job(static_cast<int>(ExitCode::failure));
     }
   } catch (const std::exception& error) {

@@ -27,7 +27,8 @@ int cores_per_rank(Mesh& mesh) {
   const std::vector<std::string> all = mesh.world().gather_text(mine, "cores of the ranks");
   // mpirun may have given each rank cores of its own or left all of them the same ones: in both
   // cases the union belongs to the ranks of the node together.
-  const std::vector<int>& nodes = mesh.topology().node_of_rank;
+  const Topology machines = Topology::of_machines(mesh.world());
+  const std::vector<int>& nodes = machines.node_of_rank;
   const int node = nodes[static_cast<std::size_t>(mesh.rank())];
   std::string together = mine;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
@@ -38,7 +39,7 @@ int cores_per_rank(Mesh& mesh) {
   }
   const auto cores = std::count(together.begin(), together.end(), '1');
   const auto own = std::count(mine.begin(), mine.end(), '1');
-  return static_cast<int>(std::clamp<std::ptrdiff_t>(cores / mesh.topology().ranks_on_node(node), 1,
+  return static_cast<int>(std::clamp<std::ptrdiff_t>(cores / machines.ranks_on_node(node), 1,
                                                      std::max<std::ptrdiff_t>(own, 1)));
 }
 

@@ -157,18 +157,18 @@ GpuBinding bind_gpus(const Topology& topology, const std::vector<VisibleGpus>& v
   return binding;
 }
 
-GpuBinding bind_gpus(Control& ranks, const Topology& topology, bool share) {
+GpuBinding bind_gpus(Control& ranks, bool share) {
   const VisibleGpus mine = collectively(ranks, look);
   std::vector<VisibleGpus> visible;
   for (const std::string& text : ranks.gather_text(encoded(mine), "visible GPUs")) {
     visible.push_back(decoded(text));
   }
-  return bind_gpus(topology, visible, share);
+  return bind_gpus(Topology::of_machines(ranks), visible, share);
 }
 
 std::optional<std::pair<int, int>> ranks_on_one_gpu(Control& ranks, int device) {
   const std::string mine = collectively(ranks, [&] {
-    return node_identity() + ' ' + cuda_devices().at(static_cast<std::size_t>(device)).bus_id;
+    return machine_identity() + ' ' + cuda_devices().at(static_cast<std::size_t>(device)).bus_id;
   });
   std::map<std::string, int> first;
   const std::vector<std::string> all = ranks.gather_text(mine, "GPUs of the ranks");

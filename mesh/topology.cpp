@@ -2,6 +2,7 @@
 #include <map>
 #include <string>
 
+#include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/topology.hpp>
 
 #include "node_identity.hpp"
@@ -13,7 +14,14 @@ int Topology::ranks_on_node(int node) const {
 }
 
 Topology Topology::discover(Control& ranks) {
-  return from_seats(ranks.gather_text(host_name() + '\n' + node_identity(), "nodes of the ranks"));
+  // The name that pretends a node may be a bad one, on one rank only.
+  const std::string seat = collectively(ranks, [] { return node_name() + '\n' + node_identity(); });
+  return from_seats(ranks.gather_text(seat, "nodes of the ranks"));
+}
+
+Topology Topology::of_machines(Control& ranks) {
+  return from_seats(
+      ranks.gather_text(host_name() + '\n' + machine_identity(), "machines of the ranks"));
 }
 
 Topology Topology::from_seats(const std::vector<std::string>& seats) {

@@ -127,6 +127,7 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place)
   report.add_meta("mesh",
                   fmt::format("{}: {} on {}", to_string(mesh.shape()), counted(mesh.size(), "rank"),
                               counted(mesh.topology().nodes(), "node")));
+  add_rank_order(report, context.session);
   return report;
 }
 

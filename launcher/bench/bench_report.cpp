@@ -59,6 +59,7 @@ Report make_bench_report(const CommandContext& context, const Mesh& mesh, Place 
       {options.wide, options.legend});
   report.add_meta("options", options.given);
   report.add_meta("mesh", mesh_text(mesh, threads, place));
+  add_rank_order(report, context.session);
   return report;
 }
 

@@ -100,7 +100,26 @@ Section libraries_section() {
   return section;
 }
 
-Section machine_section(const Mesh& everyone, const std::string& transport) {
+// "2 ranks: 0, 1 (mpirun's 0, 2)"; of many the first ones.
+std::string ranks_of_node(const Topology& topology, int node,
+                          const std::vector<int>& mpirun_ranks) {
+  constexpr std::size_t kMost = 8;
+  std::vector<int> own;
+  std::vector<int> mpiruns;
+  for (std::size_t rank = 0; rank < mpirun_ranks.size() && own.size() < kMost; ++rank) {
+    if (topology.node_of_rank[rank] != node) continue;
+    own.push_back(static_cast<int>(rank));
+    mpiruns.push_back(mpirun_ranks[rank]);
+  }
+  const int count = topology.ranks_on_node(node);
+  const char* const more = static_cast<std::size_t>(count) > own.size() ? ", …" : "";
+  std::string text = fmt::format("{}: {}{}", counted(count, "rank"), fmt::join(own, ", "), more);
+  if (own != mpiruns) text += fmt::format(" (mpirun's {}{})", fmt::join(mpiruns, ", "), more);
+  return text;
+}
+
+Section machine_section(const Mesh& everyone, const std::string& transport,
+                        const std::vector<int>& mpirun_ranks) {
   const Topology& topology = everyone.topology();
   Section section{"machine", {}};
   section.add("ranks", fmt::format("{} on {}, transport {}", everyone.size(),
@@ -108,7 +127,7 @@ Section machine_section(const Mesh& everyone, const std::string& transport) {
   for (int node = 0; node < topology.nodes(); ++node) {
     section.add(fmt::format("node {}", node),
                 fmt::format("{}, {}", topology.node_names[static_cast<std::size_t>(node)],
-                            counted(topology.ranks_on_node(node), "rank")));
+                            ranks_of_node(topology, node, mpirun_ranks)));
   }
   section.add("CPU", cpu_name());
   section.add("cores", std::to_string(std::thread::hardware_concurrency()));
@@ -206,10 +225,11 @@ ExitCode info_command(const CommandContext& context) {
   Mesh everyone(MeshShape({{"ranks", context.session.size()}}), context.session.world(),
                 Watchdog(Watchdog::Seconds(options.timeout)));
   const std::string transport = everyone.group().transport();
+  const std::vector<int> mpirun_ranks = context.session.mpirun_ranks();
   collectively(everyone.world(), [&] {
     if (everyone.rank() != 0) return;
     std::vector<Section> sections{program_section(context.commit), libraries_section(),
-                                  machine_section(everyone, transport),
+                                  machine_section(everyone, transport, mpirun_ranks),
                                   implementations_section(Place::host())};
     if (cuda_unavailable_reason().empty()) {
       sections.push_back(implementations_section(Place::cuda(0)));

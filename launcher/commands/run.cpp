@@ -100,6 +100,7 @@ Report make_report(const CommandContext& context, const ProblemSetup& setup, con
   report.add_meta("options", options.given);
   report.add_meta("problem", problem_text(setup.problem, setup.layout));
   report.add_meta("mesh", mesh_text(mesh, threads, place));
+  add_rank_order(report, context.session);
   return report;
 }
 

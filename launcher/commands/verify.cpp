@@ -202,6 +202,7 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place,
   report.add_meta("ranks",
                   fmt::format("{} on {}, {}", mesh.size(), counted(mesh.topology().nodes(), "node"),
                               place.is_host() ? "cpu" : "cuda"));
+  add_rank_order(report, context.session);
   return report;
 }
 

@@ -124,6 +124,10 @@ std::string parse_device(const std::string& option, const std::string& text) {
   return parse_choice(option, text, {"auto", "cpu", "cuda"});
 }
 
+std::string parse_rank_order(const std::string& option, const std::string& text) {
+  return parse_choice(option, text, {"node", "mpirun"});
+}
+
 Transport parse_transport_name(const std::string& option, const std::string& text) {
   const std::vector<std::string_view> names = transport_choices();
   return annulus::parse_transport(
@@ -221,6 +225,10 @@ void add_sharding(TableBuilder& table) {
       "impl", "NAME", kPlanned, parsed_into(&Options::implementation, parse_implementation_name),
       "auto, the name of a local kernel, ring (that schedule, any kernel) or "
       "autoregressive_decodeattn (T = 1, any kernel); annulus info lists all (default: auto)");
+  table.add("rank-order", "ORDER", kTimed, parsed_into(&Options::rank_order, parse_rank_order),
+            "node or mpirun: how ranks are numbered on the mesh; with node, the ranks of a node "
+            "follow each other, so that the last axes lie inside nodes however mpirun or srun has "
+            "dealt out the ranks (default: node)");
   table.add("device", "DEVICE", kPlanned, parsed_into(&Options::device, parse_device),
             "auto, cpu or cuda, one GPU per rank (default: auto: cuda if every rank has one, cpu "
             "if none has; for plan, which needs no devices: cpu)");

@@ -65,6 +65,7 @@ struct Options {
   std::optional<std::string> mode;
   ShardingRules rules;               ///< the user's rules, for the default specs
   std::string sequence_axis = "sp";  ///< see AttentionMetadata::rules()
+  std::string rank_order = "node";   ///< or "mpirun"
   std::string device = "auto";
   Transport transport = Transport::automatic;  ///< between GPU ranks; peer if share_gpus
   bool share_gpus = false;                     ///< several ranks may share a GPU

@@ -1,13 +1,14 @@
 #include "launcher/report/cells.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <optional>
+#include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <annulus/attention/modifiers.hpp>
-
-#include "launcher/report/report.hpp"
 
 namespace annulus::launcher {
 
@@ -39,6 +40,16 @@ std::string mesh_text(const Mesh& mesh, int threads, Place place) {
   return fmt::format("{}: {} on {}, {} per rank, {}", to_string(mesh.shape()),
                      counted(mesh.size(), "rank"), counted(mesh.topology().nodes(), "node"),
                      counted(threads, "thread"), place.is_host() ? "cpu" : "cuda");
+}
+
+void add_rank_order(Report& report, const MpiSession& session) {
+  constexpr std::size_t kMost = 16;
+  std::vector<int> ranks = session.mpirun_ranks();
+  if (std::is_sorted(ranks.begin(), ranks.end())) return;
+  const bool all = ranks.size() <= kMost;
+  ranks.resize(std::min(ranks.size(), kMost));
+  report.add_meta("rank order", fmt::format("by node: mpirun's ranks {}{}", fmt::join(ranks, ", "),
+                                            all ? "" : ", …"));
 }
 
 std::string problem_text(const AttentionProblem& problem, const ring::OperandLayout& layout) {

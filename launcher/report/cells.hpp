@@ -5,7 +5,10 @@
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/place.hpp>
 #include <annulus/mesh/mesh.hpp>
+#include <annulus/mesh/mpi.hpp>
 #include <annulus/ring/sharded_operands.hpp>
+
+#include "launcher/report/report.hpp"
 
 namespace annulus::launcher {
 
@@ -23,6 +26,8 @@ inline constexpr const char* kShapeUnit = "B,T,S,N,K,D,Dv";
 
 /// "sp=4: 4 ranks on 1 node, 2 threads per rank, cpu".
 [[nodiscard]] std::string mesh_text(const Mesh& mesh, int threads, Place place);
+/// A line "rank order: by node: mpirun's ranks 0, 2, 1, 3", where mpirun numbers them otherwise.
+void add_rank_order(Report& report, const MpiSession& session);
 /// "B=1 T=64 S=64 N=4 K=2 D=16 Dv=16 float32, causal; query -,sp,-,-, key/value -,sp,-,-".
 [[nodiscard]] std::string problem_text(const AttentionProblem& problem,
                                        const ring::OperandLayout& layout);

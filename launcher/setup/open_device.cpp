@@ -40,7 +40,7 @@ namespace {
 std::unique_ptr<Device> open_any(const Options& options, Mesh& mesh) {
   if (options.device == "cpu") return std::make_unique<HostDevice>();
   // The same on all ranks, and so are the errors that follow from it.
-  const GpuBinding gpus = bind_gpus(mesh.world(), mesh.topology(), options.share_gpus);
+  const GpuBinding gpus = bind_gpus(mesh.world(), options.share_gpus);
   if (!gpus.obstacle.empty()) {
     if (options.device != "auto") throw UnsupportedError("--device cuda: " + gpus.obstacle);
     check_cpu_is_meant(options, gpus);

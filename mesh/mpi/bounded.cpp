@@ -1,8 +1,11 @@
 #include "mpi/bounded.hpp"
 
 #include <algorithm>
+#include <future>
 #include <numeric>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -52,6 +55,40 @@ Communicator duplicate(MPI_Comm communicator, const Watchdog& watchdog, std::str
   finish(request, communicator, watchdog, what);
   Communicator owned(copy);
   check_mpi(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return owned;
+}
+
+// MPI has no split that returns at once. Ranks that are missing are named before it begins; it has
+// a thread of its own, so that one which dies during the split holds nobody back.
+Communicator renumber(MPI_Comm communicator, int rank, const Watchdog& watchdog,
+                      std::string_view what) {
+  meet(communicator, watchdog, what);
+  int level = MPI_THREAD_SINGLE;
+  check_mpi(MPI_Query_thread(&level), "MPI_Query_thread");
+  const bool on_thread = level >= MPI_THREAD_SERIALIZED;
+  struct Split {
+    int code = MPI_SUCCESS;
+    MPI_Comm result = MPI_COMM_NULL;
+  };
+  std::packaged_task<Split()> task([communicator, rank] {
+    Split split;
+    split.code = MPI_Comm_split(communicator, 0, rank, &split.result);
+    return split;
+  });
+  std::future<Split> outcome = task.get_future();
+  if (on_thread) {
+    std::thread(std::move(task)).detach();
+  } else {
+    task();
+  }
+  if (outcome.wait_for(watchdog.timeout()) != std::future_status::ready) {
+    throw TimeoutError(fmt::format("{}: waiting for MPI_Comm_split (no progress for {:g} s)", what,
+                                   watchdog.timeout().count()));
+  }
+  const Split split = outcome.get();
+  check_mpi(split.code, "MPI_Comm_split");
+  Communicator owned(split.result);
+  check_mpi(MPI_Comm_set_errhandler(owned.get(), MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   return owned;
 }
 

@@ -13,6 +13,9 @@ namespace annulus {
 /// A communicator over the same ranks, whose errors come back as codes.
 [[nodiscard]] Communicator duplicate(MPI_Comm communicator, const Watchdog& watchdog,
                                      std::string_view what);
+/// The same ranks with other numbers, `rank` for this one.
+[[nodiscard]] Communicator renumber(MPI_Comm communicator, int rank, const Watchdog& watchdog,
+                                    std::string_view what);
 /// Returns once all ranks have come here.
 void meet(MPI_Comm communicator, const Watchdog& watchdog, std::string_view what);
 

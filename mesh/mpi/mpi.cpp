@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
 #include <optional>
 #include <string_view>
 #include <system_error>
@@ -12,9 +13,11 @@
 
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/mpi.hpp>
+#include <annulus/mesh/node_order.hpp>
 
 #include "mpi/bounded.hpp"
 #include "mpi/deadline.hpp"
+#include "mpi/mpi_endpoint.hpp"
 
 namespace annulus {
 namespace {
@@ -59,6 +62,13 @@ int slurm_tasks(const EnvironmentLookup& lookup) {
   return tasks == nullptr ? 1 : count_of(tasks);
 }
 
+// How many processes torchrun has started; 1 if it did not start this one.
+int torchrun_processes(const EnvironmentLookup& lookup) {
+  if (lookup("RANK") == nullptr || lookup("GROUP_RANK") == nullptr) return 1;
+  const char* const processes = lookup("WORLD_SIZE");
+  return processes == nullptr ? 1 : count_of(processes);
+}
+
 const char* process_variable(const char* name) {
   return std::getenv(name);
 }
@@ -87,6 +97,12 @@ bool started_by_launcher(const EnvironmentLookup& lookup) {
         "run alone; start them with `srun --mpi=pmix ...` (`srun --mpi=list` shows what "
         "this cluster has) or with `mpirun -n {} ...` inside the allocation",
         tasks, tasks));
+  }
+  if (const int processes = torchrun_processes(lookup); processes > 1) {
+    throw LibraryError(fmt::format(
+        "torchrun started {} processes but gave MPI no way to connect them, so each would run "
+        "alone; start them with `mpirun -n {} ...`",
+        processes, processes));
   }
   return false;
 }
@@ -151,28 +167,46 @@ MpiSession::~MpiSession() {
 
 void MpiSession::finish(const Watchdog& watchdog) {
   if (!owner_ || !mpi_is_running()) return;
-  meet(MPI_COMM_WORLD, watchdog, "end of the job");
+  meet(world(), watchdog, "end of the job");
   const Watchdog::Seconds timeout = watchdog.timeout();
   const Deadline deadline(
       timeout,
       fmt::format("end of MPI: waiting for other ranks (no progress for {:g} s)", timeout.count()),
       last_word_, kExitCode);
+  by_node_ = {};
   MPI_Finalize();
 }
 
 MPI_Comm MpiSession::world() const noexcept {
+  if (by_node_) return by_node_.get();
   return active_ ? MPI_COMM_WORLD : MPI_COMM_NULL;
 }
 
 int MpiSession::rank() const {
   int rank = 0;
-  if (active_) check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
+  if (active_) check_mpi(MPI_Comm_rank(world(), &rank), "MPI_Comm_rank");
   return rank;
+}
+
+std::string MpiSession::rank_name() const {
+  const int mpirun_rank = mpirun_ranks()[static_cast<std::size_t>(rank())];
+  return mpirun_rank == rank() ? fmt::format("rank {}", rank())
+                               : fmt::format("rank {} (mpirun rank {})", rank(), mpirun_rank);
+}
+
+void MpiSession::number_by_node(const Watchdog& watchdog) {
+  by_node_ = in_node_order(world(), watchdog);
+}
+
+std::vector<int> MpiSession::mpirun_ranks() const {
+  std::vector<int> all(static_cast<std::size_t>(size()));
+  std::iota(all.begin(), all.end(), 0);
+  return active_ ? ranks_in_world(world(), all) : all;
 }
 
 int MpiSession::size() const {
   int size = 1;
-  if (active_) check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+  if (active_) check_mpi(MPI_Comm_size(world(), &size), "MPI_Comm_size");
   return size;
 }
 

@@ -9,7 +9,6 @@
 #include <annulus/core/error.hpp>
 
 namespace annulus {
-namespace {
 
 std::vector<int> ranks_in_world(MPI_Comm communicator, const std::vector<int>& ranks) {
   std::vector<int> translated(ranks.size());
@@ -24,8 +23,6 @@ std::vector<int> ranks_in_world(MPI_Comm communicator, const std::vector<int>& r
   MPI_Group_free(&world);
   return translated;
 }
-
-}  // namespace
 
 MpiEndpoint::MpiEndpoint(Communicator ranks, std::vector<int> group_members, std::size_t chunk)
     : communicator(std::move(ranks)), members(std::move(group_members)), chunk_bytes(chunk) {

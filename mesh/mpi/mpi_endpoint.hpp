@@ -11,6 +11,9 @@ namespace annulus {
 /// Tags of the messages that share a group's communicator.
 enum class MpiTag : int { life = 1, data, up, down, text, roll_call, here };
 
+/// The numbers in MPI_COMM_WORLD of ranks of `communicator`.
+[[nodiscard]] std::vector<int> ranks_in_world(MPI_Comm communicator, const std::vector<int>& ranks);
+
 /// The ranks of a group on a communicator of their own.
 struct MpiEndpoint {
   /// `members` are the communicator's ranks in order of the group; errors call each rank by this

@@ -47,6 +47,26 @@ TEST(LauncherDetection, SrunWithoutPmiIsAnErrorThatPrintsTheFix) {
   }
 }
 
+TEST(LauncherDetection, TorchrunIsAnErrorThatPrintsTheFix) {
+  const Environment torchrun{
+      {"RANK", "1"},       {"GROUP_RANK", "0"},       {"WORLD_SIZE", "4"},
+      {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"}, {"MASTER_ADDR", "here"}};
+  try {
+    (void)started(torchrun);
+    FAIL() << "no error";
+  } catch (const LibraryError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("torchrun started 4"), HasSubstr("mpirun -n 4")));
+  }
+  Environment alone = torchrun;
+  alone["WORLD_SIZE"] = "1";
+  EXPECT_FALSE(started(alone));
+  // Variables for PyTorch in a job that mpirun or srun started.
+  Environment under_mpirun = torchrun;
+  under_mpirun["OMPI_COMM_WORLD_SIZE"] = "4";
+  EXPECT_TRUE(started(under_mpirun));
+  EXPECT_FALSE(started({{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "here"}}));
+}
+
 void check(int ranks, const Environment& environment) {
   check_connected(ranks, [&](const char* name) -> const char* {
     const auto found = environment.find(name);

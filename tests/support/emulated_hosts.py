@@ -162,8 +162,10 @@ class Hosts:
                     "btl_vader_backing_directory": self._folder,
                     # There are more ranks than cores, which mpirun cannot know.
                     "mpi_yield_when_idle": "1"}
+        of_version_5 = {"plm": "ssh", "plm_ssh_agent": self._agent, "prte_if_include": NETWORK}
         return {**os.environ, "TMPDIR": self._folder,
-                **{f"OMPI_MCA_{name}": value for name, value in settings.items()}}
+                **{f"OMPI_MCA_{name}": value for name, value in settings.items()},
+                **{f"PRTE_MCA_{name}": value for name, value in of_version_5.items()}}
 
     def _write_agent(self):
         """The agent is called as ssh is: HOST COMMAND..."""

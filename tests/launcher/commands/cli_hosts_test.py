@@ -111,6 +111,32 @@ class Schedules(HostsTest):
         self.expect_right_files([*OPERANDS, *OUTPUT], ["--causal"])
 
 
+class RankOrder(HostsTest):
+    """mpirun deals the ranks out to the hosts in turn."""
+
+    FLAGS = ["--map-by", "node"]
+
+    def traffic_of(self, order):
+        """Bytes that come to all hosts while a ring along all ranks is verified."""
+        before = sum(host.traffic()[0] for host in self.hosts)
+        result = self.on_hosts("verify", "--schedule", "ring", "--shape", "1,128,2k,8,8,32",
+                               "--rank-order", order, flags=self.FLAGS)
+        self.expect_success(result)
+        received = sum(host.traffic()[0] for host in self.hosts) - before
+        print(f"  {order}: {received}", flush=True)
+        return received
+
+    def test_a_ring_enters_each_host_once(self):
+        self.start_hosts(2)
+        result = self.on_hosts("info", flags=self.FLAGS)
+        self.assertRegex(result.stdout, r"node 0 +node1, 2 ranks: 0, 1 \(mpirun's 0, 2\)\n")
+        self.assertRegex(result.stdout, r"node 1 +node2, 2 ranks: 2, 3 \(mpirun's 1, 3\)\n")
+        # In mpirun's order every hop is one between hosts; by node it is every other one.
+        hop = 4 * 512 * 8 * (32 + 32) * VERIFY_RUNS
+        self.assertGreaterEqual(self.traffic_of("mpirun"), 4 * 3 * hop)
+        self.assertLess(self.traffic_of("node"), 2 * 3 * hop * (1 + OTHER_SHARE) + 2 * OTHER_BYTES)
+
+
 class Faults(HostsTest):
     """A run on several hosts, in which one of them becomes unreachable while keys are on the way to it."""
 

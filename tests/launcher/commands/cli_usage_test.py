@@ -8,7 +8,7 @@ import resource
 
 import numpy as np
 
-from cli_support import OPERANDS, OUTPUT, CliTest, main
+from cli_support import MPIEXEC, OPERANDS, OUTPUT, PROGRAM, CliTest, main
 
 COMMANDS = ["run", "verify", "bench", "plan", "info"]
 PLAN = ["plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64"]
@@ -704,6 +704,59 @@ class Info(CliTest):
         self.assertEqual(info["implementations"]["native"], "yes")
         self.assertEqual(info["schedules"]["ulysses"], "yes")
         self.assertTrue(info["implementations"]["sdpa"].startswith("no: "))
+
+
+class Nodes(CliTest):
+    """Several nodes on one machine, by ANNULUS_NODE; mpirun's ranks 0 and 2 are on the first."""
+
+    def on_nodes(self, *words, nodes=("one", "two", "one", "two"), **arguments):
+        parts = []
+        for node in nodes:
+            parts += [":", "-n", "1", "-x", f"ANNULUS_NODE={node}", PROGRAM, *map(str, words)]
+        return self.execute([*MPIEXEC[:-1], *parts[1:]], **arguments)
+
+    def test_ranks_of_a_node_follow_each_other(self):
+        result = self.on_nodes("info")
+        self.expect_success(result)
+        self.assertIn("4 on 2 nodes,", result.stdout)
+        self.assertRegex(result.stdout, r"node 0 +one, 2 ranks: 0, 1 \(mpirun's 0, 2\)\n")
+        self.assertRegex(result.stdout, r"node 1 +two, 2 ranks: 2, 3 \(mpirun's 1, 3\)\n")
+
+    def test_mpiruns_order_on_demand(self):
+        result = self.on_nodes("info", "--rank-order", "mpirun")
+        self.assertRegex(result.stdout, r"node 0 +one, 2 ranks: 0, 2\n")
+        result = self.on_nodes("verify", "--shape", "1,64,64,4,4,8", "--rank-order", "mpirun")
+        self.expect_success(result)
+        self.assertNotIn("rank order", result.stdout)
+        self.expect_error(self.annulus("info", "--rank-order", "host"), 2, "--rank-order: got 'host'",
+                          "node or mpirun")
+
+    def test_schedules(self):
+        for schedule in ["ring", "double_ring", "hybrid"]:
+            result = self.on_nodes("verify", "--shape", "1,96,96,4,4,8", "--schedule", schedule,
+                                   "--causal")
+            self.expect_success(result)
+            self.assertIn("# rank order: by node: mpirun's ranks 0, 2, 1, 3\n", result.stdout)
+
+    def test_double_ring_takes_the_ranks_of_a_node(self):
+        words = ["verify", "--shape", "1,96,96,4,4,8", "--schedule", "double_ring", "--rank-order",
+                 "mpirun"]
+        self.expect_success(self.on_nodes(*words, nodes=("one", "one", "two", "two")))
+
+    def test_files_do_not_depend_on_the_order(self):
+        self.save_operands(rows=100, heads=4, kv_heads=4)
+        outputs = []
+        for order in ["node", "mpirun"]:
+            self.expect_success(self.on_nodes("run", *OPERANDS, *OUTPUT, "--causal", "--rank-order",
+                                              order, "--json", "report.json"))
+            self.expect_right_files([*OPERANDS, *OUTPUT], ["--causal"])
+            with open(self.path("output.npy"), "rb") as file:
+                outputs.append(file.read())
+        self.assertEqual(*outputs)
+
+    def test_bad_name(self):
+        self.expect_error(self.on_nodes("info", nodes=("one", "a b")), 2,
+                          "rank 1: ANNULUS_NODE: got 'a b'", "letters")
 
 
 if __name__ == "__main__":

@@ -31,8 +31,9 @@ struct GpuBinding {
 /// on the arguments alone, so all ranks decide the same.
 [[nodiscard]] GpuBinding bind_gpus(const Topology& topology,
                                    const std::vector<VisibleGpus>& visible, bool share);
-/// The same for the GPUs there are. Collective over `ranks`.
-[[nodiscard]] GpuBinding bind_gpus(Control& ranks, const Topology& topology, bool share);
+/// The same for the GPUs there are. Ranks on one machine take different ones even if ANNULUS_NODE
+/// splits it into nodes. Collective over `ranks`.
+[[nodiscard]] GpuBinding bind_gpus(Control& ranks, bool share);
 
 /// Two ranks that compute on the same GPU, if there are any; `device` is the index of this rank's.
 /// Collective over `ranks`.

@@ -3,6 +3,7 @@
 #include <exception>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <mpi.h>
 
@@ -33,7 +34,7 @@ using Communicator = Handle<CommunicatorTraits>;
 using EnvironmentLookup = std::function<const char*(const char* name)>;
 
 /// Whether mpirun or srun started this process in a way that lets MPI connect the ranks. Throws
-/// LibraryError with the fix when Slurm started several tasks that cannot find each other.
+/// LibraryError with the fix when Slurm or torchrun started several that cannot find each other.
 [[nodiscard]] bool started_by_launcher(const EnvironmentLookup& lookup);
 /// Throws LibraryError with the fix when MPI has come up with one rank in a process that a launcher
 /// started as one of several: it speaks another protocol than this MPI library (srun --mpi=pmi2, or
@@ -58,10 +59,17 @@ class MpiSession {
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
 
-  /// MPI_COMM_WORLD, or MPI_COMM_NULL when this process stands alone.
+  /// All ranks, numbered as in MPI_COMM_WORLD unless number_by_node() was called; MPI_COMM_NULL
+  /// when this process stands alone.
   [[nodiscard]] MPI_Comm world() const noexcept;
   [[nodiscard]] int rank() const;
   [[nodiscard]] int size() const;
+  /// "rank 1", or "rank 1 (mpirun rank 2)" where the numbers differ.
+  [[nodiscard]] std::string rank_name() const;
+  /// Numbers the ranks as in_node_order() does. Collective; to be called before world() is used.
+  void number_by_node(const Watchdog& watchdog);
+  /// By rank: its number in MPI_COMM_WORLD.
+  [[nodiscard]] std::vector<int> mpirun_ranks() const;
 
   /// Ends MPI once all ranks have come here. Nothing of MPI may be used afterwards. Throws
   /// TimeoutError naming the ranks that do not come. If it was not called, the destructor does the
@@ -73,6 +81,7 @@ class MpiSession {
   Watchdog::Seconds timeout_;
   LastWord last_word_;
   bool active_ = false;
+  Communicator by_node_;  // if number_by_node() was called
   bool owner_ = false;
   int exceptions_ = std::uncaught_exceptions();
 };

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <vector>
+
+#include <annulus/core/watchdog.hpp>
+#include <annulus/mesh/mpi.hpp>
+#include <annulus/mesh/topology.hpp>
+
+namespace annulus {
+
+/// The ranks of each node one after the other: nodes in order of their first rank, the ranks of a
+/// node in order. Rank 0 stays first.
+[[nodiscard]] std::vector<int> node_order(const Topology& topology);
+
+/// The ranks of `communicator`, numbered in node_order(), so that the fast axes of a mesh over them
+/// lie inside nodes however the launcher has dealt out the ranks. A rank's number changes, and with
+/// it the shard that the rank holds. Collective. MPI_COMM_NULL gives MPI_COMM_NULL. Throws
+/// TimeoutError, naming the ranks that do not come; ArgumentError on all ranks for a bad
+/// ANNULUS_NODE on one.
+[[nodiscard]] Communicator in_node_order(MPI_Comm communicator,
+                                         const Watchdog& watchdog = Watchdog(Watchdog::kUsual));
+
+}  // namespace annulus

@@ -292,6 +292,7 @@ const std::vector<BadValue> kBadValues{
              "known keys: not 'sharding rules.heads' but"},
     BadValue{{"plan", "--sequence-axis", ""}, "a name"},
     BadValue{{"run", "--device", "gpu"}, "auto, cpu"},
+    BadValue{{"info", "--rank-order", "host"}, "one of node, mpirun"},
     BadValue{{"run", "--transport", "mpi"}, "auto, nccl, peer"},
     BadValue{{"run", "--share-gpus", "perhaps"}, "true"},
     BadValue{{"run", "--layout", "tbhd"}, "bthd, bhtd"},

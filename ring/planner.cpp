@@ -304,7 +304,10 @@ std::vector<std::pair<std::string, std::string>> passed_over_blocks(const PlanIn
     for (const Block* block : blocks) {
       if (static_cast<std::size_t>(block->implementation) <= i) continue;
       std::string reason = obstacle_of(*input.candidates[i], input, plan, *block);
-      if (reason.empty()) reason = "predicted to be slower";
+      if (reason.empty()) {
+        reason = input.options.preferred.empty() ? "predicted to be slower"
+                                                 : input.options.preferred + " is preferred";
+      }
       if (count++ == 0) first = std::move(reason);
     }
     if (count == 0) continue;

@@ -14,6 +14,9 @@
 #include <annulus/mesh/gpu_binding.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
+#include "tuning/chain.hpp"
+#include "tuning/choice.hpp"
+
 namespace annulus::ring {
 namespace {
 
@@ -45,12 +48,13 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
   }
   return fmt::format(
       "{} {}, {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, implementations {}, "
-      "ulysses degree {}, inner size {}, gather bytes {}, head group bytes {}, result bytes {}, "
+      "{}ulysses degree {}, inner size {}, gather bytes {}, head group bytes {}, result bytes {}, "
       "prefetch bytes {}, {}, {}, LSE {}, costs "
       "{:016x}, transport {}, {}, {}",
       to_string(problem.shape), annulus::name_of(problem.dtype), modifiers_of(problem),
       to_string(problem.mask), problem.mask.digest(), to_string(input.operands.query),
-      to_string(input.operands.key), options.schedule, candidates, plan.ulysses_degree,
+      to_string(input.operands.key), options.schedule, candidates,
+      plan.preferred.empty() ? "" : plan.preferred + " preferred, ", plan.ulysses_degree,
       plan.inner_size, plan.gather_bytes, plan.head_group_bytes, plan.result_bytes,
       plan.prefetch_bytes, plan.direct ? "direct" : "from neighbours",
       plan.await_columns ? "awaiting columns" : "awaiting none", annulus::name_of(plan.lse_dtype),
@@ -106,11 +110,42 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
       mesh_(mesh),
       registry_(registry),
       device_(device),
-      options_(options),
-      planning_(make_planning(problem)),  // agrees on the group
-      group_(mesh.group(operands.key.spec()[1], device.place(), options.transport)),
-      transport_(group_.transport()) {
-  plan_until_prepared(nullptr);
+      options_(under_overlay(options, device.place())) {
+  check_same_tuning(mesh.world(), options);
+  std::unique_ptr<Planning> open = make_planning(problem);  // agrees on the group
+  use_group();
+  open->input.prices.model.adopt_transport(transport_);
+  const std::string schedule =
+      collectively(mesh.world(), [&] { return open->selection.schedule_for(options_.schedule); });
+  const ShardedAttentionOptions asked = options_;
+  TuningChain chain({problem, operands_, mesh, registry, device, asked}, open->input, schedule);
+  const auto go_on = [&](const Error& error) {
+    drop_runner();
+    return chain.reject(error.what());
+  };
+  while (true) {
+    decision_ = chain.decide();
+    try {
+      options_ = with_choice(asked, decision_.choice, device.place());
+      planning_ = decision_.choice.is_open() ? std::move(open) : make_planning(problem);
+      use_group();
+      plan_until_prepared(nullptr);
+      return;
+    } catch (const UserError& error) {
+      if (go_on(error)) continue;
+      if (chain.tried().empty()) throw;
+      throw UserError(error.what() + chain.tried());
+    } catch (const AgreedFailure& error) {
+      if (go_on(error)) continue;
+      if (chain.tried().empty()) throw;
+      throw AgreedFailure(error.what() + chain.tried());
+    }
+  }
+}
+
+void ShardedAttention::use_group() {
+  group_ = &mesh_.group(operands_.key.spec()[1], device_.place(), options_.transport);
+  transport_ = group_->transport();
 }
 
 std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
@@ -164,7 +199,7 @@ void ShardedAttention::plan_until_prepared(const std::vector<TensorView>* tensor
       if (fresh) {
         runner_ = std::make_unique<Runner>(
             planning_->problem, make_rank_plan(input, planning_->schedule.schedule, mesh_.rank()),
-            input.candidates, std::vector<Group*>{&group_}, device_, mesh_.watchdog(),
+            input.candidates, std::vector<Group*>{group_}, device_, mesh_.watchdog(),
             options_.runner);
       }
       // Addresses are not known before the first call; contiguous is a guess.

@@ -101,9 +101,12 @@ class Bench {
     attention_options.cost_model =
         collectively(world, [&] { return cost_model_of(options_, device_.place()); });
     attention_options.transport = options_.transport;
+    attention_options.tuning = tuning_options(options_);
     ring::ShardedAttention attention(problem, operands, mesh_, registry_, device_,
                                      attention_options);
     log_choices(problem, operands, attention, mesh_);
+    progress_.aside([&] { print_warnings(attention.decision().warnings); });
+    if (attention.decision().by == ring::DecidedBy::measurement) device_.memory().reset_peak();
     const verification::CaseShards shards = collectively(world, [&] {
       return verification::CaseShards(operands, problem.dtype, options_.seed, mesh_.rank(), host,
                                       threads_, setup.fills, problem.normalize_output);
@@ -168,6 +171,7 @@ class Bench {
     progress_.aside([&] {
       if (options_.explain) {
         explain(attention.selection(), report_);
+        explain(attention.decision(), report_);
         explain(attention.schedule(), report_);
         explain(attention.plan_input().prices, report_);
       }

@@ -22,6 +22,7 @@
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/cores.hpp>
 #include <annulus/ring/cost_model.hpp>
+#include <annulus/ring/machine.hpp>
 
 #include "launcher/bench/bench_hops.hpp"
 #include "launcher/bench/call_and_rates.hpp"
@@ -29,7 +30,6 @@
 #include "launcher/bench/merge_rate.hpp"
 #include "launcher/bench/timing.hpp"
 #include "launcher/options/as_option.hpp"
-#include "launcher/report/machine.hpp"
 #include "launcher/report/record.hpp"
 #include "launcher/report/report.hpp"
 #include "launcher/report/report_files.hpp"

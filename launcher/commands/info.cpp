@@ -25,12 +25,12 @@
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/nccl_group.hpp>
+#include <annulus/ring/machine.hpp>
 #include <annulus/ring/planner.hpp>
 
 #include "launcher/commands/commands.hpp"
 #include "launcher/options/as_option.hpp"
 #include "launcher/options/version.hpp"
-#include "launcher/report/machine.hpp"
 #include "launcher/report/report.hpp"
 
 namespace annulus::launcher {

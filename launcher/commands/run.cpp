@@ -196,13 +196,17 @@ ExitCode run_command(const CommandContext& context) {
   attention_options.cost_model =
       collectively(world, [&] { return cost_model_of(options, device.place()); });
   attention_options.transport = options.transport;
+  attention_options.tuning = tuning_options(options);
   progress.begin("planning and preparing kernels");
   ring::ShardedAttention attention(problem, operands, mesh, registry, device, attention_options);
   log_choices(problem, operands, attention, mesh);
+  if (leader) progress.aside([&] { print_warnings(attention.decision().warnings); });
+  if (attention.decision().by == ring::DecidedBy::measurement) device.memory().reset_peak();
 
   Report report = make_report(context, setup, mesh, device.place(), threads);
   if (options.explain) {
     explain(attention.selection(), report);
+    explain(attention.decision(), report);
     explain(attention.schedule(), report);
     explain(attention.plan_input().prices, report);
   }

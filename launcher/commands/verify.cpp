@@ -136,6 +136,7 @@ NamedCase random_case(const RandomCase& which, const Options& options, int ranks
     narrow(result.sharded.problem);
   }
   result.sharded.transport = options.transport;
+  result.sharded.tuning = tuning_options(options);
   result.sharded.threads = std::max(1, options.threads);
   result.command = std::move(drawn.command);
   if (options.implementation != "auto") result.command += " --impl " + options.implementation;
@@ -165,6 +166,7 @@ NamedCase given_case(const Options& options, int ranks) {
   result.sharded.schedule = options.schedule;
   result.sharded.implementation = options.implementation;
   result.sharded.transport = options.transport;
+  result.sharded.tuning = tuning_options(options);
   result.sharded.seed = options.seed;
   result.command = fmt::format("mpirun -np {} annulus verify {}", ranks, options.given);
   return result;
@@ -334,8 +336,10 @@ class Verifier {
     const verification::Verification found =
         verification::verify_sharded(named.sharded, mesh, registry_, device_, show);
     progress_.aside([&] {
+      print_warnings(found.decision.warnings);
       if (context_.options.explain) {
         explain(found.selection, report_);
+        explain(found.decision, report_);
         explain(found.schedule, report_);
         explain(found.prices, report_);
       }
@@ -353,7 +357,10 @@ class Verifier {
     try {
       const verification::Verification found =
           verification::verify_sharded(named.sharded, mesh, registry_, device_);
-      progress_.aside([&] { add_result(named, found); });
+      progress_.aside([&] {
+        print_warnings(found.decision.warnings);
+        add_result(named, found);
+      });
       coverage_.add(named.sharded.problem, named.sharded.layout,
                     ring::name_of(found.schedule.schedule));
     } catch (const UserError& error) {

@@ -50,6 +50,7 @@ std::vector<NamedFile> inputs_of(const Options& options) {
           {"--bias", options.bias},
           {"--mask", options.mask},
           {"--cost-model", options.cost_model},
+          {"--tuning-cache", options.tuning_cache},
           {"--config", options.config},
           {"--metadata", options.metadata}};
 }

@@ -134,6 +134,10 @@ Transport parse_transport_name(const std::string& option, const std::string& tex
       parse_choice(option, text, std::vector<std::string>(names.begin(), names.end())));
 }
 
+ring::TuningPolicy parse_tuning(const std::string& option, const std::string& text) {
+  return ring::parse_tuning_policy(parse_choice(option, text, {"off", "cached", "measure"}));
+}
+
 BiasPolicy parse_policy(const std::string& option, const std::string& text) {
   return parse_bias_policy(
       parse_choice(option, text, {"combine", "bias_wins", "bias_disables_causal"}));
@@ -235,6 +239,13 @@ void add_sharding(TableBuilder& table) {
   table.add("cost-model", "FILE", kPlanned, text_into(&Options::cost_model),
             "cost model for predicted times and --schedule auto, as bench --calibrate writes it "
             "(default: assumptions for a CPU core or a Hopper GPU)");
+  table.add("tuning", "POLICY", kComputing, parsed_into(&Options::tuning, parse_tuning),
+            "off, cached or measure: what auto goes by: the cost model; what was measured before, "
+            "else the cost model; or what was measured before, else what is measured now and kept "
+            "in --tuning-cache. Only off gives the same bits at any time (default: off)");
+  table.add("tuning-cache", "FILE", kComputing, text_into(&Options::tuning_cache),
+            "what --tuning has measured, for later jobs (default: "
+            "$XDG_CACHE_HOME/annulus/tuning.json, else ~/.cache/annulus/tuning.json)");
   table.add("transport", "NAME", kComputing, parsed_into(&Options::transport, parse_transport_name),
             "auto, nccl or peer: what carries data between GPUs; peer is copy engines, inside a "
             "node (default: auto: peer where the GPUs can access each other, else nccl)");

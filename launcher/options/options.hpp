@@ -12,6 +12,7 @@
 #include <annulus/core/watchdog.hpp>
 #include <annulus/mesh/transport.hpp>
 #include <annulus/partition/sharding_rules.hpp>
+#include <annulus/ring/tuning.hpp>
 
 namespace annulus::launcher {
 
@@ -69,6 +70,7 @@ struct Options {
   std::string device = "auto";
   Transport transport = Transport::automatic;  ///< between GPU ranks; peer if share_gpus
   bool share_gpus = false;                     ///< several ranks may share a GPU
+  ring::TuningPolicy tuning = ring::TuningPolicy::off;
   int threads = 0;  ///< 0: an equal share of the node's cores; see threads.hpp
 
   // Problem.
@@ -95,7 +97,8 @@ struct Options {
   std::string bias;        ///< or "random:STDDEV"
   std::string mask;        ///< or "random:DENSITY"
   std::string output, lse, maximum, sum, weights, trace, json, csv;
-  std::string cost_model;  ///< what predictions are based on
+  std::string cost_model;    ///< what predictions are based on
+  std::string tuning_cache;  ///< empty: ring::usual_tuning_file()
 
   // Running.
   double timeout = Watchdog::kUsual.count();  ///< seconds

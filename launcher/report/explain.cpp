@@ -39,6 +39,21 @@ void explain(const ring::ScheduleChoice& choice, Report& report) {
   }
 }
 
+void explain(const ring::Decision& decision, Report& report) {
+  std::string made = fmt::format("{}: {}", ring::name_of(decision.by), decision.why);
+  if (!decision.choice.is_open()) made += ": " + choice_text(decision.choice);
+  report.add_meta("choice made by", made);
+  for (const ring::Decision::Passed& other : decision.passed) {
+    report.add_meta(fmt::format("choice not made by {}", ring::name_of(other.link)), other.reason);
+  }
+  for (const ring::TunedCandidate& one : decision.candidates) {
+    report.add_meta("candidate of the measurement, " + choice_text(one.choice),
+                    one.reason.empty() ? fmt::format("{:.4g} ms (predicted {:.4g} ms)",
+                                                     one.seconds * 1e3, one.predicted * 1e3)
+                                       : "passed over: " + one.reason);
+  }
+}
+
 void explain(const ring::Prices& prices, Report& report) {
   for (const auto& [name, cost] : prices.kernels) {
     report.add_meta("rate of " + name, cost.source);
@@ -63,6 +78,8 @@ void log_choices(const AttentionProblem& problem, const ring::ShardedOperands& o
   log_info("shards: query {}, key/value {}; {} of them along the sequence, {}",
            to_string(operands.query), to_string(operands.key), operands.key.shards(1),
            annulus::name_of(operands.key.distribution(1).layout()));
+  const ring::Decision& decision = attention.decision();
+  log_info("choice made by {}: {}", ring::name_of(decision.by), decision.why);
   const ring::ScheduleChoice& choice = attention.schedule();
   log_info("schedule {}", ring::name_of(choice.schedule));
   for (const auto& other : choice.passed_over) {

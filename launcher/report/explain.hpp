@@ -17,6 +17,8 @@ namespace annulus::launcher {
 /// What --explain adds to a report: what was chosen, and why the rest was passed over.
 void explain(const Selection& selection, Report& report);
 void explain(const ring::ScheduleChoice& choice, Report& report);
+/// Which link of the tuning chain decided.
+void explain(const ring::Decision& decision, Report& report);
 /// Which figures the predictions are based on.
 void explain(const ring::Prices& prices, Report& report);
 

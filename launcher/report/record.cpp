@@ -5,8 +5,9 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include <annulus/ring/machine.hpp>
+
 #include "launcher/options/version.hpp"
-#include "launcher/report/machine.hpp"
 
 namespace annulus::launcher {
 

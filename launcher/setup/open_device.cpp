@@ -10,8 +10,8 @@
 #include <annulus/core/log.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/gpu_binding.hpp>
+#include <annulus/ring/machine.hpp>
 
-#include "launcher/report/machine.hpp"
 #include "launcher/report/report.hpp"
 
 namespace annulus::launcher {

@@ -327,6 +327,13 @@ ring::PlanOptions plan_options(const Options& options, Place place) {
   return plan;
 }
 
+ring::TuningOptions tuning_options(const Options& options) {
+  ring::TuningOptions tuning;
+  tuning.policy = options.tuning;
+  tuning.file = options.tuning_cache;
+  return tuning;
+}
+
 void check_choices(const Options& options, const AttentionProblem& problem,
                    const ring::ShardedOperands& operands, const Registry& registry, Place place,
                    Presence presence) {

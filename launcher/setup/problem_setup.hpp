@@ -42,6 +42,9 @@ struct ProblemSetup {
 /// How plans are made at a place, with what the options say about it.
 [[nodiscard]] ring::PlanOptions plan_options(const Options& options, Place place);
 
+/// What decides on what the options leave open.
+[[nodiscard]] ring::TuningOptions tuning_options(const Options& options);
+
 /// Throws UserErrors naming --schedule or --impl if what they name cannot do this. Does not
 /// communicate.
 void check_choices(const Options& options, const AttentionProblem& problem,

@@ -148,10 +148,16 @@ double lse_rounding(const AttentionProblem& problem, const ring::ShardedOperands
              : lse_rounding_of<float>(problem, operands, rank, shards, columns);
 }
 
-// The same case with all keys and values on every rank. The name of a strategy that decides the
-// schedule becomes `auto`.
-ShardedCase unsharded_case(const ShardedCase& sharded_case, const Selection& selection) {
+// The same case with all keys and values on every rank, by the implementation that was chosen. The
+// name of a strategy that decides the schedule becomes `auto`.
+ShardedCase unsharded_case(const ShardedCase& sharded_case, const Selection& selection,
+                           const std::string& preferred, Place place) {
   ShardedCase whole = sharded_case;
+  whole.tuning = {};
+  if (!preferred.empty()) {
+    if (!whole.plan) whole.plan = ring::PlanOptions::for_place(place);
+    whole.plan->preferred = preferred;
+  }
   if (selection.schedule != "auto") whole.implementation = "auto";
   const PartitionSpec& kv = sharded_case.layout.kv;
   whole.layout.kv = PartitionSpec({kv[0], {}, kv[2], kv[3]});
@@ -172,6 +178,7 @@ ring::ShardedAttentionOptions attention_options(const ShardedCase& sharded_case,
     if (options.plan->result_bytes == 0) options.plan->result_bytes = usual.result_bytes;
   }
   options.runner.threads = sharded_case.threads;
+  options.tuning = sharded_case.tuning;
   return options;
 }
 
@@ -360,10 +367,13 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   });
   const Deviation sharded = shards.deviation_from(truth);
   tell("unsharded run");
-  const Deviation unsharded = run_unsharded(unsharded_case(sharded_case, attention.selection()),
-                                            truth, mesh, registry, device);
+  const Deviation unsharded =
+      run_unsharded(unsharded_case(sharded_case, attention.selection(),
+                                   attention.decision().choice.implementation, device.place()),
+                    truth, mesh, registry, device);
 
   Verification result;
+  result.decision = attention.decision();
   result.schedule = attention.schedule();
   result.selection = attention.selection();
   result.prices = attention.plan_input().prices;

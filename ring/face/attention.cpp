@@ -34,6 +34,12 @@ AttentionProblem problem_of(const AttentionOptions& options) {
   return under_policy(options.bias_policy, std::move(problem));
 }
 
+ring::TuningOptions tuning_options(const AttentionOptions& options, Context& context) {
+  ring::TuningOptions tuning = options.tuning;
+  if (tuning.cache == nullptr) tuning.cache = &context.tuning_cache();
+  return tuning;
+}
+
 // The rank's part of the bias that init_bias makes; empty if it is not called.
 Tensor initial_bias(const AttentionOptions& options, const ring::ShardedOperands& operands,
                     Context& context) {
@@ -93,7 +99,9 @@ class Attention::Impl {
                   .plan = plan_options(options, context.place()),
                   .cost_model = {},
                   .runner = {.threads = context.threads()},
-                  .transport = context.transport()}) {
+                  .transport = context.transport(),
+                  .tuning = tuning_options(options, context),
+                  .overlay = context.overlay()}) {
     if (!problem_.weights) return;
     collectively(context.mesh().world(), [&] { ring::check_weights_fit(problem_, operands_); });
   }

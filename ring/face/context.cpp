@@ -2,6 +2,7 @@
 #include <chrono>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -71,6 +72,21 @@ Context::Context(MPI_Comm communicator, const ContextOptions& options)
   device_ = open_device(options, *mesh_);
   check_sharing_is_meant(options, device_->place(), mesh_->world());
   threads_ = threads_per_rank(*mesh_, options.threads);
+}
+
+ring::Choice Context::overlay() const {
+  ring::Choice choice;
+  for (const Overlay* overlay : overlays_) choice = nested(choice, overlay->choice_);
+  return choice;
+}
+
+Overlay::Overlay(Context& context, ring::Choice choice)
+    : context_(context), choice_(std::move(choice)) {
+  context.overlays_.push_back(this);
+}
+
+Overlay::~Overlay() {
+  std::erase(context_.overlays_, this);
 }
 
 }  // namespace annulus

@@ -20,6 +20,13 @@ namespace {
 // each length needs a kernel plan of its own.
 constexpr std::size_t kMostDocuments = 64;
 
+// The factor on the time of the preferred candidate: none is so slow that it loses by it.
+constexpr double kPreference = 1e-9;
+
+bool is_preferred(const PlanInput& input, const Implementation& candidate) {
+  return candidate.names().front() == input.options.preferred;
+}
+
 }  // namespace
 
 LocalRange hull(const LocalRange& a, const LocalRange& b) {
@@ -110,9 +117,14 @@ BlockFinder::Priced BlockFinder::price(Block block, Asked asked, bool& worth_cut
   const auto& candidates = context_.input.candidates;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     block.implementation = static_cast<int>(i);
-    if (asked == Asked::awaiting && !awaits_columns(block)) continue;
+    const bool preferred = is_preferred(context_.input, *candidates[i]);
+    if (asked == Asked::awaiting) {
+      const bool passed_over = !preferred && !context_.input.options.preferred.empty();
+      if (passed_over || !awaits_columns(block)) continue;
+    }
     const double seconds =
-        seconds_of(plan_, block, context_.input.prices) + handover_seconds(block);
+        (seconds_of(plan_, block, context_.input.prices) + handover_seconds(block)) *
+        (preferred ? kPreference : 1);
     const std::string reason = obstacle_of(*candidates[i], context_.input, plan_, block);
     if (reason.empty()) {
       if (best.blocks.empty() || seconds < best.seconds) {

@@ -107,7 +107,7 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
                                 bias, dense_mask, bias_policy, init_bias, weights, normalize_output,
                                 query_spec, kv_spec, bias_spec, mask_spec, rules, mode, layout,
                                 kv_layout, granule, schedule, ulysses_degree, inner_size,
-                                implementation] = AttentionOptions();
+                                implementation, tuning] = AttentionOptions();
   Context context(world(), on_host());
   const AttentionOptions options = causal(64);
   Attention before(context, options);  // its group is there already
@@ -168,6 +168,9 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
           {"ulysses_degree", [](auto& o) { o.ulysses_degree = 2; }, "ulysses degree 2"},
           {"inner_size", [](auto& o) { o.inner_size = 1; }, "inner size 1"},
           {"implementation", [](auto& o) { o.implementation = "nobody"; }, "nobody"},
+          {"tuning", [](auto& o) { o.tuning.policy = ring::TuningPolicy::cached; }, "tuning cached"},
+          {"tuning", [](auto& o) { o.tuning.candidates = 3; }, "3 candidates"},
+          {"tuning", [](auto& o) { o.tuning.file = "elsewhere.json"; }, nullptr},
       },
       options, [&](const AttentionOptions& mine) { Attention(context, mine); });
   Shards shards(before, 1);

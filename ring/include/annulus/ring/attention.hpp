@@ -81,6 +81,9 @@ struct AttentionOptions {
   int ulysses_degree = 0;               ///< of the schedule hybrid; see ring::PlanOptions
   int inner_size = 0;                   ///< of the schedule double_ring; likewise
   std::string implementation = "auto";  ///< a name of the registry
+  /// Who decides what is left open of these, and the transport. Its cache in memory is the
+  /// context's unless it names another.
+  ring::TuningOptions tuning = {};
 };
 
 /// The local shards of one call, contiguous [b,t,n,d], where the context computes.

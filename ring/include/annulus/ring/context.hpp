@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <mpi.h>
 
@@ -11,8 +12,11 @@
 #include <annulus/core/watchdog.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/transport.hpp>
+#include <annulus/ring/tuning_cache.hpp>
 
 namespace annulus {
+
+class Overlay;
 
 struct ContextOptions {
   /// Named axes and their sizes, the last one fastest; one size may be −1.
@@ -56,13 +60,42 @@ class Context {
   [[nodiscard]] int threads() const noexcept { return threads_; }
   /// The implementations that attention chooses from; add() your own before making any.
   [[nodiscard]] Registry& registry() noexcept { return registry_; }
+  /// What was tuned for attention on this context.
+  [[nodiscard]] ring::TuningCache& tuning_cache() noexcept { return tuning_cache_; }
+  /// What the overlays that live now set together.
+  [[nodiscard]] ring::Choice overlay() const;
 
  private:
+  friend class Overlay;
   std::unique_ptr<Device> device_;  // outlives what other ranks have mapped of it
   std::unique_ptr<Mesh> mesh_;
   Registry registry_;
   Transport transport_;
   int threads_ = 1;
+  ring::TuningCache tuning_cache_;
+  std::vector<const Overlay*> overlays_;  // the innermost last
+};
+
+/// While it lives, attention made on its context has these choices where its options leave them
+/// open, as if they named them:
+///
+///     const annulus::Overlay overlay(context, {.schedule = "ulysses"});
+///     annulus::Attention attention(context, options);
+///
+/// Of several, the one made last counts, member by member. The same on all ranks; one thread at a
+/// time makes and ends overlays, and attention, on a context. Attention that was made before, or
+/// that outlives it, does not change.
+class Overlay {
+ public:
+  Overlay(Context& context, ring::Choice choice);
+  ~Overlay();
+  Overlay(const Overlay&) = delete;
+  Overlay& operator=(const Overlay&) = delete;
+
+ private:
+  friend class Context;
+  Context& context_;
+  ring::Choice choice_;
 };
 
 }  // namespace annulus

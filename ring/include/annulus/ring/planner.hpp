@@ -42,6 +42,9 @@ struct PlanOptions {
   /// Of double_ring: the number of ranks of a row, a divisor of those along the sequence; see
   /// ranks_per_row(). 0: all of them.
   int inner_size = 0;
+  /// The candidate that computes what it takes, whatever is predicted of the others. "": blocks go
+  /// to the one that is predicted to be fastest.
+  std::string preferred;
   /// Of ulysses and hybrid: heads are exchanged in groups, each of at least this many bytes of
   /// queries, so that transfers run beside the computation.
   std::int64_t head_group_bytes = std::int64_t{8} << 20;
@@ -78,8 +81,8 @@ struct PlanInput {
   const AttentionProblem& problem;
   const ShardedOperands& operands;
   /// Each block goes to the candidate that accepts it and is predicted to be fastest (the first, if
-  /// several are), or is cut into smaller blocks if these are faster. Must not be empty where
-  /// blocks are planned.
+  /// several are; or see PlanOptions::preferred), or is cut into smaller blocks if these are
+  /// faster. Must not be empty where blocks are planned.
   std::vector<const Implementation*> candidates;
   Prices prices;
   PlanOptions options;

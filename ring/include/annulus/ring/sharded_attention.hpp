@@ -15,6 +15,7 @@
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/runner.hpp>
 #include <annulus/ring/sharded_operands.hpp>
+#include <annulus/ring/tuning.hpp>
 
 namespace annulus::ring {
 
@@ -46,6 +47,9 @@ struct ShardedAttentionOptions {
   std::optional<CostModel> cost_model;  ///< CostModel::for_place(device.place()) if not given
   RunnerOptions runner;
   Transport transport = Transport::automatic;  ///< between GPUs; ignored for host memory
+  /// Who decides what is left open above, and in `plan`.
+  TuningOptions tuning = {};
+  Choice overlay = {};  ///< what counts as named where it is left open above
 };
 
 /// The whole path: problem + mesh + shardings → plan → runner → output.
@@ -56,7 +60,8 @@ class ShardedAttention {
  public:
   /// Collective over the mesh: either all ranks get the object, or all throw the same error. The
   /// references must outlive it. If a kernel refuses a block when it is prepared, all ranks replan
-  /// it for another one.
+  /// it for another one. A choice of the tuning chain that fails passes to the next link; an error
+  /// then says what was tried. What is decided here stays, under other strides and masks too.
   ShardedAttention(const AttentionProblem& problem, const ShardedOperands& operands, Mesh& mesh,
                    const Registry& registry, Device& device,
                    const ShardedAttentionOptions& options);
@@ -86,6 +91,8 @@ class ShardedAttention {
   [[nodiscard]] const RankPlan& rank_plan() const noexcept { return runner_->plan(); }
   /// Only rank 0 knows why others were passed over.
   [[nodiscard]] const ScheduleChoice& schedule() const noexcept { return planning_->schedule; }
+  /// Which link of the tuning chain decided what, and why.
+  [[nodiscard]] const Decision& decision() const noexcept { return decision_; }
   /// Names of the implementations that compute this rank's blocks: "sdpa+native"; "none" without
   /// blocks.
   [[nodiscard]] std::string implementations() const;
@@ -127,6 +134,7 @@ class ShardedAttention {
   template <class Change, class Undo>
   void try_or_undo(const Change& change, const Undo& undo);
   void check_usable() const;
+  void use_group();
   void choose();
   void drop_runner();
   void plan_until_prepared(const std::vector<TensorView>* tensors);
@@ -137,8 +145,9 @@ class ShardedAttention {
   const Registry& registry_;
   Device& device_;
   ShardedAttentionOptions options_;
+  Decision decision_;
   std::unique_ptr<Planning> planning_;
-  Group& group_;
+  Group* group_ = nullptr;
   std::string transport_;
   std::unique_ptr<Runner> runner_;
   bool connected_ = false;

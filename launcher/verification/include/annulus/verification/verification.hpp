@@ -36,6 +36,7 @@ struct ShardedCase {
   ScoreFills fills = {};   ///< bias and dense mask
   Transport transport = Transport::automatic;
   std::optional<ring::CostModel> cost_model;  ///< if not given, what users get
+  ring::TuningOptions tuning = {};            ///< of the sharded run; the unsharded one follows it
 };
 
 /// A random tensor of the seed, or a part of it: its entries at `index` (positions per dimension).
@@ -68,6 +69,7 @@ using Phase = std::function<void(const char* what, double done, double total)>;
 
 /// What verify_sharded() found: the same on every rank.
 struct Verification {
+  ring::Decision decision;
   ring::ScheduleChoice schedule;
   Selection selection;  ///< points into the registry
   ring::Prices prices;  ///< that the schedule was chosen by

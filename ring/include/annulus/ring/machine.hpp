@@ -1,13 +1,16 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include <annulus/core/place.hpp>
 
-namespace annulus::launcher {
+namespace annulus {
 
 /// What the program runs on, in words.
 
+/// The version of this library: "0.1.0".
+[[nodiscard]] std::string_view library_version();
 /// "Open MPI v4.1.4, package: …", the first line of what the library says.
 [[nodiscard]] std::string mpi_library();
 /// "AMD EPYC 9654 96-Core Processor"; "unknown" where the system does not say.
@@ -18,4 +21,4 @@ namespace annulus::launcher {
 /// 0.3.21".
 [[nodiscard]] std::string library_versions(Place place);
 
-}  // namespace annulus::launcher
+}  // namespace annulus

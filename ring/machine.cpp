@@ -1,5 +1,3 @@
-#include "launcher/report/machine.hpp"
-
 #include <array>
 #include <cstddef>
 #include <fstream>
@@ -13,8 +11,13 @@
 #include <annulus/core/cuda.hpp>
 #include <annulus/mesh/mpi.hpp>
 #include <annulus/mesh/nccl_group.hpp>
+#include <annulus/ring/machine.hpp>
 
-namespace annulus::launcher {
+namespace annulus {
+
+std::string_view library_version() {
+  return ANNULUS_VERSION;
+}
 
 std::string mpi_library() {
   // Allowed at any time, before MPI_Init as well.
@@ -56,4 +59,4 @@ std::string library_versions(Place place) {
                      cudnn_versions().loaded, nccl_versions().loaded);
 }
 
-}  // namespace annulus::launcher
+}  // namespace annulus

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <annulus/mesh/transport.hpp>
+
+/// How attention comes to what its caller leaves open: implementation, transport, schedule, ulysses
+/// degree, inner size and head groups. See docs/tuning.md.
+namespace annulus::ring {
+
+class TuningCache;
+
+/// Which links of the chain may decide. Results are right under all of them, but only `off` gives
+/// the same bits on every machine and at any time: schedules and kernels round differently.
+enum class TuningPolicy : std::uint8_t {
+  off,     ///< the cost model
+  cached,  ///< what was measured before, else the cost model; writes no file
+  measure  ///< what was measured before, else what is measured now, which is then kept
+};
+
+[[nodiscard]] std::string_view name_of(TuningPolicy policy) noexcept;
+/// Throws ArgumentError("tuning", …), listing the names, for any other text.
+[[nodiscard]] TuningPolicy parse_tuning_policy(std::string_view name);
+
+/// What can be chosen. Every member may be left open.
+struct Choice {
+  std::string implementation = {};  ///< of the registry; "": open
+  std::string schedule = {};        ///< a name of docs/semantics.md §5; "": open
+  Transport transport = Transport::automatic;
+  int ulysses_degree = 0;  ///< these three as in PlanOptions; 0: open
+  int inner_size = 0;
+  std::int64_t head_group_bytes = 0;
+
+  [[nodiscard]] bool is_open() const { return *this == Choice(); }
+  bool operator==(const Choice&) const = default;
+};
+
+/// "schedule hybrid, ulysses degree 2, implementation sdpa, transport peer"; "nothing".
+[[nodiscard]] std::string choice_text(const Choice& choice);
+/// `inner`, and what it leaves open as in `outer`.
+[[nodiscard]] Choice nested(const Choice& outer, const Choice& inner);
+
+struct TuningOptions {
+  TuningPolicy policy = TuningPolicy::off;
+  /// The persistent cache, which rank 0 reads and writes. "": usual_tuning_file().
+  std::string file = {};
+  /// The cache in memory; null for none. Must outlive the call that it is given to. Only that of
+  /// rank 0 counts.
+  TuningCache* cache = nullptr;
+  /// What is measured: plans whose predicted time is at most so many times the best …
+  double factor = 2;
+  int candidates = 8;   ///< … and no more than these
+  int runs = 5;         ///< timed calls of each, of which the median counts
+  double seconds = 10;  ///< no further candidate is begun after so long
+};
+
+/// The links of the chain, in order.
+enum class DecidedBy : std::uint8_t {
+  caller,       ///< named whatever there is to choose
+  overlay,      ///< it and the caller
+  memory,       ///< the cache in memory
+  file,         ///< the persistent cache
+  measurement,  ///< candidates were timed
+  heuristics    ///< the cost model
+};
+
+[[nodiscard]] std::string_view name_of(DecidedBy link) noexcept;
+
+/// A plan that was timed, or was to be.
+struct TunedCandidate {
+  Choice choice = {};
+  double predicted = 0;     ///< seconds of a call of the slowest rank, by the cost model …
+  double seconds = 0;       ///< … and measured, the median; 0 if it was passed over
+  std::string reason = {};  ///< why it was passed over; "" if it was timed
+  bool operator==(const TunedCandidate&) const = default;
+};
+
+/// Who decided, and what. The same on every rank, except for `warnings`.
+struct Decision {
+  struct Passed {
+    DecidedBy link;
+    std::string reason;
+  };
+  DecidedBy by = DecidedBy::heuristics;
+  /// What was left open and is decided now. Empty where the caller or heuristics decide.
+  Choice choice;
+  std::string why;                         ///< "measured 3 of 5 candidates in 0.21 s, kept in FILE"
+  std::vector<Passed> passed;              ///< links that came before, and why they did not decide
+  std::vector<TunedCandidate> candidates;  ///< of a measurement, now or then
+  std::vector<std::string> warnings;       ///< about the file, a sentence each; on rank 0
+};
+
+/// "$XDG_CACHE_HOME/annulus/tuning.json", else in ~/.cache; "" where the environment names neither
+/// directory.
+[[nodiscard]] std::string usual_tuning_file();
+
+}  // namespace annulus::ring

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <annulus/ring/tuning.hpp>
+
+namespace annulus::ring {
+
+/// All that a measurement depends on, by name: device, versions, shapes, mesh, … in words.
+using TuningKey = std::map<std::string, std::string>;
+
+/// What was measured once.
+struct TuningEntry {
+  TuningKey key;
+  Choice choice;
+  std::string date;  ///< "2026-11-22T12:00:00Z"
+  std::vector<TunedCandidate> candidates;
+  bool operator==(const TuningEntry&) const = default;
+};
+
+/// Entries in memory, for all attention of a program that is given it. Safe to use from several
+/// threads.
+class TuningCache {
+ public:
+  [[nodiscard]] std::optional<TuningEntry> find(const TuningKey& key) const;
+  /// Replaces an entry of the same key.
+  void keep(TuningEntry entry);
+  void clear();
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<TuningKey, TuningEntry> entries_;
+};
+
+}  // namespace annulus::ring

@@ -1,0 +1,25 @@
+#include <utility>
+
+#include <annulus/ring/tuning_cache.hpp>
+
+namespace annulus::ring {
+
+std::optional<TuningEntry> TuningCache::find(const TuningKey& key) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(key);
+  if (found == entries_.end()) return std::nullopt;
+  return found->second;
+}
+
+void TuningCache::keep(TuningEntry entry) {
+  const std::lock_guard lock(mutex_);
+  TuningKey key = entry.key;
+  entries_.insert_or_assign(std::move(key), std::move(entry));
+}
+
+void TuningCache::clear() {
+  const std::lock_guard lock(mutex_);
+  entries_.clear();
+}
+
+}  // namespace annulus::ring

@@ -1,0 +1,203 @@
+#include "tuning/candidates.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/ring/simulate.hpp>
+
+#include "schedules/schedules.hpp"
+
+namespace annulus::ring {
+namespace {
+
+constexpr int kJudges = 24;  // ranks whose plans are made for every candidate, as choose_schedule()
+
+// Groups of a quarter and of four times the usual size, and all heads at once.
+constexpr std::int64_t kGroupBytes = PlanOptions().head_group_bytes;
+constexpr std::array<std::int64_t, 3> kOtherGroups{kGroupBytes / 4, kGroupBytes * 4,
+                                                   std::int64_t{1} << 62};
+
+// Divisors other than 1 and the number itself.
+std::vector<int> divisors_within(int number) {
+  std::vector<int> divisors;
+  for (int i = 2; i < number; ++i) {
+    if (number % i == 0) divisors.push_back(i);
+  }
+  return divisors;
+}
+
+/// Makes plans, and keeps those that were not made before.
+class Search {
+ public:
+  Search(const PlanInput& input, std::string schedule)
+      : input_(input), schedule_(std::move(schedule)), judges_(sample_ranks(input, kJudges)) {}
+
+  void add(const Choice& choice) {
+    TunedCandidate candidate{choice};
+    const PlanInput input = with_choice(input_, choice);
+    const Schedule schedule = parse_schedule(choice.schedule.empty() ? schedule_ : choice.schedule);
+    try {
+      candidate.predicted = predicted_seconds(make_plan(input, schedule, judges_), input.prices);
+    } catch (const UnsupportedError& error) {
+      candidate.reason = error.what();
+      impossible_.push_back(std::move(candidate));
+      return;
+    }
+    const auto identity = std::tuple(schedule, choice.transport, candidate.predicted);
+    if (seen_.insert(identity).second) possible_.push_back(std::move(candidate));
+  }
+
+  [[nodiscard]] const std::vector<TunedCandidate>& possible() const { return possible_; }
+  [[nodiscard]] const std::vector<TunedCandidate>& impossible() const { return impossible_; }
+
+ private:
+  const PlanInput& input_;
+  std::string schedule_;
+  std::vector<int> judges_;
+  std::set<std::tuple<Schedule, Transport, double>> seen_;
+  std::vector<TunedCandidate> possible_, impossible_;
+};
+
+// The schedules with what they leave open, as heuristics would have them first.
+std::vector<Choice> schedules_of(const PlanInput& input, const OpenChoices& open,
+                                 const std::string& schedule) {
+  std::vector<Choice> choices;
+  const int ranks = input.operands.key.shards(1);
+  for (const ScheduleEntry& entry : schedule_table()) {
+    const std::string name(ring::name_of(entry.schedule));
+    if (!open.schedule && name != schedule) continue;
+    const auto add = [&](Choice choice) {
+      if (open.schedule) choice.schedule = name;
+      const PlanInput with = with_choice(input, choice);
+      const bool can = entry.obstacle(with).empty();
+      if (can && (!open.schedule || entry.pointless(with).empty())) choices.push_back(choice);
+    };
+    add({});
+    if (entry.schedule == Schedule::hybrid && open.ulysses_degree) {
+      for (const int degree : divisors_within(ranks)) add({.ulysses_degree = degree});
+    }
+    if (entry.schedule == Schedule::double_ring && open.inner_size) {
+      for (const int inner : divisors_within(ranks)) add({.inner_size = inner});
+    }
+  }
+  return choices;
+}
+
+// The heuristics' own first, then the best of each schedule, then the others.
+std::vector<TunedCandidate> in_order(std::vector<TunedCandidate> candidates, const Choice& usual) {
+  std::stable_sort(
+      candidates.begin(), candidates.end(),
+      [](const TunedCandidate& a, const TunedCandidate& b) { return a.predicted < b.predicted; });
+  std::vector<TunedCandidate> first, best, others;
+  std::set<std::string> schedules;
+  for (TunedCandidate& one : candidates) {
+    const bool is_best = schedules.insert(one.choice.schedule).second;
+    (one.choice == usual ? first : is_best ? best : others).push_back(std::move(one));
+  }
+  first.insert(first.end(), best.begin(), best.end());
+  first.insert(first.end(), others.begin(), others.end());
+  return first;
+}
+
+std::string milliseconds(double seconds) {
+  return fmt::format("{:.3g} ms", seconds * 1e3);
+}
+
+}  // namespace
+
+std::vector<TunedCandidate> tuning_candidates(const PlanInput& input, const OpenChoices& open,
+                                              const std::string& schedule,
+                                              const std::vector<Transport>& transports,
+                                              const TuningOptions& limits) {
+  Search search(input, schedule == "auto" ? "local" : schedule);
+  const std::vector<Transport> ways =
+      open.transport ? transports : std::vector{Transport::automatic};
+  // The plan that is made without a chain.
+  Choice usual;
+  if (open.schedule) {
+    usual.schedule = ring::name_of(choose_schedule(input, schedule).schedule);
+  }
+  usual.transport = ways.front();
+
+  const auto add = [&](Choice choice) {
+    for (const Transport transport : ways) {
+      choice.transport = transport;
+      search.add(choice);
+    }
+  };
+  add(usual);
+  for (const Choice& choice : schedules_of(input, open, schedule)) add(choice);
+  // Variants of those that are worth it.
+  double best = std::numeric_limits<double>::infinity();
+  for (const TunedCandidate& one : search.possible()) best = std::min(best, one.predicted);
+  const auto hopeful = [&](const TunedCandidate& one) {
+    return one.predicted <= best * limits.factor;
+  };
+  const std::vector<TunedCandidate> plain = search.possible();
+  for (const TunedCandidate& one : plain) {
+    if (!hopeful(one)) continue;
+    const std::string& name = one.choice.schedule.empty() ? schedule : one.choice.schedule;
+    if (open.head_groups && (name == "ulysses" || name == "hybrid")) {
+      for (const std::int64_t bytes : kOtherGroups) {
+        Choice choice = one.choice;
+        choice.head_group_bytes = bytes;
+        search.add(choice);
+      }
+    }
+    if (!open.implementation) continue;
+    for (const Implementation* candidate : input.candidates) {
+      Choice choice = one.choice;
+      choice.implementation = candidate->names().front();
+      search.add(choice);
+    }
+  }
+
+  std::vector<TunedCandidate> candidates = in_order(search.possible(), usual);
+  best = std::numeric_limits<double>::infinity();
+  for (const TunedCandidate& one : candidates) best = std::min(best, one.predicted);
+  int taken = 0;
+  for (TunedCandidate& one : candidates) {
+    if (!hopeful(one) && !(one.choice == usual)) {
+      one.reason = fmt::format("predicted {} against {}, more than {} times",
+                               milliseconds(one.predicted), milliseconds(best), limits.factor);
+    } else if (taken == limits.candidates) {
+      one.reason = fmt::format("only {} are timed", limits.candidates);
+    } else {
+      ++taken;
+    }
+  }
+  std::stable_partition(candidates.begin(), candidates.end(),
+                        [](const TunedCandidate& one) { return one.reason.empty(); });
+  candidates.insert(candidates.end(), search.impossible().begin(), search.impossible().end());
+  return candidates;
+}
+
+std::string obstacle_of(const Choice& choice, const PlanInput& input, const std::string& schedule) {
+  const auto& candidates = input.candidates;
+  const bool known =
+      choice.implementation.empty() ||
+      std::any_of(candidates.begin(), candidates.end(), [&](const Implementation* candidate) {
+        return candidate->names().front() == choice.implementation;
+      });
+  if (!known) {
+    return fmt::format("implementation {} is none of those that can run", choice.implementation);
+  }
+  if (!choice.schedule.empty() && schedule != "auto" && choice.schedule != schedule) {
+    return fmt::format("schedule {} is not {}", choice.schedule, schedule);
+  }
+  const std::string& name = choice.schedule.empty() ? schedule : choice.schedule;
+  if (name == "auto") return {};
+  return entry_of(parse_schedule(name)).obstacle(with_choice(input, choice));
+}
+
+}  // namespace annulus::ring

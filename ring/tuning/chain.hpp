@@ -1,0 +1,56 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/ring/tuning_cache.hpp>
+
+#include "tuning/autotune.hpp"
+#include "tuning/choice.hpp"
+
+namespace annulus::ring {
+
+/// Decides what a call leaves open. The links, in order: the caller, an overlay, the cache in
+/// memory, that in a file, a measurement, heuristics. Rank 0 asks the caches, and all ranks follow.
+class TuningChain {
+ public:
+  /// `call.options` are under their overlay; `input` was made from them and must outlive the chain,
+  /// like what the call refers to. `schedule` is that which the options stand for, or "auto".
+  TuningChain(const TunedCall& call, const PlanInput& input, std::string schedule);
+
+  /// What the first link decides that can. Collective over the mesh.
+  const Decision& decide();
+  /// What was decided failed when it was planned or made ready, with this message. Whether a later
+  /// link may decide: then decide() asks those.
+  bool reject(const std::string& message);
+  /// "", or "; before that, …" with all links that were passed over and why, for the message of
+  /// what failed in the end.
+  [[nodiscard]] std::string tried() const;
+
+ private:
+  [[nodiscard]] bool asks(DecidedBy link) const { return link >= next_; }
+  void pass(DecidedBy link, std::string reason);
+  void answer(DecidedBy link, std::string why);
+  void share();
+  [[nodiscard]] bool look_up();
+  [[nodiscard]] bool take(const TuningEntry& entry, DecidedBy link, const std::string& why);
+  [[nodiscard]] bool measure();
+  [[nodiscard]] std::vector<Transport> possible_transports();
+  void keep(const TuningEntry& entry, std::string& why);
+
+  TunedCall call_;
+  const PlanInput& input_;
+  std::string schedule_;
+  OpenChoices open_;
+  std::string file_;
+  std::optional<TuningKey> key_;
+  DecidedBy next_ = DecidedBy::caller;
+  Decision decision_;
+};
+
+/// Throws ArgumentError on all ranks unless all ask for the same policy, limits and overlay, and
+/// the limits make sense. Collective.
+void check_same_tuning(Control& control, const ShardedAttentionOptions& options);
+
+}  // namespace annulus::ring

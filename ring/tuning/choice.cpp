@@ -1,0 +1,139 @@
+#include "tuning/choice.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <annulus/core/error.hpp>
+
+namespace annulus::ring {
+namespace {
+
+constexpr std::array<std::string_view, 3> kPolicies{"off", "cached", "measure"};
+constexpr std::array<std::string_view, 6> kLinks{"the caller",    "an overlay",  "cache in memory",
+                                                 "cache in file", "measurement", "heuristics"};
+
+void set_if_open(std::string& into, const std::string& value, std::string_view open) {
+  if (into == open && !value.empty()) into = value;
+}
+template <class Value>
+void set_if_open(Value& into, const Value& value) {
+  if (into == Value{}) into = value;
+}
+
+void set_groups_if_open(PlanOptions& plan, const Choice& choice) {
+  if (choice.head_group_bytes == 0 || plan.head_group_bytes != PlanOptions().head_group_bytes) {
+    return;
+  }
+  plan.head_group_bytes = choice.head_group_bytes;
+}
+
+}  // namespace
+
+std::string_view name_of(TuningPolicy policy) noexcept {
+  return kPolicies[static_cast<std::size_t>(policy)];
+}
+
+TuningPolicy parse_tuning_policy(std::string_view name) {
+  for (std::size_t i = 0; i < kPolicies.size(); ++i) {
+    if (name == kPolicies[i]) return static_cast<TuningPolicy>(i);
+  }
+  throw ArgumentError("tuning", fmt::format("'{}'", name),
+                      fmt::format("{}", fmt::join(kPolicies, ", ")));
+}
+
+std::string_view name_of(DecidedBy link) noexcept {
+  return kLinks[static_cast<std::size_t>(link)];
+}
+
+std::string choice_text(const Choice& choice) {
+  std::vector<std::string> parts;
+  if (!choice.schedule.empty()) parts.push_back("schedule " + choice.schedule);
+  if (choice.ulysses_degree > 0) {
+    parts.push_back(fmt::format("ulysses degree {}", choice.ulysses_degree));
+  }
+  if (choice.inner_size > 0) parts.push_back(fmt::format("inner size {}", choice.inner_size));
+  if (choice.head_group_bytes > 0) {
+    parts.push_back(fmt::format("head groups of {} bytes", choice.head_group_bytes));
+  }
+  if (!choice.implementation.empty()) parts.push_back("implementation " + choice.implementation);
+  if (choice.transport != Transport::automatic) {
+    parts.push_back(fmt::format("transport {}", annulus::name_of(choice.transport)));
+  }
+  return parts.empty() ? "nothing" : fmt::format("{}", fmt::join(parts, ", "));
+}
+
+Choice nested(const Choice& outer, const Choice& inner) {
+  Choice both = inner;
+  set_if_open(both.implementation, outer.implementation);
+  set_if_open(both.schedule, outer.schedule);
+  set_if_open(both.transport, outer.transport);
+  set_if_open(both.ulysses_degree, outer.ulysses_degree);
+  set_if_open(both.inner_size, outer.inner_size);
+  set_if_open(both.head_group_bytes, outer.head_group_bytes);
+  return both;
+}
+
+OpenChoices open_choices(const ShardedAttentionOptions& options, const PlanInput& input,
+                         const std::string& schedule, Place place) {
+  const PlanOptions plan = options.plan.value_or(PlanOptions::for_place(place));
+  const bool sharded = input.operands.key.shards(1) > 1;
+  const auto may_be = [&](std::string_view name) {
+    return sharded && (schedule == "auto" || schedule == name);
+  };
+  OpenChoices open;
+  open.implementation = input.candidates.size() > 1 && plan.preferred.empty();
+  open.schedule = sharded && schedule == "auto";
+  open.transport = sharded && !place.is_host() && options.transport == Transport::automatic;
+  open.ulysses_degree = may_be("hybrid") && plan.ulysses_degree == 0;
+  open.inner_size = may_be("double_ring") && plan.inner_size == 0;
+  open.head_groups = (may_be("ulysses") || may_be("hybrid")) &&
+                     plan.head_group_bytes == PlanOptions().head_group_bytes;
+  return open;
+}
+
+ShardedAttentionOptions under_overlay(ShardedAttentionOptions options, Place place) {
+  const Choice& overlay = options.overlay;
+  if (overlay.is_open()) return options;
+  set_if_open(options.implementation, overlay.implementation, "auto");
+  set_if_open(options.schedule, overlay.schedule, "auto");
+  if (!place.is_host()) set_if_open(options.transport, overlay.transport);
+  PlanOptions plan = options.plan.value_or(PlanOptions::for_place(place));
+  set_if_open(plan.ulysses_degree, overlay.ulysses_degree);
+  set_if_open(plan.inner_size, overlay.inner_size);
+  set_groups_if_open(plan, overlay);
+  options.plan = plan;
+  return options;
+}
+
+ShardedAttentionOptions with_choice(ShardedAttentionOptions options, const Choice& choice,
+                                    Place place) {
+  PlanOptions plan = options.plan.value_or(PlanOptions::for_place(place));
+  set_if_open(plan.preferred, choice.implementation);
+  set_if_open(options.schedule, choice.schedule, "auto");
+  set_if_open(options.transport, choice.transport);
+  set_if_open(plan.ulysses_degree, choice.ulysses_degree);
+  set_if_open(plan.inner_size, choice.inner_size);
+  set_groups_if_open(plan, choice);
+  options.plan = plan;
+  return options;
+}
+
+PlanInput with_choice(PlanInput input, const Choice& choice) {
+  if (!choice.implementation.empty()) input.options.preferred = choice.implementation;
+  if (choice.ulysses_degree > 0) input.options.ulysses_degree = choice.ulysses_degree;
+  if (choice.inner_size > 0) input.options.inner_size = choice.inner_size;
+  if (choice.head_group_bytes > 0) input.options.head_group_bytes = choice.head_group_bytes;
+  if (choice.transport != Transport::automatic) {
+    input.prices.model.adopt_transport(annulus::name_of(choice.transport));
+  }
+  return input;
+}
+
+}  // namespace annulus::ring

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <annulus/ring/sharded_attention.hpp>
+
+namespace annulus::ring {
+
+/// What a call leaves open, that the chain may decide.
+struct OpenChoices {
+  bool implementation = false;
+  bool schedule = false;
+  bool transport = false;
+  bool ulysses_degree = false;
+  bool inner_size = false;
+  bool head_groups = false;
+
+  [[nodiscard]] bool any() const {
+    return implementation || schedule || transport || ulysses_degree || inner_size || head_groups;
+  }
+};
+
+/// `input` was made from `options`; `schedule` is the one that these stand for, or "auto".
+[[nodiscard]] OpenChoices open_choices(const ShardedAttentionOptions& options,
+                                       const PlanInput& input, const std::string& schedule,
+                                       Place place);
+
+/// The options with what an overlay sets as if the caller had named it, where he has not.
+[[nodiscard]] ShardedAttentionOptions under_overlay(ShardedAttentionOptions options, Place place);
+
+/// The options with a choice of the chain. Its implementation is preferred, and others compute what
+/// it does not take, so that a choice fails where `auto` would not only for lack of memory.
+[[nodiscard]] ShardedAttentionOptions with_choice(ShardedAttentionOptions options,
+                                                  const Choice& choice, Place place);
+/// The same of what plans are made from. Nothing where the transport is of no concern.
+[[nodiscard]] PlanInput with_choice(PlanInput input, const Choice& choice);
+
+}  // namespace annulus::ring

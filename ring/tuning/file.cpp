@@ -1,0 +1,232 @@
+#include "tuning/file.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <stdexcept>
+#include <string_view>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+
+#include "tuning/text.hpp"
+
+namespace annulus::ring {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Writers hold the lock for as long as a small file takes.
+constexpr std::chrono::seconds kLongestLock{10};
+constexpr std::chrono::milliseconds kBetweenTries{10};
+// A file that is larger was not written here.
+constexpr off_t kMostBytes = off_t{64} << 20;
+
+/// Why the cache cannot be used: for a warning.
+class Trouble : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+  Trouble(const std::string& operation, int error_number)
+      : std::runtime_error(fmt::format("{}: {}", operation, std::strerror(error_number))) {}
+};
+
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  ~Descriptor() {
+    if (number_ >= 0) ::close(number_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  [[nodiscard]] int get() const noexcept { return number_; }
+  [[nodiscard]] bool is_open() const noexcept { return number_ >= 0; }
+
+ private:
+  int number_;
+};
+
+// Nothing if there is no such file.
+std::optional<std::string> read_text(const std::string& path) {
+  // A pipe would block.
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file.is_open()) {
+    if (errno == ENOENT) return std::nullopt;
+    throw Trouble("cannot be read", errno);
+  }
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) throw Trouble("cannot be read", errno);
+  if (!S_ISREG(status.st_mode)) throw Trouble("is not a file");
+  if (status.st_size > kMostBytes) {
+    throw Trouble(fmt::format("has {} bytes, more than a tuning cache has", status.st_size));
+  }
+  std::string text(static_cast<std::size_t>(status.st_size), '\0');
+  std::size_t size = 0;
+  while (size < text.size()) {
+    const ssize_t count = ::read(file.get(), text.data() + size, text.size() - size);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw Trouble("cannot be read", errno);
+    if (count == 0) break;
+    size += static_cast<std::size_t>(count);
+  }
+  text.resize(size);
+  return text;
+}
+
+// One that was only created has none. Throws FileError.
+std::vector<TuningEntry> entries_of(const std::string& text, const std::string& path) {
+  return text.empty() ? std::vector<TuningEntry>{} : parse_tuning(text, path);
+}
+
+/// Held by one process at a time, on any machine that has the file system.
+class Lock {
+ public:
+  explicit Lock(const std::string& path)
+      : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+    if (!file_.is_open()) throw Trouble(path + " cannot be opened", errno);
+    const auto begin = std::chrono::steady_clock::now();
+    while (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK && errno != EINTR) throw Trouble(path + " cannot be locked", errno);
+      if (std::chrono::steady_clock::now() - begin > kLongestLock) {
+        throw Trouble(fmt::format("{} has been locked by another process for {} s", path,
+                                  kLongestLock.count()));
+      }
+      std::this_thread::sleep_for(kBetweenTries);
+    }
+  }
+
+ private:
+  Descriptor file_;  // closing it releases the lock
+};
+
+void write_all(int file, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t count = ::write(file, text.data(), text.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw Trouble("cannot be written", errno);
+    text.remove_prefix(static_cast<std::size_t>(count));
+  }
+}
+
+// The whole text appears under the name, or nothing changes. With the lock held.
+void replace(const std::string& path, std::string_view text) {
+  const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
+  ::unlink(temporary.c_str());  // left behind by a process of the same number that was killed
+  const Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!file.is_open()) throw Trouble("cannot be written", errno);
+  try {
+    write_all(file.get(), text);
+    if (::fsync(file.get()) != 0) throw Trouble("cannot be written", errno);
+    if (::rename(temporary.c_str(), path.c_str()) != 0) throw Trouble("cannot be replaced", errno);
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  // The entry is found again if the machine fails now, or at worst measured again.
+  const Descriptor directory(
+      ::open(fs::path(path).parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory.is_open()) ::fsync(directory.get());
+}
+
+// Returns the new name. With the lock held.
+std::string set_aside(const std::string& path) {
+  for (int number = 1;; ++number) {
+    const std::string name = fmt::format("{}.broken-{}", path, number);
+    // Fails where the name is taken.
+    if (::link(path.c_str(), name.c_str()) == 0) {
+      if (::unlink(path.c_str()) != 0) throw Trouble("cannot be renamed", errno);
+      return name;
+    }
+    if (errno != EEXIST) throw Trouble("cannot be renamed to " + name, errno);
+  }
+}
+
+// What a symbolic link leads to, there or not; absolute.
+std::string real_path(const std::string& given) {
+  constexpr int kMostLinks = 40;  // as the kernel
+  fs::path path = fs::absolute(given);
+  std::error_code error;
+  for (int i = 0; i < kMostLinks && fs::is_symlink(path, error); ++i) {
+    path = path.parent_path() / fs::read_symlink(path);  // which may be absolute
+  }
+  return path;
+}
+
+template <class Body>
+void warn_of_trouble(const std::string& path, std::vector<std::string>& warnings,
+                     const Body& body) {
+  try {
+    body();
+  } catch (const FileError& error) {  // names the path itself
+    warnings.push_back(fmt::format("tuning cache {}", error.what()));
+  } catch (const std::exception& error) {
+    warnings.push_back(fmt::format("tuning cache {}: {}", path, error.what()));
+  }
+}
+
+}  // namespace
+
+std::string usual_tuning_file() {
+  const auto directory = [](const char* name) {
+    const char* const value = std::getenv(name);
+    // The specification of XDG: relative ones are ignored.
+    return value != nullptr && *value == '/' ? std::string(value) : std::string();
+  };
+  constexpr const char* kName = "/annulus/tuning.json";
+  if (const std::string cache = directory("XDG_CACHE_HOME"); !cache.empty()) return cache + kName;
+  if (const std::string home = directory("HOME"); !home.empty()) return home + "/.cache" + kName;
+  return {};
+}
+
+FileAnswer find_in_file(const std::string& path, const TuningKey& key) {
+  FileAnswer answer;
+  answer.reason = path + " cannot be used";
+  warn_of_trouble(path, answer.warnings, [&] {
+    const std::optional<std::string> text = read_text(path);
+    if (!text) {
+      answer.reason = path + " is not there";
+      return;
+    }
+    const std::vector<TuningEntry> entries = entries_of(*text, path);
+    const auto found = std::find_if(entries.begin(), entries.end(),
+                                    [&](const TuningEntry& entry) { return entry.key == key; });
+    if (found == entries.end()) {
+      answer.reason = fmt::format("{} does not have this problem", path);
+    } else {
+      answer.entry = *found;
+      answer.reason.clear();
+    }
+  });
+  return answer;
+}
+
+std::vector<std::string> keep_in_file(const std::string& given, TuningEntry entry) {
+  std::vector<std::string> warnings;
+  warn_of_trouble(given, warnings, [&] {
+    const std::string path = real_path(given);
+    fs::create_directories(fs::path(path).parent_path());
+    const Lock lock(path + ".lock");
+    std::vector<TuningEntry> entries;
+    try {
+      entries = entries_of(read_text(path).value_or(""), given);
+    } catch (const FileError& error) {
+      warnings.push_back(
+          fmt::format("tuning cache {}; it is {} now", error.what(), set_aside(path)));
+    }
+    std::erase_if(entries, [&](const TuningEntry& other) { return other.key == entry.key; });
+    entries.push_back(std::move(entry));
+    replace(path, to_json(entries) + "\n");
+  });
+  return warnings;
+}
+
+}  // namespace annulus::ring

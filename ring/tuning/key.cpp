@@ -1,0 +1,144 @@
+#include "tuning/key.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <annulus/attention/problem_class.hpp>
+#include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/gpu_binding.hpp>
+#include <annulus/ring/machine.hpp>
+
+namespace annulus::ring {
+namespace {
+
+// "band, 1/2 visible".
+std::string mask_text(const AttentionProblem& problem) {
+  const AttentionShape& shape = problem.shape;
+  const std::string kind(annulus::name_of(class_of(problem).mask));
+  const double all = static_cast<double>(shape.batch) * static_cast<double>(shape.query_length) *
+                     static_cast<double>(shape.kv_length);
+  const auto pairs =
+      static_cast<double>(problem.mask
+                              .examine(0, shape.batch, {GlobalPosition(0), shape.query_length, 1},
+                                       {GlobalPosition(0), shape.kv_length, 1})
+                              .pairs);
+  if (pairs == 0) return kind + ", nothing visible";
+  const auto power = static_cast<unsigned>(std::lround(std::log2(std::max(1.0, all / pairs))));
+  return power == 0 ? kind + ", visible" : fmt::format("{}, 1/{} visible", kind, 1ULL << power);
+}
+
+std::string modifiers(const AttentionProblem& problem) {
+  std::vector<std::string> parts;
+  if (problem.soft_cap) parts.emplace_back("soft cap");
+  if (problem.sinks) parts.push_back(fmt::format("{} sinks", problem.sinks->per_head()));
+  if (problem.dropout) parts.emplace_back("dropout");
+  if (problem.bias) parts.push_back("bias " + to_string(*problem.bias));
+  if (problem.dense_mask) parts.push_back("dense mask " + to_string(*problem.dense_mask));
+  if (problem.softmax_dtype != DType::float32) {
+    parts.push_back(fmt::format("softmax {}", annulus::name_of(problem.softmax_dtype)));
+  }
+  if (!problem.normalize_output) parts.emplace_back("unnormalised");
+  if (problem.weights) parts.emplace_back("weights");
+  return parts.empty() ? "none" : fmt::format("{}", fmt::join(parts, ", "));
+}
+
+// "-,sp(zigzag),-,-", as to_string(), but balanced rows of one mask are those of another.
+std::string layout(const NamedSharding& sharding) {
+  std::string entries;
+  for (int dim = 0; dim < sharding.dimensions(); ++dim) {
+    entries += (dim == 0 ? "" : ",") + to_string(sharding.spec()[dim]);
+    const Distribution& distribution = sharding.distribution(dim);
+    if (sharding.spec()[dim].empty() || distribution == Distribution::block()) continue;
+    entries += distribution.dealing() != nullptr ? "(balanced)"
+                                                 : fmt::format("({})", to_string(distribution));
+  }
+  return entries;
+}
+
+std::string candidates_text(const PlanInput& input) {
+  std::vector<std::string> names;
+  for (const Implementation* candidate : input.candidates) {
+    names.push_back(candidate->names().front());
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+// What the caller decided about plans: see PlanOptions.
+std::string named_text(const ShardedAttentionOptions& options, const PlanInput& input,
+                       const OpenChoices& open) {
+  const PlanOptions& plan = input.options;
+  std::vector<std::string> parts;
+  if (!open.schedule) parts.push_back("schedule " + options.schedule);
+  if (!open.transport) {
+    parts.push_back(fmt::format("transport {}", annulus::name_of(options.transport)));
+  }
+  if (!plan.preferred.empty()) parts.push_back(plan.preferred + " preferred");
+  if (!open.ulysses_degree) parts.push_back(fmt::format("ulysses degree {}", plan.ulysses_degree));
+  if (!open.inner_size) parts.push_back(fmt::format("inner size {}", plan.inner_size));
+  if (!open.head_groups) {
+    parts.push_back(fmt::format("head groups of {} bytes", plan.head_group_bytes));
+  }
+  parts.push_back(fmt::format("gathers of {} bytes", plan.gather_bytes));
+  parts.push_back(fmt::format("results of {} bytes", plan.result_bytes));
+  parts.push_back(fmt::format("prefetches of {} bytes", plan.prefetch_bytes));
+  parts.emplace_back(plan.direct ? "direct" : "from neighbours");
+  parts.push_back(fmt::format("LSE {}", annulus::name_of(plan.lse_dtype)));
+  if (!plan.await_columns) parts.emplace_back("awaiting none");
+  if (!options.runner.replay) parts.emplace_back("not replayed");
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+}  // namespace
+
+Machine machine_of(Mesh& mesh, Place place, int threads) {
+  Control& control = mesh.world();
+  Machine machine;
+  const std::vector<std::string> names = control.gather_text(
+      collectively(control, [&] { return device_name(place); }), "names of devices");
+  const std::set<std::string> distinct(names.begin(), names.end());
+  machine.devices.assign(distinct.begin(), distinct.end());
+  const Topology& topology = mesh.topology();
+  for (int node = 0; node < topology.nodes(); ++node) {
+    machine.ranks_per_node.push_back(topology.ranks_on_node(node));
+  }
+  machine.versions = fmt::format("annulus {}, {}", library_version(), library_versions(place));
+  machine.shares_gpus = !place.is_host() && ranks_on_one_gpu(control, place.device).has_value();
+  machine.threads = threads;
+  return machine;
+}
+
+TuningKey make_tuning_key(const PlanInput& input, const ShardedAttentionOptions& options,
+                          const OpenChoices& open, const Machine& machine) {
+  const AttentionProblem& problem = input.problem;
+  const ShardedOperands& operands = input.operands;
+  std::string device = fmt::format("{}", fmt::join(machine.devices, " and "));
+  if (machine.shares_gpus) device += ", shared";
+  TuningKey key{
+      {"device", std::move(device)},
+      {"versions", machine.versions},
+      {"shape", to_string(problem.shape)},
+      {"local shapes", fmt::format("query {}, key {}", to_string(operands.query.local_shape(0)),
+                                   to_string(operands.key.local_shape(0)))},
+      {"dtype", std::string(annulus::name_of(problem.dtype))},
+      {"mask", mask_text(problem)},
+      {"modifiers", modifiers(problem)},
+      {"mesh", to_string(operands.key.mesh())},
+      {"ranks", std::to_string(operands.key.mesh().ranks())},
+      {"ranks of nodes", fmt::format("{}", fmt::join(machine.ranks_per_node, "+"))},
+      {"layout", fmt::format("query {}, key {}", layout(operands.query), layout(operands.key))},
+      {"implementations", candidates_text(input)},
+      {"named", named_text(options, input, open)}};
+  if (input.prices.model.device == Place::Kind::host) {
+    key["threads"] = std::to_string(machine.threads);
+  }
+  return key;
+}
+
+}  // namespace annulus::ring

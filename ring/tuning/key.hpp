@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/ring/tuning_cache.hpp>
+
+#include "tuning/choice.hpp"
+
+namespace annulus::ring {
+
+/// What ranks compute with.
+struct Machine {
+  std::vector<std::string> devices;  ///< names, each once, in order
+  std::vector<int> ranks_per_node;   ///< in order of the nodes' first ranks
+  std::string versions;              ///< of the libraries as they were loaded
+  bool shares_gpus = false;          ///< whether several ranks use one GPU
+  int threads = 1;                   ///< of a rank's kernels, on CPUs
+};
+
+/// Collective over the mesh.
+[[nodiscard]] Machine machine_of(Mesh& mesh, Place place, int threads);
+
+/// What a measurement depends on, and what the caller had named. The mask counts by its class
+/// (class_of()) and by the share of pairs that it leaves visible, to the nearest power of two:
+/// other documents or lengths of the same kind have the same key. Neither scales, seeds nor
+/// contents of tensors count.
+[[nodiscard]] TuningKey make_tuning_key(const PlanInput& input,
+                                        const ShardedAttentionOptions& options,
+                                        const OpenChoices& open, const Machine& machine);
+
+}  // namespace annulus::ring

@@ -1,0 +1,282 @@
+#include "tuning/text.hpp"
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <annulus/core/error.hpp>
+#include <annulus/core/json_nesting.hpp>
+#include <annulus/ring/planner.hpp>
+
+namespace annulus::ring {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kSchema = "annulus.tuning";
+constexpr int kVersion = 1;
+constexpr double kLongest = 1e6;  // seconds
+
+/// An object of the file, and its location: "entries[2].choice".
+class Reader {
+ public:
+  Reader(const json& object, std::string where, const std::string& path)
+      : object_(object), where_(std::move(where)), path_(path) {
+    if (!object.is_object()) fail(where_.empty() ? "the file" : where_, "is not an object");
+  }
+
+  void expect_no_others(std::initializer_list<const char*> keys) const {
+    for (const auto& item : object_.items()) {
+      bool known = false;
+      for (const char* key : keys) known = known || item.key() == key;
+      if (!known) fail(name(item.key()), "is no key of a tuning cache");
+    }
+  }
+  [[nodiscard]] bool has(const char* key) const { return object_.contains(key); }
+  [[nodiscard]] const json& at(const char* key) const {
+    if (!has(key)) fail(name(key), "is missing");
+    return object_.at(key);
+  }
+  [[nodiscard]] Reader object(const char* key) const { return {at(key), name(key), path_}; }
+  [[nodiscard]] const json& list(const char* key) const {
+    if (!at(key).is_array()) fail(name(key), "is not a list");
+    return at(key);
+  }
+  [[nodiscard]] std::string text(const char* key) const {
+    if (!at(key).is_string()) {
+      fail(name(key), fmt::format("is {}, expected a text", at(key).dump()));
+    }
+    return at(key).get<std::string>();
+  }
+  [[nodiscard]] double seconds(const char* key) const {
+    const double given = at(key).is_number() ? at(key).get<double>() : -1;
+    if (!(given >= 0 && given <= kLongest)) {
+      fail(name(key), fmt::format("is {}, expected seconds", at(key).dump()));
+    }
+    return given;
+  }
+  [[nodiscard]] std::int64_t integer(const char* key, std::int64_t most) const {
+    const json& value = at(key);
+    const bool fits = value.is_number_unsigned() &&
+                      value.get<std::uint64_t>() <= static_cast<std::uint64_t>(most) &&
+                      value.get<std::uint64_t>() > 0;
+    if (!fits) {
+      fail(name(key),
+           fmt::format("is {}, expected a whole number from 1 to {}", value.dump(), most));
+    }
+    return value.get<std::int64_t>();
+  }
+  template <class Parse>
+  [[nodiscard]] auto parsed(const char* key, const Parse& parse) const {
+    try {
+      return parse(text(key));
+    } catch (const ArgumentError& error) {
+      fail(name(key), fmt::format("is {}, expected {}", error.value(), error.expected()));
+    }
+  }
+  [[nodiscard]] std::string name(const std::string& key) const {
+    return where_.empty() ? key : where_ + "." + key;
+  }
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[noreturn]] void fail(const std::string& key, const std::string& problem) const {
+    throw FileError(path_, key + " " + problem);
+  }
+
+ private:
+  const json& object_;
+  std::string where_;
+  const std::string& path_;
+};
+
+json choice_json(const Choice& choice) {
+  json object = json::object();
+  if (!choice.implementation.empty()) object["implementation"] = choice.implementation;
+  if (!choice.schedule.empty()) object["schedule"] = choice.schedule;
+  if (choice.transport != Transport::automatic) {
+    object["transport"] = annulus::name_of(choice.transport);
+  }
+  if (choice.ulysses_degree > 0) object["ulysses_degree"] = choice.ulysses_degree;
+  if (choice.inner_size > 0) object["inner_size"] = choice.inner_size;
+  if (choice.head_group_bytes > 0) object["head_group_bytes"] = choice.head_group_bytes;
+  return object;
+}
+
+Choice read_choice(const Reader& object) {
+  object.expect_no_others({"implementation", "schedule", "transport", "ulysses_degree",
+                           "inner_size", "head_group_bytes"});
+  constexpr std::int64_t kMostRanks = std::numeric_limits<int>::max();
+  Choice choice;
+  if (object.has("implementation")) choice.implementation = object.text("implementation");
+  if (object.has("schedule")) {
+    choice.schedule = ring::name_of(object.parsed("schedule", parse_schedule));
+  }
+  if (object.has("transport")) choice.transport = object.parsed("transport", parse_transport);
+  if (object.has("ulysses_degree")) {
+    choice.ulysses_degree = static_cast<int>(object.integer("ulysses_degree", kMostRanks));
+  }
+  if (object.has("inner_size")) {
+    choice.inner_size = static_cast<int>(object.integer("inner_size", kMostRanks));
+  }
+  if (object.has("head_group_bytes")) {
+    choice.head_group_bytes =
+        object.integer("head_group_bytes", std::numeric_limits<std::int64_t>::max());
+  }
+  return choice;
+}
+
+json candidate_json(const TunedCandidate& candidate) {
+  json object{{"choice", choice_json(candidate.choice)},
+              {"predicted_seconds", candidate.predicted}};
+  if (candidate.seconds > 0) object["seconds"] = candidate.seconds;
+  if (!candidate.reason.empty()) object["passed_over"] = candidate.reason;
+  return object;
+}
+
+TunedCandidate read_candidate(const Reader& object) {
+  object.expect_no_others({"choice", "predicted_seconds", "seconds", "passed_over"});
+  TunedCandidate candidate;
+  candidate.choice = read_choice(object.object("choice"));
+  candidate.predicted = object.seconds("predicted_seconds");
+  if (object.has("seconds")) candidate.seconds = object.seconds("seconds");
+  if (object.has("passed_over")) candidate.reason = object.text("passed_over");
+  return candidate;
+}
+
+json list_json(const std::vector<TunedCandidate>& candidates) {
+  json list = json::array();
+  for (const TunedCandidate& candidate : candidates) list.push_back(candidate_json(candidate));
+  return list;
+}
+
+std::vector<TunedCandidate> read_candidates(const json& list, const std::string& where,
+                                            const std::string& path) {
+  std::vector<TunedCandidate> candidates;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    candidates.push_back(read_candidate({list[i], fmt::format("{}[{}]", where, i), path}));
+  }
+  return candidates;
+}
+
+TuningEntry read_entry(const Reader& object) {
+  object.expect_no_others({"key", "date", "choice", "candidates"});
+  TuningEntry entry;
+  const Reader key = object.object("key");
+  for (const auto& item : object.at("key").items()) {
+    entry.key.emplace(item.key(), key.text(item.key().c_str()));
+  }
+  entry.date = object.text("date");
+  entry.choice = read_choice(object.object("choice"));
+  entry.candidates =
+      read_candidates(object.list("candidates"), object.name("candidates"), object.path());
+  return entry;
+}
+
+// Texts may hold what a kernel or a system call said, which need not be UTF-8.
+std::string dumped(const json& data, int indent = -1) {
+  return data.dump(indent, ' ', false, json::error_handler_t::replace);
+}
+
+// What ranks send each other.
+template <class Read>
+auto from_rank(std::string_view text, const Read& read) {
+  const std::string from = "tuning";
+  try {
+    return read(json::parse(text), from);
+  } catch (const json::exception& error) {
+    throw InternalError(fmt::format("tuning: {}", error.what()));
+  } catch (const FileError& error) {
+    throw InternalError(error.what());
+  }
+}
+
+}  // namespace
+
+std::string to_json(const std::vector<TuningEntry>& entries) {
+  json list = json::array();
+  for (const TuningEntry& entry : entries) {
+    list.push_back({{"key", json(entry.key)},
+                    {"date", entry.date},
+                    {"choice", choice_json(entry.choice)},
+                    {"candidates", list_json(entry.candidates)}});
+  }
+  return dumped({{"schema", kSchema}, {"version", kVersion}, {"entries", list}}, 1);
+}
+
+std::vector<TuningEntry> parse_tuning(std::string_view text, const std::string& path) {
+  if (nests_too_deep(text)) {
+    throw FileError(path, fmt::format("has brackets more than {} deep", kMostJsonNesting));
+  }
+  json data;
+  try {
+    data = json::parse(text);
+  } catch (const json::parse_error& error) {
+    throw FileError(path, fmt::format("is not JSON (byte {})", error.byte));
+  } catch (const json::out_of_range&) {
+    throw FileError(path, "has a number beyond what float64 holds");
+  }
+  const Reader file(data, "", path);
+  const json schema = data.value("schema", json());
+  const json version = data.value("version", json());
+  if (schema != kSchema || version != kVersion) {
+    file.fail("schema", fmt::format("is {} version {}, expected \"{}\" version {}", dumped(schema),
+                                    dumped(version), kSchema, kVersion));
+  }
+  file.expect_no_others({"schema", "version", "entries"});
+  std::vector<TuningEntry> entries;
+  std::set<TuningKey> keys;
+  const json& list = file.list("entries");
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const std::string where = fmt::format("entries[{}]", i);
+    entries.push_back(read_entry({list[i], where, path}));
+    if (!keys.insert(entries.back().key).second) {
+      file.fail(where, "has the key of an earlier entry");
+    }
+  }
+  return entries;
+}
+
+std::string candidates_json(const std::vector<TunedCandidate>& candidates) {
+  return dumped(list_json(candidates));
+}
+
+std::vector<TunedCandidate> parse_candidates(std::string_view text) {
+  return from_rank(text, [](const json& list, const std::string& from) {
+    return read_candidates(list, "candidates", from);
+  });
+}
+
+std::string to_json(const Decision& decision) {
+  json passed = json::array();
+  for (const Decision::Passed& one : decision.passed) {
+    passed.push_back({static_cast<int>(one.link), one.reason});
+  }
+  return dumped({{"by", static_cast<int>(decision.by)},
+                 {"choice", choice_json(decision.choice)},
+                 {"why", decision.why},
+                 {"passed", passed},
+                 {"candidates", list_json(decision.candidates)}});
+}
+
+Decision parse_decision(std::string_view text) {
+  return from_rank(text, [](const json& data, const std::string& from) {
+    Decision decision;
+    decision.by = static_cast<DecidedBy>(data.at("by").get<int>());
+    decision.choice = read_choice({data.at("choice"), "choice", from});
+    decision.why = data.at("why").get<std::string>();
+    for (const json& one : data.at("passed")) {
+      decision.passed.push_back(
+          {static_cast<DecidedBy>(one.at(0).get<int>()), one.at(1).get<std::string>()});
+    }
+    decision.candidates = read_candidates(data.at("candidates"), "candidates", from);
+    return decision;
+  });
+}
+
+}  // namespace annulus::ring

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <annulus/ring/tuning_cache.hpp>
+
+namespace annulus::ring {
+
+/// JSON of the persistent cache, every number exact:
+///
+///     {"schema": "annulus.tuning", "version": 1, "entries": [
+///       {"key": {"device": "…", "shape": "B=1 T=…", …}, "date": "2026-11-22T12:00:00Z",
+///        "choice": {"schedule": "ring", "implementation": "native"},
+///        "candidates": [{"choice": {…}, "predicted_seconds": 1e-3, "seconds": 1.2e-3},
+///                       {"choice": {…}, "predicted_seconds": 2e-3, "passed_over": "…"}]}]}
+///
+/// A choice has the members that are not open.
+[[nodiscard]] std::string to_json(const std::vector<TuningEntry>& entries);
+/// Reads it back. Throws FileError, naming `path` and the key, if a value is missing, unknown or of
+/// the wrong type (names of implementations, which a program may add, are not checked); if a key of
+/// an entry comes twice; also for another schema or version.
+[[nodiscard]] std::vector<TuningEntry> parse_tuning(std::string_view text, const std::string& path);
+
+/// Candidates, to share them with other ranks, and back. Throws InternalError for any other text.
+[[nodiscard]] std::string candidates_json(const std::vector<TunedCandidate>& candidates);
+[[nodiscard]] std::vector<TunedCandidate> parse_candidates(std::string_view text);
+
+/// A decision, likewise, without its warnings.
+[[nodiscard]] std::string to_json(const Decision& decision);
+[[nodiscard]] Decision parse_decision(std::string_view text);
+
+}  // namespace annulus::ring

@@ -1,0 +1,166 @@
+"""--tuning: what is measured once is known at the next start, and a lost cache changes no result."""
+
+import json
+import os
+
+from cli_support import OPERANDS, OUTPUT, CliTest, main
+
+RANKS = 2
+RUN = ["run", *OPERANDS, *OUTPUT, "--lse", "lse.npy", "--causal", "--threads", "1"]
+CACHE = ["--tuning-cache", "tuning.json"]
+MEASURE = ["--tuning", "measure", *CACHE]
+
+
+class Tuning(CliTest):
+    def setUp(self):
+        super().setUp()
+        self.save_operands(rows=256)
+
+    def run_it(self, *words, environment=None, ranks=RANKS):
+        """What --explain says, by key, and the bytes of the results."""
+        result = self.annulus(*RUN, *words, "--explain", "--json", "report.json", ranks=ranks,
+                              environment={"HOME": self.directory, "XDG_CACHE_HOME": "",
+                                           **(environment or {})})
+        self.expect_success(result)
+        with open(self.path("report.json")) as file:
+            meta = json.load(file)["meta"]
+        results = b"".join(self.read(name) for name in ["output.npy", "lse.npy"])
+        return meta, results, result.stderr
+
+    def read(self, name):
+        with open(self.path(name), "rb") as file:
+            return file.read()
+
+    def write(self, name, data):
+        with open(self.path(name), "wb") as file:
+            file.write(data)
+
+    def entries(self, name="tuning.json"):
+        return json.loads(self.read(name))["entries"]
+
+    def test_the_second_start_tunes_nothing(self):
+        meta, _, errors = self.run_it(*MEASURE)
+        self.assertRegex(meta["choice made by"],
+                         r"^measurement: timed \d+ of \d+ candidates in .* s, kept in tuning.json: ")
+        self.assertIn("is not there", meta["choice not made by cache in file"])
+        self.assertGreater(sum("predicted" in text for key, text in meta.items()
+                               if key.startswith("candidate of the measurement, ")), 1)
+        self.assertNotIn("warning", errors)
+        [entry] = self.entries()
+        self.assertEqual(entry["key"]["shape"], "B=1 T=256 S=256 N=4 K=2 D=16 Dv=16")
+        self.assertEqual(entry["key"]["mesh"], "sp=2")
+        kept = self.read("tuning.json")
+        for policy in ["measure", "cached"]:
+            meta, _, errors = self.run_it("--tuning", policy, *CACHE)
+            self.assertRegex(meta["choice made by"],
+                             r"^cache in file: tuning.json, tuned on 20\d\d-\d\d-\d\dT.*Z: schedule ")
+            self.assertEqual(self.read("tuning.json"), kept)
+            self.assertNotIn("warning", errors)
+
+    def test_another_problem_is_tuned_anew(self):
+        self.run_it(*MEASURE)
+        meta, _, _ = self.run_it(*MEASURE, "--soft-cap", "3")
+        self.assertIn("does not have this problem", meta["choice not made by cache in file"])
+        self.assertTrue(meta["choice made by"].startswith("measurement: "))
+        self.assertEqual(len(self.entries()), 2)
+
+    def test_off_is_the_default_and_knows_no_file(self):
+        meta, usual, _ = self.run_it()
+        self.assertEqual(meta["choice made by"], "heuristics: tuning is off")
+        self.assertFalse(os.path.exists(self.path(".cache")))
+        self.run_it(*MEASURE)
+        self.choose_another()
+        meta, results, _ = self.run_it(*CACHE)
+        self.assertEqual(meta["choice made by"], "heuristics: tuning is off")
+        self.assertEqual(results, usual)
+
+    def choose_another(self):
+        """A cache that chooses what heuristics do not."""
+        cache = json.loads(self.read("tuning.json"))
+        for entry in cache["entries"]:
+            used = entry["choice"]["schedule"]
+            entry["choice"] = {"schedule": "allgather" if used != "allgather" else "ring"}
+        self.write("tuning.json", json.dumps(cache).encode())
+
+    def test_a_lost_cache_changes_no_byte(self):
+        _, usual, _ = self.run_it()
+        self.run_it(*MEASURE)
+        whole = self.read("tuning.json")
+        for broken in [whole[:-40], b"\0" * 100, b"", None]:
+            if broken is None:
+                os.remove(self.path("tuning.json"))
+            else:
+                self.write("tuning.json", broken)
+            for policy in ["off", "cached"]:
+                meta, results, errors = self.run_it("--tuning", policy, *CACHE)
+                self.assertTrue(meta["choice made by"].startswith("heuristics: "))
+                self.assertEqual(results, usual)
+                self.assertEqual("annulus: warning: tuning cache tuning.json" in errors,
+                                 policy == "cached" and bool(broken))
+            if broken is not None:
+                self.assertEqual(self.read("tuning.json"), broken)
+
+    def test_what_is_named_is_the_same_with_any_cache(self):
+        named = ["--schedule", "ring", "--impl", "native"]
+        _, usual, _ = self.run_it(*named)
+        self.run_it(*MEASURE)
+        self.choose_another()
+        for words in [MEASURE, ["--tuning", "cached", *CACHE]]:
+            meta, results, _ = self.run_it(*named, *words)
+            self.assertTrue(meta["choice made by"].startswith("the caller: "))
+            self.assertEqual(results, usual)
+
+    def test_a_broken_cache_is_set_aside(self):
+        self.write("tuning.json", b"{ nonsense")
+        meta, _, errors = self.run_it(*MEASURE)
+        self.assertTrue(meta["choice made by"].startswith("measurement: "))
+        self.assertIn("tuning.json.broken-1", errors)
+        self.assertEqual(errors.count("warning"), 1)
+        self.assertEqual(self.read("tuning.json.broken-1"), b"{ nonsense")
+        self.assertEqual(len(self.entries()), 1)
+
+    def test_a_cache_that_cannot_be_written_is_a_warning(self):
+        self.write("file", b"")
+        meta, _, errors = self.run_it("--tuning", "measure", "--tuning-cache", "file/tuning.json")
+        self.assertTrue(meta["choice made by"].startswith("measurement: "))
+        self.assertIn("annulus: warning: tuning cache file/tuning.json", errors)
+
+    def test_every_choice_computes_right(self):
+        self.run_it(*MEASURE)
+        for candidate in self.entries()[0]["candidates"]:
+            cache = json.loads(self.read("tuning.json"))
+            cache["entries"][0]["choice"] = candidate["choice"]
+            self.write("tuning.json", json.dumps(cache).encode())
+            self.check(["--causal"], ranks=RANKS,
+                       how=["--threads", "1", "--tuning", "cached", *CACHE])
+
+    def test_environment_and_usual_place(self):
+        meta, _, _ = self.run_it(environment={"ANNULUS_TUNING": "measure"})
+        self.assertIn(".cache/annulus/tuning.json", meta["choice made by"])
+        self.assertEqual(len(self.entries(".cache/annulus/tuning.json")), 1)
+        meta, _, _ = self.run_it(environment={"ANNULUS_TUNING": "measure",
+                                              "XDG_CACHE_HOME": self.path("elsewhere")})
+        self.assertIn("elsewhere/annulus/tuning.json", meta["choice made by"])
+        meta, _, _ = self.run_it(environment={"ANNULUS_TUNING": "cached",
+                                              "ANNULUS_TUNING_CACHE": "other.json"})
+        self.assertIn("other.json is not there", meta["choice not made by cache in file"])
+
+    def test_bench_and_verify_tune_too(self):
+        shape = ["--shape", "1,128,128,4,2,16", *MEASURE, "--explain", "--threads", "1"]
+        for command in [["bench", "--iters", "2"], ["verify"]]:
+            result = self.annulus(*command, *shape, ranks=RANKS)
+            self.expect_success(result)
+            self.assertIn("choice made by: ", result.stdout)
+        self.assertIn("cache in file", result.stdout)
+
+    def test_random_problems_are_right_when_they_are_tuned(self):
+        self.expect_success(self.annulus("verify", "--random", "12", "--seed", "3", *MEASURE,
+                                         ranks=RANKS))
+
+    def test_a_wrong_policy_is_named(self):
+        self.expect_error(self.annulus(*RUN, "--tuning", "on"), 2, "--tuning: got 'on'",
+                          "off, cached, measure")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,400 @@
+// Which link of the chain decides, on all ranks alike.
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/mesh/agreement.hpp>
+#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/verification/verification.hpp>
+
+#include "tests/attention/wrapped_native.hpp"
+#include "tests/support/message_of.hpp"
+#include "tests/support/test_world.hpp"
+#include "tuning/file.hpp"
+#include "tuning/text.hpp"
+
+namespace annulus::ring {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using verification::CaseShards;
+
+/// Sleeps before it computes, and fails when it is prepared if it is told to.
+class TrickyKernel final : public Kernel {
+ public:
+  TrickyKernel(std::unique_ptr<Kernel> kernel, int milliseconds, std::shared_ptr<bool> fails)
+      : kernel_(std::move(kernel)), milliseconds_(milliseconds), fails_(std::move(fails)) {}
+  void prepare(const AttentionBlock& block, const SoftmaxState& result) override {
+    if (*fails_) throw LibraryError("its memory is gone");
+    kernel_->prepare(block, result);
+  }
+  void forward(const AttentionBlock& block, const SoftmaxState& result,
+               const ExecutionContext& context) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds_));
+    kernel_->forward(block, result, context);
+  }
+
+ private:
+  std::unique_ptr<Kernel> kernel_;
+  int milliseconds_;
+  std::shared_ptr<bool> fails_;
+};
+
+/// Two kernels. The cost model is wrong about them: "promising" is assumed to be faster, and takes
+/// longer. So heuristics choose it, and a measurement "quick".
+class TuningChainTest : public ::testing::Test {
+ protected:
+  TuningChainTest()
+      : mesh_(MeshShape({{"sp", test::session().size()}}), test::session().world(),
+              test::kWatchdog) {
+    problem_.shape = {1, 48, 48, 4, 2, 16, 8};
+    layout_.query = layout_.kv = PartitionSpec::parse("-,sp");
+    options_.schedule = "ring";
+    options_.tuning.policy = TuningPolicy::measure;
+    std::string name = (fs::temp_directory_path() / "annulus_tuning_XXXXXX").string();
+    folder_ = ::mkdtemp(name.data());
+    options_.tuning.file = folder_ + "/t.json";
+    options_.tuning.cache = &cache_;
+    add("quick", 1, 0, quick_fails_);
+    add("promising", 1.5, 30, promising_fails_);
+  }
+  ~TuningChainTest() override { fs::remove_all(folder_); }
+
+  void add(std::string name, double speed, int milliseconds, const std::shared_ptr<bool>& fails) {
+    registry_.add(std::make_unique<test::WrappedNative>(
+        std::move(name),
+        [milliseconds, fails](std::unique_ptr<Kernel> native) {
+          return std::make_unique<TrickyKernel>(std::move(native), milliseconds, fails);
+        },
+        speed));
+  }
+  [[nodiscard]] bool leads() const { return mesh_.rank() == 0; }
+  [[nodiscard]] ShardedOperands operands() const {
+    return shard_operands(problem_, mesh_.shape(), layout_);
+  }
+  [[nodiscard]] std::unique_ptr<ShardedAttention> attention() {
+    return std::make_unique<ShardedAttention>(problem_, operands(), mesh_, registry_, device_,
+                                              options_);
+  }
+  // Makes attention, and expects the same decision on all ranks.
+  [[nodiscard]] Decision decided() {
+    const Decision decision = attention()->decision();
+    const std::vector<std::string> all = mesh_.world().gather_text(to_json(decision));
+    for (const std::string& one : all) EXPECT_EQ(one, all[0]);
+    return decision;
+  }
+  [[nodiscard]] std::vector<TuningEntry> entries() const {
+    std::ifstream file(options_.tuning.file);
+    return parse_tuning(std::string(std::istreambuf_iterator<char>(file), {}), "t.json");
+  }
+  // Rank 0's file, as if another choice had been the best.
+  void write_choice(const Choice& choice) {
+    if (!leads()) return;
+    TuningEntry entry = entries().at(0);
+    entry.choice = choice;
+    EXPECT_THAT(keep_in_file(options_.tuning.file, entry), IsEmpty());
+  }
+  void forget() { cache_.clear(); }
+  static std::string passed_text(const Decision& decision) {
+    std::string text;
+    for (const Decision::Passed& one : decision.passed) {
+      text += std::string(name_of(one.link)) + ": " + one.reason + "\n";
+    }
+    return text;
+  }
+
+  Mesh mesh_;
+  HostDevice device_;
+  Registry registry_;
+  AttentionProblem problem_;
+  OperandLayout layout_;
+  ShardedAttentionOptions options_;
+  TuningCache cache_;
+  std::string folder_;
+  std::shared_ptr<bool> quick_fails_ = std::make_shared<bool>(false);
+  std::shared_ptr<bool> promising_fails_ = std::make_shared<bool>(false);
+};
+
+TEST_F(TuningChainTest, IsOffUnlessItIsAskedFor) {
+  const TuningOptions usual;
+  EXPECT_EQ(usual.policy, TuningPolicy::off);
+  (void)decided();  // what was tuned before does not count
+  options_.tuning.policy = TuningPolicy::off;
+  const Decision decision = decided();
+  EXPECT_EQ(decision.by, DecidedBy::heuristics);
+  EXPECT_EQ(decision.why, "tuning is off");
+  EXPECT_EQ(attention()->implementations(), "promising");
+}
+
+TEST_F(TuningChainTest, AMeasurementFindsWhatIsFaster) {
+  const Decision decision = decided();
+  EXPECT_EQ(decision.by, DecidedBy::measurement) << passed_text(decision);
+  EXPECT_EQ(decision.choice.implementation, "quick");
+  EXPECT_THAT(decision.why, AllOf(HasSubstr("timed 2 of "), HasSubstr("kept in ")));
+  EXPECT_THAT(decision.warnings, IsEmpty());
+  double quick = 0, promising = 0;
+  for (const TunedCandidate& one : decision.candidates) {
+    if (!one.reason.empty()) continue;
+    (one.choice.implementation == "quick" ? quick : promising) = one.seconds;
+    EXPECT_GT(one.predicted, 0);
+  }
+  EXPECT_GT(quick, 0);
+  EXPECT_GT(promising, 0.03);
+  EXPECT_LT(quick, promising);
+  EXPECT_EQ(fs::exists(options_.tuning.file), leads()) << "one rank writes";
+}
+
+TEST_F(TuningChainTest, TheSecondCallTunesNothing) {
+  const Decision first = decided();
+  const Decision second = decided();
+  EXPECT_EQ(second.by, DecidedBy::memory);
+  EXPECT_EQ(second.choice, first.choice);
+  EXPECT_EQ(second.candidates, first.candidates);
+  forget();
+  const Decision third = decided();
+  EXPECT_EQ(third.by, DecidedBy::file);
+  EXPECT_EQ(third.choice, first.choice);
+  EXPECT_THAT(third.why, HasSubstr("t.json, tuned on 20"));
+  EXPECT_EQ(decided().by, DecidedBy::memory) << "what was read is kept in memory";
+}
+
+TEST_F(TuningChainTest, ReadsWithoutMeasuring) {
+  options_.tuning.policy = TuningPolicy::cached;
+  const Decision nothing = decided();
+  EXPECT_EQ(nothing.by, DecidedBy::heuristics);
+  EXPECT_EQ(nothing.why, "the cost model");
+  EXPECT_THAT(passed_text(nothing), AllOf(HasSubstr("cache in memory: does not have"),
+                                          HasSubstr("cache in file: "), HasSubstr("is not there")));
+  EXPECT_TRUE(fs::is_empty(folder_));
+  options_.tuning.policy = TuningPolicy::measure;
+  (void)decided();
+  forget();
+  options_.tuning.policy = TuningPolicy::cached;
+  EXPECT_EQ(decided().by, DecidedBy::file);
+}
+
+TEST_F(TuningChainTest, OneRankDecidesEvenIfFilesDiffer) {
+  (void)decided();
+  forget();
+  // Each rank has a file of its own; rank 0's is the one that counts.
+  mesh_.world().barrier();
+  const std::string from_zero =
+      mesh_.world().gather_text(leads() ? to_json(entries()) : std::string())[0];
+  TuningEntry entry = parse_tuning(from_zero, "t.json").at(0);
+  entry.choice.implementation = leads() ? "promising" : "quick";
+  EXPECT_THAT(keep_in_file(options_.tuning.file, entry), IsEmpty());
+  const Decision decision = decided();
+  EXPECT_EQ(decision.by, DecidedBy::file);
+  EXPECT_EQ(decision.choice.implementation, "promising");
+  EXPECT_EQ(attention()->implementations(), "promising");
+}
+
+TEST_F(TuningChainTest, WhatTheCallerNamesIsNotTuned) {
+  (void)decided();
+  options_.implementation = "promising";
+  const Decision decision = decided();
+  EXPECT_EQ(decision.by, DecidedBy::caller);
+  EXPECT_TRUE(decision.choice.is_open());
+  EXPECT_EQ(attention()->implementations(), "promising");
+}
+
+TEST_F(TuningChainTest, AnOverlayComesBeforeTheCaches) {
+  (void)decided();
+  options_.overlay.implementation = "promising";
+  const Decision decision = decided();
+  EXPECT_EQ(decision.by, DecidedBy::overlay);
+  EXPECT_THAT(decision.why, HasSubstr("implementation promising"));
+  EXPECT_EQ(attention()->implementations(), "promising");
+  // And after the caller.
+  options_.implementation = "quick";
+  EXPECT_EQ(attention()->implementations(), "quick");
+}
+
+TEST_F(TuningChainTest, AnOverlayLeavesTheRestToTheChain) {
+  options_.schedule = "auto";
+  options_.overlay.schedule = "ring";
+  const Decision decision = decided();
+  EXPECT_EQ(decision.by, DecidedBy::measurement) << passed_text(decision);
+  EXPECT_THAT(decision.why, HasSubstr("an overlay sets schedule ring"));
+  EXPECT_EQ(attention()->schedule().schedule, Schedule::ring);
+}
+
+TEST_F(TuningChainTest, ACandidateThatFailsIsPassedOver) {
+  add("broken", 1.2, 0, std::make_shared<bool>(true));
+  options_.tuning.candidates = 100;
+  const Decision decision = decided();
+  EXPECT_EQ(decision.by, DecidedBy::measurement);
+  EXPECT_EQ(decision.choice.implementation, "quick");
+  bool seen = false;
+  for (const TunedCandidate& one : decision.candidates) {
+    if (one.choice.implementation != "broken") continue;
+    seen = true;
+    EXPECT_THAT(one.reason, HasSubstr("its memory is gone"));
+    EXPECT_EQ(one.seconds, 0);
+  }
+  EXPECT_TRUE(seen);
+}
+
+TEST_F(TuningChainTest, NoCandidateIsBegunWhenTheTimeIsOver) {
+  options_.tuning.seconds = 1e-9;
+  const Decision decision = decided();
+  EXPECT_EQ(decision.by, DecidedBy::heuristics);
+  EXPECT_THAT(passed_text(decision), HasSubstr("were over"));
+  EXPECT_TRUE(fs::is_empty(folder_));
+}
+
+TEST_F(TuningChainTest, AChoiceOfTheFileThatIsImpossiblePassesOn) {
+  (void)decided();
+  for (const auto& [choice, reason] :
+       {std::pair(Choice{.implementation = "fastest"}, "implementation fastest"),
+        std::pair(Choice{.schedule = "ulysses"}, "schedule ulysses is not ring")}) {
+    forget();
+    write_choice(choice);
+    options_.tuning.policy = TuningPolicy::cached;
+    const Decision decision = decided();
+    EXPECT_EQ(decision.by, DecidedBy::heuristics);
+    EXPECT_THAT(passed_text(decision), HasSubstr(reason));
+  }
+  // Measured again, it is right again.
+  options_.tuning.policy = TuningPolicy::measure;
+  EXPECT_EQ(decided().by, DecidedBy::measurement);
+  forget();
+  EXPECT_EQ(decided().by, DecidedBy::file);
+}
+
+TEST_F(TuningChainTest, AChoiceOfTheFileThatFailsPassesOn) {
+  (void)decided();
+  forget();
+  *quick_fails_ = true;
+  options_.tuning.policy = TuningPolicy::cached;
+  const std::unique_ptr<ShardedAttention> attention = this->attention();
+  EXPECT_EQ(attention->decision().by, DecidedBy::heuristics);
+  EXPECT_THAT(passed_text(attention->decision()),
+              AllOf(HasSubstr("implementation quick, fails: "), HasSubstr("its memory is gone")));
+  EXPECT_EQ(attention->implementations(), "promising");
+}
+
+TEST_F(TuningChainTest, AnErrorListsWhatWasTried) {
+  (void)decided();
+  forget();
+  *quick_fails_ = *promising_fails_ = true;
+  const std::string message = test::message_of<AgreedFailure>([&] { (void)attention(); });
+  EXPECT_THAT(message, AllOf(HasSubstr("its memory is gone"),
+                             HasSubstr("before that, cache in memory: does not have"),
+                             HasSubstr("before that, cache in file: its choice"),
+                             HasSubstr("before that, measurement: no candidate could be timed")));
+  options_.tuning = {};
+  EXPECT_THAT(test::message_of<AgreedFailure>([&] { (void)attention(); }),
+              Not(HasSubstr("before that")));
+}
+
+TEST_F(TuningChainTest, AFileThatCannotBeReadIsAWarning) {
+  std::ofstream(options_.tuning.file) << "nonsense";
+  const Decision decision = attention()->decision();
+  EXPECT_EQ(decision.by, DecidedBy::measurement);
+  if (leads()) {
+    EXPECT_THAT(decision.warnings, ElementsAre(HasSubstr(".broken-1")));
+    EXPECT_EQ(entries().size(), 1U);
+  } else {
+    EXPECT_THAT(decision.warnings, IsEmpty());
+  }
+}
+
+TEST_F(TuningChainTest, RanksMustAskForTheSame) {
+  if (mesh_.size() == 1) GTEST_SKIP() << "needs 2 ranks";
+  const ShardedAttentionOptions good = options_;
+  const bool odd = mesh_.rank() == mesh_.size() - 1;
+  if (odd) options_.tuning.policy = TuningPolicy::off;
+  EXPECT_THAT(test::message_of<ArgumentError>([&] { (void)attention(); }),
+              AllOf(HasSubstr("tuning off"), HasSubstr("expected tuning measure")));
+  options_ = good;
+  if (odd) options_.overlay.implementation = "quick";
+  EXPECT_THAT(test::message_of<ArgumentError>([&] { (void)attention(); }),
+              HasSubstr("overlay of implementation quick"));
+}
+
+TEST_F(TuningChainTest, LimitsMustMakeSense) {
+  const TuningOptions good = options_.tuning;
+  for (const auto& change : std::vector<std::function<void(TuningOptions&)>>{
+           [](TuningOptions& t) { t.factor = 0.5; }, [](TuningOptions& t) { t.candidates = 0; },
+           [](TuningOptions& t) { t.runs = 0; }, [](TuningOptions& t) { t.seconds = 0; }}) {
+    options_.tuning = good;
+    change(options_.tuning);
+    EXPECT_THROW((void)attention(), ArgumentError);
+  }
+}
+
+// Whatever is chosen computes what it would compute if it were named.
+TEST_F(TuningChainTest, ChangesNoBitOfWhatItChooses) {
+  options_.schedule = "auto";
+  options_.tuning.runs = 1;
+  const auto computed = [&] {
+    CaseShards shards(operands(), problem_.dtype, 1, mesh_.rank(), device_.memory());
+    attention()->run(shards.local_tensors());
+    return shards;
+  };
+  const CaseShards tuned = computed();
+  const Decision decision = decided();
+  EXPECT_EQ(decision.by, DecidedBy::memory);
+  const std::string schedule(name_of(attention()->schedule().schedule));
+  options_.tuning = {};
+  options_.schedule = schedule;
+  options_.plan.emplace();
+  options_.plan->ulysses_degree = decision.choice.ulysses_degree;
+  options_.plan->inner_size = decision.choice.inner_size;
+  if (decision.choice.head_group_bytes > 0) {
+    options_.plan->head_group_bytes = decision.choice.head_group_bytes;
+  }
+  const CaseShards named = computed();
+  EXPECT_EQ(
+      std::memcmp(tuned.output.view().data(), named.output.view().data(), tuned.output.bytes()), 0);
+  EXPECT_EQ(std::memcmp(tuned.lse.view().data(), named.lse.view().data(), tuned.lse.bytes()), 0);
+}
+
+// Of all schedules; masks and strides may change afterwards.
+TEST_F(TuningChainTest, WhatIsChosenStays) {
+  options_.schedule = "auto";
+  options_.tuning.runs = 1;
+  const std::unique_ptr<ShardedAttention> attention = this->attention();
+  const Schedule schedule = attention->schedule().schedule;
+  Mask causal;
+  causal.set_causal(true);
+  attention->set_mask(causal);
+  EXPECT_EQ(attention->schedule().schedule, schedule);
+  const CaseShards shards(operands(), problem_.dtype, 1, mesh_.rank(), device_.memory());
+  EXPECT_NO_THROW(attention->run(shards.local_tensors()));
+  EXPECT_EQ(attention->decision().by, DecidedBy::measurement);
+}
+
+// With bias, mask and an unnormalised output, and halves.
+TEST_F(TuningChainTest, MeasuresEveryKindOfCall) {
+  options_.tuning.runs = 1;
+  problem_.bias = Extents{1, 4, 48, 48};
+  problem_.dense_mask = Extents{1, 1, 1, 48};
+  problem_.normalize_output = false;
+  for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+    problem_.dtype = dtype;
+    const Decision decision = decided();
+    EXPECT_EQ(decision.by, DecidedBy::measurement) << passed_text(decision);
+  }
+}
+
+}  // namespace
+}  // namespace annulus::ring

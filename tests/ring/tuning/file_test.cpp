@@ -1,0 +1,190 @@
+// The persistent cache: a file that many processes share.
+#include "tuning/file.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <sys/file.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/ring/tuning/entries.hpp"
+#include "tests/support/environment_variable.hpp"
+#include "tuning/text.hpp"
+
+namespace annulus::ring {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class TuningFileTest : public ::testing::Test {
+ protected:
+  TuningFileTest() {
+    std::string name = (fs::temp_directory_path() / "annulus_tuning_XXXXXX").string();
+    folder_ = ::mkdtemp(name.data());
+  }
+  ~TuningFileTest() override { fs::remove_all(folder_); }
+
+  [[nodiscard]] std::string path(const std::string& name = "t.json") const {
+    return folder_ + "/" + name;
+  }
+  static void write(const std::string& path, const std::string& text) {
+    std::ofstream(path) << text;
+  }
+  static std::string read(const std::string& path) {
+    std::ostringstream text;
+    text << std::ifstream(path).rdbuf();
+    return text.str();
+  }
+  [[nodiscard]] std::vector<std::string> names() const {
+    std::vector<std::string> found;
+    for (const auto& entry : fs::directory_iterator(folder_)) {
+      found.push_back(entry.path().filename());
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+
+  std::string folder_;
+};
+
+TEST_F(TuningFileTest, IsNotThereAtFirst) {
+  const FileAnswer answer = find_in_file(path(), example_entry().key);
+  EXPECT_FALSE(answer.entry);
+  EXPECT_EQ(answer.reason, path() + " is not there");
+  EXPECT_THAT(answer.warnings, IsEmpty());
+  EXPECT_THAT(names(), IsEmpty());
+}
+
+TEST_F(TuningFileTest, KeepsEveryKeyAndTheLatestOfEach) {
+  TuningEntry entry = example_entry();
+  const std::string deep = path("a/b/t.json");
+  EXPECT_THAT(keep_in_file(deep, entry), IsEmpty());
+  EXPECT_THAT(keep_in_file(deep, example_entry("B=2")), IsEmpty());
+  entry.choice.schedule = "ring";
+  EXPECT_THAT(keep_in_file(deep, entry), IsEmpty());
+  EXPECT_EQ(find_in_file(deep, entry.key).entry, entry);
+  EXPECT_EQ(find_in_file(deep, example_entry("B=2").key).entry, example_entry("B=2"));
+  const FileAnswer other = find_in_file(deep, {{"shape", "B=3"}});
+  EXPECT_FALSE(other.entry);
+  EXPECT_THAT(other.reason, HasSubstr("does not have this problem"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(path("a/b")), fs::directory_iterator()), 2)
+      << "the file and its lock";
+}
+
+TEST_F(TuningFileTest, AnEmptyFileHasNoEntries) {
+  write(path(), "");
+  EXPECT_THAT(find_in_file(path(), example_entry().key).warnings, IsEmpty());
+  EXPECT_THAT(keep_in_file(path(), example_entry()), IsEmpty());
+  EXPECT_THAT(names(), ElementsAre("t.json", "t.json.lock"));
+}
+
+// Nothing is lost, and the names of earlier ones are not taken.
+TEST_F(TuningFileTest, WhatItDoesNotUnderstandIsSetAside) {
+  const std::string text = to_json({example_entry()});
+  std::string newer = text;
+  newer.replace(newer.find("\"version\": 1"), 12, "\"version\": 7");
+  int number = 0;
+  for (const std::string& bad : {text.substr(0, text.size() / 2), std::string("{}"), newer}) {
+    write(path(), bad);
+    const FileAnswer answer = find_in_file(path(), example_entry().key);
+    EXPECT_FALSE(answer.entry);
+    ASSERT_EQ(answer.warnings.size(), 1U);
+    EXPECT_THAT(answer.warnings[0], HasSubstr(path()));
+    EXPECT_EQ(read(path()), bad) << "reading changes nothing";
+    const std::vector<std::string> warnings = keep_in_file(path(), example_entry());
+    ASSERT_EQ(warnings.size(), 1U);
+    const std::string aside = path() + ".broken-" + std::to_string(++number);
+    EXPECT_THAT(warnings[0], HasSubstr(aside));
+    EXPECT_EQ(read(aside), bad);
+    EXPECT_EQ(find_in_file(path(), example_entry().key).entry, example_entry());
+  }
+}
+
+TEST_F(TuningFileTest, APlaceThatCannotBeWrittenIsAWarning) {
+  write(path("file"), "");
+  const std::string below_file = path("file") + "/t.json";
+  EXPECT_THAT(keep_in_file(below_file, example_entry()), ElementsAre(HasSubstr(below_file)));
+  EXPECT_THAT(find_in_file(below_file, {}).warnings, ElementsAre(HasSubstr(below_file)));
+  // A directory stays what it is.
+  fs::create_directory(path("directory"));
+  EXPECT_THAT(keep_in_file(path("directory"), example_entry()),
+              ElementsAre(HasSubstr("not a file")));
+  EXPECT_THAT(find_in_file(path("directory"), {}).warnings, ElementsAre(HasSubstr("not a file")));
+  EXPECT_TRUE(fs::is_directory(path("directory")));
+}
+
+TEST_F(TuningFileTest, ASymbolicLinkStaysOne) {
+  fs::create_directory(path("elsewhere"));
+  fs::create_symlink(path("elsewhere") + "/real.json", path());
+  EXPECT_THAT(keep_in_file(path(), example_entry()), IsEmpty());
+  EXPECT_TRUE(fs::is_symlink(path()));
+  EXPECT_EQ(find_in_file(path("elsewhere") + "/real.json", example_entry().key).entry,
+            example_entry());
+}
+
+// Eight processes at once lose no entry, and whoever reads meanwhile reads a whole file.
+TEST_F(TuningFileTest, ProcessesDoNotDisturbEachOther) {
+  constexpr int kProcesses = 8;
+  constexpr int kEach = 12;
+  const auto name = [](int process, int i) {
+    return "process " + std::to_string(process) + ", entry " + std::to_string(i);
+  };
+  std::vector<pid_t> children;
+  for (int process = 0; process < kProcesses; ++process) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      bool good = true;
+      for (int i = 0; i < kEach; ++i) {
+        good = good && keep_in_file(path(), example_entry(name(process, i))).empty();
+        const FileAnswer mine = find_in_file(path(), example_entry(name(process, 0)).key);
+        good = good && mine.entry && mine.warnings.empty();
+      }
+      ::_exit(good ? 0 : 1);
+    }
+    children.push_back(child);
+  }
+  for (const pid_t child : children) {
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  EXPECT_EQ(parse_tuning(read(path()), path()).size(), std::size_t{kProcesses} * kEach);
+  for (int process = 0; process < kProcesses; ++process) {
+    for (int i = 0; i < kEach; ++i) {
+      EXPECT_TRUE(find_in_file(path(), example_entry(name(process, i)).key).entry)
+          << name(process, i);
+    }
+  }
+  EXPECT_THAT(names(), ElementsAre("t.json", "t.json.lock"));
+}
+
+TEST(UsualTuningFile, IsInTheCacheDirectory) {
+  const char* const home = std::getenv("HOME");
+  const std::string old_home = home == nullptr ? "" : home;
+  {
+    const test::EnvironmentVariable cache("XDG_CACHE_HOME", "/x");
+    EXPECT_EQ(usual_tuning_file(), "/x/annulus/tuning.json");
+  }
+  {
+    const test::EnvironmentVariable relative("XDG_CACHE_HOME", "x");
+    const test::EnvironmentVariable my_home("HOME", "/home/me");
+    EXPECT_EQ(usual_tuning_file(), "/home/me/.cache/annulus/tuning.json");
+  }
+  EXPECT_EQ(usual_tuning_file(), "");  // the variables are gone
+  ::setenv("HOME", old_home.c_str(), 1);
+}
+
+}  // namespace
+}  // namespace annulus::ring

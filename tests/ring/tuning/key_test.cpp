@@ -1,0 +1,104 @@
+// What makes two calls the same to the tuning chain.
+#include "tuning/key.hpp"
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/ring/tuning/planned_call.hpp"
+
+namespace annulus::ring {
+namespace {
+
+using ::testing::HasSubstr;
+
+using Change = std::function<void(PlannedCall&, Machine&)>;
+
+TuningKey key_after(const Change& change, int ranks = 4) {
+  PlannedCall call(ranks);
+  call.problem.mask.set_causal(true);
+  Machine machine{{"a CPU"}, {4}, "annulus 1, MPI 2", false, 3};
+  change(call, machine);
+  const PlanInput input = call.input();
+  return make_tuning_key(input, call.options, call.open(input), machine);
+}
+void nothing(PlannedCall& /*call*/, Machine& /*machine*/) {}
+
+TEST(TuningKey, IsReadable) {
+  const TuningKey key = key_after(nothing);
+  EXPECT_EQ(key.at("device"), "a CPU");
+  EXPECT_EQ(key.at("versions"), "annulus 1, MPI 2");
+  EXPECT_EQ(key.at("shape"), "B=1 T=4096 S=4096 N=8 K=4 D=64 Dv=64");
+  EXPECT_EQ(key.at("local shapes"), "query [1, 1024, 8, 64], key [1, 1024, 4, 64]");
+  EXPECT_EQ(key.at("dtype"), "float32");
+  EXPECT_EQ(key.at("mask"), "band, 1/2 visible");
+  EXPECT_EQ(key.at("modifiers"), "none");
+  EXPECT_EQ(key.at("mesh"), "sp=4");
+  EXPECT_EQ(key.at("ranks"), "4");
+  EXPECT_EQ(key.at("ranks of nodes"), "4");
+  EXPECT_EQ(key.at("implementations"), "quick, slow");
+  EXPECT_EQ(key.at("threads"), "3");
+}
+
+TEST(TuningKey, DiffersInAllThatMatters) {
+  const TuningKey usual = key_after(nothing);
+  const std::vector<std::pair<std::string, Change>> changes{
+      {"device", [](auto&, Machine& m) { m.devices = {"another CPU"}; }},
+      {"device", [](auto&, Machine& m) { m.shares_gpus = true; }},
+      {"versions", [](auto&, Machine& m) { m.versions = "annulus 2"; }},
+      {"ranks of nodes",
+       [](auto&, Machine& m) {
+         m.ranks_per_node = {2, 2};
+       }},
+      {"threads", [](auto&, Machine& m) { m.threads = 1; }},
+      {"shape", [](PlannedCall& c, auto&) { c.problem.shape.kv_heads = 8; }},
+      {"dtype", [](PlannedCall& c, auto&) { c.problem.dtype = DType::bfloat16; }},
+      {"mask", [](PlannedCall& c, auto&) { c.problem.mask = {}; }},
+      {"mask", [](PlannedCall& c, auto&) { c.problem.mask.set_window(64, 0); }},
+      {"mask", [](PlannedCall& c, auto&) { c.problem.mask.set_kv_lengths({4000}); }},
+      {"modifiers", [](PlannedCall& c, auto&) { c.problem.soft_cap = 3; }},
+      {"modifiers", [](PlannedCall& c, auto&) { c.problem.dropout.emplace(0.1, 1); }},
+      {"modifiers", [](PlannedCall& c, auto&) { c.problem.sinks = Sinks::random(8, 2, 1); }},
+      {"modifiers",
+       [](PlannedCall& c, auto&) {
+         c.problem.bias = Extents{1, 1, 1, 4096};
+       }},
+      {"modifiers", [](PlannedCall& c, auto&) { c.problem.normalize_output = false; }},
+      {"layout", [](PlannedCall& c, auto&) { c.layout.sequence = LayoutKind::zigzag; }},
+      {"layout", [](PlannedCall& c, auto&) { c.layout.granule = 128; }},
+      {"implementations", [](PlannedCall& c, auto&) { c.options.implementation = "quick"; }},
+      {"named", [](PlannedCall& c, auto&) { c.options.schedule = "ring"; }},
+      {"named", [](PlannedCall& c, auto&) { c.options.plan.emplace().ulysses_degree = 2; }},
+      {"named", [](PlannedCall& c, auto&) { c.options.plan.emplace().gather_bytes = 1; }},
+      {"named", [](PlannedCall& c, auto&) { c.options.runner.replay = false; }}};
+  for (const auto& [name, change] : changes) {
+    const TuningKey key = key_after(change);
+    EXPECT_NE(key, usual) << name;
+    EXPECT_NE(key.at(name), usual.at(name));
+  }
+  EXPECT_NE(key_after(nothing, 2).at("mesh"), usual.at("mesh"));
+}
+
+// Other scales, seeds, documents and lengths of the same kind do not need to be tuned again.
+TEST(TuningKey, IsTheSameForWhatCostsTheSame) {
+  const TuningKey usual = key_after(nothing);
+  EXPECT_EQ(key_after([](PlannedCall& c, auto&) { c.problem.scale = 3; }), usual);
+  const auto lengths = [](std::int32_t length) {
+    return [length](PlannedCall& c, auto&) { c.problem.mask.set_kv_lengths({length}); };
+  };
+  EXPECT_EQ(key_after(lengths(3900)), key_after(lengths(4000)));
+  EXPECT_NE(key_after(lengths(300)), key_after(lengths(4000)));
+  const auto dropout = [](std::uint64_t seed) {
+    return [seed](PlannedCall& c, auto&) { c.problem.dropout.emplace(0.1, seed); };
+  };
+  EXPECT_EQ(key_after(dropout(1)), key_after(dropout(2)));
+  EXPECT_EQ(key_after([](PlannedCall& c, auto&) { c.problem.mask.set_kv_lengths({0}); }).at("mask"),
+            "segments, nothing visible");
+}
+
+}  // namespace
+}  // namespace annulus::ring

@@ -294,6 +294,7 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"run", "--device", "gpu"}, "auto, cpu"},
     BadValue{{"info", "--rank-order", "host"}, "one of node, mpirun"},
     BadValue{{"run", "--transport", "mpi"}, "auto, nccl, peer"},
+    BadValue{{"run", "--tuning", "on"}, "off, cached, measure"},
     BadValue{{"run", "--share-gpus", "perhaps"}, "true"},
     BadValue{{"run", "--layout", "tbhd"}, "bthd, bhtd"},
     BadValue{{"run", "--threads", "-1"}, "from 0"},

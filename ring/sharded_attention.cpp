@@ -112,7 +112,8 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
       device_(device),
       options_(under_overlay(options, device.place())) {
   check_same_tuning(mesh.world(), options);
-  std::unique_ptr<Planning> open = make_planning(problem);  // agrees on the group
+  // What the chain looks at, as long as it may decide. Makes the ranks agree on the group.
+  const std::unique_ptr<Planning> open = make_planning(problem);
   use_group();
   open->input.prices.model.adopt_transport(transport_);
   const std::string schedule =
@@ -127,7 +128,7 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
     decision_ = chain.decide();
     try {
       options_ = with_choice(asked, decision_.choice, device.place());
-      planning_ = decision_.choice.is_open() ? std::move(open) : make_planning(problem);
+      planning_ = make_planning(problem);
       use_group();
       plan_until_prepared(nullptr);
       return;

@@ -22,7 +22,7 @@ namespace {
 
 // Times closer than this are noise: the earlier candidate then wins, most of all the heuristics'.
 constexpr double kNoise = 1.02;
-// A candidate that is so much slower than the best so far is timed once.
+// A candidate that is twice so much slower than the best so far is not timed again.
 constexpr double kHopeless = 1.5;
 
 /// Calls before the timed ones: at least so many, and for so long. The second call on a GPU is
@@ -56,7 +56,7 @@ double time_one(const TunedCall& call, const Choice& choice, const LocalTensors&
   std::vector<double> seconds;
   for (int i = 0; i < std::max(1, call.options.tuning.runs); ++i) {
     seconds.push_back(seconds_of(world, run));
-    if (i == 0 && seconds.front() > best * kHopeless) break;
+    if (i == 1 && std::min(seconds[0], seconds[1]) > best * kHopeless) break;
   }
   return timing_of(std::move(seconds)).median;
 }

@@ -45,7 +45,13 @@ class Search {
   void add(const Choice& choice) {
     TunedCandidate candidate{choice};
     const PlanInput input = with_choice(input_, choice);
-    const Schedule schedule = parse_schedule(choice.schedule.empty() ? schedule_ : choice.schedule);
+    const std::string& name = choice.schedule.empty() ? schedule_ : choice.schedule;
+    candidate.reason = obstacle_of(choice, input_, name);
+    if (!candidate.reason.empty()) {
+      impossible_.push_back(std::move(candidate));
+      return;
+    }
+    const Schedule schedule = parse_schedule(name);
     try {
       candidate.predicted = predicted_seconds(make_plan(input, schedule, judges_), input.prices);
     } catch (const UnsupportedError& error) {

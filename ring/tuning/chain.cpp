@@ -23,6 +23,9 @@
 namespace annulus::ring {
 namespace {
 
+// Timeouts that may pass before a disk counts as hung.
+constexpr double kDiskTimeouts = 20;
+
 std::string now() {
   return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
 }
@@ -100,7 +103,7 @@ const Decision& TuningChain::decide() {
     });
   }
   collectively(control, [&] {
-    const Computing computing = control.computing();
+    const Computing computing = control.computing(kDiskTimeouts);
     if (control.rank() == 0) static_cast<void>(look_up());
   });
   share();
@@ -206,7 +209,7 @@ bool TuningChain::measure() {
       fmt::format("timed {} of {} candidates in {:.2g} s", timed(candidates), candidates.size(),
                   static_cast<double>(monotonic_ns() - begin) * 1e-9);
   collectively(control, [&] {
-    const Computing computing = control.computing();
+    const Computing computing = control.computing(kDiskTimeouts);
     if (control.rank() == 0) keep({*key_, best->choice, now(), candidates}, why);
   });
   answer(DecidedBy::measurement, why);
@@ -233,10 +236,12 @@ bool TuningChain::reject(const std::string& message) {
   pass(decision_.by,
        fmt::format("its choice, {}, fails: {}", choice_text(decision_.choice), message));
   next_ = static_cast<DecidedBy>(static_cast<int>(decision_.by) + 1);
+  has_rejected_ = true;
   return true;
 }
 
 std::string TuningChain::tried() const {
+  if (!has_rejected_) return {};
   std::string text;
   for (const Decision::Passed& one : decision_.passed) {
     text += fmt::format("; before that, {}: {}", name_of(one.link), one.reason);

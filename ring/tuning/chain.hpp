@@ -24,8 +24,8 @@ class TuningChain {
   /// What was decided failed when it was planned or made ready, with this message. Whether a later
   /// link may decide: then decide() asks those.
   bool reject(const std::string& message);
-  /// "", or "; before that, …" with all links that were passed over and why, for the message of
-  /// what failed in the end.
+  /// "", or, if a choice of an earlier link failed, "; before that, …" with all links that were
+  /// passed over and why, for the message of what failed in the end.
   [[nodiscard]] std::string tried() const;
 
  private:
@@ -46,6 +46,7 @@ class TuningChain {
   std::string file_;
   std::optional<TuningKey> key_;
   DecidedBy next_ = DecidedBy::caller;
+  bool has_rejected_ = false;
   Decision decision_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <set>
 #include <string_view>
@@ -95,6 +96,16 @@ std::string named_text(const ShardedAttentionOptions& options, const PlanInput& 
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
+// Neighbours on one node count together: "0 x 8, 1 x 8".
+std::string placement_text(const std::vector<int>& node_of_rank) {
+  std::vector<std::string> runs;
+  for (std::size_t begin = 0, end = 0; begin < node_of_rank.size(); begin = end) {
+    while (end < node_of_rank.size() && node_of_rank[end] == node_of_rank[begin]) ++end;
+    runs.push_back(fmt::format("{} x {}", node_of_rank[begin], end - begin));
+  }
+  return fmt::format("{}", fmt::join(runs, ", "));
+}
+
 }  // namespace
 
 Machine machine_of(Mesh& mesh, Place place, int threads) {
@@ -104,10 +115,10 @@ Machine machine_of(Mesh& mesh, Place place, int threads) {
       collectively(control, [&] { return device_name(place); }), "names of devices");
   const std::set<std::string> distinct(names.begin(), names.end());
   machine.devices.assign(distinct.begin(), distinct.end());
-  const Topology& topology = mesh.topology();
-  for (int node = 0; node < topology.nodes(); ++node) {
-    machine.ranks_per_node.push_back(topology.ranks_on_node(node));
-  }
+  const std::vector<int>& nodes = mesh.topology().node_of_rank;
+  const std::vector<int> machines = Topology::of_machines(control).node_of_rank;
+  machine.nodes = placement_text(nodes);
+  if (machines != nodes) machine.nodes += " of machines " + placement_text(machines);
   machine.versions = fmt::format("annulus {}, {}", library_version(), library_versions(place));
   machine.shares_gpus = !place.is_host() && ranks_on_one_gpu(control, place.device).has_value();
   machine.threads = threads;
@@ -131,7 +142,7 @@ TuningKey make_tuning_key(const PlanInput& input, const ShardedAttentionOptions&
       {"modifiers", modifiers(problem)},
       {"mesh", to_string(operands.key.mesh())},
       {"ranks", std::to_string(operands.key.mesh().ranks())},
-      {"ranks of nodes", fmt::format("{}", fmt::join(machine.ranks_per_node, "+"))},
+      {"nodes of ranks", machine.nodes},
       {"layout", fmt::format("query {}, key {}", layout(operands.query), layout(operands.key))},
       {"implementations", candidates_text(input)},
       {"named", named_text(options, input, open)}};

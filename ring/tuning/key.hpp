@@ -14,10 +14,12 @@ namespace annulus::ring {
 /// What ranks compute with.
 struct Machine {
   std::vector<std::string> devices;  ///< names, each once, in order
-  std::vector<int> ranks_per_node;   ///< in order of the nodes' first ranks
-  std::string versions;              ///< of the libraries as they were loaded
-  bool shares_gpus = false;          ///< whether several ranks use one GPU
-  int threads = 1;                   ///< of a rank's kernels, on CPUs
+  /// The nodes of the ranks, in order: "0 x 8, 1 x 8"; if nodes are only pretended (ANNULUS_NODE),
+  /// also their machines.
+  std::string nodes;
+  std::string versions;      ///< of the libraries as they were loaded
+  bool shares_gpus = false;  ///< whether several ranks use one GPU
+  int threads = 1;           ///< of a rank's kernels, on CPUs
 };
 
 /// Collective over the mesh.

@@ -22,7 +22,7 @@ using nlohmann::json;
 
 constexpr const char* kSchema = "annulus.tuning";
 constexpr int kVersion = 1;
-constexpr double kLongest = 1e6;  // seconds
+constexpr double kLongest = 1e15;  // seconds
 
 /// An object of the file, and its location: "entries[2].choice".
 class Reader {

@@ -117,6 +117,19 @@ TEST(TuningCandidates, LeaveAloneWhatIsNamed) {
   }
 }
 
+TEST(TuningCandidates, OfAScheduleThatCannotRunHaveTheReason) {
+  PlannedCall call(4);
+  call.options.schedule = "hybrid";
+  for (const int degree : {3, 8}) {
+    call.options.plan.emplace().ulysses_degree = degree;
+    const std::vector<TunedCandidate> all = candidates_of(call);
+    ASSERT_FALSE(all.empty());
+    for (const TunedCandidate& one : all) {
+      EXPECT_THAT(one.reason, HasSubstr("does not divide")) << degree;
+    }
+  }
+}
+
 TEST(OpenChoices, AreWhatNobodyHasNamed) {
   PlannedCall call(4);
   const auto open = [&] {

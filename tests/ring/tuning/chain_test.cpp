@@ -305,6 +305,22 @@ TEST_F(TuningChainTest, AnErrorListsWhatWasTried) {
               Not(HasSubstr("before that")));
 }
 
+// What the caches and heuristics chose may be the same plan, and fail each time.
+TEST_F(TuningChainTest, AChoiceOfNothingThatFailsPassesOn) {
+  (void)decided();
+  for (const TuningPolicy policy : {TuningPolicy::cached, TuningPolicy::measure}) {
+    forget();
+    write_choice({});
+    *quick_fails_ = *promising_fails_ = true;
+    options_.tuning.policy = policy;
+    EXPECT_THAT(test::message_of<AgreedFailure>([&] { (void)attention(); }),
+                AllOf(HasSubstr("its memory is gone"),
+                      HasSubstr("before that, cache in file: its choice, nothing, fails")));
+    *quick_fails_ = *promising_fails_ = false;
+    EXPECT_EQ(decided().by, DecidedBy::memory);  // which keeps what was in the file
+  }
+}
+
 TEST_F(TuningChainTest, AFileThatCannotBeReadIsAWarning) {
   std::ofstream(options_.tuning.file) << "nonsense";
   const Decision decision = attention()->decision();

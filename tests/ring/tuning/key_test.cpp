@@ -21,7 +21,7 @@ using Change = std::function<void(PlannedCall&, Machine&)>;
 TuningKey key_after(const Change& change, int ranks = 4) {
   PlannedCall call(ranks);
   call.problem.mask.set_causal(true);
-  Machine machine{{"a CPU"}, {4}, "annulus 1, MPI 2", false, 3};
+  Machine machine{{"a CPU"}, "0 x 4", "annulus 1, MPI 2", false, 3};
   change(call, machine);
   const PlanInput input = call.input();
   return make_tuning_key(input, call.options, call.open(input), machine);
@@ -39,7 +39,7 @@ TEST(TuningKey, IsReadable) {
   EXPECT_EQ(key.at("modifiers"), "none");
   EXPECT_EQ(key.at("mesh"), "sp=4");
   EXPECT_EQ(key.at("ranks"), "4");
-  EXPECT_EQ(key.at("ranks of nodes"), "4");
+  EXPECT_EQ(key.at("nodes of ranks"), "0 x 4");
   EXPECT_EQ(key.at("implementations"), "quick, slow");
   EXPECT_EQ(key.at("threads"), "3");
 }
@@ -50,10 +50,7 @@ TEST(TuningKey, DiffersInAllThatMatters) {
       {"device", [](auto&, Machine& m) { m.devices = {"another CPU"}; }},
       {"device", [](auto&, Machine& m) { m.shares_gpus = true; }},
       {"versions", [](auto&, Machine& m) { m.versions = "annulus 2"; }},
-      {"ranks of nodes",
-       [](auto&, Machine& m) {
-         m.ranks_per_node = {2, 2};
-       }},
+      {"nodes of ranks", [](auto&, Machine& m) { m.nodes = "0 x 2, 1 x 2"; }},
       {"threads", [](auto&, Machine& m) { m.threads = 1; }},
       {"shape", [](PlannedCall& c, auto&) { c.problem.shape.kv_heads = 8; }},
       {"dtype", [](PlannedCall& c, auto&) { c.problem.dtype = DType::bfloat16; }},

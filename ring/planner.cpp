@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
@@ -152,6 +154,16 @@ Schedule parse_schedule(std::string_view name) {
   throw ArgumentError("schedule", fmt::format("'{}'", name), known);
 }
 
+std::vector<std::pair<Schedule, std::string>> schedules_for(const PlanInput& input) {
+  std::vector<std::pair<Schedule, std::string>> schedules;
+  for (const ScheduleEntry& entry : schedule_table()) {
+    std::string reason = entry.obstacle(input);
+    if (reason.empty()) reason = entry.pointless(input);
+    schedules.emplace_back(entry.schedule, std::move(reason));
+  }
+  return schedules;
+}
+
 ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
   ScheduleChoice choice;
   if (name != "auto") {
@@ -167,13 +179,11 @@ ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
     double seconds = 0;
   };
   std::vector<Candidate> candidates;
-  for (const ScheduleEntry& entry : schedule_table()) {
-    std::string reason = entry.obstacle(input);
-    if (reason.empty()) reason = entry.pointless(input);
+  for (auto& [schedule, reason] : schedules_for(input)) {
     if (reason.empty()) {
-      candidates.push_back({entry.schedule});
+      candidates.push_back({schedule});
     } else {
-      choice.passed_over.push_back({entry.schedule, reason});
+      choice.passed_over.push_back({schedule, std::move(reason)});
     }
   }
   if (candidates.empty()) {
@@ -242,15 +252,20 @@ Plan make_plan(const PlanInput& input, Schedule schedule, const std::vector<int>
     plan.most_work = std::max(plan.most_work, one);
     plan.mean_work += one / static_cast<double>(work.size());
   }
-  std::map<std::vector<int>, std::unique_ptr<Group>> groups;
   plan.ranks.reserve(ranks.size());
+  plan_each(input, schedule, ranks, [&](RankPlan rank) { plan.ranks.push_back(std::move(rank)); });
+  return plan;
+}
+
+void plan_each(const PlanInput& input, Schedule schedule, const std::vector<int>& ranks,
+               const std::function<void(RankPlan)>& take) {
+  std::map<std::vector<int>, std::unique_ptr<Group>> groups;
   for (const int rank : ranks) {
-    const std::vector<int> ranks_of_group = kv_group(operands, rank);
+    const std::vector<int> ranks_of_group = kv_group(input.operands, rank);
     std::unique_ptr<Group>& group = groups[ranks_of_group];
     if (!group) group = std::make_unique<Group>(input, ranks_of_group);
-    plan.ranks.push_back(plan_rank(input, schedule, *group, rank));
+    take(plan_rank(input, schedule, *group, rank));
   }
-  return plan;
 }
 
 Plan make_plan(const PlanInput& input, Schedule schedule) {
@@ -280,8 +295,45 @@ int ranks_per_row(const NamedSharding& key, const std::vector<int>& node_of_rank
   return row;
 }
 
+namespace {
+
+// All ranks of some nodes, that of the busiest rank among them, so that the ranks of a node share
+// its network as in the whole mesh. Nothing if one node has more than `most`.
+std::vector<int> sample_nodes(const PlanInput& input, int most) {
+  const std::vector<int>& node_of_rank = input.prices.node_of_rank;
+  std::map<int, std::vector<int>> nodes;
+  for (std::size_t r = 0; r < node_of_rank.size(); ++r) {
+    nodes[node_of_rank[r]].push_back(static_cast<int>(r));
+  }
+  std::size_t largest = 1;
+  for (const auto& [node, ranks] : nodes) largest = std::max(largest, ranks.size());
+  const auto wanted =
+      std::min(static_cast<std::int64_t>(nodes.size()),
+               static_cast<std::int64_t>(most) / static_cast<std::int64_t>(largest));
+  if (wanted < 1) return {};
+  const std::vector<double> work = work_of_all(input);
+  const auto busiest = std::max_element(work.begin(), work.end()) - work.begin();
+  std::set<int> chosen{node_of_rank[static_cast<std::size_t>(busiest)]};
+  const auto last = static_cast<std::int64_t>(nodes.size()) - 1;
+  for (std::int64_t i = 0; static_cast<std::int64_t>(chosen.size()) < wanted && i < wanted; ++i) {
+    chosen.insert(std::next(nodes.begin(), wanted == 1 ? 0 : i * last / (wanted - 1))->first);
+  }
+  std::vector<int> sample;
+  for (const int node : chosen) {
+    sample.insert(sample.end(), nodes[node].begin(), nodes[node].end());
+  }
+  std::sort(sample.begin(), sample.end());
+  return sample;
+}
+
+}  // namespace
+
 std::vector<int> sample_ranks(const PlanInput& input, int most) {
   const int all = input.operands.key.mesh().ranks();
+  if (all > most && !input.prices.node_of_rank.empty()) {
+    std::vector<int> nodes = sample_nodes(input, most);
+    if (!nodes.empty()) return nodes;
+  }
   std::set<int> sample;
   if (all > most) {
     const std::vector<double> work = work_of_all(input);

@@ -164,8 +164,11 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
     const Place place = device_.place();
     CostModel model = options_.cost_model.value_or(CostModel::for_place(place));
     Selection selection = registry_.select(options_.implementation, problem, place);
-    return std::make_unique<Planning>(std::move(problem), std::move(selection), operands_, place,
-                                      std::move(model), plan);
+    auto made = std::make_unique<Planning>(std::move(problem), std::move(selection), operands_,
+                                           place, std::move(model), plan);
+    const Topology& topology = mesh_.topology();
+    if (topology.nodes() > 1) made->input.prices.node_of_rank = topology.node_of_rank;
+    return made;
   });
   check_same_plan(control, fingerprint(planning->input, options_));
   return planning;

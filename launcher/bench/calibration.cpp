@@ -170,7 +170,7 @@ void measure_kernels(ring::CostModel& model, KernelBlocks& blocks, const Extent&
   }
 }
 
-void measure_transports(ring::CostModel& model, const std::vector<TransportHops>& all,
+void measure_transports(ring::CostModel& model, const std::vector<TransportHops>& all, int nodes,
                         Report& report) {
   for (const TransportHops& one : all) {
     if (!one.skipped.empty()) {
@@ -179,6 +179,11 @@ void measure_transports(ring::CostModel& model, const std::vector<TransportHops>
     }
     if (model.transports.empty()) model.transport = one.transport;  // the preferred one comes first
     model.transports.emplace(one.transport, one.curve().rising());
+  }
+  // The slowest hop of a ring over several nodes is one between them.
+  if (nodes > 1 && !model.transports.empty()) {
+    model.network = model.transports.at(model.transport);
+    model.assumed.erase("network_hops");
   }
   if (model.transports.empty()) {
     throw UnsupportedError("--calibrate: no transport between the ranks could be measured");
@@ -292,9 +297,10 @@ ExitCode calibrate(const CommandContext& context) {
                 {{"what", "", 8}, {"size", "", 16}, {"value", "", 12}, {"unit", "", 8}},
                 {options.wide, options.legend});
   report.add_meta("options", options.given);
-  ring::CostModel measured;
+  // What is not measured stays assumed.
+  ring::CostModel measured = ring::CostModel::for_place(device->place());
+  measured.transports.clear();
   measured.source = source_text(mesh, device->place(), threads);
-  measured.device = device->place().kind;
   std::optional<ring::CostModel> known;
   const std::string shown = "--calibrate " + options.calibrate;
   std::optional<files::TextFile> file;
@@ -321,7 +327,7 @@ ExitCode calibrate(const CommandContext& context) {
   measure_transports(measured,
                      measure_hops(mesh, *device, options.transport, extent.hop_bytes,
                                   options.warmup, options.iterations),
-                     report);
+                     mesh.topology().nodes(), report);
   collectively(world, [&] {
     if (!file) return;
     report.add_meta("source", measured.source);
@@ -334,6 +340,7 @@ ExitCode calibrate(const CommandContext& context) {
       known = std::move(measured);
     }
     report.add_meta("file holds", classes_text(*known));
+    report.add_meta("assumed", fmt::format("{}", fmt::join(known->assumed, ", ")));
     as_option(shown, [&] { file->commit(ring::to_json(*known) + "\n"); });
     if (!report_files->replace_table()) report.write_table(context.out);
     report_files->write(report, context.out);

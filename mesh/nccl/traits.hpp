@@ -10,6 +10,7 @@ inline constexpr TransportTraits kNcclTraits{.name = "nccl",
                                              .choice = Transport::nccl,
                                              .ahead = true,
                                              .starts_once = true,
+                                             .on_multiprocessors = true,
                                              .uniform_calls = true};
 
 }  // namespace annulus

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
+
+#include <annulus/mesh/transport.hpp>
 
 namespace annulus::ring {
 namespace {
@@ -89,16 +92,26 @@ double seconds_of(const RankPlan& plan, const Copy& copy, const Prices& prices) 
 double seconds_of(const RankPlan& plan, const Reduce& reduce, const Prices& prices) {
   double bytes = bytes_of(plan, reduce.into.output);
   for (const Result& part : reduce.parts) bytes += bytes_of(plan, part.output);
-  return prices.model.memory_seconds(bytes);
+  return prices.model.launch_seconds + prices.model.memory_seconds(bytes);
 }
 
-double seconds_of(const std::vector<Transfer>& transfers, const Prices& prices) {
-  std::vector<double> messages;
-  messages.reserve(transfers.size());
-  for (const Transfer& transfer : transfers) {
-    messages.push_back(static_cast<double>(transfer.bytes));
+MessageCosts costs_of_messages(std::span<const double> bytes, bool across, const CostModel& model) {
+  const CostCurve& curve = model.messages(across);
+  MessageCosts costs{curve.at_zero(), {}};
+  costs.seconds.reserve(bytes.size());
+  double busy = 0;
+  for (const double message : bytes) {
+    costs.seconds.push_back(std::max(0.0, curve.extended(message) - costs.latency));
+    busy += costs.seconds.back();
   }
-  return prices.model.transfer_seconds(messages);
+  const double starts =
+      transport_traits(model.transport).starts_once ? 1 : static_cast<double>(bytes.size());
+  const double more = model.transfer_seconds(bytes, across) - starts * costs.latency - busy;
+  if (more <= 0) return costs;
+  for (double& seconds : costs.seconds) {
+    seconds += busy > 0 ? more * seconds / busy : more / static_cast<double>(bytes.size());
+  }
+  return costs;
 }
 
 }  // namespace annulus::ring

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <span>
+#include <vector>
+
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/prices.hpp>
 
@@ -10,7 +13,8 @@ namespace annulus::ring {
 inline constexpr double kPassesToContinue = 2;
 inline constexpr double kPassesToCombine = 5;
 
-/// Predicted seconds of a task that a rank does by itself. Tasks are priced only here.
+/// Predicted seconds of a task that a rank does by itself, but for the launch of copies: those that
+/// follow each other share one. Tasks are priced only here.
 [[nodiscard]] double seconds_of(const RankPlan& plan, const Block& block, const Prices& prices);
 [[nodiscard]] double seconds_of(const RankPlan& plan, const Copy& copy, const Prices& prices);
 [[nodiscard]] double seconds_of(const RankPlan& plan, const Reduce& reduce, const Prices& prices);
@@ -21,7 +25,17 @@ inline constexpr double kPassesToCombine = 5;
 [[nodiscard]] double seconds_before_waiting(const RankPlan& plan, const Block& block,
                                             std::int64_t columns, const Prices& prices);
 
-/// Predicted seconds of one side's messages of an exchange.
-[[nodiscard]] double seconds_of(const std::vector<Transfer>& transfers, const Prices& prices);
+/// What messages of an exchange cost that one rank gets, or sends, one after the other.
+struct MessageCosts {
+  /// Before a message moves: before each, or before the first only, if the transport starts them
+  /// once.
+  double latency = 0;
+  std::vector<double> seconds;  ///< that each keeps its links busy
+};
+
+/// Of messages to other nodes (`across`) or inside one, by the bytes of each. In all, it is what
+/// CostModel::transfer_seconds() says.
+[[nodiscard]] MessageCosts costs_of_messages(std::span<const double> bytes, bool across,
+                                             const CostModel& model);
 
 }  // namespace annulus::ring

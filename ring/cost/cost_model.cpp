@@ -38,7 +38,9 @@ CostModel CostModel::cpu_core() {
           .kernels = {},
           .merge_bytes_per_second = 8e9,
           .transports = {{"mpi", CostCurve::transfer(2e-6, 3e9)}},
-          .transport = "mpi"};
+          .transport = "mpi",
+          .network = CostCurve::transfer(30e-6, 1.1e9),
+          .node_bytes_per_second = 1.1e9};
 }
 
 // Round figures of H200 GPUs, four of them in a ring.
@@ -60,7 +62,11 @@ CostModel CostModel::hopper_nvlink() {
           .kernels = {},
           .merge_bytes_per_second = 3.3e12,
           .transports = {{"nccl", nccl}, {"peer", copy_engine}},
-          .transport = "peer"};
+          .transport = "peer",
+          .transfer_share = 0.12,  // NCCL's 16 channels of 132 multiprocessors
+          .network = CostCurve::transfer(25e-6, 45e9),
+          .node_bytes_per_second = 8 * 45e9,
+          .launch_seconds = 5e-6};
 }
 
 CostModel CostModel::for_device(Place::Kind device) {
@@ -93,6 +99,15 @@ void CostModel::refresh(const CostModel& newer, bool prefers) {
   merge_bytes_per_second = newer.merge_bytes_per_second;
   for (const auto& [name, curve] : newer.transports) transports.insert_or_assign(name, curve);
   if (prefers) transport = newer.transport;
+  const auto take = [&](const char* name, auto CostModel::*field) {
+    if (newer.assumed.contains(name)) return;
+    this->*field = newer.*field;
+    assumed.erase(name);
+  };
+  take("transfer_share", &CostModel::transfer_share);
+  take("network_hops", &CostModel::network);
+  take("node_bytes_per_second", &CostModel::node_bytes_per_second);
+  take("launch_seconds", &CostModel::launch_seconds);
 }
 
 void CostModel::use_transport(std::string_view name) {
@@ -117,13 +132,18 @@ void CostModel::adopt_transport(std::string_view name) {
   transport = adopted;
 }
 
-double CostModel::transfer_seconds(std::span<const double> messages) const {
+const CostCurve& CostModel::messages(bool across) const {
+  if (across) return network;
   const auto found = transports.find(transport);
   if (found == transports.end()) {
     throw InternalError(fmt::format("cost model without a curve of transport '{}'", transport));
   }
+  return found->second;
+}
+
+double CostModel::transfer_seconds(std::span<const double> messages, bool across) const {
+  const CostCurve& curve = this->messages(across);
   if (messages.empty()) return 0;
-  const CostCurve& curve = found->second;
   const double shared = transport_traits(transport).starts_once ? curve.at_zero() : 0;
   double seconds = shared;
   double bytes = 0;

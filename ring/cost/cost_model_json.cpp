@@ -1,7 +1,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
+#include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,7 +26,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kSchema = "annulus.cost_model";
-constexpr int kVersion = 4;
+constexpr int kVersion = 5;
 
 std::string_view name_of(Place::Kind device) {
   return device == Place::Kind::host ? "cpu" : "cuda";
@@ -86,6 +89,7 @@ constexpr Bounds kDims{1, 0x1p31};
 constexpr Bounds kRates{1, 1e30};  // per second
 constexpr Bounds kLatencies{0, 3600};
 constexpr Bounds kTransfers{1e-12, 3600};
+constexpr Bounds kShares{0, 0.99};
 constexpr double kSlowest = 1;  // seconds per byte
 
 /// An object of the file, and its location: "transports.mpi[2]".
@@ -167,6 +171,32 @@ class Reader {
     }
   }
 
+  /// Seconds of messages by their bytes.
+  [[nodiscard]] CostCurve messages(const std::string& key) const {
+    const CostCurve hops = curve(key, "bytes", "seconds", kTransfers);
+    if (!(hops.extended(kSizes.most) <= kSizes.most * kSlowest)) {
+      fail(name(key), fmt::format("takes more than {} s per byte for large messages", kSlowest));
+    }
+    return hops.rising();
+  }
+
+  /// A list of some of these names.
+  [[nodiscard]] std::set<std::string, std::less<>> names_among(
+      const char* key, std::span<const std::string_view> known) const {
+    const json& list = object_.at(key);
+    if (!list.is_array()) fail(name(key), "is not a list of names");
+    std::set<std::string, std::less<>> names;
+    for (const json& entry : list) {
+      if (!entry.is_string() ||
+          std::find(known.begin(), known.end(), entry.get<std::string>()) == known.end()) {
+        fail(name(key),
+             fmt::format("has {}, expected any of {}", entry.dump(), fmt::join(known, ", ")));
+      }
+      names.insert(entry.get<std::string>());
+    }
+    return names;
+  }
+
   [[noreturn]] void fail(const std::string& key, const std::string& problem) const {
     throw FileError(path_, key + " " + problem);
   }
@@ -227,7 +257,12 @@ std::string to_json(const CostModel& model) {
               {"kernels", kernels},
               {"merge_bytes_per_second", model.merge_bytes_per_second},
               {"transport", model.transport},
-              {"transports", transports}}
+              {"transports", transports},
+              {"transfer_share", model.transfer_share},
+              {"network_hops", curve_json(model.network, "bytes", "seconds")},
+              {"node_bytes_per_second", model.node_bytes_per_second},
+              {"launch_seconds", model.launch_seconds},
+              {"assumed", model.assumed}}
       .dump(2);
 }
 
@@ -253,7 +288,8 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
                                     schema.dump(), version.dump(), kSchema, kVersion));
   }
   file.expect_keys({"schema", "version", "source", "device", "kernels", "merge_bytes_per_second",
-                    "transport", "transports"});
+                    "transport", "transports", "transfer_share", "network_hops",
+                    "node_bytes_per_second", "launch_seconds", "assumed"});
   CostModel model;
   model.source = file.text("source");
   model.device = file.parsed("device", parse_device);
@@ -269,13 +305,13 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
                 fmt::format("is no transport of device {}, expected {}", name_of(model.device),
                             fmt::join(possible, " or ")));
     }
-    const CostCurve curve = transports.curve(item.key(), "bytes", "seconds", kTransfers);
-    if (!(curve.extended(kSizes.most) <= kSizes.most * kSlowest)) {
-      file.fail("transports." + item.key(),
-                fmt::format("takes more than {} s per byte for large messages", kSlowest));
-    }
-    model.transports.emplace(item.key(), curve.rising());
+    model.transports.emplace(item.key(), transports.messages(item.key()));
   }
+  model.transfer_share = file.number("transfer_share", kShares);
+  model.network = file.messages("network_hops");
+  model.node_bytes_per_second = file.number("node_bytes_per_second", kRates);
+  model.launch_seconds = file.number("launch_seconds", kLatencies);
+  model.assumed = file.names_among("assumed", CostModel::kAssumable);
   model.transport = file.text("transport");
   if (!model.transports.contains(model.transport)) {
     file.fail("transport", fmt::format("is '{}', which transports lacks", model.transport));

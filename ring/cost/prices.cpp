@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <annulus/core/error.hpp>
 #include <annulus/ring/prices.hpp>
@@ -67,7 +68,7 @@ std::string Prices::knowledge() const {
 }
 
 std::string Prices::to_text() const {
-  std::string text = to_json(model);
+  std::string text = fmt::format("{}\nnodes {}", to_json(model), fmt::join(node_of_rank, ","));
   for (const auto& [name, cost] : kernels) {
     text += fmt::format("\n{}: {}, {} s", name, cost.source, cost.call_latency);
     for (const CostCurve::Point& point : cost.rate.points()) {
@@ -89,7 +90,7 @@ Prices make_prices(CostModel model, const AttentionProblem& problem,
                    const std::vector<const Implementation*>& candidates, Place place) {
   model.check_place(place);
   const ProblemClass wanted = class_of(problem);
-  Prices prices{std::move(model), {}};
+  Prices prices{std::move(model), {}, {}};
   for (const Implementation* candidate : candidates) {
     KernelCost price = price_of(*candidate, wanted, prices.model, place);
     price.row_tile = candidate->declares().row_tile;

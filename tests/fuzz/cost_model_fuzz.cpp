@@ -28,7 +28,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(again.source == model->source && again.device == model->device &&
               again.kernels == model->kernels &&
               again.merge_bytes_per_second == model->merge_bytes_per_second &&
-              again.transports == model->transports && again.transport == model->transport,
+              again.transports == model->transports && again.transport == model->transport &&
+              again.transfer_share == model->transfer_share && again.network == model->network &&
+              again.node_bytes_per_second == model->node_bytes_per_second &&
+              again.launch_seconds == model->launch_seconds && again.assumed == model->assumed,
           "a cost model is what its text says");
   // Measured, of the nearest class or assumed.
   static const Registry registry = Registry::standard();
@@ -44,13 +47,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     require_time(prices.kernel("native").seconds(amount, amount, 1, 0));
     require_time(prices.kernel("flash_attn2").seconds(amount, amount, 1, 0));
     require_time(model->memory_seconds(amount));
-    const double one = model->transfer_seconds(amount);
-    require_time(one);
-    const std::vector<double> three{amount, 1, amount};
-    const double together = model->transfer_seconds(three);
-    require_time(together);
-    require(together >= one && together >= model->transfer_seconds(2 * amount + 1),
-            "messages take no less than one of them, nor than one of all their bytes");
+    for (const bool across : {false, true}) {
+      const double one = model->transfer_seconds(amount, across);
+      require_time(one);
+      const std::vector<double> three{amount, 1, amount};
+      const double together = model->transfer_seconds(three, across);
+      require_time(together);
+      require(together >= one && together >= model->transfer_seconds(2 * amount + 1, across),
+              "messages take no less than one of them, nor than one of all their bytes");
+    }
   }
   return 0;
 }

@@ -207,6 +207,7 @@ CostModel measured_model() {
       {kHalfBand, {"first", CostCurve({{100, 1e9 / 3}, {200, 2e9}}, "test"), 1e-6 / 3}},
       {kWideGeneral, {"second", CostCurve::constant(5e10), 0}}};
   model.kernels["sdpa"] = {{kHalfBand, {"third", CostCurve::constant(6e14), 9e-6}}};
+  model.assumed = {"transfer_share", "network_hops", "node_bytes_per_second"};
   return model;
 }
 
@@ -220,6 +221,11 @@ TEST(CostModel, JsonKeepsEveryBit) {
     EXPECT_EQ(again.merge_bytes_per_second, model.merge_bytes_per_second);
     EXPECT_EQ(again.transports, model.transports);
     EXPECT_EQ(again.transport, model.transport);
+    EXPECT_EQ(again.transfer_share, model.transfer_share);
+    EXPECT_EQ(again.network, model.network);
+    EXPECT_EQ(again.node_bytes_per_second, model.node_bytes_per_second);
+    EXPECT_EQ(again.launch_seconds, model.launch_seconds);
+    EXPECT_EQ(again.assumed, model.assumed);
   }
 }
 
@@ -242,9 +248,11 @@ TEST(CostModel, OtherNamesOfAKernelAreItsName) {
 TEST(CostModel, TransportsThatFallAreReadAsLevel) {
   CostModel model = CostModel::hopper_nvlink();
   model.transports.at("nccl") = measured_nccl();
+  model.network = measured_nccl();
   const CostModel again = parse_cost_model(to_json(model), "model.json");
   EXPECT_NE(again.transports.at("nccl"), measured_nccl());
   EXPECT_EQ(again.transports.at("nccl"), measured_nccl().rising());
+  EXPECT_EQ(again.network, measured_nccl().rising());
 }
 
 TEST(CostModel, RefreshingKeepsWhatWasNotMeasuredAgain) {
@@ -270,6 +278,23 @@ TEST(CostModel, RefreshingKeepsWhatWasNotMeasuredAgain) {
   EXPECT_EQ(model.transports, expected.transports);
   EXPECT_EQ(model.merge_bytes_per_second, 5);
   EXPECT_EQ(model.transport, "nccl");
+}
+
+TEST(CostModel, WhatIsAssumedGivesWayToMeasurementsOnly) {
+  CostModel model = measured_model();
+  model.launch_seconds = 3e-6;
+  CostModel newer = model;
+  newer.assumed = {"launch_seconds", "transfer_share", "node_bytes_per_second"};
+  newer.launch_seconds = 5;
+  newer.transfer_share = 0.5;
+  newer.network = CostCurve::constant(7);
+  const double share = model.transfer_share;
+  model.refresh(newer, true);
+  EXPECT_EQ(model.launch_seconds, 3e-6);
+  EXPECT_EQ(model.transfer_share, share);
+  EXPECT_EQ(model.network, CostCurve::constant(7));
+  EXPECT_EQ(model.assumed, (decltype(model.assumed){"transfer_share", "node_bytes_per_second"}));
+  EXPECT_DOUBLE_EQ(model.transfer_seconds(1e9, true), 7);
 }
 
 TEST(CostModel, FiguresOfDifferentMachinesDoNotMix) {
@@ -325,9 +350,9 @@ TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
   expect_file_error(damaged([](json& d) { d.erase("device"); }), "device is missing");
   expect_file_error(damaged([](json& d) { d["device"] = "tpu"; }),
                     "device is 'tpu', expected cpu or cuda");
-  expect_file_error(damaged([](json& d) { d["version"] = 3; }),
-                    "schema is \"annulus.cost_model\" version 3, expected \"annulus.cost_model\" "
-                    "version 4, which annulus bench --calibrate writes");
+  expect_file_error(damaged([](json& d) { d["version"] = 4; }),
+                    "schema is \"annulus.cost_model\" version 4, expected \"annulus.cost_model\" "
+                    "version 5, which annulus bench --calibrate writes");
   expect_file_error(damaged([](json& d) { d.erase("version"); }), "version null");
   expect_file_error(damaged([](json& d) { d["schema"] = "other"; }), "schema is \"other\"");
   expect_file_error(damaged_kernel([](json& k) { k["call_latency_seconds"] = "1"; }),
@@ -362,6 +387,24 @@ TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
                     "kernels[1] is a second entry of native, bfloat16 D=64 Dv=64, mask band");
   expect_file_error(damaged([](json& d) { d["merge_bytes_per_second"] = 0; }),
                     "merge_bytes_per_second is 0");
+  expect_file_error(damaged([](json& d) { d["transfer_share"] = 1; }),
+                    "transfer_share is 1, expected a number from 0 to 0.99");
+  expect_file_error(damaged([](json& d) { d["node_bytes_per_second"] = "much"; }),
+                    "node_bytes_per_second is \"much\"");
+  expect_file_error(damaged([](json& d) { d["launch_seconds"] = -1; }), "launch_seconds is -1");
+  expect_file_error(damaged([](json& d) { d["network_hops"] = json::array(); }),
+                    "network_hops has no point");
+  expect_file_error(
+      damaged([](json& d) {
+        d["network_hops"] = {{{"bytes", 0}, {"seconds", 1}}, {{"bytes", 1e-3}, {"seconds", 2}}};
+      }),
+      "network_hops takes more than 1 s per byte");
+  expect_file_error(damaged([](json& d) { d.erase("network_hops"); }), "network_hops is missing");
+  expect_file_error(damaged([](json& d) { d["assumed"] = "all"; }),
+                    "assumed is not a list of names");
+  expect_file_error(damaged([](json& d) { d["assumed"] = {"weather"}; }),
+                    "assumed has \"weather\", expected any of transfer_share, network_hops, ");
+  expect_file_error(damaged([](json& d) { d["assumed"] = {3}; }), "assumed has 3");
   expect_file_error(damaged([](json& d) { d["kernels"] = json::object(); }),
                     "kernels is not a list");
   expect_file_error(damaged_kernel([](json& k) { k["rates"] = json::array(); }),

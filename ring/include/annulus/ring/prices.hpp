@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -15,6 +16,8 @@ struct Prices {
   CostModel model;  ///< of merging and messages
   /// By the implementation's name. The source says which figures these are.
   std::map<std::string, KernelCost> kernels;
+  /// Which ranks of the mesh share a node, as Topology::node_of_rank; empty: all.
+  std::vector<int> node_of_rank = {};
 
   /// How the costs of the kernels are known: "native assumed, sdpa measured".
   [[nodiscard]] std::string knowledge() const;
@@ -22,6 +25,13 @@ struct Prices {
   [[nodiscard]] std::string to_text() const;
   /// Throws InternalError for an implementation that has no price.
   [[nodiscard]] const KernelCost& kernel(const std::string& implementation) const;
+  [[nodiscard]] int node_of(int rank) const {
+    return node_of_rank.empty() ? 0 : node_of_rank[static_cast<std::size_t>(rank)];
+  }
+  /// Ranks of the mesh on a node; 0 if all are on one.
+  [[nodiscard]] int ranks_on(int node) const {
+    return static_cast<int>(std::count(node_of_rank.begin(), node_of_rank.end(), node));
+  }
 };
 
 /// The prices of these candidates for the class of `problem` (class_of()). In this order:

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <vector>
 
+#include <annulus/core/trace.hpp>
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/prices.hpp>
 
@@ -10,18 +13,61 @@ namespace annulus::ring {
 /// Predicted seconds of one rank.
 struct RankTimeline {
   double compute = 0;   ///< copies, blocks and reductions
-  double transfer = 0;  ///< messages, hidden or not
+  double transfer = 0;  ///< with messages on their way, hidden or not
   double exposed = 0;   ///< waiting for messages with nothing to compute
   double finish = 0;
 };
 
-/// Plays a plan task by task, as the runner executes it: computing tasks run in the order of the
-/// list, and so do the exchanges of a group, each once its dependencies are met. When a transfer
-/// starts depends on the model's transport: when both sides are ready, or when the receiver is
-/// ready and the sender has offered; between hosts, not before the computation that precedes it in
-/// the list is done. The messages of one rank in one exchange follow each other; otherwise links
-/// have no contention. In a sample of a mesh, ranks that are left out are assumed to be as far as
-/// the ranks that they exchange with.
+/// Ranks that compute more slowly than the prices say: each takes longer by a share that is drawn
+/// evenly between 0 and `most`. What is drawn depends only on the seed and the rank.
+struct Stragglers {
+  std::uint64_t seed = 0;
+  double most = 0;  ///< 0.05: up to 5 % longer
+
+  /// What the time of a rank's computation is multiplied by.
+  [[nodiscard]] double factor(int rank) const;
+};
+
+/// Plays plans as the runner executes them, as discrete events. The tasks that compute run in the
+/// order of the list, and so do the exchanges of a group, each once its dependencies are met.
+///
+/// A transfer starts when both sides are ready, or, by a one-sided transport, when the receiver is
+/// ready and the sender has offered; by transports that do not move messages ahead, not before the
+/// computation that precedes it in the list is done. The messages that a rank gets in one exchange
+/// follow each other, those inside the node apart from those of other nodes.
+///
+/// Links are shared. A rank has one link in each direction to the ranks of its node and one to
+/// other nodes; the ranks of a node share what the node's network carries. A message alone on its
+/// links takes what CostModel says; if the messages on one of them want more than it carries, all
+/// of these slow down alike. Transports that need multiprocessors slow a rank's kernels down while
+/// its messages move; copy engines do not.
+///
+/// In a sample of a mesh, ranks that are left out are assumed to be as far as the ranks that they
+/// exchange with, and to load the network of their node as much as those of it that are there.
+class Simulation {
+ public:
+  /// `prices` must outlive it.
+  explicit Simulation(const Prices& prices, const Stragglers& stragglers = {});
+  ~Simulation();
+  Simulation(const Simulation&) = delete;
+  Simulation& operator=(const Simulation&) = delete;
+
+  /// Adds a rank, each once. The plan is not needed afterwards. `record`: see spans().
+  void add(const RankPlan& rank, bool record = false);
+  /// Once. Timelines in the order in which the ranks were added. Throws InternalError for tasks
+  /// that wait for each other forever.
+  [[nodiscard]] std::vector<RankTimeline> run();
+  /// What the `index`-th rank did, as a traced run shows it: computing and waiting on the stream
+  /// "compute", messages on "communication". The simulation begins at 0 ns. Empty unless the rank
+  /// was recorded.
+  [[nodiscard]] const std::vector<TraceSpan>& spans(std::size_t index) const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// The timelines of all ranks of a plan.
 [[nodiscard]] std::vector<RankTimeline> simulate(const Plan& plan, const Prices& prices);
 
 /// The finish of the slowest rank.

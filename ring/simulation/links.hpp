@@ -1,0 +1,95 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace annulus::ring::simulation {
+
+/// Shared links, and the messages that move over them. A message asks for a share of each of its
+/// links while nothing slows it down. Where the shares of a link add up to more than 1, all its
+/// messages slow down alike; the slowest link of a message decides.
+class Links {
+ public:
+  using Flow = std::uint32_t;
+  static constexpr std::size_t kMostLinks = 4;  // of a message
+
+  explicit Links(std::size_t count = 0) : links_(count) {}
+
+  struct Demand {
+    std::uint32_t link = 0;
+    double share = 1;
+  };
+
+  /// A message that moves from now on. Its speed is known after settle().
+  void enter(Flow flow, const std::array<Demand, kMostLinks>& demands, std::size_t count) {
+    if (flow >= flows_.size()) flows_.resize(flow + 1);
+    flows_[flow] = {demands, count};
+    for (std::size_t i = 0; i < count; ++i) {
+      Link& link = links_[demands[i].link];
+      link.load += demands[i].share;
+      link.flows.push_back(flow);
+      touch(demands[i].link);
+    }
+  }
+
+  void leave(Flow flow) {
+    for (std::size_t i = 0; i < flows_[flow].count; ++i) {
+      const Demand& demand = flows_[flow].demands[i];
+      Link& link = links_[demand.link];
+      const auto found = std::find(link.flows.begin(), link.flows.end(), flow);
+      *found = link.flows.back();
+      link.flows.pop_back();
+      // Without remainders of rounding.
+      link.load = link.flows.empty() ? 0 : link.load - demand.share;
+      touch(demand.link);
+    }
+  }
+
+  /// Calls changed(flow, speed) for every message on a link that others have entered or left. A
+  /// speed is at most 1.
+  template <class Changed>
+  void settle(const Changed& changed) {
+    for (const std::uint32_t index : touched_) {
+      Link& link = links_[index];
+      link.touched = false;
+      for (const Flow flow : link.flows) changed(flow, speed(flow));
+    }
+    touched_.clear();
+  }
+
+ private:
+  struct Link {
+    double load = 0;
+    bool touched = false;
+    std::vector<Flow> flows;
+  };
+  struct Entry {
+    std::array<Demand, kMostLinks> demands;
+    std::size_t count = 0;
+  };
+
+  void touch(std::uint32_t index) {
+    if (links_[index].touched) return;
+    links_[index].touched = true;
+    touched_.push_back(index);
+  }
+
+  [[nodiscard]] double speed(Flow flow) const {
+    // Shares that add up to 1 but for rounding slow nobody down.
+    constexpr double kFull = 1 + 1e-9;
+    double load = 1;
+    for (std::size_t i = 0; i < flows_[flow].count; ++i) {
+      load = std::max(load, links_[flows_[flow].demands[i].link].load);
+    }
+    return load <= kFull ? 1 : 1 / load;
+  }
+
+  std::vector<Link> links_;
+  std::vector<Entry> flows_;
+  std::vector<std::uint32_t> touched_;
+};
+
+}  // namespace annulus::ring::simulation

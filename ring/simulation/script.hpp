@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <annulus/core/trace.hpp>
+#include <annulus/mesh/mesh_shape.hpp>
+#include <annulus/ring/plan.hpp>
+#include <annulus/ring/prices.hpp>
+
+/// Plans as a simulation needs them: times instead of tensors, and little memory for each task, so
+/// that thousands of ranks with thousands of tasks fit.
+namespace annulus::ring::simulation {
+
+/// What must have happened: `count` tasks of a queue of the same rank have reached a stage.
+struct Need {
+  std::uint16_t queue = 0;  ///< 0: steps; 1 + i: exchanges of queue i
+  bool released = false;    ///< the stage: see Stage
+  std::uint32_t count = 0;
+};
+
+/// Elements of a list of the script.
+struct Slice {
+  std::uint32_t begin = 0;
+  std::uint32_t count = 0;
+};
+
+/// Computation without a pause. A block that awaits columns is several steps.
+struct Step {
+  double seconds = 0;
+  Slice needs;
+  std::uint32_t task = 0;
+};
+
+struct Message {
+  int peer = 0;         ///< mesh rank
+  bool across = false;  ///< to or from another node
+  double bytes = 0;
+  double seconds = 0;  ///< that its links are busy with it if nothing slows it down
+};
+
+/// An exchange of the plan.
+struct ExchangeScript {
+  Slice needs;
+  Slice takes;  ///< what receiving needs besides
+  Slice sends;
+  Slice receives;
+  std::uint32_t steps_before = 0;  ///< steps that precede it in the list
+  std::uint32_t task = 0;
+};
+
+/// The exchanges of one group, in order.
+struct ExchangeQueue {
+  AxisNames axes;
+  std::vector<ExchangeScript> exchanges;
+};
+
+/// What a rank does.
+struct Script {
+  int rank = 0;  ///< in the mesh
+  std::vector<Step> steps;
+  std::vector<ExchangeQueue> queues;
+  std::vector<Need> needs;
+  std::vector<Message> messages;
+  std::vector<TraceLabel> labels;  ///< by task; empty unless asked for
+
+  [[nodiscard]] std::span<const Need> all(Slice slice) const {
+    return std::span(needs).subspan(slice.begin, slice.count);
+  }
+  [[nodiscard]] std::span<const Message> messages_of(Slice slice) const {
+    return std::span(messages).subspan(slice.begin, slice.count);
+  }
+};
+
+/// `slowness` multiplies the time of all computation.
+[[nodiscard]] Script make_script(const RankPlan& plan, const Prices& prices, double slowness,
+                                 bool labels);
+
+}  // namespace annulus::ring::simulation

@@ -1,0 +1,610 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <queue>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <annulus/core/error.hpp>
+#include <annulus/mesh/transport.hpp>
+#include <annulus/ring/simulate.hpp>
+
+#include "simulation/links.hpp"
+#include "simulation/script.hpp"
+
+namespace annulus::ring {
+namespace {
+
+using simulation::ExchangeQueue;
+using simulation::ExchangeScript;
+using simulation::Links;
+using simulation::make_script;
+using simulation::Message;
+using simulation::Need;
+using simulation::Script;
+using simulation::Slice;
+using simulation::Step;
+
+constexpr std::uint32_t kAbsent = std::numeric_limits<std::uint32_t>::max();
+
+std::int64_t nanoseconds(double seconds) {
+  return std::llround(seconds * 1e9);
+}
+
+// Work that goes on at a speed that may change.
+struct Progress {
+  double left = 0;  // seconds at speed 1
+  double speed = 0;
+  double since = 0;           // when `left` was so much
+  std::uint32_t version = 0;  // of its event: older ones do not count
+
+  void advance(double now) {
+    left = std::max(0.0, left - (now - since) * speed);
+    since = now;
+  }
+};
+
+// Messages of an exchange that follow each other: from ranks of the node, from other nodes, and to
+// ranks that are left out.
+struct Lane {
+  Slice list;  // of messages, some of which are of other lanes
+  std::uint32_t next = 0;
+  bool busy = false;
+  bool begun = false;
+};
+enum LaneKind : std::uint8_t { kInside, kAcross, kOutInside, kOutAcross, kLanes };
+
+// How far a rank is with the exchanges of one group.
+struct QueueState {
+  std::uint32_t axes = 0;     // of its group, as a number
+  std::uint32_t done = 0;     // exchanges that are over
+  bool active = false;        // the next one has begun
+  bool offered = false;       // peers can take what it sends
+  bool ready = false;         // it can receive
+  bool received = false;      // all that it receives is there, but something sent is not taken
+  std::uint32_t missing = 0;  // messages that it has not received
+  std::uint32_t untaken = 0;  // messages that it has sent, on their way or not
+  std::array<Lane, kLanes> lanes;
+
+  [[nodiscard]] std::uint32_t count(bool released) const {
+    return done + (!released && received ? 1 : 0);
+  }
+};
+
+struct RankState {
+  Script script;
+  std::uint32_t node = 0;
+  std::uint32_t steps = 0;  // that are done
+  bool computing = false;
+  Progress step;
+  double step_begin = 0;
+  double last_end = 0;
+  std::vector<QueueState> queues;
+  int moving = 0;  // messages that are on their way
+  double moving_since = 0;
+  bool queued = false;  // in the list of ranks to look at
+  bool slowed = false;  // whether the speed of its computation is to be looked at
+  bool finished = false;
+  RankTimeline timeline;
+  std::vector<TraceSpan> spans;
+};
+
+// A message on its way.
+struct Flow {
+  std::uint32_t sender = kAbsent, sender_queue = 0;
+  std::uint32_t receiver = kAbsent, receiver_queue = 0;
+  LaneKind lane = kInside;
+  bool across = false;
+  double bytes = 0;
+  double begin = 0;
+  Progress progress;
+};
+
+enum class What : std::uint8_t { step_ends, flow_starts, flow_ends };
+
+struct Event {
+  double time;
+  std::uint32_t id;  // of a rank or a flow
+  std::uint32_t version;
+  What what;
+
+  // For a heap with the earliest on top; always in the same order.
+  bool operator<(const Event& other) const {
+    return std::tie(time, what, id) > std::tie(other.time, other.what, other.id);
+  }
+};
+
+}  // namespace
+
+double Stragglers::factor(int rank) const {
+  if (most == 0) return 1;
+  // SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+  std::uint64_t z = seed + 0x9e3779b97f4a7c15U * (static_cast<std::uint64_t>(rank) + 1);
+  z = (z ^ (z >> 30U)) * 0xbf58476d1ce4e5b9U;
+  z = (z ^ (z >> 27U)) * 0x94d049bb133111ebU;
+  z ^= z >> 31U;
+  return 1 + most * static_cast<double>(z >> 11U) * 0x1p-53;
+}
+
+class Simulation::Impl {
+ public:
+  Impl(const Prices& prices, const Stragglers& stragglers)
+      : prices_(prices),
+        traits_(transport_traits(prices.model.transport)),
+        stragglers_(stragglers),
+        latencies_{prices.model.messages(false).at_zero(), prices.model.messages(true).at_zero()} {}
+
+  void add(const RankPlan& rank, bool record) {
+    RankState state;
+    state.script = make_script(rank, prices_, stragglers_.factor(rank.rank), record);
+    state.node = static_cast<std::uint32_t>(prices_.node_of(rank.rank));
+    for (const ExchangeQueue& queue : state.script.queues) {
+      QueueState& added = state.queues.emplace_back();
+      added.axes =
+          axes_.try_emplace(queue.axes, static_cast<std::uint32_t>(axes_.size())).first->second;
+    }
+    states_.push_back(std::move(state));
+  }
+
+  std::vector<RankTimeline> run() {
+    find_ranks();
+    for (std::uint32_t r = 0; r < states_.size(); ++r) look_at(r);
+    do {
+      settle();
+      step();
+    } while (!looked_at_.empty() || !events_.empty() || links_changed_);
+    std::vector<RankTimeline> timelines;
+    timelines.reserve(states_.size());
+    for (RankState& state : states_) {
+      if (!complete(state)) {
+        throw InternalError(
+            "the tasks of a plan wait for each other, or for messages that nobody sends");
+      }
+      state.timeline.exposed = std::max(0.0, state.timeline.finish - state.timeline.compute);
+      timelines.push_back(state.timeline);
+    }
+    return timelines;
+  }
+
+  [[nodiscard]] const std::vector<TraceSpan>& spans(std::size_t index) const {
+    return states_.at(index).spans;
+  }
+
+ private:
+  // --- Who is there ---
+
+  void find_ranks() {
+    int highest = -1;
+    std::uint32_t nodes = 0;
+    for (const RankState& state : states_) {
+      highest = std::max(highest, state.script.rank);
+      nodes = std::max(nodes, state.node + 1);
+    }
+    index_.assign(static_cast<std::size_t>(highest + 1), kAbsent);
+    std::vector<double> there(nodes);
+    for (std::uint32_t r = 0; r < states_.size(); ++r) {
+      index_[static_cast<std::size_t>(states_[r].script.rank)] = r;
+      ++there[states_[r].node];
+    }
+    weights_.assign(nodes, 1);
+    for (std::uint32_t n = 0; n < nodes; ++n) {
+      if (there[n] > 0)
+        weights_[n] = std::max(1.0, prices_.ranks_on(static_cast<int>(n)) / there[n]);
+    }
+    links_ = Links(4 * states_.size() + 2 * nodes);
+  }
+
+  [[nodiscard]] std::uint32_t present(int rank) const {
+    const auto index = static_cast<std::size_t>(rank);
+    return index < index_.size() ? index_[index] : kAbsent;
+  }
+
+  // --- Time ---
+
+  // All that happens at the next moment.
+  void step() {
+    if (events_.empty()) return;
+    now_ = events_.top().time;
+    while (!events_.empty() && events_.top().time <= now_) {
+      const Event event = events_.top();
+      events_.pop();
+      switch (event.what) {
+        case What::step_ends:
+          if (states_[event.id].step.version == event.version) end_step(event.id);
+          break;
+        case What::flow_starts:
+          start_moving(event.id);
+          break;
+        case What::flow_ends:
+          if (flows_[event.id].progress.version == event.version) end_flow(event.id);
+          break;
+      }
+    }
+  }
+
+  // Lets every rank do what it can by now, then brings all speeds up to date.
+  void settle() {
+    while (!looked_at_.empty()) {
+      const std::uint32_t r = looked_at_.back();
+      looked_at_.pop_back();
+      states_[r].queued = false;
+      advance(r);
+    }
+    links_changed_ = false;
+    links_.settle([&](std::uint32_t id, double speed) {
+      change_speed(flows_[id].progress, speed, id, What::flow_ends);
+    });
+    for (const std::uint32_t r : slowed_) {
+      RankState& state = states_[r];
+      state.slowed = false;
+      if (state.computing) change_speed(state.step, speed_of(state), r, What::step_ends);
+    }
+    slowed_.clear();
+  }
+
+  void change_speed(Progress& progress, double speed, std::uint32_t id, What what) {
+    if (progress.speed == speed) return;
+    progress.advance(now_);
+    progress.speed = speed;
+    ++progress.version;
+    events_.push({now_ + progress.left / speed, id, progress.version, what});
+  }
+
+  void look_at(std::uint32_t r) {
+    RankState& state = states_[r];
+    if (state.queued) return;
+    state.queued = true;
+    looked_at_.push_back(r);
+  }
+
+  // --- Ranks ---
+
+  [[nodiscard]] static bool met(const RankState& state, Slice needs) {
+    const auto all = state.script.all(needs);
+    return std::all_of(all.begin(), all.end(), [&](const Need& need) {
+      if (need.queue == 0) return state.steps >= need.count;
+      return state.queues[need.queue - 1U].count(need.released) >= need.count;
+    });
+  }
+
+  [[nodiscard]] static bool complete(const RankState& state) {
+    if (state.steps < state.script.steps.size()) return false;
+    for (std::size_t q = 0; q < state.queues.size(); ++q) {
+      if (state.queues[q].done < state.script.queues[q].exchanges.size()) return false;
+    }
+    return true;
+  }
+
+  void advance(std::uint32_t r) {
+    RankState& state = states_[r];
+    start_step(r);
+    for (std::uint32_t q = 0; q < state.queues.size(); ++q) {
+      while (advance_queue(r, q)) start_step(r);
+    }
+    // What a queue has done may be what another one waits for; ends of transfers look here again.
+  }
+
+  [[nodiscard]] double speed_of(const RankState& state) const {
+    const bool shared = traits_.on_multiprocessors && state.moving > 0;
+    return shared ? 1 - prices_.model.transfer_share : 1;
+  }
+
+  void start_step(std::uint32_t r) {
+    RankState& state = states_[r];
+    if (state.computing || state.steps == state.script.steps.size()) return;
+    const Step& step = state.script.steps[state.steps];
+    if (!met(state, step.needs)) return;
+    state.computing = true;
+    state.step_begin = now_;
+    state.step.left = step.seconds;
+    state.step.since = now_;
+    state.step.speed = speed_of(state);
+    ++state.step.version;
+    events_.push({now_ + step.seconds / state.step.speed, r, state.step.version, What::step_ends});
+  }
+
+  void end_step(std::uint32_t r) {
+    RankState& state = states_[r];
+    record_step(state);
+    state.computing = false;
+    state.timeline.compute += now_ - state.step_begin;
+    state.timeline.finish = std::max(state.timeline.finish, now_);
+    state.last_end = now_;
+    ++state.steps;
+    look_at(r);
+  }
+
+  // --- Exchanges ---
+
+  // Whether the queue has come to another exchange.
+  bool advance_queue(std::uint32_t r, std::uint32_t q) {
+    RankState& state = states_[r];
+    QueueState& queue = state.queues[q];
+    const std::vector<ExchangeScript>& exchanges = state.script.queues[q].exchanges;
+    if (queue.done == exchanges.size()) return false;
+    const ExchangeScript& exchange = exchanges[queue.done];
+    if (!queue.active) {
+      if (!met(state, exchange.needs)) return false;
+      if (!traits_.ahead && state.steps < exchange.steps_before) return false;
+      begin(state, queue, exchange);
+    }
+    if (!queue.offered && traits_.one_sided) offer(state, queue, exchange);
+    if (!queue.ready) {
+      if (met(state, exchange.takes)) {
+        queue.ready = true;
+        if (!traits_.one_sided) offer(state, queue, exchange);
+      }
+    }
+    if (queue.ready) {
+      for (std::uint8_t lane = 0; lane < kLanes; ++lane) start_next(r, q, LaneKind{lane});
+    }
+    return finish_if_done(r, q);
+  }
+
+  void begin(const RankState& state, QueueState& queue, const ExchangeScript& exchange) {
+    queue.active = true;
+    queue.offered = queue.ready = queue.received = false;
+    queue.missing = exchange.receives.count;
+    queue.untaken = 0;
+    for (const Message& message : state.script.messages_of(exchange.sends)) {
+      // Who is left out takes at once what is offered.
+      if (present(message.peer) != kAbsent || !traits_.one_sided) ++queue.untaken;
+    }
+    for (Lane& lane : queue.lanes) lane = {};
+    queue.lanes[kInside].list = queue.lanes[kAcross].list = exchange.receives;
+    if (!traits_.one_sided) {
+      queue.lanes[kOutInside].list = queue.lanes[kOutAcross].list = exchange.sends;
+    }
+  }
+
+  // Messages of one group from one rank to another, which match in order.
+  [[nodiscard]] static std::uint64_t route(std::uint32_t axes, std::uint32_t from,
+                                           std::uint32_t to) {
+    constexpr unsigned kRankBits = 24;
+    return (std::uint64_t{axes} << (2 * kRankBits)) | (std::uint64_t{from} << kRankBits) | to;
+  }
+
+  [[nodiscard]] bool take_offer(std::uint64_t route) {
+    const auto found = offers_.find(route);
+    if (found == offers_.end()) return false;
+    if (--found->second == 0) offers_.erase(found);
+    return true;
+  }
+
+  void offer(const RankState& state, QueueState& queue, const ExchangeScript& exchange) {
+    queue.offered = true;
+    const std::uint32_t from = present(state.script.rank);
+    for (const Message& message : state.script.messages_of(exchange.sends)) {
+      const std::uint32_t to = present(message.peer);
+      if (to == kAbsent) continue;
+      ++offers_[route(queue.axes, from, to)];
+      look_at(to);
+    }
+  }
+
+  // Starts the next message of a lane if it can move.
+  void start_next(std::uint32_t r, std::uint32_t q, LaneKind kind) {
+    RankState& state = states_[r];
+    QueueState& queue = state.queues[q];
+    Lane& lane = queue.lanes[kind];
+    const bool outgoing = kind >= kOutInside;
+    const bool across = kind == kAcross || kind == kOutAcross;
+    const auto messages = state.script.messages_of(lane.list);
+    while (!lane.busy && lane.next < messages.size()) {
+      const Message& message = messages[lane.next];
+      const std::uint32_t peer = present(message.peer);
+      if (message.across != across || (outgoing && peer != kAbsent)) {
+        ++lane.next;
+        continue;
+      }
+      Flow flow;
+      flow.lane = kind;
+      flow.across = across;
+      flow.bytes = message.bytes;
+      flow.progress.left = message.seconds;
+      (outgoing ? flow.sender : flow.receiver) = r;
+      (outgoing ? flow.sender_queue : flow.receiver_queue) = q;
+      if (!outgoing && peer != kAbsent) {
+        if (!take_offer(route(queue.axes, peer, r))) return;
+        flow.sender = peer;
+        flow.sender_queue = queue_of(peer, queue.axes);
+      }
+      ++lane.next;
+      start(flow, lane);
+    }
+  }
+
+  [[nodiscard]] std::uint32_t queue_of(std::uint32_t r, std::uint32_t axes) const {
+    const std::vector<QueueState>& queues = states_[r].queues;
+    const auto found = std::find_if(queues.begin(), queues.end(),
+                                    [&](const QueueState& queue) { return queue.axes == axes; });
+    return static_cast<std::uint32_t>(found - queues.begin());
+  }
+
+  void start(Flow flow, Lane& lane) {
+    flow.begin = now_;
+    const bool started = lane.begun && traits_.starts_once;
+    const double latency = started ? 0 : latencies_[flow.across ? 1 : 0];
+    lane.busy = lane.begun = true;
+    if (flow.receiver != kAbsent) count_moving(flow.receiver, 1);
+    if (flow.sender != kAbsent && !traits_.one_sided) count_moving(flow.sender, 1);
+    std::uint32_t id = 0;
+    if (free_.empty()) {
+      id = static_cast<std::uint32_t>(flows_.size());
+      flows_.push_back(flow);
+    } else {
+      id = free_.back();
+      free_.pop_back();
+      flow.progress.version = flows_[id].progress.version + 1;  // old events stay old
+      flows_[id] = flow;
+    }
+    if (latency > 0) {
+      events_.push({now_ + latency, id, 0, What::flow_starts});
+    } else {
+      start_moving(id);
+    }
+  }
+
+  void start_moving(std::uint32_t id) {
+    Flow& flow = flows_[id];
+    flow.progress.since = now_;
+    std::array<Links::Demand, Links::kMostLinks> demands;
+    std::size_t count = 0;
+    const std::uint32_t side = flow.across ? 2 : 0;
+    const auto nodes = static_cast<std::uint32_t>(4 * states_.size());
+    const double node_share = flow.progress.left > 0 ? flow.bytes / flow.progress.left /
+                                                           prices_.model.node_bytes_per_second
+                                                     : 0;
+    const auto add = [&](std::uint32_t r, std::uint32_t direction) {
+      if (r == kAbsent) return;
+      demands[count++] = {4 * r + side + direction, 1};
+      if (!flow.across) return;
+      const std::uint32_t node = states_[r].node;
+      demands[count++] = {nodes + 2 * node + direction, node_share * weights_[node]};
+    };
+    add(flow.sender, 0);
+    add(flow.receiver, 1);
+    links_.enter(id, demands, count);
+    links_changed_ = true;
+  }
+
+  void end_flow(std::uint32_t id) {
+    links_.leave(id);
+    links_changed_ = true;
+    const Flow flow = flows_[id];
+    ++flows_[id].progress.version;
+    free_.push_back(id);
+    record_flow(flow);
+    if (flow.receiver != kAbsent) {
+      count_moving(flow.receiver, -1);
+      QueueState& queue = states_[flow.receiver].queues[flow.receiver_queue];
+      queue.lanes[flow.lane].busy = false;
+      --queue.missing;
+      look_at(flow.receiver);
+    }
+    if (flow.sender != kAbsent) {
+      if (!traits_.one_sided) count_moving(flow.sender, -1);
+      QueueState& queue = states_[flow.sender].queues[flow.sender_queue];
+      if (flow.receiver == kAbsent) queue.lanes[flow.lane].busy = false;
+      --queue.untaken;
+      look_at(flow.sender);
+    }
+  }
+
+  bool finish_if_done(std::uint32_t r, std::uint32_t q) {
+    RankState& state = states_[r];
+    QueueState& queue = state.queues[q];
+    if (!queue.ready || queue.missing > 0) return false;
+    if (queue.untaken > 0) {
+      // By two-sided transports, both directions end together.
+      if (!traits_.one_sided || queue.received) return false;
+      queue.received = true;
+      look_at(r);
+      return false;
+    }
+    ++queue.done;
+    queue.active = queue.received = false;
+    state.timeline.finish = std::max(state.timeline.finish, now_);
+    look_at(r);
+    return true;
+  }
+
+  void count_moving(std::uint32_t r, int change) {
+    RankState& state = states_[r];
+    if (state.moving == 0) state.moving_since = now_;
+    state.moving += change;
+    if (state.moving == 0) state.timeline.transfer += now_ - state.moving_since;
+    if (!traits_.on_multiprocessors || state.slowed) return;
+    state.slowed = true;
+    slowed_.push_back(r);
+  }
+
+  // --- Traces ---
+
+  void record_step(RankState& state) const {
+    if (state.script.labels.empty()) return;
+    const TraceLabel& label = state.script.labels[state.script.steps[state.steps].task];
+    const std::int64_t begin = nanoseconds(state.step_begin);
+    const std::int64_t before = nanoseconds(state.last_end);
+    if (before < begin) {
+      state.spans.push_back(
+          {{TraceCategory::wait, "transfer", label.step}, "compute", before, begin});
+    }
+    if (begin < nanoseconds(now_)) {
+      state.spans.push_back({label, "compute", begin, nanoseconds(now_)});
+    }
+  }
+
+  void record_flow(const Flow& flow) {
+    const auto add = [&](std::uint32_t r, std::uint32_t q, std::uint32_t peer, bool incoming) {
+      if (r == kAbsent) return;
+      RankState& state = states_[r];
+      if (state.script.labels.empty()) return;
+      const std::uint32_t exchange = state.queues[q].done;
+      TraceLabel label = state.script.labels[state.script.queues[q].exchanges[exchange].task];
+      if (peer != kAbsent) {
+        label.messages = {{states_[peer].script.rank, std::llround(flow.bytes), incoming}};
+      }
+      state.spans.push_back(
+          {std::move(label), "communication", nanoseconds(flow.begin), nanoseconds(now_)});
+    };
+    add(flow.receiver, flow.receiver_queue, flow.sender, true);
+    add(flow.sender, flow.sender_queue, flow.receiver, false);
+  }
+
+  const Prices& prices_;
+  TransportTraits traits_;
+  Stragglers stragglers_;
+  std::array<double, 2> latencies_;  // before messages move: inside a node, across
+  std::vector<RankState> states_;
+  std::map<AxisNames, std::uint32_t> axes_;
+  std::vector<std::uint32_t> index_;  // of states, by mesh rank
+  std::vector<double> weights_;  // of the messages of a node: ranks on it per rank that is there
+  Links links_;
+  bool links_changed_ = false;
+  std::vector<Flow> flows_;
+  std::vector<std::uint32_t> free_;
+  std::unordered_map<std::uint64_t, std::uint32_t> offers_;  // not taken yet, by route
+  std::priority_queue<Event> events_;
+  std::vector<std::uint32_t> looked_at_;
+  std::vector<std::uint32_t> slowed_;
+  double now_ = 0;
+};
+
+Simulation::Simulation(const Prices& prices, const Stragglers& stragglers)
+    : impl_(std::make_unique<Impl>(prices, stragglers)) {}
+
+Simulation::~Simulation() = default;
+
+void Simulation::add(const RankPlan& rank, bool record) {
+  impl_->add(rank, record);
+}
+
+std::vector<RankTimeline> Simulation::run() {
+  return impl_->run();
+}
+
+const std::vector<TraceSpan>& Simulation::spans(std::size_t index) const {
+  return impl_->spans(index);
+}
+
+std::vector<RankTimeline> simulate(const Plan& plan, const Prices& prices) {
+  Simulation simulation(prices);
+  for (const RankPlan& rank : plan.ranks) simulation.add(rank);
+  return simulation.run();
+}
+
+double predicted_seconds(const Plan& plan, const Prices& prices) {
+  double slowest = 0;
+  for (const RankTimeline& timeline : simulate(plan, prices)) {
+    slowest = std::max(slowest, timeline.finish);
+  }
+  return slowest;
+}
+
+}  // namespace annulus::ring

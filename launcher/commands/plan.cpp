@@ -21,10 +21,11 @@
 #include "launcher/commands/commands.hpp"
 #include "launcher/commands/plan_json.hpp"
 #include "launcher/options/as_option.hpp"
+#include "launcher/planning/planned_case.hpp"
+#include "launcher/planning/simulate_plan.hpp"
 #include "launcher/report/explain.hpp"
 #include "launcher/report/report.hpp"
 #include "launcher/report/warnings.hpp"
-#include "launcher/setup/cost_model_option.hpp"
 #include "launcher/setup/problem_setup.hpp"
 
 namespace annulus::launcher {
@@ -35,55 +36,6 @@ constexpr double kMiB = 1 << 20;
 constexpr std::size_t kListedRanks = 32;
 constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
                               LayoutKind::balanced};
-
-/// A problem laid on a mesh, and the plan that follows.
-struct PlannedCase {
-  ProblemSetup setup;
-  ring::ShardedOperands operands;
-  std::vector<const Implementation*> candidates;
-  Place place;
-  ring::CostModel model;
-  ring::Prices prices;  ///< of the problem, however it is laid out
-  ring::ScheduleChoice choice;
-  ring::Plan plan;
-  ring::PlanOptions how;
-
-  /// What plans of this problem are made from, laid out in some way.
-  [[nodiscard]] ring::PlanInput input(const ring::ShardedOperands& laid_out) const {
-    return ring::make_plan_input(setup.problem, laid_out, candidates, place, model, how);
-  }
-};
-
-PlannedCase plan_case(const Options& options, const Registry& registry) {
-  if (!options.shape) {
-    throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
-  }
-  ProblemSetup setup =
-      set_up_problem(options, *options.shape, options.dtype.value_or(DType::float32), /*ranks=*/0);
-  ring::ShardedOperands operands = shard_operands(setup);
-  // The ranks need not exist, so the user says what they compute with.
-  const Place place = options.device == "cuda" ? Place::cuda(0) : Place::host();
-  PlannedCase planned{std::move(setup),
-                      std::move(operands),
-                      {},
-                      place,
-                      cost_model_of(options, place),
-                      {},
-                      {},
-                      {},
-                      plan_options(options, place)};
-  check_choices(options, planned.setup.problem, planned.operands, registry, place,
-                Presence::assumed);
-  // The machine that computes need not be this one.
-  const Selection selection =
-      registry.select(options.implementation, planned.setup.problem, place, Presence::assumed);
-  planned.candidates = selection.candidates;
-  const ring::PlanInput input = planned.input(planned.operands);
-  planned.choice = ring::choose_schedule(input, selection.schedule_for(options.schedule));
-  planned.prices = input.prices;
-  planned.plan = ring::make_plan(input, planned.choice.schedule, ring::sample_ranks(input));
-  return planned;
-}
 
 double gflop(const AttentionShape& shape, double work) {
   return forward_flops(shape, work / static_cast<double>(shape.heads)) * 1e-9;
@@ -190,17 +142,17 @@ void add_layout(Report& report, const ring::Plan& plan, const ring::ShardedOpera
 
 // Whether to plan the balanced layout for comparison. Very long sequences have none (`tiles` is
 // null). On many ranks planning takes a second, which is wasted if the work is even already.
-bool wants_balanced(const PlannedCase& planned) {
+bool wants_balanced(const PlannedCase& planned, const ring::Plan& plan) {
   constexpr int kMany = 256;
   constexpr double kEven = 0.01;
   const std::optional<double> tiles =
       ring::tile_imbalance(planned.setup.problem, planned.operands.query);
   if (!tiles) return false;
-  return planned.setup.mesh.ranks() <= kMany || *tiles >= kEven ||
-         planned.plan.imbalance() >= kEven;
+  return planned.setup.mesh.ranks() <= kMany || *tiles >= kEven || plan.imbalance() >= kEven;
 }
 
-Report layouts_report(const PlannedCase& planned, const Options& options) {
+Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
+                      const ring::Prices& prices, const Options& options) {
   Report report(
       "plan", {},
       {{"layout", "", 10},
@@ -227,16 +179,16 @@ Report layouts_report(const PlannedCase& planned, const Options& options) {
   report.add_meta("schedule", std::string(ring::name_of(planned.choice.schedule)));
   if (options.explain) {
     explain(planned.choice, report);
-    explain(planned.prices, report);
+    explain(prices, report);
   }
-  report.add_meta("predicted by", cost_assumptions(planned.prices, planned.plan));
+  report.add_meta("predicted by", cost_assumptions(prices, chosen_plan));
   for (const LayoutKind layout : kLayouts) {
     const bool chosen = layout == planned.setup.layout.sequence;
     if (chosen) {
-      add_layout(report, planned.plan, planned.operands, true, planned.prices);
+      add_layout(report, chosen_plan, planned.operands, true, prices);
       continue;
     }
-    if (layout == LayoutKind::balanced && !wants_balanced(planned)) continue;
+    if (layout == LayoutKind::balanced && !wants_balanced(planned, chosen_plan)) continue;
     ring::OperandLayout other = planned.setup.layout;
     other.sequence = layout;
     const ring::ShardedOperands operands =
@@ -244,12 +196,13 @@ Report layouts_report(const PlannedCase& planned, const Options& options) {
     const ring::PlanInput input = planned.input(operands);
     const ring::Plan plan =
         ring::make_plan(input, planned.choice.schedule, ring::sample_ranks(input));
-    add_layout(report, plan, operands, false, planned.prices);
+    add_layout(report, plan, operands, false, prices);
   }
   return report;
 }
 
-Report ranks_report(const PlannedCase& planned, const Options& options, std::size_t listed) {
+Report ranks_report(const PlannedCase& planned, const ring::Plan& plan, const ring::Prices& prices,
+                    const Options& options, std::size_t listed) {
   Report report("plan.ranks", {},
                 {{"rank", "", 6},
                  {"queries", "", 12, 0, "positions that the rank holds"},
@@ -261,8 +214,7 @@ Report ranks_report(const PlannedCase& planned, const Options& options, std::siz
                  {"wait", "ms, predicted", 10, 0, "for transfers, with nothing to compute"},
                  {"finish", "ms, predicted", 10, 0, "when the rank is done, waiting included"}},
                 {options.wide, options.legend});
-  const ring::Plan& plan = planned.plan;
-  const std::vector<ring::RankTimeline> timelines = ring::simulate(plan, planned.prices);
+  const std::vector<ring::RankTimeline> timelines = ring::simulate(plan, prices);
   for (std::size_t i = 0; i < listed; ++i) {
     const ring::RankPlan& rank = plan.ranks[i];
     const auto mib = [](std::int64_t bytes) {
@@ -279,18 +231,35 @@ Report ranks_report(const PlannedCase& planned, const Options& options, std::siz
   return report;
 }
 
-void print(const PlannedCase& planned, const Report& layouts, const Options& options,
-           std::ostream& out) {
-  print_plan(planned.plan, options.show_ranks, out);
+void print(const PlannedCase& planned, const ring::Plan& plan, const ring::Prices& prices,
+           const Report& layouts, const Options& options, std::ostream& out) {
+  print_plan(plan, options.show_ranks, out);
   layouts.write_table(out);
   out << '\n';
-  const std::size_t ranks = planned.plan.ranks.size();
+  const std::size_t ranks = plan.ranks.size();
   const std::size_t listed =
       std::min(ranks, std::max(kListedRanks, static_cast<std::size_t>(options.show_ranks)));
-  ranks_report(planned, options, listed).write_table(out);
+  ranks_report(planned, plan, prices, options, listed).write_table(out);
   if (listed < ranks) {
     out << fmt::format("# … {} more ranks (--show-ranks {})\n", ranks - listed, ranks);
   }
+}
+
+// The plan of some ranks, its layout beside others.
+void show_plan(const PlannedCase& planned, const Options& options, std::ostream& out) {
+  const ring::PlanInput input = planned.input();
+  const ring::Plan plan =
+      ring::make_plan(input, planned.choice.schedule, ring::sample_ranks(input));
+  const Report layouts = layouts_report(planned, plan, input.prices, options);
+  if (!options.json.empty()) {
+    const std::string text = plan_json(plan, input.prices, planned.choice, layouts) + '\n';
+    if (options.json == kNothing) {
+      out << text;
+      return;
+    }
+    as_option("--json " + options.json, [&] { files::TextFile(options.json).commit(text); });
+  }
+  print(planned, plan, input.prices, layouts, options, out);
 }
 
 }  // namespace
@@ -306,17 +275,11 @@ ExitCode plan_command(const CommandContext& context) {
     const PlannedCase planned = plan_case(options, registry);
     if (everyone.rank() != 0) return;
     print_warnings(planned.setup.warnings);
-    const Report layouts = layouts_report(planned, options);
-    if (!options.json.empty()) {
-      const std::string text =
-          plan_json(planned.plan, planned.prices, planned.choice, layouts) + '\n';
-      if (options.json == kNothing) {
-        context.out << text;
-        return;
-      }
-      as_option("--json " + options.json, [&] { files::TextFile(options.json).commit(text); });
+    if (options.simulate) {
+      simulate_plan(planned, options, context.out);
+    } else {
+      show_plan(planned, options, context.out);
     }
-    print(planned, layouts, options, context.out);
   });
   return ExitCode::success;
 }

@@ -94,6 +94,7 @@ void check_file_names(const Options& options) {
   }
   take(weights);
   take({"--trace", options.trace});
+  take({"--picture", options.picture});
   take({"--calibrate", options.calibrate});
   take({"--json", options.json});
   take({"--csv", options.csv});

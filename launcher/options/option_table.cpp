@@ -155,6 +155,12 @@ double parse_dropout(const std::string& option, const std::string& text) {
   return probability;
 }
 
+double parse_percent(const std::string& option, const std::string& text) {
+  const double percent = parse_number(option, text);
+  if (percent < 0 || percent > 1000) throw ArgumentError(option, text, "0 to 1000 percent");
+  return percent;
+}
+
 class TableBuilder {
  public:
   void group(std::string title) { group_ = std::move(title); }
@@ -175,7 +181,6 @@ const Commands kComputing{Command::run, Command::verify, Command::bench};
 const Commands kPlanned{Command::run, Command::verify, Command::bench, Command::plan};
 const Commands kShaped{Command::verify, Command::bench, Command::plan};
 const Commands kTimed{Command::run, Command::verify, Command::bench, Command::info};
-const Commands kTables{Command::run, Command::verify, Command::bench};
 const Commands kAll{Command::run, Command::verify, Command::bench, Command::plan, Command::info};
 
 void add_sharding(TableBuilder& table) {
@@ -246,7 +251,10 @@ void add_sharding(TableBuilder& table) {
   table.add("tuning-cache", "FILE", kComputing, text_into(&Options::tuning_cache),
             "what --tuning has measured, for later jobs (default: "
             "$XDG_CACHE_HOME/annulus/tuning.json, else ~/.cache/annulus/tuning.json)");
-  table.add("transport", "NAME", kComputing, parsed_into(&Options::transport, parse_transport_name),
+  table.add("ranks-per-node", "N", {Command::plan}, int_into(&Options::ranks_per_node, 1),
+            "consecutive ranks that share a node, for predictions (default: the ranks of the mesh "
+            "that have the same coordinate on its axis named node; without such an axis, all)");
+  table.add("transport", "NAME", kPlanned, parsed_into(&Options::transport, parse_transport_name),
             "auto, nccl or peer: what carries data between GPUs; peer is copy engines, inside a "
             "node (default: auto: peer where the GPUs can access each other, else nccl)");
   table.add("share-gpus", "", kComputing, flag_into(&Options::share_gpus),
@@ -354,11 +362,15 @@ void add_output(TableBuilder& table) {
       "weights", "FILE", run, text_into(&Options::weights),
       "attention weights [B,N,T,S] (tensor weights), in the softmax's dtype; computed only by "
       "--impl vanilla, on CPUs");
-  table.add("trace", "FILE", {Command::run, Command::bench}, text_into(&Options::trace),
-            "what every rank did and when, as Chrome trace events (JSON), for Perfetto");
+  table.add("trace", "FILE", {Command::run, Command::bench, Command::plan},
+            text_into(&Options::trace),
+            "what every rank did and when, as Chrome trace events (JSON), for Perfetto; of plan "
+            "--simulate, up to 64 ranks");
+  table.add("picture", "FILE", {Command::plan}, text_into(&Options::picture),
+            "of plan --simulate: ranks x time, as SVG, up to 256 ranks");
   table.add("json", "FILE", kAll, text_into(&Options::json),
             "results as JSON; - is standard output, instead of the table");
-  table.add("csv", "FILE", kTables, text_into(&Options::csv),
+  table.add("csv", "FILE", kPlanned, text_into(&Options::csv),
             "results as CSV, added to the file if it is there and has the same columns; - is "
             "standard output, instead of the table");
   table.add("wide", "", kPlanned, flag_into(&Options::wide),
@@ -401,6 +413,15 @@ void add_running(TableBuilder& table) {
       fmt::format("print every step of the first N ranks, and list more than 32 ranks if N is more "
                   "(default: {})",
                   defaults.show_ranks));
+  table.add("simulate", "", {Command::plan}, flag_into(&Options::simulate),
+            "play the plan of all ranks, up to 4096, and show what each does: shared links, "
+            "transfers beside kernels, ranks that are slower than others");
+  table.add("straggler-percent", "X", {Command::plan},
+            parsed_into(&Options::straggler_percent, parse_percent),
+            "with --simulate: each rank computes longer by a share drawn between 0 and X % "
+            "(default: 0)");
+  table.add("straggler-seed", "N", {Command::plan},
+            parsed_into(&Options::straggler_seed, parse_seed), "seed of that draw (default: 0)");
   table.add("config", "FILE", kAll, text_into(&Options::config),
             "options as lines name = value; command line and environment override it");
   table.add(

@@ -318,6 +318,19 @@ void check_row_results(const Options& options) {
   }
 }
 
+// What only some of the forms of plan take.
+void check_plan(const Options& options) {
+  const auto needs = [](bool given, const char* option, const char* forms) {
+    if (given) throw UserError(fmt::format("{}: needs {}", option, forms));
+  };
+  if (options.simulate) return;
+  const char* const forms = "--simulate";
+  needs(!options.trace.empty(), "--trace", forms);
+  needs(!options.picture.empty(), "--picture", forms);
+  needs(!options.csv.empty(), "--csv", forms);
+  needs(options.straggler_percent > 0, "--straggler-percent", forms);
+}
+
 // Checks options against each other, as far as that needs neither files nor ranks.
 void check_together(const Options& options) {
   if (options.json == "-" && options.csv == "-") {
@@ -333,6 +346,7 @@ void check_together(const Options& options) {
         "--hops: --calibrate measures the hops too, so the two cannot be given together");
   }
   check_row_results(options);
+  if (options.command == Command::plan) check_plan(options);
   if (options.random > 0 && options.random_case) {
     throw UserError("--random-case: repeats one problem, so it cannot be given with --random");
   }

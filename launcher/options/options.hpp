@@ -117,7 +117,12 @@ struct Options {
   bool hops = false;      ///< time ring hops, nothing else
   std::string calibrate;  ///< file of the cost model to be measured
   // plan
-  int show_ranks = 0;  ///< ranks whose steps are printed
+  int show_ranks = 0;      ///< ranks whose steps are printed
+  int ranks_per_node = 0;  ///< 0: not given
+  bool simulate = false;
+  double straggler_percent = 0;
+  std::uint64_t straggler_seed = 0;
+  std::string picture;  ///< file
 
   /// The options given and their values, wherever from: "--causal=true --mesh=sp=4". Must be the
   /// same on every rank.

@@ -232,6 +232,11 @@ class CostModel(CliTest):
         self.assertAlmostEqual(time, 3 * 250 + 68.72 / 4, delta=0.02)
         self.assertAlmostEqual(wait, 3 * (250 - 68.72 / 4), delta=0.02)
 
+    def test_hops_between_nodes_take_the_network(self):
+        wait, time = self.predicted_ms(self.plan("--schedule", "ring", "--ranks-per-node", "2"))
+        self.assertAlmostEqual(time, 3 * 500 + 68.72 / 4, delta=0.02)
+        self.assertAlmostEqual(wait, 3 * (500 - 68.72 / 4), delta=0.02)
+
     def test_transport_in_use_decides(self):
         wait, time = self.predicted_ms(self.plan_ring(transport="peer"))
         self.assertEqual(wait, 0)

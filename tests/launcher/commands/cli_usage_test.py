@@ -691,6 +691,9 @@ class Plan(CliTest):
         self.expect_error(self.annulus("plan", "--mesh", "dp=3", "--shape", "2,8,8,1,1,8"), 2, "dp")
         self.expect_error(self.annulus("plan", "--mesh", "sp=2000000000", "--shape", "1,8,8,1,1,8"), 2,
                           "--mesh: got 2000000000 ranks", "at most 65536 ranks")
+        self.expect_error(self.annulus(*PLAN, "--ranks-per-node", "3"), 2,
+                          "--ranks-per-node: got 3, expected a divisor of the mesh's 4 ranks")
+
 
 class Info(CliTest):
     def test_text_and_json(self):

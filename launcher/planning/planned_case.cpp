@@ -1,0 +1,70 @@
+#include "launcher/planning/planned_case.hpp"
+
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "launcher/setup/cost_model_option.hpp"
+
+namespace annulus::launcher {
+
+Place planned_place(const Options& options) {
+  return options.device == "cuda" ? Place::cuda(0) : Place::host();
+}
+
+std::vector<int> planned_nodes(const Options& options, const MeshShape& mesh) {
+  constexpr const char* kNodeAxis = "node";
+  const int ranks = mesh.ranks();
+  std::vector<int> nodes;
+  if (options.ranks_per_node > 0) {
+    if (ranks > options.ranks_per_node && ranks % options.ranks_per_node != 0) {
+      throw ArgumentError("--ranks-per-node", std::to_string(options.ranks_per_node),
+                          fmt::format("a divisor of the mesh's {} ranks", ranks));
+    }
+    if (ranks <= options.ranks_per_node) return nodes;
+    for (int rank = 0; rank < ranks; ++rank) nodes.push_back(rank / options.ranks_per_node);
+  } else if (mesh.has_axis(kNodeAxis) && mesh.axis_size(kNodeAxis) > 1) {
+    for (int rank = 0; rank < ranks; ++rank) nodes.push_back(mesh.coordinate(rank, kNodeAxis));
+  }
+  return nodes;
+}
+
+ring::PlanInput PlannedCase::input(const ring::ShardedOperands& laid_out) const {
+  ring::PlanInput made =
+      ring::make_plan_input(setup.problem, laid_out, candidates, place, model, how);
+  made.prices.node_of_rank = node_of_rank;
+  if (how.inner_size == 0 && !node_of_rank.empty()) {
+    made.options.inner_size = ring::ranks_per_row(laid_out.key, node_of_rank);
+  }
+  return made;
+}
+
+PlannedCase plan_case(const Options& options, const Registry& registry) {
+  if (!options.shape) {
+    throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
+  }
+  ProblemSetup setup =
+      set_up_problem(options, *options.shape, options.dtype.value_or(DType::float32), /*ranks=*/0);
+  ring::ShardedOperands operands = shard_operands(setup);
+  const Place place = planned_place(options);
+  std::vector<int> nodes = planned_nodes(options, setup.mesh);
+  PlannedCase planned{std::move(setup),
+                      std::move(operands),
+                      {},
+                      place,
+                      cost_model_of(options, place),
+                      std::move(nodes),
+                      plan_options(options, place),
+                      {}};
+  check_choices(options, planned.setup.problem, planned.operands, registry, place,
+                Presence::assumed);
+  // The machine that computes need not be this one.
+  const Selection selection =
+      registry.select(options.implementation, planned.setup.problem, place, Presence::assumed);
+  planned.candidates = selection.candidates;
+  planned.choice = ring::choose_schedule(planned.input(), selection.schedule_for(options.schedule));
+  return planned;
+}
+
+}  // namespace annulus::launcher

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <annulus/attention/registry.hpp>
+#include <annulus/core/place.hpp>
+#include <annulus/mesh/mesh_shape.hpp>
+#include <annulus/ring/planner.hpp>
+
+#include "launcher/options/options.hpp"
+#include "launcher/setup/problem_setup.hpp"
+
+namespace annulus::launcher {
+
+/// A problem laid on a mesh of ranks that need not exist.
+struct PlannedCase {
+  ProblemSetup setup;
+  ring::ShardedOperands operands;
+  std::vector<const Implementation*> candidates;
+  Place place;
+  ring::CostModel model;
+  std::vector<int> node_of_rank;  ///< see ring::Prices
+  ring::PlanOptions how;          ///< an inner size of 0: that of the nodes
+  ring::ScheduleChoice choice;
+
+  /// What plans of this problem are made from, laid out in some way.
+  [[nodiscard]] ring::PlanInput input(const ring::ShardedOperands& laid_out) const;
+  [[nodiscard]] ring::PlanInput input() const { return input(operands); }
+};
+
+/// The place of ranks that need not exist: the user says what they compute with.
+[[nodiscard]] Place planned_place(const Options& options);
+
+/// Which ranks share a node: consecutive ones, as many as --ranks-per-node says; without that, the
+/// ranks with the same coordinate on the axis "node", if the mesh has one; else all, which is an
+/// empty list. Throws ArgumentError if --ranks-per-node does not divide the number of ranks.
+[[nodiscard]] std::vector<int> planned_nodes(const Options& options, const MeshShape& mesh);
+
+/// Settles everything but the plan. Throws UserErrors.
+[[nodiscard]] PlannedCase plan_case(const Options& options, const Registry& registry);
+
+}  // namespace annulus::launcher

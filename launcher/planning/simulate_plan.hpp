@@ -1,0 +1,19 @@
+#pragma once
+
+#include <iosfwd>
+
+#include "launcher/options/options.hpp"
+#include "launcher/planning/planned_case.hpp"
+
+namespace annulus::launcher {
+
+/// Most ranks that plan --simulate plays.
+inline constexpr int kMostSimulatedRanks = 4096;
+/// Most ranks in its trace.
+inline constexpr int kMostTracedRanks = 64;
+
+/// annulus plan --simulate: a table of ranks to `out`, and the files that the options name. For one
+/// rank. Throws UserErrors.
+void simulate_plan(const PlannedCase& planned, const Options& options, std::ostream& out);
+
+}  // namespace annulus::launcher

@@ -21,6 +21,7 @@
 #include "launcher/bench/bench_hops.hpp"
 #include "launcher/bench/bench_local.hpp"
 #include "launcher/bench/bench_report.hpp"
+#include "launcher/bench/bench_scaling.hpp"
 #include "launcher/bench/calibration.hpp"
 #include "launcher/bench/timing.hpp"
 #include "launcher/commands/commands.hpp"
@@ -41,14 +42,6 @@ namespace {
 
 // Traced calls on a device, made after the timed ones.
 constexpr int kTracedCalls = 3;
-
-double visible_pairs(const AttentionProblem& problem) {
-  const AttentionShape& s = problem.shape;
-  return static_cast<double>(problem.mask
-                                 .examine(0, s.batch, {GlobalPosition(0), s.query_length, 1},
-                                          {GlobalPosition(0), s.kv_length, 1})
-                                 .pairs);
-}
 
 // The traced calls of one case, on a row of their own.
 void name_case(TraceOfRanks& ranks, const std::string& name) {
@@ -259,9 +252,13 @@ std::vector<AttentionShape> shapes_of(const Options& options) {
 
 ExitCode bench_command(const CommandContext& context) {
   const Options& options = context.options;
+  if (!options.trace.empty() && options.scaling) {
+    throw UserError("--trace: cannot be given with --scaling, which times many problems");
+  }
   if (!options.trace.empty() && (options.hops || !options.calibrate.empty())) {
     throw UserError("--trace: shows attention calls, and --hops and --calibrate make none");
   }
+  if (options.scaling) return bench_scaling(context);
   if (options.hops) return bench_hops(context);
   if (!options.calibrate.empty()) return calibrate(context);
   // Depends on the options alone, which are the same on every rank.

@@ -22,6 +22,8 @@
 #include "launcher/commands/plan_json.hpp"
 #include "launcher/options/as_option.hpp"
 #include "launcher/planning/planned_case.hpp"
+#include "launcher/planning/recommend.hpp"
+#include "launcher/planning/scaling.hpp"
 #include "launcher/planning/simulate_plan.hpp"
 #include "launcher/report/explain.hpp"
 #include "launcher/report/report.hpp"
@@ -272,6 +274,15 @@ ExitCode plan_command(const CommandContext& context) {
   collectively(everyone.world(), [&] {
     const Computing computing = everyone.world().computing();
     const Registry registry = Registry::standard();
+    if (options.recommend || options.scaling) {
+      if (everyone.rank() != 0) return;
+      if (options.recommend) {
+        recommend(options, registry, context.out);
+      } else {
+        predict_scaling(options, registry, context.out);
+      }
+      return;
+    }
     const PlannedCase planned = plan_case(options, registry);
     if (everyone.rank() != 0) return;
     print_warnings(planned.setup.warnings);

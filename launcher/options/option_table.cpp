@@ -366,8 +366,8 @@ void add_output(TableBuilder& table) {
             text_into(&Options::trace),
             "what every rank did and when, as Chrome trace events (JSON), for Perfetto; of plan "
             "--simulate, up to 64 ranks");
-  table.add("picture", "FILE", {Command::plan}, text_into(&Options::picture),
-            "of plan --simulate: ranks x time, as SVG, up to 256 ranks");
+  table.add("picture", "FILE", {Command::bench, Command::plan}, text_into(&Options::picture),
+            "an SVG: of plan --simulate, ranks x time, up to 256 ranks; of --scaling, the plot");
   table.add("json", "FILE", kAll, text_into(&Options::json),
             "results as JSON; - is standard output, instead of the table");
   table.add("csv", "FILE", kPlanned, text_into(&Options::csv),
@@ -422,6 +422,26 @@ void add_running(TableBuilder& table) {
             "(default: 0)");
   table.add("straggler-seed", "N", {Command::plan},
             parsed_into(&Options::straggler_seed, parse_seed), "seed of that draw (default: 0)");
+  table.add("recommend", "", {Command::plan}, flag_into(&Options::recommend),
+            "compare meshes, sequence layouts and schedules for the problem on --ranks ranks, by "
+            "predicted time and memory");
+  table.add("ranks", "N", {Command::plan}, int_into(&Options::ranks, 1, 65536),
+            "ranks of --recommend, or the most of --scaling, in place of --mesh");
+  table.add("nodes", "N", {Command::plan}, int_into(&Options::nodes, 1, 65536),
+            "with --recommend: nodes that the ranks are on (default: 1)");
+  table.add("memory", "BYTES", {Command::plan},
+            parsed_into(&Options::memory_bytes,
+                        [](const auto& option, const auto& text) {
+                          return static_cast<double>(parse_size(option, text));
+                        }),
+            "with --recommend: what a rank may need for shards and buffers, such as 80G (default: "
+            "no limit)");
+  table.add("scaling", "", {Command::bench, Command::plan}, flag_into(&Options::scaling),
+            "1, 2, 4, ... ranks, with one problem (strong) and with a sequence that grows with the "
+            "ranks (weak): predicted by plan up to --ranks, measured by bench on those of mpirun");
+  table.add("tokens-per-rank", "N", {Command::bench, Command::plan},
+            parsed_into(&Options::tokens_per_rank, parse_size),
+            "with --scaling: T = S of one rank (default: T of --shape over the most ranks)");
   table.add("config", "FILE", kAll, text_into(&Options::config),
             "options as lines name = value; command line and environment override it");
   table.add(

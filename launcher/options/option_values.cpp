@@ -86,6 +86,12 @@ std::int64_t parse_integer(const std::string& option, std::string_view text, std
                       fmt::format("a whole number from {} to {}", least, most));
 }
 
+std::int64_t parse_size(const std::string& option, std::string_view text) {
+  const auto size = size_of_text(text);
+  if (size && *size >= 1) return *size;
+  throw ArgumentError(option, quoted(text), "a size of 1 or more, such as 4096, 64k, 80G or 1e6");
+}
+
 std::uint64_t parse_seed(const std::string& option, std::string_view text) {
   if (const auto seed = number_of<std::uint64_t>(text)) return *seed;
   throw ArgumentError(option, quoted(text), "a whole number from 0 to 2^64-1");

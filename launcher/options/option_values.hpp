@@ -16,6 +16,8 @@ namespace annulus::launcher {
 /// A whole number from `least` to `most`, without suffixes.
 [[nodiscard]] std::int64_t parse_integer(const std::string& option, std::string_view text,
                                          std::int64_t least, std::int64_t most);
+/// A size of 1 or more.
+[[nodiscard]] std::int64_t parse_size(const std::string& option, std::string_view text);
 [[nodiscard]] std::uint64_t parse_seed(const std::string& option, std::string_view text);
 /// A finite number.
 [[nodiscard]] double parse_number(const std::string& option, std::string_view text);

@@ -318,17 +318,44 @@ void check_row_results(const Options& options) {
   }
 }
 
-// What only some of the forms of plan take.
-void check_plan(const Options& options) {
-  const auto needs = [](bool given, const char* option, const char* forms) {
-    if (given) throw UserError(fmt::format("{}: needs {}", option, forms));
+// What only some of the forms of plan and bench take.
+void check_forms(const Options& options) {
+  const auto needs = [](bool given, const char* option, bool form, const char* forms) {
+    if (given && !form) throw UserError(fmt::format("{}: needs {}", option, forms));
   };
-  if (options.simulate) return;
-  const char* const forms = "--simulate";
-  needs(!options.trace.empty(), "--trace", forms);
-  needs(!options.picture.empty(), "--picture", forms);
-  needs(!options.csv.empty(), "--csv", forms);
-  needs(options.straggler_percent > 0, "--straggler-percent", forms);
+  const bool plan = options.command == Command::plan;
+  const auto trace = plan && !options.trace.empty();
+  needs(trace, "--trace", options.simulate, "--simulate");
+  needs(options.straggler_percent > 0, "--straggler-percent", options.simulate, "--simulate");
+  needs(!options.picture.empty(), "--picture", options.simulate || options.scaling,
+        plan ? "--simulate or --scaling" : "--scaling");
+  const bool sized = options.recommend || (plan && options.scaling);
+  needs(plan && !options.csv.empty(), "--csv", options.simulate || sized,
+        "--simulate, --recommend or --scaling");
+  needs(options.ranks > 0, "--ranks", sized, "--recommend or --scaling");
+  needs(options.nodes > 1, "--nodes", options.recommend, "--recommend");
+  needs(options.memory_bytes > 0, "--memory", options.recommend, "--recommend");
+  needs(options.tokens_per_rank > 0, "--tokens-per-rank", options.scaling, "--scaling");
+  if (options.simulate + options.recommend + (plan && options.scaling) > 1) {
+    throw UserError("--simulate, --recommend and --scaling: one at a time");
+  }
+  if (plan && options.transport != Transport::automatic && options.device == "auto") {
+    throw UserError(fmt::format("--transport {}: needs --device cuda, as plan assumes CPU ranks",
+                                annulus::name_of(options.transport)));
+  }
+  const char* const form = options.recommend ? "--recommend" : "--scaling";
+  const auto refuse = [&](bool given, const char* option, const char* reason) {
+    if (given)
+      throw UserError(fmt::format("{}: cannot be given with {}, {}", option, form, reason));
+  };
+  if (!options.recommend && !options.scaling) return;
+  refuse(options.mesh.has_value(), "--mesh", "which makes its own");
+  refuse(options.query_spec || options.kv_spec, "--query-spec and --kv-spec",
+         "which has several meshes");
+  refuse(options.bias_spec || options.mask_spec, "--bias-spec and --mask-spec",
+         "which has several meshes");
+  if (!options.recommend) return;
+  refuse(options.ranks_per_node > 0, "--ranks-per-node", "which divides --ranks by --nodes");
 }
 
 // Checks options against each other, as far as that needs neither files nor ranks.
@@ -341,12 +368,15 @@ void check_together(const Options& options) {
     throw UserError(
         "--input: replaces --query, --key and --value, so it cannot be given with them");
   }
+  if (options.scaling && (options.hops || !options.calibrate.empty())) {
+    throw UserError("--scaling: times attention calls, and --hops and --calibrate make none");
+  }
   if (options.hops && !options.calibrate.empty()) {
     throw UserError(
         "--hops: --calibrate measures the hops too, so the two cannot be given together");
   }
   check_row_results(options);
-  if (options.command == Command::plan) check_plan(options);
+  check_forms(options);
   if (options.random > 0 && options.random_case) {
     throw UserError("--random-case: repeats one problem, so it cannot be given with --random");
   }

@@ -123,6 +123,13 @@ struct Options {
   double straggler_percent = 0;
   std::uint64_t straggler_seed = 0;
   std::string picture;  ///< file
+  bool recommend = false;
+  int ranks = 0;  ///< 0: not given
+  int nodes = 1;
+  double memory_bytes = 0;  ///< per rank; 0: no limit
+  // plan and bench
+  bool scaling = false;
+  std::int64_t tokens_per_rank = 0;  ///< 0: not given
 
   /// The options given and their values, wherever from: "--causal=true --mesh=sp=4". Must be the
   /// same on every rank.

@@ -40,7 +40,15 @@ ring::PlanInput PlannedCase::input(const ring::ShardedOperands& laid_out) const 
   return made;
 }
 
-PlannedCase plan_case(const Options& options, const Registry& registry) {
+namespace {
+
+// Who may compute the problem. The machine that computes need not be this one.
+Selection select(const Options& options, const PlannedCase& planned, const Registry& registry) {
+  return registry.select(options.implementation, planned.setup.problem, planned.place,
+                         Presence::assumed);
+}
+
+PlannedCase lay_out(const Options& options) {
   if (!options.shape) {
     throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
   }
@@ -49,19 +57,23 @@ PlannedCase plan_case(const Options& options, const Registry& registry) {
   ring::ShardedOperands operands = shard_operands(setup);
   const Place place = planned_place(options);
   std::vector<int> nodes = planned_nodes(options, setup.mesh);
-  PlannedCase planned{std::move(setup),
-                      std::move(operands),
-                      {},
-                      place,
-                      cost_model_of(options, place),
-                      std::move(nodes),
-                      plan_options(options, place),
-                      {}};
-  check_choices(options, planned.setup.problem, planned.operands, registry, place,
+  return {std::move(setup), std::move(operands),          {}, place, cost_model_of(options, place),
+          std::move(nodes), plan_options(options, place), {}};
+}
+
+}  // namespace
+
+PlannedCase lay_out_case(const Options& options, const Registry& registry) {
+  PlannedCase planned = lay_out(options);
+  planned.candidates = select(options, planned, registry).candidates;
+  return planned;
+}
+
+PlannedCase plan_case(const Options& options, const Registry& registry) {
+  PlannedCase planned = lay_out(options);
+  check_choices(options, planned.setup.problem, planned.operands, registry, planned.place,
                 Presence::assumed);
-  // The machine that computes need not be this one.
-  const Selection selection =
-      registry.select(options.implementation, planned.setup.problem, place, Presence::assumed);
+  const Selection selection = select(options, planned, registry);
   planned.candidates = selection.candidates;
   planned.choice = ring::choose_schedule(planned.input(), selection.schedule_for(options.schedule));
   return planned;

@@ -37,6 +37,9 @@ struct PlannedCase {
 /// empty list. Throws ArgumentError if --ranks-per-node does not divide the number of ranks.
 [[nodiscard]] std::vector<int> planned_nodes(const Options& options, const MeshShape& mesh);
 
+/// Settles everything but the schedule. Throws UserErrors.
+[[nodiscard]] PlannedCase lay_out_case(const Options& options, const Registry& registry);
+
 /// Settles everything but the plan. Throws UserErrors.
 [[nodiscard]] PlannedCase plan_case(const Options& options, const Registry& registry);
 

@@ -295,6 +295,14 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   return setup;
 }
 
+double visible_pairs(const AttentionProblem& problem) {
+  const AttentionShape& s = problem.shape;
+  return static_cast<double>(problem.mask
+                                 .examine(0, s.batch, {GlobalPosition(0), s.query_length, 1},
+                                          {GlobalPosition(0), s.kv_length, 1})
+                                 .pairs);
+}
+
 ring::ShardedOperands shard_operands(const ProblemSetup& setup) {
   try {
     return ring::shard_operands(setup.problem, setup.mesh, setup.layout);

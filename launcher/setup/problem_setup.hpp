@@ -36,6 +36,9 @@ struct ProblemSetup {
 [[nodiscard]] ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
                                           DType dtype, int ranks);
 
+/// Of all batch rows, per query head.
+[[nodiscard]] double visible_pairs(const AttentionProblem& problem);
+
 /// ring::shard_operands() with errors that name options and dimensions.
 [[nodiscard]] ring::ShardedOperands shard_operands(const ProblemSetup& setup);
 

@@ -1,5 +1,7 @@
-"""annulus plan --simulate."""
+"""annulus plan --simulate, --recommend and --scaling, and bench --scaling."""
 
+import csv
+import io
 import json
 import os
 import resource
@@ -94,15 +96,178 @@ class Simulate(CliTest):
         words = ["plan", "--simulate", "--shape", "1,64k,64k,8,2,64"]
         self.expect_error(self.annulus(*words, "--mesh", "sp=8192"), 2,
                           "--simulate: got 8192 ranks, expected at most 4096")
-        for option, value in [("--trace", "t.json"), ("--picture", "p.svg"), ("--csv", "-"),
-                              ("--straggler-percent", "5")]:
-            self.expect_error(self.annulus(*PLAN, option, value), 2, f"{option}: needs --simulate")
+        for option, value, forms in [("--trace", "t.json", "--simulate"),
+                                     ("--picture", "p.svg", "--simulate or --scaling"),
+                                     ("--csv", "-", "--simulate, --recommend or --scaling"),
+                                     ("--straggler-percent", "5", "--simulate")]:
+            self.expect_error(self.annulus(*PLAN, option, value), 2, f"{option}: needs {forms}")
         self.expect_error(self.annulus(*PLAN, "--simulate", "--straggler-percent", "-1"), 2,
                           "--straggler-percent: got -1")
         self.expect_error(self.annulus(*PLAN, "--simulate", "--picture", "no/p.svg"), 2,
                           "--picture no/p.svg: ")
         self.expect_error(self.annulus(*PLAN, "--simulate", "--picture", "a", "--trace", "a"), 2,
                           "--picture a: is the same file as --trace a")
+        self.expect_no_files()
+
+
+class Recommend(CliTest):
+    WORDS = ["plan", "--recommend", "--ranks", "8", "--nodes", "2", "--shape", "2,32k,32k,8,2,128",
+             "--dtype", "bfloat16", "--causal", "--device", "cuda"]
+
+    def report(self, *words):
+        result = self.annulus(*self.WORDS, *words, "--json", "-")
+        self.expect_success(result)
+        report = json.loads(result.stdout)
+        self.assertEqual(report["schema"], "annulus.plan.recommend")
+        return report
+
+    @staticmethod
+    def sizes(row):
+        return tuple(int(axis.split("=")[1]) for axis in row["mesh"].split(","))
+
+    def test_best_first(self):
+        report = self.report()
+        rows = report["rows"]
+        can = [row for row in rows if row["cannot"] is None]
+        self.assertEqual(rows[:len(can)], can)
+        self.assertEqual([row["time"] for row in can], sorted(row["time"] for row in can))
+        self.assertEqual(report["verdict"]["text"], f"{len(can)} of {len(rows)} candidates can run")
+        meshes = {self.sizes(row) for row in rows}
+        # Batches and heads are divided where they divide.
+        self.assertLessEqual({(1, 1, 8), (2, 1, 4), (1, 2, 4), (1, 8, 1), (2, 4, 1)}, meshes)
+        self.assertTrue(all(dp * tp * sp == 8 and dp <= 2 for dp, tp, sp in meshes))
+        self.assertLessEqual({"ring", "allgather", "local"}, {row["schedule"] for row in rows})
+        self.assertLessEqual({"zigzag", "contiguous", "striped", "balanced"},
+                             {row["layout"] for row in rows})
+        for row in can:
+            self.assertLessEqual(row["across"], row["moved"])
+            self.assertAlmostEqual(row["memory"], row["shards"] + row["buffers"], delta=0.01)
+        # Batches and heads on ranks of their own need no messages.
+        apart = [row for row in can if self.sizes(row)[2] == 1]
+        self.assertTrue(apart)
+        self.assertEqual({row["moved"] for row in apart}, {0})
+        whole = [row for row in can if self.sizes(row) == (1, 1, 8)]
+        self.assertGreater(min(row["across"] for row in whole), 0)
+
+    def test_says_what_plan_says(self):
+        row = [row for row in self.report()["rows"]
+               if row["mesh"] == "dp=1,tp=1,sp=8" and row["layout"] == "zigzag" and
+               row["schedule"] == "ring"][0]
+        plan = self.annulus("plan", "--mesh", "sp=8", "--ranks-per-node", "4", "--schedule", "ring",
+                            *self.WORDS[6:], "--json", "-")
+        self.expect_success(plan)
+        plan = json.loads(plan.stdout)
+        self.assertAlmostEqual(row["time"], plan["predicted_ms"]["finish"], delta=0.001)
+        self.assertAlmostEqual(row["moved"] * 2**20, sum(rank["bytes_received"] for rank in plan["ranks"]),
+                               delta=1024)
+
+    def test_too_little_memory_is_a_reason(self):
+        free = self.report()["rows"]
+        limit = sorted(row["memory"] for row in free if row["memory"])[len(free) // 3]
+        rows = self.report("--memory", f"{int(limit)}M")["rows"]
+        refused = [row for row in rows if row["cannot"] and "MiB per rank, of" in row["cannot"]]
+        self.assertTrue(refused)
+        for row in rows:
+            if row["cannot"] is None:
+                self.assertLessEqual(row["memory"], int(limit))
+        for row in refused:
+            self.assertGreater(row["memory"], int(limit))
+
+    def test_choices_of_the_user_stand(self):
+        rows = self.report("--schedule", "ring", "--sequence-layout", "zigzag")["rows"]
+        self.assertEqual({(row["layout"], row["schedule"]) for row in rows}, {("zigzag", "ring")})
+
+    def test_table_and_csv(self):
+        result = self.annulus(*self.WORDS)
+        self.expect_success(result)
+        self.assertIn("# ranks: 8 ranks on 2 nodes", result.stdout)
+        self.assertIn("# cannot: dp=1,tp=1,sp=8 contiguous local and ", result.stdout)
+        lines = list(csv.DictReader(io.StringIO(self.annulus(*self.WORDS, "--csv", "-").stdout)))
+        self.assertEqual([line["mesh"] for line in lines],
+                         [row["mesh"] for row in self.report()["rows"]])
+
+    def test_errors(self):
+        words = ["plan", "--recommend", "--shape", "1,64,64,8,2,64"]
+        self.expect_error(self.annulus(*words), 2, "--ranks: got nothing")
+        self.expect_error(self.annulus(*words[:2], "--ranks", "2"), 2, "--shape: got nothing")
+        self.expect_error(self.annulus(*words, "--ranks", "6", "--nodes", "4"), 2,
+                          "--nodes: got 4, expected a divisor of 6 ranks")
+        self.expect_error(self.annulus(*words, "--ranks", "2", "--mesh", "sp=2"), 2,
+                          "--mesh: cannot be given with --recommend")
+        self.expect_error(self.annulus(*words, "--ranks", "2", "--ranks-per-node", "2"), 2,
+                          "--ranks-per-node: cannot be given with --recommend")
+        self.expect_error(self.annulus(*words, "--ranks", "2", "--query-spec", "-,sp"), 2,
+                          "--query-spec and --kv-spec: cannot be given with --recommend")
+        self.expect_error(self.annulus(*words, "--ranks", "2", "--memory", "much"), 2,
+                          "--memory: got 'much', expected a size of 1 or more")
+        self.expect_error(self.annulus(*words, "--ranks", "2", "--simulate"), 2, "one at a time")
+        for option, value, forms in [("--ranks", "2", "--recommend or --scaling"),
+                                     ("--nodes", "2", "--recommend"), ("--memory", "1G", "--recommend"),
+                                     ("--tokens-per-rank", "8", "--scaling")]:
+            self.expect_error(self.annulus(*PLAN, option, value), 2, f"{option}: needs {forms}")
+
+
+class Scaling(CliTest):
+    def check(self, report, ranks, tokens):
+        rows = report["rows"]
+        half = len(rows) // 2
+        for scaling, some in [("strong", rows[:half]), ("weak", rows[half:])]:
+            self.assertEqual({row["scaling"] for row in some}, {scaling})
+            self.assertEqual([row["ranks"] for row in some], ranks)
+            self.assertEqual(some[0]["efficiency"], 100)
+            for row in some:
+                self.assertGreater(row["time"], 0)
+                self.assertAlmostEqual(row["efficiency"], row["rate"] / some[0]["rate"] * 100,
+                                       delta=0.1 + 0.1 / some[0]["rate"])
+        self.assertEqual(len({row["T = S"] for row in rows[:half]}), 1)
+        self.assertEqual([row["T = S"] for row in rows[half:]], [tokens * count for count in ranks])
+
+    def picture(self, words):
+        root = xml.etree.ElementTree.parse(self.path("plot.svg")).getroot()
+        text = {element.text for element in root.iter() if element.text}
+        for word in words:
+            self.assertIn(word, text)
+
+    def test_predicted(self):
+        words = ["plan", "--scaling", "--ranks", "24", "--ranks-per-node", "8", "--shape",
+                 "1,96k,96k,64,8,128", "--dtype", "bfloat16", "--causal", "--device", "cuda"]
+        result = self.annulus(*words, "--json", "-", "--picture", "plot.svg")
+        self.expect_success(result)
+        report = json.loads(result.stdout)
+        self.assertEqual(report["schema"], "annulus.plan.scaling")
+        self.check(report, [1, 2, 4, 8, 16, 24], 4096)
+        self.assertEqual([row["nodes"] for row in report["rows"][:6]], [1, 1, 1, 1, 2, 3])
+        self.assertEqual(report["rows"][0]["schedule"], "local")
+        # The largest weak problem is the strong one.
+        self.assertEqual(report["rows"][5]["time"], report["rows"][11]["time"])
+        self.picture(["strong", "weak", "ideal strong", "TFLOP/s per rank"])
+        again = json.loads(self.annulus(*words, "--tokens-per-rank", "1k", "--json", "-").stdout)
+        self.check(again, [1, 2, 4, 8, 16, 24], 1024)
+
+    def test_measured(self):
+        words = ["bench", "--scaling", "--shape", "1,96,96,4,2,16", "--iters", "1", "--warmup", "0"]
+        result = self.annulus(*words, "--json", "-", "--picture", "plot.svg", ranks=3)
+        self.expect_success(result)
+        report = json.loads(result.stdout)
+        self.assertEqual(report["schema"], "annulus.bench.scaling")
+        self.check(report, [1, 2, 3], 32)
+        self.assertEqual(report["rows"][0]["device"], "cpu")
+        self.picture(["strong", "weak", "ideal strong"])
+        alone = json.loads(self.annulus(*words, "--json", "-").stdout)
+        self.check(alone, [1], 96)
+
+    def test_errors(self):
+        words = ["plan", "--scaling", "--shape", "1,64,64,8,2,64"]
+        self.expect_error(self.annulus(*words), 2, "--ranks: got nothing")
+        self.expect_error(self.annulus(*words[:2], "--ranks", "2"), 2, "--shape: got nothing")
+        self.expect_error(self.annulus(*words, "--ranks", "2", "--mesh", "sp=2"), 2,
+                          "--mesh: cannot be given with --scaling")
+        self.expect_error(self.annulus("bench", "--scaling", ranks=2), 2, "--shape: got nothing")
+        self.expect_error(self.annulus("bench", "--scaling", "--hops", ranks=2), 2, "--scaling: ")
+        self.expect_error(self.annulus("bench", "--picture", "p.svg"), 2, "--picture: needs --scaling")
+        # What fails on some ranks ends all.
+        self.expect_error(self.annulus("bench", "--scaling", "--shape", "1,96,96,4,2,16", "--impl", "sdpa",
+                                       ranks=2), 2, "sdpa")
         self.expect_no_files()
 
 

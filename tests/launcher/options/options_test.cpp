@@ -464,7 +464,9 @@ TEST(Options, TransportsBetweenGpus) {
   }
   EXPECT_THAT(error_of({"run", "--device", "cpu", "--share-gpus"}),
               AllOf(HasSubstr("--share-gpus"), HasSubstr("needs GPU ranks")));
-  EXPECT_THAT(error_of({"plan", "--transport", "peer"}), HasSubstr("not of annulus plan"));
+  EXPECT_EQ(parse({"plan", "--device", "cuda", "--transport", "nccl"}).transport, Transport::nccl);
+  EXPECT_THAT(error_of({"plan", "--transport", "peer"}), HasSubstr("needs --device cuda"));
+  EXPECT_THAT(error_of({"plan", "--share-gpus"}), HasSubstr("not of annulus plan"));
 }
 
 TEST(Options, Schedules) {

@@ -1,0 +1,156 @@
+#include "launcher/bench/bench_scaling.hpp"
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <mpi.h>
+
+#include <annulus/files/text_file.hpp>
+#include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/cores.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/verification/device_tensors.hpp>
+#include <annulus/verification/verification.hpp>
+
+#include "launcher/bench/timing.hpp"
+#include "launcher/commands/interruption.hpp"
+#include "launcher/options/as_option.hpp"
+#include "launcher/planning/scaling.hpp"
+#include "launcher/report/record.hpp"
+#include "launcher/report/report_files.hpp"
+#include "launcher/setup/cost_model_option.hpp"
+#include "launcher/setup/open_device.hpp"
+#include "launcher/setup/problem_setup.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+// The first ranks of the job; null on the others. Collective over all.
+Communicator first_ranks(const CommandContext& context, int ranks) {
+  if (context.session.world() == MPI_COMM_NULL) return {};
+  MPI_Comm part = MPI_COMM_NULL;
+  const bool among = context.session.rank() < ranks;
+  check_mpi(MPI_Comm_split(context.session.world(), among ? 0 : MPI_UNDEFINED,
+                           context.session.rank(), &part),
+            "MPI_Comm_split");
+  return Communicator(part);
+}
+
+// Median seconds on the ranks of `mesh`. Collective over it.
+void measure(ScalingPoint& point, const Options& options, const AttentionShape& shape, Mesh& mesh) {
+  Control& world = mesh.world();
+  const int threads = threads_per_rank(mesh, options.threads);
+  const std::unique_ptr<Device> device = open_device(options, mesh);
+  const Registry registry = Registry::standard();
+  const ProblemSetup setup = collectively(world, [&] {
+    return set_up_problem(options, shape, options.dtype.value_or(DType::float32), mesh.size());
+  });
+  const ring::ShardedOperands operands = collectively(world, [&] { return shard_operands(setup); });
+  collectively(world,
+               [&] { check_choices(options, setup.problem, operands, registry, device->place()); });
+  ring::ShardedAttentionOptions choices;
+  choices.implementation = options.implementation;
+  choices.schedule = options.schedule;
+  choices.runner = {threads, nullptr};
+  choices.cost_model = collectively(world, [&] { return cost_model_of(options, device->place()); });
+  choices.transport = options.transport;
+  ring::ShardedAttention attention(setup.problem, operands, mesh, registry, *device, choices);
+  const verification::CaseShards shards = collectively(world, [&] {
+    return verification::CaseShards(operands, setup.problem.dtype, options.seed, mesh.rank(),
+                                    device->staging(), threads, setup.fills,
+                                    setup.problem.normalize_output);
+  });
+  verification::DeviceTensors moved = collectively(world, [&] {
+    return verification::DeviceTensors(shards.local_tensors(), *device, mesh.watchdog());
+  });
+  moved.upload();
+  const auto call = [&] { attention.run(moved.tensors()); };
+  Rest rest(device->place());
+  const Timing time = rest.before([&] {
+    for (int i = 0; i < options.warmup; ++i) call();
+    return time_calls(options.iterations, world, call);
+  });
+  point.nodes = mesh.topology().nodes();
+  point.schedule = ring::name_of(attention.schedule().schedule);
+  point.seconds = time.median;
+  point.flops = forward_flops(shape, visible_pairs(setup.problem));
+}
+
+// Collective over the job; complete on rank 0.
+ScalingPoint measure_point(const CommandContext& context, Mesh& everyone, int ranks, bool weak) {
+  const Options& options = context.options;
+  ScalingPoint point;
+  point.weak = weak;
+  point.ranks = ranks;
+  const AttentionShape shape = scaled_shape(options, ranks, everyone.size(), weak);
+  point.length = shape.query_length;
+  begin_step(
+      fmt::format("annulus bench was timing {} on {}", to_string(shape), counted(ranks, "rank")));
+  const Communicator part = first_ranks(context, ranks);
+  collectively(everyone.world(), [&] {
+    if (everyone.rank() >= ranks) return;
+    const Computing computing = everyone.world().computing();
+    Mesh mesh(MeshShape({{options.sequence_axis, ranks}}), part.get(),
+              Watchdog(Watchdog::Seconds(options.timeout)));
+    measure(point, options, shape, mesh);
+  });
+  return point;
+}
+
+}  // namespace
+
+ExitCode bench_scaling(const CommandContext& context) {
+  const Options& options = context.options;
+  if (!options.shape) {
+    throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
+  }
+  Mesh everyone(MeshShape({{options.sequence_axis, context.session.size()}}),
+                context.session.world(), Watchdog(Watchdog::Seconds(options.timeout)));
+  Place place = Place::host();
+  {
+    const std::unique_ptr<Device> device = open_device(options, everyone);
+    place = device->place();
+  }
+  Report report = make_scaling_report(
+      "bench.scaling", "ms, median", options,
+      make_record(context, everyone, place, threads_per_rank(everyone, options.threads)));
+  report.add_meta("options", options.given);
+  std::optional<ReportFiles> files;
+  std::optional<files::TextFile> picture;
+  collectively(everyone.world(), [&] {
+    if (everyone.rank() != 0) return;
+    files.emplace(options.json, options.csv, report);
+    if (options.picture.empty()) return;
+    as_option("--picture " + options.picture, [&] { picture.emplace(options.picture); });
+  });
+  std::vector<ScalingPoint> points;
+  for (const bool weak : {false, true}) {
+    for (const int ranks : scaling_ranks(everyone.size())) {
+      points.push_back(measure_point(context, everyone, ranks, weak));
+    }
+  }
+  collectively(everyone.world(), [&] {
+    if (!files) return;
+    set_efficiencies(points);
+    for (const ScalingPoint& point : points) report.add_row(scaling_row(point));
+    if (picture) {
+      as_option("--picture " + options.picture, [&] {
+        picture->commit(scaling_picture(
+            points, fmt::format("Measured scaling, {}", to_string(*options.shape)),
+            fmt::format("weak: {} tokens per rank",
+                        scaled_shape(options, 1, everyone.size(), true).query_length)));
+      });
+    }
+    if (!files->replace_table()) report.write_table(context.out);
+    files->write(report, context.out);
+  });
+  return ExitCode::success;
+}
+
+}  // namespace annulus::launcher

@@ -1,0 +1,156 @@
+#include "launcher/planning/scaling.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <ostream>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/files/text_file.hpp>
+#include <annulus/ring/planner.hpp>
+
+#include "launcher/options/as_option.hpp"
+#include "launcher/pictures/plot.hpp"
+#include "launcher/planning/planned_case.hpp"
+#include "launcher/planning/predicted_run.hpp"
+#include "launcher/report/report_files.hpp"
+#include "launcher/setup/cost_model_option.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+ScalingPoint predict_point(const Options& options, const Registry& registry, int ranks, bool weak) {
+  Options asked = options;
+  asked.mesh = fmt::format("{}={}", options.sequence_axis, ranks);
+  asked.shape = scaled_shape(options, ranks, options.ranks, weak);
+  const PlannedCase planned = plan_case(asked, registry);
+  ScalingPoint point;
+  point.weak = weak;
+  point.ranks = ranks;
+  point.nodes = planned.node_of_rank.empty() ? 1 : planned.node_of_rank.back() + 1;
+  point.length = asked.shape->query_length;
+  point.schedule = ring::name_of(planned.choice.schedule);
+  point.seconds = predict_run(planned.input(), planned.choice.schedule).seconds;
+  point.flops = forward_flops(*asked.shape, visible_pairs(planned.setup.problem));
+  return point;
+}
+
+Curve curve_of(const std::vector<ScalingPoint>& points, bool weak, auto&& value) {
+  Curve curve{weak ? "weak" : "strong", {}};
+  for (const ScalingPoint& point : points) {
+    if (point.weak == weak) curve.points.emplace_back(point.ranks, value(point));
+  }
+  return curve;
+}
+
+}  // namespace
+
+std::vector<int> scaling_ranks(int most) {
+  std::vector<int> all;
+  for (int ranks = 1; ranks < most; ranks *= 2) all.push_back(ranks);
+  all.push_back(most);
+  return all;
+}
+
+AttentionShape scaled_shape(const Options& options, int ranks, int most_ranks, bool weak) {
+  AttentionShape shape = *options.shape;
+  if (!weak) return shape;
+  const std::int64_t tokens = options.tokens_per_rank > 0
+                                  ? options.tokens_per_rank
+                                  : std::max<std::int64_t>(1, shape.query_length / most_ranks);
+  shape.query_length = shape.kv_length = tokens * ranks;
+  return shape;
+}
+
+void set_efficiencies(std::vector<ScalingPoint>& points) {
+  for (ScalingPoint& point : points) {
+    const auto first = std::find_if(points.begin(), points.end(), [&](const ScalingPoint& other) {
+      return other.weak == point.weak;
+    });
+    point.efficiency = point.rate_per_rank() / first->rate_per_rank();
+  }
+}
+
+Report make_scaling_report(const char* command, const char* time_unit, const Options& options,
+                           Record record) {
+  Report report(command, std::move(record),
+                {{"scaling", "", 8, 0, "strong: one problem; weak: the sequence grows with ranks"},
+                 {"ranks", "", 6},
+                 {"nodes", "", 6},
+                 {"T = S", "", 10},
+                 {"schedule", "", 11},
+                 {"time", time_unit, 10, 0, "of the slowest rank"},
+                 {"rate", "TFLOP/s/rank", 0, 0, "2 N (D + Dv) operations per visible pair"},
+                 {"efficiency", "%", 0, 0, "rate per rank, over that of one rank"}},
+                {options.wide, options.legend});
+  report.add_meta("shape", to_string(*options.shape));
+  return report;
+}
+
+Row scaling_row(const ScalingPoint& point) {
+  return {point.weak ? "weak" : "strong",
+          std::to_string(point.ranks),
+          std::to_string(point.nodes),
+          std::to_string(point.length),
+          point.schedule,
+          fmt::format("{:.3f}", point.seconds * 1e3),
+          fmt::format("{:.3f}", point.rate_per_rank() * 1e-12),
+          fmt::format("{:.1f}", point.efficiency * 100)};
+}
+
+std::string scaling_picture(const std::vector<ScalingPoint>& points, const std::string& title,
+                            const std::string& note) {
+  const auto time = [](const ScalingPoint& point) { return point.seconds * 1e3; };
+  const auto rate = [](const ScalingPoint& point) { return point.rate_per_rank() * 1e-12; };
+  Panel times{"Time", "ranks", "time (ms)", true, {}};
+  times.curves = {curve_of(points, false, time), curve_of(points, true, time)};
+  Curve ideal{"ideal strong", {}, true};
+  for (const auto& [ranks, ms] : times.curves[0].points) {
+    ideal.points.emplace_back(ranks, times.curves[0].points.front().second / ranks);
+  }
+  times.curves.push_back(std::move(ideal));
+  Panel rates{"Rate of each rank", "ranks", "TFLOP/s per rank", false, {}};
+  rates.curves = {curve_of(points, false, rate), curve_of(points, true, rate)};
+  return plot_picture({times, rates}, title, note);
+}
+
+void predict_scaling(const Options& options, const Registry& registry, std::ostream& out) {
+  if (options.ranks == 0) throw ArgumentError("--ranks", "nothing", "the largest number of ranks");
+  if (!options.shape) {
+    throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
+  }
+  Report report = make_scaling_report("plan.scaling", "ms, predicted", options);
+  ReportFiles files(options.json, options.csv, report);
+  std::optional<files::TextFile> picture;
+  if (!options.picture.empty()) {
+    as_option("--picture " + options.picture, [&] { picture.emplace(options.picture); });
+  }
+  const ring::CostModel model = cost_model_of(options, planned_place(options));
+  report.add_meta("predicted by", model.source + ", " + model.transport);
+  std::vector<ScalingPoint> points;
+  for (const bool weak : {false, true}) {
+    for (const int ranks : scaling_ranks(options.ranks)) {
+      points.push_back(predict_point(options, registry, ranks, weak));
+    }
+  }
+  set_efficiencies(points);
+  for (const ScalingPoint& point : points) report.add_row(scaling_row(point));
+  if (picture) {
+    as_option("--picture " + options.picture, [&] {
+      picture->commit(
+          scaling_picture(points,
+                          fmt::format("Predicted scaling, {} {}{}", to_string(*options.shape),
+                                      name_of(options.dtype.value_or(DType::float32)),
+                                      options.causal ? " causal" : ""),
+                          fmt::format("weak: {} tokens per rank; {}, {}",
+                                      scaled_shape(options, 1, options.ranks, true).query_length,
+                                      model.source, model.transport)));
+    });
+  }
+  if (!files.replace_table()) report.write_table(out);
+  files.write(report, out);
+}
+
+}  // namespace annulus::launcher

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include <annulus/attention/registry.hpp>
+
+#include "launcher/options/options.hpp"
+#include "launcher/report/report.hpp"
+
+namespace annulus::launcher {
+
+/// One number of ranks of a scaling study.
+struct ScalingPoint {
+  bool weak = false;  ///< the sequence grows with the ranks
+  int ranks = 1;
+  int nodes = 1;
+  std::int64_t length = 0;  ///< of queries and keys
+  std::string schedule;
+  double seconds = 0;
+  double flops = 0;       ///< of the whole problem
+  double efficiency = 0;  ///< rate per rank over that of one rank; see set_efficiencies()
+
+  [[nodiscard]] double rate_per_rank() const { return flops / seconds / ranks; }
+};
+
+/// The shape of a point: that of the options if it is strong, else as many tokens per rank as
+/// --tokens-per-rank says, by default those of the largest strong point.
+[[nodiscard]] AttentionShape scaled_shape(const Options& options, int ranks, int most_ranks,
+                                          bool weak);
+/// 1, 2, 4, … and `most`.
+[[nodiscard]] std::vector<int> scaling_ranks(int most);
+/// Of strong and weak points, each over the first of its kind.
+void set_efficiencies(std::vector<ScalingPoint>& points);
+
+[[nodiscard]] Report make_scaling_report(const char* command, const char* time_unit,
+                                         const Options& options, Record record = {});
+[[nodiscard]] Row scaling_row(const ScalingPoint& point);
+/// Time and rate per rank by ranks, as SVG.
+[[nodiscard]] std::string scaling_picture(const std::vector<ScalingPoint>& points,
+                                          const std::string& title, const std::string& note);
+
+/// annulus plan --scaling: predicts 1, 2, 4, … up to --ranks ranks. A table to `out`, and the files
+/// that the options name. For one rank. Throws UserErrors.
+void predict_scaling(const Options& options, const Registry& registry, std::ostream& out);
+
+}  // namespace annulus::launcher

@@ -66,10 +66,9 @@ std::int64_t RankPlan::width(Content content) const {
 }
 
 int RankPlan::caller_buffer(Content content) const {
-  for (std::size_t i = 0; i < buffers.size(); ++i) {
-    if (buffers[i].kind == BufferKind::caller && buffers[i].contents.front() == content) {
-      return static_cast<int>(i);
-    }
+  // They come before all others, of which there may be thousands.
+  for (std::size_t i = 0; i < buffers.size() && buffers[i].kind == BufferKind::caller; ++i) {
+    if (buffers[i].contents.front() == content) return static_cast<int>(i);
   }
   return -1;
 }

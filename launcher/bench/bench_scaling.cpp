@@ -60,6 +60,7 @@ void measure(ScalingPoint& point, const Options& options, const AttentionShape& 
   choices.runner = {threads, nullptr};
   choices.cost_model = collectively(world, [&] { return cost_model_of(options, device->place()); });
   choices.transport = options.transport;
+  choices.plan = plan_options(options, device->place());
   ring::ShardedAttention attention(setup.problem, operands, mesh, registry, *device, choices);
   const verification::CaseShards shards = collectively(world, [&] {
     return verification::CaseShards(operands, setup.problem.dtype, options.seed, mesh.rank(),

@@ -56,13 +56,18 @@ std::vector<std::string> meshes_of(const Options& options) {
   return meshes;
 }
 
+// Whether the mesh leaves the sequence whole. All layouts are the same then.
+bool without_shards(const std::string& mesh) {
+  return mesh.ends_with("=1");
+}
+
 // The problem laid out in one way, with every schedule.
 void add_candidates(const Options& options, const Registry& registry, const std::string& mesh,
                     std::vector<Candidate>& candidates) {
   Options asked = options;
   asked.mesh = mesh;
   asked.ranks_per_node = options.ranks / options.nodes;
-  Candidate candidate{mesh, asked.sequence_layout, {}, {}, 0, {}};
+  Candidate candidate{mesh, without_shards(mesh) ? kNothing : asked.sequence_layout, {}, {}, 0, {}};
   try {
     const PlannedCase planned = lay_out_case(asked, registry);
     const ring::PlanInput input = planned.input();
@@ -98,8 +103,7 @@ void add_candidates(const Options& options, const Registry& registry, const std:
 std::vector<Candidate> all_candidates(const Options& options, const Registry& registry) {
   std::vector<Candidate> candidates;
   for (const std::string& mesh : meshes_of(options)) {
-    if (options.sequence_layout != "auto" || mesh.ends_with("=1")) {
-      // Without shards of a sequence, all layouts are the same.
+    if (options.sequence_layout != "auto" || without_shards(mesh)) {
       add_candidates(options, registry, mesh, candidates);
       continue;
     }

@@ -96,7 +96,7 @@ Row scaling_row(const ScalingPoint& point) {
           std::to_string(point.length),
           point.schedule,
           fmt::format("{:.3f}", point.seconds * 1e3),
-          fmt::format("{:.3f}", point.rate_per_rank() * 1e-12),
+          fmt::format("{:.6f}", point.rate_per_rank() * 1e-12),
           fmt::format("{:.1f}", point.efficiency * 100)};
 }
 

@@ -77,20 +77,32 @@ class Simulate(CliTest):
         self.assertLessEqual({"kernel", "wait", "transfer"}, looks)
         self.expect_no_files()
 
+    THOUSAND = ["plan", "--simulate", "--mesh", "node=128,gpu=8", "--query-spec", "-,node+gpu",
+                "--kv-spec", "-,node+gpu", "--dtype", "bfloat16", "--device", "cuda"]
+
     def test_thousand_ranks_take_seconds(self):
-        mesh = ["--mesh", "node=128,gpu=8", "--query-spec", "-,node+gpu", "--kv-spec", "-,node+gpu"]
-        words = ["plan", "--simulate", *mesh, "--shape", "1,1M,1M,64,8,128", "--dtype", "bfloat16",
-                 "--causal", "--device", "cuda", "--picture", "picture.svg", "--trace", "trace.json"]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        result = self.annulus(*words)
+        result = self.annulus(*self.THOUSAND, "--shape", "1,1M,1M,64,8,128", "--causal", "--schedule", "ring")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.expect_success(result)
-        # Half of this, but for other work on the machine.
-        self.assertLess(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 20)
+        # Under 10 s, and up to three times as long on a core that others share.
+        self.assertLess(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 30)
         self.assertIn("# simulated: 1024 ranks on 128 nodes", result.stdout)
-        self.assertIn("# traced: 64 of 1024 ranks", result.stdout)
         self.assertIn("… 992 more ranks (--show-ranks 1024)", result.stdout)
-        self.assertLess(os.path.getsize(self.path("picture.svg")), 4 << 20)
+
+    def test_files_of_many_ranks_hold_some(self):
+        # A window, so that each rank exchanges with few.
+        result = self.annulus(*self.THOUSAND, "--shape", "1,1M,1M,8,8,64", "--causal", "--window", "4k,0",
+                              "--sequence-layout", "contiguous", "--picture", "picture.svg", "--trace",
+                              "trace.json")
+        self.expect_success(result)
+        self.assertIn("# traced: 64 of 1024 ranks", result.stdout)
+        with open(self.path("trace.json")) as file:
+            ranks = {event["pid"] for event in json.load(file)["traceEvents"]}
+        self.assertEqual((len(ranks), min(ranks), max(ranks)), (64, 0, 1023))
+        with open(self.path("picture.svg")) as file:
+            self.assertIn("256 of 1024 ranks, at equal distances", file.read())
+        self.assertLess(os.path.getsize(self.path("picture.svg")), 1 << 20)
 
     def test_errors(self):
         words = ["plan", "--simulate", "--shape", "1,64k,64k,8,2,64"]
@@ -175,7 +187,8 @@ class Recommend(CliTest):
 
     def test_choices_of_the_user_stand(self):
         rows = self.report("--schedule", "ring", "--sequence-layout", "zigzag")["rows"]
-        self.assertEqual({(row["layout"], row["schedule"]) for row in rows}, {("zigzag", "ring")})
+        self.assertEqual({(row["layout"], row["schedule"]) for row in rows},
+                         {("zigzag", "ring"), (None, "ring")})
 
     def test_table_and_csv(self):
         result = self.annulus(*self.WORDS)
@@ -218,7 +231,7 @@ class Scaling(CliTest):
             for row in some:
                 self.assertGreater(row["time"], 0)
                 self.assertAlmostEqual(row["efficiency"], row["rate"] / some[0]["rate"] * 100,
-                                       delta=0.1 + 0.1 / some[0]["rate"])
+                                       delta=0.1 + 2e-4 / some[0]["rate"])
         self.assertEqual(len({row["T = S"] for row in rows[:half]}), 1)
         self.assertEqual([row["T = S"] for row in rows[half:]], [tokens * count for count in ranks])
 

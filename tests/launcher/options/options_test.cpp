@@ -351,6 +351,18 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"bench", "--sweep", "8:4"}, "BEGIN <= END"},
     BadValue{{"bench", "--sweep", "4:8:1"}, "FACTOR from 2 to 16384"},
     BadValue{{"bench", "--sweep", "0:8"}, "1 <= BEGIN"},
+    BadValue{{"plan", "--ranks-per-node", "0"}, "from 1"},
+    BadValue{{"plan", "--simulate", "perhaps"}, "true or false"},
+    BadValue{{"plan", "--straggler-percent", "-1"}, "0 to 1000 percent"},
+    BadValue{{"plan", "--straggler-percent", "few"}, "a finite number"},
+    BadValue{{"plan", "--straggler-seed", "-1"}, "a whole number from 0"},
+    BadValue{{"plan", "--recommend", "perhaps"}, "true or false"},
+    BadValue{{"plan", "--ranks", "0"}, "from 1"},
+    BadValue{{"plan", "--nodes", "0"}, "from 1"},
+    BadValue{{"plan", "--memory", "much"}, "a size of 1 or more"},
+    BadValue{{"plan", "--memory", "0"}, "a size of 1 or more"},
+    BadValue{{"bench", "--scaling", "perhaps"}, "true or false"},
+    BadValue{{"bench", "--tokens-per-rank", "0"}, "a size of 1 or more"},
     BadValue{{"plan", "--show-ranks", "-3"}, "from 0"}};
 
 INSTANTIATE_TEST_SUITE_P(Values, OptionsBadValue, ::testing::ValuesIn(kBadValues));

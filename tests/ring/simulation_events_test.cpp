@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
@@ -142,6 +143,140 @@ TEST(SimulationEvents, ARingOverTwoNodesIsBoundByTheirNetwork) {
   EXPECT_NEAR(predicted_seconds(plan, prices), 4 * hop, 0.2 * hop);
   prices.model.node_bytes_per_second = 10 * kRate;
   EXPECT_LT(predicted_seconds(plan, prices), 3.01 * hop);
+}
+
+struct Played {
+  Schedule schedule;
+  PlanOptions options;
+};
+
+// One of each kind for four ranks.
+std::vector<Played> all_schedules() {
+  PlanOptions pairs;
+  pairs.ulysses_degree = pairs.inner_size = 2;
+  PlanOptions groups;
+  groups.head_group_bytes = 1;  // every head by itself
+  return {{Schedule::ring, {}},        {Schedule::allgather, {}}, {Schedule::ulysses, {}},
+          {Schedule::ulysses, groups}, {Schedule::hybrid, pairs}, {Schedule::double_ring, pairs},
+          {Schedule::pass_q, {}}};
+}
+
+AttentionProblem full_problem(std::int64_t rows, std::int64_t columns) {
+  AttentionProblem problem = causal_problem(columns, 8, 8);
+  problem.shape.query_length = rows;
+  problem.mask.set_causal(false);
+  return problem;
+}
+
+// Of the messages of a rank, exchange after exchange.
+double seconds_of_exchanges(const RankPlan& rank, const CostModel& model) {
+  double seconds = 0;
+  for (const Exchange* exchange : rank.all<Exchange>()) {
+    std::vector<double> bytes;
+    for (const Transfer& transfer : exchange->receives) {
+      bytes.push_back(static_cast<double>(transfer.bytes));
+    }
+    seconds += model.transfer_seconds(bytes);
+  }
+  return seconds;
+}
+
+TEST(SimulationEvents, AllSchedulesTakeTheirMessagesAndTheirComputation) {
+  for (const std::int64_t rows : {4096, 64}) {
+    const AttentionProblem problem = full_problem(rows, 4096);
+    const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::contiguous);
+    for (const Played& played : all_schedules()) {
+      const PlanInput input = native_input(problem, operands, played.options);
+      const Plan plan = make_plan(input, played.schedule);
+      for (const char* transport : {"mpi", "nccl", "peer"}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", name_of(played.schedule), rows, transport));
+        Prices prices = link_prices(transport);
+        const auto moved = simulate(plan, prices);
+        for (std::size_t r = 0; r < 4; ++r) {
+          const double messages = seconds_of_exchanges(plan.ranks[r], prices.model);
+          ASSERT_GT(messages, 0);
+          EXPECT_NEAR(moved[r].finish, messages, 1e-6 * messages);
+          EXPECT_NEAR(moved[r].transfer, messages, 1e-6 * messages);
+          EXPECT_LT(moved[r].compute, 1e-6 * messages);
+        }
+        // Computation of about as long, in whatever order.
+        prices = link_prices(transport, plan.ranks[0].work() * 4 * 64 / moved[0].finish);
+        prices.model.merge_bytes_per_second = 10 * kRate;
+        for (const RankTimeline& rank : simulate(plan, prices)) {
+          EXPECT_GT(rank.compute, 0.9 * moved[0].finish);
+          EXPECT_GE(rank.finish, rank.compute);
+          EXPECT_LE(rank.finish, (rank.compute + moved[0].finish) * (1 + 1e-9));
+        }
+      }
+    }
+  }
+}
+
+// What comes before a rank's messages, and what after, in numbers.
+TEST(SimulationEvents, HeadsGoOutAndResultsComeBack) {
+  const AttentionProblem problem = full_problem(4096, 4096);
+  const Plan plan =
+      make_plan(native_input(problem, sequence_operands(problem, 4, LayoutKind::contiguous)),
+                Schedule::ulysses);
+  const RankPlan& rank = plan.ranks[0];
+  ASSERT_EQ(rank.all<Exchange>().size(), 2U);
+  Prices prices = link_prices("peer", rank.work() * 4 * 64);  // a second
+  prices.model.transports.at("peer") = CostCurve::constant(1);
+  const auto timelines = simulate(plan, prices);
+  EXPECT_NEAR(timelines[0].finish, 3, 1e-6);
+  EXPECT_NEAR(timelines[0].exposed, 2, 1e-6);
+  EXPECT_NEAR(timelines[0].transfer, 2, 1e-6);
+}
+
+// Groups of heads: the messages of one pass while another is computed.
+TEST(SimulationEvents, GroupsOfHeadsOverlap) {
+  const AttentionProblem problem = full_problem(4096, 4096);
+  const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::contiguous);
+  PlanOptions options;
+  options.head_group_bytes = 1;
+  const Plan plan = make_plan(native_input(problem, operands, options), Schedule::ulysses);
+  ASSERT_EQ(plan.ranks[0].all<Block>().size(), 2U);
+  Prices prices = link_prices("peer", plan.ranks[0].work() * 4 * 64 / 2);  // a second each
+  prices.model.transports.at("peer") = CostCurve::constant(1);
+  // Heads arrive at 1 and 2, are computed by 2 and 3, and the results arrive at 3 and 4.
+  for (const RankTimeline& rank : simulate(plan, prices)) EXPECT_NEAR(rank.finish, 4, 1e-6);
+}
+
+// Queries go to all ranks, and partial results come back to be combined.
+TEST(SimulationEvents, QueriesGoOutAndPartsComeBack) {
+  const AttentionProblem problem = full_problem(4, 4096);
+  const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::contiguous);
+  const Plan plan = make_plan(native_input(problem, operands), Schedule::pass_q);
+  Prices prices = link_prices("peer", plan.ranks[0].work() * 4 * 64);
+  prices.model.transports.at("peer") = CostCurve::constant(1);
+  prices.model.launch_seconds = 0.5;  // of packing, of taking the own part, of combining
+  const auto timelines = simulate(plan, prices);
+  EXPECT_NEAR(timelines[0].compute, 2.5, 1e-6);
+  // The own part is taken while the others' arrive.
+  EXPECT_NEAR(timelines[0].finish, 0.5 + 1 + 1 + 1 + 0.5, 1e-6);
+}
+
+// A ring sends everything to the other node hop by hop, a double ring once. If columns come
+// straight from their owners, each goes there once for every rank.
+TEST(SimulationEvents, ADoubleRingSparesTheNetwork) {
+  const AttentionProblem problem = full_problem(8192, 8192);
+  const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);
+  Prices prices = link_prices("peer");
+  prices.model.transports.at("peer") = CostCurve::transfer(1e-15, 1000 * kRate);
+  prices.node_of_rank = {0, 0, 0, 0, 1, 1, 1, 1};
+  const auto finish = [&](Schedule schedule, bool direct) {
+    PlanOptions options;
+    options.direct = direct;
+    options.inner_size = 4;
+    options.prefetch_bytes = std::int64_t{1} << 30;
+    return predicted_seconds(make_plan(native_input(problem, operands, options), schedule), prices);
+  };
+  const double shard = 1024.0 * 8 * (64 + 64) * 2 / kRate;
+  EXPECT_NEAR(finish(Schedule::ring, false), 7 * shard, 0.1 * shard);
+  EXPECT_NEAR(finish(Schedule::ring, true), 16 * shard, 0.1 * shard);
+  for (const bool direct : {false, true}) {
+    EXPECT_NEAR(finish(Schedule::double_ring, direct), 4 * shard, 0.1 * shard) << direct;
+  }
 }
 
 TEST(SimulationEvents, TransportsOnMultiprocessorsSlowKernelsDown) {

@@ -22,7 +22,10 @@ class Simulate(CliTest):
 
     def test_agrees_with_the_prediction(self):
         for words in [[], ["--causal"], ["--causal", "--sequence-layout", "contiguous"],
-                      ["--ranks-per-node", "2"], ["--device", "cuda", "--dtype", "bfloat16"]]:
+                      ["--ranks-per-node", "2"], ["--device", "cuda", "--dtype", "bfloat16"],
+                      ["--schedule", "ulysses"], ["--schedule", "hybrid", "--ulysses-degree", "2"],
+                      ["--schedule", "double_ring", "--ranks-per-node", "2"],
+                      ["--schedule", "pass_q"]]:
             with self.subTest(words):
                 plan = json.loads(self.annulus(*PLAN, *words, "--json", "-").stdout)
                 rows = self.simulated(*words)["rows"]
@@ -44,6 +47,13 @@ class Simulate(CliTest):
                  "--query-spec", "-,node+gpu", "--kv-spec", "-,node+gpu"]
         self.assertIn("4 ranks on 2 nodes", self.annulus(*words).stdout)
         self.assertIn("4 ranks on 1 node\n", self.annulus(*words, "--ranks-per-node", "4").stdout)
+
+    def test_rows_of_a_double_ring_are_nodes(self):
+        words = ["--schedule", "double_ring", "--device", "cuda", "--dtype", "bfloat16"]
+        rows = {inner: self.simulated(*words, "--ranks-per-node", "2", *inner)["rows"]
+                for inner in [(), ("--inner-size", "2"), ("--inner-size", "4")]}
+        self.assertEqual(rows[()], rows[("--inner-size", "2")])
+        self.assertNotEqual(rows[()], rows[("--inner-size", "4")])
 
     def test_stragglers(self):
         even = self.simulated("--schedule", "ring")["rows"]
@@ -148,7 +158,11 @@ class Recommend(CliTest):
         # Batches and heads are divided where they divide.
         self.assertLessEqual({(1, 1, 8), (2, 1, 4), (1, 2, 4), (1, 8, 1), (2, 4, 1)}, meshes)
         self.assertTrue(all(dp * tp * sp == 8 and dp <= 2 for dp, tp, sp in meshes))
-        self.assertLessEqual({"ring", "allgather", "local"}, {row["schedule"] for row in rows})
+        self.assertLessEqual({"ring", "allgather", "local", "ulysses", "hybrid", "double_ring"},
+                             {row["schedule"] for row in can})
+        (reason,) = {row["cannot"] for row in rows
+                     if self.sizes(row) == (1, 1, 8) and row["schedule"] == "pass_q"}
+        self.assertIn("queries and their results would be more to send", reason)
         self.assertLessEqual({"zigzag", "contiguous", "striped", "balanced"},
                              {row["layout"] for row in rows})
         for row in can:
@@ -160,6 +174,14 @@ class Recommend(CliTest):
         self.assertEqual({row["moved"] for row in apart}, {0})
         whole = [row for row in can if self.sizes(row) == (1, 1, 8)]
         self.assertGreater(min(row["across"] for row in whole), 0)
+
+    def test_a_query_goes_to_the_keys(self):
+        words = ["plan", "--recommend", "--ranks", "8", "--shape", "1,1,1M,8,1,128", "--dtype", "bfloat16",
+                 "--device", "cuda", "--json", "-"]
+        result = self.annulus(*words)
+        self.expect_success(result)
+        best = json.loads(result.stdout)["rows"][0]
+        self.assertEqual((best["mesh"], best["schedule"]), ("dp=1,tp=1,sp=8", "pass_q"))
 
     def test_says_what_plan_says(self):
         row = [row for row in self.report()["rows"]
@@ -211,6 +233,8 @@ class Recommend(CliTest):
                           "--ranks-per-node: cannot be given with --recommend")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--query-spec", "-,sp"), 2,
                           "--query-spec and --kv-spec: cannot be given with --recommend")
+        self.expect_error(self.annulus(*words, "--ranks", "2", "--bias", "random:1", "--bias-spec", "-"), 2,
+                          "--bias-spec and --mask-spec: cannot be given with --recommend")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--memory", "much"), 2,
                           "--memory: got 'much', expected a size of 1 or more")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--simulate"), 2, "one at a time")
@@ -256,6 +280,17 @@ class Scaling(CliTest):
         self.picture(["strong", "weak", "ideal strong", "TFLOP/s per rank"])
         again = json.loads(self.annulus(*words, "--tokens-per-rank", "1k", "--json", "-").stdout)
         self.check(again, [1, 2, 4, 8, 16, 24], 1024)
+
+    def test_every_schedule_scales(self):
+        words = ["plan", "--scaling", "--ranks", "8", "--ranks-per-node", "2", "--shape", "1,16k,16k,16,8,64",
+                 "--dtype", "bfloat16", "--device", "cuda", "--json", "-"]
+        for schedule in ["ring", "double_ring", "allgather", "ulysses", "hybrid", "pass_q"]:
+            with self.subTest(schedule):
+                result = self.annulus(*words, "--schedule", schedule)
+                self.expect_success(result)
+                report = json.loads(result.stdout)
+                self.check(report, [1, 2, 4, 8], 2048)
+                self.assertEqual({row["schedule"] for row in report["rows"]}, {schedule})
 
     def test_measured(self):
         words = ["bench", "--scaling", "--shape", "1,96,96,4,2,16", "--iters", "1", "--warmup", "0"]

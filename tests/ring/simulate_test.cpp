@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include <gtest/gtest.h>
 
@@ -218,7 +219,8 @@ double seconds_alone(const AttentionProblem& problem, double flops) {
 
 // Two tiles of the 132 that a GPU computes at once; a CPU rank is busy with any block.
 TEST(Simulate, AFewHeadsKeepPartOfAGpuBusy) {
-  const AttentionProblem problem = causal_problem(256, 1, 1);
+  AttentionProblem problem = causal_problem(256, 1, 1);
+  problem.mask.set_causal(false);
   const Plan plan = sequence_plan(problem, 1, LayoutKind::contiguous, Schedule::local);
   Prices prices = plain_prices("peer", 1e9, CostCurve::constant(1));
   const double full = predicted_seconds(plan, prices);
@@ -226,11 +228,35 @@ TEST(Simulate, AFewHeadsKeepPartOfAGpuBusy) {
   EXPECT_NEAR(predicted_seconds(plan, prices), full * 132 / 2, 1e-9);
 }
 
+// Under a causal mask the longest tile takes twice the mean, which the others wait for if there are
+// few. On a CPU, threads divide the tiles.
+TEST(Simulate, FewTilesOfACausalMaskDoNotEndTogether) {
+  for (const auto& [rows, heads, rounds] :
+       {std::tuple{4096, 1, 1.0}, {256, 66, 1.0}, {256, 132, 2.0}, {512, 132, 4.0}}) {
+    const Plan plan = sequence_plan(causal_problem(rows, heads, heads), 1, LayoutKind::contiguous,
+                                    Schedule::local);
+    Prices prices = plain_prices("peer", 1e9, CostCurve::constant(1));
+    const double even = predicted_seconds(plan, prices);
+    prices.model.device = Place::Kind::cuda;
+    const double busy = std::min(1.0, rows / 128 * heads / 132.0);
+    const double longest = 2.0 * rows / (rows + 1);
+    EXPECT_NEAR(predicted_seconds(plan, prices) * busy / even,
+                1 + (longest - 1) / (rounds * rounds), 1e-9)
+        << rows << " " << heads;
+  }
+}
+
 TEST(Simulate, AFewRowsTakeAsLongAsReadingTheirKeys) {
   AttentionProblem problem = problem_of(1, false);
   problem.shape.kv_length = 1 << 16;
   const double bytes = (1 << 16) * 2 * (64 + 64) * 2.0;  // two key/value heads, bfloat16
   EXPECT_NEAR(seconds_alone(problem, kEndless), bytes / 1e9, 1e-5);
+  // GPUs read faster than they merge.
+  const Plan plan = sequence_plan(problem, 1, LayoutKind::contiguous, Schedule::local);
+  Prices prices = plain_prices("peer", kEndless, CostCurve::constant(1));
+  prices.model.merge_bytes_per_second = 1e9;
+  prices.model.device = Place::Kind::cuda;
+  EXPECT_NEAR(predicted_seconds(plan, prices), 0.75 * bytes / 1e9, 1e-5);
   const double flops = forward_flops(problem.shape, 1 << 16);
   EXPECT_NEAR(seconds_alone(problem, 1e9), flops / 1e9, 1e-5);
 }

@@ -5,9 +5,11 @@ import io
 import json
 import os
 import resource
+import subprocess
+import sys
 import xml.etree.ElementTree
 
-from cli_support import CliTest, main
+from cli_support import PROGRAM, CliTest, main
 
 PLAN = ["plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64"]
 
@@ -317,6 +319,30 @@ class Scaling(CliTest):
         self.expect_error(self.annulus("bench", "--scaling", "--shape", "1,96,96,4,2,16", "--impl", "sdpa",
                                        ranks=2), 2, "sdpa")
         self.expect_no_files()
+
+
+class Predictions(CliTest):
+    ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")
+
+    def test_beside_measured_times(self):
+        results = [os.path.join(self.ROOT, "benchmarks", "results", f"schedules_{gpus}x_h200.json")
+                   for gpus in (4, 2)]
+        words = [sys.executable, os.path.join(self.ROOT, "benchmarks", "predictions"), "--annulus", PROGRAM]
+        result = subprocess.run([*words, *results], stdout=subprocess.PIPE, encoding="utf-8", check=False)
+        self.assertEqual(result.returncode, 0)
+        rows = [[cell.strip(" *") for cell in line.strip("|\n").split("|")]
+                for line in result.stdout.splitlines() if line.startswith("| ")][1:]
+        self.assertEqual(len(rows), 48)
+        self.assertEqual({row[2] for row in rows}, {"ring", "allgather", "ulysses", "hybrid", "pass_q"})
+        for row in rows:
+            off = float(row[5]) / float(row[4]) - 1
+            self.assertLess(abs(off), 0.3, row)
+            shown = float(row[6].replace("\u2212", "-").removesuffix(" %"))
+            self.assertAlmostEqual(shown, off * 100, delta=1)
+        near = [row for row in rows if abs(float(row[5]) / float(row[4]) - 1) <= 0.1]
+        self.assertGreaterEqual(len(near), 44)
+        missing = subprocess.run([*words, self.path("none.json")], stderr=subprocess.PIPE, check=False)
+        self.assertNotEqual(missing.returncode, 0)
 
 
 if __name__ == "__main__":

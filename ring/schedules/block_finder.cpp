@@ -112,6 +112,7 @@ BlockFinder::Priced BlockFinder::solve(HeadRange heads, const Tile& tile, Asked 
 // candidate that takes only simpler blocks would be faster still.
 BlockFinder::Priced BlockFinder::price(Block block, Asked asked, bool& worth_cutting) const {
   Priced best;
+  int chosen = -1;
   std::string reasons;
   double fastest_refused = std::numeric_limits<double>::infinity();
   const auto& candidates = context_.input.candidates;
@@ -127,8 +128,8 @@ BlockFinder::Priced BlockFinder::price(Block block, Asked asked, bool& worth_cut
         (preferred ? kPreference : 1);
     const std::string reason = obstacle_of(*candidates[i], context_.input, plan_, block);
     if (reason.empty()) {
-      if (best.blocks.empty() || seconds < best.seconds) {
-        best.blocks = {block};
+      if (chosen < 0 || seconds < best.seconds) {
+        chosen = block.implementation;
         best.seconds = seconds;
       }
       continue;
@@ -138,13 +139,16 @@ BlockFinder::Priced BlockFinder::price(Block block, Asked asked, bool& worth_cut
       fastest_refused = std::min(fastest_refused, seconds);
     }
   }
-  if (best.blocks.empty()) {
+  if (chosen < 0) {
     best.obstacle =
         fmt::format("no implementation can compute rows {} against columns {}{}",
                     to_string(block.row_positions), to_string(block.column_positions), reasons);
   }
-  worth_cutting =
-      std::isfinite(fastest_refused) && (best.blocks.empty() || fastest_refused < best.seconds);
+  worth_cutting = std::isfinite(fastest_refused) && (chosen < 0 || fastest_refused < best.seconds);
+  if (chosen >= 0) {
+    block.implementation = chosen;
+    best.blocks.push_back(std::move(block));
+  }
   return best;
 }
 

@@ -33,9 +33,26 @@ struct Access {
   Region region;
 };
 
-// The uses of a piece of memory, by queue, in order.
+// By queue, in order. There are few queues, but thousands of pieces of memory.
+class Accesses {
+ public:
+  std::vector<Access>& operator[](int queue) {
+    const auto place =
+        std::lower_bound(queues_.begin(), queues_.end(), queue,
+                         [](const auto& entry, int wanted) { return entry.first < wanted; });
+    if (place != queues_.end() && place->first == queue) return place->second;
+    return queues_.insert(place, {queue, {}})->second;
+  }
+  [[nodiscard]] auto begin() const { return queues_.begin(); }
+  [[nodiscard]] auto end() const { return queues_.end(); }
+
+ private:
+  std::vector<std::pair<int, std::vector<Access>>> queues_;
+};
+
+// The uses of a piece of memory.
 struct Uses {
-  std::map<int, std::vector<Access>> reads, writes;
+  Accesses reads, writes;
 };
 
 // What one side of a task has to wait for: the latest task of each queue.
@@ -43,7 +60,7 @@ using Latest = std::map<std::pair<int, Stage>, int>;
 
 class Analysis {
  public:
-  explicit Analysis(RankPlan& plan) : plan_(plan) {}
+  explicit Analysis(RankPlan& plan) : plan_(plan), uses_(plan.buffers.size()) {}
 
   void run() {
     for (std::size_t i = 0; i < plan_.tasks.size(); ++i) {
@@ -117,15 +134,19 @@ class Analysis {
     }
   }
 
+  [[nodiscard]] Uses& uses_of(const Region& region) {
+    return uses_[static_cast<std::size_t>(plan_.memory_of(region.buffer))];
+  }
+
   void read(const Region& region, Latest& latest) {
-    Uses& uses = uses_[plan_.memory_of(region.buffer)];
+    Uses& uses = uses_of(region);
     wait_for(uses.writes, region, Stage::done, latest);
     uses.reads[queue_].push_back({task_, region});
   }
 
   // The exchanges that bring parts of a region, in order.
   std::vector<Arrival> await(const Region& region) {
-    Uses& uses = uses_[plan_.memory_of(region.buffer)];
+    Uses& uses = uses_of(region);
     uses.reads[queue_].push_back({task_, region});
     std::vector<Arrival> arrivals;
     for (const auto& [queue, writes] : uses.writes) {
@@ -146,15 +167,14 @@ class Analysis {
   }
 
   void write(const Region& region, Latest& latest) {
-    Uses& uses = uses_[plan_.memory_of(region.buffer)];
+    Uses& uses = uses_of(region);
     wait_for(uses.writes, region, Stage::done, latest);
     wait_for(uses.reads, region, Stage::released, latest);
     uses.writes[queue_].push_back({task_, region});
   }
 
   // Tasks of one queue run in order: its latest use stands for those before.
-  void wait_for(const std::map<int, std::vector<Access>>& uses, const Region& region, Stage stage,
-                Latest& latest) const {
+  void wait_for(const Accesses& uses, const Region& region, Stage stage, Latest& latest) const {
     for (const auto& [queue, accesses] : uses) {
       if (queue == queue_) continue;
       const auto found =
@@ -183,7 +203,7 @@ class Analysis {
   RankPlan& plan_;
   int task_ = 0;
   int queue_ = kComputing;
-  std::map<int, Uses> uses_;
+  std::vector<Uses> uses_;  // by the first buffer of the memory
   std::map<int, Latest> waited_;
 };
 

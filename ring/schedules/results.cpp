@@ -55,6 +55,7 @@ class Placer {
 
   void run() {
     choose_places();
+    plan_.tasks.reserve(tasks_.size());
     for (std::size_t i = 0; i < tasks_.size(); ++i) {
       const int step = tasks_[i].step;
       if (const auto* block = std::get_if<Block>(&tasks_[i].work)) {
@@ -62,7 +63,7 @@ class Placer {
         if (!completes(*completion_, *block)) {
           throw InternalError("blocks of different groups of heads overlap or alternate");
         }
-        place(std::get<Block>(tasks_[i].work), step, later_rows_[i]);
+        place(std::move(std::get<Block>(tasks_[i].work)), step, later_rows_[i]);
       } else if (is_completion(tasks_[i]) && completion_) {
         finish_group(step);
       } else if (!is_nothing(tasks_[i])) {
@@ -140,9 +141,9 @@ class Placer {
   void place(Block block, int step, LocalRange later) {
     const auto known = state_of(block);
     if (const LocalRange rows = final_rows(block, known, later); rows.count > 0) {
-      const auto [final, rest] = cut(block, rows);
+      auto [final, rest] = cut(block, rows);
       if (fits(final, rest)) {
-        finish(final, step, known);
+        finish(std::move(final), step, known);
         if (rest) place(*rest, step, later);
         return;
       }

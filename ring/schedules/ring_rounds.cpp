@@ -1,9 +1,9 @@
 #include "schedules/ring_rounds.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <numeric>
-#include <set>
 #include <utility>
 
 namespace annulus::ring {
@@ -30,20 +30,25 @@ std::vector<PlacedPiece> RingTraffic::arrivals(int receiver, int hop) const {
   return placed;
 }
 
-std::vector<RingMessage> RingTraffic::messages(int receiver, int hop) const {
-  const int origin = order_.origin(receiver, hop);
-  // Who may have the columns, and since when.
-  int holder = origin;
-  int since = 0;
-  if (direct_ && !order_.enters_row(hop)) {
-    since = hop - hop % order_.inner;
-    holder = receiver / order_.inner * order_.inner + origin % order_.inner;
-  } else if (!direct_) {
+RingTraffic::Holder RingTraffic::holder_of(int receiver, int hop) const {
+  if (!direct_) {
     // In hop `since` the holder got what the receiver gets now: the neighbour in the row, or the
     // one in the row before.
-    since = hop - (order_.enters_row(hop) ? order_.inner : 1);
-    holder = order_.origin(receiver, hop - since);
+    const int since = hop - (order_.enters_row(hop) ? order_.inner : 1);
+    return {order_.origin(receiver, hop - since), since};
   }
+  const int origin = order_.origin(receiver, hop);
+  if (order_.enters_row(hop)) return {origin, 0};
+  return {receiver / order_.inner * order_.inner + origin % order_.inner, hop - hop % order_.inner};
+}
+
+bool RingTraffic::may_send(int sender, int receiver, int hop) const {
+  return sender == order_.origin(receiver, hop) || sender == holder_of(receiver, hop).member;
+}
+
+std::vector<RingMessage> RingTraffic::messages(int receiver, int hop) const {
+  const int origin = order_.origin(receiver, hop);
+  const auto [holder, since] = holder_of(receiver, hop);
   std::vector<RingMessage> result;
   std::int64_t token = 0;
   for (const LocalRange& columns : runs_of(receiver, hop)) {
@@ -104,12 +109,13 @@ RingRounds::RingRounds(const RankContext& context, PlanBuilder& builder, const R
     }
     // Only these can get something from this member: its neighbours in both directions, who gets
     // its own columns, and who gets those that have entered its row.
-    std::set<int> receivers;
-    for (const int distance : {1, order.inner, hop, hop % order.inner}) {
-      receivers.insert(order.receiver(me, distance));
-    }
-    receivers.erase(me);
-    for (const int receiver : receivers) {
+    std::array receivers{order.receiver(me, 1), order.receiver(me, order.inner),
+                         order.receiver(me, hop), order.receiver(me, hop % order.inner)};
+    std::sort(receivers.begin(), receivers.end());
+    const auto* const end = std::unique(receivers.begin(), receivers.end());
+    for (const auto* next = receivers.begin(); next != end; ++next) {
+      const int receiver = *next;
+      if (receiver == me || !traffic.may_send(me, receiver, hop)) continue;
       for (const RingMessage& message : traffic.messages(receiver, hop)) {
         if (message.source != me) continue;
         departures_[h].push_back({receiver, message});

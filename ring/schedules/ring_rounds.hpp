@@ -49,10 +49,19 @@ class RingTraffic {
   [[nodiscard]] std::vector<PlacedPiece> arrivals(int receiver, int hop) const;
   /// Pieces that are neighbours at their owner form one message, which comes from one source.
   [[nodiscard]] std::vector<RingMessage> messages(int receiver, int hop) const;
+  /// Whether messages of the hop may come from `sender`.
+  [[nodiscard]] bool may_send(int sender, int receiver, int hop) const;
   /// Where a member keeps these columns after a hop.
   [[nodiscard]] LocalRange tokens_of(int member, int hop, LocalRange columns) const;
 
  private:
+  // Who may have the columns of their owner, and since when.
+  struct Holder {
+    int member;
+    int since;
+  };
+
+  [[nodiscard]] Holder holder_of(int receiver, int hop) const;
   [[nodiscard]] std::vector<LocalRange> runs_of(int receiver, int hop) const;
   [[nodiscard]] bool holds(int member, int hop, LocalRange columns) const;
 

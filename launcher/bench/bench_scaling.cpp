@@ -22,8 +22,10 @@
 #include "launcher/commands/interruption.hpp"
 #include "launcher/options/as_option.hpp"
 #include "launcher/planning/scaling.hpp"
+#include "launcher/report/cells.hpp"
 #include "launcher/report/record.hpp"
 #include "launcher/report/report_files.hpp"
+#include "launcher/report/warnings.hpp"
 #include "launcher/setup/cost_model_option.hpp"
 #include "launcher/setup/open_device.hpp"
 #include "launcher/setup/problem_setup.hpp"
@@ -61,7 +63,9 @@ void measure(ScalingPoint& point, const Options& options, const AttentionShape& 
   choices.cost_model = collectively(world, [&] { return cost_model_of(options, device->place()); });
   choices.transport = options.transport;
   choices.plan = plan_options(options, device->place());
+  choices.tuning = tuning_options(options);
   ring::ShardedAttention attention(setup.problem, operands, mesh, registry, *device, choices);
+  if (mesh.rank() == 0) print_warnings(attention.decision().warnings);
   const verification::CaseShards shards = collectively(world, [&] {
     return verification::CaseShards(operands, setup.problem.dtype, options.seed, mesh.rank(),
                                     device->staging(), threads, setup.fills,
@@ -122,6 +126,7 @@ ExitCode bench_scaling(const CommandContext& context) {
       "bench.scaling", "ms, median", options,
       make_record(context, everyone, place, threads_per_rank(everyone, options.threads)));
   report.add_meta("options", options.given);
+  add_rank_order(report, context.session);
   std::optional<ReportFiles> files;
   std::optional<files::TextFile> picture;
   collectively(everyone.world(), [&] {

@@ -16,9 +16,10 @@
 
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
-#include <annulus/core/json_nesting.hpp>
 #include <annulus/mesh/transport.hpp>
 #include <annulus/ring/cost_model.hpp>
+
+#include "json_file.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -267,17 +268,7 @@ std::string to_json(const CostModel& model) {
 }
 
 CostModel parse_cost_model(std::string_view text, const std::string& path) {
-  if (nests_too_deep(text)) {
-    throw FileError(path, fmt::format("has brackets more than {} deep", kMostJsonNesting));
-  }
-  json data;
-  try {
-    data = json::parse(text);
-  } catch (const json::parse_error& error) {
-    throw FileError(path, fmt::format("is not JSON (byte {})", error.byte));
-  } catch (const json::out_of_range&) {
-    throw FileError(path, "has a number beyond what float64 holds");
-  }
+  const json data = parse_json_file(text, path);
   const Reader file(data, "", path);
   // First, since files of other versions have other keys.
   const json schema = data.value("schema", json());

@@ -12,8 +12,9 @@
 #include <nlohmann/json.hpp>
 
 #include <annulus/core/error.hpp>
-#include <annulus/core/json_nesting.hpp>
 #include <annulus/ring/planner.hpp>
+
+#include "json_file.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -210,17 +211,7 @@ std::string to_json(const std::vector<TuningEntry>& entries) {
 }
 
 std::vector<TuningEntry> parse_tuning(std::string_view text, const std::string& path) {
-  if (nests_too_deep(text)) {
-    throw FileError(path, fmt::format("has brackets more than {} deep", kMostJsonNesting));
-  }
-  json data;
-  try {
-    data = json::parse(text);
-  } catch (const json::parse_error& error) {
-    throw FileError(path, fmt::format("is not JSON (byte {})", error.byte));
-  } catch (const json::out_of_range&) {
-    throw FileError(path, "has a number beyond what float64 holds");
-  }
+  const json data = parse_json_file(text, path);
   const Reader file(data, "", path);
   const json schema = data.value("schema", json());
   const json version = data.value("version", json());

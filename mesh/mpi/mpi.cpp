@@ -64,7 +64,7 @@ int slurm_tasks(const EnvironmentLookup& lookup) {
 
 // How many processes torchrun has started; 1 if it did not start this one.
 int torchrun_processes(const EnvironmentLookup& lookup) {
-  if (lookup("RANK") == nullptr || lookup("GROUP_RANK") == nullptr) return 1;
+  if (lookup("TORCHELASTIC_RUN_ID") == nullptr && lookup("GROUP_RANK") == nullptr) return 1;
   const char* const processes = lookup("WORLD_SIZE");
   return processes == nullptr ? 1 : count_of(processes);
 }
@@ -88,7 +88,15 @@ void CommunicatorTraits::release(Raw raw) noexcept {
 }
 
 bool started_by_launcher(const EnvironmentLookup& lookup) {
-  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}) {
+  if (lookup("OMPI_COMM_WORLD_SIZE") != nullptr) return true;
+  // Before the variables of srun, which every process of a torchrun that srun started inherits.
+  if (const int processes = torchrun_processes(lookup); processes > 1) {
+    throw LibraryError(fmt::format(
+        "torchrun started {} processes but gave MPI no way to connect them, so each would run "
+        "alone; start them with `mpirun -n {} ...`",
+        processes, processes));
+  }
+  for (const char* variable : {"PMIX_RANK", "PMI_RANK"}) {
     if (lookup(variable) != nullptr) return true;
   }
   if (const int tasks = slurm_tasks(lookup); tasks > 1) {
@@ -97,12 +105,6 @@ bool started_by_launcher(const EnvironmentLookup& lookup) {
         "run alone; start them with `srun --mpi=pmix ...` (`srun --mpi=list` shows what "
         "this cluster has) or with `mpirun -n {} ...` inside the allocation",
         tasks, tasks));
-  }
-  if (const int processes = torchrun_processes(lookup); processes > 1) {
-    throw LibraryError(fmt::format(
-        "torchrun started {} processes but gave MPI no way to connect them, so each would run "
-        "alone; start them with `mpirun -n {} ...`",
-        processes, processes));
   }
   return false;
 }

@@ -57,6 +57,21 @@ TEST(LauncherDetection, TorchrunIsAnErrorThatPrintsTheFix) {
   } catch (const LibraryError& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("torchrun started 4"), HasSubstr("mpirun -n 4")));
   }
+  // srun gives every torchrun its variables, and that to all of its processes.
+  for (const char* variable : {"PMIX_RANK", "PMI_RANK"}) {
+    Environment under_srun{{"TORCHELASTIC_RUN_ID", "none"},
+                           {"RANK", "1"},
+                           {"WORLD_SIZE", "8"},
+                           {variable, "0"},
+                           {"SLURM_PROCID", "0"},
+                           {"SLURM_STEP_NUM_TASKS", "2"}};
+    try {
+      (void)started(under_srun);
+      FAIL() << "no error with " << variable;
+    } catch (const LibraryError& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("torchrun started 8"), HasSubstr("mpirun -n 8")));
+    }
+  }
   Environment alone = torchrun;
   alone["WORLD_SIZE"] = "1";
   EXPECT_FALSE(started(alone));

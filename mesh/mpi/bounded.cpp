@@ -1,16 +1,18 @@
 #include "mpi/bounded.hpp"
 
 #include <algorithm>
-#include <future>
+#include <cstddef>
 #include <numeric>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <annulus/core/error.hpp>
+
+#include "mpi/mpi_endpoint.hpp"
 #include "mpi/roll_call.hpp"
 
 namespace annulus {
@@ -22,6 +24,13 @@ constexpr int kTagCall = 32650;
 constexpr int kTagHere = 32651;
 constexpr int kPollsPerAnswer = 8;
 constexpr Watchdog::Seconds kRollCall{2};
+
+std::string names_of(MPI_Comm communicator, const std::vector<int>& ranks) {
+  const std::vector<int> in_world = ranks_in_world(communicator, ranks);
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < ranks.size(); ++i) names.push_back(rank_name(ranks[i], in_world[i]));
+  return fmt::format("{}", fmt::join(names, ", "));
+}
 
 void finish(MPI_Request& request, MPI_Comm communicator, const Watchdog& watchdog,
             std::string_view what) {
@@ -42,7 +51,7 @@ void finish(MPI_Request& request, MPI_Comm communicator, const Watchdog& watchdo
         const std::vector<int> absent = roll_call.absent(std::min(kRollCall, watchdog.timeout()));
         if (absent.empty())
           return fmt::format("{}: waiting for MPI, though all ranks have arrived", what);
-        return fmt::format("{}: waiting for rank {}", what, fmt::join(absent, ", rank "));
+        return fmt::format("{}: waiting for {}", what, names_of(communicator, absent));
       });
 }
 
@@ -58,36 +67,21 @@ Communicator duplicate(MPI_Comm communicator, const Watchdog& watchdog, std::str
   return owned;
 }
 
-// MPI has no split that returns at once. Ranks that are missing are named before it begins; it has
-// a thread of its own, so that one which dies during the split holds nobody back.
+// MPI has no split that returns at once, so only the end of the process bounds it. Ranks that are
+// missing are named before it begins.
 Communicator renumber(MPI_Comm communicator, int rank, const Watchdog& watchdog,
-                      std::string_view what) {
+                      std::string_view what, Deadline::LastWord last_word) {
   meet(communicator, watchdog, what);
-  int level = MPI_THREAD_SINGLE;
-  check_mpi(MPI_Query_thread(&level), "MPI_Query_thread");
-  const bool on_thread = level >= MPI_THREAD_SERIALIZED;
-  struct Split {
-    int code = MPI_SUCCESS;
-    MPI_Comm result = MPI_COMM_NULL;
-  };
-  std::packaged_task<Split()> task([communicator, rank] {
-    Split split;
-    split.code = MPI_Comm_split(communicator, 0, rank, &split.result);
-    return split;
-  });
-  std::future<Split> outcome = task.get_future();
-  if (on_thread) {
-    std::thread(std::move(task)).detach();
-  } else {
-    task();
+  MPI_Comm result = MPI_COMM_NULL;
+  {
+    const Watchdog::Seconds timeout = watchdog.timeout();
+    const Deadline deadline(timeout,
+                            fmt::format("{}: waiting for MPI_Comm_split (no progress for {:g} s)",
+                                        what, timeout.count()),
+                            std::move(last_word), static_cast<int>(ExitCode::failure));
+    check_mpi(MPI_Comm_split(communicator, 0, rank, &result), "MPI_Comm_split");
   }
-  if (outcome.wait_for(watchdog.timeout()) != std::future_status::ready) {
-    throw TimeoutError(fmt::format("{}: waiting for MPI_Comm_split (no progress for {:g} s)", what,
-                                   watchdog.timeout().count()));
-  }
-  const Split split = outcome.get();
-  check_mpi(split.code, "MPI_Comm_split");
-  Communicator owned(split.result);
+  Communicator owned(result);
   check_mpi(MPI_Comm_set_errhandler(owned.get(), MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   return owned;
 }

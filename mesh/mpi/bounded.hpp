@@ -5,17 +5,21 @@
 #include <annulus/core/watchdog.hpp>
 #include <annulus/mesh/mpi.hpp>
 
+#include "mpi/deadline.hpp"
+
 namespace annulus {
 
-// MPI's collective calls under a watchdog. A timeout names `what` and the ranks that have not come.
-// Nothing but the call itself is sent on `communicator` unless one is late.
+// MPI's collective calls under a watchdog. A timeout names `what` and the ranks that have not come,
+// by their numbers in `communicator`, and mpirun's where it differs. Nothing but the call itself is
+// sent on `communicator` unless one is late.
 
 /// A communicator over the same ranks, whose errors come back as codes.
 [[nodiscard]] Communicator duplicate(MPI_Comm communicator, const Watchdog& watchdog,
                                      std::string_view what);
-/// The same ranks with other numbers, `rank` for this one.
+/// The same ranks with other numbers, `rank` for this one. If one stops when all have come, this
+/// process says so by `last_word` and ends: see Deadline.
 [[nodiscard]] Communicator renumber(MPI_Comm communicator, int rank, const Watchdog& watchdog,
-                                    std::string_view what);
+                                    std::string_view what, Deadline::LastWord last_word);
 /// Returns once all ranks have come here.
 void meet(MPI_Comm communicator, const Watchdog& watchdog, std::string_view what);
 

@@ -191,13 +191,11 @@ int MpiSession::rank() const {
 }
 
 std::string MpiSession::rank_name() const {
-  const int mpirun_rank = mpirun_ranks()[static_cast<std::size_t>(rank())];
-  return mpirun_rank == rank() ? fmt::format("rank {}", rank())
-                               : fmt::format("rank {} (mpirun rank {})", rank(), mpirun_rank);
+  return annulus::rank_name(rank(), mpirun_ranks()[static_cast<std::size_t>(rank())]);
 }
 
 void MpiSession::number_by_node(const Watchdog& watchdog) {
-  by_node_ = in_node_order(world(), watchdog);
+  by_node_ = in_node_order(world(), watchdog, last_word_);
 }
 
 std::vector<int> MpiSession::mpirun_ranks() const {

@@ -24,6 +24,11 @@ std::vector<int> ranks_in_world(MPI_Comm communicator, const std::vector<int>& r
   return translated;
 }
 
+std::string rank_name(int rank, int mpirun_rank) {
+  return mpirun_rank == rank ? fmt::format("rank {}", rank)
+                             : fmt::format("rank {} (mpirun rank {})", rank, mpirun_rank);
+}
+
 MpiEndpoint::MpiEndpoint(Communicator ranks, std::vector<int> group_members, std::size_t chunk)
     : communicator(std::move(ranks)), members(std::move(group_members)), chunk_bytes(chunk) {
   if (chunk_bytes < 1 || chunk_bytes > std::numeric_limits<int>::max()) {
@@ -42,10 +47,7 @@ MpiEndpoint::MpiEndpoint(Communicator ranks, std::vector<int> group_members, std
 }
 
 std::string MpiEndpoint::name_of(int peer) const {
-  const int world_rank = world_ranks[static_cast<std::size_t>(peer)];
-  return world_rank == member(peer)
-             ? fmt::format("rank {}", member(peer))
-             : fmt::format("rank {} (mpirun rank {})", member(peer), world_rank);
+  return rank_name(member(peer), world_ranks[static_cast<std::size_t>(peer)]);
 }
 
 }  // namespace annulus

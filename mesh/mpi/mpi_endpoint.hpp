@@ -14,6 +14,9 @@ enum class MpiTag : int { life = 1, data, up, down, text, roll_call, here };
 /// The numbers in MPI_COMM_WORLD of ranks of `communicator`.
 [[nodiscard]] std::vector<int> ranks_in_world(MPI_Comm communicator, const std::vector<int>& ranks);
 
+/// "rank 1"; "rank 1 (mpirun rank 5)" where mpirun's number is another.
+[[nodiscard]] std::string rank_name(int rank, int mpirun_rank);
+
 /// The ranks of a group on a communicator of their own.
 struct MpiEndpoint {
   /// `members` are the communicator's ranks in order of the group; errors call each rank by this
@@ -29,7 +32,7 @@ struct MpiEndpoint {
   [[nodiscard]] int size() const noexcept { return static_cast<int>(members.size()); }
   /// Of a rank of the group.
   [[nodiscard]] int member(int peer) const { return members[static_cast<std::size_t>(peer)]; }
-  /// "rank 1", by its number in the mesh; "rank 1 (mpirun rank 5)" where mpirun's is another.
+  /// As rank_name(), by its number in the mesh.
   [[nodiscard]] std::string name_of(int peer) const;
 };
 

@@ -4,9 +4,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <functional>
 #include <string>
 
 #include <annulus/mesh/mesh.hpp>
+#include <annulus/mesh/node_order.hpp>
 
 using namespace annulus;
 
@@ -16,10 +18,19 @@ void say(const std::string& text) {
   std::fputs(("lifecycle: " + text + "\n").c_str(), stderr);
 }
 
+std::function<void()> in_split;
+
 }  // namespace
 
+// In front of MPI's own, as a tool for profiling would be.
+extern "C" int MPI_Comm_split(MPI_Comm communicator, int color, int key, MPI_Comm* result) {
+  if (in_split) in_split();
+  return PMPI_Comm_split(communicator, color, key, result);
+}
+
 // lifecycle SECONDS STAGE RANK SIGNAL: the rank sends itself the signal when it reaches the stage;
-// the others wait for it no longer than the seconds.
+// the others wait for it no longer than the seconds. At the stage "split", MPI allows calls of the
+// main thread only.
 int main(int argc, char** argv) {
   if (argc != 5) return 2;
   const Watchdog::Seconds timeout(std::atof(argv[1]));
@@ -31,7 +42,19 @@ int main(int argc, char** argv) {
   };
   try {
     reach("start");
+    const bool splits = std::string(argv[2]) == "split";
+    if (splits) {
+      int level = MPI_THREAD_SINGLE;
+      check_mpi(MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level), "MPI_Init_thread");
+    }
     MpiSession session(&argc, &argv, timeout, say);
+    if (splits) {
+      in_split = [&] { reach("split"); };
+      // Every other rank on another node, so that the order is not the one that is there.
+      ::setenv("ANNULUS_NODE", session.rank() % 2 == 0 ? "even" : "odd", 1);
+      const Communicator ordered = in_node_order(session.world(), Watchdog(timeout), say);
+      return 0;
+    }
     {
       reach("mesh");
       Mesh mesh(MeshShape({{"sp", session.size()}}), session.world(), Watchdog(timeout));

@@ -67,6 +67,9 @@ class Lifecycle(unittest.TestCase):
     def test_stopped_before_the_mesh(self):
         self.stopped("mesh", "lifecycle: start of the mesh: waiting for rank 1 (no progress for 4 s)")
 
+    def test_stopped_while_ranks_are_numbered(self):
+        self.stopped("split", "lifecycle: order of the ranks: waiting for MPI_Comm_split (no progress for 4 s)")
+
     def test_stopped_before_a_group(self):
         self.stopped("group", "waiting for rank 1 (no progress for 4 s)")
 

@@ -129,27 +129,41 @@ TEST(NodeName, ABadOneIsAnErrorOnEveryRank) {
   }
 }
 
-TEST(InNodeOrder, NamesTheRankThatDoesNotCome) {
-  if (test::session().size() == 1) GTEST_SKIP() << "needs 2 ranks";
+// mpirun's last rank does not come. `step` is 1 for mpirun's order of the ranks, −1 for the
+// reverse.
+void expect_name_of_the_last(int step, const std::string& name) {
   const Watchdog hasty(Watchdog::Seconds(1));
   const auto patient = test::make_world_group();
-  MPI_Comm copy = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_dup(test::session().world(), &copy), "MPI_Comm_dup");
-  const Communicator ranks(copy);
-  if (test::session().rank() != 1) {
+  const int rank = test::session().rank();
+  const bool is_last = rank == test::session().size() - 1;
+  MPI_Comm split = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split(test::session().world(), 0, step * rank, &split), "MPI_Comm_split");
+  const Communicator ranks(split);
+  if (!is_last) {
     try {
       (void)in_node_order(ranks.get(), hasty);
       ADD_FAILURE() << "no timeout";
     } catch (const TimeoutError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("order of the ranks: waiting for rank 1"));
+      EXPECT_THAT(error.what(), HasSubstr("order of the ranks: waiting for " + name + " (no"));
     }
   }
   patient->control().barrier();
   // When it comes at last, the others have gone on.
-  if (test::session().rank() == 1) {
+  if (is_last) {
     EXPECT_THROW((void)in_node_order(ranks.get(), hasty), TimeoutError);
   }
   patient->control().barrier();
+}
+
+TEST(InNodeOrder, NamesTheRankThatDoesNotCome) {
+  if (test::session().size() == 1) GTEST_SKIP() << "needs 2 ranks";
+  expect_name_of_the_last(1, "rank " + std::to_string(test::session().size() - 1));
+}
+
+TEST(InNodeOrder, NamesItByMpirunsNumberToo) {
+  if (test::session().size() == 1) GTEST_SKIP() << "needs 2 ranks";
+  const std::string last = std::to_string(test::session().size() - 1);
+  expect_name_of_the_last(-1, "rank 0 (mpirun rank " + last + ")");
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ import sys
 import tempfile
 
 SKIPPED = 77  # the exit code by which ctest knows a test that was skipped
+REQUIRED = "ANNULUS_TEST_REQUIRE_HOSTS"  # 1: what would be skipped fails instead
 PATIENCE = 60  # seconds for a command that takes milliseconds; machines may be busy
 NETWORK = "10.0.0.0/24"
 
@@ -31,7 +32,8 @@ unshare --net --uts hostname trial
 
 
 def enter_namespaces():
-    """Starts this program once more, in namespaces of its own. Ends it as skipped where that is not permitted."""
+    """Starts this program once more, in namespaces of its own. Where that is not permitted, ends it as skipped,
+    or as failed if ANNULUS_TEST_REQUIRE_HOSTS=1."""
     if os.environ.pop(_INSIDE, None):
         return
     # In a user namespace of their own, users have the rights of root, on machines that permit it.
@@ -48,6 +50,9 @@ def enter_namespaces():
 
 
 def _skip(reason):
+    if os.environ.get(REQUIRED) == "1":
+        print(f"failed: hosts cannot be emulated here, and {REQUIRED}=1 asks for it: {reason}")
+        sys.exit(1)
     print(f"skipped: hosts cannot be emulated here: {reason}")
     sys.exit(SKIPPED)
 

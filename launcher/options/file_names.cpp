@@ -50,7 +50,6 @@ std::vector<NamedFile> inputs_of(const Options& options) {
           {"--bias", options.bias},
           {"--mask", options.mask},
           {"--cost-model", options.cost_model},
-          {"--tuning-cache", options.tuning_cache},
           {"--config", options.config},
           {"--metadata", options.metadata}};
 }
@@ -83,11 +82,16 @@ void check_file_names(const Options& options) {
   for (const NamedFile& file : of_rows) check_array_name(file);
   check_array_name(weights);
   std::vector<NamedFile> taken = inputs_of(options);
+  // Written under `measure`, read otherwise.
+  const NamedFile tuning_cache{"--tuning-cache", options.tuning_cache};
+  const bool measures = options.tuning == ring::TuningPolicy::measure;
+  if (!measures) taken.push_back(tuning_cache);
   const auto take = [&taken](const NamedFile& file) {
     if (file.path.empty() || file.path == "-") return;
     check_distinct(file, taken);
     taken.push_back(file);
   };
+  if (measures) take(tuning_cache);
   take(output);
   for (const NamedFile& file : of_rows) {
     if (!beside_output(options, file.path)) take(file);

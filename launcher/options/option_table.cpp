@@ -250,7 +250,7 @@ void add_sharding(TableBuilder& table) {
             "in --tuning-cache. Only off gives the same bits at any time (default: off)");
   table.add("tuning-cache", "FILE", kComputing, text_into(&Options::tuning_cache),
             "what --tuning has measured, for later jobs (default: "
-            "$XDG_CACHE_HOME/annulus/tuning.json, else ~/.cache/annulus/tuning.json)");
+            "$XDG_CACHE_HOME/annulus/tuning-v1.json, else ~/.cache/annulus/tuning-v1.json)");
   table.add("ranks-per-node", "N", {Command::plan}, int_into(&Options::ranks_per_node, 1),
             "consecutive ranks that share a node, for predictions (default: the ranks of the mesh "
             "that have the same coordinate on its axis named node; without such an axis, all)");

@@ -52,7 +52,8 @@ TuningChain::TuningChain(const TunedCall& call, const PlanInput& input, std::str
       input_(input),
       schedule_(std::move(schedule)),
       open_(open_choices(call.options, input, schedule_, call.device.place())),
-      file_(call.options.tuning.file.empty() ? usual_tuning_file() : call.options.tuning.file) {}
+      file_{call.options.tuning.file.empty() ? usual_tuning_file() : call.options.tuning.file,
+            !call.options.tuning.file.empty()} {}
 
 void TuningChain::pass(DecidedBy link, std::string reason) {
   decision_.passed.push_back({link, std::move(reason)});
@@ -104,7 +105,9 @@ const Decision& TuningChain::decide() {
   }
   collectively(control, [&] {
     const Computing computing = control.computing(kDiskTimeouts);
-    if (control.rank() == 0) static_cast<void>(look_up());
+    if (control.rank() != 0) return;
+    check_is_cache(file_);
+    static_cast<void>(look_up());
   });
   share();
   if (decision_.by != DecidedBy::heuristics) return decision_;
@@ -125,7 +128,7 @@ bool TuningChain::look_up() {
     if (cache != nullptr && !found) pass(DecidedBy::memory, "does not have this problem");
   }
   if (asks(DecidedBy::file)) {
-    if (file_.empty()) {
+    if (file_.path.empty()) {
       pass(DecidedBy::file, "no file is named, and neither XDG_CACHE_HOME nor HOME is set");
       return false;
     }
@@ -135,7 +138,7 @@ bool TuningChain::look_up() {
     if (!found.entry) {
       pass(DecidedBy::file, std::move(found.reason));
     } else if (take(*found.entry, DecidedBy::file,
-                    fmt::format("{}, tuned on {}", file_, found.entry->date))) {
+                    fmt::format("{}, tuned on {}", file_.path, found.entry->date))) {
       if (cache != nullptr) cache->keep(std::move(*found.entry));
       return true;
     }
@@ -220,10 +223,10 @@ bool TuningChain::measure() {
 // On rank 0.
 void TuningChain::keep(const TuningEntry& entry, std::string& why) {
   if (TuningCache* const cache = call_.options.tuning.cache) cache->keep(entry);
-  if (file_.empty()) return;
+  if (file_.path.empty()) return;
   std::vector<std::string> warnings = keep_in_file(file_, entry);
   if (warnings.empty()) {
-    why += ", kept in " + file_;
+    why += ", kept in " + file_.path;
   } else {
     decision_.warnings = std::move(warnings);  // they say all that reading has said
   }

@@ -8,6 +8,7 @@
 
 #include "tuning/autotune.hpp"
 #include "tuning/choice.hpp"
+#include "tuning/file.hpp"
 
 namespace annulus::ring {
 
@@ -43,7 +44,7 @@ class TuningChain {
   const PlanInput& input_;
   std::string schedule_;
   OpenChoices open_;
-  std::string file_;
+  CacheFile file_;
   std::optional<TuningKey> key_;
   DecidedBy next_ = DecidedBy::caller;
   bool has_rejected_ = false;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
@@ -26,9 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Writers hold the lock for as long as a small file takes.
-constexpr std::chrono::seconds kLongestLock{10};
-constexpr std::chrono::milliseconds kBetweenTries{10};
+// Writers hold the lock for as long as a small file takes. Whoever tries often is not passed by.
+constexpr std::chrono::milliseconds kBetweenTries{1};
 // A file that is larger was not written here.
 constexpr off_t kMostBytes = off_t{64} << 20;
 
@@ -84,21 +83,23 @@ std::optional<std::string> read_text(const std::string& path) {
 
 // One that was only created has none. Throws FileError.
 std::vector<TuningEntry> entries_of(const std::string& text, const std::string& path) {
-  return text.empty() ? std::vector<TuningEntry>{} : parse_tuning(text, path);
+  return kind_of(text) == CacheText::empty ? std::vector<TuningEntry>{} : parse_tuning(text, path);
 }
+
+constexpr const char* kForeign = "holds no tuning cache";
 
 /// Held by one process at a time, on any machine that has the file system.
 class Lock {
  public:
-  explicit Lock(const std::string& path)
+  Lock(const std::string& path, std::chrono::milliseconds patience)
       : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
     if (!file_.is_open()) throw Trouble(path + " cannot be opened", errno);
     const auto begin = std::chrono::steady_clock::now();
     while (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK && errno != EINTR) throw Trouble(path + " cannot be locked", errno);
-      if (std::chrono::steady_clock::now() - begin > kLongestLock) {
-        throw Trouble(fmt::format("{} has been locked by another process for {} s", path,
-                                  kLongestLock.count()));
+      if (std::chrono::steady_clock::now() - begin > patience) {
+        throw Trouble(fmt::format("{} has been locked by other processes for {:g} s", path,
+                                  std::chrono::duration<double>(patience).count()));
       }
       std::this_thread::sleep_for(kBetweenTries);
     }
@@ -131,10 +132,6 @@ void replace(const std::string& path, std::string_view text) {
     ::unlink(temporary.c_str());
     throw;
   }
-  // The entry is found again if the machine fails now, or at worst measured again.
-  const Descriptor directory(
-      ::open(fs::path(path).parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (directory.is_open()) ::fsync(directory.get());
 }
 
 // Returns the new name. With the lock held.
@@ -181,13 +178,30 @@ std::string usual_tuning_file() {
     // The specification of XDG: relative ones are ignored.
     return value != nullptr && *value == '/' ? std::string(value) : std::string();
   };
-  constexpr const char* kName = "/annulus/tuning.json";
-  if (const std::string cache = directory("XDG_CACHE_HOME"); !cache.empty()) return cache + kName;
-  if (const std::string home = directory("HOME"); !home.empty()) return home + "/.cache" + kName;
+  // With its version, so that programs of several versions do not fight over one file.
+  const std::string name = fmt::format("/annulus/tuning-v{}.json", kTuningVersion);
+  if (const std::string cache = directory("XDG_CACHE_HOME"); !cache.empty()) return cache + name;
+  if (const std::string home = directory("HOME"); !home.empty()) return home + "/.cache" + name;
   return {};
 }
 
-FileAnswer find_in_file(const std::string& path, const TuningKey& key) {
+void check_is_cache(const CacheFile& file) {
+  if (!file.named) return;
+  const auto fail = [&](const std::string& problem) {
+    throw ArgumentError("tuning cache", fmt::format("{}, which {}", file.path, problem),
+                        "a tuning cache, or the name of a new file");
+  };
+  try {
+    const std::optional<std::string> text = read_text(file.path);
+    if (text && kind_of(*text) == CacheText::foreign) fail(kForeign);
+  } catch (const Trouble& trouble) {
+    std::error_code error;
+    if (fs::exists(file.path, error)) fail(trouble.what());
+  }
+}
+
+FileAnswer find_in_file(const CacheFile& file, const TuningKey& key) {
+  const std::string& path = file.path;
   FileAnswer answer;
   answer.reason = path + " cannot be used";
   warn_of_trouble(path, answer.warnings, [&] {
@@ -209,21 +223,33 @@ FileAnswer find_in_file(const std::string& path, const TuningKey& key) {
   return answer;
 }
 
-std::vector<std::string> keep_in_file(const std::string& given, TuningEntry entry) {
+std::vector<std::string> keep_in_file(const CacheFile& file, TuningEntry entry,
+                                      std::chrono::milliseconds patience) {
   std::vector<std::string> warnings;
-  warn_of_trouble(given, warnings, [&] {
-    const std::string path = real_path(given);
+  warn_of_trouble(file.path, warnings, [&] {
+    const std::string path = real_path(file.path);
     fs::create_directories(fs::path(path).parent_path());
-    const Lock lock(path + ".lock");
+    const Lock lock(path + ".lock", patience);
+    const std::string text = read_text(path).value_or("");
+    const CacheText kind = kind_of(text);
+    if (kind == CacheText::other_version) {
+      throw Trouble("is of another version of annulus and stays as it is, nothing was kept");
+    }
+    if (kind == CacheText::foreign && file.named) {
+      throw Trouble(fmt::format("{} and stays as it is, nothing was kept", kForeign));
+    }
     std::vector<TuningEntry> entries;
     try {
-      entries = entries_of(read_text(path).value_or(""), given);
+      entries = entries_of(text, file.path);
     } catch (const FileError& error) {
       warnings.push_back(
           fmt::format("tuning cache {}; it is {} now", error.what(), set_aside(path)));
     }
     std::erase_if(entries, [&](const TuningEntry& other) { return other.key == entry.key; });
     entries.push_back(std::move(entry));
+    if (entries.size() > kMostEntries) {
+      entries.erase(entries.begin(), entries.end() - std::ptrdiff_t{kMostEntries});
+    }
     replace(path, to_json(entries) + "\n");
   });
   return warnings;

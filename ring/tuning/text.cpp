@@ -22,7 +22,6 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kSchema = "annulus.tuning";
-constexpr int kVersion = 1;
 constexpr double kLongest = 1e15;  // seconds
 
 /// An object of the file, and its location: "entries[2].choice".
@@ -180,7 +179,8 @@ TuningEntry read_entry(const Reader& object) {
 }
 
 // Texts may hold what a kernel or a system call said, which need not be UTF-8.
-std::string dumped(const json& data, int indent = -1) {
+template <class Json>
+std::string dumped(const Json& data, int indent = -1) {
   return data.dump(indent, ' ', false, json::error_handler_t::replace);
 }
 
@@ -199,6 +199,20 @@ auto from_rank(std::string_view text, const Read& read) {
 
 }  // namespace
 
+CacheText kind_of(std::string_view text) {
+  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) return CacheText::empty;
+  if (text.find(fmt::format("\"{}\"", kSchema)) == std::string_view::npos)
+    return CacheText::foreign;
+  try {
+    const json data = parse_json_file(text, "");
+    const json version = data.is_object() ? data.value("version", json()) : json();
+    if (version.is_number_integer() && version != kTuningVersion) return CacheText::other_version;
+  } catch (const FileError&) {
+    // Broken, but what is left says what it was.
+  }
+  return CacheText::cache;
+}
+
 std::string to_json(const std::vector<TuningEntry>& entries) {
   json list = json::array();
   for (const TuningEntry& entry : entries) {
@@ -207,7 +221,10 @@ std::string to_json(const std::vector<TuningEntry>& entries) {
                     {"choice", choice_json(entry.choice)},
                     {"candidates", list_json(entry.candidates)}});
   }
-  return dumped({{"schema", kSchema}, {"version", kVersion}, {"entries", list}}, 1);
+  // In this order, so that even the beginning of a file says what it is.
+  const nlohmann::ordered_json file{
+      {"schema", kSchema}, {"version", kTuningVersion}, {"entries", std::move(list)}};
+  return dumped(file, 1);
 }
 
 std::vector<TuningEntry> parse_tuning(std::string_view text, const std::string& path) {
@@ -215,9 +232,9 @@ std::vector<TuningEntry> parse_tuning(std::string_view text, const std::string& 
   const Reader file(data, "", path);
   const json schema = data.value("schema", json());
   const json version = data.value("version", json());
-  if (schema != kSchema || version != kVersion) {
+  if (schema != kSchema || version != kTuningVersion) {
     file.fail("schema", fmt::format("is {} version {}, expected \"{}\" version {}", dumped(schema),
-                                    dumped(version), kSchema, kVersion));
+                                    dumped(version), kSchema, kTuningVersion));
   }
   file.expect_no_others({"schema", "version", "entries"});
   std::vector<TuningEntry> entries;
@@ -248,11 +265,11 @@ std::string to_json(const Decision& decision) {
   for (const Decision::Passed& one : decision.passed) {
     passed.push_back({static_cast<int>(one.link), one.reason});
   }
-  return dumped({{"by", static_cast<int>(decision.by)},
-                 {"choice", choice_json(decision.choice)},
-                 {"why", decision.why},
-                 {"passed", passed},
-                 {"candidates", list_json(decision.candidates)}});
+  return dumped(json{{"by", static_cast<int>(decision.by)},
+                     {"choice", choice_json(decision.choice)},
+                     {"why", decision.why},
+                     {"passed", passed},
+                     {"candidates", list_json(decision.candidates)}});
 }
 
 Decision parse_decision(std::string_view text) {

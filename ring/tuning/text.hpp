@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -7,6 +8,18 @@
 #include <annulus/ring/tuning_cache.hpp>
 
 namespace annulus::ring {
+
+/// Of the persistent cache's format.
+inline constexpr int kTuningVersion = 1;
+
+/// What the text of a file is, which need not be a whole one.
+enum class CacheText : std::uint8_t {
+  empty,
+  cache,          ///< of this version, perhaps broken
+  other_version,  ///< of another version of the format
+  foreign         ///< something else, in which nothing calls itself a tuning cache
+};
+[[nodiscard]] CacheText kind_of(std::string_view text);
 
 /// JSON of the persistent cache, every number exact:
 ///

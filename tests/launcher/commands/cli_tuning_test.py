@@ -83,10 +83,11 @@ class Tuning(CliTest):
         self.write("tuning.json", json.dumps(cache).encode())
 
     def test_a_lost_cache_changes_no_byte(self):
+        """Of a job that measures nothing."""
         _, usual, _ = self.run_it()
         self.run_it(*MEASURE)
         whole = self.read("tuning.json")
-        for broken in [whole[:-40], b"\0" * 100, b"", None]:
+        for broken in [whole[:-40], whole[:40], b"", None]:
             if broken is None:
                 os.remove(self.path("tuning.json"))
             else:
@@ -100,6 +101,25 @@ class Tuning(CliTest):
             if broken is not None:
                 self.assertEqual(self.read("tuning.json"), broken)
 
+    def test_a_lost_cache_is_measured_anew_and_right(self):
+        """The choice may be another one, and its roundings too: right is what the checker accepts."""
+        self.run_it(*MEASURE)
+        whole = self.read("tuning.json")
+        for broken in [whole[:-40], None]:
+            if broken is None:
+                os.remove(self.path("tuning.json"))
+            else:
+                self.write("tuning.json", broken)
+            meta, measured, errors = self.run_it(*MEASURE)
+            self.assertTrue(meta["choice made by"].startswith("measurement: "))
+            self.assertEqual(errors.count("warning"), 0 if broken is None else 1)
+            self.expect_right_files([*OPERANDS, *OUTPUT, "--lse", "lse.npy"], ["--causal"])
+            # And as long as it is there, it gives the same bits.
+            for policy in ["cached", "measure"]:
+                meta, again, _ = self.run_it("--tuning", policy, *CACHE)
+                self.assertTrue(meta["choice made by"].startswith("cache in file: "))
+                self.assertEqual(again, measured)
+
     def test_what_is_named_is_the_same_with_any_cache(self):
         named = ["--schedule", "ring", "--impl", "native"]
         _, usual, _ = self.run_it(*named)
@@ -111,13 +131,28 @@ class Tuning(CliTest):
             self.assertEqual(results, usual)
 
     def test_a_broken_cache_is_set_aside(self):
-        self.write("tuning.json", b"{ nonsense")
+        broken = b'{"schema": "annulus.tuning", "version": 1, nonsense'
+        self.write("tuning.json", broken)
         meta, _, errors = self.run_it(*MEASURE)
         self.assertTrue(meta["choice made by"].startswith("measurement: "))
         self.assertIn("tuning.json.broken-1", errors)
         self.assertEqual(errors.count("warning"), 1)
-        self.assertEqual(self.read("tuning.json.broken-1"), b"{ nonsense")
+        self.assertEqual(self.read("tuning.json.broken-1"), broken)
         self.assertEqual(len(self.entries()), 1)
+
+    def test_a_file_that_is_no_cache_stays(self):
+        self.write("notes.json", b'{"dropout": 0.5}')
+        for policy in ["cached", "measure"]:
+            result = self.annulus(*RUN, "--tuning", policy, "--tuning-cache", "notes.json",
+                                  ranks=RANKS)
+            self.expect_error(result, 2, "notes.json, which holds no tuning cache")
+        self.assertEqual(self.read("notes.json"), b'{"dropout": 0.5}')
+        self.expect_no_files("output.npy", "notes.json.broken-1")
+
+    def test_a_cache_is_an_output_where_it_is_written(self):
+        for file in ["query.npy", "output.npy"]:
+            result = self.annulus(*RUN, "--tuning", "measure", "--tuning-cache", file, ranks=RANKS)
+            self.expect_error(result, 2, "is the same file as", "--tuning-cache " + file)
 
     def test_a_cache_that_cannot_be_written_is_a_warning(self):
         self.write("file", b"")
@@ -136,11 +171,11 @@ class Tuning(CliTest):
 
     def test_environment_and_usual_place(self):
         meta, _, _ = self.run_it(environment={"ANNULUS_TUNING": "measure"})
-        self.assertIn(".cache/annulus/tuning.json", meta["choice made by"])
-        self.assertEqual(len(self.entries(".cache/annulus/tuning.json")), 1)
+        self.assertIn(".cache/annulus/tuning-v1.json", meta["choice made by"])
+        self.assertEqual(len(self.entries(".cache/annulus/tuning-v1.json")), 1)
         meta, _, _ = self.run_it(environment={"ANNULUS_TUNING": "measure",
                                               "XDG_CACHE_HOME": self.path("elsewhere")})
-        self.assertIn("elsewhere/annulus/tuning.json", meta["choice made by"])
+        self.assertIn("elsewhere/annulus/tuning-v1.json", meta["choice made by"])
         meta, _, _ = self.run_it(environment={"ANNULUS_TUNING": "cached",
                                               "ANNULUS_TUNING_CACHE": "other.json"})
         self.assertIn("other.json is not there", meta["choice not made by cache in file"])

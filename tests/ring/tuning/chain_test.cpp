@@ -109,7 +109,7 @@ class TuningChainTest : public ::testing::Test {
     if (!leads()) return;
     TuningEntry entry = entries().at(0);
     entry.choice = choice;
-    EXPECT_THAT(keep_in_file(options_.tuning.file, entry), IsEmpty());
+    EXPECT_THAT(keep_in_file({options_.tuning.file}, entry), IsEmpty());
   }
   void forget() { cache_.clear(); }
   static std::string passed_text(const Decision& decision) {
@@ -199,7 +199,7 @@ TEST_F(TuningChainTest, OneRankDecidesEvenIfFilesDiffer) {
       mesh_.world().gather_text(leads() ? to_json(entries()) : std::string())[0];
   TuningEntry entry = parse_tuning(from_zero, "t.json").at(0);
   entry.choice.implementation = leads() ? "promising" : "quick";
-  EXPECT_THAT(keep_in_file(options_.tuning.file, entry), IsEmpty());
+  EXPECT_THAT(keep_in_file({options_.tuning.file}, entry), IsEmpty());
   const Decision decision = decided();
   EXPECT_EQ(decision.by, DecidedBy::file);
   EXPECT_EQ(decision.choice.implementation, "promising");
@@ -322,7 +322,7 @@ TEST_F(TuningChainTest, AChoiceOfNothingThatFailsPassesOn) {
 }
 
 TEST_F(TuningChainTest, AFileThatCannotBeReadIsAWarning) {
-  std::ofstream(options_.tuning.file) << "nonsense";
+  std::ofstream(options_.tuning.file) << R"({"schema": "annulus.tuning", )";
   const Decision decision = attention()->decision();
   EXPECT_EQ(decision.by, DecidedBy::measurement);
   if (leads()) {
@@ -331,6 +331,17 @@ TEST_F(TuningChainTest, AFileThatCannotBeReadIsAWarning) {
   } else {
     EXPECT_THAT(decision.warnings, IsEmpty());
   }
+}
+
+TEST_F(TuningChainTest, AFileThatIsNoCacheIsAnErrorOfAllRanks) {
+  if (leads()) std::ofstream(options_.tuning.file) << "nonsense";
+  for (const TuningPolicy policy : {TuningPolicy::cached, TuningPolicy::measure}) {
+    options_.tuning.policy = policy;
+    EXPECT_THAT(test::message_of<UserError>([&] { (void)attention(); }),
+                AllOf(HasSubstr("tuning cache: got "), HasSubstr("holds no tuning cache")));
+  }
+  options_.tuning.policy = TuningPolicy::off;
+  EXPECT_NO_THROW((void)attention()) << "it is not read";
 }
 
 TEST_F(TuningChainTest, RanksMustAskForTheSame) {

@@ -45,7 +45,8 @@ struct Choice {
 
 struct TuningOptions {
   TuningPolicy policy = TuningPolicy::off;
-  /// The persistent cache, which rank 0 reads and writes. "": usual_tuning_file().
+  /// The persistent cache, which rank 0 reads and writes: a new name or a cache. Another file is an
+  /// ArgumentError where it would be read, and stays as it is. "": usual_tuning_file().
   std::string file = {};
   /// The cache in memory; null for none. Must outlive the call that it is given to. Only that of
   /// rank 0 counts.
@@ -93,8 +94,8 @@ struct Decision {
   std::vector<std::string> warnings;       ///< about the file, a sentence each; on rank 0
 };
 
-/// "$XDG_CACHE_HOME/annulus/tuning.json", else in ~/.cache; "" where the environment names neither
-/// directory.
+/// "$XDG_CACHE_HOME/annulus/tuning-v1.json", with the version of its format, else in ~/.cache; ""
+/// where the environment names neither directory.
 [[nodiscard]] std::string usual_tuning_file();
 
 }  // namespace annulus::ring

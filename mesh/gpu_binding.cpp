@@ -167,8 +167,13 @@ GpuBinding bind_gpus(Control& ranks, bool share) {
 }
 
 std::optional<std::pair<int, int>> ranks_on_one_gpu(Control& ranks, int device) {
+  return ranks_on_one_gpu(ranks, device, machine_identity());
+}
+
+std::optional<std::pair<int, int>> ranks_on_one_gpu(Control& ranks, int device,
+                                                    const std::string& machine) {
   const std::string mine = collectively(ranks, [&] {
-    return machine_identity() + ' ' + cuda_devices().at(static_cast<std::size_t>(device)).bus_id;
+    return machine + ' ' + cuda_devices().at(static_cast<std::size_t>(device)).bus_id;
   });
   std::map<std::string, int> first;
   const std::vector<std::string> all = ranks.gather_text(mine, "GPUs of the ranks");

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/composite_group.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/mpi_group.hpp>
 #include <annulus/mesh/peer_copy_group.hpp>
@@ -108,40 +109,66 @@ AxisNames Mesh::group_key(std::span<const std::string> axes) const {
 Group& Mesh::group(std::span<const std::string> axes, Place place, Transport transport) {
   Group& host = group(axes);
   if (place.is_host() || host.size() == 1) return host;
+  const AxisNames key = group_key(axes);
+  if (transport == Transport::automatic) transport = transports(axes, place).front();
+  take_device(place);
+  std::unique_ptr<Group>& group = device_groups_[{key, transport}];
+  if (!group) group = make_device_group(key, host, place, transport);
+  return *group;
+}
+
+std::vector<Transport> Mesh::transports(std::span<const std::string> axes, Place place) {
+  Group& host = group(axes);
+  if (place.is_host() || host.size() == 1) return {};
+  take_device(place);
+  return device_transports(peer_reach(group_key(axes), host, place).extent);
+}
+
+void Mesh::take_device(Place place) {
   if (device_.value_or(place) != place) {
     throw ArgumentError(
         "place of a group", to_string(place),
         fmt::format("{}, the device of this rank in the mesh", to_string(*device_)));
   }
   device_ = place;
-  const AxisNames key = group_key(axes);
-  if (transport == Transport::automatic) {
-    transport = peer_obstacle(key, host, place).empty() ? Transport::peer : Transport::nccl;
-  }
-  std::unique_ptr<Group>& group = device_groups_[{key, transport}];
-  if (!group) group = make_device_group(key, host, place, transport);
-  return *group;
 }
 
-const std::string& Mesh::peer_obstacle(const AxisNames& key, Group& host, Place place) {
-  const auto [found, is_new] = peer_obstacles_.try_emplace(key);
-  if (!is_new) return found->second;
-  // One group's obstacle is everybody's: the ranks of a mesh take the same transport.
-  for (const std::string& reason :
-       world_->gather_text(peer_copy_obstacle(host, place), "obstacles to transport peer")) {
-    if (found->second.empty()) found->second = reason;
+const Mesh::Reach& Mesh::peer_reach(const AxisNames& key, Group& host, Place place) {
+  const auto [found, is_new] = peer_reaches_.try_emplace(key);
+  Reach& reach = found->second;
+  if (!is_new) return reach;
+  reach.own = peer_copy_reach(host, place);
+  // The ranks of a mesh take the same transport, so what counts is how far all groups reach.
+  std::vector<PeerExtent> extents;
+  const std::string mine =
+      fmt::format("{} {}", static_cast<int>(reach.own.extent()), reach.own.obstacle);
+  for (const std::string& text : world_->gather_text(mine, "what ranks reach along axes")) {
+    extents.push_back(static_cast<PeerExtent>(text.front() - '0'));
+    if (reach.obstacle.empty()) reach.obstacle = text.substr(2);
   }
-  return found->second;
+  reach.extent = joint(extents);
+  return reach;
 }
 
 std::unique_ptr<Group> Mesh::make_device_group(const AxisNames& key, Group& host, Place place,
                                                Transport transport) {
   check_same_axes(key, fmt::format(" by transport {}", name_of(transport)), *world_);
-  if (transport == Transport::peer) {
-    const std::string& obstacle = peer_obstacle(key, host, place);
-    if (!obstacle.empty()) throw UnsupportedError("transport peer: " + obstacle);
-    return collectively(*world_, [&] { return make_peer_copy_group(host, place, watchdog_); });
+  if (transport == Transport::nccl) return make_nccl_group(key, host, place);
+  const Reach& reach = peer_reach(key, host, place);
+  if (transport == Transport::peer && !reach.obstacle.empty()) {
+    throw UnsupportedError("transport peer: " + reach.obstacle);
   }
+  std::unique_ptr<Group> across;
+  if (transport == Transport::composite) across = make_nccl_group(key, host, place);
+  std::unique_ptr<Group> copies =
+      collectively(*world_, [&] { return make_peer_copy_group(host, place, watchdog_); });
+  if (!across) return copies;
+  return collectively(*world_, [&] {
+    return make_composite_group(host, reach.own, std::move(copies), std::move(across), watchdog_);
+  });
+}
+
+std::unique_ptr<Group> Mesh::make_nccl_group(const AxisNames& key, Group& host, Place place) {
   if (!nccl_) nccl_ = make_nccl_world(*world_, place, watchdog_);
   return nccl_->split(host, shape_.group(rank(), key).front(), shape_.coordinate(rank(), key));
 }

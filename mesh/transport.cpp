@@ -8,6 +8,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/transport.hpp>
 
+#include "composite/traits.hpp"
 #include "mpi/traits.hpp"
 #include "nccl/traits.hpp"
 #include "peer/traits.hpp"
@@ -17,7 +18,8 @@ namespace annulus {
 namespace {
 
 // Those between GPUs in order of preference.
-constexpr std::array kTransports{&kSelfTraits, &kMpiTraits, &kPeerTraits, &kNcclTraits};
+constexpr std::array kTransports{&kSelfTraits, &kMpiTraits, &kPeerTraits, &kCompositeTraits,
+                                 &kNcclTraits};
 constexpr std::string_view kAutomatic = "auto";
 
 // "a, b or c".
@@ -43,6 +45,13 @@ std::vector<Transport> device_transports() {
   for (const TransportTraits* traits : kTransports) {
     if (traits->choice != Transport::automatic) choices.push_back(traits->choice);
   }
+  return choices;
+}
+
+std::vector<Transport> device_transports(PeerExtent extent) {
+  std::vector<Transport> choices = device_transports();
+  if (extent != PeerExtent::all) std::erase(choices, Transport::peer);
+  if (extent != PeerExtent::some) std::erase(choices, Transport::composite);
   return choices;
 }
 

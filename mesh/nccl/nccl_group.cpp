@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <future>
 #include <memory>
@@ -20,6 +21,7 @@
 
 #include "device_group.hpp"
 #include "nccl/traits.hpp"
+#include "node_identity.hpp"
 
 namespace annulus {
 namespace {
@@ -175,9 +177,12 @@ class NcclGroup final : public DeviceGroup {
   std::unique_ptr<NcclCommunicator> communicator_;
 };
 
-// NCCL itself reports only "invalid usage", and only on some ranks.
+// NCCL itself reports only "invalid usage", and only on some ranks. What it takes for one host is
+// what NCCL_HOSTID calls so.
 void check_devices_differ(Control& world, Place place) {
-  const auto shared = ranks_on_one_gpu(world, place.device);
+  const char* const host = std::getenv("NCCL_HOSTID");
+  const auto shared =
+      ranks_on_one_gpu(world, place.device, host != nullptr ? host : machine_identity());
   if (!shared) return;
   throw UnsupportedError(
       fmt::format("transport nccl: ranks {} and {} share a GPU, which NCCL does not support "

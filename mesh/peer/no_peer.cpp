@@ -3,8 +3,8 @@
 
 namespace annulus {
 
-std::string peer_copy_obstacle(Group& /*host*/, Place /*place*/) {
-  return "this build has no CUDA";
+PeerReach peer_copy_reach(Group& host, Place /*place*/) {
+  return PeerReach::nowhere(host.size(), "this build has no CUDA");
 }
 
 std::unique_ptr<Group> make_peer_copy_group(Group& /*host*/, Place /*place*/,

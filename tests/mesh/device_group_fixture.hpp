@@ -11,6 +11,7 @@
 
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/device.hpp>
+#include <annulus/mesh/composite_group.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/nccl_group.hpp>
 #include <annulus/mesh/peer_copy_group.hpp>
@@ -49,15 +50,16 @@ class DeviceGroupTest : public ::testing::TestWithParam<Transport> {
  protected:
   void SetUp() override {
     if (!state_->gpu.device) GTEST_SKIP() << state_->gpu.missing;
-    if (GetParam() == Transport::nccl) {
+    if (GetParam() != Transport::peer) {
       if (nccl_versions().built == "not built") GTEST_SKIP() << "this build has no NCCL";
       if (state_->gpu.shared) GTEST_SKIP() << "NCCL needs a GPU for each of the ranks";
-    } else if (!state_->obstacle) {
-      state_->obstacle =
-          std::make_unique<std::string>(peer_copy_obstacle(host(), device().place()));
     }
-    if (GetParam() == Transport::peer && !state_->obstacle->empty()) {
-      GTEST_SKIP() << *state_->obstacle;
+    if (GetParam() != Transport::nccl) {
+      if (!state_->obstacle) {
+        state_->obstacle =
+            std::make_unique<std::string>(peer_copy_reach(host(), device().place()).obstacle);
+      }
+      if (!state_->obstacle->empty()) GTEST_SKIP() << *state_->obstacle;
     }
     std::unique_ptr<Group>& group = state_->groups[GetParam()];
     if (!group) group = make_group();
@@ -114,11 +116,20 @@ class DeviceGroupTest : public ::testing::TestWithParam<Transport> {
 
   // Directly rather than from the mesh, which needs none for one rank.
   static std::unique_ptr<Group> make_group() {
-    if (GetParam() == Transport::peer) {
-      return make_peer_copy_group(host(), device().place(), kWatchdog);
+    const auto copies = [] { return make_peer_copy_group(host(), device().place(), kWatchdog); };
+    if (GetParam() == Transport::peer) return copies();
+    if (!state_->nccl) state_->nccl = make_nccl_world(world(), device().place(), kWatchdog);
+    std::unique_ptr<Group> nccl = state_->nccl->split(host(), 0, rank());
+    if (GetParam() == Transport::nccl) return nccl;
+    return make_composite_group(host(), pretended_reach(), copies(), std::move(nccl), kWatchdog);
+  }
+  // Pairs of ranks, so that a ring goes both ways; two ranks are apart.
+  static PeerReach pretended_reach() {
+    PeerReach reach;
+    for (int rank = 0; rank < size(); ++rank) {
+      reach.island_of_rank.push_back(size() == 2 ? rank : rank / 2);
     }
-    state_->nccl = make_nccl_world(world(), device().place(), kWatchdog);
-    return state_->nccl->split(host(), 0, rank());
+    return reach;
   }
 
   void copy(void* to, const void* from, std::size_t bytes) {

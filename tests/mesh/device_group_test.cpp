@@ -8,6 +8,7 @@
 #include <annulus/core/error.hpp>
 
 #include "tests/mesh/device_group_fixture.hpp"
+#include "tests/support/environment_variable.hpp"
 
 namespace annulus::test {
 namespace {
@@ -128,6 +129,28 @@ TEST_P(DeviceGroup, SeveralMessagesBothWays) {
   }
 }
 
+// Of composite, the two messages go different ways.
+TEST_P(DeviceGroup, AMessageToItselfBesideAHop) {
+  constexpr std::size_t kBytes = 700'001;
+  const Buffer out = allocate(kBytes);
+  const Buffer in = allocate(kBytes);
+  const Buffer own = allocate(kBytes);
+  const auto exchange =
+      group().prepare({{right(), out.data(), kBytes}, {rank(), out.data(), kBytes}},
+                      {{left(), in.data(), kBytes}, {rank(), own.data(), kBytes}}, {"blocks", 0});
+  const auto check = [&](int round, const std::function<void()>& start) {
+    upload(out, pattern(kBytes, key(rank(), round)));
+    start();
+    EXPECT_EQ(download(in), pattern(kBytes, key(left(), round))) << "round " << round;
+    EXPECT_EQ(download(own), pattern(kBytes, key(rank(), round))) << "round " << round;
+  };
+  const auto post = [&] { exchange->post(stream()); };
+  for (int round = 0; round < 5; ++round) check(round, post);
+  const std::unique_ptr<Recording> recording = device().record(stream(), post);
+  for (int round = 5; round < 20; ++round) check(round, [&] { recording->submit(stream()); });
+  check(20, post);
+}
+
 TEST_P(DeviceGroup, ACapturedExchangeCanBeReplayed) {
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{12345}, 8 * kMiB}) {
     Hop hop = make_hop(bytes);
@@ -244,7 +267,7 @@ TEST_P(DeviceGroup, ARankThatNeverPostsIsATimeoutOfTheOther) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, DeviceGroup,
-                         ::testing::Values(Transport::peer, Transport::nccl),
+                         ::testing::Values(Transport::peer, Transport::nccl, Transport::composite),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
 class DeviceMesh : public DeviceGroupTest {};
@@ -274,18 +297,38 @@ TEST_P(DeviceMesh, GroupsAlongTwoAxes) {
   }
 }
 
-TEST_P(DeviceMesh, AutomaticTakesPeerWhereNothingStandsInItsWay) {
+TEST_P(DeviceMesh, AutomaticTakesTheFirstTransportThatFits) {
   if (size() < 2) GTEST_SKIP() << "needs 2 ranks";
   Mesh mesh(MeshShape({{"sp", size()}}), session().world(), kWatchdog);
   const AxisNames axes{"sp"};
-  const bool can = peer_copy_obstacle(mesh.group(), device().place()).empty();
+  const std::vector<Transport> fitting = mesh.transports(axes, device().place());
+  EXPECT_EQ(fitting, device_transports(peer_copy_reach(mesh.group(), device().place()).extent()));
+  if (fitting.front() != Transport::peer && shared_gpus()) GTEST_SKIP() << "NCCL needs more GPUs";
   Group& chosen = mesh.group(axes, device().place());
-  EXPECT_EQ(chosen.transport(), can ? "peer" : "nccl");
-  EXPECT_EQ(&mesh.group(axes, device().place(), can ? Transport::peer : Transport::nccl), &chosen);
+  EXPECT_EQ(chosen.transport(), name_of(fitting.front()));
+  EXPECT_EQ(&mesh.group(axes, device().place(), fitting.front()), &chosen);
+}
+
+TEST_P(DeviceMesh, AutomaticTakesCompositeAcrossNodes) {
+  if (size() != 4 || shared_gpus()) GTEST_SKIP() << "needs 4 ranks with a GPU each";
+  const EnvironmentVariable node("ANNULUS_NODE", rank() < 2 ? "one" : "two");
+  Mesh mesh(MeshShape({{"node", 2}, {"gpu", 2}}), session().world(), kWatchdog);
+  const auto transport_along = [&](const AxisNames& axes) {
+    return mesh.group(axes, device().place()).transport();
+  };
+  EXPECT_EQ(transport_along({"node", "gpu"}), "composite");
+  EXPECT_EQ(transport_along({"gpu"}), "peer");
+  EXPECT_EQ(transport_along({"node"}), "nccl");
+  try {
+    (void)mesh.group(AxisNames{"node"}, device().place(), Transport::peer);
+    FAIL() << "no error";
+  } catch (const UnsupportedError& error) {
+    EXPECT_STREQ(error.what(), "transport peer: ranks 0 and 2 are on different nodes");
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, DeviceMesh,
-                         ::testing::Values(Transport::peer, Transport::nccl),
+                         ::testing::Values(Transport::peer, Transport::nccl, Transport::composite),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
 TEST(SharedGpu, IsRefusedByNcclWithAWayOut) {

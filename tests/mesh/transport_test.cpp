@@ -14,14 +14,16 @@ TEST(Transport, NamesGoBothWays) {
   for (const std::string_view name : transport_choices()) {
     EXPECT_EQ(name_of(parse_transport(name)), name);
   }
-  EXPECT_THAT(transport_choices(), ElementsAre("auto", "nccl", "peer"));
+  EXPECT_THAT(transport_choices(), ElementsAre("auto", "composite", "nccl", "peer"));
   EXPECT_EQ(parse_transport("auto"), Transport::automatic);
   EXPECT_EQ(parse_transport("nccl"), Transport::nccl);
   EXPECT_EQ(parse_transport("peer"), Transport::peer);
+  EXPECT_EQ(parse_transport("composite"), Transport::composite);
 }
 
 TEST(Transport, AutomaticPrefersCopyEngines) {
-  EXPECT_THAT(device_transports(), ElementsAre(Transport::peer, Transport::nccl));
+  EXPECT_THAT(device_transports(),
+              ElementsAre(Transport::peer, Transport::composite, Transport::nccl));
 }
 
 TEST(Transport, TraitsByNameAndByChoice) {
@@ -36,7 +38,7 @@ TEST(Transport, TraitsByNameAndByChoice) {
     (void)transport_traits("pigeon");
     FAIL() << "no error";
   } catch (const ArgumentError& error) {
-    EXPECT_EQ(error.expected(), "self, mpi, peer or nccl");
+    EXPECT_EQ(error.expected(), "self, mpi, peer, composite or nccl");
   }
 }
 
@@ -47,6 +49,11 @@ TEST(Transport, TraitsSayWhatTheTransportsDo) {
   const TransportTraits& nccl = transport_traits("nccl");
   EXPECT_TRUE(nccl.ahead && nccl.uniform_calls);
   EXPECT_FALSE(nccl.one_sided || nccl.shares_devices);
+  const TransportTraits& composite = transport_traits("composite");
+  EXPECT_TRUE(composite.ahead && composite.uniform_calls);
+  EXPECT_FALSE(composite.one_sided || composite.shares_devices);
+  EXPECT_EQ(composite.inside_node(), "peer");
+  EXPECT_EQ(nccl.inside_node(), "nccl");
   for (const char* const name : {"self", "mpi"}) {
     const TransportTraits& host = transport_traits(name);
     EXPECT_EQ(host.choice, Transport::automatic);
@@ -61,7 +68,7 @@ TEST(Transport, OtherNamesAreRefused) {
       FAIL() << name;
     } catch (const ArgumentError& error) {
       EXPECT_THAT(error.value(), HasSubstr(name));
-      EXPECT_EQ(error.expected(), "auto, nccl or peer");
+      EXPECT_EQ(error.expected(), "auto, composite, nccl or peer");
     }
   }
 }

@@ -38,5 +38,8 @@ struct GpuBinding {
 /// Two ranks that compute on the same GPU, if there are any; `device` is the index of this rank's.
 /// Collective over `ranks`.
 [[nodiscard]] std::optional<std::pair<int, int>> ranks_on_one_gpu(Control& ranks, int device);
+/// The same if ranks are on one machine that give the same `machine`.
+[[nodiscard]] std::optional<std::pair<int, int>> ranks_on_one_gpu(Control& ranks, int device,
+                                                                  const std::string& machine);
 
 }  // namespace annulus

@@ -7,12 +7,14 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <annulus/core/watchdog.hpp>
 #include <annulus/mesh/group.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/mesh/mpi.hpp>
 #include <annulus/mesh/nccl_group.hpp>
+#include <annulus/mesh/peer_reach.hpp>
 #include <annulus/mesh/topology.hpp>
 #include <annulus/mesh/transport.hpp>
 
@@ -53,15 +55,20 @@ class Mesh {
   /// or with axes of size one, it is a group of this rank alone.
   [[nodiscard]] Group& group(std::span<const std::string> axes);
   /// The same ranks, for memory at `place`: the group above for host memory, one of `transport` for
-  /// a CUDA device. automatic means peer if it is possible on all ranks (see peer_copy_obstacle()),
-  /// else NCCL. The first request for a tuple and a transport is collective over the mesh; later
-  /// ones return the same group. A group of one rank sends nothing, so it is the host's. Throws
-  /// UnsupportedError with the reason, on all ranks, if the transport is not possible; and
-  /// ArgumentError, on this rank, for a CUDA device that is not the one it came with before.
+  /// a CUDA device. automatic means the first of transports(). The first request for a tuple and a
+  /// transport is collective over the mesh; later ones return the same group. A group of one rank
+  /// sends nothing, so it is the host's. Throws UnsupportedError with the reason, on all ranks, if
+  /// the transport is not possible; and ArgumentError, on this rank, for a CUDA device that is not
+  /// the one it came with before.
   [[nodiscard]] Group& group(std::span<const std::string> axes, Place place,
                              Transport transport = Transport::automatic);
   /// All ranks of the mesh, likewise.
   [[nodiscard]] Group& group(Place place, Transport transport = Transport::automatic);
+  /// The transports between the CUDA devices `place` of such a group, the preferred one first, the
+  /// same on all ranks of the mesh: peer where all ranks of every group can copy out of each
+  /// other's memory, composite where only some can; and NCCL. One of them can still turn out to be
+  /// impossible. Empty for host memory and for groups of one rank. Collective like group().
+  [[nodiscard]] std::vector<Transport> transports(std::span<const std::string> axes, Place place);
   /// As the free function, for this mesh.
   [[nodiscard]] bool crosses_nodes(const std::string& axis) const {
     return annulus::crosses_nodes(shape_, topology_, axis);
@@ -72,10 +79,20 @@ class Mesh {
        const Watchdog& watchdog);
   [[nodiscard]] AxisNames all_axes() const;
   [[nodiscard]] AxisNames group_key(std::span<const std::string> axes) const;
-  /// Why transport peer is impossible along these axes, anywhere in the mesh; "" if it is possible.
-  [[nodiscard]] const std::string& peer_obstacle(const AxisNames& key, Group& host, Place place);
+  /// Which ranks along some axes copy out of each other's memory: in the group of this rank, and in
+  /// all groups of the mesh.
+  struct Reach {
+    PeerReach own;
+    PeerExtent extent = PeerExtent::none;
+    std::string obstacle;  ///< the first of any group; "": all ranks of every group do
+  };
+  [[nodiscard]] const Reach& peer_reach(const AxisNames& key, Group& host, Place place);
+  /// Throws ArgumentError if another device has been this rank's in the mesh.
+  void take_device(Place place);
   [[nodiscard]] std::unique_ptr<Group> make_device_group(const AxisNames& key, Group& host,
                                                          Place place, Transport transport);
+  [[nodiscard]] std::unique_ptr<Group> make_nccl_group(const AxisNames& key, Group& host,
+                                                       Place place);
 
   Communicator communicator_;  // those of groups are copies of it
   Watchdog watchdog_;
@@ -83,9 +100,9 @@ class Mesh {
   MeshShape shape_;
   Topology topology_;
   std::map<AxisNames, std::unique_ptr<Group>> groups_;
-  std::optional<Place> device_;                      // of all that follows
-  std::map<AxisNames, std::string> peer_obstacles_;  // "": none
-  std::unique_ptr<NcclWorld> nccl_;                  // made when first needed
+  std::optional<Place> device_;  // of all that follows
+  std::map<AxisNames, Reach> peer_reaches_;
+  std::unique_ptr<NcclWorld> nccl_;  // made when first needed
   // Over the groups in groups_; by the transport chosen, never automatic.
   std::map<std::pair<AxisNames, Transport>, std::unique_ptr<Group>> device_groups_;
 };

@@ -5,13 +5,16 @@
 #include <string_view>
 #include <vector>
 
+#include <annulus/mesh/peer_reach.hpp>
+
 namespace annulus {
 
 /// What carries data between the GPUs of a group. Host memory always goes by MPI.
 enum class Transport : std::uint8_t {
-  automatic,  ///< the first of device_transports() that is possible
+  automatic,  ///< the first of Mesh::transports()
   nccl,
-  peer  ///< copy engines over mapped memory, inside a node
+  peer,      ///< copy engines over mapped memory, inside a node
+  composite  ///< per message: peer between ranks that reach each other, else nccl
 };
 
 /// The properties of a transport that matter outside it. Plain data, the same in every build, so
@@ -26,20 +29,29 @@ struct TransportTraits {
   bool starts_once = false;  ///< messages of one exchange start together, so that what a message
                              ///< costs besides its bytes is paid once for all of them
   bool on_multiprocessors = false;  ///< kernels move the messages, beside those that compute
-  bool uniform_calls = false;  ///< all ranks of an exchange post it eagerly, or all capture and
-                               ///< replay it
+  bool uniform_calls = false;    ///< all ranks of an exchange post it eagerly, or all capture and
+                                 ///< replay it
+  std::string_view inside = {};  ///< the transport that carries messages inside a node, if another
+
+  /// The transport that carries messages inside a node.
+  [[nodiscard]] constexpr std::string_view inside_node() const noexcept {
+    return inside.empty() ? name : inside;
+  }
 };
 
 /// All transports.
 [[nodiscard]] std::span<const TransportTraits* const> transports() noexcept;
 /// The transports between GPUs, in the order in which automatic prefers them.
 [[nodiscard]] std::vector<Transport> device_transports();
+/// Of these, the ones that differ in a mesh whose ranks reach each other so: composite is peer
+/// where all do, and NCCL where none do.
+[[nodiscard]] std::vector<Transport> device_transports(PeerExtent extent);
 /// Throws ArgumentError for a name that no transport has.
 [[nodiscard]] const TransportTraits& transport_traits(std::string_view name);
 /// Throws InternalError for automatic.
 [[nodiscard]] const TransportTraits& transport_traits(Transport transport);
 
-/// "auto", "nccl", "peer".
+/// "auto", "composite", "nccl", "peer".
 [[nodiscard]] std::string_view name_of(Transport transport) noexcept;
 /// All names that parse_transport() accepts, "auto" first.
 [[nodiscard]] std::vector<std::string_view> transport_choices();

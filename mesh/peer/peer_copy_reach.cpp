@@ -3,11 +3,13 @@
 #include <cuda_runtime_api.h>
 #include <exception>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <type_traits>
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <annulus/core/cuda_memory.hpp>
 #include <annulus/core/cuda_stream.hpp>
@@ -68,6 +70,9 @@ bool access_is_denied(int device, const std::string& other_bus_id) {
 
 // Why this rank cannot reach the memory of another; "" if it can.
 std::string obstacle_between(int rank, const Seat& mine, int device, int peer, const Seat& theirs) {
+  for (const Seat* seat : {&mine, &theirs}) {
+    if (!seat->error.empty()) return seat->error;
+  }
   if (theirs.node != mine.node) {
     return fmt::format("ranks {} and {} are on different nodes", rank, peer);
   }
@@ -84,16 +89,23 @@ std::string obstacle_between(int rank, const Seat& mine, int device, int peer, c
   return "";
 }
 
-std::string first_of(const std::vector<std::string>& reasons) {
-  for (const std::string& reason : reasons) {
-    if (!reason.empty()) return reason;
-  }
-  return "";
+// One line of ranks, then the obstacle.
+std::string encoded(const PeerReach::Finding& finding) {
+  return fmt::format("{}\n{}", fmt::join(finding.reached, " "), finding.obstacle);
+}
+
+PeerReach::Finding finding_of(const std::string& text) {
+  PeerReach::Finding finding;
+  const std::size_t end = text.find('\n');
+  std::istringstream ranks(text.substr(0, end));
+  for (int rank = 0; ranks >> rank;) finding.reached.push_back(rank);
+  finding.obstacle = text.substr(end + 1);
+  return finding;
 }
 
 }  // namespace
 
-std::string peer_copy_obstacle(Group& host, Place place) {
+PeerReach peer_copy_reach(Group& host, Place place) {
   Seat mine;
   // Lives until all have tried to open it.
   std::optional<peer::SharedMemoryPool> pool;
@@ -110,20 +122,27 @@ std::string peer_copy_obstacle(Group& host, Place place) {
     mine.error = fmt::format("rank {}: {}", host.mesh_rank(host.rank()), error.what());
   }
   std::vector<Seat> seats;
-  std::vector<std::string> errors;
   for (const std::string& text : host.control().gather_text(encoded(mine), "memory to try")) {
     seats.push_back(decoded(text));
-    errors.push_back(seats.back().error);
   }
-  if (std::string error = first_of(errors); !error.empty()) return error;
 
-  std::string reason;
-  for (int other = 0; other < host.size() && reason.empty(); ++other) {
+  PeerReach::Finding finding{{}, mine.error};
+  for (int other = 0; other < host.size(); ++other) {
     if (other == host.rank()) continue;
-    reason = obstacle_between(host.mesh_rank(host.rank()), mine, place.device,
-                              host.mesh_rank(other), seats[static_cast<std::size_t>(other)]);
+    const std::string obstacle =
+        obstacle_between(host.mesh_rank(host.rank()), mine, place.device, host.mesh_rank(other),
+                         seats[static_cast<std::size_t>(other)]);
+    if (obstacle.empty()) {
+      finding.reached.push_back(other);
+    } else if (finding.obstacle.empty()) {
+      finding.obstacle = obstacle;
+    }
   }
-  return first_of(host.control().gather_text(reason, "obstacles between ranks"));
+  std::vector<PeerReach::Finding> findings;
+  for (const std::string& text : host.control().gather_text(encoded(finding), "what ranks reach")) {
+    findings.push_back(finding_of(text));
+  }
+  return PeerReach::from(findings);
 }
 
 }  // namespace annulus

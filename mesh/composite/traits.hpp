@@ -1,0 +1,19 @@
+#pragma once
+
+#include <annulus/mesh/transport.hpp>
+
+#include "peer/traits.hpp"
+
+namespace annulus {
+
+/// Copy engines inside a node, NCCL between nodes. An exchange ends when both have sent and
+/// received.
+inline constexpr TransportTraits kCompositeTraits{.name = "composite",
+                                                  .choice = Transport::composite,
+                                                  .ahead = true,
+                                                  .starts_once = true,
+                                                  .on_multiprocessors = true,
+                                                  .uniform_calls = true,
+                                                  .inside = kPeerTraits.name};
+
+}  // namespace annulus

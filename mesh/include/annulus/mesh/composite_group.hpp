@@ -1,0 +1,23 @@
+#pragma once
+
+#include <memory>
+
+#include <annulus/core/watchdog.hpp>
+#include <annulus/mesh/group.hpp>
+#include <annulus/mesh/peer_reach.hpp>
+
+namespace annulus {
+
+/// A group of which `inside` carries the messages between ranks of one island, those to oneself
+/// included, and `across` the others; those of one exchange side by side. Both groups have the
+/// ranks of `host`, in its order, and memory at one place. `host` takes the control calls and must
+/// outlive the group. Transport "composite".
+///
+/// Exchanges are two-sided: they end when both groups have sent and received. Their errors, and
+/// what they ask of buffers, are those of the two groups.
+[[nodiscard]] std::unique_ptr<Group> make_composite_group(Group& host, PeerReach reach,
+                                                          std::unique_ptr<Group> inside,
+                                                          std::unique_ptr<Group> across,
+                                                          const Watchdog& watchdog);
+
+}  // namespace annulus

@@ -12,6 +12,14 @@ namespace {
 
 constexpr double kMiB = 1 << 20;
 
+// The key of the times of messages inside a node; empty for a name that no transport has.
+std::string key_of(std::string_view transport) {
+  for (const TransportTraits* traits : transports()) {
+    if (traits->name == transport) return std::string(traits->inside_node());
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string_view name_of(Knowledge knowledge) noexcept {
@@ -110,8 +118,12 @@ void CostModel::refresh(const CostModel& newer, bool prefers) {
   take("launch_seconds", &CostModel::launch_seconds);
 }
 
+bool CostModel::knows(std::string_view name) const {
+  return transports.contains(key_of(name));
+}
+
 void CostModel::use_transport(std::string_view name) {
-  if (!transports.contains(std::string(name))) {
+  if (!knows(name)) {
     std::string known;
     for (const auto& entry : transports) known += (known.empty() ? "" : ", ") + entry.first;
     throw ArgumentError(fmt::format("transport of the cost model ({})", source),
@@ -121,20 +133,20 @@ void CostModel::use_transport(std::string_view name) {
 }
 
 void CostModel::adopt_transport(std::string_view name) {
-  const std::string adopted(name);
+  const std::string adopted = key_of(name);
   if (!transports.contains(adopted)) {
     const CostModel assumed = for_device(device);
     const auto known = assumed.transports.find(adopted);
     const bool sends = known != assumed.transports.end();  // a group of one rank sends nothing
-    transports.emplace(adopted, sends ? known->second : transports.at(transport));
-    if (sends) source += fmt::format("; assumed: messages by {}", name);
+    transports.emplace(adopted, sends ? known->second : messages(false));
+    if (sends) source += fmt::format("; assumed: messages by {}", adopted);
   }
-  transport = adopted;
+  transport = name;
 }
 
 const CostCurve& CostModel::messages(bool across) const {
   if (across) return network;
-  const auto found = transports.find(transport);
+  const auto found = transports.find(key_of(transport));
   if (found == transports.end()) {
     throw InternalError(fmt::format("cost model without a curve of transport '{}'", transport));
   }

@@ -55,11 +55,13 @@ std::string parse_kernel(const std::string& name) {
                       fmt::format("one of {}", fmt::join(known, ", ")));
 }
 
-/// The transports that ranks on such a device can have.
+/// The transports that ranks on such a device can have, and that have times of their own.
 std::vector<std::string_view> transports_of(Place::Kind device) {
   if (device == Place::Kind::host) return {"mpi"};
   std::vector<std::string_view> names;
-  for (const Transport transport : device_transports()) names.push_back(name_of(transport));
+  for (const Transport transport : device_transports()) {
+    if (transport_traits(transport).inside.empty()) names.push_back(name_of(transport));
+  }
   return names;
 }
 
@@ -304,7 +306,7 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
   model.launch_seconds = file.number("launch_seconds", kLatencies);
   model.assumed = file.names_among("assumed", CostModel::kAssumable);
   model.transport = file.text("transport");
-  if (!model.transports.contains(model.transport)) {
+  if (!model.knows(model.transport)) {
     file.fail("transport", fmt::format("is '{}', which transports lacks", model.transport));
   }
   return model;

@@ -85,7 +85,8 @@ struct RankState {
   double step_begin = 0;
   double last_end = 0;
   std::vector<QueueState> queues;
-  int moving = 0;  // messages that are on their way
+  int moving = 0;      // messages that are on their way
+  int by_kernels = 0;  // how many of them multiprocessors move
   double moving_since = 0;
   bool queued = false;  // in the list of ranks to look at
   bool slowed = false;  // whether the speed of its computation is to be looked at
@@ -136,6 +137,7 @@ class Simulation::Impl {
   Impl(const Prices& prices, const Stragglers& stragglers)
       : prices_(prices),
         traits_(transport_traits(prices.model.transport)),
+        inside_(transport_traits(traits_.inside_node())),
         stragglers_(stragglers),
         latencies_{prices.model.messages(false).at_zero(), prices.model.messages(true).at_zero()} {}
 
@@ -290,8 +292,7 @@ class Simulation::Impl {
   }
 
   [[nodiscard]] double speed_of(const RankState& state) const {
-    const bool shared = traits_.on_multiprocessors && state.moving > 0;
-    return shared ? 1 - prices_.model.transfer_share : 1;
+    return state.by_kernels > 0 ? 1 - prices_.model.transfer_share : 1;
   }
 
   void start_step(std::uint32_t r) {
@@ -431,8 +432,7 @@ class Simulation::Impl {
     const bool started = lane.begun && traits_.starts_once;
     const double latency = started ? 0 : latencies_[flow.across ? 1 : 0];
     lane.busy = lane.begun = true;
-    if (flow.receiver != kAbsent) count_moving(flow.receiver, 1);
-    if (flow.sender != kAbsent && !traits_.one_sided) count_moving(flow.sender, 1);
+    count_moving(flow, 1);
     std::uint32_t id = 0;
     if (free_.empty()) {
       id = static_cast<std::uint32_t>(flows_.size());
@@ -480,15 +480,14 @@ class Simulation::Impl {
     ++flows_[id].progress.version;
     free_.push_back(id);
     record_flow(flow);
+    count_moving(flow, -1);
     if (flow.receiver != kAbsent) {
-      count_moving(flow.receiver, -1);
       QueueState& queue = states_[flow.receiver].queues[flow.receiver_queue];
       queue.lanes[flow.lane].busy = false;
       --queue.missing;
       look_at(flow.receiver);
     }
     if (flow.sender != kAbsent) {
-      if (!traits_.one_sided) count_moving(flow.sender, -1);
       QueueState& queue = states_[flow.sender].queues[flow.sender_queue];
       if (flow.receiver == kAbsent) queue.lanes[flow.lane].busy = false;
       --queue.untaken;
@@ -514,12 +513,22 @@ class Simulation::Impl {
     return true;
   }
 
-  void count_moving(std::uint32_t r, int change) {
+  void count_moving(const Flow& flow, int change) {
+    const bool by_kernels = (flow.across ? traits_ : inside_).on_multiprocessors;
+    if (flow.receiver != kAbsent) count_moving(flow.receiver, change, by_kernels);
+    if (flow.sender != kAbsent && !traits_.one_sided) {
+      count_moving(flow.sender, change, by_kernels);
+    }
+  }
+
+  void count_moving(std::uint32_t r, int change, bool by_kernels) {
     RankState& state = states_[r];
     if (state.moving == 0) state.moving_since = now_;
     state.moving += change;
     if (state.moving == 0) state.timeline.transfer += now_ - state.moving_since;
-    if (!traits_.on_multiprocessors || state.slowed) return;
+    if (!by_kernels) return;
+    state.by_kernels += change;
+    if (state.slowed) return;
     state.slowed = true;
     slowed_.push_back(r);
   }
@@ -559,6 +568,7 @@ class Simulation::Impl {
 
   const Prices& prices_;
   TransportTraits traits_;
+  TransportTraits inside_;  // of what carries messages inside a node
   Stragglers stragglers_;
   std::array<double, 2> latencies_;  // before messages move: inside a node, across
   std::vector<RankState> states_;

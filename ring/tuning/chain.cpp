@@ -162,11 +162,12 @@ bool TuningChain::take(const TuningEntry& entry, DecidedBy link, const std::stri
 // Those that all ranks have, the usual one first.
 std::vector<Transport> TuningChain::possible_transports() {
   if (!open_.transport) return {};
+  const AxisNames& axes = call_.operands.key.spec()[1];
+  const Place place = call_.device.place();
   std::vector<Transport> possible;
-  for (const Transport transport : device_transports()) {
+  for (const Transport transport : call_.mesh.transports(axes, place)) {
     try {
-      static_cast<void>(
-          call_.mesh.group(call_.operands.key.spec()[1], call_.device.place(), transport));
+      static_cast<void>(call_.mesh.group(axes, place, transport));
       possible.push_back(transport);
     } catch (const UserError& error) {
       log_debug("transport {} is not tuned: {}", annulus::name_of(transport), error.what());

@@ -184,6 +184,26 @@ TEST(CostModel, ATransportThatItDoesNotKnowCostsWhatIsAssumed) {
   EXPECT_EQ(model.source, "measured: here; assumed: messages by nccl");
 }
 
+TEST(CostModel, CompositeCostsWhatPeerDoesInsideANode) {
+  CostModel model = CostModel::hopper_nvlink();
+  const double inside = model.transfer_seconds(64 << 20);
+  model.use_transport("composite");
+  EXPECT_EQ(model.transport, "composite");
+  EXPECT_EQ(model.transfer_seconds(64 << 20), inside);
+  EXPECT_EQ(model.messages(true), model.network);
+  EXPECT_EQ(parse_cost_model(to_json(model), "model.json").transport, "composite");
+
+  model.source = "measured: here";
+  model.transports.erase("peer");
+  model.transport = "nccl";
+  EXPECT_FALSE(model.knows("composite"));
+  EXPECT_THROW(model.use_transport("composite"), ArgumentError);
+  model.adopt_transport("composite");
+  EXPECT_TRUE(model.knows("composite"));
+  EXPECT_EQ(model.transfer_seconds(64 << 20), inside);
+  EXPECT_EQ(model.source, "measured: here; assumed: messages by peer");
+}
+
 TEST(CostModel, SuitsThePlace) {
   EXPECT_EQ(CostModel::for_place(Place::host()).source, CostModel::cpu_core().source);
   EXPECT_EQ(CostModel::for_place(Place::cuda(3)).source, CostModel::hopper_nvlink().source);

@@ -94,7 +94,7 @@ class DeviceAttention : public test::RankDeviceTest<> {
 
   [[nodiscard]] static std::vector<Transport> transports() {
     if (shared_gpus()) return {Transport::peer};
-    return {Transport::peer, Transport::nccl};
+    return {Transport::peer, Transport::nccl, Transport::composite};
   }
 
   [[nodiscard]] static ShardedCase case_of(std::int64_t length, std::int64_t heads,

@@ -22,9 +22,9 @@ class DeviceRunner : public annulus::test::RankDeviceTest<> {
   template <class Body>
   void for_each_group(const Body& body) {
     const AxisNames axes{"sp"};
-    for (const Transport transport : {Transport::peer, Transport::nccl}) {
+    for (const Transport transport : {Transport::peer, Transport::nccl, Transport::composite}) {
       // NCCL wants a GPU for every rank.
-      if (shared_gpus() && transport == Transport::nccl) continue;
+      if (shared_gpus() && transport != Transport::peer) continue;
       SCOPED_TRACE(name_of(transport));
       body(mesh_->group(axes, device().place(), transport));
     }

@@ -299,6 +299,38 @@ TEST(SimulationEvents, TransportsOnMultiprocessorsSlowKernelsDown) {
   }
 }
 
+TEST(SimulationEvents, CompositeSlowsKernelsDownOnlyBetweenNodes) {
+  PlanOptions options;
+  options.prefetch_bytes = std::int64_t{1} << 30;
+  AttentionProblem problem = causal_problem(4096);
+  problem.mask.set_causal(false);
+  const Plan plan = sequence_plan(problem, 2, LayoutKind::contiguous, Schedule::ring, options);
+  const double flops = plan.ranks[0].flops(*plan.ranks[0].all<Block>().at(0));
+  Prices prices = link_prices("peer", flops);
+  prices.model.use_transport("composite");
+  prices.model.transports.at("peer") = CostCurve::constant(0.5);
+  prices.model.network = CostCurve::constant(0.25);
+  prices.model.transfer_share = 0.5;
+  EXPECT_NEAR(predicted_seconds(plan, prices), 2, 1e-9);
+  prices.node_of_rank = {0, 1};
+  EXPECT_NEAR(predicted_seconds(plan, prices), 2.125, 1e-9);
+}
+
+TEST(SimulationEvents, CompositeEndsWithBothItsParts) {
+  // Rank 0 sends to its node and to the other one, and has to wait for both.
+  const std::vector<RankPlan> ranks{messages_only(0, 3, {1, 2}, {}, kBytes),
+                                    messages_only(1, 3, {}, {0}, kBytes),
+                                    messages_only(2, 3, {}, {0}, kBytes)};
+  Prices prices = link_prices("peer");
+  prices.model.use_transport("composite");
+  prices.model.network = CostCurve::transfer(1e-15, kRate / 3);
+  prices.node_of_rank = {0, 0, 1};
+  const std::vector<RankTimeline> timelines = play(ranks, prices);
+  EXPECT_NEAR(timelines[1].finish, 1, 1e-9);
+  EXPECT_NEAR(timelines[2].finish, 3, 1e-9);
+  EXPECT_NEAR(timelines[0].finish, 3, 1e-9);
+}
+
 TEST(Stragglers, AreDrawnByRankAndSeed) {
   const Stragglers stragglers{7, 0.1};
   double least = 2;

@@ -60,6 +60,7 @@ struct CostModel {
   double merge_bytes_per_second = 1;  ///< memory rate of merging partial results
   /// Seconds of a message by its bytes, for each transport ("mpi" between CPUs, "nccl" and "peer"
   /// between GPUs), while the rank sends one and receives one. More bytes never take less time.
+  /// Transport "composite" has none of its own: see TransportTraits::inside_node().
   std::map<std::string, CostCurve> transports;
   std::string transport;  ///< the one in use
   /// The share of its rank's computing speed that is lost while messages move, by transports that
@@ -95,6 +96,8 @@ struct CostModel {
   /// besides. The rest stays, and so does the transport in use unless `prefers` its own. Throws as
   /// check_source() does.
   void refresh(const CostModel& newer, bool prefers);
+  /// Whether it has the times of what carries messages inside a node by the transport of this name.
+  [[nodiscard]] bool knows(std::string_view name) const;
   /// Throws ArgumentError when the model does not know the transport.
   void use_transport(std::string_view name);
   /// Uses the transport that the ranks happen to have. One that the model does not know costs what

@@ -92,6 +92,18 @@ void measure(TransportHops& found, Group& group, Mesh& mesh, Device& device,
   }
 }
 
+// Those that are impossible too, as the report says why; but not composite where it would be peer
+// or NCCL.
+std::vector<Transport> transports_to_measure(Mesh& mesh, Place place, Transport asked) {
+  if (asked != Transport::automatic) return {asked};
+  std::vector<Transport> transports = device_transports();
+  const std::vector<Transport> different = mesh.transports(all_axes(mesh), place);
+  if (std::find(different.begin(), different.end(), Transport::composite) == different.end()) {
+    std::erase(transports, Transport::composite);
+  }
+  return transports;
+}
+
 double gigabytes_per_second(const TransportHops::Hop& hop, double seconds) {
   return static_cast<double>(hop.bytes) / seconds * 1e-9;
 }
@@ -176,9 +188,7 @@ std::vector<TransportHops> measure_hops(Mesh& mesh, Device& device, Transport as
             warmup, iterations);
     return all;
   }
-  std::vector<Transport> transports = device_transports();
-  if (asked != Transport::automatic) transports = {asked};
-  for (const Transport transport : transports) {
+  for (const Transport transport : transports_to_measure(mesh, device.place(), asked)) {
     TransportHops& found = all.emplace_back(TransportHops{std::string(name_of(transport)), {}, {}});
     Group* group = nullptr;
     try {

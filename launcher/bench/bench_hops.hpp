@@ -32,8 +32,8 @@ struct TransportHops {
 };
 
 /// Times the hops of a ring over all ranks of the mesh, by the transport that was asked for, or by
-/// each that memory of `device` knows for automatic. Collective over the mesh. Throws ArgumentError
-/// for a mesh of one rank.
+/// each that memory of `device` knows for automatic, of those that differ. Collective over the
+/// mesh. Throws ArgumentError for a mesh of one rank.
 [[nodiscard]] std::vector<TransportHops> measure_hops(Mesh& mesh, Device& device, Transport asked,
                                                       const SweepRange& sizes, int warmup,
                                                       int iterations);

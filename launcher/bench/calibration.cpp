@@ -177,6 +177,8 @@ void measure_transports(ring::CostModel& model, const std::vector<TransportHops>
       report.add_meta(one.transport + " skipped", one.skipped);
       continue;
     }
+    // Its messages are those of the others.
+    if (!transport_traits(one.transport).inside.empty()) continue;
     if (model.transports.empty()) model.transport = one.transport;  // the preferred one comes first
     model.transports.emplace(one.transport, one.curve().rising());
   }

@@ -140,9 +140,8 @@ NamedCase random_case(const RandomCase& which, const Options& options, int ranks
   result.sharded.threads = std::max(1, options.threads);
   result.command = std::move(drawn.command);
   if (options.implementation != "auto") result.command += " --impl " + options.implementation;
-  if (options.share_gpus) {
-    result.command += " --share-gpus";
-  } else if (options.transport != Transport::automatic) {
+  if (options.share_gpus) result.command += " --share-gpus";
+  if (options.transport != Transport::automatic) {
     result.command += fmt::format(" --transport {}", annulus::name_of(options.transport));
   }
   return result;

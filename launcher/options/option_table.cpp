@@ -255,10 +255,11 @@ void add_sharding(TableBuilder& table) {
             "consecutive ranks that share a node, for predictions (default: the ranks of the mesh "
             "that have the same coordinate on its axis named node; without such an axis, all)");
   table.add("transport", "NAME", kPlanned, parsed_into(&Options::transport, parse_transport_name),
-            "auto, nccl or peer: what carries data between GPUs; peer is copy engines, inside a "
-            "node (default: auto: peer where the GPUs can access each other, else nccl)");
+            "auto, composite, nccl or peer: what carries data between GPUs; peer is copy engines, "
+            "inside a node; composite is peer inside nodes and nccl between them (default: auto: "
+            "peer where all GPUs can access each other, composite where some can, else nccl)");
   table.add("share-gpus", "", kComputing, flag_into(&Options::share_gpus),
-            "let several ranks share a GPU, with transport peer");
+            "let several ranks share a GPU, with transport peer by default");
   table.add("threads", "N", kComputing, int_into(&Options::threads, 0, 4096),
             "CPU threads per rank; 0: an equal share of the node's cores (default: 0)");
 }

@@ -277,7 +277,8 @@ void drop_foreign(GivenValues& values, Command command) {
 void settle_transport(Options& options) {
   if (options.share_gpus && options.transport == Transport::nccl) {
     throw ArgumentError("--transport", "nccl",
-                        "auto or peer with --share-gpus, as NCCL cannot have two ranks on a GPU");
+                        "auto, composite or peer with --share-gpus, as NCCL cannot have two ranks "
+                        "of a node on a GPU");
   }
   if (options.device == "cpu") {
     if (options.transport != Transport::automatic) {
@@ -289,7 +290,9 @@ void settle_transport(Options& options) {
       throw UserError("--share-gpus: needs GPU ranks, so it cannot be given with --device cpu");
     }
   }
-  if (options.share_gpus) options.transport = Transport::peer;
+  if (options.share_gpus && options.transport == Transport::automatic) {
+    options.transport = Transport::peer;
+  }
 }
 
 // LSE, maximum and sum.
@@ -370,6 +373,10 @@ void check_together(const Options& options) {
   }
   if (options.scaling && (options.hops || !options.calibrate.empty())) {
     throw UserError("--scaling: times attention calls, and --hops and --calibrate make none");
+  }
+  if (options.transport == Transport::composite && !options.calibrate.empty()) {
+    throw UserError(
+        "--transport composite: --calibrate measures peer and nccl, of which it consists");
   }
   if (options.hops && !options.calibrate.empty()) {
     throw UserError(

@@ -68,7 +68,8 @@ struct Options {
   std::string sequence_axis = "sp";  ///< see AttentionMetadata::rules()
   std::string rank_order = "node";   ///< or "mpirun"
   std::string device = "auto";
-  Transport transport = Transport::automatic;  ///< between GPU ranks; peer if share_gpus
+  Transport transport = Transport::automatic;  ///< between GPU ranks; if share_gpus, peer or
+                                               ///< composite
   bool share_gpus = false;                     ///< several ranks may share a GPU
   ring::TuningPolicy tuning = ring::TuningPolicy::off;
   int threads = 0;  ///< 0: an equal share of the node's cores; see threads.hpp

@@ -15,8 +15,8 @@ import time
 
 import numpy as np
 
-from cli_support import (OPERANDS, OUTPUT, TIMEOUT, CliTest, as_bfloat16, as_float16, command, main,
-                         ranks_of)
+from cli_support import (OPERANDS, OUTPUT, TIMEOUT, CliTest, as_bfloat16, as_float16, command,
+                         command_on_nodes, main, ranks_of)
 
 SKIPPED = 77  # for ctest
 CONVERSIONS = {"float32": lambda array: array, "float16": as_float16, "bfloat16": as_bfloat16}
@@ -139,6 +139,78 @@ class Numbers(CliTest):
         self.check_on_gpus(4, ["--causal", "--layout", "bhtd"], "float16", ["--mesh", "sp=2,tp=2"])
 
 
+class TwoNodes(CliTest):
+    """Two nodes pretended on one machine: ranks of different nodes may have the same GPU, as NCCL
+    takes it for two."""
+
+    VERIFY = ["verify", "--dtype", "bfloat16", "--causal", "--shape"]
+
+    def on_two_nodes(self, ranks, *words):
+        """--transport composite is to be named where ranks share GPUs."""
+        if ranks > 2 * gpu_count():
+            self.skipTest(f"{ranks} ranks on two nodes need {ranks // 2} GPUs")
+        nodes = ["one"] * (ranks // 2) + ["two"] * (ranks // 2)
+        device = ["--device", "cuda", *(["--share-gpus"] if ranks > gpu_count() else [])]
+        return self.execute(command_on_nodes(*words, *device, nodes=nodes))
+
+    def verify(self, ranks, shape, *words):
+        result = self.on_two_nodes(ranks, *self.VERIFY, shape, *words, "--json", "-")
+        self.expect_success(result)
+        return json.loads(result.stdout)["rows"][0]
+
+    def check_schedules(self, ranks, schedules):
+        for schedule in schedules:
+            with self.subTest(schedule):
+                row = self.verify(ranks, "1,997,997,8,4,64", "--schedule", schedule, "--transport",
+                                  "composite")
+                self.assertEqual(row["transport"], "composite")
+                self.assertEqual(row["schedule"], schedule)
+
+    def test_two_ranks(self):
+        self.check_schedules(2, ["ring", "allgather", "ulysses"])
+
+    def test_four_ranks(self):
+        self.check_schedules(4, ["ring", "allgather", "ulysses", "hybrid", "double_ring"])
+
+    def test_calls_are_replayed(self):
+        for ranks in [2, 4]:
+            with self.subTest(ranks=ranks):
+                result = self.on_two_nodes(ranks, "bench", "--shape", "1,4k,4k,8,4,64", "--dtype",
+                                           "bfloat16", "--causal", "--iters", "20", "--transport",
+                                           "composite", "--json", "-")
+                self.expect_success(result)
+                (row,) = json.loads(result.stdout)["rows"]
+                self.assertEqual(row["transport"], "composite")
+                self.assertEqual(row["verdict"], "OK")
+
+    def test_files(self):
+        self.save_operands(rows=1001, heads=8, kv_heads=4, dim=64, convert=as_bfloat16)
+        self.expect_success(self.on_two_nodes(
+            4, "run", *OPERANDS, *OUTPUT, "--causal", "--dtype", "bfloat16", "--schedule",
+            "double_ring", "--transport", "composite"))
+        self.expect_right_files([*OPERANDS, *OUTPUT], ["--causal"])
+
+    def test_automatic(self):
+        if gpu_count() < 2:
+            self.skipTest("needs 2 GPUs")
+        self.assertEqual(self.verify(2, "1,256,256,4,4,64")["transport"], "nccl")
+        if gpu_count() < 4:
+            self.skipTest("needs 4 GPUs")
+        self.assertEqual(self.verify(4, "1,256,256,4,4,64")["transport"], "composite")
+
+    def test_inside_a_node(self):
+        if gpu_count() < 2:
+            self.skipTest("needs 2 GPUs")
+        result = self.annulus(*self.VERIFY, "1,256,256,4,4,64", "--device", "cuda", "--transport",
+                              "composite", "--json", "-", ranks=2)
+        self.expect_success(result)
+        self.assertEqual(json.loads(result.stdout)["rows"][0]["transport"], "composite")
+
+    def test_peer_does_not_leave_the_node(self):
+        result = self.on_two_nodes(2, *self.VERIFY, "1,256,256,4,4,64", "--transport", "peer")
+        self.expect_error(result, 2, "transport peer: ranks 0 and 1 are on different nodes")
+
+
 class Bench(CliTest):
     def report(self, *words):
         result = self.annulus("bench", *words, *on_gpus(2), "--json", "-", ranks=2)
@@ -252,7 +324,13 @@ class RankFails(CliTest):
     HOPS = ["--hops", "--sweep", "256M:256M", "--iters", "1000000"]
 
     def transports(self):
-        return ["peer", "nccl"] if gpu_count() > 1 else ["peer"]
+        return ["peer", "nccl", "composite"] if gpu_count() > 1 else ["peer"]
+
+    def command(self, words, transport):
+        words = ["bench", *words, *on_gpus(2, transport), "--timeout", self.WAITING]
+        if transport == "composite":
+            return command_on_nodes(*words, nodes=["one", "two"])
+        return command(*words, ranks=2)
 
     def wait_for(self, condition, seconds, what):
         deadline = time.monotonic() + seconds
@@ -264,10 +342,8 @@ class RankFails(CliTest):
         """Sends rank 1 a signal once both compute, checks that the job is over in time and leaves
         nothing behind, and returns its exit code and messages."""
         held_before = gpu_holders()
-        job = subprocess.Popen(command("bench", *words, *on_gpus(2, transport), "--timeout",
-                                       self.WAITING, ranks=2),
-                               cwd=self.directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True)
+        job = subprocess.Popen(self.command(words, transport), cwd=self.directory,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         ranks = {}
         try:
             self.wait_for(lambda: job.poll() is not None or len(ranks_of(job.pid)) == 2,

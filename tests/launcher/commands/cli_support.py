@@ -27,6 +27,16 @@ def command(*words, ranks=None):
     return [PROGRAM, *words] if ranks is None else [*MPIEXEC, str(ranks), PROGRAM, *words]
 
 
+def command_on_nodes(*words, nodes):
+    """The words that run annulus with a rank on each of `nodes`, which are pretended; NCCL takes
+    them for hosts."""
+    parts = []
+    for node in nodes:
+        parts += [":", "-n", "1", "-x", f"ANNULUS_NODE={node}", "-x", f"NCCL_HOSTID={node}",
+                  PROGRAM, *map(str, words)]
+    return [*MPIEXEC[:-1], *parts[1:]]
+
+
 def safetensors_bytes(tensors):
     """A .safetensors file of NumPy arrays; uint16 is taken as bfloat16."""
     names = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int32": "I32", "uint8": "U8",

@@ -8,7 +8,7 @@ import resource
 
 import numpy as np
 
-from cli_support import MPIEXEC, OPERANDS, OUTPUT, PROGRAM, CliTest, main
+from cli_support import OPERANDS, OUTPUT, CliTest, command_on_nodes, main
 
 COMMANDS = ["run", "verify", "bench", "plan", "info"]
 PLAN = ["plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64"]
@@ -201,7 +201,8 @@ class Options(CliTest):
     def test_transport_without_gpus(self):
         words = ["bench", "--shape", "1,64,64,4,2,16"]
         nothing = {"CUDA_VISIBLE_DEVICES": "", "ANNULUS_DEVICE": "auto"}
-        for named in [["--transport", "nccl"], ["--transport", "peer"], ["--share-gpus"]]:
+        for named in [["--transport", "nccl"], ["--transport", "peer"], ["--transport", "composite"],
+                      ["--share-gpus"]]:
             with self.subTest(named):
                 for device in [[], ["--device", "cpu"]]:
                     result = self.annulus(*words, *named, *device, ranks=2, environment=nothing)
@@ -713,10 +714,7 @@ class Nodes(CliTest):
     """Several nodes on one machine, by ANNULUS_NODE; mpirun's ranks 0 and 2 are on the first."""
 
     def on_nodes(self, *words, nodes=("one", "two", "one", "two"), **arguments):
-        parts = []
-        for node in nodes:
-            parts += [":", "-n", "1", "-x", f"ANNULUS_NODE={node}", PROGRAM, *map(str, words)]
-        return self.execute([*MPIEXEC[:-1], *parts[1:]], **arguments)
+        return self.execute(command_on_nodes(*words, nodes=nodes), **arguments)
 
     def test_ranks_of_a_node_follow_each_other(self):
         result = self.on_nodes("info")

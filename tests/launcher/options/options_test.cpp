@@ -293,7 +293,7 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"plan", "--sequence-axis", ""}, "a name"},
     BadValue{{"run", "--device", "gpu"}, "auto, cpu"},
     BadValue{{"info", "--rank-order", "host"}, "one of node, mpirun"},
-    BadValue{{"run", "--transport", "mpi"}, "auto, nccl, peer"},
+    BadValue{{"run", "--transport", "mpi"}, "auto, composite, nccl, peer"},
     BadValue{{"run", "--tuning", "on"}, "off, cached, measure"},
     BadValue{{"run", "--share-gpus", "perhaps"}, "true"},
     BadValue{{"run", "--layout", "tbhd"}, "bthd, bhtd"},
@@ -468,9 +468,13 @@ TEST(Options, TransportsBetweenGpus) {
   EXPECT_EQ(shared.transport, Transport::peer);
   EXPECT_EQ(parse({"bench", "--device", "cpu", "--transport", "auto"}).transport,
             Transport::automatic);
+  EXPECT_EQ(parse({"bench", "--share-gpus", "--transport", "composite"}).transport,
+            Transport::composite);
+  EXPECT_THAT(error_of({"bench", "--calibrate", "model.json", "--transport", "composite"}),
+              HasSubstr("--calibrate measures peer and nccl"));
   EXPECT_THAT(error_of({"bench", "--share-gpus", "--transport", "nccl"}),
               AllOf(HasSubstr("--transport"), HasSubstr("--share-gpus")));
-  for (const char* const name : {"nccl", "peer"}) {
+  for (const char* const name : {"composite", "nccl", "peer"}) {
     EXPECT_THAT(error_of({"run", "--device", "cpu", "--transport", name}),
                 AllOf(HasSubstr(name), HasSubstr("needs GPU ranks")));
   }

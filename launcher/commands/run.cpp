@@ -197,19 +197,9 @@ ExitCode run_command(const CommandContext& context) {
       collectively(world, [&] { return cost_model_of(options, device.place()); });
   attention_options.transport = options.transport;
   attention_options.tuning = tuning_options(options);
-  progress.begin("planning and preparing kernels");
-  ring::ShardedAttention attention(problem, operands, mesh, registry, device, attention_options);
-  log_choices(problem, operands, attention, mesh);
-  if (leader) progress.aside([&] { print_warnings(attention.decision().warnings); });
-  if (attention.decision().by == ring::DecidedBy::measurement) device.memory().reset_peak();
 
+  // Before anything that takes long, such as tuning.
   Report report = make_report(context, setup, mesh, device.place(), threads);
-  if (options.explain) {
-    explain(attention.selection(), report);
-    explain(attention.decision(), report);
-    explain(attention.schedule(), report);
-    explain(attention.plan_input().prices, report);
-  }
   OutputFiles outputs(options, problem, world);
   std::optional<TraceFile> trace;
   if (!options.trace.empty()) trace.emplace(options.trace, world);
@@ -217,6 +207,19 @@ ExitCode run_command(const CommandContext& context) {
   collectively(world, [&] {
     if (leader) report_files.emplace(options.json, options.csv, report);
   });
+
+  progress.begin("planning and preparing kernels");
+  ring::ShardedAttention attention(problem, operands, mesh, registry, device, attention_options);
+  log_choices(problem, operands, attention, mesh);
+  if (leader) progress.aside([&] { print_warnings(attention.decision().warnings); });
+  if (attention.decision().by == ring::DecidedBy::measurement) device.memory().reset_peak();
+
+  if (options.explain) {
+    explain(attention.selection(), report);
+    explain(attention.decision(), report);
+    explain(attention.schedule(), report);
+    explain(attention.plan_input().prices, report);
+  }
 
   begin_step("annulus run was reading query, key and value");
   MemoryPool& memory = device.staging();

@@ -352,7 +352,7 @@ void check_choices(const Options& options, const AttentionProblem& problem,
         schedule));
   };
   if (options.schedule != "auto") {
-    as_option("--schedule " + options.schedule, [&] { check_schedule(options.schedule); });
+    as_option("--schedule", [&] { check_schedule(options.schedule); });  // errors name it
   }
   if (options.implementation != "auto") {
     const Selection selection = as_option("--impl " + options.implementation, [&] {

@@ -191,7 +191,8 @@ class Options(CliTest):
                              (["bench", *shape], 2), (["plan", "--mesh", "sp=2", *shape], None)]:
             with self.subTest(words[0]):
                 result = self.annulus(*words, "--schedule", "local", ranks=ranks)
-                self.expect_error(result, 2, "annulus: error: --schedule local: ", "sharded along sp")
+                self.expect_error(result, 2, "annulus: error: --schedule: schedule local cannot run: ",
+                                  "sharded along sp")
 
     def test_axis_twice_in_a_spec(self):
         for option in ["--query-spec", "--kv-spec"]:

@@ -1,9 +1,9 @@
 #include <array>
 #include <cstddef>
 #include <fstream>
-#include <openblas_config.h>
 #include <vector>
 
+#include <cblas.h>
 #include <fmt/format.h>
 #include <mpi.h>
 
@@ -50,9 +50,9 @@ std::string library_versions(Place place) {
   const std::string whole = mpi_library();
   const std::string mpi = whole.substr(0, whole.find(','));
   if (place.is_host()) {
-    const std::string blas(OPENBLAS_VERSION);  // " OpenBLAS 0.3.21 "
-    const std::size_t begin = blas.find_first_not_of(' ');
-    return fmt::format("{}, {}", mpi, blas.substr(begin, blas.find_last_not_of(' ') + 1 - begin));
+    // "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH …", of the library that was loaded.
+    const std::string blas(openblas_get_config());
+    return fmt::format("{}, {}", mpi, blas.substr(0, blas.find(' ', blas.find(' ') + 1)));
   }
   const CudaVersions cuda = cuda_versions();
   return fmt::format("{}, CUDA {}, driver {}, cuDNN {}, NCCL {}", mpi, cuda.loaded, cuda.driver,

@@ -100,7 +100,7 @@ const Decision& TuningChain::decide() {
         machine_of(call_.mesh, call_.device.place(), call_.options.runner.threads);
     key_ = collectively(control, [&] {
       const Computing computing = control.computing();
-      return make_tuning_key(input_, call_.options, open_, machine);
+      return make_tuning_key(input_, call_.options, schedule_, open_, machine);
     });
   }
   collectively(control, [&] {

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <annulus/attention/features.hpp>
 #include <annulus/attention/problem_class.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/gpu_binding.hpp>
@@ -19,10 +20,25 @@
 namespace annulus::ring {
 namespace {
 
+// "band+segments": all that hides pairs by position. A bias, a dense mask and dropout are
+// modifiers.
+std::string mask_kind(const AttentionProblem& problem) {
+  const FeatureSet asked = features_of(problem);
+  std::vector<std::string_view> kinds;
+  const auto add = [&](MaskKind kind, const FeatureSet& features) {
+    if (asked.intersects(features)) kinds.push_back(annulus::name_of(kind));
+  };
+  add(MaskKind::band, {Feature::causal, Feature::window});
+  add(MaskKind::segments, {Feature::segments, Feature::lengths});
+  add(MaskKind::blocks, {Feature::block_mask});
+  if (kinds.empty()) kinds.push_back(annulus::name_of(MaskKind::none));
+  return fmt::format("{}", fmt::join(kinds, "+"));
+}
+
 // "band, 1/2 visible".
 std::string mask_text(const AttentionProblem& problem) {
   const AttentionShape& shape = problem.shape;
-  const std::string kind(annulus::name_of(class_of(problem).mask));
+  const std::string kind = mask_kind(problem);
   const double all = static_cast<double>(shape.batch) * static_cast<double>(shape.query_length) *
                      static_cast<double>(shape.kv_length);
   const auto pairs =
@@ -73,10 +89,10 @@ std::string candidates_text(const PlanInput& input) {
 
 // What the caller decided about plans: see PlanOptions.
 std::string named_text(const ShardedAttentionOptions& options, const PlanInput& input,
-                       const OpenChoices& open) {
+                       const std::string& schedule, const OpenChoices& open) {
   const PlanOptions& plan = input.options;
   std::vector<std::string> parts;
-  if (!open.schedule) parts.push_back("schedule " + options.schedule);
+  if (!open.schedule) parts.push_back("schedule " + schedule);
   if (!open.transport) {
     parts.push_back(fmt::format("transport {}", annulus::name_of(options.transport)));
   }
@@ -94,6 +110,12 @@ std::string named_text(const ShardedAttentionOptions& options, const PlanInput& 
   if (!plan.await_columns) parts.emplace_back("awaiting none");
   if (!options.runner.replay) parts.emplace_back("not replayed");
   return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+// What was measured at all.
+std::string limits_text(const TuningOptions& tuning) {
+  return fmt::format("{} candidates of {} runs, predicted within {} times the best, in {} s",
+                     tuning.candidates, tuning.runs, tuning.factor, tuning.seconds);
 }
 
 // Neighbours on one node count together: "0 x 8, 1 x 8".
@@ -126,7 +148,8 @@ Machine machine_of(Mesh& mesh, Place place, int threads) {
 }
 
 TuningKey make_tuning_key(const PlanInput& input, const ShardedAttentionOptions& options,
-                          const OpenChoices& open, const Machine& machine) {
+                          const std::string& schedule, const OpenChoices& open,
+                          const Machine& machine) {
   const AttentionProblem& problem = input.problem;
   const ShardedOperands& operands = input.operands;
   std::string device = fmt::format("{}", fmt::join(machine.devices, " and "));
@@ -145,7 +168,9 @@ TuningKey make_tuning_key(const PlanInput& input, const ShardedAttentionOptions&
       {"nodes of ranks", machine.nodes},
       {"layout", fmt::format("query {}, key {}", layout(operands.query), layout(operands.key))},
       {"implementations", candidates_text(input)},
-      {"named", named_text(options, input, open)}};
+      {"named", named_text(options, input, schedule, open)},
+      {"limits", limits_text(options.tuning)},
+      {"cost model", input.prices.model.source}};
   if (input.prices.model.device == Place::Kind::host) {
     key["threads"] = std::to_string(machine.threads);
   }

@@ -25,12 +25,14 @@ struct Machine {
 /// Collective over the mesh.
 [[nodiscard]] Machine machine_of(Mesh& mesh, Place place, int threads);
 
-/// What a measurement depends on, and what the caller had named. The mask counts by its class
-/// (class_of()) and by the share of pairs that it leaves visible, to the nearest power of two:
+/// What a measurement depends on, what the caller had named, and what limits the candidates.
+/// `schedule` is the one that the options stand for, or "auto". The mask counts by its kind and by
+/// the share of pairs that it leaves visible, to the nearest power of two:
 /// other documents or lengths of the same kind have the same key. Neither scales, seeds nor
 /// contents of tensors count.
 [[nodiscard]] TuningKey make_tuning_key(const PlanInput& input,
                                         const ShardedAttentionOptions& options,
-                                        const OpenChoices& open, const Machine& machine);
+                                        const std::string& schedule, const OpenChoices& open,
+                                        const Machine& machine);
 
 }  // namespace annulus::ring

@@ -6,8 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include <cblas.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <annulus/ring/machine.hpp>
 
 #include "tests/ring/tuning/planned_call.hpp"
 
@@ -24,7 +27,7 @@ TuningKey key_after(const Change& change, int ranks = 4) {
   Machine machine{{"a CPU"}, "0 x 4", "annulus 1, MPI 2", false, 3};
   change(call, machine);
   const PlanInput input = call.input();
-  return make_tuning_key(input, call.options, call.open(input), machine);
+  return make_tuning_key(input, call.options, call.options.schedule, call.open(input), machine);
 }
 void nothing(PlannedCall& /*call*/, Machine& /*machine*/) {}
 
@@ -42,6 +45,28 @@ TEST(TuningKey, IsReadable) {
   EXPECT_EQ(key.at("nodes of ranks"), "0 x 4");
   EXPECT_EQ(key.at("implementations"), "quick, slow");
   EXPECT_EQ(key.at("threads"), "3");
+  EXPECT_EQ(key.at("limits"), "8 candidates of 5 runs, predicted within 2 times the best, in 10 s");
+  EXPECT_EQ(key.at("cost model"), CostModel::cpu_core().source);
+}
+
+// The program may run with another version than it was built with.
+TEST(LibraryVersions, AreThoseThatWereLoaded) {
+  const std::string loaded(openblas_get_config());  // "OpenBLAS 0.3.21 NO_LAPACKE …"
+  const std::string text = library_versions(Place::host());
+  EXPECT_EQ(loaded.rfind(text.substr(text.rfind(", ") + 2) + " ", 0), 0U) << text << "; " << loaded;
+  EXPECT_THAT(text, HasSubstr("OpenBLAS 0."));
+}
+
+// An implementation may stand for a schedule; so "auto" is not what was named.
+TEST(TuningKey, HasTheScheduleThatIsMeant) {
+  PlannedCall call(1);  // nothing is open to choose from
+  const PlanInput input = call.input();
+  const Machine machine{{"a CPU"}, "0 x 1", "annulus 1", false, 1};
+  const auto key = [&](const std::string& schedule) {
+    return make_tuning_key(input, call.options, schedule, call.open(input), machine);
+  };
+  EXPECT_THAT(key("ring").at("named"), HasSubstr("schedule ring"));
+  EXPECT_NE(key("ring"), key("auto"));
 }
 
 TEST(TuningKey, DiffersInAllThatMatters) {
@@ -57,6 +82,8 @@ TEST(TuningKey, DiffersInAllThatMatters) {
       {"mask", [](PlannedCall& c, auto&) { c.problem.mask = {}; }},
       {"mask", [](PlannedCall& c, auto&) { c.problem.mask.set_window(64, 0); }},
       {"mask", [](PlannedCall& c, auto&) { c.problem.mask.set_kv_lengths({4000}); }},
+      {"limits", [](PlannedCall& c, auto&) { c.options.tuning.candidates = 2; }},
+      {"limits", [](PlannedCall& c, auto&) { c.options.tuning.factor = 3; }},
       {"modifiers", [](PlannedCall& c, auto&) { c.problem.soft_cap = 3; }},
       {"modifiers", [](PlannedCall& c, auto&) { c.problem.dropout.emplace(0.1, 1); }},
       {"modifiers", [](PlannedCall& c, auto&) { c.problem.sinks = Sinks::random(8, 2, 1); }},
@@ -94,7 +121,23 @@ TEST(TuningKey, IsTheSameForWhatCostsTheSame) {
   };
   EXPECT_EQ(key_after(dropout(1)), key_after(dropout(2)));
   EXPECT_EQ(key_after([](PlannedCall& c, auto&) { c.problem.mask.set_kv_lengths({0}); }).at("mask"),
-            "segments, nothing visible");
+            "band+segments, nothing visible");
+}
+
+// A modifier that needs all pairs does not hide what the mask is.
+TEST(TuningKey, HasTheKindOfMaskBesideABias) {
+  const auto with_bias = [](bool causal, bool lengths) {
+    return key_after([=](PlannedCall& c, auto&) {
+             c.problem.bias = Extents{1, 1, 1, 4096};
+             c.problem.mask = {};
+             if (causal) c.problem.mask.set_causal(true);
+             if (lengths) c.problem.mask.set_kv_lengths({2048});
+           })
+        .at("mask");
+  };
+  EXPECT_EQ(with_bias(false, false), "none, visible");
+  EXPECT_EQ(with_bias(true, false), "band, 1/2 visible");
+  EXPECT_EQ(with_bias(false, true), "segments, 1/2 visible");
 }
 
 }  // namespace

@@ -192,7 +192,6 @@ ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
   choice.schedule = candidates.front().schedule;
   if (candidates.size() == 1) return choice;
 
-  constexpr int kJudges = 24;  // ranks whose plans are made for every schedule
   const std::vector<int> ranks = sample_ranks(input, kJudges);
   for (Candidate& candidate : candidates) {
     candidate.seconds =

@@ -75,7 +75,8 @@ class HeadExchange {
     const std::int64_t rows = shape.query_length / rings_;
     const std::int64_t bytes = rows * local().batch * (local().heads / degree_) * shape.head_dim *
                                static_cast<std::int64_t>(size_of(dtype()));
-    const std::int64_t least = std::max<std::int64_t>(context_.input.options.head_group_bytes, 1);
+    const std::int64_t asked = context_.input.options.head_group_bytes;
+    const std::int64_t least = asked > 0 ? asked : kUsualHeadGroupBytes;
     return static_cast<int>(std::clamp<std::int64_t>(bytes / least, 1, kMostGroups));
   }
 

@@ -20,12 +20,9 @@
 namespace annulus::ring {
 namespace {
 
-constexpr int kJudges = 24;  // ranks whose plans are made for every candidate, as choose_schedule()
-
 // Groups of a quarter and of four times the usual size, and all heads at once.
-const std::int64_t kGroupBytes = PlanOptions().head_group_bytes;
-const std::array<std::int64_t, 3> kOtherGroups{kGroupBytes / 4, kGroupBytes * 4,
-                                                   std::int64_t{1} << 62};
+constexpr std::array<std::int64_t, 3> kOtherGroups{kUsualHeadGroupBytes / 4,
+                                                   kUsualHeadGroupBytes * 4, std::int64_t{1} << 62};
 
 // Divisors other than 1 and the number itself.
 std::vector<int> divisors_within(int number) {

@@ -2,7 +2,7 @@
 
 #include <array>
 #include <cstddef>
-#include <cstdlib>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,13 +25,6 @@ void set_if_open(std::string& into, const std::string& value, std::string_view o
 template <class Value>
 void set_if_open(Value& into, const Value& value) {
   if (into == Value{}) into = value;
-}
-
-void set_groups_if_open(PlanOptions& plan, const Choice& choice) {
-  if (choice.head_group_bytes == 0 || plan.head_group_bytes != PlanOptions().head_group_bytes) {
-    return;
-  }
-  plan.head_group_bytes = choice.head_group_bytes;
 }
 
 }  // namespace
@@ -93,21 +86,24 @@ OpenChoices open_choices(const ShardedAttentionOptions& options, const PlanInput
   open.transport = sharded && !place.is_host() && options.transport == Transport::automatic;
   open.ulysses_degree = may_be("hybrid") && plan.ulysses_degree == 0;
   open.inner_size = may_be("double_ring") && plan.inner_size == 0;
-  open.head_groups = (may_be("ulysses") || may_be("hybrid")) &&
-                     plan.head_group_bytes == PlanOptions().head_group_bytes;
+  open.head_groups = (may_be("ulysses") || may_be("hybrid")) && plan.head_group_bytes == 0;
   return open;
 }
 
 ShardedAttentionOptions under_overlay(ShardedAttentionOptions options, Place place) {
-  const Choice& overlay = options.overlay;
+  const Choice overlay = std::exchange(options.overlay, {});
   if (overlay.is_open()) return options;
-  set_if_open(options.implementation, overlay.implementation, "auto");
-  set_if_open(options.schedule, overlay.schedule, "auto");
-  if (!place.is_host()) set_if_open(options.transport, overlay.transport);
+  Choice& counts = options.overlay;
+  const auto set = [&]<class Value>(Value& into, Value Choice::*member, const Value& open) {
+    if (into == open && overlay.*member != Value{}) into = counts.*member = overlay.*member;
+  };
   PlanOptions plan = options.plan.value_or(PlanOptions::for_place(place));
-  set_if_open(plan.ulysses_degree, overlay.ulysses_degree);
-  set_if_open(plan.inner_size, overlay.inner_size);
-  set_groups_if_open(plan, overlay);
+  set(options.implementation, &Choice::implementation, std::string("auto"));
+  set(options.schedule, &Choice::schedule, std::string("auto"));
+  if (!place.is_host()) set(options.transport, &Choice::transport, Transport::automatic);
+  set(plan.ulysses_degree, &Choice::ulysses_degree, 0);
+  set(plan.inner_size, &Choice::inner_size, 0);
+  set(plan.head_group_bytes, &Choice::head_group_bytes, std::int64_t{0});
   options.plan = plan;
   return options;
 }
@@ -120,7 +116,7 @@ ShardedAttentionOptions with_choice(ShardedAttentionOptions options, const Choic
   set_if_open(options.transport, choice.transport);
   set_if_open(plan.ulysses_degree, choice.ulysses_degree);
   set_if_open(plan.inner_size, choice.inner_size);
-  set_groups_if_open(plan, choice);
+  set_if_open(plan.head_group_bytes, choice.head_group_bytes);
   options.plan = plan;
   return options;
 }

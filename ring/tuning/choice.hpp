@@ -23,7 +23,8 @@ struct OpenChoices {
                                        const PlanInput& input, const std::string& schedule,
                                        Place place);
 
-/// The options with what an overlay sets as if the caller had named it, where he has not.
+/// The options with what their overlay sets as if the caller had named it, where he has not. Their
+/// overlay is then what counted of it.
 [[nodiscard]] ShardedAttentionOptions under_overlay(ShardedAttentionOptions options, Place place);
 
 /// The options with a choice of the chain. Its implementation is preferred, and others compute what

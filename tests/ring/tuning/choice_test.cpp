@@ -5,6 +5,7 @@
 #include <annulus/core/error.hpp>
 
 #include "tests/ring/tuning/entries.hpp"
+#include "tests/ring/tuning/planned_call.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::ring {
@@ -30,6 +31,46 @@ TEST(Choice, TheInnerOneCountsMemberByMember) {
       nested(outer, inner),
       (Choice{.implementation = "a", .schedule = "ulysses", .ulysses_degree = 3, .inner_size = 2}));
   EXPECT_EQ(nested(outer, {}), outer);
+}
+
+// Whatever the default is: what the caller names is his, also if he names just that.
+TEST(Choice, HeadGroupsThatAreNamedAreNotOpen) {
+  PlannedCall call(4);
+  call.options.schedule = "ulysses";
+  EXPECT_TRUE(call.open(call.input()).head_groups);
+  call.options.plan.emplace().head_group_bytes = kUsualHeadGroupBytes;
+  EXPECT_FALSE(call.open(call.input()).head_groups);
+  call.options.overlay.head_group_bytes = 1;
+  EXPECT_EQ(under_overlay(call.options, Place::host()).plan->head_group_bytes,
+            kUsualHeadGroupBytes);
+}
+
+TEST(Overlay, SetsWhatIsLeftOpenAndSaysWhatThatIs) {
+  ShardedAttentionOptions options;
+  options.schedule = "ring";
+  options.plan.emplace().ulysses_degree = 2;
+  options.overlay = {.implementation = "native",
+                     .schedule = "ulysses",
+                     .transport = Transport::peer,
+                     .ulysses_degree = 4,
+                     .inner_size = 2,
+                     .head_group_bytes = 1024};
+  const ShardedAttentionOptions on_host = under_overlay(options, Place::host());
+  EXPECT_EQ(on_host.implementation, "native");
+  EXPECT_EQ(on_host.schedule, "ring");
+  EXPECT_EQ(on_host.transport, Transport::automatic);
+  EXPECT_EQ(on_host.plan->ulysses_degree, 2);
+  EXPECT_EQ(on_host.plan->inner_size, 2);
+  EXPECT_EQ(on_host.plan->head_group_bytes, 1024);
+  EXPECT_EQ(on_host.overlay,
+            (Choice{.implementation = "native", .inner_size = 2, .head_group_bytes = 1024}));
+  const ShardedAttentionOptions on_gpu = under_overlay(options, Place::cuda(0));
+  EXPECT_EQ(on_gpu.transport, Transport::peer);
+  EXPECT_EQ(on_gpu.overlay.transport, Transport::peer);
+  options.implementation = "sdpa";
+  options.plan->inner_size = options.plan->ulysses_degree = 3;
+  options.plan->head_group_bytes = 1;
+  EXPECT_TRUE(under_overlay(options, Place::host()).overlay.is_open());
 }
 
 TEST(TuningPolicy, HasNames) {

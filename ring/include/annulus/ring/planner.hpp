@@ -19,6 +19,8 @@ namespace annulus::ring {
 /// Of docs/semantics.md §5. Throws ArgumentError for an unknown name.
 [[nodiscard]] Schedule parse_schedule(std::string_view name);
 
+inline constexpr std::int64_t kUsualHeadGroupBytes = std::int64_t{8} << 20;
+
 /// How a schedule is carried out. What is best depends on the place: see for_place().
 struct PlanOptions {
   /// Allgather gathers by groups of key/value heads so that one group's buffer stays below this.
@@ -47,8 +49,8 @@ struct PlanOptions {
   /// to the one that is predicted to be fastest.
   std::string preferred;
   /// Of ulysses and hybrid: heads are exchanged in groups, each of at least this many bytes of
-  /// queries, so that transfers run beside the computation.
-  std::int64_t head_group_bytes = std::int64_t{8} << 20;
+  /// queries, so that transfers run beside the computation. 0: kUsualHeadGroupBytes.
+  std::int64_t head_group_bytes = 0;
   /// Of the LSE of partial results. Rounding it to float32 costs a float32 run more accuracy than
   /// all the rest, so float32 problems always use float64. Devices give it in float32 for half
   /// types.
@@ -133,6 +135,9 @@ void plan_each(const PlanInput& input, Schedule schedule, const std::vector<int>
 /// the same everywhere and divides their number; otherwise all of them. `node_of_rank`: by rank of
 /// the mesh.
 [[nodiscard]] int ranks_per_row(const NamedSharding& key, const std::vector<int>& node_of_rank);
+
+/// At most so many ranks' plans are made of each schedule or candidate that is compared.
+inline constexpr int kJudges = 24;
 
 /// All ranks of a small mesh; else at most `most` of them: the one with most work, and others
 /// spread over the mesh. Of several nodes, all ranks of some, unless one has more than `most`.

@@ -120,9 +120,13 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
       collectively(mesh.world(), [&] { return open->selection.schedule_for(options_.schedule); });
   const ShardedAttentionOptions asked = options_;
   TuningChain chain({problem, operands_, mesh, registry, device, asked}, open->input, schedule);
-  const auto go_on = [&](const Error& error) {
+  // The next link decides, or the caller gets the error, of the kind that it is.
+  const auto go_on = [&]<class Kind>(const Kind& error) {
     drop_runner();
-    return chain.reject(error.what());
+    if (chain.reject(error.what())) return;
+    const std::string tried = chain.tried();
+    if (tried.empty()) throw;
+    throw Kind(error.what() + tried);
   };
   while (true) {
     decision_ = chain.decide();
@@ -132,14 +136,12 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
       use_group();
       plan_until_prepared(nullptr);
       return;
+    } catch (const UnsupportedError& error) {
+      go_on(error);
     } catch (const UserError& error) {
-      if (go_on(error)) continue;
-      if (chain.tried().empty()) throw;
-      throw UserError(error.what() + chain.tried());
+      go_on(error);
     } catch (const AgreedFailure& error) {
-      if (go_on(error)) continue;
-      if (chain.tried().empty()) throw;
-      throw AgreedFailure(error.what() + chain.tried());
+      go_on(error);
     }
   }
 }
@@ -280,6 +282,20 @@ void ShardedAttention::prepare(const LocalTensors& tensors) {
                 runner_ = std::move(runner);
                 if (!runner_) plan_until_prepared(nullptr);
               });
+}
+
+void ShardedAttention::rehearse(const LocalTensors& tensors) {
+  prepare(tensors);
+  Control& control = mesh_.world();
+  try {
+    collectively(control, [&] {
+      const Computing computing = control.computing();
+      runner_->rehearse(in_order(tensors, planning_->problem));
+    });
+  } catch (const Error&) {
+    drop_runner();
+    throw;
+  }
 }
 
 void ShardedAttention::set_mask(const Mask& mask) {

@@ -2,6 +2,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <optional>
 #include <utility>
@@ -151,7 +152,41 @@ class Runner::Impl {
     }
   }
 
+  void rehearse(std::span<const TensorView> tensors) {
+    const auto current = device_.make_current();
+    memory_.bind({tensors.begin(), tensors.end()});
+    rehearsing_ = true;
+    std::exception_ptr failure;
+    try {
+      submit_tasks();
+    } catch (...) {
+      failure = std::current_exception();
+      for (Queue& queue : queues_) queue.stream->mark(finished_mark(queue.tasks.size()));
+    }
+    rehearsing_ = false;
+    try {
+      wait_for_streams();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+    if (failure) std::rethrow_exception(failure);
+  }
+
   void wait() {
+    try {
+      wait_for_streams();
+    } catch (...) {
+      give_up();
+      throw;
+    }
+  }
+
+  [[nodiscard]] const RankPlan& plan() const noexcept { return plan_; }
+  [[nodiscard]] std::size_t extra_bytes() const noexcept { return memory_.bytes(); }
+  [[nodiscard]] std::size_t replays() const noexcept { return replays_; }
+
+ private:
+  void wait_for_streams() {
     const Waiting waiting{[this] {
                             for (Group* group : groups_) group->check();
                           },
@@ -164,20 +199,10 @@ class Runner::Impl {
                               marks = marks << 20U ^ queue.stream->marked();
                             return marks;
                           }};
-    try {
-      for (Queue& queue : queues_) queue.stream->synchronize(waiting);
-      computing_->synchronize(waiting);
-    } catch (...) {
-      give_up();
-      throw;
-    }
+    for (Queue& queue : queues_) queue.stream->synchronize(waiting);
+    computing_->synchronize(waiting);
   }
 
-  [[nodiscard]] const RankPlan& plan() const noexcept { return plan_; }
-  [[nodiscard]] std::size_t extra_bytes() const noexcept { return memory_.bytes(); }
-  [[nodiscard]] std::size_t replays() const noexcept { return replays_; }
-
- private:
   // Kernels keep what is for tensors that lay otherwise, and recordings point to it: both go, once
   // no call uses them any more.
   std::vector<Refusal> make_ready(std::span<const TensorView> tensors) {
@@ -265,6 +290,7 @@ class Runner::Impl {
     if (arrivals_.any()) {
       if (device_.last_waiting()) computing_->wait(device_.last_waiting());
       arrivals_.begin(*operations_, *computing_);
+      if (rehearsing_) announce_all();
     }
     for (Queue& queue : queues_) {
       queue.reclaimed = queue.posted = 0;
@@ -287,9 +313,22 @@ class Runner::Impl {
     if (arrivals_.any()) device_.last_waiting() = computing_->record();
   }
 
+  // Before any kernel, so that none is left waiting if a later one fails.
+  void announce_all() {
+    for (std::size_t t = 0; t < plan_.tasks.size(); ++t) {
+      if (!std::holds_alternative<Exchange>(plan_.tasks[t].work)) continue;
+      arrivals_.announce(t, *operations_, *computing_);
+    }
+  }
+
   void submit(std::size_t index, const Exchange& exchange) {
     Queue& queue = queues_[static_cast<std::size_t>(exchange.group)];
     const std::size_t e = ordinal_[index];
+    if (rehearsing_) {
+      if (awaited_[index]) done_[index] = queue.stream->record();
+      queue.posted = e + 1;
+      return;
+    }
     reclaim(queue, e);
     wait_for(*queue.stream, plan_.tasks[index].after);
     queue.prepared[e]->offer(*queue.stream);
@@ -305,7 +344,7 @@ class Runner::Impl {
   // Frees what the first exchanges of a queue have sent.
   void reclaim(Queue& queue, std::size_t exchanges) {
     for (; queue.reclaimed < exchanges; ++queue.reclaimed) {
-      queue.prepared[queue.reclaimed]->reclaim(*queue.stream);
+      if (!rehearsing_) queue.prepared[queue.reclaimed]->reclaim(*queue.stream);
       if (awaited_[queue.tasks[queue.reclaimed]]) {
         queue.released[queue.reclaimed] = queue.stream->record();
       }
@@ -496,6 +535,7 @@ class Runner::Impl {
   std::vector<std::unique_ptr<Kernel>> kernels_;  // by implementation; null until needed
   bool ready_ = false;
   bool gave_up_ = false;
+  bool rehearsing_ = false;           // computes without exchanges
   std::vector<bool> awaited_;         // by task: others wait for it
   std::vector<std::size_t> ordinal_;  // by task: of an exchange, in its queue
   // By task: what the last long block up to it marks.
@@ -533,6 +573,9 @@ bool Runner::is_ready_for(std::span<const TensorView> tensors) const {
 }
 std::vector<Refusal> Runner::prepare(std::span<const TensorView> tensors) {
   return impl_->prepare(tensors);
+}
+void Runner::rehearse(std::span<const TensorView> tensors) {
+  impl_->rehearse(tensors);
 }
 void Runner::submit(std::span<const TensorView> tensors, ForeignStream* caller) {
   impl_->submit(tensors, caller);

@@ -48,7 +48,7 @@ double time_one(const TunedCall& call, const Choice& choice, const LocalTensors&
   Control& world = call.mesh.world();
   ShardedAttention attention(call.problem, call.operands, call.mesh, call.registry, call.device,
                              plain(call, choice));
-  attention.prepare(tensors);
+  attention.rehearse(tensors);
   const auto run = [&] { attention.run(tensors); };
   const WarmUp& warm_up = call.device.place().is_host() ? kOnHost : kOnGpu;
   double warm = 0;
@@ -81,7 +81,8 @@ void time_candidates(const TunedCall& call, std::vector<TunedCandidate>& candida
           fmt::format("the {:g} s for tuning were over", call.options.tuning.seconds);
       continue;
     }
-    // What all ranks throw together before anything is sent. The next candidate may do better.
+    // What all ranks throw together, before anything is sent: after that, no rank can tell the
+    // others. The next candidate may do better.
     try {
       candidate.seconds = time_one(call, candidate.choice, scratch.tensors(), best);
     } catch (const UserError& error) {

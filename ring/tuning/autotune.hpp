@@ -19,9 +19,9 @@ struct TunedCall {
 
 /// Times those candidates that have no reason to be passed over, in their order, on tensors of its
 /// own, and sets their seconds: the median time of a call of the slowest rank, the host's wait for
-/// the device included. Of those that cannot be made ready, and of those not begun within
-/// `options.tuning.seconds`, it sets the reason. Collective over the mesh, with the same candidates
-/// on all ranks; the outcome is the same on all.
+/// the device included. Of those that cannot be made ready, of those that fail when they are
+/// rehearsed, and of those not begun within `options.tuning.seconds`, it sets the reason.
+/// Collective over the mesh, with the same candidates on all ranks; the outcome is the same on all.
 ///
 /// Throws what ranks throw together if they lack memory for the tensors (AgreedFailure); and
 /// whatever a call throws, after which the job can only be aborted.

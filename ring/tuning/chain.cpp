@@ -11,7 +11,6 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/core/log.hpp>
 #include <annulus/core/trace.hpp>
 #include <annulus/mesh/agreement.hpp>
 
@@ -159,20 +158,25 @@ bool TuningChain::take(const TuningEntry& entry, DecidedBy link, const std::stri
   return true;
 }
 
-// Those that all ranks have, the usual one first.
-std::vector<Transport> TuningChain::possible_transports() {
+// Those that all ranks have, the usual one first; and the others, with the reason.
+std::vector<Transport> TuningChain::possible_transports(std::vector<TunedCandidate>& others) {
   if (!open_.transport) return {};
   const AxisNames& axes = call_.operands.key.spec()[1];
   const Place place = call_.device.place();
   std::vector<Transport> possible;
   for (const Transport transport : call_.mesh.transports(axes, place)) {
+    const auto pass_over = [&](const Error& error) {
+      TunedCandidate& one = others.emplace_back();
+      one.choice.transport = transport;
+      one.reason = error.what();
+    };
     try {
       static_cast<void>(call_.mesh.group(axes, place, transport));
       possible.push_back(transport);
     } catch (const UserError& error) {
-      log_debug("transport {} is not tuned: {}", annulus::name_of(transport), error.what());
+      pass_over(error);
     } catch (const AgreedFailure& error) {
-      log_debug("transport {} is not tuned: {}", annulus::name_of(transport), error.what());
+      pass_over(error);
     }
   }
   return possible;
@@ -181,7 +185,8 @@ std::vector<Transport> TuningChain::possible_transports() {
 bool TuningChain::measure() {
   Control& control = call_.mesh.world();
   const std::int64_t begin = monotonic_ns();
-  const std::vector<Transport> transports = possible_transports();
+  std::vector<TunedCandidate> impossible;
+  const std::vector<Transport> transports = possible_transports(impossible);
   const std::string mine = collectively(control, [&] {
     const Computing computing = control.computing();
     if (control.rank() != 0) return std::string();
@@ -190,6 +195,7 @@ bool TuningChain::measure() {
   });
   std::vector<TunedCandidate> candidates =
       parse_candidates(control.gather_text(mine, "candidates")[0]);
+  candidates.insert(candidates.end(), impossible.begin(), impossible.end());
   if (timed(candidates) < 2) {
     const std::string why = reasons(candidates);
     pass(DecidedBy::measurement,

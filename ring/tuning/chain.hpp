@@ -37,7 +37,7 @@ class TuningChain {
   [[nodiscard]] bool look_up();
   [[nodiscard]] bool take(const TuningEntry& entry, DecidedBy link, const std::string& why);
   [[nodiscard]] bool measure();
-  [[nodiscard]] std::vector<Transport> possible_transports();
+  [[nodiscard]] std::vector<Transport> possible_transports(std::vector<TunedCandidate>& others);
   void keep(const TuningEntry& entry, std::string& why);
 
   TunedCall call_;

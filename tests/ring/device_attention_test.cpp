@@ -489,6 +489,39 @@ TEST_F(DeviceAttention, AwaitedColumnsMayComeLate) {
   }
 }
 
+// Nothing is sent, and no kernel waits for what does not come. Calls before and after it are the
+// same.
+TEST_F(DeviceAttention, ARehearsalNeedsNoOtherRank) {
+  const int ranks = test::session().size();
+  if (ranks < 2) GTEST_SKIP() << "needs 2 ranks";
+  for (const Transport transport : transports()) {
+    for (const std::string schedule : {"ring", "allgather", "ulysses", "pass_q"}) {
+      SCOPED_TRACE(testing::Message() << name_of(transport) << ", " << schedule);
+      ShardedCase one = case_of(std::int64_t{384} * ranks + 5, 8, 4, 128);
+      one.transport = transport;
+      one.schedule = schedule;
+      const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
+      ShardedAttention attention(one.problem, operands, *mesh_, registry_, device(),
+                                 options_of(one));
+      HostMemoryPool memory;
+      const CaseShards shards(operands, one.problem.dtype, 1, mesh_->rank(), memory);
+      Twins twins(shards, device());
+      twins.upload();
+      const auto run = [&] {
+        attention.run(twins.tensors());
+        twins.download();
+        return bits_of(shards);
+      };
+      attention.rehearse(twins.tensors());
+      const auto first = run();
+      for (int i = 0; i < 3; ++i) {
+        attention.rehearse(twins.tensors());
+        EXPECT_TRUE(run() == first);
+      }
+    }
+  }
+}
+
 // In the first call, in one that is replayed from a recording, and while a kernel awaits columns.
 TEST_F(DeviceAttention, ARankThatStaysAwayIsATimeoutOfTheOthers) {
   const int ranks = test::session().size();

@@ -63,6 +63,11 @@ class Runner {
   /// the same calls on all ranks, it must be called alike on all ranks too.
   [[nodiscard]] std::vector<Refusal> prepare(std::span<const TensorView> tensors);
 
+  /// Computes what a call computes, on tensors that it is ready for, and waits for it. Sends and
+  /// receives nothing, so buffers for other ranks' shards have any contents. Not collective. Throws
+  /// what a kernel throws, after which the runner can only be destroyed.
+  void rehearse(std::span<const TensorView> tensors);
+
   /// Submits a call. It runs after earlier work on `caller`, and later work there sees its results;
   /// if `caller` is null, it is ordered with no other stream. Collective over the groups. On a
   /// device the host does not wait, unless the tensors have other strides or alignment than before.

@@ -72,6 +72,11 @@ class ShardedAttention {
   /// Collective over the mesh. All ranks throw the same error when the tensors of one do not fit
   /// (UserError) or one lacks memory (AgreedFailure), and the object is as good as before.
   void prepare(const LocalTensors& tensors);
+  /// prepare(), and then all that a call computes on this rank, without a single transfer: what
+  /// cannot be computed shows while the ranks can still agree on it. Collective over the mesh. The
+  /// outputs, and what kernels read in place of other ranks' shards, are undefined. All ranks throw
+  /// the same error (UserError or AgreedFailure), after which the object is of no more use.
+  void rehearse(const LocalTensors& tensors);
   /// Replaces the mask for later calls: other lengths, other documents. Collective over the mesh.
   /// Waits for earlier calls and replans, with the same shardings; compiled kernels are kept. All
   /// ranks throw the same error for a mask that does not fit or that no implementation accepts

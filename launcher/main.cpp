@@ -26,6 +26,7 @@
 namespace {
 
 using namespace annulus;
+using launcher::print_error;
 
 ExitCode dispatch(const launcher::CommandContext& context) {
   using launcher::Command;
@@ -96,11 +97,6 @@ ExitCode run_program(MpiSession& session, const std::vector<std::string>& words)
   }
   launcher::begin_step(fmt::format("annulus {} was starting", launcher::name_of(options->command)));
   return dispatch({session, *options, std::cout, launcher::commit()});
-}
-
-void print_error(const std::string& text) {
-  // One write, so that the lines of two ranks do not mix.
-  std::cerr << ("annulus: error: " + text + "\n") << std::flush;
 }
 
 bool names_its_rank(const std::string& text) {

@@ -28,8 +28,8 @@ Communicator in_node_order(MPI_Comm communicator, const Watchdog& watchdog,
   const std::vector<int> order = node_order(Topology::discover(*ranks));
   if (std::is_sorted(order.begin(), order.end())) return duplicate(communicator, watchdog, kWhat);
   const auto own = std::find(order.begin(), order.end(), ranks->rank());
-  return renumber(communicator, static_cast<int>(own - order.begin()), watchdog, kWhat,
-                  std::move(last_word));
+  return split(communicator, 0, static_cast<int>(own - order.begin()), watchdog, kWhat,
+               std::move(last_word));
 }
 
 }  // namespace annulus

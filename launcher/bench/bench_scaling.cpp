@@ -13,6 +13,7 @@
 #include <annulus/files/text_file.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/cores.hpp>
+#include <annulus/mesh/first_ranks.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/device_tensors.hpp>
@@ -32,17 +33,6 @@
 
 namespace annulus::launcher {
 namespace {
-
-// The first ranks of the job; null on the others. Collective over all.
-Communicator first_ranks(const CommandContext& context, int ranks) {
-  if (context.session.world() == MPI_COMM_NULL) return {};
-  MPI_Comm part = MPI_COMM_NULL;
-  const bool among = context.session.rank() < ranks;
-  check_mpi(MPI_Comm_split(context.session.world(), among ? 0 : MPI_UNDEFINED,
-                           context.session.rank(), &part),
-            "MPI_Comm_split");
-  return Communicator(part);
-}
 
 // Median seconds on the ranks of `mesh`. Collective over it.
 void measure(ScalingPoint& point, const Options& options, const AttentionShape& shape, Mesh& mesh) {
@@ -97,7 +87,8 @@ ScalingPoint measure_point(const CommandContext& context, Mesh& everyone, int ra
   point.length = shape.query_length;
   begin_step(
       fmt::format("annulus bench was timing {} on {}", to_string(shape), counted(ranks, "rank")));
-  const Communicator part = first_ranks(context, ranks);
+  const Communicator part = first_ranks(context.session.world(), ranks,
+                                        Watchdog(Watchdog::Seconds(options.timeout)), print_error);
   collectively(everyone.world(), [&] {
     if (everyone.rank() >= ranks) return;
     const Computing computing = everyone.world().computing();

@@ -69,8 +69,8 @@ Communicator duplicate(MPI_Comm communicator, const Watchdog& watchdog, std::str
 
 // MPI has no split that returns at once, so only the end of the process bounds it. Ranks that are
 // missing are named before it begins.
-Communicator renumber(MPI_Comm communicator, int rank, const Watchdog& watchdog,
-                      std::string_view what, Deadline::LastWord last_word) {
+Communicator split(MPI_Comm communicator, int color, int key, const Watchdog& watchdog,
+                   std::string_view what, Deadline::LastWord last_word) {
   meet(communicator, watchdog, what);
   MPI_Comm result = MPI_COMM_NULL;
   {
@@ -79,8 +79,9 @@ Communicator renumber(MPI_Comm communicator, int rank, const Watchdog& watchdog,
                             fmt::format("{}: waiting for MPI_Comm_split (no progress for {:g} s)",
                                         what, timeout.count()),
                             std::move(last_word), static_cast<int>(ExitCode::failure));
-    check_mpi(MPI_Comm_split(communicator, 0, rank, &result), "MPI_Comm_split");
+    check_mpi(MPI_Comm_split(communicator, color, key, &result), "MPI_Comm_split");
   }
+  if (result == MPI_COMM_NULL) return {};
   Communicator owned(result);
   check_mpi(MPI_Comm_set_errhandler(owned.get(), MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   return owned;

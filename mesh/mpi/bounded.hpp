@@ -16,10 +16,11 @@ namespace annulus {
 /// A communicator over the same ranks, whose errors come back as codes.
 [[nodiscard]] Communicator duplicate(MPI_Comm communicator, const Watchdog& watchdog,
                                      std::string_view what);
-/// The same ranks with other numbers, `rank` for this one. If one stops when all have come, this
+/// MPI_Comm_split; null where `color` is MPI_UNDEFINED. If a rank stops when all have come, this
 /// process says so by `last_word` and ends: see Deadline.
-[[nodiscard]] Communicator renumber(MPI_Comm communicator, int rank, const Watchdog& watchdog,
-                                    std::string_view what, Deadline::LastWord last_word);
+[[nodiscard]] Communicator split(MPI_Comm communicator, int color, int key,
+                                 const Watchdog& watchdog, std::string_view what,
+                                 Deadline::LastWord last_word);
 /// Returns once all ranks have come here.
 void meet(MPI_Comm communicator, const Watchdog& watchdog, std::string_view what);
 

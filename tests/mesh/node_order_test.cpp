@@ -7,6 +7,7 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/cores.hpp>
+#include <annulus/mesh/first_ranks.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/node_order.hpp>
 
@@ -129,9 +130,11 @@ TEST(NodeName, ABadOneIsAnErrorOnEveryRank) {
   }
 }
 
-// mpirun's last rank does not come. `step` is 1 for mpirun's order of the ranks, −1 for the
-// reverse.
-void expect_name_of_the_last(int step, const std::string& name) {
+// mpirun's last rank does not come to a collective call until the others have gone on. `step` is 1
+// for mpirun's order of the ranks, −1 for the reverse.
+template <class Call, class Late>
+void expect_name_of_the_last(int step, const std::string& expected, const Call& call,
+                             const Late& late) {
   const Watchdog hasty(Watchdog::Seconds(1));
   const auto patient = test::make_world_group();
   const int rank = test::session().rank();
@@ -141,29 +144,63 @@ void expect_name_of_the_last(int step, const std::string& name) {
   const Communicator ranks(split);
   if (!is_last) {
     try {
-      (void)in_node_order(ranks.get(), hasty);
+      call(ranks.get(), hasty);
       ADD_FAILURE() << "no timeout";
     } catch (const TimeoutError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("order of the ranks: waiting for " + name + " (no"));
+      EXPECT_THAT(error.what(), HasSubstr(expected + " (no progress"));
     }
   }
   patient->control().barrier();
-  // When it comes at last, the others have gone on.
-  if (is_last) {
-    EXPECT_THROW((void)in_node_order(ranks.get(), hasty), TimeoutError);
-  }
+  if (is_last) late(ranks.get(), hasty);
   patient->control().barrier();
+}
+
+void number_by_node(MPI_Comm ranks, const Watchdog& watchdog) {
+  (void)in_node_order(ranks, watchdog);
+}
+void number_by_node_in_vain(MPI_Comm ranks, const Watchdog& watchdog) {
+  EXPECT_THROW(number_by_node(ranks, watchdog), TimeoutError);
 }
 
 TEST(InNodeOrder, NamesTheRankThatDoesNotCome) {
   if (test::session().size() == 1) GTEST_SKIP() << "needs 2 ranks";
-  expect_name_of_the_last(1, "rank " + std::to_string(test::session().size() - 1));
+  const std::string last = std::to_string(test::session().size() - 1);
+  expect_name_of_the_last(1, "order of the ranks: waiting for rank " + last, number_by_node,
+                          number_by_node_in_vain);
 }
 
 TEST(InNodeOrder, NamesItByMpirunsNumberToo) {
   if (test::session().size() == 1) GTEST_SKIP() << "needs 2 ranks";
   const std::string last = std::to_string(test::session().size() - 1);
-  expect_name_of_the_last(-1, "rank 0 (mpirun rank " + last + ")");
+  expect_name_of_the_last(-1, "order of the ranks: waiting for rank 0 (mpirun rank " + last + ")",
+                          number_by_node, number_by_node_in_vain);
+}
+
+TEST(FirstRanks, KeepTheirNumbers) {
+  const int size = test::session().size();
+  for (int count = 1; count <= size; ++count) {
+    const Communicator first = first_ranks(test::session().world(), count, test::kWatchdog, {});
+    const bool among = test::session().world() != MPI_COMM_NULL && test::session().rank() < count;
+    ASSERT_EQ(static_cast<bool>(first), among);
+    if (!among) continue;
+    Mesh mesh("sp=-1", first.get(), test::kWatchdog);
+    EXPECT_EQ(mesh.size(), count);
+    EXPECT_EQ(mesh.rank(), test::session().rank());
+  }
+}
+
+TEST(FirstRanks, NamesTheRankThatDoesNotCome) {
+  if (test::session().size() == 1) GTEST_SKIP() << "needs 2 ranks";
+  const std::string last = std::to_string(test::session().size() - 1);
+  expect_name_of_the_last(
+      1, "first ranks: waiting for rank " + last,
+      [](MPI_Comm ranks, const Watchdog& watchdog) { (void)first_ranks(ranks, 1, watchdog, {}); },
+      // It must not come to the split, which nobody leaves before all have come.
+      [](MPI_Comm ranks, const Watchdog& /*watchdog*/) {
+        MPI_Request request = MPI_REQUEST_NULL;
+        check_mpi(MPI_Ibarrier(ranks, &request), "MPI_Ibarrier");
+        check_mpi(MPI_Wait(&request, MPI_STATUS_IGNORE), "MPI_Wait");
+      });
 }
 
 }  // namespace

@@ -12,6 +12,8 @@
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
 
+#include "flash/argument_views.hpp"
+#include "flash/is_general.hpp"
 #include "flash/small_tanh.hpp"
 
 namespace annulus::flash {
@@ -67,22 +69,6 @@ CUtensorMap tensor_map(const ConstTensorView& tensor, int box_rows) {
   return map;
 }
 
-Strides strides_of(const ConstTensorView& tensor) {
-  return {tensor.stride(0), tensor.stride(1), tensor.stride(2)};
-}
-
-Result result_of(const SoftmaxState& state) {
-  Result result;
-  result.output = state.output.data();
-  result.lse = state.lse.data();
-  result.output_strides = strides_of(state.output);
-  result.lse_batch_stride = state.lse.stride(0);
-  result.lse_head_stride = state.lse.stride(1);
-  result.lse_row_stride = state.lse.stride(2);
-  result.wide_lse = state.lse.dtype() == DType::float64 ? 1 : 0;
-  return result;
-}
-
 std::int64_t divide_up(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
@@ -97,11 +83,6 @@ std::int64_t heads_in_section(const AttentionBlock& block) {
 }
 
 }  // namespace
-
-bool is_general(const AttentionProblem& problem) {
-  return problem.bias || problem.dense_mask ||
-         (problem.dropout && problem.dropout->threshold() > 0);
-}
 
 KernelInfo find_kernel(const AttentionProblem& problem, bool ids) {
   const std::int64_t dim = problem.shape.head_dim;
@@ -120,7 +101,7 @@ KernelInfo find_kernel(const AttentionProblem& problem, bool ids) {
 }
 
 FlashAttention::FlashAttention(const AttentionProblem& problem, Device& device)
-    : problem_(problem), device_(device) {
+    : problem_(problem), device_(device), decode_(problem, device) {
   check_cuda(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount,
                                     device.place().device),
              "cudaDeviceGetAttribute");
@@ -144,6 +125,7 @@ std::string FlashAttention::layout_obstacle(const char* name, const ConstTensorV
 void FlashAttention::prepare(const AttentionBlock& block) {
   if (block.query.elements() == 0 || block.key.elements() == 0) return;
   const auto current = device_.make_current();
+  if (decode_.takes(block)) return decode_.prepare(block);
   (void)find(block);
 }
 
@@ -285,19 +267,14 @@ void FlashAttention::run(const AttentionBlock& block, const SoftmaxState& result
     return cuda::combine({&part, 1}, result, stream);
   }
   const auto current = device_.make_current();
+  if (decode_.takes(block)) return decode_.run(block, result, stream);
   const Entry& entry = find(block);
   Arguments arguments = arguments_of(entry, block, result);
   auto* const raw = CudaStream::of(stream).raw();
   const std::int64_t items = entry.batches * entry.heads * entry.tiles_per_list;
   const auto blocks = static_cast<unsigned>(
       entry.kernel.persistent ? std::min<std::int64_t>(multiprocessors_, items) : items);
-  Operands operands{block.query.data(),
-                    block.key.data(),
-                    block.value.data(),
-                    strides_of(block.query),
-                    strides_of(block.key),
-                    strides_of(block.value),
-                    static_cast<std::int32_t>(block.query.size(3))};
+  Operands operands = operands_of(block.query, block.key, block.value);
   void* parameters[] = {&arguments, &operands};
   check_cuda(cudaLaunchKernel(entry.kernel.function, dim3(blocks),
                               dim3(static_cast<unsigned>(entry.kernel.threads)), parameters,

@@ -6,19 +6,18 @@
 
 #include <annulus/attention/implementation.hpp>
 
+#include "flash/decode/decode_attention.hpp"
 #include "flash/kernels.hpp"
 #include "flash/lists/device_lists.hpp"
 
 namespace annulus::flash {
 
-/// Whether the problem needs a kernel of the general class: see MaskClass.
-[[nodiscard]] bool is_general(const AttentionProblem& problem);
-
 /// The compiled kernel for a problem; `ids`: masked tiles compare segment ids.
 [[nodiscard]] KernelInfo find_kernel(const AttentionProblem& problem, bool ids);
 
 /// Blocks of one problem on one device of compute capability 9.0: keeps the work lists of the
-/// blocks that it has seen, and their space on the device. One call at a time.
+/// blocks that it has seen, and their space on the device. Blocks of few rows go to a kernel of
+/// their own. One call at a time.
 class FlashAttention {
  public:
   /// Both must outlive it.
@@ -62,6 +61,7 @@ class FlashAttention {
   const AttentionProblem& problem_;
   Device& device_;
   int multiprocessors_ = 0;
+  decode::DecodeAttention decode_;
   std::vector<Entry> entries_;
 };
 

@@ -9,7 +9,9 @@
 
 #include "cuda/h200_rates.hpp"
 #include "cuda_implementations.hpp"
+#include "flash/few_rows.hpp"
 #include "flash/flash.hpp"
+#include "flash/is_general.hpp"
 
 namespace annulus {
 namespace {
@@ -67,8 +69,7 @@ class FlashImplementation final : public Implementation {
           "the flash kernel of half types takes the maximum before it scales, so it needs a "
           "positive scale");
     }
-    if (wide && (problem.bias || problem.dense_mask ||
-                 (problem.dropout && problem.dropout->threshold() > 0))) {
+    if (wide && flash::is_general(problem)) {
       return Capability::no(
           "the flash kernel supports bias, dense mask and dropout for half types, not for float32");
     }
@@ -92,6 +93,10 @@ class FlashImplementation final : public Implementation {
 
   [[nodiscard]] bool awaits_columns(const AttentionProblem& problem) const override {
     return problem.dtype != DType::float32;
+  }
+
+  [[nodiscard]] FewRows few_rows(const AttentionProblem& problem) const override {
+    return flash::few_rows(problem);
   }
 
   [[nodiscard]] double assumed_rate(const ProblemClass& problem, Place /*place*/) const override {

@@ -63,12 +63,18 @@ double score_bytes(const RankPlan& plan, const Block& block, Content content) {
 // What a kernel must read at least once: K, V, bias and dense mask. With few rows, reading takes
 // longer than computing.
 double bytes_read(const RankPlan& plan, const Block& block) {
-  const double kv_heads =
-      static_cast<double>(block.heads.count) / static_cast<double>(plan.local.heads_per_kv_head());
+  const auto kv_heads = static_cast<double>(plan.kv_heads_of(block.heads).count);
   const double columns = static_cast<double>(block.columns.count * block.batches.count);
   return columns * kv_heads * static_cast<double>(plan.local.head_dim + plan.local.value_dim) *
              static_cast<double>(size_of(plan.buffer(block.key).dtype)) +
          score_bytes(plan, block, Content::bias) + score_bytes(plan, block, Content::dense_mask);
+}
+
+bool has_few_rows(const RankPlan& plan, const Block& block, const KernelCost& kernel) {
+  const std::int64_t kv_heads = plan.kv_heads_of(block.heads).count;
+  return block.full && !block.awaits_columns && kv_heads > 0 &&
+         kernel.few_rows.include(block.rows.count, block.heads.count / kv_heads,
+                                 block.heads.count * block.batches.count, block.columns.count);
 }
 
 }  // namespace
@@ -76,16 +82,23 @@ double bytes_read(const RankPlan& plan, const Block& block) {
 double seconds_of(const RankPlan& plan, const Block& block, const Prices& prices) {
   const KernelCost& kernel =
       prices.kernel(plan.implementations[static_cast<std::size_t>(block.implementation)]);
-  const std::int64_t tiles = (block.rows.count + kernel.row_tile - 1) / kernel.row_tile;
-  const double computed_rows =
-      static_cast<double>(tiles * kernel.row_tile) / static_cast<double>(block.rows.count);
   const Place::Kind device = prices.model.device;
-  double seconds =
-      kernel.seconds(plan.flops(block) * computed_rows * unevenness(block, device),
-                     static_cast<double>(block.rows.count),
-                     busy_share(device, block.rows.count, block.heads.count * block.batches.count),
-                     prices.model.memory_seconds(bytes_read(plan, block)) *
-                         (device == Place::Kind::host ? 1 : kReadingOnGpus));
+  const double reading = prices.model.memory_seconds(bytes_read(plan, block)) *
+                         (device == Place::Kind::host ? 1 : kReadingOnGpus);
+  double seconds = 0;
+  if (has_few_rows(plan, block, kernel)) {
+    // A second launch combines the parts.
+    seconds = kernel.call_latency + prices.model.launch_seconds +
+              std::max(reading, plan.flops(block) / kernel.few_rows.rate);
+  } else {
+    const std::int64_t tiles = (block.rows.count + kernel.row_tile - 1) / kernel.row_tile;
+    const double computed_rows =
+        static_cast<double>(tiles * kernel.row_tile) / static_cast<double>(block.rows.count);
+    seconds = kernel.seconds(
+        plan.flops(block) * computed_rows * unevenness(block, device),
+        static_cast<double>(block.rows.count),
+        busy_share(device, block.rows.count, block.heads.count * block.batches.count), reading);
+  }
   if (block.state) {
     seconds += kPassesToContinue * prices.model.memory_seconds(bytes_of(plan, block.state->output));
   }

@@ -94,6 +94,7 @@ Prices make_prices(CostModel model, const AttentionProblem& problem,
   for (const Implementation* candidate : candidates) {
     KernelCost price = price_of(*candidate, wanted, prices.model, place);
     price.row_tile = candidate->declares().row_tile;
+    price.few_rows = candidate->few_rows(problem);
     prices.kernels.emplace(candidate->names().front(), std::move(price));
   }
   return prices;

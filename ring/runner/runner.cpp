@@ -214,11 +214,11 @@ class Runner::Impl {
     kernels_.resize(implementations_.size());
     memory_.bind({tensors.begin(), tensors.end()});
     std::vector<Refusal> refusals;
-    for (const Task& task : plan_.tasks) {
-      const auto* block = std::get_if<Block>(&task.work);
+    for (std::size_t index = 0; index < plan_.tasks.size(); ++index) {
+      const auto* block = std::get_if<Block>(&plan_.tasks[index].work);
       if (block == nullptr) continue;
       try {
-        kernel_of(*block).prepare(arguments_of(*block), memory_.state(block->result));
+        kernel_of(*block).prepare(arguments_of(index, *block), memory_.state(block->result));
       } catch (const UnsupportedError& refusal) {
         refusals.push_back({name_of(*block), block->row_positions, block->column_positions,
                             plan_.global(block->batches), block->heads.count, block->full,
@@ -396,9 +396,7 @@ class Runner::Impl {
       const StreamSpan span(*computing_,
                             {TraceCategory::kernel, name_of(block), plan_.tasks[index].step});
       Stream* const background = queues_.empty() ? nullptr : queues_.front().stream.get();
-      AttentionBlock arguments = arguments_of(block);
-      arguments.arrived_from = arrivals_.number_of(index);
-      kernel_of(block).forward(arguments, memory_.state(block.result),
+      kernel_of(block).forward(arguments_of(index, block), memory_.state(block.result),
                                {*computing_, background, options_.threads});
     }
     if (plan_.flops(block) >= kMarkedFlops) computing_->mark(marked_through_[index]);
@@ -475,7 +473,8 @@ class Runner::Impl {
     return *kernel;
   }
 
-  [[nodiscard]] AttentionBlock arguments_of(const Block& block) const {
+  // Of the block that is task `index`.
+  [[nodiscard]] AttentionBlock arguments_of(std::size_t index, const Block& block) const {
     const HeadRange kv_heads = plan_.kv_heads_of(block.heads);
     std::optional<SoftmaxState> state;
     if (block.state) state = memory_.state(*block.state);
@@ -488,7 +487,8 @@ class Runner::Impl {
             plan_.first_head + block.heads.begin,
             block.full,
             state,
-            memory_.scores(block, problem_.shape.kv_length)};
+            memory_.scores(block, problem_.shape.kv_length),
+            arrivals_.number_of(index)};
   }
 
   // Whether this rank waits only for its own work: no exchange is left, or the next one waits for

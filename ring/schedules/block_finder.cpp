@@ -123,6 +123,7 @@ BlockFinder::Priced BlockFinder::price(Block block, Asked asked, bool& worth_cut
       const bool passed_over = !preferred && !context_.input.options.preferred.empty();
       if (passed_over || !awaits_columns(block)) continue;
     }
+    block.awaits_columns = asked == Asked::awaiting;
     const double seconds =
         (seconds_of(plan_, block, context_.input.prices) + handover_seconds(block)) *
         (preferred ? kPreference : 1);

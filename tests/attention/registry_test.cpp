@@ -331,5 +331,17 @@ TEST(Registry, ForceNativeOverridesEveryName) {
   EXPECT_THROW((void)registry.select("cudnn", {}, Place::host()), UnsupportedError);
 }
 
+TEST(FewRows, AreOfAllHeadsOfAKeyValueHead) {
+  EXPECT_FALSE(FewRows().include(1, 1, 1, 1 << 20));
+  const FewRows few{.most = 64, .always = 32, .tiles = 132, .columns = 16};
+  EXPECT_TRUE(few.include(1, 8, 64, 128));
+  EXPECT_FALSE(few.include(1, 8, 64, 127));  // fewer keys
+  EXPECT_TRUE(few.include(4, 8, 1000, 512));
+  EXPECT_TRUE(few.include(5, 8, 131, 640));
+  EXPECT_FALSE(few.include(5, 8, 132, 640));  // a tile for each multiprocessor
+  EXPECT_TRUE(few.include(8, 8, 64, 1024));
+  EXPECT_FALSE(few.include(9, 8, 64, 4096));
+}
+
 }  // namespace
 }  // namespace annulus::test

@@ -73,7 +73,7 @@ TEST_F(DeviceReshard, ShardMapMovesArgumentsAndComparesResults) {
   const int ranks = test::session().size();
   Mesh mesh = mesh_of(MeshShape({{"sp", ranks}}));
   const std::vector<Distribution> zigzag{Distribution::sequence(LayoutKind::zigzag)};
-  const NamedSharding sharding(mesh.shape(), PartitionSpec::parse("sp,-"), {37, 6}, zigzag);
+  const NamedSharding sharding(mesh.shape(), PartitionSpec::parse("sp,-"), {37, 12}, zigzag);
   const ShardedTensor array(sharding, mesh.rank(), numbers(sharding, mesh.rank()));
   const auto same = [&](std::span<const ConstTensorView> shards) {
     std::vector<Tensor> results;

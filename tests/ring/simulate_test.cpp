@@ -261,6 +261,34 @@ TEST(Simulate, AFewRowsTakeAsLongAsReadingTheirKeys) {
   EXPECT_NEAR(seconds_alone(problem, 1e9), flops / 1e9, 1e-5);
 }
 
+// By a kernel that shares out the keys of each head; a masked pair sends the block to the other
+// one.
+TEST(Simulate, OnlyKernelsForFewRowsReadWithTheWholeGpu) {
+  AttentionProblem problem = problem_of(4, false);
+  problem.shape.kv_length = 1 << 16;
+  const double reading = 0.75 * (1 << 16) * 2 * (64 + 64) * 2.0 / 1e9;
+  const double computing = forward_flops(problem.shape, 4.0 * (1 << 16)) / 1e9 * 132 / 8;
+  const auto seconds = [](const AttentionProblem& asked, std::int64_t few_rows,
+                          double rate = kEndless) {
+    const Plan plan = sequence_plan(asked, 1, LayoutKind::contiguous, Schedule::local);
+    Prices prices = plain_prices("peer", 1e9, CostCurve::constant(1));
+    for (auto& [name, kernel] : prices.kernels) {
+      kernel.few_rows = {.most = few_rows, .always = few_rows, .rate = rate};
+    }
+    prices.model.merge_bytes_per_second = 1e9;
+    prices.model.device = Place::Kind::cuda;
+    return predicted_seconds(plan, prices);
+  };
+  ASSERT_EQ(problem.shape.heads / problem.shape.kv_heads, 4);
+  EXPECT_NEAR(seconds(problem, 16), reading, 1e-4);
+  EXPECT_NEAR(seconds(problem, 15), computing, 1e-4);
+  EXPECT_NEAR(seconds(problem, 16, 1e10), forward_flops(problem.shape, 4.0 * (1 << 16)) / 1e10,
+              1e-4);
+  problem.mask.set_causal(true);
+  problem.mask.set_offset((1 << 16) - 4);
+  EXPECT_GT(seconds(problem, 16), 0.9 * computing);
+}
+
 TEST(Simulate, BiasAndDenseMaskAreReadWhereTheyAreSeen) {
   for (const bool causal : {true, false}) {
     const AttentionProblem plain = problem_of(1024, causal);

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "flash/float32/async_copy.cuh"
+#include "flash/async_copy.cuh"
 #include "flash/float32/shape.cuh"
 #include "flash/softmax.cuh"
 #include "flash/visible.cuh"

@@ -123,6 +123,27 @@ struct Declaration {
   std::int64_t row_tile = 1;
 };
 
+/// The blocks that an implementation gives to a kernel for few query rows, of those all of whose
+/// pairs are visible and there. Other kernels give a tile of rows of one head to one
+/// multiprocessor; this one computes the rows of the query heads that share a key/value head
+/// together, and shares out their keys over the whole device, so that it mostly takes as long as
+/// reading them.
+struct FewRows {
+  std::int64_t most = 0;    ///< query rows times query heads of a key/value head; 0: no such kernel
+  std::int64_t always = 0;  ///< more than so many are few only where there are few tiles:
+  std::int64_t tiles = 0;   ///< fewer than this, one for each query head
+  std::int64_t columns = 0;  ///< for each row, at the least
+  double rate = 0;  ///< operations per second that a plan assumes where rows are not so few
+
+  /// Of a block of `heads` query heads over all its batches.
+  [[nodiscard]] constexpr bool include(std::int64_t query_rows, std::int64_t heads_per_kv_head,
+                                       std::int64_t heads, std::int64_t block_columns) const {
+    const std::int64_t rows = query_rows * heads_per_kv_head;
+    return rows <= most && (rows <= always || heads < tiles) && block_columns >= columns * rows;
+  }
+  bool operator==(const FewRows&) const = default;
+};
+
 /// A way to compute attention locally. Stateless: one object serves all problems and threads.
 ///
 /// What it declares, accepts() and takes() depend on nothing but their arguments, so that plans can
@@ -155,6 +176,7 @@ class Implementation {
   [[nodiscard]] virtual bool awaits_columns(const AttentionProblem& /*problem*/) const {
     return false;
   }
+  [[nodiscard]] virtual FewRows few_rows(const AttentionProblem& /*problem*/) const { return {}; }
   /// Operations per second that a plan assumes of one CPU core or one GPU where nothing was
   /// measured; positive. For CPUs it may ask this machine.
   [[nodiscard]] virtual double assumed_rate(const ProblemClass& problem, Place place) const = 0;

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include <annulus/attention/implementation.hpp>
 #include <annulus/attention/problem_class.hpp>
 #include <annulus/core/place.hpp>
 #include <annulus/ring/cost_curve.hpp>
@@ -39,6 +40,7 @@ struct KernelCost {
   double call_latency = 0;  ///< seconds that a call takes besides
   Knowledge knowledge = Knowledge::measured;
   std::int64_t row_tile = 1;  ///< see Declaration
+  FewRows few_rows = {};      ///< see Implementation
 
   /// Of one call, of `flops` operations on a block of `rows` rows that keeps `share` of the device
   /// busy and reads from memory for `reading` seconds meanwhile.

@@ -2,10 +2,10 @@
 
 #include <cstdint>
 
-namespace annulus::flash::float32 {
+namespace annulus::flash {
 
 /// Copies 16 bytes from global to shared memory, past the registers; zeros if nothing is there.
-__device__ __forceinline__ void async_copy(float* to, const float* from, bool is_there) {
+__device__ __forceinline__ void async_copy(void* to, const void* from, bool is_there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                    static_cast<std::uint32_t>(__cvta_generic_to_shared(to))),
                "l"(from), "r"(is_there ? 16 : 0)
@@ -21,4 +21,4 @@ __device__ __forceinline__ void async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-}  // namespace annulus::flash::float32
+}  // namespace annulus::flash

@@ -1,0 +1,110 @@
+#include "flash/decode/decode_attention.hpp"
+
+#include <algorithm>
+
+#include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/error.hpp>
+
+#include "flash/argument_views.hpp"
+
+namespace annulus::flash::decode {
+namespace {
+
+template <int kHeadDim, int kValueDim>
+DecodeKernel pick(DType dtype) {
+  return dtype == DType::float16 ? decode_kernel<kHeadDim, kValueDim, true>()
+                                 : decode_kernel<kHeadDim, kValueDim, false>();
+}
+
+DecodeKernel find_kernel(const AttentionProblem& problem) {
+  const std::int64_t dim = problem.shape.head_dim;
+  const std::int64_t value_dim = problem.shape.value_dim;
+  if (dim <= 64 && value_dim <= 64) return pick<64, 64>(problem.dtype);
+  if (dim <= 128 && value_dim <= 128) return pick<128, 128>(problem.dtype);
+  if (dim <= 192 && value_dim <= 128) return pick<192, 128>(problem.dtype);
+  return pick<256, 256>(problem.dtype);
+}
+
+// Rows of the heads that share a key/value head.
+std::int64_t rows_of(const AttentionBlock& block) {
+  return block.query.size(1) * (block.query.size(2) / block.key.size(2));
+}
+
+}  // namespace
+
+bool DecodeAttention::takes(const AttentionBlock& block) const {
+  return block.unmasked && block.arrived_from == nullptr &&
+         few_rows_.include(block.query.size(1), block.query.size(2) / block.key.size(2),
+                           block.query.size(0) * block.query.size(2), block.key.size(1));
+}
+
+void DecodeAttention::prepare(const AttentionBlock& block) {
+  (void)find(block);
+}
+
+const DecodeAttention::Entry& DecodeAttention::find(const AttentionBlock& block) {
+  for (const Entry& entry : entries_) {
+    if (entry.query == block.query.shape() && entry.key == block.key.shape()) return entry;
+  }
+  entries_.push_back(make_entry(block));
+  return entries_.back();
+}
+
+DecodeAttention::Entry DecodeAttention::make_entry(const AttentionBlock& block) const {
+  Entry entry;
+  entry.query = block.query.shape();
+  entry.key = block.key.shape();
+  entry.kernel = find_kernel(problem_);
+  check_cuda(
+      cudaFuncSetAttribute(entry.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(entry.kernel.shared_bytes)),
+      "cudaFuncSetAttribute");
+  int multiprocessors = 0;
+  check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
+                                    device_.place().device),
+             "cudaDeviceGetAttribute");
+  entry.split.pairs = block.key.size(0) * block.key.size(2);
+  entry.split.tiles_of_pair =
+      (block.key.size(1) + entry.kernel.tile_columns - 1) / entry.kernel.tile_columns;
+  entry.split.blocks = std::min<std::int64_t>(multiprocessors, entry.split.tiles());
+  const std::int64_t rows = entry.split.parts() * rows_of(block);
+  entry.part_outputs = Tensor(DType::float32, {rows, block.value.size(3)}, device_.memory());
+  entry.part_weights = Tensor(DType::float32, {rows, 2}, device_.memory());
+  return entry;
+}
+
+void DecodeAttention::run(const AttentionBlock& block, const SoftmaxState& result, Stream& stream) {
+  const Entry& entry = find(block);
+  constexpr float kLog2E = 1.4426950408889634F;
+  const std::int64_t heads_per_kv_head = block.query.size(2) / block.key.size(2);
+  DecodeArguments a;
+  a.tensors = operands_of(block.query, block.key, block.value);
+  a.rows = static_cast<std::int32_t>(rows_of(block));
+  a.heads_per_kv_head = static_cast<std::int32_t>(heads_per_kv_head);
+  a.kv_heads = static_cast<std::int32_t>(block.key.size(2));
+  a.columns = static_cast<std::int32_t>(block.key.size(1));
+  a.value_dim = static_cast<std::int32_t>(block.value.size(3));
+  a.split = entry.split;
+  a.scale = static_cast<float>(problem_.logit_scale());
+  if (problem_.soft_cap) {
+    a.scale /= static_cast<float>(*problem_.soft_cap);
+    a.soft_cap = static_cast<float>(*problem_.soft_cap) * kLog2E;
+  } else {
+    a.scale *= kLog2E;
+  }
+  a.part_outputs = static_cast<float*>(entry.part_outputs.view().data());
+  a.part_weights = static_cast<float2*>(entry.part_weights.view().data());
+  a.result = result_of(result);
+  a.wide_output = result.output.dtype() == DType::float32 ? 1 : 0;
+  if (block.state) a.state = result_of(*block.state);
+  auto* const raw = CudaStream::of(stream).raw();
+  void* parameters[] = {&a};
+  check_cuda(cudaLaunchKernel(entry.kernel.function, dim3(static_cast<unsigned>(a.split.blocks)),
+                              dim3(static_cast<unsigned>(entry.kernel.threads)), parameters,
+                              entry.kernel.shared_bytes, raw),
+             "launching the flash kernel for few rows");
+  check_cuda(launch_merge(a, problem_.dtype == DType::float16, raw),
+             "launching the merge of the flash kernel for few rows");
+}
+
+}  // namespace annulus::flash::decode

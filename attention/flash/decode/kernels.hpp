@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cuda_runtime_api.h>
+
+#include "flash/arguments.hpp"
+#include "flash/decode/key_split.hpp"
+
+// A few query rows against many keys, all of them visible: the time is mostly that of reading the
+// keys and values once. Rows of the query heads that share a key/value head are computed together.
+namespace annulus::flash::decode {
+
+/// Everything of a call.
+struct DecodeArguments {
+  Operands tensors;
+  std::int32_t rows = 0;               ///< query rows times query heads of a key/value head
+  std::int32_t heads_per_kv_head = 1;  ///< row r is query row r / heads_per_kv_head
+  std::int32_t kv_heads = 1;
+  std::int32_t columns = 0;
+  std::int32_t value_dim = 0;
+  KeySplit split;
+
+  float scale = 1;     ///< of q·k, in units of log 2; with a soft cap, divided by it
+  float soft_cap = 0;  ///< in units of log 2; 0: none
+
+  // Of each part and row: the sum of the weighted values [part, row, value_dim], the largest logit
+  // in units of log 2, and the sum of the weights relative to it.
+  float* part_outputs = nullptr;
+  float2* part_weights = nullptr;
+
+  Result result;
+  std::int32_t wide_output = 0;  ///< float32 rather than the inputs' type
+  Result state;                  ///< what the call adds to; no output: nothing
+};
+
+/// A compiled kernel that makes the parts, and how it is launched.
+struct DecodeKernel {
+  const void* function = nullptr;
+  int tile_columns = 0;
+  int threads = 0;
+  std::size_t shared_bytes = 0;
+};
+
+/// For head dimensions up to kHeadDim and kValueDim. Each is compiled by itself, from kernel.cu.in.
+template <int kHeadDim, int kValueDim, bool kHalf>
+[[nodiscard]] DecodeKernel decode_kernel();
+
+/// Enqueues what makes the result out of the parts, always in the same order.
+[[nodiscard]] cudaError_t launch_merge(const DecodeArguments& arguments, bool half,
+                                       cudaStream_t stream);
+
+}  // namespace annulus::flash::decode

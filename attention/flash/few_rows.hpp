@@ -1,0 +1,17 @@
+#pragma once
+
+#include <annulus/attention/implementation.hpp>
+
+#include "flash/is_general.hpp"
+
+namespace annulus::flash {
+
+/// For the kernel in decode/. Beyond 32 rows its products take longer than reading, and a
+/// multiprocessor each for the tiles is the faster way if there are enough of them. Where keys are
+/// few, writing and reading the parts would take longer than the keys.
+[[nodiscard]] inline FewRows few_rows(const AttentionProblem& problem) {
+  if (problem.dtype == DType::float32 || is_general(problem)) return {};
+  return {.most = 64, .always = 32, .tiles = 132, .columns = 16, .rate = 125e12};
+}
+
+}  // namespace annulus::flash

@@ -280,6 +280,12 @@ class Choices(CompareTest):
         self.assertEqual(cases["64/8 causal 16k"]["allgather, nccl"], [{"ms": 1.0}] * 2)
         self.expect_success(self.choices("--within", "1.01"))
 
+    def test_chosen_schedules(self):
+        result = self.choices("--schedules", "ulysses,hybrid", "--transports", "peer")
+        self.expect_success(result)
+        self.assertEqual({name for name in cells(result.stdout, 0) if "," in name},
+                         {"ulysses, peer", "hybrid, peer"})
+
     def test_what_cannot_be_is_said_before_anything_runs(self):
         for option, value in [("--output", self.path("missing", "choices.json")),
                               ("--annulus", self.path("missing")), ("--case", "64/8:causal")]:

@@ -134,9 +134,10 @@ void Mesh::take_device(Place place) {
 }
 
 const Mesh::Reach& Mesh::peer_reach(const AxisNames& key, Group& host, Place place) {
-  const auto [found, is_new] = peer_reaches_.try_emplace(key);
-  Reach& reach = found->second;
-  if (!is_new) return reach;
+  if (const auto known = peer_reaches_.find(key); known != peer_reaches_.end()) {
+    return known->second;
+  }
+  Reach reach;  // remembered only when complete
   reach.own = peer_copy_reach(host, place);
   // The ranks of a mesh take the same transport, so what counts is how far all groups reach.
   std::vector<PeerExtent> extents;
@@ -147,7 +148,7 @@ const Mesh::Reach& Mesh::peer_reach(const AxisNames& key, Group& host, Place pla
     if (reach.obstacle.empty()) reach.obstacle = text.substr(2);
   }
   reach.extent = joint(extents);
-  return reach;
+  return peer_reaches_.emplace(key, std::move(reach)).first->second;
 }
 
 std::unique_ptr<Group> Mesh::make_device_group(const AxisNames& key, Group& host, Place place,

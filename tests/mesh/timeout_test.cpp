@@ -214,5 +214,22 @@ TEST(LifeSigns, WhatHangsIsSilentInTheEnd) {
   patient->control().barrier();
 }
 
+// What ranks reach takes all of them to find out, with or without a GPU.
+TEST(MeshTransports, AFailedSearchIsNotRemembered) {
+  const int size = test::session().size();
+  if (size < 2) GTEST_SKIP() << "needs 2 ranks";
+  const auto patient = test::make_world_group();
+  Mesh mesh(MeshShape({{"sp", size}}), test::session().world(), kHasty);
+  (void)mesh.group();
+  patient->control().barrier();
+  if (mesh.rank() == 0) {
+    const AxisNames axes{"sp"};
+    for (int again = 0; again < 2; ++again) {
+      EXPECT_THROW((void)mesh.transports(axes, Place::cuda(0)), TimeoutError) << again;
+    }
+  }
+  patient->control().barrier();
+}
+
 }  // namespace
 }  // namespace annulus

@@ -1,9 +1,15 @@
 #include "launcher/planning/planned_case.hpp"
 
+#include <cstddef>
+#include <map>
 #include <string>
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <annulus/mesh/peer_reach.hpp>
+#include <annulus/mesh/transport.hpp>
 
 #include "launcher/setup/cost_model_option.hpp"
 
@@ -42,6 +48,34 @@ ring::PlanInput PlannedCase::input(const ring::ShardedOperands& laid_out) const 
 
 namespace {
 
+// How far ranks that exchange keys and values reach, where those of a node reach each other; Mesh
+// finds it out of real ones.
+PeerExtent extent_inside_nodes(const NamedSharding& key, const std::vector<int>& node_of_rank) {
+  std::vector<PeerExtent> extents;
+  for (int rank = 0; rank < key.mesh().ranks(); ++rank) {
+    if (key.coordinate(rank, 1) != 0) continue;
+    PeerReach reach;
+    std::map<int, int> islands;  // by node
+    for (const int member : key.mesh().group(rank, key.spec()[1])) {
+      const int node = node_of_rank[static_cast<std::size_t>(member)];
+      const auto island = islands.try_emplace(node, static_cast<int>(islands.size())).first;
+      reach.island_of_rank.push_back(island->second);
+    }
+    extents.push_back(reach.extent());
+  }
+  return joint(extents);
+}
+
+// A transport that the model prefers but that stays inside a node gives way to what ranks on
+// several nodes take.
+void settle_transport(ring::CostModel& model, const Options& options, const NamedSharding& key,
+                      const std::vector<int>& node_of_rank) {
+  if (node_of_rank.empty() || options.transport != Transport::automatic) return;
+  if (model.transport != annulus::name_of(Transport::peer)) return;
+  const PeerExtent extent = extent_inside_nodes(key, node_of_rank);
+  model.adopt_transport(annulus::name_of(device_transports(extent).front()));
+}
+
 // Who may compute the problem. The machine that computes need not be this one.
 Selection select(const Options& options, const PlannedCase& planned, const Registry& registry) {
   return registry.select(options.implementation, planned.setup.problem, planned.place,
@@ -57,11 +91,18 @@ PlannedCase lay_out(const Options& options) {
   ring::ShardedOperands operands = shard_operands(setup);
   const Place place = planned_place(options);
   std::vector<int> nodes = planned_nodes(options, setup.mesh);
-  return {std::move(setup), std::move(operands),          {}, place, cost_model_of(options, place),
+  ring::CostModel model = cost_model_of(options, place);
+  settle_transport(model, options, operands.key, nodes);
+  return {std::move(setup), std::move(operands),          {}, place, std::move(model),
           std::move(nodes), plan_options(options, place), {}};
 }
 
 }  // namespace
+
+std::string predictor_text(const ring::CostModel& model, const std::set<std::string>& transports) {
+  if (transports.empty()) return model.source;
+  return fmt::format("{}, {}", model.source, fmt::join(transports, " and "));
+}
 
 PlannedCase lay_out_case(const Options& options, const Registry& registry) {
   PlannedCase planned = lay_out(options);

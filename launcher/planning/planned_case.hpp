@@ -1,6 +1,7 @@
 #pragma once
 
-#include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include <annulus/attention/registry.hpp>
@@ -19,7 +20,7 @@ struct PlannedCase {
   ring::ShardedOperands operands;
   std::vector<const Implementation*> candidates;
   Place place;
-  ring::CostModel model;
+  ring::CostModel model;  ///< its transport is what --transport says of ranks on these nodes
   std::vector<int> node_of_rank;  ///< see ring::Prices
   ring::PlanOptions how;          ///< an inner size of 0: that of the nodes
   ring::ScheduleChoice choice;
@@ -36,6 +37,10 @@ struct PlannedCase {
 /// ranks with the same coordinate on the axis "node", if the mesh has one; else all, which is an
 /// empty list. Throws ArgumentError if --ranks-per-node does not divide the number of ranks.
 [[nodiscard]] std::vector<int> planned_nodes(const Options& options, const MeshShape& mesh);
+
+/// What several cases were predicted by: the model's source and the transports that they take.
+[[nodiscard]] std::string predictor_text(const ring::CostModel& model,
+                                         const std::set<std::string>& transports);
 
 /// Settles everything but the schedule. Throws UserErrors.
 [[nodiscard]] PlannedCase lay_out_case(const Options& options, const Registry& registry);

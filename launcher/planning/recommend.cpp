@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <ostream>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,6 +36,7 @@ struct Candidate {
   std::string mesh;
   std::string layout;
   std::string schedule;
+  std::string transport;
   PredictedRun run;
   double rate = 0;     // operations per second and rank
   std::string reason;  // why it cannot run; empty if it can
@@ -67,9 +69,11 @@ void add_candidates(const Options& options, const Registry& registry, const std:
   Options asked = options;
   asked.mesh = mesh;
   asked.ranks_per_node = options.ranks / options.nodes;
-  Candidate candidate{mesh, without_shards(mesh) ? kNothing : asked.sequence_layout, {}, {}, 0, {}};
+  Candidate candidate{mesh, without_shards(mesh) ? kNothing : asked.sequence_layout, {}, {}, {}, 0,
+                      {}};
   try {
     const PlannedCase planned = lay_out_case(asked, registry);
+    candidate.transport = planned.model.transport;
     const ring::PlanInput input = planned.input();
     const double flops = forward_flops(*options.shape, visible_pairs(planned.setup.problem));
     for (const auto& [schedule, obstacle] : ring::schedules_for(input)) {
@@ -159,7 +163,7 @@ Row row_of(const Candidate& candidate, bool with_reason) {
   return row;
 }
 
-void add_meta(Report& report, const Options& options, const ring::CostModel& model) {
+void add_meta(Report& report, const Options& options, const std::string& predictor) {
   report.add_meta("problem", fmt::format("{} {}", to_string(*options.shape),
                                          name_of(options.dtype.value_or(DType::float32))));
   report.add_meta("ranks", fmt::format("{} on {}", counted(options.ranks, "rank"),
@@ -167,7 +171,7 @@ void add_meta(Report& report, const Options& options, const ring::CostModel& mod
   if (options.memory_bytes > 0) {
     report.add_meta("memory", fmt::format("{:.0f} MiB per rank", options.memory_bytes / kMiB));
   }
-  report.add_meta("predicted by", model.source + ", " + model.transport);
+  report.add_meta("predicted by", predictor);
 }
 
 // Those that cannot run, by reason.
@@ -203,13 +207,17 @@ void recommend(const Options& options, const Registry& registry, std::ostream& o
   Report table("plan.recommend", {}, columns(false), {options.wide, options.legend});
   ReportFiles files(options.json, options.csv, report);
   const ring::CostModel model = cost_model_of(options, planned_place(options));
-  for (Report* one : {&report, &table}) add_meta(*one, options, model);
   const std::vector<Candidate> candidates = all_candidates(options, registry);
+  std::set<std::string> transports;
   std::size_t possible = 0;
   for (const Candidate& candidate : candidates) {
     report.add_row(row_of(candidate, true));
     if (!candidate.reason.empty()) continue;
+    transports.insert(candidate.transport);
     if (possible++ < kListed) table.add_row(row_of(candidate, false));
+  }
+  for (Report* one : {&report, &table}) {
+    add_meta(*one, options, predictor_text(model, transports));
   }
   const std::string verdict =
       fmt::format("{} of {} candidates can run", possible, candidates.size());

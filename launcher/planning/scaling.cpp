@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <ostream>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -32,6 +33,7 @@ ScalingPoint predict_point(const Options& options, const Registry& registry, int
   point.nodes = planned.node_of_rank.empty() ? 1 : planned.node_of_rank.back() + 1;
   point.length = asked.shape->query_length;
   point.schedule = ring::name_of(planned.choice.schedule);
+  point.transport = planned.model.transport;
   point.seconds = predict_run(planned.input(), planned.choice.schedule).seconds;
   point.flops = forward_flops(*asked.shape, visible_pairs(planned.setup.problem));
   return point;
@@ -128,25 +130,27 @@ void predict_scaling(const Options& options, const Registry& registry, std::ostr
     as_option("--picture " + options.picture, [&] { picture.emplace(options.picture); });
   }
   const ring::CostModel model = cost_model_of(options, planned_place(options));
-  report.add_meta("predicted by", model.source + ", " + model.transport);
+  std::set<std::string> transports;
   std::vector<ScalingPoint> points;
   for (const bool weak : {false, true}) {
     for (const int ranks : scaling_ranks(options.ranks)) {
       points.push_back(predict_point(options, registry, ranks, weak));
+      transports.insert(points.back().transport);
     }
   }
+  const std::string predictor = predictor_text(model, transports);
+  report.add_meta("predicted by", predictor);
   set_efficiencies(points);
   for (const ScalingPoint& point : points) report.add_row(scaling_row(point));
   if (picture) {
     as_option("--picture " + options.picture, [&] {
-      picture->commit(
-          scaling_picture(points,
-                          fmt::format("Predicted scaling, {} {}{}", to_string(*options.shape),
-                                      name_of(options.dtype.value_or(DType::float32)),
-                                      options.causal ? " causal" : ""),
-                          fmt::format("weak: {} tokens per rank; {}, {}",
-                                      scaled_shape(options, 1, options.ranks, true).query_length,
-                                      model.source, model.transport)));
+      picture->commit(scaling_picture(
+          points,
+          fmt::format("Predicted scaling, {} {}{}", to_string(*options.shape),
+                      name_of(options.dtype.value_or(DType::float32)),
+                      options.causal ? " causal" : ""),
+          fmt::format("weak: {} tokens per rank; {}",
+                      scaled_shape(options, 1, options.ranks, true).query_length, predictor)));
     });
   }
   if (!files.replace_table()) report.write_table(out);

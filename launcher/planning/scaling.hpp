@@ -18,6 +18,7 @@ struct ScalingPoint {
   int nodes = 1;
   std::int64_t length = 0;  ///< of queries and keys
   std::string schedule;
+  std::string transport;  ///< of a prediction
   double seconds = 0;
   double flops = 0;       ///< of the whole problem
   double efficiency = 0;  ///< rate per rank over that of one rank; see set_efficiencies()

@@ -134,6 +134,56 @@ class Simulate(CliTest):
         self.expect_no_files()
 
 
+class Transport(CliTest):
+    """Plans of several nodes take the transport that real ranks there would take."""
+
+    ACROSS = ["--mesh", "node=2,gpu=8", "--query-spec", "-,node+gpu", "--kv-spec", "-,node+gpu"]
+    INSIDE = ["--mesh", "node=2,gpu=8", "--query-spec", "node,gpu", "--kv-spec", "node,gpu"]
+    LONE = ["--mesh", "node=8", "--query-spec", "-,node", "--kv-spec", "-,node"]
+    CASE = ["--shape", "2,64k,64k,64,8,128", "--dtype", "bfloat16", "--causal"]
+    GPUS = [*CASE, "--device", "cuda"]
+
+    def plan(self, *words):
+        result = self.annulus("plan", *words, "--schedule", "allgather", "--show-ranks", "1")
+        self.expect_success(result)
+        line = [line for line in result.stdout.splitlines() if line.startswith("# predicted by")][0]
+        return line.split("64 MiB by ")[1].split()[0], result.stdout.count("awaits tokens")
+
+    def test_fits_the_nodes_of_a_group(self):
+        self.assertEqual(self.plan(*self.ACROSS, *self.GPUS), ("composite", 0))
+        transport, awaited = self.plan(*self.INSIDE, *self.GPUS)
+        self.assertEqual(transport, "peer")
+        self.assertGreater(awaited, 0)
+        self.assertEqual(self.plan(*self.LONE, *self.GPUS), ("nccl", 0))
+        self.assertEqual(self.plan("--mesh", "sp=16", "--ranks-per-node", "8", *self.GPUS), ("composite", 0))
+        self.assertEqual(self.plan("--mesh", "sp=16", "--ranks-per-node", "16", *self.GPUS)[0], "peer")
+        self.assertEqual(self.plan(*self.ACROSS, *self.CASE)[0], "mpi")
+
+    def test_a_named_one_stays(self):
+        self.assertEqual(self.plan(*self.ACROSS, *self.GPUS, "--transport", "nccl"), ("nccl", 0))
+        self.assertEqual(self.plan(*self.INSIDE, *self.GPUS, "--transport", "composite"), ("composite", 0))
+
+    def test_a_simulation_pays_for_the_network(self):
+        def report(*words):
+            return json.loads(self.annulus("plan", "--simulate", "--schedule", "ring", *words,
+                                           "--json", "-").stdout)
+        across = report(*self.ACROSS, *self.GPUS)
+        self.assertTrue(across["meta"]["predicted by"].endswith(", composite"))
+        self.assertEqual(across["rows"], report(*self.ACROSS, *self.GPUS, "--transport", "composite")["rows"])
+
+    def test_every_number_of_ranks_and_every_mesh_has_its_own(self):
+        case = ["--ranks", "8", "--device", "cuda", "--shape", "1,64k,64k,8,8,128", "--dtype", "bfloat16"]
+        for words, transports in [(["--scaling", "--ranks-per-node", "4"], "composite and peer"),
+                                  (["--scaling", "--ranks-per-node", "8"], "peer"),
+                                  (["--recommend", "--nodes", "2"], "composite and peer"),
+                                  (["--recommend", "--nodes", "1"], "peer")]:
+            with self.subTest(words):
+                result = self.annulus("plan", *words, *case)
+                self.expect_success(result)
+                self.assertIn(f"# predicted by: assumed: one Hopper GPU per rank, NVLink, {transports}\n",
+                              result.stdout)
+
+
 class Recommend(CliTest):
     WORDS = ["plan", "--recommend", "--ranks", "8", "--nodes", "2", "--shape", "2,32k,32k,8,2,128",
              "--dtype", "bfloat16", "--causal", "--device", "cuda"]

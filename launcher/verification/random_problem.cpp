@@ -522,7 +522,7 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   if (draws.chance(kind.fast ? 5 : 20)) drawn.fills.bias = draw_bias(draws, kind, drawn);
   if (draws.chance(kind.fast ? 4 : 12)) problem.normalize_output = false;
   if (draws.chance(30)) draw_kv_layout(draws, drawn.layout);
-  if (!on_gpus && draws.chance(95)) draw_vanilla(draws, drawn);
+  if (!on_gpus && draws.chance(15)) draw_vanilla(draws, drawn);
   drawn.schedule = draw_schedule(draws, drawn, kv_shards);
   drawn.command = fmt::format("mpirun -np {} annulus verify --random-case {}:{} --device {}", ranks,
                               seed, index, on_gpus ? "cuda" : "cpu");

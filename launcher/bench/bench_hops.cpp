@@ -27,12 +27,6 @@ constexpr SweepRange kUsualSizes{64 << 10, 256 << 20, 4};
 constexpr std::int64_t kBytesPerTime = 64 << 20;
 constexpr std::int64_t kMostHopsPerTime = 16;
 
-AxisNames all_axes(const Mesh& mesh) {
-  AxisNames names;
-  for (const MeshAxis& axis : mesh.shape().axes()) names.push_back(axis.name);
-  return names;
-}
-
 // Sends to the next rank and receives from the one before, over and over.
 class RingHop {
  public:
@@ -94,10 +88,11 @@ void measure(TransportHops& found, Group& group, Mesh& mesh, Device& device,
 
 // Those that are impossible too, as the report says why; but not composite where it would be peer
 // or NCCL.
-std::vector<Transport> transports_to_measure(Mesh& mesh, Place place, Transport asked) {
+std::vector<Transport> transports_to_measure(Mesh& mesh, const AxisNames& axes, Place place,
+                                             Transport asked) {
   if (asked != Transport::automatic) return {asked};
   std::vector<Transport> transports = device_transports();
-  const std::vector<Transport> different = mesh.transports(all_axes(mesh), place);
+  const std::vector<Transport> different = mesh.transports(axes, place);
   if (std::find(different.begin(), different.end(), Transport::composite) == different.end()) {
     std::erase(transports, Transport::composite);
   }
@@ -178,21 +173,30 @@ ring::CostCurve TransportHops::curve() const {
   return {std::move(points), "hops"};
 }
 
-std::vector<TransportHops> measure_hops(Mesh& mesh, Device& device, Transport asked,
-                                        const SweepRange& sizes, int warmup, int iterations) {
-  if (mesh.size() < 2) throw ArgumentError("ring hops", "1 rank", "2 or more, under mpirun");
+AxisNames all_axes(const Mesh& mesh) {
+  AxisNames names;
+  for (const MeshAxis& axis : mesh.shape().axes()) names.push_back(axis.name);
+  return names;
+}
+
+std::vector<TransportHops> measure_hops(Mesh& mesh, const AxisNames& axes, Device& device,
+                                        Transport asked, const SweepRange& sizes, int warmup,
+                                        int iterations) {
+  if (mesh.group(axes).size() < 2) {
+    throw ArgumentError("ring hops", "1 rank", "2 or more, under mpirun");
+  }
   std::vector<TransportHops> all;
   if (device.place().is_host()) {
-    Group& group = mesh.group(all_axes(mesh));
+    Group& group = mesh.group(axes);
     measure(all.emplace_back(TransportHops{group.transport(), {}, {}}), group, mesh, device, sizes,
             warmup, iterations);
     return all;
   }
-  for (const Transport transport : transports_to_measure(mesh, device.place(), asked)) {
+  for (const Transport transport : transports_to_measure(mesh, axes, device.place(), asked)) {
     TransportHops& found = all.emplace_back(TransportHops{std::string(name_of(transport)), {}, {}});
     Group* group = nullptr;
     try {
-      group = &mesh.group(all_axes(mesh), device.place(), transport);
+      group = &mesh.group(axes, device.place(), transport);
     } catch (const UserError& error) {
       found.skipped = error.what();
       continue;
@@ -214,9 +218,9 @@ ExitCode bench_hops(const CommandContext& context) {
   collectively(mesh.world(), [&] {
     if (mesh.rank() == 0) files.emplace(options.json, options.csv, report);
   });
-  const std::vector<TransportHops> all =
-      measure_hops(mesh, *device, options.transport, options.sequence_sweep.value_or(kUsualSizes),
-                   options.warmup, options.iterations);
+  const std::vector<TransportHops> all = measure_hops(
+      mesh, all_axes(mesh), *device, options.transport,
+      options.sequence_sweep.value_or(kUsualSizes), options.warmup, options.iterations);
   collectively(mesh.world(), [&] {
     if (!files) return;
     add_findings(report, all);

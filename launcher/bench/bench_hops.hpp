@@ -31,12 +31,15 @@ struct TransportHops {
   [[nodiscard]] ring::CostCurve curve() const;
 };
 
-/// Times the hops of a ring over all ranks of the mesh, by the transport that was asked for, or by
-/// each that memory of `device` knows for automatic, of those that differ. Collective over the
-/// mesh. Throws ArgumentError for a mesh of one rank.
-[[nodiscard]] std::vector<TransportHops> measure_hops(Mesh& mesh, Device& device, Transport asked,
+/// Times the hops of a ring along these axes of the mesh, all such rings at once, by the transport
+/// that was asked for, or by each that memory of `device` knows for automatic, of those that
+/// differ. Collective over the mesh. Throws ArgumentError for rings of one rank.
+[[nodiscard]] std::vector<TransportHops> measure_hops(Mesh& mesh, const AxisNames& axes,
+                                                      Device& device, Transport asked,
                                                       const SweepRange& sizes, int warmup,
                                                       int iterations);
+/// All axes of the mesh: a ring over all its ranks.
+[[nodiscard]] AxisNames all_axes(const Mesh& mesh);
 
 /// annulus bench --hops.
 [[nodiscard]] ExitCode bench_hops(const CommandContext& context);

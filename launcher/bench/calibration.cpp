@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -23,11 +24,14 @@
 #include <annulus/mesh/cores.hpp>
 #include <annulus/ring/cost_model.hpp>
 #include <annulus/ring/machine.hpp>
+#include <annulus/ring/used_share.hpp>
 
+#include "launcher/bench/agreed.hpp"
 #include "launcher/bench/bench_hops.hpp"
 #include "launcher/bench/call_and_rates.hpp"
 #include "launcher/bench/kernel_blocks.hpp"
 #include "launcher/bench/merge_rate.hpp"
+#include "launcher/bench/read_rate.hpp"
 #include "launcher/bench/timing.hpp"
 #include "launcher/options/as_option.hpp"
 #include "launcher/report/record.hpp"
@@ -48,13 +52,17 @@ struct Extent {
   SweepRange hop_bytes;
 };
 constexpr Extent kOnHost{{128, 2048, 2}, 1, 1e-7, {4 << 10, 16 << 20, 4}};
-constexpr Extent kOnGpu{{1 << 10, 16 << 10, 2}, 128, 2e-6, {64 << 10, 256 << 20, 4}};
+constexpr Extent kOnGpu{{1 << 10, 32 << 10, 2}, 128, 2e-6, {64 << 10, 256 << 20, 4}};
+// Bias and dense mask grow with the square of the rows.
+constexpr std::int64_t kMostRowsWithScores = 16 << 10;
 // Calls in a row that one time covers, so that starting and waiting hardly count: as many as take
 // this long, up to a limit.
 constexpr double kLongTime = 10e-3;  // seconds
-constexpr int kMostCallsPerTime = 8;
+constexpr int kMostCallsPerTime = 64;
 // Once a call takes this long, larger blocks are left out: their rate is no other.
-constexpr double kLongestCall = 0.25;
+constexpr double kLongestCall = 0.1;
+// What is compared is measured in turns, so that a GPU that slows down favours none.
+constexpr int kRounds = 3;
 
 // A GPU that has worked for a while runs slower than a rested one. Attention in long sequences
 // keeps it busy, so that every time is taken of a GPU that has been busy with the same for so long.
@@ -63,23 +71,44 @@ constexpr double kBusyBefore = 0.15;  // seconds
 /// Times calls on all ranks together.
 class Clock {
  public:
+  /// body(calls) makes so many calls.
+  using Body = std::function<void(int calls)>;
+
   Clock(const Options& options, Control& world, Place place)
       : warmup_(options.warmup),
         iterations_(options.iterations),
         busy_before_(place.is_host() ? 0 : kBusyBefore),
         world_(world) {}
 
-  /// Median seconds of one of several calls in a row: `body(calls)` makes so many. Collective.
-  template <class Body>
-  double seconds_per_call(const Body& body) {
-    body(1);
-    const double once = seconds_of(world_, [&] { body(1); });
-    const int calls =
-        static_cast<int>(std::clamp(kLongTime / once, 1.0, static_cast<double>(kMostCallsPerTime)));
-    for (int i = 0; i < warmup_; ++i) body(calls);
-    const std::int64_t begin = monotonic_ns();
-    while (static_cast<double>(monotonic_ns() - begin) * 1e-9 < busy_before_) body(calls);
-    return time_calls(iterations_, world_, [&] { body(calls); }).median / calls;
+  /// Median seconds of one of several calls in a row, for each body. Collective.
+  [[nodiscard]] std::vector<double> seconds_per_call(const std::vector<Body>& bodies) {
+    std::vector<int> calls;
+    for (const Body& body : bodies) {
+      body(1);
+      const double once = seconds_of(world_, [&] { body(1); });
+      calls.push_back(static_cast<int>(
+          std::clamp(kLongTime / once, 1.0, static_cast<double>(kMostCallsPerTime))));
+      for (int i = 0; i < warmup_; ++i) body(calls.back());
+    }
+    std::vector<std::vector<double>> seconds(bodies.size());
+    const int rounds = bodies.size() == 1 ? 1 : std::min(kRounds, iterations_);
+    for (int round = 0; round < rounds; ++round) {
+      const int times = (iterations_ + round) / rounds;
+      for (std::size_t i = 0; i < bodies.size(); ++i) {
+        const auto body = [&] { bodies[i](calls[i]); };
+        const std::int64_t begin = monotonic_ns();
+        while (static_cast<double>(monotonic_ns() - begin) * 1e-9 < busy_before_) body();
+        for (int time = 0; time < times; ++time) seconds[i].push_back(seconds_of(world_, body));
+      }
+    }
+    std::vector<double> medians;
+    for (std::size_t i = 0; i < bodies.size(); ++i) {
+      medians.push_back(timing_of(std::move(seconds[i])).median / calls[i]);
+    }
+    return medians;
+  }
+  [[nodiscard]] double seconds_per_call(const Body& body) {
+    return seconds_per_call(std::vector<Body>{body})[0];
   }
 
  private:
@@ -89,53 +118,41 @@ class Clock {
   Control& world_;
 };
 
-// The first reason that any rank has.
-std::string agreed(const std::string& obstacle, Control& world) {
-  for (std::string& reason : world.gather_text(obstacle, "what kernels refuse")) {
-    if (!reason.empty()) return std::move(reason);
-  }
-  return {};
-}
-
-// One implementation by rows of the sweep; none if it takes no block of it. `how` is part of the
-// source.
-std::optional<ring::KernelCost> measure_kernel(const Implementation& candidate,
-                                               KernelBlocks& blocks, const Extent& extent,
-                                               const std::string& how, Clock& clock, Control& world,
-                                               Report& report) {
-  const std::string& name = candidate.names().front();
-  const AttentionShape& s = blocks.problem().shape;
-  const auto time = [&](std::int64_t rows) -> std::optional<BlockTime> {
-    const std::string obstacle =
-        agreed(collectively(world, [&] { return blocks.select(rows); }), world);
-    if (!obstacle.empty()) {
-      report.add_meta(fmt::format("{} passed over, {} rows", name, rows), obstacle);
-      return std::nullopt;
-    }
-    const double seconds = clock.seconds_per_call([&](int n) { blocks.compute(n); });
-    const double share = ring::busy_share(blocks.place().kind, rows, s.heads * s.batch);
-    return BlockTime{static_cast<double>(rows), blocks.flops() / share, seconds};
-  };
-  collectively(world, [&] { blocks.use(candidate); });
-  const std::optional<BlockTime> smallest = time(extent.call_rows);
-  if (!smallest) return std::nullopt;
+/// One implementation and what its blocks took.
+struct Measured {
+  const Implementation* candidate = nullptr;
+  std::optional<BlockTime> smallest;
   std::vector<BlockTime> times;
-  const SweepRange& sweep = extent.rows;
-  for (std::int64_t rows = sweep.begin; rows <= sweep.end; rows *= sweep.factor) {
-    const std::optional<BlockTime> block = time(rows);
-    if (!block) continue;
-    times.push_back(*block);
-    if (block->seconds < kLongestCall || rows * sweep.factor > sweep.end) continue;
-    report.add_meta(fmt::format("{} measured up to", name),
-                    fmt::format("{} rows, of which a call takes {:.2f} s", rows, block->seconds));
-    break;
+  bool slow = false;  ///< larger blocks are left out
+
+  [[nodiscard]] const std::string& name() const { return candidate->names().front(); }
+};
+
+// One size of block by all candidates that compute it; take(candidate, time) keeps what it took.
+template <class Take>
+void measure_size(std::int64_t rows, std::vector<Measured>& candidates, KernelBlocks& blocks,
+                  Clock& clock, Control& world, Report& report, const Take& take) {
+  collectively(world, [&] { blocks.select(rows); });
+  std::vector<Measured*> ready;
+  std::vector<Clock::Body> bodies;
+  for (Measured& one : candidates) {
+    if (one.slow) continue;
+    const std::string obstacle =
+        agreed(collectively(world, [&] { return blocks.prepare(*one.candidate); }), world);
+    if (!obstacle.empty()) {
+      report.add_meta(fmt::format("{} passed over, {} rows", one.name(), rows), obstacle);
+      continue;
+    }
+    ready.push_back(&one);
+    bodies.emplace_back(
+        [&blocks, candidate = one.candidate](int calls) { blocks.compute(*candidate, calls); });
   }
-  if (times.empty()) return std::nullopt;
-  CallAndRates found = call_and_rates(*smallest, times, extent.least_call);
-  return ring::KernelCost{
-      fmt::format("{}: B={} N={} K={}, mask {}, as many columns as rows; {}", name, s.batch,
-                  s.heads, s.kv_heads, mask_and_modifiers_text(blocks.problem()), how),
-      ring::CostCurve(std::move(found.rates), "kernel"), found.call};
+  const std::vector<double> seconds = clock.seconds_per_call(bodies);
+  for (std::size_t i = 0; i < ready.size(); ++i) {
+    const double share = ring::used_share(blocks.place().kind, blocks.extent(),
+                                          ready[i]->candidate->declares().row_tile);
+    take(*ready[i], BlockTime{static_cast<double>(rows), blocks.flops() / share, seconds[i]});
+  }
 }
 
 // Throws on all ranks unless all have the same candidates: what follows is collective for each.
@@ -152,17 +169,42 @@ void check_same_candidates(const Selection& selection, Control& world) {
   }
 }
 
-// The class of the options' problem, for each implementation that computes it.
+// The class of the options' problem, for each implementation that computes it. `how` is part of the
+// source.
 void measure_kernels(ring::CostModel& model, KernelBlocks& blocks, const Extent& extent,
                      const std::string& how, Clock& clock, Control& world, Report& report) {
   const ProblemClass problem = class_of(blocks.problem());
+  const AttentionShape& s = blocks.problem().shape;
   report.add_meta("class", to_string(problem));
   check_same_candidates(blocks.selection(), world);
-  for (const Implementation* candidate : blocks.selection().candidates) {
-    std::optional<ring::KernelCost> cost =
-        measure_kernel(*candidate, blocks, extent, how, clock, world, report);
+  std::vector<Measured> candidates;
+  for (const Implementation* one : blocks.selection().candidates) candidates.push_back({one});
+  measure_size(extent.call_rows, candidates, blocks, clock, world, report,
+               [](Measured& one, const BlockTime& time) { one.smallest = time; });
+  std::erase_if(candidates, [](const Measured& one) { return !one.smallest; });
+  const SweepRange& sweep = extent.rows;
+  for (std::int64_t rows = sweep.begin; rows <= sweep.end; rows *= sweep.factor) {
+    const bool last = rows * sweep.factor > sweep.end;
+    measure_size(rows, candidates, blocks, clock, world, report,
+                 [&](Measured& one, const BlockTime& time) {
+                   one.times.push_back(time);
+                   one.slow = time.seconds >= kLongestCall;
+                   if (!one.slow || last) return;
+                   report.add_meta(
+                       fmt::format("{} measured up to", one.name()),
+                       fmt::format("{} rows, of which a call takes {:.2f} s", rows, time.seconds));
+                 });
+  }
+  for (const Measured& one : candidates) {
+    if (one.times.empty()) continue;
+    CallAndRates found = call_and_rates(*one.smallest, one.times, extent.least_call);
     // The first of those with the same kernel.
-    if (cost) model.kernels[candidate->kernel_name()].emplace(problem, std::move(*cost));
+    model.kernels[one.candidate->kernel_name()].emplace(
+        problem,
+        ring::KernelCost{fmt::format("{}: B={} N={} K={}, mask {}, as many columns as rows; {}",
+                                     one.name(), s.batch, s.heads, s.kv_heads,
+                                     mask_and_modifiers_text(blocks.problem()), how),
+                         ring::CostCurve(std::move(found.rates), "kernel"), found.call});
   }
   if (model.kernels.empty()) {
     throw UnsupportedError(fmt::format(
@@ -170,24 +212,89 @@ void measure_kernels(ring::CostModel& model, KernelBlocks& blocks, const Extent&
   }
 }
 
-void measure_transports(ring::CostModel& model, const std::vector<TransportHops>& all, int nodes,
-                        Report& report) {
+// Merges and reads.
+void measure_memory(ring::CostModel& model, Device& device, const Watchdog& watchdog, int threads,
+                    Clock& clock, Control& world, Report& report) {
+  const auto seconds_of_call = [&](const Clock::Body& body) {
+    return clock.seconds_per_call(body);
+  };
+  model.merge_bytes_per_second = measure_merge_rate(world, device, watchdog, seconds_of_call);
+  const ReadRate reading = measure_read_rate(world, device, watchdog, threads, seconds_of_call);
+  model.read_bytes_per_second = reading.bytes_per_second;
+  report.add_meta("reading", reading.bytes_per_second ? "one row, by " + reading.text
+                                                      : "assumed, since " + reading.text);
+}
+
+// Ranks of each node, if ranks are numbered by node and each has as many; else 0.
+int even_ranks_per_node(const Mesh& mesh) {
+  const Topology& topology = mesh.topology();
+  const int each = mesh.size() / topology.nodes();
+  for (int rank = 0; rank < mesh.size(); ++rank) {
+    if (topology.node_of_rank[static_cast<std::size_t>(rank)] != rank / each) return 0;
+  }
+  return each;
+}
+
+// Rings inside the nodes, all at once; none, with the reason in the report, if there are none.
+std::vector<TransportHops> hops_inside_nodes(const CommandContext& context, const Mesh& mesh,
+                                             Device& device, const SweepRange& sizes,
+                                             Report& report) {
+  const int each = even_ranks_per_node(mesh);
+  if (each < 2) {
+    report.add_meta("transports inside nodes",
+                    each == 1 ? "not measured: each node has one rank"
+                              : "not measured: nodes differ in ranks, or ranks are not numbered by "
+                                "node");
+    return {};
+  }
+  Mesh by_node(fmt::format("node={},inside={}", mesh.topology().nodes(), each),
+               context.session.world(), Watchdog(Watchdog::Seconds(context.options.timeout)));
+  return measure_hops(by_node, {"inside"}, device, context.options.transport, sizes,
+                      context.options.warmup, context.options.iterations);
+}
+
+// Those that have messages of their own; what composite sends is of the others.
+std::vector<std::pair<std::string, ring::CostCurve>> curves_of(
+    const std::vector<TransportHops>& all, const std::string& where, Report& report) {
+  std::vector<std::pair<std::string, ring::CostCurve>> curves;
   for (const TransportHops& one : all) {
     if (!one.skipped.empty()) {
-      report.add_meta(one.transport + " skipped", one.skipped);
-      continue;
+      report.add_meta(one.transport + where + " skipped", one.skipped);
+    } else if (transport_traits(one.transport).inside.empty()) {
+      curves.emplace_back(one.transport, one.curve().rising());
     }
-    // Its messages are those of the others.
-    if (!transport_traits(one.transport).inside.empty()) continue;
-    if (model.transports.empty()) model.transport = one.transport;  // the preferred one comes first
-    model.transports.emplace(one.transport, one.curve().rising());
   }
-  // The slowest hop of a ring over several nodes is one between them.
-  if (nodes > 1 && !model.transports.empty()) {
-    model.network = model.transports.at(model.transport);
-    model.assumed.erase("network_hops");
+  return curves;
+}
+
+// The slowest hop of a ring over several nodes is one between them, and says nothing of those
+// inside.
+void measure_transports(ring::CostModel& model, const CommandContext& context, Mesh& mesh,
+                        Device& device, const SweepRange& sizes, Report& report) {
+  const Options& options = context.options;
+  const std::vector<TransportHops> all = measure_hops(
+      mesh, all_axes(mesh), device, options.transport, sizes, options.warmup, options.iterations);
+  auto inside = curves_of(all, "", report);
+  if (mesh.topology().nodes() > 1) {
+    if (!inside.empty()) {
+      model.network = inside.front().second;
+      model.assumed.erase("network_hops");
+    }
+    inside =
+        curves_of(hops_inside_nodes(context, mesh, device, sizes, report), " inside nodes", report);
   }
-  if (model.transports.empty()) {
+  if (!inside.empty()) {
+    model.transports = {inside.begin(), inside.end()};
+    model.transport = inside.front().first;  // the preferred one comes first
+    model.assumed.erase("transports");
+  }
+  if (mesh.topology().nodes() > 1) {
+    const auto preferred = std::find_if(all.begin(), all.end(), [&](const TransportHops& one) {
+      return one.skipped.empty() && model.knows(one.transport);
+    });
+    if (preferred != all.end()) model.transport = preferred->transport;
+  }
+  if (model.assumed.contains("transports") && model.assumed.contains("network_hops")) {
     throw UnsupportedError("--calibrate: no transport between the ranks could be measured");
   }
 }
@@ -205,11 +312,16 @@ void add_rows(Report& report, const ring::CostModel& model) {
     }
   }
   add("merge", "-", model.merge_bytes_per_second * 1e-9, "GB/s");
-  for (const auto& [name, curve] : model.transports) {
+  if (model.read_bytes_per_second) add("read", "-", *model.read_bytes_per_second * 1e-9, "GB/s");
+  const auto add_messages = [&](const std::string& name, const ring::CostCurve& curve) {
     for (const auto& point : curve.points()) {
       add(name, fmt::format("{:.0f} bytes", point.size), point.value * 1e6, "µs");
     }
+  };
+  if (!model.assumed.contains("transports")) {
+    for (const auto& [name, curve] : model.transports) add_messages(name, curve);
   }
+  if (!model.assumed.contains("network_hops")) add_messages("network", model.network);
 }
 
 // Which GPU of which node; empty for a CPU.
@@ -251,6 +363,7 @@ std::string how_text(const CommandContext& context, Place place) {
   std::string times =
       fmt::format("{} after {} to warm up", counted(options.iterations, "time"), options.warmup);
   if (!place.is_host()) times += fmt::format(" and {} s of the same work", kBusyBefore);
+  times += fmt::format(", kernels in turn, {} rounds at most", kRounds);
   return fmt::format("{}, {}, commit {}",
                      place.is_host() ? "rates of a rank" : "rates of a GPU that is full", times,
                      context.commit);
@@ -293,6 +406,9 @@ ExitCode calibrate(const CommandContext& context) {
   Control& world = mesh.world();
   const std::unique_ptr<Device> device = open_device(options, mesh);
   Extent extent = device->place().is_host() ? kOnHost : kOnGpu;
+  if (!(options.bias.empty() && options.mask.empty())) {
+    extent.rows.end = std::min(extent.rows.end, kMostRowsWithScores);
+  }
   if (options.sequence_sweep) extent.rows = *options.sequence_sweep;
   const int threads = threads_per_rank(mesh, options.threads);
   Report report("bench.calibrate", make_record(context, mesh, device->place(), threads),
@@ -301,7 +417,6 @@ ExitCode calibrate(const CommandContext& context) {
   report.add_meta("options", options.given);
   // What is not measured stays assumed.
   ring::CostModel measured = ring::CostModel::for_place(device->place());
-  measured.transports.clear();
   measured.source = source_text(mesh, device->place(), threads);
   std::optional<ring::CostModel> known;
   const std::string shown = "--calibrate " + options.calibrate;
@@ -318,18 +433,16 @@ ExitCode calibrate(const CommandContext& context) {
   const std::int64_t longest = std::max(extent.rows.end, extent.call_rows);
   {
     Clock clock(options, world, device->place());
-    KernelBlocks blocks = collectively(
-        world, [&] { return KernelBlocks(options, longest, *device, mesh.watchdog(), threads); });
-    measure_kernels(measured, blocks, extent, how_text(context, device->place()), clock, world,
-                    report);
-    measured.merge_bytes_per_second =
-        measure_merge_rate(world, *device, mesh.watchdog(),
-                           [&](const auto& merge) { return clock.seconds_per_call(merge); });
+    {
+      const auto blocks = collectively(world, [&] {
+        return std::make_unique<KernelBlocks>(options, longest, *device, mesh.watchdog(), threads);
+      });
+      measure_kernels(measured, *blocks, extent, how_text(context, device->place()), clock, world,
+                      report);
+    }
+    measure_memory(measured, *device, mesh.watchdog(), threads, clock, world, report);
   }
-  measure_transports(measured,
-                     measure_hops(mesh, *device, options.transport, extent.hop_bytes,
-                                  options.warmup, options.iterations),
-                     mesh.topology().nodes(), report);
+  measure_transports(measured, context, mesh, *device, extent.hop_bytes, report);
   collectively(world, [&] {
     if (!file) return;
     report.add_meta("source", measured.source);

@@ -9,7 +9,7 @@ namespace annulus::launcher {
 /// What one call of a kernel took.
 struct BlockTime {
   double rows = 0;
-  double flops = 0;  ///< operations, over the share of the device that they keep busy
+  double flops = 0;  ///< operations, over the share of the device that they use
   double seconds = 0;
 };
 

@@ -1,5 +1,6 @@
 #include "launcher/bench/kernel_blocks.hpp"
 
+#include <cstddef>
 #include <utility>
 
 #include <fmt/format.h>
@@ -40,24 +41,7 @@ KernelBlocks::KernelBlocks(const Options& options, std::int64_t length, Device& 
                              {s.batch, s.heads, s.query_length, s.kv_length});
 }
 
-void KernelBlocks::use(const Implementation& candidate) {
-  const AttentionProblem& problem = setup_.problem;
-  const AttentionShape& s = problem.shape;
-  // Partial results, as the blocks of a ring have them.
-  const DType dtype = candidate.declares().results == ResultForm::rounded
-                          ? problem.dtype
-                          : partial_dtype(problem.dtype);
-  kernel_.reset();
-  for (State& state : states_) {
-    state = {};
-    state.output = Tensor(dtype, {s.batch, s.query_length, s.heads, s.value_dim}, device_.memory());
-    state.lse = Tensor(DType::float32, {s.batch, s.heads, s.query_length}, device_.memory());
-  }
-  kernel_ = candidate.make_kernel(problem, device_);
-  candidate_ = &candidate;
-}
-
-std::string KernelBlocks::select(std::int64_t rows) {
+void KernelBlocks::select(std::int64_t rows) {
   const AttentionProblem& problem = setup_.problem;
   const PositionRange range{GlobalPosition(0), rows, 1};
   const Visibility seen = problem.mask.examine(0, problem.shape.batch, range, range);
@@ -66,6 +50,7 @@ std::string KernelBlocks::select(std::int64_t rows) {
                         "visible pairs to compute");
   }
   flops_ = forward_flops(problem.shape, static_cast<double>(seen.pairs));
+  extent_ = {rows, rows, problem.shape.heads, problem.shape.batch, seen.pairs};
   const ring::LocalTensors& tensors = tensors_.tensors();
   block_ = {first_rows(tensors.query, rows),
             first_rows(tensors.key, rows),
@@ -77,27 +62,54 @@ std::string KernelBlocks::select(std::int64_t rows) {
             seen.full,
             {},
             scores_.slice(2, 0, rows)};
-  std::string obstacle = candidate_->takes(problem, geometry_of(block_)).reason();
+  for (auto& [implementation, candidate] : candidates_) candidate.call.reset();
+}
+
+std::string KernelBlocks::prepare(const Implementation& candidate) {
+  const AttentionProblem& problem = setup_.problem;
+  const std::int64_t group = problem.shape.heads / problem.shape.kv_heads;
+  if (block_.unmasked &&
+      candidate.few_rows(problem).include(extent_.rows, group, extent_.heads * extent_.batches,
+                                          extent_.columns)) {
+    return "so few rows are computed by a kernel of their own, which takes as long as reading";
+  }
+  std::string obstacle = candidate.takes(problem, geometry_of(block_)).reason();
   if (!obstacle.empty()) return obstacle;
+  Candidate& chosen = candidates_[&candidate];
+  if (!chosen.kernel) {
+    chosen.kernel = candidate.make_kernel(problem, device_);
+    // Partial results, as the blocks of a ring have them.
+    chosen.results = candidate.declares().results == ResultForm::rounded
+                         ? problem.dtype
+                         : partial_dtype(problem.dtype);
+  }
   try {
-    kernel_->prepare(block_, state(0));
+    (void)state(chosen.results, 1);  // recordings may not allocate
+    chosen.kernel->prepare(block_, state(chosen.results, 0));
   } catch (const UnsupportedError& refusal) {
     return refusal.what();
   }
+  chosen.call.emplace(device_, *stream_, [this, &chosen](int i) {
+    chosen.kernel->forward(block_, state(chosen.results, i % 2), {*stream_, nullptr, threads_});
+  });
   return {};
 }
 
-void KernelBlocks::compute(int calls) {
-  for (int i = 0; i < calls; ++i) {
-    kernel_->forward(block_, state(static_cast<std::size_t>(i % 2)), {*stream_, nullptr, threads_});
-  }
-  stream_->synchronize();
+void KernelBlocks::compute(const Implementation& candidate, int calls) {
+  candidates_.at(&candidate).call.value().run(calls);
 }
 
-SoftmaxState KernelBlocks::state(std::size_t which) const {
-  const State& chosen = states_.at(which);
-  const std::int64_t rows = block_.rows.size();
-  return {chosen.output.view().slice(1, 0, rows), chosen.lse.view().slice(2, 0, rows)};
+SoftmaxState KernelBlocks::state(DType dtype, int which) {
+  const AttentionShape& s = setup_.problem.shape;
+  Tensor& output = outputs_[{dtype, which}];
+  if (output.shape().rank() == 0) {
+    output = Tensor(dtype, {s.batch, s.query_length, s.heads, s.value_dim}, device_.memory());
+  }
+  Tensor& lse = lse_.at(static_cast<std::size_t>(which));
+  if (lse.shape().rank() == 0) {
+    lse = Tensor(DType::float32, {s.batch, s.heads, s.query_length}, device_.memory());
+  }
+  return {output.view().slice(1, 0, extent_.rows), lse.view().slice(2, 0, extent_.rows)};
 }
 
 }  // namespace annulus::launcher

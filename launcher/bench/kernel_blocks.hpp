@@ -2,22 +2,27 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/device.hpp>
 #include <annulus/core/watchdog.hpp>
+#include <annulus/ring/used_share.hpp>
 #include <annulus/verification/device_tensors.hpp>
 #include <annulus/verification/verification.hpp>
 
+#include "launcher/bench/repeated_call.hpp"
 #include "launcher/options/options.hpp"
 #include "launcher/setup/problem_setup.hpp"
 
 namespace annulus::launcher {
 
 /// Square blocks at the begin of one problem on one rank, as a ring has them, and the states that
-/// kernels make of them.
+/// kernels make of them: one block at a time, by several kernels in turn.
 class KernelBlocks {
  public:
   /// Draws the tensors of the problem that the options describe, with T = S = `length`. Not
@@ -27,23 +32,28 @@ class KernelBlocks {
 
   /// Who can compute the problem.
   [[nodiscard]] const Selection& selection() const noexcept { return selection_; }
-  /// Blocks are computed by this candidate from now on.
-  void use(const Implementation& candidate);
-  /// Makes the first `rows` rows and columns ready. Returns why the candidate does not compute
-  /// them; empty if it does. Throws ArgumentError if the mask hides them all.
-  [[nodiscard]] std::string select(std::int64_t rows);
-  /// Computes the block into both states, `calls` times in all, and waits for the end.
-  void compute(int calls);
+  /// The block is that of the first `rows` rows and columns from now on. Throws ArgumentError if
+  /// the mask hides all of it.
+  void select(std::int64_t rows);
+  /// Makes a candidate ready for the block. Returns why it does not compute it, or not at the rate
+  /// of its other blocks; empty if it does.
+  [[nodiscard]] std::string prepare(const Implementation& candidate);
+  /// Computes the block by a candidate that is ready for it, `calls` times, into two states in
+  /// turn, and waits for the end.
+  void compute(const Implementation& candidate, int calls);
 
   [[nodiscard]] double flops() const noexcept { return flops_; }
+  [[nodiscard]] const ring::BlockExtent& extent() const noexcept { return extent_; }
   [[nodiscard]] Place place() const noexcept { return device_.place(); }
   [[nodiscard]] const AttentionProblem& problem() const noexcept { return setup_.problem; }
 
  private:
-  struct State {
-    Tensor output, lse;
+  struct Candidate {
+    std::unique_ptr<Kernel> kernel;
+    DType results;  ///< dtype of its outputs
+    std::optional<RepeatedCall> call;
   };
-  [[nodiscard]] SoftmaxState state(std::size_t which) const;
+  [[nodiscard]] SoftmaxState state(DType dtype, int which);
 
   Device& device_;
   int threads_;
@@ -54,11 +64,12 @@ class KernelBlocks {
   std::unique_ptr<Stream> stream_;
   Selection selection_;
   ScoreTensors scores_;
-  std::array<State, 2> states_;
-  const Implementation* candidate_ = nullptr;
-  std::unique_ptr<Kernel> kernel_;
+  std::map<std::pair<DType, int>, Tensor> outputs_;
+  std::array<Tensor, 2> lse_;
   AttentionBlock block_;
+  ring::BlockExtent extent_;
   double flops_ = 0;
+  std::map<const Implementation*, Candidate> candidates_;
 };
 
 }  // namespace annulus::launcher

@@ -405,10 +405,11 @@ void add_running(TableBuilder& table) {
   table.add("hops", "", {Command::bench}, flag_into(&Options::hops),
             "time the hops of a ring over all ranks instead, for each transport; --sweep gives "
             "bytes (default: 64k:256M:4)");
-  table.add("calibrate", "FILE", {Command::bench}, text_into(&Options::calibrate),
-            "measure a cost model for --cost-model instead: merges, hops, and every kernel that "
-            "computes the problem (heads of --shape, rows of --sweep); what FILE holds of other "
-            "dtypes, head dimensions and masks stays");
+  table.add(
+      "calibrate", "FILE", {Command::bench}, text_into(&Options::calibrate),
+      "measure a cost model for --cost-model instead: merges, reads, hops, and every kernel that "
+      "computes the problem (heads of --shape, rows of --sweep); what FILE holds of other "
+      "dtypes, head dimensions and masks stays");
   table.add(
       "show-ranks", "N", {Command::plan}, int_into(&Options::show_ranks, 0),
       fmt::format("print every step of the first N ranks, and list more than 32 ranks if N is more "

@@ -7,32 +7,17 @@
 #include <vector>
 
 #include <annulus/mesh/transport.hpp>
+#include <annulus/ring/used_share.hpp>
 
 namespace annulus::ring {
 namespace {
 
 // Kernels that await columns run on Hopper GPUs.
 constexpr double kRowsAtOnce = kMultiprocessors * kTileRows;
-// The longest tiles are computed first. Under a causal mask they take twice the mean.
-constexpr double kLongestTile = 2;
-// Kernels on GPUs read at 4.4 TB/s where merges, which write as well, move 3.3 TB/s.
-constexpr double kReadingOnGpus = 0.75;
 
-// In relation to the mean.
-double longest_tile(const Block& block) {
-  const auto all = static_cast<double>(block.rows.count * block.batches.count) *
-                   static_cast<double>(block.columns.count);
-  return std::min(kLongestTile, all / static_cast<double>(block.pairs));
-}
-
-// How much longer a kernel takes because its multiprocessors do not end together. With a tile each,
-// it takes as long as the longest; the more tiles each has, the more these even out.
-double unevenness(const Block& block, Place::Kind device) {
-  if (device == Place::Kind::host || block.pairs == 0) return 1;
-  const std::int64_t tiles = (block.rows.count + kTileRows - 1) / kTileRows;
-  const auto all = static_cast<double>(tiles * block.heads.count * block.batches.count);
-  const double each = std::max(1.0, all / static_cast<double>(kMultiprocessors));
-  return 1 + (longest_tile(block) - 1) / (each * each);
+BlockExtent extent_of(const Block& block) {
+  return {block.rows.count, block.columns.count, block.heads.count, block.batches.count,
+          block.pairs};
 }
 
 double bytes_of(const RankPlan& plan, const Region& region) {
@@ -82,22 +67,16 @@ bool has_few_rows(const RankPlan& plan, const Block& block, const KernelCost& ke
 double seconds_of(const RankPlan& plan, const Block& block, const Prices& prices) {
   const KernelCost& kernel =
       prices.kernel(plan.implementations[static_cast<std::size_t>(block.implementation)]);
-  const Place::Kind device = prices.model.device;
-  const double reading = prices.model.memory_seconds(bytes_read(plan, block)) *
-                         (device == Place::Kind::host ? 1 : kReadingOnGpus);
+  const double reading = prices.model.reading_seconds(bytes_read(plan, block));
   double seconds = 0;
   if (has_few_rows(plan, block, kernel)) {
     // A second launch combines the parts.
     seconds = kernel.call_latency + prices.model.launch_seconds +
               std::max(reading, plan.flops(block) / kernel.few_rows.rate);
   } else {
-    const std::int64_t tiles = (block.rows.count + kernel.row_tile - 1) / kernel.row_tile;
-    const double computed_rows =
-        static_cast<double>(tiles * kernel.row_tile) / static_cast<double>(block.rows.count);
-    seconds = kernel.seconds(
-        plan.flops(block) * computed_rows * unevenness(block, device),
-        static_cast<double>(block.rows.count),
-        busy_share(device, block.rows.count, block.heads.count * block.batches.count), reading);
+    seconds =
+        kernel.seconds(plan.flops(block), static_cast<double>(block.rows.count),
+                       used_share(prices.model.device, extent_of(block), kernel.row_tile), reading);
   }
   if (block.state) {
     seconds += kPassesToContinue * prices.model.memory_seconds(bytes_of(plan, block.state->output));
@@ -109,8 +88,8 @@ double seconds_before_waiting(const RankPlan& plan, const Block& block, std::int
                               const Prices& prices) {
   const auto rows = static_cast<double>(block.rows.count * block.batches.count);
   const double all_columns = static_cast<double>(block.columns.count);
-  const double at_once = std::min(
-      1.0, longest_tile(block) * kRowsAtOnce / (rows * static_cast<double>(block.heads.count)));
+  const double at_once = std::min(1.0, longest_tile(extent_of(block)) * kRowsAtOnce /
+                                           (rows * static_cast<double>(block.heads.count)));
   return seconds_of(plan, block, prices) * at_once * static_cast<double>(columns) / all_columns;
 }
 

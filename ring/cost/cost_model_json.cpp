@@ -27,7 +27,9 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kSchema = "annulus.cost_model";
-constexpr int kVersion = 5;
+constexpr int kVersion = 6;
+constexpr int kVersionWithoutReading = 5;  // which is read too
+constexpr const char* kReading = "read_bytes_per_second";
 
 std::string_view name_of(Place::Kind device) {
   return device == Place::Kind::host ? "cpu" : "cuda";
@@ -103,18 +105,19 @@ class Reader {
     if (!object.is_object()) fail(where_.empty() ? "the file" : where_, "is not an object");
   }
 
-  /// Throws unless the object has these keys and no others.
-  void expect_keys(std::initializer_list<const char*> keys) const {
+  /// Throws unless the object has these keys, perhaps the `optional` one, and no others.
+  void expect_keys(std::initializer_list<const char*> keys, std::string_view optional = {}) const {
     for (const char* key : keys) {
       if (!object_.contains(key)) fail(name(key), "is missing");
     }
     for (const auto& item : object_.items()) {
-      bool known = false;
+      bool known = !optional.empty() && item.key() == optional;
       for (const char* key : keys) known = known || item.key() == key;
       if (!known) fail(name(item.key()), "is no key of a cost model");
     }
   }
 
+  [[nodiscard]] bool has(const char* key) const { return object_.contains(key); }
   [[nodiscard]] const json& at(const char* key) const { return object_.at(key); }
 
   /// A number within the bounds.
@@ -253,20 +256,21 @@ std::string to_json(const CostModel& model) {
   for (const auto& [name, curve] : model.transports) {
     transports[name] = curve_json(curve, "bytes", "seconds");
   }
-  return json{{"schema", kSchema},
-              {"version", kVersion},
-              {"source", model.source},
-              {"device", name_of(model.device)},
-              {"kernels", kernels},
-              {"merge_bytes_per_second", model.merge_bytes_per_second},
-              {"transport", model.transport},
-              {"transports", transports},
-              {"transfer_share", model.transfer_share},
-              {"network_hops", curve_json(model.network, "bytes", "seconds")},
-              {"node_bytes_per_second", model.node_bytes_per_second},
-              {"launch_seconds", model.launch_seconds},
-              {"assumed", model.assumed}}
-      .dump(2);
+  json data{{"schema", kSchema},
+            {"version", kVersion},
+            {"source", model.source},
+            {"device", name_of(model.device)},
+            {"kernels", kernels},
+            {"merge_bytes_per_second", model.merge_bytes_per_second},
+            {"transport", model.transport},
+            {"transports", transports},
+            {"transfer_share", model.transfer_share},
+            {"network_hops", curve_json(model.network, "bytes", "seconds")},
+            {"node_bytes_per_second", model.node_bytes_per_second},
+            {"launch_seconds", model.launch_seconds},
+            {"assumed", model.assumed}};
+  if (model.read_bytes_per_second) data[kReading] = *model.read_bytes_per_second;
+  return data.dump(2);
 }
 
 CostModel parse_cost_model(std::string_view text, const std::string& path) {
@@ -275,14 +279,19 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
   // First, since files of other versions have other keys.
   const json schema = data.value("schema", json());
   const json version = data.value("version", json());
-  if (schema != kSchema || version != kVersion) {
-    file.fail("schema", fmt::format("is {} version {}, expected \"{}\" version {}, which annulus "
-                                    "bench --calibrate writes",
-                                    schema.dump(), version.dump(), kSchema, kVersion));
+  const bool knows_reading = version == kVersion;
+  if (schema != kSchema || !(knows_reading || version == kVersionWithoutReading)) {
+    file.fail(
+        "schema",
+        fmt::format("is {} version {}, expected \"{}\" version {}, which annulus bench "
+                    "--calibrate writes where there is no file (delete this one, or name "
+                    "another), or {}",
+                    schema.dump(), version.dump(), kSchema, kVersion, kVersionWithoutReading));
   }
   file.expect_keys({"schema", "version", "source", "device", "kernels", "merge_bytes_per_second",
                     "transport", "transports", "transfer_share", "network_hops",
-                    "node_bytes_per_second", "launch_seconds", "assumed"});
+                    "node_bytes_per_second", "launch_seconds", "assumed"},
+                   knows_reading ? kReading : "");
   CostModel model;
   model.source = file.text("source");
   model.device = file.parsed("device", parse_device);
@@ -290,6 +299,7 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
   if (!kernels.is_array()) file.fail("kernels", "is not a list");
   for (std::size_t i = 0; i < kernels.size(); ++i) read_kernel(kernels[i], i, model, path);
   model.merge_bytes_per_second = file.number("merge_bytes_per_second", kRates);
+  if (file.has(kReading)) model.read_bytes_per_second = file.number(kReading, kRates);
   const Reader transports(file.at("transports"), "transports", path);
   const std::vector<std::string_view> possible = transports_of(model.device);
   for (const auto& item : file.at("transports").items()) {

@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <optional>
 #include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/ring/prices.hpp>
 
@@ -19,42 +21,77 @@ using Classes = std::map<ProblemClass, KernelCost>;
 constexpr double kHostCall = 1e-6;
 constexpr double kDeviceCall = 9e-6;
 
+// Kernels whose assumed rates differ by more than this use other units of the device.
+constexpr double kAlike = 4;
+
+// Small for a class whose figures say much of the wanted one's.
+auto distance(const ProblemClass& other, const ProblemClass& wanted) {
+  const auto dims = [](const ProblemClass& c) { return c.head_dim + c.value_dim; };
+  const int dtype = other.dtype == wanted.dtype                     ? 0
+                    : size_of(other.dtype) == size_of(wanted.dtype) ? 1
+                                                                    : 2;
+  return std::tuple(dtype, std::abs(dims(other) - dims(wanted)),
+                    std::abs(static_cast<int>(other.mask) - static_cast<int>(wanted.mask)),
+                    other.soft_cap != wanted.soft_cap);
+}
+
 // end() if none was measured.
 Classes::const_iterator nearest(const Classes& measured, const ProblemClass& wanted) {
-  const auto distance = [&](const ProblemClass& other) {
-    const auto dims = [](const ProblemClass& c) { return c.head_dim + c.value_dim; };
-    const int dtype = other.dtype == wanted.dtype                     ? 0
-                      : size_of(other.dtype) == size_of(wanted.dtype) ? 1
-                                                                      : 2;
-    return std::tuple(dtype, std::abs(dims(other) - dims(wanted)),
-                      std::abs(static_cast<int>(other.mask) - static_cast<int>(wanted.mask)),
-                      other.soft_cap != wanted.soft_cap);
-  };
   return std::min_element(measured.begin(), measured.end(), [&](const auto& a, const auto& b) {
-    return distance(a.first) < distance(b.first);
+    return distance(a.first, wanted) < distance(b.first, wanted);
   });
+}
+
+// What another kernel says of the device: how its rate compares with the one assumed of it.
+struct Comparison {
+  std::string source;
+  double factor = 1;
+};
+
+// By the nearest class of any kernel that is alike; of several, the one whose assumed rate is the
+// most similar. None if nothing was measured.
+std::optional<Comparison> compare(const ProblemClass& wanted, double assumed,
+                                  const CostModel& model, Place place) {
+  static const Registry registry = Registry::standard();
+  std::optional<Comparison> best;
+  std::pair<decltype(distance(wanted, wanted)), double> least;
+  for (const auto& [name, classes] : model.kernels) {
+    const auto near = nearest(classes, wanted);
+    if (near == classes.end()) continue;
+    const auto& [shape, cost] = *near;
+    const double expected = registry.get(name).assumed_rate(shape, place);
+    const double difference = std::abs(std::log(expected / assumed));
+    const std::pair how_far(distance(shape, wanted), difference);
+    if (difference > std::log(kAlike) || (best && !(how_far < least))) continue;
+    least = how_far;
+    best = {fmt::format("{} was measured for {}", name, to_string(shape)),
+            cost.rate.points().back().value / expected};
+  }
+  return best;
 }
 
 KernelCost price_of(const Implementation& candidate, const ProblemClass& wanted,
                     const CostModel& model, Place place) {
   const double assumed = candidate.assumed_rate(wanted, place);
-  if (const auto known = model.kernels.find(candidate.kernel_name());
-      known != model.kernels.end()) {
-    const Classes& measured = known->second;
-    if (const auto near = nearest(measured, wanted); near != measured.end()) {
-      const auto& [shape, cost] = *near;
-      if (shape == wanted) {
-        return {fmt::format("measured for {} ({})", to_string(shape), cost.source), cost.rate,
-                cost.call_latency, Knowledge::measured};
-      }
-      const double factor = assumed / candidate.assumed_rate(shape, place);
-      return {fmt::format("nearest measured class: {} ({}), times {:.2f} for {}", to_string(shape),
-                          cost.source, factor, to_string(wanted)),
-              cost.rate.scaled(factor), cost.call_latency, Knowledge::nearest};
+  const double call = place.is_host() ? kHostCall : kDeviceCall;
+  const auto known = model.kernels.find(candidate.kernel_name());
+  if (known != model.kernels.end() && !known->second.empty()) {
+    const auto& [shape, cost] = *nearest(known->second, wanted);
+    if (shape == wanted) {
+      return {fmt::format("measured for {} ({})", to_string(shape), cost.source), cost.rate,
+              cost.call_latency, Knowledge::measured};
     }
+    const double factor = assumed / candidate.assumed_rate(shape, place);
+    return {fmt::format("nearest measured class: {} ({}), times {:.2f} for {}", to_string(shape),
+                        cost.source, factor, to_string(wanted)),
+            cost.rate.scaled(factor), cost.call_latency, Knowledge::nearest};
   }
-  return {fmt::format("assumed for {}", to_string(wanted)), CostCurve::constant(assumed),
-          place.is_host() ? kHostCall : kDeviceCall, Knowledge::assumed};
+  const std::string source = fmt::format("assumed for {}", to_string(wanted));
+  if (const auto other = compare(wanted, assumed, model, place)) {
+    return {fmt::format("{}, times {:.2f}, as {}", source, other->factor, other->source),
+            CostCurve::constant(assumed * other->factor), call, Knowledge::assumed};
+  }
+  return {source, CostCurve::constant(assumed), call, Knowledge::assumed};
 }
 
 }  // namespace
@@ -70,7 +107,10 @@ std::string Prices::knowledge() const {
 std::string Prices::to_text() const {
   std::string text = fmt::format("{}\nnodes {}", to_json(model), fmt::join(node_of_rank, ","));
   for (const auto& [name, cost] : kernels) {
-    text += fmt::format("\n{}: {}, {} s", name, cost.source, cost.call_latency);
+    const FewRows& few = cost.few_rows;
+    text += fmt::format("\n{}: {}, {} s, tiles of {} rows, few rows {} {} {} {} {}", name,
+                        cost.source, cost.call_latency, cost.row_tile, few.most, few.always,
+                        few.tiles, few.columns, few.rate);
     for (const CostCurve::Point& point : cost.rate.points()) {
       text += fmt::format(", {}: {}", point.size, point.value);
     }

@@ -28,6 +28,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(again.source == model->source && again.device == model->device &&
               again.kernels == model->kernels &&
               again.merge_bytes_per_second == model->merge_bytes_per_second &&
+              again.read_bytes_per_second == model->read_bytes_per_second &&
               again.transports == model->transports && again.transport == model->transport &&
               again.transfer_share == model->transfer_share && again.network == model->network &&
               again.node_bytes_per_second == model->node_bytes_per_second &&
@@ -47,6 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     require_time(prices.kernel("native").seconds(amount, amount, 1, 0));
     require_time(prices.kernel("flash_attn2").seconds(amount, amount, 1, 0));
     require_time(model->memory_seconds(amount));
+    require_time(model->reading_seconds(amount));
     for (const bool across : {false, true}) {
       const double one = model->transfer_seconds(amount, across);
       require_time(one);

@@ -11,6 +11,7 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/ring/cost_model.hpp>
+#include <annulus/ring/used_share.hpp>
 
 namespace annulus::ring {
 namespace {
@@ -81,6 +82,24 @@ TEST(KernelCost, RateFollowsTheRows) {
   EXPECT_DOUBLE_EQ(cost.seconds(1e9, 1000, 1, 2), 2.5);
   // Half a device takes twice as long.
   EXPECT_DOUBLE_EQ(cost.seconds(1e9, 1000, 0.5, 0.4), 1.5);
+}
+
+// Causal squares on a GPU whose multiprocessors have one tile each, two, four.
+TEST(KernelCost, AGpuIsUsedLessIfItsTilesEndApart) {
+  const auto share = [](const BlockExtent& block, Place::Kind device = Place::Kind::cuda) {
+    return used_share(device, block, 128);
+  };
+  const std::int64_t pairs = 512 * 513 / 2;
+  const double longest = 512.0 * 512 / pairs;
+  EXPECT_DOUBLE_EQ(longest_tile({512, 512, 33, 1, pairs}), longest);
+  EXPECT_DOUBLE_EQ(share({512, 512, 33, 1, pairs}), 1 / longest);
+  EXPECT_DOUBLE_EQ(share({512, 512, 33, 2, 2 * pairs}), 1 / (1 + (longest - 1) / 4));
+  EXPECT_DOUBLE_EQ(share({512, 512, 132, 1, pairs}), 1 / (1 + (longest - 1) / 16));
+  EXPECT_DOUBLE_EQ(share({512, 512, 33, 1, 512 * 512}), 1);
+  EXPECT_DOUBLE_EQ(share({512, 512, 11, 1, 512 * 512}), 1.0 / 3);
+  EXPECT_DOUBLE_EQ(share({100, 512, 132, 1, 100 * 512}), 100.0 / 128);  // a tile that is not full
+  EXPECT_DOUBLE_EQ(longest_tile({512, 512, 1, 1, 1}), 2);
+  EXPECT_DOUBLE_EQ(used_share(Place::Kind::host, {512, 512, 1, 1, pairs}, 1), 1);
 }
 
 TEST(KernelCost, FewTilesKeepPartOfAGpuBusy) {
@@ -227,6 +246,7 @@ CostModel measured_model() {
       {kHalfBand, {"first", CostCurve({{100, 1e9 / 3}, {200, 2e9}}, "test"), 1e-6 / 3}},
       {kWideGeneral, {"second", CostCurve::constant(5e10), 0}}};
   model.kernels["sdpa"] = {{kHalfBand, {"third", CostCurve::constant(6e14), 9e-6}}};
+  model.read_bytes_per_second = 4e12 / 3;
   model.assumed = {"transfer_share", "network_hops", "node_bytes_per_second"};
   return model;
 }
@@ -236,6 +256,7 @@ TEST(CostModel, JsonKeepsEveryBit) {
        {CostModel::cpu_core(), CostModel::hopper_nvlink(), measured_model()}) {
     const CostModel again = parse_cost_model(to_json(model), "model.json");
     EXPECT_EQ(again.source, model.source);
+    EXPECT_EQ(again.read_bytes_per_second, model.read_bytes_per_second);
     EXPECT_EQ(again.device, model.device);
     EXPECT_EQ(again.kernels, model.kernels);
     EXPECT_EQ(again.merge_bytes_per_second, model.merge_bytes_per_second);
@@ -247,6 +268,33 @@ TEST(CostModel, JsonKeepsEveryBit) {
     EXPECT_EQ(again.launch_seconds, model.launch_seconds);
     EXPECT_EQ(again.assumed, model.assumed);
   }
+}
+
+// Version 5 knew merges alone, and reading followed from them.
+TEST(CostModel, ReadsFilesThatDoNotSayHowFastMemoryIsRead) {
+  CostModel model = measured_model();
+  EXPECT_DOUBLE_EQ(model.reading_seconds(4e12), 3);
+  json data = json::parse(to_json(model));
+  EXPECT_EQ(data["version"], 6);
+  data["version"] = 5;
+  expect_file_error(data.dump(), "read_bytes_per_second is no key");
+  data.erase("read_bytes_per_second");
+  for (const int version : {5, 6}) {
+    data["version"] = version;
+    const CostModel again = parse_cost_model(data.dump(), "model.json");
+    EXPECT_FALSE(again.read_bytes_per_second);
+    EXPECT_EQ(again.kernels, model.kernels);
+    EXPECT_DOUBLE_EQ(again.reading_seconds(3.3e12), 0.75);
+  }
+  CostModel host = CostModel::cpu_core();
+  EXPECT_DOUBLE_EQ(host.reading_seconds(8e9), 1);
+  // What was measured takes the place of the assumption, and stays.
+  host.source = model.source;
+  host.refresh(model, false);
+  EXPECT_EQ(host.read_bytes_per_second, model.read_bytes_per_second);
+  model.read_bytes_per_second.reset();
+  host.refresh(model, false);
+  EXPECT_EQ(host.read_bytes_per_second, 4e12 / 3);
 }
 
 TEST(CostModel, OtherNamesOfAKernelAreItsName) {
@@ -286,6 +334,7 @@ TEST(CostModel, RefreshingKeepsWhatWasNotMeasuredAgain) {
   newer.merge_bytes_per_second = 5;
   newer.transports = {{"nccl", CostCurve::constant(3)}};
   newer.transport = "nccl";
+  newer.assumed.erase("transports");
   CostModel expected = model;
   expected.kernels["sdpa"] = {{kHalfBand, again}, {capped, again}};
   expected.transports.at("nccl") = CostCurve::constant(3);
@@ -315,6 +364,24 @@ TEST(CostModel, WhatIsAssumedGivesWayToMeasurementsOnly) {
   EXPECT_EQ(model.network, CostCurve::constant(7));
   EXPECT_EQ(model.assumed, (decltype(model.assumed){"transfer_share", "node_bytes_per_second"}));
   EXPECT_DOUBLE_EQ(model.transfer_seconds(1e9, true), 7);
+}
+
+// As on several nodes of one rank each.
+TEST(CostModel, AssumedTransportsReplaceNoMeasuredOnes) {
+  CostModel model = measured_model();
+  model.transports = {{"peer", CostCurve::constant(3)}};
+  CostModel newer = CostModel::hopper_nvlink();
+  newer.source = model.source;
+  model.refresh(newer, true);
+  EXPECT_EQ(model.transports.at("peer"), CostCurve::constant(3));
+  EXPECT_EQ(model.transports.at("nccl"), newer.transports.at("nccl"));
+  EXPECT_FALSE(model.assumed.contains("transports"));
+  model.assumed.insert("transports");
+  newer.transports = {{"peer", CostCurve::constant(5)}};
+  newer.assumed.erase("transports");
+  model.refresh(newer, true);
+  EXPECT_EQ(model.transports.at("peer"), CostCurve::constant(5));
+  EXPECT_FALSE(model.assumed.contains("transports"));
 }
 
 TEST(CostModel, FiguresOfDifferentMachinesDoNotMix) {
@@ -372,7 +439,8 @@ TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
                     "device is 'tpu', expected cpu or cuda");
   expect_file_error(damaged([](json& d) { d["version"] = 4; }),
                     "schema is \"annulus.cost_model\" version 4, expected \"annulus.cost_model\" "
-                    "version 5, which annulus bench --calibrate writes");
+                    "version 6, which annulus bench --calibrate writes where there is no file "
+                    "(delete this one, or name another), or 5");
   expect_file_error(damaged([](json& d) { d.erase("version"); }), "version null");
   expect_file_error(damaged([](json& d) { d["schema"] = "other"; }), "schema is \"other\"");
   expect_file_error(damaged_kernel([](json& k) { k["call_latency_seconds"] = "1"; }),
@@ -405,6 +473,8 @@ TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
   expect_file_error(damaged_kernel([](json& k) { k["speed"] = 1; }), "kernels[0].speed is no key");
   expect_file_error(damaged([](json& d) { d["kernels"].push_back(d["kernels"][0]); }),
                     "kernels[1] is a second entry of native, bfloat16 D=64 Dv=64, mask band");
+  expect_file_error(damaged([](json& d) { d["read_bytes_per_second"] = "fast"; }),
+                    "read_bytes_per_second is \"fast\", expected a number");
   expect_file_error(damaged([](json& d) { d["merge_bytes_per_second"] = 0; }),
                     "merge_bytes_per_second is 0");
   expect_file_error(damaged([](json& d) { d["transfer_share"] = 1; }),
@@ -423,7 +493,7 @@ TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
   expect_file_error(damaged([](json& d) { d["assumed"] = "all"; }),
                     "assumed is not a list of names");
   expect_file_error(damaged([](json& d) { d["assumed"] = {"weather"}; }),
-                    "assumed has \"weather\", expected any of transfer_share, network_hops, ");
+                    "assumed has \"weather\", expected any of transports, transfer_share, ");
   expect_file_error(damaged([](json& d) { d["assumed"] = {3}; }), "assumed has 3");
   expect_file_error(damaged([](json& d) { d["kernels"] = json::object(); }),
                     "kernels is not a list");

@@ -257,6 +257,8 @@ TEST(Simulate, AFewRowsTakeAsLongAsReadingTheirKeys) {
   prices.model.merge_bytes_per_second = 1e9;
   prices.model.device = Place::Kind::cuda;
   EXPECT_NEAR(predicted_seconds(plan, prices), 0.75 * bytes / 1e9, 1e-5);
+  prices.model.read_bytes_per_second = 3e9;  // if that was measured
+  EXPECT_NEAR(predicted_seconds(plan, prices), bytes / 3e9, 1e-5);
   const double flops = forward_flops(problem.shape, 1 << 16);
   EXPECT_NEAR(seconds_alone(problem, 1e9), flops / 1e9, 1e-5);
 }

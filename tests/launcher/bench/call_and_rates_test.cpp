@@ -1,9 +1,16 @@
 #include "launcher/bench/call_and_rates.hpp"
 
+#include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include <annulus/ring/simulate.hpp>
+#include <annulus/ring/used_share.hpp>
+
+#include "tests/ring/sequence_plan.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -66,6 +73,40 @@ TEST(CallAndRates, BlocksThatAreMostlyCallsAreLeftOut) {
   const CallAndRates alone = call_and_rates(smallest, {small}, kLeast);
   ASSERT_EQ(alone.rates.size(), 1U);
   EXPECT_NEAR(alone.rates[0].value, 1e9 / 9.5e-6, 1);
+}
+
+// Seconds that a plan predicts of a causal square on one GPU whose memory takes none.
+double predicted(const AttentionProblem& problem, const ring::KernelCost& cost) {
+  const ring::Plan plan =
+      ring::sequence_plan(problem, 1, LayoutKind::contiguous, ring::Schedule::local);
+  ring::CostModel model = ring::CostModel::hopper_nvlink();
+  model.merge_bytes_per_second = 1e30;
+  model.launch_seconds = 0;
+  return ring::predicted_seconds(plan, {std::move(model), {{"native", cost}}});
+}
+
+// However few its tiles are for the multiprocessors, and however unevenly they end.
+TEST(CallAndRates, ABlockOfTheMeasuredSizeCostsWhatWasMeasured) {
+  constexpr std::int64_t kTile = 128;
+  for (const auto& [heads, rows] : {std::pair{1, 1024},
+                                    {8, 1024},
+                                    {32, 1024},
+                                    {64, 4096},
+                                    // a last tile that is not full
+                                    {8, 1100}}) {
+    const AttentionProblem problem = ring::causal_problem(rows, heads, heads);
+    const std::int64_t pairs = std::int64_t{rows} * (rows + 1) / 2;
+    const double share =
+        ring::used_share(Place::Kind::cuda, {rows, rows, heads, problem.shape.batch, pairs}, kTile);
+    constexpr double kSeconds = 300e-6;
+    const BlockTime block{static_cast<double>(rows),
+                          forward_flops(problem.shape, static_cast<double>(pairs)) / share,
+                          kSeconds};
+    CallAndRates found = call_and_rates({128, block.flops / 1e6, 10e-6}, {block}, kLeast);
+    ring::KernelCost cost{"a test", ring::CostCurve(std::move(found.rates), "test"), found.call};
+    cost.row_tile = kTile;
+    EXPECT_NEAR(predicted(problem, cost), kSeconds, 1e-9) << heads << " heads, " << rows;
+  }
 }
 
 }  // namespace

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from cli_support import CliTest, main
+from cli_support import CliTest, command_on_nodes, main
 
 PLAN = ["plan", "--mesh", "sp=4", "--shape", "1,8k,8k,8,2,64"]
 CALIBRATE = ["bench", "--device", "cpu", "--calibrate", "model.json", "--shape", "1,0,0,4,2,32",
@@ -69,7 +69,7 @@ class Calibrate(CliTest):
         self.expect_success(result)
         with open(self.path("model.json")) as file:
             model = json.load(file)
-        self.assertEqual((model["schema"], model["version"]), ("annulus.cost_model", 5))
+        self.assertEqual((model["schema"], model["version"]), ("annulus.cost_model", 6))
         self.assertEqual(model["device"], "cpu")
         (kernel,) = model["kernels"]
         # Small blocks, which are mostly calls, may be left out.
@@ -77,6 +77,8 @@ class Calibrate(CliTest):
         self.assertEqual(rows, [32, 64, 128][-len(rows):])
         self.assertEqual(self.class_of(kernel), ("native", "float32", 32, 32, "band", False))
         self.assertGreater(kernel["call_latency_seconds"], 0)
+        self.assertGreater(model["read_bytes_per_second"], 1e7)
+        self.assertIn("# reading: one row, by native\n", result.stdout)
         for text in ["native: B=1 N=4 K=2", "causal", "2 times after 1 to warm up", "commit "]:
             self.assertIn(text, kernel["source"])
         self.assertEqual(model["transport"], "mpi")
@@ -165,6 +167,42 @@ class Calibrate(CliTest):
         self.expect_success(self.annulus(*CALIBRATE, "--impl", "vanilla", ranks=2))
         self.assertEqual([shape[0] for shape in self.kernels()], ["vanilla"])
 
+    def test_files_without_the_rate_of_reading_get_it(self):
+        self.expect_success(self.annulus(*CALIBRATE, ranks=2))
+        with open(self.path("model.json")) as file:
+            model = json.load(file)
+        del model["read_bytes_per_second"]
+        with open(self.path("model.json"), "w") as file:
+            json.dump({**model, "version": 5}, file)
+        self.assertIn("measured for float32", self.rate_in("--shape", "1,8k,8k,8,2,32", "--causal"))
+        self.expect_success(self.annulus(*CALIBRATE, ranks=2))
+        with open(self.path("model.json")) as file:
+            model = json.load(file)
+        self.assertEqual(model["version"], 6)
+        self.assertIn("read_bytes_per_second", model)
+
+    def test_several_nodes(self):
+        def calibrate(path, *nodes):
+            words = [word.replace("model.json", path) for word in CALIBRATE]
+            result = self.execute(command_on_nodes(*words, nodes=nodes))
+            self.expect_success(result)
+            with open(self.path(path)) as file:
+                return json.load(file), result.stdout
+        # Hops between the nodes say nothing of those inside.
+        model, _ = calibrate("two.json", "a", "a", "b", "b")
+        self.assertEqual(model["assumed"],
+                         ["launch_seconds", "node_bytes_per_second", "transfer_share"])
+        self.assertEqual(model["transport"], "mpi")
+        inside = model["transports"]["mpi"]
+        self.assertEqual([hop["bytes"] for hop in inside],
+                         [hop["bytes"] for hop in model["network_hops"]])
+        self.assertNotEqual(inside, model["network_hops"])
+        for path, nodes in [("one.json", ["a", "b"]), ("uneven.json", ["a", "a", "b"])]:
+            model, shown = calibrate(path, *nodes)
+            self.assertEqual(model["assumed"], ["launch_seconds", "node_bytes_per_second",
+                                                "transfer_share", "transports"])
+            self.assertIn("# transports inside nodes: not measured: ", shown)
+
     def test_other_files_are_left_alone(self):
         self.expect_success(self.annulus(*CALIBRATE, ranks=2))
         with open(self.path("model.json")) as file:
@@ -180,13 +218,14 @@ class Calibrate(CliTest):
                 ranks=3)
         refused(text.replace("measured: 2 ranks on 1 node", "measured: 2 ranks on 7 nodes"),
                 "7 nodes")
-        refused(text.replace('"version": 5', '"version": 4'), "version 4, expected")
+        refused(text.replace('"version": 6', '"version": 4'), "version 4, expected",
+                "delete this one, or name another")
         refused("", "is not JSON")
         self.expect_no_files()
 
 
 class CostModel(CliTest):
-    MODEL = {"schema": "annulus.cost_model", "version": 5, "source": "a test", "device": "cuda",
+    MODEL = {"schema": "annulus.cost_model", "version": 6, "source": "a test", "device": "cuda",
              "kernels": [{"implementation": "native", "dtype": "float32", "head_dim": 64,
                           "value_dim": 64, "mask": "none", "soft_cap": False, "source": "a test",
                           "call_latency_seconds": 0,
@@ -268,7 +307,8 @@ class CostModel(CliTest):
     def test_damaged_files(self):
         self.expect_error(self.plan(speed=3), 2, "--cost-model model.json: speed is no key")
         self.expect_error(self.plan(version=3), 2, "--cost-model model.json: ",
-                          "version 3, expected", "annulus bench --calibrate writes")
+                          "version 3, expected", "annulus bench --calibrate writes",
+                          "delete this one")
         self.expect_error(self.plan(kernels=[{"rows": 1}]), 2,
                           "kernels[0].implementation is missing")
         self.expect_error(self.annulus(*PLAN, "--cost-model", "none.json"), 2,

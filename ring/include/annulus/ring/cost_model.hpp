@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -17,15 +18,6 @@
 
 namespace annulus::ring {
 
-/// Kernels for GPUs compute tiles of so many rows of one head, one after the other on each of the
-/// multiprocessors of a Hopper GPU.
-inline constexpr std::int64_t kTileRows = 128;
-inline constexpr std::int64_t kMultiprocessors = 132;
-
-/// The share of a device that a block of so many rows and heads (over all batches) keeps busy. All
-/// of a CPU rank: its kernels divide any work among the threads.
-[[nodiscard]] double busy_share(Place::Kind device, std::int64_t rows, std::int64_t heads);
-
 /// How the cost of a kernel is known: measured for the very class of the problem, derived from the
 /// nearest class that was measured, or assumed.
 enum class Knowledge : std::uint8_t { measured, nearest, assumed };
@@ -35,15 +27,15 @@ enum class Knowledge : std::uint8_t { measured, nearest, assumed };
 /// What calls of one implementation cost for problems of one class.
 struct KernelCost {
   std::string source;       ///< how it is known: of which problem it was measured
-  CostCurve rate;           ///< operations per second of a device all of which is busy, by the rows
-                            ///< of the block
+  CostCurve rate;           ///< operations per second of a device all of which is used, by the
+                            ///< rows of the block
   double call_latency = 0;  ///< seconds that a call takes besides
   Knowledge knowledge = Knowledge::measured;
   std::int64_t row_tile = 1;  ///< see Declaration
   FewRows few_rows = {};      ///< see Implementation
 
-  /// Of one call, of `flops` operations on a block of `rows` rows that keeps `share` of the device
-  /// busy and reads from memory for `reading` seconds meanwhile.
+  /// Of one call, of `flops` operations on a block of `rows` rows that uses `share` of the device
+  /// (see used_share()) and reads from memory for `reading` seconds meanwhile.
   [[nodiscard]] double seconds(double flops, double rows, double share, double reading) const {
     return call_latency + std::max(flops / (rate.clamped(rows) * share), reading);
   }
@@ -60,6 +52,8 @@ struct CostModel {
   /// counts with assumed_rate().
   std::map<std::string, std::map<ProblemClass, KernelCost>> kernels;
   double merge_bytes_per_second = 1;  ///< memory rate of merging partial results
+  /// Memory rate of kernels that read keys and values for a few rows; absent: derived from merging.
+  std::optional<double> read_bytes_per_second = {};
   /// Seconds of a message by its bytes, for each transport ("mpi" between CPUs, "nccl" and "peer"
   /// between GPUs), while the rank sends one and receives one. More bytes never take less time.
   /// Transport "composite" has none of its own: see TransportTraits::inside_node().
@@ -76,8 +70,8 @@ struct CostModel {
   /// Seconds that a launch of copies, or of a reduction, takes besides its bytes.
   double launch_seconds = 0;
   /// The names, among these, of what was not measured.
-  static constexpr std::array<std::string_view, 4> kAssumable{
-      "transfer_share", "network_hops", "node_bytes_per_second", "launch_seconds"};
+  static constexpr std::array<std::string_view, 5> kAssumable{
+      "transports", "transfer_share", "network_hops", "node_bytes_per_second", "launch_seconds"};
   std::set<std::string, std::less<>> assumed{kAssumable.begin(), kAssumable.end()};
 
   /// One current CPU core per rank, shared memory between ranks, 10 Gb/s Ethernet between nodes.
@@ -107,6 +101,8 @@ struct CostModel {
   void adopt_transport(std::string_view name);
   /// Seconds of combining or copying, by the bytes that are read and written.
   [[nodiscard]] double memory_seconds(double bytes) const { return bytes / merge_bytes_per_second; }
+  /// Seconds of reading so many bytes in a kernel.
+  [[nodiscard]] double reading_seconds(double bytes) const;
   /// Seconds of a message by its bytes and the transport in use: to another node (`across`) or
   /// inside one.
   [[nodiscard]] const CostCurve& messages(bool across) const;
@@ -121,17 +117,18 @@ struct CostModel {
 
 /// JSON of a model, every number exact:
 ///
-///     {"schema": "annulus.cost_model", "version": 5, "source": "…", "device": "cpu",
+///     {"schema": "annulus.cost_model", "version": 6, "source": "…", "device": "cpu",
 ///      "kernels": [{"implementation": "native", "dtype": "float32", "head_dim": 64,
 ///                   "value_dim": 64, "mask": "band", "soft_cap": false, "source": "…",
 ///                   "call_latency_seconds": 1e-6,
 ///                   "rates": [{"rows": 1024, "flops_per_second": 1e11}, …]}, …],
-///      "merge_bytes_per_second": 8e9, "transport": "mpi",
+///      "merge_bytes_per_second": 8e9, "read_bytes_per_second": 9e9, "transport": "mpi",
 ///      "transports": {"mpi": [{"bytes": 65536, "seconds": 2e-5}, …]}, "transfer_share": 0.1,
 ///      "network_hops": [{"bytes": 65536, "seconds": 1e-4}, …], "node_bytes_per_second": 1.2e9,
 ///      "launch_seconds": 5e-6, "assumed": ["network_hops", …]}
 [[nodiscard]] std::string to_json(const CostModel& model);
-/// Reads it back; the curves of messages as CostCurve::rising(). Throws FileError, naming `path`
+/// Reads it back, or a file of version 5, which knew no read_bytes_per_second; that key may be
+/// absent. The curves of messages are read as CostCurve::rising(). Throws FileError, naming `path`
 /// and the key, if a value is missing, unknown (which includes names of implementations, and of
 /// transports that the device does not use), of the wrong type, or so large or small that
 /// predictions would overflow (a latency above an hour, a rate below 1 per second); if a class

@@ -41,7 +41,11 @@ struct Prices {
 ///    two. Nearest are those of the same dtype, else those of one of the same size; of those,
 ///    the one whose D + Dv differs least; of those, the one whose kind of mask does; of those, one
 ///    that agrees in the soft cap;
-/// 3. the rate that the implementation assumes at `place`.
+/// 3. the rate that the implementation assumes at `place`, times what was measured of another
+/// kernel
+///    over what that one assumes: of the nearest class, and of several kernels the one that assumes
+///    the most similar rate;
+/// 4. the rate that the implementation assumes at `place`.
 ///
 /// Throws ArgumentError for a model of ranks that compute on another kind of device.
 [[nodiscard]] Prices make_prices(CostModel model, const AttentionProblem& problem,

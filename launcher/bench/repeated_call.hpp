@@ -1,0 +1,47 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include <annulus/core/device.hpp>
+#include <annulus/core/stream.hpp>
+
+namespace annulus::launcher {
+
+/// A call that is made several times in a row, for timing it. A device that can records the calls
+/// and replays them, as it does in runs.
+class RepeatedCall {
+ public:
+  /// `submit(i)` submits the i-th of the calls. The references must outlive it.
+  RepeatedCall(Device& device, Stream& stream, std::function<void(int i)> submit)
+      : device_(device), stream_(stream), submit_(std::move(submit)) {}
+
+  /// Makes so many calls and waits for their end. The first time prepares the others.
+  void run(int calls) {
+    const auto submit_all = [&] {
+      for (int i = 0; i < calls; ++i) submit_(i);
+    };
+    if (warm_ && recorded_ != calls) {
+      recording_ = device_.record(stream_, submit_all);
+      recorded_ = calls;
+    }
+    if (warm_ && recording_) {
+      recording_->submit(stream_);
+    } else {
+      submit_all();
+    }
+    warm_ = true;
+    stream_.synchronize();
+  }
+
+ private:
+  Device& device_;
+  Stream& stream_;
+  std::function<void(int i)> submit_;
+  std::unique_ptr<Recording> recording_;
+  int recorded_ = 0;
+  bool warm_ = false;
+};
+
+}  // namespace annulus::launcher

@@ -1,0 +1,46 @@
+#include <algorithm>
+
+#include <annulus/ring/used_share.hpp>
+
+namespace annulus::ring {
+namespace {
+
+// The longest tiles are computed first. Under a causal mask they take twice the mean.
+constexpr double kLongestTile = 2;
+
+std::int64_t tiles_of(std::int64_t rows, std::int64_t tile) {
+  return (rows + tile - 1) / tile;
+}
+
+// How much longer a kernel takes because its multiprocessors do not end together. With a tile each,
+// it takes as long as the longest; the more tiles each has, the more these even out.
+double unevenness(Place::Kind device, const BlockExtent& block) {
+  if (device == Place::Kind::host || block.pairs == 0) return 1;
+  const auto all =
+      static_cast<double>(tiles_of(block.rows, kTileRows) * block.heads * block.batches);
+  const double each = std::max(1.0, all / static_cast<double>(kMultiprocessors));
+  return 1 + (longest_tile(block) - 1) / (each * each);
+}
+
+}  // namespace
+
+double busy_share(Place::Kind device, std::int64_t rows, std::int64_t heads) {
+  if (device == Place::Kind::host) return 1;
+  const std::int64_t tiles = tiles_of(rows, kTileRows) * heads;
+  return std::clamp(static_cast<double>(tiles) / kMultiprocessors, 1.0 / kMultiprocessors, 1.0);
+}
+
+double longest_tile(const BlockExtent& block) {
+  const auto all =
+      static_cast<double>(block.rows * block.batches) * static_cast<double>(block.columns);
+  return std::min(kLongestTile, all / static_cast<double>(block.pairs));
+}
+
+double used_share(Place::Kind device, const BlockExtent& block, std::int64_t row_tile) {
+  const double visible_rows = static_cast<double>(block.rows) /
+                              static_cast<double>(tiles_of(block.rows, row_tile) * row_tile);
+  return busy_share(device, block.rows, block.heads * block.batches) * visible_rows /
+         unevenness(device, block);
+}
+
+}  // namespace annulus::ring

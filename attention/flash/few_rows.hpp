@@ -6,8 +6,8 @@
 
 namespace annulus::flash {
 
-/// For the kernel in decode/. Beyond 32 rows its products take longer than reading, and a
-/// multiprocessor each for the tiles is the faster way if there are enough of them. Where keys are
+/// For the kernel in decode/. Beyond 32 rows its products take longer than reading, and the usual
+/// kernel, with a multiprocessor for each tile, is faster if there are enough tiles. Where keys are
 /// few, writing and reading the parts would take longer than the keys.
 [[nodiscard]] inline FewRows few_rows(const AttentionProblem& problem) {
   if (problem.dtype == DType::float32 || is_general(problem)) return {};

@@ -213,10 +213,11 @@ void add_sharding(TableBuilder& table) {
   table.add("schedule", "NAME", kPlanned, parsed_into(&Options::schedule, parse_schedule_name),
             "auto, local, ring, double_ring, allgather, ulysses, hybrid or pass_q: what is sent, "
             "and in which order (default: auto)");
-  table.add("ulysses-degree", "N", kPlanned, int_into(&Options::ulysses_degree, 1),
-            "ranks that exchange heads in the schedule hybrid; it divides the ranks along the "
-            "sequence (default: the last of two sequence axes; of one, its largest common divisor "
-            "with the key/value heads)");
+  table.add(
+      "ulysses-degree", "N", kPlanned, int_into(&Options::ulysses_degree, 1),
+      "ranks that exchange heads in the schedule hybrid; it divides the ranks along the "
+      "sequence (default: with two sequence axes, the size of the last; with one, its largest "
+      "common divisor with the key/value heads)");
   table.add("inner-size", "N", kPlanned, int_into(&Options::inner_size, 1),
             "ranks of an inner ring in the schedule double_ring; it divides the ranks along the "
             "sequence (default: those of a node)");
@@ -245,9 +246,10 @@ void add_sharding(TableBuilder& table) {
             "cost model for predicted times and --schedule auto, as bench --calibrate writes it "
             "(default: assumptions for a CPU core or a Hopper GPU)");
   table.add("tuning", "POLICY", kComputing, parsed_into(&Options::tuning, parse_tuning),
-            "off, cached or measure: what auto goes by: the cost model; what was measured before, "
-            "else the cost model; or what was measured before, else what is measured now and kept "
-            "in --tuning-cache. Only off gives the same bits at any time (default: off)");
+            "off, cached or measure: what auto goes by; off: the cost model; cached: what was "
+            "measured before, else the cost model; measure: what was measured before, else what is "
+            "measured now and kept in --tuning-cache; only off gives the same bits at any time "
+            "(default: off)");
   table.add("tuning-cache", "FILE", kComputing, text_into(&Options::tuning_cache),
             "what --tuning has measured, for later jobs (default: "
             "$XDG_CACHE_HOME/annulus/tuning-v1.json, else ~/.cache/annulus/tuning-v1.json)");
@@ -416,8 +418,8 @@ void add_running(TableBuilder& table) {
                   "(default: {})",
                   defaults.show_ranks));
   table.add("simulate", "", {Command::plan}, flag_into(&Options::simulate),
-            "play the plan of all ranks, up to 4096, and show what each does: shared links, "
-            "transfers beside kernels, ranks that are slower than others");
+            "play the plan of all ranks, up to 4096, with shared links, transfers beside kernels "
+            "and ranks that are slower than others, and show what each does");
   table.add("straggler-percent", "X", {Command::plan},
             parsed_into(&Options::straggler_percent, parse_percent),
             "with --simulate: each rank computes longer by a share drawn between 0 and X % "

@@ -48,8 +48,8 @@ ring::PlanInput PlannedCase::input(const ring::ShardedOperands& laid_out) const 
 
 namespace {
 
-// How far ranks that exchange keys and values reach, where those of a node reach each other; Mesh
-// finds it out of real ones.
+// How far ranks that exchange keys and values reach, if those of a node reach each other. Of real
+// ranks, Mesh finds it out.
 PeerExtent extent_inside_nodes(const NamedSharding& key, const std::vector<int>& node_of_rank) {
   std::vector<PeerExtent> extents;
   for (int rank = 0; rank < key.mesh().ranks(); ++rank) {

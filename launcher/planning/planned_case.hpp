@@ -35,7 +35,8 @@ struct PlannedCase {
 
 /// Which ranks share a node: consecutive ones, as many as --ranks-per-node says; without that, the
 /// ranks with the same coordinate on the axis "node", if the mesh has one; else all, which is an
-/// empty list. Throws ArgumentError if --ranks-per-node does not divide the number of ranks.
+/// empty list. Throws ArgumentError if --ranks-per-node is less than the number of ranks and does
+/// not divide it.
 [[nodiscard]] std::vector<int> planned_nodes(const Options& options, const MeshShape& mesh);
 
 /// What several cases were predicted by: the model's source and the transports that they take.

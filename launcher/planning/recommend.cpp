@@ -186,7 +186,7 @@ void print_refused(const std::vector<Candidate>& candidates, std::ostream& out) 
   }
   for (const std::string& reason : reasons) {
     const std::vector<std::string>& named = by_reason[reason];
-    out << fmt::format("# cannot: {}{}: {}\n", named.front(),
+    out << fmt::format("# cannot run: {}{}: {}\n", named.front(),
                        named.size() > 1 ? fmt::format(" and {} more", named.size() - 1) : "",
                        reason);
   }

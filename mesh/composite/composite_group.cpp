@@ -55,8 +55,9 @@ class CompositeExchange final : public PreparedExchange {
   void offer(Stream& stream) override {
     for_each_part([&](PreparedExchange& part) { part.offer(stream); });
   }
-  // Reclaims too, so that the exchange is two-sided as a whole. Not beside the other part: ranks
-  // whose devices run the two one after the other, in different orders, would wait for each other.
+  // Reclaims too, so that the exchange is two-sided as a whole. It does so after both parts: where
+  // devices run the parts one after the other, ranks that have them in different orders would wait
+  // for each other.
   void take(Stream& stream) override {
     const auto taking = [](PreparedExchange* part) -> std::function<void(Stream&)> {
       if (part == nullptr) return {};
@@ -120,8 +121,8 @@ class CompositeGroup final : public DeviceGroup {
     inside_->check();
     across_->check();
   }
-  // The work of each may wait for that of the other, so both let go at the same time. Copies begin:
-  // NCCL frees memory when it gives up, which waits for whatever waits for a copy.
+  // Work of either group may wait for the other's, so both give up at the same time. Copies go
+  // first: NCCL frees memory when it gives up, and that waits for work that waits for a copy.
   void give_up() noexcept override {
     constexpr std::chrono::milliseconds kHeadStart{500};
     try {

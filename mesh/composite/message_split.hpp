@@ -21,7 +21,7 @@ struct SplitMessages {
   Messages across;
 };
 
-/// Both sides of a message find it in the same part.
+/// Sender and receiver find a message in the same part.
 [[nodiscard]] SplitMessages split_messages(std::span<const Send> sends,
                                            std::span<const Receive> receives, int rank,
                                            const PeerReach& reach);

@@ -25,7 +25,7 @@ class Writer {
   }
 
   [[nodiscard]] Script write() {
-    // Where tasks end must be known before what waits for them, also if that comes earlier.
+    // The ends of tasks are numbered first, since a task may wait for one that comes later.
     for (std::size_t t = 0; t < plan_.tasks.size(); ++t) {
       if (const auto* block = std::get_if<Block>(&plan_.tasks[t].work)) {
         steps_ += index_of(block->arrivals.size());

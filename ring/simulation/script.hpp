@@ -37,7 +37,7 @@ struct Message {
   int peer = 0;         ///< mesh rank
   bool across = false;  ///< to or from another node
   double bytes = 0;
-  double seconds = 0;  ///< that its links are busy with it if nothing slows it down
+  double seconds = 0;  ///< that it keeps its links busy if nothing slows it down
 };
 
 /// An exchange of the plan.

@@ -288,7 +288,7 @@ class Simulation::Impl {
     for (std::uint32_t q = 0; q < state.queues.size(); ++q) {
       while (advance_queue(r, q)) start_step(r);
     }
-    // What a queue has done may be what another one waits for; ends of transfers look here again.
+    // A queue may wait for what a later one has just done; what ends an exchange looks here again.
   }
 
   [[nodiscard]] double speed_of(const RankState& state) const {
@@ -353,7 +353,7 @@ class Simulation::Impl {
     queue.missing = exchange.receives.count;
     queue.untaken = 0;
     for (const Message& message : state.script.messages_of(exchange.sends)) {
-      // Who is left out takes at once what is offered.
+      // A rank that is left out takes at once what is offered.
       if (present(message.peer) != kAbsent || !traits_.one_sided) ++queue.untaken;
     }
     for (Lane& lane : queue.lanes) lane = {};
@@ -574,7 +574,7 @@ class Simulation::Impl {
   std::vector<RankState> states_;
   std::map<AxisNames, std::uint32_t> axes_;
   std::vector<std::uint32_t> index_;  // of states, by mesh rank
-  std::vector<double> weights_;  // of the messages of a node: ranks on it per rank that is there
+  std::vector<double> weights_;       // of the messages of a node: ranks on it per rank simulated
   Links links_;
   bool links_changed_ = false;
   std::vector<Flow> flows_;

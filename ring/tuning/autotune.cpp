@@ -20,12 +20,14 @@
 namespace annulus::ring {
 namespace {
 
-// Times closer than this are noise: the earlier candidate then wins, most of all the heuristics'.
+// Times closer than this are noise: the earlier candidate then wins, and the heuristics' comes
+// first.
 constexpr double kNoise = 1.02;
-// A candidate that is twice so much slower than the best so far is not timed again.
+// A candidate is not timed further if its first two calls both take this many times the best so
+// far.
 constexpr double kHopeless = 1.5;
 
-/// Calls before the timed ones: at least so many, and for so long. The second call on a GPU is
+/// Calls before the timed ones: at least so many, for at least so long. The second call on a GPU is
 /// recorded, later ones are replayed; a GPU that has worked for a while runs slower than before.
 struct WarmUp {
   int calls;

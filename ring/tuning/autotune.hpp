@@ -6,8 +6,8 @@
 
 namespace annulus::ring {
 
-/// A call to be made ready: what ShardedAttention is made of. `options` are without a chain, and
-/// what they refer to outlives it.
+/// A call to be made ready: what ShardedAttention is made of. `options` hold no choice of the
+/// chain. What the members refer to must outlive it.
 struct TunedCall {
   const AttentionProblem& problem;
   const ShardedOperands& operands;

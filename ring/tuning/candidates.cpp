@@ -71,7 +71,7 @@ class Search {
   std::vector<TunedCandidate> possible_, impossible_;
 };
 
-// The schedules with what they leave open, as heuristics would have them first.
+// Each schedule as heuristics would have it, then with its other degrees or inner sizes.
 std::vector<Choice> schedules_of(const PlanInput& input, const OpenChoices& open,
                                  const std::string& schedule) {
   std::vector<Choice> choices;

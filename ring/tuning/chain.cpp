@@ -124,7 +124,7 @@ bool TuningChain::look_up() {
   if (asks(DecidedBy::memory)) {
     const auto found = cache == nullptr ? std::nullopt : cache->find(*key_);
     if (found && take(*found, DecidedBy::memory, "tuned on " + found->date)) return true;
-    if (cache != nullptr && !found) pass(DecidedBy::memory, "does not have this problem");
+    if (cache != nullptr && !found) pass(DecidedBy::memory, "has no entry for this problem");
   }
   if (asks(DecidedBy::file)) {
     if (file_.path.empty()) {
@@ -199,7 +199,7 @@ bool TuningChain::measure() {
   if (timed(candidates) < 2) {
     const std::string why = reasons(candidates);
     pass(DecidedBy::measurement,
-         fmt::format("there is no choice between plans{}{}", why.empty() ? "" : ": ", why));
+         fmt::format("there are no two plans to compare{}{}", why.empty() ? "" : ": ", why));
     return false;
   }
   try {
@@ -235,7 +235,7 @@ void TuningChain::keep(const TuningEntry& entry, std::string& why) {
   if (warnings.empty()) {
     why += ", kept in " + file_.path;
   } else {
-    decision_.warnings = std::move(warnings);  // they say all that reading has said
+    decision_.warnings = std::move(warnings);  // they repeat those of reading
   }
 }
 

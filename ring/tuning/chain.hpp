@@ -16,14 +16,15 @@ namespace annulus::ring {
 /// memory, that in a file, a measurement, heuristics. Rank 0 asks the caches, and all ranks follow.
 class TuningChain {
  public:
-  /// `call.options` are under their overlay; `input` was made from them and must outlive the chain,
-  /// like what the call refers to. `schedule` is that which the options stand for, or "auto".
+  /// `call.options` have their overlay applied; `input` was made from them and must outlive the
+  /// chain, like what the call refers to. `schedule` is the one that the options stand for, or
+  /// "auto".
   TuningChain(const TunedCall& call, const PlanInput& input, std::string schedule);
 
-  /// What the first link decides that can. Collective over the mesh.
+  /// The decision of the first link that can decide. Collective over the mesh.
   const Decision& decide();
-  /// What was decided failed when it was planned or made ready, with this message. Whether a later
-  /// link may decide: then decide() asks those.
+  /// For a decision that failed when it was planned or made ready, with this message. Returns
+  /// whether a later link may decide: decide() then asks those.
   bool reject(const std::string& message);
   /// "", or, if a choice of an earlier link failed, "; before that, …" with all links that were
   /// passed over and why, for the message of what failed in the end.

@@ -23,15 +23,15 @@ struct OpenChoices {
                                        const PlanInput& input, const std::string& schedule,
                                        Place place);
 
-/// The options with what their overlay sets as if the caller had named it, where he has not. Their
-/// overlay is then what counted of it.
+/// The options with what their overlay sets, as if the caller had named it, where nothing was
+/// named. Their overlay is then the part of it that counted.
 [[nodiscard]] ShardedAttentionOptions under_overlay(ShardedAttentionOptions options, Place place);
 
 /// The options with a choice of the chain. Its implementation is preferred, and others compute what
-/// it does not take, so that a choice fails where `auto` would not only for lack of memory.
+/// it does not take, so that only lack of memory can make a choice fail where `auto` would not.
 [[nodiscard]] ShardedAttentionOptions with_choice(ShardedAttentionOptions options,
                                                   const Choice& choice, Place place);
-/// The same of what plans are made from. Nothing where the transport is of no concern.
+/// The same for what plans are made from. An open transport stays as it is.
 [[nodiscard]] PlanInput with_choice(PlanInput input, const Choice& choice);
 
 }  // namespace annulus::ring

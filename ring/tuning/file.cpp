@@ -26,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Writers hold the lock for as long as a small file takes. Whoever tries often is not passed by.
+// Writers hold the lock only while they write a small file. Whoever tries often gets a turn.
 constexpr std::chrono::milliseconds kBetweenTries{1};
 // A file that is larger was not written here.
 constexpr off_t kMostBytes = off_t{64} << 20;
@@ -81,7 +81,7 @@ std::optional<std::string> read_text(const std::string& path) {
   return text;
 }
 
-// One that was only created has none. Throws FileError.
+// A file that was only created has none. Throws FileError.
 std::vector<TuningEntry> entries_of(const std::string& text, const std::string& path) {
   return kind_of(text) == CacheText::empty ? std::vector<TuningEntry>{} : parse_tuning(text, path);
 }
@@ -214,7 +214,7 @@ FileAnswer find_in_file(const CacheFile& file, const TuningKey& key) {
     const auto found = std::find_if(entries.begin(), entries.end(),
                                     [&](const TuningEntry& entry) { return entry.key == key; });
     if (found == entries.end()) {
-      answer.reason = fmt::format("{} does not have this problem", path);
+      answer.reason = fmt::format("{} has no entry for this problem", path);
     } else {
       answer.entry = *found;
       answer.reason.clear();
@@ -233,17 +233,17 @@ std::vector<std::string> keep_in_file(const CacheFile& file, TuningEntry entry,
     const std::string text = read_text(path).value_or("");
     const CacheText kind = kind_of(text);
     if (kind == CacheText::other_version) {
-      throw Trouble("is of another version of annulus and stays as it is, nothing was kept");
+      throw Trouble("is of another version of annulus and stays as it is; nothing was kept");
     }
     if (kind == CacheText::foreign && file.named) {
-      throw Trouble(fmt::format("{} and stays as it is, nothing was kept", kForeign));
+      throw Trouble(fmt::format("{} and stays as it is; nothing was kept", kForeign));
     }
     std::vector<TuningEntry> entries;
     try {
       entries = entries_of(text, file.path);
     } catch (const FileError& error) {
       warnings.push_back(
-          fmt::format("tuning cache {}; it is {} now", error.what(), set_aside(path)));
+          fmt::format("tuning cache {}; it was renamed to {}", error.what(), set_aside(path)));
     }
     std::erase_if(entries, [&](const TuningEntry& other) { return other.key == entry.key; });
     entries.push_back(std::move(entry));

@@ -9,9 +9,9 @@
 #include <annulus/ring/tuning_cache.hpp>
 
 /// The persistent cache: one JSON file (text.hpp), for all processes of a user. It is replaced as a
-/// whole, so that a reader sees all of one version. Writers take turns by a lock on FILE.lock,
-/// which stays. A cache that cannot be used costs time, not results, and is a warning; only a file
-/// that the caller named by mistake is an error.
+/// whole, so that a reader sees one version of it. Writers take turns by a lock on FILE.lock, which
+/// stays. A cache that cannot be used costs time, not results, and is a warning; only a file that
+/// the caller named by mistake is an error.
 namespace annulus::ring {
 
 struct CacheFile {

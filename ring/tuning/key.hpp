@@ -28,8 +28,8 @@ struct Machine {
 /// What a measurement depends on, what the caller had named, and what limits the candidates.
 /// `schedule` is the one that the options stand for, or "auto". The mask counts by its kind and by
 /// the share of pairs that it leaves visible, to the nearest power of two:
-/// other documents or lengths of the same kind have the same key. Neither scales, seeds nor
-/// contents of tensors count.
+/// other documents or lengths of the same kind have the same key. Scales, seeds and contents of
+/// tensors do not count.
 [[nodiscard]] TuningKey make_tuning_key(const PlanInput& input,
                                         const ShardedAttentionOptions& options,
                                         const std::string& schedule, const OpenChoices& open,

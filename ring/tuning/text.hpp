@@ -9,15 +9,15 @@
 
 namespace annulus::ring {
 
-/// Of the persistent cache's format.
+/// The version of the persistent cache's format.
 inline constexpr int kTuningVersion = 1;
 
-/// What the text of a file is, which need not be a whole one.
+/// What the text of a file is, which may have been cut off.
 enum class CacheText : std::uint8_t {
   empty,
   cache,          ///< of this version, perhaps broken
   other_version,  ///< of another version of the format
-  foreign         ///< something else, in which nothing calls itself a tuning cache
+  foreign         ///< something else: nothing in it says that it is a tuning cache
 };
 [[nodiscard]] CacheText kind_of(std::string_view text);
 

@@ -15,8 +15,8 @@ struct DecodeShape {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kValueDim = kValueDim_;
-  static constexpr int kRows = 16;  ///< of a warp's products, and columns that it copies
-  /// That a warp of a larger team computes at a time: more where registers suffice.
+  static constexpr int kRows = 16;  ///< of a warp's products; also the columns that it copies
+  /// Columns that a warp computes at a time if its team has others: more where registers suffice.
   static constexpr int kColumnsAtOnce = kHeadDim + kValueDim <= 256 ? 32 : 16;
   static constexpr int kWarps = kValueDim > 128 ? 4 : 8;
   static constexpr int kThreads = 32 * kWarps;
@@ -140,7 +140,7 @@ class Decoder {
     return row * kDims + (vector ^ row % 8) * kVector;
   }
 
-  // Starts the warp's next copies, and closes their group. It is empty past the last tile.
+  // Starts the warp's next copies, and closes their group, which is empty past the last tile.
   __device__ __forceinline__ void copy_tile(int stage) {
     if (source.tiles > 0) {
       Element* const keys = shared.tiles[stage] + warp * kRows * Shape::kHeadDim;
@@ -155,7 +155,7 @@ class Decoder {
     async_commit();
   }
 
-  // 16 rows. Those past the end of the sequence become zeros, and dimensions from `dims` on.
+  // 16 rows. Those past the end of the sequence become zeros, and so do dimensions from `dims` on.
   template <int kDims>
   __device__ __forceinline__ void copy_rows(Element* to, const Element* from, std::int64_t stride,
                                             int dims) const {
@@ -170,7 +170,7 @@ class Decoder {
     }
   }
 
-  // The warp's queries of a pair, and the empty state.
+  // Loads the warp's queries of a pair, and empties its state.
   __device__ __forceinline__ void begin(std::int64_t pair) {
     const std::int64_t batch = pair / a.kv_heads;
     const std::int64_t first_head = (pair - batch * a.kv_heads) * a.heads_per_kv_head;
@@ -229,7 +229,7 @@ class Decoder {
     multiply_values(tile + Shape::kColumns * Shape::kHeadDim, column, scores);
   }
 
-  // scores = Q·Kᵀ. scores[n] is that of the columns from 8n on: see warp_products.cuh.
+  // scores = Q·Kᵀ. scores[n] has the columns from 8n on: see warp_products.cuh.
   template <int kScores>
   __device__ __forceinline__ void multiply_keys(const Element* keys, int column,
                                                 float (&scores)[kScores][4]) const {
@@ -269,8 +269,8 @@ class Decoder {
     }
   }
 
-  // Replaces scores by their weights relative to the new maximum, to which it brings what the warp
-  // has (Milakov & Gimelshein 2018).
+  // Replaces scores by their weights relative to the new maximum, and rescales what the warp has to
+  // that maximum (Milakov & Gimelshein 2018).
   template <int kScores>
   __device__ __forceinline__ void weigh(float (&scores)[kScores][4]) {
     float factor[2];

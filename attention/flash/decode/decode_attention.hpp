@@ -10,9 +10,8 @@
 
 namespace annulus::flash::decode {
 
-/// Blocks of few query rows of one problem on one device of
-/// compute capability 9.0. Keeps the space on the device of the blocks that it has seen. One call
-/// at a time.
+/// Blocks of few query rows of one problem on one device of compute capability 9.0. Keeps device
+/// memory for the blocks that it has seen. One call at a time.
 class DecodeAttention {
  public:
   /// Both must outlive it.

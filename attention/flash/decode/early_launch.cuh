@@ -2,7 +2,7 @@
 
 // Programmatic dependent launch (CUDA programming guide, "Programmatic Dependent Launch"): a kernel
 // that is launched with the attribute may start while the one before it runs, and then waits for
-// its end. What it saves is the time that a launch takes.
+// its end. This hides the time that a launch takes.
 namespace annulus::flash::decode {
 
 /// The next kernel of the stream may start as soon as all thread blocks have called this.

@@ -11,7 +11,7 @@
 namespace annulus::flash::decode {
 
 /// How thread blocks share the keys. The key tiles of all pairs of a batch and a key/value head
-/// stand in one row, pair after pair, and each thread block takes the same number of them, give or
+/// form one list, pair after pair, and each thread block takes the same number of them, give or
 /// take one. What a thread block takes of a pair is a part; the parts are numbered from 0.
 struct KeySplit {
   std::int64_t pairs = 0;
@@ -36,7 +36,7 @@ struct KeySplit {
   [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t last_block(std::int64_t pair) const {
     return block_of((pair + 1) * tiles_of_pair - 1);
   }
-  /// From part to part the pair, the block or both go on, so that no two have the same sum.
+  /// From one part to the next, the pair, the block or both advance, so no two have the same sum.
   [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t part(std::int64_t pair,
                                                          std::int64_t block) const {
     return pair + block;

@@ -268,7 +268,7 @@ class Recommend(CliTest):
         result = self.annulus(*self.WORDS)
         self.expect_success(result)
         self.assertIn("# ranks: 8 ranks on 2 nodes", result.stdout)
-        self.assertIn("# cannot: dp=1,tp=1,sp=8 contiguous local and ", result.stdout)
+        self.assertIn("# cannot run: dp=1,tp=1,sp=8 contiguous local and ", result.stdout)
         lines = list(csv.DictReader(io.StringIO(self.annulus(*self.WORDS, "--csv", "-").stdout)))
         self.assertEqual([line["mesh"] for line in lines],
                          [row["mesh"] for row in self.report()["rows"]])

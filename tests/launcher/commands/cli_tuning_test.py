@@ -60,7 +60,7 @@ class Tuning(CliTest):
     def test_another_problem_is_tuned_anew(self):
         self.run_it(*MEASURE)
         meta, _, _ = self.run_it(*MEASURE, "--soft-cap", "3")
-        self.assertIn("does not have this problem", meta["choice not made by cache in file"])
+        self.assertIn("has no entry for this problem", meta["choice not made by cache in file"])
         self.assertTrue(meta["choice made by"].startswith("measurement: "))
         self.assertEqual(len(self.entries()), 2)
 

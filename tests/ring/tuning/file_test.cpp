@@ -84,7 +84,7 @@ TEST_F(TuningFileTest, KeepsEveryKeyAndTheLatestOfEach) {
   EXPECT_EQ(find_in_file(deep, example_entry("B=2").key).entry, example_entry("B=2"));
   const FileAnswer other = find_in_file(deep, {{"shape", "B=3"}});
   EXPECT_FALSE(other.entry);
-  EXPECT_THAT(other.reason, HasSubstr("does not have this problem"));
+  EXPECT_THAT(other.reason, HasSubstr("has no entry for this problem"));
   EXPECT_EQ(std::distance(fs::directory_iterator(path("a/b")), fs::directory_iterator()), 2)
       << "the file and its lock";
 }

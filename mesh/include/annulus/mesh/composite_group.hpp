@@ -8,10 +8,10 @@
 
 namespace annulus {
 
-/// A group of which `inside` carries the messages between ranks of one island, those to oneself
-/// included, and `across` the others; those of one exchange side by side. Both groups have the
-/// ranks of `host`, in its order, and memory at one place. `host` takes the control calls and must
-/// outlive the group. Transport "composite".
+/// A group in which `inside` carries the messages between ranks of one island, also those of a rank
+/// to itself, and `across` carries the others, at the same time. Both groups have the ranks of
+/// `host`, in its order, and memory at one place. `host` takes the control calls and must outlive
+/// the group. Transport "composite".
 ///
 /// Exchanges are two-sided: they end when both groups have sent and received. Their errors, and
 /// what they ask of buffers, are those of the two groups.

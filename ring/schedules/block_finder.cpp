@@ -20,9 +20,6 @@ namespace {
 // each length needs a kernel plan of its own.
 constexpr std::size_t kMostDocuments = 64;
 
-// Predictions are not so exact that another candidate is worth less than 3 %.
-constexpr double kClearlyFaster = 0.97;
-
 // The factor on the time of the preferred candidate: none is so slow that it loses by it.
 constexpr double kPreference = 1e-9;
 
@@ -111,8 +108,8 @@ BlockFinder::Priced BlockFinder::solve(HeadRange heads, const Tile& tile, Asked 
   return !tiles.empty() && better ? std::move(parts) : std::move(whole);
 }
 
-// The fastest candidate that takes the block, an earlier one unless it is clearly slower. Cutting
-// may be worth it if a candidate that takes only simpler blocks would be faster still.
+// The fastest candidate that takes the block, the first of equals. Cutting may be worth it if a
+// candidate that takes only simpler blocks would be faster still.
 BlockFinder::Priced BlockFinder::price(Block block, Asked asked, bool& worth_cutting) const {
   Priced best;
   int chosen = -1;
@@ -132,7 +129,7 @@ BlockFinder::Priced BlockFinder::price(Block block, Asked asked, bool& worth_cut
         (preferred ? kPreference : 1);
     const std::string reason = obstacle_of(*candidates[i], context_.input, plan_, block);
     if (reason.empty()) {
-      if (chosen < 0 || seconds < kClearlyFaster * best.seconds) {
+      if (chosen < 0 || seconds < best.seconds) {
         chosen = block.implementation;
         best.seconds = seconds;
       }

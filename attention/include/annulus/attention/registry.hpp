@@ -22,8 +22,8 @@ struct Strategy {
 
 /// Who may compute a problem, and why the others may not.
 struct Selection {
-  /// In order of registration. Each block goes to the fastest of those that take it, as predicted,
-  /// an earlier one unless another is clearly faster. Just one when it was named.
+  /// In order of registration. Each block goes to the one that is predicted to be fastest of those
+  /// that take it, the first of equals. Just one when it was named.
   std::vector<const Implementation*> candidates;
   /// (name, reason) of every implementation that cannot.
   std::vector<std::pair<std::string, std::string>> passed_over;

@@ -177,6 +177,7 @@ ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
   struct Candidate {
     Schedule schedule;
     double seconds = 0;
+    std::int64_t bytes = 0;  // of buffers, of the judge with most
   };
   std::vector<Candidate> candidates;
   for (auto& [schedule, reason] : schedules_for(input)) {
@@ -194,8 +195,12 @@ ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
 
   const std::vector<int> ranks = sample_ranks(input, kJudges);
   for (Candidate& candidate : candidates) {
-    candidate.seconds =
-        predicted_seconds(make_plan(input, candidate.schedule, ranks), input.prices);
+    const Plan plan = make_plan(input, candidate.schedule, ranks);
+    candidate.seconds = predicted_seconds(plan, input.prices);
+    for (const RankPlan& rank : plan.ranks) {
+      candidate.bytes = std::max(candidate.bytes, rank.buffer_bytes(BufferKind::exchange) +
+                                                      rank.buffer_bytes(BufferKind::local));
+    }
   }
   // Of those that differ by less than the prediction's noise, the one that needs least memory.
   constexpr double kNoise = 1.01;
@@ -203,21 +208,25 @@ ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
       std::min_element(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
         return a.seconds < b.seconds;
       })->seconds;
-  const auto chosen = std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& c) {
-    return c.seconds <= fastest * kNoise;
-  });
+  const auto is_as_fast = [&](const Candidate& c) { return c.seconds <= fastest * kNoise; };
+  const auto chosen = std::min_element(candidates.begin(), candidates.end(),
+                                       [&](const Candidate& a, const Candidate& b) {
+                                         if (is_as_fast(a) != is_as_fast(b)) return is_as_fast(a);
+                                         return is_as_fast(a) && a.bytes < b.bytes;
+                                       });
   choice.schedule = chosen->schedule;
   choice.seconds = chosen->seconds;
   for (const Candidate& candidate : candidates) {
     if (candidate.schedule == chosen->schedule) continue;
-    const bool tie = candidate.seconds <= chosen->seconds * kNoise;
+    const bool tie = is_as_fast(candidate);
+    const char* const memory =
+        candidate.bytes > chosen->bytes ? "needs less memory" : "is as good and comes first";
     choice.passed_over.push_back(
         {candidate.schedule,
          fmt::format(
              "predicted {} against {}{} ({})", describe(candidate.seconds),
              describe(chosen->seconds),
-             tie ? fmt::format(", a tie, in which {} needs less memory", name_of(chosen->schedule))
-                 : "",
+             tie ? fmt::format(", a tie, in which {} {}", name_of(chosen->schedule), memory) : "",
              input.prices.model.source),
          candidate.seconds});
   }

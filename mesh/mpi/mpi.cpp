@@ -62,11 +62,21 @@ int slurm_tasks(const EnvironmentLookup& lookup) {
   return tasks == nullptr ? 1 : count_of(tasks);
 }
 
-// How many processes torchrun has started; 1 if it did not start this one.
-int torchrun_processes(const EnvironmentLookup& lookup) {
-  if (lookup("TORCHELASTIC_RUN_ID") == nullptr && lookup("GROUP_RANK") == nullptr) return 1;
+int world_size(const EnvironmentLookup& lookup) {
   const char* const processes = lookup("WORLD_SIZE");
   return processes == nullptr ? 1 : count_of(processes);
+}
+
+// How many processes torchrun has started; 1 if it did not start this one.
+int torchrun_processes(const EnvironmentLookup& lookup) {
+  const bool torchrun = lookup("TORCHELASTIC_RUN_ID") != nullptr || lookup("GROUP_RANK") != nullptr;
+  return torchrun ? world_size(lookup) : 1;
+}
+
+// How many processes something else has started that sets PyTorch's variables; 1 if nothing did.
+int pytorch_processes(const EnvironmentLookup& lookup) {
+  const bool pytorch = lookup("MASTER_ADDR") != nullptr && lookup("RANK") != nullptr;
+  return pytorch ? world_size(lookup) : 1;
 }
 
 const char* process_variable(const char* name) {
@@ -105,6 +115,13 @@ bool started_by_launcher(const EnvironmentLookup& lookup) {
         "run alone; start them with `srun --mpi=pmix ...` (`srun --mpi=list` shows what "
         "this cluster has) or with `mpirun -n {} ...` inside the allocation",
         tasks, tasks));
+  }
+  // Last, as jobs of srun set them for PyTorch.
+  if (const int processes = pytorch_processes(lookup); processes > 1) {
+    throw LibraryError(fmt::format(
+        "MASTER_ADDR, RANK and WORLD_SIZE tell of {} processes, which MPI has no way to connect, "
+        "so each would run alone; start them with `mpirun -n {} ...`",
+        processes, processes));
   }
   return false;
 }

@@ -138,9 +138,9 @@ void CostModel::use_transport(std::string_view name) {
 void CostModel::adopt_transport(std::string_view name) {
   const std::string adopted = key_of(name);
   if (!transports.contains(adopted)) {
-    const CostModel assumed = for_device(device);
-    const auto known = assumed.transports.find(adopted);
-    const bool sends = known != assumed.transports.end();  // a group of one rank sends nothing
+    const CostModel usual = for_device(device);
+    const auto known = usual.transports.find(adopted);
+    const bool sends = known != usual.transports.end();  // a group of one rank sends nothing
     transports.emplace(adopted, sends ? known->second : messages(false));
     if (sends) source += fmt::format("; assumed: messages by {}", adopted);
   }

@@ -47,6 +47,21 @@ TEST(LauncherDetection, SrunWithoutPmiIsAnErrorThatPrintsTheFix) {
   }
 }
 
+// As Kubernetes' PyTorchJob and many scripts set them; jobs of srun have them besides.
+TEST(LauncherDetection, PyTorchsVariablesAloneAreAnErrorThatPrintsTheFix) {
+  Environment pytorch{{"MASTER_ADDR", "here"}, {"RANK", "1"}, {"WORLD_SIZE", "4"}};
+  try {
+    (void)started(pytorch);
+    FAIL() << "no error";
+  } catch (const LibraryError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("4 processes"), HasSubstr("mpirun -n 4")));
+  }
+  pytorch["PMIX_RANK"] = "1";
+  EXPECT_TRUE(started(pytorch));
+  EXPECT_FALSE(started({{"MASTER_ADDR", "here"}, {"RANK", "0"}, {"WORLD_SIZE", "1"}}));
+  EXPECT_FALSE(started({{"RANK", "1"}, {"WORLD_SIZE", "4"}}));
+}
+
 TEST(LauncherDetection, TorchrunIsAnErrorThatPrintsTheFix) {
   const Environment torchrun{
       {"RANK", "1"},       {"GROUP_RANK", "0"},       {"WORLD_SIZE", "4"},
@@ -79,7 +94,6 @@ TEST(LauncherDetection, TorchrunIsAnErrorThatPrintsTheFix) {
   Environment under_mpirun = torchrun;
   under_mpirun["OMPI_COMM_WORLD_SIZE"] = "4";
   EXPECT_TRUE(started(under_mpirun));
-  EXPECT_FALSE(started({{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "here"}}));
 }
 
 void check(int ranks, const Environment& environment) {

@@ -194,7 +194,7 @@ TEST_F(TuningChainTest, ReadsWithoutMeasuring) {
   const Decision nothing = decided();
   EXPECT_EQ(nothing.by, DecidedBy::heuristics);
   EXPECT_EQ(nothing.why, "the cost model");
-  EXPECT_THAT(passed_text(nothing), AllOf(HasSubstr("cache in memory: does not have"),
+  EXPECT_THAT(passed_text(nothing), AllOf(HasSubstr("cache in memory: has no entry"),
                                           HasSubstr("cache in file: "), HasSubstr("is not there")));
   EXPECT_TRUE(fs::is_empty(folder_));
   options_.tuning.policy = TuningPolicy::measure;
@@ -347,7 +347,7 @@ TEST_F(TuningChainTest, AnErrorListsWhatWasTried) {
   *quick_fails_ = *promising_fails_ = Fails::prepared;
   const std::string message = test::message_of<AgreedFailure>([&] { (void)attention(); });
   EXPECT_THAT(message, AllOf(HasSubstr("its memory is gone"),
-                             HasSubstr("before that, cache in memory: does not have"),
+                             HasSubstr("before that, cache in memory: has no entry"),
                              HasSubstr("before that, cache in file: its choice"),
                              HasSubstr("before that, measurement: no candidate could be timed")));
   options_.tuning = {};

@@ -115,7 +115,7 @@ class Attention::Impl {
 
   void run(ring::LocalTensors tensors, void* stream) {
     if (!prepared_) prepare(tensors);
-    complete(tensors);
+    alone([&] { complete(tensors); });
     if (context_.place().is_host()) return sharded_.run(tensors);
     if (!caller_ || raw_caller_ != stream) {
       caller_ = make_foreign_cuda_stream(stream, context_.place().device);
@@ -128,6 +128,16 @@ class Attention::Impl {
     collectively(context_.mesh().world(), [&] { complete(tensors); });
     sharded_.prepare(tensors);
     prepared_ = true;
+  }
+
+  // In a later call the other ranks may have begun, so the ranks cannot agree on an error.
+  template <class Body>
+  void alone(const Body& body) const {
+    try {
+      body();
+    } catch (const UserError& error) {
+      throw LibraryError(fmt::format("rank {}: {}", context_.rank(), error.what()));
+    }
   }
 
   // Whether the results are those that the options ask for. The ranks agree on errors of the first
@@ -156,7 +166,7 @@ class Attention::Impl {
                             "none with normalize_output = false: the LSE is maximum + log(sum)");
       }
     };
-    if (prepared_) return check();
+    if (prepared_) return alone(check);
     collectively(context_.mesh().world(), check);
   }
 

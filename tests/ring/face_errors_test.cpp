@@ -44,6 +44,20 @@ TEST(Face, ErrorsAreTheSameOnAllRanks) {
   expect_right(attention, options, shards, 1, true);
 }
 
+// The others may have begun the call, and cannot be asked any more.
+TEST(Face, ErrorsOfLaterCallsAreOfOneRankAndNameIt) {
+  Context context(world(), on_host());
+  Attention attention(context, causal(64));
+  Shards shards(attention, 1);
+  attention.run(shards.tensors(true));
+  AttentionTensors tensors = shards.tensors(true);
+  tensors.maximum = tensors.lse;
+  EXPECT_EQ(test::message_of<LibraryError>([&] { attention.run(tensors); }),
+            "rank " + std::to_string(context.rank()) +
+                ": maximum: got memory, expected none: the options do not ask for an unnormalised "
+                "output");
+}
+
 // Fields in which ranks may differ; and what they hear, all of them, where they may not.
 template <class Options>
 struct Difference {
@@ -168,7 +182,8 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
           {"ulysses_degree", [](auto& o) { o.ulysses_degree = 2; }, "ulysses degree 2"},
           {"inner_size", [](auto& o) { o.inner_size = 1; }, "inner size 1"},
           {"implementation", [](auto& o) { o.implementation = "nobody"; }, "nobody"},
-          {"tuning", [](auto& o) { o.tuning.policy = ring::TuningPolicy::cached; }, "tuning cached"},
+          {"tuning", [](auto& o) { o.tuning.policy = ring::TuningPolicy::cached; },
+           "tuning cached"},
           {"tuning", [](auto& o) { o.tuning.candidates = 3; }, "3 candidates"},
           {"tuning", [](auto& o) { o.tuning.file = "elsewhere.json"; }, nullptr},
       },

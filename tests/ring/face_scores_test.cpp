@@ -169,7 +169,7 @@ TEST(Face, InitBiasIsCalledOnlyWhereNothingElseIsGiven) {
     expect_right(attention, meant, shards, 3, true, scores.views(attention, length));
     if (calls == 0) return;
     tensors.bias = scores.bias.data();
-    EXPECT_THROW(attention.run(tensors), UserError);
+    EXPECT_THROW(attention.run(tensors), LibraryError);
   };
   runs(false, false);  // there is a mask
   options.dense_mask = Extents{1, 1, length, length};

@@ -44,7 +44,7 @@ struct ScheduleEntry {
   std::string (*pointless)(const PlanInput& input);
 };
 
-/// Every schedule, the one that needs least memory first. `auto` breaks ties in this order.
+/// Every schedule. Of those that are as fast and need as much memory, `auto` takes the first.
 [[nodiscard]] std::span<const ScheduleEntry> schedule_table();
 [[nodiscard]] const ScheduleEntry& entry_of(Schedule schedule);
 

@@ -2,10 +2,8 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
-#include <limits>
 #include <map>
 #include <queue>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -16,109 +14,38 @@
 
 #include "simulation/links.hpp"
 #include "simulation/script.hpp"
+#include "simulation/state.hpp"
 
 namespace annulus::ring {
 namespace {
 
+using simulation::Event;
 using simulation::ExchangeQueue;
 using simulation::ExchangeScript;
+using simulation::Flow;
+using simulation::kAbsent;
+using simulation::kAcross;
+using simulation::kInside;
+using simulation::kLanes;
+using simulation::kOutAcross;
+using simulation::kOutInside;
+using simulation::Lane;
+using simulation::LaneKind;
 using simulation::Links;
 using simulation::make_script;
 using simulation::Message;
 using simulation::Need;
+using simulation::Progress;
+using simulation::QueueState;
+using simulation::RankState;
 using simulation::Script;
 using simulation::Slice;
 using simulation::Step;
-
-constexpr std::uint32_t kAbsent = std::numeric_limits<std::uint32_t>::max();
+using simulation::What;
 
 std::int64_t nanoseconds(double seconds) {
   return std::llround(seconds * 1e9);
 }
-
-// Work that goes on at a speed that may change.
-struct Progress {
-  double left = 0;  // seconds at speed 1
-  double speed = 0;
-  double since = 0;           // when `left` was so much
-  std::uint32_t version = 0;  // of its event: older ones do not count
-
-  void advance(double now) {
-    left = std::max(0.0, left - (now - since) * speed);
-    since = now;
-  }
-};
-
-// Messages of an exchange that follow each other: from ranks of the node, from other nodes, and to
-// ranks that are left out.
-struct Lane {
-  Slice list;  // of messages, some of which are of other lanes
-  std::uint32_t next = 0;
-  bool busy = false;
-  bool begun = false;
-};
-enum LaneKind : std::uint8_t { kInside, kAcross, kOutInside, kOutAcross, kLanes };
-
-// How far a rank is with the exchanges of one group.
-struct QueueState {
-  std::uint32_t axes = 0;     // of its group, as a number
-  std::uint32_t done = 0;     // exchanges that are over
-  bool active = false;        // the next one has begun
-  bool offered = false;       // peers can take what it sends
-  bool ready = false;         // it can receive
-  bool received = false;      // all that it receives is there, but something sent is not taken
-  std::uint32_t missing = 0;  // messages that it has not received
-  std::uint32_t untaken = 0;  // messages that it has sent, on their way or not
-  std::array<Lane, kLanes> lanes;
-
-  [[nodiscard]] std::uint32_t count(bool released) const {
-    return done + (!released && received ? 1 : 0);
-  }
-};
-
-struct RankState {
-  Script script;
-  std::uint32_t node = 0;
-  std::uint32_t steps = 0;  // that are done
-  bool computing = false;
-  Progress step;
-  double step_begin = 0;
-  double last_end = 0;
-  std::vector<QueueState> queues;
-  int moving = 0;      // messages that are on their way
-  int by_kernels = 0;  // how many of them multiprocessors move
-  double moving_since = 0;
-  bool queued = false;  // in the list of ranks to look at
-  bool slowed = false;  // whether the speed of its computation is to be looked at
-  bool finished = false;
-  RankTimeline timeline;
-  std::vector<TraceSpan> spans;
-};
-
-// A message on its way.
-struct Flow {
-  std::uint32_t sender = kAbsent, sender_queue = 0;
-  std::uint32_t receiver = kAbsent, receiver_queue = 0;
-  LaneKind lane = kInside;
-  bool across = false;
-  double bytes = 0;
-  double begin = 0;
-  Progress progress;
-};
-
-enum class What : std::uint8_t { step_ends, flow_starts, flow_ends };
-
-struct Event {
-  double time;
-  std::uint32_t id;  // of a rank or a flow
-  std::uint32_t version;
-  What what;
-
-  // For a heap with the earliest on top; always in the same order.
-  bool operator<(const Event& other) const {
-    return std::tie(time, what, id) > std::tie(other.time, other.what, other.id);
-  }
-};
 
 }  // namespace
 

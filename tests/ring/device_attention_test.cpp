@@ -2,11 +2,9 @@
 // and what a steady state may not do. More ranks than GPUs share them, and then only copy engines
 // carry data.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -21,7 +19,7 @@
 #include <annulus/verification/random_problem.hpp>
 #include <annulus/verification/verification.hpp>
 
-#include "tests/support/rank_device.hpp"
+#include "tests/ring/device_attention_fixture.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -29,107 +27,6 @@ namespace {
 using ::testing::HasSubstr;
 using verification::CaseShards;
 using verification::ShardedCase;
-
-// Host shards and their copies on the device.
-class Twins {
- public:
-  Twins(const CaseShards& host, Device& device)
-      : host_(host),
-        device_(device),
-        stream_(device.make_stream("copies", test::kWatchdog, nullptr)) {
-    for (const Tensor* tensor : {&host.query, &host.key, &host.value, &host.output, &host.lse}) {
-      twins_.emplace_back(tensor->view().dtype(), tensor->shape(), device.memory());
-    }
-  }
-  [[nodiscard]] LocalTensors tensors() const {
-    return {twins_[0].view(), twins_[1].view(), twins_[2].view(), twins_[3].view(),
-            twins_[4].view()};
-  }
-  void upload() {
-    copy(host_.query.view(), twins_[0].view());
-    copy(host_.key.view(), twins_[1].view());
-    copy(host_.value.view(), twins_[2].view());
-  }
-  void download() {
-    copy(twins_[3].view(), host_.output.view());
-    copy(twins_[4].view(), host_.lse.view());
-  }
-
- private:
-  void copy(const ConstTensorView& from, const TensorView& to) {
-    device_.copy(from, to, *stream_);
-    stream_->synchronize();
-  }
-  const CaseShards& host_;
-  Device& device_;
-  std::unique_ptr<Stream> stream_;
-  std::vector<Tensor> twins_;
-};
-
-std::vector<std::byte> bits_of(const CaseShards& shards) {
-  std::vector<std::byte> bits;
-  for (const Tensor* tensor : {&shards.output, &shards.lse}) {
-    const auto* data = static_cast<const std::byte*>(tensor->view().data());
-    bits.insert(bits.end(), data, data + tensor->bytes());
-  }
-  return bits;
-}
-
-// Entries become entry · factor + shift.
-void transform(const TensorView& tensor, float factor, float shift) {
-  std::vector<float> values(static_cast<std::size_t>(tensor.elements()));
-  to_float32(tensor.data(), tensor.dtype(), values.data(), tensor.elements());
-  for (float& value : values) value = value * factor + shift;
-  from_float32(values.data(), tensor.dtype(), tensor.data(), tensor.elements());
-}
-
-class DeviceAttention : public test::RankDeviceTest<> {
- protected:
-  void SetUp() override {
-    RankDeviceTest::SetUp();
-    if (IsSkipped()) return;
-    mesh_ = std::make_unique<Mesh>(MeshShape({{"sp", test::session().size()}}),
-                                   test::session().world(), test::kWatchdog);
-  }
-
-  [[nodiscard]] static std::vector<Transport> transports() {
-    if (shared_gpus()) return {Transport::peer};
-    return {Transport::peer, Transport::nccl, Transport::composite};
-  }
-
-  [[nodiscard]] static ShardedCase case_of(std::int64_t length, std::int64_t heads,
-                                           std::int64_t kv_heads, std::int64_t dim) {
-    ShardedCase result;
-    result.problem.shape = {1, length, length, heads, kv_heads, dim, dim};
-    result.problem.dtype = DType::bfloat16;
-    result.problem.mask.set_causal(true);
-    result.layout.query = result.layout.kv = PartitionSpec::parse("-,sp");
-    result.layout.sequence = LayoutKind::zigzag;
-    result.schedule = "ring";
-    return result;
-  }
-
-  // Collective.
-  void expect_verified(const ShardedCase& one) {
-    const verification::Verification found =
-        verification::verify_sharded(one, *mesh_, registry_, device());
-    EXPECT_EQ(found.failure(), "")
-        << to_string(one.problem.shape) << " " << annulus::name_of(one.problem.dtype) << " mask "
-        << to_string(one.problem.mask) << " " << one.schedule << " by " << name_of(one.transport)
-        << ", " << one.implementation;
-  }
-
-  [[nodiscard]] static ShardedAttentionOptions options_of(const ShardedCase& one) {
-    ShardedAttentionOptions options;
-    options.implementation = one.implementation;
-    options.transport = one.transport;
-    options.schedule = one.schedule;
-    return options;
-  }
-
-  Registry registry_ = Registry::standard();
-  std::unique_ptr<Mesh> mesh_;
-};
 
 TEST_F(DeviceAttention, RandomProblems) {
   for (const Transport transport : transports()) {
@@ -438,135 +335,6 @@ TEST_F(DeviceAttention, TensorsThatLieOtherwise) {
       }
       attention.prepare(plain);
       attention.run(plain);
-    }
-  }
-}
-
-bool awaits_columns(const ShardedAttention& attention) {
-  const std::vector<const Block*> blocks = attention.rank_plan().all<Block>();
-  return std::all_of(blocks.begin(), blocks.end(),
-                     [](const Block* block) { return !block->arrivals.empty(); });
-}
-
-// One kernel computes all columns, most of which arrive long after it has begun.
-TEST_F(DeviceAttention, AwaitedColumnsMayComeLate) {
-  const int ranks = test::session().size();
-  if (ranks < 2) GTEST_SKIP() << "needs 2 ranks";
-  if (shared_gpus()) GTEST_SKIP() << "needs a GPU for each rank";
-  for (const LayoutKind layout : {LayoutKind::zigzag, LayoutKind::striped}) {
-    ShardedCase one = case_of(std::int64_t{384} * ranks + 5, 8, 2, 128);
-    one.transport = Transport::peer;
-    one.schedule = "allgather";
-    one.implementation = "flash_attn2";
-    one.layout.sequence = layout;
-    expect_verified(one);
-    one.problem.shape.heads = 64;  // more tiles than multiprocessors
-    one.problem.shape.kv_heads = 8;
-    one.plan = PlanOptions::for_place(device().place());
-    if (layout == LayoutKind::striped) one.plan->gather_bytes = 1;  // a head at a time
-    const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
-    ShardedAttention attention(one.problem, operands, *mesh_, registry_, device(), [&] {
-      ShardedAttentionOptions options = options_of(one);
-      options.plan = one.plan;
-      return options;
-    }());
-    EXPECT_TRUE(awaits_columns(attention));
-    HostMemoryPool memory;
-    const CaseShards shards(operands, one.problem.dtype, 1, mesh_->rank(), memory);
-    Twins twins(shards, device());
-    std::vector<std::vector<std::byte>> bits;
-    for (int late = -1; late < ranks; ++late) {
-      transform(shards.value.view(), late < 0 ? 1.0F : -1.0F, 0.0F);  // old columns are now wrong
-      twins.upload();
-      mesh_->world().barrier();
-      if (mesh_->rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      attention.run(twins.tensors());
-      twins.download();
-      if (late >= 0 && late % 2 == 0) transform(shards.output.view(), -1.0F, 0.0F);
-      bits.push_back(bits_of(shards));
-      EXPECT_TRUE(bits.back() == bits.front()) << "rank " << late << " is late";
-    }
-  }
-}
-
-// Nothing is sent, and no kernel waits for what does not come. Calls before and after it are the
-// same.
-TEST_F(DeviceAttention, ARehearsalNeedsNoOtherRank) {
-  const int ranks = test::session().size();
-  if (ranks < 2) GTEST_SKIP() << "needs 2 ranks";
-  for (const Transport transport : transports()) {
-    for (const std::string schedule : {"ring", "allgather", "ulysses", "pass_q"}) {
-      SCOPED_TRACE(testing::Message() << name_of(transport) << ", " << schedule);
-      ShardedCase one = case_of(std::int64_t{384} * ranks + 5, 8, 4, 128);
-      one.transport = transport;
-      one.schedule = schedule;
-      const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
-      ShardedAttention attention(one.problem, operands, *mesh_, registry_, device(),
-                                 options_of(one));
-      HostMemoryPool memory;
-      const CaseShards shards(operands, one.problem.dtype, 1, mesh_->rank(), memory);
-      Twins twins(shards, device());
-      twins.upload();
-      const auto run = [&] {
-        attention.run(twins.tensors());
-        twins.download();
-        return bits_of(shards);
-      };
-      attention.rehearse(twins.tensors());
-      const auto first = run();
-      for (int i = 0; i < 3; ++i) {
-        attention.rehearse(twins.tensors());
-        EXPECT_TRUE(run() == first);
-      }
-    }
-  }
-}
-
-// In the first call, in one that is replayed from a recording, and while a kernel awaits columns.
-TEST_F(DeviceAttention, ARankThatStaysAwayIsATimeoutOfTheOthers) {
-  const int ranks = test::session().size();
-  if (ranks < 2) GTEST_SKIP() << "needs 2 ranks";
-  const bool stays_away = test::session().rank() + 1 == ranks;
-  for (const Transport transport : transports()) {
-    for (const int calls_before : {1, 3}) {
-      for (const std::string schedule : {"ring", "allgather"}) {
-        SCOPED_TRACE(testing::Message()
-                     << name_of(transport) << " after " << calls_before << ", " << schedule);
-        mesh_->world().barrier();  // what the last time-out left behind is gone
-        const Watchdog hasty{Watchdog::Seconds(2)};
-        Mesh mesh(mesh_->shape(), test::session().world(), hasty);
-        ShardedCase one = case_of(std::int64_t{384} * ranks, 8, 2, 128);
-        one.transport = transport;
-        one.schedule = schedule;
-        if (schedule == "allgather") one.implementation = "flash_attn2";
-        const ShardedOperands operands = shard_operands(one.problem, mesh.shape(), one.layout);
-        ShardedAttention attention(one.problem, operands, mesh, registry_, device(),
-                                   options_of(one));
-        EXPECT_EQ(awaits_columns(attention),
-                  transport == Transport::peer && schedule == "allgather" && !shared_gpus());
-        HostMemoryPool memory;
-        const CaseShards shards(operands, one.problem.dtype, 1, mesh.rank(), memory);
-        Twins twins(shards, device());
-        twins.upload();
-        for (int i = 0; i < calls_before; ++i) attention.run(twins.tensors());
-        mesh_->world().barrier();
-        if (!stays_away) {
-          const auto begin = std::chrono::steady_clock::now();
-          try {
-            attention.run(twins.tensors());
-            ADD_FAILURE() << "ended without the last rank";
-          } catch (const TimeoutError& error) {
-            EXPECT_THAT(error.what(), HasSubstr("waiting for key/value: "));
-            // If both sides of a transfer wait for each other, ranks other than the late one can
-            // also be waited for.
-            if (transport == Transport::peer || mesh.rank() == 0) {
-              EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(ranks - 1)));
-            }
-          }
-          EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
-        }
-        mesh_->world().barrier();
-      }
     }
   }
 }

@@ -8,10 +8,7 @@
 namespace annulus {
 
 Distribution Distribution::sequence(LayoutKind layout, std::int64_t granule) {
-  if (layout == LayoutKind::balanced) {
-    throw ArgumentError("sequence layout", "balanced", "a dealing, which says who holds what");
-  }
-  if (granule < 1) throw ArgumentError("sequence granule", std::to_string(granule), "1 or more");
+  static_cast<void>(SequenceLayout(layout, 0, 1, granule));  // for its errors
   Distribution result;
   result.kind_ = Kind::sequence;
   result.layout_ = layout;

@@ -45,6 +45,10 @@ SequenceLayout::SequenceLayout(LayoutKind kind, std::int64_t length, int ranks,
   check_at_least("sequence length", length, 0);
   check_at_least("sequence ranks", ranks, 1);
   check_at_least("sequence granule", granule, 1);
+  if (kind == LayoutKind::striped && granule > 1) {
+    throw ArgumentError("sequence granule", std::to_string(granule),
+                        "1 or none with the layout striped, which deals single positions out");
+  }
   if (kind == LayoutKind::balanced) {
     throw ArgumentError("sequence layout", "balanced", "a dealing, which says who holds what");
   }

@@ -208,8 +208,8 @@ void add_sharding(TableBuilder& table) {
       "gives ranks equal work under the mask (default: auto: zigzag if causal, else contiguous; "
       "balanced where packed documents, block masks or lengths make that uneven)");
   table.add("granule", "N", kPlanned, parsed_into(&Options::granule, parse_granule),
-            "chunks of a sequence are multiples of N positions (default: 1; balanced: 128, or less "
-            "for short sequences)");
+            "chunks of a sequence are multiples of N positions; not with the layout striped "
+            "(default: 1; balanced: 128, or less for short sequences)");
   table.add("schedule", "NAME", kPlanned, parsed_into(&Options::schedule, parse_schedule_name),
             "auto, local, ring, double_ring, allgather, ulysses, hybrid or pass_q: what is sent, "
             "and in which order (default: auto)");

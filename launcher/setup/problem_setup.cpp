@@ -322,6 +322,9 @@ ring::ShardedOperands shard_operands(const ProblemSetup& setup) {
       if (error.argument() != fmt::format("{} spec", name)) continue;
       throw ArgumentError(fmt::format("--{}-spec", name), error.value(), error.expected());
     }
+    if (error.argument() == "sequence granule") {
+      throw ArgumentError("--granule", error.value(), error.expected());
+    }
     throw UserError(fmt::format("--mesh/--query-spec/--kv-spec: {}", error.what()));
   } catch (const UserError& error) {
     throw UserError(fmt::format("--mesh/--query-spec/--kv-spec: {}", error.what()));

@@ -454,6 +454,7 @@ void draw_kv_layout(Draws& draws, ring::OperandLayout& layout) {
 void draw_vanilla(Draws& draws, RandomProblem& drawn) {
   drawn.implementation = "vanilla";
   if (draws.chance(50)) drawn.problem.softmax_dtype = DType::float64;
+  if (layout.granule) std::erase(others, LayoutKind::striped);
   if (draws.chance(25)) drawn.problem.dtype = DType::float64;
 }
 
@@ -487,7 +488,9 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   drawn.layout.kv = PartitionSpec({placement.batch, placement.kv_sequence, placement.heads});
   drawn.layout.sequence = draws.pick(
       {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::balanced});
-  if (draws.chance(25)) drawn.layout.granule = draws.pick<std::int64_t>({2, 4, 16});
+  if (drawn.layout.sequence != LayoutKind::striped && draws.chance(30)) {
+    drawn.layout.granule = draws.pick<std::int64_t>({2, 4, 16});
+  }
 
   AttentionProblem& problem = drawn.problem;
   problem.shape = draw_shape(draws, kind, drawn.mesh, placement);

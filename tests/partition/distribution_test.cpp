@@ -53,6 +53,8 @@ TEST(Distribution, SequencesFollowTheirLayout) {
   const SequenceLayout layout(LayoutKind::zigzag, 23, 3, 2);
   for (int t = 0; t < 3; ++t) EXPECT_EQ(zigzag.positions(23, 3, t), layout.positions(t));
   EXPECT_THROW((void)Distribution::sequence(LayoutKind::zigzag, 0), ArgumentError);
+  EXPECT_THROW((void)Distribution::sequence(LayoutKind::striped, 2), ArgumentError);
+  EXPECT_THROW((void)Distribution::sequence(LayoutKind::balanced), ArgumentError);
 }
 
 TEST(Distribution, Prints) {

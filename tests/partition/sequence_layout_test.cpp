@@ -59,10 +59,15 @@ std::vector<Positions> brute_force(LayoutKind kind, std::int64_t length, int ran
   return held;
 }
 
+// Those of `granules` that a layout can have.
+std::vector<std::int64_t> granules_of(LayoutKind kind, std::vector<std::int64_t> granules) {
+  return kind == LayoutKind::striped ? std::vector<std::int64_t>{1} : granules;
+}
+
 class SequenceLayoutTest : public ::testing::TestWithParam<LayoutKind> {};
 
 TEST_P(SequenceLayoutTest, AgreesWithTheDefinition) {
-  for (const std::int64_t granule : {1, 2, 3, 5, 8}) {
+  for (const std::int64_t granule : granules_of(GetParam(), {1, 2, 3, 5, 8})) {
     for (int ranks = 1; ranks <= 9; ++ranks) {
       for (std::int64_t length = 0; length <= 40; ++length) {
         SCOPED_TRACE("length " + std::to_string(length) + " on " + std::to_string(ranks) + " by " +
@@ -100,7 +105,7 @@ TEST_P(SequenceLayoutTest, IsABijection) {
 }
 
 TEST_P(SequenceLayoutTest, RangesDifferByAtMostOneGranule) {
-  for (const std::int64_t granule : {1, 3, 4}) {
+  for (const std::int64_t granule : granules_of(GetParam(), {1, 3, 4})) {
     for (int ranks = 1; ranks <= 9; ++ranks) {
       for (std::int64_t length = 0; length <= 40; ++length) {
         const SequenceLayout layout(GetParam(), length, ranks, granule);
@@ -146,6 +151,13 @@ TEST(SequenceLayout, RaggedRemainderGoesToTheLastChunk) {
   const SequenceLayout zigzag(LayoutKind::zigzag, 11, 2, 4);
   EXPECT_EQ(to_string(zigzag.positions(0)), "0:4+8:11");
   EXPECT_EQ(to_string(zigzag.positions(1)), "4:8");
+}
+
+TEST(SequenceLayout, StripedRefusesAGranule) {
+  EXPECT_THAT([] { static_cast<void>(SequenceLayout(LayoutKind::striped, 8, 2, 4)); },
+              ThrowsMessage<ArgumentError>(HasSubstr(
+                  "sequence granule: got 4, expected 1 or none with the layout striped")));
+  EXPECT_NO_THROW(static_cast<void>(SequenceLayout(LayoutKind::striped, 8, 2, 1)));
 }
 
 TEST(SequenceLayout, ShorterThanTheRanks) {

@@ -90,6 +90,8 @@ TEST_F(ShardedAttentionSweep, EveryPairOfLayouts) {
       for (const char* specs : {"-,a+b", "-,-", "-,a", "-,b"}) {
         for (const std::optional<std::int64_t> granule :
              {std::optional<std::int64_t>(), std::optional<std::int64_t>(4)}) {
+          const bool striped = queries == LayoutKind::striped || keys == LayoutKind::striped;
+          if (granule && striped) continue;  // refused
           ShardedCase c;
           c.problem.shape = {1, 61, 83, 2, 1, 8, 8};
           c.problem.mask.set_causal(true);

@@ -209,18 +209,29 @@ TEST_F(ProblemSetupTest, LayoutFollowsTheMask) {
 
 TEST_F(ProblemSetupTest, KeysMayLieOtherwise) {
   options_.sequence_layout = "striped";
-  options_.granule = 4;
-  EXPECT_EQ(ring::layout_text(set_up().layout), "striped:4");
+  EXPECT_EQ(ring::layout_text(set_up().layout), "striped");
   options_.kv_sequence_layout = "contiguous";
   const ProblemSetup setup = set_up();
-  EXPECT_EQ(ring::layout_text(setup.layout), "striped,contiguous:4");
+  EXPECT_EQ(ring::layout_text(setup.layout), "striped,contiguous");
   const ring::ShardedOperands operands = shard_operands(setup);
   EXPECT_EQ(operands.query.distribution(1).layout(), LayoutKind::striped);
   EXPECT_EQ(operands.output.distribution(1).layout(), LayoutKind::striped);
   EXPECT_EQ(operands.lse.distribution(2).layout(), LayoutKind::striped);
   EXPECT_EQ(operands.key.distribution(1).layout(), LayoutKind::contiguous);
   EXPECT_EQ(operands.value.distribution(1).layout(), LayoutKind::contiguous);
+}
+
+TEST_F(ProblemSetupTest, AGranuleIsOfBothSequences) {
+  options_.sequence_layout = "zigzag";
+  options_.kv_sequence_layout = "contiguous";
+  options_.granule = 4;
+  EXPECT_EQ(ring::layout_text(set_up().layout), "zigzag,contiguous:4");
+  const ring::ShardedOperands operands = shard_operands(set_up());
+  EXPECT_EQ(operands.query.distribution(1).granule(), 4);
   EXPECT_EQ(operands.value.distribution(1).granule(), 4);
+  options_.kv_sequence_layout = "striped";
+  EXPECT_THAT(test::message_of<UserError>([&] { static_cast<void>(shard_operands(set_up())); }),
+              HasSubstr("--granule: got 4, expected 1 or none with the layout striped"));
 }
 
 TEST_F(ProblemSetupTest, BottomRightOffset) {

@@ -29,7 +29,7 @@ class Distribution {
   /// Blocks.
   Distribution() = default;
   static Distribution block() { return {}; }
-  /// Throws ArgumentError for a granule below 1.
+  /// Throws ArgumentError for a granule below 1, or above 1 if striped, and for balanced.
   static Distribution sequence(LayoutKind layout = LayoutKind::contiguous,
                                std::int64_t granule = 1);
   static Distribution dealt(Dealing dealing);

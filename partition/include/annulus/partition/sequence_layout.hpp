@@ -26,12 +26,12 @@ enum class LayoutKind : std::uint8_t {
 /// Contiguous and zigzag cut the sequence into chunks of whole granules. If the number of granules
 /// is not divisible, the first chunks get one more: 10 positions on 4 ranks are 3, 3, 2 and 2. A
 /// remainder shorter than a granule goes to the last chunk, so sizes differ by at most one granule.
-/// Striped ignores the granule. If there are fewer positions than ranks, some ranks hold nothing.
+/// Striped has the granule 1. If there are fewer positions than ranks, some ranks hold nothing.
 /// Balanced is given by its dealing.
 class SequenceLayout {
  public:
-  /// `length` ≥ 0 positions on `ranks` ≥ 1 ranks; `granule` ≥ 1. Throws ArgumentError, also for the
-  /// kind balanced, which needs a dealing.
+  /// `length` ≥ 0 positions on `ranks` ≥ 1 ranks; `granule` ≥ 1, and 1 if striped. Throws
+  /// ArgumentError, also for the kind balanced, which needs a dealing.
   SequenceLayout(LayoutKind kind, std::int64_t length, int ranks, std::int64_t granule = 1);
   /// Makes a balanced layout.
   explicit SequenceLayout(Dealing dealing);

@@ -15,6 +15,8 @@
 namespace annulus {
 namespace {
 
+constexpr const char* kForceNative = "ANNULUS_FORCE_NATIVE";
+
 bool has_name(const Implementation& implementation, std::string_view name) {
   const std::vector<std::string>& names = implementation.names();
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -99,10 +101,12 @@ Selection Registry::select(std::string_view name, const AttentionProblem& proble
     selection.schedule = named->schedule;
     name = "auto";
   }
-  if (environment_flag("ANNULUS_FORCE_NATIVE")) name = "native";
+  const bool forced = name != "native" && environment_flag(kForceNative);
+  if (forced) name = "native";
   if (name != "auto") {
     const Implementation& chosen = get(name);
-    refuse(name, can(chosen));
+    refuse(forced ? fmt::format("native, which {} asks for", kForceNative) : std::string(name),
+           can(chosen));
     selection.candidates.push_back(&chosen);
     return selection;
   }

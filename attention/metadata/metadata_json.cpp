@@ -245,23 +245,28 @@ bool set_field(const Reader& reader, const Json& json, MetadataFields& fields) {
   return found;
 }
 
-// Refuses repeated keys, of which the parser would silently keep one.
-class RepeatedKeys {
+// Refuses repeated keys, of which the parser would silently keep one, and knows the key of the
+// value that is parsed.
+class Keys {
  public:
-  explicit RepeatedKeys(const std::string& source) : source_(source) {}
+  /// `source` must outlive it. Copies, which the parser makes, share `path`.
+  Keys(const std::string& source, std::vector<std::string>& path) : source_(source), path_(path) {}
   bool operator()(int /*depth*/, Json::parse_event_t event, const Json& parsed) {
     switch (event) {
       case Json::parse_event_t::object_start:
         keys_.emplace_back();
+        path_.emplace_back();
         break;
       case Json::parse_event_t::object_end:
         keys_.pop_back();
+        path_.pop_back();
         break;
       case Json::parse_event_t::key:
         if (!keys_.back().insert(parsed.get<std::string>()).second) {
           throw ArgumentError(fmt::format("{} in {}", parsed.get<std::string>(), source_),
                               "the key twice", "it once");
         }
+        path_.back() = parsed.get<std::string>();
         break;
       default:
         break;
@@ -271,8 +276,22 @@ class RepeatedKeys {
 
  private:
   const std::string& source_;
+  std::vector<std::string>& path_;  // the key at each depth
   std::vector<std::set<std::string>> keys_;
 };
+
+// Throws ArgumentError for keys that are repeated and numbers that float64 cannot hold, and
+// Json::exception for what is not JSON.
+Json parse(std::string_view text, const std::string& source) {
+  std::vector<std::string> path;
+  try {
+    return Json::parse(text, Keys(source, path));
+  } catch (const Json::out_of_range&) {
+    throw ArgumentError(
+        path.empty() ? source : fmt::format("{} in {}", fmt::join(path, "."), source),
+        "a number beyond float64's range", "one of at most 1.8e308 in magnitude");
+  }
+}
 
 std::string lower_case(std::string text) {
   for (char& c : text) {
@@ -308,7 +327,7 @@ ParsedMetadata parse_metadata(std::string_view text, const std::string& source) 
   }
   Json json;
   try {
-    json = Json::parse(text, RepeatedKeys(source));
+    json = parse(text, source);
   } catch (const Json::exception& error) {
     throw FileError(source, fmt::format("is not JSON: {}", error.what()));
   }
@@ -336,7 +355,7 @@ ShardingRules parse_sharding_rules(std::string_view text, const std::string& sou
   };
   if (nests_too_deep(text)) refuse(fmt::format("brackets at most {} deep", kMostJsonNesting));
   try {
-    read(reader, Json::parse(text, RepeatedKeys(source)), rules);
+    read(reader, parse(text, source), rules);
   } catch (const Unexpected& unexpected) {
     refuse(unexpected.expected);
   } catch (const Json::exception&) {

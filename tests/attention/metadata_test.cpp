@@ -192,8 +192,8 @@ TEST(Metadata, ValuesOfAnotherTypeOrRangeNameKeyAndSource) {
 }
 
 TEST(Metadata, DamagedFilesAreRefused) {
-  for (const char* text : {"", "[1]", "3", "{", "{\"soft_cap\": 1e999}", "{\"soft_cap\": nan}",
-                           "{\"mesh\": \"\xff\"}", "{} {}"}) {
+  for (const char* text :
+       {"", "[1]", "3", "{", "{\"soft_cap\": nan}", "{\"mesh\": \"\xff\"}", "{} {}"}) {
     EXPECT_THAT(test::message_of<FileError>([&] { (void)parse_metadata(text, "m.json"); }),
                 HasSubstr("m.json"))
         << text;
@@ -203,6 +203,24 @@ TEST(Metadata, DamagedFilesAreRefused) {
     EXPECT_THAT(test::message_of<ArgumentError>([&] { (void)parse_metadata(text, "m.json"); }),
                 AllOf(HasSubstr("m.json"), HasSubstr("twice")));
   }
+}
+
+TEST(Metadata, NumbersBeyondFloat64NameKeyAndSource) {
+  const auto message = [](const char* text) {
+    return test::message_of<ArgumentError>([&] { (void)parse_metadata(text, "m.json"); });
+  };
+  EXPECT_EQ(
+      message(R"({"mode": "train", "soft_cap": 1e400})"),
+      "soft_cap in m.json: got a number beyond float64's range, expected one of at most 1.8e308 "
+      "in magnitude");
+  EXPECT_THAT(message(R"({"sharding_rules": {"head": "tp", "batch": [-1e400]}})"),
+              HasSubstr("sharding_rules.batch in m.json: got a number"));
+  EXPECT_THAT(message(R"({"sharding_rules": {"head": "tp"}, "softmax_scale": 1e400})"),
+              HasSubstr("softmax_scale in m.json: got a number"));
+  EXPECT_THAT(message("1e400"), HasSubstr("m.json: got a number"));
+  EXPECT_THAT(test::message_of<ArgumentError>(
+                  [] { (void)parse_sharding_rules(R"({"head": 1e400})", "rules"); }),
+              HasSubstr("head in rules: got a number"));
 }
 
 TEST(Metadata, DeepBracketsAreRefused) {

@@ -15,6 +15,7 @@ using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class FakeImplementation final : public Implementation {
  public:
@@ -326,6 +327,15 @@ TEST(Registry, ForceNativeOverridesEveryName) {
     }
     EXPECT_EQ(registry.select("ring", {}, Place::host()).schedule, "ring");
     EXPECT_THROW((void)registry.select("auto", {}, Place::cuda(0)), UnsupportedError);
+    AttentionProblem wide;
+    wide.dtype = DType::float64;
+    const auto refusal = [&](const char* name) {
+      return test::message_of<UnsupportedError>(
+          [&] { (void)registry.select(name, wide, Place::host()); });
+    };
+    EXPECT_THAT(refusal("vanilla"), AllOf(HasSubstr("native, which ANNULUS_FORCE_NATIVE asks for"),
+                                          HasSubstr("float64")));
+    EXPECT_THAT(refusal("native"), Not(HasSubstr("ANNULUS_FORCE_NATIVE")));  // not the cause
   }
   const ForceNative off("0");
   EXPECT_THROW((void)registry.select("cudnn", {}, Place::host()), UnsupportedError);

@@ -424,7 +424,7 @@ class Weights(CliTest):
         result = self.annulus(*words, "--impl", "native")
         self.expect_error(result, 2, "--impl native", "a request for attention weights")
         self.expect_error(self.annulus(*words, environment={"ANNULUS_FORCE_NATIVE": "1"}), 2,
-                          "native", "a request for attention weights")
+                          "native, which ANNULUS_FORCE_NATIVE asks for", "a request for attention weights")
         result = self.annulus("run", *OPERANDS, "--output", "weights.npy", "--weights", "weights.npy")
         self.expect_error(result, 2, "--weights weights.npy", "--output")
         self.expect_error(self.annulus(*words[:-1], "weights.txt"), 2, "--weights", ".safetensors")

@@ -14,8 +14,15 @@
 namespace annulus {
 namespace {
 
+// Causal and window are settings of a call, not a mask that somebody gave.
+bool has_mask(const AttentionOptions& options) {
+  const Mask& mask = options.mask;
+  return options.dense_mask || mask.block_mask() || mask.has_segments() ||
+         !mask.query_lengths().empty() || !mask.kv_lengths().empty();
+}
+
 bool makes_bias(const AttentionOptions& options) {
-  return options.init_bias && !options.bias && !options.dense_mask && !options.mask.hides_any();
+  return options.init_bias && !options.bias && !has_mask(options);
 }
 
 ring::PlanOptions plan_options(const AttentionOptions& options, Place place) {

@@ -162,7 +162,12 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
            [](auto& o) {
              o.init_bias = InitBias{{1, 1, 1, 64}, {}};
            },
-           nullptr},
+           "init_bias: got no function"},
+          {"init_bias",
+           [](auto& o) {
+             o.init_bias = InitBias{{1, 1, 1, 64}, [](const auto&, auto) {}};
+           },
+           "bias [1, 1, 1, 64]"},
           {"query_spec", [](auto& o) { o.query_spec = PartitionSpec::parse("-,-"); }, "query"},
           {"kv_spec", [](auto& o) { o.kv_spec = PartitionSpec::parse("-,-"); }, "key/value"},
           {"softmax_dtype", [](auto& o) { o.softmax_dtype = DType::float64; }, "float64"},

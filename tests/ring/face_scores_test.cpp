@@ -105,6 +105,7 @@ TEST(Face, SpecsOfBiasAndMaskFollowTheQuery) {
   // Of what is not used after all, nothing is checked.
   options.init_bias = InitBias{*options.bias, [](const TensorView&, const auto&) {}};
   options.bias.reset();
+  options.mask.set_kv_lengths({64, 60});
   EXPECT_EQ(refusal(), "nothing thrown");
 }
 
@@ -165,13 +166,24 @@ TEST(Face, InitBiasIsCalledOnlyWhereNothingElseIsGiven) {
     if (with_mask) tensors.mask = scores.mask.data();
     for (int i = 0; i < 2; ++i) attention.run(tensors);
     AttentionOptions meant = options;
-    if (calls > 0) meant.bias = shape;
+    if (calls > 0) {
+      meant.bias = shape;
+      meant.mask = mask_beside_bias(options.bias_policy, options.mask);
+    }
     expect_right(attention, meant, shards, 3, true, scores.views(attention, length));
     if (calls == 0) return;
     tensors.bias = scores.bias.data();
     EXPECT_THROW(attention.run(tensors), LibraryError);
   };
+  const Mask causal_mask = options.mask;
+  options.mask.set_kv_lengths({60, 65});
   runs(false, false);  // there is a mask
+  options.mask = causal_mask;
+  options.mask.set_segments(2, std::vector<std::int32_t>(130), std::vector<std::int32_t>(130));
+  runs(false, false);
+  options.mask = {};
+  options.mask.set_block_mask(BlockMask({1, 1, 1, 1}, {128, 128}, std::vector<std::uint8_t>{1}));
+  runs(false, false);
   options.dense_mask = Extents{1, 1, length, length};
   options.mask = {};
   runs(false, true);
@@ -182,6 +194,14 @@ TEST(Face, InitBiasIsCalledOnlyWhereNothingElseIsGiven) {
   options.bias.reset();
   runs(false, false);
   EXPECT_EQ(calls, 1);
+  // Beside causal and a window too, which the policy may leave out.
+  options.mask = causal_mask;
+  options.mask.set_window(30, 30);
+  runs(false, false);
+  EXPECT_EQ(calls, 2);
+  options.bias_policy = BiasPolicy::bias_disables_causal;
+  runs(false, false);
+  EXPECT_EQ(calls, 3);
   options.init_bias->fill = nullptr;
   EXPECT_THROW(Attention(context, options), UserError);
 }

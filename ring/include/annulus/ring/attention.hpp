@@ -21,7 +21,7 @@
 
 namespace annulus {
 
-/// Makes the bias of a problem that has neither a mask nor a bias.
+/// Makes the bias where neither a mask nor a bias is given.
 struct InitBias {
   Extents shape;  ///< of the whole bias: each dimension is 1 or that of [B,N,T,S]
   /// Fills a rank's part, a contiguous float32 host tensor. `index` gives the global positions that
@@ -46,8 +46,9 @@ struct AttentionOptions {
   std::optional<Extents> dense_mask = {};
   /// Which parts of the mask apply if there is a bias; also for later masks (set_mask()).
   BiasPolicy bias_policy = BiasPolicy::combine;
-  /// Makes the bias of all calls, once, in the constructor of Attention; only if `mask` hides
-  /// nothing and there is neither a dense mask nor a bias. Calls then must not pass a bias.
+  /// Makes the bias of all calls, once, in the constructor of Attention; only if there is neither a
+  /// bias nor a mask: dense mask, blocks, segments or lengths. Causal and window are no such mask,
+  /// and apply beside the bias as `bias_policy` says. Calls then must not pass a bias.
   std::optional<InitBias> init_bias = {};
   /// Every call also returns the attention weights. Only vanilla computes them, on the CPU.
   bool weights = false;

@@ -447,7 +447,7 @@ void add_running(TableBuilder& table) {
             parsed_into(&Options::tokens_per_rank, parse_size),
             "with --scaling: T = S of one rank (default: T of --shape over the most ranks)");
   table.add("config", "FILE", kAll, text_into(&Options::config),
-            "options as lines name = value; command line and environment override it");
+            "options as lines name = value; command line, --metadata and environment override it");
   table.add(
       "metadata", "FILE", kPlanned, text_into(&Options::metadata),
       "attention metadata as JSON, {\"softmax_scale\": 0.125, ...}; it overrides the environment "

@@ -49,6 +49,32 @@ TEST(MetadataOptions, OfTheEnvironmentComeAfterOptionsOfTheEnvironment) {
   EXPECT_THAT(options.warnings, ::testing::IsEmpty());
 }
 
+// The chain of docs/semantics.md §2, each source taken away in turn.
+TEST(MetadataOptions, EverySourceComesBeforeTheNext) {
+  const OptionFile metadata(R"({"soft_cap": 2})");
+  const OptionFile config("soft-cap = 5\n");
+  const OptionFile both("soft-cap = 5\nmetadata = " + metadata.path() + "\n");
+  std::optional<Variable> own(std::in_place, "ANNULUS_SOFT_CAP", "3");
+  std::optional<Variable> field(std::in_place, "ANNULUS_METADATA_SOFT_CAP", "4");
+  const auto cap = [](std::vector<std::string> words) {
+    words.insert(words.begin(), "bench");
+    return parse(words).soft_cap;
+  };
+  EXPECT_EQ(cap({"--soft-cap", "1", "--config", both.path()}), 1.0);
+  EXPECT_EQ(cap({"--metadata", metadata.path(), "--config", config.path()}), 2.0);
+  EXPECT_EQ(cap({"--config", both.path()}), 2.0);  // wherever the file is named
+  {
+    const Variable named("ANNULUS_METADATA", metadata.path());
+    EXPECT_EQ(cap({"--config", config.path()}), 2.0);
+  }
+  EXPECT_EQ(cap({"--config", config.path()}), 3.0);
+  own.reset();
+  EXPECT_EQ(cap({"--config", config.path()}), 4.0);
+  field.reset();
+  EXPECT_EQ(cap({"--config", config.path()}), 5.0);
+  EXPECT_EQ(cap({}), std::nullopt);
+}
+
 TEST(MetadataOptions, AnExplicitNoneIsTheDefault) {
   const OptionFile metadata(R"({"soft_cap": null, "softmax_scale": null, "mesh": null})");
   const Variable cap("ANNULUS_SOFT_CAP", "3");

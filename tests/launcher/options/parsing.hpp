@@ -27,7 +27,8 @@ using Words = std::vector<std::string>;
 class OptionFile {
  public:
   explicit OptionFile(const std::string& text)
-      : path_(::testing::TempDir() + "annulus_options_" + std::to_string(::getpid()) + ".cfg") {
+      : path_(::testing::TempDir() + "annulus_options_" + std::to_string(::getpid()) + "_" +
+              std::to_string(++made) + ".cfg") {
     std::ofstream(path_) << text;
   }
   ~OptionFile() { std::remove(path_.c_str()); }
@@ -36,6 +37,7 @@ class OptionFile {
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
+  static inline int made = 0;
   std::string path_;
 };
 

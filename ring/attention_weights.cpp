@@ -19,6 +19,13 @@ NamedSharding whole_keys(const NamedSharding& key) {
           {key.distribution(0), Distribution::block(), key.distribution(2)}};
 }
 
+// Sizes may be beyond 64 bits.
+double bytes_of(const Extents& shape, DType dtype) {
+  auto bytes = static_cast<double>(size_of(dtype));
+  for (const std::int64_t size : shape) bytes *= static_cast<double>(size);
+  return bytes;
+}
+
 std::int64_t first_of(const PositionRanges& positions) {
   return positions.empty() ? 0 : positions.global(LocalPosition(0)).value();
 }
@@ -36,23 +43,17 @@ NamedSharding weights_sharding(const AttentionProblem& problem, const ShardedOpe
 
 void check_weights_fit(const AttentionProblem& problem, const ShardedOperands& operands) {
   const NamedSharding sharding = weights_sharding(problem, operands);
-  const auto most = kMostWeightBytes / static_cast<std::int64_t>(size_of(weights_dtype(problem)));
+  const NamedSharding keys = whole_keys(operands.key);
   for (int rank = 0; rank < sharding.mesh().ranks(); ++rank) {
-    std::int64_t elements = 1;
-    for (int dim = 0; dim < sharding.dimensions(); ++dim) {
-      const std::int64_t size = sharding.local_shape(rank)[dim];
-      if (size == 0) {
-        elements = 0;
-        break;
-      }
-      if (elements > most / size) {
-        throw UnsupportedError(
-            fmt::format("attention weights {} of rank {} in {} take more than {} MiB",
-                        to_string(sharding.local_shape(rank)), rank,
-                        annulus::name_of(weights_dtype(problem)), kMostWeightBytes >> 20U));
-      }
-      elements *= size;
-    }
+    const double bytes = bytes_of(sharding.local_shape(rank), weights_dtype(problem)) +
+                         bytes_of(keys.local_shape(rank), problem.dtype);
+    if (bytes <= kMostWeightBytes) continue;
+    throw UnsupportedError(fmt::format(
+        "attention weights {} of rank {} in {}, with the keys {} that it gathers, take more than "
+        "{} "
+        "MiB",
+        to_string(sharding.local_shape(rank)), rank, annulus::name_of(weights_dtype(problem)),
+        to_string(keys.local_shape(rank)), kMostWeightBytes >> 20U));
   }
 }
 

@@ -50,6 +50,16 @@ Matrix<Real> matrix_of(const ConstTensorView& tensor, std::int64_t batch, std::i
   return matrix;
 }
 
+/// What a DenseHead of this dtype and its steps hold at most, in bytes: the logits, which of them
+/// are visible, and the matrices of queries, keys, values and outputs.
+inline double bytes_of_head(DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t dim,
+                            std::int64_t value_dim) {
+  const auto real = static_cast<double>(size_of(dtype));
+  const auto t = static_cast<double>(rows);
+  const auto s = static_cast<double>(columns);
+  return t * s * (real + 1) + (t + s) * static_cast<double>(dim + value_dim) * real;
+}
+
 /// Computes attention for one batch and one query head of a block, step by step (docs/semantics.md
 /// §1): logits, softmax, dropout, product with the values. `Real` is the softmax dtype.
 template <class Real>

@@ -18,8 +18,10 @@ namespace {
 
 using vanilla::DenseHead;
 
-// The logits of one head of a block may take this much memory, per thread.
-constexpr std::int64_t kMostLogitBytes = std::int64_t{1} << 30;
+// The matrices of one head of a block may take this much memory, per thread.
+constexpr std::int64_t kMostHeadBytes = std::int64_t{1} << 30;
+// Attention weights are computed some rows at a time, whose matrix takes so much, per thread.
+constexpr std::int64_t kBandBytes = std::int64_t{8} << 20;
 
 template <class Real>
 void store(const DenseHead<Real>& dense, const SoftmaxState& result, std::int64_t batch,
@@ -88,12 +90,13 @@ class VanillaImplementation final : public Implementation {
 
   [[nodiscard]] Capability takes(const AttentionProblem& problem,
                                  const BlockGeometry& block) const override {
-    const auto real = static_cast<std::int64_t>(size_of(weights_dtype(problem)));
-    const std::int64_t columns = std::max<std::int64_t>(1, block.columns.size());
-    if (block.rows.size() <= kMostLogitBytes / real / columns) return Capability::yes();
+    const double bytes =
+        vanilla::bytes_of_head(weights_dtype(problem), block.rows.size(), block.columns.size(),
+                               problem.shape.head_dim, problem.shape.value_dim);
+    if (bytes <= kMostHeadBytes) return Capability::yes();
     return Capability::no(
-        fmt::format("the logits of {} queries and {} keys take more than {} MiB per head",
-                    block.rows.size(), block.columns.size(), kMostLogitBytes >> 20U));
+        fmt::format("logits and operands of {} queries and {} keys take more than {} MiB per head",
+                    block.rows.size(), block.columns.size(), kMostHeadBytes >> 20U));
   }
 
   // A CPU core of a busy machine did 0.9e9 to 1.2e9, float32, D = 64 and 128 (benchmarks/NOTES.md).
@@ -119,20 +122,36 @@ class VanillaImplementation final : public Implementation {
       .meant_for = {Feature::float64, Feature::weights}};
 };
 
+// Some rows of a block.
+AttentionBlock rows_of(const AttentionBlock& block, std::int64_t begin, std::int64_t count) {
+  AttentionBlock rows = block;
+  rows.query = block.query.slice(1, begin, count);
+  rows.rows = block.rows.slice({LocalPosition(begin), count});
+  rows.scores = block.scores.slice(2, begin, count);
+  return rows;
+}
+
 template <class Real>
 void compute_weights(const AttentionProblem& problem, const AttentionBlock& block,
                      const TensorView& weights, int threads) {
-  for_each_head(block, threads, [&](std::int64_t batch, std::int64_t head) {
-    DenseHead<Real> dense(problem, block, batch, head);
-    dense.make_logits();
-    dense.apply_softmax(problem.sinks ? problem.sinks->of_head(block.first_head + head)
-                                      : std::span<const float>());
-    dense.apply_dropout();
-    for (std::int64_t i = 0; i < dense.weights().rows; ++i) {
-      const auto row = dense.weights().row(i);
-      std::copy(row.begin(), row.end(), static_cast<Real*>(weights.address({batch, head, i})));
-    }
-  });
+  const std::int64_t row_bytes =
+      std::max<std::int64_t>(1, block.columns.size()) * static_cast<std::int64_t>(sizeof(Real));
+  const std::int64_t band = std::max<std::int64_t>(1, kBandBytes / row_bytes);
+  for (std::int64_t begin = 0; begin < block.rows.size(); begin += band) {
+    const AttentionBlock rows = rows_of(block, begin, std::min(band, block.rows.size() - begin));
+    for_each_head(rows, threads, [&](std::int64_t batch, std::int64_t head) {
+      DenseHead<Real> dense(problem, rows, batch, head);
+      dense.make_logits();
+      dense.apply_softmax(problem.sinks ? problem.sinks->of_head(block.first_head + head)
+                                        : std::span<const float>());
+      dense.apply_dropout();
+      for (std::int64_t i = 0; i < dense.weights().rows; ++i) {
+        const auto row = dense.weights().row(i);
+        std::copy(row.begin(), row.end(),
+                  static_cast<Real*>(weights.address({batch, head, begin + i})));
+      }
+    });
+  }
 }
 
 }  // namespace

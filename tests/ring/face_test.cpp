@@ -10,6 +10,7 @@
 
 #include <annulus/annulus.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/ring/attention_weights.hpp>
 
 #include "tests/ring/face_cases.hpp"
 #include "tests/support/message_of.hpp"
@@ -17,6 +18,7 @@
 namespace annulus {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TEST(Face, SayingLittleIsEnough) {
@@ -282,9 +284,25 @@ TEST(Face, WeightsAreForThoseWhoAskedForThem) {
   EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
               HasSubstr("a request for attention weights"));
   options.implementation = "vanilla";
-  options.shape = {1, 16384, 16384, 4 * 2 * context.size(), 2, 2, 2};  // 8 GiB per rank
+  options.shape = {1, 8192, 8192, 32 * context.size(), 2, 2, 2};  // 8 GiB per rank
   EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
               HasSubstr("more than 4096 MiB"));
+}
+
+TEST(Face, TheMemoryOfWeightsIncludesTheKeysThatARankGathers) {
+  AttentionProblem problem;
+  problem.shape = {1, 8, std::int64_t{1} << 20U, 1, 1, 1000, 1};
+  problem.weights = true;
+  const auto refusal = [&] {
+    return test::message_of<UnsupportedError>([&] {
+      ring::check_weights_fit(problem, ring::shard_operands(problem, MeshShape({{"sp", 8}}),
+                                                            {PartitionSpec::parse("-,sp"),
+                                                             PartitionSpec::parse("-,sp")}));
+    });
+  };
+  EXPECT_EQ(refusal(), "nothing thrown");
+  problem.shape.head_dim = 1024;
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("keys"), HasSubstr("1048576"), HasSubstr("4096 MiB")));
 }
 
 TEST(Face, Float64UnderEverySchedule) {

@@ -87,7 +87,7 @@ class AmxProduct final : public TileProduct {
 
   [[nodiscard]] MatrixPath path() const override { return MatrixPath::amx; }
   [[nodiscard]] std::int64_t strip_rows(bool /*hidden*/) const override { return kStripRows; }
-  // set_query() applies the sign of the scale to the queries, or zeroes them if the scale is 0.
+  // set_query() applies the sign of the scale to the queries, or the scale itself if it is 0.
   [[nodiscard]] float factor() const override { return scale_ == 0 ? 1.0F : std::abs(scale_); }
 
   void start(std::int64_t rows) override {
@@ -101,12 +101,15 @@ class AmxProduct final : public TileProduct {
     const amx::Parts to = from(queries_, index * dim_);
     if (!stage(query, sizes_.dim, dim_, to)) unsplit_queries_.push_back(index);
     if (scale_ > 0) return;
-    const auto sign = static_cast<Bits>(scale_ < 0 ? 0x8000 : 0);
-    const auto kept = static_cast<Bits>(scale_ < 0 ? 0xffff : 0);
+    const auto scaled = [this](Bits bfloat16) {
+      constexpr Bits kSign = 0x8000;
+      constexpr Bits kInfinity = 0x7f80;
+      constexpr Bits kNan = 0x7fc0;
+      if (scale_ < 0) return static_cast<Bits>(bfloat16 ^ kSign);
+      return (bfloat16 & kInfinity) == kInfinity ? kNan : Bits{0};
+    };
     for (int part = 0; part < parts_; ++part) {
-      for (std::int64_t d = 0; d < dim_; ++d) {
-        to.of[part][d] = static_cast<Bits>((to.of[part][d] ^ sign) & kept);
-      }
+      std::transform(to.of[part], to.of[part] + dim_, to.of[part], scaled);
     }
   }
 

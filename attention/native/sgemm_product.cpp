@@ -61,7 +61,9 @@ class SgemmProduct final : public TileProduct {
   }
 
   void set_query(std::int64_t index, const void* query) override {
-    to_float32(query, sizes_.dtype, queries_ + index * sizes_.dim, sizes_.dim);
+    float* const row = queries_ + index * sizes_.dim;
+    to_float32(query, sizes_.dtype, row, sizes_.dim);
+    if (sizes_.scale == 0) std::for_each_n(row, sizes_.dim, [](float& entry) { entry *= 0; });
   }
 
   void load_keys(const TensorRows& keys) override {
@@ -77,9 +79,10 @@ class SgemmProduct final : public TileProduct {
 
   void multiply_keys(Strip strip) override {
     strip_ = strip;
+    // BLAS reads no matrix that it is to multiply by 0, but 0 · NaN is NaN.
+    const float scale = sizes_.scale == 0 ? 1.0F : static_cast<float>(sizes_.scale);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, blas(strip.rows()), blas(strip.columns),
-                blas(sizes_.dim), static_cast<float>(sizes_.scale),
-                queries_ + strip.begin * sizes_.dim, blas(sizes_.dim),
+                blas(sizes_.dim), scale, queries_ + strip.begin * sizes_.dim, blas(sizes_.dim),
                 keys_.data + strip.first_column * keys_.stride, blas(keys_.stride), 0.0F, logits_,
                 blas(kLogitStride));
   }

@@ -20,7 +20,7 @@ struct ProblemSetup {
   AttentionProblem problem;
   MeshShape mesh;
   ring::OperandLayout layout;
-  verification::ScoreFills fills;     ///< of bias and dense mask
+  verification::OperandFills fills;   ///< of bias and dense mask
   std::vector<std::string> warnings;  ///< one sentence each
 };
 

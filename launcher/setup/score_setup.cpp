@@ -87,9 +87,9 @@ Scores set_up_mask(const OperandFile& file, const Options& options, const Attent
 
 }  // namespace
 
-verification::ScoreFills set_up_scores(const OperandFiles& files, const Options& options,
-                                       AttentionProblem& problem) {
-  verification::ScoreFills fills;
+verification::OperandFills set_up_scores(const OperandFiles& files, const Options& options,
+                                         AttentionProblem& problem) {
+  verification::OperandFills fills;
   const AttentionShape& shape = problem.shape;
   if (const auto file = files.locate("--mask", options.mask, "mask"); !file.empty()) {
     Scores mask = set_up_mask(file, options, shape);
@@ -109,7 +109,7 @@ verification::ScoreFills set_up_scores(const OperandFiles& files, const Options&
   return fills;
 }
 
-ScoreShards::ScoreShards(const verification::ScoreFills& fills,
+ScoreShards::ScoreShards(const verification::OperandFills& fills,
                          const ring::ShardedOperands& operands, int rank, MemoryPool& memory) {
   const auto filled = [&](const std::optional<NamedSharding>& sharding, DType dtype,
                           const FillPart& fill) {

@@ -14,15 +14,15 @@ namespace annulus::launcher {
 /// Sets bias and dense mask of `problem`, whose shape is valid, as the options ask, and returns
 /// functions that fill a rank's part of them, from slices of files or with random numbers. Reads
 /// only the headers of the files. Throws UserErrors.
-[[nodiscard]] verification::ScoreFills set_up_scores(const OperandFiles& files,
-                                                     const Options& options,
-                                                     AttentionProblem& problem);
+[[nodiscard]] verification::OperandFills set_up_scores(const OperandFiles& files,
+                                                       const Options& options,
+                                                       AttentionProblem& problem);
 
 /// A rank's parts of bias and dense mask; without dimensions where there is none.
 struct ScoreShards {
   ScoreShards() = default;
   /// Allocates and fills the parts. Throws UserErrors that name options.
-  ScoreShards(const verification::ScoreFills& fills, const ring::ShardedOperands& operands,
+  ScoreShards(const verification::OperandFills& fills, const ring::ShardedOperands& operands,
               int rank, MemoryPool& memory);
   /// Adds views of the parts.
   void add_to(ring::LocalTensors& tensors) const;

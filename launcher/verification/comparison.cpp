@@ -30,9 +30,17 @@ void widen(const void* row, DType dtype, std::vector<double>& values) {
   std::copy(narrow.begin(), narrow.end(), values.begin());
 }
 
-double lse_deviation(double truth, double lse) {
-  if (truth == -kInfinity || lse == -kInfinity) return truth == lse ? 0 : kInfinity;
-  return std::abs(lse - truth);
+// Of an LSE or a maximum.
+double row_deviation(double truth, double value) {
+  if (std::isnan(truth)) return std::isnan(value) ? 0 : kInfinity;
+  if (std::isinf(truth) || value == -kInfinity) return truth == value ? 0 : kInfinity;
+  return std::abs(value - truth);
+}
+
+// Of an element of the output whose truth is NaN or infinite. Partial results whose weight
+// underflows turn an infinity into NaN, so both stand for an infinity.
+double non_finite_deviation(double truth, double value) {
+  return std::isnan(value) || truth == value ? 0 : kInfinity;
 }
 
 }  // namespace
@@ -76,15 +84,20 @@ Deviation compare_rows(const OracleOutput& truth, const ConstTensorView& output,
         widen(output.address({b, t, n}), output.dtype(), values);
         double difference = 0;
         for (std::int64_t d = 0; d < dim; ++d) {
-          const double deviation = row.scale * values[static_cast<std::size_t>(d)] - expected[d];
+          const double value = values[static_cast<std::size_t>(d)];
+          if (!std::isfinite(expected[d])) {
+            difference += non_finite_deviation(expected[d], value);
+            continue;
+          }
+          const double deviation = row.scale * value - expected[d];
           difference += deviation * deviation;
           result.reference += expected[d] * expected[d];
         }
         const bool sees_nothing = true_lse == -kInfinity;
         result.difference += sees_nothing && difference != 0 ? kInfinity * difference : difference;
-        result.lse = worse(lse_deviation(true_lse, row.lse), result.lse);
+        result.lse = worse(row_deviation(true_lse, row.lse), result.lse);
         if (row.maximum) {
-          result.lse = worse(lse_deviation(truth.maximum[index], *row.maximum), result.lse);
+          result.lse = worse(row_deviation(truth.maximum[index], *row.maximum), result.lse);
         }
       }
     }
@@ -112,8 +125,11 @@ Deviation compare(const OracleOutput& truth, const ConstTensorView& output,
                       [&](std::int64_t b, std::int64_t n, std::int64_t t) {
                         const double largest = maximum.at<float>({b, n, t});
                         const double total = sum.at<float>({b, n, t});
-                        // Nothing, if that is what it is: neither half of it may stand for the
-                        // whole.
+                        // Nothing, or NaN, if that is what it is: neither half of it may stand for
+                        // the whole.
+                        if (std::isnan(total) != std::isnan(largest)) {
+                          return Row{1, kInfinity, largest};
+                        }
                         if (total == 0 || largest == -kInfinity) {
                           const bool nothing = total == 0 && largest == -kInfinity;
                           return Row{1, nothing ? -kInfinity : kInfinity, largest};

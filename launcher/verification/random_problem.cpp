@@ -15,7 +15,9 @@
 #include <annulus/attention/mask.hpp>
 #include <annulus/attention/philox.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/verification/non_finite_columns.hpp>
 #include <annulus/verification/random_problem.hpp>
+#include <annulus/verification/random_scores.hpp>
 
 namespace annulus::verification {
 namespace {
@@ -409,6 +411,11 @@ FillPart draw_bias(Draws& draws, const Kind& kind, RandomProblem& drawn) {
   return non_finite_bias(drawn.problem, {std::move(fill), drawn.fills.mask});
 }
 
+// A bias may hide pairs too.
+bool hides_any(const AttentionProblem& problem) {
+  return problem.mask.hides_any() || problem.dense_mask || problem.bias;
+}
+
 bool can_run(const RandomProblem& drawn, const std::string& schedule) {
   try {
     const Place place = Place::host();
@@ -447,6 +454,7 @@ void draw_kv_layout(Draws& draws, ring::OperandLayout& layout) {
   std::vector<LayoutKind> others{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
                                  LayoutKind::balanced};
   std::erase(others, layout.sequence);
+  if (layout.granule) std::erase(others, LayoutKind::striped);
   layout.kv_sequence = draws.pick(std::span<const LayoutKind>(others));
 }
 
@@ -454,7 +462,6 @@ void draw_kv_layout(Draws& draws, ring::OperandLayout& layout) {
 void draw_vanilla(Draws& draws, RandomProblem& drawn) {
   drawn.implementation = "vanilla";
   if (draws.chance(50)) drawn.problem.softmax_dtype = DType::float64;
-  if (layout.granule) std::erase(others, LayoutKind::striped);
   if (draws.chance(25)) drawn.problem.dtype = DType::float64;
 }
 
@@ -526,6 +533,9 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   if (draws.chance(kind.fast ? 4 : 12)) problem.normalize_output = false;
   if (draws.chance(30)) draw_kv_layout(draws, drawn.layout);
   if (!on_gpus && draws.chance(15)) draw_vanilla(draws, drawn);
+  if (hides_any(problem) && draws.chance(33)) {
+    drawn.fills = with_non_finite_columns(problem, std::move(drawn.fills), drawn.seed, device);
+  }
   drawn.schedule = draw_schedule(draws, drawn, kv_shards);
   drawn.command = fmt::format("mpirun -np {} annulus verify --random-case {}:{} --device {}", ranks,
                               seed, index, on_gpus ? "cuda" : "cpu");

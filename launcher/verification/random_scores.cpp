@@ -133,7 +133,7 @@ FillPart random_mask(const Extents& shape, double density, std::uint64_t seed) {
   };
 }
 
-FillPart non_finite_bias(const AttentionProblem& problem, ScoreFills fills) {
+FillPart non_finite_bias(const AttentionProblem& problem, OperandFills fills) {
   return [problem, fills = std::move(fills)](const TensorView& part,
                                              std::span<const PositionRanges> index) {
     constexpr float kInfinity = std::numeric_limits<float>::infinity();

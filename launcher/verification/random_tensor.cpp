@@ -95,4 +95,11 @@ void fill_random(const TensorView& view, std::span<const PositionRanges> index,
   });
 }
 
+FillPart random_operand(const Extents& global_shape, std::uint64_t seed, Operand operand,
+                        int threads) {
+  return [=](const TensorView& part, std::span<const PositionRanges> index) {
+    fill_random(part, index, global_shape, seed, operand, threads);
+  };
+}
+
 }  // namespace annulus::verification

@@ -28,11 +28,27 @@ std::vector<std::vector<std::byte>> bytes_of_results(const CaseShards& shards) {
   return all;
 }
 
-// NaN in every dtype, so that elements not written show.
-void fill_results(const CaseShards& shards) {
+constexpr int kNanBytes = 0xff;  // NaN in every dtype
+
+// So that elements not written show. Those that must be NaN show if the next run finds other bytes.
+void fill_results(const CaseShards& shards, int bytes = kNanBytes) {
   for (const Tensor* result : shards.results()) {
-    std::memset(result->view().data(), 0xff, result->bytes());
+    std::memset(result->view().data(), bytes, result->bytes());
   }
+}
+
+// The tensor's entries at `index`.
+Tensor filled_part(const Index& index, DType dtype, const FillPart& fill, MemoryPool& memory) {
+  Extents shape{0, 0, 0, 0};
+  for (int dim = 0; dim < 4; ++dim) shape[dim] = index[static_cast<std::size_t>(dim)].size();
+  Tensor part(dtype, shape, memory);
+  fill(part.view(), index);
+  return part;
+}
+
+FillPart operand_fill(const FillPart& given, const NamedSharding& sharding, std::uint64_t seed,
+                      Operand operand, int threads = 1) {
+  return given ? given : random_operand(sharding.global_shape(), seed, operand, threads);
 }
 
 // See verify_sharded().
@@ -51,15 +67,16 @@ std::int64_t first_of(const PositionRanges& positions) {
 
 // All keys and values that the rows of a rank may see.
 struct WholeColumns {
-  WholeColumns(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed, int rank,
+  WholeColumns(const ring::ShardedOperands& operands, const ShardedCase& sharded_case, int rank,
                MemoryPool& memory) {
-    const auto part = [&](const NamedSharding& sharding, Operand operand) {
+    const auto part = [&](const NamedSharding& sharding, const FillPart& fill, Operand operand) {
       Index index = sharding.index(rank);
       index[1] = PositionRanges::all(sharding.global_shape()[1]);
-      return random_part(std::move(index), sharding.global_shape(), dtype, seed, operand, memory);
+      return filled_part(index, sharded_case.problem.dtype,
+                         operand_fill(fill, sharding, sharded_case.seed, operand), memory);
     };
-    key = part(operands.key, Operand::key);
-    value = part(operands.value, Operand::value);
+    key = part(operands.key, sharded_case.fills.key, Operand::key);
+    value = part(operands.value, sharded_case.fills.value, Operand::value);
   }
   Tensor key, value;
 };
@@ -184,37 +201,27 @@ ring::ShardedAttentionOptions attention_options(const ShardedCase& sharded_case,
 
 }  // namespace
 
-Tensor random_part(Index index, const Extents& global_shape, DType dtype, std::uint64_t seed,
+Tensor random_part(const Index& index, const Extents& global_shape, DType dtype, std::uint64_t seed,
                    Operand operand, MemoryPool& memory, int threads) {
-  Extents shape = global_shape;
-  for (int dim = 0; dim < shape.rank(); ++dim) {
-    shape[dim] = index[static_cast<std::size_t>(dim)].size();
-  }
-  Tensor tensor(dtype, shape, memory);
-  fill_random(tensor.view(), index, global_shape, seed, operand, threads);
-  return tensor;
+  return filled_part(index, dtype, random_operand(global_shape, seed, operand, threads), memory);
 }
 
 CaseShards::CaseShards(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed,
-                       int rank, MemoryPool& memory, int threads, const ScoreFills& fills,
+                       int rank, MemoryPool& memory, int threads, const OperandFills& fills,
                        bool normalize_output)
     : output(dtype, operands.output.local_shape(rank), memory) {
   for (Tensor* const result : normalize_output ? std::vector{&lse} : std::vector{&maximum, &sum}) {
     *result = Tensor(DType::float32, operands.lse.local_shape(rank), memory);
   }
-  const auto part = [&](const NamedSharding& sharding, Operand operand) {
-    return random_part(sharding.index(rank), sharding.global_shape(), dtype, seed, operand, memory,
-                       threads);
-  };
-  query = part(operands.query, Operand::query);
-  key = part(operands.key, Operand::key);
-  value = part(operands.value, Operand::value);
   const auto filled = [&](const NamedSharding& sharding, DType type, const FillPart& fill) {
-    Tensor shard(type, sharding.local_shape(rank), memory);
-    const Index index = sharding.index(rank);
-    fill(shard.view(), index);
-    return shard;
+    return filled_part(sharding.index(rank), type, fill, memory);
   };
+  const auto part = [&](const NamedSharding& sharding, const FillPart& fill, Operand operand) {
+    return filled(sharding, dtype, operand_fill(fill, sharding, seed, operand, threads));
+  };
+  query = part(operands.query, {}, Operand::query);
+  key = part(operands.key, fills.key, Operand::key);
+  value = part(operands.value, fills.value, Operand::value);
   if (operands.bias) {
     bias = filled(
         *operands.bias, DType::float32,
@@ -337,13 +344,13 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   });
   DeviceTensors moved = collectively(
       world, [&] { return DeviceTensors(shards.local_tensors(), device, mesh.watchdog()); });
-  const auto run = [&] {
-    fill_results(shards);
+  const auto run = [&](int unwritten) {
+    fill_results(shards, unwritten);
     moved.upload();
     attention.run(moved.tensors());
     moved.download();
   };
-  run();
+  run(kNanBytes);
   const std::vector<std::vector<std::byte>> results = bytes_of_results(shards);
   // The next run must not profit from what this one leaves behind: in between, other keys and
   // values are used.
@@ -352,17 +359,17 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
     const std::vector<std::byte> value = bytes_of(shards.value);
     std::memset(shards.key.view().data(), 0, shards.key.bytes());
     std::memset(shards.value.view().data(), 0, shards.value.bytes());
-    run();
+    run(kNanBytes);
     std::copy(key.begin(), key.end(), static_cast<std::byte*>(shards.key.view().data()));
     std::copy(value.begin(), value.end(), static_cast<std::byte*>(shards.value.view().data()));
   };
   with_other_columns();
-  run();
+  run(0);
   const bool repeats = !repeats_bits(attention) || bytes_of_results(shards) == results;
 
   const OracleOutput truth = collectively(world, [&] {
     const Computing computing = world.computing();
-    const WholeColumns columns(operands, problem.dtype, sharded_case.seed, rank, host);
+    const WholeColumns columns(operands, sharded_case, rank, host);
     return oracle_of_rank(problem, operands, rank, shards, columns, phase);
   });
   const Deviation sharded = shards.deviation_from(truth);
@@ -386,7 +393,7 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   if (wide && result.sharded.lse > result.bound.lse) {
     const double rounding = collectively(world, [&] {
       const Computing computing = world.computing();
-      const WholeColumns columns(operands, problem.dtype, sharded_case.seed, rank, host);
+      const WholeColumns columns(operands, sharded_case, rank, host);
       return lse_rounding(problem, operands, rank, shards, columns);
     });
     result.bound.lse += world.max(std::vector{rounding})[0];

@@ -109,6 +109,50 @@ TEST_F(Comparison, NanFailsWhereverItIs) {
   EXPECT_FALSE(passes());
 }
 
+constexpr double kWideNan = std::numeric_limits<double>::quiet_NaN();
+
+TEST_F(Comparison, NanIsRightWhereTheOracleHasIt) {
+  for (std::size_t d = 4; d < 8; ++d) truth_.output[d] = kWideNan;
+  truth_.lse[3] = kWideNan;
+  EXPECT_FALSE(passes()) << "numbers";
+  for (int d = 4; d < 8; ++d) outputs()[d] = kNan;
+  EXPECT_FALSE(passes()) << "a number as LSE";
+  lses()[3] = kNan;
+  EXPECT_TRUE(passes());
+  EXPECT_EQ(result().output, 0);
+  outputs()[6] = 0;
+  EXPECT_FALSE(passes());
+  outputs()[6] = kInfinity;
+  EXPECT_FALSE(passes());
+  outputs()[6] = kNan;
+  // Other errors still show.
+  outputs()[0] *= 1.001F;
+  EXPECT_FALSE(passes());
+}
+
+TEST_F(Comparison, ARowWhoseLogitsAreAllMinusInfinityIsNan) {
+  for (std::size_t d = 20; d < 24; ++d) truth_.output[d] = kWideNan;
+  EXPECT_FALSE(passes());
+  for (int d = 20; d < 24; ++d) outputs()[d] = kNan;
+  EXPECT_TRUE(passes());
+}
+
+TEST_F(Comparison, AnInfinityIsRightWhereTheOracleHasIt) {
+  truth_.output[9] = static_cast<double>(kInfinity);
+  EXPECT_FALSE(passes());
+  for (const float right : {kInfinity, kNan}) {
+    outputs()[9] = right;
+    EXPECT_TRUE(passes()) << right;
+  }
+  outputs()[9] = -kInfinity;
+  EXPECT_FALSE(passes());
+  SetUp();
+  truth_.lse[1] = static_cast<double>(kInfinity);
+  EXPECT_FALSE(passes());
+  lses()[1] = kInfinity;
+  EXPECT_TRUE(passes());
+}
+
 TEST_F(Comparison, ARowThatSeesNothingMustBeExactlyEmpty) {
   outputs()[20] = 1e-30F;
   EXPECT_FALSE(passes());
@@ -222,6 +266,26 @@ TEST_F(UnnormalisedComparison, NanFailsWhereverItIs) {
   EXPECT_FALSE(passes());
   SetUp();
   outputs()[1] = kNan;
+  EXPECT_FALSE(passes());
+}
+
+TEST_F(UnnormalisedComparison, ARowThatMustBeNanIsNanInAllResults) {
+  const auto spoil = [&] {
+    SetUp();
+    for (std::size_t d = 4; d < 8; ++d) truth_.output[d] = kWideNan;
+    truth_.lse[3] = truth_.maximum[3] = kWideNan;
+    for (int d = 4; d < 8; ++d) outputs()[d] = kNan;
+    maxima()[3] = sums()[3] = kNan;
+  };
+  spoil();
+  EXPECT_TRUE(passes());
+  outputs()[5] = 1;
+  EXPECT_FALSE(passes());
+  spoil();
+  maxima()[3] = 1;
+  EXPECT_FALSE(passes());
+  spoil();
+  sums()[3] = 1;
   EXPECT_FALSE(passes());
 }
 

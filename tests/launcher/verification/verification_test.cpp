@@ -1,3 +1,5 @@
+#include <cmath>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -8,6 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <annulus/verification/non_finite_columns.hpp>
 #include <annulus/verification/random_problem.hpp>
 #include <annulus/verification/verification.hpp>
 
@@ -150,6 +153,56 @@ TEST_F(VerifySharded, FailsACopyThatDiffers) {
   case_.layout.query = PartitionSpec();
   const Verification found = verify_with([&](const auto&, const SoftmaxState& result) {
     if (mesh_.rank() == mesh_.size() - 1) first_output(result) += 0.01F;
+  });
+  EXPECT_FALSE(found.failure().empty());
+}
+
+// Keys and values that are not finite, some hidden from every row and some seen by a few.
+class VerifyNonFinite : public VerifySharded {
+ protected:
+  VerifyNonFinite() {
+    case_.problem.mask.set_window(5, 5);
+    case_.problem.mask.set_kv_lengths({30, 40});
+    case_.fills = with_non_finite_columns(case_.problem, {}, case_.seed, Place::Kind::host);
+  }
+
+  // Calls change(element, dimension) for all outputs.
+  static void for_outputs(const SoftmaxState& result, const auto& change) {
+    const Extents& shape = result.output.shape();
+    for (std::int64_t b = 0; b < shape[0]; ++b) {
+      for (std::int64_t t = 0; t < shape[1]; ++t) {
+        for (std::int64_t n = 0; n < shape[2]; ++n) {
+          for (std::int64_t d = 0; d < shape[3]; ++d) {
+            change(result.output.at<float>({b, t, n, d}), b, d);
+          }
+        }
+      }
+    }
+  }
+};
+
+TEST_F(VerifyNonFinite, PassesWhatIsRight) {
+  EXPECT_EQ(verify_with([](const auto&, const auto&) {}).failure(), "");
+}
+
+TEST_F(VerifyNonFinite, FailsAKernelThatMultipliesHiddenValuesIn) {
+  const auto spoil = [](const AttentionBlock& block, const SoftmaxState& result) {
+    for_outputs(result, [&](float& output, std::int64_t b, std::int64_t d) {
+      for (std::int64_t j = 0; j < block.value.size(1); ++j) {
+        output += 0 * block.value.at<float>({b, j, 0, d});
+      }
+    });
+  };
+  EXPECT_FALSE(verify_with(spoil).failure().empty());
+  case_.fills = {};
+  EXPECT_EQ(verify_with(spoil).failure(), "");
+}
+
+TEST_F(VerifyNonFinite, FailsAKernelThatHidesANanThatRowsSee) {
+  const Verification found = verify_with([](const auto&, const SoftmaxState& result) {
+    for_outputs(result, [](float& output, std::int64_t, std::int64_t) {
+      if (std::isnan(output)) output = 0;
+    });
   });
   EXPECT_FALSE(found.failure().empty());
 }

@@ -8,7 +8,7 @@
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/sharded_operands.hpp>
-#include <annulus/verification/random_scores.hpp>
+#include <annulus/verification/operand_fills.hpp>
 
 namespace annulus::verification {
 
@@ -21,7 +21,7 @@ struct RandomProblem {
   std::string implementation = "auto";  ///< or "vanilla"
   ring::PlanOptions plan;
   std::uint64_t seed = 0;  ///< of the tensors; see fill_random()
-  ScoreFills fills;        ///< bias and dense mask
+  OperandFills fills;
   /// The command that repeats just this problem:
   /// "mpirun -np RANKS annulus verify --random-case SEED:INDEX --device cpu".
   std::string command;
@@ -36,6 +36,9 @@ struct RandomProblem {
 /// takes a few milliseconds of one core. For GPUs four of five problems are of the kind that fast
 /// kernels take: head dimensions 64, 128 and 256, and lengths of up to 2048, many of them one off a
 /// multiple of 128, the height of a tile; half of them have block masks.
+///
+/// Of the problems that hide anything, every third has keys and values that are not finite: see
+/// with_non_finite_columns().
 [[nodiscard]] RandomProblem draw_problem(std::uint64_t seed, int index, int ranks,
                                          Place::Kind device = Place::Kind::host);
 

@@ -1,28 +1,15 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <span>
 
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/tensor.hpp>
-#include <annulus/partition/position.hpp>
+#include <annulus/verification/operand_fills.hpp>
 
 namespace annulus::verification {
 
-/// Fills a rank's part of a bias or a dense mask, a contiguous host tensor. `index` gives the
-/// global positions that it holds along each dimension.
-using FillPart = std::function<void(const TensorView& part, std::span<const PositionRanges> index)>;
-
-/// Where bias and dense mask of a case come from. A part that is not set is drawn from the case's
-/// seed: a bias of standard deviation 1, a mask of density ¾.
-struct ScoreFills {
-  FillPart bias = {};
-  FillPart mask = {};
-};
-
-/// Normal numbers of this standard deviation. As with fill_random(), an entry depends only on the
-/// seed and its place in `shape`.
+/// A bias of normal numbers of this standard deviation. As with fill_random(), an entry depends
+/// only on the seed and its place in `shape`.
 [[nodiscard]] FillPart random_bias(const Extents& shape, double deviation, std::uint64_t seed,
                                    int threads = 1);
 /// Pairs that are visible with probability `density`; entries depend on seed and place as above.
@@ -31,7 +18,7 @@ struct ScoreFills {
 
 /// The bias of `fills`, with NaN or ±∞ in entries all of whose pairs `problem.mask` or the mask of
 /// `fills` hides: they must affect no row. For small problems.
-[[nodiscard]] FillPart non_finite_bias(const AttentionProblem& problem, ScoreFills fills);
+[[nodiscard]] FillPart non_finite_bias(const AttentionProblem& problem, OperandFills fills);
 /// `bias` with −∞ where `mask`, of the same shape, is 0.
 [[nodiscard]] FillPart hiding_bias(FillPart bias, FillPart mask);
 

@@ -5,6 +5,7 @@
 
 #include <annulus/core/tensor.hpp>
 #include <annulus/partition/position.hpp>
+#include <annulus/verification/operand_fills.hpp>
 
 namespace annulus::verification {
 
@@ -20,5 +21,8 @@ enum class Operand : std::uint8_t { query = 0, key = 1, value = 2, bias = 3 };
 /// `threads` share the work along the second dimension.
 void fill_random(const TensorView& view, std::span<const PositionRanges> index,
                  const Extents& global_shape, std::uint64_t seed, Operand operand, int threads = 1);
+/// The same for parts of one tensor.
+[[nodiscard]] FillPart random_operand(const Extents& global_shape, std::uint64_t seed,
+                                      Operand operand, int threads = 1);
 
 }  // namespace annulus::verification

@@ -33,21 +33,21 @@ struct ShardedCase {
   std::string implementation = "auto";
   int threads = 1;
   std::uint64_t seed = 0;  ///< of the tensors
-  ScoreFills fills = {};   ///< bias and dense mask
+  OperandFills fills = {};
   Transport transport = Transport::automatic;
   std::optional<ring::CostModel> cost_model;  ///< if not given, what users get
   ring::TuningOptions tuning = {};            ///< of the sharded run; the unsharded one follows it
 };
 
 /// A random tensor of the seed, or a part of it: its entries at `index` (positions per dimension).
-[[nodiscard]] Tensor random_part(std::vector<PositionRanges> index, const Extents& global_shape,
-                                 DType dtype, std::uint64_t seed, Operand operand,
-                                 MemoryPool& memory, int threads = 1);
+[[nodiscard]] Tensor random_part(const std::vector<PositionRanges>& index,
+                                 const Extents& global_shape, DType dtype, std::uint64_t seed,
+                                 Operand operand, MemoryPool& memory, int threads = 1);
 
 /// What one rank holds of a case: random operands, and the results to be computed.
 struct CaseShards {
   CaseShards(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed, int rank,
-             MemoryPool& memory, int threads = 1, const ScoreFills& fills = {},
+             MemoryPool& memory, int threads = 1, const OperandFills& fills = {},
              bool normalize_output = true);
   [[nodiscard]] ring::LocalTensors local_tensors() const;
   /// Bias and dense mask, of `kv_length` keys.

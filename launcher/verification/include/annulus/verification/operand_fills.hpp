@@ -1,0 +1,24 @@
+#pragma once
+
+#include <functional>
+#include <span>
+
+#include <annulus/core/tensor.hpp>
+#include <annulus/partition/position.hpp>
+
+namespace annulus::verification {
+
+/// Fills a rank's part of an operand, a contiguous host tensor. `index` gives the global positions
+/// that it holds along each dimension.
+using FillPart = std::function<void(const TensorView& part, std::span<const PositionRanges> index)>;
+
+/// Where the operands of a case come from. A part that is not set is drawn from the case's seed:
+/// keys and values standard normal, a bias of standard deviation 1, a mask of density ¾.
+struct OperandFills {
+  FillPart bias = {};
+  FillPart mask = {};
+  FillPart key = {};
+  FillPart value = {};
+};
+
+}  // namespace annulus::verification

@@ -14,6 +14,7 @@
 #include "flash/flash_attention.hpp"
 #include "tests/attention/cuda_flash_run.hpp"
 #include "tests/attention/non_finite.hpp"
+#include "tests/attention/wide_range.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::test {
@@ -138,6 +139,13 @@ TEST_F(CudaFlashFloat32, NanAndInfinityReachTheRowsThatSeeThem) {
   for (const std::int64_t dim : {64, 128, 256}) {
     expect_nan_without_weight_shown(DType::float32, dim,
                                     [&](const WholeAttention& whole) { return run(whole); });
+  }
+}
+
+TEST_F(CudaFlashFloat32, IsRightAtTheEndsOfTheRange) {
+  for (const std::int64_t dim : {64, 128, 256}) {
+    const WholeAttention whole = widest_attention(DType::float32, dim);
+    expect_right_at_the_ends_of_the_range(whole, run(whole));
   }
 }
 

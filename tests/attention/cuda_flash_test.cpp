@@ -13,6 +13,7 @@
 #include "flash/flash_attention.hpp"
 #include "tests/attention/cuda_flash_run.hpp"
 #include "tests/attention/non_finite.hpp"
+#include "tests/attention/wide_range.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::test {
@@ -267,6 +268,14 @@ TEST_F(CudaFlash, LogitsOfMinusInfinityAndWeightsOfZero) {
       expect_weightless_shown(run(weightless_attention(dtype, dim)));
       expect_nan_without_weight_shown(dtype, dim, run);
     }
+  }
+}
+
+TEST_F(CudaFlash, IsRightAtTheEndsOfTheRange) {
+  for (const std::int64_t dim : {64, 128, 256}) {
+    const WholeAttention whole = widest_attention(DType::bfloat16, dim);
+    expect_right_at_the_ends_of_the_range(
+        whole, run_on_device(implementation(), whole, *device_, *stream_));
   }
 }
 

@@ -5,6 +5,7 @@
 #include "tests/attention/cuda_run.hpp"
 #include "tests/attention/non_finite.hpp"
 #include "tests/attention/score_cases.hpp"
+#include "tests/attention/wide_range.hpp"
 
 namespace annulus::test {
 namespace {
@@ -157,6 +158,14 @@ TEST_F(CudaNative, HiddenNansAndInfinitiesReachNoRow) {
     expect_non_finite_confined(dtype, [&](const WholeAttention& whole) {
       return run_on_device(native(), whole, *device_, *stream_);
     });
+  }
+}
+
+TEST_F(CudaNative, IsRightAtTheEndsOfTheRange) {
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    const WholeAttention whole = widest_attention(dtype, 64);
+    expect_right_at_the_ends_of_the_range(whole,
+                                          run_on_device(native(), whole, *device_, *stream_));
   }
 }
 

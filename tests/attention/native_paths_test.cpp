@@ -8,6 +8,7 @@
 #include "native/native.hpp"
 #include "tests/attention/native_run.hpp"
 #include "tests/attention/non_finite.hpp"
+#include "tests/attention/wide_range.hpp"
 
 namespace annulus::test {
 namespace {
@@ -208,6 +209,15 @@ TEST(NativePaths, NonFiniteEntriesReachTheRowsThatSeeThemAndNoOthers) {
 }
 
 // Nothing is hidden: the rows see every key.
+TEST(NativePaths, AreRightAtTheEndsOfTheRange) {
+  for (const DType dtype : {DType::bfloat16, DType::float32}) {
+    const WholeAttention whole = widest_attention(dtype, 64);
+    for (const MatrixPath path : paths_of(dtype)) {
+      expect_right_at_the_ends_of_the_range(whole, run_path(path, whole.problem, whole.block()));
+    }
+  }
+}
+
 TEST(NativePaths, VisibleNonFiniteEntriesShow) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   Random random(56);

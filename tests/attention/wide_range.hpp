@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <annulus/attention/accuracy.hpp>
+
+#include "tests/attention/native_run.hpp"
+
+namespace annulus::test {
+
+/// Finite numbers at the ends of the range of docs/semantics.md §1: logits of ±10³⁸, and for each
+/// row values that add up to nearly as much. `dtype` has float32's range.
+inline WholeAttention widest_attention(DType dtype, std::int64_t dim) {
+  constexpr std::int64_t kRows = 70;
+  constexpr std::int64_t kKeys = 600;
+  constexpr float kRoot = 0.99e19F;
+  AttentionProblem problem;
+  problem.shape = {1, kRows, kKeys, 1, 1, dim, dim};
+  problem.dtype = dtype;
+  problem.scale = 1.0;
+  const auto d = static_cast<std::size_t>(dim);
+  std::vector<float> queries(kRows * d, 0.0F);
+  for (std::size_t t = 0; t < kRows; ++t) queries[t * d] = t % 3 == 0 ? -kRoot : kRoot;
+  std::vector<float> keys(kKeys * d, 0.0F);
+  std::vector<float> values(kKeys * d);
+  for (std::size_t j = 0; j < kKeys; ++j) {
+    keys[j * d] = j % 2 == 0 ? kRoot : -kRoot;
+    for (std::size_t i = 0; i < d; ++i) {
+      values[j * d + i] = 0.99e38F / kKeys * (1 - static_cast<float>((j + i) % 8) / 16);
+    }
+  }
+  return {problem, tensor_of(dtype, {1, kRows, 1, dim}, queries),
+          tensor_of(dtype, {1, kKeys, 1, dim}, keys), tensor_of(dtype, {1, kKeys, 1, dim}, values)};
+}
+
+inline void expect_right_at_the_ends_of_the_range(const WholeAttention& whole,
+                                                  const Result& result) {
+  const OracleOutput truth = whole.oracle();
+  const AttentionProblem& problem = whole.problem;
+  EXPECT_LE(error_of(result, problem.dtype, truth).output,
+            accuracy_bound(problem.dtype, problem.shape.kv_length).output);
+  for (std::size_t i = 0; i < truth.lse.size(); ++i) {
+    const double lse = result.state().lse_at(0, 0, static_cast<std::int64_t>(i));
+    ASSERT_NEAR(lse / truth.lse[i], 1, 1e-6) << "row " << i;
+  }
+}
+
+}  // namespace annulus::test

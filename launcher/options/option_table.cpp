@@ -180,7 +180,7 @@ class TableBuilder {
 const Commands kComputing{Command::run, Command::verify, Command::bench};
 const Commands kPlanned{Command::run, Command::verify, Command::bench, Command::plan};
 const Commands kShaped{Command::verify, Command::bench, Command::plan};
-const Commands kTimed{Command::run, Command::verify, Command::bench, Command::info};
+const Commands kOnRanks{Command::run, Command::verify, Command::bench, Command::info};
 const Commands kAll{Command::run, Command::verify, Command::bench, Command::plan, Command::info};
 
 void add_sharding(TableBuilder& table) {
@@ -235,7 +235,7 @@ void add_sharding(TableBuilder& table) {
       "impl", "NAME", kPlanned, parsed_into(&Options::implementation, parse_implementation_name),
       "auto, the name of a local kernel, ring (that schedule, any kernel) or "
       "autoregressive_decodeattn (T = 1, any kernel); annulus info lists all (default: auto)");
-  table.add("rank-order", "ORDER", kTimed, parsed_into(&Options::rank_order, parse_rank_order),
+  table.add("rank-order", "ORDER", kOnRanks, parsed_into(&Options::rank_order, parse_rank_order),
             "node or mpirun: how ranks are numbered on the mesh; with node, the ranks of a node "
             "follow each other, so that the last axes lie inside nodes however mpirun or srun has "
             "dealt out the ranks (default: node)");
@@ -387,7 +387,7 @@ void add_output(TableBuilder& table) {
 void add_running(TableBuilder& table) {
   const Options defaults;
   table.group("Running");
-  table.add("timeout", "SECONDS", kTimed, parsed_into(&Options::timeout, parse_positive),
+  table.add("timeout", "SECONDS", kAll, parsed_into(&Options::timeout, parse_positive),
             fmt::format("longest time that a rank waits for another one, at least 30 s while MPI "
                         "starts (default: {})",
                         defaults.timeout));

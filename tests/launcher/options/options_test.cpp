@@ -36,10 +36,11 @@ TEST(Options, CommandLineOverEnvironmentOverFileOverDefault) {
   const Variable iterations("ANNULUS_ITERS", "30");
   const Variable warmup("ANNULUS_WARMUP", "30");
   const Options options = parse({"bench", "--config", config.path(), "--iters", "10"});
-  EXPECT_EQ(options.iterations, 10);              // command line
-  EXPECT_EQ(options.warmup, 30);                  // environment
-  EXPECT_EQ(options.seed, 20U);                   // file
-  EXPECT_EQ(options.timeout, Options().timeout);  // default
+  EXPECT_EQ(options.iterations, 10);                        // command line
+  EXPECT_EQ(options.warmup, 30);                            // environment
+  EXPECT_EQ(options.seed, 20U);                             // file
+  EXPECT_EQ(options.timeout, Options().timeout);            // default
+  EXPECT_EQ(parse({"plan", "--timeout", "5"}).timeout, 5);  // ranks of plan agree too
 }
 
 TEST(Options, TheEnvironmentTakesAFlagOfTheFileBack) {

@@ -27,8 +27,47 @@ STARTING = 30  # … and at the start of MPI
 PATIENCE = 30  # for the rest, on a machine that is busy with other things
 GONE = 10  # seconds after mpirun's end
 
-ARRAYS = ["output.npy", "lse.npy"]
-REPORTS = ["report.json", "trace.json"]
+CPU = ["--device", "cpu"]
+ON_RANKS = [*CPU, "--threads", "1"]
+SHAPE = ["--shape", "1,512,512,4,2,16", "--causal"]
+
+
+class Command:
+    """A way to call the program: its words, how many ranks it may get, and the files that it writes.
+
+    Arrays are the same in every run. Of other files it is known only what makes them complete."""
+
+    def __init__(self, words, ranks, arrays=(), reports=()):
+        self.words, self.ranks = words, ranks
+        self.arrays, self.reports = {*arrays}, {*reports}
+        self.files = self.arrays | self.reports
+
+
+COMMANDS = {
+    "run": Command(["run", *OPERANDS, "--causal", "--output", "output.npy", "--lse", "lse.npy", "--json",
+                    "report.json", "--trace", "trace.json", *ON_RANKS],
+                   [2, 3, 4], ["output.npy", "lse.npy"], ["report.json", "trace.json"]),
+    "verify": Command(["verify", *SHAPE, "--json", "report.json", "--csv", "report.csv", *ON_RANKS],
+                      [2, 3], reports=["report.json", "report.csv"]),
+    "verify --random": Command(["verify", "--random", "3", "--json", "report.json", *ON_RANKS],
+                               [2], reports=["report.json"]),
+    "bench": Command(["bench", *SHAPE, "--iters", "2", "--json", "report.json", "--csv", "report.csv",
+                      *ON_RANKS], [2], reports=["report.json", "report.csv"]),
+    "plan": Command(["plan", *SHAPE, "--mesh", "sp=4", "--simulate", "--json", "report.json", "--trace",
+                     "trace.json", "--picture", "timeline.svg", *CPU],
+                    [2], reports=["report.json", "trace.json", "timeline.svg"]),
+}
+
+
+def is_complete(name, text):
+    """Whether a report is there to its end."""
+    if name.endswith(".json"):
+        return bool(json.loads(text))
+    if name.endswith(".svg"):
+        return text.rstrip().endswith("</svg>")
+    lines = text.split("\n")
+    return lines[-1] == "" and len(lines) > 2
+
 
 # What must be said. Where a message of ours is lost with its process, mpirun names the signal.
 CAUSES = {
@@ -41,23 +80,27 @@ CAUSES = {
 
 
 class Fault:
-    """One fault: what happens to which rank of how many, and at which of its steps."""
+    """One fault: what happens to which rank of how many of which command, and at which of its steps."""
 
     def __init__(self, number, steps_of):
         draw = random.Random(f"{SEED}:{number}")
         self.kind = list(CAUSES)[number % len(CAUSES)]
-        self.ranks = draw.choice([2, 3, 4])
+        self.command = draw.choice(["run", "run", "run", *COMMANDS])
+        self.ranks = draw.choice(COMMANDS[self.command].ranks)
         self.rank = draw.randrange(self.ranks)
-        steps = steps_of(self.ranks)[self.rank]
+        steps = steps_of(self.command, self.ranks)[self.rank]
         if self.kind == "stop":
             # mpirun waits for a process that is stopped after the end of MPI, as no rank does.
             steps = steps[:steps.index("MPI_Finalize") + 1]
         last = len(steps) - 1
         self.step = draw.choice([0, last, *[draw.randint(1, last - 1) for _ in range(4)]])
         self.name = steps[self.step]
+        # How many steps lie between may depend on who was faster.
+        self.place = self.name if self.name in ["MPI_Finalize", "end"] else self.step
 
     def __str__(self):
-        return f"{self.kind} at step {self.step} ({self.name}) of rank {self.rank} of {self.ranks}"
+        return (f"{self.kind} at step {self.step} ({self.name}) of rank {self.rank} of {self.ranks} of "
+                f"annulus {self.command}")
 
 
 class Faults(CliTest):
@@ -65,14 +108,13 @@ class Faults(CliTest):
         super().setUp()
         self.save_operands(rows=4096, heads=4, kv_heads=2, dim=16)
 
-    def job(self, ranks, **fault):
+    def job(self, command, ranks, **fault):
         """Exit code, messages and seconds of a job with this fault; the processes that it leaves."""
         mark = f"FAULT_JOB={uuid.uuid4()}"
-        variables = {"LD_PRELOAD": LIBRARY, "FAULT_REPORT": self.path("steps"), **fault}
+        variables = {"LD_PRELOAD": LIBRARY, "FAULT_REPORT": self.path("steps"),
+                     "ANNULUS_TIMEOUT": WAITING, **fault}
         passed = [word for item in variables.items() for word in ("-x", "=".join(map(str, item)))]
-        words = [*MPIEXEC, str(ranks), *passed, PROGRAM, "run", *OPERANDS, "--causal", "--output",
-                 "output.npy", "--lse", "lse.npy", "--json", "report.json", "--trace", "trace.json",
-                 "--device", "cpu", "--threads", "1", "--timeout", str(WAITING)]
+        words = [*MPIEXEC, str(ranks), *passed, PROGRAM, *COMMANDS[command].words]
         name, value = mark.split("=")
         start = time.monotonic()
         job = subprocess.Popen(words, cwd=self.directory, env={**os.environ, name: value}, text=True,
@@ -90,9 +132,9 @@ class Faults(CliTest):
             job.wait()
 
     @functools.cache
-    def without_fault(self, ranks):
+    def without_fault(self, command, ranks):
         """The steps of every rank and the contents of the arrays, if nothing goes wrong."""
-        code, messages, _, left = self.job(ranks, FAULT_KIND="none")
+        code, messages, _, left = self.job(command, ranks, FAULT_KIND="none")
         self.assertEqual((code, left), (0, []), messages)
         steps = []
         for rank in range(ranks):
@@ -100,46 +142,46 @@ class Faults(CliTest):
                 steps.append(file.read().split("\n")[:-1])
             os.remove(self.path(f"steps.{rank}"))
         arrays = {}
-        for name in ARRAYS:
+        for name in COMMANDS[command].arrays:
             with open(self.path(name), "rb") as file:
                 arrays[name] = file.read()
-        self.assertEqual(self.take_files(arrays), {*ARRAYS, *REPORTS})
+        self.assertEqual(self.take_files(command, arrays), COMMANDS[command].files)
         return steps, arrays
 
-    def take_files(self, arrays):
+    def take_files(self, command, arrays):
         """Removes the files that a job has written, all of them complete; returns their names."""
         found = {*os.listdir(self.directory)} - {"query.npy", "key.npy", "value.npy", "steps"}
         for name in found:
             with open(self.path(name), "rb") as file:
                 contents = file.read()
-            if name in ARRAYS:
+            if name in arrays:
                 self.assertEqual(contents, arrays[name], f"{name} is not what a run without fault writes")
-            elif name in REPORTS:
-                self.assertTrue(json.loads(contents), name)
+            elif name in COMMANDS[command].reports:
+                self.assertTrue(is_complete(name, contents.decode()), name)
             else:
                 self.fail(f"{name} is left behind")
             os.remove(self.path(name))
         return found
 
     def inflict(self, fault):
-        code, messages, seconds, left = self.job(
-            fault.ranks, FAULT_KIND=fault.kind, FAULT_RANK=fault.rank, FAULT_STEP=fault.step)
+        code, messages, seconds, left = self.job(fault.command, fault.ranks, FAULT_KIND=fault.kind,
+                                                 FAULT_RANK=fault.rank, FAULT_STEP=fault.place)
         self.assertEqual(left, [], "processes are left behind\n" + messages)
         happened = os.path.exists(self.path("steps"))
         if happened:
             os.remove(self.path("steps"))
-        files = self.take_files(self.without_fault(fault.ranks)[1])
+        files = self.take_files(fault.command, self.without_fault(fault.command, fault.ranks)[1])
         print(f"  {fault}: {seconds:.1f} s, exit code {code}, {len(files)} files", flush=True)
         self.assertTrue(happened, "the fault did not happen\n" + messages)
         if code == 0 and fault.kind not in ["kill", "stop"]:
-            self.assertEqual(files, {*ARRAYS, *REPORTS}, messages)  # it needed no more of it
+            self.assertEqual(files, COMMANDS[fault.command].files, messages)  # it needed no more of it
             return
         self.assertNotEqual(code, 0, messages)
         self.assertRegex(messages, CAUSES[fault.kind].format(rank=fault.rank))
 
     def test_random_faults(self):
         for number in range(FAULTS):
-            fault = Fault(number, lambda ranks: self.without_fault(ranks)[0])
+            fault = Fault(number, lambda *job: self.without_fault(*job)[0])
             with self.subTest(fault=str(fault), number=number):
                 self.inflict(fault)
 

@@ -2,7 +2,7 @@
 // cli_fault_test.py. A step is a call of MPI, or of the system about a file, by the main thread;
 // step 0 is the start of the process, before main(), and its end is one as well.
 //
-// FAULT_RANK and FAULT_STEP say where, and FAULT_KIND says what:
+// FAULT_RANK and FAULT_STEP, a number or a name, say where, and FAULT_KIND says what:
 //
 //   kill, stop  SIGKILL or SIGSTOP for this process
 //   memory      no more address space than there is now, and large requests are refused
@@ -77,7 +77,7 @@ class Fault {
         report_(variable("FAULT_REPORT")),
         rank_(variable("OMPI_COMM_WORLD_RANK")) {
     const bool here = !rank_.empty() && rank_ == variable("FAULT_RANK");
-    step_ = here ? std::atol(variable("FAULT_STEP").c_str()) : -1;
+    if (here) step_ = variable("FAULT_STEP");
     reach("start");
   }
   ~Fault() {
@@ -94,7 +94,8 @@ class Fault {
   void reach(const char* name) {
     if (inside_ > 0 || std::this_thread::get_id() != main_thread_) return;
     if (!happens()) names_.push_back(name);
-    if (count_++ == step_) happen(name);
+    if (const long number = count_++; step_ == name || step_ == std::to_string(number))
+      happen(name);
   }
   [[nodiscard]] bool disk_is_full() const { return disk_is_full_; }
 
@@ -144,7 +145,7 @@ class Fault {
   std::string kind_;
   std::string report_;
   std::string rank_;
-  long step_ = -1;
+  std::string step_;
   long count_ = 0;
   int inside_ = 0;
   std::atomic<bool> disk_is_full_ = false;

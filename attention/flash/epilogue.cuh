@@ -71,7 +71,8 @@ class ResultRows {
     if (own.column == 0) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        if (own.row + 8 * h < item.tile.rows) store_lse(a.result, item, own.row + 8 * h, lse[h]);
+        if (own.row + 8 * h < item.tile.rows)
+          store_lse(a.result, result_row(item, own.row + 8 * h), lse[h]);
       }
     }
     __syncwarp();  // the state may lie where the result does
@@ -112,12 +113,12 @@ class ResultRows {
     }
     const std::int32_t row = own.row + 8 * h;
     if (a.state.output == nullptr || row >= item.tile.rows) return;
-    const auto lse = static_cast<float>(load_lse(a.state, item, row));
+    const auto lse = static_cast<float>(load_lse(a.state, result_row(item, row)));
     if (lse == -kInfinity) return;
     softmax.maximum[h] = lse * kLog2E / scale;
     if (own.column == 0) softmax.sum[h] = 1;  // of the four threads that share the row
-    const float* from =
-        static_cast<const float*>(a.state.output) + output_offset(a.state, item, row) + own.column;
+    const float* from = static_cast<const float*>(a.state.output) +
+                        output_offset(a.state, result_row(item, row)) + own.column;
 #pragma unroll
     for (int n = 0; n < kOutputs / 4; ++n) {
       if (8 * n < a.value_dim) {
@@ -134,8 +135,8 @@ class ResultRows {
     for (int h = 0; h < 2; ++h) {
       const std::int32_t row = own.row + 8 * h;
       if (row >= item.tile.rows) continue;
-      float* to =
-          static_cast<float*>(a.result.output) + output_offset(a.result, item, row) + own.column;
+      float* to = static_cast<float*>(a.result.output) +
+                  output_offset(a.result, result_row(item, row)) + own.column;
 #pragma unroll
       for (int n = 0; n < kOutputs / 4; ++n) {
         if (8 * n < a.value_dim) {
@@ -163,8 +164,8 @@ class ResultRows {
       trade<1>(pairs, thread);
       trade<2>(pairs, thread);
       const std::int32_t row = own.row + 8 * h;
-      Element* to = static_cast<Element*>(a.result.output) + output_offset(a.result, item, row) +
-                    4 * own.column;
+      Element* to = static_cast<Element*>(a.result.output) +
+                    output_offset(a.result, result_row(item, row)) + 4 * own.column;
       const bool exists = row < item.tile.rows;
 #pragma unroll
       for (int n = 0; n < kPairs; n += 4) {

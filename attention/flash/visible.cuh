@@ -101,7 +101,8 @@ __device__ __forceinline__ bool saw_without_weight(const Arguments& a, const Ite
                                                    std::int32_t r, bool shown = true) {
   if (r >= item.tile.rows) return false;
   if (a.state.output != nullptr &&
-      isnan(static_cast<const float*>(a.state.output)[output_offset(a.state, item, r)])) {
+      isnan(
+          static_cast<const float*>(a.state.output)[output_offset(a.state, result_row(item, r))])) {
     return true;
   }
   return shown && sees_a_column(a, item, r);

@@ -6,23 +6,17 @@
 #include <annulus/core/error.hpp>
 
 #include "flash/argument_views.hpp"
+#include "flash/head_dims.hpp"
 
 namespace annulus::flash::decode {
 namespace {
 
-template <int kHeadDim, int kValueDim>
-DecodeKernel pick(DType dtype) {
-  return dtype == DType::float16 ? decode_kernel<kHeadDim, kValueDim, true>()
-                                 : decode_kernel<kHeadDim, kValueDim, false>();
-}
-
 DecodeKernel find_kernel(const AttentionProblem& problem) {
-  const std::int64_t dim = problem.shape.head_dim;
-  const std::int64_t value_dim = problem.shape.value_dim;
-  if (dim <= 64 && value_dim <= 64) return pick<64, 64>(problem.dtype);
-  if (dim <= 128 && value_dim <= 128) return pick<128, 128>(problem.dtype);
-  if (dim <= 192 && value_dim <= 128) return pick<192, 128>(problem.dtype);
-  return pick<256, 256>(problem.dtype);
+  return with_head_dims(problem.shape, [&]<class Dims>(Dims /*dims*/) {
+    return problem.dtype == DType::float16
+               ? decode_kernel<Dims::kHeadDim, Dims::kValueDim, true>()
+               : decode_kernel<Dims::kHeadDim, Dims::kValueDim, false>();
+  });
 }
 
 // Rows of the heads that share a key/value head.

@@ -1,5 +1,6 @@
 #include "flash/decode/early_launch.cuh"
 #include "flash/decode/kernels.hpp"
+#include "flash/result.cuh"
 #include "flash/softmax.cuh"
 
 namespace annulus::flash::decode {
@@ -8,33 +9,6 @@ namespace {
 constexpr unsigned kAll = 0xffffffff;
 constexpr double kLog2E64 = 1.4426950408889634074;
 constexpr double kLn2of64 = 0.69314718055994530942;
-
-struct Row {
-  std::int64_t batch, head, row;
-};
-
-__device__ std::int64_t output_at(const Result& result, const Row& r) {
-  const Strides& s = result.output_strides;
-  return r.batch * s.batch + r.head * s.head + r.row * s.sequence;
-}
-__device__ std::int64_t lse_at(const Result& result, const Row& r) {
-  return r.batch * result.lse_batch_stride + r.head * result.lse_head_stride +
-         r.row * result.lse_row_stride;
-}
-// In units of log 2.
-__device__ double load_lse(const Result& result, const Row& r) {
-  const std::int64_t at = lse_at(result, r);
-  return kLog2E64 * (result.wide_lse ? static_cast<const double*>(result.lse)[at]
-                                     : static_cast<const float*>(result.lse)[at]);
-}
-__device__ void store_lse(const Result& result, const Row& r, double lse) {
-  const std::int64_t at = lse_at(result, r);
-  if (result.wide_lse) {
-    static_cast<double*>(result.lse)[at] = lse;
-  } else {
-    static_cast<float*>(result.lse)[at] = static_cast<float>(lse);
-  }
-}
 
 __device__ void add(float4& to, float weight, const float4& x) {
   to.x = fmaf(weight, x.x, to.x);
@@ -47,12 +21,12 @@ __device__ void add(float4& to, float weight, const float4& x) {
 template <class Element>
 __global__ void merge(const __grid_constant__ DecodeArguments a) {
   const int lane = static_cast<int>(threadIdx.x);
-  const std::int64_t pair = blockIdx.x / static_cast<unsigned>(a.rows);
-  const auto row = static_cast<int>(blockIdx.x - pair * a.rows);
-  const std::int64_t batch = pair / a.kv_heads;
-  const std::int64_t kv_head = pair - batch * a.kv_heads;
-  const Row at{batch, kv_head * a.heads_per_kv_head + row % a.heads_per_kv_head,
-               row / a.heads_per_kv_head};
+  const auto pair = static_cast<std::int32_t>(blockIdx.x / static_cast<unsigned>(a.rows));
+  const auto row = static_cast<std::int32_t>(blockIdx.x) - pair * a.rows;
+  const std::int32_t batch = pair / a.kv_heads;
+  const std::int32_t kv_head = pair - batch * a.kv_heads;
+  const ResultRow at{batch, kv_head * a.heads_per_kv_head + row % a.heads_per_kv_head,
+                     row / a.heads_per_kv_head};
   // Parts of neighbouring blocks are neighbours.
   const std::int64_t first = a.split.part(pair, a.split.first_block(pair));
   const auto parts = static_cast<int>(a.split.part(pair, a.split.last_block(pair)) - first + 1);
@@ -63,7 +37,8 @@ __global__ void merge(const __grid_constant__ DecodeArguments a) {
   await_kernel_before();
 
   const bool has_state = a.state.output != nullptr;
-  const double state_lse = has_state ? load_lse(a.state, at) : -static_cast<double>(kInfinity);
+  const double state_lse =
+      has_state ? kLog2E64 * load_lse(a.state, at) : -static_cast<double>(kInfinity);
   const bool adds_state = state_lse != -static_cast<double>(kInfinity);
   float high = adds_state ? static_cast<float>(state_lse) : -kInfinity;
   for (int p = lane; p < parts; p += 32) high = fmaxf(high, weights[p * a.rows].x);
@@ -84,8 +59,8 @@ __global__ void merge(const __grid_constant__ DecodeArguments a) {
   const float scale = total == 0 ? kNan : 1 / total;
 
   const float* const state =
-      static_cast<const float*>(a.state.output) + (has_state ? output_at(a.state, at) : 0);
-  const std::int64_t to = output_at(a.result, at);
+      static_cast<const float*>(a.state.output) + (has_state ? output_offset(a.state, at) : 0);
+  const std::int64_t to = output_offset(a.result, at);
   for (int dim = 4 * lane; dim < a.value_dim; dim += 128) {
     float4 sum = {};
     if (adds_state) add(sum, state_weight, *reinterpret_cast<const float4*>(state + dim));

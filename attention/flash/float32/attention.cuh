@@ -61,13 +61,13 @@ class Attention {
     for (int d = 0; d < 4 * kParts; ++d) output[i][d] = 0;
     const std::int32_t row = first_row + i;
     if (a.state.output == nullptr || row >= item.tile.rows) return;
-    const double lse = load_lse(a.state, item, row) * kLog2E64;
+    const double lse = load_lse(a.state, result_row(item, row)) * kLog2E64;
     if (lse == -kInfinity) return;
     shift[i] = static_cast<float>(lse);
     const float weight = exp2f(static_cast<float>(lse - shift[i]));
     if (own == 0) sum[i] = weight;  // of the threads that share the row
     const float* const from =
-        static_cast<const float*>(a.state.output) + output_offset(a.state, item, row);
+        static_cast<const float*>(a.state.output) + output_offset(a.state, result_row(item, row));
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
       const int dim = 64 * p + 4 * own;
@@ -350,7 +350,7 @@ class Attention {
       } else if (saw_without_weight(a, item, own_row)) {
         own_factor = kNan;
       }
-      store_lse(a.result, item, own_row, lse);
+      store_lse(a.result, result_row(item, own_row), lse);
     }
     __syncwarp();
 #pragma unroll
@@ -358,7 +358,8 @@ class Attention {
       const float factor = __shfl_sync(kAll, own_factor, lane_of_row(i));
       const std::int32_t row = first_row + i;
       if (row >= item.tile.rows) continue;
-      float* const to = static_cast<float*>(a.result.output) + output_offset(a.result, item, row);
+      float* const to =
+          static_cast<float*>(a.result.output) + output_offset(a.result, result_row(item, row));
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {
         const int dim = 64 * p + 4 * own;

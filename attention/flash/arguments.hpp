@@ -25,6 +25,10 @@ struct Result {
 
 inline constexpr int kCounters = 3;
 
+/// With a bias, values of the softmax are exponents of 2 divided by this, so that no finite bias
+/// overflows. It is a power of two, so that large values are not rounded either.
+inline constexpr float kBiasedExponentScale = 2;
+
 /// Everything of a call.
 struct Arguments {
   CUtensorMap query, key, value;  ///< of tensors of half types
@@ -64,8 +68,14 @@ struct Arguments {
   float soft_cap = 0;               ///< 0: none
   float small_tanh[3] = {};         ///< see SmallTanh
   float scaled_small_tanh[3] = {};  ///< times the soft cap and log2 e
-  /// The running maximum before the first score. It is finite, also in units of the weights'
-  /// exponents, so that scores of −∞ have weight 0 beside it.
+  /// With a bias: of q·k, or of the capped logits, in the values that the softmax takes.
+  float scale_beside_bias = 1;
+  /// What the values that the softmax takes are multiplied by to be exponents of 2: see the
+  /// kernels' Consumer.
+  float exponent_scale = 1;
+  /// The running maximum before the first value. It is finite, also as an exponent, so that values
+  /// of −∞ have weight 0 beside it. It is a power of two: as an exponent it is not rounded, and
+  /// so 2 to the power of its difference to itself is 1.
   float no_maximum = 0;
 
   Result result;

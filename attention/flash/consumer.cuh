@@ -60,7 +60,7 @@ class Consumer {
       : a(arguments), shared(memory) {
     group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128 - 1, 0);
     lane = static_cast<int>(threadIdx.x) % 32;
-    scale = kGeneral ? 1.0f : kSoftCap ? a.soft_cap * kLog2E : a.scale * kLog2E;
+    scale = a.exponent_scale;
   }
 
   __device__ __forceinline__ void run() {
@@ -145,14 +145,34 @@ class Consumer {
   }
 
   __device__ __forceinline__ void update(OnlineSoftmax& softmax, float (&scores)[kScores],
-                                         bool small, float (&factor)[2]) const {
+                                         bool small, std::int32_t begin, GeneralRows& general,
+                                         float (&factor)[2]) const {
     if constexpr (kSoftCap) {
       if (small) {
         const SmallCappedLogits logits{a.small_tanh, a.scaled_small_tanh, scale};
         return softmax.update(scores, logits, factor);
       }
     }
+    if constexpr (kGeneral) {
+      float largest[2];
+      find_largest(scores, largest);
+      if (general.doubts(largest)) {
+        general.settle(scores, begin);
+        find_largest(scores, largest);
+      }
+      return softmax.update(scores, largest, PlainLogits{scale}, factor);
+    }
     softmax.update(scores, PlainLogits{scale}, factor);
+  }
+
+  __device__ __forceinline__ static void find_largest(const float (&scores)[kScores],
+                                                      float (&largest)[2]) {
+    largest[0] = largest[1] = -kInfinity;
+#pragma unroll
+    for (int i = 0; i < kScores; i += 4) {
+      largest[0] = max_or_nan(max_or_nan(largest[0], scores[i]), scores[i + 1]);
+      largest[1] = max_or_nan(max_or_nan(largest[1], scores[i + 2]), scores[i + 3]);
+    }
   }
 
   // Hides what this thread's rows must not see of the tile that begins at column `begin` of the
@@ -223,7 +243,7 @@ class Consumer {
     const bool small = cap(scores);
     if constexpr (kGeneral) general.add(scores, begin);
     if constexpr (kMasked) hide(scores, visible, begin, ids, row_id);
-    update(softmax, scores, small, factor);
+    update(softmax, scores, small, begin, general, factor);
     if constexpr (kGeneral) general.drop(scores, begin);
     hopper::products_wait<0>();
     hopper::pin(output);
@@ -273,7 +293,7 @@ class Consumer {
     }
     has_output = a.state.output != nullptr;
     if (has_output) softmax.lower(kStateExponent, scale);
-    update(softmax, scores, small, factor);
+    update(softmax, scores, small, begin, general, factor);
     if (has_output) {
       const float enlarge = kGeneral ? kStateWeight / a.value_scale : kStateWeight;
       const float enlarged[2] = {enlarge * factor[0], enlarge * factor[1]};

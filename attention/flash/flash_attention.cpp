@@ -1,7 +1,7 @@
 #include "flash/flash_attention.hpp"
 
 #include <algorithm>
-#include <limits>
+#include <cmath>
 #include <span>
 #include <utility>
 
@@ -13,6 +13,7 @@
 #include <annulus/core/error.hpp>
 
 #include "flash/argument_views.hpp"
+#include "flash/head_dims.hpp"
 #include "flash/is_general.hpp"
 #include "flash/small_tanh.hpp"
 
@@ -31,19 +32,14 @@ KernelInfo pick(bool soft_cap) {
                   : kernel_info<kHeadDim, kValueDim, kHalf, kMask, false>();
 }
 
-template <int kHeadDim, int kValueDim>
-KernelInfo pick(DType dtype, bool general, bool ids, bool soft_cap) {
-  if (general) {
-    return dtype == DType::float16
-               ? kernel_info<kHeadDim, kValueDim, true, MaskClass::general, false>()
-               : kernel_info<kHeadDim, kValueDim, false, MaskClass::general, false>();
+template <int kHeadDim, int kValueDim, bool kHalf>
+KernelInfo pick(const AttentionProblem& problem, bool ids) {
+  if (is_general(problem)) {
+    return kernel_info<kHeadDim, kValueDim, kHalf, MaskClass::general, false>();
   }
-  if (dtype == DType::float16) {
-    return ids ? pick<kHeadDim, kValueDim, true, MaskClass::ids>(soft_cap)
-               : pick<kHeadDim, kValueDim, true, MaskClass::position>(soft_cap);
-  }
-  return ids ? pick<kHeadDim, kValueDim, false, MaskClass::ids>(soft_cap)
-             : pick<kHeadDim, kValueDim, false, MaskClass::position>(soft_cap);
+  const bool cap = problem.soft_cap.has_value();
+  return ids ? pick<kHeadDim, kValueDim, kHalf, MaskClass::ids>(cap)
+             : pick<kHeadDim, kValueDim, kHalf, MaskClass::position>(cap);
 }
 
 // [batch, sequence, head, dim] as TMA sees it, in boxes of 64 dims and `box_rows` positions.
@@ -85,19 +81,16 @@ std::int64_t heads_in_section(const AttentionBlock& block) {
 }  // namespace
 
 KernelInfo find_kernel(const AttentionProblem& problem, bool ids) {
-  const std::int64_t dim = problem.shape.head_dim;
-  const std::int64_t value_dim = problem.shape.value_dim;
   if (problem.dtype == DType::float32) {
-    const std::int64_t larger = std::max(dim, value_dim);
+    const std::int64_t larger = std::max(problem.shape.head_dim, problem.shape.value_dim);
     if (larger <= 64) return float32_kernel_info<64>();
     return larger <= 128 ? float32_kernel_info<128>() : float32_kernel_info<256>();
   }
-  const bool cap = problem.soft_cap.has_value();
-  const bool general = is_general(problem);
-  if (dim <= 64 && value_dim <= 64) return pick<64, 64>(problem.dtype, general, ids, cap);
-  if (dim <= 128 && value_dim <= 128) return pick<128, 128>(problem.dtype, general, ids, cap);
-  if (dim <= 192 && value_dim <= 128) return pick<192, 128>(problem.dtype, general, ids, cap);
-  return pick<256, 256>(problem.dtype, general, ids, cap);
+  return with_head_dims(problem.shape, [&]<class Dims>(Dims /*dims*/) {
+    return problem.dtype == DType::float16
+               ? pick<Dims::kHeadDim, Dims::kValueDim, true>(problem, ids)
+               : pick<Dims::kHeadDim, Dims::kValueDim, false>(problem, ids);
+  });
 }
 
 FlashAttention::FlashAttention(const AttentionProblem& problem, Device& device)
@@ -246,10 +239,12 @@ Arguments FlashAttention::arguments_of(const Entry& entry, const AttentionBlock&
   a.scale = static_cast<float>(problem_.logit_scale() / problem_.soft_cap.value_or(1));
   SmallTanh::set_coefficients(a.scale, 1, a.small_tanh);
   SmallTanh::set_coefficients(a.scale, a.soft_cap * kLog2E, a.scaled_small_tanh);
-  a.no_maximum = -std::numeric_limits<float>::max() / 2;
-  if (!is_general(problem_)) {
-    a.no_maximum /= std::max(1.0F, kLog2E * (problem_.soft_cap ? a.soft_cap : a.scale));
-  }
+  const float exponents = kLog2E * (problem_.soft_cap ? a.soft_cap : a.scale);
+  a.exponent_scale = problem_.bias ? kBiasedExponentScale : exponents;
+  a.scale_beside_bias = exponents / kBiasedExponentScale;
+  int exponent = 0;
+  (void)std::frexp(a.exponent_scale, &exponent);
+  a.no_maximum = std::ldexp(-1.0F, 127 - std::max(0, exponent));
   a.result = result_of(result);
   a.wide_output = result.output.dtype() == DType::float32 ? 1 : 0;
   if (block.state) a.state = result_of(*block.state);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/dropout.cuh"
 #include "flash/epilogue.cuh"
 #include "flash/softmax.cuh"
@@ -16,69 +18,55 @@ class GeneralRows {
 
   __device__ __forceinline__ void move_to(const KeySegment& of) { segment = &of; }
 
-  /// Whether dense mask and bias have left row h any of the thread's columns so far.
-  [[nodiscard]] __device__ __forceinline__ bool has_shown(int h) const { return shown[h]; }
+  /// Whether dense mask and bias may have left row h any of the thread's columns so far. Without a
+  /// weight for the row in any tile, false means that they have not.
+  [[nodiscard]] __device__ __forceinline__ bool has_shown(int h) const { return shown[h] != 0; }
 
-  /// Turns a tile of scores, which begins at column `begin` of the segment, into final logits in
-  /// units of log 2. Pairs that dense mask or bias hide become −∞, and so do columns past the end
-  /// of the segment.
+  /// Turns a tile of scores, which begins at column `begin` of the segment, into what the softmax
+  /// takes: with soft cap, bias and dense mask. Pairs that dense mask or bias hide become −∞, and
+  /// so do columns past the end of the segment. A bias needs settle() if doubts() says so.
   template <int kScores>
   __device__ __forceinline__ void add(float (&scores)[kScores], std::int32_t begin) {
     if (a.soft_cap != 0) {
 #pragma unroll
-      for (float& score : scores) score = tanh_any(score * a.scale) * (a.soft_cap * kLog2E);
-    } else {
-#pragma unroll
-      for (float& score : scores) score *= a.scale * kLog2E;
+      for (float& score : scores) score = tanh_any(score * a.scale);
     }
-    const OwnPart own = own_part();
-    const std::int32_t column = begin + own.column;
-    const std::int64_t position = segment->start + std::int64_t{segment->stride} * column;
-    const std::int32_t behind = segment->columns - column;  // columns left in the segment
-    constexpr int kLast = 2 * kScores - 7;                  // the thread's last column
     const auto& [bias, mask] = a.scores;
     if (bias.data != nullptr) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const Cursor<float> at(bias, item, row_of(own, h), position, segment->stride);
-        if (at.in_pairs() && behind > kLast) {
-#pragma unroll
-          for (int n = 0; n < kScores / 4; ++n) {
-            const float2 pair = __ldg(reinterpret_cast<const float2*>(at.first + 8 * n));
-            add_bias(scores[4 * n + 2 * h], pair.x, h);
-            add_bias(scores[4 * n + 2 * h + 1], pair.y, h);
-          }
-          continue;
-        }
-#pragma unroll
-        for (int i = 0; i < kScores / 2; ++i) {
-          const int c = i / 2 * 8 + i % 2;
-          add_bias(scores[i / 2 * 4 + 2 * h + i % 2],
-                   c < behind ? __ldg(at.first + c * at.step) : -kInfinity, h);
-        }
-      }
+      constexpr float kUnit = kLog2E / kBiasedExponentScale;
+      read<kScores>(bias, -kInfinity, begin, [&](int i, int, float first, float second) {
+        scores[i] = fmaf(scores[i], a.scale_beside_bias, first * kUnit);
+        scores[i + 1] = fmaf(scores[i + 1], a.scale_beside_bias, second * kUnit);
+      });
     }
     if (mask.data != nullptr) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const Cursor<std::uint8_t> at(mask, item, row_of(own, h), position, segment->stride);
-        if (at.in_pairs() && behind > kLast) {
-#pragma unroll
-          for (int n = 0; n < kScores / 4; ++n) {
-            const uchar2 pair = __ldg(reinterpret_cast<const uchar2*>(at.first + 8 * n));
-            test_mask(scores[4 * n + 2 * h], pair.x, h);
-            test_mask(scores[4 * n + 2 * h + 1], pair.y, h);
-          }
-          continue;
-        }
-#pragma unroll
-        for (int i = 0; i < kScores / 2; ++i) {
-          const int c = i / 2 * 8 + i % 2;
-          test_mask(scores[i / 2 * 4 + 2 * h + i % 2],
-                    c < behind ? __ldg(at.first + c * at.step) : std::uint8_t{0}, h);
-        }
-      }
+      read<kScores>(mask, std::uint8_t{0}, begin,
+                    [&](int i, int h, std::uint32_t first, std::uint32_t second) {
+                      shown[h] |= first | second;
+                      if (first == 0) scores[i] = -kInfinity;
+                      if (second == 0) scores[i + 1] = -kInfinity;
+                    });
     }
+  }
+
+  /// Whether the warp's tile needs settle(), given the largest values of the two rows, or NaN.
+  [[nodiscard]] __device__ __forceinline__ bool doubts(const float (&largest)[2]) const {
+    if (a.scores.bias.data == nullptr) return false;
+    const auto doubtful = [&](int h) {
+      return !(largest[h] >= a.no_maximum) && !(largest[h] == -kInfinity && shown[h] != 0);
+    };
+    return __any_sync(0xffffffff, doubtful(0) || doubtful(1)) != 0;
+  }
+
+  /// Mends what adding a bias leaves wrong, which is rare. A bias of −∞ hides products that are not
+  /// finite too, although their sum is NaN. Where the biases of a row are so small that they would
+  /// overflow as exponents, they count as the least that does not: the row still has weights.
+  template <int kScores>
+  __device__ __forceinline__ void settle(float (&scores)[kScores], std::int32_t begin) {
+    read<kScores>(a.scores.bias, -kInfinity, begin, [&](int i, int h, float first, float second) {
+      settle_one(scores[i], first, h);
+      settle_one(scores[i + 1], second, h);
+    });
   }
 
   /// Drops weights of the same tile. The others are not rescaled here: see Arguments::value_scale.
@@ -102,17 +90,14 @@ class GeneralRows {
   }
 
  private:
-  // Biases are bounded below, so that their product with log2 e stays finite: a row whose biases
-  // are all that small still has weights. Only −∞ itself hides.
-  __device__ __forceinline__ void add_bias(float& score, float bias, int h) {
+  __device__ __forceinline__ void settle_one(float& score, float bias, int h) {
     const bool hides = bias == -kInfinity;
-    shown[h] = shown[h] || !hides;
-    const float scaled = bias < kLeastBias ? kLeastBias * kLog2E : bias * kLog2E;
-    score = hides ? -kInfinity : score + scaled;
-  }
-  __device__ __forceinline__ void test_mask(float& score, std::uint8_t visible, int h) {
-    shown[h] = shown[h] || visible != 0;
-    if (visible == 0) score = -kInfinity;
+    shown[h] |= hides ? 0U : 1U;
+    if (hides) {
+      score = -kInfinity;
+    } else if (score < a.no_maximum && score != -kInfinity) {
+      score = a.no_maximum;
+    }
   }
 
   // A row of a bias or mask, beginning at the thread's first column.
@@ -129,6 +114,38 @@ class GeneralRows {
       return step == 1 && reinterpret_cast<std::uintptr_t>(first) % (2 * sizeof(T)) == 0;
     }
   };
+
+  // Calls use(i, h, entry of element i, entry of element i + 1) for each pair of elements of a
+  // tile. Columns past the end of the segment have the entry `hides`.
+  template <int kScores, class T, class Use>
+  __device__ __forceinline__ void read(const cuda::ScoreArgument<T>& tensor, T hides,
+                                       std::int32_t begin, const Use& use) const {
+    using Pair = std::conditional_t<std::is_same_v<T, float>, float2, uchar2>;
+    const OwnPart own = own_part();
+    const std::int32_t column = begin + own.column;
+    const std::int64_t position = segment->start + std::int64_t{segment->stride} * column;
+    const std::int32_t behind = segment->columns - column;  // columns left in the segment
+    constexpr int kLast = 2 * kScores - 7;                  // the thread's last column
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const Cursor<T> at(tensor, item, row_of(own, h), position, segment->stride);
+      if (at.in_pairs() && behind > kLast) {
+#pragma unroll
+        for (int n = 0; n < kScores / 4; ++n) {
+          const Pair pair = __ldg(reinterpret_cast<const Pair*>(at.first + 8 * n));
+          use(4 * n + 2 * h, h, pair.x, pair.y);
+        }
+        continue;
+      }
+#pragma unroll
+      for (int n = 0; n < kScores / 4; ++n) {
+        const auto entry = [&](int c) {
+          return c < behind ? __ldg(at.first + c * at.step) : hides;
+        };
+        use(4 * n + 2 * h, h, entry(8 * n), entry(8 * n + 1));
+      }
+    }
+  }
 
   // Rows past the end of the tile read what its last row reads.
   [[nodiscard]] __device__ __forceinline__ std::int32_t row_of(const OwnPart& own, int h) const {
@@ -190,7 +207,7 @@ class GeneralRows {
   const Arguments& a;
   const Item& item;
   const KeySegment* segment;
-  bool shown[2] = {false, false};
+  std::uint32_t shown[2] = {0, 0};  // not 0: has_shown()
 };
 
 }  // namespace annulus::flash

@@ -25,11 +25,11 @@ class RowRepair {
     float maximum = -kInfinity;
     float sum = 0;
     if (a.state.output != nullptr) {
-      maximum = static_cast<float>(load_lse(a.state, item, row)) * kLog2E;
+      maximum = static_cast<float>(load_lse(a.state, result_row(item, row))) * kLog2E;
       if (maximum != -kInfinity) {
         sum = 1;
-        const float* from =
-            static_cast<const float*>(a.state.output) + output_offset(a.state, item, row);
+        const float* from = static_cast<const float*>(a.state.output) +
+                            output_offset(a.state, result_row(item, row));
         for (int i = 0; i < kPerLane; ++i) {
           if (lane + 32 * i < a.value_dim) output[i] = from[lane + 32 * i];
         }
@@ -51,7 +51,7 @@ class RowRepair {
     const bool sees = sum != 0;
     const float without = !sees && saw_without_weight(a, item, row) ? kNan : 0.0f;
     __syncwarp();  // the state may lie where the result does
-    const std::int64_t at = output_offset(a.result, item, row);
+    const std::int64_t at = output_offset(a.result, result_row(item, row));
     for (int i = 0; i < kPerLane; ++i) {
       const int dim = lane + 32 * i;
       if (dim >= a.value_dim) continue;
@@ -63,7 +63,7 @@ class RowRepair {
       }
     }
     const float lse = sees ? (maximum + log2f(sum)) * kLn2 : -kInfinity;
-    if (lane == 0) store_lse(a.result, item, row, lse);
+    if (lane == 0) store_lse(a.result, result_row(item, row), lse);
   }
 
  private:
@@ -112,9 +112,10 @@ class RowRepair {
     logit *= kLog2E;
     const auto& bias = a.scores.bias;
     if (bias.data != nullptr) {
-      const float added =
-          bias.row(item.batch, item.head, item.tile.first_row + row)[position * bias.strides[3]];
-      logit += (added < kLeastBias ? kLeastBias : added) * kLog2E;
+      constexpr float kUnit = kLog2E / kBiasedExponentScale;
+      const float added = kUnit * bias.row(item.batch, item.head,
+                                           item.tile.first_row + row)[position * bias.strides[3]];
+      logit += kBiasedExponentScale * (added < a.no_maximum ? a.no_maximum : added);
     }
     const float larger = fmaxf(maximum, logit);
     const float shift = larger == -kInfinity ? 0.0f : larger;

@@ -11,8 +11,6 @@ inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kLargest = std::numeric_limits<float>::max();
 inline constexpr float kLog2E = 1.4426950408889634f;
-/// Smaller biases count as this one.
-inline constexpr float kLeastBias = -kLargest / 8;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -35,6 +33,13 @@ __device__ __forceinline__ float log2_fast(float x) {
 /// tanh(x) by an exponential and a division.
 __device__ __forceinline__ float tanh_any(float x) {
   return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(x * (2 * kLog2E)));
+}
+
+/// The larger of two numbers; NaN if one is.
+__device__ __forceinline__ float max_or_nan(float x, float y) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
+  return larger;
 }
 
 /// Reduces over the four threads that share a row.
@@ -117,6 +122,13 @@ struct OnlineSoftmax {
       largest[0] = fmaxf(fmaxf(largest[0], scores[i]), scores[i + 1]);
       largest[1] = fmaxf(fmaxf(largest[1], scores[i + 2]), scores[i + 3]);
     }
+    update(scores, largest, logits, factor);
+  }
+
+  /// The same, given this thread's largest scores.
+  template <class Logits, int kScores>
+  __device__ __forceinline__ void update(float (&scores)[kScores], float (&largest)[2],
+                                         const Logits& logits, float (&factor)[2]) {
     float shift[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

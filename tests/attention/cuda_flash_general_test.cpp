@@ -210,6 +210,25 @@ TEST_F(CudaFlashGeneral, RowsThatSeeNothing) {
   }
 }
 
+// A row whose biases are all far below any logit attends to the largest of them.
+TEST_F(CudaFlashGeneral, TheLargestOfTinyBiasesWins) {
+  Random random(140);
+  for (const double cap : {0.0, 50.0}) {
+    AttentionProblem problem = problem_of({1, 130, 300, 1, 1, 128, 128});
+    problem.bias = Extents{1, 1, 130, 300};
+    if (cap > 0) problem.soft_cap = cap;
+    const WholeAttention whole = random_attention(random, problem);
+    for (const std::int64_t row : {0, 7, 129}) {
+      for (std::int64_t column = 0; column < 300; ++column) {
+        whole.bias.view().at<float>({0, 0, row, column}) = column == 270 - row ? -1e37F : -1.2e37F;
+      }
+    }
+    // The LSE is about −1e37, with an error to match.
+    const AccuracyBound bound = accuracy_bound(problem.dtype, 300);
+    EXPECT_LE(error_of(run(whole), problem.dtype, whole.oracle()).output, bound.output) << cap;
+  }
+}
+
 // Several ranges with partial last tiles, continued states, and some of the heads.
 TEST_F(CudaFlashGeneral, PartsThatContinueEachOther) {
   Random random(137);

@@ -87,6 +87,29 @@ TEST_F(CudaFlash, HugeAndTinyLogits) {
   }
 }
 
+// The running maximum of a row that sees nothing of its first tiles is that of no value, whose
+// weight beside itself must be 1, whatever the scale.
+TEST_F(CudaFlash, RowsThatSeeNothingAtFirst) {
+  Random random(91);
+  for (const double scale : {0.088, 0.7123, 0.93, 1.37, 1.61, 2.9, 7.3, 93.5033}) {
+    for (const bool capped : {false, true}) {
+      AttentionProblem problem = problem_of({1, 256, 512, 2, 2, 64, 64});
+      if (capped) {
+        problem.soft_cap = scale;
+      } else {
+        problem.scale = scale;
+      }
+      problem.mask.set_causal(true);
+      problem.mask.set_offset(64);
+      const WholeAttention whole = random_attention(random, problem);
+      const Result result = run_on_device(implementation(), whole, *device_, *stream_);
+      EXPECT_LE(error_of(result, problem.dtype, whole.oracle()).output,
+                accuracy_bound(problem.dtype, 512).output)
+          << scale << (capped ? " capped" : "");
+    }
+  }
+}
+
 // Below and above the logits for which it does without exponentials.
 TEST_F(CudaFlash, SoftCaps) {
   Random random(86);

@@ -507,10 +507,10 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
                 : draws.pick({DType::float32, DType::float32, DType::float16, DType::bfloat16});
   if (draws.chance(30)) {
     // Fast kernels of half types need positive scales.
-    problem.scale = kind.fast ? draws.pick({0.0, 0.03125, 0.0625, 0.125, 0.2, 0.25, 0.3, -0.2})
-                              : draws.pick({0.0, 0.03125, 0.125, 0.3, -0.2});
+    problem.scale = kind.fast ? draws.pick({0.0, 0.03125, 0.0625, 0.125, 0.2, 0.3, 0.93, -0.2})
+                              : draws.pick({0.0, 0.03125, 0.125, 0.93, -0.2});
   }
-  if (draws.chance(25)) problem.soft_cap = draws.pick({1.5, 10.0, 30.0});
+  if (draws.chance(25)) problem.soft_cap = draws.pick({1.5, 13.0, 30.0});
   problem.mask = draw_mask(draws, kind, problem.shape);
 
   const int kv_shards = drawn.mesh.size(placement.kv_sequence);

@@ -361,7 +361,8 @@ class Verifier {
         add_result(named, found);
       });
       coverage_.add(named.sharded.problem, named.sharded.layout,
-                    ring::name_of(found.schedule.schedule));
+                    ring::name_of(found.schedule.schedule),
+                    static_cast<bool>(named.sharded.fills.key));
     } catch (const UserError& error) {
       refused(error);
     } catch (const AgreedFailure& error) {

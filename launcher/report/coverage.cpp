@@ -46,7 +46,7 @@ std::vector<std::string> names_of(const Kinds& kinds) {
 }  // namespace
 
 void Coverage::add(const AttentionProblem& problem, const ring::OperandLayout& layout,
-                   std::string_view schedule) {
+                   std::string_view schedule, bool non_finite) {
   const std::vector<std::string> parts = parts_of(features_of(problem), problem.sinks.has_value());
   for (std::size_t i = 0; i < parts.size(); ++i) {
     ++parts_[parts[i]];
@@ -58,6 +58,7 @@ void Coverage::add(const AttentionProblem& problem, const ring::OperandLayout& l
   wide_softmax_ += problem.softmax_dtype == DType::float64 ? 1 : 0;
   ++dtypes_[std::string(annulus::name_of(problem.dtype))];
   ++schedules_[std::string(schedule)];
+  non_finite_ += non_finite ? 1 : 0;
 }
 
 std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
@@ -94,6 +95,7 @@ std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
                                   counts_text(names_of(kLayouts), layouts_), other_for_keys_)},
           {"dtypes", fmt::format("{}, a softmax in float64 {}",
                                  counts_text(names_of(kDtypes), dtypes_), wide_softmax_)},
+          {"NaN and infinities", fmt::format("in keys and values {}", non_finite_)},
           {"schedules", schedules}};
 }
 

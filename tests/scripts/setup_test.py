@@ -1,8 +1,9 @@
-"""scripts/setup: what it asks CMake for, and when it fetches the headers that cuDNN needs.
+"""scripts/setup and scripts/test: what they ask CMake for, and when the headers that cuDNN needs are
+fetched.
 
     setup_test.py SCRIPTS-FOLDER
 
-Runs a copy of the script among stand-ins for cmake, dpkg-query, nvidia-smi and get_cudnn_frontend.
+Runs copies of the scripts among stand-ins for cmake, dpkg-query, nvidia-smi and get_cudnn_frontend.
 """
 import os
 import shutil
@@ -46,9 +47,11 @@ class Setup(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.tree)
         (self.tree / "scripts").mkdir()
         (self.tree / "bin").mkdir()
-        shutil.copy(SCRIPTS / "setup", self.tree / "scripts")
+        for script in ["setup", "test", "mpi_environment"]:
+            shutil.copy(SCRIPTS / script, self.tree / "scripts")
         self.program("scripts/get_cudnn_frontend", FETCH)
         self.program("bin/cmake", CMAKE)
+        self.program("bin/ctest", '#!/bin/sh\necho "ctest $*" >> "$NOTES"\n')
         self.program("bin/dpkg-query", "#!/bin/sh\necho installed\n")
         self.program("bin/nvidia-smi", "#!/bin/sh\nexit 9\n")
 
@@ -57,13 +60,13 @@ class Setup(unittest.TestCase):
         path.write_text(text)
         path.chmod(0o755)
 
-    def run_setup(self, *arguments, cache=NO_CUDNN, no_network=""):
+    def run_setup(self, *arguments, script="setup", cache=NO_CUDNN, no_network=""):
         """The result, and the calls that were noted."""
         notes = self.tree / "notes"
         notes.write_text("")
         environment = dict(os.environ, PATH=f"{self.tree / 'bin'}:{os.environ['PATH']}",
                            NOTES=str(notes), CACHE=cache, NO_NETWORK=no_network)
-        result = subprocess.run([self.tree / "scripts" / "setup", *arguments], env=environment,
+        result = subprocess.run([self.tree / "scripts" / script, *arguments], env=environment,
                                 capture_output=True, text=True, check=False)
         return result, notes.read_text().splitlines()
 
@@ -122,6 +125,17 @@ class Setup(unittest.TestCase):
         self.run_setup("--cuda", "on")
         _, calls = self.run_setup()
         self.assertEqual(calls[0], "cmake --preset default")
+
+    def test_tests_keep_what_a_build_was_configured_with(self):
+        self.run_setup("--cuda", "off")
+        result, calls = self.run_setup("-L", "unit", script="test")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(calls[0], "cmake --preset default")
+        self.assertRegex(calls[-1], "^ctest --preset default .*-L unit$")
+
+    def test_tests_compile_all_that_they_can_in_a_new_build(self):
+        _, calls = self.run_setup(script="test")
+        self.assertEqual(calls[0], "cmake --preset default -DANNULUS_CUDA=AUTO")
 
     def test_fetches_headers_once_for_cudnn(self):
         result, calls = self.run_setup("--cuda", "auto", cache=CUDNN)

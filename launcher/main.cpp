@@ -62,6 +62,16 @@ Watchdog::Seconds start_timeout(const std::vector<std::string>& words) {
   return Watchdog::Seconds(good ? seconds : launcher::Options().timeout);
 }
 
+// A plan and a help text need no other process, so the variables of a job around them mean nothing.
+MpiSession::Unconnected when_unconnected(const std::vector<std::string>& words) {
+  const std::string command = words.empty() ? "help" : words.front();
+  const bool alone = command == launcher::name_of(launcher::Command::plan) || command == "help" ||
+                     std::any_of(words.begin(), words.end(), [](const std::string& word) {
+                       return word == "--help" || word == "-h" || word == "--version";
+                     });
+  return alone ? MpiSession::Unconnected::stands_alone : MpiSession::Unconnected::fails;
+}
+
 // Every rank has its own environment and perhaps its own file system: they agree on what was asked
 // for before anything starts.
 std::optional<launcher::Options> agree_on_options(const MpiSession& session,
@@ -134,7 +144,8 @@ int main(int argc, char** argv) {
     const Watchdog::Seconds timeout = start_timeout(words);
     // Processes do not start at the same moment, however short the timeout.
     constexpr Watchdog::Seconds kStart{30};
-    MpiSession session(&argc, &argv, std::max(timeout, kStart), print_error);
+    MpiSession session(&argc, &argv, std::max(timeout, kStart), print_error,
+                       when_unconnected(words));
     launcher::handle_interruptions(session.rank() == 0);  // MPI has set up its own handlers now
     set_log_rank(session);
     try {

@@ -83,6 +83,15 @@ const char* process_variable(const char* name) {
   return std::getenv(name);
 }
 
+bool to_be_connected(MpiSession::Unconnected unconnected) {
+  try {
+    return started_by_launcher(process_variable);
+  } catch (const LibraryError&) {
+    if (unconnected == MpiSession::Unconnected::fails) throw;
+    return false;
+  }
+}
+
 }  // namespace
 
 MpiError::MpiError(const std::string& call, int code)
@@ -140,13 +149,14 @@ void check_connected(int ranks, const EnvironmentLookup& lookup) {
       tasks));
 }
 
-MpiSession::MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout, LastWord last_word)
+MpiSession::MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout, LastWord last_word,
+                       Unconnected unconnected)
     : timeout_(timeout), last_word_(std::move(last_word)) {
   if (mpi_is_running()) {
     active_ = true;
     return;
   }
-  if (!started_by_launcher(process_variable)) return;
+  if (!to_be_connected(unconnected)) return;
   int provided = MPI_THREAD_SINGLE;
   {
     const Deadline deadline(
@@ -164,6 +174,7 @@ MpiSession::MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout, LastW
   }
   // Duplicates and splits inherit the handler, so errors come back as codes everywhere.
   check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  if (unconnected == Unconnected::stands_alone) return;
   try {
     check_connected(size(), process_variable);
   } catch (const LibraryError&) {

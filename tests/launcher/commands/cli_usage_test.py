@@ -678,6 +678,25 @@ class Plan(CliTest):
         self.assertIn("\n# mask: [1, 1, 64, 64] on sp=2,tp=2 as -,-,sp", result.stdout)
         self.expect_error(self.annulus("plan", *words, "--bias-spec=-,tp,-,sp"), 2,
                           "--bias-spec: got -,tp,-,sp, expected -,tp,sp,-")
+    def test_the_variables_of_a_job_around_it_mean_nothing(self):
+        alone = self.annulus(*PLAN).stdout
+        torchrun = {"TORCHELASTIC_RUN_ID": "1", "RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here"}
+        srun = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+        pytorch = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here"}
+        for variables in [torchrun, srun, pytorch, {**srun, "PMI_RANK": "1", "PMI_SIZE": "4"}]:
+            with self.subTest(variables):
+                result = self.annulus(*PLAN, environment=variables)
+                self.expect_success(result)
+                self.assertEqual(result.stdout, alone)
+                self.expect_success(self.annulus("run", "--help", environment=variables))
+                self.expect_error(self.annulus("verify", "--shape", "1,8,8,1,1,8",
+                                               environment=variables), 3, " 4 ", "mpirun")
+
+    def test_a_whole_sequence_is_contiguous(self):
+        words = ["plan", "--shape", "1,1,1k,8,8,64", "--causal", "--causal-offset", "bottom-right"]
+        self.assertIn("layout contiguous", self.annulus(*words, "--mesh", "tp=4").stdout)
+        self.assertIn("layout zigzag", self.annulus(*words, "--mesh", "sp=4").stdout)
+
         self.save_operands()
         result = self.annulus("run", *OPERANDS, *OUTPUT, *words[:2], *words[4:], "--json", "-", ranks=4)
         self.expect_success(result)

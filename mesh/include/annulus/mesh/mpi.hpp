@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <string>
@@ -49,12 +50,15 @@ class MpiSession {
  public:
   /// Called with the reason before this process ends itself.
   using LastWord = std::function<void(const std::string& text)>;
+  /// What a process does that is one of several, which MPI has no way to connect.
+  enum class Unconnected : std::uint8_t { fails, stands_alone };
 
-  /// Throws what started_by_launcher() and check_connected() throw. MPI_Init and MPI_Finalize
+  /// Throws what started_by_launcher() and check_connected() throw, unless the process may stand
+  /// alone, since what it does needs no other one. MPI_Init and MPI_Finalize
   /// cannot be interrupted: if one of them takes longer than `timeout`, as it does when a rank has
   /// stopped, the process calls `last_word` and exits with code 3.
   MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout = Watchdog::kUsual,
-             LastWord last_word = {});
+             LastWord last_word = {}, Unconnected unconnected = Unconnected::fails);
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;

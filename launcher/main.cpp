@@ -109,6 +109,14 @@ ExitCode run_program(MpiSession& session, const std::vector<std::string>& words)
   return dispatch({session, *options, std::cout, launcher::commit()});
 }
 
+// Which step of the program waited; the message itself says for whom, and what for.
+std::string with_step(const std::exception& error) {
+  const std::string text = text_of(error);
+  const std::string_view step = launcher::current_step();
+  if (dynamic_cast<const TimeoutError*>(&error) == nullptr || step.empty()) return text;
+  return fmt::format("{}, while {}", text, step);
+}
+
 bool names_its_rank(const std::string& text) {
   return text.starts_with("rank ") && text.size() > 5 &&
          std::isdigit(static_cast<unsigned char>(text[5])) != 0;
@@ -155,7 +163,7 @@ int main(int argc, char** argv) {
       return static_cast<int>(exit_code);
     } catch (const std::exception& error) {
       // The other ranks do not know: they wait, and only the end of the job frees them.
-      const std::string text = text_of(error);
+      const std::string text = with_step(error);
       const bool alone = session.size() == 1 || names_its_rank(text);
       print_error(alone ? text : fmt::format("{}: {}", session.rank_name(), text));
       abort_job(static_cast<int>(ExitCode::failure));

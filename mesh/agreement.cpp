@@ -20,9 +20,11 @@ std::string encoded(const Error* error) {
   return (error->exit_code() == ExitCode::usage ? "u" : "l") + std::string(error->what());
 }
 
-std::vector<std::string> gather_errors(Control& ranks, const Error* error) {
+std::vector<std::string> gather_errors(Control& ranks, const Error* error, std::string_view what) {
+  constexpr std::string_view kPurpose = "agreement on errors";
   try {
-    return ranks.gather_text(encoded(error), "agreement on errors");
+    return ranks.gather_text(encoded(error), what.empty() ? std::string(kPurpose)
+                                                          : fmt::format("{}: {}", what, kPurpose));
   } catch (const Error& failure) {
     if (error == nullptr) throw;
     // This rank's own error is what its user needs to see; the silence of the others comes second.
@@ -45,8 +47,8 @@ std::string text_of(const std::exception& error) {
   return error.what();
 }
 
-void agree(Control& ranks, const Error* error) {
-  const std::vector<std::string> outcomes = gather_errors(ranks, error);
+void agree(Control& ranks, const Error* error, std::string_view what) {
+  const std::vector<std::string> outcomes = gather_errors(ranks, error, what);
   const auto failed = [](const std::string& outcome) { return !outcome.empty(); };
   const auto first = std::find_if(outcomes.begin(), outcomes.end(), failed);
   if (first == outcomes.end()) return;

@@ -101,6 +101,10 @@ std::vector<TensorView> in_order(const LocalTensors& tensors, const AttentionPro
   return ordered;
 }
 
+bool anywhere(bool here, Control& ranks, std::string_view what) {
+  return ranks.max(std::array{here ? 1.0 : 0.0}, what)[0] > 0;
+}
+
 }  // namespace
 
 ShardedAttention::ShardedAttention(const AttentionProblem& problem, const ShardedOperands& operands,
@@ -116,8 +120,8 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
   const std::unique_ptr<Planning> open = make_planning(problem);
   use_group();
   open->input.prices.model.adopt_transport(transport_);
-  const std::string schedule =
-      collectively(mesh.world(), [&] { return open->selection.schedule_for(options_.schedule); });
+  const std::string schedule = collectively(
+      mesh.world(), "schedule", [&] { return open->selection.schedule_for(options_.schedule); });
   const ShardedAttentionOptions asked = options_;
   TuningChain chain({problem, operands_, mesh, registry, device, asked}, open->input, schedule);
   // The next link decides, or the caller gets the error, of the kind that it is.
@@ -160,7 +164,7 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
   if (plan.inner_size == 0) {
     plan.inner_size = ranks_per_row(operands_.key, mesh_.topology().node_of_rank);
   }
-  auto planning = collectively(control, [&] {
+  auto planning = collectively(control, "planning", [&] {
     const Computing computing = control.computing();
     problem.validate();
     const Place place = device_.place();
@@ -180,7 +184,7 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
 void ShardedAttention::choose() {
   Control& control = mesh_.world();
   ScheduleChoice& choice = planning_->schedule;
-  choice = collectively(control, [&] {
+  choice = collectively(control, "choice of a schedule", [&] {
     const Computing computing = control.computing();
     return control.rank() == 0
                ? choose_schedule(planning_->input,
@@ -200,7 +204,7 @@ void ShardedAttention::plan_until_prepared(const std::vector<TensorView>* tensor
   while (true) {
     const bool fresh = !runner_;
     if (fresh) choose();
-    const std::vector<Refusal> refusals = collectively(control, [&] {
+    const std::vector<Refusal> refusals = collectively(control, "preparation of kernels", [&] {
       const Computing computing = control.computing();
       if (fresh) {
         runner_ = std::make_unique<Runner>(
@@ -211,24 +215,20 @@ void ShardedAttention::plan_until_prepared(const std::vector<TensorView>* tensor
       // Addresses are not known before the first call; contiguous is a guess.
       return runner_->prepare(tensors == nullptr ? runner_->expected() : *tensors);
     });
-    if (!anywhere(!refusals.empty())) break;
+    if (!anywhere(!refusals.empty(), control, "whether kernels refuse blocks")) break;
     for (const std::string& text : control.gather_text(to_json(refusals), "refusals")) {
       for (Refusal& refusal : parse_refusals(text)) input.refusals.push_back(std::move(refusal));
     }
     drop_runner();
   }
   if (connected_) return;
-  collectively(control, [&] { runner_->connect(); });
+  collectively(control, "preparation of transfers", [&] { runner_->connect(); });
   connected_ = true;
 }
 
 void ShardedAttention::drop_runner() {
   runner_.reset();
   connected_ = false;
-}
-
-bool ShardedAttention::anywhere(bool here) const {
-  return mesh_.world().max(std::array{here ? 1.0 : 0.0})[0] > 0;
 }
 
 void ShardedAttention::check_usable() const {
@@ -256,12 +256,12 @@ void ShardedAttention::try_or_undo(const Change& change, const Undo& undo) {
 void ShardedAttention::prepare(const LocalTensors& tensors) {
   check_usable();
   std::vector<TensorView> views;
-  collectively(mesh_.world(), [&] {
+  collectively(mesh_.world(), "tensors of the call", [&] {
     views = in_order(tensors, planning_->problem);
     runner_->check(views);
   });
   prepared_ = true;
-  if (!anywhere(!runner_->is_ready_for(views))) return;
+  if (!anywhere(!runner_->is_ready_for(views), mesh_.world(), "whether tensors have moved")) return;
   // Kernels may now take what they refused for other strides. If nobody takes it, the plan for the
   // other tensors is kept.
   const std::vector<Refusal> refusals = std::exchange(planning_->input.refusals, {});
@@ -288,7 +288,7 @@ void ShardedAttention::rehearse(const LocalTensors& tensors) {
   prepare(tensors);
   Control& control = mesh_.world();
   try {
-    collectively(control, [&] {
+    collectively(control, "rehearsal of a call", [&] {
       const Computing computing = control.computing();
       runner_->rehearse(in_order(tensors, planning_->problem));
     });
@@ -303,8 +303,8 @@ void ShardedAttention::set_mask(const Mask& mask) {
   AttentionProblem problem = planning_->problem;
   problem.mask = mask;
   std::unique_ptr<Planning> next = make_planning(std::move(problem));
-  collectively(mesh_.world(), [&] { runner_->wait(); });  // what failed before shows now
-  drop_runner();                                          // before the next one takes memory
+  collectively(mesh_.world(), "end of earlier calls", [&] { runner_->wait(); });
+  drop_runner();  // before the next one takes memory
   prepared_ = false;
   std::swap(planning_, next);
   try_or_undo([&] { plan_until_prepared(nullptr); },

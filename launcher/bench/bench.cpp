@@ -195,9 +195,12 @@ class Bench {
         std::array{static_cast<double>(attention.rank_plan().bytes_received()),
                    static_cast<double>(summary.wait) * 1e-9 / calls,
                    call > 0 ? static_cast<double>(summary.bookkeeping()) / call : 0.0,
-                   measured.peak_memory, static_cast<double>(attention.extra_bytes())});
-    const std::vector<double> total = mesh_.world().sum(std::array{
-        static_cast<double>(summary.transfer), static_cast<double>(summary.transfer_under_kernel)});
+                   measured.peak_memory, static_cast<double>(attention.extra_bytes())},
+        "times of the calls");
+    const std::vector<double> total =
+        mesh_.world().sum(std::array{static_cast<double>(summary.transfer),
+                                     static_cast<double>(summary.transfer_under_kernel)},
+                          "times of the transfers");
     measured.bytes = most[0];
     measured.exposed = most[1];
     measured.bookkeeping = most[2];

@@ -10,6 +10,7 @@
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/transport.hpp>
 
+#include "launcher/commands/interruption.hpp"
 #include "launcher/report/cells.hpp"
 #include "launcher/report/record.hpp"
 #include "launcher/report/report.hpp"
@@ -212,6 +213,7 @@ ExitCode bench_hops(const CommandContext& context) {
     throw ArgumentError("--hops", "1 rank", "2 or more, under mpirun");
   Mesh mesh(set_up_mesh(options, context.session.size()), context.session.world(),
             Watchdog(Watchdog::Seconds(options.timeout)));
+  begin_step("annulus bench was timing hops");
   const std::unique_ptr<Device> device = open_device(options, mesh);
   Report report = make_report(context, mesh, device->place());
   std::optional<ReportFiles> files;

@@ -33,6 +33,7 @@
 #include "launcher/bench/merge_rate.hpp"
 #include "launcher/bench/read_rate.hpp"
 #include "launcher/bench/timing.hpp"
+#include "launcher/commands/interruption.hpp"
 #include "launcher/options/as_option.hpp"
 #include "launcher/report/record.hpp"
 #include "launcher/report/report.hpp"
@@ -404,6 +405,7 @@ ExitCode calibrate(const CommandContext& context) {
   Mesh mesh(set_up_mesh(options, context.session.size()), context.session.world(),
             Watchdog(Watchdog::Seconds(options.timeout)));
   Control& world = mesh.world();
+  begin_step("annulus bench was calibrating");
   const std::unique_ptr<Device> device = open_device(options, mesh);
   Extent extent = device->place().is_host() ? kOnHost : kOnGpu;
   if (!(options.bias.empty() && options.mask.empty())) {

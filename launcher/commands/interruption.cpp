@@ -27,7 +27,7 @@ struct Step {
   std::size_t size = 0;
 };
 std::array<Step, 2> steps;
-std::atomic<std::size_t> current_step = 0;
+std::atomic<std::size_t> current = 0;
 std::atomic<bool> speaking = false;
 static_assert(std::atomic<std::size_t>::is_always_lock_free);
 
@@ -54,7 +54,7 @@ extern "C" void interrupt(int signal) {
     for (const HandledSignal& handled : kSignals) {
       if (handled.number == signal) line.add(handled.name);
     }
-    const Step& step = steps[current_step];
+    const Step& step = steps[current];
     if (step.size > 0) line.add(" while ");
     line.add({step.text.data(), step.size});
     line.add("; no unfinished file is left\n");
@@ -68,8 +68,8 @@ extern "C" void interrupt(int signal) {
 void handle_interruptions(bool speaks) {
   speaking = speaks;
   for (const HandledSignal& handled : kSignals) {
-    struct sigaction current {};
-    if (::sigaction(handled.number, nullptr, &current) != 0 || current.sa_handler != SIG_DFL) {
+    struct sigaction former {};
+    if (::sigaction(handled.number, nullptr, &former) != 0 || former.sa_handler != SIG_DFL) {
       continue;
     }
     struct sigaction action {};
@@ -81,11 +81,16 @@ void handle_interruptions(bool speaks) {
 }
 
 void begin_step(std::string_view what) noexcept {
-  const std::size_t next = 1 - current_step;
+  const std::size_t next = 1 - current;
   Step& step = steps[next];
   step.size = std::min(what.size(), step.text.size());
   std::memcpy(step.text.data(), what.data(), step.size);
-  current_step = next;
+  current = next;
+}
+
+std::string_view current_step() noexcept {
+  const Step& step = steps[current];
+  return {step.text.data(), step.size};
 }
 
 void end_steps() noexcept {

@@ -60,12 +60,14 @@ Measurement measure(const TraceSummary& summary, const ring::ShardedAttention& a
   const std::vector<double> most = mesh.world().max(
       std::array{call, static_cast<double>(summary.wait),
                  call > 0 ? static_cast<double>(summary.bookkeeping()) / call : 0.0,
-                 static_cast<double>(memory.peak_in_use)});
+                 static_cast<double>(memory.peak_in_use)},
+      "times of the call");
   // Ranks that hold copies of the same rows do the same work: it counts once.
   const ring::RankPlan& plan = attention.rank_plan();
   const std::vector<double> total =
       mesh.world().sum(std::array{operands.output.is_primary(mesh.rank()) ? plan.work() : 0.0,
-                                  static_cast<double>(plan.bytes_received())});
+                                  static_cast<double>(plan.bytes_received())},
+                       "work of the ranks");
   return {
       .seconds = most[0] * 1e-9,
       .exposed_seconds = most[1] * 1e-9,
@@ -263,7 +265,7 @@ ExitCode run_command(const CommandContext& context) {
   verification::DeviceTensors moved = collectively(
       world, [&] { return verification::DeviceTensors(tensors, device, mesh.watchdog()); });
   moved.upload();
-  world.barrier();
+  world.barrier("start of the call");
   begin_step("annulus run was computing");
   progress.begin("attention", countable_kernels(attention, device.place()));
   attention.run(moved.tensors());

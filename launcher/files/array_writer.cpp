@@ -85,7 +85,7 @@ void ArrayWriter::open_on_other_ranks() {
   collectively(group_, [&] {
     if (group_.rank() != 0) file_ = open_through_proc(reference);
   });
-  if (group_.max(std::array{file() ? 0.0 : 1.0})[0] == 0) return;
+  if (group_.max(std::array{file() ? 0.0 : 1.0}, "who has opened a file")[0] == 0) return;
   collectively(group_, [&] {
     if (temporary_) as_shown([&] { temporary_->give_name(); });
   });
@@ -142,7 +142,7 @@ void ArrayWriter::commit() {
     const Computing writing = group_.computing(kDiskTimeouts);
     if (file_) as_shown([&] { sync_and_close(std::move(file_), path_); });
   });
-  const std::vector<double> written = group_.sum(written_);
+  const std::vector<double> written = group_.sum(written_, "entries written to " + path_);
   for (std::size_t i = 0; i < arrays_.size(); ++i) {
     const std::int64_t elements = arrays_[i].shape.product();
     if (written[i] != static_cast<double>(elements)) {

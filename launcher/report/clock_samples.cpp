@@ -10,7 +10,7 @@ ClockSamples sample_clock(Control& group, int rounds, const std::function<std::i
   ClockSamples samples;
   for (int i = 0; i < rounds; ++i) {
     samples.before.push_back(clock());
-    group.barrier();
+    group.barrier("comparison of clocks");
     samples.after.push_back(clock());
   }
   return samples;

@@ -47,7 +47,8 @@ TraceOfRanks gather_trace(const std::vector<TraceSpan>& spans, Mesh& mesh) {
   const Topology& topology = mesh.topology();
   const int rounds = topology.nodes() > 1 ? kClockRounds : 0;
   const RankTrace own{spans, sample_clock(mesh.world(), rounds, monotonic_ns)};
-  const std::vector<std::string> packed = mesh.world().collect_text(pack(own));
+  const std::vector<std::string> packed =
+      mesh.world().collect_text(pack(own), "traces of the ranks");
   if (mesh.rank() != 0) return {};
   TraceOfRanks ranks;
   for (std::size_t rank = 0; rank < packed.size(); ++rank) {

@@ -139,9 +139,10 @@ Deviation compare(const OracleOutput& truth, const ConstTensorView& output,
 }
 
 Accuracy accuracy(const Deviation& local, Control& group) {
-  const std::vector<double> sums = group.sum(std::vector{local.difference, local.reference});
+  const std::vector<double> sums =
+      group.sum(std::vector{local.difference, local.reference}, "errors of the output");
   const double relative = std::sqrt(sums[0] / sums[1]);
-  return {sums[0] == 0 ? 0 : relative, group.max(std::vector{local.lse})[0]};
+  return {sums[0] == 0 ? 0 : relative, group.max(std::vector{local.lse}, "errors of the LSE")[0]};
 }
 
 }  // namespace annulus::verification

@@ -396,14 +396,15 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
       const WholeColumns columns(operands, sharded_case, rank, host);
       return lse_rounding(problem, operands, rank, shards, columns);
     });
-    result.bound.lse += world.max(std::vector{rounding})[0];
+    result.bound.lse += world.max(std::vector{rounding}, "rounding of the LSE")[0];
   }
-  result.reduces_rounded = world.max(std::vector{attention.reduces_rounded() ? 1.0 : 0.0})[0] > 0;
+  result.reduces_rounded = world.max(std::vector{attention.reduces_rounded() ? 1.0 : 0.0},
+                                     "rounding of partial results")[0] > 0;
   if (problem.dtype != DType::float64) {
     result.allowance = allowed_error(problem.shape, result.unsharded.output, operands.key.shards(1),
                                      result.reduces_rounded ? unit_roundoff(problem.dtype) : 0);
   }
-  result.repeats = world.max(std::vector{repeats ? 0.0 : 1.0})[0] == 0;
+  result.repeats = world.max(std::vector{repeats ? 0.0 : 1.0}, "comparison of two calls")[0] == 0;
   return result;
 }
 

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include <annulus/core/bytes.hpp>
 #include <annulus/core/error.hpp>
 
 namespace annulus {
@@ -52,7 +53,8 @@ MpiControl::MpiControl(std::shared_ptr<const MpiEndpoint> endpoint, Watchdog wat
 }
 
 void MpiControl::barrier(std::string_view what) {
-  (void)combine_all(what, {}, [](std::string& /*whole*/, const std::string& /*part*/) {});
+  (void)combine_all({what, "arrive"}, {},
+                    [](std::string& /*whole*/, const std::string& /*part*/) {});
 }
 
 // Ranks that have nothing to say are not mentioned, so that most agreements are short.
@@ -63,8 +65,9 @@ std::vector<std::string> MpiControl::gather_text(const std::string& text, std::s
     append(mine, std::uint64_t{text.size()});
     mine += text;
   }
-  const std::string all = combine_all(
-      what, std::move(mine), [](std::string& whole, const std::string& part) { whole += part; });
+  const std::string all =
+      combine_all({what, "give its text"}, std::move(mine),
+                  [](std::string& whole, const std::string& part) { whole += part; });
   std::vector<std::string> texts(static_cast<std::size_t>(size()));
   for (std::size_t at = 0; at < all.size();) {
     const int from = value_at<int>(all, at);
@@ -77,37 +80,37 @@ std::vector<std::string> MpiControl::gather_text(const std::string& text, std::s
 }
 
 // Straight to rank 0, which takes them one by one: the texts may be long.
-std::vector<std::string> MpiControl::collect_text(const std::string& text) {
-  constexpr const char* kCall = "collect_text";
+std::vector<std::string> MpiControl::collect_text(const std::string& text, std::string_view what) {
   ++calls_;
   if (rank() > 0) {
-    send(kCall, {0}, MpiTag::text, head_of(kCall) + text);
+    send(what, {0}, MpiTag::text, head_of(what) + text);
     return {};
   }
   std::vector<std::string> texts{text};
   for (int peer = 1; peer < size(); ++peer) {
-    texts.push_back(body_of(receive(kCall, peer, MpiTag::text), kCall, peer));
+    texts.push_back(
+        body_of(receive({what, "give its text", false}, peer, MpiTag::text), what, peer));
   }
   return texts;
 }
 
-std::vector<double> MpiControl::sum(std::span<const double> values) {
-  return reduce("sum", values, [](double a, double b) { return a + b; });
+std::vector<double> MpiControl::sum(std::span<const double> values, std::string_view what) {
+  return reduce(what, values, [](double a, double b) { return a + b; });
 }
 
-std::vector<double> MpiControl::max(std::span<const double> values) {
-  return reduce("max", values, [](double a, double b) { return std::isnan(b) || b > a ? b : a; });
+std::vector<double> MpiControl::max(std::span<const double> values, std::string_view what) {
+  return reduce(what, values, [](double a, double b) { return std::isnan(b) || b > a ? b : a; });
 }
 
 void MpiControl::abort(int exit_code) noexcept {
   abort_job(exit_code);
 }
 
-std::vector<double> MpiControl::reduce(std::string_view call, std::span<const double> values,
+std::vector<double> MpiControl::reduce(std::string_view what, std::span<const double> values,
                                        const std::function<double(double, double)>& combine) {
   const auto add = [&](std::string& whole, const std::string& part) {
     if (part.size() != whole.size()) {
-      throw InternalError(fmt::format("{}: one rank gave {} numbers and another one {}", call,
+      throw InternalError(fmt::format("{}: one rank gave {} numbers and another one {}", what,
                                       whole.size() / sizeof(double), part.size() / sizeof(double)));
     }
     for (std::size_t at = 0; at < whole.size(); at += sizeof(double)) {
@@ -116,14 +119,14 @@ std::vector<double> MpiControl::reduce(std::string_view call, std::span<const do
     }
   };
   const std::string all = combine_all(
-      call, std::string(reinterpret_cast<const char*>(values.data()), values.size_bytes()), add);
+      {what, fmt::format("give {}", human_bytes(values.size_bytes()))},
+      std::string(reinterpret_cast<const char*>(values.data()), values.size_bytes()), add);
   std::vector<double> result(values.size());
   if (!result.empty()) std::memcpy(result.data(), all.data(), all.size());
   return result;
 }
 
-std::string MpiControl::combine_all(std::string_view call, std::string part,
-                                    const Combine& combine) {
+std::string MpiControl::combine_all(const Call& call, std::string part, const Combine& combine) {
   ++calls_;
   std::string whole = std::move(part);
   std::string error;
@@ -132,21 +135,21 @@ std::string MpiControl::combine_all(std::string_view call, std::string part,
     if (!error.empty()) continue;
     try {
       if (theirs.front() == kError) throw InternalError(theirs.substr(1));
-      combine(whole, body_of(theirs.substr(1), call, child));
+      combine(whole, body_of(theirs.substr(1), call.what, child));
     } catch (const InternalError& failure) {
       error = failure.what();
     }
   }
   // An error goes the same way as a result, so that it is everybody's.
   if (parent_ >= 0) {
-    send(call, {parent_}, MpiTag::up,
-         error.empty() ? kGood + head_of(call) + whole : kError + error);
+    send(call.what, {parent_}, MpiTag::up,
+         error.empty() ? kGood + head_of(call.what) + whole : kError + error);
   }
   std::string message = parent_ >= 0    ? receive(call, parent_, MpiTag::down)
                         : error.empty() ? kGood + whole
                                         : kError + error;
   // The ranks of the largest subtree have the longest way.
-  send(call, {children_.rbegin(), children_.rend()}, MpiTag::down, message);
+  send(call.what, {children_.rbegin(), children_.rend()}, MpiTag::down, message);
   if (message.front() == kError) throw InternalError(message.substr(1));
   return message.substr(1);
 }
@@ -171,7 +174,7 @@ std::string MpiControl::body_of(const std::string& part, std::string_view call, 
                   part.substr(sizeof number + sizeof length, length), number, call, calls_));
 }
 
-void MpiControl::send(std::string_view call, const std::vector<int>& to, MpiTag tag,
+void MpiControl::send(std::string_view what, const std::vector<int>& to, MpiTag tag,
                       const std::string& text) {
   std::string first;
   append(first, std::uint64_t{text.size()});
@@ -191,6 +194,7 @@ void MpiControl::send(std::string_view call, const std::vector<int>& to, MpiTag 
     }
   }
   for (auto& [peer, request] : requests) {
+    const Call call{what, fmt::format("take {}", human_bytes(text.size())), false};
     wait(call, peer, [&posted = request] {
       int done = 0;
       check_mpi(MPI_Test(&posted, &done, MPI_STATUS_IGNORE), "MPI_Test");
@@ -199,15 +203,15 @@ void MpiControl::send(std::string_view call, const std::vector<int>& to, MpiTag 
   }
 }
 
-std::string MpiControl::receive(std::string_view call, int from, MpiTag tag) {
-  const auto take = [&](char* data, std::size_t bytes) {
+std::string MpiControl::receive(const Call& call, int from, MpiTag tag) {
+  const auto take = [&](const Call& piece, char* data, std::size_t bytes) {
     MPI_Request request = MPI_REQUEST_NULL;
     MPI_Status status;
     check_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, endpoint_->member(from),
                         static_cast<int>(tag), endpoint_->communicator.get(), &request),
               "MPI_Irecv");
     try {
-      wait(call, from, [&] {
+      wait(piece, from, [&] {
         int done = 0;
         check_mpi(MPI_Test(&request, &done, &status), "MPI_Test");
         return done != 0;
@@ -225,17 +229,18 @@ std::string MpiControl::receive(std::string_view call, int from, MpiTag tag) {
     return static_cast<std::size_t>(count);
   };
   std::string first(sizeof(std::uint64_t) + kFirstBytes, '\0');
-  first.resize(take(first.data(), first.size()));
+  first.resize(take(call, first.data(), first.size()));
   const auto length = value_at<std::uint64_t>(first, 0);
   std::string text = first.substr(sizeof(std::uint64_t));
   text.resize(length);
   for (std::size_t at = kFirstBytes; at < length; at += endpoint_->chunk_bytes) {
-    (void)take(text.data() + at, std::min(endpoint_->chunk_bytes, length - at));
+    const Call rest{call.what, fmt::format("give {} more", human_bytes(length - at)), false};
+    (void)take(rest, text.data() + at, std::min(endpoint_->chunk_bytes, length - at));
   }
   return text;
 }
 
-void MpiControl::wait(std::string_view call, int peer, const std::function<bool()>& done) const {
+void MpiControl::wait(const Call& call, int peer, const std::function<bool()>& done) const {
   int polls = 0;
   watchdog_.wait(
       [&] {
@@ -245,16 +250,23 @@ void MpiControl::wait(std::string_view call, int peer, const std::function<bool(
       [&] { return describe_wait(call, peer); });
 }
 
-std::string MpiControl::describe_wait(std::string_view call, int peer) const {
-  std::vector<int> absent = roll_call_.absent(std::min(kRollCall, watchdog_.timeout()));
-  std::string names;
+std::string MpiControl::describe_wait(const Call& call, int peer) const {
+  const std::vector<int> members = roll_call_.absent(std::min(kRollCall, watchdog_.timeout()));
+  const auto is_absent = [&](int rank) {
+    return std::find(members.begin(), members.end(), endpoint_->member(rank)) != members.end();
+  };
+  std::string absent;
   for (int i = 0; i < size(); ++i) {
-    if (std::find(absent.begin(), absent.end(), endpoint_->member(i)) == absent.end()) continue;
-    names += (names.empty() ? "" : ", ") + endpoint_->name_of(i);
+    if (is_absent(i)) absent += (absent.empty() ? "" : ", ") + endpoint_->name_of(i);
   }
-  if (!names.empty()) return fmt::format("{}: waiting for {}", call, names);
-  return fmt::format("{}: waiting for a message from {}, which still responds", call,
-                     endpoint_->name_of(peer));
+  const std::string name = endpoint_->name_of(peer);
+  const auto wait = [&](const std::string& who) {
+    return fmt::format("{}: waiting for {} to {}", call.what, who, call.deed);
+  };
+  if (call.by_all && !absent.empty()) return wait(absent);
+  if (is_absent(peer)) return wait(name);
+  const std::string text = wait(name + ", which still responds,");
+  return absent.empty() ? text : fmt::format("{}; no response from {}", text, absent);
 }
 
 }  // namespace annulus

@@ -27,9 +27,12 @@ class MpiControl final : public Control {
   void barrier(std::string_view what) override;
   [[nodiscard]] std::vector<std::string> gather_text(const std::string& text,
                                                      std::string_view what) override;
-  [[nodiscard]] std::vector<std::string> collect_text(const std::string& text) override;
-  [[nodiscard]] std::vector<double> sum(std::span<const double> values) override;
-  [[nodiscard]] std::vector<double> max(std::span<const double> values) override;
+  [[nodiscard]] std::vector<std::string> collect_text(const std::string& text,
+                                                      std::string_view what) override;
+  [[nodiscard]] std::vector<double> sum(std::span<const double> values,
+                                        std::string_view what) override;
+  [[nodiscard]] std::vector<double> max(std::span<const double> values,
+                                        std::string_view what) override;
   using Control::computing;
   [[nodiscard]] Computing computing(double timeouts) const override {
     return watchdog_.computing(timeouts);
@@ -40,20 +43,26 @@ class MpiControl final : public Control {
   /// Adds a child's part to that of this rank and of the children before; throws InternalError.
   using Combine = std::function<void(std::string& whole, const std::string& part)>;
 
+  /// A purpose, and what every rank or just the peer is to do for it ("give 8 B"), for messages.
+  struct Call {
+    std::string_view what;
+    std::string deed;
+    bool by_all = true;
+  };
+
   /// Every rank's part combined, in order of rank, on every rank.
-  [[nodiscard]] std::string combine_all(std::string_view call, std::string part,
-                                        const Combine& combine);
+  [[nodiscard]] std::string combine_all(const Call& call, std::string part, const Combine& combine);
   [[nodiscard]] std::vector<double> reduce(std::string_view call, std::span<const double> values,
                                            const std::function<double(double, double)>& combine);
   /// What a part begins with: the number and the purpose of this rank's call.
   [[nodiscard]] std::string head_of(std::string_view call) const;
   /// A part without its head; throws InternalError if it belongs to another call.
   [[nodiscard]] std::string body_of(const std::string& part, std::string_view call, int from) const;
-  void send(std::string_view call, const std::vector<int>& to, MpiTag tag, const std::string& text);
-  [[nodiscard]] std::string receive(std::string_view call, int from, MpiTag tag);
-  /// Waits for `done`; a timeout names who has not come to a control call.
-  void wait(std::string_view call, int peer, const std::function<bool()>& done) const;
-  [[nodiscard]] std::string describe_wait(std::string_view call, int peer) const;
+  void send(std::string_view what, const std::vector<int>& to, MpiTag tag, const std::string& text);
+  [[nodiscard]] std::string receive(const Call& call, int from, MpiTag tag);
+  /// Waits for `done`; a timeout says who has not come to a control call, and what for.
+  void wait(const Call& call, int peer, const std::function<bool()>& done) const;
+  [[nodiscard]] std::string describe_wait(const Call& call, int peer) const;
 
   std::shared_ptr<const MpiEndpoint> endpoint_;
   Watchdog watchdog_;

@@ -42,13 +42,16 @@ class SelfControl final : public Control {
                                                      std::string_view /*what*/) override {
     return {text};
   }
-  [[nodiscard]] std::vector<std::string> collect_text(const std::string& text) override {
+  [[nodiscard]] std::vector<std::string> collect_text(const std::string& text,
+                                                      std::string_view /*what*/) override {
     return {text};
   }
-  [[nodiscard]] std::vector<double> sum(std::span<const double> values) override {
+  [[nodiscard]] std::vector<double> sum(std::span<const double> values,
+                                        std::string_view /*what*/) override {
     return {values.begin(), values.end()};
   }
-  [[nodiscard]] std::vector<double> max(std::span<const double> values) override {
+  [[nodiscard]] std::vector<double> max(std::span<const double> values,
+                                        std::string_view /*what*/) override {
     return {values.begin(), values.end()};
   }
   [[nodiscard]] Computing computing(double /*timeouts*/) const override {

@@ -91,11 +91,11 @@ class Attention::Impl {
   Impl(Context& context, const AttentionOptions& options)
       : context_(context),
         problem_(problem_of(options)),
-        operands_(collectively(context.mesh().world(),
+        operands_(collectively(context.mesh().world(), "options",
                                [&] { return operands_of(options, context.mesh().shape()); })),
         policy_(options.bias_policy),
         drops_mask_(options.dense_mask && !operands_.dense_mask),
-        bias_(collectively(context.mesh().world(),
+        bias_(collectively(context.mesh().world(), "init_bias",
                            [&] {
                              const Computing filling = context.mesh().world().computing();
                              return initial_bias(options, operands_, context);
@@ -110,7 +110,8 @@ class Attention::Impl {
                   .tuning = tuning_options(options, context),
                   .overlay = context.overlay()}) {
     if (!problem_.weights) return;
-    collectively(context.mesh().world(), [&] { ring::check_weights_fit(problem_, operands_); });
+    collectively(context.mesh().world(), "weights",
+                 [&] { ring::check_weights_fit(problem_, operands_); });
   }
 
   [[nodiscard]] Extents shape(const NamedSharding& sharding) const {
@@ -132,7 +133,7 @@ class Attention::Impl {
   }
 
   void prepare(ring::LocalTensors tensors) {
-    collectively(context_.mesh().world(), [&] { complete(tensors); });
+    collectively(context_.mesh().world(), "tensors of the call", [&] { complete(tensors); });
     sharded_.prepare(tensors);
     prepared_ = true;
   }
@@ -174,7 +175,7 @@ class Attention::Impl {
       }
     };
     if (prepared_) return alone(check);
-    collectively(context_.mesh().world(), check);
+    collectively(context_.mesh().world(), "tensors of the call", check);
   }
 
   // Computes the weights, which the plan does not.

@@ -28,8 +28,8 @@ std::unique_ptr<Device> open_device(const ContextOptions& options, Mesh& mesh) {
   if (!options.place || !options.place->is_host()) missing = cuda_unavailable_reason();
   const bool wants_cuda = options.place ? !options.place->is_host() : missing.empty();
   const double wanted = wants_cuda ? 1 : 0;
-  const bool any = mesh.world().max(std::array{wanted})[0] > 0;
-  return collectively(mesh.world(), [&]() -> std::unique_ptr<Device> {
+  const bool any = mesh.world().max(std::array{wanted}, "whether ranks want GPUs")[0] > 0;
+  return collectively(mesh.world(), "devices of the ranks", [&]() -> std::unique_ptr<Device> {
     if (!any) return std::make_unique<HostDevice>();
     if (!wants_cuda) {
       throw UnsupportedError(fmt::format("rank {} computes on the CPU and others on GPUs: {}",
@@ -53,7 +53,7 @@ std::unique_ptr<Device> open_device(const ContextOptions& options, Mesh& mesh) {
 void check_sharing_is_meant(const ContextOptions& options, Place place, Control& ranks) {
   if (place.is_host()) return;
   const auto shared = ranks_on_one_gpu(ranks, place.device);
-  collectively(ranks, [&] {
+  collectively(ranks, "sharing of GPUs", [&] {
     if (!shared || options.share_gpus) return;
     throw UnsupportedError(
         fmt::format("ranks {} and {} compute on the same GPU: make another device current on each "
@@ -68,7 +68,8 @@ Context::Context(MPI_Comm communicator, const ContextOptions& options)
     : mesh_(std::make_unique<Mesh>(options.mesh, communicator, start_watchdog(options.timeout))),
       registry_(Registry::standard()),
       transport_(options.transport) {
-  collectively(mesh_->world(), [&] { (void)Watchdog(Watchdog::Seconds(options.timeout)); });
+  collectively(mesh_->world(), "timeout of the context",
+               [&] { (void)Watchdog(Watchdog::Seconds(options.timeout)); });
   device_ = open_device(options, *mesh_);
   check_sharing_is_meant(options, device_->place(), mesh_->world());
   threads_ = threads_per_rank(*mesh_, options.threads);

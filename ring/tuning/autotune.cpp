@@ -68,7 +68,7 @@ double time_one(const TunedCall& call, const Choice& choice, const LocalTensors&
 void time_candidates(const TunedCall& call, std::vector<TunedCandidate>& candidates) {
   Control& world = call.mesh.world();
   const std::int64_t begin = monotonic_ns();
-  const ScratchTensors scratch = collectively(world, [&] {
+  const ScratchTensors scratch = collectively(world, "tensors for tuning", [&] {
     const Computing computing = world.computing();
     return ScratchTensors(call.problem, call.operands, call.mesh.rank(), call.device,
                           call.mesh.watchdog());
@@ -77,7 +77,7 @@ void time_candidates(const TunedCall& call, std::vector<TunedCandidate>& candida
   for (TunedCandidate& candidate : candidates) {
     if (!candidate.reason.empty()) continue;
     const double own = static_cast<double>(monotonic_ns() - begin) * 1e-9;
-    const double elapsed = world.max(std::array{own})[0];
+    const double elapsed = world.max(std::array{own}, "time spent on tuning")[0];
     if (elapsed > call.options.tuning.seconds) {
       candidate.reason =
           fmt::format("the {:g} s for tuning were over", call.options.tuning.seconds);

@@ -97,12 +97,12 @@ const Decision& TuningChain::decide() {
   if (!key_) {
     const Machine machine =
         machine_of(call_.mesh, call_.device.place(), call_.options.runner.threads);
-    key_ = collectively(control, [&] {
+    key_ = collectively(control, "what is tuned", [&] {
       const Computing computing = control.computing();
       return make_tuning_key(input_, call_.options, schedule_, open_, machine);
     });
   }
-  collectively(control, [&] {
+  collectively(control, "search of what was tuned", [&] {
     const Computing computing = control.computing(kDiskTimeouts);
     if (control.rank() != 0) return;
     check_is_cache(file_);
@@ -187,7 +187,7 @@ bool TuningChain::measure() {
   const std::int64_t begin = monotonic_ns();
   std::vector<TunedCandidate> impossible;
   const std::vector<Transport> transports = possible_transports(impossible);
-  const std::string mine = collectively(control, [&] {
+  const std::string mine = collectively(control, "candidates", [&] {
     const Computing computing = control.computing();
     if (control.rank() != 0) return std::string();
     return candidates_json(
@@ -218,7 +218,7 @@ bool TuningChain::measure() {
   std::string why =
       fmt::format("timed {} of {} candidates in {:.2g} s", timed(candidates), candidates.size(),
                   static_cast<double>(monotonic_ns() - begin) * 1e-9);
-  collectively(control, [&] {
+  collectively(control, "keeping of what was tuned", [&] {
     const Computing computing = control.computing(kDiskTimeouts);
     if (control.rank() == 0) keep({*key_, best->choice, now(), candidates}, why);
   });

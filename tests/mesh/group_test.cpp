@@ -291,7 +291,7 @@ TEST_F(GroupTest, CollectsTextsOnRankZeroOnly) {
     return std::string(static_cast<std::size_t>(rank) * 3000, static_cast<char>('a' + rank));
   };
   for (int round = 0; round < 3; ++round) {
-    const auto texts = group_->control().collect_text(text_of(rank_));
+    const auto texts = group_->control().collect_text(text_of(rank_), "texts");
     if (rank_ != 0) {
       EXPECT_TRUE(texts.empty());
       continue;
@@ -397,7 +397,7 @@ TEST_F(GroupTest, CallsForDifferentPurposesAreAnErrorOfEveryRank) {
 TEST_F(GroupTest, ARankThatIsACallAheadIsAnErrorOfEveryRank) {
   if (size_ == 1) GTEST_SKIP() << "needs 2 ranks";
   const std::string last = "rank " + std::to_string(size_ - 1);
-  if (rank_ == size_ - 1) (void)group_->control().collect_text("unasked");
+  if (rank_ == size_ - 1) (void)group_->control().collect_text("unasked", "texts");
   try {
     (void)group_->control().gather_text("1");
     FAIL() << "no error";

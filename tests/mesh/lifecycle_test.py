@@ -71,10 +71,10 @@ class Lifecycle(unittest.TestCase):
         self.stopped("split", "lifecycle: order of the ranks: waiting for MPI_Comm_split (no progress for 4 s)")
 
     def test_stopped_before_a_group(self):
-        self.stopped("group", "waiting for rank 1 (no progress for 4 s)")
+        self.stopped("group", "axes of a group: waiting for rank 1 to give its text (no progress for 4 s)")
 
     def test_stopped_before_a_control_call(self):
-        self.stopped("barrier", "lifecycle: barrier: waiting for rank 1 (no progress for 4 s)")
+        self.stopped("barrier", "lifecycle: barrier: waiting for rank 1 to arrive (no progress for 4 s)")
 
     def test_stopped_at_the_end(self):
         self.stopped("end", "lifecycle: end of the job: waiting for rank 1 (no progress for 4 s)")

@@ -148,15 +148,20 @@ TEST_F(TimeoutTest, ControlCallsSayWhichCallWaitedForWhom) {
     std::function<void(Control&)> run;
   };
   const UserError error("bad window");
-  const std::vector<double> values{1.0};
+  const std::vector<double> values{1.0, 2.0};
   const std::vector<Call> calls{
-      {"barrier: waiting for rank 0 (no progress", [](Control& ranks) { ranks.barrier(); }},
-      {"gather_text: waiting for rank 0 (no progress",
-       [](Control& ranks) { (void)ranks.gather_text("x"); }},
-      {"sum: waiting for rank 0 (no progress", [&](Control& ranks) { (void)ranks.sum(values); }},
-      {"max: waiting for rank 0 (no progress", [&](Control& ranks) { (void)ranks.max(values); }},
-      {"agreement on errors: waiting for rank 0 (no progress",
+      {"start: waiting for rank 0 to arrive (no progress",
+       [](Control& ranks) { ranks.barrier("start"); }},
+      {"names: waiting for rank 0 to give its text (no progress",
+       [](Control& ranks) { (void)ranks.gather_text("x", "names"); }},
+      {"work: waiting for rank 0 to give 16 B (no progress",
+       [&](Control& ranks) { (void)ranks.sum(values, "work"); }},
+      {"time of a call: waiting for rank 0 to give 16 B (no progress",
+       [&](Control& ranks) { (void)ranks.max(values, "time of a call"); }},
+      {"agreement on errors: waiting for rank 0 to give its text (no progress",
        [](Control& ranks) { agree(ranks, nullptr); }},
+      {"planning: agreement on errors: waiting for rank 0 to give its text (no progress",
+       [](Control& ranks) { collectively(ranks, "planning", [] {}); }},
       {"rank " + std::to_string(rank_) + ": bad window (and then agreement on errors: ",
        [&](Control& ranks) { agree(ranks, &error); }},
   };
@@ -168,6 +173,17 @@ TEST_F(TimeoutTest, ControlCallsSayWhichCallWaitedForWhom) {
     }
     patient_->control().barrier();
   }
+}
+
+TEST_F(TimeoutTest, AnAbsentReaderIsNamedWithTheBytesThatItShouldTake) {
+  const auto group = test::make_world_group(kHasty);
+  if (rank_ == 1) {
+    EXPECT_THAT(timeout_text([&] {
+                  (void)group->control().collect_text(std::string(kBytes, 'x'), "traces");
+                }),
+                StartsWith("traces: waiting for rank 0 to take 1.5 MiB (no progress"));
+  }
+  patient_->control().barrier();
 }
 
 // One rank computes for several timeouts and moves its streams along meanwhile, as a kernel does.

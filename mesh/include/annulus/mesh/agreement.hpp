@@ -3,6 +3,7 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -24,34 +25,41 @@ class AgreedFailure : public LibraryError {
 /// Collective over `ranks`. If any rank passes an error, every rank throws: a UserError if all
 /// errors are UserErrors, otherwise an AgreedFailure. The message is that of the lowest rank that
 /// failed. It is prefixed by "rank r: " unless all ranks failed with the same message, and it
-/// counts the other ranks whose message differs.
-void agree(Control& ranks, const Error* error);
+/// counts the other ranks whose message differs. `what` says what may have failed; a timeout names
+/// it, and it must be the same on all ranks.
+void agree(Control& ranks, const Error* error, std::string_view what = {});
 
 /// Runs `body` on every rank and agrees on its outcome: either all ranks return, or all throw.
 /// `body` itself must not communicate over `ranks`. Errors that do not derive from Error (such as
-/// std::bad_alloc) count as LibraryError.
+/// std::bad_alloc) count as LibraryError. `what` is that of agree().
 template <class Body>
-auto collectively(Control& ranks, Body&& body) -> std::invoke_result_t<Body> {
+auto collectively(Control& ranks, std::string_view what, Body&& body)
+    -> std::invoke_result_t<Body> {
   using Result = std::invoke_result_t<Body>;
   const auto attempt = [&](auto&& run) {
     try {
       run();
     } catch (const Error& error) {
-      agree(ranks, &error);
+      agree(ranks, &error, what);
     } catch (const std::exception& error) {
       const LibraryError wrapped(text_of(error));
-      agree(ranks, &wrapped);
+      agree(ranks, &wrapped, what);
     }
   };
   if constexpr (std::is_void_v<Result>) {
     attempt(std::forward<Body>(body));
-    agree(ranks, nullptr);
+    agree(ranks, nullptr, what);
   } else {
     std::optional<Result> result;
     attempt([&] { result.emplace(std::forward<Body>(body)()); });
-    agree(ranks, nullptr);
+    agree(ranks, nullptr, what);
     return std::move(*result);
   }
+}
+
+template <class Body>
+auto collectively(Control& ranks, Body&& body) -> std::invoke_result_t<Body> {
+  return collectively(ranks, {}, std::forward<Body>(body));
 }
 
 }  // namespace annulus

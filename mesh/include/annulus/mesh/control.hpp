@@ -14,9 +14,9 @@ namespace annulus {
 /// and the end of the job. Calls block and are collective over all ranks, which make them in the
 /// same order. A rank sends and receives O(log P) messages per call.
 ///
-/// Errors: throws TimeoutError, naming the missing rank, if it does not arrive within the
-/// watchdog's timeout, InternalError if a rank makes another call, and LibraryError if the
-/// transport fails. After any of them, only abort() is defined.
+/// Errors: throws TimeoutError, naming the missing rank and what it should give, if it does not
+/// arrive within the watchdog's timeout, InternalError if a rank makes another call, and
+/// LibraryError if the transport fails. After any of them, only abort() is defined.
 class Control {
  public:
   virtual ~Control() = default;
@@ -40,12 +40,21 @@ class Control {
     return gather_text(text, "gather_text");
   }
   /// The same on rank 0 only; empty on the others, which do not wait for it.
-  [[nodiscard]] virtual std::vector<std::string> collect_text(const std::string& text) = 0;
+  [[nodiscard]] virtual std::vector<std::string> collect_text(const std::string& text,
+                                                              std::string_view what) = 0;
   /// Elementwise sum or maximum of a few numbers over the ranks. The order of operations depends
   /// only on the number of ranks, so every rank gets the same bits every time. A NaN makes the
   /// maximum NaN. Throws InternalError if the ranks pass different counts.
-  [[nodiscard]] virtual std::vector<double> sum(std::span<const double> values) = 0;
-  [[nodiscard]] virtual std::vector<double> max(std::span<const double> values) = 0;
+  [[nodiscard]] virtual std::vector<double> sum(std::span<const double> values,
+                                                std::string_view what) = 0;
+  [[nodiscard]] virtual std::vector<double> max(std::span<const double> values,
+                                                std::string_view what) = 0;
+  [[nodiscard]] std::vector<double> sum(std::span<const double> values) {
+    return sum(values, "sum");
+  }
+  [[nodiscard]] std::vector<double> max(std::span<const double> values) {
+    return max(values, "max");
+  }
   /// Gives signs of life to the ranks that wait for this one: see Watchdog::computing().
   [[nodiscard]] virtual Computing computing(double timeouts) const = 0;
   [[nodiscard]] Computing computing() const {

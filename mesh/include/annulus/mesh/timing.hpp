@@ -32,11 +32,11 @@ inline Timing timing_of(std::vector<double> seconds) {
 /// device is done. Collective.
 template <class Body>
 double seconds_of(Control& world, const Body& body) {
-  world.barrier();
+  world.barrier("start of a timed call");
   const std::int64_t begin = monotonic_ns();
   body();
   const double own = static_cast<double>(monotonic_ns() - begin) * 1e-9;
-  return world.max(std::array{own})[0];
+  return world.max(std::array{own}, "time of a call")[0];
 }
 
 /// Calls of `body`. Collective.

@@ -143,7 +143,6 @@ class ShardedAttention {
   void choose();
   void drop_runner();
   void plan_until_prepared(const std::vector<TensorView>* tensors);
-  [[nodiscard]] bool anywhere(bool here) const;
 
   ShardedOperands operands_;
   Mesh& mesh_;

@@ -322,6 +322,7 @@ class Verifier {
   void verify_given(NamedCase named) {
     Mesh& mesh = meshes_.get(named.mesh);
     named.sharded.cost_model = cost_model(mesh);
+    named.sharded.plan = plan_options(context_.options, device_.place());
     collectively(mesh.world(), [&] {
       const verification::ShardedCase& sharded = named.sharded;
       check_choices(context_.options, sharded.problem,

@@ -59,6 +59,12 @@ void check_array_name(const NamedFile& file) {
   throw ArgumentError(file.option, fmt::format("'{}'", file.path), "a .npy or .safetensors file");
 }
 
+// Whatever the name says, the file is an SVG: a viewer would be misled.
+void check_picture_name(const std::string& path) {
+  if (path.empty() || path.ends_with(".svg")) return;
+  throw ArgumentError("--picture", fmt::format("'{}'", path), "a .svg file");
+}
+
 // `output` against all that come before it.
 void check_distinct(const NamedFile& output, const std::vector<NamedFile>& others) {
   for (const NamedFile& other : others) {
@@ -81,6 +87,7 @@ void check_file_names(const Options& options) {
   check_array_name(output);
   for (const NamedFile& file : of_rows) check_array_name(file);
   check_array_name(weights);
+  check_picture_name(options.picture);
   std::vector<NamedFile> taken = inputs_of(options);
   // Written under `measure`, read otherwise.
   const NamedFile tuning_cache{"--tuning-cache", options.tuning_cache};

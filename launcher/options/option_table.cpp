@@ -205,7 +205,8 @@ void add_sharding(TableBuilder& table) {
       "sequence-layout", "LAYOUTS", kPlanned, set_layouts,
       "auto, zigzag, contiguous, striped or balanced: how positions are distributed; or two of "
       "these, for queries and for keys: zigzag,contiguous; balanced "
-      "gives ranks equal work under the mask (default: auto: zigzag if causal, else contiguous; "
+      "gives ranks equal work under the mask (default: auto: zigzag if causal and sharded, else "
+      "contiguous; "
       "balanced where packed documents, block masks or lengths make that uneven)");
   table.add("granule", "N", kPlanned, parsed_into(&Options::granule, parse_granule),
             "chunks of a sequence are multiples of N positions; not with the layout striped "
@@ -350,7 +351,9 @@ void add_input(TableBuilder& table) {
 
 void add_output(TableBuilder& table) {
   const Commands run{Command::run};
-  table.group("Output");
+  table.group(
+      "Output (a file that has the name already is replaced once the new one is complete; the "
+      "name of an input file of the same command is an error)");
   table.add("output", "FILE", run, text_into(&Options::output),
             "output [B,T,N,Dv], .npy or .safetensors (tensor output)");
   table.add("lse", "FILE", run, text_into(&Options::lse),
@@ -369,8 +372,9 @@ void add_output(TableBuilder& table) {
             text_into(&Options::trace),
             "what every rank did and when, as Chrome trace events (JSON), for Perfetto; of plan "
             "--simulate, up to 64 ranks");
-  table.add("picture", "FILE", {Command::bench, Command::plan}, text_into(&Options::picture),
-            "an SVG: of plan --simulate, ranks x time, up to 256 ranks; of --scaling, the plot");
+  table.add(
+      "picture", "FILE", {Command::bench, Command::plan}, text_into(&Options::picture),
+      "a .svg file: of plan --simulate, ranks x time, up to 256 ranks; of --scaling, the plot");
   table.add("json", "FILE", kAll, text_into(&Options::json),
             "results as JSON; - is standard output, instead of the table");
   table.add("csv", "FILE", kPlanned, text_into(&Options::csv),

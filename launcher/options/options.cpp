@@ -5,6 +5,7 @@
 #include <cctype>
 #include <initializer_list>
 #include <numeric>
+#include <set>
 #include <sstream>
 #include <unistd.h>
 #include <utility>
@@ -17,11 +18,13 @@
 #include <annulus/files/text_file.hpp>
 
 #include "launcher/options/as_option.hpp"
+#include "launcher/options/effects.hpp"
 #include "launcher/options/file_names.hpp"
 #include "launcher/options/given_values.hpp"
 #include "launcher/options/metadata_values.hpp"
 #include "launcher/options/option_help.hpp"
 #include "launcher/options/option_table.hpp"
+#include "launcher/options/option_values.hpp"
 #include "launcher/options/version.hpp"
 
 namespace annulus::launcher {
@@ -149,6 +152,12 @@ GivenValues from_command_line(const std::vector<std::string>& words, Command com
     // After a flag, Boost takes what is no option of ours for the flag's value.
     if (entry->is_flag() && value.starts_with("--")) {
       throw_unknown(value, std::string_view(value).substr(2), command);
+    }
+    // Nor does it tell a value that was forgotten from one that looks like the next option.
+    if (value.starts_with("--")) {
+      const bool file = entry->value == "FILE";
+      throw ArgumentError(shown, fmt::format("'{}', which looks like the next option", value),
+                          file ? "FILE (./--name if that is its name)" : entry->value);
     }
     insert(values, entry->name, {shown, value});
   }
@@ -392,16 +401,20 @@ void check_together(const Options& options) {
 Options options_from(const GivenValues& values, Command command) {
   Options options;
   options.command = command;
+  std::set<std::string_view> given;  // on the command line
   for (const OptionEntry& entry : option_table()) {
     const auto found = values.find(entry.name);
     if (found == values.end()) continue;
     const GivenValue& value = found->second;
     if (value.is_none) continue;
     entry.apply(options, value.option, value.text);
+    const bool switched_off = entry.is_flag() && !parse_flag(value.option, value.text);
+    if (value.option.starts_with("--") && !switched_off) given.insert(entry.name);
     options.given +=
         fmt::format("{}--{}={}", options.given.empty() ? "" : " ", entry.name, value.text);
   }
   check_together(options);
+  check_effects(options, given);
   settle_transport(options);
   check_file_names(options);
   return options;

@@ -129,8 +129,8 @@ class Simulate(CliTest):
                           "--straggler-percent: got -1")
         self.expect_error(self.annulus(*PLAN, "--simulate", "--picture", "no/p.svg"), 2,
                           "--picture no/p.svg: ")
-        self.expect_error(self.annulus(*PLAN, "--simulate", "--picture", "a", "--trace", "a"), 2,
-                          "--picture a: is the same file as --trace a")
+        self.expect_error(self.annulus(*PLAN, "--simulate", "--picture", "a.svg", "--trace", "a.svg"), 2,
+                          "--picture a.svg: is the same file as --trace a.svg")
         self.expect_no_files()
 
 

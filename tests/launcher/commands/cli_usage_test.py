@@ -146,6 +146,15 @@ class Options(CliTest):
         for name in ["ring", "autoregressive_decodeattn", "ANNULUS_METADATA_<KEY>"]:
             self.assertIn(name, listed)
 
+    def test_verify_takes_the_ulysses_degree(self):
+        errors = set()
+        for degree in [1, 2, 4]:
+            result = self.annulus("verify", "--shape", "1,64,64,4,4,16", "--schedule", "hybrid",
+                                  "--ulysses-degree", degree, "--json", "-", ranks=4)
+            self.expect_success(result)
+            errors.add(json.loads(result.stdout)["rows"][0]["ratio"])
+        self.assertGreater(len(errors), 1)  # another order of sums
+
     def test_the_native_implementation_can_be_forced(self):
         self.save_operands()
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "sdpa", "--json", "-",

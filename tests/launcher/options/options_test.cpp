@@ -308,7 +308,7 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"run", "--soft-cap", "-2"}, "positive"},
     BadValue{{"run", "--window", "-2"}, "-1"},
     BadValue{{"run", "--window", "1,2,3"}, "L,R"},
-    BadValue{{"run", "--window", "--3"}, "-1"},
+    BadValue{{"run", "--window", "--3"}, "L[,R]"},
     BadValue{{"run", "--window", ""}, "L,R"},
     BadValue{{"run", "--window", "3,"}, "L,R"},
     BadValue{{"run", "--block-size", "0,4"}, "Q,K"},
@@ -450,6 +450,107 @@ TEST(Options, MissingAndRepeatedValues) {
   EXPECT_THAT(error_of({"run", "--window", "1", "--window", "2"}), HasSubstr("given twice"));
 }
 
+TEST(Options, AForgottenValueDoesNotTakeTheNextOption) {
+  for (const char* const option : {"--json", "--csv", "--trace", "--output"}) {
+    EXPECT_THAT(error_of({"run", option, "--causal"}),
+                AllOf(HasSubstr(option), HasSubstr("'--causal'"), HasSubstr("the next option"),
+                      HasSubstr("FILE")));
+  }
+  EXPECT_THAT(error_of({"run", "--json=--csv"}), HasSubstr("--json: got '--csv'"));
+  EXPECT_EQ(parse({"run", "--json", "./--csv"}).json, "./--csv");
+}
+
+struct Idle {
+  Words words;
+  std::string option;  // that has no effect
+  std::string cause;   // why
+  std::string needed;
+};
+
+TEST(Options, OptionsWithoutAnEffectAreRefused) {
+  const std::string random = "random:";
+  const std::vector<Idle> all{
+      {{"plan", "--schedule", "ring", "--ulysses-degree", "2"},
+       "--ulysses-degree",
+       "--schedule ring",
+       "--schedule hybrid or auto"},
+      {{"run", "--impl", "ring", "--ulysses-degree", "2"},
+       "--ulysses-degree",
+       "--impl ring",
+       "--schedule hybrid or auto"},
+      {{"bench", "--schedule", "hybrid", "--inner-size", "2"},
+       "--inner-size",
+       "--schedule hybrid",
+       "--schedule double_ring or auto"},
+      {{"run", "--mode", "train", "--query-spec", "-,sp", "--kv-spec", "-,sp"},
+       "--mode",
+       "--query-spec and --kv-spec",
+       "default"},
+      {{"run", "--sharding-rules", "{\"head\":\"tp\"}", "--query-spec", "-,sp", "--kv-spec",
+        "-,sp"},
+       "--sharding-rules",
+       "--query-spec and --kv-spec",
+       "default"},
+      {{"run", "--sequence-axis", "x", "--mesh", "x=2", "--query-spec", "-,x", "--kv-spec", "-,x"},
+       "--sequence-axis",
+       "--mesh",
+       "default"},
+      {{"run", "--tuning-cache", "t.json"}, "--tuning-cache", "--tuning", "cached or measure"},
+      {{"plan", "--simulate", "--straggler-seed", "4"},
+       "--straggler-seed",
+       "--straggler-percent",
+       "above 0"},
+      {{"plan", "--nodes", "1"}, "--nodes", "--recommend", "--ranks"},
+      {{"run", "--seed", "4"}, "--seed", "nothing is drawn", random},
+      {{"verify", "--random-case", "1:2", "--seed", "4"}, "--seed", "--random-case", "without"},
+      {{"bench", "--scaling", "--sweep", "1k:2k"}, "--sweep", "--scaling", "--tokens-per-rank"},
+      {{"bench", "--scaling", "--explain"}, "--explain", "--scaling", "without"},
+      {{"plan", "--scaling", "--ranks", "4", "--show-ranks", "2"},
+       "--show-ranks",
+       "--scaling",
+       "without"},
+      {{"plan", "--recommend", "--ranks", "4", "--explain"}, "--explain", "--recommend", "without"},
+      {{"plan", "--simulate", "--explain"}, "--explain", "--simulate", "without"},
+      {{"bench", "--hops", "--shape", "1,8,8,4,4,8"}, "--shape", "--hops", "--sweep"},
+      {{"bench", "--hops", "--threads", "2"}, "--threads", "--hops", "without"},
+      {{"bench", "--calibrate", "m.json", "--schedule", "ring"},
+       "--schedule",
+       "--calibrate",
+       "without"},
+  };
+  for (const Idle& idle : all) {
+    EXPECT_THAT(error_of(idle.words), AllOf(HasSubstr(idle.option + ": has no effect"),
+                                            HasSubstr(idle.cause), HasSubstr(idle.needed)));
+  }
+}
+
+TEST(Options, OptionsWithAnEffectAreTaken) {
+  EXPECT_EQ(parse({"plan", "--ulysses-degree", "2"}).ulysses_degree, 2);
+  EXPECT_EQ(parse({"plan", "--inner-size", "2", "--schedule", "double_ring"}).inner_size, 2);
+  EXPECT_EQ(parse({"plan", "--mode", "train", "--query-spec", "-,sp"}).mode, "train");
+  EXPECT_EQ(parse({"run", "--seed", "3", "--mask", "random:0.5"}).seed, 3U);
+  EXPECT_EQ(parse({"verify", "--seed", "3"}).seed, 3U);
+  EXPECT_EQ(parse({"run", "--tuning", "cached", "--tuning-cache", "t.json"}).tuning_cache,
+            "t.json");
+  EXPECT_FALSE(parse({"plan", "--simulate", "--explain=false"}).explain);
+  EXPECT_TRUE(parse({"bench", "--hops", "--sweep", "1k:2k", "--iters", "2"}).hops);
+}
+
+// They may serve commands for which the option has an effect.
+TEST(Options, SettingsOfEnvironmentAndFilesNeedNoEffect) {
+  const Variable cache("ANNULUS_TUNING_CACHE", "t.json");
+  const OptionFile config("ulysses-degree = 2\n");
+  const Options options = parse({"run", "--schedule", "ring", "--config", config.path()});
+  EXPECT_EQ(options.tuning_cache, "t.json");
+  EXPECT_EQ(options.ulysses_degree, 2);
+}
+
+TEST(Options, PicturesAreSvg) {
+  EXPECT_EQ(parse({"plan", "--simulate", "--picture", "p.svg"}).picture, "p.svg");
+  EXPECT_THAT(error_of({"plan", "--simulate", "--picture", "ring.png"}),
+              AllOf(HasSubstr("--picture"), HasSubstr("'ring.png'"), HasSubstr(".svg")));
+}
+
 TEST(Options, OptionsThatExcludeEachOther) {
   EXPECT_THAT(error_of({"run", "--json", "-", "--csv", "-"}), HasSubstr("--csv"));
   EXPECT_THAT(error_of({"run", "--input", "x.safetensors", "--key", "k.npy"}),
@@ -490,11 +591,10 @@ TEST(Options, Schedules) {
   const Options defaults = parse({"run"});
   EXPECT_EQ(defaults.ulysses_degree, 0);
   EXPECT_EQ(defaults.inner_size, 0);
-  const Options options =
-      parse({"run", "--schedule", "hybrid", "--ulysses-degree", "2", "--inner-size", "4"});
+  const Options options = parse({"run", "--schedule", "hybrid", "--ulysses-degree", "2"});
   EXPECT_EQ(options.schedule, "hybrid");
   EXPECT_EQ(options.ulysses_degree, 2);
-  EXPECT_EQ(options.inner_size, 4);
+  EXPECT_EQ(parse({"run", "--schedule", "double_ring", "--inner-size", "4"}).inner_size, 4);
   EXPECT_THROW((void)parse({"run", "--ulysses-degree", "0"}), ArgumentError);
   EXPECT_THROW((void)parse({"run", "--inner-size", "-1"}), ArgumentError);
 }

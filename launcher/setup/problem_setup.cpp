@@ -342,6 +342,7 @@ ring::TuningOptions tuning_options(const Options& options) {
   ring::TuningOptions tuning;
   tuning.policy = options.tuning;
   tuning.file = options.tuning_cache;
+  if (!options.tuning_cache.empty()) tuning.shown = "--tuning-cache";
   return tuning;
 }
 

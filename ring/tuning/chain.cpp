@@ -52,7 +52,7 @@ TuningChain::TuningChain(const TunedCall& call, const PlanInput& input, std::str
       schedule_(std::move(schedule)),
       open_(open_choices(call.options, input, schedule_, call.device.place())),
       file_{call.options.tuning.file.empty() ? usual_tuning_file() : call.options.tuning.file,
-            !call.options.tuning.file.empty()} {}
+            !call.options.tuning.file.empty(), call.options.tuning.shown} {}
 
 void TuningChain::pass(DecidedBy link, std::string reason) {
   decision_.passed.push_back({link, std::move(reason)});

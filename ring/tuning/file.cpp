@@ -159,14 +159,13 @@ std::string real_path(const std::string& given) {
 }
 
 template <class Body>
-void warn_of_trouble(const std::string& path, std::vector<std::string>& warnings,
-                     const Body& body) {
+void warn_of_trouble(const CacheFile& file, std::vector<std::string>& warnings, const Body& body) {
   try {
     body();
   } catch (const FileError& error) {  // names the path itself
-    warnings.push_back(fmt::format("tuning cache {}", error.what()));
+    warnings.push_back(fmt::format("{} {}", file.shown, error.what()));
   } catch (const std::exception& error) {
-    warnings.push_back(fmt::format("tuning cache {}: {}", path, error.what()));
+    warnings.push_back(fmt::format("{} {}: {}", file.shown, file.path, error.what()));
   }
 }
 
@@ -188,9 +187,13 @@ std::string usual_tuning_file() {
 void check_is_cache(const CacheFile& file) {
   if (!file.named) return;
   const auto fail = [&](const std::string& problem) {
-    throw ArgumentError("tuning cache", fmt::format("{}, which {}", file.path, problem),
+    throw ArgumentError(file.shown, fmt::format("{}, which {}", file.path, problem),
                         "a tuning cache, or the name of a new file");
   };
+  const std::string directory = fs::path(real_path(file.path)).parent_path();
+  if (std::error_code error; !fs::is_directory(directory, error)) {
+    fail(fmt::format("is in {}, no directory that exists", directory));
+  }
   try {
     const std::optional<std::string> text = read_text(file.path);
     if (text && kind_of(*text) == CacheText::foreign) fail(kForeign);
@@ -204,7 +207,7 @@ FileAnswer find_in_file(const CacheFile& file, const TuningKey& key) {
   const std::string& path = file.path;
   FileAnswer answer;
   answer.reason = path + " cannot be used";
-  warn_of_trouble(path, answer.warnings, [&] {
+  warn_of_trouble(file, answer.warnings, [&] {
     const std::optional<std::string> text = read_text(path);
     if (!text) {
       answer.reason = path + " is not there";
@@ -226,9 +229,9 @@ FileAnswer find_in_file(const CacheFile& file, const TuningKey& key) {
 std::vector<std::string> keep_in_file(const CacheFile& file, TuningEntry entry,
                                       std::chrono::milliseconds patience) {
   std::vector<std::string> warnings;
-  warn_of_trouble(file.path, warnings, [&] {
+  warn_of_trouble(file, warnings, [&] {
     const std::string path = real_path(file.path);
-    fs::create_directories(fs::path(path).parent_path());
+    if (!file.named) fs::create_directories(fs::path(path).parent_path());
     const Lock lock(path + ".lock", patience);
     const std::string text = read_text(path).value_or("");
     const CacheText kind = kind_of(text);
@@ -243,7 +246,7 @@ std::vector<std::string> keep_in_file(const CacheFile& file, TuningEntry entry,
       entries = entries_of(text, file.path);
     } catch (const FileError& error) {
       warnings.push_back(
-          fmt::format("tuning cache {}; it was renamed to {}", error.what(), set_aside(path)));
+          fmt::format("{} {}; it was renamed to {}", file.shown, error.what(), set_aside(path)));
     }
     std::erase_if(entries, [&](const TuningEntry& other) { return other.key == entry.key; });
     entries.push_back(std::move(entry));

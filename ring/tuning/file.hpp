@@ -19,10 +19,11 @@ struct CacheFile {
   /// Whether the caller named it. What stands under the usual name is ours, whatever it is; a file
   /// that was named may be something else.
   bool named = true;
+  std::string shown = "tuning cache";  ///< in messages
 };
 
 /// Throws ArgumentError if a file that was named is there and is no tuning cache, not even a broken
-/// one: it must neither be read nor be replaced.
+/// one: it must neither be read nor be replaced. Likewise if its directory is not there.
 void check_is_cache(const CacheFile& file);
 
 struct FileAnswer {
@@ -39,10 +40,10 @@ struct FileAnswer {
 inline constexpr std::size_t kMostEntries = 256;
 
 /// Adds the entry to those of the file, or replaces that of the same key. Makes missing
-/// directories. A broken cache is renamed to FILE.broken-1 or the first number that is free. One of
-/// another version stays as it is, and so does a file that was named and is no cache: nothing is
-/// kept then. Waits at most for `patience` while other processes write. Returns warnings; does not
-/// throw.
+/// directories, unless the file was named. A broken cache is renamed to FILE.broken-1 or the first
+/// number that is free. One of another version stays as it is, and so does a file that was named
+/// and is no cache: nothing is kept then. Waits at most for `patience` while other processes write.
+/// Returns warnings; does not throw.
 [[nodiscard]] std::vector<std::string> keep_in_file(
     const CacheFile& file, TuningEntry entry,
     std::chrono::milliseconds patience = std::chrono::seconds(10));

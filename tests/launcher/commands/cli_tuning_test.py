@@ -70,7 +70,8 @@ class Tuning(CliTest):
         self.assertFalse(os.path.exists(self.path(".cache")))
         self.run_it(*MEASURE)
         self.choose_another()
-        meta, results, _ = self.run_it(*CACHE)
+        # A setting that waits for --tuning.
+        meta, results, _ = self.run_it(environment={"ANNULUS_TUNING_CACHE": "tuning.json"})
         self.assertEqual(meta["choice made by"], "heuristics: tuning is off")
         self.assertEqual(results, usual)
 
@@ -92,11 +93,11 @@ class Tuning(CliTest):
                 os.remove(self.path("tuning.json"))
             else:
                 self.write("tuning.json", broken)
-            for policy in ["off", "cached"]:
-                meta, results, errors = self.run_it("--tuning", policy, *CACHE)
+            for policy, cache in [("off", []), ("cached", CACHE)]:
+                meta, results, errors = self.run_it("--tuning", policy, *cache)
                 self.assertTrue(meta["choice made by"].startswith("heuristics: "))
                 self.assertEqual(results, usual)
-                self.assertEqual("annulus: warning: tuning cache tuning.json" in errors,
+                self.assertEqual("annulus: warning: --tuning-cache tuning.json" in errors,
                                  policy == "cached" and bool(broken))
             if broken is not None:
                 self.assertEqual(self.read("tuning.json"), broken)
@@ -145,7 +146,7 @@ class Tuning(CliTest):
         for policy in ["cached", "measure"]:
             result = self.annulus(*RUN, "--tuning", policy, "--tuning-cache", "notes.json",
                                   ranks=RANKS)
-            self.expect_error(result, 2, "notes.json, which holds no tuning cache")
+            self.expect_error(result, 2, "--tuning-cache: got notes.json, which holds no tuning cache")
         self.assertEqual(self.read("notes.json"), b'{"dropout": 0.5}')
         self.expect_no_files("output.npy", "notes.json.broken-1")
 
@@ -155,10 +156,19 @@ class Tuning(CliTest):
             self.expect_error(result, 2, "is the same file as", "--tuning-cache " + file)
 
     def test_a_cache_that_cannot_be_written_is_a_warning(self):
-        self.write("file", b"")
-        meta, _, errors = self.run_it("--tuning", "measure", "--tuning-cache", "file/tuning.json")
+        os.mkdir(self.path("tuning.json.lock"))
+        meta, _, errors = self.run_it(*MEASURE)
         self.assertTrue(meta["choice made by"].startswith("measurement: "))
-        self.assertIn("annulus: warning: tuning cache file/tuning.json", errors)
+        self.assertIn("annulus: warning: --tuning-cache tuning.json", errors)
+
+    def test_a_folder_that_is_not_there_is_not_made(self):
+        self.write("file", b"")
+        for folder in ["file", "no"]:
+            result = self.annulus(*RUN, "--tuning", "measure", "--tuning-cache",
+                                  folder + "/tuning.json", ranks=RANKS)
+            self.expect_error(result, 2, f"--tuning-cache: got {folder}/tuning.json",
+                              "no directory that exists")
+        self.expect_no_files("no", "output.npy")
 
     def test_every_choice_computes_right(self):
         self.run_it(*MEASURE)

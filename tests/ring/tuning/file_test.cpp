@@ -75,7 +75,7 @@ TEST_F(TuningFileTest, IsNotThereAtFirst) {
 
 TEST_F(TuningFileTest, KeepsEveryKeyAndTheLatestOfEach) {
   TuningEntry entry = example_entry();
-  const CacheFile deep = named("a/b/t.json");
+  const CacheFile deep{path("a/b/t.json"), false};
   EXPECT_THAT(keep_in_file(deep, entry), IsEmpty());
   EXPECT_THAT(keep_in_file(deep, example_entry("B=2")), IsEmpty());
   entry.choice.schedule = "ring";
@@ -87,6 +87,18 @@ TEST_F(TuningFileTest, KeepsEveryKeyAndTheLatestOfEach) {
   EXPECT_THAT(other.reason, HasSubstr("has no entry for this problem"));
   EXPECT_EQ(std::distance(fs::directory_iterator(path("a/b")), fs::directory_iterator()), 2)
       << "the file and its lock";
+}
+
+// Only the usual name is ours to make directories for.
+TEST_F(TuningFileTest, NoDirectoryIsMadeForANameThatWasGiven) {
+  CacheFile deep = named("a/t.json");
+  deep.shown = "--tuning-cache";
+  EXPECT_THAT(test::message_of<ArgumentError>([&] { check_is_cache(deep); }),
+              AllOf(HasSubstr("--tuning-cache: got " + deep.path),
+                    HasSubstr(path("a") + ", no directory that exists")));
+  EXPECT_THAT(keep_in_file(deep, example_entry()),
+              ElementsAre(HasSubstr("--tuning-cache " + deep.path)));
+  EXPECT_THAT(names(), IsEmpty());
 }
 
 TEST_F(TuningFileTest, AnEmptyFileHasNoEntries) {
@@ -193,7 +205,7 @@ TEST_F(TuningFileTest, AnEndlessLockIsAWarning) {
 
 TEST_F(TuningFileTest, APlaceThatCannotBeWrittenIsAWarning) {
   write(path("file"), "");
-  const CacheFile below_file = named("file/t.json");
+  const CacheFile below_file{path("file/t.json"), false};
   EXPECT_NO_THROW(check_is_cache(below_file));
   EXPECT_THAT(keep_in_file(below_file, example_entry()), ElementsAre(HasSubstr(below_file.path)));
   EXPECT_THAT(find_in_file(below_file, {}).warnings, ElementsAre(HasSubstr(below_file.path)));

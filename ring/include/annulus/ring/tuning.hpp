@@ -45,9 +45,11 @@ struct Choice {
 
 struct TuningOptions {
   TuningPolicy policy = TuningPolicy::off;
-  /// The persistent cache, which rank 0 reads and writes: a new name or a cache. Another file is an
-  /// ArgumentError where it would be read, and stays as it is. "": usual_tuning_file().
+  /// The persistent cache, which rank 0 reads and writes: a cache, or a new name in a directory
+  /// that exists. Another file is an ArgumentError where it would be read, and stays as it is. "":
+  /// usual_tuning_file(), whose directories are made.
   std::string file = {};
+  std::string shown = "tuning cache";  ///< what messages call it
   /// The cache in memory; null for none. Must outlive the call that it is given to. Only that of
   /// rank 0 counts.
   TuningCache* cache = nullptr;

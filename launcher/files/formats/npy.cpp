@@ -176,7 +176,12 @@ std::pair<std::string, std::int64_t> read_dictionary(const FileDescriptor& file,
                                                      const std::string& path, std::int64_t size) {
   std::string preamble(std::min(kPreamble, static_cast<std::size_t>(size)), '\0');
   read_at(file, path, 0, bytes_of(preamble));
-  if (!preamble.starts_with(kMagic)) throw FileError(path, "is not a .npy file (wrong magic)");
+  if (size == 0) throw FileError(path, "is empty, expected a .npy file");
+  if (!preamble.starts_with(kMagic)) {
+    throw FileError(path, fmt::format("begins with '{}', expected a .npy file, which begins with "
+                                      "\\x93NUMPY",
+                                      shown(preamble.substr(0, kMagic.size()))));
+  }
   // Formats 2.0 and 3.0 differ from 1.0 by the width of the length, and from each other by the
   // encoding of names that we do not accept anyway.
   const auto byte = [&](std::size_t i) -> std::int64_t {
@@ -208,6 +213,11 @@ NpyHeader read_npy_header(const FileDescriptor& file, const std::string& path) {
   const auto [text, offset] = read_dictionary(file, path, size);
   HeaderParser header(text, path);
   header.parse();
+  if (const std::string descr = shown(header.descr()); descr.starts_with('>')) {
+    throw FileError(path, fmt::format("dtype '{}' is big-endian, expected a little-endian one "
+                                      "(array.astype('<{}') in NumPy makes it)",
+                                      descr, descr.substr(1)));
+  }
   if (header.fortran_order()) {
     throw FileError(path, "is in Fortran order; accepted is C order (numpy.ascontiguousarray)");
   }
@@ -225,11 +235,12 @@ ArrayInfo find_array(const NpyHeader& header, const std::string& path,
       std::find_if(kDescrs.begin(), kDescrs.end(),
                    [&](const Descr& candidate) { return candidate.text == header.descr; });
   if (descr == kDescrs.end() || (descr->dtype == DType::bfloat16 && !bits)) {
-    throw FileError(path,
-                    fmt::format("dtype '{}', expected {}{}", header.descr, list_of(accepted),
-                                descr == kDescrs.end()
-                                    ? ""
-                                    : " (uint16 and <V2 are taken as bfloat16 only with --dtype bfloat16)"));
+    throw FileError(
+        path,
+        fmt::format("dtype '{}', expected {}{}", header.descr, list_of(accepted),
+                    descr == kDescrs.end()
+                        ? ""
+                        : " (uint16 and <V2 are taken as bfloat16 only with --dtype bfloat16)"));
   }
   ArrayInfo info{{}, descr->dtype, header.shape, header.offset};
   const auto bytes = byte_count(info.dtype, info.shape);

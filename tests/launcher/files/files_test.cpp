@@ -192,8 +192,8 @@ TEST_F(Files, RefusesMalformedNpy) {
   const std::string good = with("<f4", "(2, 3)");
   const std::string huge = std::to_string(std::numeric_limits<std::int64_t>::max());
   const std::vector<Malformed> corpus{
-      {"empty file", "", "magic"},
-      {"wrong magic", "\x94NUMPY" + good.substr(6), "magic"},
+      {"empty file", "", "is empty, expected a .npy file"},
+      {"wrong magic", "\x94NUMPY" + good.substr(6), "expected a .npy file"},
       {"magic only", good.substr(0, 6), "ends inside"},
       {"no header length", good.substr(0, 9), "ends inside"},
       {"version 0", npy(0, npy_dictionary("<f4", "(2,)"), data), "format 0.0"},
@@ -214,7 +214,8 @@ TEST_F(Files, RefusesMalformedNpy) {
       {"list for tuple", with("<f4", "[2, 3]"), "expected '('"},
       {"comma only", with("<f4", "(,)"), "size of 0 or more"},
       {"tuple without end", with("<f4", "(2, 3"), "expected"},
-      {"big-endian", with(">f4", "(2,)"), "dtype '>f4'"},
+      {"big-endian", with(">f4", "(2,)"),
+       "dtype '>f4' is big-endian, expected a little-endian one (array.astype('<f4')"},
       {"complex", with("<c8", "(2,)"), "expected bool, uint8"},
       {"int64", with("<i8", "(2,)"), "dtype '<i8'"},
       {"object", with("|O", "(2,)"), "dtype '|O'"},

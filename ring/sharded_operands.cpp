@@ -2,6 +2,8 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include <annulus/core/error.hpp>
 #include <annulus/ring/balance.hpp>
 #include <annulus/ring/sharded_operands.hpp>
@@ -16,8 +18,10 @@ void check_axes(const PartitionSpec& spec, const MeshShape& mesh) {
 
 void check_same_axes(const OperandLayout& layout, int dim, const char* what) {
   if (layout.query[dim] == layout.kv[dim]) return;
-  throw ArgumentError(std::string("key/value spec, ") + what, to_string(layout.kv[dim]),
-                      "the axes of the query's, " + to_string(layout.query[dim]));
+  throw ArgumentError(
+      std::string("query and key/value specs, ") + what,
+      fmt::format("{} and {}", to_string(layout.query[dim]), to_string(layout.kv[dim])),
+      "the same axes in both");
 }
 
 void check_whole(const PartitionSpec& spec, const char* name) {
@@ -90,6 +94,10 @@ bool has_axes(const MeshShape& mesh, const AxisNames& axes) {
                      [&](const std::string& axis) { return mesh.has_axis(axis); });
 }
 
+bool has_shards(const MeshShape& mesh, const AxisNames& axes) {
+  return has_axes(mesh, axes) && mesh.size(axes) > 1;
+}
+
 // Whether balanced rows are clearly better than the layout that is given.
 bool wants_balance(const AttentionProblem& problem, const MeshShape& mesh,
                    const OperandLayout& layout) {
@@ -132,7 +140,8 @@ OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mes
     layout.sequence = *wishes.sequence;
     return layout;
   }
-  layout.sequence = problem.mask.causal() ? LayoutKind::zigzag : LayoutKind::contiguous;
+  const bool sharded = has_shards(mesh, layout.query[1]) || has_shards(mesh, layout.kv[1]);
+  layout.sequence = sharded && problem.mask.causal() ? LayoutKind::zigzag : LayoutKind::contiguous;
   if (wants_balance(problem, mesh, layout)) layout.sequence = LayoutKind::balanced;
   return layout;
 }

@@ -678,15 +678,6 @@ class Plan(CliTest):
         alone = self.annulus(*PLAN)
         self.assertEqual(self.annulus(*PLAN, ranks=2).stdout, alone.stdout)
 
-    def test_specs_of_bias_and_mask(self):
-        words = ["--mesh", "sp=2,tp=2", "--shape", "1,64,64,4,2,16", "--bias", "random:1", "--mask",
-                 "random:0.5"]
-        result = self.annulus("plan", *words, "--bias-spec=-,tp,sp,-", "--mask-spec=-,-,sp")
-        self.expect_success(result)
-        self.assertIn("\n# bias: [1, 4, 64, 64] on sp=2,tp=2 as -,tp,sp", result.stdout)
-        self.assertIn("\n# mask: [1, 1, 64, 64] on sp=2,tp=2 as -,-,sp", result.stdout)
-        self.expect_error(self.annulus("plan", *words, "--bias-spec=-,tp,-,sp"), 2,
-                          "--bias-spec: got -,tp,-,sp, expected -,tp,sp,-")
     def test_the_variables_of_a_job_around_it_mean_nothing(self):
         alone = self.annulus(*PLAN).stdout
         torchrun = {"TORCHELASTIC_RUN_ID": "1", "RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here"}
@@ -706,6 +697,15 @@ class Plan(CliTest):
         self.assertIn("layout contiguous", self.annulus(*words, "--mesh", "tp=4").stdout)
         self.assertIn("layout zigzag", self.annulus(*words, "--mesh", "sp=4").stdout)
 
+    def test_specs_of_bias_and_mask(self):
+        words = ["--mesh", "sp=2,tp=2", "--shape", "1,64,64,4,2,16", "--bias", "random:1", "--mask",
+                 "random:0.5"]
+        result = self.annulus("plan", *words, "--bias-spec=-,tp,sp,-", "--mask-spec=-,-,sp")
+        self.expect_success(result)
+        self.assertIn("\n# bias: [1, 4, 64, 64] on sp=2,tp=2 as -,tp,sp", result.stdout)
+        self.assertIn("\n# mask: [1, 1, 64, 64] on sp=2,tp=2 as -,-,sp", result.stdout)
+        self.expect_error(self.annulus("plan", *words, "--bias-spec=-,tp,-,sp"), 2,
+                          "--bias-spec: got -,tp,-,sp, expected -,tp,sp,-")
         self.save_operands()
         result = self.annulus("run", *OPERANDS, *OUTPUT, *words[:2], *words[4:], "--json", "-", ranks=4)
         self.expect_success(result)
@@ -717,7 +717,10 @@ class Plan(CliTest):
         self.expect_error(self.annulus("plan", "--shape", "1,8,8,1,1,8"), 2, "--mesh: got nothing")
         self.expect_error(self.annulus(*PLAN, "--query-spec", "xp"), 2,
                           "--query-spec: unknown mesh axis 'xp'")
-        self.expect_error(self.annulus(*PLAN, "--kv-spec", "sp"), 2, "key/value spec", "sp")
+        self.expect_error(self.annulus(*PLAN, "--kv-spec", "sp"), 2,
+                          "query and key/value specs, batch: got - and sp, expected the same axes")
+        self.expect_error(self.annulus(*PLAN, "--query-spec=-,-,sp"), 2,
+                          "query and key/value specs, heads: got sp and -, expected the same axes")
         self.expect_error(self.annulus("plan", "--mesh", "dp=3", "--shape", "2,8,8,1,1,8"), 2, "dp")
         self.expect_error(self.annulus("plan", "--mesh", "sp=2000000000", "--shape", "1,8,8,1,1,8"), 2,
                           "--mesh: got 2000000000 ranks", "at most 65536 ranks")

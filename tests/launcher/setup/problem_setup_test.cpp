@@ -199,6 +199,7 @@ TEST_F(ProblemSetupTest, LayoutFollowsTheMask) {
   EXPECT_EQ(set_up().layout.sequence, LayoutKind::contiguous);
   options_.causal = true;
   EXPECT_EQ(set_up().layout.sequence, LayoutKind::zigzag);
+  EXPECT_EQ(set_up(1).layout.sequence, LayoutKind::contiguous) << "nothing is sharded";
   options_.sequence_layout = "striped";
   EXPECT_EQ(set_up().layout.sequence, LayoutKind::striped);
   options_.sequence_layout = "balanced";

@@ -63,8 +63,8 @@ struct LayoutWishes {
 
 /// The layout with the parts that `wishes` sets, and defaults for the others. The default specs are
 /// those of the sharding rules for `mode`, with default rules reduced to the axes that the mesh
-/// has. The default sequence layout is zigzag under a causal mask, which gives all ranks the same
-/// work if nothing else is masked, and contiguous otherwise.
+/// has. The default sequence layout of a sharded sequence under a causal mask is zigzag, which
+/// gives all ranks the same work if nothing else is masked; it is contiguous otherwise.
 ///
 /// It is balanced instead if that layout would give a rank at least 10 % more visible tiles than
 /// the mean, and balanced rows would at least halve the excess. Packed documents, block masks or

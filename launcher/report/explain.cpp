@@ -85,7 +85,7 @@ void log_choices(const AttentionProblem& problem, const ring::ShardedOperands& o
   for (const auto& other : choice.passed_over) {
     log_info("schedule {} passed over: {}", ring::name_of(other.schedule), other.reason);
   }
-  log_info("implementation {} (candidates: {}), transport {}", implementations,
+  log_info("implementation {} (possible: {}), transport {}", implementations,
            candidates_text(selection), attention.transport());
 }
 

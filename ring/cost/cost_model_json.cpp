@@ -133,7 +133,7 @@ class Reader {
 
   [[nodiscard]] std::string text(const char* key) const {
     const json& value = object_.at(key);
-    if (!value.is_string()) fail(name(key), fmt::format("is {}, expected a text", value.dump()));
+    if (!value.is_string()) fail(name(key), fmt::format("is {}, expected a string", value.dump()));
     return value.get<std::string>();
   }
 

@@ -51,7 +51,7 @@ class Reader {
   }
   [[nodiscard]] std::string text(const char* key) const {
     if (!at(key).is_string()) {
-      fail(name(key), fmt::format("is {}, expected a text", at(key).dump()));
+      fail(name(key), fmt::format("is {}, expected a string", at(key).dump()));
     }
     return at(key).get<std::string>();
   }

@@ -58,7 +58,7 @@ TEST(TuningText, NamesWhatIsWrong) {
       {without("", "entries"), "entries is missing"},
       {with("/entries", 3), "entries is not a list"},
       {with("/entries/1", 3), "entries[1] is not an object"},
-      {with("/entries/1/key/shape", 3), "entries[1].key.shape is 3, expected a text"},
+      {with("/entries/1/key/shape", 3), "entries[1].key.shape is 3, expected a string"},
       {with("/entries/1/key/shape", "B=1 T=64"), "entries[1] has the key of an earlier entry"},
       {without("/entries/0", "date"), "entries[0].date is missing"},
       {with("/entries/0/choice/schedule", "rnig"), "entries[0].choice.schedule is 'rnig'"},

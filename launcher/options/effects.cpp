@@ -63,6 +63,9 @@ void check_forms(const Options& options, const Given& given) {
          any_of({"explain", "show-ranks"}));
   refuse(plan && options.simulate, "--simulate", "shows what ranks do, not why",
          any_of({"explain"}));
+  refuse(options.random > 0, "--random", "computes many problems", any_of({"explain"}));
+  refuse(options.random_case.has_value(), "--random-case", "draws one of many problems",
+         any_of({"explain"}));
   refuse(options.random_case.has_value(), "--random-case", "names its seed itself",
          any_of({"seed"}));
 }

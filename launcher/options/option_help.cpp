@@ -84,7 +84,9 @@ std::string command_help(Command command) {
   out << "\nEvery option can also come from the environment (ANNULUS_WINDOW=100,0) or the --config "
          "file\n"
          "(window = 100,0); the command line overrides the environment, which overrides the "
-         "file.\nA flag can be switched off: --causal=false.\n";
+         "file.\nA flag can be switched off: --causal=false. An option of the command line that "
+         "has no "
+         "effect\nbeside the others is an error; in the environment and the file it is not.\n";
   return out.str();
 }
 

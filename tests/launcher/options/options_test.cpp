@@ -503,6 +503,7 @@ TEST(Options, OptionsWithoutAnEffectAreRefused) {
       {{"plan", "--nodes", "1"}, "--nodes", "--recommend", "--ranks"},
       {{"run", "--seed", "4"}, "--seed", "nothing is drawn", random},
       {{"verify", "--random-case", "1:2", "--seed", "4"}, "--seed", "--random-case", "without"},
+      {{"verify", "--random", "3", "--explain"}, "--explain", "--random", "without"},
       {{"bench", "--scaling", "--sweep", "1k:2k"}, "--sweep", "--scaling", "--tokens-per-rank"},
       {{"bench", "--scaling", "--explain"}, "--explain", "--scaling", "without"},
       {{"plan", "--scaling", "--ranks", "4", "--show-ranks", "2"},

@@ -23,14 +23,14 @@ struct TransportTraits {
   std::string_view name;                    ///< "peer"
   Transport choice = Transport::automatic;  ///< the value that selects it; automatic: none
   bool ahead = false;                       ///< messages advance while the ranks compute
-  bool one_sided = false;                   ///< a receiver fetches what a prepared exchange offers:
-                                            ///< take() waits for no send, reclaim() only for sends
+  bool one_sided = false;                   ///< receivers fetch what a prepared exchange offers:
+                                            ///< take() waits for receives, reclaim() for sends
   bool shares_devices = false;              ///< several ranks may use one GPU
-  bool starts_once = false;  ///< messages of one exchange start together, so that what a message
-                             ///< costs besides its bytes is paid once for all of them
+  bool starts_once = false;         ///< messages of an exchange start together: what one costs
+                                    ///< besides its bytes is paid once
   bool on_multiprocessors = false;  ///< kernels move the messages, beside those that compute
-  bool uniform_calls = false;    ///< all ranks of an exchange post it eagerly, or all capture and
-                                 ///< replay it
+  bool uniform_calls = false;  ///< the ranks of an exchange call alike: all post it eagerly, or all
+                               ///< capture and replay it
   std::string_view inside = {};  ///< the transport that carries messages inside a node, if another
 
   /// The transport that carries messages inside a node.
@@ -43,8 +43,8 @@ struct TransportTraits {
 [[nodiscard]] std::span<const TransportTraits* const> transports() noexcept;
 /// The transports between GPUs, in the order in which automatic prefers them.
 [[nodiscard]] std::vector<Transport> device_transports();
-/// Of these, the ones that differ in a mesh whose ranks reach each other so: composite is peer
-/// where all do, and NCCL where none do.
+/// Those that make a difference where ranks reach each other as `extent` says: composite is the
+/// same as peer where all do, and the same as NCCL where none do.
 [[nodiscard]] std::vector<Transport> device_transports(PeerExtent extent);
 /// Throws ArgumentError for a name that no transport has.
 [[nodiscard]] const TransportTraits& transport_traits(std::string_view name);

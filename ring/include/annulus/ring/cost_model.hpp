@@ -27,15 +27,14 @@ enum class Knowledge : std::uint8_t { measured, nearest, assumed };
 /// What calls of one implementation cost for problems of one class.
 struct KernelCost {
   std::string source;       ///< how it is known: of which problem it was measured
-  CostCurve rate;           ///< operations per second of a device all of which is used, by the
-                            ///< rows of the block
+  CostCurve rate;           ///< operations per second of the whole device, by the rows of a block
   double call_latency = 0;  ///< seconds that a call takes besides
   Knowledge knowledge = Knowledge::measured;
   std::int64_t row_tile = 1;  ///< see Declaration
   FewRows few_rows = {};      ///< see Implementation
 
-  /// Of one call, of `flops` operations on a block of `rows` rows that uses `share` of the device
-  /// (see used_share()) and reads from memory for `reading` seconds meanwhile.
+  /// Seconds of a call: `flops` operations on a block of `rows` rows, which gets `share` of the
+  /// device's rate (see used_share()), while reading from memory takes `reading` seconds.
   [[nodiscard]] double seconds(double flops, double rows, double share, double reading) const {
     return call_latency + std::max(flops / (rate.clamped(rows) * share), reading);
   }
@@ -59,8 +58,8 @@ struct CostModel {
   /// Transport "composite" has none of its own: see TransportTraits::inside_node().
   std::map<std::string, CostCurve> transports;
   std::string transport;  ///< the one in use
-  /// The share of its rank's computing speed that is lost while messages move, by transports that
-  /// run on multiprocessors.
+  /// The share of its computing speed that a rank loses while messages move, if the transport runs
+  /// on multiprocessors.
   double transfer_share = 0;
   /// Seconds of a message to another node, while the rank sends one and receives one and the others
   /// of its node send none. More bytes never take less time.
@@ -88,16 +87,16 @@ struct CostModel {
   /// Throws ArgumentError("cost model", …) unless its source is this one: figures of different
   /// machines do not mix.
   void check_source(std::string_view expected) const;
-  /// Replaces what `newer`, of the same source, has measured too, and adds what it has measured
-  /// besides. The rest stays, and so does the transport in use unless `prefers` its own. Throws as
-  /// check_source() does.
+  /// Takes over all that `newer`, of the same source, has measured; the rest stays. With `prefers`,
+  /// also takes over its transport in use. Throws as check_source() does.
   void refresh(const CostModel& newer, bool prefers);
-  /// Whether it has the times of what carries messages inside a node by the transport of this name.
+  /// Whether it has times of the transport of this name, or of the one that carries its messages
+  /// inside a node.
   [[nodiscard]] bool knows(std::string_view name) const;
   /// Throws ArgumentError when the model does not know the transport.
   void use_transport(std::string_view name);
-  /// Uses the transport that the ranks happen to have. One that the model does not know costs what
-  /// is assumed of it, and the source then says so.
+  /// Uses the transport that the ranks have. If the model has no times of it, assumes some, and
+  /// says so in `source`.
   void adopt_transport(std::string_view name);
   /// Seconds of combining or copying, by the bytes that are read and written.
   [[nodiscard]] double memory_seconds(double bytes) const { return bytes / merge_bytes_per_second; }
@@ -109,8 +108,9 @@ struct CostModel {
   [[nodiscard]] double transfer_seconds(double bytes, bool across = false) const {
     return transfer_seconds({&bytes, 1}, across);
   }
-  /// Seconds of messages sent together, by the bytes of each: of one after the other, less what
-  /// they share if the transport starts them once, but no less than one message of all their bytes.
+  /// Seconds of messages that are sent together, by the bytes of each. They take as long as one
+  /// after the other, but a transport that starts them together pays for the start once. They never
+  /// take less than one message of all their bytes.
   [[nodiscard]] double transfer_seconds(std::span<const double> messages,
                                         bool across = false) const;
 };

@@ -34,18 +34,17 @@ struct Prices {
   }
 };
 
-/// The prices of these candidates for the class of `problem` (class_of()). In this order:
+/// The prices of these implementations for the class of `problem` (class_of()): the first of the
+/// following that there is.
 ///
-/// 1. what was measured for the class;
-/// 2. what was measured for the nearest class, times the ratio of the rates that are assumed of the
-///    two. Nearest are those of the same dtype, else those of one of the same size; of those,
-///    the one whose D + Dv differs least; of those, the one whose kind of mask does; of those, one
-///    that agrees in the soft cap;
-/// 3. the rate that the implementation assumes at `place`, times what was measured of another
-/// kernel
-///    over what that one assumes: of the nearest class, and of several kernels the one that assumes
-///    the most similar rate;
-/// 4. the rate that the implementation assumes at `place`.
+/// 1. What was measured for the class.
+/// 2. What was measured for the nearest class, scaled by the rates that are assumed of the two
+///    classes. The nearest class has the same dtype, or else one of as many bytes; among these,
+///    the most similar D + Dv; then the same kind of mask; then a soft cap, or none, likewise.
+/// 3. The rate that is assumed of the implementation at `place`, scaled by what was measured of
+///    another kernel over what is assumed of that one. It is the kernel of the nearest class; of
+///    several, the one with the most similar assumed rate.
+/// 4. The rate that is assumed of the implementation at `place`.
 ///
 /// Throws ArgumentError for a model of ranks that compute on another kind of device.
 [[nodiscard]] Prices make_prices(CostModel model, const AttentionProblem& problem,

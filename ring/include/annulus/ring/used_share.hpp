@@ -6,8 +6,8 @@
 
 namespace annulus::ring {
 
-/// Kernels for GPUs compute tiles of so many rows of one head, one after the other on each of the
-/// multiprocessors of a Hopper GPU.
+/// A GPU kernel cuts the rows of each head into tiles of kTileRows. Each of the multiprocessors, as
+/// many as a Hopper GPU has, computes one tile at a time.
 inline constexpr std::int64_t kTileRows = 128;
 inline constexpr std::int64_t kMultiprocessors = 132;
 
@@ -20,18 +20,18 @@ struct BlockExtent {
   std::int64_t pairs = 0;  ///< visible ones, of all batches
 };
 
-/// The share of a device that a block of so many rows and heads (over all batches) keeps busy. All
-/// of a CPU rank: its kernels divide any work among the threads.
+/// The share of a device that a block keeps busy; `heads` counts those of all batches. It is 1 on a
+/// CPU, whose kernels divide any work among the threads.
 [[nodiscard]] double busy_share(Place::Kind device, std::int64_t rows, std::int64_t heads);
 
-/// How many times as long as the mean the longest tile takes: under a causal mask up to twice.
+/// The time of the longest tile over that of the mean one: up to 2 under a causal mask.
 [[nodiscard]] double longest_tile(const BlockExtent& block);
 
-/// The share of its rate that a device keeps for the visible pairs of a block, by a kernel that
-/// computes `row_tile` rows at a time: some multiprocessors have no tile, those that end first wait
-/// for the longest one, and rows that fill up the last tile are computed in vain. Calibration
-/// divides by what the price multiplies by, so that a block of the measured size costs what was
-/// measured.
+/// The share of a device's rate that the visible pairs of a block get, by a kernel that computes
+/// `row_tile` rows at a time. The rest is lost: some multiprocessors have no tile, those that end
+/// first wait for the longest one, and rows that fill up the last tile are computed in vain.
+/// Calibration divides by this share and prices multiply by it, so a block of the measured size
+/// costs what was measured.
 [[nodiscard]] double used_share(Place::Kind device, const BlockExtent& block,
                                 std::int64_t row_tile);
 

@@ -25,8 +25,8 @@ struct Result {
 
 inline constexpr int kCounters = 3;
 
-/// With a bias, values of the softmax are exponents of 2 divided by this, so that no finite bias
-/// overflows. It is a power of two, so that large values are not rounded either.
+/// With a bias, the values that the softmax takes are exponents of 2 divided by this, so that no
+/// finite bias overflows. It is a power of two, so that large values are not rounded either.
 inline constexpr float kBiasedExponentScale = 2;
 
 /// Everything of a call.
@@ -68,14 +68,12 @@ struct Arguments {
   float soft_cap = 0;               ///< 0: none
   float small_tanh[3] = {};         ///< see SmallTanh
   float scaled_small_tanh[3] = {};  ///< times the soft cap and log2 e
-  /// With a bias: of q·k, or of the capped logits, in the values that the softmax takes.
-  float scale_beside_bias = 1;
-  /// What the values that the softmax takes are multiplied by to be exponents of 2: see the
-  /// kernels' Consumer.
+  /// What the values that the softmax takes are multiplied by to be exponents of 2.
   float exponent_scale = 1;
+  /// With a bias: of q·k, or with a soft cap of the hyperbolic tangents, in those values.
+  float scale_beside_bias = 1;
   /// The running maximum before the first value. It is finite, also as an exponent, so that values
-  /// of −∞ have weight 0 beside it. It is a power of two: as an exponent it is not rounded, and
-  /// so 2 to the power of its difference to itself is 1.
+  /// of −∞ have weight 0 beside it.
   float no_maximum = 0;
 
   Result result;

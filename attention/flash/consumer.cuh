@@ -73,11 +73,11 @@ class Consumer {
       OnlineSoftmax softmax;
       float output[kOutputs];
       const ResultRows<Shape> result(a, item);
-      result.load(output, softmax, scale);
+      result.load(output, softmax);
       bool shown[2] = {true, true};
       if (item.tile.segments > 0) attend(item, output, softmax, shown);
       shared.verdict[item_at.slot()].wait(item_at.parity());
-      if (shared.left_to_repair[item_at.slot()] == 0) result.store(output, softmax, scale, shown);
+      if (shared.left_to_repair[item_at.slot()] == 0) result.store(output, softmax, shown);
       __syncwarp();
       if (lane == 0) shared.item_empty[item_at.slot()].arrive();
     }

@@ -33,8 +33,7 @@ class ResultRows {
 
   /// The state so far, or the empty state. The output of the empty state is undefined: the first
   /// weighted sum replaces it.
-  __device__ __forceinline__ void load(float (&output)[kOutputs], OnlineSoftmax& softmax,
-                                       float scale) const {
+  __device__ __forceinline__ void load(float (&output)[kOutputs], OnlineSoftmax& softmax) const {
     if (a.state.output == nullptr) {
       softmax = {{a.no_maximum, a.no_maximum}, {0, 0}};
       hopper::leave_undefined(output);
@@ -42,12 +41,12 @@ class ResultRows {
     }
     const OwnPart own = own_part();
 #pragma unroll
-    for (int h = 0; h < 2; ++h) load_row(h, own, output, softmax, scale);
+    for (int h = 0; h < 2; ++h) load_row(h, own, output, softmax);
   }
 
   /// `shown`: whether dense mask and bias left the two rows anything visible.
   __device__ __forceinline__ void store(float (&output)[kOutputs], OnlineSoftmax& softmax,
-                                        float scale, const bool (&shown)[2]) const {
+                                        const bool (&shown)[2]) const {
     const OwnPart own = own_part();
     float sum[2], factor[2], lse[2];
     bool usual = item.tile.segments > 0 && own.row + 8 < item.tile.live_rows;
@@ -60,12 +59,12 @@ class ResultRows {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         factor[h] = reciprocal_fast(sum[h]) * a.value_scale;
-        lse[h] = fmaf(softmax.maximum[h], scale, log2_fast(sum[h])) * kLn2;
+        lse[h] = fmaf(softmax.maximum[h], a.exponent_scale, log2_fast(sum[h])) * kLn2;
       }
     } else {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        finish_row(h, own, output, softmax, scale, shown[h], factor[h], lse[h]);
+        finish_row(h, own, output, softmax, shown[h], factor[h], lse[h]);
       }
     }
     if (own.column == 0) {
@@ -86,24 +85,24 @@ class ResultRows {
  private:
   // For any row: also one without weight, past a length, or of an item without keys.
   __device__ __forceinline__ void finish_row(int h, const OwnPart& own, float (&output)[kOutputs],
-                                             OnlineSoftmax& softmax, float scale, bool shown,
-                                             float& factor, float& lse) const {
+                                             OnlineSoftmax& softmax, bool shown, float& factor,
+                                             float& lse) const {
     // Full tiles contributed to rows past a length too; no tile contributed to items without keys.
     const bool sees_nothing = own.row + 8 * h >= item.tile.live_rows || item.tile.segments == 0;
-    if (sees_nothing) load_row(h, own, output, softmax, scale);
+    if (sees_nothing) load_row(h, own, output, softmax);
     const float sum = quad_sum(softmax.sum[h]);
     factor = 0;
     lse = -kInfinity;
     if (sum != 0) {
       factor = (sees_nothing ? 1.0f : a.value_scale) / sum;
-      lse = (softmax.maximum[h] * scale + log2f(sum)) * kLn2;
+      lse = (softmax.maximum[h] * a.exponent_scale + log2f(sum)) * kLn2;
     } else if (saw_without_weight(a, item, own.row + 8 * h, shown)) {
       factor = kNan;
     }
   }
 
   __device__ __forceinline__ void load_row(int h, const OwnPart& own, float (&output)[kOutputs],
-                                           OnlineSoftmax& softmax, float scale) const {
+                                           OnlineSoftmax& softmax) const {
     softmax.maximum[h] = a.no_maximum;
     softmax.sum[h] = 0;
 #pragma unroll
@@ -115,7 +114,7 @@ class ResultRows {
     if (a.state.output == nullptr || row >= item.tile.rows) return;
     const auto lse = static_cast<float>(load_lse(a.state, result_row(item, row)));
     if (lse == -kInfinity) return;
-    softmax.maximum[h] = lse * kLog2E / scale;
+    softmax.maximum[h] = lse * kLog2E / a.exponent_scale;
     if (own.column == 0) softmax.sum[h] = 1;  // of the four threads that share the row
     const float* from = static_cast<const float*>(a.state.output) +
                         output_offset(a.state, result_row(item, row)) + own.column;

@@ -1,7 +1,7 @@
 #include "flash/flash_attention.hpp"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -242,9 +242,7 @@ Arguments FlashAttention::arguments_of(const Entry& entry, const AttentionBlock&
   const float exponents = kLog2E * (problem_.soft_cap ? a.soft_cap : a.scale);
   a.exponent_scale = problem_.bias ? kBiasedExponentScale : exponents;
   a.scale_beside_bias = exponents / kBiasedExponentScale;
-  int exponent = 0;
-  (void)std::frexp(a.exponent_scale, &exponent);
-  a.no_maximum = std::ldexp(-1.0F, 127 - std::max(0, exponent));
+  a.no_maximum = -std::numeric_limits<float>::max() / 2 / std::max(1.0F, a.exponent_scale);
   a.result = result_of(result);
   a.wide_output = result.output.dtype() == DType::float32 ? 1 : 0;
   if (block.state) a.state = result_of(*block.state);

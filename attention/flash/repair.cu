@@ -25,7 +25,7 @@ class RowRepair {
     float maximum = -kInfinity;
     float sum = 0;
     if (a.state.output != nullptr) {
-      maximum = static_cast<float>(load_lse(a.state, result_row(item, row))) * kLog2E;
+      maximum = static_cast<float>(load_lse(a.state, result_row(item, row)));
       if (maximum != -kInfinity) {
         sum = 1;
         const float* from = static_cast<const float*>(a.state.output) +
@@ -62,7 +62,7 @@ class RowRepair {
         static_cast<Element*>(a.result.output)[at + dim] = Element(x);
       }
     }
-    const float lse = sees ? (maximum + log2f(sum)) * kLn2 : -kInfinity;
+    const float lse = sees ? maximum + log2f(sum) * kLn2 : -kInfinity;
     if (lane == 0) store_lse(a.result, result_row(item, row), lse);
   }
 
@@ -95,7 +95,7 @@ class RowRepair {
     return true;
   }
 
-  // Adds one column; its logit is in units of log 2.
+  // Adds one column.
   __device__ void add(const float (&query)[kPerLane], std::int32_t row, std::int64_t column,
                       std::int64_t position, float (&output)[kPerLane], float& maximum,
                       float& sum) const {
@@ -109,18 +109,15 @@ class RowRepair {
     }
     logit *= a.scale;
     if (a.soft_cap != 0) logit = a.soft_cap * tanhf(logit);
-    logit *= kLog2E;
     const auto& bias = a.scores.bias;
     if (bias.data != nullptr) {
-      constexpr float kUnit = kLog2E / kBiasedExponentScale;
-      const float added = kUnit * bias.row(item.batch, item.head,
-                                           item.tile.first_row + row)[position * bias.strides[3]];
-      logit += kBiasedExponentScale * (added < a.no_maximum ? a.no_maximum : added);
+      logit +=
+          bias.row(item.batch, item.head, item.tile.first_row + row)[position * bias.strides[3]];
     }
     const float larger = fmaxf(maximum, logit);
     const float shift = larger == -kInfinity ? 0.0f : larger;
-    const float factor = exp2f(maximum - shift);
-    const float weight = exp2f(logit - shift);
+    const float factor = exp2f((maximum - shift) * kLog2E);
+    const float weight = exp2f((logit - shift) * kLog2E);
     maximum = larger;
     sum = sum * factor + weight;
     float kept = weight;

@@ -127,16 +127,18 @@ struct OnlineSoftmax {
 
   /// The same, given this thread's largest scores.
   template <class Logits, int kScores>
-  __device__ __forceinline__ void update(float (&scores)[kScores], float (&largest)[2],
+  __device__ __forceinline__ void update(float (&scores)[kScores], const float (&largest)[2],
                                          const Logits& logits, float (&factor)[2]) {
     float shift[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // Values rise with scores.
-      largest[h] = fmaxf(maximum[h], logits.value(quad_max(largest[h])));
-      shift[h] = largest[h] * logits.scale;
-      factor[h] = exp2_fast(maximum[h] * logits.scale - shift[h]);
-      maximum[h] = largest[h];
+      const float now = fmaxf(maximum[h], logits.value(quad_max(largest[h])));
+      shift[h] = __fmul_rn(now, logits.scale);
+      // The difference comes first. Fused with a shift, the product would differ from it by what
+      // rounding took off: a maximum that stays would change the sum a little with every tile.
+      factor[h] = exp2_fast((maximum[h] - now) * logits.scale);
+      maximum[h] = now;
       sum[h] *= factor[h];
     }
 #pragma unroll

@@ -220,10 +220,10 @@ TEST_F(CudaFlashGeneral, TheLargestOfTinyBiasesWins) {
     const WholeAttention whole = random_attention(random, problem);
     for (const std::int64_t row : {0, 7, 129}) {
       for (std::int64_t column = 0; column < 300; ++column) {
-        whole.bias.view().at<float>({0, 0, row, column}) = column == 270 - row ? -1e37F : -1.2e37F;
+        whole.bias.view().at<float>({0, 0, row, column}) = column == 270 - row ? -1e38F : -1.1e38F;
       }
     }
-    // The LSE is about −1e37, with an error to match.
+    // The LSE is about −1e38, with an error to match.
     const AccuracyBound bound = accuracy_bound(problem.dtype, 300);
     EXPECT_LE(error_of(run(whole), problem.dtype, whole.oracle()).output, bound.output) << cap;
   }

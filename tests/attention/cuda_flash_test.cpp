@@ -1,9 +1,11 @@
 // The flash kernel against the oracle, what it must not see, and what it refuses.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <thread>
+#include <vector>
 
 #include <gmock/gmock.h>
 
@@ -107,6 +109,24 @@ TEST_F(CudaFlash, RowsThatSeeNothingAtFirst) {
                 accuracy_bound(problem.dtype, 512).output)
           << scale << (capped ? " capped" : "");
     }
+  }
+}
+
+// What rounding takes off a large maximum must not count again for every tile.
+TEST_F(CudaFlash, EqualLogitsWeighTheSameInAllTiles) {
+  constexpr std::int64_t kKeys = 4096;
+  constexpr std::int64_t kDim = 64;
+  for (const double scale : {100.7, 311.7, 500.3, 611.1, 777.7}) {
+    AttentionProblem problem = problem_of({1, 128, kKeys, 1, 1, kDim, kDim}, DType::bfloat16);
+    problem.scale = scale;
+    std::vector<float> values(kKeys * kDim, 0.0F);
+    std::fill(values.begin() + kKeys / 2 * kDim, values.end(), 1.0F);
+    const WholeAttention whole{
+        problem, tensor_of(problem.dtype, {1, 128, 1, kDim}, std::vector<float>(128 * kDim, 1.0F)),
+        tensor_of(problem.dtype, {1, kKeys, 1, kDim}, std::vector<float>(kKeys * kDim, 1.0F)),
+        tensor_of(problem.dtype, {1, kKeys, 1, kDim}, values)};
+    const Result result = run_on_device(implementation(), whole, *device_, *stream_);
+    EXPECT_NEAR(result.output.view().as<float>()[0], 0.5F, 1e-3F) << scale;
   }
 }
 
@@ -296,7 +316,7 @@ TEST_F(CudaFlash, LogitsOfMinusInfinityAndWeightsOfZero) {
 
 TEST_F(CudaFlash, IsRightAtTheEndsOfTheRange) {
   for (const std::int64_t dim : {64, 128, 256}) {
-    const WholeAttention whole = widest_attention(DType::bfloat16, dim);
+    const WholeAttention whole = widest_attention(DType::bfloat16, dim, 1e6);
     expect_right_at_the_ends_of_the_range(
         whole, run_on_device(implementation(), whole, *device_, *stream_));
   }

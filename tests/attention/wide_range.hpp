@@ -12,23 +12,23 @@
 
 namespace annulus::test {
 
-/// Finite numbers at the ends of the range of docs/semantics.md §1: logits of ±10³⁸, and for each
-/// row values that add up to nearly as much. `dtype` has float32's range.
-inline WholeAttention widest_attention(DType dtype, std::int64_t dim) {
+/// Finite numbers at the ends of the range of docs/semantics.md §1: logits of ±`logit`, 10³⁸ at
+/// most, and for each row values that add up to nearly 10³⁸. `dtype` has float32's range.
+inline WholeAttention widest_attention(DType dtype, std::int64_t dim, double logit = 1e38) {
   constexpr std::int64_t kRows = 70;
   constexpr std::int64_t kKeys = 600;
-  constexpr float kRoot = 0.99e19F;
+  const auto root = static_cast<float>(0.99 * std::sqrt(logit));
   AttentionProblem problem;
   problem.shape = {1, kRows, kKeys, 1, 1, dim, dim};
   problem.dtype = dtype;
   problem.scale = 1.0;
   const auto d = static_cast<std::size_t>(dim);
   std::vector<float> queries(kRows * d, 0.0F);
-  for (std::size_t t = 0; t < kRows; ++t) queries[t * d] = t % 3 == 0 ? -kRoot : kRoot;
+  for (std::size_t t = 0; t < kRows; ++t) queries[t * d] = t % 3 == 0 ? -root : root;
   std::vector<float> keys(kKeys * d, 0.0F);
   std::vector<float> values(kKeys * d);
   for (std::size_t j = 0; j < kKeys; ++j) {
-    keys[j * d] = j % 2 == 0 ? kRoot : -kRoot;
+    keys[j * d] = j % 2 == 0 ? root : -root;
     for (std::size_t i = 0; i < d; ++i) {
       values[j * d + i] = 0.99e38F / kKeys * (1 - static_cast<float>((j + i) % 8) / 16);
     }

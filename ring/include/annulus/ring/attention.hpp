@@ -90,8 +90,8 @@ struct AttentionOptions {
 /// The local shards of one call, contiguous [b,t,n,d], where the context computes.
 ///
 /// Finite numbers give finite results if q·k, the logits and the sums of |v| over the keys that a
-/// row sees are at most 10³⁸ in magnitude, as kernels add in float32 and divide last; see
-/// docs/semantics.md §1.
+/// row sees are at most 10³⁸ in magnitude, as kernels add in float32 and divide last. Logits of
+/// half types on GPUs are at most 10⁶. See docs/semantics.md §1.
 struct AttentionTensors {
   const void* query = nullptr;  ///< query_shape()
   const void* key = nullptr;    ///< key_shape()

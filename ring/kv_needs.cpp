@@ -81,7 +81,10 @@ HeldSequence held_by(const ShardedOperands& operands, int rank) {
 
 KvNeeds::KvNeeds(const AttentionProblem& problem, int members,
                  std::function<HeldSequence(int)> held)
-    : problem_(problem), held_(std::move(held)), members_(static_cast<std::size_t>(members)) {}
+    : problem_(problem),
+      held_(std::move(held)),
+      members_(static_cast<std::size_t>(members)),
+      known_(members_.size()) {}
 
 const HeldSequence& KvNeeds::member(int index) const {
   std::optional<HeldSequence>& member = members_[static_cast<std::size_t>(index)];
@@ -90,10 +93,11 @@ const HeldSequence& KvNeeds::member(int index) const {
 }
 
 const std::vector<ColumnPiece>& KvNeeds::of(int receiver, int origin) const {
-  const std::int64_t key = static_cast<std::int64_t>(receiver) * size() + origin;
-  const auto [entry, fresh] = known_.try_emplace(key);
-  std::vector<ColumnPiece>& pieces = entry->second;
-  if (!fresh) return pieces;
+  auto& of_receiver = known_[static_cast<std::size_t>(receiver)];
+  if (of_receiver.empty()) of_receiver.resize(members_.size());
+  auto& known = of_receiver[static_cast<std::size_t>(origin)];
+  if (known) return *known;
+  std::vector<ColumnPiece>& pieces = known.emplace();
 
   const HeldSequence& mine = member(receiver);
   if (mine.batches == 0) return pieces;

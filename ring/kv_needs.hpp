@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include <annulus/attention/problem.hpp>
@@ -59,7 +58,7 @@ class KvNeeds {
   const AttentionProblem& problem_;
   std::function<HeldSequence(int)> held_;
   mutable std::vector<std::optional<HeldSequence>> members_;
-  mutable std::unordered_map<std::int64_t, std::vector<ColumnPiece>> known_;
+  mutable std::vector<std::vector<std::optional<std::vector<ColumnPiece>>>> known_;  // by receiver
 };
 
 }  // namespace annulus::ring

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <map>
 
+#include <fmt/format.h>
+
 #include <annulus/attention/softmax_state.hpp>
 #include <annulus/ring/plan.hpp>
 
@@ -12,6 +14,15 @@ std::string_view name_of(Schedule schedule) noexcept {
   constexpr std::array<std::string_view, 7> kNames{"local",   "ring",   "double_ring", "allgather",
                                                    "ulysses", "hybrid", "pass_q"};
   return kNames[static_cast<std::size_t>(schedule)];
+}
+
+std::string variant_text(const ScheduleVariant& variant) {
+  std::string text(name_of(variant.schedule));
+  if (variant.ulysses_degree != 0) {
+    text += fmt::format(" (ulysses degree {})", variant.ulysses_degree);
+  }
+  if (variant.inner_size != 0) text += fmt::format(" (inner size {})", variant.inner_size);
+  return text;
 }
 
 std::string_view name_of(Content content) noexcept {

@@ -3,7 +3,7 @@
 #include <functional>
 #include <iterator>
 #include <map>
-#include <memory>
+#include <numeric>
 #include <set>
 
 #include <fmt/format.h>
@@ -11,40 +11,13 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/ring/planner.hpp>
-#include <annulus/ring/simulate.hpp>
 
-#include "kv_needs.hpp"
+#include "kv_groups.hpp"
 #include "schedules/block_finder.hpp"
 #include "schedules/schedules.hpp"
 
 namespace annulus::ring {
 namespace {
-
-std::vector<int> kv_group(const ShardedOperands& operands, int rank) {
-  return operands.key.mesh().group(rank, operands.key.spec()[1]);
-}
-
-/// A key/value group and what its ranks need of each other. Its ranks ask about the same needs.
-struct Group {
-  std::vector<int> ranks;
-  KvNeeds needs;
-
-  Group(const PlanInput& input, std::vector<int> mesh_ranks)
-      : ranks(std::move(mesh_ranks)),
-        needs(input.problem, static_cast<int>(ranks.size()), [this, &input](int member) {
-          return held_by(input.operands, ranks[static_cast<std::size_t>(member)]);
-        }) {}
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
-  Group(Group&&) = delete;
-  Group& operator=(Group&&) = delete;
-  ~Group() = default;
-};
-
-RankPlan plan_rank(const PlanInput& input, Schedule schedule, const Group& group, int rank) {
-  return entry_of(schedule).plan(
-      {input, group.ranks, group.needs, rank, input.operands.key.coordinate(rank, 1)});
-}
 
 // Visible pairs times query heads of a rank, whatever the schedule.
 double work_of(const PlanInput& input, int rank) {
@@ -62,12 +35,17 @@ double work_of(const PlanInput& input, int rank) {
   return pairs * static_cast<double>(operands.query.local_shape(rank)[2]);
 }
 
-std::vector<double> work_of_all(const PlanInput& input) {
+std::vector<double> work_of_ranks(const PlanInput& input, const std::vector<int>& ranks) {
   std::vector<double> work;
-  for (int rank = 0; rank < input.operands.key.mesh().ranks(); ++rank) {
-    work.push_back(work_of(input, rank));
-  }
+  work.reserve(ranks.size());
+  for (const int rank : ranks) work.push_back(work_of(input, rank));
   return work;
+}
+
+std::vector<int> all_ranks(const PlanInput& input) {
+  std::vector<int> ranks(static_cast<std::size_t>(input.operands.key.mesh().ranks()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 nlohmann::json to_json(const PositionRanges& positions) {
@@ -85,10 +63,6 @@ PositionRanges parse_positions(const nlohmann::json& json) {
                       range.at(1).get<std::int64_t>(), range.at(2).get<std::int64_t>()});
   }
   return PositionRanges(std::move(ranges));
-}
-
-std::string describe(double seconds) {
-  return fmt::format("{:.3g} ms", seconds * 1e3);
 }
 
 }  // namespace
@@ -154,88 +128,14 @@ Schedule parse_schedule(std::string_view name) {
   throw ArgumentError("schedule", fmt::format("'{}'", name), known);
 }
 
-std::vector<std::pair<Schedule, std::string>> schedules_for(const PlanInput& input) {
-  std::vector<std::pair<Schedule, std::string>> schedules;
-  for (const ScheduleEntry& entry : schedule_table()) {
-    std::string reason = entry.obstacle(input);
-    if (reason.empty()) reason = entry.pointless(input);
-    schedules.emplace_back(entry.schedule, std::move(reason));
-  }
-  return schedules;
-}
-
-ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
-  ScheduleChoice choice;
-  if (name != "auto") {
-    choice.schedule = parse_schedule(name);
-    const std::string obstacle = entry_of(choice.schedule).obstacle(input);
-    if (!obstacle.empty()) {
-      throw UnsupportedError(fmt::format("schedule {} cannot run: {}", name, obstacle));
-    }
-    return choice;
-  }
-  struct Candidate {
-    Schedule schedule;
-    double seconds = 0;
-    std::int64_t bytes = 0;  // of buffers, of the judge with most
-  };
-  std::vector<Candidate> candidates;
-  for (auto& [schedule, reason] : schedules_for(input)) {
-    if (reason.empty()) {
-      candidates.push_back({schedule});
-    } else {
-      choice.passed_over.push_back({schedule, std::move(reason)});
-    }
-  }
-  if (candidates.empty()) {
-    throw InternalError("no schedule can run");  // one is always there
-  }
-  choice.schedule = candidates.front().schedule;
-  if (candidates.size() == 1) return choice;
-
-  const std::vector<int> ranks = sample_ranks(input, kJudges);
-  for (Candidate& candidate : candidates) {
-    const Plan plan = make_plan(input, candidate.schedule, ranks);
-    candidate.seconds = predicted_seconds(plan, input.prices);
-    for (const RankPlan& rank : plan.ranks) {
-      candidate.bytes = std::max(candidate.bytes, rank.buffer_bytes(BufferKind::exchange) +
-                                                      rank.buffer_bytes(BufferKind::local));
-    }
-  }
-  // Of those that differ by less than the prediction's noise, the one that needs least memory.
-  constexpr double kNoise = 1.01;
-  const double fastest =
-      std::min_element(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
-        return a.seconds < b.seconds;
-      })->seconds;
-  const auto is_as_fast = [&](const Candidate& c) { return c.seconds <= fastest * kNoise; };
-  const auto chosen = std::min_element(candidates.begin(), candidates.end(),
-                                       [&](const Candidate& a, const Candidate& b) {
-                                         if (is_as_fast(a) != is_as_fast(b)) return is_as_fast(a);
-                                         return is_as_fast(a) && a.bytes < b.bytes;
-                                       });
-  choice.schedule = chosen->schedule;
-  choice.seconds = chosen->seconds;
-  for (const Candidate& candidate : candidates) {
-    if (candidate.schedule == chosen->schedule) continue;
-    const bool tie = is_as_fast(candidate);
-    const char* const memory =
-        candidate.bytes > chosen->bytes ? "needs less memory" : "is as good and comes first";
-    choice.passed_over.push_back(
-        {candidate.schedule,
-         fmt::format(
-             "predicted {} against {}{} ({})", describe(candidate.seconds),
-             describe(chosen->seconds),
-             tie ? fmt::format(", a tie, in which {} {}", name_of(chosen->schedule), memory) : "",
-             input.prices.model.source),
-         candidate.seconds});
-  }
-  return choice;
+int busiest_rank(const PlanInput& input, const std::vector<int>& ranks) {
+  const std::vector<double> work = work_of_ranks(input, ranks);
+  const auto most = std::max_element(work.begin(), work.end()) - work.begin();
+  return ranks[static_cast<std::size_t>(most)];
 }
 
 RankPlan make_rank_plan(const PlanInput& input, Schedule schedule, int rank) {
-  const Group group(input, kv_group(input.operands, rank));
-  return plan_rank(input, schedule, group, rank);
+  return KvGroups(input).plan(input, schedule, rank);
 }
 
 namespace {
@@ -254,8 +154,10 @@ std::string layout_name(const ShardedOperands& operands) {
 
 Plan make_plan(const PlanInput& input, Schedule schedule, const std::vector<int>& ranks) {
   const ShardedOperands& operands = input.operands;
-  Plan plan{input.problem, operands.key.mesh(), schedule, layout_name(operands), {}, 0, 0};
-  const std::vector<double> work = work_of_all(input);
+  Plan plan{input.problem, operands.key.mesh(), schedule, layout_name(operands), {}};
+  if (schedule == Schedule::hybrid) plan.ulysses_degree = ulysses_degree(input);
+  if (schedule == Schedule::double_ring) plan.inner_size = inner_size(input);
+  const std::vector<double> work = work_of_ranks(input, all_ranks(input));
   for (const double one : work) {
     plan.most_work = std::max(plan.most_work, one);
     plan.mean_work += one / static_cast<double>(work.size());
@@ -267,19 +169,12 @@ Plan make_plan(const PlanInput& input, Schedule schedule, const std::vector<int>
 
 void plan_each(const PlanInput& input, Schedule schedule, const std::vector<int>& ranks,
                const std::function<void(RankPlan)>& take) {
-  std::map<std::vector<int>, std::unique_ptr<Group>> groups;
-  for (const int rank : ranks) {
-    const std::vector<int> ranks_of_group = kv_group(input.operands, rank);
-    std::unique_ptr<Group>& group = groups[ranks_of_group];
-    if (!group) group = std::make_unique<Group>(input, ranks_of_group);
-    take(plan_rank(input, schedule, *group, rank));
-  }
+  KvGroups groups(input);
+  for (const int rank : ranks) take(groups.plan(input, schedule, rank));
 }
 
 Plan make_plan(const PlanInput& input, Schedule schedule) {
-  std::vector<int> ranks(static_cast<std::size_t>(input.operands.key.mesh().ranks()));
-  for (std::size_t i = 0; i < ranks.size(); ++i) ranks[i] = static_cast<int>(i);
-  return make_plan(input, schedule, ranks);
+  return make_plan(input, schedule, all_ranks(input));
 }
 
 int ranks_per_row(const NamedSharding& key, const std::vector<int>& node_of_rank) {
@@ -319,8 +214,7 @@ std::vector<int> sample_nodes(const PlanInput& input, int most) {
       std::min(static_cast<std::int64_t>(nodes.size()),
                static_cast<std::int64_t>(most) / static_cast<std::int64_t>(largest));
   if (wanted < 1) return {};
-  const std::vector<double> work = work_of_all(input);
-  const auto busiest = std::max_element(work.begin(), work.end()) - work.begin();
+  const int busiest = busiest_rank(input, all_ranks(input));
   std::set<int> chosen{node_of_rank[static_cast<std::size_t>(busiest)]};
   const auto last = static_cast<std::int64_t>(nodes.size()) - 1;
   for (std::int64_t i = 0; static_cast<std::int64_t>(chosen.size()) < wanted && i < wanted; ++i) {
@@ -344,8 +238,7 @@ std::vector<int> sample_ranks(const PlanInput& input, int most) {
   }
   std::set<int> sample;
   if (all > most) {
-    const std::vector<double> work = work_of_all(input);
-    sample.insert(static_cast<int>(std::max_element(work.begin(), work.end()) - work.begin()));
+    sample.insert(busiest_rank(input, all_ranks(input)));
   }
   const int spread = std::min(all, most - static_cast<int>(sample.size()));
   for (int i = 0; i < spread; ++i) {

@@ -161,9 +161,6 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
   PlanOptions plan = options_.plan.value_or(PlanOptions::for_place(device_.place()));
   plan.await_columns = plan.await_columns && !device_.place().is_host() &&
                        !ranks_on_one_gpu(control, device_.place().device);
-  if (plan.inner_size == 0) {
-    plan.inner_size = ranks_per_row(operands_.key, mesh_.topology().node_of_rank);
-  }
   auto planning = collectively(control, "planning", [&] {
     const Computing computing = control.computing();
     problem.validate();
@@ -183,16 +180,23 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
 // One rank chooses for all, as it has to look at other ranks' plans, and all must choose alike.
 void ShardedAttention::choose() {
   Control& control = mesh_.world();
-  ScheduleChoice& choice = planning_->schedule;
-  choice = collectively(control, "choice of a schedule", [&] {
+  planning_->settle({});  // leaves open what an earlier choice has settled
+  ScheduleChoice choice = collectively(control, "choice of a schedule", [&] {
     const Computing computing = control.computing();
     return control.rank() == 0
                ? choose_schedule(planning_->input,
                                  planning_->selection.schedule_for(options_.schedule))
                : ScheduleChoice{};
   });
-  const std::string mine(control.rank() == 0 ? name_of(choice.schedule) : "");
-  choice.schedule = parse_schedule(control.gather_text(mine, "schedule")[0]);
+  // The others have zeros, which are less than what rank 0 has, or the same.
+  const std::vector<double> chosen = control.max(
+      std::array{static_cast<double>(choice.schedule), static_cast<double>(choice.ulysses_degree),
+                 static_cast<double>(choice.inner_size)},
+      "schedule");
+  choice.schedule = static_cast<Schedule>(chosen[0]);
+  choice.ulysses_degree = static_cast<int>(chosen[1]);
+  choice.inner_size = static_cast<int>(chosen[2]);
+  planning_->settle(choice);
 }
 
 // Plans until no kernel of any rank refuses a block. Every round eliminates at least one pair of an
@@ -276,7 +280,7 @@ void ShardedAttention::prepare(const LocalTensors& tensors) {
                 // Some ranks have come further than others: all go back to the same.
                 prepared_ = false;
                 planning_->input.refusals = refusals;
-                planning_->schedule = schedule;
+                planning_->settle(schedule);
                 drop_runner();
                 connected_ = runner != nullptr;
                 runner_ = std::move(runner);

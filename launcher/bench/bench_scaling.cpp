@@ -84,7 +84,8 @@ ScalingPoint measure_point(const CommandContext& context, Mesh& everyone, int ra
   point.weak = weak;
   point.ranks = ranks;
   const AttentionShape shape = scaled_shape(options, ranks, everyone.size(), weak);
-  point.length = shape.query_length;
+  point.query_length = shape.query_length;
+  point.kv_length = shape.kv_length;
   begin_step(
       fmt::format("annulus bench was timing {} on {}", to_string(shape), counted(ranks, "rank")));
   const Communicator part = first_ranks(context.session.world(), ranks,
@@ -126,9 +127,12 @@ ExitCode bench_scaling(const CommandContext& context) {
     if (options.picture.empty()) return;
     as_option("--picture " + options.picture, [&] { picture.emplace(options.picture); });
   });
+  // 0 of nodes that differ, too.
+  const int nodes = everyone.topology().nodes();
+  const int ranks_per_node = everyone.size() % nodes == 0 ? everyone.size() / nodes : 0;
   std::vector<ScalingPoint> points;
   for (const bool weak : {false, true}) {
-    for (const int ranks : scaling_ranks(everyone.size())) {
+    for (const int ranks : scaling_ranks(everyone.size(), ranks_per_node)) {
       points.push_back(measure_point(context, everyone, ranks, weak));
     }
   }
@@ -141,7 +145,7 @@ ExitCode bench_scaling(const CommandContext& context) {
         picture->commit(scaling_picture(
             points, fmt::format("Measured scaling, {}", to_string(*options.shape)),
             fmt::format("weak: {} tokens per rank",
-                        scaled_shape(options, 1, everyone.size(), true).query_length)));
+                        scaled_shape(options, 1, everyone.size(), true).kv_length)));
       });
     }
     if (!files->replace_table()) report.write_table(context.out);

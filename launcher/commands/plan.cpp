@@ -178,7 +178,7 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
   report.add_meta("key", to_string(planned.operands.key));
   if (planned.operands.bias) report.add_meta("bias", to_string(*planned.operands.bias));
   if (planned.operands.dense_mask) report.add_meta("mask", to_string(*planned.operands.dense_mask));
-  report.add_meta("schedule", std::string(ring::name_of(planned.choice.schedule)));
+  report.add_meta("schedule", variant_text(planned.choice));
   if (options.explain) {
     explain(planned.choice, report);
     explain(prices, report);
@@ -283,7 +283,9 @@ ExitCode plan_command(const CommandContext& context) {
       }
       return;
     }
-    const PlannedCase planned = plan_case(options, registry);
+    PlannedCase planned = lay_out_case(options, registry);
+    if (options.simulate) check_simulated_ranks(planned.setup.mesh);
+    settle_schedule(planned, options, registry);
     if (everyone.rank() != 0) return;
     print_warnings(planned.setup.warnings);
     if (options.simulate) {

@@ -24,8 +24,15 @@ json with_tasks(const ring::Plan& plan) {
 }
 
 json without_tasks(const ring::Plan& plan) {
-  json result = with_tasks(
-      {plan.problem, plan.mesh, plan.schedule, plan.layout, {}, plan.most_work, plan.mean_work});
+  json result = with_tasks({plan.problem,
+                            plan.mesh,
+                            plan.schedule,
+                            plan.layout,
+                            {},
+                            plan.most_work,
+                            plan.mean_work,
+                            plan.ulysses_degree,
+                            plan.inner_size});
   for (const ring::RankPlan& rank : plan.ranks) result["ranks"].push_back(short_rank(rank));
   return result;
 }
@@ -42,16 +49,20 @@ json predicted(double seconds) {
   return seconds > 0 ? json(seconds * 1e3) : json(nullptr);
 }
 
+json variant_json(const ring::ScheduleVariant& variant, bool chosen, double seconds) {
+  json result{{"name", ring::name_of(variant.schedule)},
+              {"chosen", chosen},
+              {"predicted_ms", predicted(seconds)}};
+  if (variant.ulysses_degree > 0) result["ulysses_degree"] = variant.ulysses_degree;
+  if (variant.inner_size > 0) result["inner_size"] = variant.inner_size;
+  return result;
+}
+
 json schedules_json(const ring::ScheduleChoice& choice) {
-  json schedules = json::array();
-  schedules.push_back({{"name", ring::name_of(choice.schedule)},
-                       {"chosen", true},
-                       {"predicted_ms", predicted(choice.seconds)}});
+  json schedules = json::array({variant_json(choice, true, choice.seconds)});
   for (const auto& other : choice.passed_over) {
-    schedules.push_back({{"name", ring::name_of(other.schedule)},
-                         {"chosen", false},
-                         {"predicted_ms", predicted(other.seconds)},
-                         {"passed_over", other.reason}});
+    schedules.push_back(variant_json(other, false, other.seconds));
+    schedules.back()["passed_over"] = other.reason;
   }
   return schedules;
 }

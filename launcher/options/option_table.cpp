@@ -217,8 +217,8 @@ void add_sharding(TableBuilder& table) {
   table.add(
       "ulysses-degree", "N", kPlanned, int_into(&Options::ulysses_degree, 1),
       "ranks that exchange heads in the schedule hybrid; it divides the ranks along the "
-      "sequence (default: with two sequence axes, the size of the last; with one, its largest "
-      "common divisor with the key/value heads)");
+      "sequence (default: the one that is predicted to be fastest; if hybrid is named over two "
+      "sequence axes, the size of the last)");
   table.add("inner-size", "N", kPlanned, int_into(&Options::inner_size, 1),
             "ranks of an inner ring in the schedule double_ring; it divides the ranks along the "
             "sequence (default: those of a node)");
@@ -447,9 +447,11 @@ void add_running(TableBuilder& table) {
   table.add("scaling", "", {Command::bench, Command::plan}, flag_into(&Options::scaling),
             "1, 2, 4, ... ranks, with one problem (strong) and with a sequence that grows with the "
             "ranks (weak): predicted by plan up to --ranks, measured by bench on those of mpirun");
-  table.add("tokens-per-rank", "N", {Command::bench, Command::plan},
-            parsed_into(&Options::tokens_per_rank, parse_size),
-            "with --scaling: T = S of one rank (default: T of --shape over the most ranks)");
+  table.add(
+      "tokens-per-rank", "N", {Command::bench, Command::plan},
+      parsed_into(&Options::tokens_per_rank, parse_size),
+      "with --scaling: S of one rank in the weak part, and T in proportion (default: S of --shape "
+      "over the most ranks)");
   table.add("config", "FILE", kAll, text_into(&Options::config),
             "options as lines name = value; command line, --metadata and environment override it");
   table.add(

@@ -40,9 +40,6 @@ ring::PlanInput PlannedCase::input(const ring::ShardedOperands& laid_out) const 
   ring::PlanInput made =
       ring::make_plan_input(setup.problem, laid_out, candidates, place, model, how);
   made.prices.node_of_rank = node_of_rank;
-  if (how.inner_size == 0 && !node_of_rank.empty()) {
-    made.options.inner_size = ring::ranks_per_row(laid_out.key, node_of_rank);
-  }
   return made;
 }
 
@@ -67,13 +64,19 @@ PeerExtent extent_inside_nodes(const NamedSharding& key, const std::vector<int>&
 }
 
 // A transport that the model prefers but that stays inside a node gives way to what ranks on
-// several nodes take.
+// several nodes take; one that is named is refused.
 void settle_transport(ring::CostModel& model, const Options& options, const NamedSharding& key,
                       const std::vector<int>& node_of_rank) {
-  if (node_of_rank.empty() || options.transport != Transport::automatic) return;
-  if (model.transport != annulus::name_of(Transport::peer)) return;
+  if (node_of_rank.empty() || model.transport != annulus::name_of(Transport::peer)) return;
   const PeerExtent extent = extent_inside_nodes(key, node_of_rank);
-  model.adopt_transport(annulus::name_of(device_transports(extent).front()));
+  if (options.transport == Transport::automatic) {
+    model.adopt_transport(annulus::name_of(device_transports(extent).front()));
+  } else if (extent != PeerExtent::all) {
+    throw ArgumentError("--transport", "peer",
+                        fmt::format("auto, composite or nccl: ranks along {} are on different "
+                                    "nodes, and copies stay inside one",
+                                    to_string(key.spec()[1])));
+  }
 }
 
 // Who may compute the problem. The machine that computes need not be this one.
@@ -110,14 +113,12 @@ PlannedCase lay_out_case(const Options& options, const Registry& registry) {
   return planned;
 }
 
-PlannedCase plan_case(const Options& options, const Registry& registry) {
-  PlannedCase planned = lay_out(options);
+void settle_schedule(PlannedCase& planned, const Options& options, const Registry& registry) {
   check_choices(options, planned.setup.problem, planned.operands, registry, planned.place,
                 Presence::assumed);
   const Selection selection = select(options, planned, registry);
-  planned.candidates = selection.candidates;
   planned.choice = ring::choose_schedule(planned.input(), selection.schedule_for(options.schedule));
-  return planned;
+  planned.how = ring::with_variant(planned.how, planned.choice);
 }
 
 }  // namespace annulus::launcher

@@ -22,7 +22,7 @@ struct PlannedCase {
   Place place;
   ring::CostModel model;  ///< its transport is what --transport says of ranks on these nodes
   std::vector<int> node_of_rank;  ///< see ring::Prices
-  ring::PlanOptions how;          ///< an inner size of 0: that of the nodes
+  ring::PlanOptions how;          ///< with what `choice` has settled
   ring::ScheduleChoice choice;
 
   /// What plans of this problem are made from, laid out in some way.
@@ -46,7 +46,7 @@ struct PlannedCase {
 /// Settles everything but the schedule. Throws UserErrors.
 [[nodiscard]] PlannedCase lay_out_case(const Options& options, const Registry& registry);
 
-/// Settles everything but the plan. Throws UserErrors.
-[[nodiscard]] PlannedCase plan_case(const Options& options, const Registry& registry);
+/// Settles the schedule of a case. Throws UserErrors.
+void settle_schedule(PlannedCase& planned, const Options& options, const Registry& registry);
 
 }  // namespace annulus::launcher

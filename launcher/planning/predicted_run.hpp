@@ -1,11 +1,13 @@
 #pragma once
 
+#include <vector>
+
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/simulate.hpp>
 
 namespace annulus::launcher {
 
-/// What a plan is predicted to take, from a sample of its ranks.
+/// What a plan is predicted to take.
 struct PredictedRun {
   double seconds = 0;         ///< of the slowest rank
   double shard_bytes = 0;     ///< of the caller's tensors, of the rank with most
@@ -15,9 +17,12 @@ struct PredictedRun {
   double across_bytes = 0;    ///< of these, from other nodes
 };
 
-/// Most ranks whose plans are made.
-inline constexpr int kPredictedRanks = 24;
+/// Adds a rank's shards and buffers.
+void add_memory(PredictedRun& run, const ring::RankPlan& rank);
 
-[[nodiscard]] PredictedRun predict_run(const ring::PlanInput& input, ring::Schedule schedule);
+/// Of some ranks of the mesh: what all receive is estimated from them.
+[[nodiscard]] PredictedRun predict_run(const ring::PlanInput& input,
+                                       const ring::ScheduleVariant& variant,
+                                       const std::vector<int>& ranks);
 
 }  // namespace annulus::launcher

@@ -26,15 +26,19 @@ ScalingPoint predict_point(const Options& options, const Registry& registry, int
   Options asked = options;
   asked.mesh = fmt::format("{}={}", options.sequence_axis, ranks);
   asked.shape = scaled_shape(options, ranks, options.ranks, weak);
-  const PlannedCase planned = plan_case(asked, registry);
+  PlannedCase planned = lay_out_case(asked, registry);
+  settle_schedule(planned, asked, registry);
   ScalingPoint point;
   point.weak = weak;
   point.ranks = ranks;
   point.nodes = planned.node_of_rank.empty() ? 1 : planned.node_of_rank.back() + 1;
-  point.length = asked.shape->query_length;
+  point.query_length = asked.shape->query_length;
+  point.kv_length = asked.shape->kv_length;
   point.schedule = ring::name_of(planned.choice.schedule);
   point.transport = planned.model.transport;
-  point.seconds = predict_run(planned.input(), planned.choice.schedule).seconds;
+  const ring::PlanInput input = planned.input();
+  point.seconds =
+      predict_run(input, planned.choice, ring::sample_ranks(input, ring::kJudges)).seconds;
   point.flops = forward_flops(*asked.shape, visible_pairs(planned.setup.problem));
   return point;
 }
@@ -49,20 +53,25 @@ Curve curve_of(const std::vector<ScalingPoint>& points, bool weak, auto&& value)
 
 }  // namespace
 
-std::vector<int> scaling_ranks(int most) {
+std::vector<int> scaling_ranks(int most, int ranks_per_node) {
+  const int node = ranks_per_node > 0 ? std::min(ranks_per_node, most) : most;
   std::vector<int> all;
-  for (int ranks = 1; ranks < most; ranks *= 2) all.push_back(ranks);
+  for (int ranks = 1; ranks < node; ranks *= 2) all.push_back(ranks);
+  for (int ranks = node; ranks < most; ranks *= 2) all.push_back(ranks);
   all.push_back(most);
   return all;
 }
 
 AttentionShape scaled_shape(const Options& options, int ranks, int most_ranks, bool weak) {
   AttentionShape shape = *options.shape;
-  if (!weak) return shape;
-  const std::int64_t tokens = options.tokens_per_rank > 0
-                                  ? options.tokens_per_rank
-                                  : std::max<std::int64_t>(1, shape.query_length / most_ranks);
-  shape.query_length = shape.kv_length = tokens * ranks;
+  if (!weak || shape.kv_length == 0) return shape;
+  const std::int64_t keys = options.tokens_per_rank > 0
+                                ? options.tokens_per_rank
+                                : std::max<std::int64_t>(1, shape.kv_length / most_ranks);
+  // A decoding step keeps its one query.
+  const std::int64_t least = shape.query_length > 0 ? 1 : 0;
+  shape.query_length = std::max(least, keys * ranks * shape.query_length / shape.kv_length);
+  shape.kv_length = keys * ranks;
   return shape;
 }
 
@@ -81,7 +90,8 @@ Report make_scaling_report(const char* command, const char* time_unit, const Opt
                 {{"scaling", "", 8, 0, "strong: one problem; weak: the sequence grows with ranks"},
                  {"ranks", "", 6},
                  {"nodes", "", 6},
-                 {"T = S", "", 10},
+                 {"T", "", 10, 0, "query length"},
+                 {"S", "", 10, 0, "key/value length"},
                  {"schedule", "", 11},
                  {"time", time_unit, 10, 0, "of the slowest rank"},
                  {"rate", "TFLOP/s/rank", 0, 0, "2 N (D + Dv) operations per visible pair"},
@@ -95,7 +105,8 @@ Row scaling_row(const ScalingPoint& point) {
   return {point.weak ? "weak" : "strong",
           std::to_string(point.ranks),
           std::to_string(point.nodes),
-          std::to_string(point.length),
+          std::to_string(point.query_length),
+          std::to_string(point.kv_length),
           point.schedule,
           fmt::format("{:.3f}", point.seconds * 1e3),
           fmt::format("{:.6f}", point.rate_per_rank() * 1e-12),
@@ -129,11 +140,13 @@ void predict_scaling(const Options& options, const Registry& registry, std::ostr
   if (!options.picture.empty()) {
     as_option("--picture " + options.picture, [&] { picture.emplace(options.picture); });
   }
+  // Ranks that do not fill their nodes fail before the work.
+  static_cast<void>(planned_nodes(options, MeshShape({{options.sequence_axis, options.ranks}})));
   const ring::CostModel model = cost_model_of(options, planned_place(options));
   std::set<std::string> transports;
   std::vector<ScalingPoint> points;
   for (const bool weak : {false, true}) {
-    for (const int ranks : scaling_ranks(options.ranks)) {
+    for (const int ranks : scaling_ranks(options.ranks, options.ranks_per_node)) {
       points.push_back(predict_point(options, registry, ranks, weak));
       transports.insert(points.back().transport);
     }
@@ -150,7 +163,7 @@ void predict_scaling(const Options& options, const Registry& registry, std::ostr
                       name_of(options.dtype.value_or(DType::float32)),
                       options.causal ? " causal" : ""),
           fmt::format("weak: {} tokens per rank; {}",
-                      scaled_shape(options, 1, options.ranks, true).query_length, predictor)));
+                      scaled_shape(options, 1, options.ranks, true).kv_length, predictor)));
     });
   }
   if (!files.replace_table()) report.write_table(out);

@@ -16,7 +16,8 @@ struct ScalingPoint {
   bool weak = false;  ///< the sequence grows with the ranks
   int ranks = 1;
   int nodes = 1;
-  std::int64_t length = 0;  ///< of queries and keys
+  std::int64_t query_length = 0;
+  std::int64_t kv_length = 0;
   std::string schedule;
   std::string transport;  ///< of a prediction
   double seconds = 0;
@@ -26,12 +27,13 @@ struct ScalingPoint {
   [[nodiscard]] double rate_per_rank() const { return flops / seconds / ranks; }
 };
 
-/// The shape of a point: that of the options if it is strong, else as many tokens per rank as
-/// --tokens-per-rank says, by default those of the largest strong point.
+/// The shape of a point: that of the options if it is strong, else as many keys per rank as
+/// --tokens-per-rank says, by default those of the largest strong point, and queries in proportion.
 [[nodiscard]] AttentionShape scaled_shape(const Options& options, int ranks, int most_ranks,
                                           bool weak);
-/// 1, 2, 4, … and `most`.
-[[nodiscard]] std::vector<int> scaling_ranks(int most);
+/// 1, 2, 4, … on one node, then all ranks of 1, 2, 4, … nodes, and `most`. `ranks_per_node`: 0 if
+/// all are on one.
+[[nodiscard]] std::vector<int> scaling_ranks(int most, int ranks_per_node);
 /// Of strong and weak points, each over the first of its kind.
 void set_efficiencies(std::vector<ScalingPoint>& points);
 

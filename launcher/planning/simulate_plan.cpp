@@ -49,7 +49,7 @@ Report make_report(const PlannedCase& planned, const ring::Stragglers& straggler
                 {options.wide, options.legend});
   report.add_meta("query", to_string(planned.operands.query));
   report.add_meta("key", to_string(planned.operands.key));
-  report.add_meta("schedule", std::string(ring::name_of(planned.choice.schedule)));
+  report.add_meta("schedule", variant_text(planned.choice));
   report.add_meta("predicted by", planned.model.source + ", " + planned.model.transport);
   if (stragglers.most > 0) report.add_meta("stragglers", stragglers_text(stragglers));
   return report;
@@ -87,8 +87,8 @@ std::string picture_of(const ring::Simulation& simulation, const std::vector<int
           : counted(ranks, "rank");
   return timeline_picture(
       rows,
-      fmt::format("{} on {}, {} {}", ring::name_of(planned.choice.schedule),
-                  to_string(planned.setup.mesh), to_string(planned.setup.problem.shape),
+      fmt::format("{} on {}, {} {}", variant_text(planned.choice), to_string(planned.setup.mesh),
+                  to_string(planned.setup.problem.shape),
                   annulus::name_of(planned.setup.problem.dtype)),
       fmt::format("{}; simulated: {} ms, {}", sample, milliseconds(finish), planned.model.source));
 }
@@ -104,12 +104,14 @@ TraceOfRanks trace_of(const ring::Simulation& simulation, const std::vector<int>
 
 }  // namespace
 
+void check_simulated_ranks(const MeshShape& mesh) {
+  if (mesh.ranks() <= kMostSimulatedRanks) return;
+  throw ArgumentError("--simulate", counted(mesh.ranks(), "rank"),
+                      fmt::format("at most {}", kMostSimulatedRanks));
+}
+
 void simulate_plan(const PlannedCase& planned, const Options& options, std::ostream& out) {
   const int ranks = planned.setup.mesh.ranks();
-  if (ranks > kMostSimulatedRanks) {
-    throw ArgumentError("--simulate", counted(ranks, "rank"),
-                        fmt::format("at most {}", kMostSimulatedRanks));
-  }
   const ring::Stragglers stragglers{options.straggler_seed, options.straggler_percent / 100};
   Report report = make_report(planned, stragglers, options);
   // Impossible names of files fail before the work.
@@ -128,7 +130,7 @@ void simulate_plan(const PlannedCase& planned, const Options& options, std::ostr
   recorded.insert(pictured.begin(), pictured.end());
 
   const ring::PlanInput input = planned.input();
-  ring::Simulation simulation(input.prices, stragglers);
+  ring::Simulation simulation(input.prices, variant_text(planned.choice), stragglers);
   std::vector<int> all(static_cast<std::size_t>(ranks));
   std::iota(all.begin(), all.end(), 0);
   ring::plan_each(input, planned.choice.schedule, all, [&](const ring::RankPlan& rank) {

@@ -12,6 +12,9 @@ inline constexpr int kMostSimulatedRanks = 4096;
 /// Most ranks in its trace.
 inline constexpr int kMostTracedRanks = 64;
 
+/// Throws ArgumentError("--simulate", …) for more. Planning so many takes long.
+void check_simulated_ranks(const MeshShape& mesh);
+
 /// annulus plan --simulate: a table of ranks to `out`, and the files that the options name. For one
 /// rank. Throws UserErrors.
 void simulate_plan(const PlannedCase& planned, const Options& options, std::ostream& out);

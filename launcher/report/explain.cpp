@@ -32,10 +32,9 @@ void explain(const Selection& selection, Report& report) {
 }
 
 void explain(const ring::ScheduleChoice& choice, Report& report) {
-  report.add_meta("schedule chosen", std::string(ring::name_of(choice.schedule)));
+  report.add_meta("schedule chosen", variant_text(choice));
   for (const auto& other : choice.passed_over) {
-    report.add_meta(fmt::format("schedule passed over, {}", ring::name_of(other.schedule)),
-                    other.reason);
+    report.add_meta("schedule passed over, " + variant_text(other), other.reason);
   }
 }
 
@@ -81,9 +80,9 @@ void log_choices(const AttentionProblem& problem, const ring::ShardedOperands& o
   const ring::Decision& decision = attention.decision();
   log_info("choice made by {}: {}", ring::name_of(decision.by), decision.why);
   const ring::ScheduleChoice& choice = attention.schedule();
-  log_info("schedule {}", ring::name_of(choice.schedule));
+  log_info("schedule {}", variant_text(choice));
   for (const auto& other : choice.passed_over) {
-    log_info("schedule {} passed over: {}", ring::name_of(other.schedule), other.reason);
+    log_info("schedule {} passed over: {}", variant_text(other), other.reason);
   }
   log_info("implementation {} (possible: {}), transport {}", implementations,
            candidates_text(selection), attention.transport());

@@ -350,10 +350,10 @@ void check_choices(const Options& options, const AttentionProblem& problem,
                    const ring::ShardedOperands& operands, const Registry& registry, Place place,
                    Presence presence) {
   const auto check_schedule = [&](const std::string& schedule) {
-    static_cast<void>(ring::choose_schedule(
+    ring::check_schedule(
         ring::make_plan_input(problem, operands, {}, place, ring::CostModel::for_place(place),
                               plan_options(options, place)),
-        schedule));
+        schedule);
   };
   if (options.schedule != "auto") {
     as_option("--schedule", [&] { check_schedule(options.schedule); });  // errors name it

@@ -421,10 +421,9 @@ bool can_run(const RandomProblem& drawn, const std::string& schedule) {
     const Place place = Place::host();
     const ring::ShardedOperands operands =
         ring::shard_operands(drawn.problem, drawn.mesh, drawn.layout);
-    static_cast<void>(
-        ring::choose_schedule(ring::make_plan_input(drawn.problem, operands, {}, place,
-                                                    ring::CostModel::for_place(place), drawn.plan),
-                              schedule));
+    ring::check_schedule(ring::make_plan_input(drawn.problem, operands, {}, place,
+                                               ring::CostModel::for_place(place), drawn.plan),
+                         schedule);
     return true;
   } catch (const UnsupportedError&) {
     return false;

@@ -171,6 +171,8 @@ std::string to_json(const Plan& plan) {
               {"modifiers", modifiers_text(plan.problem)},
               {"mesh", mesh},
               {"schedule", name_of(plan.schedule)},
+              {"ulysses_degree", plan.ulysses_degree},
+              {"inner_size", plan.inner_size},
               {"layout", plan.layout},
               {"imbalance", plan.imbalance()},
               {"ranks", ranks}}

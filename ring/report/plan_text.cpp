@@ -131,7 +131,8 @@ std::string to_text(const Plan& plan, int max_ranks) {
                  annulus::name_of(plan.problem.dtype), mask_and_modifiers_text(plan.problem));
   const AxisNames axes = plan.ranks.empty() ? AxisNames{} : plan.ranks.front().groups.front().axes;
   fmt::format_to(out, "mesh {}, key/value sequence on {}, layout {}, schedule {}\n",
-                 to_string(plan.mesh), to_string(axes), plan.layout, name_of(plan.schedule));
+                 to_string(plan.mesh), to_string(axes), plan.layout,
+                 variant_text({plan.schedule, plan.ulysses_degree, plan.inner_size}));
   fmt::format_to(out, "imbalance {:.2f} %\n", plan.imbalance() * 100);
   if (plan.is_sample()) {
     fmt::format_to(out, "{} of {} ranks planned\n", plan.ranks.size(), plan.mesh.ranks());

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <numeric>
+#include <set>
 #include <utility>
 
 namespace annulus::ring {
@@ -18,6 +19,30 @@ int RingOrder::receiver(int origin, int hop) const {
   const int rows = members / inner;
   const int row = (origin / inner + hop / inner) % rows;
   return row * inner + (origin % inner + hop) % inner;
+}
+
+bool sends_directly(const PlanInput& input, RingOrder order,
+                    const std::function<int(int)>& mesh_rank) {
+  if (!input.options.direct) return false;
+  if (input.prices.node_of_rank.empty()) return true;
+  // Of members first, first + stride, …
+  const auto alike = [&](int first, int count, int stride) {
+    std::set<int> nodes;
+    for (int i = 0; i < count; ++i) {
+      nodes.insert(input.prices.node_of(mesh_rank(first + i * stride)));
+      const auto seen = static_cast<int>(nodes.size());
+      if (seen != 1 && seen != i + 1) return false;
+    }
+    return true;
+  };
+  const int rows = order.members / order.inner;
+  for (int row = 0; row < rows; ++row) {
+    if (!alike(row * order.inner, order.inner, 1)) return false;
+  }
+  for (int place = 0; rows > 1 && place < order.inner; ++place) {
+    if (!alike(place, rows, order.inner)) return false;
+  }
+  return true;
 }
 
 std::vector<PlacedPiece> RingTraffic::arrivals(int receiver, int hop) const {
@@ -100,12 +125,17 @@ RingRounds::RingRounds(const RankContext& context, PlanBuilder& builder, const R
                        int me, std::function<int(int)> group_rank, std::int64_t most_kv_heads)
     : builder_(builder), traffic_(traffic), me_(me), group_rank_(std::move(group_rank)) {
   const RingOrder& order = traffic.order();
-  departures_.resize(static_cast<std::size_t>(order.members));
-  std::vector<std::int64_t> arriving(departures_.size());  // tokens, by hop
+  const auto hops = static_cast<std::size_t>(order.members);
+  incoming_.resize(hops);
+  arrivals_.resize(hops);
+  departures_.resize(hops);
+  std::vector<std::int64_t> arriving(hops);  // tokens
   for (int hop = 1; hop < order.members; ++hop) {
     const auto h = static_cast<std::size_t>(hop);
-    if (const std::vector<PlacedPiece> arrivals = traffic.arrivals(me, hop); !arrivals.empty()) {
-      arriving[h] = arrivals.back().token + arrivals.back().piece.columns.count;
+    incoming_[h] = traffic.messages(me, hop);
+    arrivals_[h] = traffic.arrivals(me, hop);
+    if (!arrivals_[h].empty()) {
+      arriving[h] = arrivals_[h].back().token + arrivals_[h].back().piece.columns.count;
     }
     // Only these can get something from this member: its neighbours in both directions, who gets
     // its own columns, and who gets those that have entered its row.
@@ -156,7 +186,7 @@ void RingRounds::add(int first_step, const RingShare& share) {
   for (int hop = 1; hop < steps(); ++hop) {
     const int posted = first_step + hop - 1;
     const int buffer = buffer_of(hop);
-    for (const RingMessage& message : traffic_.messages(me_, hop)) {
+    for (const RingMessage& message : incoming_[static_cast<std::size_t>(hop)]) {
       builder_.receive(posted, group_rank_(message.source), group_rank_(message.origin), buffer,
                        {LocalPosition(message.token), message.columns.count});
     }
@@ -170,7 +200,7 @@ void RingRounds::add(int first_step, const RingShare& share) {
       }
     }
     builder_.compute(posted + 1, share.rows, share.heads,
-                     {buffer, buffer, traffic_.arrivals(me_, hop)});
+                     {buffer, buffer, arrivals_[static_cast<std::size_t>(hop)]});
   }
   builder_.complete(first_step + steps() - 1, share.rows, share.heads);
 }

@@ -24,6 +24,13 @@ struct RingOrder {
   [[nodiscard]] bool enters_row(int hop) const { return hop % inner == 0; }
 };
 
+/// Whether columns come straight from their owners, of members on these ranks of the mesh: if the
+/// options say so, and it sends no more bytes between nodes than from neighbour to neighbour. That
+/// holds for members that are all on one node, or each on another: of a row, and of those at the
+/// same place of each row.
+[[nodiscard]] bool sends_directly(const PlanInput& input, RingOrder order,
+                                  const std::function<int(int member)>& mesh_rank);
+
 /// One message of a hop: columns of `origin` that a receiver gets from `source`, which has held
 /// them since hop `held_since` (0: its own), ending at token `token` of the receive buffer.
 struct RingMessage {
@@ -104,7 +111,10 @@ class RingRounds {
   const RingTraffic& traffic_;
   int me_;
   std::function<int(int)> group_rank_;
-  std::vector<std::vector<Departure>> departures_;  // by hop
+  // By hop, the same in every round:
+  std::vector<std::vector<RingMessage>> incoming_;
+  std::vector<std::vector<PlacedPiece>> arrivals_;
+  std::vector<std::vector<Departure>> departures_;
   LocalRange sent_own_;
   bool at_once_ = false;              // every hop has a receive buffer of its own
   std::vector<std::int64_t> tokens_;  // by slot: the most of a hop

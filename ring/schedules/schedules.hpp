@@ -33,6 +33,8 @@ struct RankContext {
 [[nodiscard]] bool has_replicated_rows(const PlanInput& input);
 /// Ranks of a group that exchange heads in the schedule hybrid: those next to each other.
 [[nodiscard]] int ulysses_degree(const PlanInput& input);
+/// What several sequence axes say it is; 0 if there is only one.
+[[nodiscard]] int ulysses_degree_of_axes(const PlanInput& input);
 /// Ranks of a row in the schedule double_ring: those next to each other.
 [[nodiscard]] int inner_size(const PlanInput& input);
 
@@ -42,6 +44,8 @@ struct ScheduleEntry {
   /// Why it cannot run, or is not worth considering; empty if neither.
   std::string (*obstacle)(const PlanInput& input);
   std::string (*pointless)(const PlanInput& input);
+  /// How it may split the ranks along the sequence; see variants_for(). At least one.
+  std::vector<ScheduleVariant> (*variants)(const PlanInput& input);
 };
 
 /// Every schedule. Of those that are as fast and need as much memory, `auto` takes the first.

@@ -90,9 +90,12 @@ std::string needs_same_axes(const PlanInput& input) {
   return keeps_scores(input);
 }
 
+std::int64_t heads_of_rank(const PlanInput& input) {
+  return input.problem.shape.heads / std::max(1, input.operands.query.shards(2));
+}
+
 std::string wants_heads(const PlanInput& input, int degree) {
-  const std::int64_t heads =
-      input.problem.shape.heads / std::max(1, input.operands.query.shards(2));
+  const std::int64_t heads = heads_of_rank(input);
   if (heads >= degree) return {};
   return fmt::format("{} heads for {} ranks would leave ranks without work", heads, degree);
 }
@@ -142,15 +145,42 @@ std::string wants_short_queries(const PlanInput& input) {
   return "queries and their results would be more to send than keys and values";
 }
 
+template <Schedule schedule>
+std::vector<ScheduleVariant> only_one(const PlanInput& /*input*/) {
+  return {{schedule}};
+}
+
+std::vector<ScheduleVariant> rows_of_a_ring(const PlanInput& input) {
+  return {{Schedule::double_ring, 0, inner_size(input)}};
+}
+
+// All that leave no rank without work.
+std::vector<ScheduleVariant> degrees(const PlanInput& input) {
+  std::vector<ScheduleVariant> variants;
+  const int ranks = ranks_of(input);
+  if (input.options.ulysses_degree == 0) {
+    for (int degree = 2; degree < ranks && degree <= heads_of_rank(input); ++degree) {
+      if (ranks % degree == 0) variants.push_back({Schedule::hybrid, degree, 0});
+    }
+  }
+  if (variants.empty()) variants.push_back({Schedule::hybrid, ulysses_degree(input), 0});
+  return variants;
+}
+
 constexpr std::array kTable{
-    ScheduleEntry{Schedule::local, plan_local, needs_whole_sequence, nothing},
-    ScheduleEntry{Schedule::ring, plan_ring, nothing, wants_sharded_sequence},
+    ScheduleEntry{Schedule::local, plan_local, needs_whole_sequence, nothing,
+                  only_one<Schedule::local>},
+    ScheduleEntry{Schedule::ring, plan_ring, nothing, wants_sharded_sequence,
+                  only_one<Schedule::ring>},
     ScheduleEntry{Schedule::double_ring, plan_double_ring, needs_rows_of_a_ring,
-                  wants_rows_of_a_ring},
-    ScheduleEntry{Schedule::pass_q, plan_pass_q, needs_rows_once, wants_short_queries},
-    ScheduleEntry{Schedule::ulysses, plan_ulysses, needs_same_axes, wants_exchange_of_heads},
-    ScheduleEntry{Schedule::hybrid, plan_hybrid, needs_degree, wants_degree},
-    ScheduleEntry{Schedule::allgather, plan_allgather, nothing, wants_sharded_sequence}};
+                  wants_rows_of_a_ring, rows_of_a_ring},
+    ScheduleEntry{Schedule::pass_q, plan_pass_q, needs_rows_once, wants_short_queries,
+                  only_one<Schedule::pass_q>},
+    ScheduleEntry{Schedule::ulysses, plan_ulysses, needs_same_axes, wants_exchange_of_heads,
+                  only_one<Schedule::ulysses>},
+    ScheduleEntry{Schedule::hybrid, plan_hybrid, needs_degree, wants_degree, degrees},
+    ScheduleEntry{Schedule::allgather, plan_allgather, nothing, wants_sharded_sequence,
+                  only_one<Schedule::allgather>}};
 
 }  // namespace
 
@@ -171,7 +201,9 @@ bool has_replicated_rows(const PlanInput& input) {
 }
 
 int inner_size(const PlanInput& input) {
-  return input.options.inner_size != 0 ? input.options.inner_size : ranks_of(input);
+  if (input.options.inner_size != 0) return input.options.inner_size;
+  if (input.prices.node_of_rank.empty()) return ranks_of(input);
+  return ranks_per_row(input.operands.key, input.prices.node_of_rank);
 }
 
 }  // namespace annulus::ring

@@ -46,10 +46,14 @@ class HeadExchange {
                  held.columns = gathered(ring, &HeldSequence::columns).positions();
                  return held;
                }),
-        traffic_(needs_, {rings_, rings_}, context.input.options.direct),
+        traffic_(needs_, {rings_, rings_},
+                 sends_directly(context.input, {rings_, rings_},
+                                [this](int ring) {
+                                  return context_.group[static_cast<std::size_t>(member(ring))];
+                                })),
         rounds_(
-            context, builder_, traffic_, outer_,
-            [this](int ring) { return ring * degree_ + inner_; }, most_kv_heads()) {}
+            context, builder_, traffic_, outer_, [this](int ring) { return member(ring); },
+            most_kv_heads()) {}
 
   RankPlan plan() {
     std::size_t groups = 0;
@@ -98,6 +102,8 @@ class HeadExchange {
     return Gathering(shards);
   }
 
+  // Of the rank's own ring, in the group.
+  [[nodiscard]] int member(int ring) const { return ring * degree_ + inner_; }
   [[nodiscard]] int peer(int inner) const { return outer_ * degree_ + inner; }
 
   // Of the group at hand; null if the rank has fewer groups.
@@ -266,18 +272,20 @@ class HeadExchange {
 
 }  // namespace
 
-int ulysses_degree(const PlanInput& input) {
-  const int ranks = input.operands.key.shards(1);
-  if (input.options.ulysses_degree != 0) return input.options.ulysses_degree;
-  const AxisNames& axes = input.operands.key.spec()[1];
+int ulysses_degree_of_axes(const PlanInput& input) {
   const MeshShape& mesh = input.operands.key.mesh();
   std::vector<int> sizes;
-  for (const std::string& axis : axes) {
+  for (const std::string& axis : input.operands.key.spec()[1]) {
     if (mesh.axis_size(axis) > 1) sizes.push_back(mesh.axis_size(axis));
   }
-  if (sizes.size() > 1) return sizes.back();
-  const std::int64_t kv_heads = input.problem.shape.kv_heads;
-  return static_cast<int>(std::gcd<std::int64_t>(ranks, kv_heads));
+  return sizes.size() > 1 ? sizes.back() : 0;
+}
+
+int ulysses_degree(const PlanInput& input) {
+  if (input.options.ulysses_degree != 0) return input.options.ulysses_degree;
+  if (const int degree = ulysses_degree_of_axes(input); degree != 0) return degree;
+  return static_cast<int>(
+      std::gcd<std::int64_t>(input.operands.key.shards(1), input.problem.shape.kv_heads));
 }
 
 RankPlan plan_ulysses(const RankContext& context) {

@@ -4,12 +4,16 @@
 #include <cstddef>
 #include <map>
 #include <queue>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/transport.hpp>
+#include <annulus/partition/partition_spec.hpp>
 #include <annulus/ring/simulate.hpp>
 
 #include "simulation/links.hpp"
@@ -61,8 +65,9 @@ double Stragglers::factor(int rank) const {
 
 class Simulation::Impl {
  public:
-  Impl(const Prices& prices, const Stragglers& stragglers)
+  Impl(const Prices& prices, std::string plan, const Stragglers& stragglers)
       : prices_(prices),
+        plan_(std::move(plan)),
         traits_(transport_traits(prices.model.transport)),
         inside_(transport_traits(traits_.inside_node())),
         stragglers_(stragglers),
@@ -90,10 +95,7 @@ class Simulation::Impl {
     std::vector<RankTimeline> timelines;
     timelines.reserve(states_.size());
     for (RankState& state : states_) {
-      if (!complete(state)) {
-        throw InternalError(
-            "the tasks of a plan wait for each other, or for messages that nobody sends");
-      }
+      if (!complete(state)) throw InternalError(stuck_text(state));
       state.timeline.exposed = std::max(0.0, state.timeline.finish - state.timeline.compute);
       timelines.push_back(state.timeline);
     }
@@ -207,6 +209,19 @@ class Simulation::Impl {
       if (state.queues[q].done < state.script.queues[q].exchanges.size()) return false;
     }
     return true;
+  }
+
+  [[nodiscard]] std::string stuck_text(const RankState& state) const {
+    std::string text = fmt::format(
+        "the tasks of a plan wait for each other, or for messages that nobody sends: {}, in which "
+        "rank {} has computed {} of {} steps",
+        plan_, state.script.rank, state.steps, state.script.steps.size());
+    for (std::size_t q = 0; q < state.queues.size(); ++q) {
+      const ExchangeQueue& queue = state.script.queues[q];
+      text += fmt::format(" and done {} of {} exchanges along {}", state.queues[q].done,
+                          queue.exchanges.size(), to_string(queue.axes));
+    }
+    return text;
   }
 
   void advance(std::uint32_t r) {
@@ -494,6 +509,7 @@ class Simulation::Impl {
   }
 
   const Prices& prices_;
+  std::string plan_;
   TransportTraits traits_;
   TransportTraits inside_;  // of what carries messages inside a node
   Stragglers stragglers_;
@@ -513,8 +529,8 @@ class Simulation::Impl {
   double now_ = 0;
 };
 
-Simulation::Simulation(const Prices& prices, const Stragglers& stragglers)
-    : impl_(std::make_unique<Impl>(prices, stragglers)) {}
+Simulation::Simulation(const Prices& prices, std::string plan, const Stragglers& stragglers)
+    : impl_(std::make_unique<Impl>(prices, std::move(plan), stragglers)) {}
 
 Simulation::~Simulation() = default;
 
@@ -531,9 +547,26 @@ const std::vector<TraceSpan>& Simulation::spans(std::size_t index) const {
 }
 
 std::vector<RankTimeline> simulate(const Plan& plan, const Prices& prices) {
-  Simulation simulation(prices);
+  Simulation simulation(prices,
+                        variant_text({plan.schedule, plan.ulysses_degree, plan.inner_size}));
   for (const RankPlan& rank : plan.ranks) simulation.add(rank);
   return simulation.run();
+}
+
+double least_seconds(const RankPlan& rank, const Prices& prices) {
+  const Script script = make_script(rank, prices, 1, false);
+  double least = 0;
+  for (const Step& step : script.steps) least += step.seconds;
+  for (const ExchangeQueue& queue : script.queues) {
+    std::array<double, 2> received{};  // from the node, from others
+    for (const ExchangeScript& exchange : queue.exchanges) {
+      for (const Message& message : script.messages_of(exchange.receives)) {
+        received[message.across ? 1 : 0] += message.seconds;
+      }
+    }
+    least = std::max({least, received[0], received[1]});
+  }
+  return least;
 }
 
 double predicted_seconds(const Plan& plan, const Prices& prices) {

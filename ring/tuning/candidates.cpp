@@ -24,15 +24,6 @@ namespace {
 constexpr std::array<std::int64_t, 3> kOtherGroups{kUsualHeadGroupBytes / 4,
                                                    kUsualHeadGroupBytes * 4, std::int64_t{1} << 62};
 
-// Divisors other than 1 and the number itself.
-std::vector<int> divisors_within(int number) {
-  std::vector<int> divisors;
-  for (int i = 2; i < number; ++i) {
-    if (number % i == 0) divisors.push_back(i);
-  }
-  return divisors;
-}
-
 /// Makes plans, and keeps those that were not made before.
 class Search {
  public:
@@ -71,29 +62,13 @@ class Search {
   std::vector<TunedCandidate> possible_, impossible_;
 };
 
-// Each schedule as heuristics would have it, then with its other degrees or inner sizes.
-std::vector<Choice> schedules_of(const PlanInput& input, const OpenChoices& open,
-                                 const std::string& schedule) {
-  std::vector<Choice> choices;
-  const int ranks = input.operands.key.shards(1);
-  for (const ScheduleEntry& entry : schedule_table()) {
-    const std::string name(ring::name_of(entry.schedule));
-    if (!open.schedule && name != schedule) continue;
-    const auto add = [&](Choice choice) {
-      if (open.schedule) choice.schedule = name;
-      const PlanInput with = with_choice(input, choice);
-      const bool can = entry.obstacle(with).empty();
-      if (can && (!open.schedule || entry.pointless(with).empty())) choices.push_back(choice);
-    };
-    add({});
-    if (entry.schedule == Schedule::hybrid && open.ulysses_degree) {
-      for (const int degree : divisors_within(ranks)) add({.ulysses_degree = degree});
-    }
-    if (entry.schedule == Schedule::double_ring && open.inner_size) {
-      for (const int inner : divisors_within(ranks)) add({.inner_size = inner});
-    }
-  }
-  return choices;
+// What the chain may decide of a variant.
+Choice choice_of(const ScheduleVariant& variant, const OpenChoices& open) {
+  Choice choice;
+  if (open.schedule) choice.schedule = name_of(variant.schedule);
+  if (open.ulysses_degree) choice.ulysses_degree = variant.ulysses_degree;
+  if (open.inner_size) choice.inner_size = variant.inner_size;
+  return choice;
 }
 
 // The heuristics' own first, then the best of each schedule, then the others.
@@ -127,8 +102,8 @@ std::vector<TunedCandidate> tuning_candidates(const PlanInput& input, const Open
       open.transport ? transports : std::vector{Transport::automatic};
   // The plan that is made without a chain.
   Choice usual;
-  if (open.schedule) {
-    usual.schedule = ring::name_of(choose_schedule(input, schedule).schedule);
+  if (obstacle_of(usual, input, schedule).empty()) {
+    usual = choice_of(choose_schedule(input, schedule), open);
   }
   usual.transport = ways.front();
 
@@ -139,7 +114,9 @@ std::vector<TunedCandidate> tuning_candidates(const PlanInput& input, const Open
     }
   };
   add(usual);
-  for (const Choice& choice : schedules_of(input, open, schedule)) add(choice);
+  for (const ConsideredVariant& one : variants_for(input, schedule)) {
+    if (one.obstacle.empty() && one.pointless.empty()) add(choice_of(one.variant, open));
+  }
   // Variants of those that are worth it.
   double best = std::numeric_limits<double>::infinity();
   for (const TunedCandidate& one : search.possible()) best = std::min(best, one.predicted);

@@ -51,7 +51,7 @@ RankPlan messages_only(int rank, int ranks, const std::vector<int>& to,
 }
 
 std::vector<RankTimeline> play(const std::vector<RankPlan>& ranks, const Prices& prices) {
-  Simulation simulation(prices);
+  Simulation simulation(prices, "a plan by hand");
   for (const RankPlan& rank : ranks) simulation.add(rank);
   return simulation.run();
 }
@@ -354,7 +354,7 @@ TEST(Stragglers, SlowTheirComputationDownAndWhoWaitsForThem) {
   const Prices prices = link_prices("mpi", 1e12);
   const Stragglers stragglers{1, 0.5};
   const auto even = simulate(plan, prices);
-  Simulation simulation(prices, stragglers);
+  Simulation simulation(prices, "a plan by hand", stragglers);
   for (const RankPlan& rank : plan.ranks) simulation.add(rank);
   const auto uneven = simulation.run();
   for (std::size_t r = 0; r < even.size(); ++r) {
@@ -364,10 +364,25 @@ TEST(Stragglers, SlowTheirComputationDownAndWhoWaitsForThem) {
   }
 }
 
+TEST(SimulationEvents, AnErrorNamesThePlanThatWaitsForever) {
+  const Prices prices = link_prices("mpi");
+  try {
+    static_cast<void>(
+        play({messages_only(0, 2, {}, {1}, kBytes), messages_only(1, 2, {}, {}, 0)}, prices));
+    FAIL() << "no error";
+  } catch (const InternalError& error) {
+    EXPECT_NE(std::string(error.what())
+                  .find("a plan by hand, in which rank 0 has computed 0 of 0 steps and done 0 of 1 "
+                        "exchanges along sp"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
 TEST(SimulationEvents, SpansShowWhatRanksDid) {
   const Plan plan = sequence_plan(causal_problem(4096), 3, LayoutKind::zigzag, Schedule::ring);
   const Prices prices = link_prices("mpi", 1e12);
-  Simulation simulation(prices);
+  Simulation simulation(prices, "a plan by hand");
   for (const RankPlan& rank : plan.ranks) simulation.add(rank, rank.rank != 1);
   const auto timelines = simulation.run();
   EXPECT_TRUE(simulation.spans(1).empty());

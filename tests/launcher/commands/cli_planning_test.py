@@ -118,8 +118,11 @@ class Simulate(CliTest):
 
     def test_errors(self):
         words = ["plan", "--simulate", "--shape", "1,64k,64k,8,2,64"]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.expect_error(self.annulus(*words, "--mesh", "sp=8192"), 2,
                           "--simulate: got 8192 ranks, expected at most 4096")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.assertLess(after.ru_utime - before.ru_utime, 2, "planned before it was refused")
         for option, value, forms in [("--trace", "t.json", "--simulate"),
                                      ("--picture", "p.svg", "--simulate or --scaling"),
                                      ("--csv", "-", "--simulate, --recommend or --scaling"),
@@ -163,6 +166,13 @@ class Transport(CliTest):
         self.assertEqual(self.plan(*self.ACROSS, *self.GPUS, "--transport", "nccl"), ("nccl", 0))
         self.assertEqual(self.plan(*self.INSIDE, *self.GPUS, "--transport", "composite"), ("composite", 0))
 
+    def test_copies_do_not_leave_a_node(self):
+        for words in [[], ["--simulate"]]:
+            self.expect_error(self.annulus("plan", *words, *self.ACROSS, *self.GPUS, "--transport", "peer"), 2,
+                              "--transport: got peer, expected auto, composite or nccl: ranks along node+gpu "
+                              "are on different nodes")
+        self.assertEqual(self.plan(*self.INSIDE, *self.GPUS, "--transport", "peer")[0], "peer")
+
     def test_a_simulation_pays_for_the_network(self):
         def report(*words):
             return json.loads(self.annulus("plan", "--simulate", "--schedule", "ring", *words,
@@ -202,19 +212,29 @@ class Recommend(CliTest):
     def test_best_first(self):
         report = self.report()
         rows = report["rows"]
-        can = [row for row in rows if row["cannot"] is None]
+        can = [row for row in rows if row["why not"] is None]
         self.assertEqual(rows[:len(can)], can)
         self.assertEqual([row["time"] for row in can], sorted(row["time"] for row in can))
-        self.assertEqual(report["verdict"]["text"], f"{len(can)} of {len(rows)} candidates can run")
+        self.assertEqual(report["verdict"]["text"], f"{len(can)} of {len(rows)} candidates compared")
         meshes = {self.sizes(row) for row in rows}
         # Batches and heads are divided where they divide.
         self.assertLessEqual({(1, 1, 8), (2, 1, 4), (1, 2, 4), (1, 8, 1), (2, 4, 1)}, meshes)
         self.assertTrue(all(dp * tp * sp == 8 and dp <= 2 for dp, tp, sp in meshes))
         self.assertLessEqual({"ring", "allgather", "local", "ulysses", "hybrid", "double_ring"},
-                             {row["schedule"] for row in can})
-        (reason,) = {row["cannot"] for row in rows
+                             {row["schedule"] for row in rows})
+        (reason,) = {row["why not"] for row in rows
                      if self.sizes(row) == (1, 1, 8) and row["schedule"] == "pass_q"}
-        self.assertIn("queries and their results would be more to send", reason)
+        self.assertTrue(reason.startswith("not worthwhile: queries and their results would be more"), reason)
+        (reason,) = {row["why not"] for row in rows
+                     if self.sizes(row) == (1, 1, 8) and row["schedule"] == "local"}
+        self.assertTrue(reason.startswith("cannot run: the key/value sequence is sharded"), reason)
+        self.assertLessEqual({(2, "hybrid"), (4, "hybrid"), (4, "double_ring"), (None, "ring")},
+                             {(row["split"], row["schedule"]) for row in rows})
+        # The first twenty are the best of all; what cannot be among them is not played.
+        self.assertGreaterEqual(len(can), 20)
+        slow = [row for row in rows if "or more, and 20 take less" in (row["why not"] or "")]
+        for row in slow:
+            self.assertGreaterEqual(float(row["why not"].split()[3]) + 0.001, can[19]["time"])
         self.assertLessEqual({"zigzag", "contiguous", "striped", "balanced"},
                              {row["layout"] for row in rows})
         for row in can:
@@ -224,7 +244,8 @@ class Recommend(CliTest):
         apart = [row for row in can if self.sizes(row)[2] == 1]
         self.assertTrue(apart)
         self.assertEqual({row["moved"] for row in apart}, {0})
-        whole = [row for row in can if self.sizes(row) == (1, 1, 8)]
+        rings = self.report("--schedule", "ring", "--sequence-layout", "zigzag")["rows"]
+        whole = [row for row in rings if self.sizes(row) == (1, 1, 8)]
         self.assertGreater(min(row["across"] for row in whole), 0)
 
     def test_a_query_goes_to_the_keys(self):
@@ -236,9 +257,8 @@ class Recommend(CliTest):
         self.assertEqual((best["mesh"], best["schedule"]), ("dp=1,tp=1,sp=8", "pass_q"))
 
     def test_says_what_plan_says(self):
-        row = [row for row in self.report()["rows"]
-               if row["mesh"] == "dp=1,tp=1,sp=8" and row["layout"] == "zigzag" and
-               row["schedule"] == "ring"][0]
+        row = [row for row in self.report("--schedule", "ring")["rows"]
+               if row["mesh"] == "dp=1,tp=1,sp=8" and row["layout"] == "zigzag"][0]
         plan = self.annulus("plan", "--mesh", "sp=8", "--ranks-per-node", "4", "--schedule", "ring",
                             *self.WORDS[6:], "--json", "-")
         self.expect_success(plan)
@@ -251,13 +271,28 @@ class Recommend(CliTest):
         free = self.report()["rows"]
         limit = sorted(row["memory"] for row in free if row["memory"])[len(free) // 3]
         rows = self.report("--memory", f"{int(limit)}M")["rows"]
-        refused = [row for row in rows if row["cannot"] and "MiB per rank, of" in row["cannot"]]
+        refused = [row for row in rows if row["why not"] and "MiB per rank, of" in row["why not"]]
         self.assertTrue(refused)
         for row in rows:
-            if row["cannot"] is None:
+            if row["why not"] is None:
                 self.assertLessEqual(row["memory"], int(limit))
         for row in refused:
             self.assertGreater(row["memory"], int(limit))
+
+    def test_nothing_to_recommend_is_an_error(self):
+        self.expect_error(self.annulus(*self.WORDS, "--memory", "1M"), 2, "--memory: got 1 MiB, expected at "
+                          "least ", " MiB per rank, which ", "dp=")
+        self.expect_error(self.annulus(*self.WORDS, "--impl", "vanilla"), 2, "--recommend: none of ",
+                          " can run on 8 ranks: ", "vanilla")
+
+    def test_says_that_it_looks_at_some_ranks(self):
+        words = [*self.WORDS, "--schedule", "double_ring", "--sequence-layout", "zigzag"]
+        words[3:6] = ["64", "--nodes", "8"]
+        result = self.annulus(*words)
+        self.expect_success(result)
+        self.assertIn("# planned: 24 of 64 ranks of each candidate: memory is that of the one with most",
+                      result.stdout)
+        self.assertNotIn("# planned", self.annulus(*self.WORDS).stdout)
 
     def test_choices_of_the_user_stand(self):
         rows = self.report("--schedule", "ring", "--sequence-layout", "zigzag")["rows"]
@@ -268,7 +303,8 @@ class Recommend(CliTest):
         result = self.annulus(*self.WORDS)
         self.expect_success(result)
         self.assertIn("# ranks: 8 ranks on 2 nodes", result.stdout)
-        self.assertIn("# cannot run: dp=1,tp=1,sp=8 contiguous local and ", result.stdout)
+        self.assertRegex(result.stdout, r"# cannot run: dp=1,tp=1,sp=8 \w+ local and ")
+        self.assertRegex(result.stdout, r"# not worthwhile: dp=1,tp=1,sp=8 \w+ pass_q and ")
         lines = list(csv.DictReader(io.StringIO(self.annulus(*self.WORDS, "--csv", "-").stdout)))
         self.assertEqual([line["mesh"] for line in lines],
                          [row["mesh"] for row in self.report()["rows"]])
@@ -297,7 +333,7 @@ class Recommend(CliTest):
 
 
 class Scaling(CliTest):
-    def check(self, report, ranks, tokens):
+    def check(self, report, ranks, tokens, queries=1, keys=1):
         rows = report["rows"]
         half = len(rows) // 2
         for scaling, some in [("strong", rows[:half]), ("weak", rows[half:])]:
@@ -308,8 +344,10 @@ class Scaling(CliTest):
                 self.assertGreater(row["time"], 0)
                 self.assertAlmostEqual(row["efficiency"], row["rate"] / some[0]["rate"] * 100,
                                        delta=0.1 + 2e-4 / some[0]["rate"])
-        self.assertEqual(len({row["T = S"] for row in rows[:half]}), 1)
-        self.assertEqual([row["T = S"] for row in rows[half:]], [tokens * count for count in ranks])
+        self.assertEqual(len({row["S"] for row in rows[:half]}), 1)
+        self.assertEqual([row["S"] for row in rows[half:]], [tokens * count for count in ranks])
+        for row in rows:
+            self.assertEqual(row["T"], max(1, row["S"] * queries // keys))
 
     def picture(self, words):
         root = xml.etree.ElementTree.parse(self.path("plot.svg")).getroot()
@@ -332,6 +370,23 @@ class Scaling(CliTest):
         self.picture(["strong", "weak", "ideal strong", "TFLOP/s per rank"])
         again = json.loads(self.annulus(*words, "--tokens-per-rank", "1k", "--json", "-").stdout)
         self.check(again, [1, 2, 4, 8, 16, 24], 1024)
+
+    def test_queries_grow_in_proportion_to_keys(self):
+        words = ["plan", "--scaling", "--ranks", "8", "--dtype", "bfloat16", "--device", "cuda", "--json", "-"]
+        for queries, keys in [(4096, 65536), (1, 65536)]:
+            result = self.annulus(*words, "--shape", f"1,{queries},{keys},16,8,64")
+            self.expect_success(result)
+            self.check(json.loads(result.stdout), [1, 2, 4, 8], keys // 8, queries, keys)
+
+    def test_nodes_are_filled(self):
+        words = ["plan", "--scaling", "--ranks-per-node", "6", "--shape", "1,48k,48k,12,12,64", "--json", "-"]
+        result = self.annulus(*words, "--ranks", "36")
+        self.expect_success(result)
+        rows = json.loads(result.stdout)["rows"]
+        self.assertEqual([(row["ranks"], row["nodes"]) for row in rows[:7]],
+                         [(1, 1), (2, 1), (4, 1), (6, 1), (12, 2), (24, 4), (36, 6)])
+        self.expect_error(self.annulus(*words, "--ranks", "32"), 2,
+                          "--ranks-per-node: got 6, expected a divisor of the mesh's 32 ranks")
 
     def test_every_schedule_scales(self):
         words = ["plan", "--scaling", "--ranks", "8", "--ranks-per-node", "2", "--shape", "1,16k,16k,16,8,64",

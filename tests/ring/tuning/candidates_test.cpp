@@ -37,6 +37,7 @@ std::set<std::string> schedules_of(const std::vector<TunedCandidate>& candidates
 TEST(TuningCandidates, AreAllPlansThatCanBeMade) {
   PlannedCall call(8);
   call.problem.shape.query_length = call.problem.shape.kv_length = 32768;
+  call.node_of_rank = {0, 0, 0, 0, 1, 1, 1, 1};
   const std::vector<TunedCandidate> all = candidates_of(call);
   EXPECT_THAT(schedules_of(all),
               (std::set<std::string>{"ring", "double_ring", "ulysses", "hybrid", "allgather"}));
@@ -52,9 +53,26 @@ TEST(TuningCandidates, AreAllPlansThatCanBeMade) {
     groups.insert(one.choice.head_group_bytes);
   }
   EXPECT_THAT(degrees, Contains(2));
-  EXPECT_THAT(inner, Contains(2));
+  EXPECT_THAT(degrees, Contains(4));
+  EXPECT_THAT(inner, Contains(4)) << "ranks of a node";
   EXPECT_THAT(implementations, Contains("slow"));
   EXPECT_GT(groups.size(), 1U);
+}
+
+// The variants are those that auto looks at.
+TEST(TuningCandidates, AreTheVariantsOfThePlanner) {
+  PlannedCall call(8);
+  const PlanInput input = call.input();
+  std::set<std::string> considered, candidates;
+  for (const ConsideredVariant& one : variants_for(input, "auto")) {
+    if (one.obstacle.empty() && one.pointless.empty()) considered.insert(variant_text(one.variant));
+  }
+  for (const TunedCandidate& one : candidates_of(call)) {
+    candidates.insert(variant_text(
+        {parse_schedule(one.choice.schedule), one.choice.ulysses_degree, one.choice.inner_size}));
+  }
+  EXPECT_EQ(candidates, considered);
+  EXPECT_THAT(considered, Contains("hybrid (ulysses degree 4)"));
 }
 
 TEST(TuningCandidates, BeginWithTheHeuristicsAndTheBestOfEachSchedule) {

@@ -29,10 +29,12 @@ struct PlannedCall {
 
   [[nodiscard]] PlanInput input() {
     operands.push_back(std::make_unique<ShardedOperands>(shard_operands(problem, mesh, layout)));
-    return make_plan_input(
-        problem, *operands.back(),
-        registry.select(options.implementation, problem, Place::host()).candidates, Place::host(),
-        CostModel::cpu_core(), options.plan.value_or(PlanOptions()));
+    PlanInput made =
+        make_plan_input(problem, *operands.back(),
+                        registry.select(options.implementation, problem, Place::host()).candidates,
+                        Place::host(), CostModel::cpu_core(), options.plan.value_or(PlanOptions()));
+    made.prices.node_of_rank = node_of_rank;
+    return made;
   }
   [[nodiscard]] OpenChoices open(const PlanInput& input) const {
     return open_choices(options, input, options.schedule, Place::host());
@@ -43,6 +45,7 @@ struct PlannedCall {
   OperandLayout layout;
   Registry registry;
   ShardedAttentionOptions options;
+  std::vector<int> node_of_rank;
   std::vector<std::unique_ptr<ShardedOperands>> operands;  // inputs refer to them
 };
 

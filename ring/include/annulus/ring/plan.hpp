@@ -28,6 +28,17 @@ enum class Schedule : std::uint8_t { local, ring, double_ring, allgather, ulysse
 
 [[nodiscard]] std::string_view name_of(Schedule schedule) noexcept;
 
+/// A schedule, and how it splits the ranks along the sequence.
+struct ScheduleVariant {
+  Schedule schedule = Schedule::local;
+  int ulysses_degree = 0;  ///< of hybrid; 0 of all others
+  int inner_size = 0;      ///< of double_ring; 0 of all others
+  bool operator==(const ScheduleVariant&) const = default;
+};
+
+/// "hybrid (ulysses degree 8)".
+[[nodiscard]] std::string variant_text(const ScheduleVariant& variant);
+
 /// What the tokens of a buffer hold. Keys and values, and their gradients, have key/value heads;
 /// all others have query heads.
 enum class Content : std::uint8_t {
@@ -279,6 +290,8 @@ struct Plan {
   std::vector<RankPlan> ranks;  ///< in order of rank
   double most_work = 0;         ///< of the most loaded rank of all
   double mean_work = 0;         ///< of all
+  int ulysses_degree = 0;       ///< of hybrid: ranks that exchange heads; 0 of all others
+  int inner_size = 0;           ///< of double_ring: ranks of a row; 0 of all others
 
   /// Work of the most loaded rank over the mean, minus 1; 0 if there is no work.
   [[nodiscard]] double imbalance() const;

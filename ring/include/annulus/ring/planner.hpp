@@ -29,8 +29,9 @@ struct PlanOptions {
   /// they do not fit, the ring runs once per group of key/value heads. 0: all heads at once, and
   /// results are combined as soon as there are two.
   std::int64_t result_bytes = 0;
-  /// In the ring, columns come straight from their owners instead of from neighbour to neighbour:
-  /// the same bytes, but none pass through other ranks. For ranks that are all linked alike.
+  /// In a ring, columns come straight from their owners instead of from neighbour to neighbour,
+  /// where that sends no more bytes between nodes: where the ranks of a ring are all on one node,
+  /// or each on another. None pass through other ranks then.
   bool direct = false;
   /// If all receive buffers fit in this, each hop of the ring has its own, and transfers run ahead
   /// of the computation. Otherwise two buffers alternate. In allgather, kernels can await their
@@ -40,10 +41,11 @@ struct PlanOptions {
   /// allows it. Not for ranks that share a GPU: a waiting kernel would block the other ranks.
   bool await_columns = true;
   /// Of hybrid: the number of ranks that exchange heads, a divisor of those along the sequence. 0:
-  /// the size of the last of two sequence axes; of one axis, its largest common divisor with K.
+  /// open, see choose_schedule(). A plan that is made while it is open takes the size of the last
+  /// of two sequence axes; of one axis, its largest common divisor with K.
   int ulysses_degree = 0;
-  /// Of double_ring: the number of ranks of a row, a divisor of those along the sequence; see
-  /// ranks_per_row(). 0: all of them.
+  /// Of double_ring: the number of ranks of a row, a divisor of those along the sequence. 0: open,
+  /// likewise. A plan then takes ranks_per_row().
   int inner_size = 0;
   /// The candidate that computes what it takes, whatever is predicted of the others. "": blocks go
   /// to the one that is predicted to be fastest.
@@ -98,25 +100,43 @@ struct PlanInput {
                                         std::vector<const Implementation*> candidates, Place place,
                                         CostModel model, const PlanOptions& options);
 
-/// Why `auto` chose as it did.
-struct ScheduleChoice {
-  struct PassedOver {
-    Schedule schedule;
+/// The options that plans of this variant are made with.
+[[nodiscard]] PlanOptions with_variant(PlanOptions options, const ScheduleVariant& variant);
+
+/// A variant that `auto` looks at.
+struct ConsideredVariant {
+  ScheduleVariant variant;
+  std::string obstacle;   ///< why it cannot run; empty if it can
+  std::string pointless;  ///< why it is not worth planning, though it can run; empty if it is
+};
+
+/// The variants that `name` ("auto" or a schedule) leaves open, in a fixed order. Where no degree
+/// is named, hybrid comes with every divisor of the ranks along the sequence up to the number of a
+/// rank's heads; if it is named itself, several sequence axes name its degree. Where no inner size
+/// is named and ranks are on several nodes, double_ring comes with ranks_per_row(). Of a
+/// named schedule, there is always one. Throws the errors of parse_schedule().
+[[nodiscard]] std::vector<ConsideredVariant> variants_for(const PlanInput& input,
+                                                          std::string_view name);
+
+/// What was chosen, and why.
+struct ScheduleChoice : ScheduleVariant {
+  struct PassedOver : ScheduleVariant {
     std::string reason;
-    double seconds = 0;  ///< predicted; 0 if it cannot run
+    double seconds = 0;  ///< predicted; 0 if it was not
   };
-  Schedule schedule = Schedule::local;
   double seconds = 0;  ///< predicted; 0 if it was not needed
   std::vector<PassedOver> passed_over;
 };
 
-/// `name` is "auto" or one of docs/semantics.md §5. Throws the errors of parse_schedule(), and
-/// UnsupportedError when a named schedule cannot run: local, with a sharded key/value sequence.
-/// Large meshes are judged by some of their ranks; see sample_ranks().
+/// The variant of variants_for() that is predicted to be fastest. Of those that differ by less than
+/// 1 %, which is noise, the one that needs least memory; of these, the first. A variant is not
+/// played if one rank alone takes so long (least_seconds()) that it cannot win. Throws the errors
+/// of parse_schedule(), and UnsupportedError when a named schedule cannot run: local, with a
+/// sharded key/value sequence. Large meshes are judged by some of their ranks; see sample_ranks().
 [[nodiscard]] ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name);
 
-/// Every schedule, with the reason why it cannot run or is not worth considering; empty if it can.
-[[nodiscard]] std::vector<std::pair<Schedule, std::string>> schedules_for(const PlanInput& input);
+/// Throws what choose_schedule() throws, without choosing.
+void check_schedule(const PlanInput& input, std::string_view name);
 
 /// The plan of one rank; what that rank's runner needs. Throws UnsupportedError with every reason
 /// when no candidate takes a block.
@@ -135,6 +155,9 @@ void plan_each(const PlanInput& input, Schedule schedule, const std::vector<int>
 /// the same everywhere and divides their number; otherwise all of them. `node_of_rank`: by rank of
 /// the mesh.
 [[nodiscard]] int ranks_per_row(const NamedSharding& key, const std::vector<int>& node_of_rank);
+
+/// The one of these ranks with most work: visible pairs times query heads.
+[[nodiscard]] int busiest_rank(const PlanInput& input, const std::vector<int>& ranks);
 
 /// At most so many ranks' plans are made of each schedule or candidate that is compared.
 inline constexpr int kJudges = 24;

@@ -129,10 +129,17 @@ class ShardedAttention {
         : problem(std::move(asked)),
           selection(std::move(selected)),
           input(make_plan_input(problem, operands, selection.candidates, place, std::move(model),
-                                options)) {}
+                                options)),
+          open(options) {}
+    // Makes the input one of plans of this choice.
+    void settle(const ScheduleChoice& choice) {
+      schedule = choice;
+      input.options = with_variant(open, choice);
+    }
     AttentionProblem problem;
     Selection selection;
-    PlanInput input;  // refers to the problem
+    PlanInput input;   // refers to the problem
+    PlanOptions open;  // as they were before a choice
     ScheduleChoice schedule;
   };
   [[nodiscard]] std::unique_ptr<Planning> make_planning(AttentionProblem problem) const;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <annulus/core/trace.hpp>
@@ -46,8 +47,8 @@ struct Stragglers {
 /// exchange with, and to load the network of their node as much as those of it that are there.
 class Simulation {
  public:
-  /// `prices` must outlive it.
-  explicit Simulation(const Prices& prices, const Stragglers& stragglers = {});
+  /// `prices` must outlive it. `plan`: what it plays, for errors: "hybrid (ulysses degree 8)".
+  Simulation(const Prices& prices, std::string plan, const Stragglers& stragglers = {});
   ~Simulation();
   Simulation(const Simulation&) = delete;
   Simulation& operator=(const Simulation&) = delete;
@@ -55,7 +56,7 @@ class Simulation {
   /// Adds a rank, each once. The plan is not needed afterwards. `record`: see spans().
   void add(const RankPlan& rank, bool record = false);
   /// Once. Timelines in the order in which the ranks were added. Throws InternalError for tasks
-  /// that wait for each other forever.
+  /// that wait for each other forever, which names the plan, and a rank with what it has come to.
   [[nodiscard]] std::vector<RankTimeline> run();
   /// What the `index`-th rank did, as a traced run shows it: computing and waiting on the stream
   /// "compute", messages on "communication". The simulation begins at 0 ns. Empty unless the rank
@@ -69,6 +70,10 @@ class Simulation {
 
 /// The timelines of all ranks of a plan.
 [[nodiscard]] std::vector<RankTimeline> simulate(const Plan& plan, const Prices& prices);
+
+/// No simulation of this rank's plan ends sooner: what it computes, and what each of its links
+/// carries, as if nothing were in the way.
+[[nodiscard]] double least_seconds(const RankPlan& rank, const Prices& prices);
 
 /// The finish of the slowest rank.
 [[nodiscard]] double predicted_seconds(const Plan& plan, const Prices& prices);

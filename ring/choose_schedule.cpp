@@ -1,0 +1,199 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/ring/planner.hpp>
+#include <annulus/ring/simulate.hpp>
+
+#include "kv_groups.hpp"
+#include "schedules/schedules.hpp"
+
+namespace annulus::ring {
+namespace {
+
+// Predictions that differ by less are as good as each other.
+constexpr double kNoise = 1.01;
+
+std::int64_t buffer_bytes(const RankPlan& rank) {
+  return rank.buffer_bytes(BufferKind::exchange) + rank.buffer_bytes(BufferKind::local);
+}
+
+/// A variant in the comparison.
+struct Candidate {
+  ScheduleVariant variant;
+  PlanInput input;
+  double least = 0;  // seconds; see least_seconds()
+  bool played = false;
+  double seconds = 0;      // predicted, if it was played
+  std::int64_t bytes = 0;  // of buffers, of the judge with most that was planned
+};
+
+/// Finds the best of several variants, playing as few of them as possible.
+class Comparison {
+ public:
+  explicit Comparison(const PlanInput& input)
+      : groups_(input),
+        judges_(sample_ranks(input, kJudges)),
+        busiest_(busiest_rank(input, judges_)) {}
+
+  void add(const PlanInput& input, const ScheduleVariant& variant) {
+    Candidate one{variant, input};
+    one.input.options = with_variant(input.options, variant);
+    const RankPlan plan = groups_.plan(one.input, variant.schedule, busiest_);
+    one.least = least_seconds(plan, one.input.prices);
+    one.bytes = buffer_bytes(plan);
+    candidates_.push_back(std::move(one));
+  }
+
+  [[nodiscard]] ScheduleChoice choose() {
+    std::vector<Candidate*> hopeful;
+    for (Candidate& one : candidates_) hopeful.push_back(&one);
+    std::stable_sort(hopeful.begin(), hopeful.end(),
+                     [](const Candidate* a, const Candidate* b) { return a->least < b->least; });
+    const Candidate* best = nullptr;
+    for (Candidate* one : hopeful) {
+      if (best != nullptr && cannot_win(*one, *best)) continue;
+      play(*one);
+      best = &best_of_played();
+    }
+    ScheduleChoice choice{best->variant, best->seconds, {}};
+    for (const Candidate& one : candidates_) {
+      if (&one == best) continue;
+      choice.passed_over.push_back({one.variant, why_not(one, *best), one.seconds});
+    }
+    return choice;
+  }
+
+ private:
+  void play(Candidate& one) {
+    Simulation simulation(one.input.prices, variant_text(one.variant));
+    for (const int rank : judges_) {
+      const RankPlan plan = groups_.plan(one.input, one.variant.schedule, rank);
+      one.bytes = std::max(one.bytes, buffer_bytes(plan));
+      simulation.add(plan);
+    }
+    for (const RankTimeline& timeline : simulation.run()) {
+      one.seconds = std::max(one.seconds, timeline.finish);
+    }
+    one.played = true;
+    fastest_ = std::min(fastest_, one.seconds);
+  }
+
+  [[nodiscard]] bool is_as_fast(const Candidate& one) const {
+    return one.seconds <= fastest_ * kNoise;
+  }
+
+  // Whether it is slower than the fastest so far, or at best as good as the best.
+  [[nodiscard]] bool cannot_win(const Candidate& one, const Candidate& best) const {
+    return one.least > fastest_ * kNoise ||
+           (one.least * kNoise >= fastest_ && one.bytes >= best.bytes);
+  }
+
+  [[nodiscard]] const Candidate& best_of_played() const {
+    const Candidate* best = nullptr;
+    for (const Candidate& one : candidates_) {
+      if (!one.played || !is_as_fast(one)) continue;
+      if (best == nullptr || one.bytes < best->bytes) best = &one;
+    }
+    return *best;
+  }
+
+  [[nodiscard]] std::string why_not(const Candidate& one, const Candidate& best) const {
+    const double seconds = one.played ? one.seconds : one.least;
+    std::string tie;
+    if (seconds <= fastest_ * kNoise) {
+      tie = fmt::format(
+          ", {} tie, in which {} {}", one.played ? "a" : "at best a", variant_text(best.variant),
+          one.bytes > best.bytes ? "needs less memory" : "is as good and comes first");
+    }
+    return fmt::format("predicted {}{:.3g} ms against {:.3g} ms{} ({})",
+                       one.played ? "" : "at least ", seconds * 1e3, best.seconds * 1e3, tie,
+                       one.input.prices.model.source);
+  }
+
+  KvGroups groups_;
+  std::vector<int> judges_;
+  int busiest_;
+  std::vector<Candidate> candidates_;
+  double fastest_ = std::numeric_limits<double>::infinity();  // of those that were played
+};
+
+}  // namespace
+
+PlanOptions with_variant(PlanOptions options, const ScheduleVariant& variant) {
+  if (variant.ulysses_degree != 0) options.ulysses_degree = variant.ulysses_degree;
+  if (variant.inner_size != 0) options.inner_size = variant.inner_size;
+  return options;
+}
+
+std::vector<ConsideredVariant> variants_for(const PlanInput& input, std::string_view name) {
+  const bool open = name == "auto";
+  std::vector<ConsideredVariant> all;
+  const auto consider = [&](const ScheduleEntry& entry, const PlanInput& from) {
+    for (const ScheduleVariant& variant : entry.variants(from)) {
+      PlanInput with = from;
+      with.options = with_variant(from.options, variant);
+      ConsideredVariant one{variant, entry.obstacle(with), {}};
+      if (one.obstacle.empty()) one.pointless = entry.pointless(with);
+      all.push_back(std::move(one));
+    }
+  };
+  if (open) {
+    for (const ScheduleEntry& entry : schedule_table()) consider(entry, input);
+    return all;
+  }
+  const ScheduleEntry& named = entry_of(parse_schedule(name));
+  PlanInput from = input;
+  if (from.options.ulysses_degree == 0) {
+    from.options.ulysses_degree = ulysses_degree_of_axes(input);
+  }
+  consider(named, from);
+  // It was named, so it is worth planning in some way.
+  const bool pointless = std::all_of(
+      all.begin(), all.end(), [](const ConsideredVariant& one) { return !one.pointless.empty(); });
+  if (pointless) {
+    all.resize(1);
+    all.front().pointless.clear();
+  }
+  return all;
+}
+
+void check_schedule(const PlanInput& input, std::string_view name) {
+  if (name == "auto") return;
+  const std::string obstacle = entry_of(parse_schedule(name)).obstacle(input);
+  if (obstacle.empty()) return;
+  throw UnsupportedError(fmt::format("schedule {} cannot run: {}", name, obstacle));
+}
+
+ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
+  check_schedule(input, name);
+  std::vector<ScheduleVariant> possible;
+  std::vector<ScheduleChoice::PassedOver> impossible;
+  for (ConsideredVariant& one : variants_for(input, name)) {
+    std::string& reason = one.obstacle.empty() ? one.pointless : one.obstacle;
+    if (reason.empty()) {
+      possible.push_back(one.variant);
+    } else {
+      impossible.push_back({one.variant, std::move(reason)});
+    }
+  }
+  if (possible.empty()) throw InternalError("no schedule can run");  // one is always there
+  ScheduleChoice choice{possible.front(), 0, {}};
+  if (possible.size() > 1) {
+    Comparison comparison(input);
+    for (const ScheduleVariant& variant : possible) comparison.add(input, variant);
+    choice = comparison.choose();
+  }
+  choice.passed_over.insert(choice.passed_over.begin(), impossible.begin(), impossible.end());
+  return choice;
+}
+
+}  // namespace annulus::ring

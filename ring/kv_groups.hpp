@@ -1,0 +1,29 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include <annulus/ring/planner.hpp>
+
+#include "kv_needs.hpp"
+
+namespace annulus::ring {
+
+/// The groups of ranks that share a key/value sequence, and what these need of each other, found
+/// when it is asked for and kept. It is the same for all schedules.
+class KvGroups {
+ public:
+  /// The problem and the operands of `input` must outlive it.
+  explicit KvGroups(const PlanInput& input) : problem_(input.problem), operands_(input.operands) {}
+
+  /// The plan of one rank, of the same problem and operands.
+  [[nodiscard]] RankPlan plan(const PlanInput& input, Schedule schedule, int rank);
+
+ private:
+  const AttentionProblem& problem_;
+  const ShardedOperands& operands_;
+  std::map<std::vector<int>, std::unique_ptr<KvNeeds>> needs_;  // by the ranks of a group
+};
+
+}  // namespace annulus::ring

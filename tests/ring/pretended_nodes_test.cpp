@@ -1,0 +1,113 @@
+// Attention on ranks that pretend, by ANNULUS_NODE, to be on several nodes.
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/verification/verification.hpp>
+
+#include "tests/support/environment_variable.hpp"
+#include "tests/support/test_world.hpp"
+
+namespace annulus::ring {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::Each;
+using verification::CaseShards;
+
+// Two ranks on each node.
+class PretendedNodes : public ::testing::Test {
+ protected:
+  PretendedNodes() {
+    problem_.shape = {1, 96, 96, 8, 8, 16, 16};
+    options_.schedule = "ring";
+    options_.plan.emplace();
+  }
+
+  [[nodiscard]] ShardedOperands operands() const {
+    OperandLayout layout;
+    layout.query = layout.kv = PartitionSpec::parse("-,sp");
+    return shard_operands(problem_, mesh_.shape(), layout);
+  }
+
+  [[nodiscard]] ShardedAttention attention() {
+    return {problem_, operands(), mesh_, registry_, device_, options_};
+  }
+  [[nodiscard]] CaseShards computed(ShardedAttention& attention) {
+    CaseShards shards(operands(), problem_.dtype, 1, mesh_.rank(), device_.memory(), 1, {}, true);
+    attention.run(shards.local_tensors());
+    return shards;
+  }
+
+  // What all ranks receive from other nodes. Collective.
+  [[nodiscard]] std::int64_t bytes_across(const ShardedAttention& attention) {
+    std::int64_t mine = 0;
+    for (const Exchange* exchange : attention.rank_plan().all<Exchange>()) {
+      for (const Transfer& transfer : exchange->receives) {
+        if (transfer.peer / 2 != mesh_.rank() / 2) mine += transfer.bytes;
+      }
+    }
+    std::int64_t all = 0;
+    for (const std::string& one : mesh_.world().gather_text(std::to_string(mine))) {
+      all += std::stoll(one);
+    }
+    return all;
+  }
+
+  test::EnvironmentVariable node_{"ANNULUS_NODE",
+                                  "node" + std::to_string(test::session().rank() / 2)};
+  Mesh mesh_{MeshShape({{"sp", test::session().size()}}), test::session().world(), test::kWatchdog};
+  const int nodes_ = (mesh_.size() + 1) / 2;
+  HostDevice device_;
+  Registry registry_ = Registry::standard();
+  AttentionProblem problem_;
+  ShardedAttentionOptions options_;
+};
+
+// Keys and values enter each other node once, even if owners are to send them directly; those of
+// the second rank of a node come back to the first.
+TEST_F(PretendedNodes, GetEachShardOnce) {
+  const std::int64_t all = 96 * 8 * (16 + 16) * 4;
+  std::vector<CaseShards> results;
+  for (const bool direct : {false, true}) {
+    options_.plan->direct = direct;
+    ShardedAttention attention = this->attention();
+    EXPECT_EQ(bytes_across(attention), nodes_ == 1 ? 0 : (nodes_ - 1) * all + all / 2)
+        << (direct ? "direct" : "passed on");
+    results.push_back(computed(attention));
+  }
+  ASSERT_GT(results[0].output.bytes(), 0U);
+  EXPECT_EQ(std::memcmp(results[0].output.view().data(), results[1].output.view().data(),
+                        results[0].output.bytes()),
+            0);
+}
+
+// Rank 0 chooses for all. Left alone, each would take eight of eight ranks, which is ulysses.
+TEST_F(PretendedNodes, HaveTheSameVariantOnAllRanks) {
+  for (const char* schedule : {"auto", "hybrid", "double_ring"}) {
+    options_.schedule = schedule;
+    ShardedAttention attention = this->attention();
+    const ScheduleChoice& choice = attention.schedule();
+    const std::string mine = fmt::format("{}, planned with {} and {}", variant_text(choice),
+                                         attention.plan_input().options.ulysses_degree,
+                                         attention.plan_input().options.inner_size);
+    EXPECT_THAT(mesh_.world().gather_text(mine), Each(mine));
+    if (schedule == std::string("hybrid") && mesh_.size() == 8) {
+      EXPECT_THAT(choice.ulysses_degree, AnyOf(2, 4));
+    }
+    if (schedule == std::string("double_ring") && mesh_.size() > 1) {
+      EXPECT_EQ(choice.inner_size, 2);
+    }
+    const CaseShards alone = computed(attention);
+    EXPECT_GT(alone.output.bytes(), 0U);
+  }
+}
+
+}  // namespace
+}  // namespace annulus::ring

@@ -29,7 +29,7 @@ HostMemoryPool& pool() {
 }
 
 Tensor random_tensor(DType dtype, const Extents& shape, unsigned seed) {
-  // A million normal numbers again and again: as good, and a bias has 134 million.
+  // A million normal numbers, repeated: a bias has 134 million, which would take long to draw.
   constexpr std::int64_t kPeriod = 1 << 20;
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;

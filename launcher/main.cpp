@@ -109,7 +109,7 @@ ExitCode run_program(MpiSession& session, const std::vector<std::string>& words)
   return dispatch({session, *options, std::cout, launcher::commit()});
 }
 
-// Which step of the program waited; the message itself says for whom, and what for.
+// Adds to a time-out the step of the program that waited; the text itself says for whom, and why.
 std::string with_step(const std::exception& error) {
   const std::string text = text_of(error);
   const std::string_view step = launcher::current_step();

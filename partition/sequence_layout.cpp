@@ -47,7 +47,7 @@ SequenceLayout::SequenceLayout(LayoutKind kind, std::int64_t length, int ranks,
   check_at_least("sequence granule", granule, 1);
   if (kind == LayoutKind::striped && granule > 1) {
     throw ArgumentError("sequence granule", std::to_string(granule),
-                        "1 or none with the layout striped, which deals single positions out");
+                        "1 or none with the layout striped, which deals out single positions");
   }
   if (kind == LayoutKind::balanced) {
     throw ArgumentError("sequence layout", "balanced", "a dealing, which says who holds what");

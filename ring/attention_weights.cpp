@@ -50,8 +50,7 @@ void check_weights_fit(const AttentionProblem& problem, const ShardedOperands& o
     if (bytes <= kMostWeightBytes) continue;
     throw UnsupportedError(fmt::format(
         "attention weights {} of rank {} in {}, with the keys {} that it gathers, take more than "
-        "{} "
-        "MiB",
+        "{} MiB",
         to_string(sharding.local_shape(rank)), rank, annulus::name_of(weights_dtype(problem)),
         to_string(keys.local_shape(rank)), kMostWeightBytes >> 20U));
   }

@@ -180,7 +180,7 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
 // One rank chooses for all, as it has to look at other ranks' plans, and all must choose alike.
 void ShardedAttention::choose() {
   Control& control = mesh_.world();
-  planning_->settle({});  // leaves open what an earlier choice has settled
+  planning_->settle({});  // reopens what an earlier choice has settled
   ScheduleChoice choice = collectively(control, "choice of a schedule", [&] {
     const Computing computing = control.computing();
     return control.rank() == 0
@@ -188,7 +188,7 @@ void ShardedAttention::choose() {
                                  planning_->selection.schedule_for(options_.schedule))
                : ScheduleChoice{};
   });
-  // The others have zeros, which are less than what rank 0 has, or the same.
+  // The other ranks have zeros, so the maximum is what rank 0 has chosen.
   const std::vector<double> chosen = control.max(
       std::array{static_cast<double>(choice.schedule), static_cast<double>(choice.ulysses_degree),
                  static_cast<double>(choice.inner_size)},

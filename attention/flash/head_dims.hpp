@@ -4,15 +4,15 @@
 
 namespace annulus::flash {
 
-/// The largest head dimensions of a kernel of half types. CMakeLists.txt compiles one for each of
-/// those below.
+/// The largest head dimensions that a kernel of half types takes. CMakeLists.txt compiles a kernel
+/// for each pair below.
 template <int kHeadDim_, int kValueDim_>
 struct HeadDims {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kValueDim = kValueDim_;
 };
 
-/// Calls use(HeadDims) with the smallest ones that hold those of the shape.
+/// Calls use(HeadDims) with the smallest pair that holds the dimensions of the shape.
 template <class Use>
 auto with_head_dims(const AttentionShape& shape, const Use& use) {
   if (shape.head_dim <= 64 && shape.value_dim <= 64) return use(HeadDims<64, 64>());

@@ -245,8 +245,8 @@ bool set_field(const Reader& reader, const Json& json, MetadataFields& fields) {
   return found;
 }
 
-// Refuses repeated keys, of which the parser would silently keep one, and knows the key of the
-// value that is parsed.
+// Refuses repeated keys, of which the parser would silently keep one, and keeps the path to the
+// value that is being parsed, for messages.
 class Keys {
  public:
   /// `source` must outlive it. Copies, which the parser makes, share `path`.

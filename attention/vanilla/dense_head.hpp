@@ -50,8 +50,8 @@ Matrix<Real> matrix_of(const ConstTensorView& tensor, std::int64_t batch, std::i
   return matrix;
 }
 
-/// What a DenseHead of this dtype and its steps hold at most, in bytes: the logits, which of them
-/// are visible, and the matrices of queries, keys, values and outputs.
+/// The most bytes that a DenseHead of this dtype holds in any step: the logits, a byte each for
+/// whether they are visible, and the matrices of queries, keys, values and outputs.
 inline double bytes_of_head(DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t dim,
                             std::int64_t value_dim) {
   const auto real = static_cast<double>(size_of(dtype));

@@ -20,7 +20,7 @@ using vanilla::DenseHead;
 
 // The matrices of one head of a block may take this much memory, per thread.
 constexpr std::int64_t kMostHeadBytes = std::int64_t{1} << 30;
-// Attention weights are computed some rows at a time, whose matrix takes so much, per thread.
+// Attention weights are computed some rows at a time: as many as fit into this, per thread.
 constexpr std::int64_t kBandBytes = std::int64_t{8} << 20;
 
 template <class Real>

@@ -127,7 +127,7 @@ ExitCode bench_scaling(const CommandContext& context) {
     if (options.picture.empty()) return;
     as_option("--picture " + options.picture, [&] { picture.emplace(options.picture); });
   });
-  // 0 of nodes that differ, too.
+  // Nodes of different sizes count as one.
   const int nodes = everyone.topology().nodes();
   const int ranks_per_node = everyone.size() % nodes == 0 ? everyone.size() / nodes : 0;
   std::vector<ScalingPoint> points;

@@ -85,7 +85,7 @@ void ArrayWriter::open_on_other_ranks() {
   collectively(group_, [&] {
     if (group_.rank() != 0) file_ = open_through_proc(reference);
   });
-  if (group_.max(std::array{file() ? 0.0 : 1.0}, "who has opened a file")[0] == 0) return;
+  if (group_.max(std::array{file() ? 0.0 : 1.0}, "whether ranks lack a file")[0] == 0) return;
   collectively(group_, [&] {
     if (temporary_) as_shown([&] { temporary_->give_name(); });
   });

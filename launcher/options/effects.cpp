@@ -20,7 +20,7 @@ bool contains(const Names& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// All that bench --hops looks at.
+// All options that bench --hops uses.
 const Names& of_hops() {
   static const Names names{"mesh",       "sequence-axis", "rank-order", "device", "transport",
                            "share-gpus", "json",          "csv",        "wide",   "legend",
@@ -29,7 +29,7 @@ const Names& of_hops() {
   return names;
 }
 
-// Kernels are timed on blocks of their own, on one rank.
+// Options that bench --calibrate ignores: it times kernels on blocks of its own, on one rank.
 const Names& not_of_calibrate() {
   static const Names names{"query-spec",      "kv-spec",    "bias-spec",      "mask-spec",
                            "sequence-layout", "granule",    "schedule",       "ulysses-degree",
@@ -38,7 +38,7 @@ const Names& not_of_calibrate() {
   return names;
 }
 
-// Options that a form of a command leaves alone.
+// Refuses options that a form of a command ignores.
 void check_forms(const Options& options, const Given& given) {
   const auto refuse = [&](bool form, const char* name, const char* which, const auto& is_unused) {
     if (!form) return;
@@ -77,7 +77,7 @@ bool draws_something(const Options& options) {
          });
 }
 
-// What decides the schedule, and which it is: some names of --impl stand for one.
+// The schedule, and the option that asks for it: some names of --impl stand for a schedule.
 struct ScheduleSource {
   std::string schedule;
   std::string shown;

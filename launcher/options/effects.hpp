@@ -7,9 +7,10 @@
 
 namespace annulus::launcher {
 
-/// Refuses options of the command line that the others leave without an effect: throws UserError
-/// with both and what would give the first one an effect. `given` holds their names, without
-/// dashes. Environment and files are not asked: they hold settings for several commands.
+/// Throws UserError for an option of the command line that has no effect beside the others. The
+/// message names the option, the cause, and what would give it an effect. `given` holds the names
+/// of the options on the command line, without dashes. Those of environment and files are not
+/// checked, as they may be meant for other commands.
 void check_effects(const Options& options, const std::set<std::string_view>& given);
 
 }  // namespace annulus::launcher

@@ -59,7 +59,7 @@ void check_array_name(const NamedFile& file) {
   throw ArgumentError(file.option, fmt::format("'{}'", file.path), "a .npy or .safetensors file");
 }
 
-// Whatever the name says, the file is an SVG: a viewer would be misled.
+// The picture is an SVG whatever its name says; another ending would mislead viewers.
 void check_picture_name(const std::string& path) {
   if (path.empty() || path.ends_with(".svg")) return;
   throw ArgumentError("--picture", fmt::format("'{}'", path), "a .svg file");

@@ -85,8 +85,7 @@ std::string command_help(Command command) {
          "file\n"
          "(window = 100,0); the command line overrides the environment, which overrides the "
          "file.\nA flag can be switched off: --causal=false. An option of the command line that "
-         "has no "
-         "effect\nbeside the others is an error; in the environment and the file it is not.\n";
+         "has no\neffect is an error; in the environment or the file it is not.\n";
   return out.str();
 }
 

@@ -352,8 +352,8 @@ void add_input(TableBuilder& table) {
 void add_output(TableBuilder& table) {
   const Commands run{Command::run};
   table.group(
-      "Output (a file that has the name already is replaced once the new one is complete; the "
-      "name of an input file of the same command is an error)");
+      "Output (an existing file is replaced once the new one is complete; to name an input file "
+      "of the same command is an error)");
   table.add("output", "FILE", run, text_into(&Options::output),
             "output [B,T,N,Dv], .npy or .safetensors (tensor output)");
   table.add("lse", "FILE", run, text_into(&Options::lse),

@@ -153,7 +153,7 @@ GivenValues from_command_line(const std::vector<std::string>& words, Command com
     if (entry->is_flag() && value.starts_with("--")) {
       throw_unknown(value, std::string_view(value).substr(2), command);
     }
-    // Nor does it tell a value that was forgotten from one that looks like the next option.
+    // Where a value was forgotten, Boost takes the next option for it.
     if (value.starts_with("--")) {
       const bool file = entry->value == "FILE";
       throw ArgumentError(shown, fmt::format("'{}', which looks like the next option", value),

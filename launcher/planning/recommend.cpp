@@ -271,7 +271,7 @@ void print_others(const std::vector<Candidate>& candidates, std::ostream& out) {
   std::vector<std::string> reasons;
   std::map<std::string, std::vector<std::string>> by_reason;
   for (const Candidate& one : candidates) {
-    // Not every time of a slow one.
+    // Those that are only slow are too many to list.
     if (one.why_not.empty() || (one.least > 0 && one.run.seconds == 0)) continue;
     std::vector<std::string>& named = by_reason[one.why_not];
     if (named.empty()) reasons.push_back(one.why_not);

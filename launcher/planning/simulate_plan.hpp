@@ -12,7 +12,8 @@ inline constexpr int kMostSimulatedRanks = 4096;
 /// Most ranks in its trace.
 inline constexpr int kMostTracedRanks = 64;
 
-/// Throws ArgumentError("--simulate", …) for more. Planning so many takes long.
+/// Throws ArgumentError("--simulate", …) for more than kMostSimulatedRanks. To be called before
+/// planning, which takes long for so many.
 void check_simulated_ranks(const MeshShape& mesh);
 
 /// annulus plan --simulate: a table of ranks to `out`, and the files that the options name. For one

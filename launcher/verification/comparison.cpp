@@ -125,8 +125,7 @@ Deviation compare(const OracleOutput& truth, const ConstTensorView& output,
                       [&](std::int64_t b, std::int64_t n, std::int64_t t) {
                         const double largest = maximum.at<float>({b, n, t});
                         const double total = sum.at<float>({b, n, t});
-                        // Nothing, or NaN, if that is what it is: neither half of it may stand for
-                        // the whole.
+                        // A row of nothing, or of NaN, must be so in both its maximum and its sum.
                         if (std::isnan(total) != std::isnan(largest)) {
                           return Row{1, kInfinity, largest};
                         }

@@ -43,11 +43,11 @@ class ByColumn {
 
 // What replaces entries of a key or value vector.
 struct Spoilt {
-  float value = 0;        // 0: nothing does
-  std::int64_t dim = -1;  // one entry, or all
+  float value = 0;        // 0: nothing is replaced
+  std::int64_t dim = -1;  // of the one entry; −1: all entries
 };
 
-// Some rows of a bias or a dense mask, in all batches and heads; no view without it.
+// Some rows of a bias or a dense mask, in all batches and heads; empty if there is none.
 Tensor rows_of(const std::optional<Extents>& scores, const FillPart& fill, DType dtype,
                LocalRange rows, MemoryPool& memory) {
   if (!scores || !fill) return {};
@@ -143,7 +143,7 @@ SpoiltColumns spoilt_columns(const AttentionProblem& problem, const OperandFills
   return spoilt;
 }
 
-// Made when a part is filled: many problems are drawn and never run.
+// Finds the columns when a part is first filled: many problems are drawn and never run.
 class Spoiler {
  public:
   explicit Spoiler(std::function<SpoiltColumns()> make) : make_(std::move(make)) {}
@@ -166,7 +166,7 @@ void write(float value, void* entry, DType dtype) {
   }
 }
 
-// `fill`, and then what is spoilt of keys or values.
+// Calls `fill`, then replaces the spoilt entries of keys or values.
 FillPart spoiling(FillPart fill, std::shared_ptr<Spoiler> spoiler,
                   ByColumn<Spoilt> SpoiltColumns::*which) {
   return [fill = std::move(fill), spoiler = std::move(spoiler), which](

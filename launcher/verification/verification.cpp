@@ -30,7 +30,8 @@ std::vector<std::vector<std::byte>> bytes_of_results(const CaseShards& shards) {
 
 constexpr int kNanBytes = 0xff;  // NaN in every dtype
 
-// So that elements not written show. Those that must be NaN show if the next run finds other bytes.
+// Shows elements that a run does not write. Where they must be NaN, only a further run that begins
+// with other bytes shows them.
 void fill_results(const CaseShards& shards, int bytes = kNanBytes) {
   for (const Tensor* result : shards.results()) {
     std::memset(result->view().data(), bytes, result->bytes());

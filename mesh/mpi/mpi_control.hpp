@@ -43,7 +43,7 @@ class MpiControl final : public Control {
   /// Adds a child's part to that of this rank and of the children before; throws InternalError.
   using Combine = std::function<void(std::string& whole, const std::string& part)>;
 
-  /// A purpose, and what every rank or just the peer is to do for it ("give 8 B"), for messages.
+  /// For messages: a purpose, and what the peer, or every rank, should do for it ("give 8 B").
   struct Call {
     std::string_view what;
     std::string deed;

@@ -14,7 +14,7 @@
 namespace annulus {
 namespace {
 
-// Causal and window are settings of a call, not a mask that somebody gave.
+// Causal and window do not count: they are settings of a call, not a mask that the caller gives.
 bool has_mask(const AttentionOptions& options) {
   const Mask& mask = options.mask;
   return options.dense_mask || mask.block_mask() || mask.has_segments() ||

@@ -24,10 +24,10 @@ struct RingOrder {
   [[nodiscard]] bool enters_row(int hop) const { return hop % inner == 0; }
 };
 
-/// Whether columns come straight from their owners, of members on these ranks of the mesh: if the
-/// options say so, and it sends no more bytes between nodes than from neighbour to neighbour. That
-/// holds for members that are all on one node, or each on another: of a row, and of those at the
-/// same place of each row.
+/// Whether columns come straight from their owners, for members on these ranks of the mesh. They do
+/// if the options say so and it sends no more bytes between nodes than from neighbour to neighbour.
+/// That holds if the members of each row, and those at the same place of all rows, are either all
+/// on one node or each on another.
 [[nodiscard]] bool sends_directly(const PlanInput& input, RingOrder order,
                                   const std::function<int(int member)>& mesh_rank);
 

@@ -76,7 +76,7 @@ void TuningChain::share() {
   Control& control = call_.mesh.world();
   const std::string mine = control.rank() == 0 ? to_json(decision_) : "";
   std::vector<std::string> warnings = std::move(decision_.warnings);
-  decision_ = parse_decision(control.gather_text(mine, "what is tuned")[0]);
+  decision_ = parse_decision(control.gather_text(mine, "tuned choice")[0]);
   decision_.warnings = std::move(warnings);
 }
 
@@ -97,12 +97,12 @@ const Decision& TuningChain::decide() {
   if (!key_) {
     const Machine machine =
         machine_of(call_.mesh, call_.device.place(), call_.options.runner.threads);
-    key_ = collectively(control, "what is tuned", [&] {
+    key_ = collectively(control, "key of the tuning cache", [&] {
       const Computing computing = control.computing();
       return make_tuning_key(input_, call_.options, schedule_, open_, machine);
     });
   }
-  collectively(control, "search of what was tuned", [&] {
+  collectively(control, "search of the tuning cache", [&] {
     const Computing computing = control.computing(kDiskTimeouts);
     if (control.rank() != 0) return;
     check_is_cache(file_);
@@ -218,7 +218,7 @@ bool TuningChain::measure() {
   std::string why =
       fmt::format("timed {} of {} candidates in {:.2g} s", timed(candidates), candidates.size(),
                   static_cast<double>(monotonic_ns() - begin) * 1e-9);
-  collectively(control, "keeping of what was tuned", [&] {
+  collectively(control, "writing of the tuning cache", [&] {
     const Computing computing = control.computing(kDiskTimeouts);
     if (control.rank() == 0) keep({*key_, best->choice, now(), candidates}, why);
   });

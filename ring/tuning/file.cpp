@@ -192,7 +192,7 @@ void check_is_cache(const CacheFile& file) {
   };
   const std::string directory = fs::path(real_path(file.path)).parent_path();
   if (std::error_code error; !fs::is_directory(directory, error)) {
-    fail(fmt::format("is in {}, no directory that exists", directory));
+    fail(fmt::format("is in {}, not an existing directory", directory));
   }
   try {
     const std::optional<std::string> text = read_text(file.path);

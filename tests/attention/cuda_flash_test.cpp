@@ -89,8 +89,8 @@ TEST_F(CudaFlash, HugeAndTinyLogits) {
   }
 }
 
-// The running maximum of a row that sees nothing of its first tiles is that of no value, whose
-// weight beside itself must be 1, whatever the scale.
+// Until a row sees a key, its running maximum is that of no value. The factor for a maximum that
+// stays must be 1 there too, whatever the scale.
 TEST_F(CudaFlash, RowsThatSeeNothingAtFirst) {
   Random random(91);
   for (const double scale : {0.088, 0.7123, 0.93, 1.37, 1.61, 2.9, 7.3, 93.5033}) {
@@ -112,7 +112,7 @@ TEST_F(CudaFlash, RowsThatSeeNothingAtFirst) {
   }
 }
 
-// What rounding takes off a large maximum must not count again for every tile.
+// The rounding error of a large maximum must not count again with every tile.
 TEST_F(CudaFlash, EqualLogitsWeighTheSameInAllTiles) {
   constexpr std::int64_t kKeys = 4096;
   constexpr std::int64_t kDim = 64;

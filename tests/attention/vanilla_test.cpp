@@ -22,7 +22,7 @@
 #include "tests/attention/score_cases.hpp"
 #include "tests/support/message_of.hpp"
 
-// Memory of operator new, of all threads.
+// Counts the memory of operator new, over all threads.
 namespace {
 
 std::atomic<std::size_t> in_use{0};
@@ -294,7 +294,7 @@ TEST(AttentionWeights, TimesValuesAreTheOutput) {
   }
 }
 
-// All that std::vector holds, of which matrices are made.
+// Counts the matrices too, as they are vectors.
 TEST(AttentionWeights, TakeLittleMemoryBesideTheResult) {
   constexpr int kThreads = 2;
   constexpr std::size_t kPerThread = std::size_t{11} << 20;

@@ -367,8 +367,8 @@ TEST(Planner, PlansSayTheirDegree) {
   EXPECT_THAT(to_text(rings), testing::HasSubstr("schedule double_ring (inner size 8)\n"));
 }
 
-// Not playing what cannot win changes nothing: the choice is as good as the fastest, but for noise,
-// which needs no less memory.
+// Passing over what cannot win changes nothing: the choice is as fast as the fastest, within noise,
+// and needs no more memory.
 TEST(Planner, TheBestOfAllVariantsIsChosen) {
   for (const std::int64_t length : {1 << 11, 1 << 14, 1 << 17}) {
     for (const auto& [heads, kv_heads] : {std::pair{32, 32}, {64, 8}, {8, 1}}) {

@@ -215,7 +215,7 @@ NpyHeader read_npy_header(const FileDescriptor& file, const std::string& path) {
   header.parse();
   if (const std::string descr = shown(header.descr()); descr.starts_with('>')) {
     throw FileError(path, fmt::format("dtype '{}' is big-endian, expected a little-endian one "
-                                      "(array.astype('<{}') in NumPy makes it)",
+                                      "(array.astype('<{}') in NumPy makes one)",
                                       descr, descr.substr(1)));
   }
   if (header.fortran_order()) {

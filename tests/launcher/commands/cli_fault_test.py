@@ -35,7 +35,7 @@ SHAPE = ["--shape", "1,512,512,4,2,16", "--causal"]
 class Command:
     """A way to call the program: its words, how many ranks it may get, and the files that it writes.
 
-    Arrays are the same in every run. Of other files it is known only what makes them complete."""
+    Arrays are the same in every run. Reports differ; is_complete() checks only that they are whole."""
 
     def __init__(self, words, ranks, arrays=(), reports=()):
         self.words, self.ranks = words, ranks
@@ -60,7 +60,7 @@ COMMANDS = {
 
 
 def is_complete(name, text):
-    """Whether a report is there to its end."""
+    """Whether a report was written to its end."""
     if name.endswith(".json"):
         return bool(json.loads(text))
     if name.endswith(".svg"):
@@ -95,7 +95,7 @@ class Fault:
         last = len(steps) - 1
         self.step = draw.choice([0, last, *[draw.randint(1, last - 1) for _ in range(4)]])
         self.name = steps[self.step]
-        # How many steps lie between may depend on who was faster.
+        # The last steps are named, since their numbers may depend on which rank was faster.
         self.place = self.name if self.name in ["MPI_Finalize", "end"] else self.step
 
     def __str__(self):

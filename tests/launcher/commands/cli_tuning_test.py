@@ -70,7 +70,7 @@ class Tuning(CliTest):
         self.assertFalse(os.path.exists(self.path(".cache")))
         self.run_it(*MEASURE)
         self.choose_another()
-        # A setting that waits for --tuning.
+        # Without --tuning, a cache that the environment names has no effect.
         meta, results, _ = self.run_it(environment={"ANNULUS_TUNING_CACHE": "tuning.json"})
         self.assertEqual(meta["choice made by"], "heuristics: tuning is off")
         self.assertEqual(results, usual)
@@ -167,7 +167,7 @@ class Tuning(CliTest):
             result = self.annulus(*RUN, "--tuning", "measure", "--tuning-cache",
                                   folder + "/tuning.json", ranks=RANKS)
             self.expect_error(result, 2, f"--tuning-cache: got {folder}/tuning.json",
-                              "no directory that exists")
+                              "not an existing directory")
         self.expect_no_files("no", "output.npy")
 
     def test_every_choice_computes_right(self):

@@ -95,7 +95,7 @@ TEST_F(TuningFileTest, NoDirectoryIsMadeForANameThatWasGiven) {
   deep.shown = "--tuning-cache";
   EXPECT_THAT(test::message_of<ArgumentError>([&] { check_is_cache(deep); }),
               AllOf(HasSubstr("--tuning-cache: got " + deep.path),
-                    HasSubstr(path("a") + ", no directory that exists")));
+                    HasSubstr(path("a") + ", not an existing directory")));
   EXPECT_THAT(keep_in_file(deep, example_entry()),
               ElementsAre(HasSubstr("--tuning-cache " + deep.path)));
   EXPECT_THAT(names(), IsEmpty());

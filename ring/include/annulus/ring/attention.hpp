@@ -47,8 +47,8 @@ struct AttentionOptions {
   /// Which parts of the mask apply if there is a bias; also for later masks (set_mask()).
   BiasPolicy bias_policy = BiasPolicy::combine;
   /// Makes the bias of all calls, once, in the constructor of Attention; only if there is neither a
-  /// bias nor a mask: dense mask, blocks, segments or lengths. Causal and window are no such mask,
-  /// and apply beside the bias as `bias_policy` says. Calls then must not pass a bias.
+  /// bias nor a mask: dense mask, blocks, segments or lengths. Causal and window do not count; they
+  /// apply beside the bias as `bias_policy` says. Calls then must not pass a bias.
   std::optional<InitBias> init_bias = {};
   /// Every call also returns the attention weights. Only vanilla computes them, on the CPU.
   bool weights = false;
@@ -90,8 +90,8 @@ struct AttentionOptions {
 /// The local shards of one call, contiguous [b,t,n,d], where the context computes.
 ///
 /// Finite numbers give finite results if q·k, the logits and the sums of |v| over the keys that a
-/// row sees are at most 10³⁸ in magnitude, as kernels add in float32 and divide last. Logits of
-/// half types on GPUs are at most 10⁶. See docs/semantics.md §1.
+/// row sees are at most 10³⁸ in magnitude, as kernels add in float32 and divide last. On GPUs,
+/// logits of the half types must be at most 10⁶. See docs/semantics.md §1.
 struct AttentionTensors {
   const void* query = nullptr;  ///< query_shape()
   const void* key = nullptr;    ///< key_shape()

@@ -18,10 +18,10 @@ struct Deviation {
 
 /// Compares output [b,t,n,Dv] and LSE [b,n,t], float32, with the oracle's of the same rows. A row
 /// that sees nothing must be exactly (0, −∞), and only such a row, or one whose logits are all −∞,
-/// may have that LSE. Where the oracle has NaN there must be NaN, and where its output has an
-/// infinity that infinity or NaN; neither counts in the sums. Otherwise the deviation is infinite,
-/// or NaN if there is NaN where the oracle has none. Throws InternalError when the shapes do not
-/// fit.
+/// may have that LSE. Where the oracle has NaN there must be NaN; where its output has an
+/// infinity there must be that infinity or NaN. Neither counts in the sums. Otherwise the deviation
+/// is infinite, or NaN if there is NaN where the oracle has none. Throws InternalError when the
+/// shapes do not fit.
 [[nodiscard]] Deviation compare(const OracleOutput& truth, const ConstTensorView& output,
                                 const ConstTensorView& lse);
 /// The same for an unnormalised output with maximum and sum [b,n,t], float32: output / sum is

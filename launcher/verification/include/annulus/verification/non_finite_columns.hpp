@@ -8,11 +8,11 @@
 
 namespace annulus::verification {
 
-/// `fills` with keys and values that are not finite (docs/semantics.md §1): NaN, ∞ and −∞ where no
-/// query sees them, which must affect nothing; and in one batch, for each key/value head, NaN in an
-/// entry of a key and of a value that some queries see and at least as many do not, which must
-/// reach just those. For small problems: it asks the mask about every pair. On GPUs, values behind
-/// kv_lengths stay finite, as cuDNN multiplies with them.
+/// `fills` with keys and values that are not finite (docs/semantics.md §1). Those that no query
+/// sees are NaN, ∞ and −∞, which must affect nothing. In one batch, for each key/value head, one
+/// entry of a key and one of a value are NaN, where some queries see the position and at least as
+/// many do not; the NaN must reach only those that do. For small problems: it asks the mask about
+/// every pair. On GPUs, values beyond kv_lengths stay finite, as cuDNN multiplies by them.
 [[nodiscard]] OperandFills with_non_finite_columns(const AttentionProblem& problem,
                                                    OperandFills fills, std::uint64_t seed,
                                                    Place::Kind device);

@@ -6,13 +6,15 @@
 namespace annulus {
 
 ScoreTensors ScoreTensors::slice(int dim, std::int64_t begin, std::int64_t count) const {
-  ScoreTensors part;
+  ScoreTensors part{.by_column = by_column};
   if (bias) part.bias = bias->slice(dim, begin, count);
   if (mask) part.mask = mask->slice(dim, begin, count);
   return part;
 }
 
-void ScoreTensors::check(const AttentionProblem& problem, const Extents& shape) const {
+void ScoreTensors::check(const AttentionProblem& problem, const Extents& query,
+                         std::int64_t columns) const {
+  const Extents shape{query[0], query[2], query[1], by_column ? columns : problem.shape.kv_length};
   const auto one = [&](const char* name, const std::optional<ConstTensorView>& tensor, bool wanted,
                        DType dtype) {
     if (!tensor && !wanted) return;

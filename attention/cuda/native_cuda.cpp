@@ -105,7 +105,7 @@ class NativeCudaKernel final : public Kernel {
     require(result.output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
                 result.lse.shape() == Extents{query[0], query[2], query[1]},
             "result does not fit");
-    block.scores.check(problem_, {query[0], query[2], query[1], problem_.shape.kv_length});
+    block.scores.check(problem_, query, block.columns.size());
     require(result.output.dtype() == DType::float32, "output is not float32");
     require(result.lse.dtype() == DType::float32 || result.lse.dtype() == DType::float64,
             "LSE is neither float32 nor float64");

@@ -126,11 +126,12 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
       for (std::int64_t first = 0; first < range.length; first += kWarp) {
         const std::int64_t c = first + lane;
         const std::int64_t j = range.start + c * range.stride;
+        const std::int64_t key = a.scores.key_of(range.first + c, j);
         bool seen = c < range.length && visible(a, batch, i, segment, blocks, j);
-        if (seen && mask != nullptr) seen = mask[j * a.scores.mask.strides[3]] != 0;
+        if (seen && mask != nullptr) seen = mask[key * a.scores.mask.strides[3]] != 0;
         float added = 0.0F;
         if (seen && bias != nullptr) {
-          added = bias[j * a.scores.bias.strides[3]];
+          added = bias[key * a.scores.bias.strides[3]];
           seen = added != -INFINITY;
         }
         const unsigned seen_by = __ballot_sync(kAll, seen);

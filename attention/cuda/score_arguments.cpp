@@ -17,7 +17,8 @@ ScoreArgument<T> score_argument(const std::optional<ConstTensorView>& tensor) {
 }  // namespace
 
 ScoreArguments score_arguments(const ScoreTensors& scores) {
-  return {score_argument<float>(scores.bias), score_argument<std::uint8_t>(scores.mask)};
+  return {score_argument<float>(scores.bias), score_argument<std::uint8_t>(scores.mask),
+          scores.by_column};
 }
 
 }  // namespace annulus::cuda

@@ -11,15 +11,14 @@ struct ScoreTensors;
 namespace annulus::cuda {
 
 /// A bias or dense mask [b,n,t,S] for device code: see annulus::ScoreTensors. Strides count
-/// elements and are 0 in broadcast dimensions. Batch, head and row are local indices; the column is
-/// a global position.
+/// elements and are 0 in broadcast dimensions. All indices but the key are local.
 template <class T>
 struct ScoreArgument {
   const T* data;  ///< device memory; null: none
   std::int64_t strides[4];
 
 #ifdef __CUDACC__
-  /// Where the columns of a row begin: column j is at j · strides[3].
+  /// Where the keys of a row begin: key j is at j · strides[3].
   [[nodiscard]] __device__ __forceinline__ const T* row(std::int64_t b, std::int64_t head,
                                                         std::int64_t row) const {
     return data + b * strides[0] + head * strides[1] + row * strides[2];
@@ -31,6 +30,14 @@ struct ScoreArgument {
 struct ScoreArguments {
   ScoreArgument<float> bias;
   ScoreArgument<std::uint8_t> mask;
+  bool by_column;  ///< keys are the columns of the call, rather than all by global position
+
+#ifdef __CUDACC__
+  [[nodiscard]] __device__ __forceinline__ std::int64_t key_of(std::int64_t column,
+                                                               std::int64_t position) const {
+    return by_column ? column : position;
+  }
+#endif
 };
 
 /// The same views, for device code.

@@ -181,7 +181,7 @@ FlashAttention::Entry FlashAttention::make_entry(const AttentionBlock& block) {
 
 void FlashAttention::check(const AttentionBlock& block, const SoftmaxState& result) const {
   const Extents& query = block.query.shape();
-  block.scores.check(problem_, {query[0], query[2], query[1], problem_.shape.kv_length});
+  block.scores.check(problem_, query, block.columns.size());
   const Extents& key = block.key.shape();
   const bool good =
       query.rank() == 4 && key == Extents{query[0], key[1], key[2], query[3]} &&

@@ -31,7 +31,8 @@ class GeneralRows {
 #pragma unroll
       for (float& score : scores) score = tanh_any(score * a.scale);
     }
-    const auto& [bias, mask] = a.scores;
+    const auto& bias = a.scores.bias;
+    const auto& mask = a.scores.mask;
     if (bias.data != nullptr) {
       constexpr float kUnit = kLog2E / kBiasedExponentScale;
       read<kScores>(bias, -kInfinity, begin, [&](int i, int, float first, float second) {
@@ -100,6 +101,16 @@ class GeneralRows {
     }
   }
 
+  // The keys of a bias or mask at columns of the segment, from one of them on.
+  struct Keys {
+    std::int64_t first;
+    std::int32_t step;
+  };
+  [[nodiscard]] __device__ __forceinline__ Keys keys_from(std::int32_t column) const {
+    if (a.scores.by_column) return {segment->first_column + column, 1};
+    return {segment->start + std::int64_t{segment->stride} * column, segment->stride};
+  }
+
   // A row of a bias or mask, beginning at the thread's first column.
   template <class T>
   struct Cursor {
@@ -107,9 +118,9 @@ class GeneralRows {
     std::int64_t step;
 
     __device__ __forceinline__ Cursor(const cuda::ScoreArgument<T>& tensor, const Item& item,
-                                      std::int32_t row, std::int64_t position, std::int32_t stride)
-        : first(tensor.row(item.batch, item.head, row) + position * tensor.strides[3]),
-          step(tensor.strides[3] * stride) {}
+                                      std::int32_t row, const Keys& keys)
+        : first(tensor.row(item.batch, item.head, row) + keys.first * tensor.strides[3]),
+          step(tensor.strides[3] * keys.step) {}
     [[nodiscard]] __device__ __forceinline__ bool in_pairs() const {
       return step == 1 && reinterpret_cast<std::uintptr_t>(first) % (2 * sizeof(T)) == 0;
     }
@@ -123,12 +134,12 @@ class GeneralRows {
     using Pair = std::conditional_t<std::is_same_v<T, float>, float2, uchar2>;
     const OwnPart own = own_part();
     const std::int32_t column = begin + own.column;
-    const std::int64_t position = segment->start + std::int64_t{segment->stride} * column;
+    const Keys keys = keys_from(column);
     const std::int32_t behind = segment->columns - column;  // columns left in the segment
     constexpr int kLast = 2 * kScores - 7;                  // the thread's last column
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const Cursor<T> at(tensor, item, row_of(own, h), position, segment->stride);
+      const Cursor<T> at(tensor, item, row_of(own, h), keys);
       if (at.in_pairs() && behind > kLast) {
 #pragma unroll
         for (int n = 0; n < kScores / 4; ++n) {

@@ -43,7 +43,7 @@ class RowRepair {
         for (std::int32_t c = 0; c < columns; ++c) {
           if (masked && !shows(segment, row, c)) continue;
           const std::int64_t position = segment.start + std::int64_t{segment.stride} * c;
-          if (!scores_show(a, item, item.tile.first_row + row, position)) continue;
+          if (!scores_show(a, item, item.tile.first_row + row, score_key(a, segment, c))) continue;
           add(query, row, segment.first_column + c, position, output, maximum, sum);
         }
       }
@@ -111,8 +111,8 @@ class RowRepair {
     if (a.soft_cap != 0) logit = a.soft_cap * tanhf(logit);
     const auto& bias = a.scores.bias;
     if (bias.data != nullptr) {
-      logit +=
-          bias.row(item.batch, item.head, item.tile.first_row + row)[position * bias.strides[3]];
+      const std::int64_t key = a.scores.key_of(column, position);
+      logit += bias.row(item.batch, item.head, item.tile.first_row + row)[key * bias.strides[3]];
     }
     const float larger = fmaxf(maximum, logit);
     const float shift = larger == -kInfinity ? 0.0f : larger;

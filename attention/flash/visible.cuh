@@ -55,17 +55,23 @@ __device__ __forceinline__ ColumnSpan visible_columns(const Arguments& a, const 
   return {low, min(high, segment.columns - 1)};
 }
 
-/// Whether dense mask and bias leave a pair visible. `row` is a local index, `position` the
-/// column's global position.
+/// The key of bias and dense mask at a column of a segment.
+__device__ __forceinline__ std::int64_t score_key(const Arguments& a, const KeySegment& segment,
+                                                  std::int32_t column) {
+  return a.scores.key_of(segment.first_column + column,
+                         segment.start + std::int64_t{segment.stride} * column);
+}
+
+/// Whether dense mask and bias leave a pair visible. `row` is a local index.
 __device__ __forceinline__ bool scores_show(const Arguments& a, const Item& item, std::int32_t row,
-                                            std::int64_t position) {
-  const auto& [bias, mask] = a.scores;
-  if (mask.data != nullptr &&
-      mask.row(item.batch, item.head, row)[position * mask.strides[3]] == 0) {
+                                            std::int64_t key) {
+  const auto& bias = a.scores.bias;
+  const auto& mask = a.scores.mask;
+  if (mask.data != nullptr && mask.row(item.batch, item.head, row)[key * mask.strides[3]] == 0) {
     return false;
   }
   return bias.data == nullptr ||
-         bias.row(item.batch, item.head, row)[position * bias.strides[3]] != -kInfinity;
+         bias.row(item.batch, item.head, row)[key * bias.strides[3]] != -kInfinity;
 }
 
 /// Whether row r sees any column.
@@ -85,8 +91,7 @@ __device__ __forceinline__ bool sees_a_column(const Arguments& a, const Item& it
     const std::int32_t* const column_ids = ids ? column_ids_of(a, item, segment) : nullptr;
     for (std::int32_t c = max(span.first, 0); c <= span.last; ++c) {
       if (ids && column_ids[c] != id) continue;
-      if (!scores || scores_show(a, item, item.tile.first_row + r,
-                                 segment.start + std::int64_t{segment.stride} * c)) {
+      if (!scores || scores_show(a, item, item.tile.first_row + r, score_key(a, segment, c))) {
         return true;
       }
     }

@@ -36,7 +36,7 @@ void check_block(const AttentionProblem& problem, const AttentionBlock& block,
   check(result.output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
             result.lse.shape() == Extents{query[0], query[2], query[1]},
         "result does not fit");
-  block.scores.check(problem, {query[0], query[2], query[1], problem.shape.kv_length});
+  block.scores.check(problem, query, block.columns.size());
   check(result.output.dtype() == DType::float32, "output is not float32");
   check(result.lse.dtype() == DType::float32 || result.lse.dtype() == DType::float64,
         "LSE is neither float32 nor float64");

@@ -104,8 +104,10 @@ void TileKernel::visit_run(const RowTile& tile, const HeadTile& heads, const Pos
     if (seen.empty()) continue;
     const std::int64_t skipped = seen.columns.begin.value();
     const PositionRange visible = piece.slice(skipped, seen.columns.count);
-    if (!scores_show(tile, heads, seen.rows, visible)) continue;
-    multiply(tile, heads, seen.rows, visible, first_column + begin + skipped, seen.full);
+    const std::int64_t first_visible = first_column + begin + skipped;
+    const ScoreTensors::Keys keys = block_.scores.keys_of(first_visible, visible);
+    if (!scores_show(tile, heads, seen.rows, keys)) continue;
+    multiply(tile, heads, seen.rows, visible, first_visible, seen.full);
     between();
   }
 }
@@ -135,7 +137,8 @@ void TileKernel::multiply(const RowTile& tile, const HeadTile& heads, LocalRange
       strip_full = seen.full && strip.columns == seen.columns.count;
     }
     product_->multiply_keys(strip);
-    softmax(tile, heads, strip, columns.slice(strip.first_column, strip.columns), strip_full);
+    softmax(tile, heads, strip, columns.slice(strip.first_column, strip.columns),
+            first_column + strip.first_column, strip_full);
     product_->multiply_values(strip);
     if (!product_->poisoned().empty()) add_poison(tile, heads, strip, columns, first_column);
   }
@@ -156,7 +159,8 @@ void TileKernel::add_poison(const RowTile& tile, const HeadTile& heads, Strip st
         continue;
       }
       if (!block_.scores.shows(tile.batch, heads.begin + index % heads.count,
-                               tile.begin.value() + index / heads.count, columns.at(c))) {
+                               tile.begin.value() + index / heads.count,
+                               block_.scores.key_of(first_column + c, columns.at(c)))) {
         continue;
       }
       const float weight = product_->weight(index, c);
@@ -170,7 +174,7 @@ void TileKernel::add_poison(const RowTile& tile, const HeadTile& heads, Strip st
 }
 
 void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip,
-                         const PositionRange& columns, bool full) {
+                         const PositionRange& columns, std::int64_t first_column, bool full) {
   const Mask& mask = problem_.mask;
   const std::int64_t batch = block_.first_batch + tile.batch;
   const std::span<const std::int32_t> row_ids = mask.query_segments(batch);
@@ -193,7 +197,8 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip
       for (std::int64_t i = begin; i < begin + seen.count; ++i) {
         const GlobalPosition column = columns.at(i);
         if (by_segment && column_ids[static_cast<std::size_t>(column.value())] != id) continue;
-        if (block_.scores.shows(tile.batch, head, local_row, column)) return true;
+        const std::int64_t key = block_.scores.key_of(first_column + i, column);
+        if (block_.scores.shows(tile.batch, head, local_row, key)) return true;
       }
       return false;
     };
@@ -215,11 +220,12 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip
         largest = left.largest;
       };
       if (any && !block_.scores.empty()) {
+        const ScoreTensors::Keys keys =
+            block_.scores.keys_of(first_column + begin, columns.slice(begin, seen.count));
         if (index + heads.count < strip.end) {
-          prefetch_scores(tile.batch, head, local_row + 1, columns.slice(begin, seen.count));
+          prefetch_scores(tile.batch, head, local_row + 1, keys);
         }
-        leave(apply_scores(tile.batch, head, local_row, columns.slice(begin, seen.count), factor,
-                           logits + begin));
+        leave(apply_scores(tile.batch, head, local_row, keys, factor, logits + begin));
         if (block_.scores.bias) factor = 1;
       }
       if (by_segment && any) {
@@ -241,16 +247,16 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip
 }
 
 bool TileKernel::scores_show(const RowTile& tile, const HeadTile& heads, LocalRange rows,
-                             const PositionRange& columns) const {
+                             const ScoreTensors::Keys& keys) const {
   const auto any = [&]<class Entry>(const std::optional<ConstTensorView>& tensor,
                                     std::type_identity<Entry> /*type*/) {
     if (!tensor) return true;
     const std::int64_t different = tensor->stride(1) == 0 ? 1 : heads.count;
     for (std::int64_t h = 0; h < different; ++h) {
       for (std::int64_t r = rows.begin.value(); r < rows.end().value(); ++r) {
-        const auto* const row = static_cast<const Entry*>(tensor->address(
-            {tile.batch, heads.begin + h, tile.begin.value() + r, columns.start.value()}));
-        if (shows_any(row, tensor->stride(3) * columns.stride, columns.length)) return true;
+        const auto* const row = static_cast<const Entry*>(
+            tensor->address({tile.batch, heads.begin + h, tile.begin.value() + r, keys.first}));
+        if (shows_any(row, tensor->stride(3) * keys.step, keys.count)) return true;
       }
     }
     return false;
@@ -260,35 +266,33 @@ bool TileKernel::scores_show(const RowTile& tile, const HeadTile& heads, LocalRa
 }
 
 SeenLogits TileKernel::apply_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
-                                    const PositionRange& columns, float factor,
+                                    const ScoreTensors::Keys& keys, float factor,
                                     float* logits) const {
   const ScoreTensors& scores = block_.scores;
   const auto first = [&](const ConstTensorView& tensor) {
-    return tensor.address({batch, head, row, columns.start.value()});
+    return tensor.address({batch, head, row, keys.first});
   };
-  const auto stride = [&](const ConstTensorView& tensor) {
-    return tensor.stride(3) * columns.stride;
-  };
+  const auto stride = [&](const ConstTensorView& tensor) { return tensor.stride(3) * keys.step; };
   SeenLogits left{.any = true};
   if (scores.bias) {
     left = add_bias_row(static_cast<const float*>(first(*scores.bias)), stride(*scores.bias),
-                        columns.length, factor, logits);
+                        keys.count, factor, logits);
   }
   if (scores.mask && left.any) {
     left = hide_row(static_cast<const std::uint8_t*>(first(*scores.mask)), stride(*scores.mask),
-                    columns.length, logits);
+                    keys.count, logits);
   }
   return left;
 }
 
 void TileKernel::prefetch_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
-                                 const PositionRange& columns) const {
+                                 const ScoreTensors::Keys& keys) const {
   const auto prefetch = [&](const std::optional<ConstTensorView>& tensor, std::int64_t size) {
     if (!tensor) return;
     constexpr std::int64_t kLine = 64;
     const auto* const first =
-        static_cast<const char*>(tensor->address({batch, head, row, columns.start.value()}));
-    const std::int64_t bytes = size * tensor->stride(3) * columns.stride * columns.length;
+        static_cast<const char*>(tensor->address({batch, head, row, keys.first}));
+    const std::int64_t bytes = size * tensor->stride(3) * keys.step * keys.count;
     for (std::int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(first + at);
   };
   prefetch(block_.scores.bias, sizeof(float));

@@ -55,20 +55,20 @@ class TileKernel {
                 const PositionRange& columns, std::int64_t first_column, bool full);
   /// Turns the logits of a strip, whose columns are `columns`, into weights.
   void softmax(const RowTile& tile, const HeadTile& heads, Strip strip,
-               const PositionRange& columns, bool full);
+               const PositionRange& columns, std::int64_t first_column, bool full);
   /// Whether bias and dense mask may leave a pair of a tile visible; false only if one of them
   /// hides the whole tile.
   [[nodiscard]] bool scores_show(const RowTile& tile, const HeadTile& heads, LocalRange rows,
-                                 const PositionRange& columns) const;
+                                 const ScoreTensors::Keys& keys) const;
   /// Applies bias and dense mask to the logits of some columns of a row (a local index). Hidden
   /// logits become −∞. If there is a bias, the others become factor · logit + bias.
   [[nodiscard]] SeenLogits apply_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
-                                        const PositionRange& columns, float factor,
+                                        const ScoreTensors::Keys& keys, float factor,
                                         float* logits) const;
   /// Fetches what apply_scores() will read of a row. Rows lie far apart in memory, so the hardware
   /// does not see them coming.
   void prefetch_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
-                       const PositionRange& columns) const;
+                       const ScoreTensors::Keys& keys) const;
   /// Adds the values that the product left out to the rows that see them.
   void add_poison(const RowTile& tile, const HeadTile& heads, Strip strip,
                   const PositionRange& columns, std::int64_t first_column);

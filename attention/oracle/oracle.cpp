@@ -42,7 +42,7 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
                               const PositionRanges& rows, std::int64_t first_batch,
                               std::int64_t first_head, std::int64_t first_column,
                               const ScoreTensors& scores) {
-  scores.check(problem, {query.size(0), query.size(2), query.size(1), problem.shape.kv_length});
+  scores.check(problem, query.shape(), key.size(1));
   constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
   const std::int64_t batch = query.size(0);
   const std::int64_t row_count = query.size(1);
@@ -88,11 +88,12 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
         for (std::int64_t j = 0; j < columns; ++j) {
           const GlobalPosition column(first_column + j);
           if (!problem.mask.visible(first_batch + b, first_head + head, row, column)) continue;
-          if (!scores.shows(b, head, t, column)) continue;
+          const std::int64_t entry = scores.key_of(j, column);
+          if (!scores.shows(b, head, t, entry)) continue;
           double logit = scale * dot(&queries[static_cast<std::size_t>(t * dim)],
                                      &keys[static_cast<std::size_t>(j * dim)], dim);
           if (problem.soft_cap) logit = *problem.soft_cap * std::tanh(logit / *problem.soft_cap);
-          if (scores.bias) logit += scores.bias->at<float>({b, head, t, column.value()});
+          if (scores.bias) logit += scores.bias->at<float>({b, head, t, entry});
           logits.push_back(logit);
           visible.push_back(j);
           if (!(logit <= max)) max = logit;

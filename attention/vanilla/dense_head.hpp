@@ -94,7 +94,7 @@ class DenseHead {
           logit = cap * std::tanh(logit / cap);
         }
         if (const auto& bias = block_.scores.bias) {
-          logit += bias->template at<float>({batch_, head_, i, column(j).value()});
+          logit += bias->template at<float>({batch_, head_, i, block_.scores.key_of(j, column(j))});
         }
         weights_.row(i)[j] = logit;
       }
@@ -172,7 +172,7 @@ class DenseHead {
   [[nodiscard]] std::int64_t global_head() const { return block_.first_head + head_; }
   [[nodiscard]] bool is_visible(std::int64_t i, std::int64_t j) const {
     return problem_.mask.visible(global_batch(), global_head(), row(i), column(j)) &&
-           block_.scores.shows(batch_, head_, i, column(j));
+           block_.scores.shows(batch_, head_, i, block_.scores.key_of(j, column(j)));
   }
   [[nodiscard]] GlobalPosition row(std::int64_t i) const {
     return block_.rows.global(LocalPosition(i));

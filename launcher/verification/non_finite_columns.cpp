@@ -80,7 +80,7 @@ ByColumn<std::int64_t> viewers_of(const AttentionProblem& problem, const Operand
           for (std::int64_t s = 0; s < shape.kv_length; ++s) {
             const GlobalPosition key(s);
             if (problem.mask.visible(b, n, GlobalPosition(begin + t), key) &&
-                scores.shows(b, n, t, key)) {
+                scores.shows(b, n, t, s)) {
               ++viewers.at(b, s, n / shape.heads_per_kv_head());
             }
           }

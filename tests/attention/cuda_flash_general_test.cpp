@@ -45,11 +45,18 @@ class CudaFlashGeneral : public CudaFlashTest {
     const auto view = [](const Tensor& tensor) {
       return tensor.shape().rank() == 0 ? TensorView() : tensor.view();
     };
-    block.scores =
-        broadcast_scores(view(bias), view(mask), {s.batch, s.heads, rows.size(), s.kv_length});
+    const Extents shape{s.batch, s.heads, rows.size(), s.kv_length};
+    block.scores = broadcast_scores(view(bias), view(mask), shape);
+    const OracleOutput truth = reference_of(whole.problem, block);
     expect_accurate(run_on_device(implementation(), whole.problem, block,
                                   {query, key, value, &bias, &mask}, *device_, *stream_),
-                    whole, reference_of(whole.problem, block));
+                    whole, truth);
+    const Tensor cut_bias = whole.problem.bias ? gather_keys(bias, columns) : Tensor();
+    const Tensor cut_mask = whole.problem.dense_mask ? gather_keys(mask, columns) : Tensor();
+    block.scores = scores_by_column(cut_bias, cut_mask, shape, columns);
+    expect_accurate(run_on_device(implementation(), whole.problem, block,
+                                  {query, key, value, &cut_bias, &cut_mask}, *device_, *stream_),
+                    whole, truth);
   }
 };
 

@@ -60,7 +60,8 @@ TEST(NativeScores, EveryShapeBesideEveryMask) {
 
 class NativeScoreShards : public ::testing::TestWithParam<LayoutKind> {};
 
-// Under any layout, columns index the bias by global position and rows by local index.
+// Under any layout, keys of the bias are found by global position or by column, and its rows by
+// local index.
 TEST_P(NativeScoreShards, MergeIntoTheWhole) {
   Random random(22);
   const std::int64_t length = 643;
@@ -81,8 +82,9 @@ TEST_P(NativeScoreShards, MergeIntoTheWhole) {
       const Tensor mask = gather_rows(whole.mask, rows);
       AttentionBlock block{as_bthd(query), whole.key.view(), whole.value.view(), rows,
                            whole.columns()};
-      block.scores = broadcast_scores(broadcast ? whole.bias.view() : bias.view(), mask.view(),
-                                      {2, 2, rows.size(), length});
+      const ScoreTensors of_all_keys = broadcast_scores(broadcast ? whole.bias.view() : bias.view(),
+                                                        mask.view(), {2, 2, rows.size(), length});
+      block.scores = of_all_keys;
       const Result merged(block, DType::float64);
       std::vector<Result> results;
       for (int c = 0; c < ranks; ++c) {
@@ -91,6 +93,12 @@ TEST_P(NativeScoreShards, MergeIntoTheWhole) {
         const Tensor value = gather(whole.value.view(), block.columns);
         block.key = as_bthd(key);
         block.value = as_bthd(value);
+        const Tensor cut_bias = gather_keys(broadcast ? whole.bias : bias, block.columns);
+        const Tensor cut_mask = gather_keys(mask, block.columns);
+        block.scores =
+            (r + c) % 2 == 0
+                ? of_all_keys
+                : scores_by_column(cut_bias, cut_mask, {2, 2, rows.size(), length}, block.columns);
         results.push_back(run_native(problem, block, 1, DType::float64));
       }
       std::vector<PartialState> parts;

@@ -40,7 +40,7 @@ inline int spoil_hidden_bias(const WholeAttention& whole) {
       for (std::int64_t t = 0; t < s.query_length; ++t) {
         for (std::int64_t j = 0; j < s.kv_length; ++j) {
           if (!whole.problem.mask.visible(b, n, GlobalPosition(t), GlobalPosition(j)) ||
-              !dense.shows(b, n, t, GlobalPosition(j))) {
+              !dense.shows(b, n, t, j)) {
             continue;
           }
           std::int64_t at = 0;
@@ -72,6 +72,31 @@ inline Tensor gather_rows(const Tensor& whole, const PositionRanges& rows) {
          part.view().slice(2, i, 1));
   }
   return part;
+}
+
+/// Likewise some of its keys; of a tensor that is broadcast over keys, its only one.
+inline Tensor gather_keys(const Tensor& whole, const PositionRanges& keys) {
+  Extents shape = whole.shape();
+  const bool broadcast = shape[3] == 1;
+  if (!broadcast) shape[3] = keys.size();
+  Tensor part(whole.dtype(), shape, test_memory());
+  for (std::int64_t i = 0; i < shape[3]; ++i) {
+    const std::int64_t key = broadcast ? 0 : keys.global(LocalPosition(i)).value();
+    copy(whole.view().slice(3, key, 1), part.view().slice(3, i, 1));
+  }
+  return part;
+}
+
+/// The same for a call of these columns: see ScoreTensors::by_column.
+inline ScoreTensors scores_by_column(const Tensor& bias, const Tensor& mask, Extents shape,
+                                     const PositionRanges& columns) {
+  shape[3] = columns.size();
+  const auto view = [](const Tensor& tensor) {
+    return tensor.shape().rank() == 0 ? TensorView() : tensor.view();
+  };
+  ScoreTensors scores = broadcast_scores(view(bias), view(mask), shape);
+  scores.by_column = true;
+  return scores;
 }
 
 }  // namespace annulus::test

@@ -52,16 +52,35 @@ TEST(ScoreTensors, AreThoseOfTheProblem) {
   const Tensor bias = random_tensor(random, DType::float32, shape);
   const Tensor mask = random_dense_mask(random, shape);
   const auto message = [&](const ScoreTensors& scores) {
-    return message_of<InternalError>([&] { scores.check(problem, shape); });
+    return message_of<InternalError>([&] { scores.check(problem, {1, 2, 2, 4}, 2); });
   };
-  EXPECT_NO_THROW(ScoreTensors().check(problem, shape));
+  constexpr const char* kFine = "nothing thrown";
+  EXPECT_EQ(message({}), kFine);
   EXPECT_THAT(message({bias.view(), {}}), HasSubstr("bias is not expected"));
   EXPECT_THAT(message({{}, mask.view()}), HasSubstr("dense mask is not expected"));
   problem.bias = problem.dense_mask = shape;
-  EXPECT_NO_THROW((ScoreTensors{bias.view(), mask.view()}.check(problem, shape)));
+  EXPECT_EQ(message({bias.view(), mask.view()}), kFine);
   EXPECT_THAT(message({{}, mask.view()}), HasSubstr("bias is missing"));
   EXPECT_THAT(message({bias.view(), bias.view()}), HasSubstr("float32"));
   EXPECT_THAT(message({bias.view().slice(2, 0, 1), mask.view()}), HasSubstr("[1, 2, 1, 3]"));
+  EXPECT_THAT(message({bias.view(), mask.view(), true}),
+              HasSubstr("expected float32 [1, 2, 2, 2]"));
+  EXPECT_EQ(message({bias.view().slice(3, 1, 2), mask.view().slice(3, 1, 2), true}), kFine);
+}
+
+TEST(ScoreTensors, KeysAreThoseOfTheProblemOrOfTheCall) {
+  const PositionRange positions{GlobalPosition(7), 5, 3};
+  const ScoreTensors::Keys of_problem = ScoreTensors{}.keys_of(2, positions);
+  EXPECT_EQ(of_problem.first, 7);
+  EXPECT_EQ(of_problem.step, 3);
+  EXPECT_EQ(of_problem.count, 5);
+  const ScoreTensors by_column{.by_column = true};
+  const ScoreTensors::Keys of_call = by_column.keys_of(2, positions);
+  EXPECT_EQ(of_call.first, 2);
+  EXPECT_EQ(of_call.step, 1);
+  EXPECT_EQ(of_call.count, 5);
+  EXPECT_EQ(ScoreTensors{}.key_of(3, positions.at(1)), 10);
+  EXPECT_EQ(by_column.key_of(3, positions.at(1)), 3);
 }
 
 TEST(AttentionProblem, BiasAndMaskFitTheShape) {

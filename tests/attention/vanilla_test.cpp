@@ -275,7 +275,7 @@ TEST(AttentionWeights, TimesValuesAreTheOutput) {
         for (std::int64_t j = 0; j < s.kv_length; ++j) {
           const double weight = weights.view().at<double>({b, n, t, j});
           const bool visible = problem.mask.visible(b, n, GlobalPosition(t), GlobalPosition(j)) &&
-                               whole.scores().shows(b, n, t, GlobalPosition(j)) &&
+                               whole.scores().shows(b, n, t, j) &&
                                !problem.dropout->drops(b, n, GlobalPosition(t), GlobalPosition(j));
           ASSERT_EQ(weight != 0, visible);
           for (std::int64_t d = 0; d < s.value_dim; ++d) {

@@ -76,7 +76,7 @@ bool sees_nothing(const ReferenceCase& reference, std::int64_t b, std::int64_t n
   for (std::int64_t j = 0; j < reference.problem.shape.kv_length; ++j) {
     const GlobalPosition column(j);
     if (reference.problem.mask.visible(b, n, GlobalPosition(t), column) &&
-        scores.shows(b, n, t, column)) {
+        scores.shows(b, n, t, j)) {
       return false;
     }
   }

@@ -52,7 +52,7 @@ HeadRange RankPlan::kv_heads_of(HeadRange heads) const {
   return {begin, (heads.end() + ratio - 1) / ratio - begin};
 }
 
-std::int64_t RankPlan::width(Content content) const {
+std::int64_t RankPlan::width(const Buffer& buffer, Content content) const {
   switch (content) {
     case Content::query:
     case Content::key:
@@ -71,9 +71,11 @@ std::int64_t RankPlan::width(Content content) const {
       return 1;
     case Content::bias:
     case Content::dense_mask:
-      return scores(content) == nullptr ? 0 : (*scores(content))[3];
+      break;
   }
-  return 0;
+  const Extents* const scores = this->scores(content);
+  if (scores == nullptr) return 0;
+  return buffer.columns && (*scores)[3] != 1 ? buffer.columns->size() : (*scores)[3];
 }
 
 int RankPlan::caller_buffer(Content content) const {
@@ -90,11 +92,24 @@ const Extents* RankPlan::scores(Content content) const {
   return nullptr;
 }
 
+BatchRange RankPlan::batches(const Buffer& buffer) const {
+  const Extents* const scores = this->scores(buffer.contents.front());
+  return {0, scores == nullptr ? local.batch : (*scores)[0]};
+}
+
+// One token, head or batch of a bias or a mask is there for all, or is all that there is.
+Region RankPlan::scores_of(const Block& block, int buffer) const {
+  const Buffer& held = this->buffer(buffer);
+  const BatchRange batches = this->batches(held);
+  return {buffer, held.tokens.count == 1 ? held.tokens : block.rows,
+          held.heads.count == 1 ? held.heads : block.heads,
+          batches.count == 1 ? batches : block.batches};
+}
+
 std::int64_t RankPlan::token_bytes(const Buffer& buffer) const {
   std::int64_t numbers = 0;
-  for (const Content content : buffer.contents) numbers += width(content);
-  const Extents* const scores = this->scores(buffer.contents.front());
-  return (scores == nullptr ? local.batch : (*scores)[0]) * buffer.heads.count * numbers *
+  for (const Content content : buffer.contents) numbers += width(buffer, content);
+  return batches(buffer).count * buffer.heads.count * numbers *
          static_cast<std::int64_t>(size_of(buffer.dtype));
 }
 

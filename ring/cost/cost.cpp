@@ -30,19 +30,19 @@ double bytes_of(const RankPlan& plan, const Region& region) {
                           static_cast<double>(whole);
 }
 
-// Of a bias or a dense mask, whose size is 1 where it is broadcast. Kernels skip what the mask
-// hides.
-double score_bytes(const RankPlan& plan, const Block& block, Content content) {
-  const Extents* const sizes = plan.scores(content);
-  if (sizes == nullptr || block.pairs == 0) return 0;
-  const auto varies = [&](std::size_t dim) { return (*sizes)[dim] > 1; };
-  const auto number = [](std::int64_t count) { return static_cast<double>(count); };
-  const std::size_t size = content == Content::bias ? size_of(DType::float32) : sizeof(bool);
-  return static_cast<double>(size) * number(block.pairs) *
-         (varies(0) ? 1 : 1 / number(block.batches.count)) *
-         (varies(1) ? number(block.heads.count) : 1) *
-         (varies(2) ? 1 : 1 / number(block.rows.count)) *
-         (varies(3) ? 1 : 1 / number(block.columns.count));
+// Of a bias or a dense mask, if there is one. Kernels skip what the mask hides.
+double score_bytes(const RankPlan& plan, const Block& block, int buffer) {
+  if (buffer < 0 || block.pairs == 0) return 0;
+  const Buffer& held = plan.buffer(buffer);
+  const Region read = plan.scores_of(block, buffer);
+  const auto share = [](std::int64_t part, std::int64_t whole) {
+    return static_cast<double>(part) / static_cast<double>(whole);
+  };
+  const bool has_columns = plan.width(held, held.contents.front()) > 1;
+  return static_cast<double>(size_of(held.dtype)) * static_cast<double>(block.pairs) *
+         static_cast<double>(read.heads.count) * share(read.batches.count, block.batches.count) *
+         share(read.tokens.count, block.rows.count) *
+         (has_columns ? 1 : share(1, block.columns.count));
 }
 
 // What a kernel must read at least once: K, V, bias and dense mask. With few rows, reading takes
@@ -52,7 +52,7 @@ double bytes_read(const RankPlan& plan, const Block& block) {
   const double columns = static_cast<double>(block.columns.count * block.batches.count);
   return columns * kv_heads * static_cast<double>(plan.local.head_dim + plan.local.value_dim) *
              static_cast<double>(size_of(plan.buffer(block.key).dtype)) +
-         score_bytes(plan, block, Content::bias) + score_bytes(plan, block, Content::dense_mask);
+         score_bytes(plan, block, block.bias) + score_bytes(plan, block, block.dense_mask);
 }
 
 bool has_few_rows(const RankPlan& plan, const Block& block, const KernelCost& kernel) {
@@ -94,9 +94,10 @@ double seconds_before_waiting(const RankPlan& plan, const Block& block, std::int
 }
 
 double seconds_of(const RankPlan& plan, const Copy& copy, const Prices& prices) {
+  const Buffer& to = plan.buffer(copy.to.buffer);
   const double bytes = static_cast<double>(copy.to.tokens.count * copy.to.heads.count *
-                                           copy.to.batches.count * plan.width(copy.content)) *
-                       static_cast<double>(size_of(plan.buffer(copy.to.buffer).dtype));
+                                           copy.to.batches.count * plan.width(to, copy.content)) *
+                       static_cast<double>(size_of(to.dtype));
   return prices.model.memory_seconds(2 * bytes);
 }
 

@@ -126,6 +126,7 @@ json buffer_json(const Buffer& buffer) {
               {"tokens", range_json(buffer.tokens)},
               {"heads", range_json(buffer.heads)}};
   if (buffer.reuses >= 0) result["reuses"] = buffer.reuses;
+  if (buffer.columns) result["columns"] = to_string(*buffer.columns);
   return result;
 }
 

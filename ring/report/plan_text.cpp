@@ -104,9 +104,10 @@ void append_rank(std::string& text, const RankPlan& plan) {
   }
   for (std::size_t i = 0; i < plan.buffers.size(); ++i) {
     const Buffer& buffer = plan.buffers[i];
-    fmt::format_to(out, "  buffer {}: {}, {} {}, tokens {}, heads {}{}\n", i, name_of(buffer.kind),
-                   contents_text(buffer), annulus::name_of(buffer.dtype), range_text(buffer.tokens),
-                   range_text(buffer.heads),
+    fmt::format_to(out, "  buffer {}: {}, {} {}, tokens {}, heads {}{}{}\n", i,
+                   name_of(buffer.kind), contents_text(buffer), annulus::name_of(buffer.dtype),
+                   range_text(buffer.tokens), range_text(buffer.heads),
+                   buffer.columns ? fmt::format(", columns {}", to_string(*buffer.columns)) : "",
                    buffer.reuses >= 0 ? fmt::format(", memory of buffer {}", buffer.reuses) : "");
   }
   int step = -1;

@@ -17,12 +17,27 @@ bool by_heads(Content content) {
          content == Content::sum;
 }
 
+bool is_scores(Content content) {
+  return content == Content::bias || content == Content::dense_mask;
+}
+
 // The token dimension of a view from shape_of() or the like.
 int token_dim(Content content) {
-  return by_heads(content) ? 2 : 1;
+  return by_heads(content) || is_scores(content) ? 2 : 1;
 }
 int head_dim(Content content) {
-  return by_heads(content) ? 1 : 2;
+  return 3 - token_dim(content);
+}
+
+// The entries of these keys, of a bias or a mask of all keys.
+ConstTensorView keys_of(const ConstTensorView& scores, const PositionRange& keys) {
+  const std::int64_t span = (keys.length - 1) * keys.stride + 1;
+  const ConstTensorView all = scores.slice(3, keys.start.value(), span);
+  Extents shape = all.shape();
+  Extents strides = all.strides();
+  shape[3] = keys.length;
+  strides[3] *= keys.stride;
+  return {all.data(), all.dtype(), shape, strides, all.place()};
 }
 
 }  // namespace
@@ -109,9 +124,11 @@ void PlanMemory::allocate_local(Device& device) {
 }
 
 Extents PlanMemory::shape_of(const Buffer& buffer, Content content) const {
-  if (const Extents* const scores = plan_.scores(content)) return *scores;
-  if (by_heads(content)) return {plan_.local.batch, buffer.heads.count, buffer.tokens.count};
-  return {plan_.local.batch, buffer.tokens.count, buffer.heads.count, plan_.width(content)};
+  const std::int64_t batches = plan_.batches(buffer).count;
+  if (by_heads(content)) return {batches, buffer.heads.count, buffer.tokens.count};
+  const std::int64_t width = plan_.width(buffer, content);
+  if (is_scores(content)) return {batches, buffer.heads.count, buffer.tokens.count, width};
+  return {batches, buffer.tokens.count, buffer.heads.count, width};
 }
 
 std::vector<TensorView> PlanMemory::expected() const {
@@ -129,15 +146,17 @@ TensorView PlanMemory::in_records(const Buffer& buffer, void* data, Content cont
   std::int64_t before = 0;
   for (const Content one : buffer.contents) {
     if (one == content) before = record;
-    record += buffer.heads.count * plan_.width(one);
+    record += buffer.heads.count * plan_.width(buffer, one);
   }
   // As a number, for the same reason as in TensorView: there may be no memory yet.
   auto* const begin =
       reinterpret_cast<void*>(reinterpret_cast<std::intptr_t>(data) +
                               before * static_cast<std::int64_t>(size_of(buffer.dtype)));
-  const std::int64_t token = plan_.local.batch * record;
-  const Extents strides = by_heads(content) ? Extents{record, 1, token}
-                                            : Extents{record, token, plan_.width(content), 1};
+  const std::int64_t token = plan_.batches(buffer).count * record;
+  const std::int64_t width = plan_.width(buffer, content);
+  const Extents strides = by_heads(content)    ? Extents{record, 1, token}
+                          : is_scores(content) ? Extents{record, width, token, 1}
+                                               : Extents{record, token, width, 1};
   return {begin, buffer.dtype, shape_of(buffer, content), strides, place_};
 }
 
@@ -163,6 +182,22 @@ TensorView PlanMemory::view(const Region& region, Content content) const {
       .slice(head_dim(content), region.heads.begin - buffer.heads.begin, region.heads.count);
 }
 
+void PlanMemory::add_copies(const Copy& copy, std::vector<TensorCopy>& copies) const {
+  const ConstTensorView from = view(copy.source(), copy.content);
+  const TensorView to = view(copy.to, copy.content);
+  const auto& keys = plan_.buffer(copy.to.buffer).columns;
+  if (!keys || plan_.buffer(copy.from).columns || from.size(3) == 1) {
+    copies.push_back({from, to});
+    return;
+  }
+  std::int64_t key = 0;
+  for (const PositionRange& range : keys->ranges()) {
+    if (range.length == 0) continue;
+    copies.push_back({keys_of(from, range), to.slice(3, key, range.length)});
+    key += range.length;
+  }
+}
+
 SoftmaxState PlanMemory::state(const Result& result) const {
   const auto of_rows = [&](int buffer, Content content) {
     Region region = result.output;
@@ -174,16 +209,23 @@ SoftmaxState PlanMemory::state(const Result& result) const {
 }
 
 ScoreTensors PlanMemory::scores(const Block& block, std::int64_t kv_length) const {
-  const AttentionShape& local = plan_.local;
-  const auto part = [&](int buffer, Content content) {
-    return buffer < 0 ? TensorView() : whole(buffer, content);
+  bool by_column = false;
+  const auto part = [&](int buffer, Content content) -> ConstTensorView {
+    if (buffer < 0) return {};
+    const ConstTensorView all = view(plan_.scores_of(block, buffer), content);
+    if (!plan_.buffer(buffer).columns) return all;
+    by_column = true;
+    if (all.size(3) == 1) return all;
+    return all.slice(3, block.columns.begin - plan_.buffer(block.key).tokens.begin,
+                     block.columns.count);
   };
-  return broadcast_scores(
-             part(block.bias, Content::bias), part(block.dense_mask, Content::dense_mask),
-             {local.batch, local.heads, plan_.buffer(block.query).tokens.count, kv_length})
-      .slice(0, block.batches.begin, block.batches.count)
-      .slice(1, block.heads.begin, block.heads.count)
-      .slice(2, block.rows.begin.value(), block.rows.count);
+  const ConstTensorView bias = part(block.bias, Content::bias);
+  const ConstTensorView mask = part(block.dense_mask, Content::dense_mask);
+  ScoreTensors scores = broadcast_scores(bias, mask,
+                                         {block.batches.count, block.heads.count, block.rows.count,
+                                          by_column ? block.columns.count : kv_length});
+  scores.by_column = by_column;
+  return scores;
 }
 
 void* PlanMemory::address(int buffer, LocalRange tokens) const {

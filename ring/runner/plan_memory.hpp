@@ -27,11 +27,14 @@ class PlanMemory {
   /// What they must look like: contiguous, without memory.
   [[nodiscard]] std::vector<TensorView> expected() const;
 
-  /// One content of a region: [batch, tokens, heads, width], or [batch, heads, tokens] of an LSE or
-  /// the like.
+  /// One content of a region: [batch, tokens, heads, width]; [batch, heads, tokens] of an LSE or
+  /// the like; [batch, heads, tokens, keys] of a bias or a mask.
   [[nodiscard]] TensorView view(const Region& region, Content content) const;
+  /// Appends what a copy copies.
+  void add_copies(const Copy& copy, std::vector<TensorCopy>& copies) const;
   [[nodiscard]] SoftmaxState state(const Result& result) const;
-  /// Bias and dense mask of a block's batches, heads and rows, for all `kv_length` keys.
+  /// Bias and dense mask of a block's batches, heads and rows, for all `kv_length` keys of the
+  /// problem or for the block's columns.
   [[nodiscard]] ScoreTensors scores(const Block& block, std::int64_t kv_length) const;
   /// Where tokens of an exchange buffer begin.
   [[nodiscard]] void* address(int buffer, LocalRange tokens) const;

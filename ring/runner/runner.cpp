@@ -377,9 +377,7 @@ class Runner::Impl {
       const StreamSpan span(*computing_, {TraceCategory::other, "copy", plan_.tasks[first].step});
       std::vector<TensorCopy> copies;
       do {
-        const auto& copy = std::get<Copy>(plan_.tasks[next].work);
-        copies.push_back(
-            {memory_.view(copy.source(), copy.content), memory_.view(copy.to, copy.content)});
+        memory_.add_copies(std::get<Copy>(plan_.tasks[next].work), copies);
         ++next;
       } while (next < plan_.tasks.size() && plan_.tasks[next].after.empty() &&
                std::holds_alternative<Copy>(plan_.tasks[next].work));

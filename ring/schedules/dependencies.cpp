@@ -95,7 +95,9 @@ class Analysis {
       read(keys, latest);
       read({block.value, block.columns, kv_heads, block.batches}, latest);
     }
-    // Bias and mask need no dependencies: nothing writes them.
+    for (const int scores : {block.bias, block.dense_mask}) {
+      if (scores >= 0) read(plan_.scores_of(block, scores), latest);
+    }
     if (block.state) each_region(*block.state, [&](const Region& region) { read(region, latest); });
     each_region(block.result, [&](const Region& region) { write(region, latest); });
     task.after = settle(latest);

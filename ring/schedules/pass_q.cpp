@@ -1,5 +1,6 @@
+#include <array>
 #include <cstddef>
-#include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -8,7 +9,8 @@
 #include "schedules/schedules.hpp"
 
 // Keys and values stay where they are. Every rank computes all rows of its group against its own
-// columns, and what comes of it is combined: for few queries against a long cache.
+// columns, and what comes of it is combined: for few queries against a long cache. Rows of a bias
+// or a dense mask go with those of the queries, cut to the columns of the rank that gets them.
 namespace annulus::ring {
 namespace {
 
@@ -19,13 +21,14 @@ class PassQ {
         ranks_(static_cast<int>(context.group.size())),
         me_(context.group_rank),
         builder_(context),
+        with_rows_(builder_.sent_with_rows()),
         heads_{0, builder_.plan().local.heads},
         rows_{LocalPosition(0), builder_.plan().local.query_length} {}
 
   // All ranks have the same rows, and get the same bits: parts are combined in order of rank.
   RankPlan plan_replicated() {
     const Result state = partial();
-    const int rows = builder_.add_rows(PlanBuilder::kQuery, positions(context_.rank), state, false);
+    const int rows = builder_.add_rows(builder_.own_rows(), positions(context_.rank), state, false);
     builder_.compute(0, rows, heads_, builder_.own_columns());
     builder_.complete(0, rows, heads_);
     const std::int64_t bytes =
@@ -46,32 +49,43 @@ class PassQ {
     for (const int rank : context_.group) shards.push_back(positions(rank));
     const Gathering gathering(shards);
     const AttentionShape& local = builder_.plan().local;
-    const std::int64_t bytes = gathering.size() * local.batch * local.heads * local.value_dim *
-                               static_cast<std::int64_t>(sizeof(float));
+    std::int64_t row_bytes =
+        local.batch * local.heads * local.value_dim * static_cast<std::int64_t>(sizeof(float));
+    for (const Content content : with_rows_) {
+      if (content == Content::query) continue;
+      const RankPlan& plan = builder_.plan();
+      row_bytes += plan.token_bytes(plan.buffer(plan.caller_buffer(content))) / ranks_;
+    }
+    const std::int64_t bytes = gathering.size() * row_bytes;
     return bytes <= kSmallBytes ? plan_gathered(gathering) : plan_round();
   }
 
  private:
   RankPlan plan_gathered(const Gathering& gathering) {
-    const DType dtype = context_.input.problem.dtype;
     const LocalRange all{LocalPosition(0), gathering.size()};
-    const int queries = builder_.add_exchange({Content::query}, dtype, all, heads_);
-    for (const Gathering::Message& message : gathering.messages(me_)) {
-      builder_.copy(0, Content::query, PlanBuilder::kQuery, message.tokens.begin, queries,
-                    message.placed(), heads_);
+    RowBuffers gathered = for_all_rows();
+    for (const Content content : with_rows_) {
+      gathered[content] = add_rows_of_others(content, all);
+      for (const Gathering::Message& message : gathering.messages(me_)) {
+        builder_.copy_own(0, content, message.tokens.begin, gathered[content], message.placed());
+      }
     }
     for (int turn = 1; turn < ranks_; ++turn) {
       const int to = (me_ + turn) % ranks_;
       const int from = (me_ + ranks_ - turn) % ranks_;
-      for (const Gathering::Message& message : gathering.messages(me_)) {
-        builder_.send(0, to, me_, queries, message.placed());
-      }
-      for (const Gathering::Message& message : gathering.messages(from)) {
-        builder_.receive(0, from, from, queries, message.placed());
+      for (const Content content : with_rows_) {
+        const bool same = content == Content::query;  // for all ranks
+        const int sent = same || rows_.count == 0 ? gathered.query : pack(0, content, to);
+        for (const Gathering::Message& message : gathering.messages(me_)) {
+          builder_.send(0, to, me_, sent, same ? message.placed() : message.tokens);
+        }
+        for (const Gathering::Message& message : gathering.messages(from)) {
+          builder_.receive(0, from, from, gathered[content], message.placed());
+        }
       }
     }
     const Result computed = builder_.add_partial_results(all, heads_);
-    const int rows = builder_.add_rows(queries, gathering.positions(), computed, false);
+    const int rows = builder_.add_rows(gathered, gathering.positions(), computed, false);
     builder_.compute(1, rows, heads_, builder_.own_columns());
     builder_.complete(1, rows, heads_);
 
@@ -118,22 +132,24 @@ class PassQ {
 
     std::vector<Result> parts{partial()};
     const int own =
-        builder_.add_rows(PlanBuilder::kQuery, positions(context_.rank), parts.front(), false);
+        builder_.add_rows(builder_.own_rows(), positions(context_.rank), parts.front(), false);
     builder_.compute(0, own, heads_, builder_.own_columns());
     builder_.complete(0, own, heads_);
-    int packed = -1;
-    if (any) {
-      packed = builder_.add_exchange({Content::query}, context_.input.problem.dtype, rows_, heads_);
-      builder_.copy(0, Content::query, PlanBuilder::kQuery, rows_.begin, packed, rows_, heads_);
-    }
-    std::map<int, int> buffers;     // of queries, by turn
-    std::map<int, Result> targets;  // of their results, by turn
+    const int queries = any ? pack(0, Content::query, me_) : -1;
+    const RowBuffers common = for_all_rows();
+    std::array<RowBuffers, 2> packed;                   // by turn
+    std::array<RowBuffers, 2> arrived{common, common};  // others' rows, by turn
+    std::array<std::optional<Result>, 2> targets;       // of their results, by turn
     for (int hop = 1; hop < ranks_; ++hop) {
       const int to = (me_ + hop) % ranks_;
       const int from = (me_ + ranks_ - hop) % ranks_;
-      const int turn = hop % 2;
+      const auto turn = static_cast<std::size_t>(hop % 2);
       if (any && sees(me_, to)) {
-        builder_.send(hop - 1, to, me_, packed, rows_);
+        for (const Content content : with_rows_) {
+          int& sent = packed[turn][content];
+          sent = content == Content::query ? queries : pack(hop - 1, content, to, sent);
+          builder_.send(hop - 1, to, me_, sent, rows_);
+        }
         const Result part = partial();
         builder_.receive(hop + 1, to, me_, part, {rows_});
         parts.push_back(part);
@@ -141,21 +157,48 @@ class PassQ {
       if (!sees(from, me_) || heads_.count == 0) continue;
       const PositionRanges theirs = positions(context_.group[static_cast<std::size_t>(from)]);
       const LocalRange tokens{LocalPosition(0), theirs.size()};
-      int& queries = buffers.try_emplace(turn, -1).first->second;
-      queries = builder_.add_exchange({Content::query}, context_.input.problem.dtype, tokens,
-                                      heads_, queries);
-      builder_.receive(hop - 1, from, from, queries, tokens);
-      const auto known = targets.find(turn);
-      const Result target = builder_.add_partial_results(
-          tokens, heads_, known == targets.end() ? nullptr : &known->second);
-      targets.insert_or_assign(turn, target);
-      const int rows = builder_.add_rows(queries, theirs, target, false);
+      for (const Content content : with_rows_) {
+        int& rows = arrived[turn][content];
+        rows = add_rows_of_others(content, tokens, rows);
+        builder_.receive(hop - 1, from, from, rows, tokens);
+      }
+      std::optional<Result>& target = targets[turn];
+      target = builder_.add_partial_results(tokens, heads_, target ? &*target : nullptr);
+      const int rows = builder_.add_rows(arrived[turn], theirs, *target, false);
       builder_.compute(hop, rows, heads_, builder_.own_columns());
       builder_.complete(hop, rows, heads_);
-      builder_.send(hop + 1, from, from, target, {tokens});
+      builder_.send(hop + 1, from, from, *target, {tokens});
     }
     combine(ranks_ + 1, std::move(parts));
     return builder_.finish();
+  }
+
+  // The rank's own rows, to be sent: of a bias or a mask, the columns that rank `to` holds.
+  [[nodiscard]] int pack(int step, Content content, int to, int reuses = -1) {
+    const int packed = builder_.add_row_buffer(content, rows_, heads_, reuses, columns_of(to));
+    builder_.copy_own(step, content, rows_.begin, packed, rows_);
+    return packed;
+  }
+  [[nodiscard]] int add_rows_of_others(Content content, LocalRange rows, int reuses = -1) {
+    return builder_.add_row_buffer(content, rows, heads_, reuses, columns_of(me_));
+  }
+  // Of a bias or a mask, what is the same for others' rows; −1 for what comes with these. If one of
+  // the two does, the other one is cut as well: kernels want both for the same columns.
+  [[nodiscard]] RowBuffers for_all_rows() {
+    RowBuffers buffers = builder_.own_rows();
+    for (const Content content : with_rows_) buffers[content] = -1;
+    if (with_rows_.size() == 1) return buffers;
+    const LocalRange one{LocalPosition(0), 1};
+    for (const Content content : {Content::bias, Content::dense_mask}) {
+      if (buffers[content] < 0) continue;
+      buffers[content] = add_rows_of_others(content, one);
+      builder_.copy_own(0, content, one.begin, buffers[content], one);
+    }
+    return buffers;
+  }
+  [[nodiscard]] PositionRanges columns_of(int member) const {
+    return context_.input.operands.key.positions(context_.group[static_cast<std::size_t>(member)],
+                                                 1);
   }
 
   // Small states go to all ranks in one exchange: the time is that of its latency.
@@ -227,6 +270,7 @@ class PassQ {
   int ranks_;
   int me_;
   PlanBuilder builder_;
+  std::vector<Content> with_rows_;
   HeadRange heads_;
   LocalRange rows_;
 };

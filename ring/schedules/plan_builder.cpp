@@ -69,7 +69,7 @@ RankPlan empty_plan(const RankContext& context) {
 
 PlanBuilder::PlanBuilder(const RankContext& context)
     : context_(context), plan_(empty_plan(context)) {
-  add_rows(kQuery, context.input.operands.query.positions(context.rank, 1),
+  add_rows(own_rows(), context.input.operands.query.positions(context.rank, 1),
            own_results({0, plan_.local.heads}), true);
 }
 
@@ -99,9 +99,37 @@ void PlanBuilder::pack(LocalRange tokens, int buffer, LocalPosition to, int step
   copy(step, Content::value, kValue, tokens.begin, buffer, {to, tokens.count}, heads);
 }
 
+std::vector<Content> PlanBuilder::sent_with_rows() const {
+  std::vector<Content> contents{Content::query};
+  const auto add = [&](Content content, const std::optional<NamedSharding>& scores) {
+    if (scores && scores->global_shape()[2] != 1) contents.push_back(content);
+  };
+  add(Content::bias, context_.input.operands.bias);
+  add(Content::dense_mask, context_.input.operands.dense_mask);
+  return contents;
+}
+
+HeadRange PlanBuilder::heads_of(Content content, HeadRange heads) const {
+  const Extents* const scores = plan_.scores(content);
+  return scores != nullptr && (*scores)[1] == 1 ? HeadRange{0, 1} : heads;
+}
+
+int PlanBuilder::add_row_buffer(Content content, LocalRange rows, HeadRange heads, int reuses,
+                                std::optional<PositionRanges> columns) {
+  const DType dtype = plan_.buffer(plan_.caller_buffer(content)).dtype;
+  const int index = add_exchange({content}, dtype, rows, heads_of(content, heads), reuses);
+  if (content != Content::query) plan_.buffers.back().columns = std::move(columns);
+  return index;
+}
+
+void PlanBuilder::copy_own(int step, Content content, LocalPosition begin, int to,
+                           LocalRange to_rows) {
+  copy(step, content, plan_.caller_buffer(content), begin, to, to_rows, plan_.buffer(to).heads);
+}
+
 void PlanBuilder::copy(int step, Content content, int from, LocalPosition from_begin, int to,
                        LocalRange to_tokens, HeadRange heads) {
-  const Region region{to, to_tokens, heads, batches()};
+  const Region region{to, to_tokens, heads, plan_.batches(plan_.buffer(to))};
   plan_.tasks.push_back({Copy{content, from, from_begin, region}, step, {}});
 }
 
@@ -147,9 +175,13 @@ Result PlanBuilder::own_results(HeadRange heads) const {
           plan_.caller_buffer(Content::maximum)};
 }
 
-int PlanBuilder::add_rows(int query, const PositionRanges& positions, const Result& results,
-                          bool complete) {
-  rows_.push_back({query, results, complete, BlockFinder(context_, plan_, positions)});
+RowBuffers PlanBuilder::own_rows() const {
+  return {kQuery, plan_.caller_buffer(Content::bias), plan_.caller_buffer(Content::dense_mask)};
+}
+
+int PlanBuilder::add_rows(const RowBuffers& buffers, const PositionRanges& positions,
+                          const Result& results, bool complete) {
+  rows_.push_back({buffers, results, complete, BlockFinder(context_, plan_, positions)});
   return static_cast<int>(rows_.size()) - 1;
 }
 
@@ -172,11 +204,11 @@ HeadRange PlanBuilder::query_heads(HeadRange kv_heads) const {
 void PlanBuilder::add_blocks(int step, const Rows& rows, const PlacedColumns& columns,
                              std::vector<Block> blocks, bool awaiting) {
   for (Block& block : blocks) {
-    block.query = rows.query;
+    block.query = rows.buffers.query;
     block.key = columns.key;
     block.value = columns.value;
-    block.bias = plan_.caller_buffer(Content::bias);
-    block.dense_mask = plan_.caller_buffer(Content::dense_mask);
+    block.bias = rows.buffers.bias;
+    block.dense_mask = rows.buffers.dense_mask;
     block.result = rows.results;
     block.awaits_columns = awaiting && rows.finder.awaits_columns(block);
     plan_.tasks.push_back({std::move(block), step, {}});

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include <annulus/ring/plan.hpp>
@@ -18,6 +19,14 @@ struct PlacedColumns {
   int key = 0;
   int value = 0;
   std::vector<PlacedPiece> pieces;
+};
+
+/// Buffers of what goes with rows; −1 for a bias or a mask that the problem lacks.
+struct RowBuffers {
+  int query = -1, bias = -1, dense_mask = -1;
+  [[nodiscard]] int& operator[](Content content) {
+    return content == Content::query ? query : content == Content::bias ? bias : dense_mask;
+  }
 };
 
 /// What every schedule needs to fill a RankPlan. A schedule says what is copied, exchanged and
@@ -50,6 +59,17 @@ class PlanBuilder {
   int add_packed(LocalRange tokens, HeadRange kv_heads);
   /// Copies the rank's own `tokens` into a buffer for keys and values, from token `to` on.
   void pack(LocalRange tokens, int buffer, LocalPosition to, int step = 0);
+  /// What is sent where rows are sent: queries, and a bias and a mask whose rows differ.
+  [[nodiscard]] std::vector<Content> sent_with_rows() const;
+  /// The heads of such a content that query heads read: these, or the one that a bias or a mask has
+  /// for all.
+  [[nodiscard]] HeadRange heads_of(Content content, HeadRange heads) const;
+  /// Index of a new exchange buffer of such a content, for rows and query heads, and of a bias or a
+  /// mask for `columns`.
+  int add_row_buffer(Content content, LocalRange rows, HeadRange heads, int reuses = -1,
+                     std::optional<PositionRanges> columns = {});
+  /// Copies the rank's own rows from `begin` on into such a buffer, for its heads.
+  void copy_own(int step, Content content, LocalPosition begin, int to, LocalRange to_rows);
   /// Copies all batches of a content from the tokens of a buffer that begin at `from_begin`.
   void copy(int step, Content content, int from, LocalPosition from_begin, int to,
             LocalRange to_tokens, HeadRange heads);
@@ -67,9 +87,12 @@ class PlanBuilder {
   /// The caller's output, LSE and maximum, for some heads.
   [[nodiscard]] Result own_results(HeadRange heads) const;
 
-  /// Index of rows whose queries lie in the buffer `query`, at these positions, and whose results
-  /// go to `results`: all its rows and heads. `complete`: these are not only parts of results.
-  int add_rows(int query, const PositionRanges& positions, const Result& results, bool complete);
+  /// The caller's tensors of the rank's own rows.
+  [[nodiscard]] RowBuffers own_rows() const;
+  /// Index of rows that lie in these buffers, at these positions, and whose results go to
+  /// `results`: all its rows and heads. `complete`: these are not only parts of results.
+  int add_rows(const RowBuffers& buffers, const PositionRanges& positions, const Result& results,
+               bool complete);
 
   /// The rank's own columns, as they lie in the caller's tensors.
   [[nodiscard]] PlacedColumns own_columns() const;
@@ -100,7 +123,7 @@ class PlanBuilder {
 
  private:
   struct Rows {
-    int query;
+    RowBuffers buffers;
     Result results;
     bool complete;
     BlockFinder finder;

@@ -38,18 +38,6 @@ std::ptrdiff_t shared_axes(const PlanInput& input, std::ptrdiff_t& all) {
   return shared;
 }
 
-// Rows of bias and dense mask lie where the queries do, and stay there.
-std::string keeps_scores(const PlanInput& input) {
-  for (const auto& [name, sharding] : {std::pair("bias", &input.operands.bias),
-                                       std::pair("dense mask", &input.operands.dense_mask)}) {
-    if (*sharding && (*sharding)->global_shape()[2] != 1) {
-      return fmt::format("rows of the {} stay with their queries, which would be sent elsewhere",
-                         name);
-    }
-  }
-  return {};
-}
-
 std::string nothing(const PlanInput& /*input*/) {
   return {};
 }
@@ -87,7 +75,7 @@ std::string needs_same_axes(const PlanInput& input) {
     return fmt::format("queries are sharded along {}, keys and values along {}",
                        to_string(query_axes(input)), to_string(kv_axes(input)));
   }
-  return keeps_scores(input);
+  return {};
 }
 
 std::int64_t heads_of_rank(const PlanInput& input) {
@@ -128,17 +116,29 @@ std::string needs_rows_once(const PlanInput& input) {
     return fmt::format("queries are sharded along {}, some but not all axes of keys and values, {}",
                        to_string(query_axes(input)), to_string(kv_axes(input)));
   }
-  return keeps_scores(input);
+  return {};
 }
 
-// Sent once each, for every other rank: queries and their results, or keys and values.
+// Bytes of a bias or a dense mask that go where the queries go.
+std::int64_t sent_bytes(const std::optional<NamedSharding>& scores, DType dtype) {
+  if (!scores || scores->global_shape()[2] == 1) return 0;
+  return scores->global_shape().product() * static_cast<std::int64_t>(size_of(dtype));
+}
+
+// Sent once each, for every other rank: queries and their results, or keys and values. Of a bias or
+// a mask, every rank gets another part.
 std::string wants_short_queries(const PlanInput& input) {
   if (std::string reason = wants_sharded_sequence(input); !reason.empty()) return reason;
   const AttentionShape& shape = input.problem.shape;
   const auto in_and_out = static_cast<std::int64_t>(size_of(input.problem.dtype)) * shape.head_dim +
                           static_cast<std::int64_t>(sizeof(float)) * shape.value_dim;
-  const std::int64_t rows = shape.query_length * shape.heads * in_and_out;
-  const std::int64_t columns = shape.kv_length * shape.kv_heads *
+  const std::int64_t rows =
+      shape.batch * shape.query_length * shape.heads * in_and_out +
+      (has_replicated_rows(input) ? 0
+                                  : (sent_bytes(input.operands.bias, DType::float32) +
+                                     sent_bytes(input.operands.dense_mask, DType::boolean)) /
+                                        ranks_of(input));
+  const std::int64_t columns = shape.batch * shape.kv_length * shape.kv_heads *
                                (shape.head_dim + shape.value_dim) *
                                static_cast<std::int64_t>(size_of(input.problem.dtype));
   if (rows < columns) return {};

@@ -15,7 +15,8 @@
 #include "schedules/schedules.hpp"
 
 // Ranks next to each other along the sequence exchange heads: each gets all rows and columns of
-// them all for its share of the heads, and sends the rows of the output back. If the sequence is
+// them all for its share of the heads, and sends the rows of the output back. Rows of a bias or a
+// dense mask go with those of the queries, for all keys. If the sequence is
 // longer than that, ranks with the same heads form a ring and pass on what they have got.
 //
 // Heads go in several groups, each of which is sent while the one before is computed. Group g, with
@@ -36,6 +37,7 @@ class HeadExchange {
         inner_(context.group_rank % degree),
         outer_(context.group_rank / degree),
         builder_(context),
+        with_rows_(builder_.sent_with_rows()),
         shares_(deal_heads(local().heads, local().kv_heads, degree, groups())),
         rows_(gathered(outer_, &HeldSequence::rows)),
         columns_(gathered(outer_, &HeldSequence::columns)),
@@ -71,14 +73,19 @@ class HeadExchange {
 
  private:
   [[nodiscard]] const AttentionShape& local() const { return builder_.plan().local; }
-  [[nodiscard]] DType dtype() const { return context_.input.problem.dtype; }
 
   // Into how many groups each rank's heads are cut.
   [[nodiscard]] int groups() const {
-    const AttentionShape& shape = context_.input.problem.shape;
-    const std::int64_t rows = shape.query_length / rings_;
-    const std::int64_t bytes = rows * local().batch * (local().heads / degree_) * shape.head_dim *
-                               static_cast<std::int64_t>(size_of(dtype()));
+    const std::int64_t rows = context_.input.problem.shape.query_length / rings_;
+    std::int64_t row_bytes = 0;  // of a head
+    for (const Content content : with_rows_) {
+      const RankPlan& plan = builder_.plan();
+      const Buffer& all = plan.buffer(plan.caller_buffer(content));
+      if (all.heads.count == local().heads && all.heads.count > 0) {
+        row_bytes += plan.token_bytes(all) / all.heads.count;
+      }
+    }
+    const std::int64_t bytes = rows * (local().heads / degree_) * row_bytes;
     const std::int64_t asked = context_.input.options.head_group_bytes;
     const std::int64_t least = asked > 0 ? asked : kUsualHeadGroupBytes;
     return static_cast<int>(std::clamp<std::int64_t>(bytes / least, 1, kMostGroups));
@@ -111,6 +118,12 @@ class HeadExchange {
     const std::vector<HeadShare>& shares = shares_[static_cast<std::size_t>(inner)];
     return group_ < shares.size() ? &shares[group_] : nullptr;
   }
+  // Whether what the heads read of a content that goes with rows has come with the group before.
+  [[nodiscard]] bool has_rows(Content content, int inner) const {
+    const std::vector<HeadShare>& shares = shares_[static_cast<std::size_t>(inner)];
+    return group_ > 0 && builder_.heads_of(content, shares[group_].heads) ==
+                             builder_.heads_of(content, shares[group_ - 1].heads);
+  }
   // Whether the key/value heads have come with the group before.
   [[nodiscard]] bool has_columns(int inner) const {
     const std::vector<HeadShare>& shares = shares_[static_cast<std::size_t>(inner)];
@@ -121,14 +134,17 @@ class HeadExchange {
   // Two groups are under way at a time, so groups take turns in two sets of buffers.
   [[nodiscard]] int turn() const { return static_cast<int>(group_ % 2); }
 
-  enum class Role : std::uint8_t { queries_out, queries_in, columns_out, columns_in };
+  enum class Role : std::uint8_t { out, in };
 
   // A buffer for the group at hand, in the memory of the one that had the same role.
-  int add(Role role, int inner, LocalRange tokens, const HeadShare& share, int turn) {
-    int& last = buffers_.try_emplace({role, inner, turn}, -1).first->second;
-    const bool queries = role == Role::queries_out || role == Role::queries_in;
-    last = queries ? builder_.add_exchange({Content::query}, dtype(), tokens, share.heads, last)
-                   : builder_.add_key_value(tokens, share.kv_heads, last);
+  int add_rows(Content content, Role role, int inner, LocalRange tokens, const HeadShare& share) {
+    int& last = buffers_.try_emplace({content, role, inner, turn()}, -1).first->second;
+    last = builder_.add_row_buffer(content, tokens, share.heads, last);
+    return last;
+  }
+  int add_columns(Role role, int inner, LocalRange tokens, const HeadShare& share, int turn) {
+    int& last = buffers_.try_emplace({Content::key, role, inner, turn}, -1).first->second;
+    last = builder_.add_key_value(tokens, share.kv_heads, last);
     return last;
   }
 
@@ -139,14 +155,17 @@ class HeadExchange {
     }
     const HeadShare* const mine = share_of(inner_);
     if (mine == nullptr) return;
-    queries_ = add(Role::queries_in, inner_, all(rows_), *mine, turn());
+    for (const Content content : with_rows_) {
+      if (has_rows(content, inner_)) continue;
+      rows_in_[content] = add_rows(content, Role::in, inner_, all(rows_), *mine);
+    }
     if (!has_columns(inner_)) {
       column_turn_ = 1 - column_turn_;
-      columns_in_ = add(Role::columns_in, inner_, all(columns_), *mine, column_turn_);
+      columns_in_ = add_columns(Role::in, inner_, all(columns_), *mine, column_turn_);
     }
     for (int turn = 0; turn < degree_; ++turn) {
       const int from = (inner_ + degree_ - turn) % degree_;
-      take_queries(from, *mine);
+      take_rows(from);
       if (!has_columns(inner_)) take_columns(from);
     }
   }
@@ -154,18 +173,18 @@ class HeadExchange {
   // The rank's own tokens, for heads of another one.
   void send_heads(int to, const HeadShare& share) {
     const int origin = peer(inner_);
-    if (local().query_length > 0) {
+    for (const Content content : with_rows_) {
+      if (local().query_length == 0 || has_rows(content, to)) continue;
       const LocalRange tokens{LocalPosition(0), local().query_length};
-      const int packed = add(Role::queries_out, to, tokens, share, turn());
-      builder_.copy(gathered_in(), Content::query, PlanBuilder::kQuery, tokens.begin, packed,
-                    tokens, share.heads);
+      const int packed = add_rows(content, Role::out, to, tokens, share);
+      builder_.copy_own(gathered_in(), content, tokens.begin, packed, tokens);
       for (const Gathering::Message& message : rows_.messages(inner_)) {
         builder_.send(gathered_in(), peer(to), origin, packed, message.tokens);
       }
     }
     if (local().kv_length > 0 && !has_columns(to)) {
       const LocalRange tokens{LocalPosition(0), local().kv_length};
-      const int packed = add(Role::columns_out, to, tokens, share, turn());
+      const int packed = add_columns(Role::out, to, tokens, share, turn());
       builder_.pack(tokens, packed, tokens.begin, gathered_in());
       for (const Gathering::Message& message : columns_.messages(inner_)) {
         builder_.send(gathered_in(), peer(to), origin, packed, message.tokens);
@@ -173,14 +192,17 @@ class HeadExchange {
     }
   }
 
-  void take_queries(int from, const HeadShare& share) {
-    for (const Gathering::Message& message : rows_.messages(from)) {
-      const LocalRange to = message.placed();
-      if (from == inner_) {
-        builder_.copy(gathered_in(), Content::query, PlanBuilder::kQuery, message.tokens.begin,
-                      queries_, to, share.heads);
-      } else {
-        builder_.receive(gathered_in(), peer(from), peer(from), queries_, to);
+  void take_rows(int from) {
+    for (const Content content : with_rows_) {
+      if (has_rows(content, inner_)) continue;
+      const int buffer = rows_in_[content];
+      for (const Gathering::Message& message : rows_.messages(from)) {
+        const LocalRange to = message.placed();
+        if (from == inner_) {
+          builder_.copy_own(gathered_in(), content, message.tokens.begin, buffer, to);
+        } else {
+          builder_.receive(gathered_in(), peer(from), peer(from), buffer, to);
+        }
       }
     }
   }
@@ -199,7 +221,7 @@ class HeadExchange {
     const auto results = static_cast<std::size_t>(turn());
     std::optional<Result>& target = computed_[results];
     target = builder_.add_complete_results(all(rows_), share.heads, target ? &*target : nullptr);
-    const int rows = builder_.add_rows(queries_, rows_.positions(), *target, true);
+    const int rows = builder_.add_rows(rows_in_, rows_.positions(), *target, true);
     rounds_.add(gathered_in() + 1, {share.heads,
                                     share.kv_heads,
                                     rows,
@@ -255,18 +277,20 @@ class HeadExchange {
   int inner_;  // of this rank: where it stands among those that it exchanges heads with …
   int outer_;  // … and in its ring
   PlanBuilder builder_;
+  std::vector<Content> with_rows_;
   std::vector<std::vector<HeadShare>> shares_;  // by inner rank
   Gathering rows_;
   Gathering columns_;
   KvNeeds needs_;  // of the ranks of the ring
   RingTraffic traffic_;
   RingRounds rounds_;
-  std::size_t group_ = 0;  // of heads, the one at hand
-  int queries_ = -1;       // its buffers
+  std::size_t group_ = 0;                     // of heads, the one at hand
+  RowBuffers rows_in_ = builder_.own_rows();  // its buffers
   int columns_in_ = -1;
   int column_turn_ = 0;
-  std::map<std::tuple<Role, int, int>, int> buffers_;  // the last one; by role, rank and turn
-  std::array<std::optional<Result>, 2> computed_;      // by turn
+  // The last one; by content, role, rank and turn.
+  std::map<std::tuple<Content, Role, int, int>, int> buffers_;
+  std::array<std::optional<Result>, 2> computed_;                  // by turn
   std::map<std::pair<int, int>, std::optional<Result>> received_;  // by rank and turn
 };
 

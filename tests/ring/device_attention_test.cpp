@@ -163,12 +163,13 @@ TEST_F(DeviceAttention, Dropout) {
   }
 }
 
-// Under any layout, columns index bias and mask by global position and rows by local index.
+// Under any layout, keys of bias and mask are found by global position or, where they were sent
+// with their rows, by column; by every kernel that honours them.
 TEST_F(DeviceAttention, BiasAndDenseMask) {
   const int ranks = test::session().size();
-  const std::vector<std::string> schedules = ranks == 1
-                                                 ? std::vector<std::string>{"local"}
-                                                 : std::vector<std::string>{"ring", "allgather"};
+  const std::vector<std::string> schedules =
+      ranks == 1 ? std::vector<std::string>{"local"}
+                 : std::vector<std::string>{"ring", "allgather", "ulysses", "hybrid", "pass_q"};
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     for (const std::string& schedule : schedules) {
       for (const LayoutKind layout : {LayoutKind::zigzag, LayoutKind::striped}) {
@@ -182,6 +183,9 @@ TEST_F(DeviceAttention, BiasAndDenseMask) {
         expect_verified(one);
         one.problem.dense_mask = Extents{1, 1, length, length};
         expect_verified(one);
+        one.implementation = "native";
+        expect_verified(one);
+        one.implementation = "auto";
         one.problem.bias = Extents{1, 4, 1, length};
         one.problem.soft_cap = 5;
         expect_verified(one);

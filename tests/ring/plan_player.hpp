@@ -129,20 +129,27 @@ class PlanPlayer {
       const int index = static_cast<int>(i);
       ASSERT_LT(buffer.reuses, index);
       for (const Content content : buffer.contents) {
-        if (is_result(content) || content == Content::bias || content == Content::dense_mask) {
-          continue;
-        }
+        if (is_result(content)) continue;
         Tokens& held = tokens(r, index, content);
         held.resize(std::max(held.size(), static_cast<std::size_t>(buffer.tokens.count)), kNothing);
         if (buffer.kind != BufferKind::caller) continue;
+        const NamedSharding* const scores = scores_of(content);
         const NamedSharding& sharding = content == Content::query ? operands_.query : operands_.key;
-        const PositionRanges own = sharding.positions(rank.rank, 1);
+        const PositionRanges own =
+            scores != nullptr ? scores->positions(rank.rank, 2) : sharding.positions(rank.rank, 1);
         ASSERT_EQ(buffer.tokens.count, own.size());
         for (std::int64_t s = 0; s < own.size(); ++s) {
           held[static_cast<std::size_t>(s)] = own.global(LocalPosition(s)).value();
         }
       }
     }
+  }
+
+  // Of a bias or a mask; null for other contents.
+  [[nodiscard]] const NamedSharding* scores_of(Content content) const {
+    if (content == Content::bias && operands_.bias) return &*operands_.bias;
+    if (content == Content::dense_mask && operands_.dense_mask) return &*operands_.dense_mask;
+    return nullptr;
   }
 
   void match() {
@@ -281,6 +288,7 @@ class PlanPlayer {
     const Buffer& from = theirs.buffer(message.buffer);
     const Buffer& to = plan_.ranks[r].buffer(transfer.buffer);
     ASSERT_EQ(from.contents, to.contents);
+    EXPECT_EQ(from.columns, to.columns);
     for (const Content content : to.contents) {
       if (is_result(content)) {
         move_results(results(sender.rank, message.buffer), message.tokens.begin,
@@ -350,8 +358,35 @@ class PlanPlayer {
     }
   }
 
+  // The block reads a bias or a mask of its own rows, heads and columns.
+  void expect_scores(std::size_t r, const Block& block, int index, Content content) {
+    const NamedSharding* const sharding = scores_of(content);
+    ASSERT_EQ(index >= 0, sharding != nullptr);
+    if (index < 0) return;
+    const RankPlan& rank = plan_.ranks[r];
+    const Buffer& buffer = rank.buffer(index);
+    ASSERT_EQ(buffer.contents, std::vector{content});
+    const Region read = rank.scores_of(block, index);
+    EXPECT_GE(read.heads.begin, buffer.heads.begin);
+    EXPECT_LE(read.heads.end(), buffer.heads.end());
+    EXPECT_EQ(read.heads.count, sharding->global_shape()[1] == 1 ? 1 : block.heads.count);
+    const bool has_rows = sharding->global_shape()[2] != 1;
+    EXPECT_EQ(read.tokens.count, has_rows ? block.rows.count : 1);
+    for (std::int64_t i = 0; i < read.tokens.count; ++i) {
+      const auto at = static_cast<std::size_t>(read.tokens.begin + i - buffer.tokens.begin);
+      ASSERT_EQ(tokens(r, index, content).at(at),
+                has_rows ? block.row_positions.global(LocalPosition(i)).value() : 0);
+    }
+    if (!buffer.columns) return;
+    const std::int64_t first = block.columns.begin - rank.buffer(block.key).tokens.begin;
+    EXPECT_EQ(buffer.columns->slice({LocalPosition(first), block.columns.count}),
+              block.column_positions);
+  }
+
   void run(std::size_t r, std::size_t t, const Block& block) {
     const RankPlan& rank = plan_.ranks[r];
+    expect_scores(r, block, block.bias, Content::bias);
+    expect_scores(r, block, block.dense_mask, Content::dense_mask);
     ASSERT_EQ(block.row_positions.size(), block.rows.count);
     for (std::int64_t i = 0; i < block.rows.count; ++i) {
       const auto at =

@@ -1,13 +1,17 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <annulus/attention/modifiers.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/verification/random_problem.hpp>
 
@@ -391,8 +395,120 @@ TEST(Plan, JsonCarriesEveryRankAndTask) {
   }
 }
 
+constexpr std::array kSendingRows{Schedule::ulysses, Schedule::hybrid, Schedule::pass_q};
+
+TEST(Plan, RowsOfBiasAndMaskGoWhereTheQueriesGo) {
+  constexpr std::int64_t kLength = 37;
+  using Scores = std::optional<Extents>;
+  const std::vector<std::pair<Scores, Scores>> forms{
+      {Extents{2, 6, kLength, kLength}, {}},
+      {Extents{1, 6, kLength, kLength}, Extents{2, 1, kLength, kLength}},
+      {Extents{2, 1, kLength, 1}, Extents{1, 6, 1, kLength}},
+      {Extents{1, 1, 1, kLength}, Extents{1, 6, kLength, 1}},
+      {Extents{2, 6, 1, 1}, Extents{1, 1, kLength, kLength}}};
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    for (const LayoutKind layout :
+         {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::balanced}) {
+      for (const Schedule schedule : kSendingRows) {
+        for (const auto& [bias, mask] : forms) {
+          AttentionProblem problem = causal_problem(kLength, 6, 3);
+          problem.shape.batch = 2;
+          problem.bias = bias;
+          problem.dense_mask = mask;
+          SCOPED_TRACE(testing::Message()
+                       << ranks << " ranks, " << name_of(layout) << ", " << name_of(schedule)
+                       << ", " << mask_and_modifiers_text(problem));
+          const ShardedOperands operands = sequence_operands(problem, ranks, layout);
+          PlanOptions options;
+          options.head_group_bytes = 1;
+          if (ranks % 2 == 0) options.ulysses_degree = 2;
+          expect_valid(make_plan(native_input(problem, operands, options), schedule), operands);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// Larger rows go round rather than to all ranks at once.
+TEST(Plan, RowsOfBiasAndMaskGoRound) {
+  constexpr std::int64_t kLength = 603;
+  for (const int ranks : {3, 4}) {
+    for (const LayoutKind layout : {LayoutKind::zigzag, LayoutKind::striped}) {
+      for (const bool all_rows : {false, true}) {
+        AttentionProblem problem = causal_problem(kLength, 16, 4);
+        problem.bias = Extents{1, 16, kLength, kLength};
+        problem.dense_mask = Extents{1, 1, all_rows ? 1 : kLength, kLength};
+        const ShardedOperands operands = sequence_operands(problem, ranks, layout);
+        const Plan plan = make_plan(native_input(problem, operands), Schedule::pass_q);
+        expect_valid(plan, operands);
+        const auto exchanges = plan.ranks.front().all<Exchange>();
+        EXPECT_EQ(exchanges.size(), static_cast<std::size_t>(ranks + 1));
+      }
+    }
+  }
+}
+
+// Bytes of the buffers of a content that are not the caller's.
+std::int64_t bytes_beside_the_callers(const RankPlan& plan, Content content) {
+  std::map<int, std::int64_t> memory;
+  for (std::size_t i = 0; i < plan.buffers.size(); ++i) {
+    const Buffer& buffer = plan.buffers[i];
+    if (buffer.kind == BufferKind::caller || buffer.contents.front() != content) continue;
+    std::int64_t& bytes = memory[plan.memory_of(static_cast<int>(i))];
+    bytes = std::max(bytes, buffer.tokens.count * plan.token_bytes(buffer));
+  }
+  std::int64_t total = 0;
+  for (const auto& [index, bytes] : memory) total += bytes;
+  return total;
+}
+
+// A rank holds its own part and what is under way: two head groups, or the blocks of two hops, each
+// to be sent and received. What all heads share is gathered once.
+TEST(Plan, RowsOfABiasAreHeldAsTheyAreNeeded) {
+  constexpr std::int64_t kLength = 4096;
+  constexpr std::int64_t kHeads = 32;
+  constexpr std::int64_t kRanks = 4;
+  constexpr std::int64_t kPart = kHeads * (kLength / kRanks) * kLength * 4;
+  AttentionProblem problem = causal_problem(kLength, kHeads, 8);
+  problem.mask = Mask();
+  const auto plan_of = [&](Schedule schedule) {
+    const ShardedOperands operands = sequence_operands(problem, kRanks, LayoutKind::contiguous);
+    return make_rank_plan(native_input(problem, operands), schedule, 1);
+  };
+  const std::int64_t before = plan_of(Schedule::ulysses).bytes_received();
+  const std::int64_t before_round = plan_of(Schedule::pass_q).bytes_received();
+
+  problem.bias = Extents{1, kHeads, kLength, kLength};
+  const RankPlan ulysses = plan_of(Schedule::ulysses);
+  EXPECT_EQ(ulysses.bytes_received() - before, kPart / kRanks * (kRanks - 1));
+  constexpr std::int64_t kGroups = 8;
+  EXPECT_EQ(bytes_beside_the_callers(ulysses, Content::bias),
+            2 * (kPart + kPart / kRanks * (kRanks - 1)) / kGroups);
+  const RankPlan pass_q = plan_of(Schedule::pass_q);
+  EXPECT_EQ(pass_q.bytes_received() - before_round, kPart / kRanks * (kRanks - 1));
+  EXPECT_EQ(bytes_beside_the_callers(pass_q, Content::bias), 4 * kPart / kRanks);
+
+  problem.bias = Extents{1, 1, kLength, kLength};
+  const RankPlan shared = plan_of(Schedule::ulysses);
+  EXPECT_EQ(shared.bytes_received() - before, kPart / kHeads * (kRanks - 1));
+  EXPECT_EQ(bytes_beside_the_callers(shared, Content::bias), kPart / kHeads * (2 * kRanks - 1));
+  problem.bias = Extents{1, kHeads, 1, kLength};
+  EXPECT_EQ(plan_of(Schedule::ulysses).bytes_received(), before);
+}
+
+TEST(Plan, ReportsShowTheKeysOfAPartOfABias) {
+  AttentionProblem problem = causal_problem(16, 2, 2);
+  problem.bias = Extents{1, 2, 16, 16};
+  const Plan plan = sequence_plan(problem, 2, LayoutKind::zigzag, Schedule::pass_q);
+  EXPECT_NE(to_text(plan, 1).find("bias float32, tokens 0:8, heads 0:2, columns 4:8+8:12"),
+            std::string::npos)
+      << to_text(plan, 1);
+  EXPECT_NE(to_json(plan).find(R"("columns": "4:8+8:12")"), std::string::npos);
+}
+
 // Every block reads bias and mask, no message holds them, and a rank holds only its own rows.
-TEST(Plan, BiasAndMaskLieByTheRowsAndDoNotTravel) {
+TEST(Plan, InARingBiasAndMaskLieByTheRowsAndDoNotTravel) {
   constexpr int kRanks = 4;
   AttentionProblem problem;
   problem.shape = {1, 64, 64, 4, 2, 8, 8};

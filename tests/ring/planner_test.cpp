@@ -173,18 +173,7 @@ TEST(Planner, SchedulesSayWhatTheyNeed) {
                 testing::HasSubstr(" -2 does not divide the 4 ranks"));
   }
 
-  problem.bias = Extents{1, 1, 64, 64};
-  const ShardedOperands with_bias = sequence_operands(problem, 4, LayoutKind::zigzag);
-  for (const char* schedule : {"ulysses", "hybrid", "pass_q"}) {
-    EXPECT_THAT(obstacle(native_input(problem, with_bias), schedule),
-                testing::HasSubstr("rows of the bias stay with their queries"));
-  }
-  problem.bias = Extents{1, 1, 1, 64};
-  const ShardedOperands with_row = sequence_operands(problem, 4, LayoutKind::zigzag);
-  EXPECT_EQ(obstacle(native_input(problem, with_row), "ulysses"), "");
-
   const MeshShape mesh({{"a", 2}, {"b", 2}});
-  problem.bias.reset();
   const auto sharded = [&](const char* query, const char* kv) {
     return shard_operands(
         problem, mesh,
@@ -196,6 +185,31 @@ TEST(Planner, SchedulesSayWhatTheyNeed) {
                                  "values, a+b"));
   EXPECT_THAT(obstacle(native_input(problem, partly), "ulysses"),
               testing::HasSubstr("queries are sharded along a, keys and values along a+b"));
+}
+
+// A bias that would be sent with the queries, and one that all heads share and every rank would
+// gather, count in what a schedule takes.
+TEST(Planner, AutoKeepsALargeBiasWhereItIs) {
+  AttentionProblem problem = causal_problem(8192, 32, 32);
+  const auto input_of = [&](const ShardedOperands& operands) {
+    return gpu_input(problem, operands);
+  };
+  const auto seconds = [&](Schedule schedule) {
+    const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
+    const PlanInput input = input_of(operands);
+    return predicted_seconds(make_plan(input, schedule), input.prices);
+  };
+  problem.bias = Extents{1, 32, 1, 8192};
+  const double ulysses = seconds(Schedule::ulysses);
+  const double ring = seconds(Schedule::ring);
+  for (const std::int64_t heads : {1, 32}) {
+    problem.bias = Extents{1, heads, 8192, 8192};
+    EXPECT_GT(seconds(Schedule::ulysses) - ulysses, seconds(Schedule::ring) - ring);
+  }
+  const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
+  const Schedule chosen = choose_schedule(input_of(operands), "auto").schedule;
+  EXPECT_NE(chosen, Schedule::ulysses);
+  EXPECT_NE(chosen, Schedule::pass_q);
 }
 
 // The last of two sequence axes exchanges heads; of one, as many ranks as share the heads evenly.

@@ -60,15 +60,6 @@ TEST_F(ShardedAttentionSweep, DrawnProblems) {
 
 constexpr std::array kSchedules{"ring", "double_ring", "allgather", "ulysses", "hybrid", "pass_q"};
 
-// Rows of a bias or a dense mask cannot follow queries that are sent elsewhere.
-bool moves_rows_of_scores(const char* schedule, const AttentionProblem& problem) {
-  const auto has_rows = [](const std::optional<Extents>& scores) {
-    return scores && (*scores)[2] != 1;
-  };
-  return (has_rows(problem.bias) || has_rows(problem.dense_mask)) &&
-         (schedule[0] == 'u' || schedule[0] == 'h' || schedule[0] == 'p');
-}
-
 // Small groups of heads, and two ranks in rings of heads and of columns where that is possible.
 PlanOptions small_groups(int ranks) {
   PlanOptions plan;
@@ -253,7 +244,7 @@ TEST_F(ShardedAttentionSweep, EveryModifier) {
       for (const auto& [name, set_mask] : kMasks) {
         for (int repeat = 0; repeat < 2; ++repeat) {
           // Of a multiplicative hash, so that no other choice goes with it.
-          const char* schedule = kSchedules[(seed * 2654435761U >> 16U) % kSchedules.size()];
+          const char* const schedule = kSchedules[(seed * 2654435761U >> 16U) % kSchedules.size()];
           const DType dtype =
               std::vector{DType::float32, DType::float16, DType::bfloat16}[seed % 3];
           ShardedCase c;
@@ -262,7 +253,6 @@ TEST_F(ShardedAttentionSweep, EveryModifier) {
           set_mask(c.problem.mask, c.problem.shape);
           modifiers[first].second(c.problem);
           modifiers[second].second(c.problem);
-          if (moves_rows_of_scores(schedule, c.problem)) schedule = "ring";
           c.plan = small_groups(std::max(1, shape.axis_size("sp")));
           c.layout = {PartitionSpec::parse("-,sp,tp"), PartitionSpec::parse("-,sp,tp"),
                       std::vector{LayoutKind::zigzag, LayoutKind::striped}[seed / 2 % 2], 1};
@@ -273,6 +263,67 @@ TEST_F(ShardedAttentionSweep, EveryModifier) {
                              modifiers[second].first, name, schedule, name_of(dtype));
         }
       }
+    }
+  }
+}
+
+// What of a bias and a dense mask varies, under every schedule and pair of layouts; heads that
+// ranks share unevenly; each tensor alone, and both together.
+TEST_F(ShardedAttentionSweep, EveryFormOfBiasAndDenseMask) {
+  constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
+                                LayoutKind::balanced};
+  const MeshShape shape({{"sp", ranks()}});
+  const AttentionShape sizes{2, 31, 45, 6, 3, 8, 4};
+  const auto form = [&](std::uint64_t bits) {
+    Extents all{sizes.batch, sizes.heads, sizes.query_length, sizes.kv_length};
+    for (int dim = 0; dim < 4; ++dim) {
+      if ((bits >> static_cast<unsigned>(dim) & 1U) == 0) all[dim] = 1;
+    }
+    return all;
+  };
+  std::uint64_t seed = 0;
+  for (const char* const schedule : kSchedules) {
+    for (std::uint64_t bias = 0; bias <= 16; ++bias) {
+      for (const bool both : {false, true}) {
+        ShardedCase c;
+        c.problem.shape = sizes;
+        c.problem.mask.set_causal(seed % 2 == 0);
+        c.problem.mask.set_offset(14);
+        // The mask alone has the last of these forms.
+        if (bias < 16) c.problem.bias = form(bias);
+        if (both || bias == 16) c.problem.dense_mask = form(seed * 7 % 16);
+        c.plan = small_groups(ranks());
+        c.layout = {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"),
+                    kLayouts[seed % kLayouts.size()]};
+        if (seed % 3 == 0) c.layout.kv_sequence = kLayouts[seed / 3 % kLayouts.size()];
+        c.schedule = schedule;
+        c.seed = ++seed;
+        const auto text = [](const std::optional<Extents>& scores) {
+          return scores ? to_string(*scores) : std::string("none");
+        };
+        ASSERT_EQ(failure(c, shape), "")
+            << fmt::format("bias {}, mask {}, {}, {}", text(c.problem.bias),
+                           text(c.problem.dense_mask), schedule, layout_text(c.layout));
+      }
+    }
+  }
+}
+
+// More of them than ranks get at once.
+TEST_F(ShardedAttentionSweep, LargeBiasAndDenseMask) {
+  const MeshShape shape({{"sp", ranks()}});
+  constexpr std::int64_t kLength = 1153;
+  for (const char* const schedule : {"ulysses", "hybrid", "pass_q"}) {
+    for (const LayoutKind layout : {LayoutKind::zigzag, LayoutKind::striped}) {
+      ShardedCase c;
+      c.problem.shape = {1, kLength, kLength, 8, 4, 8, 8};
+      c.problem.dtype = DType::bfloat16;
+      c.problem.mask.set_causal(true);
+      c.problem.bias = Extents{1, 8, kLength, kLength};
+      c.problem.dense_mask = Extents{1, 1, kLength, kLength};
+      c.layout = {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout};
+      c.schedule = schedule;
+      ASSERT_EQ(failure(c, shape), "") << schedule << ", " << name_of(layout);
     }
   }
 }
@@ -291,10 +342,6 @@ TEST_F(ShardedAttentionSweep, EveryLengthFromNothingOn) {
           c.problem.normalize_output = kv_length % 6 != 3;
           if (query_length % 3 == 0) c.problem.bias = Extents{1, 2, query_length, kv_length};
           if (query_length % 3 == 1) c.problem.dense_mask = Extents{1, 1, query_length, kv_length};
-          if (moves_rows_of_scores(schedule, c.problem)) {
-            c.problem.bias.reset();
-            c.problem.dense_mask.reset();
-          }
           c.plan = small_groups(ranks());
           c.layout = {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout, 1};
           c.schedule = schedule;

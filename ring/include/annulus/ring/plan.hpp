@@ -52,8 +52,8 @@ enum class Content : std::uint8_t {
   grad_query,
   grad_key,
   grad_value,
-  bias,        ///< the rank's rows, for all keys: see ScoreTensors
-  dense_mask,  ///< the rank's rows, for all keys
+  bias,        ///< see ScoreTensors
+  dense_mask,  ///< likewise
   maximum,     ///< of a row's logits: see SoftmaxState
   sum          ///< Σ exp(logit − maximum), the caller's in place of an LSE
 };
@@ -96,6 +96,9 @@ struct Buffer {
   HeadRange heads;
   /// Index of an earlier buffer whose memory this one takes over; −1 for none.
   int reuses = -1;
+  /// The keys whose entries a bias or a dense mask has here, in this order, by global position;
+  /// none: all keys of the problem, in theirs.
+  std::optional<PositionRanges> columns = {};
 };
 
 /// Part of a buffer.
@@ -141,7 +144,8 @@ struct Exchange {
 };
 
 /// Copies one content into the region `to`, from the tokens of buffer `from` that begin at
-/// `from_begin`. Heads and batches are the same on both sides.
+/// `from_begin`. Heads and batches are the same on both sides. A bias or a dense mask of all keys
+/// is cut to those of the region's buffer.
 struct Copy {
   Content content = Content::key;
   int from = 0;
@@ -261,8 +265,12 @@ struct RankPlan {
   /// The rank's part of a bias or a dense mask; null for other contents.
   [[nodiscard]] const Extents* scores(Content content) const;
   /// Elements per token and head: D, Dv, or 1 for LSE and the like; for bias and mask, the number
-  /// of keys or 1.
-  [[nodiscard]] std::int64_t width(Content content) const;
+  /// of keys in the buffer, or 1.
+  [[nodiscard]] std::int64_t width(const Buffer& buffer, Content content) const;
+  /// Of each of its tokens: those of the rank, or 1 of a bias or a mask that is broadcast.
+  [[nodiscard]] BatchRange batches(const Buffer& buffer) const;
+  /// What a block reads of a buffer of a bias or a mask.
+  [[nodiscard]] Region scores_of(const Block& block, int buffer) const;
   /// The caller's tensor of this content; −1 if there is none.
   [[nodiscard]] int caller_buffer(Content content) const;
   /// Bytes of one token of a buffer, for all batches.

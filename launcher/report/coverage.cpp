@@ -1,6 +1,7 @@
 #include "launcher/report/coverage.hpp"
 
 #include <array>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -36,6 +37,14 @@ std::string counts_text(const std::vector<std::string>& names,
   return text;
 }
 
+std::string counts_text(const std::map<std::string, int>& counts) {
+  std::string text;
+  for (const auto& [name, count] : counts) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, count);
+  }
+  return text;
+}
+
 template <class Kinds>
 std::vector<std::string> names_of(const Kinds& kinds) {
   std::vector<std::string> names;
@@ -59,6 +68,10 @@ void Coverage::add(const AttentionProblem& problem, const ring::OperandLayout& l
   ++dtypes_[std::string(annulus::name_of(problem.dtype))];
   ++schedules_[std::string(schedule)];
   non_finite_ += non_finite ? 1 : 0;
+  const auto has_rows = [](const std::optional<Extents>& scores) {
+    return scores && (*scores)[2] != 1;
+  };
+  if (has_rows(problem.bias) || has_rows(problem.dense_mask)) ++with_rows_[std::string(schedule)];
 }
 
 std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
@@ -84,10 +97,6 @@ std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
     }
   }
   if (never > kNamed) missing += fmt::format(" and {} more", never - kNamed);
-  std::string schedules;
-  for (const auto& [name, count] : schedules_) {
-    schedules += fmt::format("{}{} {}", schedules.empty() ? "" : ", ", name, count);
-  }
   return {{"masks", counts_text(parts_of(masks, false), parts_)},
           {"modifiers", counts_text(parts_of(modifiers, true), parts_)},
           {"pairs of these", fmt::format("{} of {}{}", pairs_.size(), pairs, missing)},
@@ -96,7 +105,8 @@ std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
           {"dtypes", fmt::format("{}, a softmax in float64 {}",
                                  counts_text(names_of(kDtypes), dtypes_), wide_softmax_)},
           {"NaN and infinities", fmt::format("in keys and values {}", non_finite_)},
-          {"schedules", schedules}};
+          {"schedules", counts_text(schedules_)},
+          {"rows of bias or mask", counts_text(with_rows_)}};
 }
 
 }  // namespace annulus::launcher

@@ -29,6 +29,7 @@ class Coverage {
   Counts layouts_;
   Counts dtypes_;
   Counts schedules_;
+  Counts with_rows_;        // schedules of problems whose bias or dense mask differs by row
   int other_for_keys_ = 0;  // layouts of keys that are not the queries'
   int wide_softmax_ = 0;    // in float64
   int non_finite_ = 0;

@@ -46,6 +46,7 @@ TEST(Coverage, CountsWhatCame) {
             "float32 1, float16 0, bfloat16 1, float64 1, a softmax in float64 1");
   EXPECT_EQ(line(coverage, "schedules"), "local 2, ring 1");
   EXPECT_EQ(line(coverage, "NaN and infinities"), "in keys and values 1");
+  EXPECT_EQ(line(coverage, "rows of bias or mask"), "local 1");
 }
 
 }  // namespace

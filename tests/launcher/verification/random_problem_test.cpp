@@ -68,7 +68,7 @@ TEST(RandomProblem, DrawsWhatItDrewBefore) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (int index = 0; index < 200; ++index)
     hash = fnv1a(description(draw_problem(1, index, 8)), hash);
-  EXPECT_EQ(hash, 7979709422732261440U);
+  EXPECT_EQ(hash, 9186729384250899301U);
 }
 
 TEST(RandomProblem, NamesTheCommandThatRepeatsIt) {
@@ -245,6 +245,8 @@ std::set<std::string> features(const RandomProblem& drawn) {
     }
     note(query_shards > 1 && (*scores)[2] > 1, name + " of sharded rows");
     note(head_shards > 1 && (*scores)[1] > 1, name + " of sharded heads");
+    note(query_shards > 1 && kv_shards > 1 && (*scores)[2] > 1,
+         fmt::format("{} of rows, {}", name, drawn.schedule));
   };
   note_scores(p.bias, "bias");
   note_scores(p.dense_mask, "dense mask");
@@ -420,6 +422,9 @@ TEST(RandomProblem, CoversEverythingIn500Draws) {
                               "bias of keys, broadcast",
                               "bias of sharded rows",
                               "bias of sharded heads",
+                              "bias of rows, ulysses",
+                              "bias of rows, hybrid",
+                              "bias of rows, pass_q",
                               "bias + sinks",
                               "bias + dropout",
                               "bias + soft cap",
@@ -433,6 +438,9 @@ TEST(RandomProblem, CoversEverythingIn500Draws) {
                               "dense mask of keys, broadcast",
                               "dense mask of sharded rows",
                               "dense mask of sharded heads",
+                              "dense mask of rows, ulysses",
+                              "dense mask of rows, hybrid",
+                              "dense mask of rows, pass_q",
                               "dense mask + sinks",
                               "dense mask + dropout",
                               "blocks by head",

@@ -30,7 +30,8 @@ std::int64_t buffer_bytes(const RankPlan& rank) {
 struct Candidate {
   ScheduleVariant variant;
   PlanInput input;
-  double least = 0;  // seconds; see least_seconds()
+  std::string refused;  // why no kernel computes it, if none does
+  double least = 0;     // seconds; see least_seconds()
   bool played = false;
   double seconds = 0;      // predicted, if it was played
   std::int64_t bytes = 0;  // of buffers, of the judge with most that was planned
@@ -47,23 +48,29 @@ class Comparison {
   void add(const PlanInput& input, const ScheduleVariant& variant) {
     Candidate one{variant, input};
     one.input.options = with_variant(input.options, variant);
-    const RankPlan plan = groups_.plan(one.input, variant.schedule, busiest_);
-    one.least = least_seconds(plan, one.input.prices);
-    one.bytes = buffer_bytes(plan);
+    unless_refused(one, [&] {
+      const RankPlan plan = groups_.plan(one.input, variant.schedule, busiest_);
+      one.least = least_seconds(plan, one.input.prices);
+      one.bytes = buffer_bytes(plan);
+    });
     candidates_.push_back(std::move(one));
   }
 
+  /// Throws UnsupportedError if kernels refuse all.
   [[nodiscard]] ScheduleChoice choose() {
     std::vector<Candidate*> hopeful;
-    for (Candidate& one : candidates_) hopeful.push_back(&one);
+    for (Candidate& one : candidates_) {
+      if (one.refused.empty()) hopeful.push_back(&one);
+    }
     std::stable_sort(hopeful.begin(), hopeful.end(),
                      [](const Candidate* a, const Candidate* b) { return a->least < b->least; });
     const Candidate* best = nullptr;
     for (Candidate* one : hopeful) {
       if (best != nullptr && cannot_win(*one, *best)) continue;
-      play(*one);
-      best = &best_of_played();
+      unless_refused(*one, [&] { play(*one); });
+      if (one->refused.empty()) best = &best_of_played();
     }
+    if (best == nullptr) throw UnsupportedError(candidates_.front().refused);
     ScheduleChoice choice{best->variant, best->seconds, {}};
     for (const Candidate& one : candidates_) {
       if (&one == best) continue;
@@ -73,6 +80,16 @@ class Comparison {
   }
 
  private:
+  // A kernel may take the blocks of some variants only.
+  template <class Step>
+  static void unless_refused(Candidate& one, const Step& step) {
+    try {
+      step();
+    } catch (const UnsupportedError& error) {
+      one.refused = error.what();
+    }
+  }
+
   void play(Candidate& one) {
     Simulation simulation(one.input.prices, variant_text(one.variant));
     for (const int rank : judges_) {
@@ -107,6 +124,7 @@ class Comparison {
   }
 
   [[nodiscard]] std::string why_not(const Candidate& one, const Candidate& best) const {
+    if (!one.refused.empty()) return one.refused;
     const double seconds = one.played ? one.seconds : one.least;
     std::string tie;
     if (seconds <= fastest_ * kNoise) {

@@ -59,7 +59,7 @@ class ResultRows {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         factor[h] = reciprocal_fast(sum[h]) * a.value_scale;
-        lse[h] = fmaf(softmax.maximum[h], a.exponent_scale, log2_fast(sum[h])) * kLn2;
+        lse[h] = (__fmul_rn(softmax.maximum[h], a.exponent_scale) + log2_fast(sum[h])) * kLn2;
       }
     } else {
 #pragma unroll
@@ -95,7 +95,7 @@ class ResultRows {
     lse = -kInfinity;
     if (sum != 0) {
       factor = (sees_nothing ? 1.0f : a.value_scale) / sum;
-      lse = (softmax.maximum[h] * a.exponent_scale + log2f(sum)) * kLn2;
+      lse = (__fmul_rn(softmax.maximum[h], a.exponent_scale) + log2f(sum)) * kLn2;
     } else if (saw_without_weight(a, item, own.row + 8 * h, shown)) {
       factor = kNan;
     }

@@ -32,6 +32,7 @@ namespace {
 constexpr double kMiB = 1 << 20;
 constexpr std::array kLayouts{"contiguous", "zigzag", "striped", "balanced"};
 // Rows of the table; files have all.
+constexpr const char* kSlow = "not worthwhile: takes";
 constexpr std::size_t kListed = 20;
 
 /// A problem laid out in some way.
@@ -185,7 +186,7 @@ class Search {
 
   void play(Candidate& candidate) {
     if (best_.size() == kListed && candidate.least > *best_.rbegin()) {
-      candidate.why_not = fmt::format("not worthwhile: takes {:.3f} ms or more, and {} take less",
+      candidate.why_not = fmt::format("{} {:.3f} ms or more, and {} take less", kSlow,
                                       candidate.least * 1e3, kListed);
       return;
     }
@@ -272,7 +273,8 @@ void print_others(const std::vector<Candidate>& candidates, std::ostream& out) {
   std::map<std::string, std::vector<std::string>> by_reason;
   for (const Candidate& one : candidates) {
     // Those that are only slow are too many to list.
-    if (one.why_not.empty() || (one.least > 0 && one.run.seconds == 0)) continue;
+    const bool is_slow = one.least > 0 && one.run.seconds == 0 && one.why_not.starts_with(kSlow);
+    if (one.why_not.empty() || is_slow) continue;
     std::vector<std::string>& named = by_reason[one.why_not];
     if (named.empty()) reasons.push_back(one.why_not);
     named.push_back(fmt::format("{} {} {}", one.mesh, one.layout, one.schedule));
@@ -290,7 +292,7 @@ void print_others(const std::vector<Candidate>& candidates, std::ostream& out) {
 void refuse(const Options& options, const std::vector<Candidate>& candidates) {
   const Candidate* least = nullptr;
   for (const Candidate& one : candidates) {
-    if (one.run.memory_bytes == 0) continue;
+    if (options.memory_bytes == 0 || one.run.memory_bytes == 0) continue;
     if (least == nullptr || one.run.memory_bytes < least->run.memory_bytes) least = &one;
   }
   if (least != nullptr) {

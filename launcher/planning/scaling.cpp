@@ -68,9 +68,10 @@ AttentionShape scaled_shape(const Options& options, int ranks, int most_ranks, b
   const std::int64_t keys = options.tokens_per_rank > 0
                                 ? options.tokens_per_rank
                                 : std::max<std::int64_t>(1, shape.kv_length / most_ranks);
-  // A decoding step keeps its one query.
-  const std::int64_t least = shape.query_length > 0 ? 1 : 0;
-  shape.query_length = std::max(least, keys * ranks * shape.query_length / shape.kv_length);
+  if (shape.query_length > 1) {  // a decoding step keeps its one query
+    shape.query_length =
+        std::max<std::int64_t>(1, keys * ranks * shape.query_length / shape.kv_length);
+  }
   shape.kv_length = keys * ranks;
   return shape;
 }

@@ -28,7 +28,8 @@ std::vector<std::vector<std::byte>> bytes_of_results(const CaseShards& shards) {
   return all;
 }
 
-constexpr int kNanBytes = 0xff;  // NaN in every dtype
+constexpr int kNanBytes = 0xff;    // NaN in every dtype
+constexpr int kOtherBytes = 0x3f;  // neither NaN nor 0 in any
 
 // Shows elements that a run does not write. Where they must be NaN, only a further run that begins
 // with other bytes shows them.
@@ -365,7 +366,7 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
     std::copy(value.begin(), value.end(), static_cast<std::byte*>(shards.value.view().data()));
   };
   with_other_columns();
-  run(0);
+  run(kOtherBytes);
   const bool repeats = !repeats_bits(attention) || bytes_of_results(shards) == results;
 
   const OracleOutput truth = collectively(world, [&] {

@@ -130,6 +130,39 @@ TEST_F(CudaFlash, EqualLogitsWeighTheSameInAllTiles) {
   }
 }
 
+// Tiles whose maxima differ are weighed against each other, up to the largest logits of
+// docs/semantics.md §1.
+TEST_F(CudaFlash, TilesOfLargeLogitsAreWeighedExactly) {
+  constexpr std::int64_t kRows = 128;
+  constexpr std::int64_t kKeys = 256;
+  constexpr std::int64_t kDim = 64;
+  // Three summands of a logit that bfloat16 holds.
+  const std::vector<std::vector<float>> logits{{8192, 1792, 16}, {983040, 16384, 576}};
+  for (const std::vector<float>& parts : logits) {
+    for (const bool rising : {false, true}) {
+      AttentionProblem problem = problem_of({1, kRows, kKeys, 1, 1, kDim, kDim}, DType::bfloat16);
+      problem.scale = 1.0;
+      std::vector<float> keys(kKeys * kDim, 0.0F);
+      std::vector<float> values(kKeys * kDim);
+      for (std::int64_t j = 0; j < kKeys; ++j) {
+        std::copy(parts.begin(), parts.end(), keys.begin() + j * kDim);
+        const bool larger = (j >= kKeys / 2) == rising;
+        if (larger) keys[static_cast<std::size_t>(j * kDim + 3)] = 1;
+        std::fill_n(values.begin() + j * kDim, kDim, larger ? 1.0F : -1.0F);
+      }
+      const WholeAttention whole{
+          problem,
+          tensor_of(problem.dtype, {1, kRows, 1, kDim}, std::vector<float>(kRows * kDim, 1.0F)),
+          tensor_of(problem.dtype, {1, kKeys, 1, kDim}, keys),
+          tensor_of(problem.dtype, {1, kKeys, 1, kDim}, values)};
+      const Error error = error_of(run_on_device(implementation(), whole, *device_, *stream_),
+                                   problem.dtype, whole.oracle());
+      EXPECT_LE(error.output, accuracy_bound(problem.dtype, kKeys).output) << parts[0];
+      EXPECT_LE(error.lse, 0.5e-6 * parts[0]) << parts[0];
+    }
+  }
+}
+
 // Below and above the logits for which it does without exponentials.
 TEST_F(CudaFlash, SoftCaps) {
   Random random(86);

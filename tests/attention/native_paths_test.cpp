@@ -208,7 +208,6 @@ TEST(NativePaths, NonFiniteEntriesReachTheRowsThatSeeThemAndNoOthers) {
   }
 }
 
-// Nothing is hidden: the rows see every key.
 TEST(NativePaths, AreRightAtTheEndsOfTheRange) {
   for (const DType dtype : {DType::bfloat16, DType::float32}) {
     const WholeAttention whole = widest_attention(dtype, 64);
@@ -218,6 +217,7 @@ TEST(NativePaths, AreRightAtTheEndsOfTheRange) {
   }
 }
 
+// Nothing is hidden: the rows see every key.
 TEST(NativePaths, VisibleNonFiniteEntriesShow) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   Random random(56);

@@ -725,6 +725,25 @@ TEST(Planner, ABlockThatNobodyTakesIsAnErrorWithEveryReason) {
   }
 }
 
+// The blocks of some schedules need more memory than vanilla takes; others have smaller ones.
+TEST(Planner, AutoPassesOverSchedulesWhoseBlocksNobodyTakes) {
+  static const Registry registry = Registry::standard();
+  AttentionProblem problem;
+  problem.shape = {1, 32 << 10, 32 << 10, 4, 1, 64, 64};
+  problem.dtype = DType::float64;
+  const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);
+  const PlanInput input = make_plan_input(problem, operands, {&registry.get("vanilla")},
+                                          Place::host(), CostModel::cpu_core());
+  EXPECT_THROW((void)make_rank_plan(input, Schedule::allgather, 0), UnsupportedError);
+  const ScheduleChoice choice = choose_schedule(input, "auto");
+  EXPECT_NO_THROW((void)make_rank_plan(input, choice.schedule, 0));
+  const auto allgather =
+      std::find_if(choice.passed_over.begin(), choice.passed_over.end(),
+                   [](const auto& one) { return one.schedule == Schedule::allgather; });
+  ASSERT_NE(allgather, choice.passed_over.end());
+  EXPECT_NE(allgather->reason.find("vanilla"), std::string::npos) << allgather->reason;
+}
+
 TEST(Planner, LargeMeshesAreJudgedByTheBusiestRankAndOthers) {
   AttentionProblem problem = causal_problem(1 << 16);
   const ShardedOperands operands = sequence_operands(problem, 512, LayoutKind::contiguous);

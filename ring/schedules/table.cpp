@@ -88,8 +88,23 @@ std::string wants_heads(const PlanInput& input, int degree) {
   return fmt::format("{} heads for {} ranks would leave ranks without work", heads, degree);
 }
 
+// Of what the heads share, a rank that computes some heads of all rows needs all rows: too much
+// memory to take it unasked.
+std::string wants_scores_by_head(const PlanInput& input) {
+  for (const auto& [name, sharding] : {std::pair("bias", &input.operands.bias),
+                                       std::pair("dense mask", &input.operands.dense_mask)}) {
+    if (!*sharding || input.problem.shape.heads == 1) continue;
+    const Extents& shape = (*sharding)->global_shape();
+    if (shape[1] == 1 && shape[2] != 1) {
+      return fmt::format("the heads share a {}, so every rank would need all of its rows", name);
+    }
+  }
+  return {};
+}
+
 std::string wants_exchange_of_heads(const PlanInput& input) {
   if (std::string reason = wants_sharded_sequence(input); !reason.empty()) return reason;
+  if (std::string reason = wants_scores_by_head(input); !reason.empty()) return reason;
   return wants_heads(input, ranks_of(input));
 }
 
@@ -105,6 +120,7 @@ std::string wants_degree(const PlanInput& input) {
   if (degree == ranks_of(input)) {
     return fmt::format("with a ulysses degree of {} it is ulysses", degree);
   }
+  if (std::string reason = wants_scores_by_head(input); !reason.empty()) return reason;
   return wants_heads(input, degree);
 }
 

@@ -210,6 +210,16 @@ TEST(Planner, AutoKeepsALargeBiasWhereItIs) {
   const Schedule chosen = choose_schedule(input_of(operands), "auto").schedule;
   EXPECT_NE(chosen, Schedule::ulysses);
   EXPECT_NE(chosen, Schedule::pass_q);
+  problem.bias.reset();
+  problem.dense_mask = Extents{1, 1, 8192, 8192};
+  const ShardedOperands shared = sequence_operands(problem, 4, LayoutKind::zigzag);
+  for (const ConsideredVariant& one : variants_for(input_of(shared), "auto")) {
+    if (one.variant.schedule != Schedule::ulysses && one.variant.schedule != Schedule::hybrid) {
+      continue;
+    }
+    EXPECT_EQ(one.pointless,
+              "the heads share a dense mask, so every rank would need all of its rows");
+  }
 }
 
 // The last of two sequence axes exchanges heads; of one, as many ranks as share the heads evenly.
@@ -733,7 +743,7 @@ TEST(Planner, AutoPassesOverSchedulesWhoseBlocksNobodyTakes) {
   problem.dtype = DType::float64;
   const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);
   const PlanInput input = make_plan_input(problem, operands, {&registry.get("vanilla")},
-                                          Place::host(), CostModel::cpu_core());
+                                          Place::host(), CostModel::cpu_core(), {});
   EXPECT_THROW((void)make_rank_plan(input, Schedule::allgather, 0), UnsupportedError);
   const ScheduleChoice choice = choose_schedule(input, "auto");
   EXPECT_NO_THROW((void)make_rank_plan(input, choice.schedule, 0));

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <annulus/attention/registry.hpp>
 #include <annulus/attention/score_tensors.hpp>
 #include <annulus/core/convert.hpp>
 #include <annulus/verification/non_finite_columns.hpp>
@@ -114,18 +115,16 @@ SpoiltColumns spoilt_columns(const AttentionProblem& problem, const OperandFills
   const AttentionShape& shape = problem.shape;
   const ByColumn<std::int64_t> viewers = viewers_of(problem, fills);
   SpoiltColumns spoilt{ByColumn<Spoilt>(shape), ByColumn<Spoilt>(shape)};
-  const std::vector<std::int32_t>& lengths = problem.mask.kv_lengths();
-  const auto multiplied = [&](std::int64_t b, std::int64_t s) {
-    return device == Place::Kind::cuda && !lengths.empty() &&
-           s >= lengths[static_cast<std::size_t>(b)];
-  };
+  static const Registry registry = Registry::standard();
+  const bool multiplied =
+      device == Place::Kind::cuda && registry.get("sdpa").accepts(problem, Place::cuda(0));
   for (std::int64_t b = 0; b < shape.batch; ++b) {
     for (std::int64_t s = 0; s < shape.kv_length; ++s) {
       for (std::int64_t k = 0; k < shape.kv_heads; ++k) {
         if (viewers.at(b, s, k) > 0) continue;
         const auto which = static_cast<std::size_t>(s + k);
         spoilt.keys.at(b, s, k).value = kNonFinite[which % 3];
-        if (!multiplied(b, s)) spoilt.values.at(b, s, k).value = kNonFinite[which / 3 % 3];
+        if (!multiplied) spoilt.values.at(b, s, k).value = kNonFinite[which / 3 % 3];
       }
     }
   }
@@ -138,7 +137,8 @@ SpoiltColumns spoilt_columns(const AttentionProblem& problem, const OperandFills
     const std::int64_t key = half_seen(shape, viewers, batch, k, seed / 3);
     if (key >= 0) spoilt.keys.at(batch, key, k) = {kNan, drawn(shape.head_dim)};
     const std::int64_t value = half_seen(shape, viewers, batch, k, seed / 5);
-    if (value >= 0) spoilt.values.at(batch, value, k) = {kNan, drawn(shape.value_dim)};
+    if (value >= 0 && !multiplied)
+      spoilt.values.at(batch, value, k) = {kNan, drawn(shape.value_dim)};
   }
   return spoilt;
 }

@@ -105,7 +105,7 @@ const Decision& TuningChain::decide() {
   collectively(control, "search of the tuning cache", [&] {
     const Computing computing = control.computing(kDiskTimeouts);
     if (control.rank() != 0) return;
-    check_is_cache(file_);
+    check_is_cache(file_, tuning.policy == TuningPolicy::measure);
     static_cast<void>(look_up());
   });
   share();

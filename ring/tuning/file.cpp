@@ -184,14 +184,14 @@ std::string usual_tuning_file() {
   return {};
 }
 
-void check_is_cache(const CacheFile& file) {
+void check_is_cache(const CacheFile& file, bool will_write) {
   if (!file.named) return;
   const auto fail = [&](const std::string& problem) {
     throw ArgumentError(file.shown, fmt::format("{}, which {}", file.path, problem),
                         "a tuning cache, or the name of a new file");
   };
   const std::string directory = fs::path(real_path(file.path)).parent_path();
-  if (std::error_code error; !fs::is_directory(directory, error)) {
+  if (std::error_code error; will_write && !fs::is_directory(directory, error)) {
     fail(fmt::format("is in {}, not an existing directory", directory));
   }
   try {

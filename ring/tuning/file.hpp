@@ -23,8 +23,9 @@ struct CacheFile {
 };
 
 /// Throws ArgumentError if a file that was named is there and is no tuning cache, not even a broken
-/// one: it must neither be read nor be replaced. Likewise if its directory is not there.
-void check_is_cache(const CacheFile& file);
+/// one: it must neither be read nor be replaced. Likewise if it will be written, and its directory
+/// is not there.
+void check_is_cache(const CacheFile& file, bool will_write = true);
 
 struct FileAnswer {
   std::optional<TuningEntry> entry;

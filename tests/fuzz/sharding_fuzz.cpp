@@ -85,7 +85,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (const LayoutKind layout :
        {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
     const std::vector<Distribution> distributions{
-        Distribution::block(), Distribution::sequence(layout, 3), Distribution::kv_heads()};
+        Distribution::block(),
+        Distribution::sequence(layout, layout == LayoutKind::striped ? 1 : 3),
+        Distribution::kv_heads()};
     const CorrectedSpec corrected = corrected_spec(*spec, *mesh, *shape, distributions);
     check_tiling(NamedSharding(*mesh, corrected.spec, *shape, distributions));
     const bool fits = taken([&] {

@@ -46,9 +46,11 @@ inline Distribution random_distribution(Random& random) {
       return Distribution::block();
     case 1:
       return Distribution::kv_heads();
-    default:
-      return Distribution::sequence(static_cast<LayoutKind>(draw(random, 0, 2)),
-                                    draw(random, 1, 3));
+    default: {
+      const auto kind = static_cast<LayoutKind>(draw(random, 0, 2));
+      const std::int64_t granule = draw(random, 1, 3);
+      return Distribution::sequence(kind, kind == LayoutKind::striped ? 1 : granule);
+    }
   }
 }
 

@@ -12,7 +12,8 @@ namespace annulus::verification {
 /// sees are NaN, ∞ and −∞, which must affect nothing. In one batch, for each key/value head, one
 /// entry of a key and one of a value are NaN, where some queries see the position and at least as
 /// many do not; the NaN must reach only those that do. For small problems: it asks the mask about
-/// every pair. On GPUs, values beyond kv_lengths stay finite, as cuDNN multiplies by them.
+/// every pair. On GPUs, values stay finite where cuDNN may compute, as it multiplies hidden ones by
+/// 0.
 [[nodiscard]] OperandFills with_non_finite_columns(const AttentionProblem& problem,
                                                    OperandFills fills, std::uint64_t seed,
                                                    Place::Kind device);

@@ -204,7 +204,7 @@ class RankFails(CliTest):
     def test_stopped(self):
         code, messages, seconds = self.interrupt(2, signal.SIGSTOP)
         self.assertEqual(code, 3, messages)
-        self.assertRegex(messages, r"annulus: error: rank [01]: .*(from|by) rank 2.*, while annulus run "
+        self.assertRegex(messages, r"annulus: error: rank [01]: .*(from|by|for) rank 2.*, while annulus run "
                                    "was computing")
         # The others first finish the block that they compute.
         self.assertLess(seconds, 60)

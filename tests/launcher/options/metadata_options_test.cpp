@@ -56,10 +56,7 @@ TEST(MetadataOptions, EverySourceComesBeforeTheNext) {
   const OptionFile both("soft-cap = 5\nmetadata = " + metadata.path() + "\n");
   std::optional<Variable> own(std::in_place, "ANNULUS_SOFT_CAP", "3");
   std::optional<Variable> field(std::in_place, "ANNULUS_METADATA_SOFT_CAP", "4");
-  const auto cap = [](std::vector<std::string> words) {
-    words.insert(words.begin(), "bench");
-    return parse(words).soft_cap;
-  };
+  const auto cap = [](const Words& more) { return parse(joined({"bench"}, more)).soft_cap; };
   EXPECT_EQ(cap({"--soft-cap", "1", "--config", both.path()}), 1.0);
   EXPECT_EQ(cap({"--metadata", metadata.path(), "--config", config.path()}), 2.0);
   EXPECT_EQ(cap({"--config", both.path()}), 2.0);  // wherever the file is named

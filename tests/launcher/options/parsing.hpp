@@ -41,6 +41,11 @@ class OptionFile {
   std::string path_;
 };
 
+inline Words joined(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
 inline Options parse(const Words& words) {
   std::string help;
   auto options = parse_options(words, help);

@@ -1,0 +1,357 @@
+// What options refuse, and how they say so.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/core/error.hpp>
+
+#include "launcher/options/option_table.hpp"
+#include "tests/launcher/options/parsing.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+struct BadValue {
+  Words words;  // the value comes last
+  const char* expected;
+};
+
+class OptionsBadValue : public ::testing::TestWithParam<BadValue> {};
+
+TEST_P(OptionsBadValue, NamesOptionValueAndExpectation) {
+  const BadValue& bad = GetParam();
+  const std::string& option = bad.words[bad.words.size() - 2];
+  const std::string& value = bad.words.back();
+  std::string help;
+  try {
+    static_cast<void>(parse_options(bad.words, help));
+    FAIL() << "no error";
+  } catch (const ArgumentError& error) {
+    EXPECT_THAT(error.argument(), HasSubstr(option));
+    EXPECT_THAT(error.value(), HasSubstr(value));
+    EXPECT_THAT(error.expected(), HasSubstr(bad.expected));
+  }
+}
+
+const std::vector<BadValue> kBadValues{
+    BadValue{{"plan", "--shape", "1,2,3"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,5,6,7,8"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,x"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,-3,4,4,8"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,3,8"}, "multiple of K"},
+    BadValue{{"plan", "--shape", "1,2,3,4,0,8"}, "multiple of K"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,0"}, "D and Dv"},
+    BadValue{{"plan", "--shape", "1,9999999999999999M,3,4,4,8"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,2.5"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,25e-1"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,1e99"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,1e3k"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,-1e3"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,nane"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,k"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,2,3,4,4,4G4"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", "1,999999999G,3,4,4,8"}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--shape", ""}, "B,T,S,N,K,D"},
+    BadValue{{"plan", "--dtype", "int32"}, "float32, float16, bfloat16, float64"},
+    BadValue{{"plan", "--mode", "training"}, "train, prefill, autoregressive, insert"},
+    BadValue{{"plan", "--sequence-layout", "zig"}, "auto, zigzag, contiguous, striped, balanced"},
+    BadValue{{"plan", "--sequence-layout", "zigzag,zigzag,zigzag"}, "a layout, or two"},
+    BadValue{{"plan", "--granule", "0"}, "from 1"},
+    BadValue{{"plan", "--ulysses-degree", "0"}, "from 1"},
+    BadValue{{"plan", "--inner-size", "-1"}, "from 1"},
+    BadValue{{"plan", "--schedule", "rings"}, "ring"},
+    BadValue{{"plan", "--softmax-dtype", "float16"}, "float32, float64"},
+    BadValue{{"plan", "--sharding-rules", "head"}, "JSON object"},
+    BadValue{{"plan", "--sharding-rules", "{\"heads\":\"tp\"}"},
+             "known keys: not 'sharding rules.heads' but"},
+    BadValue{{"plan", "--sequence-axis", ""}, "a name"},
+    BadValue{{"run", "--device", "gpu"}, "auto, cpu"},
+    BadValue{{"info", "--rank-order", "host"}, "one of node, mpirun"},
+    BadValue{{"run", "--transport", "mpi"}, "auto, composite, nccl, peer"},
+    BadValue{{"run", "--tuning", "on"}, "off, cached, measure"},
+    BadValue{{"run", "--share-gpus", "perhaps"}, "true"},
+    BadValue{{"run", "--layout", "tbhd"}, "bthd, bhtd"},
+    BadValue{{"run", "--threads", "-1"}, "from 0"},
+    BadValue{{"run", "--threads", "two"}, "whole number"},
+    BadValue{{"run", "--timeout", "0"}, "positive"},
+    BadValue{{"run", "--timeout", "soon"}, "positive"},
+    BadValue{{"run", "--timeout", "inf"}, "finite"},
+    BadValue{{"run", "--scale", "nan"}, "finite"},
+    BadValue{{"run", "--scale", "1.0x"}, "finite number"},
+    BadValue{{"run", "--soft-cap", "-2"}, "positive"},
+    BadValue{{"run", "--window", "-2"}, "-1"},
+    BadValue{{"run", "--window", "1,2,3"}, "L,R"},
+    BadValue{{"run", "--window", "--3"}, "L[,R]"},
+    BadValue{{"run", "--window", ""}, "L,R"},
+    BadValue{{"run", "--window", "3,"}, "L,R"},
+    BadValue{{"run", "--block-size", "0,4"}, "Q,K"},
+    BadValue{{"run", "--block-size", "64,64,64"}, "Q,K"},
+    BadValue{{"run", "--block-size", "-1"}, "Q,K"},
+    BadValue{{"run", "--block-size", "64,"}, "Q,K"},
+    BadValue{{"run", "--causal-offset", "top-left"}, "bottom-right"},
+    BadValue{{"run", "--causal-offset", "1e99"}, "bottom-right"},
+    BadValue{{"run", "--causal", "maybe"}, "true or false"},
+    BadValue{{"run", "--normalize-output", "never"}, "true or false"},
+    BadValue{{"run", "--explain", "2"}, "true or false"},
+    BadValue{{"run", "--wide", "x"}, "true or false"},
+    BadValue{{"bench", "--legend", "x"}, "true or false"},
+    BadValue{{"bench", "--hops", "all"}, "true or false"},
+    BadValue{{"run", "--impl", "fastest"}, "native"},
+    BadValue{{"run", "--kv-spec", "sp,,tp"}, ""},
+    BadValue{{"plan", "--bias-spec", "sp,,tp"}, ""},
+    BadValue{{"plan", "--mask-spec", "sp,,tp"}, ""},
+    BadValue{{"run", "--dropout", "-0.1"}, "probability"},
+    BadValue{{"run", "--dropout", "1"}, "probability"},
+    BadValue{{"run", "--dropout", "half"}, "finite number"},
+    BadValue{{"run", "--soft-cap", "0"}, "positive"},
+    BadValue{{"run", "--scale", "inf"}, "finite"},
+    BadValue{{"run", "--threads", "4097"}, "to 4096"},
+    BadValue{{"run", "--query-spec", "sp,,tp"}, ""},
+    BadValue{{"run", "--dropout", "1.5"}, "probability"},
+    BadValue{{"verify", "--seed", "-1"}, "whole number"},
+    BadValue{{"verify", "--seed", "18446744073709551616"}, "2^64-1"},
+    BadValue{{"verify", "--random", "ten"}, "whole number"},
+    BadValue{{"verify", "--random-case", "x:1"}, "SEED:INDEX"},
+    BadValue{{"verify", "--random-case", "1:2:3"}, "SEED:INDEX"},
+    BadValue{{"bench", "--sweep", "4"}, "BEGIN:END"},
+    BadValue{{"bench", "--sweep", "4:x"}, "BEGIN:END"},
+    BadValue{{"bench", "--sweep", "4:8:2:2"}, "BEGIN:END"},
+    BadValue{{"run", "--bias-policy", "bias"}, "bias_wins"},
+    BadValue{{"verify", "--random", "0"}, "from 1"},
+    BadValue{{"verify", "--random-case", "5"}, "SEED:INDEX"},
+    BadValue{{"verify", "--random-case", "5:-1"}, "SEED:INDEX"},
+    BadValue{{"bench", "--iters", "0"}, "from 1"},
+    BadValue{{"bench", "--warmup", "99999999999"}, "from 0"},
+    BadValue{{"bench", "--sweep", "8:4"}, "BEGIN <= END"},
+    BadValue{{"bench", "--sweep", "4:8:1"}, "FACTOR from 2 to 16384"},
+    BadValue{{"bench", "--sweep", "0:8"}, "1 <= BEGIN"},
+    BadValue{{"plan", "--ranks-per-node", "0"}, "from 1"},
+    BadValue{{"plan", "--simulate", "perhaps"}, "true or false"},
+    BadValue{{"plan", "--straggler-percent", "-1"}, "0 to 1000 percent"},
+    BadValue{{"plan", "--straggler-percent", "few"}, "a finite number"},
+    BadValue{{"plan", "--straggler-seed", "-1"}, "a whole number from 0"},
+    BadValue{{"plan", "--recommend", "perhaps"}, "true or false"},
+    BadValue{{"plan", "--ranks", "0"}, "from 1"},
+    BadValue{{"plan", "--nodes", "0"}, "from 1"},
+    BadValue{{"plan", "--memory", "much"}, "a size of 1 or more"},
+    BadValue{{"plan", "--memory", "0"}, "a size of 1 or more"},
+    BadValue{{"bench", "--scaling", "perhaps"}, "true or false"},
+    BadValue{{"bench", "--tokens-per-rank", "0"}, "a size of 1 or more"},
+    BadValue{{"plan", "--show-ranks", "-3"}, "from 0"}};
+
+INSTANTIATE_TEST_SUITE_P(Values, OptionsBadValue, ::testing::ValuesIn(kBadValues));
+
+bool has_bad_value(const std::string& option) {
+  return std::any_of(kBadValues.begin(), kBadValues.end(), [&](const BadValue& bad) {
+    return bad.words[bad.words.size() - 2] == option;
+  });
+}
+
+// An empty name would pass for "not given".
+TEST(OptionErrors, NamesOfFilesAreNotEmpty) {
+  for (const OptionEntry& entry : option_table()) {
+    if (entry.value != "FILE") continue;
+    const std::string command(name_of(entry.commands.front()));
+    EXPECT_THAT(error_of({command, "--" + entry.name, ""}),
+                AllOf(HasSubstr("--" + entry.name), HasSubstr("a name")));
+  }
+}
+
+// A new option comes with its errors: all but flags and the names of files, specs and meshes are
+// among the bad values above.
+TEST(OptionErrors, EveryOptionThatCanBeWrongHasABadValue) {
+  for (const OptionEntry& entry : option_table()) {
+    if (entry.value == "FILE" || entry.name == "mesh") continue;
+    EXPECT_TRUE(has_bad_value("--" + entry.name)) << "--" << entry.name;
+  }
+}
+
+TEST(OptionErrors, MessagesNameTheSource) {
+  {
+    const OptionFile config("window = wide\n");
+    EXPECT_THAT(error_of({"plan", "--config", config.path()}),
+                AllOf(HasSubstr("window in " + config.path()), HasSubstr("'wide'")));
+  }
+  const Variable variable("ANNULUS_WINDOW", "wide");
+  EXPECT_THAT(error_of({"plan"}), AllOf(HasSubstr("ANNULUS_WINDOW"), HasSubstr("'wide'")));
+}
+
+TEST(OptionErrors, OptionFileErrors) {
+  EXPECT_THAT(error_of({"plan", "--config", "/no/such.cfg"}),
+              AllOf(HasSubstr("--config /no/such.cfg"), HasSubstr("No such file")));
+  EXPECT_THAT(error_of({"plan", "--config", ::testing::TempDir()}), HasSubstr("Is a directory"));
+  EXPECT_THAT(error_of({"plan", "--config", "/dev/zero"}), HasSubstr("longer than 4 MiB"));
+  {
+    const OptionFile config("causal\n");
+    EXPECT_THAT(error_of({"plan", "--config", config.path()}), HasSubstr(config.path()));
+  }
+  {
+    const OptionFile config("windoww = 3\n");
+    EXPECT_THAT(error_of({"plan", "--config", config.path()}),
+                AllOf(HasSubstr("windoww"), HasSubstr("--window")));
+  }
+  {
+    const OptionFile config("mesh = sp=2\nmesh = sp=4\n");
+    EXPECT_THAT(error_of({"plan", "--config", config.path()}), HasSubstr("given twice"));
+  }
+  const OptionFile config("config = other.cfg\n");
+  EXPECT_THAT(error_of({"plan", "--config", config.path()}), HasSubstr("further --config"));
+}
+
+TEST(OptionErrors, UnknownOptionsAreNamedWithTheNearest) {
+  EXPECT_THAT(error_of({"run", "--wndow", "3"}),
+              AllOf(HasSubstr("--wndow"), HasSubstr("--window")));
+  EXPECT_THAT(error_of({"run", "--causal", "--expalin"}),
+              AllOf(HasSubstr("--expalin"), HasSubstr("--explain")));
+  EXPECT_THAT(error_of({"run", "--win", "3"}), HasSubstr("--win"));  // no guessing
+  EXPECT_THAT(error_of({"run", "file.npy"}), HasSubstr("file.npy"));
+  EXPECT_THAT(error_of({"run", "-x"}), HasSubstr("-x"));
+  EXPECT_THAT(error_of({"run", "--completely-else", "3"}), Not(HasSubstr("nearest")));
+  EXPECT_THAT(error_of({"bananas"}), Not(HasSubstr("nearest")));
+}
+
+TEST(OptionErrors, OptionsOfOtherCommandsSaySo) {
+  EXPECT_THAT(
+      error_of({"run", "--iters", "3"}),
+      AllOf(HasSubstr("--iters"), HasSubstr("annulus bench"), HasSubstr("not of annulus run")));
+  EXPECT_THAT(error_of({"info", "--mesh", "sp=4"}), HasSubstr("not of annulus info"));
+}
+
+TEST(OptionErrors, MissingAndRepeatedValues) {
+  EXPECT_THAT(error_of({"run", "--window"}), AllOf(HasSubstr("--window"), HasSubstr("L[,R]")));
+  EXPECT_THAT(error_of({"run", "--window", "--causal"}), HasSubstr("--window"));
+  EXPECT_THAT(error_of({"run", "--window", "1", "--window", "2"}), HasSubstr("given twice"));
+}
+
+TEST(OptionErrors, AForgottenValueDoesNotTakeTheNextOption) {
+  for (const char* const option : {"--json", "--csv", "--trace", "--output"}) {
+    EXPECT_THAT(error_of({"run", option, "--causal"}),
+                AllOf(HasSubstr(option), HasSubstr("'--causal'"), HasSubstr("the next option"),
+                      HasSubstr("FILE")));
+  }
+  EXPECT_THAT(error_of({"run", "--json=--csv"}), HasSubstr("--json: got '--csv'"));
+  EXPECT_EQ(parse({"run", "--json", "./--csv"}).json, "./--csv");
+}
+
+struct Idle {
+  Words words;
+  std::string option;  // that has no effect
+  std::string cause;   // why
+  std::string needed;
+};
+
+TEST(OptionErrors, OptionsWithoutAnEffectAreRefused) {
+  const std::string random = "random:";
+  const std::vector<Idle> all{
+      {{"plan", "--schedule", "ring", "--ulysses-degree", "2"},
+       "--ulysses-degree",
+       "--schedule ring",
+       "--schedule hybrid or auto"},
+      {{"run", "--impl", "ring", "--ulysses-degree", "2"},
+       "--ulysses-degree",
+       "--impl ring",
+       "--schedule hybrid or auto"},
+      {{"bench", "--schedule", "hybrid", "--inner-size", "2"},
+       "--inner-size",
+       "--schedule hybrid",
+       "--schedule double_ring or auto"},
+      {{"run", "--mode", "train", "--query-spec", "-,sp", "--kv-spec", "-,sp"},
+       "--mode",
+       "--query-spec and --kv-spec",
+       "default"},
+      {{"run", "--sharding-rules", "{\"head\":\"tp\"}", "--query-spec", "-,sp", "--kv-spec",
+        "-,sp"},
+       "--sharding-rules",
+       "--query-spec and --kv-spec",
+       "default"},
+      {{"run", "--sequence-axis", "x", "--mesh", "x=2", "--query-spec", "-,x", "--kv-spec", "-,x"},
+       "--sequence-axis",
+       "--mesh",
+       "default"},
+      {{"run", "--tuning-cache", "t.json"}, "--tuning-cache", "--tuning", "cached or measure"},
+      {{"plan", "--simulate", "--straggler-seed", "4"},
+       "--straggler-seed",
+       "--straggler-percent",
+       "above 0"},
+      {{"plan", "--nodes", "1"}, "--nodes", "--recommend", "--ranks"},
+      {{"run", "--seed", "4"}, "--seed", "nothing is drawn", random},
+      {{"verify", "--random-case", "1:2", "--seed", "4"}, "--seed", "--random-case", "without"},
+      {{"verify", "--random", "3", "--explain"}, "--explain", "--random", "without"},
+      {{"bench", "--scaling", "--sweep", "1k:2k"}, "--sweep", "--scaling", "--tokens-per-rank"},
+      {{"bench", "--scaling", "--explain"}, "--explain", "--scaling", "without"},
+      {{"plan", "--scaling", "--ranks", "4", "--show-ranks", "2"},
+       "--show-ranks",
+       "--scaling",
+       "without"},
+      {{"plan", "--recommend", "--ranks", "4", "--explain"}, "--explain", "--recommend", "without"},
+      {{"plan", "--simulate", "--explain"}, "--explain", "--simulate", "without"},
+      {{"bench", "--hops", "--shape", "1,8,8,4,4,8"}, "--shape", "--hops", "--sweep"},
+      {{"bench", "--hops", "--threads", "2"}, "--threads", "--hops", "without"},
+      {{"bench", "--calibrate", "m.json", "--schedule", "ring"},
+       "--schedule",
+       "--calibrate",
+       "without"},
+  };
+  for (const Idle& idle : all) {
+    EXPECT_THAT(error_of(idle.words), AllOf(HasSubstr(idle.option + ": has no effect"),
+                                            HasSubstr(idle.cause), HasSubstr(idle.needed)));
+  }
+}
+
+TEST(OptionErrors, OptionsWithAnEffectAreTaken) {
+  EXPECT_EQ(parse({"plan", "--ulysses-degree", "2"}).ulysses_degree, 2);
+  EXPECT_EQ(parse({"plan", "--inner-size", "2", "--schedule", "double_ring"}).inner_size, 2);
+  EXPECT_EQ(parse({"plan", "--mode", "train", "--query-spec", "-,sp"}).mode, "train");
+  EXPECT_EQ(parse({"run", "--seed", "3", "--mask", "random:0.5"}).seed, 3U);
+  EXPECT_EQ(parse({"verify", "--seed", "3"}).seed, 3U);
+  EXPECT_EQ(parse({"run", "--tuning", "cached", "--tuning-cache", "t.json"}).tuning_cache,
+            "t.json");
+  EXPECT_FALSE(parse({"plan", "--simulate", "--explain=false"}).explain);
+  EXPECT_TRUE(parse({"bench", "--hops", "--sweep", "1k:2k", "--iters", "2"}).hops);
+}
+
+// They may serve commands for which the option has an effect.
+TEST(OptionErrors, SettingsOfEnvironmentAndFilesNeedNoEffect) {
+  const Variable cache("ANNULUS_TUNING_CACHE", "t.json");
+  const OptionFile config("ulysses-degree = 2\n");
+  const Options options = parse({"run", "--schedule", "ring", "--config", config.path()});
+  EXPECT_EQ(options.tuning_cache, "t.json");
+  EXPECT_EQ(options.ulysses_degree, 2);
+}
+
+TEST(OptionErrors, FilesOfTwoOptionsDiffer) {
+  const auto with = [](const Words& more) {
+    return joined({"run", "--output", "o.safetensors"}, more);
+  };
+  EXPECT_EQ(parse(with({"--lse", "./o.safetensors"})).lse, "./o.safetensors");
+  const auto sum_in = [&](const char* file) {
+    return with({"--normalize-output", "false", "--maximum", "./o.safetensors", "--sum", file});
+  };
+  EXPECT_EQ(parse(sum_in("o.safetensors")).maximum, "./o.safetensors");
+  EXPECT_EQ(parse(sum_in("s.npy")).sum, "s.npy");
+  EXPECT_THAT(error_of(sum_in("s.txt")), AllOf(HasSubstr("--sum"), HasSubstr(".npy")));
+  EXPECT_THAT(error_of({"run", "--output", "o.npy", "--normalize-output", "false", "--maximum",
+                        "m.npy", "--sum", "./m.npy"}),
+              AllOf(HasSubstr("--sum"), HasSubstr("--maximum")));
+  EXPECT_THAT(error_of(with({"--query", "x/../o.safetensors"})),
+              AllOf(HasSubstr("--output"), HasSubstr("--query")));
+  EXPECT_THAT(error_of(with({"--trace", "j", "--json", "./j"})),
+              AllOf(HasSubstr("--trace"), HasSubstr("--json")));
+  EXPECT_THAT(error_of({"run", "--output", "o.txt"}),
+              AllOf(HasSubstr("--output"), HasSubstr(".npy"), HasSubstr(".safetensors")));
+  EXPECT_THAT(error_of({"run", "--input", "q.npy"}), HasSubstr("is not a .safetensors file"));
+}
+
+TEST(OptionErrors, OptionsThatExcludeEachOther) {
+  EXPECT_THAT(error_of({"run", "--json", "-", "--csv", "-"}), HasSubstr("--csv"));
+  EXPECT_THAT(error_of({"run", "--input", "x.safetensors", "--key", "k.npy"}),
+              HasSubstr("--input"));
+  EXPECT_THAT(error_of({"verify", "--random", "3", "--random-case", "1:1"}),
+              HasSubstr("--random-case"));
+}
+
+}  // namespace
+}  // namespace annulus::launcher

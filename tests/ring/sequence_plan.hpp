@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,6 +12,11 @@
 
 /// Self-attention whose sequences are sharded over all ranks, and what plans of it are made from.
 namespace annulus::ring {
+
+/// All but local, which has one rank.
+inline constexpr std::array kSchedules{Schedule::ring,      Schedule::double_ring,
+                                       Schedule::allgather, Schedule::ulysses,
+                                       Schedule::hybrid,    Schedule::pass_q};
 
 inline AttentionProblem causal_problem(std::int64_t length, std::int64_t heads = 8,
                                        std::int64_t kv_heads = 2) {

@@ -70,8 +70,12 @@ ncclConfig_t non_blocking() {
   return config;
 }
 
-// Whether a communicator of the world has failed: then none can be finalised in order.
-using Failed = std::shared_ptr<bool>;
+// What the communicators of a world share. Once one has failed, none can be finalised in order.
+struct Failure {
+  bool noted = false;
+  // For the aborts of all of them together: each may wait for a peer that hangs.
+  std::chrono::duration<double> patience{5};
+};
 
 // Gives NCCL this long for `what`, on a thread of its own: it may wait for a peer that hangs, and
 // would hold up the report of the failure.
@@ -95,14 +99,14 @@ void within(std::chrono::duration<double> patience, int device, What what) noexc
 // all goes well.
 class NcclCommunicator {
  public:
-  NcclCommunicator(ncclComm_t raw, int device, Watchdog watchdog, Failed failed)
-      : raw_(raw), device_(device), watchdog_(std::move(watchdog)), failed_(std::move(failed)) {}
+  NcclCommunicator(ncclComm_t raw, int device, Watchdog watchdog, std::shared_ptr<Failure> failure)
+      : raw_(raw), device_(device), watchdog_(std::move(watchdog)), failure_(std::move(failure)) {}
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
   ~NcclCommunicator() {
     // Peers may free what this rank still uses, so all ranks finalise together. Ranks that have
     // failed, or are leaving with an error, do not take part, and nobody waits for them.
-    if (!*failed_ && std::uncaught_exceptions() <= exceptions_ && finalized()) {
+    if (!failure_->noted && std::uncaught_exceptions() <= exceptions_ && finalized()) {
       within(watchdog_.timeout(), device_, [raw = raw_] { (void)ncclCommDestroy(raw); });
     } else {
       abort();
@@ -112,10 +116,13 @@ class NcclCommunicator {
   [[nodiscard]] ncclComm_t get() const noexcept { return raw_; }
   void settle(const std::string& what) const { wait_until_settled(raw_, watchdog_, what); }
   void abort() noexcept {
-    constexpr std::chrono::seconds kPatience{5};
-    *failed_ = true;
+    failure_->noted = true;
     if (ncclComm_t raw = std::exchange(raw_, nullptr); raw != nullptr) {
-      within(kPatience, device_, [raw] { (void)ncclCommAbort(raw); });
+      using Clock = std::chrono::steady_clock;
+      const Clock::time_point begin = Clock::now();
+      within(failure_->patience, device_, [raw] { (void)ncclCommAbort(raw); });
+      failure_->patience -=
+          std::min<std::chrono::duration<double>>(Clock::now() - begin, failure_->patience);
     }
   }
 
@@ -135,7 +142,7 @@ class NcclCommunicator {
   ncclComm_t raw_;
   int device_;
   Watchdog watchdog_;
-  Failed failed_;
+  std::shared_ptr<Failure> failure_;
   int exceptions_ = std::uncaught_exceptions();
 };
 
@@ -231,13 +238,13 @@ class StandardNcclWorld final : public NcclWorld {
 
  private:
   [[nodiscard]] std::unique_ptr<NcclCommunicator> own(ncclComm_t raw) const {
-    return std::make_unique<NcclCommunicator>(raw, place_.device, watchdog_, failed_);
+    return std::make_unique<NcclCommunicator>(raw, place_.device, watchdog_, failure_);
   }
 
   Control& world_;
   Place place_;
   Watchdog watchdog_;
-  Failed failed_ = std::make_shared<bool>(false);
+  std::shared_ptr<Failure> failure_ = std::make_shared<Failure>();
   std::unique_ptr<NcclCommunicator> communicator_;
 };
 

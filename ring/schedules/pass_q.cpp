@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <optional>
@@ -130,9 +131,9 @@ class PassQ {
   RankPlan plan_round() {
     const bool any = rows_.count * heads_.count * builder_.plan().local.batch > 0;
 
-    std::vector<Result> parts{partial()};
+    Parts parts{{partial()}, {}};
     const int own =
-        builder_.add_rows(builder_.own_rows(), positions(context_.rank), parts.front(), false);
+        builder_.add_rows(builder_.own_rows(), positions(context_.rank), parts.held.front(), false);
     builder_.compute(0, own, heads_, builder_.own_columns());
     builder_.complete(0, own, heads_);
     const int queries = any ? pack(0, Content::query, me_) : -1;
@@ -150,9 +151,10 @@ class PassQ {
           sent = content == Content::query ? queries : pack(hop - 1, content, to, sent);
           builder_.send(hop - 1, to, me_, sent, rows_);
         }
-        const Result part = partial();
+        const Result part = take_partial(parts);
         builder_.receive(hop + 1, to, me_, part, {rows_});
-        parts.push_back(part);
+        parts.held.push_back(part);
+        make_room(hop, parts);
       }
       if (!sees(from, me_) || heads_.count == 0) continue;
       const PositionRanges theirs = positions(context_.group[static_cast<std::size_t>(from)]);
@@ -169,8 +171,40 @@ class PassQ {
       builder_.complete(hop, rows, heads_);
       builder_.send(hop + 1, from, from, *target, {tokens});
     }
-    combine(ranks_ + 1, std::move(parts));
+    combine(ranks_ + 1, std::move(parts.held));
     return builder_.finish();
+  }
+
+  // Partial results of the rank's own rows, and the memory of those that are combined.
+  struct Parts {
+    std::vector<Result> held, spare;
+  };
+
+  [[nodiscard]] Result take_partial(Parts& parts) {
+    if (parts.spare.empty()) return partial();
+    const Result memory = parts.spare.back();
+    parts.spare.pop_back();
+    return partial(&memory);
+  }
+
+  // Combines the first parts where all would be more than PlanOptions::result_bytes. The last two
+  // are still on their way, and computing would wait for them.
+  void make_room(int step, Parts& parts) {
+    const std::int64_t bytes = rows_.count * heads_.count * builder_.plan().local.batch *
+                               builder_.plan().local.value_dim *
+                               static_cast<std::int64_t>(sizeof(float));
+    const std::int64_t limit = std::max(context_.input.options.result_bytes, bytes);
+    const auto most = static_cast<std::size_t>(
+        1 + std::clamp<std::int64_t>(limit / std::max<std::int64_t>(bytes, 1), 1,
+                                     most_parts(context_.input.problem) - 1));
+    if (parts.held.size() < most + 2) return;
+    const auto rest = parts.held.begin() + static_cast<long>(most);
+    const std::vector<Result> first(parts.held.begin(), rest);
+    parts.held.erase(parts.held.begin(), rest);
+    const Result sum = take_partial(parts);
+    builder_.reduce(step, first, sum, false);
+    parts.held.insert(parts.held.begin(), sum);
+    parts.spare.insert(parts.spare.end(), first.begin(), first.end());
   }
 
   // The rank's own rows, to be sent: of a bias or a mask, the columns that rank `to` holds.
@@ -251,7 +285,9 @@ class PassQ {
   [[nodiscard]] bool sees(int rank, int other) const {
     return !context_.needs.of(rank, other).empty();
   }
-  [[nodiscard]] Result partial() { return builder_.add_partial_results(rows_, heads_); }
+  [[nodiscard]] Result partial(const Result* reuses = nullptr) {
+    return builder_.add_partial_results(rows_, heads_, reuses);
+  }
   void send(int step, int peer, const Result& state) {
     builder_.send(step, peer, me_, state, {rows_});
   }

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -256,6 +257,33 @@ TEST(Planner, ManyQueriesGoRound) {
   const Plan many = make_plan(native_input(problem, more), Schedule::pass_q);
   EXPECT_EQ(many.ranks[0].all<Exchange>().size(), 5U);
   EXPECT_EQ(many.ranks[0].all<Block>().size(), 4U);
+}
+
+// A rank holds what the options allow, two at least, two that are on their way and a sum; and
+// those of others that it has computed in two hops.
+TEST(Planner, PartialResultsOfManyHopsAreCombinedOnTheWay) {
+  constexpr int kRanks = 8;
+  constexpr std::int64_t kLength = 600;
+  AttentionProblem problem = causal_problem(kLength, 64, 2);
+  problem.mask = Mask();
+  const ShardedOperands operands = sequence_operands(problem, kRanks, LayoutKind::contiguous);
+  const std::int64_t part = kLength / kRanks * 64 * problem.shape.value_dim * 4;
+  for (const auto& [limit, most] : {std::pair{std::int64_t{0}, 2}, {4 * part, 5}}) {
+    PlanOptions options;
+    options.result_bytes = limit;
+    const Plan plan = make_plan(native_input(problem, operands, options), Schedule::pass_q);
+    expect_valid(plan, operands);
+    const RankPlan& rank = plan.ranks[3];
+    std::set<int> memory;
+    for (std::size_t i = 0; i < rank.buffers.size(); ++i) {
+      const Buffer& buffer = rank.buffers[i];
+      if (buffer.kind != BufferKind::exchange || buffer.contents.front() != Content::output) {
+        continue;
+      }
+      memory.insert(rank.memory_of(static_cast<int>(i)));
+    }
+    EXPECT_EQ(memory.size(), static_cast<std::size_t>(most) + 3 + 2);
+  }
 }
 
 // By many ranks, or where they are large, partial results are combined in pairs.

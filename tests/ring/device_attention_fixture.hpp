@@ -51,15 +51,6 @@ class Twins {
   std::vector<Tensor> twins_;
 };
 
-inline std::vector<std::byte> bits_of(const verification::CaseShards& shards) {
-  std::vector<std::byte> bits;
-  for (const Tensor* tensor : {&shards.output, &shards.lse}) {
-    const auto* data = static_cast<const std::byte*>(tensor->view().data());
-    bits.insert(bits.end(), data, data + tensor->bytes());
-  }
-  return bits;
-}
-
 /// Entries become entry · factor + shift.
 inline void transform(const TensorView& tensor, float factor, float shift) {
   std::vector<float> values(static_cast<std::size_t>(tensor.elements()));
@@ -67,6 +58,38 @@ inline void transform(const TensorView& tensor, float factor, float shift) {
   for (float& value : values) value = value * factor + shift;
   from_float32(values.data(), tensor.dtype(), tensor.data(), tensor.elements());
 }
+
+/// The attention of a case on this rank, with random shards in host memory and on the device.
+struct CaseOnDevice {
+  /// Collective.
+  CaseOnDevice(const verification::ShardedCase& one, const ShardedAttentionOptions& options,
+               Mesh& mesh, const Registry& registry, Device& device)
+      : operands(shard_operands(one.problem, mesh.shape(), one.layout)),
+        attention(one.problem, operands, mesh, registry, device, options),
+        shards(operands, one.problem.dtype, one.seed, mesh.rank(), memory),
+        twins(shards, device) {}
+
+  /// The results come to the shards.
+  void run() {
+    attention.run(twins.tensors());
+    twins.download();
+  }
+  /// Of the results in the shards.
+  [[nodiscard]] std::vector<std::byte> bits() const {
+    std::vector<std::byte> result;
+    for (const Tensor* tensor : {&shards.output, &shards.lse}) {
+      const auto* data = static_cast<const std::byte*>(tensor->view().data());
+      result.insert(result.end(), data, data + tensor->bytes());
+    }
+    return result;
+  }
+
+  ShardedOperands operands;
+  ShardedAttention attention;
+  HostMemoryPool memory;
+  verification::CaseShards shards;
+  Twins twins;
+};
 
 /// Sharded attention on the ranks of a mesh "sp", a GPU each or shared ones.
 class DeviceAttention : public test::RankDeviceTest<> {
@@ -110,7 +133,13 @@ class DeviceAttention : public test::RankDeviceTest<> {
     options.implementation = one.implementation;
     options.transport = one.transport;
     options.schedule = one.schedule;
+    options.plan = one.plan;
     return options;
+  }
+
+  // Collective.
+  [[nodiscard]] CaseOnDevice on_device(const verification::ShardedCase& one) {
+    return {one, options_of(one), *mesh_, registry_, device()};
   }
 
   Registry registry_ = Registry::standard();

@@ -25,7 +25,6 @@ namespace annulus::ring {
 namespace {
 
 using ::testing::HasSubstr;
-using verification::CaseShards;
 using verification::ShardedCase;
 
 TEST_F(DeviceAttention, RandomProblems) {
@@ -250,40 +249,34 @@ TEST_F(DeviceAttention, ReplayedCallsSeeNewDataAndSetNothingUp) {
         one.problem.mask.set_query_lengths({length / 2, length});
       }
       if (test::session().size() == 1) one.schedule = "local";
-      const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
-      ShardedAttention attention(one.problem, operands, *mesh_, registry_, device(),
-                                 options_of(one));
-      HostMemoryPool memory;
-      const CaseShards shards(operands, one.problem.dtype, 1, mesh_->rank(), memory);
-      Twins twins(shards, device());
+      CaseOnDevice call = on_device(one);
       const auto run = [&] {
-        twins.upload();
+        call.twins.upload();
         mesh_->world().barrier();  // nobody writes what another one still reads
-        attention.run(twins.tensors());
-        twins.download();
-        return bits_of(shards);
+        call.run();
+        return call.bits();
       };
       const auto first = run();   // as it is
       const auto second = run();  // recorded
       EXPECT_TRUE(first == second);
       const std::uint64_t before = setup_count();
       EXPECT_TRUE(run() == first);
-      transform(shards.value.view(), 0.5F, 1.0F);
+      transform(call.shards.value.view(), 0.5F, 1.0F);
       const auto other = run();
       EXPECT_FALSE(other == first);
-      transform(shards.value.view(), 1.0F, -1.0F);
+      transform(call.shards.value.view(), 1.0F, -1.0F);
       const auto last = run();
       EXPECT_FALSE(last == other);
       EXPECT_EQ(setup_count(), before) << "a repeated call set something up";
-      EXPECT_GE(attention.replays(), 4U);
+      EXPECT_GE(call.attention.replays(), 4U);
 
       // Without replay the numbers are the same, to the bit.
       ShardedAttentionOptions options = options_of(one);
       options.runner.replay = false;
-      ShardedAttention plain(one.problem, operands, *mesh_, registry_, device(), options);
-      plain.run(twins.tensors());
-      twins.download();
-      EXPECT_TRUE(bits_of(shards) == last);
+      ShardedAttention plain(one.problem, call.operands, *mesh_, registry_, device(), options);
+      plain.run(call.twins.tensors());
+      call.twins.download();
+      EXPECT_TRUE(call.bits() == last);
     }
   }
 }
@@ -293,19 +286,14 @@ TEST_F(DeviceAttention, ReplayedCallsSeeNewDataAndSetNothingUp) {
 TEST_F(DeviceAttention, TensorsThatLieOtherwise) {
   ShardedCase one = case_of(std::int64_t{256} * test::session().size(), 8, 2, 64);
   if (test::session().size() == 1) one.schedule = "local";
-  const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
-  ShardedAttention attention(one.problem, operands, *mesh_, registry_, device(), options_of(one));
-  HostMemoryPool memory;
-  const CaseShards shards(operands, one.problem.dtype, 1, mesh_->rank(), memory);
-  Twins twins(shards, device());
-  twins.upload();
+  CaseOnDevice call = on_device(one);
+  call.twins.upload();
   mesh_->world().barrier();
-  attention.run(twins.tensors());
-  twins.download();
+  call.run();
   const auto values = [&] {
-    std::vector<float> result(static_cast<std::size_t>(shards.output.shape().product()));
-    to_float32(shards.output.view().data(), one.problem.dtype, result.data(),
-               shards.output.shape().product());
+    const Tensor& output = call.shards.output;
+    std::vector<float> result(static_cast<std::size_t>(output.shape().product()));
+    to_float32(output.view().data(), one.problem.dtype, result.data(), output.shape().product());
     return result;
   };
   const std::vector<float> right = values();
@@ -323,22 +311,22 @@ TEST_F(DeviceAttention, TensorsThatLieOtherwise) {
       device().copy(tensor, view, *stream);
       return view;
     };
-    const LocalTensors plain = twins.tensors();
+    const LocalTensors plain = call.twins.tensors();
     const LocalTensors other{like(plain.query), like(plain.key), like(plain.value),
                              like(plain.output), plain.lse};
     stream->synchronize();
     for (int round = 0; round < 2; ++round) {
-      attention.prepare(other);
-      for (int i = 0; i < 3; ++i) attention.run(other);
+      call.attention.prepare(other);
+      for (int i = 0; i < 3; ++i) call.attention.run(other);
       device().copy(other.output, plain.output, *stream);
       stream->synchronize();
-      twins.download();
+      call.twins.download();
       const std::vector<float> found = values();
       for (std::size_t i = 0; i < found.size(); ++i) {
         ASSERT_NEAR(found[i], right[i], 0.02 * std::max(1.0F, std::abs(right[i]))) << i;
       }
-      attention.prepare(plain);
-      attention.run(plain);
+      call.attention.prepare(plain);
+      call.attention.run(plain);
     }
   }
 }
@@ -352,32 +340,29 @@ TEST_F(DeviceAttention, StronglyNegativeLse) {
     one.problem.mask.set_causal(causal);
     if (ranks == 1) one.schedule = "local";
     one.layout.sequence = LayoutKind::contiguous;
-    const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
-    ShardedAttention attention(one.problem, operands, *mesh_, registry_, device(), options_of(one));
-    HostMemoryPool memory;
-    const CaseShards shards(operands, one.problem.dtype, 3, mesh_->rank(), memory);
+    one.seed = 3;
+    CaseOnDevice call = on_device(one);
     const auto whole = [&](const NamedSharding& sharding, verification::Operand operand) {
       auto index = sharding.index(mesh_->rank());
       index[1] = PositionRanges::all(one.problem.shape.kv_length);
-      return verification::random_part(index, sharding.global_shape(), one.problem.dtype, 3,
-                                       operand, memory);
+      return verification::random_part(index, sharding.global_shape(), one.problem.dtype, one.seed,
+                                       operand, call.memory);
     };
-    const Tensor key = whole(operands.key, verification::Operand::key);
-    const Tensor value = whole(operands.value, verification::Operand::value);
-    transform(shards.query.view(), 0.2F, 4.0F);
-    transform(shards.key.view(), 0.2F, -4.0F);
+    const Tensor key = whole(call.operands.key, verification::Operand::key);
+    const Tensor value = whole(call.operands.value, verification::Operand::value);
+    transform(call.shards.query.view(), 0.2F, 4.0F);
+    transform(call.shards.key.view(), 0.2F, -4.0F);
     transform(key.view(), 0.2F, -4.0F);
-    Twins twins(shards, device());
-    twins.upload();
+    call.twins.upload();
     mesh_->world().barrier();
-    attention.run(twins.tensors());
-    twins.download();
+    call.run();
     const OracleOutput truth =
-        oracle_attention(one.problem, shards.query.view(), key.view(), value.view(),
-                         operands.query.positions(mesh_->rank(), 1), 0, 0);
+        oracle_attention(one.problem, call.shards.query.view(), key.view(), value.view(),
+                         call.operands.query.positions(mesh_->rank(), 1), 0, 0);
     EXPECT_LT(*std::max_element(truth.lse.begin(), truth.lse.end()), -100);
     const verification::Accuracy found = verification::accuracy(
-        verification::compare(truth, shards.output.view(), shards.lse.view()), mesh_->world());
+        verification::compare(truth, call.shards.output.view(), call.shards.lse.view()),
+        mesh_->world());
     EXPECT_LE(found.output, 6e-3);
     EXPECT_LE(found.lse, 2e-3);
   }

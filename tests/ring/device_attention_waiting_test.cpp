@@ -17,7 +17,6 @@ namespace annulus::ring {
 namespace {
 
 using ::testing::HasSubstr;
-using verification::CaseShards;
 using verification::ShardedCase;
 
 bool awaits_columns(const ShardedAttention& attention) {
@@ -42,26 +41,18 @@ TEST_F(DeviceAttention, AwaitedColumnsMayComeLate) {
     one.problem.shape.kv_heads = 8;
     one.plan = PlanOptions::for_place(device().place());
     if (layout == LayoutKind::striped) one.plan->gather_bytes = 1;  // a head at a time
-    const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
-    ShardedAttention attention(one.problem, operands, *mesh_, registry_, device(), [&] {
-      ShardedAttentionOptions options = options_of(one);
-      options.plan = one.plan;
-      return options;
-    }());
-    EXPECT_TRUE(awaits_columns(attention));
-    HostMemoryPool memory;
-    const CaseShards shards(operands, one.problem.dtype, 1, mesh_->rank(), memory);
-    Twins twins(shards, device());
+    CaseOnDevice call = on_device(one);
+    EXPECT_TRUE(awaits_columns(call.attention));
     std::vector<std::vector<std::byte>> bits;
     for (int late = -1; late < ranks; ++late) {
-      transform(shards.value.view(), late < 0 ? 1.0F : -1.0F, 0.0F);  // old columns are now wrong
-      twins.upload();
+      // Old columns are now wrong.
+      transform(call.shards.value.view(), late < 0 ? 1.0F : -1.0F, 0.0F);
+      call.twins.upload();
       mesh_->world().barrier();
       if (mesh_->rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      attention.run(twins.tensors());
-      twins.download();
-      if (late >= 0 && late % 2 == 0) transform(shards.output.view(), -1.0F, 0.0F);
-      bits.push_back(bits_of(shards));
+      call.run();
+      if (late >= 0 && late % 2 == 0) transform(call.shards.output.view(), -1.0F, 0.0F);
+      bits.push_back(call.bits());
       EXPECT_TRUE(bits.back() == bits.front()) << "rank " << late << " is late";
     }
   }
@@ -78,23 +69,14 @@ TEST_F(DeviceAttention, ARehearsalNeedsNoOtherRank) {
       ShardedCase one = case_of(std::int64_t{384} * ranks + 5, 8, 4, 128);
       one.transport = transport;
       one.schedule = schedule;
-      const ShardedOperands operands = shard_operands(one.problem, mesh_->shape(), one.layout);
-      ShardedAttention attention(one.problem, operands, *mesh_, registry_, device(),
-                                 options_of(one));
-      HostMemoryPool memory;
-      const CaseShards shards(operands, one.problem.dtype, 1, mesh_->rank(), memory);
-      Twins twins(shards, device());
-      twins.upload();
-      const auto run = [&] {
-        attention.run(twins.tensors());
-        twins.download();
-        return bits_of(shards);
-      };
-      attention.rehearse(twins.tensors());
-      const auto first = run();
-      for (int i = 0; i < 3; ++i) {
-        attention.rehearse(twins.tensors());
-        EXPECT_TRUE(run() == first);
+      CaseOnDevice call = on_device(one);
+      call.twins.upload();
+      std::vector<std::vector<std::byte>> bits;
+      for (int i = 0; i < 4; ++i) {
+        call.attention.rehearse(call.twins.tensors());
+        call.run();
+        bits.push_back(call.bits());
+        EXPECT_TRUE(bits.back() == bits.front()) << "call " << i;
       }
     }
   }
@@ -117,21 +99,16 @@ TEST_F(DeviceAttention, ARankThatStaysAwayIsATimeoutOfTheOthers) {
         one.transport = transport;
         one.schedule = schedule;
         if (schedule == "allgather") one.implementation = "flash_attn2";
-        const ShardedOperands operands = shard_operands(one.problem, mesh.shape(), one.layout);
-        ShardedAttention attention(one.problem, operands, mesh, registry_, device(),
-                                   options_of(one));
-        EXPECT_EQ(awaits_columns(attention),
+        CaseOnDevice call(one, options_of(one), mesh, registry_, device());
+        EXPECT_EQ(awaits_columns(call.attention),
                   transport == Transport::peer && schedule == "allgather" && !shared_gpus());
-        HostMemoryPool memory;
-        const CaseShards shards(operands, one.problem.dtype, 1, mesh.rank(), memory);
-        Twins twins(shards, device());
-        twins.upload();
-        for (int i = 0; i < calls_before; ++i) attention.run(twins.tensors());
+        call.twins.upload();
+        for (int i = 0; i < calls_before; ++i) call.run();
         mesh_->world().barrier();
         if (!stays_away) {
           const auto begin = std::chrono::steady_clock::now();
           try {
-            attention.run(twins.tensors());
+            call.run();
             ADD_FAILURE() << "ended without the last rank";
           } catch (const TimeoutError& error) {
             EXPECT_THAT(error.what(), HasSubstr("waiting for key/value: "));

@@ -205,7 +205,7 @@ TEST_F(CudaBlocksparse, HiddenNanBesideVisibleKeys) {
   }
 }
 
-// Columns in parts that cut blocks, each continuing from the state of those before.
+// The parts cut blocks.
 TEST_F(CudaBlocksparse, ContinuesAState) {
   Random random(110);
   for (const std::int64_t dim : {64, 128, 256}) {
@@ -214,27 +214,12 @@ TEST_F(CudaBlocksparse, ContinuesAState) {
       problem.mask.set_causal(dim == 128);
       problem.mask.set_block_mask(BlockMask::random(300, 500, 4, 0.5, 7, size));
       const WholeAttention whole = random_attention(random, problem);
-      const Mirror query(whole.query, *device_);
-      const Mirror key(whole.key, *device_);
-      const Mirror value(whole.value, *device_);
-      Result result(whole.block(), DType::float64);
-      const Mirror output(result.output, *device_);
-      const Mirror lse(result.lse, *device_);
-      const SoftmaxState state{output.view(), lse.view()};
       flash::FlashAttention attention(problem, *device_);
-      bool first = true;
-      for (const auto& [begin, count] :
-           {std::pair{300, 200}, std::pair{0, 170}, std::pair{170, 130}}) {
-        AttentionBlock block{query.view(), key.view().slice(1, begin, count),
-                             value.view().slice(1, begin, count), whole.rows(),
-                             whole.columns().slice({LocalPosition(begin), count})};
-        if (!first) block.state = state;
-        attention.run(block, state, *stream_);
-        first = false;
-      }
-      stream_->synchronize();
-      output.download();
-      lse.download();
+      const Result result =
+          run_in_parts(whole, {{300, 200}, {0, 170}, {170, 130}}, std::nullopt,
+                       [&](const AttentionBlock& block, const SoftmaxState& into) {
+                         attention.run(block, into, *stream_);
+                       });
       SCOPED_TRACE(to_string(problem.shape) + " mask " + to_string(problem.mask));
       expect_accurate(result, whole, whole.oracle());
     }

@@ -153,40 +153,20 @@ TEST_F(CudaFlashDecode, RowsWithoutWeight) {
   }
 }
 
-// Columns in parts, each continuing from the state of those before; the last one may round.
+// The last part may round.
 TEST_F(CudaFlashDecode, ContinuesAState) {
   Random random(208);
   for (const std::int64_t dim : {64, 128, 256}) {
     for (const DType last : {DType::float32, DType::bfloat16}) {
       const AttentionProblem problem = problem_of({2, 3, 2000, 8, 2, dim, dim});
       const WholeAttention whole = random_attention(random, problem);
-      const Mirror query(whole.query, *device_);
-      const Mirror key(whole.key, *device_);
-      const Mirror value(whole.value, *device_);
-      Result result(whole.block(), DType::float64);
-      const Mirror output(result.output, *device_);
-      const Mirror lse(result.lse, *device_);
-      const SoftmaxState state{output.view(), lse.view()};
-      const Tensor rounded(last, result.output.shape(), test_memory());
-      const Mirror rounded_output(rounded, *device_);
-      const SoftmaxState end{rounded_output.view(), lse.view()};
       flash::decode::DecodeAttention attention(problem, *device_);
-      for (const auto& [begin, count] :
-           {std::pair{500, 1500}, std::pair{0, 250}, std::pair{250, 250}}) {
-        const LocalRange part{LocalPosition(begin), count};
-        AttentionBlock block{query.view(), key.view().slice(1, begin, count),
-                             value.view().slice(1, begin, count), whole.rows(),
-                             whole.columns().slice(part)};
-        block.unmasked = true;
-        if (begin != 500) block.state = state;
-        ASSERT_TRUE(attention.takes(block));
-        attention.run(block, begin == 250 ? end : state, *stream_);
-      }
-      stream_->synchronize();
-      rounded_output.download();
-      lse.download();
-      to_float32(rounded.view().data(), last, result.output.view().as<float>(),
-                 rounded.view().elements());
+      const Result result = run_in_parts(whole, {{500, 1500}, {0, 250}, {250, 250}}, last,
+                                         [&](AttentionBlock& block, const SoftmaxState& into) {
+                                           block.unmasked = true;
+                                           ASSERT_TRUE(attention.takes(block));
+                                           attention.run(block, into, *stream_);
+                                         });
       SCOPED_TRACE(to_string(problem.shape));
       expect_accurate(result, whole, whole.oracle());
     }

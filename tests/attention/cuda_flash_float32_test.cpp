@@ -1,7 +1,6 @@
 // The flash kernel of float32 tensors against the oracle, what it must not see, and what it
 // refuses.
 #include <cmath>
-#include <initializer_list>
 #include <limits>
 #include <string>
 #include <utility>
@@ -9,7 +8,6 @@
 #include <gmock/gmock.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/partition/sequence_layout.hpp>
 
 #include "flash/flash_attention.hpp"
 #include "tests/attention/cuda_flash_run.hpp"
@@ -57,16 +55,7 @@ TEST_F(CudaFlashFloat32, EveryMaskAloneAndInPairs) {
 
 TEST_F(CudaFlashFloat32, HeadDimensions) {
   Random random(122);
-  for (const auto& [dim, value_dim] :
-       {std::pair{64, 64}, std::pair{128, 128}, std::pair{192, 128}, std::pair{256, 256},
-        std::pair{4, 40}, std::pair{80, 80}, std::pair{96, 64}, std::pair{12, 132},
-        std::pair{200, 136}, std::pair{64, 256}, std::pair{256, 4}}) {
-    AttentionProblem problem = float32_problem({1, 200, 300, 2, 1, dim, value_dim});
-    expect_whole_accurate(random_attention(random, problem));
-    problem.mask.set_causal(true);
-    problem.soft_cap = 20.0;
-    expect_whole_accurate(random_attention(random, problem));
-  }
+  expect_dimensions_accurate(random, DType::float32, {{4, 40}, {12, 132}, {256, 4}});
 }
 
 TEST_F(CudaFlashFloat32, EdgesOfTiles) {
@@ -115,21 +104,7 @@ TEST_F(CudaFlashFloat32, SoftCaps) {
 
 TEST_F(CudaFlashFloat32, PartsOfSequenceLayouts) {
   Random random(127);
-  AttentionProblem problem = float32_problem({2, 1000, 1000, 2, 1, 128, 128});
-  for (const std::vector<MaskKind>& kinds :
-       {std::vector{MaskKind::causal}, std::vector{MaskKind::window, MaskKind::causal},
-        std::vector{MaskKind::causal, MaskKind::documents},
-        std::vector{MaskKind::causal, MaskKind::segments},
-        std::vector{MaskKind::query_lengths, MaskKind::kv_lengths}}) {
-    problem.mask = random_mask(random, kinds, 2, 1000, 1000);
-    const WholeAttention whole = random_attention(random, problem);
-    for (const LayoutKind kind :
-         {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
-      const SequenceLayout layout(kind, 1000, 3);
-      expect_part_accurate(whole, layout.positions(0), layout.positions(2));
-      expect_part_accurate(whole, layout.positions(1), layout.positions(1));
-    }
-  }
+  expect_parts_of_layouts_accurate(random, DType::float32);
 }
 
 // What a row does not see never reaches it, not even with a bit; what it sees does.
@@ -149,32 +124,14 @@ TEST_F(CudaFlashFloat32, IsRightAtTheEndsOfTheRange) {
   }
 }
 
-// Columns in parts, each continuing from the state of those before.
 TEST_F(CudaFlashFloat32, ContinuesAState) {
   Random random(128);
-  const auto in_parts = [&](const WholeAttention& whole, std::initializer_list<int> ends) {
-    const Mirror query(whole.query, *device_);
-    const Mirror key(whole.key, *device_);
-    const Mirror value(whole.value, *device_);
-    Result result(whole.block(), DType::float64);
-    const Mirror output(result.output, *device_);
-    const Mirror lse(result.lse, *device_);
-    const SoftmaxState state{output.view(), lse.view()};
+  const auto in_parts = [&](const WholeAttention& whole, const Pairs& parts) {
     flash::FlashAttention attention(whole.problem, *device_);
-    std::int64_t begin = 0;
-    for (const int end : ends) {
-      const std::int64_t count = end - begin;
-      AttentionBlock block{query.view(), key.view().slice(1, begin, count),
-                           value.view().slice(1, begin, count), whole.rows(),
-                           whole.columns().slice({LocalPosition(begin), count})};
-      if (begin > 0) block.state = state;
-      attention.run(block, state, *stream_);
-      begin = end;
-    }
-    stream_->synchronize();
-    output.download();
-    lse.download();
-    return result;
+    return run_in_parts(whole, parts, std::nullopt,
+                        [&](const AttentionBlock& block, const SoftmaxState& into) {
+                          attention.run(block, into, *stream_);
+                        });
   };
   for (const std::int64_t dim : {64, 128, 256}) {
     for (const std::vector<MaskKind>& kinds :
@@ -186,7 +143,7 @@ TEST_F(CudaFlashFloat32, ContinuesAState) {
       const WholeAttention whole = random_attention(random, problem);
       const OracleOutput truth = whole.oracle();
       SCOPED_TRACE(to_string(problem.shape) + " mask " + to_string(problem.mask));
-      const Result result = in_parts(whole, {170, 170, 300, 500});
+      const Result result = in_parts(whole, {{0, 170}, {170, 0}, {170, 130}, {300, 200}});
       expect_accurate(result, whole, truth);
       const Error unsharded = error_of(run(whole), DType::float32, truth);
       EXPECT_LE(error_of(result, DType::float32, truth).output,
@@ -195,7 +152,7 @@ TEST_F(CudaFlashFloat32, ContinuesAState) {
   }
   const WholeAttention whole = weightless_attention(DType::float32, 64);
   expect_weightless_shown(run(whole));
-  expect_weightless_shown(in_parts(whole, {100, 400, 600}));
+  expect_weightless_shown(in_parts(whole, {{0, 100}, {100, 300}, {400, 200}}));
 }
 
 TEST_F(CudaFlashFloat32, RunsRepeatEveryBit) {

@@ -1,9 +1,14 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <annulus/partition/sequence_layout.hpp>
 
 #include "tests/attention/cuda_run.hpp"
 
@@ -19,6 +24,8 @@ inline AttentionProblem problem_of(const AttentionShape& shape, DType dtype = DT
 /// The flash kernel under one of its names, on a device that has what it needs; else skipped.
 class CudaFlashTest : public CudaTest {
  protected:
+  using Pairs = std::vector<std::pair<std::int64_t, std::int64_t>>;
+
   explicit CudaFlashTest(std::string name) : name_(std::move(name)) {}
 
   void SetUp() override {
@@ -52,8 +59,7 @@ class CudaFlashTest : public CudaTest {
   }
 
   /// Tiles that are cut short, of which a causal mask leaves parts, or rows that see nothing.
-  void expect_edges_accurate(Random& random, DType dtype,
-                             const std::vector<std::pair<std::int64_t, std::int64_t>>& lengths) {
+  void expect_edges_accurate(Random& random, DType dtype, const Pairs& lengths) {
     for (const std::int64_t dim : {64, 128, 256}) {
       for (const auto& [rows, columns] : lengths) {
         AttentionProblem problem = problem_of({2, rows, columns, 2, 2, dim, dim}, dtype);
@@ -63,6 +69,20 @@ class CudaFlashTest : public CudaTest {
         problem.mask.set_offset(columns - rows);  // bottom-right: rows may see nothing
         expect_whole_accurate(random_attention(random, problem));
       }
+    }
+  }
+
+  /// Head dimensions of queries and values: those of tiles, others, and `more`.
+  void expect_dimensions_accurate(Random& random, DType dtype, const Pairs& more) {
+    Pairs all{{64, 64}, {128, 128}, {192, 128}, {256, 256},
+              {80, 80}, {96, 64},   {200, 136}, {64, 256}};
+    all.insert(all.end(), more.begin(), more.end());
+    for (const auto& [dim, value_dim] : all) {
+      AttentionProblem problem = problem_of({1, 200, 300, 2, 1, dim, value_dim}, dtype);
+      expect_whole_accurate(random_attention(random, problem));
+      problem.mask.set_causal(true);
+      problem.soft_cap = 20.0;
+      expect_whole_accurate(random_attention(random, problem));
     }
   }
 
@@ -76,6 +96,41 @@ class CudaFlashTest : public CudaTest {
     }
   }
 
+  /// Columns in parts (begin, count), each continuing from the state of those before. `run`
+  /// computes a block on the stream. The last part hands its output over in dtype `last`, in memory
+  /// of its own, or in the state's if none is given.
+  [[nodiscard]] Result run_in_parts(
+      const WholeAttention& whole, const Pairs& parts, std::optional<DType> last,
+      const std::function<void(AttentionBlock&, const SoftmaxState&)>& run) {
+    const Mirror query(whole.query, *device_);
+    const Mirror key(whole.key, *device_);
+    const Mirror value(whole.value, *device_);
+    Result result(whole.block(), DType::float64);
+    const Mirror output(result.output, *device_);
+    const Mirror lse(result.lse, *device_);
+    const SoftmaxState state{output.view(), lse.view()};
+    const Tensor last_output(last.value_or(DType::float32), result.output.shape(), test_memory());
+    const Mirror last_mirror(last_output, *device_);
+    const SoftmaxState end = last ? SoftmaxState{last_mirror.view(), lse.view()} : state;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const auto& [begin, count] = parts[i];
+      AttentionBlock block{query.view(), key.view().slice(1, begin, count),
+                           value.view().slice(1, begin, count), whole.rows(),
+                           whole.columns().slice({LocalPosition(begin), count})};
+      if (i > 0) block.state = state;
+      run(block, i + 1 < parts.size() ? state : end);
+    }
+    stream_->synchronize();
+    output.download();
+    lse.download();
+    if (last) {
+      last_mirror.download();
+      to_float32(last_output.view().data(), *last, result.output.view().as<float>(),
+                 last_output.view().elements());
+    }
+    return result;
+  }
+
   /// Rows and columns of the whole, stored head by head.
   void expect_part_accurate(const WholeAttention& whole, const PositionRanges& rows,
                             const PositionRanges& columns) {
@@ -85,6 +140,24 @@ class CudaFlashTest : public CudaTest {
     const AttentionBlock block{as_bthd(query), as_bthd(key), as_bthd(value), rows, columns};
     expect_block_accurate(whole.problem, block, {query, key, value},
                           reference_of(whole.problem, block));
+  }
+
+  void expect_parts_of_layouts_accurate(Random& random, DType dtype) {
+    AttentionProblem problem = problem_of({2, 1000, 1000, 2, 1, 128, 128}, dtype);
+    for (const std::vector<MaskKind>& kinds :
+         {std::vector{MaskKind::causal}, std::vector{MaskKind::window, MaskKind::causal},
+          std::vector{MaskKind::causal, MaskKind::documents},
+          std::vector{MaskKind::causal, MaskKind::segments},
+          std::vector{MaskKind::query_lengths, MaskKind::kv_lengths}}) {
+      problem.mask = random_mask(random, kinds, 2, 1000, 1000);
+      const WholeAttention whole = random_attention(random, problem);
+      for (const LayoutKind kind :
+           {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
+        const SequenceLayout layout(kind, 1000, 3);
+        expect_part_accurate(whole, layout.positions(0), layout.positions(2));
+        expect_part_accurate(whole, layout.positions(1), layout.positions(1));
+      }
+    }
   }
 
  private:

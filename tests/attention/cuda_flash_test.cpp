@@ -10,7 +10,6 @@
 #include <gmock/gmock.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/partition/sequence_layout.hpp>
 
 #include "flash/flash_attention.hpp"
 #include "tests/attention/cuda_flash_run.hpp"
@@ -47,16 +46,7 @@ TEST_F(CudaFlash, EveryMaskAloneAndInPairs) {
 TEST_F(CudaFlash, HeadDimensions) {
   Random random(82);
   for (const DType dtype : {DType::bfloat16, DType::float16}) {
-    for (const auto& [dim, value_dim] :
-         {std::pair{64, 64}, std::pair{128, 128}, std::pair{192, 128}, std::pair{256, 256},
-          std::pair{8, 40}, std::pair{80, 80}, std::pair{96, 64}, std::pair{160, 104},
-          std::pair{200, 136}, std::pair{64, 256}}) {
-      AttentionProblem problem = problem_of({1, 200, 300, 2, 1, dim, value_dim}, dtype);
-      expect_whole_accurate(random_attention(random, problem));
-      problem.mask.set_causal(true);
-      problem.soft_cap = 20.0;
-      expect_whole_accurate(random_attention(random, problem));
-    }
+    expect_dimensions_accurate(random, dtype, {{8, 40}, {160, 104}});
   }
 }
 
@@ -277,21 +267,7 @@ TEST_F(CudaFlash, StatesOfFewKeys) {
 
 TEST_F(CudaFlash, PartsOfSequenceLayouts) {
   Random random(87);
-  AttentionProblem problem = problem_of({2, 1000, 1000, 2, 1, 128, 128});
-  for (const std::vector<MaskKind>& kinds :
-       {std::vector{MaskKind::causal}, std::vector{MaskKind::window, MaskKind::causal},
-        std::vector{MaskKind::causal, MaskKind::documents},
-        std::vector{MaskKind::causal, MaskKind::segments},
-        std::vector{MaskKind::query_lengths, MaskKind::kv_lengths}}) {
-    problem.mask = random_mask(random, kinds, 2, 1000, 1000);
-    const WholeAttention whole = random_attention(random, problem);
-    for (const LayoutKind kind :
-         {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
-      const SequenceLayout layout(kind, 1000, 3);
-      expect_part_accurate(whole, layout.positions(0), layout.positions(2));
-      expect_part_accurate(whole, layout.positions(1), layout.positions(1));
-    }
-  }
+  expect_parts_of_layouts_accurate(random, DType::bfloat16);
 }
 
 // What a row does not see never affects it, whatever its value; what it sees does.
@@ -366,7 +342,7 @@ TEST_F(CudaFlash, RunsRepeatEveryBit) {
   }
 }
 
-// Columns in parts, each continuing from the state of those before; the last one may round.
+// The last part may round.
 TEST_F(CudaFlash, ContinuesAState) {
   Random random(90);
   for (const std::int64_t dim : {64, 128, 256}) {
@@ -378,33 +354,12 @@ TEST_F(CudaFlash, ContinuesAState) {
         AttentionProblem problem = problem_of({2, 300, 500, 4, 2, dim, dim});
         problem.mask = random_mask(random, kinds, 2, 300, 500);
         const WholeAttention whole = random_attention(random, problem);
-        const Mirror query(whole.query, *device_);
-        const Mirror key(whole.key, *device_);
-        const Mirror value(whole.value, *device_);
-        Result result(whole.block(), DType::float64);
-        const Mirror output(result.output, *device_);
-        const Mirror lse(result.lse, *device_);
-        const SoftmaxState state{output.view(), lse.view()};
-        const Tensor rounded(last, result.output.shape(), test_memory());
-        const Mirror rounded_output(rounded, *device_);
-        const SoftmaxState end{rounded_output.view(), lse.view()};
         flash::FlashAttention attention(problem, *device_);
-        bool first = true;
-        for (const auto& [begin, count] :
-             {std::pair{300, 200}, std::pair{0, 0}, std::pair{0, 170}, std::pair{170, 130}}) {
-          const LocalRange part{LocalPosition(begin), count};
-          AttentionBlock block{query.view(), key.view().slice(1, begin, count),
-                               value.view().slice(1, begin, count), whole.rows(),
-                               whole.columns().slice(part)};
-          if (!first) block.state = state;
-          attention.run(block, begin == 170 ? end : state, *stream_);
-          first = false;
-        }
-        stream_->synchronize();
-        rounded_output.download();
-        lse.download();
-        to_float32(rounded.view().data(), last, result.output.view().as<float>(),
-                   rounded.view().elements());
+        const Result result =
+            run_in_parts(whole, {{300, 200}, {0, 0}, {0, 170}, {170, 130}}, last,
+                         [&](const AttentionBlock& block, const SoftmaxState& into) {
+                           attention.run(block, into, *stream_);
+                         });
         SCOPED_TRACE(to_string(problem.shape) + " mask " + to_string(problem.mask));
         expect_accurate(result, whole, whole.oracle());
       }

@@ -31,6 +31,45 @@ AttentionProblem problem_of(const AttentionShape& shape, DType dtype = DType::bf
   return problem;
 }
 
+/// One kernel for many blocks of tensors that are on the device.
+class OneKernel {
+ public:
+  OneKernel(const WholeAttention& whole, Device& device, Stream& stream)
+      : query_(whole.query, device),
+        key_(whole.key, device),
+        value_(whole.value, device),
+        dtype_(whole.problem.dtype),
+        device_(device),
+        stream_(stream),
+        kernel_(sdpa().make_kernel(whole.problem, device)) {}
+
+  /// A block of the host's tensors.
+  [[nodiscard]] Result run(AttentionBlock block) {
+    Result result(block);
+    const Tensor rounded(dtype_, result.output.shape(), test_memory());
+    std::memset(rounded.view().data(), 0xff, rounded.bytes());  // NaN
+    const Mirror output(rounded, device_);
+    const Mirror lse(result.lse, device_);
+    block.query = query_.at(block.query);
+    block.key = key_.at(block.key);
+    block.value = value_.at(block.value);
+    kernel_->forward(block, {output.view(), lse.view()}, {stream_, nullptr, 1});
+    stream_.synchronize();
+    output.download();
+    lse.download();
+    to_float32(rounded.view().data(), dtype_, result.output.view().as<float>(),
+               rounded.view().elements());
+    return result;
+  }
+
+ private:
+  Mirror query_, key_, value_;
+  DType dtype_;
+  Device& device_;
+  Stream& stream_;
+  std::unique_ptr<Kernel> kernel_;
+};
+
 class CudaSdpa : public CudaTest {
  protected:
   void SetUp() override {
@@ -412,10 +451,7 @@ TEST_F(CudaSdpa, PaddedBlocksOfOneShapeHaveLengthsOfTheirOwn) {
   problem.mask.set_query_lengths({256, 100, 13, 256});
   problem.mask.set_kv_lengths({77, 256, 256, 0});
   const WholeAttention whole = random_attention(random, problem);
-  const Mirror query(whole.query, *device_);
-  const Mirror key(whole.key, *device_);
-  const Mirror value(whole.value, *device_);
-  const std::unique_ptr<Kernel> kernel = sdpa().make_kernel(problem, *device_);
+  OneKernel kernel(whole, *device_, *stream_);
   const auto run = [&](std::int64_t first_batch) {
     AttentionBlock block = whole.block();
     block.first_batch = first_batch;
@@ -423,20 +459,7 @@ TEST_F(CudaSdpa, PaddedBlocksOfOneShapeHaveLengthsOfTheirOwn) {
     block.key = block.key.slice(0, first_batch, 2);
     block.value = block.value.slice(0, first_batch, 2);
     const OracleOutput truth = reference_of(problem, block);
-    Result result(block);
-    const Tensor rounded(problem.dtype, result.output.shape(), test_memory());
-    std::memset(rounded.view().data(), 0xff, rounded.bytes());
-    const Mirror output(rounded, *device_);
-    const Mirror lse(result.lse, *device_);
-    block.query = query.at(block.query);
-    block.key = key.at(block.key);
-    block.value = value.at(block.value);
-    kernel->forward(block, {output.view(), lse.view()}, {*stream_, nullptr, 1});
-    stream_->synchronize();
-    output.download();
-    lse.download();
-    to_float32(rounded.view().data(), problem.dtype, result.output.view().as<float>(),
-               result.output.shape().product());
+    Result result = kernel.run(block);
     expect_accurate(result, whole, truth);
     expect_blind_rows_empty(result, truth);
     return result;
@@ -462,28 +485,12 @@ TEST_F(CudaSdpa, OneKernelServesManyBlocksAndRepeatsEveryBit) {
   AttentionProblem problem = problem_of({1, 512, 512, 4, 2, 64, 64});
   problem.mask.set_causal(true);
   const WholeAttention whole = random_attention(random, problem);
-  const Mirror query(whole.query, *device_);
-  const Mirror key(whole.key, *device_);
-  const Mirror value(whole.value, *device_);
-  const std::unique_ptr<Kernel> kernel = sdpa().make_kernel(problem, *device_);
+  OneKernel kernel(whole, *device_, *stream_);
   const auto run = [&](std::int64_t rows) {
     AttentionBlock block = whole.block();
     block.query = block.query.slice(1, 512 - rows, rows);
     block.rows = block.rows.slice({LocalPosition(512 - rows), rows});
-    Result result(block);
-    const Tensor rounded(problem.dtype, result.output.shape(), test_memory());
-    const Mirror output(rounded, *device_);
-    const Mirror lse(result.lse, *device_);
-    block.query = query.at(block.query);
-    block.key = key.at(block.key);
-    block.value = value.at(block.value);
-    kernel->forward(block, {output.view(), lse.view()}, {*stream_, nullptr, 1});
-    stream_->synchronize();
-    output.download();
-    lse.download();
-    to_float32(rounded.view().data(), problem.dtype, result.output.view().as<float>(),
-               result.output.shape().product());
-    return result;
+    return kernel.run(block);
   };
   const Result small = run(128);
   const Result large = run(512);

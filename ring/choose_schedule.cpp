@@ -153,7 +153,6 @@ PlanOptions with_variant(PlanOptions options, const ScheduleVariant& variant) {
 }
 
 std::vector<ConsideredVariant> variants_for(const PlanInput& input, std::string_view name) {
-  const bool open = name == "auto";
   std::vector<ConsideredVariant> all;
   const auto consider = [&](const ScheduleEntry& entry, const PlanInput& from) {
     for (const ScheduleVariant& variant : entry.variants(from)) {
@@ -164,23 +163,15 @@ std::vector<ConsideredVariant> variants_for(const PlanInput& input, std::string_
       all.push_back(std::move(one));
     }
   };
-  if (open) {
+  if (name == "auto") {
     for (const ScheduleEntry& entry : schedule_table()) consider(entry, input);
     return all;
   }
   const ScheduleEntry& named = entry_of(parse_schedule(name));
   PlanInput from = input;
-  if (from.options.ulysses_degree == 0) {
-    from.options.ulysses_degree = ulysses_degree_of_axes(input);
-  }
+  from.options.ulysses_degree = ulysses_degree(input);
   consider(named, from);
-  // It was named, so it is worth planning in some way.
-  const bool pointless = std::all_of(
-      all.begin(), all.end(), [](const ConsideredVariant& one) { return !one.pointless.empty(); });
-  if (pointless) {
-    all.resize(1);
-    all.front().pointless.clear();
-  }
+  for (ConsideredVariant& one : all) one.pointless.clear();  // it was named
   return all;
 }
 

@@ -31,10 +31,9 @@ struct RankContext {
 
 /// Whether all ranks of a key/value group have the same rows; otherwise each has its own.
 [[nodiscard]] bool has_replicated_rows(const PlanInput& input);
-/// Ranks of a group that exchange heads in the schedule hybrid: those next to each other.
+/// Ranks of a group that exchange heads in the schedule hybrid: those next to each other. See
+/// PlanOptions::ulysses_degree.
 [[nodiscard]] int ulysses_degree(const PlanInput& input);
-/// What several sequence axes say it is; 0 if there is only one.
-[[nodiscard]] int ulysses_degree_of_axes(const PlanInput& input);
 /// Ranks of a row in the schedule double_ring: those next to each other.
 [[nodiscard]] int inner_size(const PlanInput& input);
 

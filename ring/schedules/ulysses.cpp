@@ -296,18 +296,14 @@ class HeadExchange {
 
 }  // namespace
 
-int ulysses_degree_of_axes(const PlanInput& input) {
+int ulysses_degree(const PlanInput& input) {
+  if (input.options.ulysses_degree != 0) return input.options.ulysses_degree;
   const MeshShape& mesh = input.operands.key.mesh();
   std::vector<int> sizes;
   for (const std::string& axis : input.operands.key.spec()[1]) {
     if (mesh.axis_size(axis) > 1) sizes.push_back(mesh.axis_size(axis));
   }
-  return sizes.size() > 1 ? sizes.back() : 0;
-}
-
-int ulysses_degree(const PlanInput& input) {
-  if (input.options.ulysses_degree != 0) return input.options.ulysses_degree;
-  if (const int degree = ulysses_degree_of_axes(input); degree != 0) return degree;
+  if (sizes.size() > 1) return sizes.back();
   return static_cast<int>(
       std::gcd<std::int64_t>(input.operands.key.shards(1), input.problem.shape.kv_heads));
 }
@@ -319,7 +315,9 @@ RankPlan plan_ulysses(const RankContext& context) {
 
 RankPlan plan_hybrid(const RankContext& context) {
   if (context.group.size() == 1) return plan_local(context);
-  return HeadExchange(context, ulysses_degree(context.input)).plan();
+  const int degree = ulysses_degree(context.input);
+  if (degree == 1) return plan_ring(context);  // no heads to exchange, so no copies of them
+  return HeadExchange(context, degree).plan();
 }
 
 }  // namespace annulus::ring

@@ -84,7 +84,7 @@ OpenChoices open_choices(const ShardedAttentionOptions& options, const PlanInput
   open.implementation = input.candidates.size() > 1 && plan.preferred.empty();
   open.schedule = sharded && schedule == "auto";
   open.transport = sharded && !place.is_host() && options.transport == Transport::automatic;
-  open.ulysses_degree = may_be("hybrid") && plan.ulysses_degree == 0;
+  open.ulysses_degree = open.schedule && plan.ulysses_degree == 0;
   open.inner_size = may_be("double_ring") && plan.inner_size == 0;
   open.head_groups = (may_be("ulysses") || may_be("hybrid")) && plan.head_group_bytes == 0;
   return open;

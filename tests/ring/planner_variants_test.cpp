@@ -140,16 +140,43 @@ TEST(Planner, AutoFindsTheBestDegree) {
                               "hybrid (ulysses degree 16)", "double_ring (inner size 8)", "ring"}) {
     EXPECT_THAT(considered, testing::Contains(variant));
   }
-  const ScheduleChoice named = choose_schedule(input, "hybrid");
-  EXPECT_EQ(named.ulysses_degree, 8);
+}
+
+// Only auto compares degrees: 32 ranks along one axis, and so many key/value heads.
+TEST(Planner, ANamedHybridTakesTheLargestCommonDivisor) {
+  for (const auto& [kv_heads, degree] : {std::pair{32, 32}, {8, 8}, {24, 8}, {6, 2}, {3, 1}}) {
+    FourNodes four(kv_heads, kv_heads);
+    const PlanInput input = four.input();
+    const ScheduleChoice choice = choose_schedule(input, "hybrid");
+    EXPECT_EQ(variant_text(choice), fmt::format("hybrid (ulysses degree {})", degree));
+    EXPECT_TRUE(choice.passed_over.empty());
+    EXPECT_EQ(make_plan(input, Schedule::hybrid, {0}).ulysses_degree, degree);
+  }
+}
+
+// The ends of hybrid do what the schedules do that they are.
+TEST(Planner, HybridsOfOneAndOfAllRanksAreRingAndUlysses) {
+  for (const auto& [kv_heads, same] : {std::pair{3, Schedule::ring}, {4, Schedule::ulysses}}) {
+    const AttentionProblem problem = causal_problem(64, 12, kv_heads);
+    const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
+    const PlanInput input = native_input(problem, operands);
+    const Plan hybrid = make_plan(input, Schedule::hybrid);
+    expect_valid(hybrid, operands);
+    Plan other = make_plan(input, same);
+    EXPECT_NE(to_json(hybrid), to_json(other));
+    other.schedule = Schedule::hybrid;
+    other.ulysses_degree = hybrid.ulysses_degree;
+    EXPECT_EQ(to_json(hybrid), to_json(other));
+  }
 }
 
 TEST(Planner, DegreesLeaveNoRankWithoutHeads) {
   FourNodes four(4, 4);
-  for (const ConsideredVariant& one : variants_for(four.input(), "hybrid")) {
-    EXPECT_LE(one.variant.ulysses_degree, 4);
-    EXPECT_GT(one.variant.ulysses_degree, 1);
+  std::set<int> degrees;
+  for (const ConsideredVariant& one : variants_for(four.input(), "auto")) {
+    if (one.variant.schedule == Schedule::hybrid) degrees.insert(one.variant.ulysses_degree);
   }
+  EXPECT_THAT(degrees, testing::ElementsAre(2, 4));
 }
 
 TEST(Planner, ANamedDegreeStays) {

@@ -160,6 +160,10 @@ TEST(OpenChoices, AreWhatNobodyHasNamed) {
   call.options.schedule = "ring";
   EXPECT_TRUE(open().any());
   EXPECT_FALSE(open().schedule || open().ulysses_degree || open().inner_size || open().head_groups);
+  call.options.schedule = "hybrid";
+  EXPECT_TRUE(open().head_groups);
+  EXPECT_FALSE(open().ulysses_degree) << "its default is no guess";
+  call.options.schedule = "ring";
   call.options.implementation = "quick";
   EXPECT_FALSE(open().any());
   PlannedCall alone(1, {{"quick", 1}});

@@ -41,11 +41,11 @@ struct PlanOptions {
   /// allows it. Not for ranks that share a GPU: a waiting kernel would block the other ranks.
   bool await_columns = true;
   /// Of hybrid: the number of ranks that exchange heads, a divisor of those along the sequence. 0:
-  /// open, see choose_schedule(). A plan that is made while it is open takes the size of the last
-  /// of two sequence axes; of one axis, its largest common divisor with K.
+  /// the size of the last of several sequence axes; of one axis, its largest common divisor with K.
+  /// With 1, hybrid is the ring, and with all ranks ulysses. Only `auto` compares other degrees.
   int ulysses_degree = 0;
-  /// Of double_ring: the number of ranks of a row, a divisor of those along the sequence. 0: open,
-  /// likewise. A plan then takes ranks_per_row().
+  /// Of double_ring: the number of ranks of a row, a divisor of those along the sequence. 0:
+  /// ranks_per_row().
   int inner_size = 0;
   /// The candidate that computes what it takes, whatever is predicted of the others. "": blocks go
   /// to the one that is predicted to be fastest.
@@ -110,11 +110,11 @@ struct ConsideredVariant {
   std::string pointless;  ///< why it is not worth planning, though it can run; empty if it is
 };
 
-/// The variants that `name` ("auto" or a schedule) leaves open, in a fixed order. Where no degree
-/// is named, hybrid comes with every divisor of the ranks along the sequence up to the number of a
-/// rank's heads; if it is named itself, several sequence axes name its degree. Where no inner size
-/// is named and ranks are on several nodes, double_ring comes with ranks_per_row(). Of a
-/// named schedule, there is always one. Throws the errors of parse_schedule().
+/// The variants that `name` ("auto" or a schedule) leaves open, in a fixed order. For `auto`, where
+/// no degree is named, hybrid comes with every divisor of the ranks along the sequence up to the
+/// number of a rank's heads. Where no inner size is named and ranks are on several nodes,
+/// double_ring comes with ranks_per_row(). Of a named schedule, there is exactly one: see
+/// PlanOptions. Throws the errors of parse_schedule().
 [[nodiscard]] std::vector<ConsideredVariant> variants_for(const PlanInput& input,
                                                           std::string_view name);
 

@@ -1,11 +1,13 @@
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/give_up_on_error.hpp>
 #include <annulus/partition/reshard.hpp>
 #include <annulus/partition/reshard_plan.hpp>
 
@@ -74,6 +76,24 @@ class Cursor {
   Place place_;
 };
 
+// A device does not say which of its messages have arrived.
+std::string describe(const std::vector<Send>& sends, const std::vector<Receive>& receives) {
+  const auto list = [](const auto& messages) {
+    std::vector<int> peers;
+    std::size_t bytes = 0;
+    for (const auto& message : messages) {
+      peers.push_back(message.peer);
+      bytes += message.bytes;
+    }
+    return std::pair(bytes, fmt::format("{}", fmt::join(peers, ", ")));
+  };
+  const auto [in, from] = list(receives);
+  const auto [out, to] = list(sends);
+  return fmt::format(
+      "resharding: waiting for {} bytes from ranks [{}], or for ranks [{}] to take {} bytes", in,
+      from, to, out);
+}
+
 }  // namespace
 
 void reshard(Mesh& mesh, Device& device, Stream& stream, const NamedSharding& from,
@@ -111,6 +131,7 @@ void reshard(Mesh& mesh, Device& device, Stream& stream, const NamedSharding& fr
   MemoryPool& pool = group.exchange_memory(device.memory());
   const Buffer send_buffer = pool.allocate(outgoing);
   const Buffer receive_buffer = pool.allocate(incoming);
+  const GiveUpOnError guard(group);
   Cursor packed(send_buffer.data(), place);
   auto* arriving = static_cast<std::byte*>(receive_buffer.data());
   std::vector<Send> sends;
@@ -131,7 +152,11 @@ void reshard(Mesh& mesh, Device& device, Stream& stream, const NamedSharding& fr
   }
   if (group.size() > 1) {
     group.exchange(sends, receives, stream, {.what = "resharding"});
-    stream.synchronize();
+    Waiting waiting;
+    waiting.check = [&] { group.check(); };
+    // Streams of the host name the peer that they wait for.
+    if (!place.is_host()) waiting.describe = [&] { return describe(sends, receives); };
+    stream.synchronize(waiting);
   }
 
   Cursor unpacked(receive_buffer.data(), place);

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/give_up_on_error.hpp>
 #include <annulus/mesh/transport.hpp>
 
 #include "launcher/commands/interruption.hpp"
@@ -81,6 +82,7 @@ void measure(TransportHops& found, Group& group, Mesh& mesh, Device& device,
       mesh.world(), [&] { return std::pair(memory.allocate(largest), memory.allocate(largest)); });
   const std::unique_ptr<Stream> stream =
       device.make_stream("communication", mesh.watchdog(), nullptr);
+  const GiveUpOnError guard(group);
   for (std::int64_t bytes = sizes.begin; bytes <= sizes.end; bytes *= sizes.factor) {
     RingHop hop(group, *stream, buffers.first, buffers.second, bytes);
     found.hops.push_back({bytes, hop.time(warmup, iterations, mesh.world())});

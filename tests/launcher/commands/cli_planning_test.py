@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -446,6 +447,12 @@ class Predictions(CliTest):
             self.assertAlmostEqual(shown, off * 100, delta=1)
         near = [row for row in rows if abs(float(row[5]) / float(row[4]) - 1) <= 0.1]
         self.assertGreaterEqual(len(near), 44)
+        choices = os.path.join(self.ROOT, "benchmarks", "results", "choices_2x_third_h200.json")
+        result = subprocess.run([*words, choices], stdout=subprocess.PIPE, encoding="utf-8", check=False)
+        self.assertEqual(result.returncode, 0)
+        right, total = re.search(r"^(\d+) of (\d+) within 10%", result.stdout, re.MULTILINE).groups()
+        self.assertEqual(int(total), 18)
+        self.assertGreaterEqual(int(right), 15)
         missing = subprocess.run([*words, self.path("none.json")], stderr=subprocess.PIPE, check=False)
         self.assertNotEqual(missing.returncode, 0)
 

@@ -30,8 +30,8 @@ std::int64_t buffer_bytes(const RankPlan& rank) {
 struct Candidate {
   ScheduleVariant variant;
   PlanInput input;
-  std::string refused;  // why no kernel computes it, if none does
-  double least = 0;     // seconds; see least_seconds()
+  std::string refused = {};  // why no kernel computes it, if none does
+  double least = 0;          // seconds; see least_seconds()
   bool played = false;
   double seconds = 0;      // predicted, if it was played
   std::int64_t bytes = 0;  // of buffers, of the judge with most that was planned

@@ -7,23 +7,29 @@
 #include <annulus/ring/planner.hpp>
 
 #include "kv_needs.hpp"
+#include "schedules/group_nodes.hpp"
 
 namespace annulus::ring {
 
-/// The groups of ranks that share a key/value sequence, and what these need of each other, found
-/// when it is asked for and kept. It is the same for all schedules.
+/// The groups of ranks that share a key/value sequence, what these need of each other, and on which
+/// nodes they are, found when it is asked for and kept. It is the same for all schedules.
 class KvGroups {
  public:
   /// The problem and the operands of `input` must outlive it.
   explicit KvGroups(const PlanInput& input) : problem_(input.problem), operands_(input.operands) {}
 
-  /// The plan of one rank, of the same problem and operands.
+  /// The plan of one rank, of the same problem, operands and nodes.
   [[nodiscard]] RankPlan plan(const PlanInput& input, Schedule schedule, int rank);
 
  private:
+  struct Group {
+    KvNeeds needs;
+    GroupNodes nodes;
+  };
+
   const AttentionProblem& problem_;
   const ShardedOperands& operands_;
-  std::map<std::vector<int>, std::unique_ptr<KvNeeds>> needs_;  // by the ranks of a group
+  std::map<std::vector<int>, std::unique_ptr<Group>> groups_;  // by its ranks
 };
 
 }  // namespace annulus::ring

@@ -43,9 +43,7 @@ std::vector<HeadRange> head_groups(const RankContext& context) {
 RankPlan plan_rings(const RankContext& context, int inner) {
   PlanBuilder builder(context);
   const RingOrder order{context.needs.size(), inner};
-  const bool direct = sends_directly(context.input, order, [&](int member) {
-    return context.group[static_cast<std::size_t>(member)];
-  });
+  const bool direct = sends_directly(context, order, [](int member) { return member; });
   const RingTraffic traffic(context.needs, order, direct);
   const std::vector<HeadRange> groups = head_groups(context);
   RingRounds rounds(

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <numeric>
-#include <set>
 #include <utility>
 
 namespace annulus::ring {
@@ -21,19 +20,13 @@ int RingOrder::receiver(int origin, int hop) const {
   return row * inner + (origin % inner + hop) % inner;
 }
 
-bool sends_directly(const PlanInput& input, RingOrder order,
-                    const std::function<int(int)>& mesh_rank) {
-  if (!input.options.direct) return false;
-  if (input.prices.node_of_rank.empty()) return true;
-  // Of members first, first + stride, …
+bool sends_directly(const RankContext& context, RingOrder order,
+                    const std::function<int(int)>& group_rank) {
+  if (!context.input.options.direct) return false;
+  // Members first, first + stride, …
   const auto alike = [&](int first, int count, int stride) {
-    std::set<int> nodes;
-    for (int i = 0; i < count; ++i) {
-      nodes.insert(input.prices.node_of(mesh_rank(first + i * stride)));
-      const auto seen = static_cast<int>(nodes.size());
-      if (seen != 1 && seen != i + 1) return false;
-    }
-    return true;
+    return context.nodes.are_linked_alike(count,
+                                          [&](int i) { return group_rank(first + i * stride); });
   };
   const int rows = order.members / order.inner;
   for (int row = 0; row < rows; ++row) {

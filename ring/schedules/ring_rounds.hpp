@@ -24,12 +24,12 @@ struct RingOrder {
   [[nodiscard]] bool enters_row(int hop) const { return hop % inner == 0; }
 };
 
-/// Whether columns come straight from their owners, for members on these ranks of the mesh. They do
-/// if the options say so and it sends no more bytes between nodes than from neighbour to neighbour.
-/// That holds if the members of each row, and those at the same place of all rows, are either all
-/// on one node or each on another.
-[[nodiscard]] bool sends_directly(const PlanInput& input, RingOrder order,
-                                  const std::function<int(int member)>& mesh_rank);
+/// Whether columns come straight from their owners, for members on these ranks of the group. They
+/// do if the options say so and it sends no more bytes between nodes than from neighbour to
+/// neighbour. That holds if the members of each row, and those at the same place of all rows, are
+/// either all on one node or each on another.
+[[nodiscard]] bool sends_directly(const RankContext& context, RingOrder order,
+                                  const std::function<int(int member)>& group_rank);
 
 /// One message of a hop: columns of `origin` that a receiver gets from `source`, which has held
 /// them since hop `held_since` (0: its own), ending at token `token` of the receive buffer.

@@ -8,6 +8,7 @@
 #include <annulus/ring/planner.hpp>
 
 #include "kv_needs.hpp"
+#include "schedules/group_nodes.hpp"
 
 namespace annulus::ring {
 
@@ -16,6 +17,7 @@ struct RankContext {
   const PlanInput& input;
   const std::vector<int>& group;  ///< the mesh ranks of the group, by group rank
   const KvNeeds& needs;           ///< of the ranks of the group
+  const GroupNodes& nodes;        ///< likewise
   int rank = 0;                   ///< in the mesh
   int group_rank = 0;             ///< in the group
 };

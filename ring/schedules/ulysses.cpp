@@ -48,11 +48,9 @@ class HeadExchange {
                  held.columns = gathered(ring, &HeldSequence::columns).positions();
                  return held;
                }),
-        traffic_(needs_, {rings_, rings_},
-                 sends_directly(context.input, {rings_, rings_},
-                                [this](int ring) {
-                                  return context_.group[static_cast<std::size_t>(member(ring))];
-                                })),
+        traffic_(
+            needs_, {rings_, rings_},
+            sends_directly(context, {rings_, rings_}, [this](int ring) { return member(ring); })),
         rounds_(
             context, builder_, traffic_, outer_, [this](int ring) { return member(ring); },
             most_kv_heads()) {}

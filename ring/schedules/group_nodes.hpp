@@ -1,0 +1,31 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include <annulus/ring/prices.hpp>
+
+namespace annulus::ring {
+
+/// How the members of a group lie on nodes.
+class GroupNodes {
+ public:
+  /// `group`: the mesh ranks of the members.
+  GroupNodes(const Prices& prices, const std::vector<int>& group);
+
+  [[nodiscard]] int count() const noexcept { return static_cast<int>(members_.size()); }
+  /// Nodes are numbered from 0 in the order of their first members.
+  [[nodiscard]] int node_of(int member) const { return node_of_[static_cast<std::size_t>(member)]; }
+  /// In ascending order.
+  [[nodiscard]] const std::vector<int>& members(int node) const {
+    return members_[static_cast<std::size_t>(node)];
+  }
+  /// Whether links are alike between `count` members: all are on one node, or each on another.
+  [[nodiscard]] bool are_linked_alike(int count, const std::function<int(int)>& member) const;
+
+ private:
+  std::vector<int> node_of_;               // by member
+  std::vector<std::vector<int>> members_;  // by node
+};
+
+}  // namespace annulus::ring

@@ -468,8 +468,11 @@ TEST(Messages, BringAllThatIsSeen) {
         for (const bool direct : {false, true}) {
           PlanOptions options;
           options.direct = direct;
-          expect_valid(make_plan(native_input(problem, operands, options), schedule), operands,
-                       seed);
+          PlanInput input = native_input(problem, operands, options);
+          expect_valid(make_plan(input, schedule), operands, seed);
+          // On two nodes.
+          for (int r = 0; r < ranks; ++r) input.prices.node_of_rank.push_back(r * 2 / ranks);
+          expect_valid(make_plan(input, schedule), operands, seed);
         }
       }
     }

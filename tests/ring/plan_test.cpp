@@ -126,6 +126,10 @@ TEST(Plan, RandomProblemsAreComputedCompletely) {
         }
       }
       expect_valid(make_plan(mixed, schedule), operands, static_cast<unsigned>(index));
+      // On nodes of two ranks.
+      PlanInput apart = gpu_input(drawn.problem, operands, drawn.plan);
+      for (int r = 0; r < ranks; ++r) apart.prices.node_of_rank.push_back(r / 2);
+      expect_valid(make_plan(apart, schedule), operands, static_cast<unsigned>(index));
       const RankPlan alone = make_rank_plan(input, schedule, ranks - 1);
       EXPECT_EQ(alone.work(), plan.ranks.back().work());
       EXPECT_EQ(alone.bytes_sent(), plan.ranks.back().bytes_sent());

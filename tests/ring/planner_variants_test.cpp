@@ -311,6 +311,162 @@ TEST(Planner, RingsSendEachShardToANodeOnce) {
   }
 }
 
+// Eight ranks in other places: on nodes of one size, of several, and not next to each other.
+const std::vector<std::vector<int>> kPlacements{{0, 0, 0, 0, 1, 1, 1, 1}, {0, 0, 1, 1, 2, 2, 3, 3},
+                                                {0, 0, 0, 0, 0, 1, 1, 2}, {0, 1, 0, 1, 0, 1, 0, 1},
+                                                {0, 1, 1, 2, 0, 2, 2, 2}, {0, 0, 0, 0, 0, 0, 0, 1}};
+
+std::int64_t bytes_across(const Plan& plan, const std::vector<int>& node_of_rank) {
+  std::int64_t bytes = 0;
+  const auto node = [&](int rank) { return node_of_rank[static_cast<std::size_t>(rank)]; };
+  for (const RankPlan& rank : plan.ranks) {
+    for (const Exchange* exchange : rank.all<Exchange>()) {
+      for (const Transfer& transfer : exchange->receives) {
+        if (node(transfer.peer) != node(rank.rank)) bytes += transfer.bytes;
+      }
+    }
+  }
+  return bytes;
+}
+
+// In all groups of heads.
+TEST(Planner, GatheredShardsEnterANodeOnce) {
+  AttentionProblem problem = causal_problem(64);
+  problem.mask.set_causal(false);
+  const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);
+  for (const std::int64_t gather_bytes : {1, 1 << 20}) {
+    PlanOptions options;
+    options.gather_bytes = gather_bytes;
+    PlanInput input = native_input(problem, operands, options);
+    for (const std::vector<int>& nodes : kPlacements) {
+      input.prices.node_of_rank = nodes;
+      const Plan plan = make_plan(input, Schedule::allgather);
+      expect_valid(plan, operands);
+      const std::map<std::pair<int, int>, int> ways = crossings(plan, nodes);
+      const std::set<int> different(nodes.begin(), nodes.end());
+      EXPECT_EQ(ways.size(), 8 * (different.size() - 1));
+      for (const auto& [way, times] : ways) EXPECT_EQ(times, gather_bytes == 1 ? 2 : 1);
+    }
+  }
+}
+
+// The ranks of a node share what enters it, even where the last of them needs most.
+TEST(Planner, EveryRankTakesItsShareOfWhatEntersItsNode) {
+  const AttentionProblem problem = causal_problem(64);
+  for (const LayoutKind layout : {LayoutKind::zigzag, LayoutKind::contiguous}) {
+    const ShardedOperands operands = sequence_operands(problem, 8, layout);
+    PlanInput input = native_input(problem, operands);
+    input.prices.node_of_rank = kPlacements[0];
+    for (const RankPlan& rank : make_plan(input, Schedule::allgather).ranks) {
+      std::set<int> origins;  // of what it gets from the other node
+      for (const Exchange* exchange : rank.all<Exchange>()) {
+        for (const Transfer& transfer : exchange->receives) {
+          if (transfer.peer / 4 != rank.rank / 4) origins.insert(transfer.origin);
+        }
+      }
+      if (layout == LayoutKind::contiguous && rank.rank < 4) {
+        EXPECT_TRUE(origins.empty()) << "it sees no later columns";
+      } else {
+        EXPECT_THAT(origins, testing::ElementsAre((rank.rank + 4) % 8));
+      }
+    }
+  }
+}
+
+// Under any mask a rank gets the same as straight from the owners, so none passes on what it does
+// not need itself; and no more crosses than then.
+TEST(Planner, GatheringOverNodesSendsNoMore) {
+  for (const LayoutKind layout :
+       {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::balanced}) {
+    for (int mask = 0; mask < 7; ++mask) {
+      AttentionProblem problem = causal_problem(83, 4, 2);
+      Mask& m = problem.mask;
+      m.set_causal(mask < 4);
+      if (mask == 1) m.set_window(19, -1);
+      if (mask == 2) m.set_offset(-9);
+      if (mask == 3) {
+        const auto ids =
+            segments_from_cu_seqlens(std::vector<std::int32_t>{0, 3, 30, 31, 70, 83}, 83);
+        m.set_segments(1, ids, ids);
+      }
+      if (mask == 4) m.set_window(14, 13);
+      if (mask == 5) m.set_block_mask(BlockMask::random(83, 83, 4, 0.3, 1, {5, 7}));
+      if (mask == 6) m.set_block_mask(BlockMask::strided(83, 83, 1, 3, {4, 4}));
+      const ShardedOperands operands = sequence_operands(problem, 8, layout);
+      for (std::size_t placement = 0; placement < kPlacements.size(); ++placement) {
+        SCOPED_TRACE(testing::Message() << name_of(layout) << ", mask " << to_string(m)
+                                        << ", placement " << placement);
+        const std::vector<int>& nodes = kPlacements[placement];
+        for (const std::int64_t gather_bytes : {1, 1 << 20}) {
+          PlanOptions options;
+          options.gather_bytes = gather_bytes;
+          PlanInput input = native_input(problem, operands, options);
+          const Plan direct = make_plan(input, Schedule::allgather);
+          input.prices.node_of_rank = nodes;
+          const Plan plan = make_plan(input, Schedule::allgather);
+          expect_valid(plan, operands, static_cast<unsigned>(mask));
+          for (std::size_t rank = 0; rank < plan.ranks.size(); ++rank) {
+            EXPECT_EQ(plan.ranks[rank].bytes_received(), direct.ranks[rank].bytes_received());
+          }
+          EXPECT_LE(bytes_across(plan, nodes), bytes_across(direct, nodes));
+          if (mask == 0 && placement < 2) {
+            EXPECT_LT(bytes_across(plan, nodes), bytes_across(direct, nodes));
+          }
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// Of some columns of a shard that the ranks of a node need, the most cross, and the others are part
+// of them.
+TEST(Planner, TheRankOfANodeThatNeedsMostGetsItFirst) {
+  AttentionProblem problem = causal_problem(64);
+  problem.mask.set_window(19, 0);
+  const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);
+  PlanInput input = native_input(problem, operands);
+  input.prices.node_of_rank = kPlacements[0];
+  std::map<std::pair<int, int>, std::int64_t> columns;  // of an origin, that a rank gets from there
+  const Plan plan = make_plan(input, Schedule::allgather);
+  for (const RankPlan& rank : plan.ranks) {
+    for (const Exchange* exchange : rank.all<Exchange>()) {
+      for (const Transfer& transfer : exchange->receives) {
+        if (transfer.peer / 4 == rank.rank / 4) continue;
+        columns[{transfer.origin, rank.rank}] += transfer.tokens.count;
+      }
+    }
+  }
+  // Rank 4 has rows 32 to 39, which see columns from 13 on; rank 5 sees those from 21 on.
+  const std::map<std::pair<int, int>, std::int64_t> expected{{{1, 4}, 3}, {{2, 4}, 8}, {{3, 4}, 8}};
+  EXPECT_EQ(columns, expected);
+}
+
+// One group of heads is computed while the next is passed on inside nodes, and the one after that
+// crosses to them.
+TEST(Planner, GatheringOverNodesHasThreeGroupsOfHeadsInFlight) {
+  AttentionProblem problem = causal_problem(64, 8, 8);
+  problem.mask.set_causal(false);
+  const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::contiguous);
+  PlanOptions options;
+  options.gather_bytes = 1;
+  PlanInput input = native_input(problem, operands, options);
+  for (const auto& [nodes, buffers] :
+       {std::pair{std::vector{0, 0, 0, 0}, 2U}, {{0, 0, 1, 1}, 3U}, {{0, 1, 2, 3}, 2U}}) {
+    input.prices.node_of_rank = nodes;
+    const RankPlan plan = make_rank_plan(input, Schedule::allgather, 1);
+    std::set<int> memories;
+    for (const Exchange* exchange : plan.all<Exchange>()) {
+      for (const Transfer& transfer : exchange->receives) {
+        memories.insert(plan.memory_of(transfer.buffer));
+      }
+    }
+    EXPECT_EQ(memories.size(), buffers);
+    // One for each group of heads, and one more to pass on the last.
+    EXPECT_EQ(plan.all<Exchange>().size(), buffers == 3 ? 9U : 8U);
+  }
+}
+
 // Ranks that are linked alike get columns from their owners: one sender for each origin.
 TEST(Planner, OwnersSendWhereLinksAreAlike) {
   AttentionProblem problem = causal_problem(64);

@@ -87,6 +87,28 @@ TEST_F(PretendedNodes, GetEachShardOnce) {
             0);
 }
 
+// Likewise where each rank gets all keys and values at once. The results have the same bits as on
+// one node.
+TEST_F(PretendedNodes, GatherEachShardOnce) {
+  const std::int64_t all = 96 * 8 * (16 + 16) * 4;
+  options_.schedule = "allgather";
+  for (const std::int64_t gather_bytes : {1, 1 << 20}) {
+    options_.plan->gather_bytes = gather_bytes;
+    ShardedAttention attention = this->attention();
+    EXPECT_EQ(bytes_across(attention), (nodes_ - 1) * all);
+    const CaseShards apart = computed(attention);
+    const test::EnvironmentVariable one("ANNULUS_NODE", "one");
+    Mesh together(mesh_.shape(), test::session().world(), test::kWatchdog);
+    ShardedAttention alone(problem_, operands(), together, registry_, device_, options_);
+    EXPECT_TRUE(alone.plan_input().prices.node_of_rank.empty());
+    const CaseShards expected = computed(alone);
+    ASSERT_GT(apart.output.bytes(), 0U);
+    EXPECT_EQ(std::memcmp(apart.output.view().data(), expected.output.view().data(),
+                          apart.output.bytes()),
+              0);
+  }
+}
+
 // Rank 0 chooses for all.
 TEST_F(PretendedNodes, HaveTheSameVariantOnAllRanks) {
   for (const char* schedule : {"auto", "hybrid", "double_ring"}) {

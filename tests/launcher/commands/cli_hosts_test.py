@@ -95,7 +95,7 @@ class Schedules(HostsTest):
         double_ring = self.traffic_of("double_ring", along, plan=["--inner-size", RANKS_PER_HOST])
         for one, other in zip(double_ring, ring):
             self.assertLess(sum(one), sum(other))
-        self.traffic_of("allgather", along)
+        self.traffic_of("allgather", along, plan=["--ranks-per-node", RANKS_PER_HOST])
         self.traffic_of("ulysses", along)
         self.traffic_of("pass_q", along)
         specs = ["--query-spec", "-,outer+inner,-,-", "--kv-spec", "-,outer+inner,-,-"]

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kv_needs.hpp"
+#include "schedules/group_nodes.hpp"
+
+namespace annulus::ring {
+
+/// Neighbouring columns of `origin` that `receiver` gets from `source`.
+struct GatherMessage {
+  int source = 0;
+  int receiver = 0;
+  int origin = 0;
+  int step = 0;  ///< of a round
+  std::vector<ColumnPiece> pieces;
+  std::int64_t token = 0;  ///< of the receive buffer, where they are put
+
+  [[nodiscard]] GlobalPosition start() const { return pieces.front().positions.start; }
+  [[nodiscard]] LocalRange columns() const;
+};
+
+/// Who sends what to whom where every member of a group gets all the columns that it needs.
+///
+/// Where links are alike, columns come straight from their owners, all in one step. Otherwise they
+/// cross to a node once: the member that needs most of them gets them, and passes them on to the
+/// others in the next step. Of several that need as much, it is the first from the owner's place
+/// on, so that the members of a node share what crosses. Nothing is sent to a member that does not
+/// need it: columns that no member needs together come from their owner to each that needs them.
+/// In step t, columns cross to the t + 1st node after their owner's.
+class GatherRoutes {
+ public:
+  /// What it refers to must outlive it.
+  GatherRoutes(const KvNeeds& needs, const GroupNodes& nodes);
+
+  /// The number of steps of a round.
+  [[nodiscard]] int steps() const noexcept { return direct_ ? 1 : nodes_.count(); }
+  /// What a member gets, in order of position.
+  [[nodiscard]] std::vector<GatherMessage> to(int receiver) const;
+  /// What a member sends, to its right neighbour first; to each receiver in order of position.
+  [[nodiscard]] std::vector<GatherMessage> from(int sender) const;
+
+ private:
+  [[nodiscard]] std::vector<GatherMessage> between(int origin, int receiver) const;
+  [[nodiscard]] LocalRange held(int member, int origin, const LocalRange& columns) const;
+  [[nodiscard]] int entry(int node, int origin, const LocalRange& columns) const;
+  [[nodiscard]] std::vector<int> passed_on(int member) const;
+
+  const KvNeeds& needs_;
+  const GroupNodes& nodes_;
+  bool direct_;
+};
+
+}  // namespace annulus::ring

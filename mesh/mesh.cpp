@@ -25,12 +25,30 @@ Communicator duplicate_if_any(MPI_Comm communicator, const Watchdog& watchdog) {
   return duplicate(communicator, watchdog, kStart);
 }
 
+// Signs between the ranks of a mesh. They are also given to those whom `others` connects, who may
+// wait for this mesh.
+class LifeSignsOfMesh final : public LifeSigns {
+ public:
+  LifeSignsOfMesh(std::shared_ptr<LifeSigns> own, Watchdog others)
+      : own_(std::move(own)), others_(std::move(others)) {}
+  void give() override {
+    own_->give();
+    others_.give_life_sign();
+  }
+  bool heard() override { return own_->heard(); }
+  [[nodiscard]] bool any_thread_may_give() const override { return own_->any_thread_may_give(); }
+
+ private:
+  std::shared_ptr<LifeSigns> own_;
+  Watchdog others_;
+};
+
 // Four signs per timeout, so that a late one does no harm.
 Watchdog with_life_signs(const Watchdog& watchdog, const Communicator& communicator) {
   if (!communicator) return watchdog;
   const Watchdog::Seconds interval = std::min(Watchdog::Seconds(1), watchdog.timeout() / 4);
-  return Watchdog(watchdog.timeout(),
-                  make_mpi_life_signs(duplicate(communicator.get(), watchdog, kStart), interval));
+  auto own = make_mpi_life_signs(duplicate(communicator.get(), watchdog, kStart), interval);
+  return Watchdog(watchdog.timeout(), std::make_shared<LifeSignsOfMesh>(std::move(own), watchdog));
 }
 
 std::shared_ptr<Control> make_world(const Communicator& communicator, const Watchdog& watchdog) {

@@ -1,4 +1,7 @@
+#include <algorithm>
+#include <array>
 #include <cstddef>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,15 +31,28 @@ void check_view(const char* name, const ConstTensorView& view, const NamedShardi
   }
 }
 
-// Either all ranks pass a GPU or none does.
-void check_same_kind(Control& ranks, Place place) {
-  const auto kind_of = [](bool host) { return host ? "a CPU" : "a GPU"; };
-  const std::vector<std::string> kinds =
-      ranks.gather_text(kind_of(place.is_host()), "devices of a resharding");
-  for (std::size_t rank = 1; rank < kinds.size(); ++rank) {
-    if (kinds[rank] == kinds[0]) continue;
-    throw ArgumentError("device", fmt::format("{} on rank {}", kinds[rank], rank),
-                        fmt::format("{}, as on rank 0", kinds[0]));
+// Throws if ranks differ in what they were given. Either all pass a GPU or none does.
+void check_agreed(Control& ranks, Place place, DType dtype, const NamedSharding& from,
+                  const NamedSharding& to) {
+  constexpr std::array kNames{"device", "dtype", "sharding of the source",
+                              "sharding of the destination"};
+  const auto lines = [](const std::string& text) {
+    std::vector<std::string> all;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);) all.push_back(line);
+    return all;
+  };
+  const std::string mine = fmt::format("{}\n{}\n{}\n{}", place.is_host() ? "a CPU" : "a GPU",
+                                       name_of(dtype), to_string(from), to_string(to));
+  const std::vector<std::string> all = ranks.gather_text(mine, "arguments of a resharding");
+  const std::vector<std::string> expected = lines(all[0]);
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    const std::vector<std::string> given = lines(all[rank]);
+    const auto differ = std::ranges::mismatch(given, expected);
+    const auto which = static_cast<std::size_t>(differ.in1 - given.begin());
+    throw ArgumentError(kNames.at(which), fmt::format("{} on rank {}", given[which], rank),
+                        fmt::format("{}, as on rank 0", expected[which]));
   }
 }
 
@@ -114,7 +130,7 @@ void reshard(Mesh& mesh, Device& device, Stream& stream, const NamedSharding& fr
     }
     return plan_reshard(from, to, self);
   });
-  check_same_kind(mesh.world(), place);
+  check_agreed(mesh.world(), place, dtype, from, to);
   Group& group = mesh.group(place);
   stream.synchronize();
 

@@ -292,10 +292,8 @@ void ShardedAttention::rehearse(const LocalTensors& tensors) {
   prepare(tensors);
   Control& control = mesh_.world();
   try {
-    collectively(control, "rehearsal of a call", [&] {
-      const Computing computing = control.computing();
-      runner_->rehearse(in_order(tensors, planning_->problem));
-    });
+    collectively(control, "rehearsal of a call",
+                 [&] { runner_->rehearse(in_order(tensors, planning_->problem)); });
   } catch (const Error&) {
     drop_runner();
     throw;

@@ -144,7 +144,7 @@ class NativeKernel final : public Kernel {
       if (context.background != nullptr) context.background->progress();
     };
     const std::function<void()> nothing = [] {};
-    const SingleThreadedBlas single_threaded_blas;
+    const SingleThreadedBlas single_threaded_blas(path_ == MatrixPath::sgemm ? workers : 0);
     parallel_for(
         tasks, workers,
         [&](std::int64_t task, int worker) {

@@ -1,17 +1,45 @@
 #include "native/single_threaded_blas.hpp"
 
+#include <cstddef>
 #include <mutex>
+#include <sys/mman.h>
+#include <vector>
 
 #include <cblas.h>
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
 
 namespace annulus {
 namespace {
+
+// What OpenBLAS maps for a thread that multiplies, and keeps for the next one; and what the thread
+// itself takes before: a stack and an arena of malloc, both hardly used.
+constexpr std::size_t kBuffer = std::size_t{128} << 20;
+constexpr std::size_t kThread = std::size_t{136} << 20;
 
 struct Setting {
   std::mutex mutex;
   int users = 0;
   int threads = 1;  // before the first of them
+  int buffers = 0;  // that there was room for
 };
+
+// Maps all that `count` threads take, and gives it back.
+bool has_room_for(int count) {
+  std::vector<std::pair<void*, std::size_t>> mapped;
+  const auto map = [&](std::size_t bytes, int access) {
+    void* const begin = mmap(nullptr, bytes, access, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (begin != MAP_FAILED) mapped.emplace_back(begin, bytes);
+    return begin != MAP_FAILED;
+  };
+  bool room = true;
+  for (int i = 0; i < count && room; ++i) {
+    room = map(kBuffer, PROT_READ | PROT_WRITE) && map(kThread, PROT_NONE);
+  }
+  for (const auto& [begin, bytes] : mapped) munmap(begin, bytes);
+  return room;
+}
 
 Setting& setting() {
   static Setting the_setting;
@@ -20,9 +48,18 @@ Setting& setting() {
 
 }  // namespace
 
-SingleThreadedBlas::SingleThreadedBlas() {
+SingleThreadedBlas::SingleThreadedBlas(int callers) {
   Setting& shared = setting();
   const std::lock_guard lock(shared.mutex);
+  if (callers > shared.buffers) {
+    if (!has_room_for(callers - shared.buffers)) {
+      throw LibraryError(
+          fmt::format("cpu: no memory for OpenBLAS: it maps 128 MiB for each of {} threads (the "
+                      "limit of the address space is that of ulimit -v)",
+                      callers));
+    }
+    shared.buffers = callers;
+  }
   if (shared.users++ > 0) return;
   shared.threads = openblas_get_num_threads();
   if (shared.threads != 1) openblas_set_num_threads(1);

@@ -9,7 +9,10 @@ namespace annulus {
 /// that other threads of the process ask for at the same time run on one thread, too.
 class SingleThreadedBlas {
  public:
-  SingleThreadedBlas();
+  /// For products of `callers` threads at once. Throws LibraryError where the address space, which
+  /// a limit of the process may bound (ulimit -v), has no room for the buffer that OpenBLAS maps
+  /// for each of them: OpenBLAS itself would try again for ever.
+  explicit SingleThreadedBlas(int callers);
   ~SingleThreadedBlas();
   SingleThreadedBlas(const SingleThreadedBlas&) = delete;
   SingleThreadedBlas& operator=(const SingleThreadedBlas&) = delete;

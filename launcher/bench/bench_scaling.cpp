@@ -92,9 +92,8 @@ ScalingPoint measure_point(const CommandContext& context, Mesh& everyone, int ra
                                         Watchdog(Watchdog::Seconds(options.timeout)), print_error);
   collectively(everyone.world(), [&] {
     if (everyone.rank() >= ranks) return;
-    const Computing computing = everyone.world().computing();
-    Mesh mesh(MeshShape({{options.sequence_axis, ranks}}), part.get(),
-              Watchdog(Watchdog::Seconds(options.timeout)));
+    // The other ranks wait, and must hear from these.
+    Mesh mesh(MeshShape({{options.sequence_axis, ranks}}), part.get(), everyone.watchdog());
     measure(point, options, shape, mesh);
   });
   return point;

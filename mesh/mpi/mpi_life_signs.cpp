@@ -1,6 +1,7 @@
 #include "mpi/mpi_life_signs.hpp"
 
 #include <chrono>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -34,10 +35,11 @@ class MpiLifeSigns final : public LifeSigns {
   MpiLifeSigns& operator=(const MpiLifeSigns&) = delete;
 
   void give() override {
+    const std::lock_guard lock(mutex_);
     const auto now = Clock::now();
     if (now - last_given_ < interval_) return;
     last_given_ = now;
-    (void)heard();  // takes what has come, so that the others' sends finish
+    (void)take_all();  // takes what has come, so that the others' sends finish
     for (int peer = 0; peer < static_cast<int>(sends_.size()); ++peer) {
       MPI_Request& send = sends_[static_cast<std::size_t>(peer)];
       int taken = 1;
@@ -53,6 +55,16 @@ class MpiLifeSigns final : public LifeSigns {
   [[nodiscard]] bool any_thread_may_give() const override { return any_thread_may_give_; }
 
   bool heard() override {
+    const std::lock_guard lock(mutex_);
+    return take_all();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr int kTag = static_cast<int>(MpiTag::life);
+
+  // Whether any sign has come.
+  bool take_all() {
     bool any = false;
     for (;;) {
       int waiting = 0;
@@ -67,10 +79,9 @@ class MpiLifeSigns final : public LifeSigns {
     }
   }
 
- private:
-  using Clock = std::chrono::steady_clock;
-  static constexpr int kTag = static_cast<int>(MpiTag::life);
-
+  // A thread may give signs while another one waits for a device: see Watchdog::computing(). MPI
+  // may permit only one at a time.
+  static inline std::mutex mutex_;
   Communicator communicator_;
   Watchdog::Seconds interval_;
   Clock::time_point last_given_;

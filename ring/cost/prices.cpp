@@ -56,6 +56,8 @@ std::optional<Comparison> compare(const ProblemClass& wanted, double assumed,
   std::optional<Comparison> best;
   std::pair<decltype(distance(wanted, wanted)), double> least;
   for (const auto& [name, classes] : model.kernels) {
+    // Of implementations that a program has added, nothing is assumed.
+    if (std::ranges::find(registry.names(), name) == registry.names().end()) continue;
     const auto near = nearest(classes, wanted);
     if (near == classes.end()) continue;
     const auto& [shape, cost] = *near;

@@ -135,7 +135,8 @@ class Runner::Impl {
       }
       memory_.bind({tensors.begin(), tensors.end()});
       if (caller != nullptr) caller->precede(*computing_);
-      if (Recording* recording = recording_for(tensors)) {
+      const bool captured = caller != nullptr && caller->is_captured();
+      if (Recording* recording = captured ? nullptr : recording_for(tensors)) {
         recording->submit(*computing_);
         ++replays_;
       } else {

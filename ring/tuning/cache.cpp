@@ -17,6 +17,11 @@ void TuningCache::keep(TuningEntry entry) {
   entries_.insert_or_assign(std::move(key), std::move(entry));
 }
 
+void TuningCache::forget(const TuningKey& key) {
+  const std::lock_guard lock(mutex_);
+  entries_.erase(key);
+}
+
 void TuningCache::clear() {
   const std::lock_guard lock(mutex_);
   entries_.clear();

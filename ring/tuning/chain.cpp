@@ -245,6 +245,7 @@ bool TuningChain::reject(const std::string& message) {
   if (last) return false;
   pass(decision_.by,
        fmt::format("its choice, {}, fails: {}", choice_text(decision_.choice), message));
+  if (call_.options.tuning.cache != nullptr) call_.options.tuning.cache->forget(*key_);
   next_ = static_cast<DecidedBy>(static_cast<int>(decision_.by) + 1);
   has_rejected_ = true;
   return true;

@@ -165,5 +165,28 @@ TEST_F(ReshardTest, AllRanksThrowForOneRanksBadView) {
               ThrowsMessage<UserError>(HasSubstr("resharding")));
 }
 
+TEST_F(ReshardTest, AllRanksThrowWhereTheirArgumentsDiffer) {
+  const int ranks = test::session().size();
+  if (ranks == 1) GTEST_SKIP() << "needs 2 ranks";
+  Mesh mesh = mesh_of(MeshShape({{"sp", ranks}}));
+  const Extents shape{2 * ranks, 3 * ranks};
+  const NamedSharding rows(mesh.shape(), PartitionSpec::parse("sp"), shape);
+  const NamedSharding columns(mesh.shape(), PartitionSpec::parse("-,sp"), shape);
+  const bool odd = mesh.rank() == ranks - 1;
+  const std::string on_last = " on rank " + std::to_string(ranks - 1) + ", expected ";
+  const auto call = [&](DType dtype, const NamedSharding& from, const NamedSharding& to) {
+    const Tensor source(dtype, from.local_shape(mesh.rank()), device_.memory());
+    const Tensor destination(dtype, to.local_shape(mesh.rank()), device_.memory());
+    std::memset(source.view().data(), 0, source.bytes());
+    reshard(mesh, device_, *stream_, from, source.view(), to, destination.view());
+  };
+  EXPECT_THAT([&] { call(odd ? DType::int32 : DType::float32, rows, columns); },
+              ThrowsMessage<UserError>(HasSubstr("dtype: got int32" + on_last + "float32")));
+  EXPECT_THAT([&] { call(DType::float32, odd ? columns : rows, columns); },
+              ThrowsMessage<UserError>(HasSubstr("sharding of the source: got ")));
+  EXPECT_THAT([&] { call(DType::float32, rows, odd ? rows : columns); },
+              ThrowsMessage<UserError>(HasSubstr("sharding of the destination: got ")));
+}
+
 }  // namespace
 }  // namespace annulus

@@ -271,6 +271,34 @@ TEST_F(DeviceFace, ManyObjectsInTurnAllReplay) {
   }
 }
 
+// Into a graph of the caller, whatever the object has recorded itself by then.
+TEST_F(DeviceFace, ACallCanBeCaptured) {
+  AttentionOptions options = causal();
+  if (context_->size() > 1) options.schedule = "ring";
+  for (const int calls_before : {1, 2, 3}) {
+    SCOPED_TRACE(calls_before);
+    Layer layer(*context_, options, 3);
+    layer.upload(stream_);
+    for (int i = 0; i < calls_before; ++i) layer.run(stream_);
+    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "begin of capture");
+    layer.run(stream_);
+    cudaGraph_t graph = nullptr;
+    check_cuda(cudaStreamEndCapture(stream_, &graph), "end of capture");
+    cudaGraphExec_t executable = nullptr;
+    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+    for (int round = 0; round < 3; ++round) {
+      layer.spoil(stream_);
+      check_cuda(cudaGraphLaunch(executable, stream_), "cudaGraphLaunch");
+      layer.expect_right(stream_, options.mask);
+      layer.spoil(stream_);
+      layer.run(stream_);  // beside the graph
+      layer.expect_right(stream_, options.mask);
+    }
+    check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+    check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  }
+}
+
 // A kernel that awaits columns keeps its multiprocessors. Two such kernels, each waiting for ranks
 // that compute the other, would wait for ever.
 TEST_F(DeviceFace, ObjectsThatAwaitColumnsTakeTurnsWhateverTheirStreams) {

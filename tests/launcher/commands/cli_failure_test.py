@@ -97,6 +97,21 @@ class NoMemory(CliTest):
         self.expect_no_files("output.npy")
 
 
+    def test_little_address_space_is_an_error_and_no_hang(self):
+        # OpenBLAS, which then maps its buffers, would try for ever.
+        ended = set()
+        for limit in range(400, 1300, 100):
+            limits = (limit << 20, limit << 20)
+            result = self.annulus("verify", "--shape", "1,512,512,4,2,64", "--threads", 2,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits))
+            self.assertIn(result.returncode, (0, 3, 127), result.stderr)  # 127: no room for libraries
+            if result.returncode == 3:
+                self.assertIn("no memory", result.stderr)
+            ended.add(result.returncode)
+        self.assertTrue(ended & {3, 127}, ended)
+        self.assertIn(0, ended)
+
+
 class FullOutput(CliTest):
     def test_is_a_failure(self):
         shape = ["--shape", "1,64,64,4,2,16"]

@@ -339,6 +339,9 @@ TEST_F(TuningChainTest, AChoiceOfTheFileThatFailsPassesOn) {
   EXPECT_THAT(passed_text(attention->decision()),
               AllOf(HasSubstr("implementation quick, fails: "), HasSubstr("its memory is gone")));
   EXPECT_EQ(attention->implementations(), "promising");
+  // Not even from memory is it tried again; from the file it is.
+  EXPECT_THAT(passed_text(this->attention()->decision()),
+              HasSubstr("cache in memory: has no entry"));
 }
 
 TEST_F(TuningChainTest, AnErrorListsWhatWasTried) {
@@ -367,7 +370,7 @@ TEST_F(TuningChainTest, AChoiceOfNothingThatFailsPassesOn) {
                 AllOf(HasSubstr("its memory is gone"),
                       HasSubstr("before that, cache in file: its choice, nothing, fails")));
     *quick_fails_ = *promising_fails_ = Fails::never;
-    EXPECT_EQ(decided().by, DecidedBy::memory);  // which keeps what was in the file
+    EXPECT_EQ(decided().by, DecidedBy::file);  // memory has forgotten what failed
   }
 }
 

@@ -60,9 +60,9 @@ class Watchdog {
   }
 
   /// While the result lives, the others know that this rank is alive without calling the watchdog:
-  /// it computes without a stream (an oracle), reads files, waits for a disk. Meanwhile it must not
-  /// communicate or advance a stream. The signs stop after `timeouts` timeouts, for work that might
-  /// hang. If MPI was started without MPI_THREAD_SERIALIZED, there are none.
+  /// it computes without a stream (an oracle), reads files, waits for a disk or a GPU. Meanwhile it
+  /// must not communicate. The signs stop after `timeouts` timeouts, for work that might hang. If
+  /// MPI was started without MPI_THREAD_SERIALIZED, there are none.
   [[nodiscard]] Computing computing(
       double timeouts = std::numeric_limits<double>::infinity()) const {
     return {life_signs_, timeouts * timeout_};

@@ -25,7 +25,7 @@ namespace annulus {
 struct InitBias {
   Extents shape;  ///< of the whole bias: each dimension is 1 or that of [B,N,T,S]
   /// Fills a rank's part, a contiguous float32 host tensor. `index` gives the global positions that
-  /// the part holds along each dimension.
+  /// the part holds along each dimension. It must not call MPI.
   std::function<void(const TensorView& part, std::span<const PositionRanges> index)> fill;
 };
 

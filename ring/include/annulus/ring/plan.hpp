@@ -40,7 +40,7 @@ struct ScheduleVariant {
 [[nodiscard]] std::string variant_text(const ScheduleVariant& variant);
 
 /// What the tokens of a buffer hold. Keys and values, and their gradients, have key/value heads;
-/// all others have query heads.
+/// all others have query heads. No schedule plans the backward pass yet.
 enum class Content : std::uint8_t {
   query,
   key,
@@ -197,7 +197,7 @@ struct Block {
 
 enum class Reduction : std::uint8_t {
   softmax,  ///< partial results are weighted by their LSE
-  sum       ///< of plain numbers, float32
+  sum       ///< of plain numbers, float32; for gradients, likewise
 };
 
 [[nodiscard]] std::string_view name_of(Reduction reduction) noexcept;

@@ -29,6 +29,7 @@ class TuningCache {
   [[nodiscard]] std::optional<TuningEntry> find(const TuningKey& key) const;
   /// Replaces an entry of the same key.
   void keep(TuningEntry entry);
+  void forget(const TuningKey& key);
   void clear();
 
  private:

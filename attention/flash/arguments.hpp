@@ -68,9 +68,9 @@ struct Arguments {
   float soft_cap = 0;               ///< 0: none
   float small_tanh[3] = {};         ///< see SmallTanh
   float scaled_small_tanh[3] = {};  ///< times the soft cap and log2 e
-  /// What the values that the softmax takes are multiplied by to be exponents of 2.
+  /// Factor that turns the values that the softmax takes into exponents of 2.
   float exponent_scale = 1;
-  /// With a bias: of q·k, or with a soft cap of the hyperbolic tangents, in those values.
+  /// With a bias: factor of q·k in those values; with a soft cap too, that of the tangents.
   float scale_beside_bias = 1;
   /// The running maximum before the first value. It is finite, also as an exponent, so that values
   /// of −∞ have weight 0 beside it.

@@ -18,8 +18,8 @@ class GeneralRows {
 
   __device__ __forceinline__ void move_to(const KeySegment& of) { segment = &of; }
 
-  /// Whether dense mask and bias may have left row h any of the thread's columns so far. Without a
-  /// weight for the row in any tile, false means that they have not.
+  /// False in a row without weights so far: dense mask and bias hide all of the thread's columns.
+  /// True: they may have left some. In a row with weights it says nothing: see settle().
   [[nodiscard]] __device__ __forceinline__ bool has_shown(int h) const { return shown[h] != 0; }
 
   /// Turns a tile of scores, which begins at column `begin` of the segment, into what the softmax

@@ -11,7 +11,7 @@
 
 namespace annulus::test {
 
-/// Lives as long as the program, for tensors that tests hold.
+/// Memory for the tensors of tests; it lives as long as the program.
 inline MemoryPool& test_memory() {
   static HostMemoryPool pool;
   return pool;
@@ -24,7 +24,7 @@ inline Tensor tensor_of(DType dtype, const Extents& shape, const std::vector<flo
   return tensor;
 }
 
-/// Normally distributed.
+/// Normally distributed values of mean 0 and standard deviation `scale`, rounded to `dtype`.
 inline Tensor random_tensor(Random& random, DType dtype, const Extents& shape, float scale = 1) {
   std::normal_distribution<float> normal(0.0F, scale);
   std::vector<float> values(static_cast<std::size_t>(shape.product()));

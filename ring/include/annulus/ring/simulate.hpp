@@ -55,8 +55,8 @@ class Simulation {
 
   /// Adds a rank, each once. The plan is not needed afterwards. `record`: see spans().
   void add(const RankPlan& rank, bool record = false);
-  /// Once. Timelines in the order in which the ranks were added. Throws InternalError for tasks
-  /// that wait for each other forever, which names the plan, and a rank with what it has come to.
+  /// To be called once. Returns the timelines in the order in which the ranks were added. Throws
+  /// InternalError, which says how far a rank has come, if tasks wait for each other forever.
   [[nodiscard]] std::vector<RankTimeline> run();
   /// What the `index`-th rank did, as a traced run shows it: computing and waiting on the stream
   /// "compute", messages on "communication". The simulation begins at 0 ns. Empty unless the rank

@@ -15,6 +15,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/core/log.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/launched.hpp>
 #include <annulus/mesh/mesh.hpp>
 
 #include "launcher/commands/commands.hpp"
@@ -62,14 +63,29 @@ Watchdog::Seconds start_timeout(const std::vector<std::string>& words) {
   return Watchdog::Seconds(good ? seconds : launcher::Options().timeout);
 }
 
-// A plan and a help text need no other process, so the variables of a job around them mean nothing.
-MpiSession::Unconnected when_unconnected(const std::vector<std::string>& words) {
+// Plans and help texts need no other process, and no MPI.
+bool needs_one_process(const std::vector<std::string>& words) {
   const std::string command = words.empty() ? "help" : words.front();
-  const bool alone = command == launcher::name_of(launcher::Command::plan) || command == "help" ||
-                     std::any_of(words.begin(), words.end(), [](const std::string& word) {
-                       return word == "--help" || word == "-h" || word == "--version";
-                     });
-  return alone ? MpiSession::Unconnected::stands_alone : MpiSession::Unconnected::fails;
+  return command == launcher::name_of(launcher::Command::plan) || command == "help" ||
+         std::any_of(words.begin(), words.end(), [](const std::string& word) {
+           return word == "--help" || word == "-h" || word == "--version";
+         });
+}
+
+// Of several processes that were started together, the first does what needs one. Returns whether
+// this is another one. Where no MPI launcher started it, it may be the only one that was started as
+// annulus, so it says why it does nothing.
+bool leaves_to_first(const std::vector<std::string>& words) {
+  if (!needs_one_process(words)) return false;
+  const auto process = process_number([](const char* name) { return std::getenv(name); });
+  if (!process || process->number == 0) return false;
+  if (!process->of_mpi) {
+    std::cerr << fmt::format(
+        "annulus: {0}={1}: process 0 does this for all; unset {0} to do it "
+        "in this one\n",
+        process->variable, process->number);
+  }
+  return true;
 }
 
 // Every rank has its own environment and perhaps its own file system: they agree on what was asked
@@ -149,11 +165,13 @@ ExitCode guarded(MpiSession& session, const std::vector<std::string>& words) {
 int main(int argc, char** argv) {
   try {
     const std::vector<std::string> words(argv + 1, argv + argc);
+    if (leaves_to_first(words)) return static_cast<int>(ExitCode::success);
     const Watchdog::Seconds timeout = start_timeout(words);
     // Processes do not start at the same moment, however short the timeout.
     constexpr Watchdog::Seconds kStart{30};
-    MpiSession session(&argc, &argv, std::max(timeout, kStart), print_error,
-                       when_unconnected(words));
+    MpiSession session = needs_one_process(words)
+                             ? MpiSession::alone()
+                             : MpiSession(&argc, &argv, std::max(timeout, kStart), print_error);
     launcher::handle_interruptions(session.rank() == 0);  // MPI has set up its own handlers now
     set_log_rank(session);
     try {

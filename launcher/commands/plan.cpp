@@ -12,8 +12,6 @@
 #include <fmt/format.h>
 
 #include <annulus/files/text_file.hpp>
-#include <annulus/mesh/agreement.hpp>
-#include <annulus/mesh/mesh.hpp>
 #include <annulus/ring/balance.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/simulate.hpp>
@@ -266,34 +264,27 @@ void show_plan(const PlannedCase& planned, const Options& options, std::ostream&
 
 }  // namespace
 
+// The ranks of the plan are those of --mesh; one process plans for all of them.
 ExitCode plan_command(const CommandContext& context) {
   const Options& options = context.options;
-  // The ranks of the plan are those of --mesh; the ones that happen to run only agree on errors.
-  Mesh everyone(MeshShape({{"ranks", context.session.size()}}), context.session.world(),
-                Watchdog(Watchdog::Seconds(options.timeout)));
-  collectively(everyone.world(), [&] {
-    const Computing computing = everyone.world().computing();
-    const Registry registry = Registry::standard();
-    if (options.recommend || options.scaling) {
-      if (everyone.rank() != 0) return;
-      if (options.recommend) {
-        recommend(options, registry, context.out);
-      } else {
-        predict_scaling(options, registry, context.out);
-      }
-      return;
-    }
-    PlannedCase planned = lay_out_case(options, registry);
-    if (options.simulate) check_simulated_ranks(planned.setup.mesh);
-    settle_schedule(planned, options, registry);
-    if (everyone.rank() != 0) return;
-    print_warnings(planned.setup.warnings);
-    if (options.simulate) {
-      simulate_plan(planned, options, context.out);
-    } else {
-      show_plan(planned, options, context.out);
-    }
-  });
+  const Registry registry = Registry::standard();
+  if (options.recommend) {
+    recommend(options, registry, context.out);
+    return ExitCode::success;
+  }
+  if (options.scaling) {
+    predict_scaling(options, registry, context.out);
+    return ExitCode::success;
+  }
+  PlannedCase planned = lay_out_case(options, registry);
+  if (options.simulate) check_simulated_ranks(planned.setup.mesh);
+  settle_schedule(planned, options, registry);
+  print_warnings(planned.setup.warnings);
+  if (options.simulate) {
+    simulate_plan(planned, options, context.out);
+  } else {
+    show_plan(planned, options, context.out);
+  }
   return ExitCode::success;
 }
 

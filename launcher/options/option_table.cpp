@@ -391,7 +391,7 @@ void add_output(TableBuilder& table) {
 void add_running(TableBuilder& table) {
   const Options defaults;
   table.group("Running");
-  table.add("timeout", "SECONDS", kAll, parsed_into(&Options::timeout, parse_positive),
+  table.add("timeout", "SECONDS", kOnRanks, parsed_into(&Options::timeout, parse_positive),
             fmt::format("longest time that a rank waits for another one, at least 30 s while MPI "
                         "starts (default: {})",
                         defaults.timeout));

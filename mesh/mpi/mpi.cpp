@@ -1,17 +1,16 @@
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
 #include <optional>
-#include <string_view>
 #include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/launched.hpp>
 #include <annulus/mesh/mpi.hpp>
 #include <annulus/mesh/node_order.hpp>
 
@@ -41,55 +40,8 @@ std::string mpi_text(int code) {
   return {text.data(), static_cast<std::size_t>(length)};
 }
 
-// The number that a text starts with; 1 if it starts with none.
-int count_of(const char* text) {
-  const std::string_view digits(text);
-  int count = 1;
-  std::from_chars(digits.data(), digits.data() + digits.size(), count);
-  return count;
-}
-
-// How many tasks the Slurm step of this process has; 1 outside a step.
-int slurm_tasks(const EnvironmentLookup& lookup) {
-  if (lookup("SLURM_PROCID") == nullptr) return 1;
-  const char* tasks = lookup("SLURM_STEP_NUM_TASKS");
-  if (tasks == nullptr) {
-    // A batch script has a SLURM_PROCID too, but srun did not start what runs directly in it.
-    const char* kind = lookup("ENVIRONMENT");
-    if (kind != nullptr && std::string_view(kind) == "BATCH") return 1;
-    tasks = lookup("SLURM_NTASKS");
-  }
-  return tasks == nullptr ? 1 : count_of(tasks);
-}
-
-int world_size(const EnvironmentLookup& lookup) {
-  const char* const processes = lookup("WORLD_SIZE");
-  return processes == nullptr ? 1 : count_of(processes);
-}
-
-// How many processes torchrun has started; 1 if it did not start this one.
-int torchrun_processes(const EnvironmentLookup& lookup) {
-  const bool torchrun = lookup("TORCHELASTIC_RUN_ID") != nullptr || lookup("GROUP_RANK") != nullptr;
-  return torchrun ? world_size(lookup) : 1;
-}
-
-// How many processes something else has started that sets PyTorch's variables; 1 if nothing did.
-int pytorch_processes(const EnvironmentLookup& lookup) {
-  const bool pytorch = lookup("MASTER_ADDR") != nullptr && lookup("RANK") != nullptr;
-  return pytorch ? world_size(lookup) : 1;
-}
-
 const char* process_variable(const char* name) {
   return std::getenv(name);
-}
-
-bool to_be_connected(MpiSession::Unconnected unconnected) {
-  try {
-    return started_by_launcher(process_variable);
-  } catch (const LibraryError&) {
-    if (unconnected == MpiSession::Unconnected::fails) throw;
-    return false;
-  }
 }
 
 }  // namespace
@@ -106,57 +58,17 @@ void CommunicatorTraits::release(Raw raw) noexcept {
   if (mpi_is_running()) MPI_Comm_free(&raw);
 }
 
-bool started_by_launcher(const EnvironmentLookup& lookup) {
-  if (lookup("OMPI_COMM_WORLD_SIZE") != nullptr) return true;
-  // Before the variables of srun, which every process of a torchrun that srun started inherits.
-  if (const int processes = torchrun_processes(lookup); processes > 1) {
-    throw LibraryError(fmt::format(
-        "torchrun started {} processes but gave MPI no way to connect them, so each would run "
-        "alone; start them with `mpirun -n {} ...`",
-        processes, processes));
-  }
-  for (const char* variable : {"PMIX_RANK", "PMI_RANK"}) {
-    if (lookup(variable) != nullptr) return true;
-  }
-  if (const int tasks = slurm_tasks(lookup); tasks > 1) {
-    throw LibraryError(fmt::format(
-        "Slurm started {} tasks but gave MPI no way to connect them, so each would "
-        "run alone; start them with `srun --mpi=pmix ...` (`srun --mpi=list` shows what "
-        "this cluster has) or with `mpirun -n {} ...` inside the allocation",
-        tasks, tasks));
-  }
-  // Last, as jobs of srun set them for PyTorch.
-  if (const int processes = pytorch_processes(lookup); processes > 1) {
-    throw LibraryError(fmt::format(
-        "MASTER_ADDR, RANK and WORLD_SIZE tell of {} processes, which MPI has no way to connect, "
-        "so each would run alone; start them with `mpirun -n {} ...`",
-        processes, processes));
-  }
-  return false;
+MpiSession MpiSession::alone() {
+  return {};
 }
 
-void check_connected(int ranks, const EnvironmentLookup& lookup) {
-  // mpirun connects its ranks itself, whatever Slurm says of the step in which its daemons run.
-  if (ranks > 1 || lookup("OMPI_COMM_WORLD_SIZE") != nullptr) return;
-  const char* const pmi_size = lookup("PMI_SIZE");
-  const int tasks = std::max(slurm_tasks(lookup), pmi_size == nullptr ? 1 : count_of(pmi_size));
-  if (tasks == 1) return;
-  throw LibraryError(fmt::format(
-      "the launcher started {} tasks, but MPI connects none of them, so each would run alone; "
-      "start "
-      "them with `srun --mpi=pmix ...` (`srun --mpi=list` shows what this cluster has) or with the "
-      "mpirun of the MPI library that this program was built with",
-      tasks));
-}
-
-MpiSession::MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout, LastWord last_word,
-                       Unconnected unconnected)
+MpiSession::MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout, LastWord last_word)
     : timeout_(timeout), last_word_(std::move(last_word)) {
   if (mpi_is_running()) {
     active_ = true;
     return;
   }
-  if (!to_be_connected(unconnected)) return;
+  if (!started_by_launcher(process_variable)) return;
   int provided = MPI_THREAD_SINGLE;
   {
     const Deadline deadline(
@@ -174,7 +86,6 @@ MpiSession::MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout, LastW
   }
   // Duplicates and splits inherit the handler, so errors come back as codes everywhere.
   check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  if (unconnected == Unconnected::stands_alone) return;
   try {
     check_connected(size(), process_variable);
   } catch (const LibraryError&) {

@@ -4,7 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <annulus/mesh/mpi.hpp>
+#include <annulus/core/error.hpp>
+#include <annulus/mesh/launched.hpp>
 
 namespace annulus {
 namespace {
@@ -14,11 +15,15 @@ using ::testing::HasSubstr;
 
 using Environment = std::map<std::string, std::string>;
 
-bool started(const Environment& environment) {
-  return started_by_launcher([&](const char* name) -> const char* {
+EnvironmentLookup lookup_in(const Environment& environment) {
+  return [&environment](const char* name) {
     const auto found = environment.find(name);
     return found == environment.end() ? nullptr : found->second.c_str();
-  });
+  };
+}
+
+bool started(const Environment& environment) {
+  return started_by_launcher(lookup_in(environment));
 }
 
 TEST(LauncherDetection, NoLauncherNoMpi) {
@@ -97,10 +102,7 @@ TEST(LauncherDetection, TorchrunIsAnErrorThatPrintsTheFix) {
 }
 
 void check(int ranks, const Environment& environment) {
-  check_connected(ranks, [&](const char* name) -> const char* {
-    const auto found = environment.find(name);
-    return found == environment.end() ? nullptr : found->second.c_str();
-  });
+  check_connected(ranks, lookup_in(environment));
 }
 
 TEST(LauncherDetection, RanksThatMpiLeavesAloneAreAnErrorThatPrintsTheFix) {
@@ -143,6 +145,43 @@ TEST(LauncherDetection, ABatchScriptStandsAloneButItsStepsDoNot) {
   Environment step = script;
   step["SLURM_STEP_NUM_TASKS"] = "8";
   EXPECT_THROW((void)started(step), LibraryError);
+}
+
+void expect_number(const Environment& environment, const char* variable, bool of_mpi) {
+  const auto process = process_number(lookup_in(environment));
+  ASSERT_TRUE(process.has_value()) << variable;
+  EXPECT_EQ(std::to_string(process->number), environment.at(variable));
+  EXPECT_STREQ(process->variable, variable);
+  EXPECT_EQ(process->of_mpi, of_mpi);
+}
+
+TEST(LauncherDetection, EveryLauncherNumbersItsProcesses) {
+  const Environment slurm{{"SLURM_PROCID", "2"}, {"SLURM_STEP_NUM_TASKS", "4"}};
+  const Environment pytorch{{"MASTER_ADDR", "here"}, {"RANK", "3"}, {"WORLD_SIZE", "4"}};
+  const auto with = [](Environment environment, const Environment& more) {
+    environment.insert(more.begin(), more.end());
+    return environment;
+  };
+  expect_number(slurm, "SLURM_PROCID", false);
+  expect_number(pytorch, "RANK", false);
+  // Of several, the one that started the process itself.
+  expect_number(with(slurm, {{"PMIX_RANK", "1"}}), "PMIX_RANK", true);
+  expect_number(with(slurm, {{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}), "PMI_RANK", true);
+  expect_number(with(slurm, pytorch), "SLURM_PROCID", false);
+  const Environment torchrun = with(pytorch, {{"TORCHELASTIC_RUN_ID", "none"}});
+  expect_number(with(slurm, torchrun), "RANK", false);
+  expect_number(with(torchrun, {{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "1"}}),
+                "OMPI_COMM_WORLD_RANK", true);
+}
+
+TEST(LauncherDetection, AProcessThatWasStartedAloneHasNoNumber) {
+  for (const Environment& environment :
+       {Environment{{"PATH", "/bin"}}, Environment{{"RANK", "1"}, {"WORLD_SIZE", "4"}},
+        Environment{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}},
+        Environment{{"ENVIRONMENT", "BATCH"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}},
+        Environment{{"MASTER_ADDR", "here"}, {"RANK", "first"}, {"WORLD_SIZE", "4"}}}) {
+    EXPECT_FALSE(process_number(lookup_in(environment)).has_value());
+  }
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ class RanksDiffer(CliTest):
         self.expect_error(self.run_with_a_bad_folder(damage), 2, "rank 1: input files", "T=32", "T=64")
 
     def test_other_options_on_one_rank(self):
-        words = ["plan", "--mesh", "sp=4", "--shape", "1,64,64,4,4,8"]
+        words = ["verify", "--mesh", "sp=2", "--shape", "1,64,64,4,4,8", "--device", "cpu"]
         result = self.two_ranks(([], words), ([], [*words, "--causal"]))
         self.expect_error(result, 2, "rank 1: command and options", "--causal")
 
@@ -56,7 +56,7 @@ class RanksDiffer(CliTest):
         self.expect_error(result, 2, "rank 1: command and options", "verify", "bench")
 
     def test_other_variables_on_one_rank(self):
-        words = ["plan", "--mesh", "sp=4", "--shape", "1,64,64,4,4,8"]
+        words = ["verify", "--mesh", "sp=2", "--shape", "1,64,64,4,4,8", "--device", "cpu"]
         result = self.two_ranks(([], words), (["-x", "ANNULUS_WINDOW=wide"], words))
         self.expect_error(result, 2, "rank 1: ANNULUS_WINDOW: got 'wide'")
 

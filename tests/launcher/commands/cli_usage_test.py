@@ -674,23 +674,47 @@ class Plan(CliTest):
         self.assertEqual(ranks[4:], [str(rank) for rank in range(40)])
         self.assertIn("(s, predicted)", full)
 
-    def test_rank_zero_prints_for_all(self):
-        alone = self.annulus(*PLAN)
-        self.assertEqual(self.annulus(*PLAN, ranks=2).stdout, alone.stdout)
+    # What launchers set for the second of four processes, and whether they start MPI programs.
+    LAUNCHERS = [({"TORCHELASTIC_RUN_ID": "1", "RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here"}, False),
+                 ({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here"}, False),
+                 ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}, False),
+                 ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "PMI_RANK": "1", "PMI_SIZE": "4"}, True)]
 
-    def test_the_variables_of_a_job_around_it_mean_nothing(self):
+    def test_one_of_several_processes_plans(self):
         alone = self.annulus(*PLAN).stdout
-        torchrun = {"TORCHELASTIC_RUN_ID": "1", "RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here"}
-        srun = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
-        pytorch = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here"}
-        for variables in [torchrun, srun, pytorch, {**srun, "PMI_RANK": "1", "PMI_SIZE": "4"}]:
-            with self.subTest(variables):
-                result = self.annulus(*PLAN, environment=variables)
+        words = [*PLAN, "--json", "plan.json"]
+        self.assertEqual(self.annulus(*words, ranks=3).stdout, alone)
+        for second, of_mpi in self.LAUNCHERS:
+            with self.subTest(second):
+                os.remove(self.path("plan.json"))
+                result = self.annulus(*words, environment=second)
+                self.expect_success(result)
+                self.assertEqual(result.stdout, "")
+                self.expect_no_files("plan.json")
+                variable = next(iter({"RANK", "SLURM_PROCID"} & {*second}))
+                note = f"annulus: {variable}=1: process 0 does this for all; unset {variable}"
+                self.assertEqual(note in result.stderr, not of_mpi, result.stderr)
+                self.assertEqual(self.annulus("run", "--help", environment=second).stdout, "")
+                first = {name: "0" if value == "1" and name != "TORCHELASTIC_RUN_ID" else value
+                         for name, value in second.items()}
+                result = self.annulus(*words, environment=first)
                 self.expect_success(result)
                 self.assertEqual(result.stdout, alone)
-                self.expect_success(self.annulus("run", "--help", environment=variables))
-                self.expect_error(self.annulus("verify", "--shape", "1,8,8,1,1,8",
-                                               environment=variables), 3, " 4 ", "mpirun")
+                self.assertTrue(os.path.exists(self.path("plan.json")))
+
+    def test_what_needs_ranks_does_not_run_on_unconnected_ones(self):
+        for second, _ in self.LAUNCHERS:
+            with self.subTest(second):
+                self.expect_error(self.annulus("verify", "--shape", "1,8,8,1,1,8", environment=second),
+                                  3, " 4 ", "mpirun")
+
+    def test_a_plan_starts_no_mpi(self):
+        # Left over from a job that has ended: MPI_Init would fail.
+        gone = {"PMIX_RANK": "0", "PMIX_NAMESPACE": "gone", "PMIX_SERVER_URI2": "gone.0;tcp4://127.0.0.1:1",
+                "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
+        result = self.annulus(*PLAN, environment=gone)
+        self.expect_success(result)
+        self.assertEqual(result.stdout, self.annulus(*PLAN).stdout)
 
     def test_a_whole_sequence_is_contiguous(self):
         words = ["plan", "--shape", "1,1,1k,8,8,64", "--causal", "--causal-offset", "bottom-right"]

@@ -218,6 +218,8 @@ TEST(OptionErrors, OptionsOfOtherCommandsSaySo) {
       error_of({"run", "--iters", "3"}),
       AllOf(HasSubstr("--iters"), HasSubstr("annulus bench"), HasSubstr("not of annulus run")));
   EXPECT_THAT(error_of({"info", "--mesh", "sp=4"}), HasSubstr("not of annulus info"));
+  // One process plans for all ranks, and waits for none.
+  EXPECT_THAT(error_of({"plan", "--timeout", "5"}), HasSubstr("not of annulus plan"));
 }
 
 TEST(OptionErrors, MissingAndRepeatedValues) {

@@ -32,11 +32,10 @@ TEST(Options, CommandLineOverEnvironmentOverFileOverDefault) {
   const Variable iterations("ANNULUS_ITERS", "30");
   const Variable warmup("ANNULUS_WARMUP", "30");
   const Options options = parse({"bench", "--config", config.path(), "--iters", "10"});
-  EXPECT_EQ(options.iterations, 10);                        // command line
-  EXPECT_EQ(options.warmup, 30);                            // environment
-  EXPECT_EQ(options.seed, 20U);                             // file
-  EXPECT_EQ(options.timeout, Options().timeout);            // default
-  EXPECT_EQ(parse({"plan", "--timeout", "5"}).timeout, 5);  // ranks of plan agree too
+  EXPECT_EQ(options.iterations, 10);              // command line
+  EXPECT_EQ(options.warmup, 30);                  // environment
+  EXPECT_EQ(options.seed, 20U);                   // file
+  EXPECT_EQ(options.timeout, Options().timeout);  // default
 }
 
 TEST(Options, TheEnvironmentTakesAFlagOfTheFileBack) {
@@ -153,7 +152,7 @@ TEST(Options, SizesInThousandsAndInPowersOf1024) {
   EXPECT_EQ(length("1E+2"), 100);
   EXPECT_EQ(parse({"bench", "--sweep", "1e3:1G:4"}).sequence_sweep->begin, 1000);
   EXPECT_EQ(parse({"plan", "--window", "4k,-1"}).window->left, 4096);
-  EXPECT_EQ(parse({"plan", "--causal-offset", "-1e3"}).causal_offset->value, -1000);
+  EXPECT_EQ(parse({"plan", "--causal", "--causal-offset", "-1e3"}).causal_offset->value, -1000);
 }
 
 TEST(Options, BlockMasks) {
@@ -170,8 +169,9 @@ TEST(Options, WindowsAndOffsets) {
   const WindowSize open = parse({"plan", "--window", "-1,0"}).window.value();
   EXPECT_EQ(open.left, -1);
   EXPECT_EQ(open.right, 0);
-  EXPECT_TRUE(parse({"plan", "--causal-offset", "bottom-right"}).causal_offset->bottom_right);
-  EXPECT_EQ(parse({"plan", "--causal-offset", "-5"}).causal_offset->value, -5);
+  EXPECT_TRUE(
+      parse({"plan", "--causal", "--causal-offset", "bottom-right"}).causal_offset->bottom_right);
+  EXPECT_EQ(parse({"plan", "--causal", "--causal-offset", "-5"}).causal_offset->value, -5);
 }
 
 TEST(Options, LayoutsOfQueriesAndKeys) {

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include <annulus/core/error.hpp>
+
+/// What launchers (mpirun, srun, torchrun) say in the environment of the processes that they start.
+namespace annulus {
+
+/// The value of an environment variable, null if it is not set; std::getenv outside tests.
+using EnvironmentLookup = std::function<const char*(const char* name)>;
+
+/// Whether mpirun or srun started this process in a way that lets MPI connect the ranks. Throws
+/// LibraryError with the fix when Slurm or torchrun started several that cannot find each other.
+[[nodiscard]] bool started_by_launcher(const EnvironmentLookup& lookup);
+
+/// Throws LibraryError with the fix when MPI has come up with one rank in a process that a launcher
+/// started as one of several: MPI does not speak the launcher's protocol (srun --mpi=pmi2, or the
+/// mpiexec of another MPI), and each process would compute everything alone. `ranks` is the size of
+/// MPI_COMM_WORLD.
+void check_connected(int ranks, const EnvironmentLookup& lookup);
+
+/// The number of a process among those that were started with it.
+struct ProcessNumber {
+  int number = 0;
+  const char* variable = nullptr;  ///< that says so
+  bool of_mpi = true;              ///< whether its launcher lets MPI connect the processes
+};
+/// Nothing if no launcher started this process, or started it alone. Needs no MPI.
+[[nodiscard]] std::optional<ProcessNumber> process_number(const EnvironmentLookup& lookup);
+
+}  // namespace annulus

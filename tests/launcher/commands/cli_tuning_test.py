@@ -141,6 +141,20 @@ class Tuning(CliTest):
         self.assertEqual(self.read("tuning.json.broken-1"), broken)
         self.assertEqual(len(self.entries()), 1)
 
+    def test_a_cache_of_an_older_version_is_not_used_and_stays(self):
+        _, usual, _ = self.run_it()
+        self.run_it(*MEASURE)
+        self.choose_another()
+        older = self.read("tuning.json").replace(b'"version": 1', b'"version": 0')
+        self.write("tuning.json", older)
+        for policy, link in [("cached", "heuristics: "), ("measure", "measurement: ")]:
+            meta, results, errors = self.run_it("--tuning", policy, *CACHE)
+            self.assertTrue(meta["choice made by"].startswith(link), meta["choice made by"])
+            self.assertEqual(errors.count("annulus: warning: --tuning-cache tuning.json"), 1, errors)
+            self.assertEqual(self.read("tuning.json"), older)
+            if policy == "cached":
+                self.assertEqual(results, usual)
+
     def test_a_file_that_is_no_cache_stays(self):
         self.write("notes.json", b'{"dropout": 0.5}')
         for policy in ["cached", "measure"]:

@@ -14,6 +14,7 @@
 #include <unistd.h>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -163,16 +164,20 @@ TEST_F(TuningFileTest, WhateverHasTheUsualNameIsSetAside) {
 
 // Programs of two versions that are told the same name would set each other's aside for ever.
 TEST_F(TuningFileTest, ACacheOfAnotherVersionStays) {
-  std::string newer = to_json({example_entry()});
-  newer.replace(newer.find("\"version\": 1"), 12, "\"version\": 7");
-  for (const bool is_named : {true, false}) {
-    write(path(), newer);
-    const CacheFile file{path(), is_named};
-    EXPECT_NO_THROW(check_is_cache(file));
-    EXPECT_THAT(find_in_file(file, example_entry().key).warnings,
-                ElementsAre(HasSubstr("version 7")));
-    EXPECT_THAT(keep_in_file(file, example_entry()), ElementsAre(HasSubstr("another version")));
-    EXPECT_EQ(read(path()), newer);
+  const std::string ours = fmt::format("\"version\": {}", kTuningVersion);
+  for (const int version : {kTuningVersion - 1, kTuningVersion + 1}) {
+    std::string other = to_json({example_entry()});
+    other.replace(other.find(ours), ours.size(), fmt::format("\"version\": {}", version));
+    for (const bool is_named : {true, false}) {
+      write(path(), other);
+      const CacheFile file{path(), is_named};
+      EXPECT_NO_THROW(check_is_cache(file));
+      const FileAnswer answer = find_in_file(file, example_entry().key);
+      EXPECT_FALSE(answer.entry);
+      EXPECT_THAT(answer.warnings, ElementsAre(HasSubstr(fmt::format("version {}", version))));
+      EXPECT_THAT(keep_in_file(file, example_entry()), ElementsAre(HasSubstr("another version")));
+      EXPECT_EQ(read(path()), other);
+    }
   }
 }
 

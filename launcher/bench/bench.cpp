@@ -255,12 +255,6 @@ std::vector<AttentionShape> shapes_of(const Options& options) {
 
 ExitCode bench_command(const CommandContext& context) {
   const Options& options = context.options;
-  if (!options.trace.empty() && options.scaling) {
-    throw UserError("--trace: cannot be given with --scaling, which times many problems");
-  }
-  if (!options.trace.empty() && (options.hops || !options.calibrate.empty())) {
-    throw UserError("--trace: shows attention calls, and --hops and --calibrate make none");
-  }
   if (options.scaling) return bench_scaling(context);
   if (options.hops) return bench_hops(context);
   if (!options.calibrate.empty()) return calibrate(context);

@@ -41,7 +41,9 @@ void measure(ScalingPoint& point, const Options& options, const AttentionShape& 
   const std::unique_ptr<Device> device = open_device(options, mesh);
   const Registry registry = Registry::standard();
   const ProblemSetup setup = collectively(world, [&] {
-    return set_up_problem(options, shape, options.dtype.value_or(DType::float32), mesh.size());
+    return set_up_problem(
+        on_mesh(options, fmt::format("{}={}", options.sequence_axis, mesh.size())), shape,
+        options.dtype.value_or(DType::float32), mesh.size());
   });
   const ring::ShardedOperands operands = collectively(world, [&] { return shard_operands(setup); });
   collectively(world,

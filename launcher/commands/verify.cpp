@@ -61,57 +61,6 @@ class MeshCache {
   std::map<std::string, std::unique_ptr<Mesh>> meshes_;
 };
 
-// The random generator decides these.
-void check_nothing_drawn_is_given(const Options& options) {
-  const auto check = [](bool given, const char* option) {
-    if (!given) return;
-    throw UserError(
-        fmt::format("{}: drawn at random, so it cannot be given with --random", option));
-  };
-  check(options.shape.has_value(), "--shape");
-  check(options.mesh.has_value(), "--mesh");
-  check(options.query_spec.has_value(), "--query-spec");
-  check(options.kv_spec.has_value(), "--kv-spec");
-  check(options.bias_spec.has_value(), "--bias-spec");
-  check(options.mask_spec.has_value(), "--mask-spec");
-  check(options.sequence_layout != "auto" || options.kv_sequence_layout != "auto",
-        "--sequence-layout");
-  check(options.granule.has_value(), "--granule");
-  check(options.schedule != "auto", "--schedule");
-  check(options.ulysses_degree > 0, "--ulysses-degree");
-  check(options.inner_size > 0, "--inner-size");
-  check(options.mode.has_value(), "--mode");
-  check(options.dtype.has_value(), "--dtype");
-  check(options.causal, "--causal");
-  check(options.causal_offset.has_value(), "--causal-offset");
-  check(options.window.has_value(), "--window");
-  check(options.scale.has_value(), "--scale");
-  check(options.soft_cap.has_value(), "--soft-cap");
-  check(!options.query_segments.empty(), "--q-segments");
-  check(!options.kv_segments.empty(), "--kv-segments");
-  check(!options.cu_seqlens.empty(), "--cu-seqlens");
-  check(!options.block_mask.empty(), "--block-mask");
-  check(options.block_size.has_value(), "--block-size");
-  check(!options.sinks.empty(), "--sinks");
-  check(!options.bias.empty(), "--bias");
-  check(!options.mask.empty(), "--mask");
-  check(options.bias_policy != BiasPolicy::combine, "--bias-policy");
-  check(options.dropout > 0, "--dropout");
-  check(!options.query_lengths.empty(), "--q-lengths");
-  check(!options.kv_lengths.empty(), "--kv-lengths");
-  check(!options.rules.rules().empty(), "--sharding-rules");
-  check(options.sequence_axis != Options().sequence_axis, "--sequence-axis");
-  check(options.softmax_dtype != DType::float32, "--softmax-dtype");
-  check(!options.normalize_output, "--normalize-output");
-  const Registry registry = Registry::standard();
-  for (const Strategy& strategy : registry.strategies()) {
-    if (strategy.name != options.implementation) continue;
-    throw UserError(fmt::format(
-        "--impl {}: restricts what is drawn at random, so it cannot be given with --random",
-        strategy.name));
-  }
-}
-
 // The same problem without float64, which is drawn for vanilla alone.
 void narrow(AttentionProblem& problem) {
   problem.softmax_dtype = DType::float32;
@@ -420,7 +369,6 @@ ExitCode verify_command(const CommandContext& context) {
   const Options& options = context.options;
   const int ranks = context.session.size();
   const bool random = options.random > 0 || options.random_case.has_value();
-  if (random) check_nothing_drawn_is_given(options);
   Mesh everyone(MeshShape({{"ranks", ranks}}), context.session.world(),
                 Watchdog(Watchdog::Seconds(options.timeout)));
 

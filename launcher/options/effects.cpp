@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -10,10 +11,11 @@
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
 
+#include "launcher/options/option_table.hpp"
+
 namespace annulus::launcher {
 namespace {
 
-using Given = std::set<std::string_view>;
 using Names = std::vector<std::string_view>;
 
 bool contains(const Names& names, std::string_view name) {
@@ -34,95 +36,196 @@ const Names& not_of_calibrate() {
   static const Names names{"query-spec",      "kv-spec",    "bias-spec",      "mask-spec",
                            "sequence-layout", "granule",    "schedule",       "ulysses-degree",
                            "inner-size",      "mode",       "sharding-rules", "tuning",
-                           "tuning-cache",    "cost-model", "explain"};
+                           "tuning-cache",    "cost-model", "explain",        "trace"};
   return names;
 }
 
-// Refuses options that a form of a command ignores.
-void check_forms(const Options& options, const Given& given) {
-  const auto refuse = [&](bool form, const char* name, const char* which, const auto& is_unused) {
-    if (!form) return;
-    for (const std::string_view option : given) {
-      if (!is_unused(option)) continue;
-      throw UserError(fmt::format("--{0}: has no effect with {1}, which {2}; give it without {1}",
-                                  option, name, which));
-    }
-  };
-  const auto any_of = [](const Names& names) {
-    return [names](std::string_view option) { return contains(names, option); };
-  };
-  const bool plan = options.command == Command::plan;
-  refuse(options.hops, "--hops", "only times transfers of --sweep bytes",
-         [](std::string_view option) { return !contains(of_hops(), option); });
-  refuse(!options.calibrate.empty(), "--calibrate", "times kernels and transfers one by one",
-         any_of(not_of_calibrate()));
-  refuse(options.scaling, "--scaling", "has lengths of its own (see --tokens-per-rank)",
-         any_of({"sweep"}));
-  refuse(options.scaling, "--scaling", "compares many plans", any_of({"explain", "show-ranks"}));
-  refuse(options.recommend, "--recommend", "compares many plans",
-         any_of({"explain", "show-ranks"}));
-  refuse(plan && options.simulate, "--simulate", "shows what ranks do, not why",
-         any_of({"explain"}));
-  refuse(options.random > 0, "--random", "computes many problems", any_of({"explain"}));
-  refuse(options.random_case.has_value(), "--random-case", "draws one of many problems",
-         any_of({"explain"}));
-  refuse(options.random_case.has_value(), "--random-case", "names its seed itself",
-         any_of({"seed"}));
+// What verify --random draws.
+const Names& drawn() {
+  static const Names names{
+      "shape",         "mesh",           "query-spec",     "kv-spec",         "bias-spec",
+      "mask-spec",     "granule",        "schedule",       "sequence-layout", "inner-size",
+      "mode",          "ulysses-degree", "dtype",          "causal",          "causal-offset",
+      "window",        "scale",          "soft-cap",       "q-segments",      "kv-segments",
+      "cu-seqlens",    "block-mask",     "block-size",     "sinks",           "bias",
+      "mask",          "bias-policy",    "dropout",        "q-lengths",       "kv-lengths",
+      "softmax-dtype", "sequence-axis",  "sharding-rules", "normalize-output"};
+  return names;
 }
 
-bool draws_something(const Options& options) {
-  const std::array drawn{&options.block_mask, &options.sinks, &options.bias, &options.mask};
-  return options.dropout > 0 || std::any_of(drawn.begin(), drawn.end(), [](const auto* value) {
-           return value->starts_with("random:");
-         });
-}
+class Effects {
+ public:
+  Effects(const Options& options, const GivenOptions& given) : options_(options), given_(given) {}
 
-// The schedule, and the option that asks for it: some names of --impl stand for a schedule.
-struct ScheduleSource {
-  std::string schedule;
-  std::string shown;
-};
-
-ScheduleSource schedule_of(const Options& options) {
-  const Registry registry = Registry::standard();
-  for (const Strategy& strategy : registry.strategies()) {
-    if (strategy.name != options.implementation || strategy.schedule == "auto") continue;
-    return {strategy.schedule, "--impl " + strategy.name};
+  void check() const {
+    check_what_is_drawn();
+    check_forms();
+    check_tables();
+    check_sharding();
+    check_needs();
   }
-  return {options.schedule, "--schedule " + options.schedule};
-}
+
+ private:
+  /// Whether the option is there, from wherever and with whatever value.
+  [[nodiscard]] bool has(std::string_view option) const { return given_.contains(option); }
+
+  /// "--seed 7", or "--explain".
+  [[nodiscard]] std::string shown(std::string_view option) const {
+    const bool is_flag = find_option(option)->is_flag();
+    return fmt::format("--{}{}", option, is_flag ? "" : " " + given_.at(option).text);
+  }
+
+  [[nodiscard]] static bool asks(const GivenOption& given) {
+    return given.on_command_line && !given.switched_off;
+  }
+
+  /// Refuses `option` unless it has an effect.
+  void need(std::string_view option, bool effective, std::string_view cause,
+            std::string_view needed) const {
+    const auto found = given_.find(option);
+    if (effective || found == given_.end() || !asks(found->second)) return;
+    throw UserError(fmt::format("{}: has no effect {}; it needs {}", shown(option), cause, needed));
+  }
+
+  /// With `other`, refuses every option that is_unused(name). `which`: why.
+  template <class IsUnused>
+  void refuse_if(bool is_given, std::string_view other, std::string_view which,
+                 const IsUnused& is_unused) const {
+    if (!is_given) return;
+    for (const auto& [option, given] : given_) {
+      if (!asks(given) || !is_unused(option)) continue;
+      throw UserError(fmt::format("{0}: has no effect with {1}, which {2}; give it without {1}",
+                                  shown(option), other, which));
+    }
+  }
+  void refuse(bool is_given, std::string_view other, std::string_view which,
+              const Names& names) const {
+    refuse_if(is_given, other, which,
+              [&](std::string_view option) { return contains(names, option); });
+  }
+
+  void check_what_is_drawn() const {
+    if (options_.random == 0 && !options_.random_case) return;
+    const char* const form = options_.random_case ? "--random-case" : "--random";
+    for (const auto& [option, given] : given_) {
+      if (given.switched_off || !contains(drawn(), option)) continue;
+      throw UserError(
+          fmt::format("{}: drawn at random, so it cannot be given with {}", shown(option), form));
+    }
+    const Registry registry = Registry::standard();
+    for (const Strategy& strategy : registry.strategies()) {
+      if (strategy.name != options_.implementation) continue;
+      throw UserError(
+          fmt::format("--impl {}: restricts what is drawn at random, so it cannot be given with {}",
+                      strategy.name, form));
+    }
+  }
+
+  // Options that a form of a command ignores.
+  void check_forms() const {
+    const Options& o = options_;
+    const bool plan = o.command == Command::plan;
+    refuse_if(o.hops, "--hops", "only times transfers of --sweep bytes",
+              [](std::string_view option) { return !contains(of_hops(), option); });
+    refuse(!o.calibrate.empty(), "--calibrate", "times kernels and transfers one by one",
+           not_of_calibrate());
+    refuse(o.scaling, "--scaling", "has lengths of its own (see --tokens-per-rank)", {"sweep"});
+    refuse(o.scaling && !plan, "--scaling", "times many problems", {"trace"});
+    for (const auto& [form, option] :
+         {std::pair(o.scaling, "--scaling"), std::pair(o.recommend, "--recommend")}) {
+      refuse(form, option, "compares many plans", {"explain", "show-ranks"});
+      refuse(form, option, "makes its own meshes",
+             {"mesh", "query-spec", "kv-spec", "bias-spec", "mask-spec"});
+    }
+    refuse(o.recommend, "--recommend", "divides --ranks by --nodes", {"ranks-per-node"});
+    refuse(plan && o.simulate, "--simulate", "shows what ranks do, not why", {"explain"});
+    refuse(o.random > 0, "--random", "computes many problems", {"explain"});
+    refuse(o.random_case.has_value(), "--random-case", "draws one of many problems", {"explain"});
+    refuse(o.random_case.has_value(), "--random-case", "names its seed itself", {"seed"});
+  }
+
+  // Options that only tables show.
+  void check_tables() const {
+    const bool json = options_.json == "-";
+    const bool csv = options_.csv == "-";
+    constexpr const char* kInPlace = "replaces the table";
+    refuse(json, "--json -", kInPlace, {"wide", "legend", "show-ranks"});
+    refuse(csv, "--csv -", kInPlace, {"wide", "legend", "show-ranks"});
+    refuse(csv && options_.json.empty(), "--csv -", "has rows only", {"explain"});
+    refuse(json && options_.command == Command::plan, "--json -", "explains its choices anyway",
+           {"explain"});
+  }
+
+  void check_sharding() const {
+    const auto [schedule, by] = schedule_of();
+    for (const auto& [option, user] :
+         {std::pair("ulysses-degree", "hybrid"), std::pair("inner-size", "double_ring")}) {
+      need(option, schedule == "auto" || schedule == user, "with " + by,
+           fmt::format("--schedule {} or auto", user));
+    }
+    const bool specs = options_.query_spec && options_.kv_spec;
+    constexpr const char* kBothSpecs = "with both --query-spec and --kv-spec";
+    constexpr const char* kOneSpec = "one of them left to its default";
+    need("mode", !specs, kBothSpecs, kOneSpec);
+    need("sharding-rules", !specs, kBothSpecs, kOneSpec);
+    need("sequence-axis", !(specs && options_.mesh), "with --mesh, --query-spec and --kv-spec",
+         kOneSpec);
+  }
+
+  // The schedule, and the option that asks for it: some names of --impl stand for a schedule.
+  [[nodiscard]] std::pair<std::string, std::string> schedule_of() const {
+    const Registry registry = Registry::standard();
+    for (const Strategy& strategy : registry.strategies()) {
+      if (strategy.name != options_.implementation || strategy.schedule == "auto") continue;
+      return {strategy.schedule, "--impl " + strategy.name};
+    }
+    return {options_.schedule, "--schedule " + options_.schedule};
+  }
+
+  // Options that need another one.
+  void check_needs() const {
+    const Options& o = options_;
+    const bool plan = o.command == Command::plan;
+    const bool simulates = o.simulate;
+    const bool sizes = o.recommend || (plan && o.scaling);
+    const auto need_form = [&](std::string_view option, bool form, const char* forms) {
+      need(option, form, fmt::format("without {}", forms), forms);
+    };
+    need_form("trace", !plan || simulates, "--simulate");
+    need_form("straggler-percent", simulates, "--simulate");
+    need("straggler-seed", simulates && has("straggler-percent"), "without --straggler-percent",
+         "--simulate and --straggler-percent");
+    need_form("picture", simulates || o.scaling, plan ? "--simulate or --scaling" : "--scaling");
+    need_form("csv", !plan || simulates || sizes, "--simulate, --recommend or --scaling");
+    need_form("ranks", sizes, "--recommend or --scaling");
+    need_form("nodes", o.recommend, "--recommend");
+    need_form("memory", o.recommend, "--recommend");
+    need_form("tokens-per-rank", o.scaling, "--scaling");
+    need("causal-offset", has("causal") || has("window"), "without --causal or --window",
+         "one of them");
+    need("tuning-cache", has("tuning"), "without --tuning", "--tuning cached or measure");
+    need("seed", o.command == Command::verify || o.command == Command::bench || draws(),
+         "where nothing is drawn",
+         "--dropout, or --mask, --bias, --block-mask or --sinks with a value that begins with "
+         "random:");
+  }
+
+  // Whether something is drawn that is not verify's or bench's own.
+  [[nodiscard]] bool draws() const {
+    const std::array values{&options_.block_mask, &options_.sinks, &options_.bias, &options_.mask};
+    return has("dropout") || std::any_of(values.begin(), values.end(), [](const auto* value) {
+             return value->starts_with("random:");
+           });
+  }
+
+  const Options& options_;
+  const GivenOptions& given_;
+};
 
 }  // namespace
 
-void check_effects(const Options& options, const Given& given) {
-  check_forms(options, given);
-  const auto check = [&](std::string_view option, bool effective, const auto& with,
-                         std::string_view needed) {
-    if (effective || !given.contains(option)) return;
-    throw UserError(fmt::format("--{}: has no effect {}; it needs {}", option, with, needed));
-  };
-  const auto [schedule, shown] = schedule_of(options);
-  for (const auto& [option, user] :
-       {std::pair("ulysses-degree", "hybrid"), std::pair("inner-size", "double_ring")}) {
-    check(option, schedule == "auto" || schedule == user, "with " + shown,
-          fmt::format("--schedule {} or auto", user));
-  }
-  const bool specs = options.query_spec && options.kv_spec;
-  constexpr const char* kBothSpecs = "with both --query-spec and --kv-spec";
-  constexpr const char* kOneSpec = "one of them left to its default";
-  check("mode", !specs, kBothSpecs, kOneSpec);
-  check("sharding-rules", !specs, kBothSpecs, kOneSpec);
-  check("sequence-axis", !(specs && options.mesh), "with --mesh, --query-spec and --kv-spec",
-        kOneSpec);
-  check("tuning-cache", options.tuning != ring::TuningPolicy::off, "without --tuning",
-        "--tuning cached or measure");
-  check("straggler-seed", options.straggler_percent > 0, "without --straggler-percent",
-        "--simulate and --straggler-percent above 0");
-  check("nodes", options.recommend, "without --recommend", "--recommend and --ranks");
-  const bool files = options.command == Command::run || options.command == Command::plan;
-  check("seed", !files || draws_something(options), "where nothing is drawn",
-        "--dropout, or --mask, --bias, --block-mask or --sinks with a value that begins with "
-        "random:");
+void check_effects(const Options& options, const GivenOptions& given) {
+  Effects(options, given).check();
 }
 
 }  // namespace annulus::launcher

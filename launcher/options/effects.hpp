@@ -1,16 +1,31 @@
 #pragma once
 
-#include <set>
+#include <map>
+#include <string>
 #include <string_view>
 
 #include "launcher/options/options.hpp"
 
 namespace annulus::launcher {
 
+/// An option that was given.
+struct GivenOption {
+  std::string text;              ///< its value
+  bool on_command_line = false;  ///< rather than in the environment or a file
+  bool switched_off = false;     ///< a flag, as --causal=false
+};
+/// By name, without dashes.
+using GivenOptions = std::map<std::string_view, GivenOption>;
+
 /// Throws UserError for an option of the command line that has no effect beside the others. The
-/// message names the option, the cause, and what would give it an effect. `given` holds the names
-/// of the options on the command line, without dashes. Those of environment and files are not
-/// checked, as they may be meant for other commands.
-void check_effects(const Options& options, const std::set<std::string_view>& given);
+/// message names the option and its value, the cause, and what would give it an effect. Options of
+/// environment and files are not checked, as they may be meant for other commands; only what
+/// --random draws must not be given anywhere.
+///
+/// Where an option needs another one, that one must be given, with whatever value, so that a script
+/// may try values that switch it off: --seed is taken beside --dropout 0.1 and beside --dropout 0.
+/// Values count where they say what is done: --schedule, --impl, and the forms of a command. A flag
+/// that is switched off asks for nothing, and is never refused.
+void check_effects(const Options& options, const GivenOptions& given);
 
 }  // namespace annulus::launcher

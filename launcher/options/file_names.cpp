@@ -11,6 +11,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/files/array_file.hpp>
 #include <annulus/files/temporary_file.hpp>
+#include <annulus/ring/tuning.hpp>
 
 namespace annulus::launcher {
 namespace {
@@ -65,6 +66,14 @@ void check_picture_name(const std::string& path) {
   throw ArgumentError("--picture", fmt::format("'{}'", path), "a .svg file");
 }
 
+// A file of this name would be a surprise.
+void check_not_standard_output(const NamedFile& file) {
+  if (file.path != "-") return;
+  throw ArgumentError(file.option, "'-'",
+                      "a file (./- if that is its name): only --json and --csv can be standard "
+                      "output");
+}
+
 // `output` against all that come before it.
 void check_distinct(const NamedFile& output, const std::vector<NamedFile>& others) {
   for (const NamedFile& other : others) {
@@ -88,9 +97,16 @@ void check_file_names(const Options& options) {
   for (const NamedFile& file : of_rows) check_array_name(file);
   check_array_name(weights);
   check_picture_name(options.picture);
+  const NamedFile trace{"--trace", options.trace};
+  const NamedFile calibration{"--calibrate", options.calibrate};
+  check_not_standard_output(trace);
+  check_not_standard_output(calibration);
   std::vector<NamedFile> taken = inputs_of(options);
   // Written under `measure`, read otherwise.
-  const NamedFile tuning_cache{"--tuning-cache", options.tuning_cache};
+  const bool tunes = options.tuning != ring::TuningPolicy::off;
+  const std::string cache =
+      tunes && options.tuning_cache.empty() ? ring::usual_tuning_file() : options.tuning_cache;
+  const NamedFile tuning_cache{"--tuning-cache", cache};
   const bool measures = options.tuning == ring::TuningPolicy::measure;
   if (!measures) taken.push_back(tuning_cache);
   const auto take = [&taken](const NamedFile& file) {
@@ -104,9 +120,9 @@ void check_file_names(const Options& options) {
     if (!beside_output(options, file.path)) take(file);
   }
   take(weights);
-  take({"--trace", options.trace});
+  take(trace);
   take({"--picture", options.picture});
-  take({"--calibrate", options.calibrate});
+  take(calibration);
   take({"--json", options.json});
   take({"--csv", options.csv});
 }

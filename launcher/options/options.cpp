@@ -5,7 +5,6 @@
 #include <cctype>
 #include <initializer_list>
 #include <numeric>
-#include <set>
 #include <sstream>
 #include <unistd.h>
 #include <utility>
@@ -330,48 +329,9 @@ void check_row_results(const Options& options) {
   }
 }
 
-// What only some of the forms of plan and bench take.
-void check_forms(const Options& options) {
-  const auto needs = [](bool given, const char* option, bool form, const char* forms) {
-    if (given && !form) throw UserError(fmt::format("{}: needs {}", option, forms));
-  };
-  const bool plan = options.command == Command::plan;
-  const auto trace = plan && !options.trace.empty();
-  needs(trace, "--trace", options.simulate, "--simulate");
-  needs(options.straggler_percent > 0, "--straggler-percent", options.simulate, "--simulate");
-  needs(!options.picture.empty(), "--picture", options.simulate || options.scaling,
-        plan ? "--simulate or --scaling" : "--scaling");
-  const bool sized = options.recommend || (plan && options.scaling);
-  needs(plan && !options.csv.empty(), "--csv", options.simulate || sized,
-        "--simulate, --recommend or --scaling");
-  needs(options.ranks > 0, "--ranks", sized, "--recommend or --scaling");
-  needs(options.nodes > 1, "--nodes", options.recommend, "--recommend");
-  needs(options.memory_bytes > 0, "--memory", options.recommend, "--recommend");
-  needs(options.tokens_per_rank > 0, "--tokens-per-rank", options.scaling, "--scaling");
-  if (options.simulate + options.recommend + (plan && options.scaling) > 1) {
-    throw UserError("--simulate, --recommend and --scaling: one at a time");
-  }
-  if (plan && options.transport != Transport::automatic && options.device == "auto") {
-    throw UserError(fmt::format("--transport {}: needs --device cuda, as plan assumes CPU ranks",
-                                annulus::name_of(options.transport)));
-  }
-  const char* const form = options.recommend ? "--recommend" : "--scaling";
-  const auto refuse = [&](bool given, const char* option, const char* reason) {
-    if (given)
-      throw UserError(fmt::format("{}: cannot be given with {}, {}", option, form, reason));
-  };
-  if (!options.recommend && !options.scaling) return;
-  refuse(options.mesh.has_value(), "--mesh", "which makes its own");
-  refuse(options.query_spec || options.kv_spec, "--query-spec and --kv-spec",
-         "which has several meshes");
-  refuse(options.bias_spec || options.mask_spec, "--bias-spec and --mask-spec",
-         "which has several meshes");
-  if (!options.recommend) return;
-  refuse(options.ranks_per_node > 0, "--ranks-per-node", "which divides --ranks by --nodes");
-}
-
 // Checks options against each other, as far as that needs neither files nor ranks.
 void check_together(const Options& options) {
+  const bool plan = options.command == Command::plan;
   if (options.json == "-" && options.csv == "-") {
     throw ArgumentError("--csv", "'-'", "a file, as --json has standard output already");
   }
@@ -391,8 +351,14 @@ void check_together(const Options& options) {
     throw UserError(
         "--hops: --calibrate measures the hops too, so the two cannot be given together");
   }
+  if (options.simulate + options.recommend + (plan && options.scaling) > 1) {
+    throw UserError("--simulate, --recommend and --scaling: one at a time");
+  }
+  if (plan && options.transport != Transport::automatic && options.device == "auto") {
+    throw UserError(fmt::format("--transport {}: needs --device cuda, as plan assumes CPU ranks",
+                                annulus::name_of(options.transport)));
+  }
   check_row_results(options);
-  check_forms(options);
   if (options.random > 0 && options.random_case) {
     throw UserError("--random-case: repeats one problem, so it cannot be given with --random");
   }
@@ -401,7 +367,7 @@ void check_together(const Options& options) {
 Options options_from(const GivenValues& values, Command command) {
   Options options;
   options.command = command;
-  std::set<std::string_view> given;  // on the command line
+  GivenOptions given;
   for (const OptionEntry& entry : option_table()) {
     const auto found = values.find(entry.name);
     if (found == values.end()) continue;
@@ -409,7 +375,9 @@ Options options_from(const GivenValues& values, Command command) {
     if (value.is_none) continue;
     entry.apply(options, value.option, value.text);
     const bool switched_off = entry.is_flag() && !parse_flag(value.option, value.text);
-    if (value.option.starts_with("--") && !switched_off) given.insert(entry.name);
+    const bool on_command_line = value.option.starts_with("--");
+    given.emplace(entry.name, GivenOption{value.text, on_command_line, switched_off});
+    if (on_command_line) options.named.insert(entry.name);
     options.given +=
         fmt::format("{}--{}={}", options.given.empty() ? "" : " ", entry.name, value.text);
   }

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -135,6 +137,9 @@ struct Options {
   /// The options given and their values, wherever from: "--causal=true --mesh=sp=4". Must be the
   /// same on every rank.
   std::string given;
+  /// The options of the command line, without dashes. Unlike those of environment and files, they
+  /// must have an effect.
+  std::set<std::string, std::less<>> named;
   /// Warnings for the user, one sentence each.
   std::vector<std::string> warnings;
 };

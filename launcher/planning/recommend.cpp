@@ -25,6 +25,7 @@
 #include "launcher/report/report_files.hpp"
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/cost_model_option.hpp"
+#include "launcher/setup/problem_setup.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -120,8 +121,7 @@ class Search {
  private:
   // The problem laid out in one way, with every schedule.
   void lay_out(const std::string& mesh, const std::string& layout) {
-    Options asked = options_;
-    asked.mesh = mesh;
+    Options asked = on_mesh(options_, mesh);
     asked.sequence_layout = layout;
     asked.ranks_per_node = options_.ranks / options_.nodes;
     Candidate candidate;

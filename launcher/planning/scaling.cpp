@@ -18,13 +18,13 @@
 #include "launcher/planning/predicted_run.hpp"
 #include "launcher/report/report_files.hpp"
 #include "launcher/setup/cost_model_option.hpp"
+#include "launcher/setup/problem_setup.hpp"
 
 namespace annulus::launcher {
 namespace {
 
 ScalingPoint predict_point(const Options& options, const Registry& registry, int ranks, bool weak) {
-  Options asked = options;
-  asked.mesh = fmt::format("{}={}", options.sequence_axis, ranks);
+  Options asked = on_mesh(options, fmt::format("{}={}", options.sequence_axis, ranks));
   asked.shape = scaled_shape(options, ranks, options.ranks, weak);
   PlannedCase planned = lay_out_case(asked, registry);
   settle_schedule(planned, asked, registry);

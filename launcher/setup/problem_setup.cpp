@@ -121,7 +121,7 @@ void set_blocks(Mask& mask, const OperandFiles& files, const Options& options,
       mask.set_block_mask(read_blocks(file.path, size));
       mask.validate(shape.batch, shape.heads, shape.query_length, shape.kv_length);
     });
-  } else if (options.block_size) {
+  } else if (options.named.contains("block-size")) {
     throw ArgumentError("--block-mask", "nothing", "a mask of the blocks that --block-size sizes");
   }
 }
@@ -151,10 +151,7 @@ std::optional<Sinks> set_up_sinks(const OperandFiles& files, const Options& opti
 Mask set_up_mask(const OperandFiles& files, const Options& options, const AttentionShape& shape) {
   Mask mask;
   mask.set_causal(options.causal);
-  if (options.causal_offset) {
-    if (!options.causal && !options.window) {
-      throw UserError("--causal-offset: shifts --causal or --window, and neither is given");
-    }
+  if (options.causal_offset && (options.causal || options.window)) {
     const std::int64_t offset = options.causal_offset->bottom_right
                                     ? shape.kv_length - shape.query_length
                                     : options.causal_offset->value;
@@ -238,6 +235,15 @@ MeshShape set_up_mesh(const Options& options, int ranks) {
   return as_option("--sequence-axis", [&] { return MeshShape({{options.sequence_axis, ranks}}); });
 }
 
+Options on_mesh(Options options, std::string mesh) {
+  options.mesh = std::move(mesh);
+  for (auto* const spec :
+       {&options.query_spec, &options.kv_spec, &options.bias_spec, &options.mask_spec}) {
+    spec->reset();
+  }
+  return options;
+}
+
 ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape, DType dtype,
                             int ranks) {
   ProblemSetup setup;
@@ -267,13 +273,15 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   };
   given(wishes.query, options.query_spec, "--query-spec");
   given(wishes.kv, options.kv_spec, "--kv-spec");
-  given(wishes.bias, options.bias_spec, "--bias-spec");
-  given(wishes.dense_mask, options.mask_spec, "--mask-spec");
-  if (wishes.bias && !setup.fills.bias) {
-    throw UserError("--bias-spec: there is no bias to shard");
+  // Specs of the environment may be meant for other problems.
+  if (setup.fills.bias) given(wishes.bias, options.bias_spec, "--bias-spec");
+  if (setup.fills.mask) given(wishes.dense_mask, options.mask_spec, "--mask-spec");
+  if (options.named.contains("bias-spec") && !setup.fills.bias) {
+    throw UserError(fmt::format("--bias-spec {}: there is no bias to shard", *options.bias_spec));
   }
-  if (wishes.dense_mask && !setup.fills.mask) {
-    throw UserError("--mask-spec: there is no dense mask to shard");
+  if (options.named.contains("mask-spec") && !setup.fills.mask) {
+    throw UserError(
+        fmt::format("--mask-spec {}: there is no dense mask to shard", *options.mask_spec));
   }
   if (!setup.problem.dense_mask) wishes.dense_mask.reset();  // --bias-policy leaves it out
   if (options.sequence_layout != "auto") wishes.sequence = parse_layout(options.sequence_layout);

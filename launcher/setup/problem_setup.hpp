@@ -29,6 +29,10 @@ struct ProblemSetup {
 /// ranks agree without communicating.
 [[nodiscard]] MeshShape set_up_mesh(const Options& options, int ranks);
 
+/// The options on a mesh that a command makes itself. Their own mesh does not count then, and nor
+/// do specs, which name its axes.
+[[nodiscard]] Options on_mesh(Options options, std::string mesh);
+
 /// Settles mesh, specs (given, else the sharding rules of the mode), sequence layout, dtype and
 /// mask of a problem of `shape`. Reads the small files that the mask needs (segment ids,
 /// cu_seqlens, lengths, blocks) whole, on every rank, and only the headers of bias and dense mask.

@@ -102,7 +102,7 @@ verification::OperandFills set_up_scores(const OperandFiles& files, const Option
     problem.bias = bias.shape;
     fills.bias = std::move(bias.fill);
     as_option(file.shown, [&] { problem.validate(); });
-  } else if (options.bias_policy != BiasPolicy::combine) {
+  } else if (options.named.contains("bias-policy")) {
     throw UserError("--bias-policy: there is no bias to apply it to");
   }
   problem = under_policy(options.bias_policy, std::move(problem));

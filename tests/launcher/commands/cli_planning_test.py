@@ -128,7 +128,8 @@ class Simulate(CliTest):
                                      ("--picture", "p.svg", "--simulate or --scaling"),
                                      ("--csv", "-", "--simulate, --recommend or --scaling"),
                                      ("--straggler-percent", "5", "--simulate")]:
-            self.expect_error(self.annulus(*PLAN, option, value), 2, f"{option}: needs {forms}")
+            self.expect_error(self.annulus(*PLAN, option, value), 2,
+                              f"{option} {value}: has no effect without {forms}")
         self.expect_error(self.annulus(*PLAN, "--simulate", "--straggler-percent", "-1"), 2,
                           "--straggler-percent: got -1")
         self.expect_error(self.annulus(*PLAN, "--simulate", "--picture", "no/p.svg"), 2,
@@ -295,6 +296,13 @@ class Recommend(CliTest):
                       result.stdout)
         self.assertNotIn("# planned", self.annulus(*self.WORDS).stdout)
 
+    def test_a_mesh_of_the_environment_is_for_other_commands(self):
+        words = ["plan", "--recommend", "--ranks", "2", "--shape", "1,64,64,8,2,64", "--json", "-"]
+        other = {"ANNULUS_MESH": "x=16", "ANNULUS_QUERY_SPEC": "-,x", "ANNULUS_KV_SPEC": "-,x"}
+        result = self.annulus(*words, environment=other)
+        self.expect_success(result)
+        self.assertEqual(json.loads(result.stdout)["rows"], json.loads(self.annulus(*words).stdout)["rows"])
+
     def test_choices_of_the_user_stand(self):
         rows = self.report("--schedule", "ring", "--sequence-layout", "zigzag")["rows"]
         self.assertEqual({(row["layout"], row["schedule"]) for row in rows},
@@ -317,20 +325,21 @@ class Recommend(CliTest):
         self.expect_error(self.annulus(*words, "--ranks", "6", "--nodes", "4"), 2,
                           "--nodes: got 4, expected a divisor of 6 ranks")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--mesh", "sp=2"), 2,
-                          "--mesh: cannot be given with --recommend")
+                          "--mesh sp=2: has no effect with --recommend")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--ranks-per-node", "2"), 2,
-                          "--ranks-per-node: cannot be given with --recommend")
+                          "--ranks-per-node 2: has no effect with --recommend")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--query-spec", "-,sp"), 2,
-                          "--query-spec and --kv-spec: cannot be given with --recommend")
+                          "--query-spec -,sp: has no effect with --recommend")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--bias", "random:1", "--bias-spec", "-"), 2,
-                          "--bias-spec and --mask-spec: cannot be given with --recommend")
+                          "--bias-spec -: has no effect with --recommend")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--memory", "much"), 2,
                           "--memory: got 'much', expected a size of 1 or more")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--simulate"), 2, "one at a time")
         for option, value, forms in [("--ranks", "2", "--recommend or --scaling"),
                                      ("--nodes", "2", "--recommend"), ("--memory", "1G", "--recommend"),
                                      ("--tokens-per-rank", "8", "--scaling")]:
-            self.expect_error(self.annulus(*PLAN, option, value), 2, f"{option}: needs {forms}")
+            self.expect_error(self.annulus(*PLAN, option, value), 2,
+                              f"{option} {value}: has no effect without {forms}")
 
 
 class Scaling(CliTest):
@@ -417,10 +426,11 @@ class Scaling(CliTest):
         self.expect_error(self.annulus(*words), 2, "--ranks: got nothing")
         self.expect_error(self.annulus(*words[:2], "--ranks", "2"), 2, "--shape: got nothing")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--mesh", "sp=2"), 2,
-                          "--mesh: cannot be given with --scaling")
+                          "--mesh sp=2: has no effect with --scaling")
         self.expect_error(self.annulus("bench", "--scaling", ranks=2), 2, "--shape: got nothing")
         self.expect_error(self.annulus("bench", "--scaling", "--hops", ranks=2), 2, "--scaling: ")
-        self.expect_error(self.annulus("bench", "--picture", "p.svg"), 2, "--picture: needs --scaling")
+        self.expect_error(self.annulus("bench", "--picture", "p.svg"), 2,
+                          "--picture p.svg: has no effect without --scaling")
         # What fails on some ranks ends all.
         self.expect_error(self.annulus("bench", "--scaling", "--shape", "1,96,96,4,2,16", "--impl", "sdpa",
                                        ranks=2), 2, "sdpa")

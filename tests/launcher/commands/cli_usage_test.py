@@ -104,7 +104,7 @@ class Options(CliTest):
         result = self.annulus(*words, *self.save_metadata(sequence_axis_name="ctx", mesh="sp=1"))
         self.expect_error(result, 2, "--sequence-axis", "'ctx'")
         result = self.annulus("verify", "--random", "1", *self.save_metadata(soft_cap=2))
-        self.expect_error(result, 2, "--soft-cap: drawn at random")
+        self.expect_error(result, 2, "--soft-cap 2: drawn at random")
         self.expect_error(self.annulus(*words, "--metadata", "none.json"), 2, "--metadata none.json")
 
     def test_a_full_dump_of_metadata_says_what_nothing_says(self):
@@ -297,7 +297,7 @@ class Options(CliTest):
     def test_what_is_drawn_cannot_be_given(self):
         for option, value in [("--sinks", "random:1"), ("--dropout", "0.1"), ("--soft-cap", "2")]:
             result = self.annulus("verify", "--random", "1", option, value)
-            self.expect_error(result, 2, option, "drawn at random")
+            self.expect_error(result, 2, f"{option} {value}: drawn at random")
 
     def test_dropout_that_an_implementation_does_not_honour(self):
         self.save_operands()
@@ -507,7 +507,8 @@ class Reports(CliTest):
         self.assertEqual(sum(span["cat"] == "call" for span in spans), 2 * 2 * 2)
         self.check_arrows(events)
         for other in ["--hops"], ["--calibrate", "model.json"]:
-            self.expect_error(self.annulus("bench", *other, "--trace", "other.json", ranks=2), 2, "--trace: ")
+            self.expect_error(self.annulus("bench", *other, "--trace", "other.json", ranks=2), 2,
+                              "--trace other.json: has no effect with " + other[0])
         self.expect_no_files("other.json")
 
     def test_explain(self):

@@ -7,12 +7,15 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/ring/tuning.hpp>
 
 #include "launcher/options/option_table.hpp"
 #include "tests/launcher/options/parsing.hpp"
 
 namespace annulus::launcher {
 namespace {
+
+using ::testing::StartsWith;
 
 struct BadValue {
   Words words;  // the value comes last
@@ -240,66 +243,127 @@ TEST(OptionErrors, AForgottenValueDoesNotTakeTheNextOption) {
 
 struct Idle {
   Words words;
-  std::string option;  // that has no effect
+  std::string option;  // that has no effect, with its value
   std::string cause;   // why
   std::string needed;
 };
 
 TEST(OptionErrors, OptionsWithoutAnEffectAreRefused) {
   const std::string random = "random:";
+  const Words specs{"--query-spec", "-,x", "--kv-spec", "-,x"};
   const std::vector<Idle> all{
       {{"plan", "--schedule", "ring", "--ulysses-degree", "2"},
-       "--ulysses-degree",
+       "--ulysses-degree 2",
        "--schedule ring",
        "--schedule hybrid or auto"},
       {{"run", "--impl", "ring", "--ulysses-degree", "2"},
-       "--ulysses-degree",
+       "--ulysses-degree 2",
        "--impl ring",
        "--schedule hybrid or auto"},
       {{"bench", "--schedule", "hybrid", "--inner-size", "2"},
-       "--inner-size",
+       "--inner-size 2",
        "--schedule hybrid",
        "--schedule double_ring or auto"},
-      {{"run", "--mode", "train", "--query-spec", "-,sp", "--kv-spec", "-,sp"},
-       "--mode",
-       "--query-spec and --kv-spec",
+      {joined({"run", "--mode", "train"}, specs), "--mode train", "--query-spec and --kv-spec",
        "default"},
-      {{"run", "--sharding-rules", "{\"head\":\"tp\"}", "--query-spec", "-,sp", "--kv-spec",
-        "-,sp"},
-       "--sharding-rules",
-       "--query-spec and --kv-spec",
-       "default"},
-      {{"run", "--sequence-axis", "x", "--mesh", "x=2", "--query-spec", "-,x", "--kv-spec", "-,x"},
-       "--sequence-axis",
-       "--mesh",
-       "default"},
-      {{"run", "--tuning-cache", "t.json"}, "--tuning-cache", "--tuning", "cached or measure"},
+      {joined({"run", "--sharding-rules", "{\"head\":\"tp\"}"}, specs),
+       "--sharding-rules {\"head\":\"tp\"}", "--query-spec and --kv-spec", "default"},
+      {joined({"run", "--sequence-axis", "x", "--mesh", "x=2"}, specs), "--sequence-axis x",
+       "--mesh", "default"},
+      {{"run", "--tuning-cache", "t.json"},
+       "--tuning-cache t.json",
+       "--tuning",
+       "cached or measure"},
+      {{"run", "--causal-offset", "3"}, "--causal-offset 3", "--causal or --window", "one of them"},
       {{"plan", "--simulate", "--straggler-seed", "4"},
-       "--straggler-seed",
-       "--straggler-percent",
-       "above 0"},
-      {{"plan", "--nodes", "1"}, "--nodes", "--recommend", "--ranks"},
-      {{"run", "--seed", "4"}, "--seed", "nothing is drawn", random},
-      {{"verify", "--random-case", "1:2", "--seed", "4"}, "--seed", "--random-case", "without"},
+       "--straggler-seed 4",
+       "without --straggler-percent",
+       "--simulate"},
+      {{"plan", "--straggler-percent", "0"}, "--straggler-percent 0", "without", "--simulate"},
+      {{"plan", "--nodes", "1"}, "--nodes 1", "without", "--recommend"},
+      {{"plan", "--ranks", "2"}, "--ranks 2", "without", "--recommend or --scaling"},
+      {{"plan", "--memory", "8G"}, "--memory 8G", "without", "--recommend"},
+      {{"plan", "--trace", "t.json"}, "--trace t.json", "without", "--simulate"},
+      {{"plan", "--picture", "p.svg"}, "--picture p.svg", "without", "--simulate or --scaling"},
+      {{"bench", "--picture", "p.svg"}, "--picture p.svg", "without", "--scaling"},
+      {{"plan", "--csv", "p.csv"}, "--csv p.csv", "without", "--recommend or --scaling"},
+      {{"bench", "--tokens-per-rank", "1k"}, "--tokens-per-rank 1k", "without", "--scaling"},
+      {{"run", "--seed", "4"}, "--seed 4", "nothing is drawn", random},
+      {{"verify", "--random-case", "1:2", "--seed", "4"}, "--seed 4", "--random-case", "without"},
       {{"verify", "--random", "3", "--explain"}, "--explain", "--random", "without"},
-      {{"bench", "--scaling", "--sweep", "1k:2k"}, "--sweep", "--scaling", "--tokens-per-rank"},
+      {{"bench", "--scaling", "--sweep", "1k:2k"},
+       "--sweep 1k:2k",
+       "--scaling",
+       "--tokens-per-rank"},
       {{"bench", "--scaling", "--explain"}, "--explain", "--scaling", "without"},
+      {{"bench", "--scaling", "--trace", "t"}, "--trace t", "--scaling", "many problems"},
+      {{"bench", "--scaling", "--mesh", "sp=2"}, "--mesh sp=2", "--scaling", "own meshes"},
       {{"plan", "--scaling", "--ranks", "4", "--show-ranks", "2"},
-       "--show-ranks",
+       "--show-ranks 2",
        "--scaling",
        "without"},
       {{"plan", "--recommend", "--ranks", "4", "--explain"}, "--explain", "--recommend", "without"},
+      {{"plan", "--recommend", "--query-spec", "sp"}, "--query-spec sp", "--recommend", "meshes"},
+      {{"plan", "--recommend", "--ranks-per-node", "2"},
+       "--ranks-per-node 2",
+       "--recommend",
+       "--nodes"},
       {{"plan", "--simulate", "--explain"}, "--explain", "--simulate", "without"},
-      {{"bench", "--hops", "--shape", "1,8,8,4,4,8"}, "--shape", "--hops", "--sweep"},
-      {{"bench", "--hops", "--threads", "2"}, "--threads", "--hops", "without"},
+      {{"bench", "--hops", "--shape", "1,8,8,4,4,8"}, "--shape 1,8,8,4,4,8", "--hops", "--sweep"},
+      {{"bench", "--hops", "--threads", "2"}, "--threads 2", "--hops", "without"},
+      {{"bench", "--hops", "--trace", "t.json"}, "--trace t.json", "--hops", "without"},
       {{"bench", "--calibrate", "m.json", "--schedule", "ring"},
-       "--schedule",
+       "--schedule ring",
        "--calibrate",
        "without"},
   };
   for (const Idle& idle : all) {
-    EXPECT_THAT(error_of(idle.words), AllOf(HasSubstr(idle.option + ": has no effect"),
+    EXPECT_THAT(error_of(idle.words), AllOf(StartsWith(idle.option + ": has no effect "),
                                             HasSubstr(idle.cause), HasSubstr(idle.needed)));
+  }
+}
+
+TEST(OptionErrors, WhatOnlyTablesShowIsRefusedWhereThereIsNone) {
+  for (const char* const report : {"--json", "--csv"}) {
+    for (const char* const command : {"run", "verify", "bench"}) {
+      for (const char* const option : {"--wide", "--legend"}) {
+        EXPECT_THAT(error_of({command, option, report, "-"}),
+                    AllOf(StartsWith(std::string(option) + ": has no effect with " + report),
+                          HasSubstr("replaces the table")));
+        EXPECT_NO_THROW(parse({command, option, report, "file"}));
+        EXPECT_NO_THROW(parse({command, std::string(option) + "=false", report, "-"}));
+      }
+    }
+  }
+  EXPECT_THAT(error_of({"plan", "--json", "-", "--show-ranks", "2"}),
+              HasSubstr("--show-ranks 2: has no effect with --json -"));
+  EXPECT_THAT(error_of({"plan", "--json", "-", "--explain"}),
+              HasSubstr("--explain: has no effect with --json -, which explains"));
+  // Of the others, a JSON report has what --explain says, and rows of CSV have not.
+  EXPECT_TRUE(parse({"bench", "--json", "-", "--explain"}).explain);
+  EXPECT_TRUE(parse({"bench", "--json", "file", "--csv", "-", "--explain"}).explain);
+  EXPECT_THAT(error_of({"bench", "--csv", "-", "--explain"}),
+              HasSubstr("--explain: has no effect with --csv -"));
+}
+
+// A script tries values, of which one may switch off what another option depends on.
+TEST(OptionErrors, AnOptionThatIsSwitchedOffStillTakesThoseThatNeedIt) {
+  for (const char* const dropout : {"0", "0.1", "0.3"}) {
+    const Options options = parse({"run", "--dropout", dropout, "--seed", "7"});
+    EXPECT_EQ(options.dropout, std::stod(dropout));
+    EXPECT_EQ(options.seed, 7U);
+  }
+  for (const char* const percent : {"0", "5"}) {
+    EXPECT_EQ(parse({"plan", "--simulate", "--straggler-percent", percent, "--straggler-seed", "4"})
+                  .straggler_seed,
+              4U);
+  }
+  for (const char* const policy : {"off", "cached", "measure"}) {
+    EXPECT_EQ(parse({"run", "--tuning", policy, "--tuning-cache", "t.json"}).tuning_cache,
+              "t.json");
+  }
+  for (const char* const causal : {"--causal=false", "--causal=true", "--window=-1"}) {
+    EXPECT_TRUE(parse({"plan", causal, "--causal-offset", "3"}).causal_offset);
   }
 }
 
@@ -318,10 +382,30 @@ TEST(OptionErrors, OptionsWithAnEffectAreTaken) {
 // They may serve commands for which the option has an effect.
 TEST(OptionErrors, SettingsOfEnvironmentAndFilesNeedNoEffect) {
   const Variable cache("ANNULUS_TUNING_CACHE", "t.json");
-  const OptionFile config("ulysses-degree = 2\n");
+  const OptionFile config("ulysses-degree = 2\ncausal-offset = 3\n");
   const Options options = parse({"run", "--schedule", "ring", "--config", config.path()});
   EXPECT_EQ(options.tuning_cache, "t.json");
   EXPECT_EQ(options.ulysses_degree, 2);
+  EXPECT_THAT(options.named, ::testing::UnorderedElementsAre("schedule", "config"));
+  const OptionFile forms("ranks = 4\ntrace = t.json\nstraggler-percent = 5\ncsv = c.csv\n");
+  EXPECT_EQ(parse({"plan", "--config", forms.path()}).ranks, 4);
+  const Variable mesh("ANNULUS_MESH", "sp=4");
+  EXPECT_TRUE(parse({"plan", "--recommend", "--ranks", "8"}).recommend);
+}
+
+// Wherever from, as drawn problems would not be what was asked for.
+TEST(OptionErrors, WhatIsDrawnCannotBeGiven) {
+  for (const Words& given :
+       {Words{"--dropout", "0"}, Words{"--causal"}, Words{"--bias", "b.npy"}}) {
+    EXPECT_THAT(error_of(joined({"verify", "--random", "3"}, given)),
+                AllOf(StartsWith(given.front()),
+                      HasSubstr("drawn at random, so it cannot be given with --random")));
+  }
+  EXPECT_EQ(parse({"verify", "--random", "3", "--causal=false"}).random, 3);
+  EXPECT_THAT(error_of({"verify", "--random-case", "1:2", "--impl", "ring"}),
+              AllOf(HasSubstr("--impl ring"), HasSubstr("cannot be given with --random-case")));
+  const Variable cap("ANNULUS_SOFT_CAP", "2");
+  EXPECT_THAT(error_of({"verify", "--random", "3"}), HasSubstr("--soft-cap 2: drawn at random"));
 }
 
 TEST(OptionErrors, FilesOfTwoOptionsDiffer) {
@@ -342,9 +426,28 @@ TEST(OptionErrors, FilesOfTwoOptionsDiffer) {
               AllOf(HasSubstr("--output"), HasSubstr("--query")));
   EXPECT_THAT(error_of(with({"--trace", "j", "--json", "./j"})),
               AllOf(HasSubstr("--trace"), HasSubstr("--json")));
+  EXPECT_THAT(error_of(with({"--csv", "k.npy", "--key", "./k.npy"})),
+              StartsWith("--csv k.npy: is the same file as --key ./k.npy"));
+  EXPECT_THAT(error_of({"plan", "--json", "m.json", "--cost-model", "m.json"}),
+              StartsWith("--json m.json: is the same file as --cost-model m.json"));
+  const Variable caches("XDG_CACHE_HOME", "/c");
+  EXPECT_THAT(error_of(with({"--tuning", "measure", "--json", ring::usual_tuning_file()})),
+              HasSubstr("is the same file as --tuning-cache /c/annulus/tuning-"));
   EXPECT_THAT(error_of({"run", "--output", "o.txt"}),
               AllOf(HasSubstr("--output"), HasSubstr(".npy"), HasSubstr(".safetensors")));
   EXPECT_THAT(error_of({"run", "--input", "q.npy"}), HasSubstr("is not a .safetensors file"));
+}
+
+TEST(OptionErrors, OnlyReportsCanBeStandardOutput) {
+  for (const char* const option : {"--json", "--csv"}) {
+    EXPECT_NO_THROW(parse({"bench", option, "-"}));
+  }
+  for (const char* const option : {"--trace", "--calibrate"}) {
+    EXPECT_THAT(error_of({"bench", option, "-"}),
+                AllOf(StartsWith(std::string(option) + ": got '-', expected a file"),
+                      HasSubstr("only --json and --csv")));
+    EXPECT_NO_THROW(parse({"bench", option, "./-"}));
+  }
 }
 
 TEST(OptionErrors, OptionsThatExcludeEachOther) {

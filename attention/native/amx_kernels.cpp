@@ -337,7 +337,10 @@ void multiply(const Shape& shape, const Parts& left, const Parts& right, bool ad
 }
 
 void add_to(float* sums, const float* values, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) sums[i] += values[i];
+  for (std::int64_t i = 0; i < count; i += 16) {
+    _mm512_storeu_ps(sums + i,
+                     _mm512_add_ps(_mm512_loadu_ps(sums + i), _mm512_loadu_ps(values + i)));
+  }
 }
 
 }  // namespace annulus::amx

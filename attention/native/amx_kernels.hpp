@@ -57,7 +57,7 @@ struct Shape {
 /// result are left out.
 void multiply(const Shape& shape, const Parts& left, const Parts& right, bool add, float* result);
 
-/// sums += values, `count` of them.
+/// sums += values, `count` of them, a multiple of kColumns.
 void add_to(float* sums, const float* values, std::int64_t count);
 
 }  // namespace annulus::amx

@@ -62,11 +62,25 @@ std::vector<HeadTile> head_tiles(std::int64_t heads, std::int64_t kv_heads, std:
   return tiles;
 }
 
-// Heaviest first, so that threads which take them in turn finish together. None crosses the edge of
-// a query block.
+// The part of the keys that the dense mask shows to a row, as a sample of the rows near it.
+double shown_part(const AttentionBlock& block, std::int64_t batch, std::int64_t row) {
+  if (!block.scores.mask) return 1;
+  const ConstTensorView& mask = *block.scores.mask;
+  const std::int64_t keys = mask.size(3);
+  if (keys == 0) return 1;
+  const std::int64_t different = mask.stride(3) == 0 ? 1 : keys;
+  const auto* const entries = static_cast<const std::uint8_t*>(mask.address({batch, 0, row, 0}));
+  const std::int64_t hidden = std::count(entries, entries + different, 0);
+  return 1 - static_cast<double>(hidden) / static_cast<double>(different);
+}
+
+// Heaviest first, so that threads which take them in turn finish together; for the same reason the
+// last quarter of the work comes in tiles of half the length, unless that is less than `least`.
+// None crosses the edge of a query block.
 std::vector<RowTile> row_tiles(const AttentionProblem& problem, const AttentionBlock& block,
-                               std::int64_t length) {
-  std::vector<std::pair<std::int64_t, RowTile>> weighted;
+                               std::int64_t length, std::int64_t least) {
+  std::vector<std::pair<double, RowTile>> weighted;
+  double total = 0;
   const std::optional<BlockMask>& blocks = problem.mask.block_mask();
   for (std::int64_t batch = 0; batch < block.query.size(0); ++batch) {
     std::int64_t before = 0;
@@ -83,7 +97,11 @@ std::vector<RowTile> row_tiles(const AttentionProblem& problem, const AttentionB
             pairs += problem.mask.examine(block.first_batch + batch, 1, rows, columns).pairs;
           }
         }
-        weighted.push_back({pairs, {batch, LocalPosition(before + begin), rows}});
+        const std::int64_t row = before + begin;
+        const double weight =
+            static_cast<double>(pairs) * shown_part(block, batch, row + rows.length / 2);
+        weighted.push_back({weight, {batch, LocalPosition(row), rows}});
+        total += weight;
       }
       before += range.length;
     }
@@ -92,18 +110,29 @@ std::vector<RowTile> row_tiles(const AttentionProblem& problem, const AttentionB
                    [](const auto& a, const auto& b) { return a.first > b.first; });
   std::vector<RowTile> tiles;
   tiles.reserve(weighted.size());
-  for (const auto& [pairs, tile] : weighted) tiles.push_back(tile);
+  double done = 0;
+  for (const auto& [weight, tile] : weighted) {
+    done += weight;
+    const std::int64_t rows = tile.rows.length;
+    const std::int64_t half = done > 0.75 * total && rows >= 2 * least ? (rows + 1) / 2 : rows;
+    for (std::int64_t begin = 0; begin < rows; begin += half) {
+      tiles.push_back(
+          {tile.batch, tile.begin + begin, tile.rows.slice(begin, std::min(half, rows - begin))});
+    }
+  }
   return tiles;
 }
+
+// Shorter tiles spend too much on loading keys and values.
+constexpr std::int64_t kLeastRows = 128;
 
 // The query rows of a tile, at most `most`. A block with few batches and heads gets shorter tiles,
 // so that many threads have work. The number of threads is not considered, because results must not
 // depend on it.
 std::int64_t tile_length(std::int64_t most, std::int64_t rows, std::int64_t batches_and_heads) {
   constexpr std::int64_t kTasks = 64;
-  constexpr std::int64_t kLeast = 128;
   std::int64_t length = std::max<std::int64_t>(1, most);
-  while (length >= 2 * kLeast && (rows + length - 1) / length * batches_and_heads < kTasks) {
+  while (length >= 2 * kLeastRows && (rows + length - 1) / length * batches_and_heads < kTasks) {
     length /= 2;
   }
   return length;
@@ -127,7 +156,7 @@ class NativeKernel final : public Kernel {
     const std::int64_t length =
         tile_length(most_rows / stacked, block.query.size(1),
                     block.query.size(0) * static_cast<std::int64_t>(heads.size()));
-    const std::vector<RowTile> rows = row_tiles(problem_, block, length);
+    const std::vector<RowTile> rows = row_tiles(problem_, block, length, kLeastRows / stacked);
     const auto head_count = static_cast<std::int64_t>(heads.size());
     const std::int64_t tasks = static_cast<std::int64_t>(rows.size()) * head_count;
     if (tasks == 0) return;

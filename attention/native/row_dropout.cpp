@@ -31,7 +31,8 @@ void draw_bits(PhiloxKey key, const PhiloxCounter& first, std::size_t blocks, Dr
 #else
 
 // annulus::philox() for 4 · `blocks` consecutive counters from `first` on. A vector holds the same
-// word of neighbouring counters, in the lower halves of its lanes; the upper halves are unused.
+// word of neighbouring counters, in the lower halves of its lanes; the upper halves are unused. Two
+// such vectors take turns, since each step of one waits for the step before it.
 void draw_bits(PhiloxKey key, const PhiloxCounter& first, std::size_t blocks, DropoutBits& bits) {
   const hn::CappedTag<std::uint64_t, 8> u64;
   const hn::RepartitionToNarrow<decltype(u64)> u32;
@@ -40,42 +41,67 @@ void draw_bits(PhiloxKey key, const PhiloxCounter& first, std::size_t blocks, Dr
   const auto product = [&](std::uint32_t factor, auto x)
                            HWY_ATTR { return hn::BitCast(u32, hn::MulEven(word(factor), x)); };
   const auto upper = [&](auto x) HWY_ATTR { return hn::Shuffle2301(x); };
+  const auto round = [&](const PhiloxKey& round_key, auto& a, auto& b, auto& c, auto& d) HWY_ATTR {
+    const auto even = product(0xD2511F53, a);
+    const auto odd = product(0xCD9E8D57, c);
+    a = hn::Xor3(upper(odd), b, word(round_key[0]));
+    b = odd;
+    c = hn::Xor3(upper(even), d, word(round_key[1]));
+    d = even;
+  };
   std::array<PhiloxKey, 10> round_keys;
   for (PhiloxKey& round_key : round_keys) {
     round_key = key;
     key[0] += 0x9E3779B9;
     key[1] += 0xBB67AE85;
   }
-  alignas(64) std::uint32_t words[4][16];  // NOLINT(modernize-avoid-c-arrays): plain numbers
+  const auto second = word(first[1]);
+  const auto third = word(first[2]);
+  const auto fourth = word(first[3]);
+  std::uint64_t counter = first[0];
   // Four counters hold the bits of a block of 32 keys.
-  for (std::size_t begin = 0; begin < 4 * blocks; begin += std::max<std::size_t>(lanes, 4)) {
-    for (std::size_t part = 0; part < 4; part += lanes) {
-      const auto counter = static_cast<std::uint32_t>(first[0] + begin + part);
-      auto a = hn::BitCast(u32, hn::Iota(u64, counter));
-      auto b = word(first[1]);
-      auto c = word(first[2]);
-      auto d = word(first[3]);
-      for (const PhiloxKey& round_key : round_keys) {
-        const auto even = product(0xD2511F53, a);
-        const auto odd = product(0xCD9E8D57, c);
-        a = hn::Xor3(upper(odd), b, word(round_key[0]));
-        b = odd;
-        c = hn::Xor3(upper(even), d, word(round_key[1]));
-        d = even;
-      }
-      const auto keep = [&](auto x, std::size_t which) HWY_ATTR {
-        const hn::Rebind<std::uint32_t, decltype(u64)> half;
-        hn::StoreU(hn::TruncateTo(half, hn::BitCast(u64, x)), half, words[which] + part);
-      };
-      keep(a, 0);
-      keep(b, 1);
-      keep(c, 2);
-      keep(d, 3);
+  for (std::size_t begin = 0; begin < 4 * blocks; begin += 2 * lanes, counter += 2 * lanes) {
+    std::uint16_t* to = bits.data() + kDropoutBlock / 4 * begin;
+    auto a = hn::BitCast(u32, hn::Iota(u64, counter));
+    auto b = second;
+    auto c = third;
+    auto d = fourth;
+    auto a2 = hn::BitCast(u32, hn::Iota(u64, counter + lanes));
+    auto b2 = second;
+    auto c2 = third;
+    auto d2 = fourth;
+#pragma GCC unroll 10
+    for (const PhiloxKey& round_key : round_keys) {
+      round(round_key, a, b, c, d);
+      round(round_key, a2, b2, c2, d2);
     }
     // The same word of four consecutive counters holds the bits of eight keys.
     static_assert(std::endian::native == std::endian::little);
-    std::uint16_t* to = bits.data() + kDropoutBlock / 4 * begin;
-    for (std::size_t four = 0; four < std::max<std::size_t>(lanes, 4); four += 4) {
+    if (lanes == 8) {
+      const auto keep = [&](auto w, auto x, auto y, auto z) HWY_ATTR {
+        const hn::Repartition<std::uint16_t, decltype(u64)> u16;
+        const auto even = hn::ConcatEven(u32, y, w);
+        const auto odd = hn::ConcatEven(u32, z, x);
+        hn::StoreU(hn::BitCast(u16, hn::OddEvenBlocks(hn::SwapAdjacentBlocks(odd), even)), u16, to);
+        hn::StoreU(hn::BitCast(u16, hn::OddEvenBlocks(odd, hn::SwapAdjacentBlocks(even))), u16,
+                   to + kDropoutBlock);
+        to += 2 * kDropoutBlock;
+      };
+      keep(a, b, c, d);
+      keep(a2, b2, c2, d2);
+      continue;
+    }
+    alignas(64) std::uint32_t words[4][16];  // NOLINT(modernize-avoid-c-arrays): plain numbers
+    const auto keep = [&](std::size_t which, auto x, auto x2) HWY_ATTR {
+      const hn::Rebind<std::uint32_t, decltype(u64)> half;
+      hn::StoreU(hn::TruncateTo(half, hn::BitCast(u64, x)), half, words[which]);
+      hn::StoreU(hn::TruncateTo(half, hn::BitCast(u64, x2)), half, words[which] + lanes);
+    };
+    keep(0, a, a2);
+    keep(1, b, b2);
+    keep(2, c, c2);
+    keep(3, d, d2);
+    for (std::size_t four = 0; four < 2 * lanes; four += 4) {
       for (const auto& of_counters : words) {
         std::memcpy(to, of_counters + four, 16);
         to += 8;

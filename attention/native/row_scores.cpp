@@ -1,6 +1,7 @@
 #include "native/row_scores.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -51,13 +52,16 @@ HWY_INLINE SeenLogits replace(std::int64_t count, bool by_vectors, float* HWY_RE
 }
 
 SeenLogits add_bias(const float* HWY_RESTRICT bias, std::int64_t stride, std::int64_t count,
-                    float factor, float* HWY_RESTRICT logits) {
+                    float factor, float* HWY_RESTRICT logits, const float* next) {
   const Tag f32;
   const auto hidden = hn::Set(f32, kHidden);
   const auto scale = hn::Set(f32, factor);
   return replace(
       count, stride == 1, logits,
-      [&](std::int64_t i) HWY_ATTR { return hn::Eq(hn::LoadU(f32, bias + i), hidden); },
+      [&](std::int64_t i) HWY_ATTR {
+        __builtin_prefetch(next + i / 2);
+        return hn::Eq(hn::LoadU(f32, bias + i), hidden);
+      },
       [&](std::int64_t i, Vector logit)
           HWY_ATTR { return hn::MulAdd(logit, scale, hn::LoadU(f32, bias + i)); },
       [&](std::int64_t i) { return bias[i * stride] == kHidden; },
@@ -111,6 +115,29 @@ bool any_shown(const std::uint8_t* mask, std::int64_t count) {
   return any_other<std::uint8_t>(mask, count, 0);
 }
 
+// The largest and the smallest entry of each of `count` columns.
+void gather_rows(const std::uint8_t* HWY_RESTRICT mask, std::int64_t row_stride, std::int64_t rows,
+                 std::int64_t count, std::uint8_t* HWY_RESTRICT any,
+                 std::uint8_t* HWY_RESTRICT all) {
+  const hn::ScalableTag<std::uint8_t> u8;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(u8));
+  for (std::int64_t r = 0; r < rows; ++r, mask += row_stride) {
+    if (count < lanes) {
+      for (std::int64_t i = 0; i < count; ++i) {
+        any[i] = std::max(any[i], mask[i]);
+        all[i] = std::min(all[i], mask[i]);
+      }
+      continue;
+    }
+    for (std::int64_t next = 0; next < count; next += lanes) {
+      const std::int64_t i = std::min(next, count - lanes);  // the last two may overlap
+      const auto entries = hn::LoadU(u8, mask + i);
+      hn::StoreU(hn::Max(hn::LoadU(u8, any + i), entries), u8, any + i);
+      hn::StoreU(hn::Min(hn::LoadU(u8, all + i), entries), u8, all + i);
+    }
+  }
+}
+
 bool any_added(const float* bias, std::int64_t count) {
   return any_other(bias, count, kHidden);
 }
@@ -125,6 +152,7 @@ HWY_EXPORT(add_bias);
 HWY_EXPORT(hide);
 HWY_EXPORT(hide_others);
 HWY_EXPORT(any_shown);
+HWY_EXPORT(gather_rows);
 HWY_EXPORT(any_added);
 
 namespace {
@@ -152,8 +180,30 @@ bool shows_any(const std::uint8_t* mask, std::int64_t stride, std::int64_t count
 }
 
 SeenLogits add_bias_row(const float* bias, std::int64_t stride, std::int64_t count, float factor,
-                        float* logits) {
-  return HWY_DYNAMIC_DISPATCH(add_bias)(bias, stride, count, factor, logits);
+                        float* logits, const float* next) {
+  return HWY_DYNAMIC_DISPATCH(add_bias)(bias, stride, count, factor, logits, next);
+}
+
+ShownColumns shown_columns(const std::uint8_t* mask, std::int64_t row_stride, std::int64_t rows,
+                           std::int64_t count) {
+  constexpr std::int64_t kAtOnce = 512;
+  ShownColumns shown{count, 0, true};
+  for (std::int64_t first = 0; first < count; first += kAtOnce) {
+    const std::int64_t columns = std::min(kAtOnce, count - first);
+    std::array<std::uint8_t, kAtOnce> any{};
+    std::array<std::uint8_t, kAtOnce> all{};
+    all.fill(1);
+    HWY_DYNAMIC_DISPATCH(gather_rows)
+    (mask + first, row_stride, rows, columns, any.data(), all.data());
+    shown.all =
+        shown.all && std::find(all.begin(), all.begin() + columns, 0) == all.begin() + columns;
+    for (std::int64_t i = 0; i < columns; ++i) {
+      if (any[static_cast<std::size_t>(i)] == 0) continue;
+      shown.begin = std::min(shown.begin, first + i);
+      shown.end = first + i + 1;
+    }
+  }
+  return shown;
 }
 
 SeenLogits hide_row(const std::uint8_t* mask, std::int64_t stride, std::int64_t count,

@@ -17,46 +17,87 @@ using Tag = hn::CappedTag<float, 16>;
 using Bits = hn::RebindToUnsigned<Tag>;
 using Vector = hn::Vec<Tag>;
 
-// tanh(x) with a relative error of 4e-7: an odd rational function of x, clamped to where tanh
-// rounds to ±1 in float32. The coefficients are those of Eigen's float32 tanh.
+// tanh(x): an odd rational function of x, clamped to where tanh rounds to ±1. Its relative error is
+// 4e-7 if `exact`, with the coefficients of Eigen's float32 tanh; otherwise 2e-5, below the
+// rounding of a bfloat16 weight.
+template <bool exact>
 HWY_INLINE Vector tanh_of(Tag f32, Vector x) {
   const auto constant = [f32](float value) HWY_ATTR { return hn::Set(f32, value); };
-  const auto bound = constant(7.90531110763549805F);
-  x = hn::Max(hn::Min(x, bound), hn::Neg(bound));
+  const float most = exact ? 7.90531110763549805F : 6.25F;
+  x = hn::Max(hn::Min(x, constant(most)), constant(-most));
   const auto square = hn::Mul(x, x);
-  auto p = constant(-2.76076847742355e-16F);
-  p = hn::MulAdd(p, square, constant(2.00018790482477e-13F));
-  p = hn::MulAdd(p, square, constant(-8.60467152213735e-11F));
-  p = hn::MulAdd(p, square, constant(5.12229709037114e-08F));
-  p = hn::MulAdd(p, square, constant(1.48572235717979e-05F));
-  p = hn::MulAdd(p, square, constant(6.37261928875436e-04F));
-  p = hn::MulAdd(p, square, constant(4.89352455891786e-03F));
-  auto q = constant(1.19825839466702e-06F);
-  q = hn::MulAdd(q, square, constant(1.18534705686654e-04F));
-  q = hn::MulAdd(q, square, constant(2.26843463243900e-03F));
-  q = hn::MulAdd(q, square, constant(4.89352518554385e-03F));
-  return hn::Div(hn::Mul(x, p), q);
+  if constexpr (exact) {
+    auto p = constant(-2.76076847742355e-16F);
+    p = hn::MulAdd(p, square, constant(2.00018790482477e-13F));
+    p = hn::MulAdd(p, square, constant(-8.60467152213735e-11F));
+    p = hn::MulAdd(p, square, constant(5.12229709037114e-08F));
+    p = hn::MulAdd(p, square, constant(1.48572235717979e-05F));
+    p = hn::MulAdd(p, square, constant(6.37261928875436e-04F));
+    p = hn::MulAdd(p, square, constant(4.89352455891786e-03F));
+    auto q = constant(1.19825839466702e-06F);
+    q = hn::MulAdd(q, square, constant(1.18534705686654e-04F));
+    q = hn::MulAdd(q, square, constant(2.26843463243900e-03F));
+    q = hn::MulAdd(q, square, constant(4.89352518554385e-03F));
+    return hn::Div(hn::Mul(x, p), q);
+  } else {
+    auto p = constant(1.483975694e-03F);
+    p = hn::MulAdd(p, square, constant(1.143548058e-01F));
+    p = hn::MulAdd(p, square, constant(9.999904608e-01F));
+    auto q = constant(5.433654721e-05F);
+    q = hn::MulAdd(q, square, constant(1.743104159e-02F));
+    q = hn::MulAdd(q, square, constant(4.476247443e-01F));
+    q = hn::MulAdd(q, square, constant(1.0F));
+    // A division takes longer than all of the above; so a step of Newton's instead.
+    const auto inverse = hn::ApproximateReciprocal(q);
+    const auto quotient = hn::Mul(hn::Mul(x, p), inverse);
+    return hn::MulAdd(quotient, hn::NegMulAdd(q, inverse, constant(1.0F)), quotient);
+  }
 }
 
-void cap_vectors(float* HWY_RESTRICT logits, std::int64_t count, float scale, float cap) {
+template <bool exact>
+HWY_INLINE float cap_vectors(float* HWY_RESTRICT logits, std::int64_t count, float scale,
+                             float cap) {
   const Tag f32;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(f32));
   const auto factor = hn::Set(f32, scale / cap);
   const auto bound = hn::Set(f32, cap);
+  auto max = hn::Set(f32, -cap);
   for (std::int64_t i = 0; i < count; i += lanes) {
     const auto logit = hn::Load(f32, logits + i);
-    const auto capped = hn::Mul(bound, tanh_of(f32, hn::Mul(logit, factor)));
-    hn::Store(hn::IfThenElse(hn::IsNaN(logit), logit, capped), f32, logits + i);
+    auto capped = hn::Mul(bound, tanh_of<exact>(f32, hn::Mul(logit, factor)));
+    capped = hn::IfThenElse(hn::IsNaN(logit), logit, capped);
+    max = hn::Max(max, capped);
+    hn::Store(capped, f32, logits + i);
   }
+  return hn::GetLane(hn::MaxOfLanes(f32, max));
+}
+
+float cap_exactly(float* logits, std::int64_t count, float scale, float cap) {
+  return cap_vectors<true>(logits, count, scale, cap);
+}
+float cap_roughly(float* logits, std::int64_t count, float scale, float cap) {
+  return cap_vectors<false>(logits, count, scale, cap);
+}
+
+void scale_vectors(const float* from, std::int64_t count, float factor, float* to) {
+  const Tag f32;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(f32));
+  const auto by = hn::Set(f32, factor);
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    hn::StoreU(hn::Mul(hn::LoadU(f32, from + i), by), f32, to + i);
+  }
+  for (; i < count; ++i) to[i] = from[i] * factor;
 }
 
 // Whether a NaN propagates depends on the instruction set.
-float max_of_vectors(const float* HWY_RESTRICT logits, std::int64_t count) {
+float max_of_vectors(const float* HWY_RESTRICT logits, std::int64_t count, const float* next) {
   const Tag f32;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(f32));
   auto max = hn::Set(f32, -std::numeric_limits<float>::infinity());
   auto max2 = max;
   for (std::int64_t i = 0; i < count; i += 2 * lanes) {
+    __builtin_prefetch(next + i / 2);
     max = hn::Max(max, hn::Load(f32, logits + i));
     max2 = hn::Max(max2, hn::Load(f32, logits + i + lanes));
   }
@@ -127,7 +168,7 @@ class Remainder {
 // Writes the weights exp(scale · logit − max), as floats if `parts` is 0, and returns their sum.
 template <int parts>
 HWY_INLINE float weigh_vectors(const float* logits, std::int64_t count, float scale, float max,
-                               const WeightRow& weights) {
+                               const WeightRow& weights, const float* next) {
   const Tag f32;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(f32));
   const auto factor = hn::Set(f32, scale);
@@ -139,6 +180,7 @@ HWY_INLINE float weigh_vectors(const float* logits, std::int64_t count, float sc
   auto sum = hn::Zero(f32);
   auto sum2 = sum;
   for (std::int64_t i = 0; i < count; i += 2 * lanes) {
+    __builtin_prefetch(next + i / 2);
     const auto weight = weight_of(i);
     const auto weight2 = weight_of(i + lanes);
     sum = hn::Add(sum, weight);
@@ -159,11 +201,12 @@ HWY_INLINE float weigh_vectors(const float* logits, std::int64_t count, float sc
 }
 
 float weigh_row(const float* logits, std::int64_t count, float scale, float max,
-                const WeightRow& weights) {
-  if (weights.floats != nullptr) return weigh_vectors<0>(logits, count, scale, max, weights);
-  if (weights.parts[2] != nullptr) return weigh_vectors<3>(logits, count, scale, max, weights);
-  return weights.parts[1] != nullptr ? weigh_vectors<2>(logits, count, scale, max, weights)
-                                     : weigh_vectors<1>(logits, count, scale, max, weights);
+                const WeightRow& weights, const float* next) {
+  if (weights.floats != nullptr) return weigh_vectors<0>(logits, count, scale, max, weights, next);
+  if (weights.parts[2] != nullptr)
+    return weigh_vectors<3>(logits, count, scale, max, weights, next);
+  return weights.parts[1] != nullptr ? weigh_vectors<2>(logits, count, scale, max, weights, next)
+                                     : weigh_vectors<1>(logits, count, scale, max, weights, next);
 }
 
 }  // namespace annulus::HWY_NAMESPACE
@@ -172,15 +215,18 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace annulus {
 
-HWY_EXPORT(cap_vectors);
+HWY_EXPORT(cap_exactly);
+HWY_EXPORT(cap_roughly);
+HWY_EXPORT(scale_vectors);
 HWY_EXPORT(max_of_vectors);
 HWY_EXPORT(weigh_row);
 
 namespace {
 
 void clear(const WeightRow& weights, std::int64_t begin, std::int64_t end) {
+  if (begin >= end) return;
   const auto fill = [begin, end](auto* row) {
-    if (row != nullptr && begin < end) std::fill(row + begin, row + end, 0);
+    if (row != nullptr) std::fill(row + begin, row + end, 0);
   };
   fill(weights.floats);
   for (std::uint16_t* const part : weights.parts) fill(part);
@@ -197,15 +243,20 @@ WeightRow WeightRow::from(std::int64_t column) const {
   return {advanced(floats), {advanced(parts[0]), advanced(parts[1]), advanced(parts[2])}};
 }
 
-void cap_row(float* logits, std::int64_t count, float scale, float cap) {
-  // Whole vectors only; the padding may hold anything, so give it a value.
+float cap_row(float* logits, std::int64_t count, float scale, float cap, bool exact) {
+  // Whole vectors only; the padding may hold anything, so give it a value that is not the largest.
   const std::int64_t padded = round_up_to_row_alignment(count);
-  std::fill(logits + count, logits + padded, 0.0F);
-  HWY_DYNAMIC_DISPATCH(cap_vectors)(logits, padded, scale, cap);
+  std::fill(logits + count, logits + padded, -std::numeric_limits<float>::infinity());
+  return exact ? HWY_DYNAMIC_DISPATCH(cap_exactly)(logits, padded, scale, cap)
+               : HWY_DYNAMIC_DISPATCH(cap_roughly)(logits, padded, scale, cap);
+}
+
+void scale_row(const float* from, std::int64_t count, float factor, float* to) {
+  HWY_DYNAMIC_DISPATCH(scale_vectors)(from, count, factor, to);
 }
 
 float softmax_row(float* logits, std::int64_t count, std::int64_t begin, std::int64_t end,
-                  float scale, const WeightRow& weights, RowSoftmax& row,
+                  float scale, const WeightRow& weights, RowSoftmax& row, const float* next,
                   std::optional<float> largest) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const std::int64_t padded = round_up_to_row_alignment(count);
@@ -221,7 +272,7 @@ float softmax_row(float* logits, std::int64_t count, std::int64_t begin, std::in
   clear(weights, 0, first);
   clear(weights, last, padded);
 
-  if (!largest) largest = HWY_DYNAMIC_DISPATCH(max_of_vectors)(logits + first, last - first);
+  if (!largest) largest = HWY_DYNAMIC_DISPATCH(max_of_vectors)(logits + first, last - first, next);
   const float tile_max = *largest * scale;
   const float max = std::max(row.max, tile_max);
   const auto lose = [&] {
@@ -237,7 +288,7 @@ float softmax_row(float* logits, std::int64_t count, std::int64_t begin, std::in
     return 1.0F;
   }
   const float sum = HWY_DYNAMIC_DISPATCH(weigh_row)(logits + first, last - first, scale, max,
-                                                    weights.from(first));
+                                                    weights.from(first), next + (last - first) / 2);
   if (std::isnan(sum)) return lose();
   const float rescale = row.max == max ? 1.0F : std::exp(row.max - max);
   row.sum = row.sum * rescale + sum;

@@ -32,16 +32,23 @@ struct WeightRow {
   [[nodiscard]] WeightRow from(std::int64_t column) const;
 };
 
-/// logits[i] = cap · tanh(scale · logits[i] / cap).
-void cap_row(float* logits, std::int64_t count, float scale, float cap);
+/// logits[i] = cap · tanh(scale · logits[i] / cap), with a relative error of 4e-7 if `exact`, else
+/// 2e-5. The padding is overwritten too. Returns the largest of them.
+float cap_row(float* logits, std::int64_t count, float scale, float cap, bool exact);
+
+/// to[i] = factor · from[i]; both may be the same.
+void scale_row(const float* from, std::int64_t count, float factor, float* to);
 
 /// Adds the next `count` logits of a row, each times `scale` > 0, to `row`, and writes exp(scale ·
 /// logit − row.max) to `weights`. Logits outside [begin, end) count as −∞. While all logits are −∞,
 /// the row's sum stays 0. The padding is overwritten too. Returns the factor for earlier weights,
 /// exp(old max − new max). A logit of NaN or +∞ (from the input, or a product beyond float32) makes
-/// the row's sum NaN for good. `largest`: of the logits in [begin, end), if the caller knows it.
+/// the row's sum NaN for good. `next`: as many values as [begin, end) has, of which the second half
+/// is fetched meanwhile, and the first as well unless the caller knows the `largest` of the logits
+/// in [begin, end).
 [[nodiscard]] float softmax_row(float* logits, std::int64_t count, std::int64_t begin,
                                 std::int64_t end, float scale, const WeightRow& weights,
-                                RowSoftmax& row, std::optional<float> largest = {});
+                                RowSoftmax& row, const float* next,
+                                std::optional<float> largest = {});
 
 }  // namespace annulus

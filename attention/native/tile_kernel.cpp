@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -15,8 +16,13 @@
 namespace annulus {
 namespace {
 
-void scale_row(float* row, std::int64_t count, float factor) {
-  for (std::int64_t i = 0; i < count; ++i) row[i] *= factor;
+// Rows of tensors are often too far apart for the hardware to see them coming.
+constexpr std::int64_t kAhead = 8;
+void prefetch(const void* data, std::int64_t bytes) {
+  constexpr std::int64_t kLine = 64;
+  for (std::int64_t at = 0; at < bytes; at += kLine) {
+    __builtin_prefetch(static_cast<const std::byte*>(data) + at);
+  }
 }
 
 }  // namespace
@@ -54,6 +60,10 @@ void TileKernel::run(const RowTile& tile, const HeadTile& heads,
 
 void TileKernel::load_queries(const RowTile& tile, const HeadTile& heads) {
   for (std::int64_t r = 0; r < tile.rows.length; ++r) {
+    const std::int64_t ahead = std::min(r + kAhead, tile.rows.length - 1);
+    prefetch(block_.query.address({tile.batch, tile.begin.value() + ahead, heads.begin}),
+             heads.count * block_.query.size(3) *
+                 static_cast<std::int64_t>(size_of(block_.query.dtype())));
     for (std::int64_t h = 0; h < heads.count; ++h) {
       product_->set_query(
           r * heads.count + h,
@@ -105,15 +115,18 @@ void TileKernel::visit_run(const RowTile& tile, const HeadTile& heads, const Pos
     const std::int64_t skipped = seen.columns.begin.value();
     const PositionRange visible = piece.slice(skipped, seen.columns.count);
     const std::int64_t first_visible = first_column + begin + skipped;
-    const ScoreTensors::Keys keys = block_.scores.keys_of(first_visible, visible);
-    if (!scores_show(tile, heads, seen.rows, keys)) continue;
-    multiply(tile, heads, seen.rows, visible, first_visible, seen.full);
+    const ShownColumns shown =
+        shown_by_scores(tile, heads, seen.rows, block_.scores.keys_of(first_visible, visible));
+    if (shown.empty()) continue;
+    multiply(tile, heads, seen.rows, visible.slice(shown.begin, shown.end - shown.begin),
+             first_visible + shown.begin, seen.full, shown.all);
     between();
   }
 }
 
 void TileKernel::multiply(const RowTile& tile, const HeadTile& heads, LocalRange rows,
-                          const PositionRange& columns, std::int64_t first_column, bool full) {
+                          const PositionRange& columns, std::int64_t first_column, bool full,
+                          bool shown) {
   const auto rows_of = [&](const ConstTensorView& tensor) {
     return TensorRows{&tensor, tile.batch, heads.kv_head, first_column, columns.length};
   };
@@ -123,22 +136,37 @@ void TileKernel::multiply(const RowTile& tile, const HeadTile& heads, LocalRange
   Strip strip;
   for (strip.end = rows.begin.value() * heads.count; strip.end < end;) {
     strip.begin = strip.end;
-    strip.end = std::min(strip.begin + product_->strip_rows(!full), end);
-    strip.first_column = 0;
-    strip.columns = columns.length;
+    strip.end = std::min(strip.begin + product_->strip_rows(!full || !shown), end);
+    const std::int64_t first_row = strip.begin / heads.count;
+    const std::int64_t row_count = (strip.end - 1) / heads.count + 1 - first_row;
+    LocalRange seen{LocalPosition(0), columns.length};
     bool strip_full = full;
+    bool strip_shown = shown;
     if (!full) {
-      const std::int64_t first_row = strip.begin / heads.count;
-      const std::int64_t row_count = (strip.end - 1) / heads.count + 1 - first_row;
-      const Visibility seen = examine(tile, heads, tile.rows.slice(first_row, row_count), columns);
-      if (seen.empty()) continue;
-      strip.first_column = seen.columns.begin.value() / kRowAlignment * kRowAlignment;
-      strip.columns = seen.columns.end().value() - strip.first_column;
-      strip_full = seen.full && strip.columns == seen.columns.count;
+      const Visibility visible =
+          examine(tile, heads, tile.rows.slice(first_row, row_count), columns);
+      if (visible.empty()) continue;
+      seen = visible.columns;
+      strip_full = visible.full;
+    }
+    if (!shown) {
+      const std::int64_t begin = seen.begin.value();
+      const ShownColumns by_scores = shown_by_scores(
+          tile, heads, {LocalPosition(first_row), row_count},
+          block_.scores.keys_of(first_column + begin, columns.slice(begin, seen.count)));
+      if (by_scores.empty()) continue;
+      seen = {LocalPosition(begin + by_scores.begin), by_scores.end - by_scores.begin};
+      strip_shown = by_scores.all;
+    }
+    strip.first_column = seen.begin.value() / kRowAlignment * kRowAlignment;
+    strip.columns = seen.end().value() - strip.first_column;
+    if (strip.columns > seen.count) {  // some are not seen after all
+      strip_full = full;
+      strip_shown = shown;
     }
     product_->multiply_keys(strip);
     softmax(tile, heads, strip, columns.slice(strip.first_column, strip.columns),
-            first_column + strip.first_column, strip_full);
+            first_column + strip.first_column, strip_full, strip_shown);
     product_->multiply_values(strip);
     if (!product_->poisoned().empty()) add_poison(tile, heads, strip, columns, first_column);
   }
@@ -174,7 +202,8 @@ void TileKernel::add_poison(const RowTile& tile, const HeadTile& heads, Strip st
 }
 
 void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip,
-                         const PositionRange& columns, std::int64_t first_column, bool full) {
+                         const PositionRange& columns, std::int64_t first_column, bool full,
+                         bool shown) {
   const Mask& mask = problem_.mask;
   const std::int64_t batch = block_.first_batch + tile.batch;
   const std::span<const std::int32_t> row_ids = mask.query_segments(batch);
@@ -208,24 +237,31 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip
       float* const logits = product_->logits(index);
       const WeightRow weights = product_->weights(index);
       float factor = product_->factor();
+      std::optional<float> largest;
       if (problem_.soft_cap) {
-        cap_row(logits, columns.length, factor, static_cast<float>(*problem_.soft_cap));
+        largest = cap_row(logits, columns.length, factor, static_cast<float>(*problem_.soft_cap),
+                          problem_.dtype != DType::bfloat16);
+        if (seen.count < columns.length) largest.reset();
         factor = 1;
       }
       const std::int64_t head = heads.begin + index - r * heads.count;
       bool any = seen.count > 0;
-      std::optional<float> largest;
       const auto leave = [&](const SeenLogits& left) {
         any = left.any;
         largest = left.largest;
       };
-      if (any && !block_.scores.empty()) {
+      // What the next row needs is fetched a bit at a time: its bias, which lies far away, or else
+      // its logits, since those of a strip do not fit the level-1 cache.
+      const float* next = product_->logits(std::min(index + 1, strip.end - 1)) + begin;
+      if (any && (block_.scores.bias || !shown)) {
         const ScoreTensors::Keys keys =
             block_.scores.keys_of(first_column + begin, columns.slice(begin, seen.count));
-        if (index + heads.count < strip.end) {
-          prefetch_scores(tile.batch, head, local_row + 1, keys);
+        if (block_.scores.bias) {
+          const std::int64_t next_row = local_row + (index + heads.count < strip.end ? 1 : 0);
+          next = static_cast<const float*>(
+              block_.scores.bias->address({tile.batch, head, next_row, keys.first}));
         }
-        leave(apply_scores(tile.batch, head, local_row, keys, factor, logits + begin));
+        leave(apply_scores(tile.batch, head, local_row, keys, shown, factor, logits + begin, next));
         if (block_.scores.bias) factor = 1;
       }
       if (by_segment && any) {
@@ -235,39 +271,58 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip
       RowSoftmax& row_softmax = row_softmax_[static_cast<std::size_t>(index)];
       const float rescale =
           softmax_row(logits, columns.length, begin, any ? begin + seen.count : begin, factor,
-                      weights, row_softmax, largest);
+                      weights, row_softmax, next, largest);
       if (any && row_softmax.sum == 0 && !row_softmax.sees) row_softmax.sees = sees(head);
       if (problem_.dropout && problem_.dropout->threshold() > 0 && any) {
         drop_row(*problem_.dropout, batch, block_.first_head + head, row,
                  columns.slice(begin, seen.count), weights.from(begin));
       }
-      if (rescale != 1.0F) scale_row(product_->accumulator(index), value_dim_, rescale);
+      if (rescale != 1.0F) {
+        float* const sum = product_->accumulator(index);
+        scale_row(sum, value_dim_, rescale, sum);
+      }
     }
   }
 }
 
-bool TileKernel::scores_show(const RowTile& tile, const HeadTile& heads, LocalRange rows,
-                             const ScoreTensors::Keys& keys) const {
-  const auto any = [&]<class Entry>(const std::optional<ConstTensorView>& tensor,
+ShownColumns TileKernel::shown_by_scores(const RowTile& tile, const HeadTile& heads,
+                                         LocalRange rows, const ScoreTensors::Keys& keys) const {
+  ShownColumns shown{0, keys.count, true};
+  const auto any = [&]<class Entry>(const ConstTensorView& tensor,
                                     std::type_identity<Entry> /*type*/) {
-    if (!tensor) return true;
-    const std::int64_t different = tensor->stride(1) == 0 ? 1 : heads.count;
+    const std::int64_t different = tensor.stride(1) == 0 ? 1 : heads.count;
     for (std::int64_t h = 0; h < different; ++h) {
       for (std::int64_t r = rows.begin.value(); r < rows.end().value(); ++r) {
         const auto* const row = static_cast<const Entry*>(
-            tensor->address({tile.batch, heads.begin + h, tile.begin.value() + r, keys.first}));
-        if (shows_any(row, tensor->stride(3) * keys.step, keys.count)) return true;
+            tensor.address({tile.batch, heads.begin + h, tile.begin.value() + r, keys.first}));
+        if (shows_any(row, tensor.stride(3) * keys.step, keys.count)) return true;
       }
     }
     return false;
   };
-  return any(block_.scores.mask, std::type_identity<std::uint8_t>()) &&
-         any(block_.scores.bias, std::type_identity<float>());
+  if (block_.scores.bias && !any(*block_.scores.bias, std::type_identity<float>())) return {};
+  if (!block_.scores.mask) return shown;
+  const ConstTensorView& mask = *block_.scores.mask;
+  if (mask.stride(3) * keys.step != 1) {
+    shown.all = false;
+    return any(mask, std::type_identity<std::uint8_t>()) ? shown : ShownColumns{};
+  }
+  shown = {keys.count, 0, true};
+  const std::int64_t different = mask.stride(1) == 0 ? 1 : heads.count;
+  for (std::int64_t h = 0; h < different; ++h) {
+    const ShownColumns in_head = shown_columns(
+        static_cast<const std::uint8_t*>(mask.address(
+            {tile.batch, heads.begin + h, (tile.begin + rows.begin.value()).value(), keys.first})),
+        mask.stride(2), rows.count, keys.count);
+    shown = {std::min(shown.begin, in_head.begin), std::max(shown.end, in_head.end),
+             shown.all && in_head.all};
+  }
+  return shown;
 }
 
 SeenLogits TileKernel::apply_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
-                                    const ScoreTensors::Keys& keys, float factor,
-                                    float* logits) const {
+                                    const ScoreTensors::Keys& keys, bool shown, float factor,
+                                    float* logits, const float* next) const {
   const ScoreTensors& scores = block_.scores;
   const auto first = [&](const ConstTensorView& tensor) {
     return tensor.address({batch, head, row, keys.first});
@@ -276,27 +331,13 @@ SeenLogits TileKernel::apply_scores(std::int64_t batch, std::int64_t head, std::
   SeenLogits left{.any = true};
   if (scores.bias) {
     left = add_bias_row(static_cast<const float*>(first(*scores.bias)), stride(*scores.bias),
-                        keys.count, factor, logits);
+                        keys.count, factor, logits, next);
   }
-  if (scores.mask && left.any) {
+  if (!shown && left.any) {
     left = hide_row(static_cast<const std::uint8_t*>(first(*scores.mask)), stride(*scores.mask),
                     keys.count, logits);
   }
   return left;
-}
-
-void TileKernel::prefetch_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
-                                 const ScoreTensors::Keys& keys) const {
-  const auto prefetch = [&](const std::optional<ConstTensorView>& tensor, std::int64_t size) {
-    if (!tensor) return;
-    constexpr std::int64_t kLine = 64;
-    const auto* const first =
-        static_cast<const char*>(tensor->address({batch, head, row, keys.first}));
-    const std::int64_t bytes = size * tensor->stride(3) * keys.step * keys.count;
-    for (std::int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(first + at);
-  };
-  prefetch(block_.scores.bias, sizeof(float));
-  prefetch(block_.scores.mask, 1);
 }
 
 void TileKernel::store(const RowTile& tile, const HeadTile& heads) {
@@ -304,6 +345,9 @@ void TileKernel::store(const RowTile& tile, const HeadTile& heads) {
   const double keep_scale = problem_.dropout ? problem_.dropout->keep_scale() : 1.0;
   for (std::int64_t r = 0; r < tile.rows.length; ++r) {
     const std::int64_t row = tile.begin.value() + r;
+    const std::int64_t ahead = tile.begin.value() + std::min(r + kAhead, tile.rows.length - 1);
+    prefetch(result_.output.address({tile.batch, ahead, heads.begin}),
+             heads.count * value_dim_ * static_cast<std::int64_t>(sizeof(float)));
     for (std::int64_t h = 0; h < heads.count; ++h, ++softmax) {
       const std::int64_t head = heads.begin + h;
       const float* const accumulator = product_->accumulator(r * heads.count + h);
@@ -311,9 +355,7 @@ void TileKernel::store(const RowTile& tile, const HeadTile& heads) {
       const bool empty = softmax->sum == 0;
       // An empty row has an accumulator of zeros; a row whose keys all lack weight is 0/0.
       const double inverse = empty && !softmax->sees ? 0.0 : keep_scale / softmax->sum;
-      for (std::int64_t d = 0; d < value_dim_; ++d) {
-        output[d] = static_cast<float>(accumulator[d] * inverse);
-      }
+      scale_row(accumulator, value_dim_, static_cast<float>(inverse), output);
       // log(0) = −∞ is the empty element.
       result_.set_lse_at(tile.batch, head, row,
                          empty ? std::log(0.0) : softmax->max + std::log(softmax->sum));

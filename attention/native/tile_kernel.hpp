@@ -51,24 +51,21 @@ class TileKernel {
   /// A run of visible blocks: entries of `columns`.
   void visit_run(const RowTile& tile, const HeadTile& heads, const PositionRange& columns,
                  LocalRange run, std::int64_t first_column, const std::function<void()>& between);
+  /// `full`: the mask shows every pair; `shown`: so does the dense mask.
   void multiply(const RowTile& tile, const HeadTile& heads, LocalRange rows,
-                const PositionRange& columns, std::int64_t first_column, bool full);
+                const PositionRange& columns, std::int64_t first_column, bool full, bool shown);
   /// Turns the logits of a strip, whose columns are `columns`, into weights.
   void softmax(const RowTile& tile, const HeadTile& heads, Strip strip,
-               const PositionRange& columns, std::int64_t first_column, bool full);
-  /// Whether bias and dense mask may leave a pair of a tile visible; false only if one of them
-  /// hides the whole tile.
-  [[nodiscard]] bool scores_show(const RowTile& tile, const HeadTile& heads, LocalRange rows,
-                                 const ScoreTensors::Keys& keys) const;
-  /// Applies bias and dense mask to the logits of some columns of a row (a local index). Hidden
-  /// logits become −∞. If there is a bias, the others become factor · logit + bias.
+               const PositionRange& columns, std::int64_t first_column, bool full, bool shown);
+  /// What the dense mask shows of some rows of a tile; nothing if the bias hides them all.
+  [[nodiscard]] ShownColumns shown_by_scores(const RowTile& tile, const HeadTile& heads,
+                                             LocalRange rows, const ScoreTensors::Keys& keys) const;
+  /// Applies the bias, and the dense mask unless all is `shown`, to the logits of some columns of a
+  /// row (a local index). Hidden logits become −∞. If there is a bias, the others become factor ·
+  /// logit + bias, and the first half of its `next` row is fetched.
   [[nodiscard]] SeenLogits apply_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
-                                        const ScoreTensors::Keys& keys, float factor,
-                                        float* logits) const;
-  /// Fetches what apply_scores() will read of a row. Rows lie far apart in memory, so the hardware
-  /// does not see them coming.
-  void prefetch_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
-                       const ScoreTensors::Keys& keys) const;
+                                        const ScoreTensors::Keys& keys, bool shown, float factor,
+                                        float* logits, const float* next) const;
   /// Adds the values that the product left out to the rows that see them.
   void add_poison(const RowTile& tile, const HeadTile& heads, Strip strip,
                   const PositionRange& columns, std::int64_t first_column);

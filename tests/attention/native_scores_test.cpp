@@ -58,6 +58,31 @@ TEST(NativeScores, EveryShapeBesideEveryMask) {
   EXPECT_GT(spoilt, 1000);
 }
 
+// A dense mask that shows tiles and strips wholly, not at all, or some columns from an odd one on;
+// alone, and beside a mask that cuts the same tiles elsewhere.
+TEST(NativeScores, DenseMaskWithEdges) {
+  Random random(23);
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    for (const std::int64_t heads : {1, 4}) {
+      for (const bool windowed : {false, true}) {
+        AttentionProblem problem = problem_of({1, 700, 1300, heads, 1, 16, 8}, dtype);
+        problem.dense_mask = Extents{1, heads, 700, 1300};
+        if (windowed) problem.mask.set_window(300, 200);
+        const WholeAttention whole = random_attention(random, problem);
+        auto* entry = static_cast<std::uint8_t*>(whole.mask.view().data());
+        for (std::int64_t head = 0; head < heads; ++head) {
+          for (std::int64_t i = 0; i < 700; ++i) {
+            for (std::int64_t j = 0; j < 1300; ++j, ++entry) {
+              *entry = j >= i / 2 + 37 * head - 200 && j <= i + 411 && i % 300 != 299 ? 1 : 0;
+            }
+          }
+        }
+        expect_whole_accurate(whole);
+      }
+    }
+  }
+}
+
 class NativeScoreShards : public ::testing::TestWithParam<LayoutKind> {};
 
 // Under any layout, keys of the bias are found by global position or by column, and its rows by

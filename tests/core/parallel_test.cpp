@@ -26,6 +26,16 @@ TEST(Parallel, RunsEveryTaskOnce) {
   }
 }
 
+TEST(Parallel, OneInsideAnotherAgainAndAgain) {
+  std::atomic<int> runs = 0;
+  for (int round = 0; round < 20; ++round) {
+    parallel_for(6, 1 + round % 4, [&](std::int64_t /*task*/, int /*worker*/) {
+      parallel_for(5, 3, [&](std::int64_t /*task*/, int /*worker*/) { ++runs; });
+    });
+  }
+  EXPECT_EQ(runs, 20 * 6 * 5);
+}
+
 TEST(Parallel, NothingToDo) {
   parallel_for(0, 3, [](std::int64_t /*task*/, int /*worker*/) { FAIL(); });
 }

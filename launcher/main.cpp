@@ -72,9 +72,9 @@ bool needs_one_process(const std::vector<std::string>& words) {
          });
 }
 
-// Of several processes that were started together, the first does what needs one. Returns whether
-// this is another one. Where no MPI launcher started it, it may be the only one that was started as
-// annulus, so it says why it does nothing.
+// Of several processes that were started together, the first does what needs only one. Returns
+// whether this process is one of the others. If no launcher of MPI programs started it, it may be
+// the only one that runs annulus, so it says why it does nothing.
 bool leaves_to_first(const std::vector<std::string>& words) {
   if (!needs_one_process(words)) return false;
   const auto process = process_number([](const char* name) { return std::getenv(name); });

@@ -70,7 +70,7 @@ struct Arguments {
   float scaled_small_tanh[3] = {};  ///< times the soft cap and log2 e
   /// Factor that turns the values that the softmax takes into exponents of 2.
   float exponent_scale = 1;
-  /// With a bias: factor of q·k in those values; with a soft cap too, that of the tangents.
+  /// With a bias: factor of q·k in those values; with a soft cap too, factor of the tangents.
   float scale_beside_bias = 1;
   /// The running maximum before the first value. It is finite, also as an exponent, so that values
   /// of −∞ have weight 0 beside it.

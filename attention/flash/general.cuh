@@ -18,8 +18,8 @@ class GeneralRows {
 
   __device__ __forceinline__ void move_to(const KeySegment& of) { segment = &of; }
 
-  /// False in a row without weights so far: dense mask and bias hide all of the thread's columns.
-  /// True: they may have left some. In a row with weights it says nothing: see settle().
+  /// Counts only in a row without weights so far (see settle()). False: dense mask and bias hide
+  /// all of the thread's columns. True: they may have left some.
   [[nodiscard]] __device__ __forceinline__ bool has_shown(int h) const { return shown[h] != 0; }
 
   /// Turns a tile of scores, which begins at column `begin` of the segment, into what the softmax

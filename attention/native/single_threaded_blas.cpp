@@ -13,8 +13,8 @@
 namespace annulus {
 namespace {
 
-// What OpenBLAS maps for a thread that multiplies, and keeps for the next one; and what the thread
-// itself takes before: a stack and an arena of malloc, both hardly used.
+// OpenBLAS maps a buffer for each thread that multiplies, and keeps it for later threads. Before
+// that the thread itself maps a stack and an arena of malloc, and uses little of both.
 constexpr std::size_t kBuffer = std::size_t{128} << 20;
 constexpr std::size_t kThread = std::size_t{136} << 20;
 
@@ -25,7 +25,7 @@ struct Setting {
   int buffers = 0;  // that there was room for
 };
 
-// Maps all that `count` threads take, and gives it back.
+// Whether `count` threads find all that they take: maps it, and gives it back.
 bool has_room_for(int count) {
   std::vector<std::pair<void*, std::size_t>> mapped;
   const auto map = [&](std::size_t bytes, int access) {
@@ -54,8 +54,8 @@ SingleThreadedBlas::SingleThreadedBlas(int callers) {
   if (callers > shared.buffers) {
     if (!has_room_for(callers - shared.buffers)) {
       throw LibraryError(
-          fmt::format("cpu: no memory for OpenBLAS: it maps 128 MiB for each of {} threads (the "
-                      "limit of the address space is that of ulimit -v)",
+          fmt::format("cpu: no memory for OpenBLAS, which maps 128 MiB for each of {} threads: "
+                      "raise the limit of the address space (ulimit -v), or use fewer threads",
                       callers));
     }
     shared.buffers = callers;

@@ -9,9 +9,9 @@ namespace annulus {
 /// that other threads of the process ask for at the same time run on one thread, too.
 class SingleThreadedBlas {
  public:
-  /// For products of `callers` threads at once. Throws LibraryError where the address space, which
-  /// a limit of the process may bound (ulimit -v), has no room for the buffer that OpenBLAS maps
-  /// for each of them: OpenBLAS itself would try again for ever.
+  /// For products of `callers` threads at once. OpenBLAS maps a buffer for each of them. Throws
+  /// LibraryError if the address space, which ulimit -v may bound, has no room for these buffers:
+  /// OpenBLAS itself would try again for ever.
   explicit SingleThreadedBlas(int callers);
   ~SingleThreadedBlas();
   SingleThreadedBlas(const SingleThreadedBlas&) = delete;

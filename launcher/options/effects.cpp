@@ -87,7 +87,7 @@ class Effects {
     throw UserError(fmt::format("{}: has no effect {}; it needs {}", shown(option), cause, needed));
   }
 
-  /// With `other`, refuses every option that is_unused(name). `which`: why.
+  /// If `other` is given, refuses every option for which is_unused(name) holds. `which` says why.
   template <class IsUnused>
   void refuse_if(bool is_given, std::string_view other, std::string_view which,
                  const IsUnused& is_unused) const {

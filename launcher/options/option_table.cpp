@@ -218,7 +218,8 @@ void add_sharding(TableBuilder& table) {
       "ulysses-degree", "N", kPlanned, int_into(&Options::ulysses_degree, 1),
       "ranks that exchange heads in the schedule hybrid; it divides the ranks along the "
       "sequence (default: with auto, the one that is predicted to be fastest; with hybrid, the "
-      "size of the last of several sequence axes, or the largest common divisor of one and K)");
+      "size of the last of several sequence axes or, over a single one, the largest common divisor "
+      "of its size and K)");
   table.add("inner-size", "N", kPlanned, int_into(&Options::inner_size, 1),
             "ranks of an inner ring in the schedule double_ring; it divides the ranks along the "
             "sequence (default: those of a node)");

@@ -277,11 +277,12 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   if (setup.fills.bias) given(wishes.bias, options.bias_spec, "--bias-spec");
   if (setup.fills.mask) given(wishes.dense_mask, options.mask_spec, "--mask-spec");
   if (options.named.contains("bias-spec") && !setup.fills.bias) {
-    throw UserError(fmt::format("--bias-spec {}: there is no bias to shard", *options.bias_spec));
+    throw UserError(fmt::format("--bias-spec {}: there is no bias to shard; it needs --bias",
+                                *options.bias_spec));
   }
   if (options.named.contains("mask-spec") && !setup.fills.mask) {
-    throw UserError(
-        fmt::format("--mask-spec {}: there is no dense mask to shard", *options.mask_spec));
+    throw UserError(fmt::format("--mask-spec {}: there is no dense mask to shard; it needs --mask",
+                                *options.mask_spec));
   }
   if (!setup.problem.dense_mask) wishes.dense_mask.reset();  // --bias-policy leaves it out
   if (options.sequence_layout != "auto") wishes.sequence = parse_layout(options.sequence_layout);

@@ -29,8 +29,8 @@ struct ProblemSetup {
 /// ranks agree without communicating.
 [[nodiscard]] MeshShape set_up_mesh(const Options& options, int ranks);
 
-/// The options on a mesh that a command makes itself. Their own mesh does not count then, and nor
-/// do specs, which name its axes.
+/// These options with another mesh, which a command makes itself, and without their specs, which
+/// name axes of their own mesh.
 [[nodiscard]] Options on_mesh(Options options, std::string mesh);
 
 /// Settles mesh, specs (given, else the sharding rules of the mode), sequence layout, dtype and

@@ -103,7 +103,7 @@ verification::OperandFills set_up_scores(const OperandFiles& files, const Option
     fills.bias = std::move(bias.fill);
     as_option(file.shown, [&] { problem.validate(); });
   } else if (options.named.contains("bias-policy")) {
-    throw UserError("--bias-policy: there is no bias to apply it to");
+    throw UserError("--bias-policy: there is no bias to apply it to; it needs --bias");
   }
   problem = under_policy(options.bias_policy, std::move(problem));
   return fills;

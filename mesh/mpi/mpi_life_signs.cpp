@@ -80,7 +80,7 @@ class MpiLifeSigns final : public LifeSigns {
   }
 
   // A thread may give signs while another one waits for a device: see Watchdog::computing(). MPI
-  // may permit only one at a time.
+  // may permit only one thread at a time.
   static inline std::mutex mutex_;
   Communicator communicator_;
   Watchdog::Seconds interval_;

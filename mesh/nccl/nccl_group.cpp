@@ -73,7 +73,7 @@ ncclConfig_t non_blocking() {
 // What the communicators of a world share. Once one has failed, none can be finalised in order.
 struct Failure {
   bool noted = false;
-  // For the aborts of all of them together: each may wait for a peer that hangs.
+  // What is left for the aborts of all of them: each may wait for a peer that hangs.
   std::chrono::duration<double> patience{5};
 };
 

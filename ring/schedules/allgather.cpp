@@ -80,7 +80,7 @@ LocalRange placed(const GatherMessage& arrival) {
   return {LocalPosition(arrival.token), arrival.columns().count};
 }
 
-// Where the columns of others that a rank passes on lie in its receive buffer.
+// Finds columns of others, which a rank passes on, in its receive buffer.
 class PassedOn {
  public:
   explicit PassedOn(std::vector<GatherMessage> arrivals) : arrivals_(std::move(arrivals)) {
@@ -88,7 +88,7 @@ class PassedOn {
   }
 
   [[nodiscard]] LocalRange tokens_of(const GatherMessage& sent) const {
-    // The last that begins no later.
+    // The last arrival that begins no later.
     const GatherMessage& held =
         *std::prev(std::upper_bound(arrivals_.begin(), arrivals_.end(), sent, before));
     const LocalRange columns = sent.columns();
@@ -175,7 +175,7 @@ RankPlan plan_allgather(const RankContext& context) {
   const std::int64_t tokens = place(arrivals);
   const std::vector<PlacedPiece> placed_columns = placed_pieces(arrivals);
   const PassedOn passed_on(arrivals);
-  // Those from one rank stay in order of position: messages between two ranks match.
+  // Those from one rank stay in order of position, so that messages between two ranks match.
   arrivals = by_turn(std::move(arrivals), me, context.needs.size());
   const std::vector<GatherMessage> departures = routes.from(me);
   LocalRange sent_own;
@@ -184,8 +184,8 @@ RankPlan plan_allgather(const RankContext& context) {
   }
 
   PlanBuilder builder(context);
-  // In the last of several steps nothing crosses to other nodes: it is the next group's first, too.
-  // So one group arrives and the one before is passed on while a third is computed.
+  // In the last of several steps nothing crosses between nodes, so it is also the first step of the
+  // next group. That group arrives while this one is passed on and the one before is computed.
   const int last = routes.steps() - 1;
   const auto first_step = [&](std::size_t g) { return static_cast<int>(g) * std::max(last, 1); };
   std::vector<int> receive(last > 0 ? 3 : 2, -1);  // buffers

@@ -8,8 +8,8 @@
 namespace annulus::ring {
 namespace {
 
-// If each piece is a message, a receiver can place all in order of position. If that would be too
-// many messages, neighbouring pieces share one.
+// If each piece is a message, a receiver can place all of them in order of position. If that would
+// be too many messages, neighbouring pieces share one.
 bool is_one_each(const std::vector<ColumnPiece>& pieces) {
   return pieces.size() <= KvNeeds::kMostMessages;
 }
@@ -62,7 +62,7 @@ std::vector<GatherMessage> GatherRoutes::from(int sender) const {
   return messages;
 }
 
-// What a member gets of another one's columns, in local order.
+// The messages in which a member gets another one's columns, in local order.
 std::vector<GatherMessage> GatherRoutes::between(int origin, int receiver) const {
   const int node = nodes_.node_of(receiver);
   const int distance = (node + nodes_.count() - nodes_.node_of(origin)) % nodes_.count();
@@ -100,8 +100,8 @@ LocalRange GatherRoutes::held(int member, int origin, const LocalRange& columns)
   return {};
 }
 
-// The member that gets these columns first of those that get them on another node than their
-// owner's. It gets its whole message from the owner: who has that message has these columns, too.
+// The member of a node through which these columns of another node enter it. It gets its message
+// from the owner whole, and these columns are part of that message.
 int GatherRoutes::entry(int node, int origin, const LocalRange& columns) const {
   const std::vector<int>& members = nodes_.members(node);
   const std::vector<int>& at_home = nodes_.members(nodes_.node_of(origin));
@@ -119,7 +119,7 @@ int GatherRoutes::entry(int node, int origin, const LocalRange& columns) const {
   return first;
 }
 
-// Of whose columns a member passes some on.
+// The origins whose columns a member may pass on: it gets them straight from another node.
 std::vector<int> GatherRoutes::passed_on(int member) const {
   std::vector<int> origins;
   if (direct_) return origins;

@@ -13,7 +13,7 @@ struct GatherMessage {
   int source = 0;
   int receiver = 0;
   int origin = 0;
-  int step = 0;  ///< of a round
+  int step = 0;  ///< of GatherRoutes::steps()
   std::vector<ColumnPiece> pieces;
   std::int64_t token = 0;  ///< of the receive buffer, where they are put
 
@@ -23,12 +23,13 @@ struct GatherMessage {
 
 /// Who sends what to whom where every member of a group gets all the columns that it needs.
 ///
-/// Where links are alike, columns come straight from their owners, all in one step. Otherwise they
-/// cross to a node once: the member that needs most of them gets them, and passes them on to the
-/// others in the next step. Of several that need as much, it is the first from the owner's place
-/// on, so that the members of a node share what crosses. Nothing is sent to a member that does not
-/// need it: columns that no member needs together come from their owner to each that needs them.
-/// In step t, columns cross to the t + 1st node after their owner's.
+/// Where links are alike, columns come straight from their owners, all in one step. Otherwise the
+/// member of another node that needs most of an owner's columns gets them from the owner, and
+/// passes them on to its node in the next step. Of several that need as much, it is the first one
+/// from the place that the owner has in its own node, so that the members of a node share what
+/// crosses to it. Nothing is sent to a member that does not need it, so a message that is not part
+/// of another member's comes straight from the owner, even where the two overlap. In step t,
+/// columns cross to the node that is t + 1 places after their owner's.
 class GatherRoutes {
  public:
   /// What it refers to must outlive it.

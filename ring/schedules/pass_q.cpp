@@ -175,7 +175,7 @@ class PassQ {
     return builder_.finish();
   }
 
-  // Partial results of the rank's own rows, and the memory of those that are combined.
+  // Partial results of the rank's own rows, and the memory of those that have been combined.
   struct Parts {
     std::vector<Result> held, spare;
   };
@@ -187,8 +187,8 @@ class PassQ {
     return partial(&memory);
   }
 
-  // Combines the first parts where all would be more than PlanOptions::result_bytes. The last two
-  // are still on their way, and computing would wait for them.
+  // Combines the first parts if all would take more than PlanOptions::result_bytes. It leaves the
+  // last two, which are still on their way, as computing would wait for them.
   void make_room(int step, Parts& parts) {
     const std::int64_t bytes = rows_.count * heads_.count * builder_.plan().local.batch *
                                builder_.plan().local.value_dim *

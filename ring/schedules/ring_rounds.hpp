@@ -27,7 +27,7 @@ struct RingOrder {
 /// Whether columns come straight from their owners, for members on these ranks of the group. They
 /// do if the options say so and it sends no more bytes between nodes than from neighbour to
 /// neighbour. That holds if the members of each row, and those at the same place of all rows, are
-/// either all on one node or each on another.
+/// either all on one node or each on a node of its own.
 [[nodiscard]] bool sends_directly(const RankContext& context, RingOrder order,
                                   const std::function<int(int member)>& group_rank);
 

@@ -97,8 +97,8 @@ class CudaFlashTest : public CudaTest {
   }
 
   /// Columns in parts (begin, count), each continuing from the state of those before. `run`
-  /// computes a block on the stream. The last part hands its output over in dtype `last`, in memory
-  /// of its own, or in the state's if none is given.
+  /// computes a block on the stream. The last part writes its output in dtype `last` to memory of
+  /// its own; without `last`, to the state.
   [[nodiscard]] Result run_in_parts(
       const WholeAttention& whole, const Pairs& parts, std::optional<DType> last,
       const std::function<void(AttentionBlock&, const SoftmaxState&)>& run) {

@@ -69,7 +69,7 @@ struct CaseOnDevice {
         shards(operands, one.problem.dtype, one.seed, mesh.rank(), memory),
         twins(shards, device) {}
 
-  /// The results come to the shards.
+  /// The results arrive in the shards.
   void run() {
     attention.run(twins.tensors());
     twins.download();

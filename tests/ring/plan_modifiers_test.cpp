@@ -108,7 +108,7 @@ TEST(PlanModifiers, SaysThatTheOutputIsUnnormalised) {
   EXPECT_EQ(last["into"]["maximum"], 5);
   EXPECT_NE(to_text(plan, 1).find("reduce (softmax, unnormalised) into buffer 3"),
             std::string::npos);
-  // A normalised one has nothing of it.
+  // The plan of a normalised one says nothing of it.
   problem.normalize_output = true;
   const std::string usual = to_json(make_plan(native_input(problem, operands), Schedule::ring));
   EXPECT_EQ(usual.find("maximum"), std::string::npos);

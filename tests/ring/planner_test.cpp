@@ -259,8 +259,8 @@ TEST(Planner, ManyQueriesGoRound) {
   EXPECT_EQ(many.ranks[0].all<Block>().size(), 4U);
 }
 
-// A rank holds what the options allow, two at least, two that are on their way and a sum; and
-// those of others that it has computed in two hops.
+// Of its own rows, a rank holds as many partial results as the options allow (two at least), two
+// more that are on their way, and a sum. Of others' rows it holds those of the last two hops.
 TEST(Planner, PartialResultsOfManyHopsAreCombinedOnTheWay) {
   constexpr int kRanks = 8;
   constexpr std::int64_t kLength = 600;

@@ -142,7 +142,7 @@ TEST(Planner, AutoFindsTheBestDegree) {
   }
 }
 
-// Only auto compares degrees: 32 ranks along one axis, and so many key/value heads.
+// Only auto compares degrees. Here 32 ranks lie along one axis.
 TEST(Planner, ANamedHybridTakesTheLargestCommonDivisor) {
   for (const auto& [kv_heads, degree] : {std::pair{32, 32}, {8, 8}, {24, 8}, {6, 2}, {3, 1}}) {
     FourNodes four(kv_heads, kv_heads);
@@ -154,7 +154,7 @@ TEST(Planner, ANamedHybridTakesTheLargestCommonDivisor) {
   }
 }
 
-// The ends of hybrid do what the schedules do that they are.
+// A hybrid of degree 1 has the plan of ring, and a hybrid of all ranks that of ulysses.
 TEST(Planner, HybridsOfOneAndOfAllRanksAreRingAndUlysses) {
   for (const auto& [kv_heads, same] : {std::pair{3, Schedule::ring}, {4, Schedule::ulysses}}) {
     const AttentionProblem problem = causal_problem(64, 12, kv_heads);
@@ -311,7 +311,7 @@ TEST(Planner, RingsSendEachShardToANodeOnce) {
   }
 }
 
-// Eight ranks in other places: on nodes of one size, of several, and not next to each other.
+// The nodes of eight ranks: of equal sizes, of different sizes, and with ranks that are apart.
 const std::vector<std::vector<int>> kPlacements{{0, 0, 0, 0, 1, 1, 1, 1}, {0, 0, 1, 1, 2, 2, 3, 3},
                                                 {0, 0, 0, 0, 0, 1, 1, 2}, {0, 1, 0, 1, 0, 1, 0, 1},
                                                 {0, 1, 1, 2, 0, 2, 2, 2}, {0, 0, 0, 0, 0, 0, 0, 1}};
@@ -329,7 +329,7 @@ std::int64_t bytes_across(const Plan& plan, const std::vector<int>& node_of_rank
   return bytes;
 }
 
-// In all groups of heads.
+// Once in every group of heads.
 TEST(Planner, GatheredShardsEnterANodeOnce) {
   AttentionProblem problem = causal_problem(64);
   problem.mask.set_causal(false);
@@ -373,8 +373,8 @@ TEST(Planner, EveryRankTakesItsShareOfWhatEntersItsNode) {
   }
 }
 
-// Under any mask a rank gets the same as straight from the owners, so none passes on what it does
-// not need itself; and no more crosses than then.
+// Under any mask a rank receives as many bytes as straight from the owners, so none passes on what
+// it does not need itself. And no more bytes cross between nodes.
 TEST(Planner, GatheringOverNodesSendsNoMore) {
   for (const LayoutKind layout :
        {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped, LayoutKind::balanced}) {
@@ -419,8 +419,8 @@ TEST(Planner, GatheringOverNodesSendsNoMore) {
   }
 }
 
-// Of some columns of a shard that the ranks of a node need, the most cross, and the others are part
-// of them.
+// Ranks of a node need different numbers of a shard's columns. Only the most cross, as the others
+// are part of them.
 TEST(Planner, TheRankOfANodeThatNeedsMostGetsItFirst) {
   AttentionProblem problem = causal_problem(64);
   problem.mask.set_window(19, 0);
@@ -443,7 +443,7 @@ TEST(Planner, TheRankOfANodeThatNeedsMostGetsItFirst) {
 }
 
 // One group of heads is computed while the next is passed on inside nodes, and the one after that
-// crosses to them.
+// crosses between nodes.
 TEST(Planner, GatheringOverNodesHasThreeGroupsOfHeadsInFlight) {
   AttentionProblem problem = causal_problem(64, 8, 8);
   problem.mask.set_causal(false);

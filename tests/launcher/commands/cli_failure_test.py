@@ -98,7 +98,7 @@ class NoMemory(CliTest):
 
 
     def test_little_address_space_is_an_error_and_no_hang(self):
-        # OpenBLAS, which then maps its buffers, would try for ever.
+        # Without room for its buffers, OpenBLAS would try for ever.
         ended = set()
         for limit in range(400, 1300, 100):
             limits = (limit << 20, limit << 20)

@@ -339,15 +339,15 @@ TEST(OptionErrors, WhatOnlyTablesShowIsRefusedWhereThereIsNone) {
               HasSubstr("--show-ranks 2: has no effect with --json -"));
   EXPECT_THAT(error_of({"plan", "--json", "-", "--explain"}),
               HasSubstr("--explain: has no effect with --json -, which explains"));
-  // Of the others, a JSON report has what --explain says, and rows of CSV have not.
+  // A JSON report of other commands holds what --explain says; rows of CSV do not.
   EXPECT_TRUE(parse({"bench", "--json", "-", "--explain"}).explain);
   EXPECT_TRUE(parse({"bench", "--json", "file", "--csv", "-", "--explain"}).explain);
   EXPECT_THAT(error_of({"bench", "--csv", "-", "--explain"}),
               HasSubstr("--explain: has no effect with --csv -"));
 }
 
-// A script tries values, of which one may switch off what another option depends on.
-TEST(OptionErrors, AnOptionThatIsSwitchedOffStillTakesThoseThatNeedIt) {
+// A script may try values of an option, of which one switches off what other options need.
+TEST(OptionErrors, AnOptionThatIsSwitchedOffIsStillThereForThoseThatNeedIt) {
   for (const char* const dropout : {"0", "0.1", "0.3"}) {
     const Options options = parse({"run", "--dropout", dropout, "--seed", "7"});
     EXPECT_EQ(options.dropout, std::stod(dropout));
@@ -379,7 +379,7 @@ TEST(OptionErrors, OptionsWithAnEffectAreTaken) {
   EXPECT_TRUE(parse({"bench", "--hops", "--sweep", "1k:2k", "--iters", "2"}).hops);
 }
 
-// They may serve commands for which the option has an effect.
+// Such settings may serve commands for which they have an effect.
 TEST(OptionErrors, SettingsOfEnvironmentAndFilesNeedNoEffect) {
   const Variable cache("ANNULUS_TUNING_CACHE", "t.json");
   const OptionFile config("ulysses-degree = 2\ncausal-offset = 3\n");
@@ -393,7 +393,7 @@ TEST(OptionErrors, SettingsOfEnvironmentAndFilesNeedNoEffect) {
   EXPECT_TRUE(parse({"plan", "--recommend", "--ranks", "8"}).recommend);
 }
 
-// Wherever from, as drawn problems would not be what was asked for.
+// Wherever the option comes from: the drawn problems would not be what it asks for.
 TEST(OptionErrors, WhatIsDrawnCannotBeGiven) {
   for (const Words& given :
        {Words{"--dropout", "0"}, Words{"--causal"}, Words{"--bias", "b.npy"}}) {

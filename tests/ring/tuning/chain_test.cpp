@@ -339,7 +339,7 @@ TEST_F(TuningChainTest, AChoiceOfTheFileThatFailsPassesOn) {
   EXPECT_THAT(passed_text(attention->decision()),
               AllOf(HasSubstr("implementation quick, fails: "), HasSubstr("its memory is gone")));
   EXPECT_EQ(attention->implementations(), "promising");
-  // Not even from memory is it tried again; from the file it is.
+  // Memory has forgotten it. The file has not, so it is tried again from there.
   EXPECT_THAT(passed_text(this->attention()->decision()),
               HasSubstr("cache in memory: has no entry"));
 }

@@ -12,10 +12,10 @@ namespace annulus {
 using EnvironmentLookup = std::function<const char*(const char* name)>;
 
 /// Whether mpirun or srun started this process in a way that lets MPI connect the ranks. Throws
-/// LibraryError with the fix when Slurm or torchrun started several that cannot find each other.
+/// LibraryError with the fix if Slurm or torchrun started processes that cannot find each other.
 [[nodiscard]] bool started_by_launcher(const EnvironmentLookup& lookup);
 
-/// Throws LibraryError with the fix when MPI has come up with one rank in a process that a launcher
+/// Throws LibraryError with the fix if MPI has come up with one rank in a process that a launcher
 /// started as one of several: MPI does not speak the launcher's protocol (srun --mpi=pmi2, or the
 /// mpiexec of another MPI), and each process would compute everything alone. `ranks` is the size of
 /// MPI_COMM_WORLD.

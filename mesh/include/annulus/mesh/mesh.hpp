@@ -30,8 +30,8 @@ class Mesh {
  public:
   /// Collective over `communicator`, which is duplicated and may be freed afterwards. MPI must be
   /// initialised unless `communicator` is MPI_COMM_NULL: that makes a mesh of one rank without MPI.
-  /// Ranks that `watchdog` connects get this one's life signs too. Throws ArgumentError on all ranks
-  /// if the shape's product is not the communicator's size, or if they were given different shapes.
+  /// Ranks that `watchdog` connects get this rank's life signs too. Throws ArgumentError on all
+  /// ranks if the shape's product is not the communicator's size, or if they have different shapes.
   Mesh(const MeshShape& shape, MPI_Comm communicator, const Watchdog& watchdog);
   /// The same with a shape as MeshShape::parse() reads it. What is wrong with one rank's is the
   /// ArgumentError of all.

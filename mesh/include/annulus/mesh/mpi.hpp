@@ -27,7 +27,7 @@ struct CommunicatorTraits {
   static Raw null() noexcept { return MPI_COMM_NULL; }
   static void release(Raw raw) noexcept;
 };
-/// Owning MPI communicator. To free one is collective, so all ranks must destroy theirs in the same
+/// Owning MPI communicator. Freeing it is collective, so all ranks must destroy theirs in the same
 /// order.
 using Communicator = Handle<CommunicatorTraits>;
 

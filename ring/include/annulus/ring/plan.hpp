@@ -197,7 +197,7 @@ struct Block {
 
 enum class Reduction : std::uint8_t {
   softmax,  ///< partial results are weighted by their LSE
-  sum       ///< of plain numbers, float32; for gradients, likewise
+  sum       ///< of plain numbers, float32; for gradients, which nothing plans yet
 };
 
 [[nodiscard]] std::string_view name_of(Reduction reduction) noexcept;

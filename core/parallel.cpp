@@ -60,12 +60,12 @@ class Worker {
   Worker() = default;
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
-  /// While it is idle.
+  /// Must be idle.
   ~Worker() {
     change([this] { ends_ = true; });
   }
 
-  /// While it is idle.
+  /// Must be idle.
   void start(std::function<void()> job) noexcept {
     change([&] { job_ = std::move(job); });
   }
@@ -135,7 +135,8 @@ void parallel_for(std::int64_t tasks, int workers,
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
   });
-  for (int worker = 1; worker <= others; ++worker) {  // woken before its waker is idle
+  // In this order, since each worker was woken before its waker became idle.
+  for (int worker = 1; worker <= others; ++worker) {
     threads[static_cast<std::size_t>(worker - 1)]->wait();
   }
   idle_workers = std::move(threads);

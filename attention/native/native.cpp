@@ -62,7 +62,7 @@ std::vector<HeadTile> head_tiles(std::int64_t heads, std::int64_t kv_heads, std:
   return tiles;
 }
 
-// The part of the keys that the dense mask shows to a row, as a sample of the rows near it.
+// The part of the keys that the dense mask shows to a row, which stands for the rows near it.
 double shown_part(const AttentionBlock& block, std::int64_t batch, std::int64_t row) {
   if (!block.scores.mask) return 1;
   const ConstTensorView& mask = *block.scores.mask;
@@ -74,9 +74,9 @@ double shown_part(const AttentionBlock& block, std::int64_t batch, std::int64_t 
   return 1 - static_cast<double>(hidden) / static_cast<double>(different);
 }
 
-// Heaviest first, so that threads which take them in turn finish together; for the same reason the
-// last quarter of the work comes in tiles of half the length, unless that is less than `least`.
-// None crosses the edge of a query block.
+// Heaviest first, so that threads which take them in turn finish together. For the same reason the
+// last quarter of the work comes in tiles of half the length, unless that is less than `least`. No
+// tile crosses the edge of a query block.
 std::vector<RowTile> row_tiles(const AttentionProblem& problem, const AttentionBlock& block,
                                std::int64_t length, std::int64_t least) {
   std::vector<std::pair<double, RowTile>> weighted;

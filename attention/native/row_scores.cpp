@@ -115,7 +115,7 @@ bool any_shown(const std::uint8_t* mask, std::int64_t count) {
   return any_other<std::uint8_t>(mask, count, 0);
 }
 
-// The largest and the smallest entry of each of `count` columns.
+// Raises `any` to the largest entry of each of `count` columns, and lowers `all` to the smallest.
 void gather_rows(const std::uint8_t* HWY_RESTRICT mask, std::int64_t row_stride, std::int64_t rows,
                  std::int64_t count, std::uint8_t* HWY_RESTRICT any,
                  std::uint8_t* HWY_RESTRICT all) {

@@ -13,7 +13,7 @@ struct SeenLogits {
 
 /// Multiplies `count` logits by `factor` and adds a row of a bias, whose entries are `stride`
 /// apart. Where the bias is −∞ the logit becomes −∞, even if it was NaN or ∞. Fetches the first
-/// half of `next`, as much of the row that comes next.
+/// half of `next`, which holds `count` values of the row that comes next.
 [[nodiscard]] SeenLogits add_bias_row(const float* bias, std::int64_t stride, std::int64_t count,
                                       float factor, float* logits, const float* next);
 

@@ -47,7 +47,7 @@ HWY_INLINE Vector tanh_of(Tag f32, Vector x) {
     q = hn::MulAdd(q, square, constant(1.743104159e-02F));
     q = hn::MulAdd(q, square, constant(4.476247443e-01F));
     q = hn::MulAdd(q, square, constant(1.0F));
-    // A division takes longer than all of the above; so a step of Newton's instead.
+    // A division takes longer than all of the above, so a Newton step instead.
     const auto inverse = hn::ApproximateReciprocal(q);
     const auto quotient = hn::Mul(hn::Mul(x, p), inverse);
     return hn::MulAdd(quotient, hn::NegMulAdd(q, inverse, constant(1.0F)), quotient);

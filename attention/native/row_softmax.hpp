@@ -43,9 +43,9 @@ void scale_row(const float* from, std::int64_t count, float factor, float* to);
 /// logit − row.max) to `weights`. Logits outside [begin, end) count as −∞. While all logits are −∞,
 /// the row's sum stays 0. The padding is overwritten too. Returns the factor for earlier weights,
 /// exp(old max − new max). A logit of NaN or +∞ (from the input, or a product beyond float32) makes
-/// the row's sum NaN for good. `next`: as many values as [begin, end) has, of which the second half
-/// is fetched meanwhile, and the first as well unless the caller knows the `largest` of the logits
-/// in [begin, end).
+/// the row's sum NaN for good. Fetches the second half of `next`, which has as many values as
+/// [begin, end), and the first half too unless the caller knows `largest`, the largest of the
+/// logits in [begin, end).
 [[nodiscard]] float softmax_row(float* logits, std::int64_t count, std::int64_t begin,
                                 std::int64_t end, float scale, const WeightRow& weights,
                                 RowSoftmax& row, const float* next,

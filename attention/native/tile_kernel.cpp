@@ -160,7 +160,7 @@ void TileKernel::multiply(const RowTile& tile, const HeadTile& heads, LocalRange
     }
     strip.first_column = seen.begin.value() / kRowAlignment * kRowAlignment;
     strip.columns = seen.end().value() - strip.first_column;
-    if (strip.columns > seen.count) {  // some are not seen after all
+    if (strip.columns > seen.count) {  // alignment has added hidden ones
       strip_full = full;
       strip_shown = shown;
     }

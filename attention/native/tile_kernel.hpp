@@ -60,9 +60,9 @@ class TileKernel {
   /// What the dense mask shows of some rows of a tile; nothing if the bias hides them all.
   [[nodiscard]] ShownColumns shown_by_scores(const RowTile& tile, const HeadTile& heads,
                                              LocalRange rows, const ScoreTensors::Keys& keys) const;
-  /// Applies the bias, and the dense mask unless all is `shown`, to the logits of some columns of a
-  /// row (a local index). Hidden logits become −∞. If there is a bias, the others become factor ·
-  /// logit + bias, and the first half of its `next` row is fetched.
+  /// Applies the bias, and the dense mask unless it shows all (`shown`), to the logits of columns
+  /// of a row (a local index). Hidden logits become −∞. If there is a bias, the others become
+  /// factor · logit + bias, and the first half of its `next` row is fetched.
   [[nodiscard]] SeenLogits apply_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
                                         const ScoreTensors::Keys& keys, bool shown, float factor,
                                         float* logits, const float* next) const;

@@ -58,8 +58,8 @@ TEST(NativeScores, EveryShapeBesideEveryMask) {
   EXPECT_GT(spoilt, 1000);
 }
 
-// A dense mask that shows tiles and strips wholly, not at all, or some columns from an odd one on;
-// alone, and beside a mask that cuts the same tiles elsewhere.
+// A dense mask that shows all of a tile or strip, nothing, or columns that begin anywhere; alone,
+// and beside a mask that cuts the same tiles elsewhere.
 TEST(NativeScores, DenseMaskWithEdges) {
   Random random(23);
   for (const DType dtype : {DType::float32, DType::bfloat16}) {

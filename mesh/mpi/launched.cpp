@@ -99,9 +99,8 @@ void check_connected(int ranks, const EnvironmentLookup& lookup) {
   if (tasks == 1) return;
   throw LibraryError(fmt::format(
       "the launcher started {} tasks, but MPI connects none of them, so each would run alone; "
-      "start "
-      "them with `srun --mpi=pmix ...` (`srun --mpi=list` shows what this cluster has) or with the "
-      "mpirun of the MPI library that this program was built with",
+      "start them with `srun --mpi=pmix ...` (`srun --mpi=list` shows what this cluster has) or "
+      "with the mpirun of the MPI library that this program was built with",
       tasks));
 }
 

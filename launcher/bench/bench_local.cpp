@@ -4,20 +4,28 @@
 #include <cstdint>
 #include <utility>
 
+#include <annulus/ring/block_scores.hpp>
+
 namespace annulus::launcher {
 namespace {
 
-// The tokens of `shard` [b,s,k,D], repeated until there are `length`. A shard without tokens leaves
-// the memory as it is.
+// Calls repeat(begin, count) until `count` tokens of a shard's `period` fill `length`. A shard
+// without tokens leaves the memory as it is.
+template <class Repeat>
+void for_repeats(std::int64_t period, std::int64_t length, const Repeat& repeat) {
+  for (std::int64_t begin = 0; period > 0 && begin < length; begin += period) {
+    repeat(begin, std::min(period, length - begin));
+  }
+}
+
+// The tokens of `shard` [b,s,k,D], repeated until there are `length`.
 Tensor repeated(const ConstTensorView& shard, std::int64_t length, Device& device, Stream& stream) {
   Extents shape = shard.shape();
-  const std::int64_t period = shape[1];
   shape[1] = length;
   Tensor result(shard.dtype(), shape, device.memory());
-  for (std::int64_t begin = 0; period > 0 && begin < length; begin += period) {
-    const std::int64_t count = std::min(period, length - begin);
+  for_repeats(shard.size(1), length, [&](std::int64_t begin, std::int64_t count) {
     device.copy(shard.slice(1, 0, count), result.view().slice(1, begin, count), stream);
-  }
+  });
   return result;
 }
 
@@ -45,9 +53,17 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAtt
   key_ = repeated(shards.key, longest, device, *stream_);
   value_ = repeated(shards.value, longest, device, *stream_);
 
-  const ScoreTensors scores =
-      broadcast_scores(shards.bias, shards.mask,
-                       {plan.local.batch, plan.local.heads, rows, problem.shape.kv_length});
+  const auto scores_of = [&](const ring::Region& region) {
+    const ring::Buffer& buffer = plan.buffer(region.buffer);
+    const bool biases = buffer.contents.front() == ring::Content::bias;
+    const ConstTensorView own = biases ? shards.bias : shards.mask;
+    const ConstTensorView held = buffer.kind == ring::BufferKind::caller
+                                     ? own
+                                     : rows_of_others(plan, region.buffer, own).view();
+    return held.slice(0, region.batches.begin, region.batches.count)
+        .slice(1, region.heads.begin - buffer.heads.begin, region.heads.count)
+        .slice(2, region.tokens.begin - buffer.tokens.begin, region.tokens.count);
+  };
   for (const ring::Block* one : blocks) {
     const ring::Block& block = *one;
     const auto in_batches = [&](const auto& view) {
@@ -71,9 +87,7 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAtt
                plan.first_head + block.heads.begin,
                block.full,
                {},
-               scores.slice(0, block.batches.begin, block.batches.count)
-                   .slice(1, block.heads.begin, block.heads.count)
-                   .slice(2, row, block.rows.count)},
+               ring::block_scores(plan, block, problem.shape.kv_length, scores_of)},
               {},
               nullptr};
     const Implementation& chosen = attention.implementation_of(block);
@@ -98,6 +112,32 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAtt
     call.kernel->prepare(call.block, call.result);
     calls_.push_back(std::move(call));
   }
+}
+
+// The rank's own rows, cut to the heads and keys of the buffer and repeated.
+const Tensor& LocalBlocks::rows_of_others(const ring::RankPlan& plan, int buffer,
+                                          const ConstTensorView& own) {
+  const auto [entry, added] = scores_.try_emplace(buffer);
+  Tensor& rows = entry->second;
+  if (!added) return rows;
+  const ring::Buffer& held = plan.buffer(buffer);
+  rows = Tensor(held.dtype,
+                {plan.batches(held).count, held.heads.count, held.tokens.count,
+                 plan.width(held, held.contents.front())},
+                device_.memory());
+  const ConstTensorView heads = own.slice(1, held.heads.begin, held.heads.count);
+  std::vector<TensorCopy> copies;
+  for_repeats(own.size(2), held.tokens.count, [&](std::int64_t begin, std::int64_t count) {
+    const ConstTensorView from = heads.slice(2, 0, count);
+    const TensorView to = rows.view().slice(2, begin, count);
+    if (held.columns) {
+      ring::add_key_copies(from, *held.columns, to, copies);
+    } else {
+      copies.push_back({from, to});
+    }
+  });
+  device_.copy(copies, *stream_);
+  return rows;
 }
 
 void LocalBlocks::run() {

@@ -11,9 +11,9 @@
 namespace annulus::launcher {
 
 /// The blocks of one rank's plan, without the hops between them and the merges after them: what the
-/// local kernel alone can do. A device records and replays them. Queries, keys and values repeat
-/// those of the rank's own shard, as the time does not depend on the numbers. Each block is
-/// computed by the same implementation as in the plan.
+/// local kernel alone can do. A device records and replays them. Queries, keys, values and rows of
+/// a bias or a mask repeat those of the rank's own shard, as the time does not depend on the
+/// numbers. Each block is computed by the same implementation as in the plan.
 class LocalBlocks {
  public:
   /// The references must outlive it. Not collective.
@@ -24,6 +24,8 @@ class LocalBlocks {
 
  private:
   void submit();
+  [[nodiscard]] const Tensor& rows_of_others(const ring::RankPlan& plan, int buffer,
+                                             const ConstTensorView& own);
 
   const AttentionProblem& problem_;
   Device& device_;
@@ -31,6 +33,7 @@ class LocalBlocks {
   std::unique_ptr<Stream> stream_;
   Tensor query_, key_, value_, lse_;
   std::map<DType, Tensor> outputs_;
+  std::map<int, Tensor> scores_;  // rows of a bias or a mask that other ranks send, by buffer
   struct Call {
     AttentionBlock block;
     SoftmaxState result;

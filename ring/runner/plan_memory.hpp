@@ -33,8 +33,7 @@ class PlanMemory {
   /// Appends what a copy copies.
   void add_copies(const Copy& copy, std::vector<TensorCopy>& copies) const;
   [[nodiscard]] SoftmaxState state(const Result& result) const;
-  /// Bias and dense mask of a block's batches, heads and rows, for all `kv_length` keys of the
-  /// problem or for the block's columns.
+  /// See block_scores().
   [[nodiscard]] ScoreTensors scores(const Block& block, std::int64_t kv_length) const;
   /// Where tokens of an exchange buffer begin.
   [[nodiscard]] void* address(int buffer, LocalRange tokens) const;

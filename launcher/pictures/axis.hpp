@@ -18,8 +18,10 @@ struct TimeUnit {
   return {"s", 1};
 }
 
-/// From 0 to at most `end`, which must be positive: four to ten round numbers at equal distances.
+/// From 0 to at most `end`: four to ten round numbers at equal distances; none unless `end` is
+/// a positive, normal number.
 [[nodiscard]] inline std::vector<double> linear_ticks(double end) {
+  if (end <= 0 || !std::isnormal(end)) return {};
   const double power = std::pow(10, std::floor(std::log10(end)));
   double step = power;
   for (const double part : {0.5, 0.25, 0.2, 0.1}) {
@@ -28,6 +30,23 @@ struct TimeUnit {
   }
   std::vector<double> ticks;
   for (int i = 0; i * step <= end * (1 + 1e-9); ++i) ticks.push_back(i * step);
+  return ticks;
+}
+
+/// 1, 10, 100, … or 1, 2, 5, 10, … if these are few, from `least` to `most`; none unless both are
+/// positive and finite.
+[[nodiscard]] inline std::vector<double> logarithmic_ticks(double least, double most) {
+  if (!(least > 0) || !(most >= least) || std::isinf(most)) return {};
+  std::vector<double> ticks;
+  const bool few = most / least < 100;
+  int exponent = static_cast<int>(std::floor(std::log10(least)));
+  for (double power = std::pow(10, exponent); power <= most; power = std::pow(10, ++exponent)) {
+    for (const double part : {1.0, 2.0, 5.0}) {
+      if (part > 1 && !few) continue;
+      const double tick = power * part;
+      if (tick >= least * (1 - 1e-9) && tick <= most * (1 + 1e-9)) ticks.push_back(tick);
+    }
+  }
   return ticks;
 }
 

@@ -57,20 +57,6 @@ struct Range {
   }
 };
 
-// 1, 10, 100, … or 1, 2, 5, 10, … if these are few.
-std::vector<double> logarithmic_ticks(double least, double most) {
-  std::vector<double> ticks;
-  const bool few = most / least < 100;
-  for (double power = std::pow(10, std::floor(std::log10(least))); power <= most; power *= 10) {
-    for (const double part : {1.0, 2.0, 5.0}) {
-      if (part > 1 && !few) continue;
-      const double tick = power * part;
-      if (tick >= least * (1 - 1e-9) && tick <= most * (1 + 1e-9)) ticks.push_back(tick);
-    }
-  }
-  return ticks;
-}
-
 class PanelDrawing {
  public:
   PanelDrawing(Svg& svg, const Panel& panel, double left)
@@ -102,7 +88,7 @@ class PanelDrawing {
     if (panel.logarithmic) {
       values_ = {values_.least / 1.3, values_.most * 1.3};
     } else {
-      values_ = {0, values_.most * 1.08};
+      values_ = {0, values_.most > 0 ? values_.most * 1.08 : 1};
     }
     return {values_.least, values_.most, panel.logarithmic};
   }

@@ -46,7 +46,8 @@ ScalingPoint predict_point(const Options& options, const Registry& registry, int
 Curve curve_of(const std::vector<ScalingPoint>& points, bool weak, auto&& value) {
   Curve curve{weak ? "weak" : "strong", {}};
   for (const ScalingPoint& point : points) {
-    if (point.weak == weak) curve.points.emplace_back(point.ranks, value(point));
+    if (point.weak != weak) continue;
+    if (const std::optional<double> y = value(point)) curve.points.emplace_back(point.ranks, *y);
   }
   return curve;
 }
@@ -81,7 +82,9 @@ void set_efficiencies(std::vector<ScalingPoint>& points) {
     const auto first = std::find_if(points.begin(), points.end(), [&](const ScalingPoint& other) {
       return other.weak == point.weak;
     });
-    point.efficiency = point.rate_per_rank() / first->rate_per_rank();
+    const std::optional<double> rate = point.rate_per_rank();
+    const std::optional<double> of_first = first->rate_per_rank();
+    if (rate && of_first && *of_first > 0) point.efficiency = *rate / *of_first;
   }
 }
 
@@ -103,6 +106,7 @@ Report make_scaling_report(const char* command, const char* time_unit, const Opt
 }
 
 Row scaling_row(const ScalingPoint& point) {
+  const std::optional<double> rate = point.rate_per_rank();
   return {point.weak ? "weak" : "strong",
           std::to_string(point.ranks),
           std::to_string(point.nodes),
@@ -110,19 +114,27 @@ Row scaling_row(const ScalingPoint& point) {
           std::to_string(point.kv_length),
           point.schedule,
           fmt::format("{:.3f}", point.seconds * 1e3),
-          fmt::format("{:.6f}", point.rate_per_rank() * 1e-12),
-          fmt::format("{:.1f}", point.efficiency * 100)};
+          rate ? fmt::format("{:.6f}", *rate * 1e-12) : kNothing,
+          point.efficiency ? fmt::format("{:.1f}", *point.efficiency * 100) : kNothing};
 }
 
 std::string scaling_picture(const std::vector<ScalingPoint>& points, const std::string& title,
                             const std::string& note) {
-  const auto time = [](const ScalingPoint& point) { return point.seconds * 1e3; };
-  const auto rate = [](const ScalingPoint& point) { return point.rate_per_rank() * 1e-12; };
+  // An axis of powers has no place for 0.
+  const auto time = [](const ScalingPoint& point) {
+    return point.seconds > 0 ? std::optional(point.seconds * 1e3) : std::nullopt;
+  };
+  const auto rate = [](const ScalingPoint& point) {
+    std::optional<double> tera = point.rate_per_rank();
+    if (tera) *tera *= 1e-12;
+    return tera;
+  };
   Panel times{"Time", "ranks", "time (ms)", true, {}};
   times.curves = {curve_of(points, false, time), curve_of(points, true, time)};
   Curve ideal{"ideal strong", {}, true};
   for (const auto& [ranks, ms] : times.curves[0].points) {
-    ideal.points.emplace_back(ranks, times.curves[0].points.front().second / ranks);
+    const auto& [least, slowest] = times.curves[0].points.front();
+    ideal.points.emplace_back(ranks, slowest * least / ranks);
   }
   times.curves.push_back(std::move(ideal));
   Panel rates{"Rate of each rank", "ranks", "TFLOP/s per rank", false, {}};

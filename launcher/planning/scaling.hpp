@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <iosfwd>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,10 +23,14 @@ struct ScalingPoint {
   std::string schedule;
   std::string transport;  ///< of a prediction
   double seconds = 0;
-  double flops = 0;       ///< of the whole problem
-  double efficiency = 0;  ///< rate per rank over that of one rank; see set_efficiencies()
+  double flops = 0;  ///< of the whole problem
+  /// Rate per rank over that of one rank, none without operations; see set_efficiencies().
+  std::optional<double> efficiency = {};
 
-  [[nodiscard]] double rate_per_rank() const { return flops / seconds / ranks; }
+  /// None where there is nothing to do, so that it takes no time.
+  [[nodiscard]] std::optional<double> rate_per_rank() const {
+    return seconds > 0 ? std::optional(flops / seconds / ranks) : std::nullopt;
+  }
 };
 
 /// The shape of a point: that of the options if it is strong, else as many keys per rank as

@@ -421,6 +421,18 @@ class Scaling(CliTest):
         alone = json.loads(self.annulus(*words, "--json", "-").stdout)
         self.check(alone, [1], 96)
 
+    def test_problems_without_visible_pairs_have_no_efficiency(self):
+        for shape in ["1,128,0,4,4,64", "1,0,64,4,4,8", "0,64,64,4,4,8"]:
+            for words, ranks in [(["plan", "--ranks", "2"], 1), (["bench", "--iters", "1", "--warmup", "0"], 2)]:
+                with self.subTest(shape, command=words[0]):
+                    result = self.annulus(*words, "--scaling", "--shape", shape, "--json", "-",
+                                          "--picture", "plot.svg", ranks=ranks)
+                    self.expect_success(result)
+                    for row in json.loads(result.stdout)["rows"]:
+                        self.assertIsNone(row["efficiency"])
+                        self.assertIn(row["rate"], [None, 0])
+                    self.picture(["strong", "weak"])
+
     def test_errors(self):
         words = ["plan", "--scaling", "--shape", "1,64,64,8,2,64"]
         self.expect_error(self.annulus(*words), 2, "--ranks: got nothing")

@@ -1,5 +1,7 @@
 #include "launcher/pictures/axis.hpp"
 
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -17,6 +19,31 @@ TEST(Axis, TicksAreRoundAndAboutFive) {
   }
   EXPECT_EQ(linear_ticks(10), (std::vector<double>{0, 2.5, 5, 7.5, 10}));
   EXPECT_EQ(linear_ticks(6), (std::vector<double>{0, 1, 2, 3, 4, 5, 6}));
+}
+
+TEST(Axis, TicksOfPowersAreRound) {
+  EXPECT_EQ(logarithmic_ticks(1, 1000), (std::vector<double>{1, 10, 100, 1000}));
+  EXPECT_EQ(logarithmic_ticks(1.5, 30), (std::vector<double>{2, 5, 10, 20}));
+  EXPECT_EQ(logarithmic_ticks(5, 5), (std::vector<double>{5}));
+  EXPECT_GT(logarithmic_ticks(5e-324, 1e308).size(), 600U);
+}
+
+TEST(Axis, WithoutExtentHasNoTicks) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  for (const double end : {0.0, -1.0, 5e-324, kInfinity, -kInfinity, kNan}) {
+    EXPECT_TRUE(linear_ticks(end).empty()) << end;
+  }
+  for (const auto& [least, most] : std::vector<std::pair<double, double>>{{0, 0},
+                                                                          {0, 1},
+                                                                          {-1, 1},
+                                                                          {2, 1},
+                                                                          {1, kInfinity},
+                                                                          {kInfinity, -kInfinity},
+                                                                          {kNan, 1},
+                                                                          {1, kNan}}) {
+    EXPECT_TRUE(logarithmic_ticks(least, most).empty()) << least << ' ' << most;
+  }
 }
 
 TEST(Axis, UnitsFollowTheTime) {

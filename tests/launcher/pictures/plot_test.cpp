@@ -38,5 +38,17 @@ TEST(Plot, OnePointLiesInTheMiddle) {
   EXPECT_THAT(text, Not(HasSubstr("nan")));
 }
 
+// A problem without visible pairs takes no time, and has a rate of 0 or none.
+TEST(Plot, CurvesOfNothingAreDrawn) {
+  const std::string text = plot_picture({{"Time", "ranks", "ms", true, {{"strong", {}}}},
+                                         {"Rate", "ranks", "rate", false, {{"strong", {}}}},
+                                         {"Rate", "ranks", "rate", false, {{"weak", {{1, 0}}}}}},
+                                        "A study", "");
+  EXPECT_THAT(text, HasSubstr(">strong<"));
+  EXPECT_THAT(text, HasSubstr("cy=\"362\""));  // the weak rate, on the axis
+  EXPECT_THAT(text, Not(HasSubstr("nan")));
+  EXPECT_THAT(text, Not(HasSubstr("inf")));
+}
+
 }  // namespace
 }  // namespace annulus::launcher

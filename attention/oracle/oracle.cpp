@@ -96,7 +96,7 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
           if (scores.bias) logit += scores.bias->at<float>({b, head, t, entry});
           logits.push_back(logit);
           visible.push_back(j);
-          if (!(logit <= max)) max = logit;
+          if (logit > max || std::isnan(logit)) max = logit;  // NaN stays
         }
         double* output = &result.output[static_cast<std::size_t>(
             ((b * row_count + t) * heads + head) * value_dim)];

@@ -108,7 +108,7 @@ class DenseHead {
     for (std::int64_t i = 0; i < weights_.rows; ++i) {
       Real max = kMinusInfinity;
       const auto raise = [&max](Real logit) {
-        if (!(logit <= max)) max = logit;  // NaN stays
+        if (logit > max || std::isnan(logit)) max = logit;  // NaN stays
       };
       for (const float sink : sinks) raise(sink);
       for_visible(i, raise);

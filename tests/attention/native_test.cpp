@@ -186,6 +186,12 @@ TEST(Native, NonFinitePaddingReachesNoRow) {
   EXPECT_TRUE(run_native(problem, block) == clean);
 }
 
+TEST(Native, NanBeforeMinusInfinityShows) {
+  expect_nan_before_weightless_shown(DType::float32, [](const WholeAttention& whole) {
+    return run_native(whole.problem, whole.block());
+  });
+}
+
 TEST(Native, RowsOfNoWeightAreNotEmpty) {
   const WholeAttention whole = weightless_attention();
   for (const DType lse_dtype : {DType::float32, DType::float64}) {

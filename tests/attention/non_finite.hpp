@@ -169,6 +169,22 @@ inline void expect_weightless_shown(const Result& result) {
   }
 }
 
+/// A logit of NaN before one of −∞: all of the row is NaN.
+inline void expect_nan_before_weightless_shown(
+    DType dtype, const std::function<Result(const WholeAttention&)>& run) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  AttentionProblem problem;
+  problem.shape = {1, 1, 2, 1, 1, 1, 1};
+  problem.dtype = dtype;
+  problem.scale = 1.0;
+  const Result result = run({problem, tensor_of(dtype, {1, 1, 1, 1}, {1}),
+                             tensor_of(dtype, {1, 2, 1, 1}, {kNan, -kInfinity}),
+                             tensor_of(dtype, {1, 2, 1, 1}, {2, 2})});
+  EXPECT_TRUE(std::isnan(result.output.view().at<float>({0, 0, 0, 0})));
+  EXPECT_TRUE(std::isnan(result.state().lse_at(0, 0, 0)));
+}
+
 /// A key that is seen, but whose weight is 0 beside the others', with a NaN in its value.
 inline void expect_nan_without_weight_shown(
     DType dtype, std::int64_t dim, const std::function<Result(const WholeAttention&)>& run) {

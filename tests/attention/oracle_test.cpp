@@ -206,6 +206,7 @@ TEST(Oracle, HiddenNansAndInfinitiesReachNoRow) {
 
 TEST(Oracle, RowsOfNoWeightAreNotEmpty) {
   expect_weightless_shown(oracle_result(weightless_attention()));
+  expect_nan_before_weightless_shown(DType::float32, oracle_result);
 }
 
 // A value counts, however small its weight.

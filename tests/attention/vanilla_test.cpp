@@ -18,6 +18,7 @@
 #include <annulus/core/error.hpp>
 
 #include "tests/attention/native_run.hpp"
+#include "tests/attention/non_finite.hpp"
 #include "tests/attention/random_mask.hpp"
 #include "tests/attention/score_cases.hpp"
 #include "tests/support/message_of.hpp"
@@ -343,6 +344,12 @@ TEST(AttentionWeights, OtherShapesAndDtypesAreRefused) {
   };
   EXPECT_THAT(message(DType::float32, {1, 1, 5, 3}), HasSubstr("[1, 1, 3, 5]"));
   EXPECT_THAT(message(DType::float64, {1, 1, 3, 5}), HasSubstr("float32"));
+}
+
+TEST(Vanilla, NanBeforeMinusInfinityShows) {
+  expect_nan_before_weightless_shown(DType::float32, [](const WholeAttention& whole) {
+    return run_vanilla(whole.problem, whole.block());
+  });
 }
 
 }  // namespace

@@ -172,6 +172,12 @@ std::string dropout_cell(const std::optional<Dropout>& dropout) {
   return dropout ? fmt::format("{:.4g}", dropout->probability()) : kNothing;
 }
 
+// Of drawn fills: only inputs that are not all finite have one.
+Coverage::NonFinite non_finite_of(const verification::OperandFills& fills) {
+  if (!fills.key) return Coverage::NonFinite::none;
+  return fills.query ? Coverage::NonFinite::columns_and_queries : Coverage::NonFinite::columns;
+}
+
 // One row: a problem, and either what was found or why it could not run.
 void add_row(Report& report, const NamedCase& named, const verification::Verification* found,
              std::string_view verdict) {
@@ -311,8 +317,7 @@ class Verifier {
         add_result(named, found);
       });
       coverage_.add(named.sharded.problem, named.sharded.layout,
-                    ring::name_of(found.schedule.schedule),
-                    static_cast<bool>(named.sharded.fills.key));
+                    ring::name_of(found.schedule.schedule), non_finite_of(named.sharded.fills));
     } catch (const UserError& error) {
       refused(error);
     } catch (const AgreedFailure& error) {

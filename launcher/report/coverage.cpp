@@ -55,7 +55,7 @@ std::vector<std::string> names_of(const Kinds& kinds) {
 }  // namespace
 
 void Coverage::add(const AttentionProblem& problem, const ring::OperandLayout& layout,
-                   std::string_view schedule, bool non_finite) {
+                   std::string_view schedule, NonFinite non_finite) {
   const std::vector<std::string> parts = parts_of(features_of(problem), problem.sinks.has_value());
   for (std::size_t i = 0; i < parts.size(); ++i) {
     ++parts_[parts[i]];
@@ -67,7 +67,8 @@ void Coverage::add(const AttentionProblem& problem, const ring::OperandLayout& l
   wide_softmax_ += problem.softmax_dtype == DType::float64 ? 1 : 0;
   ++dtypes_[std::string(annulus::name_of(problem.dtype))];
   ++schedules_[std::string(schedule)];
-  non_finite_ += non_finite ? 1 : 0;
+  non_finite_columns_ += non_finite != NonFinite::none ? 1 : 0;
+  non_finite_queries_ += non_finite == NonFinite::columns_and_queries ? 1 : 0;
   const auto has_rows = [](const std::optional<Extents>& scores) {
     return scores && (*scores)[2] != 1;
   };
@@ -104,7 +105,8 @@ std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
                                   counts_text(names_of(kLayouts), layouts_), other_for_keys_)},
           {"dtypes", fmt::format("{}, a softmax in float64 {}",
                                  counts_text(names_of(kDtypes), dtypes_), wide_softmax_)},
-          {"NaN and infinities", fmt::format("in keys and values {}", non_finite_)},
+          {"NaN and infinities", fmt::format("in keys and values {}, in queries too {}",
+                                             non_finite_columns_, non_finite_queries_)},
           {"schedules", counts_text(schedules_)},
           {"rows of bias or mask", counts_text(with_rows_)}};
 }

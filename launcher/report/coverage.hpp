@@ -14,9 +14,11 @@ namespace annulus::launcher {
 /// Counts the features of random problems, so that a run shows what it has not tried.
 class Coverage {
  public:
-  /// `non_finite`: some of the keys and values are not finite.
+  /// Which inputs have entries that are not finite.
+  enum class NonFinite { none, columns, columns_and_queries };
+
   void add(const AttentionProblem& problem, const ring::OperandLayout& layout,
-           std::string_view schedule, bool non_finite);
+           std::string_view schedule, NonFinite non_finite);
 
   /// Lines of a report: "masks" → "causal masks 81, windows 40, …". Features that never occurred
   /// are listed with 0. Of the pairs of features that never occurred, the first two are named.
@@ -32,7 +34,8 @@ class Coverage {
   Counts with_rows_;        // schedules of problems whose bias or dense mask differs by row
   int other_for_keys_ = 0;  // layouts of keys that are not the queries'
   int wide_softmax_ = 0;    // in float64
-  int non_finite_ = 0;
+  int non_finite_columns_ = 0;
+  int non_finite_queries_ = 0;
 };
 
 }  // namespace annulus::launcher

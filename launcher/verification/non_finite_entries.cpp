@@ -12,7 +12,7 @@
 #include <annulus/attention/registry.hpp>
 #include <annulus/attention/score_tensors.hpp>
 #include <annulus/core/convert.hpp>
-#include <annulus/verification/non_finite_columns.hpp>
+#include <annulus/verification/non_finite_entries.hpp>
 #include <annulus/verification/random_tensor.hpp>
 
 namespace annulus::verification {
@@ -20,6 +20,8 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+constexpr std::array kNonFinite{kNan, kInfinity, -kInfinity};
 
 // A number for each batch, key position and key/value head.
 template <class Number>
@@ -104,20 +106,29 @@ std::int64_t half_seen(const AttentionShape& shape, const ByColumn<std::int64_t>
   return candidates.empty() ? -1 : candidates[draw % candidates.size()];
 }
 
+// One entry of the queries.
+struct SpoiltQuery {
+  float value = 0;  // 0: none is replaced
+  std::int64_t batch = 0, position = 0, head = 0, dim = 0;
+};
+
 struct SpoiltColumns {
   ByColumn<Spoilt> keys;
   ByColumn<Spoilt> values;
 };
 
+// Whether cuDNN may compute, which multiplies hidden values by 0.
+bool may_multiply_hidden(const AttentionProblem& problem, Place::Kind device) {
+  static const Registry registry = Registry::standard();
+  return device == Place::Kind::cuda && registry.get("sdpa").accepts(problem, Place::cuda(0));
+}
+
 SpoiltColumns spoilt_columns(const AttentionProblem& problem, const OperandFills& fills,
                              std::uint64_t seed, Place::Kind device) {
-  constexpr std::array kNonFinite{kNan, kInfinity, -kInfinity};
   const AttentionShape& shape = problem.shape;
   const ByColumn<std::int64_t> viewers = viewers_of(problem, fills);
   SpoiltColumns spoilt{ByColumn<Spoilt>(shape), ByColumn<Spoilt>(shape)};
-  static const Registry registry = Registry::standard();
-  const bool multiplied =
-      device == Place::Kind::cuda && registry.get("sdpa").accepts(problem, Place::cuda(0));
+  const bool multiplied = may_multiply_hidden(problem, device);
   for (std::int64_t b = 0; b < shape.batch; ++b) {
     for (std::int64_t s = 0; s < shape.kv_length; ++s) {
       for (std::int64_t k = 0; k < shape.kv_heads; ++k) {
@@ -134,13 +145,32 @@ SpoiltColumns spoilt_columns(const AttentionProblem& problem, const OperandFills
   };
   const std::int64_t batch = drawn(shape.batch);
   for (std::int64_t k = 0; k < shape.kv_heads; ++k) {
+    const auto which = static_cast<std::size_t>(seed / 7 % 9) + static_cast<std::size_t>(k);
     const std::int64_t key = half_seen(shape, viewers, batch, k, seed / 3);
-    if (key >= 0) spoilt.keys.at(batch, key, k) = {kNan, drawn(shape.head_dim)};
     const std::int64_t value = half_seen(shape, viewers, batch, k, seed / 5);
-    if (value >= 0 && !multiplied)
-      spoilt.values.at(batch, value, k) = {kNan, drawn(shape.value_dim)};
+    if (key >= 0) {
+      const bool nan = key == value || device == Place::Kind::cuda;
+      spoilt.keys.at(batch, key, k) = {nan ? kNan : kNonFinite[which % 3], drawn(shape.head_dim)};
+    }
+    if (value >= 0 && !multiplied) {
+      spoilt.values.at(batch, value, k) = {kNonFinite[which / 3 % 3], drawn(shape.value_dim)};
+    }
   }
   return spoilt;
+}
+
+SpoiltQuery spoilt_query(const AttentionProblem& problem, std::uint64_t seed, Place::Kind device) {
+  const AttentionShape& shape = problem.shape;
+  if (seed / 11 % 2 == 0 || shape.batch == 0 || shape.query_length == 0 ||
+      may_multiply_hidden(problem, device)) {
+    return {};
+  }
+  const auto drawn = [&](std::uint64_t divisor, std::int64_t below) {
+    return static_cast<std::int64_t>(seed / divisor % static_cast<std::uint64_t>(below));
+  };
+  const bool nan = problem.sinks || device == Place::Kind::cuda;
+  return {nan ? kNan : kNonFinite[seed / 13 % 3], drawn(1, shape.batch),
+          drawn(17, shape.query_length), drawn(19, shape.heads), drawn(23, shape.head_dim)};
 }
 
 // Finds the columns when a part is first filled: many problems are drawn and never run.
@@ -191,9 +221,29 @@ FillPart spoiling(FillPart fill, std::shared_ptr<Spoiler> spoiler,
   };
 }
 
+// Calls `fill`, then replaces the entry of a query if the part has it.
+FillPart spoiling(FillPart fill, const SpoiltQuery& query) {
+  return [fill = std::move(fill), query](const TensorView& part,
+                                         std::span<const PositionRanges> index) {
+    fill(part, index);
+    const auto is = [&](std::size_t dim, std::int64_t i, std::int64_t position) {
+      return index[dim].global(LocalPosition(i)).value() == position;
+    };
+    for (std::int64_t b = 0; b < part.size(0); ++b) {
+      for (std::int64_t t = 0; t < part.size(1); ++t) {
+        for (std::int64_t n = 0; n < part.size(2); ++n) {
+          if (is(0, b, query.batch) && is(1, t, query.position) && is(2, n, query.head)) {
+            write(query.value, part.address({b, t, n, query.dim}), part.dtype());
+          }
+        }
+      }
+    }
+  };
+}
+
 }  // namespace
 
-OperandFills with_non_finite_columns(const AttentionProblem& problem, OperandFills fills,
+OperandFills with_non_finite_entries(const AttentionProblem& problem, OperandFills fills,
                                      std::uint64_t seed, Place::Kind device) {
   const AttentionShape& shape = problem.shape;
   const auto spoiler =
@@ -201,6 +251,12 @@ OperandFills with_non_finite_columns(const AttentionProblem& problem, OperandFil
   const auto normal = [&](Operand operand, std::int64_t dims) {
     return random_operand({shape.batch, shape.kv_length, shape.kv_heads, dims}, seed, operand);
   };
+  if (const SpoiltQuery query = spoilt_query(problem, seed, device); query.value != 0) {
+    fills.query =
+        spoiling(random_operand({shape.batch, shape.query_length, shape.heads, shape.head_dim},
+                                seed, Operand::query),
+                 query);
+  }
   fills.key = spoiling(normal(Operand::key, shape.head_dim), spoiler, &SpoiltColumns::keys);
   fills.value = spoiling(normal(Operand::value, shape.value_dim), spoiler, &SpoiltColumns::values);
   return fills;

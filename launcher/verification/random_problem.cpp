@@ -15,7 +15,7 @@
 #include <annulus/attention/mask.hpp>
 #include <annulus/attention/philox.hpp>
 #include <annulus/core/error.hpp>
-#include <annulus/verification/non_finite_columns.hpp>
+#include <annulus/verification/non_finite_entries.hpp>
 #include <annulus/verification/random_problem.hpp>
 #include <annulus/verification/random_scores.hpp>
 
@@ -533,7 +533,7 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   if (draws.chance(30)) draw_kv_layout(draws, drawn.layout);
   if (!on_gpus && draws.chance(15)) draw_vanilla(draws, drawn);
   if (hides_any(problem) && draws.chance(33)) {
-    drawn.fills = with_non_finite_columns(problem, std::move(drawn.fills), drawn.seed, device);
+    drawn.fills = with_non_finite_entries(problem, std::move(drawn.fills), drawn.seed, device);
   }
   drawn.schedule = draw_schedule(draws, drawn, kv_shards);
   drawn.command = fmt::format("mpirun -np {} annulus verify --random-case {}:{} --device {}", ranks,

@@ -223,7 +223,7 @@ CaseShards::CaseShards(const ring::ShardedOperands& operands, DType dtype, std::
   const auto part = [&](const NamedSharding& sharding, const FillPart& fill, Operand operand) {
     return filled(sharding, dtype, operand_fill(fill, sharding, seed, operand, threads));
   };
-  query = part(operands.query, {}, Operand::query);
+  query = part(operands.query, fills.query, Operand::query);
   key = part(operands.key, fills.key, Operand::key);
   value = part(operands.value, fills.value, Operand::value);
   if (operands.bias) {
@@ -253,7 +253,7 @@ std::vector<const Tensor*> CaseShards::results() const {
 }
 
 bool CaseShards::all_finite() const {
-  for (const Tensor* tensor : {&key, &value}) {
+  for (const Tensor* tensor : {&query, &key, &value}) {
     const std::int64_t count = tensor->view().elements();
     std::vector<float> numbers(static_cast<std::size_t>(count));
     to_float32(tensor->view().data(), tensor->view().dtype(), numbers.data(), count);
@@ -417,8 +417,8 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   result.reduces_rounded = world.max(std::vector{attention.reduces_rounded() ? 1.0 : 0.0},
                                      "rounding of partial results")[0] > 0;
   const bool recomputes =
-      !device.place().is_host() && world.max(std::vector{shards.all_finite() ? 0.0 : 1.0},
-                                             "keys and values that are not finite")[0] > 0;
+      !device.place().is_host() &&
+      world.max(std::vector{shards.all_finite() ? 0.0 : 1.0}, "inputs that are not finite")[0] > 0;
   if (problem.dtype != DType::float64 && !recomputes) {
     result.allowance = allowed_error(problem.shape, result.unsharded.output, operands.key.shards(1),
                                      result.reduces_rounded ? unit_roundoff(problem.dtype) : 0);

@@ -22,18 +22,18 @@ TEST(Coverage, CountsWhatCame) {
   problem.mask.set_causal(true);
   ring::OperandLayout layout;
   layout.sequence = LayoutKind::striped;
-  coverage.add(problem, layout, "ring", true);
+  coverage.add(problem, layout, "ring", Coverage::NonFinite::columns);
   problem.bias = Extents{1, 1, 4, 4};
   problem.sinks = Sinks({1}, {1});
   problem.dtype = DType::bfloat16;
   problem.normalize_output = false;
   problem.softmax_dtype = DType::float64;
   layout.kv_sequence = LayoutKind::striped;  // as the queries
-  coverage.add(problem, layout, "local", false);
+  coverage.add(problem, layout, "local", Coverage::NonFinite::columns_and_queries);
   problem = {};
   problem.dtype = DType::float64;
   layout.kv_sequence = LayoutKind::zigzag;
-  coverage.add(problem, layout, "local", false);
+  coverage.add(problem, layout, "local", Coverage::NonFinite::none);
   EXPECT_EQ(line(coverage, "masks"),
             "causal masks 2, windows 0, segment ids 0, lengths 0, a block mask 0, a dense mask 0");
   EXPECT_EQ(line(coverage, "modifiers"),
@@ -45,7 +45,7 @@ TEST(Coverage, CountsWhatCame) {
   EXPECT_EQ(line(coverage, "dtypes"),
             "float32 1, float16 0, bfloat16 1, float64 1, a softmax in float64 1");
   EXPECT_EQ(line(coverage, "schedules"), "local 2, ring 1");
-  EXPECT_EQ(line(coverage, "NaN and infinities"), "in keys and values 1");
+  EXPECT_EQ(line(coverage, "NaN and infinities"), "in keys and values 2, in queries too 1");
   EXPECT_EQ(line(coverage, "rows of bias or mask"), "local 1");
 }
 

@@ -10,7 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <annulus/verification/non_finite_columns.hpp>
+#include <annulus/verification/non_finite_entries.hpp>
 #include <annulus/verification/random_problem.hpp>
 #include <annulus/verification/verification.hpp>
 
@@ -163,7 +163,7 @@ class VerifyNonFinite : public VerifySharded {
   VerifyNonFinite() {
     case_.problem.mask.set_window(5, 5);
     case_.problem.mask.set_kv_lengths({30, 40});
-    case_.fills = with_non_finite_columns(case_.problem, {}, case_.seed, Place::Kind::host);
+    case_.fills = with_non_finite_entries(case_.problem, {}, case_.seed, Place::Kind::host);
   }
 
   // Calls change(element, dimension) for all outputs.
@@ -205,6 +205,35 @@ TEST_F(VerifyNonFinite, FailsAKernelThatHidesANanThatRowsSee) {
     });
   });
   EXPECT_FALSE(found.failure().empty());
+}
+
+// Entries of all kinds, in queries too.
+TEST_F(VerifyNonFinite, PassesWhatIsRightAtEverySeed) {
+  for (case_.seed = 0; case_.seed < 140; case_.seed += 7) {
+    case_.fills = with_non_finite_entries(case_.problem, {}, case_.seed, Place::Kind::host);
+    EXPECT_EQ(verify_with([](const auto&, const auto&) {}).failure(), "") << case_.seed;
+  }
+}
+
+// What is not finite in one query spoils the next one in the same tile.
+TEST_F(VerifyNonFinite, FailsAKernelThatSpreadsWhatAQueryHolds) {
+  case_.seed = 11;
+  case_.fills = with_non_finite_entries(case_.problem, {}, case_.seed, Place::Kind::host);
+  ASSERT_TRUE(case_.fills.query);
+  const auto spread = [](const AttentionBlock& block, const SoftmaxState& result) {
+    for_outputs(result, [&](float& output, std::int64_t b, std::int64_t) {
+      for (std::int64_t t = 0; t < block.query.size(1); ++t) {
+        for (std::int64_t n = 0; n < block.query.size(2); ++n) {
+          for (std::int64_t d = 0; d < block.query.size(3); ++d) {
+            output += 0 * block.query.at<float>({b, t, n, d});
+          }
+        }
+      }
+    });
+  };
+  EXPECT_FALSE(verify_with(spread).failure().empty());
+  case_.fills.query = {};
+  EXPECT_EQ(verify_with(spread).failure(), "");
 }
 
 TEST_F(VerifySharded, ErrorsAreTheSameOnAllRanks) {

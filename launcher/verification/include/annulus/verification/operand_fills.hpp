@@ -13,10 +13,11 @@ namespace annulus::verification {
 using FillPart = std::function<void(const TensorView& part, std::span<const PositionRanges> index)>;
 
 /// Where the operands of a case come from. A part that is not set is drawn from the case's seed:
-/// keys and values standard normal, a bias of standard deviation 1, a mask of density ¾.
+/// queries, keys and values standard normal, a bias of standard deviation 1, a mask of density ¾.
 struct OperandFills {
   FillPart bias = {};
   FillPart mask = {};
+  FillPart query = {};
   FillPart key = {};
   FillPart value = {};
 };

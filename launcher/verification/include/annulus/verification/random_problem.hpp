@@ -37,8 +37,8 @@ struct RandomProblem {
 /// kernels take: head dimensions 64, 128 and 256, and lengths of up to 2048, many of them one off a
 /// multiple of 128, the height of a tile; half of them have block masks.
 ///
-/// Of the problems that hide anything, every third has keys and values that are not finite: see
-/// with_non_finite_columns().
+/// Of the problems that hide anything, every third has inputs that are not finite: see
+/// with_non_finite_entries().
 [[nodiscard]] RandomProblem draw_problem(std::uint64_t seed, int index, int ranks,
                                          Place::Kind device = Place::Kind::host);
 

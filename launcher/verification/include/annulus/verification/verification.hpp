@@ -58,7 +58,7 @@ struct CaseShards {
   /// How far the results are from a normalised oracle's.
   [[nodiscard]] Deviation deviation_from(const OracleOutput& truth) const;
 
-  /// Whether all keys and values are finite.
+  /// Whether all queries, keys and values are finite.
   [[nodiscard]] bool all_finite() const;
 
   Tensor query, key, value, output;
@@ -83,8 +83,8 @@ struct Verification {
   Accuracy sharded;
   Accuracy unsharded;  ///< of the same implementation, given all keys at once
   /// The largest error allowed by comparison with the unsharded run. None for float64, in which
-  /// errors are as small as the oracle's own, nor on a GPU if keys or values are not finite: flash
-  /// kernels compute tiles that hide some again, more exactly.
+  /// errors are as small as the oracle's own, nor on a GPU if some of the inputs are not finite:
+  /// flash kernels compute tiles that hide some again, more exactly.
   std::optional<double> allowance = {};
   bool repeats = true;  ///< a second run gave the same bits, where kernels promise that
   /// Some rank merged partial results that its kernel had rounded to the problem's dtype.

@@ -17,6 +17,7 @@
 #include <annulus/ring/attention_weights.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/device_tensors.hpp>
+#include <annulus/verification/for_tensor.hpp>
 
 #include "launcher/commands/commands.hpp"
 #include "launcher/commands/interruption.hpp"
@@ -142,16 +143,6 @@ double countable_kernels(const ring::ShardedAttention& attention, Place place) {
   return place.is_host() && kernels >= kEnough ? static_cast<double>(kernels) : 0;
 }
 
-// Runs body() and makes its failure, such as a lack of memory, name the tensor.
-template <class Body>
-auto for_tensor(const char* name, const Body& body) {
-  try {
-    return body();
-  } catch (const LibraryError& error) {
-    throw LibraryError(fmt::format("{}: {}", name, error.what()));
-  }
-}
-
 }  // namespace
 
 ExitCode run_command(const CommandContext& context) {
@@ -234,15 +225,16 @@ ExitCode run_command(const CommandContext& context) {
     const TraceScope scope(&tracer, "files", {TraceCategory::file, "read"});
     const auto read = [&](const char* name, const files::ArrayFile& file,
                           const NamedSharding& sharding) {
-      return for_tensor(
-          name, [&] { return read_shard(file, sharding, mesh.rank(), options.bhtd, memory); });
+      return verification::for_tensor(name, sharding.local_shape(mesh.rank()), [&] {
+        return read_shard(file, sharding, mesh.rank(), options.bhtd, memory);
+      });
     };
     query = read("query", inputs.query, operands.query);
     key = read("key", inputs.key, operands.key);
     value = read("value", inputs.value, operands.value);
     const auto make = [&](const char* name, DType dtype, const NamedSharding& sharding) {
-      return for_tensor(name,
-                        [&] { return Tensor(dtype, sharding.local_shape(mesh.rank()), memory); });
+      const Extents shape = sharding.local_shape(mesh.rank());
+      return verification::for_tensor(name, shape, [&] { return Tensor(dtype, shape, memory); });
     };
     output = make("output", problem.dtype, operands.output);
     if (problem.normalize_output) {
@@ -251,8 +243,7 @@ ExitCode run_command(const CommandContext& context) {
       maximum = make("maximum", DType::float32, operands.lse);
       sum = make("sum", DType::float32, operands.lse);
     }
-    scores = for_tensor("bias and mask",
-                        [&] { return ScoreShards(setup.fills, operands, mesh.rank(), memory); });
+    scores = ScoreShards(setup.fills, operands, mesh.rank(), memory);
     if (problem.weights) {
       weights = make("attention weights", weights_dtype(problem),
                      ring::weights_sharding(problem, operands));

@@ -11,6 +11,7 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/files/array_file.hpp>
+#include <annulus/verification/for_tensor.hpp>
 
 #include "launcher/options/as_option.hpp"
 #include "launcher/options/option_values.hpp"
@@ -111,16 +112,18 @@ verification::OperandFills set_up_scores(const OperandFiles& files, const Option
 
 ScoreShards::ScoreShards(const verification::OperandFills& fills,
                          const ring::ShardedOperands& operands, int rank, MemoryPool& memory) {
-  const auto filled = [&](const std::optional<NamedSharding>& sharding, DType dtype,
-                          const FillPart& fill) {
+  const auto filled = [&](const char* name, const std::optional<NamedSharding>& sharding,
+                          DType dtype, const FillPart& fill) {
     if (!sharding) return Tensor();
-    Tensor part(dtype, sharding->local_shape(rank), memory);
-    const std::vector<PositionRanges> index = sharding->index(rank);
-    fill(part.view(), index);
-    return part;
+    const Extents shape = sharding->local_shape(rank);
+    return verification::for_tensor(name, shape, [&] {
+      Tensor part(dtype, shape, memory);
+      fill(part.view(), sharding->index(rank));
+      return part;
+    });
   };
-  bias = filled(operands.bias, DType::float32, fills.bias);
-  mask = filled(operands.dense_mask, DType::boolean, fills.mask);
+  bias = filled("bias", operands.bias, DType::float32, fills.bias);
+  mask = filled("mask", operands.dense_mask, DType::boolean, fills.mask);
 }
 
 void ScoreShards::add_to(ring::LocalTensors& tensors) const {

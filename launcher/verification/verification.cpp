@@ -12,6 +12,7 @@
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/device_tensors.hpp>
+#include <annulus/verification/for_tensor.hpp>
 #include <annulus/verification/verification.hpp>
 
 namespace annulus::verification {
@@ -42,12 +43,29 @@ void fill_results(const CaseShards& shards, int bytes = kNanBytes) {
 }
 
 // The tensor's entries at `index`.
-Tensor filled_part(const Index& index, DType dtype, const FillPart& fill, MemoryPool& memory) {
+Tensor filled_part(const char* name, const Index& index, DType dtype, const FillPart& fill,
+                   MemoryPool& memory) {
   Extents shape{0, 0, 0, 0};
   for (int dim = 0; dim < 4; ++dim) shape[dim] = index[static_cast<std::size_t>(dim)].size();
-  Tensor part(dtype, shape, memory);
-  fill(part.view(), index);
-  return part;
+  return for_tensor(name, shape, [&] {
+    Tensor part(dtype, shape, memory);
+    fill(part.view(), index);
+    return part;
+  });
+}
+
+const char* name_of(Operand operand) {
+  switch (operand) {
+    case Operand::query:
+      return "query";
+    case Operand::key:
+      return "key";
+    case Operand::value:
+      return "value";
+    case Operand::bias:
+      return "bias";
+  }
+  throw InternalError("an operand without a name");
 }
 
 FillPart operand_fill(const FillPart& given, const NamedSharding& sharding, std::uint64_t seed,
@@ -76,7 +94,7 @@ struct WholeColumns {
     const auto part = [&](const NamedSharding& sharding, const FillPart& fill, Operand operand) {
       Index index = sharding.index(rank);
       index[1] = PositionRanges::all(sharding.global_shape()[1]);
-      return filled_part(index, sharded_case.problem.dtype,
+      return filled_part(name_of(operand), index, sharded_case.problem.dtype,
                          operand_fill(fill, sharding, sharded_case.seed, operand), memory);
     };
     key = part(operands.key, sharded_case.fills.key, Operand::key);
@@ -207,33 +225,43 @@ ring::ShardedAttentionOptions attention_options(const ShardedCase& sharded_case,
 
 Tensor random_part(const Index& index, const Extents& global_shape, DType dtype, std::uint64_t seed,
                    Operand operand, MemoryPool& memory, int threads) {
-  return filled_part(index, dtype, random_operand(global_shape, seed, operand, threads), memory);
+  return filled_part(name_of(operand), index, dtype,
+                     random_operand(global_shape, seed, operand, threads), memory);
 }
 
 CaseShards::CaseShards(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed,
                        int rank, MemoryPool& memory, int threads, const OperandFills& fills,
-                       bool normalize_output)
-    : output(dtype, operands.output.local_shape(rank), memory) {
-  for (Tensor* const result : normalize_output ? std::vector{&lse} : std::vector{&maximum, &sum}) {
-    *result = Tensor(DType::float32, operands.lse.local_shape(rank), memory);
+                       bool normalize_output) {
+  const auto unfilled = [&](const char* name, const NamedSharding& sharding, DType type) {
+    const Extents shape = sharding.local_shape(rank);
+    return for_tensor(name, shape, [&] { return Tensor(type, shape, memory); });
+  };
+  output = unfilled("output", operands.output, dtype);
+  if (normalize_output) {
+    lse = unfilled("LSE", operands.lse, DType::float32);
+  } else {
+    maximum = unfilled("maximum", operands.lse, DType::float32);
+    sum = unfilled("sum", operands.lse, DType::float32);
   }
-  const auto filled = [&](const NamedSharding& sharding, DType type, const FillPart& fill) {
-    return filled_part(sharding.index(rank), type, fill, memory);
+  const auto filled = [&](const char* name, const NamedSharding& sharding, DType type,
+                          const FillPart& fill) {
+    return filled_part(name, sharding.index(rank), type, fill, memory);
   };
   const auto part = [&](const NamedSharding& sharding, const FillPart& fill, Operand operand) {
-    return filled(sharding, dtype, operand_fill(fill, sharding, seed, operand, threads));
+    return filled(name_of(operand), sharding, dtype,
+                  operand_fill(fill, sharding, seed, operand, threads));
   };
   query = part(operands.query, fills.query, Operand::query);
   key = part(operands.key, fills.key, Operand::key);
   value = part(operands.value, fills.value, Operand::value);
   if (operands.bias) {
     bias = filled(
-        *operands.bias, DType::float32,
+        "bias", *operands.bias, DType::float32,
         fills.bias ? fills.bias : random_bias(operands.bias->global_shape(), 1, seed, threads));
   }
   if (operands.dense_mask) {
     mask = filled(
-        *operands.dense_mask, DType::boolean,
+        "mask", *operands.dense_mask, DType::boolean,
         fills.mask ? fills.mask : random_mask(operands.dense_mask->global_shape(), 0.75, seed));
   }
 }

@@ -26,7 +26,7 @@ class DeviceTensors {
   ring::LocalTensors host_;
   Device& device_;
   std::unique_ptr<Stream> stream_;
-  // Calls each(host tensor, its copy) for the inputs or the results that there are.
+  // Calls each(name, host tensor, its copy, its view) for the inputs or the results that there are.
   template <class Each>
   void for_inputs(const Each& each);
   template <class Each>

@@ -22,6 +22,7 @@
 #include "launcher/commands/commands.hpp"
 #include "launcher/commands/interruption.hpp"
 #include "launcher/options/as_option.hpp"
+#include "launcher/options/file_names.hpp"
 #include "launcher/report/cells.hpp"
 #include "launcher/report/explain.hpp"
 #include "launcher/report/progress.hpp"
@@ -148,7 +149,7 @@ double countable_kernels(const ring::ShardedAttention& attention, Place place) {
 ExitCode run_command(const CommandContext& context) {
   const Options& options = context.options;
   // Depends on the options alone, which are the same on every rank.
-  check_output_is_given(options);
+  check_files_are_given(options);
   Mesh mesh(set_up_mesh(options, context.session.size()), context.session.world(),
             Watchdog(Watchdog::Seconds(options.timeout)));
   Control& world = mesh.world();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <annulus/core/error.hpp>
 #include <annulus/files/array_file.hpp>
@@ -125,6 +126,24 @@ void check_file_names(const Options& options) {
   take(calibration);
   take({"--json", options.json});
   take({"--csv", options.csv});
+}
+
+void check_files_are_given(const Options& options) {
+  std::vector<std::string> missing;
+  const auto need = [&](const NamedFile& file) {
+    if (file.path.empty()) missing.emplace_back(file.option);
+  };
+  if (options.input.empty()) {
+    need({"--query", options.query});
+    need({"--key", options.key});
+    need({"--value", options.value});
+  }
+  const bool lacks_operands = !missing.empty();
+  need({"--output", options.output});
+  if (missing.empty()) return;
+  throw UserError(fmt::format(
+      "annulus run lacks {}{}; see annulus run --help", fmt::join(missing, ", "),
+      lacks_operands ? " (a .safetensors file of --input may hold query, key and value)" : ""));
 }
 
 bool beside_output(const Options& options, const std::string& path) {

@@ -21,10 +21,6 @@ std::string shown(const Options& options, const char* option, const std::string&
 
 files::ArrayFile open(const Options& options, const char* option, const std::string& given,
                       const char* name) {
-  if (options.input.empty() && given.empty()) {
-    throw ArgumentError(option, "nothing",
-                        "a .npy or .safetensors file (or --input with query, key and value)");
-  }
   std::vector<DType> accepted{DType::float32, DType::float16, DType::bfloat16, DType::float64};
   if (options.dtype) accepted = {*options.dtype};
   return as_option(shown(options, option, given), [&] {

@@ -6,18 +6,12 @@
 #include <fmt/format.h>
 
 #include <annulus/attention/attention_weights.hpp>
-#include <annulus/core/error.hpp>
 #include <annulus/ring/attention_weights.hpp>
 
 #include "launcher/options/file_names.hpp"
 #include "launcher/setup/input_tensors.hpp"
 
 namespace annulus::launcher {
-void check_output_is_given(const Options& options) {
-  if (options.output.empty()) {
-    throw ArgumentError("--output", "nothing", "a .npy or .safetensors file");
-  }
-}
 
 OutputFiles::OutputFiles(const Options& options, const AttentionProblem& problem, Control& group)
     : problem_(problem), group_(group), bhtd_(options.bhtd) {

@@ -44,7 +44,4 @@ class OutputFiles {
   std::unique_ptr<files::ArrayWriter> weights_;  ///< null if there is none
 };
 
-/// Throws ArgumentError without --output.
-void check_output_is_given(const Options& options);
-
 }  // namespace annulus::launcher

@@ -441,9 +441,12 @@ class BadInput(CliTest):
 
     def test_files_that_are_not_given(self):
         self.save_operands()
-        self.expect_error(self.annulus("run", *OPERANDS), 2, "--output: got nothing")
-        self.expect_error(self.annulus("run", "--query", "query.npy", *OUTPUT), 2,
-                          "--key: got nothing")
+        for words, missing in [([], "--query, --key, --value, --output (a"),
+                               (OPERANDS, "--output; see annulus run --help"),
+                               (["--query", "query.npy", *OUTPUT], "--key, --value (a"),
+                               (["--input", "all.safetensors"], "--output;")]:
+            with self.subTest(words):
+                self.expect_error(self.annulus("run", *words), 2, "annulus run lacks " + missing)
 
     def test_missing_file(self):
         self.save_operands()

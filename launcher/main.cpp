@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <csignal>
 #include <cstddef>
 #include <cstdlib>
 #include <exception>
@@ -163,6 +164,7 @@ ExitCode guarded(MpiSession& session, const std::vector<std::string>& words) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond `ulimit -f` fails with EFBIG instead
   try {
     const std::vector<std::string> words(argv + 1, argv + argc);
     if (leaves_to_first(words)) return static_cast<int>(ExitCode::success);

@@ -1,8 +1,6 @@
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
-#include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
@@ -49,6 +47,7 @@ ArrayWriter::ArrayWriter(Control& group, std::string path, std::vector<ArraySpec
   collectively(group_, [&] {
     const std::string header = header_of(path_, arrays_);
     if (group_.rank() != 0) return;
+    const Computing making = group_.computing(kDiskTimeouts);
     auto end = static_cast<std::int64_t>(header.size());
     for (const ArrayInfo& array : arrays_) {
       end = std::max(end, array.offset + byte_count(array.dtype, array.shape).value());
@@ -73,7 +72,7 @@ void ArrayWriter::as_shown(const Body& body) const {
 
 void ArrayWriter::create(const std::string& header, std::int64_t bytes) {
   temporary_ = std::make_unique<TemporaryFile>(path_);
-  if (::ftruncate(file().get(), bytes) != 0) throw SystemError("ftruncate " + path_, errno);
+  reserve(file(), bytes);
   write_at(file(), path_, 0, std::as_bytes(std::span(header)));
 }
 
@@ -133,12 +132,11 @@ void ArrayWriter::write(std::span<const PositionRanges> index, const ConstTensor
   written_[array] += static_cast<double>(source.elements());
 }
 
-void ArrayWriter::commit() {
-  // Removed on return or exception, unless the commit succeeds.
-  const std::unique_ptr<TemporaryFile> temporary = std::move(temporary_);
+void ArrayWriter::complete() {
+  std::unique_ptr<TemporaryFile> temporary = std::move(temporary_);  // removed on exception
   collectively(group_, [&] {
     if (failure_) as_shown([&] { std::rethrow_exception(failure_); });
-    if (std::exchange(committed_, true)) throw InternalError(path_ + ": committed twice");
+    if (completed_) throw InternalError(path_ + ": completed twice");
     const Computing writing = group_.computing(kDiskTimeouts);
     if (file_) as_shown([&] { sync_and_close(std::move(file_), path_); });
   });
@@ -152,7 +150,20 @@ void ArrayWriter::commit() {
   }
   collectively(group_, [&] {
     const Computing writing = group_.computing(kDiskTimeouts);
-    if (temporary) as_shown([&] { temporary->commit(); });
+    if (temporary) as_shown([&] { temporary->complete(); });
+  });
+  temporary_ = std::move(temporary);
+  completed_ = true;
+}
+
+void ArrayWriter::commit() {
+  if (!completed_) complete();
+  // Removed on return or exception, unless it gets its name.
+  const std::unique_ptr<TemporaryFile> temporary = std::move(temporary_);
+  collectively(group_, [&] {
+    if (group_.rank() != 0) return;
+    if (!temporary) throw InternalError(path_ + ": committed twice");
+    as_shown([&] { temporary->commit(); });
   });
 }
 

@@ -2,8 +2,10 @@
 #include <cstring>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <annulus/core/bytes.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/files/file_descriptor.hpp>
 
@@ -56,6 +58,24 @@ void write_at(const FileDescriptor& file, const std::string& path, std::int64_t 
     }
     bytes = bytes.subspan(static_cast<std::size_t>(put));
     offset += put;
+  }
+}
+
+void reserve(const FileDescriptor& file, std::int64_t bytes) {
+  const auto fail = [&](int error_number) {
+    throw SystemError("needs " + human_bytes(static_cast<std::uint64_t>(bytes)), error_number);
+  };
+  // glibc's posix_fallocate() would write into every block where the file system lacks this.
+  while (::fallocate(file.get(), 0, 0, bytes) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EOPNOTSUPP && errno != ENOSYS) fail(errno);
+    if (::ftruncate(file.get(), bytes) != 0) fail(errno);
+    struct statvfs status {};
+    const bool known = ::fstatvfs(file.get(), &status) == 0 && status.f_blocks > 0;
+    if (known && static_cast<std::uint64_t>(bytes) / status.f_frsize >= status.f_bavail) {
+      fail(ENOSPC);
+    }
+    return;
   }
 }
 

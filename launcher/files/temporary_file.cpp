@@ -210,21 +210,17 @@ void TemporaryFile::give_name() {
   throw SystemError("link " + target_, errno);
 }
 
-void TemporaryFile::bring_to_disk() {
+void TemporaryFile::complete() {
+  // The lock tells other jobs that the temporary name is in use: it must last until the final name
+  // is given. Without a free descriptor it does not.
+  lock_.reset(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0));
   sync(file_, target_);
   give_name();  // a link cannot replace an older file: that takes a rename
   sync_and_close(std::move(file_), target_);
 }
 
-// The lock tells other jobs that the temporary name is in use: it must last until the final name is
-// given. Without a free descriptor it does not.
-FileDescriptor TemporaryFile::hold_lock() const {
-  return FileDescriptor(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0));
-}
-
 void TemporaryFile::commit() {
-  const FileDescriptor lock = hold_lock();
-  bring_to_disk();
+  if (file_) complete();
   if (std::rename(path_.c_str(), target_.c_str()) != 0) {
     throw SystemError("rename " + path_ + " to " + target_, errno);
   }
@@ -233,8 +229,7 @@ void TemporaryFile::commit() {
 }
 
 bool TemporaryFile::commit_if_new() {
-  const FileDescriptor lock = hold_lock();
-  bring_to_disk();
+  complete();
   if (!rename_if_new()) return false;
   path_.clear();
   sync_directory(directory_, target_);

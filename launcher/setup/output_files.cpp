@@ -63,11 +63,13 @@ void OutputFiles::commit(const ring::LocalTensors& tensors, const TensorView& we
           result.array);
   }
   if (weights_) write(ring::weights_sharding(problem_, operands), weights, false, *weights_, 0);
-  output_->commit();
+  std::vector<files::ArrayWriter*> writers{output_.get()};
   for (const RowResult& result : row_results_) {
-    if (result.writer) result.writer->commit();
+    if (result.writer) writers.push_back(result.writer.get());
   }
-  if (weights_) weights_->commit();
+  if (weights_) writers.push_back(weights_.get());
+  for (files::ArrayWriter* const writer : writers) writer->complete();
+  for (files::ArrayWriter* const writer : writers) writer->commit();
 }
 
 }  // namespace annulus::launcher

@@ -15,14 +15,15 @@
 namespace annulus::launcher {
 
 /// The files of --output, --lse or --maximum and --sum, and --weights. Made before the work, so
-/// that a name that cannot be written fails early; without commit() nothing of them remains.
+/// that a name that cannot be written or a full disk fails early; without commit() nothing of them
+/// remains.
 class OutputFiles {
  public:
   /// Collective over `group`. Throws as ArrayWriter does. `problem` must outlive it.
   OutputFiles(const Options& options, const AttentionProblem& problem, Control& group);
 
-  /// Collective. Every rank writes its shards; then the files get their names. `weights` has
-  /// ring::weights_sharding(); it is ignored unless --weights was given.
+  /// Collective. Every rank writes its shards; the files get their names once all are complete.
+  /// `weights` has ring::weights_sharding(); it is ignored unless --weights was given.
   void commit(const ring::LocalTensors& tensors, const TensorView& weights,
               const ring::ShardedOperands& operands);
 

@@ -171,6 +171,9 @@ class Faults(CliTest):
             self.assertEqual(files, COMMANDS[fault.command].files, messages)  # it needed no more of it
             return
         self.assertNotEqual(code, 0, messages)
+        if fault.kind == "disk":  # no name is given before all arrays are complete
+            arrays = COMMANDS[fault.command].arrays
+            self.assertIn(files & arrays, [set(), arrays])
         self.assertRegex(messages, CAUSES[fault.kind].format(rank=fault.rank))
 
     def test_random_faults(self):

@@ -223,8 +223,9 @@ ssize_t pread(int file, void* data, size_t size, off_t offset) {
 ssize_t pwrite(int file, const void* data, size_t size, off_t offset) {
   return writing_step<decltype(pwrite)>("pwrite", is_of_the_job(file), file, data, size, offset);
 }
-int ftruncate(int file, off_t size) noexcept {
-  return writing_step<decltype(ftruncate)>("ftruncate", is_of_the_job(file), file, size);
+int fallocate(int file, int mode, off_t offset, off_t size) {
+  return writing_step<decltype(fallocate)>("fallocate", is_of_the_job(file), file, mode, offset,
+                                           size);
 }
 int fsync(int file) {
   return writing_step<decltype(fsync)>("fsync", is_of_the_job(file), file);

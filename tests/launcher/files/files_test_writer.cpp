@@ -1,6 +1,7 @@
 // Ranks writing one file together: whole under its name, or not there at all.
 #include <array>
 #include <csignal>
+#include <fcntl.h>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -162,20 +163,82 @@ TEST_F(Writer, AFailureOfOneRankIsEverybodys) {
   EXPECT_TRUE(files().empty());
 }
 
-TEST_F(Writer, AFullDiskIsASystemError) {
-  // A limit on the file size simulates a full disk, on the last rank only.
-  ArrayWriter writer(world(), file("a.npy"), {{"", DType::int32, kShape}});
-  struct rlimit before {};
-  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
-  auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
-  if (is_last()) {
-    struct rlimit tight = before;
-    tight.rlim_cur = 130;
-    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &tight), 0);
+// A limit on the size of files simulates a full disk.
+class FileLimit {
+ public:
+  explicit FileLimit(bool applies) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    EXPECT_EQ(::getrlimit(RLIMIT_FSIZE, &before_), 0);
+    struct rlimit tight = before_;
+    if (applies) tight.rlim_cur = 130;
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &tight), 0);
   }
+  ~FileLimit() {
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &before_), 0);
+    std::signal(SIGXFSZ, handler_);
+  }
+  FileLimit(const FileLimit&) = delete;
+  FileLimit& operator=(const FileLimit&) = delete;
+
+ private:
+  void (*handler_)(int);
+  struct rlimit before_ {};
+};
+
+TEST_F(Writer, TakesItsSpaceAtOnce) {
+  const FileLimit limit(rank() == 0);
+  try {
+    const ArrayWriter writer(world(), file("a.npy"), {{"", DType::int32, kShape}},
+                             "--output a.npy");
+    ADD_FAILURE() << "created";
+  } catch (const LibraryError& error) {
+    EXPECT_NE(std::string(error.what()).find("--output a.npy: needs 3.594 KiB: File too large"),
+              std::string::npos)
+        << error.what();
+  }
+  EXPECT_TRUE(files().empty());
+}
+
+TEST_F(Writer, SpaceTakenIsSpaceOnTheDisk) {
+  test::ScratchDirectory scratch;
+  constexpr std::int64_t kBytes = 1 << 20;
+  const TemporaryFile temporary(scratch.file("a"));
+  reserve(temporary.descriptor(), kBytes);
+  struct stat status {};
+  ASSERT_EQ(::fstat(temporary.descriptor().get(), &status), 0);
+  EXPECT_EQ(status.st_size, kBytes);
+  if (::fallocate(temporary.descriptor().get(), 0, 0, kBytes) != 0) {
+    GTEST_SKIP() << "the file system of " << scratch.path() << " takes no space beforehand";
+  }
+  EXPECT_GE(status.st_blocks * 512, kBytes);
+}
+
+TEST_F(Writer, ACompleteFileStillLacksItsName) {
+  ArrayWriter writer(world(), file("a.npy"), {{"", DType::int32, kShape}});
   write_own(writer);
-  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
-  std::signal(SIGXFSZ, handler);
+  writer.complete();
+  EXPECT_EQ(files().size(), 1U);
+  EXPECT_NE(files()[0], "a.npy");
+  writer.commit();
+  EXPECT_EQ(files(), std::vector<std::string>{"a.npy"});
+  EXPECT_THROW(writer.commit(), LibraryError);
+  EXPECT_THROW(writer.complete(), LibraryError);
+}
+
+TEST_F(Writer, OfACompleteFileNothingRemainsWithoutCommit) {
+  {
+    ArrayWriter writer(world(), file("a.npy"), {{"", DType::int32, kShape}});
+    write_own(writer);
+    writer.complete();
+  }
+  EXPECT_TRUE(files().empty());
+}
+
+TEST_F(Writer, AFullDiskIsASystemError) {
+  ArrayWriter writer(world(), file("a.npy"), {{"", DType::int32, kShape}});
+  {
+    const FileLimit limit(is_last());
+    write_own(writer);
+  }
   try {
     writer.commit();
     ADD_FAILURE() << "committed";

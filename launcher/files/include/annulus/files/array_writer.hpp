@@ -32,6 +32,7 @@ struct ArraySpec {
 class ArrayWriter {
  public:
   /// Collective over `group`, which must outlive the writer; its ranks must see one file system.
+  /// The space that the file needs is taken now, where the file system can.
   /// All ranks throw UserError (a directory that is missing or not writable, a name that is taken
   /// by something other than a file) or LibraryError (a full disk), as agree() does. `shown` is
   /// what errors call the file ("--output o.npy"); by default its path.
@@ -48,9 +49,11 @@ class ArrayWriter {
   void write_slice(std::span<const PositionRanges> index, const ConstTensorView& source,
                    std::size_t array = 0) noexcept;
 
-  /// Collective. Brings the data to disk and gives the file its name. On failure of any rank all
-  /// throw LibraryError (as agree() does), also when the entries written are fewer or more than the
-  /// arrays have; then neither the new file nor the temporary one remains.
+  /// Collective. Brings the data to disk, so that little can fail in commit(). On failure of any
+  /// rank all throw LibraryError (as agree() does), also when the entries written are fewer or more
+  /// than the arrays have; then neither the new file nor the temporary one remains.
+  void complete();
+  /// Collective. Gives the file its name; calls complete() before if nobody has. Throws as that.
   void commit();
 
  private:
@@ -71,7 +74,7 @@ class ArrayWriter {
   std::vector<ArrayInfo> arrays_;
   FileDescriptor file_;                       // not on rank 0
   std::unique_ptr<TemporaryFile> temporary_;  // rank 0 only
-  bool committed_ = false;
+  bool completed_ = false;
   std::vector<double> written_;  // entries that this rank wrote, per array
   std::exception_ptr failure_;   // the first of this rank
 };

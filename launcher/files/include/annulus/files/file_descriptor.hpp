@@ -31,6 +31,10 @@ void read_at(const FileDescriptor& file, const std::string& path, std::int64_t o
 void write_at(const FileDescriptor& file, const std::string& path, std::int64_t offset,
               std::span<const std::byte> bytes);
 
+/// Makes an empty file `bytes` long and takes the space for that. Where the file system cannot take
+/// it (NFS 3), only compares with what is free now. Throws SystemError saying how much is needed.
+void reserve(const FileDescriptor& file, std::int64_t bytes);
+
 /// Brings a file or a directory to disk. Throws SystemError.
 void sync(const FileDescriptor& file, const std::string& path);
 /// Brings the file to disk and closes it. Throws SystemError.

@@ -33,22 +33,25 @@ class TemporaryFile {
   /// Gives it a temporary name unless it has one, for processes that cannot reach it otherwise.
   /// Throws SystemError.
   void give_name();
-  /// Brings the complete file to disk and gives it the target's name. Once. Throws SystemError.
+  /// Brings the complete file to disk under a temporary name, so that little can fail in commit().
+  /// Once. Throws SystemError.
+  void complete();
+  /// Gives the file the target's name; calls complete() before if nobody has. Once. Throws
+  /// SystemError.
   void commit();
   /// The same where nothing has the target's name yet; else returns false, and what has it stays.
   [[nodiscard]] bool commit_if_new();
 
  private:
-  void bring_to_disk();
-  [[nodiscard]] FileDescriptor hold_lock() const;
   [[nodiscard]] bool rename_if_new() const;
   void create_named();
 
   std::string target_;  // links resolved
   std::string path_;
   FileDescriptor directory_;  // empty where it may be written to but not read
-  FileDescriptor file_;
-  int slot_ = -1;  // in the table of files that signals remove
+  FileDescriptor file_;       // until it is complete
+  FileDescriptor lock_;       // from then on
+  int slot_ = -1;             // in the table of files that signals remove
 };
 
 /// Where writing to `path` ends up: follows symbolic links, even to what does not exist yet. Throws

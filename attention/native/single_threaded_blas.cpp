@@ -22,6 +22,7 @@ struct Setting {
   std::mutex mutex;
   int users = 0;
   int threads = 1;  // before the first of them
+  int callers = 0;  // of all users together
   int buffers = 0;  // that there was room for
 };
 
@@ -35,7 +36,7 @@ bool has_room_for(int count) {
   };
   bool room = true;
   for (int i = 0; i < count && room; ++i) {
-    room = map(kBuffer, PROT_READ | PROT_WRITE) && map(kThread, PROT_NONE);
+    room = map(kBuffer, PROT_READ | PROT_WRITE) && (i == 0 || map(kThread, PROT_NONE));
   }
   for (const auto& [begin, bytes] : mapped) munmap(begin, bytes);
   return room;
@@ -48,18 +49,20 @@ Setting& setting() {
 
 }  // namespace
 
-SingleThreadedBlas::SingleThreadedBlas(int callers) {
+SingleThreadedBlas::SingleThreadedBlas(int callers) : callers_(callers) {
   Setting& shared = setting();
   const std::lock_guard lock(shared.mutex);
-  if (callers > shared.buffers) {
-    if (!has_room_for(callers - shared.buffers)) {
+  const int all = shared.callers + callers;
+  if (all > shared.buffers) {
+    if (!has_room_for(all - shared.buffers)) {
       throw LibraryError(
           fmt::format("cpu: no memory for OpenBLAS, which maps 128 MiB for each of {} threads: "
                       "raise the limit of the address space (ulimit -v), or use fewer threads",
-                      callers));
+                      all));
     }
-    shared.buffers = callers;
+    shared.buffers = all;
   }
+  shared.callers = all;
   if (shared.users++ > 0) return;
   shared.threads = openblas_get_num_threads();
   if (shared.threads != 1) openblas_set_num_threads(1);
@@ -68,6 +71,7 @@ SingleThreadedBlas::SingleThreadedBlas(int callers) {
 SingleThreadedBlas::~SingleThreadedBlas() {
   Setting& shared = setting();
   const std::lock_guard lock(shared.mutex);
+  shared.callers -= callers_;
   if (--shared.users > 0 || shared.threads == 1) return;
   if (openblas_get_num_threads() == 1) openblas_set_num_threads(shared.threads);
 }

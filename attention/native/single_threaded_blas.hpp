@@ -16,6 +16,9 @@ class SingleThreadedBlas {
   ~SingleThreadedBlas();
   SingleThreadedBlas(const SingleThreadedBlas&) = delete;
   SingleThreadedBlas& operator=(const SingleThreadedBlas&) = delete;
+
+ private:
+  int callers_;
 };
 
 }  // namespace annulus

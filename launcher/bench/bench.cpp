@@ -101,6 +101,7 @@ class Bench {
     progress_.aside([&] { print_warnings(attention.decision().warnings); });
     if (attention.decision().by == ring::DecidedBy::measurement) device_.memory().reset_peak();
     const verification::CaseShards shards = collectively(world, [&] {
+      const Computing computing = world.computing();
       return verification::CaseShards(operands, problem.dtype, options_.seed, mesh_.rank(), host,
                                       threads_, setup.fills, problem.normalize_output);
     });

@@ -153,7 +153,7 @@ void LocalBlocks::run() {
 
 void LocalBlocks::submit() {
   for (const Call& call : calls_) {
-    call.kernel->forward(call.block, call.result, {*stream_, nullptr, threads_});
+    call.kernel->forward(call.block, call.result, {*stream_, stream_.get(), threads_});
   }
 }
 

@@ -41,6 +41,7 @@ void measure(ScalingPoint& point, const Options& options, const AttentionShape& 
   const std::unique_ptr<Device> device = open_device(options, mesh);
   const Registry registry = Registry::standard();
   const ProblemSetup setup = collectively(world, [&] {
+    const Computing computing = world.computing();
     return set_up_problem(
         on_mesh(options, fmt::format("{}={}", options.sequence_axis, mesh.size())), shape,
         options.dtype.value_or(DType::float32), mesh.size());
@@ -59,6 +60,7 @@ void measure(ScalingPoint& point, const Options& options, const AttentionShape& 
   ring::ShardedAttention attention(setup.problem, operands, mesh, registry, *device, choices);
   if (mesh.rank() == 0) print_warnings(attention.decision().warnings);
   const verification::CaseShards shards = collectively(world, [&] {
+    const Computing computing = world.computing();
     return verification::CaseShards(operands, setup.problem.dtype, options.seed, mesh.rank(),
                                     device->staging(), threads, setup.fills,
                                     setup.problem.normalize_output);

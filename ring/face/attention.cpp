@@ -122,13 +122,19 @@ class Attention::Impl {
   }
 
   void run(ring::LocalTensors tensors, void* stream) {
-    if (!prepared_) prepare(tensors);
-    alone([&] { complete(tensors); });
-    if (context_.place().is_host()) return sharded_.run(tensors);
-    if (!caller_ || raw_caller_ != stream) {
+    const bool on_host = context_.place().is_host();
+    if (!on_host && (!caller_ || raw_caller_ != stream)) {
       caller_ = make_foreign_cuda_stream(stream, context_.place().device);
       raw_caller_ = stream;
     }
+    if (!prepared_ && !on_host && caller_->is_captured()) {
+      throw UnsupportedError(
+          "a first call cannot be captured into a CUDA graph: run or prepare attention once "
+          "before");
+    }
+    if (!prepared_) prepare(tensors);
+    alone([&] { complete(tensors); });
+    if (on_host) return sharded_.run(tensors);
     sharded_.submit(tensors, caller_.get());
   }
 

@@ -118,7 +118,13 @@ class Runner::Impl {
 
   void submit(std::span<const TensorView> tensors, ForeignStream* caller) {
     const auto current = device_.make_current();
-    if (caller != nullptr && arrivals_.any() && caller->is_captured()) {
+    const bool captured = caller != nullptr && caller->is_captured();
+    if (captured && !is_ready_for(tensors)) {
+      throw UnsupportedError(
+          "tensors that lie otherwise than before cannot be captured into a CUDA graph: call once "
+          "with them before");
+    }
+    if (captured && arrivals_.any()) {
       throw UnsupportedError(
           "attention whose kernels wait for other ranks cannot be captured into a CUDA graph; "
           "schedules other than allgather can");
@@ -135,7 +141,6 @@ class Runner::Impl {
       }
       memory_.bind({tensors.begin(), tensors.end()});
       if (caller != nullptr) caller->precede(*computing_);
-      const bool captured = caller != nullptr && caller->is_captured();
       if (Recording* recording = captured ? nullptr : recording_for(tensors)) {
         recording->submit(*computing_);
         ++replays_;

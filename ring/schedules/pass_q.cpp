@@ -187,16 +187,17 @@ class PassQ {
     return partial(&memory);
   }
 
-  // Combines the first parts if all would take more than PlanOptions::result_bytes. It leaves the
-  // last two, which are still on their way, as computing would wait for them.
+  // Combines the first parts if more would not fit in PlanOptions::result_bytes. There are five
+  // further results of this size: the sum; two parts that are still on their way, so that computing
+  // does not wait for them; and those of two other ranks' rows.
   void make_room(int step, Parts& parts) {
+    const AttentionProblem& problem = context_.input.problem;
     const std::int64_t bytes = rows_.count * heads_.count * builder_.plan().local.batch *
                                builder_.plan().local.value_dim *
-                               static_cast<std::int64_t>(sizeof(float));
-    const std::int64_t limit = std::max(context_.input.options.result_bytes, bytes);
-    const auto most = static_cast<std::size_t>(
-        1 + std::clamp<std::int64_t>(limit / std::max<std::int64_t>(bytes, 1), 1,
-                                     most_parts(context_.input.problem) - 1));
+                               static_cast<std::int64_t>(size_of(partial_dtype(problem.dtype)));
+    const std::int64_t fit = context_.input.options.result_bytes / std::max<std::int64_t>(bytes, 1);
+    const auto most =
+        static_cast<std::size_t>(std::clamp<std::int64_t>(fit - 5, 2, most_parts(problem)));
     if (parts.held.size() < most + 2) return;
     const auto rest = parts.held.begin() + static_cast<long>(most);
     const std::vector<Result> first(parts.held.begin(), rest);

@@ -302,8 +302,9 @@ int ulysses_degree(const PlanInput& input) {
     if (mesh.axis_size(axis) > 1) sizes.push_back(mesh.axis_size(axis));
   }
   if (sizes.size() > 1) return sizes.back();
-  return static_cast<int>(
-      std::gcd<std::int64_t>(input.operands.key.shards(1), input.problem.shape.kv_heads));
+  const std::int64_t kv_heads =
+      std::max<std::int64_t>(1, input.problem.shape.kv_heads / input.operands.key.shards(2));
+  return static_cast<int>(std::gcd<std::int64_t>(input.operands.key.shards(1), kv_heads));
 }
 
 RankPlan plan_ulysses(const RankContext& context) {

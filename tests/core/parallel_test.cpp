@@ -1,6 +1,8 @@
 #include <atomic>
 #include <stdexcept>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -55,6 +57,25 @@ TEST(Parallel, TheCallerWaitsInItsOwnWay) {
   parallel_for(
       4, 2, [](std::int64_t /*task*/, int /*worker*/) {}, [&] { ++waits; });
   EXPECT_GE(waits, 1);
+}
+
+// The threads that a call leaves behind are not there in the child of a fork.
+TEST(Parallel, WorksInTheChildOfAFork) {
+  const auto count = [] {
+    std::atomic<int> done = 0;
+    parallel_for(8, 3, [&](std::int64_t, int) { ++done; });
+    return done.load();
+  };
+  ASSERT_EQ(count(), 8);
+  const pid_t child = fork();
+  ASSERT_NE(child, -1);
+  if (child == 0) {
+    alarm(20);  // rather than wait for ever
+    _exit(count() == 8 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 }  // namespace

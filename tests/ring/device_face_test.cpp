@@ -299,6 +299,21 @@ TEST_F(DeviceFace, ACallCanBeCaptured) {
   }
 }
 
+TEST_F(DeviceFace, AFirstCallCannotBeCaptured) {
+  AttentionOptions options = causal();
+  if (context_->size() > 1) options.schedule = "ring";
+  Layer layer(*context_, options, 3);
+  layer.upload(stream_);
+  check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "begin of capture");
+  EXPECT_THAT(test::message_of<UnsupportedError>([&] { layer.run(stream_); }),
+              HasSubstr("a first call cannot be captured"));
+  cudaGraph_t graph = nullptr;
+  check_cuda(cudaStreamEndCapture(stream_, &graph), "end of capture");
+  check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  layer.run(stream_);
+  layer.expect_right(stream_, options.mask);
+}
+
 // A kernel that awaits columns keeps its multiprocessors. Two such kernels, each waiting for ranks
 // that compute the other, would wait for ever.
 TEST_F(DeviceFace, ObjectsThatAwaitColumnsTakeTurnsWhateverTheirStreams) {

@@ -268,7 +268,7 @@ TEST(Planner, PartialResultsOfManyHopsAreCombinedOnTheWay) {
   problem.mask = Mask();
   const ShardedOperands operands = sequence_operands(problem, kRanks, LayoutKind::contiguous);
   const std::int64_t part = kLength / kRanks * 64 * problem.shape.value_dim * 4;
-  for (const auto& [limit, most] : {std::pair{std::int64_t{0}, 2}, {4 * part, 5}}) {
+  for (const auto& [limit, most] : {std::pair{std::int64_t{0}, 2}, {9 * part, 4}}) {
     PlanOptions options;
     options.result_bytes = limit;
     const Plan plan = make_plan(native_input(problem, operands, options), Schedule::pass_q);

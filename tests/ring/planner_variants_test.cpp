@@ -154,6 +154,19 @@ TEST(Planner, ANamedHybridTakesTheLargestCommonDivisor) {
   }
 }
 
+// Of the heads that a rank has.
+TEST(Planner, ANamedHybridLeavesNoRankIdleWhereHeadsAreSharded) {
+  const AttentionProblem problem = causal_problem(64, 8, 8);
+  const PartitionSpec spec = PartitionSpec::parse("-,sp,tp");
+  const ShardedOperands operands =
+      shard_operands(problem, MeshShape({{"tp", 4}, {"sp", 8}}), {spec, spec, LayoutKind::zigzag});
+  const PlanInput input = native_input(problem, operands);
+  EXPECT_EQ(variant_text(choose_schedule(input, "hybrid")), "hybrid (ulysses degree 2)");
+  const Plan plan = make_plan(input, Schedule::hybrid);
+  expect_valid(plan, operands);
+  for (const RankPlan& rank : plan.ranks) EXPECT_GT(rank.work(), 0);
+}
+
 // A hybrid of degree 1 has the plan of ring, and a hybrid of all ranks that of ulysses.
 TEST(Planner, HybridsOfOneAndOfAllRanksAreRingAndUlysses) {
   for (const auto& [kv_heads, same] : {std::pair{3, Schedule::ring}, {4, Schedule::ulysses}}) {

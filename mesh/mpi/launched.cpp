@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <string_view>
 #include <system_error>
@@ -9,6 +10,10 @@
 
 namespace annulus {
 namespace {
+
+// What launchers set that MPI understands: PMIx, PMI, and mpirun_rsh of MVAPICH, which sets
+// neither.
+constexpr std::array kRankVariables{"PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"};
 
 // The number that a text starts with; 1 if it starts with none.
 int count_of(const char* text) {
@@ -71,7 +76,7 @@ bool started_by_launcher(const EnvironmentLookup& lookup) {
         "alone; start them with `mpirun -n {} ...`",
         processes, processes));
   }
-  for (const char* variable : {"PMIX_RANK", "PMI_RANK"}) {
+  for (const char* variable : kRankVariables) {
     if (lookup(variable) != nullptr) return true;
   }
   if (const int tasks = slurm_tasks(lookup); tasks > 1) {
@@ -94,8 +99,10 @@ bool started_by_launcher(const EnvironmentLookup& lookup) {
 void check_connected(int ranks, const EnvironmentLookup& lookup) {
   // mpirun connects its ranks itself, whatever Slurm says of the step in which its daemons run.
   if (ranks > 1 || lookup("OMPI_COMM_WORLD_SIZE") != nullptr) return;
-  const char* const pmi_size = lookup("PMI_SIZE");
-  const int tasks = std::max(slurm_tasks(lookup), pmi_size == nullptr ? 1 : count_of(pmi_size));
+  int tasks = slurm_tasks(lookup);
+  for (const char* variable : {"PMI_SIZE", "MV2_COMM_WORLD_SIZE"}) {
+    if (const char* const size = lookup(variable)) tasks = std::max(tasks, count_of(size));
+  }
   if (tasks == 1) return;
   throw LibraryError(fmt::format(
       "the launcher started {} tasks, but MPI connects none of them, so each would run alone; "
@@ -110,7 +117,7 @@ std::optional<ProcessNumber> process_number(const EnvironmentLookup& lookup) {
     return number_in("OMPI_COMM_WORLD_RANK", true, lookup);
   }
   if (torchrun_processes(lookup) > 1) return number_in("RANK", false, lookup);
-  for (const char* variable : {"PMIX_RANK", "PMI_RANK"}) {
+  for (const char* variable : kRankVariables) {
     if (const auto number = number_in(variable, true, lookup)) return number;
   }
   if (slurm_tasks(lookup) > 1) return number_in("SLURM_PROCID", false, lookup);

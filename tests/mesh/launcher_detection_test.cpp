@@ -34,6 +34,7 @@ TEST(LauncherDetection, LaunchersThatMpiUnderstands) {
   EXPECT_TRUE(started({{"OMPI_COMM_WORLD_SIZE", "1"}}));
   EXPECT_TRUE(started({{"PMIX_RANK", "0"}}));
   EXPECT_TRUE(started({{"PMI_RANK", "3"}}));
+  EXPECT_TRUE(started({{"MV2_COMM_WORLD_RANK", "3"}, {"MV2_COMM_WORLD_SIZE", "4"}}));
   // mpirun inside a Slurm allocation, and srun --mpi=pmix.
   EXPECT_TRUE(
       started({{"OMPI_COMM_WORLD_SIZE", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}}));
@@ -108,6 +109,7 @@ void check(int ranks, const Environment& environment) {
 TEST(LauncherDetection, RanksThatMpiLeavesAloneAreAnErrorThatPrintsTheFix) {
   for (const Environment& environment :
        {Environment{{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}},
+        Environment{{"MV2_COMM_WORLD_RANK", "1"}, {"MV2_COMM_WORLD_SIZE", "4"}},
         Environment{{"PMI_RANK", "1"}, {"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}}}) {
     EXPECT_NO_THROW(check(4, environment));
     try {
@@ -122,6 +124,7 @@ TEST(LauncherDetection, RanksThatMpiLeavesAloneAreAnErrorThatPrintsTheFix) {
 
 TEST(LauncherDetection, OneRankOfOneTaskIsConnected) {
   EXPECT_NO_THROW(check(1, {{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}));
+  EXPECT_NO_THROW(check(1, {{"MV2_COMM_WORLD_RANK", "0"}, {"MV2_COMM_WORLD_SIZE", "1"}}));
   EXPECT_NO_THROW(
       check(1, {{"PMIX_RANK", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}));
   // mpirun -n 1, whose daemon runs in a Slurm step of several nodes.
@@ -164,6 +167,8 @@ TEST(LauncherDetection, EveryLauncherNumbersItsProcesses) {
   };
   expect_number(slurm, "SLURM_PROCID", false);
   expect_number(pytorch, "RANK", false);
+  expect_number({{"MV2_COMM_WORLD_RANK", "2"}, {"MV2_COMM_WORLD_SIZE", "4"}}, "MV2_COMM_WORLD_RANK",
+                true);
   // Of several, the one that started the process itself.
   expect_number(with(slurm, {{"PMIX_RANK", "1"}}), "PMIX_RANK", true);
   expect_number(with(slurm, {{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}), "PMI_RANK", true);

@@ -282,21 +282,25 @@ void drop_foreign(GivenValues& values, Command command) {
   });
 }
 
+// Ranks on CPUs have no transport and share no GPUs: that of environment and files is for others.
 void settle_transport(Options& options) {
+  const bool plan_assumes_cpu = options.command == Command::plan && options.device == "auto";
+  const bool on_cpu = options.device == "cpu" || plan_assumes_cpu;
+  if (on_cpu && !options.named.contains("transport")) options.transport = Transport::automatic;
+  if (on_cpu && !options.named.contains("share-gpus")) options.share_gpus = false;
   if (options.share_gpus && options.transport == Transport::nccl) {
     throw ArgumentError("--transport", "nccl",
                         "auto, composite or peer with --share-gpus, as NCCL cannot have two ranks "
                         "of a node on a GPU");
   }
-  if (options.device == "cpu") {
-    if (options.transport != Transport::automatic) {
-      throw UserError(
-          fmt::format("--transport {}: needs GPU ranks, so it cannot be given with --device cpu",
-                      annulus::name_of(options.transport)));
-    }
-    if (options.share_gpus) {
-      throw UserError("--share-gpus: needs GPU ranks, so it cannot be given with --device cpu");
-    }
+  if (on_cpu && options.transport != Transport::automatic) {
+    throw UserError(fmt::format("--transport {}: {}", annulus::name_of(options.transport),
+                                plan_assumes_cpu
+                                    ? "needs --device cuda, as plan assumes CPU ranks"
+                                    : "needs GPU ranks, so it cannot be given with --device cpu"));
+  }
+  if (on_cpu && options.share_gpus) {
+    throw UserError("--share-gpus: needs GPU ranks, so it cannot be given with --device cpu");
   }
   if (options.share_gpus && options.transport == Transport::automatic) {
     options.transport = Transport::peer;
@@ -353,10 +357,6 @@ void check_together(const Options& options) {
   }
   if (options.simulate + options.recommend + (plan && options.scaling) > 1) {
     throw UserError("--simulate, --recommend and --scaling: one at a time");
-  }
-  if (plan && options.transport != Transport::automatic && options.device == "auto") {
-    throw UserError(fmt::format("--transport {}: needs --device cuda, as plan assumes CPU ranks",
-                                annulus::name_of(options.transport)));
   }
   check_row_results(options);
   if (options.random > 0 && options.random_case) {

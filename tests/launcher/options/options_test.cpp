@@ -234,6 +234,19 @@ TEST(Options, TransportsBetweenGpus) {
   EXPECT_THAT(error_of({"plan", "--share-gpus"}), HasSubstr("not of annulus plan"));
 }
 
+TEST(Options, ATransportOfTheEnvironmentIsForCommandsThatUseGpus) {
+  const Variable transport("ANNULUS_TRANSPORT", "nccl");
+  EXPECT_EQ(parse({"plan"}).transport, Transport::automatic);
+  EXPECT_EQ(parse({"run", "--device", "cpu"}).transport, Transport::automatic);
+  EXPECT_EQ(parse({"plan", "--device", "cuda"}).transport, Transport::nccl);
+  EXPECT_EQ(parse({"run"}).transport, Transport::nccl);
+  EXPECT_THAT(error_of({"plan", "--transport", "nccl"}), HasSubstr("needs --device cuda"));
+  const Variable sharing("ANNULUS_SHARE_GPUS", "true");
+  const Options shared = parse({"bench", "--device", "cpu"});
+  EXPECT_FALSE(shared.share_gpus);
+  EXPECT_EQ(shared.transport, Transport::automatic);
+}
+
 TEST(Options, Schedules) {
   const Options defaults = parse({"run"});
   EXPECT_EQ(defaults.ulysses_degree, 0);

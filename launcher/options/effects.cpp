@@ -53,6 +53,22 @@ const Names& drawn() {
   return names;
 }
 
+// Whether an option of drawn() has the value that it has when nobody gives it. Most have none then.
+bool has_default_value(std::string_view option, const Options& options) {
+  const Options usual;
+  const auto same = [&](auto field) { return options.*field == usual.*field; };
+  if (option == "schedule") return same(&Options::schedule);
+  if (option == "sequence-layout")
+    return same(&Options::sequence_layout) && same(&Options::kv_sequence_layout);
+  if (option == "sequence-axis") return same(&Options::sequence_axis);
+  if (option == "sharding-rules") return options.rules.rules().empty();
+  if (option == "dropout") return same(&Options::dropout);
+  if (option == "softmax-dtype") return same(&Options::softmax_dtype);
+  if (option == "normalize-output") return same(&Options::normalize_output);
+  if (option == "bias-policy") return same(&Options::bias_policy);
+  return false;
+}
+
 class Effects {
  public:
   Effects(const Options& options, const GivenOptions& given) : options_(options), given_(given) {}
@@ -109,6 +125,7 @@ class Effects {
     const char* const form = options_.random_case ? "--random-case" : "--random";
     for (const auto& [option, given] : given_) {
       if (given.switched_off || !contains(drawn(), option)) continue;
+      if (!given.on_command_line && has_default_value(option, options_)) continue;
       throw UserError(
           fmt::format("{}: drawn at random, so it cannot be given with {}", shown(option), form));
     }
@@ -163,7 +180,9 @@ class Effects {
       need(option, schedule == "auto" || schedule == user, "with " + by,
            fmt::format("--schedule {} or auto", user));
     }
-    const bool specs = options_.query_spec && options_.kv_spec;
+    // --scaling and --recommend drop the mesh and the specs of environment and files.
+    const bool makes_meshes = options_.scaling || options_.recommend;
+    const bool specs = !makes_meshes && options_.query_spec && options_.kv_spec;
     constexpr const char* kBothSpecs = "with both --query-spec and --kv-spec";
     constexpr const char* kOneSpec = "one of them left to its default";
     need("mode", !specs, kBothSpecs, kOneSpec);

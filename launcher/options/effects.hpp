@@ -20,7 +20,7 @@ using GivenOptions = std::map<std::string_view, GivenOption>;
 /// Throws UserError for an option of the command line that the other options leave without effect.
 /// The message names the option and its value, the cause, and what would give it an effect. Options
 /// of environment and files are not checked, as they may be meant for other commands. But what
-/// --random draws must not be given anywhere.
+/// --random draws must not be given there either, unless with its default.
 ///
 /// An option that needs another one is taken if the other is given with whatever value, so that a
 /// script may try values that switch the other off: --seed 7 goes with --dropout 0.1 and with

@@ -302,6 +302,10 @@ class Recommend(CliTest):
         result = self.annulus(*words, environment=other)
         self.expect_success(result)
         self.assertEqual(json.loads(result.stdout)["rows"], json.loads(self.annulus(*words).stdout)["rows"])
+        words += ["--mode", "prefill", "--sequence-axis", "ctx"]
+        result = self.annulus(*words, environment=other)
+        self.expect_success(result)
+        self.assertEqual(json.loads(result.stdout)["rows"], json.loads(self.annulus(*words).stdout)["rows"])
 
     def test_choices_of_the_user_stand(self):
         rows = self.report("--schedule", "ring", "--sequence-layout", "zigzag")["rows"]

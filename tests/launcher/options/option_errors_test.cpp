@@ -393,6 +393,19 @@ TEST(OptionErrors, SettingsOfEnvironmentAndFilesNeedNoEffect) {
   EXPECT_TRUE(parse({"plan", "--recommend", "--ranks", "8"}).recommend);
 }
 
+TEST(OptionErrors, SpecsOfTheEnvironmentDoNotCountWhereMeshesAreMade) {
+  const Variable mesh("ANNULUS_MESH", "x=4");
+  const Variable query("ANNULUS_QUERY_SPEC", "-,x");
+  const Variable kv("ANNULUS_KV_SPEC", "-,x");
+  for (const Words& given : {Words{"--mode", "prefill"}, Words{"--sequence-axis", "ctx"},
+                             Words{"--sharding-rules", R"({"head": {"all": "tp"}})"}}) {
+    EXPECT_NO_THROW(parse(joined({"plan", "--recommend", "--ranks", "2"}, given)));
+    EXPECT_NO_THROW(parse(joined({"plan", "--scaling"}, given)));
+    EXPECT_NO_THROW(parse(joined({"bench", "--scaling"}, given)));
+    EXPECT_THAT(error_of(joined({"plan"}, given)), HasSubstr("has no effect with"));
+  }
+}
+
 // Wherever the option comes from: the drawn problems would not be what it asks for.
 TEST(OptionErrors, WhatIsDrawnCannotBeGiven) {
   for (const Words& given :
@@ -406,6 +419,32 @@ TEST(OptionErrors, WhatIsDrawnCannotBeGiven) {
               AllOf(HasSubstr("--impl ring"), HasSubstr("cannot be given with --random-case")));
   const Variable cap("ANNULUS_SOFT_CAP", "2");
   EXPECT_THAT(error_of({"verify", "--random", "3"}), HasSubstr("--soft-cap 2: drawn at random"));
+}
+
+TEST(OptionErrors, WhatIsDrawnCanHaveItsDefaultInTheEnvironment) {
+  struct Setting {
+    const char *variable, *usual, *other;
+  };
+  for (const Setting& setting :
+       {Setting{"ANNULUS_SCHEDULE", "auto", "ring"},
+        Setting{"ANNULUS_SEQUENCE_LAYOUT", "auto", "auto,striped"},
+        Setting{"ANNULUS_SEQUENCE_AXIS", "sp", "ctx"},
+        Setting{"ANNULUS_SHARDING_RULES", "{}", R"({"head": {"all": "tp"}})"},
+        Setting{"ANNULUS_DROPOUT", "0.0", "0.1"},
+        Setting{"ANNULUS_SOFTMAX_DTYPE", "float32", "float64"},
+        Setting{"ANNULUS_NORMALIZE_OUTPUT", "true", "false"},
+        Setting{"ANNULUS_BIAS_POLICY", "combine", "bias_wins"}}) {
+    const auto with = [&](const char* value) { return Variable(setting.variable, value); };
+    {
+      const Variable usual = with(setting.usual);
+      EXPECT_EQ(parse({"verify", "--random", "3"}).random, 3) << setting.variable;
+    }
+    const Variable other = with(setting.other);
+    EXPECT_THAT(error_of({"verify", "--random", "3"}), HasSubstr("drawn at random"))
+        << setting.variable;
+  }
+  EXPECT_THAT(error_of({"verify", "--random", "3", "--schedule", "auto"}),
+              HasSubstr("--schedule auto: drawn at random"));
 }
 
 TEST(OptionErrors, FilesOfTwoOptionsDiffer) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <charconv>
 #include <csignal>
@@ -64,29 +65,43 @@ Watchdog::Seconds start_timeout(const std::vector<std::string>& words) {
   return Watchdog::Seconds(good ? seconds : launcher::Options().timeout);
 }
 
-// Plans and help texts need no other process, and no MPI.
-bool needs_one_process(const std::vector<std::string>& words) {
-  const std::string command = words.empty() ? "help" : words.front();
-  return command == launcher::name_of(launcher::Command::plan) || command == "help" ||
+// Help, the version, and what is said to somebody who gave no command.
+bool asks_for_help(const std::vector<std::string>& words) {
+  return words.empty() || words.front() == "help" ||
          std::any_of(words.begin(), words.end(), [](const std::string& word) {
            return word == "--help" || word == "-h" || word == "--version";
          });
 }
 
-// Of several processes that were started together, the first does what needs only one. Returns
-// whether this process is one of the others. If no launcher of MPI programs started it, it may be
-// the only one that runs annulus, so it says why it does nothing.
-bool leaves_to_first(const std::vector<std::string>& words) {
-  if (!needs_one_process(words)) return false;
+// Plans and help texts need no other process, and no MPI.
+bool needs_one_process(const std::vector<std::string>& words) {
+  return asks_for_help(words) || words.front() == launcher::name_of(launcher::Command::plan);
+}
+
+bool writes_files(const std::vector<std::string>& words) {
+  constexpr std::array<std::string_view, 4> kReports{"--json", "--csv", "--trace", "--picture"};
+  return std::any_of(words.begin(), words.end(), [&](const std::string& word) {
+    const std::string_view name = std::string_view(word).substr(0, word.find('='));
+    return std::find(kReports.begin(), kReports.end(), name) != kReports.end();
+  });
+}
+
+// Of several processes that were started together, the first does what needs only one. Returns how
+// this process ends if it is one of the others. If no launcher of MPI programs started it, it may
+// be the only one that runs annulus: then it prints help, and a plan that nobody makes is an error.
+std::optional<ExitCode> left_to_first(const std::vector<std::string>& words) {
+  if (!needs_one_process(words)) return {};
   const auto process = process_number([](const char* name) { return std::getenv(name); });
-  if (!process || process->number == 0) return false;
-  if (!process->of_mpi) {
-    std::cerr << fmt::format(
-        "annulus: {0}={1}: process 0 does this for all; unset {0} to do it "
-        "in this one\n",
-        process->variable, process->number);
+  if (!process || process->number == 0) return {};
+  const std::string note =
+      fmt::format("{}={}: process 0 does this for all", process->variable, process->number);
+  if (process->of_mpi) {
+    if (!asks_for_help(words) && writes_files(words)) std::cerr << "annulus: " + note + '\n';
+    return ExitCode::success;
   }
-  return true;
+  if (asks_for_help(words)) return {};
+  print_error(fmt::format("{}; unset {} to do it in this one", note, process->variable));
+  return ExitCode::usage;
 }
 
 // Every rank has its own environment and perhaps its own file system: they agree on what was asked
@@ -167,7 +182,7 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond `ulimit -f` fails with EFBIG instead
   try {
     const std::vector<std::string> words(argv + 1, argv + argc);
-    if (leaves_to_first(words)) return static_cast<int>(ExitCode::success);
+    if (const auto exit_code = left_to_first(words)) return static_cast<int>(*exit_code);
     const Watchdog::Seconds timeout = start_timeout(words);
     // Processes do not start at the same moment, however short the timeout.
     constexpr Watchdog::Seconds kStart{30};

@@ -105,6 +105,8 @@ class Options(CliTest):
         self.expect_error(result, 2, "--sequence-axis", "'ctx'")
         result = self.annulus("verify", "--random", "1", *self.save_metadata(soft_cap=2))
         self.expect_error(result, 2, "--soft-cap 2: drawn at random")
+        usual = self.save_metadata(runtime_softmax_dtype="float32", sequence_axis_name="sp")
+        self.expect_success(self.annulus("verify", "--random", "1", *usual))
         self.expect_error(self.annulus(*words, "--metadata", "none.json"), 2, "--metadata none.json")
 
     def test_a_full_dump_of_metadata_says_what_nothing_says(self):
@@ -684,18 +686,28 @@ class Plan(CliTest):
     def test_one_of_several_processes_plans(self):
         alone = self.annulus(*PLAN).stdout
         words = [*PLAN, "--json", "plan.json"]
-        self.assertEqual(self.annulus(*words, ranks=3).stdout, alone)
+        result = self.annulus(*words, ranks=3)
+        self.assertEqual(result.stdout, alone)
+        self.assertEqual(result.stderr.count(": process 0 does this for all\n"), 2)
+        self.assertEqual(self.annulus(*PLAN, ranks=3).stderr.count("process 0"), 0)
+        help_text = self.annulus("run", "--help").stdout
         for second, of_mpi in self.LAUNCHERS:
             with self.subTest(second):
                 os.remove(self.path("plan.json"))
                 result = self.annulus(*words, environment=second)
-                self.expect_success(result)
+                shown = self.annulus("run", "--help", environment=second)
+                self.expect_success(shown)
+                if of_mpi:
+                    self.expect_success(result)
+                    self.assertEqual(result.stderr, "annulus: PMI_RANK=1: process 0 does this for all\n")
+                    self.assertEqual(shown.stdout, "")
+                else:
+                    variable = next(iter({"RANK", "SLURM_PROCID"} & {*second}))
+                    self.expect_error(result, 2,
+                                      f"{variable}=1: process 0 does this for all; unset {variable}")
+                    self.assertEqual(shown.stdout, help_text)
                 self.assertEqual(result.stdout, "")
                 self.expect_no_files("plan.json")
-                variable = next(iter({"RANK", "SLURM_PROCID"} & {*second}))
-                note = f"annulus: {variable}=1: process 0 does this for all; unset {variable}"
-                self.assertEqual(note in result.stderr, not of_mpi, result.stderr)
-                self.assertEqual(self.annulus("run", "--help", environment=second).stdout, "")
                 first = {name: "0" if value == "1" and name != "TORCHELASTIC_RUN_ID" else value
                          for name, value in second.items()}
                 result = self.annulus(*words, environment=first)

@@ -213,6 +213,21 @@ TEST(LifeSigns, ComputingIsNoSilence) {
   EXPECT_NO_THROW(mesh.world().barrier());
 }
 
+// The last rank works for a mesh of its own, and another mesh waits for it.
+TEST(LifeSigns, AMeshGivesThemToThoseThatItsWatchdogConnects) {
+  const int size = test::session().size();
+  if (size < 2) GTEST_SKIP() << "needs 2 ranks";
+  Mesh everyone(MeshShape({{"sp", size}}), test::session().world(), Watchdog(Watchdog::Seconds(1)));
+  if (everyone.rank() == size - 1) {
+    Mesh alone(MeshShape({{"sp", 1}}), MPI_COMM_SELF, everyone.watchdog());
+    for (const auto begin = std::chrono::steady_clock::now();
+         std::chrono::steady_clock::now() - begin < std::chrono::seconds(3);) {
+      alone.watchdog().give_life_sign();
+    }
+  }
+  EXPECT_NO_THROW(everyone.world().barrier());
+}
+
 TEST(LifeSigns, WhatHangsIsSilentInTheEnd) {
   const int size = test::session().size();
   if (size < 2) GTEST_SKIP() << "needs 2 ranks";

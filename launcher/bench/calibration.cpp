@@ -122,8 +122,8 @@ class Clock {
 /// One implementation and what its blocks took.
 struct Measured {
   const Implementation* candidate = nullptr;
-  std::optional<BlockTime> smallest;
-  std::vector<BlockTime> times;
+  std::optional<BlockTime> smallest = {};
+  std::vector<BlockTime> times = {};
   bool slow = false;  ///< larger blocks are left out
 
   [[nodiscard]] const std::string& name() const { return candidate->names().front(); }

@@ -21,13 +21,13 @@ void wait_for_device(const DeviceQueue& queue, const Waiting& waiting, const Wat
   std::uint64_t before = moved();
   auto moved_at = Clock::now();
   while (!done) {
-    const auto sign_due = Clock::now() + watchdog.timeout() / 8;
+    const auto beat_due = Clock::now() + watchdog.timeout() / 8;
     bool computing = false;
     watchdog.wait(
         [&] {
           if (waiting.check) waiting.check();
           done = queue.idle();
-          computing = Clock::now() > sign_due && waiting.computing && waiting.computing();
+          computing = Clock::now() > beat_due && waiting.computing && waiting.computing();
           return done || computing || moved() != before;
         },
         describe);
@@ -38,7 +38,7 @@ void wait_for_device(const DeviceQueue& queue, const Waiting& waiting, const Wat
       throw TimeoutError(fmt::format("{}: nothing has finished for {:g} s; does a kernel hang?",
                                      describe(), most.count()));
     }
-    watchdog.give_life_sign();
+    watchdog.beat();
   }
 }
 

@@ -10,6 +10,8 @@ namespace {
 class HostEventBase : public Event {
  public:
   [[nodiscard]] virtual std::string describe() const = 0;
+  /// The mesh ranks that its stream waits for.
+  [[nodiscard]] virtual std::vector<int> peers() const = 0;
   /// Increases whenever the event's stream advances.
   [[nodiscard]] virtual std::uint64_t moved() const = 0;
 };
@@ -17,6 +19,11 @@ class HostEventBase : public Event {
 std::string describe(const Event& event) {
   const auto* host = dynamic_cast<const HostEventBase*>(&event);
   return host != nullptr ? host->describe() : "waiting for an event of a device";
+}
+
+std::vector<int> peers(const Event& event) {
+  const auto* host = dynamic_cast<const HostEventBase*>(&event);
+  return host != nullptr ? host->peers() : std::vector<int>();
 }
 
 std::uint64_t moved(const Event& event) {
@@ -71,6 +78,12 @@ struct HostStream::State {
     return front.operation ? front.operation->describe() : annulus::describe(*front.event);
   }
 
+  [[nodiscard]] std::vector<int> peers() const {
+    if (queue.empty()) return {};
+    const Entry& front = queue.front();
+    return front.operation ? front.operation->peers() : annulus::peers(*front.event);
+  }
+
  private:
   bool advance(Entry& entry) const {
     if (entry.event) return entry.event->is_complete();
@@ -100,6 +113,9 @@ class HostEvent final : public HostEventBase {
   }
   [[nodiscard]] std::string describe() const override {
     return state_->completed >= count_ ? "nothing pending" : state_->describe();
+  }
+  [[nodiscard]] std::vector<int> peers() const override {
+    return state_->completed >= count_ ? std::vector<int>() : state_->peers();
   }
   [[nodiscard]] std::uint64_t moved() const override { return state_->moved(); }
 
@@ -133,7 +149,7 @@ void HostStream::wait(std::shared_ptr<Event> event) {
   while (!event->is_complete()) {
     const std::uint64_t before = moved(*event);
     watchdog_.wait([&] { return event->is_complete() || moved(*event) != before; },
-                   [&] { return describe(*event); });
+                   [&] { return describe(*event); }, [&] { return peers(*event); });
   }
 }
 
@@ -146,13 +162,13 @@ void HostStream::synchronize(const Waiting& waiting) {
           state_->progress();
           return state_->queue.empty() || state_->moved() != before;
         },
-        [&] { return state_->describe(); });
+        [&] { return state_->describe(); }, [&] { return state_->peers(); });
   }
 }
 
 void HostStream::progress() {
   // The caller has something else to do: it computes, and other ranks may be waiting for it.
-  watchdog_.give_life_sign();
+  watchdog_.beat();
   state_->progress();
 }
 

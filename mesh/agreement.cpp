@@ -1,30 +1,115 @@
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <new>
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include <annulus/mesh/agreement.hpp>
 
+#include "control/bytes_of.hpp"
+
 namespace annulus {
 namespace {
 
-// An error is sent as one character, 'u' for the user's or 'l' for ours, and its message. No error
-// is an empty text.
-std::string encoded(const Error* error) {
-  if (error == nullptr) return {};
-  return (error->exit_code() == ExitCode::usage ? "u" : "l") + std::string(error->what());
+/// The errors of some ranks. As a text: nothing where there is none.
+struct Errors {
+  // Beyond these, messages count as different from each other.
+  static constexpr std::size_t kMostCounted = 64;
+
+  int first_rank = 0;                                 ///< of those that failed
+  bool all_users = true;                              ///< whether all are UserErrors
+  int uncounted = 0;                                  ///< ranks beyond kMostCounted messages
+  std::vector<std::pair<std::uint64_t, int>> counts;  ///< hash of a message, and its ranks
+  std::string message;  ///< of the first rank, the first of those counted
+
+  [[nodiscard]] int same() const { return counts.front().second; }
+  [[nodiscard]] int others() const {
+    int others = uncounted;
+    for (std::size_t i = 1; i < counts.size(); ++i) others += counts[i].second;
+    return others;
+  }
+
+  [[nodiscard]] std::string to_text() const {
+    std::string text;
+    append(text, first_rank);
+    append(text, all_users);
+    append(text, uncounted);
+    append(text, counts.size());
+    for (const auto& [hash, count] : counts) {
+      append(text, hash);
+      append(text, count);
+    }
+    return text + message;
+  }
+
+  static Errors parse(const std::string& text) {
+    std::size_t at = 0;
+    const auto next = [&]<class Value>(Value& value) {
+      value = value_at<Value>(text, at);
+      at += sizeof(Value);
+    };
+    Errors errors;
+    next(errors.first_rank);
+    next(errors.all_users);
+    next(errors.uncounted);
+    std::size_t count = 0;
+    next(count);
+    errors.counts.resize(count);
+    for (auto& [hash, ranks] : errors.counts) {
+      next(hash);
+      next(ranks);
+    }
+    errors.message = text.substr(at);
+    return errors;
+  }
+};
+
+void add_later(std::string& whole, const std::string& later) {
+  if (whole.empty() || later.empty()) {
+    whole += later;
+    return;
+  }
+  Errors errors = Errors::parse(whole);
+  const Errors more = Errors::parse(later);
+  errors.all_users = errors.all_users && more.all_users;
+  errors.uncounted += more.uncounted;
+  for (const auto& [hash, ranks] : more.counts) {
+    const auto known =
+        std::ranges::find(errors.counts, hash, &std::pair<std::uint64_t, int>::first);
+    if (known != errors.counts.end()) {
+      known->second += ranks;
+    } else if (errors.counts.size() < Errors::kMostCounted) {
+      errors.counts.emplace_back(hash, ranks);
+    } else {
+      errors.uncounted += ranks;
+    }
+  }
+  whole = errors.to_text();
 }
 
-std::vector<std::string> gather_errors(Control& ranks, const Error* error, std::string_view what) {
+std::string gather_errors(Control& ranks, const Error* error, std::string_view what) {
   constexpr std::string_view kPurpose = "agreement on errors";
+  std::string mine;
+  if (error != nullptr) {
+    const std::string message = error->what();
+    mine = Errors{ranks.rank(),
+                  error->exit_code() == ExitCode::usage,
+                  0,
+                  {{std::hash<std::string>()(message), 1}},
+                  message}
+               .to_text();
+  }
   try {
-    return ranks.gather_text(encoded(error), what.empty() ? std::string(kPurpose)
-                                                          : fmt::format("{}: {}", what, kPurpose));
+    return ranks.merge_text(
+        std::move(mine), add_later,
+        what.empty() ? std::string(kPurpose) : fmt::format("{}: {}", what, kPurpose));
   } catch (const Error& failure) {
     if (error == nullptr) throw;
     // This rank's own error is what its user needs to see; the silence of the others comes second.
@@ -48,31 +133,19 @@ std::string text_of(const std::exception& error) {
 }
 
 void agree(Control& ranks, const Error* error, std::string_view what) {
-  const std::vector<std::string> outcomes = gather_errors(ranks, error, what);
-  const auto failed = [](const std::string& outcome) { return !outcome.empty(); };
-  const auto first = std::find_if(outcomes.begin(), outcomes.end(), failed);
-  if (first == outcomes.end()) return;
-
-  const auto message_of = [](const std::string& outcome) {
-    return std::string_view(outcome).substr(1);
-  };
-  const auto differs = [&](const std::string& outcome) {
-    return failed(outcome) && message_of(outcome) != message_of(*first);
-  };
-  const auto others = std::count_if(first, outcomes.end(), differs);
-  std::string text(message_of(*first));
-  if (others > 0 || !std::all_of(outcomes.begin(), outcomes.end(), failed)) {
-    text = fmt::format("rank {}: {}", ranks.mesh_rank(static_cast<int>(first - outcomes.begin())),
-                       text);
+  const std::string outcome = gather_errors(ranks, error, what);
+  if (outcome.empty()) return;
+  const Errors errors = Errors::parse(outcome);
+  std::string text = errors.message;
+  const int others = errors.others();
+  if (others > 0 || errors.same() < ranks.size()) {
+    text = fmt::format("rank {}: {}", ranks.mesh_rank(errors.first_rank), text);
   }
   if (others > 0) {
     text += fmt::format(" ({} more {} a different error)", others,
                         others == 1 ? "rank has" : "ranks have");
   }
-  const bool all_users = std::all_of(outcomes.begin(), outcomes.end(), [](const std::string& o) {
-    return o.empty() || o.front() == 'u';
-  });
-  if (all_users) throw UserError(text);
+  if (errors.all_users) throw UserError(text);
   throw AgreedFailure(text);
 }
 

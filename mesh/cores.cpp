@@ -1,10 +1,15 @@
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <sched.h>
+#include <sstream>
 #include <string>
-#include <vector>
+
+#include <fmt/format.h>
 
 #include <annulus/mesh/cores.hpp>
+
+#include "node_identity.hpp"
 
 namespace annulus {
 namespace {
@@ -19,28 +24,63 @@ std::string allowed_cores() {
   for (std::size_t i = 0; i < cores.size(); ++i) {
     if (CPU_ISSET(i, &set)) cores[i] = '1';
   }
+  cores.resize(cores.rfind('1') + 1);
   return cores;
 }
 
+// The cores that the ranks of a machine may use together, and how many ranks there are.
+struct MachineCores {
+  std::string cores;
+  int ranks = 0;
+};
+// By the name of the machine. As a text, three lines for each.
+using CoresOfMachines = std::map<std::string, MachineCores>;
+
+std::string encoded(const CoresOfMachines& machines) {
+  std::string text;
+  for (const auto& [name, one] : machines) {
+    text += fmt::format("{}\n{}\n{}\n", name, one.cores, one.ranks);
+  }
+  return text;
+}
+
+CoresOfMachines decoded(const std::string& text) {
+  CoresOfMachines machines;
+  std::istringstream lines(text);
+  for (std::string name, cores, ranks; std::getline(lines, name);) {
+    std::getline(lines, cores);
+    std::getline(lines, ranks);
+    machines[name] = {cores, std::stoi(ranks)};
+  }
+  return machines;
+}
+
+void add_machines(std::string& whole, const std::string& later) {
+  CoresOfMachines machines = decoded(whole);
+  for (const auto& [name, more] : decoded(later)) {
+    MachineCores& one = machines[name];
+    one.cores.resize(std::max(one.cores.size(), more.cores.size()), '0');
+    for (std::size_t i = 0; i < more.cores.size(); ++i) {
+      if (more.cores[i] == '1') one.cores[i] = '1';
+    }
+    one.ranks += more.ranks;
+  }
+  whole = encoded(machines);
+}
+
+// mpirun may have given each rank cores of its own or left all of them the same ones: in both cases
+// the union belongs to the ranks of the machine together.
 int cores_per_rank(Mesh& mesh) {
   const std::string mine = allowed_cores();
-  const std::vector<std::string> all = mesh.world().gather_text(mine, "cores of the ranks");
-  // mpirun may have given each rank cores of its own or left all of them the same ones: in both
-  // cases the union belongs to the ranks of the node together.
-  const Topology machines = Topology::of_machines(mesh.world());
-  const std::vector<int>& nodes = machines.node_of_rank;
-  const int node = nodes[static_cast<std::size_t>(mesh.rank())];
-  std::string together = mine;
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (nodes[rank] != node) continue;
-    for (std::size_t i = 0; i < std::min(together.size(), all[rank].size()); ++i) {
-      if (all[rank][i] == '1') together[i] = '1';
-    }
-  }
-  const auto cores = std::count(together.begin(), together.end(), '1');
+  std::string machine = host_name() + ' ' + machine_identity();
+  std::replace(machine.begin(), machine.end(), '\n', ' ');
+  const CoresOfMachines machines = decoded(
+      mesh.world().merge_text(encoded({{machine, {mine, 1}}}), add_machines, "cores of the ranks"));
+  const MachineCores& together = machines.at(machine);
+  const auto cores = std::count(together.cores.begin(), together.cores.end(), '1');
   const auto own = std::count(mine.begin(), mine.end(), '1');
-  return static_cast<int>(std::clamp<std::ptrdiff_t>(cores / machines.ranks_on_node(node), 1,
-                                                     std::max<std::ptrdiff_t>(own, 1)));
+  return static_cast<int>(
+      std::clamp<std::ptrdiff_t>(cores / together.ranks, 1, std::max<std::ptrdiff_t>(own, 1)));
 }
 
 }  // namespace

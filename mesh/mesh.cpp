@@ -13,7 +13,7 @@
 #include <annulus/mesh/peer_copy_group.hpp>
 
 #include "mpi/bounded.hpp"
-#include "mpi/mpi_life_signs.hpp"
+#include "mpi/mpi_heartbeats.hpp"
 
 namespace annulus {
 namespace {
@@ -25,30 +25,32 @@ Communicator duplicate_if_any(MPI_Comm communicator, const Watchdog& watchdog) {
   return duplicate(communicator, watchdog, kStart);
 }
 
-// Signs between the ranks of a mesh. They are also given to those whom `others` connects, who may
+// Heartbeats between the ranks of a mesh. They also go to the ranks that `others` connects, who may
 // wait for this mesh.
-class LifeSignsOfMesh final : public LifeSigns {
+class HeartbeatsOfMesh final : public Heartbeats {
  public:
-  LifeSignsOfMesh(std::shared_ptr<LifeSigns> own, Watchdog others)
+  HeartbeatsOfMesh(std::shared_ptr<Heartbeats> own, Watchdog others)
       : own_(std::move(own)), others_(std::move(others)) {}
-  void give() override {
-    own_->give();
-    others_.give_life_sign();
+  void beat(State state) override {
+    own_->beat(state);
+    others_.beat(state);
   }
-  bool heard() override { return own_->heard(); }
-  [[nodiscard]] bool any_thread_may_give() const override { return own_->any_thread_may_give(); }
+  [[nodiscard]] double silence(const Peers& peers) override { return own_->silence(peers); }
+  [[nodiscard]] std::vector<int> silent_ranks() override { return own_->silent_ranks(); }
+  [[nodiscard]] bool any_thread_may_beat() const override { return own_->any_thread_may_beat(); }
 
  private:
-  std::shared_ptr<LifeSigns> own_;
+  std::shared_ptr<Heartbeats> own_;
   Watchdog others_;
 };
 
-// Four signs per timeout, so that a late one does no harm.
-Watchdog with_life_signs(const Watchdog& watchdog, const Communicator& communicator) {
+// Four heartbeats per timeout, so that late ones do no harm.
+Watchdog with_heartbeats(const Watchdog& watchdog, const Communicator& communicator) {
   if (!communicator) return watchdog;
   const Watchdog::Seconds interval = std::min(Watchdog::Seconds(1), watchdog.timeout() / 4);
-  auto own = make_mpi_life_signs(duplicate(communicator.get(), watchdog, kStart), interval);
-  return Watchdog(watchdog.timeout(), std::make_shared<LifeSignsOfMesh>(std::move(own), watchdog));
+  auto own =
+      make_mpi_heartbeats(duplicate(communicator.get(), watchdog, kStart), interval, watchdog);
+  return Watchdog(watchdog.timeout(), std::make_shared<HeartbeatsOfMesh>(std::move(own), watchdog));
 }
 
 std::shared_ptr<Control> make_world(const Communicator& communicator, const Watchdog& watchdog) {
@@ -58,12 +60,9 @@ std::shared_ptr<Control> make_world(const Communicator& communicator, const Watc
 
 // Ranks with different meshes would wait for each other for ever, so all of them throw.
 void check_shape(const MeshShape& shape, Control& world) {
-  const std::vector<std::string> shapes = world.gather_text(to_string(shape), "mesh");
-  for (std::size_t rank = 1; rank < shapes.size(); ++rank) {
-    if (shapes[rank] != shapes[0]) {
-      throw ArgumentError("mesh", fmt::format("{} on rank {}", shapes[rank], rank),
-                          fmt::format("{}, as on rank 0", shapes[0]));
-    }
+  if (const auto other = world.first_difference(to_string(shape), "mesh")) {
+    throw ArgumentError("mesh", fmt::format("{} on rank {}", other->text, other->rank),
+                        fmt::format("{}, as on rank 0", other->expected));
   }
   if (shape.ranks() != world.size()) {
     throw ArgumentError(
@@ -75,12 +74,9 @@ void check_shape(const MeshShape& shape, Control& world) {
 // Ranks that asked for different groups would split into wrong ones, or wait in vain.
 void check_same_axes(const AxisNames& axes, std::string_view carrier, Control& world) {
   const std::string mine = fmt::format("{}{}", fmt::join(axes, "+"), carrier);
-  const std::vector<std::string> all = world.gather_text(mine, "axes of a group");
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] != all[0]) {
-      throw ArgumentError("axes of a group", fmt::format("'{}' on rank {}", all[rank], rank),
-                          fmt::format("'{}', as on rank 0", all[0]));
-    }
+  if (const auto other = world.first_difference(mine, "axes of a group")) {
+    throw ArgumentError("axes of a group", fmt::format("'{}' on rank {}", other->text, other->rank),
+                        fmt::format("'{}', as on rank 0", other->expected));
   }
 }
 
@@ -107,7 +103,7 @@ Mesh::Mesh(const std::string& shape, MPI_Comm communicator, const Watchdog& watc
 Mesh::Mesh(const std::function<MeshShape(int ranks)>& shape, MPI_Comm communicator,
            const Watchdog& watchdog)
     : communicator_(duplicate_if_any(communicator, watchdog)),
-      watchdog_(with_life_signs(watchdog, communicator_)),
+      watchdog_(with_heartbeats(watchdog, communicator_)),
       world_(make_world(communicator_, watchdog_)),
       shape_(collectively(*world_, [&] { return shape(world_->size()); })),
       topology_(Topology::discover(*world_)) {
@@ -158,12 +154,11 @@ const Mesh::Reach& Mesh::peer_reach(const AxisNames& key, Group& host, Place pla
   Reach reach;  // remembered only when complete
   reach.own = peer_copy_reach(host, place);
   // The ranks of a mesh take the same transport, so what counts is how far all groups reach.
+  reach.obstacle = world_->first_text(reach.own.obstacle, "what ranks do not reach along axes");
   std::vector<PeerExtent> extents;
-  const std::string mine =
-      fmt::format("{} {}", static_cast<int>(reach.own.extent()), reach.own.obstacle);
-  for (const std::string& text : world_->gather_text(mine, "what ranks reach along axes")) {
-    extents.push_back(static_cast<PeerExtent>(text.front() - '0'));
-    if (reach.obstacle.empty()) reach.obstacle = text.substr(2);
+  for (const std::string& extent : world_->distinct_texts(
+           std::to_string(static_cast<int>(reach.own.extent())), "what ranks reach along axes")) {
+    extents.push_back(static_cast<PeerExtent>(std::stoi(extent)));
   }
   reach.extent = joint(extents);
   return peer_reaches_.emplace(key, std::move(reach)).first->second;
@@ -172,13 +167,13 @@ const Mesh::Reach& Mesh::peer_reach(const AxisNames& key, Group& host, Place pla
 std::unique_ptr<Group> Mesh::make_device_group(const AxisNames& key, Group& host, Place place,
                                                Transport transport) {
   check_same_axes(key, fmt::format(" by transport {}", name_of(transport)), *world_);
-  if (transport == Transport::nccl) return make_nccl_group(key, host, place);
+  if (transport == Transport::nccl) return make_nccl_group(host, place);
   const Reach& reach = peer_reach(key, host, place);
   if (transport == Transport::peer && !reach.obstacle.empty()) {
     throw UnsupportedError("transport peer: " + reach.obstacle);
   }
   std::unique_ptr<Group> across;
-  if (transport == Transport::composite) across = make_nccl_group(key, host, place);
+  if (transport == Transport::composite) across = make_nccl_group(host, place);
   std::unique_ptr<Group> copies =
       collectively(*world_, [&] { return make_peer_copy_group(host, place, watchdog_); });
   if (!across) return copies;
@@ -187,9 +182,9 @@ std::unique_ptr<Group> Mesh::make_device_group(const AxisNames& key, Group& host
   });
 }
 
-std::unique_ptr<Group> Mesh::make_nccl_group(const AxisNames& key, Group& host, Place place) {
-  if (!nccl_) nccl_ = make_nccl_world(*world_, place, watchdog_);
-  return nccl_->split(host, shape_.group(rank(), key).front(), shape_.coordinate(rank(), key));
+std::unique_ptr<Group> Mesh::make_nccl_group(Group& host, Place place) {
+  if (!nccl_) nccl_ = make_nccl_groups(*world_, place, watchdog_);
+  return nccl_->make(host);
 }
 
 Group& Mesh::group(std::span<const std::string> axes) {

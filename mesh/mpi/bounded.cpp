@@ -1,63 +1,47 @@
 #include "mpi/bounded.hpp"
 
 #include <algorithm>
-#include <cstddef>
-#include <numeric>
-#include <string>
+#include <memory>
 #include <utility>
-#include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/mesh/mpi_group.hpp>
 
+#include "control/tree_control.hpp"
 #include "mpi/mpi_endpoint.hpp"
-#include "mpi/roll_call.hpp"
+#include "mpi/mpi_messenger.hpp"
 
 namespace annulus {
 namespace {
 
 // Sent on the caller's communicators, so the tags must be unlikely ones. MPI guarantees tags up to
 // 32767.
-constexpr int kTagCall = 32650;
-constexpr int kTagHere = 32651;
-constexpr int kPollsPerAnswer = 8;
-constexpr Watchdog::Seconds kRollCall{2};
+constexpr MpiMessenger::Tags kTags{32650, 32651, 32652};
 
-std::string names_of(MPI_Comm communicator, const std::vector<int>& ranks) {
-  const std::vector<int> in_world = ranks_in_world(communicator, ranks);
-  std::vector<std::string> names;
-  for (std::size_t i = 0; i < ranks.size(); ++i) names.push_back(rank_name(ranks[i], in_world[i]));
-  return fmt::format("{}", fmt::join(names, ", "));
-}
-
+// All ranks have begun the call. If one of them stops within it, the others meet to name it.
 void finish(MPI_Request& request, MPI_Comm communicator, const Watchdog& watchdog,
             std::string_view what) {
-  int size = 0;
-  check_mpi(MPI_Comm_size(communicator, &size), "MPI_Comm_size");
-  std::vector<int> ranks(static_cast<std::size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  const RollCall roll_call(communicator, std::move(ranks), kTagCall, kTagHere);
-  int polls = 0;
-  watchdog.wait(
-      [&] {
-        int done = 0;
-        check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
-        if (done == 0 && ++polls % kPollsPerAnswer == 0) roll_call.answer();
-        return done != 0;
-      },
-      [&] {
-        const std::vector<int> absent = roll_call.absent(std::min(kRollCall, watchdog.timeout()));
-        if (absent.empty())
-          return fmt::format("{}: waiting for MPI, though all ranks have arrived", what);
-        return fmt::format("{}: waiting for {}", what, names_of(communicator, absent));
-      });
+  constexpr Watchdog::Seconds kPatience{2};
+  try {
+    watchdog.wait(
+        [&] {
+          int done = 0;
+          check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+          return done != 0;
+        },
+        [&] { return fmt::format("{}: waiting for MPI, though all ranks have arrived", what); });
+  } catch (const TimeoutError&) {
+    meet(communicator, Watchdog(std::min(kPatience, watchdog.timeout())), what);
+    throw;
+  }
 }
 
 }  // namespace
 
 Communicator duplicate(MPI_Comm communicator, const Watchdog& watchdog, std::string_view what) {
+  meet(communicator, watchdog, what);
   MPI_Comm copy = MPI_COMM_NULL;
   MPI_Request request = MPI_REQUEST_NULL;
   check_mpi(MPI_Comm_idup(communicator, &copy, &request), "MPI_Comm_idup");
@@ -88,9 +72,9 @@ Communicator split(MPI_Comm communicator, int color, int key, const Watchdog& wa
 }
 
 void meet(MPI_Comm communicator, const Watchdog& watchdog, std::string_view what) {
-  MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Ibarrier(communicator, &request), "MPI_Ibarrier");
-  finish(request, communicator, watchdog, what);
+  const auto ranks =
+      std::make_shared<MpiRanks>(communicator, all_members(communicator), kMpiChunkBytes);
+  TreeControl(std::make_unique<MpiMessenger>(ranks, watchdog, kTags, false)).barrier(what);
 }
 
 }  // namespace annulus

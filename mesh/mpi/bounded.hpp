@@ -9,9 +9,9 @@
 
 namespace annulus {
 
-// MPI's collective calls under a watchdog. A timeout names `what` and the ranks that have not come,
-// by their numbers in `communicator`, and mpirun's where it differs. Nothing but the call itself is
-// sent on `communicator` unless one is late.
+// MPI's collective calls under a watchdog. A timeout names `what` and a rank that has not come, by
+// its number in `communicator`, and mpirun's where it differs. Ranks meet before the call, by short
+// messages on `communicator` with the tags 32650 to 32652.
 
 /// A communicator over the same ranks, whose errors come back as codes.
 [[nodiscard]] Communicator duplicate(MPI_Comm communicator, const Watchdog& watchdog,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
@@ -29,25 +30,41 @@ std::string rank_name(int rank, int mpirun_rank) {
                              : fmt::format("rank {} (mpirun rank {})", rank, mpirun_rank);
 }
 
-MpiEndpoint::MpiEndpoint(Communicator ranks, std::vector<int> group_members, std::size_t chunk)
-    : communicator(std::move(ranks)), members(std::move(group_members)), chunk_bytes(chunk) {
+MpiRanks::MpiRanks(MPI_Comm ranks, std::vector<int> group_members, std::size_t chunk)
+    : communicator(ranks), members(std::move(group_members)), chunk_bytes(chunk) {
   if (chunk_bytes < 1 || chunk_bytes > std::numeric_limits<int>::max()) {
     throw ArgumentError("chunk_bytes", std::to_string(chunk_bytes), "1 to 2^31 - 1");
   }
-  check_mpi(MPI_Comm_set_errhandler(communicator.get(), MPI_ERRORS_RETURN),
-            "MPI_Comm_set_errhandler");
   int own = 0;
-  check_mpi(MPI_Comm_rank(communicator.get(), &own), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_rank(communicator, &own), "MPI_Comm_rank");
   const auto found = std::find(members.begin(), members.end(), own);
   if (found == members.end()) {
     throw InternalError(fmt::format("rank {} makes a group that it is not in", own));
   }
   rank = static_cast<int>(found - members.begin());
-  world_ranks = ranks_in_world(communicator.get(), members);
+  world_ranks = ranks_in_world(communicator, members);
 }
 
-std::string MpiEndpoint::name_of(int peer) const {
+std::string MpiRanks::name_of(int peer) const {
   return rank_name(member(peer), world_ranks[static_cast<std::size_t>(peer)]);
+}
+
+std::string MpiRanks::name_of_member(int one) const {
+  return name_of(
+      static_cast<int>(std::find(members.begin(), members.end(), one) - members.begin()));
+}
+
+std::vector<int> all_members(MPI_Comm communicator) {
+  int size = 0;
+  check_mpi(MPI_Comm_size(communicator, &size), "MPI_Comm_size");
+  std::vector<int> members(static_cast<std::size_t>(size));
+  std::iota(members.begin(), members.end(), 0);
+  return members;
+}
+
+MpiEndpoint::MpiEndpoint(Communicator ranks, std::vector<int> group_members, std::size_t chunk)
+    : MpiRanks(ranks.get(), std::move(group_members), chunk), owned(std::move(ranks)) {
+  check_mpi(MPI_Comm_set_errhandler(communicator, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
 }
 
 }  // namespace annulus

@@ -9,7 +9,7 @@
 namespace annulus {
 
 /// Tags of the messages that share a group's communicator.
-enum class MpiTag : int { life = 1, data, up, down, text, roll_call, here };
+enum class MpiTag : int { heartbeat = 1, data, text, roll_call, here };
 
 /// The numbers in MPI_COMM_WORLD of ranks of `communicator`.
 [[nodiscard]] std::vector<int> ranks_in_world(MPI_Comm communicator, const std::vector<int>& ranks);
@@ -17,13 +17,13 @@ enum class MpiTag : int { life = 1, data, up, down, text, roll_call, here };
 /// "rank 1"; "rank 1 (mpirun rank 5)" where mpirun's number is another.
 [[nodiscard]] std::string rank_name(int rank, int mpirun_rank);
 
-/// The ranks of a group on a communicator of their own.
-struct MpiEndpoint {
+/// The ranks of a group on a communicator, which must outlive it.
+struct MpiRanks {
   /// `members` are the communicator's ranks in order of the group; errors call each rank by this
   /// number. Throws ArgumentError for bad `chunk_bytes`.
-  MpiEndpoint(Communicator ranks, std::vector<int> members, std::size_t chunk_bytes);
+  MpiRanks(MPI_Comm communicator, std::vector<int> members, std::size_t chunk_bytes);
 
-  Communicator communicator;
+  MPI_Comm communicator = MPI_COMM_NULL;
   std::vector<int> members;
   std::vector<int> world_ranks;  ///< of the members, in MPI_COMM_WORLD
   int rank = 0;                  ///< of this process in the group
@@ -34,6 +34,18 @@ struct MpiEndpoint {
   [[nodiscard]] int member(int peer) const { return members[static_cast<std::size_t>(peer)]; }
   /// As rank_name(), by its number in the mesh.
   [[nodiscard]] std::string name_of(int peer) const;
+  /// The same for one of the members.
+  [[nodiscard]] std::string name_of_member(int member) const;
+};
+
+/// All ranks of a communicator, in its order.
+[[nodiscard]] std::vector<int> all_members(MPI_Comm communicator);
+
+/// The ranks of a group on a communicator of their own.
+struct MpiEndpoint : MpiRanks {
+  MpiEndpoint(Communicator ranks, std::vector<int> members, std::size_t chunk_bytes);
+
+  Communicator owned;
 };
 
 }  // namespace annulus

@@ -79,7 +79,7 @@ void MpiExchange::post_receive(const Receive& receive, std::int64_t& finished_ns
     MPI_Request request = MPI_REQUEST_NULL;
     check_mpi(MPI_Irecv(static_cast<std::byte*>(receive.data) + offset, static_cast<int>(bytes),
                         MPI_BYTE, endpoint_.member(receive.peer), static_cast<int>(MpiTag::data),
-                        endpoint_.communicator.get(), &request),
+                        endpoint_.communicator, &request),
               "MPI_Irecv");
     requests_.push_back(request);
     pieces_.push_back({Direction::receive, receive.peer, bytes, &finished_ns});
@@ -91,7 +91,7 @@ void MpiExchange::post_send(const Send& send, std::int64_t& finished_ns) {
     MPI_Request request = MPI_REQUEST_NULL;
     check_mpi(MPI_Isend(static_cast<const std::byte*>(send.data) + offset, static_cast<int>(bytes),
                         MPI_BYTE, endpoint_.member(send.peer), static_cast<int>(MpiTag::data),
-                        endpoint_.communicator.get(), &request),
+                        endpoint_.communicator, &request),
               "MPI_Isend");
     requests_.push_back(request);
     pieces_.push_back({Direction::send, send.peer, bytes, &finished_ns});
@@ -175,6 +175,14 @@ std::string MpiExchange::describe() const {
   append(Direction::send, "{} of {} to be taken by {}");
   const std::string step = label_.step >= 0 ? fmt::format("step {}: ", label_.step) : "";
   return step + (waits.empty() ? label_.what + ": nothing pending" : "waiting for " + waits);
+}
+
+std::vector<int> MpiExchange::peers() const {
+  std::vector<int> peers;
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    if (requests_[i] != MPI_REQUEST_NULL) peers.push_back(endpoint_.member(pieces_[i].peer));
+  }
+  return peers;
 }
 
 TraceLabel MpiExchange::label() const {

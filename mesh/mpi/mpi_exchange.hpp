@@ -29,6 +29,7 @@ class MpiExchange final : public HostOperation {
   bool test() override;
   [[nodiscard]] std::uint64_t pieces_finished() const override;
   [[nodiscard]] std::string describe() const override;
+  [[nodiscard]] std::vector<int> peers() const override;
   [[nodiscard]] TraceLabel label() const override;
   /// A span for every message to or from another rank, from its post to its completion.
   void trace(Tracer& tracer, const std::string& stream, std::int64_t begin_ns,

@@ -1,22 +1,27 @@
-#include <numeric>
 #include <utility>
 
 #include <annulus/core/host_stream.hpp>
 #include <annulus/mesh/mpi_group.hpp>
 
-#include "mpi/mpi_control.hpp"
+#include "control/tree_control.hpp"
 #include "mpi/mpi_endpoint.hpp"
 #include "mpi/mpi_exchange.hpp"
+#include "mpi/mpi_messenger.hpp"
 #include "mpi/traits.hpp"
 
 namespace annulus {
 namespace {
 
+std::shared_ptr<Control> make_control(std::shared_ptr<const MpiEndpoint> endpoint,
+                                      Watchdog watchdog) {
+  return std::make_shared<TreeControl>(
+      std::make_unique<MpiMessenger>(std::move(endpoint), std::move(watchdog)));
+}
+
 class MpiGroup final : public Group {
  public:
   MpiGroup(std::shared_ptr<const MpiEndpoint> endpoint, Watchdog watchdog)
-      : Group(std::make_shared<MpiControl>(endpoint, std::move(watchdog))),
-        endpoint_(std::move(endpoint)) {}
+      : Group(make_control(endpoint, std::move(watchdog))), endpoint_(std::move(endpoint)) {}
 
   [[nodiscard]] Place place() const noexcept override { return Place::host(); }
   [[nodiscard]] const TransportTraits& traits() const noexcept override { return kMpiTraits; }
@@ -43,20 +48,14 @@ std::unique_ptr<Group> make_mpi_group(Communicator communicator, std::vector<int
 
 std::unique_ptr<Group> make_mpi_group(Communicator communicator, Watchdog watchdog,
                                       std::size_t chunk_bytes) {
-  int size = 0;
-  check_mpi(MPI_Comm_size(communicator.get(), &size), "MPI_Comm_size");
-  std::vector<int> members(static_cast<std::size_t>(size));
-  std::iota(members.begin(), members.end(), 0);
+  std::vector<int> members = all_members(communicator.get());
   return make_mpi_group(std::move(communicator), std::move(members), std::move(watchdog),
                         chunk_bytes);
 }
 
 std::shared_ptr<Control> make_mpi_control(Communicator communicator, Watchdog watchdog) {
-  int size = 0;
-  check_mpi(MPI_Comm_size(communicator.get(), &size), "MPI_Comm_size");
-  std::vector<int> members(static_cast<std::size_t>(size));
-  std::iota(members.begin(), members.end(), 0);
-  return std::make_shared<MpiControl>(
+  std::vector<int> members = all_members(communicator.get());
+  return make_control(
       std::make_shared<MpiEndpoint>(std::move(communicator), std::move(members), kMpiChunkBytes),
       std::move(watchdog));
 }

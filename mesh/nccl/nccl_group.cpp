@@ -35,22 +35,6 @@ void check_nccl(ncclResult_t code, const char* call) {
   throw LibraryError(fmt::format("{}: {}", call, ncclGetErrorString(code)));
 }
 
-std::string hexadecimal(const ncclUniqueId& id) {
-  std::string text;
-  for (const char byte : id.internal) {
-    text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
-  }
-  return text;
-}
-
-ncclUniqueId from_hexadecimal(const std::string& text) {
-  ncclUniqueId id{};
-  for (std::size_t i = 0; i < sizeof(id.internal); ++i) {
-    id.internal[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
-  }
-  return id;
-}
-
 // A non-blocking communicator may accept work late; errors of earlier work show here too.
 void wait_until_settled(ncclComm_t communicator, const Watchdog& watchdog,
                         const std::string& what) {
@@ -70,7 +54,7 @@ ncclConfig_t non_blocking() {
   return config;
 }
 
-// What the communicators of a world share. Once one has failed, none can be finalised in order.
+// What the communicators of a mesh share. Once one has failed, none can be finalised in order.
 struct Failure {
   bool noted = false;
   // What is left for the aborts of all of them: each may wait for a peer that hangs.
@@ -197,55 +181,41 @@ void check_devices_differ(Control& world, Place place) {
                   shared->first, shared->second));
 }
 
-class StandardNcclWorld final : public NcclWorld {
+class StandardNcclGroups final : public NcclGroups {
  public:
-  StandardNcclWorld(Control& world, Place place, Watchdog watchdog)
+  StandardNcclGroups(Control& world, Place place, Watchdog watchdog)
       : world_(world), place_(place), watchdog_(std::move(watchdog)) {
     check_devices_differ(world_, place_);
-    const std::string mine = collectively(world_, [&] {
-      if (world_.rank() != 0) return std::string();
-      ncclUniqueId id{};
-      check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
-      return hexadecimal(id);
-    });
-    const ncclUniqueId id = from_hexadecimal(world_.gather_text(mine, "NCCL's identity").front());
-    collectively(world_, [&] {
-      const DeviceGuard guard(place_.device);
-      ncclConfig_t config = non_blocking();
-      ncclComm_t raw = nullptr;
-      check_nccl(ncclCommInitRankConfig(&raw, world_.size(), id, world_.rank(), &config),
-                 "ncclCommInitRankConfig");
-      communicator_ = own(raw);
-      communicator_->settle("bringing up NCCL");
-    });
   }
 
-  [[nodiscard]] std::unique_ptr<Group> split(Group& host, int color, int key) override {
+  [[nodiscard]] std::unique_ptr<Group> make(Group& host) override {
+    const std::string mine = collectively(world_, [&] {
+      if (host.rank() != 0) return std::string();
+      ncclUniqueId id{};
+      check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
+      return std::string(id.internal, sizeof(id.internal));
+    });
+    const std::string identity = host.control().broadcast(mine, "NCCL's identity");
     return collectively(world_, [&]() -> std::unique_ptr<Group> {
-      constexpr const char* kWhat = "splitting the NCCL communicator";
+      ncclUniqueId id{};
+      std::copy(identity.begin(), identity.end(), id.internal);
       const DeviceGuard guard(place_.device);
       ncclConfig_t config = non_blocking();
       ncclComm_t raw = nullptr;
-      check_nccl(ncclCommSplit(communicator_->get(), color, key, &raw, &config), "ncclCommSplit");
-      // The parent must finish first; only then is there a child to ask.
-      communicator_->settle(kWhat);
-      if (raw == nullptr) throw LibraryError("ncclCommSplit: gave no communicator");
-      std::unique_ptr<NcclCommunicator> child = own(raw);
-      child->settle(kWhat);
-      return std::make_unique<NcclGroup>(host, place_, std::move(child));
+      check_nccl(ncclCommInitRankConfig(&raw, host.size(), id, host.rank(), &config),
+                 "ncclCommInitRankConfig");
+      auto communicator =
+          std::make_unique<NcclCommunicator>(raw, place_.device, watchdog_, failure_);
+      communicator->settle("bringing up NCCL");
+      return std::make_unique<NcclGroup>(host, place_, std::move(communicator));
     });
   }
 
  private:
-  [[nodiscard]] std::unique_ptr<NcclCommunicator> own(ncclComm_t raw) const {
-    return std::make_unique<NcclCommunicator>(raw, place_.device, watchdog_, failure_);
-  }
-
   Control& world_;
   Place place_;
   Watchdog watchdog_;
   std::shared_ptr<Failure> failure_ = std::make_shared<Failure>();
-  std::unique_ptr<NcclCommunicator> communicator_;
 };
 
 }  // namespace
@@ -256,8 +226,8 @@ NcclVersions nccl_versions() {
   return {version_text(NCCL_VERSION_CODE), version_text(loaded)};
 }
 
-std::unique_ptr<NcclWorld> make_nccl_world(Control& world, Place place, Watchdog watchdog) {
-  return std::make_unique<StandardNcclWorld>(world, place, std::move(watchdog));
+std::unique_ptr<NcclGroups> make_nccl_groups(Control& world, Place place, Watchdog watchdog) {
+  return std::make_unique<StandardNcclGroups>(world, place, std::move(watchdog));
 }
 
 }  // namespace annulus

@@ -7,8 +7,8 @@ NcclVersions nccl_versions() {
   return {"not built", "not built"};
 }
 
-std::unique_ptr<NcclWorld> make_nccl_world(Control& /*world*/, Place /*place*/,
-                                           Watchdog /*watchdog*/) {
+std::unique_ptr<NcclGroups> make_nccl_groups(Control& /*world*/, Place /*place*/,
+                                             Watchdog /*watchdog*/) {
   throw UnsupportedError("transport nccl: this build has no NCCL");
 }
 

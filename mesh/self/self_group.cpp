@@ -37,29 +37,18 @@ class SelfControl final : public Control {
   [[nodiscard]] int rank() const noexcept override { return 0; }
   [[nodiscard]] int size() const noexcept override { return 1; }
   [[nodiscard]] int mesh_rank(int /*rank*/) const override { return mesh_rank_; }
-  void barrier(std::string_view /*what*/) override {}
-  [[nodiscard]] std::vector<std::string> gather_text(const std::string& text,
-                                                     std::string_view /*what*/) override {
-    return {text};
-  }
-  [[nodiscard]] std::vector<std::string> collect_text(const std::string& text,
-                                                      std::string_view /*what*/) override {
-    return {text};
-  }
-  [[nodiscard]] std::vector<double> sum(std::span<const double> values,
-                                        std::string_view /*what*/) override {
-    return {values.begin(), values.end()};
-  }
-  [[nodiscard]] std::vector<double> max(std::span<const double> values,
-                                        std::string_view /*what*/) override {
-    return {values.begin(), values.end()};
-  }
+  using Control::computing;
   [[nodiscard]] Computing computing(double /*timeouts*/) const override {
     return {nullptr, Watchdog::Seconds(0)};  // nobody waits
   }
   [[noreturn]] void abort(int exit_code) noexcept override { abort_job(exit_code); }
 
  private:
+  [[nodiscard]] std::string combine(const Call& /*call*/, std::string part, const Merge& /*merge*/,
+                                    Result /*where*/) override {
+    return part;
+  }
+
   int mesh_rank_;
 };
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -36,24 +37,26 @@ TEST(Watchdog, TimesOutWithTheDescription) {
 }
 
 TEST(Watchdog, CountsSilenceOnly) {
-  class Signs final : public LifeSigns {
+  class Beats final : public Heartbeats {
    public:
-    void give() override { ++given; }
-    bool heard() override { return left > 0 && --left > 0; }
-    int given = 0;
+    void beat(State state) override { ++(state == State::computing ? computing : waiting); }
+    double silence(const Peers& /*peers*/) override { return left > 0 && --left > 0 ? 0 : 1e9; }
+    int computing = 0;
+    int waiting = 0;
     int left = 4000;
   };
-  const auto signs = std::make_shared<Signs>();
-  const Watchdog watchdog(Watchdog::Seconds(0.05), signs);
+  const auto beats = std::make_shared<Beats>();
+  const Watchdog watchdog(Watchdog::Seconds(0.05), beats);
   const auto begin = std::chrono::steady_clock::now();
-  // Signs of life keep the wait alive well beyond the timeout; when they end, so does it.
+  // Heartbeats keep the wait alive well beyond the timeout; when they end, so does it.
   EXPECT_THROW(watchdog.wait([] { return false; }, [] { return std::string("x"); }), TimeoutError);
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
-  EXPECT_EQ(signs->left, 0);
+  EXPECT_EQ(beats->left, 0);
   EXPECT_GE(waited.count(), 0.15);
-  EXPECT_EQ(signs->given, 0);  // a rank that waits says nothing
-  watchdog.give_life_sign();
-  EXPECT_EQ(signs->given, 1);
+  EXPECT_GT(beats->waiting, 0);    // a rank that waits is alive …
+  EXPECT_EQ(beats->computing, 0);  // … but does not compute
+  watchdog.beat();
+  EXPECT_EQ(beats->computing, 1);
 }
 
 TEST(Watchdog, TimeoutsArePositiveAndAtMostAYear) {
@@ -67,52 +70,72 @@ TEST(Watchdog, TimeoutsArePositiveAndAtMostAYear) {
   }
 }
 
-class CountedSigns final : public LifeSigns {
+TEST(Watchdog, SilentRanksEndAWaitAndAreNamed) {
+  class Beats final : public Heartbeats {
+   public:
+    void beat(State /*state*/) override {}
+    double silence(const Peers& peers) override {
+      return peers && peers() == std::vector{7} ? 1e9 : 0;
+    }
+    std::vector<int> silent_ranks() override { return {7, 9}; }
+  };
+  const Watchdog watchdog(Watchdog::Seconds(0.1), std::make_shared<Beats>());
+  try {
+    watchdog.wait([] { return false; }, [] { return std::string("step 2"); },
+                  [] { return std::vector{7}; });
+    FAIL() << "no timeout";
+  } catch (const TimeoutError& error) {
+    EXPECT_STREQ(error.what(), "step 2 (no progress for 0.1 s); no heartbeat from rank 7, rank 9");
+  }
+}
+
+class CountedBeats final : public Heartbeats {
  public:
-  explicit CountedSigns(bool any_thread) : any_thread_(any_thread) {}
-  void give() override { ++given; }
-  bool heard() override { return false; }
-  [[nodiscard]] bool any_thread_may_give() const override { return any_thread_; }
-  std::atomic<int> given = 0;
+  explicit CountedBeats(bool any_thread) : any_thread_(any_thread) {}
+  void beat(State state) override {
+    if (state == State::computing) ++sent;
+  }
+  double silence(const Peers& /*peers*/) override { return 1e9; }
+  [[nodiscard]] bool any_thread_may_beat() const override { return any_thread_; }
+  std::atomic<int> sent = 0;
 
  private:
   bool any_thread_;
 };
 
-TEST(Watchdog, ComputingGivesSignsUntilItEnds) {
-  const auto signs = std::make_shared<CountedSigns>(true);
-  const Watchdog watchdog(Watchdog::Seconds(1), signs);
+TEST(Watchdog, ComputingSendsHeartbeatsUntilItEnds) {
+  const auto beats = std::make_shared<CountedBeats>(true);
+  const Watchdog watchdog(Watchdog::Seconds(1), beats);
   {
     const Computing computing = watchdog.computing();
     const auto begin = std::chrono::steady_clock::now();
-    while (signs->given < 3 &&
-           std::chrono::steady_clock::now() - begin < std::chrono::seconds(20)) {
+    while (beats->sent < 3 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(20)) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    EXPECT_GE(signs->given, 3);
+    EXPECT_GE(beats->sent, 3);
   }
-  const int given = signs->given;
+  const int sent = beats->sent;
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  EXPECT_EQ(signs->given, given);
+  EXPECT_EQ(beats->sent, sent);
 }
 
-TEST(Watchdog, WhatMightHangGivesSignsForSomeTimeOnly) {
-  const auto signs = std::make_shared<CountedSigns>(true);
-  const Watchdog watchdog(Watchdog::Seconds(1), signs);
+TEST(Watchdog, WorkThatMightHangSendsHeartbeatsForSomeTimeOnly) {
+  const auto beats = std::make_shared<CountedBeats>(true);
+  const Watchdog watchdog(Watchdog::Seconds(1), beats);
   const Computing computing = watchdog.computing(0.2);
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  const int given = signs->given;
+  const int sent = beats->sent;
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  EXPECT_EQ(signs->given, given);
+  EXPECT_EQ(beats->sent, sent);
 }
 
-TEST(Watchdog, OtherThreadsGiveNoSignsThatTheyMayNot) {
-  const auto signs = std::make_shared<CountedSigns>(false);
-  const Watchdog watchdog(Watchdog::Seconds(1), signs);
+TEST(Watchdog, OtherThreadsSendNoHeartbeatsThatTheyMayNot) {
+  const auto beats = std::make_shared<CountedBeats>(false);
+  const Watchdog watchdog(Watchdog::Seconds(1), beats);
   const Computing computing = watchdog.computing();
   const Computing nobody = Watchdog(Watchdog::Seconds(1)).computing();
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  EXPECT_EQ(signs->given, 0);
+  EXPECT_EQ(beats->sent, 0);
 }
 
 TEST(Watchdog, LetsErrorsThrough) {

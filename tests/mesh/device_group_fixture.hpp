@@ -110,7 +110,7 @@ class DeviceGroupTest : public ::testing::TestWithParam<Transport> {
     RankDevice gpu;
     std::unique_ptr<Mesh> mesh;
     std::unique_ptr<std::string> obstacle;
-    std::unique_ptr<NcclWorld> nccl;
+    std::unique_ptr<NcclGroups> nccl;
     std::map<Transport, std::unique_ptr<Group>> groups;
   };
 
@@ -118,8 +118,8 @@ class DeviceGroupTest : public ::testing::TestWithParam<Transport> {
   static std::unique_ptr<Group> make_group() {
     const auto copies = [] { return make_peer_copy_group(host(), device().place(), kWatchdog); };
     if (GetParam() == Transport::peer) return copies();
-    if (!state_->nccl) state_->nccl = make_nccl_world(world(), device().place(), kWatchdog);
-    std::unique_ptr<Group> nccl = state_->nccl->split(host(), 0, rank());
+    if (!state_->nccl) state_->nccl = make_nccl_groups(world(), device().place(), kWatchdog);
+    std::unique_ptr<Group> nccl = state_->nccl->make(host());
     if (GetParam() == Transport::nccl) return nccl;
     return make_composite_group(host(), pretended_reach(), copies(), std::move(nccl), kWatchdog);
   }

@@ -397,9 +397,11 @@ TEST_F(GroupTest, CallsForDifferentPurposesAreAnErrorOfEveryRank) {
 TEST_F(GroupTest, ARankThatIsACallAheadIsAnErrorOfEveryRank) {
   if (size_ == 1) GTEST_SKIP() << "needs 2 ranks";
   const std::string last = "rank " + std::to_string(size_ - 1);
-  if (rank_ == size_ - 1) (void)group_->control().collect_text("unasked", "texts");
+  // Not freed: MPI could give its identity, and with it a part that nobody takes, to the next one.
+  static const std::shared_ptr<Control> control = test::make_world_group()->shared_control();
+  if (rank_ == size_ - 1) (void)control->collect_text("unasked", "texts");
   try {
-    (void)group_->control().gather_text("1");
+    (void)control->gather_text("1");
     FAIL() << "no error";
   } catch (const InternalError& error) {
     EXPECT_THAT(error.what(), HasSubstr(last + " is in another call"));

@@ -65,7 +65,7 @@ class Lifecycle(unittest.TestCase):
         self.stopped("start", "lifecycle: start of MPI: waiting for other ranks (no progress for 4 s)")
 
     def test_stopped_before_the_mesh(self):
-        self.stopped("mesh", "lifecycle: start of the mesh: waiting for rank 1 (no progress for 4 s)")
+        self.stopped("mesh", "lifecycle: start of the mesh: waiting for rank 1 to arrive (no progress for 4 s)")
 
     def test_stopped_while_ranks_are_numbered(self):
         self.stopped("split", "lifecycle: order of the ranks: waiting for MPI_Comm_split (no progress for 4 s)")
@@ -77,12 +77,12 @@ class Lifecycle(unittest.TestCase):
         self.stopped("barrier", "lifecycle: barrier: waiting for rank 1 to arrive (no progress for 4 s)")
 
     def test_stopped_at_the_end(self):
-        self.stopped("end", "lifecycle: end of the job: waiting for rank 1 (no progress for 4 s)")
+        self.stopped("end", "lifecycle: end of the job: waiting for rank 1 to arrive (no progress for 4 s)")
 
     def test_stopped_where_nobody_asks_for_the_end(self):
         code, messages, _ = self.run_job("destructor", signal.SIGSTOP)
         self.assertNotEqual(code, 0, messages)
-        self.assertIn("lifecycle: end of the job: waiting for rank 1 (no progress for 4 s)", messages)
+        self.assertIn("lifecycle: end of the job: waiting for rank 1 to arrive (no progress for 4 s)", messages)
 
     def test_killed_at_any_stage(self):
         for stage in ["start", "mesh", "group", "barrier", "end"]:

@@ -187,7 +187,7 @@ TEST_F(TimeoutTest, AnAbsentReaderIsNamedWithTheBytesThatItShouldTake) {
 }
 
 // One rank computes for several timeouts and moves its streams along meanwhile, as a kernel does.
-TEST(LifeSigns, AHealthyRankMayComputeLongerThanTheTimeout) {
+TEST(Heartbeats, AHealthyRankMayComputeLongerThanTheTimeout) {
   const int size = test::session().size();
   if (size < 2) GTEST_SKIP() << "needs 2 ranks";
   using Clock = std::chrono::steady_clock;
@@ -202,7 +202,7 @@ TEST(LifeSigns, AHealthyRankMayComputeLongerThanTheTimeout) {
 }
 
 // One rank works outside any stream, like an oracle or a disk.
-TEST(LifeSigns, ComputingIsNoSilence) {
+TEST(Heartbeats, ComputingIsNoSilence) {
   const int size = test::session().size();
   if (size < 2) GTEST_SKIP() << "needs 2 ranks";
   Mesh mesh(MeshShape({{"sp", size}}), test::session().world(), Watchdog(Watchdog::Seconds(1)));
@@ -214,7 +214,7 @@ TEST(LifeSigns, ComputingIsNoSilence) {
 }
 
 // The last rank works for a mesh of its own, and another mesh waits for it.
-TEST(LifeSigns, AMeshGivesThemToThoseThatItsWatchdogConnects) {
+TEST(Heartbeats, AMeshGivesThemToThoseThatItsWatchdogConnects) {
   const int size = test::session().size();
   if (size < 2) GTEST_SKIP() << "needs 2 ranks";
   Mesh everyone(MeshShape({{"sp", size}}), test::session().world(), Watchdog(Watchdog::Seconds(1)));
@@ -222,13 +222,13 @@ TEST(LifeSigns, AMeshGivesThemToThoseThatItsWatchdogConnects) {
     Mesh alone(MeshShape({{"sp", 1}}), MPI_COMM_SELF, everyone.watchdog());
     for (const auto begin = std::chrono::steady_clock::now();
          std::chrono::steady_clock::now() - begin < std::chrono::seconds(3);) {
-      alone.watchdog().give_life_sign();
+      alone.watchdog().beat();
     }
   }
   EXPECT_NO_THROW(everyone.world().barrier());
 }
 
-TEST(LifeSigns, WhatHangsIsSilentInTheEnd) {
+TEST(Heartbeats, ARankThatHangsIsSilentInTheEnd) {
   const int size = test::session().size();
   if (size < 2) GTEST_SKIP() << "needs 2 ranks";
   const auto patient = test::make_world_group();
@@ -242,6 +242,55 @@ TEST(LifeSigns, WhatHangsIsSilentInTheEnd) {
                 StartsWith("barrier: waiting for rank " + std::to_string(size - 1)));
     EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1500));
   }
+  patient->control().barrier();
+}
+
+// Another rank computes all the while, which must not hide that the last one is gone.
+TEST(Heartbeats, ASilentPeerIsNoticedWhileAnotherRankComputes) {
+  const int size = test::session().size();
+  if (size < 3) GTEST_SKIP() << "needs 3 ranks";
+  const auto patient = test::make_world_group();
+  Mesh mesh(MeshShape({{"sp", size}}), test::session().world(), Watchdog(Watchdog::Seconds(1)));
+  Group& group = mesh.group();
+  HostStream stream("communication", mesh.watchdog(), nullptr);
+  const int silent = size - 1;
+  if (mesh.rank() == 0) {
+    const Computing computing = mesh.world().computing();
+    std::this_thread::sleep_for(std::chrono::seconds(6));
+  } else if (mesh.rank() == silent) {
+    std::this_thread::sleep_for(std::chrono::seconds(6));
+  } else {
+    std::vector<char> data(kBytes);
+    const Receive receive{silent, data.data(), kBytes};
+    const auto begin = std::chrono::steady_clock::now();
+    group.exchange({}, {&receive, 1}, stream, {"key/value", 2});
+    const std::string name = "rank " + std::to_string(silent);
+    EXPECT_THAT(timeout_text([&] { stream.synchronize(); }),
+                AllOf(StartsWith("step 2: waiting for 1.5 MiB of key/value from " + name +
+                                 " (no progress for"),
+                      HasSubstr("no heartbeat from " + name)));
+    EXPECT_LE(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
+  }
+  patient->control().barrier();
+}
+
+// Where all wait for each other, they do not keep each other waiting.
+TEST(Heartbeats, RanksThatWaitForEachOtherGiveUp) {
+  const int size = test::session().size();
+  if (size < 2) GTEST_SKIP() << "needs 2 ranks";
+  const auto patient = test::make_world_group();
+  Mesh mesh(MeshShape({{"sp", size}}), test::session().world(), Watchdog(Watchdog::Seconds(1)));
+  Group& group = mesh.group();
+  HostStream stream("communication", mesh.watchdog(), nullptr);
+  // All wait for their neighbour, and nobody sends.
+  std::vector<char> data(kBytes);
+  const Receive receive{(mesh.rank() + 1) % size, data.data(), kBytes};
+  group.exchange({}, {&receive, 1}, stream, {"key/value", 2});
+  patient->control().barrier();
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THAT(timeout_text([&] { stream.synchronize(); }),
+              AllOf(StartsWith("step 2: waiting for"), Not(HasSubstr("no heartbeat"))));
+  EXPECT_LE(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
   patient->control().barrier();
 }
 

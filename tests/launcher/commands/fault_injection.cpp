@@ -247,11 +247,13 @@ int MPI_Comm_idup(MPI_Comm communicator, MPI_Comm* copy, MPI_Request* request) {
 int MPI_Comm_free(MPI_Comm* communicator) {
   return step<decltype(MPI_Comm_free)>("MPI_Comm_free", communicator);
 }
-int MPI_Ibarrier(MPI_Comm communicator, MPI_Request* request) {
-  return step<decltype(MPI_Ibarrier)>("MPI_Ibarrier", communicator, request);
-}
 int MPI_Isend(const void* data, int count, MPI_Datatype type, int to, int tag,
               MPI_Comm communicator, MPI_Request* request) {
+  constexpr int kHeartbeat = 1;  // sent by the clock, so their number differs from run to run
+  if (tag == kHeartbeat) {
+    return call<decltype(MPI_Isend)>("MPI_Isend", data, count, type, to, tag, communicator,
+                                     request);
+  }
   return step<decltype(MPI_Isend)>("MPI_Isend", data, count, type, to, tag, communicator, request);
 }
 int MPI_Irecv(void* data, int count, MPI_Datatype type, int from, int tag, MPI_Comm communicator,

@@ -16,7 +16,7 @@ struct DeviceQueue {
   std::string description;               ///< "compute: waiting for cuda:0"
 };
 
-/// Waits until `queue` is idle, giving signs of life whenever it has moved or waiting.computing()
+/// Waits until `queue` is idle, sending heartbeats whenever it has moved or waiting.computing()
 /// says that this rank waits only for its own work. Throws TimeoutError when nothing has moved for
 /// the watchdog's timeout, or for kComputingTimeouts of them while the device computes.
 void wait_for_device(const DeviceQueue& queue, const Waiting& waiting, const Watchdog& watchdog);

@@ -24,6 +24,8 @@ class HostOperation {
   [[nodiscard]] virtual std::uint64_t pieces_finished() const { return 0; }
   /// "step 2: waiting for 1.5 MiB of key/value from rank 3": for a timeout.
   [[nodiscard]] virtual std::string describe() const = 0;
+  /// The mesh ranks that it still waits for.
+  [[nodiscard]] virtual std::vector<int> peers() const { return {}; }
   /// What the trace shows.
   [[nodiscard]] virtual TraceLabel label() const = 0;
   /// Records what the trace shows of it, once it has finished: one span from its start to its end,

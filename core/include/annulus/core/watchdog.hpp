@@ -6,27 +6,35 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace annulus {
 
-/// How a computing rank tells the ranks that wait for it that it is alive.
-class LifeSigns {
+/// How ranks tell those that wait for them that they are alive, and that somebody computes.
+class Heartbeats {
  public:
-  virtual ~LifeSigns() = default;
-  /// Tells the other ranks "alive", at a limited rate: cheap enough for a kernel's loop.
-  virtual void give() = 0;
-  /// Whether any other rank has done so since the last call. Never blocks.
-  virtual bool heard() = 0;
-  /// Whether another thread may give(), as long as the thread of the other calls does not
+  virtual ~Heartbeats() = default;
+  enum class State { waiting, computing };
+  /// Takes heartbeats that have come, and sends those that are due: at a limited rate, so it is
+  /// cheap enough for a kernel's loop. Never blocks.
+  virtual void beat(State state) = 0;
+  /// Ranks of the mesh that a wait is for.
+  using Peers = std::function<std::vector<int>()>;
+  /// For how many seconds no rank is known to have computed or, if that is longer, one of `peers`
+  /// (which may be empty) is known to have been silent. As of the last beat().
+  [[nodiscard]] virtual double silence(const Peers& peers) = 0;
+  /// Ranks of the mesh that are silent, for messages.
+  [[nodiscard]] virtual std::vector<int> silent_ranks() { return {}; }
+  /// Whether another thread may beat(), as long as the thread of the other calls does not
   /// communicate.
-  [[nodiscard]] virtual bool any_thread_may_give() const { return false; }
+  [[nodiscard]] virtual bool any_thread_may_beat() const { return false; }
 };
 
-/// Gives signs of life from a thread of its own until it ends: see Watchdog::computing().
+/// Sends heartbeats from a thread of its own until it ends: see Watchdog::computing().
 class Computing {
  public:
-  /// For at most `most`. Does nothing without life signs that any thread may give.
-  Computing(std::shared_ptr<LifeSigns> life_signs, std::chrono::duration<double> most);
+  /// For at most `most`. Does nothing without heartbeats that any thread may send.
+  Computing(std::shared_ptr<Heartbeats> heartbeats, std::chrono::duration<double> most);
   ~Computing();
   Computing(const Computing&) = delete;
   Computing& operator=(const Computing&) = delete;
@@ -40,7 +48,8 @@ class Computing {
 /// core, then sleeping for short spells, so that oversubscribed ranks do not starve each other.
 ///
 /// The timeout limits silence, not work: it does not expire while some rank reports that it is
-/// still computing, however unevenly the work is distributed. A waiting rank reports nothing.
+/// still computing, however unevenly the work is distributed, unless the rank that is waited for
+/// reports nothing at all. Waiting ranks report that they are alive.
 class Watchdog {
  public:
   using Seconds = std::chrono::duration<double>;
@@ -50,31 +59,34 @@ class Watchdog {
   static constexpr Seconds kLongest{365.0 * 24 * 3600};
 
   /// Throws ArgumentError unless `timeout` is positive.
-  explicit Watchdog(Seconds timeout, std::shared_ptr<LifeSigns> life_signs = nullptr);
+  explicit Watchdog(Seconds timeout, std::shared_ptr<Heartbeats> heartbeats = nullptr);
 
   [[nodiscard]] Seconds timeout() const noexcept { return timeout_; }
 
   /// To be called now and then by a computing rank.
-  void give_life_sign() const {
-    if (life_signs_) life_signs_->give();
+  void beat(Heartbeats::State state = Heartbeats::State::computing) const {
+    if (heartbeats_) heartbeats_->beat(state);
   }
 
   /// While the result lives, the others know that this rank is alive without calling the watchdog:
   /// it computes without a stream (an oracle), reads files, waits for a disk or a GPU. Meanwhile it
-  /// must not communicate. The signs stop after `timeouts` timeouts, for work that might hang. If
-  /// MPI was started without MPI_THREAD_SERIALIZED, there are none.
+  /// must not communicate. The heartbeats stop after `timeouts` timeouts, for work that might hang.
+  /// If MPI was started without MPI_THREAD_SERIALIZED, there are none.
   [[nodiscard]] Computing computing(
       double timeouts = std::numeric_limits<double>::infinity()) const {
-    return {life_signs_, timeouts * timeout_};
+    return {heartbeats_, timeouts * timeout_};
   }
 
+  using Peers = Heartbeats::Peers;
   /// Polls `done` until it returns true. Throws TimeoutError with the text of `describe` ("step 2:
-  /// waiting for …") when neither the end nor a sign of life came within the timeout.
-  void wait(const std::function<bool()>& done, const std::function<std::string()>& describe) const;
+  /// waiting for …") when neither the end nor a heartbeat of a computing rank came within the
+  /// timeout, or when one of `peers`, the ranks that it waits for, has been silent for as long.
+  void wait(const std::function<bool()>& done, const std::function<std::string()>& describe,
+            const Peers& peers = {}) const;
 
  private:
   Seconds timeout_;
-  std::shared_ptr<LifeSigns> life_signs_;
+  std::shared_ptr<Heartbeats> heartbeats_;
 };
 
 }  // namespace annulus

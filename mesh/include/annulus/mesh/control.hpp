@@ -1,6 +1,9 @@
 #pragma once
 
+#include <functional>
 #include <limits>
+#include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,7 +15,8 @@ namespace annulus {
 
 /// Coordination of ranks: barriers, short texts and numbers, agreement on errors (agreement.hpp)
 /// and the end of the job. Calls block and are collective over all ranks, which make them in the
-/// same order. A rank sends and receives O(log P) messages per call.
+/// same order. A rank sends and receives O(log P) messages per call, to and from O(log P) others;
+/// all ranks together send O(P) messages.
 ///
 /// Errors: throws TimeoutError, naming the missing rank and what it should give, if it does not
 /// arrive within the watchdog's timeout, InternalError if a rank makes another call, and
@@ -31,37 +35,67 @@ class Control {
 
   /// Returns when all ranks have arrived. `what`, here and below, is the purpose of the call:
   /// errors name it, and calls for different purposes are different calls.
-  virtual void barrier(std::string_view what) = 0;
-  void barrier() { barrier("barrier"); }
-  /// Every rank's text, in order of rank, on every rank.
-  [[nodiscard]] virtual std::vector<std::string> gather_text(const std::string& text,
-                                                             std::string_view what) = 0;
-  [[nodiscard]] std::vector<std::string> gather_text(const std::string& text) {
-    return gather_text(text, "gather_text");
-  }
+  void barrier(std::string_view what = "barrier");
+  /// Adds the text of later ranks to that of the ranks before them; associative. May throw
+  /// InternalError, which all ranks then throw.
+  using Merge = std::function<void(std::string& whole, const std::string& later)>;
+  /// The texts of all ranks, merged in order of rank, on every rank. Cheap as long as merged texts
+  /// stay short.
+  [[nodiscard]] std::string merge_text(std::string text, const Merge& merge, std::string_view what);
+  /// The text of rank 0, on every rank; those of others are ignored.
+  [[nodiscard]] std::string broadcast(std::string text, std::string_view what);
+  /// The first text, in order of rank, that is not empty, on every rank; empty if all are.
+  [[nodiscard]] std::string first_text(std::string text, std::string_view what);
+  /// The different texts of all ranks, on every rank.
+  [[nodiscard]] std::set<std::string> distinct_texts(const std::string& text,
+                                                     std::string_view what);
+  /// How ranks differ in a text that must be the same on all.
+  struct Difference {
+    int rank;              ///< the first whose text is not that of rank 0
+    std::string text;      ///< its text
+    std::string expected;  ///< that of rank 0
+  };
+  /// Compares hashes, and sends texts only where these differ.
+  [[nodiscard]] std::optional<Difference> first_difference(const std::string& text,
+                                                           std::string_view what);
+  /// Every rank's text, in order of rank, on every rank: O(P) bytes for each, unless neighbours
+  /// have the same text, which is sent once. Prefer one of the calls above.
+  [[nodiscard]] std::vector<std::string> gather_text(const std::string& text,
+                                                     std::string_view what = "gather_text");
   /// The same on rank 0 only; empty on the others, which do not wait for it.
-  [[nodiscard]] virtual std::vector<std::string> collect_text(const std::string& text,
-                                                              std::string_view what) = 0;
+  [[nodiscard]] std::vector<std::string> collect_text(const std::string& text,
+                                                      std::string_view what);
   /// Elementwise sum or maximum of a few numbers over the ranks. The order of operations depends
   /// only on the number of ranks, so every rank gets the same bits every time. A NaN makes the
   /// maximum NaN. Throws InternalError if the ranks pass different counts.
-  [[nodiscard]] virtual std::vector<double> sum(std::span<const double> values,
-                                                std::string_view what) = 0;
-  [[nodiscard]] virtual std::vector<double> max(std::span<const double> values,
-                                                std::string_view what) = 0;
-  [[nodiscard]] std::vector<double> sum(std::span<const double> values) {
-    return sum(values, "sum");
-  }
-  [[nodiscard]] std::vector<double> max(std::span<const double> values) {
-    return max(values, "max");
-  }
-  /// Gives signs of life to the ranks that wait for this one: see Watchdog::computing().
+  [[nodiscard]] std::vector<double> sum(std::span<const double> values,
+                                        std::string_view what = "sum");
+  [[nodiscard]] std::vector<double> max(std::span<const double> values,
+                                        std::string_view what = "max");
+  /// Sends heartbeats to the ranks that wait for this one: see Watchdog::computing().
   [[nodiscard]] virtual Computing computing(double timeouts) const = 0;
   [[nodiscard]] Computing computing() const {
     return computing(std::numeric_limits<double>::infinity());
   }
   /// Ends the job on every rank with `exit_code`. Does not return.
   [[noreturn]] virtual void abort(int exit_code) noexcept = 0;
+
+ protected:
+  /// For messages: a purpose, and what every rank should do for it ("give 8 B").
+  struct Call {
+    std::string_view what;
+    std::string deed;
+  };
+  enum class Result { on_all, on_first };
+  /// Every rank's part, merged in order of rank, on every rank or on rank 0; empty elsewhere.
+  [[nodiscard]] virtual std::string combine(const Call& call, std::string part, const Merge& merge,
+                                            Result where) = 0;
+
+ private:
+  [[nodiscard]] std::vector<std::string> gather(const std::string& text, std::string_view what,
+                                                Result where);
+  [[nodiscard]] std::vector<double> reduce(std::span<const double> values, std::string_view what,
+                                           const std::function<double(double, double)>& combine);
 };
 
 }  // namespace annulus

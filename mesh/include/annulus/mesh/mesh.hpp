@@ -30,7 +30,7 @@ class Mesh {
  public:
   /// Collective over `communicator`, which is duplicated and may be freed afterwards. MPI must be
   /// initialised unless `communicator` is MPI_COMM_NULL: that makes a mesh of one rank without MPI.
-  /// Ranks that `watchdog` connects get this rank's life signs too. Throws ArgumentError on all
+  /// Ranks that `watchdog` connects get this rank's heartbeats too. Throws ArgumentError on all
   /// ranks if the shape's product is not the communicator's size, or if they have different shapes.
   Mesh(const MeshShape& shape, MPI_Comm communicator, const Watchdog& watchdog);
   /// The same with a shape as MeshShape::parse() reads it. What is wrong with one rank's is the
@@ -91,8 +91,7 @@ class Mesh {
   void take_device(Place place);
   [[nodiscard]] std::unique_ptr<Group> make_device_group(const AxisNames& key, Group& host,
                                                          Place place, Transport transport);
-  [[nodiscard]] std::unique_ptr<Group> make_nccl_group(const AxisNames& key, Group& host,
-                                                       Place place);
+  [[nodiscard]] std::unique_ptr<Group> make_nccl_group(Group& host, Place place);
 
   Communicator communicator_;  // those of groups are copies of it
   Watchdog watchdog_;
@@ -102,7 +101,7 @@ class Mesh {
   std::map<AxisNames, std::unique_ptr<Group>> groups_;
   std::optional<Place> device_;  // of all that follows
   std::map<AxisNames, Reach> peer_reaches_;
-  std::unique_ptr<NcclWorld> nccl_;  // made when first needed
+  std::unique_ptr<NcclGroups> nccl_;  // made when first needed
   // Over the groups in groups_; by the transport chosen, never automatic.
   std::map<std::pair<AxisNames, Transport>, std::unique_ptr<Group>> device_groups_;
 };

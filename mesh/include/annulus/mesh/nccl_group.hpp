@@ -16,27 +16,28 @@ struct NcclVersions {
 
 [[nodiscard]] NcclVersions nccl_versions();
 
-/// NCCL over all ranks of a mesh: one communicator, from which the groups are split.
-class NcclWorld {
+/// The NCCL groups of a mesh. Each has a communicator of its own, over its ranks only; they share
+/// how they end.
+class NcclGroups {
  public:
-  virtual ~NcclWorld() = default;
-  NcclWorld() = default;
-  NcclWorld(const NcclWorld&) = delete;
-  NcclWorld& operator=(const NcclWorld&) = delete;
+  virtual ~NcclGroups() = default;
+  NcclGroups() = default;
+  NcclGroups(const NcclGroups&) = delete;
+  NcclGroups& operator=(const NcclGroups&) = delete;
 
   /// A group of the ranks of `host`, which handles the control calls and must outlive it.
-  /// Collective over the world. Ranks with the same `color` (≥ 0) form a group, in order of `key`;
-  /// these must be the ranks of `host`, in its order. Either all ranks get their group, or all
-  /// throw.
-  [[nodiscard]] virtual std::unique_ptr<Group> split(Group& host, int color, int key) = 0;
+  /// Collective over the mesh, where each rank passes the group that it is in. Either all ranks get
+  /// their group, or all throw.
+  [[nodiscard]] virtual std::unique_ptr<Group> make(Group& host) = 0;
 };
 
-/// Starts NCCL for memory of the CUDA device `place`. Collective over `world`, which must outlive
-/// the result. Communicators are non-blocking, and the watchdog bounds the wait for one to start or
-/// to end. Ranks destroy the world and its groups together and in the same order, except after a
+/// For memory of the CUDA device `place`. Collective over `world`, all ranks of the mesh, which
+/// must outlive the result. Communicators are non-blocking, and the watchdog bounds the wait for
+/// one to start or to end. Ranks destroy the groups together and in the same order, except after a
 /// failure or during an exception. Throws, on all ranks, UnsupportedError if the build has no NCCL
-/// or if two ranks share a device, which NCCL does not support; and LibraryError if NCCL fails.
-[[nodiscard]] std::unique_ptr<NcclWorld> make_nccl_world(Control& world, Place place,
-                                                         Watchdog watchdog);
+/// or if two ranks share a device, which NCCL does not support; and make() throws LibraryError if
+/// NCCL fails.
+[[nodiscard]] std::unique_ptr<NcclGroups> make_nccl_groups(Control& world, Place place,
+                                                           Watchdog watchdog);
 
 }  // namespace annulus

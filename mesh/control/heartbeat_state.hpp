@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <annulus/core/watchdog.hpp>
+
+namespace annulus {
+
+/// The heartbeats of one rank: when it sends them, what they say, and what it knows from those of
+/// others. Its owner carries the messages and tells the time, in seconds.
+///
+/// Ranks r and r ± 2^k are neighbours: at most 2·log2 P of them. A rank sends to all of its
+/// neighbours once per interval, and passes on at once that somebody computes. A neighbour that has
+/// missed two heartbeats is silent; that spreads from rank to rank, as does its return. A few ranks
+/// that do not listen for a while do not cut the others off from each other. A message has 12
+/// bytes, and 12 for each of at most kMostNews ranks that are silent or have been silent.
+class HeartbeatState {
+ public:
+  /// `mesh` tells the ranks' messages from those of an earlier mesh that are still on their way.
+  HeartbeatState(std::uint32_t mesh, int rank, int size, double interval, double now);
+
+  [[nodiscard]] const std::vector<int>& neighbours() const noexcept { return neighbours_; }
+
+  static constexpr std::size_t kMostNews = 16;
+  /// Of a message, in bytes.
+  static constexpr std::size_t kMostBytes = 12 + 12 * kMostNews;
+
+  /// Takes a message of a neighbour.
+  void take(int from, const std::string& message, double now);
+  /// The message that is due to all neighbours, if one is. To be called often, after all messages
+  /// that have come were taken. `computing`: whether this rank makes progress of its own.
+  [[nodiscard]] std::optional<std::string> due(bool computing, double now);
+
+  /// See Heartbeats.
+  [[nodiscard]] double silence(const Heartbeats::Peers& peers, double now) const;
+  [[nodiscard]] std::vector<int> silent_ranks() const;
+
+ private:
+  struct Neighbour {
+    double heard;              // when its last heartbeat came
+    std::uint32_t number = 0;  // of that heartbeat
+  };
+  /// What is known of a rank that is silent or has been silent. The heartbeat's number tells which
+  /// of two such findings is newer; of those with the same number, silence is.
+  struct Finding {
+    std::uint32_t number;
+    bool silent;
+    double since;      // if it is silent
+    int mentions = 0;  // in how many more messages, if it is not
+  };
+
+  [[nodiscard]] Neighbour* neighbour(int rank);
+  void find(int rank, std::uint32_t number, bool silent, double since);
+  void look_for_silence(double now);
+  [[nodiscard]] std::string message(double now);
+
+  static constexpr double kNever = -std::numeric_limits<double>::infinity();
+
+  std::uint32_t mesh_;
+  int rank_;
+  double interval_;
+  std::vector<int> neighbours_;   // ascending
+  std::vector<Neighbour> heard_;  // of neighbours_
+  std::map<int, Finding> findings_;
+  double computed_ = kNever;       // when somebody is last known to have computed
+  double computed_sent_ = kNever;  // as the last message said
+  std::uint32_t number_ = 0;
+  double sent_;
+  double listened_;
+  bool news_ = false;
+};
+
+}  // namespace annulus

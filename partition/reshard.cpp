@@ -44,16 +44,14 @@ void check_agreed(Control& ranks, Place place, DType dtype, const NamedSharding&
   };
   const std::string mine = fmt::format("{}\n{}\n{}\n{}", place.is_host() ? "a CPU" : "a GPU",
                                        name_of(dtype), to_string(from), to_string(to));
-  const std::vector<std::string> all = ranks.gather_text(mine, "arguments of a resharding");
-  const std::vector<std::string> expected = lines(all[0]);
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    const std::vector<std::string> given = lines(all[rank]);
-    const auto differ = std::ranges::mismatch(given, expected);
-    const auto which = static_cast<std::size_t>(differ.in1 - given.begin());
-    throw ArgumentError(kNames.at(which), fmt::format("{} on rank {}", given[which], rank),
-                        fmt::format("{}, as on rank 0", expected[which]));
-  }
+  const auto other = ranks.first_difference(mine, "arguments of a resharding");
+  if (!other) return;
+  const std::vector<std::string> given = lines(other->text);
+  const std::vector<std::string> expected = lines(other->expected);
+  const auto differ = std::ranges::mismatch(given, expected);
+  const auto which = static_cast<std::size_t>(differ.in1 - given.begin());
+  throw ArgumentError(kNames.at(which), fmt::format("{} on rank {}", given[which], other->rank),
+                      fmt::format("{}, as on rank 0", expected[which]));
 }
 
 // The entries of `view` at begin, begin + step, … per dimension.

@@ -64,12 +64,10 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
 }
 
 void check_same_plan(Control& control, const std::string& mine) {
-  const std::vector<std::string> all = control.gather_text(mine, "what to compute");
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    throw ArgumentError(fmt::format("attention on rank {}", rank), all[rank],
-                        "what rank 0 computes, " + all[0]);
-  }
+  const auto other = control.first_difference(mine, "what to compute");
+  if (!other) return;
+  throw ArgumentError(fmt::format("attention on rank {}", other->rank), other->text,
+                      "what rank 0 computes, " + other->expected);
 }
 
 // The runner only reads its inputs.
@@ -353,7 +351,8 @@ std::string ShardedAttention::implementations() const {
 
 std::string ShardedAttention::implementations_of_ranks() const {
   std::set<std::string> names;
-  for (const std::string& rank : mesh_.world().gather_text(implementations(), "implementations")) {
+  for (const std::string& rank :
+       mesh_.world().distinct_texts(implementations(), "implementations")) {
     std::istringstream text(rank);
     for (std::string name; std::getline(text, name, '+');) names.insert(name);
   }

@@ -162,11 +162,9 @@ void check_same_candidates(const Selection& selection, Control& world) {
   for (const Implementation* candidate : selection.candidates) {
     mine += (mine.empty() ? "" : ", ") + candidate->names().front();
   }
-  const std::vector<std::string> all = world.gather_text(mine, "implementations to calibrate");
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    throw ArgumentError(fmt::format("--calibrate: implementations on rank {}", rank), all[rank],
-                        fmt::format("those of rank 0: {}", all[0]));
+  if (const auto other = world.first_difference(mine, "implementations to calibrate")) {
+    throw ArgumentError(fmt::format("--calibrate: implementations on rank {}", other->rank),
+                        other->text, fmt::format("those of rank 0: {}", other->expected));
   }
 }
 
@@ -334,20 +332,15 @@ std::string gpu_of(const Mesh& mesh, Place place) {
                      gpu.bus_id, gpu.uuid);
 }
 
-std::set<std::string> distinct(Control& world, const std::string& mine, const char* what) {
-  const std::vector<std::string> all = world.gather_text(mine, what);
-  return {all.begin(), all.end()};
-}
-
 // "measured: 4 ranks on 1 node (NVIDIA H200), sharing 2 GPUs". Collective.
 std::string source_text(Mesh& mesh, Place place, int threads) {
   Control& world = mesh.world();
-  const std::set<std::string> names =
-      distinct(world, collectively(world, [&] { return device_name(place); }), "names of devices");
-  const std::set<std::string> gpus =
-      distinct(world, collectively(world, [&] { return gpu_of(mesh, place); }), "GPUs of ranks");
+  const std::set<std::string> names = world.distinct_texts(
+      collectively(world, [&] { return device_name(place); }), "names of devices");
+  const std::set<std::string> gpus = world.distinct_texts(
+      collectively(world, [&] { return gpu_of(mesh, place); }), "GPUs of ranks");
   const std::set<std::string> threads_of_ranks =
-      distinct(world, std::to_string(threads), "threads of ranks");
+      world.distinct_texts(std::to_string(threads), "threads of ranks");
   std::string text = fmt::format("measured: {} on {} ({})", counted(mesh.size(), "rank"),
                                  counted(mesh.topology().nodes(), "node"), fmt::join(names, ", "));
   if (place.is_host()) {

@@ -79,8 +79,7 @@ void ArrayWriter::create(const std::string& header, std::int64_t bytes) {
 void ArrayWriter::open_on_other_ranks() {
   const std::string own = collectively(
       group_, [&] { return temporary_ ? to_string(reference_to(file())) : std::string(); });
-  const FileReference reference =
-      parse_reference(group_.gather_text(own, "reference to a file").front());
+  const FileReference reference = parse_reference(group_.broadcast(own, "reference to a file"));
   collectively(group_, [&] {
     if (group_.rank() != 0) file_ = open_through_proc(reference);
   });
@@ -88,8 +87,7 @@ void ArrayWriter::open_on_other_ranks() {
   collectively(group_, [&] {
     if (temporary_) as_shown([&] { temporary_->give_name(); });
   });
-  const std::string name =
-      group_.gather_text(temporary_ ? temporary_->path() : "", "name of a file").front();
+  const std::string name = group_.broadcast(temporary_ ? temporary_->path() : "", "name of a file");
   collectively(group_, [&] {
     if (!file()) as_shown([&] { file_ = open_by_name(name, reference); });
   });

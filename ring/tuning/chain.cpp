@@ -76,7 +76,7 @@ void TuningChain::share() {
   Control& control = call_.mesh.world();
   const std::string mine = control.rank() == 0 ? to_json(decision_) : "";
   std::vector<std::string> warnings = std::move(decision_.warnings);
-  decision_ = parse_decision(control.gather_text(mine, "tuned choice")[0]);
+  decision_ = parse_decision(control.broadcast(mine, "tuned choice"));
   decision_.warnings = std::move(warnings);
 }
 
@@ -193,8 +193,7 @@ bool TuningChain::measure() {
     return candidates_json(
         tuning_candidates(input_, open_, schedule_, transports, call_.options.tuning));
   });
-  std::vector<TunedCandidate> candidates =
-      parse_candidates(control.gather_text(mine, "candidates")[0]);
+  std::vector<TunedCandidate> candidates = parse_candidates(control.broadcast(mine, "candidates"));
   candidates.insert(candidates.end(), impossible.begin(), impossible.end());
   if (timed(candidates) < 2) {
     const std::string why = reasons(candidates);
@@ -266,11 +265,9 @@ void check_same_tuning(Control& control, const ShardedAttentionOptions& options)
       fmt::format("tuning {} (factor {}, {} candidates of {} runs, {} s), overlay of {}",
                   name_of(tuning.policy), tuning.factor, tuning.candidates, tuning.runs,
                   tuning.seconds, choice_text(options.overlay));
-  const std::vector<std::string> all = control.gather_text(mine, "how to tune");
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    throw ArgumentError(fmt::format("attention on rank {}", rank), all[rank],
-                        all[0] + ", as on rank 0");
+  if (const auto other = control.first_difference(mine, "how to tune")) {
+    throw ArgumentError(fmt::format("attention on rank {}", other->rank), other->text,
+                        other->expected + ", as on rank 0");
   }
   if (!(tuning.factor >= 1)) {
     throw ArgumentError("tuning factor", fmt::format("{}", tuning.factor), "1 or more");

@@ -133,9 +133,8 @@ std::string placement_text(const std::vector<int>& node_of_rank) {
 Machine machine_of(Mesh& mesh, Place place, int threads) {
   Control& control = mesh.world();
   Machine machine;
-  const std::vector<std::string> names = control.gather_text(
+  const std::set<std::string> distinct = control.distinct_texts(
       collectively(control, [&] { return device_name(place); }), "names of devices");
-  const std::set<std::string> distinct(names.begin(), names.end());
   machine.devices.assign(distinct.begin(), distinct.end());
   const std::vector<int>& nodes = mesh.topology().node_of_rank;
   const std::vector<int> machines = Topology::of_machines(control).node_of_rank;

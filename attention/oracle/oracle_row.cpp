@@ -74,9 +74,9 @@ void compute_row(const Call& call, std::int64_t batch, std::int64_t head, std::i
     }
     Key key{j, scale * product.value, 1};
     if (problem.soft_cap) {
-      const double capped = std::tanh(key.logit / *problem.soft_cap);
-      key.logit = *problem.soft_cap * capped;
-      key.slope = 1 - capped * capped;
+      const double ratio = key.logit / *problem.soft_cap;
+      key.slope = std::pow(std::cosh(ratio), -2);  // 1 − tanh², with all its digits
+      key.logit = *problem.soft_cap * std::tanh(ratio);
     }
     if (call.scores.bias) {
       const double bias = call.scores.bias->at<float>({batch, head, t, entry});

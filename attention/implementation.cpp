@@ -1,16 +1,38 @@
 #include <string>
 
 #include <annulus/attention/implementation.hpp>
+#include <annulus/core/error.hpp>
 
 namespace annulus {
+namespace {
 
-Capability Implementation::fits(const AttentionProblem& problem, Place place) const {
+// Names the features of a problem that `honoured` lacks; empty if there are none.
+std::string lacking_text(const AttentionProblem& problem, const FeatureSet& honoured) {
   std::string lacking;
-  for (const Feature feature : features_of(problem).missing_in(declares().features)) {
+  for (const Feature feature : features_of(problem).missing_in(honoured)) {
     lacking += (lacking.empty() ? "does not honour " : ", ") + std::string(name_of(feature));
   }
-  if (!lacking.empty()) return Capability::no(lacking);
-  return accepts(problem, place);
+  return lacking;
+}
+
+}  // namespace
+
+void Kernel::backward(const BackwardBlock& /*block*/, const Gradients& /*gradients*/,
+                      const ExecutionContext& /*context*/) {
+  throw InternalError("a kernel without gradients was asked for some");
+}
+
+Capability Implementation::fits(const AttentionProblem& problem, Place place) const {
+  const std::string lacking = lacking_text(problem, declares().features);
+  return lacking.empty() ? accepts(problem, place) : Capability::no(lacking);
+}
+
+Capability Implementation::fits_backward(const AttentionProblem& problem, Place place) const {
+  const std::optional<BackwardDeclaration>& backward = declares().backward;
+  if (!backward) return Capability::no("computes no gradients");
+  const std::string lacking = lacking_text(problem, backward->features);
+  return lacking.empty() ? accepts(problem, place)
+                         : Capability::no(lacking + " in the backward pass");
 }
 
 Capability Implementation::capability(const AttentionProblem& problem, Place place) const {

@@ -60,12 +60,12 @@ void for_each_row(const TensorView& output, const Body& body) {
   }
 }
 
-// row := (1 − weight) · row + weight · partial, rounded once.
+// row := weight · row + partial_weight · partial, rounded once.
 template <class Real>
-void blend(Real* __restrict row, const Real* __restrict partial, double weight,
-           std::int64_t count) {
+void blend(Real* __restrict row, double weight, const Real* __restrict partial,
+           double partial_weight, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
-    row[i] = static_cast<Real>((1 - weight) * row[i] + weight * partial[i]);
+    row[i] = static_cast<Real>(weight * row[i] + partial_weight * partial[i]);
   }
 }
 
@@ -73,11 +73,18 @@ void blend(Real* __restrict row, const Real* __restrict partial, double weight,
 template <class Real>
 double blend_rows(Real* row, double lse, const Real* partial, double partial_lse,
                   std::int64_t count) {
-  // The weights exp(lᵢ − l) follow from the difference of the LSEs alone and sum to one exactly.
-  // In float64 they cost nothing beside the rows, and leave one rounding per element and merge.
+  // The weights exp(lᵢ − l) follow from the difference of the LSEs alone. In float64 they cost
+  // nothing beside the rows, and leave one rounding per element and merge. The smaller is not one
+  // less the larger: it would lose digits beside large sinks.
   const double ahead = lse - partial_lse;
   const double smaller = std::exp(-std::abs(ahead));
-  blend(row, partial, (ahead > 0 ? smaller : 1.0) / (1.0 + smaller), count);
+  const double larger_weight = 1.0 / (1.0 + smaller);
+  const double smaller_weight = smaller / (1.0 + smaller);
+  if (ahead > 0) {
+    blend(row, larger_weight, partial, smaller_weight, count);
+  } else {
+    blend(row, smaller_weight, partial, larger_weight, count);
+  }
   return std::max(lse, partial_lse) + std::log1p(smaller);
 }
 

@@ -6,8 +6,9 @@
 
 The options have the meaning and the spelling of `annulus run`; nothing of its code is used. Rows
 are computed block by block, so memory stays small. Prints the relative Frobenius error of the
-output and the largest error of the LSE beside their bounds. An output of --normalize-output false is
-divided by --sum first, --maximum + log(--sum) is its LSE, and the maximum has the bound of the LSE.
+output beside its bound, and the largest share that the error of an output row or its LSE has of the
+row's own bound (docs/semantics.md, section 6). An output of --normalize-output false is divided by
+--sum first, --maximum + log(--sum) is its LSE, and the maximum has the bound of the LSE.
 Exit code: 0 within the bounds, 4 over, 2 usage.
 """
 
@@ -16,6 +17,7 @@ import json
 import math
 import os
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -250,16 +252,23 @@ class Problem:
         return (word >> np.asarray(j % 2 * 16, np.uint64) & np.uint64(0xFFFF)) < self.dropout
 
     def attention(self, b, n, key, value, begin, end):
-        """Output, LSE and largest logit of rows [begin, end) of one head."""
+        """The Expected of rows [begin, end) of one head."""
         low, high = self.column_range(begin, end)
         rows, columns = np.arange(begin, end), np.arange(low, high)
-        logits = finite(self.query[b, begin:end, n], "query") @ key[low:high].T
+        query = finite(self.query[b, begin:end, n], "query")
+        logits = query @ key[low:high].T
         logits *= self.scale
         if self.soft_cap is not None:
             logits = self.soft_cap * np.tanh(logits / self.soft_cap)
+        bias = np.zeros((1, 1))
         if self.bias is not None:
-            logits += self.bias[b, n, begin:end, low:high]
-        logits[~self.visible(b, n, rows, columns)] = -np.inf
+            bias = self.bias[b, n, begin:end, low:high].astype(np.float64)
+            logits += bias
+        visible = self.visible(b, n, rows, columns)
+        logits[~visible] = -np.inf
+        seen = visible & (logits > -np.inf)
+        dots = np.max(np.abs(query) @ np.abs(key[low:high]).T, axis=1, where=seen, initial=0)
+        biases = np.max(np.broadcast_to(np.abs(bias), seen.shape), axis=1, where=seen, initial=0)
         sinks = np.broadcast_to(self.sinks[n], (end - begin, self.sinks.shape[1]))
         largest = np.max(np.concatenate([logits, sinks], axis=1), axis=1, initial=-np.inf,
                          keepdims=True)
@@ -271,52 +280,94 @@ class Problem:
             lse = np.log(total) + shift[:, 0]
         if self.dropout > 0:
             weights *= ~self.dropped(b, n, rows, columns) / (1 - self.dropout / 65536)
-        output = weights @ value[low:high]
-        return output / np.where(total > 0, total, 1)[:, None], lse, largest[:, 0]
+        weights /= np.where(total > 0, total, 1)[:, None]
+        norms = np.linalg.norm(value[low:high], axis=1)
+        return Expected(weights @ value[low:high], lse, largest[:, 0],
+                        np.linalg.norm(weights * norms, axis=1), weights @ norms,
+                        abs(self.scale) * dots, biases)
+
+
+@dataclass
+class Expected:
+    """Some rows of a head, and how large the terms are that they add up."""
+    output: np.ndarray
+    lse: np.ndarray
+    maximum: np.ndarray
+    root_square: np.ndarray  # √Σ p²‖v‖²
+    sum: np.ndarray          # Σ p‖v‖
+    dot: np.ndarray          # scale · the largest Σ|qᵢkᵢ|
+    bias: np.ndarray         # the largest |bias|
+
+
+class Bounds:
+    """What docs/semantics.md, section 6, allows."""
+
+    def __init__(self, problem, normalised):
+        dtype = problem.query.dtype
+        if dtype == np.float64 and not normalised:
+            dtype = np.dtype(np.float32)  # as the sum that an unnormalised output is divided by
+        growth = math.sqrt(math.log2(max(problem.columns, 2)))
+        known = {"float64": (1e-14 * growth, 1e-14 * growth), "float32": (2e-6 * growth, 2**-24),
+                 "float16": (1e-3, 2**-11), "uint16": (6e-3, 2**-8)}
+        if dtype.name not in known:
+            usage_error(f"query of dtype {dtype}; expected float64, float32, float16 or bfloat16 "
+                        "(as uint16)")
+        self.output, self.roundoff = known[dtype.name]
+        self.lse = 2e-3 if dtype.itemsize == 2 and problem.soft_cap is not None else 1e-5
+        self.summed = 2**-53 if dtype == np.float64 else 2**-24
+        self.root_width = math.sqrt(problem.width)
+        self.soft_cap = problem.soft_cap
+        self.subnormal = 2**-25 * math.sqrt(problem.value_width) if dtype == np.float16 else 0
+
+    def of_rows(self, rows):
+        """Of the norms of the rows' errors, and of their LSEs."""
+        capped = 0 if self.soft_cap is None else np.minimum(self.soft_cap, rows.dot)
+        logit = self.summed * (self.root_width * rows.dot + 2 * rows.bias + 4 * capped)
+        scale = rows.root_square + np.linalg.norm(rows.output, axis=1)
+        output = ((4 * self.roundoff + logit) * scale + 8 * self.summed * rows.sum
+                  + 4 * self.subnormal)
+        return output, self.lse + 2**-24 * self.root_width * rows.dot
+
+
+def largest_share(errors, allowed):
+    """Of errors in what is allowed to them; no error is no part even of 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.where(errors == 0, 0, errors / allowed)
+    return float(np.max(np.where(np.isnan(shares), np.inf, shares), initial=0))
 
 
 class Comparison:
-    def __init__(self):
+    def __init__(self, bounds):
+        self.bounds = bounds
         self.difference = 0.0
         self.norm = 0.0
-        self.lse_error = 0.0
-        self.maximum_error = 0.0
+        self.row_share = 0.0
+        self.lse_share = 0.0
+        self.maximum_share = 0.0
 
-    def add_output(self, actual, expected):
-        self.difference += float(np.sum((actual - expected) ** 2))
-        self.norm += float(np.sum(expected**2))
+    def add_output(self, actual, rows):
+        squares = np.sum((actual - rows.output) ** 2, axis=1)
+        self.difference += float(np.sum(squares))
+        self.norm += float(np.sum(rows.output**2))
+        allowed, _ = self.bounds.of_rows(rows)
+        self.row_share = max(self.row_share, largest_share(np.sqrt(squares), allowed))
 
-    @staticmethod
-    def largest_error(actual, expected):
+    def lse_share_of(self, actual, expected, rows):
         same = actual == expected  # −inf and −inf, whose difference is no number
-        error = np.where(same, 0, np.abs(actual - np.where(same, 0, expected)))
-        return float(np.max(np.where(np.isnan(error), np.inf, error), initial=0))
+        errors = np.where(same, 0, np.abs(actual - np.where(same, 0, expected)))
+        return largest_share(errors, self.bounds.of_rows(rows)[1])
 
-    def add_lse(self, actual, expected):
-        self.lse_error = max(self.lse_error, self.largest_error(actual, expected))
+    def add_lse(self, actual, rows):
+        self.lse_share = max(self.lse_share, self.lse_share_of(actual, rows.lse, rows))
 
-    def add_maximum(self, actual, expected):
-        self.maximum_error = max(self.maximum_error, self.largest_error(actual, expected))
+    def add_maximum(self, actual, rows):
+        self.maximum_share = max(self.maximum_share,
+                                 self.lse_share_of(actual, rows.maximum, rows))
 
     def relative_error(self):
         if self.difference == 0:
             return 0.0
         return math.sqrt(self.difference / self.norm) if self.norm > 0 else math.inf
-
-
-def bounds(dtype, columns):
-    """Relative Frobenius error of the output, largest absolute error of the LSE."""
-    growth = math.sqrt(math.log2(max(columns, 2)))
-    if dtype == np.float64:
-        return 1e-14 * growth, 1e-5
-    if dtype == np.float32:
-        return 2e-6 * growth, 1e-5
-    if dtype == np.float16:
-        return 1e-3, 2e-3
-    if dtype == np.uint16:
-        return 6e-3, 2e-3
-    usage_error(f"query of dtype {dtype}; expected float64, float32, float16 or bfloat16 "
-                "(as uint16)")
 
 
 class Results:
@@ -342,22 +393,22 @@ class Results:
         return array
 
     def add_to(self, comparison, b, n, rows, expected):
-        """Compares some rows of one head with (output, LSE, largest logit)."""
+        """Compares some rows of one head with the Expected."""
         output = widened(self.output[b, rows, n])
         if self.lse is not None:
-            comparison.add_lse(self.lse[b, n, rows].astype(np.float64), expected[1])
+            comparison.add_lse(self.lse[b, n, rows].astype(np.float64), expected)
         if self.sum is not None:
             total = self.sum[b, n, rows].astype(np.float64)
             maximum = self.maximum[b, n, rows].astype(np.float64)
             output = output / np.where(total == 0, 1, total)[:, None]
             with np.errstate(divide="ignore"):
-                comparison.add_lse(maximum + np.log(total), expected[1])
-            comparison.add_maximum(maximum, expected[2])
-        comparison.add_output(output, expected[0])
+                comparison.add_lse(maximum + np.log(total), expected)
+            comparison.add_maximum(maximum, expected)
+        comparison.add_output(output, expected)
 
 
 def compare(problem, results):
-    comparison = Comparison()
+    comparison = Comparison(Bounds(problem, normalised=results.sum is None))
     # About 32 MiB per block of logits, of which a few exist at once.
     block = max(1, (1 << 22) // max(problem.columns, 1))
     for b in range(problem.batch):
@@ -378,24 +429,21 @@ def main():
     problem = Problem(arguments)
     results = Results(arguments, problem)
     comparison = compare(problem, results)
-    # The sum that an unnormalised output is divided by is float32.
-    narrow = results.sum is not None and problem.query.dtype == np.float64
-    output_bound, lse_bound = bounds(np.float32 if narrow else problem.query.dtype, problem.columns)
+    output_bound = comparison.bounds.output
     error = comparison.relative_error()
     good = error <= output_bound
     print(f"# {os.path.basename(arguments.output)} against NumPy float64")
     print(f"output  relative Frobenius error {error:.3e}  bound {output_bound:.3e}  "
           f"{'ok' if good else 'WRONG'}")
-    errors = []
+    shares = [("row    ", comparison.row_share)]
     if results.lse is not None or results.sum is not None:
-        errors.append(("lse    ", comparison.lse_error))
+        shares.append(("lse    ", comparison.lse_share))
     if results.maximum is not None:
-        errors.append(("maximum", comparison.maximum_error))
-    for name, worst in errors:
-        right = worst <= lse_bound
+        shares.append(("maximum", comparison.maximum_share))
+    for name, share in shares:
+        right = share <= 1
         good = good and right
-        print(f"{name} largest absolute error   {worst:.3e}  bound {lse_bound:.3e}  "
-              f"{'ok' if right else 'WRONG'}")
+        print(f"{name} largest error, of a row's bound {share:.3f}  {'ok' if right else 'WRONG'}")
     return 0 if good else 4
 
 

@@ -77,8 +77,9 @@ class DenseHead {
         lse_(static_cast<std::size_t>(block.rows.size())),
         maximum_(lse_.size()) {}
 
-  /// Sets the weights of visible pairs to their logits: scale · q·k, capped, plus the bias.
-  void make_logits() {
+  /// Sets the weights of visible pairs to their logits: scale · q·k, capped, plus the bias. Sets
+  /// `slopes`, if given, to the derivatives of the soft cap.
+  void make_logits(Matrix<Real>* slopes = nullptr) {
     const auto query = matrix_of<Real>(block_.query, batch_, head_);
     const auto key = matrix_of<Real>(block_.key, batch_, kv_head());
     const Real scale = static_cast<Real>(problem_.logit_scale());
@@ -91,6 +92,7 @@ class DenseHead {
         logit *= scale;
         if (problem_.soft_cap) {
           const Real cap = static_cast<Real>(*problem_.soft_cap);
+          if (slopes != nullptr) slopes->row(i)[j] = square(1 / std::cosh(logit / cap));
           logit = cap * std::tanh(logit / cap);
         }
         if (const auto& bias = block_.scores.bias) {
@@ -131,14 +133,16 @@ class DenseHead {
   /// Drops weights and rescales the others.
   void apply_dropout() {
     if (!problem_.dropout) return;
-    const Real keep = static_cast<Real>(problem_.dropout->keep_scale());
     for (std::int64_t i = 0; i < weights_.rows; ++i) {
-      for (std::int64_t j = 0; j < weights_.columns; ++j) {
-        const bool drops =
-            problem_.dropout->drops(global_batch(), global_head(), row(i), column(j));
-        weights_.row(i)[j] *= drops ? 0 : keep;
-      }
+      for (std::int64_t j = 0; j < weights_.columns; ++j) weights_.row(i)[j] *= keep(i, j);
     }
+  }
+
+  /// The factor that dropout gives a weight.
+  [[nodiscard]] Real keep(std::int64_t i, std::int64_t j) const {
+    if (!problem_.dropout) return 1;
+    const bool drops = problem_.dropout->drops(global_batch(), global_head(), row(i), column(j));
+    return drops ? 0 : static_cast<Real>(problem_.dropout->keep_scale());
   }
 
   /// The weights times the values, [t,Dv]. Hidden values are skipped: they may be NaN.
@@ -158,6 +162,7 @@ class DenseHead {
   }
 
   [[nodiscard]] const Matrix<Real>& weights() const { return weights_; }
+  [[nodiscard]] bool sees(std::int64_t i, std::int64_t j) const { return visible_.row(i)[j] != 0; }
   [[nodiscard]] Real lse(std::int64_t row) const { return lse_[static_cast<std::size_t>(row)]; }
   /// The largest logit of a row; NaN if its LSE is NaN.
   [[nodiscard]] Real maximum(std::int64_t row) const {
@@ -165,6 +170,7 @@ class DenseHead {
   }
 
  private:
+  static Real square(Real x) { return x * x; }
   [[nodiscard]] std::int64_t kv_head() const {
     return head_ / (block_.query.size(2) / block_.key.size(2));
   }

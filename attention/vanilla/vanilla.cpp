@@ -11,6 +11,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/core/parallel.hpp>
 
+#include "vanilla/dense_gradients.hpp"
 #include "vanilla/dense_head.hpp"
 
 namespace annulus {
@@ -70,6 +71,17 @@ class VanillaKernel final : public Kernel {
     });
   }
 
+  void backward(const BackwardBlock& block, const Gradients& gradients,
+                const ExecutionContext& context) override {
+    context.stream.synchronize();  // the stream's earlier work comes first
+    const std::int64_t kv_heads = block.key.size(2);
+    // Batches and heads may share entries of a bias.
+    const int threads = gradients.bias.shape().rank() > 0 ? 1 : std::max(1, context.threads);
+    parallel_for(block.query.size(0) * kv_heads, threads, [&](std::int64_t task, int /*worker*/) {
+      vanilla::add_gradients<Real>(problem_, block, gradients, task / kv_heads, task % kv_heads);
+    });
+  }
+
  private:
   const AttentionProblem& problem_;
 };
@@ -119,7 +131,11 @@ class VanillaImplementation final : public Implementation {
       .features = {Feature::causal, Feature::window, Feature::segments, Feature::lengths,
                    Feature::block_mask, Feature::soft_cap, Feature::dropout, Feature::bias,
                    Feature::dense_mask, Feature::unnormalised, Feature::float64, Feature::weights},
-      .meant_for = {Feature::float64, Feature::weights}};
+      .meant_for = {Feature::float64, Feature::weights},
+      .backward = BackwardDeclaration{
+          .features = {Feature::causal, Feature::window, Feature::segments, Feature::lengths,
+                       Feature::block_mask, Feature::soft_cap, Feature::dropout, Feature::bias,
+                       Feature::dense_mask, Feature::float64}}};
 };
 
 // Some rows of a block.

@@ -143,6 +143,7 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place,
        {"form", "", 0, 6, "unnormalised: the output is not divided by the softmax's denominator"},
        {"error", "", 8, 0, "relative Frobenius, over all ranks, against a float64 oracle"},
        {"bound", "", 8, 2, "that the error must not exceed"},
+       {"row", "of bound", 8, 3, "largest error of an output row, as a share of the row's bound"},
        {"ratio", "unsharded", 11, 0, "to the error of the same implementation unsharded"},
        {"LSE error", "", 9, 3, "largest absolute error of the log-sum-exp"},
        {"verdict", "", 7},
@@ -189,34 +190,36 @@ void add_row(Report& report, const NamedCase& named, const verification::Verific
   const auto measured = [&](const auto& text) {
     return found == nullptr ? std::string(kNothing) : text(*found);
   };
-  report.add_row({named.index,
-                  shape_cell(problem.shape),
-                  std::string(annulus::name_of(problem.dtype)),
-                  mesh_cell(named.mesh),
-                  to_string(named.sharded.layout.query),
-                  to_string(named.sharded.layout.kv),
-                  ring::layout_text(named.sharded.layout),
-                  schedule,
-                  measured([](const auto& v) { return v.transport; }),
-                  measured([](const auto& v) { return v.implementations; }),
-                  mask_cell(problem),
-                  number_cell(problem.scale),
-                  number_cell(problem.soft_cap),
-                  sinks_cell(problem.sinks),
-                  dropout_cell(problem.dropout),
-                  bias_cell(problem.bias),
-                  problem.normalize_output ? kNothing : "unnormalised",
-                  measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.output); }),
-                  measured([](const auto& v) { return fmt::format("{:.2e}", v.bound.output); }),
-                  measured([](const auto& v) {
-                    return v.ratio() ? fmt::format("{:.3f}", *v.ratio()) : std::string(kNothing);
-                  }),
-                  measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.lse); }),
-                  std::string(verdict),
-                  named.command});
+  report.add_row(
+      {named.index,
+       shape_cell(problem.shape),
+       std::string(annulus::name_of(problem.dtype)),
+       mesh_cell(named.mesh),
+       to_string(named.sharded.layout.query),
+       to_string(named.sharded.layout.kv),
+       ring::layout_text(named.sharded.layout),
+       schedule,
+       measured([](const auto& v) { return v.transport; }),
+       measured([](const auto& v) { return v.implementations; }),
+       mask_cell(problem),
+       number_cell(problem.scale),
+       number_cell(problem.soft_cap),
+       sinks_cell(problem.sinks),
+       dropout_cell(problem.dropout),
+       bias_cell(problem.bias),
+       problem.normalize_output ? kNothing : "unnormalised",
+       measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.output); }),
+       measured([](const auto& v) { return fmt::format("{:.2e}", v.bound.output); }),
+       measured([](const auto& v) { return fmt::format("{:.2f}", v.sharded.row_share); }),
+       measured([](const auto& v) {
+         return v.ratio() ? fmt::format("{:.3f}", *v.ratio()) : std::string(kNothing);
+       }),
+       measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.lse); }),
+       std::string(verdict),
+       named.command});
 }
 
-// Counts verdicts, and keeps the worst ratio.
+// Counts verdicts, and keeps the worst ratio and shares of bounds.
 class Tally {
  public:
   void add(const verification::Verification& found) {
@@ -226,6 +229,8 @@ class Tally {
     if (const auto ratio = found.ratio(); ratio && !(worst_ratio_ && *ratio <= *worst_ratio_)) {
       worst_ratio_ = ratio;
     }
+    row_share_ = std::max(row_share_, found.sharded.row_share);
+    lse_share_ = std::max(lse_share_, found.sharded.lse_share);
     ++computed_[found.implementations];
   }
   void add_refused() {
@@ -250,8 +255,11 @@ class Tally {
     const std::string ratio =
         worst_ratio_ ? fmt::format("; largest ratio to the unsharded error {:.2f}", *worst_ratio_)
                      : "";
-    return fmt::format("{} ({} of {} within bounds{}{})", passed() ? "OK" : "FAILED",
-                       problems_ - failed_, problems_, ratio, rounded);
+    return fmt::format(
+        "{} ({} of {} within bounds; largest share of a row's bound {:.2f}, of its LSE's "
+        "{:.2f}{}{})",
+        passed() ? "OK" : "FAILED", problems_ - failed_, problems_, row_share_, lse_share_, ratio,
+        rounded);
   }
 
  private:
@@ -259,6 +267,8 @@ class Tally {
   int failed_ = 0;
   int reduces_rounded_ = 0;
   std::optional<double> worst_ratio_;
+  double row_share_ = 0;
+  double lse_share_ = 0;
   std::map<std::string, int> computed_;
 };
 

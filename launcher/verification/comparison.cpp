@@ -49,9 +49,16 @@ void Deviation::add(const Deviation& other) {
   difference += other.difference;
   reference += other.reference;
   lse = worse(other.lse, lse);
+  row_share = worse(other.row_share, row_share);
+  lse_share = worse(other.lse_share, lse_share);
 }
 
 namespace {
+
+// No error is no part even of a bound of 0.
+double share_of(double error, double bound) {
+  return error == 0 ? 0 : error / bound;
+}
 
 // What was computed of one row, apart from its output.
 struct Row {
@@ -62,12 +69,13 @@ struct Row {
 
 // `row_of`(b, n, t) is what was computed; `rows` has the shape of what it reads.
 template <class RowOf>
-Deviation compare_rows(const OracleOutput& truth, const ConstTensorView& output,
-                       const Extents& rows, const RowOf& row_of) {
+Deviation compare_rows(const AttentionProblem& problem, const OracleOutput& truth,
+                       const ConstTensorView& output, const Extents& rows, const RowOf& row_of) {
   const Extents& shape = output.shape();
   if (shape.rank() != 4 || !(rows == Extents{shape[0], shape[2], shape[1]}) ||
       static_cast<std::int64_t>(truth.output.size()) != output.elements() ||
-      static_cast<std::int64_t>(truth.lse.size()) != rows.product()) {
+      static_cast<std::int64_t>(truth.lse.size()) != rows.product() ||
+      truth.terms.size() != truth.lse.size()) {
     throw InternalError("output " + to_string(shape) + " with LSE " + to_string(rows) +
                         " compared with an oracle's output of other rows");
   }
@@ -83,6 +91,7 @@ Deviation compare_rows(const OracleOutput& truth, const ConstTensorView& output,
         const Row row = row_of(b, n, t);
         widen(output.address({b, t, n}), output.dtype(), values);
         double difference = 0;
+        double reference = 0;
         for (std::int64_t d = 0; d < dim; ++d) {
           const double value = values[static_cast<std::size_t>(d)];
           if (!std::isfinite(expected[d])) {
@@ -91,14 +100,15 @@ Deviation compare_rows(const OracleOutput& truth, const ConstTensorView& output,
           }
           const double deviation = row.scale * value - expected[d];
           difference += deviation * deviation;
-          result.reference += expected[d] * expected[d];
+          reference += expected[d] * expected[d];
         }
         const bool sees_nothing = true_lse == -kInfinity;
-        result.difference += sees_nothing && difference != 0 ? kInfinity * difference : difference;
-        result.lse = worse(row_deviation(true_lse, row.lse), result.lse);
-        if (row.maximum) {
-          result.lse = worse(row_deviation(truth.maximum[index], *row.maximum), result.lse);
-        }
+        if (sees_nothing && difference != 0) difference *= kInfinity;
+        double lse = row_deviation(true_lse, row.lse);
+        if (row.maximum) lse = worse(row_deviation(truth.maximum[index], *row.maximum), lse);
+        const RowBound bound = row_bound(problem, truth.terms[index], std::sqrt(reference));
+        result.add({difference, reference, lse, share_of(std::sqrt(difference), bound.output),
+                    share_of(lse, bound.lse)});
       }
     }
   }
@@ -107,21 +117,22 @@ Deviation compare_rows(const OracleOutput& truth, const ConstTensorView& output,
 
 }  // namespace
 
-Deviation compare(const OracleOutput& truth, const ConstTensorView& output,
-                  const ConstTensorView& lse) {
-  return compare_rows(truth, output, lse.shape(),
+Deviation compare(const AttentionProblem& problem, const OracleOutput& truth,
+                  const ConstTensorView& output, const ConstTensorView& lse) {
+  return compare_rows(problem, truth, output, lse.shape(),
                       [&](std::int64_t b, std::int64_t n, std::int64_t t) {
                         return Row{1, lse.at<float>({b, n, t})};
                       });
 }
 
-Deviation compare(const OracleOutput& truth, const ConstTensorView& output,
-                  const ConstTensorView& maximum, const ConstTensorView& sum) {
+Deviation compare(const AttentionProblem& problem, const OracleOutput& truth,
+                  const ConstTensorView& output, const ConstTensorView& maximum,
+                  const ConstTensorView& sum) {
   if (!(maximum.shape() == sum.shape()) || truth.maximum.size() != truth.lse.size()) {
     throw InternalError("maximum " + to_string(maximum.shape()) + " with sum " +
                         to_string(sum.shape()) + " compared with an oracle's maxima of other rows");
   }
-  return compare_rows(truth, output, sum.shape(),
+  return compare_rows(problem, truth, output, sum.shape(),
                       [&](std::int64_t b, std::int64_t n, std::int64_t t) {
                         const double largest = maximum.at<float>({b, n, t});
                         const double total = sum.at<float>({b, n, t});
@@ -140,8 +151,10 @@ Deviation compare(const OracleOutput& truth, const ConstTensorView& output,
 Accuracy accuracy(const Deviation& local, Control& group) {
   const std::vector<double> sums =
       group.sum(std::vector{local.difference, local.reference}, "errors of the output");
+  const std::vector<double> largest = group.max(
+      std::vector{local.lse, local.row_share, local.lse_share}, "errors of the LSE and of rows");
   const double relative = std::sqrt(sums[0] / sums[1]);
-  return {sums[0] == 0 ? 0 : relative, group.max(std::vector{local.lse}, "errors of the LSE")[0]};
+  return {sums[0] == 0 ? 0 : relative, largest[0], largest[1], largest[2]};
 }
 
 }  // namespace annulus::verification

@@ -62,6 +62,12 @@ void merge(OracleOutput& row, const OracleOutput& part) {
     }
     row.lse[head] = lse;
     row.maximum[head] = std::max(row.maximum[head], part.maximum[head]);
+    RowTerms& terms = row.terms[head];
+    const RowTerms& added = part.terms[head];
+    terms.root_square = std::hypot(weight * terms.root_square, part_weight * added.root_square);
+    terms.sum = weight * terms.sum + part_weight * added.sum;
+    terms.largest_dot = std::max(terms.largest_dot, added.largest_dot);
+    terms.largest_bias = std::max(terms.largest_bias, added.largest_bias);
   }
 }
 
@@ -117,6 +123,7 @@ Deviation sampled_deviation(const AttentionProblem& problem, const ring::Sharded
     OracleOutput truth{std::vector<double>(static_cast<std::size_t>(output.elements())),
                        std::vector<double>(static_cast<std::size_t>(sample.heads), kMinusInfinity)};
     truth.maximum = truth.lse;
+    truth.terms.resize(truth.lse.size());
     for (std::int64_t head = 0; problem.sinks && head < sample.heads; ++head) {
       const std::int64_t global = first_head + sample.first_head + head;
       truth.lse[static_cast<std::size_t>(head)] = problem.sinks->lse(global);
@@ -124,9 +131,10 @@ Deviation sampled_deviation(const AttentionProblem& problem, const ring::Sharded
           std::ranges::max(problem.sinks->of_head(global));
     }
     for (std::int64_t i = 0; i < pieces; ++i) merge(truth, *part++);
-    total.add(problem.normalize_output ? compare(truth, output, sample.row_result(shards.lse))
-                                       : compare(truth, output, sample.row_result(shards.maximum),
-                                                 sample.row_result(shards.sum)));
+    total.add(problem.normalize_output
+                  ? compare(problem, truth, output, sample.row_result(shards.lse))
+                  : compare(problem, truth, output, sample.row_result(shards.maximum),
+                            sample.row_result(shards.sum)));
   }
   return total;
 }

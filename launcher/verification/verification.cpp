@@ -73,14 +73,15 @@ FillPart operand_fill(const FillPart& given, const NamedSharding& sharding, std:
   return given ? given : random_operand(sharding.global_shape(), seed, operand, threads);
 }
 
-// See verify_sharded().
+// See verify_sharded(). `rounding` is that of partial results.
 double allowed_error(const AttentionShape& shape, double unsharded, int kv_shards,
                      double rounding) {
-  const std::int64_t elements = shape.batch * shape.query_length * shape.heads * shape.value_dim;
   // A rounding is off by up to a unit roundoff, evenly spread: by 1/√3 of that in the mean square.
-  return sharded_error_factor(elements) *
-             std::sqrt(unsharded * unsharded + rounding * rounding / 3) +
-         unit_roundoff(DType::float32) * std::max(1, kv_shards - 1);
+  const double partial = rounding * rounding / 3;
+  const double combination = 3 * unit_roundoff(DType::float32);
+  const double combined = std::max(1, kv_shards - 1) * combination * combination;
+  return sharded_error_factor(shape.batch * shape.query_length * shape.heads) *
+         std::sqrt(unsharded * unsharded + partial + combined);
 }
 
 std::int64_t first_of(const PositionRanges& positions) {
@@ -118,8 +119,9 @@ OracleOutput oracle_of_rank(AttentionProblem problem, const ring::ShardedOperand
   const std::int64_t heads = shape[2];
   const std::int64_t dim = problem.shape.value_dim;
   OracleOutput whole{std::vector<double>(static_cast<std::size_t>(shape[0] * rows * heads * dim)),
-                     std::vector<double>(static_cast<std::size_t>(shape[0] * heads * rows)),
                      std::vector<double>(static_cast<std::size_t>(shape[0] * heads * rows))};
+  whole.maximum.resize(whole.lse.size());
+  whole.terms.resize(whole.lse.size());
   for (std::int64_t begin = 0; begin < rows; begin += kRows) {
     if (phase) phase("oracle", static_cast<double>(begin), static_cast<double>(rows));
     const std::int64_t count = std::min(kRows, rows - begin);
@@ -131,60 +133,17 @@ OracleOutput oracle_of_rank(AttentionProblem problem, const ring::ShardedOperand
       std::copy_n(part.output.data() + b * count * heads * dim, count * heads * dim,
                   whole.output.data() + (b * rows + begin) * heads * dim);
       for (std::int64_t n = 0; n < heads; ++n) {
-        for (const auto numbers : {&OracleOutput::lse, &OracleOutput::maximum}) {
-          std::copy_n((part.*numbers).data() + (b * heads + n) * count, count,
-                      (whole.*numbers).data() + (b * heads + n) * rows + begin);
-        }
+        const auto place = [&](const auto& from, auto& to) {
+          std::copy_n(from.data() + (b * heads + n) * count, count,
+                      to.data() + (b * heads + n) * rows + begin);
+        };
+        place(part.lse, whole.lse);
+        place(part.maximum, whole.maximum);
+        place(part.terms, whole.terms);
       }
     }
   }
   return whole;
-}
-
-// What the rounding of float32 dot products adds to the bound of this rank's LSE: √D · 2⁻²⁴ · scale
-// · the largest Σ|qᵢkᵢ| of a visible pair (docs/semantics.md §6). Costs about as much as the
-// oracle.
-template <class Real>
-double lse_rounding_of(const AttentionProblem& problem, const ring::ShardedOperands& operands,
-                       int rank, const CaseShards& shards, const WholeColumns& columns) {
-  const PositionRanges positions = operands.query.positions(rank, 1);
-  const std::int64_t first_batch = first_of(operands.query.positions(rank, 0));
-  const std::int64_t first_head = first_of(operands.query.positions(rank, 2));
-  const ConstTensorView query = shards.query.view();  // [b,t,n,D]
-  const ConstTensorView key = columns.key.view();     // [b,S,k,D]
-  const auto entries = [](const ConstTensorView& tensor, std::int64_t b, std::int64_t t,
-                          std::int64_t n) {
-    return static_cast<const Real*>(tensor.address({b, t, n, 0}));
-  };
-  double largest = 0;
-  for (std::int64_t b = 0; b < query.size(0); ++b) {
-    for (std::int64_t t = 0; t < query.size(1); ++t) {
-      const GlobalPosition row = positions.global(LocalPosition(t));
-      for (std::int64_t n = 0; n < query.size(2); ++n) {
-        const Real* const q = entries(query, b, t, n);
-        for (std::int64_t j = 0; j < key.size(1); ++j) {
-          if (!problem.mask.visible(first_batch + b, first_head + n, row, GlobalPosition(j))) {
-            continue;
-          }
-          const Real* const k = entries(key, b, j, n * key.size(2) / query.size(2));
-          double sum = 0;
-          for (std::int64_t d = 0; d < query.size(3); ++d) {
-            sum += std::abs(static_cast<double>(q[d]) * k[d]);
-          }
-          if (std::isfinite(sum)) largest = std::max(largest, sum);
-        }
-      }
-    }
-  }
-  return std::sqrt(static_cast<double>(problem.shape.head_dim)) * unit_roundoff(DType::float32) *
-         std::abs(problem.logit_scale()) * largest;
-}
-
-double lse_rounding(const AttentionProblem& problem, const ring::ShardedOperands& operands,
-                    int rank, const CaseShards& shards, const WholeColumns& columns) {
-  return problem.dtype == DType::float64
-             ? lse_rounding_of<double>(problem, operands, rank, shards, columns)
-             : lse_rounding_of<float>(problem, operands, rank, shards, columns);
 }
 
 // The same case with all keys and values on every rank, by the implementation that was chosen. The
@@ -292,9 +251,10 @@ bool CaseShards::all_finite() const {
   return true;
 }
 
-Deviation CaseShards::deviation_from(const OracleOutput& truth) const {
-  if (lse.shape().rank() > 0) return compare(truth, output.view(), lse.view());
-  return compare(truth, output.view(), maximum.view(), sum.view());
+Deviation CaseShards::deviation_from(const AttentionProblem& problem,
+                                     const OracleOutput& truth) const {
+  if (lse.shape().rank() > 0) return compare(problem, truth, output.view(), lse.view());
+  return compare(problem, truth, output.view(), maximum.view(), sum.view());
 }
 
 ScoreTensors CaseShards::scores(std::int64_t kv_length) const {
@@ -313,8 +273,12 @@ std::string Verification::failure() const {
   if (!(sharded.output <= bound.output)) {
     return fmt::format("output error {:.2e} above {:.2e}", sharded.output, bound.output);
   }
-  if (!(sharded.lse <= bound.lse)) {
-    return fmt::format("LSE error {:.2e} above {:.2e}", sharded.lse, bound.lse);
+  if (!(sharded.row_share <= 1)) {
+    return fmt::format("output error of a row {:.2f} times its bound", sharded.row_share);
+  }
+  if (!(sharded.lse_share <= 1)) {
+    return fmt::format("LSE error {:.2e}, of a row {:.2f} times its bound", sharded.lse,
+                       sharded.lse_share);
   }
   if (allowance && !(sharded.output <= *allowance)) {
     return fmt::format("output error {:.2e} against {:.2e} unsharded", sharded.output,
@@ -345,7 +309,7 @@ Deviation run_unsharded(const ShardedCase& whole, const OracleOutput& truth, Mes
   moved.upload();
   attention.run(moved.tensors());
   moved.download();
-  return shards.deviation_from(truth);
+  return shards.deviation_from(problem, truth);
 }
 
 }  // namespace
@@ -416,7 +380,7 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
     const WholeColumns columns(operands, sharded_case, rank, host);
     return oracle_of_rank(problem, operands, rank, shards, columns, phase);
   });
-  const Deviation sharded = shards.deviation_from(truth);
+  const Deviation sharded = shards.deviation_from(problem, truth);
   tell("unsharded run");
   const Deviation unsharded =
       run_unsharded(unsharded_case(sharded_case, attention.selection(),
@@ -433,15 +397,6 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   result.bound = accuracy_bound(problem);
   result.sharded = accuracy(sharded, world);
   result.unsharded = accuracy(unsharded, world);
-  const bool wide = problem.dtype == DType::float32 || problem.dtype == DType::float64;
-  if (wide && result.sharded.lse > result.bound.lse) {
-    const double rounding = collectively(world, [&] {
-      const Computing computing = world.computing();
-      const WholeColumns columns(operands, sharded_case, rank, host);
-      return lse_rounding(problem, operands, rank, shards, columns);
-    });
-    result.bound.lse += world.max(std::vector{rounding}, "rounding of the LSE")[0];
-  }
   result.reduces_rounded = world.max(std::vector{attention.reduces_rounded() ? 1.0 : 0.0},
                                      "rounding of partial results")[0] > 0;
   const bool recomputes =

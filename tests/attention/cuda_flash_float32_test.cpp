@@ -147,7 +147,7 @@ TEST_F(CudaFlashFloat32, ContinuesAState) {
       expect_accurate(result, whole, truth);
       const Error unsharded = error_of(run(whole), DType::float32, truth);
       EXPECT_LE(error_of(result, DType::float32, truth).output,
-                sharded_error_factor(2 * 300 * 4 * dim) * unsharded.output);
+                sharded_error_factor(2 * 300 * 4) * unsharded.output);
     }
   }
   const WholeAttention whole = weightless_attention(DType::float32, 64);

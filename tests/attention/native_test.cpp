@@ -454,7 +454,7 @@ double error_in_pieces(const WholeAttention& whole, const OracleOutput& truth, i
   }
   combine_all(parts, merged);
   const Error error = error_of(merged, whole.problem.dtype, truth);
-  EXPECT_LE(error.lse, accuracy_bound(whole.problem.dtype, length).lse);
+  EXPECT_LE(largest_shares(merged, whole.problem, truth).lse, 1);
   return error.output;
 }
 
@@ -464,14 +464,14 @@ TEST(Native, MergedPiecesAreAsAccurateAsTheWhole) {
   Random random(21);
   for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
     for (const std::int64_t length : {256, 1024, 8192}) {
-      AttentionProblem problem = problem_of({1, 64, length, 2, 1, 64, 64}, dtype);
+      AttentionProblem problem = problem_of({1, 256, length, 2, 1, 64, 64}, dtype);
       problem.scale = length == 1024 ? 0.3 : 0.125;
       const WholeAttention whole = random_attention(random, problem);
       const OracleOutput truth = whole.oracle();
       const double at_once = error_in_pieces(whole, truth, 1, DType::float32);
       for (const int pieces : {2, 8, 16}) {
         const double ratio = error_in_pieces(whole, truth, pieces, DType::float64) / at_once;
-        EXPECT_LE(ratio, sharded_error_factor(64 * 2 * 64))
+        EXPECT_LE(ratio, sharded_error_factor(256 * 2))
             << name_of(dtype) << " S=" << length << " pieces " << pieces << " error " << at_once;
         const double narrow = error_in_pieces(whole, truth, pieces, DType::float32) / at_once;
         const std::string name = std::string(name_of(dtype)) + "_" + std::to_string(length) + "_" +

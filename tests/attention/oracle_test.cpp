@@ -302,5 +302,37 @@ TEST(Oracle, ReadsHalfTypesExactly) {
   }
 }
 
+// Two keys and a sink, whose logits are the same.
+TEST(Oracle, TermsOfARow) {
+  AttentionProblem problem;
+  problem.shape = {1, 1, 3, 1, 1, 2, 2};
+  problem.scale = 0.5;
+  problem.mask.set_kv_lengths({2});
+  problem.sinks = Sinks({1}, {1.0F});
+  problem.bias = Extents{1, 1, 1, 3};
+  const Tensor query = tensor_of(DType::float32, {1, 1, 1, 2}, {2, -1});
+  const Tensor key = tensor_of(DType::float32, {1, 3, 1, 2}, {3, 2, 1, -6, 50, 50});
+  const Tensor value = tensor_of(DType::float32, {1, 3, 1, 2}, {3, 4, 0, 10, 70, 80});
+  const Tensor bias = tensor_of(DType::float32, {1, 1, 1, 3}, {-1, -3, 100});
+  ScoreTensors scores;
+  scores.bias = bias.view();
+  const OracleOutput got = oracle_attention(problem, query.view(), key.view(), value.view(),
+                                            PositionRanges::all(1), 0, 0, 0, scores);
+  ASSERT_EQ(got.terms.size(), 1U);
+  EXPECT_NEAR(got.terms[0].root_square, std::sqrt(25.0 + 100.0) / 3, 1e-12);
+  EXPECT_NEAR(got.terms[0].sum, 15.0 / 3, 1e-12);
+  EXPECT_EQ(got.terms[0].largest_dot, 8);
+  EXPECT_EQ(got.terms[0].largest_bias, 3);
+  problem.dropout.emplace(0.5, 3);
+  const OracleOutput dropped = oracle_attention(problem, query.view(), key.view(), value.view(),
+                                                PositionRanges::all(1), 0, 0, 0, scores);
+  double sum = 0;
+  for (std::int64_t j = 0; j < 2; ++j) {
+    const bool drops = problem.dropout->drops(0, 0, GlobalPosition(0), GlobalPosition(j));
+    if (!drops) sum += 2 * (j == 0 ? 5.0 : 10.0) / 3;
+  }
+  EXPECT_NEAR(dropped.terms[0].sum, sum, 1e-12);
+}
+
 }  // namespace
 }  // namespace annulus::test

@@ -93,8 +93,8 @@ TEST(Accuracy, BoundsOfTheContract) {
   EXPECT_DOUBLE_EQ(accuracy_bound(DType::float32, 0).output, 2e-6);
   EXPECT_DOUBLE_EQ(accuracy_bound(DType::float32, 1).output, 2e-6);
   EXPECT_DOUBLE_EQ(accuracy_bound(DType::float32, 64).lse, 1e-5);
-  EXPECT_DOUBLE_EQ(sharded_error_factor(4095), 1.5);
-  EXPECT_DOUBLE_EQ(sharded_error_factor(4096), 1.1);
+  EXPECT_DOUBLE_EQ(sharded_error_factor(511), 2);
+  EXPECT_DOUBLE_EQ(sharded_error_factor(512), 1.1);
   EXPECT_DOUBLE_EQ(accuracy_bound(DType::float16, 64).output, 1e-3);
   EXPECT_DOUBLE_EQ(accuracy_bound(DType::float64, 1 << 16).output, 4e-14);
   EXPECT_DOUBLE_EQ(accuracy_bound(DType::float64, 64).lse, 1e-5);
@@ -105,7 +105,7 @@ TEST(Accuracy, BoundsOfTheContract) {
   problem.normalize_output = false;
   EXPECT_DOUBLE_EQ(accuracy_bound(problem).output, 4e-6);
   EXPECT_DOUBLE_EQ(accuracy_bound(DType::bfloat16, 64).output, 6e-3);
-  EXPECT_DOUBLE_EQ(accuracy_bound(DType::bfloat16, 64).lse, 2e-3);
+  EXPECT_DOUBLE_EQ(accuracy_bound(DType::bfloat16, 64).lse, 1e-5);
   EXPECT_THROW((void)accuracy_bound(DType::int32, 64), InternalError);
 }
 

@@ -262,6 +262,27 @@ TEST(SoftmaxState, FarApartPartsDoNotOverflow) {
   }
 }
 
+// Sinks of large logits leave little of a row, but not fewer of its digits.
+TEST(SoftmaxState, ASmallWeightHasAllItsDigits) {
+  const auto state_of = [](float output, float lse) {
+    OwnedState state({1, 1, 1, 1});
+    *state.output.view().as<float>() = output;
+    *state.lse.view().as<float>() = lse;
+    return state;
+  };
+  const OwnedState row = state_of(1, -5);
+  for (const float sink : {2.0F, 20.0F, 40.0F}) {
+    const OwnedState sinks = state_of(0, sink);
+    const double weight = 1 / (1 + std::exp(double{sink} + 5));
+    for (const auto& parts :
+         {std::vector{row.state(), sinks.state()}, std::vector{sinks.state(), row.state()}}) {
+      const OwnedState merged({1, 1, 1, 1});
+      combine_whole(parts, merged.state());
+      EXPECT_NEAR(*merged.output.view().as<float>() / weight, 1, 1e-6) << sink;
+    }
+  }
+}
+
 TEST(SoftmaxState, WorksThroughAnyStrides) {
   Random random(5);
   const std::int64_t batch = 2;

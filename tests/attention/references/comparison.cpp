@@ -190,13 +190,10 @@ ReferenceDeviation deviation(const OracleOutput& actual, const OracleOutput& exp
 
 ReferenceDeviation bound_of(const ReferenceCase& reference) {
   const AttentionProblem& problem = reference.problem;
-  const AccuracyBound bound = accuracy_bound(problem.dtype, problem.shape.kv_length);
-  ReferenceDeviation result{bound.output, element_bound(problem.dtype), bound.lse};
-  if (problem.dtype == DType::float32) {
-    result.lse += std::sqrt(problem.shape.head_dim) * unit_roundoff(DType::float32) *
-                  std::abs(problem.logit_scale()) * largest_dot_product(reference);
-  }
-  return result;
+  const AccuracyBound bound = accuracy_bound(problem);
+  const double lse = std::sqrt(problem.shape.head_dim) * unit_roundoff(DType::float32) *
+                     std::abs(problem.logit_scale()) * largest_dot_product(reference);
+  return {bound.output, element_bound(problem.dtype), bound.lse + lse};
 }
 
 bool agrees(const ReferenceDeviation& deviation, const ReferenceDeviation& bound) {

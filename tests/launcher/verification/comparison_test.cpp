@@ -3,10 +3,13 @@
 #include <cstddef>
 #include <limits>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
+#include <annulus/core/convert.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/group.hpp>
 #include <annulus/verification/comparison.hpp>
@@ -21,11 +24,15 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 class Comparison : public ::testing::Test {
  protected:
   void SetUp() override {
+    problem_.shape = {1, 3, 64, 2, 1, 4, 4};
+    problem_.dtype = DType::float32;
     float next = 0.5F;
     for (double& x : truth_.output) x = next += 0.25F;
     for (double& x : truth_.lse) x = next += 0.25F;
     for (std::size_t d = 20; d < 24; ++d) truth_.output[d] = 0;
     truth_.lse[5] = -kInfinity;
+    truth_.terms.assign(6, RowTerms{1, 2, 3});
+    truth_.terms[5] = {};
     for (std::size_t i = 0; i < truth_.output.size(); ++i) {
       outputs()[i] = static_cast<float>(truth_.output[i]);
     }
@@ -36,10 +43,13 @@ class Comparison : public ::testing::Test {
 
   float* outputs() { return output_.view().as<float>(); }
   float* lses() { return lse_.view().as<float>(); }
-  Accuracy result() { return accuracy(compare(truth_, output_.view(), lse_.view()), *self_); }
+  Accuracy result() {
+    return accuracy(compare(problem_, truth_, output_.view(), lse_.view()), *self_);
+  }
   bool passes() { return result().within(accuracy_bound(DType::float32, 64)); }
 
   HostMemoryPool memory_;
+  AttentionProblem problem_;
   OracleOutput truth_{std::vector<double>(24), std::vector<double>(6)};
   Tensor output_{DType::float32, {1, 3, 2, 4}, memory_};
   Tensor lse_{DType::float32, {1, 2, 3}, memory_};
@@ -63,7 +73,9 @@ TEST_F(Comparison, OneWrongElementFails) {
 TEST_F(Comparison, Float64IsComparedInFloat64) {
   const Tensor wide(DType::float64, output_.shape(), memory_);
   std::copy(truth_.output.begin(), truth_.output.end(), wide.view().as<double>());
-  const auto found = [&] { return accuracy(compare(truth_, wide.view(), lse_.view()), *self_); };
+  const auto found = [&] {
+    return accuracy(compare(problem_, truth_, wide.view(), lse_.view()), *self_);
+  };
   EXPECT_EQ(found().output, 0);
   EXPECT_TRUE(found().within(accuracy_bound(DType::float64, 64)));
   wide.view().as<double>()[7] *= 1 + 1e-12;
@@ -82,6 +94,19 @@ TEST_F(Comparison, ErrorIsRelativeFrobenius) {
 TEST_F(Comparison, SwappedRowsFail) {
   std::swap_ranges(outputs(), outputs() + 4, outputs() + 8);
   EXPECT_FALSE(passes());
+}
+
+// The bounds of a row are those of row_bound(), to the last bit.
+TEST_F(Comparison, SharesAreOfTheRowsOwnBound) {
+  outputs()[8] += 0.25F;  // row t = 1 of head 0, whose terms are
+  truth_.terms[1] = {0.5, 0.75, 9, 2};
+  lses()[4] += 0.5F;  // row t = 1 of head 1
+  double norm = 0;
+  for (std::size_t d = 8; d < 12; ++d) norm += truth_.output[d] * truth_.output[d];
+  const double output = row_bound(problem_, truth_.terms[1], std::sqrt(norm)).output;
+  const double lse = row_bound(problem_, truth_.terms[4], 1).lse;
+  EXPECT_NEAR(result().row_share, 0.25 / output, 1e-6 / output);
+  EXPECT_NEAR(result().lse_share, 0.5 / lse, 1e-6 / lse);
 }
 
 TEST_F(Comparison, OneWrongLseFails) {
@@ -184,27 +209,98 @@ TEST_F(Comparison, ReadsStridedViewsAndHalfTypes) {
     }
   }
   // The truth has few bits: bfloat16 holds it.
-  EXPECT_EQ(accuracy(compare(truth_, view, lse_.view()), *self_).output, 0);
+  EXPECT_EQ(accuracy(compare(problem_, truth_, view, lse_.view()), *self_).output, 0);
 }
 
 TEST_F(Comparison, DeviationsAddUp) {
   outputs()[0] += 1;
   lses()[0] += 2;
-  Deviation sum = compare(truth_, output_.view(), lse_.view());
+  Deviation sum = compare(problem_, truth_, output_.view(), lse_.view());
   const Deviation once = sum;
-  sum.add({3, 4, 0.5});
+  sum.add({3, 4, 0.5, 1e-3, 1e9});
   EXPECT_EQ(sum.difference, once.difference + 3);
   EXPECT_EQ(sum.reference, once.reference + 4);
   EXPECT_EQ(sum.lse, 2);
-  sum.add({0, 0, kNan});
-  sum.add({0, 0, 1});
+  EXPECT_EQ(sum.row_share, once.row_share);
+  EXPECT_EQ(sum.lse_share, 1e9);
+  sum.add({0, 0, kNan, kNan, kNan});
+  sum.add({0, 0, 1, 1, 1});
   EXPECT_TRUE(std::isnan(sum.lse));
+  EXPECT_TRUE(std::isnan(sum.row_share));
+  EXPECT_TRUE(std::isnan(sum.lse_share));
 }
 
 TEST_F(Comparison, RefusesOtherRows) {
-  EXPECT_THROW(static_cast<void>(compare(truth_, output_.view().slice(1, 0, 2), lse_.view())),
-               InternalError);
+  EXPECT_THROW(
+      static_cast<void>(compare(problem_, truth_, output_.view().slice(1, 0, 2), lse_.view())),
+      InternalError);
 }
+
+// Thousands of rows, causal: the first ones see few keys and carry the norm, as those of long
+// sequences do.
+class OneRowAmongThousands : public ::testing::TestWithParam<DType> {
+ protected:
+  static constexpr std::int64_t kRows = 4096;
+  static constexpr std::int64_t kDim = 4;
+
+  OneRowAmongThousands() : output_(GetParam(), {1, kRows, 1, kDim}, memory_) {
+    problem_.shape = {1, kRows, kRows, 1, 1, kDim, kDim};
+    problem_.dtype = GetParam();
+    problem_.mask.set_causal(true);
+    truth_.lse.assign(kRows, 1.0);
+    std::fill_n(lse_.view().as<float>(), kRows, 1.0F);
+    for (std::int64_t t = 0; t < kRows; ++t) {
+      // t + 1 equal weights of values of norm 2: 1/√(t+1) is left of them.
+      const auto seen = static_cast<double>(t + 1);
+      for (std::int64_t d = 0; d < kDim; ++d) {
+        truth_.output.push_back((d % 2 == 0 ? 1 : -1) / std::sqrt(seen));
+      }
+      truth_.terms.push_back({2 / std::sqrt(seen), 2, 4});
+    }
+    std::vector<float> narrow(truth_.output.begin(), truth_.output.end());
+    from_float32(narrow.data(), GetParam(), output_.view().data(), output_.shape().product());
+  }
+
+  // The row's error becomes `share` of its bound, along its first dimension.
+  void spoil(std::int64_t t, double share) {
+    const auto first = static_cast<std::size_t>(t * kDim);
+    double norm = 0;
+    for (std::size_t d = first; d < first + kDim; ++d) {
+      norm += truth_.output[d] * truth_.output[d];
+    }
+    const double bound =
+        row_bound(problem_, truth_.terms[static_cast<std::size_t>(t)], std::sqrt(norm)).output;
+    const auto wrong = static_cast<float>(truth_.output[first] + share * bound);
+    from_float32(&wrong, GetParam(), output_.view().address({0, t, 0, 0}), 1);
+  }
+
+  Accuracy result() {
+    return accuracy(compare(problem_, truth_, output_.view(), lse_.view()), *self_);
+  }
+
+  HostMemoryPool memory_;
+  AttentionProblem problem_;
+  OracleOutput truth_;
+  Tensor output_;
+  Tensor lse_{DType::float32, {1, 1, kRows}, memory_};
+  std::shared_ptr<Control> self_ = make_self_group()->shared_control();
+};
+
+TEST_P(OneRowAmongThousands, FailsWhereTheNormOfTheWholeDoesNot) {
+  const AccuracyBound bound = accuracy_bound(problem_);
+  EXPECT_TRUE(result().within(bound));
+  EXPECT_LT(result().row_share, 0.5);
+  spoil(4000, 1.7);
+  EXPECT_LE(result().output, bound.output) << "the whole output hides it";
+  EXPECT_NEAR(result().row_share, 1.7, 0.3);
+  EXPECT_FALSE(result().within(bound));
+  spoil(4000, 0.5);
+  EXPECT_TRUE(result().within(bound));
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, OneRowAmongThousands,
+                         ::testing::Values(DType::float32, DType::float16, DType::bfloat16),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
 
 // The same answer, unnormalised: outputs times their sums, which are powers of two.
 class UnnormalisedComparison : public Comparison {
@@ -227,7 +323,8 @@ class UnnormalisedComparison : public Comparison {
   float* maxima() { return maximum_.view().as<float>(); }
   float* sums() { return sum_.view().as<float>(); }
   Accuracy result() {
-    return accuracy(compare(truth_, output_.view(), maximum_.view(), sum_.view()), *self_);
+    return accuracy(compare(problem_, truth_, output_.view(), maximum_.view(), sum_.view()),
+                    *self_);
   }
   bool passes() { return result().within(accuracy_bound(DType::float32, 64)); }
 
@@ -307,12 +404,13 @@ TEST_F(UnnormalisedComparison, ARowThatSeesNothingMustBeExactlyEmpty) {
 }
 
 TEST_F(UnnormalisedComparison, RefusesOtherRows) {
-  EXPECT_THROW(static_cast<void>(
-                   compare(truth_, output_.view(), maximum_.view(), sum_.view().slice(2, 0, 2))),
+  EXPECT_THROW(static_cast<void>(compare(problem_, truth_, output_.view(), maximum_.view(),
+                                         sum_.view().slice(2, 0, 2))),
                InternalError);
   truth_.maximum.clear();
-  EXPECT_THROW(static_cast<void>(compare(truth_, output_.view(), maximum_.view(), sum_.view())),
-               InternalError);
+  EXPECT_THROW(
+      static_cast<void>(compare(problem_, truth_, output_.view(), maximum_.view(), sum_.view())),
+      InternalError);
 }
 
 }  // namespace

@@ -75,6 +75,34 @@ TEST_F(SampledRows, TheRightAnswerIsARoundingAway) {
   EXPECT_GT(found.reference, 0);
   EXPECT_LT(found.difference, 1e-14 * found.reference);
   EXPECT_LT(found.lse, 1e-6);
+  EXPECT_GT(found.row_share, 0);
+  EXPECT_LT(found.row_share, 0.3);
+  EXPECT_LT(found.lse_share, 0.3);
+}
+
+// The bounds of rows whose columns were made piece by piece are those of the whole.
+TEST_F(SampledRows, BoundsOfRowsAreThoseOfTheWhole) {
+  problem_.sinks = Sinks::random(problem_.shape.heads, 2, 1);
+  problem_.dropout.emplace(0.4, 9);
+  const CaseShards shards = computed();
+  auto& element = shards.output.view().at<float>({1, 31, 2, 5});  // sample 7
+  element += 1e-3F;
+  const auto columns = [&](const NamedSharding& sharding, Operand operand) {
+    auto index = sharding.index(kRank);
+    index[1] = PositionRanges::all(sharding.global_shape()[1]);
+    return random_part(index, sharding.global_shape(), problem_.dtype, kSeed, operand, memory_);
+  };
+  const NamedSharding query = operands().query;
+  const Tensor key = columns(operands().key, Operand::key);
+  const Tensor value = columns(operands().value, Operand::value);
+  const OracleOutput truth = oracle_attention(
+      problem_, shards.query.view(), key.view(), value.view(), query.positions(kRank, 1),
+      query.positions(kRank, 0).global(LocalPosition(0)).value(),
+      query.positions(kRank, 2).global(LocalPosition(0)).value(), 0,
+      shards.scores(problem_.shape.kv_length));
+  const Deviation whole = compare(problem_, truth, shards.output.view(), shards.lse.view());
+  EXPECT_GT(whole.row_share, 10);
+  EXPECT_NEAR(deviation(shards).row_share / whole.row_share, 1, 1e-9);
 }
 
 TEST_F(SampledRows, Modifiers) {

@@ -55,6 +55,35 @@ struct AttentionBlock {
   const std::int32_t* arrived_from = nullptr;
 };
 
+/// One local call of the backward pass: the same rows, columns and conventions as an
+/// AttentionBlock. `lse` and `delta` are those of whole rows, over all columns and sinks, so that
+/// the gradients of different blocks add up.
+struct BackwardBlock {
+  ConstTensorView query;        ///< [b,t,n,D]
+  ConstTensorView key;          ///< [b,s,k,D]
+  ConstTensorView value;        ///< [b,s,k,Dv]
+  ConstTensorView grad_output;  ///< [b,t,n,Dv], of the problem's dtype
+  ConstTensorView lse;          ///< [b,n,t], float32; float64 may be given where the problem is
+  ConstTensorView delta;        ///< likewise: rowsum(dO ∘ O) − dLSE
+  PositionRanges rows;          ///< global positions of the t rows
+  PositionRanges columns;       ///< global positions of the s columns
+  std::int64_t first_batch = 0;
+  std::int64_t first_head = 0;
+  bool unmasked = false;
+  ScoreTensors scores = {};
+};
+
+/// Gradients that a call adds to; float32, or float64 where the problem is. The innermost dimension
+/// of each has stride 1. One without dimensions is not wanted.
+struct Gradients {
+  TensorView query = {};  ///< [b,t,n,D]
+  TensorView key = {};    ///< [b,s,k,D]: summed over the query heads that read a key/value head
+  TensorView value = {};  ///< [b,s,k,Dv], likewise
+  /// [b,n,t,S], or [b,n,t,s] where the block's scores are by column. Broadcast dimensions have
+  /// stride 0: what falls on one entry is summed.
+  TensorView bias = {};
+};
+
 /// A block without its tensors: for planning.
 struct BlockGeometry {
   PositionRanges rows;     ///< global positions
@@ -96,6 +125,10 @@ class Kernel {
   /// block.state then has its own. Ordered by context.stream.
   virtual void forward(const AttentionBlock& block, const SoftmaxState& result,
                        const ExecutionContext& context) = 0;
+  /// Adds the gradients of `block` (docs/semantics.md §1, "Backward") to `gradients`. Rows whose
+  /// LSE is −∞ add nothing. Ordered by context.stream. Only for implementations that declare it.
+  virtual void backward(const BackwardBlock& block, const Gradients& gradients,
+                        const ExecutionContext& context);
 };
 
 /// Which blocks an implementation takes.
@@ -111,6 +144,13 @@ enum class ResultForm : std::uint8_t {
   either    ///< as asked for
 };
 
+/// What an implementation honours in the backward pass.
+struct BackwardDeclaration {
+  FeatureSet features;
+  BlockForm blocks = BlockForm::any;
+  bool repeats_bits = true;  ///< it adds to the same bits every time
+};
+
 /// What an implementation honours, and how it hands results over.
 struct Declaration {
   FeatureSet features;
@@ -121,6 +161,7 @@ struct Declaration {
   FeatureSet meant_for = {};
   /// Its kernels compute whole tiles of so many rows: fewer take as long.
   std::int64_t row_tile = 1;
+  std::optional<BackwardDeclaration> backward = {};  ///< absent: it computes no gradients
 };
 
 /// The blocks that an implementation gives to a kernel for few query rows, of those all of whose
@@ -187,6 +228,8 @@ class Implementation {
 
   /// Whether it could compute the problem at such a place: what it declares and accepts.
   [[nodiscard]] Capability fits(const AttentionProblem& problem, Place place) const;
+  /// The same for the problem's gradients.
+  [[nodiscard]] Capability fits_backward(const AttentionProblem& problem, Place place) const;
   /// Whether it can compute the problem here.
   [[nodiscard]] Capability capability(const AttentionProblem& problem, Place place) const;
 };

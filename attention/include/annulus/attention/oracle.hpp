@@ -10,12 +10,23 @@
 
 namespace annulus {
 
+/// How large the terms are that a row adds up: its rounding errors are in proportion to them (see
+/// accuracy.hpp). Sums are over the keys j that the row sees; p is the factor of the value in the
+/// normalised output, after dropout. Entries that are not finite count as 0.
+struct RowTerms {
+  double root_square = 0;   ///< √Σ p²‖v‖²
+  double sum = 0;           ///< Σ p‖v‖
+  double largest_dot = 0;   ///< the largest Σ|qᵢkᵢ|
+  double largest_bias = 0;  ///< in magnitude
+};
+
 /// The reference: sequential, float64, one row at a time, written to be read.
 struct OracleOutput {
   std::vector<double> output;        ///< [B, rows, N, Dv]
   std::vector<double> lse;           ///< [B, N, rows]
   std::vector<double> maximum = {};  ///< likewise: largest logits, sinks included …
   std::vector<double> sum = {};      ///< … and the sums of exp(logit − maximum)
+  std::vector<RowTerms> terms = {};  ///< [B, N, rows]
 };
 
 /// Attention of some query rows over some columns; its output is as problem.normalize_output says.

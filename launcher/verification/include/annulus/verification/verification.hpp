@@ -56,7 +56,8 @@ struct CaseShards {
   /// output, with the LSE or, unnormalised, with maximum and sum.
   [[nodiscard]] std::vector<const Tensor*> results() const;
   /// How far the results are from a normalised oracle's.
-  [[nodiscard]] Deviation deviation_from(const OracleOutput& truth) const;
+  [[nodiscard]] Deviation deviation_from(const AttentionProblem& problem,
+                                         const OracleOutput& truth) const;
 
   /// Whether all queries, keys and values are finite.
   [[nodiscard]] bool all_finite() const;
@@ -102,12 +103,12 @@ struct Verification {
 /// makes the keys and values that it needs. Collective over the mesh; throws alike on all ranks,
 /// except for a failing transport (see Runner::submit).
 ///
-/// The sharded error may be up to sharded_error_factor() times that of the unsharded run, plus a
-/// unit roundoff of float32 for each merge of key/value shards, as each rounds the state once (for
-/// at least one, as blocks may be cut differently). Without that term, the comparison would be a
-/// matter of luck where errors are a few roundings of a few elements. Where a kernel returns
-/// partial results rounded to the problem's dtype (as cuDNN always does), one more such rounding is
-/// allowed, added in quadrature as independent errors are.
+/// The sharded error may be up to sharded_error_factor() times that of the unsharded run and of
+/// what sharding adds, all added in squares as independent errors are: for each combination of
+/// key/value shards (at least one, as blocks may be cut differently) the roundings of its weight,
+/// product and sum, three unit roundoffs of float32, as otherwise the comparison would be a matter
+/// of luck where errors are a few roundings; and, where a kernel returns partial results rounded to
+/// the problem's dtype (as cuDNN always does), one such rounding.
 [[nodiscard]] Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh,
                                           const Registry& registry, Device& device,
                                           const Phase& phase = {});

@@ -158,7 +158,7 @@ std::vector<ConsideredVariant> variants_for(const PlanInput& input, std::string_
     for (const ScheduleVariant& variant : entry.variants(from)) {
       PlanInput with = from;
       with.options = with_variant(from.options, variant);
-      ConsideredVariant one{variant, entry.obstacle(with), {}};
+      ConsideredVariant one{variant, obstacle_of(entry, with), {}};
       if (one.obstacle.empty()) one.pointless = entry.pointless(with);
       all.push_back(std::move(one));
     }
@@ -177,7 +177,7 @@ std::vector<ConsideredVariant> variants_for(const PlanInput& input, std::string_
 
 void check_schedule(const PlanInput& input, std::string_view name) {
   if (name == "auto") return;
-  const std::string obstacle = entry_of(parse_schedule(name)).obstacle(input);
+  const std::string obstacle = obstacle_of(entry_of(parse_schedule(name)), input);
   if (obstacle.empty()) return;
   throw UnsupportedError(fmt::format("schedule {} cannot run: {}", name, obstacle));
 }

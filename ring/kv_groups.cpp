@@ -2,6 +2,10 @@
 
 #include <cstddef>
 
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+
 #include "schedules/schedules.hpp"
 
 namespace annulus::ring {
@@ -17,8 +21,15 @@ RankPlan KvGroups::plan(const PlanInput& input, Schedule schedule, int rank) {
     };
     group.reset(new Group{{problem_, static_cast<int>(ranks.size()), held}, {input.prices, ranks}});
   }
-  return entry_of(schedule).plan(
-      {input, ranks, group->needs, group->nodes, rank, key.coordinate(rank, 1)});
+  const ScheduleEntry& entry = entry_of(schedule);
+  if (input.backward) {
+    const std::string obstacle = obstacle_of(entry, input);
+    if (!obstacle.empty()) {
+      throw UnsupportedError(fmt::format("schedule {}: {}", name_of(schedule), obstacle));
+    }
+  }
+  const auto plan = input.backward ? entry.backward : entry.plan;
+  return plan({input, ranks, group->needs, group->nodes, rank, key.coordinate(rank, 1)});
 }
 
 }  // namespace annulus::ring

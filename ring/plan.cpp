@@ -26,15 +26,20 @@ std::string variant_text(const ScheduleVariant& variant) {
 }
 
 std::string_view name_of(Content content) noexcept {
-  constexpr std::array<std::string_view, 14> kNames{
-      "query",      "key",      "value",      "output", "LSE",  "delta",   "grad output",
-      "grad query", "grad key", "grad value", "bias",   "mask", "maximum", "sum"};
+  constexpr std::array<std::string_view, 15> kNames{
+      "query",    "key",        "value", "output", "LSE",     "delta", "grad output", "grad query",
+      "grad key", "grad value", "bias",  "mask",   "maximum", "sum",   "grad LSE"};
   return kNames[static_cast<std::size_t>(content)];
 }
 
 bool has_query_heads(Content content) noexcept {
   return content != Content::key && content != Content::value && content != Content::grad_key &&
          content != Content::grad_value;
+}
+
+bool is_gradient(Content content) noexcept {
+  return content == Content::grad_query || content == Content::grad_key ||
+         content == Content::grad_value;
 }
 
 std::string_view name_of(Reduction reduction) noexcept {
@@ -68,6 +73,7 @@ std::int64_t RankPlan::width(const Buffer& buffer, Content content) const {
     case Content::delta:
     case Content::maximum:
     case Content::sum:
+    case Content::grad_lse:
       return 1;
     case Content::bias:
     case Content::dense_mask:
@@ -98,7 +104,7 @@ BatchRange RankPlan::batches(const Buffer& buffer) const {
 }
 
 // One token, head or batch of a bias or a mask is there for all, or is all that there is.
-Region RankPlan::scores_of(const Block& block, int buffer) const {
+Region RankPlan::scores_of(const Tile& block, int buffer) const {
   const Buffer& held = this->buffer(buffer);
   const BatchRange batches = this->batches(held);
   return {buffer, held.tokens.count == 1 ? held.tokens : block.rows,
@@ -113,17 +119,36 @@ std::int64_t RankPlan::token_bytes(const Buffer& buffer) const {
          static_cast<std::int64_t>(size_of(buffer.dtype));
 }
 
+std::vector<const Tile*> RankPlan::tiles() const {
+  std::vector<const Tile*> found;
+  for (const Task& task : tasks) {
+    if (const auto* forward = std::get_if<Block>(&task.work)) found.push_back(forward);
+    if (const auto* backward = std::get_if<BackwardBlock>(&task.work)) found.push_back(backward);
+  }
+  return found;
+}
+
+namespace {
+
+double pairs_of_heads(const Tile& tile) {
+  return static_cast<double>(tile.pairs) * static_cast<double>(tile.heads.count);
+}
+
+}  // namespace
+
 double RankPlan::work() const {
   double work = 0;
-  for (const Block* block : all<Block>()) {
-    work += static_cast<double>(block->pairs) * static_cast<double>(block->heads.count);
-  }
+  for (const Tile* tile : tiles()) work += pairs_of_heads(*tile);
   return work;
 }
 
 double RankPlan::flops(const Block& block) const {
-  return 2.0 * static_cast<double>(block.pairs) * static_cast<double>(block.heads.count) *
-         static_cast<double>(local.head_dim + local.value_dim);
+  return 2.0 * pairs_of_heads(block) * static_cast<double>(local.head_dim + local.value_dim);
+}
+
+double RankPlan::flops(const BackwardBlock& block) const {
+  return 2.0 * pairs_of_heads(block) *
+         static_cast<double>(3 * local.head_dim + 2 * local.value_dim);
 }
 
 namespace {
@@ -160,6 +185,7 @@ std::int64_t RankPlan::buffer_bytes(BufferKind kind) const {
 bool RankPlan::reduces_rounded() const {
   const std::vector<const Reduce*> reductions = all<Reduce>();
   return std::any_of(reductions.begin(), reductions.end(), [&](const Reduce* reduce) {
+    if (reduce->reduction == Reduction::sum) return false;
     return std::any_of(reduce->parts.begin(), reduce->parts.end(), [&](const Result& part) {
       const DType dtype = buffer(part.output.buffer).dtype;
       return dtype != partial_dtype(dtype);

@@ -155,6 +155,7 @@ std::string layout_name(const ShardedOperands& operands) {
 Plan make_plan(const PlanInput& input, Schedule schedule, const std::vector<int>& ranks) {
   const ShardedOperands& operands = input.operands;
   Plan plan{input.problem, operands.key.mesh(), schedule, layout_name(operands), {}};
+  plan.backward = input.backward;
   if (schedule == Schedule::hybrid) plan.ulysses_degree = ulysses_degree(input);
   if (schedule == Schedule::double_ring) plan.inner_size = inner_size(input);
   const std::vector<double> work = work_of_ranks(input, all_ranks(input));

@@ -79,24 +79,25 @@ TensorView writable(const ConstTensorView& view) {
 constexpr const char* kNoLse = "none with normalize_output = false: the LSE is maximum + log(sum)";
 constexpr const char* kNoSum = "none: the output is normalised";
 
-// In the order of the plan's buffers; see PlanBuilder.
-std::vector<TensorView> in_order(const LocalTensors& tensors, const AttentionProblem& problem) {
-  std::vector<TensorView> ordered{writable(tensors.query), writable(tensors.key),
-                                  writable(tensors.value), tensors.output};
-  const auto add = [&](const char* name, const ConstTensorView& tensor, bool wanted,
-                       const char* expected = "none: the problem has none") {
+std::vector<CallTensor> by_content(const LocalTensors& tensors, const AttentionProblem& problem) {
+  std::vector<CallTensor> named{{Content::query, writable(tensors.query)},
+                                {Content::key, writable(tensors.key)},
+                                {Content::value, writable(tensors.value)},
+                                {Content::output, tensors.output}};
+  const auto add = [&](Content content, const char* name, const ConstTensorView& tensor,
+                       bool wanted, const char* expected = "none: the problem has none") {
     if (wanted) {
-      ordered.push_back(writable(tensor));
+      named.push_back({content, writable(tensor)});
     } else if (tensor.rank() > 0) {
       throw ArgumentError(name, "a tensor of shape " + to_string(tensor.shape()), expected);
     }
   };
-  add("LSE", tensors.lse, problem.normalize_output, kNoLse);
-  add("sum", tensors.sum, !problem.normalize_output, kNoSum);
-  add("bias", tensors.bias, problem.bias.has_value());
-  add("mask", tensors.mask, problem.dense_mask.has_value());
-  add("maximum", tensors.maximum, !problem.normalize_output, kNoSum);
-  return ordered;
+  add(Content::lse, "LSE", tensors.lse, problem.normalize_output, kNoLse);
+  add(Content::sum, "sum", tensors.sum, !problem.normalize_output, kNoSum);
+  add(Content::bias, "bias", tensors.bias, problem.bias.has_value());
+  add(Content::dense_mask, "mask", tensors.mask, problem.dense_mask.has_value());
+  add(Content::maximum, "maximum", tensors.maximum, !problem.normalize_output, kNoSum);
+  return named;
 }
 
 bool anywhere(bool here, Control& ranks, std::string_view what) {
@@ -153,6 +154,15 @@ void ShardedAttention::use_group() {
   transport_ = group_->transport();
 }
 
+// All ranks have groups along the same axes, in the same order.
+std::vector<Group*> ShardedAttention::groups_of(const RankPlan& plan) {
+  std::vector<Group*> groups;
+  for (const PlanGroup& group : plan.groups) {
+    groups.push_back(&mesh_.group(group.axes, device_.place(), options_.transport));
+  }
+  return groups;
+}
+
 std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
     AttentionProblem problem) const {
   Control& control = mesh_.world();
@@ -199,20 +209,28 @@ void ShardedAttention::choose() {
 
 // Plans until no kernel of any rank refuses a block. Every round eliminates at least one pair of an
 // implementation and a block.
-void ShardedAttention::plan_until_prepared(const std::vector<TensorView>* tensors) {
+void ShardedAttention::plan_until_prepared(const std::vector<CallTensor>* tensors) {
   Control& control = mesh_.world();
   PlanInput& input = planning_->input;
   input.prices.model.adopt_transport(transport_);
   while (true) {
     const bool fresh = !runner_;
-    if (fresh) choose();
+    RankPlan plan;
+    std::vector<Group*> groups;
+    if (fresh) {
+      choose();
+      plan = collectively(control, "planning", [&] {
+        const Computing computing = control.computing();
+        return make_rank_plan(input, planning_->schedule.schedule, mesh_.rank());
+      });
+      groups = groups_of(plan);
+    }
     const std::vector<Refusal> refusals = collectively(control, "preparation of kernels", [&] {
       const Computing computing = control.computing();
       if (fresh) {
-        runner_ = std::make_unique<Runner>(
-            planning_->problem, make_rank_plan(input, planning_->schedule.schedule, mesh_.rank()),
-            input.candidates, std::vector<Group*>{group_}, device_, mesh_.watchdog(),
-            options_.runner);
+        runner_ =
+            std::make_unique<Runner>(planning_->problem, std::move(plan), input.candidates,
+                                     std::move(groups), device_, mesh_.watchdog(), options_.runner);
       }
       // Addresses are not known before the first call; contiguous is a guess.
       return runner_->prepare(tensors == nullptr ? runner_->expected() : *tensors);
@@ -257,9 +275,9 @@ void ShardedAttention::try_or_undo(const Change& change, const Undo& undo) {
 
 void ShardedAttention::prepare(const LocalTensors& tensors) {
   check_usable();
-  std::vector<TensorView> views;
+  std::vector<CallTensor> views;
   collectively(mesh_.world(), "tensors of the call", [&] {
-    views = in_order(tensors, planning_->problem);
+    views = by_content(tensors, planning_->problem);
     runner_->check(views);
   });
   prepared_ = true;
@@ -291,7 +309,7 @@ void ShardedAttention::rehearse(const LocalTensors& tensors) {
   Control& control = mesh_.world();
   try {
     collectively(control, "rehearsal of a call",
-                 [&] { runner_->rehearse(in_order(tensors, planning_->problem)); });
+                 [&] { runner_->rehearse(by_content(tensors, planning_->problem)); });
   } catch (const Error&) {
     drop_runner();
     throw;
@@ -318,9 +336,9 @@ void ShardedAttention::set_mask(const Mask& mask) {
 void ShardedAttention::submit(const LocalTensors& tensors, ForeignStream* caller) {
   check_usable();
   if (!prepared_) prepare(tensors);
-  std::vector<TensorView> views;
+  std::vector<CallTensor> views;
   try {
-    views = in_order(tensors, planning_->problem);
+    views = by_content(tensors, planning_->problem);
   } catch (const UserError& error) {
     // The other ranks may have begun the call, so the ranks cannot agree on the error.
     throw LibraryError(fmt::format("rank {}: {}", mesh_.rank(), error.what()));

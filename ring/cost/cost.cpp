@@ -15,7 +15,7 @@ namespace {
 // Kernels that await columns run on Hopper GPUs.
 constexpr double kRowsAtOnce = kMultiprocessors * kTileRows;
 
-BlockExtent extent_of(const Block& block) {
+BlockExtent extent_of(const Tile& block) {
   return {block.rows.count, block.columns.count, block.heads.count, block.batches.count,
           block.pairs};
 }
@@ -31,7 +31,7 @@ double bytes_of(const RankPlan& plan, const Region& region) {
 }
 
 // Of a bias or a dense mask, if there is one. Kernels skip what the mask hides.
-double score_bytes(const RankPlan& plan, const Block& block, int buffer) {
+double score_bytes(const RankPlan& plan, const Tile& block, int buffer) {
   if (buffer < 0 || block.pairs == 0) return 0;
   const Buffer& held = plan.buffer(buffer);
   const Region read = plan.scores_of(block, buffer);
@@ -47,7 +47,7 @@ double score_bytes(const RankPlan& plan, const Block& block, int buffer) {
 
 // What a kernel must read at least once: K, V, bias and dense mask. With few rows, reading takes
 // longer than computing.
-double bytes_read(const RankPlan& plan, const Block& block) {
+double bytes_read(const RankPlan& plan, const Tile& block) {
   const auto kv_heads = static_cast<double>(plan.kv_heads_of(block.heads).count);
   const double columns = static_cast<double>(block.columns.count * block.batches.count);
   return columns * kv_heads * static_cast<double>(plan.local.head_dim + plan.local.value_dim) *
@@ -99,6 +99,25 @@ double seconds_of(const RankPlan& plan, const Copy& copy, const Prices& prices) 
                                            copy.to.batches.count * plan.width(to, copy.content)) *
                        static_cast<double>(size_of(to.dtype));
   return prices.model.memory_seconds(2 * bytes);
+}
+
+double seconds_of(const RankPlan& plan, const BackwardBlock& block, const Prices& prices) {
+  const KernelCost& kernel =
+      prices.kernel(plan.implementations[static_cast<std::size_t>(block.implementation)]);
+  double seconds =
+      kernel.seconds(plan.flops(block) / kBackwardRate, static_cast<double>(block.rows.count),
+                     used_share(prices.model.device, extent_of(block), kernel.row_tile),
+                     prices.model.reading_seconds(bytes_read(plan, block)));
+  double added = 0;
+  for (const Region* gradient : {&block.grad_query, &block.grad_key, &block.grad_value}) {
+    added += bytes_of(plan, *gradient);
+  }
+  return seconds + prices.model.memory_seconds(2 * added);
+}
+
+double seconds_of(const RankPlan& plan, const Delta& delta, const Prices& prices) {
+  return prices.model.launch_seconds +
+         prices.model.memory_seconds(2 * bytes_of(plan, delta.output));
 }
 
 // LSE and maximum are negligible beside the outputs.

@@ -13,11 +13,18 @@ namespace annulus::ring {
 inline constexpr double kPassesToContinue = 2;
 inline constexpr double kPassesToCombine = 5;
 
+/// The rate of a backward kernel, of its forward's per operation, where nothing was measured:
+/// cuDNN's for D = 128 on an H200 (benchmarks/NOTES.md).
+inline constexpr double kBackwardRate = 0.85;
+
 /// Predicted seconds of a task that a rank does by itself, but for the launch of copies: those that
 /// follow each other share one. Tasks are priced only here.
 [[nodiscard]] double seconds_of(const RankPlan& plan, const Block& block, const Prices& prices);
 [[nodiscard]] double seconds_of(const RankPlan& plan, const Copy& copy, const Prices& prices);
 [[nodiscard]] double seconds_of(const RankPlan& plan, const Reduce& reduce, const Prices& prices);
+[[nodiscard]] double seconds_of(const RankPlan& plan, const Delta& delta, const Prices& prices);
+[[nodiscard]] double seconds_of(const RankPlan& plan, const BackwardBlock& block,
+                                const Prices& prices);
 
 /// Predicted seconds from the start of a block that awaits its columns until it needs more than the
 /// last `columns` of them. Only the tiles computed first wait: they walk the columns from the last

@@ -1,4 +1,5 @@
 #include <string>
+#include <string_view>
 
 #include <nlohmann/json.hpp>
 
@@ -79,29 +80,54 @@ json work_json(const RankPlan& /*plan*/, const Exchange& exchange) {
           {"receive_after", dependencies_json(exchange.receive_after)}};
 }
 
-json work_json(const RankPlan& plan, const Block& block) {
+json tile_json(const RankPlan& plan, std::string_view kind, const Tile& tile) {
   json result{
-      {"kind", "block"},
-      {"rows", range_json(block.rows)},
-      {"row_positions", to_string(block.row_positions)},
-      {"columns", range_json(block.columns)},
-      {"column_positions", to_string(block.column_positions)},
-      {"heads", range_json(block.heads)},
-      {"batches", range_json(block.batches)},
-      {"query", block.query},
-      {"key", block.key},
-      {"value", block.value},
-      {"pairs", block.pairs},
-      {"full", block.full},
-      {"implementation", plan.implementations[static_cast<std::size_t>(block.implementation)]},
-      {"result", result_json(block.result)}};
-  if (block.bias >= 0) result["bias"] = block.bias;
-  if (block.dense_mask >= 0) result["dense_mask"] = block.dense_mask;
+      {"kind", kind},
+      {"rows", range_json(tile.rows)},
+      {"row_positions", to_string(tile.row_positions)},
+      {"columns", range_json(tile.columns)},
+      {"column_positions", to_string(tile.column_positions)},
+      {"heads", range_json(tile.heads)},
+      {"batches", range_json(tile.batches)},
+      {"query", tile.query},
+      {"key", tile.key},
+      {"value", tile.value},
+      {"pairs", tile.pairs},
+      {"full", tile.full},
+      {"implementation", plan.implementations[static_cast<std::size_t>(tile.implementation)]}};
+  if (tile.bias >= 0) result["bias"] = tile.bias;
+  if (tile.dense_mask >= 0) result["dense_mask"] = tile.dense_mask;
+  return result;
+}
+
+json work_json(const RankPlan& plan, const Block& block) {
+  json result = tile_json(plan, "block", block);
+  result["result"] = result_json(block.result);
   if (block.state) result["state"] = result_json(*block.state);
   for (const Arrival& arrival : block.arrivals) {
     result["arrivals"].push_back(
         {{"columns", range_json(arrival.columns)}, {"task", arrival.task}});
   }
+  return result;
+}
+
+json work_json(const RankPlan& plan, const BackwardBlock& block) {
+  json result = tile_json(plan, "backward_block", block);
+  result["grad_output"] = block.grad_output;
+  result["lse"] = block.lse;
+  result["delta"] = block.delta;
+  result["grad_query"] = region_json(block.grad_query);
+  result["grad_key"] = region_json(block.grad_key);
+  result["grad_value"] = region_json(block.grad_value);
+  return result;
+}
+
+json work_json(const RankPlan& /*plan*/, const Delta& delta) {
+  json result{{"kind", "delta"},
+              {"output", region_json(delta.output)},
+              {"grad_output", delta.grad_output},
+              {"delta", delta.delta}};
+  if (delta.grad_lse >= 0) result["grad_lse"] = delta.grad_lse;
   return result;
 }
 
@@ -165,12 +191,13 @@ std::string to_json(const Plan& plan) {
   }
   json ranks = json::array();
   for (const RankPlan& rank : plan.ranks) ranks.push_back(rank_json(rank));
-  return json{{"version", 2},
+  return json{{"version", 3},
               {"shape", shape_json(plan.problem.shape)},
               {"dtype", annulus::name_of(plan.problem.dtype)},
               {"mask", to_string(plan.problem.mask)},
               {"modifiers", modifiers_text(plan.problem)},
               {"mesh", mesh},
+              {"pass", plan.backward ? "backward" : "forward"},
               {"schedule", name_of(plan.schedule)},
               {"ulysses_degree", plan.ulysses_degree},
               {"inner_size", plan.inner_size},

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -70,20 +71,38 @@ std::string work_text(const RankPlan& plan, const Exchange& exchange) {
   return text;
 }
 
+std::string tile_text(const RankPlan& plan, const Tile& tile) {
+  return fmt::format("rows {} x columns {} (buffer {}), heads {}, batches {}, {}, {} pairs, by {}",
+                     to_string(tile.row_positions), to_string(tile.column_positions), tile.key,
+                     range_text(tile.heads), range_text(tile.batches),
+                     tile.full ? "full" : "masked", tile.pairs,
+                     plan.implementations[static_cast<std::size_t>(tile.implementation)]);
+}
+
 std::string work_text(const RankPlan& plan, const Block& block) {
-  std::string text = fmt::format(
-      "compute rows {} x columns {} (buffer {}), heads {}, batches {}, {}, {} pairs, by {}, into "
-      "buffer {}",
-      to_string(block.row_positions), to_string(block.column_positions), block.key,
-      range_text(block.heads), range_text(block.batches), block.full ? "full" : "masked",
-      block.pairs, plan.implementations[static_cast<std::size_t>(block.implementation)],
-      block.result.output.buffer);
+  std::string text =
+      fmt::format("compute {}, into buffer {}", tile_text(plan, block), block.result.output.buffer);
   if (block.state) text += fmt::format(", continuing buffer {}", block.state->output.buffer);
   for (const Arrival& arrival : block.arrivals) {
     text +=
         fmt::format("\n        awaits tokens {} of {}", range_text(arrival.columns), arrival.task);
   }
   return text;
+}
+
+std::string work_text(const RankPlan& plan, const BackwardBlock& block) {
+  std::string text = "backward of " + tile_text(plan, block);
+  for (const auto& [content, gradient] : {std::pair(Content::grad_query, &block.grad_query),
+                                          std::pair(Content::grad_key, &block.grad_key),
+                                          std::pair(Content::grad_value, &block.grad_value)}) {
+    text += fmt::format("\n        {} added to {}", name_of(content), region_text(*gradient));
+  }
+  return text;
+}
+
+std::string work_text(const RankPlan& /*plan*/, const Delta& delta) {
+  return fmt::format("delta of {} and buffer {}, into buffer {}", region_text(delta.output),
+                     delta.grad_output, delta.delta);
 }
 
 std::string work_text(const RankPlan& /*plan*/, const Reduce& reduce) {
@@ -131,9 +150,10 @@ std::string to_text(const Plan& plan, int max_ranks) {
   fmt::format_to(out, "{} {}, {}\n", to_string(plan.problem.shape),
                  annulus::name_of(plan.problem.dtype), mask_and_modifiers_text(plan.problem));
   const AxisNames axes = plan.ranks.empty() ? AxisNames{} : plan.ranks.front().groups.front().axes;
-  fmt::format_to(out, "mesh {}, key/value sequence on {}, layout {}, schedule {}\n",
+  fmt::format_to(out, "mesh {}, key/value sequence on {}, layout {}, schedule {}{}\n",
                  to_string(plan.mesh), to_string(axes), plan.layout,
-                 variant_text({plan.schedule, plan.ulysses_degree, plan.inner_size}));
+                 variant_text({plan.schedule, plan.ulysses_degree, plan.inner_size}),
+                 plan.backward ? ", backward" : "");
   fmt::format_to(out, "imbalance {:.2f} %\n", plan.imbalance() * 100);
   if (plan.is_sample()) {
     fmt::format_to(out, "{} of {} ranks planned\n", plan.ranks.size(), plan.mesh.ranks());

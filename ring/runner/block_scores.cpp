@@ -16,7 +16,7 @@ ConstTensorView keys_of(const ConstTensorView& scores, const PositionRange& keys
 
 }  // namespace
 
-ScoreTensors block_scores(const RankPlan& plan, const Block& block, std::int64_t kv_length,
+ScoreTensors block_scores(const RankPlan& plan, const Tile& block, std::int64_t kv_length,
                           const ScoresOfRegion& view) {
   bool by_column = false;
   const auto part = [&](int buffer) -> ConstTensorView {

@@ -1,7 +1,11 @@
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <type_traits>
 #include <vector>
 
+#include <annulus/core/convert.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/ring/local_operations.hpp>
 
@@ -28,6 +32,46 @@ void for_each_row(const TensorView& view, const Body& body) {
   }
 }
 
+// Widens contiguous numbers of any floating dtype.
+template <class T>
+void read_row(const void* from, DType dtype, std::span<T> to) {
+  if (dtype == DType::float64) {
+    std::copy_n(static_cast<const double*>(from), to.size(), to.begin());
+    return;
+  }
+  if constexpr (std::is_same_v<T, float>) {
+    to_float32(from, dtype, to.data(), static_cast<std::int64_t>(to.size()));
+  } else {
+    std::vector<float> narrow(to.size());
+    to_float32(from, dtype, narrow.data(), static_cast<std::int64_t>(to.size()));
+    std::copy(narrow.begin(), narrow.end(), to.begin());
+  }
+}
+
+// T: what is added in.
+template <class T>
+void sum_rows(std::span<const ConstTensorView> parts, const TensorView& result) {
+  const std::int64_t width = result.size(result.rank() - 1);
+  std::vector<T> total(static_cast<std::size_t>(width)), part(total.size());
+  const auto address = [](const auto& view, std::int64_t offset) {
+    return static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(view.data()))) +
+           offset * static_cast<std::int64_t>(size_of(view.dtype()));
+  };
+  for_each_row(result, [&](const auto& offset_in) {
+    std::fill(total.begin(), total.end(), T{0});
+    for (const ConstTensorView& one : parts) {
+      read_row<T>(address(one, offset_in(one)), one.dtype(), part);
+      for (std::size_t i = 0; i < total.size(); ++i) total[i] += part[i];
+    }
+    void* const to = address(result, offset_in(result));
+    if constexpr (std::is_same_v<T, double>) {
+      std::copy(total.begin(), total.end(), static_cast<double*>(to));
+    } else {
+      from_float32(total.data(), result.dtype(), to, width);
+    }
+  });
+}
+
 // On the CPU a stream is immediate.
 class HostOperations final : public LocalOperations {
  public:
@@ -41,19 +85,37 @@ class HostOperations final : public LocalOperations {
       if (!(part.shape() == result.shape())) throw InternalError("a sum of different shapes");
     }
     if (result.elements() == 0) return;
-    const std::int64_t width = result.size(result.rank() - 1);
-    std::vector<const float*> from(parts.size());
-    for_each_row(result, [&](const auto& offset_in) {
-      for (std::size_t p = 0; p < parts.size(); ++p) {
-        from[p] = parts[p].as<float>() + offset_in(parts[p]);
+    if (result.dtype() == DType::float64) {
+      sum_rows<double>(parts, result);
+    } else {
+      sum_rows<float>(parts, result);
+    }
+  }
+  void delta(const ConstTensorView& output, const ConstTensorView& grad_output,
+             const ConstTensorView& grad_lse, const TensorView& delta,
+             Stream& /*stream*/) const override {
+    const auto width = static_cast<std::size_t>(output.size(3));
+    std::vector<double> o(width), g(width);
+    for (std::int64_t b = 0; b < output.size(0); ++b) {
+      for (std::int64_t t = 0; t < output.size(1); ++t) {
+        for (std::int64_t n = 0; n < output.size(2); ++n) {
+          read_row<double>(output.address({b, t, n, 0}), output.dtype(), o);
+          read_row<double>(grad_output.address({b, t, n, 0}), grad_output.dtype(), g);
+          double sum = 0;
+          for (std::size_t d = 0; d < width; ++d) sum += o[d] * g[d];
+          if (grad_lse.rank() > 0) {
+            double gradient = 0;
+            read_row<double>(grad_lse.address({b, n, t}), grad_lse.dtype(), {&gradient, 1});
+            sum -= gradient;
+          }
+          if (delta.dtype() == DType::float64) {
+            delta.at<double>({b, n, t}) = sum;
+          } else {
+            delta.at<float>({b, n, t}) = static_cast<float>(sum);
+          }
+        }
       }
-      float* const to = result.as<float>() + offset_in(result);
-      for (std::int64_t i = 0; i < width; ++i) {
-        float total = 0;
-        for (const float* part : from) total += part[i];
-        to[i] = total;
-      }
-    });
+    }
   }
   void publish(std::int32_t /*value*/, std::int32_t* /*number*/,
                Stream& /*stream*/) const override {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include <annulus/core/error.hpp>
 #include <annulus/ring/block_scores.hpp>
 
 namespace annulus::ring {
@@ -14,7 +15,7 @@ std::size_t aligned(std::size_t bytes) {
 
 bool by_heads(Content content) {
   return content == Content::lse || content == Content::delta || content == Content::maximum ||
-         content == Content::sum;
+         content == Content::sum || content == Content::grad_lse;
 }
 
 bool is_scores(Content content) {
@@ -51,8 +52,11 @@ void PlanMemory::allocate_exchange(std::span<Group* const> groups, Device& devic
   for (const Exchange* exchange : plan_.all<Exchange>()) {
     for (const auto* side : {&exchange->sends, &exchange->receives}) {
       for (const Transfer& transfer : *side) {
-        group_of.try_emplace(plan_.memory_of(transfer.buffer),
-                             static_cast<std::size_t>(exchange->group));
+        const auto group = static_cast<std::size_t>(exchange->group);
+        const int memory = plan_.memory_of(transfer.buffer);
+        if (group_of.try_emplace(memory, group).first->second != group) {
+          throw InternalError("memory that two groups exchange");
+        }
       }
     }
   }
@@ -192,7 +196,7 @@ SoftmaxState PlanMemory::state(const Result& result) const {
           of_rows(result.maximum, Content::maximum)};
 }
 
-ScoreTensors PlanMemory::scores(const Block& block, std::int64_t kv_length) const {
+ScoreTensors PlanMemory::scores(const Tile& block, std::int64_t kv_length) const {
   return block_scores(plan_, block, kv_length, [this](const Region& region) {
     return view(region, plan_.buffer(region.buffer).contents.front());
   });

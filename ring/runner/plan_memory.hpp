@@ -34,7 +34,7 @@ class PlanMemory {
   void add_copies(const Copy& copy, std::vector<TensorCopy>& copies) const;
   [[nodiscard]] SoftmaxState state(const Result& result) const;
   /// See block_scores().
-  [[nodiscard]] ScoreTensors scores(const Block& block, std::int64_t kv_length) const;
+  [[nodiscard]] ScoreTensors scores(const Tile& block, std::int64_t kv_length) const;
   /// Where tokens of an exchange buffer begin.
   [[nodiscard]] void* address(int buffer, LocalRange tokens) const;
   /// Bytes beyond the caller's tensors.

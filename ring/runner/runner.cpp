@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <map>
 #include <optional>
 #include <utility>
 
@@ -52,6 +51,9 @@ class Runner::Impl {
         done_(plan_.tasks.size()),
         computing_(device.make_stream("compute", watchdog, options.tracer)),
         recordings_(wants_uniform_calls(groups_)) {
+    for (const ring::Buffer& buffer : plan_.buffers) {
+      if (buffer.kind == BufferKind::caller) contents_.push_back(buffer.contents.front());
+    }
     sinks_.emplace(problem, plan_, device, *computing_);
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const std::string name =
@@ -100,26 +102,33 @@ class Runner::Impl {
     }
   }
 
-  [[nodiscard]] std::vector<TensorView> expected() const { return memory_.expected(); }
-
-  void check(std::span<const TensorView> tensors) const {
-    check_tensors(plan_, memory_.expected(), tensors);
+  [[nodiscard]] std::vector<CallTensor> expected() const {
+    std::vector<CallTensor> named;
+    for (const TensorView& tensor : memory_.expected()) {
+      named.push_back({contents_[named.size()], tensor});
+    }
+    return named;
   }
 
-  [[nodiscard]] bool is_ready_for(std::span<const TensorView> tensors) const {
-    return ready_ && std::ranges::equal(tensors, memory_.bound(), lie_alike);
+  void check(CallTensors tensors) const {
+    check_tensors(plan_, memory_.expected(), ordered(tensors));
   }
 
-  std::vector<Refusal> prepare(std::span<const TensorView> tensors) {
-    std::vector<Refusal> refusals = make_ready(tensors);
+  [[nodiscard]] bool is_ready_for(CallTensors tensors) const {
+    return lies_as_before(ordered(tensors));
+  }
+
+  std::vector<Refusal> prepare(CallTensors tensors) {
+    std::vector<Refusal> refusals = make_ready(ordered(tensors));
     recordings_.restart();
     return refusals;
   }
 
-  void submit(std::span<const TensorView> tensors, ForeignStream* caller) {
+  void submit(CallTensors named, ForeignStream* caller) {
     const auto current = device_.make_current();
+    const std::vector<TensorView> tensors = ordered(named);
     const bool captured = caller != nullptr && caller->is_captured();
-    if (captured && !is_ready_for(tensors)) {
+    if (captured && !lies_as_before(tensors)) {
       throw UnsupportedError(
           "tensors that lie otherwise than before cannot be captured into a CUDA graph: call once "
           "with them before");
@@ -131,15 +140,15 @@ class Runner::Impl {
     }
     try {
       for (Group* group : groups_) group->check();
-      check(tensors);
-      if (!is_ready_for(tensors)) {
+      check_tensors(plan_, memory_.expected(), tensors);
+      if (!lies_as_before(tensors)) {
         if (const std::vector<Refusal> refusals = make_ready(tensors); !refusals.empty()) {
           throw UnsupportedError(fmt::format("tensors that nobody has prepared for: {}: {}",
                                              refusals.front().implementation,
                                              refusals.front().reason));
         }
       }
-      memory_.bind({tensors.begin(), tensors.end()});
+      memory_.bind(tensors);
       if (caller != nullptr) caller->precede(*computing_);
       if (Recording* recording = captured ? nullptr : recording_for(tensors)) {
         recording->submit(*computing_);
@@ -158,9 +167,9 @@ class Runner::Impl {
     }
   }
 
-  void rehearse(std::span<const TensorView> tensors) {
+  void rehearse(CallTensors tensors) {
     const auto current = device_.make_current();
-    memory_.bind({tensors.begin(), tensors.end()});
+    memory_.bind(ordered(tensors));
     rehearsing_ = true;
     std::exception_ptr failure;
     try {
@@ -192,6 +201,28 @@ class Runner::Impl {
   [[nodiscard]] std::size_t replays() const noexcept { return replays_; }
 
  private:
+  // In the order of the plan's buffers.
+  [[nodiscard]] std::vector<TensorView> ordered(CallTensors tensors) const {
+    std::vector<TensorView> views;
+    views.reserve(contents_.size());
+    for (const Content content : contents_) {
+      const auto found = std::ranges::find(tensors, content, &CallTensor::content);
+      if (found == tensors.end()) {
+        throw InternalError(fmt::format("a call without a tensor for {}", ring::name_of(content)));
+      }
+      views.push_back(found->view);
+    }
+    if (tensors.size() != contents_.size()) {
+      throw InternalError(
+          fmt::format("{} tensors for a plan of {}", tensors.size(), contents_.size()));
+    }
+    return views;
+  }
+
+  [[nodiscard]] bool lies_as_before(std::span<const TensorView> tensors) const {
+    return ready_ && std::ranges::equal(tensors, memory_.bound(), lie_alike);
+  }
+
   void wait_for_streams() {
     const Waiting waiting{[this] {
                             for (Group* group : groups_) group->check();
@@ -399,9 +430,8 @@ class Runner::Impl {
     {
       const StreamSpan span(*computing_,
                             {TraceCategory::kernel, name_of(block), plan_.tasks[index].step});
-      Stream* const background = queues_.empty() ? nullptr : queues_.front().stream.get();
       kernel_of(block).forward(arguments_of(index, block), memory_.state(block.result),
-                               {*computing_, background, options_.threads});
+                               {*computing_, background(), options_.threads});
     }
     if (plan_.flops(block) >= kMarkedFlops) computing_->mark(marked_through_[index]);
     end(index);
@@ -438,6 +468,35 @@ class Runner::Impl {
     end(index);
   }
 
+  void submit(std::size_t index, const Delta& delta) {
+    begin(index);
+    const StreamSpan span(*computing_, {TraceCategory::other, "delta", plan_.tasks[index].step});
+    const auto rows_of = [&](int buffer, Content content) {
+      Region region = delta.output;
+      region.buffer = buffer;
+      return buffer < 0 ? TensorView() : memory_.view(region, content);
+    };
+    operations_->delta(memory_.view(delta.output, Content::output),
+                       rows_of(delta.grad_output, Content::grad_output),
+                       rows_of(delta.grad_lse, Content::grad_lse),
+                       rows_of(delta.delta, Content::delta), *computing_);
+    end(index);
+  }
+
+  void submit(std::size_t index, const BackwardBlock& block) {
+    begin(index);
+    {
+      const StreamSpan span(*computing_, {TraceCategory::kernel, name_of(block) + " backward",
+                                          plan_.tasks[index].step});
+      kernel_of(block).backward(arguments_of(block),
+                                {memory_.view(block.grad_query, Content::grad_query),
+                                 memory_.view(block.grad_key, Content::grad_key),
+                                 memory_.view(block.grad_value, Content::grad_value)},
+                                {*computing_, background(), options_.threads});
+    }
+    end(index);
+  }
+
   void begin(std::size_t index) {
     const Task& task = plan_.tasks[index];
     if (task.after.empty()) return;
@@ -463,15 +522,19 @@ class Runner::Impl {
     }
   }
 
-  [[nodiscard]] const Implementation& implementation_of(const Block& block) const {
+  [[nodiscard]] Stream* background() const {
+    return queues_.empty() ? nullptr : queues_.front().stream.get();
+  }
+
+  [[nodiscard]] const Implementation& implementation_of(const Tile& block) const {
     return *implementations_[static_cast<std::size_t>(block.implementation)];
   }
 
-  [[nodiscard]] std::string name_of(const Block& block) const {
+  [[nodiscard]] std::string name_of(const Tile& block) const {
     return implementation_of(block).names().front();
   }
 
-  [[nodiscard]] Kernel& kernel_of(const Block& block) {
+  [[nodiscard]] Kernel& kernel_of(const Tile& block) {
     std::unique_ptr<Kernel>& kernel = kernels_[static_cast<std::size_t>(block.implementation)];
     if (!kernel) kernel = implementation_of(block).make_kernel(problem_, device_);
     return *kernel;
@@ -493,6 +556,25 @@ class Runner::Impl {
             state,
             memory_.scores(block, problem_.shape.kv_length),
             arrivals_.number_of(index)};
+  }
+
+  [[nodiscard]] annulus::BackwardBlock arguments_of(const BackwardBlock& block) const {
+    const HeadRange kv_heads = plan_.kv_heads_of(block.heads);
+    const auto rows_of = [&](int buffer, Content content) {
+      return memory_.view({buffer, block.rows, block.heads, block.batches}, content);
+    };
+    return {rows_of(block.query, Content::query),
+            memory_.view({block.key, block.columns, kv_heads, block.batches}, Content::key),
+            memory_.view({block.value, block.columns, kv_heads, block.batches}, Content::value),
+            rows_of(block.grad_output, Content::grad_output),
+            rows_of(block.lse, Content::lse),
+            rows_of(block.delta, Content::delta),
+            block.row_positions,
+            block.column_positions,
+            plan_.first_batch + block.batches.begin,
+            plan_.first_head + block.heads.begin,
+            block.full,
+            memory_.scores(block, problem_.shape.kv_length)};
   }
 
   // Whether this rank waits only for its own work: no exchange is left, or the next one waits for
@@ -530,6 +612,7 @@ class Runner::Impl {
   const AttentionProblem& problem_;
   const RankPlan plan_;
   std::vector<const Implementation*> implementations_;
+  std::vector<Content> contents_;  // of the caller's buffers
   std::vector<Group*> groups_;
   Device& device_;
   RunnerOptions options_;
@@ -554,11 +637,11 @@ class Runner::Impl {
   Recordings recordings_;
 };
 
-Runner::Runner(const AttentionProblem& problem, const RankPlan& plan,
+Runner::Runner(const AttentionProblem& problem, RankPlan plan,
                std::span<const Implementation* const> implementations, std::vector<Group*> groups,
                Device& device, const Watchdog& watchdog, RunnerOptions options)
-    : impl_(std::make_unique<Impl>(problem, plan, implementations, std::move(groups), device,
-                                   watchdog, options)) {}
+    : impl_(std::make_unique<Impl>(problem, std::move(plan), implementations, std::move(groups),
+                                   device, watchdog, options)) {}
 Runner::~Runner() = default;
 Runner::Runner(Runner&& other) noexcept = default;
 Runner& Runner::operator=(Runner&& other) noexcept = default;
@@ -566,22 +649,22 @@ Runner& Runner::operator=(Runner&& other) noexcept = default;
 void Runner::connect() {
   impl_->connect();
 }
-std::vector<TensorView> Runner::expected() const {
+std::vector<CallTensor> Runner::expected() const {
   return impl_->expected();
 }
-void Runner::check(std::span<const TensorView> tensors) const {
+void Runner::check(CallTensors tensors) const {
   impl_->check(tensors);
 }
-bool Runner::is_ready_for(std::span<const TensorView> tensors) const {
+bool Runner::is_ready_for(CallTensors tensors) const {
   return impl_->is_ready_for(tensors);
 }
-std::vector<Refusal> Runner::prepare(std::span<const TensorView> tensors) {
+std::vector<Refusal> Runner::prepare(CallTensors tensors) {
   return impl_->prepare(tensors);
 }
-void Runner::rehearse(std::span<const TensorView> tensors) {
+void Runner::rehearse(CallTensors tensors) {
   impl_->rehearse(tensors);
 }
-void Runner::submit(std::span<const TensorView> tensors, ForeignStream* caller) {
+void Runner::submit(CallTensors tensors, ForeignStream* caller) {
   impl_->submit(tensors, caller);
 }
 void Runner::wait() {

@@ -6,6 +6,7 @@
 
 #include <annulus/core/error.hpp>
 
+#include "schedules/accesses.hpp"
 #include "schedules/plan_builder.hpp"
 
 namespace annulus::ring {
@@ -70,70 +71,43 @@ class Analysis {
   }
 
  private:
-  [[nodiscard]] Region all_heads(int buffer, LocalRange tokens) const {
-    return {buffer, tokens, plan_.buffer(buffer).heads, {0, plan_.local.batch}};
-  }
-
-  void visit(Task& task, Copy& copy) {
+  template <class Work>
+  void visit(Task& task, Work& /*work*/) {
     queue_ = kComputing;
     Latest latest;
-    read(copy.source(), latest);
-    write(copy.to, latest);
+    each_access(plan_, task, [&](const Region& region, Use use) { record(region, use, latest); });
     task.after = settle(latest);
   }
 
   void visit(Task& task, Block& block) {
-    queue_ = kComputing;
-    const HeadRange kv_heads = plan_.kv_heads_of(block.heads);
-    Latest latest;
-    read({block.query, block.rows, block.heads, block.batches}, latest);
-    const Region keys{block.key, block.columns, kv_heads, block.batches};
-    if (block.awaits_columns) {
-      if (block.value != block.key) throw InternalError("values do not arrive with the keys");
-      block.arrivals = await(keys);
-    } else {
-      read(keys, latest);
-      read({block.value, block.columns, kv_heads, block.batches}, latest);
+    if (block.awaits_columns && block.value != block.key) {
+      throw InternalError("values do not arrive with the keys");
     }
-    for (const int scores : {block.bias, block.dense_mask}) {
-      if (scores >= 0) read(plan_.scores_of(block, scores), latest);
-    }
-    if (block.state) each_region(*block.state, [&](const Region& region) { read(region, latest); });
-    each_region(block.result, [&](const Region& region) { write(region, latest); });
-    task.after = settle(latest);
-  }
-
-  void visit(Task& task, Reduce& reduce) {
     queue_ = kComputing;
     Latest latest;
-    for (const Result& part : reduce.parts) {
-      each_region(part, [&](const Region& region) { read(region, latest); });
-    }
-    each_region(reduce.into, [&](const Region& region) { write(region, latest); });
+    each_access(plan_, task, [&](const Region& region, Use use) {
+      if (use == Use::awaited) {
+        block.arrivals = await(region);
+      } else {
+        record(region, use, latest);
+      }
+    });
     task.after = settle(latest);
   }
 
   void visit(Task& task, Exchange& exchange) {
     queue_ = exchange.group;
-    Latest offer;
-    for (const Transfer& send : exchange.sends) read(all_heads(send.buffer, send.tokens), offer);
+    Latest offer, take;
+    each_access(plan_, task, [&](const Region& region, Use use) {
+      record(region, use, use == Use::read ? offer : take);
+    });
     task.after = settle(offer);
-    Latest take;
-    for (const Transfer& receive : exchange.receives) {
-      write(all_heads(receive.buffer, receive.tokens), take);
-    }
     exchange.receive_after = settle(take);
   }
 
-  template <class Body>
-  void each_region(const Result& result, const Body& body) const {
-    body(result.output);
-    for (const int buffer : {result.lse, result.maximum}) {
-      if (buffer < 0) continue;
-      Region region = result.output;
-      region.buffer = buffer;
-      body(region);
-    }
+  void record(const Region& region, Use use, Latest& latest) {
+    if (use != Use::write) read(region, latest);
+    if (use != Use::read) write(region, latest);
   }
 
   [[nodiscard]] Uses& uses_of(const Region& region) {

@@ -51,9 +51,13 @@ RankPlan plan_rings(const RankContext& context, int inner) {
       groups.front().count);
   int step = 0;
   for (const HeadRange& kv_heads : groups) {
-    rounds.add(step, {builder.query_heads(kv_heads), kv_heads, PlanBuilder::kOwnRows,
-                      builder.own_columns()});
+    const HeadRange heads = builder.query_heads(kv_heads);
+    rounds.add(step, {kv_heads, builder.own_columns()},
+               [&](int at, int /*hop*/, const PlacedColumns& columns) {
+                 builder.compute(at, PlanBuilder::kOwnRows, heads, columns);
+               });
     step += rounds.steps();
+    builder.complete(step - 1, PlanBuilder::kOwnRows, heads);
   }
   return builder.finish();
 }

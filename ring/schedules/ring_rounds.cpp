@@ -114,7 +114,7 @@ bool fits_at_once(const RankContext& context, std::int64_t kv_heads, std::int64_
 
 }  // namespace
 
-RingRounds::RingRounds(const RankContext& context, PlanBuilder& builder, const RingTraffic& traffic,
+RingRounds::RingRounds(const RankContext& context, TaskBuilder& builder, const RingTraffic& traffic,
                        int me, std::function<int(int)> group_rank, std::int64_t most_kv_heads)
     : builder_(builder), traffic_(traffic), me_(me), group_rank_(std::move(group_rank)) {
   const RingOrder& order = traffic.order();
@@ -167,7 +167,7 @@ std::size_t RingRounds::slot_of(int hop) const {
   return static_cast<std::size_t>(2 + hop / order.inner % 2);
 }
 
-void RingRounds::add(int first_step, const RingShare& share) {
+void RingRounds::add(int first_step, const RingShare& share, const Compute& compute) {
   const bool packs = share.sent_from < 0 && sent_own_.count > 0;
   const int packed = packs ? builder_.add_packed(sent_own_, share.kv_heads) : share.sent_from;
   for (std::size_t slot = 0; slot < tokens_.size(); ++slot) {
@@ -175,7 +175,7 @@ void RingRounds::add(int first_step, const RingShare& share) {
     receive_[slot] =
         builder_.add_key_value({LocalPosition(0), tokens_[slot]}, share.kv_heads, receive_[slot]);
   }
-  builder_.compute(first_step, share.rows, share.heads, share.columns);
+  compute(first_step, 0, share.columns);
   for (int hop = 1; hop < steps(); ++hop) {
     const int posted = first_step + hop - 1;
     const int buffer = buffer_of(hop);
@@ -192,10 +192,8 @@ void RingRounds::add(int first_step, const RingShare& share) {
                       traffic_.tokens_of(me_, message.held_since, message.columns));
       }
     }
-    builder_.compute(posted + 1, share.rows, share.heads,
-                     {buffer, buffer, arrivals_[static_cast<std::size_t>(hop)]});
+    compute(posted + 1, hop, {buffer, buffer, arrivals_[static_cast<std::size_t>(hop)]});
   }
-  builder_.complete(first_step + steps() - 1, share.rows, share.heads);
 }
 
 }  // namespace annulus::ring

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "kv_needs.hpp"
-#include "schedules/plan_builder.hpp"
+#include "schedules/task_builder.hpp"
 
 namespace annulus::ring {
 
@@ -79,9 +79,7 @@ class RingTraffic {
 
 /// What a member has of a group of heads before its columns go round.
 struct RingShare {
-  HeadRange heads;
   HeadRange kv_heads;
-  int rows = PlanBuilder::kOwnRows;
   PlacedColumns columns;
   int sent_from = -1;  ///< an exchange buffer of these columns; −1: they have to be packed
 };
@@ -89,14 +87,17 @@ struct RingShare {
 /// Rounds of a ring, one for each group of heads.
 class RingRounds {
  public:
+  /// Adds what is computed of the columns of a hop, from this step on.
+  using Compute = std::function<void(int step, int hop, const PlacedColumns& columns)>;
+
   /// `group_rank`: of a member, in the plan's group. `most_kv_heads`: of any round.
-  RingRounds(const RankContext& context, PlanBuilder& builder, const RingTraffic& traffic, int me,
+  RingRounds(const RankContext& context, TaskBuilder& builder, const RingTraffic& traffic, int me,
              std::function<int(int member)> group_rank, std::int64_t most_kv_heads);
 
   /// The number of steps of a round.
   [[nodiscard]] int steps() const noexcept { return traffic_.order().members; }
-  /// One round, from this step on.
-  void add(int first_step, const RingShare& share);
+  /// One round, from this step on. Columns of hop h are computed in the h-th step after it.
+  void add(int first_step, const RingShare& share, const Compute& compute);
 
  private:
   struct Departure {
@@ -107,7 +108,7 @@ class RingRounds {
   [[nodiscard]] std::size_t slot_of(int hop) const;
   [[nodiscard]] int buffer_of(int hop) const { return receive_[slot_of(hop)]; }
 
-  PlanBuilder& builder_;
+  TaskBuilder& builder_;
   const RingTraffic& traffic_;
   int me_;
   std::function<int(int)> group_rank_;

@@ -31,6 +31,13 @@ struct RankContext {
 [[nodiscard]] RankPlan plan_hybrid(const RankContext& context);
 [[nodiscard]] RankPlan plan_pass_q(const RankContext& context);
 
+/// The same for the backward pass. Where all ranks of a group have the same rows, each computes its
+/// own columns, and the rows' gradients are added up: for every schedule.
+[[nodiscard]] RankPlan plan_local_backward(const RankContext& context);
+[[nodiscard]] RankPlan plan_ring_backward(const RankContext& context);
+[[nodiscard]] RankPlan plan_allgather_backward(const RankContext& context);
+[[nodiscard]] RankPlan plan_ulysses_backward(const RankContext& context);
+
 /// Whether all ranks of a key/value group have the same rows; otherwise each has its own.
 [[nodiscard]] bool has_replicated_rows(const PlanInput& input);
 /// Ranks of a group that exchange heads in the schedule hybrid: those next to each other. See
@@ -42,7 +49,8 @@ struct RankContext {
 struct ScheduleEntry {
   Schedule schedule;
   RankPlan (*plan)(const RankContext& context);
-  /// Why it cannot run, or is not worth considering; empty if neither.
+  RankPlan (*backward)(const RankContext& context);  ///< null: not planned yet
+  /// Why it cannot run forward, or is not worth considering; empty if neither.
   std::string (*obstacle)(const PlanInput& input);
   std::string (*pointless)(const PlanInput& input);
   /// How it may split the ranks along the sequence; see variants_for(). At least one.
@@ -52,5 +60,7 @@ struct ScheduleEntry {
 /// Every schedule. Of those that are as fast and need as much memory, `auto` takes the first.
 [[nodiscard]] std::span<const ScheduleEntry> schedule_table();
 [[nodiscard]] const ScheduleEntry& entry_of(Schedule schedule);
+/// Why a schedule cannot run, forward or backward as the input says; empty if it can.
+[[nodiscard]] std::string obstacle_of(const ScheduleEntry& entry, const PlanInput& input);
 
 }  // namespace annulus::ring

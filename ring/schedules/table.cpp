@@ -184,24 +184,31 @@ std::vector<ScheduleVariant> degrees(const PlanInput& input) {
 }
 
 constexpr std::array kTable{
-    ScheduleEntry{Schedule::local, plan_local, needs_whole_sequence, nothing,
+    ScheduleEntry{Schedule::local, plan_local, plan_local_backward, needs_whole_sequence, nothing,
                   only_one<Schedule::local>},
-    ScheduleEntry{Schedule::ring, plan_ring, nothing, wants_sharded_sequence,
+    ScheduleEntry{Schedule::ring, plan_ring, plan_ring_backward, nothing, wants_sharded_sequence,
                   only_one<Schedule::ring>},
-    ScheduleEntry{Schedule::double_ring, plan_double_ring, needs_rows_of_a_ring,
+    ScheduleEntry{Schedule::double_ring, plan_double_ring, nullptr, needs_rows_of_a_ring,
                   wants_rows_of_a_ring, rows_of_a_ring},
-    ScheduleEntry{Schedule::pass_q, plan_pass_q, needs_rows_once, wants_short_queries,
+    ScheduleEntry{Schedule::pass_q, plan_pass_q, nullptr, needs_rows_once, wants_short_queries,
                   only_one<Schedule::pass_q>},
-    ScheduleEntry{Schedule::ulysses, plan_ulysses, needs_same_axes, wants_exchange_of_heads,
-                  only_one<Schedule::ulysses>},
-    ScheduleEntry{Schedule::hybrid, plan_hybrid, needs_degree, wants_degree, degrees},
-    ScheduleEntry{Schedule::allgather, plan_allgather, nothing, wants_sharded_sequence,
-                  only_one<Schedule::allgather>}};
+    ScheduleEntry{Schedule::ulysses, plan_ulysses, plan_ulysses_backward, needs_same_axes,
+                  wants_exchange_of_heads, only_one<Schedule::ulysses>},
+    ScheduleEntry{Schedule::hybrid, plan_hybrid, nullptr, needs_degree, wants_degree, degrees},
+    ScheduleEntry{Schedule::allgather, plan_allgather, plan_allgather_backward, nothing,
+                  wants_sharded_sequence, only_one<Schedule::allgather>}};
 
 }  // namespace
 
 std::span<const ScheduleEntry> schedule_table() {
   return kTable;
+}
+
+std::string obstacle_of(const ScheduleEntry& entry, const PlanInput& input) {
+  std::string obstacle = entry.obstacle(input);
+  if (!input.backward || !obstacle.empty()) return obstacle;
+  if (entry.backward == nullptr) return "its backward pass is not planned yet";
+  return needs_rows_once(input);
 }
 
 const ScheduleEntry& entry_of(Schedule schedule) {

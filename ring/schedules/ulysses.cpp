@@ -220,11 +220,13 @@ class HeadExchange {
     std::optional<Result>& target = computed_[results];
     target = builder_.add_complete_results(all(rows_), share.heads, target ? &*target : nullptr);
     const int rows = builder_.add_rows(rows_in_, rows_.positions(), *target, true);
-    rounds_.add(gathered_in() + 1, {share.heads,
-                                    share.kv_heads,
-                                    rows,
-                                    {columns_in_, columns_in_, columns_.pieces()},
-                                    columns_in_});
+    const int first_step = gathered_in() + 1;
+    rounds_.add(first_step,
+                {share.kv_heads, {columns_in_, columns_in_, columns_.pieces()}, columns_in_},
+                [&](int step, int /*hop*/, const PlacedColumns& columns) {
+                  builder_.compute(step, rows, share.heads, columns);
+                });
+    builder_.complete(first_step + rounds_.steps() - 1, rows, share.heads);
   }
 
   // Sends the outputs of others' rows, and takes those of the rank's own.

@@ -88,6 +88,19 @@ class Writer {
     add_step(seconds_of(plan_, reduce, prices_), needs_of(after()));
   }
 
+  void add(const Delta& delta) {
+    label(TraceCategory::other, "delta");
+    add_step(seconds_of(plan_, delta, prices_), needs_of(after()));
+  }
+
+  void add(const BackwardBlock& block) {
+    if (!script_.labels.empty()) {
+      label(TraceCategory::kernel,
+            plan_.implementations[static_cast<std::size_t>(block.implementation)] + " backward");
+    }
+    add_step(seconds_of(plan_, block, prices_), needs_of(after()));
+  }
+
   // A block begins at once and pauses where it needs columns that have not arrived.
   void add(const Block& block) {
     if (!script_.labels.empty()) {

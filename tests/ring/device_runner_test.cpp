@@ -1,48 +1,78 @@
 // The plans of runner_test.cpp on GPU ranks, over every transport that they have.
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include <annulus/mesh/mesh.hpp>
 
-#include "tests/ring/hand_made_runs.hpp"
+#include "tests/attention/wrapped_native.hpp"
+#include "tests/ring/backward_programs.hpp"
 #include "tests/support/rank_device.hpp"
 
 namespace annulus::ring {
 namespace {
 
-class DeviceRunner : public annulus::test::RankDeviceTest<> {
- protected:
-  void SetUp() override {
-    RankDeviceTest::SetUp();
-    if (IsSkipped()) return;
-    mesh_ = std::make_unique<Mesh>(MeshShape({{"sp", annulus::test::session().size()}}),
-                                   annulus::test::session().world(), annulus::test::kWatchdog);
+// Computes on the host, until kernels of the GPU have gradients.
+class StagedKernel final : public Kernel {
+ public:
+  StagedKernel(std::unique_ptr<Kernel> host, Device& device)
+      : host_(std::move(host)), device_(device) {}
+
+  void forward(const AttentionBlock& /*block*/, const SoftmaxState& /*result*/,
+               const ExecutionContext& /*context*/) override {
+    FAIL() << "only gradients are staged";
   }
-  template <class Body>
-  void for_each_group(const Body& body) {
-    const AxisNames axes{"sp"};
-    for (const Transport transport : {Transport::peer, Transport::nccl, Transport::composite}) {
-      // NCCL wants a GPU for every rank.
-      if (shared_gpus() && transport != Transport::peer) continue;
-      SCOPED_TRACE(name_of(transport));
-      body(mesh_->group(axes, device().place(), transport));
+  void backward(const annulus::BackwardBlock& block, const Gradients& gradients,
+                const ExecutionContext& context) override {
+    std::vector<Tensor> copies;
+    const auto fetch = [&](const ConstTensorView& view) {
+      copies.emplace_back(view.dtype(), view.shape(), annulus::test::test_memory());
+      device_.copy(view, copies.back().view(), context.stream);
+      return copies.back().view();
+    };
+    annulus::BackwardBlock fetched = block;
+    for (ConstTensorView* view : {&fetched.query, &fetched.key, &fetched.value,
+                                  &fetched.grad_output, &fetched.lse, &fetched.delta}) {
+      *view = fetch(*view);
     }
+    const Gradients added{fetch(gradients.query), fetch(gradients.key), fetch(gradients.value)};
+    context.stream.synchronize();
+    HostDevice host;
+    const auto stream = host.make_stream("host", annulus::test::kWatchdog, nullptr);
+    host_->backward(fetched, added, {*stream});
+    device_.copy(added.query, gradients.query, context.stream);
+    device_.copy(added.key, gradients.key, context.stream);
+    device_.copy(added.value, gradients.value, context.stream);
+    context.stream.synchronize();
   }
 
-  std::unique_ptr<Mesh> mesh_;
+ private:
+  std::unique_ptr<Kernel> host_;
+  Device& device_;
 };
 
-TEST_F(DeviceRunner, SumsTravelBehindWhatTheyAdd) {
-  for_each_group([&](Group& group) { test::expect_sums(test::travelling_sums, group, device()); });
-}
+class DeviceRunner : public annulus::test::RankDeviceTest<> {};
 
-TEST_F(DeviceRunner, SumsAreScatteredAtTheEnd) {
-  for_each_group([&](Group& group) { test::expect_sums(test::scattered_sums, group, device()); });
-}
-
-TEST_F(DeviceRunner, HeadsAreExchangedForSequenceAndBack) {
-  for_each_group([&](Group& group) { test::expect_heads_for_sequence(group, device()); });
+TEST_F(DeviceRunner, GradientsOfEveryProgramAgreeWithTheOracle) {
+  HostDevice host;
+  const annulus::test::WrappedNative staged(
+      "staged",
+      [&](std::unique_ptr<Kernel> kernel) {
+        return std::make_unique<StagedKernel>(std::move(kernel), device());
+      },
+      1, "vanilla", &host);
+  for (const Transport transport : {Transport::peer, Transport::nccl, Transport::composite}) {
+    // NCCL wants a GPU for every rank.
+    if (shared_gpus() && transport != Transport::peer) continue;
+    for (const test::Program& program : test::backward_programs(annulus::test::session().size())) {
+      SCOPED_TRACE(to_string(program) + ", " + std::string(name_of(transport)));
+      Mesh mesh(program.mesh, annulus::test::session().world(), annulus::test::kWatchdog);
+      test::expect_gradients(program, mesh, device(), staged, transport);
+      if (HasFatalFailure()) return;
+    }
+  }
 }
 
 }  // namespace

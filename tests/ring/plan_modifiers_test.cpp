@@ -97,7 +97,7 @@ TEST(PlanModifiers, SaysThatTheOutputIsUnnormalised) {
   const Plan plan = make_plan(native_input(problem, operands), Schedule::ring);
   const auto json = nlohmann::json::parse(to_json(plan));
   EXPECT_EQ(json["modifiers"], "unnormalised");
-  EXPECT_EQ(json["version"], 2);
+  EXPECT_EQ(json["version"], 3);
   const auto& rank = json["ranks"][0];
   EXPECT_EQ(rank["buffers"][4]["contents"][0], "sum");
   EXPECT_EQ(rank["buffers"][5]["contents"][0], "maximum");

@@ -18,14 +18,25 @@
 
 namespace annulus::ring {
 
-/// Plays a plan with the global position of every token in place of its query, key and value, and
-/// with the blocks that it holds in place of every result. Tasks run in a random order, any that
-/// the queues and the dependencies of the plan permit; what an exchange sends is read as late as it
-/// may be.
+/// How many queues the exchanges of a rank go through.
+enum class Queues : std::uint8_t {
+  by_group,  ///< one for each group
+  one        ///< all groups share one, in the order of the plan
+};
+
+/// Plays a plan with the global position and head of every token in place of its query, key and
+/// value, and with the blocks that it holds in place of every result or gradient. Tasks run in a
+/// random order, any that the queues and the dependencies of the plan permit; what an exchange
+/// sends is read as late as it may be.
 class PlanPlayer {
  public:
-  PlanPlayer(const Plan& plan, const ShardedOperands& operands, unsigned seed = 1)
-      : plan_(plan), operands_(operands), random_(seed), states_(plan.ranks.size()) {
+  PlanPlayer(const Plan& plan, const ShardedOperands& operands, unsigned seed = 1,
+             Queues queues = Queues::by_group)
+      : plan_(plan),
+        operands_(operands),
+        random_(seed),
+        queues_(queues),
+        states_(plan.ranks.size()) {
     for (const RankPlan& rank : plan.ranks) start(rank);
     match();
   }
@@ -53,12 +64,16 @@ class PlanPlayer {
   void expect_complete() const {
     std::set<BlockId> used;
     for (std::size_t r = 0; r < states_.size(); ++r) {
-      expect_results(plan_.ranks[r], states_[r], used);
+      if (plan_.backward) {
+        expect_gradients(r, used);
+      } else {
+        expect_results(plan_.ranks[r], states_[r], used);
+      }
       if (testing::Test::HasFatalFailure()) return;
     }
     std::size_t blocks = 0;
-    for (const RankPlan& rank : plan_.ranks) blocks += rank.all<Block>().size();
-    EXPECT_EQ(used.size(), blocks) << "blocks that no output holds";
+    for (const RankPlan& rank : plan_.ranks) blocks += rank.tiles().size();
+    EXPECT_EQ(used.size(), blocks) << "blocks that no result holds";
   }
 
  private:
@@ -68,6 +83,7 @@ class PlanPlayer {
   static constexpr std::size_t kNoRank = std::numeric_limits<std::size_t>::max();
   static constexpr BlockId kSinks{kNoRank, 0};
   static constexpr BlockId kUnnormalised{kNoRank, 1};
+  static constexpr BlockId kBefore{kNoRank, 2};  // what a gradient held before the call
   using Tokens = std::vector<std::int64_t>;
   using Cell = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // batch, token, head
   using Held = std::multiset<BlockId>;  // blocks, kSinks and kUnnormalised
@@ -86,17 +102,42 @@ class PlanPlayer {
   struct State {
     std::map<int, Queue> queues;
     std::vector<Phase> phases;  // by task; what is no exchange goes straight to released
-    std::map<std::pair<int, Content>, Tokens> tokens;  // by memory
-    std::map<int, Results> results;                    // by memory
+    std::map<std::pair<int, Content>, Tokens> tokens;    // by memory
+    std::map<std::pair<int, Content>, Results> results;  // likewise
     std::map<std::size_t, std::vector<Other>> senders, receivers;
   };
 
-  static bool is_result(Content content) {
+  // Outputs and LSEs go into the backward pass, and come out of the forward pass.
+  [[nodiscard]] bool is_result(Content content) const {
+    if (plan_.backward) return is_gradient(content);
     return content == Content::output || content == Content::lse || content == Content::maximum ||
            content == Content::sum;
   }
-  Results& results(std::size_t r, int buffer) {
-    return states_[r].results[plan_.ranks[r].memory_of(buffer)];
+  // Gradients of keys and values may share memory; what else is a result has memory of its own.
+  static std::pair<int, Content> key_of(int memory, Content content) {
+    return {memory, is_gradient(content) ? content : Content::output};
+  }
+  Results& results(std::size_t r, int buffer, Content content = Content::output) {
+    return states_[r].results[key_of(plan_.ranks[r].memory_of(buffer), content)];
+  }
+
+  // A token of a head, by the head's global index.
+  static constexpr std::int64_t kHeads = 1 << 12;
+  static std::int64_t token_of(std::int64_t position, std::int64_t head) {
+    return position * kHeads + head;
+  }
+  [[nodiscard]] std::int64_t global_head(const RankPlan& rank, Content content,
+                                         std::int64_t head) const {
+    if (const NamedSharding* const scores = scores_of(content)) {
+      return scores->positions(rank.rank, 1).global(LocalPosition(head)).value();
+    }
+    const NamedSharding& sharding = has_query_heads(content) ? operands_.query : operands_.key;
+    return sharding.positions(rank.rank, 2).global(LocalPosition(head)).value();
+  }
+  // Where a token of a head lies.
+  static std::size_t index_in(const Buffer& buffer, LocalPosition token, std::int64_t head) {
+    return static_cast<std::size_t>((token - buffer.tokens.begin) * buffer.heads.count + head -
+                                    buffer.heads.begin);
   }
   // Moves what tokens of one buffer hold to others.
   static void move_results(const Results& from, LocalPosition from_begin, const Region& to,
@@ -122,24 +163,38 @@ class PlanPlayer {
     state.phases.assign(rank.tasks.size(), Phase::waiting);
     for (std::size_t t = 0; t < rank.tasks.size(); ++t) {
       const auto* exchange = std::get_if<Exchange>(&rank.tasks[t].work);
-      state.queues[exchange == nullptr ? kComputing : exchange->group].tasks.push_back(t);
+      const int queue = exchange == nullptr      ? kComputing
+                        : queues_ == Queues::one ? 0
+                                                 : exchange->group;
+      state.queues[queue].tasks.push_back(t);
     }
     for (std::size_t i = 0; i < rank.buffers.size(); ++i) {
       const Buffer& buffer = rank.buffers[i];
       const int index = static_cast<int>(i);
       ASSERT_LT(buffer.reuses, index);
       for (const Content content : buffer.contents) {
-        if (is_result(content)) continue;
+        if (is_result(content)) {
+          if (buffer.kind == BufferKind::caller && is_gradient(content) && adds_) {
+            each_cell({index, buffer.tokens, buffer.heads, {0, rank.local.batch}},
+                      [&](const Cell& cell) { results(r, index, content)[cell].insert(kBefore); });
+          }
+          continue;
+        }
         Tokens& held = tokens(r, index, content);
-        held.resize(std::max(held.size(), static_cast<std::size_t>(buffer.tokens.count)), kNothing);
+        held.resize(std::max(held.size(),
+                             static_cast<std::size_t>(buffer.tokens.count * buffer.heads.count)),
+                    kNothing);
         if (buffer.kind != BufferKind::caller) continue;
         const NamedSharding* const scores = scores_of(content);
-        const NamedSharding& sharding = content == Content::query ? operands_.query : operands_.key;
+        const NamedSharding& sharding = has_query_heads(content) ? operands_.query : operands_.key;
         const PositionRanges own =
             scores != nullptr ? scores->positions(rank.rank, 2) : sharding.positions(rank.rank, 1);
         ASSERT_EQ(buffer.tokens.count, own.size());
         for (std::int64_t s = 0; s < own.size(); ++s) {
-          held[static_cast<std::size_t>(s)] = own.global(LocalPosition(s)).value();
+          for (std::int64_t head = 0; head < buffer.heads.count; ++head) {
+            held[index_in(buffer, LocalPosition(s), head)] =
+                token_of(own.global(LocalPosition(s)).value(), global_head(rank, content, head));
+          }
         }
       }
     }
@@ -289,20 +344,29 @@ class PlanPlayer {
     const Buffer& to = plan_.ranks[r].buffer(transfer.buffer);
     ASSERT_EQ(from.contents, to.contents);
     EXPECT_EQ(from.columns, to.columns);
+    ASSERT_EQ(from.heads, to.heads);
     for (const Content content : to.contents) {
       if (is_result(content)) {
-        move_results(results(sender.rank, message.buffer), message.tokens.begin,
+        move_results(results(sender.rank, message.buffer, content), message.tokens.begin,
                      {transfer.buffer, transfer.tokens, to.heads, {0, plan_.ranks[r].local.batch}},
-                     results(r, transfer.buffer));
+                     results(r, transfer.buffer, content));
         continue;
       }
-      const Tokens& source = tokens(sender.rank, message.buffer, content);
-      Tokens& target = tokens(r, transfer.buffer, content);
-      for (std::int64_t i = 0; i < transfer.tokens.count; ++i) {
+      move_tokens(sender.rank, message.buffer, message.tokens.begin, r,
+                  {transfer.buffer, transfer.tokens, to.heads, {}}, content);
+    }
+  }
+
+  void move_tokens(std::size_t from_rank, int from, LocalPosition from_begin, std::size_t r,
+                   const Region& to, Content content) {
+    const Buffer& source = plan_.ranks[from_rank].buffer(from);
+    const Buffer& target = plan_.ranks[r].buffer(to.buffer);
+    for (std::int64_t i = 0; i < to.tokens.count; ++i) {
+      for (std::int64_t head = to.heads.begin; head < to.heads.end(); ++head) {
         const std::int64_t token =
-            source.at(static_cast<std::size_t>(message.tokens.begin + i - from.tokens.begin));
-        EXPECT_NE(token, kNothing) << "what was never written is sent";
-        target.at(static_cast<std::size_t>(transfer.tokens.begin + i - to.tokens.begin)) = token;
+            tokens(from_rank, from, content).at(index_in(source, from_begin + i, head));
+        EXPECT_NE(token, kNothing) << "what was never written is read";
+        tokens(r, to.buffer, content).at(index_in(target, to.tokens.begin + i, head)) = token;
       }
     }
   }
@@ -310,21 +374,11 @@ class PlanPlayer {
   void run(std::size_t /*r*/, std::size_t /*t*/, const Exchange& /*exchange*/) {}
 
   void run(std::size_t r, std::size_t /*t*/, const Copy& copy) {
-    const RankPlan& rank = plan_.ranks[r];
-    const Buffer& from = rank.buffer(copy.from);
-    const Buffer& to = rank.buffer(copy.to.buffer);
     if (is_result(copy.content)) {
-      return move_results(results(r, copy.from), copy.from_begin, copy.to,
-                          results(r, copy.to.buffer));
+      return move_results(results(r, copy.from, copy.content), copy.from_begin, copy.to,
+                          results(r, copy.to.buffer, copy.content));
     }
-    for (std::int64_t i = 0; i < copy.to.tokens.count; ++i) {
-      const LocalPosition source = copy.from_begin + i;
-      const LocalPosition target = copy.to.tokens.begin + i;
-      tokens(r, copy.to.buffer, copy.content)
-          .at(static_cast<std::size_t>(target - to.tokens.begin)) =
-          tokens(r, copy.from, copy.content)
-              .at(static_cast<std::size_t>(source - from.tokens.begin));
-    }
+    move_tokens(r, copy.from, copy.from_begin, r, copy.to, copy.content);
   }
 
   template <class Body>
@@ -359,7 +413,7 @@ class PlanPlayer {
   }
 
   // The block reads a bias or a mask of its own rows, heads and columns.
-  void expect_scores(std::size_t r, const Block& block, int index, Content content) {
+  void expect_scores(std::size_t r, const Tile& block, int index, Content content) {
     const NamedSharding* const sharding = scores_of(content);
     ASSERT_EQ(index >= 0, sharding != nullptr);
     if (index < 0) return;
@@ -373,9 +427,11 @@ class PlanPlayer {
     const bool has_rows = sharding->global_shape()[2] != 1;
     EXPECT_EQ(read.tokens.count, has_rows ? block.rows.count : 1);
     for (std::int64_t i = 0; i < read.tokens.count; ++i) {
-      const auto at = static_cast<std::size_t>(read.tokens.begin + i - buffer.tokens.begin);
-      ASSERT_EQ(tokens(r, index, content).at(at),
-                has_rows ? block.row_positions.global(LocalPosition(i)).value() : 0);
+      for (std::int64_t head = read.heads.begin; head < read.heads.end(); ++head) {
+        ASSERT_EQ(tokens(r, index, content).at(index_in(buffer, read.tokens.begin + i, head)),
+                  token_of(has_rows ? block.row_positions.global(LocalPosition(i)).value() : 0,
+                           global_head(rank, content, head)));
+      }
     }
     if (!buffer.columns) return;
     const std::int64_t first = block.columns.begin - rank.buffer(block.key).tokens.begin;
@@ -383,29 +439,35 @@ class PlanPlayer {
               block.column_positions);
   }
 
-  void run(std::size_t r, std::size_t t, const Block& block) {
+  // A buffer holds a tile's rows, or its columns, for its heads.
+  void expect_tokens(std::size_t r, int index, Content content, LocalRange at, HeadRange heads,
+                     const PositionRanges& positions) {
+    const RankPlan& rank = plan_.ranks[r];
+    const Buffer& buffer = rank.buffer(index);
+    ASSERT_EQ(positions.size(), at.count);
+    for (std::int64_t i = 0; i < at.count; ++i) {
+      const std::int64_t position = positions.global(LocalPosition(i)).value();
+      for (std::int64_t head = heads.begin; head < heads.end(); ++head) {
+        ASSERT_EQ(tokens(r, index, content).at(index_in(buffer, at.begin + i, head)),
+                  token_of(position, global_head(rank, content, head)))
+            << name_of(content);
+      }
+    }
+  }
+
+  void expect_tile(std::size_t r, const Tile& block) {
     const RankPlan& rank = plan_.ranks[r];
     expect_scores(r, block, block.bias, Content::bias);
     expect_scores(r, block, block.dense_mask, Content::dense_mask);
-    ASSERT_EQ(block.row_positions.size(), block.rows.count);
-    for (std::int64_t i = 0; i < block.rows.count; ++i) {
-      const auto at =
-          static_cast<std::size_t>(block.rows.begin + i - rank.buffer(block.query).tokens.begin);
-      ASSERT_EQ(tokens(r, block.query, Content::query).at(at),
-                block.row_positions.global(LocalPosition(i)).value());
-    }
-    ASSERT_EQ(block.column_positions.size(), block.columns.count);
+    expect_tokens(r, block.query, Content::query, block.rows, block.heads, block.row_positions);
+    const HeadRange kv_heads = rank.kv_heads_of(block.heads);
+    expect_tokens(r, block.key, Content::key, block.columns, kv_heads, block.column_positions);
+    expect_tokens(r, block.value, Content::value, block.columns, kv_heads, block.column_positions);
     // Where heads differ, a block holds the mean over all of them, rounded up in every part of it.
     const std::int64_t heads = plan_.problem.mask.depends_on_head() ? plan_.problem.shape.heads : 1;
     std::int64_t visible = 0;
     for (std::int64_t s = 0; s < block.columns.count; ++s) {
       const std::int64_t column = block.column_positions.global(LocalPosition(s)).value();
-      for (const auto& [buffer, content] :
-           {std::pair(block.key, Content::key), std::pair(block.value, Content::value)}) {
-        const auto at =
-            static_cast<std::size_t>(block.columns.begin + s - rank.buffer(buffer).tokens.begin);
-        ASSERT_EQ(tokens(r, buffer, content).at(at), column);
-      }
       for (std::int64_t i = 0; i < block.rows.count; ++i) {
         const GlobalPosition row = block.row_positions.global(LocalPosition(i));
         for (std::int64_t b = block.batches.begin; b < block.batches.end(); ++b) {
@@ -422,6 +484,11 @@ class PlanPlayer {
     EXPECT_LE(block.pairs * heads, visible + (heads - 1) * parts * block.batches.count);
     EXPECT_EQ(block.full,
               visible == heads * block.rows.count * block.columns.count * block.batches.count);
+  }
+
+  void run(std::size_t r, std::size_t t, const Block& block) {
+    const RankPlan& rank = plan_.ranks[r];
+    expect_tile(r, block);
     expect_within(rank, block.result);
     // What is continued lies where the result goes, or elsewhere.
     if (block.state) {
@@ -456,8 +523,73 @@ class PlanPlayer {
     }
   }
 
+  void run(std::size_t r, std::size_t /*t*/, const Delta& delta) {
+    const RankPlan& rank = plan_.ranks[r];
+    const Buffer& buffer = rank.buffer(delta.delta);
+    const auto at = [&](int index, Content content, LocalPosition token, std::int64_t head) {
+      return tokens(r, index, content).at(index_in(rank.buffer(index), token, head));
+    };
+    for (std::int64_t i = 0; i < delta.output.tokens.count; ++i) {
+      for (std::int64_t head = delta.output.heads.begin; head < delta.output.heads.end(); ++head) {
+        const LocalPosition token = delta.output.tokens.begin + i;
+        const std::int64_t row = at(delta.output.buffer, Content::output, token, head);
+        ASSERT_EQ(at(delta.grad_output, Content::grad_output, token, head), row);
+        if (delta.grad_lse >= 0) {
+          ASSERT_EQ(at(delta.grad_lse, Content::grad_lse, token, head), row);
+        }
+        tokens(r, delta.delta, Content::delta).at(index_in(buffer, token, head)) = row;
+      }
+    }
+  }
+
+  void run(std::size_t r, std::size_t t, const BackwardBlock& block) {
+    expect_tile(r, block);
+    for (const auto& [buffer, content] :
+         {std::pair(block.grad_output, Content::grad_output), std::pair(block.lse, Content::lse),
+          std::pair(block.delta, Content::delta)}) {
+      expect_tokens(r, buffer, content, block.rows, block.heads, block.row_positions);
+    }
+    EXPECT_EQ(block.grad_query.tokens.count, block.rows.count);
+    EXPECT_EQ(block.grad_key.tokens.count, block.columns.count);
+    EXPECT_EQ(block.grad_key.tokens, block.grad_value.tokens);
+    for (const auto& [gradient, content] : {std::pair(&block.grad_query, Content::grad_query),
+                                            std::pair(&block.grad_key, Content::grad_key),
+                                            std::pair(&block.grad_value, Content::grad_value)}) {
+      Results& into = results(r, gradient->buffer, content);
+      each_cell(*gradient, [&](const Cell& cell) {
+        ASSERT_TRUE(into.contains(cell)) << "a gradient that nobody has zeroed";
+        into[cell].insert(BlockId{r, t});
+      });
+    }
+  }
+
+  // Parts cover the sum, and one of them may lie where it does.
+  void sum(std::size_t r, const Reduce& reduce) {
+    for (const Content content : plan_.ranks[r].buffer(reduce.into.output.buffer).contents) {
+      Results total;
+      each_cell(reduce.into.output, [&](const Cell& cell) { total[cell]; });
+      for (const Result& part : reduce.parts) {
+        ASSERT_EQ(part.output.tokens.count, reduce.into.output.tokens.count);
+        ASSERT_EQ(part.output.heads, reduce.into.output.heads);
+        const Results& held = results(r, part.output.buffer, content);
+        each_cell(reduce.into.output, [&](const Cell& cell) {
+          const auto& [batch, token, head] = cell;
+          const Cell source{
+              batch,
+              part.output.tokens.begin.value() + (token - reduce.into.output.tokens.begin.value()),
+              head};
+          ASSERT_TRUE(held.contains(source)) << "a part that nobody has computed";
+          total[cell].insert(held.at(source).begin(), held.at(source).end());
+        });
+      }
+      Results& into = results(r, reduce.into.output.buffer, content);
+      for (auto& [cell, blocks] : total) into[cell] = std::move(blocks);
+    }
+  }
+
   void run(std::size_t r, std::size_t /*t*/, const Reduce& reduce) {
     const RankPlan& rank = plan_.ranks[r];
+    if (reduce.reduction == Reduction::sum) return sum(r, reduce);
     expect_within(rank, reduce.into);
     for (const Result& part : reduce.parts) expect_within(rank, part);
     each_part(reduce.into, [&](const Region& region, std::size_t which) {
@@ -493,10 +625,13 @@ class PlanPlayer {
     if (cells == 0) return;
     for (std::size_t i = 0; i < rank.buffers.size(); ++i) {
       const Buffer& buffer = rank.buffers[i];
-      if (buffer.kind != BufferKind::caller || !is_result(buffer.contents.front())) continue;
+      const Content content = buffer.contents.front();
+      if (buffer.kind != BufferKind::caller || !is_result(content)) {
+        continue;
+      }
       SCOPED_TRACE(testing::Message()
                    << "rank " << rank.rank << ", " << name_of(buffer.contents.front()));
-      const auto found = state.results.find(static_cast<int>(i));
+      const auto found = state.results.find(key_of(static_cast<int>(i), content));
       ASSERT_TRUE(found != state.results.end());
       EXPECT_EQ(static_cast<std::int64_t>(found->second.size()), cells);
       for (const auto& [cell, held] : found->second) {
@@ -528,20 +663,92 @@ class PlanPlayer {
     }
   }
 
-  [[nodiscard]] const Block& block_of(const BlockId& id) const {
-    return std::get<Block>(plan_.ranks[id.first].tasks[id.second].work);
+  // Every gradient of a row and head holds each column that it sees once; every gradient of a
+  // column and key/value head, each row and query head that sees it.
+  void expect_gradients(std::size_t r, std::set<BlockId>& used) const {
+    const RankPlan& rank = plan_.ranks[r];
+    const AttentionShape& whole = plan_.problem.shape;
+    const std::int64_t ratio = whole.heads_per_kv_head();
+    for (const Content content : {Content::grad_query, Content::grad_key, Content::grad_value}) {
+      SCOPED_TRACE(testing::Message() << "rank " << rank.rank << ", " << name_of(content));
+      const int index = rank.caller_buffer(content);
+      const Buffer& buffer = rank.buffer(index);
+      if (buffer.tokens.count * buffer.heads.count * rank.local.batch == 0) continue;
+      const auto found = states_[r].results.find({index, content});
+      ASSERT_TRUE(found != states_[r].results.end()) << "a gradient that nobody writes";
+      const bool rows = content == Content::grad_query;
+      const PositionRanges own = (rows ? operands_.query : operands_.key).positions(rank.rank, 1);
+      EXPECT_EQ(static_cast<std::int64_t>(found->second.size()),
+                buffer.tokens.count * buffer.heads.count * rank.local.batch);
+      for (const auto& [cell, held] : found->second) {
+        const auto& [batch, token, head] = cell;
+        const GlobalPosition position = own.global(LocalPosition(token));
+        EXPECT_EQ(held.count(kBefore), adds_ ? 1U : 0U);
+        const std::int64_t of_head = global_head(rank, content, head);
+        const std::int64_t others = rows ? whole.kv_length : whole.query_length;
+        const std::int64_t heads = rows ? 1 : ratio;
+        std::vector<int> times(static_cast<std::size_t>(others * heads));
+        for (const BlockId& id : held) {
+          ASSERT_EQ(held.count(id), 1U) << "a block twice";
+          if (id.first == kNoRank) continue;
+          used.insert(id);
+          count(block_of(id), plan_.ranks[id.first], rows, of_head * heads, heads, times);
+        }
+        for (std::int64_t h = 0; h < heads; ++h) {
+          for (std::int64_t other = 0; other < others; ++other) {
+            const GlobalPosition there(other);
+            const bool visible =
+                plan_.problem.mask.visible(rank.first_batch + batch, of_head * heads + h,
+                                           rows ? position : there, rows ? there : position);
+            if (!visible) continue;
+            ASSERT_EQ(times[static_cast<std::size_t>(h * others + other)], 1)
+                << "times that " << other << " counts for " << position.value() << ", batch "
+                << batch << ", head " << head;
+          }
+        }
+      }
+    }
+  }
+
+  // Adds a block's columns, or its rows of the `heads` query heads from `first` on.
+  void count(const Tile& tile, const RankPlan& of, bool columns, std::int64_t first,
+             std::int64_t heads, std::vector<int>& times) const {
+    const PositionRanges& positions = columns ? tile.column_positions : tile.row_positions;
+    const auto others = static_cast<std::int64_t>(times.size()) / heads;
+    for (std::int64_t h = 0; h < heads; ++h) {
+      if (!columns) {
+        const std::int64_t begin = global_head(of, Content::query, tile.heads.begin);
+        if (first + h < begin || first + h >= begin + tile.heads.count) continue;
+      }
+      for (const PositionRange& range : positions.ranges()) {
+        for (std::int64_t i = 0; i < range.length; ++i) {
+          ++times[static_cast<std::size_t>(h * others + range.at(i).value())];
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] const Tile& block_of(const BlockId& id) const {
+    const auto& work = plan_.ranks[id.first].tasks[id.second].work;
+    if (const auto* backward = std::get_if<BackwardBlock>(&work)) return *backward;
+    return std::get<Block>(work);
   }
 
   const Plan& plan_;
   const ShardedOperands& operands_;
   std::mt19937 random_;
+  Queues queues_;
+  bool adds_ = plan_.backward && plan_.backward->adds;
   std::vector<State> states_;
 };
 
 inline void expect_valid(const Plan& plan, const ShardedOperands& operands, unsigned seed = 1) {
-  PlanPlayer player(plan, operands, seed);
-  player.play();
-  player.expect_complete();
+  for (const Queues queues : {Queues::by_group, Queues::one}) {
+    PlanPlayer player(plan, operands, seed, queues);
+    player.play();
+    player.expect_complete();
+    if (plan.ranks.empty() || plan.ranks.front().groups.size() == 1) return;
+  }
 }
 
 }  // namespace annulus::ring

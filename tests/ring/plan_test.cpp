@@ -258,7 +258,7 @@ TEST(Plan, ReplicatedQueryAgainstShardedKeysIsComplete) {
 TEST(Plan, JsonCarriesEveryRankAndTask) {
   const Plan plan = sequence_plan(causal_problem(64), 4, LayoutKind::zigzag, Schedule::ring);
   const auto json = nlohmann::json::parse(to_json(plan));
-  EXPECT_EQ(json.at("version"), 2);
+  EXPECT_EQ(json.at("version"), 3);
   EXPECT_EQ(json.at("schedule"), "ring");
   EXPECT_EQ(json.at("layout"), "zigzag");
   ASSERT_EQ(json.at("ranks").size(), 4U);

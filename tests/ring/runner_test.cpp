@@ -1,54 +1,53 @@
-// Plans that no schedule makes yet, on ranks of the CPU: what the backward pass and ulysses need of
-// the runner.
+// Plans of the backward pass, which no face offers yet, on ranks of the CPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/mesh.hpp>
 
-#include "tests/ring/hand_made_runs.hpp"
+#include "tests/ring/backward_programs.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::ring {
 namespace {
 
-class RunnerTest : public ::testing::Test {
- protected:
-  RunnerTest()
-      : mesh_(MeshShape({{"sp", annulus::test::session().size()}}),
-              annulus::test::session().world(), annulus::test::kWatchdog) {}
-  [[nodiscard]] Group& group() {
-    const AxisNames axes{"sp"};
-    return mesh_.group(axes);
+Mesh mesh_of(const std::string& shape) {
+  return {shape, annulus::test::session().world(), annulus::test::kWatchdog};
+}
+
+TEST(Runner, GradientsOfEveryProgramAgreeWithTheOracle) {
+  const Registry registry = Registry::standard();
+  HostDevice device;
+  for (const test::Program& program : test::backward_programs(annulus::test::session().size())) {
+    SCOPED_TRACE(to_string(program));
+    Mesh mesh = mesh_of(program.mesh);
+    test::expect_gradients(program, mesh, device, registry.get("vanilla"));
+    if (HasFatalFailure()) return;
   }
-
-  Mesh mesh_;
-  HostDevice device_;
-};
-
-TEST_F(RunnerTest, SumsTravelBehindWhatTheyAdd) {
-  test::expect_sums(test::travelling_sums, group(), device_);
 }
 
-TEST_F(RunnerTest, SumsAreScatteredAtTheEnd) {
-  test::expect_sums(test::scattered_sums, group(), device_);
-}
-
-TEST_F(RunnerTest, HeadsAreExchangedForSequenceAndBack) {
-  if (8 % mesh_.size() != 0 || 4 % mesh_.size() != 0) GTEST_SKIP() << "heads do not divide";
-  test::expect_heads_for_sequence(group(), device_);
-}
-
-TEST_F(RunnerTest, TensorsThatDoNotFitThePlanAreNamed) {
-  const AttentionShape local{1, 0, 5, 4, 2, 3, 3};
-  AttentionProblem problem;
-  problem.shape = local;
-  const Runner runner(problem, test::scattered_sums(local, mesh_.rank(), mesh_.size()), {},
-                      {&group()}, device_, annulus::test::kWatchdog, {});
-  std::vector<TensorView> tensors = runner.expected();
+TEST(Runner, TensorsThatDoNotFitThePlanAreNamed) {
+  Mesh mesh = mesh_of("sp=-1");
+  const AttentionProblem problem = test::backward_problem(DType::float32, 4, 2);
+  const ShardedOperands operands = shard_operands(
+      problem, mesh.shape(),
+      {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), LayoutKind::zigzag});
+  const Registry registry = Registry::standard();
+  PlanInput input = make_plan_input(problem, operands, {&registry.get("vanilla")}, Place::host(),
+                                    CostModel::cpu_core(), {});
+  input.backward = BackwardRequest{};
+  HostDevice device;
+  const AxisNames axes{"sp"};
+  const Runner runner(problem, make_rank_plan(input, Schedule::ring, mesh.rank()), input.candidates,
+                      {&mesh.group(axes)}, device, mesh.watchdog(), {});
+  std::vector<CallTensor> tensors = runner.expected();
   EXPECT_THAT(annulus::test::message_of<ArgumentError>([&] { runner.check(tensors); }),
-              ::testing::HasSubstr("grad key: got a null pointer"));
+              ::testing::HasSubstr("query: got a null pointer"));
   tensors.pop_back();
+  EXPECT_THAT(annulus::test::message_of<InternalError>([&] { runner.check(tensors); }),
+              ::testing::HasSubstr("without a tensor for grad value"));
+  tensors.push_back({Content::grad_lse, TensorView()});
+  tensors.push_back({Content::grad_value, TensorView()});
   EXPECT_THROW(runner.check(tensors), InternalError);
 }
 

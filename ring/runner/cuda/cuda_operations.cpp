@@ -4,6 +4,7 @@
 #include <annulus/core/cuda_driver.hpp>
 #include <annulus/core/cuda_stream.hpp>
 
+#include "runner/cuda/delta.hpp"
 #include "runner/cuda/sum.hpp"
 
 namespace annulus::ring {
@@ -18,6 +19,11 @@ class CudaOperations final : public LocalOperations {
   void sum(std::span<const ConstTensorView> parts, const TensorView& result,
            Stream& stream) const override {
     cuda::sum(parts, result, stream);
+  }
+  void delta(const ConstTensorView& output, const ConstTensorView& grad_output,
+             const ConstTensorView& grad_lse, const TensorView& delta,
+             Stream& stream) const override {
+    cuda::delta(output, grad_output, grad_lse, delta, stream);
   }
   void publish(std::int32_t value, std::int32_t* number, Stream& stream) const override {
     annulus::cuda::check_driver(

@@ -1,5 +1,8 @@
 #include <algorithm>
 #include <cstdint>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <string>
 
 #include <annulus/attention/softmax_state.hpp>
 #include <annulus/core/cuda_stream.hpp>
@@ -13,16 +16,42 @@ namespace {
 constexpr int kDims = 4;
 
 struct StridedParts {
-  const float* data[kMostParts];
+  const void* data[kMostParts];
   std::int64_t strides[kMostParts][kDims];
+  DType dtypes[kMostParts];
   int count;
 };
 
 struct StridedResult {
-  float* data;
+  void* data;
   std::int64_t strides[kDims];
   std::int64_t shape[kDims];
+  DType dtype;
 };
+
+__device__ float load(const void* data, DType dtype, std::int64_t at) {
+  switch (dtype) {
+    case DType::float16:
+      return __half2float(static_cast<const __half*>(data)[at]);
+    case DType::bfloat16:
+      return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[at]);
+    default:
+      return static_cast<const float*>(data)[at];
+  }
+}
+
+__device__ void store(void* data, DType dtype, std::int64_t at, float value) {
+  switch (dtype) {
+    case DType::float16:
+      static_cast<__half*>(data)[at] = __float2half_rn(value);
+      break;
+    case DType::bfloat16:
+      static_cast<__nv_bfloat16*>(data)[at] = __float2bfloat16_rn(value);
+      break;
+    default:
+      static_cast<float*>(data)[at] = value;
+  }
+}
 
 __device__ std::int64_t offset_of(const std::int64_t (&index)[kDims],
                                   const std::int64_t (&strides)[kDims]) {
@@ -43,9 +72,9 @@ __global__ void sum_kernel(StridedParts parts, StridedResult result, std::int64_
     }
     float total = 0;
     for (int p = 0; p < parts.count; ++p) {
-      total += parts.data[p][offset_of(index, parts.strides[p])];
+      total += load(parts.data[p], parts.dtypes[p], offset_of(index, parts.strides[p]));
     }
-    result.data[offset_of(index, result.strides)] = total;
+    store(result.data, result.dtype, offset_of(index, result.strides), total);
   }
 }
 
@@ -56,6 +85,11 @@ void set_strides(const View& view, std::int64_t (&strides)[kDims]) {
   for (int dim = 0; dim < view.rank(); ++dim) {
     strides[kDims - view.rank() + dim] = view.stride(dim);
   }
+}
+
+DType added(DType dtype) {
+  if (dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32) return dtype;
+  throw InternalError("a sum on a GPU of " + std::string(name_of(dtype)));
 }
 
 }  // namespace
@@ -70,11 +104,13 @@ void sum(std::span<const ConstTensorView> parts, const TensorView& result, Strea
   from.count = static_cast<int>(parts.size());
   for (std::size_t p = 0; p < parts.size(); ++p) {
     if (!(parts[p].shape() == result.shape())) throw InternalError("a sum of different shapes");
-    from.data[p] = parts[p].as<float>();
+    from.data[p] = parts[p].data();
+    from.dtypes[p] = added(parts[p].dtype());
     set_strides(parts[p], from.strides[p]);
   }
   StridedResult to{};
-  to.data = result.as<float>();
+  to.data = result.data();
+  to.dtype = added(result.dtype());
   set_strides(result, to.strides);
   std::fill(to.shape, to.shape + kDims, 1);
   for (int dim = 0; dim < result.rank(); ++dim) {

@@ -17,7 +17,7 @@ using ScoresOfRegion = std::function<ConstTensorView(const Region& region)>;
 
 /// Bias and dense mask of a block's batches, heads and rows, for all `kv_length` keys of the
 /// problem or for the block's columns, as its buffers have them.
-[[nodiscard]] ScoreTensors block_scores(const RankPlan& plan, const Block& block,
+[[nodiscard]] ScoreTensors block_scores(const RankPlan& plan, const Tile& block,
                                         std::int64_t kv_length, const ScoresOfRegion& view);
 
 /// Appends the copies that cut a bias or a dense mask [b,n,t,S] of all keys to these ones, in `to`

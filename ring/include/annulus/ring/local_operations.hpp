@@ -18,10 +18,18 @@ class LocalOperations {
   /// See softmax_state.hpp.
   virtual void combine(std::span<const PartialState> parts, const SoftmaxState& result,
                        SoftmaxForm form, Stream& stream) const = 0;
-  /// result := the sum of the parts, in their order; 0 without parts. All are float32 and of one
-  /// shape, with stride 1 in the last dimension; one of the parts may lie where the result does.
+  /// result := the sum of the parts, in their order, added in float32 (float64 for a float64
+  /// result) and rounded once; 0 without parts. All have one shape, stride 1 in the last dimension,
+  /// and floating dtypes, float64 all together or none; one of the parts may lie where the result
+  /// does. At most kMostParts.
   virtual void sum(std::span<const ConstTensorView> parts, const TensorView& result,
                    Stream& stream) const = 0;
+  /// delta := rowsum(output ∘ grad_output) − grad_lse: outputs [b,t,n,Dv], delta and grad_lse
+  /// [b,n,t], of which the latter may be without dimensions. Delta is float32, or float64 where the
+  /// outputs are.
+  virtual void delta(const ConstTensorView& output, const ConstTensorView& grad_output,
+                     const ConstTensorView& grad_lse, const TensorView& delta,
+                     Stream& stream) const = 0;
   /// Writes a number that running kernels read (AttentionBlock::arrived_from). A kernel that reads
   /// the new value also sees the stream's earlier writes.
   virtual void publish(std::int32_t value, std::int32_t* number, Stream& stream) const = 0;

@@ -40,14 +40,14 @@ struct ScheduleVariant {
 [[nodiscard]] std::string variant_text(const ScheduleVariant& variant);
 
 /// What the tokens of a buffer hold. Keys and values, and their gradients, have key/value heads;
-/// all others have query heads. No schedule plans the backward pass yet.
+/// all others have query heads.
 enum class Content : std::uint8_t {
   query,
   key,
   value,
   output,
   lse,
-  delta,  ///< rowsum(dO ∘ O) of the backward pass
+  delta,  ///< rowsum(dO ∘ O) − dLSE of the backward pass (docs/semantics.md §1)
   grad_output,
   grad_query,
   grad_key,
@@ -55,12 +55,15 @@ enum class Content : std::uint8_t {
   bias,        ///< see ScoreTensors
   dense_mask,  ///< likewise
   maximum,     ///< of a row's logits: see SoftmaxState
-  sum          ///< Σ exp(logit − maximum), the caller's in place of an LSE
+  sum,         ///< Σ exp(logit − maximum), the caller's in place of an LSE
+  grad_lse
 };
 
 [[nodiscard]] std::string_view name_of(Content content) noexcept;
 /// Whether its heads are query heads.
 [[nodiscard]] bool has_query_heads(Content content) noexcept;
+/// Whether the backward pass computes it.
+[[nodiscard]] bool is_gradient(Content content) noexcept;
 
 /// Heads [begin, begin + count) of a rank's shard.
 struct HeadRange {
@@ -172,8 +175,8 @@ struct Arrival {
   bool operator==(const Arrival&) const = default;
 };
 
-/// A tile of attention: some rows against some columns, for some heads and batches.
-struct Block {
+/// Some rows against some columns, for some heads and batches: what a block reads.
+struct Tile {
   LocalRange rows;  ///< tokens of the query buffer
   PositionRanges row_positions;
   LocalRange columns;  ///< tokens of the key and value buffers
@@ -184,8 +187,12 @@ struct Block {
   int bias = -1, dense_mask = -1;     ///< buffers; −1 if the problem has none
   /// Visible (row, column) pairs over the batches, per head; see Mask::examine.
   std::int64_t pairs = 0;
-  bool full = false;            ///< no pair is masked
-  int implementation = 0;       ///< index into RankPlan::implementations
+  bool full = false;       ///< no pair is masked
+  int implementation = 0;  ///< index into RankPlan::implementations
+};
+
+/// A tile of the forward pass.
+struct Block : Tile {
   Result result;                ///< where its softmax state is put
   std::optional<Result> state;  ///< of the same rows over other columns, to be continued
   /// Whether its kernel begins before all columns have arrived, and awaits them
@@ -195,15 +202,31 @@ struct Block {
   std::vector<Arrival> arrivals;
 };
 
+/// delta of some rows, in float32, from the output and its gradient.
+struct Delta {
+  Region output;
+  int grad_output = -1;  ///< buffers of the same rows, heads and batches
+  int grad_lse = -1;     ///< −1: the LSE has no gradient
+  int delta = -1;
+};
+
+/// A tile of the backward pass: adds its part of the gradients of its rows and of its columns.
+struct BackwardBlock : Tile {
+  int grad_output = -1, lse = -1, delta = -1;  ///< buffers of the rows
+  Region grad_query;                           ///< the rows and query heads
+  Region grad_key, grad_value;                 ///< the columns and their key/value heads
+};
+
 enum class Reduction : std::uint8_t {
   softmax,  ///< partial results are weighted by their LSE
-  sum       ///< of plain numbers, float32; for gradients, which nothing plans yet
+  sum       ///< of plain numbers: gradients
 };
 
 [[nodiscard]] std::string_view name_of(Reduction reduction) noexcept;
 
 /// Combines the parts in this order and rounds once. Rows of `into` that no part covers get output
-/// 0, LSE −∞ (the LSE of the sinks, if it adds them) and maximum −∞, or sum 0.
+/// 0, LSE −∞ (the LSE of the sinks, if it adds them) and maximum −∞. The parts of a sum cover
+/// `into`, and the first of them may be `into` itself; without parts, a sum is 0.
 struct Reduce {
   Reduction reduction = Reduction::softmax;
   std::vector<Result> parts;
@@ -217,14 +240,14 @@ struct Reduce {
 };
 
 struct Task {
-  std::variant<Copy, Exchange, Block, Reduce> work;
+  std::variant<Copy, Exchange, Block, Reduce, Delta, BackwardBlock> work;
   int step = 0;  ///< round of the schedule that it belongs to, for reports and messages
   std::vector<Dependency> after;
 };
 
 /// Ranks that exchange data.
 struct PlanGroup {
-  AxisNames axes;
+  AxisNames axes;          ///< all ranks list groups along the same axes, in the same order
   std::vector<int> ranks;  ///< in the mesh, by rank in the group
   int rank = 0;            ///< of this rank
 };
@@ -246,6 +269,8 @@ struct RankPlan {
   [[nodiscard]] BatchRange global(BatchRange batches) const noexcept {
     return {first_batch + batches.begin, batches.count};
   }
+  /// The tiles of the tasks that have one, forward or backward, in order.
+  [[nodiscard]] std::vector<const Tile*> tiles() const;
   /// The tasks of one kind, in order.
   template <class Kind>
   [[nodiscard]] std::vector<const Kind*> all() const {
@@ -270,7 +295,7 @@ struct RankPlan {
   /// Of each of its tokens: those of the rank, or 1 of a bias or a mask that is broadcast.
   [[nodiscard]] BatchRange batches(const Buffer& buffer) const;
   /// What a block reads of a buffer of a bias or a mask.
-  [[nodiscard]] Region scores_of(const Block& block, int buffer) const;
+  [[nodiscard]] Region scores_of(const Tile& block, int buffer) const;
   /// The caller's tensor of this content; −1 if there is none.
   [[nodiscard]] int caller_buffer(Content content) const;
   /// Bytes of one token of a buffer, for all batches.
@@ -278,8 +303,10 @@ struct RankPlan {
 
   /// Visible pairs times query heads.
   [[nodiscard]] double work() const;
-  /// Operations of one of its blocks: 2 (D + Dv) for every visible pair and query head.
+  /// Operations of one of its blocks for every visible pair and query head: 2 (D + Dv) forward,
+  /// 2 (3 D + 2 Dv) backward.
   [[nodiscard]] double flops(const Block& block) const;
+  [[nodiscard]] double flops(const BackwardBlock& block) const;
   [[nodiscard]] std::int64_t bytes_received() const;
   [[nodiscard]] std::int64_t bytes_sent() const;
   /// Bytes of the memory of its buffers of one kind.
@@ -287,6 +314,13 @@ struct RankPlan {
   /// Whether it combines partial results that a kernel has rounded to less than float32, which is
   /// one rounding more than in an unsharded call.
   [[nodiscard]] bool reduces_rounded() const;
+};
+
+/// What a call of the backward pass gets and does besides: docs/semantics.md §1.
+struct BackwardRequest {
+  bool grad_lse = false;  ///< the LSE has a gradient
+  bool adds = false;      ///< gradients are added to what is there, instead of overwriting it
+  bool operator==(const BackwardRequest&) const = default;
 };
 
 /// The plans of the ranks of a mesh: of all of them, or of those that were asked for.
@@ -300,6 +334,8 @@ struct Plan {
   double mean_work = 0;         ///< of all
   int ulysses_degree = 0;       ///< of hybrid: ranks that exchange heads; 0 of all others
   int inner_size = 0;           ///< of double_ring: ranks of a row; 0 of all others
+  /// Of a plan of the backward pass.
+  std::optional<BackwardRequest> backward = {};
 
   /// Work of the most loaded rank over the mean, minus 1; 0 if there is no work.
   [[nodiscard]] double imbalance() const;
@@ -310,7 +346,7 @@ struct Plan {
 /// A readable account of the whole plan: mesh, shards, totals per rank, and for up to `max_ranks`
 /// ranks every task.
 [[nodiscard]] std::string to_text(const Plan& plan, int max_ranks = 0);
-/// The whole plan as JSON, every field named as here; "version": 2.
+/// The whole plan as JSON, every field named as here; "version": 3.
 [[nodiscard]] std::string to_json(const Plan& plan);
 
 }  // namespace annulus::ring

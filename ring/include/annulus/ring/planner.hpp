@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,9 +26,9 @@ inline constexpr std::int64_t kUsualHeadGroupBytes = std::int64_t{8} << 20;
 struct PlanOptions {
   /// Allgather gathers by groups of key/value heads so that one group's buffer stays below this.
   std::int64_t gather_bytes = std::int64_t{256} << 20;
-  /// Limit for a rank's partial results, or the size of its output in float32 if that is more (where
-  /// pass_q goes round, seven times that). If they do not fit, the ring runs once per group of
-  /// key/value heads. 0: all heads at once, and results are combined as soon as there are two.
+  /// Limit for a rank's partial results, or the size of its output in float32 if that is more
+  /// (where pass_q goes round, seven times that). If they do not fit, the ring runs once per group
+  /// of key/value heads. 0: all heads at once, and results are combined as soon as there are two.
   std::int64_t result_bytes = 0;
   /// In a ring, columns come straight from their owners instead of from neighbour to neighbour,
   /// where that sends no more bytes between nodes: where the ranks of a ring are all on one node,
@@ -41,9 +42,9 @@ struct PlanOptions {
   /// allows it. Not for ranks that share a GPU: a waiting kernel would block the other ranks.
   bool await_columns = true;
   /// Of hybrid: the number of ranks that exchange heads, a divisor of those along the sequence. 0:
-  /// the size of the last of several sequence axes; of one, its largest common divisor with the K of
-  /// a rank.
-  /// With 1, hybrid is the ring, and with all ranks ulysses. Only `auto` compares other degrees.
+  /// the size of the last of several sequence axes; of one, its largest common divisor with the K
+  /// of a rank. With 1, hybrid is the ring, and with all ranks ulysses. Only `auto` compares other
+  /// degrees.
   int ulysses_degree = 0;
   /// Of double_ring: the number of ranks of a row, a divisor of those along the sequence. 0:
   /// ranks_per_row().
@@ -93,6 +94,8 @@ struct PlanInput {
   Prices prices;
   PlanOptions options;
   std::vector<Refusal> refusals = {};
+  /// Plans of the backward pass; without a value, of the forward pass.
+  std::optional<BackwardRequest> backward = {};
 };
 
 /// With the prices that `model` has for the problem: see make_prices().

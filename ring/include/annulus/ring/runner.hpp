@@ -18,6 +18,14 @@
 
 namespace annulus::ring {
 
+/// A tensor of the caller, by what it holds. The runner only reads inputs.
+struct CallTensor {
+  Content content;
+  TensorView view;
+};
+/// Those of one call, in any order: one for each of the plan's contents that the caller holds.
+using CallTensors = std::span<const CallTensor>;
+
 struct RunnerOptions {
   int threads = 1;           ///< CPU threads per rank
   Tracer* tracer = nullptr;  ///< must outlive the runner
@@ -39,7 +47,7 @@ class Runner {
  public:
   /// `implementations` are those that the plan names, `groups` those of the plan, for memory of
   /// `device`. What is referred to must outlive the runner. Not collective.
-  Runner(const AttentionProblem& problem, const RankPlan& plan,
+  Runner(const AttentionProblem& problem, RankPlan plan,
          std::span<const Implementation* const> implementations, std::vector<Group*> groups,
          Device& device, const Watchdog& watchdog, RunnerOptions options);
   /// Waits for calls under way, as wait() does, unless one has failed.
@@ -51,22 +59,21 @@ class Runner {
   void connect();
 
   /// What the caller's tensors must look like: contiguous, without memory.
-  [[nodiscard]] std::vector<TensorView> expected() const;
-  /// Throws ArgumentError naming a tensor whose shape, dtype, place or strides do not fit the
-  /// plan. `tensors`: the caller's, one for each buffer of that kind, in their order.
-  void check(std::span<const TensorView> tensors) const;
+  [[nodiscard]] std::vector<CallTensor> expected() const;
+  /// Throws ArgumentError naming a tensor whose shape, dtype, place or strides do not fit the plan.
+  void check(CallTensors tensors) const;
   /// Whether it is ready for tensors laid out like these.
-  [[nodiscard]] bool is_ready_for(std::span<const TensorView> tensors) const;
+  [[nodiscard]] bool is_ready_for(CallTensors tensors) const;
   /// Makes ready for tensors of these strides, and of addresses that are as well aligned; tensors
   /// without memory count as aligned. Waits for calls under way. Returns the blocks that a kernel
   /// refuses; it is ready only if there are none. Does not communicate; but if the transport needs
   /// the same calls on all ranks, it must be called alike on all ranks too.
-  [[nodiscard]] std::vector<Refusal> prepare(std::span<const TensorView> tensors);
+  [[nodiscard]] std::vector<Refusal> prepare(CallTensors tensors);
 
   /// Computes what a call computes, on tensors that it is ready for, and waits for it. Sends and
   /// receives nothing, so buffers for other ranks' shards have any contents. Not collective. Throws
   /// what a kernel throws, after which the runner can only be destroyed.
-  void rehearse(std::span<const TensorView> tensors);
+  void rehearse(CallTensors tensors);
 
   /// Submits a call. It runs after earlier work on `caller`, and later work there sees its results;
   /// if `caller` is null, it is ordered with no other stream. Collective over the groups. On a
@@ -74,7 +81,7 @@ class Runner {
   /// Throws LibraryError or TimeoutError, after which the job can only be aborted (Control::abort);
   /// also for tensors that were not prepared and that a kernel refuses, since other ranks may have
   /// begun.
-  void submit(std::span<const TensorView> tensors, ForeignStream* caller);
+  void submit(CallTensors tensors, ForeignStream* caller);
   /// Returns when all calls are done; the tensors are then the caller's again. Throws like
   /// submit().
   void wait();

@@ -147,9 +147,10 @@ class ShardedAttention {
   void try_or_undo(const Change& change, const Undo& undo);
   void check_usable() const;
   void use_group();
+  [[nodiscard]] std::vector<Group*> groups_of(const RankPlan& plan);
   void choose();
   void drop_runner();
-  void plan_until_prepared(const std::vector<TensorView>* tensors);
+  void plan_until_prepared(const std::vector<CallTensor>* tensors);
 
   ShardedOperands operands_;
   Mesh& mesh_;

@@ -1,0 +1,221 @@
+#include "schedules/backward/backward_builder.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include <annulus/attention/softmax_state.hpp>
+#include <annulus/core/error.hpp>
+
+#include "schedules/plan_builder.hpp"
+
+namespace annulus::ring {
+namespace {
+
+constexpr int kReplicaTurn = 2;  // after the exchanges of a schedule in the same step
+
+// Part `i` of `parts` of some tokens.
+LocalRange part_of(const LocalRange& tokens, std::size_t i, std::size_t parts) {
+  const auto cut = [&](std::size_t at) {
+    return tokens.count * static_cast<std::int64_t>(at) / static_cast<std::int64_t>(parts);
+  };
+  return {tokens.begin + cut(i), cut(i + 1) - cut(i)};
+}
+
+Region with_tokens(Region region, const LocalRange& tokens) {
+  region.tokens = tokens;
+  return region;
+}
+
+}  // namespace
+
+BackwardBuilder::BackwardBuilder(const RankContext& context)
+    : TaskBuilder(context),
+      row_replicas_(replicas_of(context.input.operands, Operand::rows, context.rank)),
+      column_replicas_(replicas_of(context.input.operands, Operand::columns, context.rank)) {
+  const BackwardRequest& request = context.input.backward.value();
+  const DType dtype = context.input.problem.dtype;
+  for (const Content content : {Content::query, Content::key, Content::value, Content::output}) {
+    add_caller(content, dtype);
+  }
+  add_caller(Content::lse, DType::float32);
+  add_caller_scores();
+  add_caller(Content::grad_output, dtype);
+  if (request.grad_lse) add_caller(Content::grad_lse, DType::float32);
+  for (const Content content : {Content::grad_query, Content::grad_key, Content::grad_value}) {
+    add_caller(content, dtype);
+  }
+
+  const bool in_place = gradient_dtype() == dtype;
+  const HeadRange heads{0, plan_.local.heads};
+  const HeadRange kv_heads{0, plan_.local.kv_heads};
+  BackwardRows rows{TaskBuilder::own_rows(), own(Content::grad_output), own(Content::lse), -1, -1};
+  rows.delta = add_local(Content::delta, partial_dtype(dtype), all_rows(), heads);
+  if (row_replicas_.several()) {
+    rows.grad_query = add_exchange({Content::grad_query}, gradient_dtype(), all_rows(), heads);
+  } else {
+    rows.grad_query = in_place
+                          ? own(Content::grad_query)
+                          : add_local(Content::grad_query, gradient_dtype(), all_rows(), heads);
+  }
+  if (column_replicas_.several()) {
+    own_columns_ = add_column_gradients(all_columns(), kv_heads);
+  } else if (in_place) {
+    own_columns_ = {own(Content::grad_key), own(Content::grad_value)};
+  } else {
+    own_columns_ = {add_local(Content::grad_key, gradient_dtype(), all_columns(), kv_heads),
+                    add_local(Content::grad_value, gradient_dtype(), all_columns(), kv_heads)};
+  }
+  if (plan_.local.query_length > 0) {
+    add_task(0, Delta{whole(own(Content::output)), own(Content::grad_output),
+                      own(Content::grad_lse), rows.delta});
+  }
+  add_rows(rows, context.input.operands.query.positions(context.rank, 1));
+}
+
+DType BackwardBuilder::gradient_dtype() const {
+  return partial_dtype(context_.input.problem.dtype);
+}
+
+DType BackwardBuilder::complete_dtype() const {
+  return context_.input.backward->adds ? gradient_dtype() : context_.input.problem.dtype;
+}
+
+int BackwardBuilder::add_rows(const BackwardRows& buffers, const PositionRanges& positions) {
+  rows_.push_back({buffers, BlockFinder(context_, plan_, positions)});
+  return static_cast<int>(rows_.size()) - 1;
+}
+
+ColumnGradients BackwardBuilder::add_column_gradients(LocalRange tokens, HeadRange kv_heads,
+                                                      int reuses) {
+  const int buffer = add_exchange({Content::grad_key, Content::grad_value}, gradient_dtype(),
+                                  tokens, kv_heads, reuses);
+  return {buffer, buffer};
+}
+
+void BackwardBuilder::compute(int step, int rows, HeadRange heads, const PlacedColumns& columns,
+                              const ColumnGradients& gradients) {
+  const Rows& of = rows_[static_cast<std::size_t>(rows)];
+  for (const Block& found : of.finder.find(heads, columns.pieces)) {
+    BackwardBlock block;
+    static_cast<Tile&>(block) = found;
+    block.query = of.buffers.operands.query;
+    block.bias = of.buffers.operands.bias;
+    block.dense_mask = of.buffers.operands.dense_mask;
+    block.key = columns.key;
+    block.value = columns.value;
+    block.grad_output = of.buffers.grad_output;
+    block.lse = of.buffers.lse;
+    block.delta = of.buffers.delta;
+    const HeadRange kv_heads = plan_.kv_heads_of(block.heads);
+    block.grad_query = {of.buffers.grad_query, block.rows, block.heads, block.batches};
+    block.grad_key = {gradients.key, block.columns, kv_heads, block.batches};
+    block.grad_value = {gradients.value, block.columns, kv_heads, block.batches};
+    add_task(step, std::move(block));
+  }
+}
+
+// A reduction takes a limited number of parts: the first ones are added up in the memory of the
+// first, without rounding.
+void BackwardBuilder::sum(int step, std::vector<Region> parts, const Region& into) {
+  const auto reduce = [&](std::size_t count, const Region& target) {
+    Reduce one{Reduction::sum, {}, {target}};
+    for (std::size_t i = 0; i < count; ++i) one.parts.push_back({parts[i]});
+    add_task(step, std::move(one));
+  };
+  while (parts.size() > static_cast<std::size_t>(kMostParts)) {
+    reduce(kMostParts, parts.front());
+    parts.erase(parts.begin() + 1, parts.begin() + kMostParts);
+  }
+  reduce(parts.size(), into);
+}
+
+void BackwardBuilder::add_to_own_columns(int step, int buffer, LocalPosition begin,
+                                         LocalRange columns) {
+  const Region part = with_tokens(whole(buffer), {begin, columns.count});
+  const auto add_to = [&](int own_buffer) {
+    Region into = with_tokens(whole(own_buffer), columns);
+    into.heads = part.heads;
+    sum(step, {into, part}, into);
+  };
+  add_to(own_columns_.key);
+  if (own_columns_.value != own_columns_.key) add_to(own_columns_.value);
+}
+
+void BackwardBuilder::add_to_own_columns(int step, int buffer,
+                                         const std::vector<LocalRange>& runs) {
+  LocalPosition token = plan_.buffer(buffer).tokens.begin;
+  for (const LocalRange& run : runs) {
+    add_to_own_columns(step, buffer, token, run);
+    token = token + run.count;
+  }
+}
+
+void BackwardBuilder::put(int step, Content content, const Region& complete,
+                          LocalRange own_tokens) {
+  const Region into{own(content), own_tokens, complete.heads, batches()};
+  if (into == complete) return;
+  std::vector<Region> parts;
+  if (context_.input.backward->adds) parts.push_back(into);
+  parts.push_back(complete);
+  sum(step, std::move(parts), into);
+}
+
+void BackwardBuilder::finish_rows(int step) {
+  add_up(step, row_replicas_, {rows_.front().buffers.grad_query}, {Content::grad_query});
+}
+
+void BackwardBuilder::finish_columns(int step) {
+  add_up(step, column_replicas_, {own_columns_.key, own_columns_.value},
+         {Content::grad_key, Content::grad_value});
+}
+
+// Each member adds up a part of the tokens, in the order of the members, and sends the sum to the
+// others: all get the same bits.
+void BackwardBuilder::add_up(int step, const Replicas& replicas, const std::vector<int>& partial,
+                             const std::vector<Content>& contents) {
+  const LocalRange tokens = plan_.buffer(partial.front()).tokens;
+  if (!replicas.several()) {
+    for (std::size_t i = 0; i < contents.size(); ++i) {
+      put(step, contents[i], whole(partial[i]), tokens);
+    }
+    return;
+  }
+  const int group = add_group(replicas.axes);
+  const int mine = partial.front();  // holds all contents
+  const HeadRange heads = plan_.buffer(mine).heads;
+  const std::size_t count = replicas.members.size();
+  const int me = plan_.groups[static_cast<std::size_t>(group)].rank;
+  const auto at =
+      static_cast<std::size_t>(std::ranges::find(replicas.members, me) - replicas.members.begin());
+  const LocalRange own_part = part_of(tokens, at, count);
+  const int total = add_exchange(contents, complete_dtype(), tokens, heads);
+  const Slot scatter(step + 1, kReplicaTurn, group);
+  const Slot gather(step + 2, kReplicaTurn, group);
+  std::vector<Region> parts;
+  for (std::size_t i = 0; i < count; ++i) {
+    const int member = replicas.members[i];
+    if (i == at) {
+      parts.push_back(with_tokens(whole(mine), own_part));
+      continue;
+    }
+    const int received = add_exchange(contents, gradient_dtype(), own_part, heads);
+    const LocalRange their_part = part_of(tokens, i, count);
+    send(scatter, member, member, mine, their_part);
+    receive(scatter, member, me, received, own_part);
+    parts.push_back(whole(received));
+    send(gather, member, me, total, own_part);
+    receive(gather, member, member, total, their_part);
+  }
+  sum(step + 1, std::move(parts), with_tokens(whole(total), own_part));
+  for (const Content content : contents) put(step + 2, content, whole(total), tokens);
+}
+
+RankPlan BackwardBuilder::finish() {
+  order_tasks();
+  begin_gradients(plan_, context_.input.backward->adds);
+  add_dependencies(plan_);
+  return std::move(plan_);
+}
+
+}  // namespace annulus::ring

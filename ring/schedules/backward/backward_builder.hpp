@@ -1,0 +1,91 @@
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "schedules/backward/replicas.hpp"
+#include "schedules/task_builder.hpp"
+
+namespace annulus::ring {
+
+/// Buffers of rows as the backward pass needs them, and of their gradient, to which blocks add.
+struct BackwardRows {
+  RowBuffers operands;
+  int grad_output = -1, lse = -1, delta = -1;
+  int grad_query = -1;
+};
+
+/// Buffers to which blocks add the gradients of columns, with the same tokens as the columns.
+struct ColumnGradients {
+  int key = -1, value = -1;
+};
+
+/// Fills a RankPlan of the backward pass. A schedule says which blocks are computed in which step,
+/// into which buffers their gradients go, and how these buffers are sent and added up. Gradients
+/// are float32 (float64 of a float64 problem) until add_up_own() rounds them, once.
+///
+/// A buffer of gradients is zeroed before the first task that adds to it or reads it.
+class BackwardBuilder : public TaskBuilder {
+ public:
+  /// The rows of the caller's tensors: see add_rows().
+  static constexpr int kOwnRows = 0;
+
+  /// Starts a plan whose buffers are the caller's tensors, and computes delta of the rank's own
+  /// rows in step 0.
+  explicit BackwardBuilder(const RankContext& context);
+
+  /// The dtype of gradients that are added up or sent.
+  [[nodiscard]] DType gradient_dtype() const;
+  /// The dtype of gradients that are complete: the problem's, if the caller wants them overwritten.
+  [[nodiscard]] DType complete_dtype() const;
+  [[nodiscard]] const BackwardRows& own_backward_rows() const { return rows_.front().buffers; }
+
+  /// Index of rows that lie in these buffers, at these positions.
+  int add_rows(const BackwardRows& buffers, const PositionRanges& positions);
+  /// A buffer for gradients of other ranks' columns, to be sent to them.
+  ColumnGradients add_column_gradients(LocalRange tokens, HeadRange kv_heads, int reuses = -1);
+  /// Whether other ranks have gradients of the same rows, or of the same columns.
+  [[nodiscard]] bool has_row_replicas() const noexcept { return row_replicas_.several(); }
+  [[nodiscard]] bool has_column_replicas() const noexcept { return column_replicas_.several(); }
+  /// The buffers to which gradients of the rank's own columns are added.
+  [[nodiscard]] const ColumnGradients& own_columns_gradients() const { return own_columns_; }
+
+  /// Computes those of the rows that see any of these columns, for these query heads.
+  void compute(int step, int rows, HeadRange heads, const PlacedColumns& columns,
+               const ColumnGradients& gradients);
+  /// into := the sum of the parts, in their order; `into` may be the first of them.
+  void sum(int step, std::vector<Region> parts, const Region& into);
+  /// Adds gradients of some of the rank's own columns, which begin at a token of a buffer.
+  void add_to_own_columns(int step, int buffer, LocalPosition begin, LocalRange columns);
+  /// The same for several runs of columns that lie side by side from the first token on.
+  void add_to_own_columns(int step, int buffer, const std::vector<LocalRange>& runs);
+  /// Once all is added to them in this step or earlier: adds up the gradients of the rank's own
+  /// rows and columns over the ranks that hold the same ones, and puts them into the caller's
+  /// tensors.
+  void finish_rows(int step);
+  void finish_columns(int step);
+  /// Puts complete gradients of some of the rank's own tokens into the caller's tensor.
+  void put(int step, Content content, const Region& complete, LocalRange own_tokens);
+
+  /// Returns the complete plan.
+  [[nodiscard]] RankPlan finish();
+
+ private:
+  struct Rows {
+    BackwardRows buffers;
+    BlockFinder finder;
+  };
+
+  void add_up(int step, const Replicas& replicas, const std::vector<int>& partial,
+              const std::vector<Content>& contents);
+
+  std::deque<Rows> rows_;
+  Replicas row_replicas_, column_replicas_;
+  ColumnGradients own_columns_;
+};
+
+/// Has buffers of gradients zeroed or overwritten before anything is added to them, and those of
+/// the caller that nothing is added to. `adds`: the caller's begin with what is there.
+void begin_gradients(RankPlan& plan, bool adds);
+
+}  // namespace annulus::ring

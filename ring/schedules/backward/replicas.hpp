@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <annulus/ring/sharded_operands.hpp>
+
+namespace annulus::ring {
+
+enum class Operand : std::uint8_t { rows, columns };
+
+/// The ranks that hold the same part of an operand and use it for different work, so that its
+/// gradient is the sum of theirs: those that share rows and have different columns, or the other
+/// way round. Ranks that also share the other operand all do the same work, and one of them counts.
+struct Replicas {
+  AxisNames axes;            ///< along which they lie
+  std::vector<int> members;  ///< their ranks in the group along `axes`, ascending
+  [[nodiscard]] bool several() const noexcept { return members.size() > 1; }
+};
+
+[[nodiscard]] Replicas replicas_of(const ShardedOperands& operands, Operand operand, int rank);
+
+}  // namespace annulus::ring

@@ -1,0 +1,273 @@
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <annulus/core/error.hpp>
+
+#include "schedules/backward/backward_builder.hpp"
+#include "schedules/gathering.hpp"
+#include "schedules/head_shares.hpp"
+#include "schedules/schedules.hpp"
+
+// The ranks along the sequence exchange heads for sequence, as in the forward pass: each gets all
+// rows and columns for its share of the heads. Delta goes with the rows, so outputs do not. The
+// gradients of its heads are then complete, except those of a key/value head that several ranks
+// share. Complete ones are rounded before they are sent back; the others travel in float32, and the
+// owner of the columns adds them up in order of rank.
+namespace annulus::ring {
+namespace {
+
+class UlyssesBackward {
+ public:
+  explicit UlyssesBackward(const RankContext& context)
+      : context_(context),
+        ranks_(static_cast<int>(context.group.size())),
+        me_(context.group_rank),
+        builder_(context),
+        shares_(shares()),
+        rows_(gathered(&HeldSequence::rows)),
+        columns_(gathered(&HeldSequence::columns)) {
+    if (builder_.has_row_replicas()) throw InternalError("ulysses over ranks with the same rows");
+    contents_ = builder_.sent_with_rows();
+    contents_.insert(contents_.end(), {Content::grad_output, Content::lse, Content::delta});
+  }
+
+  RankPlan plan() {
+    gather();
+    compute();
+    scatter();
+    if (!columns_complete()) builder_.finish_columns(kScatter);
+    return builder_.finish();
+  }
+
+ private:
+  static constexpr int kGather = 1;  // after delta
+  static constexpr int kScatter = 2;
+
+  // By rank; no heads where there are fewer heads than ranks.
+  [[nodiscard]] std::vector<HeadShare> shares() const {
+    const AttentionShape& local = builder_.plan().local;
+    std::vector<HeadShare> result(static_cast<std::size_t>(ranks_));
+    const auto dealt = deal_heads(local.heads, local.kv_heads, ranks_, 1);
+    for (std::size_t r = 0; r < result.size(); ++r) {
+      if (dealt[r].empty()) continue;
+      const HeadShare& first = dealt[r].front();
+      const HeadShare& last = dealt[r].back();
+      result[r] = {{first.heads.begin, last.heads.end() - first.heads.begin},
+                   {first.kv_heads.begin, last.kv_heads.end() - first.kv_heads.begin}};
+    }
+    return result;
+  }
+  [[nodiscard]] const HeadShare& share_of(int rank) const {
+    return shares_[static_cast<std::size_t>(rank)];
+  }
+  [[nodiscard]] bool has_heads(int rank) const { return share_of(rank).heads.count > 0; }
+
+  // Whether no two ranks have gradients of the same key/value head.
+  [[nodiscard]] bool columns_complete() const {
+    if (builder_.has_column_replicas()) return false;
+    std::int64_t heads = 0;
+    for (const HeadShare& share : shares_) heads += share.kv_heads.count;
+    return heads <= builder_.plan().local.kv_heads;
+  }
+
+  [[nodiscard]] Gathering gathered(PositionRanges HeldSequence::*sequence) const {
+    std::vector<PositionRanges> shards;
+    for (const int rank : context_.group) {
+      shards.push_back(held_by(context_.input.operands, rank).*sequence);
+    }
+    return Gathering(shards);
+  }
+  [[nodiscard]] static LocalRange all(const Gathering& gathering) {
+    return {LocalPosition(0), gathering.size()};
+  }
+
+  // The rank's own rows of a content.
+  [[nodiscard]] int source(Content content) const {
+    return content == Content::delta ? builder_.own_backward_rows().delta : builder_.own(content);
+  }
+
+  void gather() {
+    for (int turn = 1; turn < ranks_; ++turn) {
+      const int to = (me_ + turn) % ranks_;
+      if (!has_heads(to)) continue;
+      const HeadShare& share = share_of(to);
+      const LocalRange rows = builder_.all_rows();
+      for (const Content content : contents_) {
+        if (rows.count == 0) break;
+        const int packed = add_rows(content, rows, share.heads);
+        builder_.copy(kGather, content, source(content), rows.begin, packed, rows,
+                      builder_.plan().buffer(packed).heads);
+        send(kGather, to, packed, rows_);
+      }
+      if (const LocalRange columns = builder_.all_columns(); columns.count > 0) {
+        const int packed = builder_.add_key_value(columns, share.kv_heads);
+        builder_.pack(columns, packed, columns.begin, kGather);
+        send(kGather, to, packed, columns_);
+      }
+    }
+    if (!has_heads(me_)) return;
+    for (const Content content : contents_) {
+      buffers_[content] = add_rows(content, all(rows_), share_of(me_).heads);
+    }
+    key_value_ = builder_.add_key_value(all(columns_), share_of(me_).kv_heads);
+    for (int turn = 0; turn < ranks_; ++turn) {
+      const int from = (me_ + ranks_ - turn) % ranks_;
+      for (const Content content : contents_) {
+        const int to = buffers_[content];
+        for (const Gathering::Message& message : rows_.messages(from)) {
+          if (from == me_) {
+            builder_.copy(kGather, content, source(content), message.tokens.begin, to,
+                          message.placed(), builder_.plan().buffer(to).heads);
+          } else {
+            builder_.receive(kGather, from, from, to, message.placed());
+          }
+        }
+      }
+      for (const Gathering::Message& message : columns_.messages(from)) {
+        if (from == me_) {
+          builder_.pack(message.tokens, key_value_, message.placed().begin, kGather);
+        } else {
+          builder_.receive(kGather, from, from, key_value_, message.placed());
+        }
+      }
+    }
+  }
+
+  // A buffer for rows of some heads.
+  int add_rows(Content content, LocalRange rows, HeadRange heads) {
+    const DType dtype = builder_.plan().buffer(source(content)).dtype;
+    return builder_.add_exchange({content}, dtype, rows, builder_.heads_of(content, heads));
+  }
+  // The rank's own tokens, in the runs in which they lie at the receiver.
+  void send(int step, int to, int buffer, const Gathering& gathering) {
+    for (const Gathering::Message& message : gathering.messages(me_)) {
+      builder_.send(step, to, me_, buffer, message.tokens);
+    }
+  }
+
+  void compute() {
+    if (!has_heads(me_)) return;
+    const HeadShare& share = share_of(me_);
+    const auto buffer = [&](Content content) {
+      const auto found = buffers_.find(content);
+      return found == buffers_.end() ? builder_.own(content) : found->second;
+    };
+    grad_query_ = builder_.add_exchange({Content::grad_query}, builder_.gradient_dtype(),
+                                        all(rows_), share.heads);
+    const ColumnGradients columns = builder_.add_column_gradients(all(columns_), share.kv_heads);
+    grad_columns_ = columns.key;
+    const int rows = builder_.add_rows(
+        {{buffer(Content::query), buffer(Content::bias), buffer(Content::dense_mask)},
+         buffer(Content::grad_output),
+         buffer(Content::lse),
+         buffer(Content::delta),
+         grad_query_},
+        rows_.positions());
+    builder_.compute(kGather, rows, share.heads, {key_value_, key_value_, columns_.pieces()},
+                     columns);
+    grad_query_ = rounded(grad_query_);
+    if (columns_complete()) grad_columns_ = rounded(grad_columns_);
+  }
+
+  // Complete gradients in the dtype in which they travel.
+  int rounded(int buffer) {
+    const Buffer held = builder_.plan().buffer(buffer);
+    if (builder_.complete_dtype() == held.dtype) return buffer;
+    const int result =
+        builder_.add_exchange(held.contents, builder_.complete_dtype(), held.tokens, held.heads);
+    builder_.sum(kGather, {builder_.whole(buffer)}, builder_.whole(result));
+    return result;
+  }
+
+  void scatter() {
+    for (int turn = 1; turn < ranks_ && has_heads(me_); ++turn) {
+      const int to = (me_ + turn) % ranks_;
+      for (const auto& [buffer, gathering] :
+           {std::pair(grad_query_, &rows_), std::pair(grad_columns_, &columns_)}) {
+        for (const Gathering::Message& message : gathering->messages(to)) {
+          builder_.send(kScatter, to, to, buffer, message.placed());
+        }
+      }
+    }
+    for (int from = 0; from < ranks_; ++from) {
+      if (!has_heads(from)) continue;
+      take_rows(from);
+      take_columns(from);
+    }
+  }
+
+  // Where the gradients that `from` has computed lie: in its own buffer, or received.
+  int taken(int from, const std::vector<Content>& contents, DType dtype, LocalRange own,
+            HeadRange heads, const Gathering& gathering) {
+    const int received = builder_.add_exchange(contents, dtype, own, heads);
+    for (const Gathering::Message& message : gathering.messages(me_)) {
+      builder_.receive(kScatter, from, me_, received, message.tokens);
+    }
+    return received;
+  }
+  template <class Use>
+  void each_run(int from, const Gathering& gathering, const Use& use) {
+    for (const Gathering::Message& message : gathering.messages(me_)) {
+      use(from == me_ ? message.placed() : message.tokens, message.tokens);
+    }
+  }
+
+  void take_rows(int from) {
+    const LocalRange own = builder_.all_rows();
+    if (own.count == 0) return;
+    const int buffer = from == me_ ? grad_query_
+                                   : taken(from, {Content::grad_query}, builder_.complete_dtype(),
+                                           own, share_of(from).heads, rows_);
+    each_run(from, rows_, [&](LocalRange tokens, LocalRange own_tokens) {
+      Region complete = builder_.whole(buffer);
+      complete.tokens = tokens;
+      builder_.put(kScatter, Content::grad_query, complete, own_tokens);
+    });
+  }
+
+  void take_columns(int from) {
+    const LocalRange own = builder_.all_columns();
+    if (own.count == 0) return;
+    const std::vector<Content> contents{Content::grad_key, Content::grad_value};
+    const DType dtype = columns_complete() ? builder_.complete_dtype() : builder_.gradient_dtype();
+    const int buffer = from == me_
+                           ? grad_columns_
+                           : taken(from, contents, dtype, own, share_of(from).kv_heads, columns_);
+    each_run(from, columns_, [&](LocalRange tokens, LocalRange own_tokens) {
+      if (!columns_complete()) {
+        return builder_.add_to_own_columns(kScatter, buffer, tokens.begin, own_tokens);
+      }
+      Region complete = builder_.whole(buffer);
+      complete.tokens = tokens;
+      for (const Content content : contents) {
+        builder_.put(kScatter, content, complete, own_tokens);
+      }
+    });
+  }
+
+  const RankContext& context_;
+  int ranks_;
+  int me_;
+  BackwardBuilder builder_;
+  std::vector<HeadShare> shares_;  // by rank
+  Gathering rows_, columns_;
+  std::vector<Content> contents_;   // that go with rows
+  std::map<Content, int> buffers_;  // of all rows, for the rank's heads
+  int key_value_ = -1;              // of all columns
+  int grad_query_ = -1, grad_columns_ = -1;
+};
+
+}  // namespace
+
+RankPlan plan_ulysses_backward(const RankContext& context) {
+  if (context.group.size() == 1 || has_replicated_rows(context.input)) {
+    return plan_local_backward(context);
+  }
+  return UlyssesBackward(context).plan();
+}
+
+}  // namespace annulus::ring

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "schedules/gather_routes.hpp"
+#include "schedules/task_builder.hpp"
+
+namespace annulus::ring {
+
+/// Bytes of one head of a token's key and value, for all batches of the rank.
+[[nodiscard]] std::int64_t token_bytes_per_head(const RankContext& context);
+/// The groups of key/value heads that are gathered one after another, to bound memory: the same on
+/// all ranks of a group.
+[[nodiscard]] std::vector<HeadRange> gathered_heads(const RankContext& context);
+
+/// How many turns after its left neighbour's a receiver takes messages of `source`, so that not all
+/// ranks read from one at once; from 1 on.
+[[nodiscard]] int turn_of(int source, int receiver, int ranks);
+/// Arrivals in order of their turns. Those from one rank keep their order, so that messages between
+/// two ranks match.
+[[nodiscard]] std::vector<GatherMessage> by_turn(std::vector<GatherMessage> arrivals, int me,
+                                                 int ranks);
+/// Arrivals in order of their origin and its columns.
+[[nodiscard]] std::vector<GatherMessage> by_origin(std::vector<GatherMessage> arrivals);
+/// Puts arrivals side by side into a buffer. Returns the number of its tokens.
+std::int64_t place(std::vector<GatherMessage>& arrivals);
+[[nodiscard]] std::vector<PlacedPiece> placed_pieces(const std::vector<GatherMessage>& arrivals);
+/// The tokens of an arrival in the buffer.
+[[nodiscard]] LocalRange placed(const GatherMessage& arrival);
+
+/// Gathers the columns that a rank needs of others, for one group of key/value heads after another.
+class GatherRounds {
+ public:
+  /// `me`: the rank in the group. What it refers to must outlive it.
+  GatherRounds(TaskBuilder& builder, const GatherRoutes& routes, int me);
+
+  /// What arrives in a round, in order of origin and columns.
+  [[nodiscard]] const std::vector<GatherMessage>& by_origin() const noexcept { return by_origin_; }
+  /// Tokens of a round.
+  [[nodiscard]] std::int64_t tokens() const noexcept { return tokens_; }
+  /// The step from which on the columns of round `g` can be computed.
+  [[nodiscard]] int arrived_in(std::size_t g) const { return first_step(g) + last_ + 1; }
+  /// Adds the messages of round `g`, one round after another.
+  void add(std::size_t g, HeadRange kv_heads);
+  /// The columns of round `g`; those of the last rounds keep their memory.
+  [[nodiscard]] PlacedColumns gathered(std::size_t g) const;
+
+ private:
+  [[nodiscard]] int first_step(std::size_t g) const;
+  [[nodiscard]] LocalRange passed_on(const GatherMessage& sent) const;
+
+  TaskBuilder& builder_;
+  int me_;
+  std::vector<GatherMessage> by_origin_;  // arrivals, in order of origin and columns
+  std::vector<GatherMessage> arrivals_, departures_;
+  std::int64_t tokens_ = 0;
+  std::vector<PlacedPiece> pieces_;
+  LocalRange sent_own_;
+  int last_;
+  std::vector<int> receive_;  // buffers
+};
+
+}  // namespace annulus::ring

@@ -1,0 +1,242 @@
+// Plans of the backward pass, played with tokens in place of tensors.
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/ring/planner.hpp>
+#include <annulus/ring/simulate.hpp>
+
+#include "tests/ring/plan_player.hpp"
+#include "tests/ring/sequence_plan.hpp"
+
+namespace annulus::ring {
+namespace {
+
+constexpr std::array kBackward{Schedule::ring, Schedule::allgather, Schedule::ulysses};
+
+PlanInput backward_input(const AttentionProblem& problem, const ShardedOperands& operands,
+                         const PlanOptions& options = {}, const BackwardRequest& request = {}) {
+  PlanInput input = native_input(problem, operands, options);
+  input.backward = request;
+  return input;
+}
+
+AttentionProblem small_problem(std::int64_t length, std::int64_t heads, std::int64_t kv_heads) {
+  AttentionProblem problem = causal_problem(length, heads, kv_heads);
+  problem.shape.batch = 2;
+  problem.shape.head_dim = problem.shape.value_dim = 2;
+  return problem;
+}
+
+// Two batches of different documents.
+Mask documents(std::int64_t length) {
+  std::vector<std::int32_t> ids;
+  for (std::int64_t batch = 0; batch < 2; ++batch) {
+    for (std::int64_t i = 0; i < length; ++i) {
+      ids.push_back(static_cast<std::int32_t>(i < 5 + 9 * batch ? 0 : i + 3 < length ? 1 : -1));
+    }
+  }
+  Mask mask;
+  mask.set_causal(true);
+  mask.set_segments(2, ids, ids);
+  return mask;
+}
+
+void expect_plays(const PlanInput& input, Schedule schedule, unsigned seed) {
+  const Plan plan = make_plan(input, schedule);
+  expect_valid(plan, input.operands, seed);
+  EXPECT_GT(predicted_seconds(plan, input.prices), 0);
+  EXPECT_NE(to_text(plan, 1).find("backward"), std::string::npos);
+  EXPECT_NE(to_json(plan).find("\"pass\": \"backward\""), std::string::npos);
+}
+
+TEST(BackwardPlan, EveryGradientHoldsEveryVisiblePairOnce) {
+  unsigned seed = 0;
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    for (const LayoutKind layout :
+         {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
+      for (const auto& [heads, kv_heads] : {std::pair{8, 2}, {4, 4}, {6, 3}}) {
+        const AttentionProblem problem = small_problem(29, heads, kv_heads);
+        const ShardedOperands operands = sequence_operands(problem, ranks, layout);
+        for (const Schedule schedule : kBackward) {
+          SCOPED_TRACE(testing::Message()
+                       << name_of(schedule) << " of " << ranks << " ranks, " << heads << "/"
+                       << kv_heads << ", " << annulus::name_of(layout));
+          expect_plays(backward_input(problem, operands), schedule, ++seed);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(BackwardPlan, MasksThatHideHops) {
+  constexpr std::int64_t kLength = 33;
+  std::vector<Mask> masks(5);
+  masks[1].set_window(3, 0);
+  masks[2].set_window(0, 4);
+  masks[3] = documents(kLength);
+  masks[4].set_causal(true);
+  masks[4].set_kv_lengths({17, 0});
+  masks[4].set_query_lengths({kLength, 20});
+  unsigned seed = 100;
+  for (const Mask& mask : masks) {
+    AttentionProblem problem = small_problem(kLength, 4, 2);
+    problem.mask = mask;
+    for (const int ranks : {2, 3, 4, 8}) {
+      for (const LayoutKind layout : {LayoutKind::contiguous, LayoutKind::zigzag}) {
+        const ShardedOperands operands = sequence_operands(problem, ranks, layout);
+        for (const Schedule schedule : kBackward) {
+          for (const bool direct : {false, true}) {
+            SCOPED_TRACE(testing::Message() << to_string(mask) << ", " << name_of(schedule)
+                                            << " of " << ranks << " ranks, " << direct);
+            PlanOptions options;
+            options.direct = direct;
+            options.gather_bytes = 1;  // a head at a time
+            options.prefetch_bytes = direct ? std::int64_t{1} << 30 : 0;
+            expect_plays(backward_input(problem, operands, options, {direct, direct}), schedule,
+                         ++seed);
+            if (HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+// What no rank needs does not travel, and neither do its gradients.
+TEST(BackwardPlan, EmptyHopsMoveNothing) {
+  AttentionProblem problem = small_problem(64, 4, 4);
+  problem.mask = {};
+  problem.mask.set_causal(true);
+  problem.mask.set_window(15, 0);  // the rank itself and its left neighbour
+  const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::contiguous);
+  for (const bool direct : {false, true}) {
+    PlanOptions options;
+    options.direct = direct;
+    const Plan plan = make_plan(backward_input(problem, operands, options), Schedule::ring);
+    // 15 columns of K and V to the right neighbour, and their gradients in float32 back.
+    const std::int64_t columns = 15 * 2 * 4 * (2 + 2);
+    for (const int rank : {0, 1, 2, 3}) {
+      const RankPlan& one = plan.ranks[static_cast<std::size_t>(rank)];
+      EXPECT_EQ(one.bytes_sent(), (rank < 3 ? columns * 2 : 0) + (rank > 0 ? columns * 4 : 0));
+    }
+  }
+}
+
+// Keys and values come first in every step, so that gradients do not delay them.
+TEST(BackwardPlan, KeysAndValuesComeBeforeGradients) {
+  const AttentionProblem problem = small_problem(64, 4, 4);
+  const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
+  for (const Schedule schedule : {Schedule::ring, Schedule::allgather}) {
+    const Plan plan = make_plan(backward_input(problem, operands), schedule);
+    for (const RankPlan& rank : plan.ranks) {
+      int step = -1;
+      bool gradients = false;
+      for (const Task& task : rank.tasks) {
+        const auto* exchange = std::get_if<Exchange>(&task.work);
+        if (exchange == nullptr || exchange->sends.empty()) continue;
+        const Content content = rank.buffer(exchange->sends.front().buffer).contents.front();
+        if (task.step != step) gradients = false;
+        step = task.step;
+        EXPECT_FALSE(content == Content::key && gradients) << "step " << step;
+        gradients = gradients || content == Content::grad_key;
+      }
+    }
+  }
+}
+
+ShardedOperands operands_on(const AttentionProblem& problem, const std::string& mesh,
+                            const std::string& query, const std::string& kv) {
+  return shard_operands(
+      problem, MeshShape::parse(mesh, 8),
+      {PartitionSpec::parse(query), PartitionSpec::parse(kv), LayoutKind::zigzag});
+}
+
+// Ranks that hold the same part of an operand add its gradients up, along groups of their own.
+TEST(BackwardPlan, GradientsOfReplicatedOperandsAreAddedUp) {
+  struct Case {
+    std::string mesh, query, kv;
+    std::size_t groups;
+  };
+  unsigned seed = 200;
+  for (const Case& one : {
+           Case{"sp=4,x=2", "-,sp+x", "-,sp", 2},  // keys replicated along x
+           Case{"sp=4,x=2", "-,x", "-,sp", 2},     // each along the other's axis
+           Case{"sp=8", "-,-", "-,sp", 1},         // rows replicated
+           Case{"sp=8", "-,sp", "-,-", 2},         // keys replicated
+           Case{"dp=2,sp=2,tp=2", "dp,sp,tp", "dp,sp,tp", 1},
+           Case{"sp=2,tp=4", "-,sp,tp", "-,sp,tp", 2},  // two ranks share a key/value head
+           Case{"sp=2,x=4", "-,sp", "-,sp", 1},         // all replicated along x: nothing to add
+       }) {
+    const AttentionProblem problem = small_problem(29, 4, 2);
+    const ShardedOperands operands = operands_on(problem, one.mesh, one.query, one.kv);
+    for (const Schedule schedule : {Schedule::ring, Schedule::allgather}) {
+      for (const bool adds : {false, true}) {
+        SCOPED_TRACE(testing::Message() << one.mesh << " " << one.query << " " << one.kv << ", "
+                                        << name_of(schedule) << (adds ? ", added" : ""));
+        const PlanInput input = backward_input(problem, operands, {}, {false, adds});
+        expect_plays(input, schedule, ++seed);
+        if (HasFatalFailure()) return;
+        for (const RankPlan& rank : make_plan(input, schedule).ranks) {
+          EXPECT_EQ(rank.groups.size(), one.groups);
+        }
+      }
+    }
+  }
+}
+
+// Ulysses, where ranks also share key/value heads: with each other, and along another axis.
+TEST(BackwardPlan, UlyssesAddsUpSharedHeads) {
+  unsigned seed = 300;
+  for (const std::string mesh : {"sp=8,tp=1", "sp=4,tp=2", "sp=2,tp=4"}) {
+    const AttentionProblem problem = small_problem(29, 8, 2);
+    const ShardedOperands operands = operands_on(problem, mesh, "-,sp,tp", "-,sp,tp");
+    for (const bool adds : {false, true}) {
+      SCOPED_TRACE(mesh);
+      expect_plays(backward_input(problem, operands, {}, {true, adds}), Schedule::ulysses, ++seed);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// A reduction takes 32 parts.
+TEST(BackwardPlan, MoreReplicasThanAReductionTakes) {
+  AttentionProblem problem = small_problem(40, 1, 1);
+  const ShardedOperands operands = shard_operands(
+      problem, MeshShape({{"sp", 40}}),
+      {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,-"), LayoutKind::zigzag});
+  expect_plays(backward_input(problem, operands), Schedule::ring, 1);
+}
+
+TEST(BackwardPlan, AutoPricesTheSchedulesThatHaveOne) {
+  const AttentionProblem problem = small_problem(64, 4, 4);
+  const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
+  const PlanInput input = backward_input(problem, operands);
+  const ScheduleChoice choice = choose_schedule(input, "auto");
+  EXPECT_GT(choice.seconds, 0);
+  for (const auto& other : choice.passed_over) {
+    EXPECT_EQ(other.schedule == Schedule::double_ring || other.schedule == Schedule::hybrid ||
+                  other.schedule == Schedule::pass_q,
+              other.reason.find("not planned yet") != std::string::npos)
+        << name_of(other.schedule) << ": " << other.reason;
+  }
+  EXPECT_THROW(static_cast<void>(make_rank_plan(input, Schedule::double_ring, 0)),
+               UnsupportedError);
+}
+
+TEST(BackwardPlan, PartlyReplicatedRowsAreRefused) {
+  const AttentionProblem problem = small_problem(32, 4, 4);
+  const ShardedOperands operands = operands_on(problem, "a=2,b=4", "-,a", "-,a+b");
+  EXPECT_THROW(
+      static_cast<void>(make_rank_plan(backward_input(problem, operands), Schedule::ring, 0)),
+      UnsupportedError);
+}
+
+}  // namespace
+}  // namespace annulus::ring

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tests/ring/backward_program.hpp"
+
+namespace annulus::ring::test {
+
+inline AttentionProblem backward_problem(DType dtype, std::int64_t heads, std::int64_t kv_heads) {
+  AttentionProblem problem;
+  problem.shape = {2, 23, 23, heads, kv_heads, 6, 5};
+  problem.dtype = dtype;
+  problem.mask.set_causal(true);
+  return problem;
+}
+
+/// Programs for so many ranks: every way that gradients take.
+inline std::vector<Program> backward_programs(int ranks) {
+  const std::string all = "sp=" + std::to_string(ranks) + ",x=1,tp=1";
+  std::vector<Program> programs;
+  for (const Schedule schedule : {Schedule::ring, Schedule::allgather, Schedule::ulysses}) {
+    for (const DType dtype : {DType::float32, DType::bfloat16}) {
+      programs.push_back({all, "-,sp", "-,sp", schedule, backward_problem(dtype, 4, 2)});
+    }
+  }
+  // Straight to the owner, with a gradient of the LSE, added to what is there.
+  Program direct{all, "-,sp", "-,sp", Schedule::ring, backward_problem(DType::bfloat16, 4, 4)};
+  direct.options.direct = true;
+  direct.request = {true, true};
+  programs.push_back(direct);
+  // A head at a time, of which a window hides most hops.
+  Program window{all, "-,sp", "-,sp", Schedule::allgather, backward_problem(DType::float32, 4, 4)};
+  window.options.gather_bytes = 1;
+  window.problem.mask.set_window(6, 0);
+  window.request.grad_lse = true;
+  programs.push_back(window);
+  window.schedule = Schedule::ring;
+  programs.push_back(window);
+  // Operands that ranks hold alike.
+  programs.push_back({all, "-,-", "-,sp", Schedule::ring, backward_problem(DType::bfloat16, 4, 2)});
+  programs.push_back({all, "-,sp", "-,-", Schedule::ring, backward_problem(DType::bfloat16, 4, 2)});
+  if (ranks % 2 != 0) return programs;
+  const std::string half = "sp=" + std::to_string(ranks / 2);
+  for (const Schedule schedule : {Schedule::ring, Schedule::allgather}) {
+    programs.push_back(
+        {half + ",x=2", "-,sp+x", "-,sp", schedule, backward_problem(DType::float32, 4, 2)});
+  }
+  for (const Schedule schedule : {Schedule::ring, Schedule::ulysses}) {
+    programs.push_back(
+        {half + ",tp=2", "-,sp,tp", "-,sp,tp", schedule, backward_problem(DType::bfloat16, 4, 1)});
+  }
+  return programs;
+}
+
+inline std::string to_string(const Program& program) {
+  return program.mesh + " " + program.query + " " + program.kv + ", " +
+         std::string(name_of(program.schedule)) + ", " +
+         std::string(annulus::name_of(program.problem.dtype));
+}
+
+}  // namespace annulus::ring::test

@@ -22,15 +22,18 @@ namespace {
 
 using nlohmann::json;
 
-std::string path_of(const std::string& name, const char* ending) {
-  return std::string(ANNULUS_TEST_REFERENCES) + "/" + name + ending;
+constexpr const char* kCases = ANNULUS_TEST_REFERENCES "/cases";
+constexpr const char* kGradients = ANNULUS_TEST_REFERENCES "/gradients";
+
+std::string path_of(const std::string& folder, const std::string& name, const char* ending) {
+  return folder + "/" + name + ending;
 }
 
 // The tensors of one case.
 class TensorFile {
  public:
-  explicit TensorFile(const std::string& name)
-      : path_(path_of(name, ".safetensors")), names_(files::tensor_names(path_)) {
+  TensorFile(const std::string& folder, const std::string& name)
+      : path_(path_of(folder, name, ".safetensors")), names_(files::tensor_names(path_)) {
     for (const std::string& tensor : names_) check_known(tensor);
   }
 
@@ -60,9 +63,10 @@ class TensorFile {
  private:
   void check_known(const std::string& tensor) const {
     constexpr std::array kKnown{
-        "query",          "key",        "value",     "output",       "lse",        "q_segments",
-        "kv_segments",    "cu_seqlens", "q_lengths", "kv_lengths",   "block_mask", "sinks",
-        "sinks_as_taken", "bias",       "mask",      "bias_as_taken"};
+        "query",          "key",        "value",      "output",        "lse",         "q_segments",
+        "kv_segments",    "cu_seqlens", "q_lengths",  "kv_lengths",    "block_mask",  "sinks",
+        "sinks_as_taken", "bias",       "mask",       "bias_as_taken", "grad_output", "grad_lse",
+        "grad_query",     "grad_key",   "grad_value", "grad_bias",     "grad_sinks"};
     if (std::find(kKnown.begin(), kKnown.end(), tensor) == kKnown.end()) {
       throw UserError(path_ + ": tensor " + tensor + " is not taken");
     }
@@ -166,10 +170,15 @@ void read_differences(const json& differs, const json& options, const TensorFile
   }
 }
 
-ReferenceCase read(const std::string& name) {
-  const json description = json::parse(files::read_text(path_of(name, ".json")));
-  const TensorFile file(name);
-  const std::vector<DType> floats{DType::float32, DType::float16, DType::bfloat16};
+const std::vector<DType>& floats_of_files() {
+  static const std::vector<DType> floats{DType::float32, DType::float16, DType::bfloat16};
+  return floats;
+}
+
+ReferenceCase read(const std::string& folder, const std::string& name) {
+  const json description = json::parse(files::read_text(path_of(folder, name, ".json")));
+  const TensorFile file(folder, name);
+  const std::vector<DType>& floats = floats_of_files();
   ReferenceCase result{name,
                        {},
                        file.read("query", floats),
@@ -205,21 +214,51 @@ ScoreTensors ReferenceCase::scores(const AttentionProblem& of) const {
                           {s.batch, s.heads, s.query_length, s.kv_length});
 }
 
-ReferenceCase read_reference(const std::string& name) {
+namespace {
+
+// What `make` returns; errors in the description name its file.
+template <class Make>
+auto named(const std::string& folder, const std::string& name, const Make& make) {
   try {
-    return read(name);
+    return make();
   } catch (const json::exception& error) {
-    throw UserError(path_of(name, ".json") + ": " + error.what());
+    throw UserError(path_of(folder, name, ".json") + ": " + error.what());
   }
 }
 
-std::vector<std::string> reference_names() {
+std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(ANNULUS_TEST_REFERENCES)) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     if (entry.path().extension() == ".json") names.push_back(entry.path().stem());
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+}  // namespace
+
+ReferenceCase read_reference(const std::string& name) {
+  return named(kCases, name, [&] { return read(kCases, name); });
+}
+
+ReferenceGradients read_reference_gradients(const std::string& name) {
+  return named(kGradients, name, [&] {
+    const TensorFile file(kGradients, name);
+    const auto tensor = [&](const char* which) {
+      return file.has(which) ? file.read(which, floats_of_files()) : Tensor();
+    };
+    return ReferenceGradients{read(kGradients, name), tensor("grad_output"), tensor("grad_lse"),
+                              tensor("grad_query"),   tensor("grad_key"),    tensor("grad_value"),
+                              tensor("grad_bias"),    tensor("grad_sinks")};
+  });
+}
+
+std::vector<std::string> reference_names() {
+  return names_in(kCases);
+}
+
+std::vector<std::string> reference_gradient_names() {
+  return names_in(kGradients);
 }
 
 }  // namespace annulus::test

@@ -57,12 +57,25 @@ struct ReferenceCase {
   [[nodiscard]] const Tensor& computed_mask() const { return taken_for ? mask_as_taken : mask; }
 };
 
+/// A fixture of gradients/: a problem, the gradients of a loss by its results, and those by its
+/// operands. Tensors that it lacks have no dimensions.
+struct ReferenceGradients {
+  ReferenceCase reference;
+  Tensor grad_output;  ///< [B,T,N,Dv]
+  Tensor grad_lse;     ///< [B,N,T], float32
+  Tensor query, key, value, bias, sinks;
+};
+
 /// Throws UserError for files that do not match README.md, and for tensors and options that the
 /// library does not support.
 [[nodiscard]] ReferenceCase read_reference(const std::string& name);
 
-/// Names of all cases in the folder, sorted.
+/// The same for gradients/.
+[[nodiscard]] ReferenceGradients read_reference_gradients(const std::string& name);
+
+/// Names of all cases in the folders, sorted.
 [[nodiscard]] std::vector<std::string> reference_names();
+[[nodiscard]] std::vector<std::string> reference_gradient_names();
 
 /// All of them.
 inline constexpr std::array kReferences{

@@ -4,45 +4,46 @@
 
 namespace annulus {
 
-namespace {
-
-void add(std::string& list, const std::string& item) {
-  list += (list.empty() ? "" : ", ") + item;
-}
-
-// Adds scale, bias and modifiers, as far as they are set.
-void add_modifiers(std::string& list, const AttentionProblem& problem) {
-  if (problem.scale) add(list, fmt::format("scale {}", *problem.scale));
-  if (problem.soft_cap) add(list, fmt::format("soft cap {}", *problem.soft_cap));
-  if (problem.bias) add(list, "bias " + to_string(*problem.bias));
-  if (problem.sinks) add(list, to_string(*problem.sinks));
-  if (problem.dropout) add(list, to_string(*problem.dropout));
-  if (!problem.normalize_output) add(list, "unnormalised");
-  if (problem.softmax_dtype != DType::float32) {
-    add(list, fmt::format("softmax {}", name_of(problem.softmax_dtype)));
+std::vector<Modifier> modifiers_of(const AttentionProblem& problem) {
+  // One field more, and this does not compile.
+  const auto& [shape, dtype, scale, soft_cap, mask, sinks, dropout, softmax_dtype, bias, dense_mask,
+               weights, normalize_output] = problem;
+  std::vector<Modifier> all;
+  if (dense_mask) {
+    const std::string text = "dense mask " + to_string(*dense_mask);
+    all.push_back({text, text});
   }
+  if (scale) all.push_back({fmt::format("scale {}", *scale), ""});
+  if (soft_cap) all.push_back({fmt::format("soft cap {}", *soft_cap), "soft cap"});
+  if (bias) {
+    const std::string text = "bias " + to_string(*bias);
+    all.push_back({text, text});
+  }
+  if (sinks) {
+    all.push_back({to_string(*sinks), fmt::format("{} sinks", sinks->per_head()), sinks->digest()});
+  }
+  if (dropout) all.push_back({to_string(*dropout), "dropout"});
+  if (!normalize_output) all.push_back({"unnormalised", "unnormalised"});
+  if (softmax_dtype != DType::float32) {
+    const std::string text = fmt::format("softmax {}", name_of(softmax_dtype));
+    all.push_back({text, text});
+  }
+  if (weights) all.push_back({"weights", "weights"});
+  return all;
 }
-
-void add_dense_mask(std::string& list, const AttentionProblem& problem) {
-  if (problem.dense_mask) add(list, "dense mask " + to_string(*problem.dense_mask));
-}
-
-}  // namespace
 
 std::string modifiers_text(const AttentionProblem& problem) {
   std::string text;
-  add_dense_mask(text, problem);
-  add_modifiers(text, problem);
+  for (const Modifier& one : modifiers_of(problem)) text += (text.empty() ? "" : ", ") + one.text;
   return text.empty() ? "none" : text;
 }
 
 std::string mask_and_modifiers_text(const AttentionProblem& problem) {
+  const std::string modifiers = modifiers_text(problem);
+  const std::string mask = to_string(problem.mask);
   // Beside a dense mask, "none" would be wrong.
-  const bool dense_alone = problem.dense_mask && !problem.mask.hides_any();
-  std::string text = dense_alone ? "" : to_string(problem.mask);
-  add_dense_mask(text, problem);
-  add_modifiers(text, problem);
-  return text;
+  if (problem.dense_mask && !problem.mask.hides_any()) return modifiers;
+  return modifiers == "none" ? mask : mask + ", " + modifiers;
 }
 
 }  // namespace annulus

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <annulus/attention/modifiers.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/gpu_binding.hpp>
@@ -20,20 +21,14 @@
 namespace annulus::ring {
 namespace {
 
-std::string modifiers_of(const AttentionProblem& problem) {
-  std::string text =
-      fmt::format("scale {}, soft cap {}", problem.logit_scale(), problem.soft_cap.value_or(0));
-  if (problem.sinks) {
-    text += fmt::format(", {} ({:016x})", to_string(*problem.sinks), problem.sinks->digest());
+// With the contents of tensors that the problem holds.
+std::string exact_modifiers(AttentionProblem problem) {
+  problem.scale = problem.logit_scale();  // named or not
+  std::string text;
+  for (const Modifier& one : modifiers_of(problem)) {
+    text += (text.empty() ? "" : ", ") + one.text;
+    if (one.digest != 0) text += fmt::format(" ({:016x})", one.digest);
   }
-  if (problem.dropout) text += ", " + to_string(*problem.dropout);
-  if (problem.weights) text += ", weights";
-  if (!problem.normalize_output) text += ", unnormalised";
-  if (problem.softmax_dtype != DType::float32) {
-    text += fmt::format(", softmax {}", annulus::name_of(problem.softmax_dtype));
-  }
-  if (problem.bias) text += ", bias " + to_string(*problem.bias);
-  if (problem.dense_mask) text += ", dense mask " + to_string(*problem.dense_mask);
   return text;
 }
 
@@ -51,7 +46,7 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
       "{}ulysses degree {}, inner size {}, gather bytes {}, head group bytes {}, result bytes {}, "
       "prefetch bytes {}, {}, {}, LSE {}, costs "
       "{:016x}, transport {}, {}, {}",
-      to_string(problem.shape), annulus::name_of(problem.dtype), modifiers_of(problem),
+      to_string(problem.shape), annulus::name_of(problem.dtype), exact_modifiers(problem),
       to_string(problem.mask), problem.mask.digest(), to_string(input.operands.query),
       to_string(input.operands.key), options.schedule, candidates,
       plan.preferred.empty() ? "" : plan.preferred + " preferred, ", plan.ulysses_degree,

@@ -128,16 +128,18 @@ bool wants_balance(const AttentionProblem& problem, const MeshShape& mesh,
 }  // namespace
 
 OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mesh,
-                           AttentionMode mode, const LayoutWishes& wishes) {
-  const ShardingRules rules = wishes.rules.for_mesh(mesh);
-  OperandLayout layout{wishes.query ? *wishes.query : rules.query_spec(mode),
-                       wishes.kv ? *wishes.kv : rules.kv_spec(mode)};
-  layout.granule = wishes.granule;
-  layout.bias = wishes.bias;
-  layout.dense_mask = wishes.dense_mask;
-  layout.kv_sequence = wishes.kv_sequence;
-  if (wishes.sequence) {
-    layout.sequence = *wishes.sequence;
+                           const LayoutOptions& options) {
+  const AttentionMode mode =
+      options.mode.value_or(infer_attention_mode(problem.shape.query_length));
+  const ShardingRules rules = options.rules.for_mesh(mesh);
+  OperandLayout layout{options.query_spec ? *options.query_spec : rules.query_spec(mode),
+                       options.kv_spec ? *options.kv_spec : rules.kv_spec(mode)};
+  layout.granule = options.granule;
+  layout.bias = options.bias_spec;
+  layout.dense_mask = options.mask_spec;
+  layout.kv_sequence = options.kv_layout;
+  if (options.layout) {
+    layout.sequence = *options.layout;
     return layout;
   }
   const bool sharded = has_shards(mesh, layout.query[1]) || has_shards(mesh, layout.kv[1]);

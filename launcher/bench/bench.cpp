@@ -11,9 +11,9 @@
 #include <annulus/core/device.hpp>
 #include <annulus/core/trace.hpp>
 #include <annulus/mesh/agreement.hpp>
-#include <annulus/mesh/cores.hpp>
 #include <annulus/mesh/mesh.hpp>
-#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/ring/attention.hpp>
+#include <annulus/ring/context.hpp>
 #include <annulus/verification/device_tensors.hpp>
 #include <annulus/verification/sampled_rows.hpp>
 #include <annulus/verification/verification.hpp>
@@ -34,7 +34,7 @@
 #include "launcher/report/trace_file.hpp"
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/cost_model_option.hpp"
-#include "launcher/setup/open_device.hpp"
+#include "launcher/setup/open_context.hpp"
 #include "launcher/setup/problem_setup.hpp"
 
 namespace annulus::launcher {
@@ -58,25 +58,25 @@ void name_case(TraceOfRanks& ranks, const std::string& name) {
 
 class Bench {
  public:
-  Bench(const CommandContext& context, Mesh& mesh, Device& device, int threads, Report& report)
+  Bench(const CommandContext& context, Context& ranks, Report& report)
       : options_(context.options),
-        mesh_(mesh),
-        device_(device),
-        threads_(threads),
+        ranks_(ranks),
+        mesh_(ranks.mesh()),
+        device_(ranks.device()),
         report_(report),
-        progress_(mesh.rank() == 0 ? progress_terminal() : files::FileDescriptor()) {}
+        progress_(ranks.rank() == 0 ? progress_terminal() : files::FileDescriptor()) {}
 
   /// Collective. Measures one shape and adds its row.
   void run(const AttentionShape& shape) {
     Control& world = mesh_.world();
-    const ProblemSetup setup = collectively(world, [&] {
+    ProblemSetup setup = collectively(world, [&] {
       return set_up_problem(options_, shape, options_.dtype.value_or(DType::float32), mesh_.size());
     });
     const AttentionProblem& problem = setup.problem;
-    const ring::ShardedOperands operands =
-        collectively(world, [&] { return shard_operands(setup); });
-    collectively(world,
-                 [&] { check_choices(options_, problem, operands, registry_, device_.place()); });
+    collectively(world, [&] {
+      check_choices(setup.problem, shard_operands(setup), ranks_.registry(), device_.place());
+      setup.problem.cost_model = cost_model_of(options_, device_.place());
+    });
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
     // Three series, the first call and the oracle; the few traced calls do not count.
     progress_.begin(shape_cell(shape), 3 * (options_.warmup + options_.iterations) + 2);
@@ -86,24 +86,16 @@ class Bench {
     TraceCollector collector;
     Tracer tracer;
     tracer.add_sink(collector);
-    ring::ShardedAttentionOptions attention_options;
-    attention_options.implementation = options_.implementation;
-    attention_options.schedule = options_.schedule;
-    attention_options.plan = plan_options(options_, device_.place());
-    attention_options.runner = {threads_, &tracer};
-    attention_options.cost_model =
-        collectively(world, [&] { return cost_model_of(options_, device_.place()); });
-    attention_options.transport = options_.transport;
-    attention_options.tuning = tuning_options(options_);
-    ring::ShardedAttention attention(problem, operands, mesh_, registry_, device_,
-                                     attention_options);
-    log_choices(problem, operands, attention, mesh_);
+    setup.problem.tracer = &tracer;
+    Attention attention(ranks_, setup.problem);
+    const ring::ShardedOperands& operands = attention.operands();
+    log_choices(problem, attention, mesh_);
     progress_.aside([&] { print_warnings(attention.decision().warnings); });
     if (attention.decision().by == ring::DecidedBy::measurement) device_.memory().reset_peak();
     const verification::CaseShards shards = collectively(world, [&] {
       const Computing computing = world.computing();
       return verification::CaseShards(operands, problem.dtype, options_.seed, mesh_.rank(), host,
-                                      threads_, setup.fills, problem.normalize_output);
+                                      ranks_.threads(), setup.fills, problem.normalize_output);
     });
     verification::DeviceTensors moved = collectively(world, [&] {
       return verification::DeviceTensors(shards.local_tensors(), device_, mesh_.watchdog());
@@ -112,7 +104,7 @@ class Bench {
 
     BenchMeasurement measured;
     const auto call = [&] {
-      attention.run(moved.tensors());
+      attention.run_and_wait(moved.tensors());
       progress_.advance(1);
     };
     // Tracing would keep a device from replaying, so its calls are traced separately.
@@ -120,9 +112,8 @@ class Bench {
     tracer.pause(apart);
     call();
     measured.peak_memory = static_cast<double>(device_.memory().statistics().peak_in_use);
-    LocalBlocks local = collectively(world, [&] {
-      return LocalBlocks(problem, attention, moved.tensors(), device_, mesh_.watchdog(), threads_);
-    });
+    LocalBlocks local = collectively(
+        world, [&] { return LocalBlocks(problem, attention, moved.tensors(), ranks_); });
     // Each series begins rested, and the kernels alone are timed before and after, for as long each
     // time.
     Rest rest(device_.place());
@@ -156,19 +147,14 @@ class Bench {
     const verification::Deviation deviation = collectively(world, [&] {
       const Computing computing = world.computing();
       return verification::sampled_deviation(problem, operands, shards, options_.seed, mesh_.rank(),
-                                             threads_);
+                                             ranks_.threads());
     });
     measured.accuracy = accuracy(deviation, world);
     measured.implementations = attention.implementations_of_ranks();
     measured.bound = accuracy_bound(problem);
 
     progress_.aside([&] {
-      if (options_.explain) {
-        explain(attention.selection(), report_);
-        explain(attention.decision(), report_);
-        explain(attention.schedule(), report_);
-        explain(attention.plan_input().prices, report_);
-      }
+      if (options_.explain) explain(attention, report_);
       add_bench_row(report_, setup, attention, measured, mesh_.size());
     });
     keep_trace(spans, shape_cell(shape));
@@ -189,8 +175,8 @@ class Bench {
 
  private:
   // Brings together what the ranks saw of the traced calls.
-  void account(BenchMeasurement& measured, const TraceSummary& summary,
-               const ring::ShardedAttention& attention, int calls) {
+  void account(BenchMeasurement& measured, const TraceSummary& summary, const Attention& attention,
+               int calls) {
     const auto call = static_cast<double>(summary.call);
     const std::vector<double> most = mesh_.world().max(
         std::array{static_cast<double>(attention.rank_plan().bytes_received()),
@@ -222,13 +208,12 @@ class Bench {
   }
 
   const Options& options_;
+  Context& ranks_;
   Mesh& mesh_;
   Device& device_;
-  int threads_;
   Report& report_;
   Progress progress_;
   TraceOfRanks trace_;
-  Registry registry_ = Registry::standard();
   int cases_ = 0;
   int failed_ = 0;
 };
@@ -261,11 +246,9 @@ ExitCode bench_command(const CommandContext& context) {
   if (!options.calibrate.empty()) return calibrate(context);
   // Depends on the options alone, which are the same on every rank.
   const std::vector<AttentionShape> shapes = shapes_of(options);
-  Mesh mesh(set_up_mesh(options, context.session.size()), context.session.world(),
-            Watchdog(Watchdog::Seconds(options.timeout)));
-  const int threads = threads_per_rank(mesh, options.threads);
-  const std::unique_ptr<Device> device = open_device(options, mesh);
-  Report report = make_bench_report(context, mesh, device->place(), threads);
+  const std::unique_ptr<Context> ranks = open_context(context);
+  Mesh& mesh = ranks->mesh();
+  Report report = make_bench_report(context, mesh, ranks->place(), ranks->threads());
   std::optional<ReportFiles> files;
   collectively(mesh.world(), [&] {
     if (mesh.rank() == 0) files.emplace(options.json, options.csv, report);
@@ -273,7 +256,7 @@ ExitCode bench_command(const CommandContext& context) {
   std::optional<TraceFile> trace;
   if (!options.trace.empty()) trace.emplace(options.trace, mesh.world());
   if (files && !files->replace_table()) report.follow(context.out);
-  Bench bench(context, mesh, *device, threads, report);
+  Bench bench(context, *ranks, report);
   for (const AttentionShape& shape : shapes) {
     begin_step("annulus bench was timing " + to_string(shape));
     bench.run(shape);

@@ -16,7 +16,7 @@
 #include "launcher/report/record.hpp"
 #include "launcher/report/report.hpp"
 #include "launcher/report/report_files.hpp"
-#include "launcher/setup/open_device.hpp"
+#include "launcher/setup/open_context.hpp"
 #include "launcher/setup/problem_setup.hpp"
 
 namespace annulus::launcher {
@@ -213,17 +213,16 @@ ExitCode bench_hops(const CommandContext& context) {
   const Options& options = context.options;
   if (context.session.size() < 2)
     throw ArgumentError("--hops", "1 rank", "2 or more, under mpirun");
-  Mesh mesh(set_up_mesh(options, context.session.size()), context.session.world(),
-            Watchdog(Watchdog::Seconds(options.timeout)));
   begin_step("annulus bench was timing hops");
-  const std::unique_ptr<Device> device = open_device(options, mesh);
-  Report report = make_report(context, mesh, device->place());
+  const std::unique_ptr<Context> ranks = open_context(context);
+  Mesh& mesh = ranks->mesh();
+  Report report = make_report(context, mesh, ranks->place());
   std::optional<ReportFiles> files;
   collectively(mesh.world(), [&] {
     if (mesh.rank() == 0) files.emplace(options.json, options.csv, report);
   });
   const std::vector<TransportHops> all = measure_hops(
-      mesh, all_axes(mesh), *device, options.transport,
+      mesh, all_axes(mesh), ranks->device(), options.transport,
       options.sequence_sweep.value_or(kUsualSizes), options.warmup, options.iterations);
   collectively(mesh.world(), [&] {
     if (!files) return;

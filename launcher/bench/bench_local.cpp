@@ -31,13 +31,12 @@ Tensor repeated(const ConstTensorView& shard, std::int64_t length, Device& devic
 
 }  // namespace
 
-LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAttention& attention,
-                         const ring::LocalTensors& shards, Device& device, Watchdog watchdog,
-                         int threads)
+LocalBlocks::LocalBlocks(const AttentionProblem& problem, const Attention& attention,
+                         const ring::LocalTensors& shards, Context& context)
     : problem_(problem),
-      device_(device),
-      threads_(threads),
-      stream_(device.make_stream("local", std::move(watchdog), nullptr)) {
+      device_(context.device()),
+      threads_(context.threads()),
+      stream_(device_.make_stream("local", context.mesh().watchdog(), nullptr)) {
   const ring::RankPlan& plan = attention.rank_plan();
   const std::vector<const ring::Block*> blocks = plan.all<ring::Block>();
   std::int64_t longest = 0;
@@ -48,10 +47,10 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAtt
   }
   Extents output_shape = shards.output.shape();
   output_shape[1] = rows;
-  query_ = repeated(shards.query, rows, device, *stream_);
-  lse_ = Tensor(DType::float32, {output_shape[0], output_shape[2], rows}, device.memory());
-  key_ = repeated(shards.key, longest, device, *stream_);
-  value_ = repeated(shards.value, longest, device, *stream_);
+  query_ = repeated(shards.query, rows, device_, *stream_);
+  lse_ = Tensor(DType::float32, {output_shape[0], output_shape[2], rows}, device_.memory());
+  key_ = repeated(shards.key, longest, device_, *stream_);
+  value_ = repeated(shards.value, longest, device_, *stream_);
 
   const auto scores_of = [&](const ring::Region& region) {
     const ring::Buffer& buffer = plan.buffer(region.buffer);
@@ -92,13 +91,13 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAtt
               nullptr};
     const Implementation& chosen = attention.implementation_of(block);
     std::unique_ptr<Kernel>& kernel = kernels_[&chosen];
-    if (!kernel) kernel = chosen.make_kernel(problem_, device);
+    if (!kernel) kernel = chosen.make_kernel(problem_, device_);
     call.kernel = kernel.get();
     const auto state_of = [&](const ring::Result& result) -> SoftmaxState {
       const DType dtype = plan.buffer(result.output.buffer).dtype;
       Tensor& output = outputs_[dtype];
       if (output.shape().rank() == 0) {
-        output = Tensor(dtype, output_shape, device.memory());
+        output = Tensor(dtype, output_shape, device_.memory());
       }
       return {in_batches(output.view())
                   .slice(1, row, block.rows.count)

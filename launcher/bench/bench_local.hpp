@@ -6,7 +6,7 @@
 
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/device.hpp>
-#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/ring/attention.hpp>
 
 namespace annulus::launcher {
 
@@ -17,8 +17,8 @@ namespace annulus::launcher {
 class LocalBlocks {
  public:
   /// The references must outlive it. Not collective.
-  LocalBlocks(const AttentionProblem& problem, const ring::ShardedAttention& attention,
-              const ring::LocalTensors& shards, Device& device, Watchdog watchdog, int threads);
+  LocalBlocks(const AttentionProblem& problem, const Attention& attention,
+              const ring::LocalTensors& shards, Context& context);
   /// Computes every block once; the first call prepares the others.
   void run();
 

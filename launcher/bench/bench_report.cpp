@@ -63,9 +63,8 @@ Report make_bench_report(const CommandContext& context, const Mesh& mesh, Place 
   return report;
 }
 
-void add_bench_row(Report& report, const ProblemSetup& setup,
-                   const ring::ShardedAttention& attention, const BenchMeasurement& measured,
-                   int ranks) {
+void add_bench_row(Report& report, const ProblemSetup& setup, const Attention& attention,
+                   const BenchMeasurement& measured, int ranks) {
   const auto rate = [&](double seconds) {
     return seconds > 0 ? fmt::format("{:.2f}", measured.flops / seconds / ranks * 1e-9) : kNothing;
   };

@@ -6,7 +6,7 @@
 #include <annulus/attention/accuracy.hpp>
 #include <annulus/core/place.hpp>
 #include <annulus/mesh/mesh.hpp>
-#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/ring/attention.hpp>
 #include <annulus/verification/comparison.hpp>
 
 #include "launcher/bench/timing.hpp"
@@ -27,7 +27,7 @@ struct BenchMeasurement {
   double bookkeeping = 0;        ///< largest share of a rank's time
   double peak_memory = 0;        ///< bytes, of the rank with most
   double extra_memory = 0;       ///< likewise
-  std::string implementations;   ///< see ShardedAttention::implementations_of_ranks()
+  std::string implementations;   ///< see Attention::implementations_of_ranks()
   verification::Accuracy accuracy;
   AccuracyBound bound;
 };
@@ -35,8 +35,7 @@ struct BenchMeasurement {
 /// The report of annulus bench, without rows.
 [[nodiscard]] Report make_bench_report(const CommandContext& context, const Mesh& mesh, Place place,
                                        int threads);
-void add_bench_row(Report& report, const ProblemSetup& setup,
-                   const ring::ShardedAttention& attention, const BenchMeasurement& measured,
-                   int ranks);
+void add_bench_row(Report& report, const ProblemSetup& setup, const Attention& attention,
+                   const BenchMeasurement& measured, int ranks);
 
 }  // namespace annulus::launcher

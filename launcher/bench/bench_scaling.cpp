@@ -12,10 +12,10 @@
 
 #include <annulus/files/text_file.hpp>
 #include <annulus/mesh/agreement.hpp>
-#include <annulus/mesh/cores.hpp>
 #include <annulus/mesh/first_ranks.hpp>
 #include <annulus/mesh/mesh.hpp>
-#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/ring/attention.hpp>
+#include <annulus/ring/context.hpp>
 #include <annulus/verification/device_tensors.hpp>
 #include <annulus/verification/verification.hpp>
 
@@ -28,49 +28,42 @@
 #include "launcher/report/report_files.hpp"
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/cost_model_option.hpp"
-#include "launcher/setup/open_device.hpp"
+#include "launcher/setup/open_context.hpp"
 #include "launcher/setup/problem_setup.hpp"
 
 namespace annulus::launcher {
 namespace {
 
-// Median seconds on the ranks of `mesh`. Collective over it.
-void measure(ScalingPoint& point, const Options& options, const AttentionShape& shape, Mesh& mesh) {
+// Median seconds on these ranks. Collective over them.
+void measure(ScalingPoint& point, const Options& options, const AttentionShape& shape,
+             Context& ranks) {
+  Mesh& mesh = ranks.mesh();
+  Device& device = ranks.device();
   Control& world = mesh.world();
-  const int threads = threads_per_rank(mesh, options.threads);
-  const std::unique_ptr<Device> device = open_device(options, mesh);
-  const Registry registry = Registry::standard();
-  const ProblemSetup setup = collectively(world, [&] {
+  ProblemSetup setup = collectively(world, [&] {
     const Computing computing = world.computing();
     return set_up_problem(
         on_mesh(options, fmt::format("{}={}", options.sequence_axis, mesh.size())), shape,
         options.dtype.value_or(DType::float32), mesh.size());
   });
-  const ring::ShardedOperands operands = collectively(world, [&] { return shard_operands(setup); });
-  collectively(world,
-               [&] { check_choices(options, setup.problem, operands, registry, device->place()); });
-  ring::ShardedAttentionOptions choices;
-  choices.implementation = options.implementation;
-  choices.schedule = options.schedule;
-  choices.runner = {threads, nullptr};
-  choices.cost_model = collectively(world, [&] { return cost_model_of(options, device->place()); });
-  choices.transport = options.transport;
-  choices.plan = plan_options(options, device->place());
-  choices.tuning = tuning_options(options);
-  ring::ShardedAttention attention(setup.problem, operands, mesh, registry, *device, choices);
+  collectively(world, [&] {
+    check_choices(setup.problem, shard_operands(setup), ranks.registry(), device.place());
+    setup.problem.cost_model = cost_model_of(options, device.place());
+  });
+  Attention attention(ranks, setup.problem);
   if (mesh.rank() == 0) print_warnings(attention.decision().warnings);
   const verification::CaseShards shards = collectively(world, [&] {
     const Computing computing = world.computing();
-    return verification::CaseShards(operands, setup.problem.dtype, options.seed, mesh.rank(),
-                                    device->staging(), threads, setup.fills,
+    return verification::CaseShards(attention.operands(), setup.problem.dtype, options.seed,
+                                    mesh.rank(), device.staging(), ranks.threads(), setup.fills,
                                     setup.problem.normalize_output);
   });
   verification::DeviceTensors moved = collectively(world, [&] {
-    return verification::DeviceTensors(shards.local_tensors(), *device, mesh.watchdog());
+    return verification::DeviceTensors(shards.local_tensors(), device, mesh.watchdog());
   });
   moved.upload();
-  const auto call = [&] { attention.run(moved.tensors()); };
-  Rest rest(device->place());
+  const auto call = [&] { attention.run_and_wait(moved.tensors()); };
+  Rest rest(device.place());
   const Timing time = rest.before([&] {
     for (int i = 0; i < options.warmup; ++i) call();
     return time_calls(options.iterations, world, call);
@@ -82,7 +75,7 @@ void measure(ScalingPoint& point, const Options& options, const AttentionShape& 
 }
 
 // Collective over the job; complete on rank 0.
-ScalingPoint measure_point(const CommandContext& context, Mesh& everyone, int ranks, bool weak) {
+ScalingPoint measure_point(const CommandContext& context, Context& everyone, int ranks, bool weak) {
   const Options& options = context.options;
   ScalingPoint point;
   point.weak = weak;
@@ -94,11 +87,11 @@ ScalingPoint measure_point(const CommandContext& context, Mesh& everyone, int ra
       fmt::format("annulus bench was timing {} on {}", to_string(shape), counted(ranks, "rank")));
   const Communicator part = first_ranks(context.session.world(), ranks,
                                         Watchdog(Watchdog::Seconds(options.timeout)), print_error);
-  collectively(everyone.world(), [&] {
+  collectively(everyone.mesh().world(), [&] {
     if (everyone.rank() >= ranks) return;
     // The other ranks wait, and must hear from these.
-    Mesh mesh(MeshShape({{options.sequence_axis, ranks}}), part.get(), everyone.watchdog());
-    measure(point, options, shape, mesh);
+    Context some(part.get(), MeshShape({{options.sequence_axis, ranks}}), everyone);
+    measure(point, options, shape, some);
   });
   return point;
 }
@@ -110,16 +103,12 @@ ExitCode bench_scaling(const CommandContext& context) {
   if (!options.shape) {
     throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
   }
-  Mesh everyone(MeshShape({{options.sequence_axis, context.session.size()}}),
-                context.session.world(), Watchdog(Watchdog::Seconds(options.timeout)));
-  Place place = Place::host();
-  {
-    const std::unique_ptr<Device> device = open_device(options, everyone);
-    place = device->place();
-  }
-  Report report = make_scaling_report(
-      "bench.scaling", "ms, median", options,
-      make_record(context, everyone, place, threads_per_rank(everyone, options.threads)));
+  const std::unique_ptr<Context> opened =
+      open_context(context, MeshShape({{options.sequence_axis, context.session.size()}}));
+  Mesh& everyone = opened->mesh();
+  Report report =
+      make_scaling_report("bench.scaling", "ms, median", options,
+                          make_record(context, everyone, opened->place(), opened->threads()));
   report.add_meta("options", options.given);
   add_rank_order(report, context.session);
   std::optional<ReportFiles> files;
@@ -136,7 +125,7 @@ ExitCode bench_scaling(const CommandContext& context) {
   std::vector<ScalingPoint> points;
   for (const bool weak : {false, true}) {
     for (const int ranks : scaling_ranks(everyone.size(), ranks_per_node)) {
-      points.push_back(measure_point(context, everyone, ranks, weak));
+      points.push_back(measure_point(context, *opened, ranks, weak));
     }
   }
   collectively(everyone.world(), [&] {

@@ -38,7 +38,7 @@
 #include "launcher/report/record.hpp"
 #include "launcher/report/report.hpp"
 #include "launcher/report/report_files.hpp"
-#include "launcher/setup/open_device.hpp"
+#include "launcher/setup/open_context.hpp"
 #include "launcher/setup/problem_setup.hpp"
 
 namespace annulus::launcher {
@@ -395,17 +395,17 @@ ExitCode calibrate(const CommandContext& context) {
   if (context.session.size() < 2) {
     throw ArgumentError("--calibrate", "1 rank", "2 or more, under mpirun");
   }
-  Mesh mesh(set_up_mesh(options, context.session.size()), context.session.world(),
-            Watchdog(Watchdog::Seconds(options.timeout)));
-  Control& world = mesh.world();
   begin_step("annulus bench was calibrating");
-  const std::unique_ptr<Device> device = open_device(options, mesh);
+  const std::unique_ptr<Context> ranks = open_context(context);
+  Mesh& mesh = ranks->mesh();
+  Control& world = mesh.world();
+  Device* const device = &ranks->device();
   Extent extent = device->place().is_host() ? kOnHost : kOnGpu;
   if (!(options.bias.empty() && options.mask.empty())) {
     extent.rows.end = std::min(extent.rows.end, kMostRowsWithScores);
   }
   if (options.sequence_sweep) extent.rows = *options.sequence_sweep;
-  const int threads = threads_per_rank(mesh, options.threads);
+  const int threads = ranks->threads();
   Report report("bench.calibrate", make_record(context, mesh, device->place(), threads),
                 {{"what", "", 8}, {"size", "", 16}, {"value", "", 12}, {"unit", "", 8}},
                 {options.wide, options.legend});

@@ -12,10 +12,10 @@
 #include <annulus/core/log.hpp>
 #include <annulus/core/trace.hpp>
 #include <annulus/mesh/agreement.hpp>
-#include <annulus/mesh/cores.hpp>
 #include <annulus/mesh/mesh.hpp>
+#include <annulus/ring/attention.hpp>
 #include <annulus/ring/attention_weights.hpp>
-#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/ring/context.hpp>
 #include <annulus/verification/device_tensors.hpp>
 #include <annulus/verification/for_tensor.hpp>
 
@@ -33,7 +33,7 @@
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/cost_model_option.hpp"
 #include "launcher/setup/input_tensors.hpp"
-#include "launcher/setup/open_device.hpp"
+#include "launcher/setup/open_context.hpp"
 #include "launcher/setup/output_files.hpp"
 #include "launcher/setup/problem_setup.hpp"
 #include "launcher/setup/same_on_ranks.hpp"
@@ -55,9 +55,8 @@ struct Measurement {
   double peak_memory = 0;      ///< bytes, of the rank with most
 };
 
-Measurement measure(const TraceSummary& summary, const ring::ShardedAttention& attention,
-                    const ring::ShardedOperands& operands, const AttentionProblem& problem,
-                    const MemoryStatistics& memory, Mesh& mesh) {
+Measurement measure(const TraceSummary& summary, const Attention& attention,
+                    const AttentionProblem& problem, const MemoryStatistics& memory, Mesh& mesh) {
   const auto call = static_cast<double>(summary.call);
   const std::vector<double> most = mesh.world().max(
       std::array{call, static_cast<double>(summary.wait),
@@ -66,10 +65,10 @@ Measurement measure(const TraceSummary& summary, const ring::ShardedAttention& a
       "times of the call");
   // Ranks that hold copies of the same rows do the same work: it counts once.
   const ring::RankPlan& plan = attention.rank_plan();
-  const std::vector<double> total =
-      mesh.world().sum(std::array{operands.output.is_primary(mesh.rank()) ? plan.work() : 0.0,
-                                  static_cast<double>(plan.bytes_received())},
-                       "work of the ranks");
+  const std::vector<double> total = mesh.world().sum(
+      std::array{attention.operands().output.is_primary(mesh.rank()) ? plan.work() : 0.0,
+                 static_cast<double>(plan.bytes_received())},
+      "work of the ranks");
   return {
       .seconds = most[0] * 1e-9,
       .exposed_seconds = most[1] * 1e-9,
@@ -109,7 +108,7 @@ Report make_report(const CommandContext& context, const ProblemSetup& setup, con
 }
 
 // Collective over the mesh.
-void add_result(Report& report, const ProblemSetup& setup, const ring::ShardedAttention& attention,
+void add_result(Report& report, const ProblemSetup& setup, const Attention& attention,
                 const Measurement& measured) {
   constexpr double kMiB = 1 << 20;
   const double rate = measured.seconds > 0 ? measured.flops / measured.seconds * 1e-9 : 0;
@@ -138,7 +137,7 @@ class KernelCounter final : public TraceSink {
 
 // How many kernels the counter will see one by one; 0 if progress cannot be told: a device reports
 // only at the end, and two or three kernels are too few.
-double countable_kernels(const ring::ShardedAttention& attention, Place place) {
+double countable_kernels(const Attention& attention, Place place) {
   constexpr std::size_t kEnough = 4;
   const std::size_t kernels = attention.rank_plan().all<ring::Block>().size();
   return place.is_host() && kernels >= kEnough ? static_cast<double>(kernels) : 0;
@@ -150,8 +149,9 @@ ExitCode run_command(const CommandContext& context) {
   const Options& options = context.options;
   // Depends on the options alone, which are the same on every rank.
   check_files_are_given(options);
-  Mesh mesh(set_up_mesh(options, context.session.size()), context.session.world(),
-            Watchdog(Watchdog::Seconds(options.timeout)));
+  const std::unique_ptr<Context> ranks = open_context(context);
+  Mesh& mesh = ranks->mesh();
+  Device& device = ranks->device();
   Control& world = mesh.world();
   const bool leader = mesh.rank() == 0;
 
@@ -160,10 +160,13 @@ ExitCode run_command(const CommandContext& context) {
   const InputTensors inputs = collectively(world, [&] { return open_inputs(options); });
   require_same(world, "input files",
                fmt::format("{} {}", to_string(inputs.shape), annulus::name_of(inputs.dtype)));
-  const ProblemSetup setup = collectively(
+  ProblemSetup setup = collectively(
       world, [&] { return set_up_problem(options, inputs.shape, inputs.dtype, mesh.size()); });
   const AttentionProblem& problem = setup.problem;
-  const ring::ShardedOperands operands = collectively(world, [&] { return shard_operands(setup); });
+  collectively(world, [&] {
+    check_choices(setup.problem, shard_operands(setup), ranks->registry(), device.place());
+    setup.problem.cost_model = cost_model_of(options, device.place());
+  });
   if (leader) print_warnings(setup.warnings);
 
   begin_step("annulus run was preparing its plan and kernels");
@@ -173,27 +176,10 @@ ExitCode run_command(const CommandContext& context) {
   Tracer tracer;
   tracer.add_sink(collector);
   tracer.add_sink(counter);
-  const std::unique_ptr<Device> opened = open_device(options, mesh);
-  Device& device = *opened;
-  const Registry registry = Registry::standard();
-  collectively(world, [&] {
-    check_choices(options, problem, operands, registry, device.place());
-    if (!problem.weights) return;
-    as_option("--weights", [&] { ring::check_weights_fit(problem, operands); });
-  });
-  ring::ShardedAttentionOptions attention_options;
-  attention_options.implementation = options.implementation;
-  attention_options.schedule = options.schedule;
-  attention_options.plan = plan_options(options, device.place());
-  const int threads = threads_per_rank(mesh, options.threads);
-  attention_options.runner = {threads, &tracer};
-  attention_options.cost_model =
-      collectively(world, [&] { return cost_model_of(options, device.place()); });
-  attention_options.transport = options.transport;
-  attention_options.tuning = tuning_options(options);
+  setup.problem.tracer = &tracer;
 
   // Before anything that takes long, such as tuning.
-  Report report = make_report(context, setup, mesh, device.place(), threads);
+  Report report = make_report(context, setup, mesh, device.place(), ranks->threads());
   OutputFiles outputs(options, problem, world);
   std::optional<TraceFile> trace;
   if (!options.trace.empty()) trace.emplace(options.trace, world);
@@ -203,17 +189,13 @@ ExitCode run_command(const CommandContext& context) {
   });
 
   progress.begin("planning and preparing kernels");
-  ring::ShardedAttention attention(problem, operands, mesh, registry, device, attention_options);
-  log_choices(problem, operands, attention, mesh);
+  Attention attention(*ranks, setup.problem);
+  const ring::ShardedOperands& operands = attention.operands();
+  log_choices(problem, attention, mesh);
   if (leader) progress.aside([&] { print_warnings(attention.decision().warnings); });
   if (attention.decision().by == ring::DecidedBy::measurement) device.memory().reset_peak();
 
-  if (options.explain) {
-    explain(attention.selection(), report);
-    explain(attention.decision(), report);
-    explain(attention.schedule(), report);
-    explain(attention.plan_input().prices, report);
-  }
+  if (options.explain) explain(attention, report);
 
   begin_step("annulus run was reading query, key and value");
   MemoryPool& memory = device.staging();
@@ -253,6 +235,7 @@ ExitCode run_command(const CommandContext& context) {
   ring::LocalTensors tensors{query.view(), key.view(), value.view(), output.view(), lse.view()};
   tensors.maximum = maximum.view();
   tensors.sum = sum.view();
+  if (problem.weights) tensors.weights = weights.view();
   scores.add_to(tensors);
   verification::DeviceTensors moved = collectively(
       world, [&] { return verification::DeviceTensors(tensors, device, mesh.watchdog()); });
@@ -260,21 +243,17 @@ ExitCode run_command(const CommandContext& context) {
   world.barrier("start of the call");
   begin_step("annulus run was computing");
   progress.begin("attention", countable_kernels(attention, device.place()));
-  attention.run(moved.tensors());
+  attention.run_and_wait(moved.tensors());
   moved.download();
-  if (problem.weights) {
-    progress.begin("attention weights");
-    ring::compute_weights(problem, operands, mesh, device, tensors, weights.view(), threads);
-  }
 
-  const Measurement measured = measure(summarize(collector.spans()), attention, operands, problem,
-                                       device.memory().statistics(), mesh);
+  const Measurement measured =
+      measure(summarize(collector.spans()), attention, problem, device.memory().statistics(), mesh);
   if (leader) log_info("computed in {:.3f} ms, slowest rank", measured.seconds * 1e3);
   progress.begin("writing output");
   {
     begin_step("annulus run was writing --output");
     const TraceScope scope(&tracer, "files", {TraceCategory::file, "write"});
-    outputs.commit(tensors, weights.view(), operands);
+    outputs.commit(tensors, operands);
   }
   begin_step("annulus run, with --output complete, was reporting");
   if (leader) log_info("wrote {}", options.output);

@@ -12,8 +12,8 @@
 
 #include <annulus/core/device.hpp>
 #include <annulus/mesh/agreement.hpp>
-#include <annulus/mesh/cores.hpp>
 #include <annulus/mesh/mesh.hpp>
+#include <annulus/ring/context.hpp>
 #include <annulus/verification/random_problem.hpp>
 #include <annulus/verification/verification.hpp>
 
@@ -28,7 +28,7 @@
 #include "launcher/report/report_files.hpp"
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/cost_model_option.hpp"
-#include "launcher/setup/open_device.hpp"
+#include "launcher/setup/open_context.hpp"
 #include "launcher/setup/problem_setup.hpp"
 
 namespace annulus::launcher {
@@ -44,21 +44,21 @@ struct NamedCase {
 };
 
 // Making a mesh costs more than a small problem, so those of the same shape share one.
-class MeshCache {
+class ContextCache {
  public:
-  MeshCache(const MpiSession& session, Watchdog watchdog)
-      : session_(session), watchdog_(std::move(watchdog)) {}
+  ContextCache(const MpiSession& session, Context& everyone)
+      : session_(session), everyone_(everyone) {}
 
-  Mesh& get(const MeshShape& shape) {
-    std::unique_ptr<Mesh>& mesh = meshes_[to_string(shape)];
-    if (!mesh) mesh = std::make_unique<Mesh>(shape, session_.world(), watchdog_);
-    return *mesh;
+  Context& get(const MeshShape& shape) {
+    std::unique_ptr<Context>& context = contexts_[to_string(shape)];
+    if (!context) context = std::make_unique<Context>(session_.world(), shape, everyone_);
+    return *context;
   }
 
  private:
   const MpiSession& session_;
-  Watchdog watchdog_;
-  std::map<std::string, std::unique_ptr<Mesh>> meshes_;
+  Context& everyone_;
+  std::map<std::string, std::unique_ptr<Context>> contexts_;
 };
 
 // The same problem without float64, which is drawn for vanilla alone.
@@ -86,7 +86,6 @@ NamedCase random_case(const RandomCase& which, const Options& options, int ranks
   }
   result.sharded.transport = options.transport;
   result.sharded.tuning = tuning_options(options);
-  result.sharded.threads = std::max(1, options.threads);
   result.command = std::move(drawn.command);
   if (options.implementation != "auto") result.command += " --impl " + options.implementation;
   if (options.share_gpus) result.command += " --share-gpus";
@@ -96,19 +95,21 @@ NamedCase random_case(const RandomCase& which, const Options& options, int ranks
   return result;
 }
 
-NamedCase given_case(const Options& options, int ranks) {
+NamedCase given_case(const Options& options, Context& context) {
+  const int ranks = context.size();
   if (!options.shape) {
     throw ArgumentError("--shape", "nothing",
                         "B,T,S,N,K,D or B,T,S,N,K,D,Dv (or --random N for random problems)");
   }
   ProblemSetup setup =
       set_up_problem(options, *options.shape, options.dtype.value_or(DType::float32), ranks);
-  static_cast<void>(shard_operands(setup));  // for its error messages
+  check_choices(setup.problem, shard_operands(setup), context.registry(), context.place());
   NamedCase result;
   result.index = "0";
   result.warnings = std::move(setup.warnings);
   result.mesh = std::move(setup.mesh);
-  result.sharded.problem = std::move(setup.problem);
+  result.sharded.plan = plan_options(setup.problem, context.place());
+  result.sharded.problem = setup.problem;
   result.sharded.fills = std::move(setup.fills);
   result.sharded.layout = std::move(setup.layout);
   result.sharded.schedule = options.schedule;
@@ -275,31 +276,23 @@ class Tally {
 // Everything that the command needs while it goes from problem to problem.
 class Verifier {
  public:
-  /// The references must outlive it. `device` is the same for all problems.
-  Verifier(const CommandContext& context, Device& device, Progress& progress, Report& report)
+  /// The references must outlive it. The device of `everyone` computes all problems.
+  Verifier(const CommandContext& context, Context& everyone, Progress& progress, Report& report)
       : context_(context),
-        device_(device),
+        everyone_(everyone),
         progress_(progress),
         report_(report),
-        meshes_(context.session, Watchdog(Watchdog::Seconds(context.options.timeout))) {}
+        contexts_(context.session, everyone) {}
 
   /// A problem that the user gave: errors are the user's.
   void verify_given(NamedCase named) {
-    Mesh& mesh = meshes_.get(named.mesh);
-    named.sharded.cost_model = cost_model(mesh);
-    named.sharded.plan = plan_options(context_.options, device_.place());
-    collectively(mesh.world(), [&] {
-      const verification::ShardedCase& sharded = named.sharded;
-      check_choices(context_.options, sharded.problem,
-                    ring::shard_operands(sharded.problem, named.mesh, sharded.layout), registry_,
-                    device_.place());
-    });
+    named.sharded.cost_model = cost_model();
     const auto show = [this](const char* what, double done, double total) {
       if (done == 0) progress_.begin(what, total);
       progress_.set_done(done);
     };
     const verification::Verification found =
-        verification::verify_sharded(named.sharded, mesh, registry_, device_, show);
+        verification::verify_sharded(named.sharded, contexts_.get(named.mesh), show);
     progress_.aside([&] {
       print_warnings(found.decision.warnings);
       if (context_.options.explain) {
@@ -314,14 +307,13 @@ class Verifier {
 
   /// A drawn problem: it is legal, so an error that all ranks share is a failure like any other.
   void verify_drawn(NamedCase named) {
-    Mesh& mesh = meshes_.get(named.mesh);
-    named.sharded.cost_model = cost_model(mesh);
+    named.sharded.cost_model = cost_model();
     const auto refused = [&](const Error& error) {
       progress_.aside([&] { add_refused(named, error); });
     };
     try {
       const verification::Verification found =
-          verification::verify_sharded(named.sharded, mesh, registry_, device_);
+          verification::verify_sharded(named.sharded, contexts_.get(named.mesh));
       progress_.aside([&] {
         print_warnings(found.decision.warnings);
         add_result(named, found);
@@ -341,10 +333,11 @@ class Verifier {
 
  private:
   // The same for all problems.
-  const ring::CostModel& cost_model(Mesh& mesh) {
+  const ring::CostModel& cost_model() {
     if (!cost_model_) {
-      cost_model_ = collectively(mesh.world(),
-                                 [&] { return cost_model_of(context_.options, device_.place()); });
+      cost_model_ = collectively(everyone_.mesh().world(), [&] {
+        return cost_model_of(context_.options, everyone_.place());
+      });
     }
     return *cost_model_;
   }
@@ -368,11 +361,10 @@ class Verifier {
   }
 
   const CommandContext& context_;
-  Device& device_;
+  Context& everyone_;
   Progress& progress_;
   Report& report_;
-  MeshCache meshes_;
-  Registry registry_ = Registry::standard();
+  ContextCache contexts_;
   std::optional<ring::CostModel> cost_model_;
   Tally tally_;
   Coverage coverage_;
@@ -384,37 +376,37 @@ ExitCode verify_command(const CommandContext& context) {
   const Options& options = context.options;
   const int ranks = context.session.size();
   const bool random = options.random > 0 || options.random_case.has_value();
-  Mesh everyone(MeshShape({{"ranks", ranks}}), context.session.world(),
-                Watchdog(Watchdog::Seconds(options.timeout)));
+  // Problems that are drawn are small: a thread each, unless the user says otherwise.
+  Options threaded = options;
+  if (random) threaded.threads = std::max(1, options.threads);
+  const std::unique_ptr<Context> opened = open_context(
+      {context.session, threaded, context.out, context.commit}, MeshShape({{"ranks", ranks}}));
+  Mesh& everyone = opened->mesh();
 
   // All errors in the input show before any work.
   std::optional<NamedCase> given;
   std::optional<ReportFiles> report_files;
-  const std::unique_ptr<Device> device = open_device(options, everyone);
-  const int threads =
-      random ? std::max(1, options.threads) : threads_per_rank(everyone, options.threads);
-  Report report = make_report(context, everyone, device->place(), threads);
+  Report report = make_report(context, everyone, opened->place(), opened->threads());
   collectively(everyone.world(), [&] {
-    if (!random) given = given_case(options, ranks);
+    if (!random) given = given_case(options, *opened);
     if (everyone.rank() == 0) report_files.emplace(options.json, options.csv, report);
   });
   if (report_files && !report_files->replace_table()) report.follow(context.out);
 
   Progress progress(everyone.rank() == 0 ? progress_terminal() : files::FileDescriptor());
-  Verifier verifier(context, *device, progress, report);
+  Verifier verifier(context, *opened, progress, report);
   if (given) {
     if (everyone.rank() == 0) print_warnings(given->warnings);
-    given->sharded.threads = threads;
     begin_step("annulus verify was computing the problem that was given");
     verifier.verify_given(std::move(*given));
   } else if (options.random_case) {
     begin_step(fmt::format("annulus verify was computing problem {}", options.random_case->index));
-    verifier.verify_drawn(random_case(*options.random_case, options, ranks, device->place()));
+    verifier.verify_drawn(random_case(*options.random_case, options, ranks, opened->place()));
   } else {
     progress.begin(counted(options.random, "problem"), options.random);
     for (int i = 0; i < options.random; ++i) {
       begin_step(fmt::format("annulus verify was computing problem {} of {}", i, options.random));
-      verifier.verify_drawn(random_case({options.seed, i}, options, ranks, device->place()));
+      verifier.verify_drawn(random_case({options.seed, i}, options, ranks, opened->place()));
     }
   }
   progress.end();

@@ -96,8 +96,9 @@ PlannedCase lay_out(const Options& options) {
   std::vector<int> nodes = planned_nodes(options, setup.mesh);
   ring::CostModel model = cost_model_of(options, place);
   settle_transport(model, options, operands.key, nodes);
-  return {std::move(setup), std::move(operands),          {}, place, std::move(model),
-          std::move(nodes), plan_options(options, place), {}};
+  const ring::PlanOptions how = plan_options(setup.problem, place);
+  return {std::move(setup), std::move(operands), {},  place,
+          std::move(model), std::move(nodes),    how, {}};
 }
 
 }  // namespace
@@ -114,7 +115,7 @@ PlannedCase lay_out_case(const Options& options, const Registry& registry) {
 }
 
 void settle_schedule(PlannedCase& planned, const Options& options, const Registry& registry) {
-  check_choices(options, planned.setup.problem, planned.operands, registry, planned.place,
+  check_choices(planned.setup.problem, planned.operands, registry, planned.place,
                 Presence::assumed);
   const Selection selection = select(options, planned, registry);
   planned.choice = ring::choose_schedule(planned.input(), selection.schedule_for(options.schedule));

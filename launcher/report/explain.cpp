@@ -59,9 +59,16 @@ void explain(const ring::Prices& prices, Report& report) {
   }
 }
 
-void log_choices(const AttentionProblem& problem, const ring::ShardedOperands& operands,
-                 const ring::ShardedAttention& attention, const Mesh& mesh) {
+void explain(const Attention& attention, Report& report) {
+  explain(attention.selection(), report);
+  explain(attention.decision(), report);
+  explain(attention.schedule(), report);
+  explain(attention.plan_input().prices, report);
+}
+
+void log_choices(const AttentionProblem& problem, const Attention& attention, const Mesh& mesh) {
   const int rank = mesh.rank();
+  const ring::ShardedOperands& operands = attention.operands();
   log_debug("holds queries {} and keys {} of the sequence, {} kernel calls",
             to_string(operands.query.positions(rank, 1)),
             to_string(operands.key.positions(rank, 1)),

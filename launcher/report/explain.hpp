@@ -4,11 +4,11 @@
 #include <string_view>
 
 #include <annulus/attention/registry.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/ring/attention.hpp>
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/prices.hpp>
-#include <annulus/ring/sharded_attention.hpp>
-#include <annulus/ring/sharded_operands.hpp>
 
 #include "launcher/report/report.hpp"
 
@@ -21,11 +21,12 @@ void explain(const ring::ScheduleChoice& choice, Report& report);
 void explain(const ring::Decision& decision, Report& report);
 /// Which figures the predictions are based on.
 void explain(const ring::Prices& prices, Report& report);
+/// All of these.
+void explain(const Attention& attention, Report& report);
 
 /// Logs what was chosen and why: the main steps on rank 0 (info), and on every rank what it holds
 /// (debug). Collective over the mesh.
-void log_choices(const AttentionProblem& problem, const ring::ShardedOperands& operands,
-                 const ring::ShardedAttention& attention, const Mesh& mesh);
+void log_choices(const AttentionProblem& problem, const Attention& attention, const Mesh& mesh);
 
 /// A plan as "# " lines, with the steps of the first `ranks` ranks.
 void print_plan(const ring::Plan& plan, int ranks, std::ostream& out);

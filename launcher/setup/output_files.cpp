@@ -55,14 +55,15 @@ void OutputFiles::write(const NamedSharding& sharding, const TensorView& shard, 
                      array);
 }
 
-void OutputFiles::commit(const ring::LocalTensors& tensors, const TensorView& weights,
-                         const ring::ShardedOperands& operands) {
+void OutputFiles::commit(const ring::LocalTensors& tensors, const ring::ShardedOperands& operands) {
   write(operands.output, tensors.output, bhtd_, *output_, 0);
   for (const RowResult& result : row_results_) {
     write(operands.lse, tensors.*result.tensor, false, result.writer ? *result.writer : *output_,
           result.array);
   }
-  if (weights_) write(ring::weights_sharding(problem_, operands), weights, false, *weights_, 0);
+  if (weights_) {
+    write(ring::weights_sharding(problem_, operands), tensors.weights, false, *weights_, 0);
+  }
   std::vector<files::ArrayWriter*> writers{output_.get()};
   for (const RowResult& result : row_results_) {
     if (result.writer) writers.push_back(result.writer.get());

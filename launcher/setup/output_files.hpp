@@ -7,7 +7,7 @@
 #include <annulus/attention/problem.hpp>
 #include <annulus/files/array_writer.hpp>
 #include <annulus/mesh/control.hpp>
-#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/ring/local_tensors.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 
 #include "launcher/options/options.hpp"
@@ -23,9 +23,7 @@ class OutputFiles {
   OutputFiles(const Options& options, const AttentionProblem& problem, Control& group);
 
   /// Collective. Every rank writes its shards; the files get their names once all are complete.
-  /// `weights` has ring::weights_sharding(); it is ignored unless --weights was given.
-  void commit(const ring::LocalTensors& tensors, const TensorView& weights,
-              const ring::ShardedOperands& operands);
+  void commit(const ring::LocalTensors& tensors, const ring::ShardedOperands& operands);
 
  private:
   void write(const NamedSharding& sharding, const TensorView& shard, bool bhtd,

@@ -15,6 +15,7 @@
 #include <annulus/files/integer_file.hpp>
 #include <annulus/partition/attention_mode.hpp>
 #include <annulus/partition/partition_spec.hpp>
+#include <annulus/ring/attention_weights.hpp>
 #include <annulus/ring/planner.hpp>
 
 #include "launcher/options/as_option.hpp"
@@ -256,6 +257,12 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   setup.problem.weights = !options.weights.empty();
   setup.problem.normalize_output = options.normalize_output;
   if (options.dropout > 0) setup.problem.dropout.emplace(options.dropout, options.seed);
+  setup.problem.bias_policy = options.bias_policy;
+  setup.problem.implementation = options.implementation;
+  setup.problem.schedule = options.schedule;
+  setup.problem.ulysses_degree = options.ulysses_degree;
+  setup.problem.inner_size = options.inner_size;
+  setup.problem.tuning = tuning_options(options);
   const auto check = [&] { named_by_options(options, [&] { setup.problem.validate(); }); };
   check();  // files are read only for a valid shape
   const OperandFiles files(options);
@@ -264,18 +271,16 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   check();
   setup.fills = set_up_scores(files, options, setup.problem);
 
-  const AttentionMode mode =
-      options.mode ? parse_attention_mode(*options.mode) : infer_attention_mode(shape.query_length);
-  ring::LayoutWishes wishes;
+  ring::LayoutOptions& layout = setup.problem;
   const auto given = [&](std::optional<PartitionSpec>& spec, const std::optional<std::string>& text,
                          const char* option) {
     if (text) spec = given_spec(*text, option, setup.mesh);
   };
-  given(wishes.query, options.query_spec, "--query-spec");
-  given(wishes.kv, options.kv_spec, "--kv-spec");
+  given(layout.query_spec, options.query_spec, "--query-spec");
+  given(layout.kv_spec, options.kv_spec, "--kv-spec");
   // Specs of the environment may be meant for other problems.
-  if (setup.fills.bias) given(wishes.bias, options.bias_spec, "--bias-spec");
-  if (setup.fills.mask) given(wishes.dense_mask, options.mask_spec, "--mask-spec");
+  if (setup.fills.bias) given(layout.bias_spec, options.bias_spec, "--bias-spec");
+  if (setup.fills.mask) given(layout.mask_spec, options.mask_spec, "--mask-spec");
   if (options.named.contains("bias-spec") && !setup.fills.bias) {
     throw UserError(fmt::format("--bias-spec {}: there is no bias to shard; it needs --bias",
                                 *options.bias_spec));
@@ -284,22 +289,24 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
     throw UserError(fmt::format("--mask-spec {}: there is no dense mask to shard; it needs --mask",
                                 *options.mask_spec));
   }
-  if (!setup.problem.dense_mask) wishes.dense_mask.reset();  // --bias-policy leaves it out
-  if (options.sequence_layout != "auto") wishes.sequence = parse_layout(options.sequence_layout);
+  if (!setup.problem.dense_mask) layout.mask_spec.reset();  // --bias-policy leaves it out
+  if (options.mode) layout.mode = parse_attention_mode(*options.mode);
+  if (options.sequence_layout != "auto") layout.layout = parse_layout(options.sequence_layout);
   if (options.kv_sequence_layout != "auto") {
-    wishes.kv_sequence = parse_layout(options.kv_sequence_layout);
+    layout.kv_layout = parse_layout(options.kv_sequence_layout);
   }
-  wishes.granule = options.granule;
+  layout.granule = options.granule;
   AttentionMetadata metadata;
   metadata.sharding_rules = options.rules;
   metadata.sequence_axis_name = options.sequence_axis;
-  wishes.rules = metadata.rules();
+  layout.rules = metadata.rules();
   try {
-    setup.layout = ring::usual_layout(setup.problem, setup.mesh, mode, wishes);
+    setup.layout = ring::usual_layout(setup.problem, setup.mesh, layout);
   } catch (const UserError& error) {
-    if (wishes.rules.rules().empty()) throw;
+    if (layout.rules.rules().empty()) throw;
     throw UserError(fmt::format("--sharding-rules/--sequence-axis: {}", error.what()));
   }
+  layout.layout = setup.layout.sequence;  // found once
   setup.warnings = hints(options, shape, setup.mesh, setup.layout);
   return setup;
 }
@@ -340,13 +347,6 @@ ring::ShardedOperands shard_operands(const ProblemSetup& setup) {
   }
 }
 
-ring::PlanOptions plan_options(const Options& options, Place place) {
-  ring::PlanOptions plan = ring::PlanOptions::for_place(place);
-  plan.ulysses_degree = options.ulysses_degree;
-  plan.inner_size = options.inner_size;
-  return plan;
-}
-
 ring::TuningOptions tuning_options(const Options& options) {
   ring::TuningOptions tuning;
   tuning.policy = options.tuning;
@@ -355,23 +355,24 @@ ring::TuningOptions tuning_options(const Options& options) {
   return tuning;
 }
 
-void check_choices(const Options& options, const AttentionProblem& problem,
-                   const ring::ShardedOperands& operands, const Registry& registry, Place place,
-                   Presence presence) {
-  const auto check_schedule = [&](const std::string& schedule) {
-    ring::check_schedule(
-        ring::make_plan_input(problem, operands, {}, place, ring::CostModel::for_place(place),
-                              plan_options(options, place)),
-        schedule);
-  };
-  if (options.schedule != "auto") {
-    as_option("--schedule", [&] { check_schedule(options.schedule); });  // errors name it
-  }
-  if (options.implementation != "auto") {
-    const Selection selection = as_option("--impl " + options.implementation, [&] {
-      return registry.select(options.implementation, problem, place, presence);
+void check_choices(const AttentionOptions& problem, const ring::ShardedOperands& operands,
+                   const Registry& registry, Place place, Presence presence) {
+  if (problem.schedule != "auto") {
+    as_option("--schedule", [&] {  // errors name it
+      ring::check_schedule(
+          ring::make_plan_input(problem, operands, {}, place, ring::CostModel::for_place(place),
+                                plan_options(problem, place)),
+          problem.schedule);
     });
-    as_option("--schedule", [&] { static_cast<void>(selection.schedule_for(options.schedule)); });
+  }
+  if (problem.implementation != "auto") {
+    const Selection selection = as_option("--impl " + problem.implementation, [&] {
+      return registry.select(problem.implementation, problem, place, presence);
+    });
+    as_option("--schedule", [&] { static_cast<void>(selection.schedule_for(problem.schedule)); });
+  }
+  if (problem.weights) {
+    as_option("--weights", [&] { ring::check_weights_fit(problem, operands); });
   }
 }
 

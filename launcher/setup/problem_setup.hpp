@@ -3,11 +3,10 @@
 #include <string>
 #include <vector>
 
-#include <annulus/attention/problem.hpp>
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/place.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
-#include <annulus/ring/planner.hpp>
+#include <annulus/ring/attention.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 #include <annulus/verification/random_scores.hpp>
 
@@ -17,7 +16,7 @@ namespace annulus::launcher {
 
 /// What the options mean together: the problem and how it lies on the mesh.
 struct ProblemSetup {
-  AttentionProblem problem;
+  AttentionOptions problem;  ///< with its layout, and with what the options choose
   MeshShape mesh;
   ring::OperandLayout layout;
   verification::OperandFills fills;   ///< of bias and dense mask
@@ -46,16 +45,12 @@ struct ProblemSetup {
 /// ring::shard_operands() with errors that name options and dimensions.
 [[nodiscard]] ring::ShardedOperands shard_operands(const ProblemSetup& setup);
 
-/// How plans are made at a place, with what the options say about it.
-[[nodiscard]] ring::PlanOptions plan_options(const Options& options, Place place);
-
 /// What decides on what the options leave open.
 [[nodiscard]] ring::TuningOptions tuning_options(const Options& options);
 
-/// Throws UserErrors naming --schedule or --impl if what they name cannot do this. Does not
-/// communicate.
-void check_choices(const Options& options, const AttentionProblem& problem,
-                   const ring::ShardedOperands& operands, const Registry& registry, Place place,
-                   Presence presence = Presence::required);
+/// Throws UserErrors naming --schedule, --impl or --weights if what they name cannot do this. Does
+/// not communicate.
+void check_choices(const AttentionOptions& problem, const ring::ShardedOperands& operands,
+                   const Registry& registry, Place place, Presence presence = Presence::required);
 
 }  // namespace annulus::launcher

@@ -10,7 +10,7 @@
 #include <annulus/attention/oracle.hpp>
 #include <annulus/core/convert.hpp>
 #include <annulus/mesh/agreement.hpp>
-#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/ring/attention.hpp>
 #include <annulus/verification/device_tensors.hpp>
 #include <annulus/verification/for_tensor.hpp>
 #include <annulus/verification/verification.hpp>
@@ -163,11 +163,20 @@ ShardedCase unsharded_case(const ShardedCase& sharded_case, const Selection& sel
   return whole;
 }
 
-ring::ShardedAttentionOptions attention_options(const ShardedCase& sharded_case, Place place) {
-  ring::ShardedAttentionOptions options;
-  options.implementation = sharded_case.implementation;
-  options.transport = sharded_case.transport;
-  options.schedule = sharded_case.schedule;
+AttentionOptions attention_options(const ShardedCase& sharded_case, Place place) {
+  const ring::OperandLayout& layout = sharded_case.layout;
+  AttentionOptions options{sharded_case.problem,
+                           {.query_spec = layout.query,
+                            .kv_spec = layout.kv,
+                            .bias_spec = layout.bias,
+                            .mask_spec = layout.dense_mask,
+                            .layout = layout.sequence,
+                            .kv_layout = layout.kv_sequence,
+                            .granule = layout.granule},
+                           {.implementation = sharded_case.implementation,
+                            .schedule = sharded_case.schedule,
+                            .transport = sharded_case.transport}};
+  options.tuning = sharded_case.tuning;
   options.plan = sharded_case.plan;
   options.cost_model = sharded_case.cost_model;
   if (options.plan && !place.is_host()) {
@@ -175,8 +184,6 @@ ring::ShardedAttentionOptions attention_options(const ShardedCase& sharded_case,
     options.plan->lse_dtype = usual.lse_dtype;
     if (options.plan->result_bytes == 0) options.plan->result_bytes = usual.result_bytes;
   }
-  options.runner.threads = sharded_case.threads;
-  options.tuning = sharded_case.tuning;
   return options;
 }
 
@@ -289,25 +296,24 @@ std::string Verification::failure() const {
 
 namespace {
 
-// Collective over the mesh.
-Deviation run_unsharded(const ShardedCase& whole, const OracleOutput& truth, Mesh& mesh,
-                        const Registry& registry, Device& device) {
+// Collective over the context.
+Deviation run_unsharded(const ShardedCase& whole, const OracleOutput& truth, Context& context) {
   const AttentionProblem& problem = whole.problem;
+  Mesh& mesh = context.mesh();
   Control& world = mesh.world();
-  const ring::ShardedOperands operands =
-      collectively(world, [&] { return shard_operands(problem, mesh.shape(), whole.layout); });
-  ring::ShardedAttention attention(problem, operands, mesh, registry, device,
-                                   attention_options(whole, device.place()));
+  Attention attention(context, attention_options(whole, context.place()));
+  const ring::ShardedOperands& operands = attention.operands();
   HostMemoryPool host;
   const CaseShards shards = collectively(world, [&] {
     return CaseShards(operands, problem.dtype, whole.seed, mesh.rank(), host, 1, whole.fills,
                       problem.normalize_output);
   });
   fill_results(shards);
-  DeviceTensors moved = collectively(
-      world, [&] { return DeviceTensors(shards.local_tensors(), device, mesh.watchdog()); });
+  DeviceTensors moved = collectively(world, [&] {
+    return DeviceTensors(shards.local_tensors(), context.device(), mesh.watchdog());
+  });
   moved.upload();
-  attention.run(moved.tensors());
+  attention.run_and_wait(moved.tensors());
   moved.download();
   return shards.deviation_from(problem, truth);
 }
@@ -317,7 +323,7 @@ Deviation run_unsharded(const ShardedCase& whole, const OracleOutput& truth, Mes
 namespace {
 
 // Whether every kernel that this rank uses promises the same bits every time.
-bool repeats_bits(const ring::ShardedAttention& attention) {
+bool repeats_bits(const Attention& attention) {
   const ring::RankPlan& plan = attention.rank_plan();
   const std::vector<const ring::Block*> blocks = plan.all<ring::Block>();
   return std::all_of(blocks.begin(), blocks.end(), [&](const ring::Block* block) {
@@ -329,20 +335,18 @@ bool repeats_bits(const ring::ShardedAttention& attention) {
 
 }  // namespace
 
-Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const Registry& registry,
-                            Device& device, const Phase& phase) {
+Verification verify_sharded(const ShardedCase& sharded_case, Context& context, const Phase& phase) {
   const AttentionProblem& problem = sharded_case.problem;
+  Mesh& mesh = context.mesh();
+  Device& device = context.device();
   Control& world = mesh.world();
   const int rank = mesh.rank();
   const auto tell = [&](const char* what) {
     if (phase) phase(what, 0, 0);
   };
   tell("sharded runs");
-  const ring::ShardedOperands operands = collectively(
-      world, [&] { return shard_operands(problem, mesh.shape(), sharded_case.layout); });
-
-  ring::ShardedAttention attention(problem, operands, mesh, registry, device,
-                                   attention_options(sharded_case, device.place()));
+  Attention attention(context, attention_options(sharded_case, device.place()));
+  const ring::ShardedOperands& operands = attention.operands();
 
   HostMemoryPool host;
   const CaseShards shards = collectively(world, [&] {
@@ -355,7 +359,7 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   const auto run = [&](int unwritten) {
     fill_results(shards, unwritten);
     moved.upload();
-    attention.run(moved.tensors());
+    attention.run_and_wait(moved.tensors());
     moved.download();
   };
   run(kNanBytes);
@@ -385,7 +389,7 @@ Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh, const R
   const Deviation unsharded =
       run_unsharded(unsharded_case(sharded_case, attention.selection(),
                                    attention.decision().choice.implementation, device.place()),
-                    truth, mesh, registry, device);
+                    truth, context);
 
   Verification result;
   result.decision = attention.decision();

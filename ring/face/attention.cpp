@@ -10,6 +10,7 @@
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/ring/attention.hpp>
 #include <annulus/ring/attention_weights.hpp>
+#include <annulus/ring/sharded_attention.hpp>
 
 namespace annulus {
 namespace {
@@ -25,18 +26,16 @@ bool makes_bias(const AttentionOptions& options) {
   return options.init_bias && !options.bias && !has_mask(options);
 }
 
-ring::PlanOptions plan_options(const AttentionOptions& options, Place place) {
-  ring::PlanOptions plan = ring::PlanOptions::for_place(place);
-  plan.ulysses_degree = options.ulysses_degree;
-  plan.inner_size = options.inner_size;
+// What Choice names of a plan's options.
+ring::PlanOptions with_parameters(ring::PlanOptions plan, const ring::Choice& choice) {
+  if (choice.ulysses_degree != 0) plan.ulysses_degree = choice.ulysses_degree;
+  if (choice.inner_size != 0) plan.inner_size = choice.inner_size;
+  if (choice.head_group_bytes != 0) plan.head_group_bytes = choice.head_group_bytes;
   return plan;
 }
 
 AttentionProblem problem_of(const AttentionOptions& options) {
-  AttentionProblem problem{options.shape,      options.dtype,         options.scale,
-                           options.soft_cap,   options.mask,          options.sinks,
-                           options.dropout,    options.softmax_dtype, options.bias,
-                           options.dense_mask, options.weights,       options.normalize_output};
+  AttentionProblem problem = options;
   if (makes_bias(options)) problem.bias = options.init_bias->shape;
   return under_policy(options.bias_policy, std::move(problem));
 }
@@ -45,6 +44,20 @@ ring::TuningOptions tuning_options(const AttentionOptions& options, Context& con
   ring::TuningOptions tuning = options.tuning;
   if (tuning.cache == nullptr) tuning.cache = &context.tuning_cache();
   return tuning;
+}
+
+ring::ShardedAttentionOptions sharded_options(const AttentionOptions& options, Context& context) {
+  const auto named = [](const std::string& name) { return name.empty() ? "auto" : name; };
+  const bool open_transport = options.transport == Transport::automatic;
+  return {.implementation = named(options.implementation),
+          .schedule = named(options.schedule),
+          .plan = with_parameters(
+              options.plan.value_or(ring::PlanOptions::for_place(context.place())), options),
+          .cost_model = options.cost_model,
+          .runner = {.threads = context.threads(), .tracer = options.tracer},
+          .transport = open_transport ? context.transport() : options.transport,
+          .tuning = tuning_options(options, context),
+          .overlay = context.overlay()};
 }
 
 // The rank's part of the bias that init_bias makes; empty if it is not called.
@@ -71,17 +84,11 @@ Tensor initial_bias(const AttentionOptions& options, const ring::ShardedOperands
 ring::ShardedOperands operands_of(const AttentionOptions& options, const MeshShape& mesh) {
   const AttentionProblem problem = problem_of(options);
   problem.validate();
-  ring::LayoutWishes wishes{options.query_spec, options.kv_spec,   options.layout,
-                            options.rules,      options.kv_layout, options.granule,
-                            options.bias_spec,  options.mask_spec};
+  ring::LayoutOptions layout = options;
   // Their tensors may not be used after all.
-  if (options.init_bias && !problem.bias) wishes.bias.reset();
-  if (options.dense_mask && !problem.dense_mask) wishes.dense_mask.reset();
-  return ring::shard_operands(
-      problem, mesh,
-      ring::usual_layout(problem, mesh,
-                         options.mode.value_or(infer_attention_mode(options.shape.query_length)),
-                         wishes));
+  if (options.init_bias && !problem.bias) layout.bias_spec.reset();
+  if (options.dense_mask && !problem.dense_mask) layout.mask_spec.reset();
+  return ring::shard_operands(problem, mesh, ring::usual_layout(problem, mesh, layout));
 }
 
 }  // namespace
@@ -101,14 +108,7 @@ class Attention::Impl {
                              return initial_bias(options, operands_, context);
                            })),
         sharded_(problem_, operands_, context.mesh(), context.registry(), context.device(),
-                 {.implementation = options.implementation,
-                  .schedule = options.schedule,
-                  .plan = plan_options(options, context.place()),
-                  .cost_model = {},
-                  .runner = {.threads = context.threads()},
-                  .transport = context.transport(),
-                  .tuning = tuning_options(options, context),
-                  .overlay = context.overlay()}) {
+                 sharded_options(options, context)) {
     if (!problem_.weights) return;
     collectively(context.mesh().world(), "weights",
                  [&] { ring::check_weights_fit(problem_, operands_); });
@@ -122,20 +122,30 @@ class Attention::Impl {
   }
 
   void run(ring::LocalTensors tensors, void* stream) {
-    const bool on_host = context_.place().is_host();
-    if (!on_host && (!caller_ || raw_caller_ != stream)) {
+    if (context_.place().is_host()) return run_and_wait(std::move(tensors));
+    if (!caller_ || raw_caller_ != stream) {
       caller_ = make_foreign_cuda_stream(stream, context_.place().device);
       raw_caller_ = stream;
     }
-    if (!prepared_ && !on_host && caller_->is_captured()) {
+    if (!prepared_ && caller_->is_captured()) {
       throw UnsupportedError(
           "a first call cannot be captured into a CUDA graph: run or prepare attention once "
           "before");
     }
+    make_ready(tensors);
+    sharded_.submit(tensors, caller_.get());
+    add_weights(tensors);
+  }
+
+  void run_and_wait(ring::LocalTensors tensors) {
+    make_ready(tensors);
+    sharded_.run(tensors);
+    add_weights(tensors);
+  }
+
+  void make_ready(ring::LocalTensors& tensors) {
     if (!prepared_) prepare(tensors);
     alone([&] { complete(tensors); });
-    if (on_host) return sharded_.run(tensors);
-    sharded_.submit(tensors, caller_.get());
   }
 
   void prepare(ring::LocalTensors tensors) {
@@ -185,13 +195,10 @@ class Attention::Impl {
   }
 
   // Computes the weights, which the plan does not.
-  void add_weights(const AttentionTensors& tensors) {
-    if (!problem_.weights) return;
-    ring::LocalTensors local = views(tensors);
-    complete(local);
+  void add_weights(const ring::LocalTensors& tensors) {
+    if (!problem_.weights || tensors.weights.rank() == 0) return;
     ring::compute_weights(sharded_.plan_input().problem, operands_, context_.mesh(),
-                          context_.device(), local,
-                          {tensors.weights, weights_dtype(), weights_shape()}, context_.threads());
+                          context_.device(), tensors, tensors.weights, context_.threads());
   }
 
   [[nodiscard]] Extents weights_shape() const {
@@ -234,7 +241,9 @@ class Attention::Impl {
             scores_view(tensors.bias, DType::float32, operands_.bias, bias_.shape().rank() > 0),
             scores_view(tensors.mask, DType::boolean, operands_.dense_mask, drops_mask_),
             row_view(tensors.maximum, !problem_.normalize_output),
-            row_view(tensors.sum, !problem_.normalize_output)};
+            row_view(tensors.sum, !problem_.normalize_output),
+            problem_.weights ? TensorView(tensors.weights, weights_dtype(), weights_shape(), place)
+                             : TensorView()};
   }
 
   // The policy applies to later masks too.
@@ -286,6 +295,8 @@ class Attention::Impl {
 
 Attention::Attention(Context& context, const AttentionOptions& options)
     : impl_(std::make_unique<Impl>(context, options)) {}
+Attention::Attention(Context& context, const AttentionProblem& problem)
+    : Attention(context, AttentionOptions{problem, {}, {}}) {}
 Attention::~Attention() = default;
 
 Extents Attention::query_shape() const {
@@ -328,7 +339,6 @@ DType Attention::weights_dtype() const {
 void Attention::run(const AttentionTensors& tensors, void* stream) {
   impl_->check_results(tensors);
   impl_->run(impl_->views(tensors), stream);
-  impl_->add_weights(tensors);
 }
 AttentionOutput Attention::compute(const AttentionTensors& inputs, bool with_lse, void* stream) {
   AttentionOutput output = impl_->make_output(with_lse);
@@ -347,6 +357,9 @@ AttentionOutput Attention::compute(const AttentionTensors& inputs, bool with_lse
 void Attention::run(const ring::LocalTensors& tensors, void* stream) {
   impl_->run(tensors, stream);
 }
+void Attention::run_and_wait(const ring::LocalTensors& tensors) {
+  impl_->run_and_wait(tensors);
+}
 void Attention::prepare(const ring::LocalTensors& tensors) {
   impl_->prepare(tensors);
 }
@@ -359,8 +372,45 @@ void Attention::wait() {
 ring::LocalTensors Attention::views(const AttentionTensors& tensors) const {
   return impl_->views(tensors);
 }
-const ring::ShardedAttention& Attention::sharded() const noexcept {
-  return impl_->sharded();
+const ring::ShardedOperands& Attention::operands() const noexcept {
+  return impl_->operands();
+}
+const ring::RankPlan& Attention::rank_plan() const noexcept {
+  return impl_->sharded().rank_plan();
+}
+const ring::PlanInput& Attention::plan_input() const noexcept {
+  return impl_->sharded().plan_input();
+}
+const ring::ScheduleChoice& Attention::schedule() const noexcept {
+  return impl_->sharded().schedule();
+}
+const ring::Decision& Attention::decision() const noexcept {
+  return impl_->sharded().decision();
+}
+Selection Attention::selection() const {
+  return impl_->sharded().selection();
+}
+const Implementation& Attention::implementation_of(const ring::Block& block) const {
+  return impl_->sharded().implementation_of(block);
+}
+std::string Attention::implementations_of_ranks() const {
+  return impl_->sharded().implementations_of_ranks();
+}
+const std::string& Attention::transport() const noexcept {
+  return impl_->sharded().transport();
+}
+std::size_t Attention::extra_bytes() const {
+  return impl_->sharded().extra_bytes();
+}
+std::size_t Attention::replays() const {
+  return impl_->sharded().replays();
+}
+bool Attention::reduces_rounded() const {
+  return impl_->sharded().reduces_rounded();
+}
+
+ring::PlanOptions plan_options(const ring::Choice& choice, Place place) {
+  return with_parameters(ring::PlanOptions::for_place(place), choice);
 }
 
 }  // namespace annulus

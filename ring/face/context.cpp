@@ -22,8 +22,48 @@ Watchdog start_watchdog(double timeout) {
   return Watchdog(timeout > 0 ? Watchdog::Seconds(timeout) : Watchdog::kUsual);
 }
 
+// Who names a transport between GPUs does not want to compute on the CPU; nor does who has GPUs,
+// unless he says so.
+void check_cpu_is_meant(const ContextOptions& options, const GpuBinding& gpus) {
+  if (options.share_gpus) {
+    throw UnsupportedError("share-gpus: needs GPU ranks: " + gpus.obstacle);
+  }
+  if (options.transport != Transport::automatic) {
+    throw UnsupportedError(fmt::format("transport {}: needs GPU ranks: {}",
+                                       name_of(options.transport), gpus.obstacle));
+  }
+  if (gpus.any) {
+    throw UnsupportedError("device auto: there are GPUs, but not for every rank: " + gpus.obstacle);
+  }
+}
+
+std::unique_ptr<Device> open_assigned(const ContextOptions& options, Mesh& mesh) {
+  const GpuBinding gpus = bind_gpus(mesh.world(), options.share_gpus);
+  return collectively(mesh.world(), "devices of the ranks", [&]() -> std::unique_ptr<Device> {
+    if (gpus.obstacle.empty()) {
+      return make_cuda_device(gpus.device_of_rank[static_cast<std::size_t>(mesh.rank())]);
+    }
+    if (options.devices == DeviceRule::gpus) {
+      throw UnsupportedError("device cuda: " + gpus.obstacle);
+    }
+    check_cpu_is_meant(options, gpus);
+    return std::make_unique<HostDevice>();
+  });
+}
+
+// Ranks under different rules would wait for each other in different places.
+void check_same_rule(const ContextOptions& options, Control& ranks) {
+  const bool assigned = options.devices != DeviceRule::named;
+  const double mine =
+      2 * static_cast<double>(options.devices) + (assigned && options.share_gpus ? 1 : 0);
+  const std::vector<double> most = ranks.max(std::array{mine, -mine}, "rules for devices");
+  if (most[0] == -most[1]) return;
+  throw ArgumentError("devices", "ranks under different rules, or that differ in share_gpus",
+                      "the same on all ranks");
+}
+
 // Ranks on GPUs and ranks on CPUs cannot compute together.
-std::unique_ptr<Device> open_device(const ContextOptions& options, Mesh& mesh) {
+std::unique_ptr<Device> open_named(const ContextOptions& options, Mesh& mesh) {
   std::string missing;
   if (!options.place || !options.place->is_host()) missing = cuda_unavailable_reason();
   const bool wants_cuda = options.place ? !options.place->is_host() : missing.empty();
@@ -66,14 +106,26 @@ void check_sharing_is_meant(const ContextOptions& options, Place place, Control&
 
 Context::Context(MPI_Comm communicator, const ContextOptions& options)
     : mesh_(std::make_unique<Mesh>(options.mesh, communicator, start_watchdog(options.timeout))),
-      registry_(Registry::standard()),
+      registry_(std::make_shared<Registry>(Registry::standard())),
       transport_(options.transport) {
   collectively(mesh_->world(), "timeout of the context",
                [&] { (void)Watchdog(Watchdog::Seconds(options.timeout)); });
-  device_ = open_device(options, *mesh_);
-  check_sharing_is_meant(options, device_->place(), mesh_->world());
+  check_same_rule(options, mesh_->world());
+  if (options.devices == DeviceRule::named) {
+    device_ = open_named(options, *mesh_);
+    check_sharing_is_meant(options, device_->place(), mesh_->world());
+  } else {
+    device_ = open_assigned(options, *mesh_);
+  }
   threads_ = threads_per_rank(*mesh_, options.threads);
 }
+
+Context::Context(MPI_Comm communicator, const MeshShape& mesh, Context& base)
+    : device_(base.device_),
+      mesh_(std::make_unique<Mesh>(mesh, communicator, base.mesh_->watchdog())),
+      registry_(base.registry_),
+      transport_(base.transport_),
+      threads_(base.threads_) {}
 
 ring::Choice Context::overlay() const {
   ring::Choice choice;

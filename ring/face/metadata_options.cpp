@@ -1,4 +1,5 @@
 #include <annulus/core/cuda.hpp>
+#include <annulus/core/foreign_stream.hpp>
 #include <annulus/ring/metadata_options.hpp>
 
 namespace annulus {

@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include <annulus/attention/features.hpp>
+#include <annulus/attention/modifiers.hpp>
 #include <annulus/attention/problem_class.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/gpu_binding.hpp>
@@ -52,18 +53,11 @@ std::string mask_text(const AttentionProblem& problem) {
 }
 
 std::string modifiers(const AttentionProblem& problem) {
-  std::vector<std::string> parts;
-  if (problem.soft_cap) parts.emplace_back("soft cap");
-  if (problem.sinks) parts.push_back(fmt::format("{} sinks", problem.sinks->per_head()));
-  if (problem.dropout) parts.emplace_back("dropout");
-  if (problem.bias) parts.push_back("bias " + to_string(*problem.bias));
-  if (problem.dense_mask) parts.push_back("dense mask " + to_string(*problem.dense_mask));
-  if (problem.softmax_dtype != DType::float32) {
-    parts.push_back(fmt::format("softmax {}", annulus::name_of(problem.softmax_dtype)));
+  std::vector<std::string> kinds;
+  for (const Modifier& one : modifiers_of(problem)) {
+    if (!one.kind.empty()) kinds.push_back(one.kind);
   }
-  if (!problem.normalize_output) parts.emplace_back("unnormalised");
-  if (problem.weights) parts.emplace_back("weights");
-  return parts.empty() ? "none" : fmt::format("{}", fmt::join(parts, ", "));
+  return kinds.empty() ? "none" : fmt::format("{}", fmt::join(kinds, ", "));
 }
 
 // "-,sp(zigzag),-,-", as to_string(), but balanced rows of one mask are those of another.

@@ -360,8 +360,9 @@ TEST(Balance, RefusesWhatItCannotDeal) {
 }
 
 LayoutKind usual(const AttentionProblem& problem, const MeshShape& mesh,
-                 const LayoutWishes& wishes = {}) {
-  return usual_layout(problem, mesh, AttentionMode::train, wishes).sequence;
+                 LayoutOptions options = {}) {
+  options.mode = AttentionMode::train;
+  return usual_layout(problem, mesh, options).sequence;
 }
 
 TEST(UsualLayout, IsBalancedWhereThatIsClearlyBetter) {
@@ -388,7 +389,7 @@ TEST(UsualLayout, IsBalancedWhereThatIsClearlyBetter) {
   longer.mask.set_query_lengths({100});
   EXPECT_EQ(usual(longer, mesh), LayoutKind::contiguous);
   // An explicit layout is used as given.
-  EXPECT_EQ(usual(problem_of(8192, uneven), mesh, {{}, {}, LayoutKind::striped}),
+  EXPECT_EQ(usual(problem_of(8192, uneven), mesh, {.layout = LayoutKind::striped}),
             LayoutKind::striped);
   EXPECT_EQ(usual(problem_of(8192, uneven), mesh,
                   {PartitionSpec::parse("-,x"), PartitionSpec::parse("-,x"), {}}),

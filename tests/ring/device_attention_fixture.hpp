@@ -120,8 +120,12 @@ class DeviceAttention : public test::RankDeviceTest<> {
 
   // Collective.
   void expect_verified(const verification::ShardedCase& one) {
-    const verification::Verification found =
-        verification::verify_sharded(one, *mesh_, registry_, device());
+    if (!context_) {
+      context_ = std::make_unique<Context>(
+          test::session().world(),
+          ContextOptions{.devices = DeviceRule::gpus, .share_gpus = shared_gpus(), .timeout = 60});
+    }
+    const verification::Verification found = verification::verify_sharded(one, *context_);
     EXPECT_EQ(found.failure(), "")
         << to_string(one.problem.shape) << " " << annulus::name_of(one.problem.dtype) << " mask "
         << to_string(one.problem.mask) << " " << one.schedule << " by " << name_of(one.transport)
@@ -144,6 +148,7 @@ class DeviceAttention : public test::RankDeviceTest<> {
 
   Registry registry_ = Registry::standard();
   std::unique_ptr<Mesh> mesh_;
+  std::unique_ptr<Context> context_;  // of verifications
 };
 
 }  // namespace annulus::ring

@@ -267,7 +267,7 @@ TEST_F(DeviceFace, ManyObjectsInTurnAllReplay) {
     for (const auto& layer : layers) layer->expect_right(stream_, options.mask);
   }
   for (const auto& layer : layers) {
-    EXPECT_GE(layer->attention.sharded().replays(), kRounds - 2);
+    EXPECT_GE(layer->attention.replays(), kRounds - 2);
   }
 }
 
@@ -323,7 +323,7 @@ TEST_F(DeviceFace, ObjectsThatAwaitColumnsTakeTurnsWhateverTheirStreams) {
   options.implementation = "flash_attn2";
   Layer first(*context_, options, 1);
   Layer second(*context_, options, 5);
-  const auto blocks = first.attention.sharded().rank_plan().all<ring::Block>();
+  const auto blocks = first.attention.rank_plan().all<ring::Block>();
   ASSERT_TRUE(std::any_of(blocks.begin(), blocks.end(),
                           [](const ring::Block* block) { return block->awaits_columns; }));
   cudaStream_t other = nullptr;

@@ -74,16 +74,8 @@ inline void expect_right(const Attention& attention, const AttentionOptions& opt
   const PositionRanges all = PositionRanges::all(s.kv_length);
   Shards::fill(key, {s.batch, s.kv_length, s.kv_heads, s.head_dim}, all, seed + 1);
   Shards::fill(value, {s.batch, s.kv_length, s.kv_heads, s.value_dim}, all, seed + 2);
-  AttentionProblem problem{s,
-                           options.dtype,
-                           options.scale,
-                           options.soft_cap,
-                           options.mask,
-                           options.sinks,
-                           options.dropout,
-                           options.softmax_dtype,
-                           options.bias,
-                           options.dense_mask};
+  AttentionProblem problem = options;
+  problem.normalize_output = true;
   const OracleOutput truth = oracle_attention(
       problem, {shards.query.data(), DType::float32, attention.query_shape()},
       {key.data(), DType::float32, {s.batch, s.kv_length, s.kv_heads, s.head_dim}},

@@ -88,7 +88,7 @@ void for_each_difference(const std::vector<Difference<Options>>& differences,
 
 TEST(Face, OneRanksContextOptionsOtherwise) {
   // One field more, and this does not compile: how may ranks differ in it?
-  [[maybe_unused]] const auto& [mesh, place, share_gpus, transport, timeout, threads] =
+  [[maybe_unused]] const auto& [mesh, place, devices, share_gpus, transport, timeout, threads] =
       ContextOptions();
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   using Other = Difference<ContextOptions>;
@@ -102,6 +102,7 @@ TEST(Face, OneRanksContextOptionsOtherwise) {
           {"timeout", [](auto& o) { o.timeout = kNan; }, "timeout: got nan s"},
           {"timeout", [](auto& o) { o.timeout = 100; }, nullptr},
           {"timeout", [](auto& o) { o.timeout = 1e300; }, nullptr},
+          {"devices", [](auto& o) { o.devices = DeviceRule::assigned; }, "devices"},
           {"threads", [](auto& o) { o.threads = 0; }, nullptr},
           {"threads", [](auto& o) { o.threads = 3; }, nullptr},
           {"transport", [](auto& o) { o.transport = Transport::nccl; }, "transport"},
@@ -117,14 +118,17 @@ TEST(Face, OneRanksContextOptionsOtherwise) {
 }
 
 TEST(Face, OneRanksAttentionOptionsOtherwise) {
-  [[maybe_unused]] const auto& [shape, dtype, mask, scale, soft_cap, sinks, dropout, softmax_dtype,
-                                bias, dense_mask, bias_policy, init_bias, weights, normalize_output,
-                                query_spec, kv_spec, bias_spec, mask_spec, rules, mode, layout,
-                                kv_layout, granule, schedule, ulysses_degree, inner_size,
-                                implementation, tuning] = AttentionOptions();
+  // One field more, and this does not compile.
+  [[maybe_unused]] const auto& [shape, dtype, scale, soft_cap, mask, sinks, dropout, softmax_dtype,
+                                bias, dense_mask, weights, normalize_output] = AttentionProblem();
+  [[maybe_unused]] const auto& [query_spec, kv_spec, bias_spec, mask_spec, rules, mode, layout,
+                                kv_layout, granule] = ring::LayoutOptions();
+  [[maybe_unused]] const auto& [implementation, schedule, transport, ulysses_degree, inner_size,
+                                head_group_bytes] = ring::Choice();
   Context context(world(), on_host());
   const AttentionOptions options = causal(64);
   Attention before(context, options);  // its group is there already
+  Tracer tracer;
   using Other = Difference<AttentionOptions>;
   for_each_difference(
       std::vector<Other>{
@@ -186,11 +190,21 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
           {"schedule", [](auto& o) { o.schedule = "sideways"; }, "sideways"},
           {"ulysses_degree", [](auto& o) { o.ulysses_degree = 2; }, "ulysses degree 2"},
           {"inner_size", [](auto& o) { o.inner_size = 1; }, "inner size 1"},
+          {"head_group_bytes", [](auto& o) { o.head_group_bytes = 7; }, "head group bytes 7"},
+          {"transport", [](auto& o) { o.transport = Transport::nccl; }, "transport nccl"},
           {"implementation", [](auto& o) { o.implementation = "nobody"; }, "nobody"},
           {"tuning", [](auto& o) { o.tuning.policy = ring::TuningPolicy::cached; },
            "tuning cached"},
           {"tuning", [](auto& o) { o.tuning.candidates = 3; }, "3 candidates"},
           {"tuning", [](auto& o) { o.tuning.file = "elsewhere.json"; }, nullptr},
+          {"plan", [](auto& o) { o.plan.emplace().result_bytes = 3; }, "result bytes 3"},
+          {"cost_model",
+           [](auto& o) {
+             o.cost_model = ring::CostModel::cpu_core();
+             o.cost_model->merge_bytes_per_second *= 2;
+           },
+           "costs"},
+          {"tracer", [&](auto& o) { o.tracer = &tracer; }, "traced"},
       },
       options, [&](const AttentionOptions& mine) { Attention(context, mine); });
   Shards shards(before, 1);

@@ -70,7 +70,7 @@ TEST(Face, MetadataSayWhatAndWhere) {
   expected.soft_cap = 4.0;
   expected.dropout.emplace(0.25, 8);
   Attention attention(context, options);
-  EXPECT_EQ(attention.sharded().plan_input().operands.key.shards(1), context.size());
+  EXPECT_EQ(attention.plan_input().operands.key.shards(1), context.size());
   Shards shards(attention, 3);
   attention.run(shards.tensors(true));
   expect_right(attention, expected, shards, 3, true);
@@ -98,7 +98,7 @@ TEST(Face, StrategiesChooseTheSchedule) {
   options.implementation = "ring";
   {
     Attention attention(context, options);
-    EXPECT_EQ(attention.sharded().schedule().schedule, ring::Schedule::ring);
+    EXPECT_EQ(attention.schedule().schedule, ring::Schedule::ring);
     Shards shards(attention, 3);
     attention.run(shards.tensors(true));
     expect_right(attention, options, shards, 3, true);
@@ -373,7 +373,7 @@ TEST(Face, UnevenDocumentsAreBalancedByDefault) {
   };
   options.mask = packed(length / 4 * 3);
   Attention attention(context, options);
-  const ring::ShardedOperands& operands = attention.sharded().plan_input().operands;
+  const ring::ShardedOperands& operands = attention.plan_input().operands;
   EXPECT_EQ(operands.query.distribution(1).layout(),
             context.size() == 1 ? LayoutKind::contiguous : LayoutKind::balanced);
   EXPECT_EQ(operands.query.distribution(1), operands.key.distribution(1));

@@ -13,7 +13,7 @@
 #include <annulus/verification/random_problem.hpp>
 #include <annulus/verification/verification.hpp>
 
-#include "tests/support/test_world.hpp"
+#include "tests/support/host_context.hpp"
 
 // Sharded attention against the oracle: drawn problems, and every combination that could interact.
 // Each problem runs twice and must repeat every bit.
@@ -26,21 +26,20 @@ class ShardedAttentionSweep : public ::testing::Test {
  protected:
   static int ranks() { return test::session().size(); }
 
-  Mesh& mesh(const MeshShape& shape) {
-    std::unique_ptr<Mesh>& mesh = meshes_[to_string(shape)];
-    if (!mesh) mesh = std::make_unique<Mesh>(shape, test::session().world(), test::kWatchdog);
-    return *mesh;
+  Context& context(const MeshShape& shape) {
+    std::unique_ptr<Context>& context = contexts_[to_string(shape)];
+    if (!context) context = std::make_unique<Context>(test::session().world(), shape, everyone_);
+    return *context;
   }
 
   // The same on every rank.
   [[nodiscard]] std::string failure(const ShardedCase& sharded_case, const MeshShape& shape) {
-    return verify_sharded(sharded_case, mesh(shape), registry_, device_).failure();
+    return verify_sharded(sharded_case, context(shape)).failure();
   }
 
  private:
-  std::map<std::string, std::unique_ptr<Mesh>> meshes_;
-  Registry registry_ = Registry::standard();
-  HostDevice device_;
+  Context everyone_{test::session().world(), test::on_host()};
+  std::map<std::string, std::unique_ptr<Context>> contexts_;
 };
 
 TEST_F(ShardedAttentionSweep, DrawnProblems) {

@@ -14,6 +14,7 @@
 #include <annulus/verification/verification.hpp>
 
 #include "tests/attention/wrapped_native.hpp"
+#include "tests/support/host_context.hpp"
 #include "tests/support/message_of.hpp"
 #include "tests/support/test_world.hpp"
 
@@ -251,6 +252,7 @@ TEST_F(ShardedAttentionTest, UnnormalisedOutputsAreTheFormula) {
 }
 
 TEST_F(ShardedAttentionTest, AnUnnormalisedRunOfHalfTypesPassesVerification) {
+  Context context(test::session().world(), test::on_host());
   for (const DType dtype : {DType::float16, DType::bfloat16}) {
     for (const char* schedule : {"ring", "allgather"}) {
       verification::ShardedCase one;
@@ -260,7 +262,7 @@ TEST_F(ShardedAttentionTest, AnUnnormalisedRunOfHalfTypesPassesVerification) {
       one.problem.sinks = Sinks({1}, {0.5F});
       one.layout = layout_;
       one.schedule = schedule;
-      EXPECT_EQ(verify_sharded(one, mesh_, registry_, device_).failure(), "");
+      EXPECT_EQ(verify_sharded(one, context).failure(), "");
     }
   }
 }

@@ -15,11 +15,10 @@
 
 #include <gtest/gtest.h>
 
-#include <annulus/mesh/mesh.hpp>
 #include <annulus/verification/verification.hpp>
 
 #include "tests/attention/wrapped_native.hpp"
-#include "tests/support/test_world.hpp"
+#include "tests/support/host_context.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -87,13 +86,11 @@ class Guarded {
 
 class LocalBlocksTest : public ::testing::Test {
  protected:
-  LocalBlocksTest()
-      : mesh_(MeshShape({{"sp", test::session().size()}}), test::session().world(),
-              test::kWatchdog) {
+  LocalBlocksTest() : context_(test::session().world(), test::on_host()) {
     problem_.shape = {2, 48, 48, 8, 4, 4, 4};
-    layout_.query = layout_.kv = PartitionSpec::parse("-,sp");
-    layout_.sequence = LayoutKind::striped;
-    registry_.add(
+    problem_.layout = LayoutKind::striped;
+    context_.registry() = Registry();
+    context_.registry().add(
         std::make_unique<test::WrappedNative>("watched", [this](std::unique_ptr<Kernel> native) {
           return std::make_unique<WatchedKernel>(std::move(native), watch_);
         }));
@@ -101,22 +98,20 @@ class LocalBlocksTest : public ::testing::Test {
 
   // The blocks of the plan, computed alone, must be given just their entries of bias and mask.
   void expect_entries_of_blocks(const std::string& schedule) {
-    const ring::ShardedOperands operands = shard_operands(problem_, mesh_.shape(), layout_);
-    ring::ShardedAttentionOptions options;
-    options.schedule = schedule;
-    const ring::ShardedAttention attention(problem_, operands, mesh_, registry_, device_, options);
+    problem_.schedule = schedule;
+    const Attention attention(context_, problem_);
     const verification::OperandFills fills{
         [](const TensorView& part, auto index) { fill(part, index, bias_entry); },
         [](const TensorView& part, auto index) { fill(part, index, mask_entry); }};
     HostMemoryPool host;
-    const verification::CaseShards shards(operands, problem_.dtype, 1, mesh_.rank(), host, 1,
-                                          fills);
+    const verification::CaseShards shards(attention.operands(), problem_.dtype, 1, context_.rank(),
+                                          host, 1, fills);
     ring::LocalTensors tensors = shards.local_tensors();
     const Guarded bias(problem_.bias ? shards.bias : shards.lse, 0xff);
     const Guarded mask(problem_.dense_mask ? shards.mask : shards.lse, 2);
     if (problem_.bias) tensors.bias = bias.view();
     if (problem_.dense_mask) tensors.mask = mask.view();
-    LocalBlocks local(problem_, attention, tensors, device_, test::kWatchdog, 1);
+    LocalBlocks local(problem_, attention, tensors, context_);
 
     const std::vector<const ring::Block*> blocks = attention.rank_plan().all<ring::Block>();
     std::size_t computed = 0;
@@ -163,12 +158,9 @@ class LocalBlocksTest : public ::testing::Test {
     EXPECT_EQ(wrong, 0);
   }
 
-  Mesh mesh_;
-  HostDevice device_;
-  AttentionProblem problem_;
-  ring::OperandLayout layout_;
+  Context context_;
+  AttentionOptions problem_;
   Watch watch_;
-  Registry registry_;
   bool cut_ = false;  // whether a block had entries of its own keys only
 };
 
@@ -186,7 +178,7 @@ TEST_F(LocalBlocksTest, ReadBiasAndMaskOfTheirRowsAlone) {
       std::tie(problem_.bias, problem_.dense_mask) = cases[i];
       cut_ = false;
       expect_entries_of_blocks(schedule);
-      EXPECT_EQ(cut_, std::string(schedule) == "pass_q" && mesh_.size() > 1);
+      EXPECT_EQ(cut_, std::string(schedule) == "pass_q" && context_.size() > 1);
     }
   }
 }

@@ -15,7 +15,7 @@
 #include <annulus/verification/verification.hpp>
 
 #include "tests/attention/wrapped_native.hpp"
-#include "tests/support/test_world.hpp"
+#include "tests/support/host_context.hpp"
 
 namespace annulus::verification {
 namespace {
@@ -43,9 +43,7 @@ class SpoiledKernel final : public Kernel {
 class VerifySharded : public ::testing::Test {
  protected:
   // A long enough ring that every rank merges, with the diagonal in every shard.
-  VerifySharded()
-      : mesh_(MeshShape({{"sp", test::session().size()}}), test::session().world(),
-              test::kWatchdog) {
+  VerifySharded() : context_(test::session().world(), test::on_host()) {
     case_.problem.shape = {2, 40, 40, 4, 2, 8, 8};
     case_.problem.mask.set_window(30, 30);
     case_.layout.query = case_.layout.kv = PartitionSpec::parse("-,sp");
@@ -53,24 +51,22 @@ class VerifySharded : public ::testing::Test {
     case_.seed = 4;
   }
 
-  [[nodiscard]] bool alone() const { return mesh_.size() == 1; }
+  [[nodiscard]] bool alone() const { return context_.size() == 1; }
 
   Verification verify_with(Spoil spoil) {
-    registry_ = Registry();
-    registry_.add(std::make_unique<test::WrappedNative>(
+    context_.registry() = Registry();
+    context_.registry().add(std::make_unique<test::WrappedNative>(
         "spoiled", [spoil = std::move(spoil)](std::unique_ptr<Kernel> native) {
           return std::make_unique<SpoiledKernel>(std::move(native), spoil);
         }));
-    return verify_sharded(case_, mesh_, registry_, device_);
+    return verify_sharded(case_, context_);
   }
 
   static float& first_output(const SoftmaxState& result) {
     return result.output.at<float>({0, 0, 0, 0});
   }
 
-  Mesh mesh_;
-  HostDevice device_;
-  Registry registry_;
+  Context context_;
   ShardedCase case_;
 };
 
@@ -84,9 +80,9 @@ TEST_F(VerifySharded, PassesWhatIsRight) {
 }
 
 TEST_F(VerifySharded, FailsAWrongOutputOnAnyRank) {
-  for (int rank = 0; rank < mesh_.size(); ++rank) {
+  for (int rank = 0; rank < context_.size(); ++rank) {
     const Verification found = verify_with([&](const auto&, const SoftmaxState& result) {
-      if (mesh_.rank() == rank) first_output(result) += 0.01F;
+      if (context_.rank() == rank) first_output(result) += 0.01F;
     });
     EXPECT_THAT(found.failure(), HasSubstr("output error")) << rank;
   }
@@ -142,7 +138,7 @@ TEST_F(VerifySharded, FailsOneWrongRowOfMany) {
 }
 
 TEST_F(VerifySharded, FailsWhatIsNotWritten) {
-  case_.problem.shape.query_length = case_.problem.shape.kv_length = 3 * mesh_.size();
+  case_.problem.shape.query_length = case_.problem.shape.kv_length = 3 * context_.size();
   case_.problem.mask = {};
   const Verification found = verify_with([](const auto&, const SoftmaxState& result) {
     first_output(result) = std::numeric_limits<float>::quiet_NaN();
@@ -180,7 +176,7 @@ TEST_F(VerifySharded, FailsARunThatDoesNotRepeat) {
 TEST_F(VerifySharded, FailsACopyThatDiffers) {
   case_.layout.query = PartitionSpec();
   const Verification found = verify_with([&](const auto&, const SoftmaxState& result) {
-    if (mesh_.rank() == mesh_.size() - 1) first_output(result) += 0.01F;
+    if (context_.rank() == context_.size() - 1) first_output(result) += 0.01F;
   });
   EXPECT_FALSE(found.failure().empty());
 }
@@ -273,11 +269,11 @@ TEST_F(VerifySharded, ErrorsAreTheSameOnAllRanks) {
 }
 
 TEST_F(VerifySharded, Float64HasABoundOfItsOwn) {
-  registry_ = Registry::standard();
+  context_.registry() = Registry::standard();
   case_.problem.dtype = DType::float64;
   for (const bool normalised : {true, false}) {
     case_.problem.normalize_output = normalised;
-    const Verification found = verify_sharded(case_, mesh_, registry_, device_);
+    const Verification found = verify_sharded(case_, context_);
     EXPECT_EQ(found.failure(), "");
     EXPECT_EQ(found.implementations, "vanilla");
     EXPECT_EQ(found.ratio(), std::nullopt);

@@ -27,7 +27,7 @@ class OverlayTest : public ::testing::Test {
   }
   [[nodiscard]] std::string schedule() {
     const Attention attention(context_, options_);
-    return std::string(ring::name_of(attention.sharded().schedule().schedule));
+    return std::string(ring::name_of(attention.schedule().schedule));
   }
 
   Context context_;
@@ -59,7 +59,7 @@ TEST_F(OverlayTest, DoesNotChangeWhatIsThereAlready) {
   auto overlay = std::make_unique<Overlay>(context_, ring::Choice{.schedule = "allgather"});
   const Attention attention(context_, options_);
   overlay.reset();
-  EXPECT_EQ(attention.sharded().schedule().schedule, ring::Schedule::allgather);
+  EXPECT_EQ(attention.schedule().schedule, ring::Schedule::allgather);
 }
 
 // In any order, as objects on the heap may end.
@@ -82,18 +82,18 @@ TEST_F(OverlayTest, AContextRemembersWhatWasTuned) {
   options_.tuning.file = "/nonexistent/tuning.json";
   {
     const Attention attention(context_, options_);
-    EXPECT_EQ(attention.sharded().decision().by, ring::DecidedBy::heuristics);
+    EXPECT_EQ(attention.decision().by, ring::DecidedBy::heuristics);
   }
   options_.tuning.policy = ring::TuningPolicy::measure;
   options_.tuning.runs = 1;
   options_.tuning.factor = 100;
   options_.tuning.file = "/proc/tuning.json";  // cannot be made
   const Attention first(context_, options_);
-  EXPECT_EQ(first.sharded().decision().by, ring::DecidedBy::measurement);
-  EXPECT_EQ(first.sharded().decision().warnings.empty(), context_.rank() != 0);
+  EXPECT_EQ(first.decision().by, ring::DecidedBy::measurement);
+  EXPECT_EQ(first.decision().warnings.empty(), context_.rank() != 0);
   const Attention second(context_, options_);
-  EXPECT_EQ(second.sharded().decision().by, ring::DecidedBy::memory);
-  EXPECT_EQ(second.sharded().decision().choice, first.sharded().decision().choice);
+  EXPECT_EQ(second.decision().by, ring::DecidedBy::memory);
+  EXPECT_EQ(second.decision().choice, first.decision().choice);
 }
 
 }  // namespace

@@ -43,10 +43,10 @@ struct AttentionShape {
 /// (docs/semantics.md §1).
 struct AttentionProblem {
   AttentionShape shape;
-  DType dtype = DType::float32;    ///< of query, key, value and output
-  std::optional<double> scale;     ///< 1/√D if absent
-  std::optional<double> soft_cap;  ///< none if absent
-  Mask mask;
+  DType dtype = DType::float32;         ///< of query, key, value and output
+  std::optional<double> scale = {};     ///< 1/√D if absent
+  std::optional<double> soft_cap = {};  ///< none if absent
+  Mask mask = {};                       ///< nothing is hidden if not given
   std::optional<Sinks> sinks = {};      ///< none if absent
   std::optional<Dropout> dropout = {};  ///< likewise
   /// The dtype of weights and sums. Tensors in float64 always use float64.

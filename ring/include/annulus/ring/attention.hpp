@@ -10,14 +10,17 @@
 
 #include <annulus/attention/bias_policy.hpp>
 #include <annulus/attention/problem.hpp>
+#include <annulus/attention/registry.hpp>
 #include <annulus/core/tensor.hpp>
-#include <annulus/partition/attention_mode.hpp>
-#include <annulus/partition/partition_spec.hpp>
+#include <annulus/core/trace.hpp>
 #include <annulus/partition/position.hpp>
-#include <annulus/partition/sequence_layout.hpp>
-#include <annulus/partition/sharding_rules.hpp>
 #include <annulus/ring/context.hpp>
-#include <annulus/ring/sharded_attention.hpp>
+#include <annulus/ring/cost_model.hpp>
+#include <annulus/ring/local_tensors.hpp>
+#include <annulus/ring/plan.hpp>
+#include <annulus/ring/planner.hpp>
+#include <annulus/ring/sharded_operands.hpp>
+#include <annulus/ring/tuning.hpp>
 
 namespace annulus {
 
@@ -29,62 +32,26 @@ struct InitBias {
   std::function<void(const TensorView& part, std::span<const PositionRanges> index)> fill;
 };
 
-/// What to compute, and choices that the library otherwise makes.
-struct AttentionOptions {
-  AttentionShape shape;                 ///< of the whole, unsharded problem
-  DType dtype = DType::bfloat16;        ///< of query, key, value and output
-  Mask mask = {};                       ///< nothing is hidden if not given
-  std::optional<double> scale = {};     ///< 1/√D if absent
-  std::optional<double> soft_cap = {};  ///< none if absent
-  std::optional<Sinks> sinks = {};      ///< likewise
-  std::optional<Dropout> dropout = {};  ///< likewise
-  /// The dtype of the softmax's weights and sums. Only vanilla computes in float64.
-  DType softmax_dtype = DType::float32;
-  /// Shapes of a bias on the logits, float32, and of a dense mask, bool: each dimension is 1 or
-  /// that of [B,N,T,S]. Every call passes their entries (AttentionTensors).
-  std::optional<Extents> bias = {};
-  std::optional<Extents> dense_mask = {};
+/// What to compute, how it is laid on the mesh, and choices that the library otherwise makes.
+///
+///     AttentionOptions options{{.shape = shape, .dtype = DType::bfloat16},
+///                              {.layout = LayoutKind::zigzag},
+///                              {.schedule = "ring"}};
+struct AttentionOptions : AttentionProblem, ring::LayoutOptions, ring::Choice {
   /// Which parts of the mask apply if there is a bias; also for later masks (set_mask()).
   BiasPolicy bias_policy = BiasPolicy::combine;
   /// Makes the bias of all calls, once, in the constructor of Attention; only if there is neither a
   /// bias nor a mask: dense mask, blocks, segments or lengths. Causal and window do not count; they
   /// apply beside the bias as `bias_policy` says. Calls then must not pass a bias.
   std::optional<InitBias> init_bias = {};
-  /// Every call also returns the attention weights. Only vanilla computes them, on the CPU.
-  bool weights = false;
-  /// If false, every call gives the output before its division by the softmax's denominator, with
-  /// the maximum of the logits and that denominator in place of an LSE: see AttentionProblem. Only
-  /// the implementations native and vanilla do.
-  bool normalize_output = true;
-
-  /// Specs of query and output [B,T,N,D], and of key and value [B,S,K,D]. Without them, `rules`
-  /// decide, for `mode`.
-  std::optional<PartitionSpec> query_spec = {};
-  std::optional<PartitionSpec> kv_spec = {};
-  /// Of bias and dense mask [B,N,T,S]. They follow from the query's spec (ring::scores_spec()); one
-  /// that is given must say the same.
-  std::optional<PartitionSpec> bias_spec = {};
-  std::optional<PartitionSpec> mask_spec = {};
-  /// The default rules shard the batch along fsdp and dp, the sequence along sp and heads along tp,
-  /// as far as the mesh has these axes.
-  ShardingRules rules = {};
-  std::optional<AttentionMode> mode = {};  ///< without it: see infer_attention_mode()
-  /// How a sharded sequence is dealt out. Without it: zigzag under a causal mask, which gives all
-  /// ranks the same work if nothing else is masked; contiguous otherwise; balanced where documents,
-  /// blocks or lengths of `mask` make these uneven (see ring::usual_layout()). query_positions()
-  /// and key_positions() return what a rank holds under any layout.
-  std::optional<LayoutKind> layout = {};
-  /// The layout of key and value; the same as `layout` if absent.
-  std::optional<LayoutKind> kv_layout = {};
-  /// Chunks of a sequence are multiples of this many positions; see SequenceLayout.
-  std::optional<std::int64_t> granule = {};
-  std::string schedule = "auto";
-  int ulysses_degree = 0;               ///< of the schedule hybrid; see ring::PlanOptions
-  int inner_size = 0;                   ///< of the schedule double_ring; likewise
-  std::string implementation = "auto";  ///< a name of the registry
-  /// Who decides what is left open of these, and the transport. Its cache in memory is the
-  /// context's unless it names another.
+  /// Who decides what Choice leaves open. Its cache in memory is the context's unless it names
+  /// another.
   ring::TuningOptions tuning = {};
+  /// How plans are made, with what Choice names; ring::PlanOptions::for_place() if absent.
+  std::optional<ring::PlanOptions> plan = {};
+  /// What predictions are based on; ring::CostModel::for_place() if absent.
+  std::optional<ring::CostModel> cost_model = {};
+  Tracer* tracer = nullptr;  ///< of all calls; must outlive Attention. The same on all ranks.
 };
 
 /// The local shards of one call, contiguous [b,t,n,d], where the context computes.
@@ -122,8 +89,12 @@ struct AttentionOutput {
 /// one at a time, whatever CUDA device is current.
 class Attention {
  public:
-  /// Collective over the context: either all ranks get the object, or all throw the same error.
+  /// Collective over the context: either all ranks get the object, or all throw the same error. If
+  /// a kernel refuses a block when it is prepared, all ranks replan it for another one. A choice of
+  /// the tuning chain that fails passes to the next link; an error then says what was tried.
   Attention(Context& context, const AttentionOptions& options);
+  /// With a layout and choices that the library makes.
+  Attention(Context& context, const AttentionProblem& problem);
   /// Waits for calls under way.
   ~Attention();
   Attention(const Attention&) = delete;
@@ -162,27 +133,62 @@ class Attention {
   /// pointers in `inputs` are ignored.
   [[nodiscard]] AttentionOutput compute(const AttentionTensors& inputs, bool with_lse = true,
                                         void* stream = nullptr);
-  /// Like run() above, for tensors with any strides and without weights; see ring::LocalTensors. An
-  /// LSE without memory is not returned.
+  /// Like run() above, for tensors with any strides. An LSE or weights without memory are not
+  /// returned.
   void run(const ring::LocalTensors& tensors, void* stream = nullptr);
-  /// Makes ready for tensors of other strides, collectively. See ring::ShardedAttention::prepare.
+  /// A call that is done when it returns, and ordered with no stream: the tensors must be there.
+  void run_and_wait(const ring::LocalTensors& tensors);
+  /// Makes ready for tensors of these strides, with a new plan where kernels refuse them.
+  /// Collective over the context. All ranks throw the same error when the tensors of one do not fit
+  /// (UserError) or one lacks memory (AgreedFailure), and the object is as good as before. Calls
+  /// with other strides do without it, but then each rank prepares by itself, and tensors that do
+  /// not fit are a failure of that rank alone.
   void prepare(const ring::LocalTensors& tensors);
   /// Replaces the mask for later calls, such as the lengths or documents of another batch. Shards
   /// stay where they are. Balanced ones keep the layout for the mask that the object was made with.
   /// Collective over the context. Waits for earlier calls and replans, but compiles nothing again.
-  /// See ring::ShardedAttention::set_mask.
+  /// All ranks throw the same error for a mask that does not fit or that no implementation accepts
+  /// (UserError), and the object is as good as before.
   void set_mask(const Mask& mask);
   /// Returns when all calls are done.
   void wait();
 
   /// Views of contiguous shards.
   [[nodiscard]] ring::LocalTensors views(const AttentionTensors& tensors) const;
-  /// Plan, schedule, implementations, memory.
-  [[nodiscard]] const ring::ShardedAttention& sharded() const noexcept;
+  /// How the tensors of the whole problem are sharded.
+  [[nodiscard]] const ring::ShardedOperands& operands() const noexcept;
+
+  /// What this rank does in a call.
+  [[nodiscard]] const ring::RankPlan& rank_plan() const noexcept;
+  /// What the plan was made from, prices included.
+  [[nodiscard]] const ring::PlanInput& plan_input() const noexcept;
+  /// Only rank 0 knows why others were passed over.
+  [[nodiscard]] const ring::ScheduleChoice& schedule() const noexcept;
+  /// Which link of the tuning chain decided what, and why.
+  [[nodiscard]] const ring::Decision& decision() const noexcept;
+  /// Which implementations could compute the problem, and why the others cannot, some of them only
+  /// for some of this rank's blocks.
+  [[nodiscard]] Selection selection() const;
+  /// The implementation that computes a block of the rank's plan.
+  [[nodiscard]] const Implementation& implementation_of(const ring::Block& block) const;
+  /// Names of the implementations that compute blocks on any rank, joined by "+"; "none" without
+  /// blocks. Collective over the context.
+  [[nodiscard]] std::string implementations_of_ranks() const;
+  /// What carries the transfers: "mpi", "nccl", "peer", "composite", "self".
+  [[nodiscard]] const std::string& transport() const noexcept;
+  /// Bytes taken beyond the caller's tensors, apart from the workspace of kernels.
+  [[nodiscard]] std::size_t extra_bytes() const;
+  /// How many calls a device has replayed from a recording.
+  [[nodiscard]] std::size_t replays() const;
+  /// Whether this rank merges partial results that kernels have rounded to the problem's dtype.
+  [[nodiscard]] bool reduces_rounded() const;
 
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// How plans are made at a place, with the parameters that `choice` names.
+[[nodiscard]] ring::PlanOptions plan_options(const ring::Choice& choice, Place place);
 
 }  // namespace annulus

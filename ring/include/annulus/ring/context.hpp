@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,12 +19,20 @@ namespace annulus {
 
 class Overlay;
 
+/// How ranks come to their devices.
+enum class DeviceRule : std::uint8_t {
+  named,     ///< ContextOptions::place; without one, the CUDA device that is current
+  assigned,  ///< each rank gets a GPU of its own, see bind_gpus(); CPUs where no rank sees any
+  gpus       ///< likewise, but ranks without a GPU are an error
+};
+
 struct ContextOptions {
   /// Named axes and their sizes, the last one fastest; one size may be −1.
   std::string mesh = "sp=-1";
   /// Where the rank computes. Without a value: on the CUDA device that is current in the calling
   /// thread, where this build and the machines of all ranks have one; on the CPU where none has.
-  std::optional<Place> place;
+  std::optional<Place> place = {};
+  DeviceRule devices = DeviceRule::named;
   /// Whether several ranks may compute on one GPU.
   bool share_gpus = false;
   /// What carries data between GPUs.
@@ -45,6 +54,9 @@ class Context {
   explicit Context(MPI_Comm communicator, const ContextOptions& options = {});
   /// One rank, without MPI.
   explicit Context(const ContextOptions& options = {}) : Context(MPI_COMM_NULL, options) {}
+  /// Another mesh, of ranks of `base`, with its device, registry, watchdog and settings. `base`
+  /// must outlive it. Collective over `communicator`; throws like the first one, for the mesh.
+  Context(MPI_Comm communicator, const MeshShape& mesh, Context& base);
   /// Collective on GPUs, and to be done before MPI_Finalize: ranks wait, for the timeout at most,
   /// until no rank uses mapped memory of another.
   ~Context() = default;
@@ -59,7 +71,7 @@ class Context {
   [[nodiscard]] Transport transport() const noexcept { return transport_; }
   [[nodiscard]] int threads() const noexcept { return threads_; }
   /// The implementations that attention chooses from; add() your own before making any.
-  [[nodiscard]] Registry& registry() noexcept { return registry_; }
+  [[nodiscard]] Registry& registry() noexcept { return *registry_; }
   /// What was tuned for attention on this context.
   [[nodiscard]] ring::TuningCache& tuning_cache() noexcept { return tuning_cache_; }
   /// What the overlays that live now set together.
@@ -67,9 +79,9 @@ class Context {
 
  private:
   friend class Overlay;
-  std::unique_ptr<Device> device_;  // outlives what other ranks have mapped of it
+  std::shared_ptr<Device> device_;  // outlives what other ranks have mapped of it
   std::unique_ptr<Mesh> mesh_;
-  Registry registry_;
+  std::shared_ptr<Registry> registry_;
   Transport transport_;
   int threads_ = 1;
   ring::TuningCache tuning_cache_;

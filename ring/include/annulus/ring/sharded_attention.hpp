@@ -12,33 +12,13 @@
 #include <annulus/mesh/group.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/transport.hpp>
+#include <annulus/ring/local_tensors.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/runner.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 #include <annulus/ring/tuning.hpp>
 
 namespace annulus::ring {
-
-/// Local shards of one call, where the device computes. Head dimensions are innermost with stride
-/// 1; other strides are free, but decide which kernels can run: those for half types on GPUs need
-/// strides and addresses that are multiples of 16 bytes.
-struct LocalTensors {
-  ConstTensorView query;  ///< [b,t,n,D]
-  ConstTensorView key;    ///< [b,s,k,D]
-  ConstTensorView value;  ///< [b,s,k,Dv]
-  TensorView output;      ///< [b,t,n,Dv], the problem's dtype
-  TensorView lse;         ///< [b,n,t], float32; none of an unnormalised output
-  /// The rank's rows of bias (float32) and dense mask (boolean), if the problem has them:
-  /// [b,n,t,S], with 1 where they are broadcast; the last dimension has stride 1.
-  ConstTensorView bias = {};
-  ConstTensorView mask = {};
-  /// Of an unnormalised output, in place of an LSE: the largest logits and the sums of the
-  /// exponentials relative to them, [b,n,t], float32.
-  TensorView maximum = {};
-  TensorView sum = {};
-
-  bool operator==(const LocalTensors&) const = default;
-};
 
 struct ShardedAttentionOptions {
   std::string implementation = "auto";

@@ -49,20 +49,33 @@ struct OperandLayout {
 /// "zigzag", "zigzag:128" with a granule, "zigzag,contiguous" if keys have another layout.
 [[nodiscard]] std::string layout_text(const OperandLayout& layout);
 
-/// The parts of an OperandLayout that a caller chooses; the others follow from the problem.
-struct LayoutWishes {
-  std::optional<PartitionSpec> query = {};
-  std::optional<PartitionSpec> kv = {};
-  std::optional<LayoutKind> sequence = {};
-  ShardingRules rules = {};                    ///< for what `query` and `kv` leave open
-  std::optional<LayoutKind> kv_sequence = {};  ///< as the queries' if absent
+/// How a problem is laid on a mesh, as far as a caller chooses it; the rest follows from the
+/// problem (usual_layout()).
+struct LayoutOptions {
+  /// Specs of query and output [B,T,N,D], and of key and value [B,S,K,D]. Without them, `rules`
+  /// decide, for `mode`.
+  std::optional<PartitionSpec> query_spec = {};
+  std::optional<PartitionSpec> kv_spec = {};
+  /// Of bias and dense mask [B,N,T,S]. They follow from the query's spec (scores_spec()); one that
+  /// is given must say the same.
+  std::optional<PartitionSpec> bias_spec = {};
+  std::optional<PartitionSpec> mask_spec = {};
+  /// The default rules shard the batch along fsdp and dp, the sequence along sp and heads along tp,
+  /// as far as the mesh has these axes.
+  ShardingRules rules = {};
+  std::optional<AttentionMode> mode = {};  ///< without it: see infer_attention_mode()
+  /// How a sharded sequence is dealt out. Without it: zigzag under a causal mask, which gives all
+  /// ranks the same work if nothing else is masked; contiguous otherwise; balanced where documents,
+  /// blocks or lengths of the mask make these uneven.
+  std::optional<LayoutKind> layout = {};
+  /// The layout of key and value; the same as `layout` if absent.
+  std::optional<LayoutKind> kv_layout = {};
+  /// Chunks of a sequence are multiples of this many positions; see SequenceLayout.
   std::optional<std::int64_t> granule = {};
-  std::optional<PartitionSpec> bias = {};
-  std::optional<PartitionSpec> dense_mask = {};
 };
 
-/// The layout with the parts that `wishes` sets, and defaults for the others. The default specs are
-/// those of the sharding rules for `mode`, with default rules reduced to the axes that the mesh
+/// The layout with the parts that `options` set, and defaults for the others. The default specs are
+/// those of the sharding rules for the mode, with default rules reduced to the axes that the mesh
 /// has. The default sequence layout of a sharded sequence under a causal mask is zigzag, which
 /// gives all ranks the same work if nothing else is masked; it is contiguous otherwise.
 ///
@@ -71,10 +84,10 @@ struct LayoutWishes {
 /// lengths can cause this. Queries and keys must also have the same length and axes, and ranks 256
 /// rows or more.
 ///
-/// Throws UnknownAxisError if a rule in `wishes` names an axis that the mesh lacks, and
+/// Throws UnknownAxisError if a rule in `options` names an axis that the mesh lacks, and
 /// DuplicateSpecError if the rules shard two dimensions along one axis.
 [[nodiscard]] OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mesh,
-                                         AttentionMode mode, const LayoutWishes& wishes = {});
+                                         const LayoutOptions& options = {});
 
 /// Balanced rows follow from the mask (see deal_rows()). Balanced keys have the same layout if
 /// there are as many of them, on the same axes; otherwise they are dealt out by how many rows see

@@ -27,8 +27,8 @@ enum class TuningPolicy : std::uint8_t {
 
 /// What can be chosen. Every member may be left open.
 struct Choice {
-  std::string implementation = {};  ///< of the registry; "": open
-  std::string schedule = {};        ///< a name of docs/semantics.md §5; "": open
+  std::string implementation = {};  ///< of the registry; "" or "auto": open
+  std::string schedule = {};        ///< a name of docs/semantics.md §5; "" or "auto": open
   Transport transport = Transport::automatic;
   int ulysses_degree = 0;  ///< these three as in PlanOptions; 0: open
   int inner_size = 0;

@@ -9,12 +9,11 @@
 #include <annulus/attention/problem.hpp>
 #include <annulus/attention/registry.hpp>
 #include <annulus/attention/score_tensors.hpp>
-#include <annulus/core/device.hpp>
 #include <annulus/core/tensor.hpp>
-#include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/transport.hpp>
+#include <annulus/ring/attention.hpp>
+#include <annulus/ring/context.hpp>
 #include <annulus/ring/planner.hpp>
-#include <annulus/ring/sharded_attention.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 #include <annulus/verification/comparison.hpp>
 #include <annulus/verification/random_scores.hpp>
@@ -22,7 +21,7 @@
 
 namespace annulus::verification {
 
-/// A problem on random tensors and how to compute it; the mesh is given separately.
+/// A problem on random tensors and how to compute it; the context is given separately.
 struct ShardedCase {
   AttentionProblem problem;
   ring::OperandLayout layout;
@@ -31,12 +30,11 @@ struct ShardedCase {
   /// bounded either way.
   std::optional<ring::PlanOptions> plan;
   std::string implementation = "auto";
-  int threads = 1;
   std::uint64_t seed = 0;  ///< of the tensors
   OperandFills fills = {};
-  Transport transport = Transport::automatic;
-  std::optional<ring::CostModel> cost_model;  ///< if not given, what users get
-  ring::TuningOptions tuning = {};            ///< of the sharded run; the unsharded one follows it
+  Transport transport = Transport::automatic;  ///< if not given, the context's
+  std::optional<ring::CostModel> cost_model;   ///< if not given, what users get
+  ring::TuningOptions tuning = {};             ///< of the sharded run; the unsharded one follows it
 };
 
 /// A random tensor of the seed, or a part of it: its entries at `index` (positions per dimension).
@@ -100,7 +98,7 @@ struct Verification {
 
 /// Runs the case sharded, twice, and compares every rank's output with the oracle's of its rows.
 /// Where ranks hold copies of the same rows, every copy counts. Nothing is gathered: each rank
-/// makes the keys and values that it needs. Collective over the mesh; throws alike on all ranks,
+/// makes the keys and values that it needs. Collective over the context; throws alike on all ranks,
 /// except for a failing transport (see Runner::submit).
 ///
 /// The sharded error may be up to sharded_error_factor() times that of the unsharded run and of
@@ -109,8 +107,7 @@ struct Verification {
 /// product and sum, three unit roundoffs of float32, as otherwise the comparison would be a matter
 /// of luck where errors are a few roundings; and, where a kernel returns partial results rounded to
 /// the problem's dtype (as cuDNN always does), one such rounding.
-[[nodiscard]] Verification verify_sharded(const ShardedCase& sharded_case, Mesh& mesh,
-                                          const Registry& registry, Device& device,
+[[nodiscard]] Verification verify_sharded(const ShardedCase& sharded_case, Context& context,
                                           const Phase& phase = {});
 
 }  // namespace annulus::verification

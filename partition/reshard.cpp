@@ -142,9 +142,11 @@ void reshard(Mesh& mesh, Device& device, Stream& stream, const NamedSharding& fr
     (transfer.source == self ? outgoing : incoming) += bytes_of(transfer);
   }
 
-  MemoryPool& pool = group.exchange_memory(device.memory());
-  const Buffer send_buffer = pool.allocate(outgoing);
-  const Buffer receive_buffer = pool.allocate(incoming);
+  const auto [send_buffer, receive_buffer] = collectively(mesh.world(), [&] {
+    MemoryPool& pool = group.exchange_memory(device.memory());
+    Buffer sent = pool.allocate(outgoing);
+    return std::pair(std::move(sent), pool.allocate(incoming));
+  });
   const GiveUpOnError guard(group);
   Cursor packed(send_buffer.data(), place);
   auto* arriving = static_cast<std::byte*>(receive_buffer.data());

@@ -130,6 +130,25 @@ class NcclCommunicator {
   int exceptions_ = std::uncaught_exceptions();
 };
 
+/// Calls of NCCL that go together. An error between them ends the group too: an open one would take
+/// in all later calls of the thread.
+class NcclCalls {
+ public:
+  NcclCalls() { check_nccl(ncclGroupStart(), "ncclGroupStart"); }
+  ~NcclCalls() {
+    if (open_) ncclGroupEnd();
+  }
+  NcclCalls(const NcclCalls&) = delete;
+  NcclCalls& operator=(const NcclCalls&) = delete;
+  void end() {
+    open_ = false;
+    check_nccl(ncclGroupEnd(), "ncclGroupEnd");
+  }
+
+ private:
+  bool open_ = true;
+};
+
 class NcclGroup final : public DeviceGroup {
  public:
   NcclGroup(Group& host, Place place, std::unique_ptr<NcclCommunicator> communicator)
@@ -141,7 +160,7 @@ class NcclGroup final : public DeviceGroup {
                 ExchangeLabel label) override {
     const DeviceGuard guard(place().device);
     auto* const raw = CudaStream::of(stream).raw();
-    check_nccl(ncclGroupStart(), "ncclGroupStart");
+    NcclCalls calls;
     for (const Send& send : sends) {
       check_nccl(ncclSend(send.data, send.bytes, ncclInt8, send.peer, communicator_->get(), raw),
                  "ncclSend");
@@ -151,7 +170,7 @@ class NcclGroup final : public DeviceGroup {
           ncclRecv(receive.data, receive.bytes, ncclInt8, receive.peer, communicator_->get(), raw),
           "ncclRecv");
     }
-    check_nccl(ncclGroupEnd(), "ncclGroupEnd");
+    calls.end();
     communicator_->settle(label.step < 0
                               ? "posting " + label.what
                               : fmt::format("step {}: posting {}", label.step, label.what));

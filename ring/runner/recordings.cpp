@@ -6,7 +6,9 @@ namespace annulus::ring {
 namespace {
 
 // Sets of tensors that are used in turn, such as those of a model's layers.
-constexpr std::size_t kMostEntries = 256;
+constexpr std::size_t kMaximumEntries = 256;
+// An entry that was used within so many calls is in use.
+constexpr std::size_t kInUse = 4 * kMaximumEntries;
 
 }  // namespace
 
@@ -16,7 +18,8 @@ Recording* Recordings::find(std::span<const TensorView> tensors,
   Entry* entry = known(tensors);
   // A new call is not recorded: it loads kernels, and may never come again.
   const bool as_it_is = uniform_ ? first_call : entry == nullptr;
-  if (entry == nullptr) entry = &add(tensors);
+  if (entry == nullptr) entry = add(tensors);
+  if (entry == nullptr) return nullptr;
   entry->used = calls_;
   if (as_it_is) return nullptr;
   if (!entry->recording) entry->recording = record();
@@ -44,13 +47,18 @@ Recordings::Entry* Recordings::known(std::span<const TensorView> tensors) {
   return nullptr;
 }
 
-Recordings::Entry& Recordings::add(std::span<const TensorView> tensors) {
-  if (entries_.size() == kMostEntries) {
-    entries_.erase(std::ranges::min_element(entries_, {}, &Entry::used));
+// Makes room by forgetting the entry that was not used for longest. If even that one is in use, as
+// where more sets than fit take turns, the new one is not recorded: to forget one each time would
+// record every call anew. Where calls are uniform, all must be recorded.
+Recordings::Entry* Recordings::add(std::span<const TensorView> tensors) {
+  if (entries_.size() == kMaximumEntries) {
+    const auto oldest = std::ranges::min_element(entries_, {}, &Entry::used);
+    if (!uniform_ && calls_ - oldest->used <= kInUse) return nullptr;
+    entries_.erase(oldest);
   }
   entries_.push_back({{tensors.begin(), tensors.end()}, nullptr, 0});
   next_ = entries_.size();
-  return entries_.back();
+  return &entries_.back();
 }
 
 }  // namespace annulus::ring

@@ -34,7 +34,7 @@ class Recordings {
     std::size_t used = 0;  // the call that used it last
   };
   [[nodiscard]] Entry* known(std::span<const TensorView> tensors);
-  Entry& add(std::span<const TensorView> tensors);
+  [[nodiscard]] Entry* add(std::span<const TensorView> tensors);
 
   bool uniform_;
   std::vector<Entry> entries_;

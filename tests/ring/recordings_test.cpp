@@ -67,17 +67,27 @@ TEST(Recordings, ForgettingIsNotBeginningAnew) {
   EXPECT_TRUE(calls.recorded(memory[1]));
 }
 
-// 256 sets of tensors are kept; then the one that was used longest ago goes.
-TEST(Recordings, TheLeastRecentlyUsedOneGoes) {
+// 256 sets of tensors are kept. One more does not take the place of those that take turns.
+TEST(Recordings, MoreSetsThanFitDoNotMakeEachOtherForgotten) {
   std::vector<float> memory(257);
   Calls calls(false);
-  for (int round = 0; round < 2; ++round) {
-    for (std::size_t i = 0; i < 256; ++i) (void)calls.recorded(memory[i]);
+  for (int round = 0; round < 8; ++round) {
+    int recorded = 0;
+    for (float& at : memory) recorded += calls.recorded(at) ? 1 : 0;
+    EXPECT_EQ(recorded, round == 0 ? 0 : 256);
   }
   EXPECT_EQ(calls.made, 256);
+}
+
+TEST(Recordings, SetsThatAreUsedNoMoreMakeRoom) {
+  std::vector<float> memory(257);
+  Calls calls(false);
+  for (std::size_t i = 0; i < 256; ++i) (void)calls.recorded(memory[i]);
+  for (int call = 0; call < 1100; ++call) EXPECT_EQ(calls.recorded(memory[1]), true);
   EXPECT_FALSE(calls.recorded(memory[256]));
+  EXPECT_TRUE(calls.recorded(memory[256]));
   EXPECT_TRUE(calls.recorded(memory[1]));
-  EXPECT_FALSE(calls.recorded(memory[0]));
+  EXPECT_FALSE(calls.recorded(memory[0]));  // the one that went
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ RankPlan KvGroups::plan(const PlanInput& input, Schedule schedule, int rank) {
     };
     group.reset(new Group{{problem_, static_cast<int>(ranks.size()), held}, {input.prices, ranks}});
   }
+  group->needs.forget_some();
   return entry_of(schedule).plan(
       {input, ranks, group->needs, group->nodes, rank, key.coordinate(rank, 1)});
 }

@@ -25,9 +25,9 @@ inline constexpr std::int64_t kUsualHeadGroupBytes = std::int64_t{8} << 20;
 struct PlanOptions {
   /// Allgather gathers by groups of key/value heads so that one group's buffer stays below this.
   std::int64_t gather_bytes = std::int64_t{256} << 20;
-  /// Limit for a rank's partial results, or the size of its output in float32 if that is more (where
-  /// pass_q goes round, seven times that). If they do not fit, the ring runs once per group of
-  /// key/value heads. 0: all heads at once, and results are combined as soon as there are two.
+  /// Limit for a rank's partial results, or the size of its output in float32 if that is more
+  /// (where pass_q goes round, seven times that). If they do not fit, the ring runs once per group
+  /// of key/value heads. 0: all heads at once, and results are combined as soon as there are two.
   std::int64_t result_bytes = 0;
   /// In a ring, columns come straight from their owners instead of from neighbour to neighbour,
   /// where that sends no more bytes between nodes: where the ranks of a ring are all on one node,
@@ -41,9 +41,9 @@ struct PlanOptions {
   /// allows it. Not for ranks that share a GPU: a waiting kernel would block the other ranks.
   bool await_columns = true;
   /// Of hybrid: the number of ranks that exchange heads, a divisor of those along the sequence. 0:
-  /// the size of the last of several sequence axes; of one, its largest common divisor with the K of
-  /// a rank.
-  /// With 1, hybrid is the ring, and with all ranks ulysses. Only `auto` compares other degrees.
+  /// the size of the last of several sequence axes; of one, its largest common divisor with the K
+  /// of a rank. With 1, hybrid is the ring, and with all ranks ulysses. Only `auto` compares other
+  /// degrees.
   int ulysses_degree = 0;
   /// Of double_ring: the number of ranks of a row, a divisor of those along the sequence. 0:
   /// ranks_per_row().
@@ -63,7 +63,10 @@ struct PlanOptions {
   static PlanOptions for_place(Place place);
 };
 
-/// A block that a kernel refused when it was prepared. The planner gives such blocks to others.
+/// A block that a kernel refused when it was prepared. The planner gives it, and all blocks of its
+/// class, to others. Blocks are of one class if they differ only in where they lie: all that are
+/// fully visible, but for those of a rank's own columns, and under a band (causal, window) those
+/// with the same distance between rows and columns.
 struct Refusal {
   std::string implementation;
   PositionRanges rows;
@@ -75,6 +78,13 @@ struct Refusal {
   /// Whether the block was to write rounded results into the caller's output. The strides of that
   /// output may be the reason for the refusal.
   bool rounding = false;
+
+  /// For refusals that were brought to their class's form, as refuse() does.
+  [[nodiscard]] bool is_of_the_class_of(const Refusal& other) const {
+    return implementation == other.implementation && rounding == other.rounding &&
+           batches == other.batches && heads == other.heads && full == other.full &&
+           rows == other.rows && columns == other.columns;
+  }
 };
 
 /// Refusals as JSON, to share them with other ranks, and back. Throws InternalError for any other
@@ -92,8 +102,11 @@ struct PlanInput {
   std::vector<const Implementation*> candidates;
   Prices prices;
   PlanOptions options;
-  std::vector<Refusal> refusals = {};
+  std::vector<Refusal> refusals = {};  ///< see refuse()
 };
+
+/// Makes plans that do without what kernels have refused.
+void refuse(PlanInput& input, std::vector<Refusal> refusals);
 
 /// With the prices that `model` has for the problem: see make_prices().
 [[nodiscard]] PlanInput make_plan_input(const AttentionProblem& problem,

@@ -21,6 +21,7 @@ RankPlan KvGroups::plan(const PlanInput& input, Schedule schedule, int rank) {
     };
     group.reset(new Group{{problem_, static_cast<int>(ranks.size()), held}, {input.prices, ranks}});
   }
+  group->needs.forget_some();
   const ScheduleEntry& entry = entry_of(schedule);
   if (input.backward) {
     const std::string obstacle = obstacle_of(entry, input);

@@ -81,10 +81,7 @@ HeldSequence held_by(const ShardedOperands& operands, int rank) {
 
 KvNeeds::KvNeeds(const AttentionProblem& problem, int members,
                  std::function<HeldSequence(int)> held)
-    : problem_(problem),
-      held_(std::move(held)),
-      members_(static_cast<std::size_t>(members)),
-      known_(members_.size()) {}
+    : problem_(problem), held_(std::move(held)), members_(static_cast<std::size_t>(members)) {}
 
 const HeldSequence& KvNeeds::member(int index) const {
   std::optional<HeldSequence>& member = members_[static_cast<std::size_t>(index)];
@@ -92,12 +89,16 @@ const HeldSequence& KvNeeds::member(int index) const {
   return *member;
 }
 
+void KvNeeds::forget_some() {
+  constexpr std::size_t kMostPairs = std::size_t{1} << 16;
+  if (known_.size() > kMostPairs) known_.clear();
+}
+
 const std::vector<ColumnPiece>& KvNeeds::of(int receiver, int origin) const {
-  auto& of_receiver = known_[static_cast<std::size_t>(receiver)];
-  if (of_receiver.empty()) of_receiver.resize(members_.size());
-  auto& known = of_receiver[static_cast<std::size_t>(origin)];
-  if (known) return *known;
-  std::vector<ColumnPiece>& pieces = known.emplace();
+  const auto [known, fresh] = known_.try_emplace(
+      static_cast<std::size_t>(receiver) * members_.size() + static_cast<std::size_t>(origin));
+  std::vector<ColumnPiece>& pieces = known->second;
+  if (!fresh) return pieces;
 
   const HeldSequence& mine = member(receiver);
   if (mine.batches == 0) return pieces;

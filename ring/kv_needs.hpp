@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include <annulus/attention/problem.hpp>
@@ -35,7 +37,7 @@ struct HeldSequence {
 [[nodiscard]] HeldSequence held_by(const ShardedOperands& operands, int rank);
 
 /// Which columns the members of a group need of each other. Pure, and the same on every rank that
-/// asks.
+/// asks. The plan of one member asks for O(P) of the P² pairs; what was asked for is remembered.
 class KvNeeds {
  public:
   /// `held(i)`: what member i holds; asked at most once each, and only if needed. The references
@@ -50,7 +52,10 @@ class KvNeeds {
   /// The columns of `origin` that some row of `receiver` sees, one hull per chunk, in local order.
   /// They form at most kMostMessages runs of local columns: if there would be more, the narrowest
   /// gaps between runs are filled with columns that no row of the receiver sees.
+  /// The result lives until forget_some().
   [[nodiscard]] const std::vector<ColumnPiece>& of(int receiver, int origin) const;
+  /// Between the plans of two members: keeps the memory of pairs that were asked for within bounds.
+  void forget_some();
 
  private:
   [[nodiscard]] const HeldSequence& member(int index) const;
@@ -58,7 +63,7 @@ class KvNeeds {
   const AttentionProblem& problem_;
   std::function<HeldSequence(int)> held_;
   mutable std::vector<std::optional<HeldSequence>> members_;
-  mutable std::vector<std::vector<std::optional<std::vector<ColumnPiece>>>> known_;  // by receiver
+  mutable std::unordered_map<std::size_t, std::vector<ColumnPiece>> known_;  // by pair
 };
 
 }  // namespace annulus::ring

@@ -15,6 +15,7 @@
 #include <annulus/mesh/gpu_binding.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
+#include "refusals.hpp"
 #include "tuning/chain.hpp"
 #include "tuning/choice.hpp"
 
@@ -230,10 +231,9 @@ void ShardedAttention::plan_until_prepared(const std::vector<CallTensor>* tensor
       // Addresses are not known before the first call; contiguous is a guess.
       return runner_->prepare(tensors == nullptr ? runner_->expected() : *tensors);
     });
-    if (!anywhere(!refusals.empty(), control, "whether kernels refuse blocks")) break;
-    for (const std::string& text : control.gather_text(to_json(refusals), "refusals")) {
-      for (Refusal& refusal : parse_refusals(text)) input.refusals.push_back(std::move(refusal));
-    }
+    std::vector<Refusal> refused = refusals_of_all(control, input.problem, refusals);
+    if (refused.empty()) break;
+    refuse(input, std::move(refused));
     drop_runner();
   }
   if (connected_) return;

@@ -1,11 +1,16 @@
 #include "launcher/setup/output_files.hpp"
 
+#include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include <annulus/attention/attention_weights.hpp>
+#include <annulus/core/stream.hpp>
+#include <annulus/mesh/agreement.hpp>
+#include <annulus/partition/reshard.hpp>
 #include <annulus/ring/attention_weights.hpp>
 
 #include "launcher/options/file_names.hpp"
@@ -48,21 +53,60 @@ OutputFiles::OutputFiles(const Options& options, const AttentionProblem& problem
   }
 }
 
-void OutputFiles::write(const NamedSharding& sharding, const TensorView& shard, bool bhtd,
-                        files::ArrayWriter& writer, std::size_t array) {
+namespace {
+
+// Whether rows of a striped sequence, each of which is a write of its own, are less than a page.
+bool is_scattered(const NamedSharding& sharding, int sequence, DType dtype, bool bhtd) {
+  constexpr std::int64_t kPage = 4096;
+  const Distribution& distribution = sharding.distribution(sequence);
+  if (distribution.kind() != Distribution::Kind::sequence ||
+      distribution.layout() != LayoutKind::striped || sharding.shards(sequence) == 1) {
+    return false;
+  }
+  const Extents shape = file_order(sharding.local_shape(0), bhtd);
+  auto row = static_cast<std::int64_t>(size_of(dtype));
+  for (int dim = bhtd ? 3 : sequence + 1; dim < shape.rank(); ++dim) row *= shape[dim];
+  return row < kPage;
+}
+
+// The same with neighbouring rows on each rank.
+NamedSharding without_stripes(const NamedSharding& sharding, int sequence) {
+  std::vector<Distribution> distributions;
+  for (int dim = 0; dim < sharding.dimensions(); ++dim) {
+    distributions.push_back(dim == sequence ? Distribution::sequence()
+                                            : sharding.distribution(dim));
+  }
+  return {sharding.mesh(), sharding.spec(), sharding.global_shape(), std::move(distributions)};
+}
+
+}  // namespace
+
+void OutputFiles::write(const NamedSharding& sharding, int sequence, const TensorView& shard,
+                        bool bhtd, Mesh& mesh, files::ArrayWriter& writer, std::size_t array) {
+  if (is_scattered(sharding, sequence, shard.dtype(), bhtd)) {
+    const NamedSharding whole = without_stripes(sharding, sequence);
+    const Tensor rows = collectively(group_, [&] {
+      return Tensor(shard.dtype(), whole.local_shape(group_.rank()), host_.memory());
+    });
+    const std::unique_ptr<Stream> stream = host_.make_stream("files", mesh.watchdog(), nullptr);
+    reshard(mesh, host_, *stream, sharding, shard, whole, rows.view());
+    write(whole, sequence, rows.view(), bhtd, mesh, writer, array);
+    return;
+  }
   if (!sharding.is_primary(group_.rank())) return;
   writer.write_slice(file_order(sharding.index(group_.rank()), bhtd), file_order(shard, bhtd),
                      array);
 }
 
-void OutputFiles::commit(const ring::LocalTensors& tensors, const ring::ShardedOperands& operands) {
-  write(operands.output, tensors.output, bhtd_, *output_, 0);
+void OutputFiles::commit(const ring::LocalTensors& tensors, const ring::ShardedOperands& operands,
+                         Mesh& mesh) {
+  write(operands.output, 1, tensors.output, bhtd_, mesh, *output_, 0);
   for (const RowResult& result : row_results_) {
-    write(operands.lse, tensors.*result.tensor, false, result.writer ? *result.writer : *output_,
-          result.array);
+    write(operands.lse, 2, tensors.*result.tensor, false, mesh,
+          result.writer ? *result.writer : *output_, result.array);
   }
   if (weights_) {
-    write(ring::weights_sharding(problem_, operands), tensors.weights, false, *weights_, 0);
+    write(ring::weights_sharding(problem_, operands), 2, tensors.weights, false, mesh, *weights_, 0);
   }
   std::vector<files::ArrayWriter*> writers{output_.get()};
   for (const RowResult& result : row_results_) {

@@ -5,8 +5,10 @@
 #include <vector>
 
 #include <annulus/attention/problem.hpp>
+#include <annulus/core/device.hpp>
 #include <annulus/files/array_writer.hpp>
 #include <annulus/mesh/control.hpp>
+#include <annulus/mesh/mesh.hpp>
 #include <annulus/ring/local_tensors.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 
@@ -23,15 +25,18 @@ class OutputFiles {
   OutputFiles(const Options& options, const AttentionProblem& problem, Control& group);
 
   /// Collective. Every rank writes its shards; the files get their names once all are complete.
-  void commit(const ring::LocalTensors& tensors, const ring::ShardedOperands& operands);
+  void commit(const ring::LocalTensors& tensors, const ring::ShardedOperands& operands, Mesh& mesh);
 
  private:
-  void write(const NamedSharding& sharding, const TensorView& shard, bool bhtd,
-             files::ArrayWriter& writer, std::size_t array);
+  /// `sequence` is the dimension of the rows. Where rows of a striped sequence are small, ranks
+  /// exchange them before, so that each writes neighbouring ones.
+  void write(const NamedSharding& sharding, int sequence, const TensorView& shard, bool bhtd,
+             Mesh& mesh, files::ArrayWriter& writer, std::size_t array);
 
   const AttentionProblem& problem_;
   Control& group_;
   bool bhtd_;
+  HostDevice host_;
   std::unique_ptr<files::ArrayWriter> output_;
   /// LSE, maximum or sum: a tensor of the call, and where it goes.
   struct RowResult {

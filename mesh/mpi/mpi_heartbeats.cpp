@@ -17,7 +17,7 @@
 #include "control/tree_control.hpp"
 #include "mpi/mpi_endpoint.hpp"
 #include "mpi/mpi_messenger.hpp"
-#include "mpi/posted_message.hpp"
+#include "mpi/posted_messages.hpp"
 
 namespace annulus {
 namespace {

@@ -13,6 +13,7 @@
 #include <annulus/core/error.hpp>
 
 #include "control/bytes_of.hpp"
+#include "mpi/posted_messages.hpp"
 
 namespace annulus {
 namespace {
@@ -20,7 +21,7 @@ namespace {
 // The first message carries the length and this much of the text; the rest follows in pieces.
 constexpr std::size_t kFirstBytes = 4096;
 
-// Polls between two checks for roll calls.
+// Polls between two checks for questions of a roll call.
 constexpr int kPollsPerAnswer = 8;
 constexpr Watchdog::Seconds kRollCall{2};
 
@@ -32,7 +33,9 @@ MpiMessenger::MpiMessenger(std::shared_ptr<const MpiRanks> ranks, Watchdog watch
       watchdog_(std::move(watchdog)),
       tags_(tags),
       of_mesh_(of_mesh),
-      roll_call_(ranks_->communicator, tags_.question, tags_.answer) {}
+      roll_call_(
+          std::min(kRollCall, watchdog_.timeout()).count(),
+          std::make_unique<PostedMessages>(ranks_->communicator, tags_.question, tags_.answer)) {}
 
 void MpiMessenger::abort(int exit_code) noexcept {
   abort_job(exit_code);
@@ -107,7 +110,7 @@ void MpiMessenger::wait(const Call& call, int peer, const std::function<bool()>&
   int polls = 0;
   watchdog_.wait(
       [&] {
-        if (++polls % kPollsPerAnswer == 0) roll_call_.answer(awaited);
+        if (++polls % kPollsPerAnswer == 0) roll_call_.respond(awaited);
         return done();
       },
       [&] { return describe_wait(call, peer); },
@@ -115,8 +118,7 @@ void MpiMessenger::wait(const Call& call, int peer, const std::function<bool()>&
 }
 
 std::string MpiMessenger::describe_wait(const Call& call, int peer) {
-  const std::optional<int> absent =
-      roll_call_.absent(ranks_->member(peer), std::min(kRollCall, watchdog_.timeout()));
+  const std::optional<int> absent = roll_call_.absent(ranks_->member(peer));
   const auto wait = [&](const std::string& who) {
     return fmt::format("{}: waiting for {} to {}", call.what, who, call.deed);
   };

@@ -10,8 +10,8 @@
 #include <annulus/core/watchdog.hpp>
 
 #include "control/messenger.hpp"
+#include "control/roll_call.hpp"
 #include "mpi/mpi_endpoint.hpp"
-#include "mpi/roll_call.hpp"
 
 namespace annulus {
 

@@ -12,6 +12,7 @@
 #include <annulus/core/error.hpp>
 
 #include "cost/cost.hpp"
+#include "refusals.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -51,16 +52,19 @@ std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
 
 std::string refusal_of(const Implementation& candidate, const PlanInput& input,
                        const RankPlan& plan, const Block& block, bool rounding) {
-  const BatchRange batches = plan.global(block.batches);
-  for (const Refusal& refusal : input.refusals) {
-    if (refusal.implementation == candidate.names().front() && refusal.rounding == rounding &&
-        refusal.batches == batches && refusal.heads == block.heads.count &&
-        refusal.full == block.full && refusal.rows == block.row_positions &&
-        refusal.columns == block.column_positions) {
-      return refusal.reason;
-    }
-  }
-  return {};
+  if (input.refusals.empty()) return {};
+  const Refusal asked = class_of(input.problem, {candidate.names().front(),
+                                                 block.row_positions,
+                                                 block.column_positions,
+                                                 plan.global(block.batches),
+                                                 block.heads.count,
+                                                 block.full,
+                                                 {},
+                                                 rounding});
+  const auto found =
+      std::find_if(input.refusals.begin(), input.refusals.end(),
+                   [&](const Refusal& refusal) { return refusal.is_of_the_class_of(asked); });
+  return found == input.refusals.end() ? std::string() : found->reason;
 }
 
 BlockFinder::BlockFinder(const RankContext& context, const RankPlan& plan, PositionRanges rows)

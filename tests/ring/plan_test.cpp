@@ -119,10 +119,9 @@ TEST(Plan, RandomProblemsAreComputedCompletely) {
       for (const RankPlan& rank : make_plan(mixed, schedule).ranks) {
         for (const Block* block : rank.all<Block>()) {
           if (++taken % 2 == 0) continue;
-          mixed.refusals.push_back(
-              {rank.implementations[static_cast<std::size_t>(block->implementation)],
-               block->row_positions, block->column_positions, rank.global(block->batches),
-               block->heads.count, block->full, "busy"});
+          refuse(mixed, {{rank.implementations[static_cast<std::size_t>(block->implementation)],
+                          block->row_positions, block->column_positions,
+                          rank.global(block->batches), block->heads.count, block->full, "busy"}});
         }
       }
       expect_valid(make_plan(mixed, schedule), operands, static_cast<unsigned>(index));

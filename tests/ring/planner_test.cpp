@@ -358,9 +358,9 @@ TEST(Planner, ARefusalToRoundIsNoRefusalOfTheBlock) {
     for (const RankPlan& rank : make_plan(input, schedule).ranks) {
       for (const Block* block : rank.all<Block>()) {
         if (!into_output(rank, *block)) continue;
-        input.refusals.push_back({"flash_attn2", block->row_positions, block->column_positions,
-                                  rank.global(block->batches), block->heads.count, block->full,
-                                  "strides", true});
+        refuse(input,
+               {{"flash_attn2", block->row_positions, block->column_positions,
+                 rank.global(block->batches), block->heads.count, block->full, "strides", true}});
       }
     }
     EXPECT_FALSE(input.refusals.empty());
@@ -411,16 +411,19 @@ TEST(Planner, RefusedBlocksGoToTheNextCandidateOnly) {
   const Block& own = *before.all<Block>().front();
   Refusal refusal{"sdpa",          own.row_positions, own.column_positions, {0, 1},
                   own.heads.count, own.full,          "no \"engine\""};
-  // A refusal does not concern other batches, nor partly masked blocks if the refused one was full.
-  refusal.batches.begin = 1;
-  input.refusals = {refusal};
+  // A refusal does not concern other numbers of batches, nor partly masked blocks if the refused
+  // one was full.
+  refusal.batches.count = 2;
+  refuse(input, {refusal});
   EXPECT_EQ(names(make_rank_plan(input, Schedule::ring, 1)), names(before));
   refusal.batches = before.global(own.batches);
   refusal.full = !own.full;
-  input.refusals = {refusal};
+  input.refusals.clear();
+  refuse(input, {refusal});
   EXPECT_EQ(names(make_rank_plan(input, Schedule::ring, 1)), names(before));
   refusal.full = own.full;
-  input.refusals = parse_refusals(to_json(std::vector{refusal}));
+  input.refusals.clear();
+  refuse(input, parse_refusals(to_json(std::vector{refusal})));
   const RankPlan after = make_rank_plan(input, Schedule::ring, 1);
   EXPECT_EQ(names(after), (std::vector<std::string>{"native", "sdpa"}));
   const auto reasons = passed_over_blocks(input, after);

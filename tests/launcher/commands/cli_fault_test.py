@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import time
+import unittest.mock
 import uuid
 
 import numpy as np
@@ -176,6 +177,15 @@ class Faults(CliTest):
             arrays = COMMANDS[fault.command].arrays
             self.assertIn(files & arrays, [set(), arrays])
         self.assertRegex(messages, CAUSES[fault.kind].format(rank=fault.rank))
+
+    def test_striped_rows_are_written_in_few_pieces(self):
+        """Four bytes of the LSE, and 256 of the output, are neighbours on a rank."""
+        command = Command([*COMMANDS["run"].words, "--sequence-layout", "striped"], [4],
+                          COMMANDS["run"].arrays, COMMANDS["run"].reports)
+        with unittest.mock.patch.dict(COMMANDS, {"striped": command}):
+            steps, _ = self.without_fault("striped", 4)
+        for rank, names in enumerate(steps):
+            self.assertLessEqual(names.count("pwrite"), 32, f"rank {rank}")
 
     def test_random_faults(self):
         for number in range(FAULTS):

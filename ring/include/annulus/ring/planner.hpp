@@ -64,7 +64,10 @@ struct PlanOptions {
   static PlanOptions for_place(Place place);
 };
 
-/// A block that a kernel refused when it was prepared. The planner gives such blocks to others.
+/// A block that a kernel refused when it was prepared. The planner gives it, and all blocks of its
+/// class, to others. Blocks are of one class if they differ only in where they lie: all that are
+/// fully visible, but for those of a rank's own columns, and under a band (causal, window) those
+/// with the same distance between rows and columns.
 struct Refusal {
   std::string implementation;
   PositionRanges rows;
@@ -76,6 +79,13 @@ struct Refusal {
   /// Whether the block was to write rounded results into the caller's output. The strides of that
   /// output may be the reason for the refusal.
   bool rounding = false;
+
+  /// For refusals that were brought to their class's form, as refuse() does.
+  [[nodiscard]] bool is_of_the_class_of(const Refusal& other) const {
+    return implementation == other.implementation && rounding == other.rounding &&
+           batches == other.batches && heads == other.heads && full == other.full &&
+           rows == other.rows && columns == other.columns;
+  }
 };
 
 /// Refusals as JSON, to share them with other ranks, and back. Throws InternalError for any other
@@ -93,10 +103,13 @@ struct PlanInput {
   std::vector<const Implementation*> candidates;
   Prices prices;
   PlanOptions options;
-  std::vector<Refusal> refusals = {};
+  std::vector<Refusal> refusals = {};  ///< see refuse()
   /// Plans of the backward pass; without a value, of the forward pass.
   std::optional<BackwardRequest> backward = {};
 };
+
+/// Makes plans that do without what kernels have refused.
+void refuse(PlanInput& input, std::vector<Refusal> refusals);
 
 /// With the prices that `model` has for the problem: see make_prices().
 [[nodiscard]] PlanInput make_plan_input(const AttentionProblem& problem,

@@ -1,8 +1,10 @@
-#include "mpi/posted_message.hpp"
+#include "mpi/posted_messages.hpp"
 
+#include <chrono>
 #include <cstddef>
 #include <list>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include <annulus/mesh/mpi.hpp>
@@ -50,6 +52,24 @@ bool take_message(MPI_Comm communicator, int tag, std::size_t most, int& from, s
   check_mpi(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
   bytes.resize(static_cast<std::size_t>(count));
   return true;
+}
+
+void PostedMessages::post(int to, Kind kind, const std::string& text) {
+  posted_.remove_if([](PostedMessage& message) { return message.is_free(); });
+  posted_.emplace_back().post(communicator_, to, tag_of(kind), text);
+}
+
+bool PostedMessages::take(Kind kind, int& from, std::string& text) {
+  constexpr std::size_t kShort = 64;
+  return take_message(communicator_, tag_of(kind), kShort, from, text);
+}
+
+double PostedMessages::now() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void PostedMessages::pause() {
+  std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 }  // namespace annulus

@@ -1,10 +1,13 @@
 #pragma once
 
 #include <cstddef>
+#include <list>
 #include <string>
 #include <vector>
 
 #include <mpi.h>
+
+#include "control/short_messages.hpp"
 
 namespace annulus {
 
@@ -31,5 +34,25 @@ class PostedMessage {
 /// Never blocks.
 [[nodiscard]] bool take_message(MPI_Comm communicator, int tag, std::size_t most, int& from,
                                 std::string& bytes);
+
+/// On a communicator that outlives the object, where nothing else uses the two tags.
+class PostedMessages final : public ShortMessages {
+ public:
+  PostedMessages(MPI_Comm communicator, int question_tag, int answer_tag)
+      : communicator_(communicator), question_tag_(question_tag), answer_tag_(answer_tag) {}
+  void post(int to, Kind kind, const std::string& text) override;
+  [[nodiscard]] bool take(Kind kind, int& from, std::string& text) override;
+  [[nodiscard]] double now() const override;
+  void pause() override;
+
+ private:
+  [[nodiscard]] int tag_of(Kind kind) const {
+    return kind == Kind::question ? question_tag_ : answer_tag_;
+  }
+  MPI_Comm communicator_;
+  int question_tag_;
+  int answer_tag_;
+  std::list<PostedMessage> posted_;
+};
 
 }  // namespace annulus

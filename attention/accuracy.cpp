@@ -49,12 +49,11 @@ RowBound row_bound(const AttentionProblem& problem, const RowTerms& terms, doubl
   // Results are rounded to the dtype, as are the weights of half types; float64 results have the
   // precision of the functions that they come from.
   const double rounded = dtype == DType::float64 ? whole.output : unit_roundoff(dtype);
-  const double terms_of_logit = std::abs(problem.logit_scale()) * terms.largest_dot;
-  const double dot = std::sqrt(static_cast<double>(problem.shape.head_dim)) * terms_of_logit;
-  // A logit is rounded with its bias, and again when the largest logit is subtracted; tanh and its
-  // two factors take four roundings.
-  const double capped = problem.soft_cap ? std::min(*problem.soft_cap, terms_of_logit) : 0;
-  const double logit_error = summed * (dot + 2 * terms.largest_bias + 4 * capped);
+  const double dot = std::sqrt(static_cast<double>(problem.shape.head_dim)) *
+                     std::abs(problem.logit_scale()) * terms.largest_dot;
+  // A logit is rounded with its bias, and again when the largest logit is subtracted and where exp
+  // begins; tanh and its two factors take a few roundings more.
+  const double logit_error = summed * (dot + 2 * terms.largest_bias + 8 * terms.largest_capped);
   // Where outputs are so small that float16 has fewer bits.
   const double subnormal = dtype == DType::float16
                                ? 0x1p-25 * std::sqrt(static_cast<double>(problem.shape.value_dim))

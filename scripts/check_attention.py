@@ -258,8 +258,10 @@ class Problem:
         query = finite(self.query[b, begin:end, n], "query")
         logits = query @ key[low:high].T
         logits *= self.scale
+        capped = np.zeros_like(logits)
         if self.soft_cap is not None:
             logits = self.soft_cap * np.tanh(logits / self.soft_cap)
+            capped = np.abs(logits)
         bias = np.zeros((1, 1))
         if self.bias is not None:
             bias = self.bias[b, n, begin:end, low:high].astype(np.float64)
@@ -268,6 +270,7 @@ class Problem:
         logits[~visible] = -np.inf
         seen = visible & (logits > -np.inf)
         dots = np.max(np.abs(query) @ np.abs(key[low:high]).T, axis=1, where=seen, initial=0)
+        capped = np.max(capped, axis=1, where=seen, initial=0)
         biases = np.max(np.broadcast_to(np.abs(bias), seen.shape), axis=1, where=seen, initial=0)
         sinks = np.broadcast_to(self.sinks[n], (end - begin, self.sinks.shape[1]))
         largest = np.max(np.concatenate([logits, sinks], axis=1), axis=1, initial=-np.inf,
@@ -284,7 +287,7 @@ class Problem:
         norms = np.linalg.norm(value[low:high], axis=1)
         return Expected(weights @ value[low:high], lse, largest[:, 0],
                         np.linalg.norm(weights * norms, axis=1), weights @ norms,
-                        abs(self.scale) * dots, biases)
+                        abs(self.scale) * dots, capped, biases)
 
 
 @dataclass
@@ -296,6 +299,7 @@ class Expected:
     root_square: np.ndarray  # √Σ p²‖v‖²
     sum: np.ndarray          # Σ p‖v‖
     dot: np.ndarray          # scale · the largest Σ|qᵢkᵢ|
+    capped: np.ndarray       # the largest |logit| under a soft cap, before the bias
     bias: np.ndarray         # the largest |bias|
 
 
@@ -316,13 +320,11 @@ class Bounds:
         self.lse = 2e-3 if dtype.itemsize == 2 and problem.soft_cap is not None else 1e-5
         self.summed = 2**-53 if dtype == np.float64 else 2**-24
         self.root_width = math.sqrt(problem.width)
-        self.soft_cap = problem.soft_cap
         self.subnormal = 2**-25 * math.sqrt(problem.value_width) if dtype == np.float16 else 0
 
     def of_rows(self, rows):
         """Of the norms of the rows' errors, and of their LSEs."""
-        capped = 0 if self.soft_cap is None else np.minimum(self.soft_cap, rows.dot)
-        logit = self.summed * (self.root_width * rows.dot + 2 * rows.bias + 4 * capped)
+        logit = self.summed * (self.root_width * rows.dot + 2 * rows.bias + 8 * rows.capped)
         scale = rows.root_square + np.linalg.norm(rows.output, axis=1)
         output = ((4 * self.roundoff + logit) * scale + 8 * self.summed * rows.sum
                   + 4 * self.subnormal)

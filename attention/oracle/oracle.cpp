@@ -64,6 +64,7 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
         const auto index = static_cast<std::size_t>((b * heads + head) * row_count + t);
         RowTerms& terms = result.terms[index];
         terms.largest_dot = row.largest_dot;
+        terms.largest_capped = row.largest_capped;
         terms.largest_bias = row.largest_bias;
         double* output = &result.output[static_cast<std::size_t>(
             ((b * row_count + t) * heads + head) * value_dim)];

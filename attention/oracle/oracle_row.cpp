@@ -61,6 +61,7 @@ void compute_row(const Call& call, std::int64_t batch, std::int64_t head, std::i
   row.keys.clear();
   row.maximum = kMinusInfinity;
   row.largest_dot = 0;
+  row.largest_capped = 0;
   row.largest_bias = 0;
   for (const double sink : sinks) row.maximum = std::max(row.maximum, sink);
   for (std::int64_t j = 0; j < call.columns; ++j) {
@@ -77,6 +78,8 @@ void compute_row(const Call& call, std::int64_t batch, std::int64_t head, std::i
       const double ratio = key.logit / *problem.soft_cap;
       key.slope = std::pow(std::cosh(ratio), -2);  // 1 − tanh², with all its digits
       key.logit = *problem.soft_cap * std::tanh(ratio);
+      // An infinite product has a finite logit.
+      row.largest_capped = std::fmax(row.largest_capped, std::abs(key.logit));
     }
     if (call.scores.bias) {
       const double bias = call.scores.bias->at<float>({batch, head, t, entry});

@@ -50,6 +50,7 @@ struct Row {
   double sum = 0;          ///< of the weights, sinks included
   double lse = 0;          ///< maximum + log(sum)
   double largest_dot = 0;  ///< see RowTerms
+  double largest_capped = 0;
   double largest_bias = 0;
 };
 

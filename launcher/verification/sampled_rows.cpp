@@ -67,6 +67,7 @@ void merge(OracleOutput& row, const OracleOutput& part) {
     terms.root_square = std::hypot(weight * terms.root_square, part_weight * added.root_square);
     terms.sum = weight * terms.sum + part_weight * added.sum;
     terms.largest_dot = std::max(terms.largest_dot, added.largest_dot);
+    terms.largest_capped = std::max(terms.largest_capped, added.largest_capped);
     terms.largest_bias = std::max(terms.largest_bias, added.largest_bias);
   }
 }

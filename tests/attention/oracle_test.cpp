@@ -323,6 +323,7 @@ TEST(Oracle, TermsOfARow) {
   EXPECT_NEAR(got.terms[0].sum, 15.0 / 3, 1e-12);
   EXPECT_EQ(got.terms[0].largest_dot, 8);
   EXPECT_EQ(got.terms[0].largest_bias, 3);
+  EXPECT_EQ(got.terms[0].largest_capped, 0);
   problem.dropout.emplace(0.5, 3);
   const OracleOutput dropped = oracle_attention(problem, query.view(), key.view(), value.view(),
                                                 PositionRanges::all(1), 0, 0, 0, scores);
@@ -332,6 +333,19 @@ TEST(Oracle, TermsOfARow) {
     if (!drops) sum += 2 * (j == 0 ? 5.0 : 10.0) / 3;
   }
   EXPECT_NEAR(dropped.terms[0].sum, sum, 1e-12);
+}
+
+// An infinite product is no term of a dot product that rounds, but its capped logit is finite.
+TEST(Oracle, TermsOfAnInfiniteProductUnderACap) {
+  AttentionProblem problem = problem_of({1, 1, 2, 1, 1, 1, 1});
+  problem.soft_cap = 30;
+  const Tensor query = tensor_of(DType::float32, {1, 1, 1, 1}, {1});
+  const Tensor key =
+      tensor_of(DType::float32, {1, 2, 1, 1}, {2, -std::numeric_limits<float>::infinity()});
+  const OracleOutput got =
+      oracle_attention(problem, query.view(), key.view(), key.view(), PositionRanges::all(1));
+  EXPECT_EQ(got.terms[0].largest_dot, 2);
+  EXPECT_EQ(got.terms[0].largest_capped, 30);
 }
 
 }  // namespace

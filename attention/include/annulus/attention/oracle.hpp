@@ -14,10 +14,11 @@ namespace annulus {
 /// accuracy.hpp). Sums are over the keys j that the row sees; p is the factor of the value in the
 /// normalised output, after dropout. Entries that are not finite count as 0.
 struct RowTerms {
-  double root_square = 0;   ///< √Σ p²‖v‖²
-  double sum = 0;           ///< Σ p‖v‖
-  double largest_dot = 0;   ///< the largest Σ|qᵢkᵢ|
-  double largest_bias = 0;  ///< in magnitude
+  double root_square = 0;     ///< √Σ p²‖v‖²
+  double sum = 0;             ///< Σ p‖v‖
+  double largest_dot = 0;     ///< the largest Σ|qᵢkᵢ|
+  double largest_capped = 0;  ///< of logits under a soft cap, before the bias, in magnitude
+  double largest_bias = 0;    ///< in magnitude
 };
 
 /// The reference: sequential, float64, one row at a time, written to be read.

@@ -253,7 +253,7 @@ ExitCode run_command(const CommandContext& context) {
   {
     begin_step("annulus run was writing --output");
     const TraceScope scope(&tracer, "files", {TraceCategory::file, "write"});
-    outputs.commit(tensors, operands, context.mesh());
+    outputs.commit(tensors, operands, mesh);
   }
   begin_step("annulus run, with --output complete, was reporting");
   if (leader) log_info("wrote {}", options.output);

@@ -47,9 +47,8 @@ double score_bytes(const RankPlan& plan, const Block& block, int buffer) {
 
 // What a kernel must read at least once: K, V, bias and dense mask. With few rows, reading takes
 // longer than computing.
-double bytes_read(const RankPlan& plan, const Block& block) {
+double bytes_read(const RankPlan& plan, const Block& block, double columns) {
   const auto kv_heads = static_cast<double>(plan.kv_heads_of(block.heads).count);
-  const double columns = static_cast<double>(block.columns.count * block.batches.count);
   return columns * kv_heads * static_cast<double>(plan.local.head_dim + plan.local.value_dim) *
              static_cast<double>(size_of(plan.buffer(block.key).dtype)) +
          score_bytes(plan, block, block.bias) + score_bytes(plan, block, block.dense_mask);
@@ -57,9 +56,11 @@ double bytes_read(const RankPlan& plan, const Block& block) {
 
 bool has_few_rows(const RankPlan& plan, const Block& block, const KernelCost& kernel) {
   const std::int64_t kv_heads = plan.kv_heads_of(block.heads).count;
-  return block.full && !block.awaits_columns && kv_heads > 0 &&
+  const std::int64_t rows = block.rows.count * block.batches.count;
+  return (block.full || kernel.few_rows.banded) && !block.awaits_columns && kv_heads > 0 &&
+         rows > 0 &&
          kernel.few_rows.include(block.rows.count, block.heads.count / kv_heads,
-                                 block.heads.count * block.batches.count, block.columns.count);
+                                 block.heads.count * block.batches.count, block.pairs / rows);
 }
 
 }  // namespace
@@ -67,9 +68,14 @@ bool has_few_rows(const RankPlan& plan, const Block& block, const KernelCost& ke
 double seconds_of(const RankPlan& plan, const Block& block, const Prices& prices) {
   const KernelCost& kernel =
       prices.kernel(plan.implementations[static_cast<std::size_t>(block.implementation)]);
-  const double reading = prices.model.reading_seconds(bytes_read(plan, block));
+  // A kernel for few rows reads the columns that they see, others may read more.
+  const bool few_rows = has_few_rows(plan, block, kernel);
+  const double columns =
+      few_rows ? static_cast<double>(block.pairs) / static_cast<double>(block.rows.count)
+               : static_cast<double>(block.columns.count * block.batches.count);
+  const double reading = prices.model.reading_seconds(bytes_read(plan, block, columns));
   double seconds = 0;
-  if (has_few_rows(plan, block, kernel)) {
+  if (few_rows) {
     // A second launch combines the parts.
     seconds = kernel.call_latency + prices.model.launch_seconds +
               std::max(reading, plan.flops(block) / kernel.few_rows.rate);

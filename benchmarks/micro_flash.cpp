@@ -1,10 +1,10 @@
 // The flash kernel beside cuDNN on one GPU, bfloat16: rounds alternate between the two and rest in
 // between, so that the ratios are those of one board at one temperature. Then what features cost at
-// equal visible work, block masks beside cuDNN without a mask, float32 beside the plain kernel, the
-// hops of a ring in one launch, and the time that making tile lists takes. Prints tables, and
-// writes JSON to FILE.json:
+// equal visible work, a few rows against long caches, block masks beside cuDNN without a mask,
+// float32 beside the plain kernel, the hops of a ring in one launch, and the time that making tile
+// lists takes. Prints tables, and writes JSON to FILE.json:
 //
-//     annulus_micro_flash [dense|features|blocks|float32|hops|lists ...] [FILE.json]
+//     annulus_micro_flash [dense|features|decode|blocks|float32|hops|lists ...] [FILE.json]
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -209,6 +209,8 @@ class Bench {
         Tensor(one.output, {s.batch, one.rows.size(), s.heads, s.value_dim}, device_->memory());
     p->lse = Tensor(DType::float32, {s.batch, s.heads, one.rows.size()}, device_->memory());
     p->block = {p->query.view(), p->key.view(), p->value.view(), one.rows, one.columns};
+    p->block.unmasked =
+        visible_pairs(one) == static_cast<double>(s.batch * one.rows.size() * one.columns.size());
     p->result = {p->output.view(), p->lse.view()};
     p->flash = std::make_unique<flash::FlashAttention>(p->problem, *device_);
     p->flash->prepare(p->block);
@@ -292,12 +294,48 @@ void features(Bench& bench) {
   striped.rows = PositionRanges({{GlobalPosition(1), length, 4}});
   striped.columns = PositionRanges({{GlobalPosition(0), length, 4}});
   add("shifted by 100").problem.mask.set_offset(100);
-  add("soft cap 30").problem.soft_cap = 30.0;
+  for (const double cap : {30.0, 50.0, 200.0, 1e10}) {
+    add("soft cap").problem.soft_cap = cap;
+    cases.back().name += fmt::format(" {}", cap);
+  }
+  add("dropout").problem.dropout.emplace(0.1, 1);
+  for (const std::int64_t left : {4096, 4095}) {  // tiles begin at even and at odd positions
+    Case& dropout = add("dropout, window");
+    dropout.name += fmt::format(" {}", left);
+    dropout.problem.mask.set_window(left, -1);
+    dropout.problem.dropout.emplace(0.1, 1);
+  }
   add("float32 output").output = DType::float32;
   Case& state = add("state in and out");
   state.output = DType::float32;
   state.continues_state = true;
   bench.measure(cases, nullptr);
+}
+
+// A few new rows of each sequence against its cache: sequences of equal and of unequal lengths, and
+// rows that see each other's keys in part.
+void decode(Bench& bench) {
+  constexpr std::int64_t kBatch = 16;
+  constexpr std::int64_t kLonger = 131072;
+  constexpr std::int64_t kShorter = 5000;
+  const AttentionShape batched{kBatch, 1, kLonger, 64, 8, 128, 128};
+  Case unequal = make_case("decode: 16 of 5,000 to 131,072", batched, false);
+  std::vector<std::int32_t> lengths;
+  for (std::int64_t b = 0; b < kBatch; ++b) {
+    lengths.push_back(
+        static_cast<std::int32_t>(kShorter + (kLonger - kShorter) * b / (kBatch - 1)));
+  }
+  unequal.problem.mask.set_kv_lengths(lengths);
+  bench.measure({make_case("decode: 16 of 131,072", batched, false), unequal}, nullptr);
+
+  std::vector<Case> rows;
+  for (const std::int64_t count : {1, 4, 8}) {
+    const std::int64_t keys = 1 << 20;
+    rows.push_back(make_case(fmt::format("decode: {} rows, 1M keys", count),
+                             {1, count, keys, 64, 8, 128, 128}, true));
+    rows.back().problem.mask.set_offset(keys - count);
+  }
+  bench.measure(rows, nullptr);
 }
 
 // The part of all key tiles that is visited.
@@ -507,13 +545,15 @@ int main(int argc, char** argv) {
     const auto asked = [&](const char* part) { return std::erase(words, part) > 0; };
     const bool dense = asked("dense");
     const bool features = asked("features");
+    const bool decode = asked("decode");
     const bool blocks = asked("blocks");
     const bool float32 = asked("float32");
     const bool hops = asked("hops");
     const bool lists = asked("lists");
-    const bool all = !dense && !features && !blocks && !float32 && !hops && !lists;
+    const bool all = !dense && !features && !decode && !blocks && !float32 && !hops && !lists;
     if (dense || all) annulus::beside_cudnn(bench);
     if (features || all) annulus::features(bench);
+    if (decode || all) annulus::decode(bench);
     if (blocks || all) annulus::blocks(bench);
     if (float32 || all) annulus::float32(bench);
     if (hops || all) annulus::hops(bench);

@@ -64,10 +64,13 @@ struct Arguments {
   /// largest weight is exactly 1 in the products.
   float value_scale = 1;
 
-  float scale = 1;                  ///< of q·k; with a soft cap, divided by it
-  float soft_cap = 0;               ///< 0: none
-  float small_tanh[3] = {};         ///< see SmallTanh
-  float scaled_small_tanh[3] = {};  ///< times the soft cap and log2 e
+  float scale = 1;     ///< of q·k; with a soft cap, divided by it
+  float soft_cap = 0;  ///< 0: none
+  // See SmallTanh: its coefficients, and how large |q·k| may be.
+  float small_tanh[3] = {};
+  float scaled_small_tanh[3] = {};
+  float small_tanh_limit = -1;
+  std::int32_t accurate_tanh = 0;
   /// Factor that turns the values that the softmax takes into exponents of 2.
   float exponent_scale = 1;
   /// With a bias: factor of q·k in those values; with a soft cap too, factor of the tangents.

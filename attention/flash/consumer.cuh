@@ -5,7 +5,6 @@
 #include "flash/hopper/wgmma.cuh"
 #include "flash/kernels.hpp"
 #include "flash/shared.cuh"
-#include "flash/small_tanh.hpp"
 #include "flash/softmax.cuh"
 #include "flash/visible.cuh"
 
@@ -134,13 +133,8 @@ class Consumer {
     float largest = 0;
 #pragma unroll
     for (const float score : scores) largest = fmaxf(largest, fabsf(score));
-    // Values must rise with scores.
-    const bool small =
-        a.scale > 0 && __all_sync(0xffffffff, largest * a.scale <= SmallTanh::kLimit) != 0;
-    if (!small) {
-#pragma unroll
-      for (float& score : scores) score = tanh_any(score * a.scale);
-    }
+    const bool small = __all_sync(0xffffffff, largest <= a.small_tanh_limit) != 0;
+    if (!small) replace_by_tanh(scores, a);
     return small;
   }
 

@@ -235,10 +235,16 @@ Arguments FlashAttention::arguments_of(const Entry& entry, const AttentionBlock&
     a.dropout = cuda::dropout_arguments(*problem_.dropout, block.first_batch, block.first_head);
     a.value_scale = a.dropout.keep_scale;
   }
-  a.soft_cap = static_cast<float>(problem_.soft_cap.value_or(0));
-  a.scale = static_cast<float>(problem_.logit_scale() / problem_.soft_cap.value_or(1));
-  SmallTanh::set_coefficients(a.scale, 1, a.small_tanh);
-  SmallTanh::set_coefficients(a.scale, a.soft_cap * kLog2E, a.scaled_small_tanh);
+  a.scale = static_cast<float>(problem_.logit_scale());
+  if (problem_.soft_cap) {
+    a.soft_cap = SmallTanh::computable(*problem_.soft_cap);
+    a.scale = static_cast<float>(problem_.logit_scale() / a.soft_cap);
+    const SmallTanh small(a.scale, a.soft_cap);
+    std::copy_n(small.plain, 3, a.small_tanh);
+    std::copy_n(small.scaled, 3, a.scaled_small_tanh);
+    a.small_tanh_limit = small.limit;
+    a.accurate_tanh = SmallTanh::needs_accuracy(a.soft_cap) ? 1 : 0;
+  }
   const float exponents = kLog2E * (problem_.soft_cap ? a.soft_cap : a.scale);
   a.exponent_scale = problem_.bias ? kBiasedExponentScale : exponents;
   a.scale_beside_bias = exponents / kBiasedExponentScale;

@@ -27,10 +27,7 @@ class GeneralRows {
   /// so do columns past the end of the segment. A bias needs settle() if doubts() says so.
   template <int kScores>
   __device__ __forceinline__ void add(float (&scores)[kScores], std::int32_t begin) {
-    if (a.soft_cap != 0) {
-#pragma unroll
-      for (float& score : scores) score = tanh_any(score * a.scale);
-    }
+    if (a.soft_cap != 0) replace_by_tanh(scores, a);
     const auto& bias = a.scores.bias;
     const auto& mask = a.scores.mask;
     if (bias.data != nullptr) {
@@ -78,8 +75,11 @@ class GeneralRows {
     const std::int64_t position =
         segment->start + std::int64_t{segment->stride} * (begin + own.column);
     std::uint32_t dropped[2];
-    if (segment->stride == 1 && position % 2 == 0) {
+    const bool odd = (segment->start + begin) % 2 != 0;  // the threads' own columns are even
+    if (segment->stride == 1 && !odd) {
       draw_words<kScores / 4>(own, static_cast<std::uint32_t>(position), dropped);
+    } else if (segment->stride == 1) {
+      draw_odd_words<kScores / 4>(own, static_cast<std::uint32_t>(position), dropped);
     } else {
       draw_each<kScores / 4>(own, position, dropped);
     }
@@ -179,25 +179,56 @@ class GeneralRows {
     for (std::uint32_t call = 0; call < calls; ++call) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const uint4 words =
-            cuda::philox({(position / 32 + call) * 4 + pair, position_of(own, h),
-                          a.dropout.first_head + static_cast<std::uint32_t>(item.head),
-                          a.dropout.first_batch + static_cast<std::uint32_t>(item.batch)},
-                         a.dropout.key[0], a.dropout.key[1]);
-        std::uint32_t eight = 0;
-        eight |= two(words.x) | two(words.y) << 2 | two(words.z) << 4 | two(words.w) << 6;
+        const std::uint32_t eight = draw_eight(own, (position / 32 + call) * 4 + pair, h);
         bits[h] |= std::uint64_t{eight} << (8 * call);
       }
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) dropped[h] = static_cast<std::uint32_t>(bits[h] >> (2 * before));
   }
+  // Eight columns of row h: bits 2n and 2n + 1 say whether the entries of word n drop.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t draw_eight(const OwnPart& own,
+                                                                    std::uint32_t column_word,
+                                                                    int h) const {
+    const uint4 words =
+        cuda::philox({column_word, position_of(own, h),
+                      a.dropout.first_head + static_cast<std::uint32_t>(item.head),
+                      a.dropout.first_batch + static_cast<std::uint32_t>(item.batch)},
+                     a.dropout.key[0], a.dropout.key[1]);
+    return two(words.x) | two(words.y) << 2 | two(words.z) << 4 | two(words.w) << 6;
+  }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t two(std::uint32_t word) const {
     return ((word & 0xffffU) < a.dropout.threshold ? 1U : 0U) |
            (word >> 16U < a.dropout.threshold ? 2U : 0U);
   }
 
-  // The same for positions with a stride, or with an odd first one.
+  // The same for an odd `position`. The calls' pairs begin at even positions, so the second half of
+  // each column pair is in a pair that the next of the row's four threads draws, and of the fourth
+  // thread in the first one's next.
+  template <int kPairs>
+  __device__ __forceinline__ void draw_odd_words(const OwnPart& own, std::uint32_t position,
+                                                 std::uint32_t (&dropped)[2]) const {
+    const std::uint32_t pair = position % 8 / 2;
+    const std::uint32_t before = position % 32 / 8;
+    const std::uint32_t calls = (before + kPairs + 4) / 4;
+    const int thread = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      std::uint64_t bits = 0;
+#pragma unroll 1
+      for (std::uint32_t call = 0; call < calls; ++call) {
+        const std::uint32_t eight = draw_eight(own, (position / 32 + call) * 4 + pair, h);
+        bits |= std::uint64_t{eight} << (8 * call);
+      }
+      bits >>= 2 * before;
+      const auto asked = static_cast<std::uint32_t>(thread == 0 ? bits >> 2 : bits);
+      const std::uint32_t next = __shfl_sync(0xffffffff, asked, (thread + 1) % 4, 4);
+      dropped[h] =
+          (static_cast<std::uint32_t>(bits >> 1) & 0x55555555U) | (next << 1 & 0xaaaaaaaaU);
+    }
+  }
+
+  // The same for positions with a stride.
   template <int kPairs>
   __device__ __forceinline__ void draw_each(const OwnPart& own, std::int64_t position,
                                             std::uint32_t (&dropped)[2]) const {

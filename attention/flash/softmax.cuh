@@ -5,6 +5,9 @@
 #include <cuda_fp16.h>
 #include <limits>
 
+#include "flash/arguments.hpp"
+#include "flash/tanh_series.hpp"
+
 namespace annulus::flash {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -30,9 +33,26 @@ __device__ __forceinline__ float log2_fast(float x) {
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-/// tanh(x) by an exponential and a division.
+/// tanh(x) by an exponential and a division, with an absolute error of 3e-7.
 __device__ __forceinline__ float tanh_any(float x) {
   return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(x * (2 * kLog2E)));
+}
+/// The same with a relative error of 1e-6: small ones by a series.
+__device__ __forceinline__ float tanh_accurate(float x) {
+  const float small = tanh_series(x);
+  return fabsf(x) <= kTanhSeriesLimit ? small : tanh_any(x);
+}
+
+/// Replaces scores by the tanh of the capped logit, before the cap multiplies it.
+template <int kScores>
+__device__ __forceinline__ void replace_by_tanh(float (&scores)[kScores], const Arguments& a) {
+  if (a.accurate_tanh != 0) {
+#pragma unroll
+    for (float& score : scores) score = tanh_accurate(score * a.scale);
+  } else {
+#pragma unroll
+    for (float& score : scores) score = tanh_any(score * a.scale);
+  }
 }
 
 /// The larger of two numbers; NaN if one is.

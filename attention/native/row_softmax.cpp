@@ -244,6 +244,10 @@ WeightRow WeightRow::from(std::int64_t column) const {
 }
 
 float cap_row(float* logits, std::int64_t count, float scale, float cap, bool exact) {
+  // Beyond these, scale / cap may leave float32; the logits stay the same in its precision.
+  cap = std::clamp(cap, 1e-30F, 1e30F);
+  constexpr float kRoughCap = 50;  // the error is part of the capped logit
+  exact = exact || cap > kRoughCap;
   // Whole vectors only; the padding may hold anything, so give it a value that is not the largest.
   const std::int64_t padded = round_up_to_row_alignment(count);
   std::fill(logits + count, logits + padded, -std::numeric_limits<float>::infinity());

@@ -32,8 +32,8 @@ struct WeightRow {
   [[nodiscard]] WeightRow from(std::int64_t column) const;
 };
 
-/// logits[i] = cap · tanh(scale · logits[i] / cap), with a relative error of 4e-7 if `exact`, else
-/// 2e-5. The padding is overwritten too. Returns the largest of them.
+/// logits[i] = cap · tanh(scale · logits[i] / cap), with a relative error of 4e-7 if `exact` or
+/// the cap is above 50, else 2e-5. The padding is overwritten too. Returns the largest of them.
 float cap_row(float* logits, std::int64_t count, float scale, float cap, bool exact);
 
 /// to[i] = factor · from[i]; both may be the same.

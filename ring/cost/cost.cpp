@@ -45,11 +45,14 @@ double score_bytes(const RankPlan& plan, const Tile& block, int buffer) {
          (has_columns ? 1 : share(1, block.columns.count));
 }
 
+double all_columns(const Tile& block) {
+  return static_cast<double>(block.columns.count * block.batches.count);
+}
+
 // What a kernel must read at least once: K, V, bias and dense mask. With few rows, reading takes
 // longer than computing.
-double bytes_read(const RankPlan& plan, const Tile& block) {
+double bytes_read(const RankPlan& plan, const Tile& block, double columns) {
   const auto kv_heads = static_cast<double>(plan.kv_heads_of(block.heads).count);
-  const double columns = static_cast<double>(block.columns.count * block.batches.count);
   return columns * kv_heads * static_cast<double>(plan.local.head_dim + plan.local.value_dim) *
              static_cast<double>(size_of(plan.buffer(block.key).dtype)) +
          score_bytes(plan, block, block.bias) + score_bytes(plan, block, block.dense_mask);
@@ -57,9 +60,11 @@ double bytes_read(const RankPlan& plan, const Tile& block) {
 
 bool has_few_rows(const RankPlan& plan, const Block& block, const KernelCost& kernel) {
   const std::int64_t kv_heads = plan.kv_heads_of(block.heads).count;
-  return block.full && !block.awaits_columns && kv_heads > 0 &&
+  const std::int64_t rows = block.rows.count * block.batches.count;
+  return (block.full || kernel.few_rows.banded) && !block.awaits_columns && kv_heads > 0 &&
+         rows > 0 &&
          kernel.few_rows.include(block.rows.count, block.heads.count / kv_heads,
-                                 block.heads.count * block.batches.count, block.columns.count);
+                                 block.heads.count * block.batches.count, block.pairs / rows);
 }
 
 }  // namespace
@@ -67,9 +72,14 @@ bool has_few_rows(const RankPlan& plan, const Block& block, const KernelCost& ke
 double seconds_of(const RankPlan& plan, const Block& block, const Prices& prices) {
   const KernelCost& kernel =
       prices.kernel(plan.implementations[static_cast<std::size_t>(block.implementation)]);
-  const double reading = prices.model.reading_seconds(bytes_read(plan, block));
+  // A kernel for few rows reads the columns that they see, others may read more.
+  const bool few_rows = has_few_rows(plan, block, kernel);
+  const double columns =
+      few_rows ? static_cast<double>(block.pairs) / static_cast<double>(block.rows.count)
+               : all_columns(block);
+  const double reading = prices.model.reading_seconds(bytes_read(plan, block, columns));
   double seconds = 0;
-  if (has_few_rows(plan, block, kernel)) {
+  if (few_rows) {
     // A second launch combines the parts.
     seconds = kernel.call_latency + prices.model.launch_seconds +
               std::max(reading, plan.flops(block) / kernel.few_rows.rate);
@@ -87,10 +97,10 @@ double seconds_of(const RankPlan& plan, const Block& block, const Prices& prices
 double seconds_before_waiting(const RankPlan& plan, const Block& block, std::int64_t columns,
                               const Prices& prices) {
   const auto rows = static_cast<double>(block.rows.count * block.batches.count);
-  const double all_columns = static_cast<double>(block.columns.count);
+  const auto whole = static_cast<double>(block.columns.count);
   const double at_once = std::min(1.0, longest_tile(extent_of(block)) * kRowsAtOnce /
                                            (rows * static_cast<double>(block.heads.count)));
-  return seconds_of(plan, block, prices) * at_once * static_cast<double>(columns) / all_columns;
+  return seconds_of(plan, block, prices) * at_once * static_cast<double>(columns) / whole;
 }
 
 double seconds_of(const RankPlan& plan, const Copy& copy, const Prices& prices) {
@@ -104,10 +114,10 @@ double seconds_of(const RankPlan& plan, const Copy& copy, const Prices& prices) 
 double seconds_of(const RankPlan& plan, const BackwardBlock& block, const Prices& prices) {
   const KernelCost& kernel =
       prices.kernel(plan.implementations[static_cast<std::size_t>(block.implementation)]);
-  double seconds =
+  const double seconds =
       kernel.seconds(plan.flops(block) / kBackwardRate, static_cast<double>(block.rows.count),
                      used_share(prices.model.device, extent_of(block), kernel.row_tile),
-                     prices.model.reading_seconds(bytes_read(plan, block)));
+                     prices.model.reading_seconds(bytes_read(plan, block, all_columns(block))));
   double added = 0;
   for (const Region* gradient : {&block.grad_query, &block.grad_key, &block.grad_value}) {
     added += bytes_of(plan, *gradient);

@@ -110,9 +110,9 @@ std::string Prices::to_text() const {
   std::string text = fmt::format("{}\nnodes {}", to_json(model), fmt::join(node_of_rank, ","));
   for (const auto& [name, cost] : kernels) {
     const FewRows& few = cost.few_rows;
-    text += fmt::format("\n{}: {}, {} s, tiles of {} rows, few rows {} {} {} {} {}", name,
+    text += fmt::format("\n{}: {}, {} s, tiles of {} rows, few rows {} {} {} {} {} {}", name,
                         cost.source, cost.call_latency, cost.row_tile, few.most, few.always,
-                        few.tiles, few.columns, few.rate);
+                        few.tiles, few.columns, few.rate, few.banded);
     for (const CostCurve::Point& point : cost.rate.points()) {
       text += fmt::format(", {}: {}", point.size, point.value);
     }

@@ -1,5 +1,6 @@
 // The flash kernel for few query rows, against the oracle.
 #include <limits>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,11 @@ class CudaFlashDecode : public CudaFlashTest {
     expect_block_accurate(whole.problem, block_of(whole), {whole.query, whole.key, whole.value},
                           whole.oracle());
   }
+  void expect_masked_accurate(const WholeAttention& whole) {
+    ASSERT_TRUE(takes(whole.problem, whole.block()))
+        << to_string(whole.problem.shape) << to_string(whole.problem.mask);
+    expect_whole_accurate(whole);
+  }
 };
 
 TEST_F(CudaFlashDecode, TakesFewVisibleRows) {
@@ -42,9 +48,6 @@ TEST_F(CudaFlashDecode, TakesFewVisibleRows) {
   const AttentionProblem problem = problem_of({1, 8, 1024, 16, 2, 64, 64});
   const WholeAttention whole = random_attention(random, problem);
   AttentionBlock block = block_of(whole);
-  block.unmasked = false;
-  EXPECT_FALSE(takes(problem, block));
-  block.unmasked = true;
   const std::int32_t arrived = 0;
   block.arrived_from = &arrived;
   EXPECT_FALSE(takes(problem, block));
@@ -178,6 +181,129 @@ TEST_F(CudaFlashDecode, RepeatsItsBits) {
   const WholeAttention whole = random_attention(random, problem_of({1, 1, 50000, 64, 8, 128, 128}));
   const Result first = run(whole);
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(run(whole) == first);
+}
+
+// Lengths of all kinds, none among them, with all numbers of rows.
+TEST_F(CudaFlashDecode, UnequalLengths) {
+  Random random(210);
+  const std::int64_t dims[] = {64, 128, 256};
+  for (const DType dtype : {DType::bfloat16, DType::float16}) {
+    for (const std::int64_t shift : {0, 1}) {
+      for (std::int64_t rows = 1; rows <= 8; ++rows) {
+        const std::int64_t dim = dims[(rows + shift) % 3];
+        AttentionProblem problem = problem_of({7, rows, 5001, 8, 2, dim, dim}, dtype);
+        problem.mask.set_kv_lengths({5001, 0, 1, 127, 2049, 128, 777});
+        if (rows % 2 == 0) {
+          const auto all = static_cast<std::int32_t>(rows);
+          problem.mask.set_query_lengths({all, all, all, 1, 0, all, 2});
+        }
+        if (rows % 3 == 0) problem.soft_cap = 20.0;
+        expect_masked_accurate(random_attention(random, problem));
+      }
+    }
+  }
+}
+
+// A few appended rows: the corner is theirs alone.
+TEST_F(CudaFlashDecode, CausalCornerAndWindows) {
+  Random random(212);
+  for (const std::int64_t dim : {64, 128, 256}) {
+    for (std::int64_t rows = 1; rows <= 8; ++rows) {
+      for (const std::int64_t left : {-1, 1500, 999}) {
+        AttentionProblem problem = problem_of({2, rows, 2000 + rows, 16, 4, dim, dim});
+        problem.mask.set_causal(true);
+        problem.mask.set_offset(2000);
+        if (left >= 0) problem.mask.set_window(left, -1);
+        if (rows % 4 == 0) problem.soft_cap = 2.0;
+        expect_masked_accurate(random_attention(random, problem));
+      }
+    }
+  }
+}
+
+// Corner and lengths: some batches have fewer keys than the corner.
+TEST_F(CudaFlashDecode, CornersOfUnequalLengths) {
+  Random random(213);
+  for (const std::int64_t rows : {2, 4, 16}) {
+    AttentionProblem problem = problem_of({5, rows, 4000, 4, 2, 128, 64});
+    problem.mask.set_causal(true);
+    problem.mask.set_offset(3985);
+    problem.mask.set_kv_lengths({4000, 3990, 2, 0, 3986});
+    expect_masked_accurate(random_attention(random, problem));
+    problem.mask.set_window(2, 3);
+    const WholeAttention whole = random_attention(random, problem);
+    EXPECT_FALSE(takes(problem, whole.block()));  // too few keys
+    expect_whole_accurate(whole);
+  }
+}
+
+TEST_F(CudaFlashDecode, OtherMasksAreNotForIt) {
+  Random random(214);
+  AttentionProblem problem = problem_of({1, 2, 1000, 8, 1, 64, 64});
+  problem.mask.set_segments(1, std::vector<std::int32_t>(2, 1), std::vector<std::int32_t>(1000, 1));
+  const WholeAttention whole = random_attention(random, problem);
+  EXPECT_FALSE(takes(problem, whole.block()));
+  expect_whole_accurate(whole);
+  // Rows and columns whose diagonal is not straight.
+  problem.mask = Mask();
+  problem.mask.set_causal(true);
+  problem.mask.set_offset(998);
+  AttentionBlock block = whole.block();
+  block.columns = PositionRanges({PositionRange{GlobalPosition(0), 1000, 2}});
+  EXPECT_FALSE(takes(problem, block));
+}
+
+// Keys and values that a row does not see, beside some that others do.
+TEST_F(CudaFlashDecode, HiddenNonFiniteEntriesReachNobody) {
+  Random random(215);
+  AttentionProblem problem = problem_of({2, 4, 1204, 8, 2, 128, 128});
+  problem.mask.set_causal(true);
+  problem.mask.set_offset(1200);
+  problem.mask.set_window(1100, -1);
+  problem.mask.set_kv_lengths({1203, 900});
+  const WholeAttention clean = random_attention(random, problem);
+  const auto run_masked = [&](const WholeAttention& whole) {
+    EXPECT_TRUE(takes(problem, whole.block()));
+    return run_on_device(implementation(), problem, whole.block(),
+                         {whole.query, whole.key, whole.value}, *device_, *stream_);
+  };
+  const Result before = run_masked(clean);
+  for (const bool in_keys : {true, false}) {
+    for (const std::set<std::int64_t>& positions :
+         {std::set<std::int64_t>{0, 99, 100}, {1202, 1203}, {900}}) {
+      const NonFinite entries{in_keys, kNan, positions};
+      expect_confined(clean, entries, before, run_masked(with_non_finite(clean, entries)));
+    }
+  }
+}
+
+TEST_F(CudaFlashDecode, ContinuesAStateUnderAMask) {
+  Random random(216);
+  for (const std::int64_t dim : {64, 128, 256}) {
+    AttentionProblem problem = problem_of({3, 3, 2000, 8, 2, dim, dim});
+    problem.mask.set_causal(true);
+    problem.mask.set_offset(1997);
+    problem.mask.set_kv_lengths({2000, 1200, 400});
+    const WholeAttention whole = random_attention(random, problem);
+    flash::decode::DecodeAttention attention(problem, *device_);
+    const Result result = run_in_parts(whole, {{0, 600}, {600, 1400}}, DType::float32,
+                                       [&](AttentionBlock& block, const SoftmaxState& into) {
+                                         ASSERT_TRUE(attention.takes(block));
+                                         attention.run(block, into, *stream_);
+                                       });
+    expect_accurate(result, whole, whole.oracle());
+  }
+}
+
+TEST_F(CudaFlashDecode, ExtremeSoftCaps) {
+  Random random(217);
+  for (const double cap : {1.2e-38, 1e-3, 300.0, 1e10, 1e30, 3e38}) {
+    AttentionProblem problem = problem_of({1, 4, 1000, 8, 2, 128, 128});
+    problem.soft_cap = cap;
+    problem.mask.set_causal(true);
+    problem.mask.set_offset(996);
+    expect_masked_accurate(random_attention(random, problem));
+  }
 }
 
 }  // namespace

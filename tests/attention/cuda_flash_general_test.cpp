@@ -98,6 +98,19 @@ TEST_F(CudaFlashGeneral, Dropout) {
   }
 }
 
+// Windows whose first columns lie at all distances from a multiple of 32.
+TEST_F(CudaFlashGeneral, DropoutFromAnyPosition) {
+  Random random(142);
+  const std::int64_t dims[] = {64, 128, 256};
+  for (std::int64_t left = 90; left < 122; ++left) {
+    const std::int64_t dim = dims[left % 3];
+    AttentionProblem problem = problem_of({1, 300, 300, 2, 1, dim, dim});
+    problem.mask.set_window(left, 0);
+    problem.dropout.emplace(0.3, static_cast<std::uint64_t>(left));
+    expect_right(random_attention(random, problem));
+  }
+}
+
 // Positions that begin at an odd one or have a stride.
 TEST_F(CudaFlashGeneral, PartsOfSequenceLayouts) {
   Random random(133);

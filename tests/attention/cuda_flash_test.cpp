@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <annulus/core/error.hpp>
@@ -163,6 +164,36 @@ TEST_F(CudaFlash, SoftCaps) {
       problem.scale = scale;
       problem.mask.set_window(100, 200);
       expect_whole_accurate(random_attention(random, problem));
+    }
+  }
+}
+
+// Any cap, from the smallest to one that changes nothing, with logits below it and above.
+TEST_F(CudaFlash, ExtremeSoftCaps) {
+  Random random(186);
+  int i = 0;
+  for (const double cap :
+       {1.2e-38, 1e-20, 1e-9, 1e-3, 150.0, 200.0, 300.0, 3000.0, 1e5, 3e6, 1e8, 1e10, 1e30, 3e38}) {
+    for (const double scale : {0.088, 0.9, 3.0}) {
+      const std::int64_t dim = i % 3 == 0 ? 64 : i % 3 == 1 ? 128 : 256;
+      AttentionProblem problem =
+          problem_of({1, 300, 300, 4, 2, dim, dim}, i % 2 == 0 ? DType::bfloat16 : DType::float16);
+      ++i;
+      problem.soft_cap = cap;
+      problem.scale = scale;
+      problem.mask.set_causal(true);
+      for (const bool general : {false, true}) {
+        if (general) problem.bias = Extents{1, 1, 300, 300};
+        const WholeAttention whole = random_attention(random, problem);
+        const OracleOutput truth = whole.oracle();
+        const Error error = error_of(run_on_device(implementation(), whole, *device_, *stream_),
+                                     problem.dtype, truth);
+        SCOPED_TRACE(fmt::format("cap {} scale {} {}", cap, scale, to_string(problem.shape)));
+        EXPECT_LE(error.output, accuracy_bound(problem.dtype, 300).output);
+        // What float32 may round in sums of large products comes on top.
+        const double size = scale * 1.5 * static_cast<double>(dim);
+        EXPECT_LE(error.lse, 2e-3 + std::sqrt(static_cast<double>(dim)) * 0x1p-24 * size);
+      }
     }
   }
 }

@@ -126,6 +126,27 @@ TEST(NativePaths, ScalesCapsAndDropout) {
   }
 }
 
+// Logits far below the cap stay what they are, and those far above become it.
+TEST(NativePaths, ExtremeSoftCaps) {
+  Random random(59);
+  for (const DType dtype : kTypes) {
+    for (const double cap : {1.2e-38, 1e-3, 50.0, 51.0, 1000.0, 1e10, 1e30, 3e38}) {
+      AttentionProblem problem = problem_of({1, 20, 300, 2, 1, 32, 32}, dtype);
+      problem.scale = 40;
+      problem.soft_cap = cap;
+      problem.mask.set_causal(true);
+      problem.mask.set_offset(40);
+      const WholeAttention whole = random_attention(random, problem);
+      const OracleOutput truth = whole.oracle();
+      for (const MatrixPath path : paths_of(dtype)) {
+        const Error error = error_of(run_path(path, problem, whole.block()), dtype, truth);
+        EXPECT_LE(error.output, accuracy_bound(dtype, 300).output) << name_of(dtype) << cap;
+        EXPECT_LE(error.lse, dtype == DType::float32 ? 1e-3 : 2e-3) << name_of(dtype) << cap;
+      }
+    }
+  }
+}
+
 // Sums over many tiles must not lose digits.
 TEST(NativePaths, LongSequencesStayAccurate) {
   Random random(58);

@@ -263,19 +263,20 @@ TEST(Simulate, AFewRowsTakeAsLongAsReadingTheirKeys) {
   EXPECT_NEAR(seconds_alone(problem, 1e9), flops / 1e9, 1e-5);
 }
 
-// By a kernel that shares out the keys of each head; a masked pair sends the block to the other
-// one.
+// By a kernel that shares out the keys of each head. A masked pair sends the block to the other one
+// unless bands and lengths are for the kernel too; it then reads what is visible.
 TEST(Simulate, OnlyKernelsForFewRowsReadWithTheWholeGpu) {
   AttentionProblem problem = problem_of(4, false);
   problem.shape.kv_length = 1 << 16;
   const double reading = 0.75 * (1 << 16) * 2 * (64 + 64) * 2.0 / 1e9;
   const double computing = forward_flops(problem.shape, 4.0 * (1 << 16)) / 1e9 * 132 / 8;
-  const auto seconds = [](const AttentionProblem& asked, std::int64_t few_rows,
-                          double rate = kEndless) {
+  bool banded = false;
+  const auto seconds = [&banded](const AttentionProblem& asked, std::int64_t few_rows,
+                                 double rate = kEndless) {
     const Plan plan = sequence_plan(asked, 1, LayoutKind::contiguous, Schedule::local);
     Prices prices = plain_prices("peer", 1e9, CostCurve::constant(1));
     for (auto& [name, kernel] : prices.kernels) {
-      kernel.few_rows = {.most = few_rows, .always = few_rows, .rate = rate};
+      kernel.few_rows = {.most = few_rows, .always = few_rows, .rate = rate, .banded = banded};
     }
     prices.model.merge_bytes_per_second = 1e9;
     prices.model.device = Place::Kind::cuda;
@@ -289,6 +290,10 @@ TEST(Simulate, OnlyKernelsForFewRowsReadWithTheWholeGpu) {
   problem.mask.set_causal(true);
   problem.mask.set_offset((1 << 16) - 4);
   EXPECT_GT(seconds(problem, 16), 0.9 * computing);
+  banded = true;
+  EXPECT_NEAR(seconds(problem, 16), reading, 1e-4);
+  problem.mask.set_kv_lengths({1 << 14});
+  EXPECT_NEAR(seconds(problem, 16), reading / 4, 1e-4);
 }
 
 TEST(Simulate, BiasAndDenseMaskAreReadWhereTheyAreSeen) {

@@ -62,20 +62,20 @@ class Decoder {
   __device__ __forceinline__ void run() {
     const std::int64_t first = a.split.first_tile(blockIdx.x);
     const auto tiles = static_cast<int>(a.split.first_tile(blockIdx.x + 1) - first);
-    std::int64_t pair = first / a.split.tiles_of_pair;
-    auto left = static_cast<int>((pair + 1) * a.split.tiles_of_pair - first);  // tiles of the pair
-    source.begin(a, pair, left, warp);
+    auto pair = static_cast<std::int32_t>(a.split.pair_of(first));
+    const auto skipped = static_cast<int>(first - a.split.first_tile_of_pair(pair));
+    source.begin(a, pair, skipped, warp);
     source.tiles = tiles;
     for (int s = 0; s < Shape::kStages; ++s) copy_tile(s);
     begin(pair);
+    std::int32_t columns = columns_of(a, pair) - skipped * Shape::kColumns;  // left of the pair
     int stage = 0;
     for (int tile = 0; tile < tiles; ++tile) {
       async_wait<Shape::kStages - 1>();
       team_barrier();  // the tile is here
-      const auto of_pair = static_cast<std::int32_t>(a.split.tiles_of_pair) - left;
-      attend(shared.tiles[stage], a.columns - of_pair * Shape::kColumns);
-      --left;
-      if (left == 0 || tile + 1 == tiles) {
+      attend(shared.tiles[stage], columns);
+      columns -= Shape::kColumns;
+      if (columns <= 0 || tile + 1 == tiles) {
         __syncthreads();  // all teams are done with the tile
         finish(a.split.part(pair, blockIdx.x), reinterpret_cast<float*>(shared.tiles[stage]));
         __syncthreads();  // what finish() put into the tile's place is done with
@@ -84,32 +84,40 @@ class Decoder {
       }
       copy_tile(stage);
       stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
-      if (left == 0 && tile + 1 < tiles) {
-        begin(++pair);
-        left = static_cast<int>(a.split.tiles_of_pair);
+      if (columns <= 0 && tile + 1 < tiles) {
+        pair = static_cast<std::int32_t>(a.split.next(pair));
+        begin(pair);
+        columns = columns_of(a, pair);
       }
     }
   }
 
  private:
+  // Columns of a pair that all rows see.
+  __device__ __forceinline__ static std::int32_t columns_of(const DecodeArguments& a,
+                                                            std::int32_t pair) {
+    if (a.split.keys == nullptr) return a.columns;
+    const BatchKeys& keys = a.split.keys[pair / a.kv_heads];
+    return keys.end - keys.begin;
+  }
+
   // What the warp copies next: its columns of a tile.
   struct Source {
     int tiles;  // that are still to be copied
-    int left;   // tiles of the pair, this one included
-    std::int64_t pair;
-    std::int32_t columns;  // from the warp's first one to the end of the sequence
+    std::int32_t pair;
+    std::int32_t columns;  // from the warp's first one to the end of the pair's
     const Element* key;
     const Element* value;
 
-    __device__ __forceinline__ void begin(const DecodeArguments& a, std::int64_t to_pair,
-                                          int tiles_left, int warp) {
+    // Behind so many tiles of the pair.
+    __device__ __forceinline__ void begin(const DecodeArguments& a, std::int32_t to_pair,
+                                          int skipped, int warp) {
       pair = to_pair;
-      left = tiles_left;
-      const auto tile = static_cast<std::int32_t>(a.split.tiles_of_pair) - left;
-      const std::int32_t column = tile * Shape::kColumns + warp * kRows;
-      columns = a.columns - column;
-      const std::int64_t batch = pair / a.kv_heads;
-      const std::int64_t head = pair - batch * a.kv_heads;
+      const std::int32_t batch = pair / a.kv_heads;
+      const std::int32_t head = pair - batch * a.kv_heads;
+      std::int32_t column = skipped * Shape::kColumns + warp * kRows;
+      columns = columns_of(a, pair) - column;
+      if (a.split.keys != nullptr) column += a.split.keys[batch].begin;
       const auto at = [&](const void* tensor, const Strides& s) {
         return static_cast<const Element*>(tensor) + batch * s.batch + head * s.head +
                column * s.sequence;
@@ -119,9 +127,11 @@ class Decoder {
     }
     __device__ __forceinline__ void advance(const DecodeArguments& a, int warp) {
       --tiles;
-      --left;
-      if (left == 0) return begin(a, pair + 1, static_cast<int>(a.split.tiles_of_pair), warp);
       columns -= Shape::kColumns;
+      if (columns + warp * kRows <= 0) {
+        if (tiles > 0) begin(a, static_cast<std::int32_t>(a.split.next(pair)), 0, warp);
+        return;
+      }
       key += Shape::kColumns * a.tensors.key_strides.sequence;
       value += Shape::kColumns * a.tensors.value_strides.sequence;
     }
@@ -171,9 +181,9 @@ class Decoder {
   }
 
   // Loads the warp's queries of a pair, and empties its state.
-  __device__ __forceinline__ void begin(std::int64_t pair) {
-    const std::int64_t batch = pair / a.kv_heads;
-    const std::int64_t first_head = (pair - batch * a.kv_heads) * a.heads_per_kv_head;
+  __device__ __forceinline__ void begin(std::int32_t pair) {
+    const std::int32_t batch = pair / a.kv_heads;
+    const std::int32_t first_head = (pair - batch * a.kv_heads) * a.heads_per_kv_head;
     const Strides& s = a.tensors.query_strides;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

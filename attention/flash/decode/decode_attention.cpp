@@ -1,12 +1,17 @@
 #include "flash/decode/decode_attention.hpp"
 
 #include <algorithm>
+#include <span>
 
+#include <annulus/attention/local_mask.hpp>
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
 
+#include "cuda/upload.hpp"
 #include "flash/argument_views.hpp"
+#include "flash/decode/batch_keys.hpp"
 #include "flash/head_dims.hpp"
+#include "flash/small_tanh.hpp"
 
 namespace annulus::flash::decode {
 namespace {
@@ -26,29 +31,61 @@ std::int64_t rows_of(const AttentionBlock& block) {
 
 }  // namespace
 
-bool DecodeAttention::takes(const AttentionBlock& block) const {
-  return block.unmasked && block.arrived_from == nullptr &&
-         few_rows_.include(block.query.size(1), block.query.size(2) / block.key.size(2),
-                           block.query.size(0) * block.query.size(2), block.key.size(1));
+bool DecodeAttention::includes(const AttentionBlock& block, std::int64_t columns) const {
+  return few_rows_.include(block.query.size(1), block.query.size(2) / block.key.size(2),
+                           block.query.size(0) * block.query.size(2), columns);
 }
 
 void DecodeAttention::prepare(const AttentionBlock& block) {
   (void)find(block);
 }
 
-const DecodeAttention::Entry& DecodeAttention::find(const AttentionBlock& block) {
-  for (const Entry& entry : entries_) {
-    if (entry.query == block.query.shape() && entry.key == block.key.shape()) return entry;
-  }
-  entries_.push_back(make_entry(block));
-  return entries_.back();
+const DecodeAttention::Entry* DecodeAttention::find(const AttentionBlock& block) {
+  if (block.arrived_from != nullptr || !includes(block, block.key.size(1))) return nullptr;
+  if (!block.unmasked && !few_rows_.banded) return nullptr;
+  const auto known = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+    return entry.query == block.query.shape() && entry.key == block.key.shape() &&
+           entry.unmasked == block.unmasked &&
+           (block.unmasked || (entry.first_batch == block.first_batch && entry.rows == block.rows &&
+                               entry.columns == block.columns));
+  });
+  const Entry& entry = known != entries_.end() ? *known : entries_.emplace_back(make_entry(block));
+  return entry.kernel.function != nullptr ? &entry : nullptr;
 }
 
 DecodeAttention::Entry DecodeAttention::make_entry(const AttentionBlock& block) const {
   Entry entry;
   entry.query = block.query.shape();
   entry.key = block.key.shape();
-  entry.kernel = find_kernel(problem_);
+  entry.unmasked = block.unmasked;
+  entry.rows = block.rows;
+  entry.columns = block.columns;
+  entry.first_batch = block.first_batch;
+  const DecodeKernel kernel = find_kernel(problem_);
+  const std::int64_t batches = block.key.size(0);
+  const std::int64_t columns = block.key.size(1);
+  entry.split.batches = batches;
+  entry.split.kv_heads = block.key.size(2);
+  if (block.unmasked) {
+    entry.split.tiles =
+        entry.split.pairs() * ((columns + kernel.tile_columns - 1) / kernel.tile_columns);
+  } else {
+    const LocalMask mask =
+        local_mask(problem_.mask, block.first_batch, batches, block.rows, block.columns);
+    if (!mask.obstacle.empty()) return entry;
+    const std::int64_t rows = block.query.size(1);
+    const MaskedKeys keys = masked_keys(mask, batches, rows, columns, kernel.tile_columns);
+    if (!includes(block, keys.pairs / (batches * rows))) return entry;
+    const std::span<const BatchKeys> all(keys.batches);
+    entry.keys = upload({reinterpret_cast<const std::int32_t*>(all.data()),
+                         all.size_bytes() / sizeof(std::int32_t)},
+                        device_.memory());
+    entry.split.keys = reinterpret_cast<const BatchKeys*>(entry.keys.view().data());
+    entry.split.tiles = entry.split.kv_heads * all.back().first_tile;
+    entry.band_low = keys.band_low;
+    entry.band_high = keys.band_high;
+  }
+  entry.kernel = kernel;
   check_cuda(
       cudaFuncSetAttribute(entry.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(entry.kernel.shared_bytes)),
@@ -57,10 +94,7 @@ DecodeAttention::Entry DecodeAttention::make_entry(const AttentionBlock& block) 
   check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
                                     device_.place().device),
              "cudaDeviceGetAttribute");
-  entry.split.pairs = block.key.size(0) * block.key.size(2);
-  entry.split.tiles_of_pair =
-      (block.key.size(1) + entry.kernel.tile_columns - 1) / entry.kernel.tile_columns;
-  entry.split.blocks = std::min<std::int64_t>(multiprocessors, entry.split.tiles());
+  entry.split.blocks = std::min<std::int64_t>(multiprocessors, entry.split.tiles);
   const std::int64_t rows = entry.split.parts() * rows_of(block);
   entry.part_outputs = Tensor(DType::float32, {rows, block.value.size(3)}, device_.memory());
   entry.part_weights = Tensor(DType::float32, {rows, 2}, device_.memory());
@@ -68,7 +102,7 @@ DecodeAttention::Entry DecodeAttention::make_entry(const AttentionBlock& block) 
 }
 
 void DecodeAttention::run(const AttentionBlock& block, const SoftmaxState& result, Stream& stream) {
-  const Entry& entry = find(block);
+  const Entry& entry = *find(block);
   constexpr float kLog2E = 1.4426950408889634F;
   const std::int64_t heads_per_kv_head = block.query.size(2) / block.key.size(2);
   DecodeArguments a;
@@ -79,10 +113,13 @@ void DecodeAttention::run(const AttentionBlock& block, const SoftmaxState& resul
   a.columns = static_cast<std::int32_t>(block.key.size(1));
   a.value_dim = static_cast<std::int32_t>(block.value.size(3));
   a.split = entry.split;
+  a.band_low = entry.band_low;
+  a.band_high = entry.band_high;
   a.scale = static_cast<float>(problem_.logit_scale());
   if (problem_.soft_cap) {
-    a.scale /= static_cast<float>(*problem_.soft_cap);
-    a.soft_cap = static_cast<float>(*problem_.soft_cap) * kLog2E;
+    const float cap = SmallTanh::computable(*problem_.soft_cap);
+    a.scale = static_cast<float>(problem_.logit_scale() / cap);
+    a.soft_cap = cap * kLog2E;
   } else {
     a.scale *= kLog2E;
   }

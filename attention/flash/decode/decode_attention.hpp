@@ -18,24 +18,33 @@ class DecodeAttention {
   DecodeAttention(const AttentionProblem& problem, Device& device)
       : problem_(problem), device_(device), few_rows_(few_rows(problem)) {}
 
-  /// Whether the block is for it: see FewRows.
-  [[nodiscard]] bool takes(const AttentionBlock& block) const;
+  // The device is current, and blocks have rows and columns.
 
-  // See FlashAttention. The device is current, and the block has rows and columns.
+  /// Whether the block is for it: see FewRows.
+  [[nodiscard]] bool takes(const AttentionBlock& block) { return find(block) != nullptr; }
+
+  // Of blocks that it takes. See FlashAttention.
   void prepare(const AttentionBlock& block);
   void run(const AttentionBlock& block, const SoftmaxState& result, Stream& stream);
 
  private:
-  // Blocks of the same sizes, and where their parts lie.
+  // Blocks of the same sizes and, under a mask, positions, and where their parts lie.
   struct Entry {
     Extents query, key;
-    DecodeKernel kernel;
+    bool unmasked = false;
+    PositionRanges rows, columns;
+    std::int64_t first_batch = 0;
+    DecodeKernel kernel;  // no function: it does not take the block
     KeySplit split;
+    std::int32_t band_low = 0, band_high = 0;
+    Tensor keys;  // those of the split
     Tensor part_outputs, part_weights;
   };
 
-  [[nodiscard]] const Entry& find(const AttentionBlock& block);
+  /// Null unless it takes the block.
+  [[nodiscard]] const Entry* find(const AttentionBlock& block);
   [[nodiscard]] Entry make_entry(const AttentionBlock& block) const;
+  [[nodiscard]] bool includes(const AttentionBlock& block, std::int64_t columns) const;
 
   const AttentionProblem& problem_;
   Device& device_;

@@ -7,8 +7,10 @@
 #include "flash/arguments.hpp"
 #include "flash/decode/key_split.hpp"
 
-// A few query rows against many keys, all of them visible: the time is mostly that of reading the
-// keys and values once. Rows of the query heads that share a key/value head are computed together.
+// A few query rows against many keys: the time is mostly that of reading the keys and values once.
+// Rows of the query heads that share a key/value head are computed together. Under a mask, which is
+// one diagonal band and a length per batch, they are computed against the keys that all of them
+// see. The others, fewer than there are query rows, are added where the parts are merged.
 namespace annulus::flash::decode {
 
 /// Everything of a call.
@@ -20,6 +22,10 @@ struct DecodeArguments {
   std::int32_t columns = 0;
   std::int32_t value_dim = 0;
   KeySplit split;
+  /// Where there are KeySplit::keys: query row t sees column c iff band_low ≤ c − t ≤ band_high, as
+  /// far as they go.
+  std::int32_t band_low = 0;
+  std::int32_t band_high = 0;
 
   float scale = 1;     ///< of q·k, in units of log 2; with a soft cap, divided by it
   float soft_cap = 0;  ///< in units of log 2; 0: none

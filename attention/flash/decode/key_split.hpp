@@ -10,31 +10,74 @@
 
 namespace annulus::flash::decode {
 
+/// What the mask leaves visible in one batch. Its columns [begin, end) are those that all of its
+/// rows see.
+struct BatchKeys {
+  std::int32_t first_tile = 0;  ///< key tiles of a key/value head in all batches before
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+  std::int32_t rows = 0;     ///< query rows: later ones see nothing
+  std::int32_t columns = 0;  ///< the length: later ones are not seen
+};
+
 /// How thread blocks share the keys. The key tiles of all pairs of a batch and a key/value head
 /// form one list, pair after pair, and each thread block takes the same number of them, give or
 /// take one. What a thread block takes of a pair is a part; the parts are numbered from 0.
 struct KeySplit {
-  std::int64_t pairs = 0;
-  std::int64_t tiles_of_pair = 0;  ///< positive
-  std::int64_t blocks = 0;         ///< 1 … tiles()
+  std::int64_t batches = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t tiles = 0;   ///< of all pairs
+  std::int64_t blocks = 0;  ///< at most tiles
+  /// Of each batch, and one more entry behind the last; null: all pairs have as many tiles.
+  const BatchKeys* keys = nullptr;
 
-  [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t tiles() const { return pairs * tiles_of_pair; }
+  [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t pairs() const { return batches * kv_heads; }
   /// Where a pair and a block end together, a number is left out.
-  [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t parts() const { return blocks + pairs - 1; }
+  [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t parts() const { return blocks + pairs() - 1; }
+
+  [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t tiles_of(std::int64_t batch) const {
+    if (keys == nullptr) return tiles / pairs();
+    return keys[batch + 1].first_tile - keys[batch].first_tile;
+  }
+  [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t first_tile_of_pair(std::int64_t pair) const {
+    if (keys == nullptr) return pair * (tiles / pairs());
+    const std::int64_t batch = pair / kv_heads;
+    return keys[batch].first_tile * kv_heads + (pair - batch * kv_heads) * tiles_of(batch);
+  }
+  [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t pair_of(std::int64_t tile) const {
+    if (keys == nullptr) return tile / (tiles / pairs());
+    std::int64_t batch = 0;
+    for (std::int64_t behind = batches; behind - batch > 1;) {
+      const std::int64_t middle = batch + (behind - batch) / 2;
+      if (keys[middle].first_tile * kv_heads <= tile) {
+        batch = middle;
+      } else {
+        behind = middle;
+      }
+    }
+    return batch * kv_heads + (tile - keys[batch].first_tile * kv_heads) / tiles_of(batch);
+  }
+  /// The next pair that has tiles; there must be one.
+  [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t next(std::int64_t pair) const {
+    do {
+      ++pair;
+    } while (tiles_of(pair / kv_heads) == 0);
+    return pair;
+  }
 
   /// Block b takes the tiles from first_tile(b) to before first_tile(b + 1).
   [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t first_tile(std::int64_t block) const {
-    return block * tiles() / blocks;
+    return block * tiles / blocks;
   }
   [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t block_of(std::int64_t tile) const {
-    return ((tile + 1) * blocks - 1) / tiles();
+    return ((tile + 1) * blocks - 1) / tiles;
   }
-  /// The blocks that share a pair.
+  /// The blocks that share a pair, which has tiles.
   [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t first_block(std::int64_t pair) const {
-    return block_of(pair * tiles_of_pair);
+    return block_of(first_tile_of_pair(pair));
   }
   [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t last_block(std::int64_t pair) const {
-    return block_of((pair + 1) * tiles_of_pair - 1);
+    return block_of(first_tile_of_pair(pair) + tiles_of(pair / kv_heads) - 1);
   }
   /// From one part to the next, the pair, the block or both advance, so no two have the same sum.
   [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t part(std::int64_t pair,

@@ -164,19 +164,22 @@ struct Declaration {
   std::optional<BackwardDeclaration> backward = {};  ///< absent: it computes no gradients
 };
 
-/// The blocks that an implementation gives to a kernel for few query rows, of those all of whose
-/// pairs are visible and there. Other kernels give a tile of rows of one head to one
-/// multiprocessor; this one computes the rows of the query heads that share a key/value head
-/// together, and shares out their keys over the whole device, so that it mostly takes as long as
-/// reading them.
+/// The blocks that an implementation gives to a kernel for few query rows, of those that are there
+/// as a whole and all of whose pairs are visible, or that are `banded`. Other kernels give a tile
+/// of rows of one head to one multiprocessor; this one computes the rows of the query heads that
+/// share a key/value head together, and shares out their keys over the whole device, so that it
+/// mostly takes as long as reading them.
 struct FewRows {
   std::int64_t most = 0;    ///< query rows times query heads of a key/value head; 0: no such kernel
   std::int64_t always = 0;  ///< more than so many are few only where there are few tiles:
   std::int64_t tiles = 0;   ///< fewer than this, one for each query head
   std::int64_t columns = 0;  ///< for each row, at the least
   double rate = 0;  ///< operations per second that a plan assumes where rows are not so few
+  /// Pairs may also be hidden by one straight band and a length per batch (see LocalMask).
+  bool banded = false;
 
-  /// Of a block of `heads` query heads over all its batches.
+  /// Of a block of `heads` query heads over all its batches, whose rows see so many columns each,
+  /// on average.
   [[nodiscard]] constexpr bool include(std::int64_t query_rows, std::int64_t heads_per_kv_head,
                                        std::int64_t heads, std::int64_t block_columns) const {
     const std::int64_t rows = query_rows * heads_per_kv_head;

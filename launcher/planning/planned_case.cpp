@@ -1,16 +1,15 @@
 #include "launcher/planning/planned_case.hpp"
 
 #include <cstddef>
-#include <map>
 #include <string>
 #include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <annulus/mesh/peer_reach.hpp>
-#include <annulus/mesh/transport.hpp>
+#include <annulus/ring/predicted_run.hpp>
 
+#include "launcher/options/as_option.hpp"
 #include "launcher/setup/cost_model_option.hpp"
 
 namespace annulus::launcher {
@@ -45,40 +44,6 @@ ring::PlanInput PlannedCase::input(const ring::ShardedOperands& laid_out) const 
 
 namespace {
 
-// How far ranks that exchange keys and values reach, if those of a node reach each other. Of real
-// ranks, Mesh finds it out.
-PeerExtent extent_inside_nodes(const NamedSharding& key, const std::vector<int>& node_of_rank) {
-  std::vector<PeerExtent> extents;
-  for (int rank = 0; rank < key.mesh().ranks(); ++rank) {
-    if (key.coordinate(rank, 1) != 0) continue;
-    PeerReach reach;
-    std::map<int, int> islands;  // by node
-    for (const int member : key.mesh().group(rank, key.spec()[1])) {
-      const int node = node_of_rank[static_cast<std::size_t>(member)];
-      const auto island = islands.try_emplace(node, static_cast<int>(islands.size())).first;
-      reach.island_of_rank.push_back(island->second);
-    }
-    extents.push_back(reach.extent());
-  }
-  return joint(extents);
-}
-
-// A transport that the model prefers but that stays inside a node gives way to what ranks on
-// several nodes take; one that is named is refused.
-void settle_transport(ring::CostModel& model, const Options& options, const NamedSharding& key,
-                      const std::vector<int>& node_of_rank) {
-  if (node_of_rank.empty() || model.transport != annulus::name_of(Transport::peer)) return;
-  const PeerExtent extent = extent_inside_nodes(key, node_of_rank);
-  if (options.transport == Transport::automatic) {
-    model.adopt_transport(annulus::name_of(device_transports(extent).front()));
-  } else if (extent != PeerExtent::all) {
-    throw ArgumentError("--transport", "peer",
-                        fmt::format("auto, composite or nccl: ranks along {} are on different "
-                                    "nodes, and copies stay inside one",
-                                    to_string(key.spec()[1])));
-  }
-}
-
 // Who may compute the problem. The machine that computes need not be this one.
 Selection select(const Options& options, const PlannedCase& planned, const Registry& registry) {
   return registry.select(options.implementation, planned.setup.problem, planned.place,
@@ -95,7 +60,8 @@ PlannedCase lay_out(const Options& options) {
   const Place place = planned_place(options);
   std::vector<int> nodes = planned_nodes(options, setup.mesh);
   ring::CostModel model = cost_model_of(options, place);
-  settle_transport(model, options, operands.key, nodes);
+  as_option("--transport",
+            [&] { ring::settle_transport(model, options.transport, operands.key, nodes); });
   const ring::PlanOptions how = plan_options(setup.problem, place);
   return {std::move(setup), std::move(operands), {},  place,
           std::move(model), std::move(nodes),    how, {}};

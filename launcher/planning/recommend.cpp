@@ -1,26 +1,21 @@
 #include "launcher/planning/recommend.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <map>
-#include <memory>
 #include <ostream>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/ring/planner.hpp>
+#include <annulus/ring/recommend.hpp>
 
 #include "launcher/planning/planned_case.hpp"
-#include "launcher/planning/predicted_run.hpp"
 #include "launcher/report/report.hpp"
 #include "launcher/report/report_files.hpp"
 #include "launcher/report/warnings.hpp"
@@ -31,188 +26,21 @@ namespace annulus::launcher {
 namespace {
 
 constexpr double kMiB = 1 << 20;
-constexpr std::array kLayouts{"contiguous", "zigzag", "striped", "balanced"};
-// Rows of the table; files have all.
-constexpr const char* kSlow = "not worthwhile: takes";
-constexpr std::size_t kListed = 20;
 
-/// A problem laid out in some way.
-struct Layout {
-  std::string mesh;
-  std::string name;
-  PlannedCase planned;
-  double flops = 0;         // of all ranks
-  std::vector<int> sample;  // ranks whose plans are made
-};
+using ring::Recommendation;
 
-struct Candidate {
-  std::string mesh;
-  std::string layout;
-  ring::ScheduleVariant variant;
-  std::string schedule;
-  std::string transport;
-  std::string why_not;  // cannot run, does not fit, or is not worthwhile; empty if none
-  double least = 0;     // seconds that it takes at least
-  PredictedRun run;     // 0 seconds: it was not played
-  double rate = 0;      // operations per second and rank
-  const Layout* laid_out = nullptr;  // null for a mesh that the problem cannot be laid on
-};
-
-// Sizes of dp, tp and sp. Only exchanges along sp belong to attention, so it is laid inside nodes
-// as far as it goes.
-std::vector<std::string> meshes_of(const Options& options) {
-  const int ranks = options.ranks;
-  std::vector<std::string> meshes;
-  for (int dp = 1; dp <= ranks; ++dp) {
-    if (ranks % dp != 0 || (dp > 1 && options.shape->batch % dp != 0)) continue;
-    for (int tp = 1; tp <= ranks / dp; ++tp) {
-      if ((ranks / dp) % tp != 0 || (tp > 1 && options.shape->heads % tp != 0)) continue;
-      meshes.push_back(
-          fmt::format("dp={},tp={},{}={}", dp, tp, options.sequence_axis, ranks / dp / tp));
-    }
-  }
-  return meshes;
+std::string layout_cell(const Recommendation& one) {
+  return one.layout ? std::string(annulus::name_of(*one.layout)) : kNothing;
 }
 
-// Whether the mesh leaves the sequence whole. All layouts are the same then.
-bool without_shards(const std::string& mesh) {
-  return mesh.ends_with("=1");
+std::string schedule_cell(const Recommendation& one) {
+  return one.variant ? std::string(ring::name_of(one.variant->schedule)) : kNothing;
 }
 
-std::string too_much(double bytes, double limit, const char* how_much) {
-  return fmt::format("does not fit: needs {}{:.0f} MiB per rank, of {:.0f}", how_much, bytes / kMiB,
-                     limit / kMiB);
+// "dp=1,tp=2,sp=4 zigzag ring".
+std::string name_of(const Recommendation& one) {
+  return fmt::format("{} {} {}", one.mesh, layout_cell(one), schedule_cell(one));
 }
-
-/// All candidates, of which as few as possible are played: see docs/planning.md.
-class Search {
- public:
-  Search(const Options& options, const Registry& registry)
-      : options_(options), registry_(registry) {
-    for (const std::string& mesh : meshes_of(options)) {
-      if (options.sequence_layout != "auto" || without_shards(mesh)) {
-        lay_out(mesh, options.sequence_layout);
-        continue;
-      }
-      for (const char* layout : kLayouts) lay_out(mesh, layout);
-    }
-  }
-
-  /// Best first, then those that are not recommended.
-  [[nodiscard]] std::vector<Candidate> run() {
-    std::stable_sort(candidates_.begin(), candidates_.end(),
-                     [](const Candidate& a, const Candidate& b) { return a.least < b.least; });
-    for (Candidate& one : candidates_) {
-      if (one.why_not.empty()) play(one);
-    }
-    std::stable_sort(candidates_.begin(), candidates_.end(),
-                     [](const Candidate& a, const Candidate& b) {
-                       if (a.why_not.empty() != b.why_not.empty()) return a.why_not.empty();
-                       if (!a.why_not.empty()) return false;
-                       return std::pair(a.run.seconds, a.run.memory_bytes) <
-                              std::pair(b.run.seconds, b.run.memory_bytes);
-                     });
-    return std::move(candidates_);
-  }
-
-  /// Ranks whose plans are made, of the layout with most.
-  [[nodiscard]] std::size_t most_planned() const { return most_planned_; }
-
- private:
-  // The problem laid out in one way, with every schedule.
-  void lay_out(const std::string& mesh, const std::string& layout) {
-    Options asked = on_mesh(options_, mesh);
-    asked.sequence_layout = layout;
-    asked.ranks_per_node = options_.ranks / options_.nodes;
-    Candidate candidate;
-    candidate.mesh = mesh;
-    candidate.layout = without_shards(mesh) ? kNothing : layout;
-    try {
-      layouts_.push_back(std::make_unique<Layout>(
-          Layout{mesh, candidate.layout, lay_out_case(asked, registry_), 0, {}}));
-      Layout& made = *layouts_.back();
-      candidate.laid_out = &made;
-      candidate.transport = made.planned.model.transport;
-      const ring::PlanInput input = made.planned.input();
-      made.flops = forward_flops(*options_.shape, visible_pairs(made.planned.setup.problem));
-      made.sample = ring::sample_ranks(input, ring::kJudges);
-      most_planned_ = std::max(most_planned_, made.sample.size());
-      const int busiest = ring::busiest_rank(input, made.sample);
-      for (const ring::ConsideredVariant& considered :
-           ring::variants_for(input, options_.schedule)) {
-        Candidate one = candidate;
-        one.variant = considered.variant;
-        one.schedule = ring::name_of(one.variant.schedule);
-        if (!considered.obstacle.empty()) {
-          one.why_not = "cannot run: " + considered.obstacle;
-        } else if (!considered.pointless.empty()) {
-          one.why_not = "not worthwhile: " + considered.pointless;
-        } else {
-          find_bounds(one, busiest);
-        }
-        candidates_.push_back(std::move(one));
-      }
-    } catch (const UserError& error) {
-      candidate.schedule = kNothing;
-      candidate.why_not = fmt::format("cannot run: {}", error.what());
-      candidates_.push_back(candidate);
-    }
-  }
-
-  [[nodiscard]] static ring::PlanInput input_of(const Candidate& candidate) {
-    ring::PlanInput input = candidate.laid_out->planned.input();
-    input.options = ring::with_variant(input.options, candidate.variant);
-    return input;
-  }
-
-  // From the plan of one rank.
-  void find_bounds(Candidate& candidate, int rank) {
-    const ring::PlanInput input = input_of(candidate);
-    try {
-      const ring::RankPlan plan = ring::make_rank_plan(input, candidate.variant.schedule, rank);
-      candidate.least = ring::least_seconds(plan, input.prices);
-      add_memory(candidate.run, plan);
-    } catch (const UserError& error) {
-      candidate.why_not = fmt::format("cannot run: {}", error.what());
-    }
-    if (is_too_large(candidate)) {
-      candidate.why_not = too_much(candidate.run.memory_bytes, options_.memory_bytes, "at least ");
-    }
-  }
-
-  [[nodiscard]] bool is_too_large(const Candidate& candidate) const {
-    return options_.memory_bytes > 0 && candidate.run.memory_bytes > options_.memory_bytes;
-  }
-
-  void play(Candidate& candidate) {
-    if (best_.size() == kListed && candidate.least > *best_.rbegin()) {
-      candidate.why_not = fmt::format("{} {:.3f} ms or more, and {} take less", kSlow,
-                                      candidate.least * 1e3, kListed);
-      return;
-    }
-    const Layout& laid_out = *candidate.laid_out;
-    try {
-      candidate.run = predict_run(input_of(candidate), candidate.variant, laid_out.sample);
-    } catch (const UserError& error) {
-      candidate.why_not = fmt::format("cannot run: {}", error.what());
-      return;
-    }
-    candidate.rate = laid_out.flops / candidate.run.seconds / options_.ranks;
-    if (is_too_large(candidate)) {
-      candidate.why_not = too_much(candidate.run.memory_bytes, options_.memory_bytes, "");
-      return;
-    }
-    best_.insert(candidate.run.seconds);
-    if (best_.size() > kListed) best_.erase(std::prev(best_.end()));
-  }
-
-  const Options& options_;
-  const Registry& registry_;
-  std::vector<std::unique_ptr<Layout>> layouts_;  // candidates refer to them
-  std::vector<Candidate> candidates_;
-  std::multiset<double> best_;  // seconds, of those that fit
-  std::size_t most_planned_ = 0;
-};
 
 std::vector<Column> columns(bool with_reason) {
   std::vector<Column> all{
@@ -233,17 +61,18 @@ std::vector<Column> columns(bool with_reason) {
   return all;
 }
 
-Row row_of(const Candidate& candidate, bool with_reason) {
-  const PredictedRun& run = candidate.run;
+Row row_of(const Recommendation& candidate, bool with_reason) {
+  const ring::PredictedRun& run = candidate.run;
   const auto known = [](bool is_known, double value) {
     return is_known ? fmt::format("{:.3f}", value) : std::string(kNothing);
   };
   const auto number = [&](double value) { return known(run.seconds > 0, value); };
   const auto memory = [&](double bytes) { return known(run.memory_bytes > 0, bytes / kMiB); };
-  const int split = std::max(candidate.variant.ulysses_degree, candidate.variant.inner_size);
+  const ring::ScheduleVariant variant = candidate.variant.value_or(ring::ScheduleVariant{});
+  const int split = std::max(variant.ulysses_degree, variant.inner_size);
   Row row{candidate.mesh,
-          candidate.layout,
-          candidate.schedule,
+          layout_cell(candidate),
+          schedule_cell(candidate),
           split > 0 ? std::to_string(split) : kNothing,
           number(run.seconds * 1e3),
           number(candidate.rate * 1e-12),
@@ -268,16 +97,14 @@ void add_meta(Report& report, const Options& options, const std::string& predict
 }
 
 // Those that are not recommended, by reason.
-void print_others(const std::vector<Candidate>& candidates, std::ostream& out) {
+void print_others(const std::vector<Recommendation>& candidates, std::ostream& out) {
   std::vector<std::string> reasons;
   std::map<std::string, std::vector<std::string>> by_reason;
-  for (const Candidate& one : candidates) {
-    // Those that are only slow are too many to list.
-    const bool is_slow = one.least > 0 && one.run.seconds == 0 && one.why_not.starts_with(kSlow);
-    if (one.why_not.empty() || is_slow) continue;
+  for (const Recommendation& one : candidates) {
+    if (one.why_not.empty() || one.is_slow) continue;  // slow ones are too many to list
     std::vector<std::string>& named = by_reason[one.why_not];
     if (named.empty()) reasons.push_back(one.why_not);
-    named.push_back(fmt::format("{} {} {}", one.mesh, one.layout, one.schedule));
+    named.push_back(name_of(one));
   }
   for (const std::string& reason : reasons) {
     const std::vector<std::string>& named = by_reason[reason];
@@ -289,23 +116,33 @@ void print_others(const std::vector<Candidate>& candidates, std::ostream& out) {
 }
 
 // Throws an error that says what would have been needed.
-void refuse(const Options& options, const std::vector<Candidate>& candidates) {
-  const Candidate* least = nullptr;
-  for (const Candidate& one : candidates) {
+void refuse(const Options& options, const std::vector<Recommendation>& candidates) {
+  const Recommendation* least = nullptr;
+  for (const Recommendation& one : candidates) {
     if (options.memory_bytes == 0 || one.run.memory_bytes == 0) continue;
     if (least == nullptr || one.run.memory_bytes < least->run.memory_bytes) least = &one;
   }
   if (least != nullptr) {
     throw ArgumentError("--memory", fmt::format("{:.0f} MiB", options.memory_bytes / kMiB),
-                        fmt::format("at least {:.0f} MiB per rank, which {} {} {} needs",
-                                    std::ceil(least->run.memory_bytes / kMiB), least->mesh,
-                                    least->layout, least->schedule));
+                        fmt::format("at least {:.0f} MiB per rank, which {} needs",
+                                    std::ceil(least->run.memory_bytes / kMiB), name_of(*least)));
   }
-  throw UserError(fmt::format("--recommend: none of {} can run on {}: {} {} {} {}",
+  throw UserError(fmt::format("--recommend: none of {} can run on {}: {} {}",
                               counted(static_cast<std::int64_t>(candidates.size()), "candidate"),
-                              counted(options.ranks, "rank"), candidates.front().mesh,
-                              candidates.front().layout, candidates.front().schedule,
+                              counted(options.ranks, "rank"), name_of(candidates.front()),
                               candidates.front().why_not));
+}
+
+// The problem without a mesh of its own.
+AttentionOptions problem_of(const Options& options, const ring::CostModel& model) {
+  const Options alone = on_mesh(options, fmt::format("dp=1,tp=1,{}=1", options.sequence_axis));
+  AttentionOptions problem =
+      set_up_problem(alone, *options.shape, options.dtype.value_or(DType::float32), /*ranks=*/0)
+          .problem;
+  if (options.sequence_layout == "auto") problem.layout.reset();  // to be found
+  problem.transport = options.transport;
+  problem.cost_model = model;
+  return problem;
 }
 
 }  // namespace
@@ -323,29 +160,35 @@ void recommend(const Options& options, const Registry& registry, std::ostream& o
   Report table("plan.recommend", {}, columns(false), {options.wide, options.legend});
   ReportFiles files(options.json, options.csv, report);
   const ring::CostModel model = cost_model_of(options, planned_place(options));
-  Search search(options, registry);
-  const std::vector<Candidate> candidates = search.run();
+  const ring::Recommendations found =
+      ring::recommend(problem_of(options, model),
+                      {options.ranks, options.nodes, options.memory_bytes, planned_place(options),
+                       options.sequence_axis},
+                      registry);
+  const std::vector<Recommendation>& candidates = found.all;
   std::set<std::string> transports;
   std::size_t played = 0;
-  for (const Candidate& candidate : candidates) {
+  for (const Recommendation& candidate : candidates) {
     report.add_row(row_of(candidate, true));
     if (!candidate.why_not.empty()) continue;
     transports.insert(candidate.transport);
-    if (played++ < kListed) table.add_row(row_of(candidate, false));
+    if (played++ < ring::kRecommended) table.add_row(row_of(candidate, false));
   }
   if (played == 0) refuse(options, candidates);
   for (Report* one : {&report, &table}) {
     add_meta(*one, options, predictor_text(model, transports));
-    if (static_cast<int>(search.most_planned()) < options.ranks) {
+    if (static_cast<int>(found.most_planned) < options.ranks) {
       one->add_meta("planned", fmt::format("{} of {} ranks of each candidate: memory is that of "
                                            "the one with most, moved and across are estimated",
-                                           search.most_planned(), options.ranks));
+                                           found.most_planned, options.ranks));
     }
     one->set_verdict(fmt::format("{} of {} candidates compared", played, candidates.size()), true);
   }
   if (!files.replace_table()) {
     table.write_table(out);
-    if (played > kListed) out << fmt::format("# … {} slower ones\n", played - kListed);
+    if (played > ring::kRecommended) {
+      out << fmt::format("# … {} slower ones\n", played - ring::kRecommended);
+    }
     print_others(candidates, out);
   }
   files.write(report, out);

@@ -11,11 +11,11 @@
 #include <annulus/core/error.hpp>
 #include <annulus/files/text_file.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/predicted_run.hpp>
 
 #include "launcher/options/as_option.hpp"
 #include "launcher/pictures/plot.hpp"
 #include "launcher/planning/planned_case.hpp"
-#include "launcher/planning/predicted_run.hpp"
 #include "launcher/report/report_files.hpp"
 #include "launcher/setup/cost_model_option.hpp"
 #include "launcher/setup/problem_setup.hpp"
@@ -38,7 +38,7 @@ ScalingPoint predict_point(const Options& options, const Registry& registry, int
   point.transport = planned.model.transport;
   const ring::PlanInput input = planned.input();
   point.seconds =
-      predict_run(input, planned.choice, ring::sample_ranks(input, ring::kJudges)).seconds;
+      ring::predict_run(input, planned.choice, ring::sample_ranks(input, ring::kJudges)).seconds;
   point.flops = forward_flops(*asked.shape, visible_pairs(planned.setup.problem));
   return point;
 }

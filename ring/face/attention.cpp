@@ -12,6 +12,8 @@
 #include <annulus/ring/attention_weights.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
+#include "tuning/parameters.hpp"
+
 namespace annulus {
 namespace {
 
@@ -24,14 +26,6 @@ bool has_mask(const AttentionOptions& options) {
 
 bool makes_bias(const AttentionOptions& options) {
   return options.init_bias && !options.bias && !has_mask(options);
-}
-
-// What Choice names of a plan's options.
-ring::PlanOptions with_parameters(ring::PlanOptions plan, const ring::Choice& choice) {
-  if (choice.ulysses_degree != 0) plan.ulysses_degree = choice.ulysses_degree;
-  if (choice.inner_size != 0) plan.inner_size = choice.inner_size;
-  if (choice.head_group_bytes != 0) plan.head_group_bytes = choice.head_group_bytes;
-  return plan;
 }
 
 AttentionProblem problem_of(const AttentionOptions& options) {
@@ -51,7 +45,7 @@ ring::ShardedAttentionOptions sharded_options(const AttentionOptions& options, C
   const bool open_transport = options.transport == Transport::automatic;
   return {.implementation = named(options.implementation),
           .schedule = named(options.schedule),
-          .plan = with_parameters(
+          .plan = ring::with_parameters(
               options.plan.value_or(ring::PlanOptions::for_place(context.place())), options),
           .cost_model = options.cost_model,
           .runner = {.threads = context.threads(), .tracer = options.tracer},
@@ -410,7 +404,7 @@ bool Attention::reduces_rounded() const {
 }
 
 ring::PlanOptions plan_options(const ring::Choice& choice, Place place) {
-  return with_parameters(ring::PlanOptions::for_place(place), choice);
+  return ring::with_parameters(ring::PlanOptions::for_place(place), choice);
 }
 
 }  // namespace annulus

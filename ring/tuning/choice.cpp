@@ -12,6 +12,8 @@
 
 #include <annulus/core/error.hpp>
 
+#include "tuning/parameters.hpp"
+
 namespace annulus::ring {
 namespace {
 
@@ -48,13 +50,9 @@ std::string_view name_of(DecidedBy link) noexcept {
 std::string choice_text(const Choice& choice) {
   std::vector<std::string> parts;
   if (!choice.schedule.empty()) parts.push_back("schedule " + choice.schedule);
-  if (choice.ulysses_degree > 0) {
-    parts.push_back(fmt::format("ulysses degree {}", choice.ulysses_degree));
-  }
-  if (choice.inner_size > 0) parts.push_back(fmt::format("inner size {}", choice.inner_size));
-  if (choice.head_group_bytes > 0) {
-    parts.push_back(fmt::format("head groups of {} bytes", choice.head_group_bytes));
-  }
+  for_each_parameter([&](const char*, const char* text, auto chosen, auto) {
+    if (choice.*chosen > 0) parts.push_back(fmt::format(fmt::runtime(text), choice.*chosen));
+  });
   if (!choice.implementation.empty()) parts.push_back("implementation " + choice.implementation);
   if (choice.transport != Transport::automatic) {
     parts.push_back(fmt::format("transport {}", annulus::name_of(choice.transport)));
@@ -67,9 +65,9 @@ Choice nested(const Choice& outer, const Choice& inner) {
   set_if_open(both.implementation, outer.implementation);
   set_if_open(both.schedule, outer.schedule);
   set_if_open(both.transport, outer.transport);
-  set_if_open(both.ulysses_degree, outer.ulysses_degree);
-  set_if_open(both.inner_size, outer.inner_size);
-  set_if_open(both.head_group_bytes, outer.head_group_bytes);
+  for_each_parameter([&](const char*, const char*, auto chosen, auto) {
+    set_if_open(both.*chosen, outer.*chosen);
+  });
   return both;
 }
 
@@ -101,9 +99,9 @@ ShardedAttentionOptions under_overlay(ShardedAttentionOptions options, Place pla
   set(options.implementation, &Choice::implementation, std::string("auto"));
   set(options.schedule, &Choice::schedule, std::string("auto"));
   if (!place.is_host()) set(options.transport, &Choice::transport, Transport::automatic);
-  set(plan.ulysses_degree, &Choice::ulysses_degree, 0);
-  set(plan.inner_size, &Choice::inner_size, 0);
-  set(plan.head_group_bytes, &Choice::head_group_bytes, std::int64_t{0});
+  for_each_parameter([&](const char*, const char*, auto chosen, auto planned) {
+    set(plan.*planned, chosen, decltype(overlay.*chosen + 0){0});
+  });
   options.plan = plan;
   return options;
 }
@@ -114,18 +112,16 @@ ShardedAttentionOptions with_choice(ShardedAttentionOptions options, const Choic
   set_if_open(plan.preferred, choice.implementation);
   set_if_open(options.schedule, choice.schedule, "auto");
   set_if_open(options.transport, choice.transport);
-  set_if_open(plan.ulysses_degree, choice.ulysses_degree);
-  set_if_open(plan.inner_size, choice.inner_size);
-  set_if_open(plan.head_group_bytes, choice.head_group_bytes);
+  for_each_parameter([&](const char*, const char*, auto chosen, auto planned) {
+    set_if_open(plan.*planned, choice.*chosen);
+  });
   options.plan = plan;
   return options;
 }
 
 PlanInput with_choice(PlanInput input, const Choice& choice) {
   if (!choice.implementation.empty()) input.options.preferred = choice.implementation;
-  if (choice.ulysses_degree > 0) input.options.ulysses_degree = choice.ulysses_degree;
-  if (choice.inner_size > 0) input.options.inner_size = choice.inner_size;
-  if (choice.head_group_bytes > 0) input.options.head_group_bytes = choice.head_group_bytes;
+  input.options = with_parameters(input.options, choice);
   if (choice.transport != Transport::automatic) {
     input.prices.model.adopt_transport(annulus::name_of(choice.transport));
   }

@@ -3,10 +3,12 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <limits>
 #include <set>
+#include <string_view>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -15,6 +17,7 @@
 #include <annulus/ring/planner.hpp>
 
 #include "json_file.hpp"
+#include "tuning/parameters.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -32,10 +35,10 @@ class Reader {
     if (!object.is_object()) fail(where_.empty() ? "the file" : where_, "is not an object");
   }
 
-  void expect_no_others(std::initializer_list<const char*> keys) const {
+  void expect_no_others(const std::vector<std::string_view>& keys) const {
     for (const auto& item : object_.items()) {
       bool known = false;
-      for (const char* key : keys) known = known || item.key() == key;
+      for (const std::string_view key : keys) known = known || item.key() == key;
       if (!known) fail(name(item.key()), "is no key of a tuning cache");
     }
   }
@@ -102,32 +105,27 @@ json choice_json(const Choice& choice) {
   if (choice.transport != Transport::automatic) {
     object["transport"] = annulus::name_of(choice.transport);
   }
-  if (choice.ulysses_degree > 0) object["ulysses_degree"] = choice.ulysses_degree;
-  if (choice.inner_size > 0) object["inner_size"] = choice.inner_size;
-  if (choice.head_group_bytes > 0) object["head_group_bytes"] = choice.head_group_bytes;
+  for_each_parameter([&](const char* key, const char*, auto chosen, auto) {
+    if (choice.*chosen > 0) object[key] = choice.*chosen;
+  });
   return object;
 }
 
 Choice read_choice(const Reader& object) {
-  object.expect_no_others({"implementation", "schedule", "transport", "ulysses_degree",
-                           "inner_size", "head_group_bytes"});
-  constexpr std::int64_t kMostRanks = std::numeric_limits<int>::max();
+  std::vector<std::string_view> known{"implementation", "schedule", "transport"};
+  for_each_parameter([&](const char* key, auto...) { known.emplace_back(key); });
+  object.expect_no_others(known);
   Choice choice;
   if (object.has("implementation")) choice.implementation = object.text("implementation");
   if (object.has("schedule")) {
     choice.schedule = ring::name_of(object.parsed("schedule", parse_schedule));
   }
   if (object.has("transport")) choice.transport = object.parsed("transport", parse_transport);
-  if (object.has("ulysses_degree")) {
-    choice.ulysses_degree = static_cast<int>(object.integer("ulysses_degree", kMostRanks));
-  }
-  if (object.has("inner_size")) {
-    choice.inner_size = static_cast<int>(object.integer("inner_size", kMostRanks));
-  }
-  if (object.has("head_group_bytes")) {
-    choice.head_group_bytes =
-        object.integer("head_group_bytes", std::numeric_limits<std::int64_t>::max());
-  }
+  for_each_parameter([&](const char* key, const char*, auto chosen, auto) {
+    using Value = std::remove_reference_t<decltype(choice.*chosen)>;
+    if (!object.has(key)) return;
+    choice.*chosen = static_cast<Value>(object.integer(key, std::numeric_limits<Value>::max()));
+  });
   return choice;
 }
 

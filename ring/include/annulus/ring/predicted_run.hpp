@@ -2,10 +2,10 @@
 
 #include <vector>
 
+#include <annulus/mesh/transport.hpp>
 #include <annulus/ring/planner.hpp>
-#include <annulus/ring/simulate.hpp>
 
-namespace annulus::launcher {
+namespace annulus::ring {
 
 /// What a plan is predicted to take.
 struct PredictedRun {
@@ -18,11 +18,16 @@ struct PredictedRun {
 };
 
 /// Adds a rank's shards and buffers.
-void add_memory(PredictedRun& run, const ring::RankPlan& rank);
+void add_memory(PredictedRun& run, const RankPlan& rank);
 
 /// Of some ranks of the mesh: what all receive is estimated from them.
-[[nodiscard]] PredictedRun predict_run(const ring::PlanInput& input,
-                                       const ring::ScheduleVariant& variant,
+[[nodiscard]] PredictedRun predict_run(const PlanInput& input, const ScheduleVariant& variant,
                                        const std::vector<int>& ranks);
 
-}  // namespace annulus::launcher
+/// Gives a model the transport that ranks on these nodes (see Prices; empty for one node) take
+/// where its own stays inside a node. Throws ArgumentError("transport", …) if that one was asked
+/// for.
+void settle_transport(CostModel& model, Transport asked, const NamedSharding& key,
+                      const std::vector<int>& node_of_rank);
+
+}  // namespace annulus::ring

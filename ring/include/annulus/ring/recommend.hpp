@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <annulus/attention/registry.hpp>
+#include <annulus/core/place.hpp>
+#include <annulus/ring/attention.hpp>
+#include <annulus/ring/plan.hpp>
+#include <annulus/ring/predicted_run.hpp>
+
+namespace annulus::ring {
+
+/// Ranks that need not exist, for which the best mesh is sought.
+struct WantedRanks {
+  int ranks = 1;
+  int nodes = 1;            ///< a divisor of `ranks`; consecutive ranks share a node
+  double memory_bytes = 0;  ///< what a rank may need for shards and buffers; 0: no limit
+  Place place;              ///< what they compute on
+  std::string sequence_axis = "sp";
+};
+
+/// A way to compute a problem: a mesh, a layout and a schedule.
+struct Recommendation {
+  std::string mesh;                       ///< "dp=1,tp=2,sp=4"
+  std::optional<LayoutKind> layout = {};  ///< of the sequence; none where it is whole
+  /// None where the problem cannot be laid on the mesh.
+  std::optional<ScheduleVariant> variant = {};
+  std::string transport;
+  std::string why_not;   ///< cannot run, does not fit, or is not worthwhile; empty if none
+  bool is_slow = false;  ///< not played, as others take less than it takes at least
+  double least = 0;      ///< seconds that it takes at least; 0 if not known
+  PredictedRun run;      ///< 0 seconds: it was not played
+  double rate = 0;       ///< operations per second and rank
+};
+
+struct Recommendations {
+  /// Best first, then those that are not recommended, with the reason.
+  std::vector<Recommendation> all;
+  /// Ranks whose plans were made, of the layout with most.
+  std::size_t most_planned = 0;
+};
+
+/// Candidates of which as many are played as can be listed.
+inline constexpr std::size_t kRecommended = 20;
+
+/// Compares meshes dp × tp × sp with every sequence layout and schedule that `problem` leaves open,
+/// by predicted time and memory: see docs/planning.md. Specs of the problem are not used. Throws
+/// UserErrors for what fits no mesh, such as an unknown implementation.
+[[nodiscard]] Recommendations recommend(const AttentionOptions& problem, const WantedRanks& wanted,
+                                        const Registry& registry);
+
+}  // namespace annulus::ring

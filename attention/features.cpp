@@ -9,6 +9,16 @@ std::string_view name_of(Feature feature) noexcept {
       return "causal masks";
     case Feature::window:
       return "windows";
+    case Feature::prefix:
+      return "a prefix";
+    case Feature::sink_tokens:
+      return "sink tokens";
+    case Feature::chunk:
+      return "chunks";
+    case Feature::offsets:
+      return "an offset per batch";
+    case Feature::documents:
+      return "positions inside documents";
     case Feature::segments:
       return "segment ids";
     case Feature::lengths:
@@ -45,8 +55,18 @@ std::vector<Feature> FeatureSet::missing_in(const FeatureSet& other) const {
 FeatureSet features_of(const AttentionProblem& problem) {
   FeatureSet features;
   const Mask& mask = problem.mask;
-  if (mask.causal()) features.add(Feature::causal);
-  if (mask.window_left() >= 0 || mask.window_right() >= 0) features.add(Feature::window);
+  const PositionParts& positions = mask.position_parts();
+  if (positions.causal) features.add(Feature::causal);
+  if (positions.window()) features.add(Feature::window);
+  if (positions.chunk > 0) features.add(Feature::chunk);
+  if (positions.limited()) {  // these change what the others hide
+    if (mask.has_prefix()) features.add(Feature::prefix);
+    if (!mask.offsets().empty()) features.add(Feature::offsets);
+    if (mask.has_packings()) features.add(Feature::documents);
+  }
+  if (positions.sink_tokens > 0 && (positions.window() || positions.chunk > 0)) {
+    features.add(Feature::sink_tokens);
+  }
   if (mask.has_segments()) features.add(Feature::segments);
   if (!mask.query_lengths().empty() || !mask.kv_lengths().empty()) {
     features.add(Feature::lengths);

@@ -6,7 +6,6 @@
 #include <annulus/attention/mask.hpp>
 #include <annulus/core/error.hpp>
 
-#include "band_pairs.hpp"
 #include "visible_part.hpp"
 
 namespace annulus {
@@ -32,6 +31,20 @@ std::span<const SegmentRun> overlapping(std::span<const SegmentRun> runs, Global
                                           [&](const SegmentRun& run) { return run.end <= begin; });
   return {first, std::partition_point(first, runs.end(),
                                       [&](const SegmentRun& run) { return run.begin < end; })};
+}
+
+std::int64_t value_of(std::int64_t one, const std::vector<std::int32_t>& each, std::int64_t batch) {
+  return each.empty() ? one : each[static_cast<std::size_t>(batch)];
+}
+
+std::int64_t floor_divide(std::int64_t a, std::int64_t b) {
+  return a / b - (a % b < 0 ? 1 : 0);
+}
+
+void check_count(const char* name, std::int64_t count) {
+  if (count < 0 || count > kMaxDistance) {
+    throw ArgumentError(name, std::to_string(count), fmt::format("0 to {}", kMaxDistance));
+  }
 }
 
 void check_lengths(const char* name, const std::vector<std::int32_t>& lengths) {
@@ -101,8 +114,8 @@ void Mask::set_window(std::int64_t left, std::int64_t right) {
                           fmt::format("0 to {}, or -1 for unlimited", kMaxDistance));
     }
   }
-  window_left_ = left;
-  window_right_ = right;
+  parts_.window_left = left;
+  parts_.window_right = right;
 }
 
 void Mask::set_offset(std::int64_t offset) {
@@ -111,6 +124,34 @@ void Mask::set_offset(std::int64_t offset) {
                         fmt::format("a distance of at most {}", kMaxDistance));
   }
   offset_ = offset;
+  offsets_.clear();
+}
+
+void Mask::set_offsets(std::vector<std::int32_t> offsets) {
+  offset_ = 0;
+  offsets_ = std::move(offsets);
+}
+
+void Mask::set_prefix(std::int64_t prefix) {
+  check_count("prefix", prefix);
+  prefix_ = prefix;
+  prefixes_.clear();
+}
+
+void Mask::set_prefixes(std::vector<std::int32_t> prefixes) {
+  check_lengths("prefix", prefixes);
+  prefix_ = 0;
+  prefixes_ = std::move(prefixes);
+}
+
+void Mask::set_sink_tokens(std::int64_t tokens) {
+  check_count("sink tokens", tokens);
+  parts_.sink_tokens = tokens;
+}
+
+void Mask::set_chunk(std::int64_t chunk) {
+  check_count("chunk", chunk);
+  parts_.chunk = chunk;
 }
 
 void Mask::set_segments(std::int64_t batch, std::vector<std::int32_t> query_ids,
@@ -124,6 +165,32 @@ void Mask::set_segments(std::int64_t batch, std::vector<std::int32_t> query_ids,
   }
   query_segments_ = Segments(batch, std::move(query_ids), false);
   kv_segments_ = Segments(batch, std::move(kv_ids), true);
+  query_cu_seqlens_.clear();
+  kv_cu_seqlens_.clear();
+  alignment_.reset();
+}
+
+void Mask::set_packings(std::int64_t batch, std::vector<std::int32_t> query_cu_seqlens,
+                        std::vector<std::int32_t> kv_cu_seqlens,
+                        std::optional<DocumentAlignment> alignment) {
+  const auto ids = [&](const char* name, const std::vector<std::int32_t>& cu_seqlens) {
+    const std::int64_t length = cu_seqlens.empty() ? 0 : cu_seqlens.back();
+    const std::vector<std::int32_t> row = segments_from_cu_seqlens(cu_seqlens, length, name);
+    std::vector<std::int32_t> all;
+    all.reserve(row.size() * static_cast<std::size_t>(batch));
+    for (std::int64_t b = 0; b < batch; ++b) all.insert(all.end(), row.begin(), row.end());
+    return all;
+  };
+  std::vector<std::int32_t> query_ids = ids("cu_seqlens_q", query_cu_seqlens);
+  std::vector<std::int32_t> kv_ids = ids("cu_seqlens_kv", kv_cu_seqlens);
+  if (query_cu_seqlens.size() != kv_cu_seqlens.size()) {
+    throw ArgumentError("cu_seqlens_kv", fmt::format("{} documents", kv_cu_seqlens.size() - 1),
+                        fmt::format("as many as of queries: {}", query_cu_seqlens.size() - 1));
+  }
+  set_segments(batch, std::move(query_ids), std::move(kv_ids));
+  query_cu_seqlens_ = std::move(query_cu_seqlens);
+  kv_cu_seqlens_ = std::move(kv_cu_seqlens);
+  alignment_ = alignment;
 }
 
 void Mask::set_query_lengths(std::vector<std::int32_t> lengths) {
@@ -138,11 +205,22 @@ void Mask::set_kv_lengths(std::vector<std::int32_t> lengths) {
 
 void Mask::validate(std::int64_t batch, std::int64_t heads, std::int64_t query_length,
                     std::int64_t kv_length) const {
+  check_batch("causal offset", offsets_.size(), batch);
+  check_batch("prefix", prefixes_.size(), batch);
   check_batch("q_lengths", query_lengths_.size(), batch);
   check_batch("kv_lengths", kv_lengths_.size(), batch);
   check_bound("q_lengths", query_lengths_, query_length);
   check_bound("kv_lengths", kv_lengths_, kv_length);
   if (block_mask_) block_mask_->validate(batch, heads, query_length, kv_length);
+  if (has_packings() && parts_.limited() && !alignment_) {
+    throw ArgumentError("causal offset", "none for two packings",
+                        "top-left or bottom-right: causal, window and chunk need an alignment");
+  }
+  if (has_packings() && (offset_ != 0 || !offsets_.empty())) {
+    throw ArgumentError("causal offset",
+                        offsets_.empty() ? std::to_string(offset_) : "one per batch",
+                        "top-left or bottom-right with two packings");
+  }
   if (!has_segments()) return;
   const auto check = [&](const char* name, const Segments& segments, std::int64_t length) {
     if (segments.batches() != batch || segments.length() != length) {
@@ -154,12 +232,26 @@ void Mask::validate(std::int64_t batch, std::int64_t heads, std::int64_t query_l
   check("kv segment ids", kv_segments_, kv_length);
 }
 
+bool Mask::one_band() const {
+  if (!parts_.limited()) return true;
+  const bool sinks = parts_.sink_tokens > 0 && (parts_.window() || parts_.chunk > 0);
+  return parts_.chunk == 0 && !sinks && !has_prefix() && offsets_.empty() && !has_packings();
+}
+
 Band Mask::band() const {
-  Band band;
-  if (window_left_ >= 0) band.low = offset_ - window_left_;
-  if (window_right_ >= 0) band.high = offset_ + window_right_;
-  if (causal_) band.high = std::min(band.high, offset_);
-  return band;
+  return parts_.rule({0, 0, offset_, 0}).band;
+}
+
+PositionFrame Mask::frame(std::int64_t batch, std::int32_t document) const {
+  const std::int64_t prefix = value_of(prefix_, prefixes_, batch);
+  if (!has_packings()) return {0, 0, value_of(offset_, offsets_, batch), prefix};
+  return frame_of_document(query_cu_seqlens_.data(), kv_cu_seqlens_.data(), document,
+                           alignment_ == DocumentAlignment::bottom_right, prefix);
+}
+
+PositionRule Mask::position_rule(std::int64_t batch, GlobalPosition row) const {
+  const auto i = static_cast<std::size_t>(row.value());
+  return parts_.rule(frame(batch, has_packings() ? query_segments(batch)[i] : 0));
 }
 
 std::uint64_t Mask::digest() const {
@@ -172,8 +264,13 @@ std::uint64_t Mask::digest() const {
     for (const std::int32_t value : values) add(value);
   };
   for (const std::int64_t value :
-       {static_cast<std::int64_t>(causal_), offset_, window_left_, window_right_}) {
+       {static_cast<std::int64_t>(parts_.causal), offset_, parts_.window_left, parts_.window_right,
+        prefix_, parts_.sink_tokens, parts_.chunk,
+        alignment_ ? static_cast<std::int64_t>(*alignment_) : -1}) {
     add(value);
+  }
+  for (const auto* values : {&offsets_, &prefixes_, &query_cu_seqlens_, &kv_cu_seqlens_}) {
+    add_all(*values);
   }
   for (std::int64_t b = 0; b < query_segments_.batches(); ++b) {
     add_all(query_segments_.ids(b));
@@ -189,24 +286,33 @@ bool Mask::visible(std::int64_t batch, std::int64_t head, GlobalPosition row,
                    GlobalPosition column) const {
   const std::int64_t i = row.value();
   const std::int64_t j = column.value();
-  if (causal_ && j > i + offset_) return false;
-  if (window_left_ >= 0 && j < i + offset_ - window_left_) return false;
-  if (window_right_ >= 0 && j > i + offset_ + window_right_) return false;
   if (i >= length_limit(query_lengths_, batch) || j >= length_limit(kv_lengths_, batch)) {
     return false;
   }
   if (block_mask_ && !block_mask_->visible(batch, head, row, column)) return false;
-  if (!has_segments()) return true;
-  const std::int32_t id = query_segments(batch)[static_cast<std::size_t>(i)];
-  return id >= 0 && id == kv_segments(batch)[static_cast<std::size_t>(j)];
+  std::int32_t document = 0;
+  if (has_segments()) {
+    document = query_segments(batch)[static_cast<std::size_t>(i)];
+    if (document < 0 || document != kv_segments(batch)[static_cast<std::size_t>(j)]) return false;
+  }
+  const PositionFrame from = frame(batch, document);
+  const std::int64_t key = j - from.key_begin;
+  const std::int64_t diagonal = i - from.query_begin + from.offset;
+  if (key < from.prefix) return true;
+  if (parts_.causal && key > diagonal) return false;
+  if (key < parts_.sink_tokens) return true;
+  if (parts_.window_left >= 0 && key < diagonal - parts_.window_left) return false;
+  if (parts_.window_right >= 0 && key > diagonal + parts_.window_right) return false;
+  return parts_.chunk == 0 ||
+         floor_divide(diagonal, parts_.chunk) == floor_divide(key, parts_.chunk);
 }
 
 Visibility Mask::examine(std::int64_t batch, std::int64_t batches, const PositionRange& rows,
                          const PositionRange& columns) const {
   if (rows.length == 0 || columns.length == 0 || batches == 0) return {};
   const auto in_batch = [&](std::int64_t b) {
-    const BandAndBlocks seen{band(), blocks(), b};
-    Visibility one = examine_one(seen, rows, columns);
+    const BandAndBlocks seen{{}, blocks(), b};
+    Visibility one = examine_one(seen, true, rows, columns);
     const std::int64_t heads = seen.heads();
     one.exact = one.exact && one.pairs % heads == 0;
     one.pairs = (one.pairs + heads - 1) / heads;
@@ -233,16 +339,17 @@ Visibility Mask::examine(std::int64_t batch, std::int64_t batches, const Positio
 Visibility Mask::examine_head(std::int64_t batch, std::int64_t head, const PositionRange& rows,
                               const PositionRange& columns) const {
   if (rows.length == 0 || columns.length == 0) return {};
-  return examine_one({band(), blocks(), batch, head}, rows, columns);
+  return examine_one({{}, blocks(), batch, head}, true, rows, columns);
 }
 
 Visibility Mask::examine_without_band(std::int64_t batch, const PositionRange& rows,
                                       const PositionRange& columns) const {
   if (rows.length == 0 || columns.length == 0) return {};
-  return examine_one({{}, nullptr, batch}, rows, columns);
+  return examine_one({{}, nullptr, batch}, false, rows, columns);
 }
 
-Visibility Mask::examine_one(const BandAndBlocks& seen, const PositionRange& all_rows,
+Visibility Mask::examine_one(const BandAndBlocks& seen, bool by_position,
+                             const PositionRange& all_rows,
                              const PositionRange& all_columns) const {
   const std::int64_t batch = seen.batch;
   const std::int64_t all_pairs = seen.heads() * all_rows.length * all_columns.length;
@@ -251,9 +358,12 @@ Visibility Mask::examine_one(const BandAndBlocks& seen, const PositionRange& all
   const PositionRange rows = all_rows.slice(0, all_rows.count_below(row_limit));
   const PositionRange columns = all_columns.slice(0, all_columns.count_below(column_limit));
   Visibility result;
+  const auto rule_of = [&](std::int32_t document) {
+    return by_position ? parts_.rule(frame(batch, document)) : PositionRule{};
+  };
   if (!has_segments()) {
-    add_part(result, seen, rows, 0, columns, 0);
-    result.full = result.pairs == all_pairs;
+    add_rule(result, rule_of(0), seen, rows, 0, columns, 0);
+    result.full = result.exact && result.pairs == all_pairs;
     return result;
   }
   if (rows.length == 0 || columns.length == 0) return result;
@@ -283,31 +393,35 @@ Visibility Mask::examine_one(const BandAndBlocks& seen, const PositionRange& all
     for (; kv_run != kv_runs.end() && kv_run->id == query_run.id && kv_run->begin <= columns.last();
          ++kv_run) {
       if (--budget < 0) {
+        Visibility all;
+        add_rule(all, has_packings() ? PositionRule{} : rule_of(0), {{}, nullptr, batch}, rows, 0,
+                 columns, 0);
         result.exact = false;
-        result.pairs = seen.heads() * band_pairs(seen.band, rows, columns);
+        result.pairs = seen.heads() * all.pairs;
         result.rows = {LocalPosition(0), rows.length};
         result.columns = {LocalPosition(0), columns.length};
         return result;
       }
       const LocalRange column_part = columns.indices_within(kv_run->begin, kv_run->end);
-      add_part(result, seen, rows.slice(row_part.begin.value(), row_part.count),
-               row_part.begin.value(), columns.slice(column_part.begin.value(), column_part.count),
+      add_rule(result, rule_of(query_run.id), seen,
+               rows.slice(row_part.begin.value(), row_part.count), row_part.begin.value(),
+               columns.slice(column_part.begin.value(), column_part.count),
                column_part.begin.value());
     }
   }
-  result.full = result.pairs == all_pairs;
+  result.full = result.exact && result.pairs == all_pairs;
   return result;
 }
 
-Mask::Interval Mask::row_interval(std::int64_t batch, GlobalPosition row) const {
-  constexpr GlobalPosition kFirst(0);
-  if (row.value() >= length_limit(query_lengths_, batch)) return {kFirst, kFirst};
-  const Band band = this->band();
-  Interval interval{kFirst, GlobalPosition(length_limit(kv_lengths_, batch))};
-  if (band.low != -Band::kUnlimited) interval.begin = std::max(kFirst, row + band.low);
-  if (band.high != Band::kUnlimited) interval.end = std::min(interval.end, row + band.high + 1);
-  if (interval.end < interval.begin) interval.end = interval.begin;
-  return interval;
+std::array<Mask::Interval, 2> Mask::row_intervals(std::int64_t batch, GlobalPosition row) const {
+  if (row.value() >= length_limit(query_lengths_, batch)) return {};
+  if (has_packings() && query_segments(batch)[static_cast<std::size_t>(row.value())] < 0) return {};
+  const std::int64_t limit = length_limit(kv_lengths_, batch);
+  const KeySpans keys = position_rule(batch, row).keys_of(row.value());
+  const auto up_to_limit = [&](std::int64_t begin, std::int64_t end) {
+    return Interval{GlobalPosition(std::min(begin, limit)), GlobalPosition(std::min(end, limit))};
+  };
+  return {up_to_limit(0, keys.opening), up_to_limit(keys.begin, keys.end)};
 }
 
 std::span<const std::int32_t> Mask::query_segments(std::int64_t batch) const {
@@ -339,13 +453,13 @@ std::span<const SegmentRun> Mask::kv_runs(std::int64_t batch) const {
 }
 
 std::vector<std::int32_t> segments_from_cu_seqlens(std::span<const std::int32_t> cu_seqlens,
-                                                   std::int64_t length) {
+                                                   std::int64_t length, const char* name) {
   const auto fail = [&](std::size_t index, const std::string& expected) {
-    throw ArgumentError(fmt::format("cu_seqlens[{}]", index), std::to_string(cu_seqlens[index]),
+    throw ArgumentError(fmt::format("{}[{}]", name, index), std::to_string(cu_seqlens[index]),
                         expected);
   };
   if (cu_seqlens.empty()) {
-    throw ArgumentError("cu_seqlens", "no entries", "number of documents + 1 entries");
+    throw ArgumentError(name, "no entries", "number of documents + 1 entries");
   }
   if (cu_seqlens.front() != 0) fail(0, "0");
   for (std::size_t i = 1; i < cu_seqlens.size(); ++i) {
@@ -368,10 +482,24 @@ std::string to_string(const Mask& mask) {
   std::vector<std::string> parts;
   if (mask.causal()) parts.emplace_back("causal");
   if (mask.offset() != 0) parts.push_back(fmt::format("offset {}", mask.offset()));
-  if (mask.window_left() >= 0 || mask.window_right() >= 0) {
+  if (!mask.offsets().empty()) parts.emplace_back("offset per batch");
+  const PositionParts& positions = mask.position_parts();
+  if (positions.window()) {
     parts.push_back(fmt::format("window {},{}", mask.window_left(), mask.window_right()));
   }
-  if (mask.has_segments()) parts.emplace_back("segments");
+  if (mask.prefix() > 0) parts.push_back(fmt::format("prefix {}", mask.prefix()));
+  if (!mask.prefixes().empty()) parts.emplace_back("prefix per batch");
+  if (positions.sink_tokens > 0) {
+    parts.push_back(fmt::format("sink tokens {}", positions.sink_tokens));
+  }
+  if (positions.chunk > 0) parts.push_back(fmt::format("chunk {}", positions.chunk));
+  if (mask.has_packings()) {
+    parts.emplace_back(!mask.alignment()                                 ? "packings"
+                       : mask.alignment() == DocumentAlignment::top_left ? "packings top-left"
+                                                                         : "packings bottom-right");
+  } else if (mask.has_segments()) {
+    parts.emplace_back("segments");
+  }
   if (!mask.query_lengths().empty()) parts.emplace_back("q_lengths");
   if (!mask.kv_lengths().empty()) parts.emplace_back("kv_lengths");
   if (mask.block_mask()) parts.push_back(to_string(*mask.block_mask()));

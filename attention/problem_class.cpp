@@ -19,7 +19,7 @@ MaskKind kind_of(const FeatureSet& asked) {
   }
   if (asked.contains(Feature::block_mask)) return MaskKind::blocks;
   if (asked.intersects({Feature::segments, Feature::lengths})) return MaskKind::segments;
-  return asked.intersects({Feature::causal, Feature::window}) ? MaskKind::band : MaskKind::none;
+  return asked.intersects(FeatureSet::positions()) ? MaskKind::band : MaskKind::none;
 }
 
 }  // namespace

@@ -8,6 +8,9 @@
 namespace annulus {
 namespace {
 
+// Beyond this many chunks, what they show of a part is bounded instead of counted.
+constexpr std::int64_t kMaxChunks = 1 << 16;
+
 std::int64_t floor_divide(std::int64_t a, std::int64_t b) {
   return a / b - (a % b < 0 ? 1 : 0);
 }
@@ -112,6 +115,44 @@ void add_part(Visibility& total, const BandAndBlocks& seen, const PositionRange&
   for (std::int64_t row = 0; row < rows.length; row = end) {
     end = std::min(rows.length, rows.count_below(seen.blocks->end_of_rows(rows.at(row))));
     add_blocks(total, seen, rows.slice(row, end - row), first_row + row, columns, first_column);
+  }
+}
+
+void add_rule(Visibility& total, const PositionRule& rule, BandAndBlocks seen,
+              const PositionRange& rows, std::int64_t first_row, const PositionRange& columns,
+              std::int64_t first_column) {
+  if (rows.length == 0 || columns.length == 0) return;
+  const auto add = [&](const Band& band, const LocalRange& of_rows, std::int64_t begin,
+                       std::int64_t end) {
+    if (of_rows.count == 0 || begin >= end) return;
+    seen.band = band;
+    add_part(total, seen, rows.slice(of_rows.begin.value(), of_rows.count),
+             first_row + of_rows.begin.value(), columns.slice(begin, end - begin),
+             first_column + begin);
+  };
+  const LocalRange all{LocalPosition(0), rows.length};
+  const std::int64_t prefix = columns.count_below(GlobalPosition(rule.prefix_end));
+  const std::int64_t opening = std::max(prefix, columns.count_below(GlobalPosition(rule.sink_end)));
+  add({}, all, 0, prefix);
+  add({-Band::kUnlimited, rule.causal}, all, prefix, opening);
+  if (rule.chunk == 0) return add(rule.band, all, opening, columns.length);
+  if (opening == columns.length) return;
+  const std::int64_t first = std::max(rule.chunk_of_row(rows.start.value()),
+                                      rule.chunk_of_key(columns.at(opening).value()));
+  const std::int64_t last =
+      std::min(rule.chunk_of_row(rows.last().value()), rule.chunk_of_key(columns.last().value()));
+  if (last - first >= kMaxChunks) {
+    Band near = rule.band;
+    near.low = std::max(near.low, rule.offset - rule.chunk + 1);
+    near.high = std::min(near.high, rule.offset + rule.chunk - 1);
+    total.exact = false;
+    return add(near, all, opening, columns.length);
+  }
+  for (std::int64_t chunk = first; chunk <= last; ++chunk) {
+    const GlobalPosition begin(rule.origin + chunk * rule.chunk);
+    const GlobalPosition end = begin + rule.chunk;
+    add(rule.band, rows.indices_within(begin - rule.offset, end - rule.offset),
+        std::max(opening, columns.count_below(begin)), columns.count_below(end));
   }
 }
 

@@ -26,6 +26,13 @@ struct BandAndBlocks {
 void add_part(Visibility& total, const BandAndBlocks& seen, const PositionRange& rows,
               std::int64_t first_row, const PositionRange& columns, std::int64_t first_column);
 
+/// Adds what a rule shows beside blocks (seen.band is not used): the prefix, the sink tokens, and
+/// the band, chunk by chunk. If the part touches too many chunks, adds an upper bound, and clears
+/// total.exact.
+void add_rule(Visibility& total, const PositionRule& rule, BandAndBlocks seen,
+              const PositionRange& rows, std::int64_t first_row, const PositionRange& columns,
+              std::int64_t first_column);
+
 [[nodiscard]] LocalRange hull(const LocalRange& a, const LocalRange& b);
 
 }  // namespace annulus

@@ -23,7 +23,7 @@ PositionRanges moved(const PositionRanges& positions, std::int64_t by) {
 
 // The mask is causal, a window or nothing: only distances between positions count.
 bool is_band(const Mask& mask) {
-  return !mask.depends_on_batch() && !mask.block_mask();
+  return mask.one_band() && !mask.depends_on_batch() && !mask.block_mask();
 }
 
 std::string key_of(const Refusal& refusal) {

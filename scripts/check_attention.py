@@ -91,13 +91,18 @@ def parse_arguments():
     parser.add_argument("--sum", help="likewise")
     parser.add_argument("--layout", choices=["bthd", "bhtd"], default="bthd")
     parser.add_argument("--causal", action="store_true")
-    parser.add_argument("--causal-offset", default="0", metavar="N|bottom-right")
+    parser.add_argument("--causal-offset", default="0", metavar="N|top-left|bottom-right|FILE")
     parser.add_argument("--window", metavar="L[,R]", help="--window=-1,0 when L is negative")
+    parser.add_argument("--prefix", default="0", metavar="N|FILE")
+    parser.add_argument("--sink-tokens", type=size, default=0)
+    parser.add_argument("--chunk", type=size)
     parser.add_argument("--scale", type=float)
     parser.add_argument("--soft-cap", type=float)
     parser.add_argument("--dropout", type=float, default=0)
     parser.add_argument("--seed", type=int, default=0, help="seed for --dropout")
     parser.add_argument("--cu-seqlens")
+    parser.add_argument("--cu-seqlens-q")
+    parser.add_argument("--cu-seqlens-kv")
     parser.add_argument("--q-lengths")
     parser.add_argument("--kv-lengths")
     parser.add_argument("--q-segments")
@@ -140,9 +145,10 @@ class Problem:
         self.dropout = round(arguments.dropout * 65536)
         self.seed = arguments.seed
         self.causal = arguments.causal
-        bottom_right = arguments.causal_offset == "bottom-right"
-        self.offset = self.columns - self.rows if bottom_right else size(arguments.causal_offset)
         self.left, self.right = self.window(arguments.window)
+        self.prefix = self.by_batch(arguments.prefix)
+        self.sink_tokens, self.chunk = arguments.sink_tokens, arguments.chunk
+        self.place(arguments)
         self.q_segments, self.kv_segments = self.segments(arguments)
         self.q_lengths = self.lengths(arguments.q_lengths, self.rows)
         self.kv_lengths = self.lengths(arguments.kv_lengths, self.columns)
@@ -167,6 +173,30 @@ class Problem:
     def to_bthd(self, array):
         return array.transpose(0, 2, 1, 3) if self.layout == "bhtd" else array
 
+    def by_batch(self, text):
+        """A number, or a file with one per batch row."""
+        values = load(text) if text.endswith((".npy", ".safetensors")) else size(text)
+        return np.broadcast_to(values, (self.batch,)).astype(np.int64)
+
+    def place(self, arguments):
+        """row_place [B,T]: the key place on the diagonal of each row. key_place [S]. Places count
+        inside documents if queries and keys have packings of their own."""
+        offset = arguments.causal_offset
+        self.key_place = np.arange(self.columns)
+        self.packed = arguments.cu_seqlens_q is not None
+        if arguments.cu_seqlens_q is None:
+            if offset in ("top-left", "bottom-right"):
+                offset = str(self.columns - self.rows if offset == "bottom-right" else 0)
+            self.row_place = np.arange(self.rows) + self.by_batch(offset)[:, None]
+            return
+        if offset not in ("top-left", "bottom-right"):
+            usage_error("--cu-seqlens-q needs --causal-offset top-left or bottom-right")
+        q, kv = np.asarray(load(arguments.cu_seqlens_q)), np.asarray(load(arguments.cu_seqlens_kv))
+        longer = np.diff(kv) - np.diff(q) if offset == "bottom-right" else 0 * np.diff(q)
+        row_place = np.arange(self.rows) + np.repeat(longer - q[:-1], np.diff(q))
+        self.row_place = np.broadcast_to(row_place, (self.batch, self.rows))
+        self.key_place = self.key_place - np.repeat(kv[:-1], np.diff(kv))
+
     @staticmethod
     def window(text):
         if text is None:
@@ -183,6 +213,11 @@ class Problem:
             ids = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
             ids = np.broadcast_to(ids, (self.batch, self.rows))
             return ids, ids
+        if arguments.cu_seqlens_q:
+            return tuple(
+                np.broadcast_to(np.repeat(np.arange(len(bounds) - 1), np.diff(bounds)),
+                                (self.batch, bounds[-1]))
+                for bounds in (load(arguments.cu_seqlens_q), load(arguments.cu_seqlens_kv)))
         if (arguments.q_segments is None) != (arguments.kv_segments is None):
             usage_error("--q-segments and --kv-segments come together")
         if arguments.q_segments is None:
@@ -204,29 +239,42 @@ class Problem:
     def lengths(self, path, default):
         return np.asarray(load(path)) if path else np.full(self.batch, default)
 
-    def column_range(self, begin, end):
-        """Columns outside it are invisible to all rows in [begin, end)."""
-        low, high = 0, self.columns
-        if self.left is not None:
-            low = begin + self.offset - self.left
-        if self.right is not None:
-            high = min(high, end + self.offset + self.right)
-        if self.causal:
-            high = min(high, end + self.offset)
-        low = min(max(low, 0), self.columns)
-        return low, min(max(high, low), self.columns)
-
-    def visible(self, b, n, rows, columns):
-        i = rows[:, None] + self.offset
-        j = columns[None, :]
-        seen = np.broadcast_to(j < self.kv_lengths[b], (len(rows), len(columns)))
-        seen = seen & (rows[:, None] < self.q_lengths[b])
-        if self.causal:
-            seen &= j <= i
+    def near(self, b, rows, columns):
+        """What causal, window, chunk, sink tokens and prefix show."""
+        i = self.row_place[b][rows][:, None]
+        j = self.key_place[columns][None, :]
+        seen = np.ones((len(rows), len(columns)), bool)
         if self.left is not None:
             seen &= j >= i - self.left
         if self.right is not None:
             seen &= j <= i + self.right
+        if self.chunk is not None:
+            seen &= i // self.chunk == j // self.chunk
+        seen |= j < self.sink_tokens
+        if self.causal:
+            seen &= j <= i
+        return seen | (j < self.prefix[b])
+
+    def column_range(self, b, begin, end):
+        """Columns outside it are invisible to all rows in [begin, end), by position."""
+        plain = self.chunk is None and self.sink_tokens == 0 and not self.prefix.any()
+        if not plain or self.packed or end == begin:
+            return 0, self.columns
+        first, behind = self.row_place[b][begin], self.row_place[b][end - 1] + 1
+        low, high = 0, self.columns
+        if self.left is not None:
+            low = first - self.left
+        if self.right is not None:
+            high = min(high, behind + self.right)
+        if self.causal:
+            high = min(high, behind)
+        low = min(max(low, 0), self.columns)
+        return low, min(max(high, low), self.columns)
+
+    def visible(self, b, n, rows, columns):
+        j = columns[None, :]
+        seen = self.near(b, rows, columns) & (j < self.kv_lengths[b])
+        seen = seen & (rows[:, None] < self.q_lengths[b])
         if self.q_segments is not None:
             q, kv = self.q_segments[b][rows][:, None], self.kv_segments[b][columns][None, :]
             seen &= (q == kv) & (q >= 0)
@@ -253,7 +301,7 @@ class Problem:
 
     def attention(self, b, n, key, value, begin, end):
         """The Expected of rows [begin, end) of one head."""
-        low, high = self.column_range(begin, end)
+        low, high = self.column_range(b, begin, end)
         rows, columns = np.arange(begin, end), np.arange(low, high)
         query = finite(self.query[b, begin:end, n], "query")
         logits = query @ key[low:high].T

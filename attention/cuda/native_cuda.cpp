@@ -65,6 +65,10 @@ class NativeCudaKernel final : public Kernel {
     MemoryPool& memory = device.memory();
     query_lengths_ = upload(mask.query_lengths(), memory);
     kv_lengths_ = upload(mask.kv_lengths(), memory);
+    offsets_ = upload(mask.offsets(), memory);
+    prefixes_ = upload(mask.prefixes(), memory);
+    query_cu_seqlens_ = upload(mask.query_cu_seqlens(), memory);
+    kv_cu_seqlens_ = upload(mask.kv_cu_seqlens(), memory);
     if (mask.has_segments()) {
       std::vector<std::int32_t> query;
       std::vector<std::int32_t> kv;
@@ -141,10 +145,15 @@ class NativeCudaKernel final : public Kernel {
     if (problem_.dropout) {
       a.dropout = cuda::dropout_arguments(*problem_.dropout, block.first_batch, block.first_head);
     }
-    const Band band = block.unmasked ? Band{} : problem_.mask.band();
-    a.band_low = band.low;
-    a.band_high = band.high;
     if (!block.unmasked) {
+      const Mask& mask = problem_.mask;
+      a.positions = mask.position_parts();
+      a.frame = {0, 0, mask.offset(), mask.prefix()};
+      a.offsets = address(offsets_);
+      a.prefixes = address(prefixes_);
+      a.query_cu_seqlens = address(query_cu_seqlens_);
+      a.kv_cu_seqlens = address(kv_cu_seqlens_);
+      a.bottom_right = mask.alignment() == DocumentAlignment::bottom_right;
       a.query_lengths = address(query_lengths_);
       a.kv_lengths = address(kv_lengths_);
       a.query_segments = address(query_segments_);
@@ -199,6 +208,10 @@ class NativeCudaKernel final : public Kernel {
   Device& device_;
   Tensor query_lengths_;
   Tensor kv_lengths_;
+  Tensor offsets_;
+  Tensor prefixes_;
+  Tensor query_cu_seqlens_;
+  Tensor kv_cu_seqlens_;
   Tensor query_segments_;
   Tensor kv_segments_;
   Tensor blocks_;

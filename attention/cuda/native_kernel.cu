@@ -42,11 +42,23 @@ __device__ std::int64_t row_position(const NativeArguments& a, std::int64_t row)
   return a.row_range[r].start + (row - a.row_range[r].first) * a.row_range[r].stride;
 }
 
-// Whether the row of global position i, of this segment and with these blocks, sees key position j.
-__device__ bool visible(const NativeArguments& a, std::int64_t batch, std::int64_t i,
+// The keys that the row of global position i sees by its position.
+__device__ KeySpans keys_of(const NativeArguments& a, std::int64_t batch, std::int64_t i,
+                            std::int32_t segment) {
+  PositionFrame frame = a.frame;
+  if (a.offsets != nullptr) frame.offset = a.offsets[batch];
+  if (a.prefixes != nullptr) frame.prefix = a.prefixes[batch];
+  if (a.query_cu_seqlens != nullptr) {
+    frame = frame_of_document(a.query_cu_seqlens, a.kv_cu_seqlens, segment, a.bottom_right,
+                              frame.prefix);
+  }
+  return a.positions.rule(frame).keys_of(i);
+}
+
+// Whether a row of this segment that sees these keys, with these blocks, sees key position j.
+__device__ bool visible(const NativeArguments& a, std::int64_t batch, const KeySpans& keys,
                         std::int32_t segment, const std::int32_t* blocks, std::int64_t j) {
-  const std::int64_t distance = j - i;
-  if (distance < a.band_low || distance > a.band_high) return false;
+  if (j >= keys.opening && (j < keys.begin || j >= keys.end)) return false;
   if (a.kv_lengths != nullptr && j >= a.kv_lengths[batch]) return false;
   if (blocks != nullptr && blocks[j / a.kv_block * a.block_strides[3]] == 0) return false;
   return a.kv_segments == nullptr || a.kv_segments[batch * a.kv_length + j] == segment;
@@ -112,6 +124,7 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
       segment = a.query_segments[batch * a.query_length + i];
       padding = padding || segment < 0;
     }
+    const KeySpans visible_keys = padding ? KeySpans{} : keys_of(a, batch, i, segment);
     const std::int32_t* const blocks = a.blocks == nullptr
                                            ? nullptr
                                            : a.blocks + batch * a.block_strides[0] +
@@ -127,7 +140,7 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
         const std::int64_t c = first + lane;
         const std::int64_t j = range.start + c * range.stride;
         const std::int64_t key = a.scores.key_of(range.first + c, j);
-        bool seen = c < range.length && visible(a, batch, i, segment, blocks, j);
+        bool seen = c < range.length && visible(a, batch, visible_keys, segment, blocks, j);
         if (seen && mask != nullptr) seen = mask[key * a.scores.mask.strides[3]] != 0;
         float added = 0.0F;
         if (seen && bias != nullptr) {

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cuda_runtime_api.h>
 
+#include <annulus/attention/position_rule.hpp>
+
 #include "cuda/dropout_arguments.hpp"
 #include "cuda/score_arguments.hpp"
 
@@ -43,11 +45,17 @@ struct NativeArguments {
   DropoutArguments dropout;
   ScoreArguments scores;
   // Mask, in global positions.
-  std::int64_t band_low, band_high;
-  const std::int32_t* query_lengths;   // [B], null: none
-  const std::int32_t* kv_lengths;      // [B], null: none
-  const std::int32_t* query_segments;  // [B,T], null: none
-  const std::int32_t* kv_segments;     // [B,S]
+  PositionParts positions;
+  PositionFrame frame;                   // of all batches, but for what follows
+  const std::int32_t* offsets;           // [B], null: that of the frame
+  const std::int32_t* prefixes;          // [B], likewise
+  const std::int32_t* query_cu_seqlens;  // of two packings, null: none; segments are documents
+  const std::int32_t* kv_cu_seqlens;     // likewise
+  bool bottom_right;                     // alignment of the documents
+  const std::int32_t* query_lengths;     // [B], null: none
+  const std::int32_t* kv_lengths;        // [B], null: none
+  const std::int32_t* query_segments;    // [B,T], null: none
+  const std::int32_t* kv_segments;       // [B,S]
   std::int64_t query_length, kv_length;
   const std::int32_t* blocks;     // of a block mask, row-major; null: none
   std::int64_t block_strides[4];  // of batch, head, query block, key block

@@ -12,6 +12,7 @@
 #include <annulus/core/convert.hpp>
 
 #include "native/row_dropout.hpp"
+#include "visible_part.hpp"
 
 namespace annulus {
 namespace {
@@ -213,10 +214,15 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip
     const GlobalPosition row = tile.rows.at(r);
     LocalRange seen{LocalPosition(0), columns.length};
     const std::int32_t id = row_ids.empty() ? 0 : row_ids[static_cast<std::size_t>(row.value())];
-    if (!full) {
-      const Mask::Interval interval = mask.row_interval(batch, row);
-      seen = columns.indices_within(interval.begin, interval.end);
-      if (id < 0) seen.count = 0;  // padding sees nothing, not even padding
+    LocalRange gap;  // hidden columns between those that the row sees
+    if (!full && id < 0) {
+      seen.count = 0;  // padding sees nothing, not even padding
+    } else if (!full) {
+      const auto [opening, rest] = mask.row_intervals(batch, row);
+      const LocalRange first = columns.indices_within(opening.begin, opening.end);
+      const LocalRange second = columns.indices_within(rest.begin, rest.end);
+      seen = hull(first, second);
+      if (first.count > 0 && second.count > 0) gap = {first.end(), second.begin - first.end()};
     }
     const std::int64_t begin = seen.begin.value();
     const std::int64_t local_row = tile.begin.value() + r;
@@ -224,6 +230,7 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip
     const auto sees = [&](std::int64_t head) {
       if (!by_segment && block_.scores.empty()) return seen.count > 0;
       for (std::int64_t i = begin; i < begin + seen.count; ++i) {
+        if (i >= gap.begin.value() && i < gap.end().value()) continue;
         const GlobalPosition column = columns.at(i);
         if (by_segment && column_ids[static_cast<std::size_t>(column.value())] != id) continue;
         const std::int64_t key = block_.scores.key_of(first_column + i, column);
@@ -267,6 +274,10 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip
       if (by_segment && any) {
         const auto* ids = column_ids.data() + columns.at(begin).value();
         leave(hide_other_ids(ids, columns.stride, seen.count, id, logits + begin));
+      }
+      if (gap.count > 0) {
+        std::fill_n(logits + gap.begin.value(), gap.count, -std::numeric_limits<float>::infinity());
+        largest.reset();
       }
       RowSoftmax& row_softmax = row_softmax_[static_cast<std::size_t>(index)];
       const float rescale =

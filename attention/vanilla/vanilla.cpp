@@ -128,14 +128,13 @@ class VanillaImplementation final : public Implementation {
  private:
   std::vector<std::string> names_{"vanilla"};
   Declaration declaration_{
-      .features = {Feature::causal, Feature::window, Feature::segments, Feature::lengths,
-                   Feature::block_mask, Feature::soft_cap, Feature::dropout, Feature::bias,
-                   Feature::dense_mask, Feature::unnormalised, Feature::float64, Feature::weights},
+      .features = FeatureSet::all() | FeatureSet{Feature::float64, Feature::weights},
       .meant_for = {Feature::float64, Feature::weights},
       .backward = BackwardDeclaration{
-          .features = {Feature::causal, Feature::window, Feature::segments, Feature::lengths,
-                       Feature::block_mask, Feature::soft_cap, Feature::dropout, Feature::bias,
-                       Feature::dense_mask, Feature::float64}}};
+          .features = FeatureSet::positions() | FeatureSet{Feature::segments, Feature::lengths,
+                                                           Feature::block_mask, Feature::soft_cap,
+                                                           Feature::dropout, Feature::bias,
+                                                           Feature::dense_mask, Feature::float64}}};
 };
 
 // Some rows of a block.

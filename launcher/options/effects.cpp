@@ -47,6 +47,7 @@ const Names& drawn() {
       "mask-spec",     "granule",        "schedule",       "sequence-layout", "inner-size",
       "mode",          "ulysses-degree", "dtype",          "causal",          "causal-offset",
       "window",        "scale",          "soft-cap",       "q-segments",      "kv-segments",
+      "prefix",        "sink-tokens",    "chunk",          "cu-seqlens-q",    "cu-seqlens-kv",
       "cu-seqlens",    "block-mask",     "block-size",     "sinks",           "bias",
       "mask",          "bias-policy",    "dropout",        "q-lengths",       "kv-lengths",
       "softmax-dtype", "sequence-axis",  "sharding-rules", "normalize-output"};
@@ -220,8 +221,11 @@ class Effects {
     need_form("nodes", o.recommend, "--recommend");
     need_form("memory", o.recommend, "--recommend");
     need_form("tokens-per-rank", o.scaling, "--scaling");
-    need("causal-offset", has("causal") || has("window"), "without --causal or --window",
+    const bool cuts = has("window") || has("chunk");
+    need("causal-offset", has("causal") || cuts, "without --causal, --window or --chunk",
          "one of them");
+    need("prefix", has("causal") || cuts, "without --causal, --window or --chunk", "one of them");
+    need("sink-tokens", cuts, "without --window or --chunk", "one of them");
     need("tuning-cache", has("tuning"), "without --tuning", "--tuning cached or measure");
     need("seed", o.command == Command::verify || o.command == Command::bench || draws(),
          "where nothing is drawn",

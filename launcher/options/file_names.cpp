@@ -38,6 +38,7 @@ bool same_file(const std::string& first, const std::string& second) {
 }
 
 std::vector<NamedFile> inputs_of(const Options& options) {
+  static const std::string kNone;
   return {{"--query", options.query},
           {"--key", options.key},
           {"--value", options.value},
@@ -45,6 +46,10 @@ std::vector<NamedFile> inputs_of(const Options& options) {
           {"--q-segments", options.query_segments},
           {"--kv-segments", options.kv_segments},
           {"--cu-seqlens", options.cu_seqlens},
+          {"--cu-seqlens-q", options.query_cu_seqlens},
+          {"--cu-seqlens-kv", options.kv_cu_seqlens},
+          {"--causal-offset", options.causal_offset ? options.causal_offset->file : kNone},
+          {"--prefix", options.prefix ? options.prefix->file : kNone},
           {"--block-mask", options.block_mask},
           {"--q-lengths", options.query_lengths},
           {"--kv-lengths", options.kv_lengths},

@@ -281,11 +281,21 @@ void add_problem(TableBuilder& table) {
             "query i sees key j only if j <= i + offset");
   table.add("causal-offset", "N", kPlanned,
             parsed_into(&Options::causal_offset, parse_causal_offset),
-            "the offset of --causal and --window: a whole number, or bottom-right for S - T "
-            "(default: 0)");
+            "the offset of --causal, --window and --chunk: a whole number, bottom-right for S - T, "
+            "or a file with one per batch, int32 [B]; with --cu-seqlens-q, top-left or "
+            "bottom-right aligns each document (default: 0)");
   table.add("window", "L[,R]", kPlanned, parsed_into(&Options::window, parse_window),
             "query i sees key j only if i + offset - L <= j <= i + offset + R; -1: no limit; one "
             "number: for both; 4k and 1e3 are sizes too (default: no limit)");
+  table.add("prefix", "N", kPlanned, parsed_into(&Options::prefix, parse_size_or_file),
+            "queries see the keys j < N whatever --causal, --window and --chunk say; or a file "
+            "with one per batch, int32 [B] (default: 0)");
+  table.add("sink-tokens", "N", kPlanned, parsed_into(&Options::sink_tokens, parse_size),
+            "queries see the keys j < N that --causal shows, whatever --window and --chunk say "
+            "(default: none)");
+  table.add("chunk", "C", kPlanned, parsed_into(&Options::chunk, parse_size),
+            "query i sees key j only if (i + offset) / C and j / C, rounded down, are equal "
+            "(default: no chunks)");
   table.add("scale", "X", kPlanned, parsed_into(&Options::scale, parse_number),
             "factor on the product of query and key (default: 1/sqrt(D))");
   table.add("soft-cap", "X", kPlanned, parsed_into(&Options::soft_cap, parse_positive),
@@ -324,6 +334,12 @@ void add_input(TableBuilder& table) {
       "cu-seqlens", "FILE", kPlanned, text_into(&Options::cu_seqlens),
       "int32 [documents + 1] from 0 to T = S: ends of the documents packed into the sequence, "
       "the same for every batch row");
+  table.add("cu-seqlens-q", "FILE", kPlanned, text_into(&Options::query_cu_seqlens),
+            "int32 [documents + 1] from 0 to T: documents of the queries, each of which sees the "
+            "document "
+            "of the same number of --cu-seqlens-kv; positions then count inside the documents");
+  table.add("cu-seqlens-kv", "FILE", kPlanned, text_into(&Options::kv_cu_seqlens),
+            "int32 [documents + 1] from 0 to S: likewise of the keys");
   table.add("block-mask", "FILE", kPlanned, text_into(&Options::block_mask),
             "bool or uint8, broadcastable to [B,N,T/Q,S/K] (rounded up): a query sees the keys of "
             "the blocks that are set; random:DENSITY draws blocks for each head");

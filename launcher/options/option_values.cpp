@@ -66,6 +66,10 @@ std::string quoted(std::string_view text) {
   return fmt::format("'{}'", text);
 }
 
+bool names_array_file(std::string_view text) {
+  return text.ends_with(".npy") || text.ends_with(".safetensors");
+}
+
 }  // namespace
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
@@ -176,9 +180,27 @@ BlockSize parse_block_size(const std::string& option, std::string_view text) {
 }
 
 CausalOffset parse_causal_offset(const std::string& option, std::string_view text) {
-  if (text == "bottom-right") return {true, 0};
-  if (const auto offset = signed_size_of_text(text)) return {false, *offset};
-  throw ArgumentError(option, quoted(text), "a whole number or bottom-right");
+  CausalOffset offset;
+  offset.bottom_right = text == "bottom-right";
+  offset.top_left = text == "top-left";
+  if (offset.bottom_right || offset.top_left) return offset;
+  if (const auto value = signed_size_of_text(text)) {
+    offset.value = *value;
+  } else if (names_array_file(text)) {
+    offset.file = text;
+  } else {
+    throw ArgumentError(
+        option, quoted(text),
+        "a whole number or bottom-right (or top-left, or a .npy or .safetensors file)");
+  }
+  return offset;
+}
+
+SizeOrFile parse_size_or_file(const std::string& option, std::string_view text) {
+  if (const auto size = size_of_text(text)) return {*size, {}};
+  if (names_array_file(text)) return {0, std::string(text)};
+  throw ArgumentError(option, quoted(text),
+                      "a number of 0 or more, or a .npy or .safetensors file");
 }
 
 SweepRange parse_sweep(const std::string& option, std::string_view text) {

@@ -34,8 +34,10 @@ namespace annulus::launcher {
 [[nodiscard]] WindowSize parse_window(const std::string& option, std::string_view text);
 /// "Q,K"; "w" means w,w. Each a size of 1 or more.
 [[nodiscard]] BlockSize parse_block_size(const std::string& option, std::string_view text);
-/// A size, which may be negative, or "bottom-right".
+/// A size, which may be negative, "top-left", "bottom-right" or a .npy or .safetensors file.
 [[nodiscard]] CausalOffset parse_causal_offset(const std::string& option, std::string_view text);
+/// A size of 0 or more, or a .npy or .safetensors file.
+[[nodiscard]] SizeOrFile parse_size_or_file(const std::string& option, std::string_view text);
 /// "BEGIN:END[:FACTOR]".
 [[nodiscard]] SweepRange parse_sweep(const std::string& option, std::string_view text);
 /// "SEED:INDEX".

@@ -35,10 +35,18 @@ struct WindowSize {
   std::int64_t right = -1;
 };
 
-/// Where the diagonal of causal and window lies: the offset, or S − T for the bottom right.
+/// Where the diagonal of causal, window and chunk lies: the offset, or S − T for the bottom right.
 struct CausalOffset {
   bool bottom_right = false;
   std::int64_t value = 0;
+  bool top_left = false;  ///< by that name
+  std::string file;       ///< empty: not one per batch
+};
+
+/// A size, or one per batch.
+struct SizeOrFile {
+  std::int64_t value = 0;
+  std::string file;  ///< empty: the value
 };
 
 /// One problem of the random generator (see draw_problem).
@@ -82,6 +90,9 @@ struct Options {
   bool causal = false;
   std::optional<CausalOffset> causal_offset;
   std::optional<WindowSize> window;
+  std::optional<SizeOrFile> prefix;
+  std::optional<std::int64_t> sink_tokens;
+  std::optional<std::int64_t> chunk;
   std::optional<BlockSize> block_size;
   std::optional<double> scale;
   std::optional<double> soft_cap;
@@ -95,6 +106,7 @@ struct Options {
   // Files. Empty: not given. json and csv may be "-": standard output, in place of the table.
   std::string query, key, value, input, config, metadata;
   std::string query_segments, kv_segments, cu_seqlens, query_lengths, kv_lengths;
+  std::string query_cu_seqlens, kv_cu_seqlens;
   std::string block_mask;  ///< or "random:DENSITY"
   std::string sinks;       ///< or "random:M"
   std::string bias;        ///< or "random:STDDEV"

@@ -80,8 +80,9 @@ std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
                                 LayoutKind::balanced};
   constexpr std::array kDtypes{DType::float32, DType::float16, DType::bfloat16, DType::float64};
   const std::vector<std::string> parts = all_parts();
-  const FeatureSet masks{Feature::causal,  Feature::window,     Feature::segments,
-                         Feature::lengths, Feature::block_mask, Feature::dense_mask};
+  const FeatureSet masks =
+      FeatureSet::positions() |
+      FeatureSet{Feature::segments, Feature::lengths, Feature::block_mask, Feature::dense_mask};
   const FeatureSet modifiers{Feature::soft_cap, Feature::dropout, Feature::bias,
                              Feature::unnormalised};
   constexpr int kNamed = 2;  // so that a line fits a terminal

@@ -47,8 +47,8 @@ std::vector<std::int32_t> read_integers(const OperandFile& file, const char* ten
   });
 }
 
-std::vector<std::int32_t> read_cu_seqlens(const std::string& path) {
-  const files::IntegerFile file(path, "cu_seqlens");
+std::vector<std::int32_t> read_cu_seqlens(const std::string& path, const char* tensor) {
+  const files::IntegerFile file(path, tensor);
   if (file.shape().rank() != 1) {
     throw FileError(path,
                     fmt::format("shape {}, expected [documents + 1]", to_string(file.shape())));
@@ -61,10 +61,10 @@ void set_packing(Mask& mask, const OperandFile& file, const AttentionShape& shap
   if (shape.query_length != shape.kv_length) {
     throw ArgumentError("--cu-seqlens",
                         fmt::format("T = {} and S = {}", shape.query_length, shape.kv_length),
-                        "T equal to S; use --q-segments and --kv-segments for two packings");
+                        "T equal to S; use --cu-seqlens-q and --cu-seqlens-kv for two packings");
   }
   const std::vector<std::int32_t> row = as_option(file.shown, [&] {
-    return segments_from_cu_seqlens(read_cu_seqlens(file.path), shape.query_length);
+    return segments_from_cu_seqlens(read_cu_seqlens(file.path, "cu_seqlens"), shape.query_length);
   });
   std::vector<std::int32_t> ids;
   ids.reserve(row.size() * static_cast<std::size_t>(shape.batch));
@@ -72,11 +72,60 @@ void set_packing(Mask& mask, const OperandFile& file, const AttentionShape& shap
   mask.set_segments(shape.batch, ids, ids);
 }
 
+// Packings of queries and of keys: false if neither is given.
+bool set_packings(Mask& mask, const OperandFiles& files, const Options& options,
+                  const AttentionShape& shape) {
+  const OperandFile queries =
+      files.locate("--cu-seqlens-q", options.query_cu_seqlens, "cu_seqlens_q");
+  const OperandFile keys = files.locate("--cu-seqlens-kv", options.kv_cu_seqlens, "cu_seqlens_kv");
+  if (queries.empty() && keys.empty()) return false;
+  if (queries.empty() || keys.empty()) {
+    throw ArgumentError(queries.empty() ? "--cu-seqlens-q" : "--cu-seqlens-kv", "nothing",
+                        "packings of both sides, or of neither");
+  }
+  const auto read = [](const OperandFile& file, const char* tensor, std::int64_t length) {
+    return as_option(file.shown, [&] {
+      std::vector<std::int32_t> cu_seqlens = read_cu_seqlens(file.path, tensor);
+      static_cast<void>(segments_from_cu_seqlens(cu_seqlens, length, tensor));  // checks them
+      return cu_seqlens;
+    });
+  };
+  std::vector<std::int32_t> query = read(queries, "cu_seqlens_q", shape.query_length);
+  std::vector<std::int32_t> kv = read(keys, "cu_seqlens_kv", shape.kv_length);
+  std::optional<DocumentAlignment> alignment;
+  if (options.causal_offset && options.causal_offset->top_left) {
+    alignment = DocumentAlignment::top_left;
+  } else if (options.causal_offset && options.causal_offset->bottom_right) {
+    alignment = DocumentAlignment::bottom_right;
+  } else if (mask.position_parts().limited()) {
+    const std::string given = !options.causal_offset ? "nothing"
+                              : options.causal_offset->file.empty()
+                                  ? std::to_string(options.causal_offset->value)
+                                  : options.causal_offset->file;
+    throw ArgumentError("--causal-offset", given,
+                        "top-left or bottom-right: how --causal, --window and --chunk align each "
+                        "document of --cu-seqlens-q with that of --cu-seqlens-kv");
+  }
+  as_option(keys.shown, [&] {
+    mask.set_offset(0);
+    mask.set_packings(shape.batch, std::move(query), std::move(kv), alignment);
+  });
+  return true;
+}
+
 void set_segments(Mask& mask, const OperandFiles& files, const Options& options,
                   const AttentionShape& shape) {
   const OperandFile queries = files.locate("--q-segments", options.query_segments, "q_segments");
   const OperandFile keys = files.locate("--kv-segments", options.kv_segments, "kv_segments");
   const OperandFile packing = files.locate("--cu-seqlens", options.cu_seqlens, "cu_seqlens");
+  if (set_packings(mask, files, options, shape)) {
+    if (!packing.empty() || !queries.empty() || !keys.empty()) {
+      throw UserError(
+          "--cu-seqlens-q: packs the sequences itself, so it cannot be given with --cu-seqlens, "
+          "--q-segments and --kv-segments");
+    }
+    return;
+  }
   if (!packing.empty()) {
     if (!queries.empty() || !keys.empty()) {
       throw UserError(
@@ -149,18 +198,47 @@ std::optional<Sinks> set_up_sinks(const OperandFiles& files, const Options& opti
   });
 }
 
+void set_offset(Mask& mask, const OperandFiles& files, const Options& options,
+                const AttentionShape& shape) {
+  const CausalOffset offset = options.causal_offset.value_or(CausalOffset{});
+  const bool by_file = !offset.file.empty() || !options.causal_offset;
+  const OperandFile file =
+      by_file ? files.locate("--causal-offset", offset.file, "causal_offset") : OperandFile{};
+  if (!file.empty()) {
+    mask.set_offsets(read_integers(file, "causal_offset", {shape.batch}, "[B]"));
+    return;
+  }
+  as_option("--causal-offset", [&] {
+    mask.set_offset(offset.bottom_right ? shape.kv_length - shape.query_length : offset.value);
+  });
+}
+
+void set_prefix(Mask& mask, const OperandFiles& files, const Options& options,
+                const AttentionShape& shape) {
+  const SizeOrFile prefix = options.prefix.value_or(SizeOrFile{});
+  const bool by_file = !prefix.file.empty() || !options.prefix;
+  const OperandFile file =
+      by_file ? files.locate("--prefix", prefix.file, "prefix") : OperandFile{};
+  if (file.empty()) {
+    as_option("--prefix", [&] { mask.set_prefix(prefix.value); });
+    return;
+  }
+  std::vector<std::int32_t> prefixes = read_integers(file, "prefix", {shape.batch}, "[B]");
+  as_option(file.shown, [&] { mask.set_prefixes(std::move(prefixes)); });
+}
+
 Mask set_up_mask(const OperandFiles& files, const Options& options, const AttentionShape& shape) {
   Mask mask;
   mask.set_causal(options.causal);
-  if (options.causal_offset && (options.causal || options.window)) {
-    const std::int64_t offset = options.causal_offset->bottom_right
-                                    ? shape.kv_length - shape.query_length
-                                    : options.causal_offset->value;
-    as_option("--causal-offset", [&] { mask.set_offset(offset); });
-  }
   if (options.window) {
     as_option("--window", [&] { mask.set_window(options.window->left, options.window->right); });
   }
+  if (options.sink_tokens) {
+    as_option("--sink-tokens", [&] { mask.set_sink_tokens(*options.sink_tokens); });
+  }
+  if (options.chunk) as_option("--chunk", [&] { mask.set_chunk(*options.chunk); });
+  if (mask.position_parts().limited()) set_offset(mask, files, options, shape);
+  set_prefix(mask, files, options, shape);
   set_segments(mask, files, options, shape);
   set_blocks(mask, files, options, shape);
   const auto check = [&] {

@@ -315,6 +315,49 @@ std::int64_t draw_offset(Draws& draws, const AttentionShape& shape) {
   return roll < 83 ? -distance : distance;
 }
 
+// Two packings of as many documents, alike in all batches, aligned in one way or the other.
+void draw_packings(Draws& draws, const AttentionShape& shape, Mask& mask) {
+  const std::int64_t documents = draws.between(1, 5);
+  const auto packing = [&](std::int64_t length) {
+    std::vector<std::int32_t> cu_seqlens{0, static_cast<std::int32_t>(length)};
+    for (std::int64_t i = 1; i < documents; ++i) {
+      cu_seqlens.push_back(static_cast<std::int32_t>(draws.between(0, length)));
+    }
+    std::sort(cu_seqlens.begin(), cu_seqlens.end());
+    return cu_seqlens;
+  };
+  std::vector<std::int32_t> query = packing(shape.query_length);
+  std::vector<std::int32_t> kv = packing(shape.kv_length);
+  mask.set_offset(0);
+  mask.set_packings(
+      shape.batch, std::move(query), std::move(kv),
+      draws.chance(50) ? DocumentAlignment::top_left : DocumentAlignment::bottom_right);
+}
+
+// The parts that few fast kernels know.
+void draw_positions(Draws& draws, const AttentionShape& shape, Mask& mask) {
+  if (draws.chance(30))
+    mask.set_chunk(draws.between(1, std::max<std::int64_t>(1, shape.kv_length)));
+  const PositionParts& parts = mask.position_parts();
+  if (!parts.limited()) return;
+  if (draws.chance(30)) {
+    std::vector<std::int32_t> offsets;
+    for (std::int64_t b = 0; b < shape.batch; ++b) {
+      offsets.push_back(static_cast<std::int32_t>(draw_offset(draws, shape)));
+    }
+    mask.set_offsets(std::move(offsets));
+  }
+  if (draws.chance(30)) {
+    mask.set_prefix(draws.between(1, std::max<std::int64_t>(1, shape.kv_length / 2)));
+  } else if (draws.chance(30)) {
+    mask.set_prefixes(draw_lengths(draws, shape.batch, shape.kv_length));
+  }
+  if ((parts.window() || parts.chunk > 0) && draws.chance(50)) {
+    mask.set_sink_tokens(draws.between(1, std::max<std::int64_t>(1, shape.kv_length / 4)));
+  }
+  if (!mask.has_segments() && draws.chance(30)) draw_packings(draws, shape, mask);
+}
+
 Mask draw_mask(Draws& draws, const Kind& kind, const AttentionShape& shape) {
   enum class Part { causal, window, segments, query_lengths, kv_lengths };
   std::vector<Part> parts{Part::causal,   Part::causal,        Part::window,
@@ -347,6 +390,7 @@ Mask draw_mask(Draws& draws, const Kind& kind, const AttentionShape& shape) {
     }
   }
   if (mask.band().limited()) mask.set_offset(draw_offset(draws, shape));
+  if (draws.chance(kind.fast ? 15 : 40)) draw_positions(draws, shape, mask);
   return mask;
 }
 

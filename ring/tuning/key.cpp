@@ -29,7 +29,7 @@ std::string mask_kind(const AttentionProblem& problem) {
   const auto add = [&](MaskKind kind, const FeatureSet& features) {
     if (asked.intersects(features)) kinds.push_back(annulus::name_of(kind));
   };
-  add(MaskKind::band, {Feature::causal, Feature::window});
+  add(MaskKind::band, FeatureSet::positions());
   add(MaskKind::segments, {Feature::segments, Feature::lengths});
   add(MaskKind::blocks, {Feature::block_mask});
   if (kinds.empty()) kinds.push_back(annulus::name_of(MaskKind::none));

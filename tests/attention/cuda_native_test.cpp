@@ -26,7 +26,7 @@ TEST_F(CudaNative, EveryMaskAloneAndInPairs) {
   Random random(51);
   const DType dtypes[] = {DType::float32, DType::bfloat16, DType::float16};
   int i = 0;
-  for (const std::vector<MaskKind>& kinds : mask_combinations()) {
+  for (const std::vector<MaskKind>& kinds : all_combinations()) {
     AttentionProblem problem;
     problem.shape = {2, 131, 293, 4, 2, 16, 40};
     problem.dtype = dtypes[i++ % 3];

@@ -88,7 +88,7 @@ void expect_examined(const Mask& mask, std::int64_t batch, std::int64_t batches,
 
 TEST(Mask, ExaminesLikeTheDefinition) {
   Random random(1);
-  for (const std::vector<MaskKind>& kinds : mask_combinations()) {
+  for (const std::vector<MaskKind>& kinds : all_combinations()) {
     for (int repeat = 0; repeat < 12; ++repeat) {
       const Mask mask = random_mask(random, kinds, kBatch, kQueryLength, kKvLength);
       for (int tile = 0; tile < 12; ++tile) {
@@ -110,8 +110,10 @@ TEST(Mask, ExaminesBlocksLikeTheDefinition) {
   constexpr std::int64_t kHeads = 3;
   Random random(6);
   int by_head = 0;
-  for (const std::vector<MaskKind>& kinds : kinds_beside_blocks()) {
-    for (int repeat = 0; repeat < 12; ++repeat) {
+  std::vector<std::vector<MaskKind>> all = all_combinations();
+  all.emplace_back();
+  for (const std::vector<MaskKind>& kinds : all) {
+    for (int repeat = 0; repeat < 6; ++repeat) {
       Mask mask = random_mask(random, kinds, kBatch, kQueryLength, kKvLength);
       mask.set_block_mask(random_block_mask(random, kBatch, kHeads, kQueryLength, kKvLength, 20));
       mask.validate(kBatch, kHeads, kQueryLength, kKvLength);
@@ -158,7 +160,7 @@ TEST(Mask, ExaminesManyBlocksQuickly) {
 
 TEST(Mask, RowIntervalsAndSegmentsAreTheDefinition) {
   Random random(2);
-  for (const std::vector<MaskKind>& kinds : mask_combinations()) {
+  for (const std::vector<MaskKind>& kinds : all_combinations()) {
     const Mask mask = random_mask(random, kinds, kBatch, kQueryLength, kKvLength);
     SCOPED_TRACE(to_string(mask));
     for (std::int64_t b = 0; b < kBatch; ++b) {
@@ -166,11 +168,14 @@ TEST(Mask, RowIntervalsAndSegmentsAreTheDefinition) {
       const auto kv_ids = mask.kv_segments(b);
       ASSERT_EQ(mask.has_segments(), !query_ids.empty());
       for (std::int64_t i = 0; i < kQueryLength; ++i) {
-        const Mask::Interval interval = mask.row_interval(b, GlobalPosition(i));
-        ASSERT_LE(interval.begin, interval.end);
+        const auto [opening, rest] = mask.row_intervals(b, GlobalPosition(i));
+        ASSERT_LE(opening.begin, opening.end);
+        ASSERT_LE(opening.end, rest.begin);
+        ASSERT_LE(rest.begin, rest.end);
         for (std::int64_t j = 0; j < kKvLength; ++j) {
           const GlobalPosition column(j);
-          bool visible = column >= interval.begin && column < interval.end;
+          bool visible = (column >= opening.begin && column < opening.end) ||
+                         (column >= rest.begin && column < rest.end);
           if (visible && mask.has_segments()) {
             const std::int32_t id = query_ids[static_cast<std::size_t>(i)];
             visible = id >= 0 && kv_ids[static_cast<std::size_t>(j)] == id;
@@ -180,6 +185,59 @@ TEST(Mask, RowIntervalsAndSegmentsAreTheDefinition) {
       }
     }
   }
+}
+
+// Written out by hand: T = 6, S = 8.
+TEST(Mask, PositionsSeeWhatTheyShould) {
+  const auto shows = [](const Mask& mask, std::int64_t batch = 0) {
+    std::string text;
+    for (std::int64_t i = 0; i < 6; ++i) {
+      for (std::int64_t j = 0; j < 8; ++j) {
+        text += mask.visible(batch, 0, GlobalPosition(i), GlobalPosition(j)) ? '#' : '.';
+      }
+      text += i < 5 ? " " : "";
+    }
+    return text;
+  };
+  Mask prefix;
+  prefix.set_causal(true);
+  prefix.set_prefix(3);
+  EXPECT_EQ(shows(prefix), "###..... ###..... ###..... ####.... #####... ######..");
+  Mask sinks;
+  sinks.set_causal(true);
+  sinks.set_window(1, 0);
+  sinks.set_sink_tokens(2);
+  EXPECT_EQ(shows(sinks), "#....... ##...... ###..... ####.... ##.##... ##..##..");
+  Mask chunk;
+  chunk.set_chunk(3);
+  chunk.set_offset(1);
+  EXPECT_EQ(shows(chunk), "###..... ###..... ...###.. ...###.. ...###.. ......##");
+  Mask offsets;
+  offsets.set_causal(true);
+  offsets.set_offsets({-2, 2});
+  EXPECT_EQ(shows(offsets, 0), "........ ........ #....... ##...... ###..... ####....");
+  EXPECT_EQ(shows(offsets, 1), "###..... ####.... #####... ######.. #######. ########");
+  Mask packings;
+  packings.set_causal(true);
+  packings.set_packings(1, {0, 2, 6}, {0, 5, 8}, DocumentAlignment::bottom_right);
+  EXPECT_EQ(shows(packings), "####.... #####... ........ .....#.. .....##. .....###");
+  packings.set_packings(1, {0, 2, 6}, {0, 5, 8}, DocumentAlignment::top_left);
+  EXPECT_EQ(shows(packings), "#....... ##...... .....#.. .....##. .....### .....###");
+}
+
+TEST(Mask, ManyChunksAreBoundedNotCounted) {
+  constexpr std::int64_t kLength = std::int64_t{1} << 20;
+  Mask mask;
+  mask.set_chunk(4);
+  const PositionRange all{GlobalPosition(0), kLength};
+  const Visibility seen = mask.examine(0, 1, all, all);
+  EXPECT_GE(seen.pairs, 4 * kLength);
+  EXPECT_LE(seen.pairs, 7 * kLength);
+  EXPECT_FALSE(seen.exact);
+  EXPECT_FALSE(seen.full);
+  const Visibility part = mask.examine(0, 1, all.slice(100, 2000), all);
+  EXPECT_TRUE(part.exact);
+  EXPECT_EQ(part.pairs, 8000);
 }
 
 TEST(Mask, WithoutPartsEverythingIsVisible) {
@@ -192,7 +250,7 @@ TEST(Mask, WithoutPartsEverythingIsVisible) {
     EXPECT_TRUE(seen.full);
     EXPECT_EQ(seen.rows, (LocalRange{LocalPosition(0), 5}));
     EXPECT_EQ(seen.columns, (LocalRange{LocalPosition(0), 4}));
-    const Mask::Interval interval = mask.row_interval(0, rows.last());
+    const Mask::Interval interval = mask.row_intervals(0, rows.last())[1];
     EXPECT_EQ(columns.indices_within(interval.begin, interval.end).count, 4);
   }
 }
@@ -230,7 +288,7 @@ TEST(Mask, FarPositionsAndDistancesDoNotOverflow) {
     EXPECT_EQ(mask.examine(0, 1, rows, near).empty(), offset < 0);
     mask.set_window(furthest, furthest);
     EXPECT_EQ(mask.examine(0, 1, rows, near).full, false);
-    const Mask::Interval interval = mask.row_interval(0, rows.last());
+    const Mask::Interval interval = mask.row_intervals(0, rows.last())[1];
     EXPECT_LE(interval.begin, interval.end);
   }
 }
@@ -276,6 +334,13 @@ TEST(Mask, RefusesBadArguments) {
   expect_argument_error("segment ids", [&] { mask.set_segments(2, {0, 0, 0}, {0, 0}); });
   expect_argument_error("segment ids", [&] { mask.set_segments(2, {0, 0}, {0, 0, 0}); });
   expect_argument_error("segment ids", [&] { mask.set_segments(0, {0}, {}); });
+  expect_argument_error("prefix", [&] { mask.set_prefix(-1); });
+  expect_argument_error("prefix[1]", [&] { mask.set_prefixes({0, -1}); });
+  expect_argument_error("sink tokens", [&] { mask.set_sink_tokens(-1); });
+  expect_argument_error("chunk", [&] { mask.set_chunk(-1); });
+  expect_argument_error("cu_seqlens_q[1]", [&] { mask.set_packings(1, {0, -1}, {0, 2}, {}); });
+  expect_argument_error("cu_seqlens_kv[0]", [&] { mask.set_packings(1, {0, 1}, {1, 2}, {}); });
+  expect_argument_error("cu_seqlens_kv", [&] { mask.set_packings(1, {0, 1}, {0, 2, 3}, {}); });
   expect_argument_error("q_lengths[1]", [&] { mask.set_query_lengths({3, -1}); });
   expect_argument_error("kv_lengths[0]", [&] { mask.set_kv_lengths({-5}); });
   EXPECT_EQ(to_string(mask), "none") << "a refused argument must change nothing";
@@ -295,6 +360,22 @@ TEST(Mask, ValidatesAgainstTheShape) {
   expect_argument_error("q_lengths", [&] { lengths.validate(3, 1, 4, 5); });
   expect_argument_error("q_lengths[1]", [&] { lengths.validate(2, 1, 3, 5); });
   expect_argument_error("kv_lengths[0]", [&] { lengths.validate(2, 1, 4, 4); });
+  Mask packings;
+  packings.set_packings(2, {0, 2, 4}, {0, 5, 6}, {});
+  EXPECT_NO_THROW(packings.validate(2, 1, 4, 6));
+  packings.set_chunk(2);
+  expect_argument_error("causal offset", [&] { packings.validate(2, 1, 4, 6); });
+  packings.set_packings(2, {0, 2, 4}, {0, 5, 6}, DocumentAlignment::top_left);
+  EXPECT_NO_THROW(packings.validate(2, 1, 4, 6));
+  expect_argument_error("kv segment ids", [&] { packings.validate(2, 1, 4, 7); });
+  packings.set_offset(1);
+  expect_argument_error("causal offset", [&] { packings.validate(2, 1, 4, 6); });
+  Mask each;
+  each.set_offsets({1, 2});
+  expect_argument_error("causal offset", [&] { each.validate(3, 1, 4, 5); });
+  each.set_offset(0);
+  each.set_prefixes({1, 2});
+  expect_argument_error("prefix", [&] { each.validate(3, 1, 4, 5); });
   Mask blocks;
   blocks.set_block_mask(BlockMask({2, 3}, {4, 4}, std::vector<std::uint8_t>(6, 1)));
   EXPECT_NO_THROW(blocks.validate(7, 5, 8, 9));
@@ -381,6 +462,12 @@ TEST(Mask, DescribesItself) {
   mask.set_segments(1, {0}, {0});
   mask.set_kv_lengths({1});
   EXPECT_EQ(to_string(mask), "causal, offset 3, window 100,0, segments, kv_lengths");
+  Mask positions;
+  positions.set_prefix(2);
+  positions.set_sink_tokens(4);
+  positions.set_chunk(64);
+  positions.set_packings(1, {0, 1}, {0, 1}, DocumentAlignment::bottom_right);
+  EXPECT_EQ(to_string(positions), "prefix 2, sink tokens 4, chunk 64, packings bottom-right");
   EXPECT_TRUE(mask.depends_on_batch());
   EXPECT_FALSE(mask.depends_on_head());
   mask.set_block_mask(BlockMask({3, 1, 1}, {64, 32}, std::vector<std::uint8_t>{0, 1, 1}));
@@ -398,6 +485,11 @@ TEST(Mask, DigestsDiffer) {
     return [=](Mask& mask) { mask.set_block_mask(BlockMask({2, 2}, size, entries)); };
   };
   const std::vector<std::uint64_t> all{digest([](Mask&) {}),
+                                       digest([](Mask& mask) { mask.set_prefix(1); }),
+                                       digest([](Mask& mask) { mask.set_prefixes({1}); }),
+                                       digest([](Mask& mask) { mask.set_sink_tokens(1); }),
+                                       digest([](Mask& mask) { mask.set_chunk(1); }),
+                                       digest([](Mask& mask) { mask.set_offsets({1}); }),
                                        digest([](Mask& mask) { mask.set_causal(true); }),
                                        digest(blocks({1, 0, 0, 1}, {})),
                                        digest(blocks({1, 0, 1, 1}, {})),

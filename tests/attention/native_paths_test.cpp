@@ -76,7 +76,9 @@ TEST(NativePaths, AmxIsTakenWhereTheCpuHasIt) {
 TEST(NativePaths, EveryMaskAloneAndInPairs) {
   Random random(52);
   int i = 0;
-  for (const std::vector<MaskKind>& kinds : mask_combinations()) {
+  std::vector<std::vector<MaskKind>> all = mask_combinations();
+  for (const MaskKind kind : kPositionKinds) all.push_back({kind, MaskKind::left_window});
+  for (const std::vector<MaskKind>& kinds : all) {
     // Several tiles of rows and columns, and strips that begin in the middle of a register.
     AttentionProblem problem =
         problem_of({2, 301, 1093, 6, 2, 16, 8}, kTypes[static_cast<std::size_t>(i++ % 3)]);

@@ -31,7 +31,7 @@ void expect_whole_accurate(Random& random, const AttentionProblem& problem) {
 TEST(Native, EveryMaskAloneAndInPairs) {
   Random random(11);
   int i = 0;
-  for (const std::vector<MaskKind>& kinds : mask_combinations()) {
+  for (const std::vector<MaskKind>& kinds : all_combinations()) {
     // Several tiles of rows and columns, neither a multiple of the tile.
     AttentionProblem problem =
         problem_of({2, 301, 1093, 2, 1, 16, 8}, i++ % 3 == 0 ? DType::bfloat16 : DType::float32);

@@ -27,13 +27,42 @@ enum class MaskKind : std::uint8_t {
   segments,   // any order, with padding
   documents,  // cu_seqlens, some empty
   query_lengths,
-  kv_lengths
+  kv_lengths,
+  offsets,  // causal with an offset per batch
+  prefix,
+  prefixes,  // one per batch
+  sink_tokens,
+  chunk,
+  packings  // two, with positions inside the documents
 };
 
 inline constexpr std::array kMaskKinds{
     MaskKind::causal,      MaskKind::offset,        MaskKind::window,
     MaskKind::left_window, MaskKind::right_window,  MaskKind::segments,
     MaskKind::documents,   MaskKind::query_lengths, MaskKind::kv_lengths};
+
+/// Beside one band, segments and lengths.
+inline constexpr std::array kPositionKinds{MaskKind::offsets,  MaskKind::prefix,
+                                           MaskKind::prefixes, MaskKind::sink_tokens,
+                                           MaskKind::chunk,    MaskKind::packings};
+
+/// Each kind of positions with every other kind, and with a second one of each.
+inline std::vector<std::vector<MaskKind>> position_combinations() {
+  std::vector<std::vector<MaskKind>> all;
+  for (const MaskKind first : kPositionKinds) {
+    all.push_back({first});
+    for (const MaskKind second : kPositionKinds) {
+      if (second != first) all.push_back({first, second, MaskKind::causal});
+      all.push_back({first, second, MaskKind::left_window});
+    }
+    for (const MaskKind other : kMaskKinds) {
+      all.push_back({first, other});
+      all.push_back({first, other, MaskKind::chunk});
+      all.push_back({first, other, MaskKind::window});
+    }
+  }
+  return all;
+}
 
 /// Every kind alone and every pair of kinds.
 inline std::vector<std::vector<MaskKind>> mask_combinations() {
@@ -44,6 +73,12 @@ inline std::vector<std::vector<MaskKind>> mask_combinations() {
       all.push_back({kMaskKinds[i], kMaskKinds[j]});
     }
   }
+  return all;
+}
+
+inline std::vector<std::vector<MaskKind>> all_combinations() {
+  std::vector<std::vector<MaskKind>> all = mask_combinations();
+  for (const std::vector<MaskKind>& kinds : position_combinations()) all.push_back(kinds);
   return all;
 }
 
@@ -88,11 +123,23 @@ inline std::vector<std::int32_t> random_documents(Random& random, std::int64_t b
   return ids;
 }
 
+/// Prefix sums of so many documents, some of them often empty.
+inline std::vector<std::int32_t> random_cu_seqlens(Random& random, std::int64_t documents,
+                                                   std::int64_t length) {
+  std::vector<std::int32_t> sums{0, static_cast<std::int32_t>(length)};
+  for (std::int64_t d = 1; d < documents; ++d) {
+    sums.push_back(static_cast<std::int32_t>(draw(random, 0, length)));
+  }
+  std::sort(sums.begin(), sums.end());
+  return sums;
+}
+
 inline Mask random_mask(Random& random, const std::vector<MaskKind>& kinds, std::int64_t batch,
                         std::int64_t query_length, std::int64_t kv_length) {
   Mask mask;
   std::int64_t left = -1;
   std::int64_t right = -1;
+  bool packed = false;
   const auto reach = [&] { return draw(random, 0, std::max<std::int64_t>(1, kv_length / 2)); };
   for (const MaskKind kind : kinds) {
     switch (kind) {
@@ -127,9 +174,42 @@ inline Mask random_mask(Random& random, const std::vector<MaskKind>& kinds, std:
       case MaskKind::kv_lengths:
         mask.set_kv_lengths(random_lengths(random, batch, kv_length));
         break;
+      case MaskKind::offsets: {
+        std::vector<std::int32_t> offsets;
+        for (std::int64_t b = 0; b < batch; ++b) {
+          offsets.push_back(static_cast<std::int32_t>(draw(random, -query_length, kv_length)));
+        }
+        mask.set_causal(true);
+        mask.set_offsets(offsets);
+        break;
+      }
+      case MaskKind::prefix:
+        mask.set_prefix(draw(random, 1, kv_length));
+        break;
+      case MaskKind::prefixes:
+        mask.set_prefixes(random_lengths(random, batch, kv_length));
+        break;
+      case MaskKind::sink_tokens:
+        mask.set_sink_tokens(draw(random, 1, std::max<std::int64_t>(1, kv_length / 4)));
+        break;
+      case MaskKind::chunk:
+        mask.set_chunk(draw(random, 1, std::max<std::int64_t>(1, kv_length / 2)));
+        break;
+      case MaskKind::packings:
+        packed = true;
+        break;
     }
   }
   mask.set_window(left, right);
+  if (packed) {  // replaces segments and offsets
+    mask.set_offset(0);
+    const std::int64_t documents = draw(random, 1, 5);
+    std::vector<std::int32_t> query = random_cu_seqlens(random, documents, query_length);
+    std::vector<std::int32_t> kv = random_cu_seqlens(random, documents, kv_length);
+    mask.set_packings(
+        batch, std::move(query), std::move(kv),
+        draw(random, 0, 1) == 0 ? DocumentAlignment::top_left : DocumentAlignment::bottom_right);
+  }
   return mask;
 }
 

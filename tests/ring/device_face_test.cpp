@@ -110,7 +110,7 @@ class Layer {
     const PositionRanges positions = attention.query_positions();
     const std::int64_t width = attention.output_shape()[2] * attention.output_shape()[3];
     for (std::int64_t row = 0; row < positions.size(); ++row) {
-      const Mask::Interval seen = mask.row_interval(0, positions.global(LocalPosition(row)));
+      const Mask::Interval seen = mask.row_intervals(0, positions.global(LocalPosition(row)))[1];
       const std::int64_t end = std::min(seen.end.value(), attention_length);
       const std::int64_t even = (end + 1) / 2 - (seen.begin.value() + 1) / 2;
       const auto count = static_cast<float>(end - seen.begin.value());

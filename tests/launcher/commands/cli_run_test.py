@@ -101,6 +101,30 @@ class Numbers(CliTest):
         self.save("q.npy", np.array([97, 97, 50], np.int32))
         self.check(["--kv-lengths", "kv.npy", "--q-lengths", "q.npy"], ranks=4)
 
+    def test_positions(self):
+        self.save_operands(batch=3, rows=97, columns=120)
+        self.save("offset.npy", np.array([-5, 0, 23], np.int32))
+        self.save("prefix.npy", np.array([0, 40, 120], np.int32))
+        causal = ["--causal", "--causal-offset", "offset.npy"]
+        for given in [["--causal", "--prefix", "30"], [*causal, "--prefix", "prefix.npy"],
+                      [*causal, "--window", "9", "--sink-tokens", "4"],
+                      ["--causal", "--causal-offset", "bottom-right", "--chunk", "16"],
+                      ["--chunk", "32", "--prefix", "prefix.npy", "--sink-tokens", "7"]]:
+            for ranks, layout in [(1, "contiguous"), (3, "zigzag")]:
+                with self.subTest(given=given, ranks=ranks):
+                    self.check(given, ranks=ranks, how=["--sequence-layout", layout])
+
+    def test_two_packings(self):
+        self.save_operands(batch=2, rows=97, columns=120)
+        self.save("q.npy", np.array([0, 10, 10, 60, 97], np.int32))
+        self.save("kv.npy", np.array([0, 40, 50, 80, 120], np.int32))
+        packings = ["--cu-seqlens-q", "q.npy", "--cu-seqlens-kv", "kv.npy"]
+        for alignment in ["top-left", "bottom-right"]:
+            for given in [["--causal"], ["--causal", "--window", "5", "--sink-tokens", "2"],
+                          ["--causal", "--chunk", "8", "--prefix", "3"]]:
+                with self.subTest(alignment=alignment, given=given):
+                    self.check([*packings, *given, "--causal-offset", alignment], ranks=2)
+
     def test_block_mask_by_head(self):
         self.save_operands(batch=2, rows=197, columns=120)
         generator = np.random.default_rng(1)

@@ -94,7 +94,11 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"run", "--block-size", "64,64,64"}, "Q,K"},
     BadValue{{"run", "--block-size", "-1"}, "Q,K"},
     BadValue{{"run", "--block-size", "64,"}, "Q,K"},
-    BadValue{{"run", "--causal-offset", "top-left"}, "bottom-right"},
+    BadValue{{"run", "--causal-offset", "left"}, "bottom-right"},
+    BadValue{{"run", "--prefix", "-1"}, "0 or more"},
+    BadValue{{"run", "--prefix", "file.txt"}, ".npy"},
+    BadValue{{"run", "--sink-tokens", "-1"}, "1 or more"},
+    BadValue{{"run", "--chunk", "0"}, "1 or more"},
     BadValue{{"run", "--causal-offset", "1e99"}, "bottom-right"},
     BadValue{{"run", "--causal", "maybe"}, "true or false"},
     BadValue{{"run", "--normalize-output", "never"}, "true or false"},
@@ -274,7 +278,15 @@ TEST(OptionErrors, OptionsWithoutAnEffectAreRefused) {
        "--tuning-cache t.json",
        "--tuning",
        "cached or measure"},
-      {{"run", "--causal-offset", "3"}, "--causal-offset 3", "--causal or --window", "one of them"},
+      {{"run", "--causal-offset", "3"},
+       "--causal-offset 3",
+       "--causal, --window or --chunk",
+       "one of them"},
+      {{"run", "--prefix", "3"}, "--prefix 3", "--causal, --window or --chunk", "one of them"},
+      {{"run", "--causal", "--sink-tokens", "3"},
+       "--sink-tokens 3",
+       "--window or --chunk",
+       "one of them"},
       {{"plan", "--simulate", "--straggler-seed", "4"},
        "--straggler-seed 4",
        "without --straggler-percent",
@@ -364,6 +376,7 @@ TEST(OptionErrors, AnOptionThatIsSwitchedOffIsStillThereForThoseThatNeedIt) {
   }
   for (const char* const causal : {"--causal=false", "--causal=true", "--window=-1"}) {
     EXPECT_TRUE(parse({"plan", causal, "--causal-offset", "3"}).causal_offset);
+    EXPECT_TRUE(parse({"plan", causal, "--prefix", "3"}).prefix);
   }
 }
 

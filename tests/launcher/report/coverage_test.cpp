@@ -34,12 +34,14 @@ TEST(Coverage, CountsWhatCame) {
   problem.dtype = DType::float64;
   layout.kv_sequence = LayoutKind::zigzag;
   coverage.add(problem, layout, "local", Coverage::NonFinite::none);
-  EXPECT_EQ(line(coverage, "masks"),
-            "causal masks 2, windows 0, segment ids 0, lengths 0, a block mask 0, a dense mask 0");
+  EXPECT_EQ(
+      line(coverage, "masks"),
+      "causal masks 2, windows 0, a prefix 0, sink tokens 0, chunks 0, an offset per batch 0, "
+      "positions inside documents 0, segment ids 0, lengths 0, a block mask 0, a dense mask 0");
   EXPECT_EQ(line(coverage, "modifiers"),
             "a soft cap 0, dropout 0, a bias 1, an unnormalised output 1, sinks 1");
   EXPECT_EQ(line(coverage, "pairs of these"),
-            "6 of 55; never causal masks with windows, causal masks with segment ids and 47 more");
+            "6 of 120; never causal masks with windows, causal masks with a prefix and 112 more");
   EXPECT_EQ(line(coverage, "layouts"),
             "contiguous 0, zigzag 0, striped 3, balanced 0, another one for keys 1");
   EXPECT_EQ(line(coverage, "dtypes"),

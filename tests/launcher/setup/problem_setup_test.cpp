@@ -238,12 +238,58 @@ TEST_F(ProblemSetupTest, AGranuleIsOfBothSequences) {
 TEST_F(ProblemSetupTest, BottomRightOffset) {
   shape_.kv_length = 10;
   options_.causal = true;
-  options_.causal_offset = CausalOffset{.bottom_right = true, .value = 0};
+  options_.causal_offset = CausalOffset{true, 0, false, {}};
   EXPECT_EQ(set_up().problem.mask.offset(), 4);
-  options_.causal_offset = CausalOffset{.bottom_right = false, .value = -2};
+  options_.causal_offset = CausalOffset{false, -2, false, {}};
   EXPECT_EQ(set_up().problem.mask.offset(), -2);
   options_.causal = false;
   EXPECT_FALSE(set_up().problem.mask.hides_any()) << "there is nothing to shift";
+}
+
+TEST_F(ProblemSetupTest, PartsOfPositions) {
+  options_.causal = true;
+  options_.prefix = SizeOrFile{3, {}};
+  options_.sink_tokens = 2;
+  options_.chunk = 4;
+  const Mask numbers = set_up().problem.mask;
+  EXPECT_EQ(numbers.prefix(), 3);
+  EXPECT_EQ(numbers.position_parts().sink_tokens, 2);
+  EXPECT_EQ(numbers.position_parts().chunk, 4);
+  options_.prefix->file = write("prefix.npy", {2}, {5, 0});
+  options_.causal_offset = CausalOffset{};
+  options_.causal_offset->file = write("offset.npy", {2}, {-1, 4});
+  const Mask by_batch = set_up().problem.mask;
+  EXPECT_EQ(by_batch.prefixes(), (std::vector<std::int32_t>{5, 0}));
+  EXPECT_EQ(by_batch.offsets(), (std::vector<std::int32_t>{-1, 4}));
+  options_.prefix->file = write("prefix.npy", {2}, {5, -1});
+  EXPECT_THAT(error(), AllOf(HasSubstr("--prefix"), HasSubstr("entry 1: got -1")));
+  options_.prefix->file = write("prefix.npy", {3}, {5, 1, 1});
+  EXPECT_THAT(error(), AllOf(HasSubstr("--prefix"), HasSubstr("expected [B] = [2]")));
+}
+
+TEST_F(ProblemSetupTest, TwoPackings) {
+  shape_.kv_length = 10;
+  options_.query_cu_seqlens = write("q.npy", {3}, {0, 2, 6});
+  EXPECT_THAT(error(), HasSubstr("--cu-seqlens-kv: got nothing"));
+  options_.kv_cu_seqlens = write("kv.npy", {3}, {0, 7, 10});
+  EXPECT_FALSE(set_up().problem.mask.alignment()) << "nothing compares positions";
+  options_.causal = true;
+  EXPECT_THAT(error(),
+              AllOf(HasSubstr("--causal-offset: got nothing"), HasSubstr("top-left or bottom-")));
+  options_.causal_offset = CausalOffset{false, 3, false, {}};
+  EXPECT_THAT(error(), HasSubstr("--causal-offset: got 3"));
+  options_.causal_offset = CausalOffset{true, 0, false, {}};
+  const Mask mask = set_up().problem.mask;
+  EXPECT_EQ(mask.alignment(), DocumentAlignment::bottom_right);
+  EXPECT_EQ(mask.offset(), 0);
+  EXPECT_EQ(mask.kv_cu_seqlens(), (std::vector<std::int32_t>{0, 7, 10}));
+  options_.kv_cu_seqlens = write("kv.npy", {3}, {0, 7, 9});
+  EXPECT_THAT(error(), HasSubstr("entry 2: got 9, expected the sequence length 10"));
+  options_.kv_cu_seqlens = write("kv.npy", {4}, {0, 7, 7, 10});
+  EXPECT_THAT(error(), HasSubstr("as many as of queries: 2"));
+  options_.kv_cu_seqlens = write("kv.npy", {3}, {0, 7, 10});
+  options_.query_segments = write("ids.npy", {2, 6}, std::vector<std::int32_t>(12));
+  EXPECT_THAT(error(), HasSubstr("--cu-seqlens-q"));
 }
 
 TEST_F(ProblemSetupTest, ScaleCapDropoutAndWindow) {

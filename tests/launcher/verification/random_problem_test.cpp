@@ -69,7 +69,7 @@ TEST(RandomProblem, DrawsWhatItDrewBefore) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (int index = 0; index < 200; ++index)
     hash = fnv1a(description(draw_problem(1, index, 8)), hash);
-  EXPECT_EQ(hash, 4193986617905404453U);
+  EXPECT_EQ(hash, 13084713764126548176U);
 }
 
 TEST(RandomProblem, NamesTheCommandThatRepeatsIt) {
@@ -293,6 +293,13 @@ std::set<std::string> features(const RandomProblem& drawn) {
                                           {"blocks", mask.block_mask().has_value()},
                                           {"dense", p.dense_mask.has_value()},
                                           {"bias", p.bias.has_value()}};
+  note(mask.prefix() > 0, "prefix");
+  note(!mask.prefixes().empty(), "prefix by batch");
+  note(!mask.offsets().empty(), "offset by batch");
+  note(mask.position_parts().sink_tokens > 0, "sink tokens");
+  note(mask.position_parts().chunk > 0, "chunk");
+  note(mask.alignment() == DocumentAlignment::top_left, "packings top-left");
+  note(mask.alignment() == DocumentAlignment::bottom_right, "packings bottom-right");
   int count = 0;
   for (const auto& [a, has_a] : parts) {
     count += has_a ? 1 : 0;
@@ -359,6 +366,13 @@ TEST(RandomProblem, CoversEverythingIn500Draws) {
                               "float16",
                               "bfloat16",
                               "scale",
+                              "prefix",
+                              "prefix by batch",
+                              "offset by batch",
+                              "sink tokens",
+                              "chunk",
+                              "packings top-left",
+                              "packings bottom-right",
                               "soft cap",
                               "shared sinks",
                               "sinks of sharded heads",

@@ -15,10 +15,15 @@ namespace annulus {
 /// problem that asks for another. Sinks are not a feature: the plan adds them to the results of any
 /// kernel.
 enum class Feature : std::uint8_t {
-  causal,    ///< with any offset
-  window,    ///< likewise
-  segments,  ///< segment ids, and packed documents
-  lengths,   ///< of queries or keys
+  causal,  ///< with any offset
+  window,  ///< likewise
+  prefix,
+  sink_tokens,
+  chunk,
+  offsets,    ///< one per batch
+  documents,  ///< positions inside the documents of two packings
+  segments,   ///< segment ids, and packed documents
+  lengths,    ///< of queries or keys
   block_mask,
   soft_cap,
   dropout,
@@ -37,11 +42,22 @@ class FeatureSet {
   constexpr FeatureSet(std::initializer_list<Feature> features) {
     for (const Feature feature : features) bits_ |= bit(feature);
   }
+  /// The parts of a mask that compare positions. Mask::row_intervals() and PositionRule answer for
+  /// all of them alike.
+  static constexpr FeatureSet positions() {
+    return {Feature::causal, Feature::window,  Feature::prefix,   Feature::sink_tokens,
+            Feature::chunk,  Feature::offsets, Feature::documents};
+  }
   /// Every part of a mask and every modifier; not float64 or weights, which are neither.
   static constexpr FeatureSet all() {
-    return {Feature::causal,     Feature::window,      Feature::segments,   Feature::lengths,
-            Feature::soft_cap,   Feature::dropout,     Feature::block_mask, Feature::bias,
-            Feature::dense_mask, Feature::unnormalised};
+    return positions() | FeatureSet{Feature::segments,   Feature::lengths,     Feature::soft_cap,
+                                    Feature::dropout,    Feature::block_mask,  Feature::bias,
+                                    Feature::dense_mask, Feature::unnormalised};
+  }
+  constexpr FeatureSet operator|(const FeatureSet& other) const {
+    FeatureSet both;
+    both.bits_ = bits_ | other.bits_;
+    return both;
   }
   void add(Feature feature) noexcept { bits_ |= bit(feature); }
   [[nodiscard]] constexpr bool contains(Feature feature) const noexcept {

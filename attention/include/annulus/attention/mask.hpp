@@ -1,24 +1,17 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include <annulus/attention/block_mask.hpp>
+#include <annulus/attention/position_rule.hpp>
 #include <annulus/partition/position.hpp>
 
 namespace annulus {
-
-/// Visible iff low ≤ j − i ≤ high, for query position i and key position j.
-struct Band {
-  static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
-  std::int64_t low = -kUnlimited;
-  std::int64_t high = kUnlimited;
-  [[nodiscard]] bool limited() const { return low != -kUnlimited || high != kUnlimited; }
-};
 
 /// What a mask leaves visible of a tile (rows × columns).
 struct Visibility {
@@ -37,6 +30,10 @@ struct SegmentRun {
   GlobalPosition end;
 };
 
+/// How the queries of a document of two packings stand to its keys: first at first, or last at
+/// last.
+enum class DocumentAlignment : std::uint8_t { top_left, bottom_right };
+
 struct BandAndBlocks;
 
 /// Which keys each query sees, by (batch, head, query position, key position), all of them global.
@@ -51,18 +48,41 @@ class Mask {
   /// Everything visible.
   Mask() = default;
 
-  /// i sees j only if j ≤ i + offset().
-  void set_causal(bool causal) { causal_ = causal; }
-  /// Shifts the diagonal of causal and window: S − T aligns it with the bottom right.
+  /// i sees j only if j ≤ i + offset.
+  void set_causal(bool causal) { parts_.causal = causal; }
+  /// Shifts the diagonal of causal, window and chunk: S − T aligns it with the bottom right.
   /// Throws ArgumentError beyond ±2^48.
   void set_offset(std::int64_t offset);
+  /// The same with an offset for each batch, [B]. It replaces set_offset(), and the other way
+  /// round.
+  void set_offsets(std::vector<std::int32_t> offsets);
   /// i sees j only if i + offset − left ≤ j ≤ i + offset + right; −1 is unlimited.
   /// Throws ArgumentError("window", …) for values below −1.
   void set_window(std::int64_t left, std::int64_t right);
+  /// Every row sees the keys j < prefix, whatever causal, window and chunk say; 0: none.
+  /// Throws ArgumentError("prefix", …) for a negative one, or one beyond 2^48.
+  void set_prefix(std::int64_t prefix);
+  /// The same with a prefix for each batch, [B]. It replaces set_prefix(), and the other way round.
+  void set_prefixes(std::vector<std::int32_t> prefixes);
+  /// Rows see the keys j < tokens that causal shows them, whatever window and chunk say; 0: none.
+  /// Throws ArgumentError("sink tokens", …) for a negative number, or one beyond 2^48.
+  void set_sink_tokens(std::int64_t tokens);
+  /// i sees j only if ⌊(i + offset) / chunk⌋ = ⌊j / chunk⌋; 0: no chunks.
+  /// Throws ArgumentError("chunk", …) for a negative one, or one beyond 2^48.
+  void set_chunk(std::int64_t chunk);
   /// i sees j only if both ids are equal and ≥ 0. Row-major [batch, T] and [batch, S].
   /// Throws ArgumentError("segment ids", …) when sizes do not fit `batch`.
   void set_segments(std::int64_t batch, std::vector<std::int32_t> query_ids,
                     std::vector<std::int32_t> kv_ids);
+  /// Packs documents, as many of queries as of keys, alike in each of `batch` rows: document d of
+  /// the queries sees document d of the keys only, and causal, window, prefix, sink tokens and
+  /// chunk compare positions inside the document. Prefix sums, [documents + 1]: see
+  /// segments_from_cu_seqlens(). It replaces segments; the offset must stay 0, since `alignment`
+  /// takes its place: validate() refuses causal, window and chunk without one.
+  /// Throws ArgumentError("cu_seqlens_q", …) or ("cu_seqlens_kv", …).
+  void set_packings(std::int64_t batch, std::vector<std::int32_t> query_cu_seqlens,
+                    std::vector<std::int32_t> kv_cu_seqlens,
+                    std::optional<DocumentAlignment> alignment);
   /// Rows (keys) at or past the length of their batch are padding. An empty list means no limit.
   /// Throws ArgumentError for a negative length.
   void set_query_lengths(std::vector<std::int32_t> lengths);
@@ -70,29 +90,47 @@ class Mask {
   /// i sees j only if the block that holds (i, j) is visible: the one part that may differ by head.
   void set_block_mask(BlockMask blocks) { block_mask_ = std::move(blocks); }
 
-  [[nodiscard]] bool causal() const noexcept { return causal_; }
+  [[nodiscard]] bool causal() const noexcept { return parts_.causal; }
   [[nodiscard]] std::int64_t offset() const noexcept { return offset_; }
-  [[nodiscard]] std::int64_t window_left() const noexcept { return window_left_; }
-  [[nodiscard]] std::int64_t window_right() const noexcept { return window_right_; }
+  [[nodiscard]] const std::vector<std::int32_t>& offsets() const noexcept { return offsets_; }
+  [[nodiscard]] std::int64_t window_left() const noexcept { return parts_.window_left; }
+  [[nodiscard]] std::int64_t window_right() const noexcept { return parts_.window_right; }
+  [[nodiscard]] std::int64_t prefix() const noexcept { return prefix_; }
+  [[nodiscard]] const std::vector<std::int32_t>& prefixes() const noexcept { return prefixes_; }
+  [[nodiscard]] bool has_prefix() const noexcept { return prefix_ > 0 || !prefixes_.empty(); }
+  /// Causal, window, sink tokens and chunk.
+  [[nodiscard]] const PositionParts& position_parts() const noexcept { return parts_; }
+  /// Two packings: their documents, empty if there are none.
+  [[nodiscard]] bool has_packings() const noexcept { return !query_cu_seqlens_.empty(); }
+  [[nodiscard]] const std::vector<std::int32_t>& query_cu_seqlens() const {
+    return query_cu_seqlens_;
+  }
+  [[nodiscard]] const std::vector<std::int32_t>& kv_cu_seqlens() const { return kv_cu_seqlens_; }
+  [[nodiscard]] std::optional<DocumentAlignment> alignment() const { return alignment_; }
   [[nodiscard]] bool has_segments() const noexcept { return !query_segments_.empty(); }
   [[nodiscard]] const std::vector<std::int32_t>& query_lengths() const { return query_lengths_; }
   [[nodiscard]] const std::vector<std::int32_t>& kv_lengths() const { return kv_lengths_; }
   [[nodiscard]] const std::optional<BlockMask>& block_mask() const { return block_mask_; }
   /// Whether the mask has any part.
   [[nodiscard]] bool hides_any() const {
-    return band().limited() || has_segments() || !query_lengths_.empty() || !kv_lengths_.empty() ||
+    return parts_.limited() || has_segments() || !query_lengths_.empty() || !kv_lengths_.empty() ||
            block_mask_;
   }
-  /// Causal and window together.
+  /// Whether one band says all that positions decide, the same in every batch and document.
+  [[nodiscard]] bool one_band() const;
+  /// Causal and window together, where one_band() holds.
   [[nodiscard]] Band band() const;
+  /// All that positions decide for a row; `row` must not be padding of a packing.
+  [[nodiscard]] PositionRule position_rule(std::int64_t batch, GlobalPosition row) const;
   /// Whether visibility can differ between batches, or between query heads.
   [[nodiscard]] bool depends_on_batch() const {
-    return has_segments() || !query_lengths_.empty() || !kv_lengths_.empty() ||
-           (block_mask_ && block_mask_->batch() != 1);
+    return has_segments() || !query_lengths_.empty() || !kv_lengths_.empty() || !offsets_.empty() ||
+           !prefixes_.empty() || (block_mask_ && block_mask_->batch() != 1);
   }
   [[nodiscard]] bool depends_on_head() const { return block_mask_ && block_mask_->heads() != 1; }
-  /// Throws ArgumentError unless segments and lengths fit [batch, T] and [batch, S], and the block
-  /// mask [batch, heads, T, S].
+  /// Throws ArgumentError unless segments and lengths fit [batch, T] and [batch, S], offsets and
+  /// prefixes [batch], the block mask [batch, heads, T, S], and unless packings are aligned where
+  /// positions matter.
   void validate(std::int64_t batch, std::int64_t heads, std::int64_t query_length,
                 std::int64_t kv_length) const;
 
@@ -104,11 +142,12 @@ class Mask {
                              GlobalPosition column) const;
 
   /// What is visible of a tile in batches [batch, batch + batches). Pairs and `full` are exact,
-  /// except that with very many short segments `pairs` is an upper bound and `full` is false. The
-  /// hulls are exact for one batch of unstrided ranges; otherwise they may be too wide. The cost is
-  /// linear in the documents that rows and columns share if ids ascend with the position, as those
-  /// of packed sequences do; otherwise in all documents of the rows. With a block mask, each costs
-  /// as much as it has query blocks and key blocks at its edges, however many heads there are.
+  /// except that with very many short segments or chunks `pairs` is an upper bound and `full` is
+  /// false. The hulls are exact for one batch of unstrided ranges; otherwise they may be too wide.
+  /// The cost is linear in the documents that rows and columns share if ids ascend with the
+  /// position, as those of packed sequences do; otherwise in all documents of the rows. With a
+  /// block mask, each costs as much as it has query blocks and key blocks at its edges, however
+  /// many heads there are.
   ///
   /// Where heads differ, `pairs` is the mean over all heads, rounded up in each batch and not
   /// `exact` if it is rounded; `full` means in all heads; the hulls hold what any head sees.
@@ -118,17 +157,18 @@ class Mask {
   [[nodiscard]] Visibility examine_head(std::int64_t batch, std::int64_t head,
                                         const PositionRange& rows,
                                         const PositionRange& columns) const;
-  /// The same for segments and lengths alone, without causal, window and blocks, in one batch. If
+  /// The same for segments and lengths alone, without positions and blocks, in one batch. If
   /// the pairs are exact, so are the hulls.
   [[nodiscard]] Visibility examine_without_band(std::int64_t batch, const PositionRange& rows,
                                                 const PositionRange& columns) const;
 
-  /// For kernels, one row at a time: columns outside [begin, end) are invisible …
+  /// For kernels, one row at a time: columns outside both intervals are invisible (disjoint and in
+  /// order, each possibly empty) …
   struct Interval {
     GlobalPosition begin;
     GlobalPosition end;
   };
-  [[nodiscard]] Interval row_interval(std::int64_t batch, GlobalPosition row) const;
+  [[nodiscard]] std::array<Interval, 2> row_intervals(std::int64_t batch, GlobalPosition row) const;
   /// … and inside, those whose segment id differs from the row's or is negative (by global
   /// position; empty without segments), and those in hidden blocks.
   [[nodiscard]] std::span<const std::int32_t> query_segments(std::int64_t batch) const;
@@ -171,14 +211,21 @@ class Mask {
   };
 
   [[nodiscard]] const BlockMask* blocks() const { return block_mask_ ? &*block_mask_ : nullptr; }
+  /// Where the positions of a batch row, or of one of its documents, count from.
+  [[nodiscard]] PositionFrame frame(std::int64_t batch, std::int32_t document) const;
   /// Pairs are summed over the heads that are asked about.
-  [[nodiscard]] Visibility examine_one(const BandAndBlocks& seen, const PositionRange& rows,
+  [[nodiscard]] Visibility examine_one(const BandAndBlocks& seen, bool by_position,
+                                       const PositionRange& rows,
                                        const PositionRange& columns) const;
 
-  bool causal_ = false;
+  PositionParts parts_;
   std::int64_t offset_ = 0;
-  std::int64_t window_left_ = -1;
-  std::int64_t window_right_ = -1;
+  std::vector<std::int32_t> offsets_;
+  std::int64_t prefix_ = 0;
+  std::vector<std::int32_t> prefixes_;
+  std::vector<std::int32_t> query_cu_seqlens_;
+  std::vector<std::int32_t> kv_cu_seqlens_;
+  std::optional<DocumentAlignment> alignment_;
   Segments query_segments_;
   Segments kv_segments_;
   std::vector<std::int32_t> query_lengths_;
@@ -188,9 +235,9 @@ class Mask {
 
 /// Segment ids 0, 1, … of packed documents from their prefix sum (docs/semantics.md §1): starts at
 /// 0, never falls (a document may be empty), ends at `length`. Throws ArgumentError("cu_seqlens",
-/// …) naming the first wrong entry.
+/// …), or whatever `name` says, naming the first wrong entry.
 [[nodiscard]] std::vector<std::int32_t> segments_from_cu_seqlens(
-    std::span<const std::int32_t> cu_seqlens, std::int64_t length);
+    std::span<const std::int32_t> cu_seqlens, std::int64_t length, const char* name = "cu_seqlens");
 
 /// "causal, offset 3, window 100,0, segments, blocks 128,128"; "none" when everything is visible.
 [[nodiscard]] std::string to_string(const Mask& mask);

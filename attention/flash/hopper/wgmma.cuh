@@ -107,6 +107,17 @@ struct Product;
           : ANNULUS_OPERANDS_##half(d, 0)                                                          \
           : "l"(a), "l"(b), "n"(kAdd ? 1 : 0));                                                    \
     }                                                                                              \
+    /* d = Aᵀ·B, or added to d; A and B in shared memory, their rows summed over. */                \
+    template <bool kAdd>                                                                           \
+    __device__ __forceinline__ static void transposed_times_shared(                                \
+        float (&d)[half], std::uint64_t a, std::uint64_t b) {                                      \
+      asm volatile(                                                                                \
+          "{\n.reg .pred add;\nsetp.ne.b32 add, %" #o2 ", 0;\n"                                    \
+          "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type                    \
+          " {" ANNULUS_LIST_##half "}, %" #o0 ", %" #o1 ", add, 1, 1, 1, 1;\n}\n"                  \
+          : ANNULUS_OPERANDS_##half(d, 0)                                                          \
+          : "l"(a), "l"(b), "n"(kAdd ? 1 : 0));                                                    \
+    }                                                                                              \
     /* d = A·B, or added to d if `add` is not 0; A in registers, B in shared memory, its columns   \
        innermost. */                                                                               \
     __device__ __forceinline__ static void registers_times_shared(                                 \

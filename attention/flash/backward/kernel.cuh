@@ -1,0 +1,425 @@
+#pragma once
+
+#include "flash/backward/arguments.hpp"
+#include "flash/hopper/tma.cuh"
+#include "flash/hopper/wgmma.cuh"
+#include "flash/shared.cuh"
+#include "flash/softmax.cuh"
+
+namespace annulus::flash::backward {
+
+/// Tiles of the main kernel. Two warpgroups compute 64 keys each; a third loads.
+template <class Element_, int kDim_>
+struct Tiles {
+  using Element = Element_;
+  static constexpr int kDim = kDim_;
+  static constexpr int kKeys = 128;
+  static constexpr int kQueries = kDim == 64 ? 128 : 64;
+  static constexpr int kStages = 2;
+  static constexpr int kThreads = 384;
+  static constexpr int kTileElements = kQueries * kDim;
+};
+
+template <class Tiles>
+struct SharedTiles {
+  using Element = typename Tiles::Element;
+  alignas(1024) Element key[Tiles::kKeys * Tiles::kDim];
+  alignas(1024) Element value[Tiles::kKeys * Tiles::kDim];
+  alignas(1024) Element query[Tiles::kStages][Tiles::kTileElements];
+  alignas(1024) Element grad_output[Tiles::kStages][Tiles::kTileElements];
+  /// dSᵀ: for every 64 queries, a row of 128 bytes for each key. Two, so that one barrier per tile
+  /// is enough.
+  alignas(1024) Element grad_score[2][Tiles::kKeys * Tiles::kQueries];
+  alignas(128) float query_sum[8][1024];  ///< each warp's part of dQ
+  alignas(128) float lse[Tiles::kStages][Tiles::kQueries];
+  alignas(128) float delta[Tiles::kStages][Tiles::kQueries];
+  hopper::Barrier key_full;
+  hopper::Barrier query_full[Tiles::kStages], query_empty[Tiles::kStages];
+  hopper::Barrier output_full[Tiles::kStages], output_empty[Tiles::kStages];
+};
+
+/// A key tile of one key/value head, and the query tiles that see some of it.
+template <class Tiles>
+struct Work {
+  std::int32_t batch, kv_head, first_column;
+  std::int32_t first_tile, last_tile;  ///< inclusive; empty if last < first
+
+  __device__ __forceinline__ explicit Work(const Arguments& a) {
+    const std::int32_t kv_heads = a.heads / a.heads_per_kv_head;
+    const std::int32_t all = a.batches * kv_heads;
+    const std::int32_t tiles = (a.columns + Tiles::kKeys - 1) / Tiles::kKeys;
+    const auto index = static_cast<std::int32_t>(blockIdx.x);
+    const std::int32_t first_head = index / (tiles * a.section_heads) * a.section_heads;
+    const std::int32_t in_section = index - tiles * first_head;
+    const std::int32_t section = min(a.section_heads, all - first_head);
+    const std::int32_t tile = in_section / section;
+    const std::int32_t head = first_head + in_section - tile * section;
+    batch = head / kv_heads;
+    kv_head = head - batch * kv_heads;
+    first_column = tile * Tiles::kKeys;
+    const std::int32_t last_column = min(first_column + Tiles::kKeys, a.columns) - 1;
+    const std::int64_t first = position(a.column_positions, first_column);
+    const std::int64_t last = position(a.column_positions, last_column);
+    const std::int64_t start = a.row_positions.start, stride = a.row_positions.stride;
+    const std::int64_t from = first - a.high - start;  // relative positions of rows that see some
+    const std::int64_t to = last - a.low - start;
+    const std::int64_t first_row = from <= 0 ? 0 : (from + stride - 1) / stride;
+    const std::int64_t last_row = to < 0 ? -1 : min(to / stride, std::int64_t{a.rows} - 1);
+    first_tile = static_cast<std::int32_t>(min(first_row, std::int64_t{a.rows}) / Tiles::kQueries);
+    last_tile = last_row < first_row ? first_tile - 1
+                                     : static_cast<std::int32_t>(last_row / Tiles::kQueries);
+  }
+
+  __device__ __forceinline__ static std::int64_t position(const Positions& p, std::int32_t i) {
+    return p.start + std::int64_t{p.stride} * i;
+  }
+};
+
+__device__ __forceinline__ void copy_bytes(void* target, const void* from, std::uint32_t bytes,
+                                           hopper::Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(hopper::shared_address(target)),
+      "l"(from), "r"(bytes), "r"(barrier.address())
+      : "memory");
+}
+
+template <class Tiles>
+__device__ __forceinline__ void produce(const Arguments& a, const Work<Tiles>& work,
+                                        SharedTiles<Tiles>& shared) {
+  using hopper::Cache;
+  using hopper::copy_box;
+  constexpr std::uint32_t kBytes = Tiles::kTileElements * 2 + Tiles::kQueries * 4;
+  shared.key_full.arrive_expecting(2 * Tiles::kKeys * Tiles::kDim * 2);
+#pragma unroll
+  for (int dim = 0; dim < Tiles::kDim; dim += 64) {
+    copy_box(shared.key + Tiles::kKeys * dim, &a.key, shared.key_full, Cache::evict_first, dim,
+             work.first_column, work.kv_head, work.batch);
+    copy_box(shared.value + Tiles::kKeys * dim, &a.value, shared.key_full, Cache::evict_first, dim,
+             work.first_column, work.kv_head, work.batch);
+  }
+  RingPosition<Tiles::kStages> at;
+  for (std::int32_t i = 0; i < a.heads_per_kv_head; ++i) {
+    const std::int32_t head = work.kv_head * a.heads_per_kv_head + i;
+    const std::int64_t first_value = (std::int64_t{work.batch} * a.heads + head) * a.padded_rows;
+    for (std::int32_t tile = work.first_tile; tile <= work.last_tile; ++tile, at.next()) {
+      const std::int32_t slot = at.slot();
+      const std::int32_t row = tile * Tiles::kQueries;
+      shared.query_empty[slot].wait(at.parity() ^ 1);
+      shared.query_full[slot].arrive_expecting(kBytes);
+#pragma unroll
+      for (int dim = 0; dim < Tiles::kDim; dim += 64) {
+        copy_box(shared.query[slot] + Tiles::kQueries * dim, &a.query, shared.query_full[slot],
+                 Cache::evict_last, dim, row, head, work.batch);
+      }
+      copy_bytes(shared.lse[slot], a.lse + first_value + row, Tiles::kQueries * 4,
+                 shared.query_full[slot]);
+      shared.output_empty[slot].wait(at.parity() ^ 1);
+      shared.output_full[slot].arrive_expecting(kBytes);
+#pragma unroll
+      for (int dim = 0; dim < Tiles::kDim; dim += 64) {
+        copy_box(shared.grad_output[slot] + Tiles::kQueries * dim, &a.grad_output,
+                 shared.output_full[slot], Cache::evict_last, dim, row, head, work.batch);
+      }
+      copy_bytes(shared.delta[slot], a.delta + first_value + row, Tiles::kQueries * 4,
+                 shared.output_full[slot]);
+    }
+  }
+}
+
+template <class Element>
+__device__ __forceinline__ void store_pair(const Gradient& to, std::int64_t at, float x, float y) {
+  if (to.wide == 0) {
+    *reinterpret_cast<std::uint32_t*>(static_cast<Element*>(to.data) + at) = pack<Element>(x, y);
+    return;
+  }
+  auto* const pair = reinterpret_cast<float2*>(static_cast<float*>(to.data) + at);
+  const float2 before = to.add != 0 ? *pair : float2{0, 0};
+  *pair = float2{x + before.x, y + before.y};
+}
+
+/// One warpgroup's part: dK and dV of 64 keys, in registers until all queries of the group of heads
+/// have been seen, and half of each query tile's dQ.
+template <class Tiles>
+class Consumer {
+  using Element = typename Tiles::Element;
+  static constexpr int kScores = Tiles::kQueries / 2;
+  static constexpr int kSums = Tiles::kDim / 2;
+  static constexpr int kTileSync = 1;  // named barrier of both warpgroups
+  using ScoreProduct = hopper::Product<Element, Tiles::kQueries>;
+  using SumProduct = hopper::Product<Element, Tiles::kDim>;
+  using QueryProduct = hopper::Product<Element, 64>;
+
+ public:
+  __device__ __forceinline__ Consumer(const Arguments& arguments, const Work<Tiles>& item,
+                                      SharedTiles<Tiles>& memory)
+      : a(arguments), work(item), shared(memory) {
+    warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32 - 4, 0);
+    group = warp / 4;
+    lane = static_cast<int>(threadIdx.x) % 32;
+  }
+
+  __device__ __forceinline__ void run() {
+    float key_sum[kSums], value_sum[kSums];
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) key_sum[i] = value_sum[i] = 0;
+    shared.key_full.wait(0);
+    for (std::int32_t i = 0; i < a.heads_per_kv_head; ++i) {
+      const std::int32_t head = work.kv_head * a.heads_per_kv_head + i;
+      float* const to = a.query_sum +
+                        (std::int64_t{work.batch} * a.heads + head) * a.padded_rows * Tiles::kDim +
+                        warp * 1024;
+      for (std::int32_t tile = work.first_tile; tile <= work.last_tile; ++tile) {
+        step(tile, to + std::int64_t{tile} * Tiles::kTileElements, key_sum, value_sum);
+      }
+    }
+    store(a.grad_key, key_sum, a.scale);
+    store(a.grad_value, value_sum, 1);
+    if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  }
+
+ private:
+  // product = A·Bᵀ of this warpgroup's 64 keys and a tile of rows.
+  __device__ __forceinline__ void issue_scores(float (&product)[kScores], const Element* keys,
+                                               const Element* rows) const {
+    const std::uint64_t left = hopper::operand_descriptor(keys + group * 64 * 64);
+    const std::uint64_t right = hopper::operand_descriptor(rows);
+#pragma unroll
+    for (int dim = 0; dim < Tiles::kDim; dim += 16) {
+      const std::uint32_t inside = dim % 64 * 2;
+      const std::uint64_t l = hopper::advance(left, dim / 64 * (Tiles::kKeys * 128) + inside);
+      const std::uint64_t r = hopper::advance(right, dim / 64 * (Tiles::kQueries * 128) + inside);
+      if (dim == 0) {
+        ScoreProduct::template shared_times_shared<false>(product, l, r);
+      } else {
+        ScoreProduct::template shared_times_shared<true>(product, l, r);
+      }
+    }
+    hopper::products_commit();
+  }
+
+  // sum += weights·rows.
+  __device__ __forceinline__ static void issue_sum(float (&sum)[kSums],
+                                                   const std::uint32_t (&weights)[kScores / 2],
+                                                   const Element* rows) {
+    const std::uint64_t right = hopper::operand_descriptor(rows, Tiles::kQueries * 128);
+#pragma unroll
+    for (int row = 0; row < Tiles::kQueries; row += 16) {
+      const int i = row / 4;
+      SumProduct::registers_times_shared(sum, weights[i], weights[i + 1], weights[i + 2],
+                                         weights[i + 3], hopper::advance(right, row * 128), 1);
+    }
+    hopper::products_commit();
+  }
+
+  // This warpgroup's 64 × 64 part of dQ = dS·K: half of the dims, or of the queries.
+  __device__ __forceinline__ void issue_query(float (&sum)[32], const Element* grad_score) const {
+    constexpr bool kSplitsDims = Tiles::kDim == 128;
+    const std::uint64_t left =
+        hopper::operand_descriptor(grad_score + (kSplitsDims ? 0 : group * Tiles::kKeys * 64));
+    const std::uint64_t right =
+        hopper::operand_descriptor(shared.key + (kSplitsDims ? group * Tiles::kKeys * 64 : 0));
+#pragma unroll
+    for (int key = 0; key < Tiles::kKeys; key += 16) {
+      const std::uint64_t l = hopper::advance(left, key * 128);
+      const std::uint64_t r = hopper::advance(right, key * 128);
+      if (key == 0) {
+        QueryProduct::template transposed_times_shared<false>(sum, l, r);
+      } else {
+        QueryProduct::template transposed_times_shared<true>(sum, l, r);
+      }
+    }
+    hopper::products_commit();
+  }
+
+  // Whether some pair of a tile is hidden.
+  [[nodiscard]] __device__ __forceinline__ bool is_masked(std::int32_t row) const {
+    const std::int64_t first_row = Work<Tiles>::position(a.row_positions, row);
+    const std::int64_t last_row = Work<Tiles>::position(a.row_positions, row + Tiles::kQueries - 1);
+    const std::int64_t first = Work<Tiles>::position(a.column_positions, work.first_column);
+    const std::int64_t last =
+        Work<Tiles>::position(a.column_positions, work.first_column + Tiles::kKeys - 1);
+    return last - first_row > a.high || first - last_row < a.low ||
+           work.first_column + Tiles::kKeys > a.columns;
+  }
+
+  __device__ __forceinline__ void hide(float (&weights)[kScores], std::int32_t row) const {
+    const std::int32_t first_row =
+        a.row_positions.start + a.row_positions.stride * (row + 2 * (lane % 4));
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const std::int32_t column = work.first_column + group * 64 + warp % 4 * 16 + lane / 4 + 8 * h;
+      const std::int32_t distance =
+          a.column_positions.start + a.column_positions.stride * column - first_row;
+      const std::int32_t low = column < a.columns ? a.low : 0x7fffffff;
+#pragma unroll
+      for (int i = 0; i < kScores / 2; ++i) {
+        const std::int32_t x = distance - a.row_positions.stride * (i / 2 * 8 + i % 2);
+        if (x < low || x > a.high) weights[i / 2 * 4 + 2 * h + i % 2] = 0;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_grad_scores(Element* to,
+                                                    const std::uint32_t (&packed)[kScores / 2]) {
+    // Lane l gives the address of row l % 8 of matrix l / 8: keys 0 and 8, queries 0 and 8.
+    const int key = group * 64 + warp % 4 * 16 + lane % 16;
+#pragma unroll
+    for (int query = 0; query < Tiles::kQueries; query += 16) {
+      const int chunk = (query % 64 / 8 + lane / 16) ^ (key % 8);
+      const std::uint32_t address =
+          hopper::shared_address(to) + query / 64 * (Tiles::kKeys * 128) + key * 128 + chunk * 16;
+      const int i = query / 4;
+      asm volatile(
+          "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+          "r"(packed[i]), "r"(packed[i + 1]), "r"(packed[i + 2]), "r"(packed[i + 3])
+          : "memory");
+    }
+  }
+
+  __device__ __forceinline__ void add_query(float* to, const float (&sum)[32]) {
+    float4* const part = reinterpret_cast<float4*>(shared.query_sum[warp]);
+    if (lane == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      part[i * 32 + lane] = make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+    if (lane == 0) {
+      asm volatile(
+          "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
+          "cp.async.bulk.commit_group;" ::"l"(to),
+          "r"(hopper::shared_address(part)), "n"(4096)
+          : "memory");
+    }
+  }
+
+  __device__ __forceinline__ void release(hopper::Barrier& barrier) const {
+    if (lane == 0) barrier.arrive();
+  }
+
+  __device__ __forceinline__ void step(std::int32_t tile, float* to, float (&key_sum)[kSums],
+                                       float (&value_sum)[kSums]) {
+    const std::uint32_t slot = at.slot(), parity = at.parity();
+    const std::int32_t row = tile * Tiles::kQueries;
+    const float scale = a.scale * kLog2E;
+    float scores[kScores], grads[kScores];
+    std::uint32_t weights[kScores / 2], packed[kScores / 2];
+    hopper::leave_undefined(scores);
+    hopper::leave_undefined(grads);
+    shared.query_full[slot].wait(parity);
+    hopper::products_begin();
+    issue_scores(scores, shared.key, shared.query[slot]);
+    shared.output_full[slot].wait(parity);
+    hopper::products_begin();
+    issue_scores(grads, shared.value, shared.grad_output[slot]);
+    hopper::products_wait<1>();
+    hopper::pin(scores);
+#pragma unroll
+    for (int i = 0; i < kScores / 4; ++i) {
+      const float2 lse =
+          *reinterpret_cast<const float2*>(&shared.lse[slot][8 * i + 2 * (lane % 4)]);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        scores[4 * i + 2 * h] = exp2_fast(fmaf(scores[4 * i + 2 * h], scale, -lse.x));
+        scores[4 * i + 2 * h + 1] = exp2_fast(fmaf(scores[4 * i + 2 * h + 1], scale, -lse.y));
+      }
+    }
+    if (is_masked(row)) hide(scores, row);
+#pragma unroll
+    for (int i = 0; i < kScores; i += 2) weights[i / 2] = pack<Element>(scores[i], scores[i + 1]);
+    hopper::products_wait<0>();
+    hopper::pin(grads);
+    hopper::pin(weights);
+    hopper::pin(value_sum);
+    hopper::products_begin();
+    issue_sum(value_sum, weights, shared.grad_output[slot]);
+#pragma unroll
+    for (int i = 0; i < kScores / 4; ++i) {
+      const float2 delta =
+          *reinterpret_cast<const float2*>(&shared.delta[slot][8 * i + 2 * (lane % 4)]);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int j = 4 * i + 2 * h;
+        packed[j / 2] = pack<Element>(scores[j] * (grads[j] - delta.x),
+                                      scores[j + 1] * (grads[j + 1] - delta.y));
+      }
+    }
+    Element* const grad_score = shared.grad_score[at.count % 2];
+    store_grad_scores(grad_score, packed);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    hopper::named_sync(kTileSync, 256);
+    float query_sum[32];
+    hopper::leave_undefined(query_sum);
+    hopper::pin(packed);
+    hopper::pin(key_sum);
+    hopper::products_begin();
+    issue_query(query_sum, grad_score);
+    issue_sum(key_sum, packed, shared.query[slot]);
+    hopper::products_wait<1>();
+    hopper::pin(value_sum);
+    hopper::pin(weights);
+    hopper::pin(query_sum);
+    release(shared.output_empty[slot]);
+    add_query(to, query_sum);
+    hopper::products_wait<0>();
+    hopper::pin(key_sum);
+    hopper::pin(packed);
+    release(shared.query_empty[slot]);
+    at.next();
+  }
+
+  __device__ __forceinline__ void store(const Gradient& to, const float (&sum)[kSums],
+                                        float factor) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const std::int32_t column = work.first_column + group * 64 + warp % 4 * 16 + lane / 4 + 8 * h;
+      if (column >= a.columns) continue;
+      const std::int64_t start = work.batch * to.strides.batch + column * to.strides.sequence +
+                                 work.kv_head * to.strides.head + 2 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < kSums / 4; ++i) {
+        store_pair<Element>(to, start + 8 * i, factor * sum[4 * i + 2 * h],
+                            factor * sum[4 * i + 2 * h + 1]);
+      }
+    }
+  }
+
+  const Arguments& a;
+  const Work<Tiles>& work;
+  SharedTiles<Tiles>& shared;
+  RingPosition<Tiles::kStages> at;
+  int warp, group, lane;
+};
+
+/// Gradients of a key tile and a key/value head, in the manner of FlashAttention-3's backward pass
+/// (Shah et al. 2024). Sᵀ rather than S is computed, so that weights stay in registers.
+template <class Tiles>
+__global__ void __launch_bounds__(Tiles::kThreads, 1)
+    differentiate(const __grid_constant__ Arguments a) {
+  extern __shared__ __align__(1024) unsigned char bytes[];
+  auto& shared = *reinterpret_cast<SharedTiles<Tiles>*>(bytes);
+  if (threadIdx.x == 0) {
+    shared.key_full.init(1);
+    for (int i = 0; i < Tiles::kStages; ++i) {
+      shared.query_full[i].init(1);
+      shared.output_full[i].init(1);
+      shared.query_empty[i].init(8);
+      shared.output_empty[i].init(8);
+    }
+    hopper::fence_barrier_init();
+  }
+  __syncthreads();
+  const Work<Tiles> work(a);
+  if (threadIdx.x < 128) {
+    hopper::release_registers<24>();
+    if (threadIdx.x == 0) produce<Tiles>(a, work, shared);
+  } else {
+    hopper::take_registers<240>();
+    Consumer<Tiles>(a, work, shared).run();
+  }
+}
+
+}  // namespace annulus::flash::backward

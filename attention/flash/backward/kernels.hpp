@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "flash/backward/arguments.hpp"
+
+namespace annulus::flash::backward {
+
+inline constexpr int kTileKeys = 128;
+/// Rows of a query tile.
+[[nodiscard]] constexpr int tile_queries(int dim) {
+  return dim == 64 ? 128 : 64;
+}
+
+/// Enqueues the backward pass of a block: LSE and delta of the rows, the main kernel, and the
+/// conversion of dQ. `dim` is 64 or 128; `half`: float16 rather than bfloat16. Overwrites
+/// arguments.lse, delta and query_sum.
+[[nodiscard]] cudaError_t launch_backward(const Arguments& arguments, const Outputs& outputs,
+                                          int dim, bool half, cudaStream_t stream);
+
+}  // namespace annulus::flash::backward

@@ -26,7 +26,7 @@ AccuracyBound accuracy_bound(DType dtype, std::int64_t kv_length) {
 
 namespace {
 
-// Of normalised results: an unnormalised output comes with a sum in float32.
+// The bound of normalised results: an unnormalised output comes with a sum in float32.
 DType judged_dtype(const AttentionProblem& problem) {
   const bool sum_is_narrow = problem.dtype == DType::float64 && !problem.normalize_output;
   return sum_is_narrow ? DType::float32 : problem.dtype;

@@ -55,7 +55,7 @@ OutputFiles::OutputFiles(const Options& options, const AttentionProblem& problem
 
 namespace {
 
-// Whether rows of a striped sequence, each of which is a write of its own, are less than a page.
+// True if rows of a striped sequence, each of which is a write of its own, are less than a page.
 bool is_scattered(const NamedSharding& sharding, int sequence, DType dtype, bool bhtd) {
   constexpr std::int64_t kPage = 4096;
   const Distribution& distribution = sharding.distribution(sequence);

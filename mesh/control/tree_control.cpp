@@ -14,7 +14,7 @@
 namespace annulus {
 namespace {
 
-// What a message is: a part of a call or its result, or the text of an error.
+// The kinds of messages: a part of a call, its result, or the text of an error.
 constexpr char kGood = '.';
 constexpr char kError = '!';
 

@@ -36,7 +36,7 @@ class GatherRounds {
   /// `me`: the rank in the group. What it refers to must outlive it.
   GatherRounds(TaskBuilder& builder, const GatherRoutes& routes, int me);
 
-  /// What arrives in a round, in order of origin and columns.
+  /// The messages that arrive in a round, in order of origin and columns.
   [[nodiscard]] const std::vector<GatherMessage>& by_origin() const noexcept { return by_origin_; }
   /// Tokens of a round.
   [[nodiscard]] std::int64_t tokens() const noexcept { return tokens_; }

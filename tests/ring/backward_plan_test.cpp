@@ -109,7 +109,7 @@ TEST(BackwardPlan, MasksThatHideHops) {
   }
 }
 
-// What no rank needs does not travel, and neither do its gradients.
+// Columns that no rank needs are not sent, and neither are their gradients.
 TEST(BackwardPlan, EmptyHopsMoveNothing) {
   AttentionProblem problem = small_problem(64, 4, 4);
   problem.mask = {};

@@ -63,7 +63,7 @@ class TwinTensors {
     }
     stream_.synchronize();
   }
-  /// What the device has, widened; the host keeps what it had.
+  /// The tensor of the device, widened; that of the host stays as it was.
   [[nodiscard]] std::vector<float> downloaded(Content content) {
     for (const auto& [held, twin] : twins_) {
       if (held != content) continue;

@@ -44,7 +44,7 @@ class BackwardBuilder : public TaskBuilder {
   int add_rows(const BackwardRows& buffers, const PositionRanges& positions);
   /// A buffer for gradients of other ranks' columns, to be sent to them.
   ColumnGradients add_column_gradients(LocalRange tokens, HeadRange kv_heads, int reuses = -1);
-  /// Whether other ranks have gradients of the same rows, or of the same columns.
+  /// True if other ranks have gradients of the same rows, or of the same columns.
   [[nodiscard]] bool has_row_replicas() const noexcept { return row_replicas_.several(); }
   [[nodiscard]] bool has_column_replicas() const noexcept { return column_replicas_.several(); }
   /// The buffers to which gradients of the rank's own columns are added.

@@ -16,7 +16,7 @@ bool same_part(const NamedSharding& sharding, int a, int b) {
   return true;
 }
 
-// Whether all ranks along the axes of a dimension hold parts of their own.
+// True if all ranks along the axes of a dimension hold parts of their own.
 bool is_split(const NamedSharding& sharding, int dim) {
   return sharding.distribution(dim).copies(sharding.global_shape()[dim], sharding.shards(dim)) == 1;
 }

@@ -105,7 +105,7 @@ class RingBackward {
     }
     return 0;
   }
-  // What the sum holds after a hop.
+  // The columns that the sum covers after a hop.
   [[nodiscard]] std::vector<LocalRange> summed(int origin, int hop) const {
     std::vector<LocalRange> runs;
     for (int h = 1; h <= hop; ++h) runs = joined_runs(std::move(runs), needed_in(origin, h));

@@ -66,7 +66,7 @@ class UlyssesBackward {
   }
   [[nodiscard]] bool has_heads(int rank) const { return share_of(rank).heads.count > 0; }
 
-  // Whether no two ranks have gradients of the same key/value head.
+  // True if no two ranks have gradients of the same key/value head.
   [[nodiscard]] bool columns_complete() const {
     if (builder_.has_column_replicas()) return false;
     std::int64_t heads = 0;

@@ -32,7 +32,7 @@ struct InitBias {
   std::function<void(const TensorView& part, std::span<const PositionRanges> index)> fill;
 };
 
-/// What to compute, how it is laid on the mesh, and choices that the library otherwise makes.
+/// A problem, its layout on the mesh, and choices that the library otherwise makes.
 ///
 ///     AttentionOptions options{{.shape = shape, .dtype = DType::bfloat16},
 ///                              {.layout = LayoutKind::zigzag},
@@ -49,7 +49,7 @@ struct AttentionOptions : AttentionProblem, ring::LayoutOptions, ring::Choice {
   ring::TuningOptions tuning = {};
   /// How plans are made, with what Choice names; ring::PlanOptions::for_place() if absent.
   std::optional<ring::PlanOptions> plan = {};
-  /// What predictions are based on; ring::CostModel::for_place() if absent.
+  /// The model behind predictions; ring::CostModel::for_place() if absent.
   std::optional<ring::CostModel> cost_model = {};
   Tracer* tracer = nullptr;  ///< of all calls; must outlive Attention. The same on all ranks.
 };
@@ -158,9 +158,9 @@ class Attention {
   /// How the tensors of the whole problem are sharded.
   [[nodiscard]] const ring::ShardedOperands& operands() const noexcept;
 
-  /// What this rank does in a call.
+  /// The tasks of this rank in a call.
   [[nodiscard]] const ring::RankPlan& rank_plan() const noexcept;
-  /// What the plan was made from, prices included.
+  /// The input of the planner, prices included.
   [[nodiscard]] const ring::PlanInput& plan_input() const noexcept;
   /// Only rank 0 knows why others were passed over.
   [[nodiscard]] const ring::ScheduleChoice& schedule() const noexcept;
@@ -174,13 +174,13 @@ class Attention {
   /// Names of the implementations that compute blocks on any rank, joined by "+"; "none" without
   /// blocks. Collective over the context.
   [[nodiscard]] std::string implementations_of_ranks() const;
-  /// What carries the transfers: "mpi", "nccl", "peer", "composite", "self".
+  /// The transport of the transfers: "mpi", "nccl", "peer", "composite", "self".
   [[nodiscard]] const std::string& transport() const noexcept;
   /// Bytes taken beyond the caller's tensors, apart from the workspace of kernels.
   [[nodiscard]] std::size_t extra_bytes() const;
   /// How many calls a device has replayed from a recording.
   [[nodiscard]] std::size_t replays() const;
-  /// Whether this rank merges partial results that kernels have rounded to the problem's dtype.
+  /// True if this rank merges partial results that kernels have rounded to the problem's dtype.
   [[nodiscard]] bool reduces_rounded() const;
 
  private:

@@ -62,7 +62,7 @@ enum class Content : std::uint8_t {
 [[nodiscard]] std::string_view name_of(Content content) noexcept;
 /// Whether its heads are query heads.
 [[nodiscard]] bool has_query_heads(Content content) noexcept;
-/// Whether the backward pass computes it.
+/// True for what the backward pass computes.
 [[nodiscard]] bool is_gradient(Content content) noexcept;
 
 /// Heads [begin, begin + count) of a rank's shard.
@@ -316,7 +316,7 @@ struct RankPlan {
   [[nodiscard]] bool reduces_rounded() const;
 };
 
-/// What a call of the backward pass gets and does besides: docs/semantics.md §1.
+/// A call of the backward pass, beyond its problem: docs/semantics.md §1.
 struct BackwardRequest {
   bool grad_lse = false;  ///< the LSE has a gradient
   bool adds = false;      ///< gradients are added to what is there, instead of overwriting it
@@ -334,7 +334,7 @@ struct Plan {
   double mean_work = 0;         ///< of all
   int ulysses_degree = 0;       ///< of hybrid: ranks that exchange heads; 0 of all others
   int inner_size = 0;           ///< of double_ring: ranks of a row; 0 of all others
-  /// Of a plan of the backward pass.
+  /// Set if this is a plan of the backward pass.
   std::optional<BackwardRequest> backward = {};
 
   /// Work of the most loaded rank over the mean, minus 1; 0 if there is no work.

@@ -23,7 +23,7 @@ struct CallTensor {
   Content content;
   TensorView view;
 };
-/// Those of one call, in any order: one for each of the plan's contents that the caller holds.
+/// The tensors of one call, in any order: one for each content of a buffer of the caller.
 using CallTensors = std::span<const CallTensor>;
 
 struct RunnerOptions {

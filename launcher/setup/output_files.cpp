@@ -106,7 +106,8 @@ void OutputFiles::commit(const ring::LocalTensors& tensors, const ring::ShardedO
           result.writer ? *result.writer : *output_, result.array);
   }
   if (weights_) {
-    write(ring::weights_sharding(problem_, operands), 2, tensors.weights, false, mesh, *weights_, 0);
+    write(ring::weights_sharding(problem_, operands), 2, tensors.weights, false, mesh, *weights_,
+          0);
   }
   std::vector<files::ArrayWriter*> writers{output_.get()};
   for (const RowResult& result : row_results_) {

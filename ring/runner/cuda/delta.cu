@@ -51,12 +51,11 @@ void delta(const ConstTensorView& output, const ConstTensorView& grad_output,
     const Strided<const float> lse = grad_lse.rank() > 0
                                          ? annulus::cuda::strided<const float>(grad_lse)
                                          : Strided<const float>{};
-    check_cuda(cudaLaunchKernelEx(&config, delta_kernel<T>, grid,
-                                  annulus::cuda::strided<const T>(output),
-                                  annulus::cuda::strided<const T>(grad_output), lse,
-                                  annulus::cuda::strided<float>(delta),
-                                  static_cast<int>(output.size(3))),
-               "launching delta");
+    check_cuda(
+        cudaLaunchKernelEx(&config, delta_kernel<T>, grid, annulus::cuda::strided<const T>(output),
+                           annulus::cuda::strided<const T>(grad_output), lse,
+                           annulus::cuda::strided<float>(delta), static_cast<int>(output.size(3))),
+        "launching delta");
   });
 }
 

@@ -119,8 +119,8 @@ void sum(std::span<const ConstTensorView> parts, const TensorView& result, Strea
   constexpr std::int64_t kThreads = 256;
   constexpr std::int64_t kMostBlocks = 8192;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(
-      static_cast<unsigned>(std::min((elements + kThreads - 1) / kThreads, kMostBlocks)));
+  config.gridDim =
+      dim3(static_cast<unsigned>(std::min((elements + kThreads - 1) / kThreads, kMostBlocks)));
   config.blockDim = dim3(kThreads);
   config.stream = CudaStream::of(stream).raw();
   check_cuda(cudaLaunchKernelEx(&config, sum_kernel, from, to, elements), "launching a sum");

@@ -49,12 +49,14 @@ Recordings::Entry* Recordings::known(std::span<const TensorView> tensors) {
 
 // Makes room by forgetting the entry that was not used for longest. If even that one is in use, as
 // where more sets than fit take turns, the new one is not recorded: to forget one each time would
-// record every call anew. Where calls are uniform, all must be recorded.
+// record every call anew. Where calls are uniform, all must be recorded: then the entry that was used
+// last goes, which a cycle asks for latest.
 Recordings::Entry* Recordings::add(std::span<const TensorView> tensors) {
   if (entries_.size() == kMaximumEntries) {
-    const auto oldest = std::ranges::min_element(entries_, {}, &Entry::used);
-    if (!uniform_ && calls_ - oldest->used <= kInUse) return nullptr;
-    entries_.erase(oldest);
+    const auto [oldest, newest] = std::ranges::minmax_element(entries_, {}, &Entry::used);
+    const bool in_use = calls_ - oldest->used <= kInUse;
+    if (in_use && !uniform_) return nullptr;
+    entries_.erase(in_use ? newest : oldest);
   }
   entries_.push_back({{tensors.begin(), tensors.end()}, nullptr, 0});
   next_ = entries_.size();

@@ -148,6 +148,7 @@ class DeviceFace : public test::RankDeviceTest<> {
   [[nodiscard]] static AttentionOptions causal() {
     AttentionOptions options;
     options.shape = {1, Layer::attention_length, Layer::attention_length, 8, 2, 128, 128};
+    options.dtype = DType::bfloat16;
     options.mask.set_causal(true);
     return options;
   }

@@ -1,4 +1,5 @@
 // The plans of runner_test.cpp on GPU ranks, over every transport that they have.
+#include <deque>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -26,29 +27,41 @@ class StagedKernel final : public Kernel {
   }
   void backward(const annulus::BackwardBlock& block, const Gradients& gradients,
                 const ExecutionContext& context) override {
-    std::vector<Tensor> copies;
-    const auto fetch = [&](const ConstTensorView& view) {
-      copies.emplace_back(view.dtype(), view.shape(), annulus::test::test_memory());
-      device_.copy(view, copies.back().view(), context.stream);
-      return copies.back().view();
-    };
     annulus::BackwardBlock fetched = block;
     for (ConstTensorView* view : {&fetched.query, &fetched.key, &fetched.value,
                                   &fetched.grad_output, &fetched.lse, &fetched.delta}) {
-      *view = fetch(*view);
+      *view = fetch(*view, context.stream);
     }
-    const Gradients added{fetch(gradients.query), fetch(gradients.key), fetch(gradients.value)};
-    context.stream.synchronize();
+    const Gradients added{fetch(gradients.query, context.stream),
+                          fetch(gradients.key, context.stream),
+                          fetch(gradients.value, context.stream)};
     HostDevice host;
     const auto stream = host.make_stream("host", annulus::test::kWatchdog, nullptr);
     host_->backward(fetched, added, {*stream});
-    device_.copy(added.query, gradients.query, context.stream);
-    device_.copy(added.key, gradients.key, context.stream);
-    device_.copy(added.value, gradients.value, context.stream);
-    context.stream.synchronize();
+    put(added.query, gradients.query, context.stream);
+    put(added.key, gradients.key, context.stream);
+    put(added.value, gradients.value, context.stream);
+    copies_.clear();
   }
 
  private:
+  // Copies between host and device have no gaps, so strided tensors go by a twin on the device.
+  TensorView fetch(const ConstTensorView& view, Stream& stream) {
+    const Tensor twin(view.dtype(), view.shape(), device_.memory());
+    copies_.emplace_back(view.dtype(), view.shape(), annulus::test::test_memory());
+    device_.copy(view, twin.view(), stream);
+    device_.copy(twin.view(), copies_.back().view(), stream);
+    stream.synchronize();
+    return copies_.back().view();
+  }
+  void put(const TensorView& copy, const TensorView& view, Stream& stream) {
+    const Tensor twin(view.dtype(), view.shape(), device_.memory());
+    device_.copy(copy, twin.view(), stream);
+    device_.copy(twin.view(), view, stream);
+    stream.synchronize();
+  }
+
+  std::deque<Tensor> copies_;
   std::unique_ptr<Kernel> host_;
   Device& device_;
 };

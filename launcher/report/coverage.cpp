@@ -80,9 +80,11 @@ std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
                                 LayoutKind::balanced};
   constexpr std::array kDtypes{DType::float32, DType::float16, DType::bfloat16, DType::float64};
   const std::vector<std::string> parts = all_parts();
-  const FeatureSet masks =
-      FeatureSet::positions() |
-      FeatureSet{Feature::segments, Feature::lengths, Feature::block_mask, Feature::dense_mask};
+  const FeatureSet by_position{Feature::causal, Feature::window, Feature::prefix,
+                               Feature::sink_tokens, Feature::chunk};
+  const FeatureSet by_batch{Feature::offsets, Feature::documents, Feature::segments,
+                            Feature::lengths};
+  const FeatureSet by_entry{Feature::block_mask, Feature::dense_mask};
   const FeatureSet modifiers{Feature::soft_cap, Feature::dropout, Feature::bias,
                              Feature::unnormalised};
   constexpr int kNamed = 2;  // so that a line fits a terminal
@@ -99,7 +101,9 @@ std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
     }
   }
   if (never > kNamed) missing += fmt::format(" and {} more", never - kNamed);
-  return {{"masks", counts_text(parts_of(masks, false), parts_)},
+  return {{"masks by position", counts_text(parts_of(by_position, false), parts_)},
+          {"masks by batch", counts_text(parts_of(by_batch, false), parts_)},
+          {"masks by entry", counts_text(parts_of(by_entry, false), parts_)},
           {"modifiers", counts_text(parts_of(modifiers, true), parts_)},
           {"pairs of these", fmt::format("{} of {}{}", pairs_.size(), pairs, missing)},
           {"layouts", fmt::format("{}, another one for keys {}",

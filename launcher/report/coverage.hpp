@@ -20,7 +20,7 @@ class Coverage {
   void add(const AttentionProblem& problem, const ring::OperandLayout& layout,
            std::string_view schedule, NonFinite non_finite);
 
-  /// Lines of a report: "masks" → "causal masks 81, windows 40, …". Features that never occurred
+  /// Lines of a report: "masks by position" → "causal masks 81, windows 40, …". Features that never occurred
   /// are listed with 0. Of the pairs of features that never occurred, the first two are named.
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> lines() const;
 

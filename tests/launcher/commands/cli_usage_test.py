@@ -588,7 +588,7 @@ class Plan(CliTest):
         result = self.annulus(*PLAN, "--json", "-")
         self.expect_success(result)
         plan = json.loads(result.stdout)
-        self.assertEqual((plan["schema"], plan["version"]), ("annulus.plan", 2))
+        self.assertEqual((plan["schema"], plan["version"]), ("annulus.plan", 3))
         self.assertEqual(len(plan["ranks"]), 4)
         self.assertFalse(plan["tasks_left_out"])
         finishes = []

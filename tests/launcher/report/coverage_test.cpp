@@ -34,10 +34,11 @@ TEST(Coverage, CountsWhatCame) {
   problem.dtype = DType::float64;
   layout.kv_sequence = LayoutKind::zigzag;
   coverage.add(problem, layout, "local", Coverage::NonFinite::none);
-  EXPECT_EQ(
-      line(coverage, "masks"),
-      "causal masks 2, windows 0, a prefix 0, sink tokens 0, chunks 0, an offset per batch 0, "
-      "positions inside documents 0, segment ids 0, lengths 0, a block mask 0, a dense mask 0");
+  EXPECT_EQ(line(coverage, "masks by position"),
+            "causal masks 2, windows 0, a prefix 0, sink tokens 0, chunks 0");
+  EXPECT_EQ(line(coverage, "masks by batch"),
+            "an offset per batch 0, positions inside documents 0, segment ids 0, lengths 0");
+  EXPECT_EQ(line(coverage, "masks by entry"), "a block mask 0, a dense mask 0");
   EXPECT_EQ(line(coverage, "modifiers"),
             "a soft cap 0, dropout 0, a bias 1, an unnormalised output 1, sinks 1");
   EXPECT_EQ(line(coverage, "pairs of these"),

@@ -121,6 +121,10 @@ class RingBackward {
     return last;
   }
 
+  int fresh(std::int64_t tokens) {
+    return builder_.add_column_gradients({LocalPosition(0), tokens}, kv_heads()).key;
+  }
+
   void compute(int step, int hop, const PlacedColumns& columns) {
     if (hop == 0) {
       builder_.compute(step, BackwardBuilder::kOwnRows, heads(), columns,
@@ -134,7 +138,7 @@ class RingBackward {
     builder_.compute(step, BackwardBuilder::kOwnRows, heads(), columns, {part, part});
     if (direct_) return send(step + 1, origin, origin, part);
     const int before = needed_before(origin, hop);
-    const int sum = before == 0 ? part : add_up(step, origin, before, part, mine);
+    const int sum = before == 0 ? part : add_up(step, origin, before, hop, part, mine);
     const int after = needed_after(origin, hop);
     send(step + 1, after == 0 ? origin : order_.receiver(origin, after), origin, sum);
   }
@@ -150,10 +154,13 @@ class RingBackward {
 
   // Receives the sum of the hops up to `before`, and adds the rank's part. Returns the buffer of
   // the new sum.
-  int add_up(int step, int origin, int before, int part, const std::vector<LocalRange>& mine) {
+  int add_up(int step, int origin, int before, int hop, int part,
+             const std::vector<LocalRange>& mine) {
     const std::vector<LocalRange> theirs = summed(origin, before);
     const std::vector<LocalRange> both = joined_runs(theirs, mine);
-    const int received = add(Role::received, size_of_runs(theirs));
+    // A sum that skips ranks comes before the rank's turn, and memory in turns may still be in use.
+    const int received =
+        before == hop - 1 ? add(Role::received, size_of_runs(theirs)) : fresh(size_of_runs(theirs));
     receive(before + 1, order_.receiver(origin, before), origin, received);
     const int sum = both == theirs ? received : add(Role::sum, size_of_runs(both));
     std::int64_t token = 0;

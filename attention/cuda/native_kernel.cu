@@ -55,7 +55,7 @@ __device__ KeySpans keys_of(const NativeArguments& a, std::int64_t batch, std::i
   return a.positions.rule(frame).keys_of(i);
 }
 
-// Whether a row of this segment that sees these keys, with these blocks, sees key position j.
+// True if a row of this segment that sees these keys, with these blocks, sees key position j.
 __device__ bool visible(const NativeArguments& a, std::int64_t batch, const KeySpans& keys,
                         std::int32_t segment, const std::int32_t* blocks, std::int64_t j) {
   if (j >= keys.opening && (j < keys.begin || j >= keys.end)) return false;

@@ -37,7 +37,7 @@ class SmallTanh {
   [[nodiscard]] static float computable(double cap) {
     return static_cast<float>(std::clamp(cap, 1e-30, 1e30));
   }
-  /// Whether tanh with an absolute error of 3e-7 is not enough.
+  /// True if tanh with an absolute error of 3e-7 is not enough.
   [[nodiscard]] static bool needs_accuracy(float cap) { return cap > 1000; }
 
  private:

@@ -232,7 +232,7 @@ class Consumer {
     hopper::products_commit();
   }
 
-  // Whether some pair of a tile is hidden.
+  // True if some pair of a tile is hidden.
   [[nodiscard]] __device__ __forceinline__ bool is_masked(std::int32_t row) const {
     const std::int64_t first_row = Work<Tiles>::position(a.row_positions, row);
     const std::int64_t last_row = Work<Tiles>::position(a.row_positions, row + Tiles::kQueries - 1);

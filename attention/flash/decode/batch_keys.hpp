@@ -11,7 +11,7 @@
 
 namespace annulus::flash::decode {
 
-/// What a mask leaves visible of a block, for a KeySplit.
+/// The visible columns of a block under a mask, for a KeySplit.
 struct MaskedKeys {
   std::vector<BatchKeys> batches;  ///< and one more entry behind the last
   std::int64_t pairs = 0;          ///< visible ones, of all batches

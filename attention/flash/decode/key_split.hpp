@@ -10,7 +10,7 @@
 
 namespace annulus::flash::decode {
 
-/// What the mask leaves visible in one batch. Its columns [begin, end) are those that all of its
+/// The visible columns of one batch. Its columns [begin, end) are those that all of its
 /// rows see.
 struct BatchKeys {
   std::int32_t first_tile = 0;  ///< key tiles of a key/value head in all batches before

@@ -189,7 +189,7 @@ __global__ void merge(const __grid_constant__ DecodeArguments a) {
   total += state_weight;
   const float* const state =
       static_cast<const float*>(a.state.output) + (has_state ? output_offset(a.state, at) : 0);
-  // Whether the row saw columns whose logits were all −∞, here or in the state: see SoftmaxState.
+  // True if the row saw columns whose logits were all −∞, here or in the state: see SoftmaxState.
   const bool saw = own.sees || (has_state && isnan(*state));
   const float scale = total != 0 ? 1 / total : saw ? kNan : 0;
   const std::int64_t to = output_offset(a.result, at);

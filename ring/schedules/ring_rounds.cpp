@@ -102,21 +102,27 @@ bool RingTraffic::holds(int member, int hop, LocalRange columns) const {
 
 namespace {
 
-// Whether every hop can have a receive buffer of its own.
-bool fits_at_once(const RankContext& context, std::int64_t kv_heads, std::int64_t tokens) {
+// A message between rows costs some microseconds, so it has at least this many bytes.
+constexpr std::int64_t kLeastPartBytes = std::int64_t{2} << 20;
+
+// Of a key and a value.
+std::int64_t token_bytes(const RankContext& context, std::int64_t kv_heads) {
   const PlanInput& input = context.input;
   const AttentionShape& shape = input.problem.shape;
   const std::int64_t batch = input.operands.key.local_shape(context.rank)[0];
-  return tokens * batch * kv_heads * (shape.head_dim + shape.value_dim) *
-             static_cast<std::int64_t>(size_of(input.problem.dtype)) <=
-         input.options.prefetch_bytes;
+  return batch * kv_heads * (shape.head_dim + shape.value_dim) *
+         static_cast<std::int64_t>(size_of(input.problem.dtype));
 }
 
 }  // namespace
 
 RingRounds::RingRounds(const RankContext& context, TaskBuilder& builder, const RingTraffic& traffic,
                        int me, std::function<int(int)> group_rank, std::int64_t most_kv_heads)
-    : builder_(builder), traffic_(traffic), me_(me), group_rank_(std::move(group_rank)) {
+    : builder_(builder),
+      traffic_(traffic),
+      me_(me),
+      group_rank_(std::move(group_rank)),
+      token_bytes_(token_bytes(context, most_kv_heads)) {
   const RingOrder& order = traffic.order();
   const auto hops = static_cast<std::size_t>(order.members);
   incoming_.resize(hops);
@@ -146,8 +152,8 @@ RingRounds::RingRounds(const RankContext& context, TaskBuilder& builder, const R
       }
     }
   }
-  at_once_ = fits_at_once(context, most_kv_heads,
-                          std::accumulate(arriving.begin(), arriving.end(), std::int64_t{0}));
+  at_once_ = std::accumulate(arriving.begin(), arriving.end(), std::int64_t{0}) * token_bytes_ <=
+             context.input.options.prefetch_bytes;
   for (std::size_t hop = 0; hop < arriving.size(); ++hop) {
     const std::size_t slot = slot_of(static_cast<int>(hop));
     if (tokens_.size() <= slot) tokens_.resize(slot + 1);
@@ -167,6 +173,26 @@ std::size_t RingRounds::slot_of(int hop) const {
   return static_cast<std::size_t>(2 + hop / order.inner % 2);
 }
 
+// Columns that enter a row are first used in the next round, and may come over a slower link than
+// columns that go round the row. They come beside the hops of the round before, in parts, so that
+// neither link waits for the other.
+std::vector<RingRounds::Part> RingRounds::parts_of(int hop, const RingMessage& message) const {
+  const int inner = traffic_.order().inner;
+  if (inner == 1 || !traffic_.order().enters_row(hop)) return {{hop - 1, message}};
+  const std::int64_t count = std::clamp<std::int64_t>(
+      message.columns.count * token_bytes_ / kLeastPartBytes, 1, inner - 1);
+  std::vector<Part> parts;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t begin = message.columns.count * i / count;
+    const std::int64_t end = message.columns.count * (i + 1) / count;
+    RingMessage part = message;
+    part.columns = {message.columns.begin + begin, end - begin};
+    part.token += begin;
+    parts.push_back({hop - inner + static_cast<int>(i), part});
+  }
+  return parts;
+}
+
 void RingRounds::add(int first_step, const RingShare& share, const Compute& compute) {
   const bool packs = share.sent_from < 0 && sent_own_.count > 0;
   const int packed = packs ? builder_.add_packed(sent_own_, share.kv_heads) : share.sent_from;
@@ -177,22 +203,24 @@ void RingRounds::add(int first_step, const RingShare& share, const Compute& comp
   }
   compute(first_step, 0, share.columns);
   for (int hop = 1; hop < steps(); ++hop) {
-    const int posted = first_step + hop - 1;
     const int buffer = buffer_of(hop);
-    for (const RingMessage& message : incoming_[static_cast<std::size_t>(hop)]) {
-      builder_.receive(posted, group_rank_(message.source), group_rank_(message.origin), buffer,
-                       {LocalPosition(message.token), message.columns.count});
-    }
-    for (const auto& [receiver, message] : departures_[static_cast<std::size_t>(hop)]) {
-      if (message.held_since == 0) {
-        builder_.send(posted, group_rank_(receiver), group_rank_(me_), packed, message.columns);
-      } else {
-        builder_.send(posted, group_rank_(receiver), group_rank_(message.origin),
-                      buffer_of(message.held_since),
-                      traffic_.tokens_of(me_, message.held_since, message.columns));
+    for (const RingMessage& whole : incoming_[static_cast<std::size_t>(hop)]) {
+      for (const auto& [posted, message] : parts_of(hop, whole)) {
+        builder_.receive(first_step + posted, group_rank_(message.source),
+                         group_rank_(message.origin), buffer,
+                         {LocalPosition(message.token), message.columns.count});
       }
     }
-    compute(posted + 1, hop, {buffer, buffer, arrivals_[static_cast<std::size_t>(hop)]});
+    for (const auto& [receiver, whole] : departures_[static_cast<std::size_t>(hop)]) {
+      for (const auto& [posted, message] : parts_of(hop, whole)) {
+        const bool own = message.held_since == 0;
+        builder_.send(
+            first_step + posted, group_rank_(receiver), group_rank_(message.origin),
+            own ? packed : buffer_of(message.held_since),
+            own ? message.columns : traffic_.tokens_of(me_, message.held_since, message.columns));
+      }
+    }
+    compute(first_step + hop, hop, {buffer, buffer, arrivals_[static_cast<std::size_t>(hop)]});
   }
 }
 

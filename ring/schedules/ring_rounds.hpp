@@ -105,6 +105,13 @@ class RingRounds {
     RingMessage message;
   };
 
+  // Goes with the exchange of this step of the round.
+  struct Part {
+    int step;
+    RingMessage message;
+  };
+
+  [[nodiscard]] std::vector<Part> parts_of(int hop, const RingMessage& message) const;
   [[nodiscard]] std::size_t slot_of(int hop) const;
   [[nodiscard]] int buffer_of(int hop) const { return receive_[slot_of(hop)]; }
 
@@ -112,6 +119,7 @@ class RingRounds {
   const RingTraffic& traffic_;
   int me_;
   std::function<int(int)> group_rank_;
+  std::int64_t token_bytes_;  // of a key and a value, in the largest round
   // By hop, the same in every round:
   std::vector<std::vector<RingMessage>> incoming_;
   std::vector<std::vector<PlacedPiece>> arrivals_;

@@ -60,16 +60,43 @@ TEST(Planner, DoubleRingsSendEachShardToARowOnce) {
     options.direct = direct;
     options.inner_size = 3;
     const Plan plan = make_plan(native_input(problem, operands, options), Schedule::double_ring);
-    std::map<std::pair<int, int>, int> crossings;  // origin and row
+    std::map<std::pair<int, int>, std::int64_t> crossings;  // tokens, by origin and row
     for (const RankPlan& rank : plan.ranks) {
       for (const Exchange* exchange : rank.all<Exchange>()) {
         for (const Transfer& transfer : exchange->receives) {
-          if (transfer.peer / 3 != rank.rank / 3) ++crossings[{transfer.origin, rank.rank / 3}];
+          if (transfer.peer / 3 == rank.rank / 3) continue;
+          crossings[{transfer.origin, rank.rank / 3}] += transfer.tokens.count;
         }
       }
     }
     EXPECT_EQ(crossings.size(), 6U);
-    for (const auto& [shard, times] : crossings) EXPECT_EQ(times, 1);
+    for (const auto& [shard, tokens] : crossings) {
+      EXPECT_EQ(tokens, operands.key.local_shape(shard.first)[1]);
+    }
+  }
+}
+
+// What enters a row comes beside the hops of the round before, in parts that are worth a message.
+TEST(Planner, ColumnsEnterARowBesideTheHopsInIt) {
+  AttentionProblem problem = causal_problem(8 * 128, 4, 4);
+  problem.mask.set_causal(false);
+  problem.shape.head_dim = problem.shape.value_dim = 4096;
+  const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);
+  PlanOptions options;
+  options.inner_size = 4;
+  const Plan plan = make_plan(native_input(problem, operands, options), Schedule::double_ring);
+  expect_valid(plan, operands);
+  for (const RankPlan& rank : plan.ranks) {
+    std::vector<int> entering;
+    for (const Exchange* exchange : rank.all<Exchange>()) {
+      entering.push_back(0);
+      for (const Transfer& transfer : exchange->receives) {
+        if (transfer.peer / 4 != rank.rank / 4) entering.back() += 1;
+      }
+      EXPECT_GT(exchange->receives.size(), static_cast<std::size_t>(entering.back()))
+          << "an exchange of nothing but columns from another row";
+    }
+    EXPECT_THAT(entering, testing::ElementsAre(1, 1, 1, 0, 0, 0));
   }
 }
 
@@ -286,15 +313,16 @@ TEST(Planner, TiesGoToTheOneThatNeedsLessMemory) {
   }
 }
 
-/// Messages that cross to another node, by the rank they are of and the node they come to.
-std::map<std::pair<int, int>, int> crossings(const Plan& plan,
-                                             const std::vector<int>& node_of_rank) {
-  std::map<std::pair<int, int>, int> count;
+/// Tokens that cross to another node, by the rank they are of and the node they come to.
+std::map<std::pair<int, int>, std::int64_t> crossings(const Plan& plan,
+                                                      const std::vector<int>& node_of_rank) {
+  std::map<std::pair<int, int>, std::int64_t> count;
   const auto node = [&](int rank) { return node_of_rank[static_cast<std::size_t>(rank)]; };
   for (const RankPlan& rank : plan.ranks) {
     for (const Exchange* exchange : rank.all<Exchange>()) {
       for (const Transfer& transfer : exchange->receives) {
-        if (node(transfer.peer) != node(rank.rank)) ++count[{transfer.origin, node(rank.rank)}];
+        if (node(transfer.peer) == node(rank.rank)) continue;
+        count[{transfer.origin, node(rank.rank)}] += transfer.tokens.count;
       }
     }
   }
@@ -317,9 +345,10 @@ TEST(Planner, RingsSendEachShardToANodeOnce) {
     input.prices.node_of_rank = nodes;
     const Plan plan = make_plan(input, inner == 8 ? Schedule::ring : Schedule::double_ring);
     expect_valid(plan, operands);
-    for (const auto& [way, times] : crossings(plan, nodes)) {
-      EXPECT_EQ(times, 1) << "shard " << way.first << " to node " << way.second << " of "
-                          << nodes.back() + 1 << ", inner size " << inner;
+    for (const auto& [way, tokens] : crossings(plan, nodes)) {
+      EXPECT_EQ(tokens, operands.key.local_shape(way.first)[1])
+          << "shard " << way.first << " to node " << way.second << " of " << nodes.back() + 1
+          << ", inner size " << inner;
     }
   }
 }
@@ -355,10 +384,14 @@ TEST(Planner, GatheredShardsEnterANodeOnce) {
       input.prices.node_of_rank = nodes;
       const Plan plan = make_plan(input, Schedule::allgather);
       expect_valid(plan, operands);
-      const std::map<std::pair<int, int>, int> ways = crossings(plan, nodes);
+      const std::map<std::pair<int, int>, std::int64_t> ways = crossings(plan, nodes);
       const std::set<int> different(nodes.begin(), nodes.end());
       EXPECT_EQ(ways.size(), 8 * (different.size() - 1));
-      for (const auto& [way, times] : ways) EXPECT_EQ(times, gather_bytes == 1 ? 2 : 1);
+      // By two groups of heads, or all heads at once.
+      const std::int64_t times = gather_bytes == 1 ? 2 : 1;
+      for (const auto& [way, tokens] : ways) {
+        EXPECT_EQ(tokens, times * operands.key.local_shape(way.first)[1]);
+      }
     }
   }
 }

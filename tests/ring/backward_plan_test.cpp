@@ -47,6 +47,18 @@ Mask documents(std::int64_t length) {
   return mask;
 }
 
+// Tokens of the first documents come again in later ones, so that sums skip ranks.
+Mask scattered_documents(std::int64_t length) {
+  std::vector<std::int32_t> ids;
+  for (std::int64_t i = 0; i < 2 * length; ++i) {
+    const std::int64_t chunk = i % length / 5;
+    ids.push_back(static_cast<std::int32_t>(chunk * (chunk + i / length) % 3));
+  }
+  Mask mask;
+  mask.set_segments(2, ids, ids);
+  return mask;
+}
+
 void expect_plays(const PlanInput& input, Schedule schedule, unsigned seed) {
   const Plan plan = make_plan(input, schedule);
   expect_valid(plan, input.operands, seed);
@@ -77,13 +89,14 @@ TEST(BackwardPlan, EveryGradientHoldsEveryVisiblePairOnce) {
 
 TEST(BackwardPlan, MasksThatHideHops) {
   constexpr std::int64_t kLength = 33;
-  std::vector<Mask> masks(5);
+  std::vector<Mask> masks(6);
   masks[1].set_window(3, 0);
   masks[2].set_window(0, 4);
   masks[3] = documents(kLength);
   masks[4].set_causal(true);
   masks[4].set_kv_lengths({17, 0});
   masks[4].set_query_lengths({kLength, 20});
+  masks[5] = scattered_documents(kLength);
   unsigned seed = 100;
   for (const Mask& mask : masks) {
     AttentionProblem problem = small_problem(kLength, 4, 2);

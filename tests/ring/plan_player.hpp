@@ -304,6 +304,7 @@ class PlanPlayer {
     if (phase == Phase::waiting) {
       if (!met(state, plan_.ranks[r].tasks[t].after)) return false;
       check_sends(r, exchange);
+      check_memory(r, exchange);
       phase = Phase::offered;
       return true;
     }
@@ -333,6 +334,42 @@ class PlanPlayer {
       EXPECT_EQ(transfer.bytes, transfer.tokens.count * rank.token_bytes(buffer));
       EXPECT_GE(transfer.tokens.begin, buffer.tokens.begin);
       EXPECT_LE(transfer.tokens.end(), buffer.tokens.end());
+    }
+  }
+
+  // Messages of an exchange travel at the same time: none may write memory that another one uses.
+  void check_memory(std::size_t r, const Exchange& exchange) {
+    struct Use {
+      int memory;
+      std::int64_t begin, end;  // bytes
+      bool written;
+    };
+    const RankPlan& rank = plan_.ranks[r];
+    std::vector<Use> uses;
+    const auto add = [&](const std::vector<Transfer>& transfers, bool written) {
+      for (const Transfer& transfer : transfers) {
+        const Buffer& buffer = rank.buffer(transfer.buffer);
+        const std::int64_t begin =
+            (transfer.tokens.begin - buffer.tokens.begin) * rank.token_bytes(buffer);
+        uses.push_back({rank.memory_of(transfer.buffer), begin, begin + transfer.bytes, written});
+      }
+    };
+    add(exchange.sends, false);
+    add(exchange.receives, true);
+    std::ranges::sort(uses, {}, [](const Use& use) { return std::tuple(use.memory, use.begin); });
+    // The uses that end last so far: of all, and of those that write.
+    const Use* last = nullptr;
+    const Use* last_written = nullptr;
+    for (const Use& use : uses) {
+      const Use* const other = use.written ? last : last_written;
+      if (other != nullptr && other->memory == use.memory) {
+        EXPECT_LE(other->end, use.begin) << "rank " << r << " uses memory twice in an exchange";
+      }
+      const auto update = [&](const Use*& kept) {
+        if (kept == nullptr || kept->memory != use.memory || kept->end < use.end) kept = &use;
+      };
+      update(last);
+      if (use.written) update(last_written);
     }
   }
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -324,8 +325,11 @@ class Runner::Impl {
   // again.
   void submit_tasks() {
     if (marks_) computing_->mark(0);
+    std::unique_lock<std::mutex> turn;
     if (arrivals_.any()) {
-      if (device_.last_waiting()) computing_->wait(device_.last_waiting());
+      AwaitingCalls& others = device_.awaiting_calls();
+      turn = std::unique_lock(others.mutex);
+      if (others.last) computing_->wait(others.last);
       arrivals_.begin(*operations_, *computing_);
       if (rehearsing_) announce_all();
     }
@@ -347,7 +351,7 @@ class Runner::Impl {
       queue.stream->mark(finished_mark(queue.tasks.size()));
       computing_->wait(queue.stream->record());
     }
-    if (arrivals_.any()) device_.last_waiting() = computing_->record();
+    if (arrivals_.any()) device_.awaiting_calls().last = computing_->record();
   }
 
   // Before any kernel, so that none is left waiting if a later one fails.

@@ -48,7 +48,9 @@ ring::ShardedAttentionOptions sharded_options(const AttentionOptions& options, C
           .plan = ring::with_parameters(
               options.plan.value_or(ring::PlanOptions::for_place(context.place())), options),
           .cost_model = options.cost_model,
-          .runner = {.threads = context.threads(), .tracer = options.tracer},
+          .runner = {.threads = context.threads(),
+                     .tracer = options.tracer,
+                     .watch = &context.mesh().call_watch()},
           .transport = open_transport ? context.transport() : options.transport,
           .tuning = tuning_options(options, context),
           .overlay = context.overlay()};

@@ -1,5 +1,12 @@
 #include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,18 +30,54 @@ std::string version_text(int version) {
 
 class CudaMemoryPool final : public MemoryPool {
  public:
-  explicit CudaMemoryPool(int device) : MemoryPool(Place::cuda(device)) {}
+  /// `make_room` returns other memory to the system, if it can, when there is none left.
+  explicit CudaMemoryPool(int device, std::function<void()> make_room = {})
+      : MemoryPool(Place::cuda(device)), make_room_(std::move(make_room)) {}
   ~CudaMemoryPool() override { release(); }
 
  protected:
   void* system_allocate(std::size_t bytes) override {
     const DeviceGuard guard(place().device);
-    return cuda::allocate(bytes);
+    void* data = cuda::allocate(bytes);
+    if (data == nullptr && make_room_) {
+      make_room_();
+      data = cuda::allocate(bytes);
+    }
+    return data;
   }
   void system_free(void* data, std::size_t /*bytes*/) noexcept override { (void)cudaFree(data); }
   [[nodiscard]] std::string system_state() const override {
     return cuda::memory_state(place().device);
   }
+
+ private:
+  std::function<void()> make_room_;
+};
+
+/// A pool per stream. The order of the stream is what makes its memory safe to use again.
+class StreamPools {
+ public:
+  explicit StreamPools(int device) : device_(device) {}
+
+  [[nodiscard]] MemoryPool& of(std::uint64_t stream) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = pools_.find(stream); found != pools_.end()) return *found->second;
+    // Streams may have ended, which nobody says. Freeing their memory waits for their work.
+    if (pools_.size() >= kMaximumIdle) {
+      std::erase_if(pools_, [](const auto& one) { return one.second->statistics().in_use == 0; });
+    }
+    return *pools_.emplace(stream, std::make_unique<CudaMemoryPool>(device_)).first->second;
+  }
+  void trim() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [stream, pool] : pools_) pool->trim();
+  }
+
+ private:
+  static constexpr std::size_t kMaximumIdle = 16;
+  int device_;
+  std::mutex mutex_;
+  std::map<std::uint64_t, std::unique_ptr<CudaMemoryPool>> pools_;  // by id
 };
 
 class PinnedMemoryPool final : public MemoryPool {
@@ -68,12 +111,16 @@ class CurrentCudaDevice final : public CurrentDevice {
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(int index) : index_(index), memory_(index) {}
+  explicit CudaDevice(int index)
+      : index_(index), results_(index), memory_(index, [this] { results_.trim(); }) {}
   [[nodiscard]] Place place() const noexcept override { return Place::cuda(index_); }
   [[nodiscard]] std::unique_ptr<CurrentDevice> make_current() const override {
     return std::make_unique<CurrentCudaDevice>(index_);
   }
   [[nodiscard]] MemoryPool& memory() noexcept override { return memory_; }
+  [[nodiscard]] MemoryPool& memory_of(ForeignStream& stream) override {
+    return results_.of(stream.id());
+  }
   [[nodiscard]] MemoryPool& staging() override { return staging_; }
   using Device::make_stream;
   [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string name, Watchdog watchdog,
@@ -119,6 +166,7 @@ class CudaDevice final : public Device {
   }
 
   int index_;
+  StreamPools results_;
   CudaMemoryPool memory_;
   PinnedMemoryPool staging_;
 };

@@ -11,6 +11,11 @@ class ForeignCudaStream final : public ForeignStream {
  public:
   explicit ForeignCudaStream(cudaStream_t raw) : raw_(raw), event_(make_event()) {}
 
+  [[nodiscard]] std::uint64_t id() const override {
+    unsigned long long id = 0;
+    check_cuda(cudaStreamGetId(raw_, &id), "cudaStreamGetId");
+    return id;
+  }
   [[nodiscard]] bool is_captured() const override {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check_cuda(cudaStreamIsCapturing(raw_, &status), "cudaStreamIsCapturing");

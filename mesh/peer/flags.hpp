@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cuda_runtime_api.h>
@@ -65,7 +66,7 @@ class FlagBlock {
   Buffer memory_;
   CudaStream stream_;  // of its own, so that it never waits behind what waits for a flag
   std::vector<std::uint32_t*> free_;
-  bool useless_ = false;
+  std::atomic<bool> useless_ = false;  // a watching thread may give the group up
 };
 
 }  // namespace annulus::peer

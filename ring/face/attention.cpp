@@ -48,7 +48,9 @@ ring::ShardedAttentionOptions sharded_options(const AttentionOptions& options, C
           .plan = ring::with_parameters(
               options.plan.value_or(ring::PlanOptions::for_place(context.place())), options),
           .cost_model = options.cost_model,
-          .runner = {.threads = context.threads(), .tracer = options.tracer},
+          .runner = {.threads = context.threads(),
+                     .tracer = options.tracer,
+                     .watch = &context.mesh().call_watch()},
           .transport = open_transport ? context.transport() : options.transport,
           .tuning = tuning_options(options, context),
           .overlay = context.overlay()};
@@ -117,10 +119,7 @@ class Attention::Impl {
 
   void run(ring::LocalTensors tensors, void* stream) {
     if (context_.place().is_host()) return run_and_wait(std::move(tensors));
-    if (!caller_ || raw_caller_ != stream) {
-      caller_ = make_foreign_cuda_stream(stream, context_.place().device);
-      raw_caller_ = stream;
-    }
+    look_at(stream);
     if (!prepared_ && caller_->is_captured()) {
       throw UnsupportedError(
           "a first call cannot be captured into a CUDA graph: run or prepare attention once "
@@ -129,6 +128,15 @@ class Attention::Impl {
     make_ready(tensors);
     sharded_.submit(tensors, caller_.get());
     add_weights(tensors);
+  }
+
+  // Makes `stream` the caller's.
+  ForeignStream& look_at(void* stream) {
+    if (!caller_ || raw_caller_ != stream) {
+      caller_ = make_foreign_cuda_stream(stream, context_.place().device);
+      raw_caller_ = stream;
+    }
+    return *caller_;
   }
 
   void run_and_wait(ring::LocalTensors tensors) {
@@ -200,8 +208,10 @@ class Attention::Impl {
   }
   [[nodiscard]] DType weights_dtype() const { return annulus::weights_dtype(problem_); }
 
-  [[nodiscard]] AttentionOutput make_output(bool with_lse) {
-    MemoryPool& memory = context_.device().memory();
+  [[nodiscard]] AttentionOutput make_output(bool with_lse, void* stream) {
+    Device& device = context_.device();
+    MemoryPool& memory =
+        context_.place().is_host() ? device.memory() : device.memory_of(look_at(stream));
     AttentionOutput output{Tensor(problem_.dtype, shape(operands_.output), memory)};
     const auto make_row_result = [&](std::optional<Tensor>& tensor) {
       tensor.emplace(DType::float32, shape(operands_.lse), memory);
@@ -245,6 +255,9 @@ class Attention::Impl {
     sharded_.set_mask(operands_.bias ? mask_beside_bias(policy_, mask) : mask);
   }
 
+  [[nodiscard]] OneAtATime::Call begin_call(const char* name) const {
+    return context_.begin_call(name);
+  }
   [[nodiscard]] const ring::ShardedOperands& operands() const noexcept { return operands_; }
   [[nodiscard]] ring::ShardedAttention& sharded() noexcept { return sharded_; }
 
@@ -288,7 +301,10 @@ class Attention::Impl {
 };
 
 Attention::Attention(Context& context, const AttentionOptions& options)
-    : impl_(std::make_unique<Impl>(context, options)) {}
+    : impl_([&] {
+        const auto call = context.begin_call("Attention::Attention");
+        return std::make_unique<Impl>(context, options);
+      }()) {}
 Attention::Attention(Context& context, const AttentionProblem& problem)
     : Attention(context, AttentionOptions{problem, {}, {}}) {}
 Attention::~Attention() = default;
@@ -331,11 +347,13 @@ DType Attention::weights_dtype() const {
 }
 
 void Attention::run(const AttentionTensors& tensors, void* stream) {
+  const auto call = impl_->begin_call("Attention::run");
   impl_->check_results(tensors);
   impl_->run(impl_->views(tensors), stream);
 }
 AttentionOutput Attention::compute(const AttentionTensors& inputs, bool with_lse, void* stream) {
-  AttentionOutput output = impl_->make_output(with_lse);
+  const auto call = impl_->begin_call("Attention::compute");
+  AttentionOutput output = impl_->make_output(with_lse, stream);
   AttentionTensors tensors = inputs;
   tensors.output = output.outputs.view().data();
   const auto row_result = [](const std::optional<Tensor>& tensor) {
@@ -349,18 +367,23 @@ AttentionOutput Attention::compute(const AttentionTensors& inputs, bool with_lse
   return output;
 }
 void Attention::run(const ring::LocalTensors& tensors, void* stream) {
+  const auto call = impl_->begin_call("Attention::run");
   impl_->run(tensors, stream);
 }
 void Attention::run_and_wait(const ring::LocalTensors& tensors) {
+  const auto call = impl_->begin_call("Attention::run_and_wait");
   impl_->run_and_wait(tensors);
 }
 void Attention::prepare(const ring::LocalTensors& tensors) {
+  const auto call = impl_->begin_call("Attention::prepare");
   impl_->prepare(tensors);
 }
 void Attention::set_mask(const Mask& mask) {
+  const auto call = impl_->begin_call("Attention::set_mask");
   impl_->set_mask(mask);
 }
 void Attention::wait() {
+  const auto call = impl_->begin_call("Attention::wait");
   impl_->sharded().wait();
 }
 ring::LocalTensors Attention::views(const AttentionTensors& tensors) const {

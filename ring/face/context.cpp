@@ -121,7 +121,8 @@ Context::Context(MPI_Comm communicator, const ContextOptions& options)
 }
 
 Context::Context(MPI_Comm communicator, const MeshShape& mesh, Context& base)
-    : device_(base.device_),
+    : calls_(base.calls_),
+      device_(base.device_),
       mesh_(std::make_unique<Mesh>(mesh, communicator, base.mesh_->watchdog())),
       registry_(base.registry_),
       transport_(base.transport_),

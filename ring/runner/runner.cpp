@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -67,6 +68,10 @@ class Runner::Impl {
       queues_.back().released.resize(queues_.back().tasks.size());
     }
     number_tasks();
+    if (options_.watch != nullptr && !queues_.empty() && !device.place().is_host()) {
+      for (Queue& queue : queues_) queue.stream->mark(finished_mark(queue.tasks.size()));
+      watched_.emplace(*options_.watch, calls());
+    }
   }
 
   // What calls under way still use goes back to the pool behind them.
@@ -139,6 +144,7 @@ class Runner::Impl {
           "schedules other than allgather can");
     }
     try {
+      if (options_.watch != nullptr) options_.watch->check();
       for (Group* group : groups_) group->check();
       check_tensors(plan_, memory_.expected(), tensors);
       if (!lies_as_before(tensors)) {
@@ -189,7 +195,11 @@ class Runner::Impl {
 
   void wait() {
     try {
+      std::optional<CallWatch::Pause> pause;
+      if (watched_) pause.emplace(*watched_);
       wait_for_streams();
+      // The streams end too where the watch has released them.
+      if (options_.watch != nullptr) options_.watch->check();
     } catch (...) {
       give_up();
       throw;
@@ -223,19 +233,34 @@ class Runner::Impl {
     return ready_ && std::ranges::equal(tensors, memory_.bound(), lie_alike);
   }
 
+  // How far the streams have come. A replayed call is work of the compute stream alone.
+  [[nodiscard]] std::uint64_t marks() const {
+    std::uint64_t marks = computing_->marked();
+    for (const Queue& queue : queues_) marks = marks << 20U ^ queue.stream->marked();
+    return marks;
+  }
+
+  // A call has begun once a queue has left the end of the call before.
+  [[nodiscard]] bool exchanges_are_under_way() const {
+    return std::any_of(queues_.begin(), queues_.end(), [](const Queue& queue) {
+      return queue.stream->marked() != finished_mark(queue.tasks.size());
+    });
+  }
+
+  [[nodiscard]] CallWatch::Calls calls() {
+    return {[this] { return exchanges_are_under_way(); }, [this] { return marks(); },
+            [this] { return awaits_only_itself(); }, [this] { return describe_wait(); },
+            [this] {
+              for (Group* group : groups_) group->give_up();
+            }};
+  }
+
   void wait_for_streams() {
     const Waiting waiting{[this] {
                             for (Group* group : groups_) group->check();
                           },
                           [this] { return describe_wait(); },
-                          [this] { return awaits_only_itself(); },
-                          // A replayed call is work of the compute stream alone.
-                          [this] {
-                            std::uint64_t marks = computing_->marked();
-                            for (const Queue& queue : queues_)
-                              marks = marks << 20U ^ queue.stream->marked();
-                            return marks;
-                          }};
+                          [this] { return awaits_only_itself(); }, [this] { return marks(); }};
     for (Queue& queue : queues_) queue.stream->synchronize(waiting);
     computing_->synchronize(waiting);
   }
@@ -324,8 +349,11 @@ class Runner::Impl {
   // again.
   void submit_tasks() {
     if (marks_) computing_->mark(0);
+    std::unique_lock<std::mutex> turn;
     if (arrivals_.any()) {
-      if (device_.last_waiting()) computing_->wait(device_.last_waiting());
+      AwaitingCalls& others = device_.awaiting_calls();
+      turn = std::unique_lock(others.mutex);
+      if (others.last) computing_->wait(others.last);
       arrivals_.begin(*operations_, *computing_);
       if (rehearsing_) announce_all();
     }
@@ -347,7 +375,7 @@ class Runner::Impl {
       queue.stream->mark(finished_mark(queue.tasks.size()));
       computing_->wait(queue.stream->record());
     }
-    if (arrivals_.any()) device_.last_waiting() = computing_->record();
+    if (arrivals_.any()) device_.awaiting_calls().last = computing_->record();
   }
 
   // Before any kernel, so that none is left waiting if a later one fails.
@@ -635,6 +663,7 @@ class Runner::Impl {
   std::unique_ptr<Stream> computing_;
   std::vector<Queue> queues_;
   Recordings recordings_;
+  std::optional<CallWatch::Watched> watched_;
 };
 
 Runner::Runner(const AttentionProblem& problem, RankPlan plan,

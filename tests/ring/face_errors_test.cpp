@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 #include <sys/resource.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -42,6 +43,32 @@ TEST(Face, ErrorsAreTheSameOnAllRanks) {
               HasSubstr("key: got a null pointer"));
   attention.run(shards.tensors(true));
   expect_right(attention, options, shards, 1, true);
+}
+
+// The call that overlaps another one touches nothing: the other one goes on, and so may the thread.
+TEST(Face, OverlappingCallsOfTwoThreadsAreRefused) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(64);
+  Attention attention(context, options);
+  std::string message;
+  bool filled = false;
+  options.init_bias = InitBias{{1, 1, 1, 64}, [&](const TensorView& part, auto) {
+                                 for (std::int64_t i = 0; i < part.elements(); ++i) {
+                                   part.as<float>()[i] = 0;
+                                 }
+                                 std::thread([&] {
+                                   message =
+                                       test::message_of<LibraryError>([&] { attention.wait(); });
+                                 }).join();
+                                 filled = true;
+                               }};
+  Attention biased(context, options);
+  EXPECT_THAT(message, HasSubstr("Attention::wait on thread"));
+  EXPECT_THAT(message, HasSubstr("during Attention::Attention on thread"));
+  EXPECT_TRUE(filled);
+  Shards shards(biased, 1);
+  std::thread([&] { biased.run(shards.tensors(true)); }).join();
+  expect_right(biased, options, shards, 1, true);
 }
 
 // The others may have begun the call, and cannot be asked any more.

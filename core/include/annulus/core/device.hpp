@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include <annulus/core/awaiting_calls.hpp>
+#include <annulus/core/foreign_stream.hpp>
 #include <annulus/core/memory.hpp>
 #include <annulus/core/stream.hpp>
 #include <annulus/core/tensor.hpp>
@@ -51,10 +53,15 @@ class Device {
                                                           const std::function<void()>& /*body*/) {
     return nullptr;
   }
-  /// The end of the last submitted call whose kernels wait for other ranks; null before the first.
-  /// Such calls run one at a time, in the order of submission, which is the same on all ranks. Two
-  /// at once could deadlock: each could occupy the GPU on which the other has yet to begin.
-  [[nodiscard]] std::shared_ptr<Event>& last_waiting() noexcept { return last_waiting_; }
+  /// Shared with the other devices that this process has opened on the same GPU.
+  [[nodiscard]] AwaitingCalls& awaiting_calls() {
+    if (!awaiting_calls_) awaiting_calls_ = annulus::awaiting_calls(place());
+    return *awaiting_calls_;
+  }
+  /// For results that the user of `stream`, a stream of the caller, may drop before the stream is
+  /// done with them. What comes back goes only to later users of the same stream, whose work runs
+  /// after that of the earlier ones. The pool lives as long as the device.
+  [[nodiscard]] virtual MemoryPool& memory_of(ForeignStream& /*stream*/) { return memory(); }
   /// Copies between tensors of equal shape and dtype. Each lies on the host or on this device. They
   /// are contiguous, unless both lie on the same. Ordered by `stream`, which belongs to this
   /// device.
@@ -66,7 +73,7 @@ class Device {
   }
 
  private:
-  std::shared_ptr<Event> last_waiting_;
+  std::shared_ptr<AwaitingCalls> awaiting_calls_;
 };
 
 /// The CPU cores that the rank may use.

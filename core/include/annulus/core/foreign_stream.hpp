@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include <annulus/core/stream.hpp>
@@ -15,6 +16,8 @@ class ForeignStream {
   ForeignStream(const ForeignStream&) = delete;
   ForeignStream& operator=(const ForeignStream&) = delete;
 
+  /// Differs from that of every other stream of this process, ended ones included.
+  [[nodiscard]] virtual std::uint64_t id() const = 0;
   /// Whether work submitted now is captured instead of executed.
   [[nodiscard]] virtual bool is_captured() const = 0;
   /// What is submitted to `ours` from now on starts after what is on the foreign stream now.

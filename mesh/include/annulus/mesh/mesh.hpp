@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <annulus/core/call_watch.hpp>
 #include <annulus/core/watchdog.hpp>
 #include <annulus/mesh/group.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
@@ -44,6 +45,9 @@ class Mesh {
   /// The watchdog that was given, connected to all ranks of the mesh: a stream that waits with it
   /// does not give up while another rank is computing.
   [[nodiscard]] const Watchdog& watchdog() const noexcept { return watchdog_; }
+
+  /// Watches calls of which the ranks of the mesh compute their parts, with the same timeout.
+  [[nodiscard]] CallWatch& call_watch() noexcept { return call_watch_; }
 
   /// Coordinates all ranks of the mesh.
   [[nodiscard]] Control& world() noexcept { return *world_; }
@@ -95,6 +99,7 @@ class Mesh {
 
   Communicator communicator_;  // those of groups are copies of it
   Watchdog watchdog_;
+  CallWatch call_watch_{watchdog_.timeout()};
   std::shared_ptr<Control> world_;
   MeshShape shape_;
   Topology topology_;

@@ -130,7 +130,11 @@ class Attention {
   void run(const AttentionTensors& tensors, void* stream = nullptr);
   /// Like run(), but returns new tensors: weights if the options ask for them, and the LSE if
   /// `with_lse`, or maximum and sum if the options ask for an unnormalised output. The result
-  /// pointers in `inputs` are ignored.
+  /// pointers in `inputs` are ignored. On a GPU the tensors belong to `stream`, which must outlive
+  /// them: they may be dropped as soon as the work that reads them has been enqueued there, as
+  /// their memory is used again only by results of later calls on the same stream. Work on other
+  /// streams that reads them must end, or be ordered before later work of `stream`, first. Results
+  /// of a call that is captured must live as long as its graph.
   [[nodiscard]] AttentionOutput compute(const AttentionTensors& inputs, bool with_lse = true,
                                         void* stream = nullptr);
   /// Like run() above, for tensors with any strides. An LSE or weights without memory are not

@@ -10,6 +10,7 @@
 
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/device.hpp>
+#include <annulus/core/one_at_a_time.hpp>
 #include <annulus/core/watchdog.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/transport.hpp>
@@ -45,7 +46,10 @@ struct ContextOptions {
 };
 
 /// The ranks that compute together, and what this one computes with. Many Attention objects may use
-/// one context, in any order that is the same on all ranks. Not copyable; must outlive them.
+/// one context, in any order that is the same on all ranks. Calls that belong to a context, and to
+/// contexts made from it, may come from any thread, but from one at a time; an overlapping call of
+/// another thread throws LibraryError, and the first one is not disturbed. Not copyable; must
+/// outlive the Attention objects.
 class Context {
  public:
   /// Collective over `communicator`, which is duplicated and may be freed afterwards. All ranks
@@ -76,9 +80,12 @@ class Context {
   [[nodiscard]] ring::TuningCache& tuning_cache() noexcept { return tuning_cache_; }
   /// What the overlays that live now set together.
   [[nodiscard]] ring::Choice overlay() const;
+  /// To be made by every call that belongs to the context, for as long as it lasts.
+  [[nodiscard]] OneAtATime::Call begin_call(const char* name) { return calls_->begin(name); }
 
  private:
   friend class Overlay;
+  std::shared_ptr<OneAtATime> calls_ = std::make_shared<OneAtATime>("what belongs to a Context");
   std::shared_ptr<Device> device_;  // outlives what other ranks have mapped of it
   std::unique_ptr<Mesh> mesh_;
   std::shared_ptr<Registry> registry_;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <annulus/attention/implementation.hpp>
+#include <annulus/core/call_watch.hpp>
 #include <annulus/core/device.hpp>
 #include <annulus/core/foreign_stream.hpp>
 #include <annulus/core/tensor.hpp>
@@ -31,6 +32,8 @@ struct RunnerOptions {
   Tracer* tracer = nullptr;  ///< must outlive the runner
   /// Whether a device records calls and replays them while the tensors stay where they are.
   bool replay = true;
+  /// Watches calls of a device while nobody waits for them; may be null, must outlive the runner.
+  CallWatch* watch = nullptr;
 };
 
 /// Executes the plan of one rank, any number of times. All memory is taken when it is prepared for

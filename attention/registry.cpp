@@ -86,10 +86,11 @@ void Registry::check_name(std::string_view name) const {
 }
 
 Selection Registry::select(std::string_view name, const AttentionProblem& problem, Place place,
-                           Presence presence) const {
+                           Presence presence, Pass pass) const {
   const auto can = [&](const Implementation& implementation) {
-    return presence == Presence::assumed ? implementation.fits(problem, place)
-                                         : implementation.capability(problem, place);
+    const Capability fit = pass == Pass::forward ? implementation.fits(problem, place)
+                                                 : implementation.fits_backward(problem, place);
+    return !fit || presence == Presence::assumed ? fit : implementation.available(place);
   };
   const auto refuse = [](std::string_view refuser, const Capability& capability) {
     if (capability) return;
@@ -115,7 +116,7 @@ Selection Registry::select(std::string_view name, const AttentionProblem& proble
   for (const auto& implementation : implementations_) {
     const FeatureSet& meant_for = implementation->declares().meant_for;
     const Capability capability =
-        meant_for.empty() || meant_for.intersects(asked)
+        pass == Pass::backward || meant_for.empty() || meant_for.intersects(asked)
             ? can(*implementation)
             : Capability::no("meant for problems with " + to_string(meant_for));
     if (capability) {
@@ -126,8 +127,9 @@ Selection Registry::select(std::string_view name, const AttentionProblem& proble
     reasons += fmt::format("; {}: {}", implementation->names().front(), capability.reason());
   }
   if (selection.candidates.empty()) {
-    throw UnsupportedError(
-        fmt::format("no implementation can run the problem on {}{}", to_string(place), reasons));
+    throw UnsupportedError(fmt::format("no implementation can {} the problem on {}{}",
+                                       pass == Pass::forward ? "run" : "compute the gradients of",
+                                       to_string(place), reasons));
   }
   return selection;
 }

@@ -194,7 +194,14 @@ ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
       impossible.push_back({one.variant, std::move(reason)});
     }
   }
-  if (possible.empty()) throw InternalError("no schedule can run");  // one is always there
+  // Of the forward pass, one is always there.
+  if (possible.empty()) {
+    std::string reasons;
+    for (const auto& one : impossible) {
+      reasons += fmt::format("; {}: {}", variant_text(one), one.reason);
+    }
+    throw UnsupportedError("no schedule can run" + reasons);
+  }
   ScheduleChoice choice{possible.front(), 0, {}};
   if (possible.size() > 1) {
     Comparison comparison(input);

@@ -250,12 +250,12 @@ std::vector<int> sample_ranks(const PlanInput& input, int most) {
 
 std::vector<std::pair<std::string, std::string>> passed_over_blocks(const PlanInput& input,
                                                                     const RankPlan& plan) {
-  const std::vector<const Block*> blocks = plan.all<Block>();
+  const std::vector<const Tile*> blocks = plan.tiles();
   std::vector<std::pair<std::string, std::string>> result;
   for (std::size_t i = 0; i < input.candidates.size(); ++i) {
     std::size_t count = 0;
     std::string first;
-    for (const Block* block : blocks) {
+    for (const Tile* block : blocks) {
       if (static_cast<std::size_t>(block->implementation) <= i) continue;
       std::string reason = obstacle_of(*input.candidates[i], input, plan, *block);
       if (reason.empty()) {

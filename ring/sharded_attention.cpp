@@ -15,6 +15,7 @@
 #include <annulus/mesh/gpu_binding.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
+#include "call_tensors.hpp"
 #include "refusals.hpp"
 #include "tuning/chain.hpp"
 #include "tuning/choice.hpp"
@@ -46,7 +47,7 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
       "{} {}, {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, implementations {}, "
       "{}ulysses degree {}, inner size {}, gather bytes {}, head group bytes {}, result bytes {}, "
       "prefetch bytes {}, {}, {}, LSE {}, costs "
-      "{:016x}, transport {}, {}, {}",
+      "{:016x}, transport {}, {}, {}{}",
       to_string(problem.shape), annulus::name_of(problem.dtype), exact_modifiers(problem),
       to_string(problem.mask), problem.mask.digest(), to_string(input.operands.query),
       to_string(input.operands.key), options.schedule, candidates,
@@ -56,7 +57,10 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
       plan.await_columns ? "awaiting columns" : "awaiting none", annulus::name_of(plan.lse_dtype),
       std::hash<std::string>()(input.prices.to_text()), name_of(options.transport),
       options.runner.replay ? "replayed" : "not replayed",
-      options.runner.tracer == nullptr ? "not traced" : "traced");
+      options.runner.tracer == nullptr ? "not traced" : "traced",
+      input.backward ? fmt::format(", backward, {}{}", input.backward->adds ? "added" : "written",
+                                   input.backward->grad_lse ? ", with a gradient of the LSE" : "")
+                     : "");
 }
 
 void check_same_plan(Control& control, const std::string& mine) {
@@ -66,34 +70,20 @@ void check_same_plan(Control& control, const std::string& mine) {
                       "what rank 0 computes, " + other->expected);
 }
 
-// The runner only reads its inputs.
-TensorView writable(const ConstTensorView& view) {
-  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
-  return {const_cast<void*>(view.data()), view.dtype(), view.shape(), view.strides(), view.place()};
+// Unnormalised outputs and attention weights have no gradients.
+void check_has_gradients(const AttentionProblem& problem) {
+  if (!problem.normalize_output) {
+    throw ArgumentError("normalize_output", "false",
+                        "true: an unnormalised output has no backward pass");
+  }
+  if (problem.weights) {
+    throw ArgumentError("weights", "true", "false: attention weights have no backward pass");
+  }
 }
 
-constexpr const char* kNoLse = "none with normalize_output = false: the LSE is maximum + log(sum)";
-constexpr const char* kNoSum = "none: the output is normalised";
-
-std::vector<CallTensor> by_content(const LocalTensors& tensors, const AttentionProblem& problem) {
-  std::vector<CallTensor> named{{Content::query, writable(tensors.query)},
-                                {Content::key, writable(tensors.key)},
-                                {Content::value, writable(tensors.value)},
-                                {Content::output, tensors.output}};
-  const auto add = [&](Content content, const char* name, const ConstTensorView& tensor,
-                       bool wanted, const char* expected = "none: the problem has none") {
-    if (wanted) {
-      named.push_back({content, writable(tensor)});
-    } else if (tensor.rank() > 0) {
-      throw ArgumentError(name, "a tensor of shape " + to_string(tensor.shape()), expected);
-    }
-  };
-  add(Content::lse, "LSE", tensors.lse, problem.normalize_output, kNoLse);
-  add(Content::sum, "sum", tensors.sum, !problem.normalize_output, kNoSum);
-  add(Content::bias, "bias", tensors.bias, problem.bias.has_value());
-  add(Content::dense_mask, "mask", tensors.mask, problem.dense_mask.has_value());
-  add(Content::maximum, "maximum", tensors.maximum, !problem.normalize_output, kNoSum);
-  return named;
+ShardedAttentionOptions of_pass(ShardedAttentionOptions options) {
+  if (options.backward) options.tuning.policy = TuningPolicy::off;
+  return options;
 }
 
 bool anywhere(bool here, Control& ranks, std::string_view what) {
@@ -109,7 +99,7 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
       mesh_(mesh),
       registry_(registry),
       device_(device),
-      options_(under_overlay(options, device.place())) {
+      options_(under_overlay(of_pass(options), device.place())) {
   check_same_tuning(mesh.world(), options);
   // What the chain looks at, as long as it may decide. Makes the ranks agree on the group.
   const std::unique_ptr<Planning> open = make_planning(problem);
@@ -168,11 +158,15 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
   auto planning = collectively(control, "planning", [&] {
     const Computing computing = control.computing();
     problem.validate();
+    if (options_.backward) check_has_gradients(problem);
     const Place place = device_.place();
     CostModel model = options_.cost_model.value_or(CostModel::for_place(place));
-    Selection selection = registry_.select(options_.implementation, problem, place);
+    Selection selection =
+        registry_.select(options_.implementation, problem, place, Presence::required,
+                         options_.backward ? Pass::backward : Pass::forward);
     auto made = std::make_unique<Planning>(std::move(problem), std::move(selection), operands_,
                                            place, std::move(model), plan);
+    made->input.backward = options_.backward;
     const Topology& topology = mesh_.topology();
     if (topology.nodes() > 1) made->input.prices.node_of_rank = topology.node_of_rank;
     return made;
@@ -268,11 +262,21 @@ void ShardedAttention::try_or_undo(const Change& change, const Undo& undo) {
   }
 }
 
-void ShardedAttention::prepare(const LocalTensors& tensors) {
+std::vector<CallTensor> ShardedAttention::views_of(const LocalTensors& tensors) const {
+  if (options_.backward) throw InternalError("a forward call of a backward plan");
+  return by_content(tensors, planning_->problem);
+}
+std::vector<CallTensor> ShardedAttention::views_of(const BackwardLocalTensors& tensors) const {
+  if (!options_.backward) throw InternalError("a backward call of a forward plan");
+  return by_content(tensors, planning_->problem, *options_.backward);
+}
+
+template <class Tensors>
+void ShardedAttention::prepare_for(const Tensors& tensors) {
   check_usable();
   std::vector<CallTensor> views;
   collectively(mesh_.world(), "tensors of the call", [&] {
-    views = by_content(tensors, planning_->problem);
+    views = views_of(tensors);
     runner_->check(views);
   });
   prepared_ = true;
@@ -299,12 +303,18 @@ void ShardedAttention::prepare(const LocalTensors& tensors) {
               });
 }
 
+void ShardedAttention::prepare(const LocalTensors& tensors) {
+  prepare_for(tensors);
+}
+void ShardedAttention::prepare(const BackwardLocalTensors& tensors) {
+  prepare_for(tensors);
+}
+
 void ShardedAttention::rehearse(const LocalTensors& tensors) {
   prepare(tensors);
   Control& control = mesh_.world();
   try {
-    collectively(control, "rehearsal of a call",
-                 [&] { runner_->rehearse(by_content(tensors, planning_->problem)); });
+    collectively(control, "rehearsal of a call", [&] { runner_->rehearse(views_of(tensors)); });
   } catch (const Error&) {
     drop_runner();
     throw;
@@ -328,17 +338,25 @@ void ShardedAttention::set_mask(const Mask& mask) {
               });
 }
 
-void ShardedAttention::submit(const LocalTensors& tensors, ForeignStream* caller) {
+template <class Tensors>
+void ShardedAttention::submit_for(const Tensors& tensors, ForeignStream* caller) {
   check_usable();
-  if (!prepared_) prepare(tensors);
+  if (!prepared_) prepare_for(tensors);
   std::vector<CallTensor> views;
   try {
-    views = by_content(tensors, planning_->problem);
+    views = views_of(tensors);
   } catch (const UserError& error) {
     // The other ranks may have begun the call, so the ranks cannot agree on the error.
     throw LibraryError(fmt::format("rank {}: {}", mesh_.rank(), error.what()));
   }
   runner_->submit(views, caller);
+}
+
+void ShardedAttention::submit(const LocalTensors& tensors, ForeignStream* caller) {
+  submit_for(tensors, caller);
+}
+void ShardedAttention::submit(const BackwardLocalTensors& tensors, ForeignStream* caller) {
+  submit_for(tensors, caller);
 }
 
 void ShardedAttention::wait() {
@@ -351,11 +369,16 @@ void ShardedAttention::run(const LocalTensors& tensors) {
   submit(tensors, nullptr);
   wait();
 }
+void ShardedAttention::run(const BackwardLocalTensors& tensors) {
+  const TraceScope call(options_.runner.tracer, "call", {TraceCategory::call, "backward"});
+  submit(tensors, nullptr);
+  wait();
+}
 
 std::string ShardedAttention::implementations() const {
   std::string names;
   std::set<int> named;
-  for (const Block* block : rank_plan().all<Block>()) {
+  for (const Tile* block : rank_plan().tiles()) {
     if (!named.insert(block->implementation).second) continue;
     names += (names.empty() ? "" : "+") + implementation_of(*block).names().front();
   }

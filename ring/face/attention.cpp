@@ -12,6 +12,8 @@
 #include <annulus/ring/attention_weights.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
+#include "face/backward_calls.hpp"
+#include "face/sharded_options.hpp"
 #include "tuning/parameters.hpp"
 
 namespace annulus {
@@ -32,28 +34,6 @@ AttentionProblem problem_of(const AttentionOptions& options) {
   AttentionProblem problem = options;
   if (makes_bias(options)) problem.bias = options.init_bias->shape;
   return under_policy(options.bias_policy, std::move(problem));
-}
-
-ring::TuningOptions tuning_options(const AttentionOptions& options, Context& context) {
-  ring::TuningOptions tuning = options.tuning;
-  if (tuning.cache == nullptr) tuning.cache = &context.tuning_cache();
-  return tuning;
-}
-
-ring::ShardedAttentionOptions sharded_options(const AttentionOptions& options, Context& context) {
-  const auto named = [](const std::string& name) { return name.empty() ? "auto" : name; };
-  const bool open_transport = options.transport == Transport::automatic;
-  return {.implementation = named(options.implementation),
-          .schedule = named(options.schedule),
-          .plan = ring::with_parameters(
-              options.plan.value_or(ring::PlanOptions::for_place(context.place())), options),
-          .cost_model = options.cost_model,
-          .runner = {.threads = context.threads(),
-                     .tracer = options.tracer,
-                     .watch = &context.mesh().call_watch()},
-          .transport = open_transport ? context.transport() : options.transport,
-          .tuning = tuning_options(options, context),
-          .overlay = context.overlay()};
 }
 
 // The rank's part of the bias that init_bias makes; empty if it is not called.
@@ -104,7 +84,8 @@ class Attention::Impl {
                              return initial_bias(options, operands_, context);
                            })),
         sharded_(problem_, operands_, context.mesh(), context.registry(), context.device(),
-                 sharded_options(options, context)) {
+                 sharded_options(options, context)),
+        backward_(context, operands_, backward_options(options, context)) {
     if (!problem_.weights) return;
     collectively(context.mesh().world(), "weights",
                  [&] { ring::check_weights_fit(problem_, operands_); });
@@ -119,14 +100,9 @@ class Attention::Impl {
 
   void run(ring::LocalTensors tensors, void* stream) {
     if (context_.place().is_host()) return run_and_wait(std::move(tensors));
-    look_at(stream);
-    if (!prepared_ && caller_->is_captured()) {
-      throw UnsupportedError(
-          "a first call cannot be captured into a CUDA graph: run or prepare attention once "
-          "before");
-    }
+    ForeignStream& caller = caller_of(stream, prepared_);
     make_ready(tensors);
-    sharded_.submit(tensors, caller_.get());
+    sharded_.submit(tensors, &caller);
     add_weights(tensors);
   }
 
@@ -143,6 +119,81 @@ class Attention::Impl {
     make_ready(tensors);
     sharded_.run(tensors);
     add_weights(tensors);
+  }
+
+  // The caller's stream, which only a later call may be capturing.
+  ForeignStream& caller_of(void* stream, bool prepared) {
+    ForeignStream& caller = look_at(stream);
+    if (!prepared && caller.is_captured()) {
+      throw UnsupportedError(
+          "a first call cannot be captured into a CUDA graph: run or prepare attention once "
+          "before");
+    }
+    return caller;
+  }
+
+  void backward(ring::BackwardLocalTensors tensors, bool accumulate, void* stream) {
+    if (context_.place().is_host()) return backward_and_wait(std::move(tensors), accumulate);
+    const ring::BackwardRequest request{tensors.grad_lse.rank() > 0, accumulate};
+    const ring::ShardedAttention* const known = backward_.planned(request);
+    ForeignStream& caller = caller_of(stream, known != nullptr && known->is_prepared());
+    ready_backward(request, tensors).submit(tensors, &caller);
+  }
+
+  void backward_and_wait(ring::BackwardLocalTensors tensors, bool accumulate) {
+    const ring::BackwardRequest request{tensors.grad_lse.rank() > 0, accumulate};
+    ready_backward(request, tensors).run(tensors);
+  }
+
+  ring::ShardedAttention& prepare_backward(const ring::BackwardRequest& request) {
+    return backward_.of(sharded_.plan_input().problem, request);
+  }
+  [[nodiscard]] const ring::ShardedAttention* backward_pass(
+      const ring::BackwardRequest& request) const noexcept {
+    return backward_.planned(request);
+  }
+
+  // Ranks agree on errors of the first call, as in the forward pass.
+  ring::ShardedAttention& ready_backward(const ring::BackwardRequest& request,
+                                         ring::BackwardLocalTensors& tensors) {
+    ring::ShardedAttention& pass = prepare_backward(request);
+    if (pass.is_prepared()) {
+      alone([&] { add_initial_bias(tensors.bias); });
+    } else {
+      collectively(context_.mesh().world(), "tensors of the call",
+                   [&] { add_initial_bias(tensors.bias); });
+    }
+    return pass;
+  }
+
+  [[nodiscard]] ring::BackwardLocalTensors views(const BackwardTensors& tensors) const {
+    const Place place = context_.place();
+    const auto input = [&](const void* data, const NamedSharding& sharding) {
+      return ConstTensorView(data, problem_.dtype, shape(sharding), place);
+    };
+    const auto rows = [&](const float* data) {
+      return ConstTensorView(data, DType::float32, shape(operands_.lse), place);
+    };
+    const auto gradient = [&](void* data, const NamedSharding& sharding) {
+      return TensorView(data, problem_.dtype, shape(sharding), place);
+    };
+    return {input(tensors.query, operands_.query),
+            input(tensors.key, operands_.key),
+            input(tensors.value, operands_.value),
+            input(tensors.output, operands_.output),
+            rows(tensors.lse),
+            input(tensors.grad_output, operands_.output),
+            gradient(tensors.grad_query, operands_.query),
+            gradient(tensors.grad_key, operands_.key),
+            gradient(tensors.grad_value, operands_.value),
+            scores_view(tensors.bias, DType::float32, operands_.bias, bias_.shape().rank() > 0),
+            scores_view(tensors.mask, DType::boolean, operands_.dense_mask, drops_mask_),
+            tensors.grad_lse == nullptr ? ConstTensorView() : rows(tensors.grad_lse)};
+  }
+
+  void wait() {
+    sharded_.wait();
+    backward_.wait();
   }
 
   void make_ready(ring::LocalTensors& tensors) {
@@ -253,6 +304,7 @@ class Attention::Impl {
   // The policy applies to later masks too.
   void set_mask(const Mask& mask) {
     sharded_.set_mask(operands_.bias ? mask_beside_bias(policy_, mask) : mask);
+    collectively(context_.mesh().world(), "end of earlier calls", [&] { backward_.drop(); });
   }
 
   [[nodiscard]] OneAtATime::Call begin_call(const char* name) const {
@@ -272,14 +324,18 @@ class Attention::Impl {
     return {data, dtype, shape(*sharding), context_.place()};
   }
 
+  // The bias of init_bias.
+  void add_initial_bias(ConstTensorView& bias) const {
+    if (bias_.shape().rank() == 0) return;
+    if (bias.rank() > 0) {
+      throw ArgumentError("bias", "a tensor", "none: init_bias has made the bias");
+    }
+    bias = bias_.view();
+  }
+
   // Adds the bias of init_bias, and memory for an LSE that the caller did not ask for.
   void complete(ring::LocalTensors& tensors) {
-    if (bias_.shape().rank() > 0) {
-      if (tensors.bias.rank() > 0) {
-        throw ArgumentError("bias", "a tensor", "none: init_bias has made the bias");
-      }
-      tensors.bias = bias_.view();
-    }
+    add_initial_bias(tensors.bias);
     if (tensors.lse.data() != nullptr || !problem_.normalize_output) return;
     if (lse_.shape().rank() == 0) {
       lse_ = Tensor(DType::float32, shape(operands_.lse), context_.device().memory());
@@ -297,6 +353,7 @@ class Attention::Impl {
   std::unique_ptr<ForeignStream> caller_;  // the caller's stream of the last call
   void* raw_caller_ = nullptr;
   ring::ShardedAttention sharded_;
+  BackwardCalls backward_;
   bool prepared_ = false;  // so the ranks have agreed on the tensors of a call
 };
 
@@ -378,13 +435,36 @@ void Attention::prepare(const ring::LocalTensors& tensors) {
   const auto call = impl_->begin_call("Attention::prepare");
   impl_->prepare(tensors);
 }
+void Attention::backward(const BackwardTensors& tensors, void* stream) {
+  const auto call = impl_->begin_call("Attention::backward");
+  impl_->backward(impl_->views(tensors), tensors.accumulate, stream);
+}
+void Attention::backward(const ring::BackwardLocalTensors& tensors, bool accumulate, void* stream) {
+  const auto call = impl_->begin_call("Attention::backward");
+  impl_->backward(tensors, accumulate, stream);
+}
+void Attention::backward_and_wait(const ring::BackwardLocalTensors& tensors, bool accumulate) {
+  const auto call = impl_->begin_call("Attention::backward_and_wait");
+  impl_->backward_and_wait(tensors, accumulate);
+}
+void Attention::prepare_backward(const ring::BackwardRequest& request) {
+  const auto call = impl_->begin_call("Attention::prepare_backward");
+  impl_->prepare_backward(request);
+}
+ring::BackwardLocalTensors Attention::views(const BackwardTensors& tensors) const {
+  return impl_->views(tensors);
+}
+const ring::ShardedAttention* Attention::backward_pass(
+    const ring::BackwardRequest& request) const noexcept {
+  return impl_->backward_pass(request);
+}
 void Attention::set_mask(const Mask& mask) {
   const auto call = impl_->begin_call("Attention::set_mask");
   impl_->set_mask(mask);
 }
 void Attention::wait() {
   const auto call = impl_->begin_call("Attention::wait");
-  impl_->sharded().wait();
+  impl_->wait();
 }
 ring::LocalTensors Attention::views(const AttentionTensors& tensors) const {
   return impl_->views(tensors);
@@ -407,7 +487,7 @@ const ring::Decision& Attention::decision() const noexcept {
 Selection Attention::selection() const {
   return impl_->sharded().selection();
 }
-const Implementation& Attention::implementation_of(const ring::Block& block) const {
+const Implementation& Attention::implementation_of(const ring::Tile& block) const {
   return impl_->sharded().implementation_of(block);
 }
 std::string Attention::implementations_of_ranks() const {

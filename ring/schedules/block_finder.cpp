@@ -38,20 +38,23 @@ LocalRange hull(const LocalRange& a, const LocalRange& b) {
 }
 
 std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
-                        const RankPlan& plan, const Block& block) {
+                        const RankPlan& plan, const Tile& block) {
   const BatchRange batches = plan.global(block.batches);
   const BlockGeometry geometry{block.row_positions, block.column_positions, batches.begin,
                                batches.count, block.full};
   const Capability can = candidate.takes(input.problem, geometry);
   if (!can) return can.reason();
-  if (input.candidates.size() > 1 && !candidate.repeats_bits(geometry)) {
+  const auto& backward = candidate.declares().backward;
+  const bool repeats =
+      input.backward ? !backward || backward->repeats_bits : candidate.repeats_bits(geometry);
+  if (input.candidates.size() > 1 && !repeats) {
     return "its bits vary from run to run, so it computes this only where it is named";
   }
   return refusal_of(candidate, input, plan, block, false);
 }
 
 std::string refusal_of(const Implementation& candidate, const PlanInput& input,
-                       const RankPlan& plan, const Block& block, bool rounding) {
+                       const RankPlan& plan, const Tile& block, bool rounding) {
   if (input.refusals.empty()) return {};
   const Refusal asked = class_of(input.problem, {candidate.names().front(),
                                                  block.row_positions,
@@ -140,7 +143,9 @@ BlockFinder::Priced BlockFinder::price(Block block, Asked asked, bool& worth_cut
       continue;
     }
     reasons += fmt::format("; {}: {}", candidates[i]->names().front(), reason);
-    if (candidates[i]->declares().blocks == BlockForm::straight) {
+    const Declaration& declares = candidates[i]->declares();
+    const bool backward = context_.input.backward && declares.backward;
+    if ((backward ? declares.backward->blocks : declares.blocks) == BlockForm::straight) {
       fastest_refused = std::min(fastest_refused, seconds);
     }
   }

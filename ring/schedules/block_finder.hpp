@@ -70,12 +70,12 @@ class BlockFinder {
 /// Why a candidate does not compute this block: its own answer, or its refusal when it was
 /// prepared. Empty if it does.
 [[nodiscard]] std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
-                                      const RankPlan& plan, const Block& block);
+                                      const RankPlan& plan, const Tile& block);
 
 /// Why a candidate refused this block when it was prepared: the block itself, or only `rounding`
 /// its result into the caller's output. Empty if it did not.
 [[nodiscard]] std::string refusal_of(const Implementation& candidate, const PlanInput& input,
-                                     const RankPlan& plan, const Block& block, bool rounding);
+                                     const RankPlan& plan, const Tile& block, bool rounding);
 
 /// The smallest run that holds both.
 [[nodiscard]] LocalRange hull(const LocalRange& a, const LocalRange& b);

@@ -16,6 +16,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::Pair;
 
 class FakeImplementation final : public Implementation {
  public:
@@ -351,6 +352,19 @@ TEST(FewRows, AreOfAllHeadsOfAKeyValueHead) {
   EXPECT_FALSE(few.include(5, 8, 132, 640));  // a tile for each multiprocessor
   EXPECT_TRUE(few.include(8, 8, 64, 1024));
   EXPECT_FALSE(few.include(9, 8, 64, 4096));
+}
+
+TEST(Registry, TheBackwardPassHasImplementationsOfItsOwn) {
+  const Registry registry = Registry::standard();
+  const auto select = [&](std::string_view name) {
+    return registry.select(name, {}, Place::host(), Presence::required, Pass::backward);
+  };
+  // Forward, it is meant for other problems.
+  const Selection selection = select("auto");
+  EXPECT_EQ(selection.candidates, std::vector{&registry.get("vanilla")});
+  EXPECT_THAT(selection.passed_over, Contains(Pair("native", "computes no gradients")));
+  EXPECT_EQ(message_of<UnsupportedError>([&] { (void)select("native"); }),
+            "implementation native: computes no gradients");
 }
 
 }  // namespace

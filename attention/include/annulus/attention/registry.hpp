@@ -38,6 +38,9 @@ struct Selection {
 /// Whether this machine must be able to compute, or the plan is for another one.
 enum class Presence : std::uint8_t { required, assumed };
 
+/// Which pass of the problem is to be computed.
+enum class Pass : std::uint8_t { forward, backward };
+
 /// The implementations by name. Names are case-sensitive.
 class Registry {
  public:
@@ -65,9 +68,12 @@ class Registry {
   /// For "auto", and for a strategy that accepts the problem, all implementations that can run it
   /// at `place`; otherwise the named one. Throws UnsupportedError with the reason if the named
   /// implementation or strategy cannot run the problem, and ArgumentError for an unknown name. With
-  /// ANNULUS_FORCE_NATIVE=1 only "native" is selected, whatever the name.
+  /// ANNULUS_FORCE_NATIVE=1 only "native" is selected, whatever the name. For the backward pass,
+  /// implementations are asked for gradients (Implementation::fits_backward()), and what they are
+  /// meant for in the forward pass does not count.
   [[nodiscard]] Selection select(std::string_view name, const AttentionProblem& problem,
-                                 Place place, Presence presence = Presence::required) const;
+                                 Place place, Presence presence = Presence::required,
+                                 Pass pass = Pass::forward) const;
 
  private:
   [[nodiscard]] const Strategy* strategy(std::string_view name) const;

@@ -19,6 +19,7 @@
 #include <annulus/ring/local_tensors.hpp>
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/sharded_attention.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 #include <annulus/ring/tuning.hpp>
 
@@ -30,6 +31,13 @@ struct InitBias {
   /// Fills a rank's part, a contiguous float32 host tensor. `index` gives the global positions that
   /// the part holds along each dimension. It must not call MPI.
   std::function<void(const TensorView& part, std::span<const PositionRanges> index)> fill;
+};
+
+/// What the backward pass computes otherwise than the forward pass; empty: as Choice says for the
+/// forward pass, or "auto".
+struct BackwardChoice {
+  std::string implementation = {};
+  std::string schedule = {};
 };
 
 /// A problem, its layout on the mesh, and choices that the library otherwise makes.
@@ -52,6 +60,7 @@ struct AttentionOptions : AttentionProblem, ring::LayoutOptions, ring::Choice {
   /// The model behind predictions; ring::CostModel::for_place() if absent.
   std::optional<ring::CostModel> cost_model = {};
   Tracer* tracer = nullptr;  ///< of all calls; must outlive Attention. The same on all ranks.
+  BackwardChoice backward = {};
 };
 
 /// The local shards of one call, contiguous [b,t,n,d], where the context computes.
@@ -83,6 +92,27 @@ struct AttentionOutput {
   std::optional<Tensor> weights = {};  ///< weights_shape()
   std::optional<Tensor> maximum = {};  ///< [b,n,t], float32: of an unnormalised output
   std::optional<Tensor> sum = {};      ///< likewise
+};
+
+/// The local shards of one call of the backward pass, contiguous [b,t,n,d], where the context
+/// computes. The problem's dtype, unless said otherwise.
+struct BackwardTensors {
+  const void* query = nullptr;        ///< query_shape(); as of the forward pass
+  const void* key = nullptr;          ///< key_shape()
+  const void* value = nullptr;        ///< value_shape()
+  const void* output = nullptr;       ///< output_shape(): what the forward pass has returned …
+  const float* lse = nullptr;         ///< … and its LSE, lse_shape()
+  const void* grad_output = nullptr;  ///< output_shape(): the gradient of the loss by the output
+  void* grad_query = nullptr;         ///< query_shape()
+  void* grad_key = nullptr;           ///< key_shape()
+  void* grad_value = nullptr;         ///< value_shape()
+  /// lse_shape(): the gradient of the loss by the LSE; null: it does not depend on it. All ranks
+  /// pass one, or none does.
+  const float* grad_lse = nullptr;
+  const float* bias = nullptr;  ///< as of the forward pass
+  const void* mask = nullptr;   ///< likewise
+  /// Adds to the gradients that are there, instead of overwriting them. The same on all ranks.
+  bool accumulate = false;
 };
 
 /// Attention over shards of tensors, planned once and run as often as wanted. Any thread may call,
@@ -148,9 +178,34 @@ class Attention {
   /// with other strides do without it, but then each rank prepares by itself, and tensors that do
   /// not fit are a failure of that rank alone.
   void prepare(const ring::LocalTensors& tensors);
+  /// Computes the gradients of query, key and value from the output, its LSE and their gradients
+  /// (docs/semantics.md §1, "Backward"). Collective over the context, ordered by the stream, and
+  /// checked in the first call like run(). Gradients of an operand that several ranks hold are the
+  /// same on all of them.
+  ///
+  /// The first call with or without a gradient of the LSE, and with or without accumulation, plans
+  /// the pass unless prepare_backward() has: schedule and implementations are chosen apart from
+  /// those of the forward pass. All ranks throw the same error (UserError) for an unnormalised
+  /// output or attention weights, for a named schedule whose backward pass is not planned yet, and
+  /// where no implementation computes the gradients. There are no gradients of bias and sinks yet.
+  void backward(const BackwardTensors& tensors, void* stream = nullptr);
+  /// The same for tensors with any strides.
+  void backward(const ring::BackwardLocalTensors& tensors, bool accumulate = false,
+                void* stream = nullptr);
+  /// A call that is done when it returns, and ordered with no stream: the tensors must be there.
+  void backward_and_wait(const ring::BackwardLocalTensors& tensors, bool accumulate = false);
+  /// Plans the backward pass for later calls of this kind, or does nothing if that is done.
+  /// Collective over the context, with the errors of backward().
+  void prepare_backward(const ring::BackwardRequest& request = {});
+  /// Views of contiguous shards.
+  [[nodiscard]] ring::BackwardLocalTensors views(const BackwardTensors& tensors) const;
+  /// Plan, schedule and implementations of the backward pass; null before it is planned.
+  [[nodiscard]] const ring::ShardedAttention* backward_pass(
+      const ring::BackwardRequest& request = {}) const noexcept;
   /// Replaces the mask for later calls, such as the lengths or documents of another batch. Shards
   /// stay where they are. Balanced ones keep the layout for the mask that the object was made with.
-  /// Collective over the context. Waits for earlier calls and replans, but compiles nothing again.
+  /// Collective over the context. Waits for earlier calls and replans, but compiles nothing again;
+  /// the backward pass is planned again at its next use.
   /// All ranks throw the same error for a mask that does not fit or that no implementation accepts
   /// (UserError), and the object is as good as before.
   void set_mask(const Mask& mask);
@@ -174,7 +229,7 @@ class Attention {
   /// for some of this rank's blocks.
   [[nodiscard]] Selection selection() const;
   /// The implementation that computes a block of the rank's plan.
-  [[nodiscard]] const Implementation& implementation_of(const ring::Block& block) const;
+  [[nodiscard]] const Implementation& implementation_of(const ring::Tile& block) const;
   /// Names of the implementations that compute blocks on any rank, joined by "+"; "none" without
   /// blocks. Collective over the context.
   [[nodiscard]] std::string implementations_of_ranks() const;

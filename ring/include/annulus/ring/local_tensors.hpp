@@ -27,4 +27,22 @@ struct LocalTensors {
   bool operator==(const LocalTensors&) const = default;
 };
 
+/// Local shards of one call of the backward pass, likewise.
+struct BackwardLocalTensors {
+  ConstTensorView query;          ///< as of the forward pass, as are the next two
+  ConstTensorView key;            ///< [b,s,k,D]
+  ConstTensorView value;          ///< [b,s,k,Dv]
+  ConstTensorView output;         ///< [b,t,n,Dv]: what the forward pass has returned, as is the LSE
+  ConstTensorView lse;            ///< [b,n,t], float32
+  ConstTensorView grad_output;    ///< [b,t,n,Dv], the problem's dtype
+  TensorView grad_query;          ///< [b,t,n,D], the problem's dtype, as are the next two
+  TensorView grad_key;            ///< [b,s,k,D]
+  TensorView grad_value;          ///< [b,s,k,Dv]
+  ConstTensorView bias = {};      ///< as of the forward pass
+  ConstTensorView mask = {};      ///< likewise
+  ConstTensorView grad_lse = {};  ///< [b,n,t], float32; without dimensions: 0
+
+  bool operator==(const BackwardLocalTensors&) const = default;
+};
+
 }  // namespace annulus::ring

@@ -30,9 +30,12 @@ struct ShardedAttentionOptions {
   /// Who decides what is left open above, and in `plan`.
   TuningOptions tuning = {};
   Choice overlay = {};  ///< what counts as named where it is left open above
+  /// Plans the backward pass in place of the forward pass. The cost model decides what is left
+  /// open, whatever `tuning` says.
+  std::optional<BackwardRequest> backward = {};
 };
 
-/// The whole path: problem + mesh + shardings → plan → runner → output.
+/// The whole path of one pass: problem + mesh + shardings → plan → runner → output, or gradients.
 ///
 ///     ShardedAttention attention(problem, operands, mesh, registry, device, options);
 ///     attention.run({query, key, value, output, lse});   // as often as wanted
@@ -72,6 +75,12 @@ class ShardedAttention {
   void wait();
   /// submit() and wait().
   void run(const LocalTensors& tensors);
+  /// The same for the backward pass, if it is the one that was planned.
+  void prepare(const BackwardLocalTensors& tensors);
+  void submit(const BackwardLocalTensors& tensors, ForeignStream* caller);
+  void run(const BackwardLocalTensors& tensors);
+  /// Whether prepare() or a first call has made all ranks ready for tensors.
+  [[nodiscard]] bool is_prepared() const noexcept { return prepared_; }
 
   [[nodiscard]] const RankPlan& rank_plan() const noexcept { return runner_->plan(); }
   /// Only rank 0 knows why others were passed over.
@@ -95,7 +104,7 @@ class ShardedAttention {
   /// for some of this rank's blocks.
   [[nodiscard]] Selection selection() const;
   /// The implementation that computes a block of the rank's plan.
-  [[nodiscard]] const Implementation& implementation_of(const Block& block) const {
+  [[nodiscard]] const Implementation& implementation_of(const Tile& block) const {
     return *plan_input().candidates[static_cast<std::size_t>(block.implementation)];
   }
   /// What the plan was made from.
@@ -126,6 +135,12 @@ class ShardedAttention {
   template <class Change, class Undo>
   void try_or_undo(const Change& change, const Undo& undo);
   void check_usable() const;
+  [[nodiscard]] std::vector<CallTensor> views_of(const LocalTensors& tensors) const;
+  [[nodiscard]] std::vector<CallTensor> views_of(const BackwardLocalTensors& tensors) const;
+  template <class Tensors>
+  void prepare_for(const Tensors& tensors);
+  template <class Tensors>
+  void submit_for(const Tensors& tensors, ForeignStream* caller);
   void use_group();
   [[nodiscard]] std::vector<Group*> groups_of(const RankPlan& plan);
   void choose();

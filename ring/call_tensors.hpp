@@ -1,0 +1,20 @@
+#pragma once
+
+#include <vector>
+
+#include <annulus/attention/problem.hpp>
+#include <annulus/ring/local_tensors.hpp>
+#include <annulus/ring/runner.hpp>
+
+namespace annulus::ring {
+
+/// The tensors of a call by content, as a runner takes them: those that the problem has. Throws
+/// ArgumentError for a tensor that it does not have.
+[[nodiscard]] std::vector<CallTensor> by_content(const LocalTensors& tensors,
+                                                 const AttentionProblem& problem);
+/// The same of a call of the backward pass.
+[[nodiscard]] std::vector<CallTensor> by_content(const BackwardLocalTensors& tensors,
+                                                 const AttentionProblem& problem,
+                                                 const BackwardRequest& request);
+
+}  // namespace annulus::ring

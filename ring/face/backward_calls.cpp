@@ -1,0 +1,44 @@
+#include "face/backward_calls.hpp"
+
+#include <utility>
+
+namespace annulus {
+
+BackwardCalls::BackwardCalls(Context& context, const ring::ShardedOperands& operands,
+                             ring::ShardedAttentionOptions options)
+    : context_(context), operands_(operands), options_(std::move(options)) {
+  // The rest of an overlay is for the forward pass.
+  ring::Choice overlay;
+  overlay.transport = options_.overlay.transport;
+  options_.overlay = overlay;
+}
+
+ring::ShardedAttention& BackwardCalls::of(const AttentionProblem& problem,
+                                          const ring::BackwardRequest& request) {
+  std::unique_ptr<ring::ShardedAttention>& one = planned_[index(request)];
+  if (!one) {
+    ring::ShardedAttentionOptions options = options_;
+    options.backward = request;
+    one = std::make_unique<ring::ShardedAttention>(problem, operands_, context_.mesh(),
+                                                   context_.registry(), context_.device(), options);
+  }
+  return *one;
+}
+
+ring::ShardedAttention* BackwardCalls::planned(
+    const ring::BackwardRequest& request) const noexcept {
+  return planned_[index(request)].get();
+}
+
+void BackwardCalls::drop() {
+  wait();
+  for (auto& one : planned_) one.reset();
+}
+
+void BackwardCalls::wait() {
+  for (const auto& one : planned_) {
+    if (one) one->wait();
+  }
+}
+
+}  // namespace annulus

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/ring/context.hpp>
+#include <annulus/ring/sharded_attention.hpp>
+
+namespace annulus {
+
+/// The backward pass of an Attention: a plan for each kind of call, made at the first use.
+class BackwardCalls {
+ public:
+  /// The references must outlive it.
+  BackwardCalls(Context& context, const ring::ShardedOperands& operands,
+                ring::ShardedAttentionOptions options);
+
+  /// Plans for this problem unless that is done. Collective over the context: all ranks throw the
+  /// same error.
+  ring::ShardedAttention& of(const AttentionProblem& problem, const ring::BackwardRequest& request);
+  /// Null before the first use.
+  [[nodiscard]] ring::ShardedAttention* planned(
+      const ring::BackwardRequest& request) const noexcept;
+  /// Waits for calls under way, and drops the plans: the next use is a first one.
+  void drop();
+  void wait();
+
+ private:
+  // By whether the LSE has a gradient and gradients are added.
+  static constexpr std::size_t kKinds = 4;
+  [[nodiscard]] static std::size_t index(const ring::BackwardRequest& request) noexcept {
+    return (request.grad_lse ? 2U : 0U) + (request.adds ? 1U : 0U);
+  }
+
+  Context& context_;
+  const ring::ShardedOperands& operands_;
+  ring::ShardedAttentionOptions options_;
+  std::array<std::unique_ptr<ring::ShardedAttention>, kKinds> planned_;
+};
+
+}  // namespace annulus

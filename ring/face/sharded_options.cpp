@@ -1,0 +1,43 @@
+#include "face/sharded_options.hpp"
+
+#include <string>
+
+#include "tuning/parameters.hpp"
+
+namespace annulus {
+namespace {
+
+ring::TuningOptions tuning_options(const AttentionOptions& options, Context& context) {
+  ring::TuningOptions tuning = options.tuning;
+  if (tuning.cache == nullptr) tuning.cache = &context.tuning_cache();
+  return tuning;
+}
+
+}  // namespace
+
+ring::ShardedAttentionOptions sharded_options(const AttentionOptions& options, Context& context) {
+  const auto named = [](const std::string& name) { return name.empty() ? "auto" : name; };
+  const bool open_transport = options.transport == Transport::automatic;
+  return {.implementation = named(options.implementation),
+          .schedule = named(options.schedule),
+          .plan = ring::with_parameters(
+              options.plan.value_or(ring::PlanOptions::for_place(context.place())), options),
+          .cost_model = options.cost_model,
+          .runner = {.threads = context.threads(),
+                     .tracer = options.tracer,
+                     .watch = &context.mesh().call_watch()},
+          .transport = open_transport ? context.transport() : options.transport,
+          .tuning = tuning_options(options, context),
+          .overlay = context.overlay()};
+}
+
+ring::ShardedAttentionOptions backward_options(const AttentionOptions& options, Context& context) {
+  ring::ShardedAttentionOptions sharded = sharded_options(options, context);
+  if (!options.backward.implementation.empty()) {
+    sharded.implementation = options.backward.implementation;
+  }
+  if (!options.backward.schedule.empty()) sharded.schedule = options.backward.schedule;
+  return sharded;
+}
+
+}  // namespace annulus

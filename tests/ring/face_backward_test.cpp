@@ -1,0 +1,230 @@
+// The backward pass of the public interface on CPU ranks, against the oracle's gradients.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/annulus.hpp>
+#include <annulus/attention/oracle_gradients.hpp>
+#include <annulus/core/error.hpp>
+
+#include "tests/ring/face_cases.hpp"
+#include "tests/support/message_of.hpp"
+
+namespace annulus {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr float kBefore = 0.25F;  // what gradients are added to
+
+// One rank's tensors of a call of the backward pass, filled by global position.
+struct BackwardShards : Shards {
+  BackwardShards(const Attention& attention, int seed) : Shards(attention, seed) {
+    fill(grad_output, attention.output_shape(), attention.query_positions(), seed + 3);
+    grad_lse.assign(lse.size(), 0.5F);
+    clear();
+  }
+  void clear(float before = NAN) {
+    grad_query.assign(query.size(), before);
+    grad_key.assign(key.size(), before);
+    grad_value.assign(value.size(), before);
+  }
+  [[nodiscard]] BackwardTensors backward() {
+    return {query.data(),       key.data(),        value.data(),    output.data(),    lse.data(),
+            grad_output.data(), grad_query.data(), grad_key.data(), grad_value.data()};
+  }
+
+  std::vector<float> grad_output, grad_lse, grad_query, grad_key, grad_value;
+};
+
+// Compares a rank's part with the truth [B,L,H,W].
+void expect_part(const std::vector<float>& found, const Extents& shape,
+                 const PositionRanges& positions, std::int64_t length, const OracleGradient& truth,
+                 float before, const char* name) {
+  double error = 0;
+  double scale = 1e-30;
+  std::size_t i = 0;
+  for (std::int64_t b = 0; b < shape[0]; ++b) {
+    for (std::int64_t t = 0; t < shape[1]; ++t) {
+      const std::int64_t row = b * length + positions.global(LocalPosition(t)).value();
+      for (std::int64_t h = 0; h < shape[2]; ++h) {
+        for (std::int64_t d = 0; d < shape[3]; ++d, ++i) {
+          const auto at = static_cast<std::size_t>((row * shape[2] + h) * shape[3] + d);
+          const double off = found[i] - before - truth.values[at];
+          error += off * off;
+          scale += truth.magnitudes[at] * truth.magnitudes[at] + before * before;
+        }
+      }
+    }
+  }
+  // Twice the bound of the output: docs/semantics.md §6.
+  const double bound = 2 * 2e-6 * std::sqrt(std::log2(static_cast<double>(length)));
+  EXPECT_LE(std::sqrt(error), bound * std::sqrt(scale)) << name;
+}
+
+void expect_gradients(const Attention& attention, const AttentionOptions& options,
+                      const BackwardShards& shards, int seed, bool with_grad_lse = false,
+                      float before = 0) {
+  const AttentionShape& s = options.shape;
+  const auto whole = [](std::vector<float>& values, std::int64_t batch, std::int64_t length,
+                        std::int64_t heads, std::int64_t dim, int which) {
+    const Extents shape{batch, length, heads, dim};
+    Shards::fill(values, shape, PositionRanges::all(length), which);
+    return ConstTensorView(values.data(), DType::float32, shape);
+  };
+  std::vector<float> query, key, value, grad_output;
+  const std::vector<float> ones(static_cast<std::size_t>(s.batch * s.heads * s.query_length), 0.5F);
+  const OracleGradients truth = oracle_gradients(
+      options, whole(query, s.batch, s.query_length, s.heads, s.head_dim, seed),
+      whole(key, s.batch, s.kv_length, s.kv_heads, s.head_dim, seed + 1),
+      whole(value, s.batch, s.kv_length, s.kv_heads, s.value_dim, seed + 2),
+      whole(grad_output, s.batch, s.query_length, s.heads, s.value_dim, seed + 3),
+      with_grad_lse
+          ? ConstTensorView(ones.data(), DType::float32, {s.batch, s.heads, s.query_length})
+          : ConstTensorView(),
+      PositionRanges::all(s.query_length));
+  expect_part(shards.grad_query, attention.query_shape(), attention.query_positions(),
+              s.query_length, truth.query, before, "grad query");
+  expect_part(shards.grad_key, attention.key_shape(), attention.key_positions(), s.kv_length,
+              truth.key, before, "grad key");
+  expect_part(shards.grad_value, attention.value_shape(), attention.key_positions(), s.kv_length,
+              truth.value, before, "grad value");
+}
+
+void expect_right_gradients(Attention& attention, const AttentionOptions& options, int seed) {
+  BackwardShards shards(attention, seed);
+  attention.run(shards.tensors(true));
+  attention.backward(shards.backward());
+  expect_gradients(attention, options, shards, seed);
+}
+
+TEST(BackwardFace, GradientsAreThoseOfTheOracle) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(67);
+  for (const char* schedule : {"auto", "ring", "allgather", "ulysses"}) {
+    SCOPED_TRACE(schedule);
+    options.schedule = schedule;
+    Attention attention(context, options);
+    EXPECT_EQ(attention.backward_pass(), nullptr);
+    expect_right_gradients(attention, options, 3);
+    ASSERT_NE(attention.backward_pass(), nullptr);
+    EXPECT_EQ(attention.backward_pass()->implementations_of_ranks(), "vanilla");
+    if (std::string("auto") != schedule) {
+      EXPECT_EQ(ring::name_of(attention.backward_pass()->schedule().schedule), schedule);
+    }
+  }
+}
+
+TEST(BackwardFace, Modifiers) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(53);
+  options.dropout.emplace(0.3, 8);
+  options.soft_cap = 2.0;
+  options.scale = 0.7;
+  options.sinks = Sinks({4, 2}, {0, 1, 2, 3, -1, -2, 5, 0.5F});
+  Attention attention(context, options);
+  expect_right_gradients(attention, options, 3);
+}
+
+TEST(BackwardFace, AddsWhereAskedAndTakesTheGradientOfTheLse) {
+  Context context(world(), on_host());
+  const AttentionOptions options = causal(41);
+  Attention attention(context, options);
+  BackwardShards shards(attention, 3);
+  attention.run(shards.tensors(true));
+  for (const bool with_grad_lse : {false, true}) {
+    for (const bool accumulate : {false, true}) {
+      BackwardTensors tensors = shards.backward();
+      if (with_grad_lse) tensors.grad_lse = shards.grad_lse.data();
+      tensors.accumulate = accumulate;
+      for (int call = 0; call < 2; ++call) {
+        shards.clear(accumulate ? kBefore : NAN);
+        attention.backward(tensors);
+        expect_gradients(attention, options, shards, 3, with_grad_lse, accumulate ? kBefore : 0);
+      }
+    }
+  }
+}
+
+TEST(BackwardFace, ScheduleAndImplementationAreChosenApart) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(64);
+  options.implementation = "native";
+  options.schedule = context.size() == 1 ? "local" : "pass_q";
+  options.backward = {"vanilla", context.size() == 1 ? "local" : "allgather"};
+  Attention attention(context, options);
+  attention.prepare_backward();
+  EXPECT_EQ(attention.implementations_of_ranks(), "native");
+  EXPECT_EQ(ring::name_of(attention.backward_pass()->schedule().schedule),
+            options.backward.schedule);
+  expect_right_gradients(attention, options, 5);
+}
+
+TEST(BackwardFace, FollowsTheMask) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(61);
+  Attention attention(context, options);
+  for (const std::int32_t length : {61, 17, 5}) {
+    options.mask = Mask();
+    options.mask.set_causal(true);
+    options.mask.set_kv_lengths({length, 60});
+    attention.set_mask(options.mask);
+    expect_right_gradients(attention, options, length);
+  }
+}
+
+TEST(BackwardFace, SaysWhyThereAreNoGradients) {
+  Context context(world(), on_host());
+  const auto message = [&](const auto& change) {
+    AttentionOptions options = causal(29);
+    change(options);
+    Attention attention(context, options);
+    return test::message_of<UserError>([&] { attention.prepare_backward(); });
+  };
+  EXPECT_THAT(message([](AttentionOptions& o) { o.normalize_output = false; }),
+              HasSubstr("normalize_output: got false"));
+  EXPECT_THAT(message([](AttentionOptions& o) { o.weights = true; }),
+              HasSubstr("weights: got true"));
+  EXPECT_THAT(message([](AttentionOptions& o) { o.implementation = "native"; }),
+              HasSubstr("native: computes no gradients"));
+  EXPECT_THAT(message([](AttentionOptions& o) { o.backward.schedule = "nothing"; }),
+              HasSubstr("'nothing'"));
+  if (context.size() == 1) return;
+  EXPECT_THAT(message([](AttentionOptions& o) { o.schedule = "pass_q"; }),
+              HasSubstr("schedule pass_q cannot run: its backward pass is not planned yet"));
+}
+
+TEST(BackwardFace, ErrorsAreThoseOfAllRanks) {
+  Context context(world(), on_host());
+  const AttentionOptions options = causal(29);
+  Attention attention(context, options);
+  BackwardShards shards(attention, 3);
+  attention.run(shards.tensors(true));
+  const auto message = [&](const auto& change) {
+    BackwardTensors tensors = shards.backward();
+    if (context.rank() == context.size() - 1) change(tensors);  // one rank is enough
+    return test::message_of<UserError>([&] { attention.backward(tensors); });
+  };
+  if (context.size() > 1) {
+    EXPECT_THAT(message([](BackwardTensors& t) { t.accumulate = true; }), HasSubstr("added"));
+  }
+  EXPECT_THAT(message([](BackwardTensors& t) { t.grad_key = nullptr; }),
+              HasSubstr("grad key: got a null pointer"));
+  EXPECT_THAT(message([](BackwardTensors& t) { t.lse = nullptr; }),
+              HasSubstr("LSE: got a null pointer"));
+  float memory = 0;
+  EXPECT_THAT(message([&](BackwardTensors& t) { t.bias = &memory; }), HasSubstr("bias: got"));
+  // The object is as good as before.
+  shards.clear();
+  attention.backward(shards.backward());
+  expect_gradients(attention, options, shards, 3);
+}
+
+}  // namespace
+}  // namespace annulus

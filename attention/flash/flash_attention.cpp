@@ -99,8 +99,8 @@ void FlashAttention::prepare(const AttentionBlock& block) {
   (void)find(block);
 }
 
-const FlashAttention::Entry& FlashAttention::find(const AttentionBlock& block) {
-  for (const Entry& entry : entries_) {
+FlashAttention::Entry& FlashAttention::find(const AttentionBlock& block) {
+  for (Entry& entry : entries_) {
     if (entry.batches == block.query.size(0) && entry.heads == block.query.size(2) &&
         entry.unmasked == block.unmasked &&
         (block.unmasked && !is_general(problem_)
@@ -148,12 +148,28 @@ FlashAttention::Entry FlashAttention::make_entry(const AttentionBlock& block) {
       (plan.may_hide_values() || problem_.bias || problem_.dense_mask) && entry.kernel.persistent;
   entry.lists.emplace(plan, device_.memory());
   entry.lists->make(nullptr);
-  const std::int64_t items = entry.batches * entry.heads * entry.tiles_per_list;
-  entry.counters = Tensor(DType::int32, {kCounters + 1 + items}, device_.memory());
-  check_cuda(cudaMemsetAsync(entry.counters.view().data(), 0, entry.counters.bytes(), nullptr),
-             "cudaMemsetAsync");
+  entry.counters.push_back({std::nullopt, make_counters(entry, nullptr)});
   check_cuda(cudaStreamSynchronize(nullptr), "making work lists");
   return entry;
+}
+
+Tensor FlashAttention::make_counters(const Entry& entry, cudaStream_t stream) {
+  const std::int64_t items = entry.batches * entry.heads * entry.tiles_per_list;
+  Tensor counters(DType::int32, {kCounters + 1 + items}, device_.memory());
+  check_cuda(cudaMemsetAsync(counters.view().data(), 0, counters.bytes(), stream),
+             "cudaMemsetAsync");
+  return counters;
+}
+
+// The first stream takes those that were made in advance.
+const Tensor& FlashAttention::counters_for(Entry& entry, cudaStream_t stream) {
+  for (Entry::Counters& counters : entry.counters) {
+    if (counters.stream.value_or(stream) != stream) continue;
+    counters.stream = stream;
+    return counters.values;
+  }
+  entry.counters.push_back({stream, make_counters(entry, stream)});
+  return entry.counters.back().values;
 }
 
 void FlashAttention::check(const AttentionBlock& block, const SoftmaxState& result) const {
@@ -182,7 +198,8 @@ void FlashAttention::check(const AttentionBlock& block, const SoftmaxState& resu
                   name_of(result.lse.dtype()), to_string(result.lse.shape())));
 }
 
-Arguments FlashAttention::arguments_of(const Entry& entry, const AttentionBlock& block,
+Arguments FlashAttention::arguments_of(const Entry& entry, const Tensor& counters,
+                                       const AttentionBlock& block,
                                        const SoftmaxState& result) const {
   Arguments a;
   if (problem_.dtype != DType::float32) {
@@ -200,7 +217,7 @@ Arguments FlashAttention::arguments_of(const Entry& entry, const AttentionBlock&
   a.heads = static_cast<std::int32_t>(entry.heads);
   a.heads_per_kv_head = static_cast<std::int32_t>(entry.heads / block.key.size(2));
   a.section_heads = static_cast<std::int32_t>(heads_in_section(block));
-  a.counters = static_cast<std::int32_t*>(entry.counters.view().data());
+  a.counters = static_cast<std::int32_t*>(counters.view().data());
   a.repair = a.counters + kCounters;
   a.row_documents = entry.lists->row_documents();
   a.row_ids = entry.lists->row_ids();
@@ -244,9 +261,9 @@ void FlashAttention::run(const AttentionBlock& block, const SoftmaxState& result
   }
   const auto current = device_.make_current();
   if (decode_.takes(block)) return decode_.run(block, result, stream);
-  const Entry& entry = find(block);
-  Arguments arguments = arguments_of(entry, block, result);
+  Entry& entry = find(block);
   auto* const raw = CudaStream::of(stream).raw();
+  Arguments arguments = arguments_of(entry, counters_for(entry, raw), block, result);
   const std::int64_t items = entry.batches * entry.heads * entry.tiles_per_list;
   const auto blocks = static_cast<unsigned>(
       entry.kernel.persistent ? std::min<std::int64_t>(multiprocessors_, items) : items);

@@ -49,12 +49,20 @@ class FlashAttention {
     std::int32_t tiles_per_list = 0;
     bool needs_repair = false;
     std::optional<DeviceLists> lists;
-    Tensor counters;
+    // Launches on two streams may run at the same time, so each stream has its own.
+    struct Counters {
+      std::optional<cudaStream_t> stream;  // no value: none has taken them yet
+      Tensor values;
+    };
+    std::vector<Counters> counters;
   };
 
-  [[nodiscard]] const Entry& find(const AttentionBlock& block);
+  [[nodiscard]] Entry& find(const AttentionBlock& block);
   [[nodiscard]] Entry make_entry(const AttentionBlock& block);
-  [[nodiscard]] Arguments arguments_of(const Entry& entry, const AttentionBlock& block,
+  [[nodiscard]] Tensor make_counters(const Entry& entry, cudaStream_t stream);
+  [[nodiscard]] const Tensor& counters_for(Entry& entry, cudaStream_t stream);
+  [[nodiscard]] Arguments arguments_of(const Entry& entry, const Tensor& counters,
+                                       const AttentionBlock& block,
                                        const SoftmaxState& result) const;
   void check(const AttentionBlock& block, const SoftmaxState& result) const;
 

@@ -260,9 +260,7 @@ class Attention::Impl {
   [[nodiscard]] DType weights_dtype() const { return annulus::weights_dtype(problem_); }
 
   [[nodiscard]] AttentionOutput make_output(bool with_lse, void* stream) {
-    Device& device = context_.device();
-    MemoryPool& memory =
-        context_.place().is_host() ? device.memory() : device.memory_of(look_at(stream));
+    MemoryPool& memory = memory_for_results(stream);
     AttentionOutput output{Tensor(problem_.dtype, shape(operands_.output), memory)};
     const auto make_row_result = [&](std::optional<Tensor>& tensor) {
       tensor.emplace(DType::float32, shape(operands_.lse), memory);
@@ -275,6 +273,14 @@ class Attention::Impl {
     }
     if (problem_.weights) output.weights.emplace(weights_dtype(), weights_shape(), memory);
     return output;
+  }
+
+  // The order of a stream does not tell when a captured call runs: its results live as long as the
+  // graph, so that any memory will do.
+  [[nodiscard]] MemoryPool& memory_for_results(void* stream) {
+    Device& device = context_.device();
+    if (context_.place().is_host() || look_at(stream).is_captured()) return device.memory();
+    return device.memory_of(*caller_);
   }
 
   // LSE, maximum or sum.

@@ -1,5 +1,6 @@
 // The flash kernel against the oracle, what it must not see, and what it refuses.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -41,6 +42,46 @@ TEST_F(CudaFlash, EveryMaskAloneAndInPairs) {
     problem.mask = random_mask(random, kinds, 2, 331, 493);
     if (i++ % 5 == 0) problem.soft_cap = 3.0;
     expect_whole_accurate(random_attention(random, problem));
+  }
+}
+
+// The blocks of one launch take work while the last ones of the other still do.
+TEST_F(CudaFlash, RunsOnTwoStreamsAtOnce) {
+  Random random(80);
+  AttentionProblem problem = problem_of({2, 1500, 1500, 16, 16, 64, 64});
+  problem.mask.set_causal(true);
+  const WholeAttention whole = random_attention(random, problem);
+  const Mirror query(whole.query, *device_);
+  const Mirror key(whole.key, *device_);
+  const Mirror value(whole.value, *device_);
+  const AttentionBlock block{query.view(), key.view(), value.view(), whole.rows(), whole.columns()};
+  flash::FlashAttention flash(problem, *device_);
+  const auto second_stream = device_->make_stream("second", kWatchdog, nullptr);
+  const auto run = [&](Stream& first, Stream& second, int rounds) {
+    std::array<Result, 2> results{Result(whole.block()), Result(whole.block())};
+    std::vector<Mirror> mirrors;
+    for (Result& result : results) {
+      mirrors.emplace_back(result.output, *device_);
+      mirrors.emplace_back(result.lse, *device_);
+    }
+    for (int round = 0; round < rounds; ++round) {
+      flash.run(block, {mirrors[0].view(), mirrors[1].view()}, first);
+      flash.run(block, {mirrors[2].view(), mirrors[3].view()}, second);
+    }
+    first.synchronize();
+    second.synchronize();
+    std::vector<float> all;
+    for (std::size_t i = 0; i < 2; ++i) {
+      mirrors[2 * i].download();
+      const TensorView output = results[i].output.view();
+      all.insert(all.end(), output.as<float>(), output.as<float>() + output.elements());
+    }
+    return all;
+  };
+  const std::vector<float> expected = run(*stream_, *stream_, 1);
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_TRUE(run(*stream_, *second_stream, 1) == expected) << i;
+    ASSERT_TRUE(run(*stream_, *second_stream, 8) == expected) << i;
   }
 }
 

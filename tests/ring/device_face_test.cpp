@@ -85,6 +85,14 @@ class Layer {
   void run(Attention& other, cudaStream_t stream) {
     other.run({query_.data(), key_.data(), value_.data(), output_.data()}, stream);
   }
+  [[nodiscard]] AttentionOutput compute(cudaStream_t stream) {
+    return attention.compute({query_.data(), key_.data(), value_.data()}, true, stream);
+  }
+  void copy_output(const AttentionOutput& result, cudaStream_t stream) {
+    check_cuda(cudaMemcpyAsync(output_.data(), result.outputs.view().data(), output_.bytes(),
+                               cudaMemcpyDeviceToDevice, stream),
+               "cudaMemcpyAsync");
+  }
   // The same call: what is zero lies as one likes.
   void run_with_zero_queries_head_major(cudaStream_t stream) {
     ring::LocalTensors tensors =
@@ -400,6 +408,65 @@ TEST_F(DeviceFace, MasksAreReplacedFromCallToCall) {
       layer.expect_right(stream_, mask);
     }
   }
+}
+
+// The stream still reads a result when it is dropped; a call on another stream must not get its
+// memory.
+TEST_F(DeviceFace, ResultsMayBeDroppedWhileTheirStreamStillReadsThem) {
+  AttentionOptions options = causal();
+  Layer first(*context_, options, 3);
+  Layer second(*context_, options, 7);
+  cudaStream_t other = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "cudaStreamCreate");
+  first.upload(stream_);
+  second.upload(other);
+  first.run(stream_);
+  second.run(other);
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  for (int round = 0; round < 4; ++round) {
+    first.spoil(stream_);
+    {
+      const AttentionOutput result = first.compute(stream_);
+      check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+      first.copy_output(result, stream_);
+    }
+    { const AttentionOutput result = second.compute(other); }
+    check_cuda(cudaStreamSynchronize(other), "cudaStreamSynchronize");
+    first.expect_right(stream_, options.mask);
+  }
+  check_cuda(cudaStreamDestroy(other), "cudaStreamDestroy");
+}
+
+// A second context opens the same GPU anew.
+TEST_F(DeviceFace, ContextsOnOneGpuTakeTurnsWhereKernelsAwaitColumns) {
+  if (context_->size() == 1 || shared_gpus()) GTEST_SKIP() << "needs two GPUs";
+  ContextOptions more;
+  more.timeout = 20;
+  Context second_context(test::session().world(), more);
+  EXPECT_EQ(&context_->device().awaiting_calls(), &second_context.device().awaiting_calls());
+  AttentionOptions options = causal();
+  options.schedule = "allgather";
+  options.implementation = "flash_attn2";
+  Layer first(*context_, options, 1);
+  Layer second(second_context, options, 5);
+  cudaStream_t other = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "cudaStreamCreate");
+  first.upload(stream_);
+  second.upload(other);
+  for (int round = 0; round < 10; ++round) {
+    first.spoil(stream_);
+    second.spoil(other);
+    if (round % 2 == test::session().rank() % 2) {
+      check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+    }
+    for (int call = 0; call < 3; ++call) {
+      first.run(stream_);
+      second.run(other);
+    }
+    first.expect_right(stream_, options.mask);
+    second.expect_right(other, options.mask);
+  }
+  check_cuda(cudaStreamDestroy(other), "cudaStreamDestroy");
 }
 
 // Times that users notice: another object of a known shape, and a replayed call.

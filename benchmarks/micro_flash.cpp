@@ -312,6 +312,40 @@ void features(Bench& bench) {
   bench.measure(cases, nullptr);
 }
 
+// Mask parts that one band does not describe, beside plain causal masks of as many pairs.
+void positions(Bench& bench) {
+  for (const std::int64_t length : {16384, 32768}) {
+    const AttentionShape shape{1, length, length, 32, 8, 128, 128};
+    std::vector<Case> cases;
+    const auto add = [&](const char* name) -> Mask& {
+      cases.push_back(make_case(fmt::format("positions: {} of {}", name, length), shape, true));
+      return cases.back().problem.mask;
+    };
+    add("causal");
+    add("window 4096").set_window(4096, -1);
+    Mask& chunk = add("chunk 4096");
+    chunk.set_chunk(4096);
+    add("prefix 8192").set_prefix(8192);
+    Mask& sinks = add("sink tokens 64, window 4096");
+    sinks.set_sink_tokens(64);
+    sinks.set_window(4096, -1);
+    add("offset per batch").set_offsets({100});
+    std::vector<std::int32_t> packing;
+    for (std::int64_t end = 0; end <= length; end += 2048) {
+      packing.push_back(static_cast<std::int32_t>(end));
+    }
+    add("packings of 2048").set_packings(1, packing, packing, DocumentAlignment::bottom_right);
+    const std::vector<Measured> results = bench.measure(cases, nullptr);
+    for (const Measured& one : results) {
+      fmt::print("{:36} {:.3f} of the rate of causal\n", one.name,
+                 one.teraflops / results.front().teraflops);
+    }
+    std::vector<Case> chunks{make_case(fmt::format("positions: {} causal of 4096", length / 4096),
+                                       {length / 4096, 4096, 4096, 32, 8, 128, 128}, true)};
+    bench.measure(chunks, nullptr);
+  }
+}
+
 // A few new rows of each sequence against its cache: sequences of equal and of unequal lengths, and
 // rows that see each other's keys in part.
 void decode(Bench& bench) {
@@ -525,7 +559,7 @@ void lists(Bench& bench) {
                 const flash::WorkList list = on_host();
                 const Tensor tiles = copied(list.tiles);
                 const Tensor segments = copied(list.segments);
-                const Tensor row_documents = copied(list.row_documents);
+                const Tensor row_keys = copied(list.row_keys);
               }));
   }
 }
@@ -545,14 +579,17 @@ int main(int argc, char** argv) {
     const auto asked = [&](const char* part) { return std::erase(words, part) > 0; };
     const bool dense = asked("dense");
     const bool features = asked("features");
+    const bool positions = asked("positions");
     const bool decode = asked("decode");
     const bool blocks = asked("blocks");
     const bool float32 = asked("float32");
     const bool hops = asked("hops");
     const bool lists = asked("lists");
-    const bool all = !dense && !features && !decode && !blocks && !float32 && !hops && !lists;
+    const bool all =
+        !dense && !features && !positions && !decode && !blocks && !float32 && !hops && !lists;
     if (dense || all) annulus::beside_cudnn(bench);
     if (features || all) annulus::features(bench);
+    if (positions || all) annulus::positions(bench);
     if (decode || all) annulus::decode(bench);
     if (blocks || all) annulus::blocks(bench);
     if (float32 || all) annulus::float32(bench);

@@ -49,9 +49,9 @@ struct Arguments {
   /// Number and indices of the items that are left to repair(); the number is 0 before and after.
   std::int32_t* repair = nullptr;
 
-  // Documents or ids of the rows, and ids of the columns, of each batch that has lists of its own;
-  // null where there are none.
-  const Document* row_documents = nullptr;
+  // Keys or ids of the rows, and ids of the columns, of each batch that has lists of its own; null
+  // where masked tiles do not need them.
+  const RowKeys* row_keys = nullptr;
   const std::int32_t* row_ids = nullptr;
   const std::int32_t* column_ids = nullptr;
   std::int32_t rows = 0;

@@ -11,7 +11,8 @@ namespace annulus::flash {
 /// few, writing and reading the parts would take longer than the keys.
 [[nodiscard]] inline FewRows few_rows(const AttentionProblem& problem) {
   if (problem.dtype == DType::float32 || is_general(problem)) return {};
-  const bool banded = !problem.mask.has_segments() && !problem.mask.block_mask();
+  const Mask& mask = problem.mask;
+  const bool banded = mask.one_band() && !mask.has_segments() && !mask.block_mask();
   return {.most = 64, .always = 32, .tiles = 132, .columns = 16, .rate = 125e12, .banded = banded};
 }
 

@@ -219,7 +219,7 @@ Arguments FlashAttention::arguments_of(const Entry& entry, const Tensor& counter
   a.section_heads = static_cast<std::int32_t>(heads_in_section(block));
   a.counters = static_cast<std::int32_t*>(counters.view().data());
   a.repair = a.counters + kCounters;
-  a.row_documents = entry.lists->row_documents();
+  a.row_keys = entry.lists->row_keys();
   a.row_ids = entry.lists->row_ids();
   a.column_ids = entry.lists->column_ids();
   a.rows = static_cast<std::int32_t>(block.query.size(1));

@@ -44,11 +44,9 @@ class FlashImplementation final : public Implementation {
                      .continues_state = true,
                      .meant_for = meant_for,
                      .row_tile = 128} {
-    for (const Feature feature :
-         {Feature::causal, Feature::window, Feature::segments, Feature::lengths, Feature::soft_cap,
-          Feature::bias, Feature::dense_mask, Feature::dropout}) {
-      declaration_.features.add(feature);
-    }
+    declaration_.features = features | FeatureSet::positions() |
+                            FeatureSet{Feature::segments, Feature::lengths,    Feature::soft_cap,
+                                       Feature::bias,     Feature::dense_mask, Feature::dropout};
   }
 
   [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }

@@ -83,10 +83,10 @@ class RowRepair {
     if (at < segment.low + ahead || at > segment.high + ahead) return false;
     const std::int64_t list = a.batch_has_list ? item.batch : 0;
     const std::int64_t row_at = list * a.rows + item.tile.first_row + row;
-    if (a.row_documents != nullptr) {
-      const Document document = a.row_documents[row_at];
+    if (a.row_keys != nullptr) {
+      const Document keys = row_keys_of(a, segment, row_at);
       const std::int32_t position = segment.start + at;
-      return position >= document.begin && position < document.end;
+      if (position < keys.begin || position >= keys.end) return false;
     }
     if (a.row_ids != nullptr) {
       return a.row_ids[row_at] >= 0 &&

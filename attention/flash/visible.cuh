@@ -33,6 +33,14 @@ __device__ __forceinline__ std::int32_t row_id_of(const Arguments& a, const Item
   return id < 0 ? kPadding : id;
 }
 
+/// The keys of a masked segment that positions and documents show to the row at this place of
+/// Arguments::row_keys.
+__device__ __forceinline__ Document row_keys_of(const Arguments& a, const KeySegment& segment,
+                                                std::int64_t row_at) {
+  const RowKeys& keys = a.row_keys[row_at];
+  return (segment.flags & KeySegment::kOpening) != 0 ? keys.opening : keys.rest;
+}
+
 /// The columns of a masked segment that row r may see, apart from ids.
 __device__ __forceinline__ ColumnSpan visible_columns(const Arguments& a, const Item& item,
                                                       const KeySegment& segment, std::int32_t r) {
@@ -42,11 +50,11 @@ __device__ __forceinline__ ColumnSpan visible_columns(const Arguments& a, const 
   };
   std::int32_t low = segment.low + item.tile.row_stride * r;
   std::int32_t high = segment.high + item.tile.row_stride * r;
-  if (a.row_documents != nullptr) {
-    const Document document =
-        r < item.tile.rows ? a.row_documents[first_row_of(a, item) + r] : Document{};
-    low = max(low, document.begin - segment.start);
-    high = min(high, document.end - 1 - segment.start);
+  if (a.row_keys != nullptr) {
+    const Document keys =
+        r < item.tile.rows ? row_keys_of(a, segment, first_row_of(a, item) + r) : Document{};
+    low = max(low, keys.begin - segment.start);
+    high = min(high, keys.end - 1 - segment.start);
   }
   if (segment.stride != 1) {
     low = ceil_divide(low, segment.stride);

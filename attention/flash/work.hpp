@@ -15,14 +15,15 @@ struct KeySegment {
   std::int32_t start = 0;    ///< global position of the first column
   std::int32_t stride = 1;   ///< of positions, from column to column
   /// For masked tiles: row r of the query tile sees column c of the segment iff
-  /// low + row_stride · r ≤ stride · c ≤ high + row_stride · r, and their documents or ids agree
-  /// where there are any. `low` and `high` lie within ±kFar.
+  /// low + row_stride · r ≤ stride · c ≤ high + row_stride · r, column c is among the RowKeys of
+  /// the row and their ids agree, where there are any. `low` and `high` lie within ±kFar.
   std::int32_t low = 0;
   std::int32_t high = 0;
 
   static constexpr std::int32_t kMasked = 1;  ///< pairs must be tested; otherwise all are visible
   static constexpr std::int32_t kHidesValues =
-      2;  ///< some row must not see some value of its tiles
+      2;                                       ///< some row must not see some value of its tiles
+  static constexpr std::int32_t kOpening = 4;  ///< rows see RowKeys::opening of it, not ::rest
   static constexpr std::int32_t kFar = 1 << 29;
 };
 
@@ -38,10 +39,18 @@ struct QueryTile {
   std::int32_t start = 0;  ///< global position of the first row
 };
 
-/// The key positions [begin, end) of a row's document.
+/// The key positions [begin, end), as those of a document.
 struct Document {
   std::int32_t begin = 0;
   std::int32_t end = 0;
+};
+
+/// The keys that positions and documents show to a row: two intervals without a common key. Prefix
+/// and sink tokens are `opening`, unless they touch the others: then all are `rest`. A segment
+/// asks for one of the two, so that every row sees an interval of its columns.
+struct RowKeys {
+  Document rest;
+  Document opening;
 };
 
 }  // namespace annulus::flash

@@ -4,6 +4,9 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <utility>
+
+#include "flash/lists/row_keys.hpp"
 
 namespace annulus::flash {
 namespace {
@@ -43,7 +46,7 @@ class Lister {
   Lister(const Mask& mask, std::int64_t batch, std::int64_t head, const PositionRanges& columns,
          int tile_rows, int tile_columns, WorkList& list)
       : mask_(mask),
-        band_(mask.band()),
+        band_(mask.one_band() ? mask.band() : Band{}),
         batch_(batch),
         head_(head),
         tile_rows_(tile_rows),
@@ -114,7 +117,8 @@ class Lister {
     tile.live_rows = static_cast<std::int32_t>(live.length);
     if (live.length > 0) {
       for (auto range = column_ranges_.rbegin(); range != column_ranges_.rend(); ++range) {
-        add_columns(tile, live, *range);
+        add_columns(tile, live, *range, false);
+        if (!mask_.one_band()) add_columns(tile, live, *range, true);
       }
     }
     tile.segments = static_cast<std::int32_t>(list_.segments.size()) - tile.first_segment;
@@ -140,16 +144,48 @@ class Lister {
     return span;
   }
 
-  void add_columns(QueryTile& tile, const PositionRange& rows, const ColumnRange& range) {
-    const Span any = seen_by_any(rows, range);
-    const Span all = seen_by_all(rows, range);
-    if (any.empty()) return;
+  // `opening`: those of RowKeys::opening, else the others.
+  void add_columns(QueryTile& tile, const PositionRange& rows, const ColumnRange& range,
+                   bool opening) {
+    opening_ = opening;
+    Span any{0, range.length};
+    Span all{};
     const std::vector<std::int32_t> ids = ids_of(rows);
+    if (mask_.one_band()) {
+      any = seen_by_any(rows, range);
+      all = seen_by_all(rows, range);
+    } else if (!mask_.has_packings() || ids.size() == 1) {
+      const KeyHull hull = hull_of(rows);
+      any = columns_of(range, hull.any);
+      all = columns_of(range, hull.all);
+    }
+    if (any.empty()) return;
     if (!mask_.block_mask()) return add_run(tile, rows, ids, range, any, all);
     const std::vector<Span> runs = runs_of_blocks(rows, range, any);
     for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
       add_run(tile, rows, ids, range, *run, common(*run, all));
     }
+  }
+
+  // Rows of one document.
+  [[nodiscard]] KeyHull hull_of(const PositionRange& rows) const {
+    return key_hull(mask_.position_rule(batch_, rows.start), rows.start.value(),
+                    rows.last().value(), opening_);
+  }
+  [[nodiscard]] static Span columns_of(const ColumnRange& range, const Document& keys) {
+    const auto below = [&](std::int32_t key) {
+      return std::min(range.length, range.positions.count_below(GlobalPosition(key)));
+    };
+    return {below(keys.begin), below(keys.end)};
+  }
+  // The columns of a document of two packings that positions show to its rows.
+  [[nodiscard]] Span seen_of(const PositionRange& rows, const ColumnRange& range,
+                             std::int32_t document) const {
+    const std::vector<std::int32_t>& ends = mask_.query_cu_seqlens();
+    const auto d = static_cast<std::size_t>(document);
+    const LocalRange own =
+        rows.indices_within(GlobalPosition(ends[d]), GlobalPosition(ends[d + 1]));
+    return columns_of(range, hull_of(rows.slice(own.begin.value(), own.count)).any);
   }
 
   // Visible blocks side by side; rows see the same ones.
@@ -179,7 +215,10 @@ class Lister {
           std::equal_range(range.runs.begin(), range.runs.end(), IdRun{id, {}},
                            [](const IdRun& a, const IdRun& b) { return a.id < b.id; });
       for (auto run = begin; run != end; ++run) {
-        const Span span = common(run->columns, any);
+        Span span = common(run->columns, any);
+        if (mask_.has_packings() && !mask_.one_band()) {
+          span = common(span, seen_of(rows, range, id));
+        }
         if (!span.empty()) spans.push_back(span);
       }
     }
@@ -255,7 +294,7 @@ class Lister {
     tile.key_tiles += segment.tiles;
     if (masked) {
       const std::int64_t distance = rows.start - start;
-      segment.flags = KeySegment::kMasked;
+      segment.flags = KeySegment::kMasked | (opening_ ? KeySegment::kOpening : 0);
       segment.low =
           band_.low == -Band::kUnlimited ? -KeySegment::kFar : within_far(distance + band_.low);
       segment.high =
@@ -277,6 +316,7 @@ class Lister {
   std::int64_t tile_rows_;
   std::int64_t tile_columns_;
   std::int64_t all_columns_;
+  bool opening_ = false;  // whether columns are listed for RowKeys::opening
   std::vector<ColumnRange> column_ranges_;
   WorkList& list_;
 };
@@ -306,16 +346,21 @@ void for_each(const PositionRanges& positions, const Visit& visit) {
   }
 }
 
-bool add_documents(const Mask& mask, std::int64_t batch, const PositionRanges& rows,
-                   WorkList& list) {
-  const auto documents = documents_of(mask, batch);
-  if (!documents) return false;
+// `documents`: of each id; null if row_keys are not to know them.
+void add_row_keys(const Mask& mask, std::int64_t batch, const PositionRanges& rows,
+                  const std::map<std::int32_t, Document>* documents, WorkList& list) {
   const std::span<const std::int32_t> ids = mask.query_segments(batch);
   for_each(rows, [&](std::size_t position) {
-    const auto found = documents->find(ids[position]);
-    list.row_documents.push_back(found == documents->end() ? Document{} : found->second);
+    RowKeys keys{{0, KeySegment::kFar}, {}};
+    const auto row = static_cast<std::int64_t>(position);
+    if (!mask.one_band()) keys = row_keys(mask.position_rule(batch, GlobalPosition(row)), row);
+    if (documents != nullptr) {
+      const auto found = documents->find(ids[position]);
+      const Document own = found == documents->end() ? Document{} : found->second;
+      keys = {common(keys.rest, own), common(keys.opening, own)};
+    }
+    list.row_keys.push_back(keys);
   });
-  return true;
 }
 
 void add_ids(const Mask& mask, std::int64_t batch, const PositionRanges& rows,
@@ -341,16 +386,21 @@ WorkList list_work(const Mask& mask, const BatchesAndHeads& of, const PositionRa
           .add_rows(rows);
     }
   }
-  if (!list.asks_ids) return list;
-  bool documents = true;
-  for (std::int64_t b = 0; b < list.batches && documents; ++b) {
-    documents = add_documents(mask, of.first_batch + b, rows, list);
+  const bool banded = mask.one_band();
+  if (banded && !list.asks_ids) return list;
+  std::vector<std::map<std::int32_t, Document>> documents;  // of each batch
+  bool neighbours = mask.has_segments();
+  for (std::int64_t b = 0; b < list.batches && neighbours; ++b) {
+    auto of_batch = documents_of(mask, of.first_batch + b);
+    neighbours = of_batch.has_value();
+    if (of_batch) documents.push_back(std::move(*of_batch));
   }
-  if (!documents) {
-    list.row_documents.clear();
-    for (std::int64_t b = 0; b < list.batches; ++b) {
-      add_ids(mask, of.first_batch + b, rows, columns, list);
+  for (std::int64_t b = 0; b < list.batches; ++b) {
+    if (neighbours || !banded) {
+      add_row_keys(mask, of.first_batch + b, rows,
+                   neighbours ? &documents[static_cast<std::size_t>(b)] : nullptr, list);
     }
+    if (list.asks_ids && !neighbours) add_ids(mask, of.first_batch + b, rows, columns, list);
   }
   return list;
 }

@@ -19,10 +19,10 @@ struct WorkList {
   /// [batches][heads], those of a list from the longest to the shortest.
   std::vector<QueryTile> tiles;
   std::vector<KeySegment> segments;
-  /// What masked tiles ask besides positions, [batches][rows] and [batches][columns] in local
-  /// order. Documents where the keys of every id are neighbours, ids where they are not, neither
-  /// where tiles decide it.
-  std::vector<Document> row_documents;
+  /// What masked tiles ask besides bands, [batches][rows] and [batches][columns] in local order.
+  /// Keys of rows where one band does not say what positions show, and for ids whose keys are
+  /// neighbours; ids where they are not. Neither for ids that tiles decide.
+  std::vector<RowKeys> row_keys;
   std::vector<std::int32_t> row_ids, column_ids;
 
   std::int64_t key_tiles = 0;  ///< of all lists

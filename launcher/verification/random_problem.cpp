@@ -334,7 +334,7 @@ void draw_packings(Draws& draws, const AttentionShape& shape, Mask& mask) {
       draws.chance(50) ? DocumentAlignment::top_left : DocumentAlignment::bottom_right);
 }
 
-// The parts that few fast kernels know.
+// The parts that one band does not describe.
 void draw_positions(Draws& draws, const AttentionShape& shape, Mask& mask) {
   if (draws.chance(30))
     mask.set_chunk(draws.between(1, std::max<std::int64_t>(1, shape.kv_length)));
@@ -390,7 +390,7 @@ Mask draw_mask(Draws& draws, const Kind& kind, const AttentionShape& shape) {
     }
   }
   if (mask.band().limited()) mask.set_offset(draw_offset(draws, shape));
-  if (draws.chance(kind.fast ? 15 : 40)) draw_positions(draws, shape, mask);
+  if (draws.chance(40)) draw_positions(draws, shape, mask);
   return mask;
 }
 

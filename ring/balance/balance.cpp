@@ -77,14 +77,6 @@ void for_each_group(const AttentionProblem& problem, int shards, const Body& bod
 
 void add_rows(Chunks& chunks, const AttentionProblem& problem, const DealingShards& shards) {
   for_each_group(problem, shards.batch, [&](std::int64_t batch, std::int64_t batches) {
-    if (!problem.mask.one_band()) {  // no kernel walks tiles of such a mask
-      const PositionRange keys{GlobalPosition(0), problem.shape.kv_length};
-      std::vector<std::int64_t>& work = chunks.work.emplace_back();
-      for (std::int64_t i = 0; i < count_of(chunks); ++i) {
-        work.push_back(problem.mask.examine(batch, batches, chunk(chunks, i), keys).pairs);
-      }
-      return;
-    }
     chunks.work.push_back(
         visible_tiles(problem, batch, batches, chunks.granule, tile_of(chunks.granule)));
   });

@@ -106,8 +106,11 @@ inline void expect_same_lists(const ListCase& one, const flash::WorkList& made) 
   EXPECT_TRUE(same(made.segments, host.segments));
   EXPECT_TRUE(plan.may_hide_values() || !host.hides_values);
   EXPECT_TRUE(plan.asked() != flash::Asked::nothing || !host.asks_ids);
+  EXPECT_TRUE(plan.needs_row_keys() || host.row_keys.empty());
+  if (!host.row_keys.empty()) {
+    EXPECT_TRUE(same(made.row_keys, host.row_keys));
+  }
   if (!host.asks_ids) return;
-  EXPECT_TRUE(same(made.row_documents, host.row_documents));
   EXPECT_TRUE(same(made.row_ids, host.row_ids));
   EXPECT_TRUE(same(made.column_ids, host.column_ids));
 }

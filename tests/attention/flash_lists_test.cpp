@@ -86,15 +86,14 @@ void add_asked(const ListPlan& plan, const ListInput& in, std::int32_t batch, Wo
   for (std::int32_t t = 0; t < in.row_tile_count; ++t) {
     const RowTile& rows = in.row_tiles[t];
     for (std::int32_t r = 0; r < rows.rows; ++r) {
-      const QueryRun* const run = query_run_at(in, batch, rows.start + r * rows.stride);
-      if (plan.asked() == Asked::documents) {
-        list.row_documents.push_back(run != nullptr ? run->keys : Document{});
-      } else {
-        list.row_ids.push_back(run != nullptr ? run->id : -1);
-      }
+      const std::int32_t position = rows.start + r * rows.stride;
+      if (plan.needs_row_keys()) list.row_keys.push_back(row_keys_at(in, batch, position));
+      if (plan.asked() != Asked::ids) continue;
+      const QueryRun* const run = query_run_at(in, batch, position);
+      list.row_ids.push_back(run != nullptr ? run->id : -1);
     }
   }
-  if (plan.asked() == Asked::documents) return;
+  if (plan.asked() != Asked::ids) return;
   for (std::int32_t i = 0; i < in.column_range_count; ++i) {
     const ColumnRange& range = in.column_ranges[i];
     for (std::int32_t c = 0; c < range.columns; ++c) {
@@ -116,7 +115,7 @@ WorkList make_lists(const ListPlan& plan) {
           list.tiles.begin() + first, list.tiles.end(),
           [](const QueryTile& x, const QueryTile& y) { return x.key_tiles > y.key_tiles; });
     }
-    if (plan.asked() != Asked::nothing) add_asked(plan, in, b, list);
+    add_asked(plan, in, b, list);
   }
   return list;
 }
@@ -129,8 +128,8 @@ void expect_as_on_host(const ListCase& one) {
 TEST(FlashLists, AreThoseOfTheHost) {
   for (const int seed : {51, 61}) {
     Random random(seed);
-    for (const std::vector<MaskKind>& kinds : test::kinds_beside_blocks()) {
-      for (int repeat = 0; repeat < 60; ++repeat) {
+    for (const std::vector<MaskKind>& kinds : test::all_combinations()) {
+      for (int repeat = 0; repeat < 30; ++repeat) {
         expect_as_on_host(test::random_list_case(random, kinds, 60, 8, 6));
         if (HasFailure()) return;
       }
@@ -152,7 +151,7 @@ TEST(FlashLists, IdsMayFall) {
 // Blocks of whole tiles, which need fewer segments, in rows of more than one word.
 TEST(FlashLists, OfWholeBlocksAreThoseOfTheHost) {
   Random random(52);
-  const std::vector<std::vector<MaskKind>> all = test::kinds_beside_blocks();
+  const std::vector<std::vector<MaskKind>> all = test::all_combinations();
   for (int repeat = 0; repeat < 300; ++repeat) {
     const auto kinds = static_cast<std::size_t>(draw(random, 0, std::ssize(all) - 1));
     ListCase one = test::random_list_case(random, all[kinds], 600, 12, 6);

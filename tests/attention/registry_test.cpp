@@ -223,6 +223,37 @@ TEST(Registry, BlockMasksAreForTheImplementationsThatTakeThem) {
             &registry.get("native"));
 }
 
+// cuDNN names the part that it refuses.
+TEST(Registry, PositionsThatOneBandDoesNotDescribeGoToTheFlashKernels) {
+  const Registry registry = Registry::standard();
+  const auto expect = [&](const std::string& part, const auto& set) {
+    SCOPED_TRACE(part);
+    AttentionProblem problem;
+    problem.dtype = DType::bfloat16;
+    problem.shape = {1, 512, 512, 2, 2, 128, 128};
+    problem.mask.set_causal(true);
+    set(problem.mask);
+    const auto select = [&](const char* name) {
+      return registry.select(name, problem, Place::cuda(0), Presence::assumed);
+    };
+    EXPECT_EQ(select("auto").candidates.front(), &registry.get("flash_attn2"));
+    for (const char* name : {"flash_attn2", "blocksparse"}) {
+      EXPECT_THAT(select(name).candidates, ElementsAre(&registry.get(name)));
+    }
+    EXPECT_THAT(test::message_of<UnsupportedError>([&] { (void)select("sdpa"); }), HasSubstr(part));
+  };
+  expect("a prefix", [](Mask& mask) { mask.set_prefix(100); });
+  expect("sink tokens", [](Mask& mask) {
+    mask.set_sink_tokens(4);
+    mask.set_window(50, -1);
+  });
+  expect("chunks", [](Mask& mask) { mask.set_chunk(128); });
+  expect("an offset per batch", [](Mask& mask) { mask.set_offsets({7}); });
+  expect("positions inside documents", [](Mask& mask) {
+    mask.set_packings(1, {0, 200, 512}, {0, 300, 512}, DocumentAlignment::bottom_right);
+  });
+}
+
 TEST(Registry, FlashKernelsTakeVectorsOfSixteenBytes) {
   const Registry registry = Registry::standard();
   AttentionProblem problem;

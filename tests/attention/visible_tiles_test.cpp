@@ -69,11 +69,15 @@ TEST(VisibleTiles, CountsWhatMasksShow) {
 }
 
 TEST(VisibleTiles, CountsDocumentsAndWindowsUpToATilePerRow) {
-  std::vector<Mask> masks(2);
+  std::vector<Mask> masks(5);
+  for (Mask& mask : masks) mask.set_causal(true);
+  masks[2].set_prefix(21);
+  masks[3].set_chunk(9);
+  masks[4].set_offsets({7});
   const std::vector<std::int32_t> cu{0, 3, 17, 18, 49, 53};
   const auto ids = segments_from_cu_seqlens(cu, 53);
   masks[0].set_segments(1, ids, ids);
-  masks[0].set_causal(true);
+  masks[1].set_causal(false);
   masks[1].set_window(9, 2);
   for (const Mask& mask : masks) {
     const AttentionProblem problem = problem_of(1, 53, 53, mask);

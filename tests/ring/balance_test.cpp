@@ -72,6 +72,15 @@ std::vector<Mask> masks_of(std::int64_t length) {
   masks[3].set_query_lengths({static_cast<std::int32_t>(length / 2)});
   masks[3].set_kv_lengths({static_cast<std::int32_t>(length / 3)});
   masks[3].set_causal(true);
+  for (int part = 0; part < 3; ++part) {  // positions that one band does not describe
+    Mask& mask = masks.emplace_back();
+    mask.set_causal(true);
+    if (part == 0) mask.set_prefix(length / 4);
+    if (part == 1) mask.set_chunk(4096);
+    if (part != 2) continue;
+    mask.set_sink_tokens(64);
+    mask.set_window(4096, -1);
+  }
   for (const double density : {0.06, 0.5}) {
     for (const bool causal : {false, true}) {
       Mask& mask = masks.emplace_back();

@@ -246,6 +246,30 @@ TEST(Planner, AFewRowsOnGpusGoToCudnnUnlessTheirBitsVary) {
   }
 }
 
+// Ranks hold a chunk each, so nothing is sent but sink tokens; the flash kernel computes it all, at
+// the price of what is visible.
+TEST(Planner, ChunksOfTheirOwnAreNotSent) {
+  AttentionProblem problem = causal_problem(16384);
+  problem.shape.head_dim = problem.shape.value_dim = 128;
+  const auto plan_of = [&] {
+    const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::contiguous);
+    const PlanInput input = flash_input(problem, operands);
+    Plan plan = make_plan(input, Schedule::ring);
+    const double seconds = predicted_seconds(plan, input.prices);
+    return std::pair(std::move(plan), seconds);
+  };
+  const double causal = plan_of().second;
+  problem.mask.set_chunk(4096);
+  const auto [chunks, seconds] = plan_of();
+  for (const RankPlan& rank : chunks.ranks) EXPECT_EQ(rank.bytes_sent(), 0);
+  EXPECT_LT(seconds, causal / 3);
+  problem.mask.set_sink_tokens(64);
+  const Plan sinks = plan_of().first;
+  const std::int64_t most = 3 * 64 * problem.shape.kv_heads * 2 * 128 * 2;  // to three ranks
+  EXPECT_GT(sinks.ranks[0].bytes_sent(), 0);
+  for (const RankPlan& rank : sinks.ranks) EXPECT_LE(rank.bytes_sent(), most);
+}
+
 TEST(Planner, ManyQueriesGoRound) {
   AttentionProblem problem = causal_problem(64, 4, 2);
   const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);

@@ -17,9 +17,7 @@ DeviceLists::DeviceLists(const ListPlan& plan, MemoryPool& memory) {
   output_.key_tiles = take<std::int32_t>(plan.tiles(), memory);
   output_.places = take<TilePlace>(plan.tiles(), memory);
   output_.block_segments = take<std::int32_t>(list_blocks(plan.tiles()), memory);
-  if (plan.asked() == Asked::documents) {
-    output_.row_documents = take<Document>(batches * known.rows, memory);
-  }
+  if (plan.needs_row_keys()) output_.row_keys = take<RowKeys>(batches * known.rows, memory);
   if (plan.asked() == Asked::ids) {
     output_.row_ids = take<std::int32_t>(batches * known.rows, memory);
     output_.column_ids = take<std::int32_t>(batches * known.columns + known.tile_columns, memory);

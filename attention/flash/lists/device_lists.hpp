@@ -25,7 +25,7 @@ class DeviceLists {
   [[nodiscard]] const QueryTile* tiles() const { return output_.tiles; }
   [[nodiscard]] const KeySegment* segments() const { return output_.segments; }
   /// Null unless masked tiles need them.
-  [[nodiscard]] const Document* row_documents() const { return output_.row_documents; }
+  [[nodiscard]] const RowKeys* row_keys() const { return output_.row_keys; }
   [[nodiscard]] const std::int32_t* row_ids() const { return output_.row_ids; }
   /// The ids of the last batch are followed by zeros for one tile, as a tile may reach beyond the
   /// last column.

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include <annulus/attention/position_rule.hpp>
+
 #include "flash/work.hpp"
 
 // The input and output of the kernels that make lists: plain data that host and kernels read.
@@ -54,9 +56,19 @@ struct ListInput {
   std::int32_t columns = 0;
   std::int32_t tile_columns = 0;
 
-  /// Position i sees j only if low ≤ j − i ≤ high.
+  /// Position i sees j only if low ≤ j − i ≤ high …
   std::int32_t low = -kUnlimited;
   std::int32_t high = kUnlimited;
+  /// … or, if one band does not say what positions show, these parts in the frame of its batch, or
+  /// of its document.
+  std::int32_t by_rule = 0;
+  std::int32_t bottom_right = 0;  ///< alignment of documents
+  PositionParts parts;
+  PositionFrame frame;                             ///< of all batches, but for what follows
+  const std::int32_t* offsets = nullptr;           ///< by batch; null: that of the frame
+  const std::int32_t* prefixes = nullptr;          ///< likewise
+  const std::int32_t* query_cu_seqlens = nullptr;  ///< of two packings; ids are their documents
+  const std::int32_t* kv_cu_seqlens = nullptr;     ///< likewise
   /// By batch; null: no limit.
   const std::int32_t* query_lengths = nullptr;
   const std::int32_t* kv_lengths = nullptr;
@@ -68,6 +80,7 @@ struct ListInput {
   const std::int32_t* first_query_run = nullptr;
   const std::int32_t* first_key_run = nullptr;
   std::int32_t ids_ascend = 0;  ///< strictly, from run to run
+  std::int32_t neighbours = 0;  ///< the keys of every id are
 
   /// One bit per key block, in rows of words; null: no block mask. A query in block q of its batch
   /// and head uses row first_block_row + batch · batch_rows + head · head_rows + q.
@@ -89,7 +102,7 @@ struct TilePlace {
 struct ListOutput {
   QueryTile* tiles = nullptr;          ///< [batches][heads][row tiles], longest first
   KeySegment* segments = nullptr;      ///< in the order of row tiles
-  Document* row_documents = nullptr;   ///< [batches][rows]; null: not needed
+  RowKeys* row_keys = nullptr;         ///< [batches][rows]; null: not needed
   std::int32_t* row_ids = nullptr;     ///< likewise
   std::int32_t* column_ids = nullptr;  ///< [batches][columns]; likewise
 

@@ -29,9 +29,9 @@ std::int32_t block_size(std::int64_t entries, std::int64_t size) {
   return entries == 1 ? ListInput::kWhole : narrow(std::min<std::int64_t>(size, ListInput::kWhole));
 }
 
-// The lengths of the block's batches; empty without lengths.
-std::vector<std::int32_t> lengths_of(const std::vector<std::int32_t>& all,
-                                     const BatchesAndHeads& of) {
+// The values of the block's batches; empty if there are none.
+std::vector<std::int32_t> values_of(const std::vector<std::int32_t>& all,
+                                    const BatchesAndHeads& of) {
   if (all.empty()) return {};
   const auto first = all.begin() + of.first_batch;
   return {first, first + of.batches};
@@ -71,13 +71,11 @@ ListPlan::ListPlan(const Mask& mask, const BatchesAndHeads& of, const PositionRa
   input_.rows = narrow(rows.size());
   input_.columns = narrow(columns.size());
   input_.tile_columns = tile_columns;
-  const Band band = mask.band();
-  input_.low = distance(band.low);
-  input_.high = distance(band.high);
+  add_positions(mask, of);
   add_rows(mask, rows, tile_rows);
   add_columns(columns);
-  query_lengths_at_ = add(lengths_of(mask.query_lengths(), of));
-  kv_lengths_at_ = add(lengths_of(mask.kv_lengths(), of));
+  query_lengths_at_ = add(values_of(mask.query_lengths(), of));
+  kv_lengths_at_ = add(values_of(mask.kv_lengths(), of));
   if (mask.has_segments()) add_ids(mask, of);
   if (mask.block_mask()) add_blocks(*mask.block_mask(), of);
   count_segments(mask, of, columns);
@@ -103,12 +101,34 @@ ListInput ListPlan::input(const std::int32_t* numbers, const std::uint64_t* bloc
   set(input.column_ranges, column_ranges_at_);
   set(input.query_lengths, query_lengths_at_);
   set(input.kv_lengths, kv_lengths_at_);
+  set(input.offsets, offsets_at_);
+  set(input.prefixes, prefixes_at_);
+  set(input.query_cu_seqlens, query_cu_seqlens_at_);
+  set(input.kv_cu_seqlens, kv_cu_seqlens_at_);
   set(input.query_runs, query_runs_at_);
   set(input.key_runs, key_runs_at_);
   set(input.first_query_run, first_query_run_at_);
   set(input.first_key_run, first_key_run_at_);
   if (!blocks_.empty()) input.blocks = blocks;
   return input;
+}
+
+void ListPlan::add_positions(const Mask& mask, const BatchesAndHeads& of) {
+  if (mask.one_band()) {
+    const Band band = mask.band();
+    input_.low = distance(band.low);
+    input_.high = distance(band.high);
+    return;
+  }
+  input_.by_rule = 1;
+  input_.parts = mask.position_parts();
+  input_.frame.offset = mask.offset();
+  input_.frame.prefix = mask.prefix();
+  input_.bottom_right = mask.alignment() == DocumentAlignment::bottom_right ? 1 : 0;
+  offsets_at_ = add(values_of(mask.offsets(), of));
+  prefixes_at_ = add(values_of(mask.prefixes(), of));
+  query_cu_seqlens_at_ = add(mask.query_cu_seqlens());
+  kv_cu_seqlens_at_ = add(mask.kv_cu_seqlens());
 }
 
 void ListPlan::add_rows(const Mask& mask, const PositionRanges& rows, int tile_rows) {
@@ -189,6 +209,7 @@ void ListPlan::add_ids(const Mask& mask, const BatchesAndHeads& of) {
     asked_ = Asked::documents;
   }
   input_.ids_ascend = ascend ? 1 : 0;
+  input_.neighbours = neighbours ? 1 : 0;
   // Adds an empty run, as there may be none: the kernel takes null arrays for a mask without ids.
   query_runs.emplace_back();
   key_runs.emplace_back();
@@ -211,11 +232,13 @@ void ListPlan::add_blocks(const BlockMask& blocks, const BatchesAndHeads& of) {
 
 // A span becomes up to three segments: masked at either end, full in the middle. A span of whole
 // tiles that all rows see becomes one. Other spans lie only at the edges of the band, of its full
-// part and of the range. There are never more segments than key tiles.
+// part and of the range. There are never more segments than key tiles. All this holds for each of
+// the two intervals of RowKeys.
 void ListPlan::count_segments(const Mask& mask, const BatchesAndHeads& of,
                               const PositionRanges& columns) {
   constexpr std::int64_t kParts = 3;
-  const std::int64_t edges = mask.band().limited() ? 4 : 1;
+  const std::int64_t edges = mask.position_parts().limited() ? 4 : 1;
+  const std::int64_t intervals = 1 + input_.by_rule;
   struct Range {
     std::int64_t key_tiles;
     std::int64_t parts;  // segments of a run of blocks away from edges
@@ -249,7 +272,7 @@ void ListPlan::count_segments(const Mask& mask, const BatchesAndHeads& of,
           runs = runs_in(blocks_.subspan(static_cast<std::size_t>(row * input_.words_per_row),
                                          static_cast<std::size_t>(input_.words_per_row)));
         }
-        for (const Range& range : ranges) most_segments_ += most_of(range, runs, ids);
+        for (const Range& range : ranges) most_segments_ += intervals * most_of(range, runs, ids);
       }
     }
   }
@@ -257,7 +280,9 @@ void ListPlan::count_segments(const Mask& mask, const BatchesAndHeads& of,
 
 // False if every segment is full or is cut only by the end of the tensor.
 bool ListPlan::finds_hidden_values(const Mask& mask, const PositionRanges& columns) const {
-  if (mask.band().limited() || mask.has_segments() || !mask.kv_lengths().empty()) return true;
+  if (mask.position_parts().limited() || mask.has_segments() || !mask.kv_lengths().empty()) {
+    return true;
+  }
   const std::vector<PositionRange>& ranges = columns.ranges();
   return std::any_of(ranges.begin(), ranges.end(), [&](const PositionRange& range) {
     if (&range != &ranges.back() && range.length % input_.tile_columns != 0) return true;

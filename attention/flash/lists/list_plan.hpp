@@ -13,7 +13,7 @@
 
 namespace annulus::flash {
 
-/// What masked tiles need to know of their rows and columns, besides positions.
+/// What ids make masked tiles ask of their rows and columns.
 enum class Asked : std::uint8_t {
   nothing,
   documents,  ///< of the rows; the keys of every id are neighbours
@@ -43,6 +43,11 @@ class ListPlan {
   /// Whether some segment may hide values; see KeySegment::kHidesValues.
   [[nodiscard]] bool may_hide_values() const { return may_hide_values_; }
   [[nodiscard]] Asked asked() const { return asked_; }
+  /// Whether masked tiles need the RowKeys of their rows: for documents, or for positions that one
+  /// band does not describe.
+  [[nodiscard]] bool needs_row_keys() const {
+    return asked_ == Asked::documents || input_.by_rule != 0;
+  }
 
  private:
   // Where an array of the input begins in numbers().
@@ -55,6 +60,7 @@ class ListPlan {
 
   void add_rows(const Mask& mask, const PositionRanges& rows, int tile_rows);
   void add_columns(const PositionRanges& columns);
+  void add_positions(const Mask& mask, const BatchesAndHeads& of);
   void add_ids(const Mask& mask, const BatchesAndHeads& of);
   void add_blocks(const BlockMask& blocks, const BatchesAndHeads& of);
   void count_segments(const Mask& mask, const BatchesAndHeads& of, const PositionRanges& columns);
@@ -64,6 +70,7 @@ class ListPlan {
   std::vector<std::int32_t> numbers_;
   std::span<const std::uint64_t> blocks_;
   Place row_tiles_at_, column_ranges_at_, query_lengths_at_, kv_lengths_at_;
+  Place offsets_at_, prefixes_at_, query_cu_seqlens_at_, kv_cu_seqlens_at_;
   Place query_runs_at_, key_runs_at_, first_query_run_at_, first_key_run_at_;
 
   std::vector<RowTile> row_tiles_;

@@ -92,17 +92,17 @@ __device__ __forceinline__ std::int32_t rank_of(const std::int32_t* key_tiles, s
   return Warp::sum(before);
 }
 
-/// Writes the documents or ids of a query tile's rows, for masked tiles.
+/// Writes the keys and ids of a query tile's rows, for masked tiles.
 __device__ __forceinline__ void write_rows(const ListInput& in, const ListOutput& out,
                                            std::int32_t batch, const RowTile& rows) {
-  if (out.row_documents == nullptr && out.row_ids == nullptr) return;
+  if (out.row_keys == nullptr && out.row_ids == nullptr) return;
   for (std::int32_t r = Warp::lane(); r < rows.rows; r += Warp::kCount) {
     const std::int64_t row = static_cast<std::int64_t>(batch) * in.rows + rows.first_row + r;
-    const QueryRun* const run = query_run_at(in, batch, rows.start + r * rows.stride);
-    if (out.row_documents != nullptr) {
-      out.row_documents[row] = run != nullptr ? run->keys : Document{};
-    }
-    if (out.row_ids != nullptr) out.row_ids[row] = run != nullptr ? run->id : -1;
+    const std::int32_t position = rows.start + r * rows.stride;
+    if (out.row_keys != nullptr) out.row_keys[row] = row_keys_at(in, batch, position);
+    if (out.row_ids == nullptr) continue;
+    const QueryRun* const run = query_run_at(in, batch, position);
+    out.row_ids[row] = run != nullptr ? run->id : -1;
   }
 }
 

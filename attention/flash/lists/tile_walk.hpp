@@ -2,6 +2,7 @@
 
 #include "flash/lists/device.hpp"
 #include "flash/lists/list_input.hpp"
+#include "flash/lists/row_keys.hpp"
 
 // The segments of one query tile, by interval arithmetic. They are those of list_work().
 namespace annulus::flash {
@@ -56,6 +57,33 @@ ANNULUS_DEVICE const KeyRun* key_run_at(const ListInput& in, std::int32_t batch,
                 position);
 }
 
+/// What positions show to the rows of a batch, or of one of its documents.
+ANNULUS_DEVICE PositionRule rule_of(const ListInput& in, std::int32_t batch,
+                                    std::int32_t document) {
+  PositionFrame frame = in.frame;
+  if (in.offsets != nullptr) frame.offset = in.offsets[batch];
+  if (in.prefixes != nullptr) frame.prefix = in.prefixes[batch];
+  if (in.query_cu_seqlens != nullptr) {
+    frame = frame_of_document(in.query_cu_seqlens, in.kv_cu_seqlens, document, in.bottom_right != 0,
+                              frame.prefix);
+  }
+  return in.parts.rule(frame);
+}
+
+/// The keys of the row at a position, its document included where the keys of ids are neighbours.
+ANNULUS_DEVICE RowKeys row_keys_at(const ListInput& in, std::int32_t batch, std::int32_t position) {
+  RowKeys keys{{0, KeySegment::kFar}, {}};
+  const QueryRun* const run =
+      in.query_runs != nullptr ? query_run_at(in, batch, position) : nullptr;
+  if (in.by_rule != 0) {
+    if (in.query_cu_seqlens != nullptr && run == nullptr) return {};
+    keys = row_keys(rule_of(in, batch, run != nullptr ? run->id : 0), position);
+  }
+  if (in.query_runs == nullptr || in.neighbours == 0) return keys;
+  const Document document = run != nullptr ? run->keys : Document{};
+  return {common(keys.rest, document), common(keys.opening, document)};
+}
+
 /// A query tile of one batch and head, both counted from the block's first.
 class TileWalk {
  public:
@@ -91,6 +119,10 @@ class TileWalk {
   }
   [[nodiscard]] ANNULUS_DEVICE std::int32_t live_rows_in(const QueryRun& run) const {
     return smaller(live_rows, rows_below(run.end)) - smaller(live_rows, rows_below(run.begin));
+  }
+  /// The position of its first row.
+  [[nodiscard]] ANNULUS_DEVICE std::int32_t first_in(const QueryRun& run) const {
+    return rows.start + rows_below(run.begin) * rows.stride;
   }
   /// The part of the range that the length of the batch leaves.
   [[nodiscard]] ANNULUS_DEVICE ColumnRange columns(std::int32_t range) const {
@@ -141,16 +173,24 @@ struct Piece {
   bool alike = true;  ///< ids hide nothing of the spans that they leave
 };
 
-/// A query tile beside one range of columns. The range has a candidate for each key block; a piece
-/// begins at some of these.
+/// A query tile beside one range of columns, and beside one of the two intervals of RowKeys: what
+/// the rows see otherwise does not count here. Bands have no opening. The range has a candidate for
+/// each key block; a piece begins at some of these.
 class RangeWalk {
  public:
-  ANNULUS_DEVICE RangeWalk(const TileWalk& of, std::int32_t range)
-      : tile(of),
-        in(of.in),
-        columns(of.columns(range)),
-        any(within(of.first_position(), of.last_position())),
-        all(within(of.last_position(), of.first_position())) {
+  ANNULUS_DEVICE RangeWalk(const TileWalk& of, std::int32_t range, bool of_opening)
+      : tile(of), in(of.in), columns(of.columns(range)), opening(of_opening) {
+    if (in.by_rule == 0) {
+      any = within(of.first_position(), of.last_position());
+      all = within(of.last_position(), of.first_position());
+    } else if (in.query_cu_seqlens == nullptr || of.alike) {
+      const std::int32_t document = in.query_cu_seqlens != nullptr ? of.first_run->id : 0;
+      const KeyHull hull = hull_of(document, of.first_position(), of.last_position());
+      any = columns_of(hull.any);
+      all = columns_of(hull.all);
+    } else {
+      any = {0, columns.columns};  // for_each_run() asks each document
+    }
     if (any.empty()) return;
     candidates = 1;
     if (tile.blocks == nullptr) return;
@@ -214,6 +254,19 @@ class RangeWalk {
   // Columns from the band's low edge at one position to its high edge at the other.
   [[nodiscard]] ANNULUS_DEVICE Columns within(std::int32_t low, std::int32_t high) const {
     return {columns_below(low + in.low), columns_below(high + in.high + 1)};
+  }
+  [[nodiscard]] ANNULUS_DEVICE Columns columns_of(const Document& keys) const {
+    return {columns_below(keys.begin), columns_below(keys.end)};
+  }
+  [[nodiscard]] ANNULUS_DEVICE KeyHull hull_of(std::int32_t document, std::int32_t first_position,
+                                               std::int32_t last_position) const {
+    return key_hull(rule_of(in, tile.batch, document), first_position, last_position, opening);
+  }
+  // The columns of a document that positions show to its rows.
+  [[nodiscard]] ANNULUS_DEVICE Columns seen_of(const QueryRun& document) const {
+    const std::int32_t first = larger(tile.first_position(), tile.first_in(document));
+    const std::int32_t rows = tile.live_rows_in(document);
+    return columns_of(hull_of(document.id, first, first + (rows - 1) * tile.rows.stride).any);
   }
   [[nodiscard]] ANNULUS_DEVICE std::int32_t tiles_of(std::int32_t count) const {
     return (count + in.tile_columns - 1) / in.tile_columns;
@@ -286,7 +339,8 @@ class RangeWalk {
         if (row_run == tile.last_run) break;  // ids ascend
         continue;
       }
-      const Columns next{columns_below(key_run->begin), columns_below(key_run->end)};
+      Columns next{columns_below(key_run->begin), columns_below(key_run->end)};
+      if (in.query_cu_seqlens != nullptr && in.by_rule != 0) next = common(next, seen_of(*row_run));
       if (next.empty()) continue;  // the stride skips it
       if (key_run->id == id && next.begin == run.end) {
         run.end = next.end;
@@ -337,7 +391,7 @@ class RangeWalk {
     segment.stride = columns.stride;
     segment.columns = smaller(end, span.end) - first;
     if (!masked) return segment;
-    segment.flags = KeySegment::kMasked;
+    segment.flags = KeySegment::kMasked | (opening ? KeySegment::kOpening : 0);
     const std::int32_t distance = tile.first_position() - segment.start;
     segment.low = within_far(distance + in.low);
     segment.high = within_far(distance + in.high);
@@ -352,7 +406,8 @@ class RangeWalk {
   const TileWalk& tile;
   const ListInput& in;
   ColumnRange columns;
-  Columns any, all;  // columns that the band shows to any row, and to all
+  bool opening;
+  Columns any, all;  // columns that positions show to any row, and to all
   std::int32_t first_block = 0;
 };
 
@@ -369,11 +424,13 @@ ANNULUS_DEVICE TileCount count_tile(const TileWalk& tile, const Lanes& lanes) {
   TileCount mine;
   const std::int32_t ranges = tile.live_rows > 0 ? tile.in.column_range_count : 0;
   for (std::int32_t r = 0; r < ranges; ++r) {
-    const RangeWalk range(tile, r);
-    for (std::int32_t i = lanes.lane(); i < range.candidates; i += Lanes::kCount) {
-      const Piece piece = range.piece(i);
-      mine.segments += piece.segments;
-      mine.key_tiles += piece.key_tiles;
+    for (std::int32_t opening = 0; opening <= tile.in.by_rule; ++opening) {
+      const RangeWalk range(tile, r, opening != 0);
+      for (std::int32_t i = lanes.lane(); i < range.candidates; i += Lanes::kCount) {
+        const Piece piece = range.piece(i);
+        mine.segments += piece.segments;
+        mine.key_tiles += piece.key_tiles;
+      }
     }
   }
   return {lanes.sum(mine.segments), lanes.sum(mine.key_tiles)};
@@ -384,14 +441,16 @@ template <class Lanes>
 ANNULUS_DEVICE void write_segments(const TileWalk& tile, const Lanes& lanes, KeySegment* to) {
   const std::int32_t ranges = tile.live_rows > 0 ? tile.in.column_range_count : 0;
   for (std::int32_t r = ranges - 1; r >= 0; --r) {
-    const RangeWalk range(tile, r);
-    for (std::int32_t end = range.candidates; end > 0; end -= Lanes::kCount) {
-      const std::int32_t candidate = end - 1 - lanes.lane();
-      const Piece piece = candidate < 0 ? Piece{} : range.piece(candidate);
-      std::int32_t all = 0;
-      const std::int32_t before = lanes.sum_before(piece.segments, all);
-      range.write(piece, to + before);
-      to += all;
+    for (std::int32_t opening = 0; opening <= tile.in.by_rule; ++opening) {
+      const RangeWalk range(tile, r, opening != 0);
+      for (std::int32_t end = range.candidates; end > 0; end -= Lanes::kCount) {
+        const std::int32_t candidate = end - 1 - lanes.lane();
+        const Piece piece = candidate < 0 ? Piece{} : range.piece(candidate);
+        std::int32_t all = 0;
+        const std::int32_t before = lanes.sum_before(piece.segments, all);
+        range.write(piece, to + before);
+        to += all;
+      }
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -32,6 +33,7 @@
 #include "launcher/report/trace_file.hpp"
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/cost_model_option.hpp"
+#include "launcher/setup/gradient_files.hpp"
 #include "launcher/setup/input_tensors.hpp"
 #include "launcher/setup/open_context.hpp"
 #include "launcher/setup/output_files.hpp"
@@ -181,6 +183,8 @@ ExitCode run_command(const CommandContext& context) {
   // Before anything that takes long, such as tuning.
   Report report = make_report(context, setup, mesh, device.place(), ranks->threads());
   OutputFiles outputs(options, problem, world);
+  std::optional<GradientFiles> gradients;
+  if (!options.grad_output.empty()) gradients.emplace(options, problem, mesh);
   std::optional<TraceFile> trace;
   if (!options.trace.empty()) trace.emplace(options.trace, world);
   std::optional<ReportFiles> report_files;
@@ -191,6 +195,7 @@ ExitCode run_command(const CommandContext& context) {
   progress.begin("planning and preparing kernels");
   Attention attention(*ranks, setup.problem);
   const ring::ShardedOperands& operands = attention.operands();
+  if (gradients) attention.prepare_backward(gradients->request());
   log_choices(problem, attention, mesh);
   if (leader) progress.aside([&] { print_warnings(attention.decision().warnings); });
   if (attention.decision().by == ring::DecidedBy::measurement) device.memory().reset_peak();
@@ -239,6 +244,7 @@ ExitCode run_command(const CommandContext& context) {
   scores.add_to(tensors);
   verification::DeviceTensors moved = collectively(
       world, [&] { return verification::DeviceTensors(tensors, device, mesh.watchdog()); });
+  if (gradients) gradients->read(operands, device);
   moved.upload();
   world.barrier("start of the call");
   begin_step("annulus run was computing");
@@ -249,11 +255,18 @@ ExitCode run_command(const CommandContext& context) {
   const Measurement measured =
       measure(summarize(collector.spans()), attention, problem, device.memory().statistics(), mesh);
   if (leader) log_info("computed in {:.3f} ms, slowest rank", measured.seconds * 1e3);
+  if (gradients) {
+    begin_step("annulus run was computing gradients");
+    progress.begin("gradients");
+    gradients->compute(attention, moved.tensors(), device);
+  }
   progress.begin("writing output");
   {
     begin_step("annulus run was writing --output");
     const TraceScope scope(&tracer, "files", {TraceCategory::file, "write"});
-    outputs.commit(tensors, operands, mesh);
+    if (gradients) gradients->write(operands);
+    outputs.commit(tensors, operands, mesh,
+                   gradients ? gradients->writers() : std::vector<files::ArrayWriter*>());
   }
   begin_step("annulus run, with --output complete, was reporting");
   if (leader) log_info("wrote {}", options.output);

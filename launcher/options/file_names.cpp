@@ -56,6 +56,8 @@ std::vector<NamedFile> inputs_of(const Options& options) {
           {"--sinks", options.sinks},
           {"--bias", options.bias},
           {"--mask", options.mask},
+          {"--grad-output", options.grad_output},
+          {"--grad-lse", options.grad_lse},
           {"--cost-model", options.cost_model},
           {"--config", options.config},
           {"--metadata", options.metadata}};
@@ -102,6 +104,10 @@ void check_file_names(const Options& options) {
   check_array_name(output);
   for (const NamedFile& file : of_rows) check_array_name(file);
   check_array_name(weights);
+  const std::array gradients{NamedFile{"--grad-query", options.grad_query},
+                             NamedFile{"--grad-key", options.grad_key},
+                             NamedFile{"--grad-value", options.grad_value}};
+  for (const NamedFile& file : gradients) check_array_name(file);
   check_picture_name(options.picture);
   const NamedFile trace{"--trace", options.trace};
   const NamedFile calibration{"--calibrate", options.calibrate};
@@ -126,6 +132,7 @@ void check_file_names(const Options& options) {
     if (!beside_output(options, file.path)) take(file);
   }
   take(weights);
+  for (const NamedFile& file : gradients) take(file);
   take(trace);
   take({"--picture", options.picture});
   take(calibration);
@@ -145,6 +152,11 @@ void check_files_are_given(const Options& options) {
   }
   const bool lacks_operands = !missing.empty();
   need({"--output", options.output});
+  if (!options.grad_output.empty()) {
+    need({"--grad-query", options.grad_query});
+    need({"--grad-key", options.grad_key});
+    need({"--grad-value", options.grad_value});
+  }
   if (missing.empty()) return;
   throw UserError(fmt::format(
       "annulus run lacks {}{}; see annulus run --help", fmt::join(missing, ", "),

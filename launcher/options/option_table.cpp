@@ -385,6 +385,16 @@ void add_output(TableBuilder& table) {
       "weights", "FILE", run, text_into(&Options::weights),
       "attention weights [B,N,T,S] (tensor weights), in the softmax's dtype; computed only by "
       "--impl vanilla, on CPUs");
+  table.add("grad-output", "FILE", run, text_into(&Options::grad_output),
+            "input, the gradient of a loss by the output, of the output's shape and dtype (tensor "
+            "grad_output): computes the gradients by query, key and value, too");
+  table.add("grad-lse", "FILE", run, text_into(&Options::grad_lse),
+            "input, the gradient by the LSE, float32 [B,N,T] (tensor grad_lse; default: 0)");
+  table.add("grad-query", "FILE", run, text_into(&Options::grad_query),
+            "gradient by the query, of its shape and dtype (tensor grad_query)");
+  table.add("grad-key", "FILE", run, text_into(&Options::grad_key), "likewise (tensor grad_key)");
+  table.add("grad-value", "FILE", run, text_into(&Options::grad_value),
+            "likewise (tensor grad_value)");
   table.add("trace", "FILE", {Command::run, Command::bench, Command::plan},
             text_into(&Options::trace),
             "what every rank did and when, as Chrome trace events (JSON), for Perfetto; of plan "

@@ -112,6 +112,8 @@ struct Options {
   std::string bias;        ///< or "random:STDDEV"
   std::string mask;        ///< or "random:DENSITY"
   std::string output, lse, maximum, sum, weights, trace, json, csv;
+  // Of the backward pass, which is computed if grad_output is given.
+  std::string grad_output, grad_lse, grad_query, grad_key, grad_value;
   std::string cost_model;    ///< what predictions are based on
   std::string tuning_cache;  ///< empty: ring::usual_tuning_file()
 

@@ -99,7 +99,7 @@ void OutputFiles::write(const NamedSharding& sharding, int sequence, const Tenso
 }
 
 void OutputFiles::commit(const ring::LocalTensors& tensors, const ring::ShardedOperands& operands,
-                         Mesh& mesh) {
+                         Mesh& mesh, const std::vector<files::ArrayWriter*>& beside) {
   write(operands.output, 1, tensors.output, bhtd_, mesh, *output_, 0);
   for (const RowResult& result : row_results_) {
     write(operands.lse, 2, tensors.*result.tensor, false, mesh,
@@ -114,6 +114,7 @@ void OutputFiles::commit(const ring::LocalTensors& tensors, const ring::ShardedO
     if (result.writer) writers.push_back(result.writer.get());
   }
   if (weights_) writers.push_back(weights_.get());
+  writers.insert(writers.end(), beside.begin(), beside.end());
   for (files::ArrayWriter* const writer : writers) writer->complete();
   for (files::ArrayWriter* const writer : writers) writer->commit();
 }

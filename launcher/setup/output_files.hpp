@@ -24,8 +24,10 @@ class OutputFiles {
   /// Collective over `group`. Throws as ArrayWriter does. `problem` must outlive it.
   OutputFiles(const Options& options, const AttentionProblem& problem, Control& group);
 
-  /// Collective. Every rank writes its shards; the files get their names once all are complete.
-  void commit(const ring::LocalTensors& tensors, const ring::ShardedOperands& operands, Mesh& mesh);
+  /// Collective. Every rank writes its shards; the files, those of the writers `beside` among them,
+  /// get their names once all are complete.
+  void commit(const ring::LocalTensors& tensors, const ring::ShardedOperands& operands, Mesh& mesh,
+              const std::vector<files::ArrayWriter*>& beside = {});
 
  private:
   /// `sequence` is the dimension of the rows. Where rows of a striped sequence are small, ranks

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <annulus/core/device.hpp>
+#include <annulus/core/tensor.hpp>
+#include <annulus/files/array_file.hpp>
+#include <annulus/files/array_writer.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/ring/attention.hpp>
+
+#include "launcher/options/options.hpp"
+
+namespace annulus::launcher {
+
+/// The backward pass of annulus run: reads --grad-output and --grad-lse, and writes --grad-query,
+/// --grad-key and --grad-value.
+class GradientFiles {
+ public:
+  /// Opens the inputs and makes the outputs, so that errors show before any work. Collective over
+  /// the mesh. Throws FileError naming the option. What is referred to must outlive it.
+  GradientFiles(const Options& options, const AttentionProblem& problem, Mesh& mesh);
+
+  /// The kind of call that this is.
+  [[nodiscard]] ring::BackwardRequest request() const { return {grad_lse_.has_value(), false}; }
+  /// Reads the rank's shards and takes memory for gradients. Collective.
+  void read(const ring::ShardedOperands& operands, Device& device);
+  /// Computes the gradients from tensors of the forward pass, its results included, where the
+  /// device computes. Collective.
+  void compute(Attention& attention, const ring::LocalTensors& forward, Device& device);
+  /// Writes the rank's shards to files that their writers have yet to complete.
+  void write(const ring::ShardedOperands& operands);
+  [[nodiscard]] std::vector<files::ArrayWriter*> writers() const;
+
+ private:
+  /// A tensor in host memory and its copy where the device computes, empty on the CPU.
+  struct Twin {
+    Tensor host, copy;
+    [[nodiscard]] TensorView view() const {
+      return copy.shape().rank() > 0 ? copy.view() : host.view();
+    }
+  };
+  struct Output {
+    std::unique_ptr<files::ArrayWriter> writer;
+    NamedSharding ring::ShardedOperands::*sharding;
+    Twin gradient = {};
+  };
+  [[nodiscard]] Twin twin(Tensor host, Device& device) const;
+
+  Mesh& mesh_;
+  bool bhtd_;
+  std::optional<files::ArrayFile> grad_output_, grad_lse_;
+  std::vector<Output> outputs_;  // query, key, value
+  Twin output_gradient_, lse_gradient_;
+};
+
+}  // namespace annulus::launcher

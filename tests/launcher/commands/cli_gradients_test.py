@@ -1,0 +1,98 @@
+"""The gradients of annulus run, against an independent NumPy computation."""
+
+import os
+
+import numpy as np
+
+from cli_support import OPERANDS, OUTPUT, CliTest, main
+
+GIVEN = ["--grad-output", "grad_output.npy"]
+WANTED = ["--grad-query", "dq.npy", "--grad-key", "dk.npy", "--grad-value", "dv.npy"]
+
+
+def gradients(query, key, value, grad_output, grad_lse):
+    """Of causal attention in float64."""
+    group = query.shape[2] // key.shape[2]
+    q, g = (x.astype(np.float64).transpose(0, 2, 1, 3) for x in (query, grad_output))
+    k, v = (x.astype(np.float64).transpose(0, 2, 1, 3).repeat(group, axis=1) for x in (key, value))
+    scale = query.shape[3] ** -0.5
+    logits = scale * q @ k.swapaxes(2, 3)
+    hidden = np.arange(k.shape[2]) > np.arange(q.shape[2])[:, None]
+    logits[..., hidden] = -np.inf
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    delta = ((p @ v) * g).sum(-1) - grad_lse
+    ds = scale * p * (g @ v.swapaxes(2, 3) - delta[..., None])
+
+    def of_keys(x):
+        b, n, s, d = x.shape
+        return x.reshape(b, n // group, group, s, d).sum(2).transpose(0, 2, 1, 3)
+
+    return ((ds @ k).transpose(0, 2, 1, 3), of_keys(ds.swapaxes(2, 3) @ q),
+            of_keys(p.swapaxes(2, 3) @ g))
+
+
+class GradientTest(CliTest):
+    def setUp(self):
+        super().setUp()
+        random = np.random.default_rng(5)
+        shapes = {"query": (2, 61, 4, 16), "key": (2, 61, 2, 16), "value": (2, 61, 2, 8),
+                  "grad_output": (2, 61, 4, 8), "grad_lse": (2, 4, 61)}
+        self.tensors = {name: random.standard_normal(shape, dtype=np.float32)
+                        for name, shape in shapes.items()}
+        for name, tensor in self.tensors.items():
+            np.save(self.path(name + ".npy"), tensor)
+
+
+class Numbers(GradientTest):
+    def check_gradients(self, *options, ranks=None, with_lse=False):
+        more = ["--grad-lse", "grad_lse.npy"] if with_lse else []
+        self.expect_success(self.annulus("run", *OPERANDS, *OUTPUT, *GIVEN, *WANTED, *more,
+                                         "--causal", *options, ranks=ranks))
+        given = dict(self.tensors)
+        if not with_lse:
+            given["grad_lse"] = np.zeros_like(given["grad_lse"])
+        for name, truth in zip(["dq", "dk", "dv"], gradients(**given)):
+            found = np.load(self.path(name + ".npy"))
+            self.assertEqual(found.dtype, np.float32)
+            np.testing.assert_allclose(found, truth, rtol=1e-4, atol=2e-5, err_msg=name)
+
+    def test_one_rank_without_mpirun(self):
+        self.check_gradients()
+
+    def test_every_planned_schedule(self):
+        for schedule in ["auto", "ring", "allgather", "ulysses"]:
+            self.check_gradients("--schedule", schedule, ranks=4, with_lse=True)
+
+    def test_stripes_over_batch_and_sequence(self):
+        self.check_gradients("--mesh", "dp=2,sp=2", "--sequence-layout", "striped", ranks=4)
+
+
+class BadInput(GradientTest):
+    def expect_refused(self, words, *texts, ranks=None):
+        self.expect_error(self.annulus("run", *OPERANDS, *OUTPUT, *words, ranks=ranks), 2, *texts)
+        for name in ["output", "dq", "dk", "dv"]:
+            self.assertFalse(os.path.exists(self.path(name + ".npy")))
+
+    def test_files_that_are_missing(self):
+        self.expect_refused(WANTED, "--grad-query dq.npy", "without --grad-output")
+        self.expect_refused(GIVEN, "lacks --grad-query, --grad-key, --grad-value")
+
+    def test_gradients_that_do_not_fit(self):
+        np.save(self.path("grad_output.npy"), self.tensors["query"])
+        self.expect_refused(GIVEN + WANTED, "--grad-output grad_output.npy",
+                            "shape [2, 61, 4, 16]", "expected [2, 61, 4, 8]", ranks=2)
+
+    def test_an_output_that_is_an_input(self):
+        self.expect_refused(GIVEN + WANTED[:-1] + ["grad_output.npy"], "is the same file as")
+
+    def test_what_has_no_gradients(self):
+        self.expect_refused(GIVEN + WANTED + ["--impl", "native"], "native: computes no gradients")
+        self.expect_refused(GIVEN + WANTED + ["--schedule", "pass_q"],
+                            "pass_q cannot run: its backward pass is not planned yet", ranks=2)
+        self.expect_refused(GIVEN + WANTED + ["--normalize-output", "false", "--maximum", "m.npy",
+                                              "--sum", "s.npy"], "normalize_output: got false")
+
+
+if __name__ == "__main__":
+    main()

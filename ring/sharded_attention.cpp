@@ -216,7 +216,7 @@ void ShardedAttention::plan_until_prepared(const std::vector<CallTensor>* tensor
       groups = groups_of(plan);
     }
     const std::vector<Refusal> refusals = collectively(control, "preparation of kernels", [&] {
-      const Computing computing = control.computing();
+      const Computing computing = control.computing(kComputingTimeouts);
       if (fresh) {
         runner_ =
             std::make_unique<Runner>(planning_->problem, std::move(plan), input.candidates,

@@ -1,9 +1,9 @@
 #include "peer/flags.hpp"
 
 #include <chrono>
+#include <cstddef>
 #include <thread>
-
-#include <fmt/format.h>
+#include <utility>
 
 #include <annulus/core/cuda_driver.hpp>
 #include <annulus/core/device_guard.hpp>
@@ -14,9 +14,15 @@
 namespace annulus::peer {
 namespace {
 
-constexpr std::size_t kFlags = 16384;
+// Taken at once.
+constexpr std::size_t kFlags = 4096;
 // Each flag in a memory sector of its own.
 constexpr std::size_t kStrideBytes = 32;
+
+FlagWords* flag_of(const Buffer& memory, std::size_t index) {
+  return reinterpret_cast<FlagWords*>(static_cast<std::byte*>(memory.data()) +
+                                      index * kStrideBytes);
+}
 
 }  // namespace
 
@@ -25,63 +31,75 @@ Flag::~Flag() {
 }
 
 FlagBlock::FlagBlock(MemoryPool& pool, const Watchdog& watchdog)
-    : memory_(pool.allocate(kFlags * kStrideBytes, "flags of transport peer")),
-      stream_("flags", pool.place().device, watchdog, nullptr, true) {
+    : pool_(pool), stream_("flags", pool.place().device, watchdog, nullptr, true) {
   const DeviceGuard guard(pool.place().device);
-  check_cuda(cudaMemsetAsync(memory_.data(), 0, memory_.bytes(), stream_.raw()), "cudaMemsetAsync");
-  free_.reserve(kFlags);
-  for (std::size_t i = kFlags; i-- > 0;) {
-    free_.push_back(reinterpret_cast<std::uint32_t*>(static_cast<std::byte*>(memory_.data()) +
-                                                     i * kStrideBytes));
-  }
-  StreamOperations trial(stream_.raw());
-  trial.write(free_.back(), kRaised);
-  trial.wait_and_lower(free_.back());
-  trial.submit();
+  const Flag trial = take();
+  StreamOperations operations(stream_.raw());
+  operations.raise(trial.address());
+  operations.wait_and_lower(trial.address());
+  operations.submit();
   stream_.synchronize();
 }
 
 Flag FlagBlock::take() {
   check();
-  if (free_.empty()) {
-    throw LibraryError(fmt::format(
-        "more than {} messages in the prepared exchanges of a group of transport peer", kFlags));
-  }
-  std::uint32_t* const flag = free_.back();
+  if (free_.empty()) add_flags();
+  FlagWords* const flag = free_.back();
   free_.pop_back();
   return {this, flag};
 }
 
-void FlagBlock::let_everybody_pass() noexcept {
-  if (useless_) return;  // done before
+// Waits until they are down: a peer may raise them at once.
+void FlagBlock::add_flags() {
+  const DeviceGuard guard(pool_.place().device);
+  Buffer added = pool_.allocate(kFlags * kStrideBytes, "flags of transport peer");
+  check_cuda(cudaMemsetAsync(added.data(), 0, added.bytes(), stream_.raw()), "cudaMemsetAsync");
+  stream_.synchronize();
+  free_.reserve((memory_.size() + 1) * kFlags);
+  memory_.push_back(std::move(added));
+  for (std::size_t i = kFlags; i-- > 0;) free_.push_back(flag_of(memory_.back(), i));
+}
+
+void FlagBlock::abandon() noexcept {
+  if (unusable_) return;  // done before
   try {
-    const DeviceGuard guard(memory_.place().device);
-    raise_until_idle();
+    const DeviceGuard guard(pool_.place().device);
+    abandon_unless_idle();
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the device is lost, and nothing waits
   }
 }
 
-void FlagBlock::raise_until_idle() {
+void FlagBlock::abandon_unless_idle() {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kGrace{200};
-  constexpr std::chrono::seconds kMost{5};
+  constexpr std::chrono::seconds kLongest{5};
   CUcontext context = nullptr;
   cudaEvent_t raw = nullptr;
   if (cuda::driver_calls().ctx_get_current(&context) != CUDA_SUCCESS) return;
   if (cudaEventCreateWithFlags(&raw, cudaEventDisableTiming) != cudaSuccess) return;
   const Handle<CudaEventTraits> all_done(raw);
   if (cuda::driver_calls().ctx_record_event(context, raw) != CUDA_SUCCESS) return;
-  const auto begin = Clock::now();
-  while (cudaEventQuery(raw) == cudaErrorNotReady && Clock::now() - begin < kMost) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (Clock::now() - begin < kGrace) continue;
-    useless_ = true;
-    if (cudaMemsetAsync(memory_.data(), 1, memory_.bytes(), stream_.raw()) != cudaSuccess) return;
+  const auto is_idle_within = [&](Clock::duration most) {
+    const auto begin = Clock::now();
+    while (cudaEventQuery(raw) == cudaErrorNotReady) {
+      if (Clock::now() - begin > most) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+  };
+  if (is_idle_within(kGrace)) return;
+  unusable_ = true;
+  // By stream operations, since kernels that wait may leave no room for another kernel.
+  StreamOperations operations(stream_.raw());
+  for (const Buffer& memory : memory_) {
+    for (std::size_t i = 0; i < kFlags; ++i) operations.abandon(flag_of(memory, i));
   }
+  operations.submit();
+  (void)is_idle_within(kLongest);
 }
 
 void FlagBlock::check() const {
-  if (useless_) throw LibraryError("transport peer: unusable after an exchange that failed");
+  if (unusable_) throw LibraryError("transport peer: unusable after an exchange that failed");
 }
 
 }  // namespace annulus::peer

@@ -13,8 +13,17 @@
 
 namespace annulus::peer {
 
-/// Value of a flag that is up; down is 0. All bytes are equal so that a memset can raise flags.
-inline constexpr std::uint32_t kRaised = 0x01010101;
+/// A flag in device memory. One rank raises and another one waits and lowers, both by stream
+/// operations on the low word. Waits look at both words and pass when their 64-bit number is at
+/// least 1, so a high word that is not 0 lets all waits pass for ever: the group has failed.
+///
+/// The low word is 0 or 1, not the number of the call: recorded CUDA graphs have the operands of
+/// stream operations baked in, a caller launches his graphs without us, and stream operations
+/// cannot count. A flag that is lowered by the one that waits serves posts and replays alike.
+struct FlagWords {
+  std::uint32_t raised;
+  std::uint32_t abandoned;
+};
 
 class FlagBlock;
 
@@ -22,7 +31,7 @@ class FlagBlock;
 class Flag {
  public:
   Flag() = default;
-  Flag(FlagBlock* block, std::uint32_t* address) noexcept : block_(block), address_(address) {}
+  Flag(FlagBlock* block, FlagWords* address) noexcept : block_(block), address_(address) {}
   Flag(Flag&& other) noexcept
       : block_(std::exchange(other.block_, nullptr)), address_(other.address_) {}
   Flag& operator=(Flag&& other) noexcept {
@@ -35,38 +44,41 @@ class Flag {
   ~Flag();
 
   /// In device memory.
-  [[nodiscard]] std::uint32_t* address() const noexcept { return address_; }
+  [[nodiscard]] FlagWords* address() const noexcept { return address_; }
 
  private:
   FlagBlock* block_ = nullptr;
-  std::uint32_t* address_ = nullptr;
+  FlagWords* address_ = nullptr;
 };
 
-/// The flags of a group in one piece of device memory.
+/// The flags of a group, in device memory that is taken when they are.
 class FlagBlock {
  public:
   /// Also tries whether the device can write and wait for flags in stream order; throws
   /// LibraryError if it cannot.
   FlagBlock(MemoryPool& pool, const Watchdog& watchdog);
 
-  /// Throws LibraryError when all are taken.
+  /// Throws LibraryError without memory for another one.
   [[nodiscard]] Flag take();
-  /// For use after a failure, when work that waits for a peer would block every call that frees
-  /// memory, for ever. If the device does not finish its work soon, raises all flags repeatedly
-  /// until it has, or some seconds have passed. The flags are unusable afterwards.
-  void let_everybody_pass() noexcept;
+  /// For use after a failure of the group, when work that waits for a peer would block every call
+  /// that frees memory, for ever. If the device does not finish its work soon, abandons all flags:
+  /// what waits for them now or later goes on, and the flags are unusable. Copies that go on read
+  /// and write memory that stays mapped.
+  void abandon() noexcept;
   /// Throws LibraryError if the flags have become unusable.
   void check() const;
 
  private:
   friend class Flag;
-  void raise_until_idle();
-  void give_back(std::uint32_t* flag) noexcept { free_.push_back(flag); }
+  void add_flags();
+  void abandon_unless_idle();
+  void give_back(FlagWords* flag) noexcept { free_.push_back(flag); }
 
-  Buffer memory_;
+  MemoryPool& pool_;
   CudaStream stream_;  // of its own, so that it never waits behind what waits for a flag
-  std::vector<std::uint32_t*> free_;
-  std::atomic<bool> useless_ = false;  // a watching thread may give the group up
+  std::vector<Buffer> memory_;
+  std::vector<FlagWords*> free_;        // with room for all
+  std::atomic<bool> unusable_ = false;  // a watching thread may give the group up
 };
 
 }  // namespace annulus::peer

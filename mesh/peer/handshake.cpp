@@ -175,7 +175,7 @@ class Handshake {
       if (message.bytes == 0) continue;
       const int peer = host_.mesh_rank(message.peer);
       if (message.flag) {
-        auto* const flag = static_cast<std::uint32_t*>(mappings_.map(peer, message.theirs.flag));
+        auto* const flag = static_cast<FlagWords*>(mappings_.map(peer, message.theirs.flag));
         if (message.side == Side::sender) {
           outgoing.push_back({std::move(*message.flag), flag});
         } else {

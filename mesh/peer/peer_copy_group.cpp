@@ -29,11 +29,14 @@ class PeerCopyGroup final : public DeviceGroup {
         flags_(memory_, watchdog_),
         mappings_(place.device) {}
   // As with communicators, ranks end their groups together, so that nobody frees what is mapped
-  // elsewhere. Not after a failure, when the others may never come.
+  // elsewhere. Not after a failure, when the others may never come; then, device work that waits
+  // for them would keep what is freed here.
   ~PeerCopyGroup() override {
+    const bool failing = std::uncaught_exceptions() > exceptions_;
+    if (failing) flags_.abandon();
     pending_.clear();
     mappings_.clear();
-    if (std::uncaught_exceptions() > exceptions_) return;
+    if (failing) return;
     try {
       control().barrier("end of transport peer");
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the missing rank reports why
@@ -51,7 +54,7 @@ class PeerCopyGroup final : public DeviceGroup {
   }
   [[nodiscard]] MemoryPool& exchange_memory(MemoryPool& /*ordinary*/) override { return memory_; }
   void check() override { flags_.check(); }
-  void give_up() noexcept override { flags_.let_everybody_pass(); }
+  void give_up() noexcept override { flags_.abandon(); }
 
   void exchange(std::span<const Send> sends, std::span<const Receive> receives, Stream& stream,
                 ExchangeLabel label) override {

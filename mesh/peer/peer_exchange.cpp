@@ -68,15 +68,11 @@ PeerExchange::PeerExchange(FlagBlock& flags, std::vector<OutgoingMessages> outgo
       incoming_(std::move(incoming)),
       copies_(std::move(copies)) {}
 
-PeerExchange::~PeerExchange() {
-  if (std::uncaught_exceptions() > exceptions_) flags_.let_everybody_pass();
-}
-
 void PeerExchange::offer(Stream& stream) {
   flags_.check();
   const DeviceGuard guard(stream.place().device);
   StreamOperations operations(CudaStream::of(stream).raw());
-  for (const OutgoingMessages& messages : outgoing_) operations.write(messages.peer_ready, kRaised);
+  for (const OutgoingMessages& messages : outgoing_) operations.raise(messages.peer_ready);
   operations.submit();
 }
 
@@ -89,7 +85,7 @@ void PeerExchange::take(Stream& stream) {
     operations.wait_and_lower(messages.ready.address());
     operations.submit();
     copy_all(messages.copies, raw);
-    operations.write(messages.peer_done, kRaised);
+    operations.raise(messages.peer_done);
   }
   operations.submit();
 }

@@ -1,8 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <exception>
 #include <vector>
 
 #include <annulus/mesh/group.hpp>
@@ -13,8 +11,8 @@ namespace annulus::peer {
 
 /// The messages of an exchange that one peer pulls.
 struct OutgoingMessages {
-  Flag done;                            ///< raised by the peer: the data has been read
-  std::uint32_t* peer_ready = nullptr;  ///< the peer's flag: the data may be read
+  Flag done;                        ///< raised by the peer: the data has been read
+  FlagWords* peer_ready = nullptr;  ///< the peer's flag: the data may be read
 };
 
 /// Of this rank's memory, or from a peer's that is mapped.
@@ -27,20 +25,17 @@ struct MemoryCopy {
 /// The messages of an exchange that this rank pulls from one peer.
 struct IncomingMessages {
   Flag ready;
-  std::uint32_t* peer_done = nullptr;
+  FlagWords* peer_done = nullptr;
   std::vector<MemoryCopy> copies;
 };
 
 /// An exchange with all its memory mapped. All flags are down between two posts: a post, or a
-/// replay of a captured one, leaves no trace for the next.
+/// replay of a captured one, leaves no trace for the next. To be destroyed when no post is under
+/// way, or after the group has been given up.
 class PeerExchange final : public PreparedExchange {
  public:
   PeerExchange(FlagBlock& flags, std::vector<OutgoingMessages> outgoing,
                std::vector<IncomingMessages> incoming, std::vector<MemoryCopy> copies);
-  /// During an exception, first releases device work that waits for peers.
-  ~PeerExchange() override;
-  PeerExchange(const PeerExchange&) = delete;
-  PeerExchange& operator=(const PeerExchange&) = delete;
 
   void offer(Stream& stream) override;
   void take(Stream& stream) override;
@@ -51,7 +46,6 @@ class PeerExchange final : public PreparedExchange {
   std::vector<OutgoingMessages> outgoing_;
   std::vector<IncomingMessages> incoming_;
   std::vector<MemoryCopy> copies_;
-  int exceptions_ = std::uncaught_exceptions();
 };
 
 }  // namespace annulus::peer

@@ -2,8 +2,6 @@
 
 #include <annulus/core/cuda_driver.hpp>
 
-#include "peer/flags.hpp"
-
 namespace annulus::peer {
 
 CUstreamBatchMemOpParams& StreamOperations::next() {
@@ -14,21 +12,29 @@ CUstreamBatchMemOpParams& StreamOperations::next() {
 }
 
 // NOLINTNEXTLINE(readability-non-const-parameter): the device writes
-void StreamOperations::write(std::uint32_t* flag, std::uint32_t value) {
+void StreamOperations::write(std::uint32_t* word, std::uint32_t value) {
   auto& operation = next().writeValue;
   operation.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-  operation.address = reinterpret_cast<CUdeviceptr>(flag);
+  operation.address = reinterpret_cast<CUdeviceptr>(word);
   operation.value = value;
   operation.flags = CU_STREAM_WRITE_VALUE_DEFAULT;  // with its fence
 }
 
-void StreamOperations::wait_and_lower(std::uint32_t* flag) {
+void StreamOperations::raise(FlagWords* flag) {
+  write(&flag->raised, 1);
+}
+
+void StreamOperations::wait_and_lower(FlagWords* flag) {
   auto& operation = next().waitValue;
-  operation.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+  operation.operation = CU_STREAM_MEM_OP_WAIT_VALUE_64;
   operation.address = reinterpret_cast<CUdeviceptr>(flag);
-  operation.value = kRaised;
-  operation.flags = CU_STREAM_WAIT_VALUE_EQ;
-  write(flag, 0);
+  operation.value64 = 1;
+  operation.flags = CU_STREAM_WAIT_VALUE_GEQ;
+  write(&flag->raised, 0);
+}
+
+void StreamOperations::abandon(FlagWords* flag) {
+  write(&flag->abandoned, 1);
 }
 
 void StreamOperations::submit() {

@@ -6,6 +6,8 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include "peer/flags.hpp"
+
 namespace annulus::peer {
 
 /// Collects writes to and waits for flags, and hands them to a stream in as few calls as possible.
@@ -14,15 +16,18 @@ class StreamOperations {
  public:
   explicit StreamOperations(cudaStream_t stream) : stream_(stream) {}
 
-  /// Writes once everything before it in the stream is visible to all devices.
-  void write(std::uint32_t* flag, std::uint32_t value);
-  /// Waits until the flag is up, then lowers it.
-  void wait_and_lower(std::uint32_t* flag);
+  /// Once everything before it in the stream is visible to all devices.
+  void raise(FlagWords* flag);
+  /// Waits until the flag is up or abandoned, then lowers it.
+  void wait_and_lower(FlagWords* flag);
+  /// Lets all waits for the flag pass, from now on.
+  void abandon(FlagWords* flag);
   /// Gives the stream what was collected; throws LibraryError.
   void submit();
 
  private:
   CUstreamBatchMemOpParams& next();
+  void write(std::uint32_t* word, std::uint32_t value);
 
   cudaStream_t stream_;
   std::array<CUstreamBatchMemOpParams, 64> operations_{};  // the driver takes up to 255 at once

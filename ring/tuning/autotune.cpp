@@ -69,7 +69,7 @@ void time_candidates(const TunedCall& call, std::vector<TunedCandidate>& candida
   Control& world = call.mesh.world();
   const std::int64_t begin = monotonic_ns();
   const ScratchTensors scratch = collectively(world, "tensors for tuning", [&] {
-    const Computing computing = world.computing();
+    const Computing computing = world.computing(kComputingTimeouts);
     return ScratchTensors(call.problem, call.operands, call.mesh.rank(), call.device,
                           call.mesh.watchdog());
   });

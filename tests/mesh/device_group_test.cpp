@@ -202,6 +202,43 @@ TEST_P(DeviceGroup, UnpreparedExchange) {
   }
 }
 
+// More than 16,384 flags on every rank, which are taken as they are needed.
+TEST_P(DeviceGroup, TensOfThousandsOfMessagesMayBePrepared) {
+  if (size() < 2) GTEST_SKIP() << "needs 2 ranks";
+  if (GetParam() != Transport::peer) GTEST_SKIP() << "NCCL prepares nothing";
+  constexpr std::size_t kExchanges = 9000;
+  const Buffer out = allocate(16);
+  const Buffer in = allocate(16);
+  std::vector<std::unique_ptr<PreparedExchange>> exchanges;
+  for (std::size_t i = 0; i < kExchanges; ++i) {
+    exchanges.push_back(group().prepare({{right(), out.data(), 16}}, {{left(), in.data(), 16}},
+                                        {"key/value", static_cast<int>(i)}));
+  }
+  for (const std::size_t i : {std::size_t{0}, kExchanges / 2, kExchanges - 1}) {
+    upload(out, pattern(16, key(rank(), static_cast<int>(i % 100))));
+    exchanges[i]->post(stream());
+    EXPECT_EQ(download(in), pattern(16, key(left(), static_cast<int>(i % 100)))) << i;
+  }
+}
+
+// What was submitted twice must be let go twice, without the caller's help.
+TEST_P(DeviceGroup, AGroupThatIsGivenUpLetsAllItsPostsPass) {
+  if (size() < 2) GTEST_SKIP() << "needs 2 ranks";
+  if (GetParam() != Transport::peer) GTEST_SKIP() << "NCCL ends its kernels";
+  Mesh mesh(MeshShape({{"sp", size()}}), session().world(), kWatchdog);
+  Group& group = mesh.group(device().place(), GetParam());
+  MemoryPool& memory = group.exchange_memory(device().memory());
+  Hop hop(group, kMiB, memory.allocate(kMiB), memory.allocate(kMiB), left(), right());
+  if (rank() == 0) {  // whose left neighbour never comes
+    for (int i = 0; i < 50; ++i) hop.exchange->post(stream());
+    group.give_up();
+    EXPECT_THROW(group.check(), LibraryError);
+    for (int i = 0; i < 3; ++i) EXPECT_THROW(hop.exchange->post(stream()), LibraryError);
+    stream().synchronize();
+  }
+  world().barrier();
+}
+
 TEST_P(DeviceGroup, SizesThatDifferAreTheErrorOfBothSides) {
   if (size() < 2) GTEST_SKIP() << "needs 2 ranks";
   if (GetParam() != Transport::peer) GTEST_SKIP() << "NCCL does not compare sizes";

@@ -3,11 +3,14 @@
 // sees.
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cuda_runtime_api.h>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -377,6 +380,42 @@ TEST_F(DeviceFace, ObjectsMayEndWhileTheirCallsAreUnderWay) {
   }
 }
 
+// The caller's exception ends one object. What another one has under way on the same transport
+// waits for a rank that is late, and must go on waiting.
+TEST_F(DeviceFace, AnExceptionOfTheCallerSpoilsNoOtherObject) {
+  AttentionOptions options = causal();
+  if (context_->size() > 1) options.schedule = "ring";
+  Layer other(*context_, options, 3);
+  other.upload(stream_);
+  other.run(stream_);
+  other.expect_right(stream_, options.mask);
+  other.spoil(stream_);
+  Layer next(*context_, options, 7);
+  next.upload(stream_);
+  const auto leave = [&] {
+    Attention ended(*context_, options);
+    next.run(ended, stream_);
+    next.expect_right(stream_, options.mask);
+    context_->mesh().world().barrier();
+    if (test::session().rank() == 0) {
+      for (int i = 0; i < 10; ++i) {
+        check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+      }
+    }
+    other.run(stream_);
+    throw std::runtime_error("the caller's own");
+  };
+  EXPECT_THROW(leave(), std::runtime_error);
+  other.expect_right(stream_, options.mask);
+  for (int call = 0; call < 3; ++call) {
+    other.spoil(stream_);
+    other.run(stream_);
+    other.expect_right(stream_, options.mask);
+  }
+  next.run(stream_);
+  next.expect_right(stream_, options.mask);
+}
+
 // Tensors with other strides, one call right after the other.
 TEST_F(DeviceFace, TensorsMayLieOtherwiseWhileCallsAreUnderWay) {
   const AttentionOptions options = causal();
@@ -501,6 +540,40 @@ TEST_F(DeviceFace, ObjectsAndCallsAreCheap) {
                 implementation.c_str(), prepared.front(), again, 1e3 * call);
     EXPECT_LT(again, 5) << implementation;
     EXPECT_LT(call, 0.1) << implementation;
+  }
+}
+
+// A rank stops for ever, as far as the others can tell, while rank 0 waits by CUDA's means alone.
+TEST_F(DeviceFace, ALostRankDoesNotBlockTheCallersOwnSynchronisation) {
+  if (context_->size() != 2 || shared_gpus()) GTEST_SKIP() << "needs two GPUs";
+  const std::vector<std::string> processes =
+      context_->mesh().world().gather_text(std::to_string(::getpid()));
+  for (const Transport transport : {Transport::peer, Transport::nccl}) {
+    ContextOptions more;
+    more.timeout = 3;
+    more.transport = transport;
+    Context context(test::session().world(), more);
+    AttentionOptions options = causal();
+    options.schedule = "ring";
+    Layer layer(context, options, 2);
+    layer.upload(stream_);
+    for (int call = 0; call < 3; ++call) layer.run(stream_);
+    layer.expect_right(stream_, options.mask);
+    context.mesh().world().barrier();
+    if (context.rank() == 1) {
+      ::raise(SIGSTOP);
+      continue;
+    }
+    layer.run(stream_);
+    const auto begin = Clock::now();
+    EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    EXPECT_GE(milliseconds_since(begin), 2500);
+    EXPECT_LT(milliseconds_since(begin), 20000);
+    const std::string message = test::message_of<TimeoutError>([&] { layer.attention.wait(); });
+    EXPECT_THAT(message, HasSubstr("step "));
+    EXPECT_THAT(message, HasSubstr("rank 1"));
+    EXPECT_THROW(layer.run(stream_), TimeoutError);
+    ::kill(static_cast<pid_t>(std::stol(processes[1])), SIGCONT);
   }
 }
 

@@ -353,5 +353,30 @@ TEST_F(RefusalTest, TensorsThatDoNotFitALaterCallAreAFailureThatNamesTheRank) {
   EXPECT_THAT(message, HasSubstr("rank " + std::to_string(mesh_.rank()) + ": query: got shape"));
 }
 
+// A preparation that hangs must not keep the others waiting for ever.
+TEST_F(RefusalTest, APreparationThatHangsEndsInATimeout) {
+  if (alone()) GTEST_SKIP() << "needs several ranks";
+  using Clock = std::chrono::steady_clock;
+  const Watchdog watchdog(std::chrono::milliseconds(150));
+  Mesh mesh(MeshShape({{"sp", mesh_.size()}}), test::session().world(), watchdog);
+  const bool hangs = mesh.rank() == mesh.size() - 1;
+  bool hung = false;
+  registry_ = Registry();
+  registry_.add(picky("slow", [&](const AttentionBlock& /*block*/, const SoftmaxState& /*result*/) {
+    if (hangs && !std::exchange(hung, true)) {
+      std::this_thread::sleep_for(2.5 * kComputingTimeouts * watchdog.timeout());
+    }
+    return std::string();
+  }));
+  options_.implementation = "slow";
+  const auto begin = Clock::now();
+  EXPECT_THROW(ShardedAttention(problem_, operands(), mesh, registry_, device_, options_),
+               LibraryError);
+  if (!hangs) {
+    EXPECT_LT(Clock::now() - begin, 2 * kComputingTimeouts * watchdog.timeout());
+  }
+  mesh_.world().barrier("end of the test");
+}
+
 }  // namespace
 }  // namespace annulus::ring

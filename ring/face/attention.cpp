@@ -457,7 +457,7 @@ void Attention::prepare_backward(const ring::BackwardRequest& request) {
   const auto call = impl_->begin_call("Attention::prepare_backward");
   impl_->prepare_backward(request);
 }
-ring::BackwardLocalTensors Attention::views(const BackwardTensors& tensors) const {
+ring::BackwardLocalTensors Attention::backward_views(const BackwardTensors& tensors) const {
   return impl_->views(tensors);
 }
 const ring::ShardedAttention* Attention::backward_pass(

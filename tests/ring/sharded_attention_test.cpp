@@ -178,7 +178,8 @@ TEST_F(ShardedAttentionTest, HeadMajorTensorsGiveTheSame) {
       const Tensor value = head_major(empty.value);
       const Tensor output = head_major(empty.output);
       const auto bthd = [](const Tensor& tensor) { return tensor.view().permute({0, 2, 1, 3}); };
-      attention().run({bthd(query), bthd(key), bthd(value), bthd(output), empty.lse.view()});
+      attention().run(
+          LocalTensors{bthd(query), bthd(key), bthd(value), bthd(output), empty.lse.view()});
       copy(bthd(output), empty.output.view());
       expect_same_bits(straight, empty);
     }

@@ -198,7 +198,7 @@ class Attention {
   /// Collective over the context, with the errors of backward().
   void prepare_backward(const ring::BackwardRequest& request = {});
   /// Views of contiguous shards.
-  [[nodiscard]] ring::BackwardLocalTensors views(const BackwardTensors& tensors) const;
+  [[nodiscard]] ring::BackwardLocalTensors backward_views(const BackwardTensors& tensors) const;
   /// Plan, schedule and implementations of the backward pass; null before it is planned.
   [[nodiscard]] const ring::ShardedAttention* backward_pass(
       const ring::BackwardRequest& request = {}) const noexcept;

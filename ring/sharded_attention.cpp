@@ -236,8 +236,19 @@ void ShardedAttention::plan_until_prepared(const std::vector<CallTensor>* tensor
 }
 
 void ShardedAttention::drop_runner() {
-  runner_.reset();
+  retire(std::move(runner_));
   connected_ = false;
+}
+
+// Runners that graphs of the caller hold stay until the graphs have gone.
+void ShardedAttention::retire(std::unique_ptr<Runner> runner) {
+  std::erase_if(retired_, [](const auto& one) { return !one->is_captured(); });
+  if (runner && runner->is_captured()) retired_.push_back(std::move(runner));
+}
+
+bool ShardedAttention::is_captured() {
+  retire(nullptr);
+  return !retired_.empty() || (runner_ && runner_->is_captured());
 }
 
 void ShardedAttention::check_usable() const {
@@ -290,17 +301,21 @@ void ShardedAttention::prepare_for(const Tensors& tensors) {
     runner = std::exchange(runner_, nullptr);
     connected_ = false;
   }
-  try_or_undo([&] { plan_until_prepared(&views); },
-              [&] {
-                // Some ranks have come further than others: all go back to the same.
-                prepared_ = false;
-                planning_->input.refusals = refusals;
-                planning_->settle(schedule);
-                drop_runner();
-                connected_ = runner != nullptr;
-                runner_ = std::move(runner);
-                if (!runner_) plan_until_prepared(nullptr);
-              });
+  try_or_undo(
+      [&] {
+        plan_until_prepared(&views);
+        retire(std::move(runner));
+      },
+      [&] {
+        // Some ranks have come further than others: all go back to the same.
+        prepared_ = false;
+        planning_->input.refusals = refusals;
+        planning_->settle(schedule);
+        drop_runner();
+        connected_ = runner != nullptr;
+        runner_ = std::move(runner);
+        if (!runner_) plan_until_prepared(nullptr);
+      });
 }
 
 void ShardedAttention::prepare(const LocalTensors& tensors) {
@@ -361,6 +376,7 @@ void ShardedAttention::submit(const BackwardLocalTensors& tensors, ForeignStream
 
 void ShardedAttention::wait() {
   check_usable();
+  for (const auto& runner : retired_) runner->wait();
   runner_->wait();
 }
 

@@ -1,4 +1,5 @@
 #include <cuda_runtime_api.h>
+#include <memory>
 
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/device_guard.hpp>
@@ -20,6 +21,28 @@ class ForeignCudaStream final : public ForeignStream {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check_cuda(cudaStreamIsCapturing(raw_, &status), "cudaStreamIsCapturing");
     return status != cudaStreamCaptureStatusNone;
+  }
+  [[nodiscard]] std::weak_ptr<void> captured_graph() override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaGraph_t graph = nullptr;
+    check_cuda(cudaStreamGetCaptureInfo(raw_, &status, nullptr, &graph),
+               "cudaStreamGetCaptureInfo");
+    if (status != cudaStreamCaptureStatusActive) throw InternalError("a stream without a capture");
+    auto owner = std::make_unique<std::shared_ptr<void>>(std::make_shared<char>());
+    std::weak_ptr<void> token = *owner;
+    cudaUserObject_t object = nullptr;
+    check_cuda(cudaUserObjectCreate(
+                   &object, static_cast<void*>(owner.get()),
+                   [](void* held) {
+                     const std::unique_ptr<std::shared_ptr<void>> end(
+                         static_cast<std::shared_ptr<void>*>(held));
+                   },
+                   1, cudaUserObjectNoDestructorSync),
+               "cudaUserObjectCreate");
+    (void)owner.release();  // the object's from now on
+    check_cuda(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove),
+               "cudaGraphRetainUserObject");
+    return token;
   }
   void precede(Stream& ours) override { order(raw_, CudaStream::of(ours).raw()); }
   void follow(Stream& ours) override { order(CudaStream::of(ours).raw(), raw_); }

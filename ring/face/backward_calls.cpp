@@ -32,10 +32,15 @@ ring::ShardedAttention* BackwardCalls::planned(
 
 void BackwardCalls::drop() {
   wait();
-  for (auto& one : planned_) one.reset();
+  std::erase_if(captured_, [](const auto& one) { return !one->is_captured(); });
+  for (auto& one : planned_) {
+    if (one && one->is_captured()) captured_.push_back(std::move(one));
+    one.reset();
+  }
 }
 
 void BackwardCalls::wait() {
+  for (const auto& one : captured_) one->wait();
   for (const auto& one : planned_) {
     if (one) one->wait();
   }

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <memory>
+#include <vector>
 
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/ring/context.hpp>
@@ -37,6 +38,8 @@ class BackwardCalls {
   const ring::ShardedOperands& operands_;
   ring::ShardedAttentionOptions options_;
   std::array<std::unique_ptr<ring::ShardedAttention>, kKinds> planned_;
+  // Of earlier masks, whose calls graphs of the caller hold.
+  std::vector<std::unique_ptr<ring::ShardedAttention>> captured_;
 };
 
 }  // namespace annulus

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -72,10 +73,12 @@ class Runner::Impl {
       for (Queue& queue : queues_) queue.stream->mark(finished_mark(queue.tasks.size()));
       watched_.emplace(*options_.watch, calls());
     }
+    device.add_calls(*computing_);
   }
 
   // What calls under way still use goes back to the pool behind them.
   ~Impl() {
+    device_.remove_calls(*computing_);
     if (gave_up_) return;
     try {
       wait();
@@ -155,14 +158,15 @@ class Runner::Impl {
         }
       }
       memory_.bind(tensors);
-      if (caller != nullptr) caller->precede(*computing_);
+      if (captured) graphs_.push_back(caller->captured_graph());
+      device_.begin_call(*computing_, caller);
       if (Recording* recording = captured ? nullptr : recording_for(tensors)) {
         recording->submit(*computing_);
         ++replays_;
       } else {
         submit_tasks();
       }
-      if (caller != nullptr) caller->follow(*computing_);
+      device_.end_call(*computing_, caller);
     } catch (const UserError& error) {
       // Transfers may be under way: the other ranks do not know, and cannot agree any more.
       give_up();
@@ -197,6 +201,7 @@ class Runner::Impl {
     try {
       std::optional<CallWatch::Pause> pause;
       if (watched_) pause.emplace(*watched_);
+      device_.await_graphs(*computing_);
       wait_for_streams();
       // The streams end too where the watch has released them.
       if (options_.watch != nullptr) options_.watch->check();
@@ -204,6 +209,14 @@ class Runner::Impl {
       give_up();
       throw;
     }
+  }
+
+  [[nodiscard]] bool is_captured() {
+    const auto gone = [](const std::weak_ptr<void>& graph) { return graph.expired(); };
+    std::erase_if(graphs_, gone);
+    std::erase_if(retired_,
+                  [&](const Retired& one) { return std::ranges::all_of(one.graphs, gone); });
+    return !graphs_.empty() || !retired_.empty();
   }
 
   [[nodiscard]] const RankPlan& plan() const noexcept { return plan_; }
@@ -272,7 +285,7 @@ class Runner::Impl {
     wait();
     ready_ = false;
     recordings_.clear();
-    kernels_.clear();
+    retire_kernels();
     kernels_.resize(implementations_.size());
     memory_.bind({tensors.begin(), tensors.end()});
     std::vector<Refusal> refusals;
@@ -289,6 +302,14 @@ class Runner::Impl {
     }
     ready_ = refusals.empty();
     return refusals;
+  }
+
+  // Kernels that graphs of the caller still use stay.
+  void retire_kernels() {
+    if (is_captured() && !graphs_.empty()) {
+      retired_.push_back({std::move(kernels_), std::exchange(graphs_, {})});
+    }
+    kernels_.clear();
   }
 
   // Into the caller's output, by a kernel that could as well write float32.
@@ -637,7 +658,7 @@ class Runner::Impl {
     for (Group* group : groups_) group->give_up();
   }
 
-  const AttentionProblem& problem_;
+  const AttentionProblem problem_;  // a copy: graphs may hold calls when the planning has gone
   const RankPlan plan_;
   std::vector<const Implementation*> implementations_;
   std::vector<Content> contents_;  // of the caller's buffers
@@ -648,6 +669,14 @@ class Runner::Impl {
   PlanMemory memory_;
   Arrivals arrivals_;
   std::vector<std::unique_ptr<Kernel>> kernels_;  // by implementation; null until needed
+  // The caller's, which hold calls by these kernels and by earlier ones.
+  using Graphs = std::vector<std::weak_ptr<void>>;
+  struct Retired {
+    std::vector<std::unique_ptr<Kernel>> kernels;
+    Graphs graphs;
+  };
+  Graphs graphs_;
+  std::vector<Retired> retired_;
   bool ready_ = false;
   bool gave_up_ = false;
   bool rehearsing_ = false;           // computes without exchanges
@@ -695,6 +724,9 @@ void Runner::rehearse(CallTensors tensors) {
 }
 void Runner::submit(CallTensors tensors, ForeignStream* caller) {
   impl_->submit(tensors, caller);
+}
+bool Runner::is_captured() {
+  return impl_->is_captured();
 }
 void Runner::wait() {
   impl_->wait();

@@ -58,6 +58,22 @@ class Device {
     if (!awaiting_calls_) awaiting_calls_ = annulus::awaiting_calls(place());
     return *awaiting_calls_;
   }
+  /// Streams on which calls run. A stream must be removed before it ends.
+  virtual void add_calls(Stream& /*stream*/) {}
+  virtual void remove_calls(Stream& /*stream*/) noexcept {}
+  /// Orders a call with `caller`, the caller's stream, which may be null: work submitted to
+  /// `stream` from now on starts after what is on the caller's. From the first call on that the
+  /// caller captures into a graph, all calls on this device also run one after the other, in the
+  /// order in which they are submitted and graphs are launched.
+  virtual void begin_call(Stream& stream, ForeignStream* caller) {
+    if (caller != nullptr) caller->precede(stream);
+  }
+  /// What is put on the caller's stream from now on starts after the call.
+  virtual void end_call(Stream& stream, ForeignStream* caller) {
+    if (caller != nullptr) caller->follow(stream);
+  }
+  /// Work submitted to `stream` from now on starts after the launched graphs that hold calls.
+  virtual void await_graphs(Stream& /*stream*/) {}
   /// For results that the user of `stream`, a stream of the caller, may drop before the stream is
   /// done with them. What comes back goes only to later users of the same stream, whose work runs
   /// after that of the earlier ones. The pool lives as long as the device.

@@ -20,6 +20,9 @@ class ForeignStream {
   [[nodiscard]] virtual std::uint64_t id() const = 0;
   /// Whether work submitted now is captured instead of executed.
   [[nodiscard]] virtual bool is_captured() const = 0;
+  /// Expires when the graph into which the stream is captured has been destroyed, with all that was
+  /// instantiated from it.
+  [[nodiscard]] virtual std::weak_ptr<void> captured_graph() = 0;
   /// What is submitted to `ours` from now on starts after what is on the foreign stream now.
   virtual void precede(Stream& ours) = 0;
   /// What is put on the foreign stream from now on starts after what is submitted to `ours` now.

@@ -155,8 +155,14 @@ class Attention {
   /// (UserError on all of them). A later failure is thrown by the next call or by wait(), as
   /// LibraryError; the job can then only be aborted. Under NCCL, objects that share one context but
   /// whose sequences are sharded along different axes must be called on one stream: exchanges of
-  /// two communicators must not wait for each other in different orders. A first call cannot be
-  /// captured into a CUDA graph; later ones can, under schedules other than allgather.
+  /// two communicators must not wait for each other in different orders.
+  ///
+  /// A first call cannot be captured into a CUDA graph; later ones can, under schedules other than
+  /// allgather. A graph computes what was captured, whatever prepare() and set_mask() do later,
+  /// until this object ends. From the first capture on, graphs and other calls of the context run
+  /// one after the other, in the order of launches and calls, which must be the same on all ranks.
+  /// wait() and the destructor wait for launched graphs too. Memory that a graph needs is kept
+  /// until the graph has been destroyed.
   void run(const AttentionTensors& tensors, void* stream = nullptr);
   /// Like run(), but returns new tensors: weights if the options ask for them, and the LSE if
   /// `with_lse`, or maximum and sum if the options ask for an unnormalised output. The result

@@ -89,6 +89,10 @@ class Runner {
   /// submit().
   void wait();
 
+  /// Whether a graph of the caller holds calls. Such a runner must stay as it is until the graph
+  /// has been destroyed; preparing it for other tensors keeps what the graph needs.
+  [[nodiscard]] bool is_captured();
+
   [[nodiscard]] const RankPlan& plan() const noexcept;
   /// Bytes taken beyond the caller's tensors, apart from the workspace of kernels.
   [[nodiscard]] std::size_t extra_bytes() const noexcept;

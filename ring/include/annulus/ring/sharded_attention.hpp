@@ -94,6 +94,8 @@ class ShardedAttention {
   [[nodiscard]] std::string implementations_of_ranks() const;
   /// See Runner::extra_bytes.
   [[nodiscard]] std::size_t extra_bytes() const { return runner_->extra_bytes(); }
+  /// Whether a graph of the caller holds calls.
+  [[nodiscard]] bool is_captured();
   /// See Runner::replays.
   [[nodiscard]] std::size_t replays() const { return runner_->replays(); }
   /// What carries the transfers: "mpi", "nccl", "peer", "self".
@@ -145,6 +147,7 @@ class ShardedAttention {
   [[nodiscard]] std::vector<Group*> groups_of(const RankPlan& plan);
   void choose();
   void drop_runner();
+  void retire(std::unique_ptr<Runner> runner);
   void plan_until_prepared(const std::vector<CallTensor>* tensors);
 
   ShardedOperands operands_;
@@ -156,6 +159,7 @@ class ShardedAttention {
   std::unique_ptr<Planning> planning_;
   Group* group_ = nullptr;
   std::string transport_;
+  std::vector<std::unique_ptr<Runner>> retired_;
   std::unique_ptr<Runner> runner_;
   bool connected_ = false;
   bool prepared_ = false;  // on all ranks

@@ -1,9 +1,24 @@
 #include <utility>
 
+#include <annulus/core/awaiting_calls.hpp>
 #include <annulus/core/device.hpp>
+#include <annulus/core/foreign_stream.hpp>
 #include <annulus/core/host_stream.hpp>
 
 namespace annulus {
+
+AwaitingCalls& Device::awaiting_calls() {
+  if (!awaiting_calls_) awaiting_calls_ = annulus::awaiting_calls(place());
+  return *awaiting_calls_;
+}
+
+void Device::begin_call(Stream& stream, ForeignStream* caller) {
+  if (caller != nullptr) caller->precede(stream);
+}
+
+void Device::end_call(Stream& stream, ForeignStream* caller) {
+  if (caller != nullptr) caller->follow(stream);
+}
 
 std::unique_ptr<Stream> HostDevice::make_stream(std::string name, Watchdog watchdog, Tracer* tracer,
                                                 bool /*urgent*/) {

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <annulus/core/call_watch.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/composite_group.hpp>
 #include <annulus/mesh/mesh.hpp>
@@ -104,6 +105,7 @@ Mesh::Mesh(const std::function<MeshShape(int ranks)>& shape, MPI_Comm communicat
            const Watchdog& watchdog)
     : communicator_(duplicate_if_any(communicator, watchdog)),
       watchdog_(with_heartbeats(watchdog, communicator_)),
+      call_watch_(std::make_shared<CallWatch>(watchdog_.timeout())),
       world_(make_world(communicator_, watchdog_)),
       shape_(collectively(*world_, [&] { return shape(world_->size()); })),
       topology_(Topology::discover(*world_)) {

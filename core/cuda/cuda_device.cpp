@@ -12,11 +12,13 @@
 
 #include <fmt/format.h>
 
+#include <annulus/core/awaiting_calls.hpp>
 #include <annulus/core/bytes.hpp>
 #include <annulus/core/cuda.hpp>
 #include <annulus/core/cuda_memory.hpp>
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/device_guard.hpp>
+#include <annulus/core/foreign_stream.hpp>
 
 #include "cuda/call_order.hpp"
 #include "cuda/copy.hpp"

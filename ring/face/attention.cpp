@@ -7,6 +7,7 @@
 #include <annulus/attention/attention_weights.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/core/foreign_stream.hpp>
+#include <annulus/core/one_at_a_time.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/ring/attention.hpp>
 #include <annulus/ring/attention_weights.hpp>
@@ -314,7 +315,7 @@ class Attention::Impl {
   }
 
   [[nodiscard]] OneAtATime::Call begin_call(const char* name) const {
-    return context_.begin_call(name);
+    return context_.calls().begin(name);
   }
   [[nodiscard]] const ring::ShardedOperands& operands() const noexcept { return operands_; }
   [[nodiscard]] ring::ShardedAttention& sharded() noexcept { return sharded_; }
@@ -365,7 +366,7 @@ class Attention::Impl {
 
 Attention::Attention(Context& context, const AttentionOptions& options)
     : impl_([&] {
-        const auto call = context.begin_call("Attention::Attention");
+        const auto call = context.calls().begin("Attention::Attention");
         return std::make_unique<Impl>(context, options);
       }()) {}
 Attention::Attention(Context& context, const AttentionProblem& problem)

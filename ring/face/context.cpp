@@ -9,6 +9,7 @@
 #include <annulus/core/cuda.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/core/foreign_stream.hpp>
+#include <annulus/core/one_at_a_time.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/cores.hpp>
 #include <annulus/mesh/gpu_binding.hpp>
@@ -105,7 +106,8 @@ void check_sharing_is_meant(const ContextOptions& options, Place place, Control&
 }  // namespace
 
 Context::Context(MPI_Comm communicator, const ContextOptions& options)
-    : mesh_(std::make_unique<Mesh>(options.mesh, communicator, start_watchdog(options.timeout))),
+    : calls_(std::make_shared<OneAtATime>("what belongs to a Context")),
+      mesh_(std::make_unique<Mesh>(options.mesh, communicator, start_watchdog(options.timeout))),
       registry_(std::make_shared<Registry>(Registry::standard())),
       transport_(options.transport) {
   collectively(mesh_->world(), "timeout of the context",

@@ -10,7 +10,9 @@
 
 #include <fmt/format.h>
 
+#include <annulus/core/awaiting_calls.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/core/foreign_stream.hpp>
 #include <annulus/ring/local_operations.hpp>
 #include <annulus/ring/runner.hpp>
 

@@ -133,9 +133,15 @@ class Setup(unittest.TestCase):
         self.assertEqual(calls[0], "cmake --preset default")
         self.assertRegex(calls[-1], "^ctest --preset default .*-L unit$")
 
-    def test_tests_compile_all_that_they_can_in_a_new_build(self):
+    def test_tests_choose_a_new_build_as_setup_does(self):
+        self.program("bin/nvidia-smi", "#!/bin/sh\nexit 0\n")
         _, calls = self.run_setup(script="test")
         self.assertEqual(calls[0], "cmake --preset default -DANNULUS_CUDA=AUTO")
+
+    @unittest.skipIf(HAS_GPU, "this machine has a GPU")
+    def test_tests_without_a_gpu_compile_no_kernels(self):
+        _, calls = self.run_setup(script="test")
+        self.assertEqual(calls[0], "cmake --preset default -DANNULUS_CUDA=OFF")
 
     def test_fetches_headers_once_for_cudnn(self):
         result, calls = self.run_setup("--cuda", "auto", cache=CUDNN)

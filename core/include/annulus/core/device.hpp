@@ -6,8 +6,6 @@
 #include <string>
 #include <utility>
 
-#include <annulus/core/awaiting_calls.hpp>
-#include <annulus/core/foreign_stream.hpp>
 #include <annulus/core/memory.hpp>
 #include <annulus/core/stream.hpp>
 #include <annulus/core/tensor.hpp>
@@ -15,6 +13,9 @@
 #include <annulus/core/watchdog.hpp>
 
 namespace annulus {
+
+struct AwaitingCalls;
+class ForeignStream;
 
 /// While it lives, its device is current for CUDA calls that the calling thread makes itself; at
 /// the end, the previous device is current again.
@@ -54,10 +55,7 @@ class Device {
     return nullptr;
   }
   /// Shared with the other devices that this process has opened on the same GPU.
-  [[nodiscard]] AwaitingCalls& awaiting_calls() {
-    if (!awaiting_calls_) awaiting_calls_ = annulus::awaiting_calls(place());
-    return *awaiting_calls_;
-  }
+  [[nodiscard]] AwaitingCalls& awaiting_calls();
   /// Streams on which calls run. A stream must be removed before it ends.
   virtual void add_calls(Stream& /*stream*/) {}
   virtual void remove_calls(Stream& /*stream*/) noexcept {}
@@ -65,13 +63,9 @@ class Device {
   /// `stream` from now on starts after what is on the caller's. From the first call on that the
   /// caller captures into a graph, all calls on this device also run one after the other, in the
   /// order in which they are submitted and graphs are launched.
-  virtual void begin_call(Stream& stream, ForeignStream* caller) {
-    if (caller != nullptr) caller->precede(stream);
-  }
+  virtual void begin_call(Stream& stream, ForeignStream* caller);
   /// What is put on the caller's stream from now on starts after the call.
-  virtual void end_call(Stream& stream, ForeignStream* caller) {
-    if (caller != nullptr) caller->follow(stream);
-  }
+  virtual void end_call(Stream& stream, ForeignStream* caller);
   /// Work submitted to `stream` from now on starts after the launched graphs that hold calls.
   virtual void await_graphs(Stream& /*stream*/) {}
   /// For results that the user of `stream`, a stream of the caller, may drop before the stream is

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include <annulus/core/call_watch.hpp>
 #include <annulus/core/watchdog.hpp>
 #include <annulus/mesh/group.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
@@ -20,6 +19,8 @@
 #include <annulus/mesh/transport.hpp>
 
 namespace annulus {
+
+class CallWatch;
 
 /// Whether ranks that differ only along `axis` ever sit on different nodes. Throws
 /// UnknownAxisError.
@@ -47,7 +48,7 @@ class Mesh {
   [[nodiscard]] const Watchdog& watchdog() const noexcept { return watchdog_; }
 
   /// Watches calls of which the ranks of the mesh compute their parts, with the same timeout.
-  [[nodiscard]] CallWatch& call_watch() noexcept { return call_watch_; }
+  [[nodiscard]] CallWatch& call_watch() noexcept { return *call_watch_; }
 
   /// Coordinates all ranks of the mesh.
   [[nodiscard]] Control& world() noexcept { return *world_; }
@@ -99,7 +100,7 @@ class Mesh {
 
   Communicator communicator_;  // those of groups are copies of it
   Watchdog watchdog_;
-  CallWatch call_watch_{watchdog_.timeout()};
+  std::shared_ptr<CallWatch> call_watch_;
   std::shared_ptr<Control> world_;
   MeshShape shape_;
   Topology topology_;

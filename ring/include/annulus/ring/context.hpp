@@ -10,7 +10,6 @@
 
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/device.hpp>
-#include <annulus/core/one_at_a_time.hpp>
 #include <annulus/core/watchdog.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/transport.hpp>
@@ -18,6 +17,7 @@
 
 namespace annulus {
 
+class OneAtATime;
 class Overlay;
 
 /// How ranks come to their devices.
@@ -80,12 +80,12 @@ class Context {
   [[nodiscard]] ring::TuningCache& tuning_cache() noexcept { return tuning_cache_; }
   /// What the overlays that live now set together.
   [[nodiscard]] ring::Choice overlay() const;
-  /// To be made by every call that belongs to the context, for as long as it lasts.
-  [[nodiscard]] OneAtATime::Call begin_call(const char* name) { return calls_->begin(name); }
+  /// Every call that belongs to the context begins here.
+  [[nodiscard]] OneAtATime& calls() noexcept { return *calls_; }
 
  private:
   friend class Overlay;
-  std::shared_ptr<OneAtATime> calls_ = std::make_shared<OneAtATime>("what belongs to a Context");
+  std::shared_ptr<OneAtATime> calls_;
   std::shared_ptr<Device> device_;  // outlives what other ranks have mapped of it
   std::unique_ptr<Mesh> mesh_;
   std::shared_ptr<Registry> registry_;

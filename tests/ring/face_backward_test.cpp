@@ -12,6 +12,7 @@
 #include <annulus/annulus.hpp>
 #include <annulus/attention/oracle_gradients.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/ring/sharded_attention.hpp>
 
 #include "tests/ring/face_cases.hpp"
 #include "tests/support/message_of.hpp"

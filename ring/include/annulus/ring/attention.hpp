@@ -19,11 +19,14 @@
 #include <annulus/ring/local_tensors.hpp>
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/planner.hpp>
-#include <annulus/ring/sharded_attention.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 #include <annulus/ring/tuning.hpp>
 
 namespace annulus {
+
+namespace ring {
+class ShardedAttention;
+}
 
 /// Makes the bias where neither a mask nor a bias is given.
 struct InitBias {

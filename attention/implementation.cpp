@@ -31,7 +31,7 @@ Capability Implementation::fits_backward(const AttentionProblem& problem, Place 
   const std::optional<BackwardDeclaration>& backward = declares().backward;
   if (!backward) return Capability::no("computes no gradients");
   const std::string lacking = lacking_text(problem, backward->features);
-  return lacking.empty() ? accepts(problem, place)
+  return lacking.empty() ? accepts_backward(problem, place)
                          : Capability::no(lacking + " in the backward pass");
 }
 

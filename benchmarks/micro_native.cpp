@@ -3,6 +3,7 @@
 //
 //   annulus_micro [--threads=N] [--benchmark_filter=native/bfloat16/causal/4096/64 …]
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -128,6 +129,45 @@ void native(benchmark::State& state, DType dtype, const Change& change, int thre
   report_rate(state, forward_flops(problem.shape, pairs));
 }
 
+// Its gradients: five products for the forward pass's two. LSE and delta are those of no output.
+void native_backward(benchmark::State& state, DType dtype, const Change& change, int threads) {
+  constexpr std::int64_t kHeads = 8;
+  const std::int64_t length = state.range(0);
+  const std::int64_t dim = state.range(1);
+  AttentionProblem problem;
+  problem.shape = {1, length, length, kHeads, kHeads, dim, dim};
+  problem.dtype = dtype;
+  change(problem, length);
+  problem.validate();
+  const Extents shape{1, length, kHeads, dim};
+  const Tensor query = random_tensor(dtype, shape, 1);
+  const Tensor key = random_tensor(dtype, shape, 2);
+  const Tensor value = random_tensor(dtype, shape, 3);
+  const Tensor grad_output = random_tensor(dtype, shape, 5);
+  const Tensor delta = random_tensor(DType::float32, {1, kHeads, length}, 6);
+  const Tensor lse(DType::float32, {1, kHeads, length}, pool());
+  std::fill_n(lse.view().as<float>(), kHeads * length, std::log(static_cast<float>(length)));
+  const Tensor grad_query = random_tensor(DType::float32, shape, 7);
+  const Tensor grad_key = random_tensor(DType::float32, shape, 8);
+  const Tensor grad_value = random_tensor(DType::float32, shape, 9);
+  const PositionRanges all = PositionRanges::all(length);
+  BackwardBlock block{query.view(), key.view(),   value.view(), grad_output.view(),
+                      lse.view(),   delta.view(), all,          all};
+  const Scores scores(problem);
+  block.scores = scores.views(problem);
+  const Gradients gradients{grad_query.view(), grad_key.view(), grad_value.view()};
+  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
+  const ExecutionContext context{stream, nullptr, threads};
+  const Registry registry = Registry::standard();
+  HostDevice device;
+  const auto kernel = registry.get("native").make_kernel(problem, device);
+  for (auto _ : state) kernel->backward(block, gradients, context);
+  const PositionRange range = all.ranges().front();
+  const auto pairs =
+      static_cast<double>(problem.mask.examine(0, 1, range, range).pairs) * scores.visible(problem);
+  report_rate(state, 2.5 * forward_flops(problem.shape, pairs));
+}
+
 // Documents of a quarter, three quarters, … of 512 positions.
 std::vector<std::int32_t> documents(std::int64_t length) {
   std::vector<std::int32_t> ids(static_cast<std::size_t>(length));
@@ -195,12 +235,15 @@ void register_all(int threads) {
       ->MeasureProcessCPUTime();
   for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
     for (const auto& [name, change] : changes()) {
-      auto* const added =
-          benchmark::RegisterBenchmark(fmt::format("native/{}/{}", name_of(dtype), name).c_str(),
-                                       native, dtype, change, threads);
-      added->Unit(benchmark::kMillisecond)->UseRealTime()->MeasureProcessCPUTime();
-      for (const std::int64_t length : {4096, 8192}) {
-        for (const std::int64_t dim : {64, 128}) added->Args({length, dim});
+      for (const bool backward : {false, true}) {
+        auto* const added = benchmark::RegisterBenchmark(
+            fmt::format("native{}/{}/{}", backward ? "_backward" : "", name_of(dtype), name)
+                .c_str(),
+            backward ? native_backward : native, dtype, change, threads);
+        added->Unit(benchmark::kMillisecond)->UseRealTime()->MeasureProcessCPUTime();
+        for (const std::int64_t length : {4096, 8192}) {
+          for (const std::int64_t dim : {64, 128}) added->Args({length, dim});
+        }
       }
     }
   }

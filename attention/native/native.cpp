@@ -13,6 +13,7 @@
 #include <annulus/core/parallel.hpp>
 
 #include "cuda/native_cuda.hpp"
+#include "native/backward.hpp"
 #include "native/single_threaded_blas.hpp"
 #include "native/tile_kernel.hpp"
 
@@ -47,19 +48,6 @@ void check_block(const AttentionProblem& problem, const AttentionBlock& block,
        {block.query, block.key, block.value, ConstTensorView(result.output)}) {
     check(tensor.size(3) == 1 || tensor.stride(3) == 1, "head dimension has a stride");
   }
-}
-
-// With up to `most` heads each.
-std::vector<HeadTile> head_tiles(std::int64_t heads, std::int64_t kv_heads, std::int64_t most) {
-  const std::int64_t per_kv_head = heads / kv_heads;
-  std::vector<HeadTile> tiles;
-  for (std::int64_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
-    for (std::int64_t begin = 0; begin < per_kv_head; begin += most) {
-      tiles.push_back(
-          {kv_head * per_kv_head + begin, std::min(most, per_kv_head - begin), kv_head});
-    }
-  }
-  return tiles;
 }
 
 // The part of the keys that the dense mask shows to a row, which stands for the rows near it.
@@ -184,6 +172,11 @@ class NativeKernel final : public Kernel {
         progress);
   }
 
+  void backward(const BackwardBlock& block, const Gradients& gradients,
+                const ExecutionContext& context) override {
+    add_native_gradients(problem_, block, gradients, context, memory_);
+  }
+
  private:
   const AttentionProblem& problem_;
   const MatrixPath path_;
@@ -235,6 +228,12 @@ class NativeImplementation final : public Implementation {
     return Capability::yes();
   }
 
+  [[nodiscard]] Capability accepts_backward(const AttentionProblem& problem,
+                                            Place place) const override {
+    return place.is_host() ? accepts(problem, place)
+                           : Capability::no("computes gradients on CPUs only");
+  }
+
   [[nodiscard]] Capability available(Place place) const override {
     return place.is_host() ? Capability::yes() : native_cuda_available(place);
   }
@@ -252,7 +251,13 @@ class NativeImplementation final : public Implementation {
 
  private:
   std::vector<std::string> names_{"native"};
-  Declaration declaration_{.features = FeatureSet::all()};
+  Declaration declaration_{
+      .features = FeatureSet::all(),
+      .backward = BackwardDeclaration{.features = FeatureSet::positions() |
+                                                  FeatureSet{Feature::segments, Feature::lengths,
+                                                             Feature::block_mask, Feature::soft_cap,
+                                                             Feature::dropout, Feature::bias,
+                                                             Feature::dense_mask}}};
 };
 
 }  // namespace

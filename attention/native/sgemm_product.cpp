@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <limits>
 
 #include <cblas.h>
 
 #include <annulus/core/convert.hpp>
+
+#include "native/all_finite.hpp"
 
 namespace annulus {
 namespace {
@@ -18,18 +19,6 @@ constexpr std::int64_t kLogitStride = kTileColumns + kRowAlignment;
 
 blasint blas(std::int64_t size) {
   return static_cast<blasint>(size);
-}
-
-// Infinities and NaNs have an exponent of all ones: adding 1 to it sets the sign bit.
-bool all_finite(const float* values, std::int64_t count) {
-  constexpr std::uint32_t kExponent = 0x7f800000;
-  constexpr std::uint32_t kOne = 0x00800000;
-  constexpr std::uint32_t kSign = 0x80000000;
-  std::uint32_t any = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    any |= (std::bit_cast<std::uint32_t>(values[i]) & kExponent) + kOne;
-  }
-  return (any & kSign) == 0;
 }
 
 class SgemmProduct final : public TileProduct {

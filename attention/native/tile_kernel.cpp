@@ -7,12 +7,10 @@
 #include <limits>
 #include <optional>
 #include <span>
-#include <type_traits>
 
 #include <annulus/core/convert.hpp>
 
 #include "native/row_dropout.hpp"
-#include "visible_part.hpp"
 
 namespace annulus {
 namespace {
@@ -34,6 +32,7 @@ TileKernel::TileKernel(const AttentionProblem& problem, const AttentionBlock& bl
     : problem_(problem),
       block_(block),
       result_(result),
+      visibility_(problem, block),
       value_dim_(block.value.size(3)),
       row_softmax_(static_cast<std::size_t>(max_rows)),
       product_(make_tile_product(path,
@@ -73,36 +72,13 @@ void TileKernel::load_queries(const RowTile& tile, const HeadTile& heads) {
   }
 }
 
-Visibility TileKernel::examine(const RowTile& tile, const HeadTile& heads,
-                               const PositionRange& rows, const PositionRange& columns) const {
-  if (!block_.unmasked) {
-    return problem_.mask.examine_head(block_.first_batch + tile.batch,
-                                      block_.first_head + heads.begin, rows, columns);
-  }
-  return {rows.length * columns.length,
-          true,
-          true,
-          {LocalPosition(0), rows.length},
-          {LocalPosition(0), columns.length}};
-}
-
 void TileKernel::visit(const RowTile& tile, const HeadTile& heads, const PositionRange& columns,
                        std::int64_t first_column, const std::function<void()>& between) {
-  const LocalRange seen = examine(tile, heads, tile.rows, columns).columns;
+  const LocalRange seen = visibility_.examine(tile, heads, tile.rows, columns).columns;
   if (seen.count == 0) return;
-  const std::optional<BlockMask>& blocks = problem_.mask.block_mask();
-  if (!blocks || block_.unmasked) {
-    return visit_run(tile, heads, columns, seen, first_column, between);
-  }
-  const GlobalPosition end = columns.at(seen.end().value() - 1) + 1;
-  for (GlobalPosition from = columns.at(seen.begin.value()); from < end;) {
-    const BlockMask::Run run = blocks->next_run(
-        block_.first_batch + tile.batch, block_.first_head + heads.begin, tile.rows.start, from);
-    if (run.empty()) break;
-    visit_run(tile, heads, columns, columns.indices_within(run.begin, std::min(run.end, end)),
-              first_column, between);
-    from = run.end;
-  }
+  visibility_.for_each_run(tile, heads, columns, seen, [&](LocalRange run) {
+    visit_run(tile, heads, columns, run, first_column, between);
+  });
 }
 
 void TileKernel::visit_run(const RowTile& tile, const HeadTile& heads, const PositionRange& columns,
@@ -111,13 +87,13 @@ void TileKernel::visit_run(const RowTile& tile, const HeadTile& heads, const Pos
   const std::int64_t end = run.end().value();
   for (std::int64_t begin = run.begin.value(); begin < end; begin += kTileColumns) {
     const PositionRange piece = columns.slice(begin, std::min(kTileColumns, end - begin));
-    const Visibility seen = examine(tile, heads, tile.rows, piece);
+    const Visibility seen = visibility_.examine(tile, heads, tile.rows, piece);
     if (seen.empty()) continue;
     const std::int64_t skipped = seen.columns.begin.value();
     const PositionRange visible = piece.slice(skipped, seen.columns.count);
     const std::int64_t first_visible = first_column + begin + skipped;
-    const ShownColumns shown =
-        shown_by_scores(tile, heads, seen.rows, block_.scores.keys_of(first_visible, visible));
+    const ShownColumns shown = visibility_.shown_by_scores(
+        tile, heads, seen.rows, block_.scores.keys_of(first_visible, visible));
     if (shown.empty()) continue;
     multiply(tile, heads, seen.rows, visible.slice(shown.begin, shown.end - shown.begin),
              first_visible + shown.begin, seen.full, shown.all);
@@ -145,14 +121,14 @@ void TileKernel::multiply(const RowTile& tile, const HeadTile& heads, LocalRange
     bool strip_shown = shown;
     if (!full) {
       const Visibility visible =
-          examine(tile, heads, tile.rows.slice(first_row, row_count), columns);
+          visibility_.examine(tile, heads, tile.rows.slice(first_row, row_count), columns);
       if (visible.empty()) continue;
       seen = visible.columns;
       strip_full = visible.full;
     }
     if (!shown) {
       const std::int64_t begin = seen.begin.value();
-      const ShownColumns by_scores = shown_by_scores(
+      const ShownColumns by_scores = visibility_.shown_by_scores(
           tile, heads, {LocalPosition(first_row), row_count},
           block_.scores.keys_of(first_column + begin, columns.slice(begin, seen.count)));
       if (by_scores.empty()) continue;
@@ -205,34 +181,23 @@ void TileKernel::add_poison(const RowTile& tile, const HeadTile& heads, Strip st
 void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip,
                          const PositionRange& columns, std::int64_t first_column, bool full,
                          bool shown) {
-  const Mask& mask = problem_.mask;
   const std::int64_t batch = block_.first_batch + tile.batch;
-  const std::span<const std::int32_t> row_ids = mask.query_segments(batch);
-  const std::span<const std::int32_t> column_ids = mask.kv_segments(batch);
+  const std::span<const std::int32_t> column_ids = problem_.mask.kv_segments(batch);
   for (std::int64_t index = strip.begin; index < strip.end;) {
     const std::int64_t r = index / heads.count;
     const GlobalPosition row = tile.rows.at(r);
-    LocalRange seen{LocalPosition(0), columns.length};
-    const std::int32_t id = row_ids.empty() ? 0 : row_ids[static_cast<std::size_t>(row.value())];
-    LocalRange gap;  // hidden columns between those that the row sees
-    if (!full && id < 0) {
-      seen.count = 0;  // padding sees nothing, not even padding
-    } else if (!full) {
-      const auto [opening, rest] = mask.row_intervals(batch, row);
-      const LocalRange first = columns.indices_within(opening.begin, opening.end);
-      const LocalRange second = columns.indices_within(rest.begin, rest.end);
-      seen = hull(first, second);
-      if (first.count > 0 && second.count > 0) gap = {first.end(), second.begin - first.end()};
-    }
+    const RowSight sight = visibility_.sight(tile.batch, row, columns, full);
+    const LocalRange& seen = sight.seen;
+    const LocalRange& gap = sight.gap;
     const std::int64_t begin = seen.begin.value();
     const std::int64_t local_row = tile.begin.value() + r;
-    const bool by_segment = !full && !row_ids.empty();
     const auto sees = [&](std::int64_t head) {
-      if (!by_segment && block_.scores.empty()) return seen.count > 0;
+      if (!sight.by_segment && block_.scores.empty()) return seen.count > 0;
       for (std::int64_t i = begin; i < begin + seen.count; ++i) {
         if (i >= gap.begin.value() && i < gap.end().value()) continue;
         const GlobalPosition column = columns.at(i);
-        if (by_segment && column_ids[static_cast<std::size_t>(column.value())] != id) continue;
+        if (sight.by_segment && column_ids[static_cast<std::size_t>(column.value())] != sight.id)
+          continue;
         const std::int64_t key = block_.scores.key_of(first_column + i, column);
         if (block_.scores.shows(tile.batch, head, local_row, key)) return true;
       }
@@ -268,12 +233,13 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip
           next = static_cast<const float*>(
               block_.scores.bias->address({tile.batch, head, next_row, keys.first}));
         }
-        leave(apply_scores(tile.batch, head, local_row, keys, shown, factor, logits + begin, next));
+        leave(visibility_.apply_scores(tile.batch, head, local_row, keys, shown, factor,
+                                       logits + begin, next));
         if (block_.scores.bias) factor = 1;
       }
-      if (by_segment && any) {
+      if (sight.by_segment && any) {
         const auto* ids = column_ids.data() + columns.at(begin).value();
-        leave(hide_other_ids(ids, columns.stride, seen.count, id, logits + begin));
+        leave(hide_other_ids(ids, columns.stride, seen.count, sight.id, logits + begin));
       }
       if (gap.count > 0) {
         std::fill_n(logits + gap.begin.value(), gap.count, -std::numeric_limits<float>::infinity());
@@ -294,61 +260,6 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip
       }
     }
   }
-}
-
-ShownColumns TileKernel::shown_by_scores(const RowTile& tile, const HeadTile& heads,
-                                         LocalRange rows, const ScoreTensors::Keys& keys) const {
-  ShownColumns shown{0, keys.count, true};
-  const auto any = [&]<class Entry>(const ConstTensorView& tensor,
-                                    std::type_identity<Entry> /*type*/) {
-    const std::int64_t different = tensor.stride(1) == 0 ? 1 : heads.count;
-    for (std::int64_t h = 0; h < different; ++h) {
-      for (std::int64_t r = rows.begin.value(); r < rows.end().value(); ++r) {
-        const auto* const row = static_cast<const Entry*>(
-            tensor.address({tile.batch, heads.begin + h, tile.begin.value() + r, keys.first}));
-        if (shows_any(row, tensor.stride(3) * keys.step, keys.count)) return true;
-      }
-    }
-    return false;
-  };
-  if (block_.scores.bias && !any(*block_.scores.bias, std::type_identity<float>())) return {};
-  if (!block_.scores.mask) return shown;
-  const ConstTensorView& mask = *block_.scores.mask;
-  if (mask.stride(3) * keys.step != 1) {
-    shown.all = false;
-    return any(mask, std::type_identity<std::uint8_t>()) ? shown : ShownColumns{};
-  }
-  shown = {keys.count, 0, true};
-  const std::int64_t different = mask.stride(1) == 0 ? 1 : heads.count;
-  for (std::int64_t h = 0; h < different; ++h) {
-    const ShownColumns in_head = shown_columns(
-        static_cast<const std::uint8_t*>(mask.address(
-            {tile.batch, heads.begin + h, (tile.begin + rows.begin.value()).value(), keys.first})),
-        mask.stride(2), rows.count, keys.count);
-    shown = {std::min(shown.begin, in_head.begin), std::max(shown.end, in_head.end),
-             shown.all && in_head.all};
-  }
-  return shown;
-}
-
-SeenLogits TileKernel::apply_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
-                                    const ScoreTensors::Keys& keys, bool shown, float factor,
-                                    float* logits, const float* next) const {
-  const ScoreTensors& scores = block_.scores;
-  const auto first = [&](const ConstTensorView& tensor) {
-    return tensor.address({batch, head, row, keys.first});
-  };
-  const auto stride = [&](const ConstTensorView& tensor) { return tensor.stride(3) * keys.step; };
-  SeenLogits left{.any = true};
-  if (scores.bias) {
-    left = add_bias_row(static_cast<const float*>(first(*scores.bias)), stride(*scores.bias),
-                        keys.count, factor, logits, next);
-  }
-  if (!shown && left.any) {
-    left = hide_row(static_cast<const std::uint8_t*>(first(*scores.mask)), stride(*scores.mask),
-                    keys.count, logits);
-  }
-  return left;
 }
 
 void TileKernel::store(const RowTile& tile, const HeadTile& heads) {

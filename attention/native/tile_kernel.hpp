@@ -7,27 +7,13 @@
 
 #include <annulus/attention/implementation.hpp>
 #include <annulus/core/memory.hpp>
-#include <annulus/partition/position.hpp>
 
-#include "native/row_scores.hpp"
 #include "native/row_softmax.hpp"
 #include "native/tile_product.hpp"
+#include "native/tile_visibility.hpp"
+#include "native/tiles.hpp"
 
 namespace annulus {
-
-/// Query rows of one batch that lie in one range.
-struct RowTile {
-  std::int64_t batch = 0;  ///< local
-  LocalPosition begin;     ///< local position of rows.start
-  PositionRange rows;
-};
-
-/// Query heads that read the same key/value head; local.
-struct HeadTile {
-  std::int64_t begin = 0;
-  std::int64_t count = 0;
-  std::int64_t kv_head = 0;
-};
 
 /// Computes tiles of one block, one after the other, in a workspace of its own. The heads of a tile
 /// are stacked: row r · heads + h of the workspace is head h of query row r, so one key tile serves
@@ -57,25 +43,15 @@ class TileKernel {
   /// Turns the logits of a strip, whose columns are `columns`, into weights.
   void softmax(const RowTile& tile, const HeadTile& heads, Strip strip,
                const PositionRange& columns, std::int64_t first_column, bool full, bool shown);
-  /// What the dense mask shows of some rows of a tile; nothing if the bias hides them all.
-  [[nodiscard]] ShownColumns shown_by_scores(const RowTile& tile, const HeadTile& heads,
-                                             LocalRange rows, const ScoreTensors::Keys& keys) const;
-  /// Applies the bias, and the dense mask unless it shows all (`shown`), to the logits of columns
-  /// of a row (a local index). Hidden logits become −∞. If there is a bias, the others become
-  /// factor · logit + bias, and the first half of its `next` row is fetched.
-  [[nodiscard]] SeenLogits apply_scores(std::int64_t batch, std::int64_t head, std::int64_t row,
-                                        const ScoreTensors::Keys& keys, bool shown, float factor,
-                                        float* logits, const float* next) const;
   /// Adds the values that the product left out to the rows that see them.
   void add_poison(const RowTile& tile, const HeadTile& heads, Strip strip,
                   const PositionRange& columns, std::int64_t first_column);
   void store(const RowTile& tile, const HeadTile& heads);
-  [[nodiscard]] Visibility examine(const RowTile& tile, const HeadTile& heads,
-                                   const PositionRange& rows, const PositionRange& columns) const;
 
   const AttentionProblem& problem_;
   const AttentionBlock& block_;
   const SoftmaxState& result_;
+  const TileVisibility visibility_;
   const std::int64_t value_dim_;
   std::vector<RowSoftmax> row_softmax_;  // per stacked row
   std::unique_ptr<TileProduct> product_;

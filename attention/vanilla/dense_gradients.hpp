@@ -11,16 +11,6 @@
 
 namespace annulus::vanilla {
 
-/// The forward block of the same rows and columns.
-inline AttentionBlock forward_of(const BackwardBlock& block) {
-  AttentionBlock forward{block.query, block.key, block.value, block.rows, block.columns};
-  forward.first_batch = block.first_batch;
-  forward.first_head = block.first_head;
-  forward.unmasked = block.unmasked;
-  forward.scores = block.scores;
-  return forward;
-}
-
 /// tensor[…] as Real, of a tensor in float32 or float64.
 template <class Real>
 Real entry_of(const ConstTensorView& tensor, std::int64_t batch, std::int64_t head,

@@ -115,7 +115,7 @@ TEST(BackwardFace, GradientsAreThoseOfTheOracle) {
     EXPECT_EQ(attention.backward_pass(), nullptr);
     expect_right_gradients(attention, options, 3);
     ASSERT_NE(attention.backward_pass(), nullptr);
-    EXPECT_EQ(attention.backward_pass()->implementations_of_ranks(), "vanilla");
+    EXPECT_EQ(attention.backward_pass()->implementations_of_ranks(), "native");
     if (std::string("auto") != schedule) {
       EXPECT_EQ(ring::name_of(attention.backward_pass()->schedule().schedule), schedule);
     }

@@ -73,6 +73,16 @@ struct BackwardBlock {
   ScoreTensors scores = {};
 };
 
+/// The forward block of the same rows and columns.
+[[nodiscard]] inline AttentionBlock forward_of(const BackwardBlock& block) {
+  AttentionBlock forward{block.query, block.key, block.value, block.rows, block.columns};
+  forward.first_batch = block.first_batch;
+  forward.first_head = block.first_head;
+  forward.unmasked = block.unmasked;
+  forward.scores = block.scores;
+  return forward;
+}
+
 /// Gradients that a call adds to; float32, or float64 where the problem is. The innermost dimension
 /// of each has stride 1. One without dimensions is not wanted.
 struct Gradients {
@@ -204,6 +214,11 @@ class Implementation {
   /// Whether it computes problems of these dtypes and sizes at such a place, apart from what it
   /// declares.
   [[nodiscard]] virtual Capability accepts(const AttentionProblem& problem, Place place) const = 0;
+  /// The same for gradients, if it declares that it computes some.
+  [[nodiscard]] virtual Capability accepts_backward(const AttentionProblem& problem,
+                                                    Place place) const {
+    return accepts(problem, place);
+  }
   /// Whether this build and this machine have what it needs.
   [[nodiscard]] virtual Capability available(Place place) const = 0;
   /// Whether it can compute this block of a problem that it accepts. Kernel::prepare may still

@@ -1,0 +1,175 @@
+#include "native/backward.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <annulus/core/error.hpp>
+#include <annulus/core/parallel.hpp>
+
+#include "native/addition_order.hpp"
+#include "native/single_threaded_blas.hpp"
+#include "native/tile_gradients.hpp"
+
+namespace annulus {
+namespace {
+
+void check_block(const AttentionProblem& problem, const BackwardBlock& block,
+                 const Gradients& gradients) {
+  const auto check = [](bool fits, const char* what) {
+    if (!fits) throw InternalError(std::string("native gradients: ") + what);
+  };
+  const Extents& query = block.query.shape();
+  const Extents& key = block.key.shape();
+  const Extents& value = block.value.shape();
+  check(query.rank() == 4 && key.rank() == 4 && value.rank() == 4, "tensors must have rank 4");
+  check(key == Extents{query[0], key[1], key[2], query[3]}, "key does not fit query");
+  check(value == Extents{key[0], key[1], key[2], value[3]}, "value does not fit key");
+  check(key[2] > 0 && query[2] % key[2] == 0, "query heads are no multiple of key/value heads");
+  check(block.rows.size() == query[1], "row positions do not fit query");
+  check(block.columns.size() == key[1], "column positions do not fit key");
+  check(block.grad_output.shape() == Extents{query[0], query[1], query[2], value[3]},
+        "gradient of the output does not fit");
+  const Extents rows{query[0], query[2], query[1]};
+  check(block.lse.shape() == rows && block.delta.shape() == rows, "LSE or delta does not fit");
+  check(block.lse.dtype() == DType::float32 && block.delta.dtype() == DType::float32,
+        "LSE or delta is not float32");
+  block.scores.check(problem, query, block.columns.size());
+  const auto check_gradient = [&](const TensorView& gradient, const Extents& shape) {
+    if (gradient.shape().rank() == 0) return;
+    check(gradient.shape() == shape && gradient.dtype() == DType::float32,
+          "gradient does not fit its tensor, or is not float32");
+  };
+  check_gradient(gradients.query, query);
+  check_gradient(gradients.key, key);
+  check_gradient(gradients.value, value);
+  if (gradients.bias.shape().rank() > 0) {
+    check(block.scores.bias.has_value(), "there is no bias to have a gradient");
+    check_gradient(gradients.bias, block.scores.bias->shape());
+  }
+}
+
+// Row tiles of batch 0, in order; none crosses the edge of a query block.
+std::vector<RowTile> row_tiles(const AttentionProblem& problem, const BackwardBlock& block,
+                               std::int64_t length) {
+  const std::optional<BlockMask>& blocks = problem.mask.block_mask();
+  std::vector<RowTile> tiles;
+  std::int64_t before = 0;
+  for (const PositionRange& range : block.rows.ranges()) {
+    std::int64_t end = 0;
+    for (std::int64_t begin = 0; begin < range.length; begin = end) {
+      end = std::min(begin + length, range.length);
+      if (blocks) end = std::min(end, range.count_below(blocks->end_of_rows(range.at(begin))));
+      tiles.push_back({0, LocalPosition(before + begin), range.slice(begin, end - begin)});
+    }
+    before += range.length;
+  }
+  return tiles;
+}
+
+// Batches and key/value heads of the same columns are neighbours: they rarely wait for each other.
+std::vector<ColumnTile> column_tiles(const BackwardBlock& block) {
+  std::vector<ColumnTile> tiles;
+  std::int64_t before = 0;
+  for (const PositionRange& range : block.columns.ranges()) {
+    for (std::int64_t begin = 0; begin < range.length; begin += kGradientColumns) {
+      const std::int64_t count = std::min(kGradientColumns, range.length - begin);
+      for (std::int64_t batch = 0; batch < block.key.size(0); ++batch) {
+        for (std::int64_t head = 0; head < block.key.size(2); ++head) {
+          tiles.push_back({batch, head, before + begin, range.slice(begin, count)});
+        }
+      }
+    }
+    before += range.length;
+  }
+  return tiles;
+}
+
+// Column tiles of one batch and key/value head share the gradients of queries. A broadcast bias
+// also joins batches or heads, and row tiles if it is broadcast over rows.
+AdditionOrder order_of(const std::vector<ColumnTile>& columns, std::int64_t kv_heads,
+                       std::int64_t steps, const TensorView& bias) {
+  const bool wanted = bias.shape().rank() > 0;
+  const bool joins_batches = wanted && bias.stride(0) == 0;
+  const bool joins_heads = wanted && bias.stride(1) == 0;
+  std::vector<std::int64_t> chains;
+  chains.reserve(columns.size());
+  for (const ColumnTile& tile : columns) {
+    chains.push_back((joins_batches ? 0 : tile.batch * kv_heads) +
+                     (joins_heads ? 0 : tile.kv_head));
+  }
+  const bool alone =
+      wanted && bias.stride(2) == 0 && (joins_batches || joins_heads || bias.stride(3) == 0);
+  return {chains, steps, alone};
+}
+
+}  // namespace
+
+void add_native_gradients(const AttentionProblem& problem, const BackwardBlock& block,
+                          const Gradients& gradients, const ExecutionContext& context,
+                          MemoryPool& memory) {
+  check_block(problem, block, gradients);
+  context.stream.synchronize();  // the stream's earlier work comes first
+
+  const std::int64_t kv_heads = block.key.size(2);
+  // Heads that see different blocks have tiles of their own.
+  const std::vector<HeadTile> heads =
+      head_tiles(block.query.size(2), kv_heads, problem.mask.depends_on_head() ? 1 : kGradientRows);
+  const auto heads_per_kv = static_cast<std::int64_t>(heads.size()) / kv_heads;
+  const std::vector<RowTile> rows = row_tiles(problem, block, kGradientRows / heads.front().count);
+  const std::vector<ColumnTile> columns = column_tiles(block);
+  const auto tasks = static_cast<std::int64_t>(columns.size());
+  if (tasks == 0 || rows.empty()) return;
+
+  const AttentionBlock forward = forward_of(block);
+  const auto steps = static_cast<std::int64_t>(rows.size()) * heads_per_kv;
+  AdditionOrder order = order_of(columns, kv_heads, steps, gradients.bias);
+  const int workers = static_cast<int>(std::clamp<std::int64_t>(context.threads, 1, tasks));
+  std::vector<TileGradients> kernels;
+  kernels.reserve(static_cast<std::size_t>(workers));
+  for (int i = 0; i < workers; ++i) {
+    kernels.emplace_back(problem, block, forward, gradients, memory);
+  }
+  // Host streams belong to the calling thread, which is worker 0.
+  const std::function<void()> progress = [&] {
+    if (context.background != nullptr) context.background->progress();
+  };
+  const std::function<void()> nothing = [] {};
+  const auto run = [&](std::int64_t task, int worker) {
+    const std::function<void()>& between = worker == 0 ? progress : nothing;
+    TileGradients& kernel = kernels[static_cast<std::size_t>(worker)];
+    const ColumnTile& tile = columns[static_cast<std::size_t>(task)];
+    kernel.start(tile);
+    std::int64_t step = 0;
+    for (RowTile row : rows) {
+      row.batch = tile.batch;
+      for (std::int64_t h = 0; h < heads_per_kv; ++h, ++step) {
+        if (!kernel.take(row, heads[static_cast<std::size_t>(tile.kv_head * heads_per_kv + h)])) {
+          continue;
+        }
+        order.wait(task, step, between);
+        kernel.add_rows();
+        order.pass(task, step);
+        between();
+      }
+    }
+    kernel.add_columns();
+    order.wait(task, steps - 1, between);
+    order.leave(task);
+  };
+  const SingleThreadedBlas single_threaded_blas(workers);
+  parallel_for(
+      tasks, workers,
+      [&](std::int64_t task, int worker) {
+        try {
+          run(task, worker);
+        } catch (...) {
+          order.leave(task);  // nobody may wait for it for ever
+          throw;
+        }
+      },
+      progress);
+}
+
+}  // namespace annulus

@@ -227,7 +227,8 @@ class Effects {
     need("prefix", has("causal") || cuts, "without --causal, --window or --chunk", "one of them");
     need("sink-tokens", cuts, "without --window or --chunk", "one of them");
     need("tuning-cache", has("tuning"), "without --tuning", "--tuning cached or measure");
-    for (const char* option : {"grad-lse", "grad-query", "grad-key", "grad-value"}) {
+    for (const char* option :
+         {"grad-lse", "grad-query", "grad-key", "grad-value", "deterministic"}) {
       need(option, has("grad-output"), "without --grad-output", "--grad-output");
     }
     need("seed", o.command == Command::verify || o.command == Command::bench || draws(),

@@ -395,6 +395,8 @@ void add_output(TableBuilder& table) {
   table.add("grad-key", "FILE", run, text_into(&Options::grad_key), "likewise (tensor grad_key)");
   table.add("grad-value", "FILE", run, text_into(&Options::grad_value),
             "likewise (tensor grad_value)");
+  table.add("deterministic", "", run, parsed_into(&Options::deterministic, parse_flag),
+            "repeating the command repeats every bit of the gradients (default on CPUs)");
   table.add("trace", "FILE", {Command::run, Command::bench, Command::plan},
             text_into(&Options::trace),
             "what every rank did and when, as Chrome trace events (JSON), for Perfetto; of plan "

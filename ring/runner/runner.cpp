@@ -291,15 +291,25 @@ class Runner::Impl {
     kernels_.resize(implementations_.size());
     memory_.bind({tensors.begin(), tensors.end()});
     std::vector<Refusal> refusals;
-    for (std::size_t index = 0; index < plan_.tasks.size(); ++index) {
-      const auto* block = std::get_if<Block>(&plan_.tasks[index].work);
-      if (block == nullptr) continue;
+    const auto prepare = [&](const Tile& block, bool rounding, const auto& make) {
       try {
-        kernel_of(*block).prepare(arguments_of(index, *block), memory_.state(block->result));
+        make(kernel_of(block));
       } catch (const UnsupportedError& refusal) {
-        refusals.push_back({name_of(*block), block->row_positions, block->column_positions,
-                            plan_.global(block->batches), block->heads.count, block->full,
-                            refusal.what(), is_rounded_at_once(*block)});
+        refusals.push_back({name_of(block), block.row_positions, block.column_positions,
+                            plan_.global(block.batches), block.heads.count, block.full,
+                            refusal.what(), rounding});
+      }
+    };
+    for (std::size_t index = 0; index < plan_.tasks.size(); ++index) {
+      const Task& task = plan_.tasks[index];
+      if (const auto* block = std::get_if<Block>(&task.work)) {
+        prepare(*block, is_rounded_at_once(*block), [&](Kernel& kernel) {
+          kernel.prepare(arguments_of(index, *block), memory_.state(block->result));
+        });
+      } else if (const auto* backward = std::get_if<BackwardBlock>(&task.work)) {
+        prepare(*backward, false, [&](Kernel& kernel) {
+          kernel.prepare_backward(arguments_of(*backward), gradients_of(*backward));
+        });
       }
     }
     ready_ = refusals.empty();
@@ -539,10 +549,7 @@ class Runner::Impl {
     {
       const StreamSpan span(*computing_, {TraceCategory::kernel, name_of(block) + " backward",
                                           plan_.tasks[index].step});
-      kernel_of(block).backward(arguments_of(block),
-                                {memory_.view(block.grad_query, Content::grad_query),
-                                 memory_.view(block.grad_key, Content::grad_key),
-                                 memory_.view(block.grad_value, Content::grad_value)},
+      kernel_of(block).backward(arguments_of(block), gradients_of(block),
                                 {*computing_, background(), options_.threads});
     }
     end(index);
@@ -626,6 +633,12 @@ class Runner::Impl {
             plan_.first_head + block.heads.begin,
             block.full,
             memory_.scores(block, problem_.shape.kv_length)};
+  }
+
+  [[nodiscard]] Gradients gradients_of(const BackwardBlock& block) const {
+    return {memory_.view(block.grad_query, Content::grad_query),
+            memory_.view(block.grad_key, Content::grad_key),
+            memory_.view(block.grad_value, Content::grad_value)};
   }
 
   // Whether this rank waits only for its own work: no exchange is left, or the next one waits for

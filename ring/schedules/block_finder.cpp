@@ -42,12 +42,15 @@ std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
   const BatchRange batches = plan.global(block.batches);
   const BlockGeometry geometry{block.row_positions, block.column_positions, batches.begin,
                                batches.count, block.full};
-  const Capability can = candidate.takes(input.problem, geometry);
+  const Capability can = input.backward ? candidate.takes_backward(input.problem, geometry)
+                                        : candidate.takes(input.problem, geometry);
   if (!can) return can.reason();
-  const auto& backward = candidate.declares().backward;
-  const bool repeats =
-      input.backward ? !backward || backward->repeats_bits : candidate.repeats_bits(geometry);
-  if (input.candidates.size() > 1 && !repeats) {
+  if (input.backward) {
+    const auto& backward = candidate.declares().backward;
+    if (input.options.deterministic && backward && !backward->repeats_bits) {
+      return "the bits of its gradients vary from run to run";
+    }
+  } else if (input.candidates.size() > 1 && !candidate.repeats_bits(geometry)) {
     return "its bits vary from run to run, so it computes this only where it is named";
   }
   return refusal_of(candidate, input, plan, block, false);

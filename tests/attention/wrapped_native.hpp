@@ -23,12 +23,13 @@ class WrappedNative final : public Implementation {
         wrap_(std::move(wrap)),
         speed_(speed),
         wrapped_(std::move(wrapped)),
-        device_(device) {}
+        device_(device),
+        declaration_(registry_.get(wrapped_).declares()) {}
 
   [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
-  [[nodiscard]] const Declaration& declares() const noexcept override {
-    return registry_.get(wrapped_).declares();
-  }
+  [[nodiscard]] const Declaration& declares() const noexcept override { return declaration_; }
+  /// Those of the wrapped one, to be changed before it is used.
+  [[nodiscard]] Declaration& declaration() noexcept { return declaration_; }
   [[nodiscard]] Capability accepts(const AttentionProblem& /*problem*/,
                                    Place /*place*/) const override {
     return Capability::yes();
@@ -49,6 +50,7 @@ class WrappedNative final : public Implementation {
   std::string wrapped_;
   Device* device_;
   Registry registry_ = Registry::standard();
+  Declaration declaration_;
 };
 
 }  // namespace annulus::test

@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -14,6 +16,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
+#include "tests/attention/wrapped_native.hpp"
 #include "tests/ring/face_cases.hpp"
 #include "tests/support/message_of.hpp"
 
@@ -122,6 +125,51 @@ TEST(BackwardFace, GradientsAreThoseOfTheOracle) {
   }
 }
 
+// Kernels that plans assume to be ten times as fast as native ones.
+TEST(BackwardFace, KernelsWhoseBitsVaryAreForThoseWhoDoNotAskForTheSameBits) {
+  Context context(world(), on_host());
+  auto unordered = std::make_unique<test::WrappedNative>(
+      "unordered", [](std::unique_ptr<Kernel> native) { return native; }, 10);
+  unordered->declaration().backward->repeats_bits = false;
+  context.registry().add(std::move(unordered));
+  AttentionOptions options = causal(67);
+  const auto computed_by = [&] {
+    Attention attention(context, options);
+    expect_right_gradients(attention, options, 3);
+    return attention.backward_pass()->implementations_of_ranks();
+  };
+  EXPECT_EQ(computed_by(), "native");
+  options.backward.deterministic = false;
+  EXPECT_EQ(computed_by(), "unordered");
+  options.backward.deterministic = true;
+  EXPECT_EQ(computed_by(), "native");
+  options.backward.implementation = "unordered";
+  Attention attention(context, options);
+  EXPECT_THAT(test::message_of<UserError>([&] { attention.prepare_backward(); }),
+              HasSubstr("unordered: the bits of its gradients vary from run to run"));
+}
+
+TEST(BackwardFace, WhatAKernelRefusesWhenItIsPreparedAnotherComputes) {
+  struct Refusing final : Kernel {
+    void prepare_backward(const BackwardBlock& block, const Gradients& gradients) override {
+      if (gradients.query.shape() == block.query.shape()) throw UnsupportedError("not today");
+    }
+    void forward(const AttentionBlock& /*block*/, const SoftmaxState& /*result*/,
+                 const ExecutionContext& /*context*/) override {
+      throw InternalError("only for gradients");
+    }
+  };
+  Context context(world(), on_host());
+  context.registry().add(std::make_unique<test::WrappedNative>(
+      "refusing", [](const std::unique_ptr<Kernel>&) { return std::make_unique<Refusing>(); }, 10));
+  AttentionOptions options = causal(67);
+  options.implementation = "native";
+  options.backward.implementation = "auto";
+  Attention attention(context, options);
+  expect_right_gradients(attention, options, 3);
+  EXPECT_EQ(attention.backward_pass()->implementations_of_ranks(), "native");
+}
+
 TEST(BackwardFace, Modifiers) {
   Context context(world(), on_host());
   AttentionOptions options = causal(53);
@@ -182,6 +230,10 @@ TEST(BackwardFace, FollowsTheMask) {
 
 TEST(BackwardFace, SaysWhyThereAreNoGradients) {
   Context context(world(), on_host());
+  auto forward_only = std::make_unique<test::WrappedNative>(
+      "forward_only", [](std::unique_ptr<Kernel> native) { return native; });
+  forward_only->declaration().backward.reset();
+  context.registry().add(std::move(forward_only));
   const auto message = [&](const auto& change) {
     AttentionOptions options = causal(29);
     change(options);
@@ -192,8 +244,8 @@ TEST(BackwardFace, SaysWhyThereAreNoGradients) {
               HasSubstr("normalize_output: got false"));
   EXPECT_THAT(message([](AttentionOptions& o) { o.weights = true; }),
               HasSubstr("weights: got true"));
-  EXPECT_THAT(message([](AttentionOptions& o) { o.implementation = "native"; }),
-              HasSubstr("native: computes no gradients"));
+  EXPECT_THAT(message([](AttentionOptions& o) { o.implementation = "forward_only"; }),
+              HasSubstr("forward_only: computes no gradients"));
   EXPECT_THAT(message([](AttentionOptions& o) { o.backward.schedule = "nothing"; }),
               HasSubstr("'nothing'"));
   if (context.size() == 1) return;

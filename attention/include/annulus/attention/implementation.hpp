@@ -135,6 +135,8 @@ class Kernel {
   /// block.state then has its own. Ordered by context.stream.
   virtual void forward(const AttentionBlock& block, const SoftmaxState& result,
                        const ExecutionContext& context) = 0;
+  /// The same for backward(), with gradients of these strides.
+  virtual void prepare_backward(const BackwardBlock& /*block*/, const Gradients& /*gradients*/) {}
   /// Adds the gradients of `block` (docs/semantics.md §1, "Backward") to `gradients`. Rows whose
   /// LSE is −∞ add nothing. Ordered by context.stream. Only for implementations that declare it.
   virtual void backward(const BackwardBlock& block, const Gradients& gradients,
@@ -226,6 +228,11 @@ class Implementation {
   [[nodiscard]] virtual Capability takes(const AttentionProblem& /*problem*/,
                                          const BlockGeometry& /*block*/) const {
     return Capability::yes();
+  }
+  /// The same for the block's gradients, of a problem whose gradients it accepts.
+  [[nodiscard]] virtual Capability takes_backward(const AttentionProblem& problem,
+                                                  const BlockGeometry& block) const {
+    return takes(problem, block);
   }
   /// Whether it computes this block to the same bits every time. If not, it computes the block only
   /// where nobody else is asked: where the problem names it.

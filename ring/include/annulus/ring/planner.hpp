@@ -59,6 +59,9 @@ struct PlanOptions {
   /// all the rest, so float32 problems always use float64. Devices give it in float32 for half
   /// types.
   DType lse_dtype = DType::float64;
+  /// Whether the backward pass repeats every bit: blocks go to no kernel that adds in an order that
+  /// varies. The forward pass always repeats them, unless it is named a kernel that does not.
+  bool deterministic = true;
 
   /// What suits the kernels and the memory of a place.
   static PlanOptions for_place(Place place);

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include <annulus/core/awaiting_calls.hpp>
+#include <annulus/core/call_memory.hpp>
 #include <annulus/core/device.hpp>
 #include <annulus/core/foreign_stream.hpp>
 #include <annulus/core/host_stream.hpp>
@@ -10,6 +11,11 @@ namespace annulus {
 AwaitingCalls& Device::awaiting_calls() {
   if (!awaiting_calls_) awaiting_calls_ = annulus::awaiting_calls(place());
   return *awaiting_calls_;
+}
+
+CallMemory& Device::call_memory() {
+  if (!call_memory_) call_memory_ = std::make_shared<CallMemory>();
+  return *call_memory_;
 }
 
 void Device::begin_call(Stream& stream, ForeignStream* caller) {

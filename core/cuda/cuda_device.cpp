@@ -135,20 +135,16 @@ class CudaDevice final : public Device {
     const DeviceGuard guard(index_);
     return record_graph(CudaStream::of(stream), body);
   }
-  void add_calls(Stream& stream) override { order_.add(stream); }
-  void remove_calls(Stream& stream) noexcept override { order_.remove(stream); }
   void begin_call(Stream& stream, ForeignStream* caller) override {
     const DeviceGuard guard(index_);
-    const bool captured = caller != nullptr && caller->is_captured();
-    if (captured) order_.begin_captures(stream);
     Device::begin_call(stream, caller);
-    order_.begin(stream, captured);
+    order_.begin(stream, caller != nullptr && caller->is_captured());
   }
   void end_call(Stream& stream, ForeignStream* caller) override {
     order_.end(stream, caller != nullptr && caller->is_captured());
     Device::end_call(stream, caller);
   }
-  void await_graphs(Stream& stream) override { order_.begin(stream, false); }
+  void await_calls(Stream& stream) override { order_.begin(stream, false); }
   void copy(const ConstTensorView& source, const TensorView& destination, Stream& stream) override {
     copy(std::array{TensorCopy{source, destination}}, stream);
   }

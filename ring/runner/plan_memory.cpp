@@ -42,11 +42,10 @@ PlanMemory::PlanMemory(const RankPlan& plan, std::span<Group* const> groups, Dev
     if (plan.buffers[i].kind == BufferKind::caller) caller_index_[i] = callers++;
   }
   caller_ = expected();
-  allocate_exchange(groups, device);
-  allocate_local(device);
+  allocate(groups, device);
 }
 
-void PlanMemory::allocate_exchange(std::span<Group* const> groups, Device& device) {
+void PlanMemory::allocate(std::span<Group* const> groups, Device& device) {
   // By the first buffer of a chain: its group, and its bytes.
   std::map<int, std::size_t> group_of;
   for (const Exchange* exchange : plan_.all<Exchange>()) {
@@ -63,56 +62,30 @@ void PlanMemory::allocate_exchange(std::span<Group* const> groups, Device& devic
   std::map<int, std::size_t> bytes_of;
   for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
     const Buffer& buffer = plan_.buffers[i];
-    if (buffer.kind != BufferKind::exchange) continue;
+    if (buffer.kind == BufferKind::caller) continue;
     std::size_t& bytes = bytes_of[plan_.memory_of(static_cast<int>(i))];
     bytes =
         std::max(bytes, static_cast<std::size_t>(buffer.tokens.count * plan_.token_bytes(buffer)));
   }
-  std::vector<std::size_t> totals(groups.size() + 1);  // the last one: what nobody exchanges
+  std::vector<CallMemory::Request> requests;
+  for (Group* group : groups) requests.push_back({group->exchange_memory(device.memory()), 0});
+  requests.push_back({device.memory(), 0});  // what nobody exchanges
   std::map<int, std::size_t> offsets;
   const auto index_of = [&](int memory) {
     const auto group = group_of.find(memory);
     return group == group_of.end() ? groups.size() : group->second;
   };
   for (const auto& [memory, bytes] : bytes_of) {
-    std::size_t& total = totals[index_of(memory)];
+    std::size_t& total = requests[index_of(memory)].bytes;
     offsets[memory] = total;
     total += aligned(bytes);
   }
-  std::vector<void*> begins(totals.size());
-  for (std::size_t i = 0; i < totals.size(); ++i) {
-    if (totals[i] == 0) continue;
-    MemoryPool& pool =
-        i < groups.size() ? groups[i]->exchange_memory(device.memory()) : device.memory();
-    memory_.push_back(pool.allocate(totals[i]));
-    begins[i] = memory_.back().data();
-  }
+  memory_ = device.call_memory().take(requests);
   for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
-    if (plan_.buffers[i].kind != BufferKind::exchange) continue;
+    if (plan_.buffers[i].kind == BufferKind::caller) continue;
     const int memory = plan_.memory_of(static_cast<int>(i));
-    auto* const begin = static_cast<std::byte*>(begins[index_of(memory)]);
+    auto* const begin = static_cast<std::byte*>(memory_[index_of(memory)]->data());
     data_[i] = begin == nullptr ? nullptr : begin + offsets.at(memory);
-  }
-}
-
-void PlanMemory::allocate_local(Device& device) {
-  std::map<int, std::size_t> bytes_of;
-  for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
-    const Buffer& buffer = plan_.buffers[i];
-    if (buffer.kind != BufferKind::local) continue;
-    std::size_t& bytes = bytes_of[plan_.memory_of(static_cast<int>(i))];
-    bytes =
-        std::max(bytes, static_cast<std::size_t>(buffer.tokens.count * plan_.token_bytes(buffer)));
-  }
-  std::map<int, void*> begins;
-  for (const auto& [memory, bytes] : bytes_of) {
-    memory_.push_back(device.memory().allocate(bytes));
-    begins[memory] = memory_.back().data();
-  }
-  for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
-    if (plan_.buffers[i].kind == BufferKind::local) {
-      data_[i] = begins.at(plan_.memory_of(static_cast<int>(i)));
-    }
   }
 }
 
@@ -210,7 +183,7 @@ void* PlanMemory::address(int buffer, LocalRange tokens) const {
 
 std::size_t PlanMemory::bytes() const noexcept {
   std::size_t bytes = 0;
-  for (const annulus::Buffer& memory : memory_) bytes += memory.bytes();
+  for (const CallMemory::Piece& piece : memory_) bytes += piece->bytes();
   return bytes;
 }
 

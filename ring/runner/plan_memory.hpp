@@ -6,6 +6,7 @@
 
 #include <annulus/attention/score_tensors.hpp>
 #include <annulus/attention/softmax_state.hpp>
+#include <annulus/core/call_memory.hpp>
 #include <annulus/core/device.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/mesh/group.hpp>
@@ -16,9 +17,10 @@ namespace annulus::ring {
 /// The memory behind the buffers of a plan, and views of it.
 class PlanMemory {
  public:
-  /// Takes memory for all buffers that are not the caller's. Buffers that a group exchanges come
-  /// from its exchange memory, in one piece, so that a transport registers or maps it once.
-  /// `groups` are those of the plan. The references must outlive it.
+  /// Takes memory for all buffers that are not the caller's, from what the calls of the device use
+  /// one after the other. Buffers that a group exchanges come from its exchange memory, in one
+  /// piece, so that a transport registers or maps it once; the others in another one. `groups` are
+  /// those of the plan. The references must outlive it.
   PlanMemory(const RankPlan& plan, std::span<Group* const> groups, Device& device);
 
   /// The caller's tensors, one for each such buffer, in their order.
@@ -44,12 +46,11 @@ class PlanMemory {
   [[nodiscard]] TensorView whole(int buffer, Content content) const;
   [[nodiscard]] TensorView in_records(const Buffer& buffer, void* data, Content content) const;
   [[nodiscard]] Extents shape_of(const Buffer& buffer, Content content) const;
-  void allocate_exchange(std::span<Group* const> groups, Device& device);
-  void allocate_local(Device& device);
+  void allocate(std::span<Group* const> groups, Device& device);
 
   const RankPlan& plan_;
   Place place_;
-  std::vector<annulus::Buffer> memory_;
+  std::vector<CallMemory::Piece> memory_;
   std::vector<void*> data_;  // by buffer; of the caller's, unused
   std::vector<TensorView> caller_;
   std::vector<std::size_t> caller_index_;  // by buffer

@@ -75,12 +75,10 @@ class Runner::Impl {
       for (Queue& queue : queues_) queue.stream->mark(finished_mark(queue.tasks.size()));
       watched_.emplace(*options_.watch, calls());
     }
-    device.add_calls(*computing_);
   }
 
   // What calls under way still use goes back to the pool behind them.
   ~Impl() {
-    device_.remove_calls(*computing_);
     if (gave_up_) return;
     try {
       wait();
@@ -185,7 +183,9 @@ class Runner::Impl {
     rehearsing_ = true;
     std::exception_ptr failure;
     try {
+      device_.begin_call(*computing_, nullptr);
       submit_tasks();
+      device_.end_call(*computing_, nullptr);
     } catch (...) {
       failure = std::current_exception();
       for (Queue& queue : queues_) queue.stream->mark(finished_mark(queue.tasks.size()));
@@ -203,7 +203,7 @@ class Runner::Impl {
     try {
       std::optional<CallWatch::Pause> pause;
       if (watched_) pause.emplace(*watched_);
-      device_.await_graphs(*computing_);
+      device_.await_calls(*computing_);
       wait_for_streams();
       // The streams end too where the watch has released them.
       if (options_.watch != nullptr) options_.watch->check();

@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/bytes.hpp>
+#include <annulus/core/call_memory.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/core/memory.hpp>
 
@@ -139,6 +140,28 @@ TEST(MemoryPool, WastesNoMoreThanAQuarter) {
   const Buffer close = pool.allocate(6656);
   EXPECT_EQ(pool.statistics().system_calls, 2U);
   EXPECT_EQ(pool.statistics().in_use, 6144U + 8192U);
+}
+
+TEST(CallMemory, ObjectsHoldTheSamePieces) {
+  HostMemoryPool pool;
+  HostMemoryPool other;
+  CallMemory memory;
+  const auto take = [&](const std::vector<CallMemory::Request>& requests) {
+    return memory.take(requests);
+  };
+  const auto first = take({{pool, 4096}, {pool, 4096}, {other, 4096}, {pool, 0}});
+  EXPECT_NE(first[0]->data(), first[1]->data());  // one object uses both at once
+  EXPECT_EQ(first[3]->data(), nullptr);
+  auto second = take({{other, 4096}, {pool, 3500}, {pool, 3400}, {pool, 4096}});
+  EXPECT_EQ(second[0], first[2]);
+  EXPECT_TRUE(second[1] == first[0] || second[1] == first[1]);
+  EXPECT_TRUE(second[2] == first[0] || second[2] == first[1]);
+  EXPECT_NE(second[1], second[2]);
+  EXPECT_EQ(pool.statistics().in_use, 3U * 4096);
+  const auto small = take({{pool, 3072}});  // a third larger would be wasteful
+  EXPECT_EQ(pool.statistics().in_use, 3U * 4096 + 3072);
+  second.clear();
+  EXPECT_EQ(pool.statistics().in_use, 2U * 4096 + 3072);
 }
 
 /// A system with this many bytes, which cannot give again what is in use.

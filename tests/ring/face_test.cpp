@@ -407,6 +407,29 @@ TEST(Face, ManyObjectsShareAContextInTurn) {
   }
 }
 
+TEST(Face, ManyObjectsOfOneShapeTakeTheMemoryOfOne) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(61);
+  if (context.size() > 1) options.schedule = "ring";
+  const auto in_use = [&] { return context.device().memory().statistics().in_use; };
+  const std::size_t before = in_use();
+  std::vector<std::unique_ptr<Attention>> layers;
+  std::size_t of_one = 0;
+  for (int i = 0; i < 64; ++i) {
+    layers.push_back(std::make_unique<Attention>(context, options));
+    if (i == 0) of_one = in_use() - before;
+  }
+  EXPECT_GT(of_one, 0U);
+  EXPECT_EQ(in_use() - before, of_one);
+  for (std::size_t i = 0; i < layers.size(); i += 21) {
+    Shards shards(*layers[i], static_cast<int>(i));
+    layers[i]->run(shards.tensors(true));
+    expect_right(*layers[i], options, shards, static_cast<int>(i), true);
+  }
+  layers.clear();
+  EXPECT_EQ(in_use(), before);
+}
+
 // One object serves batches of other lengths and other documents, one after the other.
 TEST(Face, MasksAreReplacedFromCallToCall) {
   Context context(world(), on_host());

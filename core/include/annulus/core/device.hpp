@@ -15,6 +15,7 @@
 namespace annulus {
 
 struct AwaitingCalls;
+class CallMemory;
 class ForeignStream;
 
 /// While it lives, its device is current for CUDA calls that the calling thread makes itself; at
@@ -56,18 +57,18 @@ class Device {
   }
   /// Shared with the other devices that this process has opened on the same GPU.
   [[nodiscard]] AwaitingCalls& awaiting_calls();
-  /// Streams on which calls run. A stream must be removed before it ends.
-  virtual void add_calls(Stream& /*stream*/) {}
-  virtual void remove_calls(Stream& /*stream*/) noexcept {}
+  /// What calls on this device use one after the other.
+  [[nodiscard]] CallMemory& call_memory();
   /// Orders a call with `caller`, the caller's stream, which may be null: work submitted to
-  /// `stream` from now on starts after what is on the caller's. From the first call on that the
-  /// caller captures into a graph, all calls on this device also run one after the other, in the
-  /// order in which they are submitted and graphs are launched.
+  /// `stream` from now on starts after what is on the caller's. It also starts after the calls
+  /// before, as calls on a device run one after the other, in the order in which they are submitted
+  /// and graphs of the caller that hold some are launched.
   virtual void begin_call(Stream& stream, ForeignStream* caller);
   /// What is put on the caller's stream from now on starts after the call.
   virtual void end_call(Stream& stream, ForeignStream* caller);
-  /// Work submitted to `stream` from now on starts after the launched graphs that hold calls.
-  virtual void await_graphs(Stream& /*stream*/) {}
+  /// Work submitted to `stream` from now on starts after the calls before and the launched graphs
+  /// that hold calls.
+  virtual void await_calls(Stream& /*stream*/) {}
   /// For results that the user of `stream`, a stream of the caller, may drop before the stream is
   /// done with them. What comes back goes only to later users of the same stream, whose work runs
   /// after that of the earlier ones. The pool lives as long as the device.
@@ -84,6 +85,7 @@ class Device {
 
  private:
   std::shared_ptr<AwaitingCalls> awaiting_calls_;
+  std::shared_ptr<CallMemory> call_memory_;
 };
 
 /// The CPU cores that the rank may use.

@@ -159,14 +159,13 @@ class Attention {
   /// there afterwards sees its results, and the host waits for nothing. On the CPU it is done when
   /// it returns. Tensors of the first call are checked on all ranks before anything travels
   /// (UserError on all of them). A later failure is thrown by the next call or by wait(), as
-  /// LibraryError; the job can then only be aborted. Under NCCL, objects that share one context but
-  /// whose sequences are sharded along different axes must be called on one stream: exchanges of
-  /// two communicators must not wait for each other in different orders.
+  /// LibraryError; the job can then only be aborted. Calls of a context run
+  /// one after the other, whatever their streams.
   ///
   /// A first call cannot be captured into a CUDA graph; later ones can, under schedules other than
   /// allgather. A graph computes what was captured, whatever prepare() and set_mask() do later,
-  /// until this object ends. From the first capture on, graphs and other calls of the context run
-  /// one after the other, in the order of launches and calls, which must be the same on all ranks.
+  /// until this object ends. It takes its turn among the calls of the context: in the order of
+  /// launches and calls, which must be the same on all ranks.
   /// wait() and the destructor wait for launched graphs too. Memory that a graph needs is kept
   /// until the graph has been destroyed.
   void run(const AttentionTensors& tensors, void* stream = nullptr);
@@ -247,7 +246,8 @@ class Attention {
   [[nodiscard]] std::string implementations_of_ranks() const;
   /// The transport of the transfers: "mpi", "nccl", "peer", "composite", "self".
   [[nodiscard]] const std::string& transport() const noexcept;
-  /// Bytes taken beyond the caller's tensors, apart from the workspace of kernels.
+  /// Bytes taken beyond the caller's tensors, apart from the workspace of kernels. Objects of a
+  /// context share memory where they need nearly as much: together they take less than the sum.
   [[nodiscard]] std::size_t extra_bytes() const;
   /// How many calls a device has replayed from a recording.
   [[nodiscard]] std::size_t replays() const;

@@ -498,6 +498,9 @@ class PlanPlayer {
     expect_scores(r, block, block.dense_mask, Content::dense_mask);
     expect_tokens(r, block.query, Content::query, block.rows, block.heads, block.row_positions);
     const HeadRange kv_heads = rank.kv_heads_of(block.heads);
+    EXPECT_TRUE(kv_heads.count == 1 ||
+                block.heads.count == kv_heads.count * rank.local.heads_per_kv_head())
+        << "neither whole groups of query heads nor a part of one";
     expect_tokens(r, block.key, Content::key, block.columns, kv_heads, block.column_positions);
     expect_tokens(r, block.value, Content::value, block.columns, kv_heads, block.column_positions);
     // Where heads differ, a block holds the mean over all of them, rounded up in every part of it.

@@ -27,6 +27,7 @@ class UlyssesBackward {
         ranks_(static_cast<int>(context.group.size())),
         me_(context.group_rank),
         builder_(context),
+        dealt_(deal_heads(builder_.plan().local.heads, builder_.plan().local.kv_heads, ranks_, 1)),
         shares_(shares()),
         rows_(gathered(&HeldSequence::rows)),
         columns_(gathered(&HeldSequence::columns)) {
@@ -49,13 +50,11 @@ class UlyssesBackward {
 
   // By rank; no heads where there are fewer heads than ranks.
   [[nodiscard]] std::vector<HeadShare> shares() const {
-    const AttentionShape& local = builder_.plan().local;
-    std::vector<HeadShare> result(static_cast<std::size_t>(ranks_));
-    const auto dealt = deal_heads(local.heads, local.kv_heads, ranks_, 1);
+    std::vector<HeadShare> result(dealt_.size());
     for (std::size_t r = 0; r < result.size(); ++r) {
-      if (dealt[r].empty()) continue;
-      const HeadShare& first = dealt[r].front();
-      const HeadShare& last = dealt[r].back();
+      if (dealt_[r].empty()) continue;
+      const HeadShare& first = dealt_[r].front();
+      const HeadShare& last = dealt_[r].back();
       result[r] = {{first.heads.begin, last.heads.end() - first.heads.begin},
                    {first.kv_heads.begin, last.kv_heads.end() - first.kv_heads.begin}};
     }
@@ -167,8 +166,10 @@ class UlyssesBackward {
          buffer(Content::delta),
          grad_query_},
         rows_.positions());
-    builder_.compute(kGather, rows, share.heads, {key_value_, key_value_, columns_.pieces()},
-                     columns);
+    for (const HeadShare& part : dealt_[static_cast<std::size_t>(me_)]) {
+      builder_.compute(kGather, rows, part.heads, {key_value_, key_value_, columns_.pieces()},
+                       columns);
+    }
     grad_query_ = rounded(grad_query_);
     if (columns_complete()) grad_columns_ = rounded(grad_columns_);
   }
@@ -253,7 +254,8 @@ class UlyssesBackward {
   int ranks_;
   int me_;
   BackwardBuilder builder_;
-  std::vector<HeadShare> shares_;  // by rank
+  std::vector<std::vector<HeadShare>> dealt_;  // by rank: whole groups of heads, and parts of one
+  std::vector<HeadShare> shares_;              // by rank: all that it has
   Gathering rows_, columns_;
   std::vector<Content> contents_;   // that go with rows
   std::map<Content, int> buffers_;  // of all rows, for the rank's heads

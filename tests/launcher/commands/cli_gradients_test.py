@@ -87,7 +87,6 @@ class BadInput(GradientTest):
         self.expect_refused(GIVEN + WANTED[:-1] + ["grad_output.npy"], "is the same file as")
 
     def test_what_has_no_gradients(self):
-        self.expect_refused(GIVEN + WANTED + ["--impl", "native"], "native: computes no gradients")
         self.expect_refused(GIVEN + WANTED + ["--schedule", "pass_q"],
                             "pass_q cannot run: its backward pass is not planned yet", ranks=2)
         self.expect_refused(GIVEN + WANTED + ["--normalize-output", "false", "--maximum", "m.npy",

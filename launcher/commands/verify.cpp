@@ -67,9 +67,26 @@ void narrow(AttentionProblem& problem) {
   if (problem.dtype == DType::float64) problem.dtype = DType::float32;
 }
 
-NamedCase random_case(const RandomCase& which, const Options& options, int ranks, Place place) {
+// The drawn backward pass, if it is to be computed. A named implementation computes it too if it
+// can: it was named for the forward pass.
+std::optional<verification::BackwardCase> backward_of(const verification::RandomProblem& drawn,
+                                                      const AttentionProblem& problem,
+                                                      const Options& options,
+                                                      const Registry& registry, Place place) {
+  if (!drawn.backward || !options.backward.value_or(drawn.draws_backward)) return {};
+  verification::BackwardCase backward = *drawn.backward;
+  if (options.implementation != "auto") {
+    const bool can =
+        static_cast<bool>(registry.get(options.implementation).fits_backward(problem, place));
+    backward.implementation = can ? options.implementation : "auto";
+  }
+  return backward;
+}
+
+NamedCase random_case(const RandomCase& which, const Options& options, Context& context) {
+  const Place place = context.place();
   verification::RandomProblem drawn =
-      verification::draw_problem(which.seed, which.index, ranks, place.kind);
+      verification::draw_problem(which.seed, which.index, context.size(), place.kind);
   NamedCase result;
   result.index = std::to_string(which.index);
   result.mesh = std::move(drawn.mesh);
@@ -84,9 +101,12 @@ NamedCase random_case(const RandomCase& which, const Options& options, int ranks
     result.sharded.implementation = options.implementation;
     narrow(result.sharded.problem);
   }
+  result.sharded.backward =
+      backward_of(drawn, result.sharded.problem, options, context.registry(), place);
   result.sharded.transport = options.transport;
   result.sharded.tuning = tuning_options(options);
   result.command = std::move(drawn.command);
+  if (options.backward) result.command += *options.backward ? " --backward" : " --backward=false";
   if (options.implementation != "auto") result.command += " --impl " + options.implementation;
   if (options.share_gpus) result.command += " --share-gpus";
   if (options.transport != Transport::automatic) {
@@ -117,6 +137,7 @@ NamedCase given_case(const Options& options, Context& context) {
   result.sharded.transport = options.transport;
   result.sharded.tuning = tuning_options(options);
   result.sharded.seed = options.seed;
+  if (options.backward.value_or(false)) result.sharded.backward.emplace();
   result.command = fmt::format("mpirun -np {} annulus verify {}", ranks, options.given);
   return result;
 }
@@ -147,6 +168,10 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place,
        {"row", "of bound", 8, 3, "largest error of an output row, as a share of the row's bound"},
        {"ratio", "unsharded", 11, 0, "to the error of the same implementation unsharded"},
        {"LSE error", "", 9, 3, "largest absolute error of the log-sum-exp"},
+       {"backward", "schedule", 0, 3, "of the backward pass; + LSE with a gradient of the LSE"},
+       {"backward impl", "", 0, 5, "that computed the gradients"},
+       {"gradients", "of bound", 9, 0, "largest error of a gradient, as a share of its bound"},
+       {"gradient ratio", "unsharded", 0, 4, "to the error of the same implementation unsharded"},
        {"verdict", "", 7},
        {"command", "", 0, 9, "that repeats just this problem"}},
       {options.wide, options.legend});
@@ -180,16 +205,39 @@ Coverage::NonFinite non_finite_of(const verification::OperandFills& fills) {
   return fills.query ? Coverage::NonFinite::columns_and_queries : Coverage::NonFinite::columns;
 }
 
+std::string ratio_cell(const std::optional<double>& ratio) {
+  return ratio ? fmt::format("{:.3f}", *ratio) : kNothing;
+}
+
+// "ring", or "auto:ring".
+std::string schedule_cell(const std::string& asked, const ring::ScheduleChoice* chosen) {
+  if (chosen == nullptr || asked != "auto") return asked;
+  return fmt::format("{}:{}", asked, ring::name_of(chosen->schedule));
+}
+
+// "ring + LSE, added".
+std::string backward_cell(const verification::BackwardCase& backward,
+                          const verification::Verification* found) {
+  const bool known = found != nullptr && found->gradients;
+  std::string cell = schedule_cell(backward.schedule.empty() ? "auto" : backward.schedule,
+                                   known ? &found->gradients->schedule : nullptr);
+  if (backward.request.grad_lse) cell += " + LSE";
+  if (backward.request.adds) cell += ", added";
+  return cell;
+}
+
 // One row: a problem, and either what was found or why it could not run.
 void add_row(Report& report, const NamedCase& named, const verification::Verification* found,
              std::string_view verdict) {
   const AttentionProblem& problem = named.sharded.problem;
-  std::string schedule = named.sharded.schedule;
-  if (found != nullptr && schedule == "auto") {
-    schedule += ":" + std::string(ring::name_of(found->schedule.schedule));
-  }
+  const std::string schedule =
+      schedule_cell(named.sharded.schedule, found == nullptr ? nullptr : &found->schedule);
   const auto measured = [&](const auto& text) {
     return found == nullptr ? std::string(kNothing) : text(*found);
+  };
+  const auto gradients = [&](const auto& text) {
+    return measured(
+        [&](const auto& v) { return v.gradients ? text(*v.gradients) : std::string(kNothing); });
   };
   report.add_row(
       {named.index,
@@ -212,10 +260,12 @@ void add_row(Report& report, const NamedCase& named, const verification::Verific
        measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.output); }),
        measured([](const auto& v) { return fmt::format("{:.2e}", v.bound.output); }),
        measured([](const auto& v) { return fmt::format("{:.2f}", v.sharded.row_share); }),
-       measured([](const auto& v) {
-         return v.ratio() ? fmt::format("{:.3f}", *v.ratio()) : std::string(kNothing);
-       }),
+       measured([](const auto& v) { return ratio_cell(v.ratio()); }),
        measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.lse); }),
+       named.sharded.backward ? backward_cell(*named.sharded.backward, found) : kNothing,
+       gradients([](const auto& v) { return v.implementations; }),
+       gradients([](const auto& v) { return fmt::format("{:.3f}", v.share()); }),
+       gradients([](const auto& v) { return ratio_cell(v.ratio()); }),
        std::string(verdict),
        named.command});
 }
@@ -233,6 +283,13 @@ class Tally {
     row_share_ = std::max(row_share_, found.sharded.row_share);
     lse_share_ = std::max(lse_share_, found.sharded.lse_share);
     ++computed_[found.implementations];
+    if (!found.gradients) return;
+    const verification::GradientVerification& gradients = *found.gradients;
+    ++computed_gradients_[gradients.implementations];
+    gradient_share_ = std::max(gradient_share_.value_or(0), gradients.share());
+    if (const auto ratio = gradients.ratio()) {
+      gradient_ratio_ = std::max(gradient_ratio_.value_or(0), *ratio);
+    }
   }
   void add_refused() {
     ++problems_;
@@ -240,13 +297,9 @@ class Tally {
   }
   [[nodiscard]] bool passed() const { return failed_ == 0; }
   /// How many problems each implementation, or several together, have computed: "native 3, sdpa 5".
-  [[nodiscard]] std::string computed() const {
-    std::string text;
-    for (const auto& [implementations, problems] : computed_) {
-      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", implementations, problems);
-    }
-    return text.empty() ? "none" : text;
-  }
+  [[nodiscard]] std::string computed() const { return counts_text(computed_); }
+  /// The same of gradients.
+  [[nodiscard]] std::string computed_gradients() const { return counts_text(computed_gradients_); }
   [[nodiscard]] std::string text() const {
     // These were allowed a larger error; see verify_sharded().
     const std::string rounded =
@@ -256,21 +309,37 @@ class Tally {
     const std::string ratio =
         worst_ratio_ ? fmt::format("; largest ratio to the unsharded error {:.2f}", *worst_ratio_)
                      : "";
+    const std::string gradients =
+        gradient_share_ ? fmt::format(", of a gradient's {:.2f}", *gradient_share_) : "";
+    const std::string gradient_ratio =
+        gradient_ratio_ ? fmt::format(", of gradients {:.2f}", *gradient_ratio_) : "";
     return fmt::format(
         "{} ({} of {} within bounds; largest share of a row's bound {:.2f}, of its LSE's "
-        "{:.2f}{}{})",
-        passed() ? "OK" : "FAILED", problems_ - failed_, problems_, row_share_, lse_share_, ratio,
-        rounded);
+        "{:.2f}{}{}{}{})",
+        passed() ? "OK" : "FAILED", problems_ - failed_, problems_, row_share_, lse_share_,
+        gradients, ratio, gradient_ratio, rounded);
   }
 
  private:
+  using Counts = std::map<std::string, int>;
+  static std::string counts_text(const Counts& counts) {
+    std::string text;
+    for (const auto& [name, problems] : counts) {
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, problems);
+    }
+    return text.empty() ? "none" : text;
+  }
+
   int problems_ = 0;
   int failed_ = 0;
   int reduces_rounded_ = 0;
   std::optional<double> worst_ratio_;
   double row_share_ = 0;
   double lse_share_ = 0;
-  std::map<std::string, int> computed_;
+  std::optional<double> gradient_share_;
+  std::optional<double> gradient_ratio_;
+  Counts computed_;
+  Counts computed_gradients_;
 };
 
 // Everything that the command needs while it goes from problem to problem.
@@ -320,6 +389,9 @@ class Verifier {
       });
       coverage_.add(named.sharded.problem, named.sharded.layout,
                     ring::name_of(found.schedule.schedule), non_finite_of(named.sharded.fills));
+      if (const auto& gradients = found.gradients) {
+        coverage_.add_backward(ring::name_of(gradients->schedule.schedule), gradients->request);
+      }
     } catch (const UserError& error) {
       refused(error);
     } catch (const AgreedFailure& error) {
@@ -401,16 +473,17 @@ ExitCode verify_command(const CommandContext& context) {
     verifier.verify_given(std::move(*given));
   } else if (options.random_case) {
     begin_step(fmt::format("annulus verify was computing problem {}", options.random_case->index));
-    verifier.verify_drawn(random_case(*options.random_case, options, ranks, opened->place()));
+    verifier.verify_drawn(random_case(*options.random_case, options, *opened));
   } else {
     progress.begin(counted(options.random, "problem"), options.random);
     for (int i = 0; i < options.random; ++i) {
       begin_step(fmt::format("annulus verify was computing problem {} of {}", i, options.random));
-      verifier.verify_drawn(random_case({options.seed, i}, options, ranks, opened->place()));
+      verifier.verify_drawn(random_case({options.seed, i}, options, *opened));
     }
   }
   progress.end();
   report.add_meta("computed by", verifier.tally().computed());
+  report.add_meta("gradients computed by", verifier.tally().computed_gradients());
   if (options.random > 0) {
     for (const auto& [name, text] : verifier.coverage().lines()) report.add_meta(name, text);
   }

@@ -124,6 +124,9 @@ struct Options {
   bool wide = false;    ///< tables show all columns
   bool legend = false;  ///< and say what they mean
 
+  /// verify: gradients are computed too; empty: with random problems, half of the time.
+  std::optional<bool> backward;
+
   // verify
   int random = 0;  ///< number of random problems
   std::optional<RandomCase> random_case;

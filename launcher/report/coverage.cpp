@@ -75,6 +75,12 @@ void Coverage::add(const AttentionProblem& problem, const ring::OperandLayout& l
   if (has_rows(problem.bias) || has_rows(problem.dense_mask)) ++with_rows_[std::string(schedule)];
 }
 
+void Coverage::add_backward(std::string_view schedule, const ring::BackwardRequest& request) {
+  ++backward_[std::string(schedule)];
+  gradients_of_lse_ += request.grad_lse ? 1 : 0;
+  added_gradients_ += request.adds ? 1 : 0;
+}
+
 std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
   constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
                                 LayoutKind::balanced};
@@ -113,7 +119,12 @@ std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
           {"NaN and infinities", fmt::format("in keys and values {}, in queries too {}",
                                              non_finite_columns_, non_finite_queries_)},
           {"schedules", counts_text(schedules_)},
-          {"rows of bias or mask", counts_text(with_rows_)}};
+          {"rows of bias or mask", counts_text(with_rows_)},
+          {"backward passes",
+           backward_.empty()
+               ? "none"
+               : fmt::format("{}; with a gradient of the LSE {}, added {}", counts_text(backward_),
+                             gradients_of_lse_, added_gradients_)}};
 }
 
 }  // namespace annulus::launcher

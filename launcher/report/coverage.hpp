@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <annulus/attention/problem.hpp>
+#include <annulus/ring/plan.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 
 namespace annulus::launcher {
@@ -19,9 +20,12 @@ class Coverage {
 
   void add(const AttentionProblem& problem, const ring::OperandLayout& layout,
            std::string_view schedule, NonFinite non_finite);
+  /// The backward pass of a problem that was added.
+  void add_backward(std::string_view schedule, const ring::BackwardRequest& request);
 
-  /// Lines of a report: "masks by position" → "causal masks 81, windows 40, …". Features that never occurred
-  /// are listed with 0. Of the pairs of features that never occurred, the first two are named.
+  /// Lines of a report: "masks by position" → "causal masks 81, windows 40, …". Features that never
+  /// occurred are listed with 0. Of the pairs of features that never occurred, the first two are
+  /// named.
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> lines() const;
 
  private:
@@ -31,7 +35,10 @@ class Coverage {
   Counts layouts_;
   Counts dtypes_;
   Counts schedules_;
-  Counts with_rows_;        // schedules of problems whose bias or dense mask differs by row
+  Counts with_rows_;  // schedules of problems whose bias or dense mask differs by row
+  Counts backward_;   // schedules
+  int gradients_of_lse_ = 0;
+  int added_gradients_ = 0;
   int other_for_keys_ = 0;  // layouts of keys that are not the queries'
   int wide_softmax_ = 0;    // in float64
   int non_finite_columns_ = 0;

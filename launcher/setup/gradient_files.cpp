@@ -54,14 +54,6 @@ GradientFiles::GradientFiles(const Options& options, const AttentionProblem& pro
       {s.batch, s.kv_length, s.kv_heads, s.value_dim}, &ring::ShardedOperands::value);
 }
 
-GradientFiles::Twin GradientFiles::twin(Tensor host, Device& device) const {
-  Twin made{std::move(host), {}};
-  if (!device.place().is_host()) {
-    made.copy = Tensor(made.host.dtype(), made.host.shape(), device.memory());
-  }
-  return made;
-}
-
 void GradientFiles::read(const ring::ShardedOperands& operands, Device& device) {
   const int rank = mesh_.rank();
   collectively(mesh_.world(), "gradients of the results", [&] {
@@ -69,7 +61,8 @@ void GradientFiles::read(const ring::ShardedOperands& operands, Device& device) 
     const Computing reading = mesh_.world().computing(kDiskTimeouts);
     MemoryPool& memory = device.staging();
     const auto make = [&](const char* name, const Extents& shape, const auto& body) {
-      return verification::for_tensor(name, shape, [&] { return twin(body(), device); });
+      return verification::for_tensor(name, shape,
+                                      [&] { return verification::DeviceTwin(body(), device); });
     };
     output_gradient_ = make("grad output", operands.output.local_shape(rank), [&] {
       return read_shard(*grad_output_, operands.output, rank, bhtd_, memory);
@@ -92,11 +85,8 @@ void GradientFiles::read(const ring::ShardedOperands& operands, Device& device) 
 void GradientFiles::compute(Attention& attention, const ring::LocalTensors& forward,
                             Device& device) {
   const std::unique_ptr<Stream> copies = device.make_stream("copies", mesh_.watchdog(), nullptr);
-  const auto upload = [&](const Twin& one) {
-    if (one.copy.shape().rank() > 0) device.copy(one.host.view(), one.copy.view(), *copies);
-  };
-  upload(output_gradient_);
-  upload(lse_gradient_);
+  output_gradient_.upload(device, *copies);
+  lse_gradient_.upload(device, *copies);
   copies->synchronize();
   ring::BackwardLocalTensors tensors{
       forward.query,
@@ -112,10 +102,7 @@ void GradientFiles::compute(Attention& attention, const ring::LocalTensors& forw
       forward.mask,
       grad_lse_ ? ConstTensorView(lse_gradient_.view()) : ConstTensorView()};
   attention.backward_and_wait(tensors);
-  for (const Output& output : outputs_) {
-    const Twin& one = output.gradient;
-    if (one.copy.shape().rank() > 0) device.copy(one.copy.view(), one.host.view(), *copies);
-  }
+  for (const Output& output : outputs_) output.gradient.download(device, *copies);
   copies->synchronize();
 }
 

@@ -11,6 +11,7 @@
 #include <annulus/files/array_writer.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/ring/attention.hpp>
+#include <annulus/verification/device_twin.hpp>
 
 #include "launcher/options/options.hpp"
 
@@ -36,25 +37,17 @@ class GradientFiles {
   [[nodiscard]] std::vector<files::ArrayWriter*> writers() const;
 
  private:
-  /// A tensor in host memory and its copy where the device computes, empty on the CPU.
-  struct Twin {
-    Tensor host, copy;
-    [[nodiscard]] TensorView view() const {
-      return copy.shape().rank() > 0 ? copy.view() : host.view();
-    }
-  };
   struct Output {
     std::unique_ptr<files::ArrayWriter> writer;
     NamedSharding ring::ShardedOperands::*sharding;
-    Twin gradient = {};
+    verification::DeviceTwin gradient = {};
   };
-  [[nodiscard]] Twin twin(Tensor host, Device& device) const;
 
   Mesh& mesh_;
   bool bhtd_;
   std::optional<files::ArrayFile> grad_output_, grad_lse_;
   std::vector<Output> outputs_;  // query, key, value
-  Twin output_gradient_, lse_gradient_;
+  verification::DeviceTwin output_gradient_, lse_gradient_;
 };
 
 }  // namespace annulus::launcher

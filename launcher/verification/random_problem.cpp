@@ -1,8 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstddef>
-#include <initializer_list>
 #include <limits>
 #include <span>
 #include <string>
@@ -13,17 +11,16 @@
 
 #include <annulus/attention/bias_policy.hpp>
 #include <annulus/attention/mask.hpp>
-#include <annulus/attention/philox.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/verification/non_finite_entries.hpp>
 #include <annulus/verification/random_problem.hpp>
 #include <annulus/verification/random_scores.hpp>
 
+#include "draws.hpp"
+#include "random_backward.hpp"
+
 namespace annulus::verification {
 namespace {
-
-// Keeps these counters apart from other uses of the same seed.
-constexpr std::uint32_t kDrawStream = 0x64726177;
 
 /// What a problem may cost.
 struct Size {
@@ -38,45 +35,6 @@ constexpr Size kLarge{1.2e9, 2048};
 struct Kind {
   Size size = kSmall;
   bool fast = false;  ///< such as fast kernels of GPUs take
-};
-
-// The random choices of one problem, in order. (Those of <random> differ between libraries.)
-// Beware of two draws among the arguments of one call: their order is not defined.
-class Draws {
- public:
-  Draws(std::uint64_t seed, int index)
-      : key_(philox_key(seed)), index_(static_cast<std::uint32_t>(index)) {}
-
-  std::uint32_t word() {
-    if (used_ == words_.size()) {
-      words_ = philox({block_++, index_, 0, kDrawStream}, key_);
-      used_ = 0;
-    }
-    return words_[used_++];
-  }
-  /// 0 … n − 1, for n up to 2³² (biased by less than n / 2³²).
-  std::int64_t below(std::int64_t n) {
-    return static_cast<std::int64_t>((std::uint64_t{word()} * static_cast<std::uint64_t>(n)) >>
-                                     32U);
-  }
-  /// low … high, both included.
-  std::int64_t between(std::int64_t low, std::int64_t high) { return low + below(high - low + 1); }
-  bool chance(int percent) { return below(100) < percent; }
-  template <class T>
-  T pick(std::initializer_list<T> choices) {
-    return pick(std::span(choices.begin(), choices.size()));
-  }
-  template <class T>
-  T pick(std::span<const T> choices) {
-    return choices[static_cast<std::size_t>(below(static_cast<std::int64_t>(choices.size())))];
-  }
-
- private:
-  PhiloxKey key_;
-  std::uint32_t index_;
-  std::uint32_t block_ = 0;
-  PhiloxCounter words_{};
-  std::size_t used_ = words_.size();
 };
 
 MeshShape draw_mesh(Draws& draws, int ranks) {
@@ -460,27 +418,13 @@ bool hides_any(const AttentionProblem& problem) {
   return problem.mask.hides_any() || problem.dense_mask || problem.bias;
 }
 
-bool can_run(const RandomProblem& drawn, const std::string& schedule) {
-  try {
-    const Place place = Place::host();
-    const ring::ShardedOperands operands =
-        ring::shard_operands(drawn.problem, drawn.mesh, drawn.layout);
-    ring::check_schedule(ring::make_plan_input(drawn.problem, operands, {}, place,
-                                               ring::CostModel::for_place(place), drawn.plan),
-                         schedule);
-    return true;
-  } catch (const UnsupportedError&) {
-    return false;
-  }
-}
-
 std::string draw_schedule(Draws& draws, const RandomProblem& drawn, int kv_shards) {
   const std::string schedule =
       kv_shards == 1
           ? draws.pick({"local", "local", "auto", "ring", "allgather", "ulysses", "pass_q"})
           : draws.pick({"ring", "ring", "double_ring", "allgather", "allgather", "ulysses",
                         "ulysses", "hybrid", "hybrid", "pass_q", "pass_q", "auto"});
-  return schedule == "auto" || can_run(drawn, schedule) ? schedule : "ring";
+  return schedule == "auto" || is_planned(drawn, schedule) ? schedule : "ring";
 }
 
 int draw_divisor(Draws& draws, int number) {
@@ -580,6 +524,7 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
     drawn.fills = with_non_finite_entries(problem, std::move(drawn.fills), drawn.seed, device);
   }
   drawn.schedule = draw_schedule(draws, drawn, kv_shards);
+  draw_backward(draws, drawn, kv_shards, device);
   drawn.command = fmt::format("mpirun -np {} annulus verify --random-case {}:{} --device {}", ranks,
                               seed, index, on_gpus ? "cuda" : "cpu");
   return drawn;

@@ -11,9 +11,13 @@
 #include <annulus/core/convert.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/ring/attention.hpp>
-#include <annulus/verification/device_tensors.hpp>
 #include <annulus/verification/for_tensor.hpp>
 #include <annulus/verification/verification.hpp>
+
+#include "filled_part.hpp"
+#include "forward_run.hpp"
+#include "verify_gradients.hpp"
+#include "whole_gradients.hpp"
 
 namespace annulus::verification {
 namespace {
@@ -31,59 +35,6 @@ std::vector<std::vector<std::byte>> bytes_of_results(const CaseShards& shards) {
   return all;
 }
 
-constexpr int kNanBytes = 0xff;    // NaN in every dtype
-constexpr int kOtherBytes = 0x3f;  // neither NaN nor 0 in any
-
-// Shows elements that a run does not write. Where they must be NaN, only a further run that begins
-// with other bytes shows them.
-void fill_results(const CaseShards& shards, int bytes = kNanBytes) {
-  for (const Tensor* result : shards.results()) {
-    std::memset(result->view().data(), bytes, result->bytes());
-  }
-}
-
-// The tensor's entries at `index`.
-Tensor filled_part(const char* name, const Index& index, DType dtype, const FillPart& fill,
-                   MemoryPool& memory) {
-  Extents shape{0, 0, 0, 0};
-  for (int dim = 0; dim < 4; ++dim) shape[dim] = index[static_cast<std::size_t>(dim)].size();
-  return for_tensor(name, shape, [&] {
-    Tensor part(dtype, shape, memory);
-    fill(part.view(), index);
-    return part;
-  });
-}
-
-const char* name_of(Operand operand) {
-  switch (operand) {
-    case Operand::query:
-      return "query";
-    case Operand::key:
-      return "key";
-    case Operand::value:
-      return "value";
-    case Operand::bias:
-      return "bias";
-  }
-  throw InternalError("an operand without a name");
-}
-
-FillPart operand_fill(const FillPart& given, const NamedSharding& sharding, std::uint64_t seed,
-                      Operand operand, int threads = 1) {
-  return given ? given : random_operand(sharding.global_shape(), seed, operand, threads);
-}
-
-// See verify_sharded(). `rounding` is that of partial results.
-double allowed_error(const AttentionShape& shape, double unsharded, int kv_shards,
-                     double rounding) {
-  // A rounding is off by up to a unit roundoff, evenly spread: by 1/√3 of that in the mean square.
-  const double partial = rounding * rounding / 3;
-  const double combination = 3 * unit_roundoff(DType::float32);
-  const double combined = std::max(1, kv_shards - 1) * combination * combination;
-  return sharded_error_factor(shape.batch * shape.query_length * shape.heads) *
-         std::sqrt(unsharded * unsharded + partial + combined);
-}
-
 std::int64_t first_of(const PositionRanges& positions) {
   return positions.empty() ? 0 : positions.global(LocalPosition(0)).value();
 }
@@ -96,7 +47,8 @@ struct WholeColumns {
       Index index = sharding.index(rank);
       index[1] = PositionRanges::all(sharding.global_shape()[1]);
       return filled_part(name_of(operand), index, sharded_case.problem.dtype,
-                         operand_fill(fill, sharding, sharded_case.seed, operand), memory);
+                         operand_fill(fill, sharding.global_shape(), sharded_case.seed, operand),
+                         memory);
     };
     key = part(operands.key, sharded_case.fills.key, Operand::key);
     value = part(operands.value, sharded_case.fills.value, Operand::value);
@@ -163,30 +115,6 @@ ShardedCase unsharded_case(const ShardedCase& sharded_case, const Selection& sel
   return whole;
 }
 
-AttentionOptions attention_options(const ShardedCase& sharded_case, Place place) {
-  const ring::OperandLayout& layout = sharded_case.layout;
-  AttentionOptions options{sharded_case.problem,
-                           {.query_spec = layout.query,
-                            .kv_spec = layout.kv,
-                            .bias_spec = layout.bias,
-                            .mask_spec = layout.dense_mask,
-                            .layout = layout.sequence,
-                            .kv_layout = layout.kv_sequence,
-                            .granule = layout.granule},
-                           {.implementation = sharded_case.implementation,
-                            .schedule = sharded_case.schedule,
-                            .transport = sharded_case.transport}};
-  options.tuning = sharded_case.tuning;
-  options.plan = sharded_case.plan;
-  options.cost_model = sharded_case.cost_model;
-  if (options.plan && !place.is_host()) {
-    const ring::PlanOptions usual = ring::PlanOptions::for_place(place);
-    options.plan->lse_dtype = usual.lse_dtype;
-    if (options.plan->result_bytes == 0) options.plan->result_bytes = usual.result_bytes;
-  }
-  return options;
-}
-
 }  // namespace
 
 Tensor random_part(const Index& index, const Extents& global_shape, DType dtype, std::uint64_t seed,
@@ -215,20 +143,18 @@ CaseShards::CaseShards(const ring::ShardedOperands& operands, DType dtype, std::
   };
   const auto part = [&](const NamedSharding& sharding, const FillPart& fill, Operand operand) {
     return filled(name_of(operand), sharding, dtype,
-                  operand_fill(fill, sharding, seed, operand, threads));
+                  operand_fill(fill, sharding.global_shape(), seed, operand, threads));
   };
   query = part(operands.query, fills.query, Operand::query);
   key = part(operands.key, fills.key, Operand::key);
   value = part(operands.value, fills.value, Operand::value);
   if (operands.bias) {
-    bias = filled(
-        "bias", *operands.bias, DType::float32,
-        fills.bias ? fills.bias : random_bias(operands.bias->global_shape(), 1, seed, threads));
+    bias = filled("bias", *operands.bias, DType::float32,
+                  bias_fill(fills, operands.bias->global_shape(), seed, threads));
   }
   if (operands.dense_mask) {
-    mask = filled(
-        "mask", *operands.dense_mask, DType::boolean,
-        fills.mask ? fills.mask : random_mask(operands.dense_mask->global_shape(), 0.75, seed));
+    mask = filled("mask", *operands.dense_mask, DType::boolean,
+                  mask_fill(fills, operands.dense_mask->global_shape(), seed));
   }
 }
 
@@ -291,34 +217,9 @@ std::string Verification::failure() const {
     return fmt::format("output error {:.2e} against {:.2e} unsharded", sharded.output,
                        unsharded.output);
   }
-  return repeats ? "" : "a repeated run gave different bits";
+  if (!repeats) return "a repeated run gave different bits";
+  return gradients ? gradients->failure() : "";
 }
-
-namespace {
-
-// Collective over the context.
-Deviation run_unsharded(const ShardedCase& whole, const OracleOutput& truth, Context& context) {
-  const AttentionProblem& problem = whole.problem;
-  Mesh& mesh = context.mesh();
-  Control& world = mesh.world();
-  Attention attention(context, attention_options(whole, context.place()));
-  const ring::ShardedOperands& operands = attention.operands();
-  HostMemoryPool host;
-  const CaseShards shards = collectively(world, [&] {
-    return CaseShards(operands, problem.dtype, whole.seed, mesh.rank(), host, 1, whole.fills,
-                      problem.normalize_output);
-  });
-  fill_results(shards);
-  DeviceTensors moved = collectively(world, [&] {
-    return DeviceTensors(shards.local_tensors(), context.device(), mesh.watchdog());
-  });
-  moved.upload();
-  attention.run_and_wait(moved.tensors());
-  moved.download();
-  return shards.deviation_from(problem, truth);
-}
-
-}  // namespace
 
 namespace {
 
@@ -344,25 +245,13 @@ Verification verify_sharded(const ShardedCase& sharded_case, Context& context, c
   const auto tell = [&](const char* what) {
     if (phase) phase(what, 0, 0);
   };
+  if (sharded_case.backward) check_gradients_fit(problem.shape);
   tell("sharded runs");
-  Attention attention(context, attention_options(sharded_case, device.place()));
+  ForwardRun sharded_run(sharded_case, context);
+  const Attention& attention = sharded_run.attention;
   const ring::ShardedOperands& operands = attention.operands();
-
-  HostMemoryPool host;
-  const CaseShards shards = collectively(world, [&] {
-    const Computing computing = world.computing();
-    return CaseShards(operands, problem.dtype, sharded_case.seed, rank, host, 1, sharded_case.fills,
-                      problem.normalize_output);
-  });
-  DeviceTensors moved = collectively(
-      world, [&] { return DeviceTensors(shards.local_tensors(), device, mesh.watchdog()); });
-  const auto run = [&](int unwritten) {
-    fill_results(shards, unwritten);
-    moved.upload();
-    attention.run_and_wait(moved.tensors());
-    moved.download();
-  };
-  run(kNanBytes);
+  const CaseShards& shards = sharded_run.shards;
+  sharded_run.run();
   const std::vector<std::vector<std::byte>> results = bytes_of_results(shards);
   // The next run must not profit from what this one leaves behind: in between, other keys and
   // values are used.
@@ -371,25 +260,28 @@ Verification verify_sharded(const ShardedCase& sharded_case, Context& context, c
     const std::vector<std::byte> value = bytes_of(shards.value);
     std::memset(shards.key.view().data(), 0, shards.key.bytes());
     std::memset(shards.value.view().data(), 0, shards.value.bytes());
-    run(kNanBytes);
+    sharded_run.run();
     std::copy(key.begin(), key.end(), static_cast<std::byte*>(shards.key.view().data()));
     std::copy(value.begin(), value.end(), static_cast<std::byte*>(shards.value.view().data()));
   };
   with_other_columns();
-  run(kOtherBytes);
+  sharded_run.run(kOtherBytes);
   const bool repeats = !repeats_bits(attention) || bytes_of_results(shards) == results;
 
   const OracleOutput truth = collectively(world, [&] {
     const Computing computing = world.computing();
+    HostMemoryPool host;
     const WholeColumns columns(operands, sharded_case, rank, host);
     return oracle_of_rank(problem, operands, rank, shards, columns, phase);
   });
   const Deviation sharded = shards.deviation_from(problem, truth);
   tell("unsharded run");
-  const Deviation unsharded =
-      run_unsharded(unsharded_case(sharded_case, attention.selection(),
-                                   attention.decision().choice.implementation, device.place()),
-                    truth, context);
+  const ShardedCase with_all_columns =
+      unsharded_case(sharded_case, attention.selection(),
+                     attention.decision().choice.implementation, device.place());
+  ForwardRun unsharded_run(with_all_columns, context);
+  unsharded_run.run();
+  const Deviation unsharded = unsharded_run.shards.deviation_from(problem, truth);
 
   Verification result;
   result.decision = attention.decision();
@@ -407,10 +299,16 @@ Verification verify_sharded(const ShardedCase& sharded_case, Context& context, c
       !device.place().is_host() &&
       world.max(std::vector{shards.all_finite() ? 0.0 : 1.0}, "inputs that are not finite")[0] > 0;
   if (problem.dtype != DType::float64 && !recomputes) {
-    result.allowance = allowed_error(problem.shape, result.unsharded.output, operands.key.shards(1),
+    const AttentionShape& shape = problem.shape;
+    result.allowance = allowed_error(shape.batch * shape.query_length * shape.heads,
+                                     result.unsharded.output, operands.key.shards(1),
                                      result.reduces_rounded ? unit_roundoff(problem.dtype) : 0);
   }
   result.repeats = world.max(std::vector{repeats ? 0.0 : 1.0}, "comparison of two calls")[0] == 0;
+  if (sharded_case.backward) {
+    result.gradients = verify_gradients(sharded_case, with_all_columns, sharded_run,
+                                        result.reduces_rounded, context, phase);
+  }
   return result;
 }
 

@@ -57,6 +57,29 @@ TEST(Verify, RandomProblemsPassWithAnotherImplementation) {
   EXPECT_THAT(outcome.out, HasSubstr("float64 0, a softmax in float64 0"));
 }
 
+TEST(Verify, GradientsOfRandomProblemsPass) {
+  const auto passes = [](const std::string& text) {
+    const auto begin = text.find("# backward passes: ");
+    return text.substr(begin, text.find('\n', begin) - begin);
+  };
+  const Outcome all = verify({"--random", "20", "--seed", "6", "--wide", "--backward"});
+  const Outcome some = verify({"--random", "20", "--seed", "6", "--wide"});
+  const Outcome none = verify({"--random", "20", "--seed", "6", "--wide", "--backward=false"});
+  for (const Outcome* outcome : {&all, &some, &none}) {
+    EXPECT_EQ(outcome->code, ExitCode::success) << outcome->out;
+  }
+  if (!leader()) return;
+  EXPECT_THAT(all.out,
+              AllOf(HasSubstr("of a gradient's "),
+                    ::testing::ContainsRegex("# gradients computed by: .*native [0-9]+"),
+                    ::testing::ContainsRegex("--random-case 6:[0-9]+ --device cpu --backw")));
+  EXPECT_THAT(none.out, AllOf(HasSubstr("# gradients computed by: none"),
+                              HasSubstr("--random-case 6:7 --device cpu --backward=false")));
+  EXPECT_EQ(passes(none.out), "# backward passes: none");
+  EXPECT_NE(passes(some.out), passes(none.out));
+  EXPECT_NE(passes(some.out), passes(all.out));
+}
+
 TEST(Verify, OneProblemRepeatsAsDrawn) {
   const Outcome many = verify({"--random", "4", "--seed", "11", "--wide"});
   const Outcome one = verify({"--random-case", "11:3", "--wide"});
@@ -88,6 +111,27 @@ TEST(Verify, TakesAProblemFromOptions) {
   EXPECT_GT(row["error"], 1e-4);
   EXPECT_LT(row["error"], 6e-3);
   EXPECT_THAT(row["command"].get<std::string>(), HasSubstr("--shape=2,33,47,6,2,16,8"));
+}
+
+TEST(Verify, TakesTheGradientsOfAProblemFromOptions) {
+  const std::vector<std::string> words{"--shape", "2,33,47,6,3,16,8", "--causal", "--json", "-"};
+  const auto row = [](const Outcome& outcome) {
+    EXPECT_EQ(outcome.code, ExitCode::success) << outcome.out;
+    return leader() ? nlohmann::json::parse(outcome.out)["rows"][0] : nlohmann::json();
+  };
+  const nlohmann::json without = row(verify(words));
+  std::vector<std::string> asked = words;
+  asked.emplace_back("--backward");
+  const nlohmann::json with = row(verify(asked));
+  asked.insert(asked.end(), {"--normalize-output", "false"});
+  EXPECT_THROW(verify(asked), UserError);
+  if (!leader()) return;
+  EXPECT_TRUE(without["gradients"].is_null());
+  EXPECT_TRUE(without["backward"].is_null());
+  EXPECT_GT(with["gradients"], 0);
+  EXPECT_LT(with["gradients"], 0.5);
+  EXPECT_EQ(with["backward impl"], "native");
+  EXPECT_THAT(with["command"].get<std::string>(), HasSubstr("--backward=true"));
 }
 
 TEST(Verify, ExplainsItsChoices) {

@@ -50,6 +50,11 @@ TEST(Coverage, CountsWhatCame) {
   EXPECT_EQ(line(coverage, "schedules"), "local 2, ring 1");
   EXPECT_EQ(line(coverage, "NaN and infinities"), "in keys and values 2, in queries too 1");
   EXPECT_EQ(line(coverage, "rows of bias or mask"), "local 1");
+  EXPECT_EQ(line(coverage, "backward passes"), "none");
+  coverage.add_backward("ring", {true, false});
+  coverage.add_backward("local", {true, true});
+  EXPECT_EQ(line(coverage, "backward passes"),
+            "local 1, ring 1; with a gradient of the LSE 2, added 1");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include <annulus/attention/problem.hpp>
@@ -8,6 +9,7 @@
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/sharded_operands.hpp>
+#include <annulus/verification/backward_case.hpp>
 #include <annulus/verification/operand_fills.hpp>
 
 namespace annulus::verification {
@@ -22,6 +24,10 @@ struct RandomProblem {
   ring::PlanOptions plan;
   std::uint64_t seed = 0;  ///< of the tensors; see fill_random()
   OperandFills fills;
+  /// Where the problem has gradients, its inputs are finite, and the pass is planned for the
+  /// layout.
+  std::optional<BackwardCase> backward;
+  bool draws_backward = false;  ///< half of the time; never without `backward`
   /// The command that repeats just this problem:
   /// "mpirun -np RANKS annulus verify --random-case SEED:INDEX --device cpu".
   std::string command;

@@ -10,7 +10,14 @@
 namespace annulus::verification {
 
 /// The operands that the generator fills.
-enum class Operand : std::uint8_t { query = 0, key = 1, value = 2, bias = 3 };
+enum class Operand : std::uint8_t {
+  query = 0,
+  key = 1,
+  value = 2,
+  bias = 3,
+  grad_output = 4,
+  grad_lse = 5
+};
 
 /// Fills a shard with the random numbers of a seed: standard normal, rounded to the view's dtype.
 /// An element depends only on (seed, operand, its global index), bit for bit, on x86-64 and AArch64

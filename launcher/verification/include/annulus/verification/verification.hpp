@@ -15,7 +15,9 @@
 #include <annulus/ring/context.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/sharded_operands.hpp>
+#include <annulus/verification/backward_case.hpp>
 #include <annulus/verification/comparison.hpp>
+#include <annulus/verification/gradient_verification.hpp>
 #include <annulus/verification/random_scores.hpp>
 #include <annulus/verification/random_tensor.hpp>
 
@@ -35,6 +37,7 @@ struct ShardedCase {
   Transport transport = Transport::automatic;  ///< if not given, the context's
   std::optional<ring::CostModel> cost_model;   ///< if not given, what users get
   ring::TuningOptions tuning = {};             ///< of the sharded run; the unsharded one follows it
+  std::optional<BackwardCase> backward = {};   ///< gradients are computed and verified too
 };
 
 /// A random tensor of the seed, or a part of it: its entries at `index` (positions per dimension).
@@ -88,6 +91,7 @@ struct Verification {
   bool repeats = true;  ///< a second run gave the same bits, where kernels promise that
   /// Some rank merged partial results that its kernel had rounded to the problem's dtype.
   bool reduces_rounded = false;
+  std::optional<GradientVerification> gradients = {};  ///< if the case has a backward pass
 
   /// Error over that of the unsharded run, 1 if neither has any; nothing where they are not
   /// compared.
@@ -107,6 +111,12 @@ struct Verification {
 /// product and sum, three unit roundoffs of float32, as otherwise the comparison would be a matter
 /// of luck where errors are a few roundings; and, where a kernel returns partial results rounded to
 /// the problem's dtype (as cuDNN always does), one such rounding.
+///
+/// A backward pass is run twice from results of the sharded forward pass. Its gradients are
+/// compared with the oracle's of the whole problem, which every rank makes: see
+/// docs/semantics.md §6, and verify_gradients(). Throws ArgumentError for a problem that is too
+/// large for that (kMaxGradientEntries). Their errors are compared likewise with those of a
+/// backward pass whose forward pass is unsharded too.
 [[nodiscard]] Verification verify_sharded(const ShardedCase& sharded_case, Context& context,
                                           const Phase& phase = {});
 

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <annulus/core/tensor.hpp>
+#include <annulus/partition/named_sharding.hpp>
+#include <annulus/partition/position.hpp>
+#include <annulus/verification/operand_fills.hpp>
+#include <annulus/verification/random_tensor.hpp>
+
+namespace annulus::verification {
+
+[[nodiscard]] const char* name_of(Operand operand);
+
+/// A tensor's entries at `index`, positions along each of its four dimensions. Where memory lacks,
+/// the error names the tensor.
+[[nodiscard]] Tensor filled_part(const char* name, const std::vector<PositionRanges>& index,
+                                 DType dtype, const FillPart& fill, MemoryPool& memory);
+
+/// `given`, or random numbers of the seed.
+[[nodiscard]] FillPart operand_fill(const FillPart& given, const Extents& global_shape,
+                                    std::uint64_t seed, Operand operand, int threads = 1);
+/// The same of a bias, and of a dense mask.
+[[nodiscard]] FillPart bias_fill(const OperandFills& fills, const Extents& global_shape,
+                                 std::uint64_t seed, int threads = 1);
+[[nodiscard]] FillPart mask_fill(const OperandFills& fills, const Extents& global_shape,
+                                 std::uint64_t seed);
+
+}  // namespace annulus::verification

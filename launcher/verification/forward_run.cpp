@@ -1,0 +1,74 @@
+#include "forward_run.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include <annulus/mesh/agreement.hpp>
+
+namespace annulus::verification {
+namespace {
+
+AttentionOptions attention_options(const ShardedCase& sharded_case, Place place) {
+  const ring::OperandLayout& layout = sharded_case.layout;
+  AttentionOptions options{sharded_case.problem,
+                           {.query_spec = layout.query,
+                            .kv_spec = layout.kv,
+                            .bias_spec = layout.bias,
+                            .mask_spec = layout.dense_mask,
+                            .layout = layout.sequence,
+                            .kv_layout = layout.kv_sequence,
+                            .granule = layout.granule},
+                           {.implementation = sharded_case.implementation,
+                            .schedule = sharded_case.schedule,
+                            .transport = sharded_case.transport}};
+  options.tuning = sharded_case.tuning;
+  options.plan = sharded_case.plan;
+  options.cost_model = sharded_case.cost_model;
+  if (sharded_case.backward) {
+    options.backward = {sharded_case.backward->implementation, sharded_case.backward->schedule};
+  }
+  if (options.plan && !place.is_host()) {
+    const ring::PlanOptions usual = ring::PlanOptions::for_place(place);
+    options.plan->lse_dtype = usual.lse_dtype;
+    if (options.plan->result_bytes == 0) options.plan->result_bytes = usual.result_bytes;
+  }
+  return options;
+}
+
+CaseShards shards_of(const ShardedCase& sharded_case, const ring::ShardedOperands& operands,
+                     Mesh& mesh, MemoryPool& host) {
+  return collectively(mesh.world(), [&] {
+    const Computing computing = mesh.world().computing();
+    return CaseShards(operands, sharded_case.problem.dtype, sharded_case.seed, mesh.rank(), host, 1,
+                      sharded_case.fills, sharded_case.problem.normalize_output);
+  });
+}
+
+}  // namespace
+
+ForwardRun::ForwardRun(const ShardedCase& sharded_case, Context& context)
+    : attention(context, attention_options(sharded_case, context.place())),
+      shards(shards_of(sharded_case, attention.operands(), context.mesh(), host)),
+      moved(collectively(context.mesh().world(), [&] {
+        return DeviceTensors(shards.local_tensors(), context.device(), context.mesh().watchdog());
+      })) {}
+
+void ForwardRun::run(int unwritten) {
+  for (const Tensor* result : shards.results()) {
+    std::memset(result->view().data(), unwritten, result->bytes());
+  }
+  moved.upload();
+  attention.run_and_wait(moved.tensors());
+  moved.download();
+}
+
+double allowed_error(std::int64_t rows, double unsharded, int shards, double rounding) {
+  // A rounding is off by up to a unit roundoff, evenly spread: by 1/√3 of that in the mean square.
+  const double partial = rounding * rounding / 3;
+  const double combination = 3 * unit_roundoff(DType::float32);
+  const double combined = std::max(1, shards - 1) * combination * combination;
+  return sharded_error_factor(rows) * std::sqrt(unsharded * unsharded + partial + combined);
+}
+
+}  // namespace annulus::verification

@@ -1,0 +1,183 @@
+#include "gradient_shards.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include <annulus/core/convert.hpp>
+#include <annulus/mesh/agreement.hpp>
+#include <annulus/verification/for_tensor.hpp>
+
+#include "filled_part.hpp"
+
+namespace annulus::verification {
+namespace {
+
+constexpr float kBefore = 0.25F;  // what gradients are added to: exact in every dtype
+
+std::vector<double> numbers_of(const Tensor& tensor) {
+  const ConstTensorView view = tensor.view();
+  std::vector<double> wide(static_cast<std::size_t>(view.elements()));
+  if (view.dtype() == DType::float64) {
+    std::copy_n(view.as<double>(), wide.size(), wide.data());
+    return wide;
+  }
+  std::vector<float> narrow(wide.size());
+  to_float32(view.data(), view.dtype(), narrow.data(), view.elements());
+  std::copy(narrow.begin(), narrow.end(), wide.begin());
+  return wide;
+}
+
+void fill(const Tensor& tensor, float value) {
+  const TensorView view = tensor.view();
+  if (view.dtype() == DType::float64) {
+    std::fill_n(view.as<double>(), view.elements(), value);
+    return;
+  }
+  const std::vector<float> values(static_cast<std::size_t>(view.elements()), value);
+  from_float32(values.data(), view.dtype(), view.data(), view.elements());
+}
+
+// Sums of squares over a rank's part of a gradient.
+struct Squares {
+  double difference = 0;
+  double magnitude = 0;
+};
+
+Squares squares_of(const Tensor& found, const NamedSharding& sharding, int rank,
+                   const OracleGradient& truth, double before) {
+  const std::vector<PositionRanges> index = sharding.index(rank);
+  const Extents& whole = sharding.global_shape();
+  const Extents& shape = found.shape();
+  const std::vector<double> numbers = numbers_of(found);
+  Squares sum;
+  auto number = numbers.begin();
+  const auto at = [&](std::size_t dim, std::int64_t local) {
+    return index[dim].global(LocalPosition(local)).value();
+  };
+  for (std::int64_t b = 0; b < shape[0]; ++b) {
+    for (std::int64_t t = 0; t < shape[1]; ++t) {
+      for (std::int64_t h = 0; h < shape[2]; ++h) {
+        const std::int64_t row = (at(0, b) * whole[1] + at(1, t)) * whole[2] + at(2, h);
+        for (std::int64_t d = 0; d < shape[3]; ++d, ++number) {
+          const auto entry = static_cast<std::size_t>(row * shape[3] + d);
+          const double magnitude = truth.magnitudes[entry];
+          double difference = *number - before - truth.values[entry];
+          if (magnitude == 0 && difference != 0) {
+            difference = std::numeric_limits<double>::infinity();
+          }
+          sum.difference += difference * difference;
+          sum.magnitude += magnitude * magnitude + before * before;
+        }
+      }
+    }
+  }
+  return sum;
+}
+
+}  // namespace
+
+GradientShards::GradientShards(const ShardedCase& sharded_case,
+                               const ring::ShardedOperands& operands, Context& context)
+    : operands_(operands),
+      request_(sharded_case.backward->request),
+      rank_(context.rank()),
+      device_(context.device()),
+      copies_(device_.make_stream("copies", context.mesh().watchdog(), nullptr)) {
+  collectively(context.mesh().world(), "gradients", [&] {
+    const Computing filling = context.mesh().world().computing();
+    const DType dtype = sharded_case.problem.dtype;
+    const auto drawn = [&](Operand which, const std::vector<PositionRanges>& index,
+                           const Extents& shape, DType type) {
+      return filled_part(name_of(which), index, type,
+                         operand_fill({}, shape, sharded_case.seed, which), host_);
+    };
+    const NamedSharding& output = operands.output;
+    grad_output_ = {drawn(Operand::grad_output, output.index(rank_), output.global_shape(), dtype),
+                    device_};
+    if (request_.grad_lse) {
+      std::vector<PositionRanges> index = operands.lse.index(rank_);
+      index.push_back(PositionRanges::all(1));
+      const Extents& rows = operands.lse.global_shape();
+      grad_lse_ = {drawn(Operand::grad_lse, index, {rows[0], rows[1], rows[2], 1}, DType::float32),
+                   device_};
+    }
+    const auto unfilled = [&](const char* name, const NamedSharding& sharding) {
+      const Extents shape = sharding.local_shape(rank_);
+      return for_tensor(name, shape,
+                        [&] { return DeviceTwin(Tensor(dtype, shape, host_), device_); });
+    };
+    grad_query_ = unfilled("grad query", operands.query);
+    grad_key_ = unfilled("grad key", operands.key);
+    grad_value_ = unfilled("grad value", operands.value);
+  });
+}
+
+void GradientShards::clear(int unwritten) {
+  for (const DeviceTwin* one : gradients()) {
+    if (request_.adds) {
+      fill(one->host, kBefore);
+    } else {
+      std::memset(one->host.view().data(), unwritten, one->host.bytes());
+    }
+  }
+}
+
+void GradientShards::compute(Attention& attention, const ring::LocalTensors& forward,
+                             int unwritten) {
+  clear(unwritten);
+  for (const DeviceTwin* one : {&grad_output_, &grad_lse_}) one->upload(device_, *copies_);
+  for (const DeviceTwin* one : gradients()) one->upload(device_, *copies_);
+  copies_->synchronize();
+  const TensorView lse = forward.lse;
+  const auto grad_lse = [&]() -> ConstTensorView {
+    if (!request_.grad_lse) return {};
+    return {grad_lse_.view().data(), DType::float32, lse.shape(), lse.place()};
+  };
+  attention.backward_and_wait({forward.query, forward.key, forward.value, forward.output, lse,
+                               grad_output_.view(), grad_query_.view(), grad_key_.view(),
+                               grad_value_.view(), forward.bias, forward.mask, grad_lse()},
+                              request_.adds);
+  for (const DeviceTwin* one : gradients()) one->download(device_, *copies_);
+  copies_->synchronize();
+}
+
+void GradientShards::compute_others(Attention& attention, const ring::LocalTensors& forward) {
+  const std::size_t size = grad_output_.host.bytes();
+  auto* const data = static_cast<std::byte*>(grad_output_.host.view().data());
+  const std::vector<std::byte> given(data, data + size);
+  std::memset(data, 0, size);
+  compute(attention, forward);
+  std::copy(given.begin(), given.end(), data);
+}
+
+std::vector<std::vector<std::byte>> GradientShards::bytes() const {
+  std::vector<std::vector<std::byte>> all;
+  for (const DeviceTwin* one : gradients()) {
+    const auto* const data = static_cast<const std::byte*>(one->host.view().data());
+    all.emplace_back(data, data + one->host.bytes());
+  }
+  return all;
+}
+
+GradientErrors GradientShards::errors(const OracleGradients& truth, Control& group) const {
+  const double before = request_.adds ? kBefore : 0;
+  std::vector<double> squares;
+  const auto add = [&](const DeviceTwin& found, const NamedSharding& sharding,
+                       const OracleGradient& expected) {
+    const Squares own = squares_of(found.host, sharding, rank_, expected, before);
+    squares.insert(squares.end(), {own.difference, own.magnitude});
+  };
+  add(grad_query_, operands_.query, truth.query);
+  add(grad_key_, operands_.key, truth.key);
+  add(grad_value_, operands_.value, truth.value);
+  const std::vector<double> sums = group.sum(squares, "errors of the gradients");
+  GradientErrors errors{};
+  for (std::size_t i = 0; i < errors.size(); ++i) {
+    errors[i] = sums[2 * i] == 0 ? 0 : std::sqrt(sums[2 * i] / sums[2 * i + 1]);
+  }
+  return errors;
+}
+
+}  // namespace annulus::verification

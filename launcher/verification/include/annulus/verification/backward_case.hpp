@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string>
+
+#include <annulus/ring/plan.hpp>
+
+namespace annulus::verification {
+
+/// The backward pass of a case, and how to compute it.
+struct BackwardCase {
+  std::string implementation = {};  ///< empty: as the forward pass names it, or "auto"
+  std::string schedule = {};        ///< likewise
+  ring::BackwardRequest request = {};
+};
+
+}  // namespace annulus::verification

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+
+#include <annulus/ring/planner.hpp>
+
+namespace annulus::verification {
+
+/// Errors of the gradients of query, key and value, each relative to the norm of the magnitudes
+/// that docs/semantics.md §6 names, over all ranks. 0 if both are 0; NaN is within no bound.
+using GradientErrors = std::array<double, 3>;
+
+/// What verify_sharded() found of the backward pass: the same on every rank.
+struct GradientVerification {
+  ring::BackwardRequest request;
+  ring::ScheduleChoice schedule;
+  std::string implementations;  ///< see Verification::implementations
+  /// Twice that of the output, of float32 for float64: gradients are computed from an LSE in
+  /// float32.
+  double bound = 0;
+  GradientErrors sharded = {};
+  GradientErrors unsharded = {};  ///< of the same implementation, given both sequences at once
+  /// The largest errors allowed by comparison with the unsharded run; none for float64.
+  std::optional<GradientErrors> allowance = {};
+  bool repeats = true;  ///< a second call gave the same bits, where the plan promises that
+
+  /// The largest error, as a share of the bound.
+  [[nodiscard]] double share() const;
+  /// The largest error over that of the unsharded run, 1 if neither has any; nothing where they are
+  /// not compared.
+  [[nodiscard]] std::optional<double> ratio() const;
+  /// What is wrong, in a few words; empty if nothing.
+  [[nodiscard]] std::string failure() const;
+};
+
+}  // namespace annulus::verification

@@ -1,0 +1,46 @@
+#include "random_backward.hpp"
+
+#include <utility>
+
+#include <annulus/core/error.hpp>
+#include <annulus/ring/planner.hpp>
+#include <annulus/ring/sharded_operands.hpp>
+
+namespace annulus::verification {
+
+bool is_planned(const RandomProblem& drawn, const std::string& schedule,
+                const std::optional<ring::BackwardRequest>& backward) {
+  const Place place = Place::host();
+  const ring::ShardedOperands operands =
+      ring::shard_operands(drawn.problem, drawn.mesh, drawn.layout);
+  ring::PlanInput input = ring::make_plan_input(drawn.problem, operands, {}, place,
+                                                ring::CostModel::for_place(place), drawn.plan);
+  input.backward = backward;
+  try {
+    ring::check_schedule(input, schedule);
+    return true;
+  } catch (const UnsupportedError&) {
+    return false;
+  }
+}
+
+void draw_backward(Draws& draws, RandomProblem& drawn, int kv_shards, Place::Kind device) {
+  const bool wanted = draws.chance(50);
+  BackwardCase backward;
+  backward.request.grad_lse = draws.chance(40);
+  backward.request.adds = draws.chance(30);
+  if (device == Place::Kind::host && draws.chance(10)) backward.implementation = "vanilla";
+  backward.schedule = kv_shards == 1
+                          ? draws.pick({"local", "local", "auto", "ring", "allgather", "ulysses"})
+                          : draws.pick({"ring", "ring", "allgather", "ulysses", "ulysses", "auto"});
+  const auto planned = [&](const std::string& schedule) {
+    return is_planned(drawn, schedule, backward.request);
+  };
+  // Every schedule that plans the backward pass refuses what the ring refuses.
+  if (!drawn.problem.normalize_output || drawn.fills.key || !planned("ring")) return;
+  if (backward.schedule != "auto" && !planned(backward.schedule)) backward.schedule = "ring";
+  drawn.backward = std::move(backward);
+  drawn.draws_backward = wanted;
+}
+
+}  // namespace annulus::verification

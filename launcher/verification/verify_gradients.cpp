@@ -1,0 +1,91 @@
+#include "verify_gradients.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <annulus/attention/accuracy.hpp>
+#include <annulus/ring/sharded_attention.hpp>
+
+#include "gradient_shards.hpp"
+#include "whole_gradients.hpp"
+
+namespace annulus::verification {
+namespace {
+
+// The whole sequences on every rank, by the implementations that were chosen.
+ShardedCase unsharded_case(const ShardedCase& with_all_columns) {
+  ShardedCase whole = with_all_columns;
+  const PartitionSpec& query = with_all_columns.layout.query;
+  whole.layout.query = PartitionSpec({query[0], {}, query[2], query[3]});
+  whole.layout.bias.reset();
+  whole.layout.dense_mask.reset();
+  whole.backward->schedule = "local";
+  return whole;
+}
+
+GradientErrors unsharded_errors(const ShardedCase& whole, const OracleGradients& truth,
+                                Context& context) {
+  ForwardRun forward(whole, context);
+  forward.run();
+  GradientShards gradients(whole, forward.attention.operands(), context);
+  gradients.compute(forward.attention, forward.moved.tensors());
+  return gradients.errors(truth, context.mesh().world());
+}
+
+// See verify_sharded().
+GradientErrors allowed_errors(const AttentionShape& shape, const GradientErrors& unsharded,
+                              int shards, double rounding) {
+  const std::int64_t rows = shape.batch * shape.query_length * shape.heads;
+  const std::int64_t columns = shape.batch * shape.kv_length * shape.kv_heads;
+  return {allowed_error(rows, unsharded[0], shards, rounding),
+          allowed_error(columns, unsharded[1], shards, rounding),
+          allowed_error(columns, unsharded[2], shards, rounding)};
+}
+
+}  // namespace
+
+GradientVerification verify_gradients(const ShardedCase& sharded_case,
+                                      const ShardedCase& with_all_columns, ForwardRun& forward,
+                                      bool rounded, Context& context, const Phase& phase) {
+  const AttentionProblem& problem = sharded_case.problem;
+  const auto tell = [&](const char* what) {
+    if (phase) phase(what, 0, 0);
+  };
+  Control& world = context.mesh().world();
+  Attention& attention = forward.attention;
+  const ring::ShardedOperands& operands = attention.operands();
+  GradientVerification result;
+  result.request = sharded_case.backward->request;
+  tell("backward passes");
+  attention.prepare_backward(result.request);
+  const ring::ShardedAttention& pass = *attention.backward_pass(result.request);
+  GradientShards gradients(sharded_case, operands, context);
+  const ring::LocalTensors& tensors = forward.moved.tensors();
+  gradients.compute(attention, tensors, kNanBytes);
+  const std::vector<std::vector<std::byte>> first = gradients.bytes();
+  gradients.compute_others(attention, tensors);
+  gradients.compute(attention, tensors, kOtherBytes);
+  const bool repeats = !pass.plan_input().options.deterministic || gradients.bytes() == first;
+
+  const OracleGradients truth = whole_gradients(sharded_case, world, context.threads(), phase);
+  result.sharded = gradients.errors(truth, world);
+  tell("unsharded backward pass");
+  result.unsharded = unsharded_errors(unsharded_case(with_all_columns), truth, context);
+  result.schedule = pass.schedule();
+  result.implementations = pass.implementations_of_ranks();
+  const bool wide = problem.dtype == DType::float64;
+  const DType judged = wide ? DType::float32 : problem.dtype;
+  result.bound = 2 * accuracy_bound(judged, problem.shape.kv_length).output;
+  if (!wide) {
+    result.allowance = allowed_errors(problem.shape, result.unsharded,
+                                      std::max(operands.query.shards(1), operands.key.shards(1)),
+                                      rounded ? unit_roundoff(problem.dtype) : 0);
+  }
+  result.repeats =
+      world.max(std::vector{repeats ? 0.0 : 1.0}, "comparison of two backward passes")[0] == 0;
+  return result;
+}
+
+}  // namespace annulus::verification

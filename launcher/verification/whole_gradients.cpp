@@ -1,0 +1,171 @@
+#include "whole_gradients.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/core/memory.hpp>
+#include <annulus/core/parallel.hpp>
+#include <annulus/mesh/agreement.hpp>
+
+#include "filled_part.hpp"
+
+namespace annulus::verification {
+namespace {
+
+std::int64_t entries_of(const AttentionShape& shape) {
+  return shape.batch * (shape.query_length * shape.heads * shape.head_dim +
+                        shape.kv_length * shape.kv_heads * (shape.head_dim + shape.value_dim));
+}
+
+// Unsharded.
+struct WholeTensors {
+  WholeTensors(const ShardedCase& sharded_case, MemoryPool& memory) {
+    const AttentionProblem& problem = sharded_case.problem;
+    const AttentionShape& s = problem.shape;
+    const OperandFills& fills = sharded_case.fills;
+    const auto filled = [&](const char* name, const Extents& shape, DType dtype,
+                            const FillPart& fill) {
+      std::vector<PositionRanges> index;
+      for (const std::int64_t size : shape) index.push_back(PositionRanges::all(size));
+      return filled_part(name, index, dtype, fill, memory);
+    };
+    const auto operand = [&](Operand which, const Extents& shape, DType dtype,
+                             const FillPart& given) {
+      return filled(name_of(which), shape, dtype,
+                    operand_fill(given, shape, sharded_case.seed, which));
+    };
+    query = operand(Operand::query, {s.batch, s.query_length, s.heads, s.head_dim}, problem.dtype,
+                    fills.query);
+    key = operand(Operand::key, {s.batch, s.kv_length, s.kv_heads, s.head_dim}, problem.dtype,
+                  fills.key);
+    value = operand(Operand::value, {s.batch, s.kv_length, s.kv_heads, s.value_dim}, problem.dtype,
+                    fills.value);
+    grad_output = operand(Operand::grad_output, {s.batch, s.query_length, s.heads, s.value_dim},
+                          problem.dtype, {});
+    grad_lse =
+        operand(Operand::grad_lse, {s.batch, s.heads, s.query_length, 1}, DType::float32, {});
+    if (problem.bias) {
+      bias = filled("bias", *problem.bias, DType::float32,
+                    bias_fill(fills, *problem.bias, sharded_case.seed));
+    }
+    if (problem.dense_mask) {
+      mask = filled("mask", *problem.dense_mask, DType::boolean,
+                    mask_fill(fills, *problem.dense_mask, sharded_case.seed));
+    }
+  }
+
+  [[nodiscard]] ScoreTensors scores(const AttentionShape& s) const {
+    const auto view = [](const Tensor& tensor) {
+      return tensor.shape().rank() > 0 ? ConstTensorView(tensor.view()) : ConstTensorView();
+    };
+    return broadcast_scores(view(bias), view(mask),
+                            {s.batch, s.heads, s.query_length, s.kv_length});
+  }
+
+  Tensor query, key, value, grad_output, grad_lse, bias, mask;
+};
+
+void add_to(std::vector<double>& sum, const std::vector<double>& part, std::size_t first = 0) {
+  for (std::size_t i = 0; i < part.size(); ++i) sum[first + i] += part[i];
+}
+
+// Those of all rows, 0 so far.
+OracleGradients no_gradients(const AttentionShape& s) {
+  const auto zeros = [](std::int64_t entries) {
+    const std::vector<double> values(static_cast<std::size_t>(entries));
+    return OracleGradient{values, values};
+  };
+  OracleGradients gradients;
+  gradients.query = zeros(s.batch * s.query_length * s.heads * s.head_dim);
+  gradients.key = zeros(s.batch * s.kv_length * s.kv_heads * s.head_dim);
+  gradients.value = zeros(s.batch * s.kv_length * s.kv_heads * s.value_dim);
+  return gradients;
+}
+
+// Adds the gradients that `count` rows have, from `begin` on.
+void add_rows(OracleGradients& whole, const OracleGradients& part, const AttentionShape& s,
+              std::int64_t begin, std::int64_t count) {
+  const auto add = [](OracleGradient& sum, const OracleGradient& term) {
+    add_to(sum.values, term.values);
+    add_to(sum.magnitudes, term.magnitudes);
+  };
+  add(whole.key, part.key);
+  add(whole.value, part.value);
+  const std::int64_t row = s.heads * s.head_dim;
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    const auto place = [&](const std::vector<double>& from, std::vector<double>& to) {
+      std::copy_n(from.data() + b * count * row, count * row,
+                  to.data() + (b * s.query_length + begin) * row);
+    };
+    place(part.query.values, whole.query.values);
+    place(part.query.magnitudes, whole.query.magnitudes);
+  }
+}
+
+}  // namespace
+
+void check_gradients_fit(const AttentionShape& shape) {
+  const std::int64_t entries = entries_of(shape);
+  if (entries <= kMaxGradientEntries) return;
+  throw ArgumentError("gradients to be verified", fmt::format("{} entries", entries),
+                      fmt::format("at most {} in query, key and value together: every rank holds "
+                                  "the oracle's of the whole problem",
+                                  kMaxGradientEntries));
+}
+
+OracleGradients whole_gradients(const ShardedCase& sharded_case, Control& ranks, int threads,
+                                const Phase& phase) {
+  constexpr std::int64_t kRows = 16;  // at a time, so that progress can be told
+  const AttentionProblem& problem = sharded_case.problem;
+  const AttentionShape& s = problem.shape;
+  OracleGradients whole = no_gradients(s);
+  collectively(ranks, "gradients of the oracle", [&] {
+    const Computing computing = ranks.computing();
+    HostMemoryPool memory;
+    const WholeTensors tensors(sharded_case, memory);
+    const ScoreTensors scores = tensors.scores(s);
+    const bool with_grad_lse = sharded_case.backward->request.grad_lse;
+    const auto of_rows = [&](std::int64_t begin, std::int64_t count) {
+      const ConstTensorView grad_lse(tensors.grad_lse.view().data(), DType::float32,
+                                     {s.batch, s.heads, s.query_length});
+      return oracle_gradients(
+          problem, tensors.query.view().slice(1, begin, count), tensors.key.view(),
+          tensors.value.view(), tensors.grad_output.view().slice(1, begin, count),
+          with_grad_lse ? grad_lse.slice(2, begin, count) : ConstTensorView(),
+          PositionRanges::all(s.query_length).slice({LocalPosition(begin), count}), 0, 0, 0,
+          scores.slice(2, begin, count));
+    };
+    const std::int64_t pieces = (s.query_length + kRows - 1) / kRows;
+    std::vector<std::int64_t> mine;  // in turn, as under a causal mask later rows see more
+    for (std::int64_t i = ranks.rank(); i < pieces; i += ranks.size()) mine.push_back(i * kRows);
+    const auto count = static_cast<std::int64_t>(mine.size());
+    for (std::int64_t first = 0; first < count; first += threads) {
+      if (phase)
+        phase("oracle's gradients", static_cast<double>(first), static_cast<double>(count));
+      const std::int64_t together = std::min<std::int64_t>(threads, count - first);
+      std::vector<OracleGradients> parts(static_cast<std::size_t>(together));
+      const auto rows_of = [&](std::int64_t i) {
+        const std::int64_t begin = mine[static_cast<std::size_t>(first + i)];
+        return std::pair(begin, std::min(kRows, s.query_length - begin));
+      };
+      parallel_for(together, static_cast<int>(together), [&](std::int64_t i, int /*worker*/) {
+        const auto [begin, rows] = rows_of(i);
+        parts[static_cast<std::size_t>(i)] = of_rows(begin, rows);
+      });
+      for (std::int64_t i = 0; i < together; ++i) {
+        const auto [begin, rows] = rows_of(i);
+        add_rows(whole, parts[static_cast<std::size_t>(i)], s, begin, rows);
+      }
+    }
+  });
+  for (OracleGradient* gradient : {&whole.query, &whole.key, &whole.value}) {
+    gradient->values = ranks.sum(gradient->values, "gradients of the oracle");
+    gradient->magnitudes = ranks.sum(gradient->magnitudes, "gradients of the oracle");
+  }
+  return whole;
+}
+
+}  // namespace annulus::verification

@@ -1,0 +1,203 @@
+// Verification of the backward pass: right gradients pass, and wrong ones fail on every rank.
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/verification/verification.hpp>
+
+#include "tests/attention/wrapped_native.hpp"
+#include "tests/support/host_context.hpp"
+
+namespace annulus::verification {
+namespace {
+
+using ::testing::HasSubstr;
+
+using Spoil = std::function<void(const BackwardBlock& block, const Gradients& gradients)>;
+
+// Spoils the gradients of another kernel.
+class SpoiledKernel final : public Kernel {
+ public:
+  SpoiledKernel(std::unique_ptr<Kernel> kernel, Spoil spoil)
+      : kernel_(std::move(kernel)), spoil_(std::move(spoil)) {}
+  void forward(const AttentionBlock& block, const SoftmaxState& result,
+               const ExecutionContext& context) override {
+    kernel_->forward(block, result, context);
+  }
+  void backward(const BackwardBlock& block, const Gradients& gradients,
+                const ExecutionContext& context) override {
+    kernel_->backward(block, gradients, context);
+    spoil_(block, gradients);
+  }
+
+ private:
+  std::unique_ptr<Kernel> kernel_;
+  Spoil spoil_;
+};
+
+class VerifyGradients : public ::testing::Test {
+ protected:
+  VerifyGradients() : context_(test::session().world(), test::on_host()) {
+    case_.problem.shape = {2, 40, 40, 4, 2, 8, 8};
+    case_.problem.mask.set_causal(true);
+    case_.problem.mask.set_query_lengths({40, 30});
+    case_.layout.query = case_.layout.kv = PartitionSpec::parse("-,sp");
+    case_.layout.sequence = LayoutKind::zigzag;
+    case_.schedule = "ring";
+    case_.seed = 4;
+    case_.backward.emplace();
+  }
+
+  Verification verify_with(Spoil spoil) {
+    context_.registry() = Registry();
+    context_.registry().add(std::make_unique<test::WrappedNative>(
+        "spoiled", [spoil = std::move(spoil)](std::unique_ptr<Kernel> native) {
+          return std::make_unique<SpoiledKernel>(std::move(native), spoil);
+        }));
+    return verify_sharded(case_, context_);
+  }
+  [[nodiscard]] bool on(int rank) { return context_.rank() == rank; }
+
+  Context context_;
+  ShardedCase case_;
+};
+
+float& first_of(const TensorView& gradient) {
+  return gradient.at<float>({0, 0, 0, 0});
+}
+
+TEST_F(VerifyGradients, PassesWhatIsRight) {
+  for (const bool grad_lse : {false, true}) {
+    for (const bool adds : {false, true}) {
+      case_.backward->request = {grad_lse, adds};
+      for (const char* schedule : {"auto", "ring", "allgather", "ulysses"}) {
+        SCOPED_TRACE(schedule);
+        case_.backward->schedule = schedule;
+        const Verification found = verify_with([](const auto&, const auto&) {});
+        EXPECT_EQ(found.failure(), "");
+        ASSERT_TRUE(found.gradients);
+        EXPECT_EQ(found.gradients->request, case_.backward->request);
+        EXPECT_EQ(found.gradients->implementations, "spoiled");
+        EXPECT_GT(found.gradients->share(), 0);
+        EXPECT_LT(found.gradients->ratio().value(), 2);
+        if (std::string("auto") == schedule) continue;
+        EXPECT_EQ(ring::name_of(found.gradients->schedule.schedule), schedule);
+      }
+    }
+  }
+}
+
+TEST_F(VerifyGradients, ComputesNoneUnlessAsked) {
+  case_.backward.reset();
+  EXPECT_FALSE(verify_with([](const auto&, const auto&) {}).gradients);
+}
+
+TEST_F(VerifyGradients, FailsAWrongGradientOnAnyRank) {
+  const std::array<std::pair<TensorView Gradients::*, const char*>, 3> gradients{
+      {{&Gradients::query, "gradient of query"},
+       {&Gradients::key, "gradient of key"},
+       {&Gradients::value, "gradient of value"}}};
+  for (const auto& [gradient, name] : gradients) {
+    for (int rank = 0; rank < context_.size(); ++rank) {
+      const Verification found = verify_with([&](const auto&, const Gradients& all) {
+        if (on(rank)) first_of(all.*gradient) += 0.01F;
+      });
+      EXPECT_THAT(found.failure(), HasSubstr(name)) << rank;
+    }
+  }
+}
+
+TEST_F(VerifyGradients, FailsAGradientThatIsNotANumber) {
+  const Verification found = verify_with([](const auto&, const Gradients& all) {
+    first_of(all.value) = std::numeric_limits<float>::quiet_NaN();
+  });
+  EXPECT_THAT(found.failure(), HasSubstr("gradient of value nan"));
+}
+
+// However small: rows that see nothing have none.
+TEST_F(VerifyGradients, FailsAGradientWhereThereIsNone) {
+  const Verification found = verify_with([](const BackwardBlock& block, const Gradients& all) {
+    for (std::int64_t t = 0; t < block.rows.size(); ++t) {
+      if (block.query.size(0) < 2 || block.rows.global(LocalPosition(t)).value() < 30) continue;
+      all.query.at<float>({1, t, 0, 0}) = 1e-30F;
+    }
+  });
+  EXPECT_THAT(found.failure(), HasSubstr("gradient of query inf"));
+}
+
+// Within the bound against the oracle, but far worse than unsharded.
+TEST_F(VerifyGradients, FailsALossByShardingAlone) {
+  if (context_.size() == 1) GTEST_SKIP() << "one rank has one block";
+  const std::int64_t whole = case_.problem.shape.kv_length;
+  const Verification found = verify_with([&](const BackwardBlock& block, const Gradients& all) {
+    if (block.columns.size() == whole) return;
+    for (std::int64_t j = 0; j < all.value.size(1); ++j) {
+      for (std::int64_t d = 0; d < all.value.size(3); ++d) {
+        all.value.at<float>({0, j, 0, d}) *= 1 + 1e-5F;
+      }
+    }
+  });
+  EXPECT_LT(found.gradients->share(), 1);
+  EXPECT_THAT(found.failure(), AllOf(HasSubstr("gradient of value"), HasSubstr("unsharded")));
+}
+
+TEST_F(VerifyGradients, FailsABackwardPassThatDoesNotRepeat) {
+  int calls = 0;
+  const Verification found = verify_with([&](const auto&, const Gradients& all) {
+    first_of(all.query) *= 1 + static_cast<float>(++calls) * 1.2e-7F;
+  });
+  EXPECT_THAT(found.failure(), HasSubstr("a repeated backward pass gave different bits"));
+}
+
+// The LSE that gradients are computed from is float32 for every dtype.
+TEST_F(VerifyGradients, Float64IsJudgedAsFloat32) {
+  context_.registry() = Registry::standard();
+  case_.problem.dtype = DType::float64;
+  const Verification found = verify_sharded(case_, context_);
+  EXPECT_EQ(found.failure(), "");
+  EXPECT_EQ(found.gradients->implementations, "vanilla");
+  EXPECT_EQ(found.gradients->ratio(), std::nullopt);
+  EXPECT_LT(found.gradients->share(), 0.5);
+}
+
+TEST_F(VerifyGradients, RefusesWhatItCannotCompute) {
+  case_.problem.normalize_output = false;
+  EXPECT_THROW(static_cast<void>(verify_with([](const auto&, const auto&) {})), UserError);
+  case_.problem.normalize_output = true;
+  case_.problem.mask = {};
+  case_.problem.shape = {1, 1 << 20, 1 << 20, 8, 8, 64, 64};
+  try {
+    static_cast<void>(verify_with([](const auto&, const auto&) {}));
+    FAIL() << "before any work";
+  } catch (const UserError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("expected at most 67108864 in query, key and value"));
+  }
+}
+
+TEST(GradientVerification, NamesWhatFailed) {
+  GradientVerification found;
+  found.bound = 1e-6;
+  found.sharded = {4e-7, 5e-7, 3e-7};
+  found.unsharded = {4e-7, 4e-7, 4e-7};
+  found.allowance = GradientErrors{6e-7, 6e-7, 6e-7};
+  EXPECT_EQ(found.failure(), "");
+  EXPECT_DOUBLE_EQ(found.share(), 0.5);
+  EXPECT_DOUBLE_EQ(found.ratio().value(), 1.25);
+  found.repeats = false;
+  EXPECT_THAT(found.failure(), HasSubstr("different bits"));
+  found.sharded[2] = 7e-7;
+  EXPECT_THAT(found.failure(), HasSubstr("of value 7.00e-07 against 4.00e-07 unsharded"));
+  found.sharded[1] = 2e-6;
+  EXPECT_THAT(found.failure(), HasSubstr("of key 2.00e-06 above 1.00e-06"));
+  found.sharded[0] = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THAT(found.failure(), HasSubstr("of query nan"));
+}
+
+}  // namespace
+}  // namespace annulus::verification

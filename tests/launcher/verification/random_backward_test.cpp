@@ -1,0 +1,71 @@
+#include <map>
+#include <string>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <annulus/verification/random_problem.hpp>
+
+namespace annulus::verification {
+namespace {
+
+TEST(RandomBackward, EveryDrawIsPlannedAndHasGradients) {
+  for (const int ranks : {1, 2, 3, 8}) {
+    for (int index = 0; index < 200; ++index) {
+      const RandomProblem drawn = draw_problem(9, index, ranks);
+      if (!drawn.backward) {
+        EXPECT_FALSE(drawn.draws_backward) << drawn.command;
+        continue;
+      }
+      EXPECT_TRUE(drawn.problem.normalize_output) << drawn.command;
+      EXPECT_FALSE(drawn.fills.key || drawn.fills.query) << drawn.command;
+      const ring::ShardedOperands operands =
+          ring::shard_operands(drawn.problem, drawn.mesh, drawn.layout);
+      ring::PlanInput input = ring::make_plan_input(drawn.problem, operands, {}, Place::host(),
+                                                    ring::CostModel::cpu_core(), drawn.plan);
+      input.backward = drawn.backward->request;
+      EXPECT_NO_THROW(ring::check_schedule(input, drawn.backward->schedule)) << drawn.command;
+    }
+  }
+}
+
+TEST(RandomBackward, CoversTheWaysOfGradientsIn500Draws) {
+  std::map<std::string, int> counts;
+  int possible = 0;
+  int wanted = 0;
+  for (int index = 0; index < 500; ++index) {
+    const RandomProblem drawn = draw_problem(1, index, 8);
+    if (!drawn.backward) continue;
+    ++possible;
+    if (drawn.draws_backward) ++wanted;
+    const BackwardCase& backward = *drawn.backward;
+    ++counts[backward.schedule];
+    ++counts[fmt::format("by {}", backward.implementation)];
+    ++counts[fmt::format("LSE {}, added {}", backward.request.grad_lse, backward.request.adds)];
+    if (drawn.problem.mask.hides_any()) ++counts["mask"];
+    if (drawn.problem.sinks) ++counts["sinks"];
+    if (drawn.problem.dropout) ++counts["dropout"];
+    if (drawn.problem.bias) ++counts["bias"];
+    if (drawn.problem.dense_mask) ++counts["dense mask"];
+  }
+  EXPECT_GT(possible, 250);
+  EXPECT_GT(wanted, possible * 2 / 5);
+  EXPECT_LT(wanted, possible * 3 / 5);
+  for (const char* kind :
+       {"local", "ring", "allgather", "ulysses", "auto", "by ", "by vanilla",
+        "LSE false, added false", "LSE false, added true", "LSE true, added false",
+        "LSE true, added true", "mask", "sinks", "dropout", "bias", "dense mask"}) {
+    EXPECT_GT(counts[kind], 10) << kind;
+  }
+}
+
+TEST(RandomBackward, VanillaIsForCpus) {
+  for (int index = 0; index < 200; ++index) {
+    const RandomProblem drawn = draw_problem(1, index, 4, Place::Kind::cuda);
+    if (!drawn.backward) continue;
+    EXPECT_EQ(drawn.backward->implementation, "") << drawn.command;
+  }
+}
+
+}  // namespace
+}  // namespace annulus::verification

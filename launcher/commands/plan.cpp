@@ -24,6 +24,7 @@
 #include "launcher/planning/scaling.hpp"
 #include "launcher/planning/simulate_plan.hpp"
 #include "launcher/report/explain.hpp"
+#include "launcher/report/operations.hpp"
 #include "launcher/report/report.hpp"
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/problem_setup.hpp"
@@ -37,8 +38,10 @@ constexpr std::size_t kListedRanks = 32;
 constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
                               LayoutKind::balanced};
 
-double gflop(const AttentionShape& shape, double work) {
-  return forward_flops(shape, work / static_cast<double>(shape.heads)) * 1e-9;
+double gflop(const ring::Plan& plan, double work) {
+  const AttentionShape& shape = plan.problem.shape;
+  const double pairs = work / static_cast<double>(shape.heads);
+  return (plan.backward ? backward_flops(shape, pairs) : forward_flops(shape, pairs)) * 1e-9;
 }
 
 std::int64_t bytes_received(const ring::Exchange& exchange) {
@@ -101,7 +104,7 @@ std::string cost_assumptions(const ring::Prices& prices, const ring::Plan& plan)
   constexpr double kLarge = 64 * kMiB;
   std::set<std::string> used;
   for (const ring::RankPlan& rank : plan.ranks) {
-    for (const ring::Block* block : rank.all<ring::Block>()) {
+    for (const ring::Tile* block : rank.tiles()) {
       used.insert(rank.implementations[static_cast<std::size_t>(block->implementation)]);
     }
   }
@@ -129,8 +132,7 @@ void add_layout(Report& report, const ring::Plan& plan, const ring::ShardedOpera
     exposed = std::max(exposed, timeline.exposed);
   }
   report.add_row({plan.layout, chosen ? "yes" : "no",
-                  fmt::format("{:.3f}", gflop(plan.problem.shape, totals.most_work)),
-                  percent(plan.imbalance()),
+                  fmt::format("{:.3f}", gflop(plan, totals.most_work)), percent(plan.imbalance()),
                   percent(ring::tile_imbalance(plan.problem, operands.query)),
                   std::to_string(totals.hops), std::to_string(totals.messages),
                   fmt::format("{:.3f}", static_cast<double>(totals.hop_bytes) / kMiB),
@@ -157,7 +159,9 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
       "plan", {},
       {{"layout", "", 10},
        {"chosen", "", 6},
-       {"work", "GFLOP, most", 0, 0, "2 N (D + Dv) operations per visible pair"},
+       {"work", "GFLOP, most", 0, 0,
+        planned.backward ? "2 N (3 D + 2 Dv) operations per visible pair"
+                         : "2 N (D + Dv) operations per visible pair"},
        {"imbalance", "%", 9, 0, "work of the rank with most, above the mean of all"},
        {"tiles", "imbalance, %", 12, 0,
         "the same for tiles of at most 128 x 128 pairs with a visible pair, which are what GPU "
@@ -172,6 +176,7 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
         "for transfers, with nothing to compute; of the rank that waits longest"},
        {"time", "ms, predicted", 10, 0, "of the slowest rank"}},
       {options.wide, options.legend});
+  if (planned.backward) report.add_meta("pass", "backward");
   report.add_meta("query", to_string(planned.operands.query));
   report.add_meta("key", to_string(planned.operands.key));
   if (planned.operands.bias) report.add_meta("bias", to_string(*planned.operands.bias));
@@ -220,13 +225,13 @@ Report ranks_report(const PlannedCase& planned, const ring::Plan& plan, const ri
     const auto mib = [](std::int64_t bytes) {
       return fmt::format("{:.3f}", static_cast<double>(bytes) / kMiB);
     };
-    report.add_row(
-        {std::to_string(rank.rank), to_string(planned.operands.query.positions(rank.rank, 1)),
-         to_string(planned.operands.key.positions(rank.rank, 1)),
-         fmt::format("{:.3f}", gflop(plan.problem.shape, rank.work())), mib(rank.bytes_sent()),
-         mib(rank.bytes_received()), mib(rank.buffer_bytes(ring::BufferKind::exchange)),
-         fmt::format("{:.3f}", timelines[i].exposed * 1e3),
-         fmt::format("{:.3f}", timelines[i].finish * 1e3)});
+    report.add_row({std::to_string(rank.rank),
+                    to_string(planned.operands.query.positions(rank.rank, 1)),
+                    to_string(planned.operands.key.positions(rank.rank, 1)),
+                    fmt::format("{:.3f}", gflop(plan, rank.work())), mib(rank.bytes_sent()),
+                    mib(rank.bytes_received()), mib(rank.buffer_bytes(ring::BufferKind::exchange)),
+                    fmt::format("{:.3f}", timelines[i].exposed * 1e3),
+                    fmt::format("{:.3f}", timelines[i].finish * 1e3)});
   }
   return report;
 }

@@ -32,7 +32,8 @@ json without_tasks(const ring::Plan& plan) {
                             plan.most_work,
                             plan.mean_work,
                             plan.ulysses_degree,
-                            plan.inner_size});
+                            plan.inner_size,
+                            plan.backward});
   for (const ring::RankPlan& rank : plan.ranks) result["ranks"].push_back(short_rank(rank));
   return result;
 }

@@ -152,6 +152,7 @@ class Effects {
     for (const auto& [form, option] :
          {std::pair(o.scaling, "--scaling"), std::pair(o.recommend, "--recommend")}) {
       refuse(form, option, "compares many plans", {"explain", "show-ranks"});
+      refuse(form, option, "is for forward passes", {"backward"});
       refuse(form, option, "makes its own meshes",
              {"mesh", "query-spec", "kv-spec", "bias-spec", "mask-spec"});
     }

@@ -429,9 +429,10 @@ void add_running(TableBuilder& table) {
   table.add("random-case", "SEED:INDEX", {Command::verify},
             parsed_into(&Options::random_case, parse_random_case),
             "repeat one problem that --random drew");
-  table.add("backward", "", {Command::verify}, parsed_into(&Options::backward, parse_flag),
-            "compute and verify gradients too (default: for half of the problems of --random; "
-            "--backward=false for none)");
+  table.add("backward", "", {Command::verify, Command::plan},
+            parsed_into(&Options::backward, parse_flag),
+            "verify: compute and verify gradients too (default: for half of the problems of "
+            "--random; --backward=false for none); plan: plan the backward pass");
   table.add("warmup", "N", {Command::bench}, int_into(&Options::warmup, 0),
             fmt::format("calls before the timing starts (default: {})", defaults.warmup));
   table.add("iters", "N", {Command::bench}, int_into(&Options::iterations, 1),

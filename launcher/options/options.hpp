@@ -124,7 +124,7 @@ struct Options {
   bool wide = false;    ///< tables show all columns
   bool legend = false;  ///< and say what they mean
 
-  /// verify: gradients are computed too; empty: with random problems, half of the time.
+  /// verify: gradients too; empty: with random problems, half of the time. plan: of that pass.
   std::optional<bool> backward;
 
   // verify

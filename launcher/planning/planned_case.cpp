@@ -39,6 +39,7 @@ ring::PlanInput PlannedCase::input(const ring::ShardedOperands& laid_out) const 
   ring::PlanInput made =
       ring::make_plan_input(setup.problem, laid_out, candidates, place, model, how);
   made.prices.node_of_rank = node_of_rank;
+  made.backward = backward;
   return made;
 }
 
@@ -47,7 +48,7 @@ namespace {
 // Who may compute the problem. The machine that computes need not be this one.
 Selection select(const Options& options, const PlannedCase& planned, const Registry& registry) {
   return registry.select(options.implementation, planned.setup.problem, planned.place,
-                         Presence::assumed);
+                         Presence::assumed, planned.backward ? Pass::backward : Pass::forward);
 }
 
 PlannedCase lay_out(const Options& options) {
@@ -63,8 +64,10 @@ PlannedCase lay_out(const Options& options) {
   as_option("--transport",
             [&] { ring::settle_transport(model, options.transport, operands.key, nodes); });
   const ring::PlanOptions how = plan_options(setup.problem, place);
-  return {std::move(setup), std::move(operands), {},  place,
-          std::move(model), std::move(nodes),    how, {}};
+  PlannedCase planned{std::move(setup), std::move(operands), {},  place,
+                      std::move(model), std::move(nodes),    how, {}};
+  if (options.backward.value_or(false)) planned.backward.emplace();
+  return planned;
 }
 
 }  // namespace
@@ -81,8 +84,12 @@ PlannedCase lay_out_case(const Options& options, const Registry& registry) {
 }
 
 void settle_schedule(PlannedCase& planned, const Options& options, const Registry& registry) {
-  check_choices(planned.setup.problem, planned.operands, registry, planned.place,
-                Presence::assumed);
+  if (planned.backward) {
+    as_option("--schedule", [&] { ring::check_schedule(planned.input(), options.schedule); });
+  } else {
+    check_choices(planned.setup.problem, planned.operands, registry, planned.place,
+                  Presence::assumed);
+  }
   const Selection selection = select(options, planned, registry);
   planned.choice = ring::choose_schedule(planned.input(), selection.schedule_for(options.schedule));
   planned.how = ring::with_variant(planned.how, planned.choice);

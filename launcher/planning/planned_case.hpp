@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -24,6 +25,8 @@ struct PlannedCase {
   std::vector<int> node_of_rank;  ///< see ring::Prices
   ring::PlanOptions how;          ///< with what `choice` has settled
   ring::ScheduleChoice choice;
+  /// Plans of the backward pass; without a value, of the forward pass.
+  std::optional<ring::BackwardRequest> backward = {};
 
   /// What plans of this problem are made from, laid out in some way.
   [[nodiscard]] ring::PlanInput input(const ring::ShardedOperands& laid_out) const;

@@ -47,6 +47,7 @@ Report make_report(const PlannedCase& planned, const ring::Stragglers& straggler
                  {"wait", "ms", 10, 0, "for messages, with nothing to compute"},
                  {"finish", "ms", 10, 0, "when the rank is done"}},
                 {options.wide, options.legend});
+  if (planned.backward) report.add_meta("pass", "backward");
   report.add_meta("query", to_string(planned.operands.query));
   report.add_meta("key", to_string(planned.operands.key));
   report.add_meta("schedule", variant_text(planned.choice));

@@ -15,6 +15,45 @@ from cli_support import PROGRAM, CliTest, main
 PLAN = ["plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64"]
 
 
+class Backward(CliTest):
+    def planned(self, *words):
+        result = self.annulus("plan", "--shape", "1,1k,1k,8,2,64", *words, "--json", "-")
+        self.expect_success(result)
+        return json.loads(result.stdout)
+
+    def test_plans_the_backward_pass(self):
+        for words in [["--mesh", "sp=4"], ["--mesh", "sp=256"]]:  # with tasks and without
+            with self.subTest(words):
+                forward = self.planned(*words)
+                backward = self.planned(*words, "--backward")
+                self.assertNotEqual(forward.get("pass"), "backward")
+                self.assertEqual(backward["pass"], "backward")
+                # 5 products in place of 2, of each pair.
+                self.assertAlmostEqual(backward["layouts"][0]["work"],
+                                       2.5 * forward["layouts"][0]["work"], delta=0.002)
+                self.assertGreater(backward["predicted_ms"]["compute"],
+                                   2 * forward["predicted_ms"]["compute"])
+        self.assertEqual(backward["tasks_left_out"], True)
+
+    def test_table(self):
+        words = ["plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64", "--backward"]
+        for form in [[], ["--simulate"]]:
+            result = self.annulus(*words, *form)
+            self.expect_success(result)
+            self.assertIn("# pass: backward", result.stdout)
+        self.assertIn("native (assumed)", self.annulus(*words).stdout)
+
+    def test_says_why_not(self):
+        words = ["plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64", "--backward"]
+        for more, text in [
+                (["--schedule", "pass_q"], "its backward pass is not planned yet"),
+                (["--normalize-output", "false"], "an unnormalised output in the backward pass")]:
+            self.expect_error(self.annulus(*words, *more), 2, text)
+        for form in ["--recommend", "--scaling"]:
+            self.expect_error(self.annulus("plan", "--shape", "1,1k,1k,8,2,64", "--ranks", "4", form,
+                                           "--backward"), 2, "--backward", form, "forward passes")
+
+
 class Simulate(CliTest):
     def simulated(self, *words):
         result = self.annulus(*PLAN, "--simulate", *words, "--json", "-")
@@ -28,7 +67,9 @@ class Simulate(CliTest):
                       ["--ranks-per-node", "2"], ["--device", "cuda", "--dtype", "bfloat16"],
                       ["--schedule", "ulysses"], ["--schedule", "hybrid", "--ulysses-degree", "2"],
                       ["--schedule", "double_ring", "--ranks-per-node", "2"],
-                      ["--schedule", "pass_q"]]:
+                      ["--schedule", "pass_q"], ["--backward", "--causal"],
+                      ["--backward", "--schedule", "allgather"],
+                      ["--backward", "--schedule", "ulysses"]]:
             with self.subTest(words):
                 plan = json.loads(self.annulus(*PLAN, *words, "--json", "-").stdout)
                 rows = self.simulated(*words)["rows"]

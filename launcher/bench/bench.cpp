@@ -14,7 +14,9 @@
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/ring/attention.hpp>
 #include <annulus/ring/context.hpp>
+#include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/device_tensors.hpp>
+#include <annulus/verification/gradient_shards.hpp>
 #include <annulus/verification/sampled_rows.hpp>
 #include <annulus/verification/verification.hpp>
 
@@ -28,6 +30,7 @@
 #include "launcher/commands/interruption.hpp"
 #include "launcher/report/cells.hpp"
 #include "launcher/report/explain.hpp"
+#include "launcher/report/operations.hpp"
 #include "launcher/report/progress.hpp"
 #include "launcher/report/report.hpp"
 #include "launcher/report/report_files.hpp"
@@ -78,8 +81,10 @@ class Bench {
       setup.problem.cost_model = cost_model_of(options_, device_.place());
     });
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
-    // Three series, the first call and the oracle; the few traced calls do not count.
-    progress_.begin(shape_cell(shape), 3 * (options_.warmup + options_.iterations) + 2);
+    // Three series, the first call and the oracle; two more and a first call of the backward pass.
+    // The few traced calls do not count.
+    const int backward = wants_backward() ? 2 * (options_.warmup + options_.iterations) + 1 : 0;
+    progress_.begin(shape_cell(shape), 3 * (options_.warmup + options_.iterations) + 2 + backward);
     device_.memory().trim();
     device_.memory().reset_peak();
     MemoryPool& host = device_.staging();
@@ -88,6 +93,7 @@ class Bench {
     tracer.add_sink(collector);
     setup.problem.tracer = &tracer;
     Attention attention(ranks_, setup.problem);
+    if (wants_backward()) attention.prepare_backward();  // so that errors show early
     const ring::ShardedOperands& operands = attention.operands();
     log_choices(problem, attention, mesh_);
     progress_.aside([&] { print_warnings(attention.decision().warnings); });
@@ -117,13 +123,7 @@ class Bench {
     // Each series begins rested, and the kernels alone are timed before and after, for as long each
     // time.
     Rest rest(device_.place());
-    const auto timed = [&](const auto& body) {
-      return rest.before([&] {
-        for (int i = 0; i < options_.warmup; ++i) body();
-        collector.clear();
-        return time_calls(options_.iterations, world, body);
-      });
-    };
+    const auto timed = [&](const auto& body) { return time_series(rest, collector, body); };
     const auto run_alone = [&] {
       local.run();
       progress_.advance(1);
@@ -132,17 +132,14 @@ class Bench {
     measured.time = timed(call);
     std::vector<TraceSpan> spans = collector.spans();
     measured.local = (before.median + timed(run_alone).median) / 2;
-    int traced = options_.iterations;
-    if (apart) {
-      tracer.pause(false);
-      traced = std::min(kTracedCalls, options_.iterations);
-      static_cast<void>(time_calls(traced, world, call));
-      tracer.pause(true);
-      spans = collector.spans();
-    }
-    account(measured, summarize(spans), attention, traced);
+    if (apart) spans = trace_calls(tracer, collector, call);
+    account(measured, summarize(spans), attention.rank_plan(), attention.extra_bytes());
     measured.flops = forward_flops(shape, visible_pairs(problem));
 
+    if (wants_backward()) {
+      measured.backward =
+          measure_backward(problem, attention, moved.tensors(), tracer, collector, rest);
+    }
     moved.download();
     const verification::Deviation deviation = collectively(world, [&] {
       const Computing computing = world.computing();
@@ -174,15 +171,74 @@ class Bench {
   }
 
  private:
+  [[nodiscard]] bool wants_backward() const { return options_.backward.value_or(false); }
+
+  // Collective, as are the next three. Calls that count, after those that warm up.
+  template <class Body>
+  Timing time_series(Rest& rest, TraceCollector& collector, const Body& body) {
+    return rest.before([&] {
+      for (int i = 0; i < options_.warmup; ++i) body();
+      collector.clear();
+      return time_calls(options_.iterations, mesh_.world(), body);
+    });
+  }
+
+  // On a device: of calls that are not timed.
+  template <class Body>
+  std::vector<TraceSpan> trace_calls(Tracer& tracer, TraceCollector& collector, const Body& call) {
+    collector.clear();
+    tracer.pause(false);
+    static_cast<void>(time_calls(traced_calls(), mesh_.world(), call));
+    tracer.pause(true);
+    return collector.spans();
+  }
+  [[nodiscard]] int traced_calls() const {
+    return device_.place().is_host() ? options_.iterations
+                                     : std::min(kTracedCalls, options_.iterations);
+  }
+
+  // From the results of the forward pass, which are there.
+  BackwardMeasurement measure_backward(const AttentionProblem& problem, Attention& attention,
+                                       const ring::LocalTensors& forward, Tracer& tracer,
+                                       TraceCollector& collector, Rest& rest) {
+    verification::GradientShards shards(attention.operands(), problem.dtype, {}, options_.seed,
+                                        ranks_);
+    shards.upload();
+    const ring::BackwardLocalTensors tensors = shards.tensors(forward);
+    const auto call = [&] {
+      attention.backward_and_wait(tensors);
+      progress_.advance(1);
+    };
+    call();
+    BackwardMeasurement measured;
+    measured.peak_memory = static_cast<double>(device_.memory().statistics().peak_in_use);
+    measured.time = time_series(rest, collector, call);
+    std::vector<TraceSpan> spans = collector.spans();
+    if (!device_.place().is_host()) spans = trace_calls(tracer, collector, call);
+    const ring::ShardedAttention& pass = *attention.backward_pass();
+    account(measured, summarize(spans), pass.rank_plan(), pass.extra_bytes());
+    // The host waits for both together only.
+    measured.both = time_series(rest, collector, [&] {
+      attention.run(forward);
+      attention.backward(tensors);
+      attention.wait();
+      progress_.advance(1);
+    });
+    measured.flops = backward_flops(problem.shape, visible_pairs(problem));
+    measured.schedule = pass.schedule();
+    measured.implementations = pass.implementations_of_ranks();
+    return measured;
+  }
+
   // Brings together what the ranks saw of the traced calls.
-  void account(BenchMeasurement& measured, const TraceSummary& summary, const Attention& attention,
-               int calls) {
+  void account(PassMeasurement& measured, const TraceSummary& summary, const ring::RankPlan& plan,
+               std::size_t extra_bytes) {
     const auto call = static_cast<double>(summary.call);
     const std::vector<double> most = mesh_.world().max(
-        std::array{static_cast<double>(attention.rank_plan().bytes_received()),
-                   static_cast<double>(summary.wait) * 1e-9 / calls,
+        std::array{static_cast<double>(plan.bytes_received()),
+                   static_cast<double>(summary.wait) * 1e-9 / traced_calls(),
                    call > 0 ? static_cast<double>(summary.bookkeeping()) / call : 0.0,
-                   measured.peak_memory, static_cast<double>(attention.extra_bytes())},
+                   measured.peak_memory, static_cast<double>(extra_bytes)},
         "times of the calls");
     const std::vector<double> total =
         mesh_.world().sum(std::array{static_cast<double>(summary.transfer),

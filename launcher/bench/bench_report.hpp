@@ -16,10 +16,9 @@
 
 namespace annulus::launcher {
 
-/// What was measured of one case, over all ranks; the same on every rank.
-struct BenchMeasurement {
+/// What was measured of one pass of a case, over all ranks; the same on every rank.
+struct PassMeasurement {
   Timing time;
-  double local = 0;              ///< seconds of the kernels alone, median
   double flops = 0;              ///< of the whole problem
   double bytes = 0;              ///< received by the rank that receives most
   double exposed = 0;            ///< seconds per call, of the rank that waits longest
@@ -28,8 +27,19 @@ struct BenchMeasurement {
   double peak_memory = 0;        ///< bytes, of the rank with most
   double extra_memory = 0;       ///< likewise
   std::string implementations;   ///< see Attention::implementations_of_ranks()
+};
+
+struct BackwardMeasurement : PassMeasurement {
+  ring::ScheduleChoice schedule;
+  Timing both;  ///< of a forward and a backward pass, one after the other
+};
+
+/// A case: the forward pass, and the backward pass if it was asked for.
+struct BenchMeasurement : PassMeasurement {
+  double local = 0;  ///< seconds of the kernels alone, median
   verification::Accuracy accuracy;
   AccuracyBound bound;
+  std::optional<BackwardMeasurement> backward;
 };
 
 /// The report of annulus bench, without rows.

@@ -33,10 +33,11 @@ const Names& of_hops() {
 
 // Options that bench --calibrate ignores: it times kernels on blocks of its own, on one rank.
 const Names& not_of_calibrate() {
-  static const Names names{"query-spec",      "kv-spec",    "bias-spec",      "mask-spec",
-                           "sequence-layout", "granule",    "schedule",       "ulysses-degree",
-                           "inner-size",      "mode",       "sharding-rules", "tuning",
-                           "tuning-cache",    "cost-model", "explain",        "trace"};
+  static const Names names{"query-spec",      "kv-spec",      "bias-spec",      "mask-spec",
+                           "sequence-layout", "granule",      "schedule",       "ulysses-degree",
+                           "inner-size",      "mode",         "sharding-rules", "tuning",
+                           "tuning-cache",    "cost-model",   "explain",        "trace",
+                           "backward",        "deterministic"};
   return names;
 }
 
@@ -228,10 +229,11 @@ class Effects {
     need("prefix", has("causal") || cuts, "without --causal, --window or --chunk", "one of them");
     need("sink-tokens", cuts, "without --window or --chunk", "one of them");
     need("tuning-cache", has("tuning"), "without --tuning", "--tuning cached or measure");
-    for (const char* option :
-         {"grad-lse", "grad-query", "grad-key", "grad-value", "deterministic"}) {
+    for (const char* option : {"grad-lse", "grad-query", "grad-key", "grad-value"}) {
       need(option, has("grad-output"), "without --grad-output", "--grad-output");
     }
+    need_form("deterministic", has("grad-output") || o.backward.value_or(false),
+              o.command == Command::run ? "--grad-output" : "--backward");
     need("seed", o.command == Command::verify || o.command == Command::bench || draws(),
          "where nothing is drawn",
          "--dropout, or --mask, --bias, --block-mask or --sinks with a value that begins with "

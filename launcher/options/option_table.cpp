@@ -395,7 +395,8 @@ void add_output(TableBuilder& table) {
   table.add("grad-key", "FILE", run, text_into(&Options::grad_key), "likewise (tensor grad_key)");
   table.add("grad-value", "FILE", run, text_into(&Options::grad_value),
             "likewise (tensor grad_value)");
-  table.add("deterministic", "", run, parsed_into(&Options::deterministic, parse_flag),
+  table.add("deterministic", "", {Command::run, Command::bench},
+            parsed_into(&Options::deterministic, parse_flag),
             "repeating the command repeats every bit of the gradients (default on CPUs)");
   table.add("trace", "FILE", {Command::run, Command::bench, Command::plan},
             text_into(&Options::trace),
@@ -429,10 +430,11 @@ void add_running(TableBuilder& table) {
   table.add("random-case", "SEED:INDEX", {Command::verify},
             parsed_into(&Options::random_case, parse_random_case),
             "repeat one problem that --random drew");
-  table.add("backward", "", {Command::verify, Command::plan},
+  table.add("backward", "", {Command::verify, Command::bench, Command::plan},
             parsed_into(&Options::backward, parse_flag),
             "verify: compute and verify gradients too (default: for half of the problems of "
-            "--random; --backward=false for none); plan: plan the backward pass");
+            "--random; --backward=false for none); bench: time the backward pass too, and both; "
+            "plan: plan the backward pass");
   table.add("warmup", "N", {Command::bench}, int_into(&Options::warmup, 0),
             fmt::format("calls before the timing starts (default: {})", defaults.warmup));
   table.add("iters", "N", {Command::bench}, int_into(&Options::iterations, 1),

@@ -124,7 +124,8 @@ struct Options {
   bool wide = false;    ///< tables show all columns
   bool legend = false;  ///< and say what they mean
 
-  /// verify: gradients too; empty: with random problems, half of the time. plan: of that pass.
+  /// verify: gradients too; empty: with random problems, half of the time. bench:
+  /// that pass too. plan: that pass.
   std::optional<bool> backward;
 
   // verify

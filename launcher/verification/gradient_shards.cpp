@@ -1,5 +1,3 @@
-#include "gradient_shards.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -8,6 +6,7 @@
 #include <annulus/core/convert.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/verification/for_tensor.hpp>
+#include <annulus/verification/gradient_shards.hpp>
 
 #include "filled_part.hpp"
 
@@ -78,20 +77,20 @@ Squares squares_of(const Tensor& found, const NamedSharding& sharding, int rank,
 
 }  // namespace
 
-GradientShards::GradientShards(const ShardedCase& sharded_case,
-                               const ring::ShardedOperands& operands, Context& context)
+GradientShards::GradientShards(const ring::ShardedOperands& operands, DType dtype,
+                               const ring::BackwardRequest& request, std::uint64_t seed,
+                               Context& context)
     : operands_(operands),
-      request_(sharded_case.backward->request),
+      request_(request),
       rank_(context.rank()),
       device_(context.device()),
       copies_(device_.make_stream("copies", context.mesh().watchdog(), nullptr)) {
   collectively(context.mesh().world(), "gradients", [&] {
     const Computing filling = context.mesh().world().computing();
-    const DType dtype = sharded_case.problem.dtype;
     const auto drawn = [&](Operand which, const std::vector<PositionRanges>& index,
                            const Extents& shape, DType type) {
       return filled_part(name_of(which), index, type,
-                         operand_fill({}, shape, sharded_case.seed, which), host_);
+                         operand_fill({}, shape, seed, which, context.threads()), host_);
     };
     const NamedSharding& output = operands.output;
     grad_output_ = {drawn(Operand::grad_output, output.index(rank_), output.global_shape(), dtype),
@@ -114,31 +113,33 @@ GradientShards::GradientShards(const ShardedCase& sharded_case,
   });
 }
 
-void GradientShards::clear(int unwritten) {
+void GradientShards::upload(int unwritten) {
   for (const DeviceTwin* one : gradients()) {
     if (request_.adds) {
       fill(one->host, kBefore);
     } else {
       std::memset(one->host.view().data(), unwritten, one->host.bytes());
     }
+    one->upload(device_, *copies_);
   }
+  for (const DeviceTwin* one : {&grad_output_, &grad_lse_}) one->upload(device_, *copies_);
+  copies_->synchronize();
+}
+
+ring::BackwardLocalTensors GradientShards::tensors(const ring::LocalTensors& forward) const {
+  ConstTensorView grad_lse;
+  if (request_.grad_lse) {
+    grad_lse = {grad_lse_.view().data(), DType::float32, forward.lse.shape(), forward.lse.place()};
+  }
+  return {forward.query,      forward.key,         forward.value,      forward.output,
+          forward.lse,        grad_output_.view(), grad_query_.view(), grad_key_.view(),
+          grad_value_.view(), forward.bias,        forward.mask,       grad_lse};
 }
 
 void GradientShards::compute(Attention& attention, const ring::LocalTensors& forward,
                              int unwritten) {
-  clear(unwritten);
-  for (const DeviceTwin* one : {&grad_output_, &grad_lse_}) one->upload(device_, *copies_);
-  for (const DeviceTwin* one : gradients()) one->upload(device_, *copies_);
-  copies_->synchronize();
-  const TensorView lse = forward.lse;
-  const auto grad_lse = [&]() -> ConstTensorView {
-    if (!request_.grad_lse) return {};
-    return {grad_lse_.view().data(), DType::float32, lse.shape(), lse.place()};
-  };
-  attention.backward_and_wait({forward.query, forward.key, forward.value, forward.output, lse,
-                               grad_output_.view(), grad_query_.view(), grad_key_.view(),
-                               grad_value_.view(), forward.bias, forward.mask, grad_lse()},
-                              request_.adds);
+  upload(unwritten);
+  attention.backward_and_wait(tensors(forward), request_.adds);
   for (const DeviceTwin* one : gradients()) one->download(device_, *copies_);
   copies_->synchronize();
 }

@@ -7,8 +7,8 @@
 
 #include <annulus/attention/accuracy.hpp>
 #include <annulus/ring/sharded_attention.hpp>
+#include <annulus/verification/gradient_shards.hpp>
 
-#include "gradient_shards.hpp"
 #include "whole_gradients.hpp"
 
 namespace annulus::verification {
@@ -29,7 +29,8 @@ GradientErrors unsharded_errors(const ShardedCase& whole, const OracleGradients&
                                 Context& context) {
   ForwardRun forward(whole, context);
   forward.run();
-  GradientShards gradients(whole, forward.attention.operands(), context);
+  GradientShards gradients(forward.attention.operands(), whole.problem.dtype,
+                           whole.backward->request, whole.seed, context);
   gradients.compute(forward.attention, forward.moved.tensors());
   return gradients.errors(truth, context.mesh().world());
 }
@@ -61,7 +62,7 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
   tell("backward passes");
   attention.prepare_backward(result.request);
   const ring::ShardedAttention& pass = *attention.backward_pass(result.request);
-  GradientShards gradients(sharded_case, operands, context);
+  GradientShards gradients(operands, problem.dtype, result.request, sharded_case.seed, context);
   const ring::LocalTensors& tensors = forward.moved.tensors();
   gradients.compute(attention, tensors, kNanBytes);
   const std::vector<std::vector<std::byte>> first = gradients.bytes();

@@ -64,6 +64,33 @@ TEST(Bench, MeasuresOneShape) {
   EXPECT_EQ(row["verdict"], "OK");
 }
 
+TEST(Bench, MeasuresTheBackwardPass) {
+  const std::vector<std::string> words{
+      "--shape",   "1,96,96,4,2,16", "--causal", "--schedule", "ring", "--iters",
+      "3",         "--threads",      "1",        "--json",     "-",    "--sequence-layout",
+      "contiguous"};
+  const std::string forward = bench(words);
+  std::vector<std::string> more = words;
+  more.insert(more.end(), {"--backward", "--deterministic"});
+  const std::string out = bench(more);
+  if (!leader()) return;
+  EXPECT_FALSE(nlohmann::json::parse(forward)["rows"][0].contains("backward"));
+  const nlohmann::json row = nlohmann::json::parse(out)["rows"][0];
+  EXPECT_EQ(row["backward impl"], "native");
+  EXPECT_EQ(row["backward schedule"], "ring");
+  const double time = row["backward"];
+  EXPECT_GT(time, 0);
+  EXPECT_GT(row["both"], time);
+  // 2 · N · (3 D + 2 Dv) operations for each of the 96 · 97 / 2 visible pairs.
+  const double flops = 2 * 4 * 80 * (96 * 97 / 2);
+  EXPECT_NEAR(row["backward rate"].get<double>() * time * 1e6 * ranks(), flops,
+              flops * (0.0005 / time + 0.005 / row["backward rate"].get<double>()));
+  EXPECT_EQ(row["backward hidden"].is_null(), ranks() == 1);
+  EXPECT_EQ(row["backward moved"] > 0, ranks() > 1);
+  EXPECT_GE(row["backward memory"], row["memory"].get<double>());
+  EXPECT_EQ(row["verdict"], "OK");
+}
+
 TEST(Bench, SweepsLengths) {
   const std::string out = bench({"--sweep", "16:64", "--shape", "1,1,1,2,1,8", "--iters", "1",
                                  "--warmup", "0", "--json", "-"});

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -10,9 +11,9 @@
 #include <annulus/core/memory.hpp>
 #include <annulus/mesh/control.hpp>
 #include <annulus/ring/attention.hpp>
+#include <annulus/ring/context.hpp>
 #include <annulus/verification/device_twin.hpp>
 #include <annulus/verification/gradient_verification.hpp>
-#include <annulus/verification/verification.hpp>
 
 namespace annulus::verification {
 
@@ -20,12 +21,17 @@ namespace annulus::verification {
 /// gradients to be computed.
 class GradientShards {
  public:
-  /// `sharded_case` has a backward pass. Collective over the context, which must outlive it.
-  GradientShards(const ShardedCase& sharded_case, const ring::ShardedOperands& operands,
-                 Context& context);
+  /// Collective over the context, which must outlive it, as must `operands`.
+  GradientShards(const ring::ShardedOperands& operands, DType dtype,
+                 const ring::BackwardRequest& request, std::uint64_t seed, Context& context);
 
-  /// Computes the gradients from tensors of the forward pass, its results included, where the
-  /// device computes. Elements that are not written show: they are NaN, or `unwritten` bytes.
+  /// Copies everything to the device, where it is when this returns. Gradients to be computed are
+  /// NaN before, or `unwritten` bytes, so that elements that are not written show.
+  void upload(int unwritten = 0xff);
+  /// What a call takes after an upload, with the tensors of the forward pass, its results included,
+  /// where the device computes.
+  [[nodiscard]] ring::BackwardLocalTensors tensors(const ring::LocalTensors& forward) const;
+  /// upload(), a call, and its results back in host memory.
   void compute(Attention& attention, const ring::LocalTensors& forward, int unwritten = 0xff);
   /// Computes others, so that a later call cannot profit from what this one leaves behind.
   void compute_others(Attention& attention, const ring::LocalTensors& forward);
@@ -38,7 +44,6 @@ class GradientShards {
   [[nodiscard]] std::array<const DeviceTwin*, 3> gradients() const {
     return {&grad_query_, &grad_key_, &grad_value_};
   }
-  void clear(int unwritten);
 
   const ring::ShardedOperands& operands_;
   ring::BackwardRequest request_;

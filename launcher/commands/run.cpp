@@ -17,6 +17,7 @@
 #include <annulus/ring/attention.hpp>
 #include <annulus/ring/attention_weights.hpp>
 #include <annulus/ring/context.hpp>
+#include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/device_tensors.hpp>
 #include <annulus/verification/for_tensor.hpp>
 
@@ -26,6 +27,7 @@
 #include "launcher/options/file_names.hpp"
 #include "launcher/report/cells.hpp"
 #include "launcher/report/explain.hpp"
+#include "launcher/report/operations.hpp"
 #include "launcher/report/progress.hpp"
 #include "launcher/report/record.hpp"
 #include "launcher/report/report.hpp"
@@ -57,27 +59,31 @@ struct Measurement {
   double peak_memory = 0;      ///< bytes, of the rank with most
 };
 
-Measurement measure(const TraceSummary& summary, const Attention& attention,
-                    const AttentionProblem& problem, const MemoryStatistics& memory, Mesh& mesh) {
+Measurement measure(const TraceSummary& summary, const ring::RankPlan& plan, double flops,
+                    const MemoryStatistics& memory, Mesh& mesh) {
   const auto call = static_cast<double>(summary.call);
   const std::vector<double> most = mesh.world().max(
       std::array{call, static_cast<double>(summary.wait),
                  call > 0 ? static_cast<double>(summary.bookkeeping()) / call : 0.0,
                  static_cast<double>(memory.peak_in_use)},
       "times of the call");
+  const double bytes =
+      mesh.world().sum(std::array{static_cast<double>(plan.bytes_received())}, "received bytes")[0];
+  return {.seconds = most[0] * 1e-9,
+          .exposed_seconds = most[1] * 1e-9,
+          .bookkeeping = most[2],
+          .flops = flops,
+          .bytes = bytes,
+          .peak_memory = most[3]};
+}
+
+// Collective over the mesh.
+double flops_of_forward(const Attention& attention, const AttentionProblem& problem, Mesh& mesh) {
   // Ranks that hold copies of the same rows do the same work: it counts once.
-  const ring::RankPlan& plan = attention.rank_plan();
-  const std::vector<double> total = mesh.world().sum(
-      std::array{attention.operands().output.is_primary(mesh.rank()) ? plan.work() : 0.0,
-                 static_cast<double>(plan.bytes_received())},
-      "work of the ranks");
-  return {
-      .seconds = most[0] * 1e-9,
-      .exposed_seconds = most[1] * 1e-9,
-      .bookkeeping = most[2],
-      .flops = forward_flops(problem.shape, total[0] / static_cast<double>(problem.shape.heads)),
-      .bytes = total[1],
-      .peak_memory = most[3]};
+  const bool counts = attention.operands().output.is_primary(mesh.rank());
+  const double work = mesh.world().sum(std::array{counts ? attention.rank_plan().work() : 0.0},
+                                       "work of the ranks")[0];
+  return forward_flops(problem.shape, work / static_cast<double>(problem.shape.heads));
 }
 
 Report make_report(const CommandContext& context, const ProblemSetup& setup, const Mesh& mesh,
@@ -95,7 +101,8 @@ Report make_report(const CommandContext& context, const ProblemSetup& setup, con
        {"transport", "", 0, 4},
        {"time", "ms", 8, 0, "of the slowest rank, without reading and writing files"},
        {"rate", "GFLOP/s", 9, 0,
-        "2 N (D + Dv) operations per visible pair, divided by time, all ranks together"},
+        fmt::format("2 N ({}) operations per visible pair, divided by time, all ranks together",
+                    options.forward_output.empty() ? "D + Dv" : "3 D + 2 Dv")},
        {"moved", "MiB", 8, 3, "received by all ranks together"},
        {"wait", "ms", 7, 0,
         "for transfers, with nothing to compute; of the rank that waits longest"},
@@ -104,21 +111,21 @@ Report make_report(const CommandContext& context, const ProblemSetup& setup, con
       {options.wide, options.legend});
   report.add_meta("options", options.given);
   report.add_meta("problem", problem_text(setup.problem, setup.layout));
+  if (!options.forward_output.empty()) report.add_meta("pass", "backward");
   report.add_meta("mesh", mesh_text(mesh, threads, place));
   add_rank_order(report, context.session);
   return report;
 }
 
-// Collective over the mesh.
-void add_result(Report& report, const ProblemSetup& setup, const Attention& attention,
+void add_result(Report& report, const ProblemSetup& setup, ring::Schedule schedule,
+                const std::string& implementations, const std::string& transport,
                 const Measurement& measured) {
   constexpr double kMiB = 1 << 20;
   const double rate = measured.seconds > 0 ? measured.flops / measured.seconds * 1e-9 : 0;
   report.add_row({shape_cell(setup.problem.shape), mask_cell(setup.problem),
                   std::string(annulus::name_of(setup.problem.dtype)), mesh_cell(setup.mesh),
-                  std::string(ring::name_of(attention.schedule().schedule)),
-                  ring::layout_text(setup.layout), attention.implementations_of_ranks(),
-                  attention.transport(), milliseconds_cell(measured.seconds),
+                  std::string(ring::name_of(schedule)), ring::layout_text(setup.layout),
+                  implementations, transport, milliseconds_cell(measured.seconds),
                   fmt::format("{:.2f}", rate), fmt::format("{:.3f}", measured.bytes / kMiB),
                   milliseconds_cell(measured.exposed_seconds),
                   fmt::format("{:.1f}", measured.bookkeeping * 100),
@@ -182,9 +189,11 @@ ExitCode run_command(const CommandContext& context) {
 
   // Before anything that takes long, such as tuning.
   Report report = make_report(context, setup, mesh, device.place(), ranks->threads());
-  OutputFiles outputs(options, problem, world);
   std::optional<GradientFiles> gradients;
   if (!options.grad_output.empty()) gradients.emplace(options, problem, mesh);
+  const bool computes_forward = !gradients || !gradients->has_forward();
+  std::optional<OutputFiles> outputs;
+  if (computes_forward) outputs.emplace(options, problem, world);
   std::optional<TraceFile> trace;
   if (!options.trace.empty()) trace.emplace(options.trace, world);
   std::optional<ReportFiles> report_files;
@@ -231,6 +240,7 @@ ExitCode run_command(const CommandContext& context) {
       maximum = make("maximum", DType::float32, operands.lse);
       sum = make("sum", DType::float32, operands.lse);
     }
+    if (!computes_forward) gradients->read_forward(operands, output.view(), lse.view());
     scores = ScoreShards(setup.fills, operands, mesh.rank(), memory);
     if (problem.weights) {
       weights = make("attention weights", weights_dtype(problem),
@@ -248,29 +258,50 @@ ExitCode run_command(const CommandContext& context) {
   moved.upload();
   world.barrier("start of the call");
   begin_step("annulus run was computing");
-  progress.begin("attention", countable_kernels(attention, device.place()));
-  attention.run_and_wait(moved.tensors());
-  moved.download();
-
-  const Measurement measured =
-      measure(summarize(collector.spans()), attention, problem, device.memory().statistics(), mesh);
-  if (leader) log_info("computed in {:.3f} ms, slowest rank", measured.seconds * 1e3);
+  Measurement measured;
+  if (computes_forward) {
+    progress.begin("attention", countable_kernels(attention, device.place()));
+    attention.run_and_wait(moved.tensors());
+    moved.download();
+    measured =
+        measure(summarize(collector.spans()), attention.rank_plan(),
+                flops_of_forward(attention, problem, mesh), device.memory().statistics(), mesh);
+    if (leader) log_info("computed in {:.3f} ms, slowest rank", measured.seconds * 1e3);
+  }
   if (gradients) {
     begin_step("annulus run was computing gradients");
     progress.begin("gradients");
     gradients->compute(attention, moved.tensors(), device);
   }
+  const ring::ShardedAttention* const backward =
+      gradients ? attention.backward_pass(gradients->request()) : nullptr;
+  if (!computes_forward) {
+    measured = measure(summarize(collector.spans()), backward->rank_plan(),
+                       backward_flops(problem.shape, visible_pairs(problem)),
+                       device.memory().statistics(), mesh);
+  }
+  const char* const written = computes_forward ? "--output" : "--grad-query";
   progress.begin("writing output");
   {
-    begin_step("annulus run was writing --output");
+    begin_step(fmt::format("annulus run was writing {}", written));
     const TraceScope scope(&tracer, "files", {TraceCategory::file, "write"});
     if (gradients) gradients->write(operands);
-    outputs.commit(tensors, operands, mesh,
-                   gradients ? gradients->writers() : std::vector<files::ArrayWriter*>());
+    if (outputs) {
+      outputs->commit(tensors, operands, mesh,
+                      gradients ? gradients->writers() : std::vector<files::ArrayWriter*>());
+    } else {
+      gradients->commit();
+    }
   }
-  begin_step("annulus run, with --output complete, was reporting");
-  if (leader) log_info("wrote {}", options.output);
-  add_result(report, setup, attention, measured);
+  begin_step(fmt::format("annulus run, with {} complete, was reporting", written));
+  if (leader) log_info("wrote {}", computes_forward ? options.output : options.grad_query);
+  if (computes_forward) {
+    add_result(report, setup, attention.schedule().schedule, attention.implementations_of_ranks(),
+               attention.transport(), measured);
+  } else {
+    add_result(report, setup, backward->schedule().schedule, backward->implementations_of_ranks(),
+               backward->transport(), measured);
+  }
   if (trace) trace->commit(gather_trace(collector.spans(), mesh), report);
   progress.end();
   collectively(world, [&] {

@@ -158,6 +158,8 @@ class Effects {
              {"mesh", "query-spec", "kv-spec", "bias-spec", "mask-spec"});
     }
     refuse(o.recommend, "--recommend", "divides --ranks by --nodes", {"ranks-per-node"});
+    refuse(!o.forward_output.empty(), "--forward-output", "computes no forward pass",
+           {"output", "lse", "maximum", "sum", "weights"});
     refuse(plan && o.simulate, "--simulate", "shows what ranks do, not why", {"explain"});
     refuse(o.random > 0, "--random", "computes many problems", {"explain"});
     refuse(o.random_case.has_value(), "--random-case", "draws one of many problems", {"explain"});
@@ -229,7 +231,8 @@ class Effects {
     need("prefix", has("causal") || cuts, "without --causal, --window or --chunk", "one of them");
     need("sink-tokens", cuts, "without --window or --chunk", "one of them");
     need("tuning-cache", has("tuning"), "without --tuning", "--tuning cached or measure");
-    for (const char* option : {"grad-lse", "grad-query", "grad-key", "grad-value"}) {
+    for (const char* option :
+         {"grad-lse", "grad-query", "grad-key", "grad-value", "forward-output", "forward-lse"}) {
       need(option, has("grad-output"), "without --grad-output", "--grad-output");
     }
     need_form("deterministic", has("grad-output") || o.backward.value_or(false),

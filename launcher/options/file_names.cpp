@@ -58,6 +58,8 @@ std::vector<NamedFile> inputs_of(const Options& options) {
           {"--mask", options.mask},
           {"--grad-output", options.grad_output},
           {"--grad-lse", options.grad_lse},
+          {"--forward-output", options.forward_output},
+          {"--forward-lse", options.forward_lse},
           {"--cost-model", options.cost_model},
           {"--config", options.config},
           {"--metadata", options.metadata}};
@@ -151,7 +153,12 @@ void check_files_are_given(const Options& options) {
     need({"--value", options.value});
   }
   const bool lacks_operands = !missing.empty();
-  need({"--output", options.output});
+  if (options.forward_output.empty() && options.forward_lse.empty()) {
+    need({"--output", options.output});
+  } else {
+    need({"--forward-output", options.forward_output});
+    need({"--forward-lse", options.forward_lse});
+  }
   if (!options.grad_output.empty()) {
     need({"--grad-query", options.grad_query});
     need({"--grad-key", options.grad_key});

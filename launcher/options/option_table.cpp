@@ -390,6 +390,11 @@ void add_output(TableBuilder& table) {
             "grad_output): computes the gradients by query, key and value, too");
   table.add("grad-lse", "FILE", run, text_into(&Options::grad_lse),
             "input, the gradient by the LSE, float32 [B,N,T] (tensor grad_lse; default: 0)");
+  table.add("forward-output", "FILE", run, text_into(&Options::forward_output),
+            "input, what an earlier run of the same problem wrote to --output (tensor output): "
+            "only the gradients are computed, with --forward-lse and in place of --output");
+  table.add("forward-lse", "FILE", run, text_into(&Options::forward_lse),
+            "input, what that run wrote to --lse (tensor lse)");
   table.add("grad-query", "FILE", run, text_into(&Options::grad_query),
             "gradient by the query, of its shape and dtype (tensor grad_query)");
   table.add("grad-key", "FILE", run, text_into(&Options::grad_key), "likewise (tensor grad_key)");

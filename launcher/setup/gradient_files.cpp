@@ -31,11 +31,17 @@ GradientFiles::GradientFiles(const Options& options, const AttentionProblem& pro
     : mesh_(mesh), bhtd_(options.bhtd) {
   const AttentionShape& s = problem.shape;
   collectively(mesh.world(), "gradients of the results", [&] {
-    grad_output_ = open("--grad-output", options.grad_output, "grad_output", problem.dtype,
-                        file_order(Extents{s.batch, s.query_length, s.heads, s.value_dim}, bhtd_));
-    if (options.grad_lse.empty()) return;
-    grad_lse_ = open("--grad-lse", options.grad_lse, "grad_lse", DType::float32,
-                     {s.batch, s.heads, s.query_length});
+    const Extents output =
+        file_order(Extents{s.batch, s.query_length, s.heads, s.value_dim}, bhtd_);
+    const Extents lse{s.batch, s.heads, s.query_length};
+    grad_output_ = open("--grad-output", options.grad_output, "grad_output", problem.dtype, output);
+    if (!options.grad_lse.empty()) {
+      grad_lse_ = open("--grad-lse", options.grad_lse, "grad_lse", DType::float32, lse);
+    }
+    if (options.forward_output.empty()) return;
+    forward_output_ =
+        open("--forward-output", options.forward_output, "output", problem.dtype, output);
+    forward_lse_ = open("--forward-lse", options.forward_lse, "lse", DType::float32, lse);
   });
   const auto add = [&](const char* option, const char* name, const std::string& path,
                        const Extents& shape, NamedSharding ring::ShardedOperands::*sharding) {
@@ -52,6 +58,14 @@ GradientFiles::GradientFiles(const Options& options, const AttentionProblem& pro
       &ring::ShardedOperands::key);
   add("--grad-value", "grad_value", options.grad_value,
       {s.batch, s.kv_length, s.kv_heads, s.value_dim}, &ring::ShardedOperands::value);
+}
+
+void GradientFiles::read_forward(const ring::ShardedOperands& operands, const TensorView& output,
+                                 const TensorView& lse) const {
+  const int rank = mesh_.rank();
+  forward_output_->read_slice(file_order(operands.output.index(rank), bhtd_),
+                              file_order(output, bhtd_));
+  forward_lse_->read_slice(operands.lse.index(rank), lse);
 }
 
 void GradientFiles::read(const ring::ShardedOperands& operands, Device& device) {
@@ -120,6 +134,11 @@ std::vector<files::ArrayWriter*> GradientFiles::writers() const {
   std::vector<files::ArrayWriter*> all;
   for (const Output& output : outputs_) all.push_back(output.writer.get());
   return all;
+}
+
+void GradientFiles::commit() {
+  for (const Output& output : outputs_) output.writer->complete();
+  for (const Output& output : outputs_) output.writer->commit();
 }
 
 }  // namespace annulus::launcher

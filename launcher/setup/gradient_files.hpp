@@ -17,8 +17,9 @@
 
 namespace annulus::launcher {
 
-/// The backward pass of annulus run: reads --grad-output and --grad-lse, and writes --grad-query,
-/// --grad-key and --grad-value.
+/// The backward pass of annulus run: reads --grad-output and --grad-lse, and --forward-output and
+/// --forward-lse where these stand for a forward pass; writes --grad-query, --grad-key and
+/// --grad-value.
 class GradientFiles {
  public:
   /// Opens the inputs and makes the outputs, so that errors show before any work. Collective over
@@ -27,6 +28,11 @@ class GradientFiles {
 
   /// The kind of call that this is.
   [[nodiscard]] ring::BackwardRequest request() const { return {grad_lse_.has_value(), false}; }
+  /// Whether the results of the forward pass come from files.
+  [[nodiscard]] bool has_forward() const noexcept { return forward_output_.has_value(); }
+  /// Reads the rank's shards of these results into tensors of host memory. Not collective.
+  void read_forward(const ring::ShardedOperands& operands, const TensorView& output,
+                    const TensorView& lse) const;
   /// Reads the rank's shards and takes memory for gradients. Collective.
   void read(const ring::ShardedOperands& operands, Device& device);
   /// Computes the gradients from tensors of the forward pass, its results included, where the
@@ -35,6 +41,9 @@ class GradientFiles {
   /// Writes the rank's shards to files that their writers have yet to complete.
   void write(const ring::ShardedOperands& operands);
   [[nodiscard]] std::vector<files::ArrayWriter*> writers() const;
+  /// Completes the files and gives them their names, where there are no others to wait for.
+  /// Collective.
+  void commit();
 
  private:
   struct Output {
@@ -45,7 +54,7 @@ class GradientFiles {
 
   Mesh& mesh_;
   bool bhtd_;
-  std::optional<files::ArrayFile> grad_output_, grad_lse_;
+  std::optional<files::ArrayFile> grad_output_, grad_lse_, forward_output_, forward_lse_;
   std::vector<Output> outputs_;  // query, key, value
   verification::DeviceTwin output_gradient_, lse_gradient_;
 };

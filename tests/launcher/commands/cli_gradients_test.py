@@ -68,6 +68,25 @@ class Numbers(GradientTest):
         self.check_gradients("--mesh", "dp=2,sp=2", "--sequence-layout", "striped", ranks=4)
 
 
+    def test_results_of_the_forward_pass_from_files(self):
+        words = [*OPERANDS, "--causal", "--schedule", "ring"]
+        wanted = ["dq", "dk", "dv"]
+        self.expect_success(self.annulus("run", *words, *OUTPUT, "--lse", "lse.npy", *GIVEN, *WANTED,
+                                         ranks=2))
+        whole = {name: np.load(self.path(name + ".npy")) for name in wanted}
+        forward = ["--forward-output", "output.npy", "--forward-lse", "lse.npy"]
+        result = self.annulus("run", *words, *forward, *GIVEN, *WANTED, ranks=2)
+        self.expect_success(result)
+        self.assertIn("# pass: backward", result.stdout)
+        for name in wanted:
+            np.testing.assert_array_equal(np.load(self.path(name + ".npy")), whole[name])
+        # The files are what the gradients come from.
+        np.save(self.path("output.npy"), 2 * np.load(self.path("output.npy")))
+        self.expect_success(self.annulus("run", *words, *forward, *GIVEN, *WANTED, ranks=2))
+        self.assertFalse(np.array_equal(np.load(self.path("dq.npy")), whole["dq"]))
+        np.testing.assert_array_equal(np.load(self.path("dv.npy")), whole["dv"])
+
+
 class BadInput(GradientTest):
     def expect_refused(self, words, *texts, ranks=None):
         self.expect_error(self.annulus("run", *OPERANDS, *OUTPUT, *words, ranks=ranks), 2, *texts)
@@ -82,6 +101,22 @@ class BadInput(GradientTest):
         np.save(self.path("grad_output.npy"), self.tensors["query"])
         self.expect_refused(GIVEN + WANTED, "--grad-output grad_output.npy",
                             "shape [2, 61, 4, 16]", "expected [2, 61, 4, 8]", ranks=2)
+
+    def test_forward_results_that_do_not_fit(self):
+        forward = ["--forward-output", "grad_output.npy", "--forward-lse", "grad_lse.npy"]
+
+        def refused(*words_and_texts, words):
+            result = self.annulus("run", *OPERANDS, *words)
+            self.expect_error(result, 2, *words_and_texts)
+
+        refused("--output output.npy", "--forward-output", "no forward pass",
+                words=[*OUTPUT, *forward, *GIVEN, *WANTED])
+        refused("lacks --forward-lse", words=[*forward[:2], *GIVEN, *WANTED])
+        refused("--forward-output", "without --grad-output", words=forward[:2])
+        refused("--forward-lse query.npy", "shape [2, 61, 4, 16]", "expected [2, 4, 61]",
+                words=[*forward[:3], "query.npy", *GIVEN, *WANTED])
+        refused("is the same file as --forward-lse",
+                words=[*forward, *GIVEN, *WANTED[:-1], "grad_lse.npy"])
 
     def test_an_output_that_is_an_input(self):
         self.expect_refused(GIVEN + WANTED[:-1] + ["grad_output.npy"], "is the same file as")

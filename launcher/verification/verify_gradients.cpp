@@ -14,9 +14,12 @@
 namespace annulus::verification {
 namespace {
 
-// The whole sequences on every rank, by the implementations that were chosen.
-ShardedCase unsharded_case(const ShardedCase& with_all_columns) {
+// The whole sequences on every rank, by the implementation that was chosen, if it was one alone.
+ShardedCase unsharded_case(const ShardedCase& with_all_columns, const std::string& chosen,
+                           Place place) {
   ShardedCase whole = with_all_columns;
+  if (!whole.plan) whole.plan = ring::PlanOptions::for_place(place);
+  whole.plan->preferred = chosen;  // "native+vanilla" prefers none
   const PartitionSpec& query = with_all_columns.layout.query;
   whole.layout.query = PartitionSpec({query[0], {}, query[2], query[3]});
   whole.layout.bias.reset();
@@ -73,9 +76,10 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
   const OracleGradients truth = whole_gradients(sharded_case, world, context.threads(), phase);
   result.sharded = gradients.errors(truth, world);
   tell("unsharded backward pass");
-  result.unsharded = unsharded_errors(unsharded_case(with_all_columns), truth, context);
   result.schedule = pass.schedule();
   result.implementations = pass.implementations_of_ranks();
+  result.unsharded = unsharded_errors(
+      unsharded_case(with_all_columns, result.implementations, context.place()), truth, context);
   const bool wide = problem.dtype == DType::float64;
   const DType judged = wide ? DType::float32 : problem.dtype;
   result.bound = 2 * accuracy_bound(judged, problem.shape.kv_length).output;

@@ -2,9 +2,10 @@
 // between, so that the ratios are those of one board at one temperature. Then what features cost at
 // equal visible work, a few rows against long caches, block masks beside cuDNN without a mask,
 // float32 beside the plain kernel, the hops of a ring in one launch, and the time that making tile
-// lists takes. Prints tables, and writes JSON to FILE.json:
+// lists takes; gradients, with nothing beside them. Prints tables, and writes JSON to FILE.json:
 //
-//     annulus_micro_flash [dense|features|decode|blocks|float32|hops|lists ...] [FILE.json]
+//     annulus_micro_flash [dense|backward|features|decode|blocks|float32|hops|lists ...]
+//     [FILE.json]
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -139,6 +140,38 @@ class Bench {
     return results;
   }
 
+  // Gradients of all operands, added in float32.
+  void measure_backward(const Case& one) {
+    const std::unique_ptr<Prepared> p = prepare(one);
+    const AttentionShape& s = one.problem.shape;
+    const Tensor grad_output = random_tensor(one.problem.dtype, p->output.shape(), *device_, 4);
+    const Tensor delta = random_tensor(DType::float32, p->lse.shape(), *device_, 5);
+    const Tensor grad_query = random_tensor(DType::float32, p->query.shape(), *device_, 6);
+    const Tensor grad_key = random_tensor(DType::float32, p->key.shape(), *device_, 7);
+    const Tensor grad_value = random_tensor(DType::float32, p->value.shape(), *device_, 8);
+    BackwardBlock block{p->query.view(), p->key.view(), p->value.view(), grad_output.view(),
+                        p->lse.view(),   delta.view(),  one.rows,        one.columns};
+    block.unmasked = p->block.unmasked;
+    const Gradients gradients{grad_query.view(), grad_key.view(), grad_value.view()};
+    p->kernel = registry_.get("flash_attn2").make_kernel(p->problem, *device_);
+    p->kernel->prepare_backward(block, gradients);
+    const auto call = [&] { p->kernel->backward(block, gradients, {*stream_, nullptr, 1}); };
+    (void)time(call, 2);
+    std::vector<double> times;
+    for (int round = 0; round < kRounds; ++round) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(kRest));
+      times.push_back(time(call, kCalls));
+    }
+    std::sort(times.begin(), times.end());
+    const double milliseconds = times[times.size() / 2];
+    const double flops = forward_flops(s, visible_pairs(one)) *
+                         static_cast<double>(3 * s.head_dim + 2 * s.value_dim) /
+                         static_cast<double>(s.head_dim + s.value_dim);
+    all_.push_back({one.name, "flash_attn2", milliseconds, flops / milliseconds * 1e-9});
+    fmt::print("{:36} {:12} {:9.3f} ms {:7.1f} TFLOP/s\n", all_.back().name, all_.back().kernel,
+               milliseconds, all_.back().teraflops);
+  }
+
   // The median device time of `count` calls, in milliseconds.
   double time(const std::function<void()>& call, int count) {
     cudaStream_t raw = CudaStream::of(*stream_).raw();
@@ -270,6 +303,22 @@ void beside_cudnn(Bench& bench) {
                     "sdpa");
     }
   }
+}
+
+void backward(Bench& bench) {
+  for (const auto& [heads, kv_heads, dim, length] :
+       {std::tuple{32, 8, 128, 4096}, std::tuple{32, 8, 128, 16384}, std::tuple{32, 32, 128, 16384},
+        std::tuple{32, 8, 128, 32768}, std::tuple{32, 32, 64, 16384}}) {
+    for (const bool causal : {false, true}) {
+      bench.measure_backward(make_case(fmt::format("backward D={} {}/{} {} {}", dim, heads,
+                                                   kv_heads, length, causal ? "causal" : "full"),
+                                       {1, length, length, heads, kv_heads, dim, dim}, causal));
+    }
+  }
+  Case window =
+      make_case("backward D=128 32/8 32768 window 4096", {1, 32768, 32768, 32, 8, 128, 128}, true);
+  window.problem.mask.set_window(4096, -1);
+  bench.measure_backward(window);
 }
 
 void features(Bench& bench) {
@@ -578,6 +627,7 @@ int main(int argc, char** argv) {
     std::vector<std::string> words(argv + 1, argv + argc);
     const auto asked = [&](const char* part) { return std::erase(words, part) > 0; };
     const bool dense = asked("dense");
+    const bool backward = asked("backward");
     const bool features = asked("features");
     const bool positions = asked("positions");
     const bool decode = asked("decode");
@@ -585,9 +635,10 @@ int main(int argc, char** argv) {
     const bool float32 = asked("float32");
     const bool hops = asked("hops");
     const bool lists = asked("lists");
-    const bool all =
-        !dense && !features && !positions && !decode && !blocks && !float32 && !hops && !lists;
+    const bool all = !backward && !dense && !features && !positions && !decode && !blocks &&
+                     !float32 && !hops && !lists;
     if (dense || all) annulus::beside_cudnn(bench);
+    if (backward || all) annulus::backward(bench);
     if (features || all) annulus::features(bench);
     if (positions || all) annulus::positions(bench);
     if (decode || all) annulus::decode(bench);

@@ -8,6 +8,7 @@
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
 
+#include "flash/backward/flash_backward.hpp"
 #include "flash/flash_attention.hpp"
 
 namespace annulus {
@@ -15,7 +16,8 @@ namespace {
 
 class FlashKernel final : public Kernel {
  public:
-  FlashKernel(const AttentionProblem& problem, Device& device) : attention_(problem, device) {}
+  FlashKernel(const AttentionProblem& problem, Device& device)
+      : attention_(problem, device), backward_(problem, device) {}
 
   void prepare(const AttentionBlock& block, const SoftmaxState& result) override {
     require("query", block.query);
@@ -31,6 +33,15 @@ class FlashKernel final : public Kernel {
     attention_.run(block, result, context.stream);
   }
 
+  void prepare_backward(const BackwardBlock& block, const Gradients& gradients) override {
+    backward_.prepare(block, gradients);
+  }
+
+  void backward(const BackwardBlock& block, const Gradients& gradients,
+                const ExecutionContext& context) override {
+    backward_.run(block, gradients, context.stream);
+  }
+
  private:
   static void require(const char* name, const ConstTensorView& tensor) {
     const std::string obstacle = flash::FlashAttention::layout_obstacle(name, tensor);
@@ -38,6 +49,7 @@ class FlashKernel final : public Kernel {
   }
 
   flash::FlashAttention attention_;
+  flash::backward::FlashBackward backward_;
 };
 
 }  // namespace

@@ -1,11 +1,15 @@
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
+
+#include <annulus/attention/local_mask.hpp>
 
 #include "cuda/h200_rates.hpp"
 #include "cuda_implementations.hpp"
@@ -18,6 +22,7 @@ namespace {
 
 constexpr std::int64_t kVectorBytes = 16;  // strides are multiples of it
 constexpr std::int64_t kMostDims = 256;
+constexpr std::int64_t kMostBackwardDims = 128;
 constexpr std::int64_t kMostPositions = std::int64_t{1} << 28;  // see flash::KeySegment::kFar
 
 // Not measured: general at 192 and 256, and float32 at 256.
@@ -36,14 +41,16 @@ constexpr const char* kFlash = "flash_attn2";
 class FlashImplementation final : public Implementation {
  public:
   /// Honours `features` beside those of every flash kernel.
-  FlashImplementation(std::string name, FeatureSet features, FeatureSet meant_for)
+  FlashImplementation(std::string name, FeatureSet features, FeatureSet meant_for,
+                      std::optional<BackwardDeclaration> backward)
       : names_{std::move(name)},
         declaration_{.features = features,
                      .blocks = BlockForm::any,
                      .results = ResultForm::either,
                      .continues_state = true,
                      .meant_for = meant_for,
-                     .row_tile = 128} {
+                     .row_tile = 128,
+                     .backward = backward} {
     declaration_.features = features | FeatureSet::positions() |
                             FeatureSet{Feature::segments, Feature::lengths,    Feature::soft_cap,
                                        Feature::bias,     Feature::dense_mask, Feature::dropout};
@@ -87,6 +94,30 @@ class FlashImplementation final : public Implementation {
     return Capability::yes();
   }
 
+  [[nodiscard]] Capability accepts_backward(const AttentionProblem& problem,
+                                            Place place) const override {
+    if (problem.dtype == DType::float32) {
+      return Capability::no("the flash kernel computes gradients for half types, not for float32");
+    }
+    const AttentionShape& shape = problem.shape;
+    if (std::max(shape.head_dim, shape.value_dim) > kMostBackwardDims) {
+      return Capability::no(
+          fmt::format("the flash kernel computes gradients for head dimensions up to {}, not {} "
+                      "with {}",
+                      kMostBackwardDims, shape.head_dim, shape.value_dim));
+    }
+    return accepts(problem, place);
+  }
+
+  [[nodiscard]] Capability takes_backward(const AttentionProblem& problem,
+                                          const BlockGeometry& block) const override {
+    if (block.unmasked) return Capability::yes();
+    std::string obstacle =
+        local_mask(problem.mask, block.first_batch, block.batches, block.rows, block.columns)
+            .obstacle;
+    return obstacle.empty() ? Capability::yes() : Capability::no(std::move(obstacle));
+  }
+
   [[nodiscard]] Capability available(Place place) const override { return flash_available(place); }
 
   [[nodiscard]] bool awaits_columns(const AttentionProblem& problem) const override {
@@ -116,12 +147,17 @@ class FlashImplementation final : public Implementation {
 }  // namespace
 
 std::unique_ptr<Implementation> make_flash_implementation() {
-  return std::make_unique<FlashImplementation>(kFlash, FeatureSet{}, FeatureSet{});
+  // Key tiles add their parts of dQ in the order in which they finish.
+  const BackwardDeclaration backward{
+      {Feature::causal, Feature::window, Feature::segments, Feature::lengths},
+      BlockForm::straight,
+      false};
+  return std::make_unique<FlashImplementation>(kFlash, FeatureSet{}, FeatureSet{}, backward);
 }
 
 std::unique_ptr<Implementation> make_blocksparse_implementation() {
   const FeatureSet blocks{Feature::block_mask};
-  return std::make_unique<FlashImplementation>("blocksparse", blocks, blocks);
+  return std::make_unique<FlashImplementation>("blocksparse", blocks, blocks, std::nullopt);
 }
 
 }  // namespace annulus

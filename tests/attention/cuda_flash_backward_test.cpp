@@ -1,262 +1,372 @@
-// The backward kernels of flash attention, against formulas in float64.
+// Gradients of flash attention on the device, against the oracle's.
 #include <cmath>
 #include <cstring>
-#include <cuda_runtime_api.h>
 #include <limits>
-#include <random>
+#include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
-#include <annulus/core/cuda_stream.hpp>
+#include <gmock/gmock.h>
 
-#include "flash/backward/flash_backward.hpp"
-#include "tests/support/cuda_test.hpp"
+#include <annulus/core/error.hpp>
+
+#include "tests/attention/cuda_run.hpp"
+#include "tests/attention/gradients_run.hpp"
+#include "tests/support/message_of.hpp"
 
 namespace annulus::test {
 namespace {
 
-using flash::backward::Band;
+using ::testing::HasSubstr;
 
-struct Case {
-  std::int64_t batches, rows, columns, heads, kv_heads, dim;
-  DType dtype = DType::bfloat16;
-  Band band = {};
-  bool adds = false;
-  bool has_grad_lse = false;
-  float shift = 0;  ///< moves all logits by −shift²·scale
-};
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+AttentionProblem bfloat16_problem(const AttentionShape& shape) {
+  return problem_of(shape, DType::bfloat16);
+}
 
 class CudaFlashBackward : public CudaTest {
  protected:
-  using Values = std::vector<double>;
-  static std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
-
   void SetUp() override {
     CudaTest::SetUp();
     if (IsSkipped()) return;
-    int major = 0;
-    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "attribute");
-    if (major != 9) GTEST_SKIP() << "compute capability " << major << ", not 9";
+    const Capability can = flash().available(device_->place());
+    if (!can) GTEST_SKIP() << can.reason();
   }
 
-  static float rounded(float x, DType dtype) {
-    if (dtype == DType::float32) return x;
-    if (dtype == DType::float16) return static_cast<float>(static_cast<_Float16>(x));
-    std::uint32_t bits = 0;
-    std::memcpy(&bits, &x, sizeof bits);
-    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
-    std::memcpy(&x, &bits, sizeof bits);
-    return x;
-  }
-  Values random(std::int64_t count, DType dtype) {
-    std::normal_distribution<float> normal;
-    Values values(size(count));
-    for (double& x : values) x = rounded(normal(engine_), dtype);
-    return values;
-  }
-  Tensor upload(const Values& values, const Extents& shape, DType dtype) {
-    const std::size_t width = size_of(dtype);
-    std::vector<unsigned char> bytes(values.size() * width);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      const auto x = static_cast<float>(values[i]);
-      const auto half = static_cast<_Float16>(x);
-      std::uint32_t bits = 0;
-      std::memcpy(&bits, &x, sizeof bits);
-      const auto upper = static_cast<std::uint16_t>(bits >> 16);
-      const void* const from = dtype == DType::float32   ? static_cast<const void*>(&x)
-                               : dtype == DType::float16 ? static_cast<const void*>(&half)
-                                                         : &upper;
-      std::memcpy(bytes.data() + i * width, from, width);
-    }
-    Tensor tensor(dtype, shape, device_->memory());
-    check_cuda(cudaMemcpy(tensor.view().data(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice),
-               "upload");
-    return tensor;
-  }
-  static Values download(const Tensor& tensor) {
-    const std::size_t width = size_of(tensor.dtype());
-    std::vector<unsigned char> bytes(tensor.bytes());
-    check_cuda(cudaMemcpy(bytes.data(), tensor.view().data(), bytes.size(), cudaMemcpyDeviceToHost),
-               "download");
-    Values values(bytes.size() / width);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      const unsigned char* const from = bytes.data() + i * width;
-      float x = 0;
-      if (tensor.dtype() == DType::float32) {
-        std::memcpy(&x, from, sizeof x);
-      } else if (tensor.dtype() == DType::float16) {
-        _Float16 half = 0;
-        std::memcpy(&half, from, sizeof half);
-        x = static_cast<float>(half);
-      } else {
-        std::memcpy(reinterpret_cast<unsigned char*>(&x) + 2, from, 2);
-      }
-      values[i] = x;
-    }
-    return values;
-  }
-  // Sums of terms that cancel are judged by the magnitudes of the terms (docs/semantics.md §6).
-  struct Gradient {
-    explicit Gradient(std::int64_t count) : sum(size(count)), magnitude(size(count)) {}
-    void add(std::int64_t at, double term, double most) {
-      sum[size(at)] += term;
-      magnitude[size(at)] += std::abs(most);
-    }
-    Values sum, magnitude;
+  const Registry registry_ = Registry::standard();
+
+  [[nodiscard]] const Implementation& flash() const { return registry_.get("flash_attn2"); }
+
+  struct Part {
+    BackwardBlock block;
+    Gradients gradients;
   };
-  static double error(const Values& found, const Values& before, const Gradient& truth) {
-    double difference = 0, norm = 0;
-    for (std::size_t i = 0; i < truth.sum.size(); ++i) {
-      difference += std::pow(found[i] - before[i] - truth.sum[i], 2);
-      norm += truth.magnitude[i] * truth.magnitude[i];
-    }
-    return std::sqrt(difference / norm);
-  }
-
-  void expect_accurate(const Case& c) {
-    const Extents query_shape{c.batches, c.rows, c.heads, c.dim};
-    const Extents key_shape{c.batches, c.columns, c.kv_heads, c.dim};
-    const Extents row_shape{c.batches, c.heads, c.rows};
-    const std::int64_t queries = c.batches * c.rows * c.heads * c.dim;
-    const std::int64_t keys = c.batches * c.columns * c.kv_heads * c.dim;
-    const std::int64_t lines = c.batches * c.heads * c.rows;
-    Values q = random(queries, c.dtype), g = random(queries, c.dtype);
-    Values k = random(keys, c.dtype), v = random(keys, c.dtype);
-    if (c.shift != 0) {
-      for (std::int64_t i = 0; i < queries; i += c.dim) q[size(i)] = -c.shift;
-      for (std::int64_t i = 0; i < keys; i += c.dim) k[size(i)] = c.shift;
-    }
-    const Values grad_lse =
-        c.has_grad_lse ? random(lines, DType::float32) : Values(size(lines), 0.0);
-    const float scale = 1 / std::sqrt(static_cast<float>(c.dim));
-
-    Values o(size(queries)), lse(size(lines));
-    Gradient dq(queries), dk(keys), dv(keys);
-    const auto dot = [&](const Values& x, std::int64_t at, const Values& y, std::int64_t other) {
-      double sum = 0;
-      for (std::int64_t d = 0; d < c.dim; ++d) sum += x[size(at + d)] * y[size(other + d)];
-      return sum;
-    };
-    Values weight(size(c.columns));
-    for (std::int64_t line = 0; line < lines; ++line) {
-      const std::int64_t row = line % c.rows, head = line / c.rows % c.heads;
-      const std::int64_t batch = line / c.rows / c.heads;
-      const std::int64_t at = ((batch * c.rows + row) * c.heads + head) * c.dim;
-      const auto key_at = [&](std::int64_t column) {
-        return ((batch * c.columns + column) * c.kv_heads + head / (c.heads / c.kv_heads)) * c.dim;
+  /// Views of the host's tensors; one kernel adds the gradients of all parts to them.
+  void add(const WholeGradients& whole, const std::vector<Part>& parts) {
+    const AttentionProblem& problem = whole.forward.problem;
+    ASSERT_EQ(flash().fits_backward(problem, device_->place()).reason(), "");
+    const Mirror query(whole.forward.query, *device_), key(whole.forward.key, *device_);
+    const Mirror value(whole.forward.value, *device_), grad_output(whole.grad_output, *device_);
+    const Mirror lse(whole.lse, *device_), delta(whole.delta, *device_);
+    const Mirror grad_query(whole.query, *device_), grad_key(whole.key, *device_);
+    const Mirror grad_value(whole.value, *device_);
+    const std::unique_ptr<Kernel> kernel = flash().make_kernel(problem, *device_);
+    for (const Part& part : parts) {
+      ASSERT_EQ(flash().takes_backward(problem, geometry_of(forward_of(part.block))).reason(), "");
+      BackwardBlock block = part.block;
+      block.query = query.at(block.query);
+      block.key = key.at(block.key);
+      block.value = value.at(block.value);
+      block.grad_output = grad_output.at(block.grad_output);
+      block.lse = lse.at(block.lse);
+      block.delta = delta.at(block.delta);
+      const auto there = [](const TensorView& view, const Mirror& mirror) {
+        return view.shape().rank() == 0 ? TensorView() : mirror.at(view);
       };
-      double sum = 0, high = -std::numeric_limits<double>::infinity();
-      for (std::int64_t j = 0; j < c.columns; ++j) {
-        const std::int64_t distance = c.band.columns.start + c.band.columns.stride * j -
-                                      c.band.rows.start - c.band.rows.stride * row;
-        const bool seen =
-            (!c.band.low || distance >= *c.band.low) && (!c.band.high || distance <= *c.band.high);
-        weight[size(j)] =
-            seen ? scale * dot(q, at, k, key_at(j)) : -std::numeric_limits<double>::infinity();
-        high = std::max(high, weight[size(j)]);
-      }
-      const bool sees = std::isfinite(high);
-      for (double& w : weight) sum += w = sees ? std::exp(w - high) : 0;
-      lse[size(line)] = sees ? high + std::log(sum) : high;
-      if (!sees) continue;
-      for (std::int64_t j = 0; j < c.columns; ++j) {
-        weight[size(j)] /= sum;
-        for (std::int64_t d = 0; d < c.dim; ++d) {
-          o[size(at + d)] += weight[size(j)] * v[size(key_at(j) + d)];
-        }
-      }
-      const double delta = dot(o, at, g, at) - grad_lse[size(line)];
-      for (std::int64_t j = 0; j < c.columns; ++j) {
-        const double w = weight[size(j)];
-        if (w == 0) continue;
-        const double product = dot(g, at, v, key_at(j));
-        const double grad = scale * w * (product - delta);
-        const double most = scale * w * (std::abs(product) + std::abs(delta));
-        for (std::int64_t d = 0; d < c.dim; ++d) {
-          const double key = k[size(key_at(j) + d)], query = q[size(at + d)];
-          dq.add(at + d, grad * key, most * key);
-          dk.add(key_at(j) + d, grad * query, most * query);
-          dv.add(key_at(j) + d, w * g[size(at + d)], w * g[size(at + d)]);
-        }
-      }
+      const Gradients gradients{there(part.gradients.query, grad_query),
+                                there(part.gradients.key, grad_key),
+                                there(part.gradients.value, grad_value)};
+      kernel->prepare_backward(block, gradients);
+      kernel->backward(block, gradients, {*stream_, nullptr, 1});
     }
-    for (double& x : o) x = rounded(static_cast<float>(x), c.dtype);
-
-    const DType result_type = c.adds ? DType::float32 : c.dtype;
-    const double kNan = std::numeric_limits<double>::quiet_NaN();
-    const auto before = [&](std::int64_t count) {
-      return c.adds ? random(count, DType::float32) : Values(size(count), kNan);
-    };
-    const Values first[] = {before(queries), before(keys), before(keys)};
-    const Tensor query = upload(q, query_shape, c.dtype), key = upload(k, key_shape, c.dtype);
-    const Tensor value = upload(v, key_shape, c.dtype), output = upload(o, query_shape, c.dtype);
-    const Tensor grad = upload(g, query_shape, c.dtype);
-    const Tensor log_sums = upload(lse, row_shape, DType::float32);
-    const Tensor log_grads = upload(grad_lse, row_shape, DType::float32);
-    const Tensor found[] = {upload(first[0], query_shape, result_type),
-                            upload(first[1], key_shape, result_type),
-                            upload(first[2], key_shape, result_type)};
-    flash::backward::BackwardInputs inputs{
-        query.view(), key.view(), value.view(), output.view(), grad.view(), log_sums.view(), {}};
-    if (c.has_grad_lse) inputs.grad_lse = log_grads.view();
-    flash::backward::FlashBackward backward(*device_);
-    backward.run(inputs, c.band, scale, {found[0].view(), found[1].view(), found[2].view(), c.adds},
-                 *stream_);
-    check_cuda(cudaDeviceSynchronize(), "backward");
-
-    const double bound = c.dtype == DType::float16 ? 2e-3 : 1.2e-2;
-    const Values zeros(size(std::max(queries, keys)), 0.0);
-    const Gradient* const truths[] = {&dq, &dk, &dv};
-    const char* const names[] = {"dQ", "dK", "dV"};
-    for (int i = 0; i < 3; ++i) {
-      EXPECT_LT(error(download(found[i]), c.adds ? first[i] : zeros, *truths[i]), bound)
-          << names[i] << " of " << name_of(c.dtype) << " query " << to_string(query_shape)
-          << " key " << to_string(key_shape);
-    }
+    stream_->synchronize();
+    grad_query.download();
+    grad_key.download();
+    grad_value.download();
   }
-  void expect_all_accurate(Case c) {
+  void add(const WholeGradients& whole) { add(whole, {{whole.block(), whole.gradients()}}); }
+
+  void expect_accurate(Random& random, const AttentionProblem& problem) {
+    SCOPED_TRACE(to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
+                 to_string(problem.mask));
+    const WholeGradients whole(random, problem);
+    add(whole);
+    EXPECT_LT(whole.largest_share(), 1);
+  }
+  void expect_all_accurate(Random& random, AttentionProblem problem) {
     for (const std::int64_t dim : {64, 128}) {
       for (const DType dtype : {DType::bfloat16, DType::float16}) {
-        c.dim = dim;
-        c.dtype = dtype;
-        expect_accurate(c);
+        problem.shape.head_dim = problem.shape.value_dim = dim;
+        problem.dtype = dtype;
+        expect_accurate(random, problem);
       }
     }
   }
 
-  std::mt19937 engine_{24};
+  /// Where the truth is finite it is found; elsewhere nothing finite is.
+  static void expect_same_reach(const WholeGradients& whole) {
+    const auto compare = [&](const Tensor& tensor, const OracleGradient& truth, const char* name) {
+      double difference = 0, magnitude = 0;
+      std::size_t poisoned = 0, missed = 0, finite = 0;
+      for (std::size_t i = 0; i < truth.values.size(); ++i) {
+        const double found = entry(tensor, i);
+        if (!std::isfinite(truth.values[i])) {
+          if (std::isfinite(found)) ++missed;
+        } else if (!std::isfinite(found)) {
+          ++poisoned;
+        } else {
+          ++finite;
+          difference += std::pow(found - truth.values[i], 2);
+          magnitude += std::pow(truth.magnitudes[i], 2);
+        }
+      }
+      EXPECT_EQ(poisoned, 0U) << name;
+      EXPECT_EQ(missed, 0U) << name;
+      EXPECT_GT(finite, 0U) << name;
+      EXPECT_LE(std::sqrt(difference / magnitude), 2 * accuracy_bound(whole.forward.problem).output)
+          << name;
+    };
+    compare(whole.query, whole.truth.query, "query");
+    compare(whole.key, whole.truth.key, "key");
+    compare(whole.value, whole.truth.value, "value");
+  }
+
+  /// Overwrites one position of all batches and heads, or the entry `dim` there.
+  static void fill(const Tensor& tensor, std::int64_t position, float x,
+                   std::optional<std::int64_t> only = {}, std::int64_t batch = -1) {
+    const Extents& shape = tensor.shape();
+    for (std::int64_t b = 0; b < shape[0]; ++b) {
+      if (batch >= 0 && b != batch) continue;
+      for (std::int64_t h = 0; h < shape[2]; ++h) {
+        for (std::int64_t d = 0; d < shape[3]; ++d) {
+          if (only && d != *only) continue;
+          from_float32(&x, tensor.dtype(), tensor.view().address({b, position, h, d}), 1);
+        }
+      }
+    }
+  }
 };
 
-Band causal() {
-  return {{}, {}, {}, 0};
+TEST_F(CudaFlashBackward, FullAndCausal) {
+  Random random(1);
+  expect_all_accurate(random, bfloat16_problem({2, 256, 128, 2, 2, 0, 0}));
+  AttentionProblem causal = bfloat16_problem({2, 200, 200, 8, 1, 0, 0});
+  causal.mask.set_causal(true);
+  expect_all_accurate(random, causal);
 }
 
-TEST_F(CudaFlashBackward, Full) {
-  expect_all_accurate({2, 256, 128, 2, 2, 0});
-}
-TEST_F(CudaFlashBackward, CausalGroupedHeads) {
-  expect_all_accurate({2, 200, 200, 8, 1, 0, DType::bfloat16, causal()});
-}
 TEST_F(CudaFlashBackward, OddLengths) {
-  expect_all_accurate({1, 133, 221, 4, 2, 0, DType::bfloat16, {{}, {}, {}, 88}});
-  expect_all_accurate({1, 1, 130, 4, 2, 0});
+  Random random(2);
+  AttentionProblem problem = bfloat16_problem({1, 133, 221, 4, 2, 0, 0});
+  problem.mask.set_causal(true);
+  problem.mask.set_offset(88);
+  expect_all_accurate(random, problem);
+  expect_all_accurate(random, bfloat16_problem({1, 1, 130, 4, 2, 0, 0}));
+  expect_all_accurate(random, bfloat16_problem({1, 300, 1, 4, 2, 0, 0}));
 }
-TEST_F(CudaFlashBackward, OffsetsStridesAndWindow) {
-  expect_all_accurate({1, 150, 217, 2, 2, 0, DType::bfloat16, {{1000, 1}, {900, 1}, {}, 0}});
-  expect_all_accurate({1, 130, 150, 2, 2, 0, DType::bfloat16, {{3, 4}, {1, 2}, {}, 0}});
-  expect_all_accurate({1, 300, 300, 2, 2, 0, DType::bfloat16, {{}, {}, -100, 7}});
+
+TEST_F(CudaFlashBackward, WindowsAndRowsThatSeeNothing) {
+  Random random(3);
+  AttentionProblem window = bfloat16_problem({1, 400, 400, 2, 2, 0, 0});
+  window.mask.set_window(100, 7);
+  expect_all_accurate(random, window);
+  AttentionProblem late = bfloat16_problem({1, 300, 300, 2, 1, 0, 0});
+  late.mask.set_causal(true);
+  late.mask.set_offset(-150);
+  expect_all_accurate(random, late);
 }
-TEST_F(CudaFlashBackward, RowsThatSeeNothing) {
-  expect_all_accurate({1, 300, 300, 2, 1, 0, DType::bfloat16, {{}, {150, 1}, {}, 0}});
+
+TEST_F(CudaFlashBackward, LengthsOfBatches) {
+  Random random(4);
+  AttentionProblem problem = bfloat16_problem({3, 300, 300, 4, 2, 0, 0});
+  problem.mask.set_causal(true);
+  problem.mask.set_query_lengths({300, 70, 130});
+  problem.mask.set_kv_lengths({129, 0, 300});
+  expect_all_accurate(random, problem);
 }
-TEST_F(CudaFlashBackward, StronglyNegativeLse) {
-  expect_accurate({1, 100, 200, 2, 1, 128, DType::bfloat16, {}, false, false, 36});
-  expect_accurate({1, 100, 200, 2, 1, 128, DType::float16, {}, false, false, 36});
+
+TEST_F(CudaFlashBackward, OtherHeadDimensions) {
+  Random random(5);
+  for (const auto& [dim, value_dim] :
+       {std::pair{8, 8}, std::pair{80, 80}, std::pair{96, 64}, std::pair{64, 128}}) {
+    AttentionProblem problem = bfloat16_problem({2, 150, 170, 2, 1, dim, value_dim});
+    problem.mask.set_causal(true);
+    expect_accurate(random, problem);
+  }
 }
-TEST_F(CudaFlashBackward, GradientOfLse) {
-  expect_all_accurate({1, 100, 150, 2, 1, 0, DType::bfloat16, causal(), false, true});
+
+TEST_F(CudaFlashBackward, BlocksAddUp) {
+  Random random(6);
+  AttentionProblem problem = bfloat16_problem({2, 320, 320, 4, 2, 128, 128});
+  problem.mask.set_causal(true);
+  problem.mask.set_kv_lengths({320, 250});
+  const WholeGradients whole(random, problem);
+  const BackwardBlock all = whole.block();
+  const Gradients sums = whole.gradients();
+  std::vector<Part> parts;
+  // Rows of the ranges of zigzag shards, and of every third position.
+  const auto slice = [](const auto& view, int dim, std::int64_t first, std::int64_t count,
+                        std::int64_t step) {
+    auto strides = view.strides();
+    auto shape = view.shape();
+    strides[dim] *= step;
+    shape[dim] = count;
+    return std::decay_t<decltype(view)>(view.slice(dim, first, 1).data(), view.dtype(), shape,
+                                        strides);
+  };
+  struct Run {
+    std::int64_t first, count, step;
+  };
+  for (const Run& r :
+       {Run{0, 80, 1}, Run{240, 80, 1}, Run{80, 54, 3}, Run{81, 53, 3}, Run{82, 53, 3}}) {
+    const std::vector<Run> columns = r.step == 1
+                                         ? std::vector<Run>{{0, 80, 1}, {80, 160, 1}, {240, 80, 1}}
+                                         : std::vector<Run>{{0, 107, 3}, {1, 107, 3}, {2, 106, 3}};
+    for (const Run& c : columns) {
+      for (std::int64_t b = 0; b < 2; ++b) {
+        const auto of_rows = [&](const auto& view, int dim) {
+          return slice(view.slice(0, b, 1), dim, r.first, r.count, r.step);
+        };
+        const auto of_columns = [&](const auto& view) {
+          return slice(view.slice(0, b, 1), 1, c.first, c.count, c.step);
+        };
+        BackwardBlock block{
+            of_rows(all.query, 1),
+            of_columns(all.key),
+            of_columns(all.value),
+            of_rows(all.grad_output, 1),
+            of_rows(all.lse, 2),
+            of_rows(all.delta, 2),
+            PositionRanges({PositionRange{GlobalPosition(r.first), r.count, r.step}}),
+            PositionRanges({PositionRange{GlobalPosition(c.first), c.count, c.step}})};
+        block.first_batch = b;
+        parts.push_back(
+            {block, {of_rows(sums.query, 1), of_columns(sums.key), of_columns(sums.value)}});
+      }
+    }
+  }
+  add(whole, parts);
+  EXPECT_LT(whole.largest_share(), 1);
 }
-TEST_F(CudaFlashBackward, AddsToFloat32) {
-  expect_all_accurate({2, 150, 150, 4, 2, 0, DType::bfloat16, causal(), true});
+
+TEST_F(CudaFlashBackward, UnmaskedBlocksSeeEverything) {
+  Random random(7);
+  WholeGradients whole(random, bfloat16_problem({1, 200, 200, 2, 1, 64, 64}));
+  whole.forward.problem.mask.set_causal(true);
+  BackwardBlock block = whole.block();
+  block.unmasked = true;
+  add(whole, {{block, whole.gradients()}});
+  EXPECT_LT(whole.largest_share(), 1);
+}
+
+TEST_F(CudaFlashBackward, GradientsThatAreNotWantedStay) {
+  Random random(8);
+  AttentionProblem problem = bfloat16_problem({1, 200, 200, 4, 2, 64, 64});
+  problem.mask.set_causal(true);
+  const WholeGradients whole(random, problem);
+  const Gradients all = whole.gradients();
+  Gradients query, key, value;
+  query.query = all.query;
+  key.key = all.key;
+  value.value = all.value;
+  // Each by a call of its own.
+  add(whole, {{whole.block(), query}, {whole.block(), key}, {whole.block(), value}});
+  EXPECT_LT(whole.largest_share(), 1);
+}
+
+TEST_F(CudaFlashBackward, HiddenValuesReachNothing) {
+  Random random(9);
+  for (const std::int64_t dim : {64, 128}) {
+    for (const DType dtype : {DType::bfloat16, DType::float16}) {
+      for (const float x : {std::numeric_limits<float>::quiet_NaN(), -kInfinity}) {
+        SCOPED_TRACE(x);
+        AttentionProblem problem = problem_of({2, 300, 300, 4, 2, dim, dim}, dtype);
+        problem.mask.set_causal(true);
+        problem.mask.set_offset(-20);  // 20 rows see nothing
+        problem.mask.set_kv_lengths({300, 137});
+        WholeAttention forward = random_operands(random, problem);
+        for (std::int64_t p = 0; p < 20; ++p) {
+          fill(forward.query, p, x);
+          fill(forward.key, 280 + p, x);
+          fill(forward.value, 280 + p, x);
+        }
+        for (std::int64_t p = 137; p < 300; ++p) {
+          fill(forward.key, p, x, {}, 1);
+          fill(forward.value, p, x, {}, 1);
+        }
+        const WholeGradients whole(random, std::move(forward));
+        for (std::int64_t p = 0; p < 20; ++p) fill(whole.grad_output, p, x);
+        for (std::int64_t n = 0; n < 4; ++n) {
+          whole.delta.view().at<float>({0, n, 5}) = static_cast<float>(kNan);
+        }
+        add(whole);
+        expect_same_reach(whole);
+        EXPECT_LT(whole.largest_share(), 1);
+      }
+    }
+  }
+}
+
+TEST_F(CudaFlashBackward, VisibleNonFiniteValuesReachThoseThatSeeThem) {
+  Random random(10);
+  for (const std::int64_t dim : {64, 128}) {
+    AttentionProblem problem = bfloat16_problem({1, 600, 600, 2, 1, dim, dim});
+    problem.mask.set_window(30, 10);
+    WholeAttention forward = random_operands(random, problem);
+    fill(forward.key, 100, std::numeric_limits<float>::quiet_NaN());
+    fill(forward.value, 300, kInfinity, 3);
+    fill(forward.query, 500, std::numeric_limits<float>::quiet_NaN(), 1);
+    const WholeGradients whole(random, std::move(forward));
+    add(whole);
+    expect_same_reach(whole);
+  }
+}
+
+// Products of values that are finite but large overflow; where they are hidden nobody sees it.
+TEST_F(CudaFlashBackward, HiddenProductsMayOverflow) {
+  Random random(11);
+  AttentionProblem problem = bfloat16_problem({1, 200, 200, 2, 1, 64, 64});
+  problem.mask.set_kv_lengths({150});
+  WholeAttention forward = random_operands(random, problem);
+  fill(forward.value, 160, 3e38F);
+  fill(forward.key, 161, 3e38F);
+  const WholeGradients whole(random, std::move(forward));
+  add(whole);
+  EXPECT_LT(whole.largest_share(), 1);
+}
+
+TEST_F(CudaFlashBackward, NothingToCompute) {
+  Random random(12);
+  for (const AttentionShape& shape :
+       {AttentionShape{1, 0, 128, 2, 1, 64, 64}, AttentionShape{1, 128, 0, 2, 1, 64, 64},
+        AttentionShape{0, 128, 128, 2, 1, 64, 64}}) {
+    const WholeGradients whole(random, bfloat16_problem(shape));
+    add(whole);
+    for (std::int64_t i = 0; i < whole.query.shape().product(); ++i) {
+      ASSERT_EQ(entry(whole.query, static_cast<std::size_t>(i)), 0);
+    }
+  }
+}
+
+TEST_F(CudaFlashBackward, RefusesLayoutsThatItsCopiesCannotRead) {
+  Random random(13);
+  const WholeGradients whole(random, bfloat16_problem({1, 64, 64, 2, 1, 64, 64}));
+  const std::unique_ptr<Kernel> kernel = flash().make_kernel(whole.forward.problem, *device_);
+  BackwardBlock block = whole.block();
+  Gradients gradients = whole.gradients();
+  gradients.key = gradients.key.slice(3, 1, 63);
+  EXPECT_THAT(message_of<UnsupportedError>([&] { kernel->prepare_backward(block, gradients); }),
+              HasSubstr("the key's gradient does not begin at a multiple of 16 bytes"));
+  block.query = block.query.slice(3, 1, 63);
+  EXPECT_THAT(
+      message_of<UnsupportedError>([&] { kernel->prepare_backward(block, whole.gradients()); }),
+      HasSubstr("query does not begin"));
+}
+
+TEST_F(CudaFlashBackward, SaysWhatItComputes) {
+  const Place place = device_->place();
+  AttentionProblem problem = bfloat16_problem({1, 64, 64, 2, 1, 256, 256});
+  EXPECT_THAT(flash().fits_backward(problem, place).reason(), HasSubstr("up to 128, not 256"));
+  problem.shape.head_dim = problem.shape.value_dim = 64;
+  EXPECT_TRUE(flash().fits_backward(problem, place));
+  problem.soft_cap = 20.0;
+  EXPECT_FALSE(flash().fits_backward(problem, place));
+  problem.soft_cap.reset();
+  problem.dtype = DType::float32;
+  EXPECT_THAT(flash().fits_backward(problem, place).reason(), HasSubstr("not for float32"));
 }
 
 }  // namespace

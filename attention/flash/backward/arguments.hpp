@@ -7,30 +7,38 @@
 
 namespace annulus::flash::backward {
 
-/// Positions of consecutive rows or columns: start + stride·i, the stride positive.
-struct Positions {
-  std::int32_t start = 0;
-  std::int32_t stride = 1;
+/// A float32 gradient [batch, sequence, head, dim] that a kernel adds to; without data, one that
+/// nobody wants.
+struct Gradient {
+  float* data = nullptr;
+  Strides strides;
+  std::int32_t dim = 0;
 };
 
-/// A gradient [batch, sequence, head, dim] that a kernel writes. `wide`: float32 rather than the
-/// inputs' type. `add`: added to what is there, which must be float32.
-struct Gradient {
-  void* data = nullptr;
-  Strides strides;
-  std::int32_t wide = 0;
-  std::int32_t add = 0;
+/// A float32 value for each row, [batch, head, row].
+struct RowValues {
+  const float* data = nullptr;
+  std::int64_t batch = 0, head = 0, row = 0;  ///< strides
 };
+
+/// What prepare_rows() finds in a query tile, beside each tile's LSE.
+inline constexpr std::int32_t kHiddenRows = 1;     ///< some row sees nothing or does not exist
+inline constexpr std::int32_t kSpecialValues = 2;  ///< some LSE or delta is special, see the kernel
+/// Values that lie behind the LSE of each query tile: its flags, as int32, and padding.
+inline constexpr std::int32_t kFlagValues = 4;
 
 /// Everything that the kernels of a backward call read.
 struct Arguments {
   CUtensorMap query, key, value, grad_output;
 
-  /// For each batch and head, padded_rows values: LSE in units of log2, +∞ where a row sees nothing
-  /// or does not exist, and delta = Σ dO∘O − dLSE.
-  float* lse = nullptr;
-  float* delta = nullptr;
-  /// dQ before its scale, in the order in which threads hold it: see the main kernel.
+  RowValues lse;    ///< natural
+  RowValues delta;  ///< rowsum(dO ∘ O) − dLSE
+  /// For each batch, head and query tile, the LSE of its rows in units of log2, +∞ where a row sees
+  /// nothing or does not exist, and kFlagValues more.
+  float* scaled_lse = nullptr;
+  /// For each batch and head, padded_rows values: delta, 0 where LSE is +∞.
+  float* padded_delta = nullptr;
+  /// dQ before its scale, in the order in which threads hold it: see query_sum_index().
   float* query_sum = nullptr;
 
   std::int32_t batches = 0, heads = 0, heads_per_kv_head = 1;
@@ -38,21 +46,14 @@ struct Arguments {
   std::int32_t padded_rows = 0;    ///< a multiple of the query tile
   std::int32_t section_heads = 1;  ///< (batch, kv head) pairs whose work shares L2
 
-  /// A row sees a column if low <= column position − row position <= high.
-  Positions row_positions, column_positions;
+  /// Row r sees column c if low <= c − r <= high, r < row_lengths[batch] and
+  /// c < column_lengths[batch]. Without arrays, lengths are those of the tensors.
   std::int32_t low = 0, high = 0;
+  const std::int32_t* row_lengths = nullptr;
+  const std::int32_t* column_lengths = nullptr;
   float scale = 1;
 
   Gradient grad_query, grad_key, grad_value;
-};
-
-/// The tensors that the preprocess kernel reads by address.
-struct Outputs {
-  const void* output = nullptr;
-  const void* grad_output = nullptr;
-  Strides output_strides, grad_output_strides;
-  const float* lse = nullptr;       ///< natural, [batch, head, row], contiguous
-  const float* grad_lse = nullptr;  ///< likewise; null: zero
 };
 
 }  // namespace annulus::flash::backward

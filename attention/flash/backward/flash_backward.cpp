@@ -1,12 +1,16 @@
 #include "flash/backward/flash_backward.hpp"
 
 #include <algorithm>
+#include <string>
+#include <utility>
 
 #include <fmt/format.h>
 
+#include <annulus/attention/local_mask.hpp>
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
 
+#include "cuda/upload.hpp"
 #include "flash/backward/kernels.hpp"
 #include "flash/flash_attention.hpp"
 #include "flash/tensor_map.hpp"
@@ -16,104 +20,165 @@ namespace {
 
 // Queries, dO and sums of dQ of the heads computed at a time should stay in L2 (50 or 60 MB).
 constexpr std::int64_t kSectionBytes = std::int64_t{36} << 20;
-// Positions and bounds must not overflow when they are subtracted.
-constexpr std::int64_t kLargest = std::int64_t{1} << 30;
+// Larger than any distance, and small enough that sums of two do not overflow.
+constexpr std::int64_t kFar = std::int64_t{1} << 29;
 
-Strides strides_of(const ConstTensorView& tensor) {
-  return {tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+int tile_dim(const AttentionProblem& problem) {
+  return std::max(problem.shape.head_dim, problem.shape.value_dim) <= 64 ? 64 : 128;
 }
 
-Gradient gradient_of(const TensorView& tensor, bool add) {
-  return {tensor.data(), strides_of(tensor), tensor.dtype() == DType::float32 ? 1 : 0, add ? 1 : 0};
+bool is_wanted(const TensorView& gradient) {
+  return gradient.shape().rank() > 0;
 }
 
-bool fits(const Positions& positions, std::int64_t count) {
-  return positions.stride > 0 && positions.start > -kLargest &&
-         positions.start + positions.stride * (count + kTileKeys) < kLargest;
+bool is_empty(const BackwardBlock& block) {
+  return block.query.elements() == 0 || block.key.elements() == 0;
 }
 
-void check(const BackwardInputs& in, const Band& band, const BackwardResult& result) {
-  const Extents& query = in.query.shape();
-  const Extents& key = in.key.shape();
-  const auto is_gradient = [&](const TensorView& tensor, const Extents& shape) {
-    return tensor.shape() == shape && (tensor.dtype() == DType::float32 ||
-                                       (tensor.dtype() == in.query.dtype() && !result.add));
-  };
-  bool good =
-      query.rank() == 4 && (query[3] == 64 || query[3] == 128) &&
-      (in.query.dtype() == DType::bfloat16 || in.query.dtype() == DType::float16) &&
-      key == Extents{query[0], key[1], key[2], query[3]} && in.value.shape() == key && key[2] > 0 &&
-      query[2] % key[2] == 0 && in.output.shape() == query && in.grad_output.shape() == query &&
-      in.lse.shape() == Extents{query[0], query[2], query[1]} && in.lse.dtype() == DType::float32 &&
-      in.lse.is_contiguous() &&
-      (!in.grad_lse || (in.grad_lse->shape() == in.lse.shape() &&
-                        in.grad_lse->dtype() == DType::float32 && in.grad_lse->is_contiguous())) &&
-      is_gradient(result.grad_query, query) && is_gradient(result.grad_key, key) &&
-      is_gradient(result.grad_value, key) && fits(band.rows, query[1]) &&
-      fits(band.columns, key[1]);
-  for (const ConstTensorView* tensor :
-       {&in.query, &in.key, &in.value, &in.output, &in.grad_output}) {
-    good = good && tensor->dtype() == in.query.dtype() &&
-           FlashAttention::layout_obstacle("a tensor", *tensor).empty();
-  }
-  for (const TensorView* tensor : {&result.grad_query, &result.grad_key, &result.grad_value}) {
-    good = good && FlashAttention::layout_obstacle("a gradient", *tensor).empty();
-  }
-  if (good) return;
-  throw InternalError(fmt::format("flash backward: {} query {}, key {}, value {}, LSE {}",
-                                  name_of(in.query.dtype()), to_string(query), to_string(key),
-                                  to_string(in.value.shape()), to_string(in.lse.shape())));
+Gradient gradient_of(const TensorView& tensor) {
+  if (!is_wanted(tensor)) return {};
+  return {static_cast<float*>(tensor.data()),
+          {tensor.stride(0), tensor.stride(1), tensor.stride(2)},
+          static_cast<std::int32_t>(tensor.size(3))};
+}
+
+RowValues row_values_of(const ConstTensorView& tensor) {
+  return {static_cast<const float*>(tensor.data()), tensor.stride(0), tensor.stride(1),
+          tensor.stride(2)};
+}
+
+void require(const char* name, const ConstTensorView& tensor) {
+  const std::string obstacle = FlashAttention::layout_obstacle(name, tensor);
+  if (!obstacle.empty()) throw UnsupportedError("flash attention, backward: " + obstacle);
+}
+
+const std::int32_t* lengths_in(const Tensor& tensor) {
+  return tensor.shape().rank() == 0 ? nullptr
+                                    : static_cast<const std::int32_t*>(tensor.view().data());
 }
 
 }  // namespace
 
-void FlashBackward::run(const BackwardInputs& in, const Band& band, float scale,
-                        const BackwardResult& result, Stream& stream) {
-  check(in, band, result);
-  const Extents& query = in.query.shape();
-  const Extents& key = in.key.shape();
-  const auto dim = static_cast<int>(query[3]);
+void FlashBackward::prepare(const BackwardBlock& block, const Gradients& gradients) {
+  require("query", block.query);
+  require("key", block.key);
+  require("value", block.value);
+  require("the output's gradient", block.grad_output);
+  if (is_wanted(gradients.query)) require("the query's gradient", gradients.query);
+  if (is_wanted(gradients.key)) require("the key's gradient", gradients.key);
+  if (is_wanted(gradients.value)) require("the value's gradient", gradients.value);
+  if (is_empty(block)) return;
+  const auto current = device_.make_current();
+  (void)arguments_of(block, gradients);
+}
+
+const FlashBackward::Entry& FlashBackward::find(const BackwardBlock& block) {
+  const auto same = [&](const Entry& entry) {
+    return entry.first_batch == block.first_batch && entry.batches == block.query.size(0) &&
+           entry.rows == block.rows && entry.columns == block.columns;
+  };
+  const auto found = std::find_if(entries_.begin(), entries_.end(), same);
+  return found != entries_.end() ? *found : entries_.emplace_back(make_entry(block));
+}
+
+FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const {
+  Entry entry{block.rows, block.columns, block.first_batch, block.query.size(0)};
+  const LocalMask mask =
+      local_mask(problem_.mask, entry.first_batch, entry.batches, block.rows, block.columns);
+  if (!mask.obstacle.empty()) {
+    throw UnsupportedError("flash attention, backward: " + mask.obstacle);
+  }
+  entry.low = static_cast<std::int32_t>(std::clamp(mask.band.low, -kFar, kFar));
+  entry.high = static_cast<std::int32_t>(std::clamp(mask.band.high, -kFar, kFar));
+  entry.row_lengths = upload(mask.row_lengths, device_.memory());
+  entry.column_lengths = upload(mask.column_lengths, device_.memory());
+  return entry;
+}
+
+void FlashBackward::check(const BackwardBlock& block, const Gradients& gradients) const {
+  const Extents& query = block.query.shape();
+  const Extents& key = block.key.shape();
+  const Extents& value = block.value.shape();
+  const Extents rows{query[0], query[2], query[1]};
+  const auto is_gradient = [](const TensorView& tensor, const Extents& shape) {
+    return !is_wanted(tensor) || (tensor.shape() == shape && tensor.dtype() == DType::float32);
+  };
+  bool good = query.rank() == 4 && key == Extents{query[0], key[1], key[2], query[3]} &&
+              value == Extents{key[0], key[1], key[2], value[3]} && key[2] > 0 &&
+              query[2] % key[2] == 0 && std::max(query[3], value[3]) <= tile_dim(problem_) &&
+              block.grad_output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
+              block.lse.shape() == rows && block.lse.dtype() == DType::float32 &&
+              block.delta.shape() == rows && block.delta.dtype() == DType::float32 &&
+              is_gradient(gradients.query, query) && is_gradient(gradients.key, key) &&
+              is_gradient(gradients.value, value) && !is_wanted(gradients.bias);
+  for (const ConstTensorView* tensor :
+       {&block.query, &block.key, &block.value, &block.grad_output}) {
+    good = good && tensor->dtype() == problem_.dtype;
+  }
+  if (good) return;
+  throw InternalError(fmt::format(
+      "flash attention, backward: {} query {}, key {}, value {}, {} "
+      "LSE {}, {} delta {}, gradients {}, {} and {}",
+      name_of(block.query.dtype()), to_string(query), to_string(key), to_string(value),
+      name_of(block.lse.dtype()), to_string(block.lse.shape()), name_of(block.delta.dtype()),
+      to_string(block.delta.shape()), to_string(gradients.query.shape()),
+      to_string(gradients.key.shape()), to_string(gradients.value.shape())));
+}
+
+Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradients& gradients) {
+  check(block, gradients);
+  const Extents& query = block.query.shape();
+  const Extents& key = block.key.shape();
+  const int dim = tile_dim(problem_);
   const std::int64_t tile = tile_queries(dim);
   const std::int64_t padded = (query[1] + tile - 1) / tile * tile;
-  const std::int64_t values = query[0] * query[2] * padded;
-  const auto current = device_.make_current();
-  if (rows_.view().elements() != 2 * values || query_sum_.view().elements() != values * dim) {
-    rows_ = Tensor(DType::float32, {2, values}, device_.memory());
-    query_sum_ = Tensor(DType::float32, {values, dim}, device_.memory());
+  const std::int64_t rows = query[0] * query[2] * padded;
+  const std::int64_t lse_values = rows / tile * (tile + kFlagValues);
+  const std::int64_t values = rows * dim + lse_values + rows;
+  if (workspace_.view().elements() < values) {
+    workspace_ = {};
+    workspace_ = Tensor(DType::float32, {values}, device_.memory());
   }
 
   Arguments a;
-  a.query = tensor_map(in.query, static_cast<int>(tile));
-  a.grad_output = tensor_map(in.grad_output, static_cast<int>(tile));
-  a.key = tensor_map(in.key, kTileKeys);
-  a.value = tensor_map(in.value, kTileKeys);
-  a.lse = static_cast<float*>(rows_.view().data());
-  a.delta = a.lse + values;
-  a.query_sum = static_cast<float*>(query_sum_.view().data());
+  a.query = tensor_map(block.query, static_cast<int>(tile));
+  a.grad_output = tensor_map(block.grad_output, static_cast<int>(tile));
+  a.key = tensor_map(block.key, kTileKeys);
+  a.value = tensor_map(block.value, kTileKeys);
+  a.lse = row_values_of(block.lse);
+  a.delta = row_values_of(block.delta);
+  a.query_sum = static_cast<float*>(workspace_.view().data());
+  a.scaled_lse = a.query_sum + rows * dim;
+  a.padded_delta = a.scaled_lse + lse_values;
   a.batches = static_cast<std::int32_t>(query[0]);
   a.heads = static_cast<std::int32_t>(query[2]);
   a.heads_per_kv_head = static_cast<std::int32_t>(query[2] / key[2]);
   a.rows = static_cast<std::int32_t>(query[1]);
   a.columns = static_cast<std::int32_t>(key[1]);
   a.padded_rows = static_cast<std::int32_t>(padded);
-  const std::int64_t head_bytes = padded * dim * 8;
   a.section_heads = static_cast<std::int32_t>(
-      std::clamp<std::int64_t>(kSectionBytes / std::max<std::int64_t>(head_bytes, 1), 1,
-                               std::max<std::int64_t>(query[0] * key[2], 1)));
-  a.row_positions = band.rows;
-  a.column_positions = band.columns;
-  a.low = static_cast<std::int32_t>(std::max(band.low.value_or(-2 * kLargest), -2 * kLargest));
-  a.high =
-      static_cast<std::int32_t>(std::min(band.high.value_or(2 * kLargest - 1), 2 * kLargest - 1));
-  a.scale = scale;
-  a.grad_query = gradient_of(result.grad_query, result.add);
-  a.grad_key = gradient_of(result.grad_key, result.add);
-  a.grad_value = gradient_of(result.grad_value, result.add);
-  Outputs outputs{in.output.data(), in.grad_output.data(), strides_of(in.output),
-                  strides_of(in.grad_output), static_cast<const float*>(in.lse.data())};
-  if (in.grad_lse) outputs.grad_lse = static_cast<const float*>(in.grad_lse->data());
-  check_cuda(launch_backward(a, outputs, dim, in.query.dtype() == DType::float16,
-                             CudaStream::of(stream).raw()),
+      std::clamp<std::int64_t>(kSectionBytes / (padded * dim * 8), 1, query[0] * key[2]));
+  a.low = -static_cast<std::int32_t>(kFar);
+  a.high = static_cast<std::int32_t>(kFar);
+  if (!block.unmasked) {
+    const Entry& entry = find(block);
+    a.low = entry.low;
+    a.high = entry.high;
+    a.row_lengths = lengths_in(entry.row_lengths);
+    a.column_lengths = lengths_in(entry.column_lengths);
+  }
+  a.scale = static_cast<float>(problem_.logit_scale());
+  a.grad_query = gradient_of(gradients.query);
+  a.grad_key = gradient_of(gradients.key);
+  a.grad_value = gradient_of(gradients.value);
+  return a;
+}
+
+void FlashBackward::run(const BackwardBlock& block, const Gradients& gradients, Stream& stream) {
+  if (is_empty(block)) return;
+  const auto current = device_.make_current();
+  check_cuda(launch_backward(arguments_of(block, gradients), tile_dim(problem_),
+                             problem_.dtype == DType::float16, CudaStream::of(stream).raw()),
              "launching the backward pass of flash attention");
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "flash/backward/arguments.hpp"
+#include "flash/backward/special.cuh"
 #include "flash/hopper/tma.cuh"
 #include "flash/hopper/wgmma.cuh"
 #include "flash/shared.cuh"
@@ -20,31 +21,14 @@ struct Tiles {
   static constexpr int kTileElements = kQueries * kDim;
 };
 
-template <class Tiles>
-struct SharedTiles {
-  using Element = typename Tiles::Element;
-  alignas(1024) Element key[Tiles::kKeys * Tiles::kDim];
-  alignas(1024) Element value[Tiles::kKeys * Tiles::kDim];
-  alignas(1024) Element query[Tiles::kStages][Tiles::kTileElements];
-  alignas(1024) Element grad_output[Tiles::kStages][Tiles::kTileElements];
-  /// dSᵀ: for every 64 queries, a row of 128 bytes for each key. Two, so that one barrier per tile
-  /// is enough.
-  alignas(1024) Element grad_score[2][Tiles::kKeys * Tiles::kQueries];
-  alignas(128) float query_sum[8][1024];  ///< each warp's part of dQ
-  alignas(128) float lse[Tiles::kStages][Tiles::kQueries];
-  alignas(128) float delta[Tiles::kStages][Tiles::kQueries];
-  hopper::Barrier key_full;
-  hopper::Barrier query_full[Tiles::kStages], query_empty[Tiles::kStages];
-  hopper::Barrier output_full[Tiles::kStages], output_empty[Tiles::kStages];
-};
-
 /// A key tile of one key/value head, and the query tiles that see some of it.
 template <class Tiles>
 struct Work {
   std::int32_t batch, kv_head, first_column;
+  std::int32_t columns;                ///< of the batch: later ones are hidden
   std::int32_t first_tile, last_tile;  ///< inclusive; empty if last < first
 
-  __device__ __forceinline__ explicit Work(const Arguments& a) {
+  __device__ __forceinline__ void find(const Arguments& a) {
     const std::int32_t kv_heads = a.heads / a.heads_per_kv_head;
     const std::int32_t all = a.batches * kv_heads;
     const std::int32_t tiles = (a.columns + Tiles::kKeys - 1) / Tiles::kKeys;
@@ -57,22 +41,36 @@ struct Work {
     batch = head / kv_heads;
     kv_head = head - batch * kv_heads;
     first_column = tile * Tiles::kKeys;
-    const std::int32_t last_column = min(first_column + Tiles::kKeys, a.columns) - 1;
-    const std::int64_t first = position(a.column_positions, first_column);
-    const std::int64_t last = position(a.column_positions, last_column);
-    const std::int64_t start = a.row_positions.start, stride = a.row_positions.stride;
-    const std::int64_t from = first - a.high - start;  // relative positions of rows that see some
-    const std::int64_t to = last - a.low - start;
-    const std::int64_t first_row = from <= 0 ? 0 : (from + stride - 1) / stride;
-    const std::int64_t last_row = to < 0 ? -1 : min(to / stride, std::int64_t{a.rows} - 1);
-    first_tile = static_cast<std::int32_t>(min(first_row, std::int64_t{a.rows}) / Tiles::kQueries);
-    last_tile = last_row < first_row ? first_tile - 1
-                                     : static_cast<std::int32_t>(last_row / Tiles::kQueries);
+    columns = a.column_lengths == nullptr ? a.columns : a.column_lengths[batch];
+    const std::int32_t rows = a.row_lengths == nullptr ? a.rows : a.row_lengths[batch];
+    const std::int32_t last_column = min(first_column + Tiles::kKeys, columns) - 1;
+    const std::int32_t first_row = max(first_column - a.high, 0);
+    const std::int32_t last_row = min(last_column - a.low, rows - 1);
+    first_tile = first_row / Tiles::kQueries;
+    last_tile = last_column < first_column || last_row < first_row ? first_tile - 1
+                                                                   : last_row / Tiles::kQueries;
   }
+};
 
-  __device__ __forceinline__ static std::int64_t position(const Positions& p, std::int32_t i) {
-    return p.start + std::int64_t{p.stride} * i;
-  }
+template <class Tiles>
+struct SharedTiles {
+  using Element = typename Tiles::Element;
+  alignas(1024) Element key[Tiles::kKeys * Tiles::kDim];
+  alignas(1024) Element value[Tiles::kKeys * Tiles::kDim];
+  alignas(1024) Element query[Tiles::kStages][Tiles::kTileElements];
+  alignas(1024) Element grad_output[Tiles::kStages][Tiles::kTileElements];
+  /// dSᵀ: for every 64 queries, a row of 128 bytes for each key. Two, so that one barrier per tile
+  /// is enough.
+  alignas(1024) Element grad_score[2][Tiles::kKeys * Tiles::kQueries];
+  alignas(128) float query_sum[8][1024];  ///< each warp's part of dQ
+  alignas(128) float lse[Tiles::kStages][Tiles::kQueries + kFlagValues];
+  alignas(128) float delta[Tiles::kStages][Tiles::kQueries];
+  /// In shared memory, so that it takes no registers.
+  Work<Tiles> work;
+  std::int32_t special_keys;  ///< keys or values are special
+  hopper::Barrier key_full, key_watched;
+  hopper::Barrier query_full[Tiles::kStages], query_empty[Tiles::kStages];
+  hopper::Barrier output_full[Tiles::kStages], output_empty[Tiles::kStages];
 };
 
 __device__ __forceinline__ void copy_bytes(void* target, const void* from, std::uint32_t bytes,
@@ -85,11 +83,12 @@ __device__ __forceinline__ void copy_bytes(void* target, const void* from, std::
 }
 
 template <class Tiles>
-__device__ __forceinline__ void produce(const Arguments& a, const Work<Tiles>& work,
-                                        SharedTiles<Tiles>& shared) {
+__device__ __forceinline__ void produce(const Arguments& a, SharedTiles<Tiles>& shared) {
+  const Work<Tiles>& work = shared.work;
   using hopper::Cache;
   using hopper::copy_box;
   constexpr std::uint32_t kBytes = Tiles::kTileElements * 2 + Tiles::kQueries * 4;
+  constexpr std::int32_t kRecord = Tiles::kQueries + kFlagValues;
   shared.key_full.arrive_expecting(2 * Tiles::kKeys * Tiles::kDim * 2);
 #pragma unroll
   for (int dim = 0; dim < Tiles::kDim; dim += 64) {
@@ -106,14 +105,14 @@ __device__ __forceinline__ void produce(const Arguments& a, const Work<Tiles>& w
       const std::int32_t slot = at.slot();
       const std::int32_t row = tile * Tiles::kQueries;
       shared.query_empty[slot].wait(at.parity() ^ 1);
-      shared.query_full[slot].arrive_expecting(kBytes);
+      shared.query_full[slot].arrive_expecting(kBytes + kFlagValues * 4);
 #pragma unroll
       for (int dim = 0; dim < Tiles::kDim; dim += 64) {
         copy_box(shared.query[slot] + Tiles::kQueries * dim, &a.query, shared.query_full[slot],
                  Cache::evict_last, dim, row, head, work.batch);
       }
-      copy_bytes(shared.lse[slot], a.lse + first_value + row, Tiles::kQueries * 4,
-                 shared.query_full[slot]);
+      copy_bytes(shared.lse[slot], a.scaled_lse + (first_value + row) / Tiles::kQueries * kRecord,
+                 kRecord * 4, shared.query_full[slot]);
       shared.output_empty[slot].wait(at.parity() ^ 1);
       shared.output_full[slot].arrive_expecting(kBytes);
 #pragma unroll
@@ -121,21 +120,36 @@ __device__ __forceinline__ void produce(const Arguments& a, const Work<Tiles>& w
         copy_box(shared.grad_output[slot] + Tiles::kQueries * dim, &a.grad_output,
                  shared.output_full[slot], Cache::evict_last, dim, row, head, work.batch);
       }
-      copy_bytes(shared.delta[slot], a.delta + first_value + row, Tiles::kQueries * 4,
+      copy_bytes(shared.delta[slot], a.padded_delta + first_value + row, Tiles::kQueries * 4,
                  shared.output_full[slot]);
     }
   }
 }
 
-template <class Element>
-__device__ __forceinline__ void store_pair(const Gradient& to, std::int64_t at, float x, float y) {
-  if (to.wide == 0) {
-    *reinterpret_cast<std::uint32_t*>(static_cast<Element*>(to.data) + at) = pack<Element>(x, y);
-    return;
-  }
-  auto* const pair = reinterpret_cast<float2*>(static_cast<float*>(to.data) + at);
-  const float2 before = to.add != 0 ? *pair : float2{0, 0};
+/// By the threads of three warps.
+template <class Tiles>
+__device__ __forceinline__ void watch_keys(SharedTiles<Tiles>& shared, int thread) {
+  constexpr int kVectors = Tiles::kKeys * Tiles::kDim / 8;
+  using Element = typename Tiles::Element;
+  shared.key_full.wait(0);
+  const bool special = any_special<Element, kVectors, 96>(shared.key, thread) ||
+                       any_special<Element, kVectors, 96>(shared.value, thread);
+  if (special) atomicOr(&shared.special_keys, 1);
+  shared.key_watched.arrive();
+}
+
+__device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, float x, float y) {
+  auto* const pair = reinterpret_cast<float2*>(to.data + at);
+  const float2 before = __ldcg(pair);
   *pair = float2{x + before.x, y + before.y};
+}
+
+/// Where the sum of dQ lies in a query tile: as the threads of the main kernel hold it. `dim` is
+/// even, and that of dim + 1 lies behind it.
+__device__ __forceinline__ int query_sum_index(int row, int dim) {
+  const int warp = (row / 64 + dim / 64) * 4 + row % 64 / 16;
+  const int i = dim % 64 / 8, thread = row % 8 * 4 + dim % 8 / 2, h = row / 8 % 2;
+  return warp * 1024 + (i * 32 + thread) * 4 + 2 * h;
 }
 
 /// One warpgroup's part: dK and dV of 64 keys, in registers until all queries of the group of heads
@@ -145,15 +159,16 @@ class Consumer {
   using Element = typename Tiles::Element;
   static constexpr int kScores = Tiles::kQueries / 2;
   static constexpr int kSums = Tiles::kDim / 2;
-  static constexpr int kTileSync = 1;  // named barrier of both warpgroups
+  // Named barriers of both warpgroups.
+  static constexpr int kTileSync = 1;
+  static constexpr int kSpecialSync = 2;
   using ScoreProduct = hopper::Product<Element, Tiles::kQueries>;
   using SumProduct = hopper::Product<Element, Tiles::kDim>;
   using QueryProduct = hopper::Product<Element, 64>;
 
  public:
-  __device__ __forceinline__ Consumer(const Arguments& arguments, const Work<Tiles>& item,
-                                      SharedTiles<Tiles>& memory)
-      : a(arguments), work(item), shared(memory) {
+  __device__ __forceinline__ Consumer(const Arguments& arguments, SharedTiles<Tiles>& memory)
+      : a(arguments), work(memory.work), shared(memory) {
     warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32 - 4, 0);
     group = warp / 4;
     lane = static_cast<int>(threadIdx.x) % 32;
@@ -166,15 +181,14 @@ class Consumer {
     shared.key_full.wait(0);
     for (std::int32_t i = 0; i < a.heads_per_kv_head; ++i) {
       const std::int32_t head = work.kv_head * a.heads_per_kv_head + i;
-      float* const to = a.query_sum +
-                        (std::int64_t{work.batch} * a.heads + head) * a.padded_rows * Tiles::kDim +
-                        warp * 1024;
+      // Tiles of dQ are counted over batches and heads: an index takes half of the registers.
+      const std::int32_t first = (work.batch * a.heads + head) * (a.padded_rows / Tiles::kQueries);
       for (std::int32_t tile = work.first_tile; tile <= work.last_tile; ++tile) {
-        step(tile, to + std::int64_t{tile} * Tiles::kTileElements, key_sum, value_sum);
+        step(tile, first + tile, key_sum, value_sum);
       }
     }
-    store(a.grad_key, key_sum, a.scale);
-    store(a.grad_value, value_sum, 1);
+    add(a.grad_key, key_sum, a.scale);
+    add(a.grad_value, value_sum, 1);
     if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   }
 
@@ -234,30 +248,98 @@ class Consumer {
 
   // True if some pair of a tile is hidden.
   [[nodiscard]] __device__ __forceinline__ bool is_masked(std::int32_t row) const {
-    const std::int64_t first_row = Work<Tiles>::position(a.row_positions, row);
-    const std::int64_t last_row = Work<Tiles>::position(a.row_positions, row + Tiles::kQueries - 1);
-    const std::int64_t first = Work<Tiles>::position(a.column_positions, work.first_column);
-    const std::int64_t last =
-        Work<Tiles>::position(a.column_positions, work.first_column + Tiles::kKeys - 1);
-    return last - first_row > a.high || first - last_row < a.low ||
-           work.first_column + Tiles::kKeys > a.columns;
+    return work.first_column + Tiles::kKeys - 1 - row > a.high ||
+           work.first_column - (row + Tiles::kQueries - 1) < a.low ||
+           work.first_column + Tiles::kKeys > work.columns;
   }
 
   __device__ __forceinline__ void hide(float (&weights)[kScores], std::int32_t row) const {
-    const std::int32_t first_row =
-        a.row_positions.start + a.row_positions.stride * (row + 2 * (lane % 4));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const std::int32_t column = work.first_column + group * 64 + warp % 4 * 16 + lane / 4 + 8 * h;
-      const std::int32_t distance =
-          a.column_positions.start + a.column_positions.stride * column - first_row;
-      const std::int32_t low = column < a.columns ? a.low : 0x7fffffff;
+      const std::int32_t distance = column - (row + 2 * (lane % 4));
+      const std::int32_t low = column < work.columns ? a.low : 0x7fffffff;
 #pragma unroll
       for (int i = 0; i < kScores / 2; ++i) {
-        const std::int32_t x = distance - a.row_positions.stride * (i / 2 * 8 + i % 2);
+        const std::int32_t x = distance - (i / 2 * 8 + i % 2);
         if (x < low || x > a.high) weights[i / 2 * 4 + 2 * h + i % 2] = 0;
       }
     }
+  }
+
+  // True if some value that a masked tile's products read is special. All consumers ask.
+  [[nodiscard]] __device__ __forceinline__ bool is_special(std::uint32_t slot,
+                                                           std::int32_t flags) const {
+    constexpr int kVectors = Tiles::kTileElements / 8;
+    const int thread = static_cast<int>(threadIdx.x) - 128;
+    const bool special = (flags & kSpecialValues) != 0 || shared.special_keys != 0 ||
+                         any_special<Element, kVectors, 256>(shared.query[slot], thread) ||
+                         any_special<Element, kVectors, 256>(shared.grad_output[slot], thread);
+    return any_of_threads<256>(kSpecialSync, special);
+  }
+
+  // A tile of which hidden pairs must not even be multiplied, pair by pair; a warp per row.
+  __device__ __forceinline__ void differentiate_pairs(float* to, std::int32_t first_row) const {
+    constexpr int kParts = Tiles::kDim / 64;
+    const std::uint32_t slot = at.slot();
+#pragma unroll 1
+    for (int r = warp; r < Tiles::kQueries; r += 8) {
+      const float lse = shared.lse[slot][r], delta = shared.delta[slot][r];
+      if (lse == kInfinity) continue;
+      float2 query_sum[kParts] = {};
+#pragma unroll 1
+      for (int k = 0; k < Tiles::kKeys; ++k) {
+        const std::int32_t column = work.first_column + k;
+        const std::int32_t distance = column - first_row - r;
+        if (column >= work.columns || distance < a.low || distance > a.high) continue;
+        float score = 0, grad = 0;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+          const int dim = 64 * i + 2 * lane;
+          const float2 q = swizzled_pair<Tiles::kQueries>(shared.query[slot], r, dim);
+          const float2 g = swizzled_pair<Tiles::kQueries>(shared.grad_output[slot], r, dim);
+          const float2 x = swizzled_pair<Tiles::kKeys>(shared.key, k, dim);
+          const float2 v = swizzled_pair<Tiles::kKeys>(shared.value, k, dim);
+          score = fmaf(q.x, x.x, fmaf(q.y, x.y, score));
+          grad = fmaf(g.x, v.x, fmaf(g.y, v.y, grad));
+        }
+#pragma unroll
+        for (int distance = 16; distance > 0; distance /= 2) {
+          score += __shfl_xor_sync(0xffffffff, score, distance);
+          grad += __shfl_xor_sync(0xffffffff, grad, distance);
+        }
+        const float weight = exp2_fast(fmaf(score, a.scale * kLog2E, -lse));
+        const float grad_score = weight * (grad - delta);
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+          const int dim = 64 * i + 2 * lane;
+          const float2 x = swizzled_pair<Tiles::kKeys>(shared.key, k, dim);
+          query_sum[i].x += grad_score * x.x;
+          query_sum[i].y += grad_score * x.y;
+          const float2 q = swizzled_pair<Tiles::kQueries>(shared.query[slot], r, dim);
+          const float2 g = swizzled_pair<Tiles::kQueries>(shared.grad_output[slot], r, dim);
+          add_atomically(a.grad_key, column, dim, a.scale * grad_score, q);
+          add_atomically(a.grad_value, column, dim, weight, g);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        float* const at_pair = to + query_sum_index(r, 64 * i + 2 * lane);
+        atomicAdd(at_pair, query_sum[i].x);
+        atomicAdd(at_pair + 1, query_sum[i].y);
+      }
+    }
+    __threadfence();  // another thread adds to the gradients in add()
+    hopper::named_sync(kTileSync, 256);
+  }
+
+  __device__ __forceinline__ void add_atomically(const Gradient& to, std::int32_t column, int dim,
+                                                 float factor, float2 pair) const {
+    if (to.data == nullptr || dim >= to.dim) return;
+    float* const sum = to.data + work.batch * to.strides.batch + column * to.strides.sequence +
+                       work.kv_head * to.strides.head + dim;
+    atomicAdd(sum, factor * pair.x);
+    atomicAdd(sum + 1, factor * pair.y);
   }
 
   __device__ __forceinline__ void store_grad_scores(Element* to,
@@ -290,26 +372,44 @@ class Consumer {
     if (lane == 0) {
       asm volatile(
           "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
-          "cp.async.bulk.commit_group;" ::"l"(to),
+          "cp.async.bulk.commit_group;" ::"l"(to + warp * 1024),
           "r"(hopper::shared_address(part)), "n"(4096)
           : "memory");
     }
+  }
+
+  [[nodiscard]] __device__ __forceinline__ float* query_sum_of(std::int32_t tile) const {
+    return a.query_sum + std::int64_t{tile} * Tiles::kTileElements;
   }
 
   __device__ __forceinline__ void release(hopper::Barrier& barrier) const {
     if (lane == 0) barrier.arrive();
   }
 
-  __device__ __forceinline__ void step(std::int32_t tile, float* to, float (&key_sum)[kSums],
-                                       float (&value_sum)[kSums]) {
+  __device__ __forceinline__ void step(std::int32_t tile, std::int32_t sum_tile,
+                                       float (&key_sum)[kSums], float (&value_sum)[kSums]) {
     const std::uint32_t slot = at.slot(), parity = at.parity();
     const std::int32_t row = tile * Tiles::kQueries;
+    // Not known to be the same in every step, or what follows from it would fill registers.
+    asm volatile("" : "+r"(warp), "+r"(lane));
+    shared.query_full[slot].wait(parity);
+    const std::int32_t flags = __float_as_int(shared.lse[slot][Tiles::kQueries]);
+    if (is_masked(row) || (flags & kHiddenRows) != 0) {
+      shared.output_full[slot].wait(parity);
+      shared.key_watched.wait(0);
+      if (is_special(slot, flags)) {
+        differentiate_pairs(query_sum_of(sum_tile), row);
+        release(shared.output_empty[slot]);
+        release(shared.query_empty[slot]);
+        at.next();
+        return;
+      }
+    }
     const float scale = a.scale * kLog2E;
     float scores[kScores], grads[kScores];
     std::uint32_t weights[kScores / 2], packed[kScores / 2];
     hopper::leave_undefined(scores);
     hopper::leave_undefined(grads);
-    shared.query_full[slot].wait(parity);
     hopper::products_begin();
     issue_scores(scores, shared.key, shared.query[slot]);
     shared.output_full[slot].wait(parity);
@@ -363,7 +463,7 @@ class Consumer {
     hopper::pin(weights);
     hopper::pin(query_sum);
     release(shared.output_empty[slot]);
-    add_query(to, query_sum);
+    add_query(query_sum_of(sum_tile), query_sum);
     hopper::products_wait<0>();
     hopper::pin(key_sum);
     hopper::pin(packed);
@@ -371,18 +471,20 @@ class Consumer {
     at.next();
   }
 
-  __device__ __forceinline__ void store(const Gradient& to, const float (&sum)[kSums],
-                                        float factor) const {
+  __device__ __forceinline__ void add(const Gradient& to, const float (&sum)[kSums],
+                                      float factor) const {
+    if (to.data == nullptr) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const std::int32_t column = work.first_column + group * 64 + warp % 4 * 16 + lane / 4 + 8 * h;
-      if (column >= a.columns) continue;
+      if (column >= work.columns) continue;
+      const int dim = 2 * (lane % 4);
       const std::int64_t start = work.batch * to.strides.batch + column * to.strides.sequence +
-                                 work.kv_head * to.strides.head + 2 * (lane % 4);
+                                 work.kv_head * to.strides.head + dim;
 #pragma unroll
       for (int i = 0; i < kSums / 4; ++i) {
-        store_pair<Element>(to, start + 8 * i, factor * sum[4 * i + 2 * h],
-                            factor * sum[4 * i + 2 * h + 1]);
+        if (8 * i + dim >= to.dim) continue;
+        add_pair(to, start + 8 * i, factor * sum[4 * i + 2 * h], factor * sum[4 * i + 2 * h + 1]);
       }
     }
   }
@@ -402,7 +504,10 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char bytes[];
   auto& shared = *reinterpret_cast<SharedTiles<Tiles>*>(bytes);
   if (threadIdx.x == 0) {
+    shared.work.find(a);
+    shared.special_keys = 0;
     shared.key_full.init(1);
+    shared.key_watched.init(96);
     for (int i = 0; i < Tiles::kStages; ++i) {
       shared.query_full[i].init(1);
       shared.output_full[i].init(1);
@@ -412,13 +517,17 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
     hopper::fence_barrier_init();
   }
   __syncthreads();
-  const Work<Tiles> work(a);
+  if (shared.work.last_tile < shared.work.first_tile) return;
   if (threadIdx.x < 128) {
     hopper::release_registers<24>();
-    if (threadIdx.x == 0) produce<Tiles>(a, work, shared);
+    if (threadIdx.x == 0) {
+      produce<Tiles>(a, shared);
+    } else if (threadIdx.x >= 32) {
+      watch_keys<Tiles>(shared, static_cast<int>(threadIdx.x) - 32);
+    }
   } else {
     hopper::take_registers<240>();
-    Consumer<Tiles>(a, work, shared).run();
+    Consumer<Tiles>(a, shared).run();
   }
 }
 

@@ -12,10 +12,10 @@ inline constexpr int kTileKeys = 128;
   return dim == 64 ? 128 : 64;
 }
 
-/// Enqueues the backward pass of a block: LSE and delta of the rows, the main kernel, and the
-/// conversion of dQ. `dim` is 64 or 128; `half`: float16 rather than bfloat16. Overwrites
-/// arguments.lse, delta and query_sum.
-[[nodiscard]] cudaError_t launch_backward(const Arguments& arguments, const Outputs& outputs,
-                                          int dim, bool half, cudaStream_t stream);
+/// Enqueues the backward pass of a block: LSE and delta of the rows, the main kernel, and the sum
+/// of dQ. `dim` is 64 or 128, at least the head dimensions; `half`: float16 rather than bfloat16.
+/// Overwrites scaled_lse, padded_delta and query_sum. There are rows, columns and heads.
+[[nodiscard]] cudaError_t launch_backward(const Arguments& arguments, int dim, bool half,
+                                          cudaStream_t stream);
 
 }  // namespace annulus::flash::backward

@@ -103,6 +103,7 @@ bool differs_in_values_only(const Mask& mask, const AttentionProblem& planned) {
 
 void apply_values(const CallValues& values, const AttentionProblem& planned, const Mask& mask,
                   BatchRange batches, AttentionProblem& problem) {
+  if (!planned.call_arguments.any() && values == CallValues()) return;  // calls allocate nothing
   const Mask& bound = planned.mask;
   Mask& called = problem.mask;
   Numbers query = lengths_of("q_lengths", values.query_lengths, mask.query_lengths(),

@@ -39,6 +39,12 @@ std::string_view name_of(Feature feature) noexcept {
       return "a dense mask";
     case Feature::unnormalised:
       return "an unnormalised output";
+    case Feature::varying_lengths:
+      return "lengths as call arguments";
+    case Feature::varying_offsets:
+      return "offsets as call arguments";
+    case Feature::varying_seed:
+      return "a dropout seed as call argument";
   }
   return "a feature without a name";
 }
@@ -61,19 +67,23 @@ FeatureSet features_of(const AttentionProblem& problem) {
   if (positions.chunk > 0) features.add(Feature::chunk);
   if (positions.limited()) {  // these change what the others hide
     if (mask.has_prefix()) features.add(Feature::prefix);
-    if (!mask.offsets().empty()) features.add(Feature::offsets);
+    if (!mask.offsets().empty() || problem.call_arguments.offsets) features.add(Feature::offsets);
+    if (problem.call_arguments.offsets) features.add(Feature::varying_offsets);
     if (mask.has_packings()) features.add(Feature::documents);
   }
   if (positions.sink_tokens > 0 && (positions.window() || positions.chunk > 0)) {
     features.add(Feature::sink_tokens);
   }
   if (mask.has_segments()) features.add(Feature::segments);
-  if (!mask.query_lengths().empty() || !mask.kv_lengths().empty()) {
+  const bool varying_lengths = problem.call_arguments.lengths;
+  if (!mask.query_lengths().empty() || !mask.kv_lengths().empty() || varying_lengths) {
     features.add(Feature::lengths);
   }
+  if (varying_lengths) features.add(Feature::varying_lengths);
   if (mask.block_mask()) features.add(Feature::block_mask);
   if (problem.soft_cap) features.add(Feature::soft_cap);
   if (problem.dropout && problem.dropout->threshold() > 0) features.add(Feature::dropout);
+  if (problem.call_arguments.dropout_seed) features.add(Feature::varying_seed);
   if (problem.bias) features.add(Feature::bias);
   if (problem.dense_mask) features.add(Feature::dense_mask);
   if (problem.dtype == DType::float64 || problem.softmax_dtype == DType::float64) {

@@ -108,11 +108,42 @@ void AttentionProblem::validate() const {
     throw ArgumentError("normalize_output", "false",
                         "true where attention weights are wanted, as these are normalised");
   }
+  if (call_arguments.dropout_seed && !dropout) {
+    throw ArgumentError("call arguments", to_string(call_arguments),
+                        "no dropout seed, as there is no dropout");
+  }
+  if (call_arguments.offsets && mask.has_packings()) {
+    throw ArgumentError("call arguments", to_string(call_arguments),
+                        "no offsets with two packings, whose alignment takes their place");
+  }
   const std::int64_t largest =
       std::max({shape.batch, shape.query_length, shape.kv_length, shape.heads});
   if (dropout && largest >= Dropout::kMostIndices) {
     throw ArgumentError("dropout", to_string(shape), "sequences, heads and batches below 2^32");
   }
+}
+
+std::string to_string(const CallArguments& arguments) {
+  std::string text;
+  const auto add = [&text](bool named, const char* name) {
+    if (named) text += (text.empty() ? "" : ", ") + std::string(name);
+  };
+  add(arguments.lengths, "lengths");
+  add(arguments.offsets, "offsets");
+  add(arguments.dropout_seed, "dropout seed");
+  return text.empty() ? "none" : text;
+}
+
+AttentionProblem bound_of(AttentionProblem problem) {
+  if (!problem.call_arguments.offsets) return problem;
+  Mask& mask = problem.mask;
+  mask.set_causal(false);
+  mask.set_window(-1, -1);
+  mask.set_chunk(0);
+  mask.set_sink_tokens(0);
+  mask.set_prefix(0);
+  mask.set_offset(0);
+  return problem;
 }
 
 double forward_flops(const AttentionShape& shape, double visible_pairs) {

@@ -16,6 +16,7 @@
 #include <annulus/ring/sharded_attention.hpp>
 
 #include "call_tensors.hpp"
+#include "call_values.hpp"
 #include "refusals.hpp"
 #include "tuning/chain.hpp"
 #include "tuning/choice.hpp"
@@ -289,6 +290,7 @@ void ShardedAttention::prepare_for(const Tensors& tensors) {
   collectively(mesh_.world(), "tensors of the call", [&] {
     views = views_of(tensors);
     runner_->check(views);
+    runner_->set_values(tensors.call_values, planning_->problem, planning_->mask);
   });
   prepared_ = true;
   if (!anywhere(!runner_->is_ready_for(views), mesh_.world(), "whether tensors have moved")) return;
@@ -336,8 +338,23 @@ void ShardedAttention::rehearse(const LocalTensors& tensors) {
   }
 }
 
-void ShardedAttention::set_mask(const Mask& mask) {
+bool ShardedAttention::set_values(const Mask& mask) {
+  if (!differs_in_values_only(mask, planning_->problem)) return false;
+  planning_->mask = mask;
+  return true;
+}
+
+AttentionProblem ShardedAttention::problem_of(const CallValues& values) const {
+  AttentionProblem problem = planning_->problem;
+  const RankPlan& plan = rank_plan();
+  apply_values(values, planning_->problem, planning_->mask, plan.global({0, plan.local.batch}),
+               problem);
+  return problem;
+}
+
+bool ShardedAttention::set_mask(const Mask& mask) {
   check_usable();
+  if (set_values(mask)) return false;
   AttentionProblem problem = planning_->problem;
   problem.mask = mask;
   std::unique_ptr<Planning> next = make_planning(std::move(problem));
@@ -351,6 +368,7 @@ void ShardedAttention::set_mask(const Mask& mask) {
                 std::swap(planning_, next);
                 plan_until_prepared(nullptr);
               });
+  return true;
 }
 
 template <class Tensors>
@@ -360,6 +378,7 @@ void ShardedAttention::submit_for(const Tensors& tensors, ForeignStream* caller)
   std::vector<CallTensor> views;
   try {
     views = views_of(tensors);
+    runner_->set_values(tensors.call_values, planning_->problem, planning_->mask);
   } catch (const UserError& error) {
     // The other ranks may have begun the call, so the ranks cannot agree on the error.
     throw LibraryError(fmt::format("rank {}: {}", mesh_.rank(), error.what()));

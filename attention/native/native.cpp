@@ -219,6 +219,10 @@ class NativeImplementation final : public Implementation {
         return Capability::no("computes float16, bfloat16 and float32, not " +
                               std::string(name_of(problem.dtype)));
     }
+    if (!place.is_host() && problem.call_arguments.any()) {
+      return Capability::no("reads call arguments (" + to_string(problem.call_arguments) +
+                            ") on CPUs only");
+    }
     // A device keeps a row's query and sum in shared memory, for several rows at once.
     constexpr std::int64_t kMostDims = 4096;
     if (!place.is_host() && problem.shape.head_dim + problem.shape.value_dim > kMostDims) {
@@ -252,12 +256,12 @@ class NativeImplementation final : public Implementation {
  private:
   std::vector<std::string> names_{"native"};
   Declaration declaration_{
-      .features = FeatureSet::all(),
-      .backward = BackwardDeclaration{.features = FeatureSet::positions() |
-                                                  FeatureSet{Feature::segments, Feature::lengths,
-                                                             Feature::block_mask, Feature::soft_cap,
-                                                             Feature::dropout, Feature::bias,
-                                                             Feature::dense_mask}}};
+      .features = FeatureSet::all() | FeatureSet::call_arguments(),
+      .backward = BackwardDeclaration{
+          .features =
+              FeatureSet::positions() | FeatureSet::call_arguments() |
+              FeatureSet{Feature::segments, Feature::lengths, Feature::block_mask,
+                         Feature::soft_cap, Feature::dropout, Feature::bias, Feature::dense_mask}}};
 };
 
 }  // namespace

@@ -128,13 +128,14 @@ class VanillaImplementation final : public Implementation {
  private:
   std::vector<std::string> names_{"vanilla"};
   Declaration declaration_{
-      .features = FeatureSet::all() | FeatureSet{Feature::float64, Feature::weights},
+      .features = FeatureSet::all() | FeatureSet::call_arguments() |
+                  FeatureSet{Feature::float64, Feature::weights},
       .meant_for = {Feature::float64, Feature::weights},
       .backward = BackwardDeclaration{
-          .features = FeatureSet::positions() | FeatureSet{Feature::segments, Feature::lengths,
-                                                           Feature::block_mask, Feature::soft_cap,
-                                                           Feature::dropout, Feature::bias,
-                                                           Feature::dense_mask, Feature::float64}}};
+          .features = FeatureSet::positions() | FeatureSet::call_arguments() |
+                      FeatureSet{Feature::segments, Feature::lengths, Feature::block_mask,
+                                 Feature::soft_cap, Feature::dropout, Feature::bias,
+                                 Feature::dense_mask, Feature::float64}}};
 };
 
 // Some rows of a block.

@@ -61,6 +61,12 @@ Tensor initial_bias(const AttentionOptions& options, const ring::ShardedOperands
 ring::ShardedOperands operands_of(const AttentionOptions& options, const MeshShape& mesh) {
   const AttentionProblem problem = problem_of(options);
   problem.validate();
+  // Values of a call are not under the policy.
+  if (problem.bias && options.bias_policy != BiasPolicy::combine &&
+      options.call_arguments.change_visibility()) {
+    throw ArgumentError("call arguments", to_string(options.call_arguments),
+                        "no lengths or offsets under a bias policy other than combine");
+  }
   ring::LayoutOptions layout = options;
   // Their tensors may not be used after all.
   if (options.init_bias && !problem.bias) layout.bias_spec.reset();
@@ -147,7 +153,7 @@ class Attention::Impl {
   }
 
   ring::ShardedAttention& prepare_backward(const ring::BackwardRequest& request) {
-    return backward_.of(sharded_.plan_input().problem, request);
+    return backward_.of(sharded_.problem(), sharded_.mask(), request);
   }
   [[nodiscard]] const ring::ShardedAttention* backward_pass(
       const ring::BackwardRequest& request) const noexcept {
@@ -189,7 +195,8 @@ class Attention::Impl {
             gradient(tensors.grad_value, operands_.value),
             scores_view(tensors.bias, DType::float32, operands_.bias, bias_.shape().rank() > 0),
             scores_view(tensors.mask, DType::boolean, operands_.dense_mask, drops_mask_),
-            tensors.grad_lse == nullptr ? ConstTensorView() : rows(tensors.grad_lse)};
+            tensors.grad_lse == nullptr ? ConstTensorView() : rows(tensors.grad_lse),
+            tensors.call_values};
   }
 
   void wait() {
@@ -251,7 +258,7 @@ class Attention::Impl {
   // Computes the weights, which the plan does not.
   void add_weights(const ring::LocalTensors& tensors) {
     if (!problem_.weights || tensors.weights.rank() == 0) return;
-    ring::compute_weights(sharded_.plan_input().problem, operands_, context_.mesh(),
+    ring::compute_weights(sharded_.problem_of(tensors.call_values), operands_, context_.mesh(),
                           context_.device(), tensors, tensors.weights, context_.threads());
   }
 
@@ -305,12 +312,16 @@ class Attention::Impl {
             row_view(tensors.maximum, !problem_.normalize_output),
             row_view(tensors.sum, !problem_.normalize_output),
             problem_.weights ? TensorView(tensors.weights, weights_dtype(), weights_shape(), place)
-                             : TensorView()};
+                             : TensorView(),
+            tensors.call_values};
   }
 
   // The policy applies to later masks too.
   void set_mask(const Mask& mask) {
-    sharded_.set_mask(operands_.bias ? mask_beside_bias(policy_, mask) : mask);
+    if (!sharded_.set_mask(operands_.bias ? mask_beside_bias(policy_, mask) : mask)) {
+      backward_.set_values(sharded_.mask());
+      return;
+    }
     collectively(context_.mesh().world(), "end of earlier calls", [&] { backward_.drop(); });
   }
 

@@ -13,7 +13,7 @@ BackwardCalls::BackwardCalls(Context& context, const ring::ShardedOperands& oper
   options_.overlay = overlay;
 }
 
-ring::ShardedAttention& BackwardCalls::of(const AttentionProblem& problem,
+ring::ShardedAttention& BackwardCalls::of(const AttentionProblem& problem, const Mask& mask,
                                           const ring::BackwardRequest& request) {
   std::unique_ptr<ring::ShardedAttention>& one = planned_[index(request)];
   if (!one) {
@@ -21,8 +21,15 @@ ring::ShardedAttention& BackwardCalls::of(const AttentionProblem& problem,
     options.backward = request;
     one = std::make_unique<ring::ShardedAttention>(problem, operands_, context_.mesh(),
                                                    context_.registry(), context_.device(), options);
+    one->set_values(mask);
   }
   return *one;
+}
+
+void BackwardCalls::set_values(const Mask& mask) {
+  for (auto& one : planned_) {
+    if (one) one->set_values(mask);
+  }
 }
 
 ring::ShardedAttention* BackwardCalls::planned(

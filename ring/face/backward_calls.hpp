@@ -17,9 +17,12 @@ class BackwardCalls {
   BackwardCalls(Context& context, const ring::ShardedOperands& operands,
                 ring::ShardedAttentionOptions options);
 
-  /// Plans for this problem unless that is done. Collective over the context: all ranks throw the
-  /// same error.
-  ring::ShardedAttention& of(const AttentionProblem& problem, const ring::BackwardRequest& request);
+  /// Plans for this problem unless that is done, for calls with this mask. Collective over the
+  /// context: all ranks throw the same error.
+  ring::ShardedAttention& of(const AttentionProblem& problem, const Mask& mask,
+                             const ring::BackwardRequest& request);
+  /// See ShardedAttention::set_values, where it returns true.
+  void set_values(const Mask& mask);
   /// Null before the first use.
   [[nodiscard]] ring::ShardedAttention* planned(
       const ring::BackwardRequest& request) const noexcept;

@@ -16,6 +16,7 @@
 #include <annulus/ring/local_operations.hpp>
 #include <annulus/ring/runner.hpp>
 
+#include "call_values.hpp"
 #include "runner/arrivals.hpp"
 #include "runner/plan_memory.hpp"
 #include "runner/recordings.hpp"
@@ -130,6 +131,10 @@ class Runner::Impl {
     std::vector<Refusal> refusals = make_ready(ordered(tensors));
     recordings_.restart();
     return refusals;
+  }
+
+  void set_values(const CallValues& values, const AttentionProblem& planned, const Mask& mask) {
+    apply_values(values, planned, mask, plan_.global({0, plan_.local.batch}), problem_);
   }
 
   void submit(CallTensors named, ForeignStream* caller) {
@@ -673,7 +678,9 @@ class Runner::Impl {
     for (Group* group : groups_) group->give_up();
   }
 
-  const AttentionProblem problem_;  // a copy: graphs may hold calls when the planning has gone
+  // A copy: graphs may hold calls when the planning has gone. Its call arguments are those of the
+  // last call.
+  AttentionProblem problem_;
   const RankPlan plan_;
   std::vector<const Implementation*> implementations_;
   std::vector<Content> contents_;  // of the caller's buffers
@@ -739,6 +746,10 @@ void Runner::rehearse(CallTensors tensors) {
 }
 void Runner::submit(CallTensors tensors, ForeignStream* caller) {
   impl_->submit(tensors, caller);
+}
+void Runner::set_values(const CallValues& values, const AttentionProblem& planned,
+                        const Mask& mask) {
+  impl_->set_values(values, planned, mask);
 }
 bool Runner::is_captured() {
   return impl_->is_captured();

@@ -213,7 +213,8 @@ Block BlockFinder::hull_of(const Tile& tile) const {
   }
   block.column_positions = PositionRanges(std::move(positions));
   block.row_positions = rows_.slice(block.rows);
-  block.full = exact && block.pairs == block.rows.count * block.columns.count * tile.batches.count;
+  block.full = exact && !context_.input.problem.call_arguments.change_visibility() &&
+               block.pairs == block.rows.count * block.columns.count * tile.batches.count;
   return block;
 }
 

@@ -222,8 +222,9 @@ class Placer {
         exact = exact && seen.exact;
       }
     }
-    part.full = block.full ||
-                (exact && part.pairs == rows.count * block.columns.count * block.batches.count);
+    part.full =
+        block.full || (exact && !input_.problem.call_arguments.change_visibility() &&
+                       part.pairs == rows.count * block.columns.count * block.batches.count);
     return part;
   }
 

@@ -31,7 +31,11 @@ enum class Feature : std::uint8_t {
   weights,  ///< attention weights as a result
   bias,
   dense_mask,
-  unnormalised  ///< output, with the row's maximum: see SoftmaxState
+  unnormalised,  ///< output, with the row's maximum: see SoftmaxState
+  // Call arguments: the kernel reads them anew in each call (see Implementation::make_kernel).
+  varying_lengths,
+  varying_offsets,
+  varying_seed
 };
 
 [[nodiscard]] std::string_view name_of(Feature feature) noexcept;
@@ -48,7 +52,12 @@ class FeatureSet {
     return {Feature::causal, Feature::window,  Feature::prefix,   Feature::sink_tokens,
             Feature::chunk,  Feature::offsets, Feature::documents};
   }
-  /// Every part of a mask and every modifier; not float64 or weights, which are neither.
+  /// Values that change from call to call.
+  static constexpr FeatureSet call_arguments() {
+    return {Feature::varying_lengths, Feature::varying_offsets, Feature::varying_seed};
+  }
+  /// Every part of a mask and every modifier; not float64 or weights, which are neither, and not
+  /// call arguments.
   static constexpr FeatureSet all() {
     return positions() | FeatureSet{Feature::segments,   Feature::lengths,     Feature::soft_cap,
                                     Feature::dropout,    Feature::block_mask,  Feature::bias,

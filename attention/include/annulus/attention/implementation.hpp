@@ -247,7 +247,8 @@ class Implementation {
   /// measured; positive. For CPUs it may ask this machine.
   [[nodiscard]] virtual double assumed_rate(const ProblemClass& problem, Place place) const = 0;
   /// A kernel for a problem for which capability() is yes. `problem` is the whole, unsharded
-  /// problem. It and `device` must outlive the kernel.
+  /// problem. It and `device` must outlive the kernel. Between calls, those of its lengths, offsets
+  /// and seed may change that problem.call_arguments names.
   [[nodiscard]] virtual std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
                                                             Device& device) const = 0;
 

@@ -35,6 +35,22 @@ struct AttentionShape {
 /// "B=1 T=1024 S=1024 N=8 K=2 D=64 Dv=64".
 [[nodiscard]] std::string to_string(const AttentionShape& shape);
 
+/// Which values change from call to call. Calls pass them, and one plan serves all of them.
+struct CallArguments {
+  /// Of queries and keys: up to those of the mask, or T and S where it has none.
+  bool lengths = false;
+  bool offsets = false;  ///< any, so that plans skip nothing that causal, window or chunk hide
+  bool dropout_seed = false;
+
+  /// Whether calls differ in what their rows see.
+  [[nodiscard]] bool change_visibility() const { return lengths || offsets; }
+  [[nodiscard]] bool any() const { return change_visibility() || dropout_seed; }
+  bool operator==(const CallArguments&) const = default;
+};
+
+/// "lengths, offsets, dropout seed"; "none".
+[[nodiscard]] std::string to_string(const CallArguments& arguments);
+
 /// What to compute: the whole, unsharded problem, without its tensors.
 ///
 /// A logit is s = scale · q·k, then soft_cap · tanh(s / soft_cap) if capped, plus the bias; masked
@@ -60,15 +76,21 @@ struct AttentionProblem {
   /// Σ exp(s − m) · v, of which dropout changes the output alone; (−∞, 0, 0) if it sees no key. The
   /// LSE is m + log Σ exp(s − m). float16 may overflow in such an output.
   bool normalize_output = true;
+  /// Lengths and offsets of the mask and the seed of the dropout hold for calls that pass none.
+  CallArguments call_arguments = {};
 
   [[nodiscard]] double logit_scale() const;
   /// Throws ArgumentError, naming the field, for what AttentionShape::validate() refuses; a dtype
   /// other than float16, bfloat16, float32 or float64 (softmax: the latter two); a scale that is
   /// not finite in float32; a soft cap that is not a normal positive number in float32; a mask,
   /// sinks or a bias that do not fit the shape; with dropout, a size of 2^32 or more; attention
-  /// weights of an unnormalised output.
+  /// weights of an unnormalised output; a seed as a call argument without dropout, and offsets with
+  /// two packings.
   void validate() const;
 };
+
+/// The problem with a mask that shows all that any call shows: what plans are made for.
+[[nodiscard]] AttentionProblem bound_of(AttentionProblem problem);
 
 /// 2 · N · (D + Dv) operations per visible pair, the usual count: 4 · pairs · N · D if D = Dv.
 [[nodiscard]] double forward_flops(const AttentionShape& shape, double visible_pairs);

@@ -89,6 +89,9 @@ struct AttentionTensors {
   /// Both [b,n,t], lse_shape(), if the options want an unnormalised output.
   float* maximum = nullptr;
   float* sum = nullptr;
+  /// Those of the values named by AttentionOptions::call_arguments that this call has of its own.
+  /// Wrong ones are errors, as those of tensors are.
+  ring::CallValues call_values = {};
 };
 
 /// The results of one call, in newly allocated memory of the context's device.
@@ -119,6 +122,7 @@ struct BackwardTensors {
   const void* mask = nullptr;   ///< likewise
   /// Adds to the gradients that are there, instead of overwriting them. The same on all ranks.
   bool accumulate = false;
+  ring::CallValues call_values = {};  ///< as of the forward pass
 };
 
 /// Attention over shards of tensors, planned once and run as often as wanted. Any thread may call,
@@ -216,7 +220,9 @@ class Attention {
   /// Replaces the mask for later calls, such as the lengths or documents of another batch. Shards
   /// stay where they are. Balanced ones keep the layout for the mask that the object was made with.
   /// Collective over the context. Waits for earlier calls and replans, but compiles nothing again;
-  /// the backward pass is planned again at its next use.
+  /// the backward pass is planned again at its next use. If the mask differs only in lengths and
+  /// offsets that are call arguments, and the lengths are within those that are planned for,
+  /// nothing is planned and no rank communicates.
   /// All ranks throw the same error for a mask that does not fit or that no implementation accepts
   /// (UserError), and the object is as good as before.
   void set_mask(const Mask& mask);

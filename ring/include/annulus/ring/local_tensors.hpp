@@ -1,8 +1,25 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 #include <annulus/core/tensor.hpp>
 
 namespace annulus::ring {
+
+/// What one call says of the values that AttentionProblem::call_arguments names; for a view without
+/// dimensions, and without a seed, those of the problem and of set_mask() hold. Views are int32 on
+/// the host, with one number for all batches of the rank, [1], or one for each of them, [b]. They
+/// are read before the call returns. Ranks that hold the same batches pass the same values.
+struct CallValues {
+  ConstTensorView query_lengths =
+      {};                           ///< at least 0, and at most those of the problem's mask, or T
+  ConstTensorView kv_lengths = {};  ///< likewise, or S
+  ConstTensorView offsets = {};     ///< of the diagonal: see Mask::set_offsets()
+  std::optional<std::uint64_t> dropout_seed = {};
+
+  bool operator==(const CallValues&) const = default;
+};
 
 /// Local shards of one call, where the device computes. Head dimensions are innermost with stride
 /// 1; other strides are free, but decide which kernels can run: those for half types on GPUs need
@@ -23,6 +40,7 @@ struct LocalTensors {
   TensorView sum = {};
   /// [b,n,t,S], contiguous, of annulus::weights_dtype(): if the problem asks for attention weights.
   TensorView weights = {};
+  CallValues call_values = {};
 
   bool operator==(const LocalTensors&) const = default;
 };
@@ -41,6 +59,7 @@ struct BackwardLocalTensors {
   ConstTensorView bias = {};      ///< as of the forward pass
   ConstTensorView mask = {};      ///< likewise
   ConstTensorView grad_lse = {};  ///< [b,n,t], float32; without dimensions: 0
+  CallValues call_values = {};    ///< as of the forward pass
 
   bool operator==(const BackwardLocalTensors&) const = default;
 };

@@ -14,6 +14,7 @@
 #include <annulus/core/trace.hpp>
 #include <annulus/core/watchdog.hpp>
 #include <annulus/mesh/group.hpp>
+#include <annulus/ring/local_tensors.hpp>
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/planner.hpp>
 
@@ -77,6 +78,10 @@ class Runner {
   /// receives nothing, so buffers for other ranks' shards have any contents. Not collective. Throws
   /// what a kernel throws, after which the runner can only be destroyed.
   void rehearse(CallTensors tensors);
+
+  /// Sets the call arguments of later calls: see apply_values(). `planned` is the problem that the
+  /// runner was made for. Throws ArgumentError.
+  void set_values(const CallValues& values, const AttentionProblem& planned, const Mask& mask);
 
   /// Submits a call. It runs after earlier work on `caller`, and later work there sees its results;
   /// if `caller` is null, it is ordered with no other stream. Collective over the groups. On a

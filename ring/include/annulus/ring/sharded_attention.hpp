@@ -60,11 +60,15 @@ class ShardedAttention {
   /// outputs, and what kernels read in place of other ranks' shards, are undefined. All ranks throw
   /// the same error (UserError or AgreedFailure), after which the object is of no more use.
   void rehearse(const LocalTensors& tensors);
-  /// Replaces the mask for later calls: other lengths, other documents. Collective over the mesh.
+  /// Replaces the mask for later calls: other lengths, other documents. Does what set_values()
+  /// does if that is enough, and then returns false. Otherwise it is collective over the mesh.
   /// Waits for earlier calls and replans, with the same shardings; compiled kernels are kept. All
   /// ranks throw the same error for a mask that does not fit or that no implementation accepts
   /// (UserError), and the object is as good as before.
-  void set_mask(const Mask& mask);
+  bool set_mask(const Mask& mask);
+  /// Replaces lengths and offsets that are call arguments. False, and nothing is done, if the mask
+  /// differs from the one that was planned for in more than these. Does not communicate.
+  bool set_values(const Mask& mask);
   /// Submits a call and returns: see Runner::submit. Collective over the mesh. In the first call,
   /// all ranks agree on its tensors before anything is sent (prepare()). Later calls do not,
   /// because it would cost more than the call itself on the host. So call prepare() before tensors
@@ -109,6 +113,12 @@ class ShardedAttention {
   [[nodiscard]] const Implementation& implementation_of(const Tile& block) const {
     return *plan_input().candidates[static_cast<std::size_t>(block.implementation)];
   }
+  /// What was planned for, call arguments included …
+  [[nodiscard]] const AttentionProblem& problem() const noexcept { return planning_->problem; }
+  /// … and the mask of calls that pass no lengths and offsets.
+  [[nodiscard]] const Mask& mask() const noexcept { return planning_->mask; }
+  /// The same problem, with the values of a call.
+  [[nodiscard]] AttentionProblem problem_of(const CallValues& values) const;
   /// What the plan was made from.
   [[nodiscard]] const PlanInput& plan_input() const noexcept { return planning_->input; }
 
@@ -118,8 +128,10 @@ class ShardedAttention {
     Planning(AttentionProblem asked, Selection selected, const ShardedOperands& operands,
              Place place, CostModel model, const PlanOptions& options)
         : problem(std::move(asked)),
+          mask(problem.mask),
+          bound(bound_of(problem)),
           selection(std::move(selected)),
-          input(make_plan_input(problem, operands, selection.candidates, place, std::move(model),
+          input(make_plan_input(bound, operands, selection.candidates, place, std::move(model),
                                 options)),
           open(options) {}
     // Makes the input one of plans of this choice.
@@ -128,8 +140,10 @@ class ShardedAttention {
       input.options = with_variant(open, choice);
     }
     AttentionProblem problem;
+    Mask mask;  // of later calls
+    AttentionProblem bound;
     Selection selection;
-    PlanInput input;   // refers to the problem
+    PlanInput input;   // refers to the bound
     PlanOptions open;  // as they were before a choice
     ScheduleChoice schedule;
   };

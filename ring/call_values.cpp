@@ -1,0 +1,136 @@
+#include "call_values.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
+
+namespace annulus::ring {
+namespace {
+
+using Numbers = std::vector<std::int32_t>;
+
+bool fits(const Numbers& lengths, const Numbers& planned, std::int64_t batch, std::int64_t limit) {
+  if (lengths.empty()) return planned.empty();
+  if (std::ssize(lengths) != batch) return false;
+  for (std::size_t b = 0; b < lengths.size(); ++b) {
+    if (lengths[b] > (planned.empty() ? limit : planned[b])) return false;
+  }
+  return true;
+}
+
+void check_declared(const char* name, bool declared, const AttentionProblem& planned) {
+  if (declared) return;
+  throw ArgumentError(
+      name, "a value for this call",
+      fmt::format("none: the problem's call arguments are {}", to_string(planned.call_arguments)));
+}
+
+// The values of the given batches, and `others` of those that the rank does not have.
+Numbers numbers_of(const char* name, const ConstTensorView& values, Numbers others,
+                   BatchRange batches) {
+  const std::int64_t count = values.rank() == 1 ? values.size(0) : 0;
+  if (values.rank() != 1 || (count != 1 && count != batches.count)) {
+    throw ArgumentError(name, "shape " + to_string(values.shape()),
+                        fmt::format("[1], or [{}] with the batches of the rank", batches.count));
+  }
+  if (values.dtype() != DType::int32) {
+    throw ArgumentError(name, std::string(annulus::name_of(values.dtype())), "int32");
+  }
+  if (!values.place().is_host()) {
+    throw ArgumentError(name, "memory of " + to_string(values.place()), "host memory");
+  }
+  if (batches.count == 0) return others;
+  if (values.data() == nullptr) throw ArgumentError(name, "a null pointer", "memory");
+  for (std::int64_t b = 0; b < batches.count; ++b) {
+    others[static_cast<std::size_t>(batches.begin + b)] =
+        values.at<std::int32_t>({count == 1 ? 0 : b});
+  }
+  return others;
+}
+
+Numbers lengths_of(const char* name, const ConstTensorView& values, const Numbers& otherwise,
+                   const Numbers& planned, std::int64_t longest, const AttentionProblem& problem,
+                   BatchRange batches) {
+  if (values.rank() == 0) return otherwise;
+  check_declared(name, problem.call_arguments.lengths, problem);
+  // A sequence too long for int32 has room for any length.
+  const auto limit = static_cast<std::int32_t>(
+      std::min<std::int64_t>(longest, std::numeric_limits<std::int32_t>::max()));
+  const auto batch = static_cast<std::size_t>(problem.shape.batch);
+  Numbers lengths =
+      numbers_of(name, values, otherwise.empty() ? Numbers(batch, limit) : otherwise, batches);
+  for (std::int64_t b = batches.begin; b < batches.end(); ++b) {
+    const auto at = static_cast<std::size_t>(b);
+    const std::int32_t most = planned.empty() ? limit : planned[at];
+    if (lengths[at] < 0 || lengths[at] > most) {
+      throw ArgumentError(name, fmt::format("{} in batch {}", lengths[at], b),
+                          fmt::format("0 to {}, as planned", most));
+    }
+  }
+  return lengths;
+}
+
+}  // namespace
+
+bool differs_in_values_only(const Mask& mask, const AttentionProblem& planned) {
+  const CallArguments& arguments = planned.call_arguments;
+  const AttentionShape& shape = planned.shape;
+  Mask rest = mask;
+  if (arguments.lengths) {
+    if (!fits(mask.query_lengths(), planned.mask.query_lengths(), shape.batch,
+              shape.query_length) ||
+        !fits(mask.kv_lengths(), planned.mask.kv_lengths(), shape.batch, shape.kv_length)) {
+      return false;
+    }
+    rest.set_query_lengths(planned.mask.query_lengths());
+    rest.set_kv_lengths(planned.mask.kv_lengths());
+  }
+  if (arguments.offsets) {
+    if (!mask.offsets().empty() && std::ssize(mask.offsets()) != shape.batch) return false;
+    rest.set_offset(planned.mask.offset());
+    if (!planned.mask.offsets().empty()) rest.set_offsets(planned.mask.offsets());
+  }
+  return arguments.change_visibility() && rest.digest() == planned.mask.digest();
+}
+
+void apply_values(const CallValues& values, const AttentionProblem& planned, const Mask& mask,
+                  BatchRange batches, AttentionProblem& problem) {
+  if (!planned.call_arguments.any() && values == CallValues()) return;  // calls allocate nothing
+  const Mask& bound = planned.mask;
+  Mask& called = problem.mask;
+  Numbers query = lengths_of("q_lengths", values.query_lengths, mask.query_lengths(),
+                             bound.query_lengths(), planned.shape.query_length, planned, batches);
+  Numbers kv = lengths_of("kv_lengths", values.kv_lengths, mask.kv_lengths(), bound.kv_lengths(),
+                          planned.shape.kv_length, planned, batches);
+  if (planned.call_arguments.lengths) {
+    called.set_query_lengths(std::move(query));
+    called.set_kv_lengths(std::move(kv));
+  }
+  if (values.offsets.rank() > 0) {
+    check_declared("causal offset", planned.call_arguments.offsets, planned);
+    const auto batch = static_cast<std::size_t>(planned.shape.batch);
+    called.set_offsets(numbers_of("causal offset", values.offsets,
+                                  mask.offsets().empty() ? Numbers(batch) : mask.offsets(),
+                                  batches));
+  } else if (planned.call_arguments.offsets) {
+    called.set_offset(mask.offset());
+    if (!mask.offsets().empty()) called.set_offsets(mask.offsets());
+  }
+  if (values.dropout_seed) {
+    check_declared("dropout seed", planned.call_arguments.dropout_seed, planned);
+  }
+  if (planned.call_arguments.dropout_seed) {
+    problem.dropout.emplace(planned.dropout->probability(),
+                            values.dropout_seed.value_or(planned.dropout->seed()));
+  }
+}
+
+}  // namespace annulus::ring

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <annulus/attention/problem.hpp>
+#include <annulus/ring/local_tensors.hpp>
+#include <annulus/ring/plan.hpp>
+
+namespace annulus::ring {
+
+/// Whether `mask` is `planned` but for lengths and offsets that are call arguments of the problem,
+/// and the lengths are within those of `planned`: its plan then serves calls with `mask`.
+[[nodiscard]] bool differs_in_values_only(const Mask& mask, const AttentionProblem& planned);
+
+/// Sets the call arguments of `problem`, a copy of `planned`: those of the global `batches` to what
+/// `values` say, and the others to those of `mask` and of planned.dropout. Throws ArgumentError for
+/// a value that is not an argument of calls, or one that the plan does not allow.
+void apply_values(const CallValues& values, const AttentionProblem& planned, const Mask& mask,
+                  BatchRange batches, AttentionProblem& problem);
+
+}  // namespace annulus::ring

@@ -75,6 +75,7 @@ std::optional<verification::BackwardCase> backward_of(const verification::Random
                                                       const Registry& registry, Place place) {
   if (!drawn.backward || !options.backward.value_or(drawn.draws_backward)) return {};
   verification::BackwardCase backward = *drawn.backward;
+  backward.may_be_refused = !place.is_host();  // GPUs compute gradients of some problems only
   if (options.implementation != "auto") {
     const bool can =
         static_cast<bool>(registry.get(options.implementation).fits_backward(problem, place));
@@ -218,7 +219,7 @@ std::string schedule_cell(const std::string& asked, const ring::ScheduleChoice* 
 // "ring + LSE, added".
 std::string backward_cell(const verification::BackwardCase& backward,
                           const verification::Verification* found) {
-  const bool known = found != nullptr && found->gradients;
+  const bool known = found != nullptr && found->gradients && found->gradients->refusal.empty();
   std::string cell = schedule_cell(backward.schedule.empty() ? "auto" : backward.schedule,
                                    known ? &found->gradients->schedule : nullptr);
   if (backward.request.grad_lse) cell += " + LSE";
@@ -236,8 +237,10 @@ void add_row(Report& report, const NamedCase& named, const verification::Verific
     return found == nullptr ? std::string(kNothing) : text(*found);
   };
   const auto gradients = [&](const auto& text) {
-    return measured(
-        [&](const auto& v) { return v.gradients ? text(*v.gradients) : std::string(kNothing); });
+    return measured([&](const auto& v) {
+      const bool computed = v.gradients && v.gradients->refusal.empty();
+      return computed ? text(*v.gradients) : std::string(kNothing);
+    });
   };
   report.add_row(
       {named.index,
@@ -285,6 +288,10 @@ class Tally {
     ++computed_[found.implementations];
     if (!found.gradients) return;
     const verification::GradientVerification& gradients = *found.gradients;
+    if (!gradients.refusal.empty()) {
+      ++computed_gradients_["no implementation"];
+      return;
+    }
     ++computed_gradients_[gradients.implementations];
     gradient_share_ = std::max(gradient_share_.value_or(0), gradients.share());
     if (const auto ratio = gradients.ratio()) {
@@ -389,7 +396,7 @@ class Verifier {
       });
       coverage_.add(named.sharded.problem, named.sharded.layout,
                     ring::name_of(found.schedule.schedule), non_finite_of(named.sharded.fills));
-      if (const auto& gradients = found.gradients) {
+      if (const auto& gradients = found.gradients; gradients && gradients->refusal.empty()) {
         coverage_.add_backward(ring::name_of(gradients->schedule.schedule), gradients->request);
       }
     } catch (const UserError& error) {

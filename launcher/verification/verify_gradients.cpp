@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <annulus/attention/accuracy.hpp>
+#include <annulus/core/error.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/gradient_shards.hpp>
 
@@ -38,6 +39,9 @@ GradientErrors unsharded_errors(const ShardedCase& whole, const OracleGradients&
   return gradients.errors(truth, context.mesh().world());
 }
 
+// How the planner's and the registry's errors begin where no implementation can compute something.
+constexpr const char* kRefusal = "no implementation can";
+
 // See verify_sharded().
 GradientErrors allowed_errors(const AttentionShape& shape, const GradientErrors& unsharded,
                               int shards, double rounding) {
@@ -63,7 +67,15 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
   GradientVerification result;
   result.request = sharded_case.backward->request;
   tell("backward passes");
-  attention.prepare_backward(result.request);
+  try {
+    attention.prepare_backward(result.request);
+  } catch (const UserError& error) {  // the same on all ranks
+    result.refusal = error.what();
+    if (sharded_case.backward->may_be_refused && result.refusal.starts_with(kRefusal)) {
+      return result;
+    }
+    throw;
+  }
   const ring::ShardedAttention& pass = *attention.backward_pass(result.request);
   GradientShards gradients(operands, problem.dtype, result.request, sharded_case.seed, context);
   const ring::LocalTensors& tensors = forward.moved.tensors();

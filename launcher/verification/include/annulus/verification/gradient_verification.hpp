@@ -15,6 +15,8 @@ using GradientErrors = std::array<double, 3>;
 /// What verify_sharded() found of the backward pass: the same on every rank.
 struct GradientVerification {
   ring::BackwardRequest request;
+  /// Why no implementation computes the gradients; the rest is then not set. Empty if some does.
+  std::string refusal = {};
   ring::ScheduleChoice schedule;
   std::string implementations;  ///< see Verification::implementations
   /// Twice that of the output, of float32 for float64: gradients are computed from an LSE in

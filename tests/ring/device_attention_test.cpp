@@ -79,6 +79,25 @@ TEST_F(DeviceAttention, EveryScheduleTransportAndImplementation) {
   }
 }
 
+TEST_F(DeviceAttention, Gradients) {
+  const int ranks = test::session().size();
+  for (const Transport transport : transports()) {
+    for (const std::string schedule : {"local", "ring", "allgather", "ulysses"}) {
+      if ((ranks == 1) != (schedule == "local")) continue;
+      for (const LayoutKind layout : {LayoutKind::contiguous, LayoutKind::zigzag}) {
+        for (const bool adds : {false, true}) {
+          ShardedCase one = case_of(std::int64_t{256} * ranks + 21, 8, 4, adds ? 64 : 128);
+          one.transport = transport;
+          one.layout.sequence = layout;
+          if (ranks == 1) one.schedule = "local";
+          one.backward = {"flash_attn2", schedule, {.grad_lse = !adds, .adds = adds}};
+          expect_verified(one);
+        }
+      }
+    }
+  }
+}
+
 // By the plain kernel and reductions that write maximum and sum, with sinks and rows without keys.
 TEST_F(DeviceAttention, UnnormalisedOutputs) {
   const int ranks = test::session().size();

@@ -126,7 +126,7 @@ NamedCase given_case(const Options& options, Context& context) {
       set_up_problem(options, *options.shape, options.dtype.value_or(DType::float32), ranks);
   check_choices(setup.problem, shard_operands(setup), context.registry(), context.place());
   NamedCase result;
-  result.index = "0";
+  result.index = std::to_string(0);
   result.warnings = std::move(setup.warnings);
   result.mesh = std::move(setup.mesh);
   result.sharded.plan = plan_options(setup.problem, context.place());

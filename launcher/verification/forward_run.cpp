@@ -31,6 +31,7 @@ AttentionOptions attention_options(const ShardedCase& sharded_case, Place place)
   if (options.plan && !place.is_host()) {
     const ring::PlanOptions usual = ring::PlanOptions::for_place(place);
     options.plan->lse_dtype = usual.lse_dtype;
+    options.plan->deterministic = usual.deterministic;
     if (options.plan->result_bytes == 0) options.plan->result_bytes = usual.result_bytes;
   }
   return options;

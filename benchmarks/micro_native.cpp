@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
@@ -96,76 +97,79 @@ struct Scores {
   Tensor bias, mask;
 };
 
-void native(benchmark::State& state, DType dtype, const Change& change, int threads) {
-  constexpr std::int64_t kHeads = 8;
-  const std::int64_t length = state.range(0);
-  const std::int64_t dim = state.range(1);
-  AttentionProblem problem;
-  problem.shape = {1, length, length, kHeads, kHeads, dim, dim};
-  problem.dtype = dtype;
-  change(problem, length);
-  problem.validate();
-  const Extents shape{1, length, kHeads, dim};
-  const Tensor query = random_tensor(dtype, shape, 1);
-  const Tensor key = random_tensor(dtype, shape, 2);
-  const Tensor value = random_tensor(dtype, shape, 3);
-  const Tensor output(DType::float32, shape, pool());
-  const Tensor lse(DType::float32, {1, kHeads, length}, pool());
-  const PositionRanges all = PositionRanges::all(length);
-  AttentionBlock block{query.view(), key.view(), value.view(), all, all};
-  const Scores scores(problem);
-  block.scores = scores.views(problem);
-  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-  const ExecutionContext context{stream, nullptr, threads};
-  const Registry registry = Registry::standard();
-  HostDevice device;
-  const auto kernel = registry.get("native").make_kernel(problem, device);
-  for (auto _ : state) {
-    kernel->forward(block, {output.view(), lse.view()}, context);
+// A problem that a benchmark asks for, with its kernel.
+struct Benchmarked {
+  Benchmarked(const benchmark::State& state, DType dtype, const Change& change, int threads)
+      : problem(problem_of(state, dtype, change)),
+        shape{1, problem.shape.query_length, problem.shape.heads, problem.shape.head_dim},
+        query(random_tensor(dtype, shape, 1)),
+        key(random_tensor(dtype, shape, 2)),
+        value(random_tensor(dtype, shape, 3)),
+        lse(DType::float32, {1, shape[2], shape[1]}, pool()),
+        all(PositionRanges::all(shape[1])),
+        scores(problem),
+        stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr),
+        context{stream, nullptr, threads},
+        kernel(registry.get("native").make_kernel(problem, device)) {}
+
+  static AttentionProblem problem_of(const benchmark::State& state, DType dtype,
+                                     const Change& change) {
+    constexpr std::int64_t kHeads = 8;
+    const std::int64_t length = state.range(0);
+    const std::int64_t dim = state.range(1);
+    AttentionProblem problem;
+    problem.shape = {1, length, length, kHeads, kHeads, dim, dim};
+    problem.dtype = dtype;
+    change(problem, length);
+    problem.validate();
+    return problem;
   }
-  const PositionRange range = all.ranges().front();
-  const auto pairs =
-      static_cast<double>(problem.mask.examine(0, 1, range, range).pairs) * scores.visible(problem);
-  report_rate(state, forward_flops(problem.shape, pairs));
+  [[nodiscard]] double flops() const {
+    const PositionRange range = all.ranges().front();
+    return forward_flops(problem.shape,
+                         static_cast<double>(problem.mask.examine(0, 1, range, range).pairs) *
+                             scores.visible(problem));
+  }
+
+  AttentionProblem problem;
+  Extents shape;
+  Tensor query, key, value, lse;
+  PositionRanges all;
+  Scores scores;
+  HostStream stream;
+  ExecutionContext context;
+  Registry registry = Registry::standard();
+  HostDevice device;
+  std::unique_ptr<Kernel> kernel;
+};
+
+void native(benchmark::State& state, DType dtype, const Change& change, int threads) {
+  const Benchmarked one(state, dtype, change, threads);
+  const Tensor output(DType::float32, one.shape, pool());
+  AttentionBlock block{one.query.view(), one.key.view(), one.value.view(), one.all, one.all};
+  block.scores = one.scores.views(one.problem);
+  for (auto _ : state) {
+    one.kernel->forward(block, {output.view(), one.lse.view()}, one.context);
+  }
+  report_rate(state, one.flops());
 }
 
 // Its gradients: five products for the forward pass's two. LSE and delta are those of no output.
 void native_backward(benchmark::State& state, DType dtype, const Change& change, int threads) {
-  constexpr std::int64_t kHeads = 8;
-  const std::int64_t length = state.range(0);
-  const std::int64_t dim = state.range(1);
-  AttentionProblem problem;
-  problem.shape = {1, length, length, kHeads, kHeads, dim, dim};
-  problem.dtype = dtype;
-  change(problem, length);
-  problem.validate();
-  const Extents shape{1, length, kHeads, dim};
-  const Tensor query = random_tensor(dtype, shape, 1);
-  const Tensor key = random_tensor(dtype, shape, 2);
-  const Tensor value = random_tensor(dtype, shape, 3);
-  const Tensor grad_output = random_tensor(dtype, shape, 5);
-  const Tensor delta = random_tensor(DType::float32, {1, kHeads, length}, 6);
-  const Tensor lse(DType::float32, {1, kHeads, length}, pool());
-  std::fill_n(lse.view().as<float>(), kHeads * length, std::log(static_cast<float>(length)));
-  const Tensor grad_query = random_tensor(DType::float32, shape, 7);
-  const Tensor grad_key = random_tensor(DType::float32, shape, 8);
-  const Tensor grad_value = random_tensor(DType::float32, shape, 9);
-  const PositionRanges all = PositionRanges::all(length);
-  BackwardBlock block{query.view(), key.view(),   value.view(), grad_output.view(),
-                      lse.view(),   delta.view(), all,          all};
-  const Scores scores(problem);
-  block.scores = scores.views(problem);
+  const Benchmarked one(state, dtype, change, threads);
+  const Tensor grad_output = random_tensor(dtype, one.shape, 5);
+  const Tensor delta = random_tensor(DType::float32, one.lse.shape(), 6);
+  std::fill_n(one.lse.view().as<float>(), one.lse.shape().product(),
+              std::log(static_cast<float>(one.shape[1])));
+  const Tensor grad_query = random_tensor(DType::float32, one.shape, 7);
+  const Tensor grad_key = random_tensor(DType::float32, one.shape, 8);
+  const Tensor grad_value = random_tensor(DType::float32, one.shape, 9);
+  BackwardBlock block{one.query.view(), one.key.view(), one.value.view(), grad_output.view(),
+                      one.lse.view(),   delta.view(),   one.all,          one.all};
+  block.scores = one.scores.views(one.problem);
   const Gradients gradients{grad_query.view(), grad_key.view(), grad_value.view()};
-  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-  const ExecutionContext context{stream, nullptr, threads};
-  const Registry registry = Registry::standard();
-  HostDevice device;
-  const auto kernel = registry.get("native").make_kernel(problem, device);
-  for (auto _ : state) kernel->backward(block, gradients, context);
-  const PositionRange range = all.ranges().front();
-  const auto pairs =
-      static_cast<double>(problem.mask.examine(0, 1, range, range).pairs) * scores.visible(problem);
-  report_rate(state, 2.5 * forward_flops(problem.shape, pairs));
+  for (auto _ : state) one.kernel->backward(block, gradients, one.context);
+  report_rate(state, 2.5 * one.flops());
 }
 
 // Documents of a quarter, three quarters, … of 512 positions.

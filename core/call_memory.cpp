@@ -11,10 +11,10 @@ std::vector<CallMemory::Piece> CallMemory::take(std::span<const Request> request
     Piece best;
     for (const auto& [pool, held] : pieces_) {
       const Piece piece = pool == &request.pool ? held.lock() : nullptr;
-      if (!piece || piece->bytes() < request.bytes || std::ranges::count(taken, piece) > 0)
-        continue;
-      const bool wasteful = piece->bytes() > request.bytes + request.bytes / 4;
-      if (!wasteful && (!best || piece->bytes() < best->bytes())) best = piece;
+      if (!piece || std::ranges::count(taken, piece) > 0) continue;
+      const bool fits =
+          piece->bytes() >= request.bytes && piece->bytes() <= request.bytes + request.bytes / 4;
+      if (fits && (!best || piece->bytes() < best->bytes())) best = piece;
     }
     if (!best && request.bytes == 0) best = std::make_shared<const Buffer>();
     if (!best) {

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <functional>
-#include <string>
 #include <vector>
 
-#include <annulus/core/error.hpp>
 #include <annulus/core/parallel.hpp>
 
 #include "native/addition_order.hpp"
+#include "native/block_checks.hpp"
 #include "native/single_threaded_blas.hpp"
 #include "native/tile_gradients.hpp"
 
@@ -17,25 +16,17 @@ namespace {
 
 void check_block(const AttentionProblem& problem, const BackwardBlock& block,
                  const Gradients& gradients) {
-  const auto check = [](bool fits, const char* what) {
-    if (!fits) throw InternalError(std::string("native gradients: ") + what);
-  };
+  check_operands(problem, forward_of(block));
   const Extents& query = block.query.shape();
   const Extents& key = block.key.shape();
   const Extents& value = block.value.shape();
-  check(query.rank() == 4 && key.rank() == 4 && value.rank() == 4, "tensors must have rank 4");
-  check(key == Extents{query[0], key[1], key[2], query[3]}, "key does not fit query");
-  check(value == Extents{key[0], key[1], key[2], value[3]}, "value does not fit key");
-  check(key[2] > 0 && query[2] % key[2] == 0, "query heads are no multiple of key/value heads");
-  check(block.rows.size() == query[1], "row positions do not fit query");
-  check(block.columns.size() == key[1], "column positions do not fit key");
-  check(block.grad_output.shape() == Extents{query[0], query[1], query[2], value[3]},
+  check(block.grad_output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
+            has_unit_stride(block.grad_output),
         "gradient of the output does not fit");
   const Extents rows{query[0], query[2], query[1]};
   check(block.lse.shape() == rows && block.delta.shape() == rows, "LSE or delta does not fit");
   check(block.lse.dtype() == DType::float32 && block.delta.dtype() == DType::float32,
         "LSE or delta is not float32");
-  block.scores.check(problem, query, block.columns.size());
   const auto check_gradient = [&](const TensorView& gradient, const Extents& shape) {
     if (gradient.shape().rank() == 0) return;
     check(gradient.shape() == shape && gradient.dtype() == DType::float32,

@@ -14,6 +14,7 @@
 
 #include "cuda/native_cuda.hpp"
 #include "native/backward.hpp"
+#include "native/block_checks.hpp"
 #include "native/single_threaded_blas.hpp"
 #include "native/tile_kernel.hpp"
 
@@ -22,32 +23,19 @@ namespace {
 
 void check_block(const AttentionProblem& problem, const AttentionBlock& block,
                  const SoftmaxState& result) {
-  const auto check = [](bool fits, const char* what) {
-    if (!fits) throw InternalError(std::string("native attention: ") + what);
-  };
+  check_operands(problem, block);
   const Extents& query = block.query.shape();
-  const Extents& key = block.key.shape();
   const Extents& value = block.value.shape();
-  check(query.rank() == 4 && key.rank() == 4 && value.rank() == 4, "tensors must have rank 4");
-  check(key == Extents{query[0], key[1], key[2], query[3]}, "key does not fit query");
-  check(value == Extents{key[0], key[1], key[2], value[3]}, "value does not fit key");
-  check(key[2] > 0 && query[2] % key[2] == 0, "query heads are no multiple of key/value heads");
-  check(block.rows.size() == query[1], "row positions do not fit query");
-  check(block.columns.size() == key[1], "column positions do not fit key");
   check(result.output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
             result.lse.shape() == Extents{query[0], query[2], query[1]},
         "result does not fit");
-  block.scores.check(problem, query, block.columns.size());
   check(result.output.dtype() == DType::float32, "output is not float32");
   check(result.lse.dtype() == DType::float32 || result.lse.dtype() == DType::float64,
         "LSE is neither float32 nor float64");
   check(!result.wants_maximum() || (result.maximum.shape() == result.lse.shape() &&
                                     result.maximum.dtype() == DType::float32),
         "maximum does not fit");
-  for (const ConstTensorView& tensor :
-       {block.query, block.key, block.value, ConstTensorView(result.output)}) {
-    check(tensor.size(3) == 1 || tensor.stride(3) == 1, "head dimension has a stride");
-  }
+  check(has_unit_stride(result.output), "head dimension has a stride");
 }
 
 // The part of the keys that the dense mask shows to a row, which stands for the rows near it.

@@ -4,7 +4,7 @@
 
 namespace annulus {
 
-/// What turns the logits of a row into gradients. Everything by column has whole vectors of entries
+/// The numbers that turn the logits of a row into gradients. Arrays by column are whole vectors
 /// (kRowAlignment).
 struct RowGradient {
   float lse = 0;    ///< not −∞

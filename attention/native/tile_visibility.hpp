@@ -11,7 +11,7 @@
 
 namespace annulus {
 
-/// What positions, lengths and segments show a row of some columns.
+/// The part of some columns that positions, lengths and segments show to a row.
 struct RowSight {
   LocalRange seen;          ///< the row sees no column outside these …
   LocalRange gap = {};      ///< … nor these among them
@@ -19,14 +19,14 @@ struct RowSight {
   std::int32_t id = 0;
 };
 
-/// What the rows of a block's tiles see. Heads of a tile see the same blocks of a block mask.
+/// Tells what the rows of a block's tiles see. Heads of a tile see the same blocks of a block mask.
 class TileVisibility {
  public:
   /// Both must outlive the object.
   TileVisibility(const AttentionProblem& problem, const AttentionBlock& block)
       : problem_(problem), block_(block) {}
 
-  /// What the mask shows of `rows` of a tile.
+  /// The pairs of `rows` of a tile and `columns` that the mask shows.
   [[nodiscard]] Visibility examine(const RowTile& tile, const HeadTile& heads,
                                    const PositionRange& rows, const PositionRange& columns) const;
   /// Calls visit(run) for the runs of visible blocks in the entries `seen` of `columns`, which is
@@ -45,10 +45,10 @@ class TileVisibility {
       from = run.end;
     }
   }
-  /// What the mask, without its blocks, shows a row of a local batch; everything if `full`.
+  /// The columns that the mask, without its blocks, shows to a row of a local batch; all if `full`.
   [[nodiscard]] RowSight sight(std::int64_t batch, GlobalPosition row, const PositionRange& columns,
                                bool full) const;
-  /// What the dense mask shows of some rows of a tile; nothing if the bias hides them all.
+  /// The columns that the dense mask shows to some rows of a tile; none if the bias hides them all.
   [[nodiscard]] ShownColumns shown_by_scores(const RowTile& tile, const HeadTile& heads,
                                              LocalRange rows, const ScoreTensors::Keys& keys) const;
   /// Applies the bias, and the dense mask unless it shows all (`shown`), to the logits of columns

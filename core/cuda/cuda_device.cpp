@@ -144,7 +144,10 @@ class CudaDevice final : public Device {
     order_.end(stream, caller != nullptr && caller->is_captured());
     Device::end_call(stream, caller);
   }
-  void await_calls(Stream& stream) override { order_.begin(stream, false); }
+  void await_calls(Stream& stream) override {
+    const DeviceGuard guard(index_);
+    order_.begin(stream, false);
+  }
   void copy(const ConstTensorView& source, const TensorView& destination, Stream& stream) override {
     copy(std::array{TensorCopy{source, destination}}, stream);
   }

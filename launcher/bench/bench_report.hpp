@@ -16,7 +16,7 @@
 
 namespace annulus::launcher {
 
-/// What was measured of one pass of a case, over all ranks; the same on every rank.
+/// Measurements of one pass of a case, over all ranks; the same on every rank.
 struct PassMeasurement {
   Timing time;
   double flops = 0;              ///< of the whole problem

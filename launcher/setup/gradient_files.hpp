@@ -28,7 +28,7 @@ class GradientFiles {
 
   /// The kind of call that this is.
   [[nodiscard]] ring::BackwardRequest request() const { return {grad_lse_.has_value(), false}; }
-  /// Whether the results of the forward pass come from files.
+  /// True if the results of the forward pass come from files.
   [[nodiscard]] bool has_forward() const noexcept { return forward_output_.has_value(); }
   /// Reads the rank's shards of these results into tensors of host memory. Not collective.
   void read_forward(const ring::ShardedOperands& operands, const TensorView& output,

@@ -11,7 +11,7 @@
 
 namespace annulus::verification {
 
-/// Whether the schedule, by name, plans the problem as it is drawn so far: the forward pass, or the
+/// True if the schedule, by name, plans the problem as it is drawn so far: the forward pass, or the
 /// backward pass.
 [[nodiscard]] bool is_planned(const RandomProblem& drawn, const std::string& schedule,
                               const std::optional<ring::BackwardRequest>& backward = {});

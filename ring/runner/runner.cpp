@@ -18,6 +18,7 @@
 
 #include "call_values.hpp"
 #include "runner/arrivals.hpp"
+#include "runner/block_arguments.hpp"
 #include "runner/plan_memory.hpp"
 #include "runner/recordings.hpp"
 #include "runner/sink_states.hpp"
@@ -52,6 +53,7 @@ class Runner::Impl {
         operations_(make_local_operations(device.place())),
         memory_(plan_, groups_, device),
         arrivals_(plan_, device.memory()),
+        arguments_(plan_, memory_, arrivals_, problem.shape.kv_length),
         kernels_(implementations_.size()),
         done_(plan_.tasks.size()),
         computing_(device.make_stream("compute", watchdog, options.tracer)),
@@ -309,11 +311,11 @@ class Runner::Impl {
       const Task& task = plan_.tasks[index];
       if (const auto* block = std::get_if<Block>(&task.work)) {
         prepare(*block, is_rounded_at_once(*block), [&](Kernel& kernel) {
-          kernel.prepare(arguments_of(index, *block), memory_.state(block->result));
+          kernel.prepare(arguments_.of(index, *block), memory_.state(block->result));
         });
       } else if (const auto* backward = std::get_if<BackwardBlock>(&task.work)) {
         prepare(*backward, false, [&](Kernel& kernel) {
-          kernel.prepare_backward(arguments_of(*backward), gradients_of(*backward));
+          kernel.prepare_backward(arguments_.of(*backward), arguments_.gradients_of(*backward));
         });
       }
     }
@@ -496,7 +498,7 @@ class Runner::Impl {
     {
       const StreamSpan span(*computing_,
                             {TraceCategory::kernel, name_of(block), plan_.tasks[index].step});
-      kernel_of(block).forward(arguments_of(index, block), memory_.state(block.result),
+      kernel_of(block).forward(arguments_.of(index, block), memory_.state(block.result),
                                {*computing_, background(), options_.threads});
     }
     if (plan_.flops(block) >= kMarkedFlops) computing_->mark(marked_through_[index]);
@@ -554,7 +556,7 @@ class Runner::Impl {
     {
       const StreamSpan span(*computing_, {TraceCategory::kernel, name_of(block) + " backward",
                                           plan_.tasks[index].step});
-      kernel_of(block).backward(arguments_of(block), gradients_of(block),
+      kernel_of(block).backward(arguments_.of(block), arguments_.gradients_of(block),
                                 {*computing_, background(), options_.threads});
     }
     end(index);
@@ -603,49 +605,6 @@ class Runner::Impl {
     return *kernel;
   }
 
-  // Of the block that is task `index`.
-  [[nodiscard]] AttentionBlock arguments_of(std::size_t index, const Block& block) const {
-    const HeadRange kv_heads = plan_.kv_heads_of(block.heads);
-    std::optional<SoftmaxState> state;
-    if (block.state) state = memory_.state(*block.state);
-    return {memory_.view({block.query, block.rows, block.heads, block.batches}, Content::query),
-            memory_.view({block.key, block.columns, kv_heads, block.batches}, Content::key),
-            memory_.view({block.value, block.columns, kv_heads, block.batches}, Content::value),
-            block.row_positions,
-            block.column_positions,
-            plan_.first_batch + block.batches.begin,
-            plan_.first_head + block.heads.begin,
-            block.full,
-            state,
-            memory_.scores(block, problem_.shape.kv_length),
-            arrivals_.number_of(index)};
-  }
-
-  [[nodiscard]] annulus::BackwardBlock arguments_of(const BackwardBlock& block) const {
-    const HeadRange kv_heads = plan_.kv_heads_of(block.heads);
-    const auto rows_of = [&](int buffer, Content content) {
-      return memory_.view({buffer, block.rows, block.heads, block.batches}, content);
-    };
-    return {rows_of(block.query, Content::query),
-            memory_.view({block.key, block.columns, kv_heads, block.batches}, Content::key),
-            memory_.view({block.value, block.columns, kv_heads, block.batches}, Content::value),
-            rows_of(block.grad_output, Content::grad_output),
-            rows_of(block.lse, Content::lse),
-            rows_of(block.delta, Content::delta),
-            block.row_positions,
-            block.column_positions,
-            plan_.first_batch + block.batches.begin,
-            plan_.first_head + block.heads.begin,
-            block.full,
-            memory_.scores(block, problem_.shape.kv_length)};
-  }
-
-  [[nodiscard]] Gradients gradients_of(const BackwardBlock& block) const {
-    return {memory_.view(block.grad_query, Content::grad_query),
-            memory_.view(block.grad_key, Content::grad_key),
-            memory_.view(block.grad_value, Content::grad_value)};
-  }
-
   // Whether this rank waits only for its own work: no exchange is left, or the next one waits for
   // the rank's own computation. For a device, which can only say how far it has come.
   [[nodiscard]] bool awaits_only_itself() const {
@@ -690,6 +649,7 @@ class Runner::Impl {
   std::unique_ptr<LocalOperations> operations_;
   PlanMemory memory_;
   Arrivals arrivals_;
+  BlockArguments arguments_;
   std::vector<std::unique_ptr<Kernel>> kernels_;  // by implementation; null until needed
   // The caller's, which hold calls by these kernels and by earlier ones.
   using Graphs = std::vector<std::weak_ptr<void>>;

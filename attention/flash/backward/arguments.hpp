@@ -21,7 +21,7 @@ struct RowValues {
   std::int64_t batch = 0, head = 0, row = 0;  ///< strides
 };
 
-/// What prepare_rows() finds in a query tile, beside each tile's LSE.
+/// Flags of a query tile, which prepare_rows() writes behind the tile's LSE.
 inline constexpr std::int32_t kHiddenRows = 1;     ///< some row sees nothing or does not exist
 inline constexpr std::int32_t kSpecialValues = 2;  ///< some LSE or delta is special, see the kernel
 /// Values that lie behind the LSE of each query tile: its flags, as int32, and padding.

@@ -12,6 +12,7 @@
 #include <annulus/verification/verification.hpp>
 
 #include "tests/attention/wrapped_native.hpp"
+#include "tests/launcher/verification/spoiled_kernel.hpp"
 #include "tests/support/host_context.hpp"
 
 namespace annulus::verification {
@@ -19,27 +20,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-using Spoil = std::function<void(const BackwardBlock& block, const Gradients& gradients)>;
-
-// Spoils the gradients of another kernel.
-class SpoiledKernel final : public Kernel {
- public:
-  SpoiledKernel(std::unique_ptr<Kernel> kernel, Spoil spoil)
-      : kernel_(std::move(kernel)), spoil_(std::move(spoil)) {}
-  void forward(const AttentionBlock& block, const SoftmaxState& result,
-               const ExecutionContext& context) override {
-    kernel_->forward(block, result, context);
-  }
-  void backward(const BackwardBlock& block, const Gradients& gradients,
-                const ExecutionContext& context) override {
-    kernel_->backward(block, gradients, context);
-    spoil_(block, gradients);
-  }
-
- private:
-  std::unique_ptr<Kernel> kernel_;
-  Spoil spoil_;
-};
+using Spoil = SpoilGradients;
 
 class VerifyGradients : public ::testing::Test {
  protected:
@@ -58,7 +39,7 @@ class VerifyGradients : public ::testing::Test {
     context_.registry() = Registry();
     context_.registry().add(std::make_unique<test::WrappedNative>(
         "spoiled", [spoil = std::move(spoil)](std::unique_ptr<Kernel> native) {
-          return std::make_unique<SpoiledKernel>(std::move(native), spoil);
+          return std::make_unique<SpoiledKernel>(std::move(native), nullptr, spoil);
         }));
     return verify_sharded(case_, context_);
   }

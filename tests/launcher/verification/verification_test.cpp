@@ -15,6 +15,7 @@
 #include <annulus/verification/verification.hpp>
 
 #include "tests/attention/wrapped_native.hpp"
+#include "tests/launcher/verification/spoiled_kernel.hpp"
 #include "tests/support/host_context.hpp"
 
 namespace annulus::verification {
@@ -22,23 +23,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-using Spoil = std::function<void(const AttentionBlock& block, const SoftmaxState& result)>;
-
-// Spoils the results of another kernel.
-class SpoiledKernel final : public Kernel {
- public:
-  SpoiledKernel(std::unique_ptr<Kernel> kernel, Spoil spoil)
-      : kernel_(std::move(kernel)), spoil_(std::move(spoil)) {}
-  void forward(const AttentionBlock& block, const SoftmaxState& result,
-               const ExecutionContext& context) override {
-    kernel_->forward(block, result, context);
-    if (result.lse.elements() > 0) spoil_(block, result);
-  }
-
- private:
-  std::unique_ptr<Kernel> kernel_;
-  Spoil spoil_;
-};
+using Spoil = SpoilResult;
 
 class VerifySharded : public ::testing::Test {
  protected:

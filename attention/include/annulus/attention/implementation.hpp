@@ -135,7 +135,8 @@ class Kernel {
   /// block.state then has its own. Ordered by context.stream.
   virtual void forward(const AttentionBlock& block, const SoftmaxState& result,
                        const ExecutionContext& context) = 0;
-  /// The same for backward(), with gradients of these strides.
+  /// Prepares for backward() with blocks of this geometry and gradients of these strides, as
+  /// prepare() does for forward(), with the same error.
   virtual void prepare_backward(const BackwardBlock& /*block*/, const Gradients& /*gradients*/) {}
   /// Adds the gradients of `block` (docs/semantics.md §1, "Backward") to `gradients`. Rows whose
   /// LSE is −∞ add nothing. Ordered by context.stream. Only for implementations that declare it.
@@ -216,7 +217,7 @@ class Implementation {
   /// Whether it computes problems of these dtypes and sizes at such a place, apart from what it
   /// declares.
   [[nodiscard]] virtual Capability accepts(const AttentionProblem& problem, Place place) const = 0;
-  /// The same for gradients, if it declares that it computes some.
+  /// accepts() for the gradients of such problems, if it declares a backward pass.
   [[nodiscard]] virtual Capability accepts_backward(const AttentionProblem& problem,
                                                     Place place) const {
     return accepts(problem, place);
@@ -229,7 +230,7 @@ class Implementation {
                                          const BlockGeometry& /*block*/) const {
     return Capability::yes();
   }
-  /// The same for the block's gradients, of a problem whose gradients it accepts.
+  /// takes() for the block's gradients, of a problem whose gradients it accepts.
   [[nodiscard]] virtual Capability takes_backward(const AttentionProblem& problem,
                                                   const BlockGeometry& block) const {
     return takes(problem, block);

@@ -37,12 +37,12 @@ struct AttentionShape {
 
 /// Which values change from call to call. Calls pass them, and one plan serves all of them.
 struct CallArguments {
-  /// Of queries and keys: up to those of the mask, or T and S where it has none.
+  /// Lengths of queries and keys, up to those of the mask, or T and S where it has none.
   bool lengths = false;
   bool offsets = false;  ///< any, so that plans skip nothing that causal, window or chunk hide
   bool dropout_seed = false;
 
-  /// Whether calls differ in what their rows see.
+  /// True if calls differ in what their rows see.
   [[nodiscard]] bool change_visibility() const { return lengths || offsets; }
   [[nodiscard]] bool any() const { return change_visibility() || dropout_seed; }
   bool operator==(const CallArguments&) const = default;

@@ -57,7 +57,7 @@ class Device {
   }
   /// Shared with the other devices that this process has opened on the same GPU.
   [[nodiscard]] AwaitingCalls& awaiting_calls();
-  /// What calls on this device use one after the other.
+  /// Memory that the calls on this device use one after the other.
   [[nodiscard]] CallMemory& call_memory();
   /// Orders a call with `caller`, the caller's stream, which may be null: work submitted to
   /// `stream` from now on starts after what is on the caller's. It also starts after the calls

@@ -11,7 +11,7 @@ struct BackwardCase {
   std::string implementation = {};  ///< empty: as the forward pass names it, or "auto"
   std::string schedule = {};        ///< likewise
   ring::BackwardRequest request = {};
-  /// Whether it is no failure if no implementation computes the gradients.
+  /// True if the case passes where no implementation computes the gradients.
   bool may_be_refused = false;
 };
 

@@ -17,7 +17,7 @@
 
 namespace annulus::verification {
 
-/// What one rank holds of the backward pass of a case: random gradients of the results, and the
+/// One rank's part of the backward pass of a case: random gradients of the results, and the
 /// gradients to be computed.
 class GradientShards {
  public:
@@ -28,8 +28,8 @@ class GradientShards {
   /// Copies everything to the device, where it is when this returns. Gradients to be computed are
   /// NaN before, or `unwritten` bytes, so that elements that are not written show.
   void upload(int unwritten = 0xff);
-  /// What a call takes after an upload, with the tensors of the forward pass, its results included,
-  /// where the device computes.
+  /// The tensors that a call takes after an upload, with the tensors of the forward pass, its
+  /// results included, where the device computes.
   [[nodiscard]] ring::BackwardLocalTensors tensors(const ring::LocalTensors& forward) const;
   /// upload(), a call, and its results back in host memory.
   void compute(Attention& attention, const ring::LocalTensors& forward, int unwritten = 0xff);

@@ -12,7 +12,7 @@ namespace annulus::verification {
 /// that docs/semantics.md §6 names, over all ranks. 0 if both are 0; NaN is within no bound.
 using GradientErrors = std::array<double, 3>;
 
-/// What verify_sharded() found of the backward pass: the same on every rank.
+/// The result of verify_sharded() for the backward pass: the same on every rank.
 struct GradientVerification {
   ring::BackwardRequest request;
   /// Why no implementation computes the gradients; the rest is then not set. Empty if some does.
@@ -33,7 +33,7 @@ struct GradientVerification {
   /// The largest error over that of the unsharded run, 1 if neither has any; nothing where they are
   /// not compared.
   [[nodiscard]] std::optional<double> ratio() const;
-  /// What is wrong, in a few words; empty if nothing.
+  /// Names the first thing that is wrong, in a few words; empty if nothing is.
   [[nodiscard]] std::string failure() const;
 };
 

@@ -10,19 +10,24 @@ namespace annulus::ring::cuda {
 namespace {
 
 using annulus::cuda::for_each_vector;
+using annulus::cuda::Pack;
 using annulus::cuda::Strided;
 using annulus::cuda::VectorGrid;
 
 // A few lanes share a row of a head.
-template <class T>
+template <class T, int kWidth>
 __global__ void delta_kernel(VectorGrid grid, Strided<const T> output, Strided<const T> grad_output,
-                             Strided<const float> grad_lse, Strided<float> delta, int width) {
+                             Strided<const float> grad_lse, Strided<float> delta) {
   for_each_vector(grid, [&](unsigned b, unsigned t, unsigned n, int lane, unsigned mask) {
-    const T* const o = output.at(b, t, n);
-    const T* const g = grad_output.at(b, t, n);
+    const auto* const o = reinterpret_cast<const Pack<T, kWidth>*>(output.at(b, t, n));
+    const auto* const g = reinterpret_cast<const Pack<T, kWidth>*>(grad_output.at(b, t, n));
     float sum = 0;
-    for (int d = lane; d < width; d += grid.lanes) {
-      sum += annulus::cuda::to_float(o[d]) * annulus::cuda::to_float(g[d]);
+    for (int pack = lane; pack < grid.packs; pack += grid.lanes) {
+      const Pack<T, kWidth> x = o[pack], y = g[pack];
+#pragma unroll
+      for (int d = 0; d < kWidth; ++d) {
+        sum += annulus::cuda::to_float(x.at[d]) * annulus::cuda::to_float(y.at[d]);
+      }
     }
     for (int apart = grid.lanes / 2; apart > 0; apart /= 2) {
       sum += __shfl_xor_sync(mask, sum, apart);
@@ -41,9 +46,12 @@ void delta(const ConstTensorView& output, const ConstTensorView& grad_output,
     throw InternalError("a delta of outputs and gradients that differ in shape or dtype");
   }
   if (delta.elements() == 0) return;
-  const VectorGrid grid = annulus::cuda::vector_grid(output.shape(), 1);
   annulus::cuda::with_type(output.dtype(), [&](auto type) {
     using T = decltype(type);
+    constexpr int kWide = 16 / sizeof(T);
+    const bool wide =
+        annulus::cuda::tiled_by(output, kWide) && annulus::cuda::tiled_by(grad_output, kWide);
+    const VectorGrid grid = annulus::cuda::vector_grid(output.shape(), wide ? kWide : 1);
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(grid.blocks());
     config.blockDim = dim3(annulus::cuda::kThreads);
@@ -51,11 +59,11 @@ void delta(const ConstTensorView& output, const ConstTensorView& grad_output,
     const Strided<const float> lse = grad_lse.rank() > 0
                                          ? annulus::cuda::strided<const float>(grad_lse)
                                          : Strided<const float>{};
-    check_cuda(
-        cudaLaunchKernelEx(&config, delta_kernel<T>, grid, annulus::cuda::strided<const T>(output),
-                           annulus::cuda::strided<const T>(grad_output), lse,
-                           annulus::cuda::strided<float>(delta), static_cast<int>(output.size(3))),
-        "launching delta");
+    check_cuda(cudaLaunchKernelEx(&config, wide ? delta_kernel<T, kWide> : delta_kernel<T, 1>, grid,
+                                  annulus::cuda::strided<const T>(output),
+                                  annulus::cuda::strided<const T>(grad_output), lse,
+                                  annulus::cuda::strided<float>(delta)),
+               "launching delta");
   });
 }
 

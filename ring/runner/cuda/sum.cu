@@ -1,95 +1,109 @@
 #include <algorithm>
+#include <array>
 #include <cstdint>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <string>
+#include <span>
 
 #include <annulus/attention/softmax_state.hpp>
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/core/vectors.cuh>
 
 #include "runner/cuda/sum.hpp"
 
 namespace annulus::ring::cuda {
 namespace {
 
+using annulus::cuda::for_each_vector;
+using annulus::cuda::Pack;
+using annulus::cuda::VectorGrid;
+
 constexpr int kDims = 4;
+constexpr int kWide = 4;
 
-struct StridedParts {
-  const void* data[kMostParts];
-  std::int64_t strides[kMostParts][kDims];
-  DType dtypes[kMostParts];
-  int count;
-};
-
-struct StridedResult {
+struct Array {
   void* data;
   std::int64_t strides[kDims];
-  std::int64_t shape[kDims];
   DType dtype;
 };
 
-__device__ float load(const void* data, DType dtype, std::int64_t at) {
+struct Parts {
+  Array arrays[kMostParts];
+  int count;
+};
+
+// The device type of an array is the same for all threads, so that its switch costs little.
+template <class Body>
+__device__ void with_device_type(DType dtype, const Body& body) {
   switch (dtype) {
     case DType::float16:
-      return __half2float(static_cast<const __half*>(data)[at]);
+      return body(__half{});
     case DType::bfloat16:
-      return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[at]);
+      return body(__nv_bfloat16{});
     default:
-      return static_cast<const float*>(data)[at];
+      return body(float{});
   }
 }
 
-__device__ void store(void* data, DType dtype, std::int64_t at, float value) {
-  switch (dtype) {
-    case DType::float16:
-      static_cast<__half*>(data)[at] = __float2half_rn(value);
-      break;
-    case DType::bfloat16:
-      static_cast<__nv_bfloat16*>(data)[at] = __float2bfloat16_rn(value);
-      break;
-    default:
-      static_cast<float*>(data)[at] = value;
-  }
-}
-
-__device__ std::int64_t offset_of(const std::int64_t (&index)[kDims],
-                                  const std::int64_t (&strides)[kDims]) {
-  std::int64_t offset = 0;
-  for (int dim = 0; dim < kDims; ++dim) offset += index[dim] * strides[dim];
-  return offset;
-}
-
-__global__ void sum_kernel(StridedParts parts, StridedResult result, std::int64_t elements) {
-  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < elements;
-       i += step) {
-    std::int64_t index[kDims];
-    std::int64_t rest = i;
-    for (int dim = kDims - 1; dim >= 0; --dim) {
-      index[dim] = rest % result.shape[dim];
-      rest /= result.shape[dim];
+template <int kWidth>
+__global__ void __launch_bounds__(annulus::cuda::kThreads)
+    sum_kernel(VectorGrid grid, const __grid_constant__ Parts parts,
+               const __grid_constant__ Array result) {
+  for_each_vector(grid, [&](unsigned i, unsigned j, unsigned k, int lane, unsigned) {
+    const auto offset = [&](const Array& array) {
+      return i * array.strides[0] + j * array.strides[1] + k * array.strides[2];
+    };
+    for (int pack = lane; pack < grid.packs; pack += grid.lanes) {
+      float total[kWidth] = {};
+      for (int p = 0; p < parts.count; ++p) {
+        const Array& array = parts.arrays[p];
+        const std::int64_t at = offset(array) + pack * kWidth * array.strides[3];
+        with_device_type(array.dtype, [&](auto type) {
+          using T = decltype(type);
+          const auto values =
+              *reinterpret_cast<const Pack<T, kWidth>*>(static_cast<const T*>(array.data) + at);
+#pragma unroll
+          for (int d = 0; d < kWidth; ++d) total[d] += annulus::cuda::to_float(values.at[d]);
+        });
+      }
+      const std::int64_t at = offset(result) + pack * kWidth * result.strides[3];
+      with_device_type(result.dtype, [&](auto type) {
+        using T = decltype(type);
+        Pack<T, kWidth> values;
+#pragma unroll
+        for (int d = 0; d < kWidth; ++d) annulus::cuda::round_to(total[d], values.at[d]);
+        *reinterpret_cast<Pack<T, kWidth>*>(static_cast<T*>(result.data) + at) = values;
+      });
     }
-    float total = 0;
-    for (int p = 0; p < parts.count; ++p) {
-      total += load(parts.data[p], parts.dtypes[p], offset_of(index, parts.strides[p]));
-    }
-    store(result.data, result.dtype, offset_of(index, result.strides), total);
-  }
+  });
 }
 
 // Padded with leading ones to four dimensions.
 template <class View>
-void set_strides(const View& view, std::int64_t (&strides)[kDims]) {
-  std::fill(strides, strides + kDims, 0);
-  for (int dim = 0; dim < view.rank(); ++dim) {
-    strides[kDims - view.rank() + dim] = view.stride(dim);
+Array array_of(const View& view) {
+  if (view.dtype() != DType::float16 && view.dtype() != DType::bfloat16 &&
+      view.dtype() != DType::float32) {
+    throw InternalError("a sum on a GPU of " + std::string(name_of(view.dtype())));
   }
+  Array array{const_cast<void*>(static_cast<const void*>(view.data())), {}, view.dtype()};
+  for (int dim = 0; dim < view.rank(); ++dim) {
+    array.strides[kDims - view.rank() + dim] = view.stride(dim);
+  }
+  return array;
 }
 
-DType added(DType dtype) {
-  if (dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32) return dtype;
-  throw InternalError("a sum on a GPU of " + std::string(name_of(dtype)));
+Extents padded_shape(const TensorView& view) {
+  std::array<std::int64_t, kDims> sizes{1, 1, 1, 1};
+  for (int dim = 0; dim < view.rank(); ++dim) {
+    sizes[static_cast<std::size_t>(kDims - view.rank() + dim)] = view.size(dim);
+  }
+  return {sizes[0], sizes[1], sizes[2], sizes[3]};
+}
+
+// Whether packs of kWide elements tile every row of the array at aligned addresses.
+template <class View>
+bool is_wide(const View& view) {
+  return view.rank() == kDims && (view.stride(3) == 1 || view.size(3) == 1) &&
+         annulus::cuda::tiled_by(view, kWide);
 }
 
 }  // namespace
@@ -98,32 +112,23 @@ void sum(std::span<const ConstTensorView> parts, const TensorView& result, Strea
   if (parts.size() > kMostParts || result.rank() > kDims) {
     throw InternalError("a sum of more parts or dimensions than a launch takes");
   }
-  const std::int64_t elements = result.elements();
-  if (elements == 0) return;
-  StridedParts from{};
+  if (result.elements() == 0) return;
+  Parts from{};
   from.count = static_cast<int>(parts.size());
+  bool wide = is_wide(result);
   for (std::size_t p = 0; p < parts.size(); ++p) {
     if (!(parts[p].shape() == result.shape())) throw InternalError("a sum of different shapes");
-    from.data[p] = parts[p].data();
-    from.dtypes[p] = added(parts[p].dtype());
-    set_strides(parts[p], from.strides[p]);
+    from.arrays[p] = array_of(parts[p]);
+    wide = wide && is_wide(parts[p]);
   }
-  StridedResult to{};
-  to.data = result.data();
-  to.dtype = added(result.dtype());
-  set_strides(result, to.strides);
-  std::fill(to.shape, to.shape + kDims, 1);
-  for (int dim = 0; dim < result.rank(); ++dim) {
-    to.shape[kDims - result.rank() + dim] = result.size(dim);
-  }
-  constexpr std::int64_t kThreads = 256;
-  constexpr std::int64_t kMostBlocks = 8192;
+  const VectorGrid grid = annulus::cuda::vector_grid(padded_shape(result), wide ? kWide : 1);
   cudaLaunchConfig_t config{};
-  config.gridDim =
-      dim3(static_cast<unsigned>(std::min((elements + kThreads - 1) / kThreads, kMostBlocks)));
-  config.blockDim = dim3(kThreads);
+  config.gridDim = dim3(grid.blocks());
+  config.blockDim = dim3(annulus::cuda::kThreads);
   config.stream = CudaStream::of(stream).raw();
-  check_cuda(cudaLaunchKernelEx(&config, sum_kernel, from, to, elements), "launching a sum");
+  check_cuda(cudaLaunchKernelEx(&config, wide ? sum_kernel<kWide> : sum_kernel<1>, grid, from,
+                                array_of(result)),
+             "launching a sum");
 }
 
 }  // namespace annulus::ring::cuda

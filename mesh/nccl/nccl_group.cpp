@@ -177,6 +177,9 @@ class NcclGroup final : public DeviceGroup {
   }
   void give_up() noexcept override { communicator_->abort(); }
   void check() override {
+    if (communicator_->get() == nullptr) {
+      throw LibraryError("transport nccl: unusable after an exchange that failed");
+    }
     const DeviceGuard guard(place().device);
     ncclResult_t state = ncclSuccess;
     check_nccl(ncclCommGetAsyncError(communicator_->get(), &state), "ncclCommGetAsyncError");

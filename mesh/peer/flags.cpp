@@ -75,10 +75,11 @@ void FlagBlock::abandon_unless_idle() {
   constexpr std::chrono::seconds kLongest{5};
   CUcontext context = nullptr;
   cudaEvent_t raw = nullptr;
-  if (cuda::driver_calls().ctx_get_current(&context) != CUDA_SUCCESS) return;
-  if (cudaEventCreateWithFlags(&raw, cudaEventDisableTiming) != cudaSuccess) return;
+  // A thread has a context from its first call of the runtime on, so the event comes first.
+  check_cuda(cudaEventCreateWithFlags(&raw, cudaEventDisableTiming), "cudaEventCreate");
   const Handle<CudaEventTraits> all_done(raw);
-  if (cuda::driver_calls().ctx_record_event(context, raw) != CUDA_SUCCESS) return;
+  cuda::check_driver(cuda::driver_calls().ctx_get_current(&context), "cuCtxGetCurrent");
+  cuda::check_driver(cuda::driver_calls().ctx_record_event(context, raw), "cuCtxRecordEvent");
   const auto is_idle_within = [&](Clock::duration most) {
     const auto begin = Clock::now();
     while (cudaEventQuery(raw) == cudaErrorNotReady) {

@@ -154,7 +154,7 @@ class Runner::Impl {
           "schedules other than allgather can");
     }
     try {
-      if (options_.watch != nullptr) options_.watch->check();
+      check_watch();
       for (Group* group : groups_) group->check();
       check_tensors(plan_, memory_.expected(), tensors);
       if (!lies_as_before(tensors)) {
@@ -212,10 +212,10 @@ class Runner::Impl {
       if (watched_) pause.emplace(*watched_);
       device_.await_calls(*computing_);
       wait_for_streams();
-      // The streams end too where the watch has released them.
-      if (options_.watch != nullptr) options_.watch->check();
+      check_watch();
     } catch (...) {
       give_up();
+      check_watch();
       throw;
     }
   }
@@ -253,6 +253,11 @@ class Runner::Impl {
 
   [[nodiscard]] bool lies_as_before(std::span<const TensorView> tensors) const {
     return ready_ && std::ranges::equal(tensors, memory_.bound(), lie_alike);
+  }
+
+  // Streams that the watch has released end as if all were well, or with the transport's error.
+  void check_watch() const {
+    if (options_.watch != nullptr) options_.watch->check();
   }
 
   // How far the streams have come. A replayed call is work of the compute stream alone.

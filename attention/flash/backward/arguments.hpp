@@ -30,16 +30,15 @@ inline constexpr std::int32_t kFlagValues = 4;
 /// Everything that the kernels of a backward call read.
 struct Arguments {
   CUtensorMap query, key, value, grad_output;
+  CUtensorMap query_sum;  ///< grad_query, in boxes of kSumRows rows and 32 dims, where it is wanted
 
   RowValues lse;    ///< natural
   RowValues delta;  ///< rowsum(dO ∘ O) − dLSE
   /// For each batch, head and query tile, the LSE of its rows in units of log2, +∞ where a row sees
   /// nothing or does not exist, and kFlagValues more.
   float* scaled_lse = nullptr;
-  /// For each batch and head, padded_rows values: delta, 0 where LSE is +∞.
+  /// For each batch and head, padded_rows values: delta by the scale of dS, 0 where LSE is +∞.
   float* padded_delta = nullptr;
-  /// dQ before its scale, in the order in which threads hold it: see query_sum_index().
-  float* query_sum = nullptr;
 
   std::int32_t batches = 0, heads = 0, heads_per_kv_head = 1;
   std::int32_t rows = 0, columns = 0;

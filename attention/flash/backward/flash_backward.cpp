@@ -134,7 +134,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   const std::int64_t padded = (query[1] + tile - 1) / tile * tile;
   const std::int64_t rows = query[0] * query[2] * padded;
   const std::int64_t lse_values = rows / tile * (tile + kFlagValues);
-  const std::int64_t values = rows * dim + lse_values + rows;
+  const std::int64_t values = lse_values + rows;
   if (workspace_.view().elements() < values) {
     workspace_ = {};
     workspace_ = Tensor(DType::float32, {values}, device_.memory());
@@ -147,8 +147,8 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   a.value = tensor_map(block.value, kTileKeys);
   a.lse = row_values_of(block.lse);
   a.delta = row_values_of(block.delta);
-  a.query_sum = static_cast<float*>(workspace_.view().data());
-  a.scaled_lse = a.query_sum + rows * dim;
+  if (is_wanted(gradients.query)) a.query_sum = tensor_map(gradients.query, kSumRows);
+  a.scaled_lse = static_cast<float*>(workspace_.view().data());
   a.padded_delta = a.scaled_lse + lse_values;
   a.batches = static_cast<std::int32_t>(query[0]);
   a.heads = static_cast<std::int32_t>(query[2]);

@@ -41,7 +41,7 @@ class FlashBackward {
   const AttentionProblem& problem_;
   Device& device_;
   std::vector<Entry> entries_;
-  Tensor workspace_;  // sums of dQ, LSE and delta
+  Tensor workspace_;  // LSE and delta
 };
 
 }  // namespace annulus::flash::backward

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <type_traits>
+
 #include "flash/backward/arguments.hpp"
+#include "flash/backward/kernels.hpp"
 #include "flash/backward/special.cuh"
 #include "flash/hopper/tma.cuh"
 #include "flash/hopper/wgmma.cuh"
@@ -19,6 +22,10 @@ struct Tiles {
   static constexpr int kStages = 2;
   static constexpr int kThreads = 384;
   static constexpr int kTileElements = kQueries * kDim;
+  /// dS has the logits' scale in it. In float16 this would make small ones subnormal.
+  static constexpr bool kScaledScores = !std::is_same_v<Element, __half>;
+  __device__ static float score_scale(const Arguments& a) { return kScaledScores ? a.scale : 1; }
+  __device__ static float sum_scale(const Arguments& a) { return kScaledScores ? 1 : a.scale; }
 };
 
 /// A key tile of one key/value head, and the query tiles that see some of it.
@@ -62,7 +69,7 @@ struct SharedTiles {
   /// dSᵀ: for every 64 queries, a row of 128 bytes for each key. Two, so that one barrier per tile
   /// is enough.
   alignas(1024) Element grad_score[2][Tiles::kKeys * Tiles::kQueries];
-  alignas(128) float query_sum[8][1024];  ///< each warp's part of dQ
+  alignas(1024) float grad_query[4][kSumRows * 32];  ///< dQ of each pair of warps: a box
   alignas(128) float lse[Tiles::kStages][Tiles::kQueries + kFlagValues];
   alignas(128) float delta[Tiles::kStages][Tiles::kQueries];
   /// In shared memory, so that it takes no registers.
@@ -144,14 +151,6 @@ __device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, fl
   *pair = float2{x + before.x, y + before.y};
 }
 
-/// Where the sum of dQ lies in a query tile: as the threads of the main kernel hold it. `dim` is
-/// even, and that of dim + 1 lies behind it.
-__device__ __forceinline__ int query_sum_index(int row, int dim) {
-  const int warp = (row / 64 + dim / 64) * 4 + row % 64 / 16;
-  const int i = dim % 64 / 8, thread = row % 8 * 4 + dim % 8 / 2, h = row / 8 % 2;
-  return warp * 1024 + (i * 32 + thread) * 4 + 2 * h;
-}
-
 /// One warpgroup's part: dK and dV of 64 keys, in registers until all queries of the group of heads
 /// have been seen, and half of each query tile's dQ.
 template <class Tiles>
@@ -159,9 +158,11 @@ class Consumer {
   using Element = typename Tiles::Element;
   static constexpr int kScores = Tiles::kQueries / 2;
   static constexpr int kSums = Tiles::kDim / 2;
+  static constexpr bool kSplitsDims = Tiles::kDim == 128;  // of dQ, between the warpgroups
   // Named barriers of both warpgroups.
   static constexpr int kTileSync = 1;
   static constexpr int kSpecialSync = 2;
+  static constexpr int kPairSync = 3;  // and three more: of a pair of warps
   using ScoreProduct = hopper::Product<Element, Tiles::kQueries>;
   using SumProduct = hopper::Product<Element, Tiles::kDim>;
   using QueryProduct = hopper::Product<Element, 64>;
@@ -181,13 +182,11 @@ class Consumer {
     shared.key_full.wait(0);
     for (std::int32_t i = 0; i < a.heads_per_kv_head; ++i) {
       const std::int32_t head = work.kv_head * a.heads_per_kv_head + i;
-      // Tiles of dQ are counted over batches and heads: an index takes half of the registers.
-      const std::int32_t first = (work.batch * a.heads + head) * (a.padded_rows / Tiles::kQueries);
       for (std::int32_t tile = work.first_tile; tile <= work.last_tile; ++tile) {
-        step(tile, first + tile, key_sum, value_sum);
+        step(tile, head, key_sum, value_sum);
       }
     }
-    add(a.grad_key, key_sum, a.scale);
+    add(a.grad_key, key_sum, Tiles::sum_scale(a));
     add(a.grad_value, value_sum, 1);
     if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   }
@@ -226,13 +225,13 @@ class Consumer {
     hopper::products_commit();
   }
 
-  // This warpgroup's 64 × 64 part of dQ = dS·K: half of the dims, or of the queries.
+  // This warpgroup's 64 × 64 part of dQᵀ = Kᵀ·dSᵀ: half of the dims, or of the queries. Its threads
+  // then hold neighbouring dims, which lie in different banks.
   __device__ __forceinline__ void issue_query(float (&sum)[32], const Element* grad_score) const {
-    constexpr bool kSplitsDims = Tiles::kDim == 128;
     const std::uint64_t left =
-        hopper::operand_descriptor(grad_score + (kSplitsDims ? 0 : group * Tiles::kKeys * 64));
-    const std::uint64_t right =
         hopper::operand_descriptor(shared.key + (kSplitsDims ? group * Tiles::kKeys * 64 : 0));
+    const std::uint64_t right =
+        hopper::operand_descriptor(grad_score + (kSplitsDims ? 0 : group * Tiles::kKeys * 64));
 #pragma unroll
     for (int key = 0; key < Tiles::kKeys; key += 16) {
       const std::uint64_t l = hopper::advance(left, key * 128);
@@ -279,7 +278,8 @@ class Consumer {
   }
 
   // A tile of which hidden pairs must not even be multiplied, pair by pair; a warp per row.
-  __device__ __forceinline__ void differentiate_pairs(float* to, std::int32_t first_row) const {
+  __device__ __forceinline__ void differentiate_pairs(std::int32_t head,
+                                                      std::int32_t first_row) const {
     constexpr int kParts = Tiles::kDim / 64;
     const std::uint32_t slot = at.slot();
 #pragma unroll 1
@@ -309,7 +309,7 @@ class Consumer {
           grad += __shfl_xor_sync(0xffffffff, grad, distance);
         }
         const float weight = exp2_fast(fmaf(score, a.scale * kLog2E, -lse));
-        const float grad_score = weight * (grad - delta);
+        const float grad_score = weight * fmaf(grad, Tiles::score_scale(a), -delta);
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
           const int dim = 64 * i + 2 * lane;
@@ -318,26 +318,27 @@ class Consumer {
           query_sum[i].y += grad_score * x.y;
           const float2 q = swizzled_pair<Tiles::kQueries>(shared.query[slot], r, dim);
           const float2 g = swizzled_pair<Tiles::kQueries>(shared.grad_output[slot], r, dim);
-          add_atomically(a.grad_key, column, dim, a.scale * grad_score, q);
-          add_atomically(a.grad_value, column, dim, weight, g);
+          add_atomically(a.grad_key, column, work.kv_head, dim, Tiles::sum_scale(a) * grad_score,
+                         q);
+          add_atomically(a.grad_value, column, work.kv_head, dim, weight, g);
         }
       }
 #pragma unroll
       for (int i = 0; i < kParts; ++i) {
-        float* const at_pair = to + query_sum_index(r, 64 * i + 2 * lane);
-        atomicAdd(at_pair, query_sum[i].x);
-        atomicAdd(at_pair + 1, query_sum[i].y);
+        add_atomically(a.grad_query, first_row + r, head, 64 * i + 2 * lane, Tiles::sum_scale(a),
+                       query_sum[i]);
       }
     }
     __threadfence();  // another thread adds to the gradients in add()
     hopper::named_sync(kTileSync, 256);
   }
 
-  __device__ __forceinline__ void add_atomically(const Gradient& to, std::int32_t column, int dim,
-                                                 float factor, float2 pair) const {
+  __device__ __forceinline__ void add_atomically(const Gradient& to, std::int32_t token,
+                                                 std::int32_t head, int dim, float factor,
+                                                 float2 pair) const {
     if (to.data == nullptr || dim >= to.dim) return;
-    float* const sum = to.data + work.batch * to.strides.batch + column * to.strides.sequence +
-                       work.kv_head * to.strides.head + dim;
+    float* const sum = to.data + work.batch * to.strides.batch + token * to.strides.sequence +
+                       head * to.strides.head + dim;
     atomicAdd(sum, factor * pair.x);
     atomicAdd(sum + 1, factor * pair.y);
   }
@@ -359,34 +360,39 @@ class Consumer {
     }
   }
 
-  __device__ __forceinline__ void add_query(float* to, const float (&sum)[32]) {
-    float4* const part = reinterpret_cast<float4*>(shared.query_sum[warp]);
-    if (lane == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-    __syncwarp();
+  // TMA adds the 64 × 32 part of a pair of warps, swizzled as it lies in shared memory.
+  __device__ __forceinline__ void add_query(std::int32_t tile, std::int32_t head,
+                                            const float (&sum)[32]) {
+    if (a.grad_query.data == nullptr) return;
+    const int pair = warp / 2;
+    const bool issues = warp % 2 == 0 && lane == 0;
+    if (issues) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    hopper::named_sync(kPairSync + pair, 64);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      part[i * 32 + lane] = make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
+    for (int h = 0; h < 2; ++h) {
+      const int dim = warp % 2 * 16 + lane / 4 + 8 * h;
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int query = lane % 4 * 2 + j;
+        float* const to = shared.grad_query[pair] + query * 32 + (dim / 4 ^ query) * 4 + dim % 4;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) to[i * 256] = Tiles::sum_scale(a) * sum[4 * i + 2 * h + j];
+      }
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncwarp();
-    if (lane == 0) {
-      asm volatile(
-          "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
-          "cp.async.bulk.commit_group;" ::"l"(to + warp * 1024),
-          "r"(hopper::shared_address(part)), "n"(4096)
-          : "memory");
-    }
-  }
-
-  [[nodiscard]] __device__ __forceinline__ float* query_sum_of(std::int32_t tile) const {
-    return a.query_sum + std::int64_t{tile} * Tiles::kTileElements;
+    hopper::named_sync(kPairSync + pair, 64);
+    if (!issues) return;
+    hopper::add_box(&a.query_sum, shared.grad_query[pair],
+                    pair % 2 * 32 + (kSplitsDims ? group * 64 : 0),
+                    tile * Tiles::kQueries + (kSplitsDims ? 0 : group * 64), head, work.batch);
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
   }
 
   __device__ __forceinline__ void release(hopper::Barrier& barrier) const {
     if (lane == 0) barrier.arrive();
   }
 
-  __device__ __forceinline__ void step(std::int32_t tile, std::int32_t sum_tile,
+  __device__ __forceinline__ void step(std::int32_t tile, std::int32_t head,
                                        float (&key_sum)[kSums], float (&value_sum)[kSums]) {
     const std::uint32_t slot = at.slot(), parity = at.parity();
     const std::int32_t row = tile * Tiles::kQueries;
@@ -398,14 +404,14 @@ class Consumer {
       shared.output_full[slot].wait(parity);
       shared.key_watched.wait(0);
       if (is_special(slot, flags)) {
-        differentiate_pairs(query_sum_of(sum_tile), row);
+        differentiate_pairs(head, row);
         release(shared.output_empty[slot]);
         release(shared.query_empty[slot]);
         at.next();
         return;
       }
     }
-    const float scale = a.scale * kLog2E;
+    const float scale = a.scale * kLog2E, score_scale = Tiles::score_scale(a);
     float scores[kScores], grads[kScores];
     std::uint32_t weights[kScores / 2], packed[kScores / 2];
     hopper::leave_undefined(scores);
@@ -443,8 +449,8 @@ class Consumer {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int j = 4 * i + 2 * h;
-        packed[j / 2] = pack<Element>(scores[j] * (grads[j] - delta.x),
-                                      scores[j + 1] * (grads[j + 1] - delta.y));
+        packed[j / 2] = pack<Element>(scores[j] * fmaf(grads[j], score_scale, -delta.x),
+                                      scores[j + 1] * fmaf(grads[j + 1], score_scale, -delta.y));
       }
     }
     Element* const grad_score = shared.grad_score[at.count % 2];
@@ -463,7 +469,7 @@ class Consumer {
     hopper::pin(weights);
     hopper::pin(query_sum);
     release(shared.output_empty[slot]);
-    add_query(query_sum_of(sum_tile), query_sum);
+    add_query(tile, head, query_sum);
     hopper::products_wait<0>();
     hopper::pin(key_sum);
     hopper::pin(packed);

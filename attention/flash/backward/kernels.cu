@@ -6,12 +6,11 @@
 namespace annulus::flash::backward {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
-
 // LSE and delta of each row of a query tile, and its flags.
-template <int kQueries>
-__global__ void __launch_bounds__(kQueries) prepare_rows(const __grid_constant__ Arguments a) {
+template <class Tiles>
+__global__ void __launch_bounds__(Tiles::kQueries)
+    prepare_rows(const __grid_constant__ Arguments a) {
+  constexpr int kQueries = Tiles::kQueries;
   const std::int32_t tiles = a.padded_rows / kQueries;
   const auto pair = static_cast<std::int32_t>(blockIdx.x) / tiles;
   const std::int32_t tile = static_cast<std::int32_t>(blockIdx.x) - pair * tiles;
@@ -39,32 +38,7 @@ __global__ void __launch_bounds__(kQueries) prepare_rows(const __grid_constant__
     const int flags = (any_hidden ? kHiddenRows : 0) | (any_special ? kSpecialValues : 0);
     record[kQueries + in_tile] = __int_as_float(in_tile == 0 ? flags : 0);
   }
-  a.padded_delta[std::int64_t{blockIdx.x} * kQueries + in_tile] = delta;
-}
-
-// dQ from the sums, which lie as the threads of the main kernel held them; a warp per row.
-template <class Element, int kDim>
-__global__ void __launch_bounds__(kThreads) add_queries(const __grid_constant__ Arguments a) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  const auto pair = static_cast<std::int32_t>(index / a.rows);
-  const auto row = static_cast<std::int32_t>(index % a.rows);
-  if (pair >= a.batches * a.heads) return;
-  const std::int32_t batch = pair / a.heads, head = pair - batch * a.heads;
-  constexpr int kQueries = Tiles<Element, kDim>::kQueries;
-  const std::int32_t in_tile = row % kQueries;
-  const float* const tile =
-      a.query_sum + (std::int64_t{pair} * a.padded_rows + row - in_tile) * kDim;
-#pragma unroll
-  for (int first = 0; first < kDim; first += 64) {
-    const int dim = first + 2 * lane;
-    if (dim >= a.grad_query.dim) return;
-    const float2 sum = *reinterpret_cast<const float2*>(tile + query_sum_index(in_tile, dim));
-    add_pair(a.grad_query,
-             batch * a.grad_query.strides.batch + row * a.grad_query.strides.sequence +
-                 head * a.grad_query.strides.head + dim,
-             a.scale * sum.x, a.scale * sum.y);
-  }
+  a.padded_delta[std::int64_t{blockIdx.x} * kQueries + in_tile] = Tiles::score_scale(a) * delta;
 }
 
 template <class Element, int kDim>
@@ -75,10 +49,7 @@ cudaError_t launch(const Arguments& a, cudaStream_t stream) {
   const auto blocks = [](std::int64_t work, std::int64_t of_a_block) {
     return static_cast<unsigned>((work + of_a_block - 1) / of_a_block);
   };
-  const std::size_t sum_bytes =
-      sizeof(float) * static_cast<std::size_t>(pairs * a.padded_rows * kDim);
-  if (const cudaError_t code = cudaMemsetAsync(a.query_sum, 0, sum_bytes, stream)) return code;
-  prepare_rows<Shape::kQueries>
+  prepare_rows<Shape>
       <<<blocks(pairs * a.padded_rows, Shape::kQueries), Shape::kQueries, 0, stream>>>(a);
   if (const cudaError_t code = cudaFuncSetAttribute(
           differentiate<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
@@ -87,9 +58,6 @@ cudaError_t launch(const Arguments& a, cudaStream_t stream) {
   const unsigned items =
       blocks(a.columns, Shape::kKeys) * static_cast<unsigned>(pairs / a.heads_per_kv_head);
   differentiate<Shape><<<items, Shape::kThreads, kShared, stream>>>(a);
-  if (a.grad_query.data != nullptr) {
-    add_queries<Element, kDim><<<blocks(pairs * a.rows, kWarps), kThreads, 0, stream>>>(a);
-  }
   return cudaGetLastError();
 }
 

@@ -7,14 +7,16 @@
 namespace annulus::flash::backward {
 
 inline constexpr int kTileKeys = 128;
+/// Rows of dQ that are added at a time.
+inline constexpr int kSumRows = 64;
 /// Rows of a query tile.
 [[nodiscard]] constexpr int tile_queries(int dim) {
   return dim == 64 ? 128 : 64;
 }
 
-/// Enqueues the backward pass of a block: LSE and delta of the rows, the main kernel, and the sum
-/// of dQ. `dim` is 64 or 128, at least the head dimensions; `half`: float16 rather than bfloat16.
-/// Overwrites scaled_lse, padded_delta and query_sum. There are rows, columns and heads.
+/// Enqueues the backward pass of a block: LSE and delta of the rows, and the main kernel. `dim` is
+/// 64 or 128, at least the head dimensions; `half`: float16 rather than bfloat16. Overwrites
+/// scaled_lse and padded_delta. There are rows, columns and heads.
 [[nodiscard]] cudaError_t launch_backward(const Arguments& arguments, int dim, bool half,
                                           cudaStream_t stream);
 

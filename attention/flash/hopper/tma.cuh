@@ -31,4 +31,15 @@ __device__ __forceinline__ void copy_box(void* target, const CUtensorMap* map, B
       : "memory");
 }
 
+/// Adds one box from shared memory to a tensor, element by element and atomically. What lies
+/// outside the tensor is left out. Belongs to the thread's next bulk group.
+__device__ __forceinline__ void add_box(const CUtensorMap* map, const void* from, int x0, int x1,
+                                        int x2, int x3) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group "
+      "[%0, {%2, %3, %4, %5}], [%1];" ::"l"(reinterpret_cast<std::uint64_t>(map)),
+      "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+      : "memory");
+}
+
 }  // namespace annulus::hopper

@@ -50,7 +50,7 @@ void fill_gaps(std::vector<LocalRange>& runs, std::size_t most) {
 
 }  // namespace
 
-std::vector<std::vector<ColumnPiece>> joined(const std::vector<ColumnPiece>& pieces) {
+std::vector<std::vector<ColumnPiece>> joined(std::span<const ColumnPiece> pieces) {
   std::vector<std::vector<ColumnPiece>> result;
   for (const ColumnPiece& piece : pieces) {
     if (result.empty() || result.back().back().columns.end() != piece.columns.begin) {
@@ -61,7 +61,7 @@ std::vector<std::vector<ColumnPiece>> joined(const std::vector<ColumnPiece>& pie
   return result;
 }
 
-std::vector<LocalRange> runs_of(const std::vector<ColumnPiece>& pieces) {
+std::vector<LocalRange> runs_of(std::span<const ColumnPiece> pieces) {
   std::vector<LocalRange> runs;
   for (const ColumnPiece& piece : pieces) {
     if (runs.empty() || runs.back().end() != piece.columns.begin) {
@@ -91,13 +91,16 @@ const HeldSequence& KvNeeds::member(int index) const {
 
 void KvNeeds::forget_some() {
   constexpr std::size_t kMostPairs = std::size_t{1} << 16;
-  if (known_.size() > kMostPairs) known_.clear();
+  if (known_->size() <= kMostPairs) return;
+  known_.reset();
+  memory_.release();
+  known_.emplace(&memory_);
 }
 
-const std::vector<ColumnPiece>& KvNeeds::of(int receiver, int origin) const {
-  const auto [known, fresh] = known_.try_emplace(
+std::span<const ColumnPiece> KvNeeds::of(int receiver, int origin) const {
+  const auto [known, fresh] = known_->try_emplace(
       static_cast<std::size_t>(receiver) * members_.size() + static_cast<std::size_t>(origin));
-  std::vector<ColumnPiece>& pieces = known->second;
+  std::pmr::vector<ColumnPiece>& pieces = known->second;
   if (!fresh) return pieces;
 
   const HeldSequence& mine = member(receiver);
@@ -122,7 +125,8 @@ const std::vector<ColumnPiece>& KvNeeds::of(int receiver, int origin) const {
   std::vector<LocalRange> runs = runs_of(pieces);
   if (runs.size() <= kMostMessages) return pieces;
   fill_gaps(runs, kMostMessages);
-  pieces = cut(runs, member(origin).columns);
+  const std::vector<ColumnPiece> fewer = cut(runs, member(origin).columns);
+  pieces.assign(fewer.begin(), fewer.end());
   return pieces;
 }
 

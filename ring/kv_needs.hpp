@@ -3,7 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory_resource>
 #include <optional>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -21,9 +23,9 @@ struct ColumnPiece {
 };
 
 /// Joins pieces that are neighbours at their owner and can be sent as one message.
-[[nodiscard]] std::vector<std::vector<ColumnPiece>> joined(const std::vector<ColumnPiece>& pieces);
+[[nodiscard]] std::vector<std::vector<ColumnPiece>> joined(std::span<const ColumnPiece> pieces);
 /// The columns of each group of such pieces.
-[[nodiscard]] std::vector<LocalRange> runs_of(const std::vector<ColumnPiece>& pieces);
+[[nodiscard]] std::vector<LocalRange> runs_of(std::span<const ColumnPiece> pieces);
 
 /// What a member of a group holds: rows of its queries, columns of its keys and values.
 struct HeldSequence {
@@ -53,7 +55,7 @@ class KvNeeds {
   /// They form at most kMostMessages runs of local columns: if there would be more, the narrowest
   /// gaps between runs are filled with columns that no row of the receiver sees.
   /// The result lives until forget_some().
-  [[nodiscard]] const std::vector<ColumnPiece>& of(int receiver, int origin) const;
+  [[nodiscard]] std::span<const ColumnPiece> of(int receiver, int origin) const;
   /// Between the plans of two members: keeps the memory of pairs that were asked for within bounds.
   void forget_some();
 
@@ -63,7 +65,10 @@ class KvNeeds {
   const AttentionProblem& problem_;
   std::function<HeldSequence(int)> held_;
   mutable std::vector<std::optional<HeldSequence>> members_;
-  mutable std::unordered_map<std::size_t, std::vector<ColumnPiece>> known_;  // by pair
+  // Thousands of small pieces, which go all at once.
+  mutable std::pmr::monotonic_buffer_resource memory_;
+  using Known = std::pmr::unordered_map<std::size_t, std::pmr::vector<ColumnPiece>>;
+  mutable std::optional<Known> known_{&memory_};  // by pair
 };
 
 }  // namespace annulus::ring

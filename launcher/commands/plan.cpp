@@ -50,37 +50,44 @@ std::int64_t bytes_received(const ring::Exchange& exchange) {
   return bytes;
 }
 
-/// Totals of a plan for the table of layouts.
-struct PlanTotals {
-  double most_work = 0;
-  std::int64_t hops = 0;       ///< most steps of a rank with transfers
-  std::int64_t hop_bytes = 0;  ///< most that a rank receives in one step
-  std::int64_t messages = 0;   ///< most that a rank receives in one step
-  double bytes = 0;            ///< received by all ranks
-  std::int64_t buffers = 0;    ///< most buffer memory of a rank
-};
+/// The row of a layout, from the plans of its ranks, which are not needed afterwards: those of many
+/// ranks are large.
+class LayoutFigures {
+ public:
+  explicit LayoutFigures(const PlannedCase& planned, const ring::Prices& prices)
+      : simulation_(prices, variant_text(planned.choice)) {}
 
-PlanTotals totals_of(const ring::Plan& plan) {
-  PlanTotals totals;
-  for (const ring::RankPlan& rank : plan.ranks) {
+  void add(const ring::RankPlan& rank) {
     const std::vector<const ring::Exchange*> exchanges = rank.all<ring::Exchange>();
     for (const ring::Exchange* exchange : exchanges) {
       const std::int64_t bytes = bytes_received(*exchange);
-      totals.hop_bytes = std::max(totals.hop_bytes, bytes);
-      totals.bytes += static_cast<double>(bytes);
-      totals.messages =
-          std::max(totals.messages, static_cast<std::int64_t>(exchange->receives.size()));
+      hop_bytes = std::max(hop_bytes, bytes);
+      bytes_ += static_cast<double>(bytes);
+      messages = std::max(messages, static_cast<std::int64_t>(exchange->receives.size()));
     }
-    totals.hops = std::max(totals.hops, static_cast<std::int64_t>(exchanges.size()));
-    totals.buffers = std::max(totals.buffers, rank.buffer_bytes(ring::BufferKind::exchange));
+    hops = std::max(hops, static_cast<std::int64_t>(exchanges.size()));
+    buffers = std::max(buffers, rank.buffer_bytes(ring::BufferKind::exchange));
+    simulation_.add(rank);
+    ++ranks_;
   }
-  totals.most_work = plan.most_work;
-  // Of a sample, what all ranks receive is estimated.
-  if (!plan.ranks.empty()) {
-    totals.bytes *= static_cast<double>(plan.mesh.ranks()) / static_cast<double>(plan.ranks.size());
+
+  /// Received by `ranks` ranks: an estimate if only some of them were added.
+  [[nodiscard]] double bytes(int ranks) const {
+    return ranks_ == 0 ? 0 : bytes_ * static_cast<double>(ranks) / static_cast<double>(ranks_);
   }
-  return totals;
-}
+  /// To be called once.
+  [[nodiscard]] std::vector<ring::RankTimeline> simulate() { return simulation_.run(); }
+
+  std::int64_t hops = 0;       ///< most steps of a rank with transfers
+  std::int64_t hop_bytes = 0;  ///< most that a rank receives in one step
+  std::int64_t messages = 0;   ///< most that a rank receives in one step
+  std::int64_t buffers = 0;    ///< most buffer memory of a rank
+
+ private:
+  ring::Simulation simulation_;
+  double bytes_ = 0;  // received by the ranks that were added
+  int ranks_ = 0;
+};
 
 // The bytes that all ranks receive if each gets all keys and values that it does not hold.
 double dense_bytes(const ring::ShardedOperands& operands, DType dtype) {
@@ -121,24 +128,25 @@ std::string cost_assumptions(const ring::Prices& prices, const ring::Plan& plan)
                      model.merge_bytes_per_second * 1e-9);
 }
 
-void add_layout(Report& report, const ring::Plan& plan, const ring::ShardedOperands& operands,
-                bool chosen, const ring::Prices& prices) {
-  const PlanTotals totals = totals_of(plan);
+// `plan`: of the layout; its ranks are those of `figures`.
+void add_layout(Report& report, const ring::Plan& plan, LayoutFigures& figures,
+                const ring::ShardedOperands& operands, bool chosen) {
   const double dense = dense_bytes(operands, plan.problem.dtype);
+  const double bytes = figures.bytes(plan.mesh.ranks());
   double finish = 0;
   double exposed = 0;
-  for (const ring::RankTimeline& timeline : ring::simulate(plan, prices)) {
+  for (const ring::RankTimeline& timeline : figures.simulate()) {
     finish = std::max(finish, timeline.finish);
     exposed = std::max(exposed, timeline.exposed);
   }
   report.add_row({plan.layout, chosen ? "yes" : "no",
-                  fmt::format("{:.3f}", gflop(plan, totals.most_work)), percent(plan.imbalance()),
+                  fmt::format("{:.3f}", gflop(plan, plan.most_work)), percent(plan.imbalance()),
                   percent(ring::tile_imbalance(plan.problem, operands.query)),
-                  std::to_string(totals.hops), std::to_string(totals.messages),
-                  fmt::format("{:.3f}", static_cast<double>(totals.hop_bytes) / kMiB),
-                  fmt::format("{:.3f}", totals.bytes / kMiB),
-                  percent(dense > 0 ? std::optional(totals.bytes / dense) : std::nullopt),
-                  fmt::format("{:.3f}", static_cast<double>(totals.buffers) / kMiB),
+                  std::to_string(figures.hops), std::to_string(figures.messages),
+                  fmt::format("{:.3f}", static_cast<double>(figures.hop_bytes) / kMiB),
+                  fmt::format("{:.3f}", bytes / kMiB),
+                  percent(dense > 0 ? std::optional(bytes / dense) : std::nullopt),
+                  fmt::format("{:.3f}", static_cast<double>(figures.buffers) / kMiB),
                   fmt::format("{:.3f}", exposed * 1e3), fmt::format("{:.3f}", finish * 1e3)});
 }
 
@@ -189,8 +197,10 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
   report.add_meta("predicted by", cost_assumptions(prices, chosen_plan));
   for (const LayoutKind layout : kLayouts) {
     const bool chosen = layout == planned.setup.layout.sequence;
+    LayoutFigures figures(planned, prices);
     if (chosen) {
-      add_layout(report, chosen_plan, planned.operands, true, prices);
+      for (const ring::RankPlan& rank : chosen_plan.ranks) figures.add(rank);
+      add_layout(report, chosen_plan, figures, planned.operands, true);
       continue;
     }
     if (layout == LayoutKind::balanced && !wants_balanced(planned, chosen_plan)) continue;
@@ -199,9 +209,10 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
     const ring::ShardedOperands operands =
         ring::shard_operands(planned.setup.problem, planned.setup.mesh, other);
     const ring::PlanInput input = planned.input(operands);
-    const ring::Plan plan =
-        ring::make_plan(input, planned.choice.schedule, ring::sample_ranks(input));
-    add_layout(report, plan, operands, false, prices);
+    const ring::Schedule schedule = planned.choice.schedule;
+    ring::plan_each(input, schedule, ring::sample_ranks(input),
+                    [&](const ring::RankPlan& rank) { figures.add(rank); });
+    add_layout(report, ring::make_plan(input, schedule, {}), figures, operands, false);
   }
   return report;
 }

@@ -139,12 +139,14 @@ std::optional<double> tile_imbalance(const AttentionProblem& problem, const Name
     for (int shard = 0; shard < shards.sequence; ++shard) {
       double tiles = 0;
       for (const PositionRange& range : query.shard(shard, 1).ranges()) {
-        const std::int64_t end = range.last().value() / chunks.granule + 1;
-        for (std::int64_t i = range.start.value() / chunks.granule; i < end; ++i) {
+        // From chunk to chunk, without those that a wide stride leaps over.
+        for (std::int64_t begin = 0; begin < range.length;) {
+          const std::int64_t i = range.at(begin).value() / chunks.granule;
           const PositionRange rows = chunk(chunks, i);
+          const std::int64_t end = range.count_below(rows.last() + 1);
           tiles += static_cast<double>(work[static_cast<std::size_t>(i)]) *
-                   static_cast<double>(range.indices_within(rows.start, rows.last() + 1).count) /
-                   static_cast<double>(rows.length);
+                   static_cast<double>(end - begin) / static_cast<double>(rows.length);
+          begin = end;
         }
       }
       most = std::max(most, tiles);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
+#include <span>
 #include <utility>
 
 namespace annulus::ring {
@@ -10,7 +11,7 @@ namespace {
 
 // If each piece is a message, a receiver can place all of them in order of position. If that would
 // be too many messages, neighbouring pieces share one.
-bool is_one_each(const std::vector<ColumnPiece>& pieces) {
+bool is_one_each(std::span<const ColumnPiece> pieces) {
   return pieces.size() <= KvNeeds::kMostMessages;
 }
 
@@ -66,7 +67,7 @@ std::vector<GatherMessage> GatherRoutes::from(int sender) const {
 std::vector<GatherMessage> GatherRoutes::between(int origin, int receiver) const {
   const int node = nodes_.node_of(receiver);
   const int distance = (node + nodes_.count() - nodes_.node_of(origin)) % nodes_.count();
-  const std::vector<ColumnPiece>& pieces = needs_.of(receiver, origin);
+  const std::span<const ColumnPiece> pieces = needs_.of(receiver, origin);
   std::vector<GatherMessage> messages;
   const auto add = [&](std::vector<ColumnPiece> neighbours) {
     GatherMessage& message =
@@ -88,7 +89,7 @@ std::vector<GatherMessage> GatherRoutes::between(int origin, int receiver) const
 
 // The message in which a member gets these columns; empty if it does not get them all in one.
 LocalRange GatherRoutes::held(int member, int origin, const LocalRange& columns) const {
-  const std::vector<ColumnPiece>& pieces = needs_.of(member, origin);
+  const std::span<const ColumnPiece> pieces = needs_.of(member, origin);
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     LocalRange message = pieces[i].columns;
     while (!is_one_each(pieces) && i + 1 < pieces.size() &&

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstddef>
 #include <map>
-#include <queue>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -16,6 +15,7 @@
 #include <annulus/partition/partition_spec.hpp>
 #include <annulus/ring/simulate.hpp>
 
+#include "simulation/event_queue.hpp"
 #include "simulation/links.hpp"
 #include "simulation/script.hpp"
 #include "simulation/state.hpp"
@@ -24,6 +24,7 @@ namespace annulus::ring {
 namespace {
 
 using simulation::Event;
+using simulation::EventQueue;
 using simulation::ExchangeQueue;
 using simulation::ExchangeScript;
 using simulation::Flow;
@@ -146,13 +147,13 @@ class Simulation::Impl {
       events_.pop();
       switch (event.what) {
         case What::step_ends:
-          if (states_[event.id].step.version == event.version) end_step(event.id);
+          end_step(event.id);
           break;
         case What::flow_starts:
           start_moving(event.id);
           break;
         case What::flow_ends:
-          if (flows_[event.id].progress.version == event.version) end_flow(event.id);
+          end_flow(event.id);
           break;
       }
     }
@@ -182,8 +183,7 @@ class Simulation::Impl {
     if (progress.speed == speed) return;
     progress.advance(now_);
     progress.speed = speed;
-    ++progress.version;
-    events_.push({now_ + progress.left / speed, id, progress.version, what});
+    events_.set({now_ + progress.left / speed, id, what});
   }
 
   void look_at(std::uint32_t r) {
@@ -247,8 +247,7 @@ class Simulation::Impl {
     state.step.left = step.seconds;
     state.step.since = now_;
     state.step.speed = speed_of(state);
-    ++state.step.version;
-    events_.push({now_ + step.seconds / state.step.speed, r, state.step.version, What::step_ends});
+    events_.set({now_ + step.seconds / state.step.speed, r, What::step_ends});
   }
 
   void end_step(std::uint32_t r) {
@@ -382,11 +381,10 @@ class Simulation::Impl {
     } else {
       id = free_.back();
       free_.pop_back();
-      flow.progress.version = flows_[id].progress.version + 1;  // old events stay old
       flows_[id] = flow;
     }
     if (latency > 0) {
-      events_.push({now_ + latency, id, 0, What::flow_starts});
+      events_.set({now_ + latency, id, What::flow_starts});
     } else {
       start_moving(id);
     }
@@ -419,7 +417,6 @@ class Simulation::Impl {
     links_.leave(id);
     links_changed_ = true;
     const Flow flow = flows_[id];
-    ++flows_[id].progress.version;
     free_.push_back(id);
     record_flow(flow);
     count_moving(flow, -1);
@@ -523,7 +520,7 @@ class Simulation::Impl {
   std::vector<Flow> flows_;
   std::vector<std::uint32_t> free_;
   std::unordered_map<std::uint64_t, std::uint32_t> offers_;  // not taken yet, by route
-  std::priority_queue<Event> events_;
+  EventQueue events_;
   std::vector<std::uint32_t> looked_at_;
   std::vector<std::uint32_t> slowed_;
   double now_ = 0;

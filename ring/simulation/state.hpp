@@ -4,7 +4,6 @@
 #include <array>
 #include <cstdint>
 #include <limits>
-#include <tuple>
 #include <vector>
 
 #include <annulus/ring/simulate.hpp>
@@ -20,8 +19,7 @@ inline constexpr std::uint32_t kAbsent = std::numeric_limits<std::uint32_t>::max
 struct Progress {
   double left = 0;  // seconds at speed 1
   double speed = 0;
-  double since = 0;           // when `left` was so much
-  std::uint32_t version = 0;  // of its event: older ones do not count
+  double since = 0;  // when `left` was so much
 
   void advance(double now) {
     left = std::max(0.0, left - (now - since) * speed);
@@ -83,20 +81,6 @@ struct Flow {
   double bytes = 0;
   double begin = 0;
   Progress progress;
-};
-
-enum class What : std::uint8_t { step_ends, flow_starts, flow_ends };
-
-struct Event {
-  double time;
-  std::uint32_t id;  // of a rank or a flow
-  std::uint32_t version;
-  What what;
-
-  // For a heap with the earliest on top; always in the same order.
-  bool operator<(const Event& other) const {
-    return std::tie(time, what, id) > std::tie(other.time, other.what, other.id);
-  }
 };
 
 }  // namespace annulus::ring::simulation

@@ -1,6 +1,8 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -163,6 +165,56 @@ TEST_F(ReshardTest, AllRanksThrowForOneRanksBadView) {
   const NamedSharding other(MeshShape({{"elsewhere", ranks}}), PartitionSpec(), {2, 3});
   EXPECT_THAT([&] { reshard(mesh, device_, *stream_, other, good.view(), other, good.view()); },
               ThrowsMessage<UserError>(HasSubstr("resharding")));
+}
+
+class NoMemory final : public MemoryPool {
+ public:
+  NoMemory() : MemoryPool(Place::host()) {}
+
+ protected:
+  void* system_allocate(std::size_t /*bytes*/) override { return nullptr; }
+  void system_free(void* /*data*/, std::size_t /*bytes*/) noexcept override {}
+};
+
+/// A host that has no memory left.
+class FullDevice final : public Device {
+ public:
+  [[nodiscard]] Place place() const noexcept override { return Place::host(); }
+  [[nodiscard]] MemoryPool& memory() noexcept override { return memory_; }
+  [[nodiscard]] MemoryPool& staging() override { return memory_; }
+  [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string name, Watchdog watchdog,
+                                                    Tracer* tracer, bool urgent) override {
+    return host_.make_stream(std::move(name), std::move(watchdog), tracer, urgent);
+  }
+  void copy(const ConstTensorView& source, const TensorView& destination, Stream& stream) override {
+    host_.copy(source, destination, stream);
+  }
+
+ private:
+  HostDevice host_;
+  NoMemory memory_;
+};
+
+// The others do not wait for its messages, and can go on afterwards.
+TEST_F(ReshardTest, AllRanksThrowWhereOneHasNoMemory) {
+  const int ranks = test::session().size();
+  if (ranks == 1) GTEST_SKIP() << "needs 2 ranks";
+  Mesh mesh = mesh_of(MeshShape({{"sp", ranks}}));
+  const Extents shape{2 * ranks, 3 * ranks};
+  const NamedSharding rows(mesh.shape(), PartitionSpec::parse("sp"), shape);
+  const NamedSharding columns(mesh.shape(), PartitionSpec::parse("-,sp"), shape);
+  const Tensor source(DType::float32, rows.local_shape(mesh.rank()), device_.memory());
+  const Tensor destination(DType::float32, columns.local_shape(mesh.rank()), device_.memory());
+  std::memset(source.view().data(), 0, source.bytes());
+  for (const int full : {0, ranks - 1}) {
+    FullDevice no_memory;
+    Device& device = mesh.rank() == full ? static_cast<Device&>(no_memory) : device_;
+    EXPECT_THAT(
+        [&] { reshard(mesh, device, *stream_, rows, source.view(), columns, destination.view()); },
+        ThrowsMessage<LibraryError>(
+            HasSubstr("rank " + std::to_string(full) + ": cpu: no memory for ")));
+    reshard(mesh, device_, *stream_, rows, source.view(), columns, destination.view());
+  }
 }
 
 TEST_F(ReshardTest, AllRanksThrowWhereTheirArgumentsDiffer) {

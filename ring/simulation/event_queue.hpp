@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace annulus::ring::simulation {
+
+enum class What : std::uint8_t { step_ends, flow_starts, flow_ends };
+
+struct Event {
+  double time;
+  std::uint32_t id;  // of a rank or a flow
+  What what;
+
+  bool operator<(const Event& other) const {
+    return std::tie(time, what, id) < std::tie(other.time, other.what, other.id);
+  }
+};
+
+/// The next event of every rank and every message, the earliest first. Events of the same time
+/// always come in the same order. It is a binary heap that knows where each of its events is, so
+/// that an event whose time changes moves. Kept instead until their time, outdated events would
+/// outnumber the messages on their way: every message that starts or ends changes the speed of all
+/// others on its links.
+class EventQueue {
+ public:
+  [[nodiscard]] bool empty() const noexcept { return heap_.empty(); }
+  [[nodiscard]] std::size_t size() const noexcept { return heap_.size(); }
+  [[nodiscard]] const Event& top() const { return heap_.front(); }
+
+  /// Adds an event, in place of the one that the rank or the message waits for.
+  void set(const Event& event) {
+    std::uint32_t& known = place_of(event);
+    if (known == kAbsent) {
+      known = static_cast<std::uint32_t>(heap_.size());
+      heap_.push_back(event);
+    }
+    const std::size_t place = known;
+    heap_[place] = event;
+    if (rise(place) == place) sink(place);
+  }
+
+  void pop() {
+    place_of(heap_.front()) = kAbsent;
+    const Event last = heap_.back();
+    heap_.pop_back();
+    if (heap_.empty()) return;
+    put(0, last);
+    sink(0);
+  }
+
+ private:
+  static constexpr std::uint32_t kAbsent = std::numeric_limits<std::uint32_t>::max();
+
+  [[nodiscard]] std::uint32_t& place_of(const Event& event) {
+    std::vector<std::uint32_t>& places = event.what == What::step_ends ? ranks_ : flows_;
+    if (event.id >= places.size()) places.resize(event.id + std::size_t{1}, kAbsent);
+    return places[event.id];
+  }
+
+  void put(std::size_t place, const Event& event) {
+    heap_[place] = event;
+    place_of(event) = static_cast<std::uint32_t>(place);
+  }
+
+  // Both move the event at a place to where it belongs; rise() returns where that is.
+  std::size_t rise(std::size_t place) {
+    const Event event = heap_[place];
+    while (place > 0 && event < heap_[(place - 1) / 2]) {
+      put(place, heap_[(place - 1) / 2]);
+      place = (place - 1) / 2;
+    }
+    put(place, event);
+    return place;
+  }
+
+  void sink(std::size_t place) {
+    const Event event = heap_[place];
+    for (std::size_t child = 2 * place + 1; child < heap_.size(); child = 2 * place + 1) {
+      if (child + 1 < heap_.size() && heap_[child + 1] < heap_[child]) ++child;
+      if (!(heap_[child] < event)) break;
+      put(place, heap_[child]);
+      place = child;
+    }
+    put(place, event);
+  }
+
+  std::vector<Event> heap_;
+  std::vector<std::uint32_t> ranks_, flows_;  // where their events are in the heap
+};
+
+}  // namespace annulus::ring::simulation

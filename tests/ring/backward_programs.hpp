@@ -29,6 +29,13 @@ inline std::vector<Program> backward_programs(int ranks) {
   direct.options.direct = true;
   direct.request = {true, true};
   programs.push_back(direct);
+  Program rows{all, "-,sp", "-,sp", Schedule::double_ring, backward_problem(DType::bfloat16, 4, 2)};
+  rows.options.inner_size = ranks % 2 == 0 ? 2 : ranks;
+  for (const bool adds : {false, true}) {
+    rows.request.adds = adds;
+    rows.options.direct = adds;
+    programs.push_back(rows);
+  }
   // A head at a time, of which a window hides most hops.
   Program window{all, "-,sp", "-,sp", Schedule::allgather, backward_problem(DType::float32, 4, 4)};
   window.options.gather_bytes = 1;

@@ -14,7 +14,8 @@
 // float32, and the exchanges of a step bring keys and values first, so that gradients do not delay
 // them. They come home in one of two ways. Directly, every rank sends its part to the owner, who
 // adds the parts in the order of the hops. Otherwise the sum travels one hop behind the columns,
-// past the ranks that compute any of them, and the last of these sends it home.
+// past the ranks that compute any of them, and the last of these sends it home. In a double ring it
+// always travels behind: it then holds the sum of a whole row when it crosses to the next one.
 namespace annulus::ring {
 namespace {
 
@@ -58,13 +59,14 @@ std::optional<LocalPosition> token_of(const std::vector<LocalRange>& runs, Local
 
 class RingBackward {
  public:
-  explicit RingBackward(const RankContext& context)
+  RingBackward(const RankContext& context, int inner)
       : needs_(context.needs),
         me_(context.group_rank),
         builder_(context),
-        order_{context.needs.size(), context.needs.size()},
-        direct_(sends_directly(context, order_, [](int member) { return member; })),
-        traffic_(context.needs, order_, direct_),
+        order_{context.needs.size(), inner},
+        sends_columns_directly_(sends_directly(context, order_, [](int member) { return member; })),
+        direct_(sends_columns_directly_ && inner == order_.members),
+        traffic_(context.needs, order_, sends_columns_directly_),
         rounds_(
             context, builder_, traffic_, me_, [](int member) { return member; }, kv_heads().count) {
   }
@@ -221,20 +223,29 @@ class RingBackward {
   int me_;
   BackwardBuilder builder_;
   RingOrder order_;
-  bool direct_;
+  bool sends_columns_directly_;
+  bool direct_;  // gradients
   RingTraffic traffic_;
   RingRounds rounds_;
   std::map<Role, std::array<int, kSlots>> buffers_;  // the last ones
   std::map<Role, std::size_t> used_;
 };
 
-}  // namespace
-
-RankPlan plan_ring_backward(const RankContext& context) {
+RankPlan plan_rings(const RankContext& context, int inner) {
   if (context.group.size() == 1 || has_replicated_rows(context.input)) {
     return plan_local_backward(context);
   }
-  return RingBackward(context).plan();
+  return RingBackward(context, inner).plan();
+}
+
+}  // namespace
+
+RankPlan plan_ring_backward(const RankContext& context) {
+  return plan_rings(context, context.needs.size());
+}
+
+RankPlan plan_double_ring_backward(const RankContext& context) {
+  return plan_rings(context, inner_size(context.input));
 }
 
 }  // namespace annulus::ring

@@ -247,6 +247,52 @@ TEST(BackwardPlan, UlyssesAddsUpSharedHeads) {
   }
 }
 
+// Gradients of sinks are sums over all ranks that have rows of their heads.
+TEST(BackwardPlan, GradientsOfSinksHoldEveryRowOnce) {
+  struct Case {
+    std::string mesh, query, kv;
+  };
+  unsigned seed = 400;
+  for (const Case& one :
+       {Case{"sp=8", "-,sp", "-,sp"}, Case{"sp=8", "-,-", "-,sp"}, Case{"sp=8", "-,sp", "-,-"},
+        Case{"sp=4,x=2", "-,sp+x", "-,sp"}, Case{"dp=2,sp=2,tp=2", "dp,sp,tp", "dp,sp,tp"},
+        Case{"sp=2,tp=4", "-,sp,tp", "-,sp,tp"}, Case{"sp=2,x=4", "-,sp", "-,sp"},
+        Case{"tp=4,x=2", "-,-,tp", "-,-,tp"}}) {
+    for (const std::int64_t length : {3, 29}) {  // also fewer rows than ranks
+      AttentionProblem problem = small_problem(length, 4, 2);
+      const ShardedOperands operands = operands_on(problem, one.mesh, one.query, one.kv);
+      for (const bool shared : {false, true}) {
+        problem.sinks = shared ? Sinks({2}, {0, 1}) : Sinks::random(4, 3, 1);
+        for (const bool adds : {false, true}) {
+          SCOPED_TRACE(testing::Message() << one.mesh << " " << one.query << ", " << length
+                                          << (shared ? ", shared" : "") << (adds ? ", added" : ""));
+          expect_plays(backward_input(problem, operands, {}, {adds, adds, true}), Schedule::ring,
+                       ++seed);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+  const AttentionProblem problem = [] {
+    AttentionProblem made = small_problem(29, 8, 2);
+    made.sinks = Sinks::random(8, 1, 1);
+    return made;
+  }();
+  const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
+  for (const Schedule schedule : kBackward) {
+    const PlanInput input = backward_input(problem, operands, {}, {false, false, true});
+    expect_plays(input, schedule, ++seed);
+    // The sum goes to one rank, and from there to all others: 4 bytes of 8 heads, 3 times.
+    const Plan with = make_plan(input, schedule);
+    const Plan without = make_plan(backward_input(problem, operands), schedule);
+    std::int64_t more = 0;
+    for (std::size_t r = 0; r < with.ranks.size(); ++r) {
+      more += with.ranks[r].bytes_sent() - without.ranks[r].bytes_sent();
+    }
+    EXPECT_EQ(more, 2 * 3 * 8 * 4);
+  }
+}
+
 // A reduction takes 32 parts.
 TEST(BackwardPlan, MoreReplicasThanAReductionTakes) {
   AttentionProblem problem = small_problem(40, 1, 1);

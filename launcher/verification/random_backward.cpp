@@ -33,7 +33,7 @@ void draw_backward(Draws& draws, RandomProblem& drawn, int kv_shards, Place::Kin
   backward.schedule =
       kv_shards == 1
           ? draws.pick({"local", "local", "auto", "ring", "allgather", "ulysses"})
-          : draws.pick({"ring", "double_ring", "allgather", "ulysses", "ulysses", "auto"});
+          : draws.pick({"ring", "double_ring", "allgather", "ulysses", "hybrid", "auto"});
   const auto planned = [&](const std::string& schedule) {
     return is_planned(drawn, schedule, backward.request);
   };

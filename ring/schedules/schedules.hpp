@@ -36,6 +36,7 @@ struct RankContext {
 [[nodiscard]] RankPlan plan_local_backward(const RankContext& context);
 [[nodiscard]] RankPlan plan_ring_backward(const RankContext& context);
 [[nodiscard]] RankPlan plan_double_ring_backward(const RankContext& context);
+[[nodiscard]] RankPlan plan_hybrid_backward(const RankContext& context);
 [[nodiscard]] RankPlan plan_allgather_backward(const RankContext& context);
 [[nodiscard]] RankPlan plan_ulysses_backward(const RankContext& context);
 

@@ -194,7 +194,8 @@ constexpr std::array kTable{
                   only_one<Schedule::pass_q>},
     ScheduleEntry{Schedule::ulysses, plan_ulysses, plan_ulysses_backward, needs_same_axes,
                   wants_exchange_of_heads, only_one<Schedule::ulysses>},
-    ScheduleEntry{Schedule::hybrid, plan_hybrid, nullptr, needs_degree, wants_degree, degrees},
+    ScheduleEntry{Schedule::hybrid, plan_hybrid, plan_hybrid_backward, needs_degree, wants_degree,
+                  degrees},
     ScheduleEntry{Schedule::allgather, plan_allgather, plan_allgather_backward, nothing,
                   wants_sharded_sequence, only_one<Schedule::allgather>}};
 

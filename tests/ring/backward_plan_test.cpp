@@ -18,7 +18,7 @@ namespace annulus::ring {
 namespace {
 
 constexpr std::array kBackward{Schedule::ring, Schedule::double_ring, Schedule::allgather,
-                               Schedule::ulysses};
+                               Schedule::ulysses, Schedule::hybrid};
 
 PlanInput backward_input(const AttentionProblem& problem, const ShardedOperands& operands,
                          const PlanOptions& options = {}, const BackwardRequest& request = {}) {
@@ -65,6 +65,7 @@ void expect_plays(PlanInput input, Schedule schedule, unsigned seed) {
   const int ranks = input.operands.key.shards(1);
   const int inner = ranks == 8 && seed % 2 == 0 ? 4 : ranks % 2 == 0 ? 2 : ranks;
   if (schedule == Schedule::double_ring) input.options.inner_size = inner;
+  if (schedule == Schedule::hybrid) input.options.ulysses_degree = inner;
   const Plan plan = make_plan(input, schedule);
   expect_valid(plan, input.operands, seed);
   EXPECT_GT(predicted_seconds(plan, input.prices), 0);
@@ -241,8 +242,10 @@ TEST(BackwardPlan, UlyssesAddsUpSharedHeads) {
     const ShardedOperands operands = operands_on(problem, mesh, "-,sp,tp", "-,sp,tp");
     for (const bool adds : {false, true}) {
       SCOPED_TRACE(mesh);
-      expect_plays(backward_input(problem, operands, {}, {true, adds}), Schedule::ulysses, ++seed);
-      if (HasFatalFailure()) return;
+      for (const Schedule schedule : {Schedule::ulysses, Schedule::hybrid}) {
+        expect_plays(backward_input(problem, operands, {}, {true, adds}), schedule, ++seed);
+        if (HasFatalFailure()) return;
+      }
     }
   }
 }
@@ -309,7 +312,7 @@ TEST(BackwardPlan, AutoPricesTheSchedulesThatHaveOne) {
   const ScheduleChoice choice = choose_schedule(input, "auto");
   EXPECT_GT(choice.seconds, 0);
   for (const auto& other : choice.passed_over) {
-    EXPECT_EQ(other.schedule == Schedule::hybrid || other.schedule == Schedule::pass_q,
+    EXPECT_EQ(other.schedule == Schedule::pass_q,
               other.reason.find("not planned yet") != std::string::npos)
         << name_of(other.schedule) << ": " << other.reason;
   }

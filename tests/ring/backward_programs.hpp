@@ -36,6 +36,14 @@ inline std::vector<Program> backward_programs(int ranks) {
     rows.options.direct = adds;
     programs.push_back(rows);
   }
+  for (const std::int64_t kv_heads : {4, 1}) {  // one: ranks share it
+    Program both{all, "-,sp", "-,sp", Schedule::hybrid,
+                 backward_problem(DType::bfloat16, 4, kv_heads)};
+    both.options.ulysses_degree = ranks % 2 == 0 ? 2 : ranks;
+    both.options.direct = kv_heads == 1;
+    both.request = {true, kv_heads == 1};
+    programs.push_back(both);
+  }
   // The gradient of the sinks too.
   for (const Schedule schedule : {Schedule::ring, Schedule::ulysses}) {
     Program sinks{all, "-,sp", "-,sp", schedule, backward_problem(DType::float32, 4, 2)};

@@ -116,7 +116,7 @@ void expect_right_gradients(Attention& attention, const AttentionOptions& option
 TEST(BackwardFace, GradientsAreThoseOfTheOracle) {
   Context context(world(), on_host());
   AttentionOptions options = causal(67);
-  for (const char* schedule : {"auto", "ring", "double_ring", "allgather", "ulysses"}) {
+  for (const char* schedule : {"auto", "ring", "double_ring", "allgather", "ulysses", "hybrid"}) {
     SCOPED_TRACE(schedule);
     options.schedule = schedule;
     Attention attention(context, options);

@@ -67,7 +67,7 @@ class Numbers(GradientTest):
         self.check_gradients()
 
     def test_every_planned_schedule(self):
-        for schedule in ["auto", "ring", "double_ring", "allgather", "ulysses"]:
+        for schedule in ["auto", "ring", "double_ring", "allgather", "ulysses", "hybrid"]:
             self.check_gradients("--schedule", schedule, ranks=4, with_lse=True)
 
     def test_stripes_over_batch_and_sequence(self):

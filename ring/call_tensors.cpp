@@ -26,6 +26,20 @@ void add_if(std::vector<CallTensor>& named, Content content, const char* name,
   }
 }
 
+// [n,M], or [M], as [1,1,n,M]: see Content::grad_sinks.
+TensorView in_one_token(const TensorView& sinks) {
+  const bool shared = sinks.rank() == 1;
+  if (sinks.rank() != 2 && !shared) return sinks;
+  const Extents shape{1, 1, shared ? 1 : sinks.size(0), sinks.size(shared ? 0 : 1)};
+  const std::int64_t head = shared ? shape[3] : sinks.stride(0);
+  const std::int64_t token = shape[2] * head;
+  return {sinks.data(),
+          sinks.dtype(),
+          shape,
+          {token, token, head, sinks.stride(shared ? 0 : 1)},
+          sinks.place()};
+}
+
 }  // namespace
 
 std::vector<CallTensor> by_content(const LocalTensors& tensors, const AttentionProblem& problem) {
@@ -58,6 +72,8 @@ std::vector<CallTensor> by_content(const BackwardLocalTensors& tensors,
   add_if(named, Content::dense_mask, "mask", tensors.mask, problem.dense_mask.has_value());
   add_if(named, Content::grad_lse, "grad LSE", tensors.grad_lse, request.grad_lse,
          "none: the plan is for an LSE without a gradient");
+  add_if(named, Content::grad_sinks, "grad sinks", in_one_token(tensors.grad_sinks),
+         request.grad_sinks, "none: the plan is for calls without it");
   return named;
 }
 

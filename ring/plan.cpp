@@ -26,9 +26,9 @@ std::string variant_text(const ScheduleVariant& variant) {
 }
 
 std::string_view name_of(Content content) noexcept {
-  constexpr std::array<std::string_view, 15> kNames{
+  constexpr std::array<std::string_view, 16> kNames{
       "query",    "key",        "value", "output", "LSE",     "delta", "grad output", "grad query",
-      "grad key", "grad value", "bias",  "mask",   "maximum", "sum",   "grad LSE"};
+      "grad key", "grad value", "bias",  "mask",   "maximum", "sum",   "grad LSE",    "grad sinks"};
   return kNames[static_cast<std::size_t>(content)];
 }
 
@@ -39,7 +39,7 @@ bool has_query_heads(Content content) noexcept {
 
 bool is_gradient(Content content) noexcept {
   return content == Content::grad_query || content == Content::grad_key ||
-         content == Content::grad_value;
+         content == Content::grad_value || content == Content::grad_sinks;
 }
 
 std::string_view name_of(Reduction reduction) noexcept {
@@ -75,6 +75,8 @@ std::int64_t RankPlan::width(const Buffer& buffer, Content content) const {
     case Content::sum:
     case Content::grad_lse:
       return 1;
+    case Content::grad_sinks:
+      return sinks_per_head;
     case Content::bias:
     case Content::dense_mask:
       break;
@@ -99,6 +101,7 @@ const Extents* RankPlan::scores(Content content) const {
 }
 
 BatchRange RankPlan::batches(const Buffer& buffer) const {
+  if (buffer.contents.front() == Content::grad_sinks) return {0, 1};
   const Extents* const scores = this->scores(buffer.contents.front());
   return {0, scores == nullptr ? local.batch : (*scores)[0]};
 }

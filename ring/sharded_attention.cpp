@@ -60,7 +60,8 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
       name_of(options.transport), options.runner.replay ? "replayed" : "not replayed",
       options.runner.tracer == nullptr ? "not traced" : "traced",
       input.backward ? fmt::format(", backward, {}{}", input.backward->adds ? "added" : "written",
-                                   input.backward->grad_lse ? ", with a gradient of the LSE" : "")
+                                   input.backward->grad_lse ? ", with a gradient of the LSE" : "") +
+                           (input.backward->grad_sinks ? ", with the gradient of the sinks" : "")
                      : "");
 }
 
@@ -71,8 +72,11 @@ void check_same_plan(Control& control, const std::string& mine) {
                       "what rank 0 computes, " + other->expected);
 }
 
-// Unnormalised outputs and attention weights have no gradients.
-void check_has_gradients(const AttentionProblem& problem) {
+// Unnormalised outputs and attention weights have no gradients, and sinks that are not there.
+void check_has_gradients(const AttentionProblem& problem, const BackwardRequest& request) {
+  if (request.grad_sinks && !problem.sinks) {
+    throw ArgumentError("grad sinks", "a tensor", "none: the problem has no sinks");
+  }
   if (!problem.normalize_output) {
     throw ArgumentError("normalize_output", "false",
                         "true: an unnormalised output has no backward pass");
@@ -159,7 +163,7 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
   auto planning = collectively(control, "planning", [&] {
     const Computing computing = control.computing();
     problem.validate();
-    if (options_.backward) check_has_gradients(problem);
+    if (options_.backward) check_has_gradients(problem, *options_.backward);
     const Place place = device_.place();
     CostModel model = options_.cost_model.value_or(CostModel::for_place(place));
     Selection selection =

@@ -231,10 +231,11 @@ class Effects {
     need("prefix", has("causal") || cuts, "without --causal, --window or --chunk", "one of them");
     need("sink-tokens", cuts, "without --window or --chunk", "one of them");
     need("tuning-cache", has("tuning"), "without --tuning", "--tuning cached or measure");
-    for (const char* option :
-         {"grad-lse", "grad-query", "grad-key", "grad-value", "forward-output", "forward-lse"}) {
+    for (const char* option : {"grad-lse", "grad-query", "grad-key", "grad-value", "grad-sinks",
+                               "forward-output", "forward-lse"}) {
       need(option, has("grad-output"), "without --grad-output", "--grad-output");
     }
+    need("grad-sinks", has("sinks"), "without --sinks", "--sinks");
     need_form("deterministic", has("grad-output") || o.backward.value_or(false),
               o.command == Command::run ? "--grad-output" : "--backward");
     need("seed", o.command == Command::verify || o.command == Command::bench || draws(),

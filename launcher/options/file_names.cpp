@@ -106,9 +106,9 @@ void check_file_names(const Options& options) {
   check_array_name(output);
   for (const NamedFile& file : of_rows) check_array_name(file);
   check_array_name(weights);
-  const std::array gradients{NamedFile{"--grad-query", options.grad_query},
-                             NamedFile{"--grad-key", options.grad_key},
-                             NamedFile{"--grad-value", options.grad_value}};
+  const std::array gradients{
+      NamedFile{"--grad-query", options.grad_query}, NamedFile{"--grad-key", options.grad_key},
+      NamedFile{"--grad-value", options.grad_value}, NamedFile{"--grad-sinks", options.grad_sinks}};
   for (const NamedFile& file : gradients) check_array_name(file);
   check_picture_name(options.picture);
   const NamedFile trace{"--trace", options.trace};

@@ -400,6 +400,8 @@ void add_output(TableBuilder& table) {
   table.add("grad-key", "FILE", run, text_into(&Options::grad_key), "likewise (tensor grad_key)");
   table.add("grad-value", "FILE", run, text_into(&Options::grad_value),
             "likewise (tensor grad_value)");
+  table.add("grad-sinks", "FILE", run, text_into(&Options::grad_sinks),
+            "gradient by the sinks, float32, of their shape (tensor grad_sinks; needs --sinks)");
   table.add("deterministic", "", {Command::run, Command::bench},
             parsed_into(&Options::deterministic, parse_flag),
             "repeating the command repeats every bit of the gradients (default on CPUs)");

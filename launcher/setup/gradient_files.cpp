@@ -25,6 +25,13 @@ files::ArrayFile open(const char* option, const std::string& path, const char* n
   });
 }
 
+// [N,M] by head, [M] whole on every rank.
+NamedSharding sinks_sharding(const NamedSharding& query, const Extents& sinks) {
+  std::vector<AxisNames> axes;
+  if (sinks.rank() == 2) axes.push_back(query.spec()[2]);
+  return {query.mesh(), PartitionSpec(axes), sinks};
+}
+
 }  // namespace
 
 GradientFiles::GradientFiles(const Options& options, const AttentionProblem& problem, Mesh& mesh)
@@ -58,6 +65,12 @@ GradientFiles::GradientFiles(const Options& options, const AttentionProblem& pro
       &ring::ShardedOperands::key);
   add("--grad-value", "grad_value", options.grad_value,
       {s.batch, s.kv_length, s.kv_heads, s.value_dim}, &ring::ShardedOperands::value);
+  if (options.grad_sinks.empty()) return;
+  sinks_shape_ = problem.sinks->shape();
+  sinks_writer_ = std::make_unique<files::ArrayWriter>(
+      mesh.world(), options.grad_sinks,
+      std::vector<files::ArraySpec>{{"grad_sinks", DType::float32, sinks_shape_}},
+      fmt::format("--grad-sinks {}", options.grad_sinks));
 }
 
 void GradientFiles::read_forward(const ring::ShardedOperands& operands, const TensorView& output,
@@ -88,6 +101,11 @@ void GradientFiles::read(const ring::ShardedOperands& operands, Device& device) 
         return shard;
       });
     }
+    if (sinks_writer_) {
+      const Extents shape = sinks_sharding(operands.query, sinks_shape_).local_shape(rank);
+      sinks_gradient_ =
+          make("gradient", shape, [&] { return Tensor(DType::float32, shape, memory); });
+    }
     for (Output& output : outputs_) {
       const Extents shape = (operands.*output.sharding).local_shape(rank);
       output.gradient =
@@ -115,8 +133,10 @@ void GradientFiles::compute(Attention& attention, const ring::LocalTensors& forw
       forward.bias,
       forward.mask,
       grad_lse_ ? ConstTensorView(lse_gradient_.view()) : ConstTensorView()};
+  if (sinks_writer_) tensors.grad_sinks = sinks_gradient_.view();
   attention.backward_and_wait(tensors);
   for (const Output& output : outputs_) output.gradient.download(device, *copies);
+  if (sinks_writer_) sinks_gradient_.download(device, *copies);
   copies->synchronize();
 }
 
@@ -128,17 +148,22 @@ void GradientFiles::write(const ring::ShardedOperands& operands) {
     output.writer->write_slice(file_order(sharding.index(rank), bhtd_),
                                file_order(output.gradient.host.view(), bhtd_), 0);
   }
+  if (!sinks_writer_) return;
+  const NamedSharding sharding = sinks_sharding(operands.query, sinks_shape_);
+  if (!sharding.is_primary(rank)) return;
+  sinks_writer_->write_slice(sharding.index(rank), sinks_gradient_.host.view(), 0);
 }
 
 std::vector<files::ArrayWriter*> GradientFiles::writers() const {
   std::vector<files::ArrayWriter*> all;
   for (const Output& output : outputs_) all.push_back(output.writer.get());
+  if (sinks_writer_) all.push_back(sinks_writer_.get());
   return all;
 }
 
 void GradientFiles::commit() {
-  for (const Output& output : outputs_) output.writer->complete();
-  for (const Output& output : outputs_) output.writer->commit();
+  for (files::ArrayWriter* writer : writers()) writer->complete();
+  for (files::ArrayWriter* writer : writers()) writer->commit();
 }
 
 }  // namespace annulus::launcher

@@ -30,9 +30,10 @@ void draw_backward(Draws& draws, RandomProblem& drawn, int kv_shards, Place::Kin
   backward.request.grad_lse = draws.chance(40);
   backward.request.adds = draws.chance(30);
   if (device == Place::Kind::host && draws.chance(10)) backward.implementation = "vanilla";
-  backward.schedule = kv_shards == 1
-                          ? draws.pick({"local", "local", "auto", "ring", "allgather", "ulysses"})
-                          : draws.pick({"ring", "ring", "allgather", "ulysses", "ulysses", "auto"});
+  backward.schedule =
+      kv_shards == 1
+          ? draws.pick({"local", "local", "auto", "ring", "allgather", "ulysses"})
+          : draws.pick({"ring", "double_ring", "allgather", "ulysses", "hybrid", "auto"});
   const auto planned = [&](const std::string& schedule) {
     return is_planned(drawn, schedule, backward.request);
   };

@@ -130,6 +130,11 @@ double seconds_of(const RankPlan& plan, const Delta& delta, const Prices& prices
          prices.model.memory_seconds(2 * bytes_of(plan, delta.output));
 }
 
+double seconds_of(const RankPlan& plan, const SinkGradient& gradient, const Prices& prices) {
+  return prices.model.launch_seconds +
+         prices.model.memory_seconds(2 * bytes_of(plan, gradient.delta));
+}
+
 // LSE and maximum are negligible beside the outputs.
 double seconds_of(const RankPlan& plan, const Reduce& reduce, const Prices& prices) {
   double bytes = bytes_of(plan, reduce.into.output);

@@ -23,6 +23,8 @@ inline constexpr double kBackwardRate = 0.85;
 [[nodiscard]] double seconds_of(const RankPlan& plan, const Copy& copy, const Prices& prices);
 [[nodiscard]] double seconds_of(const RankPlan& plan, const Reduce& reduce, const Prices& prices);
 [[nodiscard]] double seconds_of(const RankPlan& plan, const Delta& delta, const Prices& prices);
+[[nodiscard]] double seconds_of(const RankPlan& plan, const SinkGradient& gradient,
+                                const Prices& prices);
 [[nodiscard]] double seconds_of(const RankPlan& plan, const BackwardBlock& block,
                                 const Prices& prices);
 

@@ -101,6 +101,12 @@ class Attention::Impl {
   [[nodiscard]] Extents shape(const NamedSharding& sharding) const {
     return sharding.local_shape(context_.rank());
   }
+  [[nodiscard]] Extents sinks_shape() const {
+    if (!problem_.sinks) return {};
+    const std::int64_t per_head = problem_.sinks->per_head();
+    if (problem_.sinks->shape().rank() == 1) return {per_head};
+    return {shape(operands_.query)[2], per_head};
+  }
   [[nodiscard]] PositionRanges positions(const NamedSharding& sharding) const {
     return sharding.positions(context_.rank(), 1);
   }
@@ -139,16 +145,21 @@ class Attention::Impl {
     return caller;
   }
 
+  static ring::BackwardRequest request_of(const ring::BackwardLocalTensors& tensors,
+                                          bool accumulate) {
+    return {tensors.grad_lse.rank() > 0, accumulate, tensors.grad_sinks.rank() > 0};
+  }
+
   void backward(ring::BackwardLocalTensors tensors, bool accumulate, void* stream) {
     if (context_.place().is_host()) return backward_and_wait(std::move(tensors), accumulate);
-    const ring::BackwardRequest request{tensors.grad_lse.rank() > 0, accumulate};
+    const ring::BackwardRequest request = request_of(tensors, accumulate);
     const ring::ShardedAttention* const known = backward_.planned(request);
     ForeignStream& caller = caller_of(stream, known != nullptr && known->is_prepared());
     ready_backward(request, tensors).submit(tensors, &caller);
   }
 
   void backward_and_wait(ring::BackwardLocalTensors tensors, bool accumulate) {
-    const ring::BackwardRequest request{tensors.grad_lse.rank() > 0, accumulate};
+    const ring::BackwardRequest request = request_of(tensors, accumulate);
     ready_backward(request, tensors).run(tensors);
   }
 
@@ -196,7 +207,8 @@ class Attention::Impl {
             scores_view(tensors.bias, DType::float32, operands_.bias, bias_.shape().rank() > 0),
             scores_view(tensors.mask, DType::boolean, operands_.dense_mask, drops_mask_),
             tensors.grad_lse == nullptr ? ConstTensorView() : rows(tensors.grad_lse),
-            tensors.call_values};
+            tensors.call_values,
+            sinks_view(tensors.grad_sinks)};
   }
 
   void wait() {
@@ -332,6 +344,13 @@ class Attention::Impl {
   [[nodiscard]] ring::ShardedAttention& sharded() noexcept { return sharded_; }
 
  private:
+  [[nodiscard]] TensorView sinks_view(float* data) const {
+    if (data == nullptr) return {};
+    // Refused when the pass is planned.
+    const Extents shape = problem_.sinks ? sinks_shape() : Extents{0};
+    return {data, DType::float32, shape, context_.place()};
+  }
+
   // An empty view is left out. A tensor that the problem does not have is refused by a later check,
   // except for a mask that the policy ignores.
   [[nodiscard]] ConstTensorView scores_view(const void* data, DType dtype,
@@ -414,6 +433,9 @@ PositionRanges Attention::key_positions() const {
   return impl_->positions(impl_->operands().key);
 }
 
+Extents Attention::sinks_shape() const {
+  return impl_->sinks_shape();
+}
 Extents Attention::weights_shape() const {
   return impl_->weights_shape();
 }

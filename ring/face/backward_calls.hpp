@@ -31,10 +31,10 @@ class BackwardCalls {
   void wait();
 
  private:
-  // By whether the LSE has a gradient and gradients are added.
-  static constexpr std::size_t kKinds = 4;
+  // By whether the LSE has a gradient, the sinks' is wanted, and gradients are added.
+  static constexpr std::size_t kKinds = 8;
   [[nodiscard]] static std::size_t index(const ring::BackwardRequest& request) noexcept {
-    return (request.grad_lse ? 2U : 0U) + (request.adds ? 1U : 0U);
+    return (request.grad_sinks ? 4U : 0U) + (request.grad_lse ? 2U : 0U) + (request.adds ? 1U : 0U);
   }
 
   Context& context_;

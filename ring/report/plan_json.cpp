@@ -131,6 +131,13 @@ json work_json(const RankPlan& /*plan*/, const Delta& delta) {
   return result;
 }
 
+json work_json(const RankPlan& /*plan*/, const SinkGradient& gradient) {
+  return {{"kind", "sink_gradient"},
+          {"delta", region_json(gradient.delta)},
+          {"lse", gradient.lse},
+          {"grad_sinks", gradient.grad_sinks}};
+}
+
 json work_json(const RankPlan& /*plan*/, const Reduce& reduce) {
   json parts = json::array();
   for (const Result& part : reduce.parts) parts.push_back(result_json(part));

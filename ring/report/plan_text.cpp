@@ -105,6 +105,11 @@ std::string work_text(const RankPlan& /*plan*/, const Delta& delta) {
                      delta.grad_output, delta.delta);
 }
 
+std::string work_text(const RankPlan& /*plan*/, const SinkGradient& gradient) {
+  return fmt::format("gradient of the sinks from {} and buffer {}, into buffer {}",
+                     region_text(gradient.delta), gradient.lse, gradient.grad_sinks);
+}
+
 std::string work_text(const RankPlan& /*plan*/, const Reduce& reduce) {
   std::string text =
       fmt::format("reduce ({}{}) into {}", name_of(reduce.reduction),

@@ -1,6 +1,9 @@
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <limits>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -114,6 +117,36 @@ class HostOperations final : public LocalOperations {
             delta.at<float>({b, n, t}) = static_cast<float>(sum);
           }
         }
+      }
+    }
+  }
+  void sink_gradient(const ConstTensorView& sinks, const ConstTensorView& lse,
+                     const ConstTensorView& delta, const TensorView& grad_sinks,
+                     Stream& /*stream*/) const override {
+    const std::int64_t per_head = sinks.size(1);
+    const std::int64_t shared = sinks.size(0) == 1 ? delta.size(1) : 1;
+    const auto number = [](const ConstTensorView& tensor, std::initializer_list<std::int64_t> at) {
+      double value = 0;
+      read_row<double>(tensor.address(at), tensor.dtype(), {&value, 1});
+      return value;
+    };
+    for (std::int64_t n = 0; n < sinks.size(0); ++n) {
+      std::vector<double> sums(static_cast<std::size_t>(per_head));
+      for (std::int64_t head = n * shared; head < (n + 1) * shared; ++head) {
+        for (std::int64_t b = 0; b < delta.size(0); ++b) {
+          for (std::int64_t t = 0; t < delta.size(2); ++t) {
+            const double of_row = number(lse, {b, head, t});
+            if (of_row == -std::numeric_limits<double>::infinity()) continue;
+            const double gradient = number(delta, {b, head, t});
+            for (std::int64_t m = 0; m < per_head; ++m) {
+              sums[static_cast<std::size_t>(m)] -=
+                  std::exp(number(sinks, {n, m}) - of_row) * gradient;
+            }
+          }
+        }
+      }
+      for (std::int64_t m = 0; m < per_head; ++m) {
+        grad_sinks.at<float>({0, 0, n, m}) = static_cast<float>(sums[static_cast<std::size_t>(m)]);
       }
     }
   }

@@ -556,6 +556,22 @@ class Runner::Impl {
     end(index);
   }
 
+  void submit(std::size_t index, const SinkGradient& gradient) {
+    begin(index);
+    const StreamSpan span(*computing_,
+                          {TraceCategory::other, "sink gradient", plan_.tasks[index].step});
+    Region lse = gradient.delta;
+    lse.buffer = gradient.lse;
+    const Buffer& sinks = plan_.buffer(gradient.grad_sinks);
+    operations_->sink_gradient(
+        sinks_->logits(), memory_.view(lse, Content::lse),
+        memory_.view(gradient.delta, Content::delta),
+        memory_.view({gradient.grad_sinks, sinks.tokens, sinks.heads, plan_.batches(sinks)},
+                     Content::grad_sinks),
+        *computing_);
+    end(index);
+  }
+
   void submit(std::size_t index, const BackwardBlock& block) {
     begin(index);
     {

@@ -29,6 +29,15 @@ SinkStates::SinkStates(const AttentionProblem& problem, const RankPlan& plan, De
   const auto current = device.make_current();
   zeros_ = to_device(zeros);
   lse_ = to_device(lse);
+  if (plan.sinks_per_head > 0) {
+    const std::int64_t heads = problem.sinks->shape().rank() == 1 ? 1 : plan.local.heads;
+    const Tensor logits(DType::float32, {heads, plan.sinks_per_head}, host);
+    for (std::int64_t head = 0; head < heads; ++head) {
+      std::ranges::copy(problem.sinks->of_head(plan.first_head + head),
+                        logits.view().as<float>() + head * plan.sinks_per_head);
+    }
+    logits_ = to_device(logits);
+  }
   const Tensor maximum(DType::float32, lse.shape(), host);
   if (!problem.normalize_output) {
     for (std::int64_t head = 0; head < plan.local.heads; ++head) {

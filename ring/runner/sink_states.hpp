@@ -18,10 +18,14 @@ class SinkStates {
   /// output 0, their LSE and, where such are wanted, the largest of them. `dtype` only says as what
   /// the zeros are read.
   [[nodiscard]] PartialState part(HeadRange heads, const Extents& output, DType dtype) const;
+  /// The sinks of all heads, [n,M], or [1,M] where heads share them; for plans that want their
+  /// gradient.
+  [[nodiscard]] ConstTensorView logits() const { return logits_.view(); }
 
  private:
   Tensor zeros_;    // [Dv], as wide as partial results
   Tensor lse_;      // [n]
+  Tensor logits_;   // float32; of rank 0 where no gradient is wanted
   Tensor maximum_;  // [n], float32; of rank 0 where the output is normalised
 };
 

@@ -50,10 +50,8 @@ void each(const RankPlan& /*plan*/, const Copy& copy, const Body& body) {
 template <class Body>
 void each(const RankPlan& plan, const Exchange& exchange, const Body& body) {
   const auto all_heads = [&](const Transfer& transfer) {
-    return Region{transfer.buffer,
-                  transfer.tokens,
-                  plan.buffer(transfer.buffer).heads,
-                  {0, plan.local.batch}};
+    return Region{transfer.buffer, transfer.tokens, plan.buffer(transfer.buffer).heads,
+                  plan.batches(plan.buffer(transfer.buffer))};
   };
   for (const Transfer& send : exchange.sends) body(all_heads(send), Use::read);
   for (const Transfer& receive : exchange.receives) body(all_heads(receive), Use::write);
@@ -83,6 +81,16 @@ void each(const RankPlan& /*plan*/, const Delta& delta, const Body& body) {
   body(rows_of(delta.grad_output), Use::read);
   if (delta.grad_lse >= 0) body(rows_of(delta.grad_lse), Use::read);
   body(rows_of(delta.delta), Use::write);
+}
+
+template <class Body>
+void each(const RankPlan& plan, const SinkGradient& gradient, const Body& body) {
+  body(gradient.delta, Use::read);
+  Region lse = gradient.delta;
+  lse.buffer = gradient.lse;
+  body(lse, Use::read);
+  const Buffer& sinks = plan.buffer(gradient.grad_sinks);
+  body(Region{gradient.grad_sinks, sinks.tokens, sinks.heads, plan.batches(sinks)}, Use::write);
 }
 
 template <class Body>

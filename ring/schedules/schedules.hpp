@@ -35,6 +35,8 @@ struct RankContext {
 /// own columns, and the rows' gradients are added up: for every schedule.
 [[nodiscard]] RankPlan plan_local_backward(const RankContext& context);
 [[nodiscard]] RankPlan plan_ring_backward(const RankContext& context);
+[[nodiscard]] RankPlan plan_double_ring_backward(const RankContext& context);
+[[nodiscard]] RankPlan plan_hybrid_backward(const RankContext& context);
 [[nodiscard]] RankPlan plan_allgather_backward(const RankContext& context);
 [[nodiscard]] RankPlan plan_ulysses_backward(const RankContext& context);
 

@@ -188,13 +188,14 @@ constexpr std::array kTable{
                   only_one<Schedule::local>},
     ScheduleEntry{Schedule::ring, plan_ring, plan_ring_backward, nothing, wants_sharded_sequence,
                   only_one<Schedule::ring>},
-    ScheduleEntry{Schedule::double_ring, plan_double_ring, nullptr, needs_rows_of_a_ring,
-                  wants_rows_of_a_ring, rows_of_a_ring},
+    ScheduleEntry{Schedule::double_ring, plan_double_ring, plan_double_ring_backward,
+                  needs_rows_of_a_ring, wants_rows_of_a_ring, rows_of_a_ring},
     ScheduleEntry{Schedule::pass_q, plan_pass_q, nullptr, needs_rows_once, wants_short_queries,
                   only_one<Schedule::pass_q>},
     ScheduleEntry{Schedule::ulysses, plan_ulysses, plan_ulysses_backward, needs_same_axes,
                   wants_exchange_of_heads, only_one<Schedule::ulysses>},
-    ScheduleEntry{Schedule::hybrid, plan_hybrid, nullptr, needs_degree, wants_degree, degrees},
+    ScheduleEntry{Schedule::hybrid, plan_hybrid, plan_hybrid_backward, needs_degree, wants_degree,
+                  degrees},
     ScheduleEntry{Schedule::allgather, plan_allgather, plan_allgather_backward, nothing,
                   wants_sharded_sequence, only_one<Schedule::allgather>}};
 

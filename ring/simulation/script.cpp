@@ -88,6 +88,10 @@ class Writer {
     add_step(seconds_of(plan_, reduce, prices_), needs_of(after()));
   }
 
+  void add(const SinkGradient& gradient) {
+    label(TraceCategory::other, "sink gradient");
+    add_step(seconds_of(plan_, gradient, prices_), needs_of(after()));
+  }
   void add(const Delta& delta) {
     label(TraceCategory::other, "delta");
     add_step(seconds_of(plan_, delta, prices_), needs_of(after()));

@@ -17,7 +17,8 @@
 namespace annulus::ring {
 namespace {
 
-constexpr std::array kBackward{Schedule::ring, Schedule::allgather, Schedule::ulysses};
+constexpr std::array kBackward{Schedule::ring, Schedule::double_ring, Schedule::allgather,
+                               Schedule::ulysses, Schedule::hybrid};
 
 PlanInput backward_input(const AttentionProblem& problem, const ShardedOperands& operands,
                          const PlanOptions& options = {}, const BackwardRequest& request = {}) {
@@ -59,7 +60,12 @@ Mask scattered_documents(std::int64_t length) {
   return mask;
 }
 
-void expect_plays(const PlanInput& input, Schedule schedule, unsigned seed) {
+// Rows of two or four ranks, if the ranks along the sequence can stand in them.
+void expect_plays(PlanInput input, Schedule schedule, unsigned seed) {
+  const int ranks = input.operands.key.shards(1);
+  const int inner = ranks == 8 && seed % 2 == 0 ? 4 : ranks % 2 == 0 ? 2 : ranks;
+  if (schedule == Schedule::double_ring) input.options.inner_size = inner;
+  if (schedule == Schedule::hybrid) input.options.ulysses_degree = inner;
   const Plan plan = make_plan(input, schedule);
   expect_valid(plan, input.operands, seed);
   EXPECT_GT(predicted_seconds(plan, input.prices), 0);
@@ -142,6 +148,30 @@ TEST(BackwardPlan, EmptyHopsMoveNothing) {
   }
 }
 
+// Of a double ring: the sum over a row crosses to the next one, whatever the options say.
+TEST(BackwardPlan, SumsOfARowCrossOnce) {
+  AttentionProblem problem = small_problem(64, 4, 4);
+  problem.mask = {};
+  const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);
+  for (const bool direct : {false, true}) {
+    PlanOptions options;
+    options.direct = direct;
+    options.inner_size = 4;
+    const Plan plan = make_plan(backward_input(problem, operands, options), Schedule::double_ring);
+    std::int64_t crossing = 0;
+    for (const RankPlan& rank : plan.ranks) {
+      for (const Exchange* exchange : rank.all<Exchange>()) {
+        for (const Transfer& send : exchange->sends) {
+          const bool gradients = rank.buffer(send.buffer).contents.front() == Content::grad_key;
+          if (gradients && send.peer / 4 != rank.rank / 4) crossing += send.bytes;
+        }
+      }
+    }
+    // Gradients of 64 columns, in float32, to the other row and back.
+    EXPECT_EQ(crossing, 2 * (64 * 2 * 4 * (2 + 2)) * 4);
+  }
+}
+
 // Keys and values come first in every step, so that gradients do not delay them.
 TEST(BackwardPlan, KeysAndValuesComeBeforeGradients) {
   const AttentionProblem problem = small_problem(64, 4, 4);
@@ -212,9 +242,57 @@ TEST(BackwardPlan, UlyssesAddsUpSharedHeads) {
     const ShardedOperands operands = operands_on(problem, mesh, "-,sp,tp", "-,sp,tp");
     for (const bool adds : {false, true}) {
       SCOPED_TRACE(mesh);
-      expect_plays(backward_input(problem, operands, {}, {true, adds}), Schedule::ulysses, ++seed);
-      if (HasFatalFailure()) return;
+      for (const Schedule schedule : {Schedule::ulysses, Schedule::hybrid}) {
+        expect_plays(backward_input(problem, operands, {}, {true, adds}), schedule, ++seed);
+        if (HasFatalFailure()) return;
+      }
     }
+  }
+}
+
+// Gradients of sinks are sums over all ranks that have rows of their heads.
+TEST(BackwardPlan, GradientsOfSinksHoldEveryRowOnce) {
+  struct Case {
+    std::string mesh, query, kv;
+  };
+  unsigned seed = 400;
+  for (const Case& one :
+       {Case{"sp=8", "-,sp", "-,sp"}, Case{"sp=8", "-,-", "-,sp"}, Case{"sp=8", "-,sp", "-,-"},
+        Case{"sp=4,x=2", "-,sp+x", "-,sp"}, Case{"dp=2,sp=2,tp=2", "dp,sp,tp", "dp,sp,tp"},
+        Case{"sp=2,tp=4", "-,sp,tp", "-,sp,tp"}, Case{"sp=2,x=4", "-,sp", "-,sp"},
+        Case{"tp=4,x=2", "-,-,tp", "-,-,tp"}}) {
+    for (const std::int64_t length : {3, 29}) {  // also fewer rows than ranks
+      AttentionProblem problem = small_problem(length, 4, 2);
+      const ShardedOperands operands = operands_on(problem, one.mesh, one.query, one.kv);
+      for (const bool shared : {false, true}) {
+        problem.sinks = shared ? Sinks({2}, {0, 1}) : Sinks::random(4, 3, 1);
+        for (const bool adds : {false, true}) {
+          SCOPED_TRACE(testing::Message() << one.mesh << " " << one.query << ", " << length
+                                          << (shared ? ", shared" : "") << (adds ? ", added" : ""));
+          expect_plays(backward_input(problem, operands, {}, {adds, adds, true}), Schedule::ring,
+                       ++seed);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+  const AttentionProblem problem = [] {
+    AttentionProblem made = small_problem(29, 8, 2);
+    made.sinks = Sinks::random(8, 1, 1);
+    return made;
+  }();
+  const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
+  for (const Schedule schedule : kBackward) {
+    const PlanInput input = backward_input(problem, operands, {}, {false, false, true});
+    expect_plays(input, schedule, ++seed);
+    // The sum goes to one rank, and from there to all others: 4 bytes of 8 heads, 3 times.
+    const Plan with = make_plan(input, schedule);
+    const Plan without = make_plan(backward_input(problem, operands), schedule);
+    std::int64_t more = 0;
+    for (std::size_t r = 0; r < with.ranks.size(); ++r) {
+      more += with.ranks[r].bytes_sent() - without.ranks[r].bytes_sent();
+    }
+    EXPECT_EQ(more, 2 * 3 * 8 * 4);
   }
 }
 
@@ -234,13 +312,11 @@ TEST(BackwardPlan, AutoPricesTheSchedulesThatHaveOne) {
   const ScheduleChoice choice = choose_schedule(input, "auto");
   EXPECT_GT(choice.seconds, 0);
   for (const auto& other : choice.passed_over) {
-    EXPECT_EQ(other.schedule == Schedule::double_ring || other.schedule == Schedule::hybrid ||
-                  other.schedule == Schedule::pass_q,
+    EXPECT_EQ(other.schedule == Schedule::pass_q,
               other.reason.find("not planned yet") != std::string::npos)
         << name_of(other.schedule) << ": " << other.reason;
   }
-  EXPECT_THROW(static_cast<void>(make_rank_plan(input, Schedule::double_ring, 0)),
-               UnsupportedError);
+  EXPECT_THROW(static_cast<void>(make_rank_plan(input, Schedule::pass_q, 0)), UnsupportedError);
 }
 
 TEST(BackwardPlan, PartlyReplicatedRowsAreRefused) {

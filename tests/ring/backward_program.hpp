@@ -143,6 +143,17 @@ inline void expect_gradients(const Program& program, Mesh& mesh, Device& device,
   add_gradient(Content::grad_query, operands.query);
   add_gradient(Content::grad_key, operands.key);
   add_gradient(Content::grad_value, operands.value);
+  const bool shares_sinks = problem.sinks && problem.sinks->shape().rank() == 1;
+  const std::int64_t sinks = problem.sinks ? problem.sinks->per_head() : 0;
+  const std::int64_t local_heads = operands.query.local_shape(rank)[2];
+  if (program.request.grad_sinks) {
+    const Extents shape{1, 1, shares_sinks ? 1 : local_heads, sinks};
+    tensors.add(
+        Content::grad_sinks,
+        annulus::test::tensor_of(DType::float32, shape,
+                                 std::vector<float>(static_cast<std::size_t>(shape.product()),
+                                                    program.request.adds ? kBefore : NAN)));
+  }
 
   PlanInput input = make_plan_input(problem, operands, {&implementation}, device.place(),
                                     CostModel::for_place(device.place()), program.options);
@@ -192,6 +203,22 @@ inline void expect_gradients(const Program& program, Mesh& mesh, Device& device,
     compare(Content::grad_query, operands.query, expected.query, query.shape());
     compare(Content::grad_key, operands.key, expected.key, key.shape());
     compare(Content::grad_value, operands.value, expected.value, value.shape());
+    if (program.request.grad_sinks) {
+      found.push_back(tensors.downloaded(Content::grad_sinks));
+      const auto first_sink = static_cast<std::size_t>(
+          shares_sinks
+              ? 0
+              : operands.query.positions(rank, 2).global(LocalPosition(0)).value() * sinks);
+      // Only delta is computed from rounded outputs.
+      const double bound = problem.dtype == DType::float32 ? 2e-5 : 1.2e-2;
+      for (std::size_t i = 0; i < found.back().size(); ++i) {
+        EXPECT_NEAR(found.back()[i] - (program.request.adds ? kBefore : 0),
+                    expected.sinks.values[first_sink + i],
+                    bound * (expected.sinks.magnitudes[first_sink + i] +
+                             (program.request.adds ? kBefore : 0)))
+            << "sink " << i;
+      }
+    }
     if (call == 0) {
       first = std::move(found);
     } else {

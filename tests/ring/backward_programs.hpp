@@ -29,6 +29,34 @@ inline std::vector<Program> backward_programs(int ranks) {
   direct.options.direct = true;
   direct.request = {true, true};
   programs.push_back(direct);
+  Program rows{all, "-,sp", "-,sp", Schedule::double_ring, backward_problem(DType::bfloat16, 4, 2)};
+  rows.options.inner_size = ranks % 2 == 0 ? 2 : ranks;
+  for (const bool adds : {false, true}) {
+    rows.request.adds = adds;
+    rows.options.direct = adds;
+    programs.push_back(rows);
+  }
+  for (const std::int64_t kv_heads : {4, 1}) {  // one: ranks share it
+    Program both{all, "-,sp", "-,sp", Schedule::hybrid,
+                 backward_problem(DType::bfloat16, 4, kv_heads)};
+    both.options.ulysses_degree = ranks % 2 == 0 ? 2 : ranks;
+    both.options.direct = kv_heads == 1;
+    both.request = {true, kv_heads == 1};
+    programs.push_back(both);
+  }
+  // The gradient of the sinks too.
+  for (const Schedule schedule : {Schedule::ring, Schedule::ulysses}) {
+    Program sinks{all, "-,sp", "-,sp", schedule, backward_problem(DType::float32, 4, 2)};
+    sinks.problem.sinks = Sinks::random(4, 2, 3);
+    sinks.request = {true, schedule == Schedule::ring, true};
+    programs.push_back(sinks);
+    sinks.problem.sinks = Sinks({2}, {0.5F, -1});
+    sinks.problem.dtype = DType::bfloat16;
+    programs.push_back(sinks);
+    sinks.query = "sp,-,tp";
+    sinks.kv = "sp,-,tp";
+    if (ranks <= 2) programs.push_back(sinks);  // two batches
+  }
   // A head at a time, of which a window hides most hops.
   Program window{all, "-,sp", "-,sp", Schedule::allgather, backward_problem(DType::float32, 4, 4)};
   window.options.gather_bytes = 1;
@@ -42,6 +70,13 @@ inline std::vector<Program> backward_programs(int ranks) {
   programs.push_back({all, "-,sp", "-,-", Schedule::ring, backward_problem(DType::bfloat16, 4, 2)});
   if (ranks % 2 != 0) return programs;
   const std::string half = "sp=" + std::to_string(ranks / 2);
+  for (const bool shared : {false, true}) {
+    Program sinks{half + ",tp=2", "-,sp,tp", "-,sp,tp", Schedule::ring,
+                  backward_problem(DType::float32, 4, 2)};
+    sinks.problem.sinks = shared ? Sinks({2}, {0.5F, -1}) : Sinks::random(4, 2, 3);
+    sinks.request.grad_sinks = true;
+    programs.push_back(sinks);
+  }
   for (const Schedule schedule : {Schedule::ring, Schedule::allgather}) {
     programs.push_back(
         {half + ",x=2", "-,sp+x", "-,sp", schedule, backward_problem(DType::float32, 4, 2)});

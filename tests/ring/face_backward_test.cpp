@@ -72,9 +72,7 @@ void expect_part(const std::vector<float>& found, const Extents& shape,
   EXPECT_LE(std::sqrt(error), bound * std::sqrt(scale)) << name;
 }
 
-void expect_gradients(const Attention& attention, const AttentionOptions& options,
-                      const BackwardShards& shards, int seed, bool with_grad_lse = false,
-                      float before = 0) {
+OracleGradients true_gradients(const AttentionOptions& options, int seed, bool with_grad_lse) {
   const AttentionShape& s = options.shape;
   const auto whole = [](std::vector<float>& values, std::int64_t batch, std::int64_t length,
                         std::int64_t heads, std::int64_t dim, int which) {
@@ -84,7 +82,7 @@ void expect_gradients(const Attention& attention, const AttentionOptions& option
   };
   std::vector<float> query, key, value, grad_output;
   const std::vector<float> ones(static_cast<std::size_t>(s.batch * s.heads * s.query_length), 0.5F);
-  const OracleGradients truth = oracle_gradients(
+  return oracle_gradients(
       options, whole(query, s.batch, s.query_length, s.heads, s.head_dim, seed),
       whole(key, s.batch, s.kv_length, s.kv_heads, s.head_dim, seed + 1),
       whole(value, s.batch, s.kv_length, s.kv_heads, s.value_dim, seed + 2),
@@ -93,6 +91,13 @@ void expect_gradients(const Attention& attention, const AttentionOptions& option
           ? ConstTensorView(ones.data(), DType::float32, {s.batch, s.heads, s.query_length})
           : ConstTensorView(),
       PositionRanges::all(s.query_length));
+}
+
+void expect_gradients(const Attention& attention, const AttentionOptions& options,
+                      const BackwardShards& shards, int seed, bool with_grad_lse = false,
+                      float before = 0) {
+  const AttentionShape& s = options.shape;
+  const OracleGradients truth = true_gradients(options, seed, with_grad_lse);
   expect_part(shards.grad_query, attention.query_shape(), attention.query_positions(),
               s.query_length, truth.query, before, "grad query");
   expect_part(shards.grad_key, attention.key_shape(), attention.key_positions(), s.kv_length,
@@ -111,7 +116,7 @@ void expect_right_gradients(Attention& attention, const AttentionOptions& option
 TEST(BackwardFace, GradientsAreThoseOfTheOracle) {
   Context context(world(), on_host());
   AttentionOptions options = causal(67);
-  for (const char* schedule : {"auto", "ring", "allgather", "ulysses"}) {
+  for (const char* schedule : {"auto", "ring", "double_ring", "allgather", "ulysses", "hybrid"}) {
     SCOPED_TRACE(schedule);
     options.schedule = schedule;
     Attention attention(context, options);
@@ -179,6 +184,37 @@ TEST(BackwardFace, Modifiers) {
   options.sinks = Sinks({4, 2}, {0, 1, 2, 3, -1, -2, 5, 0.5F});
   Attention attention(context, options);
   expect_right_gradients(attention, options, 3);
+}
+
+// By head and shared by all heads, written and added.
+TEST(BackwardFace, GradientOfTheSinks) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(53);
+  for (const bool shared : {false, true}) {
+    options.sinks = shared ? Sinks({2}, {0.5F, 1}) : Sinks({4, 2}, {0, 1, 2, 3, -1, -2, 5, 0.5F});
+    Attention attention(context, options);
+    BackwardShards shards(attention, 3);
+    attention.run(shards.tensors(true));
+    const Extents shape = attention.sinks_shape();
+    EXPECT_EQ(shape, shared ? Extents({2}) : Extents({4, 2}));
+    const OracleGradients truth = true_gradients(options, 3, true);
+    for (const bool accumulate : {false, true}) {
+      const float before = accumulate ? kBefore : 0;
+      std::vector<float> grad_sinks(static_cast<std::size_t>(shape.product()),
+                                    accumulate ? kBefore : NAN);
+      BackwardTensors tensors = shards.backward();
+      tensors.grad_lse = shards.grad_lse.data();
+      tensors.grad_sinks = grad_sinks.data();
+      tensors.accumulate = accumulate;
+      shards.clear(accumulate ? kBefore : NAN);
+      attention.backward(tensors);
+      expect_gradients(attention, options, shards, 3, true, before);
+      for (std::size_t i = 0; i < grad_sinks.size(); ++i) {
+        EXPECT_NEAR(grad_sinks[i] - before, truth.sinks.values[i],
+                    2e-5 * (truth.sinks.magnitudes[i] + before));
+      }
+    }
+  }
 }
 
 TEST(BackwardFace, AddsWhereAskedAndTakesTheGradientOfTheLse) {
@@ -271,6 +307,13 @@ TEST(BackwardFace, ErrorsAreThoseOfAllRanks) {
               HasSubstr("grad key: got a null pointer"));
   EXPECT_THAT(message([](BackwardTensors& t) { t.lse = nullptr; }),
               HasSubstr("LSE: got a null pointer"));
+  EXPECT_THAT(test::message_of<UserError>([&] {
+                float sink = 0;
+                BackwardTensors tensors = shards.backward();
+                tensors.grad_sinks = &sink;
+                attention.backward(tensors);
+              }),
+              HasSubstr("grad sinks: got a tensor, expected none: the problem has no sinks"));
   float memory = 0;
   EXPECT_THAT(message([&](BackwardTensors& t) { t.bias = &memory; }), HasSubstr("bias: got"));
   // The object is as good as before.

@@ -66,6 +66,7 @@ class PlanPlayer {
     for (std::size_t r = 0; r < states_.size(); ++r) {
       if (plan_.backward) {
         expect_gradients(r, used);
+        expect_sinks(r);
       } else {
         expect_results(plan_.ranks[r], states_[r], used);
       }
@@ -175,7 +176,7 @@ class PlanPlayer {
       for (const Content content : buffer.contents) {
         if (is_result(content)) {
           if (buffer.kind == BufferKind::caller && is_gradient(content) && adds_) {
-            each_cell({index, buffer.tokens, buffer.heads, {0, rank.local.batch}},
+            each_cell({index, buffer.tokens, buffer.heads, rank.batches(buffer)},
                       [&](const Cell& cell) { results(r, index, content)[cell].insert(kBefore); });
           }
           continue;
@@ -385,7 +386,7 @@ class PlanPlayer {
     for (const Content content : to.contents) {
       if (is_result(content)) {
         move_results(results(sender.rank, message.buffer, content), message.tokens.begin,
-                     {transfer.buffer, transfer.tokens, to.heads, {0, plan_.ranks[r].local.batch}},
+                     {transfer.buffer, transfer.tokens, to.heads, plan_.ranks[r].batches(to)},
                      results(r, transfer.buffer, content));
         continue;
       }
@@ -582,6 +583,24 @@ class PlanPlayer {
     }
   }
 
+  // Each sink holds the parts of all rows of its head.
+  void run(std::size_t r, std::size_t t, const SinkGradient& gradient) {
+    const RankPlan& rank = plan_.ranks[r];
+    const PositionRanges rows = operands_.query.positions(rank.rank, 1);
+    EXPECT_EQ(gradient.delta.tokens.count, rows.size());
+    EXPECT_EQ(gradient.delta.batches, (BatchRange{0, rank.local.batch}));
+    const HeadRange heads{0, rank.local.heads};
+    EXPECT_EQ(gradient.delta.heads, heads);
+    expect_tokens(r, gradient.delta.buffer, Content::delta, gradient.delta.tokens, heads, rows);
+    expect_tokens(r, gradient.lse, Content::lse, gradient.delta.tokens, heads, rows);
+    Results& into = results(r, gradient.grad_sinks, Content::grad_sinks);
+    const Buffer& sinks = rank.buffer(gradient.grad_sinks);
+    each_cell({gradient.grad_sinks, sinks.tokens, sinks.heads, rank.batches(sinks)},
+              [&](const Cell& cell) {
+                into[cell] = {BlockId{r, t}};
+              });
+  }
+
   void run(std::size_t r, std::size_t t, const BackwardBlock& block) {
     expect_tile(r, block);
     for (const auto& [buffer, content] :
@@ -747,6 +766,37 @@ class PlanPlayer {
           }
         }
       }
+    }
+  }
+
+  // The gradient of a sink holds every row of its head, or of all heads that share it, once.
+  void expect_sinks(std::size_t r) const {
+    const RankPlan& rank = plan_.ranks[r];
+    const int index = rank.caller_buffer(Content::grad_sinks);
+    ASSERT_EQ(index >= 0, plan_.backward->grad_sinks);
+    if (index < 0) return;
+    const AttentionShape& whole = plan_.problem.shape;
+    const bool shared = plan_.problem.sinks->shape().rank() == 1;
+    const auto found = states_[r].results.find({index, Content::grad_sinks});
+    ASSERT_TRUE(found != states_[r].results.end()) << "a gradient of sinks that nobody writes";
+    EXPECT_EQ(static_cast<std::int64_t>(found->second.size()), shared ? 1 : rank.local.heads);
+    for (const auto& [cell, held] : found->second) {
+      const std::int64_t head = rank.first_head + std::get<2>(cell);
+      std::map<Cell, int> times;
+      EXPECT_EQ(held.count(kBefore), adds_ ? 1U : 0U);
+      for (const BlockId& id : held) {
+        ASSERT_EQ(held.count(id), 1U) << "a part twice";
+        if (id.first == kNoRank) continue;
+        const RankPlan& of = plan_.ranks[id.first];
+        const PositionRanges rows = operands_.query.positions(of.rank, 1);
+        each_cell(std::get<SinkGradient>(of.tasks[id.second].work).delta, [&](const Cell& row) {
+          const auto& [b, t, n] = row;
+          ++times[{of.first_batch + b, rows.global(LocalPosition(t)).value(), of.first_head + n}];
+        });
+      }
+      const HeadRange heads = shared ? HeadRange{0, whole.heads} : HeadRange{head, 1};
+      each_cell({0, {LocalPosition(0), whole.query_length}, heads, {0, whole.batch}},
+                [&](const Cell& row) { EXPECT_EQ(times[row], 1) << "times that a row counts"; });
     }
   }
 

@@ -25,6 +25,11 @@ class CudaOperations final : public LocalOperations {
              Stream& stream) const override {
     cuda::delta(output, grad_output, grad_lse, delta, stream);
   }
+  void sink_gradient(const ConstTensorView& sinks, const ConstTensorView& lse,
+                     const ConstTensorView& delta, const TensorView& grad_sinks,
+                     Stream& stream) const override {
+    cuda::sink_gradient(sinks, lse, delta, grad_sinks, stream);
+  }
   void publish(std::int32_t value, std::int32_t* number, Stream& stream) const override {
     annulus::cuda::check_driver(
         annulus::cuda::driver_calls().stream_write_value(

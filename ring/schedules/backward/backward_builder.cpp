@@ -12,6 +12,7 @@
 namespace annulus::ring {
 namespace {
 
+constexpr DType kSinksDtype = DType::float32;
 constexpr int kReplicaTurn = 2;  // after the exchanges of a schedule in the same step
 
 // Part `i` of `parts` of some tokens.
@@ -45,6 +46,16 @@ BackwardBuilder::BackwardBuilder(const RankContext& context)
   for (const Content content : {Content::grad_query, Content::grad_key, Content::grad_value}) {
     add_caller(content, dtype);
   }
+  if (request.grad_sinks) {
+    const Sinks& sinks = context.input.problem.sinks.value();
+    plan_.sinks_per_head = sinks.per_head();
+    plan_.buffers.push_back({BufferKind::caller,
+                             {Content::grad_sinks},
+                             kSinksDtype,
+                             {LocalPosition(0), 1},
+                             {0, sinks.shape().rank() == 1 ? 1 : plan_.local.heads},
+                             -1});
+  }
 
   const bool in_place = gradient_dtype() == dtype;
   const HeadRange heads{0, plan_.local.heads};
@@ -70,7 +81,27 @@ BackwardBuilder::BackwardBuilder(const RankContext& context)
     add_task(0, Delta{whole(own(Content::output)), own(Content::grad_output),
                       own(Content::grad_lse), rows.delta});
   }
+  if (request.grad_sinks) add_sink_gradient(rows.delta);
   add_rows(rows, context.input.operands.query.positions(context.rank, 1));
+}
+
+// A sum over rows and batches, and over heads that share sinks. It is small, and complete early.
+void BackwardBuilder::add_sink_gradient(int delta) {
+  const bool shared = context_.input.problem.sinks->shape().rank() == 1;
+  const int result = own(Content::grad_sinks);
+  const LocalRange token = plan_.buffer(result).tokens;
+  const HeadRange heads = plan_.buffer(result).heads;
+  const Replicas replicas = replicas_of_sinks(context_.input.operands, shared, context_.rank);
+  int partial = result;
+  if (replicas.several()) {
+    partial = add_exchange({Content::grad_sinks}, kSinksDtype, token, heads);
+  } else if (context_.input.backward->adds) {
+    partial = add_local(Content::grad_sinks, kSinksDtype, token, heads);
+  }
+  if (plan_.local.query_length > 0) {
+    add_task(0, SinkGradient{whole(delta), own(Content::lse), partial});
+  }
+  add_up(0, replicas, {partial}, {Content::grad_sinks}, kSinksDtype);
 }
 
 DType BackwardBuilder::gradient_dtype() const {
@@ -153,7 +184,7 @@ void BackwardBuilder::add_to_own_columns(int step, int buffer,
 
 void BackwardBuilder::put(int step, Content content, const Region& complete,
                           LocalRange own_tokens) {
-  const Region into{own(content), own_tokens, complete.heads, batches()};
+  const Region into{own(content), own_tokens, complete.heads, complete.batches};
   if (into == complete) return;
   std::vector<Region> parts;
   if (context_.input.backward->adds) parts.push_back(into);
@@ -162,18 +193,19 @@ void BackwardBuilder::put(int step, Content content, const Region& complete,
 }
 
 void BackwardBuilder::finish_rows(int step) {
-  add_up(step, row_replicas_, {rows_.front().buffers.grad_query}, {Content::grad_query});
+  add_up(step, row_replicas_, {rows_.front().buffers.grad_query}, {Content::grad_query},
+         complete_dtype());
 }
 
 void BackwardBuilder::finish_columns(int step) {
   add_up(step, column_replicas_, {own_columns_.key, own_columns_.value},
-         {Content::grad_key, Content::grad_value});
+         {Content::grad_key, Content::grad_value}, complete_dtype());
 }
 
 // Each member adds up a part of the tokens, in the order of the members, and sends the sum to the
 // others: all get the same bits.
 void BackwardBuilder::add_up(int step, const Replicas& replicas, const std::vector<int>& partial,
-                             const std::vector<Content>& contents) {
+                             const std::vector<Content>& contents, DType complete) {
   const LocalRange tokens = plan_.buffer(partial.front()).tokens;
   if (!replicas.several()) {
     for (std::size_t i = 0; i < contents.size(); ++i) {
@@ -189,7 +221,7 @@ void BackwardBuilder::add_up(int step, const Replicas& replicas, const std::vect
   const auto at =
       static_cast<std::size_t>(std::ranges::find(replicas.members, me) - replicas.members.begin());
   const LocalRange own_part = part_of(tokens, at, count);
-  const int total = add_exchange(contents, complete_dtype(), tokens, heads);
+  const int total = add_exchange(contents, complete, tokens, heads);
   const Slot scatter(step + 1, kReplicaTurn, group);
   const Slot gather(step + 2, kReplicaTurn, group);
   std::vector<Region> parts;
@@ -199,7 +231,7 @@ void BackwardBuilder::add_up(int step, const Replicas& replicas, const std::vect
       parts.push_back(with_tokens(whole(mine), own_part));
       continue;
     }
-    const int received = add_exchange(contents, gradient_dtype(), own_part, heads);
+    const int received = add_exchange(contents, plan_.buffer(mine).dtype, own_part, heads);
     const LocalRange their_part = part_of(tokens, i, count);
     send(scatter, member, member, mine, their_part);
     receive(scatter, member, me, received, own_part);

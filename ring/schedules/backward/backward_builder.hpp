@@ -77,7 +77,8 @@ class BackwardBuilder : public TaskBuilder {
   };
 
   void add_up(int step, const Replicas& replicas, const std::vector<int>& partial,
-              const std::vector<Content>& contents);
+              const std::vector<Content>& contents, DType complete);
+  void add_sink_gradient(int delta);
 
   std::deque<Rows> rows_;
   Replicas row_replicas_, column_replicas_;

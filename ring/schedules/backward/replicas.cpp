@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 
 namespace annulus::ring {
 namespace {
@@ -46,6 +47,23 @@ Replicas replicas_of(const ShardedOperands& operands, Operand operand, int rank)
       replicas.members.push_back(static_cast<int>(member));
     }
   }
+  return replicas;
+}
+
+// All ranks along these axes have rows, batches or heads of their own.
+Replicas replicas_of_sinks(const ShardedOperands& operands, bool shared, int rank) {
+  Replicas replicas;
+  const NamedSharding& query = operands.query;
+  for (int dim = 0; dim < kSharded; ++dim) {
+    const bool of_heads = dim == 2;
+    if (of_heads && !shared) continue;
+    for (const std::string& axis : query.spec()[dim]) {
+      if (query.mesh().axis_size(axis) > 1) replicas.axes.push_back(axis);
+    }
+  }
+  const std::size_t count = query.mesh().group(rank, replicas.axes).size();
+  replicas.members.resize(count);
+  std::iota(replicas.members.begin(), replicas.members.end(), 0);
   return replicas;
 }
 

@@ -20,4 +20,8 @@ struct Replicas {
 
 [[nodiscard]] Replicas replicas_of(const ShardedOperands& operands, Operand operand, int rank);
 
+/// The ranks whose rows and batches have parts of the gradient of the same sinks: those of the
+/// rank's heads, or of all heads if these share them.
+[[nodiscard]] Replicas replicas_of_sinks(const ShardedOperands& operands, bool shared, int rank);
+
 }  // namespace annulus::ring

@@ -8,30 +8,41 @@
 #include <annulus/core/error.hpp>
 
 #include "schedules/backward/backward_builder.hpp"
+#include "schedules/backward/ring_gradients.hpp"
 #include "schedules/gathering.hpp"
 #include "schedules/head_shares.hpp"
 #include "schedules/schedules.hpp"
 
-// The ranks along the sequence exchange heads for sequence, as in the forward pass: each gets all
-// rows and columns for its share of the heads. Delta goes with the rows, so outputs do not. The
-// gradients of its heads are then complete, except those of a key/value head that several ranks
-// share. Complete ones are rounded before they are sent back; the others travel in float32, and the
-// owner of the columns adds them up in order of rank.
+// Ranks next to each other along the sequence exchange heads for sequence, as in the forward pass:
+// each gets all rows and columns of them all for its share of the heads. Delta goes with the rows,
+// so outputs do not. If the sequence is longer than that, ranks with the same heads form a ring:
+// see RingGradients. The gradients of a rank's heads are then complete, except those of a key/value
+// head that several ranks share. Complete ones are rounded before they are sent back; the others
+// travel in float32, and the owner of the columns adds them up in order of rank.
 namespace annulus::ring {
 namespace {
 
-class UlyssesBackward {
+class HeadExchangeBackward {
  public:
-  explicit UlyssesBackward(const RankContext& context)
+  HeadExchangeBackward(const RankContext& context, int degree)
       : context_(context),
-        ranks_(static_cast<int>(context.group.size())),
-        me_(context.group_rank),
+        degree_(degree),
+        rings_(static_cast<int>(context.group.size()) / degree),
+        me_(context.group_rank % degree),
+        outer_(context.group_rank / degree),
         builder_(context),
-        dealt_(deal_heads(builder_.plan().local.heads, builder_.plan().local.kv_heads, ranks_, 1)),
+        dealt_(deal_heads(builder_.plan().local.heads, builder_.plan().local.kv_heads, degree, 1)),
         shares_(shares()),
-        rows_(gathered(&HeldSequence::rows)),
-        columns_(gathered(&HeldSequence::columns)) {
-    if (builder_.has_row_replicas()) throw InternalError("ulysses over ranks with the same rows");
+        rows_(gathered(outer_, &HeldSequence::rows)),
+        columns_(gathered(outer_, &HeldSequence::columns)),
+        needs_(context.input.problem, rings_, [this](int ring) {
+          HeldSequence held = held_by(context_.input.operands, context_.rank);
+          held.rows = gathered(ring, &HeldSequence::rows).positions();
+          held.columns = gathered(ring, &HeldSequence::columns).positions();
+          return held;
+        }) {
+    if (builder_.has_row_replicas())
+      throw InternalError("heads exchanged by ranks with the same rows");
     contents_ = builder_.sent_with_rows();
     contents_.insert(contents_.end(), {Content::grad_output, Content::lse, Content::delta});
   }
@@ -40,13 +51,23 @@ class UlyssesBackward {
     gather();
     compute();
     scatter();
-    if (!columns_complete()) builder_.finish_columns(kScatter);
+    if (!columns_complete()) builder_.finish_columns(scattered_in());
     return builder_.finish();
   }
 
  private:
   static constexpr int kGather = 1;  // after delta
-  static constexpr int kScatter = 2;
+
+  // A ring begins when everything has arrived, so that it passes on what is there.
+  [[nodiscard]] int computed_from() const { return rings_ == 1 ? kGather : kGather + 1; }
+  // The last step in which gradients are computed or added up in the ring.
+  [[nodiscard]] int computed_until() const {
+    return rings_ == 1 ? kGather : computed_from() + rings_;
+  }
+  [[nodiscard]] int scattered_in() const { return computed_until() + 1; }
+  // Ranks in the group: of a rank that this one exchanges heads with, and of its ring.
+  [[nodiscard]] int peer(int inner) const { return outer_ * degree_ + inner; }
+  [[nodiscard]] int member(int ring) const { return ring * degree_ + me_; }
 
   // By rank; no heads where there are fewer heads than ranks.
   [[nodiscard]] std::vector<HeadShare> shares() const {
@@ -73,9 +94,11 @@ class UlyssesBackward {
     return heads <= builder_.plan().local.kv_heads;
   }
 
-  [[nodiscard]] Gathering gathered(PositionRanges HeldSequence::*sequence) const {
+  // What the ranks of a ring position hold together.
+  [[nodiscard]] Gathering gathered(int ring, PositionRanges HeldSequence::*sequence) const {
     std::vector<PositionRanges> shards;
-    for (const int rank : context_.group) {
+    for (int i = 0; i < degree_; ++i) {
+      const int rank = context_.group[static_cast<std::size_t>(ring * degree_ + i)];
       shards.push_back(held_by(context_.input.operands, rank).*sequence);
     }
     return Gathering(shards);
@@ -90,8 +113,8 @@ class UlyssesBackward {
   }
 
   void gather() {
-    for (int turn = 1; turn < ranks_; ++turn) {
-      const int to = (me_ + turn) % ranks_;
+    for (int turn = 1; turn < degree_; ++turn) {
+      const int to = (me_ + turn) % degree_;
       if (!has_heads(to)) continue;
       const HeadShare& share = share_of(to);
       const LocalRange rows = builder_.all_rows();
@@ -113,8 +136,8 @@ class UlyssesBackward {
       buffers_[content] = add_rows(content, all(rows_), share_of(me_).heads);
     }
     key_value_ = builder_.add_key_value(all(columns_), share_of(me_).kv_heads);
-    for (int turn = 0; turn < ranks_; ++turn) {
-      const int from = (me_ + ranks_ - turn) % ranks_;
+    for (int turn = 0; turn < degree_; ++turn) {
+      const int from = (me_ + degree_ - turn) % degree_;
       for (const Content content : contents_) {
         const int to = buffers_[content];
         for (const Gathering::Message& message : rows_.messages(from)) {
@@ -122,7 +145,7 @@ class UlyssesBackward {
             builder_.copy(kGather, content, source(content), message.tokens.begin, to,
                           message.placed(), builder_.plan().buffer(to).heads);
           } else {
-            builder_.receive(kGather, from, from, to, message.placed());
+            builder_.receive(kGather, peer(from), peer(from), to, message.placed());
           }
         }
       }
@@ -130,7 +153,7 @@ class UlyssesBackward {
         if (from == me_) {
           builder_.pack(message.tokens, key_value_, message.placed().begin, kGather);
         } else {
-          builder_.receive(kGather, from, from, key_value_, message.placed());
+          builder_.receive(kGather, peer(from), peer(from), key_value_, message.placed());
         }
       }
     }
@@ -144,7 +167,7 @@ class UlyssesBackward {
   // The rank's own tokens, in the runs in which they lie at the receiver.
   void send(int step, int to, int buffer, const Gathering& gathering) {
     for (const Gathering::Message& message : gathering.messages(me_)) {
-      builder_.send(step, to, me_, buffer, message.tokens);
+      builder_.send(step, peer(to), peer(me_), buffer, message.tokens);
     }
   }
 
@@ -166,12 +189,38 @@ class UlyssesBackward {
          buffer(Content::delta),
          grad_query_},
         rows_.positions());
-    for (const HeadShare& part : dealt_[static_cast<std::size_t>(me_)]) {
-      builder_.compute(kGather, rows, part.heads, {key_value_, key_value_, columns_.pieces()},
-                       columns);
+    const auto add = [&](int step, const PlacedColumns& placed, const ColumnGradients& gradients) {
+      for (const HeadShare& part : dealt_[static_cast<std::size_t>(me_)]) {
+        builder_.compute(step, rows, part.heads, placed, gradients);
+      }
+    };
+    const PlacedColumns held{key_value_, key_value_, columns_.pieces()};
+    if (rings_ == 1) {
+      add(computed_from(), held, columns);
+    } else {
+      RingGradients ring(
+          context_, builder_, needs_, {rings_, rings_}, outer_,
+          [this](int of) { return member(of); }, share.kv_heads);
+      ring.add(computed_from(), {share.kv_heads, held, key_value_}, columns, add,
+               [this](int step, int received, const std::vector<LocalRange>& runs) {
+                 add_to_gathered(step, received, runs);
+               });
     }
     grad_query_ = rounded(grad_query_);
     if (columns_complete()) grad_columns_ = rounded(grad_columns_);
+  }
+
+  // Adds gradients that have come home in the ring to those of the gathered columns.
+  void add_to_gathered(int step, int buffer, const std::vector<LocalRange>& runs) {
+    Region part = builder_.whole(buffer);
+    LocalPosition token = part.tokens.begin;
+    for (const LocalRange& run : runs) {
+      part.tokens = {token, run.count};
+      Region into = builder_.whole(grad_columns_);
+      into.tokens = run;
+      builder_.sum(step, {into, part}, into);
+      token = token + run.count;
+    }
   }
 
   // Complete gradients in the dtype in which they travel.
@@ -180,21 +229,21 @@ class UlyssesBackward {
     if (builder_.complete_dtype() == held.dtype) return buffer;
     const int result =
         builder_.add_exchange(held.contents, builder_.complete_dtype(), held.tokens, held.heads);
-    builder_.sum(kGather, {builder_.whole(buffer)}, builder_.whole(result));
+    builder_.sum(computed_until(), {builder_.whole(buffer)}, builder_.whole(result));
     return result;
   }
 
   void scatter() {
-    for (int turn = 1; turn < ranks_ && has_heads(me_); ++turn) {
-      const int to = (me_ + turn) % ranks_;
+    for (int turn = 1; turn < degree_ && has_heads(me_); ++turn) {
+      const int to = (me_ + turn) % degree_;
       for (const auto& [buffer, gathering] :
            {std::pair(grad_query_, &rows_), std::pair(grad_columns_, &columns_)}) {
         for (const Gathering::Message& message : gathering->messages(to)) {
-          builder_.send(kScatter, to, to, buffer, message.placed());
+          builder_.send(scattered_in(), peer(to), peer(to), buffer, message.placed());
         }
       }
     }
-    for (int from = 0; from < ranks_; ++from) {
+    for (int from = 0; from < degree_; ++from) {
       if (!has_heads(from)) continue;
       take_rows(from);
       take_columns(from);
@@ -206,7 +255,7 @@ class UlyssesBackward {
             HeadRange heads, const Gathering& gathering) {
     const int received = builder_.add_exchange(contents, dtype, own, heads);
     for (const Gathering::Message& message : gathering.messages(me_)) {
-      builder_.receive(kScatter, from, me_, received, message.tokens);
+      builder_.receive(scattered_in(), peer(from), peer(me_), received, message.tokens);
     }
     return received;
   }
@@ -226,7 +275,7 @@ class UlyssesBackward {
     each_run(from, rows_, [&](LocalRange tokens, LocalRange own_tokens) {
       Region complete = builder_.whole(buffer);
       complete.tokens = tokens;
-      builder_.put(kScatter, Content::grad_query, complete, own_tokens);
+      builder_.put(scattered_in(), Content::grad_query, complete, own_tokens);
     });
   }
 
@@ -240,23 +289,26 @@ class UlyssesBackward {
                            : taken(from, contents, dtype, own, share_of(from).kv_heads, columns_);
     each_run(from, columns_, [&](LocalRange tokens, LocalRange own_tokens) {
       if (!columns_complete()) {
-        return builder_.add_to_own_columns(kScatter, buffer, tokens.begin, own_tokens);
+        return builder_.add_to_own_columns(scattered_in(), buffer, tokens.begin, own_tokens);
       }
       Region complete = builder_.whole(buffer);
       complete.tokens = tokens;
       for (const Content content : contents) {
-        builder_.put(kScatter, content, complete, own_tokens);
+        builder_.put(scattered_in(), content, complete, own_tokens);
       }
     });
   }
 
   const RankContext& context_;
-  int ranks_;
-  int me_;
+  int degree_;
+  int rings_;  // ranks of a ring
+  int me_;     // among those that this rank exchanges heads with …
+  int outer_;  // … and in its ring
   BackwardBuilder builder_;
   std::vector<std::vector<HeadShare>> dealt_;  // by rank: whole groups of heads, and parts of one
   std::vector<HeadShare> shares_;              // by rank: all that it has
   Gathering rows_, columns_;
+  KvNeeds needs_;                   // of the ranks of the ring
   std::vector<Content> contents_;   // that go with rows
   std::map<Content, int> buffers_;  // of all rows, for the rank's heads
   int key_value_ = -1;              // of all columns
@@ -269,7 +321,16 @@ RankPlan plan_ulysses_backward(const RankContext& context) {
   if (context.group.size() == 1 || has_replicated_rows(context.input)) {
     return plan_local_backward(context);
   }
-  return UlyssesBackward(context).plan();
+  return HeadExchangeBackward(context, static_cast<int>(context.group.size())).plan();
+}
+
+RankPlan plan_hybrid_backward(const RankContext& context) {
+  if (context.group.size() == 1 || has_replicated_rows(context.input)) {
+    return plan_local_backward(context);
+  }
+  const int degree = ulysses_degree(context.input);
+  if (degree == 1) return plan_ring_backward(context);  // no heads to exchange
+  return HeadExchangeBackward(context, degree).plan();
 }
 
 }  // namespace annulus::ring

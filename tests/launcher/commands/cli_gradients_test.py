@@ -10,8 +10,8 @@ GIVEN = ["--grad-output", "grad_output.npy"]
 WANTED = ["--grad-query", "dq.npy", "--grad-key", "dk.npy", "--grad-value", "dv.npy"]
 
 
-def gradients(query, key, value, grad_output, grad_lse):
-    """Of causal attention in float64."""
+def gradients(query, key, value, grad_output, grad_lse, sinks=None):
+    """Of causal attention in float64; that of the sinks, [N,M] or [M], comes last."""
     group = query.shape[2] // key.shape[2]
     q, g = (x.astype(np.float64).transpose(0, 2, 1, 3) for x in (query, grad_output))
     k, v = (x.astype(np.float64).transpose(0, 2, 1, 3).repeat(group, axis=1) for x in (key, value))
@@ -19,8 +19,13 @@ def gradients(query, key, value, grad_output, grad_lse):
     logits = scale * q @ k.swapaxes(2, 3)
     hidden = np.arange(k.shape[2]) > np.arange(q.shape[2])[:, None]
     logits[..., hidden] = -np.inf
-    p = np.exp(logits - logits.max(-1, keepdims=True))
+    if sinks is None:
+        sinks = np.full((1, 1), -np.inf)
+    of_rows = np.broadcast_to(sinks[None, :, None] if sinks.ndim == 2 else sinks,
+                              (*logits.shape[:3], sinks.shape[-1]))
+    p = np.exp(np.concatenate([logits, of_rows], -1) - logits.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
+    p, p_sinks = np.split(p, [logits.shape[-1]], -1)
     delta = ((p @ v) * g).sum(-1) - grad_lse
     ds = scale * p * (g @ v.swapaxes(2, 3) - delta[..., None])
 
@@ -29,7 +34,8 @@ def gradients(query, key, value, grad_output, grad_lse):
         return x.reshape(b, n // group, group, s, d).sum(2).transpose(0, 2, 1, 3)
 
     return ((ds @ k).transpose(0, 2, 1, 3), of_keys(ds.swapaxes(2, 3) @ q),
-            of_keys(p.swapaxes(2, 3) @ g))
+            of_keys(p.swapaxes(2, 3) @ g),
+            -(p_sinks * delta[..., None]).sum((0, 2) if sinks.ndim == 2 else (0, 1, 2)))
 
 
 class GradientTest(CliTest):
@@ -61,12 +67,27 @@ class Numbers(GradientTest):
         self.check_gradients()
 
     def test_every_planned_schedule(self):
-        for schedule in ["auto", "ring", "allgather", "ulysses"]:
+        for schedule in ["auto", "ring", "double_ring", "allgather", "ulysses", "hybrid"]:
             self.check_gradients("--schedule", schedule, ranks=4, with_lse=True)
 
     def test_stripes_over_batch_and_sequence(self):
         self.check_gradients("--mesh", "dp=2,sp=2", "--sequence-layout", "striped", ranks=4)
 
+
+    def test_sinks_by_head_and_shared(self):
+        for shape in [(4, 2), (3,)]:
+            sinks = np.random.default_rng(6).standard_normal(shape, dtype=np.float32)
+            np.save(self.path("sinks.npy"), sinks)
+            truths = gradients(**self.tensors, sinks=sinks)
+            for mesh in ["dp=1,sp=4,tp=1", "dp=2,sp=1,tp=2"]:
+                self.expect_success(self.annulus(
+                    "run", *OPERANDS, *OUTPUT, *GIVEN, *WANTED, "--grad-lse", "grad_lse.npy",
+                    "--sinks", "sinks.npy", "--grad-sinks", "ds.npy", "--causal", "--mesh", mesh,
+                    ranks=4))
+                for name, truth in zip(["dq", "dk", "dv", "ds"], truths):
+                    found = np.load(self.path(name + ".npy"))
+                    self.assertEqual(found.dtype, np.float32)
+                    np.testing.assert_allclose(found, truth, rtol=1e-4, atol=5e-5, err_msg=name)
 
     def test_results_of_the_forward_pass_from_files(self):
         words = [*OPERANDS, "--causal", "--schedule", "ring"]
@@ -95,6 +116,8 @@ class BadInput(GradientTest):
 
     def test_files_that_are_missing(self):
         self.expect_refused(WANTED, "--grad-query dq.npy", "without --grad-output")
+        self.expect_refused(GIVEN + WANTED + ["--grad-sinks", "ds.npy"], "--grad-sinks ds.npy",
+                            "without --sinks")
         self.expect_refused(GIVEN, "lacks --grad-query, --grad-key, --grad-value")
 
     def test_gradients_that_do_not_fit(self):

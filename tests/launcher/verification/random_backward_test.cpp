@@ -52,8 +52,8 @@ TEST(RandomBackward, CoversTheWaysOfGradientsIn500Draws) {
   EXPECT_GT(wanted, possible * 2 / 5);
   EXPECT_LT(wanted, possible * 3 / 5);
   for (const char* kind :
-       {"local", "ring", "allgather", "ulysses", "auto", "by ", "by vanilla",
-        "LSE false, added false", "LSE false, added true", "LSE true, added false",
+       {"local", "ring", "double_ring", "allgather", "ulysses", "hybrid", "auto", "by ",
+        "by vanilla", "LSE false, added false", "LSE false, added true", "LSE true, added false",
         "LSE true, added true", "mask", "sinks", "dropout", "bias", "dense mask"}) {
     EXPECT_GT(counts[kind], 10) << kind;
   }

@@ -123,6 +123,8 @@ struct BackwardTensors {
   /// Adds to the gradients that are there, instead of overwriting them. The same on all ranks.
   bool accumulate = false;
   ring::CallValues call_values = {};  ///< as of the forward pass
+  /// sinks_shape(): the gradient of the sinks; null: not wanted. All ranks want it, or none does.
+  float* grad_sinks = nullptr;
 };
 
 /// Attention over shards of tensors, planned once and run as often as wanted. Any thread may call,
@@ -150,6 +152,9 @@ class Attention {
   /// order. Without dimensions if there is none.
   [[nodiscard]] Extents bias_shape() const;
   [[nodiscard]] Extents mask_shape() const;
+  /// [n,M], the sinks of the rank's heads, or [M] where all heads share them; without dimensions if
+  /// there are none.
+  [[nodiscard]] Extents sinks_shape() const;
   /// [b,n,t,S], for all keys; see annulus::attention_weights().
   [[nodiscard]] Extents weights_shape() const;
   /// float64 if the tensors or the softmax are float64, else float32.
@@ -193,16 +198,17 @@ class Attention {
   /// with other strides do without it, but then each rank prepares by itself, and tensors that do
   /// not fit are a failure of that rank alone.
   void prepare(const ring::LocalTensors& tensors);
-  /// Computes the gradients of query, key and value from the output, its LSE and their gradients
-  /// (docs/semantics.md §1, "Backward"). Collective over the context, ordered by the stream, and
-  /// checked in the first call like run(). Gradients of an operand that several ranks hold are the
-  /// same on all of them.
+  /// Computes the gradients of query, key and value, and of the sinks if asked, from the output,
+  /// its LSE and their gradients (docs/semantics.md §1, "Backward"). Collective over the context,
+  /// ordered by the stream, and checked in the first call like run(). Gradients of an operand that
+  /// several ranks hold are the same on all of them.
   ///
-  /// The first call with or without a gradient of the LSE, and with or without accumulation, plans
-  /// the pass unless prepare_backward() has: schedule and implementations are chosen apart from
-  /// those of the forward pass. All ranks throw the same error (UserError) for an unnormalised
-  /// output or attention weights, for a named schedule whose backward pass is not planned yet, and
-  /// where no implementation computes the gradients. There are no gradients of bias and sinks yet.
+  /// The first call with or without a gradient of the LSE, of the sinks, and with or without
+  /// accumulation, plans the pass unless prepare_backward() has: schedule and implementations are
+  /// chosen apart from those of the forward pass. All ranks throw the same error (UserError) for an
+  /// unnormalised output or attention weights, for a named schedule whose backward pass is not
+  /// planned yet, and where no implementation computes the gradients. There are no gradients of a
+  /// bias yet.
   void backward(const BackwardTensors& tensors, void* stream = nullptr);
   /// The same for tensors with any strides.
   void backward(const ring::BackwardLocalTensors& tensors, bool accumulate = false,

@@ -30,6 +30,13 @@ class LocalOperations {
   virtual void delta(const ConstTensorView& output, const ConstTensorView& grad_output,
                      const ConstTensorView& grad_lse, const TensorView& delta,
                      Stream& stream) const = 0;
+  /// grad_sinks[0,0,n,m] := −Σ exp(sinks[n,m] − lse[b,n,t]) · delta[b,n,t] over batches and rows
+  /// whose LSE is not −∞, in an order that depends on sizes alone. LSE and delta are as for
+  /// delta(); sinks [n,M] and grad_sinks [1,1,n,M] are float32. Both have one head where heads
+  /// share their sinks: the sum is then also over heads.
+  virtual void sink_gradient(const ConstTensorView& sinks, const ConstTensorView& lse,
+                             const ConstTensorView& delta, const TensorView& grad_sinks,
+                             Stream& stream) const = 0;
   /// Writes a number that running kernels read (AttentionBlock::arrived_from). A kernel that reads
   /// the new value also sees the stream's earlier writes.
   virtual void publish(std::int32_t value, std::int32_t* number, Stream& stream) const = 0;

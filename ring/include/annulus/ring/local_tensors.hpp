@@ -60,6 +60,9 @@ struct BackwardLocalTensors {
   ConstTensorView mask = {};      ///< likewise
   ConstTensorView grad_lse = {};  ///< [b,n,t], float32; without dimensions: 0
   CallValues call_values = {};    ///< as of the forward pass
+  /// [n,M] for the rank's heads, or [M] where all heads share the sinks; float32, stride 1 in the
+  /// last dimension. Without dimensions: not wanted. All ranks want it, or none does.
+  TensorView grad_sinks = {};
 
   bool operator==(const BackwardLocalTensors&) const = default;
 };

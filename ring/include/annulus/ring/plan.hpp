@@ -56,7 +56,8 @@ enum class Content : std::uint8_t {
   dense_mask,  ///< likewise
   maximum,     ///< of a row's logits: see SoftmaxState
   sum,         ///< Σ exp(logit − maximum), the caller's in place of an LSE
-  grad_lse
+  grad_lse,
+  grad_sinks  ///< [n,M] or [1,M], of one token and one batch: see SinkGradient
 };
 
 [[nodiscard]] std::string_view name_of(Content content) noexcept;
@@ -210,6 +211,13 @@ struct Delta {
   int delta = -1;
 };
 
+/// The part of the sinks' gradient that the rank's own rows have: −Σ exp(sink − LSE) · delta.
+struct SinkGradient {
+  Region delta;  ///< all rows, heads and batches
+  int lse = -1;  ///< buffer of the same
+  int grad_sinks = -1;
+};
+
 /// A tile of the backward pass: adds its part of the gradients of its rows and of its columns.
 struct BackwardBlock : Tile {
   int grad_output = -1, lse = -1, delta = -1;  ///< buffers of the rows
@@ -240,7 +248,7 @@ struct Reduce {
 };
 
 struct Task {
-  std::variant<Copy, Exchange, Block, Reduce, Delta, BackwardBlock> work;
+  std::variant<Copy, Exchange, Block, Reduce, Delta, SinkGradient, BackwardBlock> work;
   int step = 0;  ///< round of the schedule that it belongs to, for reports and messages
   std::vector<Dependency> after;
 };
@@ -260,6 +268,7 @@ struct RankPlan {
   std::int64_t first_head = 0;
   /// The rank's parts [b,n,t,S] of bias and dense mask, 1 where they are broadcast.
   std::optional<Extents> bias, dense_mask;
+  std::int64_t sinks_per_head = 0;  ///< M, if their gradient is wanted
   std::vector<PlanGroup> groups;
   std::vector<std::string> implementations;  ///< names
   std::vector<Buffer> buffers;
@@ -318,8 +327,9 @@ struct RankPlan {
 
 /// A call of the backward pass, beyond its problem: docs/semantics.md §1.
 struct BackwardRequest {
-  bool grad_lse = false;  ///< the LSE has a gradient
-  bool adds = false;      ///< gradients are added to what is there, instead of overwriting it
+  bool grad_lse = false;    ///< the LSE has a gradient
+  bool adds = false;        ///< gradients are added to what is there, instead of overwriting it
+  bool grad_sinks = false;  ///< the gradient of the sinks is wanted
   bool operator==(const BackwardRequest&) const = default;
 };
 

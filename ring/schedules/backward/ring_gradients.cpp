@@ -1,0 +1,202 @@
+#include "schedules/backward/ring_gradients.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace annulus::ring {
+namespace {
+
+constexpr int kGradientTurn = 1;  // after keys and values
+
+// Sorted runs that hold all of both lists.
+std::vector<LocalRange> joined_runs(std::vector<LocalRange> runs,
+                                    const std::vector<LocalRange>& more) {
+  runs.insert(runs.end(), more.begin(), more.end());
+  std::sort(runs.begin(), runs.end(),
+            [](const LocalRange& a, const LocalRange& b) { return a.begin < b.begin; });
+  std::vector<LocalRange> result;
+  for (const LocalRange& run : runs) {
+    if (result.empty() || result.back().end() < run.begin) {
+      result.push_back(run);
+    } else {
+      result.back() = hull(result.back(), run);
+    }
+  }
+  return result;
+}
+
+std::int64_t size_of_runs(const std::vector<LocalRange>& runs) {
+  std::int64_t size = 0;
+  for (const LocalRange& run : runs) size += run.count;
+  return size;
+}
+
+// Where columns lie among runs that are placed side by side; none if they are not there.
+std::optional<LocalPosition> token_of(const std::vector<LocalRange>& runs, LocalPosition column) {
+  std::int64_t token = 0;
+  for (const LocalRange& run : runs) {
+    if (run.begin <= column && column < run.end()) {
+      return LocalPosition(token + (column - run.begin));
+    }
+    token += run.count;
+  }
+  return std::nullopt;
+}
+
+// The runs of two lists, cut where either begins or ends.
+std::vector<LocalRange> cut(const std::vector<LocalRange>& a, const std::vector<LocalRange>& b) {
+  std::vector<LocalPosition> edges;
+  for (const auto* runs : {&a, &b}) {
+    for (const LocalRange& run : *runs) {
+      edges.push_back(run.begin);
+      edges.push_back(run.end());
+    }
+  }
+  std::sort(edges.begin(), edges.end());
+  edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
+  std::vector<LocalRange> pieces;
+  for (std::size_t i = 0; i + 1 < edges.size(); ++i) {
+    const LocalRange piece{edges[i], edges[i + 1] - edges[i]};
+    if (token_of(a, piece.begin) || token_of(b, piece.begin)) pieces.push_back(piece);
+  }
+  return pieces;
+}
+
+}  // namespace
+
+RingGradients::RingGradients(const RankContext& context, BackwardBuilder& builder,
+                             const KvNeeds& needs, RingOrder order, int me,
+                             std::function<int(int member)> group_rank, HeadRange kv_heads)
+    : builder_(builder),
+      needs_(needs),
+      order_(order),
+      me_(me),
+      group_rank_(std::move(group_rank)),
+      kv_heads_(kv_heads),
+      sends_columns_directly_(sends_directly(context, order, group_rank_)),
+      direct_(sends_columns_directly_ && order.inner == order.members),
+      traffic_(needs, order, sends_columns_directly_),
+      rounds_(context, builder, traffic_, me, group_rank_, kv_heads.count) {}
+
+void RingGradients::add(int first_step, const RingShare& share, const ColumnGradients& own,
+                        const Compute& compute, const AddOwn& add_own) {
+  first_step_ = first_step;
+  rounds_.add(first_step, share, [&](int step, int hop, const PlacedColumns& columns) {
+    if (hop == 0) return compute(step, columns, own);
+    compute_hop(step, hop, columns, compute);
+  });
+  bring_home(add_own);
+}
+
+// The columns of `origin` that it needs, as runs of the owner's columns.
+std::vector<LocalRange> RingGradients::needed(int origin, int member) const {
+  return annulus::ring::runs_of(needs_.of(member, origin));
+}
+std::vector<LocalRange> RingGradients::needed_in(int origin, int hop) const {
+  return needed(origin, order_.receiver(origin, hop));
+}
+
+// The last hop before `hop` in which a member needs columns of `origin`; 0 if there is none.
+int RingGradients::needed_before(int origin, int hop) const {
+  while (--hop > 0 && needed_in(origin, hop).empty()) {
+  }
+  return hop;
+}
+// The next one; 0 if there is none: the sum goes home.
+int RingGradients::needed_after(int origin, int hop) const {
+  while (++hop < order_.members) {
+    if (!needed_in(origin, hop).empty()) return hop;
+  }
+  return 0;
+}
+// The columns that the sum covers after a hop.
+std::vector<LocalRange> RingGradients::summed(int origin, int hop) const {
+  std::vector<LocalRange> runs;
+  for (int h = 1; h <= hop; ++h) runs = joined_runs(std::move(runs), needed_in(origin, h));
+  return runs;
+}
+
+// A buffer for gradients, in the memory of the last but one of the same role.
+int RingGradients::add_buffer(Role role, std::int64_t tokens) {
+  std::array<int, kSlots>& slots = buffers_.try_emplace(role, std::array{-1, -1}).first->second;
+  int& last = slots[used_[role]++ % kSlots];
+  last = builder_.add_column_gradients({LocalPosition(0), tokens}, kv_heads_, last).key;
+  return last;
+}
+
+int RingGradients::fresh(std::int64_t tokens) {
+  return builder_.add_column_gradients({LocalPosition(0), tokens}, kv_heads_).key;
+}
+
+void RingGradients::compute_hop(int step, int hop, const PlacedColumns& columns,
+                                const Compute& compute) {
+  const int origin = order_.origin(me_, hop);
+  const std::vector<LocalRange> mine = needed(origin, me_);
+  if (mine.empty()) return;
+  const int part = add_buffer(Role::part, size_of_runs(mine));
+  compute(step, columns, {part, part});
+  if (direct_) return send(step + 1, origin, origin, part);
+  const int before = needed_before(origin, hop);
+  const int sum = before == 0 ? part : add_up(step, origin, before, hop, part, mine);
+  const int after = needed_after(origin, hop);
+  send(step + 1, after == 0 ? origin : order_.receiver(origin, after), origin, sum);
+}
+
+void RingGradients::send(int step, int member, int origin, int buffer) {
+  builder_.send({step, kGradientTurn}, group_rank_(member), group_rank_(origin), buffer,
+                builder_.plan().buffer(buffer).tokens);
+}
+void RingGradients::receive(int step, int member, int origin, int buffer) {
+  builder_.receive({step, kGradientTurn}, group_rank_(member), group_rank_(origin), buffer,
+                   builder_.plan().buffer(buffer).tokens);
+}
+
+// Receives the sum of the hops up to `before`, and adds the rank's part. Returns the buffer of
+// the new sum.
+int RingGradients::add_up(int step, int origin, int before, int hop, int part,
+                          const std::vector<LocalRange>& mine) {
+  const std::vector<LocalRange> theirs = summed(origin, before);
+  const std::vector<LocalRange> both = joined_runs(theirs, mine);
+  // A sum that skips ranks comes before the rank's turn, and memory in turns may still be in use.
+  const int received = before == hop - 1 ? add_buffer(Role::received, size_of_runs(theirs))
+                                         : fresh(size_of_runs(theirs));
+  receive(first_step_ + before + 1, order_.receiver(origin, before), origin, received);
+  const int sum = both == theirs ? received : add_buffer(Role::sum, size_of_runs(both));
+  std::int64_t token = 0;
+  for (const LocalRange& run : cut(theirs, mine)) {
+    const auto region = [&](int buffer, LocalPosition at) {
+      Region found = builder_.whole(buffer);
+      found.tokens = {at, run.count};
+      return found;
+    };
+    std::vector<Region> parts;
+    if (const auto at = token_of(theirs, run.begin)) parts.push_back(region(received, *at));
+    if (const auto at = token_of(mine, run.begin)) parts.push_back(region(part, *at));
+    const Region into = region(sum, LocalPosition(token));
+    token += run.count;
+    if (!(parts.size() == 1 && parts.front() == into)) {
+      builder_.sum(step, std::move(parts), into);
+    }
+  }
+  return sum;
+}
+
+// The gradients of the member's own columns: of every hop, or their sum.
+void RingGradients::bring_home(const AddOwn& add_own) {
+  if (direct_) {
+    for (int hop = 1; hop < order_.members; ++hop) take_home(hop, needed_in(me_, hop), add_own);
+  } else if (const int last = needed_before(me_, order_.members); last > 0) {
+    take_home(last, summed(me_, last), add_own);
+  }
+}
+
+void RingGradients::take_home(int hop, const std::vector<LocalRange>& runs, const AddOwn& add_own) {
+  if (runs.empty()) return;
+  const int received = add_buffer(Role::home, size_of_runs(runs));
+  const int step = first_step_ + hop + 1;
+  receive(step, order_.receiver(me_, hop), me_, received);
+  add_own(step, received, runs);
+}
+
+}  // namespace annulus::ring

@@ -82,6 +82,28 @@ TEST_P(DeviceGroup, APreparedHopIsPostedOverAndOver) {
   EXPECT_NO_THROW(group().check());
 }
 
+// NCCL takes calls together. Were the calls of the failed exchange left open, those of the next
+// ones would be taken in and never start.
+TEST_P(DeviceGroup, AnErrorBetweenNcclsCallsDoesNotTakeInLaterOnes) {
+  if (GetParam() != Transport::nccl) GTEST_SKIP() << "of NCCL only";
+  Hop hop = make_hop(kMiB);
+  {
+    const std::unique_ptr<NcclGroups> groups =
+        make_nccl_groups(world(), device().place(), kWatchdog);
+    const std::unique_ptr<Group> other = groups->make(host());
+    const Buffer buffer = allocate(1);
+    const int nobody = size();
+    EXPECT_THAT(library_error_of([&] {
+                  other->exchange(std::vector<Send>{{nobody, buffer.data(), 1}}, {}, stream(),
+                                  {"a message to nobody"});
+                }),
+                HasSubstr("ncclSend"));
+    other->give_up();
+  }
+  check_rounds(hop, 2);
+  EXPECT_NO_THROW(group().check());
+}
+
 TEST_P(DeviceGroup, ManyPostsMayBeInFlight) {
   constexpr int kPosts = 100;
   constexpr std::size_t kBytes = 4096;

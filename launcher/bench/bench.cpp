@@ -201,8 +201,7 @@ class Bench {
   BackwardMeasurement measure_backward(const AttentionProblem& problem, Attention& attention,
                                        const ring::LocalTensors& forward, Tracer& tracer,
                                        TraceCollector& collector, Rest& rest) {
-    verification::GradientShards shards(attention.operands(), problem.dtype, {}, options_.seed,
-                                        ranks_);
+    verification::GradientShards shards(attention.operands(), problem, {}, options_.seed, ranks_);
     shards.upload();
     const ring::BackwardLocalTensors tensors = shards.tensors(forward);
     const auto call = [&] {

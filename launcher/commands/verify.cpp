@@ -138,7 +138,9 @@ NamedCase given_case(const Options& options, Context& context) {
   result.sharded.transport = options.transport;
   result.sharded.tuning = tuning_options(options);
   result.sharded.seed = options.seed;
-  if (options.backward.value_or(false)) result.sharded.backward.emplace();
+  if (options.backward.value_or(false)) {
+    result.sharded.backward.emplace().request.grad_sinks = result.sharded.problem.sinks.has_value();
+  }
   result.command = fmt::format("mpirun -np {} annulus verify {}", ranks, options.given);
   return result;
 }
@@ -169,7 +171,8 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place,
        {"row", "of bound", 8, 3, "largest error of an output row, as a share of the row's bound"},
        {"ratio", "unsharded", 11, 0, "to the error of the same implementation unsharded"},
        {"LSE error", "", 9, 3, "largest absolute error of the log-sum-exp"},
-       {"backward", "schedule", 0, 3, "of the backward pass; + LSE with a gradient of the LSE"},
+       {"backward", "schedule", 0, 3,
+        "of the backward pass; + LSE with a gradient of the LSE, + sinks with that of the sinks"},
        {"backward impl", "", 0, 5, "that computed the gradients"},
        {"gradients", "of bound", 9, 0, "largest error of a gradient, as a share of its bound"},
        {"gradient ratio", "unsharded", 0, 4, "to the error of the same implementation unsharded"},
@@ -216,13 +219,14 @@ std::string schedule_cell(const std::string& asked, const ring::ScheduleChoice* 
   return fmt::format("{}:{}", asked, ring::name_of(chosen->schedule));
 }
 
-// "ring + LSE, added".
+// "ring + LSE + sinks, added".
 std::string backward_cell(const verification::BackwardCase& backward,
                           const verification::Verification* found) {
   const bool known = found != nullptr && found->gradients && found->gradients->refusal.empty();
   std::string cell = schedule_cell(backward.schedule.empty() ? "auto" : backward.schedule,
                                    known ? &found->gradients->schedule : nullptr);
   if (backward.request.grad_lse) cell += " + LSE";
+  if (backward.request.grad_sinks) cell += " + sinks";
   if (backward.request.adds) cell += ", added";
   return cell;
 }

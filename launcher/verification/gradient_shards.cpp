@@ -44,6 +44,15 @@ struct Squares {
   double magnitude = 0;
 };
 
+void add_entry(Squares& sum, double found, const OracleGradient& truth, std::size_t entry,
+               double before) {
+  const double magnitude = truth.magnitudes[entry];
+  double difference = found - before - truth.values[entry];
+  if (magnitude == 0 && difference != 0) difference = std::numeric_limits<double>::infinity();
+  sum.difference += difference * difference;
+  sum.magnitude += magnitude * magnitude + before * before;
+}
+
 Squares squares_of(const Tensor& found, const NamedSharding& sharding, int rank,
                    const OracleGradient& truth, double before) {
   const std::vector<PositionRanges> index = sharding.index(rank);
@@ -61,13 +70,7 @@ Squares squares_of(const Tensor& found, const NamedSharding& sharding, int rank,
         const std::int64_t row = (at(0, b) * whole[1] + at(1, t)) * whole[2] + at(2, h);
         for (std::int64_t d = 0; d < shape[3]; ++d, ++number) {
           const auto entry = static_cast<std::size_t>(row * shape[3] + d);
-          const double magnitude = truth.magnitudes[entry];
-          double difference = *number - before - truth.values[entry];
-          if (magnitude == 0 && difference != 0) {
-            difference = std::numeric_limits<double>::infinity();
-          }
-          sum.difference += difference * difference;
-          sum.magnitude += magnitude * magnitude + before * before;
+          add_entry(sum, *number, truth, entry, before);
         }
       }
     }
@@ -77,7 +80,8 @@ Squares squares_of(const Tensor& found, const NamedSharding& sharding, int rank,
 
 }  // namespace
 
-GradientShards::GradientShards(const ring::ShardedOperands& operands, DType dtype,
+GradientShards::GradientShards(const ring::ShardedOperands& operands,
+                               const AttentionProblem& problem,
                                const ring::BackwardRequest& request, std::uint64_t seed,
                                Context& context)
     : operands_(operands),
@@ -85,6 +89,7 @@ GradientShards::GradientShards(const ring::ShardedOperands& operands, DType dtyp
       rank_(context.rank()),
       device_(context.device()),
       copies_(device_.make_stream("copies", context.mesh().watchdog(), nullptr)) {
+  const DType dtype = problem.dtype;
   collectively(context.mesh().world(), "gradients", [&] {
     const Computing filling = context.mesh().world().computing();
     const auto drawn = [&](Operand which, const std::vector<PositionRanges>& index,
@@ -110,6 +115,17 @@ GradientShards::GradientShards(const ring::ShardedOperands& operands, DType dtyp
     grad_query_ = unfilled("grad query", operands.query);
     grad_key_ = unfilled("grad key", operands.key);
     grad_value_ = unfilled("grad value", operands.value);
+    if (request_.grad_sinks) {
+      const bool shared = problem.sinks->shape().rank() == 1;
+      const std::int64_t per_head = problem.sinks->per_head();
+      const Extents shape =
+          shared ? Extents{per_head} : Extents{operands.query.local_shape(rank_)[2], per_head};
+      grad_sinks_ = {Tensor(DType::float32, shape, host_), device_};
+      const PositionRanges heads = operands.query.positions(rank_, 2);
+      if (!shared && !heads.empty()) {
+        first_sink_ = heads.global(LocalPosition(0)).value() * per_head;
+      }
+    }
   });
 }
 
@@ -131,9 +147,20 @@ ring::BackwardLocalTensors GradientShards::tensors(const ring::LocalTensors& for
   if (request_.grad_lse) {
     grad_lse = {grad_lse_.view().data(), DType::float32, forward.lse.shape(), forward.lse.place()};
   }
-  return {forward.query,      forward.key,         forward.value,      forward.output,
-          forward.lse,        grad_output_.view(), grad_query_.view(), grad_key_.view(),
-          grad_value_.view(), forward.bias,        forward.mask,       grad_lse};
+  return {forward.query,
+          forward.key,
+          forward.value,
+          forward.output,
+          forward.lse,
+          grad_output_.view(),
+          grad_query_.view(),
+          grad_key_.view(),
+          grad_value_.view(),
+          forward.bias,
+          forward.mask,
+          grad_lse,
+          {},
+          request_.grad_sinks ? grad_sinks_.view() : TensorView()};
 }
 
 void GradientShards::compute(Attention& attention, const ring::LocalTensors& forward,
@@ -173,6 +200,15 @@ GradientErrors GradientShards::errors(const OracleGradients& truth, Control& gro
   add(grad_query_, operands_.query, truth.query);
   add(grad_key_, operands_.key, truth.key);
   add(grad_value_, operands_.value, truth.value);
+  Squares of_sinks;
+  if (request_.grad_sinks) {
+    const std::vector<double> found = numbers_of(grad_sinks_.host);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      const std::size_t entry = static_cast<std::size_t>(first_sink_) + i;
+      add_entry(of_sinks, found[i], truth.sinks, entry, before);
+    }
+  }
+  squares.insert(squares.end(), {of_sinks.difference, of_sinks.magnitude});
   const std::vector<double> sums = group.sum(squares, "errors of the gradients");
   GradientErrors errors{};
   for (std::size_t i = 0; i < errors.size(); ++i) {

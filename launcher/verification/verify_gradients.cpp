@@ -33,8 +33,8 @@ GradientErrors unsharded_errors(const ShardedCase& whole, const OracleGradients&
                                 Context& context) {
   ForwardRun forward(whole, context);
   forward.run();
-  GradientShards gradients(forward.attention.operands(), whole.problem.dtype,
-                           whole.backward->request, whole.seed, context);
+  GradientShards gradients(forward.attention.operands(), whole.problem, whole.backward->request,
+                           whole.seed, context);
   gradients.compute(forward.attention, forward.moved.tensors());
   return gradients.errors(truth, context.mesh().world());
 }
@@ -76,7 +76,7 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
     return result;
   }
   const ring::ShardedAttention& pass = *attention.backward_pass(result.request);
-  GradientShards gradients(operands, problem.dtype, result.request, sharded_case.seed, context);
+  GradientShards gradients(operands, problem, result.request, sharded_case.seed, context);
   const ring::LocalTensors& tensors = forward.moved.tensors();
   gradients.compute(attention, tensors, kNanBytes);
   const std::vector<std::vector<std::byte>> first = gradients.bytes();

@@ -73,7 +73,8 @@ void add_to(std::vector<double>& sum, const std::vector<double>& part, std::size
 }
 
 // Those of all rows, 0 so far.
-OracleGradients no_gradients(const AttentionShape& s) {
+OracleGradients no_gradients(const AttentionProblem& problem) {
+  const AttentionShape& s = problem.shape;
   const auto zeros = [](std::int64_t entries) {
     const std::vector<double> values(static_cast<std::size_t>(entries));
     return OracleGradient{values, values};
@@ -82,6 +83,7 @@ OracleGradients no_gradients(const AttentionShape& s) {
   gradients.query = zeros(s.batch * s.query_length * s.heads * s.head_dim);
   gradients.key = zeros(s.batch * s.kv_length * s.kv_heads * s.head_dim);
   gradients.value = zeros(s.batch * s.kv_length * s.kv_heads * s.value_dim);
+  if (problem.sinks) gradients.sinks = zeros(problem.sinks->shape().product());
   return gradients;
 }
 
@@ -94,6 +96,7 @@ void add_rows(OracleGradients& whole, const OracleGradients& part, const Attenti
   };
   add(whole.key, part.key);
   add(whole.value, part.value);
+  add(whole.sinks, part.sinks);
   const std::int64_t row = s.heads * s.head_dim;
   for (std::int64_t b = 0; b < s.batch; ++b) {
     const auto place = [&](const std::vector<double>& from, std::vector<double>& to) {
@@ -121,7 +124,7 @@ OracleGradients whole_gradients(const ShardedCase& sharded_case, Control& ranks,
   constexpr std::int64_t kRows = 16;  // at a time, so that progress can be told
   const AttentionProblem& problem = sharded_case.problem;
   const AttentionShape& s = problem.shape;
-  OracleGradients whole = no_gradients(s);
+  OracleGradients whole = no_gradients(problem);
   collectively(ranks, "gradients of the oracle", [&] {
     const Computing computing = ranks.computing();
     HostMemoryPool memory;
@@ -161,7 +164,7 @@ OracleGradients whole_gradients(const ShardedCase& sharded_case, Control& ranks,
       }
     }
   });
-  for (OracleGradient* gradient : {&whole.query, &whole.key, &whole.value}) {
+  for (OracleGradient* gradient : {&whole.query, &whole.key, &whole.value, &whole.sinks}) {
     gradient->values = ranks.sum(gradient->values, "gradients of the oracle");
     gradient->magnitudes = ranks.sum(gradient->magnitudes, "gradients of the oracle");
   }

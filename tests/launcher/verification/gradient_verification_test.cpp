@@ -147,6 +147,20 @@ TEST_F(VerifyGradients, Float64IsJudgedAsFloat32) {
   EXPECT_LT(found.gradients->share(), 0.5);
 }
 
+TEST_F(VerifyGradients, GradientOfSinks) {
+  for (const bool shared : {false, true}) {
+    case_.problem.sinks =
+        shared ? Sinks({2}, {0.5F, 1}) : Sinks::random(case_.problem.shape.heads, 3, 1);
+    for (const bool adds : {false, true}) {
+      case_.backward->request = {true, adds, true};
+      const Verification found = verify_with([](const auto&, const auto&) {});
+      EXPECT_EQ(found.failure(), "");
+      ASSERT_TRUE(found.gradients);
+      EXPECT_GT(found.gradients->sharded[3], 0) << "rounding shows that it was compared";
+    }
+  }
+}
+
 TEST_F(VerifyGradients, RefusesWhatItCannotCompute) {
   case_.problem.normalize_output = false;
   EXPECT_THROW(static_cast<void>(verify_with([](const auto&, const auto&) {})), UserError);
@@ -170,6 +184,11 @@ TEST(GradientVerification, NamesWhatFailed) {
   EXPECT_EQ(found.failure(), "");
   EXPECT_DOUBLE_EQ(found.share(), 0.5);
   EXPECT_DOUBLE_EQ(found.ratio().value(), 1.25);
+  found.sharded[3] = 9e-7;  // not compared with the unsharded run
+  EXPECT_EQ(found.failure(), "");
+  found.sharded[3] = 3e-6;
+  EXPECT_THAT(found.failure(), HasSubstr("of sinks 3.00e-06 above 1.00e-06"));
+  found.sharded[3] = 0;
   found.repeats = false;
   EXPECT_THAT(found.failure(), HasSubstr("different bits"));
   found.sharded[2] = 7e-7;

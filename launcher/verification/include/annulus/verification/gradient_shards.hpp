@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -22,7 +21,7 @@ namespace annulus::verification {
 class GradientShards {
  public:
   /// Collective over the context, which must outlive it, as must `operands`.
-  GradientShards(const ring::ShardedOperands& operands, DType dtype,
+  GradientShards(const ring::ShardedOperands& operands, const AttentionProblem& problem,
                  const ring::BackwardRequest& request, std::uint64_t seed, Context& context);
 
   /// Copies everything to the device, where it is when this returns. Gradients to be computed are
@@ -41,8 +40,10 @@ class GradientShards {
   [[nodiscard]] GradientErrors errors(const OracleGradients& truth, Control& group) const;
 
  private:
-  [[nodiscard]] std::array<const DeviceTwin*, 3> gradients() const {
-    return {&grad_query_, &grad_key_, &grad_value_};
+  [[nodiscard]] std::vector<const DeviceTwin*> gradients() const {
+    std::vector<const DeviceTwin*> all{&grad_query_, &grad_key_, &grad_value_};
+    if (request_.grad_sinks) all.push_back(&grad_sinks_);
+    return all;
   }
 
   const ring::ShardedOperands& operands_;
@@ -51,7 +52,8 @@ class GradientShards {
   Device& device_;
   std::unique_ptr<Stream> copies_;
   HostMemoryPool host_;
-  DeviceTwin grad_output_, grad_lse_, grad_query_, grad_key_, grad_value_;
+  DeviceTwin grad_output_, grad_lse_, grad_query_, grad_key_, grad_value_, grad_sinks_;
+  std::int64_t first_sink_ = 0;  // of the rank, among all
 };
 
 }  // namespace annulus::verification

@@ -8,9 +8,10 @@
 
 namespace annulus::verification {
 
-/// Errors of the gradients of query, key and value, each relative to the norm of the magnitudes
-/// that docs/semantics.md §6 names, over all ranks. 0 if both are 0; NaN is within no bound.
-using GradientErrors = std::array<double, 3>;
+/// Errors of the gradients of query, key, value and sinks, each relative to the norm of the
+/// magnitudes that docs/semantics.md §6 names, over all ranks. 0 if both are 0; NaN is within no
+/// bound.
+using GradientErrors = std::array<double, 4>;
 
 /// The result of verify_sharded() for the backward pass: the same on every rank.
 struct GradientVerification {
@@ -24,7 +25,8 @@ struct GradientVerification {
   double bound = 0;
   GradientErrors sharded = {};
   GradientErrors unsharded = {};  ///< of the same implementation, given both sequences at once
-  /// The largest errors allowed by comparison with the unsharded run; none for float64.
+  /// The largest errors allowed by comparison with the unsharded run, but for the few numbers of
+  /// the sinks; none for float64.
   std::optional<GradientErrors> allowance = {};
   bool repeats = true;  ///< a second call gave the same bits, where the plan promises that
 

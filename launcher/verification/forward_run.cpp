@@ -64,10 +64,11 @@ void ForwardRun::run(int unwritten) {
   moved.download();
 }
 
-double allowed_error(std::int64_t rows, double unsharded, int shards, double rounding) {
+double allowed_error(std::int64_t rows, double unsharded, int shards, double rounding,
+                     double merge) {
   // A rounding is off by up to a unit roundoff, evenly spread: by 1/√3 of that in the mean square.
   const double partial = rounding * rounding / 3;
-  const double combination = 3 * unit_roundoff(DType::float32);
+  const double combination = merge * unit_roundoff(DType::float32);
   const double combined = std::max(1, shards - 1) * combination * combination;
   return sharded_error_factor(rows) * std::sqrt(unsharded * unsharded + partial + combined);
 }

@@ -27,8 +27,9 @@ struct ForwardRun {
   DeviceTensors moved;  ///< the shards where the device computes
 };
 
-/// See verify_sharded(), for results of so many rows; `rounding` is that of partial results.
-[[nodiscard]] double allowed_error(std::int64_t rows, double unsharded, int shards,
-                                   double rounding);
+/// See verify_sharded(), for results of so many rows; `rounding` is that of partial results, and
+/// `merge` what merging two of them adds, in float32 roundings.
+[[nodiscard]] double allowed_error(std::int64_t rows, double unsharded, int shards, double rounding,
+                                   double merge = 3);
 
 }  // namespace annulus::verification

@@ -1,7 +1,9 @@
 #include "verify_gradients.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -42,14 +44,25 @@ GradientErrors unsharded_errors(const ShardedCase& whole, const OracleGradients&
 // In the errors of planner and registry where no implementation can compute something.
 constexpr const char* kRefusal = "no implementation can";
 
+// Merging rounds LSE, and weights are exp(logit − LSE): a rounding of LSE is one of weights, |LSE|
+// times as large.
+double roundings_of_merge(const Tensor& lse, Control& world) {
+  const auto* const values = static_cast<const float*>(lse.view().data());
+  double largest = 0;
+  for (std::int64_t i = 0; i < lse.view().elements(); ++i) {
+    if (std::isfinite(values[i])) largest = std::max(largest, std::abs(double{values[i]}));
+  }
+  return 3 + world.max(std::vector{largest}, "the largest LSE")[0];
+}
+
 // See verify_sharded().
 GradientErrors allowed_errors(const AttentionShape& shape, const GradientErrors& unsharded,
-                              int shards, double rounding) {
+                              int shards, double rounding, double merge) {
   const std::int64_t rows = shape.batch * shape.query_length * shape.heads;
   const std::int64_t columns = shape.batch * shape.kv_length * shape.kv_heads;
-  return {allowed_error(rows, unsharded[0], shards, rounding),
-          allowed_error(columns, unsharded[1], shards, rounding),
-          allowed_error(columns, unsharded[2], shards, rounding)};
+  return {allowed_error(rows, unsharded[0], shards, rounding, merge),
+          allowed_error(columns, unsharded[1], shards, rounding, merge),
+          allowed_error(columns, unsharded[2], shards, rounding, merge)};
 }
 
 }  // namespace
@@ -95,9 +108,9 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
   const DType judged = wide ? DType::float32 : problem.dtype;
   result.bound = 2 * accuracy_bound(judged, problem.shape.kv_length).output;
   if (!wide) {
-    result.allowance = allowed_errors(problem.shape, result.unsharded,
-                                      std::max(operands.query.shards(1), operands.key.shards(1)),
-                                      rounded ? unit_roundoff(problem.dtype) : 0);
+    result.allowance = allowed_errors(
+        problem.shape, result.unsharded, std::max(operands.query.shards(1), operands.key.shards(1)),
+        rounded ? unit_roundoff(problem.dtype) : 0, roundings_of_merge(forward.shards.lse, world));
   }
   result.repeats =
       world.max(std::vector{repeats ? 0.0 : 1.0}, "comparison of two backward passes")[0] == 0;

@@ -128,7 +128,7 @@ std::string cost_assumptions(const ring::Prices& prices, const ring::Plan& plan)
                      model.merge_bytes_per_second * 1e-9);
 }
 
-// `plan`: of the layout; its ranks are those of `figures`.
+// `plan` is that of the layout, for the ranks that `figures` describes.
 void add_layout(Report& report, const ring::Plan& plan, LayoutFigures& figures,
                 const ring::ShardedOperands& operands, bool chosen) {
   const double dense = dense_bytes(operands, plan.problem.dtype);

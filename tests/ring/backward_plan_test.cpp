@@ -148,7 +148,8 @@ TEST(BackwardPlan, EmptyHopsMoveNothing) {
   }
 }
 
-// Of a double ring: the sum over a row crosses to the next one, whatever the options say.
+// In a double ring the sum over a row crosses to the next row, whether or not columns go straight
+// to their readers.
 TEST(BackwardPlan, SumsOfARowCrossOnce) {
   AttentionProblem problem = small_problem(64, 4, 4);
   problem.mask = {};

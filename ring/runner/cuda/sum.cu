@@ -99,7 +99,7 @@ Extents padded_shape(const TensorView& view) {
   return {sizes[0], sizes[1], sizes[2], sizes[3]};
 }
 
-// Whether packs of kWide elements tile every row of the array at aligned addresses.
+// True if packs of kWide elements tile every row of the array at aligned addresses.
 template <class View>
 bool is_wide(const View& view) {
   return view.rank() == kDims && (view.stride(3) == 1 || view.size(3) == 1) &&

@@ -20,8 +20,8 @@ struct Replicas {
 
 [[nodiscard]] Replicas replicas_of(const ShardedOperands& operands, Operand operand, int rank);
 
-/// The ranks whose rows and batches have parts of the gradient of the same sinks: those of the
-/// rank's heads, or of all heads if these share them.
+/// The ranks that have a part of the gradient of this rank's sinks: all that have rows or batches
+/// of its heads, or of any head where the heads share their sinks.
 [[nodiscard]] Replicas replicas_of_sinks(const ShardedOperands& operands, bool shared, int rank);
 
 }  // namespace annulus::ring

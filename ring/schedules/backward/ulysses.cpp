@@ -94,7 +94,7 @@ class HeadExchangeBackward {
     return heads <= builder_.plan().local.kv_heads;
   }
 
-  // What the ranks of a ring position hold together.
+  // The rows or columns that the ranks of a ring position hold together.
   [[nodiscard]] Gathering gathered(int ring, PositionRanges HeldSequence::*sequence) const {
     std::vector<PositionRanges> shards;
     for (int i = 0; i < degree_; ++i) {

@@ -67,12 +67,12 @@ Region TaskBuilder::whole(int buffer) const {
   return {buffer, held.tokens, held.heads, plan_.batches(held)};
 }
 
+// Axes of size 1 make no other group: the exchanges of the same ranks keep one order.
 int TaskBuilder::add_group(const AxisNames& axes) {
-  for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
-    if (plan_.groups[g].axes == axes) return static_cast<int>(g);
-  }
   std::vector<int> ranks = context_.input.operands.key.mesh().group(context_.rank, axes);
-  const auto me = std::find(ranks.begin(), ranks.end(), context_.rank) - ranks.begin();
+  const auto known = std::ranges::find(plan_.groups, ranks, &PlanGroup::ranks);
+  if (known != plan_.groups.end()) return static_cast<int>(known - plan_.groups.begin());
+  const auto me = std::ranges::find(ranks, context_.rank) - ranks.begin();
   plan_.groups.push_back({axes, std::move(ranks), static_cast<int>(me)});
   return static_cast<int>(plan_.groups.size()) - 1;
 }

@@ -56,6 +56,9 @@ inline std::vector<Program> backward_programs(int ranks) {
     sinks.query = "sp,-,tp";
     sinks.kv = "sp,-,tp";
     if (ranks <= 2) programs.push_back(sinks);  // two batches
+    // An axis of size 1 makes no other group, whose messages would meet those of the schedule.
+    programs.push_back(
+        {all + ",fsdp=1", "-,fsdp+sp", "-,fsdp+sp", schedule, sinks.problem, sinks.request});
   }
   // A head at a time, of which a window hides most hops.
   Program window{all, "-,sp", "-,sp", Schedule::allgather, backward_problem(DType::float32, 4, 4)};

@@ -1,7 +1,7 @@
 #include "cuda/native_cuda.hpp"
 
 #include <algorithm>
-#include <span>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -12,9 +12,11 @@
 #include <annulus/core/error.hpp>
 
 #include "cuda/dropout_arguments.hpp"
+#include "cuda/native_gradient_kernels.cuh"
 #include "cuda/native_kernel.cuh"
 #include "cuda/score_arguments.hpp"
 #include "cuda/upload.hpp"
+#include "native/block_checks.hpp"
 
 namespace annulus {
 namespace {
@@ -42,12 +44,26 @@ void set_strides(const View& view, std::int64_t (&strides)[3]) {
 
 using Ranges = std::vector<cuda::DeviceRange>;
 
+std::int64_t entries_of(const Ranges& ranges) {
+  std::int64_t entries = 0;
+  for (const cuda::DeviceRange& range : ranges) entries += range.length;
+  return entries;
+}
+
+cuda::NativeGradient gradient_of(const TensorView& tensor) {
+  cuda::NativeGradient gradient{};
+  if (tensor.rank() == 0) return gradient;
+  gradient.data = static_cast<float*>(tensor.data());
+  set_strides(tensor, gradient.strides);
+  return gradient;
+}
+
 // The ranges with the local index of their first entries, as many at a time as one launch takes.
 std::vector<Ranges> launches_of(const PositionRanges& positions) {
   std::vector<Ranges> launches;
   std::int64_t first = 0;
   for (const PositionRange& range : positions.ranges()) {
-    if (launches.empty() || launches.back().size() == cuda::NativeArguments::kMaxRanges) {
+    if (launches.empty() || launches.back().size() == cuda::NativeBlock::kMaxRanges) {
       launches.emplace_back();
     }
     launches.back().push_back({range.start.value(), range.length, range.stride, first});
@@ -86,55 +102,51 @@ class NativeCudaKernel final : public Kernel {
 
   void forward(const AttentionBlock& block, const SoftmaxState& result,
                const ExecutionContext& context) override {
-    check(block, result);
+    check_forward(block, result);
     if (block.query.elements() == 0) return;
     const auto current = device_.make_current();
     launch(block, result, CudaStream::of(context.stream).raw());
   }
 
+  void backward(const BackwardBlock& block, const Gradients& gradients,
+                const ExecutionContext& context) override {
+    check_gradients(problem_, block, gradients);
+    check_dtypes({block.query, block.key, block.value, block.grad_output});
+    if (block.query.elements() == 0 || block.key.elements() == 0) return;
+    const auto current = device_.make_current();
+    launch(block, gradients, CudaStream::of(context.stream).raw());
+  }
+
  private:
-  void check(const AttentionBlock& block, const SoftmaxState& result) const {
-    const auto require = [](bool fits, const char* what) {
-      if (!fits) throw InternalError(std::string("native attention on the device: ") + what);
-    };
-    const Extents& query = block.query.shape();
-    const Extents& key = block.key.shape();
-    const Extents& value = block.value.shape();
-    require(query.rank() == 4 && key.rank() == 4 && value.rank() == 4, "tensors must have rank 4");
-    require(key == Extents{query[0], key[1], key[2], query[3]}, "key does not fit query");
-    require(value == Extents{key[0], key[1], key[2], value[3]}, "value does not fit key");
-    require(key[2] > 0 && query[2] % key[2] == 0, "query heads are no multiple of key/value heads");
-    require(block.rows.size() == query[1], "row positions do not fit query");
-    require(block.columns.size() == key[1], "column positions do not fit key");
-    require(result.output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
-                result.lse.shape() == Extents{query[0], query[2], query[1]},
-            "result does not fit");
-    block.scores.check(problem_, query, block.columns.size());
-    require(result.output.dtype() == DType::float32, "output is not float32");
-    require(result.lse.dtype() == DType::float32 || result.lse.dtype() == DType::float64,
-            "LSE is neither float32 nor float64");
-    require(!result.wants_maximum() || (result.maximum.shape() == result.lse.shape() &&
-                                        result.maximum.dtype() == DType::float32),
-            "maximum does not fit");
-    for (const ConstTensorView& tensor : {block.query, block.key, block.value}) {
-      require(tensor.dtype() == problem_.dtype, "a tensor has not the problem's dtype");
-    }
-    for (const ConstTensorView& tensor :
-         {block.query, block.key, block.value, ConstTensorView(result.output)}) {
-      require(tensor.size(3) == 1 || tensor.stride(3) == 1, "head dimension has a stride");
+  void check_dtypes(std::initializer_list<ConstTensorView> tensors) const {
+    for (const ConstTensorView& tensor : tensors) {
+      check(tensor.dtype() == problem_.dtype, "a tensor has not the problem's dtype");
     }
   }
 
-  void launch(const AttentionBlock& block, const SoftmaxState& state, cudaStream_t stream) const {
-    cuda::NativeArguments a{};
+  void check_forward(const AttentionBlock& block, const SoftmaxState& result) const {
+    check_operands(problem_, block);
+    check_dtypes({block.query, block.key, block.value});
+    const Extents& query = block.query.shape();
+    check(result.output.shape() == Extents{query[0], query[1], query[2], block.value.size(3)} &&
+              result.lse.shape() == Extents{query[0], query[2], query[1]},
+          "result does not fit");
+    check(has_unit_stride(result.output), "head dimension has a stride");
+    check(result.output.dtype() == DType::float32, "output is not float32");
+    check(result.lse.dtype() == DType::float32 || result.lse.dtype() == DType::float64,
+          "LSE is neither float32 nor float64");
+    check(!result.wants_maximum() || (result.maximum.shape() == result.lse.shape() &&
+                                      result.maximum.dtype() == DType::float32),
+          "maximum does not fit");
+  }
+
+  // All but the rows and columns, and what begins at a row.
+  void describe(const AttentionBlock& block, cuda::NativeBlock& a) const {
     a.key = block.key.data();
     a.value = block.value.data();
     set_strides(block.query, a.query_strides);
     set_strides(block.key, a.key_strides);
     set_strides(block.value, a.value_strides);
-    set_strides(state.output, a.output_strides);
-    set_strides(state.lse, a.lse_strides);
-    if (state.wants_maximum()) set_strides(state.maximum, a.maximum_strides);
     a.batch = block.query.size(0);
     a.heads = block.query.size(2);
     a.heads_per_kv_head = block.query.size(2) / block.key.size(2);
@@ -172,34 +184,77 @@ class NativeCudaKernel final : public Kernel {
       a.query_block = blocks->size().query;
       a.kv_block = blocks->size().kv;
     }
+  }
 
-    std::vector<Ranges> row_launches = launches_of(block.rows);
+  // Makes `ranges` the rows of a launch, and returns the first of them.
+  static std::int64_t set_rows(const AttentionBlock& block, Ranges ranges, cuda::NativeBlock& a) {
+    const std::int64_t first = ranges.front().first;
+    for (cuda::DeviceRange& range : ranges) range.first -= first;
+    a.query = block.query.slice(1, first, 0).data();
+    a.scores = cuda::score_arguments(block.scores.slice(2, first, 0));
+    a.rows = entries_of(ranges);
+    a.row_ranges = static_cast<int>(ranges.size());
+    std::copy(ranges.begin(), ranges.end(), a.row_range);
+    return first;
+  }
+  static void set_columns(const Ranges& ranges, cuda::NativeBlock& a) {
+    a.column_ranges = static_cast<int>(ranges.size());
+    std::copy(ranges.begin(), ranges.end(), a.column_range);
+  }
+
+  void launch(const AttentionBlock& block, const SoftmaxState& state, cudaStream_t stream) const {
+    cuda::NativeArguments a{};
+    describe(block, a);
+    set_strides(state.output, a.output_strides);
+    set_strides(state.lse, a.lse_strides);
+    if (state.wants_maximum()) set_strides(state.maximum, a.maximum_strides);
+    a.wide_lse = state.lse.dtype() == DType::float64;
     std::vector<Ranges> column_launches = launches_of(block.columns);
     if (column_launches.empty()) column_launches.emplace_back();  // rows that see nothing
-    for (Ranges& rows : row_launches) {
-      const std::int64_t first = rows.front().first;
-      a.query = block.query.slice(1, first, 0).data();
+    for (const Ranges& rows : launches_of(block.rows)) {
+      const std::int64_t first = set_rows(block, rows, a);
       a.output = static_cast<float*>(state.output.slice(1, first, 0).data());
       a.lse = state.lse.slice(2, first, 0).data();
       a.maximum = state.wants_maximum()
                       ? static_cast<float*>(state.maximum.slice(2, first, 0).data())
                       : nullptr;
-      a.scores = cuda::score_arguments(block.scores.slice(2, first, 0));
-      a.wide_lse = state.lse.dtype() == DType::float64;
-      a.rows = 0;
-      for (cuda::DeviceRange& range : rows) {
-        range.first -= first;
-        a.rows += range.length;
-      }
-      a.row_ranges = static_cast<int>(rows.size());
-      std::copy(rows.begin(), rows.end(), a.row_range);
       a.accumulate = false;
       for (const Ranges& columns : column_launches) {
-        a.column_ranges = static_cast<int>(columns.size());
-        std::copy(columns.begin(), columns.end(), a.column_range);
+        set_columns(columns, a);
         check_cuda(cuda::launch_native(a, native_type(problem_.dtype), stream),
                    "launching native attention");
         a.accumulate = true;
+      }
+    }
+  }
+
+  void launch(const BackwardBlock& block, const Gradients& gradients, cudaStream_t stream) const {
+    const AttentionBlock forward = forward_of(block);
+    cuda::NativeGradientArguments a{};
+    describe(forward, a);
+    set_strides(block.grad_output, a.grad_output_strides);
+    set_strides(block.lse, a.lse_strides);
+    set_strides(block.delta, a.delta_strides);
+    a.grad_key = gradient_of(gradients.key);
+    a.grad_value = gradient_of(gradients.value);
+    const bool wants_query = gradients.query.rank() > 0;
+    const bool wants_bias = gradients.bias.rank() > 0;
+    const std::vector<Ranges> column_launches = launches_of(block.columns);
+    for (const Ranges& rows : launches_of(block.rows)) {
+      const std::int64_t first = set_rows(forward, rows, a);
+      a.grad_output = block.grad_output.slice(1, first, 0).data();
+      a.lse = static_cast<const float*>(block.lse.slice(2, first, 0).data());
+      a.delta = static_cast<const float*>(block.delta.slice(2, first, 0).data());
+      if (wants_query) a.grad_query = gradient_of(gradients.query.slice(1, first, 0));
+      if (wants_bias) {
+        a.grad_bias = static_cast<float*>(gradients.bias.slice(2, first, 0).data());
+        for (int dim = 0; dim < 4; ++dim) a.grad_bias_strides[dim] = gradients.bias.stride(dim);
+      }
+      for (const Ranges& columns : column_launches) {
+        set_columns(columns, a);
+        a.columns = entries_of(columns);
+        check_cuda(cuda::launch_native_gradients(a, native_type(problem_.dtype), stream),
+                   "launching the backward pass of native attention");
       }
     }
   }

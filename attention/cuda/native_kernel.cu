@@ -1,67 +1,24 @@
-#include <cfloat>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "cuda/dropout.cuh"
 #include "cuda/native_kernel.cuh"
+#include "cuda/native_row.cuh"
 
 // The plain kernel: one warp per (batch, head, row), 32 keys at a time, online softmax in float32.
 // Everything the CPU's native kernel can mask, in O(S) memory; speed is not its purpose.
 namespace annulus::cuda {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kWarps = 4;
-constexpr unsigned kAll = 0xffffffffU;
-
-__device__ float widen(float value) {
-  return value;
-}
-__device__ float widen(__half value) {
-  return __half2float(value);
-}
-__device__ float widen(__nv_bfloat16 value) {
-  return __bfloat162float(value);
-}
 
 __device__ float warp_max(float value) {
   for (int step = kWarp / 2; step > 0; step /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(kAll, value, step));
+    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
   }
   return value;
 }
 
 __device__ float warp_sum(float value) {
-  for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAll, value, step);
+  for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
   return value;
-}
-
-__device__ std::int64_t row_position(const NativeArguments& a, std::int64_t row) {
-  int r = 0;
-  while (r + 1 < a.row_ranges && row >= a.row_range[r + 1].first) ++r;
-  return a.row_range[r].start + (row - a.row_range[r].first) * a.row_range[r].stride;
-}
-
-// The keys that the row of global position i sees by its position.
-__device__ KeySpans keys_of(const NativeArguments& a, std::int64_t batch, std::int64_t i,
-                            std::int32_t segment) {
-  PositionFrame frame = a.frame;
-  if (a.offsets != nullptr) frame.offset = a.offsets[batch];
-  if (a.prefixes != nullptr) frame.prefix = a.prefixes[batch];
-  if (a.query_cu_seqlens != nullptr) {
-    frame = frame_of_document(a.query_cu_seqlens, a.kv_cu_seqlens, segment, a.bottom_right,
-                              frame.prefix);
-  }
-  return a.positions.rule(frame).keys_of(i);
-}
-
-// True if a row of this segment that sees these keys, with these blocks, sees key position j.
-__device__ bool visible(const NativeArguments& a, std::int64_t batch, const KeySpans& keys,
-                        std::int32_t segment, const std::int32_t* blocks, std::int64_t j) {
-  if (j >= keys.opening && (j < keys.begin || j >= keys.end)) return false;
-  if (a.kv_lengths != nullptr && j >= a.kv_lengths[batch]) return false;
-  if (blocks != nullptr && blocks[j / a.kv_block * a.block_strides[3]] == 0) return false;
-  return a.kv_segments == nullptr || a.kv_segments[batch * a.kv_length + j] == segment;
 }
 
 template <class T>
@@ -80,8 +37,6 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
     const std::int64_t row = v / a.heads % a.rows;
     const std::int64_t b = v / a.heads / a.rows;
     const std::int64_t kv_head = head / a.heads_per_kv_head;
-    const std::int64_t batch = a.first_batch + b;
-    const std::int64_t i = row_position(a, row);
     float* const output =
         a.output + b * a.output_strides[0] + row * a.output_strides[1] + head * a.output_strides[2];
     const std::int64_t lse_index =
@@ -118,36 +73,15 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
     }
     __syncwarp();
 
-    std::int32_t segment = -1;
-    bool padding = a.query_lengths != nullptr && i >= a.query_lengths[batch];
-    if (a.query_segments != nullptr) {
-      segment = a.query_segments[batch * a.query_length + i];
-      padding = padding || segment < 0;
-    }
-    const KeySpans visible_keys = padding ? KeySpans{} : keys_of(a, batch, i, segment);
-    const std::int32_t* const blocks = a.blocks == nullptr
-                                           ? nullptr
-                                           : a.blocks + batch * a.block_strides[0] +
-                                                 (a.first_head + head) * a.block_strides[1] +
-                                                 i / a.query_block * a.block_strides[2];
-    const float* const bias =
-        a.scores.bias.data == nullptr ? nullptr : a.scores.bias.row(b, head, row);
-    const std::uint8_t* const mask =
-        a.scores.mask.data == nullptr ? nullptr : a.scores.mask.row(b, head, row);
-    for (int r = 0; r < a.column_ranges && !padding; ++r) {
+    const NativeRow sight(a, b, head, row);
+    for (int r = 0; r < a.column_ranges && !sight.padding; ++r) {
       const DeviceRange range = a.column_range[r];
       for (std::int64_t first = 0; first < range.length; first += kWarp) {
         const std::int64_t c = first + lane;
         const std::int64_t j = range.start + c * range.stride;
-        const std::int64_t key = a.scores.key_of(range.first + c, j);
-        bool seen = c < range.length && visible(a, batch, visible_keys, segment, blocks, j);
-        if (seen && mask != nullptr) seen = mask[key * a.scores.mask.strides[3]] != 0;
         float added = 0.0F;
-        if (seen && bias != nullptr) {
-          added = bias[key * a.scores.bias.strides[3]];
-          seen = added != -INFINITY;
-        }
-        const unsigned seen_by = __ballot_sync(kAll, seen);
+        const bool seen = c < range.length && sight.sees(a, range.first + c, j, added);
+        const unsigned seen_by = __ballot_sync(kAllLanes, seen);
         if (seen_by == 0) continue;
         float logit = -INFINITY;
         if (seen) {
@@ -159,7 +93,7 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
           logit += added;
         }
         // A NaN or infinite logit leaves the row without a softmax, and must show.
-        if (__any_sync(kAll, !(logit < INFINITY))) {
+        if (__any_sync(kAllLanes, !(logit < INFINITY))) {
           total = NAN;
           if (high == -INFINITY) high = 0.0F;
           continue;
@@ -175,7 +109,7 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
         float kept = weight;
         if (a.dropout.threshold > 0) {
           kept = drops(a.dropout, static_cast<std::uint32_t>(b), static_cast<std::uint32_t>(head),
-                       i, j)
+                       sight.position, j)
                      ? 0.0F
                      : weight * a.dropout.keep_scale;
         }
@@ -186,7 +120,7 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
           const int d = d0 + lane;
           float partial = 0.0F;
           for (int k = 0; k < count; ++k) {
-            const float w = __shfl_sync(kAll, kept, k);
+            const float w = __shfl_sync(kAllLanes, kept, k);
             // A value that is seen counts, however small its weight; a hidden one is not read.
             if ((seen_by >> k & 1U) != 0 && d < a.value_dim) {
               partial = fmaf(w, widen(values[(range.first + first + k) * a.value_strides[1] + d]),

@@ -33,4 +33,32 @@ inline void check_operands(const AttentionProblem& problem, const AttentionBlock
   block.scores.check(problem, query, block.columns.size());
 }
 
+/// Checks a block of the backward pass and its gradients in the same way.
+inline void check_gradients(const AttentionProblem& problem, const BackwardBlock& block,
+                            const Gradients& gradients) {
+  check_operands(problem, forward_of(block));
+  const Extents& query = block.query.shape();
+  const Extents& key = block.key.shape();
+  const Extents& value = block.value.shape();
+  check(block.grad_output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
+            has_unit_stride(block.grad_output),
+        "gradient of the output does not fit");
+  const Extents rows{query[0], query[2], query[1]};
+  check(block.lse.shape() == rows && block.delta.shape() == rows, "LSE or delta does not fit");
+  check(block.lse.dtype() == DType::float32 && block.delta.dtype() == DType::float32,
+        "LSE or delta is not float32");
+  const auto check_gradient = [&](const TensorView& gradient, const Extents& shape) {
+    if (gradient.shape().rank() == 0) return;
+    check(gradient.shape() == shape && gradient.dtype() == DType::float32,
+          "gradient does not fit its tensor, or is not float32");
+  };
+  check_gradient(gradients.query, query);
+  check_gradient(gradients.key, key);
+  check_gradient(gradients.value, value);
+  if (gradients.bias.shape().rank() > 0) {
+    check(block.scores.bias.has_value(), "there is no bias to have a gradient");
+    check_gradient(gradients.bias, block.scores.bias->shape());
+  }
+}
+
 }  // namespace annulus

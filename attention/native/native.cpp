@@ -220,12 +220,6 @@ class NativeImplementation final : public Implementation {
     return Capability::yes();
   }
 
-  [[nodiscard]] Capability accepts_backward(const AttentionProblem& problem,
-                                            Place place) const override {
-    return place.is_host() ? accepts(problem, place)
-                           : Capability::no("computes gradients on CPUs only");
-  }
-
   [[nodiscard]] Capability available(Place place) const override {
     return place.is_host() ? Capability::yes() : native_cuda_available(place);
   }

@@ -95,49 +95,6 @@ class CudaFlashBackward : public CudaTest {
       }
     }
   }
-
-  /// Where the truth is finite it is found; elsewhere nothing finite is.
-  static void expect_same_reach(const WholeGradients& whole) {
-    const auto compare = [&](const Tensor& tensor, const OracleGradient& truth, const char* name) {
-      double difference = 0, magnitude = 0;
-      std::size_t poisoned = 0, missed = 0, finite = 0;
-      for (std::size_t i = 0; i < truth.values.size(); ++i) {
-        const double found = entry(tensor, i);
-        if (!std::isfinite(truth.values[i])) {
-          if (std::isfinite(found)) ++missed;
-        } else if (!std::isfinite(found)) {
-          ++poisoned;
-        } else {
-          ++finite;
-          difference += std::pow(found - truth.values[i], 2);
-          magnitude += std::pow(truth.magnitudes[i], 2);
-        }
-      }
-      EXPECT_EQ(poisoned, 0U) << name;
-      EXPECT_EQ(missed, 0U) << name;
-      EXPECT_GT(finite, 0U) << name;
-      EXPECT_LE(std::sqrt(difference / magnitude), 2 * accuracy_bound(whole.forward.problem).output)
-          << name;
-    };
-    compare(whole.query, whole.truth.query, "query");
-    compare(whole.key, whole.truth.key, "key");
-    compare(whole.value, whole.truth.value, "value");
-  }
-
-  /// Overwrites one position of all batches and heads, or the entry `dim` there.
-  static void fill(const Tensor& tensor, std::int64_t position, float x,
-                   std::optional<std::int64_t> only = {}, std::int64_t batch = -1) {
-    const Extents& shape = tensor.shape();
-    for (std::int64_t b = 0; b < shape[0]; ++b) {
-      if (batch >= 0 && b != batch) continue;
-      for (std::int64_t h = 0; h < shape[2]; ++h) {
-        for (std::int64_t d = 0; d < shape[3]; ++d) {
-          if (only && d != *only) continue;
-          from_float32(&x, tensor.dtype(), tensor.view().address({b, position, h, d}), 1);
-        }
-      }
-    }
-  }
 };
 
 TEST_F(CudaFlashBackward, FullAndCausal) {

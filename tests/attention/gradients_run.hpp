@@ -2,9 +2,12 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <type_traits>
 #include <utility>
@@ -174,8 +177,55 @@ inline AttentionProblem problem_of(const AttentionShape& shape, DType dtype = DT
   return problem;
 }
 
+/// Where the oracle's gradients are finite so are those found, and right; elsewhere none is finite.
+inline void expect_same_reach(const WholeGradients& whole) {
+  const auto compare = [&](const Tensor& tensor, const OracleGradient& truth, const char* name) {
+    double difference = 0, magnitude = 0;
+    std::size_t poisoned = 0, missed = 0, finite = 0;
+    for (std::size_t i = 0; i < truth.values.size(); ++i) {
+      const double found = entry(tensor, i);
+      if (!std::isfinite(truth.values[i])) {
+        if (std::isfinite(found)) ++missed;
+      } else if (!std::isfinite(found)) {
+        ++poisoned;
+      } else {
+        ++finite;
+        difference += std::pow(found - truth.values[i], 2);
+        magnitude += std::pow(truth.magnitudes[i], 2);
+      }
+    }
+    EXPECT_EQ(poisoned, 0U) << name;
+    EXPECT_EQ(missed, 0U) << name;
+    EXPECT_GT(finite, 0U) << name;
+    EXPECT_LE(std::sqrt(difference / magnitude), 2 * accuracy_bound(whole.forward.problem).output)
+        << name;
+  };
+  compare(whole.query, whole.truth.query, "query");
+  compare(whole.key, whole.truth.key, "key");
+  compare(whole.value, whole.truth.value, "value");
+}
+
+/// Overwrites one position of all heads, of all batches or of one, or only the entry `only` there.
+inline void fill(const Tensor& tensor, std::int64_t position, float x,
+                 std::optional<std::int64_t> only = {}, std::int64_t batch = -1) {
+  const Extents& shape = tensor.shape();
+  for (std::int64_t b = 0; b < shape[0]; ++b) {
+    if (batch >= 0 && b != batch) continue;
+    for (std::int64_t h = 0; h < shape[2]; ++h) {
+      for (std::int64_t d = 0; d < shape[3]; ++d) {
+        if (only && d != *only) continue;
+        from_float32(&x, tensor.dtype(), tensor.view().address({b, position, h, d}), 1);
+      }
+    }
+  }
+}
+
+/// One call that adds the gradients of a block of the problem, all of them in host memory.
+using AddGradients =
+    std::function<void(const WholeGradients&, const BackwardBlock&, const Gradients&)>;
+
 /// Blocks of rows, columns, batches and heads, with positions far from each other, add up.
-inline void expect_blocks_add_up(const Implementation& implementation) {
+inline void expect_blocks_add_up(const AddGradients& add) {
   Random random(53);
   AttentionProblem problem = problem_of({3, 24, 32, 4, 2, 8, 8});
   problem.mask.set_causal(true);
@@ -227,7 +277,7 @@ inline void expect_blocks_add_up(const Implementation& implementation) {
           Gradients part{of_rows(gradients.query), as_bthd(grad_key), as_bthd(grad_value)};
           part.bias = stepped(gradients.bias.slice(0, b, 1).slice(1, k * 2, 2), 2,
                               static_cast<std::int64_t>(r));
-          whole.add(implementation, block, part);
+          add(whole, block, part);
           for (std::int64_t j = 0; j < held.size(); ++j) {
             const std::int64_t position = held.global(LocalPosition(j)).value();
             for (std::int64_t d = 0; d < 8; ++d) {
@@ -240,6 +290,13 @@ inline void expect_blocks_add_up(const Implementation& implementation) {
     }
   }
   EXPECT_LT(whole.largest_share(), 0.5);
+}
+
+inline void expect_blocks_add_up(const Implementation& implementation) {
+  expect_blocks_add_up(
+      [&](const WholeGradients& whole, const BackwardBlock& block, const Gradients& gradients) {
+        whole.add(implementation, block, gradients);
+      });
 }
 
 }  // namespace annulus::test

@@ -33,9 +33,10 @@ void check_declared(const char* name, bool declared, const AttentionProblem& pla
       fmt::format("none: the problem's call arguments are {}", to_string(planned.call_arguments)));
 }
 
-// The values of the given batches, and `others` of those that the rank does not have.
+// The values of the given batches, and `others` of those that the rank does not have. All of them
+// are `others` where the values lie on the device.
 Numbers numbers_of(const char* name, const ConstTensorView& values, Numbers others,
-                   BatchRange batches) {
+                   BatchRange batches, Place device) {
   const std::int64_t count = values.rank() == 1 ? values.size(0) : 0;
   if (values.rank() != 1 || (count != 1 && count != batches.count)) {
     throw ArgumentError(name, "shape " + to_string(values.shape()),
@@ -44,11 +45,14 @@ Numbers numbers_of(const char* name, const ConstTensorView& values, Numbers othe
   if (values.dtype() != DType::int32) {
     throw ArgumentError(name, std::string(annulus::name_of(values.dtype())), "int32");
   }
-  if (!values.place().is_host()) {
-    throw ArgumentError(name, "memory of " + to_string(values.place()), "host memory");
+  if (!values.place().is_host() && values.place() != device) {
+    throw ArgumentError(
+        name, "memory of " + to_string(values.place()),
+        "host memory" + (device.is_host() ? "" : " or that of " + to_string(device)));
   }
   if (batches.count == 0) return others;
   if (values.data() == nullptr) throw ArgumentError(name, "a null pointer", "memory");
+  if (!values.place().is_host()) return others;
   for (std::int64_t b = 0; b < batches.count; ++b) {
     others[static_cast<std::size_t>(batches.begin + b)] =
         values.at<std::int32_t>({count == 1 ? 0 : b});
@@ -58,15 +62,15 @@ Numbers numbers_of(const char* name, const ConstTensorView& values, Numbers othe
 
 Numbers lengths_of(const char* name, const ConstTensorView& values, const Numbers& otherwise,
                    const Numbers& planned, std::int64_t longest, const AttentionProblem& problem,
-                   BatchRange batches) {
+                   BatchRange batches, Place device) {
   if (values.rank() == 0) return otherwise;
   check_declared(name, problem.call_arguments.lengths, problem);
   // A sequence too long for int32 has room for any length.
   const auto limit = static_cast<std::int32_t>(
       std::min<std::int64_t>(longest, std::numeric_limits<std::int32_t>::max()));
   const auto batch = static_cast<std::size_t>(problem.shape.batch);
-  Numbers lengths =
-      numbers_of(name, values, otherwise.empty() ? Numbers(batch, limit) : otherwise, batches);
+  Numbers lengths = numbers_of(name, values, otherwise.empty() ? Numbers(batch, limit) : otherwise,
+                               batches, device);
   for (std::int64_t b = batches.begin; b < batches.end(); ++b) {
     const auto at = static_cast<std::size_t>(b);
     const std::int32_t most = planned.empty() ? limit : planned[at];
@@ -102,14 +106,15 @@ bool differs_in_values_only(const Mask& mask, const AttentionProblem& planned) {
 }
 
 void apply_values(const CallValues& values, const AttentionProblem& planned, const Mask& mask,
-                  BatchRange batches, AttentionProblem& problem) {
+                  BatchRange batches, Place device, AttentionProblem& problem) {
   if (!planned.call_arguments.any() && values == CallValues()) return;  // calls allocate nothing
   const Mask& bound = planned.mask;
   Mask& called = problem.mask;
-  Numbers query = lengths_of("q_lengths", values.query_lengths, mask.query_lengths(),
-                             bound.query_lengths(), planned.shape.query_length, planned, batches);
+  Numbers query =
+      lengths_of("q_lengths", values.query_lengths, mask.query_lengths(), bound.query_lengths(),
+                 planned.shape.query_length, planned, batches, device);
   Numbers kv = lengths_of("kv_lengths", values.kv_lengths, mask.kv_lengths(), bound.kv_lengths(),
-                          planned.shape.kv_length, planned, batches);
+                          planned.shape.kv_length, planned, batches, device);
   if (planned.call_arguments.lengths) {
     called.set_query_lengths(std::move(query));
     called.set_kv_lengths(std::move(kv));
@@ -118,14 +123,25 @@ void apply_values(const CallValues& values, const AttentionProblem& planned, con
     check_declared("causal offset", planned.call_arguments.offsets, planned);
     const auto batch = static_cast<std::size_t>(planned.shape.batch);
     called.set_offsets(numbers_of("causal offset", values.offsets,
-                                  mask.offsets().empty() ? Numbers(batch) : mask.offsets(),
-                                  batches));
+                                  mask.offsets().empty() ? Numbers(batch) : mask.offsets(), batches,
+                                  device));
   } else if (planned.call_arguments.offsets) {
+    // The arrays of a device hold int32.
+    if (!device.is_host() && mask.offset() != static_cast<std::int32_t>(mask.offset())) {
+      throw ArgumentError("causal offset", std::to_string(mask.offset()),
+                          "a 32-bit number where offsets are call arguments on a device");
+    }
     called.set_offset(mask.offset());
     if (!mask.offsets().empty()) called.set_offsets(mask.offsets());
   }
-  if (values.dropout_seed) {
+  const bool in_device_memory = values.device_dropout_seed != nullptr;
+  if (values.dropout_seed || in_device_memory) {
     check_declared("dropout seed", planned.call_arguments.dropout_seed, planned);
+  }
+  if (in_device_memory && (device.is_host() || values.dropout_seed)) {
+    throw ArgumentError(
+        "dropout seed", "an address in the memory of a device",
+        device.is_host() ? "a number, as the CPU computes" : "none beside a seed as a number");
   }
   if (planned.call_arguments.dropout_seed) {
     problem.dropout.emplace(planned.dropout->probability(),

@@ -11,9 +11,10 @@ namespace annulus::ring {
 [[nodiscard]] bool differs_in_values_only(const Mask& mask, const AttentionProblem& planned);
 
 /// Sets the call arguments of `problem`, a copy of `planned`: those of the global `batches` to what
-/// `values` say, and the others to those of `mask` and of planned.dropout. Throws ArgumentError for
-/// a value that is not an argument of calls, or one that the plan does not allow.
+/// `values` say, and the others to those of `mask` and of planned.dropout. Values may lie on the
+/// host, and in the memory of `device`, where they are not read and count as not given. Throws
+/// ArgumentError for a value that is not an argument of calls, or one that the plan does not allow.
 void apply_values(const CallValues& values, const AttentionProblem& planned, const Mask& mask,
-                  BatchRange batches, AttentionProblem& problem);
+                  BatchRange batches, Place device, AttentionProblem& problem);
 
 }  // namespace annulus::ring

@@ -352,7 +352,7 @@ AttentionProblem ShardedAttention::problem_of(const CallValues& values) const {
   AttentionProblem problem = planning_->problem;
   const RankPlan& plan = rank_plan();
   apply_values(values, planning_->problem, planning_->mask, plan.global({0, plan.local.batch}),
-               problem);
+               Place::host(), problem);
   return problem;
 }
 

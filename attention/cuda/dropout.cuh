@@ -22,13 +22,20 @@ __device__ __forceinline__ uint4 philox(uint4 counter, std::uint32_t key0, std::
   return counter;
 }
 
+/// The key of this call.
+__device__ __forceinline__ uint2 key_of(const DropoutArguments& dropout) {
+  if (dropout.called_key == nullptr) return {dropout.key[0], dropout.key[1]};
+  return {__ldg(dropout.called_key), __ldg(dropout.called_key + 1)};
+}
+
 /// See annulus::Dropout::drops. Batch and head are local, positions global.
 __device__ __forceinline__ bool drops(const DropoutArguments& dropout, std::uint32_t batch,
                                       std::uint32_t head, std::int64_t i, std::int64_t j) {
+  const uint2 key = key_of(dropout);
   const uint4 words =
       philox({static_cast<std::uint32_t>(j / 32 * 4 + j % 8 / 2), static_cast<std::uint32_t>(i),
               dropout.first_head + head, dropout.first_batch + batch},
-             dropout.key[0], dropout.key[1]);
+             key.x, key.y);
   const int which = static_cast<int>(j % 32 / 8);
   const std::uint32_t low = which % 2 == 0 ? words.x : words.y;
   const std::uint32_t high = which % 2 == 0 ? words.z : words.w;

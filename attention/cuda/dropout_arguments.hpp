@@ -14,6 +14,8 @@ struct DropoutArguments {
   std::uint32_t first_head;   ///< third counter word of local head 0
   std::uint32_t first_batch;  ///< fourth counter word of local batch 0
   float keep_scale;           ///< multiplies the probabilities that are kept
+  /// In device memory: two words in place of `key`. Null: none.
+  const std::uint32_t* called_key;
 };
 
 /// The arguments of a call whose first batch and head have these global indices.
@@ -25,7 +27,8 @@ struct DropoutArguments {
           {key[0], key[1]},
           Dropout::third_word(first_head),
           Dropout::fourth_word(first_batch),
-          static_cast<float>(dropout.keep_scale())};
+          static_cast<float>(dropout.keep_scale()),
+          nullptr};
 }
 
 }  // namespace annulus::cuda

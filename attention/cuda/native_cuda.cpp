@@ -156,6 +156,7 @@ class NativeCudaKernel final : public Kernel {
     a.soft_cap = static_cast<float>(problem_.soft_cap.value_or(0.0));
     if (problem_.dropout) {
       a.dropout = cuda::dropout_arguments(*problem_.dropout, block.first_batch, block.first_head);
+      a.dropout.called_key = block.call_arguments.dropout_key;
     }
     if (!block.unmasked) {
       const Mask& mask = problem_.mask;
@@ -170,6 +171,10 @@ class NativeCudaKernel final : public Kernel {
       a.kv_lengths = address(kv_lengths_);
       a.query_segments = address(query_segments_);
       a.kv_segments = address(kv_segments_);
+      const CallArgumentArrays& called = block.call_arguments;
+      if (called.query_lengths != nullptr) a.query_lengths = called.query_lengths;
+      if (called.kv_lengths != nullptr) a.kv_lengths = called.kv_lengths;
+      if (called.offsets != nullptr) a.offsets = called.offsets;
     }
     a.query_length = problem_.shape.query_length;
     a.kv_length = problem_.shape.kv_length;

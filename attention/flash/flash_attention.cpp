@@ -128,11 +128,10 @@ FlashAttention::Entry FlashAttention::make_entry(const AttentionBlock& block) {
 
   // Tiles are the same whether ids are compared or not.
   entry.kernel = find_kernel(problem_, false);
-  const Mask everything;
   const bool masked = !block.unmasked;
+  const Mask mask = masked ? mask_of_calls(problem_) : Mask();
   const bool placed = masked || is_general(problem_);  // positions matter
-  const ListPlan plan(masked ? problem_.mask : everything,
-                      {entry.first_batch, entry.batches, entry.first_head, entry.heads},
+  const ListPlan plan(mask, {entry.first_batch, entry.batches, entry.first_head, entry.heads},
                       placed ? block.rows : PositionRanges::all(block.rows.size()),
                       placed ? block.columns : PositionRanges::all(block.columns.size()),
                       entry.kernel.tile_rows, entry.kernel.tile_columns);
@@ -227,6 +226,7 @@ Arguments FlashAttention::arguments_of(const Entry& entry, const Tensor& counter
   a.scores = cuda::score_arguments(block.scores);
   if (problem_.dropout) {
     a.dropout = cuda::dropout_arguments(*problem_.dropout, block.first_batch, block.first_head);
+    a.dropout.called_key = block.call_arguments.dropout_key;
     a.value_scale = a.dropout.keep_scale;
   }
   a.scale = static_cast<float>(problem_.logit_scale());
@@ -263,6 +263,9 @@ void FlashAttention::run(const AttentionBlock& block, const SoftmaxState& result
   if (decode_.takes(block)) return decode_.run(block, result, stream);
   Entry& entry = find(block);
   auto* const raw = CudaStream::of(stream).raw();
+  if (problem_.call_arguments.change_visibility() && !block.unmasked) {
+    entry.lists->make(raw, block.call_arguments, block.first_batch);
+  }
   Arguments arguments = arguments_of(entry, counters_for(entry, raw), block, result);
   const std::int64_t items = entry.batches * entry.heads * entry.tiles_per_list;
   const auto blocks = static_cast<unsigned>(

@@ -51,7 +51,7 @@ class FlashImplementation final : public Implementation {
                      .meant_for = meant_for,
                      .row_tile = 128,
                      .backward = backward} {
-    declaration_.features = features | FeatureSet::positions() |
+    declaration_.features = features | FeatureSet::positions() | FeatureSet::call_arguments() |
                             FeatureSet{Feature::segments, Feature::lengths,    Feature::soft_cap,
                                        Feature::bias,     Feature::dense_mask, Feature::dropout};
   }

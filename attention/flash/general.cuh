@@ -190,11 +190,12 @@ class GeneralRows {
   [[nodiscard]] __device__ __forceinline__ std::uint32_t draw_eight(const OwnPart& own,
                                                                     std::uint32_t column_word,
                                                                     int h) const {
+    const uint2 key = cuda::key_of(a.dropout);
     const uint4 words =
         cuda::philox({column_word, position_of(own, h),
                       a.dropout.first_head + static_cast<std::uint32_t>(item.head),
                       a.dropout.first_batch + static_cast<std::uint32_t>(item.batch)},
-                     a.dropout.key[0], a.dropout.key[1]);
+                     key.x, key.y);
     return two(words.x) | two(words.y) << 2 | two(words.z) << 4 | two(words.w) << 6;
   }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t two(std::uint32_t word) const {

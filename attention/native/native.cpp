@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -207,9 +208,12 @@ class NativeImplementation final : public Implementation {
         return Capability::no("computes float16, bfloat16 and float32, not " +
                               std::string(name_of(problem.dtype)));
     }
-    if (!place.is_host() && problem.call_arguments.any()) {
-      return Capability::no("reads call arguments (" + to_string(problem.call_arguments) +
-                            ") on CPUs only");
+    // A device compares positions with arrays of int32 numbers.
+    const std::int64_t longest = std::max(problem.shape.query_length, problem.shape.kv_length);
+    if (!place.is_host() && problem.call_arguments.change_visibility() &&
+        longest > std::numeric_limits<std::int32_t>::max()) {
+      return Capability::no("reads " + to_string(problem.call_arguments) +
+                            " as call arguments of sequences below 2^31 on devices");
     }
     // A device keeps a row's query and sum in shared memory, for several rows at once.
     constexpr std::int64_t kMostDims = 4096;

@@ -18,7 +18,8 @@ AttentionBlock BlockArguments::of(std::size_t index, const Block& block) const {
           block.full,
           state,
           memory_.scores(block, kv_length_),
-          arrivals_.number_of(index)};
+          arrivals_.number_of(index),
+          call_arguments_};
 }
 
 annulus::BackwardBlock BlockArguments::of(const BackwardBlock& block) const {
@@ -37,7 +38,8 @@ annulus::BackwardBlock BlockArguments::of(const BackwardBlock& block) const {
           plan_.first_batch + block.batches.begin,
           plan_.first_head + block.heads.begin,
           block.full,
-          memory_.scores(block, kv_length_)};
+          memory_.scores(block, kv_length_),
+          call_arguments_};
 }
 
 Gradients BlockArguments::gradients_of(const BackwardBlock& block) const {

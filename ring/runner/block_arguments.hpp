@@ -16,8 +16,12 @@ class BlockArguments {
  public:
   /// The references must outlive it.
   BlockArguments(const RankPlan& plan, const PlanMemory& memory, const Arrivals& arrivals,
-                 std::int64_t kv_length)
-      : plan_(plan), memory_(memory), arrivals_(arrivals), kv_length_(kv_length) {}
+                 const CallArgumentArrays& call_arguments, std::int64_t kv_length)
+      : plan_(plan),
+        memory_(memory),
+        arrivals_(arrivals),
+        call_arguments_(call_arguments),
+        kv_length_(kv_length) {}
 
   /// The block is task `index`.
   [[nodiscard]] AttentionBlock of(std::size_t index, const Block& block) const;
@@ -28,6 +32,7 @@ class BlockArguments {
   const RankPlan& plan_;
   const PlanMemory& memory_;
   const Arrivals& arrivals_;
+  const CallArgumentArrays& call_arguments_;
   std::int64_t kv_length_;
 };
 

@@ -154,6 +154,9 @@ class HostOperations final : public LocalOperations {
                Stream& /*stream*/) const override {
     throw InternalError("no CPU kernel awaits columns");
   }
+  void write(const CallArgumentWrite& /*write*/, Stream& /*stream*/) const override {
+    throw InternalError("CPU kernels read call arguments from the problem");
+  }
 };
 
 }  // namespace

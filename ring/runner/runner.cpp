@@ -19,6 +19,7 @@
 #include "call_values.hpp"
 #include "runner/arrivals.hpp"
 #include "runner/block_arguments.hpp"
+#include "runner/call_arrays.hpp"
 #include "runner/plan_memory.hpp"
 #include "runner/recordings.hpp"
 #include "runner/sink_states.hpp"
@@ -53,10 +54,11 @@ class Runner::Impl {
         operations_(make_local_operations(device.place())),
         memory_(plan_, groups_, device),
         arrivals_(plan_, device.memory()),
-        arguments_(plan_, memory_, arrivals_, problem.shape.kv_length),
         kernels_(implementations_.size()),
         done_(plan_.tasks.size()),
         computing_(device.make_stream("compute", watchdog, options.tracer)),
+        arrays_(problem, plan_.global({0, plan_.local.batch}), device, *computing_),
+        arguments_(plan_, memory_, arrivals_, arrays_.arrays(), problem.shape.kv_length),
         recordings_(wants_uniform_calls(groups_)) {
     for (const ring::Buffer& buffer : plan_.buffers) {
       if (buffer.kind == BufferKind::caller) contents_.push_back(buffer.contents.front());
@@ -84,7 +86,7 @@ class Runner::Impl {
   ~Impl() {
     if (gave_up_) return;
     try {
-      wait();
+      wait_for_calls();
     } catch (...) {
       // Whoever waits for a result hears of it.
     }
@@ -136,7 +138,9 @@ class Runner::Impl {
   }
 
   void set_values(const CallValues& values, const AttentionProblem& planned, const Mask& mask) {
-    apply_values(values, planned, mask, plan_.global({0, plan_.local.batch}), problem_);
+    apply_values(values, planned, mask, plan_.global({0, plan_.local.batch}), device_.place(),
+                 problem_);
+    values_ = values;
   }
 
   void submit(CallTensors named, ForeignStream* caller) {
@@ -166,7 +170,7 @@ class Runner::Impl {
       }
       memory_.bind(tensors);
       if (captured) graphs_.push_back(caller->captured_graph());
-      device_.begin_call(*computing_, caller);
+      begin_call(caller);
       if (Recording* recording = captured ? nullptr : recording_for(tensors)) {
         recording->submit(*computing_);
         ++replays_;
@@ -190,7 +194,7 @@ class Runner::Impl {
     rehearsing_ = true;
     std::exception_ptr failure;
     try {
-      device_.begin_call(*computing_, nullptr);
+      begin_call(nullptr);
       submit_tasks();
       device_.end_call(*computing_, nullptr);
     } catch (...) {
@@ -207,6 +211,15 @@ class Runner::Impl {
   }
 
   void wait() {
+    wait_for_calls();
+    try {
+      arrays_.check();
+    } catch (const ArgumentError& error) {
+      throw UserError(fmt::format("rank {}: {}", plan_.rank, error.what()));
+    }
+  }
+
+  void wait_for_calls() {
     try {
       std::optional<CallWatch::Pause> pause;
       if (watched_) pause.emplace(*watched_);
@@ -296,7 +309,7 @@ class Runner::Impl {
   // no call uses them any more.
   std::vector<Refusal> make_ready(std::span<const TensorView> tensors) {
     const auto current = device_.make_current();
-    wait();
+    wait_for_calls();
     ready_ = false;
     recordings_.clear();
     retire_kernels();
@@ -387,6 +400,12 @@ class Runner::Impl {
     if (arrivals_.any()) return nullptr;
     return recordings_.find(
         tensors, [this] { return device_.record(*computing_, [this] { submit_tasks(); }); });
+  }
+
+  // Outside of recordings, so that they serve all values.
+  void begin_call(ForeignStream* caller) {
+    device_.begin_call(*computing_, caller);
+    arrays_.write(problem_, values_, *operations_, *computing_);
   }
 
   // An exchange is offered once the one before has been taken on both sides. So the hops of a ring
@@ -661,6 +680,7 @@ class Runner::Impl {
   // A copy: graphs may hold calls when the planning has gone. Its call arguments are those of the
   // last call.
   AttentionProblem problem_;
+  CallValues values_;  // of the call being submitted: those in the memory of the device
   const RankPlan plan_;
   std::vector<const Implementation*> implementations_;
   std::vector<Content> contents_;  // of the caller's buffers
@@ -670,7 +690,6 @@ class Runner::Impl {
   std::unique_ptr<LocalOperations> operations_;
   PlanMemory memory_;
   Arrivals arrivals_;
-  BlockArguments arguments_;
   std::vector<std::unique_ptr<Kernel>> kernels_;  // by implementation; null until needed
   // The caller's, which hold calls by these kernels and by earlier ones.
   using Graphs = std::vector<std::weak_ptr<void>>;
@@ -693,6 +712,8 @@ class Runner::Impl {
   std::optional<SinkStates> sinks_;
   // Declared after what they use, so that they are destroyed first.
   std::unique_ptr<Stream> computing_;
+  CallArrays arrays_;
+  BlockArguments arguments_;
   std::vector<Queue> queues_;
   Recordings recordings_;
   std::optional<CallWatch::Watched> watched_;

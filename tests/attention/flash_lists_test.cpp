@@ -104,8 +104,10 @@ void add_asked(const ListPlan& plan, const ListInput& in, std::int32_t batch, Wo
 }
 
 // Does what the kernels do.
-WorkList make_lists(const ListPlan& plan) {
-  const ListInput in = plan.input(plan.numbers().data(), plan.blocks().data());
+WorkList make_lists(const ListPlan& plan, const CallArgumentArrays& called = {},
+                    std::int64_t first_batch = 0) {
+  const ListInput in =
+      with_arguments(plan.input(plan.numbers().data(), plan.blocks().data()), called, first_batch);
   WorkList list;
   for (std::int32_t b = 0; b < in.batches; ++b) {
     for (std::int32_t h = 0; h < in.heads; ++h) {
@@ -184,6 +186,46 @@ TEST(FlashLists, OfFarDistancesAreThoseOfTheHost) {
           expect_as_on_host(one);
         }
       }
+    }
+  }
+}
+
+// A plan made for other lengths and offsets, or for none, has room for those of every call.
+TEST(FlashLists, OfCallArgumentsAreThoseOfTheirNumbers) {
+  Random random(53);
+  constexpr std::int64_t kLength = 60;
+  for (const std::vector<MaskKind>& kinds : test::all_combinations()) {
+    for (int repeat = 0; repeat < 10; ++repeat) {
+      ListCase one = test::random_list_case(random, kinds, kLength, 8, 6);
+      AttentionProblem planned;
+      planned.shape = {4, kLength, kLength, 5, 5, 8, 8};
+      planned.mask = one.mask;
+      planned.call_arguments = {draw(random, 0, 2) > 0, !one.mask.has_packings(), false};
+      Mask& mask = one.mask;
+      CallArgumentArrays called;
+      if (planned.call_arguments.lengths) {
+        mask.set_query_lengths(test::random_lengths(random, 4, kLength));
+        mask.set_kv_lengths(test::random_lengths(random, 4, kLength));
+        called.query_lengths = mask.query_lengths().data();
+        called.kv_lengths = mask.kv_lengths().data();
+      }
+      std::vector<std::int32_t> offsets;
+      for (int b = 0; b < 4; ++b) {
+        offsets.push_back(static_cast<std::int32_t>(draw(random, -70, 70)));
+      }
+      offsets[static_cast<std::size_t>(draw(random, 0, 3))] = 2147483647;
+      offsets[static_cast<std::size_t>(draw(random, 0, 3))] = -2147483647;
+      if (planned.call_arguments.offsets) {
+        if (mask.position_parts().limited()) mask.set_offsets(offsets);
+        called.offsets = offsets.data();
+      }
+      SCOPED_TRACE(to_string(one) + ", planned for " + to_string(planned.mask));
+      const ListPlan plan(mask_of_calls(planned), one.of, one.rows, one.columns, one.tile_rows,
+                          one.tile_columns);
+      const WorkList made = make_lists(plan, called, one.of.first_batch);
+      ASSERT_LE(std::ssize(made.segments), plan.most_segments());
+      test::expect_same_lists(one, made);
+      if (HasFailure()) return;
     }
   }
 }

@@ -38,6 +38,9 @@ class Publishing final : public LocalOperations {
   void publish(std::int32_t value, std::int32_t* number, Stream& /*stream*/) const override {
     *number = value;
   }
+  void write(const CallArgumentWrite& /*write*/, Stream& /*stream*/) const override {
+    throw InternalError("not asked for");
+  }
 };
 
 // In every call a block first sees its own columns, then more after each exchange, then all.

@@ -40,8 +40,10 @@ T* DeviceLists::take(std::int64_t count, MemoryPool& memory) {
   return static_cast<T*>(buffers_.back().data());
 }
 
-void DeviceLists::make(cudaStream_t stream) const {
-  check_cuda(launch_lists(input_, output_, stream), "launching the kernels that make work lists");
+void DeviceLists::make(cudaStream_t stream, const CallArgumentArrays& called,
+                       std::int64_t first_batch) const {
+  check_cuda(launch_lists(with_arguments(input_, called, first_batch), output_, stream),
+             "launching the kernels that make work lists");
 }
 
 }  // namespace annulus::flash

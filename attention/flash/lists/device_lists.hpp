@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <annulus/attention/implementation.hpp>
 #include <annulus/core/memory.hpp>
 #include <annulus/core/tensor.hpp>
 
@@ -19,7 +20,10 @@ class DeviceLists {
 
   /// Enqueues two kernels and allocates nothing, so that it can be captured into a graph. The lists
   /// are ready in the order of `stream`; making them again gives the same lists.
-  void make(cudaStream_t stream) const;
+  void make(cudaStream_t stream) const { make(stream, {}, 0); }
+  /// The same with other lengths and offsets: those of the block's batches, of which `first_batch`
+  /// is the first. The plan's mask has such parts itself.
+  void make(cudaStream_t stream, const CallArgumentArrays& called, std::int64_t first_batch) const;
 
   /// [batches][heads] of the plan: tiles_per_list() query tiles each.
   [[nodiscard]] const QueryTile* tiles() const { return output_.tiles; }

@@ -64,6 +64,32 @@ std::int64_t runs_in(std::span<const std::uint64_t> row) {
 
 }  // namespace
 
+Mask mask_of_calls(const AttentionProblem& problem) {
+  Mask mask = problem.mask;
+  const AttentionShape& shape = problem.shape;
+  const auto for_all = [&](std::int64_t number) {
+    return std::vector(static_cast<std::size_t>(shape.batch), narrow(number));
+  };
+  if (problem.call_arguments.lengths) {
+    if (mask.query_lengths().empty()) mask.set_query_lengths(for_all(shape.query_length));
+    if (mask.kv_lengths().empty()) mask.set_kv_lengths(for_all(shape.kv_length));
+  }
+  const bool moves = problem.call_arguments.offsets && mask.position_parts().limited();
+  if (moves && mask.offsets().empty()) mask.set_offsets(for_all(mask.offset()));
+  return mask;
+}
+
+ListInput with_arguments(ListInput input, const CallArgumentArrays& called,
+                         std::int64_t first_batch) {
+  const auto replace = [&](const std::int32_t*& numbers, const std::int32_t* others) {
+    if (numbers != nullptr && others != nullptr) numbers = others + first_batch;
+  };
+  replace(input.query_lengths, called.query_lengths);
+  replace(input.kv_lengths, called.kv_lengths);
+  replace(input.offsets, called.offsets);
+  return input;
+}
+
 ListPlan::ListPlan(const Mask& mask, const BatchesAndHeads& of, const PositionRanges& rows,
                    const PositionRanges& columns, int tile_rows, int tile_columns) {
   input_.batches = mask.depends_on_batch() ? narrow(of.batches) : 1;

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include <annulus/attention/implementation.hpp>
 #include <annulus/attention/mask.hpp>
 #include <annulus/partition/position.hpp>
 
@@ -19,6 +20,14 @@ enum class Asked : std::uint8_t {
   documents,  ///< of the rows; the keys of every id are neighbours
   ids,        ///< of rows and columns
 };
+
+/// The mask with numbers for every part that is a call argument, so that its plans serve all calls.
+[[nodiscard]] Mask mask_of_calls(const AttentionProblem& problem);
+
+/// The input with the numbers of a call for batches from `first_batch` on, where the mask of its
+/// plan has such parts.
+[[nodiscard]] ListInput with_arguments(ListInput input, const CallArgumentArrays& called,
+                                       std::int64_t first_batch);
 
 /// What the host knows of a block's lists before a device makes them: their input, and the space
 /// that they take. Costs O(query tiles + runs of ids); with a block mask, also one pass over its

@@ -4,6 +4,7 @@
 #include <annulus/core/cuda_driver.hpp>
 #include <annulus/core/cuda_stream.hpp>
 
+#include "runner/cuda/call_arguments.hpp"
 #include "runner/cuda/delta.hpp"
 #include "runner/cuda/sum.hpp"
 
@@ -36,6 +37,9 @@ class CudaOperations final : public LocalOperations {
             CudaStream::of(stream).raw(), reinterpret_cast<CUdeviceptr>(number),
             static_cast<cuuint32_t>(value), CU_STREAM_WRITE_VALUE_DEFAULT),  // fences memory too
         "cuStreamWriteValue32");
+  }
+  void write(const CallArgumentWrite& write, Stream& stream) const override {
+    cuda::write(write, stream);
   }
 };
 

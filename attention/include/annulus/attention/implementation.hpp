@@ -31,6 +31,16 @@ class Capability {
   std::string reason_;
 };
 
+/// Where the kernels of a device read the values that AttentionProblem::call_arguments names, when
+/// they run: in its memory, so that recorded calls serve other values. What is null is as the
+/// problem has it. The first three are [B], by global batch.
+struct CallArgumentArrays {
+  const std::int32_t* query_lengths = nullptr;  ///< 0 to T
+  const std::int32_t* kv_lengths = nullptr;     ///< 0 to S
+  const std::int32_t* offsets = nullptr;
+  const std::uint32_t* dropout_key = nullptr;  ///< philox_key() of the seed, two words
+};
+
 /// One local call: some rows of the problem against some of its columns. The innermost dimension of
 /// every tensor has stride 1; the other strides are free.
 struct AttentionBlock {
@@ -53,6 +63,7 @@ struct AttentionBlock {
   /// ones arrive while the kernel runs, the last ones first. Null: all have arrived. Only for
   /// implementations that await columns.
   const std::int32_t* arrived_from = nullptr;
+  CallArgumentArrays call_arguments = {};  ///< only for kernels of devices
 };
 
 /// One local call of the backward pass: the same rows, columns and conventions as an
@@ -71,6 +82,7 @@ struct BackwardBlock {
   std::int64_t first_head = 0;
   bool unmasked = false;
   ScoreTensors scores = {};
+  CallArgumentArrays call_arguments = {};
 };
 
 /// The forward block of the same rows and columns.
@@ -80,6 +92,7 @@ struct BackwardBlock {
   forward.first_head = block.first_head;
   forward.unmasked = block.unmasked;
   forward.scores = block.scores;
+  forward.call_arguments = block.call_arguments;
   return forward;
 }
 
@@ -249,7 +262,8 @@ class Implementation {
   [[nodiscard]] virtual double assumed_rate(const ProblemClass& problem, Place place) const = 0;
   /// A kernel for a problem for which capability() is yes. `problem` is the whole, unsharded
   /// problem. It and `device` must outlive the kernel. Between calls, those of its lengths, offsets
-  /// and seed may change that problem.call_arguments names.
+  /// and seed may change that problem.call_arguments names; kernels of devices read them from the
+  /// arrays of the block.
   [[nodiscard]] virtual std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
                                                             Device& device) const = 0;
 

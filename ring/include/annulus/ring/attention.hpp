@@ -232,7 +232,8 @@ class Attention {
   /// All ranks throw the same error for a mask that does not fit or that no implementation accepts
   /// (UserError), and the object is as good as before.
   void set_mask(const Mask& mask);
-  /// Returns when all calls are done.
+  /// Returns when all calls are done. Throws UserError, on this rank alone, if a length that one of
+  /// them has read from the memory of the device was out of bounds: the object can be used further.
   void wait();
 
   /// Views of contiguous shards.

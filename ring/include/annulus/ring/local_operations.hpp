@@ -7,6 +7,7 @@
 #include <annulus/attention/softmax_state.hpp>
 #include <annulus/core/stream.hpp>
 #include <annulus/core/tensor.hpp>
+#include <annulus/ring/call_argument_write.hpp>
 
 namespace annulus::ring {
 
@@ -40,6 +41,9 @@ class LocalOperations {
   /// Writes a number that running kernels read (AttentionBlock::arrived_from). A kernel that reads
   /// the new value also sees the stream's earlier writes.
   virtual void publish(std::int32_t value, std::int32_t* number, Stream& stream) const = 0;
+  /// Writes arguments of a call where later kernels read them. Reads those in the memory of the
+  /// device when the stream has come so far.
+  virtual void write(const CallArgumentWrite& write, Stream& stream) const = 0;
 };
 
 /// For tensors at `place`. Throws UnsupportedError for a place that this build cannot serve.

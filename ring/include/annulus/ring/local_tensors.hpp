@@ -8,15 +8,19 @@
 namespace annulus::ring {
 
 /// What one call says of the values that AttentionProblem::call_arguments names; for a view without
-/// dimensions, and without a seed, those of the problem and of set_mask() hold. Views are int32 on
-/// the host, with one number for all batches of the rank, [1], or one for each of them, [b]. They
-/// are read before the call returns. Ranks that hold the same batches pass the same values.
+/// dimensions, and without a seed, those of the problem and of set_mask() hold. Views are int32,
+/// with one number for all batches of the rank, [1], or one for each of them, [b]. Those on the
+/// host are read before the call returns. Those in the memory of the device that computes are read
+/// in the order of the caller's stream, when the call runs: a length out of bounds then counts as
+/// the nearest one within, and the next wait() throws. Ranks that hold the same batches pass the
+/// same values.
 struct CallValues {
   ConstTensorView query_lengths =
       {};                           ///< at least 0, and at most those of the problem's mask, or T
   ConstTensorView kv_lengths = {};  ///< likewise, or S
   ConstTensorView offsets = {};     ///< of the diagonal: see Mask::set_offsets()
   std::optional<std::uint64_t> dropout_seed = {};
+  const std::uint64_t* device_dropout_seed = nullptr;  ///< the seed, in the device's memory
 
   bool operator==(const CallValues&) const = default;
 };

@@ -91,7 +91,8 @@ class Runner {
   /// begun.
   void submit(CallTensors tensors, ForeignStream* caller);
   /// Returns when all calls are done; the tensors are then the caller's again. Throws like
-  /// submit().
+  /// submit(), and UserError, after which all is as before, if a length that a call has read from
+  /// the memory of the device was out of bounds.
   void wait();
 
   /// Whether a graph of the caller holds calls. Such a runner must stay as it is until the graph

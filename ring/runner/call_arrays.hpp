@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <annulus/attention/implementation.hpp>
+#include <annulus/core/device.hpp>
+#include <annulus/core/memory.hpp>
+#include <annulus/core/tensor.hpp>
+#include <annulus/ring/local_operations.hpp>
+#include <annulus/ring/local_tensors.hpp>
+#include <annulus/ring/plan.hpp>
+
+namespace annulus::ring {
+
+/// The call arguments of a rank where the kernels of its device read them. They stay where they
+/// are, so that recorded calls serve all values.
+class CallArrays {
+ public:
+  /// For `planned`, whose lengths are the largest that calls may have, and the global `batches` of
+  /// the rank. Holds nothing, and does nothing, for CPUs and where the problem has no call
+  /// arguments.
+  CallArrays(const AttentionProblem& planned, BatchRange batches, Device& device, Stream& stream);
+
+  /// What kernels read.
+  [[nodiscard]] const CallArgumentArrays& arrays() const noexcept { return arrays_; }
+  /// Sets the arguments of the next call: those of `called`, except for `values` in the memory of
+  /// the device, which are read in the order of `stream`.
+  void write(const AttentionProblem& called, const CallValues& values,
+             const LocalOperations& operations, Stream& stream) const;
+  /// Throws ArgumentError for a length that was not allowed, of those read from the memory of the
+  /// device since the last check. Calls must be done.
+  void check() const;
+
+ private:
+  enum class Row : std::uint8_t { query_lengths, kv_lengths, offsets, most_queries, most_keys };
+  static constexpr std::int64_t kRows = 5;
+
+  [[nodiscard]] std::int32_t* row(Row row, std::int64_t batch = 0) const;
+  [[nodiscard]] volatile std::uint64_t* refused(Row row) const;
+  [[nodiscard]] std::int32_t most(Row row, std::int64_t batch) const;
+
+  CallArguments arguments_;
+  BatchRange batches_;
+  AttentionShape shape_;
+  std::vector<std::int32_t> planned_query_lengths_;  // empty: T
+  std::vector<std::int32_t> planned_kv_lengths_;     // empty: S
+  Tensor numbers_;                                   // int32 [kRows, B], by Row
+  Tensor dropout_key_;                               // two words
+  annulus::Buffer
+      refused_;  // two words of host memory that the device writes: of queries and of keys
+  CallArgumentArrays arrays_;
+};
+
+}  // namespace annulus::ring

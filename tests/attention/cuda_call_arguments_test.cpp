@@ -1,0 +1,281 @@
+// Lengths, offsets and the dropout seed that kernels of GPUs read when they run: one kernel and one
+// recording for many calls, against the oracle and the CPU.
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <annulus/attention/philox.hpp>
+#include <annulus/partition/sequence_layout.hpp>
+
+#include "tests/attention/cuda_run.hpp"
+#include "tests/attention/random_mask.hpp"
+#include "tests/support/cuda_test.hpp"
+
+namespace annulus::test {
+namespace {
+
+// The arguments of a call in the memory of a device, where they stay.
+class DeviceArguments {
+ public:
+  DeviceArguments(const AttentionProblem& planned, Device& device)
+      : planned_(planned),
+        numbers_(DType::int32, {3, planned.shape.batch}, device.memory()),
+        key_(DType::int32, {2}, device.memory()) {}
+
+  // Sets those of `called`. No kernel may be running.
+  void set(const AttentionProblem& called) const {
+    const Mask& mask = called.mask;
+    const AttentionShape& shape = called.shape;
+    upload(0, mask.query_lengths(), shape.query_length);
+    upload(1, mask.kv_lengths(), shape.kv_length);
+    upload(2, mask.offsets(), mask.offset());
+    if (called.dropout) {
+      const PhiloxKey key = philox_key(called.dropout->seed());
+      copy_there(key_.view().data(), key.data(), sizeof(key));
+    }
+  }
+  [[nodiscard]] CallArgumentArrays arrays() const {
+    CallArgumentArrays arrays;
+    if (planned_.call_arguments.lengths) {
+      arrays.query_lengths = row(0);
+      arrays.kv_lengths = row(1);
+    }
+    if (planned_.call_arguments.offsets) arrays.offsets = row(2);
+    if (planned_.call_arguments.dropout_seed) {
+      arrays.dropout_key = static_cast<const std::uint32_t*>(key_.view().data());
+    }
+    return arrays;
+  }
+
+ private:
+  static void copy_there(void* to, const void* from, std::size_t bytes) {
+    check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "upload");
+    check_cuda(cudaDeviceSynchronize(), "upload");
+  }
+  [[nodiscard]] std::int32_t* row(std::int64_t index) const {
+    return static_cast<std::int32_t*>(numbers_.view().data()) + index * numbers_.shape()[1];
+  }
+  void upload(std::int64_t index, std::vector<std::int32_t> numbers, std::int64_t otherwise) const {
+    if (numbers.empty()) {
+      numbers.assign(static_cast<std::size_t>(numbers_.shape()[1]),
+                     static_cast<std::int32_t>(otherwise));
+    }
+    copy_there(row(index), numbers.data(), numbers.size() * sizeof(std::int32_t));
+  }
+
+  const AttentionProblem& planned_;
+  Tensor numbers_;
+  Tensor key_;
+};
+
+class CudaCallArguments : public CudaTest {
+ protected:
+  using Numbers = std::vector<std::int32_t>;
+
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    for (const char* const name : {"native", "flash_attn2", "blocksparse"}) {
+      const Implementation& one = registry_.get(name);
+      if (one.available(device_->place())) implementations_.push_back(&one);
+    }
+  }
+
+  // The first call runs as it is; the second is recorded, and replayed for all others.
+  void expect_right_calls(const Implementation& implementation, const AttentionProblem& planned,
+                          const AttentionBlock& host_block, const Sources& sources,
+                          const std::vector<AttentionProblem>& calls) {
+    SCOPED_TRACE(implementation.names().front() + ", " + std::string(name_of(planned.dtype)) +
+                 ", rows " + to_string(host_block.rows));
+    const Mirror query(sources.query, *device_);
+    const Mirror key(sources.key, *device_);
+    const Mirror value(sources.value, *device_);
+    const DeviceArguments arguments(planned, *device_);
+    AttentionBlock block = host_block;
+    block.query = query.at(block.query);
+    block.key = key.at(block.key);
+    block.value = value.at(block.value);
+    block.call_arguments = arguments.arrays();
+    Result result(host_block);
+    const Mirror output(result.output, *device_);
+    const Mirror lse(result.lse, *device_);
+    const SoftmaxState state{output.view(), lse.view()};
+    const std::unique_ptr<Kernel> kernel = implementation.make_kernel(planned, *device_);
+    kernel->prepare(block, state);
+    const auto forward = [&] { kernel->forward(block, state, {*stream_, nullptr, 1}); };
+    std::unique_ptr<Recording> recording;
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      SCOPED_TRACE("call " + std::to_string(i) + ", mask " + to_string(calls[i].mask));
+      arguments.set(calls[i]);
+      check_cuda(cudaMemset(output.view().data(), 0xff, result.output.bytes()), "cudaMemset");
+      check_cuda(cudaMemset(lse.view().data(), 0xff, result.lse.bytes()), "cudaMemset");
+      check_cuda(cudaDeviceSynchronize(), "cudaMemset");
+      if (i == 0) {
+        forward();
+      } else {
+        if (!recording) recording = device_->record(*stream_, forward);
+        ASSERT_NE(recording, nullptr);
+        recording->submit(*stream_);
+      }
+      stream_->synchronize();
+      output.download();
+      lse.download();
+      expect_accurate(result, WholeAttention{calls[i], {}, {}, {}},
+                      reference_of(calls[i], host_block));
+    }
+  }
+
+  // By every implementation that takes the problem, whole and for a part of batches and heads.
+  void expect_right_everywhere(AttentionProblem planned,
+                               const std::vector<AttentionProblem>& calls) {
+    planned.shape = kShape;
+    for (const DType dtype : {DType::float32, DType::bfloat16}) {
+      planned.dtype = dtype;
+      std::vector<AttentionProblem> of_dtype = calls;
+      for (AttentionProblem& one : of_dtype) {
+        one.shape = kShape;
+        one.dtype = dtype;
+        one.call_arguments = planned.call_arguments;
+      }
+      const WholeAttention whole = random_attention(random_, planned);
+      int takers = 0;
+      for (const Implementation* const implementation : implementations_) {
+        if (!implementation->fits(planned, device_->place())) continue;
+        ++takers;
+        const Sources sources{whole.query, whole.key, whole.value};
+        expect_right_calls(*implementation, planned, whole.block(), sources, of_dtype);
+        expect_right_calls(*implementation, planned, part_of_batch_and_heads(whole.block()),
+                           sources, of_dtype);
+        // As a rank of several has them.
+        const SequenceLayout layout(LayoutKind::zigzag, kShape.kv_length, 3);
+        const PositionRanges columns = layout.positions(1);
+        const Tensor key = gather(whole.key.view(), columns);
+        const Tensor value = gather(whole.value.view(), columns);
+        const AttentionBlock block{whole.query.view(), as_bthd(key), as_bthd(value), whole.rows(),
+                                   columns};
+        expect_right_calls(*implementation, planned, block, {whole.query, key, value}, of_dtype);
+      }
+      EXPECT_GE(takers, 1);
+    }
+  }
+
+  // Flash kernels take it, if the device has what they need.
+  [[nodiscard]] bool flash_takes(const AttentionProblem& problem) const {
+    const Implementation& flash = registry_.get("flash_attn2");
+    return !flash.available(device_->place()) ||
+           static_cast<bool>(flash.fits(problem, device_->place()));
+  }
+
+  static constexpr AttentionShape kShape{3, 300, 421, 4, 2, 64, 64};
+  Random random_{71};
+  Registry registry_ = Registry::standard();
+  std::vector<const Implementation*> implementations_;
+};
+
+TEST_F(CudaCallArguments, Lengths) {
+  AttentionProblem planned;
+  planned.call_arguments.lengths = true;
+  for (const bool causal : {false, true}) {
+    planned.mask.set_causal(causal);
+    std::vector<AttentionProblem> calls(4, planned);
+    calls[0].mask.set_kv_lengths({421, 128, 7});
+    calls[1].mask.set_query_lengths({300, 129, 0});
+    calls[1].mask.set_kv_lengths({0, 421, 420});
+    calls[3].mask.set_kv_lengths({421, 421, 1});
+    expect_right_everywhere(planned, calls);
+  }
+  planned.shape = kShape;
+  planned.dtype = DType::bfloat16;
+  EXPECT_TRUE(flash_takes(planned));
+}
+
+// Below those of the plan.
+TEST_F(CudaCallArguments, LengthsBesideOtherParts) {
+  AttentionProblem planned;
+  planned.call_arguments.lengths = true;
+  planned.mask.set_window(70, 20);
+  planned.mask.set_kv_lengths({421, 400, 300});
+  planned.mask.set_segments(3, random_documents(random_, 3, 300),
+                            random_documents(random_, 3, 421));
+  planned.mask.set_block_mask(random_block_mask(random_, 3, 4, 300, 421, 128, 64));
+  std::vector<AttentionProblem> calls(3, planned);
+  calls[1].mask.set_kv_lengths({17, 399, 300});
+  calls[2].mask.set_query_lengths({1, 300, 200});
+  expect_right_everywhere(planned, calls);
+}
+
+TEST_F(CudaCallArguments, Offsets) {
+  AttentionProblem planned;
+  planned.call_arguments.offsets = true;
+  const std::vector<Numbers> offsets{
+      {0, 121, -200}, {5, 5, 5}, {2147483647, -2147483647, 0}, {420, -299, 1}};
+  const auto calls = [&] {
+    std::vector<AttentionProblem> calls(offsets.size() + 1, planned);
+    for (std::size_t i = 0; i < offsets.size(); ++i) calls[i].mask.set_offsets(offsets[i]);
+    return calls;
+  };
+  planned.mask.set_causal(true);
+  expect_right_everywhere(planned, calls());
+  planned.mask.set_window(90, 10);
+  planned.mask.set_sink_tokens(4);
+  planned.mask.set_prefixes({0, 3, 130});
+  expect_right_everywhere(planned, calls());
+  planned.mask = {};
+  planned.mask.set_chunk(100);
+  expect_right_everywhere(planned, calls());
+  planned.shape = kShape;
+  planned.dtype = DType::bfloat16;
+  EXPECT_TRUE(flash_takes(planned));
+}
+
+TEST_F(CudaCallArguments, Seeds) {
+  AttentionProblem planned;
+  planned.dropout.emplace(0.3, 8);
+  planned.call_arguments.dropout_seed = true;
+  std::vector<AttentionProblem> calls(4, planned);
+  calls[0].dropout.emplace(0.3, 9);
+  calls[1].dropout.emplace(0.3, 0xfeedfacecafebeefU);
+  calls[2].dropout.emplace(0.3, std::uint64_t{1} << 32U);
+  expect_right_everywhere(planned, calls);
+  planned.shape = kShape;
+  planned.dtype = DType::bfloat16;
+  EXPECT_TRUE(flash_takes(planned));
+}
+
+TEST_F(CudaCallArguments, AllTogether) {
+  AttentionProblem planned;
+  planned.mask.set_causal(true);
+  planned.soft_cap = 3;
+  planned.dropout.emplace(0.3, 8);
+  planned.call_arguments = {true, true, true};
+  std::vector<AttentionProblem> calls(3, planned);
+  calls[0].mask.set_kv_lengths({421, 128, 7});
+  calls[1].mask.set_offsets({121, -9, 30});
+  calls[1].dropout.emplace(0.3, 1);
+  calls[2].mask.set_query_lengths({9, 300, 1});
+  calls[2].mask.set_offsets({1, 2, 421});
+  calls[2].dropout.emplace(0.3, 2);
+  expect_right_everywhere(planned, calls);
+}
+
+// Of few rows, which would go to a kernel that shares out the keys in advance.
+TEST_F(CudaCallArguments, LengthsOfFewRows) {
+  AttentionProblem planned;
+  planned.shape = {3, 1, 1000, 8, 2, 64, 64};
+  planned.dtype = DType::bfloat16;
+  planned.call_arguments.lengths = true;
+  const WholeAttention whole = random_attention(random_, planned);
+  std::vector<AttentionProblem> calls(4, planned);
+  calls[0].mask.set_kv_lengths({1, 500, 999});
+  calls[1].mask.set_kv_lengths({2, 501, 1000});
+  calls[2].mask.set_kv_lengths({0, 64, 65});
+  for (const Implementation* const implementation : implementations_) {
+    expect_right_calls(*implementation, planned, whole.block(),
+                       {whole.query, whole.key, whole.value}, calls);
+  }
+}
+
+}  // namespace
+}  // namespace annulus::test

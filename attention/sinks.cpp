@@ -49,12 +49,12 @@ std::span<const float> Sinks::of_head(std::int64_t head) const {
   return std::span(data_->logits).subspan(first, count);
 }
 
-double Sinks::lse(std::int64_t head) const {
+double log_sum_exp(std::span<const float> logits) {
   double max = -std::numeric_limits<double>::infinity();
-  for (const double logit : of_head(head)) max = std::fmax(max, logit);
+  for (const double logit : logits) max = std::fmax(max, logit);
   if (max == -std::numeric_limits<double>::infinity()) return max;
   double sum = 0;
-  for (const double logit : of_head(head)) sum += std::exp(logit - max);
+  for (const double logit : logits) sum += std::exp(logit - max);
   return max + std::log(sum);
 }
 

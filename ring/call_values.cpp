@@ -82,6 +82,33 @@ Numbers lengths_of(const char* name, const ConstTensorView& values, const Number
   return lengths;
 }
 
+// Their numbers are read by the device, when the call runs.
+void check_sinks(const ConstTensorView& sinks, const AttentionProblem& planned, std::int64_t heads,
+                 Place device) {
+  if (sinks.rank() == 0) return;
+  if (!planned.sinks)
+    throw ArgumentError("sinks", "a value for this call", "none: the problem has no sinks");
+  const std::int64_t per_head = planned.sinks->per_head();
+  const Extents expected =
+      planned.sinks->shape().rank() == 1 ? Extents{per_head} : Extents{heads, per_head};
+  if (sinks.shape() != expected) {
+    throw ArgumentError("sinks", "shape " + to_string(sinks.shape()), to_string(expected));
+  }
+  if (sinks.dtype() != DType::float32) {
+    throw ArgumentError("sinks", std::string(annulus::name_of(sinks.dtype())), "float32");
+  }
+  if (sinks.place() != device) {
+    throw ArgumentError("sinks", "memory of " + to_string(sinks.place()),
+                        "that of " + to_string(device));
+  }
+  if (sinks.data() == nullptr && sinks.elements() > 0) {
+    throw ArgumentError("sinks", "a null pointer", "memory");
+  }
+  if (sinks.stride(sinks.rank() - 1) != 1 && per_head > 1) {
+    throw ArgumentError("sinks", "a stride of the last dimension", "stride 1");
+  }
+}
+
 }  // namespace
 
 bool differs_in_values_only(const Mask& mask, const AttentionProblem& planned) {
@@ -106,8 +133,9 @@ bool differs_in_values_only(const Mask& mask, const AttentionProblem& planned) {
 }
 
 void apply_values(const CallValues& values, const AttentionProblem& planned, const Mask& mask,
-                  BatchRange batches, Place device, AttentionProblem& problem) {
+                  BatchRange batches, std::int64_t heads, Place device, AttentionProblem& problem) {
   if (!planned.call_arguments.any() && values == CallValues()) return;  // calls allocate nothing
+  check_sinks(values.sinks, planned, heads, device);
   const Mask& bound = planned.mask;
   Mask& called = problem.mask;
   Numbers query =

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include <annulus/attention/problem.hpp>
 #include <annulus/ring/local_tensors.hpp>
 #include <annulus/ring/plan.hpp>
@@ -12,9 +14,10 @@ namespace annulus::ring {
 
 /// Sets the call arguments of `problem`, a copy of `planned`: those of the global `batches` to what
 /// `values` say, and the others to those of `mask` and of planned.dropout. Values may lie on the
-/// host, and in the memory of `device`, where they are not read and count as not given. Throws
+/// host, and in the memory of `device`, where they are not read and count as not given. Checks the
+/// sinks of a rank with `heads` heads, and leaves those of `problem` as they are. Throws
 /// ArgumentError for a value that is not an argument of calls, or one that the plan does not allow.
 void apply_values(const CallValues& values, const AttentionProblem& planned, const Mask& mask,
-                  BatchRange batches, Place device, AttentionProblem& problem);
+                  BatchRange batches, std::int64_t heads, Place device, AttentionProblem& problem);
 
 }  // namespace annulus::ring

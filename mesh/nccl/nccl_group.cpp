@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <nccl.h>
 #include <string>
 #include <thread>
@@ -35,19 +37,6 @@ void check_nccl(ncclResult_t code, const char* call) {
   throw LibraryError(fmt::format("{}: {}", call, ncclGetErrorString(code)));
 }
 
-// A non-blocking communicator may accept work late; errors of earlier work show here too.
-void wait_until_settled(ncclComm_t communicator, const Watchdog& watchdog,
-                        const std::string& what) {
-  ncclResult_t state = ncclInProgress;
-  watchdog.wait(
-      [&] {
-        check_nccl(ncclCommGetAsyncError(communicator, &state), "ncclCommGetAsyncError");
-        check_nccl(state, what.c_str());
-        return state != ncclInProgress;
-      },
-      [&] { return fmt::format("{}: waiting for the other ranks of the NCCL group", what); });
-}
-
 ncclConfig_t non_blocking() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -56,9 +45,10 @@ ncclConfig_t non_blocking() {
 
 // What the communicators of a mesh share. Once one has failed, none can be finalised in order.
 struct Failure {
-  bool noted = false;
+  std::atomic<bool> noted = false;
   // What is left for the aborts of all of them: each may wait for a peer that hangs.
   std::chrono::duration<double> patience{5};
+  std::mutex mutex;  // of `patience`
 };
 
 // Gives NCCL this long for `what`, on a thread of its own: it may wait for a peer that hangs, and
@@ -80,7 +70,7 @@ void within(std::chrono::duration<double> patience, int device, What what) noexc
 }
 
 // Owns a communicator. Its destruction is collective, in the same order on every rank, as long as
-// all goes well.
+// all goes well. A watching thread may abort it at any time.
 class NcclCommunicator {
  public:
   NcclCommunicator(ncclComm_t raw, int device, Watchdog watchdog, std::shared_ptr<Failure> failure)
@@ -97,12 +87,40 @@ class NcclCommunicator {
     }
   }
 
-  [[nodiscard]] ncclComm_t get() const noexcept { return raw_; }
-  void settle(const std::string& what) const { wait_until_settled(raw_, watchdog_, what); }
+  // Calls `use` with the communicator, which is not aborted meanwhile. Throws if it has been.
+  template <class Use>
+  void with(Use use) const {
+    const std::scoped_lock lock(mutex_);
+    if (raw_ == nullptr) {
+      throw LibraryError("transport nccl: unusable, because an earlier exchange failed");
+    }
+    use(raw_);
+  }
+  // The state of the work so far. Throws if some of it has failed.
+  [[nodiscard]] ncclResult_t state(const std::string& what) const {
+    ncclResult_t state = ncclInProgress;
+    with([&](ncclComm_t raw) {
+      check_nccl(ncclCommGetAsyncError(raw, &state), "ncclCommGetAsyncError");
+    });
+    check_nccl(state, what.c_str());
+    return state;
+  }
+  // A non-blocking communicator may accept work late.
+  void settle(const std::string& what) const {
+    watchdog_.wait(
+        [&] { return state(what) != ncclInProgress; },
+        [&] { return fmt::format("{}: waiting for the other ranks of the NCCL group", what); });
+  }
   void abort() noexcept {
     failure_->noted = true;
-    if (ncclComm_t raw = std::exchange(raw_, nullptr); raw != nullptr) {
+    ncclComm_t raw = nullptr;
+    {
+      const std::scoped_lock lock(mutex_);
+      raw = std::exchange(raw_, nullptr);
+    }
+    if (raw != nullptr) {
       using Clock = std::chrono::steady_clock;
+      const std::scoped_lock lock(failure_->mutex);
       const Clock::time_point begin = Clock::now();
       within(failure_->patience, device_, [raw] { (void)ncclCommAbort(raw); });
       failure_->patience -=
@@ -115,7 +133,7 @@ class NcclCommunicator {
   [[nodiscard]] bool finalized() const noexcept {
     try {
       const DeviceGuard guard(device_);
-      check_nccl(ncclCommFinalize(raw_), "ncclCommFinalize");
+      with([](ncclComm_t raw) { check_nccl(ncclCommFinalize(raw), "ncclCommFinalize"); });
       settle("end of NCCL");
       return true;
     } catch (const std::exception&) {
@@ -123,7 +141,8 @@ class NcclCommunicator {
     }
   }
 
-  ncclComm_t raw_;
+  mutable std::mutex mutex_;  // of `raw_`
+  ncclComm_t raw_;            // null: aborted
   int device_;
   Watchdog watchdog_;
   std::shared_ptr<Failure> failure_;
@@ -160,30 +179,26 @@ class NcclGroup final : public DeviceGroup {
                 ExchangeLabel label) override {
     const DeviceGuard guard(place().device);
     auto* const raw = CudaStream::of(stream).raw();
-    NcclCalls calls;
-    for (const Send& send : sends) {
-      check_nccl(ncclSend(send.data, send.bytes, ncclInt8, send.peer, communicator_->get(), raw),
-                 "ncclSend");
-    }
-    for (const Receive& receive : receives) {
-      check_nccl(
-          ncclRecv(receive.data, receive.bytes, ncclInt8, receive.peer, communicator_->get(), raw),
-          "ncclRecv");
-    }
-    calls.end();
+    communicator_->with([&](ncclComm_t communicator) {
+      NcclCalls calls;
+      for (const Send& send : sends) {
+        check_nccl(ncclSend(send.data, send.bytes, ncclInt8, send.peer, communicator, raw),
+                   "ncclSend");
+      }
+      for (const Receive& receive : receives) {
+        check_nccl(ncclRecv(receive.data, receive.bytes, ncclInt8, receive.peer, communicator, raw),
+                   "ncclRecv");
+      }
+      calls.end();
+    });
     communicator_->settle(label.step < 0
                               ? "posting " + label.what
                               : fmt::format("step {}: posting {}", label.step, label.what));
   }
   void give_up() noexcept override { communicator_->abort(); }
   void check() override {
-    if (communicator_->get() == nullptr) {
-      throw LibraryError("transport nccl: unusable after an exchange that failed");
-    }
     const DeviceGuard guard(place().device);
-    ncclResult_t state = ncclSuccess;
-    check_nccl(ncclCommGetAsyncError(communicator_->get(), &state), "ncclCommGetAsyncError");
-    check_nccl(state, "NCCL");
+    (void)communicator_->state("NCCL");
   }
 
  private:

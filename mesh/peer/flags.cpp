@@ -24,6 +24,25 @@ FlagWords* flag_of(const Buffer& memory, std::size_t index) {
                                       index * kStrideBytes);
 }
 
+// Whether all work of the current device ends soon. An error is no sign that it does.
+bool is_idle_within(std::chrono::steady_clock::duration most) {
+  using Clock = std::chrono::steady_clock;
+  CUcontext context = nullptr;
+  cudaEvent_t raw = nullptr;
+  // A thread has a context from its first call of the runtime on, so the event comes first.
+  if (cudaEventCreateWithFlags(&raw, cudaEventDisableTiming) != cudaSuccess) return false;
+  const Handle<CudaEventTraits> all_done(raw);
+  if (cuda::driver_calls().ctx_get_current(&context) != CUDA_SUCCESS) return false;
+  if (cuda::driver_calls().ctx_record_event(context, raw) != CUDA_SUCCESS) return false;
+  const auto begin = Clock::now();
+  for (;;) {
+    const cudaError_t state = cudaEventQuery(raw);
+    if (state != cudaErrorNotReady) return state == cudaSuccess;
+    if (Clock::now() - begin > most) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 }  // namespace
 
 Flag::~Flag() {
@@ -61,46 +80,27 @@ void FlagBlock::add_flags() {
 }
 
 void FlagBlock::abandon() noexcept {
+  constexpr std::chrono::milliseconds kGrace{200};
+  constexpr std::chrono::seconds kLongest{5};
   if (unusable_) return;  // done before
   try {
     const DeviceGuard guard(pool_.place().device);
-    abandon_unless_idle();
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the device is lost, and nothing waits
-  }
-}
-
-void FlagBlock::abandon_unless_idle() {
-  using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::milliseconds kGrace{200};
-  constexpr std::chrono::seconds kLongest{5};
-  CUcontext context = nullptr;
-  cudaEvent_t raw = nullptr;
-  // A thread has a context from its first call of the runtime on, so the event comes first.
-  check_cuda(cudaEventCreateWithFlags(&raw, cudaEventDisableTiming), "cudaEventCreate");
-  const Handle<CudaEventTraits> all_done(raw);
-  cuda::check_driver(cuda::driver_calls().ctx_get_current(&context), "cuCtxGetCurrent");
-  cuda::check_driver(cuda::driver_calls().ctx_record_event(context, raw), "cuCtxRecordEvent");
-  const auto is_idle_within = [&](Clock::duration most) {
-    const auto begin = Clock::now();
-    while (cudaEventQuery(raw) == cudaErrorNotReady) {
-      if (Clock::now() - begin > most) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (is_idle_within(kGrace)) return;
+    unusable_ = true;
+    // By stream operations, since kernels that wait may leave no room for another kernel.
+    StreamOperations operations(stream_.raw());
+    for (const Buffer& memory : memory_) {
+      for (std::size_t i = 0; i < kFlags; ++i) operations.abandon(flag_of(memory, i));
     }
-    return true;
-  };
-  if (is_idle_within(kGrace)) return;
-  unusable_ = true;
-  // By stream operations, since kernels that wait may leave no room for another kernel.
-  StreamOperations operations(stream_.raw());
-  for (const Buffer& memory : memory_) {
-    for (std::size_t i = 0; i < kFlags; ++i) operations.abandon(flag_of(memory, i));
+    operations.submit();
+    (void)is_idle_within(kLongest);
+  } catch (const Error&) {
+    unusable_ = true;  // the device takes no work, so that it cannot be told either
   }
-  operations.submit();
-  (void)is_idle_within(kLongest);
 }
 
 void FlagBlock::check() const {
-  if (unusable_) throw LibraryError("transport peer: unusable after an exchange that failed");
+  if (unusable_) throw LibraryError("transport peer: unusable, because an earlier exchange failed");
 }
 
 }  // namespace annulus::peer

@@ -71,7 +71,6 @@ class FlagBlock {
  private:
   friend class Flag;
   void add_flags();
-  void abandon_unless_idle();
   void give_back(FlagWords* flag) noexcept { free_.push_back(flag); }
 
   MemoryPool& pool_;

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include <annulus/attention/sinks.hpp>
 #include <annulus/core/convert.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/ring/local_operations.hpp>
@@ -153,6 +154,27 @@ class HostOperations final : public LocalOperations {
   void publish(std::int32_t /*value*/, std::int32_t* /*number*/,
                Stream& /*stream*/) const override {
     throw InternalError("no CPU kernel awaits columns");
+  }
+  void sink_state(const ConstTensorView& sinks, const TensorView& logits, const TensorView& lse,
+                  const TensorView& maximum, Stream& /*stream*/) const override {
+    const std::int64_t per_head = logits.size(1);
+    for (std::int64_t n = 0; n < logits.size(0); ++n) {
+      const auto* const from =
+          static_cast<const float*>(sinks.data()) + (sinks.rank() == 1 ? 0 : n * sinks.stride(0));
+      std::copy_n(from, per_head, logits.as<float>() + n * per_head);
+    }
+    for (std::int64_t head = 0; head < lse.size(0); ++head) {
+      const std::int64_t n = logits.size(0) == 1 ? 0 : head;
+      const std::span of_head(logits.as<float>() + n * per_head,
+                              static_cast<std::size_t>(per_head));
+      const double log_sum = log_sum_exp(of_head);
+      if (lse.dtype() == DType::float64) {
+        lse.as<double>()[head] = log_sum;
+      } else {
+        lse.as<float>()[head] = static_cast<float>(log_sum);
+      }
+      if (maximum.rank() > 0) maximum.as<float>()[head] = std::ranges::max(of_head);
+    }
   }
   void write(const CallArgumentWrite& /*write*/, Stream& /*stream*/) const override {
     throw InternalError("CPU kernels read call arguments from the problem");

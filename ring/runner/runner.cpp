@@ -63,7 +63,7 @@ class Runner::Impl {
     for (const ring::Buffer& buffer : plan_.buffers) {
       if (buffer.kind == BufferKind::caller) contents_.push_back(buffer.contents.front());
     }
-    sinks_.emplace(problem, plan_, device, *computing_);
+    if (problem.sinks) sinks_.emplace(problem, plan_, device, *operations_, *computing_);
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const std::string name =
           groups_.size() == 1 ? "communication" : fmt::format("communication {}", g);
@@ -138,8 +138,8 @@ class Runner::Impl {
   }
 
   void set_values(const CallValues& values, const AttentionProblem& planned, const Mask& mask) {
-    apply_values(values, planned, mask, plan_.global({0, plan_.local.batch}), device_.place(),
-                 problem_);
+    apply_values(values, planned, mask, plan_.global({0, plan_.local.batch}), plan_.local.heads,
+                 device_.place(), problem_);
     values_ = values;
   }
 
@@ -402,10 +402,14 @@ class Runner::Impl {
         tensors, [this] { return device_.record(*computing_, [this] { submit_tasks(); }); });
   }
 
-  // Outside of recordings, so that they serve all values.
+  // Outside of recordings, so that they serve all values. A graph of the caller writes them in
+  // every launch, since other calls may have written others.
   void begin_call(ForeignStream* caller) {
     device_.begin_call(*computing_, caller);
     arrays_.write(problem_, values_, *operations_, *computing_);
+    if (!sinks_) return;
+    const bool captured = caller != nullptr && caller->is_captured();
+    sinks_->set(values_.sinks, captured, *operations_, *computing_);
   }
 
   // An exchange is offered once the one before has been taken on both sides. So the hops of a ring

@@ -5,21 +5,16 @@
 namespace annulus::ring {
 
 SinkStates::SinkStates(const AttentionProblem& problem, const RankPlan& plan, Device& device,
-                       Stream& stream) {
-  if (!problem.sinks) return;
+                       const LocalOperations& operations, Stream& stream) {
+  const Sinks& sinks = problem.sinks.value();
   HostMemoryPool host;
   Tensor zeros(partial_dtype(problem.dtype), {plan.local.value_dim}, host);
   zeros.fill_zero();
-  // As precise as the LSEs that it is merged with. A GPU is fastest if all have one dtype.
-  const bool wide = device.place().is_host() || partial_dtype(problem.dtype) == problem.dtype;
-  const Tensor lse(wide ? DType::float64 : DType::float32, {plan.local.heads}, host);
-  for (std::int64_t head = 0; head < plan.local.heads; ++head) {
-    const double value = problem.sinks->lse(plan.first_head + head);
-    if (wide) {
-      lse.view().as<double>()[head] = value;
-    } else {
-      lse.view().as<float>()[head] = static_cast<float>(value);
-    }
+  const std::int64_t heads = sinks.shape().rank() == 1 ? 1 : plan.local.heads;
+  const Tensor logits(DType::float32, {heads, sinks.per_head()}, host);
+  for (std::int64_t head = 0; head < heads; ++head) {
+    std::ranges::copy(sinks.of_head(plan.first_head + head),
+                      logits.view().as<float>() + head * sinks.per_head());
   }
   const auto to_device = [&](const Tensor& tensor) {
     Tensor copy(tensor.dtype(), tensor.shape(), device.memory());
@@ -28,25 +23,25 @@ SinkStates::SinkStates(const AttentionProblem& problem, const RankPlan& plan, De
   };
   const auto current = device.make_current();
   zeros_ = to_device(zeros);
-  lse_ = to_device(lse);
-  if (plan.sinks_per_head > 0) {
-    const std::int64_t heads = problem.sinks->shape().rank() == 1 ? 1 : plan.local.heads;
-    const Tensor logits(DType::float32, {heads, plan.sinks_per_head}, host);
-    for (std::int64_t head = 0; head < heads; ++head) {
-      std::ranges::copy(problem.sinks->of_head(plan.first_head + head),
-                        logits.view().as<float>() + head * plan.sinks_per_head);
-    }
-    logits_ = to_device(logits);
-  }
-  const Tensor maximum(DType::float32, lse.shape(), host);
-  if (!problem.normalize_output) {
-    for (std::int64_t head = 0; head < plan.local.heads; ++head) {
-      maximum.view().as<float>()[head] =
-          std::ranges::max(problem.sinks->of_head(plan.first_head + head));
-    }
-    maximum_ = to_device(maximum);
-  }
+  own_ = to_device(logits);
+  logits_ = Tensor(DType::float32, logits.shape(), device.memory());
+  // As precise as the LSEs that it is merged with. A GPU is fastest if all have one dtype.
+  const bool wide = device.place().is_host() || partial_dtype(problem.dtype) == problem.dtype;
+  const Extents of_heads{plan.local.heads};
+  lse_ = Tensor(wide ? DType::float64 : DType::float32, of_heads, device.memory());
+  if (!problem.normalize_output) maximum_ = Tensor(DType::float32, of_heads, device.memory());
+  set({}, true, operations, stream);
   stream.synchronize();
+}
+
+void SinkStates::set(const ConstTensorView& sinks, bool always, const LocalOperations& operations,
+                     Stream& stream) {
+  const bool own = sinks.rank() == 0;
+  if (own && holds_own_ && !always) return;
+  const TensorView maximum = maximum_.shape().rank() > 0 ? maximum_.view() : TensorView();
+  operations.sink_state(own ? ConstTensorView(own_.view()) : sinks, logits_.view(), lse_.view(),
+                        maximum, stream);
+  holds_own_ = own;
 }
 
 PartialState SinkStates::part(HeadRange heads, const Extents& output, DType dtype) const {

@@ -67,6 +67,11 @@ class Writing final : public LocalOperations {
                Stream& /*stream*/) const override {
     throw InternalError("not asked for");
   }
+  void sink_state(const ConstTensorView& /*sinks*/, const TensorView& /*logits*/,
+                  const TensorView& /*lse*/, const TensorView& /*maximum*/,
+                  Stream& /*stream*/) const override {
+    throw InternalError("not asked for");
+  }
   void write(const CallArgumentWrite& write, Stream& /*stream*/) const override {
     write.write_key();
     for (int batch = 0; batch < write.batches; ++batch) {

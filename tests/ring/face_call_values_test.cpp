@@ -1,6 +1,8 @@
 // Lengths, offsets and seeds that change from call to call, on CPU ranks, against the oracle.
+#include <cmath>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,7 +13,6 @@
 #include <gtest/gtest.h>
 
 #include <annulus/annulus.hpp>
-#include <annulus/attention/oracle_gradients.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/ring/attention_weights.hpp>
 
@@ -24,73 +25,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-using Numbers = std::vector<std::int32_t>;
-
-// The values of one call, which outlive it.
-struct Values {
-  Numbers query_lengths = {};
-  Numbers kv_lengths = {};
-  Numbers offsets = {};
-  std::optional<std::uint64_t> seed = {};
-
-  [[nodiscard]] static ConstTensorView view(const Numbers& numbers) {
-    if (numbers.empty()) return {};
-    return {numbers.data(), DType::int32, {std::ssize(numbers)}};
-  }
-  [[nodiscard]] ring::CallValues views() const {
-    return {view(query_lengths), view(kv_lengths), view(offsets), seed};
-  }
-  // The problem that such a call computes.
-  [[nodiscard]] AttentionOptions applied(AttentionOptions options) const {
-    const auto of_batch = [&](const Numbers& numbers) {
-      return numbers.size() == 1
-                 ? Numbers(static_cast<std::size_t>(options.shape.batch), numbers[0])
-                 : numbers;
-    };
-    if (!query_lengths.empty()) options.mask.set_query_lengths(of_batch(query_lengths));
-    if (!kv_lengths.empty()) options.mask.set_kv_lengths(of_batch(kv_lengths));
-    if (!offsets.empty()) options.mask.set_offsets(of_batch(offsets));
-    if (seed) options.dropout.emplace(options.dropout->probability(), *seed);
-    return options;
-  }
-};
-
-// Compares the rank's parts of the gradients.
-void expect_right_gradient(const Attention& attention, const AttentionOptions& options, int seed,
-                           const std::vector<float>& grad_query, const std::vector<float>& grad_key,
-                           const std::vector<float>& grad_value) {
-  const AttentionShape& s = options.shape;
-  const auto whole = [](std::vector<float>& values, const Extents& shape, int which) {
-    Shards::fill(values, shape, PositionRanges::all(shape[1]), which);
-    return ConstTensorView(values.data(), DType::float32, shape);
-  };
-  std::vector<float> query, key, value, grad_output;
-  const OracleGradients truth = oracle_gradients(
-      options, whole(query, {s.batch, s.query_length, s.heads, s.head_dim}, seed),
-      whole(key, {s.batch, s.kv_length, s.kv_heads, s.head_dim}, seed + 1),
-      whole(value, {s.batch, s.kv_length, s.kv_heads, s.value_dim}, seed + 2),
-      whole(grad_output, {s.batch, s.query_length, s.heads, s.value_dim}, seed + 3), {},
-      PositionRanges::all(s.query_length));
-  const auto expect = [](const std::vector<float>& found, const Extents& shape,
-                         const PositionRanges& positions, std::int64_t length,
-                         const OracleGradient& of) {
-    std::size_t i = 0;
-    const std::int64_t row = shape[2] * shape[3];
-    for (std::int64_t b = 0; b < shape[0]; ++b) {
-      for (std::int64_t t = 0; t < shape[1]; ++t) {
-        const std::int64_t first = (b * length + positions.global(LocalPosition(t)).value()) * row;
-        for (std::int64_t at = first; at < first + row; ++at, ++i) {
-          ASSERT_NEAR(found[i], of.values[static_cast<std::size_t>(at)], 2e-5) << i;
-        }
-      }
-    }
-  };
-  expect(grad_query, attention.query_shape(), attention.query_positions(), s.query_length,
-         truth.query);
-  expect(grad_key, attention.key_shape(), attention.key_positions(), s.kv_length, truth.key);
-  expect(grad_value, attention.value_shape(), attention.key_positions(), s.kv_length, truth.value);
-}
 
 // Calls one object with all values in turn, forward and, where asked, backward.
 void expect_right_calls(Context& context, const AttentionOptions& options,
@@ -115,8 +49,13 @@ void expect_right_calls(Context& context, const AttentionOptions& options,
                                 shards.output.data(), shards.lse.data(), grad_output.data(),
                                 query.data(),         key.data(),        value.data()};
       gradients.call_values = values.views();
+      std::vector<float> sinks;
+      if (options.sinks) {
+        sinks.resize(static_cast<std::size_t>(attention.sinks_shape().product()), NAN);
+        gradients.grad_sinks = sinks.data();
+      }
       attention.backward(gradients);
-      expect_right_gradient(attention, called, seed, query, key, value);
+      expect_right_gradient(attention, called, seed, query, key, value, sinks);
     }
     ++seed;
   }
@@ -188,6 +127,29 @@ TEST(CallValues, SeedsOfDropout) {
   options.dropout.emplace(0.3, 8);
   options.call_arguments.dropout_seed = true;
   expect_right_everywhere(options, {{}, {.seed = 9}, {.seed = 0xfeedfacecafebeefU}, {}});
+}
+
+// Those of the problem hold again where a call has none.
+TEST(CallValues, Sinks) {
+  AttentionOptions options = causal(37);
+  options.sinks = Sinks({4, 1}, {0, 1, -1, 0.5F});
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  expect_right_everywhere(options,
+                          {{}, {.sinks = {3, -2, 0, 1}}, {.sinks = {kNone, kNone, 0.25F, 7}}, {}});
+}
+
+TEST(CallValues, SinksThatTheHeadsShare) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(37);
+  options.sinks = Sinks({3}, {0, 1, -1});
+  Attention attention(context, options);
+  Shards shards(attention, 3);
+  AttentionTensors tensors = shards.tensors(true);
+  const std::vector<float> sinks{2, 0.5F, -3};
+  tensors.call_values.sinks = {sinks.data(), DType::float32, {3}};
+  attention.run(tensors);
+  options.sinks = Sinks({3}, sinks);
+  expect_right(attention, options, shards, 3, true);
 }
 
 TEST(CallValues, AllTogetherBesideOtherParts) {
@@ -289,6 +251,7 @@ TEST(CallValues, WeightsFollowThem) {
   AttentionOptions options = causal(11);
   options.implementation = "vanilla";
   options.weights = true;
+  options.sinks = Sinks({4, 1}, std::vector<float>(4));
   options.call_arguments.lengths = true;
   Attention attention(context, options);
   Shards shards(attention, 3);
@@ -296,7 +259,8 @@ TEST(CallValues, WeightsFollowThem) {
   AttentionTensors tensors = shards.tensors(true);
   tensors.weights = weights.data();
   const Numbers lengths{4, 7};
-  tensors.call_values.kv_lengths = Values::view(lengths);
+  const Values values{.kv_lengths = lengths, .sinks = {50, 0, 0, 0}};
+  tensors.call_values = values.views();
   attention.run(tensors);
   const Extents shape = attention.weights_shape();
   const ConstTensorView view(weights.data(), DType::float32, shape);
@@ -305,7 +269,8 @@ TEST(CallValues, WeightsFollowThem) {
       const std::int64_t row = attention.query_positions().global(LocalPosition(t)).value();
       for (std::int64_t s = 0; s < shape[3]; ++s) {
         const bool seen = s <= row && s < lengths[static_cast<std::size_t>(b)];
-        EXPECT_EQ(view.at<float>({b, 0, t, s}) > 0, seen) << b << " " << t << " " << s;
+        EXPECT_EQ(view.at<float>({b, 1, t, s}) > 0, seen) << b << " " << t << " " << s;
+        EXPECT_LT(view.at<float>({b, 0, t, s}), 1e-15F);  // the sink takes all
       }
     }
   }
@@ -335,11 +300,30 @@ TEST(CallValues, WrongOnesAreErrors) {
   EXPECT_THAT(of({.offsets = {1}}), HasSubstr("causal offset: got a value for this call, expected "
                                               "none: the problem's call arguments are lengths"));
   EXPECT_THAT(of({.seed = 1}), HasSubstr("dropout seed: got a value for this call"));
+  EXPECT_THAT(
+      of({.sinks = {1, 2, 3, 4}}),
+      HasSubstr("sinks: got a value for this call, expected none: the problem has no sinks"));
   const std::vector<float> floats(2);
   EXPECT_THAT(first_call({.kv_lengths = {floats.data(), DType::float32, {2}}}),
               HasSubstr("kv_lengths: got float32, expected int32"));
   EXPECT_THAT(first_call({.kv_lengths = {nullptr, DType::int32, {2}}}),
               HasSubstr("kv_lengths: got a null pointer"));
+  const Place gpu = Place::cuda(0);
+  EXPECT_THAT(first_call({.kv_lengths = {floats.data(), DType::int32, {2}, gpu}}),
+              HasSubstr("kv_lengths: got memory of cuda:0, expected host memory"));
+  ring::CallValues on_gpu;
+  const std::uint64_t seed = 3;
+  on_gpu.device_dropout_seed = &seed;
+  options.call_arguments.dropout_seed = true;
+  EXPECT_THAT(first_call(on_gpu), HasSubstr("expected a number, as the CPU computes"));
+  options.sinks = Sinks({4, 2}, std::vector<float>(8));
+  EXPECT_THAT(of({.sinks = {1, 2, 3, 4}}), HasSubstr("sinks: got shape [4, 1], expected [4, 2]"));
+  ring::CallValues far;
+  far.sinks = {floats.data(), DType::float32, {4, 2}, gpu};
+  EXPECT_THAT(first_call(far), HasSubstr("sinks: got memory of cuda:0, expected that of "));
+  far.sinks = {floats.data(), DType::bfloat16, {4, 2}};
+  EXPECT_THAT(first_call(far), HasSubstr("sinks: got bfloat16, expected float32"));
+  options.sinks.reset();
   // Later, each rank is alone.
   Attention attention(context, options);
   Shards shards(attention, 3);

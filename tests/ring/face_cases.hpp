@@ -3,16 +3,18 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include <annulus/annulus.hpp>
 #include <annulus/attention/oracle.hpp>
+#include <annulus/attention/oracle_gradients.hpp>
 
 #include "tests/support/test_world.hpp"
 
-/// Problems for the public interface, on CPU ranks.
+/// Problems for the public interface.
 namespace annulus {
 
 inline ContextOptions on_host() {
@@ -90,6 +92,82 @@ inline void expect_right(const Attention& attention, const AttentionOptions& opt
     } else {
       ASSERT_NEAR(shards.lse[i], truth.lse[i], 1e-5) << i;
     }
+  }
+}
+
+using Numbers = std::vector<std::int32_t>;
+
+/// The values of one call, which outlive it.
+struct Values {
+  Numbers query_lengths = {};
+  Numbers kv_lengths = {};
+  Numbers offsets = {};
+  std::optional<std::uint64_t> seed = {};
+  std::vector<float> sinks = {};  // one for each of the 4 heads
+
+  [[nodiscard]] static ConstTensorView view(const Numbers& numbers) {
+    if (numbers.empty()) return {};
+    return {numbers.data(), DType::int32, {std::ssize(numbers)}};
+  }
+  [[nodiscard]] ring::CallValues views() const {
+    ring::CallValues views{view(query_lengths), view(kv_lengths), view(offsets), seed};
+    if (!sinks.empty()) views.sinks = {sinks.data(), DType::float32, {std::ssize(sinks), 1}};
+    return views;
+  }
+  // The problem that such a call computes.
+  [[nodiscard]] AttentionOptions applied(AttentionOptions options) const {
+    const auto of_batch = [&](const Numbers& numbers) {
+      return numbers.size() == 1
+                 ? Numbers(static_cast<std::size_t>(options.shape.batch), numbers[0])
+                 : numbers;
+    };
+    if (!query_lengths.empty()) options.mask.set_query_lengths(of_batch(query_lengths));
+    if (!kv_lengths.empty()) options.mask.set_kv_lengths(of_batch(kv_lengths));
+    if (!offsets.empty()) options.mask.set_offsets(of_batch(offsets));
+    if (seed) options.dropout.emplace(options.dropout->probability(), *seed);
+    if (!sinks.empty()) options.sinks = Sinks({std::ssize(sinks), 1}, sinks);
+    return options;
+  }
+};
+
+/// Compares the rank's parts of the gradients.
+inline void expect_right_gradient(const Attention& attention, const AttentionOptions& options,
+                                  int seed, const std::vector<float>& grad_query,
+                                  const std::vector<float>& grad_key,
+                                  const std::vector<float>& grad_value,
+                                  const std::vector<float>& grad_sinks = {}) {
+  const AttentionShape& s = options.shape;
+  const auto whole = [](std::vector<float>& values, const Extents& shape, int which) {
+    Shards::fill(values, shape, PositionRanges::all(shape[1]), which);
+    return ConstTensorView(values.data(), DType::float32, shape);
+  };
+  std::vector<float> query, key, value, grad_output;
+  const OracleGradients truth = oracle_gradients(
+      options, whole(query, {s.batch, s.query_length, s.heads, s.head_dim}, seed),
+      whole(key, {s.batch, s.kv_length, s.kv_heads, s.head_dim}, seed + 1),
+      whole(value, {s.batch, s.kv_length, s.kv_heads, s.value_dim}, seed + 2),
+      whole(grad_output, {s.batch, s.query_length, s.heads, s.value_dim}, seed + 3), {},
+      PositionRanges::all(s.query_length));
+  const auto expect = [](const std::vector<float>& found, const Extents& shape,
+                         const PositionRanges& positions, std::int64_t length,
+                         const OracleGradient& of) {
+    std::size_t i = 0;
+    const std::int64_t row = shape[2] * shape[3];
+    for (std::int64_t b = 0; b < shape[0]; ++b) {
+      for (std::int64_t t = 0; t < shape[1]; ++t) {
+        const std::int64_t first = (b * length + positions.global(LocalPosition(t)).value()) * row;
+        for (std::int64_t at = first; at < first + row; ++at, ++i) {
+          ASSERT_NEAR(found[i], of.values[static_cast<std::size_t>(at)], 2e-5) << i;
+        }
+      }
+    }
+  };
+  expect(grad_query, attention.query_shape(), attention.query_positions(), s.query_length,
+         truth.query);
+  expect(grad_key, attention.key_shape(), attention.key_positions(), s.kv_length, truth.key);
+  expect(grad_value, attention.value_shape(), attention.key_positions(), s.kv_length, truth.value);
+  for (std::size_t i = 0; i < grad_sinks.size(); ++i) {
+    ASSERT_NEAR(grad_sinks[i], truth.sinks.values[i], 2e-5) << "sink " << i;
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "runner/cuda/call_arguments.hpp"
 #include "runner/cuda/delta.hpp"
+#include "runner/cuda/sinks.hpp"
 #include "runner/cuda/sum.hpp"
 
 namespace annulus::ring {
@@ -37,6 +38,10 @@ class CudaOperations final : public LocalOperations {
             CudaStream::of(stream).raw(), reinterpret_cast<CUdeviceptr>(number),
             static_cast<cuuint32_t>(value), CU_STREAM_WRITE_VALUE_DEFAULT),  // fences memory too
         "cuStreamWriteValue32");
+  }
+  void sink_state(const ConstTensorView& sinks, const TensorView& logits, const TensorView& lse,
+                  const TensorView& maximum, Stream& stream) const override {
+    cuda::sink_state(sinks, logits, lse, maximum, stream);
   }
   void write(const CallArgumentWrite& write, Stream& stream) const override {
     cuda::write(write, stream);

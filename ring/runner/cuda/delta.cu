@@ -38,7 +38,7 @@ __global__ void delta_kernel(VectorGrid grid, Strided<const T> output, Strided<c
   });
 }
 
-constexpr unsigned kSinkThreads = 256;
+constexpr unsigned kSinkThreads = 1024;
 
 // One block sums over the rows of one sink, in float64: every thread a fixed share of them, then
 // the threads in pairs.
@@ -52,6 +52,7 @@ __global__ void sink_gradient_kernel(const float* sinks, std::int64_t per_head, 
   double sum = 0;
   for (unsigned head = n * heads; head < (n + 1) * heads; ++head) {
     for (unsigned b = 0; b < batches; ++b) {
+#pragma unroll 4
       for (unsigned t = threadIdx.x; t < rows; t += kSinkThreads) {
         const float of_row = *lse.at(b, head, t);
         if (of_row == -INFINITY) continue;

@@ -10,6 +10,9 @@
 
 namespace annulus {
 
+/// The log of the sum of the exponentials; −∞ of none, and of those that are −∞.
+[[nodiscard]] double log_sum_exp(std::span<const float> logits);
+
 /// Extra logits of each query head that enter the softmax's denominator once, without a value
 /// (docs/semantics.md §1). They are neither scaled nor capped, and no mask hides them: they count
 /// even in a row that sees no key.
@@ -31,7 +34,7 @@ class Sinks {
   /// The sinks of a query head, given by its global index.
   [[nodiscard]] std::span<const float> of_head(std::int64_t head) const;
   /// The log of the sum of the exponentials of a head's sinks.
-  [[nodiscard]] double lse(std::int64_t head) const;
+  [[nodiscard]] double lse(std::int64_t head) const { return log_sum_exp(of_head(head)); }
   /// A 64-bit hash.
   [[nodiscard]] std::uint64_t digest() const noexcept { return data_->digest; }
   bool operator==(const Sinks& other) const;

@@ -38,6 +38,12 @@ class LocalOperations {
   virtual void sink_gradient(const ConstTensorView& sinks, const ConstTensorView& lse,
                              const ConstTensorView& delta, const TensorView& grad_sinks,
                              Stream& stream) const = 0;
+  /// The state of sinks given [n,M], or [M] for all heads alike, float32 with stride 1 in the last
+  /// dimension: copies them to `logits`, contiguous, and sets lse [n] (float32 or float64), the log
+  /// of the sum of a head's exponentials, and maximum [n] (float32) unless it has no dimensions.
+  virtual void sink_state(const ConstTensorView& sinks, const TensorView& logits,
+                          const TensorView& lse, const TensorView& maximum,
+                          Stream& stream) const = 0;
   /// Writes a number that running kernels read (AttentionBlock::arrived_from). A kernel that reads
   /// the new value also sees the stream's earlier writes.
   virtual void publish(std::int32_t value, std::int32_t* number, Stream& stream) const = 0;

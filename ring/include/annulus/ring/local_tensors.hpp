@@ -21,6 +21,10 @@ struct CallValues {
   ConstTensorView offsets = {};     ///< of the diagonal: see Mask::set_offsets()
   std::optional<std::uint64_t> dropout_seed = {};
   const std::uint64_t* device_dropout_seed = nullptr;  ///< the seed, in the device's memory
+  /// Sinks in place of the problem's, which need not be declared: [n,M] for the rank's heads, or [M]
+  /// where the problem's are shared; float32, stride 1 in the last dimension, below +∞, in the
+  /// memory where the device computes. Read in the order of the caller's stream.
+  ConstTensorView sinks = {};
 
   bool operator==(const CallValues&) const = default;
 };

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <annulus/core/stream.hpp>
+#include <annulus/core/tensor.hpp>
+
+namespace annulus::ring::cuda {
+
+/// See LocalOperations::sink_state.
+void sink_state(const ConstTensorView& sinks, const TensorView& logits, const TensorView& lse,
+                const TensorView& maximum, Stream& stream);
+
+}  // namespace annulus::ring::cuda

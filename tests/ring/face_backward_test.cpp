@@ -294,6 +294,34 @@ TEST(BackwardFace, SaysWhyThereAreNoGradients) {
               HasSubstr("schedule pass_q cannot run: its backward pass is not planned yet"));
 }
 
+// Whether or not some have planned their kind of call.
+TEST(BackwardFace, RanksAskForTheSameGradients) {
+  Context context(world(), on_host());
+  if (context.size() == 1) GTEST_SKIP() << "one rank agrees with itself";
+  const bool last = context.rank() == context.size() - 1;
+  AttentionOptions options = causal(29);
+  options.sinks = Sinks({2}, {0.5F, 1});
+  std::vector<float> grad_sinks(2);
+  for (const char* planned : {"nothing", "others", "theirs"}) {
+    SCOPED_TRACE(planned);
+    Attention attention(context, options);
+    BackwardShards shards(attention, 3);
+    attention.run(shards.tensors(true));
+    if (std::string("nothing") != planned) attention.prepare_backward();
+    if (std::string("theirs") == planned) attention.prepare_backward({.grad_sinks = true});
+    BackwardTensors tensors = shards.backward();
+    if (last) tensors.grad_sinks = grad_sinks.data();
+    const std::string message =
+        test::message_of<ArgumentError>([&] { attention.backward(tensors); });
+    EXPECT_EQ(message, "gradients on rank " + std::to_string(context.size() - 1) +
+                           ": got written, with the gradient of the sinks, expected what rank 0 "
+                           "asks for: written");
+    shards.clear();
+    attention.backward(shards.backward());
+    expect_gradients(attention, options, shards, 3);
+  }
+}
+
 TEST(BackwardFace, ErrorsAreThoseOfAllRanks) {
   Context context(world(), on_host());
   const AttentionOptions options = causal(29);

@@ -148,8 +148,9 @@ OracleGradients oracle_gradients(const AttentionProblem& problem, const ConstTen
             output[static_cast<std::size_t>(d)] += kept * values.row(seen.column)[d];
           }
         }
-        const double delta =
-            dot(grad, output.data(), value_dim) - gradient_of_lse(grad_lse, b, head, t);
+        // The gradient of a row that sees no key may be padding, and NaN.
+        const double from_output = row.keys.empty() ? 0 : dot(grad, output.data(), value_dim);
+        const double delta = from_output - gradient_of_lse(grad_lse, b, head, t);
 
         for (const oracle::Key& seen : row.keys) {
           const std::int64_t j = seen.column;
@@ -177,7 +178,7 @@ OracleGradients oracle_gradients(const AttentionProblem& problem, const ConstTen
           const std::int64_t entry = (own_sinks ? head * sinks : 0) + m;
           add(result.sinks, entry, {-probability * delta, probability * std::abs(delta)});
           result.sink_squares[static_cast<std::size_t>(entry)] +=
-              probability * probability * square_of_products(grad, output);
+              row.keys.empty() ? 0 : std::pow(probability, 2) * square_of_products(grad, output);
         }
       }
     }

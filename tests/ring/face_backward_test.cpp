@@ -1,7 +1,9 @@
 // The backward pass of the public interface on CPU ranks, against the oracle's gradients.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -218,6 +220,40 @@ TEST(BackwardFace, GradientOfTheSinks) {
         EXPECT_NEAR(grad_sinks[i] - before, truth.sinks.values[i],
                     2e-5 * (truth.sinks.magnitudes[i] + before));
       }
+    }
+  }
+}
+
+// Padding may hold anything.
+TEST(BackwardFace, GradientsOfTheOutputPastItsLengthReachNothing) {
+  Context context(world(), on_host());
+  const std::vector<std::int32_t> lengths{40, 17};
+  AttentionOptions options = causal(53);
+  options.mask.set_query_lengths(lengths);
+  options.sinks = Sinks({2}, {0.5F, 1});
+  const OracleGradients truth = true_gradients(options, 3, true);
+  for (const char* implementation : {"native", "vanilla"}) {
+    options.implementation = implementation;
+    Attention attention(context, options);
+    BackwardShards shards(attention, 3);
+    const Extents shape = attention.output_shape();
+    for (std::int64_t b = 0; b < shape[0]; ++b) {
+      for (std::int64_t t = 0; t < shape[1]; ++t) {
+        const std::int64_t row = attention.query_positions().global(LocalPosition(t)).value();
+        if (row < lengths[static_cast<std::size_t>(b)]) continue;
+        const std::int64_t width = shape[2] * shape[3];
+        std::fill_n(shards.grad_output.begin() + (b * shape[1] + t) * width, width, NAN);
+      }
+    }
+    attention.run(shards.tensors(true));
+    std::array<float, 2> grad_sinks{NAN, NAN};
+    BackwardTensors tensors = shards.backward();
+    tensors.grad_lse = shards.grad_lse.data();
+    tensors.grad_sinks = grad_sinks.data();
+    attention.backward(tensors);
+    expect_gradients(attention, options, shards, 3, true);
+    for (std::size_t i = 0; i < grad_sinks.size(); ++i) {
+      EXPECT_NEAR(grad_sinks[i], truth.sinks.values[i], 2e-5 * truth.sinks.magnitudes[i]);
     }
   }
 }

@@ -59,10 +59,7 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
       plan.deterministic ? ", deterministic" : "", std::hash<std::string>()(input.prices.to_text()),
       name_of(options.transport), options.runner.replay ? "replayed" : "not replayed",
       options.runner.tracer == nullptr ? "not traced" : "traced",
-      input.backward ? fmt::format(", backward, {}{}", input.backward->adds ? "added" : "written",
-                                   input.backward->grad_lse ? ", with a gradient of the LSE" : "") +
-                           (input.backward->grad_sinks ? ", with the gradient of the sinks" : "")
-                     : "");
+      input.backward ? ", backward, " + request_text(*input.backward) : "");
 }
 
 void check_same_plan(Control& control, const std::string& mine) {
@@ -96,6 +93,12 @@ bool anywhere(bool here, Control& ranks, std::string_view what) {
 }
 
 }  // namespace
+
+std::string request_text(const BackwardRequest& request) {
+  return fmt::format("{}{}{}", request.adds ? "added" : "written",
+                     request.grad_lse ? ", with a gradient of the LSE" : "",
+                     request.grad_sinks ? ", with the gradient of the sinks" : "");
+}
 
 ShardedAttention::ShardedAttention(const AttentionProblem& problem, const ShardedOperands& operands,
                                    Mesh& mesh, const Registry& registry, Device& device,

@@ -59,6 +59,13 @@ std::int64_t bias_index(const Extents& shape, const Extents& entry) {
   return index;
 }
 
+// ‖a ∘ b‖²
+double square_of_products(const double* a, const std::vector<double>& b) {
+  double sum = 0;
+  for (std::size_t d = 0; d < b.size(); ++d) sum += a[d] * b[d] * a[d] * b[d];
+  return sum;
+}
+
 double gradient_of_lse(const ConstTensorView& grad_lse, std::int64_t b, std::int64_t head,
                        std::int64_t t) {
   if (grad_lse.shape().rank() == 0) return 0;
@@ -118,6 +125,7 @@ OracleGradients oracle_gradients(const AttentionProblem& problem, const ConstTen
   const bool own_sinks = problem.sinks && problem.sinks->shape().rank() == 2;  // by head
   const std::int64_t sinks = problem.sinks ? problem.sinks->per_head() : 0;
   result.sinks = zeros(own_sinks ? heads * sinks : sinks);
+  result.sink_squares.resize(result.sinks.values.size());
 
   oracle::Row row;
   std::vector<double> output(static_cast<std::size_t>(value_dim));
@@ -140,8 +148,9 @@ OracleGradients oracle_gradients(const AttentionProblem& problem, const ConstTen
             output[static_cast<std::size_t>(d)] += kept * values.row(seen.column)[d];
           }
         }
-        const double delta =
-            dot(grad, output.data(), value_dim) - gradient_of_lse(grad_lse, b, head, t);
+        // The gradient of a row that sees no key may be padding, and NaN.
+        const double from_output = row.keys.empty() ? 0 : dot(grad, output.data(), value_dim);
+        const double delta = from_output - gradient_of_lse(grad_lse, b, head, t);
 
         for (const oracle::Key& seen : row.keys) {
           const std::int64_t j = seen.column;
@@ -166,8 +175,10 @@ OracleGradients oracle_gradients(const AttentionProblem& problem, const ConstTen
           const double logit =
               problem.sinks->of_head(first_head + head)[static_cast<std::size_t>(m)];
           const double probability = std::exp(logit - row.lse);
-          add(result.sinks, (own_sinks ? head * sinks : 0) + m,
-              {-probability * delta, probability * std::abs(delta)});
+          const std::int64_t entry = (own_sinks ? head * sinks : 0) + m;
+          add(result.sinks, entry, {-probability * delta, probability * std::abs(delta)});
+          result.sink_squares[static_cast<std::size_t>(entry)] +=
+              row.keys.empty() ? 0 : std::pow(probability, 2) * square_of_products(grad, output);
         }
       }
     }

@@ -66,7 +66,9 @@ PlannedCase lay_out(const Options& options) {
   const ring::PlanOptions how = plan_options(setup.problem, place);
   PlannedCase planned{std::move(setup), std::move(operands), {},  place,
                       std::move(model), std::move(nodes),    how, {}};
-  if (options.backward.value_or(false)) planned.backward.emplace();
+  if (options.backward.value_or(false)) {
+    planned.backward.emplace().grad_sinks = planned.setup.problem.sinks.has_value();
+  }
   return planned;
 }
 

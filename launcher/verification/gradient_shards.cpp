@@ -44,10 +44,9 @@ struct Squares {
   double magnitude = 0;
 };
 
-void add_entry(Squares& sum, double found, const OracleGradient& truth, std::size_t entry,
-               double before) {
-  const double magnitude = truth.magnitudes[entry];
-  double difference = found - before - truth.values[entry];
+// `before`: the size of the numbers that the gradient was added to.
+void add_entry(Squares& sum, double found, double truth, double magnitude, double before) {
+  double difference = found - truth;
   if (magnitude == 0 && difference != 0) difference = std::numeric_limits<double>::infinity();
   sum.difference += difference * difference;
   sum.magnitude += magnitude * magnitude + before * before;
@@ -70,7 +69,7 @@ Squares squares_of(const Tensor& found, const NamedSharding& sharding, int rank,
         const std::int64_t row = (at(0, b) * whole[1] + at(1, t)) * whole[2] + at(2, h);
         for (std::int64_t d = 0; d < shape[3]; ++d, ++number) {
           const auto entry = static_cast<std::size_t>(row * shape[3] + d);
-          add_entry(sum, *number, truth, entry, before);
+          add_entry(sum, *number - before, truth.values[entry], truth.magnitudes[entry], before);
         }
       }
     }
@@ -202,10 +201,15 @@ GradientErrors GradientShards::errors(const OracleGradients& truth, Control& gro
   add(grad_value_, operands_.value, truth.value);
   Squares of_sinks;
   if (request_.grad_sinks) {
+    // The sums over rows are float32 in every dtype, but the bound is in roundings of the dtype.
+    const double float32 = unit_roundoff(DType::float32);
+    const double narrow = float32 / std::max(float32, unit_roundoff(grad_output_.host.dtype()));
     const std::vector<double> found = numbers_of(grad_sinks_.host);
     for (std::size_t i = 0; i < found.size(); ++i) {
       const std::size_t entry = static_cast<std::size_t>(first_sink_) + i;
-      add_entry(of_sinks, found[i], truth.sinks, entry, before);
+      const double magnitude =
+          std::sqrt(truth.sink_squares[entry]) + narrow * truth.sinks.magnitudes[entry];
+      add_entry(of_sinks, found[i] - before, truth.sinks.values[entry], magnitude, narrow * before);
     }
   }
   squares.insert(squares.end(), {of_sinks.difference, of_sinks.magnitude});

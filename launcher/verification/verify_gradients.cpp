@@ -9,6 +9,7 @@
 
 #include <annulus/attention/accuracy.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/ring/plan.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/gradient_shards.hpp>
 
@@ -44,13 +45,28 @@ GradientErrors unsharded_errors(const ShardedCase& whole, const OracleGradients&
 // In the errors of planner and registry where no implementation can compute something.
 constexpr const char* kRefusal = "no implementation can";
 
+// Whether rows of the rank have partial results to merge: those of several kernels, or of one that
+// continues another's.
+bool merges(const ring::RankPlan& plan) {
+  const auto reductions = plan.all<ring::Reduce>();
+  const auto blocks = plan.all<ring::Block>();
+  return std::any_of(reductions.begin(), reductions.end(),
+                     [](const ring::Reduce* reduce) {
+                       return reduce->reduction == ring::Reduction::softmax &&
+                              reduce->parts.size() > 1;
+                     }) ||
+         std::any_of(blocks.begin(), blocks.end(),
+                     [](const ring::Block* block) { return block->state.has_value(); });
+}
+
 // Merging rounds LSE, and weights are exp(logit − LSE): a rounding of LSE is one of weights, |LSE|
 // times as large. In the mean square, as errors are, of the rank where it is largest.
-double roundings_of_merge(const Tensor& lse, Control& world) {
+double roundings_of_merge(const ring::RankPlan& plan, const Tensor& lse, Control& world) {
   const auto* const values = static_cast<const float*>(lse.view().data());
+  const std::int64_t entries = merges(plan) ? lse.view().elements() : 0;
   double sum = 0;
   std::int64_t count = 0;
-  for (std::int64_t i = 0; i < lse.view().elements(); ++i) {
+  for (std::int64_t i = 0; i < entries; ++i) {
     if (!std::isfinite(values[i])) continue;
     sum += double{values[i]} * values[i];
     ++count;
@@ -114,7 +130,8 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
   if (!wide) {
     result.allowance = allowed_errors(
         problem.shape, result.unsharded, std::max(operands.query.shards(1), operands.key.shards(1)),
-        rounded ? unit_roundoff(problem.dtype) : 0, roundings_of_merge(forward.shards.lse, world));
+        rounded ? unit_roundoff(problem.dtype) : 0,
+        roundings_of_merge(attention.rank_plan(), forward.shards.lse, world));
   }
   result.repeats =
       world.max(std::vector{repeats ? 0.0 : 1.0}, "comparison of two backward passes")[0] == 0;

@@ -84,6 +84,7 @@ OracleGradients no_gradients(const AttentionProblem& problem) {
   gradients.key = zeros(s.batch * s.kv_length * s.kv_heads * s.head_dim);
   gradients.value = zeros(s.batch * s.kv_length * s.kv_heads * s.value_dim);
   if (problem.sinks) gradients.sinks = zeros(problem.sinks->shape().product());
+  gradients.sink_squares.resize(gradients.sinks.values.size());
   return gradients;
 }
 
@@ -97,6 +98,7 @@ void add_rows(OracleGradients& whole, const OracleGradients& part, const Attenti
   add(whole.key, part.key);
   add(whole.value, part.value);
   add(whole.sinks, part.sinks);
+  add_to(whole.sink_squares, part.sink_squares);
   const std::int64_t row = s.heads * s.head_dim;
   for (std::int64_t b = 0; b < s.batch; ++b) {
     const auto place = [&](const std::vector<double>& from, std::vector<double>& to) {
@@ -168,6 +170,7 @@ OracleGradients whole_gradients(const ShardedCase& sharded_case, Control& ranks,
     gradient->values = ranks.sum(gradient->values, "gradients of the oracle");
     gradient->magnitudes = ranks.sum(gradient->magnitudes, "gradients of the oracle");
   }
+  whole.sink_squares = ranks.sum(whole.sink_squares, "gradients of the oracle");
   return whole;
 }
 

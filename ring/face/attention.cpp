@@ -171,9 +171,20 @@ class Attention::Impl {
     return backward_.planned(request);
   }
 
-  // Ranks agree on errors of the first call, as in the forward pass.
+  // Ranks that ask for different gradients would plan, or call, different passes.
+  void check_same_request(const ring::BackwardRequest& request) {
+    const auto other = context_.mesh().world().first_difference(ring::request_text(request),
+                                                                "gradients to be computed");
+    if (!other) return;
+    throw ArgumentError(fmt::format("gradients on rank {}", other->rank), other->text,
+                        "what rank 0 asks for: " + other->expected);
+  }
+
+  // Ranks agree on what is asked for, and on errors of the first call, as in the forward pass.
   ring::ShardedAttention& ready_backward(const ring::BackwardRequest& request,
                                          ring::BackwardLocalTensors& tensors) {
+    const ring::ShardedAttention* const known = backward_.planned(request);
+    if (known == nullptr || !known->is_prepared()) check_same_request(request);
     ring::ShardedAttention& pass = prepare_backward(request);
     if (pass.is_prepared()) {
       alone([&] { add_initial_bias(tensors.bias); });

@@ -106,7 +106,8 @@ class HostOperations final : public LocalOperations {
           read_row<double>(output.address({b, t, n, 0}), output.dtype(), o);
           read_row<double>(grad_output.address({b, t, n, 0}), grad_output.dtype(), g);
           double sum = 0;
-          for (std::size_t d = 0; d < width; ++d) sum += o[d] * g[d];
+          const bool is_zero = std::all_of(o.begin(), o.end(), [](double x) { return x == 0; });
+          for (std::size_t d = 0; d < width && !is_zero; ++d) sum += o[d] * g[d];
           if (grad_lse.rank() > 0) {
             double gradient = 0;
             read_row<double>(grad_lse.address({b, n, t}), grad_lse.dtype(), {&gradient, 1});

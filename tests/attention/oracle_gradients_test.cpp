@@ -292,6 +292,25 @@ TEST(OracleGradients, RowsThatSeeNothing) {
   }
 }
 
+// Rows past the length give the sinks the gradient of their LSE alone.
+TEST(OracleGradients, GradientsOfTheOutputPastItsLengthReachNothing) {
+  Random random(45);
+  AttentionProblem problem = problem_of({1, 3, 4, 1, 1, 2, 2});
+  problem.mask.set_query_lengths({2});
+  problem.sinks = Sinks({2}, {0.5F, 1});
+  const Case one(random, problem);
+  const OracleGradients expected = one.gradients();
+  for (std::int64_t d = 0; d < 2; ++d) {
+    one.grad_output.view().at<double>({0, 2, 0, d}) = std::nan("");
+  }
+  const OracleGradients got = one.gradients();
+  EXPECT_EQ(got.sinks.values, expected.sinks.values);
+  EXPECT_EQ(got.sink_squares, expected.sink_squares);
+  EXPECT_EQ(got.query.values, expected.query.values);
+  EXPECT_EQ(got.key.values, expected.key.values);
+  EXPECT_EQ(got.value.values, expected.value.values);
+}
+
 TEST(OracleGradients, WithoutAGradientOfTheLse) {
   Random random(45);
   const Case one(random, problem_of({1, 5, 5, 2, 1, 3, 3}));

@@ -82,18 +82,39 @@ TEST_F(DeviceAttention, EveryScheduleTransportAndImplementation) {
 TEST_F(DeviceAttention, Gradients) {
   const int ranks = test::session().size();
   for (const Transport transport : transports()) {
-    for (const std::string schedule : {"local", "ring", "allgather", "ulysses"}) {
+    for (const std::string schedule :
+         {"local", "ring", "double_ring", "allgather", "ulysses", "hybrid"}) {
       if ((ranks == 1) != (schedule == "local")) continue;
+      if (schedule == "double_ring" && ranks % 2 != 0) continue;
       for (const LayoutKind layout : {LayoutKind::contiguous, LayoutKind::zigzag}) {
         for (const bool adds : {false, true}) {
           ShardedCase one = case_of(std::int64_t{256} * ranks + 21, 8, 4, adds ? 64 : 128);
           one.transport = transport;
           one.layout.sequence = layout;
           if (ranks == 1) one.schedule = "local";
+          if (schedule == "double_ring") {
+            one.schedule = schedule;
+            one.plan = PlanOptions::for_place(device().place());
+            one.plan->inner_size = 2;
+          }
           one.backward = {"flash_attn2", schedule, {.grad_lse = !adds, .adds = adds}};
           expect_verified(one);
         }
       }
+    }
+  }
+}
+
+// Of more rows on a rank than threads add up at once.
+TEST_F(DeviceAttention, GradientOfTheSinks) {
+  const int ranks = test::session().size();
+  for (const bool shared : {false, true}) {
+    for (const bool adds : {false, true}) {
+      ShardedCase one = case_of(std::int64_t{600} * ranks + 21, 4, 2, 64);
+      one.problem.sinks = shared ? Sinks({2}, {0.5F, 1}) : Sinks::random(4, 3, 1);
+      if (ranks == 1) one.schedule = "local";
+      one.backward = {"auto", "auto", {.grad_lse = !adds, .adds = adds, .grad_sinks = true}};
+      expect_verified(one);
     }
   }
 }

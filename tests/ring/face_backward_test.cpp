@@ -1,7 +1,9 @@
 // The backward pass of the public interface on CPU ranks, against the oracle's gradients.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -119,6 +121,8 @@ TEST(BackwardFace, GradientsAreThoseOfTheOracle) {
   for (const char* schedule : {"auto", "ring", "double_ring", "allgather", "ulysses", "hybrid"}) {
     SCOPED_TRACE(schedule);
     options.schedule = schedule;
+    const bool rings = std::string("double_ring") == schedule && context.size() % 2 == 0;
+    options.inner_size = rings ? 2 : 0;
     Attention attention(context, options);
     EXPECT_EQ(attention.backward_pass(), nullptr);
     expect_right_gradients(attention, options, 3);
@@ -126,6 +130,9 @@ TEST(BackwardFace, GradientsAreThoseOfTheOracle) {
     EXPECT_EQ(attention.backward_pass()->implementations_of_ranks(), "native");
     if (std::string("auto") != schedule) {
       EXPECT_EQ(ring::name_of(attention.backward_pass()->schedule().schedule), schedule);
+    }
+    if (rings) {
+      EXPECT_EQ(attention.backward_pass()->schedule().inner_size, 2);
     }
   }
 }
@@ -217,6 +224,40 @@ TEST(BackwardFace, GradientOfTheSinks) {
   }
 }
 
+// Padding may hold anything.
+TEST(BackwardFace, GradientsOfTheOutputPastItsLengthReachNothing) {
+  Context context(world(), on_host());
+  const std::vector<std::int32_t> lengths{40, 17};
+  AttentionOptions options = causal(53);
+  options.mask.set_query_lengths(lengths);
+  options.sinks = Sinks({2}, {0.5F, 1});
+  const OracleGradients truth = true_gradients(options, 3, true);
+  for (const char* implementation : {"native", "vanilla"}) {
+    options.implementation = implementation;
+    Attention attention(context, options);
+    BackwardShards shards(attention, 3);
+    const Extents shape = attention.output_shape();
+    for (std::int64_t b = 0; b < shape[0]; ++b) {
+      for (std::int64_t t = 0; t < shape[1]; ++t) {
+        const std::int64_t row = attention.query_positions().global(LocalPosition(t)).value();
+        if (row < lengths[static_cast<std::size_t>(b)]) continue;
+        const std::int64_t width = shape[2] * shape[3];
+        std::fill_n(shards.grad_output.begin() + (b * shape[1] + t) * width, width, NAN);
+      }
+    }
+    attention.run(shards.tensors(true));
+    std::array<float, 2> grad_sinks{NAN, NAN};
+    BackwardTensors tensors = shards.backward();
+    tensors.grad_lse = shards.grad_lse.data();
+    tensors.grad_sinks = grad_sinks.data();
+    attention.backward(tensors);
+    expect_gradients(attention, options, shards, 3, true);
+    for (std::size_t i = 0; i < grad_sinks.size(); ++i) {
+      EXPECT_NEAR(grad_sinks[i], truth.sinks.values[i], 2e-5 * truth.sinks.magnitudes[i]);
+    }
+  }
+}
+
 TEST(BackwardFace, AddsWhereAskedAndTakesTheGradientOfTheLse) {
   Context context(world(), on_host());
   const AttentionOptions options = causal(41);
@@ -287,6 +328,34 @@ TEST(BackwardFace, SaysWhyThereAreNoGradients) {
   if (context.size() == 1) return;
   EXPECT_THAT(message([](AttentionOptions& o) { o.schedule = "pass_q"; }),
               HasSubstr("schedule pass_q cannot run: its backward pass is not planned yet"));
+}
+
+// Whether or not some have planned their kind of call.
+TEST(BackwardFace, RanksAskForTheSameGradients) {
+  Context context(world(), on_host());
+  if (context.size() == 1) GTEST_SKIP() << "one rank agrees with itself";
+  const bool last = context.rank() == context.size() - 1;
+  AttentionOptions options = causal(29);
+  options.sinks = Sinks({2}, {0.5F, 1});
+  std::vector<float> grad_sinks(2);
+  for (const char* planned : {"nothing", "others", "theirs"}) {
+    SCOPED_TRACE(planned);
+    Attention attention(context, options);
+    BackwardShards shards(attention, 3);
+    attention.run(shards.tensors(true));
+    if (std::string("nothing") != planned) attention.prepare_backward();
+    if (std::string("theirs") == planned) attention.prepare_backward({.grad_sinks = true});
+    BackwardTensors tensors = shards.backward();
+    if (last) tensors.grad_sinks = grad_sinks.data();
+    const std::string message =
+        test::message_of<ArgumentError>([&] { attention.backward(tensors); });
+    EXPECT_EQ(message, "gradients on rank " + std::to_string(context.size() - 1) +
+                           ": got written, with the gradient of the sinks, expected what rank 0 "
+                           "asks for: written");
+    shards.clear();
+    attention.backward(shards.backward());
+    expect_gradients(attention, options, shards, 3);
+  }
 }
 
 TEST(BackwardFace, ErrorsAreThoseOfAllRanks) {

@@ -22,17 +22,22 @@ __global__ void delta_kernel(VectorGrid grid, Strided<const T> output, Strided<c
     const auto* const o = reinterpret_cast<const Pack<T, kWidth>*>(output.at(b, t, n));
     const auto* const g = reinterpret_cast<const Pack<T, kWidth>*>(grad_output.at(b, t, n));
     float sum = 0;
+    bool is_zero = true;  // then the gradient may be padding, and NaN
     for (int pack = lane; pack < grid.packs; pack += grid.lanes) {
       const Pack<T, kWidth> x = o[pack], y = g[pack];
 #pragma unroll
       for (int d = 0; d < kWidth; ++d) {
-        sum += annulus::cuda::to_float(x.at[d]) * annulus::cuda::to_float(y.at[d]);
+        const float value = annulus::cuda::to_float(x.at[d]);
+        is_zero = is_zero && value == 0;
+        sum += value * annulus::cuda::to_float(y.at[d]);
       }
     }
+    is_zero = __all_sync(mask, is_zero);
     for (int apart = grid.lanes / 2; apart > 0; apart /= 2) {
       sum += __shfl_xor_sync(mask, sum, apart);
     }
     if (lane != 0) return;
+    if (is_zero) sum = 0;
     if (grad_lse.data != nullptr) sum -= *grad_lse.at(b, n, t);
     *delta.at(b, n, t) = sum;
   });

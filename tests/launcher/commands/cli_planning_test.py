@@ -35,6 +35,11 @@ class Backward(CliTest):
                                    2 * forward["predicted_ms"]["compute"])
         self.assertEqual(backward["tasks_left_out"], True)
 
+    def test_plans_the_gradient_of_the_sinks(self):
+        words = ["--mesh", "sp=4", "--backward"]
+        self.assertNotIn("grad_sinks", json.dumps(self.planned(*words)))
+        self.assertIn("grad_sinks", json.dumps(self.planned(*words, "--sinks", "random:2")))
+
     def test_table(self):
         words = ["plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64", "--backward"]
         for form in [[], ["--simulate"]]:

@@ -1,7 +1,9 @@
 // Verification of the backward pass: right gradients pass, and wrong ones fail on every rank.
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -35,11 +37,12 @@ class VerifyGradients : public ::testing::Test {
     case_.backward.emplace();
   }
 
-  Verification verify_with(Spoil spoil) {
+  Verification verify_with(Spoil spoil, SpoilResult spoil_result = nullptr) {
     context_.registry() = Registry();
     context_.registry().add(std::make_unique<test::WrappedNative>(
-        "spoiled", [spoil = std::move(spoil)](std::unique_ptr<Kernel> native) {
-          return std::make_unique<SpoiledKernel>(std::move(native), nullptr, spoil);
+        "spoiled", [spoil = std::move(spoil),
+                    result = std::move(spoil_result)](std::unique_ptr<Kernel> native) {
+          return std::make_unique<SpoiledKernel>(std::move(native), result, spoil);
         }));
     return verify_sharded(case_, context_);
   }
@@ -128,6 +131,34 @@ TEST_F(VerifyGradients, FailsALossByShardingAlone) {
   EXPECT_THAT(found.failure(), AllOf(HasSubstr("gradient of value"), HasSubstr("unsharded")));
 }
 
+// Where the forward pass merges nothing, a large LSE excuses no loss by sharding.
+TEST_F(VerifyGradients, AllowsRoundingsOfTheLseOnlyWhereItIsMerged) {
+  if (context_.size() == 1) GTEST_SKIP() << "one rank has one block";
+  case_.problem.shape = {1, 64, 256, 4, 2, 8, 8};
+  case_.problem.mask = {};
+  case_.problem.bias = Extents{1, 1, 1, 1};
+  case_.fills.bias = [](const TensorView& part, std::span<const PositionRanges> /*index*/) {
+    part.at<float>({0, 0, 0, 0}) = 60;  // and so is the LSE
+  };
+  case_.backward->schedule = "ring";
+  const auto failure = [&](const char* forward) {
+    case_.schedule = forward;
+    return verify_with([&](const BackwardBlock& block, const Gradients& all) {
+             if (block.columns.size() == 256) return;
+             for (std::int64_t j = 0; j < all.value.size(1); ++j) {
+               for (std::int64_t h = 0; h < all.value.size(2); ++h) {
+                 for (std::int64_t d = 0; d < 8; ++d) {
+                   all.value.at<float>({0, j, h, d}) *= 1 + 3e-6F;
+                 }
+               }
+             }
+           })
+        .failure();
+  };
+  EXPECT_EQ(failure("ring"), "");
+  EXPECT_THAT(failure("ulysses"), HasSubstr("unsharded"));
+}
+
 TEST_F(VerifyGradients, FailsABackwardPassThatDoesNotRepeat) {
   int calls = 0;
   const Verification found = verify_with([&](const auto&, const Gradients& all) {
@@ -157,6 +188,39 @@ TEST_F(VerifyGradients, GradientOfSinks) {
       EXPECT_EQ(found.failure(), "");
       ASSERT_TRUE(found.gradients);
       EXPECT_GT(found.gradients->sharded[3], 0) << "rounding shows that it was compared";
+    }
+  }
+}
+
+void clear(const TensorView& output) {
+  const std::size_t row = static_cast<std::size_t>(output.size(3)) * size_of(output.dtype());
+  for (std::int64_t t = 0; t < output.size(1); ++t) {
+    for (std::int64_t n = 0; n < output.size(2); ++n) {
+      std::memset(output.address({0, t, n, 0}), 0, row);
+    }
+  }
+}
+
+// Rows' terms cancel, so the gradient of many rows is small beside the sum of their magnitudes.
+// With an output of 0, delta is 0, and so is what the rows give to the gradient.
+TEST_F(VerifyGradients, FailsAGradientOfSinksThatLacksRows) {
+  case_.problem.shape = {1, 16384, 16, 2, 1, 8, 8};
+  case_.problem.dtype = DType::bfloat16;
+  case_.problem.mask = {};
+  case_.problem.sinks = Sinks({2, 2}, {0.5F, 1, 0, -1});
+  for (const bool adds : {false, true}) {
+    case_.backward->request = {false, adds, true};
+    const auto error_without = [&](const auto& lacks_rank) {
+      const auto spoil = [&](const AttentionBlock&, const SoftmaxState& result) {
+        if (lacks_rank(context_.rank())) clear(result.output);
+      };
+      const Verification found = verify_with([](const auto&, const auto&) {}, spoil);
+      return found.gradients->sharded[3] / found.gradients->bound;
+    };
+    EXPECT_LT(error_without([](int /*rank*/) { return false; }), 0.5);
+    EXPECT_GT(error_without([](int /*rank*/) { return true; }), 2);
+    for (int lacking = 0; lacking < context_.size(); ++lacking) {
+      EXPECT_GT(error_without([&](int rank) { return rank == lacking; }), 2) << lacking;
     }
   }
 }

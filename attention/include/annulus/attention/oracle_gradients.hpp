@@ -27,6 +27,9 @@ struct OracleGradients {
   /// of S where scores are by column); empty without a bias.
   OracleGradient bias;
   OracleGradient sinks;  ///< [N, M], or [M] where all heads share them; empty without sinks
+  /// By sink, Σ (P · ‖dO ∘ O‖)² over the rows: roundings of O reach the sinks' gradient with the
+  /// root of it, as they are independent, whereas `magnitudes` grow with the number of rows.
+  std::vector<double> sink_squares;
 };
 
 /// Sequential, float64, one row at a time (docs/semantics.md §1, "Backward"; FlashAttention-2, Dao

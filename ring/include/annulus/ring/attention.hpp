@@ -205,10 +205,10 @@ class Attention {
   ///
   /// The first call with or without a gradient of the LSE, of the sinks, and with or without
   /// accumulation, plans the pass unless prepare_backward() has: schedule and implementations are
-  /// chosen apart from those of the forward pass. All ranks throw the same error (UserError) for an
-  /// unnormalised output or attention weights, for a named schedule whose backward pass is not
-  /// planned yet, and where no implementation computes the gradients. There are no gradients of a
-  /// bias yet.
+  /// chosen apart from those of the forward pass. All ranks throw the same error (UserError) where
+  /// they ask for different gradients, whose calls are all first ones, for an unnormalised output
+  /// or attention weights, for a named schedule whose backward pass is not planned yet, and where
+  /// no implementation computes the gradients. There are no gradients of a bias yet.
   void backward(const BackwardTensors& tensors, void* stream = nullptr);
   /// The same for tensors with any strides.
   void backward(const ring::BackwardLocalTensors& tensors, bool accumulate = false,

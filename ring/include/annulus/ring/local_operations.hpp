@@ -27,7 +27,8 @@ class LocalOperations {
                    Stream& stream) const = 0;
   /// delta := rowsum(output ∘ grad_output) − grad_lse: outputs [b,t,n,Dv], delta and grad_lse
   /// [b,n,t], of which the latter may be without dimensions. Delta is float32, or float64 where the
-  /// outputs are.
+  /// outputs are. The sum of a row whose output is 0 is 0 even where its grad_output, as in padding,
+  /// is NaN.
   virtual void delta(const ConstTensorView& output, const ConstTensorView& grad_output,
                      const ConstTensorView& grad_lse, const TensorView& delta,
                      Stream& stream) const = 0;

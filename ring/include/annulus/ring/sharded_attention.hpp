@@ -35,6 +35,9 @@ struct ShardedAttentionOptions {
   std::optional<BackwardRequest> backward = {};
 };
 
+/// A kind of call in words, for errors on ranks that differ in it.
+[[nodiscard]] std::string request_text(const BackwardRequest& request);
+
 /// The whole path of one pass: problem + mesh + shardings → plan → runner → output, or gradients.
 ///
 ///     ShardedAttention attention(problem, operands, mesh, registry, device, options);

@@ -339,11 +339,10 @@ TEST_F(DeviceCallValues, WrongOnesAreErrors) {
     const Pass pass(attention, 3, stream_);
     return test::message_of<UserError>([&] { attention.run(pass.forward(values), stream_); });
   };
-  const Place other = Place::cuda(place().device + 1);
   const Numbers two{1, 2};
-  EXPECT_THAT(message({.kv_lengths = {two.data(), DType::int32, {2}, other}}),
-              HasSubstr("kv_lengths: got memory of " + to_string(other) +
-                        ", expected host memory or that of " + to_string(place())));
+  EXPECT_THAT(
+      message({.kv_lengths = {two.data(), DType::int32, {2}, Place::cuda(64)}}),
+      HasSubstr("kv_lengths: got memory of cuda:64, expected host memory or that of cuda:"));
   const std::uint64_t seed = 3;
   ring::CallValues both;
   both.dropout_seed = seed;

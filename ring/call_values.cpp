@@ -177,4 +177,19 @@ void apply_values(const CallValues& values, const AttentionProblem& planned, con
   }
 }
 
+Sinks called_sinks(const Sinks& planned, const ConstTensorView& called, HeadRange heads) {
+  const bool shared = called.rank() == 1;
+  const std::int64_t per_head = planned.per_head();
+  std::vector<float> logits;
+  for (std::int64_t head = 0; head < (shared ? 1 : planned.shape()[0]); ++head) {
+    const std::int64_t own = shared ? 0 : head - heads.begin;
+    const bool is_called = shared || (own >= 0 && own < heads.count);
+    const auto* const from = is_called
+                                 ? static_cast<const float*>(called.data()) + own * called.stride(0)
+                                 : planned.of_head(head).data();
+    logits.insert(logits.end(), from, from + per_head);
+  }
+  return {planned.shape(), std::move(logits)};
+}
+
 }  // namespace annulus::ring

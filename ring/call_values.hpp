@@ -20,4 +20,8 @@ namespace annulus::ring {
 void apply_values(const CallValues& values, const AttentionProblem& planned, const Mask& mask,
                   BatchRange batches, std::int64_t heads, Place device, AttentionProblem& problem);
 
+/// The sinks `planned`, with those of a call, in host memory, for the global `heads`.
+[[nodiscard]] Sinks called_sinks(const Sinks& planned, const ConstTensorView& called,
+                                 HeadRange heads);
+
 }  // namespace annulus::ring

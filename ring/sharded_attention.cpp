@@ -357,19 +357,7 @@ AttentionProblem ShardedAttention::problem_of(const CallValues& values) const {
   apply_values(values, planning_->problem, planning_->mask, plan.global({0, plan.local.batch}),
                plan.local.heads, Place::host(), problem);
   if (values.sinks.rank() > 0) {
-    const bool shared = values.sinks.rank() == 1;
-    std::vector<float> logits;
-    for (std::int64_t head = 0; head < (shared ? 1 : problem.shape.heads); ++head) {
-      std::ranges::copy(problem.sinks->of_head(head), std::back_inserter(logits));
-    }
-    const std::int64_t per_head = problem.sinks->per_head();
-    auto to = logits.begin() + (shared ? 0 : plan.first_head * per_head);
-    for (std::int64_t head = 0; head < (shared ? 1 : plan.local.heads); ++head, to += per_head) {
-      const auto* const from = static_cast<const float*>(values.sinks.data()) +
-                               (shared ? 0 : head * values.sinks.stride(0));
-      std::copy_n(from, per_head, to);
-    }
-    problem.sinks.emplace(problem.sinks->shape(), std::move(logits));
+    problem.sinks = called_sinks(*problem.sinks, values.sinks, {plan.first_head, plan.local.heads});
   }
   return problem;
 }

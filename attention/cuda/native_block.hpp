@@ -59,6 +59,4 @@ struct NativeBlock {
   DeviceRange column_range[kMaxRanges];
 };
 
-enum class NativeType { float16, bfloat16, float32 };
-
 }  // namespace annulus::cuda

@@ -21,17 +21,6 @@
 namespace annulus {
 namespace {
 
-cuda::NativeType native_type(DType dtype) {
-  switch (dtype) {
-    case DType::float16:
-      return cuda::NativeType::float16;
-    case DType::bfloat16:
-      return cuda::NativeType::bfloat16;
-    default:
-      return cuda::NativeType::float32;
-  }
-}
-
 const std::int32_t* address(const Tensor& tensor) {
   return static_cast<const std::int32_t*>(tensor.view().data());
 }
@@ -102,7 +91,8 @@ class NativeCudaKernel final : public Kernel {
 
   void forward(const AttentionBlock& block, const SoftmaxState& result,
                const ExecutionContext& context) override {
-    check_forward(block, result);
+    check_forward(problem_, block, result);
+    check_dtypes({block.query, block.key, block.value});
     if (block.query.elements() == 0) return;
     const auto current = device_.make_current();
     launch(block, result, CudaStream::of(context.stream).raw());
@@ -122,22 +112,6 @@ class NativeCudaKernel final : public Kernel {
     for (const ConstTensorView& tensor : tensors) {
       check(tensor.dtype() == problem_.dtype, "a tensor has not the problem's dtype");
     }
-  }
-
-  void check_forward(const AttentionBlock& block, const SoftmaxState& result) const {
-    check_operands(problem_, block);
-    check_dtypes({block.query, block.key, block.value});
-    const Extents& query = block.query.shape();
-    check(result.output.shape() == Extents{query[0], query[1], query[2], block.value.size(3)} &&
-              result.lse.shape() == Extents{query[0], query[2], query[1]},
-          "result does not fit");
-    check(has_unit_stride(result.output), "head dimension has a stride");
-    check(result.output.dtype() == DType::float32, "output is not float32");
-    check(result.lse.dtype() == DType::float32 || result.lse.dtype() == DType::float64,
-          "LSE is neither float32 nor float64");
-    check(!result.wants_maximum() || (result.maximum.shape() == result.lse.shape() &&
-                                      result.maximum.dtype() == DType::float32),
-          "maximum does not fit");
   }
 
   // All but the rows and columns, and what begins at a row.
@@ -226,8 +200,7 @@ class NativeCudaKernel final : public Kernel {
       a.accumulate = false;
       for (const Ranges& columns : column_launches) {
         set_columns(columns, a);
-        check_cuda(cuda::launch_native(a, native_type(problem_.dtype), stream),
-                   "launching native attention");
+        check_cuda(cuda::launch_native(a, problem_.dtype, stream), "launching native attention");
         a.accumulate = true;
       }
     }
@@ -258,7 +231,7 @@ class NativeCudaKernel final : public Kernel {
       for (const Ranges& columns : column_launches) {
         set_columns(columns, a);
         a.columns = entries_of(columns);
-        check_cuda(cuda::launch_native_gradients(a, native_type(problem_.dtype), stream),
+        check_cuda(cuda::launch_native_gradients(a, problem_.dtype, stream),
                    "launching the backward pass of native attention");
       }
     }

@@ -13,7 +13,7 @@ constexpr int kWarps = 4;
 constexpr int kBiasWarps = 16;
 constexpr std::int64_t kMostBlocks = 132 * 32;
 
-/// What a pair adds to the gradients.
+/// The factors by which a pair adds to the gradients.
 struct Pair {
   float weight = 0;        ///< P, after dropout: of dV by dO
   float grad_logit = 0;    ///< of the final logit
@@ -64,7 +64,7 @@ struct GradientRow : NativeRow {
 template <class Left, class Right>
 __device__ __forceinline__ float dot(const Left* left, const Right* right, int dims) {
   float sum = 0.0F;
-  for (int d = 0; d < dims; ++d) sum = fmaf(widen(left[d]), widen(right[d]), sum);
+  for (int d = 0; d < dims; ++d) sum = fmaf(to_float(left[d]), to_float(right[d]), sum);
   return sum;
 }
 
@@ -79,7 +79,7 @@ __device__ __forceinline__ void add_products(float* sums, int dims, float weight
     for (int k = 0; k < kWarp; ++k) {
       const float w = __shfl_sync(kAllLanes, weight, k);
       if ((seen_by >> k & 1U) != 0 && d < dims) {
-        partial = fmaf(w, widen(vectors[k * stride + d]), partial);
+        partial = fmaf(w, to_float(vectors[k * stride + d]), partial);
       }
     }
     if (d < dims) sums[d] += partial;
@@ -125,10 +125,10 @@ __global__ void query_kernel(const __grid_constant__ NativeGradientArguments a) 
     const T* const g = vector_of<T>(a.grad_output, a.grad_output_strides, b, row, head);
     __syncwarp();
     for (int d = lane; d < a.head_dim; d += kWarp) {
-      query[d] = widen(q[d]);
+      query[d] = to_float(q[d]);
       sum[d] = 0.0F;
     }
-    for (int d = lane; d < a.value_dim; d += kWarp) grad_output[d] = widen(g[d]);
+    for (int d = lane; d < a.value_dim; d += kWarp) grad_output[d] = to_float(g[d]);
     __syncwarp();
     for (std::int64_t first = 0; first < a.columns; first += kWarp) {
       const std::int64_t c0 = a.column_range[0].first + first;
@@ -182,11 +182,11 @@ __global__ void key_kernel(const __grid_constant__ NativeGradientArguments a) {
     const T* const v_of_key = vector_of<T>(a.value, a.value_strides, b, c, kv_head);
     __syncwarp();
     for (int d = lane; d < a.head_dim; d += kWarp) {
-      key[d] = widen(k[d]);
+      key[d] = to_float(k[d]);
       key_sum[d] = 0.0F;
     }
     for (int d = lane; d < a.value_dim; d += kWarp) {
-      value[d] = widen(v_of_key[d]);
+      value[d] = to_float(v_of_key[d]);
       value_sum[d] = 0.0F;
     }
     __syncwarp();
@@ -247,7 +247,7 @@ struct BiasEntries {
   [[nodiscard]] __host__ __device__ std::int64_t owners() const {
     return owned[0] * owned[1] * owned[2] * (owned_keys ? chunks : 1);
   }
-  /// What an owner adds up: pairs of a row with a chunk.
+  /// An owner adds up so many pairs of a row with a chunk.
   [[nodiscard]] __host__ __device__ std::int64_t terms() const {
     return summed[0] * summed[1] * summed[2] * (owned_keys ? 1 : chunks);
   }
@@ -318,7 +318,7 @@ using Kernel = void (*)(NativeGradientArguments);
 /// One warp for each vector, with so many floats of shared memory.
 cudaError_t launch_warps(Kernel kernel, const NativeGradientArguments& a, std::int64_t vectors,
                          int floats, cudaStream_t stream) {
-  // What every device has without asking; head dimensions add up to 4096 at the most.
+  // Every device has so much without asking. Head dimensions add up to 4096 at the most.
   constexpr std::size_t kMostShared = 48 * 1024;
   const std::size_t bytes = static_cast<std::size_t>(floats) * sizeof(float);
   const int warps = kWarps * bytes <= kMostShared ? kWarps : 1;
@@ -353,20 +353,14 @@ cudaError_t launch(const NativeGradientArguments& a, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t launch_native_gradients(const NativeGradientArguments& arguments, NativeType type,
+cudaError_t launch_native_gradients(const NativeGradientArguments& arguments, DType dtype,
                                     cudaStream_t stream) {
   if (arguments.batch * arguments.rows * arguments.heads * arguments.columns == 0) {
     return cudaSuccess;
   }
-  switch (type) {
-    case NativeType::float16:
-      return launch<__half>(arguments, stream);
-    case NativeType::bfloat16:
-      return launch<__nv_bfloat16>(arguments, stream);
-    case NativeType::float32:
-      return launch<float>(arguments, stream);
-  }
-  return cudaErrorInvalidValue;
+  cudaError_t code = cudaErrorInvalidValue;
+  with_type(dtype, [&](auto type) { code = launch<decltype(type)>(arguments, stream); });
+  return code;
 }
 
 }  // namespace annulus::cuda

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cuda_runtime_api.h>
 
+#include <annulus/core/dtype.hpp>
+
 #include "cuda/native_block.hpp"
 
 namespace annulus::cuda {
@@ -28,7 +30,7 @@ struct NativeGradientArguments : NativeBlock {
 };
 
 /// Adds the gradients that are wanted, each entry in a fixed order of terms. Ordered by the stream.
-cudaError_t launch_native_gradients(const NativeGradientArguments& arguments, NativeType type,
+cudaError_t launch_native_gradients(const NativeGradientArguments& arguments, DType dtype,
                                     cudaStream_t stream);
 
 }  // namespace annulus::cuda

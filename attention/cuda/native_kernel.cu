@@ -53,7 +53,7 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
         static_cast<const T*>(a.value) + b * a.value_strides[0] + kv_head * a.value_strides[2];
 
     __syncwarp();
-    for (int d = lane; d < a.head_dim; d += kWarp) query[d] = widen(q[d]);
+    for (int d = lane; d < a.head_dim; d += kWarp) query[d] = to_float(q[d]);
     // What came before counts as exp(LSE − high) keys of logit high and value *output, where high
     // is the maximum if that is wanted, else the LSE in float32.
     float high = -INFINITY;
@@ -87,7 +87,7 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
         if (seen) {
           const T* const k = keys + (range.first + c) * a.key_strides[1];
           float dot = 0.0F;
-          for (int d = 0; d < a.head_dim; ++d) dot = fmaf(query[d], widen(k[d]), dot);
+          for (int d = 0; d < a.head_dim; ++d) dot = fmaf(query[d], to_float(k[d]), dot);
           logit = dot * a.scale;
           if (a.soft_cap > 0.0F) logit = a.soft_cap * tanhf(logit / a.soft_cap);
           logit += added;
@@ -123,8 +123,8 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
             const float w = __shfl_sync(kAllLanes, kept, k);
             // A value that is seen counts, however small its weight; a hidden one is not read.
             if ((seen_by >> k & 1U) != 0 && d < a.value_dim) {
-              partial = fmaf(w, widen(values[(range.first + first + k) * a.value_strides[1] + d]),
-                             partial);
+              partial = fmaf(
+                  w, to_float(values[(range.first + first + k) * a.value_strides[1] + d]), partial);
             }
           }
           if (d < a.value_dim) sum[d] = sum[d] * keep + partial;
@@ -166,17 +166,11 @@ cudaError_t launch(const NativeArguments& arguments, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t launch_native(const NativeArguments& arguments, NativeType type, cudaStream_t stream) {
+cudaError_t launch_native(const NativeArguments& arguments, DType dtype, cudaStream_t stream) {
   if (arguments.batch * arguments.rows * arguments.heads == 0) return cudaSuccess;
-  switch (type) {
-    case NativeType::float16:
-      return launch<__half>(arguments, stream);
-    case NativeType::bfloat16:
-      return launch<__nv_bfloat16>(arguments, stream);
-    case NativeType::float32:
-      return launch<float>(arguments, stream);
-  }
-  return cudaErrorInvalidValue;
+  cudaError_t code = cudaErrorInvalidValue;
+  with_type(dtype, [&](auto type) { code = launch<decltype(type)>(arguments, stream); });
+  return code;
 }
 
 }  // namespace annulus::cuda

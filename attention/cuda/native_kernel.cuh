@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cuda_runtime_api.h>
 
+#include <annulus/core/dtype.hpp>
+
 #include "cuda/native_block.hpp"
 
 namespace annulus::cuda {
@@ -21,6 +23,6 @@ struct NativeArguments : NativeBlock {
 };
 
 /// Ordered by the stream. Shared memory: (head_dim + value_dim) floats per row.
-cudaError_t launch_native(const NativeArguments& arguments, NativeType type, cudaStream_t stream);
+cudaError_t launch_native(const NativeArguments& arguments, DType dtype, cudaStream_t stream);
 
 }  // namespace annulus::cuda

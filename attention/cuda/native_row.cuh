@@ -1,27 +1,15 @@
 #pragma once
 
 #include <cstdint>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+
+#include <annulus/core/vectors.cuh>
 
 #include "cuda/native_block.hpp"
 
-// What the native kernels share, forward and backward: warps, widened entries, and which pairs see
-// each other.
+// The rows of the native kernels, forward and backward: they decide which pairs see each other.
 namespace annulus::cuda {
 
-inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffU;
-
-__device__ __forceinline__ float widen(float value) {
-  return value;
-}
-__device__ __forceinline__ float widen(__half value) {
-  return __half2float(value);
-}
-__device__ __forceinline__ float widen(__nv_bfloat16 value) {
-  return __bfloat162float(value);
-}
 
 /// The global position of a local index.
 __device__ __forceinline__ std::int64_t position_of(const DeviceRange* ranges, int count,
@@ -58,8 +46,8 @@ struct NativeRow {
         bias(a.scores.bias.data == nullptr ? nullptr : a.scores.bias.row(b, head, row)),
         mask(a.scores.mask.data == nullptr ? nullptr : a.scores.mask.row(b, head, row)) {}
 
-  /// Whether it sees the column of local index c and global position j; if so, `added` gets the
-  /// bias.
+  /// Returns true if it sees the column of local index c and global position j, and then sets
+  /// `added` to the bias.
   [[nodiscard]] __device__ __forceinline__ bool sees(const NativeBlock& a, std::int64_t c,
                                                      std::int64_t j, float& added) const {
     added = 0.0F;

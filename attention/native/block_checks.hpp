@@ -33,7 +33,25 @@ inline void check_operands(const AttentionProblem& problem, const AttentionBlock
   block.scores.check(problem, query, block.columns.size());
 }
 
-/// Checks a block of the backward pass and its gradients in the same way.
+/// Checks a block of the forward pass and its result.
+inline void check_forward(const AttentionProblem& problem, const AttentionBlock& block,
+                          const SoftmaxState& result) {
+  check_operands(problem, block);
+  const Extents& query = block.query.shape();
+  const Extents& value = block.value.shape();
+  check(result.output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
+            result.lse.shape() == Extents{query[0], query[2], query[1]},
+        "result does not fit");
+  check(result.output.dtype() == DType::float32, "output is not float32");
+  check(result.lse.dtype() == DType::float32 || result.lse.dtype() == DType::float64,
+        "LSE is neither float32 nor float64");
+  check(!result.wants_maximum() || (result.maximum.shape() == result.lse.shape() &&
+                                    result.maximum.dtype() == DType::float32),
+        "maximum does not fit");
+  check(has_unit_stride(result.output), "head dimension has a stride");
+}
+
+/// Checks a block of the backward pass and its gradients.
 inline void check_gradients(const AttentionProblem& problem, const BackwardBlock& block,
                             const Gradients& gradients) {
   check_operands(problem, forward_of(block));

@@ -22,23 +22,6 @@
 namespace annulus {
 namespace {
 
-void check_block(const AttentionProblem& problem, const AttentionBlock& block,
-                 const SoftmaxState& result) {
-  check_operands(problem, block);
-  const Extents& query = block.query.shape();
-  const Extents& value = block.value.shape();
-  check(result.output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
-            result.lse.shape() == Extents{query[0], query[2], query[1]},
-        "result does not fit");
-  check(result.output.dtype() == DType::float32, "output is not float32");
-  check(result.lse.dtype() == DType::float32 || result.lse.dtype() == DType::float64,
-        "LSE is neither float32 nor float64");
-  check(!result.wants_maximum() || (result.maximum.shape() == result.lse.shape() &&
-                                    result.maximum.dtype() == DType::float32),
-        "maximum does not fit");
-  check(has_unit_stride(result.output), "head dimension has a stride");
-}
-
 // The part of the keys that the dense mask shows to a row, which stands for the rows near it.
 double shown_part(const AttentionBlock& block, std::int64_t batch, std::int64_t row) {
   if (!block.scores.mask) return 1;
@@ -122,7 +105,7 @@ class NativeKernel final : public Kernel {
 
   void forward(const AttentionBlock& block, const SoftmaxState& result,
                const ExecutionContext& context) override {
-    check_block(problem_, block, result);
+    check_forward(problem_, block, result);
     context.stream.synchronize();  // the stream's earlier work comes first
 
     // Heads that see different blocks have tiles of their own.

@@ -45,7 +45,7 @@ GradientErrors unsharded_errors(const ShardedCase& whole, const OracleGradients&
 // In the errors of planner and registry where no implementation can compute something.
 constexpr const char* kRefusal = "no implementation can";
 
-// Whether rows of the rank have partial results to merge: those of several kernels, or of one that
+// True if the rank merges partial results of rows: those of several kernels, or of one that
 // continues another's.
 bool merges(const ring::RankPlan& plan) {
   const auto reductions = plan.all<ring::Reduce>();

@@ -24,7 +24,7 @@ FlagWords* flag_of(const Buffer& memory, std::size_t index) {
                                       index * kStrideBytes);
 }
 
-// Whether all work of the current device ends soon. An error is no sign that it does.
+// True if all work of the current device ends within this time. An error is no sign that it does.
 bool is_idle_within(std::chrono::steady_clock::duration most) {
   using Clock = std::chrono::steady_clock;
   CUcontext context = nullptr;

@@ -23,7 +23,7 @@ class CallArrays {
   /// arguments.
   CallArrays(const AttentionProblem& planned, BatchRange batches, Device& device, Stream& stream);
 
-  /// What kernels read.
+  /// The addresses that kernels read.
   [[nodiscard]] const CallArgumentArrays& arrays() const noexcept { return arrays_; }
   /// Sets the arguments of the next call: those of `called`, except for `values` in the memory of
   /// the device, which are read in the order of `stream`.

@@ -13,7 +13,7 @@ namespace annulus::ring {
 /// They stay where they are, so that recorded calls serve all values.
 class SinkStates {
  public:
-  /// Of a problem with sinks. Returns when the copies are done.
+  /// The problem has sinks. Returns when the copies are done.
   SinkStates(const AttentionProblem& problem, const RankPlan& plan, Device& device,
              const LocalOperations& operations, Stream& stream);
 

@@ -12,6 +12,7 @@
 #include <annulus/core/error.hpp>
 
 #include "tests/attention/cuda_run.hpp"
+#include "tests/attention/gradient_cases.hpp"
 #include "tests/attention/gradients_run.hpp"
 #include "tests/support/message_of.hpp"
 
@@ -225,34 +226,13 @@ TEST_F(CudaFlashBackward, GradientsThatAreNotWantedStay) {
 }
 
 TEST_F(CudaFlashBackward, HiddenValuesReachNothing) {
-  Random random(9);
   for (const std::int64_t dim : {64, 128}) {
     for (const DType dtype : {DType::bfloat16, DType::float16}) {
-      for (const float x : {std::numeric_limits<float>::quiet_NaN(), -kInfinity}) {
-        SCOPED_TRACE(x);
-        AttentionProblem problem = problem_of({2, 300, 300, 4, 2, dim, dim}, dtype);
-        problem.mask.set_causal(true);
-        problem.mask.set_offset(-20);  // 20 rows see nothing
-        problem.mask.set_kv_lengths({300, 137});
-        WholeAttention forward = random_operands(random, problem);
-        for (std::int64_t p = 0; p < 20; ++p) {
-          fill(forward.query, p, x);
-          fill(forward.key, 280 + p, x);
-          fill(forward.value, 280 + p, x);
-        }
-        for (std::int64_t p = 137; p < 300; ++p) {
-          fill(forward.key, p, x, {}, 1);
-          fill(forward.value, p, x, {}, 1);
-        }
-        const WholeGradients whole(random, std::move(forward));
-        for (std::int64_t p = 0; p < 20; ++p) fill(whole.grad_output, p, x);
-        for (std::int64_t n = 0; n < 4; ++n) {
-          whole.delta.view().at<float>({0, n, 5}) = static_cast<float>(kNan);
-        }
-        add(whole);
-        expect_same_reach(whole);
-        EXPECT_LT(whole.largest_share(), 1);
-      }
+      const AddGradients by_flash = [&](const WholeGradients& whole, const BackwardBlock& block,
+                                        const Gradients& gradients) {
+        add(whole, {{block, gradients}});
+      };
+      expect_nothing_of_hidden_values(300, dim, dtype, by_flash, 1);
     }
   }
 }

@@ -1,8 +1,6 @@
 // Gradients of the native kernel on a GPU, against the oracle's.
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
@@ -12,6 +10,7 @@
 #include <annulus/core/error.hpp>
 
 #include "tests/attention/cuda_run.hpp"
+#include "tests/attention/gradient_cases.hpp"
 #include "tests/attention/gradients_run.hpp"
 #include "tests/attention/non_finite.hpp"
 #include "tests/attention/random_mask.hpp"
@@ -60,7 +59,7 @@ class ViewMirror {
 
 class CudaNativeBackward : public CudaTest {
  protected:
-  /// Of host tensors.
+  /// Adds to gradients in host memory.
   void add(const AttentionProblem& problem, BackwardBlock block, const Gradients& gradients) {
     std::vector<std::unique_ptr<ViewMirror>> mirrors;
     const auto there = [&](const ConstTensorView& view) {
@@ -94,23 +93,12 @@ class CudaNativeBackward : public CudaTest {
     add(whole.forward.problem, whole.block(), whole.gradients());
   }
 
-  /// All gradients of one call, one after the other.
+  [[nodiscard]] AddGradients gradients() {
+    return [this](const WholeGradients& whole, const BackwardBlock& block,
+                  const Gradients& gradients) { add(whole.forward.problem, block, gradients); };
+  }
   std::vector<float> run(const WholeGradients& whole, const BackwardBlock& block) {
-    whole.clear();
-    add(whole.forward.problem, block, whole.gradients());
-    return floats_of(whole);
-  }
-  static std::vector<float> floats_of(const WholeGradients& whole) {
-    std::vector<float> all;
-    for (const Tensor* tensor : {&whole.query, &whole.key, &whole.value, &whole.bias}) {
-      if (tensor->shape().rank() == 0) continue;
-      const auto* const entries = tensor->view().as<float>();
-      all.insert(all.end(), entries, entries + tensor->shape().product());
-    }
-    return all;
-  }
-  static bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    return test::run(gradients(), whole, block);
   }
 
   void expect_right(const WholeGradients& whole) {
@@ -144,29 +132,7 @@ TEST_F(CudaNativeBackward, BlockMasks) {
 }
 
 TEST_F(CudaNativeBackward, EveryModifier) {
-  Random random(83);
-  for (const DType dtype : kDTypes) {
-    for (unsigned chosen = 0; chosen < 64; ++chosen) {
-      SCOPED_TRACE(chosen);
-      const auto has = [&](unsigned bit) { return (chosen >> bit & 1U) != 0; };
-      AttentionProblem problem = problem_of({2, 37, 70, 6, 3, 8, 4}, dtype);
-      problem.mask.set_causal(has(0));
-      problem.mask.set_offset(has(0) ? 20 : 0);
-      if (has(1)) problem.scale = -0.6;
-      if (has(2)) problem.soft_cap = 1.5;
-      if (has(3)) problem.dropout.emplace(0.3, (std::uint64_t{5} << 32U) + chosen);
-      if (has(4)) {
-        Extents shape{2, 6, 37, 70};
-        for (int dim = 0; dim < 4; ++dim) {
-          if (draw(random, 0, 1) == 0) shape[dim] = 1;
-        }
-        problem.bias = shape;
-        problem.dense_mask = Extents{1, 6, 37, 70};
-      }
-      if (has(5)) problem.sinks = Sinks::random(6, 2, chosen);
-      expect_right(WholeGradients(random, problem));
-    }
-  }
+  expect_right_modifiers({2, 37, 70, 6, 3, 8, 4}, gradients());
 }
 
 TEST_F(CudaNativeBackward, HeadDimensions) {
@@ -224,10 +190,7 @@ TEST_F(CudaNativeBackward, ABiasOfOneEntry) {
 }
 
 TEST_F(CudaNativeBackward, BlocksAddUp) {
-  expect_blocks_add_up(
-      [&](const WholeGradients& whole, const BackwardBlock& block, const Gradients& gradients) {
-        add(whole.forward.problem, block, gradients);
-      });
+  expect_blocks_add_up(gradients());
 }
 
 // Batch by batch and key/value head by key/value head.
@@ -361,119 +324,17 @@ TEST_F(CudaNativeBackward, RunsRepeatEveryBit) {
   EXPECT_TRUE(same_bits(run(whole, whole.block()), first));
 }
 
-// Puts an entry that is not finite into one operand, at some positions of head 0. Vanilla computes
-// on the CPU, pair by pair, only those that see each other.
 TEST_F(CudaNativeBackward, WhatIsNotFiniteReachesWhatSeesIt) {
-  Random random(92);
-  const Registry registry = Registry::standard();
-  constexpr std::int64_t kLength = 120;
-  std::vector<Mask> masks(6);
-  masks[0].set_causal(true);
-  masks[1].set_window(20, 3);
-  const std::vector<std::int32_t> ids = random_segments(random, 2, kLength);
-  masks[2].set_segments(2, ids, ids);
-  masks[3].set_kv_lengths({110, 60});
-  masks[3].set_query_lengths({40, 119});
-  masks[4].set_block_mask(BlockMask::random(kLength, kLength, 4, 0.5, 1, {24, 16}));
-  for (const Mask& mask : masks) {
-    for (const bool modified : {false, true}) {
-      AttentionProblem problem = problem_of({2, kLength, kLength, 4, 2, 6, 4});
-      problem.mask = mask;
-      if (modified) {
-        problem.soft_cap = 3.0;
-        problem.dropout.emplace(0.3, 4);
-        problem.bias = Extents{1, 4, kLength, kLength};
-        problem.dense_mask = Extents{2, 1, kLength, kLength};
-      }
-      WholeGradients whole(random, problem);
-      for (const int operand : {0, 1, 2, 3}) {
-        for (const float value : {kNan, kInfinity}) {
-          SCOPED_TRACE(to_string(mask) + (modified ? ", modified" : "") + ": operand " +
-                       std::to_string(operand));
-          const std::array<const Tensor*, 4> operands{&whole.forward.query, &whole.forward.key,
-                                                      &whole.forward.value, &whole.grad_output};
-          const Tensor& tensor = *operands.at(static_cast<std::size_t>(operand));
-          const std::vector<float> before(tensor.view().as<float>(),
-                                          tensor.view().as<float>() + tensor.shape().product());
-          for (const std::int64_t row : {std::int64_t{50}, kLength - 1}) {
-            tensor.view().at<float>({1, row, 0, 1}) = value;
-          }
-          // Delta stays: only what the backward pass itself spreads shows.
-          whole.lse = filled(DType::float32, whole.lse.shape(), whole.forward.oracle().lse);
-          whole.clear();
-          whole.add(registry.get("vanilla"), whole.block(), whole.gradients());
-          const std::vector<float> truth = floats_of(whole);
-          const std::vector<float> got = run(whole, whole.block());
-          std::copy(before.begin(), before.end(), tensor.view().as<float>());
-          std::size_t spoilt = 0;
-          for (std::size_t i = 0; i < truth.size(); ++i) {
-            ASSERT_EQ(std::isfinite(got[i]), std::isfinite(truth[i])) << i;
-            if (std::isfinite(truth[i])) {
-              ASSERT_NEAR(got[i], truth[i], 1e-4 * (1 + std::abs(truth[i]))) << i;
-            } else {
-              ++spoilt;
-            }
-          }
-          EXPECT_LT(spoilt, truth.size());
-          EXPECT_TRUE(spoilt > 0 || problem.mask.has_segments());  // padding
-        }
-      }
-    }
-  }
+  expect_reach_of_non_finite(120, gradients());
 }
 
 TEST_F(CudaNativeBackward, HiddenValuesReachNothing) {
-  Random random(93);
-  for (const DType dtype : kDTypes) {
-    for (const float x : {kNan, -kInfinity}) {
-      SCOPED_TRACE(x);
-      AttentionProblem problem = problem_of({2, 100, 100, 4, 2, 16, 16}, dtype);
-      problem.mask.set_causal(true);
-      problem.mask.set_offset(-20);  // 20 rows see nothing
-      problem.mask.set_kv_lengths({100, 37});
-      WholeAttention forward = random_operands(random, problem);
-      for (std::int64_t p = 0; p < 20; ++p) {
-        fill(forward.query, p, x);
-        fill(forward.key, 80 + p, x);
-        fill(forward.value, 80 + p, x);
-      }
-      for (std::int64_t p = 37; p < 100; ++p) {
-        fill(forward.key, p, x, {}, 1);
-        fill(forward.value, p, x, {}, 1);
-      }
-      const WholeGradients whole(random, std::move(forward));
-      for (std::int64_t p = 0; p < 20; ++p) fill(whole.grad_output, p, x);
-      for (std::int64_t n = 0; n < 4; ++n) whole.delta.view().at<float>({0, n, 5}) = kNan;
-      add(whole);
-      expect_same_reach(whole);
-      EXPECT_LT(whole.largest_share(), 0.5);
-    }
-  }
+  for (const DType dtype : kDTypes)
+    expect_nothing_of_hidden_values(100, 16, dtype, gradients(), 0.5);
 }
 
-// Rows that see nothing, or only a bias of −∞, add nothing, whatever they hold.
 TEST_F(CudaNativeBackward, RowsWithoutWeightAddNothing) {
-  Random random(94);
-  AttentionProblem problem = problem_of({2, 20, 70, 2, 1, 4, 4});
-  problem.bias = Extents{1, 1, 20, 70};
-  problem.mask.set_kv_lengths({0, 70});
-  WholeAttention operands = random_attention(random, problem);
-  for (std::int64_t j = 0; j < 70; ++j) operands.bias.view().at<float>({0, 0, 7, j}) = -kInfinity;
-  const WholeGradients whole(random, std::move(operands));
-  for (std::int64_t t = 0; t < 20; ++t) {
-    for (std::int64_t b = 0; b < 2; ++b) {
-      if (b == 1 && t != 7) continue;
-      for (std::int64_t d = 0; d < 4; ++d) {
-        whole.grad_output.view().at<float>({b, t, 1, d}) = kNan;
-        whole.forward.query.view().at<float>({b, t, 1, d}) = kNan;
-      }
-    }
-  }
-  for (std::int64_t j = 0; j < 70; ++j) {
-    whole.forward.key.view().at<float>({0, j, 0, 2}) = kInfinity;
-  }
-  add(whole);
-  EXPECT_LT(whole.largest_share(), 0.5);
+  expect_nothing_of_rows_without_weight(70, gradients());
 }
 
 // Rows that see keys, of which all or some have logits of −∞.

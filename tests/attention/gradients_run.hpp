@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -177,126 +178,44 @@ inline AttentionProblem problem_of(const AttentionShape& shape, DType dtype = DT
   return problem;
 }
 
-/// Where the oracle's gradients are finite so are those found, and right; elsewhere none is finite.
-inline void expect_same_reach(const WholeGradients& whole) {
-  const auto compare = [&](const Tensor& tensor, const OracleGradient& truth, const char* name) {
-    double difference = 0, magnitude = 0;
-    std::size_t poisoned = 0, missed = 0, finite = 0;
-    for (std::size_t i = 0; i < truth.values.size(); ++i) {
-      const double found = entry(tensor, i);
-      if (!std::isfinite(truth.values[i])) {
-        if (std::isfinite(found)) ++missed;
-      } else if (!std::isfinite(found)) {
-        ++poisoned;
-      } else {
-        ++finite;
-        difference += std::pow(found - truth.values[i], 2);
-        magnitude += std::pow(truth.magnitudes[i], 2);
-      }
-    }
-    EXPECT_EQ(poisoned, 0U) << name;
-    EXPECT_EQ(missed, 0U) << name;
-    EXPECT_GT(finite, 0U) << name;
-    const double bound = 2 * accuracy_bound(whole.forward.problem).output;
-    EXPECT_LE(std::sqrt(difference), bound * std::sqrt(magnitude)) << name;
-  };
-  compare(whole.query, whole.truth.query, "query");
-  compare(whole.key, whole.truth.key, "key");
-  compare(whole.value, whole.truth.value, "value");
-}
-
-/// Overwrites one position of all heads, of all batches or of one, or only the entry `only` there.
-inline void fill(const Tensor& tensor, std::int64_t position, float x,
-                 std::optional<std::int64_t> only = {}, std::int64_t batch = -1) {
-  const Extents& shape = tensor.shape();
-  for (std::int64_t b = 0; b < shape[0]; ++b) {
-    if (batch >= 0 && b != batch) continue;
-    for (std::int64_t h = 0; h < shape[2]; ++h) {
-      for (std::int64_t d = 0; d < shape[3]; ++d) {
-        if (only && d != *only) continue;
-        from_float32(&x, tensor.dtype(), tensor.view().address({b, position, h, d}), 1);
-      }
-    }
-  }
-}
-
 /// One call that adds the gradients of a block of the problem, all of them in host memory.
 using AddGradients =
     std::function<void(const WholeGradients&, const BackwardBlock&, const Gradients&)>;
 
-/// Blocks of rows, columns, batches and heads, with positions far from each other, add up.
-inline void expect_blocks_add_up(const AddGradients& add) {
-  Random random(53);
-  AttentionProblem problem = problem_of({3, 24, 32, 4, 2, 8, 8});
-  problem.mask.set_causal(true);
-  problem.mask.set_offset(5);
-  problem.dropout.emplace(0.2, 7);
-  problem.bias = Extents{1, 4, 24, 1};
-  problem.sinks = Sinks::random(4, 1, 3);
-  const WholeGradients whole(random, problem);
-  const BackwardBlock all = whole.block();
-  const Gradients gradients = whole.gradients();
-  const std::vector<PositionRanges> rows{PositionRanges({PositionRange{GlobalPosition(0), 12, 2}}),
-                                         PositionRanges({PositionRange{GlobalPosition(1), 12, 2}})};
-  const std::vector<PositionRanges> columns{
-      PositionRanges({PositionRange{GlobalPosition(24), 8}, PositionRange{GlobalPosition(0), 8}}),
-      PositionRanges({PositionRange{GlobalPosition(8), 16}})};
-  // Views of positions that are one range; copies of those of several.
-  const auto stepped = [](const auto& view, int dim, std::int64_t first) {
-    auto strides = view.strides();
-    auto shape = view.shape();
-    strides[dim] *= 2;
-    shape[dim] = 12;
-    return std::decay_t<decltype(view)>(view.slice(dim, first, 1).data(), view.dtype(), shape,
-                                        strides);
-  };
-  for (std::int64_t b = 0; b < 3; ++b) {
-    for (std::int64_t k = 0; k < 2; ++k) {
-      for (std::size_t r = 0; r < 2; ++r) {
-        for (const PositionRanges& held : columns) {
-          const auto of_rows = [&](const auto& view) {
-            return stepped(view.slice(0, b, 1).slice(2, k * 2, 2), 1, static_cast<std::int64_t>(r));
-          };
-          const auto of_lse = [&](const auto& view) {
-            return stepped(view.slice(0, b, 1).slice(1, k * 2, 2), 2, static_cast<std::int64_t>(r));
-          };
-          const auto of_keys = [&](const ConstTensorView& view) {
-            return gather(view.slice(0, b, 1).slice(2, k, 1), held);
-          };
-          const Tensor key = of_keys(all.key);
-          const Tensor value = of_keys(all.value);
-          const Tensor grad_key = zeros(DType::float32, key.shape());
-          const Tensor grad_value = zeros(DType::float32, value.shape());
-          BackwardBlock block{
-              of_rows(all.query), as_bthd(key),      as_bthd(value), of_rows(all.grad_output),
-              of_lse(all.lse),    of_lse(all.delta), rows[r],        held};
-          block.first_batch = b;
-          block.first_head = k * 2;
-          const ScoreTensors scores = all.scores.slice(0, b, 1).slice(1, k * 2, 2);
-          block.scores.bias = stepped(*scores.bias, 2, static_cast<std::int64_t>(r));
-          Gradients part{of_rows(gradients.query), as_bthd(grad_key), as_bthd(grad_value)};
-          part.bias = stepped(gradients.bias.slice(0, b, 1).slice(1, k * 2, 2), 2,
-                              static_cast<std::int64_t>(r));
-          add(whole, block, part);
-          for (std::int64_t j = 0; j < held.size(); ++j) {
-            const std::int64_t position = held.global(LocalPosition(j)).value();
-            for (std::int64_t d = 0; d < 8; ++d) {
-              gradients.key.at<float>({b, position, k, d}) += part.key.at<float>({0, j, 0, d});
-              gradients.value.at<float>({b, position, k, d}) += part.value.at<float>({0, j, 0, d});
-            }
-          }
-        }
-      }
-    }
-  }
-  EXPECT_LT(whole.largest_share(), 0.5);
+[[nodiscard]] inline std::vector<float> floats_of(const Tensor& tensor) {
+  const auto* const entries = tensor.view().as<float>();
+  return {entries, entries + tensor.shape().product()};
 }
 
-inline void expect_blocks_add_up(const Implementation& implementation) {
-  expect_blocks_add_up(
-      [&](const WholeGradients& whole, const BackwardBlock& block, const Gradients& gradients) {
-        whole.add(implementation, block, gradients);
-      });
+/// All gradients, one after the other.
+[[nodiscard]] inline std::vector<float> floats_of(const WholeGradients& whole) {
+  std::vector<float> all;
+  for (const Tensor* tensor : {&whole.query, &whole.key, &whole.value, &whole.bias}) {
+    if (tensor->shape().rank() == 0) continue;
+    const std::vector<float> entries = floats_of(*tensor);
+    all.insert(all.end(), entries.begin(), entries.end());
+  }
+  return all;
+}
+
+[[nodiscard]] inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+/// The gradients of one call, from 0.
+[[nodiscard]] inline std::vector<float> run(const AddGradients& add, const WholeGradients& whole,
+                                            const BackwardBlock& block) {
+  whole.clear();
+  add(whole, block, whole.gradients());
+  return floats_of(whole);
+}
+
+[[nodiscard]] inline AddGradients gradients_by(const Implementation& implementation,
+                                               int threads = 1) {
+  return [&implementation, threads](const WholeGradients& whole, const BackwardBlock& block,
+                                    const Gradients& gradients) {
+    whole.add(implementation, block, gradients, threads);
+  };
 }
 
 }  // namespace annulus::test

@@ -1,9 +1,5 @@
-#include <array>
-#include <cmath>
 #include <cstddef>
-#include <cstring>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,44 +9,13 @@
 #include <annulus/core/error.hpp>
 
 #include "native/addition_order.hpp"
+#include "tests/attention/gradient_cases.hpp"
 #include "tests/attention/gradients_run.hpp"
 #include "tests/attention/non_finite.hpp"
 #include "tests/attention/random_mask.hpp"
 
 namespace annulus::test {
 namespace {
-
-constexpr std::array kDTypes{DType::float32, DType::float16, DType::bfloat16};
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-std::vector<float> floats_of(const Tensor& tensor) {
-  const auto* const entries = tensor.view().as<float>();
-  return {entries, entries + tensor.shape().product()};
-}
-
-const Implementation& vanilla() {
-  static const Registry registry = Registry::standard();
-  return registry.get("vanilla");
-}
-
-// All gradients, one after the other.
-std::vector<float> run(const Implementation& implementation, const WholeGradients& whole,
-                       const BackwardBlock& block, int threads = 1) {
-  whole.clear();
-  whole.add(implementation, block, whole.gradients(), threads);
-  std::vector<float> all;
-  for (const Tensor* tensor : {&whole.query, &whole.key, &whole.value, &whole.bias}) {
-    if (tensor->shape().rank() == 0) continue;
-    const std::vector<float> entries = floats_of(*tensor);
-    all.insert(all.end(), entries.begin(), entries.end());
-  }
-  return all;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
 
 void expect_right(const WholeGradients& whole, int threads) {
   whole.add(native(), whole.block(), whole.gradients(), threads);
@@ -81,29 +46,7 @@ TEST(NativeGradients, EveryPositionPart) {
 }
 
 TEST(NativeGradients, EveryModifier) {
-  Random random(63);
-  for (const DType dtype : kDTypes) {
-    for (unsigned chosen = 0; chosen < 64; ++chosen) {
-      SCOPED_TRACE(std::string(name_of(dtype)) + ' ' + std::to_string(chosen));
-      const auto has = [&](unsigned bit) { return (chosen >> bit & 1U) != 0; };
-      AttentionProblem problem = problem_of({2, 53, 275, 6, 3, 8, 4}, dtype);
-      problem.mask.set_causal(has(0));
-      problem.mask.set_offset(has(0) ? 150 : 0);
-      if (has(1)) problem.scale = -0.6;
-      if (has(2)) problem.soft_cap = 1.5;
-      if (has(3)) problem.dropout.emplace(0.3, chosen);
-      if (has(4)) {
-        Extents shape{2, 6, 53, 275};
-        for (int dim = 0; dim < 4; ++dim) {
-          if (draw(random, 0, 1) == 0) shape[dim] = 1;
-        }
-        problem.bias = shape;
-        problem.dense_mask = Extents{1, 6, 53, 275};
-      }
-      if (has(5)) problem.sinks = Sinks::random(6, 2, chosen);
-      expect_right(WholeGradients(random, problem), 3);
-    }
-  }
+  expect_right_modifiers({2, 53, 275, 6, 3, 8, 4}, gradients_by(native(), 3));
 }
 
 // Of heads that all read one key/value head: more than a row tile holds.
@@ -125,7 +68,7 @@ TEST(NativeGradients, AScaleOfZero) {
 }
 
 TEST(NativeGradients, BlocksAddUp) {
-  expect_blocks_add_up(native());
+  expect_blocks_add_up(gradients_by(native()));
 }
 
 TEST(NativeGradients, ScoresByColumn) {
@@ -134,10 +77,10 @@ TEST(NativeGradients, ScoresByColumn) {
   problem.bias = Extents{2, 1, 40, 300};
   problem.dense_mask = Extents{1, 4, 1, 300};
   const WholeGradients whole(random, problem);
-  const std::vector<float> by_position = run(native(), whole, whole.block());
+  const std::vector<float> by_position = run(gradients_by(native()), whole, whole.block());
   BackwardBlock block = whole.block();
   block.scores.by_column = true;
-  EXPECT_TRUE(same_bits(run(native(), whole, block), by_position));
+  EXPECT_TRUE(same_bits(run(gradients_by(native()), whole, block), by_position));
 }
 
 TEST(NativeGradients, UnmaskedBlocksSkipTheMask) {
@@ -147,9 +90,9 @@ TEST(NativeGradients, UnmaskedBlocksSkipTheMask) {
   problem.mask.set_offset(290);
   const WholeGradients whole(random, problem);
   BackwardBlock block = whole.block();
-  const std::vector<float> masked = run(native(), whole, block);
+  const std::vector<float> masked = run(gradients_by(native()), whole, block);
   block.unmasked = true;
-  EXPECT_TRUE(same_bits(run(native(), whole, block), masked));
+  EXPECT_TRUE(same_bits(run(gradients_by(native()), whole, block), masked));
 }
 
 TEST(NativeGradients, AddsToWhatIsThereAndWritesNothingElse) {
@@ -198,103 +141,20 @@ TEST(NativeGradients, ThreadsDoNotChangeABit) {
     whole.key = zeros(DType::float32, {2, 900, 2, 16});
     whole.value = zeros(DType::float32, {2, 900, 2, 8});
     if (problem.bias) whole.bias = zeros(DType::float32, *problem.bias);
-    const std::vector<float> one = run(native(), whole, whole.block(), 1);
+    const std::vector<float> one = run(gradients_by(native(), 1), whole, whole.block());
     for (const int threads : {2, 4, 64}) {
-      EXPECT_TRUE(same_bits(run(native(), whole, whole.block(), threads), one)) << threads;
+      EXPECT_TRUE(same_bits(run(gradients_by(native(), threads), whole, whole.block()), one))
+          << threads;
     }
   }
 }
 
-// Puts an entry that is not finite into one operand, at some positions of head 0. Vanilla computes
-// pair by pair, only those that see each other.
 TEST(NativeGradients, WhatIsNotFiniteReachesWhatSeesIt) {
-  Random random(70);
-  constexpr std::int64_t kLength = 300;
-  std::vector<Mask> masks(6);
-  masks[0].set_causal(true);
-  masks[1].set_window(40, 3);
-  const std::vector<std::int32_t> ids = random_segments(random, 2, kLength);
-  masks[2].set_segments(2, ids, ids);
-  masks[3].set_kv_lengths({280, 150});
-  masks[3].set_query_lengths({100, 299});
-  masks[4].set_block_mask(BlockMask::random(kLength, kLength, 4, 0.5, 1, {64, 48}));
-  for (const Mask& mask : masks) {
-    for (const bool modified : {false, true}) {
-      AttentionProblem problem = problem_of({2, kLength, kLength, 4, 2, 6, 4});
-      problem.mask = mask;
-      if (modified) {
-        problem.soft_cap = 3.0;
-        problem.dropout.emplace(0.3, 4);
-        problem.bias = Extents{1, 4, kLength, kLength};
-        problem.dense_mask = Extents{2, 1, kLength, kLength};
-      }
-      WholeGradients whole(random, problem);
-      const std::vector<float> clean = run(native(), whole, whole.block());
-      const auto spoil = [&](const Tensor& tensor, float value) {
-        for (const std::int64_t row : {std::int64_t{130}, std::int64_t{299}}) {
-          tensor.view().at<float>({1, row, 0, 1}) = value;
-        }
-      };
-      for (const int operand : {0, 1, 2, 3}) {
-        for (const float value : {kNan, kInfinity}) {
-          SCOPED_TRACE(to_string(mask) + (modified ? ", modified" : "") + ": operand " +
-                       std::to_string(operand));
-          const std::array<const Tensor*, 4> operands{&whole.forward.query, &whole.forward.key,
-                                                      &whole.forward.value, &whole.grad_output};
-          const Tensor& tensor = *operands[static_cast<std::size_t>(operand)];
-          const std::vector<float> before = floats_of(tensor);
-          spoil(tensor, value);
-          // Delta stays: only what the backward pass itself spreads shows.
-          Tensor lse = std::move(whole.lse);
-          whole.lse = filled(DType::float32, lse.shape(), whole.forward.oracle().lse);
-          const std::vector<float> truth = run(vanilla(), whole, whole.block());
-          const std::vector<float> got = run(native(), whole, whole.block(), 2);
-          std::copy(before.begin(), before.end(), tensor.view().as<float>());
-          whole.lse = std::move(lse);
-          std::size_t spoilt = 0;
-          for (std::size_t i = 0; i < truth.size(); ++i) {
-            ASSERT_EQ(std::isfinite(got[i]), std::isfinite(truth[i])) << i;
-            if (std::isfinite(truth[i])) {
-              ASSERT_NEAR(got[i], truth[i], 1e-4 * (1 + std::abs(truth[i]))) << i;
-            } else {
-              ++spoilt;
-            }
-          }
-          EXPECT_LT(spoilt, truth.size());
-          const bool may_be_padding = problem.mask.has_segments();
-          EXPECT_TRUE(spoilt > 0 || may_be_padding);
-        }
-      }
-      EXPECT_TRUE(same_bits(run(native(), whole, whole.block()), clean));
-    }
-  }
+  expect_reach_of_non_finite(300, gradients_by(native(), 2));
 }
 
-// Rows that see nothing, or only logits of −∞, add nothing, whatever they hold.
 TEST(NativeGradients, RowsWithoutWeightAddNothing) {
-  Random random(71);
-  AttentionProblem problem = problem_of({2, 20, 300, 2, 1, 4, 4});
-  problem.bias = Extents{1, 1, 20, 300};
-  problem.mask.set_kv_lengths({0, 300});
-  WholeAttention operands = random_attention(random, problem);
-  for (std::int64_t j = 0; j < 300; ++j) {
-    operands.bias.view().at<float>({0, 0, 7, j}) = -kInfinity;
-  }
-  const WholeGradients whole(random, std::move(operands));
-  for (std::int64_t t = 0; t < 20; ++t) {
-    for (std::int64_t b = 0; b < 2; ++b) {
-      if (b == 1 && t != 7) continue;
-      for (std::int64_t d = 0; d < 4; ++d) {
-        whole.grad_output.view().at<float>({b, t, 1, d}) = kNan;
-        whole.forward.query.view().at<float>({b, t, 1, d}) = kNan;
-      }
-    }
-  }
-  for (std::int64_t j = 0; j < 300; ++j) {
-    whole.forward.key.view().at<float>({0, j, 0, 2}) = kInfinity;
-  }
-  whole.add(native(), whole.block(), whole.gradients(), 1);
-  EXPECT_LT(whole.largest_share(), 0.5);
+  expect_nothing_of_rows_without_weight(300, gradients_by(native()));
 }
 
 TEST(NativeGradients, WorkspaceDoesNotGrowWithTheSequence) {

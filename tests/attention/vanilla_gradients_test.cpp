@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/attention/gradient_cases.hpp"
 #include "tests/attention/gradients_run.hpp"
 #include "tests/attention/random_mask.hpp"
 
@@ -58,7 +59,7 @@ TEST(VanillaGradients, EveryModifier) {
 }
 
 TEST(VanillaGradients, BlocksAddUp) {
-  expect_blocks_add_up(vanilla());
+  expect_blocks_add_up(gradients_by(vanilla()));
 }
 
 TEST(VanillaGradients, AddsToWhatIsThere) {

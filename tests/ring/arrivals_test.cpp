@@ -1,5 +1,6 @@
 #include "runner/arrivals.hpp"
 
+#include <cstdint>
 #include <variant>
 
 #include <gtest/gtest.h>
@@ -8,6 +9,7 @@
 #include <annulus/core/host_stream.hpp>
 #include <annulus/ring/planner.hpp>
 
+#include "tests/ring/no_operations.hpp"
 #include "tests/ring/sequence_plan.hpp"
 #include "tests/support/test_world.hpp"
 
@@ -15,36 +17,10 @@ namespace annulus::ring {
 namespace {
 
 // Publishes to host memory at once.
-class Publishing final : public LocalOperations {
+class Publishing final : public NoOperations {
  public:
-  void combine(std::span<const PartialState> /*parts*/, const SoftmaxState& /*result*/,
-               SoftmaxForm /*form*/, Stream& /*stream*/) const override {
-    throw InternalError("not asked for");
-  }
-  void sum(std::span<const ConstTensorView> /*parts*/, const TensorView& /*result*/,
-           Stream& /*stream*/) const override {
-    throw InternalError("not asked for");
-  }
-  void delta(const ConstTensorView& /*output*/, const ConstTensorView& /*grad_output*/,
-             const ConstTensorView& /*grad_lse*/, const TensorView& /*delta*/,
-             Stream& /*stream*/) const override {
-    throw InternalError("not asked for");
-  }
-  void sink_gradient(const ConstTensorView& /*sinks*/, const ConstTensorView& /*lse*/,
-                     const ConstTensorView& /*delta*/, const TensorView& /*grad_sinks*/,
-                     Stream& /*stream*/) const override {
-    throw InternalError("not asked for");
-  }
   void publish(std::int32_t value, std::int32_t* number, Stream& /*stream*/) const override {
     *number = value;
-  }
-  void sink_state(const ConstTensorView& /*sinks*/, const TensorView& /*logits*/,
-                  const TensorView& /*lse*/, const TensorView& /*maximum*/,
-                  Stream& /*stream*/) const override {
-    throw InternalError("not asked for");
-  }
-  void write(const CallArgumentWrite& /*write*/, Stream& /*stream*/) const override {
-    throw InternalError("not asked for");
   }
 };
 

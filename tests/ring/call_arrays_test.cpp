@@ -10,7 +10,9 @@
 #include <annulus/core/error.hpp>
 #include <annulus/core/host_stream.hpp>
 
+#include "tests/ring/no_operations.hpp"
 #include "tests/support/message_of.hpp"
+#include "tests/support/pretended_gpu.hpp"
 #include "tests/support/test_world.hpp"
 
 namespace annulus::ring {
@@ -20,58 +22,10 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 
 using Numbers = std::vector<std::int32_t>;
-constexpr Place kDevice = Place::cuda(0);
-
-// Memory of the host that passes for that of a GPU.
-class PretendedDevice final : public Device {
- public:
-  [[nodiscard]] Place place() const noexcept override { return kDevice; }
-  [[nodiscard]] MemoryPool& memory() noexcept override { return host_.memory(); }
-  [[nodiscard]] MemoryPool& staging() override { return host_.memory(); }
-  using Device::make_stream;
-  [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string name, Watchdog watchdog,
-                                                    Tracer* tracer, bool urgent) override {
-    return host_.make_stream(std::move(name), std::move(watchdog), tracer, urgent);
-  }
-  using Device::copy;
-  void copy(const ConstTensorView& source, const TensorView& destination, Stream& stream) override {
-    host_.copy(source, destination, stream);
-  }
-
- private:
-  HostDevice host_;
-};
 
 // Does at once what a GPU does in the order of the stream.
-class Writing final : public LocalOperations {
+class Writing final : public NoOperations {
  public:
-  void combine(std::span<const PartialState> /*parts*/, const SoftmaxState& /*result*/,
-               SoftmaxForm /*form*/, Stream& /*stream*/) const override {
-    throw InternalError("not asked for");
-  }
-  void sum(std::span<const ConstTensorView> /*parts*/, const TensorView& /*result*/,
-           Stream& /*stream*/) const override {
-    throw InternalError("not asked for");
-  }
-  void delta(const ConstTensorView& /*output*/, const ConstTensorView& /*grad_output*/,
-             const ConstTensorView& /*grad_lse*/, const TensorView& /*delta*/,
-             Stream& /*stream*/) const override {
-    throw InternalError("not asked for");
-  }
-  void sink_gradient(const ConstTensorView& /*sinks*/, const ConstTensorView& /*lse*/,
-                     const ConstTensorView& /*delta*/, const TensorView& /*grad_sinks*/,
-                     Stream& /*stream*/) const override {
-    throw InternalError("not asked for");
-  }
-  void publish(std::int32_t /*value*/, std::int32_t* /*number*/,
-               Stream& /*stream*/) const override {
-    throw InternalError("not asked for");
-  }
-  void sink_state(const ConstTensorView& /*sinks*/, const TensorView& /*logits*/,
-                  const TensorView& /*lse*/, const TensorView& /*maximum*/,
-                  Stream& /*stream*/) const override {
-    throw InternalError("not asked for");
-  }
   void write(const CallArgumentWrite& write, Stream& /*stream*/) const override {
     write.write_key();
     for (int batch = 0; batch < write.batches; ++batch) {
@@ -101,13 +55,13 @@ class CallArraysTest : public ::testing::Test {
     arrays.write(called, values, operations_, stream_);
   }
   static ConstTensorView on_device(const Numbers& numbers) {
-    return {numbers.data(), DType::int32, {std::ssize(numbers)}, kDevice};
+    return {numbers.data(), DType::int32, {std::ssize(numbers)}, Place::cuda(0)};
   }
   static Numbers of(const std::int32_t* numbers, BatchRange batches) {
     return {numbers + batches.begin, numbers + batches.end()};
   }
 
-  PretendedDevice device_;
+  test::PretendedGpu device_{0};
   HostStream stream_{"compute", test::kWatchdog, nullptr};
   Writing operations_;
 };
@@ -143,7 +97,7 @@ TEST_F(CallArraysTest, ReadTheMemoryOfTheDevice) {
   const Numbers one{11};
   const std::uint64_t seed = (std::uint64_t{7} << 32U) + 1;
   CallValues values{on_device(one), on_device(lengths),
-                    ConstTensorView(every_other.data(), DType::int32, {2}, {2}, kDevice)};
+                    ConstTensorView(every_other.data(), DType::int32, {2}, {2}, Place::cuda(0))};
   values.device_dropout_seed = &seed;
   write(arrays, planned, values);
   const CallArgumentArrays& found = arrays.arrays();

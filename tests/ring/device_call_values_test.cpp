@@ -15,9 +15,9 @@
 #include <annulus/core/cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
 
+#include "tests/ring/device_face_fixture.hpp"
 #include "tests/ring/face_cases.hpp"
 #include "tests/support/message_of.hpp"
-#include "tests/support/rank_device.hpp"
 
 namespace annulus {
 namespace {
@@ -174,21 +174,8 @@ class Pass {
       grad_sinks_;
 };
 
-class DeviceCallValues : public test::RankDeviceTest<> {
+class DeviceCallValues : public DeviceFace {
  protected:
-  void SetUp() override {
-    RankDeviceTest::SetUp();
-    if (IsSkipped()) return;
-    check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-    ContextOptions options;
-    options.timeout = 60;
-    options.share_gpus = shared_gpus();
-    context_ = std::make_unique<Context>(test::session().world(), options);
-  }
-  void TearDown() override {
-    context_.reset();
-    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
-  }
   [[nodiscard]] static Place place() { return device().place(); }
 
   // One object computes all calls, forward and backward, several times each, so that recordings
@@ -221,13 +208,10 @@ class DeviceCallValues : public test::RankDeviceTest<> {
       EXPECT_NO_THROW(attention.wait());
     }
   }
-
-  cudaStream_t stream_ = nullptr;
-  std::unique_ptr<Context> context_;
 };
 
 TEST_F(DeviceCallValues, Lengths) {
-  AttentionOptions options = causal(37);
+  AttentionOptions options = annulus::causal(37);
   options.call_arguments.lengths = true;
   options.mask.set_kv_lengths({37, 30});
   expect_right_calls(options, {{.query_lengths = {37, 37}, .kv_lengths = {9, 30}},
@@ -236,7 +220,7 @@ TEST_F(DeviceCallValues, Lengths) {
 }
 
 TEST_F(DeviceCallValues, OffsetsAndSeeds) {
-  AttentionOptions options = causal(37);
+  AttentionOptions options = annulus::causal(37);
   options.mask.set_window(9, 3);
   options.mask.set_sink_tokens(2);
   options.dropout.emplace(0.3, 8);
@@ -247,14 +231,14 @@ TEST_F(DeviceCallValues, OffsetsAndSeeds) {
 }
 
 TEST_F(DeviceCallValues, Sinks) {
-  AttentionOptions options = causal(37);
+  AttentionOptions options = annulus::causal(37);
   options.sinks = Sinks({4, 1}, {0, 1, -1, 0.5F});
   expect_right_calls(options, {{.sinks = {3, -2, 0, 1}}, {.sinks = {0.5F, 1, 0.25F, 7}}});
 }
 
 // Values of the host and of the device side by side.
 TEST_F(DeviceCallValues, OfBothMemories) {
-  AttentionOptions options = causal(37);
+  AttentionOptions options = annulus::causal(37);
   options.call_arguments = {true, true, false};
   if (context_->size() > 1) options.schedule = "ring";
   Attention attention(*context_, options);
@@ -275,7 +259,7 @@ TEST_F(DeviceCallValues, OfBothMemories) {
 
 // As a generation loop does: the graph is captured once, and the lengths grow.
 TEST_F(DeviceCallValues, AreReadByEveryLaunchOfACapturedGraph) {
-  AttentionOptions options = causal(37);
+  AttentionOptions options = annulus::causal(37);
   options.mask.set_causal(false);
   options.call_arguments.lengths = true;
   if (context_->size() > 1) options.schedule = "ring";
@@ -303,7 +287,7 @@ TEST_F(DeviceCallValues, AreReadByEveryLaunchOfACapturedGraph) {
 
 // The call computes with the nearest length that is allowed.
 TEST_F(DeviceCallValues, WaitTellsOfLengthsOutOfBounds) {
-  AttentionOptions options = causal(37);
+  AttentionOptions options = annulus::causal(37);
   options.call_arguments.lengths = true;
   options.mask.set_kv_lengths({37, 30});
   if (context_->size() > 1) options.schedule = "ring";
@@ -331,7 +315,7 @@ TEST_F(DeviceCallValues, WaitTellsOfLengthsOutOfBounds) {
 }
 
 TEST_F(DeviceCallValues, WrongOnesAreErrors) {
-  AttentionOptions options = causal(37);
+  AttentionOptions options = annulus::causal(37);
   options.dropout.emplace(0.3, 8);
   options.call_arguments = {true, false, true};
   const auto message = [&](const ring::CallValues& values) {

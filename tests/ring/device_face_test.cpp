@@ -1,15 +1,14 @@
 // The public interface on GPU ranks: the caller's stream, many objects in turn, and the cost of a
-// call and of another object. Keys are zero, so that output row i is the mean of the values that it
-// sees.
+// call and of another object.
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstdint>
 #include <cuda_runtime_api.h>
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -17,156 +16,16 @@
 #include <gtest/gtest.h>
 
 #include <annulus/annulus.hpp>
-#include <annulus/core/convert.hpp>
 #include <annulus/core/cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
 
+#include "tests/ring/device_face_fixture.hpp"
 #include "tests/support/message_of.hpp"
-#include "tests/support/rank_device.hpp"
-#include "tests/support/test_world.hpp"
 
 namespace annulus {
 namespace {
 
 using ::testing::HasSubstr;
-using Clock = std::chrono::steady_clock;
-
-double milliseconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-}
-
-// Memory of the current device.
-class DeviceArray {
- public:
-  explicit DeviceArray(std::int64_t elements) : bytes_(static_cast<std::size_t>(elements) * 2) {
-    check_cuda(cudaMalloc(&data_, bytes_), "cudaMalloc");
-    check_cuda(cudaMemset(data_, 0, bytes_), "cudaMemset");
-    check_cuda(cudaDeviceSynchronize(),
-               "cudaDeviceSynchronize");  // the test's stream does not wait
-  }
-  ~DeviceArray() { (void)cudaFree(data_); }
-  DeviceArray(const DeviceArray&) = delete;
-  DeviceArray& operator=(const DeviceArray&) = delete;
-  [[nodiscard]] void* data() const { return data_; }
-  [[nodiscard]] std::size_t bytes() const { return bytes_; }
-
- private:
-  void* data_ = nullptr;
-  std::size_t bytes_;
-};
-
-// An object and its tensors. Values are `level` at even positions and 0 at odd ones.
-class Layer {
- public:
-  Layer(Context& context, const AttentionOptions& options, float level)
-      : attention(context, options),
-        level_(level),
-        query_(attention.query_shape().product()),
-        key_(attention.key_shape().product()),
-        value_(attention.value_shape().product()),
-        output_(attention.output_shape().product()) {
-    const std::int64_t width = attention.value_shape()[2] * attention.value_shape()[3];
-    const PositionRanges positions = attention.key_positions();
-    std::vector<float> wide(static_cast<std::size_t>(attention.value_shape().product()), 0);
-    for (std::int64_t row = 0; row < positions.size(); ++row) {
-      if (positions.global(LocalPosition(row)).value() % 2 == 0) {
-        std::fill_n(wide.begin() + row * width, width, level);
-      }
-    }
-    values_.resize(wide.size());
-    from_float32(wide.data(), DType::bfloat16, values_.data(),
-                 static_cast<std::int64_t>(wide.size()));
-  }
-
-  // From page-locked or ordinary memory, in the stream's order.
-  void upload(cudaStream_t stream) {
-    check_cuda(cudaMemcpyAsync(value_.data(), values_.data(), value_.bytes(),
-                               cudaMemcpyHostToDevice, stream),
-               "cudaMemcpyAsync");
-  }
-  void run(cudaStream_t stream) { run(attention, stream); }
-  void run(Attention& other, cudaStream_t stream) {
-    other.run({query_.data(), key_.data(), value_.data(), output_.data()}, stream);
-  }
-  [[nodiscard]] AttentionOutput compute(cudaStream_t stream) {
-    return attention.compute({query_.data(), key_.data(), value_.data()}, true, stream);
-  }
-  void copy_output(const AttentionOutput& result, cudaStream_t stream) {
-    check_cuda(cudaMemcpyAsync(output_.data(), result.outputs.view().data(), output_.bytes(),
-                               cudaMemcpyDeviceToDevice, stream),
-               "cudaMemcpyAsync");
-  }
-  // The same call: what is zero lies as one likes.
-  void run_with_zero_queries_head_major(cudaStream_t stream) {
-    ring::LocalTensors tensors =
-        attention.views({query_.data(), key_.data(), value_.data(), output_.data()});
-    const Extents shape = tensors.query.shape();
-    tensors.query = ConstTensorView(query_.data(), DType::bfloat16,
-                                    {shape[0], shape[2], shape[1], shape[3]}, tensors.query.place())
-                        .permute({0, 2, 1, 3});
-    attention.run(tensors, stream);
-  }
-  void spoil(cudaStream_t stream) {
-    check_cuda(cudaMemsetAsync(output_.data(), 0xFF, output_.bytes(), stream), "cudaMemsetAsync");
-  }
-  void expect_right(cudaStream_t stream, const Mask& mask) {
-    std::vector<std::uint16_t> narrow(static_cast<std::size_t>(attention.output_shape().product()));
-    check_cuda(cudaMemcpyAsync(narrow.data(), output_.data(), output_.bytes(),
-                               cudaMemcpyDeviceToHost, stream),
-               "cudaMemcpyAsync");
-    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-    std::vector<float> wide(narrow.size());
-    to_float32(narrow.data(), DType::bfloat16, wide.data(),
-               static_cast<std::int64_t>(narrow.size()));
-    const PositionRanges positions = attention.query_positions();
-    const std::int64_t width = attention.output_shape()[2] * attention.output_shape()[3];
-    for (std::int64_t row = 0; row < positions.size(); ++row) {
-      const Mask::Interval seen = mask.row_intervals(0, positions.global(LocalPosition(row)))[1];
-      const std::int64_t end = std::min(seen.end.value(), attention_length);
-      const std::int64_t even = (end + 1) / 2 - (seen.begin.value() + 1) / 2;
-      const auto count = static_cast<float>(end - seen.begin.value());
-      const float expected = level_ * static_cast<float>(even) / count;
-      ASSERT_NEAR(wide[static_cast<std::size_t>(row * width)], expected, 0.01 * level_) << row;
-      ASSERT_NEAR(wide[static_cast<std::size_t>((row + 1) * width - 1)], expected, 0.01 * level_);
-    }
-  }
-
-  static constexpr std::int64_t attention_length = 1536;
-  Attention attention;
-
- private:
-  float level_;
-  DeviceArray query_, key_, value_, output_;
-  std::vector<std::uint16_t> values_;
-};
-
-class DeviceFace : public test::RankDeviceTest<> {
- protected:
-  void SetUp() override {
-    RankDeviceTest::SetUp();
-    if (IsSkipped()) return;
-    check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-    ContextOptions options;
-    options.timeout = 60;
-    options.share_gpus = shared_gpus();
-    context_ = std::make_unique<Context>(test::session().world(), options);
-  }
-  void TearDown() override {
-    context_.reset();
-    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
-  }
-
-  [[nodiscard]] static AttentionOptions causal() {
-    AttentionOptions options;
-    options.shape = {1, Layer::attention_length, Layer::attention_length, 8, 2, 128, 128};
-    options.dtype = DType::bfloat16;
-    options.mask.set_causal(true);
-    return options;
-  }
-
-  cudaStream_t stream_ = nullptr;
-  std::unique_ptr<Context> context_;
-};
 
 TEST_F(DeviceFace, GpusAreNotSharedUnasked) {
   ContextOptions options;
@@ -236,10 +95,6 @@ TEST_F(DeviceFace, UnnormalisedOutputs) {
   }
 }
 
-void CUDART_CB sleep_a_while(void* /*unused*/) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
-}
-
 // A call starts after earlier work on its stream, later work there starts after the call, and the
 // host waits for neither.
 TEST_F(DeviceFace, ACallHasItsPlaceInTheCallersStream) {
@@ -281,158 +136,6 @@ TEST_F(DeviceFace, ManyObjectsInTurnAllReplay) {
   for (const auto& layer : layers) {
     EXPECT_GE(layer->attention.replays(), kRounds - 2);
   }
-}
-
-// Into a graph of the caller, whatever the object has recorded itself by then.
-TEST_F(DeviceFace, ACallCanBeCaptured) {
-  AttentionOptions options = causal();
-  if (context_->size() > 1) options.schedule = "ring";
-  for (const int calls_before : {1, 2, 3}) {
-    SCOPED_TRACE(calls_before);
-    Layer layer(*context_, options, 3);
-    layer.upload(stream_);
-    for (int i = 0; i < calls_before; ++i) layer.run(stream_);
-    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "begin of capture");
-    layer.run(stream_);
-    cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamEndCapture(stream_, &graph), "end of capture");
-    cudaGraphExec_t executable = nullptr;
-    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
-    for (int round = 0; round < 3; ++round) {
-      layer.spoil(stream_);
-      check_cuda(cudaGraphLaunch(executable, stream_), "cudaGraphLaunch");
-      layer.expect_right(stream_, options.mask);
-      layer.spoil(stream_);
-      layer.run(stream_);  // beside the graph
-      layer.expect_right(stream_, options.mask);
-    }
-    check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
-    check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  }
-}
-
-// A call of a layer, captured by the caller.
-class CapturedCall {
- public:
-  CapturedCall(Layer& layer, cudaStream_t stream) {
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "begin of capture");
-    layer.run(stream);
-    check_cuda(cudaStreamEndCapture(stream, &graph_), "end of capture");
-    check_cuda(cudaGraphInstantiate(&executable_, graph_, 0), "cudaGraphInstantiate");
-  }
-  ~CapturedCall() {
-    (void)cudaGraphExecDestroy(executable_);
-    (void)cudaGraphDestroy(graph_);
-  }
-  CapturedCall(const CapturedCall&) = delete;
-  CapturedCall& operator=(const CapturedCall&) = delete;
-  void launch(cudaStream_t stream) {
-    check_cuda(cudaGraphLaunch(executable_, stream), "cudaGraphLaunch");
-  }
-
- private:
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t executable_ = nullptr;
-};
-
-// Other strides and another mask take other kernels, memory and exchanges.
-TEST_F(DeviceFace, AGraphComputesWhatWasCapturedWhateverComesLater) {
-  AttentionOptions options = causal();
-  if (context_->size() > 1) options.schedule = "ring";
-  Layer layer(*context_, options, 3);
-  layer.upload(stream_);
-  layer.run(stream_);
-  auto graph = std::make_unique<CapturedCall>(layer, stream_);
-  const auto expect_captured = [&] {
-    for (int launch = 0; launch < 2; ++launch) {
-      layer.spoil(stream_);
-      graph->launch(stream_);
-      layer.expect_right(stream_, options.mask);
-    }
-  };
-  expect_captured();
-  for (int call = 0; call < 2; ++call) layer.run_with_zero_queries_head_major(stream_);
-  expect_captured();
-  Mask window = options.mask;
-  window.set_window(200, 0);
-  layer.attention.set_mask(window);
-  for (int call = 0; call < 3; ++call) {
-    layer.spoil(stream_);
-    layer.run(stream_);
-    layer.expect_right(stream_, window);
-    expect_captured();
-  }
-  // Memory for another set of buffers, which must not be that of the graph.
-  Layer next(*context_, options, 7);
-  next.upload(stream_);
-  next.run(stream_);
-  next.expect_right(stream_, options.mask);
-  expect_captured();
-  graph.reset();
-  layer.attention.set_mask(options.mask);
-  layer.spoil(stream_);
-  layer.run(stream_);
-  layer.expect_right(stream_, options.mask);
-}
-
-TEST_F(DeviceFace, GraphsAndOtherCallsTakeTurnsWhateverTheirStreams) {
-  AttentionOptions options = causal();
-  if (context_->size() > 1) options.schedule = "ring";
-  Layer first(*context_, options, 1);
-  Layer second(*context_, options, 5);
-  cudaStream_t other = nullptr;
-  check_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "cudaStreamCreate");
-  first.upload(stream_);
-  second.upload(other);
-  first.run(stream_);
-  second.run(other);
-  CapturedCall graph(first, stream_);
-  for (int round = 0; round < 20; ++round) {
-    first.spoil(stream_);
-    second.spoil(other);
-    // One of the streams is late, on each rank in turn.
-    const cudaStream_t late = round % 2 == test::session().rank() % 2 ? stream_ : other;
-    check_cuda(cudaLaunchHostFunc(late, sleep_a_while, nullptr), "cudaLaunchHostFunc");
-    for (int call = 0; call < 3; ++call) {
-      graph.launch(stream_);
-      second.run(other);
-    }
-    first.expect_right(stream_, options.mask);
-    second.expect_right(other, options.mask);
-  }
-  second.attention.wait();
-  check_cuda(cudaStreamDestroy(other), "cudaStreamDestroy");
-}
-
-TEST_F(DeviceFace, WaitingIncludesLaunchedGraphs) {
-  AttentionOptions options = causal();
-  if (context_->size() > 1) options.schedule = "ring";
-  const auto layer = std::make_unique<Layer>(*context_, options, 3);
-  layer->upload(stream_);
-  layer->run(stream_);
-  CapturedCall graph(*layer, stream_);
-  layer->attention.wait();
-  check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
-  graph.launch(stream_);
-  const auto begin = Clock::now();
-  layer->attention.wait();
-  EXPECT_GE(milliseconds_since(begin), 50);
-  layer->expect_right(stream_, options.mask);
-}
-
-TEST_F(DeviceFace, AFirstCallCannotBeCaptured) {
-  AttentionOptions options = causal();
-  if (context_->size() > 1) options.schedule = "ring";
-  Layer layer(*context_, options, 3);
-  layer.upload(stream_);
-  check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "begin of capture");
-  EXPECT_THAT(test::message_of<UnsupportedError>([&] { layer.run(stream_); }),
-              HasSubstr("a first call cannot be captured"));
-  cudaGraph_t graph = nullptr;
-  check_cuda(cudaStreamEndCapture(stream_, &graph), "end of capture");
-  check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  layer.run(stream_);
-  layer.expect_right(stream_, options.mask);
 }
 
 // A kernel that awaits columns keeps its multiprocessors. Two such kernels, each waiting for ranks

@@ -8,8 +8,4 @@ namespace annulus::ring::cuda {
 /// See LocalOperations::delta. Outputs of float16, bfloat16 or float32, of one dtype.
 void delta(const ConstTensorView& output, const ConstTensorView& grad_output,
            const ConstTensorView& grad_lse, const TensorView& delta, Stream& stream);
-/// See LocalOperations::sink_gradient.
-void sink_gradient(const ConstTensorView& sinks, const ConstTensorView& lse,
-                   const ConstTensorView& delta, const TensorView& grad_sinks, Stream& stream);
-
 }  // namespace annulus::ring::cuda

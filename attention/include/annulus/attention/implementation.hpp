@@ -32,8 +32,8 @@ class Capability {
 };
 
 /// Where the kernels of a device read the values that AttentionProblem::call_arguments names, when
-/// they run: in its memory, so that recorded calls serve other values. What is null is as the
-/// problem has it. The first three are [B], by global batch.
+/// they run: in its memory, so that recorded calls serve other values. For a null pointer, the value
+/// of the problem holds. The first three are [B], by global batch.
 struct CallArgumentArrays {
   const std::int32_t* query_lengths = nullptr;  ///< 0 to T
   const std::int32_t* kv_lengths = nullptr;     ///< 0 to S

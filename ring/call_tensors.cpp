@@ -74,6 +74,8 @@ std::vector<CallTensor> by_content(const BackwardLocalTensors& tensors,
          "none: the plan is for an LSE without a gradient");
   add_if(named, Content::grad_sinks, "grad sinks", in_one_token(tensors.grad_sinks),
          request.grad_sinks, "none: the plan is for calls without it");
+  add_if(named, Content::grad_bias, "grad bias", tensors.grad_bias, request.grad_bias,
+         "none: the plan is for calls without it");
   return named;
 }
 

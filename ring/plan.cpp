@@ -26,9 +26,10 @@ std::string variant_text(const ScheduleVariant& variant) {
 }
 
 std::string_view name_of(Content content) noexcept {
-  constexpr std::array<std::string_view, 16> kNames{
-      "query",    "key",        "value", "output", "LSE",     "delta", "grad output", "grad query",
-      "grad key", "grad value", "bias",  "mask",   "maximum", "sum",   "grad LSE",    "grad sinks"};
+  constexpr std::array<std::string_view, 17> kNames{
+      "query",       "key",        "value",    "output",     "LSE",      "delta",
+      "grad output", "grad query", "grad key", "grad value", "bias",     "mask",
+      "maximum",     "sum",        "grad LSE", "grad sinks", "grad bias"};
   return kNames[static_cast<std::size_t>(content)];
 }
 
@@ -39,7 +40,8 @@ bool has_query_heads(Content content) noexcept {
 
 bool is_gradient(Content content) noexcept {
   return content == Content::grad_query || content == Content::grad_key ||
-         content == Content::grad_value || content == Content::grad_sinks;
+         content == Content::grad_value || content == Content::grad_sinks ||
+         content == Content::grad_bias;
 }
 
 std::string_view name_of(Reduction reduction) noexcept {
@@ -79,6 +81,7 @@ std::int64_t RankPlan::width(const Buffer& buffer, Content content) const {
       return sinks_per_head;
     case Content::bias:
     case Content::dense_mask:
+    case Content::grad_bias:
       break;
   }
   const Extents* const scores = this->scores(content);
@@ -95,7 +98,7 @@ int RankPlan::caller_buffer(Content content) const {
 }
 
 const Extents* RankPlan::scores(Content content) const {
-  if (content == Content::bias && bias) return &*bias;
+  if ((content == Content::bias || content == Content::grad_bias) && bias) return &*bias;
   if (content == Content::dense_mask && dense_mask) return &*dense_mask;
   return nullptr;
 }

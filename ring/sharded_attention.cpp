@@ -69,10 +69,14 @@ void check_same_plan(Control& control, const std::string& mine) {
                       "what rank 0 computes, " + other->expected);
 }
 
-// Unnormalised outputs and attention weights have no gradients, and sinks that are not there.
+// Unnormalised outputs and attention weights have no gradients, nor have sinks and a bias that are
+// not there.
 void check_has_gradients(const AttentionProblem& problem, const BackwardRequest& request) {
   if (request.grad_sinks && !problem.sinks) {
     throw ArgumentError("grad sinks", "a tensor", "none: the problem has no sinks");
+  }
+  if (request.grad_bias && !problem.bias) {
+    throw ArgumentError("grad bias", "a tensor", "none: the problem has no bias");
   }
   if (!problem.normalize_output) {
     throw ArgumentError("normalize_output", "false",
@@ -95,9 +99,10 @@ bool anywhere(bool here, Control& ranks, std::string_view what) {
 }  // namespace
 
 std::string request_text(const BackwardRequest& request) {
-  return fmt::format("{}{}{}", request.adds ? "added" : "written",
+  return fmt::format("{}{}{}{}", request.adds ? "added" : "written",
                      request.grad_lse ? ", with a gradient of the LSE" : "",
-                     request.grad_sinks ? ", with the gradient of the sinks" : "");
+                     request.grad_sinks ? ", with the gradient of the sinks" : "",
+                     request.grad_bias ? ", with the gradient of the bias" : "");
 }
 
 ShardedAttention::ShardedAttention(const AttentionProblem& problem, const ShardedOperands& operands,

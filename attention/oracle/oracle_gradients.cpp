@@ -121,6 +121,7 @@ OracleGradients oracle_gradients(const AttentionProblem& problem, const ConstTen
     const std::int64_t bias_keys = scores.by_column ? columns : problem.shape.kv_length;
     bias = bias_shape(*problem.bias, {batch, heads, row_count, bias_keys});
     result.bias = zeros(bias.product());
+    result.bias_squares.resize(result.bias.values.size());
   }
   const bool own_sinks = problem.sinks && problem.sinks->shape().rank() == 2;  // by head
   const std::int64_t sinks = problem.sinks ? problem.sinks->per_head() : 0;
@@ -152,6 +153,11 @@ OracleGradients oracle_gradients(const AttentionProblem& problem, const ConstTen
         const double from_output = row.keys.empty() ? 0 : dot(grad, output.data(), value_dim);
         const double delta = from_output - gradient_of_lse(grad_lse, b, head, t);
 
+        double of_all_keys = 0;  // on one entry of the bias
+        const auto add_bias_square = [&](std::int64_t entry, double magnitude) {
+          const std::int64_t index = bias_index(bias, {b, head, t, entry});
+          result.bias_squares[static_cast<std::size_t>(index)] += magnitude * magnitude;
+        };
         for (const oracle::Key& seen : row.keys) {
           const std::int64_t j = seen.column;
           const double probability = seen.weight / row.sum;
@@ -168,8 +174,11 @@ OracleGradients oracle_gradients(const AttentionProblem& problem, const ConstTen
           if (problem.bias) {
             const std::int64_t entry = scores.key_of(j, GlobalPosition(first_column + j));
             add(result.bias, bias_index(bias, {b, head, t, entry}), grad_logit);
+            of_all_keys += grad_logit.magnitude;
+            if (bias[3] != 1) add_bias_square(entry, grad_logit.magnitude);
           }
         }
+        if (problem.bias && bias[3] == 1) add_bias_square(0, of_all_keys);
 
         for (std::int64_t m = 0; m < sinks; ++m) {
           const double logit =

@@ -139,7 +139,9 @@ NamedCase given_case(const Options& options, Context& context) {
   result.sharded.tuning = tuning_options(options);
   result.sharded.seed = options.seed;
   if (options.backward.value_or(false)) {
-    result.sharded.backward.emplace().request.grad_sinks = result.sharded.problem.sinks.has_value();
+    ring::BackwardRequest& request = result.sharded.backward.emplace().request;
+    request.grad_sinks = result.sharded.problem.sinks.has_value();
+    request.grad_bias = result.sharded.problem.bias.has_value();
   }
   result.command = fmt::format("mpirun -np {} annulus verify {}", ranks, options.given);
   return result;
@@ -172,7 +174,7 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place,
        {"ratio", "unsharded", 11, 0, "to the error of the same implementation unsharded"},
        {"LSE error", "", 9, 3, "largest absolute error of the log-sum-exp"},
        {"backward", "schedule", 0, 3,
-        "of the backward pass; + LSE with a gradient of the LSE, + sinks with that of the sinks"},
+        "of the backward pass; + LSE with a gradient of the LSE, + sinks and + bias with theirs"},
        {"backward impl", "", 0, 5, "that computed the gradients"},
        {"gradients", "of bound", 9, 0, "largest error of a gradient, as a share of its bound"},
        {"gradient ratio", "unsharded", 0, 4, "to the error of the same implementation unsharded"},
@@ -219,7 +221,7 @@ std::string schedule_cell(const std::string& asked, const ring::ScheduleChoice* 
   return fmt::format("{}:{}", asked, ring::name_of(chosen->schedule));
 }
 
-// "ring + LSE + sinks, added".
+// "ring + LSE + sinks + bias, added".
 std::string backward_cell(const verification::BackwardCase& backward,
                           const verification::Verification* found) {
   const bool known = found != nullptr && found->gradients && found->gradients->refusal.empty();
@@ -227,6 +229,7 @@ std::string backward_cell(const verification::BackwardCase& backward,
                                    known ? &found->gradients->schedule : nullptr);
   if (backward.request.grad_lse) cell += " + LSE";
   if (backward.request.grad_sinks) cell += " + sinks";
+  if (backward.request.grad_bias) cell += " + bias";
   if (backward.request.adds) cell += ", added";
   return cell;
 }

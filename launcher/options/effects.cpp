@@ -232,7 +232,7 @@ class Effects {
     need("sink-tokens", cuts, "without --window or --chunk", "one of them");
     need("tuning-cache", has("tuning"), "without --tuning", "--tuning cached or measure");
     for (const char* option : {"grad-lse", "grad-query", "grad-key", "grad-value", "grad-sinks",
-                               "forward-output", "forward-lse"}) {
+                               "grad-bias", "forward-output", "forward-lse"}) {
       need(option, has("grad-output"), "without --grad-output", "--grad-output");
     }
     need("grad-sinks", has("sinks"), "without --sinks", "--sinks");

@@ -108,7 +108,8 @@ void check_file_names(const Options& options) {
   check_array_name(weights);
   const std::array gradients{
       NamedFile{"--grad-query", options.grad_query}, NamedFile{"--grad-key", options.grad_key},
-      NamedFile{"--grad-value", options.grad_value}, NamedFile{"--grad-sinks", options.grad_sinks}};
+      NamedFile{"--grad-value", options.grad_value}, NamedFile{"--grad-sinks", options.grad_sinks},
+      NamedFile{"--grad-bias", options.grad_bias}};
   for (const NamedFile& file : gradients) check_array_name(file);
   check_picture_name(options.picture);
   const NamedFile trace{"--trace", options.trace};

@@ -402,6 +402,9 @@ void add_output(TableBuilder& table) {
             "likewise (tensor grad_value)");
   table.add("grad-sinks", "FILE", run, text_into(&Options::grad_sinks),
             "gradient by the sinks, float32, of their shape (tensor grad_sinks; needs --sinks)");
+  table.add("grad-bias", "FILE", run, text_into(&Options::grad_bias),
+            "gradient by the bias, float32, [B,N,T,S] with 1 where the bias is broadcast (tensor "
+            "grad_bias; needs --bias)");
   table.add("deterministic", "", {Command::run, Command::bench},
             parsed_into(&Options::deterministic, parse_flag),
             "repeating the command repeats every bit of the gradients (default on CPUs)");

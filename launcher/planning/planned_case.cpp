@@ -67,7 +67,9 @@ PlannedCase lay_out(const Options& options) {
   PlannedCase planned{std::move(setup), std::move(operands), {},  place,
                       std::move(model), std::move(nodes),    how, {}};
   if (options.backward.value_or(false)) {
-    planned.backward.emplace().grad_sinks = planned.setup.problem.sinks.has_value();
+    planned.backward.emplace();
+    planned.backward->grad_sinks = planned.setup.problem.sinks.has_value();
+    planned.backward->grad_bias = planned.setup.problem.bias.has_value();
   }
   return planned;
 }

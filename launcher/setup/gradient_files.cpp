@@ -45,32 +45,51 @@ GradientFiles::GradientFiles(const Options& options, const AttentionProblem& pro
     if (!options.grad_lse.empty()) {
       grad_lse_ = open("--grad-lse", options.grad_lse, "grad_lse", DType::float32, lse);
     }
+    if (!options.grad_bias.empty() && !problem.bias) {
+      throw UserError(
+          fmt::format("--grad-bias {}: there is no bias to have a gradient; it needs "
+                      "--bias",
+                      options.grad_bias));
+    }
     if (options.forward_output.empty()) return;
     forward_output_ =
         open("--forward-output", options.forward_output, "output", problem.dtype, output);
     forward_lse_ = open("--forward-lse", options.forward_lse, "lse", DType::float32, lse);
   });
+  request_.grad_lse = grad_lse_.has_value();
+  request_.grad_sinks = !options.grad_sinks.empty();
+  request_.grad_bias = !options.grad_bias.empty();
   const auto add = [&](const char* option, const char* name, const std::string& path,
-                       const Extents& shape, NamedSharding ring::ShardedOperands::*sharding) {
-    outputs_.push_back(
-        {std::make_unique<files::ArrayWriter>(
-             mesh.world(), path,
-             std::vector<files::ArraySpec>{{name, problem.dtype, file_order(shape, bhtd_)}},
-             fmt::format("{} {}", option, path)),
-         sharding});
+                       const Extents& shape, DType dtype, Sharding sharding,
+                       TensorView ring::BackwardLocalTensors::*tensor, bool bhtd) {
+    outputs_.push_back({std::make_unique<files::ArrayWriter>(
+                            mesh.world(), path,
+                            std::vector<files::ArraySpec>{{name, dtype, file_order(shape, bhtd)}},
+                            fmt::format("{} {}", option, path)),
+                        dtype, std::move(sharding), tensor, bhtd});
   };
+  using Operands = ring::ShardedOperands;
+  using Tensors = ring::BackwardLocalTensors;
   add("--grad-query", "grad_query", options.grad_query,
-      {s.batch, s.query_length, s.heads, s.head_dim}, &ring::ShardedOperands::query);
+      {s.batch, s.query_length, s.heads, s.head_dim}, problem.dtype, &Operands::query,
+      &Tensors::grad_query, bhtd_);
   add("--grad-key", "grad_key", options.grad_key, {s.batch, s.kv_length, s.kv_heads, s.head_dim},
-      &ring::ShardedOperands::key);
+      problem.dtype, &Operands::key, &Tensors::grad_key, bhtd_);
   add("--grad-value", "grad_value", options.grad_value,
-      {s.batch, s.kv_length, s.kv_heads, s.value_dim}, &ring::ShardedOperands::value);
-  if (options.grad_sinks.empty()) return;
-  sinks_shape_ = problem.sinks->shape();
-  sinks_writer_ = std::make_unique<files::ArrayWriter>(
-      mesh.world(), options.grad_sinks,
-      std::vector<files::ArraySpec>{{"grad_sinks", DType::float32, sinks_shape_}},
-      fmt::format("--grad-sinks {}", options.grad_sinks));
+      {s.batch, s.kv_length, s.kv_heads, s.value_dim}, problem.dtype, &Operands::value,
+      &Tensors::grad_value, bhtd_);
+  if (request_.grad_sinks) {
+    const Extents shape = problem.sinks->shape();
+    add(
+        "--grad-sinks", "grad_sinks", options.grad_sinks, shape, DType::float32,
+        [shape](const Operands& operands) { return sinks_sharding(operands.query, shape); },
+        &Tensors::grad_sinks, false);
+  }
+  if (request_.grad_bias) {
+    add(
+        "--grad-bias", "grad_bias", options.grad_bias, *problem.bias, DType::float32,
+        [](const Operands& operands) { return operands.bias.value(); }, &Tensors::grad_bias, false);
+  }
 }
 
 void GradientFiles::read_forward(const ring::ShardedOperands& operands, const TensorView& output,
@@ -101,15 +120,10 @@ void GradientFiles::read(const ring::ShardedOperands& operands, Device& device) 
         return shard;
       });
     }
-    if (sinks_writer_) {
-      const Extents shape = sinks_sharding(operands.query, sinks_shape_).local_shape(rank);
-      sinks_gradient_ =
-          make("gradient", shape, [&] { return Tensor(DType::float32, shape, memory); });
-    }
     for (Output& output : outputs_) {
-      const Extents shape = (operands.*output.sharding).local_shape(rank);
+      const Extents shape = output.sharding(operands).local_shape(rank);
       output.gradient =
-          make("gradient", shape, [&] { return Tensor(grad_output_->dtype(), shape, memory); });
+          make("gradient", shape, [&] { return Tensor(output.dtype, shape, memory); });
     }
   });
 }
@@ -127,37 +141,31 @@ void GradientFiles::compute(Attention& attention, const ring::LocalTensors& forw
       forward.output,
       forward.lse,
       output_gradient_.view(),
-      outputs_[0].gradient.view(),
-      outputs_[1].gradient.view(),
-      outputs_[2].gradient.view(),
+      {},
+      {},
+      {},
       forward.bias,
       forward.mask,
       grad_lse_ ? ConstTensorView(lse_gradient_.view()) : ConstTensorView()};
-  if (sinks_writer_) tensors.grad_sinks = sinks_gradient_.view();
+  for (const Output& output : outputs_) tensors.*output.tensor = output.gradient.view();
   attention.backward_and_wait(tensors);
   for (const Output& output : outputs_) output.gradient.download(device, *copies);
-  if (sinks_writer_) sinks_gradient_.download(device, *copies);
   copies->synchronize();
 }
 
 void GradientFiles::write(const ring::ShardedOperands& operands) {
   const int rank = mesh_.rank();
   for (Output& output : outputs_) {
-    const NamedSharding& sharding = operands.*output.sharding;
+    const NamedSharding sharding = output.sharding(operands);
     if (!sharding.is_primary(rank)) continue;
-    output.writer->write_slice(file_order(sharding.index(rank), bhtd_),
-                               file_order(output.gradient.host.view(), bhtd_), 0);
+    output.writer->write_slice(file_order(sharding.index(rank), output.bhtd),
+                               file_order(output.gradient.host.view(), output.bhtd), 0);
   }
-  if (!sinks_writer_) return;
-  const NamedSharding sharding = sinks_sharding(operands.query, sinks_shape_);
-  if (!sharding.is_primary(rank)) return;
-  sinks_writer_->write_slice(sharding.index(rank), sinks_gradient_.host.view(), 0);
 }
 
 std::vector<files::ArrayWriter*> GradientFiles::writers() const {
   std::vector<files::ArrayWriter*> all;
   for (const Output& output : outputs_) all.push_back(output.writer.get());
-  if (sinks_writer_) all.push_back(sinks_writer_.get());
   return all;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,7 +20,7 @@ namespace annulus::launcher {
 
 /// The backward pass of annulus run: reads --grad-output and --grad-lse, and --forward-output and
 /// --forward-lse where these stand for a forward pass; writes --grad-query, --grad-key,
-/// --grad-value and --grad-sinks.
+/// --grad-value, --grad-sinks and --grad-bias.
 class GradientFiles {
  public:
   /// Opens the inputs and makes the outputs, so that errors show before any work. Collective over
@@ -27,9 +28,7 @@ class GradientFiles {
   GradientFiles(const Options& options, const AttentionProblem& problem, Mesh& mesh);
 
   /// The kind of call that this is.
-  [[nodiscard]] ring::BackwardRequest request() const {
-    return {grad_lse_.has_value(), false, sinks_writer_ != nullptr};
-  }
+  [[nodiscard]] const ring::BackwardRequest& request() const noexcept { return request_; }
   /// True if the results of the forward pass come from files.
   [[nodiscard]] bool has_forward() const noexcept { return forward_output_.has_value(); }
   /// Reads the rank's shards of these results into tensors of host memory. Not collective.
@@ -48,19 +47,22 @@ class GradientFiles {
   void commit();
 
  private:
+  using Sharding = std::function<NamedSharding(const ring::ShardedOperands&)>;
   struct Output {
     std::unique_ptr<files::ArrayWriter> writer;
-    NamedSharding ring::ShardedOperands::*sharding;
+    DType dtype;
+    Sharding sharding;
+    TensorView ring::BackwardLocalTensors::*tensor;
+    bool bhtd;
     verification::DeviceTwin gradient = {};
   };
 
   Mesh& mesh_;
   bool bhtd_;
   std::optional<files::ArrayFile> grad_output_, grad_lse_, forward_output_, forward_lse_;
-  std::vector<Output> outputs_;                       // query, key, value
-  std::unique_ptr<files::ArrayWriter> sinks_writer_;  // null: not wanted
-  Extents sinks_shape_;                               // of the file
-  verification::DeviceTwin output_gradient_, lse_gradient_, sinks_gradient_;
+  ring::BackwardRequest request_;
+  std::vector<Output> outputs_;
+  verification::DeviceTwin output_gradient_, lse_gradient_;
 };
 
 }  // namespace annulus::launcher

@@ -52,8 +52,14 @@ void add_entry(Squares& sum, double found, double truth, double magnitude, doubl
   sum.magnitude += magnitude * magnitude + before * before;
 }
 
+// What gradients are added to, and its size as in add_entry().
+struct Before {
+  double value = 0;
+  double size = 0;
+};
+
 Squares squares_of(const Tensor& found, const NamedSharding& sharding, int rank,
-                   const OracleGradient& truth, double before) {
+                   const OracleGradient& truth, const Before& before) {
   const std::vector<PositionRanges> index = sharding.index(rank);
   const Extents& whole = sharding.global_shape();
   const Extents& shape = found.shape();
@@ -69,7 +75,8 @@ Squares squares_of(const Tensor& found, const NamedSharding& sharding, int rank,
         const std::int64_t row = (at(0, b) * whole[1] + at(1, t)) * whole[2] + at(2, h);
         for (std::int64_t d = 0; d < shape[3]; ++d, ++number) {
           const auto entry = static_cast<std::size_t>(row * shape[3] + d);
-          add_entry(sum, *number - before, truth.values[entry], truth.magnitudes[entry], before);
+          add_entry(sum, *number - before.value, truth.values[entry], truth.magnitudes[entry],
+                    before.size);
         }
       }
     }
@@ -106,14 +113,17 @@ GradientShards::GradientShards(const ring::ShardedOperands& operands,
       grad_lse_ = {drawn(Operand::grad_lse, index, {rows[0], rows[1], rows[2], 1}, DType::float32),
                    device_};
     }
-    const auto unfilled = [&](const char* name, const NamedSharding& sharding) {
+    const auto unfilled = [&](const char* name, const NamedSharding& sharding, DType type) {
       const Extents shape = sharding.local_shape(rank_);
       return for_tensor(name, shape,
-                        [&] { return DeviceTwin(Tensor(dtype, shape, host_), device_); });
+                        [&] { return DeviceTwin(Tensor(type, shape, host_), device_); });
     };
-    grad_query_ = unfilled("grad query", operands.query);
-    grad_key_ = unfilled("grad key", operands.key);
-    grad_value_ = unfilled("grad value", operands.value);
+    grad_query_ = unfilled("grad query", operands.query, dtype);
+    grad_key_ = unfilled("grad key", operands.key, dtype);
+    grad_value_ = unfilled("grad value", operands.value, dtype);
+    if (request_.grad_bias) {
+      grad_bias_ = unfilled("grad bias", operands.bias.value(), DType::float32);
+    }
     if (request_.grad_sinks) {
       const bool shared = problem.sinks->shape().rank() == 1;
       const std::int64_t per_head = problem.sinks->per_head();
@@ -159,7 +169,8 @@ ring::BackwardLocalTensors GradientShards::tensors(const ring::LocalTensors& for
           forward.mask,
           grad_lse,
           {},
-          request_.grad_sinks ? grad_sinks_.view() : TensorView()};
+          request_.grad_sinks ? grad_sinks_.view() : TensorView(),
+          request_.grad_bias ? grad_bias_.view() : TensorView()};
 }
 
 void GradientShards::compute(Attention& attention, const ring::LocalTensors& forward,
@@ -193,17 +204,17 @@ GradientErrors GradientShards::errors(const OracleGradients& truth, Control& gro
   std::vector<double> squares;
   const auto add = [&](const DeviceTwin& found, const NamedSharding& sharding,
                        const OracleGradient& expected) {
-    const Squares own = squares_of(found.host, sharding, rank_, expected, before);
+    const Squares own = squares_of(found.host, sharding, rank_, expected, {before, before});
     squares.insert(squares.end(), {own.difference, own.magnitude});
   };
   add(grad_query_, operands_.query, truth.query);
   add(grad_key_, operands_.key, truth.key);
   add(grad_value_, operands_.value, truth.value);
   Squares of_sinks;
+  // Sums over rows are float32 in every dtype, but the bound is in roundings of the dtype.
+  const double float32 = unit_roundoff(DType::float32);
+  const double narrow = float32 / std::max(float32, unit_roundoff(grad_output_.host.dtype()));
   if (request_.grad_sinks) {
-    // The sums over rows are float32 in every dtype, but the bound is in roundings of the dtype.
-    const double float32 = unit_roundoff(DType::float32);
-    const double narrow = float32 / std::max(float32, unit_roundoff(grad_output_.host.dtype()));
     const std::vector<double> found = numbers_of(grad_sinks_.host);
     for (std::size_t i = 0; i < found.size(); ++i) {
       const std::size_t entry = static_cast<std::size_t>(first_sink_) + i;
@@ -213,6 +224,16 @@ GradientErrors GradientShards::errors(const OracleGradients& truth, Control& gro
     }
   }
   squares.insert(squares.end(), {of_sinks.difference, of_sinks.magnitude});
+  Squares of_bias;
+  if (request_.grad_bias) {
+    OracleGradient expected = truth.bias;
+    for (std::size_t i = 0; i < expected.magnitudes.size(); ++i) {
+      expected.magnitudes[i] = std::sqrt(truth.bias_squares[i]) + narrow * truth.bias.magnitudes[i];
+    }
+    of_bias = squares_of(grad_bias_.host, operands_.bias.value(), rank_, expected,
+                         {before, narrow * before});
+  }
+  squares.insert(squares.end(), {of_bias.difference, of_bias.magnitude});
   const std::vector<double> sums = group.sum(squares, "errors of the gradients");
   GradientErrors errors{};
   for (std::size_t i = 0; i < errors.size(); ++i) {

@@ -30,6 +30,7 @@ void draw_backward(Draws& draws, RandomProblem& drawn, int kv_shards, Place::Kin
   backward.request.grad_lse = draws.chance(40);
   backward.request.adds = draws.chance(30);
   backward.request.grad_sinks = drawn.problem.sinks.has_value();
+  backward.request.grad_bias = drawn.problem.bias.has_value();
   if (device == Place::Kind::host && draws.chance(10)) backward.implementation = "vanilla";
   backward.schedule =
       kv_shards == 1

@@ -245,7 +245,7 @@ Verification verify_sharded(const ShardedCase& sharded_case, Context& context, c
   const auto tell = [&](const char* what) {
     if (phase) phase(what, 0, 0);
   };
-  if (sharded_case.backward) check_gradients_fit(problem.shape);
+  if (sharded_case.backward) check_gradients_fit(problem, sharded_case.backward->request);
   tell("sharded runs");
   ForwardRun sharded_run(sharded_case, context);
   const Attention& attention = sharded_run.attention;

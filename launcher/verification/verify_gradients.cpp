@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -76,13 +77,20 @@ double roundings_of_merge(const ring::RankPlan& plan, const Tensor& lse, Control
 }
 
 // See verify_sharded().
-GradientErrors allowed_errors(const AttentionShape& shape, const GradientErrors& unsharded,
+GradientErrors allowed_errors(const AttentionProblem& problem, const GradientErrors& unsharded,
                               int shards, double rounding, double merge) {
+  constexpr double kAny = std::numeric_limits<double>::infinity();
+  const AttentionShape& shape = problem.shape;
+  const bool compares_bias = problem.bias && (*problem.bias)[2] > 1 && (*problem.bias)[3] > 1;
   const std::int64_t rows = shape.batch * shape.query_length * shape.heads;
   const std::int64_t columns = shape.batch * shape.kv_length * shape.kv_heads;
   return {allowed_error(rows, unsharded[0], shards, rounding, merge),
           allowed_error(columns, unsharded[1], shards, rounding, merge),
-          allowed_error(columns, unsharded[2], shards, rounding, merge)};
+          allowed_error(columns, unsharded[2], shards, rounding, merge), kAny,
+          compares_bias
+              ? allowed_error((*problem.bias)[0] * (*problem.bias)[1] * (*problem.bias)[2],
+                              unsharded[4], shards, rounding, merge)
+              : kAny};
 }
 
 }  // namespace
@@ -129,7 +137,7 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
   result.bound = 2 * accuracy_bound(judged, problem.shape.kv_length).output;
   if (!wide) {
     result.allowance = allowed_errors(
-        problem.shape, result.unsharded, std::max(operands.query.shards(1), operands.key.shards(1)),
+        problem, result.unsharded, std::max(operands.query.shards(1), operands.key.shards(1)),
         rounded ? unit_roundoff(problem.dtype) : 0,
         roundings_of_merge(attention.rank_plan(), forward.shards.lse, world));
   }

@@ -15,9 +15,11 @@
 namespace annulus::verification {
 namespace {
 
-std::int64_t entries_of(const AttentionShape& shape) {
+std::int64_t entries_of(const AttentionProblem& problem, const ring::BackwardRequest& request) {
+  const AttentionShape& shape = problem.shape;
   return shape.batch * (shape.query_length * shape.heads * shape.head_dim +
-                        shape.kv_length * shape.kv_heads * (shape.head_dim + shape.value_dim));
+                        shape.kv_length * shape.kv_heads * (shape.head_dim + shape.value_dim)) +
+         (request.grad_bias ? problem.bias->product() : 0);
 }
 
 // Unsharded.
@@ -73,7 +75,8 @@ void add_to(std::vector<double>& sum, const std::vector<double>& part, std::size
 }
 
 // Those of all rows, 0 so far.
-OracleGradients no_gradients(const AttentionProblem& problem) {
+OracleGradients no_gradients(const AttentionProblem& problem,
+                             const ring::BackwardRequest& request) {
   const AttentionShape& s = problem.shape;
   const auto zeros = [](std::int64_t entries) {
     const std::vector<double> values(static_cast<std::size_t>(entries));
@@ -85,12 +88,15 @@ OracleGradients no_gradients(const AttentionProblem& problem) {
   gradients.value = zeros(s.batch * s.kv_length * s.kv_heads * s.value_dim);
   if (problem.sinks) gradients.sinks = zeros(problem.sinks->shape().product());
   gradients.sink_squares.resize(gradients.sinks.values.size());
+  if (request.grad_bias) gradients.bias = zeros(problem.bias->product());
+  gradients.bias_squares.resize(gradients.bias.values.size());
   return gradients;
 }
 
 // Adds the gradients that `count` rows have, from `begin` on.
-void add_rows(OracleGradients& whole, const OracleGradients& part, const AttentionShape& s,
+void add_rows(OracleGradients& whole, const OracleGradients& part, const AttentionProblem& problem,
               std::int64_t begin, std::int64_t count) {
+  const AttentionShape& s = problem.shape;
   const auto add = [](OracleGradient& sum, const OracleGradient& term) {
     add_to(sum.values, term.values);
     add_to(sum.magnitudes, term.magnitudes);
@@ -108,17 +114,34 @@ void add_rows(OracleGradients& whole, const OracleGradients& part, const Attenti
     place(part.query.values, whole.query.values);
     place(part.query.magnitudes, whole.query.magnitudes);
   }
+  if (whole.bias.values.empty()) return;
+  // Those of these rows, or of what all rows share.
+  const Extents& bias = *problem.bias;
+  const bool by_row = bias[2] != 1;
+  const std::int64_t size = (by_row ? count : 1) * bias[3];
+  const auto add_bias = [&](std::vector<double>& to, const std::vector<double>& from) {
+    for (std::int64_t i = 0; i < bias[0] * bias[1]; ++i) {
+      const std::int64_t first = (i * bias[2] + (by_row ? begin : 0)) * bias[3];
+      for (std::int64_t j = 0; j < size; ++j) {
+        to[static_cast<std::size_t>(first + j)] += from[static_cast<std::size_t>(i * size + j)];
+      }
+    }
+  };
+  add_bias(whole.bias.values, part.bias.values);
+  add_bias(whole.bias.magnitudes, part.bias.magnitudes);
+  add_bias(whole.bias_squares, part.bias_squares);
 }
 
 }  // namespace
 
-void check_gradients_fit(const AttentionShape& shape) {
-  const std::int64_t entries = entries_of(shape);
+void check_gradients_fit(const AttentionProblem& problem, const ring::BackwardRequest& request) {
+  const std::int64_t entries = entries_of(problem, request);
   if (entries <= kMaxGradientEntries) return;
-  throw ArgumentError("gradients to be verified", fmt::format("{} entries", entries),
-                      fmt::format("at most {} in query, key and value together: every rank holds "
-                                  "the oracle's of the whole problem",
-                                  kMaxGradientEntries));
+  throw ArgumentError(
+      "gradients to be verified", fmt::format("{} entries", entries),
+      fmt::format("at most {} in query, key and value (and bias) together: every rank holds "
+                  "the oracle's of the whole problem",
+                  kMaxGradientEntries));
 }
 
 OracleGradients whole_gradients(const ShardedCase& sharded_case, Control& ranks, int threads,
@@ -126,7 +149,7 @@ OracleGradients whole_gradients(const ShardedCase& sharded_case, Control& ranks,
   constexpr std::int64_t kRows = 16;  // at a time, so that progress can be told
   const AttentionProblem& problem = sharded_case.problem;
   const AttentionShape& s = problem.shape;
-  OracleGradients whole = no_gradients(problem);
+  OracleGradients whole = no_gradients(problem, sharded_case.backward->request);
   collectively(ranks, "gradients of the oracle", [&] {
     const Computing computing = ranks.computing();
     HostMemoryPool memory;
@@ -162,15 +185,18 @@ OracleGradients whole_gradients(const ShardedCase& sharded_case, Control& ranks,
       });
       for (std::int64_t i = 0; i < together; ++i) {
         const auto [begin, rows] = rows_of(i);
-        add_rows(whole, parts[static_cast<std::size_t>(i)], s, begin, rows);
+        add_rows(whole, parts[static_cast<std::size_t>(i)], problem, begin, rows);
       }
     }
   });
-  for (OracleGradient* gradient : {&whole.query, &whole.key, &whole.value, &whole.sinks}) {
+  for (OracleGradient* gradient :
+       {&whole.query, &whole.key, &whole.value, &whole.sinks, &whole.bias}) {
     gradient->values = ranks.sum(gradient->values, "gradients of the oracle");
     gradient->magnitudes = ranks.sum(gradient->magnitudes, "gradients of the oracle");
   }
-  whole.sink_squares = ranks.sum(whole.sink_squares, "gradients of the oracle");
+  for (std::vector<double>* squares : {&whole.sink_squares, &whole.bias_squares}) {
+    *squares = ranks.sum(*squares, "gradients of the oracle");
+  }
   return whole;
 }
 

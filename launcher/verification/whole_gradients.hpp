@@ -7,12 +7,13 @@
 
 namespace annulus::verification {
 
-/// The entries that the gradients of query, key and value may have together, as every rank holds
-/// the oracle's of the whole problem: 16 bytes for each, and as many again while they are computed.
+/// The entries that the gradients of query, key, value and bias may have together, as every rank
+/// holds the oracle's of the whole problem: 16 bytes for each (24 of the bias), and as many again
+/// while they are computed.
 inline constexpr std::int64_t kMaxGradientEntries = std::int64_t{1} << 26U;
 
 /// Throws ArgumentError where the oracle's gradients would have more entries than that.
-void check_gradients_fit(const AttentionShape& shape);
+void check_gradients_fit(const AttentionProblem& problem, const ring::BackwardRequest& request);
 
 /// The oracle's gradients of the whole problem. Each rank computes those of some rows, with so many
 /// threads, and they add up. Collective: the same on all ranks.

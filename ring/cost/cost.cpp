@@ -24,13 +24,13 @@ double bytes_of(const RankPlan& plan, const Region& region) {
   const Buffer& buffer = plan.buffer(region.buffer);
   const double all =
       static_cast<double>(plan.token_bytes(buffer)) * static_cast<double>(region.tokens.count);
-  const std::int64_t whole = buffer.heads.count * plan.local.batch;
+  const std::int64_t whole = buffer.heads.count * plan.batches(buffer).count;
   return whole == 0 ? 0
                     : all * static_cast<double>(region.heads.count * region.batches.count) /
                           static_cast<double>(whole);
 }
 
-// Of a bias or a dense mask, if there is one. Kernels skip what the mask hides.
+// Of a bias, its gradient or a dense mask, if there is one. Kernels skip what the mask hides.
 double score_bytes(const RankPlan& plan, const Tile& block, int buffer) {
   if (buffer < 0 || block.pairs == 0) return 0;
   const Buffer& held = plan.buffer(buffer);
@@ -122,6 +122,7 @@ double seconds_of(const RankPlan& plan, const BackwardBlock& block, const Prices
   for (const Region* gradient : {&block.grad_query, &block.grad_key, &block.grad_value}) {
     added += bytes_of(plan, *gradient);
   }
+  added += score_bytes(plan, block, block.grad_bias.buffer);
   return seconds + prices.model.memory_seconds(2 * added);
 }
 

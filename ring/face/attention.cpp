@@ -147,7 +147,8 @@ class Attention::Impl {
 
   static ring::BackwardRequest request_of(const ring::BackwardLocalTensors& tensors,
                                           bool accumulate) {
-    return {tensors.grad_lse.rank() > 0, accumulate, tensors.grad_sinks.rank() > 0};
+    return {tensors.grad_lse.rank() > 0, accumulate, tensors.grad_sinks.rank() > 0,
+            tensors.grad_bias.rank() > 0};
   }
 
   void backward(ring::BackwardLocalTensors tensors, bool accumulate, void* stream) {
@@ -219,7 +220,8 @@ class Attention::Impl {
             scores_view(tensors.mask, DType::boolean, operands_.dense_mask, drops_mask_),
             tensors.grad_lse == nullptr ? ConstTensorView() : rows(tensors.grad_lse),
             tensors.call_values,
-            sinks_view(tensors.grad_sinks)};
+            sinks_view(tensors.grad_sinks),
+            bias_gradient_view(tensors.grad_bias)};
   }
 
   void wait() {
@@ -359,6 +361,13 @@ class Attention::Impl {
     if (data == nullptr) return {};
     // Refused when the pass is planned.
     const Extents shape = problem_.sinks ? sinks_shape() : Extents{0};
+    return {data, DType::float32, shape, context_.place()};
+  }
+
+  [[nodiscard]] TensorView bias_gradient_view(float* data) const {
+    if (data == nullptr) return {};
+    // Refused when the pass is planned.
+    const Extents shape = operands_.bias ? this->shape(*operands_.bias) : Extents{0};
     return {data, DType::float32, shape, context_.place()};
   }
 

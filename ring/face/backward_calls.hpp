@@ -31,10 +31,11 @@ class BackwardCalls {
   void wait();
 
  private:
-  // By whether the LSE has a gradient, the sinks' is wanted, and gradients are added.
-  static constexpr std::size_t kKinds = 8;
+  // By whether the LSE has a gradient, those of sinks and bias are wanted, and gradients are added.
+  static constexpr std::size_t kKinds = 16;
   [[nodiscard]] static std::size_t index(const ring::BackwardRequest& request) noexcept {
-    return (request.grad_sinks ? 4U : 0U) + (request.grad_lse ? 2U : 0U) + (request.adds ? 1U : 0U);
+    return (request.grad_bias ? 8U : 0U) + (request.grad_sinks ? 4U : 0U) +
+           (request.grad_lse ? 2U : 0U) + (request.adds ? 1U : 0U);
   }
 
   Context& context_;

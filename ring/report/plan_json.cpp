@@ -119,6 +119,7 @@ json work_json(const RankPlan& plan, const BackwardBlock& block) {
   result["grad_query"] = region_json(block.grad_query);
   result["grad_key"] = region_json(block.grad_key);
   result["grad_value"] = region_json(block.grad_value);
+  if (block.grad_bias.buffer >= 0) result["grad_bias"] = region_json(block.grad_bias);
   return result;
 }
 

@@ -94,7 +94,9 @@ std::string work_text(const RankPlan& plan, const BackwardBlock& block) {
   std::string text = "backward of " + tile_text(plan, block);
   for (const auto& [content, gradient] : {std::pair(Content::grad_query, &block.grad_query),
                                           std::pair(Content::grad_key, &block.grad_key),
-                                          std::pair(Content::grad_value, &block.grad_value)}) {
+                                          std::pair(Content::grad_value, &block.grad_value),
+                                          std::pair(Content::grad_bias, &block.grad_bias)}) {
+    if (gradient->buffer < 0) continue;
     text += fmt::format("\n        {} added to {}", name_of(content), region_text(*gradient));
   }
   return text;

@@ -43,9 +43,16 @@ annulus::BackwardBlock BlockArguments::of(const BackwardBlock& block) const {
 }
 
 Gradients BlockArguments::gradients_of(const BackwardBlock& block) const {
-  return {memory_.view(block.grad_query, Content::grad_query),
-          memory_.view(block.grad_key, Content::grad_key),
-          memory_.view(block.grad_value, Content::grad_value)};
+  Gradients gradients{memory_.view(block.grad_query, Content::grad_query),
+                      memory_.view(block.grad_key, Content::grad_key),
+                      memory_.view(block.grad_value, Content::grad_value)};
+  if (block.grad_bias.buffer >= 0) {
+    const TensorView bias = memory_.view(block.grad_bias, Content::grad_bias);
+    const ConstTensorView wide =
+        broadcast_to(bias, {block.batches.count, block.heads.count, block.rows.count, kv_length_});
+    gradients.bias = {bias.data(), wide.dtype(), wide.shape(), wide.strides(), wide.place()};
+  }
+  return gradients;
 }
 
 }  // namespace annulus::ring

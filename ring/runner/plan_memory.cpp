@@ -19,7 +19,8 @@ bool by_heads(Content content) {
 }
 
 bool is_scores(Content content) {
-  return content == Content::bias || content == Content::dense_mask;
+  return content == Content::bias || content == Content::dense_mask ||
+         content == Content::grad_bias;
 }
 
 // The token dimension of a view from shape_of() or the like.

@@ -30,7 +30,7 @@ class PlanMemory {
   [[nodiscard]] std::vector<TensorView> expected() const;
 
   /// One content of a region: [batch, tokens, heads, width]; [batch, heads, tokens] of an LSE or
-  /// the like; [batch, heads, tokens, keys] of a bias or a mask.
+  /// the like; [batch, heads, tokens, keys] of a bias, its gradient or a mask.
   [[nodiscard]] TensorView view(const Region& region, Content content) const;
   /// Appends what a copy copies.
   void add_copies(const Copy& copy, std::vector<TensorCopy>& copies) const;

@@ -64,11 +64,16 @@ class Runner::Impl {
       if (buffer.kind == BufferKind::caller) contents_.push_back(buffer.contents.front());
     }
     if (problem.sinks) sinks_.emplace(problem, plan_, device, *operations_, *computing_);
+    // A host stream advances only while somebody waits for it, so that a rank which waits for one
+    // group would keep others waiting: there, all groups share a stream, in the order of the plan.
+    const bool shares = device.place().is_host();
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const std::string name =
-          groups_.size() == 1 ? "communication" : fmt::format("communication {}", g);
+          groups_.size() == 1 || shares ? "communication" : fmt::format("communication {}", g);
       queues_.push_back({groups_[g],
-                         device.make_stream(name, watchdog, options.tracer, true),
+                         shares && g > 0 ? queues_.front().stream
+                                         : std::shared_ptr<Stream>(device.make_stream(
+                                               name, watchdog, options.tracer, true)),
                          exchanges_of(plan_, static_cast<int>(g)),
                          {},
                          {}});
@@ -358,7 +363,7 @@ class Runner::Impl {
   // The exchanges of one group, in their order.
   struct Queue {
     Group* group;
-    std::unique_ptr<Stream> stream;
+    std::shared_ptr<Stream> stream;
     std::vector<std::size_t> tasks;
     std::vector<std::unique_ptr<PreparedExchange>> prepared;
     std::vector<std::shared_ptr<Event>> released;

@@ -102,6 +102,7 @@ void each(const RankPlan& plan, const BackwardBlock& block, const Body& body) {
   for (const Region* gradient : {&block.grad_query, &block.grad_key, &block.grad_value}) {
     body(*gradient, Use::add);
   }
+  if (block.grad_bias.buffer >= 0) body(block.grad_bias, Use::add);
 }
 
 }  // namespace accesses

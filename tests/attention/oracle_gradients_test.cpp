@@ -1,3 +1,4 @@
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <functional>
@@ -288,6 +289,54 @@ TEST(OracleGradients, RowsThatSeeNothing) {
     if (i >= 4) {
       EXPECT_EQ(got.key.values[i], 0);
       EXPECT_EQ(got.value.values[i], 0);
+    }
+  }
+}
+
+// A broadcast bias adds up what the same bias in full has: values and magnitudes of its entries,
+// and squares of what each row has.
+TEST(OracleGradients, BroadcastBiases) {
+  Random random(46);
+  const AttentionShape shape{2, 3, 4, 2, 1, 3, 3};
+  for (int broadcast = 0; broadcast < 16; ++broadcast) {
+    AttentionProblem problem = problem_of(shape);
+    const auto size = [&](int dim, std::int64_t all) {
+      return (broadcast >> dim & 1) != 0 ? 1 : all;
+    };
+    problem.bias = Extents{size(0, 2), size(1, 2), size(2, 3), size(3, 4)};
+    Case one(random, problem);
+    const OracleGradients found = one.gradients();
+    const Tensor part = std::move(one.bias);
+    one.problem.bias = Extents{2, 2, 3, 4};
+    one.bias = Tensor(DType::float32, *one.problem.bias, test_memory());
+    copy(broadcast_to(part.view(), *one.problem.bias), one.bias.view());
+    const OracleGradients full = one.gradients();
+    std::vector<double> values(found.bias.values.size()), magnitudes(values), squares(values);
+    const Extents& kept = *problem.bias;
+    for (std::int64_t row = 0; row < 2 * 2 * 3; ++row) {  // of [B,N,T]
+      const std::array<std::int64_t, 3> at{row / 6, row / 3 % 2, row % 3};
+      std::int64_t first = 0;
+      for (int dim = 0; dim < 3; ++dim) {
+        first = first * kept[dim] + (kept[dim] == 1 ? 0 : at[static_cast<std::size_t>(dim)]);
+      }
+      std::vector<double> of_row(static_cast<std::size_t>(kept[3]));
+      for (std::int64_t s = 0; s < 4; ++s) {
+        const auto from = static_cast<std::size_t>(row * 4 + s);
+        const std::int64_t key = kept[3] == 1 ? 0 : s;
+        const auto to = static_cast<std::size_t>(first * kept[3] + key);
+        values[to] += full.bias.values[from];
+        magnitudes[to] += full.bias.magnitudes[from];
+        of_row[static_cast<std::size_t>(key)] += full.bias.magnitudes[from];
+      }
+      for (std::int64_t key = 0; key < kept[3]; ++key) {
+        squares[static_cast<std::size_t>(first * kept[3] + key)] +=
+            std::pow(of_row[static_cast<std::size_t>(key)], 2);
+      }
+    }
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      EXPECT_NEAR(found.bias.values[i], values[i], 1e-12) << broadcast;
+      EXPECT_NEAR(found.bias.magnitudes[i], magnitudes[i], 1e-12) << broadcast;
+      EXPECT_NEAR(found.bias_squares[i], squares[i], 1e-12) << broadcast;
     }
   }
 }

@@ -297,6 +297,61 @@ TEST(BackwardPlan, GradientsOfSinksHoldEveryRowOnce) {
   }
 }
 
+// Rows of a bias go with the queries; over what it is broadcast, its gradient is a sum over ranks.
+TEST(BackwardPlan, GradientsOfABiasHoldEveryPairOnce) {
+  constexpr std::int64_t kLength = 19;
+  struct Case {
+    std::string mesh, query, kv;
+  };
+  const std::vector<Case> cases{
+      {"sp=4,x=2", "-,sp", "-,sp"},    // all replicated along x: nothing to add
+      {"sp=4,x=2", "-,sp+x", "-,sp"},  // keys replicated along x
+      {"sp=8", "-,-", "-,sp"},         // rows replicated
+      {"sp=8", "-,sp", "-,-"},         // keys replicated
+      {"dp=2,sp=2,tp=2", "dp,sp,tp", "dp,sp,tp"},
+      {"sp=2,tp=4", "-,sp,tp", "-,sp,tp"}};  // two ranks share a key/value head
+  unsigned seed = 500;
+  for (int broadcast = 0; broadcast < 8; ++broadcast) {
+    AttentionProblem problem = small_problem(kLength, 4, 2);
+    problem.bias = Extents{(broadcast & 1) != 0 ? 1 : 2, (broadcast & 2) != 0 ? 1 : 4,
+                           (broadcast & 4) != 0 ? 1 : kLength, kLength};
+    for (const Case& one : cases) {
+      const ShardedOperands operands = operands_on(problem, one.mesh, one.query, one.kv);
+      for (const Schedule schedule : kBackward) {
+        const bool of_heads = schedule == Schedule::ulysses || schedule == Schedule::hybrid;
+        if (of_heads && one.query != one.kv) continue;  // which exchanges heads of both
+        const bool adds = seed % 2 == 0;
+        SCOPED_TRACE(testing::Message()
+                     << one.mesh << " " << one.query << " " << one.kv << ", " << name_of(schedule)
+                     << ", bias " << to_string(*problem.bias) << (adds ? ", added" : ""));
+        BackwardRequest request{adds, adds, false, true};
+        expect_plays(backward_input(problem, operands, {}, request), schedule, ++seed);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// Where several ranks share no entry of a bias, nothing is sent for its gradient.
+TEST(BackwardPlan, GradientsOfOwnRowsOfABiasStay) {
+  AttentionProblem problem = small_problem(64, 4, 2);
+  problem.bias = Extents{1, 4, 64, 64};
+  const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
+  for (const Schedule schedule : {Schedule::ring, Schedule::allgather, Schedule::double_ring}) {
+    PlanOptions options;
+    options.inner_size = 2;
+    const Plan with = make_plan(
+        backward_input(problem, operands, options, {false, false, false, true}), schedule);
+    const Plan without = make_plan(backward_input(problem, operands, options), schedule);
+    for (std::size_t r = 0; r < with.ranks.size(); ++r) {
+      EXPECT_EQ(with.ranks[r].bytes_sent(), without.ranks[r].bytes_sent());
+      EXPECT_GT(with.ranks[r].caller_buffer(Content::grad_bias), 0);
+    }
+    EXPECT_GT(predicted_seconds(with, backward_input(problem, operands).prices),
+              predicted_seconds(without, backward_input(problem, operands).prices));
+  }
+}
+
 // A reduction takes 32 parts.
 TEST(BackwardPlan, MoreReplicasThanAReductionTakes) {
   AttentionProblem problem = small_problem(40, 1, 1);

@@ -110,13 +110,20 @@ inline void expect_gradients(const Program& program, Mesh& mesh, Device& device,
   const Extents lse_shape{s.batch, s.heads, s.query_length};
   const Tensor grad_lse = annulus::test::random_tensor(random, DType::float32, lse_shape);
   const PositionRanges rows = PositionRanges::all(s.query_length);
+  Tensor bias;
+  ScoreTensors scores;
+  if (problem.bias) {
+    bias = annulus::test::random_tensor(random, DType::float32, *problem.bias);
+    scores = broadcast_scores(bias.view(), {}, {s.batch, s.heads, s.query_length, s.kv_length});
+  }
   const OracleOutput forward =
-      oracle_attention(problem, query.view(), key.view(), value.view(), rows);
+      oracle_attention(problem, query.view(), key.view(), value.view(), rows, 0, 0, 0, scores);
   const Tensor output = rounded(problem.dtype, grad_output.shape(), forward.output);
   const Tensor lse = rounded(DType::float32, lse_shape, forward.lse);
   const ConstTensorView given = program.request.grad_lse ? grad_lse.view() : TensorView();
-  const OracleGradients expected = oracle_gradients(problem, query.view(), key.view(), value.view(),
-                                                    grad_output.view(), given, rows);
+  const OracleGradients expected =
+      oracle_gradients(problem, query.view(), key.view(), value.view(), grad_output.view(), given,
+                       rows, 0, 0, 0, scores);
 
   const std::unique_ptr<Stream> copies =
       device.make_stream("copies", annulus::test::kWatchdog, nullptr);
@@ -131,18 +138,22 @@ inline void expect_gradients(const Program& program, Mesh& mesh, Device& device,
   if (program.request.grad_lse) {
     tensors.add(Content::grad_lse, scores_of(grad_lse, operands.lse, rank));
   }
+  if (problem.bias) tensors.add(Content::bias, scores_of(bias, *operands.bias, rank));
   constexpr float kBefore = 0.5F;
-  const auto add_gradient = [&](Content content, const NamedSharding& sharding) {
+  const auto add_gradient = [&](Content content, const NamedSharding& sharding, DType dtype) {
     const Extents shape = sharding.local_shape(rank);
     const float before = program.request.adds ? kBefore : NAN;  // NaN stays where nobody writes
-    tensors.add(content,
-                annulus::test::tensor_of(
-                    problem.dtype, shape,
-                    std::vector<float>(static_cast<std::size_t>(shape.product()), before)));
+    tensors.add(
+        content,
+        annulus::test::tensor_of(
+            dtype, shape, std::vector<float>(static_cast<std::size_t>(shape.product()), before)));
   };
-  add_gradient(Content::grad_query, operands.query);
-  add_gradient(Content::grad_key, operands.key);
-  add_gradient(Content::grad_value, operands.value);
+  add_gradient(Content::grad_query, operands.query, problem.dtype);
+  add_gradient(Content::grad_key, operands.key, problem.dtype);
+  add_gradient(Content::grad_value, operands.value, problem.dtype);
+  if (program.request.grad_bias) {
+    add_gradient(Content::grad_bias, *operands.bias, DType::float32);
+  }
   const bool shares_sinks = problem.sinks && problem.sinks->shape().rank() == 1;
   const std::int64_t sinks = problem.sinks ? problem.sinks->per_head() : 0;
   const std::int64_t local_heads = operands.query.local_shape(rank)[2];
@@ -180,7 +191,9 @@ inline void expect_gradients(const Program& program, Mesh& mesh, Device& device,
     const auto compare = [&](Content content, const NamedSharding& sharding,
                              const OracleGradient& truth, const Extents& shape) {
       const auto of_rank = [&](const std::vector<double>& values) {
-        return floats(shard_of(rounded(DType::float32, shape, values), sharding, rank));
+        const Tensor whole = rounded(DType::float32, shape, values);
+        return floats(content == Content::grad_bias ? scores_of(whole, sharding, rank)
+                                                    : shard_of(whole, sharding, rank));
       };
       const std::vector<float> wanted = of_rank(truth.values);
       const std::vector<float> magnitudes = of_rank(truth.magnitudes);
@@ -203,6 +216,9 @@ inline void expect_gradients(const Program& program, Mesh& mesh, Device& device,
     compare(Content::grad_query, operands.query, expected.query, query.shape());
     compare(Content::grad_key, operands.key, expected.key, key.shape());
     compare(Content::grad_value, operands.value, expected.value, value.shape());
+    if (program.request.grad_bias) {
+      compare(Content::grad_bias, *operands.bias, expected.bias, *problem.bias);
+    }
     if (program.request.grad_sinks) {
       found.push_back(tensors.downloaded(Content::grad_sinks));
       const auto first_sink = static_cast<std::size_t>(

@@ -91,10 +91,64 @@ inline std::vector<Program> backward_programs(int ranks) {
   return programs;
 }
 
+/// Programs that compute the gradient of a bias too.
+inline std::vector<Program> bias_programs(int ranks) {
+  const std::string all = "sp=" + std::to_string(ranks);
+  constexpr std::int64_t kLength = 23;
+  std::vector<Program> programs;
+  // Rows or heads of its own or of all, and keys of its own or of all.
+  const std::vector<Extents> shapes{{2, 4, kLength, kLength},
+                                    {1, 4, kLength, kLength},
+                                    {2, 1, kLength, kLength},
+                                    {1, 4, 1, kLength},
+                                    {2, 1, 1, kLength},
+                                    {2, 4, kLength, 1},
+                                    {1, 1, 1, 1}};
+  for (const Schedule schedule : {Schedule::ring, Schedule::double_ring, Schedule::allgather,
+                                  Schedule::ulysses, Schedule::hybrid}) {
+    bool adds = false;
+    for (const Extents& shape : shapes) {
+      Program program{all, "-,sp", "-,sp", schedule, backward_problem(DType::float32, 4, 2)};
+      program.problem.bias = shape;
+      program.options.inner_size = ranks % 2 == 0 ? 2 : ranks;
+      program.options.ulysses_degree = program.options.inner_size;
+      program.request = {adds, adds, false, true};
+      adds = !adds;
+      programs.push_back(program);
+    }
+    programs.back().problem.dtype = DType::bfloat16;
+  }
+  // Operands that ranks hold alike, and ranks with batches of their own.
+  for (const auto& [query, kv] :
+       {std::pair("-,-", "-,sp"), std::pair("-,sp", "-,-"), std::pair("sp,-", "sp,-")}) {
+    if (query == std::string("sp,-") && ranks > 2) continue;
+    for (const Extents& shape : shapes) {
+      Program program{all, query, kv, Schedule::ring, backward_problem(DType::float32, 4, 2)};
+      program.problem.bias = shape;
+      program.request.grad_bias = true;
+      programs.push_back(program);
+    }
+  }
+  if (ranks % 2 != 0) return programs;
+  const std::string half = "sp=" + std::to_string(ranks / 2);
+  for (const Schedule schedule : {Schedule::ring, Schedule::ulysses}) {
+    for (const Extents& shape : shapes) {
+      Program program{half + ",tp=2", "-,sp,tp", "-,sp,tp", schedule,
+                      backward_problem(DType::float32, 4, 1)};
+      program.problem.bias = shape;
+      program.problem.sinks = Sinks({2}, {0.5F, -1});
+      program.request = {true, false, true, true};
+      programs.push_back(program);
+    }
+  }
+  return programs;
+}
+
 inline std::string to_string(const Program& program) {
   return program.mesh + " " + program.query + " " + program.kv + ", " +
          std::string(name_of(program.schedule)) + ", " +
-         std::string(annulus::name_of(program.problem.dtype));
+         std::string(annulus::name_of(program.problem.dtype)) +
+         (program.problem.bias ? ", bias " + annulus::to_string(*program.problem.bias) : "");
 }
 
 }  // namespace annulus::ring::test

@@ -74,7 +74,9 @@ void expect_part(const std::vector<float>& found, const Extents& shape,
   EXPECT_LE(std::sqrt(error), bound * std::sqrt(scale)) << name;
 }
 
-OracleGradients true_gradients(const AttentionOptions& options, int seed, bool with_grad_lse) {
+// `scores`: those of the whole problem.
+OracleGradients true_gradients(const AttentionOptions& options, int seed, bool with_grad_lse,
+                               const ScoreTensors& scores = {}) {
   const AttentionShape& s = options.shape;
   const auto whole = [](std::vector<float>& values, std::int64_t batch, std::int64_t length,
                         std::int64_t heads, std::int64_t dim, int which) {
@@ -92,20 +94,25 @@ OracleGradients true_gradients(const AttentionOptions& options, int seed, bool w
       with_grad_lse
           ? ConstTensorView(ones.data(), DType::float32, {s.batch, s.heads, s.query_length})
           : ConstTensorView(),
-      PositionRanges::all(s.query_length));
+      PositionRanges::all(s.query_length), 0, 0, 0, scores);
 }
 
 void expect_gradients(const Attention& attention, const AttentionOptions& options,
-                      const BackwardShards& shards, int seed, bool with_grad_lse = false,
-                      float before = 0) {
+                      const BackwardShards& shards, const OracleGradients& truth, float before) {
   const AttentionShape& s = options.shape;
-  const OracleGradients truth = true_gradients(options, seed, with_grad_lse);
   expect_part(shards.grad_query, attention.query_shape(), attention.query_positions(),
               s.query_length, truth.query, before, "grad query");
   expect_part(shards.grad_key, attention.key_shape(), attention.key_positions(), s.kv_length,
               truth.key, before, "grad key");
   expect_part(shards.grad_value, attention.value_shape(), attention.key_positions(), s.kv_length,
               truth.value, before, "grad value");
+}
+
+void expect_gradients(const Attention& attention, const AttentionOptions& options,
+                      const BackwardShards& shards, int seed, bool with_grad_lse = false,
+                      float before = 0) {
+  expect_gradients(attention, options, shards, true_gradients(options, seed, with_grad_lse),
+                   before);
 }
 
 void expect_right_gradients(Attention& attention, const AttentionOptions& options, int seed) {
@@ -219,6 +226,79 @@ TEST(BackwardFace, GradientOfTheSinks) {
       for (std::size_t i = 0; i < grad_sinks.size(); ++i) {
         EXPECT_NEAR(grad_sinks[i] - before, truth.sinks.values[i],
                     2e-5 * (truth.sinks.magnitudes[i] + before));
+      }
+    }
+  }
+}
+
+// Calls use(entry, global indices) for the entries of a tensor [b,n,t,s] in order.
+template <class Use>
+void each_entry(const std::vector<PositionRanges>& index, const Use& use) {
+  std::array<std::int64_t, 4> at{};
+  std::size_t entry = 0;
+  const auto walk = [&](const auto& self, std::size_t dim) -> void {
+    if (dim == at.size()) return use(entry++, at);
+    for (std::int64_t i = 0; i < index[dim].size(); ++i) {
+      at[dim] = index[dim].global(LocalPosition(i)).value();
+      self(self, dim + 1);
+    }
+  };
+  walk(walk, 0);
+}
+
+// The rank's part of a bias, or all of it.
+std::vector<float> bias_of(const std::vector<PositionRanges>& index) {
+  std::vector<float> entries;
+  each_entry(index, [&](std::size_t /*entry*/, const std::array<std::int64_t, 4>& at) {
+    entries.push_back(value_at(31, at[0], at[2], at[1], at[3]));
+  });
+  return entries;
+}
+
+// With rows, heads and batches of its own or of all, written and added, under every schedule.
+TEST(BackwardFace, GradientOfTheBias) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(37);
+  const AttentionShape& s = options.shape;
+  for (const Extents& shape :
+       {Extents{2, 4, 37, 37}, Extents{1, 1, 37, 37}, Extents{1, 4, 1, 37}, Extents{2, 1, 37, 1}}) {
+    options.bias = shape;
+    std::vector<PositionRanges> all;
+    for (const std::int64_t size : shape) all.push_back(PositionRanges::all(size));
+    const std::vector<float> whole = bias_of(all);
+    const OracleGradients truth =
+        true_gradients(options, 3, true,
+                       broadcast_scores({whole.data(), DType::float32, shape}, {},
+                                        {s.batch, s.heads, s.query_length, s.kv_length}));
+    for (const char* schedule : {"ring", "double_ring", "allgather", "ulysses", "hybrid"}) {
+      SCOPED_TRACE(to_string(shape) + ", " + schedule);
+      options.schedule = schedule;
+      Attention attention(context, options);
+      const std::vector<PositionRanges> index = attention.operands().bias->index(context.rank());
+      std::vector<float> bias = bias_of(index);
+      EXPECT_EQ(attention.bias_shape().product(), static_cast<std::int64_t>(bias.size()));
+      BackwardShards shards(attention, 3);
+      AttentionTensors forward = shards.tensors(true);
+      forward.bias = bias.data();
+      attention.run(forward);
+      for (const bool accumulate : {false, true}) {
+        const float before = accumulate ? kBefore : 0;
+        std::vector<float> grad_bias(bias.size(), accumulate ? kBefore : NAN);
+        BackwardTensors tensors = shards.backward();
+        tensors.bias = bias.data();
+        tensors.grad_lse = shards.grad_lse.data();
+        tensors.grad_bias = grad_bias.data();
+        tensors.accumulate = accumulate;
+        shards.clear(accumulate ? kBefore : NAN);
+        attention.backward(tensors);
+        expect_gradients(attention, options, shards, truth, before);
+        each_entry(index, [&](std::size_t entry, const std::array<std::int64_t, 4>& at) {
+          const auto i = static_cast<std::size_t>(
+              ((at[0] * shape[1] + at[1]) * shape[2] + at[2]) * shape[3] + at[3]);
+          ASSERT_NEAR(grad_bias[entry] - before, truth.bias.values[i],
+                      2e-5 * (truth.bias.magnitudes[i] + before))
+              << "entry " << i;
+        });
       }
     }
   }
@@ -384,6 +464,12 @@ TEST(BackwardFace, ErrorsAreThoseOfAllRanks) {
               }),
               HasSubstr("grad sinks: got a tensor, expected none: the problem has no sinks"));
   float memory = 0;
+  EXPECT_THAT(test::message_of<UserError>([&] {
+                BackwardTensors tensors = shards.backward();
+                tensors.grad_bias = &memory;
+                attention.backward(tensors);
+              }),
+              HasSubstr("grad bias: got a tensor, expected none: the problem has no bias"));
   EXPECT_THAT(message([&](BackwardTensors& t) { t.bias = &memory; }), HasSubstr("bias: got"));
   // The object is as good as before.
   shards.clear();

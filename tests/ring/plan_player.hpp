@@ -67,6 +67,7 @@ class PlanPlayer {
       if (plan_.backward) {
         expect_gradients(r, used);
         expect_sinks(r);
+        expect_bias(r);
       } else {
         expect_results(plan_.ranks[r], states_[r], used);
       }
@@ -611,9 +612,12 @@ class PlanPlayer {
     EXPECT_EQ(block.grad_query.tokens.count, block.rows.count);
     EXPECT_EQ(block.grad_key.tokens.count, block.columns.count);
     EXPECT_EQ(block.grad_key.tokens, block.grad_value.tokens);
+    ASSERT_EQ(block.grad_bias.buffer >= 0, plan_.backward->grad_bias);
     for (const auto& [gradient, content] : {std::pair(&block.grad_query, Content::grad_query),
                                             std::pair(&block.grad_key, Content::grad_key),
-                                            std::pair(&block.grad_value, Content::grad_value)}) {
+                                            std::pair(&block.grad_value, Content::grad_value),
+                                            std::pair(&block.grad_bias, Content::grad_bias)}) {
+      if (gradient->buffer < 0) continue;
       Results& into = results(r, gradient->buffer, content);
       each_cell(*gradient, [&](const Cell& cell) {
         ASSERT_TRUE(into.contains(cell)) << "a gradient that nobody has zeroed";
@@ -797,6 +801,72 @@ class PlanPlayer {
       const HeadRange heads = shared ? HeadRange{0, whole.heads} : HeadRange{head, 1};
       each_cell({0, {LocalPosition(0), whole.query_length}, heads, {0, whole.batch}},
                 [&](const Cell& row) { EXPECT_EQ(times[row], 1) << "times that a row counts"; });
+    }
+  }
+
+  // An entry of the bias's gradient holds every visible pair of its row and head once, or of all
+  // rows, heads and batches over which the bias is broadcast.
+  void expect_bias(std::size_t r) const {
+    const RankPlan& rank = plan_.ranks[r];
+    const int index = rank.caller_buffer(Content::grad_bias);
+    ASSERT_EQ(index >= 0, plan_.backward->grad_bias);
+    if (index < 0) return;
+    SCOPED_TRACE(testing::Message() << "rank " << rank.rank << ", grad bias");
+    const AttentionShape& whole = plan_.problem.shape;
+    const Extents& shape = *rank.bias;
+    const Extents& all = *plan_.problem.bias;
+    if (shape[0] * shape[1] * shape[2] == 0) return;
+    const auto found = states_[r].results.find({index, Content::grad_bias});
+    ASSERT_TRUE(found != states_[r].results.end()) << "a gradient of a bias that nobody writes";
+    EXPECT_EQ(static_cast<std::int64_t>(found->second.size()), shape[0] * shape[1] * shape[2]);
+    // The global indices that entry `local` of a dimension of the bias stands for.
+    const auto stands_for = [&](int dim, std::int64_t local, std::int64_t count) {
+      const std::int64_t first =
+          operands_.bias->positions(rank.rank, dim).global(LocalPosition(local)).value();
+      return all[dim] == 1 ? std::pair(std::int64_t{0}, count) : std::pair(first, first + 1);
+    };
+    for (const auto& [cell, held] : found->second) {
+      const auto& [batch, token, head] = cell;
+      EXPECT_EQ(held.count(kBefore), adds_ ? 1U : 0U);
+      std::map<Cell, std::vector<int>> times;  // by batch, row and head: of each column
+      for (const BlockId& id : held) {
+        ASSERT_EQ(held.count(id), 1U) << "a block twice";
+        if (id.first == kNoRank) continue;
+        const RankPlan& of = plan_.ranks[id.first];
+        const Tile& tile = block_of(id);
+        const std::int64_t first_head = global_head(of, Content::query, tile.heads.begin);
+        const BatchRange batches = of.global(tile.batches);
+        each_cell({0, {LocalPosition(0), tile.rows.count}, {first_head, tile.heads.count}, batches},
+                  [&](const Cell& local) {
+                    const auto& [b, t, n] = local;
+                    std::vector<int>& columns =
+                        times[{b, tile.row_positions.global(LocalPosition(t)).value(), n}];
+                    columns.resize(static_cast<std::size_t>(whole.kv_length));
+                    for (std::int64_t s = 0; s < tile.columns.count; ++s) {
+                      const auto column = tile.column_positions.global(LocalPosition(s)).value();
+                      ++columns[static_cast<std::size_t>(column)];
+                    }
+                  });
+      }
+      const auto [batch_begin, batch_end] = stands_for(0, batch, whole.batch);
+      const auto [head_begin, head_end] = stands_for(1, head, whole.heads);
+      const auto [row_begin, row_end] = stands_for(2, token, whole.query_length);
+      for (std::int64_t b = batch_begin; b < batch_end; ++b) {
+        for (std::int64_t n = head_begin; n < head_end; ++n) {
+          for (std::int64_t t = row_begin; t < row_end; ++t) {
+            std::vector<int>& columns = times[{b, t, n}];
+            columns.resize(static_cast<std::size_t>(whole.kv_length));
+            for (std::int64_t s = 0; s < whole.kv_length; ++s) {
+              const bool visible =
+                  plan_.problem.mask.visible(b, n, GlobalPosition(t), GlobalPosition(s));
+              if (!visible) continue;
+              ASSERT_EQ(columns[static_cast<std::size_t>(s)], 1)
+                  << "times that row " << t << " sees column " << s << ", batch " << b << ", head "
+                  << n;
+            }
+          }
+        }
+      }
     }
   }
 

@@ -12,7 +12,8 @@
 namespace annulus::ring {
 namespace {
 
-constexpr DType kSinksDtype = DType::float32;
+// Sinks and bias are float32 in every problem.
+constexpr DType kScoresDtype = DType::float32;
 constexpr int kReplicaTurn = 2;  // after the exchanges of a schedule in the same step
 
 // Part `i` of `parts` of some tokens.
@@ -51,10 +52,16 @@ BackwardBuilder::BackwardBuilder(const RankContext& context)
     plan_.sinks_per_head = sinks.per_head();
     plan_.buffers.push_back({BufferKind::caller,
                              {Content::grad_sinks},
-                             kSinksDtype,
+                             kScoresDtype,
                              {LocalPosition(0), 1},
                              {0, sinks.shape().rank() == 1 ? 1 : plan_.local.heads},
                              -1});
+  }
+  if (request.grad_bias) {
+    const Buffer& bias = plan_.buffer(own(Content::bias));
+    plan_.buffers.push_back(
+        {BufferKind::caller, {Content::grad_bias}, kScoresDtype, bias.tokens, bias.heads, -1});
+    bias_replicas_ = replicas_of_bias(context.input.operands, context.rank);
   }
 
   const bool in_place = gradient_dtype() == dtype;
@@ -77,6 +84,13 @@ BackwardBuilder::BackwardBuilder(const RankContext& context)
     own_columns_ = {add_local(Content::grad_key, gradient_dtype(), all_columns(), kv_heads),
                     add_local(Content::grad_value, gradient_dtype(), all_columns(), kv_heads)};
   }
+  if (request.grad_bias) {
+    const int bias = own(Content::grad_bias);
+    const Buffer held = plan_.buffer(bias);
+    rows.grad_bias = bias_replicas_.several()
+                         ? add_exchange({Content::grad_bias}, kScoresDtype, held.tokens, held.heads)
+                         : bias;
+  }
   if (plan_.local.query_length > 0) {
     add_task(0, Delta{whole(own(Content::output)), own(Content::grad_output),
                       own(Content::grad_lse), rows.delta});
@@ -94,14 +108,14 @@ void BackwardBuilder::add_sink_gradient(int delta) {
   const Replicas replicas = replicas_of_sinks(context_.input.operands, shared, context_.rank);
   int partial = result;
   if (replicas.several()) {
-    partial = add_exchange({Content::grad_sinks}, kSinksDtype, token, heads);
+    partial = add_exchange({Content::grad_sinks}, kScoresDtype, token, heads);
   } else if (context_.input.backward->adds) {
-    partial = add_local(Content::grad_sinks, kSinksDtype, token, heads);
+    partial = add_local(Content::grad_sinks, kScoresDtype, token, heads);
   }
   if (plan_.local.query_length > 0) {
     add_task(0, SinkGradient{whole(delta), own(Content::lse), partial});
   }
-  add_up(0, replicas, {partial}, {Content::grad_sinks}, kSinksDtype);
+  add_up(0, replicas, {partial}, {Content::grad_sinks}, kScoresDtype);
 }
 
 DType BackwardBuilder::gradient_dtype() const {
@@ -142,6 +156,9 @@ void BackwardBuilder::compute(int step, int rows, HeadRange heads, const PlacedC
     block.grad_query = {of.buffers.grad_query, block.rows, block.heads, block.batches};
     block.grad_key = {gradients.key, block.columns, kv_heads, block.batches};
     block.grad_value = {gradients.value, block.columns, kv_heads, block.batches};
+    if (of.buffers.grad_bias >= 0) {
+      block.grad_bias = plan_.scores_of(block, of.buffers.grad_bias);
+    }
     add_task(step, std::move(block));
   }
 }
@@ -182,6 +199,11 @@ void BackwardBuilder::add_to_own_columns(int step, int buffer,
   }
 }
 
+void BackwardBuilder::add_to_own_bias(int step, const Region& part, LocalRange own_rows) {
+  const Region into{own_backward_rows().grad_bias, own_rows, part.heads, part.batches};
+  sum(step, {into, part}, into);
+}
+
 void BackwardBuilder::put(int step, Content content, const Region& complete,
                           LocalRange own_tokens) {
   const Region into{own(content), own_tokens, complete.heads, complete.batches};
@@ -195,6 +217,13 @@ void BackwardBuilder::put(int step, Content content, const Region& complete,
 void BackwardBuilder::finish_rows(int step) {
   add_up(step, row_replicas_, {rows_.front().buffers.grad_query}, {Content::grad_query},
          complete_dtype());
+  finish_bias(step);
+}
+
+void BackwardBuilder::finish_bias(int step) {
+  const int partial = own_backward_rows().grad_bias;
+  if (partial < 0) return;
+  add_up(step, bias_replicas_, {partial}, {Content::grad_bias}, kScoresDtype);
 }
 
 void BackwardBuilder::finish_columns(int step) {

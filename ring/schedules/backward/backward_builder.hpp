@@ -13,6 +13,7 @@ struct BackwardRows {
   RowBuffers operands;
   int grad_output = -1, lse = -1, delta = -1;
   int grad_query = -1;
+  int grad_bias = -1;  ///< −1: not wanted
 };
 
 /// Buffers to which blocks add the gradients of columns, with the same tokens as the columns.
@@ -59,11 +60,15 @@ class BackwardBuilder : public TaskBuilder {
   void add_to_own_columns(int step, int buffer, LocalPosition begin, LocalRange columns);
   /// The same for several runs of columns that lie side by side from the first token on.
   void add_to_own_columns(int step, int buffer, const std::vector<LocalRange>& runs);
+  /// Adds gradients of the bias of some of the rank's own rows.
+  void add_to_own_bias(int step, const Region& part, LocalRange own_rows);
   /// Once all is added to them in this step or earlier: adds up the gradients of the rank's own
   /// rows and columns over the ranks that hold the same ones, and puts them into the caller's
   /// tensors.
   void finish_rows(int step);
   void finish_columns(int step);
+  /// The same for the gradient of the bias, if it is wanted. finish_rows() includes it.
+  void finish_bias(int step);
   /// Puts complete gradients of some of the rank's own tokens into the caller's tensor.
   void put(int step, Content content, const Region& complete, LocalRange own_tokens);
 
@@ -81,7 +86,7 @@ class BackwardBuilder : public TaskBuilder {
   void add_sink_gradient(int delta);
 
   std::deque<Rows> rows_;
-  Replicas row_replicas_, column_replicas_;
+  Replicas row_replicas_, column_replicas_, bias_replicas_;
   ColumnGradients own_columns_;
 };
 

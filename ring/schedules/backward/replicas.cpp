@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
+#include <string>
+#include <utility>
 
 namespace annulus::ring {
 namespace {
@@ -15,6 +17,20 @@ bool same_part(const NamedSharding& sharding, int a, int b) {
     if (!(sharding.positions(a, dim) == sharding.positions(b, dim))) return false;
   }
   return true;
+}
+
+void append_axes(AxisNames& axes, const NamedSharding& sharding, int dim) {
+  for (const std::string& axis : sharding.spec()[dim]) {
+    if (sharding.mesh().axis_size(axis) > 1) axes.push_back(axis);
+  }
+}
+
+// All ranks along these axes.
+Replicas all_along(AxisNames axes, const MeshShape& mesh, int rank) {
+  Replicas replicas{std::move(axes), {}};
+  replicas.members.resize(mesh.group(rank, replicas.axes).size());
+  std::iota(replicas.members.begin(), replicas.members.end(), 0);
+  return replicas;
 }
 
 // True if all ranks along the axes of a dimension hold parts of their own.
@@ -52,19 +68,23 @@ Replicas replicas_of(const ShardedOperands& operands, Operand operand, int rank)
 
 // All ranks along these axes have rows, batches or heads of their own.
 Replicas replicas_of_sinks(const ShardedOperands& operands, bool shared, int rank) {
-  Replicas replicas;
   const NamedSharding& query = operands.query;
+  AxisNames axes;
   for (int dim = 0; dim < kSharded; ++dim) {
     const bool of_heads = dim == 2;
-    if (of_heads && !shared) continue;
-    for (const std::string& axis : query.spec()[dim]) {
-      if (query.mesh().axis_size(axis) > 1) replicas.axes.push_back(axis);
-    }
+    if (!of_heads || shared) append_axes(axes, query, dim);
   }
-  const std::size_t count = query.mesh().group(rank, replicas.axes).size();
-  replicas.members.resize(count);
-  std::iota(replicas.members.begin(), replicas.members.end(), 0);
-  return replicas;
+  return all_along(std::move(axes), query.mesh(), rank);
+}
+
+Replicas replicas_of_bias(const ShardedOperands& operands, int rank) {
+  const NamedSharding& query = operands.query;
+  const Extents& bias = operands.bias.value().global_shape();
+  AxisNames axes = replicas_of(operands, Operand::rows, rank).axes;
+  for (const auto& [dim, of_query] : {std::pair(0, 0), std::pair(1, 2), std::pair(2, 1)}) {
+    if (bias[dim] == 1) append_axes(axes, query, of_query);
+  }
+  return all_along(std::move(axes), query.mesh(), rank);
 }
 
 }  // namespace annulus::ring

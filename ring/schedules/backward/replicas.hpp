@@ -24,4 +24,8 @@ struct Replicas {
 /// of its heads, or of any head where the heads share their sinks.
 [[nodiscard]] Replicas replicas_of_sinks(const ShardedOperands& operands, bool shared, int rank);
 
+/// The ranks that have a part of the gradient of this rank's part of the bias: all that have
+/// batches, heads or rows over which it is broadcast, or other columns of the same rows.
+[[nodiscard]] Replicas replicas_of_bias(const ShardedOperands& operands, int rank);
+
 }  // namespace annulus::ring

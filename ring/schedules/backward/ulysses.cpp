@@ -52,6 +52,7 @@ class HeadExchangeBackward {
     compute();
     scatter();
     if (!columns_complete()) builder_.finish_columns(scattered_in());
+    builder_.finish_bias(scattered_in());
     return builder_.finish();
   }
 
@@ -85,6 +86,13 @@ class HeadExchangeBackward {
     return shares_[static_cast<std::size_t>(rank)];
   }
   [[nodiscard]] bool has_heads(int rank) const { return share_of(rank).heads.count > 0; }
+
+  // True if the gradient of a bias is wanted whose rows go with the queries. That of a bias without
+  // rows stays where it is computed, and is added up over the ranks.
+  [[nodiscard]] bool bias_moves() const {
+    return builder_.own(Content::grad_bias) >= 0 &&
+           std::ranges::count(contents_, Content::bias) > 0;
+  }
 
   // True if no two ranks have gradients of the same key/value head.
   [[nodiscard]] bool columns_complete() const {
@@ -182,12 +190,18 @@ class HeadExchangeBackward {
                                         all(rows_), share.heads);
     const ColumnGradients columns = builder_.add_column_gradients(all(columns_), share.kv_heads);
     grad_columns_ = columns.key;
+    if (bias_moves()) {
+      const DType dtype = builder_.plan().buffer(builder_.own(Content::grad_bias)).dtype;
+      grad_bias_ = builder_.add_exchange({Content::grad_bias}, dtype, all(rows_),
+                                         builder_.heads_of(Content::grad_bias, share.heads));
+    }
     const int rows = builder_.add_rows(
         {{buffer(Content::query), buffer(Content::bias), buffer(Content::dense_mask)},
          buffer(Content::grad_output),
          buffer(Content::lse),
          buffer(Content::delta),
-         grad_query_},
+         grad_query_,
+         bias_moves() ? grad_bias_ : builder_.own_backward_rows().grad_bias},
         rows_.positions());
     const auto add = [&](int step, const PlacedColumns& placed, const ColumnGradients& gradients) {
       for (const HeadShare& part : dealt_[static_cast<std::size_t>(me_)]) {
@@ -237,7 +251,9 @@ class HeadExchangeBackward {
     for (int turn = 1; turn < degree_ && has_heads(me_); ++turn) {
       const int to = (me_ + turn) % degree_;
       for (const auto& [buffer, gathering] :
-           {std::pair(grad_query_, &rows_), std::pair(grad_columns_, &columns_)}) {
+           {std::pair(grad_query_, &rows_), std::pair(grad_bias_, &rows_),
+            std::pair(grad_columns_, &columns_)}) {
+        if (buffer < 0) continue;
         for (const Gathering::Message& message : gathering->messages(to)) {
           builder_.send(scattered_in(), peer(to), peer(to), buffer, message.placed());
         }
@@ -277,6 +293,22 @@ class HeadExchangeBackward {
       complete.tokens = tokens;
       builder_.put(scattered_in(), Content::grad_query, complete, own_tokens);
     });
+    if (bias_moves()) take_bias(from);
+  }
+
+  // The parts of all heads add up where they share their bias.
+  void take_bias(int from) {
+    const HeadRange heads = builder_.heads_of(Content::grad_bias, share_of(from).heads);
+    const int buffer = from == me_
+                           ? grad_bias_
+                           : taken(from, {Content::grad_bias},
+                                   builder_.plan().buffer(builder_.own(Content::grad_bias)).dtype,
+                                   builder_.all_rows(), heads, rows_);
+    each_run(from, rows_, [&](LocalRange tokens, LocalRange own_tokens) {
+      Region part = builder_.whole(buffer);
+      part.tokens = tokens;
+      builder_.add_to_own_bias(scattered_in(), part, own_tokens);
+    });
   }
 
   void take_columns(int from) {
@@ -313,6 +345,7 @@ class HeadExchangeBackward {
   std::map<Content, int> buffers_;  // of all rows, for the rank's heads
   int key_value_ = -1;              // of all columns
   int grad_query_ = -1, grad_columns_ = -1;
+  int grad_bias_ = -1;  // of all rows, if it has rows
 };
 
 }  // namespace

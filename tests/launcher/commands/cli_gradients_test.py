@@ -10,13 +10,15 @@ GIVEN = ["--grad-output", "grad_output.npy"]
 WANTED = ["--grad-query", "dq.npy", "--grad-key", "dk.npy", "--grad-value", "dv.npy"]
 
 
-def gradients(query, key, value, grad_output, grad_lse, sinks=None):
-    """Of causal attention in float64; that of the sinks, [N,M] or [M], comes last."""
+def gradients(query, key, value, grad_output, grad_lse, sinks=None, bias=None):
+    """Of causal attention in float64; those of the sinks, [N,M] or [M], and the bias come last."""
     group = query.shape[2] // key.shape[2]
     q, g = (x.astype(np.float64).transpose(0, 2, 1, 3) for x in (query, grad_output))
     k, v = (x.astype(np.float64).transpose(0, 2, 1, 3).repeat(group, axis=1) for x in (key, value))
     scale = query.shape[3] ** -0.5
     logits = scale * q @ k.swapaxes(2, 3)
+    if bias is not None:
+        logits = logits + bias
     hidden = np.arange(k.shape[2]) > np.arange(q.shape[2])[:, None]
     logits[..., hidden] = -np.inf
     if sinks is None:
@@ -27,7 +29,9 @@ def gradients(query, key, value, grad_output, grad_lse, sinks=None):
     p /= p.sum(-1, keepdims=True)
     p, p_sinks = np.split(p, [logits.shape[-1]], -1)
     delta = ((p @ v) * g).sum(-1) - grad_lse
-    ds = scale * p * (g @ v.swapaxes(2, 3) - delta[..., None])
+    of_logits = p * (g @ v.swapaxes(2, 3) - delta[..., None])
+    ds = scale * of_logits
+    shared = tuple(dim for dim in range(4) if bias is not None and bias.shape[dim] == 1)
 
     def of_keys(x):
         b, n, s, d = x.shape
@@ -35,7 +39,8 @@ def gradients(query, key, value, grad_output, grad_lse, sinks=None):
 
     return ((ds @ k).transpose(0, 2, 1, 3), of_keys(ds.swapaxes(2, 3) @ q),
             of_keys(p.swapaxes(2, 3) @ g),
-            -(p_sinks * delta[..., None]).sum((0, 2) if sinks.ndim == 2 else (0, 1, 2)))
+            -(p_sinks * delta[..., None]).sum((0, 2) if sinks.ndim == 2 else (0, 1, 2)),
+            of_logits.sum(shared, keepdims=True))
 
 
 class GradientTest(CliTest):
@@ -90,6 +95,22 @@ class Numbers(GradientTest):
                     self.assertEqual(found.dtype, np.float32)
                     np.testing.assert_allclose(found, truth, rtol=1e-4, atol=5e-5, err_msg=name)
 
+    def test_bias_of_every_shape(self):
+        for shape in [(2, 4, 61, 61), (1, 4, 61, 61), (1, 1, 61, 61), (2, 4, 1, 61), (1, 1, 61, 1)]:
+            bias = np.random.default_rng(7).standard_normal(shape, dtype=np.float32)
+            np.save(self.path("bias.npy"), bias)
+            truths = dict(zip(["dq", "dk", "dv", None, "db"], gradients(**self.tensors, bias=bias)))
+            for options in [["--mesh", "sp=4"], ["--mesh", "dp=2,sp=1,tp=2"],
+                            ["--mesh", "dp=1,sp=2,tp=2", "--schedule", "ulysses"]]:
+                self.expect_success(self.annulus(
+                    "run", *OPERANDS, *OUTPUT, *GIVEN, *WANTED, "--grad-lse", "grad_lse.npy",
+                    "--bias", "bias.npy", "--grad-bias", "db.npy", "--causal", *options, ranks=4))
+                for name in ["dq", "dk", "dv", "db"]:
+                    found = np.load(self.path(name + ".npy"))
+                    self.assertEqual(found.dtype, np.float32)
+                    np.testing.assert_allclose(found, truths[name], rtol=1e-4, atol=5e-5,
+                                               err_msg=f"{name}, bias {shape}, {options}")
+
     def test_results_of_the_forward_pass_from_files(self):
         words = [*OPERANDS, "--causal", "--schedule", "ring"]
         wanted = ["dq", "dk", "dv"]
@@ -119,6 +140,10 @@ class BadInput(GradientTest):
         self.expect_refused(WANTED, "--grad-query dq.npy", "without --grad-output")
         self.expect_refused(GIVEN + WANTED + ["--grad-sinks", "ds.npy"], "--grad-sinks ds.npy",
                             "without --sinks")
+        self.expect_refused(GIVEN + WANTED + ["--grad-bias", "db.npy"], "--grad-bias db.npy",
+                            "there is no bias")
+        self.expect_refused(["--grad-bias", "db.npy"], "--grad-bias db.npy",
+                            "without --grad-output")
         self.expect_refused(GIVEN, "lacks --grad-query, --grad-key, --grad-value")
 
     def test_gradients_that_do_not_fit(self):

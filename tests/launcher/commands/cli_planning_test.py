@@ -40,6 +40,13 @@ class Backward(CliTest):
         self.assertNotIn("grad_sinks", json.dumps(self.planned(*words)))
         self.assertIn("grad_sinks", json.dumps(self.planned(*words, "--sinks", "random:2")))
 
+    def test_plans_the_gradient_of_the_bias(self):
+        words = ["--mesh", "sp=4", "--backward"]
+        self.assertNotIn("grad bias", json.dumps(self.planned(*words)))
+        plan = json.dumps(self.planned(*words, "--bias", "random:1"))
+        self.assertIn('"grad bias"', plan)
+        self.assertIn('"grad_bias"', plan)
+
     def test_table(self):
         words = ["plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64", "--backward"]
         for form in [[], ["--simulate"]]:

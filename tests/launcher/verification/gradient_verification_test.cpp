@@ -225,6 +225,54 @@ TEST_F(VerifyGradients, FailsAGradientOfSinksThatLacksRows) {
   }
 }
 
+// Of a bias of every shape, and one that is wrong in one entry.
+TEST_F(VerifyGradients, GradientOfBias) {
+  for (const Extents& shape :
+       {Extents{2, 4, 40, 40}, Extents{1, 1, 40, 40}, Extents{1, 4, 1, 40}, Extents{2, 1, 40, 1}}) {
+    case_.problem.bias = shape;
+    const bool adds = shape[0] == 1;
+    case_.backward->request = {true, adds, false, true};
+    for (const char* schedule : {"ring", "ulysses"}) {
+      SCOPED_TRACE(to_string(shape) + ", " + schedule);
+      case_.backward->schedule = schedule;
+      const Verification found = verify_with([](const auto&, const auto&) {});
+      EXPECT_EQ(found.failure(), "");
+      ASSERT_TRUE(found.gradients);
+      EXPECT_GT(found.gradients->sharded[4], 0) << "rounding shows that it was compared";
+    }
+    const int last = context_.size() - 1;
+    const Verification wrong = verify_with([&](const auto&, const Gradients& all) {
+      if (on(last)) first_of(all.bias) += 1;
+    });
+    EXPECT_THAT(wrong.failure(), HasSubstr("error of the gradient of bias"));
+  }
+}
+
+void clear_bias(const TensorView& gradient) {
+  for (std::int64_t n = 0; n < gradient.size(1); ++n) {
+    for (std::int64_t s = 0; s < gradient.size(3); ++s) gradient.at<float>({0, n, 0, s}) = 0;
+  }
+}
+
+// As of the sinks: the terms of rows that share an entry cancel.
+TEST_F(VerifyGradients, FailsAGradientOfABiasThatLacksRows) {
+  case_.problem.shape = {1, 16384, 16, 2, 1, 8, 8};
+  case_.problem.dtype = DType::bfloat16;
+  case_.problem.mask = {};
+  case_.problem.bias = Extents{1, 2, 1, 16};
+  case_.backward->request = {false, false, false, true};
+  const auto error_without = [&](int lacking) {
+    const Verification found = verify_with([&](const auto&, const Gradients& all) {
+      if (on(lacking)) clear_bias(all.bias);
+    });
+    return found.gradients->sharded[4] / found.gradients->bound;
+  };
+  EXPECT_LT(error_without(-1), 0.5);
+  for (int lacking = 0; lacking < context_.size(); ++lacking) {
+    EXPECT_GT(error_without(lacking), 2) << lacking;
+  }
+}
+
 TEST_F(VerifyGradients, RefusesWhatItCannotCompute) {
   case_.problem.normalize_output = false;
   EXPECT_THROW(static_cast<void>(verify_with([](const auto&, const auto&) {})), UserError);
@@ -237,6 +285,11 @@ TEST_F(VerifyGradients, RefusesWhatItCannotCompute) {
   } catch (const UserError& error) {
     EXPECT_THAT(error.what(), HasSubstr("expected at most 67108864 in query, key and value"));
   }
+  // The gradient of a bias may be the largest.
+  case_.problem.shape = {1, 1 << 14, 1 << 14, 8, 8, 64, 64};
+  case_.problem.bias = Extents{1, 1, 1 << 14, 1 << 14};
+  case_.backward->request.grad_bias = true;
+  EXPECT_THROW(static_cast<void>(verify_with([](const auto&, const auto&) {})), UserError);
 }
 
 TEST(GradientVerification, NamesWhatFailed) {
@@ -244,7 +297,8 @@ TEST(GradientVerification, NamesWhatFailed) {
   found.bound = 1e-6;
   found.sharded = {4e-7, 5e-7, 3e-7};
   found.unsharded = {4e-7, 4e-7, 4e-7};
-  found.allowance = GradientErrors{6e-7, 6e-7, 6e-7};
+  constexpr double kAny = std::numeric_limits<double>::infinity();
+  found.allowance = GradientErrors{6e-7, 6e-7, 6e-7, kAny, 6e-7};
   EXPECT_EQ(found.failure(), "");
   EXPECT_DOUBLE_EQ(found.share(), 0.5);
   EXPECT_DOUBLE_EQ(found.ratio().value(), 1.25);
@@ -253,6 +307,9 @@ TEST(GradientVerification, NamesWhatFailed) {
   found.sharded[3] = 3e-6;
   EXPECT_THAT(found.failure(), HasSubstr("of sinks 3.00e-06 above 1.00e-06"));
   found.sharded[3] = 0;
+  found.sharded[4] = 8e-7;
+  EXPECT_THAT(found.failure(), HasSubstr("of bias 8.00e-07 against 0.00e+00 unsharded"));
+  found.sharded[4] = 0;
   found.repeats = false;
   EXPECT_THAT(found.failure(), HasSubstr("different bits"));
   found.sharded[2] = 7e-7;

@@ -44,6 +44,7 @@ TEST(RandomBackward, CoversTheWaysOfGradientsIn500Draws) {
     ++counts[fmt::format("LSE {}, added {}", backward.request.grad_lse, backward.request.adds)];
     if (drawn.problem.mask.hides_any()) ++counts["mask"];
     EXPECT_EQ(backward.request.grad_sinks, drawn.problem.sinks.has_value());
+    EXPECT_EQ(backward.request.grad_bias, drawn.problem.bias.has_value());
     if (drawn.problem.sinks) ++counts["sinks"];
     if (drawn.problem.dropout) ++counts["dropout"];
     if (drawn.problem.bias) ++counts["bias"];

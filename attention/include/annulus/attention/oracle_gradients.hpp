@@ -30,6 +30,9 @@ struct OracleGradients {
   /// By sink, Σ (P · ‖dO ∘ O‖)² over the rows: roundings of O reach the sinks' gradient with the
   /// root of it, as they are independent, whereas `magnitudes` grow with the number of rows.
   std::vector<double> sink_squares;
+  /// By entry of the bias, Σ m² over the rows, where m is what a row adds to the entry's magnitude:
+  /// likewise, roundings of different rows are independent.
+  std::vector<double> bias_squares;
 };
 
 /// Sequential, float64, one row at a time (docs/semantics.md §1, "Backward"; FlashAttention-2, Dao

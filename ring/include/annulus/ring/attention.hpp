@@ -125,6 +125,9 @@ struct BackwardTensors {
   ring::CallValues call_values = {};  ///< as of the forward pass
   /// sinks_shape(): the gradient of the sinks; null: not wanted. All ranks want it, or none does.
   float* grad_sinks = nullptr;
+  /// bias_shape(): the gradient of the bias, of init_bias too; null: not wanted. All ranks want it,
+  /// or none does.
+  float* grad_bias = nullptr;
 };
 
 /// Attention over shards of tensors, planned once and run as often as wanted. Any thread may call,
@@ -198,17 +201,17 @@ class Attention {
   /// with other strides do without it, but then each rank prepares by itself, and tensors that do
   /// not fit are a failure of that rank alone.
   void prepare(const ring::LocalTensors& tensors);
-  /// Computes the gradients of query, key and value, and of the sinks if asked, from the output,
-  /// its LSE and their gradients (docs/semantics.md §1, "Backward"). Collective over the context,
-  /// ordered by the stream, and checked in the first call like run(). Gradients of an operand that
-  /// several ranks hold are the same on all of them.
+  /// Computes the gradients of query, key and value, and of the sinks and the bias if asked, from
+  /// the output, its LSE and their gradients (docs/semantics.md §1, "Backward"). Collective over
+  /// the context, ordered by the stream, and checked in the first call like run(). Gradients of an
+  /// operand that several ranks hold are the same on all of them.
   ///
-  /// The first call with or without a gradient of the LSE, of the sinks, and with or without
-  /// accumulation, plans the pass unless prepare_backward() has: schedule and implementations are
-  /// chosen apart from those of the forward pass. All ranks throw the same error (UserError) where
-  /// they ask for different gradients, whose calls are all first ones, for an unnormalised output
-  /// or attention weights, for a named schedule whose backward pass is not planned yet, and where
-  /// no implementation computes the gradients. There are no gradients of a bias yet.
+  /// The first call with or without a gradient of the LSE, of the sinks, of the bias, and with or
+  /// without accumulation, plans the pass unless prepare_backward() has: schedule and
+  /// implementations are chosen apart from those of the forward pass. All ranks throw the same
+  /// error (UserError) where they ask for different gradients, whose calls are all first ones, for
+  /// an unnormalised output or attention weights, for a named schedule whose backward pass is not
+  /// planned yet, and where no implementation computes the gradients.
   void backward(const BackwardTensors& tensors, void* stream = nullptr);
   /// The same for tensors with any strides.
   void backward(const ring::BackwardLocalTensors& tensors, bool accumulate = false,

@@ -71,6 +71,9 @@ struct BackwardLocalTensors {
   /// [n,M] for the rank's heads, or [M] where all heads share the sinks; float32, stride 1 in the
   /// last dimension. Without dimensions: not wanted. All ranks want it, or none does.
   TensorView grad_sinks = {};
+  /// [b,n,t,S], of the shape of `bias`; float32, stride 1 in the last dimension. Without
+  /// dimensions: not wanted. All ranks want it, or none does.
+  TensorView grad_bias = {};
 
   bool operator==(const BackwardLocalTensors&) const = default;
 };

@@ -57,7 +57,8 @@ enum class Content : std::uint8_t {
   maximum,     ///< of a row's logits: see SoftmaxState
   sum,         ///< Σ exp(logit − maximum), the caller's in place of an LSE
   grad_lse,
-  grad_sinks  ///< [n,M] or [1,M], of one token and one batch: see SinkGradient
+  grad_sinks,  ///< [n,M] or [1,M], of one token and one batch: see SinkGradient
+  grad_bias    ///< as the bias
 };
 
 [[nodiscard]] std::string_view name_of(Content content) noexcept;
@@ -223,6 +224,7 @@ struct BackwardBlock : Tile {
   int grad_output = -1, lse = -1, delta = -1;  ///< buffers of the rows
   Region grad_query;                           ///< the rows and query heads
   Region grad_key, grad_value;                 ///< the columns and their key/value heads
+  Region grad_bias;  ///< RankPlan::scores_of() the block; without a buffer (−1): not wanted
 };
 
 enum class Reduction : std::uint8_t {
@@ -296,14 +298,15 @@ struct RankPlan {
   [[nodiscard]] int memory_of(int buffer) const;
   /// The key/value heads that these query heads read.
   [[nodiscard]] HeadRange kv_heads_of(HeadRange heads) const;
-  /// The rank's part of a bias or a dense mask; null for other contents.
+  /// The shape of the rank's part of a bias, of its gradient or of a dense mask; null for other
+  /// contents.
   [[nodiscard]] const Extents* scores(Content content) const;
   /// Elements per token and head: D, Dv, or 1 for LSE and the like; for bias and mask, the number
   /// of keys in the buffer, or 1.
   [[nodiscard]] std::int64_t width(const Buffer& buffer, Content content) const;
   /// Of each of its tokens: those of the rank, or 1 of a bias or a mask that is broadcast.
   [[nodiscard]] BatchRange batches(const Buffer& buffer) const;
-  /// What a block reads of a buffer of a bias or a mask.
+  /// What a block reads of a buffer of a bias or a mask, or adds to of the bias's gradient.
   [[nodiscard]] Region scores_of(const Tile& block, int buffer) const;
   /// The caller's tensor of this content; −1 if there is none.
   [[nodiscard]] int caller_buffer(Content content) const;
@@ -330,6 +333,7 @@ struct BackwardRequest {
   bool grad_lse = false;    ///< the LSE has a gradient
   bool adds = false;        ///< gradients are added to what is there, instead of overwriting it
   bool grad_sinks = false;  ///< the gradient of the sinks is wanted
+  bool grad_bias = false;   ///< the gradient of the bias is wanted
   bool operator==(const BackwardRequest&) const = default;
 };
 

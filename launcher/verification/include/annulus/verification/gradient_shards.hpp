@@ -43,6 +43,7 @@ class GradientShards {
   [[nodiscard]] std::vector<const DeviceTwin*> gradients() const {
     std::vector<const DeviceTwin*> all{&grad_query_, &grad_key_, &grad_value_};
     if (request_.grad_sinks) all.push_back(&grad_sinks_);
+    if (request_.grad_bias) all.push_back(&grad_bias_);
     return all;
   }
 
@@ -52,7 +53,7 @@ class GradientShards {
   Device& device_;
   std::unique_ptr<Stream> copies_;
   HostMemoryPool host_;
-  DeviceTwin grad_output_, grad_lse_, grad_query_, grad_key_, grad_value_, grad_sinks_;
+  DeviceTwin grad_output_, grad_lse_, grad_query_, grad_key_, grad_value_, grad_sinks_, grad_bias_;
   std::int64_t first_sink_ = 0;  // of the rank, among all
 };
 

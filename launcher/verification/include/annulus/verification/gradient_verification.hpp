@@ -8,10 +8,10 @@
 
 namespace annulus::verification {
 
-/// Errors of the gradients of query, key, value and sinks, each relative to the norm of the
+/// Errors of the gradients of query, key, value, sinks and bias, each relative to the norm of the
 /// magnitudes that docs/semantics.md §6 names, over all ranks. 0 if both are 0; NaN is within no
 /// bound.
-using GradientErrors = std::array<double, 4>;
+using GradientErrors = std::array<double, 5>;
 
 /// The result of verify_sharded() for the backward pass: the same on every rank.
 struct GradientVerification {
@@ -25,8 +25,9 @@ struct GradientVerification {
   double bound = 0;
   GradientErrors sharded = {};
   GradientErrors unsharded = {};  ///< of the same implementation, given both sequences at once
-  /// The largest errors allowed by comparison with the unsharded run, but for the few numbers of
-  /// the sinks; none for float64.
+  /// The largest errors allowed by comparison with the unsharded run; infinite for what is not
+  /// compared: the few numbers of the sinks, and of a bias without rows or keys of its own. None
+  /// for float64.
   std::optional<GradientErrors> allowance = {};
   bool repeats = true;  ///< a second call gave the same bits, where the plan promises that
 

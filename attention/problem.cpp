@@ -118,7 +118,7 @@ void AttentionProblem::validate() const {
   }
   const std::int64_t largest =
       std::max({shape.batch, shape.query_length, shape.kv_length, shape.heads});
-  if (dropout && largest >= Dropout::kMostIndices) {
+  if (dropout && largest >= Dropout::kMaximumIndices) {
     throw ArgumentError("dropout", to_string(shape), "sequences, heads and batches below 2^32");
   }
 }

@@ -35,8 +35,8 @@ void CallWatch::check() const {
 }
 
 void CallWatch::run() {
-  constexpr Watchdog::Seconds kMostPause{0.1};
-  const Watchdog::Seconds pause = std::min(kMostPause, timeout_ / 8);
+  constexpr Watchdog::Seconds kMaximumPause{0.1};
+  const Watchdog::Seconds pause = std::min(kMaximumPause, timeout_ / 8);
   std::unique_lock lock(mutex_);
   while (!end_.wait_for(lock, pause, [this] { return ended_; }) && !failed_) look();
 }

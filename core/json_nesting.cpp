@@ -17,7 +17,7 @@ bool nests_too_deep(std::string_view json) noexcept {
         break;
       case '[':
       case '{':
-        if (!in_string && ++depth > kMostJsonNesting) return true;
+        if (!in_string && ++depth > kMaximumJsonNesting) return true;
         break;
       case ']':
       case '}':

@@ -21,11 +21,11 @@ namespace {
 /// The errors of some ranks. As a text: nothing where there is none.
 struct Errors {
   // Beyond these, messages count as different from each other.
-  static constexpr std::size_t kMostCounted = 64;
+  static constexpr std::size_t kMaximumCounted = 64;
 
   int first_rank = 0;                                 ///< of those that failed
   bool all_users = true;                              ///< whether all are UserErrors
-  int uncounted = 0;                                  ///< ranks beyond kMostCounted messages
+  int uncounted = 0;                                  ///< ranks beyond kMaximumCounted messages
   std::vector<std::pair<std::uint64_t, int>> counts;  ///< hash of a message, and its ranks
   std::string message;  ///< of the first rank, the first of those counted
 
@@ -85,7 +85,7 @@ void add_later(std::string& whole, const std::string& later) {
         std::ranges::find(errors.counts, hash, &std::pair<std::uint64_t, int>::first);
     if (known != errors.counts.end()) {
       known->second += ranks;
-    } else if (errors.counts.size() < Errors::kMostCounted) {
+    } else if (errors.counts.size() < Errors::kMaximumCounted) {
       errors.counts.emplace_back(hash, ranks);
     } else {
       errors.uncounted += ranks;

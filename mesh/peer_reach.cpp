@@ -8,11 +8,11 @@
 namespace annulus {
 
 PeerExtent PeerReach::extent() const {
-  const auto ranks = static_cast<int>(island_of_rank.size());
-  const int islands =
-      ranks == 0 ? 0 : *std::max_element(island_of_rank.begin(), island_of_rank.end()) + 1;
-  if (islands <= 1) return PeerExtent::all;
-  return islands == ranks ? PeerExtent::none : PeerExtent::some;
+  const auto ranks = static_cast<int>(clique_of_rank.size());
+  const int cliques =
+      ranks == 0 ? 0 : *std::max_element(clique_of_rank.begin(), clique_of_rank.end()) + 1;
+  if (cliques <= 1) return PeerExtent::all;
+  return cliques == ranks ? PeerExtent::none : PeerExtent::some;
 }
 
 PeerReach PeerReach::from(std::span<const Finding> findings) {
@@ -21,15 +21,15 @@ PeerReach PeerReach::from(std::span<const Finding> findings) {
     return std::find(reached.begin(), reached.end(), other) != reached.end();
   };
   PeerReach reach;
-  std::vector<std::vector<int>> islands;
+  std::vector<std::vector<int>> cliques;
   for (int rank = 0; rank < static_cast<int>(findings.size()); ++rank) {
-    const auto home = std::find_if(islands.begin(), islands.end(), [&](const auto& island) {
-      return std::all_of(island.begin(), island.end(),
+    const auto home = std::find_if(cliques.begin(), cliques.end(), [&](const auto& clique) {
+      return std::all_of(clique.begin(), clique.end(),
                          [&](int other) { return reaches(rank, other) && reaches(other, rank); });
     });
-    reach.island_of_rank.push_back(static_cast<int>(home - islands.begin()));
-    if (home == islands.end()) {
-      islands.push_back({rank});
+    reach.clique_of_rank.push_back(static_cast<int>(home - cliques.begin()));
+    if (home == cliques.end()) {
+      cliques.push_back({rank});
     } else {
       home->push_back(rank);
     }
@@ -42,7 +42,7 @@ PeerReach PeerReach::from(std::span<const Finding> findings) {
 
 PeerReach PeerReach::nowhere(int ranks, std::string obstacle) {
   PeerReach reach{std::vector<int>(static_cast<std::size_t>(ranks)), std::move(obstacle)};
-  std::iota(reach.island_of_rank.begin(), reach.island_of_rank.end(), 0);
+  std::iota(reach.clique_of_rank.begin(), reach.clique_of_rank.end(), 0);
   return reach;
 }
 

@@ -16,11 +16,11 @@ Distribution Distribution::sequence(LayoutKind layout, std::int64_t granule) {
   return result;
 }
 
-Distribution Distribution::dealt(Dealing dealing) {
+Distribution Distribution::assigned(Assignment assignment) {
   Distribution result;
-  result.kind_ = Kind::dealt;
+  result.kind_ = Kind::assigned;
   result.layout_ = LayoutKind::balanced;
-  result.dealing_ = std::move(dealing);
+  result.assignment_ = std::move(assignment);
   return result;
 }
 
@@ -31,7 +31,7 @@ Distribution Distribution::kv_heads() {
 }
 
 bool Distribution::fits(std::int64_t size, int ranks) const noexcept {
-  if (dealing_) return size == dealing_->length() && ranks == dealing_->ranks();
+  if (assignment_) return size == assignment_->length() && ranks == assignment_->ranks();
   return kind_ == Kind::sequence || size % ranks == 0 || copies(size, ranks) > 1;
 }
 
@@ -44,7 +44,7 @@ PositionRanges Distribution::positions(std::int64_t size, int ranks, int coordin
   if (kind_ == Kind::sequence) {
     return SequenceLayout(layout_, size, ranks, granule_).positions(coordinate);
   }
-  if (dealing_) return dealing_->positions(coordinate);
+  if (assignment_) return assignment_->positions(coordinate);
   const int sharing = copies(size, ranks);
   const std::int64_t count = size * sharing / ranks;
   return PositionRanges({{GlobalPosition(coordinate / sharing * count), count, 1}});
@@ -56,8 +56,8 @@ std::string to_string(const Distribution& distribution) {
       return "block";
     case Distribution::Kind::kv_heads:
       return "kv_heads";
-    case Distribution::Kind::dealt:
-      return "balanced:" + distribution.dealing()->digest().substr(0, 8);
+    case Distribution::Kind::assigned:
+      return "balanced:" + distribution.assignment()->digest().substr(0, 8);
     case Distribution::Kind::sequence:
       break;
   }

@@ -22,19 +22,20 @@ NamedSharding::NamedSharding(MeshShape mesh, PartitionSpec spec, const Extents& 
   for (const std::int64_t size : global_shape_) {
     if (size < 0) throw ArgumentError("shape", to_string(global_shape), "sizes of 0 or more");
   }
-  for (int dim = 0; dim < dimensions(); ++dim) check_dealing(dim);
+  for (int dim = 0; dim < dimensions(); ++dim) check_assignment(dim);
   validate(spec_, mesh_, global_shape_, distributions_);
 }
 
-void NamedSharding::check_dealing(int dim) const {
-  const Dealing* const dealing = distribution(dim).dealing();
-  if (dealing == nullptr) return;
+void NamedSharding::check_assignment(int dim) const {
+  const Assignment* const assignment = distribution(dim).assignment();
+  if (assignment == nullptr) return;
   const std::int64_t size = global_shape_[dim];
   const int ranks = mesh_.size(spec_[dim]);  // may throw UnknownAxisError
   if (distribution(dim).fits(size, ranks)) return;
-  throw ArgumentError(fmt::format("dealing of dimension {}", dim),
-                      fmt::format("{} positions on {} ranks", dealing->length(), dealing->ranks()),
-                      fmt::format("{} positions on {} ranks, as in the sharding", size, ranks));
+  throw ArgumentError(
+      fmt::format("assignment of dimension {}", dim),
+      fmt::format("{} positions on {} ranks", assignment->length(), assignment->ranks()),
+      fmt::format("{} positions on {} ranks, as in the sharding", size, ranks));
 }
 
 PositionRanges NamedSharding::shard(int coordinate, int dim) const {

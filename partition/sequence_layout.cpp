@@ -47,19 +47,19 @@ SequenceLayout::SequenceLayout(LayoutKind kind, std::int64_t length, int ranks,
   check_at_least("sequence granule", granule, 1);
   if (kind == LayoutKind::striped && granule > 1) {
     throw ArgumentError("sequence granule", std::to_string(granule),
-                        "1 or none with the layout striped, which deals out single positions");
+                        "1 or none with the layout striped, which distributes single positions");
   }
   if (kind == LayoutKind::balanced) {
-    throw ArgumentError("sequence layout", "balanced", "a dealing, which says who holds what");
+    throw ArgumentError("sequence layout", "balanced", "an assignment, which says who holds what");
   }
 }
 
-SequenceLayout::SequenceLayout(Dealing dealing)
+SequenceLayout::SequenceLayout(Assignment assignment)
     : kind_(LayoutKind::balanced),
-      length_(dealing.length()),
-      ranks_(dealing.ranks()),
+      length_(assignment.length()),
+      ranks_(assignment.ranks()),
       granule_(1),
-      dealing_(std::move(dealing)) {}
+      assignment_(std::move(assignment)) {}
 
 std::int64_t SequenceLayout::chunks() const noexcept {
   return kind_ == LayoutKind::zigzag ? 2 * std::int64_t{ranks_} : ranks_;
@@ -79,7 +79,7 @@ PositionRanges SequenceLayout::positions(int rank) const {
   if (rank < 0 || rank >= ranks_) {
     throw InternalError(fmt::format("rank {} of a sequence on {} ranks", rank, ranks_));
   }
-  if (dealing_) return dealing_->positions(rank);
+  if (assignment_) return assignment_->positions(rank);
   if (kind_ == LayoutKind::contiguous) return PositionRanges({chunk(rank)});
   if (kind_ == LayoutKind::zigzag) {
     return PositionRanges({chunk(rank), chunk(chunks() - 1 - rank)});
@@ -94,7 +94,7 @@ int SequenceLayout::owner(GlobalPosition position) const {
   if (at < 0 || at >= length_) {
     throw InternalError(fmt::format("position {} of a sequence of length {}", at, length_));
   }
-  if (dealing_) return dealing_->owner(position);
+  if (assignment_) return assignment_->owner(position);
   if (kind_ == LayoutKind::striped) return static_cast<int>(at % ranks_);
   const std::int64_t granules = length_ / granule_;
   const std::int64_t fewest = granules / chunks();

@@ -47,12 +47,12 @@ void check_weights_fit(const AttentionProblem& problem, const ShardedOperands& o
   for (int rank = 0; rank < sharding.mesh().ranks(); ++rank) {
     const double bytes = bytes_of(sharding.local_shape(rank), weights_dtype(problem)) +
                          bytes_of(keys.local_shape(rank), problem.dtype);
-    if (bytes <= kMostWeightBytes) continue;
+    if (bytes <= kMaximumWeightBytes) continue;
     throw UnsupportedError(fmt::format(
         "attention weights {} of rank {} in {}, with the keys {} that it gathers, take more than "
         "{} MiB",
         to_string(sharding.local_shape(rank)), rank, annulus::name_of(weights_dtype(problem)),
-        to_string(keys.local_shape(rank)), kMostWeightBytes >> 20U));
+        to_string(keys.local_shape(rank)), kMaximumWeightBytes >> 20U));
   }
 }
 

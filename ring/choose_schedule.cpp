@@ -34,7 +34,7 @@ struct Candidate {
   double least = 0;          // seconds; see least_seconds()
   bool played = false;
   double seconds = 0;      // predicted, if it was played
-  std::int64_t bytes = 0;  // of buffers, of the judge with most that was planned
+  std::int64_t bytes = 0;  // of buffers, of the sampled rank with most
 };
 
 /// Finds the best of several variants, playing as few of them as possible.
@@ -42,8 +42,8 @@ class Comparison {
  public:
   explicit Comparison(const PlanInput& input)
       : groups_(input),
-        judges_(sample_ranks(input, kJudges)),
-        busiest_(busiest_rank(input, judges_)) {}
+        sample_(sample_ranks(input, kSampledRanks)),
+        busiest_(busiest_rank(input, sample_)) {}
 
   void add(const PlanInput& input, const ScheduleVariant& variant) {
     Candidate one{variant, input};
@@ -92,7 +92,7 @@ class Comparison {
 
   void play(Candidate& one) {
     Simulation simulation(one.input.prices, variant_text(one.variant));
-    for (const int rank : judges_) {
+    for (const int rank : sample_) {
       const RankPlan plan = groups_.plan(one.input, one.variant.schedule, rank);
       one.bytes = std::max(one.bytes, buffer_bytes(plan));
       simulation.add(plan);
@@ -138,7 +138,7 @@ class Comparison {
   }
 
   KvGroups groups_;
-  std::vector<int> judges_;
+  std::vector<int> sample_;
   int busiest_;
   std::vector<Candidate> candidates_;
   double fastest_ = std::numeric_limits<double>::infinity();  // of those that were played

@@ -16,7 +16,7 @@ namespace annulus::ring {
 [[nodiscard]] inline nlohmann::json parse_json_file(std::string_view text,
                                                     const std::string& path) {
   if (nests_too_deep(text)) {
-    throw FileError(path, fmt::format("has brackets more than {} deep", kMostJsonNesting));
+    throw FileError(path, fmt::format("has brackets more than {} deep", kMaximumJsonNesting));
   }
   try {
     return nlohmann::json::parse(text);

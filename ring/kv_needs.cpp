@@ -90,8 +90,8 @@ const HeldSequence& KvNeeds::member(int index) const {
 }
 
 void KvNeeds::forget_some() {
-  constexpr std::size_t kMostPairs = std::size_t{1} << 16;
-  if (known_->size() <= kMostPairs) return;
+  constexpr std::size_t kMaximumPairs = std::size_t{1} << 16;
+  if (known_->size() <= kMaximumPairs) return;
   known_.reset();
   memory_.release();
   known_.emplace(&memory_);
@@ -123,8 +123,8 @@ std::span<const ColumnPiece> KvNeeds::of(int receiver, int origin) const {
     before += chunk.length;
   }
   std::vector<LocalRange> runs = runs_of(pieces);
-  if (runs.size() <= kMostMessages) return pieces;
-  fill_gaps(runs, kMostMessages);
+  if (runs.size() <= kMaximumMessages) return pieces;
+  fill_gaps(runs, kMaximumMessages);
   const std::vector<ColumnPiece> fewer = cut(runs, member(origin).columns);
   pieces.assign(fewer.begin(), fewer.end());
   return pieces;

@@ -49,12 +49,12 @@ class KvNeeds {
   [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
 
   /// The most messages that a receiver gets from an origin, however scattered its columns are.
-  static constexpr std::size_t kMostMessages = 8;
+  static constexpr std::size_t kMaximumMessages = 8;
 
   /// The columns of `origin` that some row of `receiver` sees, one hull per chunk, in local order.
-  /// They form at most kMostMessages runs of local columns: if there would be more, the narrowest
-  /// gaps between runs are filled with columns that no row of the receiver sees.
-  /// The result lives until forget_some().
+  /// They form at most kMaximumMessages runs of local columns: if there would be more, the
+  /// narrowest gaps between runs are filled with columns that no row of the receiver sees. The
+  /// result lives until forget_some().
   [[nodiscard]] std::span<const ColumnPiece> of(int receiver, int origin) const;
   /// Between the plans of two members: keeps the memory of pairs that were asked for within bounds.
   void forget_some();

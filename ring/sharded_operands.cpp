@@ -78,14 +78,14 @@ Sequences sequences_of(const AttentionProblem& problem, const MeshShape& mesh,
   const bool same =
       layout.sequence == kv_kind(layout) &&
       (layout.sequence != LayoutKind::balanced || alike(problem.shape, layout.query, layout.kv));
-  const auto distribution = [&](LayoutKind kind, const AxisNames& axes, const auto& deal) {
+  const auto distribution = [&](LayoutKind kind, const AxisNames& axes, const auto& assign) {
     return kind == LayoutKind::balanced
-               ? Distribution::dealt(deal(problem, {mesh.size(axes), batch}, layout.granule))
+               ? Distribution::assigned(assign(problem, {mesh.size(axes), batch}, layout.granule))
                : Distribution::sequence(kind, layout.granule.value_or(1));
   };
-  const Distribution rows = distribution(layout.sequence, layout.query[1], deal_rows);
+  const Distribution rows = distribution(layout.sequence, layout.query[1], assign_rows);
   if (same) return {rows, rows};
-  return {rows, distribution(kv_kind(layout), layout.kv[1], deal_columns)};
+  return {rows, distribution(kv_kind(layout), layout.kv[1], assign_columns)};
 }
 
 // Axes that a mesh lacks are refused by the shardings.
@@ -121,14 +121,14 @@ bool wants_balance(const AttentionProblem& problem, const MeshShape& mesh,
   };
   const std::optional<double> uneven = imbalance(Distribution::sequence(layout.sequence));
   if (!uneven || *uneven < kUneven) return false;
-  const Dealing dealing = deal_rows(problem, {ranks, batch}, layout.granule);
-  return imbalance(Distribution::dealt(dealing)) <= *uneven / 2;
+  const Assignment assignment = assign_rows(problem, {ranks, batch}, layout.granule);
+  return imbalance(Distribution::assigned(assignment)) <= *uneven / 2;
 }
 
 }  // namespace
 
-OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mesh,
-                           const LayoutOptions& options) {
+OperandLayout default_layout(const AttentionProblem& problem, const MeshShape& mesh,
+                             const LayoutOptions& options) {
   const AttentionMode mode =
       options.mode.value_or(infer_attention_mode(problem.shape.query_length));
   const ShardingRules rules = options.rules.for_mesh(mesh);

@@ -42,7 +42,7 @@ struct MaximumPart {
 };
 
 struct Arguments {
-  MaximumPart parts[kMostParts];
+  MaximumPart parts[kMaximumParts];
   Lse lse;  // of the result, likewise
   Maximum maximum;
   VectorGrid grid;
@@ -60,7 +60,7 @@ __global__ void combine_with_maximum_kernel(const __grid_constant__ Arguments a,
     }
     // Relative to the largest logit, the sum of a part with any weight is finite and, but for its
     // rounding, 1 or more; a NaN stays one.
-    double weights[kMostParts];
+    double weights[kMaximumParts];
     double total = 0;
     unsigned weighty = 0;  // the parts with an LSE above −∞
     for (int p = 0; p < a.count; ++p) {

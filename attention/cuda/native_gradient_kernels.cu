@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kBiasWarps = 16;
-constexpr std::int64_t kMostBlocks = 132 * 32;
+constexpr std::int64_t kMaximumBlocks = 132 * 32;
 
 /// The factors by which a pair adds to the gradients.
 struct Pair {
@@ -319,11 +319,11 @@ using Kernel = void (*)(NativeGradientArguments);
 cudaError_t launch_warps(Kernel kernel, const NativeGradientArguments& a, std::int64_t vectors,
                          int floats, cudaStream_t stream) {
   // Every device has so much without asking. Head dimensions add up to 4096 at the most.
-  constexpr std::size_t kMostShared = 48 * 1024;
+  constexpr std::size_t kMaximumShared = 48 * 1024;
   const std::size_t bytes = static_cast<std::size_t>(floats) * sizeof(float);
-  const int warps = kWarps * bytes <= kMostShared ? kWarps : 1;
+  const int warps = kWarps * bytes <= kMaximumShared ? kWarps : 1;
   const std::int64_t blocks = (vectors + warps - 1) / warps;
-  kernel<<<static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks),
+  kernel<<<static_cast<unsigned>(blocks < kMaximumBlocks ? blocks : kMaximumBlocks),
            static_cast<unsigned>(warps * kWarp), static_cast<std::size_t>(warps) * bytes, stream>>>(
       a);
   return cudaGetLastError();
@@ -344,7 +344,7 @@ cudaError_t launch(const NativeGradientArguments& a, cudaStream_t stream) {
     const BiasEntries entries(a);
     const std::int64_t owners = entries.owners();
     const std::int64_t warps = entries.terms() < kBiasWarps ? entries.terms() : kBiasWarps;
-    bias_kernel<T><<<static_cast<unsigned>(owners < kMostBlocks ? owners : kMostBlocks),
+    bias_kernel<T><<<static_cast<unsigned>(owners < kMaximumBlocks ? owners : kMaximumBlocks),
                      static_cast<unsigned>(warps * kWarp), 0, stream>>>(a);
     code = cudaGetLastError();
   }

@@ -150,7 +150,7 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
 template <class T>
 cudaError_t launch(const NativeArguments& arguments, cudaStream_t stream) {
   const std::int64_t vectors = arguments.batch * arguments.rows * arguments.heads;
-  constexpr std::int64_t kMostBlocks = 132 * 32;
+  constexpr std::int64_t kMaximumBlocks = 132 * 32;
   const std::int64_t blocks = (vectors + kWarps - 1) / kWarps;
   const auto shared =
       static_cast<std::size_t>(kWarps * (arguments.head_dim + arguments.value_dim)) * sizeof(float);
@@ -159,7 +159,7 @@ cudaError_t launch(const NativeArguments& arguments, cudaStream_t stream) {
         native_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
     if (code != cudaSuccess) return code;
   }
-  native_kernel<T><<<static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks),
+  native_kernel<T><<<static_cast<unsigned>(blocks < kMaximumBlocks ? blocks : kMaximumBlocks),
                      kWarps * kWarp, shared, stream>>>(arguments);
   return cudaGetLastError();
 }

@@ -175,8 +175,8 @@ struct PlanKeyHash {
 std::shared_ptr<const SdpaPlan> shared_sdpa_plan(const SdpaDescriptor& descriptor) {
   // Documents of every length have plans of their own. The cache is never destroyed: CUDA may be
   // gone when the process ends.
-  constexpr std::size_t kMostPlans = 1024;
-  static auto* const cache = new PlanCache<PlanKey, SdpaPlan, PlanKeyHash>(kMostPlans);
+  constexpr std::size_t kMaximumPlans = 1024;
+  static auto* const cache = new PlanCache<PlanKey, SdpaPlan, PlanKeyHash>(kMaximumPlans);
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   return cache->get({device, descriptor}, [&] {

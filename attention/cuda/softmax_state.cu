@@ -37,8 +37,8 @@ void launch_reset(const std::int32_t* lengths, const SoftmaxState& state, Stream
   const Extents& shape = state.output.shape();
   const VectorGrid grid = vector_grid({1, shape[1], shape[2], shape[3]}, 1);
   const auto batches = static_cast<unsigned>(shape[0]);
-  constexpr unsigned kMostBlocksDown = 65535;
-  const dim3 blocks(grid.blocks(), std::min(batches, kMostBlocksDown));
+  constexpr unsigned kMaximumBlocksDown = 65535;
+  const dim3 blocks(grid.blocks(), std::min(batches, kMaximumBlocksDown));
   with_type(state.output.dtype(), [&](auto type) {
     using T = decltype(type);
     reset_kernel<<<blocks, kThreads, 0, CudaStream::of(stream).raw()>>>(
@@ -351,7 +351,7 @@ void reset_beyond(const ConstTensorView& lengths, const SoftmaxState& state, Str
 void combine(std::span<const PartialState> parts, const SoftmaxState& result, Stream& stream,
              SoftmaxForm form) {
   check_state(result, "combine");
-  check(parts.size() <= kMostParts, result, "combine of too many parts");
+  check(parts.size() <= kMaximumParts, result, "combine of too many parts");
   if (result.wants_maximum()) return combine_with_maximum(parts, result, stream, form);
   check(form == SoftmaxForm::normalised, result, "combine without a maximum");
   bool tiled = tiled_by(result.output, kWidth);
@@ -378,7 +378,7 @@ void combine(std::span<const PartialState> parts, const SoftmaxState& result, St
         if (uniform) {
           launch_combine<Narrow, Out, kFew, true>(parts, result, tiled, raw);
         } else {
-          launch_combine<Narrow, Out, kMostParts, false>(parts, result, tiled, raw);
+          launch_combine<Narrow, Out, kMaximumParts, false>(parts, result, tiled, raw);
         }
       }
     });

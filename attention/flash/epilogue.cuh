@@ -49,13 +49,13 @@ class ResultRows {
                                         const bool (&shown)[2]) const {
     const OwnPart own = own_part();
     float sum[2], factor[2], lse[2];
-    bool usual = item.tile.segments > 0 && own.row + 8 < item.tile.live_rows;
+    bool ordinary = item.tile.segments > 0 && own.row + 8 < item.tile.live_rows;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       sum[h] = quad_sum(softmax.sum[h]);
-      usual = usual && sum[h] > 0;
+      ordinary = ordinary && sum[h] > 0;
     }
-    if (__all_sync(0xffffffff, usual)) {
+    if (__all_sync(0xffffffff, ordinary)) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         factor[h] = reciprocal_fast(sum[h]) * a.value_scale;

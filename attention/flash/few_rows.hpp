@@ -6,7 +6,7 @@
 
 namespace annulus::flash {
 
-/// For the kernel in decode/. Beyond 32 rows its products take longer than reading, and the usual
+/// For the kernel in decode/. Beyond 32 rows its products take longer than reading, and the default
 /// kernel, with a multiprocessor for each tile, is faster if there are enough tiles. Where keys are
 /// few, writing and reading the parts would take longer than the keys. How keys are shared out
 /// depends on lengths and offsets, so that none may be call arguments.

@@ -21,9 +21,9 @@ namespace annulus {
 namespace {
 
 constexpr std::int64_t kVectorBytes = 16;  // strides are multiples of it
-constexpr std::int64_t kMostDims = 256;
+constexpr std::int64_t kMaximumDims = 256;
 constexpr std::int64_t kMaximumBackwardDims = 128;
-constexpr std::int64_t kMostPositions = std::int64_t{1} << 28;  // see flash::KeySegment::kFar
+constexpr std::int64_t kMaximumPositions = std::int64_t{1} << 28;  // see flash::KeySegment::kFar
 
 // Not measured: general at 192 and 256, and float32 at 256.
 constexpr std::array kHalfRates{
@@ -80,16 +80,16 @@ class FlashImplementation final : public Implementation {
     }
     const AttentionShape& shape = problem.shape;
     const auto vector = kVectorBytes / static_cast<std::int64_t>(size_of(problem.dtype));
-    if (shape.head_dim > kMostDims || shape.value_dim > kMostDims || shape.head_dim % vector != 0 ||
-        shape.value_dim % vector != 0) {
+    if (shape.head_dim > kMaximumDims || shape.value_dim > kMaximumDims ||
+        shape.head_dim % vector != 0 || shape.value_dim % vector != 0) {
       return Capability::no(
           fmt::format("the flash kernel needs head dimensions that are multiples of {} up to {}, "
                       "not {} with {}",
-                      vector, kMostDims, shape.head_dim, shape.value_dim));
+                      vector, kMaximumDims, shape.head_dim, shape.value_dim));
     }
-    if (shape.query_length > kMostPositions || shape.kv_length > kMostPositions) {
+    if (shape.query_length > kMaximumPositions || shape.kv_length > kMaximumPositions) {
       return Capability::no(
-          fmt::format("the flash kernel takes sequences of up to {} positions", kMostPositions));
+          fmt::format("the flash kernel takes sequences of up to {} positions", kMaximumPositions));
     }
     return Capability::yes();
   }

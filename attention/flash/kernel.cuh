@@ -3,9 +3,9 @@
 #include <type_traits>
 
 #include "flash/consumer.cuh"
-#include "flash/dealer.cuh"
 #include "flash/producer.cuh"
 #include "flash/shape.cuh"
+#include "flash/tile_scheduler.cuh"
 #include "flash/watch.cuh"
 
 namespace annulus::flash {
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (threadIdx.x < 128) {
     hopper::release_registers<Shape::kProducerRegisters>();
     if (threadIdx.x == 0) produce<Shape>(arguments, shared);
-    if (threadIdx.x == 32) deal<Shape>(arguments, shared);
+    if (threadIdx.x == 32) schedule_tiles<Shape>(arguments, shared);
     if (threadIdx.x >= 64) watch<Shape>(arguments, shared);
   } else {
     hopper::take_registers<Shape::kConsumerRegisters>();

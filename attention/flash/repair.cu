@@ -11,8 +11,8 @@ constexpr int kRepairThreads = 256;
 /// One row at a time, one warp for each, every visible column in turn.
 template <class Element>
 class RowRepair {
-  static constexpr int kMostDims = 256;
-  static constexpr int kPerLane = kMostDims / 32;
+  static constexpr int kMaximumDims = 256;
+  static constexpr int kPerLane = kMaximumDims / 32;
 
  public:
   __device__ RowRepair(const Arguments& arguments, const Operands& tensors, const Item& work)

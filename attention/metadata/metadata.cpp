@@ -13,7 +13,7 @@
 namespace annulus {
 namespace {
 
-constexpr const char* kUsualAxis = "sp";
+constexpr const char* kDefaultAxis = "sp";
 
 void expect(bool fits, const char* field, const std::string& value, const char* expected) {
   if (!fits) throw ArgumentError(field, value, expected);
@@ -99,7 +99,7 @@ AttentionMode AttentionMetadata::mode_of(std::int64_t query_length) const noexce
 
 ShardingRules AttentionMetadata::rules() const {
   ShardingRules rules = sharding_rules;
-  if (sequence_axis_name == kUsualAxis) return rules;
+  if (sequence_axis_name == kDefaultAxis) return rules;
   for (const SemanticAxis axis : {SemanticAxis::query_length, SemanticAxis::kv_length}) {
     if (!has_rule(sharding_rules, axis)) rules.set({axis, std::nullopt, {sequence_axis_name}});
   }
@@ -111,16 +111,16 @@ std::string AttentionMetadata::mesh_text() const {
 }
 
 std::vector<std::string> AttentionMetadata::unused_hints() const {
-  const AttentionMetadata usual;
+  const AttentionMetadata defaults;
   std::vector<std::string> sentences;
-  const auto check = [&](const char* field, std::int64_t value, std::int64_t usual_value) {
-    if (value == usual_value) return;
+  const auto check = [&](const char* field, std::int64_t value, std::int64_t default_value) {
+    if (value == default_value) return;
     sentences.push_back(
         fmt::format("{} = {} has no effect: kernels choose their own tiles", field, value));
   };
-  check("blocksize_q", blocksize_q, usual.blocksize_q);
-  check("blocksize_k", blocksize_k, usual.blocksize_k);
-  check("blocksize_b", blocksize_b, usual.blocksize_b);
+  check("blocksize_q", blocksize_q, defaults.blocksize_q);
+  check("blocksize_k", blocksize_k, defaults.blocksize_k);
+  check("blocksize_b", blocksize_b, defaults.blocksize_b);
   if (!scan_ring_attention) {
     sentences.emplace_back(
         "scan_ring_attention = false has no effect: rings are always planned hop by hop");

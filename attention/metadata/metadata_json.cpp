@@ -323,7 +323,7 @@ std::string to_json(const AttentionMetadata& metadata) {
 
 ParsedMetadata parse_metadata(std::string_view text, const std::string& source) {
   if (nests_too_deep(text)) {
-    throw FileError(source, fmt::format("has brackets more than {} deep", kMostJsonNesting));
+    throw FileError(source, fmt::format("has brackets more than {} deep", kMaximumJsonNesting));
   }
   Json json;
   try {
@@ -353,7 +353,7 @@ ShardingRules parse_sharding_rules(std::string_view text, const std::string& sou
   const auto refuse = [&](const std::string& expected) {
     throw ArgumentError(reader.shown(), std::string(text), expected);
   };
-  if (nests_too_deep(text)) refuse(fmt::format("brackets at most {} deep", kMostJsonNesting));
+  if (nests_too_deep(text)) refuse(fmt::format("brackets at most {} deep", kMaximumJsonNesting));
   try {
     read(reader, parse(text, source), rules);
   } catch (const Unexpected& unexpected) {

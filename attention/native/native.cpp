@@ -199,10 +199,10 @@ class NativeImplementation final : public Implementation {
                             " as call arguments of sequences below 2^31 on devices");
     }
     // A device keeps a row's query and sum in shared memory, for several rows at once.
-    constexpr std::int64_t kMostDims = 4096;
-    if (!place.is_host() && problem.shape.head_dim + problem.shape.value_dim > kMostDims) {
+    constexpr std::int64_t kMaximumDims = 4096;
+    if (!place.is_host() && problem.shape.head_dim + problem.shape.value_dim > kMaximumDims) {
       return Capability::no(fmt::format(
-          "head dimensions that add up to more than {} do not fit on the device", kMostDims));
+          "head dimensions that add up to more than {} do not fit on the device", kMaximumDims));
     }
     return Capability::yes();
   }

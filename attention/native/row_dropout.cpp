@@ -177,7 +177,7 @@ void drop_row(const Dropout& dropout, std::int64_t batch, std::int64_t head, Glo
   for (std::int64_t done = 0; done < columns.length;) {
     const std::int64_t block = columns.at(done).value() / kDropoutBlock;
     const std::int64_t last = columns.last().value() / kDropoutBlock;
-    const auto blocks = std::min<std::int64_t>(last - block + 1, kMostDropoutBlocks);
+    const auto blocks = std::min<std::int64_t>(last - block + 1, kMaximumDropoutBlocks);
     HWY_DYNAMIC_DISPATCH(draw_bits)
     (key,
      {static_cast<std::uint32_t>(4 * block), static_cast<std::uint32_t>(row.value()),

@@ -14,9 +14,9 @@ namespace annulus {
 /// The number of keys that share four counters, and the most such blocks that are drawn at a time:
 /// enough for a tile of 512 keys, wherever it begins.
 inline constexpr std::int64_t kDropoutBlock = 32;
-inline constexpr std::size_t kMostDropoutBlocks = 20;
+inline constexpr std::size_t kMaximumDropoutBlocks = 20;
 /// The random bits for the keys of some blocks, in key order.
-using DropoutBits = std::array<std::uint16_t, kMostDropoutBlocks * kDropoutBlock>;
+using DropoutBits = std::array<std::uint16_t, kMaximumDropoutBlocks * kDropoutBlock>;
 
 /// Sets the weights of dropped `columns` to 0. Batch, head and row are global, as in
 /// Dropout::drops().

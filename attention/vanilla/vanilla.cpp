@@ -20,7 +20,7 @@ namespace {
 using vanilla::DenseHead;
 
 // The matrices of one head of a block may take this much memory, per thread.
-constexpr std::int64_t kMostHeadBytes = std::int64_t{1} << 30;
+constexpr std::int64_t kMaximumHeadBytes = std::int64_t{1} << 30;
 // Attention weights are computed some rows at a time: as many as fit into this, per thread.
 constexpr std::int64_t kBandBytes = std::int64_t{8} << 20;
 
@@ -105,10 +105,10 @@ class VanillaImplementation final : public Implementation {
     const double bytes =
         vanilla::bytes_of_head(weights_dtype(problem), block.rows.size(), block.columns.size(),
                                problem.shape.head_dim, problem.shape.value_dim);
-    if (bytes <= kMostHeadBytes) return Capability::yes();
+    if (bytes <= kMaximumHeadBytes) return Capability::yes();
     return Capability::no(
         fmt::format("logits and operands of {} queries and {} keys take more than {} MiB per head",
-                    block.rows.size(), block.columns.size(), kMostHeadBytes >> 20U));
+                    block.rows.size(), block.columns.size(), kMaximumHeadBytes >> 20U));
   }
 
   // A CPU core of a busy machine did 0.9e9 to 1.2e9, float32, D = 64 and 128 (benchmarks/NOTES.md).

@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kDims = 4;
 constexpr unsigned kThreads = 256;
-constexpr unsigned kMostBlocks = 132 * 16;  // of one copy: enough to fill a GPU
-constexpr std::int64_t kMostUnits = std::int64_t{1} << 31;
+constexpr unsigned kMaximumBlocks = 132 * 16;  // of one copy: enough to fill a GPU
+constexpr std::int64_t kMaximumUnits = std::int64_t{1} << 31;
 
 // One copy, in units of 1, 2, 4, 8 or 16 bytes.
 struct Job {
@@ -26,10 +26,10 @@ struct Job {
   int width;
 };
 
-constexpr int kMostJobs = 32;  // that fit into the parameters of a launch
+constexpr int kMaximumJobs = 32;  // that fit into the parameters of a launch
 
 struct Jobs {
-  Job at[kMostJobs];
+  Job at[kMaximumJobs];
   int count;
 };
 static_assert(sizeof(Jobs) <= 4096);
@@ -88,13 +88,13 @@ class Launches {
     Job job = job_of(from, to);
     const std::int64_t units =
         std::int64_t{job.sizes[0]} * job.sizes[1] * job.sizes[2] * job.sizes[3];
-    if (units > kMostUnits) return in_halves(from, to);
+    if (units > kMaximumUnits) return in_halves(from, to);
     job.units = static_cast<unsigned>(units);
     job.first_block = blocks_;
-    job.blocks = std::min(kMostBlocks, (job.units + kThreads - 1) / kThreads);
+    job.blocks = std::min(kMaximumBlocks, (job.units + kThreads - 1) / kThreads);
     blocks_ += job.blocks;
     jobs_.at[jobs_.count++] = job;
-    if (jobs_.count == kMostJobs) launch();
+    if (jobs_.count == kMaximumJobs) launch();
   }
 
   void launch() {

@@ -281,11 +281,11 @@ std::vector<AttentionShape> shapes_of(const Options& options) {
     throw ArgumentError("--shape", "nothing",
                         "B,T,S,N,K,D or B,T,S,N,K,D,Dv (or --sweep BEGIN:END[:FACTOR])");
   }
-  const AttentionShape usual{1, 0, 0, 8, 8, 64, 64};
+  const AttentionShape defaults{1, 0, 0, 8, 8, 64, 64};
   std::vector<AttentionShape> shapes;
   const SweepRange& sweep = *options.sequence_sweep;
   for (std::int64_t length = sweep.begin; length <= sweep.end; length *= sweep.factor) {
-    AttentionShape shape = options.shape.value_or(usual);
+    AttentionShape shape = options.shape.value_or(defaults);
     shape.query_length = shape.kv_length = length;
     shapes.push_back(shape);
   }

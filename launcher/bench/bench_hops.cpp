@@ -23,11 +23,11 @@ namespace annulus::launcher {
 namespace {
 
 constexpr double kMiB = 1 << 20;
-constexpr SweepRange kUsualSizes{64 << 10, 256 << 20, 4};
+constexpr SweepRange kDefaultSizes{64 << 10, 256 << 20, 4};
 // A time covers several hops in a row, so that starting and waiting hardly count: as many as move
 // this much, up to a limit.
 constexpr std::int64_t kBytesPerTime = 64 << 20;
-constexpr std::int64_t kMostHopsPerTime = 16;
+constexpr std::int64_t kMaximumHopsPerTime = 16;
 
 // Sends to the next rank and receives from the one before, over and over.
 class RingHop {
@@ -37,7 +37,7 @@ class RingHop {
       : group_(group),
         stream_(stream),
         bytes_(bytes),
-        repeats_(std::clamp<std::int64_t>(kBytesPerTime / bytes, 1, kMostHopsPerTime)),
+        repeats_(std::clamp<std::int64_t>(kBytesPerTime / bytes, 1, kMaximumHopsPerTime)),
         next_((group.rank() + 1) % group.size()),
         before_((group.rank() + group.size() - 1) % group.size()) {
     const auto size = static_cast<std::size_t>(bytes);
@@ -128,7 +128,7 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place)
        {"time", "µs, median", 10, 0,
         fmt::format("of {} after {} to warm up, each the mean of up to {} hops in a row; of the "
                     "slowest rank",
-                    counted(options.iterations, "time"), options.warmup, kMostHopsPerTime)},
+                    counted(options.iterations, "time"), options.warmup, kMaximumHopsPerTime)},
        {"least", "µs", 10},
        {"most", "µs", 10},
        {"rate", "GB/s each way", 13}},
@@ -223,7 +223,7 @@ ExitCode bench_hops(const CommandContext& context) {
   });
   const std::vector<TransportHops> all = measure_hops(
       mesh, all_axes(mesh), ranks->device(), options.transport,
-      options.sequence_sweep.value_or(kUsualSizes), options.warmup, options.iterations);
+      options.sequence_sweep.value_or(kDefaultSizes), options.warmup, options.iterations);
   collectively(mesh.world(), [&] {
     if (!files) return;
     add_findings(report, all);

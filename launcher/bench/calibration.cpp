@@ -55,11 +55,11 @@ struct Extent {
 constexpr Extent kOnHost{{128, 2048, 2}, 1, 1e-7, {4 << 10, 16 << 20, 4}};
 constexpr Extent kOnGpu{{1 << 10, 32 << 10, 2}, 128, 2e-6, {64 << 10, 256 << 20, 4}};
 // Bias and dense mask grow with the square of the rows.
-constexpr std::int64_t kMostRowsWithScores = 16 << 10;
+constexpr std::int64_t kMaximumRowsWithScores = 16 << 10;
 // Calls in a row that one time covers, so that starting and waiting hardly count: as many as take
 // this long, up to a limit.
 constexpr double kLongTime = 10e-3;  // seconds
-constexpr int kMostCallsPerTime = 64;
+constexpr int kMaximumCallsPerTime = 64;
 // Once a call takes this long, larger blocks are left out: their rate is no other.
 constexpr double kLongestCall = 0.1;
 // What is compared is measured in turns, so that a GPU that slows down favours none.
@@ -88,7 +88,7 @@ class Clock {
       body(1);
       const double once = seconds_of(world_, [&] { body(1); });
       calls.push_back(static_cast<int>(
-          std::clamp(kLongTime / once, 1.0, static_cast<double>(kMostCallsPerTime))));
+          std::clamp(kLongTime / once, 1.0, static_cast<double>(kMaximumCallsPerTime))));
       for (int i = 0; i < warmup_; ++i) body(calls.back());
     }
     std::vector<std::vector<double>> seconds(bodies.size());
@@ -402,7 +402,7 @@ ExitCode calibrate(const CommandContext& context) {
   Device* const device = &ranks->device();
   Extent extent = device->place().is_host() ? kOnHost : kOnGpu;
   if (!(options.bias.empty() && options.mask.empty())) {
-    extent.rows.end = std::min(extent.rows.end, kMostRowsWithScores);
+    extent.rows.end = std::min(extent.rows.end, kMaximumRowsWithScores);
   }
   if (options.sequence_sweep) extent.rows = *options.sequence_sweep;
   const int threads = ranks->threads();

@@ -18,7 +18,7 @@ class Rest {
   /// body(), on a GPU after a rest as long as the last body took, within limits.
   template <class Body>
   auto before(const Body& body) {
-    if (needed_) std::this_thread::sleep_for(std::clamp(worked_, {kLeast}, {kMost}));
+    if (needed_) std::this_thread::sleep_for(std::clamp(worked_, {kLeast}, {kMaximum}));
     const auto begin = std::chrono::steady_clock::now();
     auto result = body();
     worked_ = std::chrono::steady_clock::now() - begin;
@@ -27,7 +27,7 @@ class Rest {
 
  private:
   static constexpr std::chrono::milliseconds kLeast{300};
-  static constexpr std::chrono::milliseconds kMost{3000};
+  static constexpr std::chrono::milliseconds kMaximum{3000};
   bool needed_;
   std::chrono::nanoseconds worked_{0};
 };

@@ -103,10 +103,10 @@ Section libraries_section() {
 // "2 ranks: 0, 1 (mpirun's 0, 2)"; of many the first ones.
 std::string ranks_of_node(const Topology& topology, int node,
                           const std::vector<int>& mpirun_ranks) {
-  constexpr std::size_t kMost = 8;
+  constexpr std::size_t kMaximum = 8;
   std::vector<int> own;
   std::vector<int> mpiruns;
-  for (std::size_t rank = 0; rank < mpirun_ranks.size() && own.size() < kMost; ++rank) {
+  for (std::size_t rank = 0; rank < mpirun_ranks.size() && own.size() < kMaximum; ++rank) {
     if (topology.node_of_rank[rank] != node) continue;
     own.push_back(static_cast<int>(rank));
     mpiruns.push_back(mpirun_ranks[rank]);

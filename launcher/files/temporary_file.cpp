@@ -139,13 +139,13 @@ void remove_stale_files(const std::string& target) {
 }  // namespace
 
 std::string link_target(const std::string& path) {
-  constexpr int kMostLinks = 40;  // as in Linux
+  constexpr int kMaximumLinks = 40;  // as in Linux
   std::filesystem::path target = path;
   for (int links = 0;; ++links) {
     std::error_code error;
     const std::filesystem::path next = std::filesystem::read_symlink(target, error);
     if (error) return target;  // no link
-    if (links == kMostLinks) throw_cannot_create(path, ELOOP);
+    if (links == kMaximumLinks) throw_cannot_create(path, ELOOP);
     target = target.parent_path() / next;  // an absolute `next` stands alone
   }
 }

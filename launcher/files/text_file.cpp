@@ -40,8 +40,8 @@ std::string read_text(const std::string& path) {
     if (count < 0) throw FileError(path, fmt::format("cannot be read: {}", std::strerror(errno)));
     if (count == 0) return text;
     text.append(piece.data(), static_cast<std::size_t>(count));
-    if (text.size() > kMostText) {
-      throw FileError(path, fmt::format("is longer than {} MiB", kMostText >> 20U));
+    if (text.size() > kMaximumText) {
+      throw FileError(path, fmt::format("is longer than {} MiB", kMaximumText >> 20U));
     }
   }
 }

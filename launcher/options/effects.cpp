@@ -57,8 +57,8 @@ const Names& drawn() {
 
 // Whether an option of drawn() has the value that it has when nobody gives it. Most have none then.
 bool has_default_value(std::string_view option, const Options& options) {
-  const Options usual;
-  const auto same = [&](auto field) { return options.*field == usual.*field; };
+  const Options defaults;
+  const auto same = [&](auto field) { return options.*field == defaults.*field; };
   if (option == "schedule") return same(&Options::schedule);
   if (option == "sequence-layout")
     return same(&Options::sequence_layout) && same(&Options::kv_sequence_layout);

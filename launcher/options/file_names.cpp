@@ -120,7 +120,7 @@ void check_file_names(const Options& options) {
   // Written under `measure`, read otherwise.
   const bool tunes = options.tuning != ring::TuningPolicy::off;
   const std::string cache =
-      tunes && options.tuning_cache.empty() ? ring::usual_tuning_file() : options.tuning_cache;
+      tunes && options.tuning_cache.empty() ? ring::default_tuning_file() : options.tuning_cache;
   const NamedFile tuning_cache{"--tuning-cache", cache};
   const bool measures = options.tuning == ring::TuningPolicy::measure;
   if (!measures) taken.push_back(tuning_cache);

@@ -23,7 +23,7 @@ using Commands = std::vector<Command>;
 using Apply = OptionEntry::Apply;
 
 // A whole number of the command line that ends up in an int.
-constexpr std::int64_t kMostInt = std::numeric_limits<int>::max();
+constexpr std::int64_t kMaximumInt = std::numeric_limits<int>::max();
 
 Apply text_into(std::string Options::*field) {
   return [field](Options& options, const std::string& option, const std::string& text) {
@@ -38,7 +38,7 @@ Apply flag_into(bool Options::*field) {
   };
 }
 
-Apply int_into(int Options::*field, std::int64_t least, std::int64_t most = kMostInt) {
+Apply int_into(int Options::*field, std::int64_t least, std::int64_t most = kMaximumInt) {
   return [=](Options& options, const std::string& option, const std::string& text) {
     options.*field = static_cast<int>(parse_integer(option, text, least, most));
   };
@@ -240,7 +240,7 @@ void add_sharding(TableBuilder& table) {
   table.add("rank-order", "ORDER", kOnRanks, parsed_into(&Options::rank_order, parse_rank_order),
             "node or mpirun: how ranks are numbered on the mesh; with node, the ranks of a node "
             "follow each other, so that the last axes lie inside nodes however mpirun or srun has "
-            "dealt out the ranks (default: node)");
+            "distributed the ranks (default: node)");
   table.add("device", "DEVICE", kPlanned, parsed_into(&Options::device, parse_device),
             "auto, cpu or cuda, one GPU per rank (default: auto: cuda if every rank has one, cpu "
             "if none has; for plan, which needs no devices: cpu)");

@@ -66,7 +66,7 @@ struct Options {
   std::optional<std::string> kv_spec;
   std::optional<std::string> bias_spec;
   std::optional<std::string> mask_spec;
-  std::string sequence_layout = "auto";     ///< auto: see ring::usual_layout
+  std::string sequence_layout = "auto";     ///< auto: see ring::default_layout
   std::string kv_sequence_layout = "auto";  ///< auto: as the queries'
   std::optional<std::int64_t> granule;
   std::string schedule = "auto";
@@ -117,10 +117,10 @@ struct Options {
   std::string forward_output, forward_lse;  ///< empty: the forward pass is computed
   std::optional<bool> deterministic;        ///< empty: on CPUs
   std::string cost_model;                   ///< what predictions are based on
-  std::string tuning_cache;                 ///< empty: ring::usual_tuning_file()
+  std::string tuning_cache;                 ///< empty: ring::default_tuning_file()
 
   // Running.
-  double timeout = Watchdog::kUsual.count();  ///< seconds
+  double timeout = Watchdog::kDefault.count();  ///< seconds
   bool explain = false;
   bool wide = false;    ///< tables show all columns
   bool legend = false;  ///< and say what they mean

@@ -21,12 +21,12 @@ constexpr double kTop = 58;
 constexpr double kBottom = 62;
 constexpr double kAllRows = 640;  // their height together, as far as rows have sensible heights
 constexpr double kLeastRow = 3;
-constexpr double kMostRow = 44;
+constexpr double kMaximumRow = 44;
 // The part of a row for computing; the rest is for messages, and a gap if rows are high.
 constexpr double kComputing = 0.6;
 constexpr double kLeastLabel = 11;  // pixels between labels of ranks
 // Rows with more spans are drawn by pixels.
-constexpr std::size_t kMostExact = 400;
+constexpr std::size_t kMaximumExact = 400;
 
 enum Kind : std::uint8_t { kKernel, kOther, kWait, kTransfer, kKinds };
 constexpr std::array<std::string_view, kKinds> kLooks{"kernel", "other", "wait", "transfer"};
@@ -58,7 +58,7 @@ class Band {
 
   void draw(const std::vector<const TraceSpan*>& spans,
             std::array<Svg::Rectangles, kKinds>& shapes) const {
-    if (spans.size() <= kMostExact) {
+    if (spans.size() <= kMaximumExact) {
       for (const TraceSpan* span : spans) {
         const double begin = x_of(static_cast<double>(span->begin_ns));
         add(shapes[kind_of(*span)], begin, x_of(static_cast<double>(span->end_ns)) - begin);
@@ -140,7 +140,7 @@ std::string timeline_picture(const std::vector<TimelineRow>& rows, const std::st
   }
   const auto end = static_cast<double>(last);
   const auto count = static_cast<double>(std::max<std::size_t>(rows.size(), 1));
-  const double pitch = std::clamp(kAllRows / count, kLeastRow, kMostRow);
+  const double pitch = std::clamp(kAllRows / count, kLeastRow, kMaximumRow);
   const double gap = pitch >= 8 ? 2 : 0;
   const double bottom = kTop + pitch * count;
   Svg svg(kLeft + kWidth + kRight, bottom + kBottom);

@@ -15,7 +15,7 @@ struct TimelineRow {
 };
 
 /// Most ranks of a picture. Of more, show some that are spread over all: see spread_ranks().
-inline constexpr int kMostPicturedRanks = 256;
+inline constexpr int kMaximumPicturedRanks = 256;
 
 /// At most `most` of the ranks from 0 to `ranks` − 1, in order: the first, the last, and others at
 /// equal distances.

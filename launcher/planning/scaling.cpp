@@ -38,7 +38,8 @@ ScalingPoint predict_point(const Options& options, const Registry& registry, int
   point.transport = planned.model.transport;
   const ring::PlanInput input = planned.input();
   point.seconds =
-      ring::predict_run(input, planned.choice, ring::sample_ranks(input, ring::kJudges)).seconds;
+      ring::predict_run(input, planned.choice, ring::sample_ranks(input, ring::kSampledRanks))
+          .seconds;
   point.flops = forward_flops(*asked.shape, visible_pairs(planned.setup.problem));
   return point;
 }

@@ -106,9 +106,9 @@ TraceOfRanks trace_of(const ring::Simulation& simulation, const std::vector<int>
 }  // namespace
 
 void check_simulated_ranks(const MeshShape& mesh) {
-  if (mesh.ranks() <= kMostSimulatedRanks) return;
+  if (mesh.ranks() <= kMaximumSimulatedRanks) return;
   throw ArgumentError("--simulate", counted(mesh.ranks(), "rank"),
-                      fmt::format("at most {}", kMostSimulatedRanks));
+                      fmt::format("at most {}", kMaximumSimulatedRanks));
 }
 
 void simulate_plan(const PlannedCase& planned, const Options& options, std::ostream& out) {
@@ -125,8 +125,8 @@ void simulate_plan(const PlannedCase& planned, const Options& options, std::ostr
   if (!options.picture.empty()) {
     as_option("--picture " + options.picture, [&] { picture_file.emplace(options.picture); });
   }
-  const std::vector<int> traced = spread_ranks(trace_file ? ranks : 0, kMostTracedRanks);
-  const std::vector<int> pictured = spread_ranks(picture_file ? ranks : 0, kMostPicturedRanks);
+  const std::vector<int> traced = spread_ranks(trace_file ? ranks : 0, kMaximumTracedRanks);
+  const std::vector<int> pictured = spread_ranks(picture_file ? ranks : 0, kMaximumPicturedRanks);
   std::set<int> recorded(traced.begin(), traced.end());
   recorded.insert(pictured.begin(), pictured.end());
 

@@ -8,11 +8,11 @@
 namespace annulus::launcher {
 
 /// Most ranks that plan --simulate plays.
-inline constexpr int kMostSimulatedRanks = 4096;
+inline constexpr int kMaximumSimulatedRanks = 4096;
 /// Most ranks in its trace.
-inline constexpr int kMostTracedRanks = 64;
+inline constexpr int kMaximumTracedRanks = 64;
 
-/// Throws ArgumentError("--simulate", …) for more than kMostSimulatedRanks. To be called before
+/// Throws ArgumentError("--simulate", …) for more than kMaximumSimulatedRanks. To be called before
 /// planning, which takes long for so many.
 void check_simulated_ranks(const MeshShape& mesh);
 

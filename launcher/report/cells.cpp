@@ -43,11 +43,11 @@ std::string mesh_text(const Mesh& mesh, int threads, Place place) {
 }
 
 void add_rank_order(Report& report, const MpiSession& session) {
-  constexpr std::size_t kMost = 16;
+  constexpr std::size_t kMaximum = 16;
   std::vector<int> ranks = session.mpirun_ranks();
   if (std::is_sorted(ranks.begin(), ranks.end())) return;
-  const bool all = ranks.size() <= kMost;
-  ranks.resize(std::min(ranks.size(), kMost));
+  const bool all = ranks.size() <= kMaximum;
+  ranks.resize(std::min(ranks.size(), kMaximum));
   report.add_meta("rank order", fmt::format("by node: mpirun's ranks {}{}", fmt::join(ranks, ", "),
                                             all ? "" : ", …"));
 }

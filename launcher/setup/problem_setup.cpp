@@ -28,10 +28,10 @@ namespace annulus::launcher {
 namespace {
 
 // For a mesh that need not exist: the plans of all its ranks are held in memory.
-constexpr int kMostPlannedRanks = 1 << 16;
+constexpr int kMaximumPlannedRanks = 1 << 16;
 
 // The most random sinks per head.
-constexpr std::int64_t kMostSinks = 4096;
+constexpr std::int64_t kMaximumSinks = 4096;
 
 /// Reads a whole array; `dimensions` is "[B, T]" for the message.
 std::vector<std::int32_t> read_integers(const OperandFile& file, const char* tensor,
@@ -187,7 +187,7 @@ std::optional<Sinks> set_up_sinks(const OperandFiles& files, const Options& opti
                                   const AttentionShape& shape) {
   if (const char* const drawn = random_value(options.sinks)) {
     const std::string shown = "--sinks " + options.sinks;
-    return Sinks::random(shape.heads, parse_integer(shown, drawn, 1, kMostSinks), options.seed);
+    return Sinks::random(shape.heads, parse_integer(shown, drawn, 1, kMaximumSinks), options.seed);
   }
   const OperandFile file = files.locate("--sinks", options.sinks, "sinks");
   if (file.empty()) return {};
@@ -302,9 +302,9 @@ MeshShape set_up_mesh(const Options& options, int ranks) {
                             error.expected() + hint_of_ranks(options, ranks));
       }
     });
-    if (ranks == 0 && mesh.ranks() > kMostPlannedRanks) {
+    if (ranks == 0 && mesh.ranks() > kMaximumPlannedRanks) {
       throw ArgumentError("--mesh", fmt::format("{} ranks", mesh.ranks()),
-                          fmt::format("a plan of at most {} ranks", kMostPlannedRanks));
+                          fmt::format("a plan of at most {} ranks", kMaximumPlannedRanks));
     }
     return mesh;
   }
@@ -380,7 +380,7 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   metadata.sequence_axis_name = options.sequence_axis;
   layout.rules = metadata.rules();
   try {
-    setup.layout = ring::usual_layout(setup.problem, setup.mesh, layout);
+    setup.layout = ring::default_layout(setup.problem, setup.mesh, layout);
   } catch (const UserError& error) {
     if (layout.rules.rules().empty()) throw;
     throw UserError(fmt::format("--sharding-rules/--sequence-axis: {}", error.what()));

@@ -29,10 +29,10 @@ AttentionOptions attention_options(const ShardedCase& sharded_case, Place place)
     options.backward = {sharded_case.backward->implementation, sharded_case.backward->schedule};
   }
   if (options.plan && !place.is_host()) {
-    const ring::PlanOptions usual = ring::PlanOptions::for_place(place);
-    options.plan->lse_dtype = usual.lse_dtype;
-    options.plan->deterministic = usual.deterministic;
-    if (options.plan->result_bytes == 0) options.plan->result_bytes = usual.result_bytes;
+    const ring::PlanOptions defaults = ring::PlanOptions::for_place(place);
+    options.plan->lse_dtype = defaults.lse_dtype;
+    options.plan->deterministic = defaults.deterministic;
+    if (options.plan->result_bytes == 0) options.plan->result_bytes = defaults.result_bytes;
   }
   return options;
 }

@@ -17,7 +17,7 @@ struct Messages {
 };
 
 struct SplitMessages {
-  Messages inside;  ///< between ranks of one island
+  Messages inside;  ///< between ranks of one clique
   Messages across;
 };
 

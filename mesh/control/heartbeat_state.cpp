@@ -8,10 +8,10 @@
 namespace annulus {
 namespace {
 
-constexpr double kMissed = 2.5;     // intervals without a heartbeat that make a rank silent
-constexpr double kFresh = 0.75;     // intervals after which it is news that somebody computes
-constexpr double kMostOften = 0.1;  // intervals between two messages at least
-constexpr int kMentions = 3;        // messages that tell of a rank's return
+constexpr double kMissed = 2.5;        // intervals without a heartbeat that make a rank silent
+constexpr double kFresh = 0.75;        // intervals after which it is news that somebody computes
+constexpr double kMaximumOften = 0.1;  // intervals between two messages at least
+constexpr int kMentions = 3;           // messages that tell of a rank's return
 
 struct Head {
   std::uint32_t mesh;
@@ -112,7 +112,7 @@ std::optional<std::string> HeartbeatState::due(bool computing, double now) {
   const double since = now - sent_;
   const bool due = since >= interval_;
   const bool tells = news_ || computed_ - computed_sent_ >= kFresh * interval_;
-  if (!due && !(tells && since >= kMostOften * interval_)) return std::nullopt;
+  if (!due && !(tells && since >= kMaximumOften * interval_)) return std::nullopt;
   sent_ = now;
   computed_sent_ = computed_;
   news_ = false;
@@ -123,7 +123,7 @@ std::string HeartbeatState::message(double now) {
   std::string text;
   append(text, Head{mesh_, ++number_, static_cast<float>(now - computed_)});
   for (auto& [rank, finding] : findings_) {
-    if (text.size() >= kMostBytes) break;
+    if (text.size() >= kMaximumBytes) break;
     if (finding.mentions == 0 && !finding.silent) continue;
     finding.mentions = std::max(finding.mentions - 1, 0);
     append(text, News{rank, finding.number,

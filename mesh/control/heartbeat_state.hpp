@@ -19,7 +19,7 @@ namespace annulus {
 /// neighbours once per interval, and passes on at once that somebody computes. A neighbour that has
 /// missed two heartbeats is silent; that spreads from rank to rank, as does its return. A few ranks
 /// that do not listen for a while do not cut the others off from each other. A message has 12
-/// bytes, and 12 for each of at most kMostNews ranks that are silent or have been silent.
+/// bytes, and 12 for each of at most kMaximumNews ranks that are silent or have been silent.
 class HeartbeatState {
  public:
   /// `mesh` tells the ranks' messages from those of an earlier mesh that are still on their way.
@@ -27,9 +27,9 @@ class HeartbeatState {
 
   [[nodiscard]] const std::vector<int>& neighbours() const noexcept { return neighbours_; }
 
-  static constexpr std::size_t kMostNews = 16;
+  static constexpr std::size_t kMaximumNews = 16;
   /// Of a message, in bytes.
-  static constexpr std::size_t kMostBytes = 12 + 12 * kMostNews;
+  static constexpr std::size_t kMaximumBytes = 12 + 12 * kMaximumNews;
 
   /// Takes a message of a neighbour.
   void take(int from, const std::string& message, double now);

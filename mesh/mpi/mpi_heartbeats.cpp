@@ -58,7 +58,7 @@ class MpiHeartbeats final : public Heartbeats {
     const std::lock_guard lock(mutex_);
     int from = 0;
     std::string taken;
-    while (take_message(communicator_.get(), kTag, HeartbeatState::kMostBytes, from, taken)) {
+    while (take_message(communicator_.get(), kTag, HeartbeatState::kMaximumBytes, from, taken)) {
       state_.take(from, taken, seconds_now());
     }
     const auto message = state_.due(state == State::computing, seconds_now());

@@ -18,7 +18,7 @@ std::ptrdiff_t distance(const void* from, const void* to) {
 
 // How many copies from the first on are equally long and equally far apart: rows of one copy.
 std::size_t rows_of(std::span<const MemoryCopy> copies) {
-  constexpr std::ptrdiff_t kMostPitch = std::int64_t{1} << 31;
+  constexpr std::ptrdiff_t kMaximumPitch = std::int64_t{1} << 31;
   std::size_t rows = 1;
   for (; rows < copies.size(); ++rows) {
     const MemoryCopy& before = copies[rows - 1];
@@ -27,7 +27,7 @@ std::size_t rows_of(std::span<const MemoryCopy> copies) {
     const std::ptrdiff_t destination = distance(before.destination, next.destination);
     const auto bytes = static_cast<std::ptrdiff_t>(before.bytes);
     if (next.bytes != before.bytes || source < bytes || destination < bytes ||
-        source >= kMostPitch || destination >= kMostPitch ||
+        source >= kMaximumPitch || destination >= kMaximumPitch ||
         source != distance(copies[0].source, copies[1].source) ||
         destination != distance(copies[0].destination, copies[1].destination)) {
       break;

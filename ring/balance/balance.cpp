@@ -9,44 +9,44 @@
 #include <annulus/core/error.hpp>
 #include <annulus/ring/balance.hpp>
 
-#include "balance/deal_out.hpp"
+#include "balance/assign_chunks.hpp"
 
 namespace annulus::ring {
 namespace {
 
-constexpr std::int64_t kTile = 128;               // edge of the flash kernel's tiles
-constexpr std::int64_t kMostPositions = 1 << 28;  // see visible_tiles()
-constexpr std::int64_t kFewestChunks = 8;         // per rank, on average
-constexpr std::int64_t kMostChunks = 1 << 15;
+constexpr std::int64_t kTile = 128;                  // edge of the flash kernel's tiles
+constexpr std::int64_t kMaximumPositions = 1 << 28;  // see visible_tiles()
+constexpr std::int64_t kFewestChunks = 8;            // per rank, on average
+constexpr std::int64_t kMaximumChunks = 1 << 15;
 
-std::int64_t usual_granule(std::int64_t length, int ranks) {
+std::int64_t default_granule(std::int64_t length, int ranks) {
   std::int64_t granule = kTile;
   while (granule > 1 && length < granule * kFewestChunks * ranks) granule /= 2;
-  while (length > granule * kMostChunks) granule *= 2;
+  while (length > granule * kMaximumChunks) granule *= 2;
   return granule;
 }
 
 bool countable(const AttentionShape& shape) {
-  return shape.query_length < kMostPositions && shape.kv_length < kMostPositions;
+  return shape.query_length < kMaximumPositions && shape.kv_length < kMaximumPositions;
 }
 
 // The chunks of a sequence, with their work still empty.
-Chunks chunks_of(const AttentionShape& shape, std::int64_t length, const DealingShards& shards,
+Chunks chunks_of(const AttentionShape& shape, std::int64_t length, const AssignmentShards& shards,
                  std::optional<std::int64_t> granule) {
   if (!countable(shape)) {
     throw UnsupportedError(
         fmt::format("the balanced sequence layout takes fewer than {} positions, not {}",
-                    kMostPositions, std::max(shape.query_length, shape.kv_length)));
+                    kMaximumPositions, std::max(shape.query_length, shape.kv_length)));
   }
   if (granule && *granule < 1) {
     throw ArgumentError("sequence granule", std::to_string(*granule), "1 or more");
   }
-  const std::int64_t finest = (length + kMostChunks - 1) / kMostChunks;
+  const std::int64_t finest = (length + kMaximumChunks - 1) / kMaximumChunks;
   if (granule && *granule < finest) {
     throw ArgumentError("sequence granule", std::to_string(*granule),
-                        fmt::format("{} or more, for at most {} chunks", finest, kMostChunks));
+                        fmt::format("{} or more, for at most {} chunks", finest, kMaximumChunks));
   }
-  return {length, granule.value_or(usual_granule(length, shards.sequence)), {}, {}};
+  return {length, granule.value_or(default_granule(length, shards.sequence)), {}, {}};
 }
 
 // The edge of tiles, chosen so that whole tiles fill a chunk.
@@ -75,7 +75,7 @@ void for_each_group(const AttentionProblem& problem, int shards, const Body& bod
   for (int shard = 0; shard < shards; ++shard) body(shard * each, each);
 }
 
-void add_rows(Chunks& chunks, const AttentionProblem& problem, const DealingShards& shards) {
+void add_rows(Chunks& chunks, const AttentionProblem& problem, const AssignmentShards& shards) {
   for_each_group(problem, shards.batch, [&](std::int64_t batch, std::int64_t batches) {
     chunks.work.push_back(
         visible_tiles(problem, batch, batches, chunks.granule, tile_of(chunks.granule)));
@@ -102,20 +102,20 @@ void add_cut_costs(Chunks& chunks, const AttentionProblem& problem) {
 
 }  // namespace
 
-Dealing deal_rows(const AttentionProblem& problem, const DealingShards& shards,
-                  std::optional<std::int64_t> granule) {
+Assignment assign_rows(const AttentionProblem& problem, const AssignmentShards& shards,
+                       std::optional<std::int64_t> granule) {
   const AttentionShape& shape = problem.shape;
-  if (shards.sequence == 1) return Dealing({PositionRanges::all(shape.query_length)});
+  if (shards.sequence == 1) return Assignment({PositionRanges::all(shape.query_length)});
   Chunks chunks = chunks_of(shape, shape.query_length, shards, granule);
   add_rows(chunks, problem, shards);
   if (shape.query_length == shape.kv_length) add_cut_costs(chunks, problem);
-  return deal_out(chunks, shards.sequence);
+  return assign_chunks(chunks, shards.sequence);
 }
 
-Dealing deal_columns(const AttentionProblem& problem, const DealingShards& shards,
-                     std::optional<std::int64_t> granule) {
+Assignment assign_columns(const AttentionProblem& problem, const AssignmentShards& shards,
+                          std::optional<std::int64_t> granule) {
   const AttentionShape& shape = problem.shape;
-  if (shards.sequence == 1) return Dealing({PositionRanges::all(shape.kv_length)});
+  if (shards.sequence == 1) return Assignment({PositionRanges::all(shape.kv_length)});
   Chunks chunks = chunks_of(shape, shape.kv_length, shards, granule);
   const PositionRange rows{GlobalPosition(0), shape.query_length, 1};
   for_each_group(problem, shards.batch, [&](std::int64_t batch, std::int64_t batches) {
@@ -124,13 +124,13 @@ Dealing deal_columns(const AttentionProblem& problem, const DealingShards& shard
       work.push_back(problem.mask.examine(batch, batches, rows, chunk(chunks, i)).pairs);
     }
   });
-  return deal_out(chunks, shards.sequence);
+  return assign_chunks(chunks, shards.sequence);
 }
 
 std::optional<double> tile_imbalance(const AttentionProblem& problem, const NamedSharding& query) {
   const AttentionShape& shape = problem.shape;
   if (!countable(shape)) return {};
-  const DealingShards shards{query.shards(1), query.shards(0)};
+  const AssignmentShards shards{query.shards(1), query.shards(0)};
   Chunks chunks = chunks_of(shape, shape.query_length, shards, {});
   add_rows(chunks, problem, shards);
   double most = 0;

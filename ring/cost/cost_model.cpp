@@ -138,9 +138,9 @@ void CostModel::use_transport(std::string_view name) {
 void CostModel::adopt_transport(std::string_view name) {
   const std::string adopted = key_of(name);
   if (!transports.contains(adopted)) {
-    const CostModel usual = for_device(device);
-    const auto known = usual.transports.find(adopted);
-    const bool sends = known != usual.transports.end();  // a group of one rank sends nothing
+    const CostModel defaults = for_device(device);
+    const auto known = defaults.transports.find(adopted);
+    const bool sends = known != defaults.transports.end();  // a group of one rank sends nothing
     transports.emplace(adopted, sends ? known->second : messages(false));
     if (sends) source += fmt::format("; assumed: messages by {}", adopted);
   }

@@ -71,7 +71,7 @@ ring::ShardedOperands operands_of(const AttentionOptions& options, const MeshSha
   // Their tensors may not be used after all.
   if (options.init_bias && !problem.bias) layout.bias_spec.reset();
   if (options.dense_mask && !problem.dense_mask) layout.mask_spec.reset();
-  return ring::shard_operands(problem, mesh, ring::usual_layout(problem, mesh, layout));
+  return ring::shard_operands(problem, mesh, ring::default_layout(problem, mesh, layout));
 }
 
 }  // namespace

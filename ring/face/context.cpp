@@ -20,7 +20,7 @@ namespace {
 
 // One rank's may be wrong, which is told once the ranks can talk.
 Watchdog start_watchdog(double timeout) {
-  return Watchdog(timeout > 0 ? Watchdog::Seconds(timeout) : Watchdog::kUsual);
+  return Watchdog(timeout > 0 ? Watchdog::Seconds(timeout) : Watchdog::kDefault);
 }
 
 // Who names a transport between GPUs does not want to compute on the CPU; nor does who has GPUs,

@@ -32,11 +32,11 @@ PeerExtent extent_inside_nodes(const NamedSharding& key, const std::vector<int>&
   for (int rank = 0; rank < key.mesh().ranks(); ++rank) {
     if (key.coordinate(rank, 1) != 0) continue;
     PeerReach reach;
-    std::map<int, int> islands;  // by node
+    std::map<int, int> cliques;  // by node
     for (const int member : key.mesh().group(rank, key.spec()[1])) {
       const int node = node_of_rank[static_cast<std::size_t>(member)];
-      const auto island = islands.try_emplace(node, static_cast<int>(islands.size())).first;
-      reach.island_of_rank.push_back(island->second);
+      const auto clique = cliques.try_emplace(node, static_cast<int>(cliques.size())).first;
+      reach.clique_of_rank.push_back(clique->second);
     }
     extents.push_back(reach.extent());
   }

@@ -119,7 +119,7 @@ class Search {
     if (!without_shards(mesh)) candidate.layout = layout;
     try {
       layouts_.push_back(std::make_unique<LaidOut>(
-          LaidOut{shard_operands(problem_, mesh, usual_layout(problem_, mesh, asked)),
+          LaidOut{shard_operands(problem_, mesh, default_layout(problem_, mesh, asked)),
                   problem_.cost_model.value_or(CostModel::for_place(wanted_.place)),
                   registry_
                       .select(problem_.implementation.empty() ? "auto" : problem_.implementation,
@@ -130,7 +130,7 @@ class Search {
       candidate.laid_out = &made;
       candidate.transport = made.model.transport;
       const PlanInput input = input_of(made);
-      made.sample = sample_ranks(input, kJudges);
+      made.sample = sample_ranks(input, kSampledRanks);
       most_planned_ = std::max(most_planned_, made.sample.size());
       const int busiest = busiest_rank(input, made.sample);
       const std::string schedule = problem_.schedule.empty() ? "auto" : problem_.schedule;

@@ -19,7 +19,7 @@ namespace {
 
 // Calls for many short documents cost more than one kernel that knows the mask, if only because
 // each length needs a kernel plan of its own.
-constexpr std::size_t kMostDocuments = 64;
+constexpr std::size_t kMaximumDocuments = 64;
 
 // The factor on the time of the preferred candidate: none is so slow that it loses by it.
 constexpr double kPreference = 1e-9;
@@ -256,7 +256,7 @@ std::vector<BlockFinder::Tile> BlockFinder::cut_documents(const Tile& tile) cons
     }
     if (row < tile.rows.end() && id_of(first, row) == id_of(first, begin)) continue;
     tiles.push_back({{begin, row - begin}, tile.batches, tile.columns});
-    if (tiles.size() > kMostDocuments) return {};
+    if (tiles.size() > kMaximumDocuments) return {};
     if (row == tile.rows.end()) break;
     begin = row;
   }

@@ -12,7 +12,7 @@ namespace {
 // If each piece is a message, a receiver can place all of them in order of position. If that would
 // be too many messages, neighbouring pieces share one.
 bool is_one_each(std::span<const ColumnPiece> pieces) {
-  return pieces.size() <= KvNeeds::kMostMessages;
+  return pieces.size() <= KvNeeds::kMaximumMessages;
 }
 
 void sort_by_position(std::vector<GatherMessage>& messages) {

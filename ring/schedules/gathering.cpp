@@ -23,7 +23,7 @@ Gathering::Gathering(const std::vector<PositionRanges>& shards) {
       chunks.push_back({static_cast<int>(member), begin, range});
       begin = begin + range.length;
     }
-    few = few && shards[member].ranges().size() <= KvNeeds::kMostMessages;
+    few = few && shards[member].ranges().size() <= KvNeeds::kMaximumMessages;
   }
   if (few) {
     std::stable_sort(chunks.begin(), chunks.end(), [](const Chunk& a, const Chunk& b) {

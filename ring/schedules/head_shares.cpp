@@ -4,10 +4,10 @@
 
 namespace annulus::ring {
 
-std::vector<std::vector<HeadShare>> deal_heads(std::int64_t heads, std::int64_t kv_heads, int ranks,
-                                               int pieces) {
-  std::vector<std::vector<HeadShare>> dealt(static_cast<std::size_t>(ranks));
-  if (heads == 0) return dealt;
+std::vector<std::vector<HeadShare>> share_heads(std::int64_t heads, std::int64_t kv_heads,
+                                                int ranks, int pieces) {
+  std::vector<std::vector<HeadShare>> shares(static_cast<std::size_t>(ranks));
+  if (heads == 0) return shares;
   const std::int64_t ratio = heads / kv_heads;
   for (int rank = 0; rank < ranks; ++rank) {
     std::int64_t begin = heads * rank / ranks;
@@ -19,12 +19,12 @@ std::vector<std::vector<HeadShare>> deal_heads(std::int64_t heads, std::int64_t 
       const std::int64_t boundary = (begin / ratio + 1) * ratio;
       const bool whole = begin % ratio == 0 && next >= boundary;
       const std::int64_t stop = whole ? next / ratio * ratio : std::min(next, boundary);
-      dealt[static_cast<std::size_t>(rank)].push_back(
+      shares[static_cast<std::size_t>(rank)].push_back(
           {{begin, stop - begin}, {begin / ratio, (stop + ratio - 1) / ratio - begin / ratio}});
       begin = stop;
     }
   }
-  return dealt;
+  return shares;
 }
 
 }  // namespace annulus::ring

@@ -15,10 +15,10 @@ struct HeadShare {
   bool operator==(const HeadShare&) const = default;
 };
 
-/// Deals `heads` query heads out to `ranks`, evenly to within one head. By rank: its heads, cut
+/// Distributes `heads` query heads over `ranks`, evenly to within one head. By rank: its heads, cut
 /// into about `pieces` shares.
-[[nodiscard]] std::vector<std::vector<HeadShare>> deal_heads(std::int64_t heads,
-                                                             std::int64_t kv_heads, int ranks,
-                                                             int pieces);
+[[nodiscard]] std::vector<std::vector<HeadShare>> share_heads(std::int64_t heads,
+                                                              std::int64_t kv_heads, int ranks,
+                                                              int pieces);
 
 }  // namespace annulus::ring

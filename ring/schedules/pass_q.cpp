@@ -35,7 +35,7 @@ class PassQ {
     const std::int64_t bytes =
         rows_.count * builder_.plan().token_bytes(builder_.plan().buffer(state.output.buffer));
     if (bytes == 0) return builder_.finish();
-    if (ranks_ <= kMostAtOnce && bytes * (ranks_ - 1) <= kSmallBytes) {
+    if (ranks_ <= kMaximumAtOnce && bytes * (ranks_ - 1) <= kSmallBytes) {
       combine_at_once(state);
     } else {
       combine_in_pairs(state);
@@ -237,7 +237,7 @@ class PassQ {
   }
 
   // Small states go to all ranks in one exchange: the time is that of its latency.
-  static constexpr int kMostAtOnce = 8;
+  static constexpr int kMaximumAtOnce = 8;
   static constexpr std::int64_t kSmallBytes = std::int64_t{4} << 20;
 
   void combine_at_once(const Result& state) {

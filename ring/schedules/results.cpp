@@ -425,7 +425,7 @@ DType partial_lse_dtype(const PlanInput& input) {
 }
 
 int most_parts(const AttentionProblem& problem) {
-  return kMostParts - (problem.sinks ? 1 : 0);
+  return kMaximumParts - (problem.sinks ? 1 : 0);
 }
 
 void place_results(const PlanInput& input, RankPlan& plan) {

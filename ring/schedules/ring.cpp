@@ -28,7 +28,7 @@ std::vector<HeadRange> head_groups(const RankContext& context) {
   // One result per step, the first of which may lie in the output; more than can be combined at
   // once are folded.
   const std::int64_t each = per_head * static_cast<std::int64_t>(size_of(input.problem.dtype)) *
-                            std::min(context.needs.size() - 1, kMostParts - 1);
+                            std::min(context.needs.size() - 1, kMaximumParts - 1);
   const std::int64_t heads =
       std::clamp<std::int64_t>(each == 0 ? kv_heads : most / each, 1, kv_heads);
   const std::int64_t groups = (kv_heads + heads - 1) / heads;

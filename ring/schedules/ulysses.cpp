@@ -26,7 +26,7 @@
 namespace annulus::ring {
 namespace {
 
-constexpr int kMostGroups = 8;  // with more, calls of kernels and messages would be too small
+constexpr int kMaximumGroups = 8;  // with more, calls of kernels and messages would be too small
 
 class HeadExchange {
  public:
@@ -38,7 +38,7 @@ class HeadExchange {
         outer_(context.group_rank / degree),
         builder_(context),
         with_rows_(builder_.sent_with_rows()),
-        shares_(deal_heads(local().heads, local().kv_heads, degree, groups())),
+        shares_(share_heads(local().heads, local().kv_heads, degree, groups())),
         rows_(gathered(outer_, &HeldSequence::rows)),
         columns_(gathered(outer_, &HeldSequence::columns)),
         needs_(context.input.problem, rings_,
@@ -85,8 +85,8 @@ class HeadExchange {
     }
     const std::int64_t bytes = rows * (local().heads / degree_) * row_bytes;
     const std::int64_t asked = context_.input.options.head_group_bytes;
-    const std::int64_t least = asked > 0 ? asked : kUsualHeadGroupBytes;
-    return static_cast<int>(std::clamp<std::int64_t>(bytes / least, 1, kMostGroups));
+    const std::int64_t least = asked > 0 ? asked : kDefaultHeadGroupBytes;
+    return static_cast<int>(std::clamp<std::int64_t>(bytes / least, 1, kMaximumGroups));
   }
 
   [[nodiscard]] std::int64_t most_kv_heads() const {

@@ -14,7 +14,7 @@ namespace annulus::ring::simulation {
 class Links {
  public:
   using Flow = std::uint32_t;
-  static constexpr std::size_t kMostLinks = 4;  // of a message
+  static constexpr std::size_t kMaximumLinks = 4;  // of a message
 
   explicit Links(std::size_t count = 0) : links_(count) {}
 
@@ -24,7 +24,7 @@ class Links {
   };
 
   /// A message that moves from now on. Its speed is known after settle().
-  void enter(Flow flow, const std::array<Demand, kMostLinks>& demands, std::size_t count) {
+  void enter(Flow flow, const std::array<Demand, kMaximumLinks>& demands, std::size_t count) {
     if (flow >= flows_.size()) flows_.resize(flow + 1);
     flows_[flow] = {demands, count};
     for (std::size_t i = 0; i < count; ++i) {
@@ -67,7 +67,7 @@ class Links {
     std::vector<Flow> flows;
   };
   struct Entry {
-    std::array<Demand, kMostLinks> demands;
+    std::array<Demand, kMaximumLinks> demands;
     std::size_t count = 0;
   };
 

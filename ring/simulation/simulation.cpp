@@ -393,7 +393,7 @@ class Simulation::Impl {
   void start_moving(std::uint32_t id) {
     Flow& flow = flows_[id];
     flow.progress.since = now_;
-    std::array<Links::Demand, Links::kMostLinks> demands;
+    std::array<Links::Demand, Links::kMaximumLinks> demands;
     std::size_t count = 0;
     const std::uint32_t side = flow.across ? 2 : 0;
     const auto nodes = static_cast<std::uint32_t>(4 * states_.size());

@@ -20,15 +20,17 @@
 namespace annulus::ring {
 namespace {
 
-// Groups of a quarter and of four times the usual size, and all heads at once.
-constexpr std::array<std::int64_t, 3> kOtherGroups{kUsualHeadGroupBytes / 4,
-                                                   kUsualHeadGroupBytes * 4, std::int64_t{1} << 62};
+// Groups of a quarter and of four times the default size, and all heads at once.
+constexpr std::array<std::int64_t, 3> kOtherGroups{
+    kDefaultHeadGroupBytes / 4, kDefaultHeadGroupBytes * 4, std::int64_t{1} << 62};
 
 /// Makes plans, and keeps those that were not made before.
 class Search {
  public:
   Search(const PlanInput& input, std::string schedule)
-      : input_(input), schedule_(std::move(schedule)), judges_(sample_ranks(input, kJudges)) {}
+      : input_(input),
+        schedule_(std::move(schedule)),
+        sample_(sample_ranks(input, kSampledRanks)) {}
 
   void add(const Choice& choice) {
     TunedCandidate candidate{choice};
@@ -41,7 +43,7 @@ class Search {
     }
     const Schedule schedule = parse_schedule(name);
     try {
-      candidate.predicted = predicted_seconds(make_plan(input, schedule, judges_), input.prices);
+      candidate.predicted = predicted_seconds(make_plan(input, schedule, sample_), input.prices);
     } catch (const UnsupportedError& error) {
       candidate.reason = error.what();
       impossible_.push_back(std::move(candidate));
@@ -57,7 +59,7 @@ class Search {
  private:
   const PlanInput& input_;
   std::string schedule_;
-  std::vector<int> judges_;
+  std::vector<int> sample_;
   std::set<std::tuple<Schedule, Transport, double>> seen_;
   std::vector<TunedCandidate> possible_, impossible_;
 };
@@ -72,7 +74,8 @@ Choice choice_of(const ScheduleVariant& variant, const OpenChoices& open) {
 }
 
 // The heuristics' own first, then the best of each schedule, then the others.
-std::vector<TunedCandidate> in_order(std::vector<TunedCandidate> candidates, const Choice& usual) {
+std::vector<TunedCandidate> in_order(std::vector<TunedCandidate> candidates,
+                                     const Choice& defaults) {
   std::stable_sort(
       candidates.begin(), candidates.end(),
       [](const TunedCandidate& a, const TunedCandidate& b) { return a.predicted < b.predicted; });
@@ -80,7 +83,7 @@ std::vector<TunedCandidate> in_order(std::vector<TunedCandidate> candidates, con
   std::set<std::string> schedules;
   for (TunedCandidate& one : candidates) {
     const bool is_best = schedules.insert(one.choice.schedule).second;
-    (one.choice == usual ? first : is_best ? best : others).push_back(std::move(one));
+    (one.choice == defaults ? first : is_best ? best : others).push_back(std::move(one));
   }
   first.insert(first.end(), best.begin(), best.end());
   first.insert(first.end(), others.begin(), others.end());
@@ -101,11 +104,11 @@ std::vector<TunedCandidate> tuning_candidates(const PlanInput& input, const Open
   const std::vector<Transport> ways =
       open.transport ? transports : std::vector{Transport::automatic};
   // The plan that is made without a chain.
-  Choice usual;
-  if (obstacle_of(usual, input, schedule).empty()) {
-    usual = choice_of(choose_schedule(input, schedule), open);
+  Choice defaults;
+  if (obstacle_of(defaults, input, schedule).empty()) {
+    defaults = choice_of(choose_schedule(input, schedule), open);
   }
-  usual.transport = ways.front();
+  defaults.transport = ways.front();
 
   const auto add = [&](Choice choice) {
     for (const Transport transport : ways) {
@@ -113,7 +116,7 @@ std::vector<TunedCandidate> tuning_candidates(const PlanInput& input, const Open
       search.add(choice);
     }
   };
-  add(usual);
+  add(defaults);
   for (const ConsideredVariant& one : variants_for(input, schedule)) {
     if (one.obstacle.empty() && one.pointless.empty()) add(choice_of(one.variant, open));
   }
@@ -142,12 +145,12 @@ std::vector<TunedCandidate> tuning_candidates(const PlanInput& input, const Open
     }
   }
 
-  std::vector<TunedCandidate> candidates = in_order(search.possible(), usual);
+  std::vector<TunedCandidate> candidates = in_order(search.possible(), defaults);
   best = std::numeric_limits<double>::infinity();
   for (const TunedCandidate& one : candidates) best = std::min(best, one.predicted);
   int taken = 0;
   for (TunedCandidate& one : candidates) {
-    if (!hopeful(one) && !(one.choice == usual)) {
+    if (!hopeful(one) && !(one.choice == defaults)) {
       one.reason = fmt::format("predicted {} against {}, more than {} times",
                                milliseconds(one.predicted), milliseconds(best), limits.factor);
     } else if (taken == limits.candidates) {

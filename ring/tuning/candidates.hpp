@@ -17,7 +17,7 @@ namespace annulus::ring {
 /// more than `limits.factor` times the best, those past `limits.candidates`, and those that cannot
 /// be made are passed over with the reason, and come last.
 ///
-/// `schedule` is that of the call, or "auto"; `transports` those that are possible, the usual one
+/// `schedule` is that of the call, or "auto"; `transports` those that are possible, the default one
 /// first, if the transport is open. Plans of the same schedule whose predicted times agree to the
 /// bit count as one. Not collective.
 [[nodiscard]] std::vector<TunedCandidate> tuning_candidates(

@@ -51,7 +51,7 @@ TuningChain::TuningChain(const TunedCall& call, const PlanInput& input, std::str
       input_(input),
       schedule_(std::move(schedule)),
       open_(open_choices(call.options, input, schedule_, call.device.place())),
-      file_{call.options.tuning.file.empty() ? usual_tuning_file() : call.options.tuning.file,
+      file_{call.options.tuning.file.empty() ? default_tuning_file() : call.options.tuning.file,
             !call.options.tuning.file.empty(), call.options.tuning.shown} {}
 
 void TuningChain::pass(DecidedBy link, std::string reason) {
@@ -158,7 +158,7 @@ bool TuningChain::take(const TuningEntry& entry, DecidedBy link, const std::stri
   return true;
 }
 
-// Those that all ranks have, the usual one first; and the others, with the reason.
+// Those that all ranks have, the default one first; and the others, with the reason.
 std::vector<Transport> TuningChain::possible_transports(std::vector<TunedCandidate>& others) {
   if (!open_.transport) return {};
   const AxisNames& axes = call_.operands.key.spec()[1];

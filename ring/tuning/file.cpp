@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 // Writers hold the lock only while they write a small file. Whoever tries often gets a turn.
 constexpr std::chrono::milliseconds kBetweenTries{1};
 // A file that is larger was not written here.
-constexpr off_t kMostBytes = off_t{64} << 20;
+constexpr off_t kMaximumBytes = off_t{64} << 20;
 
 /// Why the cache cannot be used: for a warning.
 class Trouble : public std::runtime_error {
@@ -65,7 +65,7 @@ std::optional<std::string> read_text(const std::string& path) {
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) throw Trouble("cannot be read", errno);
   if (!S_ISREG(status.st_mode)) throw Trouble("is not a file");
-  if (status.st_size > kMostBytes) {
+  if (status.st_size > kMaximumBytes) {
     throw Trouble(fmt::format("has {} bytes, more than a tuning cache has", status.st_size));
   }
   std::string text(static_cast<std::size_t>(status.st_size), '\0');
@@ -149,10 +149,10 @@ std::string set_aside(const std::string& path) {
 
 // What a symbolic link leads to, there or not; absolute.
 std::string real_path(const std::string& given) {
-  constexpr int kMostLinks = 40;  // as the kernel
+  constexpr int kMaximumLinks = 40;  // as the kernel
   fs::path path = fs::absolute(given);
   std::error_code error;
-  for (int i = 0; i < kMostLinks && fs::is_symlink(path, error); ++i) {
+  for (int i = 0; i < kMaximumLinks && fs::is_symlink(path, error); ++i) {
     path = path.parent_path() / fs::read_symlink(path);  // which may be absolute
   }
   return path;
@@ -171,7 +171,7 @@ void warn_of_trouble(const CacheFile& file, std::vector<std::string>& warnings, 
 
 }  // namespace
 
-std::string usual_tuning_file() {
+std::string default_tuning_file() {
   const auto directory = [](const char* name) {
     const char* const value = std::getenv(name);
     // The specification of XDG: relative ones are ignored.
@@ -250,8 +250,8 @@ std::vector<std::string> keep_in_file(const CacheFile& file, TuningEntry entry,
     }
     std::erase_if(entries, [&](const TuningEntry& other) { return other.key == entry.key; });
     entries.push_back(std::move(entry));
-    if (entries.size() > kMostEntries) {
-      entries.erase(entries.begin(), entries.end() - std::ptrdiff_t{kMostEntries});
+    if (entries.size() > kMaximumEntries) {
+      entries.erase(entries.begin(), entries.end() - std::ptrdiff_t{kMaximumEntries});
     }
     replace(path, to_json(entries) + "\n");
   });

@@ -16,8 +16,8 @@ namespace annulus::ring {
 
 struct CacheFile {
   std::string path;
-  /// Whether the caller named it. What stands under the usual name is ours, whatever it is; a file
-  /// that was named may be something else.
+  /// Whether the caller named it. What stands under the default name is ours, whatever it is; a
+  /// file that was named may be something else.
   bool named = true;
   std::string shown = "tuning cache";  ///< in messages
 };
@@ -38,7 +38,7 @@ struct FileAnswer {
 [[nodiscard]] FileAnswer find_in_file(const CacheFile& file, const TuningKey& key);
 
 /// Entries of a file. The oldest go when there are more.
-inline constexpr std::size_t kMostEntries = 256;
+inline constexpr std::size_t kMaximumEntries = 256;
 
 /// Adds the entry to those of the file, or replaces that of the same key. Makes missing
 /// directories, unless the file was named. A broken cache is renamed to FILE.broken-1 or the first

@@ -67,8 +67,8 @@ std::string layout(const NamedSharding& sharding) {
     entries += (dim == 0 ? "" : ",") + to_string(sharding.spec()[dim]);
     const Distribution& distribution = sharding.distribution(dim);
     if (sharding.spec()[dim].empty() || distribution == Distribution::block()) continue;
-    entries += distribution.dealing() != nullptr ? "(balanced)"
-                                                 : fmt::format("({})", to_string(distribution));
+    entries += distribution.assignment() != nullptr ? "(balanced)"
+                                                    : fmt::format("({})", to_string(distribution));
   }
   return entries;
 }

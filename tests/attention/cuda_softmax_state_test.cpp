@@ -247,7 +247,7 @@ TEST_F(CudaSoftmaxState, CombinesMaximaAsOnTheCpuInBothForms) {
   Random random(69);
   for (const Extents& shape : {Extents{2, 33, 4, 64}, Extents{1, 5, 3, 7}, Extents{1, 1, 1, 1}}) {
     for (const DType lse : {DType::float32, DType::float64}) {
-      for (const int count : {0, 1, 3, kMostParts}) {
+      for (const int count : {0, 1, 3, kMaximumParts}) {
         for (const SoftmaxForm form : {SoftmaxForm::normalised, SoftmaxForm::unnormalised}) {
           std::vector<std::unique_ptr<MaximumState>> states;
           std::vector<PartialState> here;
@@ -458,7 +458,7 @@ TEST_F(CudaSoftmaxState, RefusesWhatDoesNotFit) {
       cuda::combine(std::vector<PartialState>{{narrow.state(), 1, 0}}, state.state(), *stream_),
       InternalError);
   EXPECT_THROW(
-      cuda::combine(std::vector<PartialState>(kMostParts + 1, PartialState{state.state(), 0, 0}),
+      cuda::combine(std::vector<PartialState>(kMaximumParts + 1, PartialState{state.state(), 0, 0}),
                     state.state(), *stream_),
       InternalError);
   // Maxima that are missing or do not fit, and rounded parts beside them.

@@ -78,9 +78,9 @@ TEST(Metadata, ARoundTripKeepsEveryFieldAndItsType) {
   EXPECT_THAT(text, AllOf(HasSubstr("\"soft_cap\": 30.0"), HasSubstr("\"blocksize_q\": 128"),
                           HasSubstr("18446744073709551615"), HasSubstr("\"softmax_scale\": 0.1"),
                           HasSubstr("\"runtime_dtype\": \"bfloat16\"")));
-  const std::string usual = to_json(AttentionMetadata());
-  EXPECT_EQ(from_json(usual), AttentionMetadata());
-  EXPECT_THAT(usual, AllOf(HasSubstr("\"mode\": null"), HasSubstr("\"sharding_rules\": {}")));
+  const std::string defaults = to_json(AttentionMetadata());
+  EXPECT_EQ(from_json(defaults), AttentionMetadata());
+  EXPECT_THAT(defaults, AllOf(HasSubstr("\"mode\": null"), HasSubstr("\"sharding_rules\": {}")));
 }
 
 // A field missing from the JSON would keep the weaker source's value.

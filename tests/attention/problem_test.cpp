@@ -68,7 +68,7 @@ TEST(AttentionProblem, RefusesNamingTheField) {
   expect("soft cap", [](auto& p) { p.soft_cap = 1e-300; });
   expect("sinks", [](auto& p) { p.sinks = Sinks({p.shape.heads + 1, 1}, {1, 2, 3, 4, 5, 6, 7}); });
   expect("dropout", [](auto& p) {
-    p.shape = {1, 1, Dropout::kMostIndices, 1, 1, 1, 1};
+    p.shape = {1, 1, Dropout::kMaximumIndices, 1, 1, 1, 1};
     p.dropout.emplace(0.1, 1);
   });
   expect("kv_lengths", [](auto& p) { p.mask.set_kv_lengths({1}); });

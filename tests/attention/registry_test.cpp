@@ -295,13 +295,13 @@ TEST(Registry, StrategiesLeaveTheKernelsToAuto) {
   const Registry registry = Registry::standard();
   AttentionProblem problem;
   problem.shape = {1, 1, 64, 4, 2, 16, 16};
-  const Selection usual = registry.select("auto", problem, Place::host());
-  EXPECT_EQ(usual.schedule, "auto");
+  const Selection defaults = registry.select("auto", problem, Place::host());
+  EXPECT_EQ(defaults.schedule, "auto");
   for (const auto& [name, schedule] :
        {std::pair("ring", "ring"), std::pair("autoregressive_decodeattn", "auto")}) {
     EXPECT_NO_THROW(registry.check_name(name));
     const Selection selection = registry.select(name, problem, Place::host());
-    EXPECT_EQ(selection.candidates, usual.candidates);
+    EXPECT_EQ(selection.candidates, defaults.candidates);
     EXPECT_EQ(selection.schedule, schedule);
     // Strategies are not kernels.
     EXPECT_THAT(test::message_of<ArgumentError>([&] { (void)registry.get(name); }),

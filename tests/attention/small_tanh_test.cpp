@@ -53,7 +53,7 @@ TEST(SmallTanh, IsAccurateUnderEveryCap) {
 }
 
 // Caps that models have: the polynomial spares them exponentials up to 0.4 of the cap at least.
-TEST(SmallTanh, ServesUsualCaps) {
+TEST(SmallTanh, ServesDefaultCaps) {
   for (const float cap : {15.0F, 20.0F, 30.0F, 50.0F, 100.0F, 200.0F}) {
     const float scale = 0.088F / cap;
     EXPECT_GE(SmallTanh(scale, cap).limit * scale, 0.4F) << cap;

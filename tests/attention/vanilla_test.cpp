@@ -87,7 +87,7 @@ Tensor wide_tensor(Random& random, const Extents& shape) {
   return tensor;
 }
 
-AttentionProblem usual_problem() {
+AttentionProblem default_problem() {
   AttentionProblem problem;
   problem.shape = {2, 13, 29, 6, 3, 8, 5};
   problem.mask.set_causal(true);
@@ -104,7 +104,7 @@ TEST(Vanilla, AgreesWithTheOracleInEveryDtype) {
   Random random(1);
   for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
     for (const DType softmax : {DType::float32, DType::float64}) {
-      AttentionProblem problem = usual_problem();
+      AttentionProblem problem = default_problem();
       problem.dtype = dtype;
       problem.softmax_dtype = softmax;
       const WholeAttention whole = random_attention(random, problem);
@@ -117,7 +117,7 @@ TEST(Vanilla, AgreesWithTheOracleInEveryDtype) {
 
 TEST(Vanilla, AFloat64SoftmaxIsComputedInFloat64) {
   Random random(2);
-  AttentionProblem problem = usual_problem();
+  AttentionProblem problem = default_problem();
   const WholeAttention whole = random_attention(random, problem);
   const auto lse_error = [&](DType softmax) {
     problem.softmax_dtype = softmax;
@@ -136,7 +136,7 @@ TEST(Vanilla, AFloat64SoftmaxIsComputedInFloat64) {
 
 TEST(Vanilla, Float64TensorsGiveFloat64Outputs) {
   Random random(3);
-  AttentionProblem problem = usual_problem();
+  AttentionProblem problem = default_problem();
   problem.dtype = DType::float64;
   const AttentionShape& s = problem.shape;
   const WholeAttention whole{problem,
@@ -195,7 +195,7 @@ TEST(Vanilla, WhatIsHiddenNeverReachesARow) {
 
 TEST(Vanilla, BlocksCountPositionsBatchesAndHeadsGlobally) {
   Random random(6);
-  AttentionProblem problem = usual_problem();
+  AttentionProblem problem = default_problem();
   const WholeAttention whole = random_attention(random, problem);
   AttentionBlock block = whole.block();
   block.query = whole.query.view().slice(0, 1, 1).slice(1, 4, 9).slice(2, 2, 2);
@@ -258,7 +258,7 @@ TEST(Vanilla, IsChosenOnlyForWhatOthersLack) {
 // Weights [b,n,t,s] times values give the output; a weight is 0 only for hidden or dropped pairs.
 TEST(AttentionWeights, TimesValuesAreTheOutput) {
   Random random(7);
-  AttentionProblem problem = usual_problem();
+  AttentionProblem problem = default_problem();
   problem.sinks = Sinks({2}, {0.5F, -1.0F});
   problem.bias = Extents{2, 1, 13, 29};
   problem.dense_mask = Extents{1, 6, 13, 29};

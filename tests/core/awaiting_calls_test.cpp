@@ -15,7 +15,7 @@ TEST(AwaitingCalls, AreOnesOfTheGpuNotOfTheDeviceObject) {
   test::PretendedGpu other(1);
   EXPECT_EQ(&first.awaiting_calls(), &second.awaiting_calls());
   EXPECT_NE(&first.awaiting_calls(), &other.awaiting_calls());
-  const auto stream = first.make_stream("compute", Watchdog(Watchdog::kUsual), nullptr);
+  const auto stream = first.make_stream("compute", Watchdog(Watchdog::kDefault), nullptr);
   first.awaiting_calls().last = stream->record();
   EXPECT_EQ(second.awaiting_calls().last, first.awaiting_calls().last);
   EXPECT_EQ(other.awaiting_calls().last, nullptr);

@@ -16,19 +16,19 @@ std::string nested(int depth) {
 
 TEST(JsonNesting, CountsOpenBrackets) {
   EXPECT_FALSE(nests_too_deep(""));
-  EXPECT_FALSE(nests_too_deep(nested(kMostJsonNesting)));
-  EXPECT_TRUE(nests_too_deep(nested(kMostJsonNesting + 1)));
+  EXPECT_FALSE(nests_too_deep(nested(kMaximumJsonNesting)));
+  EXPECT_TRUE(nests_too_deep(nested(kMaximumJsonNesting + 1)));
   EXPECT_TRUE(nests_too_deep(std::string(100000, '[')));
 }
 
 TEST(JsonNesting, ForgetsClosedBrackets) {
   std::string list = "[";
-  for (int i = 0; i < 10 * kMostJsonNesting; ++i) list += "[],{},";
+  for (int i = 0; i < 10 * kMaximumJsonNesting; ++i) list += "[],{},";
   EXPECT_FALSE(nests_too_deep(list + "0]"));
 }
 
 TEST(JsonNesting, DoesNotCountInStrings) {
-  const std::string brackets(2 * kMostJsonNesting, '[');
+  const std::string brackets(2 * kMaximumJsonNesting, '[');
   EXPECT_FALSE(nests_too_deep("[\"" + brackets + "\"]"));
   EXPECT_FALSE(nests_too_deep("[\"\\\"" + brackets + "\"]"));
   EXPECT_TRUE(nests_too_deep("[\"\\\\\"," + brackets));

@@ -17,7 +17,7 @@ using namespace annulus::test;
 
 namespace {
 
-constexpr int kMostRanks = 64;  // larger meshes are only parsed
+constexpr int kMaximumRanks = 64;  // larger meshes are only parsed
 
 void check_groups(const MeshShape& mesh) {
   for (int rank = 0; rank < mesh.ranks(); ++rank) {
@@ -48,7 +48,7 @@ std::optional<MeshShape> check_mesh(std::string_view text) {
     require(MeshShape::parse(to_string(*parsed), 0) == *parsed, "a mesh is what its text says");
     mesh = parsed;
   }
-  if (mesh && mesh->ranks() <= kMostRanks) check_groups(*mesh);
+  if (mesh && mesh->ranks() <= kMaximumRanks) check_groups(*mesh);
   return mesh;
 }
 
@@ -81,7 +81,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto mesh = check_mesh(line(text));
   const auto spec = check_spec(line(text));
   const auto shape = check_shape(text);
-  if (!mesh || !spec || !shape || mesh->ranks() > kMostRanks) return 0;
+  if (!mesh || !spec || !shape || mesh->ranks() > kMaximumRanks) return 0;
   for (const LayoutKind layout :
        {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
     const std::vector<Distribution> distributions{

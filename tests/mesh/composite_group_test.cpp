@@ -85,10 +85,10 @@ class NotingGroup final : public Group {
 
 class CompositeGroup : public ::testing::Test {
  protected:
-  // Pairs of ranks are islands; the last one may be alone.
+  // Pairs of ranks are cliques; the last one may be alone.
   CompositeGroup() {
     PeerReach reach;
-    for (int rank = 0; rank < size_; ++rank) reach.island_of_rank.push_back(island_of(rank));
+    for (int rank = 0; rank < size_; ++rank) reach.clique_of_rank.push_back(clique_of(rank));
     auto inside = std::make_unique<NotingGroup>(test::make_world_group());
     auto across = std::make_unique<NotingGroup>(test::make_world_group());
     inside_ = inside.get();
@@ -97,7 +97,7 @@ class CompositeGroup : public ::testing::Test {
                                   test::kWatchdog);
   }
 
-  static int island_of(int rank) { return rank / 2; }
+  static int clique_of(int rank) { return rank / 2; }
   static std::uint8_t value(int from, int to, int number) {
     return static_cast<std::uint8_t>(from * 71 + to * 13 + number);
   }
@@ -167,7 +167,7 @@ TEST_F(CompositeGroup, EachMessageGoesItsWay) {
   for (const auto& [part, inside] : {std::pair(inside_, true), std::pair(across_, false)}) {
     std::vector<int> expected;
     for (int peer = 0; peer < size_; ++peer) {
-      if ((island_of(peer) == island_of(rank_)) == inside) expected.insert(expected.end(), 2, peer);
+      if ((clique_of(peer) == clique_of(rank_)) == inside) expected.insert(expected.end(), 2, peer);
     }
     EXPECT_EQ(part->sent_to, expected);
   }
@@ -185,7 +185,7 @@ TEST_F(CompositeGroup, APreparedExchangeIsPostedOverAndOver) {
 }
 
 TEST_F(CompositeGroup, HopsOnAStreamRunInOrder) {
-  // Every hop forwards what the one before it brought, now inside an island, now out of it.
+  // Every hop forwards what the one before it brought, now inside a clique, now out of it.
   const int next = (rank_ + 1) % size_;
   const int previous = (rank_ + size_ - 1) % size_;
   std::vector<Bytes> blocks{Bytes(5000, value(rank_, 0, 0))};
@@ -238,7 +238,7 @@ TEST_F(CompositeGroup, AFailureOfEitherPartIsNoticedAndBothAreGivenUp) {
 
 TEST_F(CompositeGroup, WhoDoesNotComeIsNamed) {
   if (size_ < 3) GTEST_SKIP() << "needs 3 ranks";
-  // Rank 2 waits for rank 1, which is of another island, beside a message that comes at once.
+  // Rank 2 waits for rank 1, which is of another clique, beside a message that comes at once.
   const Watchdog hasty{Watchdog::Seconds(0.5)};
   HostStream impatient("hasty", hasty, nullptr);
   Bytes own(8);

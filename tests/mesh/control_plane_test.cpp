@@ -276,7 +276,7 @@ TEST_P(HeartbeatRanks, AllLearnThatARankIsSilentAndThatItIsBack) {
     ASSERT_GE(all.silence(rank, silent), 4) << rank;
     ASSERT_LE(all.silence(rank, 0), 2) << rank;
   }
-  EXPECT_LE(all.longest, HeartbeatState::kMostBytes);
+  EXPECT_LE(all.longest, HeartbeatState::kMaximumBytes);
   all.deaf.clear();
   all.run(20);
   for (int rank = 0; rank < silent; ++rank) {

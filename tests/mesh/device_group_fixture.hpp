@@ -127,7 +127,7 @@ class DeviceGroupTest : public ::testing::TestWithParam<Transport> {
   static PeerReach pretended_reach() {
     PeerReach reach;
     for (int rank = 0; rank < size(); ++rank) {
-      reach.island_of_rank.push_back(size() == 2 ? rank : rank / 2);
+      reach.clique_of_rank.push_back(size() == 2 ? rank : rank / 2);
     }
     return reach;
   }

@@ -39,12 +39,12 @@ TEST(NodeOrder, RanksOfANodeFollowEachOther) {
 
 // What the order is for: a fast axis that crosses nodes in mpirun's order does not in this one.
 TEST(NodeOrder, FastAxesLieInsideNodes) {
-  const std::vector<std::string> dealt{"a", "b", "c", "a", "b", "c"};
+  const std::vector<std::string> cyclic{"a", "b", "c", "a", "b", "c"};
   const MeshShape shape = MeshShape::parse("dp=3,sp=2", 6);
-  EXPECT_TRUE(crosses_nodes(shape, on_nodes(dealt), "sp"));
+  EXPECT_TRUE(crosses_nodes(shape, on_nodes(cyclic), "sp"));
   std::vector<std::string> ordered;
-  for (const int rank : node_order(on_nodes(dealt))) {
-    ordered.push_back(dealt[static_cast<std::size_t>(rank)]);
+  for (const int rank : node_order(on_nodes(cyclic))) {
+    ordered.push_back(cyclic[static_cast<std::size_t>(rank)]);
   }
   EXPECT_FALSE(crosses_nodes(shape, on_nodes(ordered), "sp"));
   EXPECT_TRUE(crosses_nodes(shape, on_nodes(ordered), "dp"));

@@ -9,20 +9,20 @@ namespace {
 
 using ::testing::ElementsAre;
 
-TEST(PeerReach, RanksOfANodeAreAnIsland) {
+TEST(PeerReach, RanksOfANodeAreAClique) {
   const PeerReach reach = PeerReach::from(std::vector<PeerReach::Finding>{
       {{2}, "0 and 1"}, {{3}, "1 and 0"}, {{0}, "2 and 1"}, {{1}, "3 and 0"}});
-  EXPECT_THAT(reach.island_of_rank, ElementsAre(0, 1, 0, 1));
+  EXPECT_THAT(reach.clique_of_rank, ElementsAre(0, 1, 0, 1));
   EXPECT_EQ(reach.obstacle, "0 and 1");
   EXPECT_EQ(reach.extent(), PeerExtent::some);
   EXPECT_TRUE(reach.connects(0, 2) && reach.connects(3, 1) && reach.connects(1, 1));
   EXPECT_FALSE(reach.connects(0, 1) || reach.connects(3, 2));
 }
 
-TEST(PeerReach, OneIslandIsAll) {
+TEST(PeerReach, OneCliqueIsAll) {
   const PeerReach reach =
       PeerReach::from(std::vector<PeerReach::Finding>{{{1, 2}, ""}, {{0, 2}, ""}, {{0, 1}, ""}});
-  EXPECT_THAT(reach.island_of_rank, ElementsAre(0, 0, 0));
+  EXPECT_THAT(reach.clique_of_rank, ElementsAre(0, 0, 0));
   EXPECT_EQ(reach.obstacle, "");
   EXPECT_EQ(reach.extent(), PeerExtent::all);
 }
@@ -30,21 +30,21 @@ TEST(PeerReach, OneIslandIsAll) {
 TEST(PeerReach, BothSidesMustReach) {
   const PeerReach reach =
       PeerReach::from(std::vector<PeerReach::Finding>{{{1}, ""}, {{}, "1 cannot open 0"}});
-  EXPECT_THAT(reach.island_of_rank, ElementsAre(0, 1));
+  EXPECT_THAT(reach.clique_of_rank, ElementsAre(0, 1));
   EXPECT_EQ(reach.obstacle, "1 cannot open 0");
   EXPECT_EQ(reach.extent(), PeerExtent::none);
 }
 
-TEST(PeerReach, AllOfAnIslandReachEachOther) {
+TEST(PeerReach, AllOfACliqueReachEachOther) {
   // A chain: 0 and 2 both reach 1, but not each other.
   const PeerReach reach = PeerReach::from(std::vector<PeerReach::Finding>{
       {{1}, "0 and 2"}, {{0, 2}, "1 and 3"}, {{1, 3}, "2 and 0"}, {{2}, "3 and 0"}});
-  EXPECT_THAT(reach.island_of_rank, ElementsAre(0, 0, 1, 1));
+  EXPECT_THAT(reach.clique_of_rank, ElementsAre(0, 0, 1, 1));
 }
 
 TEST(PeerReach, Nowhere) {
   const PeerReach reach = PeerReach::nowhere(3, "no CUDA");
-  EXPECT_THAT(reach.island_of_rank, ElementsAre(0, 1, 2));
+  EXPECT_THAT(reach.clique_of_rank, ElementsAre(0, 1, 2));
   EXPECT_EQ(reach.obstacle, "no CUDA");
   EXPECT_EQ(reach.extent(), PeerExtent::none);
 }

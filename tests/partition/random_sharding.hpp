@@ -71,14 +71,14 @@ inline RandomPlacement random_placement(Random& random, const MeshShape& mesh, i
 }
 
 /// Gives each position to a random rank.
-inline Dealing random_dealing(Random& random, std::int64_t length, int ranks) {
+inline Assignment random_assignment(Random& random, std::int64_t length, int ranks) {
   std::vector<std::vector<PositionRange>> held(static_cast<std::size_t>(ranks));
   for (std::int64_t p = 0; p < length; ++p) {
     held[static_cast<std::size_t>(draw(random, 0, ranks - 1))].push_back({GlobalPosition(p), 1, 1});
   }
   std::vector<PositionRanges> by_rank;
   for (auto& ranges : held) by_rank.emplace_back(std::move(ranges));
-  return Dealing(std::move(by_rank));
+  return Assignment(std::move(by_rank));
 }
 
 /// Two random shardings of one random shape on one mesh.
@@ -113,8 +113,8 @@ inline std::pair<NamedSharding, NamedSharding> random_shardings(Random& random,
         Distribution& distribution = placement->distributions[d];
         if (distribution.kind() != Distribution::Kind::sequence || draw(random, 0, 3) != 0)
           continue;
-        distribution =
-            Distribution::dealt(random_dealing(random, sizes[d], mesh.size(placement->entries[d])));
+        distribution = Distribution::assigned(
+            random_assignment(random, sizes[d], mesh.size(placement->entries[d])));
       }
     }
     const Extents shape{std::span<const std::int64_t>(sizes)};

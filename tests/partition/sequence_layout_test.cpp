@@ -131,7 +131,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, SequenceLayoutTest,
                                            LayoutKind::striped),
                          [](const auto& kind) { return std::string(name_of(kind.param)); });
 
-TEST(SequenceLayout, DealsTheExamplesOfItsDocumentation) {
+TEST(SequenceLayout, AssignsTheExamplesOfItsDocumentation) {
   std::vector<std::int64_t> sizes;
   for (int r = 0; r < 4; ++r) {
     sizes.push_back(SequenceLayout(LayoutKind::contiguous, 10, 4).positions(r).size());
@@ -173,7 +173,7 @@ TEST(SequenceLayout, HoldsLongSequences) {
   EXPECT_EQ(layout.positions(0).ranges().back().last(), GlobalPosition(length - 1));
 }
 
-TEST(SequenceLayout, RefusesWhatItCannotDeal) {
+TEST(SequenceLayout, RefusesWhatItCannotAssign) {
   EXPECT_THROW(SequenceLayout(LayoutKind::zigzag, -1, 2), ArgumentError);
   EXPECT_THROW(SequenceLayout(LayoutKind::zigzag, 4, 0), ArgumentError);
   EXPECT_THROW(SequenceLayout(LayoutKind::zigzag, 4, 2, 0), ArgumentError);

@@ -17,7 +17,7 @@
 #include <annulus/ring/balance.hpp>
 #include <annulus/ring/planner.hpp>
 
-#include "balance/deal_out.hpp"
+#include "balance/assign_chunks.hpp"
 #include "flash/work_list.hpp"
 #include "kv_needs.hpp"
 #include "tests/ring/plan_player.hpp"
@@ -29,7 +29,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-constexpr double kMostUneven = 0.03;
+constexpr double kMaximumUneven = 0.03;
 
 // Log-normal lengths, the same on every machine.
 std::vector<std::int32_t> documents(std::int64_t length, int count, double sigma, unsigned seed) {
@@ -103,23 +103,23 @@ std::vector<Mask> masks_of(std::int64_t length) {
 }
 
 // Sizes differ by at most a granule, cuts lie between granules, and the ranges are few.
-void expect_regular(const Dealing& dealing, std::int64_t granule) {
-  std::int64_t least = dealing.length();
+void expect_regular(const Assignment& assignment, std::int64_t granule) {
+  std::int64_t least = assignment.length();
   std::int64_t most = 0;
   std::size_t ranges = 0;
-  for (int rank = 0; rank < dealing.ranks(); ++rank) {
-    const PositionRanges& held = dealing.positions(rank);
+  for (int rank = 0; rank < assignment.ranks(); ++rank) {
+    const PositionRanges& held = assignment.positions(rank);
     least = std::min(least, held.size());
     most = std::max(most, held.size());
     ranges += held.ranges().size();
     for (const PositionRange& range : held.ranges()) {
       EXPECT_EQ(range.start.value() % granule, 0);
       const std::int64_t end = range.last().value() + 1;
-      EXPECT_TRUE(end % granule == 0 || end == dealing.length());
+      EXPECT_TRUE(end % granule == 0 || end == assignment.length());
     }
   }
   EXPECT_LE(most - least, granule);
-  EXPECT_LT(ranges, 6 * static_cast<std::size_t>(dealing.ranks()));
+  EXPECT_LT(ranges, 6 * static_cast<std::size_t>(assignment.ranks()));
 }
 
 double imbalance_of(const AttentionProblem& problem, const Distribution& rows, int ranks) {
@@ -136,11 +136,11 @@ TEST(Balance, RanksGetTheSameTilesAndRows) {
       const AttentionProblem problem = problem_of(length, mask);
       for (const int ranks : {2, 3, 4, 8}) {
         SCOPED_TRACE(testing::Message() << to_string(mask) << " of " << length << " on " << ranks);
-        const Dealing dealing = deal_rows(problem, {ranks, 1});
-        ASSERT_EQ(dealing.length(), length);
-        ASSERT_EQ(dealing.ranks(), ranks);
-        expect_regular(dealing, 128);
-        EXPECT_LT(imbalance_of(problem, Distribution::dealt(dealing), ranks), kMostUneven);
+        const Assignment assignment = assign_rows(problem, {ranks, 1});
+        ASSERT_EQ(assignment.length(), length);
+        ASSERT_EQ(assignment.ranks(), ranks);
+        expect_regular(assignment, 128);
+        EXPECT_LT(imbalance_of(problem, Distribution::assigned(assignment), ranks), kMaximumUneven);
       }
     }
   }
@@ -171,7 +171,7 @@ double tiles_of(const RankPlan& rank, const Mask& mask) {
 }
 
 // Tiles start afresh with each block, row range and column range, so there are somewhat more than
-// were dealt out, most of all with short documents.
+// were assigned, most of all with short documents.
 TEST(Balance, HoldsForTheTilesThatKernelsVisit) {
   for (const int count : {5, 32, 300, 2000}) {
     Mask mask = packed(131072, count, 1.0, 5);
@@ -188,7 +188,7 @@ TEST(Balance, HoldsForTheTilesThatKernelsVisit) {
         most = std::max(most, tiles);
         sum += tiles;
       }
-      EXPECT_LT(most * ranks / sum - 1, 2 * kMostUneven);
+      EXPECT_LT(most * ranks / sum - 1, 2 * kMaximumUneven);
     }
   }
 }
@@ -197,25 +197,25 @@ TEST(Balance, OfACausalMaskIsZigzag) {
   Mask mask;
   mask.set_causal(true);
   for (const int ranks : {2, 4, 8}) {
-    const Dealing dealing = deal_rows(problem_of(65536, mask), {ranks, 1});
+    const Assignment assignment = assign_rows(problem_of(65536, mask), {ranks, 1});
     const SequenceLayout zigzag(LayoutKind::zigzag, 65536, ranks);
     for (int rank = 0; rank < ranks; ++rank) {
       const PositionRanges expected = zigzag.positions(rank);
       // The middle ranges of zigzag's last rank are neighbours.
-      EXPECT_EQ(dealing.positions(rank).size(), expected.size());
-      EXPECT_EQ(dealing.positions(rank).ranges().front().start, expected.ranges().front().start);
-      EXPECT_EQ(dealing.positions(rank).ranges().back().last(), expected.ranges().back().last());
-      EXPECT_LE(dealing.positions(rank).ranges().size(), 2U);
+      EXPECT_EQ(assignment.positions(rank).size(), expected.size());
+      EXPECT_EQ(assignment.positions(rank).ranges().front().start, expected.ranges().front().start);
+      EXPECT_EQ(assignment.positions(rank).ranges().back().last(), expected.ranges().back().last());
+      EXPECT_LE(assignment.positions(rank).ranges().size(), 2U);
     }
   }
 }
 
 TEST(Balance, OfEvenWorkIsContiguous) {
   for (const int ranks : {2, 3, 5, 8}) {
-    const Dealing dealing = deal_rows(problem_of(128 * 8 * ranks, {}), {ranks, 1});
+    const Assignment assignment = assign_rows(problem_of(128 * 8 * ranks, {}), {ranks, 1});
     const SequenceLayout contiguous(LayoutKind::contiguous, 128 * 8 * ranks, ranks);
     for (int rank = 0; rank < ranks; ++rank) {
-      EXPECT_EQ(dealing.positions(rank), contiguous.positions(rank));
+      EXPECT_EQ(assignment.positions(rank), contiguous.positions(rank));
     }
   }
 }
@@ -239,9 +239,9 @@ TEST(Balance, TakesTheGranuleThatIsAskedFor) {
   for (const std::int64_t granule : {1, 2, 16, 100, 128, 1024, 8192}) {
     for (const int ranks : {1, 2, 3, 7, 50}) {
       SCOPED_TRACE(testing::Message() << granule << " on " << ranks);
-      const Dealing dealing = deal_rows(problem_of(4099, mask), {ranks, 1}, granule);
-      ASSERT_EQ(dealing.length(), 4099);
-      if (ranks > 1) expect_regular(dealing, granule);
+      const Assignment assignment = assign_rows(problem_of(4099, mask), {ranks, 1}, granule);
+      ASSERT_EQ(assignment.length(), 4099);
+      if (ranks > 1) expect_regular(assignment, granule);
     }
   }
 }
@@ -251,12 +251,12 @@ TEST(Balance, OfShortSequences) {
   mask.set_causal(true);
   for (const std::int64_t length : {0, 1, 2, 7, 100, 1000}) {
     for (const int ranks : {1, 2, 3, 8, 13}) {
-      const Dealing dealing = deal_rows(problem_of(length, mask), {ranks, 1});
-      EXPECT_EQ(dealing.length(), length);
-      EXPECT_EQ(dealing.ranks(), ranks);
+      const Assignment assignment = assign_rows(problem_of(length, mask), {ranks, 1});
+      EXPECT_EQ(assignment.length(), length);
+      EXPECT_EQ(assignment.ranks(), ranks);
       std::int64_t most = 0;
       for (int rank = 0; rank < ranks; ++rank) {
-        most = std::max(most, dealing.positions(rank).size());
+        most = std::max(most, assignment.positions(rank).size());
       }
       EXPECT_LE(most, length / ranks + std::max<std::int64_t>(1, length / ranks / 4 + 1));
     }
@@ -265,10 +265,10 @@ TEST(Balance, OfShortSequences) {
 
 TEST(Balance, IsTheSameAgain) {
   Mask mask = packed(20000, 50, 2.0, 9);
-  const Dealing first = deal_rows(problem_of(20000, mask), {6, 1});
-  EXPECT_EQ(first, deal_rows(problem_of(20000, mask), {6, 1}));
+  const Assignment first = assign_rows(problem_of(20000, mask), {6, 1});
+  EXPECT_EQ(first, assign_rows(problem_of(20000, mask), {6, 1}));
   mask.set_causal(true);
-  EXPECT_FALSE(first == deal_rows(problem_of(20000, mask), {6, 1}));
+  EXPECT_FALSE(first == assign_rows(problem_of(20000, mask), {6, 1}));
 }
 
 TEST(Balance, DoesJusticeToEveryShardOfTheBatch) {
@@ -279,18 +279,19 @@ TEST(Balance, DoesJusticeToEveryShardOfTheBatch) {
   std::fill(ids.begin(), ids.begin() + 8192, 0);
   std::fill(ids.begin() + 16384 + 8192, ids.end(), 0);
   problem.mask.set_segments(2, ids, ids);
-  const Dealing dealing = deal_rows(problem, {2, 2});
+  const Assignment assignment = assign_rows(problem, {2, 2});
   const NamedSharding query(MeshShape({{"dp", 2}, {"sp", 2}}), PartitionSpec::parse("dp,sp"),
-                            {2, 16384}, {Distribution::block(), Distribution::dealt(dealing)});
-  EXPECT_LT(tile_imbalance(problem, query).value(), kMostUneven);
+                            {2, 16384},
+                            {Distribution::block(), Distribution::assigned(assignment)});
+  EXPECT_LT(tile_imbalance(problem, query).value(), kMaximumUneven);
 }
 
-TEST(Balance, KeysOfTheirOwnAreDealtByTheRowsThatSeeThem) {
+TEST(Balance, KeysOfTheirOwnAreAssignedByTheRowsThatSeeThem) {
   // 1000 queries see the first 2000 of 8000 keys: every rank holds 500 of those.
   AttentionProblem problem;
   problem.shape = {1, 1000, 8000, 2, 1, 8, 8};
   problem.mask.set_kv_lengths({2000});
-  const Dealing keys = deal_columns(problem, {4, 1}, 10);
+  const Assignment keys = assign_columns(problem, {4, 1}, 10);
   expect_regular(keys, 10);
   for (int rank = 0; rank < 4; ++rank) {
     std::int64_t seen = 0;
@@ -316,39 +317,39 @@ TEST(Balance, KeysLieLikeRowsOnTheSameAxesOnly) {
   EXPECT_EQ(alike.query.distribution(1), alike.output.distribution(1));
   EXPECT_EQ(alike.query.distribution(1), alike.lse.distribution(2));
   const ShardedOperands apart = operands(problem, "-,a", "-,b");
-  EXPECT_EQ(apart.query.distribution(1).dealing()->ranks(), 2);
+  EXPECT_EQ(apart.query.distribution(1).assignment()->ranks(), 2);
   EXPECT_FALSE(apart.query.distribution(1) == apart.key.distribution(1));
   const ShardedOperands replicated = operands(problem, "-,-", "-,a+b");
   EXPECT_EQ(replicated.query.local_shape(3)[1], 4096);
-  EXPECT_EQ(replicated.key.distribution(1).dealing()->ranks(), 4);
+  EXPECT_EQ(replicated.key.distribution(1).assignment()->ranks(), 4);
   AttentionProblem longer = problem;
   longer.mask = {};
   longer.shape.kv_length = 8192;
-  EXPECT_EQ(operands(longer, "-,a+b", "-,a+b").key.distribution(1).dealing()->length(), 8192);
+  EXPECT_EQ(operands(longer, "-,a+b", "-,a+b").key.distribution(1).assignment()->length(), 8192);
 }
 
-TEST(Balance, RefusesWhatItCannotDeal) {
+TEST(Balance, RefusesWhatItCannotAssign) {
   const AttentionProblem problem = problem_of(64, {});
   EXPECT_THAT(
       [&] {
-        (void)deal_rows(problem, {2, 1}, 0);
+        (void)assign_rows(problem, {2, 1}, 0);
       },
       ThrowsMessage<ArgumentError>(HasSubstr("sequence granule: got 0")));
   EXPECT_THAT(
       [&] {
-        (void)deal_columns(problem, {2, 1}, -1);
+        (void)assign_columns(problem, {2, 1}, -1);
       },
       ThrowsMessage<ArgumentError>(HasSubstr("sequence granule: got -1")));
   EXPECT_THAT(
       [&] {
-        (void)deal_rows(problem_of(1 << 20, {}), {2, 1}, 31);
+        (void)assign_rows(problem_of(1 << 20, {}), {2, 1}, 31);
       },
       ThrowsMessage<ArgumentError>(HasSubstr("32 or more, for at most 32768 chunks")));
   const AttentionProblem endless = problem_of(std::int64_t{1} << 28, {});
-  EXPECT_EQ(deal_rows(endless, {1, 1}).ranks(), 1);
+  EXPECT_EQ(assign_rows(endless, {1, 1}).ranks(), 1);
   EXPECT_THAT(
       [&] {
-        (void)deal_rows(endless, {2, 1});
+        (void)assign_rows(endless, {2, 1});
       },
       ThrowsMessage<UnsupportedError>(HasSubstr("fewer than 268435456 positions")));
   // The sharding refuses batches that do not divide.
@@ -368,44 +369,44 @@ TEST(Balance, RefusesWhatItCannotDeal) {
                UnknownAxisError);
 }
 
-LayoutKind usual(const AttentionProblem& problem, const MeshShape& mesh,
-                 LayoutOptions options = {}) {
+LayoutKind default_kind(const AttentionProblem& problem, const MeshShape& mesh,
+                        LayoutOptions options = {}) {
   options.mode = AttentionMode::train;
-  return usual_layout(problem, mesh, options).sequence;
+  return default_layout(problem, mesh, options).sequence;
 }
 
-TEST(UsualLayout, IsBalancedWhereThatIsClearlyBetter) {
+TEST(DefaultLayout, IsBalancedWhereThatIsClearlyBetter) {
   const MeshShape mesh({{"sp", 4}});
   Mask causal;
   causal.set_causal(true);
-  EXPECT_EQ(usual(problem_of(8192, {}), mesh), LayoutKind::contiguous);
-  EXPECT_EQ(usual(problem_of(8192, causal), mesh), LayoutKind::zigzag);
+  EXPECT_EQ(default_kind(problem_of(8192, {}), mesh), LayoutKind::contiguous);
+  EXPECT_EQ(default_kind(problem_of(8192, causal), mesh), LayoutKind::zigzag);
   Mask window = causal;
   window.set_window(256, 0);
-  EXPECT_EQ(usual(problem_of(8192, window), mesh), LayoutKind::zigzag);
+  EXPECT_EQ(default_kind(problem_of(8192, window), mesh), LayoutKind::zigzag);
   Mask uneven = packed(8192, 9, 1.5, 1);
-  EXPECT_EQ(usual(problem_of(8192, uneven), mesh), LayoutKind::balanced);
+  EXPECT_EQ(default_kind(problem_of(8192, uneven), mesh), LayoutKind::balanced);
   uneven.set_causal(true);
-  EXPECT_EQ(usual(problem_of(8192, uneven), mesh), LayoutKind::balanced);
+  EXPECT_EQ(default_kind(problem_of(8192, uneven), mesh), LayoutKind::balanced);
   // Not if nothing is sharded, rows are few, or keys lie on other axes or have another length.
-  EXPECT_EQ(usual(problem_of(8192, uneven), MeshShape({{"sp", 1}})), LayoutKind::contiguous);
-  EXPECT_EQ(usual(problem_of(8192, uneven), MeshShape({{"sp", 64}})), LayoutKind::zigzag);
-  EXPECT_EQ(usual(problem_of(8192, uneven), mesh, {PartitionSpec::parse("-,-"), {}, {}}),
+  EXPECT_EQ(default_kind(problem_of(8192, uneven), MeshShape({{"sp", 1}})), LayoutKind::contiguous);
+  EXPECT_EQ(default_kind(problem_of(8192, uneven), MeshShape({{"sp", 64}})), LayoutKind::zigzag);
+  EXPECT_EQ(default_kind(problem_of(8192, uneven), mesh, {PartitionSpec::parse("-,-"), {}, {}}),
             LayoutKind::zigzag);
   AttentionProblem longer = problem_of(8192, {});
   longer.shape.kv_length = 16384;
   longer.mask.set_kv_lengths({100});
   longer.mask.set_query_lengths({100});
-  EXPECT_EQ(usual(longer, mesh), LayoutKind::contiguous);
+  EXPECT_EQ(default_kind(longer, mesh), LayoutKind::contiguous);
   // An explicit layout is used as given.
-  EXPECT_EQ(usual(problem_of(8192, uneven), mesh, {.layout = LayoutKind::striped}),
+  EXPECT_EQ(default_kind(problem_of(8192, uneven), mesh, {.layout = LayoutKind::striped}),
             LayoutKind::striped);
-  EXPECT_EQ(usual(problem_of(8192, uneven), mesh,
-                  {PartitionSpec::parse("-,x"), PartitionSpec::parse("-,x"), {}}),
+  EXPECT_EQ(default_kind(problem_of(8192, uneven), mesh,
+                         {PartitionSpec::parse("-,x"), PartitionSpec::parse("-,x"), {}}),
             LayoutKind::contiguous);  // whose sharding names the axis that is not there
 }
 
-// A dealing with as many ranges as possible: each granule goes to a random rank.
+// An assignment with as many ranges as possible: each granule goes to a random rank.
 ShardedOperands scattered(const AttentionProblem& problem, int ranks, std::int64_t granule,
                           unsigned seed) {
   std::mt19937 random(seed);
@@ -416,17 +417,17 @@ ShardedOperands scattered(const AttentionProblem& problem, int ranks, std::int64
   }
   std::vector<PositionRanges> by_rank;
   for (auto& ranges : held) by_rank.emplace_back(std::move(ranges));
-  const Distribution dealt = Distribution::dealt(Dealing(std::move(by_rank)));
+  const Distribution assigned = Distribution::assigned(Assignment(std::move(by_rank)));
   const MeshShape mesh({{"sp", ranks}});
   const AttentionShape& shape = problem.shape;
   const auto sharding = [&](std::int64_t heads, std::int64_t dim) {
     return NamedSharding(mesh, PartitionSpec::parse("-,sp"), {shape.batch, length, heads, dim},
-                         {Distribution::block(), dealt});
+                         {Distribution::block(), assigned});
   };
   return {sharding(shape.heads, shape.head_dim), sharding(shape.kv_heads, shape.head_dim),
           sharding(shape.kv_heads, shape.value_dim), sharding(shape.heads, shape.value_dim),
           NamedSharding(mesh, PartitionSpec::parse("-,-,sp"), {shape.batch, shape.heads, length},
-                        {Distribution::block(), Distribution::block(), dealt})};
+                        {Distribution::block(), Distribution::block(), assigned})};
 }
 
 std::size_t most_messages(const Plan& plan) {
@@ -455,7 +456,7 @@ TEST(Messages, AreFewHoweverColumnsAreScattered) {
         options.direct = direct;
         const Plan plan = make_plan(flash_input(problem, operands, options), schedule);
         const std::size_t messages = most_messages(plan);
-        EXPECT_LE(messages, KvNeeds::kMostMessages);
+        EXPECT_LE(messages, KvNeeds::kMaximumMessages);
         EXPECT_GT(messages, 1U);
         // One block per step, not one for each pair of ranges; more only if rows are rounded at
         // different times.
@@ -523,26 +524,26 @@ TEST(TileImbalance, IsUnknownForEndlessSequences) {
 }
 
 // Chunks with explicit work.
-TEST(DealOut, GivesEveryRankItsShareOfWorkAndRows) {
+TEST(AssignChunks, GivesEveryRankItsShareOfWorkAndRows) {
   const Chunks chunks{8, 1, {{8, 0, 0, 0, 0, 0, 0, 8}}, {}};
-  const Dealing dealing = deal_out(chunks, 2);
+  const Assignment assignment = assign_chunks(chunks, 2);
   for (int rank = 0; rank < 2; ++rank) {
-    const PositionRanges& held = dealing.positions(rank);
+    const PositionRanges& held = assignment.positions(rank);
     EXPECT_EQ(held.size(), 4);
     EXPECT_NE(held.local(GlobalPosition(0)).has_value(), held.local(GlobalPosition(7)).has_value());
   }
 }
 
-TEST(DealOut, ExchangesChunksWhereArcsAreTooCoarse) {
+TEST(AssignChunks, ExchangesChunksWhereArcsAreTooCoarse) {
   // Every arc of 4 leaves at least 7 of the 12 on one side.
   const Chunks chunks{8, 1, {{5, 0, 1, 0, 5, 0, 1, 0}}, {}};
   const Chunks uneven{6, 1, {{4, 4, 1, 1, 1, 1}}, {}};
   for (const Chunks& one : {chunks, uneven}) {
-    const Dealing dealing = deal_out(one, 2);
+    const Assignment assignment = assign_chunks(one, 2);
     std::vector<std::int64_t> work(2);
     for (int rank = 0; rank < 2; ++rank) {
       for (std::int64_t i = 0; i < one.length; ++i) {
-        if (dealing.owner(GlobalPosition(i)) == rank) {
+        if (assignment.owner(GlobalPosition(i)) == rank) {
           work[static_cast<std::size_t>(rank)] += one.work[0][static_cast<std::size_t>(i)];
         }
       }

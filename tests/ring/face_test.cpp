@@ -345,7 +345,7 @@ TEST(Face, Float64UnderEverySchedule) {
   }
 }
 
-TEST(Face, CausalSequencesAreDealtOutEvenlyByDefault) {
+TEST(Face, CausalSequencesAreSharedOutEvenlyByDefault) {
   Context context(world(), on_host());
   const AttentionOptions options = causal(std::int64_t{64} * context.size());
   Attention attention(context, options);

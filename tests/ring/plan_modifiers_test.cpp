@@ -110,9 +110,9 @@ TEST(PlanModifiers, SaysThatTheOutputIsUnnormalised) {
             std::string::npos);
   // The plan of a normalised one says nothing of it.
   problem.normalize_output = true;
-  const std::string usual = to_json(make_plan(native_input(problem, operands), Schedule::ring));
-  EXPECT_EQ(usual.find("maximum"), std::string::npos);
-  EXPECT_EQ(usual.find("unnormalised"), std::string::npos);
+  const std::string defaults = to_json(make_plan(native_input(problem, operands), Schedule::ring));
+  EXPECT_EQ(defaults.find("maximum"), std::string::npos);
+  EXPECT_EQ(defaults.find("unnormalised"), std::string::npos);
 }
 
 // A reduction has room for the sinks beside the maximum number of results.
@@ -121,7 +121,7 @@ TEST(PlanModifiers, SinksFitBesideManyResults) {
   problem.mask = Mask();
   problem.sinks = Sinks({1}, {1});
   const ShardedOperands operands =
-      sequence_operands(problem, kMostParts - 1, LayoutKind::contiguous);
+      sequence_operands(problem, kMaximumParts - 1, LayoutKind::contiguous);
   PlanOptions options;
   options.result_bytes = std::int64_t{1} << 30;
   const Plan plan = make_plan(native_input(problem, operands, options), Schedule::ring);
@@ -130,7 +130,7 @@ TEST(PlanModifiers, SinksFitBesideManyResults) {
   for (const Reduce* reduce : plan.ranks[0].all<Reduce>()) {
     most = std::max(most, reduce->parts.size() + (reduce->sinks ? 1 : 0));
   }
-  EXPECT_EQ(most, static_cast<std::size_t>(kMostParts));
+  EXPECT_EQ(most, static_cast<std::size_t>(kMaximumParts));
 }
 
 TEST(PlanModifiers, RowsOfBiasAndMaskGoWhereTheQueriesGo) {

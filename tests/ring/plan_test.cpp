@@ -88,9 +88,9 @@ TEST(Plan, RandomProblemsAreComputedCompletely) {
     for (int index = 0; index < 60; ++index) {
       const verification::RandomProblem drawn = verification::draw_problem(7, index, ranks);
       // Every pair is looked at: the few long problems would take a minute.
-      constexpr std::int64_t kMostPairs = 200 * 200;
+      constexpr std::int64_t kMaximumPairs = 200 * 200;
       const AttentionShape& shape = drawn.problem.shape;
-      if (shape.query_length * shape.kv_length > kMostPairs) continue;
+      if (shape.query_length * shape.kv_length > kMaximumPairs) continue;
       SCOPED_TRACE(drawn.command + ": " + to_string(drawn.problem.shape) + ", mask " +
                    to_string(drawn.problem.mask));
       const ShardedOperands operands = shard_operands(drawn.problem, drawn.mesh, drawn.layout);

@@ -493,7 +493,7 @@ TEST(Planner, AutoPassesOverSchedulesWhoseBlocksNobodyTakes) {
   EXPECT_NE(allgather->reason.find("vanilla"), std::string::npos) << allgather->reason;
 }
 
-TEST(Planner, LargeMeshesAreJudgedByTheBusiestRankAndOthers) {
+TEST(Planner, LargeMeshesArePricedByTheBusiestRankAndOthers) {
   AttentionProblem problem = causal_problem(1 << 16);
   const ShardedOperands operands = sequence_operands(problem, 512, LayoutKind::contiguous);
   const PlanInput input = native_input(problem, operands);

@@ -130,7 +130,7 @@ std::vector<Played> play_all(const PlanInput& input, const char* name = "auto") 
     if (!one.obstacle.empty() || !one.pointless.empty()) continue;
     PlanInput with = input;
     with.options = with_variant(input.options, one.variant);
-    const Plan plan = make_plan(with, one.variant.schedule, sample_ranks(input, kJudges));
+    const Plan plan = make_plan(with, one.variant.schedule, sample_ranks(input, kSampledRanks));
     Played played{one.variant, predicted_seconds(plan, with.prices), 0};
     for (const RankPlan& rank : plan.ranks) {
       EXPECT_LE(least_seconds(rank, with.prices), played.seconds) << variant_text(one.variant);
@@ -147,7 +147,7 @@ const Played& fastest_of(const std::vector<Played>& all) {
                            [](const Played& a, const Played& b) { return a.seconds < b.seconds; });
 }
 
-// Heads are exchanged inside nodes, and shards go round between them. With the usual degree, 32,
+// Heads are exchanged inside nodes, and shards go round between them. With the default degree, 32,
 // which is ulysses, it is slower by more than a tenth.
 TEST(Planner, AutoFindsTheBestDegree) {
   FourNodes four;

@@ -8,7 +8,7 @@ namespace annulus::flash::float32 {
 template <int kDims>
 __global__ void __launch_bounds__(kThreads, kBlocks<kDims>)
     attend(const __grid_constant__ Arguments arguments, const __grid_constant__ Operands operands) {
-  static_assert(sizeof(Shared<kDims>) <= kMostShared<kDims>);
+  static_assert(sizeof(Shared<kDims>) <= kMaximumShared<kDims>);
   extern __shared__ __align__(16) unsigned char bytes[];
   auto& shared = *reinterpret_cast<Shared<kDims>*>(bytes);
   if (threadIdx.x == 0) {

@@ -48,6 +48,6 @@ struct Shared {
 
 /// What a block may take, of the 228 KiB of a multiprocessor and 1 KiB less for each.
 template <int kDims>
-inline constexpr int kMostShared = 228 * 1024 / kBlocks<kDims> - 1024;
+inline constexpr int kMaximumShared = 228 * 1024 / kBlocks<kDims> - 1024;
 
 }  // namespace annulus::flash::float32

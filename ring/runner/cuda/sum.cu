@@ -27,7 +27,7 @@ struct Array {
 };
 
 struct Parts {
-  Array arrays[kMostParts];
+  Array arrays[kMaximumParts];
   int count;
 };
 
@@ -109,7 +109,7 @@ bool is_wide(const View& view) {
 }  // namespace
 
 void sum(std::span<const ConstTensorView> parts, const TensorView& result, Stream& stream) {
-  if (parts.size() > kMostParts || result.rank() > kDims) {
+  if (parts.size() > kMaximumParts || result.rank() > kDims) {
     throw InternalError("a sum of more parts or dimensions than a launch takes");
   }
   if (result.elements() == 0) return;

@@ -171,9 +171,9 @@ void BackwardBuilder::sum(int step, std::vector<Region> parts, const Region& int
     for (std::size_t i = 0; i < count; ++i) one.parts.push_back({parts[i]});
     add_task(step, std::move(one));
   };
-  while (parts.size() > static_cast<std::size_t>(kMostParts)) {
-    reduce(kMostParts, parts.front());
-    parts.erase(parts.begin() + 1, parts.begin() + kMostParts);
+  while (parts.size() > static_cast<std::size_t>(kMaximumParts)) {
+    reduce(kMaximumParts, parts.front());
+    parts.erase(parts.begin() + 1, parts.begin() + kMaximumParts);
   }
   reduce(parts.size(), into);
 }

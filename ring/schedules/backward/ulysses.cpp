@@ -31,7 +31,8 @@ class HeadExchangeBackward {
         me_(context.group_rank % degree),
         outer_(context.group_rank / degree),
         builder_(context),
-        dealt_(deal_heads(builder_.plan().local.heads, builder_.plan().local.kv_heads, degree, 1)),
+        head_shares_(
+            share_heads(builder_.plan().local.heads, builder_.plan().local.kv_heads, degree, 1)),
         shares_(shares()),
         rows_(gathered(outer_, &HeldSequence::rows)),
         columns_(gathered(outer_, &HeldSequence::columns)),
@@ -72,11 +73,11 @@ class HeadExchangeBackward {
 
   // By rank; no heads where there are fewer heads than ranks.
   [[nodiscard]] std::vector<HeadShare> shares() const {
-    std::vector<HeadShare> result(dealt_.size());
+    std::vector<HeadShare> result(head_shares_.size());
     for (std::size_t r = 0; r < result.size(); ++r) {
-      if (dealt_[r].empty()) continue;
-      const HeadShare& first = dealt_[r].front();
-      const HeadShare& last = dealt_[r].back();
+      if (head_shares_[r].empty()) continue;
+      const HeadShare& first = head_shares_[r].front();
+      const HeadShare& last = head_shares_[r].back();
       result[r] = {{first.heads.begin, last.heads.end() - first.heads.begin},
                    {first.kv_heads.begin, last.kv_heads.end() - first.kv_heads.begin}};
     }
@@ -204,7 +205,7 @@ class HeadExchangeBackward {
          bias_moves() ? grad_bias_ : builder_.own_backward_rows().grad_bias},
         rows_.positions());
     const auto add = [&](int step, const PlacedColumns& placed, const ColumnGradients& gradients) {
-      for (const HeadShare& part : dealt_[static_cast<std::size_t>(me_)]) {
+      for (const HeadShare& part : head_shares_[static_cast<std::size_t>(me_)]) {
         builder_.compute(step, rows, part.heads, placed, gradients);
       }
     };
@@ -337,8 +338,9 @@ class HeadExchangeBackward {
   int me_;     // among those that this rank exchanges heads with …
   int outer_;  // … and in its ring
   BackwardBuilder builder_;
-  std::vector<std::vector<HeadShare>> dealt_;  // by rank: whole groups of heads, and parts of one
-  std::vector<HeadShare> shares_;              // by rank: all that it has
+  std::vector<std::vector<HeadShare>>
+      head_shares_;                // by rank: whole groups of heads, and parts of one
+  std::vector<HeadShare> shares_;  // by rank: all that it has
   Gathering rows_, columns_;
   KvNeeds needs_;                   // of the ranks of the ring
   std::vector<Content> contents_;   // that go with rows

@@ -119,7 +119,7 @@ class Schedules(HostsTest):
 
 
 class RankOrder(HostsTest):
-    """mpirun deals the ranks out to the hosts in turn."""
+    """mpirun places the ranks on the hosts in turn."""
 
     FLAGS = ["--map-by", "node"]
 

@@ -65,7 +65,7 @@ class Tuning(CliTest):
         self.assertEqual(len(self.entries()), 2)
 
     def test_off_is_the_default_and_knows_no_file(self):
-        meta, usual, _ = self.run_it()
+        meta, defaults, _ = self.run_it()
         self.assertEqual(meta["choice made by"], "heuristics: tuning is off")
         self.assertFalse(os.path.exists(self.path(".cache")))
         self.run_it(*MEASURE)
@@ -73,7 +73,7 @@ class Tuning(CliTest):
         # Without --tuning, a cache that the environment names has no effect.
         meta, results, _ = self.run_it(environment={"ANNULUS_TUNING_CACHE": "tuning.json"})
         self.assertEqual(meta["choice made by"], "heuristics: tuning is off")
-        self.assertEqual(results, usual)
+        self.assertEqual(results, defaults)
 
     def choose_another(self):
         """A cache that chooses what heuristics do not."""
@@ -85,7 +85,7 @@ class Tuning(CliTest):
 
     def test_a_lost_cache_changes_no_byte(self):
         """Of a job that measures nothing."""
-        _, usual, _ = self.run_it()
+        _, defaults, _ = self.run_it()
         self.run_it(*MEASURE)
         whole = self.read("tuning.json")
         for broken in [whole[:-40], whole[:40], b"", None]:
@@ -96,7 +96,7 @@ class Tuning(CliTest):
             for policy, cache in [("off", []), ("cached", CACHE)]:
                 meta, results, errors = self.run_it("--tuning", policy, *cache)
                 self.assertTrue(meta["choice made by"].startswith("heuristics: "))
-                self.assertEqual(results, usual)
+                self.assertEqual(results, defaults)
                 self.assertEqual("annulus: warning: --tuning-cache tuning.json" in errors,
                                  policy == "cached" and bool(broken))
             if broken is not None:
@@ -123,13 +123,13 @@ class Tuning(CliTest):
 
     def test_what_is_named_is_the_same_with_any_cache(self):
         named = ["--schedule", "ring", "--impl", "native"]
-        _, usual, _ = self.run_it(*named)
+        _, defaults, _ = self.run_it(*named)
         self.run_it(*MEASURE)
         self.choose_another()
         for words in [MEASURE, ["--tuning", "cached", *CACHE]]:
             meta, results, _ = self.run_it(*named, *words)
             self.assertTrue(meta["choice made by"].startswith("the caller: "))
-            self.assertEqual(results, usual)
+            self.assertEqual(results, defaults)
 
     def test_a_broken_cache_is_set_aside(self):
         broken = b'{"schema": "annulus.tuning", "version": 1, nonsense'
@@ -142,7 +142,7 @@ class Tuning(CliTest):
         self.assertEqual(len(self.entries()), 1)
 
     def test_a_cache_of_an_older_version_is_not_used_and_stays(self):
-        _, usual, _ = self.run_it()
+        _, defaults, _ = self.run_it()
         self.run_it(*MEASURE)
         self.choose_another()
         older = self.read("tuning.json").replace(b'"version": 1', b'"version": 0')
@@ -153,7 +153,7 @@ class Tuning(CliTest):
             self.assertEqual(errors.count("annulus: warning: --tuning-cache tuning.json"), 1, errors)
             self.assertEqual(self.read("tuning.json"), older)
             if policy == "cached":
-                self.assertEqual(results, usual)
+                self.assertEqual(results, defaults)
 
     def test_a_file_that_is_no_cache_stays(self):
         self.write("notes.json", b'{"dropout": 0.5}')
@@ -213,7 +213,7 @@ class Tuning(CliTest):
             self.assertIn("nowhere/", result.stderr)
             self.expect_no_files("output.npy", "tuning.json")
 
-    def test_environment_and_usual_place(self):
+    def test_environment_and_default_place(self):
         meta, _, _ = self.run_it(environment={"ANNULUS_TUNING": "measure"})
         self.assertIn(".cache/annulus/tuning-v1.json", meta["choice made by"])
         self.assertEqual(len(self.entries(".cache/annulus/tuning-v1.json")), 1)

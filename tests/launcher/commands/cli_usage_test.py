@@ -105,8 +105,8 @@ class Options(CliTest):
         self.expect_error(result, 2, "--sequence-axis", "'ctx'")
         result = self.annulus("verify", "--random", "1", *self.save_metadata(soft_cap=2))
         self.expect_error(result, 2, "--soft-cap 2: drawn at random")
-        usual = self.save_metadata(runtime_softmax_dtype="float32", sequence_axis_name="sp")
-        self.expect_success(self.annulus("verify", "--random", "1", *usual))
+        defaults = self.save_metadata(runtime_softmax_dtype="float32", sequence_axis_name="sp")
+        self.expect_success(self.annulus("verify", "--random", "1", *defaults))
         self.expect_error(self.annulus(*words, "--metadata", "none.json"), 2, "--metadata none.json")
 
     def test_a_full_dump_of_metadata_says_what_nothing_says(self):

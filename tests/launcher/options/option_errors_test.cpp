@@ -442,7 +442,7 @@ TEST(OptionErrors, WhatIsDrawnCannotBeGiven) {
 
 TEST(OptionErrors, WhatIsDrawnCanHaveItsDefaultInTheEnvironment) {
   struct Setting {
-    const char *variable, *usual, *other;
+    const char *variable, *defaults, *other;
   };
   for (const Setting& setting :
        {Setting{"ANNULUS_SCHEDULE", "auto", "ring"},
@@ -455,7 +455,7 @@ TEST(OptionErrors, WhatIsDrawnCanHaveItsDefaultInTheEnvironment) {
         Setting{"ANNULUS_BIAS_POLICY", "combine", "bias_wins"}}) {
     const auto with = [&](const char* value) { return Variable(setting.variable, value); };
     {
-      const Variable usual = with(setting.usual);
+      const Variable defaults = with(setting.defaults);
       EXPECT_EQ(parse({"verify", "--random", "3"}).random, 3) << setting.variable;
     }
     const Variable other = with(setting.other);
@@ -489,7 +489,7 @@ TEST(OptionErrors, FilesOfTwoOptionsDiffer) {
   EXPECT_THAT(error_of({"plan", "--json", "m.json", "--cost-model", "m.json"}),
               StartsWith("--json m.json: is the same file as --cost-model m.json"));
   const Variable caches("XDG_CACHE_HOME", "/c");
-  EXPECT_THAT(error_of(with({"--tuning", "measure", "--json", ring::usual_tuning_file()})),
+  EXPECT_THAT(error_of(with({"--tuning", "measure", "--json", ring::default_tuning_file()})),
               HasSubstr("is the same file as --tuning-cache /c/annulus/tuning-"));
   EXPECT_THAT(error_of({"run", "--output", "o.txt"}),
               AllOf(HasSubstr("--output"), HasSubstr(".npy"), HasSubstr(".safetensors")));

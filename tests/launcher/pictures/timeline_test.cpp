@@ -85,7 +85,7 @@ TEST(Timeline, RanksAreSpreadEvenly) {
   EXPECT_EQ(spread_ranks(100, 4), (std::vector<int>{0, 33, 66, 99}));
   EXPECT_EQ(spread_ranks(5, 1), (std::vector<int>{0}));
   EXPECT_TRUE(spread_ranks(0, 4).empty());
-  const std::vector<int> many = spread_ranks(4096, kMostPicturedRanks);
+  const std::vector<int> many = spread_ranks(4096, kMaximumPicturedRanks);
   EXPECT_EQ(many.size(), 256U);
   EXPECT_EQ(many.back(), 4095);
   EXPECT_EQ(std::adjacent_find(many.begin(), many.end()), many.end());

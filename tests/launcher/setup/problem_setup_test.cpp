@@ -205,7 +205,7 @@ TEST_F(ProblemSetupTest, LayoutFollowsTheMask) {
   options_.sequence_layout = "balanced";
   const ProblemSetup setup = set_up();
   EXPECT_EQ(setup.layout.sequence, LayoutKind::balanced);
-  EXPECT_EQ(shard_operands(setup).query.distribution(1).kind(), Distribution::Kind::dealt);
+  EXPECT_EQ(shard_operands(setup).query.distribution(1).kind(), Distribution::Kind::assigned);
 }
 
 TEST_F(ProblemSetupTest, KeysMayLieOtherwise) {

@@ -147,8 +147,8 @@ class TuningChainTest : public ::testing::Test {
 };
 
 TEST_F(TuningChainTest, IsOffUnlessItIsAskedFor) {
-  const TuningOptions usual;
-  EXPECT_EQ(usual.policy, TuningPolicy::off);
+  const TuningOptions defaults;
+  EXPECT_EQ(defaults.policy, TuningPolicy::off);
   (void)decided();  // what was tuned before does not count
   options_.tuning.policy = TuningPolicy::off;
   const Decision decision = decided();

@@ -38,11 +38,11 @@ TEST(Choice, HeadGroupsThatAreNamedAreNotOpen) {
   PlannedCall call(4);
   call.options.schedule = "ulysses";
   EXPECT_TRUE(call.open(call.input()).head_groups);
-  call.options.plan.emplace().head_group_bytes = kUsualHeadGroupBytes;
+  call.options.plan.emplace().head_group_bytes = kDefaultHeadGroupBytes;
   EXPECT_FALSE(call.open(call.input()).head_groups);
   call.options.overlay.head_group_bytes = 1;
   EXPECT_EQ(under_overlay(call.options, Place::host()).plan->head_group_bytes,
-            kUsualHeadGroupBytes);
+            kDefaultHeadGroupBytes);
 }
 
 TEST(Overlay, SetsWhatIsLeftOpenAndSaysWhatThatIs) {

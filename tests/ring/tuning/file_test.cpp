@@ -90,7 +90,7 @@ TEST_F(TuningFileTest, KeepsEveryKeyAndTheLatestOfEach) {
       << "the file and its lock";
 }
 
-// Only the usual name is ours to make directories for.
+// Only the default name is ours to make directories for.
 TEST_F(TuningFileTest, NoDirectoryIsMadeForANameThatWasGiven) {
   CacheFile deep = named("a/t.json");
   deep.shown = "--tuning-cache";
@@ -152,14 +152,14 @@ TEST_F(TuningFileTest, AnotherFileThatWasNamedStays) {
               HasSubstr("which is not a file"));
 }
 
-// Under the usual name nothing else is to be expected.
-TEST_F(TuningFileTest, WhateverHasTheUsualNameIsSetAside) {
+// Under the default name nothing else is to be expected.
+TEST_F(TuningFileTest, WhateverHasTheDefaultNameIsSetAside) {
   write(path(), std::string(100, '\0'));
-  const CacheFile usual{path(), false};
-  EXPECT_NO_THROW(check_is_cache(usual));
-  EXPECT_THAT(keep_in_file(usual, example_entry()), ElementsAre(HasSubstr(".broken-1")));
+  const CacheFile defaults{path(), false};
+  EXPECT_NO_THROW(check_is_cache(defaults));
+  EXPECT_THAT(keep_in_file(defaults, example_entry()), ElementsAre(HasSubstr(".broken-1")));
   EXPECT_EQ(read(path() + ".broken-1"), std::string(100, '\0'));
-  EXPECT_EQ(find_in_file(usual, example_entry().key).entry, example_entry());
+  EXPECT_EQ(find_in_file(defaults, example_entry().key).entry, example_entry());
 }
 
 // Programs of two versions that are told the same name would set each other's aside for ever.
@@ -183,13 +183,13 @@ TEST_F(TuningFileTest, ACacheOfAnotherVersionStays) {
 
 TEST_F(TuningFileTest, TheOldestEntriesGo) {
   std::vector<TuningEntry> entries;
-  for (std::size_t i = 0; i < kMostEntries; ++i) {
+  for (std::size_t i = 0; i < kMaximumEntries; ++i) {
     entries.push_back(example_entry("B=" + std::to_string(i)));
   }
   write(path(), to_json(entries));
   EXPECT_THAT(keep_in_file(named(), entries[0]), IsEmpty());  // now it is the latest
   EXPECT_THAT(keep_in_file(named(), example_entry("one more")), IsEmpty());
-  EXPECT_EQ(parse_tuning(read(path()), path()).size(), kMostEntries);
+  EXPECT_EQ(parse_tuning(read(path()), path()).size(), kMaximumEntries);
   EXPECT_FALSE(find_in_file(named(), entries[1].key).entry);
   EXPECT_TRUE(find_in_file(named(), entries[0].key).entry);
   EXPECT_TRUE(find_in_file(named(), entries[2].key).entry);
@@ -269,19 +269,19 @@ TEST_F(TuningFileTest, ProcessesDoNotDisturbEachOther) {
   EXPECT_THAT(names(), ElementsAre("t.json", "t.json.lock"));
 }
 
-TEST(UsualTuningFile, IsInTheCacheDirectory) {
+TEST(DefaultTuningFile, IsInTheCacheDirectory) {
   const char* const home = std::getenv("HOME");
   const std::string old_home = home == nullptr ? "" : home;
   {
     const test::EnvironmentVariable cache("XDG_CACHE_HOME", "/x");
-    EXPECT_EQ(usual_tuning_file(), "/x/annulus/tuning-v1.json");
+    EXPECT_EQ(default_tuning_file(), "/x/annulus/tuning-v1.json");
   }
   {
     const test::EnvironmentVariable relative("XDG_CACHE_HOME", "x");
     const test::EnvironmentVariable my_home("HOME", "/home/me");
-    EXPECT_EQ(usual_tuning_file(), "/home/me/.cache/annulus/tuning-v1.json");
+    EXPECT_EQ(default_tuning_file(), "/home/me/.cache/annulus/tuning-v1.json");
   }
-  EXPECT_EQ(usual_tuning_file(), "");  // the variables are gone
+  EXPECT_EQ(default_tuning_file(), "");  // the variables are gone
   ::setenv("HOME", old_home.c_str(), 1);
 }
 

@@ -70,7 +70,7 @@ TEST(TuningKey, HasTheScheduleThatIsMeant) {
 }
 
 TEST(TuningKey, DiffersInAllThatMatters) {
-  const TuningKey usual = key_after(nothing);
+  const TuningKey defaults = key_after(nothing);
   const std::vector<std::pair<std::string, Change>> changes{
       {"device", [](auto&, Machine& m) { m.devices = {"another CPU"}; }},
       {"device", [](auto&, Machine& m) { m.shares_gpus = true; }},
@@ -101,16 +101,16 @@ TEST(TuningKey, DiffersInAllThatMatters) {
       {"named", [](PlannedCall& c, auto&) { c.options.runner.replay = false; }}};
   for (const auto& [name, change] : changes) {
     const TuningKey key = key_after(change);
-    EXPECT_NE(key, usual) << name;
-    EXPECT_NE(key.at(name), usual.at(name));
+    EXPECT_NE(key, defaults) << name;
+    EXPECT_NE(key.at(name), defaults.at(name));
   }
-  EXPECT_NE(key_after(nothing, 2).at("mesh"), usual.at("mesh"));
+  EXPECT_NE(key_after(nothing, 2).at("mesh"), defaults.at("mesh"));
 }
 
 // Other scales, seeds, documents and lengths of the same kind do not need to be tuned again.
 TEST(TuningKey, IsTheSameForWhatCostsTheSame) {
-  const TuningKey usual = key_after(nothing);
-  EXPECT_EQ(key_after([](PlannedCall& c, auto&) { c.problem.scale = 3; }), usual);
+  const TuningKey defaults = key_after(nothing);
+  EXPECT_EQ(key_after([](PlannedCall& c, auto&) { c.problem.scale = 3; }), defaults);
   const auto lengths = [](std::int32_t length) {
     return [length](PlannedCall& c, auto&) { c.problem.mask.set_kv_lengths({length}); };
   };

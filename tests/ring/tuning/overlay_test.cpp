@@ -35,7 +35,7 @@ class OverlayTest : public ::testing::Test {
 };
 
 TEST_F(OverlayTest, CountsInItsScopeAndTheInnerOneFirst) {
-  const std::string usual = schedule();
+  const std::string defaults = schedule();
   {
     const Overlay outer(context_, {.schedule = "allgather"});
     EXPECT_EQ(schedule(), "allgather");
@@ -52,7 +52,7 @@ TEST_F(OverlayTest, CountsInItsScopeAndTheInnerOneFirst) {
     options_.schedule = "auto";
   }
   EXPECT_TRUE(context_.overlay().is_open());
-  EXPECT_EQ(schedule(), usual);
+  EXPECT_EQ(schedule(), defaults);
 }
 
 TEST_F(OverlayTest, DoesNotChangeWhatIsThereAlready) {

@@ -41,7 +41,7 @@ class Dropout {
     return static_cast<std::uint32_t>(batch) + kDropoutStream;
   }
   /// Sequence lengths, heads and batches must be below this, so that no two entries share bits.
-  static constexpr std::int64_t kMostIndices = std::int64_t{1} << 32;
+  static constexpr std::int64_t kMaximumIndices = std::int64_t{1} << 32;
 
  private:
   static constexpr std::uint32_t kDropoutStream = 0x64726f70;  // apart from a seed's other uses

@@ -66,7 +66,7 @@ struct PartialState {
 };
 
 /// The most parts that one combine() must accept: as many as a device takes in one launch.
-inline constexpr int kMostParts = 32;
+inline constexpr int kMaximumParts = 32;
 
 /// How a combined row is written.
 enum class SoftmaxForm : std::uint8_t {

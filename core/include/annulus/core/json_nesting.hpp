@@ -5,7 +5,7 @@
 namespace annulus {
 
 /// The deepest brackets that our JSON files may have; those that we write are four deep.
-inline constexpr int kMostJsonNesting = 64;
+inline constexpr int kMaximumJsonNesting = 64;
 
 /// Whether the brackets of a JSON text nest deeper than that. To be asked before parsing: the
 /// parser takes any depth, but copying and printing a value recurse, and a deep one exhausts the

@@ -23,10 +23,10 @@ struct VectorGrid {
   int lanes = 1;                              // a power of two, at most a warp
 
   [[nodiscard]] unsigned blocks() const {
-    constexpr unsigned kMost = 132 * 16;
+    constexpr unsigned kMaximum = 132 * 16;
     const unsigned groups = kThreads / static_cast<unsigned>(lanes);
     const unsigned wanted = (vectors + groups - 1) / groups;
-    return wanted < kMost ? wanted : kMost;
+    return wanted < kMaximum ? wanted : kMaximum;
   }
 };
 

@@ -54,7 +54,7 @@ class Watchdog {
  public:
   using Seconds = std::chrono::duration<double>;
   /// Where nobody says otherwise: thousands of ranks take their time to start.
-  static constexpr Seconds kUsual{300};
+  static constexpr Seconds kDefault{300};
   /// A year: longer timeouts, infinite ones too, count as this one, which clocks can still add.
   static constexpr Seconds kLongest{365.0 * 24 * 3600};
 

@@ -8,7 +8,7 @@
 
 namespace annulus {
 
-/// A group in which `inside` carries the messages between ranks of one island, also those of a rank
+/// A group in which `inside` carries the messages between ranks of one clique, also those of a rank
 /// to itself, and `across` carries the others, at the same time. Both groups have the ranks of
 /// `host`, in its order, and memory at one place. `host` takes the control calls and must outlive
 /// the group. Transport "composite".

@@ -44,7 +44,7 @@ class MpiSession {
   /// each would compute everything. MPI_Init and MPI_Finalize cannot be interrupted: if one of them
   /// takes longer than `timeout`, as it does when a rank has stopped, the process calls `last_word`
   /// and exits with code 3.
-  MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout = Watchdog::kUsual,
+  MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout = Watchdog::kDefault,
              LastWord last_word = {});
   /// A session without MPI, whatever launcher started this process: for what needs no other rank.
   [[nodiscard]] static MpiSession alone();
@@ -73,7 +73,7 @@ class MpiSession {
  private:
   MpiSession() = default;
 
-  Watchdog::Seconds timeout_ = Watchdog::kUsual;
+  Watchdog::Seconds timeout_ = Watchdog::kDefault;
   LastWord last_word_;
   bool active_ = false;
   Communicator by_node_;  // if number_by_node() was called

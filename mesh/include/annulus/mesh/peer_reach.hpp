@@ -10,16 +10,16 @@ namespace annulus {
 /// Which of the ranks can copy out of each other's memory.
 enum class PeerExtent : std::uint8_t { none, some, all };
 
-/// The ranks of a group in islands: those of an island all copy out of each other's memory.
+/// The ranks of a group in cliques: those of a clique all copy out of each other's memory.
 struct PeerReach {
-  std::vector<int> island_of_rank;  ///< islands count from 0, in order of their first rank
+  std::vector<int> clique_of_rank;  ///< cliques count from 0, in order of their first rank
   std::string obstacle;             ///< why there is more than one: "ranks 0 and 2 are on different
                                     ///< nodes"; "" if there is only one
 
   /// Whether messages between two ranks can go by copies.
   [[nodiscard]] bool connects(int rank, int other) const {
-    return island_of_rank.at(static_cast<std::size_t>(rank)) ==
-           island_of_rank.at(static_cast<std::size_t>(other));
+    return clique_of_rank.at(static_cast<std::size_t>(rank)) ==
+           clique_of_rank.at(static_cast<std::size_t>(other));
   }
   /// all for a single rank.
   [[nodiscard]] PeerExtent extent() const;
@@ -29,7 +29,7 @@ struct PeerReach {
     std::vector<int> reached;  ///< the other ranks whose memory it reaches
     std::string obstacle;      ///< why it does not reach the first of the rest
   };
-  /// From what every rank has found out, in order of rank. Each rank joins the first island all of
+  /// From what every rank has found out, in order of rank. Each rank joins the first clique all of
   /// whose ranks reach it and are reached by it.
   [[nodiscard]] static PeerReach from(std::span<const Finding> findings);
   /// No rank reaches another.

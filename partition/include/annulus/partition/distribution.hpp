@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include <annulus/partition/dealing.hpp>
+#include <annulus/partition/assignment.hpp>
 #include <annulus/partition/position.hpp>
 #include <annulus/partition/sequence_layout.hpp>
 
@@ -16,7 +16,7 @@ namespace annulus {
 /// |----------|---------------------------|---------------------------------------------------|
 /// | block    | A divides n               | the t-th block of n/A                             |
 /// | sequence | any, even n < A           | what SequenceLayout(layout, n, A, granule) says   |
-/// | dealt    | those of the dealing      | what the dealing gives rank t                     |
+/// | assigned | those of the assignment   | what the assignment gives rank t                  |
 /// | kv_heads | A divides n, or n ≥ 1     | the t-th block of n/A, or                         |
 /// |          | divides A                 | the one head t·n/A, shared by A/n ranks           |
 ///
@@ -24,7 +24,7 @@ namespace annulus {
 /// holds exactly the key/value heads that its query heads read.
 class Distribution {
  public:
-  enum class Kind : std::uint8_t { block, sequence, dealt, kv_heads };
+  enum class Kind : std::uint8_t { block, sequence, assigned, kv_heads };
 
   /// Blocks.
   Distribution() = default;
@@ -32,17 +32,19 @@ class Distribution {
   /// Throws ArgumentError for a granule below 1, or above 1 if striped, and for balanced.
   static Distribution sequence(LayoutKind layout = LayoutKind::contiguous,
                                std::int64_t granule = 1);
-  static Distribution dealt(Dealing dealing);
+  static Distribution assigned(Assignment assignment);
   static Distribution kv_heads();
 
   [[nodiscard]] Kind kind() const noexcept { return kind_; }
-  /// Meaningful for sequences; `balanced` for a dealing.
+  /// Meaningful for sequences; `balanced` for an assignment.
   [[nodiscard]] LayoutKind layout() const noexcept { return layout_; }
-  /// Meaningful for sequences other than dealings.
+  /// Meaningful for sequences other than assignments.
   [[nodiscard]] std::int64_t granule() const noexcept { return granule_; }
 
-  /// Null unless kind() is dealt.
-  [[nodiscard]] const Dealing* dealing() const noexcept { return dealing_ ? &*dealing_ : nullptr; }
+  /// Null unless kind() is assigned.
+  [[nodiscard]] const Assignment* assignment() const noexcept {
+    return assignment_ ? &*assignment_ : nullptr;
+  }
 
   /// Whether `size` entries can be divided among `ranks` ranks in this way.
   [[nodiscard]] bool fits(std::int64_t size, int ranks) const noexcept;
@@ -57,11 +59,11 @@ class Distribution {
   Kind kind_ = Kind::block;
   LayoutKind layout_ = LayoutKind::contiguous;
   std::int64_t granule_ = 1;
-  std::optional<Dealing> dealing_;
+  std::optional<Assignment> assignment_;
 };
 
 /// "block", "zigzag", "zigzag:128" (with a granule), "kv_heads"; "balanced:7f3a20c1", with the
-/// first digits of the dealing's digest.
+/// first digits of the assignment's digest.
 [[nodiscard]] std::string to_string(const Distribution& distribution);
 
 }  // namespace annulus

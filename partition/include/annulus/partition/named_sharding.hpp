@@ -18,7 +18,7 @@ class NamedSharding {
  public:
   /// `distributions` has one entry per dimension of `global_shape`; missing trailing entries are
   /// blocks. Throws what validate() throws, and ArgumentError for a negative size, for more
-  /// distributions than dimensions, or for a dealing of another length or number of ranks.
+  /// distributions than dimensions, or for an assignment of another length or number of ranks.
   NamedSharding(MeshShape mesh, PartitionSpec spec, const Extents& global_shape,
                 std::vector<Distribution> distributions = {});
 
@@ -52,7 +52,7 @@ class NamedSharding {
   [[nodiscard]] bool is_primary(int rank) const;
 
  private:
-  void check_dealing(int dim) const;
+  void check_assignment(int dim) const;
 
   MeshShape mesh_;
   PartitionSpec spec_;

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string_view>
 
-#include <annulus/partition/dealing.hpp>
+#include <annulus/partition/assignment.hpp>
 #include <annulus/partition/position.hpp>
 
 namespace annulus {
@@ -14,7 +14,7 @@ enum class LayoutKind : std::uint8_t {
   contiguous,  ///< rank r holds chunk r of P
   zigzag,      ///< rank r holds chunks r and 2P−1−r of 2P: equal causal work
   striped,     ///< rank r holds positions r, r+P, r+2P, …
-  balanced     ///< rank r holds what a Dealing gives it: equal work under a given mask
+  balanced     ///< rank r holds what a Assignment gives it: equal work under a given mask
 };
 
 [[nodiscard]] std::string_view name_of(LayoutKind kind) noexcept;
@@ -27,14 +27,14 @@ enum class LayoutKind : std::uint8_t {
 /// is not divisible, the first chunks get one more: 10 positions on 4 ranks are 3, 3, 2 and 2. A
 /// remainder shorter than a granule goes to the last chunk, so sizes differ by at most one granule.
 /// Striped has the granule 1. If there are fewer positions than ranks, some ranks hold nothing.
-/// Balanced is given by its dealing.
+/// Balanced is given by its assignment.
 class SequenceLayout {
  public:
   /// `length` ≥ 0 positions on `ranks` ≥ 1 ranks; `granule` ≥ 1, and 1 if striped. Throws
-  /// ArgumentError, also for the kind balanced, which needs a dealing.
+  /// ArgumentError, also for the kind balanced, which needs an assignment.
   SequenceLayout(LayoutKind kind, std::int64_t length, int ranks, std::int64_t granule = 1);
   /// Makes a balanced layout.
-  explicit SequenceLayout(Dealing dealing);
+  explicit SequenceLayout(Assignment assignment);
 
   [[nodiscard]] LayoutKind kind() const noexcept { return kind_; }
   [[nodiscard]] std::int64_t length() const noexcept { return length_; }
@@ -55,7 +55,7 @@ class SequenceLayout {
   std::int64_t length_;
   int ranks_;
   std::int64_t granule_;
-  std::optional<Dealing> dealing_;  // only if balanced
+  std::optional<Assignment> assignment_;  // only if balanced
 };
 
 }  // namespace annulus

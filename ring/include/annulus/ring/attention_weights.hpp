@@ -14,14 +14,14 @@ namespace annulus::ring {
 
 /// The most bytes that a rank's part of the attention weights may take, with the keys of all ranks
 /// that it gathers to compute them.
-inline constexpr std::int64_t kMostWeightBytes = std::int64_t{4} << 30;
+inline constexpr std::int64_t kMaximumWeightBytes = std::int64_t{4} << 30;
 
 /// The sharding of the weights [B,N,T,S] of a problem: batch, heads and query rows as for the
 /// output, with all keys on every rank.
 [[nodiscard]] NamedSharding weights_sharding(const AttentionProblem& problem,
                                              const ShardedOperands& operands);
 
-/// Throws UnsupportedError if a rank's part and keys take more than kMostWeightBytes.
+/// Throws UnsupportedError if a rank's part and keys take more than kMaximumWeightBytes.
 void check_weights_fit(const AttentionProblem& problem, const ShardedOperands& operands);
 
 /// Computes this rank's attention weights: see annulus::attention_weights(). Reads query, key, bias

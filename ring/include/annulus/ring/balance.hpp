@@ -4,40 +4,42 @@
 #include <optional>
 
 #include <annulus/attention/problem.hpp>
-#include <annulus/partition/dealing.hpp>
+#include <annulus/partition/assignment.hpp>
 #include <annulus/partition/named_sharding.hpp>
 
 namespace annulus::ring {
 
-/// The sequence layout `balanced`: positions are dealt out by their work under the mask. All
+/// The sequence layout `balanced`: positions are assigned by their work under the mask. All
 /// functions here are pure, and give the same on every rank.
 
-/// The number of shards that a sequence is dealt to, and the number of shards of the batches.
-struct DealingShards {
+/// The number of shards that a sequence is cut into, and the number of shards of the batches.
+struct AssignmentShards {
   int sequence = 1;
   int batch = 1;
 };
 
-/// Deals the query rows out in chunks of a granule, so that ranks get the same number of visible
+/// Assigns the query rows in chunks of a granule, so that ranks get the same number of visible
 /// tiles (of 128 × 128, or smaller if the granule is) and the same number of rows, to within a
-/// granule. If batches are sharded, their shards share one dealing, which balances the work of each
-/// of them. Cuts are preferably made where few keys are seen across them.
+/// granule. If batches are sharded, their shards share one assignment, which balances the work of
+/// each of them. Cuts are preferably made where few keys are seen across them.
 ///
 /// The default granule is 128, halved until a rank gets 8 chunks, or doubled while there are more
 /// than 32768 chunks.
 ///
 /// Throws ArgumentError for a granule below 1 or one that makes more than 32768 chunks, and
 /// UnsupportedError for 2^28 positions or more. An unsharded sequence is not cut.
-[[nodiscard]] Dealing deal_rows(const AttentionProblem& problem, const DealingShards& shards,
-                                std::optional<std::int64_t> granule = {});
-/// Deals the keys out by how many rows see them, for keys that are not laid out like the rows.
-[[nodiscard]] Dealing deal_columns(const AttentionProblem& problem, const DealingShards& shards,
-                                   std::optional<std::int64_t> granule = {});
+[[nodiscard]] Assignment assign_rows(const AttentionProblem& problem,
+                                     const AssignmentShards& shards,
+                                     std::optional<std::int64_t> granule = {});
+/// Assigns the keys by how many rows see them, for keys that are not laid out like the rows.
+[[nodiscard]] Assignment assign_columns(const AttentionProblem& problem,
+                                        const AssignmentShards& shards,
+                                        std::optional<std::int64_t> granule = {});
 
 /// How far the rank with most visible tiles exceeds the mean of all ranks: 0.25 if it has 1.25
-/// times the mean. Tiles are those of deal_rows(), over all keys. A rank that holds some rows of a
-/// chunk counts that share of its tiles. Sharding of the heads is ignored. `query` is a sharding of
-/// [B,T,N,D]. Returns 0 if there are no visible tiles, and nothing for 2^28 positions or more.
+/// times the mean. Tiles are those of assign_rows(), over all keys. A rank that holds some rows of
+/// a chunk counts that share of its tiles. Sharding of the heads is ignored. `query` is a sharding
+/// of [B,T,N,D]. Returns 0 if there are no visible tiles, and nothing for 2^28 positions or more.
 [[nodiscard]] std::optional<double> tile_imbalance(const AttentionProblem& problem,
                                                    const NamedSharding& query);
 

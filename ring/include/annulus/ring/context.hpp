@@ -39,7 +39,7 @@ struct ContextOptions {
   /// What carries data between GPUs.
   Transport transport = Transport::automatic;
   /// Seconds of silence after which a wait for other ranks fails. Ranks may differ in it.
-  double timeout = Watchdog::kUsual.count();
+  double timeout = Watchdog::kDefault.count();
   /// CPU threads of this rank's kernels; 0: its share of the cores that the ranks of its node have.
   /// Ranks may differ in it.
   int threads = 0;

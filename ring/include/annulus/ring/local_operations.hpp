@@ -22,13 +22,13 @@ class LocalOperations {
   /// result := the sum of the parts, in their order, added in float32 (float64 for a float64
   /// result) and rounded once; 0 without parts. All have one shape, stride 1 in the last dimension,
   /// and floating dtypes, float64 all together or none; one of the parts may lie where the result
-  /// does. At most kMostParts.
+  /// does. At most kMaximumParts.
   virtual void sum(std::span<const ConstTensorView> parts, const TensorView& result,
                    Stream& stream) const = 0;
   /// delta := rowsum(output ∘ grad_output) − grad_lse: outputs [b,t,n,Dv], delta and grad_lse
   /// [b,n,t], of which the latter may be without dimensions. Delta is float32, or float64 where the
-  /// outputs are. The sum of a row whose output is 0 is 0 even where its grad_output, as in padding,
-  /// is NaN.
+  /// outputs are. The sum of a row whose output is 0 is 0 even where its grad_output, as in
+  /// padding, is NaN.
   virtual void delta(const ConstTensorView& output, const ConstTensorView& grad_output,
                      const ConstTensorView& grad_lse, const TensorView& delta,
                      Stream& stream) const = 0;

@@ -20,7 +20,7 @@ namespace annulus::ring {
 /// Of docs/semantics.md §5. Throws ArgumentError for an unknown name.
 [[nodiscard]] Schedule parse_schedule(std::string_view name);
 
-inline constexpr std::int64_t kUsualHeadGroupBytes = std::int64_t{8} << 20;
+inline constexpr std::int64_t kDefaultHeadGroupBytes = std::int64_t{8} << 20;
 
 /// How a schedule is carried out. What is best depends on the place: see for_place().
 struct PlanOptions {
@@ -53,7 +53,7 @@ struct PlanOptions {
   /// to the one that is predicted to be fastest.
   std::string preferred;
   /// Of ulysses and hybrid: heads are exchanged in groups, each of at least this many bytes of
-  /// queries, so that transfers run beside the computation. 0: kUsualHeadGroupBytes.
+  /// queries, so that transfers run beside the computation. 0: kDefaultHeadGroupBytes.
   std::int64_t head_group_bytes = 0;
   /// Of the LSE of partial results. Rounding it to float32 costs a float32 run more accuracy than
   /// all the rest, so float32 problems always use float64. Devices give it in float32 for half
@@ -152,7 +152,7 @@ struct ScheduleChoice : ScheduleVariant {
 /// 1 %, which is noise, the one that needs least memory; of these, the first. A variant is not
 /// played if one rank alone takes so long (least_seconds()) that it cannot win. Throws the errors
 /// of parse_schedule(), and UnsupportedError when a named schedule cannot run: local, with a
-/// sharded key/value sequence. Large meshes are judged by some of their ranks; see sample_ranks().
+/// sharded key/value sequence. On large meshes only some ranks are priced; see sample_ranks().
 [[nodiscard]] ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name);
 
 /// Throws what choose_schedule() throws, without choosing.
@@ -180,7 +180,7 @@ void plan_each(const PlanInput& input, Schedule schedule, const std::vector<int>
 [[nodiscard]] int busiest_rank(const PlanInput& input, const std::vector<int>& ranks);
 
 /// At most so many ranks' plans are made of each schedule or candidate that is compared.
-inline constexpr int kJudges = 24;
+inline constexpr int kSampledRanks = 24;
 
 /// All ranks of a small mesh; else at most `most` of them: the one with most work, and others
 /// spread over the mesh. Of several nodes, all ranks of some, unless one has more than `most`.

@@ -33,8 +33,8 @@ struct OperandLayout {
   PartitionSpec query;                           ///< of [B,T,N,D]
   PartitionSpec kv;                              ///< of [B,S,K,D]
   LayoutKind sequence = LayoutKind::contiguous;  ///< of queries, and of keys unless kv_sequence is
-  /// The granule of both sequences: see SequenceLayout, and deal_rows() if balanced. The default is
-  /// 1, or that of deal_rows() if balanced.
+  /// The granule of both sequences: see SequenceLayout, and assign_rows() if balanced. The default
+  /// is 1, or that of assign_rows() if balanced.
   std::optional<std::int64_t> granule = {};
   std::optional<LayoutKind> kv_sequence = {};
   /// Of bias and dense mask. They follow from the query's: one that is given must say the same.
@@ -50,7 +50,7 @@ struct OperandLayout {
 [[nodiscard]] std::string layout_text(const OperandLayout& layout);
 
 /// How a problem is laid on a mesh, as far as a caller chooses it; the rest follows from the
-/// problem (usual_layout()).
+/// problem (default_layout()).
 struct LayoutOptions {
   /// Specs of query and output [B,T,N,D], and of key and value [B,S,K,D]. Without them, `rules`
   /// decide, for `mode`.
@@ -64,7 +64,7 @@ struct LayoutOptions {
   /// as far as the mesh has these axes.
   ShardingRules rules = {};
   std::optional<AttentionMode> mode = {};  ///< without it: see infer_attention_mode()
-  /// How a sharded sequence is dealt out. Without it: zigzag under a causal mask, which gives all
+  /// How a sharded sequence is distributed. Without it: zigzag under a causal mask, which gives all
   /// ranks the same work if nothing else is masked; contiguous otherwise; balanced where documents,
   /// blocks or lengths of the mask make these uneven.
   std::optional<LayoutKind> layout = {};
@@ -86,11 +86,11 @@ struct LayoutOptions {
 ///
 /// Throws UnknownAxisError if a rule in `options` names an axis that the mesh lacks, and
 /// DuplicateSpecError if the rules shard two dimensions along one axis.
-[[nodiscard]] OperandLayout usual_layout(const AttentionProblem& problem, const MeshShape& mesh,
-                                         const LayoutOptions& options = {});
+[[nodiscard]] OperandLayout default_layout(const AttentionProblem& problem, const MeshShape& mesh,
+                                           const LayoutOptions& options = {});
 
-/// Balanced rows follow from the mask (see deal_rows()). Balanced keys have the same layout if
-/// there are as many of them, on the same axes; otherwise they are dealt out by how many rows see
+/// Balanced rows follow from the mask (see assign_rows()). Balanced keys have the same layout if
+/// there are as many of them, on the same axes; otherwise they are assigned by how many rows see
 /// them.
 ///
 /// Throws the spec errors of partition_spec.hpp. Query and key/value must have the same axes for

@@ -47,7 +47,7 @@ struct TuningOptions {
   TuningPolicy policy = TuningPolicy::off;
   /// The persistent cache, which rank 0 reads and writes: a cache, or a new name in a directory
   /// that exists. Another file is an ArgumentError where it would be read, and stays as it is. "":
-  /// usual_tuning_file(), whose directories are made.
+  /// default_tuning_file(), whose directories are made.
   std::string file = {};
   std::string shown = "tuning cache";  ///< what messages call it
   /// The cache in memory; null for none. Must outlive the call that it is given to. Only that of
@@ -98,6 +98,6 @@ struct Decision {
 
 /// "$XDG_CACHE_HOME/annulus/tuning-v1.json", with the version of its format, else in ~/.cache; ""
 /// where the environment names neither directory.
-[[nodiscard]] std::string usual_tuning_file();
+[[nodiscard]] std::string default_tuning_file();
 
 }  // namespace annulus::ring

@@ -27,10 +27,10 @@ class TextFile {
 };
 
 /// The most bytes that read_text() takes.
-inline constexpr std::size_t kMostText = std::size_t{4} << 20U;
+inline constexpr std::size_t kMaximumText = std::size_t{4} << 20U;
 
 /// The whole of a small text file; a pipe will do. Throws FileError where it cannot be read or is
-/// longer than kMostText.
+/// longer than kMaximumText.
 [[nodiscard]] std::string read_text(const std::string& path);
 
 }  // namespace annulus::files

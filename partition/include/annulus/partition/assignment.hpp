@@ -10,13 +10,13 @@
 namespace annulus {
 
 /// Which rank holds which positions of a sequence, as a list instead of a formula: for example,
-/// rows distributed by their work (see ring::deal_rows()). Plain data; copies share it.
-class Dealing {
+/// rows distributed by their work (see ring::assign_rows()). Plain data; copies share it.
+class Assignment {
  public:
-  /// Takes the positions of each rank. Throws ArgumentError("dealing", …) unless there is a rank,
-  /// all ranges have stride 1, those of a rank ascend, and every position from 0 to the last is
-  /// held by exactly one rank.
-  explicit Dealing(std::vector<PositionRanges> by_rank);
+  /// Takes the positions of each rank. Throws ArgumentError("assignment", …) unless there is a
+  /// rank, all ranges have stride 1, those of a rank ascend, and every position from 0 to the last
+  /// is held by exactly one rank.
+  explicit Assignment(std::vector<PositionRanges> by_rank);
 
   [[nodiscard]] std::int64_t length() const noexcept { return data_->length; }
   [[nodiscard]] int ranks() const noexcept { return static_cast<int>(data_->by_rank.size()); }
@@ -27,9 +27,9 @@ class Dealing {
   /// The rank that holds a position in [0, length()). Takes time logarithmic in the number of
   /// ranges.
   [[nodiscard]] int owner(GlobalPosition position) const;
-  /// 32 hexadecimal digits, equal for equal dealings.
+  /// 32 hexadecimal digits, equal for equal assignments.
   [[nodiscard]] const std::string& digest() const noexcept { return data_->digest; }
-  bool operator==(const Dealing& other) const {
+  bool operator==(const Assignment& other) const {
     return data_ == other.data_ || data_->by_rank == other.data_->by_rank;
   }
 

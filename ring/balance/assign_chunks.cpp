@@ -1,4 +1,4 @@
-#include "balance/deal_out.hpp"
+#include "balance/assign_chunks.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -15,8 +15,8 @@ namespace {
 constexpr double kTolerance = 0.01;
 // Ranks that exceed the mean by more than this share exchange chunks.
 constexpr double kUneven = 0.01;
-constexpr std::size_t kMostExchanges = 1024;  // and at most one per rank
-constexpr std::size_t kMostPartners = 16;     // of the rank with most work; least work first
+constexpr std::size_t kMaximumExchanges = 1024;  // and at most one per rank
+constexpr std::size_t kMaximumPartners = 16;     // of the rank with most work; least work first
 // The cost of one more range, as a share of a rank's work.
 constexpr double kRangeWorth = 0.0005;
 // The cost of sending a whole sequence across cuts, as a share of a rank's work.
@@ -174,7 +174,7 @@ class Mender {
   }
 
   void mend() {
-    const std::size_t most = std::min(sets_.size(), kMostExchanges);
+    const std::size_t most = std::min(sets_.size(), kMaximumExchanges);
     for (std::size_t i = 0; i < most && exchange_one(); ++i) continue;
   }
 
@@ -252,7 +252,7 @@ class Mender {
     std::iota(ranks.begin(), ranks.end(), 0);
     const int heavy = *std::max_element(ranks.begin(), ranks.end(), less);
     if (most_of(loads_of(heavy)) <= (1 + kUneven) * unit_) return false;
-    const std::size_t partners = std::min(ranks.size() - 1, kMostPartners);
+    const std::size_t partners = std::min(ranks.size() - 1, kMaximumPartners);
     std::partial_sort(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(partners),
                       ranks.end(), less);
     for (std::size_t i = 0; i < partners; ++i) {
@@ -301,7 +301,7 @@ PositionRanges positions_of(const Set& set, const Chunks& chunks) {
 
 }  // namespace
 
-Dealing deal_out(const Chunks& chunks, int ranks) {
+Assignment assign_chunks(const Chunks& chunks, int ranks) {
   Set all(static_cast<std::size_t>((chunks.length + chunks.granule - 1) / chunks.granule));
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int64_t>(i);
   const std::int64_t larger = static_cast<std::int64_t>(all.size()) % ranks;
@@ -316,7 +316,7 @@ Dealing deal_out(const Chunks& chunks, int ranks) {
   });
   std::vector<PositionRanges> by_rank;
   for (const Set& set : sets) by_rank.push_back(positions_of(set, chunks));
-  return Dealing(std::move(by_rank));
+  return Assignment(std::move(by_rank));
 }
 
 }  // namespace annulus::ring

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/partition/dealing.hpp>
+#include <annulus/partition/assignment.hpp>
 
 #include "digest.hpp"
 
@@ -13,12 +13,12 @@ namespace annulus {
 namespace {
 
 [[noreturn]] void fail(const std::string& value, const std::string& expected) {
-  throw ArgumentError("dealing", value, expected);
+  throw ArgumentError("assignment", value, expected);
 }
 
 }  // namespace
 
-Dealing::Dealing(std::vector<PositionRanges> by_rank) {
+Assignment::Assignment(std::vector<PositionRanges> by_rank) {
   if (by_rank.empty()) fail("no ranks", "at least 1");
   auto data = std::make_shared<Data>();
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
@@ -50,7 +50,7 @@ Dealing::Dealing(std::vector<PositionRanges> by_rank) {
   data_ = std::move(data);
 }
 
-int Dealing::owner(GlobalPosition position) const {
+int Assignment::owner(GlobalPosition position) const {
   const auto behind =
       std::upper_bound(data_->runs.begin(), data_->runs.end(), position,
                        [](GlobalPosition p, const Run& run) { return p < run.begin; });

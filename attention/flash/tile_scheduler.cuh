@@ -8,7 +8,7 @@ namespace annulus::flash {
 /// ahead of the consumers. Taking and describing an item needs several dependent accesses to global
 /// memory, for which short items leave the producer no time between two copies.
 template <class Shape>
-__device__ __forceinline__ void deal(const Arguments& a, Shared<Shape>& shared) {
+__device__ __forceinline__ void schedule_tiles(const Arguments& a, Shared<Shape>& shared) {
   RingPosition<Shared<Shape>::kItems> item_at;
   const std::int32_t items = item_count(a);
   std::int32_t index = static_cast<std::int32_t>(blockIdx.x);

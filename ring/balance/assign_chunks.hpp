@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <annulus/partition/dealing.hpp>
+#include <annulus/partition/assignment.hpp>
 
 namespace annulus::ring {
 
@@ -19,7 +19,7 @@ struct Chunks {
   std::vector<double> cut_cost;
 };
 
-/// Deals the chunks out so that all ranks get about the same work, in few ranges, and sizes that
+/// Assigns the chunks so that all ranks get about the same work, in few ranges, and sizes that
 /// differ by at most one granule. Pure; the result is the same on every machine with IEEE 754
 /// arithmetic.
 ///
@@ -36,6 +36,6 @@ struct Chunks {
 ///
 /// With several groups, the one that is farthest off counts; there may be no arc that suits all of
 /// them.
-[[nodiscard]] Dealing deal_out(const Chunks& chunks, int ranks);
+[[nodiscard]] Assignment assign_chunks(const Chunks& chunks, int ranks);
 
 }  // namespace annulus::ring

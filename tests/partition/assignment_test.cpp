@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/partition/dealing.hpp>
+#include <annulus/partition/assignment.hpp>
 #include <annulus/partition/distribution.hpp>
 #include <annulus/partition/named_sharding.hpp>
 
@@ -26,49 +26,49 @@ PositionRanges ranges(std::vector<std::pair<std::int64_t, std::int64_t>> begins_
 }
 
 // 12 positions on three ranks, the last of which holds nothing.
-Dealing example() {
-  return Dealing({ranges({{0, 2}, {5, 9}}), ranges({{2, 5}, {9, 12}}), PositionRanges()});
+Assignment example() {
+  return Assignment({ranges({{0, 2}, {5, 9}}), ranges({{2, 5}, {9, 12}}), PositionRanges()});
 }
 
-TEST(Dealing, IsABijection) {
-  const Dealing dealing = example();
-  EXPECT_EQ(dealing.length(), 12);
-  EXPECT_EQ(dealing.ranks(), 3);
+TEST(Assignment, IsABijection) {
+  const Assignment assignment = example();
+  EXPECT_EQ(assignment.length(), 12);
+  EXPECT_EQ(assignment.ranks(), 3);
   std::int64_t held = 0;
-  for (int rank = 0; rank < dealing.ranks(); ++rank) {
-    const PositionRanges& positions = dealing.positions(rank);
+  for (int rank = 0; rank < assignment.ranks(); ++rank) {
+    const PositionRanges& positions = assignment.positions(rank);
     held += positions.size();
     for (std::int64_t i = 0; i < positions.size(); ++i) {
-      EXPECT_EQ(dealing.owner(positions.global(LocalPosition(i))), rank);
+      EXPECT_EQ(assignment.owner(positions.global(LocalPosition(i))), rank);
     }
   }
-  EXPECT_EQ(held, dealing.length());
+  EXPECT_EQ(held, assignment.length());
 }
 
-TEST(Dealing, OfNothing) {
-  const Dealing dealing({PositionRanges(), PositionRanges()});
-  EXPECT_EQ(dealing.length(), 0);
-  EXPECT_EQ(dealing.ranks(), 2);
+TEST(Assignment, OfNothing) {
+  const Assignment assignment({PositionRanges(), PositionRanges()});
+  EXPECT_EQ(assignment.length(), 0);
+  EXPECT_EQ(assignment.ranks(), 2);
 }
 
-TEST(Dealing, IsEqualByWhatItGives) {
+TEST(Assignment, IsEqualByWhatItGives) {
   EXPECT_EQ(example(), example());
   EXPECT_EQ(example().digest(), example().digest());
-  const Dealing swapped({ranges({{2, 5}, {9, 12}}), ranges({{0, 2}, {5, 9}}), PositionRanges()});
+  const Assignment swapped({ranges({{2, 5}, {9, 12}}), ranges({{0, 2}, {5, 9}}), PositionRanges()});
   EXPECT_FALSE(example() == swapped);
   EXPECT_NE(example().digest(), swapped.digest());
   // The same positions on fewer ranks.
-  const Dealing fewer({ranges({{0, 2}, {5, 9}}), ranges({{2, 5}, {9, 12}})});
+  const Assignment fewer({ranges({{0, 2}, {5, 9}}), ranges({{2, 5}, {9, 12}})});
   EXPECT_FALSE(example() == fewer);
   EXPECT_NE(example().digest(), fewer.digest());
 }
 
-TEST(Dealing, RefusesWhatIsNone) {
+TEST(Assignment, RefusesWhatIsNone) {
   const auto refused = [](std::vector<PositionRanges> by_rank, const char* why) {
-    EXPECT_THAT([&] { const Dealing dealing(by_rank); },
+    EXPECT_THAT([&] { const Assignment assignment(by_rank); },
                 ThrowsMessage<ArgumentError>(HasSubstr(why)));
   };
-  refused({}, "dealing: got no ranks");
+  refused({}, "assignment: got no ranks");
   refused({ranges({{0, 4}}), ranges({{5, 8}})}, "position 4 with no rank");
   refused({ranges({{1, 4}})}, "position 0 with no rank");
   refused({ranges({{0, 4}}), ranges({{3, 8}})}, "position 3 twice");
@@ -76,7 +76,7 @@ TEST(Dealing, RefusesWhatIsNone) {
   refused({PositionRanges({{GlobalPosition(0), 4, 2}})}, "0:7:2 for rank 0");
 }
 
-TEST(Dealing, MakesABalancedLayout) {
+TEST(Assignment, MakesABalancedLayout) {
   const SequenceLayout layout(example());
   EXPECT_EQ(layout.kind(), LayoutKind::balanced);
   EXPECT_EQ(layout.length(), 12);
@@ -86,38 +86,39 @@ TEST(Dealing, MakesABalancedLayout) {
   EXPECT_THROW((void)layout.owner(GlobalPosition(12)), InternalError);
   EXPECT_THROW((void)layout.positions(3), InternalError);
   EXPECT_THAT([] { const SequenceLayout none(LayoutKind::balanced, 12, 3); },
-              ThrowsMessage<ArgumentError>(HasSubstr("a dealing, which says who holds what")));
+              ThrowsMessage<ArgumentError>(HasSubstr("an assignment, which says who holds what")));
 }
 
-TEST(Dealing, MakesADistribution) {
-  const Distribution dealt = Distribution::dealt(example());
-  EXPECT_EQ(dealt.layout(), LayoutKind::balanced);
-  EXPECT_EQ(dealt.copies(12, 3), 1);
-  EXPECT_TRUE(dealt.fits(12, 3));
-  EXPECT_FALSE(dealt.fits(12, 2));
-  EXPECT_FALSE(dealt.fits(24, 3));
-  EXPECT_EQ(dealt.positions(12, 3, 0), example().positions(0));
-  EXPECT_EQ(to_string(dealt), "balanced:" + example().digest().substr(0, 8));
-  EXPECT_EQ(dealt, Distribution::dealt(example()));
-  EXPECT_EQ(Distribution().dealing(), nullptr);
+TEST(Assignment, MakesADistribution) {
+  const Distribution assigned = Distribution::assigned(example());
+  EXPECT_EQ(assigned.layout(), LayoutKind::balanced);
+  EXPECT_EQ(assigned.copies(12, 3), 1);
+  EXPECT_TRUE(assigned.fits(12, 3));
+  EXPECT_FALSE(assigned.fits(12, 2));
+  EXPECT_FALSE(assigned.fits(24, 3));
+  EXPECT_EQ(assigned.positions(12, 3, 0), example().positions(0));
+  EXPECT_EQ(to_string(assigned), "balanced:" + example().digest().substr(0, 8));
+  EXPECT_EQ(assigned, Distribution::assigned(example()));
+  EXPECT_EQ(Distribution().assignment(), nullptr);
   EXPECT_THAT([] { (void)Distribution::sequence(LayoutKind::balanced); },
-              ThrowsMessage<ArgumentError>(HasSubstr("a dealing, which says who holds what")));
+              ThrowsMessage<ArgumentError>(HasSubstr("an assignment, which says who holds what")));
 }
 
-TEST(Dealing, MustFitItsSharding) {
+TEST(Assignment, MustFitItsSharding) {
   const MeshShape mesh({{"sp", 3}, {"tp", 2}});
-  const std::vector<Distribution> dealt{Distribution::block(), Distribution::dealt(example())};
-  const NamedSharding sharding(mesh, PartitionSpec::parse("-,sp"), {1, 12}, dealt);
+  const std::vector<Distribution> assigned{Distribution::block(),
+                                           Distribution::assigned(example())};
+  const NamedSharding sharding(mesh, PartitionSpec::parse("-,sp"), {1, 12}, assigned);
   EXPECT_EQ(sharding.local_shape(0), (Extents{1, 6}));
   EXPECT_EQ(sharding.local_shape(5), (Extents{1, 0}));
   EXPECT_EQ(to_string(sharding.positions(2, 1)), "2:5+9:12");
   EXPECT_TRUE(sharding.is_primary(0));
   EXPECT_FALSE(sharding.is_primary(1));
   const auto refused = [&](const char* spec, const Extents& shape, const char* why) {
-    EXPECT_THAT([&] { const NamedSharding bad(mesh, PartitionSpec::parse(spec), shape, dealt); },
+    EXPECT_THAT([&] { const NamedSharding bad(mesh, PartitionSpec::parse(spec), shape, assigned); },
                 ThrowsMessage<ArgumentError>(HasSubstr(why)));
   };
-  const char* const got = "dealing of dimension 1: got 12 positions on 3 ranks";
+  const char* const got = "assignment of dimension 1: got 12 positions on 3 ranks";
   refused("-,sp", {1, 24}, got);
   refused("-,tp", {1, 12}, got);
   refused("sp", {3, 12}, got);  // 12 positions on one rank

@@ -1,4 +1,5 @@
 #include <cstdint>
+#include <string>
 
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
@@ -26,8 +27,7 @@ __device__ float over_lanes(float value, int lanes, unsigned mask, Operation ope
 template <class T>
 __global__ void make_rows_kernel(VectorGrid grid, Strided<const T> grad_output,
                                  Strided<const float> lse, Strided<const float> delta,
-                                 Strided<T> output, Strided<float> own_lse,
-                                 Strided<T> own_grad_output) {
+                                 Strided<T> output, Strided<float> finite_lse) {
   using Values = Pack<T, kWidth>;
   for_each_vector(grid, [&](unsigned b, unsigned t, unsigned n, int lane, unsigned mask) {
     const auto* const gradient = reinterpret_cast<const Values*>(grad_output.at(b, t, n));
@@ -50,18 +50,14 @@ __global__ void make_rows_kernel(VectorGrid grid, Strided<const T> grad_output,
     const bool has_output = visible && largest > 0;
     const float factor = has_output ? *delta.at(b, n, t) / largest / square : 0;
     for (int pack = lane; pack < grid.packs; pack += grid.lanes) {
-      Values values{}, copied{};
+      Values values{};
       for (int i = 0; i < kWidth; ++i) {
         const T value = gradient[pack].at[i];
         round_to(has_output ? factor * (to_float(value) / largest) : 0, values.at[i]);
-        round_to(visible ? to_float(value) : 0, copied.at[i]);
       }
       reinterpret_cast<Values*>(output.at(b, t, n))[pack] = values;
-      if (own_grad_output.data != nullptr) {
-        reinterpret_cast<Values*>(own_grad_output.at(b, t, n))[pack] = copied;
-      }
     }
-    if (lane == 0) *own_lse.at(b, n, t) = visible ? natural : kNoWeight;
+    if (lane == 0) *finite_lse.at(b, n, t) = visible ? natural : kNoWeight;
   });
 }
 
@@ -90,17 +86,16 @@ void check(bool fits, const char* what, const ConstTensorView& tensor) {
 }  // namespace
 
 void make_sdpa_rows(const ConstTensorView& grad_output, const ConstTensorView& lse,
-                    const ConstTensorView& delta, const SdpaRows& rows, Stream& stream) {
+                    const ConstTensorView& delta, const TensorView& output,
+                    const TensorView& finite_lse, Stream& stream) {
   check(tiled_by(grad_output, kWidth), "rows of cuDNN's backward pass from dO", grad_output);
-  check(tiled_by(rows.output, kWidth), "rows of cuDNN's backward pass, output", rows.output);
+  check(tiled_by(output, kWidth), "rows of cuDNN's backward pass, output", output);
   const VectorGrid grid = vector_grid(grad_output.shape(), kWidth);
   with_type(grad_output.dtype(), [&](auto type) {
     using T = decltype(type);
-    const bool copies = rows.grad_output.shape().rank() > 0;
     make_rows_kernel<T><<<grid.blocks(), kThreads, 0, CudaStream::of(stream).raw()>>>(
         grid, strided<const T>(grad_output), strided<const float>(lse), strided<const float>(delta),
-        strided<T>(rows.output), strided<float>(rows.lse),
-        copies ? strided<T>(rows.grad_output) : Strided<T>{});
+        strided<T>(output), strided<float>(finite_lse));
   });
   check_cuda(cudaGetLastError(), "rows of cuDNN's backward pass");
 }

@@ -10,7 +10,6 @@
 
 #include "cuda/cudnn_handle.hpp"
 #include "cuda/sdpa.hpp"
-#include "cuda/sdpa_rows.hpp"
 
 namespace annulus {
 namespace {
@@ -26,6 +25,8 @@ bool is_wanted(const TensorView& gradient) {
 void SdpaBackward::prepare(const BackwardBlock& block, const Gradients& gradients) {
   check(block, gradients);
   if (is_empty(forward_of(block))) return;
+  const std::string obstacle = sdpa_layout_obstacle("the output's gradient", block.grad_output);
+  if (!obstacle.empty()) throw UnsupportedError("cuDNN attention, backward: " + obstacle);
   const auto current = device_.make_current();
   (void)find(block);
 }
@@ -37,16 +38,16 @@ void SdpaBackward::run(const BackwardBlock& block, const Gradients& gradients, S
   const auto current = device_.make_current();
   const Kept& kept = find(block);
   const Parts parts = parts_of(forward, workspace_.data());
-  cuda::make_sdpa_rows(block.grad_output, block.lse, block.delta, parts.output, parts.lse, stream);
+  cuda::make_sdpa_rows(block.grad_output, block.lse, block.delta, parts.rows, stream);
   SdpaPlan::Arguments arguments{block.query.data(),
                                 block.key.data(),
                                 block.value.data(),
-                                parts.output.data(),
-                                parts.lse.data(),
+                                parts.rows.output.data(),
+                                parts.rows.lse.data(),
                                 static_cast<std::byte*>(workspace_.data()) + parts.bytes,
                                 kept.lengths.at_least_one_row().data(),
                                 kept.lengths.at_least_one_column().data()};
-  arguments.grad_output = block.grad_output.data();
+  arguments.grad_output = parts.rows.grad_output.data();
   arguments.grad_query = parts.query.data();
   arguments.grad_key = parts.key.data();
   arguments.grad_value = parts.value.data();
@@ -93,14 +94,7 @@ const SdpaBackward::Kept& SdpaBackward::find(const BackwardBlock& block) {
   const AttentionBlock forward = forward_of(block);
   SdpaDescriptor shape = describe(problem_, forward);
   shape.backward = true;
-  shape.output = first_strides(block.grad_output);
-  return blocks_.find(shape, forward, [&] {
-    if (std::string obstacle = sdpa_layout_obstacle("the output's gradient", block.grad_output);
-        !obstacle.empty()) {
-      throw UnsupportedError("cuDNN attention, backward: " + obstacle);
-    }
-    return make(shape, forward);
-  });
+  return blocks_.find(shape, forward, [&] { return make(shape, forward); });
 }
 
 SdpaBackward::Kept SdpaBackward::make(const SdpaDescriptor& shape, const AttentionBlock& block) {
@@ -132,8 +126,10 @@ SdpaBackward::Parts SdpaBackward::parts_of(const AttentionBlock& block, void* ba
     return view;
   };
   const Extents& query = block.query.shape();
-  parts.output = part(problem_.dtype, {query[0], query[1], query[2], block.value.size(3)});
-  parts.lse = part(DType::float32, {query[0], query[2], query[1]});
+  const Extents outputs{query[0], query[1], query[2], block.value.size(3)};
+  parts.rows.output = part(problem_.dtype, outputs);
+  parts.rows.grad_output = part(problem_.dtype, outputs);
+  parts.rows.lse = part(DType::float32, {query[0], query[2], query[1]});
   parts.query = part(problem_.dtype, query);
   parts.key = part(problem_.dtype, block.key.shape());
   parts.value = part(problem_.dtype, block.value.shape());

@@ -7,6 +7,7 @@
 #include <annulus/attention/implementation.hpp>
 
 #include "cuda/sdpa_block.hpp"
+#include "cuda/sdpa_rows.hpp"
 
 namespace annulus {
 
@@ -31,7 +32,8 @@ class SdpaBackward {
   };
   // The parts of the workspace.
   struct Parts {
-    TensorView output, lse, query, key, value;
+    cuda::SdpaRows rows;
+    TensorView query, key, value;
     std::size_t bytes = 0;  // of all of these; the plan's own workspace follows
   };
 

@@ -138,8 +138,9 @@ struct SdpaPlan::Graph {
   void add_backward(const SdpaDescriptor& d) {
     const auto [query, key, value] = operands(d);
     const std::vector<std::int64_t> outputs{d.batch, d.heads, d.rows, d.value_dim};
-    const Tensor output = input(kOutputUid, outputs, contiguous(d.rows, d.heads, d.value_dim));
-    const Tensor grad_output = input(kGradOutputUid, outputs, d.output);
+    const SdpaDescriptor::Strides strides = contiguous(d.rows, d.heads, d.value_dim);
+    const Tensor output = input(kOutputUid, outputs, strides);
+    const Tensor grad_output = input(kGradOutputUid, outputs, strides);
     const Tensor stats = graph.tensor(fe::graph::Tensor_attributes()
                                           .set_uid(kLseUid)
                                           .set_dim({d.batch, d.heads, d.rows, 1})

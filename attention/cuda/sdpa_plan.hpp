@@ -21,7 +21,7 @@ struct SdpaDescriptor {
   std::int64_t batch = 0, rows = 0, columns = 0, heads = 0, kv_heads = 0;
   std::int64_t head_dim = 0, value_dim = 0;
   Strides query{}, key{}, value{};  ///< of batch, position, head
-  Strides output{};                 ///< likewise, and of the output's gradient if backward
+  Strides output{};                 ///< likewise; not of a backward plan, nor is the next one
   Strides lse{};                    ///< of batch, head, position
   float scale = 1;
   /// Local row r sees local column c only if c ≤ r + right, and only if c > r − left. With
@@ -61,7 +61,8 @@ class SdpaPlan {
     /// int32 [batch] on the device, at least 1 each; null unless padded.
     const void* query_lengths;
     const void* kv_lengths;
-    // Of a backward plan. The gradients are contiguous, [batch, position, head, dim].
+    // Of a backward plan. Its output, LSE and all gradients are contiguous, [batch, position, head,
+    // dim] and [batch, head, position].
     const void* grad_output = nullptr;
     void* grad_query = nullptr;
     void* grad_key = nullptr;

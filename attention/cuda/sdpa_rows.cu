@@ -27,7 +27,8 @@ __device__ float over_lanes(float value, int lanes, unsigned mask, Operation ope
 template <class T>
 __global__ void make_rows_kernel(VectorGrid grid, Strided<const T> grad_output,
                                  Strided<const float> lse, Strided<const float> delta,
-                                 Strided<T> output, Strided<float> finite_lse) {
+                                 Strided<T> output, Strided<T> clean_grad_output,
+                                 Strided<float> finite_lse) {
   using Values = Pack<T, kWidth>;
   for_each_vector(grid, [&](unsigned b, unsigned t, unsigned n, int lane, unsigned mask) {
     const auto* const gradient = reinterpret_cast<const Values*>(grad_output.at(b, t, n));
@@ -50,12 +51,14 @@ __global__ void make_rows_kernel(VectorGrid grid, Strided<const T> grad_output,
     const bool has_output = visible && largest > 0;
     const float factor = has_output ? *delta.at(b, n, t) / largest / square : 0;
     for (int pack = lane; pack < grid.packs; pack += grid.lanes) {
-      Values values{};
+      Values values{}, copied{};
       for (int i = 0; i < kWidth; ++i) {
         const T value = gradient[pack].at[i];
         round_to(has_output ? factor * (to_float(value) / largest) : 0, values.at[i]);
+        if (visible) copied.at[i] = value;
       }
       reinterpret_cast<Values*>(output.at(b, t, n))[pack] = values;
+      reinterpret_cast<Values*>(clean_grad_output.at(b, t, n))[pack] = copied;
     }
     if (lane == 0) *finite_lse.at(b, n, t) = visible ? natural : kNoWeight;
   });
@@ -86,16 +89,14 @@ void check(bool fits, const char* what, const ConstTensorView& tensor) {
 }  // namespace
 
 void make_sdpa_rows(const ConstTensorView& grad_output, const ConstTensorView& lse,
-                    const ConstTensorView& delta, const TensorView& output,
-                    const TensorView& finite_lse, Stream& stream) {
+                    const ConstTensorView& delta, const SdpaRows& rows, Stream& stream) {
   check(tiled_by(grad_output, kWidth), "rows of cuDNN's backward pass from dO", grad_output);
-  check(tiled_by(output, kWidth), "rows of cuDNN's backward pass, output", output);
   const VectorGrid grid = vector_grid(grad_output.shape(), kWidth);
   with_type(grad_output.dtype(), [&](auto type) {
     using T = decltype(type);
     make_rows_kernel<T><<<grid.blocks(), kThreads, 0, CudaStream::of(stream).raw()>>>(
         grid, strided<const T>(grad_output), strided<const float>(lse), strided<const float>(delta),
-        strided<T>(output), strided<float>(finite_lse));
+        strided<T>(rows.output), strided<T>(rows.grad_output), strided<float>(rows.lse));
   });
   check_cuda(cudaGetLastError(), "rows of cuDNN's backward pass");
 }

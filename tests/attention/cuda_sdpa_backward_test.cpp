@@ -11,6 +11,7 @@
 #include <annulus/core/error.hpp>
 
 #include "tests/attention/cuda_gradients_run.hpp"
+#include "tests/attention/gradient_cases.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::test {
@@ -78,7 +79,7 @@ class CudaSdpaBackward : public CudaTest {
 TEST_F(CudaSdpaBackward, FullAndCausal) {
   Random random(201);
   for (const DType dtype : {DType::bfloat16, DType::float16}) {
-    for (const auto& [heads, kv_heads] : {std::pair{2, 2}, std::pair{4, 2}, std::pair{4, 1}}) {
+    for (const auto& [heads, kv_heads] : {std::pair{2, 2}, std::pair{4, 2}, std::pair{3, 1}}) {
       for (const bool causal : {false, true}) {
         AttentionProblem problem = problem_of({2, 256, 256, heads, kv_heads, 0, 0}, dtype);
         problem.mask.set_causal(causal);
@@ -213,18 +214,27 @@ TEST_F(CudaSdpaBackward, UnmaskedBlocksSeeEverything) {
   EXPECT_LT(whole.largest_share(), 0.8);
 }
 
-// Rows without weights anywhere, whatever their delta.
+// Rows without weights anywhere, whatever their dO and delta.
 TEST_F(CudaSdpaBackward, RowsWithoutLseAddNothing) {
   Random random(209);
-  const WholeGradients whole(random, bfloat16_problem({1, 200, 192, 4, 2, 128, 128}));
-  for (std::int64_t n = 0; n < 4; ++n) {
-    for (std::int64_t t = 0; t < 200; ++t) {
-      whole.lse.view().at<float>({0, n, t}) = -std::numeric_limits<float>::infinity();
-      whole.delta.view().at<float>({0, n, t}) = std::numeric_limits<float>::quiet_NaN();
+  for (const bool all : {true, false}) {
+    AttentionProblem problem = bfloat16_problem({1, 200, 192, 4, 2, 128, 128});
+    if (!all) problem.mask.set_query_lengths({130});
+    const WholeGradients whole(random, problem);
+    for (std::int64_t t = all ? 0 : 130; t < 200; ++t) {
+      fill(whole.grad_output, t, std::numeric_limits<float>::quiet_NaN());
+      for (std::int64_t n = 0; n < 4; ++n) {
+        whole.lse.view().at<float>({0, n, t}) = -std::numeric_limits<float>::infinity();
+        whole.delta.view().at<float>({0, n, t}) = std::numeric_limits<float>::quiet_NaN();
+      }
     }
+    add(whole);
+    if (!all) {
+      EXPECT_LT(whole.largest_share(), 0.8);
+      continue;
+    }
+    for (const float gradient : floats_of(whole)) ASSERT_EQ(gradient, 0);
   }
-  add(whole);
-  for (const float gradient : floats_of(whole)) ASSERT_EQ(gradient, 0);
 }
 
 TEST_F(CudaSdpaBackward, GradientsThatAreNotWantedStay) {

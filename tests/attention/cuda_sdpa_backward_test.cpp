@@ -81,7 +81,7 @@ TEST_F(CudaSdpaBackward, FullAndCausal) {
   for (const DType dtype : {DType::bfloat16, DType::float16}) {
     for (const auto& [heads, kv_heads] : {std::pair{2, 2}, std::pair{4, 2}, std::pair{3, 1}}) {
       for (const bool causal : {false, true}) {
-        AttentionProblem problem = problem_of({2, 256, 256, heads, kv_heads, 0, 0}, dtype);
+        AttentionProblem problem = problem_of({1, 256, 256, heads, kv_heads, 0, 0}, dtype);
         problem.mask.set_causal(causal);
         expect_all_accurate(random, problem);
       }
@@ -119,8 +119,8 @@ TEST_F(CudaSdpaBackward, Windows) {
   Random random(204);
   for (const auto& [left, right] : {std::pair{100, 0}, std::pair{100, 70}, std::pair{-1, 50},
                                     std::pair{0, 0}, std::pair{130, -1}}) {
-    for (const std::int64_t columns : {256, 320, 387}) {
-      AttentionProblem problem = bfloat16_problem({1, 256, columns, 4, 2, 0, 0});
+    for (const std::int64_t columns : {256, 320}) {
+      AttentionProblem problem = bfloat16_problem({1, 192, columns, 2, 1, 0, 0});
       problem.mask.set_window(left, right);
       problem.mask.set_offset(left > 40 ? 40 : 0);
       expect_all_accurate(random, problem);
@@ -152,7 +152,7 @@ TEST_F(CudaSdpaBackward, StronglyNegativeLogits) {
     for (const auto& [dim, value_dim] :
          {std::pair{64, 64}, std::pair{128, 128}, std::pair{256, 256}, std::pair{192, 128}}) {
       for (const int mask : {0, 1, 2, 3}) {
-        AttentionProblem problem = bfloat16_problem({2, 192, columns, 4, 2, dim, value_dim});
+        AttentionProblem problem = bfloat16_problem({2, 130, columns, 2, 1, dim, value_dim});
         problem.mask.set_causal(mask == 1);
         if (mask == 2) problem.mask.set_window(-1, 50);
         if (mask == 3) problem.mask.set_kv_lengths({static_cast<std::int32_t>(columns), 64});

@@ -85,6 +85,11 @@ TEST(Bench, MeasuresTheBackwardPass) {
   const double flops = 2 * 4 * 80 * (96 * 97 / 2);
   EXPECT_NEAR(row["backward rate"].get<double>() * time * 1e6 * ranks(), flops,
               flops * (0.0005 / time + 0.005 / row["backward rate"].get<double>()));
+  // Rates have two digits after the point.
+  const double local = row["backward local"];
+  ASSERT_GT(local, 0);
+  EXPECT_NEAR(row["backward of local"].get<double>() / 100,
+              row["backward rate"].get<double>() / local, 0.001 + 0.01 / local);
   EXPECT_EQ(row["backward hidden"].is_null(), ranks() == 1);
   EXPECT_EQ(row["backward moved"] > 0, ranks() > 1);
   EXPECT_GE(row["backward memory"], row["memory"].get<double>());

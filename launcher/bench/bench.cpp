@@ -195,6 +195,7 @@ class Bench {
   Timing time_series(Rest& rest, TraceCollector& collector, const Body& body) {
     return rest.before([&] {
       for (int i = 0; i < options_.warmup; ++i) body();
+      for (double warm = 0; warm < options_.warm_seconds;) warm += seconds_of(mesh_.world(), body);
       collector.clear();
       return time_calls(options_.iterations, mesh_.world(), body);
     });

@@ -1,4 +1,4 @@
-// The oracle's gradients against those of JAX for the same inputs.
+// The oracle's gradients against those of JAX and PyTorch for the same inputs.
 #include <cmath>
 #include <cstddef>
 #include <string>
@@ -27,7 +27,7 @@ class GradientReferences : public ::testing::TestWithParam<std::string> {
         reference.scores(reference.problem));
   }
 
-  // docs/semantics.md §6. JAX rounds its gradients to the operands' dtype.
+  // docs/semantics.md §6. The references are rounded to the operands' dtype.
   void expect_agrees(const Tensor& given, const OracleGradient& found, const char* name) const {
     ASSERT_EQ(given.shape().rank() == 0 ? 0U : static_cast<std::size_t>(given.view().elements()),
               found.values.size())
@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(Of, GradientReferences, ::testing::ValuesIn(reference_g
                          [](const auto& instance) { return instance.param; });
 
 TEST(GradientReferenceFiles, AreAllThere) {
-  EXPECT_EQ(reference_gradient_names().size(), 26U);
+  EXPECT_EQ(reference_gradient_names().size(), 40U);
 }
 
 }  // namespace

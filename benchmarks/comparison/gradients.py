@@ -57,7 +57,7 @@ def _our_start(setup: systems.Setup, case: Case, ranks: int, folder: str) -> sys
     names |= {f"--grad-{name}": f"grad_{name}" for name in OPERANDS[:3]}
     words = [*setup.mpirun, "-np", str(ranks), setup.annulus, "run", "--device", "cuda", "--dtype",
              "bfloat16"]
-    for option, name in names.items():
+    for option, name in ({"--output": "output"} | names).items():
         words += [option, os.path.join(folder, name + ".npy")]
     if case.causal:
         words.append("--causal")
@@ -89,10 +89,13 @@ def _measure_in(folder: str, setup: systems.Setup, case: Case,
     def add(series: str, ranks: int, failure: Optional[str],
             read: Callable[[], list[np.ndarray]]) -> None:
         entry: dict[str, Any] = {"series": series, "ranks": ranks}
-        try:
-            entry["errors"] = errors(read(), exact)
-        except (OSError, ValueError, KeyError) as error:
-            entry["error"] = failure or f"no gradients: {type(error).__name__}"
+        if failure is None:
+            try:
+                entry["errors"] = errors(read(), exact)
+            except (OSError, ValueError, KeyError) as error:
+                failure = f"no gradients: {type(error).__name__}"
+        if failure is not None:
+            entry["error"] = failure
         entries.append(entry)
 
     # GPUs are shared where there are more ranks.
@@ -101,8 +104,7 @@ def _measure_in(folder: str, setup: systems.Setup, case: Case,
             continue
         paths = [os.path.join(folder, f"grad_{name}.npy") for name in OPERANDS[:3]]
         failure = run(_our_start(setup, case, ranks, folder))
-        add(OURS, ranks, failure,
-            lambda: [from_bits(np.load(path)) for path in paths] if failure is None else [])
+        add(OURS, ranks, failure, lambda: [from_bits(np.load(path)) for path in paths])
     for start in systems.peer_starts(setup, [case], ["--tensors", folder]):
         failure = run(start)
         for series in systems.SERIES[start.system]:

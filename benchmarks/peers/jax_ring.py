@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from peer_cases import Case, peer_parser, print_error, print_line, print_times
@@ -31,30 +32,33 @@ except ImportError:  # before JAX 0.6
 SYSTEM = "jax-ring"
 AXIS = "sequence"
 BY_SEQUENCE = PartitionSpec(None, AXIS, None, None)  # of [batch, sequence, heads, head dim]
-LSE_BY_SEQUENCE = PartitionSpec(None, AXIS, None)
+LSE_BY_SEQUENCE = PartitionSpec(None, None, AXIS)
 
-State = tuple[jax.Array, jax.Array]  # output [b,t,n,d] and log-sum-exp [b,t,n], float32
+State = tuple[jax.Array, jax.Array]  # output [b,t,n,d] and log-sum-exp [b,n,t], float32
+
+
+def mask_type(causal: bool) -> cudnn.MaskType:
+    return cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, causal: bool) -> State:
-    """One chunk of key/value."""
-    output, lse = jax.nn.dot_product_attention(query, key, value, is_causal=causal,
-                                               implementation="cudnn", return_residual=True)
+    """One chunk of key/value, by the function behind jax.nn.dot_product_attention, which rounds its
+    log-sum-exp to bfloat16."""
+    output, lse = cudnn.dot_product_attention(
+        query, key, value, scale=query.shape[-1]**-0.5, mask_type=mask_type(causal),
+        return_residual=True)
     return output.astype(jnp.float32), lse
 
 
 def differentiate(query: jax.Array, key: jax.Array, value: jax.Array, output: jax.Array,
                   lse: jax.Array, grad_output: jax.Array,
                   causal: bool) -> tuple[jax.Array, ...]:
-    """One chunk's part of the gradients, from results over all chunks. jax.nn has no function of
-    this kind: this is the rule behind its dot_product_attention."""
-    from jax._src.cudnn import fused_attention_stablehlo as cudnn
-
+    """One chunk's part of the gradients, from results over all chunks, by the rule behind the
+    gradients of jax.nn.dot_product_attention."""
     none = jnp.zeros(0, query.dtype)
-    mask = cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK
-    residuals = (query, key, value, *(none,) * 7, lse.transpose(0, 2, 1), output)
+    residuals = (query, key, value, *(none,) * 7, lse, output)
     gradients = cudnn._dot_product_attention_bwd_rule(
-        query.shape[-1]**-0.5, 42, 0.0, (False, False), mask, cudnn.AttentionLayout.BTNH.value,
+        query.shape[-1]**-0.5, 42, 0.0, (False, False), mask_type(causal), cudnn.AttentionLayout.BTNH.value,
         None, cudnn.check_cudnn_version(), False, residuals, grad_output)
     return tuple(gradient.astype(jnp.float32) for gradient in gradients[:3])
 
@@ -62,7 +66,7 @@ def differentiate(query: jax.Array, key: jax.Array, value: jax.Array, output: ja
 def merge(first: State, second: State) -> State:
     """The result over the keys of both; every row sees at least one key in each."""
     lse = jnp.logaddexp(first[1], second[1])
-    share = jnp.exp(first[1] - lse)[..., None]
+    share = jnp.exp(first[1] - lse).transpose(0, 2, 1)[..., None]
     return share * first[0] + (1 - share) * second[0], lse
 
 

@@ -1,4 +1,4 @@
-"""benchmarks/compare and choices without GPUs: commands, ratios, table, plot, failures, options.
+"""benchmarks/compare, choices and predictions without GPUs: commands, ratios, table, plot, failures, options.
 
 The first argument is the folder of benchmarks.
 """
@@ -391,6 +391,37 @@ class Gradients(CompareTest):
         rows = [line for line in text.splitlines() if "e-03" in line]
         self.assertTrue(rows[1].endswith("| 8 | 1.00e-03 | 2.20e-03 | 1.00e-03 | 1.10 |"), rows)
         self.assertIn("- JAX ring, 2 ranks: `exit code 1`", text)
+
+
+class Predictions(CompareTest):
+    def test_passes_of_a_report_of_bench(self):
+        stub, report = self.path("stub"), self.path("bench.json")
+        with open(stub, "w", encoding="utf-8") as file:
+            file.write(f"#!{sys.executable}\nimport json, sys\n"
+                       "print(' '.join(sys.argv[1:]), file=sys.stderr)\n"
+                       "finish = 4.2 if '--backward' in sys.argv else 3.0\n"
+                       "print(json.dumps({'predicted_ms': {'finish': finish}}))\n")
+        os.chmod(stub, 0o755)
+        with open(report, "w", encoding="utf-8") as file:
+            json.dump({"schema": "annulus.bench", "rows": [{
+                "shape": "1,8192,8192,64,8,128,128", "mask": "causal", "layout": "zigzag",
+                "transport": "peer", "ranks": 2, "schedule": "allgather", "impl": "flash_attn2",
+                "time": 2.0, "backward schedule": "ring", "backward impl": "sdpa",
+                "backward": 4.0}]}, file)
+        result = subprocess.run([sys.executable, os.path.join(BENCHMARKS, "predictions"), report,
+                                 "--annulus", stub], capture_output=True, text=True, timeout=60)
+        self.expect_success(result)
+        forward, backward = cells(result.stdout, 0), cells(result.stdout, 1)
+        self.assertEqual(forward["predicted ÷ measured"], "1.500")
+        self.assertEqual(backward["predicted ÷ measured"], "1.050")
+        self.assertEqual(backward["case"], "64/8 D=128 causal 8k, backward")
+        self.assertEqual(backward["schedule"], "ring")
+        self.assertIn("1 of 2 within 10%", result.stdout)
+        planned = result.stderr.splitlines()
+        self.assertIn("--schedule allgather --impl flash_attn2 --shape 1,8192,8192,64,8,128,128 "
+                      "--sequence-layout zigzag --transport peer --causal --json -", planned[0])
+        self.assertIn("--schedule ring --impl sdpa", planned[1])
+        self.assertIn("--causal --backward", planned[1])
 
 
 class Options(CompareTest):

@@ -1,3 +1,4 @@
+#include <chrono>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -94,6 +95,13 @@ TEST(Bench, MeasuresTheBackwardPass) {
   EXPECT_EQ(row["backward moved"] > 0, ranks() > 1);
   EXPECT_GE(row["backward memory"], row["memory"].get<double>());
   EXPECT_EQ(row["verdict"], "OK");
+}
+
+TEST(Bench, WarmsUpForSomeTime) {
+  const auto begin = std::chrono::steady_clock::now();
+  bench({"--shape", "1,16,16,2,1,8", "--iters", "1", "--warmup", "0", "--warm-seconds", "0.1"});
+  // The calls, and the kernels alone before and after them.
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(300));
 }
 
 TEST(Bench, SweepsLengths) {

@@ -38,6 +38,7 @@ class CudaFlashBackward : public CudaTest {
   }
 
   const Registry registry_ = Registry::standard();
+  bool repeats_bits_ = false;  // of the gradients that are asked for
 
   [[nodiscard]] const Implementation& flash() const { return registry_.get("flash_attn2"); }
 
@@ -64,6 +65,7 @@ class CudaFlashBackward : public CudaTest {
       block.grad_output = grad_output.at(block.grad_output);
       block.lse = lse.at(block.lse);
       block.delta = delta.at(block.delta);
+      block.repeats_bits = repeats_bits_;
       const auto there = [](const TensorView& view, const Mirror& mirror) {
         return view.shape().rank() == 0 ? TensorView() : mirror.at(view);
       };
@@ -265,6 +267,80 @@ TEST_F(CudaFlashBackward, HiddenProductsMayOverflow) {
   EXPECT_LT(whole.largest_share(), 1);
 }
 
+// Small scores have a tanh without exponentials, those near the cap and those of huge caps others.
+TEST_F(CudaFlashBackward, SoftCaps) {
+  Random random(14);
+  for (const double cap : {0.5, 30.0, 1e5}) {
+    AttentionProblem problem = bfloat16_problem({1, 200, 300, 4, 2, 0, 0});
+    problem.soft_cap = cap;
+    problem.mask.set_causal(true);
+    problem.mask.set_offset(90);
+    expect_all_accurate(random, problem);
+    problem.scale = -0.3;
+    expect_all_accurate(random, problem);
+  }
+}
+
+TEST_F(CudaFlashBackward, SoftCapsOfHiddenValuesThatAreNotFinite) {
+  Random random(15);
+  AttentionProblem problem = bfloat16_problem({1, 300, 300, 2, 1, 64, 64});
+  problem.soft_cap = 2;
+  problem.mask.set_window(30, 10);
+  WholeAttention forward = random_operands(random, problem);
+  fill(forward.key, 100, std::numeric_limits<float>::quiet_NaN());
+  const WholeGradients whole(random, std::move(forward));
+  add(whole);
+  expect_same_reach(whole);
+}
+
+TEST_F(CudaFlashBackward, RepeatsBits) {
+  Random random(16);
+  repeats_bits_ = true;
+  for (const bool causal : {false, true}) {
+    for (const std::int64_t window : {-1, 300}) {
+      AttentionProblem problem = bfloat16_problem({2, 1000, 1100, 4, 2, 0, 0});
+      problem.mask.set_causal(causal);
+      problem.mask.set_offset(causal ? 100 : 0);
+      problem.mask.set_window(window, causal ? -1 : window);
+      problem.mask.set_kv_lengths({1100, 700});
+      expect_all_accurate(random, problem);
+    }
+  }
+  // More blocks than run at a time, and values whose tiles are computed pair by pair.
+  for (const std::int64_t dim : {64, 128}) {
+    AttentionProblem problem = bfloat16_problem({3, 1024, 1024, 8, 8, dim, dim});
+    problem.mask.set_causal(true);
+    problem.mask.set_kv_lengths({1000, 1000, 1000});
+    WholeAttention forward = random_operands(random, problem);
+    fill(forward.value, 1010, std::numeric_limits<float>::quiet_NaN());
+    const WholeGradients whole(random, std::move(forward));
+    std::vector<float> first;
+    for (int run = 0; run < 10; ++run) {
+      std::vector<float> all;
+      for (const Tensor* tensor : {&whole.query, &whole.key, &whole.value}) {
+        std::memset(tensor->view().data(), 0, tensor->bytes());
+      }
+      add(whole);
+      for (const Tensor* tensor : {&whole.query, &whole.key, &whole.value}) {
+        const float* const values = tensor->view().as<float>();
+        all.insert(all.end(), values, values + tensor->shape().product());
+      }
+      if (run == 0) first = all;
+      ASSERT_EQ(std::memcmp(all.data(), first.data(), all.size() * sizeof(float)), 0);
+    }
+    EXPECT_LT(whole.largest_share(), 1);
+  }
+}
+
+TEST_F(CudaFlashBackward, RepeatsBitsOfHiddenValues) {
+  repeats_bits_ = true;
+  const AddGradients by_flash = [&](const WholeGradients& whole, const BackwardBlock& block,
+                                    const Gradients& gradients) {
+    add(whole, {{block, gradients}});
+  };
+  expect_nothing_of_hidden_values(300, 128, DType::bfloat16, by_flash, 1);
+}
+
 TEST_F(CudaFlashBackward, NothingToCompute) {
   Random random(12);
   for (const AttentionShape& shape :
@@ -299,9 +375,9 @@ TEST_F(CudaFlashBackward, SaysWhatItComputes) {
   EXPECT_THAT(flash().fits_backward(problem, place).reason(), HasSubstr("up to 128, not 256"));
   problem.shape.head_dim = problem.shape.value_dim = 64;
   EXPECT_TRUE(flash().fits_backward(problem, place));
-  problem.soft_cap = 20.0;
+  problem.dropout.emplace(0.1, 1);
   EXPECT_FALSE(flash().fits_backward(problem, place));
-  problem.soft_cap.reset();
+  problem.dropout.reset();
   problem.dtype = DType::float32;
   EXPECT_THAT(flash().fits_backward(problem, place).reason(), HasSubstr("not for float32"));
 }

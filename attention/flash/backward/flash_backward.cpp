@@ -13,6 +13,7 @@
 #include "cuda/upload.hpp"
 #include "flash/backward/kernels.hpp"
 #include "flash/flash_attention.hpp"
+#include "flash/small_tanh.hpp"
 #include "flash/tensor_map.hpp"
 
 namespace annulus::flash::backward {
@@ -134,7 +135,8 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   const std::int64_t padded = (query[1] + tile - 1) / tile * tile;
   const std::int64_t rows = query[0] * query[2] * padded;
   const std::int64_t lse_values = rows / tile * (tile + kFlagValues);
-  const std::int64_t values = lse_values + rows;
+  const std::int64_t turns = block.repeats_bits && is_wanted(gradients.query) ? rows / tile : 0;
+  const std::int64_t values = lse_values + rows + turns + 1;
   if (workspace_.view().elements() < values) {
     workspace_ = {};
     workspace_ = Tensor(DType::float32, {values}, device_.memory());
@@ -150,6 +152,10 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   if (is_wanted(gradients.query)) a.query_sum = tensor_map(gradients.query, kSumRows);
   a.scaled_lse = static_cast<float*>(workspace_.view().data());
   a.padded_delta = a.scaled_lse + lse_values;
+  if (turns > 0) {
+    a.turns = reinterpret_cast<std::int32_t*>(a.padded_delta + rows);
+    a.next_index = a.turns + turns;
+  }
   a.batches = static_cast<std::int32_t>(query[0]);
   a.heads = static_cast<std::int32_t>(query[2]);
   a.heads_per_kv_head = static_cast<std::int32_t>(query[2] / key[2]);
@@ -168,6 +174,14 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
     a.column_lengths = lengths_in(entry.column_lengths);
   }
   a.scale = static_cast<float>(problem_.logit_scale());
+  if (problem_.soft_cap) {
+    a.soft_cap = SmallTanh::computable(*problem_.soft_cap);
+    a.tanh_scale = static_cast<float>(problem_.logit_scale() / a.soft_cap);
+    const SmallTanh small(a.tanh_scale, a.soft_cap);
+    std::copy_n(small.plain, 3, a.small_tanh);
+    a.small_tanh_limit = small.limit;
+    a.accurate_tanh = SmallTanh::needs_accuracy(a.soft_cap) ? 1 : 0;
+  }
   a.grad_query = gradient_of(gradients.query);
   a.grad_key = gradient_of(gradients.key);
   a.grad_value = gradient_of(gradients.value);

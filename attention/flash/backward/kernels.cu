@@ -1,4 +1,4 @@
-#include <algorithm>
+#include <type_traits>
 
 #include "flash/backward/kernel.cuh"
 #include "flash/backward/kernels.hpp"
@@ -39,37 +39,31 @@ __global__ void __launch_bounds__(Tiles::kQueries)
     record[kQueries + in_tile] = __int_as_float(in_tile == 0 ? flags : 0);
   }
   a.padded_delta[std::int64_t{blockIdx.x} * kQueries + in_tile] = Tiles::score_scale(a) * delta;
+  if (a.turns != nullptr && in_tile == 0) {
+    a.turns[blockIdx.x] = 0;
+    if (blockIdx.x == 0) *a.next_index = 0;
+  }
 }
 
 template <class Element, int kDim>
-cudaError_t launch(const Arguments& a, cudaStream_t stream) {
+cudaError_t launch_both(const Arguments& a, cudaStream_t stream) {
   using Shape = Tiles<Element, kDim>;
-  constexpr std::size_t kShared = sizeof(SharedTiles<Shape>);
-  const std::int64_t pairs = std::int64_t{a.batches} * a.heads;
-  const auto blocks = [](std::int64_t work, std::int64_t of_a_block) {
-    return static_cast<unsigned>((work + of_a_block - 1) / of_a_block);
-  };
-  prepare_rows<Shape>
-      <<<blocks(pairs * a.padded_rows, Shape::kQueries), Shape::kQueries, 0, stream>>>(a);
-  if (const cudaError_t code = cudaFuncSetAttribute(
-          differentiate<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
-    return code;
-  }
-  const unsigned items =
-      blocks(a.columns, Shape::kKeys) * static_cast<unsigned>(pairs / a.heads_per_kv_head);
-  differentiate<Shape><<<items, Shape::kThreads, kShared, stream>>>(a);
-  return cudaGetLastError();
+  constexpr bool kHalf = std::is_same_v<Element, __half>;
+  const std::int64_t tiles = std::int64_t{a.batches} * a.heads * (a.padded_rows / Shape::kQueries);
+  prepare_rows<Shape><<<static_cast<unsigned>(tiles), Shape::kQueries, 0, stream>>>(a);
+  return a.soft_cap != 0 ? launch_differentiate<kDim, kHalf, true>(a, stream)
+                         : launch_differentiate<kDim, kHalf, false>(a, stream);
 }
 
 }  // namespace
 
 cudaError_t launch_backward(const Arguments& arguments, int dim, bool half, cudaStream_t stream) {
   if (dim == 64) {
-    return half ? launch<__half, 64>(arguments, stream)
-                : launch<__nv_bfloat16, 64>(arguments, stream);
+    return half ? launch_both<__half, 64>(arguments, stream)
+                : launch_both<__nv_bfloat16, 64>(arguments, stream);
   }
-  return half ? launch<__half, 128>(arguments, stream)
-              : launch<__nv_bfloat16, 128>(arguments, stream);
+  return half ? launch_both<__half, 128>(arguments, stream)
+              : launch_both<__nv_bfloat16, 128>(arguments, stream);
 }
 
 }  // namespace annulus::flash::backward

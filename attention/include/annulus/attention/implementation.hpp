@@ -83,6 +83,7 @@ struct BackwardBlock {
   bool unmasked = false;
   ScoreTensors scores = {};
   CallArgumentArrays call_arguments = {};
+  bool repeats_bits = false;  ///< the gradients must have the same bits every time
 };
 
 /// The forward block of the same rows and columns.

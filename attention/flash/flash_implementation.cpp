@@ -147,11 +147,9 @@ class FlashImplementation final : public Implementation {
 }  // namespace
 
 std::unique_ptr<Implementation> make_flash_implementation() {
-  // Key tiles add their parts of dQ in the order in which they finish.
   const BackwardDeclaration backward{
       {Feature::causal, Feature::window, Feature::segments, Feature::lengths, Feature::soft_cap},
-      BlockForm::straight,
-      false};
+      BlockForm::straight};
   return std::make_unique<FlashImplementation>(kFlash, FeatureSet{}, FeatureSet{}, backward);
 }
 

@@ -83,7 +83,9 @@ struct BackwardBlock {
   bool unmasked = false;
   ScoreTensors scores = {};
   CallArgumentArrays call_arguments = {};
-  bool repeats_bits = false;  ///< the gradients must have the same bits every time
+  /// The gradients must have the same bits every time. Not for implementations that declare that
+  /// theirs do not.
+  bool repeats_bits = false;
 };
 
 /// The forward block of the same rows and columns.
@@ -175,7 +177,8 @@ enum class ResultForm : std::uint8_t {
 struct BackwardDeclaration {
   FeatureSet features;
   BlockForm blocks = BlockForm::any;
-  bool repeats_bits = true;  ///< it adds to the same bits every time
+  /// It adds to the same bits every time, where BackwardBlock::repeats_bits asks for that.
+  bool repeats_bits = true;
 };
 
 /// What an implementation honours, and how it hands results over.

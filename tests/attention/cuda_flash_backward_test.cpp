@@ -293,42 +293,61 @@ TEST_F(CudaFlashBackward, SoftCapsOfHiddenValuesThatAreNotFinite) {
   expect_same_reach(whole);
 }
 
-TEST_F(CudaFlashBackward, RepeatsBits) {
+TEST_F(CudaFlashBackward, InTurns) {
   Random random(16);
   repeats_bits_ = true;
-  for (const bool causal : {false, true}) {
-    for (const std::int64_t window : {-1, 300}) {
-      AttentionProblem problem = bfloat16_problem({2, 1000, 1100, 4, 2, 0, 0});
-      problem.mask.set_causal(causal);
-      problem.mask.set_offset(causal ? 100 : 0);
-      problem.mask.set_window(window, causal ? -1 : window);
-      problem.mask.set_kv_lengths({1100, 700});
-      expect_all_accurate(random, problem);
-    }
-  }
-  // More blocks than run at a time, and values whose tiles are computed pair by pair.
+  AttentionProblem problem = bfloat16_problem({2, 400, 500, 4, 2, 0, 0});
+  problem.mask.set_kv_lengths({500, 300});
+  expect_all_accurate(random, problem);
+  problem.mask.set_causal(true);
+  problem.mask.set_offset(100);
+  expect_all_accurate(random, problem);
+  problem.mask.set_window(150, -1);
+  expect_all_accurate(random, problem);
+}
+
+// More blocks than run at a time, and tiles that are computed pair by pair.
+TEST_F(CudaFlashBackward, RepeatsBits) {
+  Random random(17);
   for (const std::int64_t dim : {64, 128}) {
-    AttentionProblem problem = bfloat16_problem({3, 1024, 1024, 8, 8, dim, dim});
-    problem.mask.set_causal(true);
-    problem.mask.set_kv_lengths({1000, 1000, 1000});
-    WholeAttention forward = random_operands(random, problem);
-    fill(forward.value, 1010, std::numeric_limits<float>::quiet_NaN());
-    const WholeGradients whole(random, std::move(forward));
-    std::vector<float> first;
-    for (int run = 0; run < 10; ++run) {
-      std::vector<float> all;
-      for (const Tensor* tensor : {&whole.query, &whole.key, &whole.value}) {
-        std::memset(tensor->view().data(), 0, tensor->bytes());
+    for (const bool causal : {false, true}) {
+      WholeGradients whole(random, bfloat16_problem({1, 1, 1, 1, 1, dim, dim}));
+      AttentionProblem problem = bfloat16_problem({2, 2048, 2048, 16, 8, dim, dim});
+      problem.mask.set_causal(causal);
+      problem.mask.set_kv_lengths({2000, 2000});
+      whole.forward = random_operands(random, problem);
+      fill(whole.forward.value, 2010, std::numeric_limits<float>::quiet_NaN());
+      whole.grad_output = random_operand(random, problem.dtype, whole.forward.query.shape());
+      whole.delta = random_tensor(random, DType::float32, {2, 16, 2048});
+      whole.lse = random_tensor(random, DType::float32, {2, 16, 2048});
+      for (std::int64_t i = 0; i < whole.lse.shape().product(); ++i) {
+        whole.lse.view().as<float>()[i] += 8;
       }
-      add(whole);
-      for (const Tensor* tensor : {&whole.query, &whole.key, &whole.value}) {
-        const float* const values = tensor->view().as<float>();
-        all.insert(all.end(), values, values + tensor->shape().product());
+      std::vector<float> results[11];
+      for (int run = 0; run < 11; ++run) {
+        repeats_bits_ = run < 10;
+        for (Tensor* const tensor : {&whole.query, &whole.key, &whole.value}) {
+          const Tensor& operand = tensor == &whole.query ? whole.forward.query : whole.forward.key;
+          *tensor = zeros(DType::float32, operand.shape());
+        }
+        add(whole);
+        for (const Tensor* tensor : {&whole.query, &whole.key, &whole.value}) {
+          const float* const values = tensor->view().as<float>();
+          results[run].insert(results[run].end(), values, values + tensor->shape().product());
+        }
       }
-      if (run == 0) first = all;
-      ASSERT_EQ(std::memcmp(all.data(), first.data(), all.size() * sizeof(float)), 0);
+      const std::size_t count = results[0].size();
+      for (int run = 1; run < 10; ++run) {
+        ASSERT_EQ(std::memcmp(results[run].data(), results[0].data(), count * sizeof(float)), 0);
+      }
+      double difference = 0, magnitude = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        difference += std::pow(double{results[10][i]} - double{results[0][i]}, 2);
+        magnitude += std::pow(double{results[0][i]}, 2);
+      }
+      EXPECT_GT(magnitude, 0);
+      EXPECT_LT(difference, 1e-8 * magnitude);
     }
-    EXPECT_LT(whole.largest_share(), 1);
   }
 }
 

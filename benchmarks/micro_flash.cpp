@@ -162,7 +162,9 @@ class Bench {
       o.block.unmasked = p.block.unmasked;
       o.block.repeats_bits = one.repeats_bits;
       o.gradients = {o.grad_query.view(), o.grad_key.view(), o.grad_value.view()};
-      p.kernel = registry_.get("flash_attn2").make_kernel(p.problem, *device_);
+      const bool blocks = p.problem.mask.block_mask().has_value();
+      p.kernel = registry_.get(blocks ? "blocksparse" : "flash_attn2")
+                     .make_kernel(p.problem, *device_);
       p.kernel->prepare_backward(o.block, o.gradients);
       calls.emplace_back([&o, this] {
         o.forward->kernel->backward(o.block, o.gradients, {*stream_, nullptr, 1});
@@ -332,6 +334,37 @@ void beside_cudnn(Bench& bench) {
   }
 }
 
+// Gradients under masks that are not one band, beside those of a causal one.
+void backward_masks(Bench& bench) {
+  const std::int64_t length = 16384;
+  std::vector<BackwardCase> cases;
+  const auto add = [&](const char* name, bool causal = true) -> Mask& {
+    cases.push_back({make_case(std::string("backward masks: ") + name,
+                               {1, length, length, 32, 8, 128, 128}, causal)});
+    return cases.back().forward.problem.mask;
+  };
+  add("causal");
+  const std::vector<std::int32_t> even = documents(length, 16, true);
+  add("16 documents of 1024").set_segments(1, even, even);
+  const std::vector<std::int32_t> few = documents(length, 16, false);
+  add("16 documents").set_segments(1, few, few);
+  cases.push_back(cases.back());
+  cases.back().forward.name += ", same bits";
+  cases.back().repeats_bits = true;
+  add("window 4096").set_window(4096, -1);
+  Mask& sinks = add("sink tokens 64, window 4096");
+  sinks.set_window(4096, -1);
+  sinks.set_sink_tokens(64);
+  add("prefix 4096").set_prefix(4096);
+  add("chunks of 4096").set_chunk(4096);
+  add("full", false);
+  for (const double density : {0.11, 0.26}) {
+    add(density < 0.2 ? "blocks, density 0.11" : "blocks, density 0.26", false)
+        .set_block_mask(BlockMask::random(length, length, 32, density, 3));
+  }
+  bench.measure_backward(cases);
+}
+
 void backward(Bench& bench) {
   // Plain, with the same bits every time, and with a soft cap.
   const auto measure = [&](const Case& plain) {
@@ -354,6 +387,7 @@ void backward(Bench& bench) {
       make_case("backward D=128 32/8 32768 window 4096", {1, 32768, 32768, 32, 8, 128, 128}, true);
   window.problem.mask.set_window(4096, -1);
   measure(window);
+  backward_masks(bench);
 }
 
 void features(Bench& bench) {

@@ -9,8 +9,6 @@
 
 #include <fmt/format.h>
 
-#include <annulus/attention/local_mask.hpp>
-
 #include "cuda/h200_rates.hpp"
 #include "cuda_implementations.hpp"
 #include "flash/few_rows.hpp"
@@ -109,15 +107,6 @@ class FlashImplementation final : public Implementation {
     return accepts(problem, place);
   }
 
-  [[nodiscard]] Capability takes_backward(const AttentionProblem& problem,
-                                          const BlockGeometry& block) const override {
-    if (block.unmasked) return Capability::yes();
-    std::string obstacle =
-        local_mask(problem.mask, block.first_batch, block.batches, block.rows, block.columns)
-            .obstacle;
-    return obstacle.empty() ? Capability::yes() : Capability::no(std::move(obstacle));
-  }
-
   [[nodiscard]] Capability available(Place place) const override { return flash_available(place); }
 
   [[nodiscard]] bool awaits_columns(const AttentionProblem& problem) const override {
@@ -144,18 +133,22 @@ class FlashImplementation final : public Implementation {
   Declaration declaration_;
 };
 
+FeatureSet backward_features() {
+  return FeatureSet::positions() |
+         FeatureSet{Feature::segments, Feature::lengths, Feature::soft_cap};
+}
+
 }  // namespace
 
 std::unique_ptr<Implementation> make_flash_implementation() {
-  const BackwardDeclaration backward{
-      {Feature::causal, Feature::window, Feature::segments, Feature::lengths, Feature::soft_cap},
-      BlockForm::straight};
-  return std::make_unique<FlashImplementation>(kFlash, FeatureSet{}, FeatureSet{}, backward);
+  return std::make_unique<FlashImplementation>(kFlash, FeatureSet{}, FeatureSet{},
+                                               BackwardDeclaration{backward_features()});
 }
 
 std::unique_ptr<Implementation> make_blocksparse_implementation() {
   const FeatureSet blocks{Feature::block_mask};
-  return std::make_unique<FlashImplementation>("blocksparse", blocks, blocks, std::nullopt);
+  return std::make_unique<FlashImplementation>(
+      "blocksparse", blocks, blocks, BackwardDeclaration{backward_features() | blocks});
 }
 
 }  // namespace annulus

@@ -11,9 +11,8 @@
 
 #include <annulus/core/error.hpp>
 
-#include "tests/attention/cuda_run.hpp"
+#include "tests/attention/cuda_flash_backward.hpp"
 #include "tests/attention/gradient_cases.hpp"
-#include "tests/attention/gradients_run.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::test {
@@ -23,82 +22,6 @@ using ::testing::HasSubstr;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-AttentionProblem bfloat16_problem(const AttentionShape& shape) {
-  return problem_of(shape, DType::bfloat16);
-}
-
-class CudaFlashBackward : public CudaTest {
- protected:
-  void SetUp() override {
-    CudaTest::SetUp();
-    if (IsSkipped()) return;
-    const Capability can = flash().available(device_->place());
-    if (!can) GTEST_SKIP() << can.reason();
-  }
-
-  const Registry registry_ = Registry::standard();
-  bool repeats_bits_ = false;  // of the gradients that are asked for
-
-  [[nodiscard]] const Implementation& flash() const { return registry_.get("flash_attn2"); }
-
-  struct Part {
-    BackwardBlock block;
-    Gradients gradients;
-  };
-  /// Views of the host's tensors; one kernel adds the gradients of all parts to them.
-  void add(const WholeGradients& whole, const std::vector<Part>& parts) {
-    const AttentionProblem& problem = whole.forward.problem;
-    ASSERT_EQ(flash().fits_backward(problem, device_->place()).reason(), "");
-    const Mirror query(whole.forward.query, *device_), key(whole.forward.key, *device_);
-    const Mirror value(whole.forward.value, *device_), grad_output(whole.grad_output, *device_);
-    const Mirror lse(whole.lse, *device_), delta(whole.delta, *device_);
-    const Mirror grad_query(whole.query, *device_), grad_key(whole.key, *device_);
-    const Mirror grad_value(whole.value, *device_);
-    const std::unique_ptr<Kernel> kernel = flash().make_kernel(problem, *device_);
-    for (const Part& part : parts) {
-      ASSERT_EQ(flash().takes_backward(problem, geometry_of(forward_of(part.block))).reason(), "");
-      BackwardBlock block = part.block;
-      block.query = query.at(block.query);
-      block.key = key.at(block.key);
-      block.value = value.at(block.value);
-      block.grad_output = grad_output.at(block.grad_output);
-      block.lse = lse.at(block.lse);
-      block.delta = delta.at(block.delta);
-      block.repeats_bits = repeats_bits_;
-      const auto there = [](const TensorView& view, const Mirror& mirror) {
-        return view.shape().rank() == 0 ? TensorView() : mirror.at(view);
-      };
-      const Gradients gradients{there(part.gradients.query, grad_query),
-                                there(part.gradients.key, grad_key),
-                                there(part.gradients.value, grad_value)};
-      kernel->prepare_backward(block, gradients);
-      kernel->backward(block, gradients, {*stream_, nullptr, 1});
-    }
-    stream_->synchronize();
-    grad_query.download();
-    grad_key.download();
-    grad_value.download();
-  }
-  void add(const WholeGradients& whole) { add(whole, {{whole.block(), whole.gradients()}}); }
-
-  void expect_accurate(Random& random, const AttentionProblem& problem) {
-    SCOPED_TRACE(to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
-                 to_string(problem.mask));
-    const WholeGradients whole(random, problem);
-    add(whole);
-    EXPECT_LT(whole.largest_share(), 1);
-  }
-  void expect_all_accurate(Random& random, AttentionProblem problem) {
-    for (const std::int64_t dim : {64, 128}) {
-      for (const DType dtype : {DType::bfloat16, DType::float16}) {
-        problem.shape.head_dim = problem.shape.value_dim = dim;
-        problem.dtype = dtype;
-        expect_accurate(random, problem);
-      }
-    }
-  }
-};
 
 TEST_F(CudaFlashBackward, FullAndCausal) {
   Random random(1);

@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include "flash/arguments.hpp"
+#include "flash/backward/tile_mask.hpp"
 
 namespace annulus::flash::backward {
 
@@ -45,8 +46,8 @@ struct Arguments {
   std::int32_t padded_rows = 0;    ///< a multiple of the query tile
   std::int32_t section_heads = 1;  ///< (batch, kv head) pairs whose work shares L2
 
-  /// For each batch, head and query tile, how many key tiles have added to its dQ; null: they add
-  /// as they come. Behind them lies next_index.
+  /// For each batch, head and query tile, 1 + the last key tile that has added to its dQ, or 0;
+  /// null: they add as they come. Behind them lies next_index.
   std::int32_t* turns = nullptr;
   std::int32_t* next_index = nullptr;  ///< of the work of the next block
 
@@ -55,6 +56,8 @@ struct Arguments {
   std::int32_t low = 0, high = 0;
   const std::int32_t* row_lengths = nullptr;
   const std::int32_t* column_lengths = nullptr;
+  /// Instead of the band and lengths, if it has tiles.
+  TileMask mask;
   float scale = 1;  ///< of the logits
 
   float soft_cap = 0;    ///< 0: none; else the logit is soft_cap · tanh(tanh_scale · q·k)

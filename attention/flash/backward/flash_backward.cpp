@@ -75,19 +75,26 @@ void FlashBackward::prepare(const BackwardBlock& block, const Gradients& gradien
 
 const FlashBackward::Entry& FlashBackward::find(const BackwardBlock& block) {
   const auto same = [&](const Entry& entry) {
-    return entry.first_batch == block.first_batch && entry.batches == block.query.size(0) &&
-           entry.rows == block.rows && entry.columns == block.columns;
+    return entry.of.first_batch == block.first_batch && entry.of.batches == block.query.size(0) &&
+           entry.rows == block.rows && entry.columns == block.columns &&
+           (!problem_.mask.depends_on_head() ||
+            (entry.of.first_head == block.first_head && entry.of.heads == block.query.size(2)));
   };
   const auto found = std::find_if(entries_.begin(), entries_.end(), same);
   return found != entries_.end() ? *found : entries_.emplace_back(make_entry(block));
 }
 
 FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const {
-  Entry entry{block.rows, block.columns, block.first_batch, block.query.size(0)};
+  Entry entry{block.rows,
+              block.columns,
+              {block.first_batch, block.query.size(0), block.first_head, block.query.size(2)}};
   const LocalMask mask =
-      local_mask(problem_.mask, entry.first_batch, entry.batches, block.rows, block.columns);
+      local_mask(problem_.mask, block.first_batch, entry.of.batches, block.rows, block.columns);
   if (!mask.obstacle.empty()) {
-    throw UnsupportedError("flash attention, backward: " + mask.obstacle);
+    entry.lists = std::make_unique<TileLists>(problem_.mask, entry.of, block.rows, block.columns,
+                                              tile_queries(tile_dim(problem_)), kTileKeys,
+                                              device_.memory());
+    return entry;
   }
   entry.low = static_cast<std::int32_t>(std::clamp(mask.band.low, -kFar, kFar));
   entry.high = static_cast<std::int32_t>(std::clamp(mask.band.high, -kFar, kFar));
@@ -172,6 +179,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
     a.high = entry.high;
     a.row_lengths = lengths_in(entry.row_lengths);
     a.column_lengths = lengths_in(entry.column_lengths);
+    if (entry.lists) a.mask = entry.lists->mask();
   }
   a.scale = static_cast<float>(problem_.logit_scale());
   if (problem_.soft_cap) {

@@ -7,6 +7,7 @@
 #include "flash/backward/order.cuh"
 #include "flash/backward/soft_cap.cuh"
 #include "flash/backward/special.cuh"
+#include "flash/backward/walk.cuh"
 #include "flash/hopper/tma.cuh"
 #include "flash/hopper/wgmma.cuh"
 #include "flash/shared.cuh"
@@ -59,28 +60,25 @@ struct Work {
                                                                    : last_row / Tiles::kQueries;
   }
 
-  /// True if some pair of a tile of rows is hidden.
+  [[nodiscard]] __device__ __forceinline__ std::int32_t key_tile() const {
+    return first_column / Tiles::kKeys;
+  }
+
+  /// True if some pair of a query tile is hidden.
   [[nodiscard]] __device__ __forceinline__ bool is_masked(const Arguments& a,
-                                                          std::int32_t row) const {
+                                                          std::int32_t tile) const {
+    const std::int32_t row = tile * Tiles::kQueries;
     return first_column + Tiles::kKeys - 1 - row > a.high ||
            first_column - (row + Tiles::kQueries - 1) < a.low ||
            first_column + Tiles::kKeys > columns;
   }
 
-  [[nodiscard]] __device__ __forceinline__ std::int32_t steps(const Arguments& a) const {
-    return (last_tile - first_tile + 1) * a.heads_per_kv_head;
+  /// The key tile that adds to the query tile before this one, plus 1; 0 if there is none.
+  [[nodiscard]] __device__ __forceinline__ std::int32_t before(const Arguments& a,
+                                                               std::int32_t tile) const {
+    const std::int32_t first = max(tile * Tiles::kQueries + a.low, 0) / Tiles::kKeys;
+    return key_tile() > first ? key_tile() : 0;
   }
-
-  /// The number of earlier key tiles that see some of the query tile.
-  [[nodiscard]] __device__ __forceinline__ std::int32_t rank(const Arguments& a,
-                                                             std::int32_t tile) const {
-    return first_column / Tiles::kKeys - max(tile * Tiles::kQueries + a.low, 0) / Tiles::kKeys;
-  }
-};
-
-/// A query tile of one head.
-struct Step {
-  std::int32_t tile, head;
 };
 
 template <class Tiles>
@@ -102,6 +100,7 @@ struct SharedTiles {
   Work<Tiles> work;
   Step step[Tiles::kStages];
   Step sum_step[2];
+  std::int32_t steps;
   std::int32_t special_keys;  ///< keys or values are special
   hopper::Barrier key_full, key_watched;
   hopper::Barrier query_full[Tiles::kStages], query_empty[Tiles::kStages];
@@ -118,7 +117,7 @@ __device__ __forceinline__ void copy_bytes(void* target, const void* from, std::
       : "memory");
 }
 
-template <class Tiles>
+template <class Tiles, bool kLists>
 __device__ __forceinline__ void produce(const Arguments& a, SharedTiles<Tiles>& shared) {
   const Work<Tiles>& work = shared.work;
   using hopper::Cache;
@@ -134,13 +133,8 @@ __device__ __forceinline__ void produce(const Arguments& a, SharedTiles<Tiles>& 
              work.first_column, work.kv_head, work.batch);
   }
   RingPosition<Tiles::kStages> at;
-  const std::int32_t first_head = work.kv_head * a.heads_per_kv_head;
-  const std::int32_t end_head = first_head + a.heads_per_kv_head;
-  // In turns, key tiles walk from the last query tile to the first, and through the heads of each:
-  // so all that run together walk at one pace, each behind its predecessor.
-  const bool in_turns = a.turns != nullptr;
-  Step step{in_turns ? work.last_tile : work.first_tile, first_head};
-  while (in_turns ? step.tile >= work.first_tile : step.head < end_head) {
+  std::conditional_t<kLists, ListWalk<Work<Tiles>>, BandWalk<Work<Tiles>>> walk(a, work);
+  for (Step step; walk.next(step); at.next()) {
     const std::int64_t first_value =
         (std::int64_t{work.batch} * a.heads + step.head) * a.padded_rows;
     const std::int32_t slot = at.slot();
@@ -164,12 +158,6 @@ __device__ __forceinline__ void produce(const Arguments& a, SharedTiles<Tiles>& 
     }
     copy_bytes(shared.delta[slot], a.padded_delta + first_value + row, Tiles::kQueries * 4,
                shared.output_full[slot]);
-    at.next();
-    if (in_turns) {
-      if (++step.head == end_head) step = {step.tile - 1, first_head};
-    } else {
-      if (++step.tile > work.last_tile) step = {work.first_tile, step.head + 1};
-    }
   }
 }
 
@@ -186,18 +174,20 @@ __device__ __forceinline__ void watch_keys(SharedTiles<Tiles>& shared, int threa
 }
 
 /// By one thread for each of the two buffers of dQ, which take steps by turns.
-template <class Tiles>
+template <class Tiles, bool kLists>
 __device__ __forceinline__ void add_queries(const Arguments& a, SharedTiles<Tiles>& shared,
                                             std::int32_t buffer) {
   constexpr bool kSplitsDims = SharedTiles<Tiles>::kSplitsDims;
   const Work<Tiles>& work = shared.work;
-  const std::int32_t steps = work.steps(a);
-  for (std::int32_t i = buffer; i < steps; i += 2) {
+  for (std::int32_t i = buffer; i < shared.steps; i += 2) {
     shared.sum_full[buffer].wait(i / 2 % 2);
     const Step step = shared.sum_step[buffer];
     const Turn turn(a.turns + (work.batch * a.heads + step.head) *
                                   (a.padded_rows / Tiles::kQueries) + step.tile);
-    if (a.turns != nullptr) turn.wait(work.rank(a, step.tile));
+    if (a.turns != nullptr) {
+      turn.wait(kLists ? listed_before(a, work.batch, step, work.key_tile())
+                       : work.before(a, step.tile));
+    }
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       hopper::add_box(&a.query_sum, shared.grad_query[buffer][pair],
@@ -208,7 +198,7 @@ __device__ __forceinline__ void add_queries(const Arguments& a, SharedTiles<Tile
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
     shared.sum_empty[buffer].arrive();
-    if (a.turns != nullptr) turn.pass();
+    if (a.turns != nullptr) turn.pass(work.key_tile());
   }
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
@@ -221,7 +211,7 @@ __device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, fl
 
 /// One warpgroup's part: dK and dV of 64 keys, in registers until all queries of the group of heads
 /// have been seen, and half of each query tile's dQ.
-template <class Tiles, bool kSoftCap>
+template <class Tiles, bool kLists, bool kSoftCap>
 class Consumer {
   using Element = typename Tiles::Element;
   static constexpr int kScores = Tiles::kQueries / 2;
@@ -247,7 +237,7 @@ class Consumer {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) key_sum[i] = value_sum[i] = 0;
     shared.key_full.wait(0);
-    const std::int32_t steps = work.steps(a);
+    const std::int32_t steps = shared.steps;
     for (std::int32_t i = 0; i < steps; ++i) step(key_sum, value_sum);
     add(a.grad_key, key_sum, Tiles::sum_scale(a));
     add(a.grad_value, value_sum, 1);
@@ -307,18 +297,50 @@ class Consumer {
     hopper::products_commit();
   }
 
-  // The weights of hidden pairs, and what else follows from them.
+  // Bit i: score i is that of a hidden pair. In a loop, and before there are scores, since rows and
+  // columns take many registers.
+  __device__ __forceinline__ void find_hidden(std::uint32_t (&bits)[kScores / 32],
+                                              std::int32_t row) const {
+    const std::int32_t head = shared.step[at.slot()].head;
+    const std::int32_t first = work.first_column + group * 64 + warp % 4 * 16 + lane / 4;
+    const ListedColumn columns[2] = {listed_column(a, work.batch, Tiles::kKeys, first),
+                                     listed_column(a, work.batch, Tiles::kKeys, first + 8)};
+#pragma unroll
+    for (int part = 0; part < kScores / 32; ++part) {
+      bits[part] = 0;
+#pragma unroll 1
+      for (int i = 0; i < 16; ++i) {
+        const ListedRow keys(a, work.batch, head, Tiles::kQueries,
+                             row + part * 64 + i / 2 * 8 + 2 * (lane % 4) + i % 2);
+        const int bit = i / 2 * 4 + i % 2;
+        if (!keys.sees(columns[0])) bits[part] |= std::uint32_t{1} << bit;
+        if (!keys.sees(columns[1])) bits[part] |= std::uint32_t{4} << bit;
+      }
+    }
+  }
+
+  // The scores of hidden pairs: those of the bits, or those that the band hides.
   template <class Hide>
-  __device__ __forceinline__ void for_hidden(std::int32_t row, Hide hide) const {
+  __device__ __forceinline__ void for_hidden(std::int32_t row,
+                                             const std::uint32_t (&bits)[kScores / 32],
+                                             Hide hide) const {
+    if constexpr (kLists) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const std::int32_t column = work.first_column + group * 64 + warp % 4 * 16 + lane / 4 + 8 * h;
-      const std::int32_t distance = column - (row + 2 * (lane % 4));
-      const std::int32_t low = column < work.columns ? a.low : 0x7fffffff;
+      for (int i = 0; i < kScores; ++i) {
+        if ((bits[i / 32] >> i % 32 & 1) != 0) hide(i);
+      }
+    } else {
 #pragma unroll
-      for (int i = 0; i < kScores / 2; ++i) {
-        const std::int32_t x = distance - (i / 2 * 8 + i % 2);
-        if (x < low || x > a.high) hide(i / 2 * 4 + 2 * h + i % 2);
+      for (int h = 0; h < 2; ++h) {
+        const std::int32_t column =
+            work.first_column + group * 64 + warp % 4 * 16 + lane / 4 + 8 * h;
+        const std::int32_t distance = column - (row + 2 * (lane % 4));
+        const std::int32_t low = column < work.columns ? a.low : 0x7fffffff;
+#pragma unroll
+        for (int i = 0; i < kScores / 2; ++i) {
+          const std::int32_t x = distance - (i / 2 * 8 + i % 2);
+          if (x < low || x > a.high) hide(i / 2 * 4 + 2 * h + i % 2);
+        }
       }
     }
   }
@@ -336,7 +358,12 @@ class Consumer {
 
   [[nodiscard]] __device__ __forceinline__ bool is_visible(std::int32_t row,
                                                            std::int32_t column) const {
-    return column < work.columns && column - row >= a.low && column - row <= a.high;
+    if constexpr (kLists) {
+      return ListedRow(a, work.batch, shared.step[at.slot()].head, Tiles::kQueries, row)
+          .sees(listed_column(a, work.batch, Tiles::kKeys, column));
+    } else {
+      return column < work.columns && column - row >= a.low && column - row <= a.high;
+    }
   }
 
   // The weight of a pair and its dS, by a warp.
@@ -501,7 +528,8 @@ class Consumer {
   // Replaces scores by their weights.
   __device__ __forceinline__ void weigh(float (&scores)[kScores],
                                         std::uint32_t (&weights)[kScores / 2],
-                                        std::int32_t row) const {
+                                        std::int32_t row,
+                                        const std::uint32_t (&hidden)[kScores / 32]) const {
     const float scale = a.scale * kLog2E;
     const std::uint32_t slot = at.slot();
 #pragma unroll
@@ -514,7 +542,9 @@ class Consumer {
         scores[4 * i + 2 * h + 1] = exp2_fast(fmaf(scores[4 * i + 2 * h + 1], scale, -lse.y));
       }
     }
-    if (work.is_masked(a, row)) for_hidden(row, [&](int i) { scores[i] = 0; });
+    if (shared.step[slot].masked != 0) {
+      for_hidden(row, hidden, [&](int i) { scores[i] = 0; });
+    }
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) weights[i / 2] = pack<Element>(scores[i], scores[i + 1]);
   }
@@ -522,7 +552,8 @@ class Consumer {
   // The same, but leaves weights times the cap's derivative in `scores`.
   __device__ __forceinline__ void weigh_capped(float (&scores)[kScores],
                                                std::uint32_t (&weights)[kScores / 2],
-                                               std::int32_t row) const {
+                                               std::int32_t row,
+                                               const std::uint32_t (&hidden)[kScores / 32]) const {
     const float scale = a.soft_cap * kLog2E;
     const std::uint32_t slot = at.slot();
     replace_by_tanh(scores, a);
@@ -540,8 +571,8 @@ class Consumer {
         scores[j + 1] = y * fmaf(-scores[j + 1], scores[j + 1], 1);
       }
     }
-    if (!work.is_masked(a, row)) return;
-    for_hidden(row, [&](int i) {
+    if (shared.step[slot].masked == 0) return;
+    for_hidden(row, hidden, [&](int i) {
       scores[i] = 0;
       weights[i / 2] &= i % 2 == 0 ? 0xffff0000 : 0x0000ffff;
     });
@@ -554,7 +585,8 @@ class Consumer {
     shared.query_full[slot].wait(parity);
     const std::int32_t row = shared.step[slot].tile * Tiles::kQueries;
     const std::int32_t flags = __float_as_int(shared.lse[slot][Tiles::kQueries]);
-    if (work.is_masked(a, row) || (flags & kHiddenRows) != 0) {
+    const bool masked = shared.step[slot].masked != 0;
+    if (masked || (flags & kHiddenRows) != 0) {
       shared.output_full[slot].wait(parity);
       shared.key_watched.wait(0);
       if (is_special(slot, flags)) {
@@ -566,6 +598,10 @@ class Consumer {
       }
     }
     const float score_scale = Tiles::score_scale(a);
+    std::uint32_t hidden[kScores / 32];
+    if constexpr (kLists) {
+      if (masked) find_hidden(hidden, row);
+    }
     float scores[kScores], grads[kScores];
     std::uint32_t weights[kScores / 2], packed[kScores / 2];
     hopper::leave_undefined(scores);
@@ -578,9 +614,9 @@ class Consumer {
     hopper::products_wait<1>();
     hopper::pin(scores);
     if constexpr (kSoftCap) {
-      weigh_capped(scores, weights, row);
+      weigh_capped(scores, weights, row, hidden);
     } else {
-      weigh(scores, weights, row);
+      weigh(scores, weights, row, hidden);
     }
     hopper::products_wait<0>();
     hopper::pin(grads);
@@ -650,13 +686,17 @@ class Consumer {
 
 /// Gradients of a key tile and a key/value head, in the manner of FlashAttention-3's backward pass
 /// (Shah et al. 2024). Sᵀ rather than S is computed, so that weights stay in registers.
-template <class Tiles, bool kSoftCap>
+template <class Tiles, bool kLists, bool kSoftCap>
 __global__ void __launch_bounds__(Tiles::kThreads, 1)
     differentiate(const __grid_constant__ Arguments a) {
+  // Walking by lists takes registers that consumers of 64 dims have not to spare.
+  constexpr bool kWalks = kLists && Tiles::kDim == 128;
   extern __shared__ __align__(1024) unsigned char bytes[];
   auto& shared = *reinterpret_cast<SharedTiles<Tiles>*>(bytes);
   if (threadIdx.x == 0) {
-    shared.work.find(a, work_index(a));
+    Work<Tiles>& work = shared.work;
+    work.find(a, work_index(a));
+    shared.steps = kLists ? 0 : (work.last_tile - work.first_tile + 1) * a.heads_per_kv_head;
     shared.special_keys = 0;
     shared.key_full.init(1);
     shared.key_watched.init(96);
@@ -673,28 +713,32 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
     hopper::fence_barrier_init();
   }
   __syncthreads();
-  if (shared.work.last_tile < shared.work.first_tile) return;
+  if constexpr (kLists) {
+    atomicAdd(&shared.steps, steps_of_thread(a, shared.work));
+    __syncthreads();
+  }
+  if (shared.steps <= 0) return;
   if (threadIdx.x < 128) {
-    hopper::release_registers<24>();
+    hopper::release_registers<kWalks ? 40 : 24>();
     const auto thread = static_cast<int>(threadIdx.x);
     if (thread == 0) {
-      produce<Tiles>(a, shared);
+      produce<Tiles, kLists>(a, shared);
     } else if (thread >= 32) {
       watch_keys<Tiles>(shared, thread - 32);
       if (a.grad_query.data != nullptr && thread % 32 == 0 && thread >= 64) {
-        add_queries<Tiles>(a, shared, thread / 32 - 2);
+        add_queries<Tiles, kLists>(a, shared, thread / 32 - 2);
       }
     }
   } else {
-    hopper::take_registers<240>();
-    Consumer<Tiles, kSoftCap>(a, shared).run();
+    hopper::take_registers<kWalks ? 232 : 240>();
+    Consumer<Tiles, kLists, kSoftCap>(a, shared).run();
   }
 }
 
-template <class Tiles, bool kSoftCap>
+template <class Tiles, bool kLists, bool kSoftCap>
 cudaError_t launch(const Arguments& a, cudaStream_t stream) {
   constexpr std::size_t kShared = sizeof(SharedTiles<Tiles>);
-  const auto kernel = &differentiate<Tiles, kSoftCap>;
+  const auto kernel = &differentiate<Tiles, kLists, kSoftCap>;
   if (const cudaError_t code = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
     return code;

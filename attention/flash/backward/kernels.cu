@@ -51,8 +51,12 @@ cudaError_t launch_both(const Arguments& a, cudaStream_t stream) {
   constexpr bool kHalf = std::is_same_v<Element, __half>;
   const std::int64_t tiles = std::int64_t{a.batches} * a.heads * (a.padded_rows / Shape::kQueries);
   prepare_rows<Shape><<<static_cast<unsigned>(tiles), Shape::kQueries, 0, stream>>>(a);
-  return a.soft_cap != 0 ? launch_differentiate<kDim, kHalf, true>(a, stream)
-                         : launch_differentiate<kDim, kHalf, false>(a, stream);
+  if (a.mask.key_tiles > 0) {
+    return a.soft_cap != 0 ? launch_differentiate<kDim, kHalf, true, true>(a, stream)
+                           : launch_differentiate<kDim, kHalf, true, false>(a, stream);
+  }
+  return a.soft_cap != 0 ? launch_differentiate<kDim, kHalf, false, true>(a, stream)
+                         : launch_differentiate<kDim, kHalf, false, false>(a, stream);
 }
 
 }  // namespace

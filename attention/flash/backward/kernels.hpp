@@ -15,7 +15,7 @@ inline constexpr int kSumRows = 64;
 }
 
 /// Enqueues the main kernel. Each is compiled by itself, from kernel.cu.in.
-template <int kDim, bool kHalf, bool kSoftCap>
+template <int kDim, bool kHalf, bool kLists, bool kSoftCap>
 [[nodiscard]] cudaError_t launch_differentiate(const Arguments& arguments, cudaStream_t stream);
 
 /// Enqueues the backward pass of a block: LSE and delta of the rows, and the main kernel. `dim` is

@@ -15,27 +15,27 @@ namespace annulus::flash::backward {
   return a.turns != nullptr ? atomicAdd(a.next_index, 1) : static_cast<std::int32_t>(blockIdx.x);
 }
 
-/// How many key tiles have added to the dQ of a query tile.
+/// 1 + the last key tile that has added to the dQ of a query tile, or 0.
 class Turn {
  public:
-  __device__ __forceinline__ explicit Turn(std::int32_t* count) : count_(count) {}
+  __device__ __forceinline__ explicit Turn(std::int32_t* last) : last_(last) {}
 
-  __device__ __forceinline__ void wait(std::int32_t rank) const {
-    std::int32_t count = 0;
+  __device__ __forceinline__ void wait(std::int32_t before) const {
+    std::int32_t last = 0;
     do {
-      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(count_) : "memory");
-    } while (count != rank);
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(last) : "l"(last_) : "memory");
+    } while (last != before);
     asm volatile("fence.proxy.async;" ::: "memory");
   }
   /// After the bulk reductions of this thread.
-  __device__ __forceinline__ void pass() const {
+  __device__ __forceinline__ void pass(std::int32_t key_tile) const {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     asm volatile("fence.proxy.async;" ::: "memory");
-    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count_) : "memory");
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(last_), "r"(key_tile + 1) : "memory");
   }
 
  private:
-  std::int32_t* count_;
+  std::int32_t* last_;
 };
 
 }  // namespace annulus::flash::backward

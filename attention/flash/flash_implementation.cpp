@@ -22,7 +22,6 @@ namespace {
 
 constexpr std::int64_t kVectorBytes = 16;  // strides are multiples of it
 constexpr std::int64_t kMaximumDims = 256;
-constexpr std::int64_t kMaximumBackwardDims = 128;
 constexpr std::int64_t kMaximumPositions = std::int64_t{1} << 28;  // see flash::KeySegment::kFar
 
 // Not measured: general at 192 and 256, and float32 at 256.
@@ -98,13 +97,6 @@ class FlashImplementation final : public Implementation {
                                             Place place) const override {
     if (problem.dtype == DType::float32) {
       return Capability::no("the flash kernel computes gradients for half types, not for float32");
-    }
-    const AttentionShape& shape = problem.shape;
-    if (std::max(shape.head_dim, shape.value_dim) > kMaximumBackwardDims) {
-      return Capability::no(
-          fmt::format("the flash kernel computes gradients for head dimensions up to {}, not {} "
-                      "with {}",
-                      kMaximumBackwardDims, shape.head_dim, shape.value_dim));
     }
     return accepts(problem, place);
   }

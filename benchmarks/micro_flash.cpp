@@ -366,21 +366,29 @@ void backward_masks(Bench& bench) {
 }
 
 void backward(Bench& bench) {
-  // Plain, with the same bits every time, and with a soft cap.
+  // Plain, and of narrow heads with the same bits every time and with a soft cap.
   const auto measure = [&](const Case& plain) {
-    std::vector<BackwardCase> cases{{plain}, {plain, true}, {plain}};
-    cases[1].forward.name += ", same bits";
-    cases[2].forward.name += ", soft cap 50";
-    cases[2].forward.problem.soft_cap = 50;
+    std::vector<BackwardCase> cases{{plain}};
+    if (plain.problem.shape.head_dim <= 128) {
+      cases.resize(3, cases.front());
+      cases[1].forward.name += ", same bits";
+      cases[1].repeats_bits = true;
+      cases[2].forward.name += ", soft cap 50";
+      cases[2].forward.problem.soft_cap = 50;
+    }
     bench.measure_backward(cases);
   };
-  for (const auto& [heads, kv_heads, dim, length] :
-       {std::tuple{32, 8, 128, 4096}, std::tuple{32, 8, 128, 16384}, std::tuple{32, 32, 128, 16384},
-        std::tuple{32, 8, 128, 32768}, std::tuple{32, 32, 64, 16384}}) {
+  struct Shape {
+    std::int64_t heads, kv_heads, dim, value_dim, length;
+  };
+  for (const Shape& s :
+       {Shape{32, 8, 128, 128, 4096}, Shape{32, 8, 128, 128, 16384}, Shape{32, 32, 128, 128, 16384},
+        Shape{32, 8, 128, 128, 32768}, Shape{32, 32, 64, 64, 16384}, Shape{16, 16, 256, 256, 16384},
+        Shape{16, 16, 192, 128, 16384}}) {
     for (const bool causal : {false, true}) {
-      measure(make_case(fmt::format("backward D={} {}/{} {} {}", dim, heads, kv_heads, length,
-                                    causal ? "causal" : "full"),
-                        {1, length, length, heads, kv_heads, dim, dim}, causal));
+      measure(make_case(fmt::format("backward D={} Dv={} {}/{} {} {}", s.dim, s.value_dim, s.heads,
+                                    s.kv_heads, s.length, causal ? "causal" : "full"),
+                        {1, s.length, s.length, s.heads, s.kv_heads, s.dim, s.value_dim}, causal));
     }
   }
   Case window =

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,12 @@
 #include "tests/attention/gradients_run.hpp"
 
 namespace annulus::test {
+
+struct Dims {
+  std::int64_t head, value;
+};
+/// Of each kernel.
+inline constexpr Dims kAllDims[] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
 
 inline AttentionProblem bfloat16_problem(const AttentionShape& shape) {
   return problem_of(shape, DType::bfloat16);
@@ -100,14 +107,76 @@ class CudaFlashBackward : public CudaTest {
     add(whole);
     EXPECT_LT(whole.largest_share(), 1);
   }
-  void expect_all_accurate(Random& random, AttentionProblem problem) {
-    for (const std::int64_t dim : {64, 128}) {
+  void expect_all_accurate(Random& random, const AttentionProblem& problem) {
+    expect_accurate(random, problem, kAllDims);
+  }
+  /// Of the kernels for up to 128 dimensions.
+  void expect_narrow_accurate(Random& random, const AttentionProblem& problem) {
+    expect_accurate(random, problem, {kAllDims, 2});
+  }
+  void expect_accurate(Random& random, AttentionProblem problem, std::span<const Dims> all) {
+    for (const Dims& dims : all) {
       for (const DType dtype : {DType::bfloat16, DType::float16}) {
-        problem.shape.head_dim = problem.shape.value_dim = dim;
+        problem.shape.head_dim = dims.head;
+        problem.shape.value_dim = dims.value;
         problem.dtype = dtype;
         expect_accurate(random, problem);
       }
     }
+  }
+
+  void expect_blocks_add_up(const Dims& dims) {
+    Random random(6);
+    AttentionProblem problem = bfloat16_problem({2, 320, 320, 4, 2, dims.head, dims.value});
+    problem.mask.set_causal(true);
+    problem.mask.set_kv_lengths({320, 250});
+    const WholeGradients whole(random, problem);
+    const BackwardBlock all = whole.block();
+    const Gradients sums = whole.gradients();
+    std::vector<Part> parts;
+    // Rows of the ranges of zigzag shards, and of every third position.
+    const auto slice = [](const auto& view, int dim, std::int64_t first, std::int64_t count,
+                          std::int64_t step) {
+      auto strides = view.strides();
+      auto shape = view.shape();
+      strides[dim] *= step;
+      shape[dim] = count;
+      return std::decay_t<decltype(view)>(view.slice(dim, first, 1).data(), view.dtype(), shape,
+                                          strides);
+    };
+    struct Run {
+      std::int64_t first, count, step;
+    };
+    for (const Run& r :
+         {Run{0, 80, 1}, Run{240, 80, 1}, Run{80, 54, 3}, Run{81, 53, 3}, Run{82, 53, 3}}) {
+      const std::vector<Run> columns =
+          r.step == 1 ? std::vector<Run>{{0, 80, 1}, {80, 160, 1}, {240, 80, 1}}
+                      : std::vector<Run>{{0, 107, 3}, {1, 107, 3}, {2, 106, 3}};
+      for (const Run& c : columns) {
+        for (std::int64_t b = 0; b < 2; ++b) {
+          const auto of_rows = [&](const auto& view, int dim) {
+            return slice(view.slice(0, b, 1), dim, r.first, r.count, r.step);
+          };
+          const auto of_columns = [&](const auto& view) {
+            return slice(view.slice(0, b, 1), 1, c.first, c.count, c.step);
+          };
+          BackwardBlock block{
+              of_rows(all.query, 1),
+              of_columns(all.key),
+              of_columns(all.value),
+              of_rows(all.grad_output, 1),
+              of_rows(all.lse, 2),
+              of_rows(all.delta, 2),
+              PositionRanges({PositionRange{GlobalPosition(r.first), r.count, r.step}}),
+              PositionRanges({PositionRange{GlobalPosition(c.first), c.count, c.step}})};
+          block.first_batch = b;
+          parts.push_back(
+              {block, {of_rows(sums.query, 1), of_columns(sums.key), of_columns(sums.value)}});
+        }
+      }
+    }
+    add(whole, parts);
+    EXPECT_LT(whole.largest_share(), 1);
   }
 };
 

@@ -296,7 +296,7 @@ TEST_F(CudaNativeBackward, WhatIsNotFiniteReachesWhatSeesIt) {
 
 TEST_F(CudaNativeBackward, HiddenValuesReachNothing) {
   for (const DType dtype : kDTypes)
-    expect_nothing_of_hidden_values(100, 16, dtype, gradients(), 0.5);
+    expect_nothing_of_hidden_values(100, 16, 16, dtype, gradients(), 0.5);
 }
 
 TEST_F(CudaNativeBackward, RowsWithoutWeightAddNothing) {

@@ -13,6 +13,7 @@
 #include "cuda/upload.hpp"
 #include "flash/backward/kernels.hpp"
 #include "flash/flash_attention.hpp"
+#include "flash/head_dims.hpp"
 #include "flash/small_tanh.hpp"
 #include "flash/tensor_map.hpp"
 
@@ -25,7 +26,7 @@ constexpr std::int64_t kSectionBytes = std::int64_t{36} << 20;
 constexpr std::int64_t kFar = std::int64_t{1} << 29;
 
 int tile_dim(const AttentionProblem& problem) {
-  return std::max(problem.shape.head_dim, problem.shape.value_dim) <= 64 ? 64 : 128;
+  return with_head_dims(problem.shape, [](auto dims) { return decltype(dims)::kHeadDim; });
 }
 
 bool is_wanted(const TensorView& gradient) {
@@ -91,6 +92,9 @@ FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const
   const LocalMask mask =
       local_mask(problem_.mask, block.first_batch, entry.of.batches, block.rows, block.columns);
   if (!mask.obstacle.empty()) {
+    if (tile_dim(problem_) > kMaximumListedDim) {
+      throw UnsupportedError("flash attention, backward: " + mask.obstacle);
+    }
     entry.lists = std::make_unique<TileLists>(problem_.mask, entry.of, block.rows, block.columns,
                                               tile_queries(tile_dim(problem_)), kTileKeys,
                                               device_.memory());
@@ -113,7 +117,8 @@ void FlashBackward::check(const BackwardBlock& block, const Gradients& gradients
   };
   bool good = query.rank() == 4 && key == Extents{query[0], key[1], key[2], query[3]} &&
               value == Extents{key[0], key[1], key[2], value[3]} && key[2] > 0 &&
-              query[2] % key[2] == 0 && std::max(query[3], value[3]) <= tile_dim(problem_) &&
+              query[2] % key[2] == 0 && query[3] == problem_.shape.head_dim &&
+              value[3] == problem_.shape.value_dim &&
               block.grad_output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
               block.lse.shape() == rows && block.lse.dtype() == DType::float32 &&
               block.delta.shape() == rows && block.delta.dtype() == DType::float32 &&
@@ -152,8 +157,8 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   Arguments a;
   a.query = tensor_map(block.query, static_cast<int>(tile));
   a.grad_output = tensor_map(block.grad_output, static_cast<int>(tile));
-  a.key = tensor_map(block.key, kTileKeys);
-  a.value = tensor_map(block.value, kTileKeys);
+  a.key = tensor_map(block.key, tile_keys(dim));
+  a.value = tensor_map(block.value, tile_keys(dim));
   a.lse = row_values_of(block.lse);
   a.delta = row_values_of(block.delta);
   if (is_wanted(gradients.query)) a.query_sum = tensor_map(gradients.query, kSumRows);

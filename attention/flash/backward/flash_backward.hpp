@@ -12,8 +12,8 @@
 namespace annulus::flash::backward {
 
 /// Gradients of the blocks of one problem on one device of compute capability 9.0: half types, head
-/// dimensions of queries and values up to 128. Keeps a workspace that
-/// is as large as the largest block needs. One call at a time.
+/// dimensions that with_head_dims() takes; above 128, blocks that have a LocalMask. Keeps a workspace
+/// that is as large as the largest block needs. One call at a time.
 class FlashBackward {
  public:
   /// Both must outlive it.

@@ -736,16 +736,14 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
 }
 
 template <class Tiles, bool kLists, bool kSoftCap>
-cudaError_t launch(const Arguments& a, cudaStream_t stream) {
+cudaError_t launch(const Arguments& a, unsigned items, cudaStream_t stream) {
   constexpr std::size_t kShared = sizeof(SharedTiles<Tiles>);
   const auto kernel = &differentiate<Tiles, kLists, kSoftCap>;
   if (const cudaError_t code = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
     return code;
   }
-  const std::int64_t tiles = (a.columns + Tiles::kKeys - 1) / Tiles::kKeys;
-  const std::int64_t items = tiles * a.batches * (a.heads / a.heads_per_kv_head);
-  kernel<<<static_cast<unsigned>(items), Tiles::kThreads, kShared, stream>>>(a);
+  kernel<<<items, Tiles::kThreads, kShared, stream>>>(a);
   return cudaGetLastError();
 }
 

@@ -1,3 +1,4 @@
+#include <cstdint>
 #include <type_traits>
 
 #include "flash/backward/kernel.cuh"
@@ -45,29 +46,43 @@ __global__ void __launch_bounds__(Tiles::kQueries)
   }
 }
 
-template <class Element, int kDim>
-cudaError_t launch_both(const Arguments& a, cudaStream_t stream) {
-  using Shape = Tiles<Element, kDim>;
-  constexpr bool kHalf = std::is_same_v<Element, __half>;
-  const std::int64_t tiles = std::int64_t{a.batches} * a.heads * (a.padded_rows / Shape::kQueries);
-  prepare_rows<Shape><<<static_cast<unsigned>(tiles), Shape::kQueries, 0, stream>>>(a);
-  if (a.mask.key_tiles > 0) {
-    return a.soft_cap != 0 ? launch_differentiate<kDim, kHalf, true, true>(a, stream)
-                           : launch_differentiate<kDim, kHalf, true, false>(a, stream);
-  }
-  return a.soft_cap != 0 ? launch_differentiate<kDim, kHalf, false, true>(a, stream)
-                         : launch_differentiate<kDim, kHalf, false, false>(a, stream);
+unsigned blocks(std::int64_t work, std::int64_t of_a_block) {
+  return static_cast<unsigned>((work + of_a_block - 1) / of_a_block);
+}
+
+template <class Tiles>
+void launch_preparation(const Arguments& a, cudaStream_t stream) {
+  const std::int64_t rows = std::int64_t{a.batches} * a.heads * a.padded_rows;
+  prepare_rows<Tiles><<<blocks(rows, Tiles::kQueries), Tiles::kQueries, 0, stream>>>(a);
+}
+
+template <int kDim, bool kHalf>
+cudaError_t launch(const Arguments& a, unsigned items, cudaStream_t stream) {
+  launch_preparation<Tiles<std::conditional_t<kHalf, __half, __nv_bfloat16>, kDim>>(a, stream);
+  const bool lists = a.mask.key_tiles > 0, cap = a.soft_cap != 0;
+  if (lists && cap) return launch_differentiate<kDim, kHalf, true, true>(a, items, stream);
+  if (lists) return launch_differentiate<kDim, kHalf, true, false>(a, items, stream);
+  if (cap) return launch_differentiate<kDim, kHalf, false, true>(a, items, stream);
+  return launch_differentiate<kDim, kHalf, false, false>(a, items, stream);
+}
+
+template <bool kHalf>
+cudaError_t launch(const Arguments& a, int dim, cudaStream_t stream) {
+  const unsigned items = blocks(a.columns, tile_keys(dim)) *
+                         static_cast<unsigned>(a.batches * (a.heads / a.heads_per_kv_head));
+  if (dim == 64) return launch<64, kHalf>(a, items, stream);
+  if (dim == 128) return launch<128, kHalf>(a, items, stream);
+  using Narrow = Tiles<std::conditional_t<kHalf, __half, __nv_bfloat16>, 128>;
+  static_assert(Narrow::kQueries == tile_queries(256));
+  launch_preparation<Narrow>(a, stream);
+  return dim == 192 ? launch_wide<192, 128, kHalf>(a, items, stream)
+                    : launch_wide<256, 256, kHalf>(a, items, stream);
 }
 
 }  // namespace
 
 cudaError_t launch_backward(const Arguments& arguments, int dim, bool half, cudaStream_t stream) {
-  if (dim == 64) {
-    return half ? launch_both<__half, 64>(arguments, stream)
-                : launch_both<__nv_bfloat16, 64>(arguments, stream);
-  }
-  return half ? launch_both<__half, 128>(arguments, stream)
-              : launch_both<__nv_bfloat16, 128>(arguments, stream);
+  return half ? launch<true>(arguments, dim, stream) : launch<false>(arguments, dim, stream);
 }
 
 }  // namespace annulus::flash::backward

@@ -117,6 +117,7 @@ struct BlockGeometry {
   std::int64_t first_batch = 0;
   std::int64_t batches = 0;
   bool unmasked = false;
+  bool repeats_bits = false;  ///< see BackwardBlock
 };
 
 [[nodiscard]] inline BlockGeometry geometry_of(const AttentionBlock& block) {

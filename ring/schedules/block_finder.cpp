@@ -41,7 +41,8 @@ std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
                         const RankPlan& plan, const Tile& block) {
   const BatchRange batches = plan.global(block.batches);
   const BlockGeometry geometry{block.row_positions, block.column_positions, batches.begin,
-                               batches.count, block.full};
+                               batches.count, block.full,
+                               input.backward.has_value() && input.options.deterministic};
   const Capability can = input.backward ? candidate.takes_backward(input.problem, geometry)
                                         : candidate.takes(input.problem, geometry);
   if (!can) return can.reason();

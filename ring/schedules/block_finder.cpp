@@ -13,6 +13,7 @@
 
 #include "cost/cost.hpp"
 #include "refusals.hpp"
+#include "schedules/global_order.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -45,13 +46,18 @@ std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
   const Capability can = input.backward ? candidate.takes_backward(input.problem, geometry)
                                         : candidate.takes(input.problem, geometry);
   if (!can) return can.reason();
+  const bool repeats = input.problem.repeats_bits({input.prices.model.device, 0});
   if (input.backward) {
     const auto& backward = candidate.declares().backward;
-    if (input.options.deterministic && backward && !backward->repeats_bits) {
+    if (repeats && backward && !backward->repeats_bits) {
       return "the bits of its gradients vary from run to run";
     }
   } else if (input.candidates.size() > 1 && !candidate.repeats_bits(geometry)) {
     return "its bits vary from run to run, so it computes this only where it is named";
+  }
+  if (input.problem.in_global_order()) {
+    std::string reason = order_obstacle(candidate.declares(), input, plan, block);
+    if (!reason.empty()) return reason;
   }
   return refusal_of(candidate, input, plan, block, false);
 }
@@ -202,6 +208,7 @@ Block BlockFinder::hull_of(const Tile& tile) const {
     }
   }
   if (block.pairs == 0) return block;
+  if (context_.input.problem.in_global_order()) return all_of(std::move(block), tile);
 
   std::vector<PositionRange> positions;
   for (const PlacedPiece& placed : tile.columns) {
@@ -215,6 +222,20 @@ Block BlockFinder::hull_of(const Tile& tile) const {
   block.row_positions = rows_.slice(block.rows);
   block.full = exact && !context_.input.problem.call_arguments.change_visibility() &&
                block.pairs == block.rows.count * block.columns.count * tile.batches.count;
+  return block;
+}
+
+// Rows and columns that nobody sees stay: where tiles begin must not depend on other batches.
+Block BlockFinder::all_of(Block block, const Tile& tile) const {
+  std::vector<PositionRange> positions;
+  for (const PlacedPiece& placed : tile.columns) {
+    block.columns = hull(block.columns, {LocalPosition(placed.token),
+                                         placed.piece.positions.length});
+    positions.push_back(placed.piece.positions);
+  }
+  block.column_positions = PositionRanges(std::move(positions));
+  block.rows = tile.rows;
+  block.row_positions = rows_.slice(block.rows);
   return block;
 }
 

@@ -158,9 +158,9 @@ TEST(BackwardFace, KernelsWhoseBitsVaryAreForThoseWhoDoNotAskForTheSameBits) {
     return attention.backward_pass()->implementations_of_ranks();
   };
   EXPECT_EQ(computed_by(), "native");
-  options.backward.deterministic = false;
+  options.reproducible = Reproducible::no;
   EXPECT_EQ(computed_by(), "unordered");
-  options.backward.deterministic = true;
+  options.reproducible = Reproducible::run;
   EXPECT_EQ(computed_by(), "native");
   options.backward.implementation = "unordered";
   Attention attention(context, options);

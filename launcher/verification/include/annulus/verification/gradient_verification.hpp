@@ -30,6 +30,8 @@ struct GradientVerification {
   /// for float64.
   std::optional<GradientErrors> allowance = {};
   bool repeats = true;  ///< a second call gave the same bits, where the plan promises that
+  /// The unsharded run gave the same bits, where the problem asks for that.
+  bool reproduces = true;
 
   /// The largest error, as a share of the bound.
   [[nodiscard]] double share() const;

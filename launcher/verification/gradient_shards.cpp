@@ -194,7 +194,7 @@ void GradientShards::compute_others(Attention& attention, const ring::LocalTenso
 bool GradientShards::are_parts_of(const GradientShards& whole) const {
   const auto same = [&](const DeviceTwin& part, const NamedSharding& sharding,
                         const DeviceTwin& all) {
-    return is_part_of(part.host(), sharding, rank_, all.host());
+    return is_part_of(part.host, sharding, rank_, all.host);
   };
   if (!same(grad_query_, operands_.query, whole.grad_query_) ||
       !same(grad_key_, operands_.key, whole.grad_key_) ||
@@ -205,8 +205,8 @@ bool GradientShards::are_parts_of(const GradientShards& whole) const {
     return false;
   }
   if (!request_.grad_sinks) return true;
-  const Tensor& sinks = grad_sinks_.host();
-  const auto* const all = static_cast<const float*>(whole.grad_sinks_.host().view().data());
+  const Tensor& sinks = grad_sinks_.host;
+  const auto* const all = static_cast<const float*>(whole.grad_sinks_.host.view().data());
   return std::memcmp(sinks.view().data(), all + first_sink_, sinks.bytes()) == 0;
 }
 

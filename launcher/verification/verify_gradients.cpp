@@ -49,7 +49,8 @@ GradientErrors unsharded_errors(const ShardedCase& whole, const OracleGradients&
   return gradients.errors(truth, context.mesh().world());
 }
 
-// In the errors of planner and registry where no implementation can compute something.
+// In the errors of planner and registry where no implementation can compute something, in any
+// schedule.
 constexpr const char* kRefusal = "no implementation can";
 
 // True if the rank merges partial results of rows: those of several kernels, or of one that

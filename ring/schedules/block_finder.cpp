@@ -225,6 +225,21 @@ Block BlockFinder::hull_of(const Tile& tile) const {
   return block;
 }
 
+// The same positions, with ranges that continue each other as one: a chunk of a layout must not
+// begin a tile.
+PositionRanges BlockFinder::in_one(const PositionRanges& positions) {
+  std::vector<PositionRange> ranges;
+  for (const PositionRange& range : positions.ranges()) {
+    if (!ranges.empty() && ranges.back().stride == 1 && range.stride == 1 &&
+        ranges.back().at(ranges.back().length) == range.start) {
+      ranges.back().length += range.length;
+    } else {
+      ranges.push_back(range);
+    }
+  }
+  return PositionRanges(std::move(ranges));
+}
+
 // Rows and columns that nobody sees stay: where tiles begin must not depend on other batches.
 Block BlockFinder::all_of(Block block, const Tile& tile) const {
   std::vector<PositionRange> positions;
@@ -233,9 +248,9 @@ Block BlockFinder::all_of(Block block, const Tile& tile) const {
                                          placed.piece.positions.length});
     positions.push_back(placed.piece.positions);
   }
-  block.column_positions = PositionRanges(std::move(positions));
+  block.column_positions = in_one(PositionRanges(std::move(positions)));
   block.rows = tile.rows;
-  block.row_positions = rows_.slice(block.rows);
+  block.row_positions = in_one(rows_.slice(block.rows));
   return block;
 }
 

@@ -23,8 +23,8 @@ using ::testing::ThrowsMessage;
 
 using Shards = std::span<const ConstTensorView>;
 
-constexpr std::int64_t kTokens = 24;  // in tiles of kTile, shared out by 1, 2, 3, 4 and 8 ranks
-constexpr std::int64_t kTile = 3;
+constexpr std::int64_t kTokens = 48;  // in tiles of kTile, shared out by 1, 2, 3, 4 and 8 ranks
+constexpr std::int64_t kTile = 2;
 constexpr std::int64_t kFeatures = 5;
 
 float number(std::int64_t i, std::int64_t j) {

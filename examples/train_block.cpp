@@ -1,7 +1,7 @@
-// A transformer block that learns, with its sequences sharded: attention with its projections and an
-// MLP, each behind an RMS norm and beside a residual connection, trained by plain SGD. Every token
-// is to name the first token of its sequence, which only attention can tell it. The losses of ranks
-// 1, 2, 4 and 8 agree to rounding; with the argument "world" they agree to the last bit.
+// A transformer block that learns, with its sequences sharded: attention with its projections and
+// an MLP, each behind an RMS norm and beside a residual connection, trained by plain SGD. Every
+// token is to name the first token of its sequence, which only attention can tell it. The losses of
+// ranks 1, 2, 4 and 8 agree to rounding; with the argument "world" they agree to the last bit.
 //
 //     mpirun -np 4 ./train_block world
 #include <algorithm>
@@ -78,7 +78,8 @@ std::uint32_t hash(std::uint32_t x) {
   return x ^ (x >> 16U);
 }
 std::int64_t token_at(int step, std::int64_t sequence, std::int64_t position) {
-  return hash(static_cast<std::uint32_t>((step * kBatch + sequence) * kLength + position)) % kTokens;
+  return hash(static_cast<std::uint32_t>((step * kBatch + sequence) * kLength + position)) %
+         kTokens;
 }
 
 /// y = x / rms(x), of one token.
@@ -128,8 +129,7 @@ class Block {
           const std::int64_t sequence = row / kTile;
           const std::int64_t local = tile * kTile + row % kTile;
           visit(sequence * length + local, sequence, positions.global(LocalPosition(local)).value(),
-                terms[0].view().as<float>() + tile,
-                terms[1].view().as<float>() + tile * kWeights);
+                terms[0].view().as<float>() + tile, terms[1].view().as<float>() + tile * kWeights);
         }
       }
     };

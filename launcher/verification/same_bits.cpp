@@ -21,8 +21,7 @@ bool is_part_of(const Tensor& part, const NamedSharding& sharding, int rank, con
     }
     const PositionRanges& positions = index[static_cast<std::size_t>(dim)];
     for (std::int64_t i = 0; i < positions.size(); ++i) {
-      self(self, dim + 1,
-           offset + positions.global(LocalPosition(i)).value() * all.stride(dim));
+      self(self, dim + 1, offset + positions.global(LocalPosition(i)).value() * all.stride(dim));
     }
   };
   if (same) compare(compare, 0, 0);

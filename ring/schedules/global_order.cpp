@@ -67,8 +67,8 @@ std::string obstacle(const Declaration& kernel, const PlanInput& input, const Ra
                      const Tile& block) {
   const AttentionShape& shape = input.problem.shape;
   if (!is_all(block.column_positions, shape.kv_length)) {
-    return fmt::format("its columns {} are not all {} in order",
-                       to_string(block.column_positions), shape.kv_length);
+    return fmt::format("its columns {} are not all {} in order", to_string(block.column_positions),
+                       shape.kv_length);
   }
   if (input.backward) return backward_obstacle(input, plan, block);
   if (!are_whole_tiles(block.row_positions, shape.query_length, kernel.reproducible_rows)) {

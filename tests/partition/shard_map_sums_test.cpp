@@ -47,8 +47,7 @@ class ShardMapSums : public ::testing::Test {
     const PositionRanges rows_here = sharding.positions(mesh_.rank(), 0);
     for (std::int64_t i = 0; i < rows_here.size(); ++i) {
       for (std::int64_t j = 0; j < kFeatures; ++j) {
-        tensor.local().at<float>({i, j}) =
-            number(rows_here.global(LocalPosition(i)).value(), j);
+        tensor.local().at<float>({i, j}) = number(rows_here.global(LocalPosition(i)).value(), j);
       }
     }
     return tensor;
@@ -103,15 +102,15 @@ TEST_F(ShardMapSums, TermsAddUpInOrderOfRank) {
 }
 
 TEST_F(ShardMapSums, AnAxisThatIsNotSummedKeepsItsParts) {
-  const ShardMap map{.body =
-                         [&](Shards) {
-                           Tensor term = row(DType::float64, 1);
-                           term.view().at<double>({0, 2}) = 1 + mesh_.shape().coordinate(
-                                                                    mesh_.rank(), "dp");
-                           return one(std::move(term));
-                         },
-                     .in_specs = {},
-                     .out_specs = {summed({"sp"})}};
+  const ShardMap map{
+      .body =
+          [&](Shards) {
+            Tensor term = row(DType::float64, 1);
+            term.view().at<double>({0, 2}) = 1 + mesh_.shape().coordinate(mesh_.rank(), "dp");
+            return one(std::move(term));
+          },
+      .in_specs = {},
+      .out_specs = {summed({"sp"})}};
   ShardMap by_dp = map;
   by_dp.out_specs[0].spec = PartitionSpec::parse("dp");
   const auto results = run(by_dp, {});
@@ -124,20 +123,20 @@ TEST_F(ShardMapSums, AnAxisThatIsNotSummedKeepsItsParts) {
 // One term for each tile of the tokens: the order of additions is that of one rank.
 TEST_F(ShardMapSums, TermsOfTilesHaveTheBitsOfOneRank) {
   const ShardedTensor tokens = array("dp+sp,-", kTokens);
-  const ShardMap map{.body =
-                         [&](Shards shards) {
-                           const std::int64_t tiles = shards[0].size(0) / kTile;
-                           Tensor terms = row(DType::float32, tiles);
-                           for (std::int64_t i = 0; i < shards[0].size(0); ++i) {
-                             for (std::int64_t j = 0; j < kFeatures; ++j) {
-                               terms.view().at<float>({i / kTile, j}) +=
-                                   shards[0].at<float>({i, j});
-                             }
-                           }
-                           return one(std::move(terms));
-                         },
-                     .in_specs = {PartitionSpec::parse("dp+sp,-")},
-                     .out_specs = {summed({"dp", "sp"}, true)}};
+  const ShardMap map{
+      .body =
+          [&](Shards shards) {
+            const std::int64_t tiles = shards[0].size(0) / kTile;
+            Tensor terms = row(DType::float32, tiles);
+            for (std::int64_t i = 0; i < shards[0].size(0); ++i) {
+              for (std::int64_t j = 0; j < kFeatures; ++j) {
+                terms.view().at<float>({i / kTile, j}) += shards[0].at<float>({i, j});
+              }
+            }
+            return one(std::move(terms));
+          },
+      .in_specs = {PartitionSpec::parse("dp+sp,-")},
+      .out_specs = {summed({"dp", "sp"}, true)}};
   const auto results = run(map, {tokens});
   for (std::int64_t j = 0; j < kFeatures; ++j) {
     float expected = 0;
@@ -167,16 +166,16 @@ TEST_F(ShardMapSums, HalfTypesAreRoundedOnce) {
 }
 
 TEST_F(ShardMapSums, RanksMayHaveNoTerms) {
-  const ShardMap map{.body =
-                         [&](Shards) {
-                           Tensor terms(DType::float32, {mesh_.rank() == 0 ? 2 : 0, 1},
-                                        device_.memory());
-                           terms.fill_zero();
-                           if (mesh_.rank() == 0) terms.view().at<float>({1, 0}) = 4;
-                           return one(std::move(terms));
-                         },
-                     .in_specs = {},
-                     .out_specs = {summed({"dp", "sp"}, true)}};
+  const ShardMap map{
+      .body =
+          [&](Shards) {
+            Tensor terms(DType::float32, {mesh_.rank() == 0 ? 2 : 0, 1}, device_.memory());
+            terms.fill_zero();
+            if (mesh_.rank() == 0) terms.view().at<float>({1, 0}) = 4;
+            return one(std::move(terms));
+          },
+      .in_specs = {},
+      .out_specs = {summed({"dp", "sp"}, true)}};
   EXPECT_EQ(run(map, {})[0].local().at<float>({0}), 4);
 }
 
@@ -237,9 +236,7 @@ TEST_F(ShardMapSums, TheTransposeSumsWhatRanksUseForDifferentWork) {
 TEST_F(ShardMapSums, RefusesWhatCannotBeSummed) {
   const auto body = [&](Shards) { return one(row(DType::float32)); };
   const auto run_with = [&](ShardBody of, ShardSpec spec) {
-    return [this, of = std::move(of), spec = std::move(spec)] {
-      (void)run({of, {}, {spec}}, {});
-    };
+    return [this, of = std::move(of), spec = std::move(spec)] { (void)run({of, {}, {spec}}, {}); };
   };
   ShardSpec named = summed({"sp"});
   named.spec = PartitionSpec::parse("sp");

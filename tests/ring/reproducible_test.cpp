@@ -1,8 +1,10 @@
 // The same bits on any number of ranks: every rank computes the whole problem alone, too, and
 // compares its parts of results and gradients, bit for bit.
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -111,8 +113,8 @@ std::vector<Named> computed(Attention& attention, const AttentionOptions& option
       {"grad key", operands.key, dtype, input(operands.key, dtype, 8)},
       {"grad value", operands.value, dtype, input(operands.value, dtype, 8)}};
   if (asked.grad_bias) {
-    gradients.push_back({"grad bias", *operands.bias, DType::float32,
-                         input(*operands.bias, DType::float32, 8)});
+    gradients.push_back(
+        {"grad bias", *operands.bias, DType::float32, input(*operands.bias, DType::float32, 8)});
   }
   BackwardTensors backward{query.data(),
                            key.data(),
@@ -171,8 +173,8 @@ void expect_same_bits(const Case& one, const std::string& schedule = {},
   ASSERT_EQ(parts.size(), whole.size());
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const Index index = parts[i].sharding.index(context.rank());
-    EXPECT_TRUE(parts[i].bytes == part_of(whole[i].bytes, whole[i].sharding.global_shape(), index,
-                                          parts[i].dtype))
+    EXPECT_TRUE(parts[i].bytes ==
+                part_of(whole[i].bytes, whole[i].sharding.global_shape(), index, parts[i].dtype))
         << parts[i].name << " of rank " << context.rank() << " of " << context.size();
   }
 }
@@ -216,6 +218,137 @@ std::vector<Case> cases() {
 
 TEST(Reproducible, EveryNumberOfRanksGivesTheBitsOfOne) {
   for (const Case& one : cases()) expect_same_bits(one);
+}
+
+// Rows stay where they are, cut at multiples of the tiles; head groups are gathered one by one.
+TEST(Reproducible, KeysGatheredInOrderGiveTheBitsOfOneRank) {
+  const int ranks = test::session().size();
+  Case one{"gathered", problem(384 * ranks), "sp=-1", {.backward = false}};
+  one.options.layout = LayoutKind::contiguous;
+  one.options.plan = ring::PlanOptions::for_place(Place::host());
+  one.options.plan->gather_bytes = 1;
+  expect_same_bits(one, "allgather");
+  // Queries that every rank has.
+  one.name = "few rows";
+  one.options.shape.query_length = 3;
+  one.options.mask.set_offset(one.options.shape.kv_length - 3);
+  one.options.query_spec = PartitionSpec();
+  expect_same_bits(one, "allgather");
+}
+
+TEST(Reproducible, UnevenShardsDoNotMatter) {
+  Case one{"uneven", problem(307)};
+  one.options.granule = 64;  // some of 8 ranks have nothing
+  expect_same_bits(one, "ulysses", "ulysses");
+}
+
+TEST(Reproducible, OtherSchedulesGiveOtherBits) {
+  if (test::session().size() == 1) GTEST_SKIP() << "one rank has one schedule";
+  AttentionOptions options = problem(300);
+  options.reproducible.reset();
+  Context single(on_host());
+  Attention unsharded(single, options);
+  const Bytes whole = computed(unsharded, options, {.backward = false})[0].bytes;
+  Context context(world(), on_host());
+  options.schedule = "ring";
+  Attention ring(context, options);
+  const Named part = computed(ring, options, {.backward = false})[0];
+  EXPECT_FALSE(part.bytes == part_of(whole, part.sharding.global_shape(),
+                                     part.sharding.index(context.rank()), part.dtype));
+}
+
+TEST(Reproducible, TheChoiceSaysWhatItCosts) {
+  Context context(world(), on_host());
+  AttentionOptions options = problem(300);
+  Attention attention(context, options);
+  attention.prepare_backward();
+  for (const ring::ScheduleChoice* choice :
+       {&attention.schedule(), &attention.backward_pass()->schedule()}) {
+    // One rank chooses.
+    ASSERT_EQ(choice->unrestricted.has_value(), context.rank() == 0);
+    if (!choice->unrestricted) continue;
+    EXPECT_GT(choice->seconds, 0);
+    EXPECT_GT(choice->unrestricted->seconds, 0);
+    EXPECT_EQ(choice->schedule,
+              context.size() == 1 ? ring::Schedule::local : ring::Schedule::ulysses);
+  }
+  options.reproducible = Reproducible::run;
+  EXPECT_FALSE(Attention(context, options).schedule().unrestricted);
+}
+
+struct Refusal {
+  std::string why;
+  std::function<void(AttentionOptions&)> change;
+  ring::BackwardRequest request = {};
+  std::string mesh = "sp=-1";
+};
+
+// `forward`: already the forward pass is refused.
+void expect_refused(const Refusal& one, bool forward) {
+  SCOPED_TRACE(one.why);
+  ContextOptions on = on_host();
+  on.mesh = one.mesh;
+  Context context(world(), on);
+  AttentionOptions options = problem(300);
+  one.change(options);
+  const auto plan = [&] {
+    Attention attention(context, options);
+    if (!forward) attention.prepare_backward(one.request);
+  };
+  if (!forward) Attention forward_pass(context, options);
+  EXPECT_THAT(test::message_of<UnsupportedError>(plan),
+              AllOf(HasSubstr("reproducible world"), HasSubstr(one.why)));
+}
+
+TEST(Reproducible, RefusesOtherKernels) {
+  expect_refused({"vanilla", [](auto& o) { o.implementation = "vanilla"; }}, true);
+  expect_refused({"float64", [](auto& o) { o.dtype = DType::float64; }}, true);
+}
+
+TEST(Reproducible, RefusesWhatDependsOnTheNumberOfRanks) {
+  const int ranks = test::session().size();
+  if (ranks == 1) GTEST_SKIP() << "one rank has all";
+  const std::string columns = "are not all 300 in order";
+  expect_refused({columns, [](auto& o) { o.schedule = "ring"; }}, true);
+  expect_refused({columns,
+                  [](auto& o) {
+                    o.schedule = "pass_q";
+                    o.query_spec = PartitionSpec();
+                  }},
+                 true);
+  expect_refused({columns, [](auto& o) { o.layout = LayoutKind::striped; }}, true);
+  expect_refused({"multiples of 128", [](auto& o) { o.schedule = "allgather"; }}, true);
+  expect_refused({"multiples of 128", [](auto& o) { o.kv_spec = PartitionSpec(); }}, true);
+  // Forward they are computed.
+  expect_refused({"added up over rows",
+                  [](auto& o) {
+                    o.shape.query_length = o.shape.kv_length = 128 * test::session().size();
+                    o.kv_spec = PartitionSpec();
+                  }},
+                 false);
+  expect_refused({"gradient of the sinks",
+                  [](auto& o) {
+                    o.sinks = Sinks({4, 1}, {0, 1, 2, 3});
+                  },
+                  {.grad_sinks = true}},
+                 false);
+  expect_refused({"bias that all heads share",
+                  [](auto& o) {
+                    o.bias = Extents{1, 1, 300, 300};
+                  },
+                  {.grad_bias = true}},
+                 false);
+  if (ranks % 2 != 0) return;
+  const std::string batches = "dp=" + std::to_string(2) + ",sp=-1";
+  expect_refused({"bias that all batches share",
+                  [](auto& o) {
+                    o.bias = Extents{1, 4, 300, 300};
+                  },
+                  {.grad_bias = true},
+                  batches},
+                 false);
+  expect_refused(
+      {"query heads of a group", [](auto& o) { o.shape.kv_heads = 1; }, {}, "sp=-1,tp=2"}, false);
 }
 
 }  // namespace

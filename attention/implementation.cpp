@@ -32,8 +32,8 @@ void Kernel::backward(const BackwardBlock& /*block*/, const Gradients& /*gradien
 }
 
 Capability Implementation::fits(const AttentionProblem& problem, Place place) const {
-  const std::string lacking = with_reproducibility(problem, declares(),
-                                                   lacking_text(problem, declares().features));
+  const std::string lacking =
+      with_reproducibility(problem, declares(), lacking_text(problem, declares().features));
   return lacking.empty() ? accepts(problem, place) : Capability::no(lacking);
 }
 

@@ -56,8 +56,8 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
       plan.inner_size, plan.gather_bytes, plan.head_group_bytes, plan.result_bytes,
       plan.prefetch_bytes, plan.direct ? "direct" : "from neighbours",
       plan.await_columns ? "awaiting columns" : "awaiting none", annulus::name_of(plan.lse_dtype),
-      std::hash<std::string>()(input.prices.to_text()),
-      name_of(options.transport), options.runner.replay ? "replayed" : "not replayed",
+      std::hash<std::string>()(input.prices.to_text()), name_of(options.transport),
+      options.runner.replay ? "replayed" : "not replayed",
       options.runner.tracer == nullptr ? "not traced" : "traced",
       input.backward ? ", backward, " + request_text(*input.backward) : "");
 }

@@ -48,9 +48,8 @@ std::vector<RowTile> row_tiles(const AttentionProblem& problem, const AttentionB
     for (const PositionRange& range : block.rows.ranges()) {
       std::int64_t end = 0;
       for (std::int64_t begin = 0; begin < range.length; begin = end) {
-        const std::int64_t most = problem.in_global_order()
-                                      ? length - range.at(begin).value() % length
-                                      : length;
+        const std::int64_t most =
+            problem.in_global_order() ? length - range.at(begin).value() % length : length;
         end = std::min(begin + most, range.length);
         if (blocks) end = std::min(end, range.count_below(blocks->end_of_rows(range.at(begin))));
         const PositionRange rows = range.slice(begin, end - begin);
@@ -238,11 +237,12 @@ class NativeImplementation final : public Implementation {
   std::vector<std::string> names_{"native"};
   Declaration declaration_{
       .features = FeatureSet::all() | FeatureSet::call_arguments(),
-      .backward = BackwardDeclaration{
-          .features =
-              FeatureSet::positions() | FeatureSet::call_arguments() |
-              FeatureSet{Feature::segments, Feature::lengths, Feature::block_mask,
-                         Feature::soft_cap, Feature::dropout, Feature::bias, Feature::dense_mask}},
+      .backward =
+          BackwardDeclaration{.features =
+                                  FeatureSet::positions() | FeatureSet::call_arguments() |
+                                  FeatureSet{Feature::segments, Feature::lengths,
+                                             Feature::block_mask, Feature::soft_cap,
+                                             Feature::dropout, Feature::bias, Feature::dense_mask}},
       .reproducible_rows = kLeastRows};
 };
 

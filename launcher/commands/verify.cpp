@@ -88,8 +88,8 @@ std::optional<verification::BackwardCase> backward_of(const verification::Random
   return backward;
 }
 
-// Few schedules and implementations keep the order of additions: those that were drawn are not among
-// them, mostly.
+// Few schedules and implementations keep the order of additions: those that were drawn are not
+// among them, mostly.
 void leave_order_open(verification::ShardedCase& drawn) {
   drawn.schedule = "auto";
   drawn.implementation = "auto";

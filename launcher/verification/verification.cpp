@@ -329,8 +329,8 @@ Verification verify_sharded(const ShardedCase& sharded_case, Context& context, c
                                      result.unsharded.output, operands.key.shards(1),
                                      result.reduces_rounded ? unit_roundoff(problem.dtype) : 0);
   }
-  result.reproduces = world.max(std::vector{reproduces ? 0.0 : 1.0},
-                                "comparison with an unsharded call")[0] == 0;
+  result.reproduces =
+      world.max(std::vector{reproduces ? 0.0 : 1.0}, "comparison with an unsharded call")[0] == 0;
   result.repeats = world.max(std::vector{repeats ? 0.0 : 1.0}, "comparison of two calls")[0] == 0;
   if (sharded_case.backward) {
     result.gradients = verify_gradients(sharded_case, with_all_columns, sharded_run,

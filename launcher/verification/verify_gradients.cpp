@@ -36,8 +36,7 @@ ShardedCase unsharded_case(const ShardedCase& with_all_columns, const std::strin
 // Of the unsharded backward pass. `reproduces`: whether it gives the bits of the sharded one, where
 // the problem asks for that.
 GradientErrors unsharded_errors(const ShardedCase& whole, const OracleGradients& truth,
-                                Context& context, const GradientShards& sharded,
-                                bool& reproduces) {
+                                Context& context, const GradientShards& sharded, bool& reproduces) {
   ForwardRun forward(whole, context);
   forward.run();
   GradientShards gradients(forward.attention.operands(), whole.problem, whole.backward->request,
@@ -137,9 +136,9 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
   tell("unsharded backward pass");
   result.schedule = pass.schedule();
   result.implementations = pass.implementations_of_ranks();
-  result.unsharded = unsharded_errors(
-      unsharded_case(with_all_columns, result.implementations, context.place()), truth, context,
-      gradients, result.reproduces);
+  result.unsharded =
+      unsharded_errors(unsharded_case(with_all_columns, result.implementations, context.place()),
+                       truth, context, gradients, result.reproduces);
   const bool wide = problem.dtype == DType::float64;
   const DType judged = wide ? DType::float32 : problem.dtype;
   result.bound = 2 * accuracy_bound(judged, problem.shape.kv_length).output;

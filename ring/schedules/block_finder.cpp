@@ -244,8 +244,8 @@ PositionRanges BlockFinder::in_one(const PositionRanges& positions) {
 Block BlockFinder::all_of(Block block, const Tile& tile) const {
   std::vector<PositionRange> positions;
   for (const PlacedPiece& placed : tile.columns) {
-    block.columns = hull(block.columns, {LocalPosition(placed.token),
-                                         placed.piece.positions.length});
+    block.columns =
+        hull(block.columns, {LocalPosition(placed.token), placed.piece.positions.length});
     positions.push_back(placed.piece.positions);
   }
   block.column_positions = in_one(PositionRanges(std::move(positions)));

@@ -59,7 +59,8 @@ class HeadExchangeBackward {
  private:
   static constexpr int kGather = 1;  // after delta
 
-  // Bits that do not depend on the number of ranks need the sums over a group of heads in one place.
+  // Bits that do not depend on the number of ranks need the sums over a group of heads in one
+  // place.
   [[nodiscard]] static std::vector<std::vector<HeadShare>> shared_heads(
       const AttentionProblem& problem, const AttentionShape& local, int degree) {
     return problem.in_global_order() ? share_whole_groups(local.heads, local.kv_heads, degree)

@@ -121,7 +121,7 @@ class Block {
     std::vector<Tensor> terms;
     terms.emplace_back(DType::float32, annulus::Extents{length / kTile}, memory_);
     terms.emplace_back(DType::float32, annulus::Extents{length / kTile, kWeights}, memory_);
-    for (const Tensor& term : terms) term.fill_zero();
+    for (Tensor& term : terms) term.fill_zero();
     // Tile by tile, and in a tile sequence by sequence: an order that no sharding changes.
     const auto each_token = [&](const auto& visit) {
       for (std::int64_t tile = 0; tile < length / kTile; ++tile) {

@@ -27,15 +27,15 @@ using annulus::PartitionSpec;
 using annulus::ShardedTensor;
 using annulus::Tensor;
 
-constexpr std::int64_t kBatch = 4;
-constexpr std::int64_t kLength = 256;
-constexpr std::int64_t kTile = 32;  // tokens of a sequence whose gradients are one term of a sum
+constexpr std::int64_t kBatch = 16;
+constexpr std::int64_t kLength = 128;
+constexpr std::int64_t kTile = 16;  // tokens of a sequence whose gradients are one term of a sum
 constexpr std::int64_t kTokens = 8;
 constexpr std::int64_t kHeads = 8;
 constexpr std::int64_t kWidth = 32;  // of all heads together
 constexpr std::int64_t kHidden = 64;
-constexpr int kSteps = 60;
-constexpr float kRate = 0.5F;
+constexpr int kSteps = 80;
+constexpr float kRate = 0.1F;
 
 /// A matrix [in, out] among the weights, all of which lie in one array.
 struct Linear {
@@ -222,7 +222,7 @@ bool train(MPI_Comm communicator, bool same_bits_on_any_ranks) {
   ShardedTensor weights(replicated, mesh.rank(), DType::float32, context.device().memory());
   float* const w = weights.local().as<float>();
   for (std::int64_t i = 0; i < kWeights; ++i) {
-    w[i] = static_cast<float>(hash(static_cast<std::uint32_t>(i + 1)) % 2001) / 1e4F - 0.1F;
+    w[i] = static_cast<float>(hash(static_cast<std::uint32_t>(i + 1)) % 2001) / 1000.0F * 0.3F - 0.3F;
   }
   int step = 0;
   // Every rank has all weights and uses them for tokens of its own, so the gradient is a sum over

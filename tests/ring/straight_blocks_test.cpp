@@ -79,13 +79,13 @@ TEST(StraightBlocks, CausalAndPackedShardsAreCut) {
 
 // Unless their bits must not vary, or the LSE has a gradient, which cuDNN cannot be told.
 TEST(StraightBlocks, CudnnComputesGradientsOfShards) {
-  const auto computed_by = [](LayoutKind layout, Schedule schedule, bool deterministic,
+  const auto computed_by = [](LayoutKind layout, Schedule schedule, Reproducible reproducible,
                               bool grad_lse) {
-    const AttentionProblem problem = causal_problem(256, 4, 2);
+    AttentionProblem problem = causal_problem(256, 4, 2);
+    problem.reproducible = reproducible;
     const ShardedOperands operands = sequence_operands(problem, kRanks, layout);
     PlanInput input = gpu_input(problem, operands);
     set_rate(input.prices, "native", 1e6);
-    input.options.deterministic = deterministic;
     input.backward = BackwardRequest{.grad_lse = grad_lse};
     std::set<std::string> names;
     for (const RankPlan& rank : make_plan(input, schedule).ranks) {
@@ -97,9 +97,9 @@ TEST(StraightBlocks, CudnnComputesGradientsOfShards) {
   };
   const std::set<std::string> cudnn{"sdpa"}, plain{"native"};
   for (const auto& [layout, schedule] : kCuttable) {
-    EXPECT_EQ(computed_by(layout, schedule, false, false), cudnn);
-    EXPECT_EQ(computed_by(layout, schedule, true, false), plain);
-    EXPECT_EQ(computed_by(layout, schedule, false, true), plain);
+    EXPECT_EQ(computed_by(layout, schedule, Reproducible::no, false), cudnn);
+    EXPECT_EQ(computed_by(layout, schedule, Reproducible::run, false), plain);
+    EXPECT_EQ(computed_by(layout, schedule, Reproducible::no, true), plain);
   }
 }
 

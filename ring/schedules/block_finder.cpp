@@ -46,9 +46,13 @@ std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
                                         : candidate.takes(input.problem, geometry);
   if (!can) return can.reason();
   if (input.backward) {
-    const auto& backward = candidate.declares().backward;
-    if (input.options.deterministic && backward && !backward->repeats_bits) {
-      return "the bits of its gradients vary from run to run";
+    if (const auto& backward = candidate.declares().backward) {
+      if (input.options.deterministic && !backward->repeats_bits) {
+        return "the bits of its gradients vary from run to run";
+      }
+      if (input.backward->grad_lse && !backward->takes_grad_lse) {
+        return "it takes no gradient of the LSE";
+      }
     }
   } else if (input.candidates.size() > 1 && !candidate.repeats_bits(geometry)) {
     return "its bits vary from run to run, so it computes this only where it is named";

@@ -32,8 +32,8 @@ class Capability {
 };
 
 /// Where the kernels of a device read the values that AttentionProblem::call_arguments names, when
-/// they run: in its memory, so that recorded calls serve other values. For a null pointer, the value
-/// of the problem holds. The first three are [B], by global batch.
+/// they run: in its memory, so that recorded calls serve other values. For a null pointer, the
+/// value of the problem holds. The first three are [B], by global batch.
 struct CallArgumentArrays {
   const std::int32_t* query_lengths = nullptr;  ///< 0 to T
   const std::int32_t* kv_lengths = nullptr;     ///< 0 to S
@@ -175,6 +175,8 @@ struct BackwardDeclaration {
   FeatureSet features;
   BlockForm blocks = BlockForm::any;
   bool repeats_bits = true;  ///< it adds to the same bits every time
+  bool rounds = false;  ///< the gradients of a block to the problem's dtype, before it adds them
+  bool takes_grad_lse = true;  ///< delta need not be rowsum(dO ∘ O): an LSE may have a gradient
 };
 
 /// What an implementation honours, and how it hands results over.

@@ -11,7 +11,7 @@
 
 #include <annulus/core/error.hpp>
 
-#include "tests/attention/cuda_gradients_run.hpp"
+#include "tests/attention/cuda_flash_backward.hpp"
 #include "tests/attention/gradient_cases.hpp"
 #include "tests/support/message_of.hpp"
 
@@ -22,53 +22,6 @@ using ::testing::HasSubstr;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-struct Dims {
-  std::int64_t head, value;
-};
-/// Of each kernel.
-constexpr Dims kAllDims[] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
-
-AttentionProblem bfloat16_problem(const AttentionShape& shape) {
-  return problem_of(shape, DType::bfloat16);
-}
-
-class CudaFlashBackward : public CudaTest {
- protected:
-  void SetUp() override {
-    CudaTest::SetUp();
-    if (IsSkipped()) return;
-    const Capability can = flash().available(device_->place());
-    if (!can) GTEST_SKIP() << can.reason();
-  }
-
-  const Registry registry_ = Registry::standard();
-
-  [[nodiscard]] const Implementation& flash() const { return registry_.get("flash_attn2"); }
-
-  void add(const WholeGradients& whole, const std::vector<GradientPart>& parts) {
-    add_on_device(flash(), whole, parts, *device_, *stream_);
-  }
-  void add(const WholeGradients& whole) { add(whole, {{whole.block(), whole.gradients()}}); }
-
-  void expect_accurate(Random& random, const AttentionProblem& problem) {
-    SCOPED_TRACE(to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
-                 to_string(problem.mask));
-    const WholeGradients whole(random, problem);
-    add(whole);
-    EXPECT_LT(whole.largest_share(), 1);
-  }
-  void expect_all_accurate(Random& random, AttentionProblem problem) {
-    for (const Dims& dims : kAllDims) {
-      for (const DType dtype : {DType::bfloat16, DType::float16}) {
-        problem.shape.head_dim = dims.head;
-        problem.shape.value_dim = dims.value;
-        problem.dtype = dtype;
-        expect_accurate(random, problem);
-      }
-    }
-  }
-};
 
 TEST_F(CudaFlashBackward, FullAndCausal) {
   Random random(1);
@@ -126,26 +79,7 @@ TEST_F(CudaFlashBackward, OtherHeadDimensions) {
 }
 
 TEST_F(CudaFlashBackward, BlocksAddUp) {
-  Random random(6);
-  for (const Dims& dims : kAllDims) {
-    AttentionProblem problem = bfloat16_problem({2, 320, 320, 4, 2, dims.head, dims.value});
-    problem.mask.set_causal(true);
-    problem.mask.set_kv_lengths({320, 250});
-    const WholeGradients whole(random, problem);
-    std::vector<GradientPart> parts;
-    // Rows of the ranges of zigzag shards, and of every third position.
-    for (const PositionRun& rows :
-         std::vector<PositionRun>{{0, 80}, {240, 80}, {80, 54, 3}, {81, 53, 3}, {82, 53, 3}}) {
-      const std::vector<PositionRun> columns =
-          rows.step == 1 ? std::vector<PositionRun>{{0, 80}, {80, 160}, {240, 80}}
-                         : std::vector<PositionRun>{{0, 107, 3}, {1, 107, 3}, {2, 106, 3}};
-      for (const PositionRun& c : columns) {
-        for (std::int64_t b = 0; b < 2; ++b) parts.push_back(part_of(whole, b, rows, c));
-      }
-    }
-    add(whole, parts);
-    EXPECT_LT(whole.largest_share(), 1);
-  }
+  for (const Dims& dims : kAllDims) expect_blocks_add_up(dims);
 }
 
 TEST_F(CudaFlashBackward, UnmaskedBlocksSeeEverything) {
@@ -219,6 +153,99 @@ TEST_F(CudaFlashBackward, HiddenProductsMayOverflow) {
   }
 }
 
+// Small scores have a tanh without exponentials, those near the cap and those of huge caps others.
+TEST_F(CudaFlashBackward, SoftCaps) {
+  Random random(14);
+  for (const double cap : {0.5, 30.0, 1e5}) {
+    AttentionProblem problem = bfloat16_problem({1, 200, 300, 4, 2, 0, 0});
+    problem.soft_cap = cap;
+    problem.mask.set_causal(true);
+    problem.mask.set_offset(90);
+    expect_narrow_accurate(random, problem);
+    problem.scale = -0.3;
+    expect_narrow_accurate(random, problem);
+  }
+}
+
+TEST_F(CudaFlashBackward, SoftCapsOfHiddenValuesThatAreNotFinite) {
+  Random random(15);
+  AttentionProblem problem = bfloat16_problem({1, 300, 300, 2, 1, 64, 64});
+  problem.soft_cap = 2;
+  problem.mask.set_window(30, 10);
+  WholeAttention forward = random_operands(random, problem);
+  fill(forward.key, 100, std::numeric_limits<float>::quiet_NaN());
+  const WholeGradients whole(random, std::move(forward));
+  add(whole);
+  expect_same_reach(whole);
+}
+
+TEST_F(CudaFlashBackward, InTurns) {
+  Random random(16);
+  repeats_bits_ = true;
+  AttentionProblem problem = bfloat16_problem({2, 400, 500, 4, 2, 0, 0});
+  problem.mask.set_kv_lengths({500, 300});
+  expect_narrow_accurate(random, problem);
+  problem.mask.set_causal(true);
+  problem.mask.set_offset(100);
+  expect_narrow_accurate(random, problem);
+  problem.mask.set_window(150, -1);
+  expect_narrow_accurate(random, problem);
+}
+
+// More blocks than run at a time, and tiles that are computed pair by pair.
+TEST_F(CudaFlashBackward, RepeatsBits) {
+  Random random(17);
+  for (const std::int64_t dim : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      WholeGradients whole(random, bfloat16_problem({1, 1, 1, 1, 1, dim, dim}));
+      AttentionProblem problem = bfloat16_problem({2, 2048, 2048, 16, 8, dim, dim});
+      problem.mask.set_causal(causal);
+      problem.mask.set_kv_lengths({2000, 2000});
+      whole.forward = random_operands(random, problem);
+      fill(whole.forward.value, 2010, std::numeric_limits<float>::quiet_NaN());
+      whole.grad_output = random_operand(random, problem.dtype, whole.forward.query.shape());
+      whole.delta = random_tensor(random, DType::float32, {2, 16, 2048});
+      whole.lse = random_tensor(random, DType::float32, {2, 16, 2048});
+      for (std::int64_t i = 0; i < whole.lse.shape().product(); ++i) {
+        whole.lse.view().as<float>()[i] += 8;
+      }
+      std::vector<float> results[11];
+      for (int run = 0; run < 11; ++run) {
+        repeats_bits_ = run < 10;
+        for (Tensor* const tensor : {&whole.query, &whole.key, &whole.value}) {
+          const Tensor& operand = tensor == &whole.query ? whole.forward.query : whole.forward.key;
+          *tensor = zeros(DType::float32, operand.shape());
+        }
+        add(whole);
+        for (const Tensor* tensor : {&whole.query, &whole.key, &whole.value}) {
+          const float* const values = tensor->view().as<float>();
+          results[run].insert(results[run].end(), values, values + tensor->shape().product());
+        }
+      }
+      const std::size_t count = results[0].size();
+      for (int run = 1; run < 10; ++run) {
+        ASSERT_EQ(std::memcmp(results[run].data(), results[0].data(), count * sizeof(float)), 0);
+      }
+      double difference = 0, magnitude = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        difference += std::pow(double{results[10][i]} - double{results[0][i]}, 2);
+        magnitude += std::pow(double{results[0][i]}, 2);
+      }
+      EXPECT_GT(magnitude, 0);
+      EXPECT_LT(difference, 1e-8 * magnitude);
+    }
+  }
+}
+
+TEST_F(CudaFlashBackward, RepeatsBitsOfHiddenValues) {
+  repeats_bits_ = true;
+  const AddGradients by_flash = [&](const WholeGradients& whole, const BackwardBlock& block,
+                                    const Gradients& gradients) {
+    add(whole, {{block, gradients}});
+  };
+  expect_nothing_of_hidden_values(300, 128, 128, DType::bfloat16, by_flash, 1);
+}
+
 TEST_F(CudaFlashBackward, NothingToCompute) {
   Random random(12);
   for (const AttentionShape& shape :
@@ -255,9 +282,24 @@ TEST_F(CudaFlashBackward, SaysWhatItComputes) {
   EXPECT_TRUE(flash().fits_backward(problem, place));
   problem.shape.value_dim = 16;
   EXPECT_TRUE(flash().fits_backward(problem, place));
+  // Wide heads have neither soft caps nor turns, and straight masks only.
   problem.soft_cap = 20.0;
   EXPECT_FALSE(flash().fits_backward(problem, place));
   problem.soft_cap.reset();
+  const PositionRanges all = PositionRanges::all(64);
+  const BlockGeometry block{all, all, 0, 1};
+  EXPECT_TRUE(flash().takes_backward(problem, block));
+  EXPECT_FALSE(flash().takes_backward(problem, {all, all, 0, 1, false, true}));
+  problem.mask.set_prefix(10);
+  problem.mask.set_causal(true);
+  EXPECT_FALSE(flash().takes_backward(problem, block));
+  problem.shape.head_dim = problem.shape.value_dim = 128;
+  problem.soft_cap = 20.0;
+  EXPECT_TRUE(flash().fits_backward(problem, place));
+  EXPECT_TRUE(flash().takes_backward(problem, {all, all, 0, 1, false, true}));
+  problem.dropout.emplace(0.1, 1);
+  EXPECT_FALSE(flash().fits_backward(problem, place));
+  problem.dropout.reset();
   problem.dtype = DType::float32;
   EXPECT_THAT(flash().fits_backward(problem, place).reason(), HasSubstr("not for float32"));
 }

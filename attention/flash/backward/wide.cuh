@@ -96,8 +96,8 @@ __device__ __forceinline__ void watch_keys(WideSharedTiles<Tiles>& shared, int t
   shared.key_watched.arrive();
 }
 
-/// The two warpgroups that compute. Of dQ the first has the dims up to 128, a query tile
-/// late, since dS comes from the second.
+/// The two warpgroups that compute. Of dQ the first has the dims up to 128, a query tile late, since
+/// dS comes from the second.
 template <class Tiles>
 class WideConsumer {
   using Element = typename Tiles::Element;
@@ -580,7 +580,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char bytes[];
   auto& shared = *reinterpret_cast<WideSharedTiles<Tiles>*>(bytes);
   if (threadIdx.x == 0) {
-    shared.work.find(a);
+    shared.work.find(a, static_cast<std::int32_t>(blockIdx.x));
     shared.special_keys = 0;
     shared.key_full.init(1);
     shared.key_watched.init(96);

@@ -37,7 +37,7 @@ const Names& not_of_calibrate() {
                            "sequence-layout", "granule",       "schedule",       "ulysses-degree",
                            "inner-size",      "mode",          "sharding-rules", "tuning",
                            "tuning-cache",    "cost-model",    "explain",        "trace",
-                           "backward",        "deterministic", "reproducible"};
+                           "backward",        "deterministic", "reproducible",   "warm-seconds"};
   return names;
 }
 
@@ -149,7 +149,7 @@ class Effects {
     refuse(!o.calibrate.empty(), "--calibrate", "times kernels and transfers one by one",
            not_of_calibrate());
     refuse(o.scaling, "--scaling", "has lengths of its own (see --tokens-per-rank)", {"sweep"});
-    refuse(o.scaling && !plan, "--scaling", "times many problems", {"trace"});
+    refuse(o.scaling && !plan, "--scaling", "times many problems", {"trace", "warm-seconds"});
     for (const auto& [form, option] :
          {std::pair(o.scaling, "--scaling"), std::pair(o.recommend, "--recommend")}) {
       refuse(form, option, "compares many plans", {"explain", "show-ranks"});

@@ -163,6 +163,8 @@ void BackwardBuilder::compute(int step, int rows, HeadRange heads, const PlacedC
     if (of.buffers.grad_bias >= 0) {
       block.grad_bias = plan_.scores_of(block, of.buffers.grad_bias);
     }
+    block.repeats_bits =
+        context_.input.problem.repeats_bits({context_.input.prices.model.device, 0});
     add_task(step, std::move(block));
   }
 }

@@ -154,7 +154,7 @@ class NativeKernel final : public Kernel {
 
   void backward(const BackwardBlock& block, const Gradients& gradients,
                 const ExecutionContext& context) override {
-    add_native_gradients(problem_, block, gradients, context, memory_);
+    add_native_gradients(problem_, block, gradients, context, path_, memory_);
   }
 
  private:

@@ -165,7 +165,7 @@ TEST_F(VerifyGradients, AllowsRoundingsOfTheLseOnlyWhereItIsMerged) {
 TEST_F(VerifyGradients, FailsABackwardPassThatDoesNotRepeat) {
   int calls = 0;
   const Verification found = verify_with([&](const auto&, const Gradients& all) {
-    first_of(all.query) *= 1 + static_cast<float>(++calls) * 1.2e-7F;
+    first_of(all.value) *= 1 + static_cast<float>(++calls) * 1.2e-7F;
   });
   EXPECT_THAT(found.failure(), HasSubstr("a repeated backward pass gave different bits"));
 }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <set>
@@ -257,6 +258,16 @@ void ShardedAttention::drop_runner() {
 void ShardedAttention::retire(std::unique_ptr<Runner> runner) {
   std::erase_if(retired_, [](const auto& one) { return !one->is_captured(); });
   if (runner && runner->is_captured()) retired_.push_back(std::move(runner));
+}
+
+bool ShardedAttention::reduces_rounded() const {
+  const RankPlan& plan = rank_plan();
+  if (!options_.backward) return plan.reduces_rounded();
+  const std::vector<const BackwardBlock*> blocks = plan.all<BackwardBlock>();
+  const bool adds_up = mesh_.size() > 1 || blocks.size() > 1;
+  return adds_up && std::ranges::any_of(blocks, [&](const BackwardBlock* block) {
+           return implementation_of(*block).declares().backward->rounds;
+         });
 }
 
 bool ShardedAttention::is_captured() {

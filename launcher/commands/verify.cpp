@@ -297,7 +297,8 @@ class Tally {
  public:
   void add(const verification::Verification& found) {
     ++problems_;
-    reduces_rounded_ += found.reduces_rounded ? 1 : 0;
+    const bool rounded_gradients = found.gradients && found.gradients->reduces_rounded;
+    reduces_rounded_ += found.reduces_rounded || rounded_gradients ? 1 : 0;
     if (!found.failure().empty()) ++failed_;
     if (const auto ratio = found.ratio(); ratio && !(worst_ratio_ && *ratio <= *worst_ratio_)) {
       worst_ratio_ = ratio;

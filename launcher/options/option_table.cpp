@@ -447,6 +447,9 @@ void add_running(TableBuilder& table) {
             "plan: plan the backward pass");
   table.add("warmup", "N", {Command::bench}, int_into(&Options::warmup, 0),
             fmt::format("calls before the timing starts (default: {})", defaults.warmup));
+  table.add("warm-seconds", "SECONDS", {Command::bench},
+            parsed_into(&Options::warm_seconds, parse_positive),
+            "go on with the calls before the timing for so long, as a GPU at rest is faster");
   table.add("iters", "N", {Command::bench}, int_into(&Options::iterations, 1),
             fmt::format("calls that are timed (default: {})", defaults.iterations));
   table.add("sweep", "BEGIN:END[:FACTOR]", {Command::bench},

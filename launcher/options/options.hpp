@@ -134,6 +134,7 @@ struct Options {
   std::optional<RandomCase> random_case;
   // bench
   int warmup = 2;
+  double warm_seconds = 0;  ///< that these calls take at least
   int iterations = 10;
   /// T = S from begin to end by factor; with hops: bytes; with calibrate: rows.
   std::optional<SweepRange> sequence_sweep;

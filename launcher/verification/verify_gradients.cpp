@@ -176,13 +176,15 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
   result.implementations = pass.implementations_of_ranks();
   result.unsharded = unsharded_errors(
       unsharded_case(with_all_columns, result.implementations, context.place()), truth, context);
+  result.reduces_rounded =
+      world.max(std::vector{pass.reduces_rounded() ? 1.0 : 0.0}, "rounding of gradients")[0] > 0;
   const bool wide = problem.dtype == DType::float64;
   const DType judged = wide ? DType::float32 : problem.dtype;
   result.bound = 2 * accuracy_bound(judged, problem.shape.kv_length).output;
   if (!wide) {
     result.allowance = allowed_errors(
         problem, result.unsharded, std::max(operands.query.shards(1), operands.key.shards(1)),
-        rounded ? unit_roundoff(problem.dtype) : 0,
+        rounded || result.reduces_rounded ? unit_roundoff(problem.dtype) : 0,
         roundings_of_weights(sharded_case, attention.rank_plan(), pass.rank_plan(), forward.shards,
                              world));
   }

@@ -22,8 +22,8 @@ struct SharedAddress {
 /// `address` may lie anywhere in memory from cudaMalloc; throws LibraryError for other memory.
 [[nodiscard]] SharedAddress share(const void* address);
 
-/// Device memory that can be shared. Blocks that were are kept until the pool ends, so that nothing is
-/// freed that a peer has mapped.
+/// Device memory that can be shared. Blocks that were are kept until the pool ends, so that nothing
+/// is freed that a peer has mapped.
 class SharedMemoryPool final : public MemoryPool {
  public:
   explicit SharedMemoryPool(int device) : MemoryPool(Place::cuda(device)) {}

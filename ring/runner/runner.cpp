@@ -76,6 +76,7 @@ class Runner::Impl {
                                                name, watchdog, options.tracer, true)),
                          exchanges_of(plan_, static_cast<int>(g)),
                          {},
+                         {},
                          {}});
       queues_.back().prepared.resize(queues_.back().tasks.size());
       queues_.back().reclaimed.resize(queues_.back().tasks.size());

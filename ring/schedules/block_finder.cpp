@@ -41,14 +41,19 @@ std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
                         const RankPlan& plan, const Tile& block) {
   const BatchRange batches = plan.global(block.batches);
   const BlockGeometry geometry{block.row_positions, block.column_positions, batches.begin,
-                               batches.count, block.full};
+                               batches.count, block.full,
+                               input.backward.has_value() && input.options.deterministic};
   const Capability can = input.backward ? candidate.takes_backward(input.problem, geometry)
                                         : candidate.takes(input.problem, geometry);
   if (!can) return can.reason();
   if (input.backward) {
-    const auto& backward = candidate.declares().backward;
-    if (input.options.deterministic && backward && !backward->repeats_bits) {
-      return "the bits of its gradients vary from run to run";
+    if (const auto& backward = candidate.declares().backward) {
+      if (input.options.deterministic && !backward->repeats_bits) {
+        return "the bits of its gradients vary from run to run";
+      }
+      if (input.backward->grad_lse && !backward->takes_grad_lse) {
+        return "it takes no gradient of the LSE";
+      }
     }
   } else if (input.candidates.size() > 1 && !candidate.repeats_bits(geometry)) {
     return "its bits vary from run to run, so it computes this only where it is named";

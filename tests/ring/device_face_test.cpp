@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <cstdint>
+#include <cstdio>
 #include <cuda_runtime_api.h>
 #include <memory>
 #include <stdexcept>

@@ -123,7 +123,8 @@ void DecodeAttention::run(const AttentionBlock& block, const SoftmaxState& resul
     a.scale *= kLog2E;
   }
   a.part_outputs = static_cast<float*>(workspace_.data());
-  a.part_weights = reinterpret_cast<float2*>(a.part_outputs + a.split.parts() * a.rows * a.value_dim);
+  a.part_weights =
+      reinterpret_cast<float2*>(a.part_outputs + a.split.parts() * a.rows * a.value_dim);
   a.result = result_of(result);
   a.wide_output = result.output.dtype() == DType::float32 ? 1 : 0;
   if (block.state) a.state = result_of(*block.state);

@@ -17,10 +17,7 @@ class DecodeAttention {
  public:
   /// Both must outlive it.
   DecodeAttention(const AttentionProblem& problem, Device& device)
-      : problem_(problem),
-        device_(device),
-        few_rows_(few_rows(problem)),
-        workspace_(device) {}
+      : problem_(problem), device_(device), few_rows_(few_rows(problem)), workspace_(device) {}
 
   // The device is current, and blocks have rows and columns.
 

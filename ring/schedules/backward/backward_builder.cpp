@@ -159,6 +159,7 @@ void BackwardBuilder::compute(int step, int rows, HeadRange heads, const PlacedC
     if (of.buffers.grad_bias >= 0) {
       block.grad_bias = plan_.scores_of(block, of.buffers.grad_bias);
     }
+    block.repeats_bits = context_.input.options.deterministic;
     add_task(step, std::move(block));
   }
 }

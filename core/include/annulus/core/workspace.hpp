@@ -9,8 +9,8 @@ namespace annulus {
 
 class Device;
 
-/// Memory of which a kernel needs nothing between two of its runs. The kernels of a device, which run
-/// one after the other, hold the same.
+/// Memory of which a kernel needs nothing between two of its runs. The kernels of a device, which
+/// run one after the other, hold the same.
 class Workspace {
  public:
   /// `device` must outlive it.

@@ -37,7 +37,7 @@ const Names& not_of_calibrate() {
                            "sequence-layout", "granule",       "schedule",       "ulysses-degree",
                            "inner-size",      "mode",          "sharding-rules", "tuning",
                            "tuning-cache",    "cost-model",    "explain",        "trace",
-                           "backward",        "deterministic", "warm-seconds"};
+                           "backward",        "deterministic", "reproducible",   "warm-seconds"};
   return names;
 }
 
@@ -238,6 +238,8 @@ class Effects {
     need("grad-sinks", has("sinks"), "without --sinks", "--sinks");
     need_form("deterministic", has("grad-output") || o.backward.value_or(false),
               o.command == Command::run ? "--grad-output" : "--backward");
+    need("deterministic", !has("reproducible"), "with --reproducible, which says it too",
+         "no --reproducible");
     need("seed", o.command == Command::verify || o.command == Command::bench || draws(),
          "where nothing is drawn",
          "--dropout, or --mask, --bias, --block-mask or --sinks with a value that begins with "

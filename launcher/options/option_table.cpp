@@ -407,7 +407,12 @@ void add_output(TableBuilder& table) {
             "grad_bias; needs --bias)");
   table.add("deterministic", "", {Command::run, Command::bench},
             parsed_into(&Options::deterministic, parse_flag),
-            "repeating the command repeats every bit of the gradients (default on CPUs)");
+            "repeating the command repeats every bit of the gradients (default on CPUs): "
+            "--reproducible run");
+  table.add("reproducible", "run|world", kPlanned,
+            parsed_into(&Options::reproducible, parse_reproducible),
+            "run: repeating the command repeats every bit; world: any number of ranks gives the "
+            "same bits, too, by fewer schedules and kernels");
   table.add("trace", "FILE", {Command::run, Command::bench, Command::plan},
             text_into(&Options::trace),
             "what every rank did and when, as Chrome trace events (JSON), for Perfetto; of plan "

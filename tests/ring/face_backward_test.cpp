@@ -159,9 +159,9 @@ TEST(BackwardFace, KernelsWhoseBitsVaryAreForThoseWhoDoNotAskForTheSameBits) {
     return attention.backward_pass()->implementations_of_ranks();
   };
   EXPECT_EQ(computed_by(), "native");
-  options.backward.deterministic = false;
+  options.reproducible = Reproducible::no;
   EXPECT_EQ(computed_by(), "unordered");
-  options.backward.deterministic = true;
+  options.reproducible = Reproducible::run;
   EXPECT_EQ(computed_by(), "native");
   options.backward.implementation = "unordered";
   Attention attention(context, options);
@@ -234,7 +234,7 @@ TEST(BackwardFace, KernelsAreToldWhetherBitsMustRepeat) {
   AttentionOptions options = causal(67);
   for (const bool repeats : {false, true}) {
     asked.clear();
-    options.backward.deterministic = repeats;
+    options.reproducible = repeats ? Reproducible::run : Reproducible::no;
     options.backward.implementation = "recording";
     Attention attention(context, options);
     expect_right_gradients(attention, options, 3);

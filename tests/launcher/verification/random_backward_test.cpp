@@ -73,9 +73,9 @@ TEST(RandomBackward, VanillaIsForCpus) {
 TEST(RandomBackward, OnGpusMostPlansAllowBitsToVaryAndSomePreferCudnn) {
   int varying = 0, preferring = 0;
   for (int index = 0; index < 200; ++index) {
-    const ring::PlanOptions plan = draw_problem(1, index, 4, Place::Kind::cuda).plan;
-    varying += plan.deterministic ? 0 : 1;
-    preferring += plan.preferred == "sdpa" ? 1 : 0;
+    const RandomProblem drawn = draw_problem(1, index, 4, Place::Kind::cuda);
+    varying += drawn.problem.repeats_bits({Place::Kind::cuda, 0}) ? 0 : 1;
+    preferring += drawn.plan.preferred == "sdpa" ? 1 : 0;
     EXPECT_EQ(draw_problem(1, index, 4, Place::Kind::host).plan.preferred, "");
   }
   EXPECT_GT(varying, 120);

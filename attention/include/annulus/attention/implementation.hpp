@@ -195,6 +195,10 @@ struct Declaration {
   /// Its kernels compute whole tiles of so many rows: fewer take as long.
   std::int64_t row_tile = 1;
   std::optional<BackwardDeclaration> backward = {};  ///< absent: it computes no gradients
+  /// Of a problem whose bits are to be the same on any number of ranks: its kernels compute a row
+  /// alike whatever other batches, heads and rows a block has, if rows are cut only where their
+  /// global position is a multiple of this, and columns are not cut. 0: its bits depend on more.
+  std::int64_t reproducible_rows = 0;
 };
 
 /// The blocks that an implementation gives to a kernel for few query rows, of those that are there

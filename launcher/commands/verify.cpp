@@ -108,6 +108,7 @@ NamedCase random_case(const RandomCase& which, const Options& options, Context& 
   result.sharded.plan = drawn.plan;
   result.sharded.seed = drawn.seed;
   result.sharded.fills = std::move(drawn.fills);
+  result.sharded.called = drawn.called;
   result.sharded.implementation = std::move(drawn.implementation);
   if (options.reproducible) {
     result.sharded.problem.reproducible = options.reproducible;
@@ -187,6 +188,7 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place,
        {"dropout", "", 0, 6, "probability of dropping an attention weight"},
        {"bias", "", 0, 6, "shape of the bias, 1 where it is broadcast"},
        {"form", "", 0, 6, "unnormalised: the output is not divided by the softmax's denominator"},
+       {"called", "", 0, 6, "values that come with the calls"},
        {"error", "", 8, 0, "relative Frobenius, over all ranks, against a float64 oracle"},
        {"bound", "", 8, 2, "that the error must not exceed"},
        {"row", "of bound", 8, 3, "largest error of an output row, as a share of the row's bound"},
@@ -210,6 +212,15 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place,
 
 std::string number_cell(const std::optional<double>& value) {
   return value ? fmt::format("{}", *value) : kNothing;
+}
+
+// "lengths, sinks on the device".
+std::string called_cell(const verification::ShardedCase& sharded) {
+  const CallArguments& arguments = sharded.problem.call_arguments;
+  if (!arguments.any() && !sharded.called.sinks) return kNothing;
+  std::string cell = arguments.any() ? to_string(arguments) : "";
+  if (sharded.called.sinks) cell += cell.empty() ? "sinks" : ", sinks";
+  return cell + (sharded.called.in_device_memory ? " on the device" : "");
 }
 
 std::string sinks_cell(const std::optional<Sinks>& sinks) {
@@ -286,6 +297,7 @@ void add_row(Report& report, const NamedCase& named, const verification::Verific
        dropout_cell(problem.dropout),
        bias_cell(problem.bias),
        problem.normalize_output ? kNothing : "unnormalised",
+       called_cell(named.sharded),
        measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.output); }),
        measured([](const auto& v) { return fmt::format("{:.2e}", v.bound.output); }),
        measured([](const auto& v) { return fmt::format("{:.2f}", v.sharded.row_share); }),

@@ -168,7 +168,7 @@ TEST_F(VerifyGradients, AllowsRoundingsOfTheLseOnlyWhereItIsMerged) {
              for (std::int64_t j = 0; j < all.value.size(1); ++j) {
                for (std::int64_t h = 0; h < all.value.size(2); ++h) {
                  for (std::int64_t d = 0; d < 8; ++d) {
-                   all.value.at<float>({0, j, h, d}) *= 1 + 3e-6F;
+                   all.value.at<float>({0, j, h, d}) *= 1 + 6e-6F;
                  }
                }
              }
@@ -177,12 +177,15 @@ TEST_F(VerifyGradients, AllowsRoundingsOfTheLseOnlyWhereItIsMerged) {
   };
   EXPECT_EQ(failure("ring"), "");
   EXPECT_THAT(failure("ulysses"), HasSubstr("unsharded"));
+  // Other tiles round large products differently.
+  case_.problem.scale = 20;
+  EXPECT_EQ(failure("ulysses"), "");
 }
 
 TEST_F(VerifyGradients, FailsABackwardPassThatDoesNotRepeat) {
   int calls = 0;
   const Verification found = verify_with([&](const auto&, const Gradients& all) {
-    first_of(all.query) *= 1 + static_cast<float>(++calls) * 1.2e-7F;
+    first_of(all.value) *= 1 + static_cast<float>(++calls) * 1.2e-7F;
   });
   EXPECT_THAT(found.failure(), HasSubstr("a repeated backward pass gave different bits"));
 }

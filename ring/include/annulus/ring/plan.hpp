@@ -18,9 +18,9 @@
 ///
 /// A rank has buffers and tasks. A buffer holds tokens of one or more contents; the caller's
 /// tensors are buffers too. Tasks copy, exchange, compute and reduce. Those that compute (copies,
-/// blocks and reductions) run one after the other in the order of the list, and so do the exchanges
-/// of one group. Between these queues nothing is ordered except by the dependencies that a task
-/// names.
+/// blocks and reductions) run one after the other in the order of the list, and so the exchanges of
+/// one group receive. Beyond that, nothing is ordered except by the dependencies that a task names:
+/// what an exchange sends may be overwritten once that exchange is released, whatever the others do.
 namespace annulus::ring {
 
 /// How data is sent (docs/semantics.md §5).

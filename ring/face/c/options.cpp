@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <string>
@@ -34,6 +35,11 @@ const Named<std::string> kTexts[] = {
                      const std::string& v) { o.bias_spec = PartitionSpec::parse(v, "bias spec"); }},
     {"mask_spec", [](AttentionOptions& o,
                      const std::string& v) { o.mask_spec = PartitionSpec::parse(v, "mask spec"); }},
+    {"offset",
+     [](AttentionOptions& o, const std::string& v) {
+       if (v != "bottom-right") throw ArgumentError("offset", v, "a number or bottom-right");
+       o.mask.set_offset(o.shape.kv_length - o.shape.query_length);
+     }},
     {"mode", [](AttentionOptions& o, const std::string& v) { o.mode = parse_attention_mode(v); }},
     {"layout", [](AttentionOptions& o, const std::string& v) { o.layout = parse_layout(v); }},
     {"kv_layout", [](AttentionOptions& o, const std::string& v) { o.kv_layout = parse_layout(v); }},
@@ -165,10 +171,12 @@ void annulus_attention_options_destroy(annulus_attention_options* options) {
 annulus_status annulus_attention_options_set_text(annulus_attention_options* options,
                                                   const char* name, const char* value) {
   return guarded([&] {
-    checked(options, "options")
-        .choices.push_back([name = std::string(&checked(name, "name")),
-                            value = std::string(&checked(value, "value"))](AttentionOptions& o) {
-          annulus::c::set_named(annulus::c::kTexts, name, value, o);
+    auto& target = checked(options, "options");
+    const std::string key = &checked(name, "name");
+    const bool needs_shape = key == "offset";
+    (needs_shape ? target.parts : target.choices)
+        .push_back([key, text = std::string(&checked(value, "value"))](AttentionOptions& o) {
+          annulus::c::set_named(annulus::c::kTexts, key, text, o);
         });
   });
 }

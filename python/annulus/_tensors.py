@@ -1,0 +1,90 @@
+"""Arrays of NumPy and tensors of torch as the library sees them: memory, dtype, shape and strides."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _library
+
+HOST = -1
+
+_DTYPES = {"bool": 0, "uint8": 1, "int32": 2, "float16": 3, "bfloat16": 4, "float32": 5,
+           "float64": 6}
+
+OPERANDS = {name: number for number, name in enumerate((
+    "query", "key", "value", "output", "lse", "bias", "mask", "maximum", "sum", "weights",
+    "query_lengths", "kv_lengths", "offsets", "sinks", "grad_output", "grad_lse", "grad_query",
+    "grad_key", "grad_value", "grad_sinks", "grad_bias"))}
+
+
+class View(NamedTuple):
+    address: int
+    dtype: int
+    place: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements
+
+
+def dtype_number(name: str) -> int:
+    """The library's number of a dtype; TypeError for one that it lacks."""
+    if name not in _DTYPES:
+        raise TypeError(f"dtype {name}: expected one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def dtype_name(array: Any) -> str:
+    """"float32", "bfloat16", …"""
+    return array.dtype.name if isinstance(array, np.ndarray) else str(array.dtype).split(".")[-1]
+
+
+def view(array: Any, name: str) -> View:
+    """Of an array or a tensor, without a copy."""
+    if isinstance(array, np.ndarray):
+        size = array.itemsize
+        if any(stride % size for stride in array.strides):
+            raise ValueError(f"{name}: strides of {array.strides} bytes, expected whole elements")
+        return View(array.__array_interface__["data"][0], dtype_number(array.dtype.name), HOST,
+                    array.shape, tuple(stride // size for stride in array.strides))
+    if not hasattr(array, "data_ptr"):
+        raise TypeError(f"{name}: got {type(array).__name__}, expected a NumPy array or a torch "
+                        "tensor")
+    place = HOST if array.device.type == "cpu" else array.device.index
+    if array.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"{name}: on {array.device}, expected the CPU or a CUDA device")
+    return View(array.data_ptr(), dtype_number(dtype_name(array)), place, tuple(array.shape),
+                tuple(array.stride()))
+
+
+def empty(like: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:
+    """New memory of the kind and at the place of `like`, and of its dtype unless another is named."""
+    if isinstance(like, np.ndarray):
+        return np.empty(shape, like.dtype if dtype is None else dtype)
+    if dtype is None:
+        return like.new_empty(shape)
+    import torch
+
+    return like.new_empty(shape, dtype=getattr(torch, dtype))
+
+
+class Tensors:
+    """The operands of one call."""
+
+    def __init__(self) -> None:
+        self.handle = _library.create("tensors_create")
+        self._kept: list[Any] = []
+
+    def set(self, name: str, array: Any) -> None:
+        seen = view(array, name)
+        dimensions = len(seen.shape)
+        self._kept.append(array)
+        _library.function("tensors_set")(
+            self.handle, OPERANDS[name], seen.address, seen.dtype, seen.place, dimensions,
+            _library.int64s(seen.shape), _library.int64s(seen.strides))
+
+    def set_seed(self, seed: int) -> None:
+        _library.function("tensors_set_dropout_seed")(self.handle, seed)
+
+    def __del__(self) -> None:
+        _library.function("tensors_destroy")(self.handle)

@@ -11,7 +11,7 @@ import numpy as np
 from . import _library
 from ._mesh import Mesh, mesh_of, read_positions
 from ._options import Call, Options, calls_of, int32, make_options
-from ._tensors import HOST, OPERANDS, Tensors, View, dtype_name, dtype_number, empty, view
+from ._tensors import HOST, OPERANDS, Tensors, check_array, dtype_name, dtype_number, empty, place_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,11 +31,12 @@ class Gradients(NamedTuple):
     bias: Any = None
 
 
-def _stream_of(seen: View) -> int | None:
+def _stream_of(array: Any) -> int | None:
     """The stream that torch would use now."""
-    if seen.place == HOST or "torch" not in sys.modules:
+    place = place_of(array, "query")
+    if place == HOST:
         return None
-    return sys.modules["torch"].cuda.current_stream(seen.place).cuda_stream
+    return sys.modules["torch"].cuda.current_stream(place).cuda_stream
 
 
 def _rows(sinks: Any) -> Any:
@@ -79,6 +80,7 @@ class Attention:
 
     def _open(self, mesh: Mesh, calls: Sequence[Call]) -> None:
         self.mesh = mesh
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._positions: dict[tuple[str, int | None], list[np.ndarray]] = {}
         handle = make_options(calls)
         try:
@@ -113,11 +115,14 @@ class Attention:
 
     def shape(self, operand: str) -> tuple[int, ...]:
         """The shape of the rank's shard: of "query", "key", "value", "output", "lse", "bias", …"""
-        sizes = (ctypes.c_int64 * 6)()
-        count = ctypes.c_int()
-        _library.function("attention_shape")(self.handle, _operand(operand), sizes,
-                                             ctypes.byref(count))
-        return tuple(sizes[:count.value])
+        found = self._shapes.get(operand)
+        if found is None:
+            sizes = (ctypes.c_int64 * 6)()
+            count = ctypes.c_int()
+            _library.function("attention_shape")(self.handle, _operand(operand), sizes,
+                                                 ctypes.byref(count))
+            found = self._shapes[operand] = tuple(sizes[:count.value])
+        return found
 
     def positions(self, operand: str = "query", rank: int | None = None) -> list[np.ndarray]:
         """The global positions that a rank holds of every dimension of an operand."""
@@ -195,7 +200,7 @@ class Attention:
         bias, mask: the rank's rows, and all keys. sinks: of the rank's heads, [n] or [n,M].
         query_lengths, kv_lengths, offset: of all batches, [B], if they are call_arguments.
         """
-        seen = view(query, "query")
+        check_array(query, "query")
         tensors = self._tensors(sinks, bias, mask, seed, {"query_lengths": query_lengths,
                                                           "kv_lengths": kv_lengths}, offset)
         if out is None:
@@ -205,7 +210,7 @@ class Attention:
                             ("lse", lse)):
             tensors.set(name, array)
         _library.function("attention_run")(self.handle, tensors.handle,
-                                           _stream_of(seen) if stream is None else stream)
+                                           _stream_of(query) if stream is None else stream)
         return out, lse
 
     def backward(self, grad_output: Any, query: Any, key: Any, value: Any, output: Any, lse: Any, *,
@@ -217,7 +222,7 @@ class Attention:
 
         grad_sinks: whether those of the sinks are wanted; None: if there are sinks.
         """
-        seen = view(query, "query")
+        check_array(query, "query")
         tensors = self._tensors(sinks, bias, mask, seed, {"query_lengths": query_lengths,
                                                           "kv_lengths": kv_lengths}, offset)
         found = {"query": empty(query, tuple(query.shape)), "key": empty(key, tuple(key.shape)),
@@ -234,7 +239,7 @@ class Attention:
         for name, array in found.items():
             tensors.set("grad_" + name, array)
         _library.function("attention_backward")(self.handle, tensors.handle, 0,
-                                                _stream_of(seen) if stream is None else stream)
+                                                _stream_of(query) if stream is None else stream)
         if "sinks" in found and sinks is not None:
             found["sinks"] = found["sinks"].reshape(tuple(sinks.shape))
         return Gradients(**found)
@@ -269,11 +274,11 @@ def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, s
     try:
         shapes = []
         for name, array in (("query", query), ("key", key), ("value", value)):
-            seen = view(array, name)
-            if len(seen.shape) != 4:
-                raise ValueError(f"{name}: got {len(seen.shape)} dimensions, expected "
+            check_array(array, name)
+            if array.ndim != 4:
+                raise ValueError(f"{name}: got {array.ndim} dimensions, expected "
                                  "[batch, sequence, heads, dim]")
-            shapes.append(seen.shape)
+            shapes.append(tuple(array.shape))
         kinds = (shapes[2], dtype_name(key), dtype_name(value))
         (b, t, n, d), (_, s, k, _), (*_, dv) = shapes
         calls = [("local_shape", (b, t, s, n, k, d, dv)), ("dtype", dtype_number(dtype_name(query)))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ class View(NamedTuple):
     dtype: int
     place: int
     shape: tuple[int, ...]
-    strides: tuple[int, ...]  # in elements
+    strides: tuple[int, ...] | None  # in elements; None: contiguous
 
 
 def dtype_number(name: str) -> int:
@@ -34,27 +35,49 @@ def dtype_number(name: str) -> int:
     return _DTYPES[name]
 
 
+@functools.lru_cache(maxsize=None)
+def _name_of(dtype: Any) -> str:
+    return dtype.name if isinstance(dtype, np.dtype) else str(dtype).split(".")[-1]
+
+
+@functools.lru_cache(maxsize=None)
+def _number_of(dtype: Any) -> int:
+    return dtype_number(_name_of(dtype))
+
+
 def dtype_name(array: Any) -> str:
     """"float32", "bfloat16", …"""
-    return array.dtype.name if isinstance(array, np.ndarray) else str(array.dtype).split(".")[-1]
+    return _name_of(array.dtype)
+
+
+def check_array(array: Any, name: str) -> None:
+    """TypeError for what is neither an array nor a tensor."""
+    if not isinstance(array, np.ndarray) and not hasattr(array, "data_ptr"):
+        raise TypeError(f"{name}: got {type(array).__name__}, expected a NumPy array or a torch "
+                        "tensor")
+
+
+def place_of(array: Any, name: str) -> int:
+    if isinstance(array, np.ndarray) or array.device.type == "cpu":
+        return HOST
+    if array.device.type != "cuda":
+        raise TypeError(f"{name}: on {array.device}, expected the CPU or a CUDA device")
+    return array.device.index
 
 
 def view(array: Any, name: str) -> View:
     """Of an array or a tensor, without a copy."""
-    if isinstance(array, np.ndarray):
+    check_array(array, name)
+    if not isinstance(array, np.ndarray):
+        return View(array.data_ptr(), _number_of(array.dtype), place_of(array, name),
+                    tuple(array.shape), None if array.is_contiguous() else array.stride())
+    strides = None
+    if not array.flags.c_contiguous:
         size = array.itemsize
         if any(stride % size for stride in array.strides):
             raise ValueError(f"{name}: strides of {array.strides} bytes, expected whole elements")
-        return View(array.__array_interface__["data"][0], dtype_number(array.dtype.name), HOST,
-                    array.shape, tuple(stride // size for stride in array.strides))
-    if not hasattr(array, "data_ptr"):
-        raise TypeError(f"{name}: got {type(array).__name__}, expected a NumPy array or a torch "
-                        "tensor")
-    place = HOST if array.device.type == "cpu" else array.device.index
-    if array.device.type not in ("cpu", "cuda"):
-        raise TypeError(f"{name}: on {array.device}, expected the CPU or a CUDA device")
-    return View(array.data_ptr(), dtype_number(dtype_name(array)), place, tuple(array.shape),
-                tuple(array.stride()))
+        strides = tuple(stride // size for stride in array.strides)
+    return View(array.ctypes.data, _number_of(array.dtype), HOST, array.shape, strides)
 
 
 def empty(like: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:
@@ -68,6 +91,9 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:
     return like.new_empty(shape, dtype=getattr(torch, dtype))
 
 
+_set = _library.function("tensors_set")
+
+
 class Tensors:
     """The operands of one call."""
 
@@ -77,11 +103,10 @@ class Tensors:
 
     def set(self, name: str, array: Any) -> None:
         seen = view(array, name)
-        dimensions = len(seen.shape)
         self._kept.append(array)
-        _library.function("tensors_set")(
-            self.handle, OPERANDS[name], seen.address, seen.dtype, seen.place, dimensions,
-            _library.int64s(seen.shape), _library.int64s(seen.strides))
+        _set(self.handle, OPERANDS[name], seen.address, seen.dtype, seen.place, len(seen.shape),
+             _library.int64s(seen.shape),
+             None if seen.strides is None else _library.int64s(seen.strides))
 
     def set_seed(self, seed: int) -> None:
         _library.function("tensors_set_dropout_seed")(self.handle, seed)

@@ -205,6 +205,8 @@ class Attention:
                                                           "kv_lengths": kv_lengths}, offset)
         if out is None:
             out = empty(query, self.shape("output"))
+        elif isinstance(out, np.ndarray) and not out.flags.writeable:
+            raise ValueError("out: got an array that is read only")
         lse = empty(query, self.shape("lse"), "float32")
         for name, array in (("query", query), ("key", key), ("value", value), ("output", out),
                             ("lse", lse)):
@@ -311,6 +313,24 @@ def _call_values(options: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def _refuse_gradients(**arrays: Any) -> None:
+    """TypeError for a tensor whose gradients would be lost in silence."""
+    for name, array in arrays.items():
+        if getattr(array, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+            raise TypeError(f"{name}: a tensor that requires gradients, which only "
+                            "annulus.torch.attention() passes on; expected one without, or "
+                            "torch.no_grad()")
+
+
+def compute(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: Any = None,
+            bias: Any = None, mask: Any = None, seed: int | None = None, out: Any = None,
+            stream: int | None = None, **options: Any) -> tuple[Any, Any]:
+    """attention(), for callers that see to gradients themselves."""
+    made = attention_for(query, key, value, mesh=mesh, sinks=sinks, bias=bias, mask=mask, **options)
+    return made.run(query, key, value, sinks=sinks, bias=bias, mask=mask, seed=seed, out=out,
+                    stream=stream, **_call_values(options))
+
+
 def attention(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: Any = None,
               bias: Any = None, mask: Any = None, seed: int | None = None, out: Any = None,
               stream: int | None = None, **options: "Unpack[Options]") -> tuple[Any, Any]:
@@ -320,9 +340,9 @@ def attention(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks
     tensors, of any strides that leave the last dimension contiguous. `Options` lists the keywords.
     A call like an earlier one plans nothing.
     """
-    made = attention_for(query, key, value, mesh=mesh, sinks=sinks, bias=bias, mask=mask, **options)
-    return made.run(query, key, value, sinks=sinks, bias=bias, mask=mask, seed=seed, out=out,
-                    stream=stream, **_call_values(options))
+    _refuse_gradients(query=query, key=key, value=value, sinks=sinks, bias=bias)
+    return compute(query, key, value, mesh=mesh, sinks=sinks, bias=bias, mask=mask, seed=seed,
+                   out=out, stream=stream, **options)
 
 
 def attention_backward(grad_output: Any, query: Any, key: Any, value: Any, output: Any, lse: Any, *,

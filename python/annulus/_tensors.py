@@ -42,6 +42,8 @@ def _name_of(dtype: Any) -> str:
 
 @functools.lru_cache(maxsize=None)
 def _number_of(dtype: Any) -> int:
+    if not getattr(dtype, "isnative", True):
+        raise TypeError(f"dtype {dtype}: expected the byte order of this machine")
     return dtype_number(_name_of(dtype))
 
 

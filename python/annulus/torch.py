@@ -45,8 +45,8 @@ def _dense(tensor: Tensor) -> Tensor:
 def _forward(query: Tensor, key: Tensor, value: Tensor, sinks: Optional[Tensor],
              bias: Optional[Tensor], mask: Optional[Tensor], seed: Optional[int], mesh: str,
              options: str) -> tuple[Tensor, Tensor]:
-    return _attention.attention(_dense(query), _dense(key), _dense(value), mesh=mesh, sinks=sinks,
-                                bias=bias, mask=mask, seed=seed, **_options_of(options))
+    return _attention.compute(_dense(query), _dense(key), _dense(value), mesh=mesh, sinks=sinks,
+                              bias=bias, mask=mask, seed=seed, **_options_of(options))
 
 
 @_forward.register_fake

@@ -60,6 +60,8 @@ def test_wrong_dtypes(sequence):
     with pytest.raises(TypeError):
         annulus.attention(q.astype(np.int64), k, v, mesh=sequence)
     with pytest.raises(TypeError):
+        annulus.attention(q.astype(">f4"), k, v, mesh=sequence)
+    with pytest.raises(TypeError):
         annulus.attention(q.tolist(), k, v, mesh=sequence)
 
 

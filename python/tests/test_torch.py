@@ -128,6 +128,14 @@ def test_a_mask_of_tensors_and_unknown_keywords(sequence, tensors):
         annulus.torch.attention(q, k, v, mesh=sequence, segments=object())
 
 
+def test_gradients_are_not_lost_in_silence(sequence, tensors):
+    q, k, v, _ = shards(sequence, tensors)
+    with pytest.raises(TypeError, match="annulus.torch"):
+        annulus.attention(q, k, v, mesh=sequence, layout="zigzag")
+    with torch.no_grad():
+        annulus.attention(q, k, v, mesh=sequence, layout="zigzag")
+
+
 def test_the_numpy_face_takes_tensors(sequence, tensors):
     q, k, v, _ = (x.detach() for x in shards(sequence, tensors))
     found, _ = annulus.attention(q, k, v, mesh=sequence, layout="zigzag")

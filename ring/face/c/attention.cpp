@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/core/one_at_a_time.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/planner.hpp>
@@ -158,6 +159,7 @@ annulus_status annulus_attention_create(annulus_context* context,
                                         annulus_attention** attention) {
   return guarded([&] {
     annulus::Context& ranks = checked(context, "context").context;
+    const auto call = ranks.calls().begin("annulus_attention_create");
     const annulus::AttentionOptions resolved =
         annulus::collectively(ranks.mesh().world(), "options", [&] {
           checked(attention, "attention");
@@ -216,10 +218,9 @@ annulus_status annulus_attention_plan_text(annulus_attention* attention, int ran
                                            const char** text) {
   return guarded([&] {
     auto& of = checked(attention, "attention");
-    const annulus::ring::ScheduleChoice& choice = of.attention.schedule();
-    annulus::ring::PlanInput input = of.attention.plan_input();
-    input.options = annulus::ring::with_variant(input.options, choice);
-    of.text = annulus::ring::to_text(annulus::ring::make_plan(input, choice.schedule), ranks);
+    const annulus::ring::Plan plan =
+        annulus::ring::make_plan(of.attention.plan_input(), of.attention.schedule().schedule);
+    of.text = annulus::ring::to_text(plan, ranks);
     checked(text, "text") = of.text.c_str();
   });
 }

@@ -5,6 +5,7 @@
 #include <mpi.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/core/one_at_a_time.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/partition/named_sharding.hpp>
 
@@ -81,6 +82,7 @@ annulus_status annulus_context_axis_size(const annulus_context* context, const c
 annulus_status annulus_context_agree(annulus_context* context, const char* error) {
   return guarded([&] {
     annulus::Context& ranks = checked(context, "context").context;
+    const auto call = ranks.calls().begin("annulus_context_agree");
     annulus::collectively(ranks.mesh().world(), "arguments of the caller", [&] {
       if (error != nullptr) throw annulus::UserError(error);
     });

@@ -41,9 +41,6 @@ struct InitBias {
 struct BackwardChoice {
   std::string implementation = {};
   std::string schedule = {};
-  /// Whether repeating a call repeats every bit of its gradients; empty: on the CPU. It leaves out
-  /// kernels that add in an order that varies.
-  std::optional<bool> deterministic = {};
 };
 
 /// A problem, its layout on the mesh, and choices that the library otherwise makes.

@@ -51,17 +51,18 @@ class Options(TypedDict, total=False):
     inner_size: int
     backward_schedule: str
     backward_implementation: str
-    deterministic: bool  # the gradients
+    reproducible: Literal["no", "run", "world"]  # what repeats every bit of the results
     query_length: int  # of the whole sequence, where shards are uneven
     kv_length: int
     kv_heads: int
 
 
 _TEXTS = ("bias_policy", "mode", "query_spec", "kv_spec", "layout", "kv_layout", "schedule",
-          "implementation", "transport", "tuning", "backward_schedule", "backward_implementation")
+          "implementation", "transport", "tuning", "reproducible", "backward_schedule",
+          "backward_implementation")
 _INTEGERS = {"causal": "causal", "sink_tokens": "sink_tokens", "chunk": "chunk",
              "granule": "granule", "ulysses_degree": "ulysses_degree", "inner_size": "inner_size",
-             "deterministic": "backward_deterministic", "query_length": "query_length",
+             "query_length": "query_length",
              "kv_length": "kv_length", "kv_heads": "kv_heads"}
 _REALS = ("scale", "soft_cap")
 

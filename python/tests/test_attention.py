@@ -217,3 +217,14 @@ def test_a_prompt_against_a_cache(sequence, random):
     seen = reference.logits_mask(new, cached, causal=True, offset=cached - new)
     expected, _ = reference.attention(q, k, v, seen)
     assert error(shards.whole(out, q.shape), expected) < 2e-6
+
+
+def test_the_same_bits_on_any_number_of_ranks(sequence, random):
+    q, k, v, _ = operands(random)
+    shards = Sharded(sequence)
+    out, _ = annulus.attention(*(shards.shard(x) for x in (q, k, v)), mesh=sequence, causal=True,
+                               layout="zigzag", reproducible="world")
+    alone = annulus.Mesh("sp=-1", None, device="cpu")
+    expected, _ = annulus.attention(q, k, v, mesh=alone, causal=True, reproducible="world")
+    alone.close()
+    assert np.array_equal(shards.whole(out, q.shape), expected)

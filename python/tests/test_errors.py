@@ -33,6 +33,7 @@ def test_classes_of_errors():
     {"query_spec": "-,xp,-,-"},
     {"kv_lengths": [-1]},
     {"offset": "top-left"},
+    {"reproducible": "always"},
     {"cu_seqlens": [0, 5]},
 ])
 def test_what_the_library_refuses(sequence, keywords):

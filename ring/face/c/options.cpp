@@ -24,6 +24,13 @@ struct Named {
   void (*set)(AttentionOptions& options, const Value& value);
 };
 
+Reproducible reproducible_of(const std::string& name) {
+  for (const Reproducible one : {Reproducible::no, Reproducible::run, Reproducible::world}) {
+    if (name_of(one) == name) return one;
+  }
+  throw ArgumentError("reproducible", name, "no, run or world");
+}
+
 const Named<std::string> kTexts[] = {
     {"query_spec",
      [](AttentionOptions& o, const std::string& v) {
@@ -49,6 +56,8 @@ const Named<std::string> kTexts[] = {
      [](AttentionOptions& o, const std::string& v) { o.transport = parse_transport(v); }},
     {"tuning", [](AttentionOptions& o,
                   const std::string& v) { o.tuning.policy = ring::parse_tuning_policy(v); }},
+    {"reproducible",
+     [](AttentionOptions& o, const std::string& v) { o.reproducible = reproducible_of(v); }},
     {"bias_policy",
      [](AttentionOptions& o, const std::string& v) { o.bias_policy = parse_bias_policy(v); }},
     {"backward_schedule",
@@ -73,8 +82,6 @@ const Named<std::int64_t> kIntegers[] = {
     {"weights", [](AttentionOptions& o, const std::int64_t& v) { o.weights = v != 0; }},
     {"normalize_output",
      [](AttentionOptions& o, const std::int64_t& v) { o.normalize_output = v != 0; }},
-    {"backward_deterministic",
-     [](AttentionOptions& o, const std::int64_t& v) { o.backward.deterministic = v != 0; }},
     {"call_lengths",
      [](AttentionOptions& o, const std::int64_t& v) { o.call_arguments.lengths = v != 0; }},
     {"call_offsets",

@@ -117,16 +117,17 @@ typedef struct annulus_attention_options annulus_attention_options;
 annulus_status annulus_attention_options_create(annulus_attention_options** options);
 void annulus_attention_options_destroy(annulus_attention_options* options);
 
-/* Choices by name. "query_spec", "kv_spec", "bias_spec", "mask_spec", "mode", "layout",
+/* Choices by name: "query_spec", "kv_spec", "bias_spec", "mask_spec", "mode", "layout",
  * "kv_layout", "schedule", "implementation", "transport", "tuning", "bias_policy",
- * "backward_schedule", "backward_implementation". */
+ * "backward_schedule", "backward_implementation"; "reproducible": "no", "run" or "world"; "offset":
+ * "bottom-right". */
 annulus_status annulus_attention_options_set_text(annulus_attention_options* options,
                                                   const char* name, const char* value);
-/* Numbers by name. "query_length", "kv_length" and "kv_heads", of the whole problem, where a local
+/* Numbers by name: "query_length", "kv_length" and "kv_heads", of the whole problem, where a local
  * shape does not tell; "offset", "prefix", "sink_tokens", "chunk", "granule", "ulysses_degree",
  * "inner_size", "head_group_bytes"; and, 0 or 1, "causal", "weights", "normalize_output",
- * "backward_deterministic", "call_lengths", "call_offsets", "call_dropout_seed" (which values come
- * with the calls). "call_sinks": every call passes its sinks, so many per head. */
+ * "call_lengths", "call_offsets", "call_dropout_seed" (which values come with the calls).
+ * "call_sinks": every call passes its sinks, so many per head. */
 annulus_status annulus_attention_options_set_integer(annulus_attention_options* options,
                                                      const char* name, int64_t value);
 /* "scale", "soft_cap". */

@@ -152,7 +152,7 @@ double RankPlan::flops(const Block& block) const {
   return 2.0 * pairs_of_heads(block) * static_cast<double>(local.head_dim + local.value_dim);
 }
 
-double RankPlan::flops(const BackwardBlock& block) const {
+double RankPlan::backward_flops(const Tile& block) const {
   return 2.0 * pairs_of_heads(block) *
          static_cast<double>(3 * local.head_dim + 2 * local.value_dim);
 }

@@ -178,8 +178,7 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
         registry_.select(options_.implementation, problem, place, Presence::required,
                          options_.backward ? Pass::backward : Pass::forward);
     auto made = std::make_unique<Planning>(std::move(problem), std::move(selection), operands_,
-                                           place, std::move(model), plan);
-    made->input.backward = options_.backward;
+                                           place, std::move(model), plan, options_.backward);
     const Topology& topology = mesh_.topology();
     if (topology.nodes() > 1) made->input.prices.node_of_rank = topology.node_of_rank;
     return made;

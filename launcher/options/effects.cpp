@@ -33,11 +33,10 @@ const Names& of_hops() {
 
 // Options that bench --calibrate ignores: it times kernels on blocks of its own, on one rank.
 const Names& not_of_calibrate() {
-  static const Names names{"query-spec",      "kv-spec",      "bias-spec",      "mask-spec",
-                           "sequence-layout", "granule",      "schedule",       "ulysses-degree",
-                           "inner-size",      "mode",         "sharding-rules", "tuning",
-                           "tuning-cache",    "cost-model",   "explain",        "trace",
-                           "backward",        "deterministic"};
+  static const Names names{
+      "query-spec",   "kv-spec",        "bias-spec",  "mask-spec", "sequence-layout", "granule",
+      "schedule",     "ulysses-degree", "inner-size", "mode",      "sharding-rules",  "tuning",
+      "tuning-cache", "cost-model",     "explain",    "trace",     "deterministic"};
   return names;
 }
 

@@ -443,8 +443,8 @@ void add_running(TableBuilder& table) {
   table.add("backward", "", {Command::verify, Command::bench, Command::plan},
             parsed_into(&Options::backward, parse_flag),
             "verify: compute and verify gradients too (default: for half of the problems of "
-            "--random; --backward=false for none); bench: time the backward pass too, and both; "
-            "plan: plan the backward pass");
+            "--random; --backward=false for none); bench: time the backward pass too, and both, or "
+            "with --calibrate its kernels alone; plan: plan the backward pass");
   table.add("warmup", "N", {Command::bench}, int_into(&Options::warmup, 0),
             fmt::format("calls before the timing starts (default: {})", defaults.warmup));
   table.add("iters", "N", {Command::bench}, int_into(&Options::iterations, 1),
@@ -460,7 +460,7 @@ void add_running(TableBuilder& table) {
       "calibrate", "FILE", {Command::bench}, text_into(&Options::calibrate),
       "measure a cost model for --cost-model instead: merges, reads, hops, and every kernel that "
       "computes the problem (heads of --shape, rows of --sweep); what FILE holds of other "
-      "dtypes, head dimensions and masks stays");
+      "dtypes, head dimensions, masks and of the other pass stays");
   table.add(
       "show-ranks", "N", {Command::plan}, int_into(&Options::show_ranks, 0),
       fmt::format("print every step of the first N ranks, and list more than 32 ranks if N is more "

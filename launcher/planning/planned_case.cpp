@@ -37,9 +37,8 @@ std::vector<int> planned_nodes(const Options& options, const MeshShape& mesh) {
 
 ring::PlanInput PlannedCase::input(const ring::ShardedOperands& laid_out) const {
   ring::PlanInput made =
-      ring::make_plan_input(setup.problem, laid_out, candidates, place, model, how);
+      ring::make_plan_input(setup.problem, laid_out, candidates, place, model, how, backward);
   made.prices.node_of_rank = node_of_rank;
-  made.backward = backward;
   return made;
 }
 

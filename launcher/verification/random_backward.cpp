@@ -13,11 +13,11 @@ bool is_planned(const RandomProblem& drawn, const std::string& schedule,
   const Place place = Place::host();
   const ring::ShardedOperands operands =
       ring::shard_operands(drawn.problem, drawn.mesh, drawn.layout);
-  ring::PlanInput input = ring::make_plan_input(drawn.problem, operands, {}, place,
-                                                ring::CostModel::for_place(place), drawn.plan);
-  input.backward = backward;
   try {
-    ring::check_schedule(input, schedule);
+    ring::check_schedule(
+        ring::make_plan_input(drawn.problem, operands, {}, place, ring::CostModel::for_place(place),
+                              drawn.plan, backward),
+        schedule);
     return true;
   } catch (const UnsupportedError&) {
     return false;

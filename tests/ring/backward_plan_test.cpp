@@ -18,13 +18,13 @@ namespace annulus::ring {
 namespace {
 
 constexpr std::array kBackward{Schedule::ring, Schedule::double_ring, Schedule::allgather,
-                               Schedule::ulysses, Schedule::hybrid};
+                               Schedule::ulysses, Schedule::hybrid, Schedule::pass_q};
 
 PlanInput backward_input(const AttentionProblem& problem, const ShardedOperands& operands,
                          const PlanOptions& options = {}, const BackwardRequest& request = {}) {
-  PlanInput input = native_input(problem, operands, options);
-  input.backward = request;
-  return input;
+  static const Registry registry = Registry::standard();
+  return make_plan_input(problem, operands, {&registry.get("native")}, Place::host(),
+                         CostModel::cpu_core(), options, request);
 }
 
 AttentionProblem small_problem(std::int64_t length, std::int64_t heads, std::int64_t kv_heads) {

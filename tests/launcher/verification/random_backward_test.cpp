@@ -21,9 +21,9 @@ TEST(RandomBackward, EveryDrawIsPlannedAndHasGradients) {
       EXPECT_FALSE(drawn.fills.key || drawn.fills.query) << drawn.command;
       const ring::ShardedOperands operands =
           ring::shard_operands(drawn.problem, drawn.mesh, drawn.layout);
-      ring::PlanInput input = ring::make_plan_input(drawn.problem, operands, {}, Place::host(),
-                                                    ring::CostModel::cpu_core(), drawn.plan);
-      input.backward = drawn.backward->request;
+      const ring::PlanInput input = ring::make_plan_input(
+          drawn.problem, operands, {}, Place::host(), ring::CostModel::cpu_core(), drawn.plan,
+          drawn.backward->request);
       EXPECT_NO_THROW(ring::check_schedule(input, drawn.backward->schedule)) << drawn.command;
     }
   }

@@ -318,7 +318,7 @@ struct RankPlan {
   /// Operations of one of its blocks for every visible pair and query head: 2 (D + Dv) forward,
   /// 2 (3 D + 2 Dv) backward.
   [[nodiscard]] double flops(const Block& block) const;
-  [[nodiscard]] double flops(const BackwardBlock& block) const;
+  [[nodiscard]] double backward_flops(const Tile& block) const;
   [[nodiscard]] std::int64_t bytes_received() const;
   [[nodiscard]] std::int64_t bytes_sent() const;
   /// Bytes of the memory of its buffers of one kind.

@@ -114,11 +114,12 @@ struct PlanInput {
 /// Makes plans that do without what kernels have refused.
 void refuse(PlanInput& input, std::vector<Refusal> refusals);
 
-/// With the prices that `model` has for the problem: see make_prices().
+/// With the prices that `model` has for the pass of the problem: see make_prices().
 [[nodiscard]] PlanInput make_plan_input(const AttentionProblem& problem,
                                         const ShardedOperands& operands,
                                         std::vector<const Implementation*> candidates, Place place,
-                                        CostModel model, const PlanOptions& options);
+                                        CostModel model, const PlanOptions& options,
+                                        std::optional<BackwardRequest> backward = {});
 
 /// The options that plans of this variant are made with.
 [[nodiscard]] PlanOptions with_variant(PlanOptions options, const ScheduleVariant& variant);

@@ -129,13 +129,14 @@ class ShardedAttention {
   // What plans are made from, and what was chosen.
   struct Planning {
     Planning(AttentionProblem asked, Selection selected, const ShardedOperands& operands,
-             Place place, CostModel model, const PlanOptions& options)
+             Place place, CostModel model, const PlanOptions& options,
+             const std::optional<BackwardRequest>& backward)
         : problem(std::move(asked)),
           mask(problem.mask),
           bound(bound_of(problem)),
           selection(std::move(selected)),
           input(make_plan_input(bound, operands, selection.candidates, place, std::move(model),
-                                options)),
+                                options, backward)),
           open(options) {}
     // Makes the input one of plans of this choice.
     void settle(const ScheduleChoice& choice) {

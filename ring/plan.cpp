@@ -199,6 +199,17 @@ bool RankPlan::reduces_rounded() const {
   });
 }
 
+bool RankPlan::adds_rounded_gradients() const {
+  const std::vector<const Reduce*> reductions = all<Reduce>();
+  return std::any_of(reductions.begin(), reductions.end(), [&](const Reduce* reduce) {
+    if (reduce->reduction != Reduction::sum || reduce->parts.size() < 2) return false;
+    return std::any_of(reduce->parts.begin(), reduce->parts.end(), [&](const Result& part) {
+      const Buffer& held = buffer(part.output.buffer);
+      return held.kind == BufferKind::exchange && held.dtype != partial_dtype(held.dtype);
+    });
+  });
+}
+
 double Plan::imbalance() const {
   return mean_work > 0 ? most_work / mean_work - 1 : 0;
 }

@@ -47,7 +47,7 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
   return fmt::format(
       "{} {}, {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, implementations {}, "
       "{}ulysses degree {}, inner size {}, gather bytes {}, head group bytes {}, result bytes {}, "
-      "prefetch bytes {}, {}, {}, LSE {}{}, costs "
+      "prefetch bytes {}, {}, {}, LSE {}{}{}, costs "
       "{:016x}, transport {}, {}, {}{}",
       to_string(problem.shape), annulus::name_of(problem.dtype), exact_modifiers(problem),
       to_string(problem.mask), problem.mask.digest(), to_string(input.operands.query),
@@ -56,8 +56,12 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
       plan.inner_size, plan.gather_bytes, plan.head_group_bytes, plan.result_bytes,
       plan.prefetch_bytes, plan.direct ? "direct" : "from neighbours",
       plan.await_columns ? "awaiting columns" : "awaiting none", annulus::name_of(plan.lse_dtype),
-      plan.deterministic ? ", deterministic" : "", std::hash<std::string>()(input.prices.to_text()),
-      name_of(options.transport), options.runner.replay ? "replayed" : "not replayed",
+      plan.deterministic ? ", deterministic" : "",
+      plan.grad_wire == DType::float32
+          ? ""
+          : fmt::format(", gradients sent in {}", annulus::name_of(plan.grad_wire)),
+      std::hash<std::string>()(input.prices.to_text()), name_of(options.transport),
+      options.runner.replay ? "replayed" : "not replayed",
       options.runner.tracer == nullptr ? "not traced" : "traced",
       input.backward ? ", backward, " + request_text(*input.backward) : "");
 }

@@ -109,6 +109,10 @@ ShardingRules parse_rules(const std::string& option, const std::string& text) {
   }
 }
 
+DType parse_grad_wire(const std::string& option, const std::string& text) {
+  return annulus::parse_dtype(parse_choice(option, text, {"float32", "bfloat16"}));
+}
+
 DType parse_softmax_dtype(const std::string& option, const std::string& text) {
   return annulus::parse_dtype(parse_choice(option, text, {"float32", "float64"}));
 }
@@ -408,6 +412,11 @@ void add_output(TableBuilder& table) {
   table.add("deterministic", "", {Command::run, Command::bench},
             parsed_into(&Options::deterministic, parse_flag),
             "repeating the command repeats every bit of the gradients (default on CPUs)");
+  table.add("grad-wire", "DTYPE", {Command::run, Command::verify, Command::bench, Command::plan},
+            parsed_into(&Options::grad_wire, parse_grad_wire),
+            "dtype in which parts of gradients of keys and values go to their owners: float32, or "
+            "bfloat16 for half types, which rounds each part once and halves the bytes; needs a "
+            "schedule that adds none up on the way (default: float32)");
   table.add("trace", "FILE", {Command::run, Command::bench, Command::plan},
             text_into(&Options::trace),
             "what every rank did and when, as Chrome trace events (JSON), for Perfetto; of plan "

@@ -116,6 +116,7 @@ struct Options {
   std::string grad_output, grad_lse, grad_query, grad_key, grad_value, grad_sinks, grad_bias;
   std::string forward_output, forward_lse;  ///< empty: the forward pass is computed
   std::optional<bool> deterministic;        ///< empty: on CPUs
+  DType grad_wire = DType::float32;         ///< or bfloat16
   std::string cost_model;                   ///< what predictions are based on
   std::string tuning_cache;                 ///< empty: ring::default_tuning_file()
 

@@ -62,7 +62,8 @@ PlannedCase lay_out(const Options& options) {
   ring::CostModel model = cost_model_of(options, place);
   as_option("--transport",
             [&] { ring::settle_transport(model, options.transport, operands.key, nodes); });
-  const ring::PlanOptions how = plan_options(setup.problem, place);
+  ring::PlanOptions how = plan_options(setup.problem, place);
+  how.grad_wire = options.grad_wire;
   PlannedCase planned{std::move(setup), std::move(operands), {},  place,
                       std::move(model), std::move(nodes),    how, {}};
   if (options.backward.value_or(false)) {

@@ -339,6 +339,7 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   setup.problem.implementation = options.implementation;
   setup.problem.schedule = options.schedule;
   setup.problem.backward.deterministic = options.deterministic;
+  setup.problem.backward.grad_wire = options.grad_wire;
   setup.problem.ulysses_degree = options.ulysses_degree;
   setup.problem.inner_size = options.inner_size;
   setup.problem.tuning = tuning_options(options);

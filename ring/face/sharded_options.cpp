@@ -40,6 +40,7 @@ ring::ShardedAttentionOptions backward_options(const AttentionOptions& options, 
   if (options.backward.deterministic) {
     sharded.plan->deterministic = *options.backward.deterministic;
   }
+  sharded.plan->grad_wire = options.backward.grad_wire;
   return sharded;
 }
 

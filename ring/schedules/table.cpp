@@ -226,10 +226,34 @@ std::span<const ScheduleEntry> schedule_table() {
   return kTable;
 }
 
+namespace {
+
+// Parts that are rounded for their way are rounded once only if they go straight to the owner.
+std::string allows_grad_wire(Schedule schedule, const PlanInput& input) {
+  const DType wire = input.options.grad_wire;
+  const DType dtype = input.problem.dtype;
+  if (wire == DType::float32) return {};
+  if (size_of(dtype) > size_of(wire)) {
+    return fmt::format("gradients of {} are not rounded to {} on their way",
+                       annulus::name_of(dtype), annulus::name_of(wire));
+  }
+  const int ranks = ranks_of(input);
+  const int degree = ulysses_degree(input);
+  const bool sums = schedule == Schedule::double_ring
+                        ? inner_size(input) < ranks
+                        : schedule == Schedule::hybrid && degree > 1 && degree < ranks;
+  if (!sums || has_replicated_rows(input)) return {};
+  return fmt::format("it adds gradients up on their way, where {} would round them several times",
+                     annulus::name_of(wire));
+}
+
+}  // namespace
+
 std::string obstacle_of(const ScheduleEntry& entry, const PlanInput& input) {
   std::string obstacle = entry.obstacle(input);
   if (!input.backward || !obstacle.empty()) return obstacle;
-  return needs_rows_once(input);
+  obstacle = needs_rows_once(input);
+  return obstacle.empty() ? allows_grad_wire(entry.schedule, input) : obstacle;
 }
 
 const ScheduleEntry& entry_of(Schedule schedule) {

@@ -44,6 +44,9 @@ struct BackwardChoice {
   /// Whether repeating a call repeats every bit of its gradients; empty: on the CPU. It leaves out
   /// kernels that add in an order that varies.
   std::optional<bool> deterministic = {};
+  /// The dtype of incomplete gradients of keys and values on their way to their owners: float32, or
+  /// bfloat16 for a problem of a half type. See ring::PlanOptions::grad_wire.
+  DType grad_wire = DType::float32;
 };
 
 /// A problem, its layout on the mesh, and choices that the library otherwise makes.

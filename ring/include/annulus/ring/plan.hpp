@@ -326,6 +326,9 @@ struct RankPlan {
   /// Whether it combines partial results that a kernel has rounded to less than float32, which is
   /// one rounding more than in an unsharded call.
   [[nodiscard]] bool reduces_rounded() const;
+  /// Whether it adds up parts of gradients that were rounded for their way: see
+  /// PlanOptions::grad_wire.
+  [[nodiscard]] bool adds_rounded_gradients() const;
 };
 
 /// A call of the backward pass, beyond its problem: docs/semantics.md §1.

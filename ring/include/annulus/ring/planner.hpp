@@ -62,6 +62,10 @@ struct PlanOptions {
   /// Whether the backward pass repeats every bit: blocks go to no kernel that adds in an order that
   /// varies. The forward pass always repeats them, unless it is named a kernel that does not.
   bool deterministic = true;
+  /// The dtype in which gradients of keys and values go to their owners, where they are not complete
+  /// yet: float32, or bfloat16, which halves the bytes. Each part is then rounded once, and the
+  /// owner adds the parts in float32. float64 problems keep to float64.
+  DType grad_wire = DType::float32;
 
   /// What suits the kernels and the memory of a place.
   static PlanOptions for_place(Place place);

@@ -109,6 +109,10 @@ class ShardedAttention {
   [[nodiscard]] const std::string& transport() const noexcept { return transport_; }
   /// See RankPlan::reduces_rounded.
   [[nodiscard]] bool reduces_rounded() const { return rank_plan().reduces_rounded(); }
+  /// See RankPlan::adds_rounded_gradients.
+  [[nodiscard]] bool adds_rounded_gradients() const {
+    return rank_plan().adds_rounded_gradients();
+  }
   /// Which implementations could compute the problem, and why the others cannot, some of them only
   /// for some of this rank's blocks.
   [[nodiscard]] Selection selection() const;

@@ -162,9 +162,14 @@ double core_rate(const ProblemClass& problem) {
     double at_64 = 55e9;
     double at_128 = 55e9;
   };
+  // Without AMX an operation of the backward pass takes as long as one of the forward pass
+  // (benchmarks/NOTES.md, "The backward pass on a CPU"); with AMX it was not measured.
+  constexpr double kBackwardWithAmx = 0.8;
+  double pass = 1;
   Rates rates;
   if (best_matrix_path(problem.dtype) == MatrixPath::amx) {
     rates = problem.dtype == DType::float32 ? Rates{80e9, 91e9} : Rates{188e9, 270e9};
+    pass = problem.pass == Pass::backward ? kBackwardWithAmx : 1;
   }
   constexpr std::array kLeft{1.0, 1.0, 0.75, 0.75, 0.7};  // by MaskKind
   constexpr double kSoftCap = 0.8;
@@ -172,7 +177,8 @@ double core_rate(const ProblemClass& problem) {
   const double dim = static_cast<double>(problem.head_dim + problem.value_dim) / 2;
   const double plain = dim < 64 ? rates.at_64 * dim / 64
                                 : std::lerp(rates.at_64, rates.at_128, std::min(dim / 64 - 1, 1.0));
-  return plain * kLeft[static_cast<std::size_t>(problem.mask)] * (problem.soft_cap ? kSoftCap : 1);
+  return plain * pass * kLeft[static_cast<std::size_t>(problem.mask)] *
+         (problem.soft_cap ? kSoftCap : 1);
 }
 
 class NativeImplementation final : public Implementation {

@@ -140,7 +140,8 @@ TEST(Prices, OfAPassAreThoseOfItsClasses) {
   EXPECT_DOUBLE_EQ(price_of(Pass::backward).rate.clamped(1), 2 * backward);
   EXPECT_EQ(price_of(Pass::backward).knowledge, Knowledge::nearest);
   EXPECT_EQ(price_of(Pass::forward).knowledge, Knowledge::measured);
-  model.kernels["flash_attn2"][wide] = {"a test", CostCurve::constant(assumed(wide) / 2), 0.25};
+  model.kernels["flash_attn2"].emplace(
+      wide, KernelCost{"a test", CostCurve::constant(assumed(wide) / 2), 0.25});
   EXPECT_DOUBLE_EQ(price_of(Pass::backward).rate.clamped(1), backward / 2);
   EXPECT_EQ(price_of(Pass::backward).call_latency, 0.25);
   EXPECT_EQ(price_of(Pass::forward).rate, CostCurve::constant(2 * forward));

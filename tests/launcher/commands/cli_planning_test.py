@@ -65,7 +65,7 @@ class Backward(CliTest):
         for wire in ["bfloat16", "float32"]:
             result = self.annulus(*words, "--grad-wire", wire, "--json", "-")
             self.expect_success(result)
-            buffers = json.loads(result.stdout)["plan"]["ranks"][0]["buffers"]
+            buffers = json.loads(result.stdout)["ranks"][0]["buffers"]
             self.assertEqual({buffer["dtype"] for buffer in buffers if buffer["kind"] == "exchange"
                               and "grad_key" in buffer["contents"]},
                              {"float32", "bfloat16"} if wire == "bfloat16" else {"float32"})
@@ -99,7 +99,8 @@ class Simulate(CliTest):
                       ["--schedule", "double_ring", "--ranks-per-node", "2"],
                       ["--schedule", "pass_q"], ["--backward", "--causal"],
                       ["--backward", "--schedule", "allgather"],
-                      ["--backward", "--schedule", "ulysses"]]:
+                      ["--backward", "--schedule", "ulysses"],
+                      ["--backward", "--schedule", "pass_q"]]:
             with self.subTest(words):
                 plan = json.loads(self.annulus(*PLAN, *words, "--json", "-").stdout)
                 rows = self.simulated(*words)["rows"]

@@ -358,7 +358,8 @@ TEST(CostModel, RefreshingKeepsWhatWasNotMeasuredAgain) {
   newer.transport = "nccl";
   newer.assumed.erase("transports");
   CostModel expected = model;
-  expected.kernels["sdpa"] = {{kHalfBand, again}, {capped, again}};
+  expected.kernels["sdpa"].insert_or_assign(kHalfBand, again);
+  expected.kernels["sdpa"].emplace(capped, again);
   expected.transports.at("nccl") = CostCurve::constant(3);
   CostModel keeping = model;
   keeping.refresh(newer, false);

@@ -153,7 +153,8 @@ class Calibrate(CliTest):
         for words in [[], ["--backward"]]:
             self.expect_success(self.annulus(*CALIBRATE, *words, ranks=2))
         with open(self.path("model.json")) as file:
-            kernels = json.load(file)["kernels"]
+            kernels = [kernel for kernel in json.load(file)["kernels"]
+                       if kernel["implementation"] == "native"]
         self.assertEqual([kernel["pass"] for kernel in kernels], ["forward", "backward"])
         self.assertGreater(kernels[1]["rates"][-1]["flops_per_second"], 1e6)
         shape = ["--shape", "1,8k,8k,8,2,32", "--causal"]

@@ -67,7 +67,7 @@ class Backward(CliTest):
             self.expect_success(result)
             buffers = json.loads(result.stdout)["ranks"][0]["buffers"]
             self.assertEqual({buffer["dtype"] for buffer in buffers if buffer["kind"] == "exchange"
-                              and "grad_key" in buffer["contents"]},
+                              and "grad key" in buffer["contents"]},
                              {"float32", "bfloat16"} if wire == "bfloat16" else {"float32"})
 
     def test_says_why_not(self):

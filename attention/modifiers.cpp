@@ -7,7 +7,7 @@ namespace annulus {
 std::vector<Modifier> modifiers_of(const AttentionProblem& problem) {
   // One field more, and this does not compile.
   const auto& [shape, dtype, scale, soft_cap, mask, sinks, dropout, softmax_dtype, bias, dense_mask,
-               weights, normalize_output, call_arguments] = problem;
+               weights, normalize_output, call_arguments, reproducible] = problem;
   std::vector<Modifier> all;
   if (dense_mask) {
     const std::string text = "dense mask " + to_string(*dense_mask);
@@ -31,6 +31,10 @@ std::vector<Modifier> modifiers_of(const AttentionProblem& problem) {
   if (weights) all.push_back({"weights", "weights"});
   if (call_arguments.any()) {
     const std::string text = "call arguments " + to_string(call_arguments);
+    all.push_back({text, text});
+  }
+  if (reproducible) {
+    const std::string text = fmt::format("reproducible {}", name_of(*reproducible));
     all.push_back({text, text});
   }
   return all;

@@ -54,6 +54,18 @@ std::string to_string(const AttentionShape& shape) {
                      shape.kv_length, shape.heads, shape.kv_heads, shape.head_dim, shape.value_dim);
 }
 
+std::string_view name_of(Reproducible reproducible) noexcept {
+  switch (reproducible) {
+    case Reproducible::no:
+      return "no";
+    case Reproducible::run:
+      return "run";
+    case Reproducible::world:
+      return "world";
+  }
+  return "unknown";
+}
+
 double AttentionProblem::logit_scale() const {
   return scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
 }

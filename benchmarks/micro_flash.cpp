@@ -46,6 +46,11 @@ struct Case {
   bool continues_state = false;
 };
 
+struct BackwardCase {
+  Case forward;
+  bool repeats_bits = false;
+};
+
 struct Measured {
   std::string name;
   std::string kernel;
@@ -117,20 +122,12 @@ class Bench {
       calls.emplace_back([&p, this] { p.flash->run(p.block, p.result, *stream_); });
       results.push_back({one.name, one.problem.mask.block_mask() ? "blocksparse" : "flash_attn2"});
     }
-    std::vector<std::vector<double>> times(calls.size());
-    for (const auto& call : calls) time(call, 1);
-    for (int round = 0; round < kRounds; ++round) {
-      for (std::size_t i = 0; i < calls.size(); ++i) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(kRest));
-        times[i].push_back(time(calls[i], kCalls));
-      }
-    }
+    const std::vector<double> times = medians_by_turns(calls);
     std::size_t of_case = 0;
     for (std::size_t i = 0; i < calls.size(); ++i) {
       if (i > 0 && results[i].name != results[i - 1].name) ++of_case;
-      std::sort(times[i].begin(), times[i].end());
       const Case& one = cases[of_case];
-      results[i].milliseconds = times[i][times[i].size() / 2];
+      results[i].milliseconds = times[i];
       results[i].teraflops =
           forward_flops(one.problem.shape, visible_pairs(one)) / results[i].milliseconds * 1e-9;
       fmt::print("{:36} {:12} {:9.3f} ms {:7.1f} TFLOP/s\n", results[i].name, results[i].kernel,
@@ -140,36 +137,68 @@ class Bench {
     return results;
   }
 
-  // Gradients of all operands, added in float32.
-  void measure_backward(const Case& one) {
-    const std::unique_ptr<Prepared> p = prepare(one);
-    const AttentionShape& s = one.problem.shape;
-    const Tensor grad_output = random_tensor(one.problem.dtype, p->output.shape(), *device_, 4);
-    const Tensor delta = random_tensor(DType::float32, p->lse.shape(), *device_, 5);
-    const Tensor grad_query = random_tensor(DType::float32, p->query.shape(), *device_, 6);
-    const Tensor grad_key = random_tensor(DType::float32, p->key.shape(), *device_, 7);
-    const Tensor grad_value = random_tensor(DType::float32, p->value.shape(), *device_, 8);
-    BackwardBlock block{p->query.view(), p->key.view(), p->value.view(), grad_output.view(),
-                        p->lse.view(),   delta.view(),  one.rows,        one.columns};
-    block.unmasked = p->block.unmasked;
-    const Gradients gradients{grad_query.view(), grad_key.view(), grad_value.view()};
-    p->kernel = registry_.get("flash_attn2").make_kernel(p->problem, *device_);
-    p->kernel->prepare_backward(block, gradients);
-    const auto call = [&] { p->kernel->backward(block, gradients, {*stream_, nullptr, 1}); };
-    (void)time(call, 2);
-    std::vector<double> times;
-    for (int round = 0; round < kRounds; ++round) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(kRest));
-      times.push_back(time(call, kCalls));
+  // Gradients of all operands, added in float32: of all cases by turns.
+  void measure_backward(const std::vector<BackwardCase>& cases) {
+    struct Operands {
+      std::unique_ptr<Prepared> forward;
+      Tensor grad_output, delta, grad_query, grad_key, grad_value;
+      BackwardBlock block;
+      Gradients gradients;
+    };
+    std::vector<std::unique_ptr<Operands>> all;
+    std::vector<std::function<void()>> calls;
+    for (const BackwardCase& one : cases) {
+      all.push_back(std::make_unique<Operands>());
+      Operands& o = *all.back();
+      o.forward = prepare(one.forward);
+      Prepared& p = *o.forward;
+      o.grad_output = random_tensor(p.problem.dtype, p.output.shape(), *device_, 4);
+      o.delta = random_tensor(DType::float32, p.lse.shape(), *device_, 5);
+      o.grad_query = random_tensor(DType::float32, p.query.shape(), *device_, 6);
+      o.grad_key = random_tensor(DType::float32, p.key.shape(), *device_, 7);
+      o.grad_value = random_tensor(DType::float32, p.value.shape(), *device_, 8);
+      o.block = {p.query.view(), p.key.view(),   p.value.view(),   o.grad_output.view(),
+                 p.lse.view(),   o.delta.view(), one.forward.rows, one.forward.columns};
+      o.block.unmasked = p.block.unmasked;
+      o.block.repeats_bits = one.repeats_bits;
+      o.gradients = {o.grad_query.view(), o.grad_key.view(), o.grad_value.view()};
+      const bool blocks = p.problem.mask.block_mask().has_value();
+      p.kernel = registry_.get(blocks ? "blocksparse" : "flash_attn2")
+                     .make_kernel(p.problem, *device_);
+      p.kernel->prepare_backward(o.block, o.gradients);
+      calls.emplace_back([&o, this] {
+        o.forward->kernel->backward(o.block, o.gradients, {*stream_, nullptr, 1});
+      });
     }
-    std::sort(times.begin(), times.end());
-    const double milliseconds = times[times.size() / 2];
-    const double flops = forward_flops(s, visible_pairs(one)) *
-                         static_cast<double>(3 * s.head_dim + 2 * s.value_dim) /
-                         static_cast<double>(s.head_dim + s.value_dim);
-    all_.push_back({one.name, "flash_attn2", milliseconds, flops / milliseconds * 1e-9});
-    fmt::print("{:36} {:12} {:9.3f} ms {:7.1f} TFLOP/s\n", all_.back().name, all_.back().kernel,
-               milliseconds, all_.back().teraflops);
+    const std::vector<double> times = medians_by_turns(calls);
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      const Case& one = cases[i].forward;
+      const AttentionShape& s = one.problem.shape;
+      const double flops = forward_flops(s, visible_pairs(one)) *
+                           static_cast<double>(3 * s.head_dim + 2 * s.value_dim) /
+                           static_cast<double>(s.head_dim + s.value_dim);
+      all_.push_back({one.name, "flash_attn2", times[i], flops / times[i] * 1e-9});
+      fmt::print("{:52} {:12} {:9.3f} ms {:7.1f} TFLOP/s\n", one.name, all_.back().kernel, times[i],
+                 all_.back().teraflops);
+    }
+  }
+
+  // The median time of each call, in milliseconds.
+  std::vector<double> medians_by_turns(const std::vector<std::function<void()>>& calls) {
+    std::vector<std::vector<double>> times(calls.size());
+    for (const auto& call : calls) time(call, 1);
+    for (int round = 0; round < kRounds; ++round) {
+      for (std::size_t i = 0; i < calls.size(); ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(kRest));
+        times[i].push_back(time(calls[i], kCalls));
+      }
+    }
+    std::vector<double> medians;
+    for (std::vector<double>& of_call : times) {
+      std::sort(of_call.begin(), of_call.end());
+      medians.push_back(of_call[of_call.size() / 2]);
+    }
+    return medians;
   }
 
   // The median device time of `count` calls, in milliseconds.
@@ -305,20 +334,68 @@ void beside_cudnn(Bench& bench) {
   }
 }
 
+// Gradients under masks that are not one band, beside those of a causal one.
+void backward_masks(Bench& bench) {
+  const std::int64_t length = 16384;
+  std::vector<BackwardCase> cases;
+  const auto add = [&](const char* name, bool causal = true) -> Mask& {
+    cases.push_back({make_case(std::string("backward masks: ") + name,
+                               {1, length, length, 32, 8, 128, 128}, causal)});
+    return cases.back().forward.problem.mask;
+  };
+  add("causal");
+  const std::vector<std::int32_t> even = documents(length, 16, true);
+  add("16 documents of 1024").set_segments(1, even, even);
+  const std::vector<std::int32_t> few = documents(length, 16, false);
+  add("16 documents").set_segments(1, few, few);
+  cases.push_back(cases.back());
+  cases.back().forward.name += ", same bits";
+  cases.back().repeats_bits = true;
+  add("window 4096").set_window(4096, -1);
+  Mask& sinks = add("sink tokens 64, window 4096");
+  sinks.set_window(4096, -1);
+  sinks.set_sink_tokens(64);
+  add("prefix 4096").set_prefix(4096);
+  add("chunks of 4096").set_chunk(4096);
+  add("full", false);
+  for (const double density : {0.11, 0.26}) {
+    add(density < 0.2 ? "blocks, density 0.11" : "blocks, density 0.26", false)
+        .set_block_mask(BlockMask::random(length, length, 32, density, 3));
+  }
+  bench.measure_backward(cases);
+}
+
 void backward(Bench& bench) {
-  for (const auto& [heads, kv_heads, dim, length] :
-       {std::tuple{32, 8, 128, 4096}, std::tuple{32, 8, 128, 16384}, std::tuple{32, 32, 128, 16384},
-        std::tuple{32, 8, 128, 32768}, std::tuple{32, 32, 64, 16384}}) {
+  // Plain, and of narrow heads with the same bits every time and with a soft cap.
+  const auto measure = [&](const Case& plain) {
+    std::vector<BackwardCase> cases{{plain}};
+    if (plain.problem.shape.head_dim <= 128) {
+      cases.resize(3, cases.front());
+      cases[1].forward.name += ", same bits";
+      cases[1].repeats_bits = true;
+      cases[2].forward.name += ", soft cap 50";
+      cases[2].forward.problem.soft_cap = 50;
+    }
+    bench.measure_backward(cases);
+  };
+  struct Shape {
+    std::int64_t heads, kv_heads, dim, value_dim, length;
+  };
+  for (const Shape& s :
+       {Shape{32, 8, 128, 128, 4096}, Shape{32, 8, 128, 128, 16384}, Shape{32, 32, 128, 128, 16384},
+        Shape{32, 8, 128, 128, 32768}, Shape{32, 32, 64, 64, 16384}, Shape{16, 16, 256, 256, 16384},
+        Shape{16, 16, 192, 128, 16384}}) {
     for (const bool causal : {false, true}) {
-      bench.measure_backward(make_case(fmt::format("backward D={} {}/{} {} {}", dim, heads,
-                                                   kv_heads, length, causal ? "causal" : "full"),
-                                       {1, length, length, heads, kv_heads, dim, dim}, causal));
+      measure(make_case(fmt::format("backward D={} Dv={} {}/{} {} {}", s.dim, s.value_dim, s.heads,
+                                    s.kv_heads, s.length, causal ? "causal" : "full"),
+                        {1, s.length, s.length, s.heads, s.kv_heads, s.dim, s.value_dim}, causal));
     }
   }
   Case window =
       make_case("backward D=128 32/8 32768 window 4096", {1, 32768, 32768, 32, 8, 128, 128}, true);
   window.problem.mask.set_window(4096, -1);
-  bench.measure_backward(window);
+  measure(window);
+  backward_masks(bench);
 }
 
 void features(Bench& bench) {

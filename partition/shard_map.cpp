@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -13,6 +15,7 @@
 #include <annulus/partition/reshard.hpp>
 #include <annulus/partition/shard_map.hpp>
 
+#include "add_terms.hpp"
 #include "digest.hpp"
 
 namespace annulus {
@@ -107,6 +110,63 @@ void check_dtypes(const std::vector<ResultInfo>& infos, int result) {
   }
 }
 
+// A result whose terms the ranks have: checks them, and returns how many each rank of `group` has.
+// Every rank knows the same of all, and throws alike.
+std::vector<std::int64_t> terms_of(const MeshShape& mesh, const ShardSpec& spec, int self,
+                                   const std::vector<ResultInfo>& infos, int result) {
+  const std::string argument = fmt::format("result {}", result);
+  for (const std::string& axis : spec.summed) {
+    if (!spec.spec.names(axis)) continue;
+    throw ArgumentError(argument, fmt::format("summed along axis '{}'", axis),
+                        "an axis that its out_spec does not name");
+  }
+  if (!is_floating(infos[0].dtype)) {
+    throw ArgumentError(argument, std::string(name_of(infos[0].dtype)),
+                        "a floating-point dtype, because it is summed");
+  }
+  const auto shape_of = [&](int rank) -> const Extents& {
+    return infos[static_cast<std::size_t>(rank)].shape;
+  };
+  const int first_dim = spec.stacked ? 1 : 0;
+  for (int rank = 0; rank < mesh.ranks(); ++rank) {
+    const int first = mesh.group(rank, spec.summed).front();
+    const Extents& shape = shape_of(rank);
+    bool same = shape.rank() == shape_of(first).rank() && shape.rank() >= first_dim;
+    for (int dim = first_dim; same && dim < shape.rank(); ++dim) {
+      same = shape[dim] == shape_of(first)[dim];
+    }
+    if (same) continue;
+    throw ArgumentError(
+        argument, fmt::format("shape {} on rank {}", to_string(shape), rank),
+        fmt::format("{} like {} on rank {}, because it is summed",
+                    spec.stacked ? "terms" : "a term", to_string(shape_of(first)), first));
+  }
+  std::vector<std::int64_t> terms;
+  for (const int rank : mesh.group(self, spec.summed)) {
+    terms.push_back(spec.stacked ? shape_of(rank)[0] : 1);
+  }
+  return terms;
+}
+
+// The sum of all terms, in place of those of this rank.
+Tensor sum_of(Mesh& mesh, Device& device, Stream& stream, const ShardSpec& spec,
+              const std::vector<std::int64_t>& terms, const Tensor& mine) {
+  Group& group = mesh.group(spec.summed);
+  const Extents& shape = mine.shape();
+  const Extents one(std::vector<std::int64_t>(shape.begin() + (spec.stacked ? 1 : 0), shape.end()));
+  HostMemoryPool host;
+  auto [staged, sum, result] = collectively(mesh.world(), [&] {
+    return std::tuple(Tensor(mine.dtype(), shape, host), Tensor(mine.dtype(), one, host),
+                      Tensor(mine.dtype(), one, device.memory()));
+  });
+  device.copy(mine.view(), staged.view(), stream);
+  stream.synchronize();
+  add_terms(group, mesh.watchdog(), terms, staged.view(), sum.view());
+  device.copy(sum.view(), result.view(), stream);
+  stream.synchronize();
+  return std::move(result);
+}
+
 void check_equal_along(const MeshShape& mesh, const std::string& axis,
                        const std::vector<ResultInfo>& infos, int result) {
   std::set<int> same;  // ranks that others were compared with …
@@ -192,6 +252,12 @@ std::vector<ShardedTensor> shard_map(Mesh& mesh, Device& device, Stream& stream,
   for (std::size_t i = 0; i < results.size(); ++i) {
     const int number = static_cast<int>(i);
     const ShardSpec& spec = map.out_specs[i];
+    if (!spec.summed.empty()) {
+      const std::vector<ResultInfo> terms = gather_info(world, results[i], "-");
+      check_dtypes(terms, number);
+      results[i] = sum_of(mesh, device, stream, spec,
+                          terms_of(mesh.shape(), spec, mesh.rank(), terms, number), results[i]);
+    }
     std::string values = "-";
     if (map.check_replication) {
       values = collectively(world, [&] { return digest_of(results[i], device, stream); });
@@ -209,6 +275,25 @@ std::vector<ShardedTensor> shard_map(Mesh& mesh, Device& device, Stream& stream,
     labelled.emplace_back(std::move(sharding), mesh.rank(), std::move(results[i]));
   }
   return labelled;
+}
+
+ShardMap transpose(const ShardMap& map, ShardBody gradients, bool stacked) {
+  ShardMap result{std::move(gradients), map.in_specs, map.in_specs, map.check_replication};
+  result.in_specs.insert(result.in_specs.end(), map.out_specs.begin(), map.out_specs.end());
+  AxisNames named;
+  for (const ShardSpec& one : result.in_specs) {
+    for (int dim = 0; dim < one.spec.entries(); ++dim) {
+      for (const std::string& axis : one.spec[dim]) {
+        if (std::ranges::count(named, axis) == 0) named.push_back(axis);
+      }
+    }
+  }
+  for (ShardSpec& one : result.out_specs) {
+    std::ranges::copy_if(named, std::back_inserter(one.summed),
+                         [&](const std::string& axis) { return !one.spec.names(axis); });
+    one.stacked = stacked && !one.summed.empty();
+  }
+  return result;
 }
 
 }  // namespace annulus

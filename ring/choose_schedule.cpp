@@ -70,7 +70,7 @@ class Comparison {
       unless_refused(*one, [&] { play(*one); });
       if (one->refused.empty()) best = &best_of_played();
     }
-    if (best == nullptr) throw UnsupportedError(candidates_.front().refused);
+    if (best == nullptr) throw UnsupportedError(refusals());
     ScheduleChoice choice{best->variant, best->seconds, {}};
     for (const Candidate& one : candidates_) {
       if (&one == best) continue;
@@ -88,6 +88,18 @@ class Comparison {
     } catch (const UnsupportedError& error) {
       one.refused = error.what();
     }
+  }
+
+  // Where all are refused.
+  [[nodiscard]] std::string refusals() const {
+    const std::string& first = candidates_.front().refused;
+    const auto same = [&](const Candidate& one) { return one.refused == first; };
+    if (std::all_of(candidates_.begin(), candidates_.end(), same)) return first;
+    std::string text = "no schedule can run";
+    for (const Candidate& one : candidates_) {
+      text += fmt::format("; {}: {}", variant_text(one.variant), one.refused);
+    }
+    return text;
   }
 
   void play(Candidate& one) {
@@ -182,6 +194,24 @@ void check_schedule(const PlanInput& input, std::string_view name) {
   throw UnsupportedError(fmt::format("schedule {} cannot run: {}", name, obstacle));
 }
 
+namespace {
+
+// What the same bits on any number of ranks cost: see ScheduleChoice::unrestricted.
+ScheduleChoice::Unrestricted best_unrestricted(const PlanInput& input) {
+  AttentionProblem problem = input.problem;
+  problem.reproducible.reset();
+  PlanInput open{problem, input.operands, input.candidates, input.prices, input.options};
+  open.backward = input.backward;
+  Comparison comparison(open);
+  for (const ConsideredVariant& one : variants_for(open, "auto")) {
+    if (one.obstacle.empty() && one.pointless.empty()) comparison.add(open, one.variant);
+  }
+  const ScheduleChoice best = comparison.choose();
+  return {best, best.seconds};
+}
+
+}  // namespace
+
 ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
   check_schedule(input, name);
   std::vector<ScheduleVariant> possible;
@@ -203,11 +233,13 @@ ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
     throw UnsupportedError("no schedule can run" + reasons);
   }
   ScheduleChoice choice{possible.front(), 0, {}};
-  if (possible.size() > 1) {
+  const bool global_order = input.problem.in_global_order();
+  if (possible.size() > 1 || global_order) {
     Comparison comparison(input);
     for (const ScheduleVariant& variant : possible) comparison.add(input, variant);
     choice = comparison.choose();
   }
+  if (global_order) choice.unrestricted = best_unrestricted(input);
   choice.passed_over.insert(choice.passed_over.begin(), impossible.begin(), impossible.end());
   return choice;
 }

@@ -83,7 +83,6 @@ PlanOptions PlanOptions::for_place(Place place) {
   options.prefetch_bytes = std::int64_t{1} << 30;
   options.direct = true;
   options.lse_dtype = DType::float32;
-  options.deterministic = false;
   return options;
 }
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <set>
@@ -47,7 +48,7 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
   return fmt::format(
       "{} {}, {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, implementations {}, "
       "{}ulysses degree {}, inner size {}, gather bytes {}, head group bytes {}, result bytes {}, "
-      "prefetch bytes {}, {}, {}, LSE {}{}{}, costs "
+      "prefetch bytes {}, {}, {}, LSE {}{}, costs "
       "{:016x}, transport {}, {}, {}{}",
       to_string(problem.shape), annulus::name_of(problem.dtype), exact_modifiers(problem),
       to_string(problem.mask), problem.mask.digest(), to_string(input.operands.query),
@@ -56,7 +57,6 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
       plan.inner_size, plan.gather_bytes, plan.head_group_bytes, plan.result_bytes,
       plan.prefetch_bytes, plan.direct ? "direct" : "from neighbours",
       plan.await_columns ? "awaiting columns" : "awaiting none", annulus::name_of(plan.lse_dtype),
-      plan.deterministic ? ", deterministic" : "",
       plan.grad_wire == DType::float32
           ? ""
           : fmt::format(", gradients sent in {}", annulus::name_of(plan.grad_wire)),
@@ -260,6 +260,16 @@ void ShardedAttention::drop_runner() {
 void ShardedAttention::retire(std::unique_ptr<Runner> runner) {
   std::erase_if(retired_, [](const auto& one) { return !one->is_captured(); });
   if (runner && runner->is_captured()) retired_.push_back(std::move(runner));
+}
+
+bool ShardedAttention::reduces_rounded() const {
+  const RankPlan& plan = rank_plan();
+  if (!options_.backward) return plan.reduces_rounded();
+  const std::vector<const BackwardBlock*> blocks = plan.all<BackwardBlock>();
+  const bool adds_up = mesh_.size() > 1 || blocks.size() > 1;
+  return adds_up && std::ranges::any_of(blocks, [&](const BackwardBlock* block) {
+           return implementation_of(*block).declares().backward->rounds;
+         });
 }
 
 bool ShardedAttention::is_captured() {

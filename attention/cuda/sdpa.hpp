@@ -10,12 +10,19 @@ namespace annulus {
 
 // cuDNN's scaled dot-product attention: what it takes, which every build knows …
 
-inline constexpr std::int64_t kSdpaVector = 8;  ///< elements; head dimensions and strides are multiples
+inline constexpr std::int64_t kSdpaVector =
+    8;  ///< elements; head dimensions and strides are multiples
 
 [[nodiscard]] Capability sdpa_accepts(const AttentionProblem& problem, Place place);
 [[nodiscard]] Capability sdpa_takes(const AttentionProblem& problem, const BlockGeometry& block);
+[[nodiscard]] Capability sdpa_takes_backward(const AttentionProblem& problem,
+                                             const BlockGeometry& block);
 /// The mask of a block in local indices.
 [[nodiscard]] LocalMask sdpa_mask(const AttentionProblem& problem, const BlockGeometry& block);
+/// The same for the backward pass: batches have lengths, be they whole, unless the columns are
+/// whole tiles of cuDNN.
+[[nodiscard]] LocalMask sdpa_backward_mask(const AttentionProblem& problem,
+                                           const BlockGeometry& block);
 /// Whether a side of a band hides anything.
 [[nodiscard]] bool is_limited(std::int64_t side);
 

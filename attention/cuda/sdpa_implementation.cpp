@@ -28,6 +28,10 @@ std::string mask_obstacle(const LocalMask& mask, std::int64_t rows, std::int64_t
   return {};
 }
 
+// Where columns end in half of such a tile and the LSE is below −88.7, cuDNN 9.19 gives NaN in dQ
+// on Hopper, unless lengths hide what fills the tile.
+constexpr std::int64_t kBackwardTile = 128;
+
 constexpr std::array kRates{H200Rates{64, 64, kInLongRuns * 493e12, kInLongRuns * 469e12},
                             H200Rates{128, 128, kInLongRuns * 698e12, kInLongRuns * 659e12},
                             H200Rates{192, 128, kInLongRuns * 686e12, kInLongRuns * 628e12},
@@ -48,6 +52,10 @@ class SdpaImplementation final : public Implementation {
                                  const BlockGeometry& block) const override {
     return sdpa_takes(problem, block);
   }
+  [[nodiscard]] Capability takes_backward(const AttentionProblem& problem,
+                                          const BlockGeometry& block) const override {
+    return sdpa_takes_backward(problem, block);
+  }
   // cuDNN splits the keys of a single row among multiprocessors, and adds their parts in an order
   // that varies.
   [[nodiscard]] bool repeats_bits(const BlockGeometry& block) const override {
@@ -62,11 +70,18 @@ class SdpaImplementation final : public Implementation {
   }
 
  private:
+  static constexpr FeatureSet kFeatures{Feature::causal, Feature::window, Feature::segments,
+                                        Feature::lengths};
   std::vector<std::string> names_{"sdpa", "cudnn", "cuda_flash_attn2"};
-  Declaration declaration_{
-      .features = {Feature::causal, Feature::window, Feature::segments, Feature::lengths},
-      .blocks = BlockForm::straight,
-      .results = ResultForm::rounded};
+  // cuDNN computes delta itself, from dO and an output: dO that is 0 leaves nothing to say it by.
+  Declaration declaration_{.features = kFeatures,
+                           .blocks = BlockForm::straight,
+                           .results = ResultForm::rounded,
+                           .backward = BackwardDeclaration{.features = kFeatures,
+                                                           .blocks = BlockForm::straight,
+                                                           .repeats_bits = false,
+                                                           .rounds = true,
+                                                           .takes_grad_lse = false}};
 };
 
 }  // namespace
@@ -107,6 +122,23 @@ Capability sdpa_takes(const AttentionProblem& problem, const BlockGeometry& bloc
     mask.obstacle = mask_obstacle(mask, block.rows.size(), block.columns.size());
   }
   return mask.obstacle.empty() ? Capability::yes() : Capability::no(std::move(mask.obstacle));
+}
+
+LocalMask sdpa_backward_mask(const AttentionProblem& problem, const BlockGeometry& block) {
+  LocalMask mask = sdpa_mask(problem, block);
+  if (mask.obstacle.empty() && !mask.padded() && block.columns.size() % kBackwardTile != 0) {
+    const auto batches = static_cast<std::size_t>(block.batches);
+    mask.row_lengths.assign(batches, static_cast<std::int32_t>(block.rows.size()));
+    mask.column_lengths.assign(batches, static_cast<std::int32_t>(block.columns.size()));
+  }
+  return mask;
+}
+
+Capability sdpa_takes_backward(const AttentionProblem& problem, const BlockGeometry& block) {
+  if (block.rows.size() == 1 && block.columns.size() == 1) {
+    return Capability::no("a single row and column, of which cuDNN has no backward pass");
+  }
+  return sdpa_takes(problem, block);
 }
 
 std::unique_ptr<Implementation> make_sdpa_implementation() {

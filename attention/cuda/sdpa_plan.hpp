@@ -16,11 +16,13 @@ namespace annulus {
 struct SdpaDescriptor {
   using Strides = std::array<std::int64_t, 3>;
 
-  DType dtype = DType::bfloat16;  ///< of query, key, value and output
+  bool backward = false;          ///< the gradients are computed, not the output
+  DType dtype = DType::bfloat16;  ///< of all tensors but the LSE
   std::int64_t batch = 0, rows = 0, columns = 0, heads = 0, kv_heads = 0;
   std::int64_t head_dim = 0, value_dim = 0;
-  Strides query{}, key{}, value{}, output{};  ///< of batch, position, head
-  Strides lse{};                              ///< of batch, head, position
+  Strides query{}, key{}, value{};  ///< of batch, position, head
+  Strides output{};                 ///< likewise; not of a backward plan, nor is the next one
+  Strides lse{};                    ///< of batch, head, position
   float scale = 1;
   /// Local row r sees local column c only if c ≤ r + right, and only if c > r − left. With
   /// bottom_right the r of both is counted so that the last row stands on the last column.
@@ -35,8 +37,9 @@ struct SdpaDescriptor {
 
 [[nodiscard]] std::size_t hash_of(const SdpaDescriptor& descriptor) noexcept;
 
-/// One built plan: slow to make, cheap to run, for the device that it was built on. Output of the
-/// inputs' dtype, LSE float32. What rows at or past the length of their batch get is not defined.
+/// One built plan: slow to make, cheap to run, for the device that it was built on. Output and
+/// gradients have the inputs' dtype, the LSE is float32. What rows at or past the length of their
+/// batch get is not defined, nor what their keys' gradients are.
 class SdpaPlan {
  public:
   /// Throws UnsupportedError with cuDNN's words if it has no engine for this.
@@ -47,6 +50,7 @@ class SdpaPlan {
 
   [[nodiscard]] std::size_t workspace_bytes() const noexcept;
 
+  /// Output and LSE are results of a forward plan and inputs of a backward one.
   struct Arguments {
     const void* query;
     const void* key;
@@ -57,6 +61,12 @@ class SdpaPlan {
     /// int32 [batch] on the device, at least 1 each; null unless padded.
     const void* query_lengths;
     const void* kv_lengths;
+    // Of a backward plan. Its output, LSE and all gradients are contiguous, [batch, position, head,
+    // dim] and [batch, head, position].
+    const void* grad_output = nullptr;
+    void* grad_query = nullptr;
+    void* grad_key = nullptr;
+    void* grad_value = nullptr;
   };
   /// On the handle's stream; any thread, any handle of the device. Throws CudnnError, among others
   /// for addresses, other than the LSE's, that are no multiple of 16.

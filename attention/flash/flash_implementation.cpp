@@ -22,7 +22,8 @@ namespace {
 
 constexpr std::int64_t kVectorBytes = 16;  // strides are multiples of it
 constexpr std::int64_t kMaximumDims = 256;
-constexpr std::int64_t kMaximumBackwardDims = 128;
+// Of the backward kernels that take masks that are not straight, soft caps and turns.
+constexpr std::int64_t kMaximumListedDims = 128;
 constexpr std::int64_t kMaximumPositions = std::int64_t{1} << 28;  // see flash::KeySegment::kFar
 
 // Not measured: general at 192 and 256, and float32 at 256.
@@ -103,18 +104,23 @@ class FlashImplementation final : public Implementation {
     if (problem.dtype == DType::float32) {
       return Capability::no("the flash kernel computes gradients for half types, not for float32");
     }
-    const AttentionShape& shape = problem.shape;
-    if (std::max(shape.head_dim, shape.value_dim) > kMaximumBackwardDims) {
+    if (is_wide(problem) && problem.soft_cap) {
       return Capability::no(
-          fmt::format("the flash kernel computes gradients for head dimensions up to {}, not {} "
-                      "with {}",
-                      kMaximumBackwardDims, shape.head_dim, shape.value_dim));
+          fmt::format("the flash kernel computes gradients of soft caps for head dimensions up to "
+                      "{}, not {} with {}",
+                      kMaximumListedDims, problem.shape.head_dim, problem.shape.value_dim));
     }
     return accepts(problem, place);
   }
 
   [[nodiscard]] Capability takes_backward(const AttentionProblem& problem,
                                           const BlockGeometry& block) const override {
+    if (!is_wide(problem)) return Capability::yes();
+    if (block.repeats_bits) {
+      return Capability::no(fmt::format(
+          "the flash kernel adds dQ in an order that varies where head dimensions are above {}",
+          kMaximumListedDims));
+    }
     if (block.unmasked) return Capability::yes();
     std::string obstacle =
         local_mask(problem.mask, block.first_batch, block.batches, block.rows, block.columns)
@@ -143,25 +149,34 @@ class FlashImplementation final : public Implementation {
   }
 
  private:
+  [[nodiscard]] static bool is_wide(const AttentionProblem& problem) {
+    return std::max(problem.shape.head_dim, problem.shape.value_dim) > kMaximumListedDims;
+  }
+
   std::vector<std::string> names_;
   std::string kernel_name_{kFlash};
   Declaration declaration_;
 };
 
+// Straight are the blocks of wide heads; cutting others is not worth it, as they are never refused.
+FeatureSet backward_features() {
+  return FeatureSet::positions() |
+         FeatureSet{Feature::segments, Feature::lengths, Feature::soft_cap};
+}
+
 }  // namespace
 
 std::unique_ptr<Implementation> make_flash_implementation() {
-  // Key tiles add their parts of dQ in the order in which they finish.
-  const BackwardDeclaration backward{
-      {Feature::causal, Feature::window, Feature::segments, Feature::lengths},
-      BlockForm::straight,
-      false};
-  return std::make_unique<FlashImplementation>(kFlash, FeatureSet{}, FeatureSet{}, backward);
+  return std::make_unique<FlashImplementation>(
+      kFlash, FeatureSet{}, FeatureSet{},
+      BackwardDeclaration{backward_features(), BlockForm::straight});
 }
 
 std::unique_ptr<Implementation> make_blocksparse_implementation() {
   const FeatureSet blocks{Feature::block_mask};
-  return std::make_unique<FlashImplementation>("blocksparse", blocks, blocks, std::nullopt);
+  return std::make_unique<FlashImplementation>(
+      "blocksparse", blocks, blocks,
+      BackwardDeclaration{backward_features() | blocks, BlockForm::straight});
 }
 
 }  // namespace annulus

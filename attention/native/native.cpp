@@ -36,7 +36,8 @@ double shown_part(const AttentionBlock& block, std::int64_t batch, std::int64_t 
 
 // Heaviest first, so that threads which take them in turn finish together. For the same reason the
 // last quarter of the work comes in tiles of half the length, unless that is less than `least`. No
-// tile crosses the edge of a query block.
+// tile crosses the edge of a query block, nor, where bits are not to depend on the shards, a
+// multiple of the length.
 std::vector<RowTile> row_tiles(const AttentionProblem& problem, const AttentionBlock& block,
                                std::int64_t length, std::int64_t least) {
   std::vector<std::pair<double, RowTile>> weighted;
@@ -47,7 +48,9 @@ std::vector<RowTile> row_tiles(const AttentionProblem& problem, const AttentionB
     for (const PositionRange& range : block.rows.ranges()) {
       std::int64_t end = 0;
       for (std::int64_t begin = 0; begin < range.length; begin = end) {
-        end = std::min(begin + length, range.length);
+        const std::int64_t most =
+            problem.in_global_order() ? length - range.at(begin).value() % length : length;
+        end = std::min(begin + most, range.length);
         if (blocks) end = std::min(end, range.count_below(blocks->end_of_rows(range.at(begin))));
         const PositionRange rows = range.slice(begin, end - begin);
         std::int64_t pairs = rows.length * block.columns.size();
@@ -108,15 +111,20 @@ class NativeKernel final : public Kernel {
     check_forward(problem_, block, result);
     context.stream.synchronize();  // the stream's earlier work comes first
 
-    // Heads that see different blocks have tiles of their own.
+    // Heads that see different blocks have tiles of their own, and so have all where other heads of
+    // the group may be on another rank: what is multiplied together decides on bits.
+    const bool global_order = problem_.in_global_order();
     const std::int64_t most_rows = most_tile_rows(path_);
-    const std::vector<HeadTile> heads = head_tiles(block.query.size(2), block.key.size(2),
-                                                   problem_.mask.depends_on_head() ? 1 : most_rows);
+    const std::vector<HeadTile> heads =
+        head_tiles(block.query.size(2), block.key.size(2),
+                   global_order || problem_.mask.depends_on_head() ? 1 : most_rows);
     const std::int64_t stacked = heads.front().count;
     const std::int64_t length =
-        tile_length(most_rows / stacked, block.query.size(1),
-                    block.query.size(0) * static_cast<std::int64_t>(heads.size()));
-    const std::vector<RowTile> rows = row_tiles(problem_, block, length, kLeastRows / stacked);
+        global_order ? kLeastRows
+                     : tile_length(most_rows / stacked, block.query.size(1),
+                                   block.query.size(0) * static_cast<std::int64_t>(heads.size()));
+    const std::vector<RowTile> rows =
+        row_tiles(problem_, block, length, global_order ? length : kLeastRows / stacked);
     const auto head_count = static_cast<std::int64_t>(heads.size());
     const std::int64_t tasks = static_cast<std::int64_t>(rows.size()) * head_count;
     if (tasks == 0) return;
@@ -162,14 +170,14 @@ double core_rate(const ProblemClass& problem) {
     double at_64 = 55e9;
     double at_128 = 55e9;
   };
-  // Without AMX an operation of the backward pass takes as long as one of the forward pass
-  // (benchmarks/NOTES.md, "The backward pass on a CPU"); with AMX it was not measured.
-  constexpr double kBackwardWithAmx = 0.8;
-  double pass = 1;
+  // The backward pass has no products by AMX; without AMX, its operations take as long as those of
+  // the forward pass (benchmarks/NOTES.md, "Gradients beside PyTorch and JAX").
+  constexpr double kBackwardBesideAmx = 14e9;
   Rates rates;
   if (best_matrix_path(problem.dtype) == MatrixPath::amx) {
-    rates = problem.dtype == DType::float32 ? Rates{80e9, 91e9} : Rates{188e9, 270e9};
-    pass = problem.pass == Pass::backward ? kBackwardWithAmx : 1;
+    rates = problem.pass == Pass::backward    ? Rates{kBackwardBesideAmx, kBackwardBesideAmx}
+            : problem.dtype == DType::float32 ? Rates{80e9, 91e9}
+                                              : Rates{188e9, 270e9};
   }
   constexpr std::array kLeft{1.0, 1.0, 0.75, 0.75, 0.7};  // by MaskKind
   constexpr double kSoftCap = 0.8;
@@ -177,8 +185,7 @@ double core_rate(const ProblemClass& problem) {
   const double dim = static_cast<double>(problem.head_dim + problem.value_dim) / 2;
   const double plain = dim < 64 ? rates.at_64 * dim / 64
                                 : std::lerp(rates.at_64, rates.at_128, std::min(dim / 64 - 1, 1.0));
-  return plain * pass * kLeft[static_cast<std::size_t>(problem.mask)] *
-         (problem.soft_cap ? kSoftCap : 1);
+  return plain * kLeft[static_cast<std::size_t>(problem.mask)] * (problem.soft_cap ? kSoftCap : 1);
 }
 
 class NativeImplementation final : public Implementation {
@@ -196,6 +203,9 @@ class NativeImplementation final : public Implementation {
       default:
         return Capability::no("computes float16, bfloat16 and float32, not " +
                               std::string(name_of(problem.dtype)));
+    }
+    if (!place.is_host() && problem.in_global_order()) {
+      return Capability::no("keeps its bits on any number of ranks on CPUs only");
     }
     // A device compares positions with arrays of int32 numbers.
     const std::int64_t longest = std::max(problem.shape.query_length, problem.shape.kv_length);
@@ -234,11 +244,13 @@ class NativeImplementation final : public Implementation {
   std::vector<std::string> names_{"native"};
   Declaration declaration_{
       .features = FeatureSet::all() | FeatureSet::call_arguments(),
-      .backward = BackwardDeclaration{
-          .features =
-              FeatureSet::positions() | FeatureSet::call_arguments() |
-              FeatureSet{Feature::segments, Feature::lengths, Feature::block_mask,
-                         Feature::soft_cap, Feature::dropout, Feature::bias, Feature::dense_mask}}};
+      .backward =
+          BackwardDeclaration{.features =
+                                  FeatureSet::positions() | FeatureSet::call_arguments() |
+                                  FeatureSet{Feature::segments, Feature::lengths,
+                                             Feature::block_mask, Feature::soft_cap,
+                                             Feature::dropout, Feature::bias, Feature::dense_mask}},
+      .reproducible_rows = kLeastRows};
 };
 
 }  // namespace

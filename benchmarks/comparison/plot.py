@@ -34,26 +34,28 @@ class Panel:
 
 
 def svg(results: Results) -> str:
-    """A column of panels per head shape, a row per mask."""
-    shapes = _unique((entry.case.heads, entry.case.kv_heads) for entry in results.cases)
+    """A column of panels per head shape, a row per mask and pass."""
+    shapes = _unique(entry.case.shape for entry in results.cases)
     masks = _unique(entry.case.mask for entry in results.cases)
+    rows = [(mask, timed) for mask in masks for timed in results.timed]
     top_rate = _round_up(max(_all_rates(results), default=1.0))
     width = LEFT + len(shapes) * (PANEL_WIDTH + GAP) - GAP + RIGHT
-    height = TOP + len(masks) * (PANEL_HEIGHT + GAP) - GAP + BOTTOM
+    height = TOP + len(rows) * (PANEL_HEIGHT + GAP) - GAP + BOTTOM
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
              f'width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
              f'<rect width="{width}" height="{height}" fill="white"/>', *_legend(results)]
-    for column, (heads, kv_heads) in enumerate(shapes):
-        for row, mask in enumerate(masks):
-            entries = sorted((entry for entry in results.cases if entry.case.mask == mask
-                              and (entry.case.heads, entry.case.kv_heads) == (heads, kv_heads)),
+    for column, shape in enumerate(shapes):
+        for row, (mask, timed) in enumerate(rows):
+            entries = sorted((entry for entry in results.cases
+                              if (entry.case.mask, entry.case.shape) == (mask, shape)),
                              key=lambda entry: entry.case.length)
             if not entries:
                 continue
             panel = Panel(LEFT + column * (PANEL_WIDTH + GAP), TOP + row * (PANEL_HEIGHT + GAP),
                           tuple(entry.case.length for entry in entries), top_rate)
-            parts += _axes(panel, f"{heads}/{kv_heads} heads, {mask}")
-            parts += _lines(panel, results, entries)
+            which = "" if results.timed == ["forward"] else f", {timed}"
+            parts += _axes(panel, f"{shape} heads, {mask}{which}")
+            parts += _lines(panel, results, entries, timed)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -62,7 +64,8 @@ def _unique(values: Iterable) -> list:
 
 
 def _all_rates(results: Results) -> list[float]:
-    rates = [results.rate(entry, series) for entry in results.cases for series in entry.systems]
+    rates = [results.rate(entry, series, timed) for entry in results.cases
+             for series in entry.systems for timed in results.timed]
     return [rate for rate in rates if rate is not None]
 
 
@@ -114,10 +117,10 @@ def _axes(panel: Panel, title: str) -> list[str]:
     return parts
 
 
-def _lines(panel: Panel, results: Results, entries: list[CaseResults]) -> list[str]:
+def _lines(panel: Panel, results: Results, entries: list[CaseResults], timed: str) -> list[str]:
     parts = []
     for series in TITLES:
-        points = [(entry.case.length, results.rate(entry, series)) for entry in entries]
+        points = [(entry.case.length, results.rate(entry, series, timed)) for entry in entries]
         parts += _polyline(panel, points, series)
     return parts
 

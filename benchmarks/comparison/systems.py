@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, Optional, Sequence
 
-from peers.peer_cases import Case
+from peers.peer_cases import Case, parse_case
 
 from .results import CEILING, OURS, Round
 
@@ -32,10 +32,19 @@ class Setup:
     python: str
     gpus: int
     batch: int
-    head_dim: int
     iters: int
     warmup: int
     timeout: float
+    warm_seconds: float = 0
+    backward: bool = False
+
+    @property
+    def timing(self) -> list[str]:
+        """The words that all systems understand."""
+        words = ["--iters", str(self.iters), "--warmup", str(self.warmup)]
+        if self.warm_seconds:
+            words += ["--warm-seconds", f"{self.warm_seconds:g}"]
+        return [*words, "--backward"] if self.backward else words
 
 
 @dataclass(frozen=True)
@@ -78,22 +87,25 @@ def our_starts(setup: Setup, cases: Sequence[Case]) -> list[Start]:
 
 def starts_of_round(setup: Setup, cases: Sequence[Case]) -> list[Start]:
     """The programs of one round, each system once for all its cases."""
-    starts = our_starts(setup, cases)
+    return [*our_starts(setup, cases), *peer_starts(setup, cases, setup.timing)]
+
+
+def peer_starts(setup: Setup, cases: Sequence[Case], words: Sequence[str]) -> list[Start]:
+    """The peers' programs, with these words beside the cases."""
     common = []
     for case in cases:
-        common += ["--case", f"{case.heads}/{case.kv_heads}:{case.mask}:{case.length}"]
-    common += ["--batch", str(setup.batch), "--head-dim", str(setup.head_dim),
-               "--iters", str(setup.iters), "--warmup", str(setup.warmup)]
+        common += ["--case", str(case)]
+    common += ["--batch", str(setup.batch), *words]
     peers = os.path.join(ROOT, "benchmarks", "peers")
     pytorch = (setup.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
                str(setup.gpus), os.path.join(peers, "pytorch_context_parallel.py"), *common)
     jax = (setup.python, os.path.join(peers, "jax_ring.py"), "--gpus", str(setup.gpus), *common)
-    return [*starts, Start(PYTORCH, pytorch, tuple(cases)), Start(JAX, jax, tuple(cases))]
+    return [Start(PYTORCH, pytorch, tuple(cases)), Start(JAX, jax, tuple(cases))]
 
 
 def _bench_words(setup: Setup, group: Sequence[Case]) -> list[str]:
     case = group[0]
-    sizes = (setup.batch, case.length, case.length, case.heads, case.kv_heads, setup.head_dim)
+    sizes = (setup.batch, case.length, case.length, case.heads, case.kv_heads, case.head_dim)
     words = [setup.annulus, "bench", "--device", "cuda", "--dtype", "bfloat16",
              "--shape", ",".join(str(size) for size in sizes)]
     if len(group) > 1:
@@ -101,19 +113,18 @@ def _bench_words(setup: Setup, group: Sequence[Case]) -> list[str]:
         words += ["--sweep", f"{case.length}:{group[-1].length}:{factor}"]
     if case.causal:
         words.append("--causal")
-    return [*words, "--iters", str(setup.iters), "--warmup", str(setup.warmup),
-            *setup.annulus_options, "--json", "-"]
+    return [*words, *setup.timing, *setup.annulus_options, "--json", "-"]
 
 
 def _sweeps(cases: Sequence[Case]) -> list[list[Case]]:
     """Groups that one `annulus bench --sweep` covers: lengths that grow by one factor."""
     groups: list[list[Case]] = []
-    for case in sorted(cases, key=lambda one: (-one.heads, one.kv_heads, one.mask, one.length)):
+    for case in sorted(cases, key=lambda one: (-one.heads, one.kv_heads, one.head_dim, one.mask,
+                                          one.length)):
         group = groups[-1] if groups else []
         last = group[-1] if group else None
         fits = (last is not None and case.length > last.length and case.length % last.length == 0
-                and (last.heads, last.kv_heads, last.causal)
-                == (case.heads, case.kv_heads, case.causal)
+                and (last.shape, last.causal) == (case.shape, case.causal)
                 and (len(group) == 1
                      or case.length // last.length == last.length // group[-2].length))
         if fits:
@@ -168,11 +179,11 @@ def _read_peer(output: str) -> Found:
         if "environment" in fields:
             found.environment = fields["environment"]
         elif "system" in fields:
-            case = Case(fields["heads"], fields["kv_heads"], fields["mask"] == "causal",
-                        fields["length"])
             error = fields.get("error")
-            found.rounds[fields["system"], case] = Round(
-                fields.get("ms"), None if error is None else without_folders(error))
+            forward, backward, both = (fields.get(timed, {}).get("ms")
+                                       for timed in ("forward", "backward", "both"))
+            found.rounds[fields["system"], parse_case(fields["case"])] = Round(
+                forward, None if error is None else without_folders(error), backward, both)
     return found
 
 
@@ -193,12 +204,16 @@ def _read_bench(start: Start, output: str) -> Found:
         if verdict != "OK" or not ms:
             found.rounds[OURS, case] = Round(error=f"verdict {verdict}, time {row.get('time')}")
             continue
-        found.rounds[OURS, case] = Round(ms)
-        rates = {"GFLOP/s": 1e-3, "TFLOP/s": 1.0}
-        rate, local = (_scaled(row, units, name, rates) for name in ("rate", "local"))
-        if rate and local:
-            # As a time, since our program counts operations in its own way.
-            found.rounds[CEILING, case] = Round(ms * rate / local)
+        backward, both = (_scaled(row, units, name, {"ms": 1.0}) for name in ("backward", "both"))
+        found.rounds[OURS, case] = Round(ms, None, backward, both)
+
+        def ceiling(time: Optional[float], prefix: str) -> Optional[float]:
+            """As a time, since our program counts operations in its own way."""
+            rates = {"GFLOP/s": 1e-3, "TFLOP/s": 1.0}
+            rate, local = (_scaled(row, units, prefix + name, rates) for name in ("rate", "local"))
+            return time * rate / local if time and rate and local else None
+
+        found.rounds[CEILING, case] = Round(ceiling(ms, ""), None, ceiling(backward, "backward "))
     return found
 
 
@@ -207,7 +222,7 @@ def _case_of_row(row: dict[str, Any], units: dict[str, str],
     names = units.get("shape", "").split(",")
     sizes = dict(zip(names, str(row.get("shape", "")).split(",")))
     for case in cases:
-        expected = {"S": case.length, "N": case.heads, "K": case.kv_heads}
+        expected = {"S": case.length, "N": case.heads, "K": case.kv_heads, "D": case.head_dim}
         if all(sizes.get(name) == str(size) for name, size in expected.items()):
             return case
     return None

@@ -1,6 +1,8 @@
 """Results as a Markdown table."""
 
-from typing import Optional
+from typing import Any, Optional
+
+from peers.peer_cases import HEAD_DIM, OPERATIONS_PER_LOGIT_AND_DIM, PASSES
 
 from .results import CEILING, OURS, PEERS, TITLES, CaseResults, Results
 
@@ -17,21 +19,35 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
+# What is said of each of PASSES, and its operations.
+_TEXTS = {"forward": "forward", "backward": "backward", "both": "forward and backward together"}
+
+
 def markdown(results: Results) -> str:
-    """One row a case; a series without any result is shown as failed, its reason below."""
+    """One table a pass, one row a case; a series without any result is shown as failed, its reason
+    below."""
+    parts = [_table(results, timed) for timed in results.timed]
+    if results.gradients:
+        parts.append(_gradients_table(results.gradients["case"], results.gradients["entries"]))
+    if failures := _failures(results):
+        parts.append("\n".join(failures) + "\n")
+    return "\n".join(parts)
+
+
+def _table(results: Results, timed: str) -> str:
     settings = results.settings
-    header = ["N/K", "mask", "S", TITLES[OURS], "ours / best peer",
-              *(TITLES[peer] for peer in PEERS), TITLES[CEILING], "ours / local kernel"]
-    lines = [f"TFLOP/s per GPU on {settings['gpus']} GPUs{_gpu_names(results)}: forward, "
-             f"{settings['dtype']}, B = {settings['batch']}, D = {settings['head_dim']}, "
-             f"4·B·N·S²·D operations, half of them when causal. Medians of "
-             f"{_counted(settings['rounds'], 'round')} of {_counted(settings['iters'], 'call')}; "
-             "systems take turns within a round.", "",
-             _row(header), _row(["---"] * len(header))]
-    lines += [_row(_cells(results, entry)) for entry in results.cases]
-    failures = _failures(results)
-    if failures:
-        lines += ["", *failures]
+    header = ["N/K", "mask", "S", TITLES[OURS], "ours / best peer", *(TITLES[one] for one in PEERS)]
+    if timed != "both":
+        header += [TITLES[CEILING], "ours / local kernel"]
+    products = PASSES[timed] * OPERATIONS_PER_LOGIT_AND_DIM
+    warm = settings.get("warm_seconds", 0)
+    lines = [f"TFLOP/s per GPU on {settings['gpus']} GPUs{_gpu_names(results)}: {_TEXTS[timed]}, "
+             f"{settings['dtype']}, B = {settings['batch']}, D = {HEAD_DIM} unless N/K/D is given, "
+             f"{products:g}·B·N·S²·D operations, half of them when causal. Medians of "
+             f"{_counted(settings['rounds'], 'round')} of {_counted(settings['iters'], 'call')}"
+             f"{f' after {warm:g} s of others' if warm else ''}; systems take turns within a round.",
+             "", _row(header), _row(["---"] * len(header))]
+    lines += [_row(_cells(results, entry, timed)) for entry in results.cases]
     return "\n".join(lines) + "\n"
 
 
@@ -39,22 +55,23 @@ def _row(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _cells(results: Results, entry: CaseResults) -> list[str]:
-    ours = results.rate(entry, OURS)
-    ceiling = results.rate(entry, CEILING)
-    return [f"{entry.case.heads}/{entry.case.kv_heads}", entry.case.mask,
-            length_text(entry.case.length), _rate(results, entry, OURS),
-            _ratio(ours, results.best_peer(entry)),
-            *(_rate(results, entry, peer) for peer in PEERS),
-            _rate(results, entry, CEILING), _ratio(ours, ceiling)]
+def _cells(results: Results, entry: CaseResults, timed: str) -> list[str]:
+    ours = results.rate(entry, OURS, timed)
+    cells = [entry.case.shape, entry.case.mask, length_text(entry.case.length),
+             _rate(results, entry, OURS, timed), _ratio(ours, results.best_peer(entry, timed)),
+             *(_rate(results, entry, peer, timed) for peer in PEERS)]
+    if timed != "both":
+        ceiling = results.rate(entry, CEILING, timed)
+        cells += [_rate(results, entry, CEILING, timed), _ratio(ours, ceiling)]
+    return cells
 
 
-def _rate(results: Results, entry: CaseResults, series: str) -> str:
+def _rate(results: Results, entry: CaseResults, series: str, timed: str) -> str:
     rounds = entry.systems.get(series, [])
-    rate = results.rate(entry, series)
+    rate = results.rate(entry, series, timed)
     if rate is None:
         return "failed" if rounds else "-"
-    good = sum(one.ms is not None for one in rounds)
+    good = sum(one.time(timed) is not None for one in rounds)
     return f"{rate:.0f}" if good == len(rounds) else f"{rate:.0f} ({good} of {len(rounds)} rounds)"
 
 
@@ -79,6 +96,27 @@ def _failures(results: Results) -> list[str]:
             for reason in dict.fromkeys(one.error for one in rounds if one.error is not None):
                 text = reason.replace("|", "/").replace("`", "'")
                 case = entry.case
-                lines.append(f"- {TITLES.get(series, series)}, {case.heads}/{case.kv_heads} "
+                lines.append(f"- {TITLES.get(series, series)}, {case.shape} "
                              f"{case.mask} {length_text(case.length)}: `{text}`")
     return lines
+
+
+def _gradients_table(case: str, entries: list[dict[str, Any]]) -> str:
+    """A row an entry; the last column compares with our own unsharded run."""
+    alone = next((entry["errors"] for entry in entries
+                  if entry["series"] == OURS and entry["ranks"] == 1 and "errors" in entry), None)
+    lines = [f"Errors of the gradients of {case}: distance from a float64 computation with the same "
+             "bfloat16 inputs, divided by its norm (Frobenius).", "",
+             "| | ranks | dQ | dK | dV | largest, of ours on one rank |", "|---|---|---|---|---|---|"]
+    reasons = []
+    for entry in entries:
+        found = entry.get("errors")
+        title = TITLES.get(entry["series"], entry["series"])
+        if found is None:
+            cells = ["failed", "-", "-", "-"]
+            reasons.append(f"- {title}, {entry['ranks']} ranks: `{entry['error']}`")
+        else:
+            ratio = max(one / own for one, own in zip(found, alone)) if alone else None
+            cells = [*(f"{one:.2e}" for one in found), f"{ratio:.2f}" if ratio else "-"]
+        lines.append(f"| {title} | {entry['ranks']} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, *([""] + reasons if reasons else [])]) + "\n"

@@ -1,22 +1,25 @@
 #!/usr/bin/env python3
-"""Times ring attention written in JAX, forward, bfloat16: shard_map, ppermute and cuDNN kernels.
+"""Times ring attention written in JAX, bfloat16: shard_map, ppermute and cuDNN kernels.
 
     python3 jax_ring.py --gpus 4 --case 64/8:causal:32k
 
 One process drives all GPUs. Each holds one contiguous chunk of the sequence; key/value chunks go
 round the ring while the one before is computed on, and partial results are merged in float32. Under
-a causal mask a GPU skips the chunks that lie in its future. A call ends when every GPU has its part
-of the output.
+a causal mask a GPU skips the chunks that lie in its future. In the backward pass, cuDNN gets the
+whole rows' output and log-sum-exp for every chunk, and float32 sums of the key/value gradients
+follow their chunks round the ring. A call ends when every GPU has its part of the results.
 """
 
 import argparse
 import functools
 import time
+from typing import Any, Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from peer_cases import Case, peer_parser, print_error, print_line, print_times
@@ -29,72 +32,164 @@ except ImportError:  # before JAX 0.6
 SYSTEM = "jax-ring"
 AXIS = "sequence"
 BY_SEQUENCE = PartitionSpec(None, AXIS, None, None)  # of [batch, sequence, heads, head dim]
+LSE_BY_SEQUENCE = PartitionSpec(None, None, AXIS)
 
-State = tuple[jax.Array, jax.Array]  # output [b,t,n,d] and log-sum-exp [b,t,n], float32
+State = tuple[jax.Array, jax.Array]  # output [b,t,n,d] and log-sum-exp [b,n,t], float32
+
+
+def mask_type(causal: bool) -> cudnn.MaskType:
+    return cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, causal: bool) -> State:
-    """One chunk of key/value."""
-    output, lse = jax.nn.dot_product_attention(query, key, value, is_causal=causal,
-                                               implementation="cudnn", return_residual=True)
+    """One chunk of key/value, by the function behind jax.nn.dot_product_attention, which rounds its
+    log-sum-exp to bfloat16."""
+    output, lse = cudnn.dot_product_attention(
+        query, key, value, scale=query.shape[-1]**-0.5, mask_type=mask_type(causal),
+        return_residual=True)
     return output.astype(jnp.float32), lse
+
+
+def differentiate(query: jax.Array, key: jax.Array, value: jax.Array, output: jax.Array,
+                  lse: jax.Array, grad_output: jax.Array,
+                  causal: bool) -> tuple[jax.Array, ...]:
+    """One chunk's part of the gradients, from results over all chunks, by the rule behind the
+    gradients of jax.nn.dot_product_attention."""
+    none = jnp.zeros(0, query.dtype)
+    residuals = (query, key, value, *(none,) * 7, lse, output)
+    gradients = cudnn._dot_product_attention_bwd_rule(
+        query.shape[-1]**-0.5, 42, 0.0, (False, False), mask_type(causal), cudnn.AttentionLayout.BTNH.value,
+        None, cudnn.check_cudnn_version(), False, residuals, grad_output)
+    return tuple(gradient.astype(jnp.float32) for gradient in gradients[:3])
 
 
 def merge(first: State, second: State) -> State:
     """The result over the keys of both; every row sees at least one key in each."""
     lse = jnp.logaddexp(first[1], second[1])
-    share = jnp.exp(first[1] - lse)[..., None]
+    share = jnp.exp(first[1] - lse).transpose(0, 2, 1)[..., None]
     return share * first[0] + (1 - share) * second[0], lse
 
 
-def ring_attention(query: jax.Array, key: jax.Array, value: jax.Array, *, gpus: int,
-                   causal: bool) -> jax.Array:
-    """Attention of one GPU's queries over the whole sequence; the body of the shard_map."""
-    here = lax.axis_index(AXIS)
-    onward = [(gpu, (gpu + 1) % gpus) for gpu in range(gpus)]
+def onward(arrays: Any, gpus: int) -> Any:
+    """To the next GPU of the ring."""
+    ring = [(gpu, (gpu + 1) % gpus) for gpu in range(gpus)]
+    return jax.tree.map(lambda array: lax.ppermute(array, AXIS, ring), arrays)
+
+
+def when_visible(hop: int, causal: bool, compute: Callable[[Any], Any], otherwise: Any) -> Any:
+    """`compute` of `otherwise`, or `otherwise`. After h hops a GPU has the chunk of the GPU h
+    places before it, or a later one, which is hidden."""
+    if not causal:
+        return compute(otherwise)
+    return lax.cond(lax.axis_index(AXIS) >= hop, compute, lambda before: before, otherwise)
+
+
+def ring_state(query: jax.Array, key: jax.Array, value: jax.Array, *, gpus: int,
+               causal: bool) -> State:
+    """Output and log-sum-exp of one GPU's queries over the whole sequence; the body of a
+    shard_map."""
     travelling = (key, value)
-    state: State | None = None
-    for hop in range(gpus):
-        arrived = travelling
-        if hop + 1 < gpus:
-            travelling = jax.tree.map(lambda chunk: lax.ppermute(chunk, AXIS, onward), arrived)
-        if state is None:
-            state = attend(query, *arrived, causal)
-            continue
-
-        def absorb(before: State, chunk: tuple[jax.Array, jax.Array] = arrived) -> State:
-            return merge(before, attend(query, *chunk, False))
-
-        # After h hops this GPU has the chunk of the GPU h places before it, or a later one, which
-        # is hidden.
-        state = lax.cond(here >= hop, absorb, lambda before: before, state) if causal \
-            else absorb(state)
-    assert state is not None
-    return state[0].astype(query.dtype)
+    state = attend(query, key, value, causal)
+    for hop in range(1, gpus):
+        travelling = onward(travelling, gpus)
+        chunk = travelling
+        state = when_visible(
+            hop, causal,
+            lambda before, chunk=chunk: merge(before, attend(query, *chunk, False)), state)
+    return state[0].astype(query.dtype), state[1]
 
 
-def time_case(case: Case, mesh: Mesh, options: argparse.Namespace) -> list[float]:
+def ring_attention(*operands: jax.Array, gpus: int, causal: bool) -> jax.Array:
+    """The output alone."""
+    return ring_state(*operands, gpus=gpus, causal=causal)[0]
+
+
+def ring_gradients(query: jax.Array, key: jax.Array, value: jax.Array, output: jax.Array,
+                   lse: jax.Array, grad_output: jax.Array, *, gpus: int,
+                   causal: bool) -> tuple[jax.Array, ...]:
+    """Gradients of one GPU's queries, keys and values; the body of a shard_map."""
+    rows = (output, lse, grad_output)
+    travelling = (key, value)
+    grad_query, *sums = differentiate(query, key, value, *rows, causal)
+    for hop in range(1, gpus):
+        travelling, sums = onward((travelling, sums), gpus)
+        chunk = travelling
+
+        def add(before: Any, chunk: tuple[jax.Array, ...] = chunk) -> Any:
+            return jax.tree.map(jnp.add, before, differentiate(query, *chunk, *rows, False))
+
+        grad_query, *sums = when_visible(hop, causal, add, (grad_query, *sums))
+    if gpus > 1:
+        sums = onward(sums, gpus)  # home
+    return tuple(gradient.astype(query.dtype) for gradient in (grad_query, *sums))
+
+
+class Ring:
+    """A case on a mesh."""
+
+    def __init__(self, case: Case, mesh: Mesh) -> None:
+        def jitted(body: Callable, inputs: tuple, outputs: Any) -> Callable:
+            bound = functools.partial(body, gpus=mesh.size, causal=case.causal)
+            return jax.jit(shard_map(bound, mesh=mesh, in_specs=inputs, out_specs=outputs,
+                                     check_vma=False))
+
+        operands = (BY_SEQUENCE,) * 3
+        self.attend = jitted(ring_attention, operands, BY_SEQUENCE)
+        self.state = jitted(ring_state, operands, (BY_SEQUENCE, LSE_BY_SEQUENCE))
+        self.differentiate = jitted(
+            ring_gradients, (*operands, BY_SEQUENCE, LSE_BY_SEQUENCE, BY_SEQUENCE), operands)
+
+
+def time_calls(call: Callable[[], Any], options: argparse.Namespace) -> list[float]:
     """Milliseconds of each timed call."""
+
+    def timed() -> float:
+        begin = time.perf_counter()
+        jax.block_until_ready(call())
+        return (time.perf_counter() - begin) * 1e3
+
+    timed()  # compiles
+    calls, warm = 0, 0.0
+    while calls < options.warmup or warm < options.warm_seconds:
+        warm += timed() * 1e-3
+        calls += 1
+    return [timed() for _ in range(options.iters)]
+
+
+def time_case(case: Case, mesh: Mesh, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Milliseconds of the timed calls, by what was timed."""
     sharding = NamedSharding(mesh, BY_SEQUENCE)
 
     def normal(seed: int, heads: int) -> jax.Array:
-        shape = (options.batch, case.length, heads, options.head_dim)
+        shape = (options.batch, case.length, heads, case.head_dim)
         draw = jax.jit(lambda key: jax.random.normal(key, shape, jnp.bfloat16),
                        out_shardings=sharding)
         return draw(jax.random.PRNGKey(seed))
 
     operands = normal(0, case.heads), normal(1, case.kv_heads), normal(2, case.kv_heads)
-    body = functools.partial(ring_attention, gpus=mesh.size, causal=case.causal)
-    call = jax.jit(shard_map(body, mesh=mesh, in_specs=(BY_SEQUENCE,) * len(operands),
-                             out_specs=BY_SEQUENCE, check_vma=False))
-    for _ in range(options.warmup + 1):  # the first one compiles
-        call(*operands).block_until_ready()
-    times = []
-    for _ in range(options.iters):
-        begin = time.perf_counter()
-        call(*operands).block_until_ready()
-        times.append((time.perf_counter() - begin) * 1e3)
+    ring = Ring(case, mesh)
+    times = {"forward": time_calls(lambda: ring.attend(*operands), options)}
+    if options.backward:
+        grad_output = normal(3, case.heads)
+        state = ring.state(*operands)
+        times["backward"] = time_calls(
+            lambda: ring.differentiate(*operands, *state, grad_output), options)
+        times["both"] = time_calls(
+            lambda: ring.differentiate(*operands, *ring.state(*operands), grad_output), options)
     return times
+
+
+def write_gradients(case: Case, mesh: Mesh, folder: str) -> None:
+    """The gradients of the tensors in the folder; see gradient_files.py."""
+    import gradient_files
+
+    sharding = NamedSharding(mesh, BY_SEQUENCE)
+    *operands, grad_output = [jax.device_put(jnp.asarray(array, jnp.bfloat16), sharding)
+                              for array in gradient_files.read_operands(folder).values()]
+    ring = Ring(case, mesh)
+    found = ring.differentiate(*operands, *ring.state(*operands), grad_output)
+    gradient_files.write(folder, SYSTEM, mesh.size,
+                    [np.asarray(gradient.astype(jnp.float32)) for gradient in found])
 
 
 def main() -> None:
@@ -111,7 +206,10 @@ def main() -> None:
         "gpus": [device.device_kind for device in devices[:gpus]]})
     for case in options.cases:
         try:
-            print_times(SYSTEM, case, options, gpus, time_case(case, mesh, options))
+            if options.tensors:
+                write_gradients(case, mesh, options.tensors)
+            else:
+                print_times(SYSTEM, case, options, gpus, time_case(case, mesh, options))
         # If XLA or cuDNN fail on one case, the others are still timed.
         except Exception as error:
             print_error(SYSTEM, case, error)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Times PyTorch's context-parallel attention, forward, bfloat16, cuDNN kernels.
+"""Times PyTorch's context-parallel attention, bfloat16, cuDNN kernels.
 
     torchrun --standalone --nproc-per-node 4 pytorch_context_parallel.py --case 64/8:causal:32k
 
 One process per GPU. Both ways in which PyTorch moves key/value are timed, each as a system of its
-own. A call takes as long as its slowest rank, by CUDA events on each.
+own. A call takes as long as its slowest rank, by CUDA events on each. With --backward, a forward
+and a backward pass follow each other without a pause, and an event between them tells their times.
 """
 
 import argparse
@@ -24,6 +25,9 @@ from peer_cases import Case, peer_parser, print_error, print_line, print_times
 ROTATE_METHODS = ("allgather", "alltoall")
 SEQUENCE_DIM = 2  # of [batch, heads, sequence, head dim]
 
+# Parts of a call, in order.
+Steps = list[Callable[[], object]]
+
 
 def system_name(rotate: str) -> str:
     return f"pytorch-{rotate}"
@@ -34,51 +38,121 @@ def implementation_options() -> Any:
     return inspect.unwrap(context_parallelism.context_parallel).__globals__["_cp_options"]
 
 
-def random_operands(case: Case, options: argparse.Namespace) -> tuple[torch.Tensor, ...]:
-    """Query, key and value of the whole sequence: context_parallel cuts them in place."""
+def random_operands(case: Case, options: argparse.Namespace) -> list[torch.Tensor]:
+    """Query, key, value and the output's gradient, of the whole sequence: context_parallel cuts
+    them in place."""
 
     def normal(heads: int) -> torch.Tensor:
-        return torch.randn(options.batch, heads, case.length, options.head_dim, device="cuda",
+        return torch.randn(options.batch, heads, case.length, case.head_dim, device="cuda",
                            dtype=torch.bfloat16)
 
-    return normal(case.heads), normal(case.kv_heads), normal(case.kv_heads)
+    return [normal(case.heads), normal(case.kv_heads), normal(case.kv_heads), normal(case.heads)]
 
 
-def slowest_times(call: Callable[[], object], options: argparse.Namespace) -> Iterator[float]:
-    """Milliseconds of each timed call on its slowest rank; the ranks begin each together."""
-    for _ in range(options.warmup):
-        call()
-    for _ in range(options.iters):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+def slowest(milliseconds: list[float]) -> list[float]:
+    """Of all ranks."""
+    tensor = torch.tensor(milliseconds, device="cuda")
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return tensor.tolist()
+
+
+def slowest_times(steps: Steps, options: argparse.Namespace) -> Iterator[list[float]]:
+    """Milliseconds of each step of every timed call, and of the whole call, on its slowest rank;
+    the ranks begin each together."""
+
+    def timed() -> list[float]:
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(steps) + 1)]
         torch.cuda.synchronize()
         dist.barrier()
         torch.cuda.synchronize()
-        begin.record()
-        call()
-        end.record()
+        events[0].record()
+        for step, event in zip(steps, events[1:]):
+            step()
+            event.record()
         torch.cuda.synchronize()
-        elapsed = torch.tensor([begin.elapsed_time(end)], device="cuda")
-        dist.all_reduce(elapsed, op=dist.ReduceOp.MAX)
-        yield elapsed.item()
+        return slowest([*(a.elapsed_time(b) for a, b in zip(events, events[1:])),
+                        events[0].elapsed_time(events[-1])])
+
+    calls, warm = 0, 0.0
+    while calls < options.warmup or warm < options.warm_seconds:
+        whole = timed()[-1]
+        # The first call loads kernels and connects the ranks.
+        warm += whole * 1e-3 if calls > 0 else 0
+        calls += 1
+    for _ in range(options.iters):
+        yield timed()
+
+
+class Sharded:
+    """A case on this rank; used as a context, inside of which attention is sharded."""
+
+    def __init__(self, case: Case, rotate: str, mesh: DeviceMesh,
+                 operands: list[torch.Tensor]) -> None:
+        context_parallelism.set_rotate_method(rotate)
+        # PyTorch balances causal work between ranks and refuses to do so without a causal mask.
+        implementation_options().enable_load_balance = case.causal
+        self.case, self.mesh, self.operands = case, mesh, operands
+        self.output: torch.Tensor
+        self.gradients: tuple[torch.Tensor, ...]
+
+    def __enter__(self) -> "Sharded":
+        with torch.no_grad():
+            self.context = context_parallelism.context_parallel(
+                self.mesh, buffers=self.operands,
+                buffer_seq_dims=[SEQUENCE_DIM] * len(self.operands),
+                no_restore_buffers=set(self.operands))
+            self.context.__enter__()
+        self.kernels = sdpa_kernel(SDPBackend.CUDNN_ATTENTION)
+        self.kernels.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.kernels.__exit__(*error)
+        self.context.__exit__(*error)
+
+    def attend(self) -> None:
+        query, key, value, _ = self.operands
+        self.output = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=self.case.causal,
+            enable_gqa=self.case.heads != self.case.kv_heads)
+
+    def differentiate(self) -> None:
+        *inputs, grad_output = self.operands
+        self.gradients = torch.autograd.grad(self.output, inputs, grad_output)
 
 
 def time_case(case: Case, rotate: str, mesh: DeviceMesh,
-              options: argparse.Namespace) -> list[float]:
-    context_parallelism.set_rotate_method(rotate)
-    # PyTorch balances causal work between ranks and refuses to do so without a causal mask.
-    implementation_options().enable_load_balance = case.causal
-    query, key, value = random_operands(case, options)
-    operands = [query, key, value]
-    with torch.no_grad(), context_parallelism.context_parallel(
-            mesh, buffers=operands, buffer_seq_dims=[SEQUENCE_DIM] * len(operands),
-            no_restore_buffers=set(operands)), sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+              options: argparse.Namespace) -> dict[str, list[float]]:
+    """Milliseconds of the timed calls, by what was timed."""
+    with Sharded(case, rotate, mesh, random_operands(case, options)) as sharded:
+        with torch.no_grad():
+            times = {"forward": [first for first, _ in slowest_times([sharded.attend], options)]}
+        if options.backward:
+            for tensor in sharded.operands[:3]:
+                tensor.requires_grad_()
+            calls = list(slowest_times([sharded.attend, sharded.differentiate], options))
+            times["backward"] = [call[1] for call in calls]
+            times["both"] = [call[2] for call in calls]
+        return times
 
-        def attend() -> torch.Tensor:
-            return functional.scaled_dot_product_attention(
-                query, key, value, is_causal=case.causal,
-                enable_gqa=case.heads != case.kv_heads)
 
-        return list(slowest_times(attend, options))
+def write_gradients(case: Case, rotate: str, mesh: DeviceMesh, folder: str) -> None:
+    """The gradients of the tensors in the folder; see gradient_files.py."""
+    import gradient_files  # needs NumPy
+
+    tensors = gradient_files.read_operands(folder)
+    whole = [torch.tensor(array, device="cuda").transpose(1, 2).to(torch.bfloat16).contiguous()
+             for array in tensors.values()]
+    with Sharded(case, rotate, mesh, whole) as sharded:
+        for tensor in sharded.operands[:3]:
+            tensor.requires_grad_()
+        sharded.attend()
+        sharded.differentiate()
+        found = context_parallelism.context_parallel_unshard(
+            mesh, [gradient.detach() for gradient in sharded.gradients], [SEQUENCE_DIM] * 3)
+    if dist.get_rank() == 0:
+        gradient_files.write(folder, system_name(rotate), dist.get_world_size(),
+                        [gradient.float().transpose(1, 2).cpu().numpy() for gradient in found])
 
 
 def print_environment(gpus: int) -> None:
@@ -102,6 +176,9 @@ def main() -> None:
         for rotate in ROTATE_METHODS:
             # All ranks have the same problem and so fail in the same way.
             try:
+                if options.tensors:
+                    write_gradients(case, rotate, mesh, options.tensors)
+                    continue
                 times = time_case(case, rotate, mesh, options)
                 if reports:
                     print_times(system_name(rotate), case, options, gpus, times)

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Times the native kernel beside PyTorch's scaled_dot_product_attention on the CPU, forward.
+"""Times the native kernel beside PyTorch's scaled_dot_product_attention on the CPU.
 
     python3 pytorch_cpu_attention.py --annulus-micro ../../build/annulus_micro --threads 16
 
-Both get the same number of threads and take turns, round by round; the other rests meanwhile. Times
+With --backward it times their backward passes alone, and shows how the native kernel's rate compares
+with that of its forward pass. Both get the same number of threads and take turns, round by round; the other rests meanwhile. Times
 are medians over the rounds: wall-clock time, or with --user-time, for machines shared with others,
-the processor time of the whole process. OpenBLAS's matrix product runs in the same rounds. Prints
-one JSON object per line (the environment, then one for each case and system), then a table.
+the processor time of the whole process. OpenBLAS's matrix product, or the native forward pass, runs
+in the same rounds. Prints one JSON object per line (the environment, then one for each case and system), then a table.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import time
 import torch
 import torch.nn.functional as functional
 
-from peer_cases import OPERATIONS_PER_LOGIT_AND_DIM, print_line
+from peer_cases import OPERATIONS_PER_LOGIT_AND_DIM, PASSES, print_line
 
 HEADS = 8  # as in annulus_micro
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -27,15 +28,26 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class PyTorch:
     """One problem. The inputs are contiguous [B,N,T,D], which PyTorch's kernel prefers."""
 
-    def __init__(self, dtype: str, mask: str, length: int, dim: int) -> None:
+    def __init__(self, dtype: str, mask: str, length: int, dim: int, backward: bool) -> None:
         generator = torch.Generator().manual_seed(1)
-        self.inputs = [torch.randn(1, HEADS, length, dim, generator=generator).to(DTYPES[dtype])
-                       for _ in range(3)]
+        *self.inputs, self.grad_output = (
+            torch.randn(1, HEADS, length, dim, generator=generator).to(DTYPES[dtype])
+            for _ in range(4))
         self.causal = mask == "causal"
+        self.backward = backward
+        for tensor in self.inputs:
+            tensor.requires_grad_(backward)
+        self.output = self.attend()
         self.call()
 
+    def attend(self) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(*self.inputs, is_causal=self.causal)
+
     def call(self) -> None:
-        functional.scaled_dot_product_attention(*self.inputs, is_causal=self.causal)
+        if self.backward:
+            torch.autograd.grad(self.output, self.inputs, self.grad_output, retain_graph=True)
+        else:
+            self.attend()
 
     def seconds(self, user_time: bool, least: float) -> float:
         clock = time.process_time if user_time else time.perf_counter
@@ -63,6 +75,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.3, help="of each system and round")
     parser.add_argument("--user-time", action="store_true")
+    parser.add_argument("--backward", action="store_true", help="time the backward pass")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--masks", nargs="+", default=["full", "causal"])
     parser.add_argument("--lengths", nargs="+", type=int, default=[4096, 8192])
@@ -79,29 +92,36 @@ def main() -> None:
             for dim in options.dims:
                 for mask in options.masks:
                     table.append(compare(options, dtype, mask, length, dim))
-    print("\n| case | native, GFLOP/s | PyTorch | native / PyTorch | sgemm | native / sgemm |")
+    other = "native forward" if options.backward else "sgemm"
+    print(f"\n| case | native, GFLOP/s | PyTorch | native / PyTorch | {other} | native / {other} |")
     print("|---|---|---|---|---|---|")
     print("\n".join(table))
 
 
 def compare(options: argparse.Namespace, dtype: str, mask: str, length: int, dim: int) -> str:
-    operations = OPERATIONS_PER_LOGIT_AND_DIM * HEADS * dim * length * length
+    forward = OPERATIONS_PER_LOGIT_AND_DIM * HEADS * dim * length * length
     if mask == "causal":
-        operations = operations * (length + 1) // (2 * length)
-    peer = PyTorch(dtype, mask, length, dim)
-    seconds: dict[str, list[float]] = {"native": [], "PyTorch": [], "sgemm": []}
+        forward = forward * (length + 1) // (2 * length)
+    timed = "backward" if options.backward else "forward"
+    # By system: the benchmark of annulus_micro, if it has one, and the operations.
+    case = f"{dtype}/{mask}/{length}/{dim}"
+    other = ("native forward", f"native/{case}", forward) if options.backward else (
+        "sgemm", "sgemm/2048", 2 * 2048**3)
+    systems = [("native", f"native_backward/{case}" if options.backward else f"native/{case}",
+                forward * PASSES[timed]), ("PyTorch", None, forward * PASSES[timed]), other]
+    peer = PyTorch(dtype, mask, length, dim, options.backward)
+    seconds: dict[str, list[float]] = {system: [] for system, _, _ in systems}
     for _ in range(options.rounds):
-        seconds["native"].append(annulus_seconds(options, f"native/{dtype}/{mask}/{length}/{dim}"))
-        seconds["PyTorch"].append(peer.seconds(options.user_time, options.seconds))
-        seconds["sgemm"].append(annulus_seconds(options, "sgemm/2048"))
-    median = {system: statistics.median(times) for system, times in seconds.items()}
-    sgemm_rate = 2 * 2048**3 / median["sgemm"] * 1e-9
-    rate = {system: operations / median[system] * 1e-9 for system in ("native", "PyTorch")}
+        for system, benchmark, _ in systems:
+            seconds[system].append(annulus_seconds(options, benchmark) if benchmark else
+                                   peer.seconds(options.user_time, options.seconds))
     for system, times in seconds.items():
-        print_line(dtype=dtype, mask=mask, length=length, dim=dim, system=system, seconds=times)
-    return (f"| {dtype} {mask} S={length} D={dim} | {rate['native']:.0f} | {rate['PyTorch']:.0f} | "
-            f"{rate['native'] / rate['PyTorch']:.2f} | {sgemm_rate:.0f} | "
-            f"{rate['native'] / sgemm_rate:.2f} |")
+        print_line(dtype=dtype, mask=mask, length=length, dim=dim, timed=timed, system=system,
+                   seconds=times)
+    native, pytorch, third = (operations / statistics.median(seconds[system]) * 1e-9
+                              for system, _, operations in systems)
+    return (f"| {dtype} {mask} S={length} D={dim} | {native:.0f} | {pytorch:.0f} | "
+            f"{native / pytorch:.2f} | {third:.0f} | {native / third:.2f} |")
 
 
 if __name__ == "__main__":

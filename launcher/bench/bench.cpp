@@ -81,9 +81,9 @@ class Bench {
       setup.problem.cost_model = cost_model_of(options_, device_.place());
     });
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
-    // Three series, the first call and the oracle; two more and a first call of the backward pass.
+    // Three series, the first call and the oracle; four more and a first call of the backward pass.
     // The few traced calls do not count.
-    const int backward = wants_backward() ? 2 * (options_.warmup + options_.iterations) + 1 : 0;
+    const int backward = wants_backward() ? 4 * (options_.warmup + options_.iterations) + 1 : 0;
     progress_.begin(shape_cell(shape), 3 * (options_.warmup + options_.iterations) + 2 + backward);
     device_.memory().trim();
     device_.memory().reset_peak();
@@ -118,27 +118,21 @@ class Bench {
     tracer.pause(apart);
     call();
     measured.peak_memory = static_cast<double>(device_.memory().statistics().peak_in_use);
-    LocalBlocks local = collectively(
-        world, [&] { return LocalBlocks(problem, attention, moved.tensors(), ranks_); });
-    // Each series begins rested, and the kernels alone are timed before and after, for as long each
-    // time.
+    // Each series begins rested.
     Rest rest(device_.place());
-    const auto timed = [&](const auto& body) { return time_series(rest, collector, body); };
-    const auto run_alone = [&] {
-      local.run();
-      progress_.advance(1);
-    };
-    const Timing before = timed(run_alone);
-    measured.time = timed(call);
-    std::vector<TraceSpan> spans = collector.spans();
-    measured.local = (before.median + timed(run_alone).median) / 2;
-    if (apart) spans = trace_calls(tracer, collector, call);
+    const Series series = time_beside_kernels(rest, collector, call, [&] {
+      return LocalBlocks(problem, attention, moved.tensors(), ranks_);
+    });
+    measured.time = series.time;
+    measured.local = series.local;
+    const std::vector<TraceSpan> spans =
+        apart ? trace_calls(tracer, collector, call) : series.spans;
     account(measured, summarize(spans), attention.rank_plan(), attention.extra_bytes());
     measured.flops = forward_flops(shape, visible_pairs(problem));
 
     if (wants_backward()) {
-      measured.backward =
-          measure_backward(problem, attention, moved.tensors(), tracer, collector, rest);
+      measured.backward = measure_backward(problem, attention, moved.tensors(),
+                                           measured.peak_memory, tracer, collector, rest);
     }
     moved.download();
     const verification::Deviation deviation = collectively(world, [&] {
@@ -173,11 +167,35 @@ class Bench {
  private:
   [[nodiscard]] bool wants_backward() const { return options_.backward.value_or(false); }
 
-  // Collective, as are the next three. Calls that count, after those that warm up.
+  struct Series {
+    Timing time;
+    double local = 0;  // seconds of the kernels alone, median
+    std::vector<TraceSpan> spans;
+  };
+  // Collective, as are the next four. Calls, and the kernels alone before and after them, for as
+  // many calls each time.
+  template <class Call, class MakeBlocks>
+  Series time_beside_kernels(Rest& rest, TraceCollector& collector, const Call& call,
+                             const MakeBlocks& make_blocks) {
+    LocalBlocks blocks = collectively(mesh_.world(), make_blocks);
+    const auto run_alone = [&] {
+      blocks.run();
+      progress_.advance(1);
+    };
+    const Timing before = time_series(rest, collector, run_alone);
+    Series series;
+    series.time = time_series(rest, collector, call);
+    series.spans = collector.spans();
+    series.local = (before.median + time_series(rest, collector, run_alone).median) / 2;
+    return series;
+  }
+
+  // Calls that count, after those that warm up.
   template <class Body>
   Timing time_series(Rest& rest, TraceCollector& collector, const Body& body) {
     return rest.before([&] {
       for (int i = 0; i < options_.warmup; ++i) body();
+      for (double warm = 0; warm < options_.warm_seconds;) warm += seconds_of(mesh_.world(), body);
       collector.clear();
       return time_calls(options_.iterations, mesh_.world(), body);
     });
@@ -199,8 +217,8 @@ class Bench {
 
   // From the results of the forward pass, which are there.
   BackwardMeasurement measure_backward(const AttentionProblem& problem, Attention& attention,
-                                       const ring::LocalTensors& forward, Tracer& tracer,
-                                       TraceCollector& collector, Rest& rest) {
+                                       const ring::LocalTensors& forward, double forward_peak,
+                                       Tracer& tracer, TraceCollector& collector, Rest& rest) {
     verification::GradientShards shards(attention.operands(), problem, {}, options_.seed, ranks_);
     shards.upload();
     const ring::BackwardLocalTensors tensors = shards.tensors(forward);
@@ -208,13 +226,18 @@ class Bench {
       attention.backward_and_wait(tensors);
       progress_.advance(1);
     };
+    device_.memory().reset_peak();  // forget the blocks of the kernels alone
     call();
     BackwardMeasurement measured;
-    measured.peak_memory = static_cast<double>(device_.memory().statistics().peak_in_use);
-    measured.time = time_series(rest, collector, call);
-    std::vector<TraceSpan> spans = collector.spans();
-    if (!device_.place().is_host()) spans = trace_calls(tracer, collector, call);
+    measured.peak_memory =
+        std::max(forward_peak, static_cast<double>(device_.memory().statistics().peak_in_use));
     const ring::ShardedAttention& pass = *attention.backward_pass();
+    const Series series = time_beside_kernels(
+        rest, collector, call, [&] { return LocalBlocks(problem, pass, tensors, ranks_); });
+    measured.time = series.time;
+    measured.local = series.local;
+    const std::vector<TraceSpan> spans =
+        device_.place().is_host() ? series.spans : trace_calls(tracer, collector, call);
     account(measured, summarize(spans), pass.rank_plan(), pass.extra_bytes());
     // The host waits for both together only.
     measured.both = time_series(rest, collector, [&] {

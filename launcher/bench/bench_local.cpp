@@ -18,111 +18,157 @@ void for_repeats(std::int64_t period, std::int64_t length, const Repeat& repeat)
   }
 }
 
-// The tokens of `shard` [b,s,k,D], repeated until there are `length`.
-Tensor repeated(const ConstTensorView& shard, std::int64_t length, Device& device, Stream& stream) {
+// The entries of `shard` along a dimension, repeated until there are `length`.
+Tensor repeated(const ConstTensorView& shard, int dim, std::int64_t length, Device& device,
+                Stream& stream) {
   Extents shape = shard.shape();
-  shape[1] = length;
+  shape[dim] = length;
   Tensor result(shard.dtype(), shape, device.memory());
-  for_repeats(shard.size(1), length, [&](std::int64_t begin, std::int64_t count) {
-    device.copy(shard.slice(1, 0, count), result.view().slice(1, begin, count), stream);
+  for_repeats(shard.size(dim), length, [&](std::int64_t begin, std::int64_t count) {
+    device.copy(shard.slice(dim, 0, count), result.view().slice(dim, begin, count), stream);
   });
   return result;
 }
 
+// The part of a tensor [b,t,n,d] or [b,n,t] that a region of rows or columns from 0 on names.
+TensorView part_of(const Tensor& tensor, const ring::Tile& tile, std::int64_t begin,
+                   std::int64_t count, const ring::HeadRange& heads) {
+  const bool has_width = tensor.shape().rank() == 4;
+  return tensor.view()
+      .slice(0, tile.batches.begin, tile.batches.count)
+      .slice(has_width ? 1 : 2, begin, count)
+      .slice(has_width ? 2 : 1, heads.begin, heads.count);
+}
+
+TensorView rows_of(const Tensor& tensor, const ring::Tile& tile) {
+  return part_of(tensor, tile, tile.rows.begin.value(), tile.rows.count, tile.heads);
+}
+
+TensorView columns_of(const Tensor& tensor, const ring::Tile& tile, const ring::RankPlan& plan) {
+  return part_of(tensor, tile, 0, tile.columns.count, plan.kv_heads_of(tile.heads));
+}
+
 }  // namespace
 
-LocalBlocks::LocalBlocks(const AttentionProblem& problem, const Attention& attention,
-                         const ring::LocalTensors& shards, Context& context)
+LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::RankPlan& plan,
+                         const Operands& shards, Context& context)
     : problem_(problem),
+      plan_(plan),
+      shards_(shards),
       device_(context.device()),
       threads_(context.threads()),
       stream_(device_.make_stream("local", context.mesh().watchdog(), nullptr)) {
-  const ring::RankPlan& plan = attention.rank_plan();
-  const std::vector<const ring::Block*> blocks = plan.all<ring::Block>();
   std::int64_t longest = 0;
   std::int64_t rows = plan.local.query_length;
-  for (const ring::Block* block : blocks) {
-    longest = std::max(longest, block->columns.count);
-    rows = std::max(rows, block->rows.end().value());
+  for (const ring::Tile* tile : plan.tiles()) {
+    longest = std::max(longest, tile->columns.count);
+    rows = std::max(rows, tile->rows.end().value());
   }
-  Extents output_shape = shards.output.shape();
-  output_shape[1] = rows;
-  query_ = repeated(shards.query, rows, device_, *stream_);
-  lse_ = Tensor(DType::float32, {output_shape[0], output_shape[2], rows}, device_.memory());
-  key_ = repeated(shards.key, longest, device_, *stream_);
-  value_ = repeated(shards.value, longest, device_, *stream_);
+  query_ = repeated(shards.query, 1, rows, device_, *stream_);
+  key_ = repeated(shards.key, 1, longest, device_, *stream_);
+  value_ = repeated(shards.value, 1, longest, device_, *stream_);
+}
 
-  const auto scores_of = [&](const ring::Region& region) {
-    const ring::Buffer& buffer = plan.buffer(region.buffer);
-    const bool biases = buffer.contents.front() == ring::Content::bias;
-    const ConstTensorView own = biases ? shards.bias : shards.mask;
-    const ConstTensorView held = buffer.kind == ring::BufferKind::caller
-                                     ? own
-                                     : rows_of_others(plan, region.buffer, own).view();
-    return held.slice(0, region.batches.begin, region.batches.count)
-        .slice(1, region.heads.begin - buffer.heads.begin, region.heads.count)
-        .slice(2, region.tokens.begin - buffer.tokens.begin, region.tokens.count);
-  };
-  for (const ring::Block* one : blocks) {
-    const ring::Block& block = *one;
-    const auto in_batches = [&](const auto& view) {
-      return view.slice(0, block.batches.begin, block.batches.count);
-    };
-    const ring::HeadRange kv_heads = plan.kv_heads_of(block.heads);
-    const auto columns = [&](const Tensor& tensor) {
-      return in_batches(tensor.view())
-          .slice(1, 0, block.columns.count)
-          .slice(2, kv_heads.begin, kv_heads.count);
-    };
-    const std::int64_t row = block.rows.begin.value();
-    Call call{{in_batches(query_.view())
-                   .slice(1, row, block.rows.count)
-                   .slice(2, block.heads.begin, block.heads.count),
-               columns(key_),
-               columns(value_),
-               block.row_positions,
-               block.column_positions,
-               plan.first_batch + block.batches.begin,
-               plan.first_head + block.heads.begin,
-               block.full,
-               {},
-               ring::block_scores(plan, block, problem.shape.kv_length, scores_of)},
-              {},
-              nullptr};
-    const Implementation& chosen = attention.implementation_of(block);
-    std::unique_ptr<Kernel>& kernel = kernels_[&chosen];
-    if (!kernel) kernel = chosen.make_kernel(problem_, device_);
-    call.kernel = kernel.get();
+LocalBlocks::LocalBlocks(const AttentionProblem& problem, const Attention& attention,
+                         const ring::LocalTensors& shards, Context& context)
+    : LocalBlocks(problem, attention.rank_plan(),
+                  {shards.query, shards.key, shards.value, shards.bias, shards.mask}, context) {
+  Extents output_shape = query_.shape();
+  output_shape[3] = shards.output.size(3);
+  lse_ =
+      Tensor(DType::float32, {output_shape[0], output_shape[2], output_shape[1]}, device_.memory());
+  for (const ring::Block* block : plan_.all<ring::Block>()) {
     const auto state_of = [&](const ring::Result& result) -> SoftmaxState {
-      const DType dtype = plan.buffer(result.output.buffer).dtype;
+      const DType dtype = plan_.buffer(result.output.buffer).dtype;
       Tensor& output = outputs_[dtype];
       if (output.shape().rank() == 0) {
         output = Tensor(dtype, output_shape, device_.memory());
       }
-      return {in_batches(output.view())
-                  .slice(1, row, block.rows.count)
-                  .slice(2, block.heads.begin, block.heads.count),
-              in_batches(lse_.view())
-                  .slice(1, block.heads.begin, block.heads.count)
-                  .slice(2, row, block.rows.count)};
+      return {rows_of(output, *block), rows_of(lse_, *block)};
     };
-    call.result = state_of(block.result);
-    if (block.state) call.block.state = state_of(*block.state);
-    call.kernel->prepare(call.block, call.result);
-    calls_.push_back(std::move(call));
+    AttentionBlock operands = operands_of(*block);
+    const SoftmaxState result = state_of(block->result);
+    if (block->state) operands.state = state_of(*block->state);
+    Kernel& kernel = kernel_of(attention.implementation_of(*block));
+    kernel.prepare(operands, result);
+    calls_.emplace_back([&kernel, operands, result](const ExecutionContext& on) {
+      kernel.forward(operands, result, on);
+    });
   }
 }
 
+LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAttention& pass,
+                         const ring::BackwardLocalTensors& shards, Context& context)
+    : LocalBlocks(problem, pass.rank_plan(),
+                  {shards.query, shards.key, shards.value, shards.bias, shards.mask}, context) {
+  const std::int64_t rows = query_.shape()[1];
+  grad_output_ = repeated(shards.grad_output, 1, rows, device_, *stream_);
+  lse_ = repeated(shards.lse, 2, rows, device_, *stream_);
+  grad_query_ = sums_like(query_);
+  grad_key_ = sums_like(key_);
+  grad_value_ = sums_like(value_);
+  for (const ring::BackwardBlock* tile : plan_.all<ring::BackwardBlock>()) {
+    const AttentionBlock operands = operands_of(*tile);
+    // Any finite numbers serve as delta: the LSE does.
+    const BackwardBlock block{
+        operands.query,       operands.key,         operands.value,    rows_of(grad_output_, *tile),
+        rows_of(lse_, *tile), rows_of(lse_, *tile), operands.rows,     operands.columns,
+        operands.first_batch, operands.first_head,  operands.unmasked, operands.scores};
+    const Gradients gradients{rows_of(grad_query_, *tile), columns_of(grad_key_, *tile, plan_),
+                              columns_of(grad_value_, *tile, plan_)};
+    Kernel& kernel = kernel_of(pass.implementation_of(*tile));
+    kernel.prepare_backward(block, gradients);
+    calls_.emplace_back([&kernel, block, gradients](const ExecutionContext& on) {
+      kernel.backward(block, gradients, on);
+    });
+  }
+}
+
+Tensor LocalBlocks::sums_like(const Tensor& tensor) const {
+  Tensor sums(partial_dtype(problem_.dtype), tensor.shape(), device_.memory());
+  // On CPUs, what is there by chance may be subnormal, which is slow.
+  if (device_.place().is_host()) sums.fill_zero();
+  return sums;
+}
+
+Kernel& LocalBlocks::kernel_of(const Implementation& implementation) {
+  std::unique_ptr<Kernel>& kernel = kernels_[&implementation];
+  if (!kernel) kernel = implementation.make_kernel(problem_, device_);
+  return *kernel;
+}
+
+AttentionBlock LocalBlocks::operands_of(const ring::Tile& tile) {
+  const auto scores_of = [&](const ring::Region& region) {
+    const ring::Buffer& buffer = plan_.buffer(region.buffer);
+    const bool biases = buffer.contents.front() == ring::Content::bias;
+    const ConstTensorView own = biases ? shards_.bias : shards_.mask;
+    const ConstTensorView held =
+        buffer.kind == ring::BufferKind::caller ? own : rows_of_others(region.buffer, own).view();
+    return held.slice(0, region.batches.begin, region.batches.count)
+        .slice(1, region.heads.begin - buffer.heads.begin, region.heads.count)
+        .slice(2, region.tokens.begin - buffer.tokens.begin, region.tokens.count);
+  };
+  return {rows_of(query_, tile),
+          columns_of(key_, tile, plan_),
+          columns_of(value_, tile, plan_),
+          tile.row_positions,
+          tile.column_positions,
+          plan_.first_batch + tile.batches.begin,
+          plan_.first_head + tile.heads.begin,
+          tile.full,
+          {},
+          ring::block_scores(plan_, tile, problem_.shape.kv_length, scores_of)};
+}
+
 // The rank's own rows, cut to the heads and keys of the buffer and repeated.
-const Tensor& LocalBlocks::rows_of_others(const ring::RankPlan& plan, int buffer,
-                                          const ConstTensorView& own) {
+const Tensor& LocalBlocks::rows_of_others(int buffer, const ConstTensorView& own) {
   const auto [entry, added] = scores_.try_emplace(buffer);
   Tensor& rows = entry->second;
   if (!added) return rows;
-  const ring::Buffer& held = plan.buffer(buffer);
+  const ring::Buffer& held = plan_.buffer(buffer);
   rows = Tensor(held.dtype,
-                {plan.batches(held).count, held.heads.count, held.tokens.count,
-                 plan.width(held, held.contents.front())},
+                {plan_.batches(held).count, held.heads.count, held.tokens.count,
+                 plan_.width(held, held.contents.front())},
                 device_.memory());
   const ConstTensorView heads = own.slice(1, held.heads.begin, held.heads.count);
   std::vector<TensorCopy> copies;
@@ -151,9 +197,7 @@ void LocalBlocks::run() {
 }
 
 void LocalBlocks::submit() {
-  for (const Call& call : calls_) {
-    call.kernel->forward(call.block, call.result, {*stream_, stream_.get(), threads_});
-  }
+  for (const auto& call : calls_) call({*stream_, stream_.get(), threads_});
 }
 
 }  // namespace annulus::launcher

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
@@ -7,40 +8,49 @@
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/device.hpp>
 #include <annulus/ring/attention.hpp>
+#include <annulus/ring/sharded_attention.hpp>
 
 namespace annulus::launcher {
 
-/// The blocks of one rank's plan, without the hops between them and the merges after them: what the
-/// local kernel alone can do. A device records and replays them. Queries, keys, values and rows of
-/// a bias or a mask repeat those of the rank's own shard, as the time does not depend on the
-/// numbers. Each block is computed by the same implementation as in the plan.
+/// The blocks of one rank's plan, without the hops between them and the merges or sums after them:
+/// what the local kernel alone can do. A device records and replays them. Queries, keys, values,
+/// LSEs and rows of a bias or a mask repeat those of the rank's own shard, as the time does not
+/// depend on the numbers. Each block is computed by the same implementation as in the plan.
 class LocalBlocks {
  public:
-  /// The references must outlive it. Not collective.
+  /// Of the forward pass. The references must outlive it. Not collective.
   LocalBlocks(const AttentionProblem& problem, const Attention& attention,
               const ring::LocalTensors& shards, Context& context);
+  /// Of a backward pass that computes no gradient of the bias.
+  LocalBlocks(const AttentionProblem& problem, const ring::ShardedAttention& pass,
+              const ring::BackwardLocalTensors& shards, Context& context);
   /// Computes every block once; the first call prepares the others.
   void run();
 
  private:
+  struct Operands {
+    ConstTensorView query, key, value, bias, mask;
+  };
+  LocalBlocks(const AttentionProblem& problem, const ring::RankPlan& plan, const Operands& shards,
+              Context& context);
   void submit();
-  [[nodiscard]] const Tensor& rows_of_others(const ring::RankPlan& plan, int buffer,
-                                             const ConstTensorView& own);
+  [[nodiscard]] const Tensor& rows_of_others(int buffer, const ConstTensorView& own);
+  [[nodiscard]] Kernel& kernel_of(const Implementation& implementation);
+  [[nodiscard]] AttentionBlock operands_of(const ring::Tile& tile);
+  [[nodiscard]] Tensor sums_like(const Tensor& tensor) const;
 
   const AttentionProblem& problem_;
+  const ring::RankPlan& plan_;
+  Operands shards_;
   Device& device_;
   int threads_;
   std::unique_ptr<Stream> stream_;
   Tensor query_, key_, value_, lse_;
+  Tensor grad_output_, grad_query_, grad_key_, grad_value_;
   std::map<DType, Tensor> outputs_;
   std::map<int, Tensor> scores_;  // rows of a bias or a mask that other ranks send, by buffer
-  struct Call {
-    AttentionBlock block;
-    SoftmaxState result;
-    Kernel* kernel = nullptr;
-  };
   std::map<const Implementation*, std::unique_ptr<Kernel>> kernels_;
-  std::vector<Call> calls_;
+  std::vector<std::function<void(const ExecutionContext& context)>> calls_;
   std::unique_ptr<Recording> recording_;
   bool warm_ = false;
 };

@@ -22,6 +22,8 @@ std::vector<Column> backward_columns(const std::string& rate) {
            "of backward passes, as time; verify --backward checks gradients"},
           {"backward rate", rate, 0, 0,
            "2 N (3 D + 2 Dv) operations per visible pair, divided by that time and ranks"},
+          {"backward local", rate, 0, 2, "as local, of the blocks of the backward pass"},
+          {"backward of local", "%", 0, 0, "backward rate divided by backward local"},
           {"both", "ms, median", 8, 0, "of a forward and a backward pass, one after the other"},
           {"both rate", rate, 0, 1, "operations of both, divided by that time and ranks"},
           {"backward schedule", "", 0, 3},
@@ -45,11 +47,17 @@ std::string percent_cell(const std::optional<double>& share) {
   return share ? fmt::format("{:.1f}", *share * 100) : kNothing;
 }
 
+std::string of_local_cell(const PassMeasurement& measured) {
+  return fmt::format("{:.1f}", measured.local / measured.time.median * 100);
+}
+
 // For backward_columns().
 Row backward_cells(const BenchMeasurement& measured, int ranks) {
   const BackwardMeasurement& backward = *measured.backward;
   return {milliseconds_cell(backward.time.median),
           rate_cell(backward.flops, backward.time.median, ranks),
+          rate_cell(backward.flops, backward.local, ranks),
+          of_local_cell(backward),
           milliseconds_cell(backward.both.median),
           rate_cell(measured.flops + backward.flops, backward.both.median, ranks),
           fmt::format("{}{}", ring::name_of(backward.schedule.schedule),
@@ -118,7 +126,6 @@ Report make_bench_report(const CommandContext& context, const Mesh& mesh, Place 
 void add_bench_row(Report& report, const ProblemSetup& setup, const Attention& attention,
                    const BenchMeasurement& measured, int ranks) {
   const auto rate = [&](double seconds) { return rate_cell(measured.flops, seconds, ranks); };
-  const double of_local = measured.local / measured.time.median;
   Row row{shape_cell(setup.problem.shape),
           mask_cell(setup.problem),
           std::string(annulus::name_of(setup.problem.dtype)),
@@ -132,7 +139,7 @@ void add_bench_row(Report& report, const ProblemSetup& setup, const Attention& a
           milliseconds_cell(measured.time.p99),
           rate(measured.time.median),
           rate(measured.local),
-          fmt::format("{:.1f}", of_local * 100),
+          of_local_cell(measured),
           mebibytes_cell(measured.bytes, 3),
           milliseconds_cell(measured.exposed),
           percent_cell(measured.hidden),

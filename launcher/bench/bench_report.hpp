@@ -19,6 +19,7 @@ namespace annulus::launcher {
 /// Measurements of one pass of a case, over all ranks; the same on every rank.
 struct PassMeasurement {
   Timing time;
+  double local = 0;              ///< seconds of the kernels alone, median
   double flops = 0;              ///< of the whole problem
   double bytes = 0;              ///< received by the rank that receives most
   double exposed = 0;            ///< seconds per call, of the rank that waits longest
@@ -37,7 +38,6 @@ struct BackwardMeasurement : PassMeasurement {
 
 /// A case: the forward pass, and the backward pass if it was asked for.
 struct BenchMeasurement : PassMeasurement {
-  double local = 0;  ///< seconds of the kernels alone, median
   verification::Accuracy accuracy;
   AccuracyBound bound;
   std::optional<BackwardMeasurement> backward;

@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include <annulus/core/error.hpp>
 #include <annulus/files/text_file.hpp>
 #include <annulus/ring/balance.hpp>
 #include <annulus/ring/planner.hpp>
@@ -195,6 +196,7 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
   if (planned.operands.bias) report.add_meta("bias", to_string(*planned.operands.bias));
   if (planned.operands.dense_mask) report.add_meta("mask", to_string(*planned.operands.dense_mask));
   report.add_meta("schedule", variant_text(planned.choice));
+  add_price_of_order(planned.choice, planned.backward ? "backward" : "forward", report);
   if (options.explain) {
     explain(planned.choice, report);
     explain(prices, report);
@@ -215,8 +217,14 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
         ring::shard_operands(planned.setup.problem, planned.setup.mesh, other);
     const ring::PlanInput input = planned.input(operands);
     const ring::Schedule schedule = planned.choice.schedule;
-    ring::plan_each(input, schedule, ring::sample_ranks(input),
-                    [&](const ring::RankPlan& rank) { figures.add(rank); });
+    try {
+      ring::plan_each(input, schedule, ring::sample_ranks(input),
+                      [&](const ring::RankPlan& rank) { figures.add(rank); });
+    } catch (const UnsupportedError&) {
+      // Layouts out of order have no plan whose bits are the same on any number of ranks.
+      if (!planned.setup.problem.in_global_order()) throw;
+      continue;
+    }
     add_layout(report, ring::make_plan(input, schedule, {}), figures, operands, false);
   }
   return report;

@@ -209,6 +209,11 @@ ExitCode run_command(const CommandContext& context) {
   if (leader) progress.aside([&] { print_warnings(attention.decision().warnings); });
   if (attention.decision().by == ring::DecidedBy::measurement) device.memory().reset_peak();
 
+  add_price_of_order(attention.schedule(), "forward", report);
+  if (gradients) {
+    add_price_of_order(attention.backward_pass(gradients->request())->schedule(), "backward",
+                       report);
+  }
   if (options.explain) explain(attention, report);
 
   begin_step("annulus run was reading query, key and value");

@@ -40,6 +40,7 @@ struct NamedCase {
   MeshShape mesh;
   verification::ShardedCase sharded;
   std::string command;  // that repeats it
+  bool may_be_refused = false;
   std::vector<std::string> warnings;
 };
 
@@ -75,13 +76,23 @@ std::optional<verification::BackwardCase> backward_of(const verification::Random
                                                       const Registry& registry, Place place) {
   if (!drawn.backward || !options.backward.value_or(drawn.draws_backward)) return {};
   verification::BackwardCase backward = *drawn.backward;
-  backward.may_be_refused = !place.is_host();  // GPUs compute gradients of some problems only
+  // GPUs compute gradients of some problems only, and so do schedules that keep an order.
+  backward.may_be_refused = !place.is_host() || problem.in_global_order();
+  if (problem.in_global_order()) backward.implementation = backward.schedule = "auto";
   if (options.implementation != "auto") {
     const bool can =
         static_cast<bool>(registry.get(options.implementation).fits_backward(problem, place));
     backward.implementation = can ? options.implementation : "auto";
   }
   return backward;
+}
+
+// Few schedules and implementations keep the order of additions: those that were drawn are not
+// among them, mostly.
+void leave_order_open(verification::ShardedCase& drawn) {
+  drawn.schedule = "auto";
+  drawn.implementation = "auto";
+  narrow(drawn.problem);
 }
 
 NamedCase random_case(const RandomCase& which, const Options& options, Context& context) {
@@ -98,6 +109,11 @@ NamedCase random_case(const RandomCase& which, const Options& options, Context& 
   result.sharded.seed = drawn.seed;
   result.sharded.fills = std::move(drawn.fills);
   result.sharded.implementation = std::move(drawn.implementation);
+  if (options.reproducible) {
+    result.sharded.problem.reproducible = options.reproducible;
+    result.may_be_refused = result.sharded.problem.in_global_order();
+  }
+  if (result.may_be_refused) leave_order_open(result.sharded);
   if (options.implementation != "auto") {
     result.sharded.implementation = options.implementation;
     narrow(result.sharded.problem);
@@ -109,6 +125,9 @@ NamedCase random_case(const RandomCase& which, const Options& options, Context& 
   result.command = std::move(drawn.command);
   if (options.backward) result.command += *options.backward ? " --backward" : " --backward=false";
   if (options.implementation != "auto") result.command += " --impl " + options.implementation;
+  if (options.reproducible) {
+    result.command += fmt::format(" --reproducible {}", annulus::name_of(*options.reproducible));
+  }
   if (options.share_gpus) result.command += " --share-gpus";
   if (options.transport != Transport::automatic) {
     result.command += fmt::format(" --transport {}", annulus::name_of(options.transport));
@@ -288,7 +307,8 @@ class Tally {
  public:
   void add(const verification::Verification& found) {
     ++problems_;
-    reduces_rounded_ += found.reduces_rounded ? 1 : 0;
+    const bool rounded_gradients = found.gradients && found.gradients->reduces_rounded;
+    reduces_rounded_ += found.reduces_rounded || rounded_gradients ? 1 : 0;
     if (!found.failure().empty()) ++failed_;
     if (const auto ratio = found.ratio(); ratio && !(worst_ratio_ && *ratio <= *worst_ratio_)) {
       worst_ratio_ = ratio;
@@ -313,6 +333,8 @@ class Tally {
     ++problems_;
     ++failed_;
   }
+  /// A drawn problem that nothing computes with the same bits on any number of ranks.
+  void add_unordered() { ++unordered_; }
   [[nodiscard]] bool passed() const { return failed_ == 0; }
   /// How many problems each implementation, or several together, have computed: "native 3, sdpa 5".
   [[nodiscard]] std::string computed() const { return counts_text(computed_); }
@@ -336,9 +358,10 @@ class Tally {
         gradient_ratio_ ? fmt::format(", of gradients {:.2f}", *gradient_ratio_) : "";
     return fmt::format(
         "{} ({} of {} within bounds; largest share of a row's bound {:.2f}, of its LSE's "
-        "{:.2f}{}{}{}{}{})",
+        "{:.2f}{}{}{}{}{}{})",
         passed() ? "OK" : "FAILED", problems_ - failed_, problems_, row_share_, lse_share_,
-        gradients, ratio, gradient_ratio, rounded, sent);
+        gradients, ratio, gradient_ratio, rounded, sent,
+        unordered_ == 0 ? "" : fmt::format("; {} more refused", unordered_));
   }
 
  private:
@@ -353,6 +376,7 @@ class Tally {
 
   int problems_ = 0;
   int failed_ = 0;
+  int unordered_ = 0;
   int reduces_rounded_ = 0;
   int adds_rounded_ = 0;
   std::optional<double> worst_ratio_;
@@ -386,6 +410,8 @@ class Verifier {
         verification::verify_sharded(named.sharded, contexts_.get(named.mesh), show);
     progress_.aside([&] {
       print_warnings(found.decision.warnings);
+      add_price_of_order(found.schedule, "forward", report_);
+      if (found.gradients) add_price_of_order(found.gradients->schedule, "backward", report_);
       if (context_.options.explain) {
         explain(found.selection, report_);
         explain(found.decision, report_);
@@ -400,7 +426,18 @@ class Verifier {
   void verify_drawn(NamedCase named) {
     named.sharded.cost_model = cost_model();
     const auto refused = [&](const Error& error) {
-      progress_.aside([&] { add_refused(named, error); });
+      // Agreed errors have lost their type.
+      const bool allowed =
+          named.may_be_refused &&
+          std::string_view(error.what()).find("reproducible world") != std::string_view::npos;
+      progress_.aside([&] {
+        if (allowed) {
+          add_row(report_, named, nullptr, "refused");
+          tally_.add_unordered();
+        } else {
+          add_refused(named, error);
+        }
+      });
     };
     try {
       const verification::Verification found =

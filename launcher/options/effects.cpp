@@ -33,10 +33,11 @@ const Names& of_hops() {
 
 // Options that bench --calibrate ignores: it times kernels on blocks of its own, on one rank.
 const Names& not_of_calibrate() {
-  static const Names names{
-      "query-spec",   "kv-spec",        "bias-spec",  "mask-spec", "sequence-layout", "granule",
-      "schedule",     "ulysses-degree", "inner-size", "mode",      "sharding-rules",  "tuning",
-      "tuning-cache", "cost-model",     "explain",    "trace",     "deterministic",   "grad-wire"};
+  static const Names names{"query-spec",      "kv-spec",      "bias-spec",      "mask-spec",
+                           "sequence-layout", "granule",      "schedule",       "ulysses-degree",
+                           "inner-size",      "mode",         "sharding-rules", "tuning",
+                           "tuning-cache",    "cost-model",   "explain",        "trace",
+                           "deterministic",   "reproducible", "warm-seconds",   "grad-wire"};
   return names;
 }
 
@@ -149,7 +150,7 @@ class Effects {
     refuse(!o.calibrate.empty(), "--calibrate", "times kernels and transfers one by one",
            not_of_calibrate());
     refuse(o.scaling, "--scaling", "has lengths of its own (see --tokens-per-rank)", {"sweep"});
-    refuse(o.scaling && !plan, "--scaling", "times many problems", {"trace"});
+    refuse(o.scaling && !plan, "--scaling", "times many problems", {"trace", "warm-seconds"});
     for (const auto& [form, option] :
          {std::pair(o.scaling, "--scaling"), std::pair(o.recommend, "--recommend")}) {
       refuse(form, option, "compares many plans", {"explain", "show-ranks"});
@@ -240,6 +241,8 @@ class Effects {
               o.command == Command::run ? "--grad-output" : "--backward");
     need_form("grad-wire", has("grad-output") || o.backward.value_or(false),
               o.command == Command::run ? "--grad-output" : "--backward");
+    need("deterministic", !has("reproducible"), "with --reproducible, which says it too",
+         "no --reproducible");
     need("seed", o.command == Command::verify || o.command == Command::bench || draws(),
          "where nothing is drawn",
          "--dropout, or --mask, --bias, --block-mask or --sinks with a value that begins with "

@@ -411,7 +411,12 @@ void add_output(TableBuilder& table) {
             "grad_bias; needs --bias)");
   table.add("deterministic", "", {Command::run, Command::bench},
             parsed_into(&Options::deterministic, parse_flag),
-            "repeating the command repeats every bit of the gradients (default on CPUs)");
+            "repeating the command repeats every bit of the gradients (default on CPUs): "
+            "--reproducible run");
+  table.add("reproducible", "run|world", kPlanned,
+            parsed_into(&Options::reproducible, parse_reproducible),
+            "run: repeating the command repeats every bit; world: any number of ranks gives the "
+            "same bits, too, by fewer schedules and kernels");
   table.add("grad-wire", "DTYPE", {Command::run, Command::verify, Command::bench, Command::plan},
             parsed_into(&Options::grad_wire, parse_grad_wire),
             "dtype in which parts of gradients of keys and values go to their owners: float32, or "
@@ -456,6 +461,9 @@ void add_running(TableBuilder& table) {
             "with --calibrate its kernels alone; plan: plan the backward pass");
   table.add("warmup", "N", {Command::bench}, int_into(&Options::warmup, 0),
             fmt::format("calls before the timing starts (default: {})", defaults.warmup));
+  table.add("warm-seconds", "SECONDS", {Command::bench},
+            parsed_into(&Options::warm_seconds, parse_positive),
+            "go on with the calls before the timing for so long, as a GPU at rest is faster");
   table.add("iters", "N", {Command::bench}, int_into(&Options::iterations, 1),
             fmt::format("calls that are timed (default: {})", defaults.iterations));
   table.add("sweep", "BEGIN:END[:FACTOR]", {Command::bench},

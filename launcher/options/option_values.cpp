@@ -113,6 +113,11 @@ double parse_positive(const std::string& option, std::string_view text) {
   throw ArgumentError(option, quoted(text), "a positive finite number");
 }
 
+Reproducible parse_reproducible(const std::string& option, std::string_view text) {
+  return parse_choice(option, text, {"run", "world"}) == "run" ? Reproducible::run
+                                                               : Reproducible::world;
+}
+
 bool parse_flag(const std::string& option, std::string_view text) {
   for (const char* yes : {"true", "on", "yes", "1"}) {
     if (text == yes) return true;

@@ -24,6 +24,7 @@ namespace annulus::launcher {
 [[nodiscard]] double parse_positive(const std::string& option, std::string_view text);
 /// "true", "on", "yes", "1" or "false", "off", "no", "0".
 [[nodiscard]] bool parse_flag(const std::string& option, std::string_view text);
+[[nodiscard]] Reproducible parse_reproducible(const std::string& option, std::string_view text);
 /// One of a few words.
 [[nodiscard]] std::string parse_choice(const std::string& option, std::string_view text,
                                        const std::vector<std::string>& choices);

@@ -115,10 +115,11 @@ struct Options {
   // Of the backward pass, which is computed if grad_output is given.
   std::string grad_output, grad_lse, grad_query, grad_key, grad_value, grad_sinks, grad_bias;
   std::string forward_output, forward_lse;  ///< empty: the forward pass is computed
-  std::optional<bool> deterministic;        ///< empty: on CPUs
-  DType grad_wire = DType::float32;         ///< or bfloat16
-  std::string cost_model;                   ///< what predictions are based on
-  std::string tuning_cache;                 ///< empty: ring::default_tuning_file()
+  std::optional<bool> deterministic;        ///< true: `run`, false: `no`; if not `reproducible`
+  std::optional<Reproducible> reproducible;
+  DType grad_wire = DType::float32;  ///< or bfloat16
+  std::string cost_model;            ///< what predictions are based on
+  std::string tuning_cache;          ///< empty: ring::default_tuning_file()
 
   // Running.
   double timeout = Watchdog::kDefault.count();  ///< seconds
@@ -135,6 +136,7 @@ struct Options {
   std::optional<RandomCase> random_case;
   // bench
   int warmup = 2;
+  double warm_seconds = 0;  ///< that these calls take at least
   int iterations = 10;
   /// T = S from begin to end by factor; with hops: bytes; with calibrate: rows.
   std::optional<SweepRange> sequence_sweep;

@@ -66,6 +66,17 @@ void explain(const Attention& attention, Report& report) {
   explain(attention.plan_input().prices, report);
 }
 
+void add_price_of_order(const ring::ScheduleChoice& choice, std::string_view pass, Report& report) {
+  if (!choice.unrestricted) return;
+  const double seconds = choice.unrestricted->seconds;
+  report.add_meta(
+      fmt::format("reproducible world, {}", pass),
+      fmt::format("{} is predicted to take {:.4g} ms, and {} without it {:.4g} ms{}",
+                  variant_text(choice), choice.seconds * 1e3, variant_text(*choice.unrestricted),
+                  seconds * 1e3,
+                  seconds > 0 ? fmt::format(" (x {:.2f})", choice.seconds / seconds) : ""));
+}
+
 void log_choices(const AttentionProblem& problem, const Attention& attention, const Mesh& mesh) {
   const int rank = mesh.rank();
   const ring::ShardedOperands& operands = attention.operands();

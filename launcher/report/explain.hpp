@@ -24,6 +24,10 @@ void explain(const ring::Prices& prices, Report& report);
 /// All of these.
 void explain(const Attention& attention, Report& report);
 
+/// Of a problem whose bits are to be the same on any number of ranks: how long the schedule is
+/// predicted to take, and the one that would be taken otherwise. `pass`: "forward" or "backward".
+void add_price_of_order(const ring::ScheduleChoice& choice, std::string_view pass, Report& report);
+
 /// Logs what was chosen and why: the main steps on rank 0 (info), and on every rank what it holds
 /// (debug). Collective over the mesh.
 void log_choices(const AttentionProblem& problem, const Attention& attention, const Mesh& mesh);

@@ -33,7 +33,6 @@ AttentionOptions attention_options(const ShardedCase& sharded_case, Place place)
   if (options.plan && !place.is_host()) {
     const ring::PlanOptions defaults = ring::PlanOptions::for_place(place);
     options.plan->lse_dtype = defaults.lse_dtype;
-    options.plan->deterministic = defaults.deterministic;
     if (options.plan->result_bytes == 0) options.plan->result_bytes = defaults.result_bytes;
   }
   return options;

@@ -9,6 +9,7 @@
 #include <annulus/verification/gradient_shards.hpp>
 
 #include "filled_part.hpp"
+#include "same_bits.hpp"
 
 namespace annulus::verification {
 namespace {
@@ -188,6 +189,25 @@ void GradientShards::compute_others(Attention& attention, const ring::LocalTenso
   std::memset(data, 0, size);
   compute(attention, forward);
   std::copy(given.begin(), given.end(), data);
+}
+
+bool GradientShards::are_parts_of(const GradientShards& whole) const {
+  const auto same = [&](const DeviceTwin& part, const NamedSharding& sharding,
+                        const DeviceTwin& all) {
+    return is_part_of(part.host, sharding, rank_, all.host);
+  };
+  if (!same(grad_query_, operands_.query, whole.grad_query_) ||
+      !same(grad_key_, operands_.key, whole.grad_key_) ||
+      !same(grad_value_, operands_.value, whole.grad_value_)) {
+    return false;
+  }
+  if (request_.grad_bias && !same(grad_bias_, operands_.bias.value(), whole.grad_bias_)) {
+    return false;
+  }
+  if (!request_.grad_sinks) return true;
+  const Tensor& sinks = grad_sinks_.host;
+  const auto* const all = static_cast<const float*>(whole.grad_sinks_.host.view().data());
+  return std::memcmp(sinks.view().data(), all + first_sink_, sinks.bytes()) == 0;
 }
 
 std::vector<std::vector<std::byte>> GradientShards::bytes() const {

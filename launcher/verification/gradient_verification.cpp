@@ -46,7 +46,8 @@ std::string GradientVerification::failure() const {
                          sharded[i], unsharded[i]);
     }
   }
-  return repeats ? "" : "a repeated backward pass gave different bits";
+  if (!repeats) return "a repeated backward pass gave different bits";
+  return reproduces ? "" : "the unsharded backward pass gave different bits";
 }
 
 }  // namespace annulus::verification

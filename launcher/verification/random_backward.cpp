@@ -34,6 +34,10 @@ void draw_backward(Draws& draws, RandomProblem& drawn, int kv_shards, Place::Kin
   backward.request.grad_sinks = drawn.problem.sinks.has_value();
   backward.request.grad_bias = drawn.problem.bias.has_value();
   if (device == Place::Kind::host && draws.chance(10)) backward.implementation = "vanilla";
+  if (device == Place::Kind::cuda) {
+    drawn.problem.reproducible = draws.chance(25) ? Reproducible::run : Reproducible::no;
+    if (draws.chance(40)) drawn.plan.preferred = "sdpa";  // in both passes, where it can
+  }
   backward.schedule =
       kv_shards == 1
           ? draws.pick({"local", "local", "auto", "ring", "allgather", "ulysses"})

@@ -16,6 +16,7 @@
 
 #include "filled_part.hpp"
 #include "forward_run.hpp"
+#include "same_bits.hpp"
 #include "verify_gradients.hpp"
 #include "whole_gradients.hpp"
 
@@ -98,8 +99,9 @@ OracleOutput oracle_of_rank(AttentionProblem problem, const ring::ShardedOperand
   return whole;
 }
 
-// The same case with all keys and values on every rank, by the implementation that was chosen. The
-// name of a strategy that decides the schedule becomes `auto`.
+// The same case with all keys and values on every rank, by the implementation that was chosen; with
+// the whole problem on every rank if bits are compared. The name of a strategy that decides the
+// schedule becomes `auto`.
 ShardedCase unsharded_case(const ShardedCase& sharded_case, const Selection& selection,
                            const std::string& preferred, Place place) {
   ShardedCase whole = sharded_case;
@@ -112,7 +114,25 @@ ShardedCase unsharded_case(const ShardedCase& sharded_case, const Selection& sel
   const PartitionSpec& kv = sharded_case.layout.kv;
   whole.layout.kv = PartitionSpec({kv[0], {}, kv[2], kv[3]});
   whole.schedule = "local";
+  if (sharded_case.problem.in_global_order()) {
+    whole.layout.query = whole.layout.kv = PartitionSpec();
+    whole.layout.bias.reset();
+    whole.layout.dense_mask.reset();
+  }
   return whole;
+}
+
+// Whether this rank's results have the bits of a call for the whole problem.
+bool has_bits_of(const CaseShards& shards, const ring::ShardedOperands& operands, int rank,
+                 const CaseShards& whole) {
+  const std::vector<const Tensor*> parts = shards.results();
+  const std::vector<const Tensor*> all = whole.results();
+  bool same = true;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const NamedSharding& sharding = i == 0 ? operands.output : operands.lse;
+    same = same && is_part_of(*parts[i], sharding, rank, *all[i]);
+  }
+  return same;
 }
 
 }  // namespace
@@ -218,6 +238,7 @@ std::string Verification::failure() const {
                        unsharded.output);
   }
   if (!repeats) return "a repeated run gave different bits";
+  if (!reproduces) return "the unsharded run gave different bits";
   return gradients ? gradients->failure() : "";
 }
 
@@ -281,7 +302,11 @@ Verification verify_sharded(const ShardedCase& sharded_case, Context& context, c
                      attention.decision().choice.implementation, device.place());
   ForwardRun unsharded_run(with_all_columns, context);
   unsharded_run.run();
-  const Deviation unsharded = unsharded_run.shards.deviation_from(problem, truth);
+  const bool compares_bits = problem.in_global_order();
+  const Deviation unsharded =
+      compares_bits ? sharded : unsharded_run.shards.deviation_from(problem, truth);
+  const bool reproduces =
+      !compares_bits || has_bits_of(shards, operands, rank, unsharded_run.shards);
 
   Verification result;
   result.decision = attention.decision();
@@ -304,6 +329,8 @@ Verification verify_sharded(const ShardedCase& sharded_case, Context& context, c
                                      result.unsharded.output, operands.key.shards(1),
                                      result.reduces_rounded ? unit_roundoff(problem.dtype) : 0);
   }
+  result.reproduces =
+      world.max(std::vector{reproduces ? 0.0 : 1.0}, "comparison with an unsharded call")[0] == 0;
   result.repeats = world.max(std::vector{repeats ? 0.0 : 1.0}, "comparison of two calls")[0] == 0;
   if (sharded_case.backward) {
     result.gradients = verify_gradients(sharded_case, with_all_columns, sharded_run,

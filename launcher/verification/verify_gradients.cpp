@@ -34,17 +34,23 @@ ShardedCase unsharded_case(const ShardedCase& with_all_columns, const std::strin
   return whole;
 }
 
+// Of the unsharded backward pass. `reproduces`: whether it gives the bits of the sharded one, where
+// the problem asks for that.
 GradientErrors unsharded_errors(const ShardedCase& whole, const OracleGradients& truth,
-                                Context& context) {
+                                Context& context, const GradientShards& sharded, bool& reproduces) {
   ForwardRun forward(whole, context);
   forward.run();
   GradientShards gradients(forward.attention.operands(), whole.problem, whole.backward->request,
                            whole.seed, context);
   gradients.compute(forward.attention, forward.moved.tensors());
+  const bool differs = whole.problem.in_global_order() && !sharded.are_parts_of(gradients);
+  reproduces = context.mesh().world().max(std::vector{differs ? 1.0 : 0.0},
+                                          "comparison with an unsharded backward pass")[0] == 0;
   return gradients.errors(truth, context.mesh().world());
 }
 
-// In the errors of planner and registry where no implementation can compute something.
+// In the errors of planner and registry where no implementation can compute something, in any
+// schedule.
 constexpr const char* kRefusal = "no implementation can";
 
 // True if the rank merges partial results of rows: those of several kernels, or of one that
@@ -125,15 +131,18 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
   const std::vector<std::vector<std::byte>> first = gradients.bytes();
   gradients.compute_others(attention, tensors);
   gradients.compute(attention, tensors, kOtherBytes);
-  const bool repeats = !pass.plan_input().options.deterministic || gradients.bytes() == first;
+  const bool repeats = !problem.repeats_bits(context.place()) || gradients.bytes() == first;
 
   const OracleGradients truth = whole_gradients(sharded_case, world, context.threads(), phase);
   result.sharded = gradients.errors(truth, world);
   tell("unsharded backward pass");
   result.schedule = pass.schedule();
   result.implementations = pass.implementations_of_ranks();
-  result.unsharded = unsharded_errors(
-      unsharded_case(with_all_columns, result.implementations, context.place()), truth, context);
+  result.unsharded =
+      unsharded_errors(unsharded_case(with_all_columns, result.implementations, context.place()),
+                       truth, context, gradients, result.reproduces);
+  result.reduces_rounded =
+      world.max(std::vector{pass.reduces_rounded() ? 1.0 : 0.0}, "rounding of gradients")[0] > 0;
   const bool wide = problem.dtype == DType::float64;
   const DType judged = wide ? DType::float32 : problem.dtype;
   result.adds_rounded =
@@ -144,7 +153,7 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
   if (!wide) {
     result.allowance = allowed_errors(
         problem, result.unsharded, std::max(operands.query.shards(1), operands.key.shards(1)),
-        rounded ? unit_roundoff(problem.dtype) : 0, wire,
+        rounded || result.reduces_rounded ? unit_roundoff(problem.dtype) : 0, wire,
         roundings_of_merge(attention.rank_plan(), forward.shards.lse, world));
   }
   result.repeats =

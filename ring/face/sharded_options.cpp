@@ -37,9 +37,6 @@ ring::ShardedAttentionOptions backward_options(const AttentionOptions& options, 
     sharded.implementation = options.backward.implementation;
   }
   if (!options.backward.schedule.empty()) sharded.schedule = options.backward.schedule;
-  if (options.backward.deterministic) {
-    sharded.plan->deterministic = *options.backward.deterministic;
-  }
   sharded.plan->grad_wire = options.backward.grad_wire;
   return sharded;
 }

@@ -120,6 +120,7 @@ json work_json(const RankPlan& plan, const BackwardBlock& block) {
   result["grad_key"] = region_json(block.grad_key);
   result["grad_value"] = region_json(block.grad_value);
   if (block.grad_bias.buffer >= 0) result["grad_bias"] = region_json(block.grad_bias);
+  if (block.repeats_bits) result["repeats_bits"] = true;
   return result;
 }
 

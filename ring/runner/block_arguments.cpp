@@ -39,7 +39,8 @@ annulus::BackwardBlock BlockArguments::of(const BackwardBlock& block) const {
           plan_.first_head + block.heads.begin,
           block.full,
           memory_.scores(block, kv_length_),
-          call_arguments_};
+          call_arguments_,
+          block.repeats_bits};
 }
 
 Gradients BlockArguments::gradients_of(const BackwardBlock& block) const {

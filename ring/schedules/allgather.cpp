@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <utility>
 #include <vector>
@@ -7,6 +8,7 @@
 
 #include "schedules/gather_rounds.hpp"
 #include "schedules/gather_routes.hpp"
+#include "schedules/gathering.hpp"
 #include "schedules/plan_builder.hpp"
 #include "schedules/schedules.hpp"
 
@@ -80,12 +82,51 @@ RankPlan plan_awaiting(const RankContext& context, const GatherRoutes& routes,
   return builder.finish();
 }
 
+// Every rank gets all columns of a group of heads, and computes them in one block, in order of
+// global position: bits do not depend on the number of ranks.
+RankPlan plan_in_order(const RankContext& context, const std::vector<HeadRange>& groups) {
+  const int me = context.group_rank;
+  const int ranks = context.needs.size();
+  std::vector<PositionRanges> shards;
+  for (const int rank : context.group) {
+    shards.push_back(held_by(context.input.operands, rank).columns);
+  }
+  const Gathering columns(shards);
+  PlanBuilder builder(context);
+  std::array<int, 2> buffers{-1, -1};  // groups take turns
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const int step = static_cast<int>(g);
+    int& buffer = buffers[g % 2];
+    buffer = builder.add_key_value({LocalPosition(0), columns.size()}, groups[g], buffer);
+    for (const Gathering::Message& message : columns.messages(me)) {
+      builder.pack(message.tokens, buffer, message.placed().begin, step);
+    }
+    for (int turn = 1; turn < ranks; ++turn) {
+      const int to = (me + turn) % ranks;
+      for (const Gathering::Message& message : columns.messages(me)) {
+        builder.send(step, to, me, buffer, message.placed());
+      }
+      const int from = (me + ranks - turn) % ranks;
+      for (const Gathering::Message& message : columns.messages(from)) {
+        builder.receive(step, from, from, buffer, message.placed());
+      }
+    }
+    const HeadRange heads = builder.query_heads(groups[g]);
+    builder.compute(step, PlanBuilder::kOwnRows, heads, {buffer, buffer, columns.pieces()});
+    builder.complete(step, PlanBuilder::kOwnRows, heads);
+  }
+  return builder.finish();
+}
+
 }  // namespace
 
 RankPlan plan_allgather(const RankContext& context) {
   const int me = context.group_rank;
   const GatherRoutes routes(context.needs, context.nodes);
   const std::vector<HeadRange> groups = gathered_heads(context);
+  if (context.input.problem.in_global_order() && context.needs.size() > 1) {
+    return plan_in_order(context, groups);
+  }
   if (may_await(context, routes)) return plan_awaiting(context, routes, groups);
   PlanBuilder builder(context);
   GatherRounds rounds(builder, routes, me);

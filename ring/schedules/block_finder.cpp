@@ -13,6 +13,7 @@
 
 #include "cost/cost.hpp"
 #include "refusals.hpp"
+#include "schedules/global_order.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -40,18 +41,28 @@ LocalRange hull(const LocalRange& a, const LocalRange& b) {
 std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
                         const RankPlan& plan, const Tile& block) {
   const BatchRange batches = plan.global(block.batches);
+  const bool repeats = input.problem.repeats_bits({input.prices.model.device, 0});
   const BlockGeometry geometry{block.row_positions, block.column_positions, batches.begin,
-                               batches.count, block.full};
+                               batches.count, block.full,
+                               input.backward.has_value() && repeats};
   const Capability can = input.backward ? candidate.takes_backward(input.problem, geometry)
                                         : candidate.takes(input.problem, geometry);
   if (!can) return can.reason();
   if (input.backward) {
-    const auto& backward = candidate.declares().backward;
-    if (input.options.deterministic && backward && !backward->repeats_bits) {
-      return "the bits of its gradients vary from run to run";
+    if (const auto& backward = candidate.declares().backward) {
+      if (repeats && !backward->repeats_bits) {
+        return "the bits of its gradients vary from run to run";
+      }
+      if (input.backward->grad_lse && !backward->takes_grad_lse) {
+        return "it takes no gradient of the LSE";
+      }
     }
   } else if (input.candidates.size() > 1 && !candidate.repeats_bits(geometry)) {
     return "its bits vary from run to run, so it computes this only where it is named";
+  }
+  if (input.problem.in_global_order()) {
+    std::string reason = order_obstacle(candidate.declares(), input, plan, block);
+    if (!reason.empty()) return reason;
   }
   return refusal_of(candidate, input, plan, block, false);
 }
@@ -203,6 +214,7 @@ Block BlockFinder::hull_of(const Tile& tile) const {
     }
   }
   if (block.pairs == 0) return block;
+  if (context_.input.problem.in_global_order()) return all_of(std::move(block), tile);
 
   std::vector<PositionRange> positions;
   for (const PlacedPiece& placed : tile.columns) {
@@ -216,6 +228,35 @@ Block BlockFinder::hull_of(const Tile& tile) const {
   block.row_positions = rows_.slice(block.rows);
   block.full = exact && !context_.input.problem.call_arguments.change_visibility() &&
                block.pairs == block.rows.count * block.columns.count * tile.batches.count;
+  return block;
+}
+
+// The same positions, with ranges that continue each other as one: a chunk of a layout must not
+// begin a tile.
+PositionRanges BlockFinder::in_one(const PositionRanges& positions) {
+  std::vector<PositionRange> ranges;
+  for (const PositionRange& range : positions.ranges()) {
+    if (!ranges.empty() && ranges.back().stride == 1 && range.stride == 1 &&
+        ranges.back().at(ranges.back().length) == range.start) {
+      ranges.back().length += range.length;
+    } else {
+      ranges.push_back(range);
+    }
+  }
+  return PositionRanges(std::move(ranges));
+}
+
+// Rows and columns that nobody sees stay: where tiles begin must not depend on other batches.
+Block BlockFinder::all_of(Block block, const Tile& tile) const {
+  std::vector<PositionRange> positions;
+  for (const PlacedPiece& placed : tile.columns) {
+    block.columns =
+        hull(block.columns, {LocalPosition(placed.token), placed.piece.positions.length});
+    positions.push_back(placed.piece.positions);
+  }
+  block.column_positions = in_one(PositionRanges(std::move(positions)));
+  block.rows = tile.rows;
+  block.row_positions = in_one(rows_.slice(block.rows));
   return block;
 }
 

@@ -55,6 +55,9 @@ class BlockFinder {
   [[nodiscard]] double seconds_with_handover(const Block& block) const;
   /// The block of those rows that see any of the columns; no pairs if none does.
   [[nodiscard]] Block hull_of(const Tile& tile) const;
+  /// The block of all its rows and columns.
+  [[nodiscard]] Block all_of(Block block, const Tile& tile) const;
+  [[nodiscard]] static PositionRanges in_one(const PositionRanges& positions);
   /// The block by the candidate that is predicted to be fastest; whether parts of it may be faster.
   [[nodiscard]] Priced price(Block block, Asked asked, bool& worth_cutting) const;
   /// Smaller tiles that may be simpler; empty if there is nothing to cut.

@@ -27,4 +27,16 @@ std::vector<std::vector<HeadShare>> share_heads(std::int64_t heads, std::int64_t
   return shares;
 }
 
+std::vector<std::vector<HeadShare>> share_whole_groups(std::int64_t heads, std::int64_t kv_heads,
+                                                       int ranks) {
+  std::vector<std::vector<HeadShare>> shares = share_heads(kv_heads, kv_heads, ranks, 1);
+  for (std::vector<HeadShare>& of_rank : shares) {
+    for (HeadShare& share : of_rank) {
+      const std::int64_t group = heads / kv_heads;
+      share.heads = {share.kv_heads.begin * group, share.kv_heads.count * group};
+    }
+  }
+  return shares;
+}
+
 }  // namespace annulus::ring

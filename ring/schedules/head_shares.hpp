@@ -20,5 +20,9 @@ struct HeadShare {
 [[nodiscard]] std::vector<std::vector<HeadShare>> share_heads(std::int64_t heads,
                                                               std::int64_t kv_heads, int ranks,
                                                               int pieces);
+/// Distributes the key/value heads, each with all of its query heads, in at most one share a rank.
+[[nodiscard]] std::vector<std::vector<HeadShare>> share_whole_groups(std::int64_t heads,
+                                                                     std::int64_t kv_heads,
+                                                                     int ranks);
 
 }  // namespace annulus::ring

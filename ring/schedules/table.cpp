@@ -84,6 +84,7 @@ std::int64_t heads_of_rank(const PlanInput& input) {
 }
 
 std::string wants_heads(const PlanInput& input, int degree) {
+  if (input.problem.in_global_order()) return {};  // heads may be all that can be shared out
   const std::int64_t heads = heads_of_rank(input);
   if (heads >= degree) return {};
   return fmt::format("{} heads for {} ranks would leave ranks without work", heads, degree);
@@ -92,6 +93,7 @@ std::string wants_heads(const PlanInput& input, int degree) {
 // Of what the heads share, a rank that computes some heads of all rows needs all rows: too much
 // memory to take it unasked.
 std::string wants_scores_by_head(const PlanInput& input) {
+  if (input.problem.in_global_order()) return {};
   for (const auto& [name, sharding] : {std::pair("bias", &input.operands.bias),
                                        std::pair("dense mask", &input.operands.dense_mask)}) {
     if (!*sharding || input.problem.shape.heads == 1) continue;
@@ -236,6 +238,11 @@ std::string allows_grad_wire(Schedule schedule, const PlanInput& input) {
   if (size_of(dtype) > size_of(wire)) {
     return fmt::format("gradients of {} are not rounded to {} on their way",
                        annulus::name_of(dtype), annulus::name_of(wire));
+  }
+  if (input.problem.in_global_order()) {
+    return fmt::format(
+        "reproducible world: gradients rounded to {} on their way depend on the ranks",
+        annulus::name_of(wire));
   }
   const int ranks = ranks_of(input);
   const int degree = ulysses_degree(input);

@@ -11,9 +11,8 @@
 
 #include <annulus/core/error.hpp>
 
-#include "tests/attention/cuda_run.hpp"
+#include "tests/attention/cuda_flash_backward.hpp"
 #include "tests/attention/gradient_cases.hpp"
-#include "tests/attention/gradients_run.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::test {
@@ -23,80 +22,6 @@ using ::testing::HasSubstr;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-AttentionProblem bfloat16_problem(const AttentionShape& shape) {
-  return problem_of(shape, DType::bfloat16);
-}
-
-class CudaFlashBackward : public CudaTest {
- protected:
-  void SetUp() override {
-    CudaTest::SetUp();
-    if (IsSkipped()) return;
-    const Capability can = flash().available(device_->place());
-    if (!can) GTEST_SKIP() << can.reason();
-  }
-
-  const Registry registry_ = Registry::standard();
-
-  [[nodiscard]] const Implementation& flash() const { return registry_.get("flash_attn2"); }
-
-  struct Part {
-    BackwardBlock block;
-    Gradients gradients;
-  };
-  /// Views of the host's tensors; one kernel adds the gradients of all parts to them.
-  void add(const WholeGradients& whole, const std::vector<Part>& parts) {
-    const AttentionProblem& problem = whole.forward.problem;
-    ASSERT_EQ(flash().fits_backward(problem, device_->place()).reason(), "");
-    const Mirror query(whole.forward.query, *device_), key(whole.forward.key, *device_);
-    const Mirror value(whole.forward.value, *device_), grad_output(whole.grad_output, *device_);
-    const Mirror lse(whole.lse, *device_), delta(whole.delta, *device_);
-    const Mirror grad_query(whole.query, *device_), grad_key(whole.key, *device_);
-    const Mirror grad_value(whole.value, *device_);
-    const std::unique_ptr<Kernel> kernel = flash().make_kernel(problem, *device_);
-    for (const Part& part : parts) {
-      ASSERT_EQ(flash().takes_backward(problem, geometry_of(forward_of(part.block))).reason(), "");
-      BackwardBlock block = part.block;
-      block.query = query.at(block.query);
-      block.key = key.at(block.key);
-      block.value = value.at(block.value);
-      block.grad_output = grad_output.at(block.grad_output);
-      block.lse = lse.at(block.lse);
-      block.delta = delta.at(block.delta);
-      const auto there = [](const TensorView& view, const Mirror& mirror) {
-        return view.shape().rank() == 0 ? TensorView() : mirror.at(view);
-      };
-      const Gradients gradients{there(part.gradients.query, grad_query),
-                                there(part.gradients.key, grad_key),
-                                there(part.gradients.value, grad_value)};
-      kernel->prepare_backward(block, gradients);
-      kernel->backward(block, gradients, {*stream_, nullptr, 1});
-    }
-    stream_->synchronize();
-    grad_query.download();
-    grad_key.download();
-    grad_value.download();
-  }
-  void add(const WholeGradients& whole) { add(whole, {{whole.block(), whole.gradients()}}); }
-
-  void expect_accurate(Random& random, const AttentionProblem& problem) {
-    SCOPED_TRACE(to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
-                 to_string(problem.mask));
-    const WholeGradients whole(random, problem);
-    add(whole);
-    EXPECT_LT(whole.largest_share(), 1);
-  }
-  void expect_all_accurate(Random& random, AttentionProblem problem) {
-    for (const std::int64_t dim : {64, 128}) {
-      for (const DType dtype : {DType::bfloat16, DType::float16}) {
-        problem.shape.head_dim = problem.shape.value_dim = dim;
-        problem.dtype = dtype;
-        expect_accurate(random, problem);
-      }
-    }
-  }
-};
 
 TEST_F(CudaFlashBackward, FullAndCausal) {
   Random random(1);
@@ -138,109 +63,70 @@ TEST_F(CudaFlashBackward, LengthsOfBatches) {
 
 TEST_F(CudaFlashBackward, OtherHeadDimensions) {
   Random random(5);
-  for (const auto& [dim, value_dim] :
-       {std::pair{8, 8}, std::pair{80, 80}, std::pair{96, 64}, std::pair{64, 128}}) {
-    AttentionProblem problem = bfloat16_problem({2, 150, 170, 2, 1, dim, value_dim});
+  for (const Dims& dims : {Dims{8, 8},
+                           {80, 80},
+                           {96, 64},
+                           {64, 128},
+                           {136, 72},
+                           {192, 128},
+                           {160, 160},
+                           {72, 200},
+                           {248, 16}}) {
+    AttentionProblem problem = bfloat16_problem({2, 150, 170, 2, 1, dims.head, dims.value});
     problem.mask.set_causal(true);
     expect_accurate(random, problem);
   }
 }
 
 TEST_F(CudaFlashBackward, BlocksAddUp) {
-  Random random(6);
-  AttentionProblem problem = bfloat16_problem({2, 320, 320, 4, 2, 128, 128});
-  problem.mask.set_causal(true);
-  problem.mask.set_kv_lengths({320, 250});
-  const WholeGradients whole(random, problem);
-  const BackwardBlock all = whole.block();
-  const Gradients sums = whole.gradients();
-  std::vector<Part> parts;
-  // Rows of the ranges of zigzag shards, and of every third position.
-  const auto slice = [](const auto& view, int dim, std::int64_t first, std::int64_t count,
-                        std::int64_t step) {
-    auto strides = view.strides();
-    auto shape = view.shape();
-    strides[dim] *= step;
-    shape[dim] = count;
-    return std::decay_t<decltype(view)>(view.slice(dim, first, 1).data(), view.dtype(), shape,
-                                        strides);
-  };
-  struct Run {
-    std::int64_t first, count, step;
-  };
-  for (const Run& r :
-       {Run{0, 80, 1}, Run{240, 80, 1}, Run{80, 54, 3}, Run{81, 53, 3}, Run{82, 53, 3}}) {
-    const std::vector<Run> columns = r.step == 1
-                                         ? std::vector<Run>{{0, 80, 1}, {80, 160, 1}, {240, 80, 1}}
-                                         : std::vector<Run>{{0, 107, 3}, {1, 107, 3}, {2, 106, 3}};
-    for (const Run& c : columns) {
-      for (std::int64_t b = 0; b < 2; ++b) {
-        const auto of_rows = [&](const auto& view, int dim) {
-          return slice(view.slice(0, b, 1), dim, r.first, r.count, r.step);
-        };
-        const auto of_columns = [&](const auto& view) {
-          return slice(view.slice(0, b, 1), 1, c.first, c.count, c.step);
-        };
-        BackwardBlock block{
-            of_rows(all.query, 1),
-            of_columns(all.key),
-            of_columns(all.value),
-            of_rows(all.grad_output, 1),
-            of_rows(all.lse, 2),
-            of_rows(all.delta, 2),
-            PositionRanges({PositionRange{GlobalPosition(r.first), r.count, r.step}}),
-            PositionRanges({PositionRange{GlobalPosition(c.first), c.count, c.step}})};
-        block.first_batch = b;
-        parts.push_back(
-            {block, {of_rows(sums.query, 1), of_columns(sums.key), of_columns(sums.value)}});
-      }
-    }
-  }
-  add(whole, parts);
-  EXPECT_LT(whole.largest_share(), 1);
+  for (const Dims& dims : kAllDims) expect_blocks_add_up(dims);
 }
 
 TEST_F(CudaFlashBackward, UnmaskedBlocksSeeEverything) {
   Random random(7);
-  WholeGradients whole(random, bfloat16_problem({1, 200, 200, 2, 1, 64, 64}));
-  whole.forward.problem.mask.set_causal(true);
-  BackwardBlock block = whole.block();
-  block.unmasked = true;
-  add(whole, {{block, whole.gradients()}});
-  EXPECT_LT(whole.largest_share(), 1);
+  for (const Dims& dims : {Dims{64, 64}, {192, 128}}) {
+    WholeGradients whole(random, bfloat16_problem({1, 200, 200, 2, 1, dims.head, dims.value}));
+    whole.forward.problem.mask.set_causal(true);
+    BackwardBlock block = whole.block();
+    block.unmasked = true;
+    add(whole, {{block, whole.gradients()}});
+    EXPECT_LT(whole.largest_share(), 1);
+  }
 }
 
 TEST_F(CudaFlashBackward, GradientsThatAreNotWantedStay) {
   Random random(8);
-  AttentionProblem problem = bfloat16_problem({1, 200, 200, 4, 2, 64, 64});
-  problem.mask.set_causal(true);
-  const WholeGradients whole(random, problem);
-  const Gradients all = whole.gradients();
-  Gradients query, key, value;
-  query.query = all.query;
-  key.key = all.key;
-  value.value = all.value;
-  // Each by a call of its own.
-  add(whole, {{whole.block(), query}, {whole.block(), key}, {whole.block(), value}});
-  EXPECT_LT(whole.largest_share(), 1);
+  for (const Dims& dims : {Dims{64, 64}, {256, 256}}) {
+    AttentionProblem problem = bfloat16_problem({1, 200, 200, 4, 2, dims.head, dims.value});
+    problem.mask.set_causal(true);
+    const WholeGradients whole(random, problem);
+    const Gradients all = whole.gradients();
+    Gradients query, key, value;
+    query.query = all.query;
+    key.key = all.key;
+    value.value = all.value;
+    // Each by a call of its own.
+    add(whole, {{whole.block(), query}, {whole.block(), key}, {whole.block(), value}});
+    EXPECT_LT(whole.largest_share(), 1);
+  }
 }
 
 TEST_F(CudaFlashBackward, HiddenValuesReachNothing) {
-  for (const std::int64_t dim : {64, 128}) {
+  for (const Dims& dims : kAllDims) {
     for (const DType dtype : {DType::bfloat16, DType::float16}) {
       const AddGradients by_flash = [&](const WholeGradients& whole, const BackwardBlock& block,
                                         const Gradients& gradients) {
         add(whole, {{block, gradients}});
       };
-      expect_nothing_of_hidden_values(300, dim, dtype, by_flash, 1);
+      expect_nothing_of_hidden_values(300, dims.head, dims.value, dtype, by_flash, 1);
     }
   }
 }
 
 TEST_F(CudaFlashBackward, VisibleNonFiniteValuesReachThoseThatSeeThem) {
   Random random(10);
-  for (const std::int64_t dim : {64, 128}) {
-    AttentionProblem problem = bfloat16_problem({1, 600, 600, 2, 1, dim, dim});
+  for (const Dims& dims : kAllDims) {
+    AttentionProblem problem = bfloat16_problem({1, 600, 600, 2, 1, dims.head, dims.value});
     problem.mask.set_window(30, 10);
     WholeAttention forward = random_operands(random, problem);
     fill(forward.key, 100, std::numeric_limits<float>::quiet_NaN());
@@ -255,14 +141,109 @@ TEST_F(CudaFlashBackward, VisibleNonFiniteValuesReachThoseThatSeeThem) {
 // Products of values that are finite but large overflow; where they are hidden nobody sees it.
 TEST_F(CudaFlashBackward, HiddenProductsMayOverflow) {
   Random random(11);
-  AttentionProblem problem = bfloat16_problem({1, 200, 200, 2, 1, 64, 64});
-  problem.mask.set_kv_lengths({150});
+  for (const Dims& dims : kAllDims) {
+    AttentionProblem problem = bfloat16_problem({1, 200, 200, 2, 1, dims.head, dims.value});
+    problem.mask.set_kv_lengths({150});
+    WholeAttention forward = random_operands(random, problem);
+    fill(forward.value, 160, 3e38F);
+    fill(forward.key, 161, 3e38F);
+    const WholeGradients whole(random, std::move(forward));
+    add(whole);
+    EXPECT_LT(whole.largest_share(), 1);
+  }
+}
+
+// Small scores have a tanh without exponentials, those near the cap and those of huge caps others.
+TEST_F(CudaFlashBackward, SoftCaps) {
+  Random random(14);
+  for (const double cap : {0.5, 30.0, 1e5}) {
+    AttentionProblem problem = bfloat16_problem({1, 200, 300, 4, 2, 0, 0});
+    problem.soft_cap = cap;
+    problem.mask.set_causal(true);
+    problem.mask.set_offset(90);
+    expect_narrow_accurate(random, problem);
+    problem.scale = -0.3;
+    expect_narrow_accurate(random, problem);
+  }
+}
+
+TEST_F(CudaFlashBackward, SoftCapsOfHiddenValuesThatAreNotFinite) {
+  Random random(15);
+  AttentionProblem problem = bfloat16_problem({1, 300, 300, 2, 1, 64, 64});
+  problem.soft_cap = 2;
+  problem.mask.set_window(30, 10);
   WholeAttention forward = random_operands(random, problem);
-  fill(forward.value, 160, 3e38F);
-  fill(forward.key, 161, 3e38F);
+  fill(forward.key, 100, std::numeric_limits<float>::quiet_NaN());
   const WholeGradients whole(random, std::move(forward));
   add(whole);
-  EXPECT_LT(whole.largest_share(), 1);
+  expect_same_reach(whole);
+}
+
+TEST_F(CudaFlashBackward, InTurns) {
+  Random random(16);
+  repeats_bits_ = true;
+  AttentionProblem problem = bfloat16_problem({2, 400, 500, 4, 2, 0, 0});
+  problem.mask.set_kv_lengths({500, 300});
+  expect_narrow_accurate(random, problem);
+  problem.mask.set_causal(true);
+  problem.mask.set_offset(100);
+  expect_narrow_accurate(random, problem);
+  problem.mask.set_window(150, -1);
+  expect_narrow_accurate(random, problem);
+}
+
+// More blocks than run at a time, and tiles that are computed pair by pair.
+TEST_F(CudaFlashBackward, RepeatsBits) {
+  Random random(17);
+  for (const std::int64_t dim : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      WholeGradients whole(random, bfloat16_problem({1, 1, 1, 1, 1, dim, dim}));
+      AttentionProblem problem = bfloat16_problem({2, 2048, 2048, 16, 8, dim, dim});
+      problem.mask.set_causal(causal);
+      problem.mask.set_kv_lengths({2000, 2000});
+      whole.forward = random_operands(random, problem);
+      fill(whole.forward.value, 2010, std::numeric_limits<float>::quiet_NaN());
+      whole.grad_output = random_operand(random, problem.dtype, whole.forward.query.shape());
+      whole.delta = random_tensor(random, DType::float32, {2, 16, 2048});
+      whole.lse = random_tensor(random, DType::float32, {2, 16, 2048});
+      for (std::int64_t i = 0; i < whole.lse.shape().product(); ++i) {
+        whole.lse.view().as<float>()[i] += 8;
+      }
+      std::vector<float> results[11];
+      for (int run = 0; run < 11; ++run) {
+        repeats_bits_ = run < 10;
+        for (Tensor* const tensor : {&whole.query, &whole.key, &whole.value}) {
+          const Tensor& operand = tensor == &whole.query ? whole.forward.query : whole.forward.key;
+          *tensor = zeros(DType::float32, operand.shape());
+        }
+        add(whole);
+        for (const Tensor* tensor : {&whole.query, &whole.key, &whole.value}) {
+          const float* const values = tensor->view().as<float>();
+          results[run].insert(results[run].end(), values, values + tensor->shape().product());
+        }
+      }
+      const std::size_t count = results[0].size();
+      for (int run = 1; run < 10; ++run) {
+        ASSERT_EQ(std::memcmp(results[run].data(), results[0].data(), count * sizeof(float)), 0);
+      }
+      double difference = 0, magnitude = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        difference += std::pow(double{results[10][i]} - double{results[0][i]}, 2);
+        magnitude += std::pow(double{results[0][i]}, 2);
+      }
+      EXPECT_GT(magnitude, 0);
+      EXPECT_LT(difference, 1e-8 * magnitude);
+    }
+  }
+}
+
+TEST_F(CudaFlashBackward, RepeatsBitsOfHiddenValues) {
+  repeats_bits_ = true;
+  const AddGradients by_flash = [&](const WholeGradients& whole, const BackwardBlock& block,
+                                    const Gradients& gradients) {
+    add(whole, {{block, gradients}});
+  };
+  expect_nothing_of_hidden_values(300, 128, 128, DType::bfloat16, by_flash, 1);
 }
 
 TEST_F(CudaFlashBackward, NothingToCompute) {
@@ -295,13 +276,30 @@ TEST_F(CudaFlashBackward, RefusesLayoutsThatItsCopiesCannotRead) {
 
 TEST_F(CudaFlashBackward, SaysWhatItComputes) {
   const Place place = device_->place();
-  AttentionProblem problem = bfloat16_problem({1, 64, 64, 2, 1, 256, 256});
-  EXPECT_THAT(flash().fits_backward(problem, place).reason(), HasSubstr("up to 128, not 256"));
-  problem.shape.head_dim = problem.shape.value_dim = 64;
+  AttentionProblem problem = bfloat16_problem({1, 64, 64, 2, 1, 264, 256});
+  EXPECT_THAT(flash().fits_backward(problem, place).reason(), HasSubstr("up to 256, not 264"));
+  problem.shape.head_dim = 256;
   EXPECT_TRUE(flash().fits_backward(problem, place));
+  problem.shape.value_dim = 16;
+  EXPECT_TRUE(flash().fits_backward(problem, place));
+  // Wide heads have neither soft caps nor turns, and straight masks only.
   problem.soft_cap = 20.0;
   EXPECT_FALSE(flash().fits_backward(problem, place));
   problem.soft_cap.reset();
+  const PositionRanges all = PositionRanges::all(64);
+  const BlockGeometry block{all, all, 0, 1};
+  EXPECT_TRUE(flash().takes_backward(problem, block));
+  EXPECT_FALSE(flash().takes_backward(problem, {all, all, 0, 1, false, true}));
+  problem.mask.set_prefix(10);
+  problem.mask.set_causal(true);
+  EXPECT_FALSE(flash().takes_backward(problem, block));
+  problem.shape.head_dim = problem.shape.value_dim = 128;
+  problem.soft_cap = 20.0;
+  EXPECT_TRUE(flash().fits_backward(problem, place));
+  EXPECT_TRUE(flash().takes_backward(problem, {all, all, 0, 1, false, true}));
+  problem.dropout.emplace(0.1, 1);
+  EXPECT_FALSE(flash().fits_backward(problem, place));
+  problem.dropout.reset();
   problem.dtype = DType::float32;
   EXPECT_THAT(flash().fits_backward(problem, place).reason(), HasSubstr("not for float32"));
 }

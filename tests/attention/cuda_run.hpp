@@ -110,4 +110,38 @@ inline OracleOutput reference_of(const AttentionProblem& problem, const Attentio
           std::vector<double>(lse, lse + result.lse.shape().product())};
 }
 
+/// The memory of a view, gaps included, on the device.
+class ViewMirror {
+ public:
+  ViewMirror(const ConstTensorView& host, Device& device)
+      : host_(host), device_(DType::uint8, {span_of(host)}, device.memory()) {
+    copy(device_.view().data(), host.data(), cudaMemcpyHostToDevice);
+  }
+
+  [[nodiscard]] TensorView view() const {
+    return {device_.view().data(), host_.dtype(), host_.shape(), host_.strides(),
+            device_.view().place()};
+  }
+  /// Overwrites the memory of `host`, the view that this is a mirror of.
+  void download(const TensorView& host) const {
+    copy(host.data(), device_.view().data(), cudaMemcpyDeviceToHost);
+  }
+
+ private:
+  static std::int64_t span_of(const ConstTensorView& view) {
+    if (view.elements() == 0) return 0;
+    std::int64_t last = 0;
+    for (int dim = 0; dim < view.rank(); ++dim) last += (view.size(dim) - 1) * view.stride(dim);
+    return (last + 1) * static_cast<std::int64_t>(size_of(view.dtype()));
+  }
+  void copy(void* target, const void* source, cudaMemcpyKind kind) const {
+    if (device_.bytes() == 0) return;
+    check_cuda(cudaMemcpy(target, source, device_.bytes(), kind), "copying a view");
+    check_cuda(cudaDeviceSynchronize(), "copying a view");
+  }
+
+  ConstTensorView host_;
+  Tensor device_;
+};
+
 }  // namespace annulus::test

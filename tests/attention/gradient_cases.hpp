@@ -256,13 +256,15 @@ inline void expect_blocks_add_up(const AddGradients& add) {
 }
 
 /// Keys and values that no row sees, and rows that see no key, hold NaN or infinities.
-inline void expect_nothing_of_hidden_values(std::int64_t length, std::int64_t dim, DType dtype,
+inline void expect_nothing_of_hidden_values(std::int64_t length, std::int64_t dim,
+                                            std::int64_t value_dim, DType dtype,
                                             const AddGradients& add, double largest_share) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   Random random(93);
   for (const float x : {kNan, -std::numeric_limits<float>::infinity()}) {
-    SCOPED_TRACE(std::to_string(dim) + ' ' + std::string(name_of(dtype)) + ' ' + std::to_string(x));
-    AttentionProblem problem = problem_of({2, length, length, 4, 2, dim, dim}, dtype);
+    SCOPED_TRACE(std::to_string(dim) + ' ' + std::to_string(value_dim) + ' ' +
+                 std::string(name_of(dtype)) + ' ' + std::to_string(x));
+    AttentionProblem problem = problem_of({2, length, length, 4, 2, dim, value_dim}, dtype);
     problem.mask.set_causal(true);
     problem.mask.set_offset(-20);  // 20 rows see nothing
     const std::int64_t shorter = length / 3 + 37;

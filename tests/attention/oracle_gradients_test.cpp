@@ -162,7 +162,7 @@ AttentionProblem problem_of(const AttentionShape& shape) {
 
 TEST(OracleGradients, EveryMask) {
   Random random(41);
-  for (const std::vector<MaskKind>& kinds : mask_combinations()) {
+  for (const std::vector<MaskKind>& kinds : all_combinations()) {
     AttentionProblem problem = problem_of({2, 7, 9, 4, 2, 3, 5});
     problem.mask = random_mask(random, kinds, 2, 7, 9);
     expect_right(random, Case(random, problem), to_string(problem.mask));

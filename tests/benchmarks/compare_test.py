@@ -1,8 +1,9 @@
-"""benchmarks/compare and choices without GPUs: commands, ratios, table, plot, failures, options.
+"""benchmarks/compare, choices and predictions without GPUs: commands, ratios, table, plot, failures, options.
 
 The first argument is the folder of benchmarks.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -33,9 +34,14 @@ elif "bench" in words:
         rows.append({{"shape": f"1,{{length}},{{length}},64,8,128,128", "verdict": "OK",
                      "time": 1.0 if "nccl" in words and length > 8192 else 2.0,
                      "local": 600.0, "rate": 500000.0}})
+        if "--backward" in words:
+            rows[-1].update({{"backward": 5.0, "backward rate": 400.0, "backward local": 500.0,
+                             "both": 7.0}})
         length *= factor
     units = {{"shape": "B,T,S,N,K,D,Dv", "verdict": "", "time": "ms, median",
-             "local": "TFLOP/s/GPU", "rate": "GFLOP/s/rank"}}
+             "local": "TFLOP/s/GPU", "rate": "GFLOP/s/rank", "backward": "ms, median",
+             "both": "ms, median", "backward rate": "GFLOP/s/rank",
+             "backward local": "GFLOP/s/rank"}}
     print("a line of the launcher")
     print(json.dumps({{"columns": [{{"name": n, "unit": u}} for n, u in units.items()],
                       "rows": rows}}, indent=2))
@@ -45,17 +51,20 @@ elif any(word.endswith("jax_ring.py") for word in words):
 else:
     print(json.dumps({{"environment": {{"torch": "2.11", "gpus": ["H200", "H200"]}}}}))
     for case in [b for a, b in zip(words, words[1:]) if a == "--case"]:
-        heads, mask, length = case.split(":")
-        fields = {{"heads": 64, "kv_heads": 8, "mask": mask, "length": int(length)}}
-        print(json.dumps({{"system": "pytorch-allgather", **fields, "ms": 4.0}}))
-        print(json.dumps({{"system": "pytorch-alltoall", **fields, "error": "OutOfMemory: x"}}))
+        times = {{"forward": 4.0}}
+        if "--backward" in words:
+            times.update({{"backward": 10.0, "both": 14.0}})
+        times = {{name: {{"ms": ms}} for name, ms in times.items()}}
+        print(json.dumps({{"system": "pytorch-allgather", "case": case, **times}}))
+        print(json.dumps({{"system": "pytorch-alltoall", "case": case,
+                          "error": "OutOfMemory: x"}}))
 """
 
 
 def recorded():
     """Two lengths of one shape: at 8k a peer is ahead of us, at 32k one fails."""
     found = results.Results({"gpus": 4, "rounds": 3, "iters": 20, "warmup": 5, "batch": 1,
-                             "head_dim": 128, "dtype": "bfloat16"},
+                             "dtype": "bfloat16"},
                             {"pytorch": {"gpus": ["H200"] * 4}})
     times = lambda *all_ms: [results.Round(ms) for ms in all_ms]  # noqa: E731
     found.cases = [
@@ -114,8 +123,14 @@ class Numbers(CompareTest):
 
     def test_full_mask_counts_twice(self):
         full = Case(64, 8, False, 8192)
-        self.assertEqual(full.operations(2, 128), 2 * CASE.operations(2, 128))
-        self.assertEqual(full.operations(1, 128), 4 * 64 * 8192**2 * 128)
+        self.assertEqual(full.operations(2), 2 * CASE.operations(2))
+        self.assertEqual(full.operations(1), 4 * 64 * 8192**2 * 128)
+
+    def test_backward_counts_five_products_for_two(self):
+        case = Case(16, 16, False, 1024, 256)
+        self.assertEqual(case.operations(1, "backward"), 10 * 16 * 1024**2 * 256)
+        self.assertEqual(case.operations(1, "both"), 14 * 16 * 1024**2 * 256)
+        self.assertEqual(str(case), "16/16/256:full:1024")
 
     def test_failed_peer_is_shown(self):
         second = cells(table.markdown(recorded()), 1)
@@ -126,7 +141,7 @@ class Numbers(CompareTest):
                       table.markdown(recorded()))
 
     def test_lengths_that_no_sweep_covers(self):
-        setup = systems.Setup("annulus", [], ["mpirun"], "python3", 4, 1, 128, 20, 5, 60)
+        setup = systems.Setup("annulus", [], ["mpirun"], "python3", 4, 1, 20, 5, 60)
         cases = [Case(64, 8, True, length) for length in (8192, 16384, 32768, 49152)]
         starts = [start for start in systems.starts_of_round(setup, cases)
                   if start.system == "annulus"]
@@ -161,6 +176,7 @@ class Files(CompareTest):
         self.assertLess(height("local kernel", 1), height("Annulus", 1))
         texts = [text.text for text in root.iter(SVG + "text")]
         self.assertIn("64/8 heads, causal", texts)
+        self.assertNotIn("64/8 heads, causal, forward", texts)
         self.assertIn("32k", texts)
 
     def test_nothing_measured(self):
@@ -250,6 +266,37 @@ class Runs(CompareTest):
         self.assertNotIn(self.directory, result.stdout)
         self.assertFalse(os.path.exists(self.path("out")))
 
+    def test_backward(self):
+        result = self.run_stub("--backward", "--cases", "64/8:causal:8k,32k",
+                               "--gradients", "none")
+        self.expect_success(result)
+        data = json.loads(self.read("out", "comparison.json"))
+        self.assertEqual(data["cases"][0]["systems"]["annulus"],
+                         [{"ms": 2.0, "backward_ms": 5.0, "both_ms": 7.0}] * 2)
+        self.assertEqual(data["cases"][0]["systems"]["local-kernel"][0]["backward_ms"], 4.0)
+        forward, backward, both = result.stdout.split("TFLOP/s per GPU on 2 GPUs")[1:]
+        self.assertEqual(cells(forward, 0)["ours / best peer"], "2.00")
+        self.assertEqual(cells(backward, 0)["ours / best peer"], "2.00")
+        self.assertEqual(cells(backward, 0)["ours / local kernel"], "0.80")
+        # 14·64·8192²·128/2 operations in 7 ms on 2 GPUs.
+        self.assertEqual(cells(both, 0)["Annulus"], "275")
+        self.assertEqual(cells(both, 0)["JAX ring"], "failed")
+        titles = [text.text for text in
+                  ElementTree.fromstring(self.read("out", "comparison.svg")).iter(SVG + "text")]
+        self.assertIn("64/8 heads, causal, backward", titles)
+
+    def test_cases_and_warming_of_backward(self):
+        result = self.compare("--dry-run", "--gpus", "2", "--backward")
+        self.expect_success(result)
+        *ours, pytorch, jax = result.stdout.splitlines()
+        self.assertEqual(len(ours), 3)
+        for line in result.stdout.splitlines():
+            self.assertIn("--warm-seconds 0.4 --backward", line)
+        for line in (pytorch, jax):
+            self.assertIn("--case 64/8:causal:131072 --case 32/32:causal:8192", line)
+            self.assertIn("--case 16/16/256:causal:32768", line)
+        self.assertIn("1,32768,32768,16,16,256", ours[2])
+
     def test_chosen_cases(self):
         result = self.run_stub("--dry-run", "--cases", "32/32:full:1k", "--cases", "8/2:causal:4k")
         self.expect_success(result)
@@ -300,11 +347,89 @@ class Choices(CompareTest):
         self.assertEqual(cells(result.stdout, 0)["auto"], "failed")
 
 
+class Gradients(CompareTest):
+    @unittest.skipUnless(importlib.util.find_spec("numpy"), "needs NumPy")
+    def test_exact_ones_have_no_error(self):
+        import numpy as np
+
+        from comparison import gradients
+        from peers import gradient_files
+
+        case = Case(4, 2, True, 6, 8)
+        gradients.write_operands(self.directory, case, 2)
+        operands = gradient_files.read_operands(self.directory)
+        self.assertEqual(operands["key"].shape, (2, 6, 2, 8))
+        exact = gradients.exact_gradients(case, operands)
+
+        def loss(changed):
+            total = 0.0
+            for b, n, row in np.ndindex(2, 4, 6):
+                seen = np.s_[b, :row + 1, n // 2]
+                logits = changed["key"][seen] @ changed["query"][b, row, n] / np.sqrt(8)
+                weights = np.exp(logits) / np.exp(logits).sum()
+                total += weights @ changed["value"][seen] @ changed["grad_output"][b, row, n]
+            return total
+
+        for name, gradient in zip(("query", "key", "value"), exact):
+            for at in [(0, 0, 0, 0), (1, 3, 1, 5), (1, 5, 0, 7)]:
+                ends = []
+                for step in (1e-5, -1e-5):
+                    changed = {key: one.astype(np.float64) for key, one in operands.items()}
+                    changed[name][at] += step
+                    ends.append(loss(changed))
+                self.assertAlmostEqual(gradient[at], (ends[0] - ends[1]) / 2e-5, places=7)
+        self.assertEqual(gradients.errors(exact, exact), [0, 0, 0])
+        self.assertAlmostEqual(gradients.errors([1.01 * one for one in exact], exact)[0], 0.01)
+
+    def test_errors_are_shown_beside_ours_on_one_rank(self):
+        found = recorded()
+        found.gradients = {"case": "8/2:causal:4096", "entries": [
+            {"series": "annulus", "ranks": 1, "errors": [1e-3, 2e-3, 1e-3]},
+            {"series": "annulus", "ranks": 8, "errors": [1e-3, 2.2e-3, 1e-3]},
+            {"series": "jax-ring", "ranks": 2, "error": "exit code 1"}]}
+        text = table.markdown(found)
+        rows = [line for line in text.splitlines() if "e-03" in line]
+        self.assertTrue(rows[1].endswith("| 8 | 1.00e-03 | 2.20e-03 | 1.00e-03 | 1.10 |"), rows)
+        self.assertIn("- JAX ring, 2 ranks: `exit code 1`", text)
+
+
+class Predictions(CompareTest):
+    def test_passes_of_a_report_of_bench(self):
+        stub, report = self.path("stub"), self.path("bench.json")
+        with open(stub, "w", encoding="utf-8") as file:
+            file.write(f"#!{sys.executable}\nimport json, sys\n"
+                       "print(' '.join(sys.argv[1:]), file=sys.stderr)\n"
+                       "finish = 4.2 if '--backward' in sys.argv else 3.0\n"
+                       "print(json.dumps({'predicted_ms': {'finish': finish}}))\n")
+        os.chmod(stub, 0o755)
+        with open(report, "w", encoding="utf-8") as file:
+            json.dump({"schema": "annulus.bench", "rows": [{
+                "shape": "1,8192,8192,64,8,128,128", "mask": "causal", "layout": "zigzag",
+                "transport": "peer", "ranks": 2, "schedule": "allgather", "impl": "flash_attn2",
+                "time": 2.0, "backward schedule": "ring", "backward impl": "sdpa",
+                "backward": 4.0}]}, file)
+        result = subprocess.run([sys.executable, os.path.join(BENCHMARKS, "predictions"), report,
+                                 "--annulus", stub], capture_output=True, text=True, timeout=60)
+        self.expect_success(result)
+        forward, backward = cells(result.stdout, 0), cells(result.stdout, 1)
+        self.assertEqual(forward["predicted ÷ measured"], "1.500")
+        self.assertEqual(backward["predicted ÷ measured"], "1.050")
+        self.assertEqual(backward["case"], "64/8 D=128 causal 8k, backward")
+        self.assertEqual(backward["schedule"], "ring")
+        self.assertIn("1 of 2 within 10%", result.stdout)
+        planned = result.stderr.splitlines()
+        self.assertIn("--schedule allgather --impl flash_attn2 --shape 1,8192,8192,64,8,128,128 "
+                      "--sequence-layout zigzag --transport peer --causal --json -", planned[0])
+        self.assertIn("--schedule ring --impl sdpa", planned[1])
+        self.assertIn("--causal --backward", planned[1])
+
+
 class Options(CompareTest):
     def test_bad_values_name_the_option(self):
         for option, value in [("--seq", "8x"), ("--seq", "0"), ("--seq", "8191"),
                               ("--heads", "64"), ("--heads", "8/3"), ("--masks", "half"),
                               ("--cases", "64/8:causal"), ("--cases", "64/8:none:8k"),
+                              ("--cases", "64/8/0:causal:8k"), ("--gradients", "8/2:causal"),
                               ("--rounds", "0"), ("--gpus", "-1"), ("--iters", "many")]:
             with self.subTest(f"{option} {value}"):
                 result = self.compare("--dry-run", f"{option}={value}")
@@ -319,7 +444,8 @@ class Options(CompareTest):
 
 class PeerPrograms(CompareTest):
     def test_they_are_python(self):
-        for name in ["peer_cases.py", "pytorch_context_parallel.py", "jax_ring.py"]:
+        for name in ["gradient_files.py", "peer_cases.py", "pytorch_context_parallel.py",
+                     "jax_ring.py"]:
             with open(os.path.join(BENCHMARKS, "peers", name), encoding="utf-8") as file:
                 compile(file.read(), name, "exec")
 

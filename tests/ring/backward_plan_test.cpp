@@ -468,6 +468,10 @@ TEST(BackwardPlan, RoundingSumsOnTheirWayIsRefused) {
   for (const Schedule schedule : {Schedule::double_ring, Schedule::hybrid}) {
     EXPECT_NO_THROW(check_schedule(input, name_of(schedule)));
   }
+  // Which gradients travel depends on the number of ranks.
+  problem.reproducible = Reproducible::world;
+  refused(Schedule::ulysses);
+  problem.reproducible.reset();
   // Gradients of float32 problems would lose what the dtype promises.
   problem.dtype = DType::float32;
   refused(Schedule::ring);

@@ -20,6 +20,7 @@
 #include <annulus/verification/verification.hpp>
 
 #include "tests/ring/device_attention_fixture.hpp"
+#include "tests/support/message_of.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -103,6 +104,44 @@ TEST_F(DeviceAttention, Gradients) {
       }
     }
   }
+}
+
+// By cuDNN, whose gradients of blocks are rounded before they are added.
+TEST_F(DeviceAttention, GradientsByCudnn) {
+  const int ranks = test::session().size();
+  const std::int64_t length = std::int64_t{256} * ranks + 21;
+  for (const Transport transport : transports()) {
+    for (const std::string schedule :
+         {"local", "ring", "double_ring", "allgather", "ulysses", "hybrid"}) {
+      if ((ranks == 1) != (schedule == "local")) continue;
+      if (schedule == "double_ring" && ranks % 2 != 0) continue;
+      for (const std::int64_t dim : {64, 128, 256}) {
+        for (const bool adds : {false, true}) {
+          ShardedCase one = case_of(length, 8, dim == 64 ? 8 : 4, dim);
+          one.problem.mask.set_causal(dim != 256);
+          one.transport = transport;
+          one.layout.sequence = adds ? LayoutKind::zigzag : LayoutKind::contiguous;
+          one.implementation = "sdpa";
+          if (ranks == 1) one.schedule = "local";
+          if (schedule == "double_ring") {
+            one.schedule = schedule;
+            one.plan = PlanOptions::for_place(device().place());
+            one.plan->inner_size = 2;
+          }
+          one.backward = {"sdpa", schedule, {.adds = adds}};
+          expect_verified(one);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(DeviceAttention, CudnnTakesNoGradientOfTheLse) {
+  ShardedCase one = case_of(std::int64_t{256} * test::session().size(), 4, 2, 64);
+  if (test::session().size() == 1) one.schedule = "local";
+  one.backward = {"sdpa", "auto", {.grad_lse = true}};
+  EXPECT_THAT(test::message_of<UserError>([&] { expect_verified(one); }),
+              HasSubstr("sdpa: it takes no gradient of the LSE"));
 }
 
 // Of more rows on a rank than threads add up at once.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -159,14 +160,87 @@ TEST(BackwardFace, KernelsWhoseBitsVaryAreForThoseWhoDoNotAskForTheSameBits) {
     return attention.backward_pass()->implementations_of_ranks();
   };
   EXPECT_EQ(computed_by(), "native");
-  options.backward.deterministic = false;
+  options.reproducible = Reproducible::no;
   EXPECT_EQ(computed_by(), "unordered");
-  options.backward.deterministic = true;
+  options.reproducible = Reproducible::run;
   EXPECT_EQ(computed_by(), "native");
   options.backward.implementation = "unordered";
   Attention attention(context, options);
   EXPECT_THAT(test::message_of<UserError>([&] { attention.prepare_backward(); }),
               HasSubstr("unordered: the bits of its gradients vary from run to run"));
+}
+
+TEST(BackwardFace, KernelsMayTakeNoGradientOfTheLse) {
+  Context context(world(), on_host());
+  auto without = std::make_unique<test::WrappedNative>(
+      "without", [](std::unique_ptr<Kernel> native) { return native; }, 10);
+  without->declaration().backward->takes_grad_lse = false;
+  context.registry().add(std::move(without));
+  const AttentionOptions options = causal(67);
+  Attention attention(context, options);
+  for (const bool grad_lse : {false, true}) {
+    const ring::BackwardRequest request{.grad_lse = grad_lse};
+    attention.prepare_backward(request);
+    EXPECT_EQ(attention.backward_pass(request)->implementations_of_ranks(),
+              grad_lse ? "native" : "without");
+  }
+  AttentionOptions named = options;
+  named.backward.implementation = "without";
+  Attention refused(context, named);
+  EXPECT_THAT(test::message_of<UserError>([&] { refused.prepare_backward({.grad_lse = true}); }),
+              HasSubstr("without: it takes no gradient of the LSE"));
+}
+
+// One rounding more than in an unsharded call, of which reports tell.
+TEST(BackwardFace, SumsOfRoundedGradientsAreKnown) {
+  Context context(world(), on_host());
+  auto rounding = std::make_unique<test::WrappedNative>(
+      "rounding", [](std::unique_ptr<Kernel> native) { return native; }, 10);
+  rounding->declaration().backward->rounds = true;
+  context.registry().add(std::move(rounding));
+  AttentionOptions options = causal(67);
+  for (const char* name : {"rounding", "native"}) {
+    options.backward.implementation = name;
+    Attention attention(context, options);
+    attention.prepare_backward();
+    const ring::ShardedAttention& pass = *attention.backward_pass();
+    EXPECT_EQ(pass.reduces_rounded(), std::string("rounding") == name && context.size() > 1);
+  }
+}
+
+TEST(BackwardFace, KernelsAreToldWhetherBitsMustRepeat) {
+  struct Recording final : Kernel {
+    Recording(std::unique_ptr<Kernel> kernel, std::set<bool>& all)
+        : native(std::move(kernel)), asked(all) {}
+    void forward(const AttentionBlock& block, const SoftmaxState& result,
+                 const ExecutionContext& context) override {
+      native->forward(block, result, context);
+    }
+    void backward(const BackwardBlock& block, const Gradients& gradients,
+                  const ExecutionContext& context) override {
+      asked.insert(block.repeats_bits);
+      native->backward(block, gradients, context);
+    }
+    std::unique_ptr<Kernel> native;
+    std::set<bool>& asked;
+  };
+  std::set<bool> asked;
+  Context context(world(), on_host());
+  context.registry().add(std::make_unique<test::WrappedNative>(
+      "recording",
+      [&](std::unique_ptr<Kernel> native) {
+        return std::make_unique<Recording>(std::move(native), asked);
+      },
+      10));
+  AttentionOptions options = causal(67);
+  for (const bool repeats : {false, true}) {
+    asked.clear();
+    options.reproducible = repeats ? Reproducible::run : Reproducible::no;
+    options.backward.implementation = "recording";
+    Attention attention(context, options);
+    expect_right_gradients(attention, options, 3);
+    EXPECT_EQ(asked, std::set{repeats});
+  }
 }
 
 TEST(BackwardFace, WhatAKernelRefusesWhenItIsPreparedAnotherComputes) {

@@ -147,8 +147,8 @@ TEST(Face, OneRanksContextOptionsOtherwise) {
 TEST(Face, OneRanksAttentionOptionsOtherwise) {
   // One field more, and this does not compile.
   [[maybe_unused]] const auto& [shape, dtype, scale, soft_cap, mask, sinks, dropout, softmax_dtype,
-                                bias, dense_mask, weights, normalize_output, call_arguments] =
-      AttentionProblem();
+                                bias, dense_mask, weights, normalize_output, call_arguments,
+                                reproducible] = AttentionProblem();
   [[maybe_unused]] const auto& [query_spec, kv_spec, bias_spec, mask_spec, rules, mode, layout,
                                 kv_layout, granule] = ring::LayoutOptions();
   [[maybe_unused]] const auto& [implementation, schedule, transport, ulysses_degree, inner_size,
@@ -166,6 +166,8 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
           {"mask", [](auto& o) { o.mask.set_offset(1); }, "mask"},
           {"call_arguments", [](auto& o) { o.call_arguments.lengths = true; }, "call arguments"},
           {"scale", [](auto& o) { o.scale = 3; }, "scale 3"},
+          {"reproducible", [](auto& o) { o.reproducible = Reproducible::world; },
+           "reproducible world"},
           {"soft_cap", [](auto& o) { o.soft_cap = 20; }, "soft cap 20"},
           {"sinks",
            [](auto& o) {

@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include "flash/arguments.hpp"
+#include "flash/backward/tile_mask.hpp"
 
 namespace annulus::flash::backward {
 
@@ -45,12 +46,25 @@ struct Arguments {
   std::int32_t padded_rows = 0;    ///< a multiple of the query tile
   std::int32_t section_heads = 1;  ///< (batch, kv head) pairs whose work shares L2
 
+  /// For each batch, head and query tile, 1 + the last key tile that has added to its dQ, or 0;
+  /// null: they add as they come. Behind them lies next_index.
+  std::int32_t* turns = nullptr;
+  std::int32_t* next_index = nullptr;  ///< of the work of the next block
+
   /// Row r sees column c if low <= c − r <= high, r < row_lengths[batch] and
   /// c < column_lengths[batch]. Without arrays, lengths are those of the tensors.
   std::int32_t low = 0, high = 0;
   const std::int32_t* row_lengths = nullptr;
   const std::int32_t* column_lengths = nullptr;
-  float scale = 1;
+  /// Instead of the band and lengths, if it has tiles.
+  TileMask mask;
+  float scale = 1;  ///< of the logits
+
+  float soft_cap = 0;    ///< 0: none; else the logit is soft_cap · tanh(tanh_scale · q·k)
+  float tanh_scale = 0;  ///< scale / soft_cap
+  float small_tanh[3] = {};  ///< see SmallTanh, of q·k
+  float small_tanh_limit = -1;
+  std::int32_t accurate_tanh = 0;
 
   Gradient grad_query, grad_key, grad_value;
 };

@@ -13,6 +13,8 @@
 #include "cuda/upload.hpp"
 #include "flash/backward/kernels.hpp"
 #include "flash/flash_attention.hpp"
+#include "flash/head_dims.hpp"
+#include "flash/small_tanh.hpp"
 #include "flash/tensor_map.hpp"
 
 namespace annulus::flash::backward {
@@ -24,7 +26,7 @@ constexpr std::int64_t kSectionBytes = std::int64_t{36} << 20;
 constexpr std::int64_t kFar = std::int64_t{1} << 29;
 
 int tile_dim(const AttentionProblem& problem) {
-  return std::max(problem.shape.head_dim, problem.shape.value_dim) <= 64 ? 64 : 128;
+  return with_head_dims(problem.shape, [](auto dims) { return decltype(dims)::kHeadDim; });
 }
 
 bool is_wanted(const TensorView& gradient) {
@@ -74,19 +76,29 @@ void FlashBackward::prepare(const BackwardBlock& block, const Gradients& gradien
 
 const FlashBackward::Entry& FlashBackward::find(const BackwardBlock& block) {
   const auto same = [&](const Entry& entry) {
-    return entry.first_batch == block.first_batch && entry.batches == block.query.size(0) &&
-           entry.rows == block.rows && entry.columns == block.columns;
+    return entry.of.first_batch == block.first_batch && entry.of.batches == block.query.size(0) &&
+           entry.rows == block.rows && entry.columns == block.columns &&
+           (!problem_.mask.depends_on_head() ||
+            (entry.of.first_head == block.first_head && entry.of.heads == block.query.size(2)));
   };
   const auto found = std::find_if(entries_.begin(), entries_.end(), same);
   return found != entries_.end() ? *found : entries_.emplace_back(make_entry(block));
 }
 
 FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const {
-  Entry entry{block.rows, block.columns, block.first_batch, block.query.size(0)};
+  Entry entry{block.rows,
+              block.columns,
+              {block.first_batch, block.query.size(0), block.first_head, block.query.size(2)}};
   const LocalMask mask =
-      local_mask(problem_.mask, entry.first_batch, entry.batches, block.rows, block.columns);
+      local_mask(problem_.mask, block.first_batch, entry.of.batches, block.rows, block.columns);
   if (!mask.obstacle.empty()) {
-    throw UnsupportedError("flash attention, backward: " + mask.obstacle);
+    if (tile_dim(problem_) > kMaximumListedDim) {
+      throw UnsupportedError("flash attention, backward: " + mask.obstacle);
+    }
+    entry.lists = std::make_unique<TileLists>(problem_.mask, entry.of, block.rows, block.columns,
+                                              tile_queries(tile_dim(problem_)), kTileKeys,
+                                              device_.memory());
+    return entry;
   }
   entry.low = static_cast<std::int32_t>(std::clamp(mask.band.low, -kFar, kFar));
   entry.high = static_cast<std::int32_t>(std::clamp(mask.band.high, -kFar, kFar));
@@ -105,7 +117,8 @@ void FlashBackward::check(const BackwardBlock& block, const Gradients& gradients
   };
   bool good = query.rank() == 4 && key == Extents{query[0], key[1], key[2], query[3]} &&
               value == Extents{key[0], key[1], key[2], value[3]} && key[2] > 0 &&
-              query[2] % key[2] == 0 && std::max(query[3], value[3]) <= tile_dim(problem_) &&
+              query[2] % key[2] == 0 && query[3] == problem_.shape.head_dim &&
+              value[3] == problem_.shape.value_dim &&
               block.grad_output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
               block.lse.shape() == rows && block.lse.dtype() == DType::float32 &&
               block.delta.shape() == rows && block.delta.dtype() == DType::float32 &&
@@ -134,7 +147,8 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   const std::int64_t padded = (query[1] + tile - 1) / tile * tile;
   const std::int64_t rows = query[0] * query[2] * padded;
   const std::int64_t lse_values = rows / tile * (tile + kFlagValues);
-  const std::int64_t values = lse_values + rows;
+  const std::int64_t turns = block.repeats_bits && is_wanted(gradients.query) ? rows / tile : 0;
+  const std::int64_t values = lse_values + rows + turns + 1;
   if (workspace_.view().elements() < values) {
     workspace_ = {};
     workspace_ = Tensor(DType::float32, {values}, device_.memory());
@@ -143,13 +157,17 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   Arguments a;
   a.query = tensor_map(block.query, static_cast<int>(tile));
   a.grad_output = tensor_map(block.grad_output, static_cast<int>(tile));
-  a.key = tensor_map(block.key, kTileKeys);
-  a.value = tensor_map(block.value, kTileKeys);
+  a.key = tensor_map(block.key, tile_keys(dim));
+  a.value = tensor_map(block.value, tile_keys(dim));
   a.lse = row_values_of(block.lse);
   a.delta = row_values_of(block.delta);
   if (is_wanted(gradients.query)) a.query_sum = tensor_map(gradients.query, kSumRows);
   a.scaled_lse = static_cast<float*>(workspace_.view().data());
   a.padded_delta = a.scaled_lse + lse_values;
+  if (turns > 0) {
+    a.turns = reinterpret_cast<std::int32_t*>(a.padded_delta + rows);
+    a.next_index = a.turns + turns;
+  }
   a.batches = static_cast<std::int32_t>(query[0]);
   a.heads = static_cast<std::int32_t>(query[2]);
   a.heads_per_kv_head = static_cast<std::int32_t>(query[2] / key[2]);
@@ -166,8 +184,17 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
     a.high = entry.high;
     a.row_lengths = lengths_in(entry.row_lengths);
     a.column_lengths = lengths_in(entry.column_lengths);
+    if (entry.lists) a.mask = entry.lists->mask();
   }
   a.scale = static_cast<float>(problem_.logit_scale());
+  if (problem_.soft_cap) {
+    a.soft_cap = SmallTanh::computable(*problem_.soft_cap);
+    a.tanh_scale = static_cast<float>(problem_.logit_scale() / a.soft_cap);
+    const SmallTanh small(a.tanh_scale, a.soft_cap);
+    std::copy_n(small.plain, 3, a.small_tanh);
+    a.small_tanh_limit = small.limit;
+    a.accurate_tanh = SmallTanh::needs_accuracy(a.soft_cap) ? 1 : 0;
+  }
   a.grad_query = gradient_of(gradients.query);
   a.grad_key = gradient_of(gradients.key);
   a.grad_value = gradient_of(gradients.value);

@@ -1,17 +1,19 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <annulus/attention/implementation.hpp>
 
 #include "flash/backward/arguments.hpp"
+#include "flash/backward/tile_lists.hpp"
 
 namespace annulus::flash::backward {
 
 /// Gradients of the blocks of one problem on one device of compute capability 9.0: half types, head
-/// dimensions of queries and values up to 128, blocks that have a LocalMask. Keeps a workspace that
-/// is as large as the largest block needs. One call at a time.
+/// dimensions that with_head_dims() takes; above 128, blocks that have a LocalMask. Keeps a workspace
+/// that is as large as the largest block needs. One call at a time.
 class FlashBackward {
  public:
   /// Both must outlive it.
@@ -28,7 +30,8 @@ class FlashBackward {
   // Positions and batches of a block under a mask, and what of them is visible.
   struct Entry {
     PositionRanges rows, columns;
-    std::int64_t first_batch = 0, batches = 0;
+    BatchesAndHeads of;
+    std::unique_ptr<TileLists> lists = {};  // if the rest does not say it
     std::int32_t low = 0, high = 0;
     Tensor row_lengths = {}, column_lengths = {};  // without elements where no batch is cut
   };

@@ -4,7 +4,10 @@
 
 #include "flash/backward/arguments.hpp"
 #include "flash/backward/kernels.hpp"
+#include "flash/backward/order.cuh"
+#include "flash/backward/soft_cap.cuh"
 #include "flash/backward/special.cuh"
+#include "flash/backward/walk.cuh"
 #include "flash/hopper/tma.cuh"
 #include "flash/hopper/wgmma.cuh"
 #include "flash/shared.cuh"
@@ -35,11 +38,10 @@ struct Work {
   std::int32_t columns;                ///< of the batch: later ones are hidden
   std::int32_t first_tile, last_tile;  ///< inclusive; empty if last < first
 
-  __device__ __forceinline__ void find(const Arguments& a) {
+  __device__ __forceinline__ void find(const Arguments& a, std::int32_t index) {
     const std::int32_t kv_heads = a.heads / a.heads_per_kv_head;
     const std::int32_t all = a.batches * kv_heads;
     const std::int32_t tiles = (a.columns + Tiles::kKeys - 1) / Tiles::kKeys;
-    const auto index = static_cast<std::int32_t>(blockIdx.x);
     const std::int32_t first_head = index / (tiles * a.section_heads) * a.section_heads;
     const std::int32_t in_section = index - tiles * first_head;
     const std::int32_t section = min(a.section_heads, all - first_head);
@@ -57,11 +59,32 @@ struct Work {
     last_tile = last_column < first_column || last_row < first_row ? first_tile - 1
                                                                    : last_row / Tiles::kQueries;
   }
+
+  [[nodiscard]] __device__ __forceinline__ std::int32_t key_tile() const {
+    return first_column / Tiles::kKeys;
+  }
+
+  /// True if some pair of a query tile is hidden.
+  [[nodiscard]] __device__ __forceinline__ bool is_masked(const Arguments& a,
+                                                          std::int32_t tile) const {
+    const std::int32_t row = tile * Tiles::kQueries;
+    return first_column + Tiles::kKeys - 1 - row > a.high ||
+           first_column - (row + Tiles::kQueries - 1) < a.low ||
+           first_column + Tiles::kKeys > columns;
+  }
+
+  /// The key tile that adds to the query tile before this one, plus 1; 0 if there is none.
+  [[nodiscard]] __device__ __forceinline__ std::int32_t before(const Arguments& a,
+                                                               std::int32_t tile) const {
+    const std::int32_t first = max(tile * Tiles::kQueries + a.low, 0) / Tiles::kKeys;
+    return key_tile() > first ? key_tile() : 0;
+  }
 };
 
 template <class Tiles>
 struct SharedTiles {
   using Element = typename Tiles::Element;
+  static constexpr bool kSplitsDims = Tiles::kDim == 128;  ///< of dQ, between the warpgroups
   alignas(1024) Element key[Tiles::kKeys * Tiles::kDim];
   alignas(1024) Element value[Tiles::kKeys * Tiles::kDim];
   alignas(1024) Element query[Tiles::kStages][Tiles::kTileElements];
@@ -69,15 +92,20 @@ struct SharedTiles {
   /// dSᵀ: for every 64 queries, a row of 128 bytes for each key. Two, so that one barrier per tile
   /// is enough.
   alignas(1024) Element grad_score[2][Tiles::kKeys * Tiles::kQueries];
-  alignas(1024) float grad_query[4][kSumRows * 32];  ///< dQ of each pair of warps: a box
+  /// dQ of each pair of warps: a box. Two, one for each warp that adds them.
+  alignas(1024) float grad_query[2][4][kSumRows * 32];
   alignas(128) float lse[Tiles::kStages][Tiles::kQueries + kFlagValues];
   alignas(128) float delta[Tiles::kStages][Tiles::kQueries];
-  /// In shared memory, so that it takes no registers.
+  /// In shared memory, so that they take no registers.
   Work<Tiles> work;
+  Step step[Tiles::kStages];
+  Step sum_step[2];
+  std::int32_t steps;
   std::int32_t special_keys;  ///< keys or values are special
   hopper::Barrier key_full, key_watched;
   hopper::Barrier query_full[Tiles::kStages], query_empty[Tiles::kStages];
   hopper::Barrier output_full[Tiles::kStages], output_empty[Tiles::kStages];
+  hopper::Barrier sum_full[2], sum_empty[2];
 };
 
 __device__ __forceinline__ void copy_bytes(void* target, const void* from, std::uint32_t bytes,
@@ -89,7 +117,7 @@ __device__ __forceinline__ void copy_bytes(void* target, const void* from, std::
       : "memory");
 }
 
-template <class Tiles>
+template <class Tiles, bool kLists>
 __device__ __forceinline__ void produce(const Arguments& a, SharedTiles<Tiles>& shared) {
   const Work<Tiles>& work = shared.work;
   using hopper::Cache;
@@ -105,31 +133,31 @@ __device__ __forceinline__ void produce(const Arguments& a, SharedTiles<Tiles>& 
              work.first_column, work.kv_head, work.batch);
   }
   RingPosition<Tiles::kStages> at;
-  for (std::int32_t i = 0; i < a.heads_per_kv_head; ++i) {
-    const std::int32_t head = work.kv_head * a.heads_per_kv_head + i;
-    const std::int64_t first_value = (std::int64_t{work.batch} * a.heads + head) * a.padded_rows;
-    for (std::int32_t tile = work.first_tile; tile <= work.last_tile; ++tile, at.next()) {
-      const std::int32_t slot = at.slot();
-      const std::int32_t row = tile * Tiles::kQueries;
-      shared.query_empty[slot].wait(at.parity() ^ 1);
-      shared.query_full[slot].arrive_expecting(kBytes + kFlagValues * 4);
+  std::conditional_t<kLists, ListWalk<Work<Tiles>>, BandWalk<Work<Tiles>>> walk(a, work);
+  for (Step step; walk.next(step); at.next()) {
+    const std::int64_t first_value =
+        (std::int64_t{work.batch} * a.heads + step.head) * a.padded_rows;
+    const std::int32_t slot = at.slot();
+    const std::int32_t row = step.tile * Tiles::kQueries;
+    shared.query_empty[slot].wait(at.parity() ^ 1);
+    shared.step[slot] = step;
+    shared.query_full[slot].arrive_expecting(kBytes + kFlagValues * 4);
 #pragma unroll
-      for (int dim = 0; dim < Tiles::kDim; dim += 64) {
-        copy_box(shared.query[slot] + Tiles::kQueries * dim, &a.query, shared.query_full[slot],
-                 Cache::evict_last, dim, row, head, work.batch);
-      }
-      copy_bytes(shared.lse[slot], a.scaled_lse + (first_value + row) / Tiles::kQueries * kRecord,
-                 kRecord * 4, shared.query_full[slot]);
-      shared.output_empty[slot].wait(at.parity() ^ 1);
-      shared.output_full[slot].arrive_expecting(kBytes);
-#pragma unroll
-      for (int dim = 0; dim < Tiles::kDim; dim += 64) {
-        copy_box(shared.grad_output[slot] + Tiles::kQueries * dim, &a.grad_output,
-                 shared.output_full[slot], Cache::evict_last, dim, row, head, work.batch);
-      }
-      copy_bytes(shared.delta[slot], a.padded_delta + first_value + row, Tiles::kQueries * 4,
-                 shared.output_full[slot]);
+    for (int dim = 0; dim < Tiles::kDim; dim += 64) {
+      copy_box(shared.query[slot] + Tiles::kQueries * dim, &a.query, shared.query_full[slot],
+               Cache::evict_last, dim, row, step.head, work.batch);
     }
+    copy_bytes(shared.lse[slot], a.scaled_lse + (first_value + row) / Tiles::kQueries * kRecord,
+               kRecord * 4, shared.query_full[slot]);
+    shared.output_empty[slot].wait(at.parity() ^ 1);
+    shared.output_full[slot].arrive_expecting(kBytes);
+#pragma unroll
+    for (int dim = 0; dim < Tiles::kDim; dim += 64) {
+      copy_box(shared.grad_output[slot] + Tiles::kQueries * dim, &a.grad_output,
+               shared.output_full[slot], Cache::evict_last, dim, row, step.head, work.batch);
+    }
+    copy_bytes(shared.delta[slot], a.padded_delta + first_value + row, Tiles::kQueries * 4,
+               shared.output_full[slot]);
   }
 }
 
@@ -145,6 +173,36 @@ __device__ __forceinline__ void watch_keys(SharedTiles<Tiles>& shared, int threa
   shared.key_watched.arrive();
 }
 
+/// By one thread for each of the two buffers of dQ, which take steps by turns.
+template <class Tiles, bool kLists>
+__device__ __forceinline__ void add_queries(const Arguments& a, SharedTiles<Tiles>& shared,
+                                            std::int32_t buffer) {
+  constexpr bool kSplitsDims = SharedTiles<Tiles>::kSplitsDims;
+  const Work<Tiles>& work = shared.work;
+  for (std::int32_t i = buffer; i < shared.steps; i += 2) {
+    shared.sum_full[buffer].wait(i / 2 % 2);
+    const Step step = shared.sum_step[buffer];
+    const Turn turn(a.turns + (work.batch * a.heads + step.head) *
+                                  (a.padded_rows / Tiles::kQueries) + step.tile);
+    if (a.turns != nullptr) {
+      turn.wait(kLists ? listed_before(a, work.batch, step, work.key_tile())
+                       : work.before(a, step.tile));
+    }
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      hopper::add_box(&a.query_sum, shared.grad_query[buffer][pair],
+                      (kSplitsDims ? pair : pair % 2) * 32,
+                      step.tile * Tiles::kQueries + (kSplitsDims ? 0 : pair / 2 * 64), step.head,
+                      work.batch);
+    }
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    shared.sum_empty[buffer].arrive();
+    if (a.turns != nullptr) turn.pass(work.key_tile());
+  }
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 __device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, float x, float y) {
   auto* const pair = reinterpret_cast<float2*>(to.data + at);
   const float2 before = __ldcg(pair);
@@ -153,16 +211,15 @@ __device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, fl
 
 /// One warpgroup's part: dK and dV of 64 keys, in registers until all queries of the group of heads
 /// have been seen, and half of each query tile's dQ.
-template <class Tiles>
+template <class Tiles, bool kLists, bool kSoftCap>
 class Consumer {
   using Element = typename Tiles::Element;
   static constexpr int kScores = Tiles::kQueries / 2;
   static constexpr int kSums = Tiles::kDim / 2;
-  static constexpr bool kSplitsDims = Tiles::kDim == 128;  // of dQ, between the warpgroups
+  static constexpr bool kSplitsDims = SharedTiles<Tiles>::kSplitsDims;
   // Named barriers of both warpgroups.
   static constexpr int kTileSync = 1;
   static constexpr int kSpecialSync = 2;
-  static constexpr int kPairSync = 3;  // and three more: of a pair of warps
   using ScoreProduct = hopper::Product<Element, Tiles::kQueries>;
   using SumProduct = hopper::Product<Element, Tiles::kDim>;
   using QueryProduct = hopper::Product<Element, 64>;
@@ -180,15 +237,10 @@ class Consumer {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) key_sum[i] = value_sum[i] = 0;
     shared.key_full.wait(0);
-    for (std::int32_t i = 0; i < a.heads_per_kv_head; ++i) {
-      const std::int32_t head = work.kv_head * a.heads_per_kv_head + i;
-      for (std::int32_t tile = work.first_tile; tile <= work.last_tile; ++tile) {
-        step(tile, head, key_sum, value_sum);
-      }
-    }
+    const std::int32_t steps = shared.steps;
+    for (std::int32_t i = 0; i < steps; ++i) step(key_sum, value_sum);
     add(a.grad_key, key_sum, Tiles::sum_scale(a));
     add(a.grad_value, value_sum, 1);
-    if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   }
 
  private:
@@ -245,23 +297,50 @@ class Consumer {
     hopper::products_commit();
   }
 
-  // True if some pair of a tile is hidden.
-  [[nodiscard]] __device__ __forceinline__ bool is_masked(std::int32_t row) const {
-    return work.first_column + Tiles::kKeys - 1 - row > a.high ||
-           work.first_column - (row + Tiles::kQueries - 1) < a.low ||
-           work.first_column + Tiles::kKeys > work.columns;
+  // Bit i: score i is that of a hidden pair. In a loop, and before there are scores, since rows and
+  // columns take many registers.
+  __device__ __forceinline__ void find_hidden(std::uint32_t (&bits)[kScores / 32],
+                                              std::int32_t row) const {
+    const std::int32_t head = shared.step[at.slot()].head;
+    const std::int32_t first = work.first_column + group * 64 + warp % 4 * 16 + lane / 4;
+    const ListedColumn columns[2] = {listed_column(a, work.batch, Tiles::kKeys, first),
+                                     listed_column(a, work.batch, Tiles::kKeys, first + 8)};
+#pragma unroll
+    for (int part = 0; part < kScores / 32; ++part) {
+      bits[part] = 0;
+#pragma unroll 1
+      for (int i = 0; i < 16; ++i) {
+        const ListedRow keys(a, work.batch, head, Tiles::kQueries,
+                             row + part * 64 + i / 2 * 8 + 2 * (lane % 4) + i % 2);
+        const int bit = i / 2 * 4 + i % 2;
+        if (!keys.sees(columns[0])) bits[part] |= std::uint32_t{1} << bit;
+        if (!keys.sees(columns[1])) bits[part] |= std::uint32_t{4} << bit;
+      }
+    }
   }
 
-  __device__ __forceinline__ void hide(float (&weights)[kScores], std::int32_t row) const {
+  // The scores of hidden pairs: those of the bits, or those that the band hides.
+  template <class Hide>
+  __device__ __forceinline__ void for_hidden(std::int32_t row,
+                                             const std::uint32_t (&bits)[kScores / 32],
+                                             Hide hide) const {
+    if constexpr (kLists) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const std::int32_t column = work.first_column + group * 64 + warp % 4 * 16 + lane / 4 + 8 * h;
-      const std::int32_t distance = column - (row + 2 * (lane % 4));
-      const std::int32_t low = column < work.columns ? a.low : 0x7fffffff;
+      for (int i = 0; i < kScores; ++i) {
+        if ((bits[i / 32] >> i % 32 & 1) != 0) hide(i);
+      }
+    } else {
 #pragma unroll
-      for (int i = 0; i < kScores / 2; ++i) {
-        const std::int32_t x = distance - (i / 2 * 8 + i % 2);
-        if (x < low || x > a.high) weights[i / 2 * 4 + 2 * h + i % 2] = 0;
+      for (int h = 0; h < 2; ++h) {
+        const std::int32_t column =
+            work.first_column + group * 64 + warp % 4 * 16 + lane / 4 + 8 * h;
+        const std::int32_t distance = column - (row + 2 * (lane % 4));
+        const std::int32_t low = column < work.columns ? a.low : 0x7fffffff;
+#pragma unroll
+        for (int i = 0; i < kScores / 2; ++i) {
+          const std::int32_t x = distance - (i / 2 * 8 + i % 2);
+          if (x < low || x > a.high) hide(i / 2 * 4 + 2 * h + i % 2);
+        }
       }
     }
   }
@@ -277,70 +356,120 @@ class Consumer {
     return any_of_threads<256>(kSpecialSync, special);
   }
 
-  // A tile of which hidden pairs must not even be multiplied, pair by pair; a warp per row.
-  __device__ __forceinline__ void differentiate_pairs(std::int32_t head,
-                                                      std::int32_t first_row) const {
-    constexpr int kParts = Tiles::kDim / 64;
+  [[nodiscard]] __device__ __forceinline__ bool is_visible(std::int32_t row,
+                                                           std::int32_t column) const {
+    if constexpr (kLists) {
+      return ListedRow(a, work.batch, shared.step[at.slot()].head, Tiles::kQueries, row)
+          .sees(listed_column(a, work.batch, Tiles::kKeys, column));
+    } else {
+      return column < work.columns && column - row >= a.low && column - row <= a.high;
+    }
+  }
+
+  // The weight of a pair and its dS, by a warp.
+  [[nodiscard]] __device__ __forceinline__ float2 differentiate_pair(int r, int k) const {
     const std::uint32_t slot = at.slot();
+    float score = 0, grad = 0;
+#pragma unroll
+    for (int dim = 2 * lane; dim < Tiles::kDim; dim += 64) {
+      const float2 q = swizzled_pair<Tiles::kQueries>(shared.query[slot], r, dim);
+      const float2 g = swizzled_pair<Tiles::kQueries>(shared.grad_output[slot], r, dim);
+      const float2 x = swizzled_pair<Tiles::kKeys>(shared.key, k, dim);
+      const float2 v = swizzled_pair<Tiles::kKeys>(shared.value, k, dim);
+      score = fmaf(q.x, x.x, fmaf(q.y, x.y, score));
+      grad = fmaf(g.x, v.x, fmaf(g.y, v.y, grad));
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      score += __shfl_xor_sync(0xffffffff, score, distance);
+      grad += __shfl_xor_sync(0xffffffff, grad, distance);
+    }
+    grad = fmaf(grad, Tiles::score_scale(a), -shared.delta[slot][r]);
+    float weight = 0;
+    if constexpr (kSoftCap) {
+      const float tanh = tanh_of(a, score);
+      weight = exp2_fast(fmaf(tanh, a.soft_cap * kLog2E, -shared.lse[slot][r]));
+      grad *= fmaf(-tanh, tanh, 1);
+    } else {
+      weight = exp2_fast(fmaf(score, a.scale * kLog2E, -shared.lse[slot][r]));
+    }
+    return {weight, weight * grad};
+  }
+
+  // A tile of which hidden pairs must not even be multiplied, pair by pair: a warp per row for dQ,
+  // and then one per key, so that nothing is added in an order that varies.
+  __device__ __forceinline__ void differentiate_pairs(std::int32_t first_row) const {
+    constexpr int kParts = Tiles::kDim / 64;
+    const std::uint32_t slot = at.slot(), buffer = at.count % 2;
+    if (a.grad_query.data != nullptr) {
+      wait_for_buffer();
 #pragma unroll 1
-    for (int r = warp; r < Tiles::kQueries; r += 8) {
-      const float lse = shared.lse[slot][r], delta = shared.delta[slot][r];
-      if (lse == kInfinity) continue;
-      float2 query_sum[kParts] = {};
+      for (int r = warp; r < Tiles::kQueries; r += 8) {
+        float2 sum[kParts] = {};
 #pragma unroll 1
-      for (int k = 0; k < Tiles::kKeys; ++k) {
-        const std::int32_t column = work.first_column + k;
-        const std::int32_t distance = column - first_row - r;
-        if (column >= work.columns || distance < a.low || distance > a.high) continue;
-        float score = 0, grad = 0;
+        for (int k = 0; k < Tiles::kKeys; ++k) {
+          if (shared.lse[slot][r] == kInfinity) break;
+          if (!is_visible(first_row + r, work.first_column + k)) continue;
+          const float grad = differentiate_pair(r, k).y;
+#pragma unroll
+          for (int i = 0; i < kParts; ++i) {
+            const float2 x = swizzled_pair<Tiles::kKeys>(shared.key, k, 64 * i + 2 * lane);
+            sum[i].x = fmaf(grad, x.x, sum[i].x);
+            sum[i].y = fmaf(grad, x.y, sum[i].y);
+          }
+        }
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
           const int dim = 64 * i + 2 * lane;
-          const float2 q = swizzled_pair<Tiles::kQueries>(shared.query[slot], r, dim);
-          const float2 g = swizzled_pair<Tiles::kQueries>(shared.grad_output[slot], r, dim);
-          const float2 x = swizzled_pair<Tiles::kKeys>(shared.key, k, dim);
-          const float2 v = swizzled_pair<Tiles::kKeys>(shared.value, k, dim);
-          score = fmaf(q.x, x.x, fmaf(q.y, x.y, score));
-          grad = fmaf(g.x, v.x, fmaf(g.y, v.y, grad));
-        }
-#pragma unroll
-        for (int distance = 16; distance > 0; distance /= 2) {
-          score += __shfl_xor_sync(0xffffffff, score, distance);
-          grad += __shfl_xor_sync(0xffffffff, grad, distance);
-        }
-        const float weight = exp2_fast(fmaf(score, a.scale * kLog2E, -lse));
-        const float grad_score = weight * fmaf(grad, Tiles::score_scale(a), -delta);
-#pragma unroll
-        for (int i = 0; i < kParts; ++i) {
-          const int dim = 64 * i + 2 * lane;
-          const float2 x = swizzled_pair<Tiles::kKeys>(shared.key, k, dim);
-          query_sum[i].x += grad_score * x.x;
-          query_sum[i].y += grad_score * x.y;
-          const float2 q = swizzled_pair<Tiles::kQueries>(shared.query[slot], r, dim);
-          const float2 g = swizzled_pair<Tiles::kQueries>(shared.grad_output[slot], r, dim);
-          add_atomically(a.grad_key, column, work.kv_head, dim, Tiles::sum_scale(a) * grad_score,
-                         q);
-          add_atomically(a.grad_value, column, work.kv_head, dim, weight, g);
+          const int pair = kSplitsDims ? dim / 32 : r / 64 * 2 + dim / 32;
+          float* const to = sum_place(buffer, pair, r % 64, dim % 32);
+          to[0] = Tiles::sum_scale(a) * sum[i].x;
+          to[1] = Tiles::sum_scale(a) * sum[i].y;
         }
       }
+      pass_buffer();
+    }
+#pragma unroll 1
+    for (int k = warp; k < Tiles::kKeys; k += 8) {
+      const std::int32_t column = work.first_column + k;
+      float2 key_sum[kParts] = {}, value_sum[kParts] = {};
+      bool any = false;
+#pragma unroll 1
+      for (int r = 0; r < Tiles::kQueries; ++r) {
+        if (shared.lse[slot][r] == kInfinity || !is_visible(first_row + r, column)) continue;
+        any = true;
+        const float2 pair = differentiate_pair(r, k);
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+          const float2 q = swizzled_pair<Tiles::kQueries>(shared.query[slot], r, 64 * i + 2 * lane);
+          const float2 g =
+              swizzled_pair<Tiles::kQueries>(shared.grad_output[slot], r, 64 * i + 2 * lane);
+          key_sum[i].x = fmaf(pair.y, q.x, key_sum[i].x);
+          key_sum[i].y = fmaf(pair.y, q.y, key_sum[i].y);
+          value_sum[i].x = fmaf(pair.x, g.x, value_sum[i].x);
+          value_sum[i].y = fmaf(pair.x, g.y, value_sum[i].y);
+        }
+      }
+      if (!any) continue;
 #pragma unroll
       for (int i = 0; i < kParts; ++i) {
-        add_atomically(a.grad_query, first_row + r, head, 64 * i + 2 * lane, Tiles::sum_scale(a),
-                       query_sum[i]);
+        const int dim = 64 * i + 2 * lane;
+        add_at(a.grad_key, column, dim, Tiles::sum_scale(a) * key_sum[i].x,
+               Tiles::sum_scale(a) * key_sum[i].y);
+        add_at(a.grad_value, column, dim, value_sum[i].x, value_sum[i].y);
       }
     }
     __threadfence();  // another thread adds to the gradients in add()
     hopper::named_sync(kTileSync, 256);
   }
 
-  __device__ __forceinline__ void add_atomically(const Gradient& to, std::int32_t token,
-                                                 std::int32_t head, int dim, float factor,
-                                                 float2 pair) const {
+  __device__ __forceinline__ void add_at(const Gradient& to, std::int32_t column, int dim, float x,
+                                         float y) const {
     if (to.data == nullptr || dim >= to.dim) return;
-    float* const sum = to.data + work.batch * to.strides.batch + token * to.strides.sequence +
-                       head * to.strides.head + dim;
-    atomicAdd(sum, factor * pair.x);
-    atomicAdd(sum + 1, factor * pair.y);
+    add_pair(to,
+             work.batch * to.strides.batch + column * to.strides.sequence +
+                 work.kv_head * to.strides.head + dim,
+             x, y);
   }
 
   __device__ __forceinline__ void store_grad_scores(Element* to,
@@ -360,58 +489,119 @@ class Consumer {
     }
   }
 
-  // TMA adds the 64 × 32 part of a pair of warps, swizzled as it lies in shared memory.
-  __device__ __forceinline__ void add_query(std::int32_t tile, std::int32_t head,
-                                            const float (&sum)[32]) {
+  // Where dQ lies, swizzled as TMA expects it.
+  [[nodiscard]] __device__ __forceinline__ float* sum_place(std::uint32_t buffer, int pair, int query,
+                                                            int dim) const {
+    return shared.grad_query[buffer][pair] + query * 32 + (dim / 4 ^ query % 8) * 4 + dim % 4;
+  }
+  __device__ __forceinline__ void wait_for_buffer() const {
+    shared.sum_empty[at.count % 2].wait(at.count / 2 % 2 ^ 1);
+    if (threadIdx.x == 128) shared.sum_step[at.count % 2] = shared.step[at.slot()];
+  }
+  __device__ __forceinline__ void pass_buffer() const {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+    release(shared.sum_full[at.count % 2]);
+  }
+
+  // Hands over this warp's part of the 64 × 32 that a pair of warps has.
+  __device__ __forceinline__ void add_query(const float (&sum)[32]) {
     if (a.grad_query.data == nullptr) return;
-    const int pair = warp / 2;
-    const bool issues = warp % 2 == 0 && lane == 0;
-    if (issues) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-    hopper::named_sync(kPairSync + pair, 64);
+    wait_for_buffer();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int dim = warp % 2 * 16 + lane / 4 + 8 * h;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int query = lane % 4 * 2 + j;
-        float* const to = shared.grad_query[pair] + query * 32 + (dim / 4 ^ query) * 4 + dim % 4;
+        float* const to = sum_place(at.count % 2, warp / 2, lane % 4 * 2 + j, dim);
 #pragma unroll
         for (int i = 0; i < 8; ++i) to[i * 256] = Tiles::sum_scale(a) * sum[4 * i + 2 * h + j];
       }
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    hopper::named_sync(kPairSync + pair, 64);
-    if (!issues) return;
-    hopper::add_box(&a.query_sum, shared.grad_query[pair],
-                    pair % 2 * 32 + (kSplitsDims ? group * 64 : 0),
-                    tile * Tiles::kQueries + (kSplitsDims ? 0 : group * 64), head, work.batch);
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    pass_buffer();
   }
 
   __device__ __forceinline__ void release(hopper::Barrier& barrier) const {
     if (lane == 0) barrier.arrive();
   }
 
-  __device__ __forceinline__ void step(std::int32_t tile, std::int32_t head,
-                                       float (&key_sum)[kSums], float (&value_sum)[kSums]) {
+  // Replaces scores by their weights.
+  __device__ __forceinline__ void weigh(float (&scores)[kScores],
+                                        std::uint32_t (&weights)[kScores / 2],
+                                        std::int32_t row,
+                                        const std::uint32_t (&hidden)[kScores / 32]) const {
+    const float scale = a.scale * kLog2E;
+    const std::uint32_t slot = at.slot();
+#pragma unroll
+    for (int i = 0; i < kScores / 4; ++i) {
+      const float2 lse =
+          *reinterpret_cast<const float2*>(&shared.lse[slot][8 * i + 2 * (lane % 4)]);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        scores[4 * i + 2 * h] = exp2_fast(fmaf(scores[4 * i + 2 * h], scale, -lse.x));
+        scores[4 * i + 2 * h + 1] = exp2_fast(fmaf(scores[4 * i + 2 * h + 1], scale, -lse.y));
+      }
+    }
+    if (shared.step[slot].masked != 0) {
+      for_hidden(row, hidden, [&](int i) { scores[i] = 0; });
+    }
+#pragma unroll
+    for (int i = 0; i < kScores; i += 2) weights[i / 2] = pack<Element>(scores[i], scores[i + 1]);
+  }
+
+  // The same, but leaves weights times the cap's derivative in `scores`.
+  __device__ __forceinline__ void weigh_capped(float (&scores)[kScores],
+                                               std::uint32_t (&weights)[kScores / 2],
+                                               std::int32_t row,
+                                               const std::uint32_t (&hidden)[kScores / 32]) const {
+    const float scale = a.soft_cap * kLog2E;
+    const std::uint32_t slot = at.slot();
+    replace_by_tanh(scores, a);
+#pragma unroll
+    for (int i = 0; i < kScores / 4; ++i) {
+      const float2 lse =
+          *reinterpret_cast<const float2*>(&shared.lse[slot][8 * i + 2 * (lane % 4)]);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int j = 4 * i + 2 * h;
+        const float x = exp2_fast(fmaf(scores[j], scale, -lse.x));
+        const float y = exp2_fast(fmaf(scores[j + 1], scale, -lse.y));
+        weights[j / 2] = pack<Element>(x, y);
+        scores[j] = x * fmaf(-scores[j], scores[j], 1);
+        scores[j + 1] = y * fmaf(-scores[j + 1], scores[j + 1], 1);
+      }
+    }
+    if (shared.step[slot].masked == 0) return;
+    for_hidden(row, hidden, [&](int i) {
+      scores[i] = 0;
+      weights[i / 2] &= i % 2 == 0 ? 0xffff0000 : 0x0000ffff;
+    });
+  }
+
+  __device__ __forceinline__ void step(float (&key_sum)[kSums], float (&value_sum)[kSums]) {
     const std::uint32_t slot = at.slot(), parity = at.parity();
-    const std::int32_t row = tile * Tiles::kQueries;
     // Not known to be the same in every step, or what follows from it would fill registers.
     asm volatile("" : "+r"(warp), "+r"(lane));
     shared.query_full[slot].wait(parity);
+    const std::int32_t row = shared.step[slot].tile * Tiles::kQueries;
     const std::int32_t flags = __float_as_int(shared.lse[slot][Tiles::kQueries]);
-    if (is_masked(row) || (flags & kHiddenRows) != 0) {
+    const bool masked = shared.step[slot].masked != 0;
+    if (masked || (flags & kHiddenRows) != 0) {
       shared.output_full[slot].wait(parity);
       shared.key_watched.wait(0);
       if (is_special(slot, flags)) {
-        differentiate_pairs(head, row);
+        differentiate_pairs(row);
         release(shared.output_empty[slot]);
         release(shared.query_empty[slot]);
         at.next();
         return;
       }
     }
-    const float scale = a.scale * kLog2E, score_scale = Tiles::score_scale(a);
+    const float score_scale = Tiles::score_scale(a);
+    std::uint32_t hidden[kScores / 32];
+    if constexpr (kLists) {
+      if (masked) find_hidden(hidden, row);
+    }
     float scores[kScores], grads[kScores];
     std::uint32_t weights[kScores / 2], packed[kScores / 2];
     hopper::leave_undefined(scores);
@@ -423,19 +613,11 @@ class Consumer {
     issue_scores(grads, shared.value, shared.grad_output[slot]);
     hopper::products_wait<1>();
     hopper::pin(scores);
-#pragma unroll
-    for (int i = 0; i < kScores / 4; ++i) {
-      const float2 lse =
-          *reinterpret_cast<const float2*>(&shared.lse[slot][8 * i + 2 * (lane % 4)]);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        scores[4 * i + 2 * h] = exp2_fast(fmaf(scores[4 * i + 2 * h], scale, -lse.x));
-        scores[4 * i + 2 * h + 1] = exp2_fast(fmaf(scores[4 * i + 2 * h + 1], scale, -lse.y));
-      }
+    if constexpr (kSoftCap) {
+      weigh_capped(scores, weights, row, hidden);
+    } else {
+      weigh(scores, weights, row, hidden);
     }
-    if (is_masked(row)) hide(scores, row);
-#pragma unroll
-    for (int i = 0; i < kScores; i += 2) weights[i / 2] = pack<Element>(scores[i], scores[i + 1]);
     hopper::products_wait<0>();
     hopper::pin(grads);
     hopper::pin(weights);
@@ -469,7 +651,7 @@ class Consumer {
     hopper::pin(weights);
     hopper::pin(query_sum);
     release(shared.output_empty[slot]);
-    add_query(tile, head, query_sum);
+    add_query(query_sum);
     hopper::products_wait<0>();
     hopper::pin(key_sum);
     hopper::pin(packed);
@@ -504,13 +686,17 @@ class Consumer {
 
 /// Gradients of a key tile and a key/value head, in the manner of FlashAttention-3's backward pass
 /// (Shah et al. 2024). Sᵀ rather than S is computed, so that weights stay in registers.
-template <class Tiles>
+template <class Tiles, bool kLists, bool kSoftCap>
 __global__ void __launch_bounds__(Tiles::kThreads, 1)
     differentiate(const __grid_constant__ Arguments a) {
+  // Walking by lists takes registers that consumers of 64 dims have not to spare.
+  constexpr bool kWalks = kLists && Tiles::kDim == 128;
   extern __shared__ __align__(1024) unsigned char bytes[];
   auto& shared = *reinterpret_cast<SharedTiles<Tiles>*>(bytes);
   if (threadIdx.x == 0) {
-    shared.work.find(a);
+    Work<Tiles>& work = shared.work;
+    work.find(a, work_index(a));
+    shared.steps = kLists ? 0 : (work.last_tile - work.first_tile + 1) * a.heads_per_kv_head;
     shared.special_keys = 0;
     shared.key_full.init(1);
     shared.key_watched.init(96);
@@ -520,21 +706,45 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
       shared.query_empty[i].init(8);
       shared.output_empty[i].init(8);
     }
+    for (int i = 0; i < 2; ++i) {
+      shared.sum_full[i].init(8);
+      shared.sum_empty[i].init(1);
+    }
     hopper::fence_barrier_init();
   }
   __syncthreads();
-  if (shared.work.last_tile < shared.work.first_tile) return;
+  if constexpr (kLists) {
+    atomicAdd(&shared.steps, steps_of_thread(a, shared.work));
+    __syncthreads();
+  }
+  if (shared.steps <= 0) return;
   if (threadIdx.x < 128) {
-    hopper::release_registers<24>();
-    if (threadIdx.x == 0) {
-      produce<Tiles>(a, shared);
-    } else if (threadIdx.x >= 32) {
-      watch_keys<Tiles>(shared, static_cast<int>(threadIdx.x) - 32);
+    hopper::release_registers<kWalks ? 40 : 24>();
+    const auto thread = static_cast<int>(threadIdx.x);
+    if (thread == 0) {
+      produce<Tiles, kLists>(a, shared);
+    } else if (thread >= 32) {
+      watch_keys<Tiles>(shared, thread - 32);
+      if (a.grad_query.data != nullptr && thread % 32 == 0 && thread >= 64) {
+        add_queries<Tiles, kLists>(a, shared, thread / 32 - 2);
+      }
     }
   } else {
-    hopper::take_registers<240>();
-    Consumer<Tiles>(a, shared).run();
+    hopper::take_registers<kWalks ? 232 : 240>();
+    Consumer<Tiles, kLists, kSoftCap>(a, shared).run();
   }
+}
+
+template <class Tiles, bool kLists, bool kSoftCap>
+cudaError_t launch(const Arguments& a, unsigned items, cudaStream_t stream) {
+  constexpr std::size_t kShared = sizeof(SharedTiles<Tiles>);
+  const auto kernel = &differentiate<Tiles, kLists, kSoftCap>;
+  if (const cudaError_t code = cudaFuncSetAttribute(
+          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
+    return code;
+  }
+  kernel<<<items, Tiles::kThreads, kShared, stream>>>(a);
+  return cudaGetLastError();
 }
 
 }  // namespace annulus::flash::backward

@@ -1,4 +1,5 @@
-#include <algorithm>
+#include <cstdint>
+#include <type_traits>
 
 #include "flash/backward/kernel.cuh"
 #include "flash/backward/kernels.hpp"
@@ -39,37 +40,49 @@ __global__ void __launch_bounds__(Tiles::kQueries)
     record[kQueries + in_tile] = __int_as_float(in_tile == 0 ? flags : 0);
   }
   a.padded_delta[std::int64_t{blockIdx.x} * kQueries + in_tile] = Tiles::score_scale(a) * delta;
+  if (a.turns != nullptr && in_tile == 0) {
+    a.turns[blockIdx.x] = 0;
+    if (blockIdx.x == 0) *a.next_index = 0;
+  }
 }
 
-template <class Element, int kDim>
-cudaError_t launch(const Arguments& a, cudaStream_t stream) {
-  using Shape = Tiles<Element, kDim>;
-  constexpr std::size_t kShared = sizeof(SharedTiles<Shape>);
-  const std::int64_t pairs = std::int64_t{a.batches} * a.heads;
-  const auto blocks = [](std::int64_t work, std::int64_t of_a_block) {
-    return static_cast<unsigned>((work + of_a_block - 1) / of_a_block);
-  };
-  prepare_rows<Shape>
-      <<<blocks(pairs * a.padded_rows, Shape::kQueries), Shape::kQueries, 0, stream>>>(a);
-  if (const cudaError_t code = cudaFuncSetAttribute(
-          differentiate<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
-    return code;
-  }
-  const unsigned items =
-      blocks(a.columns, Shape::kKeys) * static_cast<unsigned>(pairs / a.heads_per_kv_head);
-  differentiate<Shape><<<items, Shape::kThreads, kShared, stream>>>(a);
-  return cudaGetLastError();
+unsigned blocks(std::int64_t work, std::int64_t of_a_block) {
+  return static_cast<unsigned>((work + of_a_block - 1) / of_a_block);
+}
+
+template <class Tiles>
+void launch_preparation(const Arguments& a, cudaStream_t stream) {
+  const std::int64_t rows = std::int64_t{a.batches} * a.heads * a.padded_rows;
+  prepare_rows<Tiles><<<blocks(rows, Tiles::kQueries), Tiles::kQueries, 0, stream>>>(a);
+}
+
+template <int kDim, bool kHalf>
+cudaError_t launch(const Arguments& a, unsigned items, cudaStream_t stream) {
+  launch_preparation<Tiles<std::conditional_t<kHalf, __half, __nv_bfloat16>, kDim>>(a, stream);
+  const bool lists = a.mask.key_tiles > 0, cap = a.soft_cap != 0;
+  if (lists && cap) return launch_differentiate<kDim, kHalf, true, true>(a, items, stream);
+  if (lists) return launch_differentiate<kDim, kHalf, true, false>(a, items, stream);
+  if (cap) return launch_differentiate<kDim, kHalf, false, true>(a, items, stream);
+  return launch_differentiate<kDim, kHalf, false, false>(a, items, stream);
+}
+
+template <bool kHalf>
+cudaError_t launch(const Arguments& a, int dim, cudaStream_t stream) {
+  const unsigned items = blocks(a.columns, tile_keys(dim)) *
+                         static_cast<unsigned>(a.batches * (a.heads / a.heads_per_kv_head));
+  if (dim == 64) return launch<64, kHalf>(a, items, stream);
+  if (dim == 128) return launch<128, kHalf>(a, items, stream);
+  using Narrow = Tiles<std::conditional_t<kHalf, __half, __nv_bfloat16>, 128>;
+  static_assert(Narrow::kQueries == tile_queries(256));
+  launch_preparation<Narrow>(a, stream);
+  return dim == 192 ? launch_wide<192, 128, kHalf>(a, items, stream)
+                    : launch_wide<256, 256, kHalf>(a, items, stream);
 }
 
 }  // namespace
 
 cudaError_t launch_backward(const Arguments& arguments, int dim, bool half, cudaStream_t stream) {
-  if (dim == 64) {
-    return half ? launch<__half, 64>(arguments, stream)
-                : launch<__nv_bfloat16, 64>(arguments, stream);
-  }
-  return half ? launch<__half, 128>(arguments, stream)
-              : launch<__nv_bfloat16, 128>(arguments, stream);
+  return half ? launch<true>(arguments, dim, stream) : launch<false>(arguments, dim, stream);
 }
 
 }  // namespace annulus::flash::backward

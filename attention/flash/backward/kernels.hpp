@@ -6,18 +6,41 @@
 
 namespace annulus::flash::backward {
 
-inline constexpr int kTileKeys = 128;
-/// Rows of dQ that are added at a time.
+/// Rows of dQ that are added at a time, where TMA adds them.
 inline constexpr int kSumRows = 64;
+/// Keys of a tile where a warpgroup holds dK and dV of its keys, and where it holds one of them.
+inline constexpr int kTileKeys = 128;
+inline constexpr int kWideTileKeys = 64;
+
+// `dim` below is 64, 128, 192 or 256: of queries and keys, and of values except that those of 192
+// have 128.
+
+/// The largest `dim` whose kernels take lists of tiles, soft caps and turns.
+inline constexpr int kMaximumListedDim = 128;
+
+/// Keys of a tile.
+[[nodiscard]] constexpr int tile_keys(int dim) {
+  return dim <= 128 ? kTileKeys : kWideTileKeys;
+}
 /// Rows of a query tile.
 [[nodiscard]] constexpr int tile_queries(int dim) {
   return dim == 64 ? 128 : 64;
 }
 
 /// Enqueues the backward pass of a block: LSE and delta of the rows, and the main kernel. `dim` is
-/// 64 or 128, at least the head dimensions; `half`: float16 rather than bfloat16. Overwrites
-/// scaled_lse and padded_delta. There are rows, columns and heads.
+/// at least the head dimensions; `half`: float16 rather than bfloat16. Overwrites scaled_lse,
+/// padded_delta and turns. There are rows, columns and heads.
 [[nodiscard]] cudaError_t launch_backward(const Arguments& arguments, int dim, bool half,
                                           cudaStream_t stream);
+
+/// Enqueues the main kernel, with a thread block for each item. Each is compiled by itself, from
+/// kernel.cu.in.
+template <int kDim, bool kHalf, bool kLists, bool kSoftCap>
+[[nodiscard]] cudaError_t launch_differentiate(const Arguments& arguments, unsigned items,
+                                               cudaStream_t stream);
+/// The same for wide heads: straight bands, no soft cap, no turns.
+template <int kDim, int kValueDim, bool kHalf>
+[[nodiscard]] cudaError_t launch_wide(const Arguments& arguments, unsigned items,
+                                      cudaStream_t stream);
 
 }  // namespace annulus::flash::backward

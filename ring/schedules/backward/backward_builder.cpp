@@ -64,7 +64,9 @@ BackwardBuilder::BackwardBuilder(const RankContext& context)
     bias_replicas_ = replicas_of_bias(context.input.operands, context.rank);
   }
 
-  const bool in_place = gradient_dtype() == dtype;
+  // Terms that are added to the caller's gradients one by one are a sum of another order.
+  const bool adds_terms = request.adds && context.input.problem.in_global_order();
+  const bool in_place = gradient_dtype() == dtype && !adds_terms;
   const HeadRange heads{0, plan_.local.heads};
   const HeadRange kv_heads{0, plan_.local.kv_heads};
   BackwardRows rows{TaskBuilder::own_rows(), own(Content::grad_output), own(Content::lse), -1, -1};
@@ -177,6 +179,8 @@ void BackwardBuilder::compute(int step, int rows, HeadRange heads, const PlacedC
     if (of.buffers.grad_bias >= 0) {
       block.grad_bias = plan_.scores_of(block, of.buffers.grad_bias);
     }
+    block.repeats_bits =
+        context_.input.problem.repeats_bits({context_.input.prices.model.device, 0});
     add_task(step, std::move(block));
   }
 }

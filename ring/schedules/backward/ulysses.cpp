@@ -31,8 +31,7 @@ class HeadExchangeBackward {
         me_(context.group_rank % degree),
         outer_(context.group_rank / degree),
         builder_(context),
-        head_shares_(
-            share_heads(builder_.plan().local.heads, builder_.plan().local.kv_heads, degree, 1)),
+        head_shares_(shared_heads(context.input.problem, builder_.plan().local, degree)),
         shares_(shares()),
         rows_(gathered(outer_, &HeldSequence::rows)),
         columns_(gathered(outer_, &HeldSequence::columns)),
@@ -60,6 +59,13 @@ class HeadExchangeBackward {
  private:
   static constexpr int kGather = 1;  // after delta
 
+  // Bits that do not depend on the number of ranks need the sums over a group of heads in one
+  // place.
+  [[nodiscard]] static std::vector<std::vector<HeadShare>> shared_heads(
+      const AttentionProblem& problem, const AttentionShape& local, int degree) {
+    return problem.in_global_order() ? share_whole_groups(local.heads, local.kv_heads, degree)
+                                     : share_heads(local.heads, local.kv_heads, degree, 1);
+  }
   // A ring begins when everything has arrived, so that it passes on what is there.
   [[nodiscard]] int computed_from() const { return rings_ == 1 ? kGather : kGather + 1; }
   // The last step in which gradients are computed or added up in the ring.

@@ -1,4 +1,4 @@
-"""Writes the fixtures of generate_jax.py and generate_ejkernel.py: a case is NAME.json and
+"""Writes the fixtures of generate_jax.py and its neighbours: a case is NAME.json and
 NAME.safetensors in cases/, as README.md describes."""
 
 import importlib.metadata
@@ -16,17 +16,15 @@ HERE = Path(__file__).parent
 CASES = HERE / "cases"
 
 
-def pinned_versions() -> dict[str, str]:
-    """The packages of requirements.txt; refuses to go on with other versions of them."""
+def pinned_versions(*packages: str) -> dict[str, str]:
+    """Those that requirements.txt pins; refuses to go on with others."""
     lines = (HERE / "requirements.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    for package, version in pins.items():
-        if (found := importlib.metadata.version(package)) != version:
-            raise SystemExit(f"{package} is {found}, requirements.txt says {version}")
-    return pins
+    for package in packages:
+        if (found := importlib.metadata.version(package)) != pins[package]:
+            raise SystemExit(f"{package} is {found}, requirements.txt says {pins[package]}")
+    return {package: pins[package] for package in packages}
 
-
-MADE_WITH = pinned_versions()
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -73,9 +71,11 @@ def positions(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
 def save(case: str, says: str, reference: str, tensors: dict[str, Any], **fields: Any) -> None:
     """Writes a case. The tensors are named as the options of `annulus run`; `output` and `lse` are
     the reference's. The fields are those of README.md."""
-    made_with = {package: MADE_WITH[package]
-                 for package in (("ejkernel",) if "ejkernel" in reference else ())
-                 + ("jax", "jaxlib", "numpy")}
+    packages = ("torch",) if "torch" in reference else ("jax", "jaxlib")
+    if "ejkernel" in reference:
+        packages = ("ejkernel", *packages)
+    made_with = pinned_versions(*packages, "numpy")
+    pinned_versions("ml_dtypes", "safetensors")
     description = {"says": says, "reference": reference, "made_with": made_with, **fields}
     # One field a line.
     text = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}"

@@ -1,4 +1,4 @@
-// The oracle's gradients against those of JAX for the same inputs.
+// The oracle's gradients against those of JAX, PyTorch and ejkernel for the same inputs.
 #include <cmath>
 #include <cstddef>
 #include <string>
@@ -27,7 +27,7 @@ class GradientReferences : public ::testing::TestWithParam<std::string> {
         reference.scores(reference.problem));
   }
 
-  // docs/semantics.md §6. JAX rounds its gradients to the operands' dtype.
+  // docs/semantics.md §6. The references are rounded to the operands' dtype.
   void expect_agrees(const Tensor& given, const OracleGradient& found, const char* name) const {
     ASSERT_EQ(given.shape().rank() == 0 ? 0U : static_cast<std::size_t>(given.view().elements()),
               found.values.size())
@@ -59,14 +59,14 @@ TEST_P(GradientReferences, OracleAgrees) {
   expect_agrees(given_.key, found.key, "key");
   expect_agrees(given_.value, found.value, "value");
   expect_agrees(given_.bias, found.bias, "bias");
-  expect_agrees(given_.sinks, found.sinks, "sinks");
+  if (given_.sinks.shape().rank() > 0) expect_agrees(given_.sinks, found.sinks, "sinks");
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, GradientReferences, ::testing::ValuesIn(reference_gradient_names()),
                          [](const auto& instance) { return instance.param; });
 
 TEST(GradientReferenceFiles, AreAllThere) {
-  EXPECT_EQ(reference_gradient_names().size(), 26U);
+  EXPECT_EQ(reference_gradient_names().size(), 48U);
 }
 
 }  // namespace

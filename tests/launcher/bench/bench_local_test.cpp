@@ -15,6 +15,7 @@
 
 #include <gtest/gtest.h>
 
+#include <annulus/verification/gradient_shards.hpp>
 #include <annulus/verification/verification.hpp>
 
 #include "tests/attention/wrapped_native.hpp"
@@ -24,21 +25,28 @@ namespace annulus::launcher {
 namespace {
 
 using Watch = std::function<void(const AttentionBlock& block)>;
+using BackwardWatch = std::function<void(const BackwardBlock& block, const Gradients& gradients)>;
 
 // Shows the blocks that it is asked to compute.
 class WatchedKernel final : public Kernel {
  public:
-  WatchedKernel(std::unique_ptr<Kernel> kernel, const Watch& watch)
-      : kernel_(std::move(kernel)), watch_(watch) {}
+  WatchedKernel(std::unique_ptr<Kernel> kernel, const Watch& watch, const BackwardWatch& backward)
+      : kernel_(std::move(kernel)), watch_(watch), backward_(backward) {}
   void forward(const AttentionBlock& block, const SoftmaxState& result,
                const ExecutionContext& context) override {
     if (watch_) watch_(block);
     kernel_->forward(block, result, context);
   }
+  void backward(const BackwardBlock& block, const Gradients& gradients,
+                const ExecutionContext& context) override {
+    if (backward_) backward_(block, gradients);
+    kernel_->backward(block, gradients, context);
+  }
 
  private:
   std::unique_ptr<Kernel> kernel_;
   const Watch& watch_;
+  const BackwardWatch& backward_;
 };
 
 // Entries of the tests tell their batch, head and key, but not their row: rows of other ranks are
@@ -92,8 +100,52 @@ class LocalBlocksTest : public ::testing::Test {
     context_.registry() = Registry();
     context_.registry().add(
         std::make_unique<test::WrappedNative>("watched", [this](std::unique_ptr<Kernel> native) {
-          return std::make_unique<WatchedKernel>(std::move(native), watch_);
+          return std::make_unique<WatchedKernel>(std::move(native), watch_, backward_watch_);
         }));
+  }
+
+  // Each block of the backward plan is computed once, with operands and gradients of its sizes and
+  // positions; together they see the rank's part of all visible pairs.
+  void expect_backward_blocks(const std::string& schedule) {
+    problem_.schedule = schedule;
+    Attention attention(context_, problem_);
+    attention.prepare_backward();
+    HostMemoryPool host;
+    const verification::CaseShards shards(attention.operands(), problem_.dtype, 1, context_.rank(),
+                                          host, 1, {});
+    const ring::LocalTensors forward = shards.local_tensors();
+    attention.run_and_wait(forward);
+    verification::GradientShards gradient_shards(attention.operands(), problem_, {}, 1, context_);
+    gradient_shards.upload();
+    const ring::ShardedAttention& pass = *attention.backward_pass();
+    LocalBlocks local(problem_, pass, gradient_shards.tensors(forward), context_);
+
+    const std::vector<const ring::BackwardBlock*> blocks =
+        pass.rank_plan().all<ring::BackwardBlock>();
+    std::size_t computed = 0;
+    backward_watch_ = [&](const BackwardBlock& block, const Gradients& gradients) {
+      ASSERT_LT(computed, blocks.size());
+      const ring::BackwardBlock& planned = *blocks[computed++];
+      const std::int64_t batches = planned.batches.count;
+      const std::int64_t heads = planned.heads.count;
+      EXPECT_EQ(block.rows, planned.row_positions);
+      EXPECT_EQ(block.columns, planned.column_positions);
+      EXPECT_EQ(block.query.shape(), (Extents{batches, planned.rows.count, heads, 4}));
+      EXPECT_EQ(block.grad_output.shape(), (Extents{batches, planned.rows.count, heads, 6}));
+      EXPECT_EQ(block.lse.shape(), (Extents{batches, heads, planned.rows.count}));
+      EXPECT_EQ(block.delta.shape(), block.lse.shape());
+      EXPECT_EQ(block.key.size(1), planned.columns.count);
+      EXPECT_EQ(gradients.query.shape(), block.query.shape());
+      EXPECT_EQ(gradients.key.shape(), block.key.shape());
+      EXPECT_EQ(gradients.value.shape(), block.value.shape());
+      EXPECT_EQ(gradients.bias.rank(), 0);
+    };
+    for (int run = 1; run <= 2; ++run) {
+      local.run();
+      EXPECT_EQ(computed, blocks.size());
+      computed = 0;
+    }
+    backward_watch_ = nullptr;
   }
 
   // The blocks of the plan, computed alone, must be given just their entries of bias and mask.
@@ -161,6 +213,7 @@ class LocalBlocksTest : public ::testing::Test {
   Context context_;
   AttentionOptions problem_;
   Watch watch_;
+  BackwardWatch backward_watch_;
   bool cut_ = false;  // whether a block had entries of its own keys only
 };
 
@@ -198,6 +251,19 @@ TEST_F(LocalBlocksTest, RunOnRanksWithoutRows) {
     SCOPED_TRACE(schedule);
     expect_entries_of_blocks(schedule);
   }
+}
+
+TEST_F(LocalBlocksTest, ComputeTheBlocksOfTheBackwardPass) {
+  problem_.shape.value_dim = 6;
+  problem_.mask.set_causal(true);
+  problem_.bias = Extents{1, 8, 48, 48};
+  for (const char* schedule : {"ring", "allgather", "ulysses"}) {
+    SCOPED_TRACE(schedule);
+    expect_backward_blocks(schedule);
+  }
+  problem_.bias.reset();
+  problem_.shape.query_length = 2;
+  expect_backward_blocks("ring");
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+#include <chrono>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -85,10 +86,22 @@ TEST(Bench, MeasuresTheBackwardPass) {
   const double flops = 2 * 4 * 80 * (96 * 97 / 2);
   EXPECT_NEAR(row["backward rate"].get<double>() * time * 1e6 * ranks(), flops,
               flops * (0.0005 / time + 0.005 / row["backward rate"].get<double>()));
+  // Rates have two digits after the point.
+  const double local = row["backward local"];
+  ASSERT_GT(local, 0);
+  EXPECT_NEAR(row["backward of local"].get<double>() / 100,
+              row["backward rate"].get<double>() / local, 0.001 + 0.01 / local);
   EXPECT_EQ(row["backward hidden"].is_null(), ranks() == 1);
   EXPECT_EQ(row["backward moved"] > 0, ranks() > 1);
   EXPECT_GE(row["backward memory"], row["memory"].get<double>());
   EXPECT_EQ(row["verdict"], "OK");
+}
+
+TEST(Bench, WarmsUpForSomeTime) {
+  const auto begin = std::chrono::steady_clock::now();
+  bench({"--shape", "1,16,16,2,1,8", "--iters", "1", "--warmup", "0", "--warm-seconds", "0.1"});
+  // The calls, and the kernels alone before and after them.
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(300));
 }
 
 TEST(Bench, SweepsLengths) {

@@ -111,6 +111,25 @@ class Numbers(GradientTest):
                     np.testing.assert_allclose(found, truths[name], rtol=1e-4, atol=5e-5,
                                                err_msg=f"{name}, bias {shape}, {options}")
 
+    def test_the_same_bits_on_any_number_of_ranks(self):
+        expected = None
+        for ranks in [None, 2, 3, 4, 8]:
+            result = self.annulus("run", *OPERANDS, *OUTPUT, "--lse", "lse.npy", *GIVEN, *WANTED,
+                                  "--causal", "--reproducible", "world", ranks=ranks)
+            self.expect_success(result)
+            for run in ["forward", "backward"]:
+                self.assertRegex(result.stdout, f"# reproducible world, {run}: .* ms.* without it")
+            found = {name: np.load(self.path(name + ".npy")).tobytes()
+                     for name in ["output", "lse", "dq", "dk", "dv"]}
+            expected = expected or found
+            self.assertEqual(found, expected, f"{ranks} ranks")
+        for words in [["--causal"], ["--random", "16", "--seed", "3"]]:
+            shape = [] if "--random" in words else ["--shape", "1,300,300,4,2,16", "--backward"]
+            result = self.annulus("verify", *words, *shape, "--reproducible", "world", ranks=4)
+            self.expect_success(result)
+        self.expect_success(self.annulus("plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64",
+                                         "--reproducible", "world", "--backward"))
+
     def test_results_of_the_forward_pass_from_files(self):
         words = [*OPERANDS, "--causal", "--schedule", "ring"]
         wanted = ["dq", "dk", "dv"]
@@ -169,6 +188,11 @@ class BadInput(GradientTest):
 
     def test_an_output_that_is_an_input(self):
         self.expect_refused(GIVEN + WANTED[:-1] + ["grad_output.npy"], "is the same file as")
+
+    def test_what_depends_on_the_number_of_ranks(self):
+        for words in [["--schedule", "ring"], ["--sequence-layout", "striped"]]:
+            self.expect_refused(GIVEN + WANTED + ["--reproducible", "world", *words],
+                                "reproducible world", "are not all 61 in order", ranks=2)
 
     def test_what_has_no_gradients(self):
         self.expect_refused(GIVEN + WANTED + ["--grad-wire", "bfloat16"], "no schedule can run",

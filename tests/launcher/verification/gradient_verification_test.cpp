@@ -1,4 +1,5 @@
 // Verification of the backward pass: right gradients pass, and wrong ones fail on every rank.
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -75,6 +76,25 @@ TEST_F(VerifyGradients, PassesWhatIsRight) {
       }
     }
   }
+}
+
+TEST_F(VerifyGradients, FailsBitsThatDependOnTheNumberOfRanks) {
+  case_.problem.reproducible = Reproducible::world;
+  case_.schedule = "auto";
+  for (const bool adds : {false, true}) {
+    case_.backward->request.adds = adds;
+    EXPECT_EQ(verify_with([](const auto&, const auto&) {}).failure(), "");
+  }
+  // The last bit, where a call has not all heads.
+  const Verification found = verify_with([&](const auto& block, const Gradients& gradients) {
+    if (block.query.size(2) == case_.problem.shape.heads) return;
+    first_of(gradients.query) = std::nextafter(first_of(gradients.query), 1e9F);
+  });
+  const bool alone = context_.size() == 1;
+  EXPECT_TRUE(found.reproduces);
+  ASSERT_TRUE(found.gradients);
+  EXPECT_EQ(found.gradients->reproduces, alone);
+  EXPECT_THAT(found.failure(), HasSubstr(alone ? "" : "unsharded backward pass gave different"));
 }
 
 TEST_F(VerifyGradients, ComputesNoneUnlessAsked) {

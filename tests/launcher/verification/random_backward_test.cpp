@@ -88,5 +88,20 @@ TEST(RandomBackward, VanillaIsForCpus) {
   }
 }
 
+// Kernels of GPUs that add in an order that varies compute only where that is allowed.
+TEST(RandomBackward, OnGpusMostPlansAllowBitsToVaryAndSomePreferCudnn) {
+  int varying = 0, preferring = 0;
+  for (int index = 0; index < 200; ++index) {
+    const RandomProblem drawn = draw_problem(1, index, 4, Place::Kind::cuda);
+    varying += drawn.problem.repeats_bits({Place::Kind::cuda, 0}) ? 0 : 1;
+    preferring += drawn.plan.preferred == "sdpa" ? 1 : 0;
+    EXPECT_EQ(draw_problem(1, index, 4, Place::Kind::host).plan.preferred, "");
+  }
+  EXPECT_GT(varying, 120);
+  EXPECT_LT(varying, 180);
+  EXPECT_GT(preferring, 50);
+  EXPECT_LT(preferring, 120);
+}
+
 }  // namespace
 }  // namespace annulus::verification

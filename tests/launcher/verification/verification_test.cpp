@@ -158,6 +158,20 @@ TEST_F(VerifySharded, FailsARunThatDoesNotRepeat) {
   EXPECT_FALSE(found.failure().empty());
 }
 
+TEST_F(VerifySharded, FailsBitsThatDependOnTheNumberOfRanks) {
+  case_.problem.reproducible = Reproducible::world;
+  case_.schedule = "auto";
+  EXPECT_EQ(verify_with([](const auto&, const auto&) {}).failure(), "");
+  // The last bit, where a call has not all heads.
+  const Verification found = verify_with([&](const auto& block, const SoftmaxState& result) {
+    if (block.query.size(2) == case_.problem.shape.heads) return;
+    first_output(result) = std::nextafter(first_output(result), 1e9F);
+  });
+  EXPECT_EQ(found.reproduces, alone());
+  EXPECT_TRUE(found.repeats);
+  EXPECT_THAT(found.failure(), HasSubstr(alone() ? "" : "unsharded run gave different bits"));
+}
+
 TEST_F(VerifySharded, FailsACopyThatDiffers) {
   case_.layout.query = PartitionSpec();
   const Verification found = verify_with([&](const auto&, const SoftmaxState& result) {

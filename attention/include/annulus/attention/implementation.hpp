@@ -32,8 +32,8 @@ class Capability {
 };
 
 /// Where the kernels of a device read the values that AttentionProblem::call_arguments names, when
-/// they run: in its memory, so that recorded calls serve other values. For a null pointer, the value
-/// of the problem holds. The first three are [B], by global batch.
+/// they run: in its memory, so that recorded calls serve other values. For a null pointer, the
+/// value of the problem holds. The first three are [B], by global batch.
 struct CallArgumentArrays {
   const std::int32_t* query_lengths = nullptr;  ///< 0 to T
   const std::int32_t* kv_lengths = nullptr;     ///< 0 to S
@@ -83,6 +83,9 @@ struct BackwardBlock {
   bool unmasked = false;
   ScoreTensors scores = {};
   CallArgumentArrays call_arguments = {};
+  /// The gradients must have the same bits every time. Not for implementations that declare that
+  /// theirs do not.
+  bool repeats_bits = false;
 };
 
 /// The forward block of the same rows and columns.
@@ -114,6 +117,7 @@ struct BlockGeometry {
   std::int64_t first_batch = 0;
   std::int64_t batches = 0;
   bool unmasked = false;
+  bool repeats_bits = false;  ///< see BackwardBlock
 };
 
 [[nodiscard]] inline BlockGeometry geometry_of(const AttentionBlock& block) {
@@ -174,7 +178,10 @@ enum class ResultForm : std::uint8_t {
 struct BackwardDeclaration {
   FeatureSet features;
   BlockForm blocks = BlockForm::any;
-  bool repeats_bits = true;  ///< it adds to the same bits every time
+  /// It adds to the same bits every time, where BackwardBlock::repeats_bits asks for that.
+  bool repeats_bits = true;
+  bool rounds = false;  ///< the gradients of a block to the problem's dtype, before it adds them
+  bool takes_grad_lse = true;  ///< delta need not be rowsum(dO ∘ O): an LSE may have a gradient
 };
 
 /// What an implementation honours, and how it hands results over.
@@ -188,6 +195,10 @@ struct Declaration {
   /// Its kernels compute whole tiles of so many rows: fewer take as long.
   std::int64_t row_tile = 1;
   std::optional<BackwardDeclaration> backward = {};  ///< absent: it computes no gradients
+  /// Of a problem whose bits are to be the same on any number of ranks: its kernels compute a row
+  /// alike whatever other batches, heads and rows a block has, if rows are cut only where their
+  /// global position is a multiple of this, and columns are not cut. 0: its bits depend on more.
+  std::int64_t reproducible_rows = 0;
 };
 
 /// The blocks that an implementation gives to a kernel for few query rows, of those that are there

@@ -3,11 +3,13 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include <annulus/attention/dropout.hpp>
 #include <annulus/attention/mask.hpp>
 #include <annulus/attention/sinks.hpp>
 #include <annulus/core/dtype.hpp>
+#include <annulus/core/place.hpp>
 #include <annulus/core/tensor.hpp>
 
 namespace annulus {
@@ -51,6 +53,20 @@ struct CallArguments {
 /// "lengths, offsets, dropout seed"; "none".
 [[nodiscard]] std::string to_string(const CallArguments& arguments);
 
+/// Which calls give the same bits: of results and, in the backward pass, of gradients.
+enum class Reproducible : std::uint8_t {
+  /// None need: gradients may be added in an order that varies. The forward pass repeats its bits
+  /// all the same, unless it is named a kernel that does not.
+  no,
+  run,  ///< repeated ones
+  /// Those on any number of ranks, too. A row's result then depends on nothing but its keys, added
+  /// up in global order, and the gradients of a key on nothing but its rows, likewise. What no
+  /// implementation and no schedule computes so is refused.
+  world
+};
+
+[[nodiscard]] std::string_view name_of(Reproducible reproducible) noexcept;
+
 /// What to compute: the whole, unsharded problem, without its tensors.
 ///
 /// A logit is s = scale · q·k, then soft_cap · tanh(s / soft_cap) if capped, plus the bias; masked
@@ -78,7 +94,12 @@ struct AttentionProblem {
   bool normalize_output = true;
   /// Lengths and offsets of the mask and the seed of the dropout hold for calls that pass none.
   CallArguments call_arguments = {};
+  std::optional<Reproducible> reproducible = {};  ///< absent: `run` on CPUs, `no` on GPUs
 
+  [[nodiscard]] bool in_global_order() const { return reproducible == Reproducible::world; }
+  [[nodiscard]] bool repeats_bits(Place place) const {
+    return reproducible ? *reproducible != Reproducible::no : place.is_host();
+  }
   [[nodiscard]] double logit_scale() const;
   /// Throws ArgumentError, naming the field, for what AttentionShape::validate() refuses; a dtype
   /// other than float16, bfloat16, float32 or float64 (softmax: the latter two); a scale that is

@@ -19,6 +19,15 @@ namespace annulus {
 struct ShardSpec {
   PartitionSpec spec;
   std::vector<Distribution> distributions;
+  /// Of a result: axes that the spec does not name, along which the ranks have terms of a sum. It
+  /// is made element by element in order of rank (row-major along these axes, first = major), in
+  /// float32 at least, and rounded once. All ranks along these axes get it.
+  AxisNames summed = {};
+  /// Of a result that is summed: a rank has any number of terms, and the body returns them with one
+  /// dimension before those of the spec. They count in their order. A sum whose terms do not depend
+  /// on the number of ranks, such as one for each tile of a sequence in contiguous shards, has the
+  /// same bits on any number of ranks.
+  bool stacked = false;
 
   ShardSpec(PartitionSpec partition, std::vector<Distribution> distribution = {})  // NOLINT
       : spec(std::move(partition)), distributions(std::move(distribution)) {}
@@ -43,18 +52,34 @@ using ShardedArguments = std::vector<std::reference_wrapper<const ShardedTensor>
 /// in_specs say are resharded first. The results get the shardings that out_specs describe; in each
 /// dimension their global size is the sum of the local sizes along its axes. The distribution
 /// kv_heads is not possible for a result, because the number of ranks that share a head does not
-/// follow from the shards. Arguments and results lie in the device's memory.
+/// follow from the shards. Arguments and results lie in the device's memory; sums are made in that
+/// of the host.
 ///
 /// Collective over the mesh. The body may communicate through mesh.group(), in the same order on
 /// every rank. The ranks agree on errors, so all of them throw together, if
 /// - the body throws on any rank;
 /// - the number of specs differs from the number of arguments or results;
 /// - a spec does not fit its array (partition_spec.hpp);
-/// - the local results cannot be parts of one array;
+/// - the local results cannot be parts of one array, or terms of one sum;
+/// - a result is summed along an axis that its spec names, or has no floating-point dtype;
 /// - results differ along an axis that their spec does not name (result, axis and ranks are named).
 [[nodiscard]] std::vector<ShardedTensor> shard_map(Mesh& mesh, Device& device, Stream& stream,
                                                    const ShardMap& map,
                                                    const ShardedArguments& arguments);
+
+/// The map of gradients that belongs to `map`, its transpose: it takes the arguments of `map` and
+/// then the gradients of its results, and returns the gradients of the arguments, each sharded as
+/// its argument.
+///
+/// `gradients` computes a rank's part, as if its shards were all there is. Where an argument is
+/// replicated along an axis that other specs of the map name, ranks along it have used its copies
+/// for different work: its gradient is the sum of theirs (ShardSpec::summed). Along an axis that no
+/// spec names all ranks do the same work, and nothing is added up. A result that is replicated has
+/// one gradient, which every rank gets whole. `stacked`: ShardSpec::stacked of the sums.
+///
+///     y = shard_map(mesh, device, stream, map, {x, weight});
+///     gradients = shard_map(mesh, device, stream, transpose(map, body), {x, weight, grad_y});
+[[nodiscard]] ShardMap transpose(const ShardMap& map, ShardBody gradients, bool stacked = false);
 
 /// The sharding of a result, given its local shape on each rank of the mesh. Throws what
 /// NamedSharding throws, and ArgumentError, naming `result` and a rank, if the local shapes cannot

@@ -41,9 +41,6 @@ struct InitBias {
 struct BackwardChoice {
   std::string implementation = {};
   std::string schedule = {};
-  /// Whether repeating a call repeats every bit of its gradients; empty: on the CPU. It leaves out
-  /// kernels that add in an order that varies.
-  std::optional<bool> deterministic = {};
   /// The dtype of incomplete gradients of keys and values on their way to their owners: float32, or
   /// bfloat16 for a problem of a half type. See ring::PlanOptions::grad_wire.
   DType grad_wire = DType::float32;

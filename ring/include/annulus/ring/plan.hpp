@@ -225,6 +225,7 @@ struct BackwardBlock : Tile {
   Region grad_query;                           ///< the rows and query heads
   Region grad_key, grad_value;                 ///< the columns and their key/value heads
   Region grad_bias;  ///< RankPlan::scores_of() the block; without a buffer (−1): not wanted
+  bool repeats_bits = false;  ///< see annulus::BackwardBlock
 };
 
 enum class Reduction : std::uint8_t {

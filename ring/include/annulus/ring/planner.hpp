@@ -59,9 +59,6 @@ struct PlanOptions {
   /// all the rest, so float32 problems always use float64. Devices give it in float32 for half
   /// types.
   DType lse_dtype = DType::float64;
-  /// Whether the backward pass repeats every bit: blocks go to no kernel that adds in an order that
-  /// varies. The forward pass always repeats them, unless it is named a kernel that does not.
-  bool deterministic = true;
   /// The dtype in which gradients of keys and values go to their owners, where they are not complete
   /// yet: float32, or bfloat16, which halves the bytes. Each part is then rounded once, and the
   /// owner adds the parts in float32. float64 problems keep to float64.
@@ -151,6 +148,12 @@ struct ScheduleChoice : ScheduleVariant {
   };
   double seconds = 0;  ///< predicted; 0 if it was not needed
   std::vector<PassedOver> passed_over;
+  /// Of a problem whose bits are to be the same on any number of ranks: the variant that `auto`
+  /// takes without that, and its predicted seconds.
+  struct Unrestricted : ScheduleVariant {
+    double seconds = 0;
+  };
+  std::optional<Unrestricted> unrestricted = {};
 };
 
 /// The variant of variants_for() that is predicted to be fastest. Of those that differ by less than

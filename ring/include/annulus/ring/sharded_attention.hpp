@@ -107,8 +107,9 @@ class ShardedAttention {
   [[nodiscard]] std::size_t replays() const { return runner_->replays(); }
   /// What carries the transfers: "mpi", "nccl", "peer", "self".
   [[nodiscard]] const std::string& transport() const noexcept { return transport_; }
-  /// See RankPlan::reduces_rounded.
-  [[nodiscard]] bool reduces_rounded() const { return rank_plan().reduces_rounded(); }
+  /// Whether this rank combines partial results, or adds up gradients of several blocks, that a
+  /// kernel has rounded to less than float32: one rounding more than in an unsharded call.
+  [[nodiscard]] bool reduces_rounded() const;
   /// See RankPlan::adds_rounded_gradients.
   [[nodiscard]] bool adds_rounded_gradients() const {
     return rank_plan().adds_rounded_gradients();

@@ -33,6 +33,10 @@ struct GradientVerification {
   /// for float64.
   std::optional<GradientErrors> allowance = {};
   bool repeats = true;  ///< a second call gave the same bits, where the plan promises that
+  /// Some rank added up gradients that its kernel had rounded to the problem's dtype.
+  bool reduces_rounded = false;
+  /// The unsharded run gave the same bits, where the problem asks for that.
+  bool reproduces = true;
 
   /// The largest error, as a share of the bound.
   [[nodiscard]] double share() const;

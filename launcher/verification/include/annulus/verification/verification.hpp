@@ -83,12 +83,16 @@ struct Verification {
   std::string implementations;
   AccuracyBound bound;
   Accuracy sharded;
-  Accuracy unsharded;  ///< of the same implementation, given all keys at once
+  /// Of the same implementation, given all keys at once; `sharded` again where it gives the same
+  /// bits, which are compared with those of one call for the whole problem.
+  Accuracy unsharded;
   /// The largest error allowed by comparison with the unsharded run. None for float64, in which
   /// errors are as small as the oracle's own, nor on a GPU if some of the inputs are not finite:
   /// flash kernels compute tiles that hide some again, more exactly.
   std::optional<double> allowance = {};
   bool repeats = true;  ///< a second run gave the same bits, where kernels promise that
+  /// The unsharded run gave the same bits, where the problem asks for that (Reproducible::world).
+  bool reproduces = true;
   /// Some rank merged partial results that its kernel had rounded to the problem's dtype.
   bool reduces_rounded = false;
   std::optional<GradientVerification> gradients = {};  ///< if the case has a backward pass

@@ -1,0 +1,75 @@
+#include "flash/backward/tile_lists.hpp"
+
+#include <algorithm>
+
+#include <annulus/core/cuda_stream.hpp>
+
+#include "cuda/upload.hpp"
+
+namespace annulus::flash::backward {
+namespace {
+
+std::int32_t divide_up(std::int64_t a, std::int64_t b) {
+  return static_cast<std::int32_t>((a + b - 1) / b);
+}
+
+}  // namespace
+
+TileLists::TileLists(const Mask& mask, const BatchesAndHeads& of, const PositionRanges& rows,
+                     const PositionRanges& columns, int tile_rows, int tile_columns,
+                     MemoryPool& memory) {
+  const ListPlan plan(mask, of, rows, columns, tile_rows, tile_columns);
+  const Tensor numbers = upload(plan.numbers(), memory);
+  const std::span<const std::uint64_t> blocks = plan.blocks();
+  buffers_.push_back(
+      upload({reinterpret_cast<const std::int64_t*>(blocks.data()), blocks.size()}, memory));
+  const ListInput input =
+      plan.input(static_cast<const std::int32_t*>(numbers.view().data()),
+                 static_cast<const std::uint64_t*>(buffers_.back().data()));
+
+  TileMask& m = mask_;
+  m.batches = input.batches;
+  m.heads = input.heads;
+  m.query_tiles = divide_up(input.rows, tile_rows);
+  m.key_tiles = divide_up(input.columns, tile_columns);
+  m.query_words = divide_up(m.query_tiles, 32);
+  m.key_words = divide_up(m.key_tiles, 32);
+  const std::int64_t lists = std::int64_t{m.batches} * m.heads;
+  const std::int64_t padded_rows = std::int64_t{m.query_tiles} * tile_rows;
+  const std::int64_t padded_columns = std::int64_t{m.key_tiles} * tile_columns;
+  m.query_bits = take<std::uint32_t>(lists * m.key_tiles * m.query_words * 2, memory);
+  m.key_bits = take<std::uint32_t>(lists * m.query_tiles * m.key_words, memory);
+  m.row_keys = take<RowKeys>(m.batches * padded_rows, memory);
+  m.column_positions = take<std::int32_t>(padded_columns, memory);
+  m.row_hulls = take<RowHull>(std::int64_t{m.batches} * m.query_tiles, memory);
+  m.column_hulls = take<ColumnHull>(std::int64_t{m.batches} * m.key_tiles, memory);
+  if (plan.asked() == Asked::ids) {
+    m.row_ids = take<std::int32_t>(m.batches * padded_rows, memory);
+    m.column_ids = take<std::int32_t>(m.batches * padded_columns, memory);
+  }
+  if (input.blocks != nullptr) {
+    m.row_blocks = take<std::int32_t>(padded_rows, memory);
+    m.blocks = input.blocks;
+    m.first_block_row = input.first_block_row;
+    m.batch_rows = input.batch_rows;
+    m.head_rows = input.head_rows;
+    m.words_per_row = input.words_per_row;
+    m.key_block = input.key_block;
+  }
+  std::int64_t last_key = 0;
+  for (const PositionRange& range : columns.ranges()) {
+    last_key = std::max(last_key, range.last().value());
+  }
+  check_cuda(launch_tile_mask(input, m, tile_rows, tile_columns,
+                              static_cast<std::int32_t>(last_key), nullptr),
+             "launching the kernels that make lists of tiles");
+  check_cuda(cudaStreamSynchronize(nullptr), "making lists of tiles");
+}
+
+template <class T>
+T* TileLists::take(std::int64_t count, MemoryPool& memory) {
+  buffers_.push_back(memory.allocate(static_cast<std::size_t>(count) * sizeof(T), "lists of tiles"));
+  return static_cast<T*>(buffers_.back().data());
+}
+
+}  // namespace annulus::flash::backward

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <vector>
+
+#include <annulus/core/memory.hpp>
+#include <annulus/core/tensor.hpp>
+
+#include "flash/backward/tile_mask.hpp"
+#include "flash/lists/list_plan.hpp"
+
+namespace annulus::flash::backward {
+
+/// The TileMask of a block, made by a device for its kernels.
+class TileLists {
+ public:
+  /// On the current device, which must be that of `memory`; the lists are ready when it returns.
+  /// The mask must outlive it. Positions must lie below 2^28.
+  TileLists(const Mask& mask, const BatchesAndHeads& of, const PositionRanges& rows,
+            const PositionRanges& columns, int tile_rows, int tile_columns, MemoryPool& memory);
+
+  [[nodiscard]] const TileMask& mask() const { return mask_; }
+
+ private:
+  template <class T>
+  [[nodiscard]] T* take(std::int64_t count, MemoryPool& memory);
+
+  TileMask mask_;
+  std::vector<Buffer> buffers_;
+};
+
+}  // namespace annulus::flash::backward

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <cuda_runtime_api.h>
+
+#include "flash/lists/list_input.hpp"
+
+namespace annulus::flash::backward {
+
+/// What rows and columns of a tile have in common.
+struct RowHull {
+  RowKeys any;  ///< keys that some row may see
+  RowKeys all;  ///< keys that all rows see, but for ids and blocks
+  std::int32_t first_id, last_id;
+  std::int32_t first_block, last_block;  ///< of the block mask
+};
+struct ColumnHull {
+  std::int32_t first, last;  ///< positions; first > last: there are no columns
+  std::int32_t first_id, last_id;
+};
+
+/// A mask that is not one straight band: which query tiles see which key tiles, and what masked
+/// tiles ask. Tiles are neighbours in memory, whatever their positions. All in device memory;
+/// overlong rows and columns of the last tiles see nothing.
+struct TileMask {
+  static constexpr std::int32_t kNowhere = 0x7fffffff;  ///< the position of a column that is not
+
+  std::int32_t batches = 0, heads = 0;  ///< those that have lists of their own
+  std::int32_t query_tiles = 0, key_tiles = 0;
+  /// Words of 32 bits of a row of bits for query tiles, and for key tiles.
+  std::int32_t query_words = 0, key_words = 0;
+  /// Bits of query tiles that see some of a key tile, [batches][heads][key tiles][query words]; and
+  /// of those that see all of it, in the odd places: visible, full, visible, …
+  std::uint32_t* query_bits = nullptr;
+  /// Bits of key tiles of which a query tile sees some, [batches][heads][query tiles][key words].
+  std::uint32_t* key_bits = nullptr;
+
+  /// [batches][query tiles · rows of a tile]: keys by position, length and document.
+  RowKeys* row_keys = nullptr;
+  std::int32_t* row_ids = nullptr;           ///< likewise; null: ids do not matter
+  std::int32_t* row_blocks = nullptr;        ///< [rows], query blocks; null: no block mask
+  std::int32_t* column_positions = nullptr;  ///< [key tiles · columns of a tile]
+  std::int32_t* column_ids = nullptr;        ///< [batches][likewise]; null as row_ids
+
+  RowHull* row_hulls = nullptr;        ///< [batches][query tiles]
+  ColumnHull* column_hulls = nullptr;  ///< [batches][key tiles]
+
+  // The block mask, as in ListInput.
+  const std::uint64_t* blocks = nullptr;
+  std::int64_t first_block_row = 0, batch_rows = 0, head_rows = 0;
+  std::int32_t words_per_row = 0, key_block = 1;
+};
+
+/// Enqueues the kernels that fill the mask's arrays. The input's tiles of rows have any size;
+/// `tile_rows` and `tile_columns` are those of the mask. `last_key`: the last position
+/// of a column.
+[[nodiscard]] cudaError_t launch_tile_mask(const ListInput& input, const TileMask& mask,
+                                           int tile_rows, int tile_columns, std::int32_t last_key,
+                                           cudaStream_t stream);
+
+}  // namespace annulus::flash::backward

@@ -1,0 +1,216 @@
+#pragma once
+
+#include <cstdint>
+
+#include "flash/backward/arguments.hpp"
+#include "flash/shared.cuh"
+
+// Which query tiles a key tile meets, in which order, and which of their pairs are visible: by a
+// straight band, or by the lists of a TileMask.
+//
+// In turns (see Turn), key tiles walk from the last query tile to the first, and through the heads
+// of each, so that all that run together walk at one pace, each behind its predecessor. Else they
+// walk through the query tiles of each head, from the first on.
+namespace annulus::flash::backward {
+
+/// A query tile of one head.
+struct Step {
+  std::int32_t tile, head;
+  std::int32_t masked;  ///< some pair is hidden
+};
+
+/// The steps of a block under a band.
+template <class Work>
+class BandWalk {
+ public:
+  __device__ __forceinline__ BandWalk(const Arguments& arguments, const Work& of)
+      : a(arguments),
+        work(of),
+        tile_(a.turns != nullptr ? of.last_tile : of.first_tile),
+        head_(0) {}
+
+  /// False if there is no further step.
+  [[nodiscard]] __device__ __forceinline__ bool next(Step& step) {
+    if (a.turns != nullptr ? tile_ < work.first_tile : head_ == a.heads_per_kv_head) return false;
+    step = {tile_, work.kv_head * a.heads_per_kv_head + head_, work.is_masked(a, tile_) ? 1 : 0};
+    if (a.turns != nullptr) {
+      if (++head_ == a.heads_per_kv_head) {
+        head_ = 0;
+        --tile_;
+      }
+    } else if (++tile_ > work.last_tile) {
+      tile_ = work.first_tile;
+      ++head_;
+    }
+    return true;
+  }
+
+ private:
+  const Arguments& a;
+  const Work& work;
+  std::int32_t tile_, head_;
+};
+
+/// The bits of a key tile for a query head of its group.
+[[nodiscard]] __device__ __forceinline__ const std::uint32_t* query_bits_of(const Arguments& a,
+                                                                            std::int32_t batch,
+                                                                            std::int32_t head,
+                                                                            std::int32_t key_tile) {
+  const TileMask& mask = a.mask;
+  const std::int64_t list =
+      (mask.batches > 1 ? batch : 0) * mask.heads + (mask.heads > 1 ? head : 0);
+  return mask.query_bits + (list * mask.key_tiles + key_tile) * mask.query_words * 2;
+}
+
+/// The steps of a block by lists.
+template <class Work>
+class ListWalk {
+ public:
+  __device__ __forceinline__ ListWalk(const Arguments& arguments, const Work& of)
+      : a(arguments),
+        work(of),
+        word_(a.turns != nullptr ? a.mask.query_words : -1),
+        head_(0),
+        bits_(0) {}
+
+  [[nodiscard]] __device__ __forceinline__ bool next(Step& step) {
+    return a.turns != nullptr ? next_in_turns(step) : next_of_head(step);
+  }
+
+ private:
+  [[nodiscard]] __device__ __forceinline__ uint2 bits_of(std::int32_t head,
+                                                         std::int32_t word) const {
+    return reinterpret_cast<const uint2*>(query_bits_of(
+        a, work.batch, work.kv_head * a.heads_per_kv_head + head, work.key_tile()))[word];
+  }
+  __device__ __forceinline__ void set(Step& step, std::int32_t bit, std::uint32_t full) const {
+    step = {word_ * 32 + bit, work.kv_head * a.heads_per_kv_head + head_,
+            (full >> bit & 1) != 0 ? 0 : 1};
+  }
+
+  [[nodiscard]] __device__ __forceinline__ bool next_of_head(Step& step) {
+    while (bits_ == 0) {
+      if (++word_ == a.mask.query_words) {
+        word_ = 0;
+        ++head_;
+      }
+      if (head_ == a.heads_per_kv_head) return false;
+      bits_ = bits_of(head_, word_).x;
+    }
+    set(step, __ffs(static_cast<int>(bits_)) - 1, bits_of(head_, word_).y);
+    bits_ &= bits_ - 1;
+    return true;
+  }
+
+  // `bits_`: of tiles that some head sees, and that are left.
+  [[nodiscard]] __device__ __forceinline__ bool next_in_turns(Step& step) {
+    while (true) {
+      while (bits_ == 0) {
+        if (--word_ < 0) return false;
+        const std::int32_t lists = a.mask.heads > 1 ? a.heads_per_kv_head : 1;
+        for (std::int32_t head = 0; head < lists; ++head) bits_ |= bits_of(head, word_).x;
+      }
+      const std::int32_t bit = 31 - __clz(static_cast<int>(bits_));
+      const uint2 bits = bits_of(head_, word_);
+      const bool seen = (bits.x >> bit & 1) != 0;
+      if (seen) set(step, bit, bits.y);
+      if (++head_ == a.heads_per_kv_head) {
+        head_ = 0;
+        bits_ &= ~(std::uint32_t{1} << bit);
+      }
+      if (seen) return true;
+    }
+  }
+
+  const Arguments& a;
+  const Work& work;
+  std::int32_t word_, head_;
+  std::uint32_t bits_;
+};
+
+/// A thread's share of the number of steps.
+template <class Work>
+[[nodiscard]] __device__ __forceinline__ std::int32_t steps_of_thread(const Arguments& a,
+                                                                      const Work& work) {
+  std::int32_t steps = 0;
+  for (std::int32_t head = 0; head < a.heads_per_kv_head; ++head) {
+    const std::uint32_t* const bits = query_bits_of(
+        a, work.batch, work.kv_head * a.heads_per_kv_head + head, work.key_tile());
+    for (auto word = static_cast<std::int32_t>(threadIdx.x); word < a.mask.query_words;
+         word += static_cast<std::int32_t>(blockDim.x)) {
+      steps += __popc(bits[2 * word]);
+    }
+  }
+  return steps;
+}
+
+/// The key tile that adds to the query tile before this one, plus 1; 0 if there is none.
+[[nodiscard]] __device__ __forceinline__ std::int32_t listed_before(const Arguments& a,
+                                                                    std::int32_t batch,
+                                                                    const Step& step,
+                                                                    std::int32_t key_tile) {
+  const TileMask& mask = a.mask;
+  const std::int64_t list =
+      (mask.batches > 1 ? batch : 0) * mask.heads + (mask.heads > 1 ? step.head : 0);
+  const std::uint32_t* const words =
+      mask.key_bits + (list * mask.query_tiles + step.tile) * mask.key_words;
+  std::int32_t word = key_tile / 32;
+  std::uint32_t bits = words[word] & ((std::uint32_t{1} << key_tile % 32) - 1);
+  while (bits == 0 && word > 0) bits = words[--word];
+  return bits == 0 ? 0 : word * 32 + 32 - __clz(static_cast<int>(bits));
+}
+
+/// What a column is compared by.
+struct ListedColumn {
+  std::int32_t position, id;
+};
+
+[[nodiscard]] __device__ __forceinline__ ListedColumn listed_column(const Arguments& a,
+                                                                    std::int32_t batch,
+                                                                    std::int32_t tile_columns,
+                                                                    std::int32_t column) {
+  const TileMask& mask = a.mask;
+  const std::int64_t of_batch =
+      mask.batches > 1 ? std::int64_t{batch} * mask.key_tiles * tile_columns : 0;
+  return {mask.column_positions[column],
+          mask.column_ids != nullptr ? mask.column_ids[of_batch + column] : 0};
+}
+
+/// What a row of a masked tile sees.
+class ListedRow {
+ public:
+  __device__ __forceinline__ ListedRow(const Arguments& a, std::int32_t batch, std::int32_t head,
+                                       std::int32_t tile_rows, std::int32_t row)
+      : a(a) {
+    const TileMask& mask = a.mask;
+    const std::int64_t at =
+        (mask.batches > 1 ? std::int64_t{batch} * mask.query_tiles * tile_rows : 0) + row;
+    keys_ = *reinterpret_cast<const int4*>(mask.row_keys + at);
+    if (mask.row_ids != nullptr) id_ = mask.row_ids[at];
+    if (mask.row_blocks != nullptr && row < a.rows) {
+      blocks_ = mask.blocks +
+                (mask.first_block_row + batch * mask.batch_rows + head * mask.head_rows +
+                 mask.row_blocks[row]) *
+                    mask.words_per_row;
+    }
+  }
+
+  [[nodiscard]] __device__ __forceinline__ bool sees(const ListedColumn& column) const {
+    const std::int32_t key = column.position;
+    bool seen = (key >= keys_.x && key < keys_.y) || (key >= keys_.z && key < keys_.w);
+    if (a.mask.row_ids != nullptr) seen = seen && id_ == column.id;
+    if (blocks_ != nullptr && seen) {
+      const std::int32_t block = key / a.mask.key_block;
+      seen = (blocks_[block / 64] >> block % 64 & 1) != 0;
+    }
+    return seen;
+  }
+
+ private:
+  const Arguments& a;
+  int4 keys_;
+  std::int32_t id_ = 0;
+  const std::uint64_t* blocks_ = nullptr;
+};
+
+}  // namespace annulus::flash::backward

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <annulus/core/tensor.hpp>
+#include <annulus/partition/named_sharding.hpp>
+
+namespace annulus::verification {
+
+/// Whether a rank's part of a tensor, contiguous in host memory, has the bits that the whole one
+/// has there.
+[[nodiscard]] bool is_part_of(const Tensor& part, const NamedSharding& sharding, int rank,
+                              const Tensor& whole);
+
+}  // namespace annulus::verification

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/attention/cuda_gradients_run.hpp"
+
+namespace annulus::test {
+
+struct Dims {
+  std::int64_t head, value;
+};
+/// Of each kernel.
+inline constexpr Dims kAllDims[] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
+
+inline AttentionProblem bfloat16_problem(const AttentionShape& shape) {
+  return problem_of(shape, DType::bfloat16);
+}
+
+/// Gradients of flash attention on the device, beside the oracle's.
+class CudaFlashBackward : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    const Capability can = flash().available(device_->place());
+    if (!can) GTEST_SKIP() << can.reason();
+  }
+
+  const Registry registry_ = Registry::standard();
+  std::string name_ = "flash_attn2";
+  bool repeats_bits_ = false;  // of the gradients that are asked for
+
+  [[nodiscard]] const Implementation& flash() const { return registry_.get(name_); }
+
+  /// Views of the host's tensors; one kernel adds the gradients of all parts to them.
+  void add(const WholeGradients& whole, std::vector<GradientPart> parts) {
+    for (GradientPart& part : parts) part.block.repeats_bits = repeats_bits_;
+    add_on_device(flash(), whole, parts, *device_, *stream_);
+  }
+  void add(const WholeGradients& whole) { add(whole, {{whole.block(), whole.gradients()}}); }
+
+  /// Adds to gradients in host memory, all of which are wanted.
+  void add_block(const AttentionProblem& problem, BackwardBlock block, const Gradients& gradients) {
+    std::vector<std::unique_ptr<ViewMirror>> mirrors;
+    const auto there = [&](const ConstTensorView& view) {
+      mirrors.push_back(std::make_unique<ViewMirror>(view, *device_));
+      return mirrors.back()->view();
+    };
+    for (ConstTensorView* view :
+         {&block.query, &block.key, &block.value, &block.grad_output, &block.lse, &block.delta}) {
+      *view = there(*view);
+    }
+    const std::size_t operands = mirrors.size();
+    const Gradients sums{there(gradients.query), there(gradients.key), there(gradients.value)};
+    const std::unique_ptr<Kernel> kernel = flash().make_kernel(problem, *device_);
+    kernel->prepare_backward(block, sums);
+    kernel->backward(block, sums, {*stream_, nullptr, 1});
+    stream_->synchronize();
+    mirrors[operands]->download(gradients.query);
+    mirrors[operands + 1]->download(gradients.key);
+    mirrors[operands + 2]->download(gradients.value);
+  }
+
+  void expect_accurate(Random& random, const AttentionProblem& problem) {
+    SCOPED_TRACE(to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
+                 to_string(problem.mask));
+    const WholeGradients whole(random, problem);
+    add(whole);
+    EXPECT_LT(whole.largest_share(), 1);
+  }
+  void expect_all_accurate(Random& random, const AttentionProblem& problem) {
+    expect_accurate(random, problem, kAllDims);
+  }
+  /// Of the kernels for up to 128 dimensions.
+  void expect_narrow_accurate(Random& random, const AttentionProblem& problem) {
+    expect_accurate(random, problem, {kAllDims, 2});
+  }
+  void expect_accurate(Random& random, AttentionProblem problem, std::span<const Dims> all) {
+    for (const Dims& dims : all) {
+      for (const DType dtype : {DType::bfloat16, DType::float16}) {
+        problem.shape.head_dim = dims.head;
+        problem.shape.value_dim = dims.value;
+        problem.dtype = dtype;
+        expect_accurate(random, problem);
+      }
+    }
+  }
+
+  void expect_blocks_add_up(const Dims& dims) {
+    Random random(6);
+    AttentionProblem problem = bfloat16_problem({2, 320, 320, 4, 2, dims.head, dims.value});
+    problem.mask.set_causal(true);
+    problem.mask.set_kv_lengths({320, 250});
+    const WholeGradients whole(random, problem);
+    std::vector<GradientPart> parts;
+    // Rows of the ranges of zigzag shards, and of every third position.
+    for (const PositionRun& rows :
+         std::vector<PositionRun>{{0, 80}, {240, 80}, {80, 54, 3}, {81, 53, 3}, {82, 53, 3}}) {
+      const std::vector<PositionRun> columns =
+          rows.step == 1 ? std::vector<PositionRun>{{0, 80}, {80, 160}, {240, 80}}
+                         : std::vector<PositionRun>{{0, 107, 3}, {1, 107, 3}, {2, 106, 3}};
+      for (const PositionRun& c : columns) {
+        for (std::int64_t b = 0; b < 2; ++b) parts.push_back(part_of(whole, b, rows, c));
+      }
+    }
+    add(whole, parts);
+    EXPECT_LT(whole.largest_share(), 1);
+  }
+};
+
+}  // namespace annulus::test

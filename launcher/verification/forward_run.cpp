@@ -26,7 +26,9 @@ AttentionOptions attention_options(const ShardedCase& sharded_case, Place place)
   options.plan = sharded_case.plan;
   options.cost_model = sharded_case.cost_model;
   if (sharded_case.backward) {
-    options.backward = {sharded_case.backward->implementation, sharded_case.backward->schedule};
+    options.backward = {.implementation = sharded_case.backward->implementation,
+                        .schedule = sharded_case.backward->schedule,
+                        .grad_wire = sharded_case.backward->grad_wire};
   }
   if (options.plan && !place.is_host()) {
     const ring::PlanOptions defaults = ring::PlanOptions::for_place(place);

@@ -31,6 +31,7 @@ ShardedCase unsharded_case(const ShardedCase& with_all_columns, const std::strin
   whole.layout.bias.reset();
   whole.layout.dense_mask.reset();
   whole.backward->schedule = "local";
+  whole.backward->grad_wire = DType::float32;
   return whole;
 }
 
@@ -126,15 +127,16 @@ double roundings_of_weights(const ShardedCase& sharded_case, const ring::RankPla
 
 // See verify_sharded().
 GradientErrors allowed_errors(const AttentionProblem& problem, const GradientErrors& unsharded,
-                              int shards, double rounding, double merge) {
+                              int shards, double rounding, double wire, double merge) {
   constexpr double kAny = std::numeric_limits<double>::infinity();
   const AttentionShape& shape = problem.shape;
   const bool compares_bias = problem.bias && (*problem.bias)[2] > 1 && (*problem.bias)[3] > 1;
   const std::int64_t rows = shape.batch * shape.query_length * shape.heads;
   const std::int64_t columns = shape.batch * shape.kv_length * shape.kv_heads;
+  const double of_columns = std::hypot(rounding, wire);
   return {allowed_error(rows, unsharded[0], shards, rounding, merge),
-          allowed_error(columns, unsharded[1], shards, rounding, merge),
-          allowed_error(columns, unsharded[2], shards, rounding, merge), kAny,
+          allowed_error(columns, unsharded[1], shards, of_columns, merge),
+          allowed_error(columns, unsharded[2], shards, of_columns, merge), kAny,
           compares_bias
               ? allowed_error((*problem.bias)[0] * (*problem.bias)[1] * (*problem.bias)[2],
                               unsharded[4], shards, rounding, merge)
@@ -187,11 +189,15 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
       world.max(std::vector{pass.reduces_rounded() ? 1.0 : 0.0}, "rounding of gradients")[0] > 0;
   const bool wide = problem.dtype == DType::float64;
   const DType judged = wide ? DType::float32 : problem.dtype;
-  result.bound = 2 * accuracy_bound(judged, problem.shape.kv_length).output;
+  result.adds_rounded =
+      world.max(std::vector{pass.adds_rounded_gradients() ? 1.0 : 0.0}, "rounding of parts")[0] > 0;
+  const double wire = result.adds_rounded ? unit_roundoff(DType::bfloat16) : 0;
+  result.bound =
+      std::hypot(2 * accuracy_bound(judged, problem.shape.kv_length).output, wire / std::sqrt(3.0));
   if (!wide) {
     result.allowance = allowed_errors(
         problem, result.unsharded, std::max(operands.query.shards(1), operands.key.shards(1)),
-        rounded || result.reduces_rounded ? unit_roundoff(problem.dtype) : 0,
+        rounded || result.reduces_rounded ? unit_roundoff(problem.dtype) : 0, wire,
         roundings_of_weights(sharded_case, attention.rank_plan(), pass.rank_plan(), forward.shards,
                              world));
   }

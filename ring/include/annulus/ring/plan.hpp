@@ -319,7 +319,7 @@ struct RankPlan {
   /// Operations of one of its blocks for every visible pair and query head: 2 (D + Dv) forward,
   /// 2 (3 D + 2 Dv) backward.
   [[nodiscard]] double flops(const Block& block) const;
-  [[nodiscard]] double flops(const BackwardBlock& block) const;
+  [[nodiscard]] double backward_flops(const Tile& block) const;
   [[nodiscard]] std::int64_t bytes_received() const;
   [[nodiscard]] std::int64_t bytes_sent() const;
   /// Bytes of the memory of its buffers of one kind.
@@ -327,6 +327,9 @@ struct RankPlan {
   /// Whether it combines partial results that a kernel has rounded to less than float32, which is
   /// one rounding more than in an unsharded call.
   [[nodiscard]] bool reduces_rounded() const;
+  /// Whether it adds up parts of gradients that were rounded for their way: see
+  /// PlanOptions::grad_wire.
+  [[nodiscard]] bool adds_rounded_gradients() const;
 };
 
 /// A call of the backward pass, beyond its problem: docs/semantics.md §1.

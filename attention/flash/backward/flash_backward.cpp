@@ -161,7 +161,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   a.value = tensor_map(block.value, tile_keys(dim));
   a.lse = row_values_of(block.lse);
   a.delta = row_values_of(block.delta);
-  if (is_wanted(gradients.query)) a.query_sum = tensor_map(gradients.query, kSumRows);
+  if (is_wanted(gradients.query)) a.query_sum = tensor_map(gradients.query, sum_rows(dim));
   a.scaled_lse = static_cast<float*>(workspace_.view().data());
   a.padded_delta = a.scaled_lse + lse_values;
   if (turns > 0) {

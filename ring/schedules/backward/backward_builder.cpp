@@ -91,6 +91,8 @@ BackwardBuilder::BackwardBuilder(const RankContext& context)
     const Buffer held = plan_.buffer(bias);
     rows.grad_bias = bias_replicas_.several()
                          ? add_exchange({Content::grad_bias}, kScoresDtype, held.tokens, held.heads)
+                     : adds_terms
+                         ? add_local(Content::grad_bias, kScoresDtype, held.tokens, held.heads)
                          : bias;
   }
   if (plan_.local.query_length > 0) {

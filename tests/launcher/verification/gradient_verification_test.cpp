@@ -88,7 +88,7 @@ TEST_F(VerifyGradients, FailsBitsThatDependOnTheNumberOfRanks) {
   // The last bit, where a call has not all heads.
   const Verification found = verify_with([&](const auto& block, const Gradients& gradients) {
     if (block.query.size(2) == case_.problem.shape.heads) return;
-    first_of(gradients.query) = std::nextafter(first_of(gradients.query), 1e9F);
+    first_of(gradients.value) = std::nextafter(first_of(gradients.value), 1e9F);
   });
   const bool alone = context_.size() == 1;
   EXPECT_TRUE(found.reproduces);
